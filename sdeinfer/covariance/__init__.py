@@ -1,0 +1,18 @@
+"""The state of the SDE: covariances, and the diffusion that acts on them."""
+
+from sdeinfer.covariance._diffusion import Diffusion as Diffusion
+from sdeinfer.covariance._diffusion import Spectrum as Spectrum
+from sdeinfer.covariance._diffusion import factor_noise as factor_noise
+from sdeinfer.covariance._diffusion import smooth_noise as smooth_noise
+from sdeinfer.covariance._diffusion import spectrum as spectrum
+from sdeinfer.covariance._matrix import centre as centre
+from sdeinfer.covariance._matrix import correlation as correlation
+from sdeinfer.covariance._matrix import covariance_fault as covariance_fault
+from sdeinfer.covariance._matrix import equicorrelated as equicorrelated
+from sdeinfer.covariance._matrix import factor as factor
+from sdeinfer.covariance._matrix import is_concrete as is_concrete
+from sdeinfer.covariance._matrix import pairs as pairs
+from sdeinfer.covariance._matrix import safe_sqrt as safe_sqrt
+from sdeinfer.covariance._matrix import unvech as unvech
+from sdeinfer.covariance._matrix import validate_covariance as validate_covariance
+from sdeinfer.covariance._matrix import vech as vech

@@ -1,0 +1,145 @@
+"""Σ(V) = a Σ_lin(V) + κ² 𝒜(V) without any p×p matrix.
+
+Let V = LLᵀ, Lᵀ H_m L = U diag(δ) Uᵀ and Q = LU. In the coordinates Z = Q⁻¹ dV Q⁻ᵀ the entries Z_ij, i ≤ j, are
+independent for *every* a and κ², with
+
+    var Z_ij = (1 + [i = j]) (a + κ² e_ij),    e_ij = (δ_i² + δ_j²)/m².
+
+Why: Q diagonalises V (to I) and the centred covariance together: with C = H V H, Q⁻¹ V C V Q⁻ᵀ = Qᵀ C Q = diag(δ²), so
+Σ_lin(αβ,δω) = V_αδ V_βω + V_αω V_βδ and 𝒜, which has one V of the four replaced by W = V C V, both become diagonal.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float
+
+from sdeinfer.covariance._matrix import pairs, safe_sqrt, unvech, vech
+
+
+class Spectrum(eqx.Module):
+    """What Σ(V) takes from V alone: the coordinates Q in which its noise is independent, for every a and κ².
+
+    Attributes:
+        cholesky: L, shape (m, m).
+        rotation: U, the eigenvectors of Lᵀ H_m L, shape (m, m).
+        delta: δ, its eigenvalues, shape (m,).
+    """
+
+    cholesky: Float[Array, "m m"]
+    rotation: Float[Array, "m m"]
+    delta: Float[Array, " m"]
+
+    def whiten(self, S: Float[Array, "m m"]) -> Float[Array, "m m"]:
+        """Q⁻¹ S Q⁻ᵀ for a symmetric S."""
+        half = solve_triangular(self.cholesky, S, lower=True)
+        Z = solve_triangular(self.cholesky, half.T, lower=True)
+        return self.rotation.T @ ((Z + Z.T) / 2) @ self.rotation
+
+    def colour(self, Z: Float[Array, "m m"]) -> Float[Array, "m m"]:
+        """Q Z Qᵀ: the inverse of `whiten`."""
+        Q = self.cholesky @ self.rotation
+        return Q @ Z @ Q.T
+
+    @property
+    def log_volume(self) -> Float[Array, ""]:
+        """Σ_i log L_ii = ½ log det V."""
+        return jnp.sum(jnp.log(jnp.diagonal(self.cholesky)))
+
+    @property
+    def mixing(self) -> Float[Array, " p"]:
+        """e_ij = (δ_i² + δ_j²)/m² for i ≤ j, the share of κ² in the variance of Z_ij."""
+        tokens = self.delta.shape[0]
+        rows, columns = pairs(tokens)
+        return (self.delta[rows] ** 2 + self.delta[columns] ** 2) / tokens**2
+
+
+def spectrum(V: Float[Array, "m m"]) -> Spectrum:
+    """Find the coordinates Q of V in which Σ(V) is diagonal, in O(m³).
+
+    V must be positive definite: for a singular V the result holds NaN, since Σ has no density there. The eigenvectors
+    have no derivative where δ repeats; use `smooth_noise` for gradients through V.
+    """
+    L = jnp.linalg.cholesky(V)
+    centred = L - jnp.mean(L, axis=0, keepdims=True)
+    delta, U = jnp.linalg.eigh(centred.T @ centred)
+    return Spectrum(L, U, delta)
+
+
+class Diffusion(eqx.Module):
+    """Σ(V) = a Σ_lin(V) + κ² 𝒜(V) of Theorems 3.2 and 4.2, as the square root that one can sample and invert.
+
+    Attributes:
+        spectrum: the coordinates in which it is diagonal.
+        linear: a, the strength of Σ_lin.
+        attention: κ², the strength of 𝒜.
+    """
+
+    spectrum: Spectrum
+    linear: Float[Array, ""]
+    attention: Float[Array, ""]
+
+    @property
+    def std(self) -> Float[Array, " p"]:
+        """Standard deviations of Z_ij, i ≤ j."""
+        rows, columns = pairs(self.spectrum.delta.shape[0])
+        multiplicity = jnp.where(rows == columns, 2.0, 1.0).astype(self.spectrum.delta.dtype)
+        return jnp.sqrt(multiplicity * (self.linear + self.attention * self.spectrum.mixing))
+
+    def sample(self, xi: Float[Array, " p"]) -> Float[Array, "m m"]:
+        """Σ^{1/2} ξ as a symmetric matrix, for p standard normals ξ."""
+        return self.spectrum.colour(unvech(self.std * xi))
+
+    def whiten(self, dV: Float[Array, "m m"]) -> Float[Array, " p"]:
+        """Σ^{−1/2} dV, the inverse of `sample`: independent standard normals where dV ~ N(0, Σ)."""
+        return vech(self.spectrum.whiten(dV)) / self.std
+
+    def log_det(self) -> Float[Array, ""]:
+        """log det Σ = Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of the upper triangle."""
+        tokens = self.spectrum.delta.shape[0]
+        return 2 * jnp.sum(jnp.log(self.std)) + 2 * (tokens + 1) * self.spectrum.log_volume
+
+    def as_operator(self) -> lx.AbstractLinearOperator:
+        """Σ^{1/2} as a lineax operator from p normals to the packed upper triangle of dV, never materialised."""
+        structure = jax.ShapeDtypeStruct(self.std.shape, self.std.dtype)
+        return lx.FunctionLinearOperator(lambda xi: vech(self.sample(xi)), structure)
+
+
+def smooth_noise(
+    X: Float[Array, "m m"], linear: Float[Array, ""], attention: Float[Array, ""]
+) -> lx.AbstractLinearOperator:
+    """Σ(V)^{1/2} at V = XXᵀ as M + Mᵀ, differentiable everywhere, from 2m² normals and without eigenvectors.
+
+    M = X E Xᵀ with `factor_noise`'s E; any square X with V = XXᵀ gives the same law.
+
+    Arguments:
+        X: a factor of V.
+        linear: a ≥ 0.
+        attention: κ² ≥ 0.
+
+    Returns:
+        A lineax operator from normals of shape (2, m, m) to dV of shape (m, m).
+    """
+
+    def colour(G: Float[Array, "2 m m"]) -> Float[Array, "m m"]:
+        M = X @ factor_noise(X, G, linear, attention) @ X.T
+        return M + M.T
+
+    return lx.FunctionLinearOperator(colour, jax.ShapeDtypeStruct((2, *X.shape), X.dtype))
+
+
+def factor_noise(
+    X: Float[Array, "m m"],
+    G: Float[Array, "2 m m"],
+    linear: Float[Array, ""],
+    attention: Float[Array, ""],
+) -> Float[Array, "m m"]:
+    """E = √(a/2) G₁ + (κ/m) G₂ K with K = XᵀH_mX: the noise that acts on the factor of V = XXᵀ from the right.
+
+    Why it is Σ: X E Xᵀ + X Eᵀ Xᵀ has covariance a Σ_lin from G₁; from G₂, whose term is (κ/m) X G₂ Xᵀ H V, it has 𝒜.
+    """
+    centred = X - jnp.mean(X, axis=0, keepdims=True)
+    K = X.T @ centred
+    return safe_sqrt(linear / 2) * G[0] + safe_sqrt(attention) / X.shape[0] * (G[1] @ K)

@@ -1,0 +1,148 @@
+"""The state: symmetric positive semi-definite matrices, and the one policy for what counts as one."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+
+def pairs(tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column indices of the p = m(m+1)/2 entries α ≤ β, row by row: the order of every packed vector."""
+    return np.triu_indices(tokens)
+
+
+def vech(V: Float[Array, "m m"]) -> Float[Array, " p"]:
+    """Pack the upper triangle of a symmetric matrix row by row (Definition 3.1)."""
+    return V[pairs(V.shape[0])]
+
+
+def unvech(packed: Float[Array, " p"]) -> Float[Array, "m m"]:
+    """Unpack the upper triangle of a symmetric matrix: the inverse of `vech`."""
+    tokens = (math.isqrt(8 * packed.shape[0] + 1) - 1) // 2
+    rows, columns = pairs(tokens)
+    V = jnp.zeros((tokens, tokens), packed.dtype)
+    return V.at[rows, columns].set(packed).at[columns, rows].set(packed)
+
+
+def safe_sqrt(x: Array) -> Array:
+    """√x whose derivative at 0 is 0 instead of infinite; NaN below 0, as √ is."""
+    zero = x == 0
+    return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, x)))
+
+
+def correlation(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    """Correlations ρ_αβ = V_αβ / √(V_αα V_ββ), 1 on the diagonal and never outside [−1, 1].
+
+    Values are clipped only against rounding; a token of zero norm gives NaN.
+    """
+    scale = jnp.sqrt(jnp.diagonal(V))
+    rho = jnp.clip(V / (scale[:, None] * scale[None, :]), -1.0, 1.0)
+    return jnp.where(jnp.eye(V.shape[0], dtype=bool), 1.0, rho)
+
+
+def centre(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    """Token-centred covariance C = H V H with H = I − 11ᵀ/m."""
+    rows = V - jnp.mean(V, axis=0, keepdims=True)
+    return rows - jnp.mean(rows, axis=1, keepdims=True)
+
+
+def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    """A square X with V = XXᵀ: exact for singular V as well, where Cholesky fails.
+
+    The symmetric eigendecomposition's eigenvalues below zero, which rounding makes of exact zeros, count as zero:
+    validate V first.
+    """
+    eigenvalues, vectors = jnp.linalg.eigh(V)
+    return vectors * jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
+
+
+def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Float[Array, "m m"]:
+    """Covariance of `tokens` tokens of one norm with one correlation between each two.
+
+    Arguments:
+        tokens: number of tokens m ≥ 1.
+        correlation: ρ between every two tokens, in [−1/(m−1), 1].
+        norm: root mean square of a token's entries, ‖x‖/√n > 0; the diagonal of the result is norm².
+
+    Returns:
+        V of shape (m, m), in JAX's default floating-point type.
+
+    Raises:
+        ValueError: where no such covariance exists.
+    """
+    if tokens < 1:
+        raise ValueError(f"tokens: at least 1 is needed, got {tokens}")
+    lowest = -1.0 if tokens == 1 else -1.0 / (tokens - 1)
+    if not lowest <= correlation <= 1.0:
+        raise ValueError(
+            f"correlation: {tokens} tokens allow {lowest:.4g} to 1 between every two of them, got {correlation}"
+        )
+    if not (norm > 0.0 and math.isfinite(norm)):
+        raise ValueError(f"norm: must be positive and finite, got {norm}")
+    return norm**2 * ((1.0 - correlation) * jnp.eye(tokens) + correlation * jnp.ones((tokens, tokens)))
+
+
+def validate_covariance(V: ArrayLike, name: str = "V0") -> np.ndarray:
+    """Check that an array is one covariance: square, finite, symmetric and positive semi-definite up to rounding.
+
+    The tolerances are those of rounding, not of modelling: asymmetry and negative eigenvalues may reach √eps times
+    the largest entry, eps that of the array's own type.
+
+    Arguments:
+        V: array of shape (m, m).
+        name: what to call it in the error.
+
+    Returns:
+        V as a NumPy array, unchanged.
+
+    Raises:
+        ValueError: saying which property fails, where, and by how much.
+    """
+    V = np.asarray(V)
+    if V.ndim != 2 or V.shape[0] != V.shape[1] or V.shape[0] == 0:
+        raise ValueError(f"{name}: a square matrix (tokens, tokens) is needed, got shape {V.shape}")
+    fault = covariance_fault(V[None])
+    if fault is not None:
+        raise ValueError(f"{name}: {fault[1]}")
+    return V
+
+
+def covariance_fault(V: np.ndarray) -> tuple[tuple[int, ...], str] | None:
+    """Find the first matrix of a stack that is not a covariance.
+
+    Arguments:
+        V: array of shape (..., m, m).
+
+    Returns:
+        None where all are covariances; otherwise the index of the first that is not, and what is wrong with it.
+    """
+    if not np.issubdtype(V.dtype, np.floating):
+        V = V.astype(np.float64)
+    not_finite = ~np.isfinite(V).all(axis=(-2, -1))
+    if not_finite.any():
+        index = _first(not_finite)
+        return index, f"{np.count_nonzero(~np.isfinite(V[index]))} entries are NaN or infinite"
+    tolerance = math.sqrt(np.finfo(V.dtype).eps) * np.abs(V).max(axis=(-2, -1))
+    asymmetry = np.abs(V - np.swapaxes(V, -1, -2)).max(axis=(-2, -1))
+    not_symmetric = asymmetry > tolerance
+    if not_symmetric.any():
+        index = _first(not_symmetric)
+        return index, f"not symmetric: |V − Vᵀ| reaches {asymmetry[index]:.3g}"
+    smallest = np.linalg.eigvalsh(V.astype(np.float64))[..., 0]
+    not_psd = smallest < -tolerance
+    if not_psd.any():
+        index = _first(not_psd)
+        return index, f"not positive semi-definite: smallest eigenvalue {smallest[index]:.3g}"
+    return None
+
+
+def _first(faulty: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(np.argmax(faulty), faulty.shape))
+
+
+def is_concrete(x: object) -> bool:
+    """Whether a value can be looked at now, that is, whether it is not traced by a JAX transformation."""
+    return not isinstance(x, jax.core.Tracer)

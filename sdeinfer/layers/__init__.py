@@ -1,0 +1,15 @@
+"""One architecture, one room: its finite layer and its limit side by side."""
+
+from sdeinfer.layers._attention import ShapedAttention as ShapedAttention
+from sdeinfer.layers._base import AbstractLayer as AbstractLayer
+from sdeinfer.layers._base import check_parameters as check_parameters
+from sdeinfer.layers._feedforward import ResidualFeedForward as ResidualFeedForward
+from sdeinfer.layers._limit import Limit as Limit
+from sdeinfer.layers._limit import attention_drift as attention_drift
+from sdeinfer.layers._limit import attention_drift_vectors as attention_drift_vectors
+from sdeinfer.layers._mlp import ShapedMLP as ShapedMLP
+from sdeinfer.layers._relu import relu_alignment as relu_alignment
+from sdeinfer.layers._relu import relu_drift as relu_drift
+from sdeinfer.layers._relu import shaped_relu as shaped_relu
+from sdeinfer.layers._stack import ShapedTransformer as ShapedTransformer
+from sdeinfer.layers._stack import Stack as Stack

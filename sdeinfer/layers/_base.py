@@ -1,0 +1,96 @@
+"""What every layer has: a finite form with weights, and the limit of its covariance."""
+
+import abc
+import math
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from sdeinfer.covariance import is_concrete
+from sdeinfer.layers._limit import Limit
+
+
+class AbstractLayer(eqx.Module):
+    """One layer of a shaped network: a Markov kernel on representations, and the SDE its covariance tends to."""
+
+    @abc.abstractmethod
+    def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
+        """Apply one layer with fresh N(0, 1) weights to the representations X of m tokens at width n."""
+
+    @abc.abstractmethod
+    def limit(self) -> Limit:
+        """Coefficients of the covariance SDE; one layer is dt = 1/n."""
+
+    @abc.abstractmethod
+    def parameters(self) -> Mapping[str, Array]:
+        """The scalars that the layer is made of, by their public names."""
+
+
+def parameter(value: float | Array, name: str, *, above: float = -math.inf, most: float = math.inf) -> Array:
+    """Convert a parameter to a scalar array in JAX's default floating-point type, or refuse it.
+
+    Traced values cannot be looked at and pass; `check_parameters` checks them where they are used.
+
+    Arguments:
+        value: a real scalar.
+        name: what to call it in the error.
+        above: it must exceed this …
+        most: … and not exceed this.
+
+    Raises:
+        ValueError: for a value that is not a finite scalar in that range.
+    """
+    array = jnp.asarray(value)
+    if array.ndim != 0 or not jnp.issubdtype(array.dtype, jnp.number) or jnp.iscomplexobj(array):
+        raise ValueError(f"{name}: a real scalar is needed, got {value!r}")
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        array = array.astype(float)
+    if is_concrete(array) and not (math.isfinite(array) and above < float(array) <= most):
+        raise ValueError(f"{name}: must be {_range(above, most)}, got {float(array):g}")
+    return array
+
+
+def gamma_parameter(value: float | Array) -> Array:
+    """γ in (0, 1]."""
+    return parameter(value, "gamma", above=0.0, most=1.0)
+
+
+def tau0_parameter(value: float | Array) -> Array:
+    """τ0 > 0."""
+    return parameter(value, "tau0", above=0.0)
+
+
+def c_plus_parameter(value: float | Array) -> Array:
+    """c₊, finite."""
+    return parameter(value, "c_plus")
+
+
+def c_minus_parameter(value: float | Array) -> Array:
+    """c₋, finite."""
+    return parameter(value, "c_minus")
+
+
+def check_parameters[T: AbstractLayer](layer: T) -> T:
+    """Check the parameters of a layer again at run time, so that traced ones out of range raise instead of giving NaN."""
+    parameters = layer.parameters()
+    faulty = jnp.array(False)
+    for name, value in parameters.items():
+        faulty |= ~jnp.isfinite(value)
+        if name == "gamma":
+            faulty |= (value <= 0) | (value > 1)
+        if name == "tau0":
+            faulty |= value <= 0
+    return eqx.error_if(layer, faulty, f"{', '.join(parameters)}: a parameter is out of range (0 < γ ≤ 1, τ0 > 0)")
+
+
+def shortcut(gamma: Float[Array, ""]) -> Float[Array, ""]:
+    """λ = √(1 − γ²), the strength of the shortcut."""
+    return jnp.sqrt((1 - gamma) * (1 + gamma))
+
+
+def _range(above: float, most: float) -> str:
+    if math.isinf(above):
+        return "finite"
+    return f"greater than {above:g}" if math.isinf(most) else f"in ({above:g}, {most:g}]"

@@ -8,6 +8,9 @@ from sdeinfer.layers._limit import Limit as Limit
 from sdeinfer.layers._limit import attention_drift as attention_drift
 from sdeinfer.layers._limit import attention_drift_vectors as attention_drift_vectors
 from sdeinfer.layers._mlp import ShapedMLP as ShapedMLP
+from sdeinfer.layers._names import ARCHITECTURES as ARCHITECTURES
+from sdeinfer.layers._names import architecture_name as architecture_name
+from sdeinfer.layers._names import architecture_named as architecture_named
 from sdeinfer.layers._relu import relu_alignment as relu_alignment
 from sdeinfer.layers._relu import relu_drift as relu_drift
 from sdeinfer.layers._relu import shaped_relu as shaped_relu

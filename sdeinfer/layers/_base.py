@@ -78,10 +78,11 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
     faulty = jnp.array(False)
     for name, value in parameters.items():
         faulty |= ~jnp.isfinite(value)
-        if name == "gamma":
-            faulty |= (value <= 0) | (value > 1)
-        if name == "tau0":
-            faulty |= value <= 0
+        match name.rpartition(".")[2]:
+            case "gamma":
+                faulty |= (value <= 0) | (value > 1)
+            case "tau0":
+                faulty |= value <= 0
     return eqx.error_if(layer, faulty, f"{', '.join(parameters)}: a parameter is out of range (0 < γ ≤ 1, τ0 > 0)")
 
 

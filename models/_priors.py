@@ -1,0 +1,59 @@
+"""Priors of the parameters, and the architectures made of them.
+
+| parameter | prior | why |
+|---|---|---|
+| γ | Uniform(0, 1) | all of its range |
+| τ0 | LogNormal(0, 1) | a scale: 0.14 to 7 with 95 % |
+| c₊, c₋ | independent N(0, 2²), then ordered c₊ ≥ c₋ | their exchange leaves the law of V unchanged at every width |
+
+Of c₊ and c₋ the limit knows only the gap c₊ − c₋. The gap and the mean of two ordered independent normals are independent:
+|N(0, 8)| and N(0, 2). They are what is sampled; c₊ and c₋ follow from them.
+"""
+
+import math
+
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array
+
+from sdeinfer.layers import AbstractLayer, ResidualFeedForward, ShapedAttention, ShapedMLP, ShapedTransformer
+
+SLOPE_SCALE = 2.0
+
+
+def sample_layer(architecture: str) -> AbstractLayer:
+    """Draw the layer of an architecture from its prior; the sites carry the parameters' public names.
+
+    Raises:
+        ValueError: for an architecture that is not known.
+    """
+    match architecture:
+        case "transformer":
+            return ShapedTransformer(sample_gamma(), sample_tau0(), *sample_slopes())
+        case "attention":
+            return ShapedAttention(sample_gamma(), sample_tau0())
+        case "feedforward":
+            return ResidualFeedForward(sample_gamma(), *sample_slopes())
+        case "mlp":
+            return ShapedMLP(*sample_slopes())
+        case _:
+            raise ValueError(
+                f"architecture: must be one of transformer, attention, feedforward, mlp, got {architecture!r}"
+            )
+
+
+def sample_gamma() -> Array:
+    """γ, the strength of the residual branch."""
+    return numpyro.sample("gamma", dist.Uniform(0, 1))
+
+
+def sample_tau0() -> Array:
+    """τ0, the constant of the softmax temperature."""
+    return numpyro.sample("tau0", dist.LogNormal(0, 1))
+
+
+def sample_slopes() -> tuple[Array, Array]:
+    """c₊ ≥ c₋, by way of their gap and their mean."""
+    gap = numpyro.sample("c_gap", dist.HalfNormal(math.sqrt(2) * SLOPE_SCALE))
+    mean = numpyro.sample("c_mean", dist.Normal(0, SLOPE_SCALE / math.sqrt(2)))
+    return numpyro.deterministic("c_plus", mean + gap / 2), numpyro.deterministic("c_minus", mean - gap / 2)

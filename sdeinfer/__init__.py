@@ -1,0 +1,12 @@
+"""Bayesian inference for the neural covariance SDE of shaped Transformers."""
+
+from sdeinfer import models as models
+from sdeinfer.covariance import equicorrelated as equicorrelated
+from sdeinfer.layers import ResidualFeedForward as ResidualFeedForward
+from sdeinfer.layers import ShapedAttention as ShapedAttention
+from sdeinfer.layers import ShapedMLP as ShapedMLP
+from sdeinfer.layers import ShapedTransformer as ShapedTransformer
+from sdeinfer.layers import Stack as Stack
+from sdeinfer.networks import sample_networks as sample_networks
+from sdeinfer.observe import observe as observe
+from sdeinfer.solve import simulate as simulate

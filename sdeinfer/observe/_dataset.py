@@ -1,0 +1,137 @@
+"""Observed covariances as one xarray Dataset, and what makes it valid."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Shaped
+from numpy.typing import ArrayLike
+
+from sdeinfer.covariance import covariance_fault
+
+DIMS = ("network", "layer", "token_a", "token_b")
+
+
+def observe(hidden_states: Shaped[Array, "networks layers tokens width"], width: int | None = None) -> xr.Dataset:
+    """Reduce hidden states to their neural covariances V = XXᵀ/n (Definition 3.1).
+
+    Arguments:
+        hidden_states: representations after every layer, the initial ones first, shape (networks, layers, tokens, width).
+        width: n; the last dimension where None.
+
+    Returns:
+        The Dataset of `covariance_dataset`.
+
+    Raises:
+        ValueError: for an array of another shape, or with entries that are NaN or infinite.
+    """
+    X = np.asarray(hidden_states)
+    if X.ndim != 4:
+        raise ValueError(f"hidden_states: shape (networks, layers, tokens, width) is needed, got {X.shape}")
+    width = X.shape[-1] if width is None else width
+    X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
+    return covariance_dataset(X @ np.swapaxes(X, -1, -2) / width, width=width)
+
+
+def covariance_dataset(
+    covariance: ArrayLike,
+    *,
+    width: ArrayLike,
+    layers: ArrayLike | None = None,
+    architecture: str | None = None,
+    truth: Mapping[str, float] | None = None,
+) -> xr.Dataset:
+    """Label observed covariances.
+
+    Arguments:
+        covariance: V of every network after every observed layer, shape (networks, layers, tokens, tokens).
+        width: n, one number or one a network.
+        layers: numbers of the observed layers; 0, 1, 2, … where None.
+        architecture: name of the architecture, where known.
+        truth: the parameters that made the networks, where known.
+
+    Returns:
+        A valid Dataset with the variable `covariance` over network, layer, token_a, token_b; `layer` holds the layer
+        numbers, `width` is a coordinate on network, and the attributes hold `architecture` and `truth_<name>`.
+
+    Raises:
+        ValueError: see `validate`.
+    """
+    V = np.asarray(covariance)
+    if V.ndim != 4:
+        raise ValueError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}")
+    data = xr.Dataset(
+        {"covariance": (DIMS, V)},
+        coords={
+            "network": np.arange(V.shape[0]),
+            "layer": np.arange(V.shape[1]) if layers is None else np.asarray(layers),
+            "width": ("network", np.broadcast_to(np.asarray(width), V.shape[:1]).copy()),
+        },
+        attrs={} if architecture is None else {"architecture": architecture},
+    )
+    data.attrs.update({f"truth_{name}": float(value) for name, value in (truth or {}).items()})
+    return validate(data)
+
+
+def truth_of(data: xr.Dataset) -> dict[str, float]:
+    """The parameters that made the networks, where the Dataset's attributes tell."""
+    return {str(k).removeprefix("truth_"): float(v) for k, v in data.attrs.items() if str(k).startswith("truth_")}
+
+
+def validate(data: xr.Dataset) -> xr.Dataset:
+    """Check a Dataset of covariances from anywhere, and put it in canonical order.
+
+    Arguments:
+        data: a Dataset with the variable `covariance`; its dimensions may come in any order.
+
+    Returns:
+        The Dataset with the dimensions in order (network, layer, token_a, token_b).
+
+    Raises:
+        ValueError: one line that says what is wrong and where.
+    """
+    if "covariance" not in data:
+        raise ValueError(f"data: no variable `covariance`, only {sorted(map(str, data.data_vars)) or 'none'}")
+    found = tuple(map(str, data["covariance"].dims))
+    if sorted(found) != sorted(DIMS):
+        raise ValueError(f"covariance: needs dimensions {', '.join(DIMS)}, got {', '.join(found)}")
+    data = data.transpose(*DIMS, ...)
+    V = data["covariance"].values
+    if not np.issubdtype(V.dtype, np.floating):
+        raise ValueError(f"covariance: real floating-point numbers are needed, got {V.dtype}")
+    if V.shape[2] != V.shape[3]:
+        raise ValueError(f"covariance: token_a and token_b must have one length, got {V.shape[2]} and {V.shape[3]}")
+    if V.shape[0] < 1:
+        raise ValueError("covariance: no network in the data")
+    if V.shape[1] < 2:
+        raise ValueError(f"covariance: at least 2 layers are needed to see a transition, got {V.shape[1]}")
+    _validate_layers(data)
+    _validate_width(data)
+    fault = covariance_fault(V)
+    if fault is not None:
+        (network, layer), what = fault
+        raise ValueError(
+            f"covariance: network {data['network'].values[network] if 'network' in data.coords else network}, "
+            f"layer {data['layer'].values[layer]}: {what}"
+        )
+    return data
+
+
+def _validate_layers(data: xr.Dataset) -> None:
+    if "layer" not in data.coords:
+        raise ValueError("layer: a coordinate with the numbers of the observed layers is needed")
+    layers = data["layer"].values
+    if not np.issubdtype(layers.dtype, np.number) or not np.isfinite(layers).all() or (layers % 1 != 0).any():
+        raise ValueError("layer: layer numbers must be whole numbers")
+    if layers[0] < 0 or (np.diff(layers) <= 0).any():
+        raise ValueError("layer: layer numbers must start at 0 or later and increase")
+
+
+def _validate_width(data: xr.Dataset) -> None:
+    if "width" not in data.coords:
+        raise ValueError("width: a coordinate on network with each network's width is needed")
+    width = data["width"]
+    if width.dims not in ((), ("network",)):
+        raise ValueError(f"width: must be one number a network, got dimensions {', '.join(map(str, width.dims))}")
+    if not np.issubdtype(width.dtype, np.number) or not (np.isfinite(width.values) & (width.values >= 1)).all():
+        raise ValueError("width: every width must be at least 1")

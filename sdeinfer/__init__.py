@@ -2,6 +2,7 @@
 
 from sdeinfer import models as models
 from sdeinfer.covariance import equicorrelated as equicorrelated
+from sdeinfer.infer import fit as fit
 from sdeinfer.layers import ResidualFeedForward as ResidualFeedForward
 from sdeinfer.layers import ShapedAttention as ShapedAttention
 from sdeinfer.layers import ShapedMLP as ShapedMLP

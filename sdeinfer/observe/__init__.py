@@ -1,5 +1,6 @@
 """Observed networks: from hidden states or files to one validated Dataset."""
 
+from sdeinfer.observe._dataset import DIMS as DIMS
 from sdeinfer.observe._dataset import covariance_dataset as covariance_dataset
 from sdeinfer.observe._dataset import observe as observe
 from sdeinfer.observe._dataset import truth_of as truth_of

@@ -1,0 +1,118 @@
+"""From a model and data to a posterior."""
+
+import datetime
+import importlib.metadata
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from arviz_base import dict_to_dataset
+from jaxtyping import PRNGKeyArray
+from numpyro.infer import Predictive
+
+from sdeinfer.infer._nuts import Draws, nuts
+from sdeinfer.infer._predictive import predict
+from sdeinfer.layers import ARCHITECTURES, architecture_named
+from sdeinfer.likelihood import Program
+from sdeinfer.observe import validate
+
+
+def fit(
+    model: Program,
+    data: xr.Dataset,
+    *,
+    architecture: str | None = None,
+    chains: int = 4,
+    draws: int = 1000,
+    warmup: int = 1000,
+    predictions: int = 100,
+    progress: bool = False,
+    key: PRNGKeyArray,
+) -> xr.DataTree:
+    """Fit a model to observed covariances by NUTS.
+
+    Arguments:
+        model: one of `sdeinfer.models`.
+        data: observed networks, see `observe.covariance_dataset`.
+        architecture: "transformer", "attention", "feedforward" or "mlp"; the data's own attribute where None.
+        chains: how many chains.
+        draws: kept draws of each chain.
+        warmup: iterations of adaptation of each chain.
+        predictions: how many prior and posterior draws the SDE is simulated at.
+        progress: show progress bars.
+        key: where the randomness comes from.
+
+    Returns:
+        A DataTree with the groups posterior, sample_stats, log_likelihood (one value a network), log_prior, prior,
+        prior_predictive, posterior_predictive, observed_data and constant_data. Its attributes hold the architecture, the
+        model, the truth where the data tell it, and the version.
+
+    Raises:
+        ValueError: for data that are not valid or cannot identify the architecture's parameters.
+    """
+    data = validate(data)
+    architecture = architecture_of(data, architecture)
+    for name, value in {"chains": chains, "draws": draws, "warmup": warmup, "predictions": predictions}.items():
+        if value < 1:
+            raise ValueError(f"{name}: at least 1 is needed, got {value}")
+    key_nuts, key_prior, key_before, key_after = jr.split(key, 4)
+    prepared = model.prepare(data)
+    result = nuts(
+        model,
+        prepared,
+        architecture=architecture,
+        chains=chains,
+        draws=draws,
+        warmup=warmup,
+        progress=progress,
+        key=key_nuts,
+    )
+    from_prior = Predictive(model, num_samples=draws, return_sites=list(result.samples), parallel=True)
+    prior = from_prior(key_prior, prepared, architecture=architecture)
+    groups = _sampled_groups(result, data)
+    groups["prior"] = dict_to_dataset({name: np.asarray(value)[None] for name, value in prior.items()})
+    chosen = np.unique(np.linspace(0, chains * draws - 1, min(predictions, chains * draws)).round().astype(int))
+    after = {name: jnp.asarray(value.reshape(-1)[chosen]) for name, value in result.samples.items()}
+    before = {name: value[: len(chosen)] for name, value in prior.items()}
+    groups["prior_predictive"] = predict(before, data, architecture=architecture, key=key_before).expand_dims("chain")
+    groups["posterior_predictive"] = predict(after, data, architecture=architecture, key=key_after).expand_dims("chain")
+    groups["observed_data"] = data[["covariance"]].drop_vars("width", errors="ignore")
+    groups["constant_data"] = xr.Dataset({"width": data["width"].drop_vars("width", errors="ignore")})
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs = {
+        **data.attrs,
+        "architecture": architecture,
+        "model": model.name,
+        "sdeinfer_version": importlib.metadata.version("sdeinfer"),
+        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    return tree
+
+
+def architecture_of(data: xr.Dataset, architecture: str | None) -> str:
+    """The architecture to fit: the one asked for, or the one that the data name.
+
+    Raises:
+        ValueError: where neither names one, or where it has a parameter that no such data can identify.
+    """
+    name = data.attrs.get("architecture") if architecture is None else architecture
+    if name is None:
+        raise ValueError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}")
+    kind = architecture_named(str(name))
+    if data.sizes["token_a"] == 1 and "tau0" in kind.__dataclass_fields__:
+        raise ValueError(
+            f"architecture: {name} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
+        )
+    return str(name)
+
+
+def _sampled_groups(result: Draws, data: xr.Dataset) -> dict[str, xr.Dataset]:
+    dims = dict.fromkeys(result.log_likelihood, ["network"])
+    coords = {"network": data["network"].values} if "network" in data.coords else {}
+    return {
+        "posterior": dict_to_dataset(result.samples),
+        "sample_stats": dict_to_dataset(result.statistics),
+        "log_likelihood": dict_to_dataset(result.log_likelihood, dims=dims, coords=coords),
+        "log_prior": dict_to_dataset(result.log_prior),
+    }

@@ -1,0 +1,77 @@
+"""What the SDE predicts for the observed networks at draws of the parameters."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from sdeinfer.covariance import factor
+from sdeinfer.layers import ARCHITECTURES
+from sdeinfer.observe import DIMS
+from sdeinfer.solve import solve_path, step_grid
+
+TIMES = 17
+"""Predictions are kept at no more than so many of the observed layers, evenly spread: files stay small."""
+
+STEP = 0.01
+AT_ONCE = 16
+
+
+def predict(
+    parameters: dict[str, Float[Array, " draws"]],
+    data: xr.Dataset,
+    *,
+    architecture: str,
+    key: PRNGKeyArray,
+) -> xr.Dataset:
+    """Replicate the observed networks from their first observed covariances, one replicate for each draw.
+
+    Arguments:
+        parameters: draws of the architecture's parameters.
+        data: the observed networks.
+        architecture: its name.
+        key: where the randomness comes from.
+
+    Returns:
+        `covariance` over draw, network, layer, token_a, token_b at up to `TIMES` of the observed layers. Paths that
+        explode are NaN from then on; the attribute `exploded` is their share.
+    """
+    layers = data["layer"].values
+    kept = np.unique(np.linspace(0, len(layers) - 1, min(TIMES, len(layers))).round().astype(int))
+    V0 = jnp.asarray(data["covariance"].values[:, 0], float)
+    widths = np.broadcast_to(data["width"].values, len(V0))
+    kind = ARCHITECTURES[architecture]
+    draws = len(next(iter(parameters.values())))
+    keys = jr.split(key, draws)
+    fields = {name: parameters[name] for name in kind.__dataclass_fields__ if name in parameters}
+    replicate = np.empty((draws, len(V0), len(kept), *V0.shape[1:]))
+    for width in np.unique(widths):
+        same = np.flatnonzero(widths == width)
+        grid = step_grid((layers[kept] - layers[0]) / width, STEP)
+        numbers = jnp.asarray(same)
+        replicate[:, same] = _replicate(kind, fields, V0[same], numbers, *grid, keys)
+    replicate[~np.isfinite(replicate).all(axis=(-2, -1))] = np.nan
+    return xr.Dataset(
+        {"covariance": (("draw", *DIMS), replicate)},
+        coords={"layer": layers[kept], "network": data["network"].values},
+        attrs={"exploded": float(np.isnan(replicate[:, :, -1, 0, 0]).mean())},
+    )
+
+
+@eqx.filter_jit
+def _replicate(kind, fields, V0, numbers, grid, saved, keys):
+    X0 = jax.vmap(factor)(V0)
+
+    def one_draw(inputs):
+        parameters, key = inputs
+        limit = kind(**parameters).limit()
+
+        def one_network(X0, number):
+            return solve_path(limit, X0, grid, saved, jr.fold_in(key, number))
+
+        return jax.vmap(one_network)(X0, numbers)
+
+    return jax.lax.map(one_draw, (fields, keys), batch_size=AT_ONCE)

@@ -6,8 +6,8 @@
 | τ0 | LogNormal(0, 1) | a scale: 0.14 to 7 with 95 % |
 | c₊, c₋ | independent N(0, 2²), then ordered c₊ ≥ c₋ | their exchange leaves the law of V unchanged at every width |
 
-Of c₊ and c₋ the limit knows only the gap c₊ − c₋. The gap and the mean of two ordered independent normals are independent:
-|N(0, 8)| and N(0, 2). They are what is sampled; c₊ and c₋ follow from them.
+Of c₊ and c₋ the limit knows only the gap c₊ − c₋. The gap and the mean of two ordered independent normals are
+independent: |N(0, 8)| and N(0, 2). They are what is sampled; c₊ and c₋ follow from them.
 """
 
 import math
@@ -16,6 +16,7 @@ import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array
 
+from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer, ResidualFeedForward, ShapedAttention, ShapedMLP, ShapedTransformer
 
 SLOPE_SCALE = 2.0
@@ -25,7 +26,7 @@ def sample_layer(architecture: str) -> AbstractLayer:
     """Draw the layer of an architecture from its prior; the sites carry the parameters' public names.
 
     Raises:
-        ValueError: for an architecture that is not known.
+        InputError: for an architecture that is not known.
     """
     match architecture:
         case "transformer":
@@ -37,7 +38,7 @@ def sample_layer(architecture: str) -> AbstractLayer:
         case "mlp":
             return ShapedMLP(*sample_slopes())
         case _:
-            raise ValueError(
+            raise InputError(
                 f"architecture: must be one of transformer, attention, feedforward, mlp, got {architecture!r}"
             )
 

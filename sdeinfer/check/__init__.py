@@ -1,0 +1,11 @@
+"""Whether to believe a fit."""
+
+from sdeinfer.check._check import Check as Check
+from sdeinfer.check._check import Verdict as Verdict
+from sdeinfer.check._check import check as check
+from sdeinfer.check._check import logit_range as logit_range
+from sdeinfer.check._summary import HDI as HDI
+from sdeinfer.check._summary import IDENTIFIED as IDENTIFIED
+from sdeinfer.check._summary import known_truth as known_truth
+from sdeinfer.check._summary import parameters_of as parameters_of
+from sdeinfer.check._summary import summarise as summarise

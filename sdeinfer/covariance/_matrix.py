@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from sdeinfer._files import InputError
+
 
 def pairs(tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Row and column indices of the p = m(m+1)/2 entries α ≤ β, row by row: the order of every packed vector."""
@@ -71,17 +73,17 @@ def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Flo
         V of shape (m, m), in JAX's default floating-point type.
 
     Raises:
-        ValueError: where no such covariance exists.
+        InputError: where no such covariance exists.
     """
     if tokens < 1:
-        raise ValueError(f"tokens: at least 1 is needed, got {tokens}")
+        raise InputError(f"tokens: at least 1 is needed, got {tokens}")
     lowest = -1.0 if tokens == 1 else -1.0 / (tokens - 1)
     if not lowest <= correlation <= 1.0:
-        raise ValueError(
+        raise InputError(
             f"correlation: {tokens} tokens allow {lowest:.4g} to 1 between every two of them, got {correlation}"
         )
     if not (norm > 0.0 and math.isfinite(norm)):
-        raise ValueError(f"norm: must be positive and finite, got {norm}")
+        raise InputError(f"norm: must be positive and finite, got {norm}")
     return norm**2 * ((1.0 - correlation) * jnp.eye(tokens) + correlation * jnp.ones((tokens, tokens)))
 
 
@@ -99,14 +101,14 @@ def validate_covariance(V: ArrayLike, name: str = "V0") -> np.ndarray:
         V as a NumPy array, unchanged.
 
     Raises:
-        ValueError: saying which property fails, where, and by how much.
+        InputError: saying which property fails, where, and by how much.
     """
     V = np.asarray(V)
     if V.ndim != 2 or V.shape[0] != V.shape[1] or V.shape[0] == 0:
-        raise ValueError(f"{name}: a square matrix (tokens, tokens) is needed, got shape {V.shape}")
+        raise InputError(f"{name}: a square matrix (tokens, tokens) is needed, got shape {V.shape}")
     fault = covariance_fault(V[None])
     if fault is not None:
-        raise ValueError(f"{name}: {fault[1]}")
+        raise InputError(f"{name}: {fault[1]}")
     return V
 
 

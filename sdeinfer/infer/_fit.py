@@ -11,6 +11,7 @@ from arviz_base import dict_to_dataset
 from jaxtyping import PRNGKeyArray
 from numpyro.infer import Predictive
 
+from sdeinfer._files import InputError
 from sdeinfer.infer._nuts import Draws, nuts
 from sdeinfer.infer._predictive import predict
 from sdeinfer.layers import ARCHITECTURES, architecture_named
@@ -45,17 +46,17 @@ def fit(
 
     Returns:
         A DataTree with the groups posterior, sample_stats, log_likelihood (one value a network), log_prior, prior,
-        prior_predictive, posterior_predictive, observed_data and constant_data. Its attributes hold the architecture, the
-        model, the truth where the data tell it, and the version.
+        prior_predictive, posterior_predictive, observed_data and constant_data. Its attributes hold the architecture,
+        the model, the truth where the data tell it, and the version.
 
     Raises:
-        ValueError: for data that are not valid or cannot identify the architecture's parameters.
+        InputError: for data that are not valid or cannot identify the architecture's parameters.
     """
     data = validate(data)
     architecture = architecture_of(data, architecture)
     for name, value in {"chains": chains, "draws": draws, "warmup": warmup, "predictions": predictions}.items():
         if value < 1:
-            raise ValueError(f"{name}: at least 1 is needed, got {value}")
+            raise InputError(f"{name}: at least 1 is needed, got {value}")
     key_nuts, key_prior, key_before, key_after = jr.split(key, 4)
     prepared = model.prepare(data)
     result = nuts(
@@ -94,14 +95,14 @@ def architecture_of(data: xr.Dataset, architecture: str | None) -> str:
     """The architecture to fit: the one asked for, or the one that the data name.
 
     Raises:
-        ValueError: where neither names one, or where it has a parameter that no such data can identify.
+        InputError: where neither names one, or where it has a parameter that no such data can identify.
     """
     name = data.attrs.get("architecture") if architecture is None else architecture
     if name is None:
-        raise ValueError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}")
+        raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}")
     kind = architecture_named(str(name))
     if data.sizes["token_a"] == 1 and "tau0" in kind.__dataclass_fields__:
-        raise ValueError(
+        raise InputError(
             f"architecture: {name} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
         )
     return str(name)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer._files import InputError
 from sdeinfer.layers._base import AbstractLayer, gamma_parameter, shortcut, tau0_parameter
 from sdeinfer.layers._limit import Limit
 
@@ -28,7 +29,7 @@ class ShapedAttention(AbstractLayer):
 
     def __check_init__(self):
         if self.key_width is not None and self.key_width < 1:
-            raise ValueError(f"key_width: at least 1 is needed, got {self.key_width}")
+            raise InputError(f"key_width: at least 1 is needed, got {self.key_width}")
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Eq. 1 with the attention matrix of Eq. 9."""

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
 from sdeinfer.layers._limit import Limit
 
@@ -40,15 +41,15 @@ def parameter(value: float | Array, name: str, *, above: float = -math.inf, most
         most: … and not exceed this.
 
     Raises:
-        ValueError: for a value that is not a finite scalar in that range.
+        InputError: for a value that is not a finite scalar in that range.
     """
     array = jnp.asarray(value)
     if array.ndim != 0 or not jnp.issubdtype(array.dtype, jnp.number) or jnp.iscomplexobj(array):
-        raise ValueError(f"{name}: a real scalar is needed, got {value!r}")
+        raise InputError(f"{name}: a real scalar is needed, got {value!r}")
     if not jnp.issubdtype(array.dtype, jnp.floating):
         array = array.astype(float)
     if is_concrete(array) and not (math.isfinite(array) and above < float(array) <= most):
-        raise ValueError(f"{name}: must be {_range(above, most)}, got {float(array):g}")
+        raise InputError(f"{name}: must be {_range(above, most)}, got {float(array):g}")
     return array
 
 
@@ -73,9 +74,9 @@ def c_minus_parameter(value: float | Array) -> Array:
 
 
 def check_parameters[T: AbstractLayer](layer: T) -> T:
-    """Check the parameters of a layer again at run time, so that traced ones out of range raise instead of giving NaN."""
+    """Check a layer's parameters at run time, so that traced ones out of range raise instead of giving NaN."""
     parameters = layer.parameters()
-    faulty = jnp.array(False)
+    faulty = jnp.zeros((), bool)
     for name, value in parameters.items():
         faulty |= ~jnp.isfinite(value)
         match name.rpartition(".")[2]:

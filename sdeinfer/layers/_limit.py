@@ -1,7 +1,7 @@
 """What remains of an architecture in the limit n, d → ∞: four numbers.
 
-Every shaped architecture has the drift θ₁ B₁(V) + θ₂ B₂(V) and the diffusion a Σ_lin(V) + κ² 𝒜(V), with B₁, B₂, Σ_lin and 𝒜
-the same for all. Stacking layers adds drifts and diffusions, so it adds these numbers (Corollary 4.3).
+Every shaped architecture has the drift θ₁ B₁(V) + θ₂ B₂(V) and the diffusion a Σ_lin(V) + κ² 𝒜(V), with B₁, B₂, Σ_lin
+and 𝒜 the same for all. Stacking layers adds drifts and diffusions, so it adds these numbers (Corollary 4.3).
 """
 
 import equinox as eqx
@@ -57,6 +57,6 @@ def attention_drift(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
 
 
 def attention_drift_vectors(V: Float[Array, "m m"]) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
-    """v and s of the second attention-drift term: v = diag V, S₂^{αδ} = v_α s_δ (Eq. 10)."""
+    """V and s of the second attention-drift term: v = diag V, S₂^{αδ} = v_α s_δ (Eq. 10)."""
     v = jnp.diagonal(V)
     return v, v - 2 * jnp.mean(V, axis=1) + 2 * jnp.mean(V) - jnp.mean(v)

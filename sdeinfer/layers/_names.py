@@ -1,5 +1,6 @@
 """The names by which files and the command line know the architectures."""
 
+from sdeinfer._files import InputError
 from sdeinfer.layers._attention import ShapedAttention
 from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._feedforward import ResidualFeedForward
@@ -23,8 +24,8 @@ def architecture_named(name: str) -> type[AbstractLayer]:
     """The architecture of a name.
 
     Raises:
-        ValueError: for a name that is none of `ARCHITECTURES`.
+        InputError: for a name that is none of `ARCHITECTURES`.
     """
     if name not in ARCHITECTURES:
-        raise ValueError(f"architecture: must be one of {', '.join(ARCHITECTURES)}, got {name!r}")
+        raise InputError(f"architecture: must be one of {', '.join(ARCHITECTURES)}, got {name!r}")
     return ARCHITECTURES[name]

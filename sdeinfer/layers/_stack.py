@@ -8,6 +8,7 @@ import equinox as eqx
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer._files import InputError
 from sdeinfer.layers._attention import ShapedAttention
 from sdeinfer.layers._base import (
     AbstractLayer,
@@ -31,7 +32,7 @@ class Stack(AbstractLayer):
 
     def __check_init__(self):
         if not self.layers:
-            raise ValueError("layers: at least one is needed, got none")
+            raise InputError("layers: at least one is needed, got none")
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Apply the layers one after the other."""
@@ -44,7 +45,7 @@ class Stack(AbstractLayer):
         return functools.reduce(operator.add, (layer.limit() for layer in self.layers))
 
     def parameters(self) -> Mapping[str, Array]:
-        """Every layer's parameters, numbered: layer_0.gamma, …"""
+        """Every layer's parameters, numbered as in layer_0.gamma."""
         return {
             f"layer_{i}.{name}": value
             for i, layer in enumerate(self.layers)

@@ -1,4 +1,4 @@
-"""What networks with given parameters would show: laws as NumPyro distributions, with all that is data computed once."""
+"""What networks with given parameters would show, as NumPyro distributions; all that is data is computed once."""
 
 from sdeinfer.likelihood._full_path import FullPath as FullPath
 from sdeinfer.likelihood._program import Program as Program

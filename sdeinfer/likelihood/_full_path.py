@@ -13,8 +13,9 @@ from sdeinfer.likelihood._statistics import PathStatistics
 class FullPath(Distribution):
     """Law of observed covariance paths given their initial covariance, as a density of their sufficient statistics.
 
-    One step of the Euler chain over one layer, dt = 1/n, is Gaussian with the drift and the diffusion of Corollary 4.3. One
-    batch element is one network; its log density is that of the covariances V_αβ, α ≤ β, after every layer but the first.
+    One step of the Euler chain over one layer, dt = 1/n, is Gaussian with the drift and the diffusion of Corollary 4.3.
+    One batch element is one network; its log density is that of the covariances V_αβ, α ≤ β, after every layer but the
+    first.
 
     Attributes:
         limit: coefficients θ₁, θ₂, a, κ² of the SDE.

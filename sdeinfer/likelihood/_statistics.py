@@ -1,14 +1,15 @@
 """The data of a full path, reduced to a few hundred numbers a network without loss.
 
-In the log density of a path (see `Transitions`) the data enter through sums over all terms of a feature times a function
-of the term's e:
+In the log density of a path (see `Transitions`) the data enter through sums over all terms of a feature times a
+function of the term's e:
 
-    −½ Σ [ f(θ₁, θ₂) / (a + κ² e) + log(a + κ² e) ],    f = (z − θ₁b₁ − θ₂b₂)², a combination of six products of the data.
+    −½ Σ [ f(θ₁, θ₂) / (a + κ² e) + log(a + κ² e) ],    f = (z − θ₁b₁ − θ₂b₂)², a combination of six products of the
+    data.
 
-Both functions of e are interpolated at Chebyshev points in s = log e, so that the sums over terms become sums over some 50
-nodes with weights made once, by one pass over the data. In s their singularities, a + κ² e = 0, lie at Im s = ±π for *every*
-a and κ²: the interpolation converges like ρ^{−J}, ρ = π/H + √(1 + π²/H²), for data with log e in an interval of half-width
-H, uniformly in the parameters. J is chosen for ρ^{−J} ≤ 1e-13.
+Both functions of e are interpolated at Chebyshev points in s = log e, so that the sums over terms become sums over some
+50 nodes with weights made once, by one pass over the data. In s their singularities, a + κ² e = 0, lie at Im s = ±π for
+*every* a and κ²: the interpolation converges like ρ^{−J}, ρ = π/H + √(1 + π²/H²), for data with log e in an interval of
+half-width H, uniformly in the parameters. J is chosen for ρ^{−J} ≤ 1e-13.
 
 One node stands apart, at e = 0: Lᵀ H_m L has an eigenvalue 0, so one term of every transition is there, up to rounding.
 """
@@ -34,7 +35,8 @@ class PathStatistics(eqx.Module):
     """Sufficient statistics of observed paths under every shaped architecture; those of parts of a path add up.
 
     Attributes:
-        weights: sums over a network's terms of 1, z², −2zb₁, −2zb₂, b₁², 2b₁b₂, b₂² at each node; shape (networks, 7, nodes).
+        weights: sums over a network's terms of 1, z², −2zb₁, −2zb₂, b₁², 2b₁b₂, b₂² at each node; shape (networks, 7,
+            nodes).
         nodes: values of e, the first of them 0; shape (nodes,).
         constant: what the log density has beside them: log |∂z/∂dV| − (number of terms) ½ log 2π; shape (networks,).
     """

@@ -7,6 +7,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
+from sdeinfer._files import InputError
 from sdeinfer.covariance import pairs, spectrum, vech
 from sdeinfer.layers import attention_drift, relu_drift
 from sdeinfer.observe import validate
@@ -43,13 +44,13 @@ def transitions(data: xr.Dataset) -> Transitions:
     """Reduce a Dataset in which every layer was observed to its transitions.
 
     Raises:
-        ValueError: for data that are not valid, that skip layers, or in which a covariance is singular, so that its
+        InputError: for data that are not valid, that skip layers, or in which a covariance is singular, so that its
             transition has no density.
     """
     data = validate(data)
     layers = data["layer"].values
     if (np.diff(layers) != 1).any():
-        raise ValueError(
+        raise InputError(
             f"layer: the full path needs every layer, got layers {', '.join(f'{n:g}' for n in layers[:4])}, …"
         )
     V = jnp.asarray(data["covariance"].values, float)
@@ -59,7 +60,7 @@ def transitions(data: xr.Dataset) -> Transitions:
     singular = ~np.isfinite(np.asarray(result.increments)).all(axis=-1)
     if singular.any():
         network, layer = np.argwhere(singular)[0]
-        raise ValueError(
+        raise InputError(
             f"covariance: network {network}, layer {layers[layer]:g}: singular, so that its transition has no density "
             "(two tokens coincide, or the width is below the number of tokens)"
         )

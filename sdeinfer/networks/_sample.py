@@ -1,6 +1,5 @@
 """Covariances of many independent finite networks with weights."""
 
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 from tqdm.auto import tqdm
 
+from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete, validate_covariance
 from sdeinfer.layers import AbstractLayer, architecture_name, check_parameters
 from sdeinfer.networks._tokens import tokens_with_covariance
@@ -36,7 +36,8 @@ def sample_networks(
 
     Arguments:
         layer: the architecture, with its parameters; repeated `depth` times with fresh weights.
-        V0: covariance of the initial tokens, shape (m, m); every network starts at exactly this V0, in its own directions.
+        V0: covariance of the initial tokens, shape (m, m); every network starts at exactly this V0, in its own
+            directions.
         width: n ≥ m.
         depth: d ≥ 1, the number of layers.
         networks: how many networks.
@@ -48,13 +49,14 @@ def sample_networks(
         The Dataset of `observe.covariance_dataset`, in V0's floating-point type, with the truth in its attributes.
 
     Raises:
-        ValueError: for a V0 that is not a covariance, sizes that are not positive, or a network whose covariance overflows.
+        InputError: for a V0 that is not a covariance, sizes that are not positive, or a network whose covariance
+            overflows.
     """
     for name, value in {"depth": depth, "networks": networks, "observe_every": observe_every}.items():
         if value < 1:
-            raise ValueError(f"{name}: at least 1 is needed, got {value}")
+            raise InputError(f"{name}: at least 1 is needed, got {value}")
     if observe_every > depth:
-        raise ValueError(f"observe_every: must not exceed the depth {depth}, got {observe_every}")
+        raise InputError(f"observe_every: must not exceed the depth {depth}, got {observe_every}")
     if is_concrete(V0):
         V0 = jnp.asarray(validate_covariance(V0))
     layer = check_parameters(layer)

@@ -6,14 +6,15 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer._files import InputError
 from sdeinfer.covariance import factor
 
 
 def tokens_with_covariance(V0: Float[Array, "m m"], *, width: int, key: PRNGKeyArray) -> Float[Array, "m n"]:
     """Random tokens X with XXᵀ/n = V0 up to rounding: a factor of V0 times m uniformly random orthonormal directions.
 
-    The directions matter where a layer acts on entries, as the MLP's first ReLU does (Eq. 19): uniform ones are what the
-    Gaussian weights of every later layer produce.
+    The directions matter where a layer acts on entries, as the MLP's first ReLU does (Eq. 19): uniform ones are what
+    the Gaussian weights of every later layer produce.
 
     Arguments:
         V0: covariance of m tokens, possibly singular.
@@ -21,11 +22,11 @@ def tokens_with_covariance(V0: Float[Array, "m m"], *, width: int, key: PRNGKeyA
         key: where the directions come from.
 
     Raises:
-        ValueError: where n < m, since XXᵀ could not have full rank.
+        InputError: where n < m, since XXᵀ could not have full rank.
     """
     tokens = V0.shape[0]
     if width < tokens:
-        raise ValueError(f"width: {tokens} tokens need a width of at least {tokens}, got {width}")
+        raise InputError(f"width: {tokens} tokens need a width of at least {tokens}, got {width}")
     gaussian = jr.normal(key, (width, tokens), V0.dtype)
     Q, R = jnp.linalg.qr(gaussian)
     directions = Q * jnp.sign(jnp.diagonal(R))

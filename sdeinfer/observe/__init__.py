@@ -5,9 +5,6 @@ from sdeinfer.observe._dataset import covariance_dataset as covariance_dataset
 from sdeinfer.observe._dataset import observe as observe
 from sdeinfer.observe._dataset import truth_of as truth_of
 from sdeinfer.observe._dataset import validate as validate
-from sdeinfer.observe._files import FileError as FileError
-from sdeinfer.observe._files import read as read
-from sdeinfer.observe._files import read_tree as read_tree
-from sdeinfer.observe._files import readable as readable
-from sdeinfer.observe._files import write as write
-from sdeinfer.observe._files import written as written
+from sdeinfer.observe._netcdf import read as read
+from sdeinfer.observe._netcdf import read_posterior as read_posterior
+from sdeinfer.observe._netcdf import write as write

@@ -1,12 +1,13 @@
 """Observed covariances as one xarray Dataset, and what makes it valid."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Shaped
 from numpy.typing import ArrayLike
 
+from sdeinfer._files import InputError
 from sdeinfer.covariance import covariance_fault
 
 DIMS = ("network", "layer", "token_a", "token_b")
@@ -16,18 +17,19 @@ def observe(hidden_states: Shaped[Array, "networks layers tokens width"], width:
     """Reduce hidden states to their neural covariances V = XXᵀ/n (Definition 3.1).
 
     Arguments:
-        hidden_states: representations after every layer, the initial ones first, shape (networks, layers, tokens, width).
+        hidden_states: representations after every layer, the initial ones first, shape (networks, layers, tokens,
+            width).
         width: n; the last dimension where None.
 
     Returns:
         The Dataset of `covariance_dataset`.
 
     Raises:
-        ValueError: for an array of another shape, or with entries that are NaN or infinite.
+        InputError: for an array of another shape, or with entries that are NaN or infinite.
     """
     X = np.asarray(hidden_states)
     if X.ndim != 4:
-        raise ValueError(f"hidden_states: shape (networks, layers, tokens, width) is needed, got {X.shape}")
+        raise InputError(f"hidden_states: shape (networks, layers, tokens, width) is needed, got {X.shape}")
     width = X.shape[-1] if width is None else width
     X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
     return covariance_dataset(X @ np.swapaxes(X, -1, -2) / width, width=width)
@@ -55,11 +57,11 @@ def covariance_dataset(
         numbers, `width` is a coordinate on network, and the attributes hold `architecture` and `truth_<name>`.
 
     Raises:
-        ValueError: see `validate`.
+        InputError: see `validate`.
     """
     V = np.asarray(covariance)
     if V.ndim != 4:
-        raise ValueError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}")
+        raise InputError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}")
     data = xr.Dataset(
         {"covariance": (DIMS, V)},
         coords={
@@ -73,9 +75,13 @@ def covariance_dataset(
     return validate(data)
 
 
-def truth_of(data: xr.Dataset) -> dict[str, float]:
-    """The parameters that made the networks, where the Dataset's attributes tell."""
-    return {str(k).removeprefix("truth_"): float(v) for k, v in data.attrs.items() if str(k).startswith("truth_")}
+def truth_of(attrs: Mapping[Hashable, object]) -> dict[str, float]:
+    """The parameters that made the networks, where the attributes of the data or of a fit tell."""
+    return {
+        str(name).removeprefix("truth_"): float(str(value))
+        for name, value in attrs.items()
+        if str(name).startswith("truth_")
+    }
 
 
 def validate(data: xr.Dataset) -> xr.Dataset:
@@ -88,29 +94,29 @@ def validate(data: xr.Dataset) -> xr.Dataset:
         The Dataset with the dimensions in order (network, layer, token_a, token_b).
 
     Raises:
-        ValueError: one line that says what is wrong and where.
+        InputError: one line that says what is wrong and where.
     """
     if "covariance" not in data:
-        raise ValueError(f"data: no variable `covariance`, only {sorted(map(str, data.data_vars)) or 'none'}")
+        raise InputError(f"data: no variable `covariance`, only {sorted(map(str, data.data_vars)) or 'none'}")
     found = tuple(map(str, data["covariance"].dims))
     if sorted(found) != sorted(DIMS):
-        raise ValueError(f"covariance: needs dimensions {', '.join(DIMS)}, got {', '.join(found)}")
+        raise InputError(f"covariance: needs dimensions {', '.join(DIMS)}, got {', '.join(found)}")
     data = data.transpose(*DIMS, ...)
     V = data["covariance"].values
     if not np.issubdtype(V.dtype, np.floating):
-        raise ValueError(f"covariance: real floating-point numbers are needed, got {V.dtype}")
+        raise InputError(f"covariance: real floating-point numbers are needed, got {V.dtype}")
     if V.shape[2] != V.shape[3]:
-        raise ValueError(f"covariance: token_a and token_b must have one length, got {V.shape[2]} and {V.shape[3]}")
+        raise InputError(f"covariance: token_a and token_b must have one length, got {V.shape[2]} and {V.shape[3]}")
     if V.shape[0] < 1:
-        raise ValueError("covariance: no network in the data")
+        raise InputError("covariance: no network in the data")
     if V.shape[1] < 2:
-        raise ValueError(f"covariance: at least 2 layers are needed to see a transition, got {V.shape[1]}")
+        raise InputError(f"covariance: at least 2 layers are needed to see a transition, got {V.shape[1]}")
     _validate_layers(data)
     _validate_width(data)
     fault = covariance_fault(V)
     if fault is not None:
         (network, layer), what = fault
-        raise ValueError(
+        raise InputError(
             f"covariance: network {data['network'].values[network] if 'network' in data.coords else network}, "
             f"layer {data['layer'].values[layer]}: {what}"
         )
@@ -119,19 +125,19 @@ def validate(data: xr.Dataset) -> xr.Dataset:
 
 def _validate_layers(data: xr.Dataset) -> None:
     if "layer" not in data.coords:
-        raise ValueError("layer: a coordinate with the numbers of the observed layers is needed")
+        raise InputError("layer: a coordinate with the numbers of the observed layers is needed")
     layers = data["layer"].values
     if not np.issubdtype(layers.dtype, np.number) or not np.isfinite(layers).all() or (layers % 1 != 0).any():
-        raise ValueError("layer: layer numbers must be whole numbers")
+        raise InputError("layer: layer numbers must be whole numbers")
     if layers[0] < 0 or (np.diff(layers) <= 0).any():
-        raise ValueError("layer: layer numbers must start at 0 or later and increase")
+        raise InputError("layer: layer numbers must start at 0 or later and increase")
 
 
 def _validate_width(data: xr.Dataset) -> None:
     if "width" not in data.coords:
-        raise ValueError("width: a coordinate on network with each network's width is needed")
+        raise InputError("width: a coordinate on network with each network's width is needed")
     width = data["width"]
     if width.dims not in ((), ("network",)):
-        raise ValueError(f"width: must be one number a network, got dimensions {', '.join(map(str, width.dims))}")
+        raise InputError(f"width: must be one number a network, got dimensions {', '.join(map(str, width.dims))}")
     if not np.issubdtype(width.dtype, np.number) or not (np.isfinite(width.values) & (width.values >= 1)).all():
-        raise ValueError("width: every width must be at least 1")
+        raise InputError("width: every width must be at least 1")

@@ -13,8 +13,8 @@ class BrownianSteps(AbstractBrownianPath):
     """A Brownian motion of which only the increments over the steps of one fixed grid are ever asked for.
 
     Each increment is drawn afresh from the key and the step's two ends, so a second look at the same step, as
-    checkpointed reverse-mode differentiation takes it, gives the same number. Diffrax's `UnsafeBrownianPath` draws in the
-    same way but refuses reverse mode, since it cannot know that the grid is fixed; here the grid is.
+    checkpointed reverse-mode differentiation takes it, gives the same number. Diffrax's `UnsafeBrownianPath` draws in
+    the same way but refuses reverse mode, since it cannot know that the grid is fixed; here the grid is.
 
     Attributes:
         shape: shape and type of one increment.

@@ -13,7 +13,7 @@ from sdeinfer.solve._brownian import BrownianSteps
 
 
 class CovarianceTerm(diffrax.AbstractTerm):
-    """The covariance SDE of Corollary 4.3 as one Diffrax term: its coefficients, and the Brownian motion that drives it.
+    """The covariance SDE of Corollary 4.3 as one Diffrax term: its coefficients and its Brownian motion.
 
     It has no vector field of its own, since `PSDEuler` does not step along one.
 
@@ -41,8 +41,8 @@ class CovarianceTerm(diffrax.AbstractTerm):
 class PSDEuler(diffrax.AbstractItoSolver):
     """One step of weak order 1 that acts on the factor: X′ = (left) X (right), then the arc-cosine kernel.
 
-    - Noise from the right: X ← (1 − a m h/4) X + X E. The mean of E Eᵀ is (a m/2 + κ² tr(K²)/m²) h I with K = XᵀH_mX: its
-      first part restores the norm, its second is a part of the attention drift's first term.
+    - Noise from the right: X ← (1 − a m h/4) X + X E. The mean of E Eᵀ is (a m/2 + κ² tr(K²)/m²) h I with K = XᵀH_mX:
+      its first part restores the norm, its second is a part of the attention drift's first term.
     - The rest of that term: X ← X √(1 + h (θ₁ − κ²) tr(K²)/m²), where θ₁ ≥ κ² since γ ≤ 1.
     - The attention drift's second term: X ← (I + h θ₁/(2m) v sᵀ) X.
     - The ReLU's drift: V ← (1 − w) V + w κ₁(V) with w = 1 − e^{−hθ₂/2} and κ₁ = V + 2B₂ the arc-cosine kernel, which is

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
+from sdeinfer._files import InputError
 from sdeinfer.covariance import factor, is_concrete, validate_covariance
 from sdeinfer.layers import AbstractLayer, Limit, check_parameters
 from sdeinfer.solve._brownian import BrownianSteps
@@ -39,17 +40,17 @@ def simulate(
         key: where the randomness comes from.
 
     Returns:
-        V at the saved times, shape (paths, times, m, m). Where the cubic attention drift lets a path explode, its values
-        from then on are infinite or NaN.
+        V at the saved times, shape (paths, times, m, m). Where the cubic attention drift lets a path explode, its
+        values from then on are infinite or NaN.
 
     Raises:
-        ValueError: for a V0 that is not a positive definite covariance, or for times or steps that make no grid.
+        InputError: for a V0 that is not a positive definite covariance, or for times or steps that make no grid.
     """
     layer = check_parameters(layer)
     if is_concrete(V0):
         V0 = jnp.asarray(positive_definite(V0))
     if paths < 1:
-        raise ValueError(f"paths: at least 1 is needed, got {paths}")
+        raise InputError(f"paths: at least 1 is needed, got {paths}")
     return _simulate(layer.limit(), V0, *step_grid(ts, step), jr.split(key, paths))
 
 
@@ -92,7 +93,7 @@ def positive_definite(V0: ArrayLike) -> np.ndarray:
     V0 = validate_covariance(V0)
     smallest = np.linalg.eigvalsh(np.asarray(V0, np.float64))[0]
     if smallest <= np.finfo(V0.dtype).eps * len(V0) * np.abs(V0).max():
-        raise ValueError(f"V0: must be positive definite, got smallest eigenvalue {smallest:.3g}")
+        raise InputError(f"V0: must be positive definite, got smallest eigenvalue {smallest:.3g}")
     return V0
 
 
@@ -103,14 +104,14 @@ def step_grid(ts: ArrayLike, step: float) -> tuple[tuple[float, ...], tuple[int,
         the grid from 0 on, and the positions of ts in it.
     """
     if not is_concrete(ts):
-        raise ValueError("ts: the times must be known when the solver is compiled, got traced values")
+        raise InputError("ts: the times must be known when the solver is compiled, got traced values")
     times = np.asarray(ts, np.float64)
     if times.ndim != 1 or times.size == 0 or not np.isfinite(times).all():
-        raise ValueError(f"ts: a non-empty list of finite times is needed, got shape {times.shape}")
+        raise InputError(f"ts: a non-empty list of finite times is needed, got shape {times.shape}")
     if times[0] < 0 or (np.diff(times) <= 0).any():
-        raise ValueError("ts: times must start at 0 or later and increase")
+        raise InputError("ts: times must start at 0 or later and increase")
     if not (step > 0 and math.isfinite(step)):
-        raise ValueError(f"step: must be positive and finite, got {step}")
+        raise InputError(f"step: must be positive and finite, got {step}")
     grid, saved = [0.0], []
     for time in times:
         steps = math.ceil((time - grid[-1]) / step - 1e-9)

@@ -1,0 +1,90 @@
+"""Input that is refused in one line, and files that are written whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class InputError(ValueError):
+    """Something that the user gave cannot be used; the message is one line that says what and where."""
+
+
+def readable(path: str | Path) -> Path:
+    """Check that a file is there.
+
+    Raises:
+        InputError: where it is not.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder, not a file")
+    return path
+
+
+def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it: the file is there whole or not at all.
+
+    Raises:
+        InputError: where the folder does not exist or cannot be written to.
+    """
+    path = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+    temporary = Path(name)
+    try:
+        write(temporary)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or first_line(error)})") from error
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+@contextmanager
+def staged_folder(path: str | Path) -> Iterator[Path]:
+    """Collect files in a temporary folder beside `path` and move them there when all is done.
+
+    On an error nothing appears at `path`. Files already there are kept, except those of the same names.
+
+    Raises:
+        InputError: at once, where the folder could not be written.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: is a file, not a folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path if path.exists() else path.parent))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+    try:
+        stage.chmod(0o777 & ~_umask())
+        yield stage
+        for file in sorted(stage.rglob("*")):
+            target = path / file.relative_to(stage)
+            if file.is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

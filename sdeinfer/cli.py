@@ -1,0 +1,294 @@
+"""The command line: observe → fit → check → report, in one go or one at a time through files."""
+
+import functools
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+import numpy as np
+import typer
+import xarray as xr
+
+from sdeinfer._files import InputError, readable, staged_folder
+from sdeinfer.check import Check, check, summarise
+from sdeinfer.covariance import equicorrelated
+from sdeinfer.infer import fit
+from sdeinfer.layers import ARCHITECTURES, AbstractLayer
+from sdeinfer.models import full_path
+from sdeinfer.networks import sample_networks
+from sdeinfer.observe import observe, read, read_posterior, write
+from sdeinfer.report import figures, write_figures, write_report, write_summary
+from sdeinfer.solve import simulate
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Bayesian inference for the neural covariance SDE of shaped Transformers.",
+)
+
+Architecture = Literal["transformer", "attention", "feedforward", "mlp"]
+
+# The default networks identify γ to 0.7 %, τ0 to 12 % and c₊ − c₋ to 10 % (Fisher information of the full path), and stay
+# where the limit holds: their largest logit sd is 0.5 in the median. Shallower networks explode less for the same number
+# of layers in all; larger tokens tell more of τ0 but leave the limit; c₊ + c₋ near 0 keeps the ReLU's He constant near 1.
+Width = Annotated[int, typer.Option(help="width n of the networks", min=1)]
+Depth = Annotated[int, typer.Option(help="number of layers d", min=1)]
+Tokens = Annotated[int, typer.Option(help="number of tokens m", min=1)]
+Networks = Annotated[int, typer.Option(help="number of independent networks", min=1)]
+Gamma = Annotated[float, typer.Option(help="residual strength γ of the sampled networks, in (0, 1]")]
+Tau0 = Annotated[float, typer.Option(help="softmax temperature constant τ0 of the sampled networks")]
+CPlus = Annotated[float, typer.Option(help="shaped-ReLU slope c₊ of the sampled networks")]
+CMinus = Annotated[float, typer.Option(help="shaped-ReLU slope c₋ of the sampled networks")]
+Norm = Annotated[float, typer.Option(help="norm ‖x‖/√n of the initial tokens")]
+Correlation = Annotated[float, typer.Option(help="correlation between the initial tokens")]
+Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
+DrawsOption = Annotated[int, typer.Option(help="kept draws of each chain", min=1)]
+Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]
+Seed = Annotated[int, typer.Option(help="seed of every random number", min=0)]
+
+
+def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command end with one line on standard error and exit code 2 where its input cannot be used."""
+
+    @functools.wraps(command)
+    def guarded(*args: object, **kwargs: object) -> None:
+        jax.config.update("jax_enable_x64", True)  # noqa: FBT003
+        try:
+            command(*args, **kwargs)
+        except InputError as error:
+            typer.echo(f"sdeinfer: {error}", err=True)
+            raise typer.Exit(2) from None
+
+    return guarded
+
+
+@app.command("calibrate")
+@one_line_errors
+def calibrate_command(
+    *,
+    data: Annotated[Path | None, typer.Option(help="NetCDF file of observed covariances")] = None,
+    architecture: Annotated[Architecture | None, typer.Option(help="default: as the data say, or transformer")] = None,
+    width: Width = 256,
+    depth: Depth = 24,
+    tokens: Tokens = 4,
+    networks: Networks = 96,
+    gamma: Gamma = 0.5,
+    tau0: Tau0 = 1.0,
+    c_plus: CPlus = 1.0,
+    c_minus: CMinus = -3.0,
+    norm: Norm = 1.5,
+    correlation: Correlation = 0.0,
+    observe_every: Annotated[int, typer.Option(help="observe every K-th layer only", min=1)] = 1,
+    chains: Chains = 4,
+    draws: DrawsOption = 1000,
+    warmup: Warmup = 1000,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
+) -> None:
+    """Observe, fit, check and report in one go; without --data, on sampled networks with known parameters."""
+    started = time.perf_counter()
+    with staged_folder(out) as folder:
+        if data is None:
+            layer = _layer(architecture, gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+            sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
+            observed = _sample(layer, tokens, correlation, norm, sizes, _key(seed, 0))
+        else:
+            observed = _read_observed(data, architecture)
+        write(observed, folder / "data.nc")
+        post = _fit(observed, architecture, chains, draws, warmup, seed)
+        post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
+        write(post, folder / "posterior.nc")
+        verdicts = _report(post, observed, folder)
+    _print(post, verdicts)
+    typer.echo(f"written to {out}: report.html, summary.json, figures/, data.nc, posterior.nc")
+
+
+@app.command("observe")
+@one_line_errors
+def observe_command(
+    *,
+    hidden_states: Annotated[
+        Path | None, typer.Option(help=".npy file of shape (networks, layers, tokens, width); default: sample networks")
+    ] = None,
+    architecture: Annotated[Architecture, typer.Option()] = "transformer",
+    width: Width = 256,
+    depth: Depth = 24,
+    tokens: Tokens = 4,
+    networks: Networks = 96,
+    gamma: Gamma = 0.5,
+    tau0: Tau0 = 1.0,
+    c_plus: CPlus = 1.0,
+    c_minus: CMinus = -3.0,
+    norm: Norm = 1.5,
+    correlation: Correlation = 0.0,
+    observe_every: Annotated[int, typer.Option(help="observe every K-th layer only", min=1)] = 1,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("data.nc"),
+) -> None:
+    """Reduce hidden states to covariances, or sample networks with known parameters."""
+    if hidden_states is None:
+        layer = _layer(architecture, gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+        sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
+        data = _sample(layer, tokens, correlation, norm, sizes, _key(seed, 0))
+    else:
+        data = observe(_read_array(hidden_states))
+        data.attrs["architecture"] = architecture
+    write(data, out)
+    typer.echo(f"written to {out}: {_size(data)}")
+
+
+@app.command("simulate")
+@one_line_errors
+def simulate_command(
+    *,
+    architecture: Annotated[Architecture, typer.Option()] = "transformer",
+    tokens: Tokens = 4,
+    gamma: Gamma = 0.5,
+    tau0: Tau0 = 1.0,
+    c_plus: CPlus = 1.0,
+    c_minus: CMinus = -3.0,
+    norm: Norm = 1.5,
+    correlation: Correlation = 0.0,
+    time: Annotated[float, typer.Option(help="depth-time T = d/n at which to end")] = 0.5,
+    times: Annotated[int, typer.Option(help="how many equally spaced times to keep, beside 0", min=1)] = 16,
+    step: Annotated[float, typer.Option(help="longest step in depth-time")] = 0.01,
+    paths: Annotated[int, typer.Option(help="number of paths", min=1)] = 1024,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("paths.nc"),
+) -> None:
+    """Simulate the covariance SDE; writes `covariance` over path, time, token_a and token_b."""
+    layer = _layer(architecture, gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+    V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
+    if not time > 0:
+        raise InputError(f"time: must be positive, got {time:g}")
+    ts = np.linspace(0.0, time, times + 1)
+    V = np.asarray(simulate(layer, V0, ts, paths=paths, step=step, key=_key(seed, 0)))
+    result = xr.Dataset(
+        {"covariance": (("path", "time", "token_a", "token_b"), V)},
+        coords={"time": ts},
+        attrs={"architecture": architecture, "exploded": float((~np.isfinite(V[:, -1])).any(axis=(1, 2)).mean())},
+    )
+    write(result, out)
+    typer.echo(f"written to {out}: {paths} paths, {result.attrs['exploded']:.2%} of them exploded")
+
+
+@app.command("fit")
+@one_line_errors
+def fit_command(
+    data: Annotated[Path, typer.Argument(help="NetCDF file of observed covariances")],
+    *,
+    architecture: Annotated[Architecture | None, typer.Option(help="default: as the data say")] = None,
+    chains: Chains = 4,
+    draws: DrawsOption = 1000,
+    warmup: Warmup = 1000,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("posterior.nc"),
+) -> None:
+    """Fit the full path to observed covariances."""
+    started = time.perf_counter()
+    post = _fit(read(data), architecture, chains, draws, warmup, seed)
+    post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
+    write(post, out)
+    typer.echo(f"written to {out}: {chains} chains of {draws} draws")
+
+
+@app.command("check")
+@one_line_errors
+def check_command(posterior: Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")]) -> None:
+    """Judge a fit."""
+    post = read_posterior(posterior)
+    _print(post, check(post, _observed(post)))
+
+
+@app.command("report")
+@one_line_errors
+def report_command(
+    posterior: Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")],
+    *,
+    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
+) -> None:
+    """Write the report of a fit: page, figures and summary."""
+    post = read_posterior(posterior)
+    with staged_folder(out) as folder:
+        _report(post, _observed(post), folder)
+    typer.echo(f"written to {out}: report.html, summary.json, figures/")
+
+
+def _key(seed: int, part: int) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(seed), part)
+
+
+def _layer(architecture: Architecture | None, **parameters: float) -> AbstractLayer:
+    kind = ARCHITECTURES[architecture or "transformer"]
+    return kind(**{name: value for name, value in parameters.items() if name in kind.__dataclass_fields__})
+
+
+def _sample(
+    layer: AbstractLayer, tokens: int, correlation: float, norm: float, sizes: dict, key: jax.Array
+) -> xr.Dataset:
+    # Single precision halves the time; its rounding is a millionth of a layer's noise.
+    V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm).astype(np.float32)
+    return sample_networks(layer, V0, **sizes, progress=True, key=key)
+
+
+def _read_observed(path: Path, architecture: Architecture | None) -> xr.Dataset:
+    data = read(path)
+    if architecture is not None:
+        data.attrs["architecture"] = architecture
+    data.attrs.setdefault("architecture", "transformer")
+    return data
+
+
+def _read_array(path: Path) -> np.ndarray:
+    path = readable(path)
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"{path}: cannot be read as a .npy array ({error})") from error
+
+
+def _fit(data: xr.Dataset, architecture: str | None, chains: int, draws: int, warmup: int, seed: int) -> xr.DataTree:
+    post = fit(
+        full_path,
+        data,
+        architecture=architecture,
+        chains=chains,
+        draws=draws,
+        warmup=warmup,
+        progress=True,
+        key=_key(seed, 1),
+    )
+    post.attrs |= {"seed": seed, "command": shlex.join(["sdeinfer", *sys.argv[1:]])}
+    return post
+
+
+def _observed(post: xr.DataTree) -> xr.Dataset:
+    data = post["observed_data"].to_dataset()
+    return data.assign_coords(width=("network", post["constant_data"]["width"].values))
+
+
+def _report(post: xr.DataTree, data: xr.Dataset, folder: Path) -> Check:
+    verdicts = check(post, data)
+    drawn = figures(post)
+    write_figures(drawn, folder / "figures")
+    write_summary(post, verdicts, folder / "summary.json")
+    write_report(post, verdicts, drawn, folder / "report.html")
+    return verdicts
+
+
+def _print(post: xr.DataTree, verdicts: Check) -> None:
+    typer.echo(summarise(post).to_string(float_format=lambda x: f"{x:.4g}", na_rep="–"))
+    for verdict in verdicts.verdicts:
+        advice = "" if verdict.passed else f": {verdict.advice}"
+        mark = "passed" if verdict.passed else "FAILED"
+        typer.echo(f"  {mark}  {verdict.name} {verdict.value:.4g} (threshold {verdict.threshold:g}){advice}")
+    typer.echo(f"verdict: {verdicts.verdict}")
+
+
+def _size(data: xr.Dataset) -> str:
+    return ", ".join(f"{data.sizes[dim]} {dim}s" for dim in ("network", "layer")) + f", {data.sizes['token_a']} tokens"

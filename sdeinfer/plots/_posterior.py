@@ -1,0 +1,42 @@
+"""The posterior of the parameters and the mixing of its chains, by arviz-plots."""
+
+import arviz_plots
+import xarray as xr
+from arviz_base.labels import MapLabeller
+from matplotlib.figure import Figure
+
+from sdeinfer.check import HDI, IDENTIFIED, known_truth, parameters_of
+
+SYMBOLS = {"gamma": "γ", "tau0": "τ0", "c_gap": "c₊ − c₋", "c_plus": "c₊", "c_minus": "c₋"}
+
+
+def plot_posterior(post: xr.DataTree) -> Figure:
+    """Marginal posteriors with their 94 % intervals, and the truth as a dashed line where it is known."""
+    names = parameters_of(post)
+    plot = arviz_plots.plot_dist(
+        post,
+        var_names=names,
+        ci_kind="hdi",
+        ci_prob=HDI,
+        labeller=MapLabeller(var_name_map=SYMBOLS),
+        backend="matplotlib",
+        col_wrap=3,
+        figure_kwargs={"figsize": (9, 2.6 * -(-len(names) // 3)), "layout": "constrained"},
+    )
+    truth = {name: value for name, value in known_truth(post).items() if name in names}
+    if truth:
+        arviz_plots.add_lines(plot, truth)
+    return plot.get_viz("figure")
+
+
+def plot_ranks(post: xr.DataTree) -> Figure:
+    """Fractional ranks of each chain's draws among all: flat lines within the band where the chains mix."""
+    names = [name for name in parameters_of(post) if name in IDENTIFIED]
+    plot = arviz_plots.plot_rank(
+        post,
+        var_names=names,
+        labeller=MapLabeller(var_name_map=SYMBOLS),
+        backend="matplotlib",
+        figure_kwargs={"figsize": (3 * len(names), 2.6), "layout": "constrained"},
+    )
+    return plot.get_viz("figure")

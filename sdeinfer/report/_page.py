@@ -1,0 +1,86 @@
+"""A fit as one page that a person reads: HTML with everything inlined, no network access needed."""
+
+import base64
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import jinja2
+import xarray as xr
+from matplotlib.figure import Figure
+
+from sdeinfer._files import write_whole
+from sdeinfer.check import Check, summarise
+from sdeinfer.plots import (
+    plot_correlation_paths,
+    plot_posterior,
+    plot_ranks,
+    plot_terminal_correlation,
+)
+
+DPI = 120
+
+CAPTIONS = {
+    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, where known. In the limit "
+    "c₊ and c₋ enter through their gap alone: what is seen of the two themselves is the prior.",
+    "correlation_paths": "Correlations between tokens over depth: observed networks against the SDE at draws from the "
+    "posterior, started at the networks' own first covariances.",
+    "terminal_correlation": "Correlations after the last layer: observed networks against the SDE.",
+    "ranks": "Ranks of each chain's draws among all draws, less their expectation: curves within the noise of zero mean "
+    "that the chains agree.",
+}
+"""The figures of a report, by file name, and what they show."""
+
+
+def figures(post: xr.DataTree) -> dict[str, Figure]:
+    """Make every figure of a report; those of correlations need two tokens."""
+    pairs = post["observed_data"].sizes["token_a"] > 1
+    return {
+        "posterior": plot_posterior(post),
+        **({"correlation_paths": plot_correlation_paths(post)} if pairs else {}),
+        **({"terminal_correlation": plot_terminal_correlation(post)} if pairs else {}),
+        "ranks": plot_ranks(post),
+    }
+
+
+def write_figures(drawn: Mapping[str, Figure], folder: str | Path) -> None:
+    """Write each figure to `folder/<name>.png`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+        write_whole(folder / f"{name}.png", lambda temporary, figure=figure: figure.savefig(temporary, dpi=DPI))
+
+
+def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure], path: str | Path) -> None:
+    """Write the page."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sdeinfer.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    observed = post["observed_data"]
+    page = environment.get_template("page.html.jinja").render(
+        verdict=verdicts.verdict,
+        passed=verdicts.passed,
+        checks=verdicts.verdicts,
+        parameters=summarise(post),
+        figures=[(name, CAPTIONS[name], _inline(figure)) for name, figure in drawn.items()],
+        sizes={
+            "architecture": post.attrs["architecture"],
+            "networks": observed.sizes["network"],
+            "observed layers": observed.sizes["layer"],
+            "tokens": observed.sizes["token_a"],
+            "width": ", ".join(f"{n:g}" for n in sorted(set(post["constant_data"]["width"].values.tolist()))),
+            "exploded predictions": f"{post['posterior_predictive'].attrs['exploded']:.2%}",
+        },
+        provenance={
+            name: post.attrs[name]
+            for name in ("model", "command", "seed", "elapsed_s", "created_at", "sdeinfer_version")
+            if name in post.attrs
+        },
+    )
+    write_whole(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+
+
+def _inline(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -61,7 +61,7 @@ class Check:
 
 
 def check(post: xr.DataTree, data: xr.Dataset) -> Check:
-    """Judge a fit: did the sampler converge, do the data lie where the limit holds, is the truth found where it is known.
+    """Judge a fit: convergence of the sampler, range of the limit, and the truth where it is known.
 
     Arguments:
         post: the result of `fit`.

@@ -25,8 +25,8 @@ def summarise(post: xr.DataTree) -> pd.DataFrame:
     """Summarise the posterior of every public parameter.
 
     Returns:
-        One row a parameter, with columns mean, sd, hdi_low, hdi_high (94 % highest density), truth (NaN where not known),
-        rhat, ess_bulk and ess_tail.
+        One row a parameter, with columns mean, sd, hdi_low, hdi_high (94 % highest density), truth (NaN where not
+        known), rhat, ess_bulk and ess_tail.
     """
     names = parameters_of(post)
     table = arviz_stats.summary(post, var_names=names, ci_kind="hdi", ci_prob=HDI, round_to="none")

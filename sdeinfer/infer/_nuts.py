@@ -90,18 +90,30 @@ class Problem(eqx.Module):
     warmup: int = eqx.field(static=True)
     prepared: PyTree
 
-    def start(self, key: PRNGKeyArray) -> tuple[NUTS, Any]:
-        """The kernel, bound to this model, and the initial state of one chain.
+    def bind(self, key: PRNGKeyArray, z: dict[str, Array] | None = None) -> tuple[NUTS, Any]:
+        """The kernel, bound to this model, and the state of one chain at the unconstrained parameters z.
 
-        NumPyro's kernels are bound by their `init`, so every trace has to call it; where the state is not used, the
-        compiler drops the work.
+        NumPyro's kernels are bound by their `init`, so every trace has to call it; what is not used of its result, the
+        compiler drops.
         """
         kernel = NUTS(self.model, dense_mass=True)
-        return kernel, kernel.init(key, self.warmup, None, (self.prepared,), {"architecture": self.architecture})
+        return kernel, kernel.init(key, self.warmup, z, (self.prepared,), {"architecture": self.architecture})
+
+    def start(self, key: PRNGKeyArray) -> Any:
+        """Initial state of one chain, uniform in (−2, 2) in each unconstrained parameter.
+
+        So starts NumPyro's own `init_to_uniform`; drawing here spares the compilation of its search for a start of
+        finite density, since these models have one everywhere.
+        """
+        structure = jax.eval_shape(lambda: self.bind(key)[1].z)
+        leaves, tree = jax.tree.flatten(structure)
+        key, *keys = jr.split(key, len(leaves) + 1)
+        uniform = [jr.uniform(k, leaf.shape, leaf.dtype, -2, 2) for k, leaf in zip(keys, leaves, strict=True)]
+        return self.bind(key, jax.tree.unflatten(tree, uniform))[1]
 
     def advance(self, state: Any, steps: Array) -> tuple[Any, Draws]:
         """Advance one chain by up to CHUNK iterations and record each."""
-        kernel, _ = self.start(state.rng_key)
+        kernel, _ = self.bind(state.rng_key)
         arguments = (self.prepared,), {"architecture": self.architecture}
         constrain = kernel.postprocess_fn(*arguments)
 
@@ -140,7 +152,7 @@ class Problem(eqx.Module):
 
 @eqx.filter_jit
 def _start(problem: Problem, keys: PRNGKeyArray) -> Any:
-    return jax.vmap(lambda key: problem.start(key)[1])(keys)
+    return jax.vmap(problem.start)(keys)
 
 
 @eqx.filter_jit

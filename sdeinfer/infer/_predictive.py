@@ -17,7 +17,8 @@ TIMES = 17
 """Predictions are kept at no more than so many of the observed layers, evenly spread: files stay small."""
 
 STEP = 0.01
-AT_ONCE = 16
+AT_ONCE = 20
+"""Draws simulated side by side; a divisor of the usual 100, since a remainder would be compiled as a second program."""
 
 
 def predict(

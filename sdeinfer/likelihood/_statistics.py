@@ -79,12 +79,12 @@ def path_statistics(path: Transitions, *, nodes: int | None = None) -> PathStati
             features = _features(z[part], b1[part], b2[part])
             at_zero = zero[part]
             weights[network, :, 0] += features[:, at_zero].sum(axis=1)
-            weights[network, :, 1:] += features[:, ~at_zero] @ _cardinal(x[part][~at_zero], count)
+            weights[network, :, 1:] += features[:, ~at_zero] @ _chebyshev(x[part][~at_zero], count).T
+    weights[:, :, 1:] @= _moments_to_nodes(count)
     dtype = path.increments.dtype
-    angles = (np.arange(count) + 0.5) * math.pi / count
     return PathStatistics(
         jnp.asarray(weights, dtype),
-        jnp.asarray(np.concatenate([[0.0], np.exp(middle + half_width * np.cos(angles))]), dtype),
+        jnp.asarray(np.concatenate([[0.0], np.exp(middle + half_width * np.cos(_angles(count)))]), dtype),
         path.log_jacobian - e.shape[1] * math.log(2 * math.pi) / 2,
     )
 
@@ -101,14 +101,22 @@ def _features(z: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
     return np.stack([np.ones_like(z), z * z, -2 * z * b1, -2 * z * b2, b1 * b1, 2 * b1 * b2, b2 * b2])
 
 
-def _cardinal(x: np.ndarray, count: int) -> np.ndarray:
-    """Cardinal functions of interpolation at the Chebyshev points of [−1, 1], shape (len(x), count)."""
+def _chebyshev(x: np.ndarray, count: int) -> np.ndarray:
+    """Chebyshev polynomials T_0, …, T_{count−1} at x in [−1, 1], shape (count, len(x))."""
     T = np.empty((count, len(x)))
     T[0] = 1.0
     T[1:2] = x
     for k in range(2, count):
         T[k] = 2 * x * T[k - 1] - T[k - 2]
-    angles = (np.arange(count) + 0.5) * math.pi / count
-    to_nodes = np.cos(np.arange(count)[:, None] * angles) * (2 / count)
+    return T
+
+
+def _moments_to_nodes(count: int) -> np.ndarray:
+    """Matrix from sums over T_k to sums over the cardinal functions of interpolation at the Chebyshev points."""
+    to_nodes = np.cos(np.arange(count)[:, None] * _angles(count)) * (2 / count)
     to_nodes[0] /= 2
-    return T.T @ to_nodes
+    return to_nodes
+
+
+def _angles(count: int) -> np.ndarray:
+    return (np.arange(count) + 0.5) * math.pi / count

@@ -50,7 +50,7 @@ def plot_correlation_paths(post: xr.DataTree) -> Figure:
 
 
 def plot_terminal_correlation(post: xr.DataTree) -> Figure:
-    """Density of the correlations at the last layer, networks against SDE, as Fig. 1 (right) and 3 (left) of the paper."""
+    """Density of the correlations at the last layer, networks against SDE, as in Fig. 1 (right) and 3 (left)."""
     predicted = post["posterior_predictive"]["covariance"].isel(layer=-1)
     observed = post["observed_data"]["covariance"].sel(layer=predicted["layer"])
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -21,13 +21,13 @@ from sdeinfer.plots import (
 DPI = 120
 
 CAPTIONS = {
-    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, where known. In the limit "
-    "c₊ and c₋ enter through their gap alone: what is seen of the two themselves is the prior.",
+    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, where known. In the "
+    "limit c₊ and c₋ enter through their gap alone: what is seen of the two themselves is the prior.",
     "correlation_paths": "Correlations between tokens over depth: observed networks against the SDE at draws from the "
     "posterior, started at the networks' own first covariances.",
     "terminal_correlation": "Correlations after the last layer: observed networks against the SDE.",
-    "ranks": "Ranks of each chain's draws among all draws, less their expectation: curves within the noise of zero mean "
-    "that the chains agree.",
+    "ranks": "Ranks of each chain's draws among all draws, less their expectation: curves that stay near zero, with p "
+    "above α, mean that the chains agree.",
 }
 """The figures of a report, by file name, and what they show."""
 

@@ -1,0 +1,48 @@
+"""The default suite runs in double precision; a module may ask for single precision by the fixture `float32`."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import pytest
+
+import sdeinfer as si
+
+jax.config.update("jax_enable_x64", True)
+
+LAYERS = {
+    "transformer": lambda: si.ShapedTransformer(gamma=0.5, tau0=0.6, c_plus=0.3, c_minus=-1.5),
+    "attention": lambda: si.ShapedAttention(gamma=0.7, tau0=0.8),
+    "feedforward": lambda: si.ResidualFeedForward(gamma=0.6, c_plus=0.5, c_minus=-1.0),
+    "mlp": lambda: si.ShapedMLP(c_plus=0.2, c_minus=-1.2),
+    "stack": lambda: si.Stack(
+        (
+            si.ShapedAttention(gamma=0.4, tau0=1.1),
+            si.ResidualFeedForward(gamma=0.9, c_plus=1.0, c_minus=-0.5),
+        )
+    ),
+}
+"""One of each architecture: the shared property tests run over all of them."""
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request) -> si.layers.AbstractLayer:
+    return LAYERS[request.param]()
+
+
+def random_covariance(tokens: int, seed: int = 0):
+    """A well-conditioned covariance with unequal norms."""
+    X = jr.normal(jr.key(seed), (tokens, tokens + 3))
+    return X @ X.T / (tokens + 3)
+
+
+@pytest.fixture(params=range(1, 7), ids=lambda m: f"m{m}")
+def V(request):
+    return random_covariance(request.param, seed=request.param)
+
+
+@pytest.fixture
+def key():
+    return jr.key(20230630)
+
+
+__all__ = ["LAYERS", "jnp", "random_covariance"]

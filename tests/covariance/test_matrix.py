@@ -1,0 +1,132 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from references import assert_agrees, packed
+
+import sdeinfer as si
+from sdeinfer.covariance import (
+    centre,
+    correlation,
+    covariance_fault,
+    factor,
+    pairs,
+    safe_sqrt,
+    unvech,
+    validate_covariance,
+    vech,
+)
+
+DTYPES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+
+
+@DTYPES
+def test_vech_packs_the_upper_triangle_row_by_row_and_unvech_inverts_it(V, dtype):
+    V = V.astype(dtype)
+    assert vech(V).dtype == unvech(vech(V)).dtype == dtype
+    np.testing.assert_array_equal(vech(V), packed(V))
+    np.testing.assert_array_equal(unvech(vech(V)), V)
+
+
+def test_pairs_name_the_entries_of_vech():
+    rows, columns = pairs(3)
+    assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)]
+
+
+@DTYPES
+def test_correlation_divides_by_the_norms_and_is_one_on_the_diagonal(V, dtype):
+    rho = correlation(V.astype(dtype))
+    norms = np.sqrt(np.diagonal(V))
+    assert rho.dtype == dtype
+    np.testing.assert_array_equal(np.diagonal(rho), 1)
+    assert_agrees(rho, V / np.outer(norms, norms), rtol=8 * float(jnp.finfo(dtype).eps))
+
+
+def test_correlation_of_equal_and_opposite_tokens_never_leaves_its_range():
+    x = jnp.array([0.1, -0.3, 0.7, 1e-3])
+    rho = correlation(jnp.outer(x, x))
+    assert float(jnp.abs(rho).max()) <= 1
+
+
+def test_correlation_of_a_zero_token_is_nan():
+    assert jnp.isnan(correlation(jnp.diag(jnp.array([1.0, 0.0]))))[0, 1]
+
+
+@DTYPES
+def test_centre_is_conjugation_by_the_centring_projection(V, dtype):
+    m = len(V)
+    H = np.eye(m) - 1 / m
+    np.testing.assert_allclose(centre(V.astype(dtype)), H @ V @ H, atol=20 * float(jnp.finfo(dtype).eps))
+
+
+@DTYPES
+def test_factor_is_a_square_root(V, dtype):
+    X = factor(V.astype(dtype))
+    assert X.dtype == dtype
+    assert_agrees(X @ X.T, V, rtol=50 * float(jnp.finfo(dtype).eps))
+
+
+@DTYPES
+def test_factor_of_a_singular_covariance_is_finite_and_exact(dtype):
+    V = si.equicorrelated(tokens=4, correlation=1.0, norm=2.0).astype(dtype)
+    X = factor(V)
+    assert_agrees(X @ X.T, V, rtol=50 * float(jnp.finfo(dtype).eps))
+
+
+def test_safe_sqrt_has_a_finite_derivative_at_zero_and_the_usual_one_elsewhere():
+    assert jax.grad(safe_sqrt)(0.0) == 0
+    assert jax.grad(safe_sqrt)(4.0) == 0.25
+    assert jnp.isnan(safe_sqrt(jnp.array(-1.0)))
+
+
+@pytest.mark.parametrize(("tokens", "rho"), [(1, 0.3), (2, -1.0), (4, 0.2), (4, -1 / 3), (3, 1.0)])
+def test_equicorrelated_has_one_norm_and_one_correlation(tokens, rho):
+    V = np.asarray(si.equicorrelated(tokens=tokens, correlation=rho, norm=1.5))
+    np.testing.assert_allclose(np.diagonal(V), 2.25)
+    np.testing.assert_allclose(V[np.triu_indices(tokens, 1)], 2.25 * rho)
+    validate_covariance(V)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": 0, "correlation": 0.0}, "tokens: at least 1 is needed, got 0"),
+        ({"tokens": 4, "correlation": -0.5}, "correlation: 4 tokens allow -0.3333 to 1 .* got -0.5"),
+        ({"tokens": 2, "correlation": 1.1}, "correlation: 2 tokens allow -1 to 1 .* got 1.1"),
+        ({"tokens": 2, "correlation": float("nan")}, "correlation: .* got nan"),
+        ({"tokens": 2, "correlation": 0.1, "norm": 0.0}, "norm: must be positive and finite, got 0.0"),
+        ({"tokens": 2, "correlation": 0.1, "norm": float("inf")}, "norm: must be positive and finite, got inf"),
+    ],
+)
+def test_equicorrelated_refuses_what_does_not_exist(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        si.equicorrelated(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("V", "message"),
+    [
+        (np.ones(3), r"a square matrix .* got shape \(3,\)"),
+        (np.ones((2, 3)), r"a square matrix .* got shape \(2, 3\)"),
+        (np.ones((0, 0)), r"a square matrix .* got shape \(0, 0\)"),
+        (np.array([[1.0, np.nan], [np.nan, 1.0]]), "2 entries are NaN or infinite"),
+        (np.array([[1.0, 0.25], [0.0, 1.0]]), "not symmetric: .* reaches 0.25"),
+        (np.array([[1, 2], [2, 1]]), "not positive semi-definite: smallest eigenvalue -1"),
+    ],
+)
+def test_a_matrix_that_is_no_covariance_is_refused_with_what_and_how_much(V, message):
+    with pytest.raises(ValueError, match=f"^start: {message}"):
+        validate_covariance(V, name="start")
+
+
+@DTYPES
+def test_rounding_is_no_fault(V, dtype):
+    singular = V.at[-1].set(V[0]).at[:, -1].set(V[:, 0]).at[-1, -1].set(V[0, 0]).astype(dtype)
+    np.testing.assert_array_equal(validate_covariance(singular), singular)
+
+
+def test_the_first_fault_of_a_stack_is_located():
+    stack = np.broadcast_to(np.eye(2), (2, 3, 2, 2)).copy()
+    assert covariance_fault(stack) is None
+    stack[1, 2, 0, 0] = -0.5
+    assert covariance_fault(stack) == ((1, 2), "not positive semi-definite: smallest eigenvalue -0.5")

@@ -1,0 +1,99 @@
+"""Exact properties of finite layers, path by path."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from conftest import LAYERS
+from references import assert_agrees
+
+import sdeinfer as si
+
+
+def exchanged(layer):
+    """The layer with c₊ and c₋ exchanged, wherever it has them."""
+    if isinstance(layer, si.Stack):
+        return si.Stack(tuple(exchanged(part) for part in layer.layers))
+    if "c_plus" not in layer.parameters():
+        return layer
+    return dataclasses.replace(layer, c_plus=layer.c_minus, c_minus=layer.c_plus)
+
+
+@pytest.fixture
+def X(key):
+    return jr.normal(key, (3, 16))
+
+
+def test_exchange_of_slopes_is_a_change_of_sign(layer, X, key):
+    # σ with exchanged slopes is −σ(−x) and the weights are symmetric in law: so V has the same law at every width.
+    np.testing.assert_allclose(exchanged(layer).forward(-X, key=key), -layer.forward(X, key=key), rtol=1e-12, atol=1e-12)
+
+
+def test_layers_are_equivariant_under_permutations_of_the_tokens(layer, X, key):
+    order = np.array([2, 0, 1])
+    assert_agrees(layer.forward(X[order], key=key), layer.forward(X, key=key)[order], rtol=1e-12)
+
+
+def test_equal_tokens_stay_equal(layer, X, key):
+    out = layer.forward(X.at[1].set(X[0]), key=key)
+    assert_agrees(out[1], out[0], rtol=1e-13)
+
+
+def test_scale_of_the_tokens_passes_through_the_relu_layers(X, key):
+    for name in ("mlp", "feedforward"):
+        layer = LAYERS[name]()
+        assert_agrees(layer.forward(3 * X, key=key), 3 * layer.forward(X, key=key), rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_precision_of_the_tokens_is_kept(name, dtype, X, key):
+    layer = jax.tree.map(lambda value: value.astype(dtype), LAYERS[name]())
+    assert layer.forward(X.astype(dtype), key=key).dtype == dtype
+
+
+def test_a_transformer_is_its_stack(X, key):
+    layer = LAYERS["transformer"]()
+    np.testing.assert_array_equal(layer.forward(X, key=key), layer.stack.forward(X, key=key))
+
+
+def test_a_stack_uses_fresh_weights_for_each_of_its_layers(X, key):
+    mlp = si.ShapedMLP(0.0, 0.0)
+    once, twice = si.Stack((mlp,)), si.Stack((mlp, mlp))
+    # With one weight matrix for both layers, the second layer would apply the first one's matrix again.
+    (first,) = jr.split(key, 1)
+    again = mlp.forward(mlp.forward(X, key=first), key=first)
+    np.testing.assert_array_equal(once.forward(X, key=key), mlp.forward(X, key=first))
+    assert not np.allclose(twice.forward(X, key=key), again)
+
+
+def test_attention_is_eq_9(X, key):
+    """Eq. 1 and 9 token by token, with the weights that the layer draws."""
+    gamma, tau0, key_width = 0.7, 0.8, 5
+    layer = si.ShapedAttention(gamma=gamma, tau0=tau0, key_width=key_width)
+    m, n = X.shape
+    W_Q, W_K, W_V = (
+        np.asarray(jr.normal(k, (n, width))) for k, width in zip(jr.split(key, 3), (key_width, key_width, n), strict=True)
+    )
+    x = np.asarray(X)
+    expected = np.empty((m, n))
+    for a in range(m):
+        y = np.array([(x[a] @ W_Q / np.sqrt(n)) @ (x[b] @ W_K / np.sqrt(n)) for b in range(m)])
+        weights = np.exp(y / (tau0 * np.sqrt(n * key_width)))
+        attention = (np.arange(m) == a) + weights / weights.sum() - 1 / m
+        expected[a] = np.sqrt(1 - gamma**2) * x[a] + gamma * attention @ x @ W_V / np.sqrt(n)
+    assert_agrees(layer.forward(X, key=key), expected, rtol=1e-12)
+
+
+def test_feedforward_is_eq_4(X, key):
+    gamma, c_plus, c_minus = 0.6, 0.5, -1.0
+    layer = si.ResidualFeedForward(gamma=gamma, c_plus=c_plus, c_minus=c_minus)
+    n = X.shape[1]
+    W_pre, W_post = (np.asarray(jr.normal(k, (n, n))) for k in jr.split(key))
+    s_plus, s_minus = 1 + c_plus / np.sqrt(n), 1 + c_minus / np.sqrt(n)
+    h = np.asarray(X) @ W_pre / np.sqrt(n)
+    shaped = np.where(h > 0, s_plus * h, s_minus * h) * np.sqrt(2 / (s_plus**2 + s_minus**2) / n)
+    assert_agrees(layer.forward(X, key=key), np.sqrt(1 - gamma**2) * X + gamma * shaped @ W_post, rtol=1e-12)

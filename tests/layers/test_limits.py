@@ -1,0 +1,131 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+from conftest import LAYERS, random_covariance
+from references import assert_agrees
+
+import sdeinfer as si
+from sdeinfer.layers import (
+    ARCHITECTURES,
+    Limit,
+    architecture_name,
+    architecture_named,
+    attention_drift,
+    attention_drift_vectors,
+)
+
+G, T, P, M = 0.6, 0.7, 0.4, -1.1  # γ, τ0, c₊, c₋
+
+TABLE = {
+    "mlp": (si.ShapedMLP(P, M), (0, (P - M) ** 2, 1, 0)),
+    "feedforward": (si.ResidualFeedForward(G, P, M), (0, G**2 * (P - M) ** 2, 2 * G**2, 0)),
+    "attention": (si.ShapedAttention(G, T), (G**2 / T**2, 0, G**2 * (2 - G**2), G**4 / T**2)),
+    "transformer": (
+        si.ShapedTransformer(G, T, P, M),
+        (G**2 / T**2, G**2 * (P - M) ** 2, G**2 * (4 - G**2), G**4 / T**2),
+    ),
+}
+"""Drift of the attention and of the ReLU, a and κ² of each architecture, as the table of the theory gives them."""
+
+
+def coefficients(limit: Limit) -> np.ndarray:
+    return np.array([float(getattr(limit, field.name)) for field in dataclasses.fields(limit)])
+
+
+def test_drift_is_the_papers_index_sum(layer, V):
+    # One token has no drift, whatever the architecture: compare at the scale of V then.
+    scale = max(1.0, np.abs(references.drift(layer, V)).max())
+    assert np.abs(layer.limit().drift(V) - references.drift(layer, V)).max() <= 1e-10 * scale
+
+
+def test_attention_drift_is_the_papers_index_sum_at_its_own_scale():
+    V = random_covariance(6) * 1e-3
+    assert_agrees(attention_drift(V), references.attention_drift(np.asarray(V)))
+
+
+def test_attention_drift_vectors_are_the_factors_of_s2(V):
+    v, s = attention_drift_vectors(V)
+    np.testing.assert_allclose(jnp.outer(v, s), references.S2(np.asarray(V)), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_coefficients_are_those_of_the_theorem(name):
+    layer, expected = TABLE[name]
+    np.testing.assert_allclose(coefficients(layer.limit()), expected, rtol=1e-14)
+
+
+def test_a_stack_adds_coefficients_each_with_its_own_parameters():
+    layers = [layer for layer, _ in TABLE.values()]
+    expected = np.sum([np.array(row, float) for _, row in TABLE.values()], axis=0)
+    np.testing.assert_allclose(coefficients(si.Stack(layers).limit()), expected, rtol=1e-14)
+
+
+def test_a_transformer_is_the_stack_of_its_two_layers():
+    stack = si.Stack((si.ShapedAttention(G, T), si.ResidualFeedForward(G, P, M)))
+    np.testing.assert_array_equal(coefficients(stack.limit()), coefficients(TABLE["transformer"][0].limit()))
+
+
+def test_the_mlp_has_half_the_noise_of_a_feedforward_layer_at_full_strength():
+    mlp = coefficients(si.ShapedMLP(P, M).limit())
+    feedforward = coefficients(si.ResidualFeedForward(1.0, P, M).limit())
+    np.testing.assert_allclose(feedforward, mlp * [1, 1, 2, 1])
+
+
+def test_key_width_leaves_the_limit_alone():
+    np.testing.assert_array_equal(
+        coefficients(si.ShapedTransformer(G, T, P, M, key_width=3).limit()), coefficients(TABLE["transformer"][0].limit())
+    )
+
+
+def test_exchange_of_slopes_leaves_the_limit_alone():
+    for one, other in (
+        (si.ShapedMLP(P, M), si.ShapedMLP(M, P)),
+        (si.ResidualFeedForward(G, P, M), si.ResidualFeedForward(G, M, P)),
+        (si.ShapedTransformer(G, T, P, M), si.ShapedTransformer(G, T, M, P)),
+    ):
+        np.testing.assert_array_equal(coefficients(one.limit()), coefficients(other.limit()))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_drift_and_diffusion_are_equivariant_under_permutations_of_the_tokens(name):
+    limit, V = LAYERS[name]().limit(), random_covariance(5)
+    order = np.array([3, 0, 4, 1, 2])
+    permuted = V[order][:, order]
+    assert_agrees(limit.drift(permuted), limit.drift(V)[order][:, order])
+    diffusion = limit.diffusion(V)
+    dV = references.wishart_path(5, 1, width=9, seed=1)[1]
+    np.testing.assert_allclose(limit.diffusion(permuted).log_det(), diffusion.log_det(), rtol=1e-10)
+    # The Mahalanobis norm of every dV determines Σ.
+    moved, still = limit.diffusion(permuted).whiten(dV[order][:, order]), diffusion.whiten(dV)
+    np.testing.assert_allclose(moved @ moved, still @ still, rtol=1e-10)
+
+
+def test_attention_does_not_drift_where_all_tokens_are_equal_but_for_rounding():
+    V = si.equicorrelated(tokens=4, correlation=1.0, norm=1.7)
+    np.testing.assert_allclose(attention_drift(V), 0, atol=1e-13)
+
+
+def test_drift_is_differentiable_in_every_parameter():
+    V = random_covariance(3)
+
+    def size(values):
+        return jnp.sum(si.ShapedTransformer(*values).limit().drift(V) ** 2)
+
+    values = jnp.array([G, T, P, M])
+    step = 1e-5
+    for i, slope in enumerate(jax.grad(size)(values)):
+        up, down = values.at[i].add(step), values.at[i].add(-step)
+        np.testing.assert_allclose(slope, (size(up) - size(down)) / (2 * step), rtol=1e-7)
+
+
+def test_names_of_architectures_go_both_ways():
+    for name, kind in ARCHITECTURES.items():
+        assert architecture_named(name) is kind
+        assert architecture_name(TABLE[name][0]) == name
+    assert architecture_name(si.Stack((TABLE["mlp"][0],))) is None
+    with pytest.raises(ValueError, match="architecture: must be one of transformer, .* got 'lstm'"):
+        architecture_named("lstm")

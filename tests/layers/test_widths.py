@@ -1,0 +1,173 @@
+"""Sampled layers at finite width against their limits: n E[V′ − V] → b(V) and n Cov[V′ − V] → Σ(V) like 1/n.
+
+Each shaped layer is sampled together with its linear twin (c± = 0, τ0 = ∞) and with its reflection (c₊ and c₋ exchanged,
+τ0 → −τ0) on the same weights. The twin's moments are known exactly at every width and it shares most of the noise: a control
+variate. The reflection has the layer's own law, since the weights' signs are random, and deviates from the twin to the
+other side: an antithetic variate. The slopes are c₊ = −c₋, for which the finite-width corrections are a series in 1/n; other
+slopes add the factor c ≈ 1 − (c₊ + c₋)/√n to the ReLU's drift.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+from budget import assert_distribution, assert_estimate, assert_mean, assert_same_distribution, mean_and_error
+from references import packed
+from scipy import stats
+
+import sdeinfer as si
+from sdeinfer.covariance import vech
+from sdeinfer.networks import tokens_with_covariance
+
+NEVER = 1e12  # a temperature at which the softmax is flat
+PAIRS = {
+    "mlp": (si.ShapedMLP(1.0, -1.0), si.ShapedMLP(0.0, 0.0)),
+    "feedforward": (si.ResidualFeedForward(0.8, 1.0, -1.0), si.ResidualFeedForward(0.8, 0.0, 0.0)),
+    "attention": (si.ShapedAttention(0.9, 0.5, key_width=8), si.ShapedAttention(0.9, NEVER, key_width=8)),
+    "transformer": (
+        si.ShapedTransformer(0.9, 0.5, 1.0, -1.0, key_width=8),
+        si.ShapedTransformer(0.9, NEVER, 0.0, 0.0, key_width=8),
+    ),
+}
+"""A layer and its linear twin. A narrow key is as good as a wide one: the limit does not depend on it."""
+
+V = jnp.array([[1.0, -0.5], [-0.5, 0.7]])
+"""Two tokens in opposition, between which attention has much to do."""
+
+
+def sample(layers, V, width, keys) -> list[np.ndarray]:
+    """V′ after one layer, packed, for each of the layers on the same tokens and weights.
+
+    In single precision, whose rounding is far below every Monte Carlo error here.
+    """
+    layers, V = jax.tree.map(lambda x: x.astype(jnp.float32), (layers, V))
+    return [np.asarray(x, np.float64) for x in _sample(layers, V, width, keys)]
+
+
+@eqx.filter_jit
+def _sample(layers, V, width, keys):
+    def one(key):
+        key_tokens, key_layer = jr.split(key)
+        X = tokens_with_covariance(V, width=width, key=key_tokens)
+        outputs = [layer.forward(X, key=key_layer) for layer in layers]
+        return [vech(Y @ Y.T / width) for Y in outputs]
+
+    return jax.lax.map(one, keys, batch_size=500)
+
+
+def reflected(layer):
+    """The layer with c₊ = −c₋ exchanged and the sign of τ0 reversed, which its constructor would refuse."""
+    names = [name for name in ("c_plus", "c_minus", "tau0") if name in layer.parameters()]
+    return eqx.tree_at(lambda x: [getattr(x, name) for name in names], layer, [-getattr(layer, name) for name in names])
+
+
+def moments(name: str, width: int, samples: int, key) -> tuple[tuple, tuple]:
+    """Estimates of n E[V′ − V] and n Cov[V′ − V], each with its Monte Carlo error."""
+    layer, linear = PAIRS[name]
+    shaped, mirrored, twin = sample((layer, reflected(layer), linear), V, width, jr.split(key, samples))
+    drift = width * ((shaped + mirrored) / 2 - twin)  # the twin's mean is V
+    mean = packed(V) + drift.mean(axis=0) / width
+    products = (outer(shaped - mean) + outer(mirrored - mean)) / 2 - outer(twin - packed(V))
+    known = references.packed_tensor(references.linear_layer_covariance(linear, V, width=width))
+    covariance, error = mean_and_error(width * products)
+    return mean_and_error(drift), (covariance + width * known, error)
+
+
+def outer(x: np.ndarray) -> np.ndarray:
+    return x[:, :, None] * x[:, None, :]
+
+
+def intercept(widths, estimates, errors) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted least squares in 1, 1/n, 1/n², as far as the widths go: the value at n = ∞ and its error, entry by entry."""
+    design = np.stack([np.asarray(widths, float) ** -k for k in range(min(3, len(widths)))], axis=1)
+    weights = 1 / np.stack(errors) ** 2
+    normal = np.einsum("ni,n...,nj->...ij", design, weights, design)
+    moment = np.einsum("ni,n...,n...->...i", design, weights, np.stack(estimates))
+    return np.linalg.solve(normal, moment[..., None])[..., 0, 0], np.sqrt(np.linalg.inv(normal)[..., 0, 0])
+
+
+def assert_limit(name: str, widths: list[int], samples: int, key) -> None:
+    layer, _ = PAIRS[name]
+    keys = jr.split(key, len(widths))
+    found = [moments(name, n, samples, k) for n, k in zip(widths, keys, strict=True)]
+    for which, expected in enumerate((packed(references.drift(layer, V)), references.diffusion(layer, V))):
+        estimates, errors = zip(*(pair[which] for pair in found), strict=True)
+        extrapolated, error = intercept(widths, estimates, errors)
+        assert_estimate(extrapolated, expected, error)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_moments_of_one_layer_tend_to_the_limit(name, key):
+    assert_limit(name, [32, 64], 2_000, key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAIRS)
+def test_moments_of_one_layer_tend_to_the_limit_closely(name, key):
+    assert_limit(name, [32, 64, 128, 256], 40_000, jr.fold_in(key, 1))
+
+
+@pytest.mark.slow
+def test_the_difference_from_the_limit_shrinks_like_one_over_n(key):
+    """The exponent p of |n Cov − Σ| ∝ n^−p, from widths n, 2n, 4n; its own 1/n correction is extrapolated away."""
+    layer, _ = PAIRS["transformer"]
+    sigma = references.diffusion(layer, V)
+    logs, errors = [], []
+    for i, width in enumerate((16, 32, 64)):
+        # One number for all entries: the excess in the direction of Σ.
+        _, (covariance, error) = moments("transformer", width, 100_000, jr.fold_in(key, i))
+        excess = np.vdot(covariance - sigma, sigma)
+        logs.append(np.log2(excess))
+        # Entries depend on each other: the sum of their errors bounds the error of the sum.
+        errors.append(np.vdot(error, np.abs(sigma)) / excess / np.log(2))
+    wide, wider = logs[0] - logs[1], logs[1] - logs[2]
+    assert_estimate(2 * wider - wide, 1, np.linalg.norm(np.array(errors) * [1, 3, 2]))
+
+
+@pytest.mark.parametrize("name", ["mlp", "feedforward"])
+def test_drift_of_relu_layers_is_exact_at_every_width(name, key):
+    # n E[V′ − V] = c b(V) for every n and every pair of slopes, with zero diagonal: E V_αα is constant.
+    width, c_plus, c_minus = 5, 0.8, -1.1
+    layer, linear = {
+        "mlp": (si.ShapedMLP(c_plus, c_minus), si.ShapedMLP(0.0, 0.0)),
+        "feedforward": (si.ResidualFeedForward(0.9, c_plus, c_minus), si.ResidualFeedForward(0.9, 0.0, 0.0)),
+    }[name]
+    he = 2 / ((1 + c_plus / np.sqrt(width)) ** 2 + (1 + c_minus / np.sqrt(width)) ** 2)
+    shaped, twin = sample((layer, linear), V, width, jr.split(key, 20_000))
+    assert_mean(width * (shaped - twin), he * packed(references.drift(layer, V)))
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_moments_of_linear_layers_are_exact_at_every_width(name, key):
+    width = 6
+    _, linear = PAIRS[name]
+    (samples,) = sample((linear,), V, width, jr.split(key, 20_000))
+    samples = samples - packed(V)
+    assert_mean(samples, 0)
+    expected = references.packed_tensor(references.linear_layer_covariance(linear, V, width=width))
+    assert_mean(outer(samples), expected)
+
+
+def test_a_linear_mlp_layer_has_the_wishart_law(key):
+    # Bartlett: the Cholesky factor of the whitened n V′ has independent entries, χ on the diagonal and normal below it.
+    width = 7
+    (samples,) = sample((si.ShapedMLP(0.0, 0.0),), V, width, jr.split(key, 5_000))
+    rows, columns = np.triu_indices(2)
+    W = np.empty((len(samples), 2, 2))
+    W[:, rows, columns] = W[:, columns, rows] = samples
+    L = np.linalg.inv(np.linalg.cholesky(V))
+    B = np.linalg.cholesky(width * L @ W @ L.T)
+    assert_distribution(B[:, 0, 0] ** 2, stats.chi2(width).cdf)
+    assert_distribution(B[:, 1, 1] ** 2, stats.chi2(width - 1).cdf)
+    assert_distribution(B[:, 1, 0], stats.norm.cdf)
+
+
+def test_exchange_of_slopes_leaves_the_law_of_a_layer_alone(key):
+    width, keys = 8, jr.split(key, 10_000)
+    (one,) = sample((si.ShapedMLP(1.5, -1.0),), V, width, keys[:5_000])
+    (other,) = sample((si.ShapedMLP(-1.0, 1.5),), V, width, keys[5_000:])
+    for entry in range(3):
+        assert_same_distribution(one[:, entry], other[:, entry])

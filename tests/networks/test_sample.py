@@ -1,0 +1,125 @@
+import importlib
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from budget import assert_mean, assert_same_distribution, assert_variance
+from conftest import LAYERS, random_covariance
+from references import assert_agrees
+from scipy.special import digamma, polygamma
+
+import sdeinfer as si
+from sdeinfer.observe import truth_of
+
+SIZES = {"width": 12, "depth": 6, "networks": 7}
+
+
+def covariance(layer, V0, *, key, **sizes) -> np.ndarray:
+    return si.sample_networks(layer, V0, **(SIZES | sizes), key=key)["covariance"].values
+
+
+@pytest.fixture
+def V0():
+    return random_covariance(3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_every_network_starts_at_exactly_v0(layer, V0, dtype, key):
+    V = covariance(layer, V0.astype(dtype), key=key)
+    assert V.dtype == dtype
+    assert V.shape == (7, 7, 3, 3)
+    assert_agrees(V[:, 0], np.broadcast_to(V0, (7, 3, 3)), rtol=20 * float(jnp.finfo(dtype).eps))
+    np.testing.assert_array_equal(V, np.swapaxes(V, -1, -2))
+
+
+def test_networks_and_layers_are_all_different(layer, V0, key):
+    V = covariance(layer, V0, key=key)[:, 1:].reshape(-1, 9)
+    assert len(np.unique(V.round(8), axis=0)) == len(V)
+
+
+def test_networks_do_not_depend_on_the_batches_they_come_in(layer, V0, key, monkeypatch):
+    module = importlib.import_module("sdeinfer.networks._sample")
+    together = covariance(layer, V0, key=key)
+    monkeypatch.setattr(module, "WEIGHTS_IN_MEMORY", 3 * SIZES["width"] ** 2)
+    assert_agrees(covariance(layer, V0, key=key), together, rtol=1e-12)
+    monkeypatch.setattr(module, "WEIGHTS_IN_MEMORY", 1)
+    assert_agrees(covariance(layer, V0, key=key), together, rtol=1e-12)
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 6])
+def test_thinned_networks_are_the_same_networks(V0, every, key):
+    layer = LAYERS["transformer"]()
+    thinned = si.sample_networks(layer, V0, **SIZES, observe_every=every, key=key)
+    kept = np.arange(0, SIZES["depth"] + 1, every)
+    np.testing.assert_array_equal(thinned["layer"], kept)
+    assert_agrees(thinned["covariance"].values, covariance(layer, V0, key=key)[:, kept], rtol=1e-12)
+
+
+def test_a_key_gives_one_set_of_networks(V0, key):
+    layer = LAYERS["feedforward"]()
+    np.testing.assert_array_equal(covariance(layer, V0, key=key), covariance(layer, V0, key=key))
+    assert not np.allclose(covariance(layer, V0, key=key)[:, 1:], covariance(layer, V0, key=jr.key(1))[:, 1:])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_attributes_hold_the_truth(name, V0, key):
+    layer = LAYERS[name]()
+    data = si.sample_networks(layer, V0, **(SIZES | {"depth": 1, "networks": 2}), key=key)
+    assert truth_of(data) == {name: float(value) for name, value in layer.parameters().items()}
+    assert data.attrs.get("architecture") == (None if name == "stack" else name)
+    np.testing.assert_array_equal(data["width"], SIZES["width"])
+    np.testing.assert_array_equal(data["layer"], [0, 1])
+
+
+def test_equal_tokens_are_allowed_and_stay_equal(layer, key):
+    V = covariance(layer, si.equicorrelated(tokens=3, correlation=1.0, norm=1.2), key=key)
+    assert_agrees(V, np.broadcast_to(V[..., :1, :1], V.shape), rtol=1e-6)
+    assert V.std() > 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"width": 2}, "width: 3 tokens need a width of at least 3, got 2"),
+        ({"depth": 0}, "depth: at least 1 is needed, got 0"),
+        ({"networks": 0}, "networks: at least 1 is needed, got 0"),
+        ({"observe_every": 0}, "observe_every: at least 1 is needed, got 0"),
+        ({"observe_every": 7}, "observe_every: must not exceed the depth 6, got 7"),
+    ],
+)
+def test_sizes_that_make_no_network_are_refused(sizes, message, V0, key):
+    with pytest.raises(ValueError, match=message):
+        covariance(LAYERS["mlp"](), V0, key=key, **sizes)
+
+
+def test_a_v0_that_is_no_covariance_is_refused(key):
+    with pytest.raises(ValueError, match="V0: not positive semi-definite: smallest eigenvalue -1"):
+        covariance(LAYERS["mlp"](), jnp.array([[1.0, 2.0], [2.0, 1.0]]), key=key)
+
+
+def test_networks_that_explode_are_refused_with_the_place(key):
+    layer = si.ShapedMLP(0.0, 0.0)
+    with pytest.raises(ValueError, match=r"covariance: network \d+, layer \d+: .* NaN or infinite"):
+        covariance(layer, 1e38 * jnp.eye(2, dtype=jnp.float32), depth=40, key=key)
+
+
+def test_deep_linear_networks_lose_volume_as_products_of_wishart_matrices_do(V0, key):
+    width, depth, m = 10, 4, 3
+    V = covariance(si.ShapedMLP(0.0, 0.0), V0, width=width, depth=depth, networks=2_000, key=key)
+    _, log_det = np.linalg.slogdet(V)
+    loss = log_det[:, -1] - log_det[:, 0]
+    # log det of Wishart_m(n, I/n) is a sum of independent log χ²_{n−i} − log n, i = 0 … m − 1.
+    half = (width - np.arange(m)) / 2
+    assert_mean(loss, depth * np.sum(digamma(half) + np.log(2 / width)))
+    assert_variance(loss, depth * np.sum(polygamma(1, half)))
+
+
+def test_networks_with_exchanged_slopes_have_one_law(V0, key):
+    one, other = (
+        covariance(si.ShapedTransformer(0.8, 1.0, *slopes), V0, networks=1_000, depth=4, key=k)[:, -1]
+        for slopes, k in zip(((1.5, -1.0), (-1.0, 1.5)), jax.random.split(key), strict=True)
+    )
+    assert_same_distribution(one[:, 0, 1], other[:, 0, 1])
+    assert_same_distribution(np.linalg.slogdet(one)[1], np.linalg.slogdet(other)[1])

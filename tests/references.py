@@ -1,0 +1,187 @@
+"""Naive twins of the fast code, written from the paper's index sums in plain NumPy; nothing here imports sdeinfer.
+
+A layer is known here by the name of its class and its parameters only. Packed vectors hold the entries α ≤ β row by row.
+"""
+
+import math
+from itertools import product
+
+import numpy as np
+from scipy.stats import multivariate_normal
+
+
+def assert_agrees(fast, naive, *, rtol: float = 1e-10) -> None:
+    """Largest difference at most `rtol` times the largest entry: what rounding leaves of an array of one scale."""
+    fast, naive = np.asarray(fast), np.asarray(naive)
+    assert fast.shape == naive.shape
+    error, scale = np.abs(fast - naive).max(), np.abs(naive).max()
+    assert error <= rtol * scale, f"off by {error:.3g}, which is {error / scale:.3g} of the largest entry {scale:.3g}"
+
+
+def packed(V) -> np.ndarray:
+    """The entries α ≤ β of a matrix, or of the last two axes of a stack."""
+    V = np.asarray(V)
+    return np.stack([V[..., a, b] for a in range(V.shape[-1]) for b in range(a, V.shape[-1])], axis=-1)
+
+
+def packed_tensor(T) -> np.ndarray:
+    """T[αβδω] as a matrix over pairs α ≤ β and δ ≤ ω."""
+    rows, columns = np.triu_indices(T.shape[0])
+    return T[rows[:, None], columns[:, None], rows, columns]
+
+
+def S1(V) -> np.ndarray:
+    """S₁^{αδ,βω} of Eq. 10."""
+    m = len(V)
+    bar = V.mean(axis=1)
+    S = np.empty((m, m, m, m))
+    for a, d, b, w in product(range(m), repeat=4):
+        S[a, d, b, w] = V[a, b] * (V[d, w] - bar[d] - bar[w] + V.mean())
+    return S
+
+
+def S2(V) -> np.ndarray:
+    """S₂^{αδ} of Eq. 10."""
+    m = len(V)
+    S = np.empty((m, m))
+    for a, d in product(range(m), repeat=2):
+        S[a, d] = V[a, a] * (V[d, d] - 2 * V[d].mean() + 2 * V.mean() - np.trace(V) / m)
+    return S
+
+
+def attention_drift(V) -> np.ndarray:
+    """The bracket of Theorem 4.2's drift: b without γ²/τ0²."""
+    m = len(V)
+    first, second = S1(V), S2(V)
+    b = np.zeros((m, m))
+    for a, c, n in product(range(m), repeat=3):
+        b[a, c] += (V[c, n] * second[a, n] + V[a, n] * second[c, n]) / (2 * m)
+        for k in range(m):
+            b[a, c] += V[n, k] * first[a, n, c, k] / m**2
+    return b
+
+
+def attention_tensor(V) -> np.ndarray:
+    """𝒜^{αβ,δω} of Theorem 4.2."""
+    m = len(V)
+    S = S1(V)
+    return (
+        np.einsum("ak,dn,bkwn->abdw", V, V, S)
+        + np.einsum("ak,wn,bkdn->abdw", V, V, S)
+        + np.einsum("bn,dk,anwk->abdw", V, V, S)
+        + np.einsum("bn,wk,andk->abdw", V, V, S)
+    ) / m**2
+
+
+def linear_tensor(V) -> np.ndarray:
+    """Σ_lin^{αβ,δω} of Theorem 3.2."""
+    return np.einsum("ad,bw->abdw", V, V) + np.einsum("aw,bd->abdw", V, V)
+
+
+def nu(rho: float, c_plus: float, c_minus: float) -> float:
+    """ν(ρ) of Eq. 6."""
+    return (c_plus - c_minus) ** 2 / (2 * math.pi) * (math.sqrt(1 - rho**2) - rho * math.acos(rho))
+
+
+def relu_drift(V, c_plus: float, c_minus: float) -> np.ndarray:
+    """b_ReLU of Theorem 3.2."""
+    m = len(V)
+    b = np.zeros((m, m))
+    for a, c in product(range(m), repeat=2):
+        scale = math.sqrt(V[a, a] * V[c, c])
+        if a != c:  # ν(1) = 0, which rounding in ρ would spoil
+            b[a, c] = nu(V[a, c] / scale, c_plus, c_minus) * scale
+    return b
+
+
+def drift(layer, V) -> np.ndarray:
+    """b(V) as the theorems give it for each architecture."""
+    V = np.asarray(V)
+    match type(layer).__name__:
+        case "ShapedMLP":
+            return relu_drift(V, float(layer.c_plus), float(layer.c_minus))
+        case "ResidualFeedForward":
+            return float(layer.gamma) ** 2 * relu_drift(V, float(layer.c_plus), float(layer.c_minus))
+        case "ShapedAttention":
+            return float(layer.gamma) ** 2 / float(layer.tau0) ** 2 * attention_drift(V)
+        case "ShapedTransformer":
+            relu = relu_drift(V, float(layer.c_plus), float(layer.c_minus))
+            return float(layer.gamma) ** 2 * (attention_drift(V) / float(layer.tau0) ** 2 + relu)
+        case "Stack":
+            return sum((drift(part, V) for part in layer.layers), np.zeros_like(V))
+        case name:
+            raise TypeError(name)
+
+
+def diffusion_tensor(layer, V) -> np.ndarray:
+    """Σ^{αβ,δω} as the theorems give it for each architecture."""
+    V = np.asarray(V)
+    match type(layer).__name__:
+        case "ShapedMLP":
+            return linear_tensor(V)
+        case "ResidualFeedForward":
+            return 2 * float(layer.gamma) ** 2 * linear_tensor(V)
+        case "ShapedAttention":
+            g, t = float(layer.gamma), float(layer.tau0)
+            return g**2 * (2 - g**2) * linear_tensor(V) + g**4 / t**2 * attention_tensor(V)
+        case "ShapedTransformer":
+            g, t = float(layer.gamma), float(layer.tau0)
+            return (g**2 * (2 - g**2) + 2 * g**2) * linear_tensor(V) + g**4 / t**2 * attention_tensor(V)
+        case "Stack":
+            return sum((diffusion_tensor(part, V) for part in layer.layers), np.zeros((len(V),) * 4))
+        case name:
+            raise TypeError(name)
+
+
+def diffusion(layer, V) -> np.ndarray:
+    """Σ(V) as a p×p matrix."""
+    return packed_tensor(diffusion_tensor(layer, V))
+
+
+def log_density(layer, V, V_next, *, width: float) -> float:
+    """Log density of one step of the Euler chain over dt = 1/n, as a dense normal on the p entries α ≤ β."""
+    mean = packed(V + drift(layer, V) / width)
+    return float(multivariate_normal(mean, diffusion(layer, V) / width).logpdf(packed(V_next)))
+
+
+def log_likelihood(layer, path, *, width: float) -> float:
+    """Log density of a path given its start, V of shape (layers, m, m)."""
+    return sum(log_density(layer, V, V_next, width=width) for V, V_next in zip(path[:-1], path[1:], strict=True))
+
+
+def wishart_path(tokens: int, layers: int, *, width: int, seed: int) -> np.ndarray:
+    """A path of positive definite covariances with unequal norms: V′ | V ~ Wishart(n, V/n)."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(tokens, tokens + 3))
+    path = [X @ X.T / (tokens + 3)]
+    for _ in range(layers):
+        X = np.linalg.cholesky(path[-1]) @ rng.normal(size=(tokens, width))
+        path.append(X @ X.T / width)
+    return np.stack(path)
+
+
+def linear_layer_covariance(layer, V, *, width: int) -> np.ndarray:
+    """Cov(V′_αβ, V′_δω) for a layer with c± = 0 and τ0 = ∞, exact at every width, by Isserlis' theorem.
+
+    Feed-forward: X′ = λX + γ X W₁W₂/n, with W₁ integrated after W₂; a stack by the law of total covariance.
+    """
+    V = np.asarray(V)
+    lin, outer = linear_tensor(V), np.einsum("ab,dw->abdw", V, V)
+    match type(layer).__name__:
+        case "ShapedMLP":
+            return lin / width
+        case "ShapedAttention":
+            g = float(layer.gamma)
+            return g**2 * (2 - g**2) * lin / width
+        case "ResidualFeedForward":
+            g = float(layer.gamma)
+            return (2 * g**2 * lin + g**4 * (lin + 2 * outer) / width) / width
+        case "ShapedTransformer":
+            first, second = layer.stack.layers
+            before = linear_layer_covariance(first, V, width=width)
+            # E[V′_αδ V′_βω] = V_αδ V_βω + Cov(V′_αδ, V′_βω), in the quadratic form of the second layer
+            g = float(second.gamma)
+            lin = lin + np.einsum("adbw->abdw", before) + np.einsum("awbd->abdw", before)
+            return before + (2 * g**2 * lin + g**4 * (lin + 2 * (outer + before)) / width) / width
+        case name:
+            raise TypeError(name)

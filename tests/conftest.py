@@ -1,7 +1,6 @@
 """The default suite runs in double precision; a module may ask for single precision by the fixture `float32`."""
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import pytest
 
@@ -45,4 +44,15 @@ def key():
     return jr.key(20230630)
 
 
-__all__ = ["LAYERS", "jnp", "random_covariance"]
+@pytest.fixture(scope="session")
+def networks():
+    """A small data set of finite Transformers with known parameters."""
+    truth = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=1.0, c_minus=-3.0)
+    V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.4)
+    return si.sample_networks(truth, V0, width=96, depth=10, networks=24, key=jr.key(1))
+
+
+@pytest.fixture(scope="session")
+def fitted(networks):
+    """A short fit of them."""
+    return si.fit(si.models.full_path, networks, chains=2, draws=400, warmup=300, predictions=20, key=jr.key(2))

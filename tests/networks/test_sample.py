@@ -1,3 +1,4 @@
+import functools
 import importlib
 
 import jax
@@ -5,6 +6,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+import xarray as xr
 from budget import assert_mean, assert_same_distribution, assert_variance
 from conftest import LAYERS, random_covariance
 from references import assert_agrees
@@ -20,61 +22,73 @@ def covariance(layer, V0, *, key, **sizes) -> np.ndarray:
     return si.sample_networks(layer, V0, **(SIZES | sizes), key=key)["covariance"].values
 
 
+@functools.cache
+def sampled(name: str) -> xr.Dataset:
+    """Networks of one architecture, sampled once: most of the time here goes into compilation."""
+    return si.sample_networks(LAYERS[name](), random_covariance(3), **SIZES, key=jr.key(5))
+
+
 @pytest.fixture
 def V0():
     return random_covariance(3)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_every_network_starts_at_exactly_v0(layer, V0, dtype, key):
-    V = covariance(layer, V0.astype(dtype), key=key)
-    assert V.dtype == dtype
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_network_starts_at_exactly_v0(name, V0):
+    V = sampled(name)["covariance"].values
     assert V.shape == (7, 7, 3, 3)
-    assert_agrees(V[:, 0], np.broadcast_to(V0, (7, 3, 3)), rtol=20 * float(jnp.finfo(dtype).eps))
+    assert V.dtype == np.float64
+    assert_agrees(V[:, 0], np.broadcast_to(V0, (7, 3, 3)), rtol=1e-14)
     np.testing.assert_array_equal(V, np.swapaxes(V, -1, -2))
 
 
-def test_networks_and_layers_are_all_different(layer, V0, key):
-    V = covariance(layer, V0, key=key)[:, 1:].reshape(-1, 9)
+@pytest.mark.parametrize("name", LAYERS)
+def test_networks_and_layers_are_all_different(name):
+    V = sampled(name)["covariance"].values[:, 1:].reshape(-1, 9)
     assert len(np.unique(V.round(8), axis=0)) == len(V)
 
 
-def test_networks_do_not_depend_on_the_batches_they_come_in(layer, V0, key, monkeypatch):
-    module = importlib.import_module("sdeinfer.networks._sample")
-    together = covariance(layer, V0, key=key)
-    monkeypatch.setattr(module, "WEIGHTS_IN_MEMORY", 3 * SIZES["width"] ** 2)
-    assert_agrees(covariance(layer, V0, key=key), together, rtol=1e-12)
-    monkeypatch.setattr(module, "WEIGHTS_IN_MEMORY", 1)
-    assert_agrees(covariance(layer, V0, key=key), together, rtol=1e-12)
+@pytest.mark.parametrize("name", LAYERS)
+def test_attributes_hold_the_truth(name):
+    data = sampled(name)
+    assert truth_of(data.attrs) == {name: float(value) for name, value in LAYERS[name]().parameters().items()}
+    assert data.attrs.get("architecture") == (None if name == "stack" else name)
+    np.testing.assert_array_equal(data["width"], [SIZES["width"]] * SIZES["networks"])
+    np.testing.assert_array_equal(data["layer"], range(SIZES["depth"] + 1))
 
 
-@pytest.mark.parametrize("every", [2, 3, 4, 6])
-def test_thinned_networks_are_the_same_networks(V0, every, key):
-    layer = LAYERS["transformer"]()
-    thinned = si.sample_networks(layer, V0, **SIZES, observe_every=every, key=key)
+def test_single_precision_tokens_give_single_precision_networks(V0, key):
+    V = covariance(LAYERS["transformer"](), V0.astype(jnp.float32), key=key)
+    assert V.dtype == np.float32
+    assert_agrees(V[:, 0], np.broadcast_to(V0, (7, 3, 3)), rtol=20 * float(jnp.finfo(jnp.float32).eps))
+
+
+def test_networks_do_not_depend_on_the_batches_they_come_in(V0, monkeypatch):
+    # Seven networks in batches of three: the last batch is filled up with networks already drawn.
+    monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "WEIGHTS_IN_MEMORY", 3 * 12**2)
+    assert_agrees(covariance(LAYERS["transformer"](), V0, key=jr.key(5)), sampled("transformer")["covariance"], rtol=1e-12)
+    # A network that does not fit is drawn alone.
+    monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "WEIGHTS_IN_MEMORY", 1)
+    assert_agrees(covariance(LAYERS["mlp"](), V0, key=jr.key(5)), sampled("mlp")["covariance"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_thinned_networks_are_the_same_networks(V0, every):
+    thinned = si.sample_networks(LAYERS["transformer"](), V0, **SIZES, observe_every=every, key=jr.key(5))
     kept = np.arange(0, SIZES["depth"] + 1, every)
     np.testing.assert_array_equal(thinned["layer"], kept)
-    assert_agrees(thinned["covariance"].values, covariance(layer, V0, key=key)[:, kept], rtol=1e-12)
+    assert_agrees(thinned["covariance"], sampled("transformer")["covariance"][:, kept], rtol=1e-12)
 
 
-def test_a_key_gives_one_set_of_networks(V0, key):
-    layer = LAYERS["feedforward"]()
-    np.testing.assert_array_equal(covariance(layer, V0, key=key), covariance(layer, V0, key=key))
-    assert not np.allclose(covariance(layer, V0, key=key)[:, 1:], covariance(layer, V0, key=jr.key(1))[:, 1:])
+def test_a_key_gives_one_set_of_networks(V0):
+    layer, first = LAYERS["mlp"](), sampled("mlp")["covariance"].values
+    np.testing.assert_array_equal(covariance(layer, V0, key=jr.key(5)), first)
+    assert not np.allclose(covariance(layer, V0, key=jr.key(6))[:, 1:], first[:, 1:])
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_attributes_hold_the_truth(name, V0, key):
-    layer = LAYERS[name]()
-    data = si.sample_networks(layer, V0, **(SIZES | {"depth": 1, "networks": 2}), key=key)
-    assert truth_of(data) == {name: float(value) for name, value in layer.parameters().items()}
-    assert data.attrs.get("architecture") == (None if name == "stack" else name)
-    np.testing.assert_array_equal(data["width"], SIZES["width"])
-    np.testing.assert_array_equal(data["layer"], [0, 1])
-
-
-def test_equal_tokens_are_allowed_and_stay_equal(layer, key):
-    V = covariance(layer, si.equicorrelated(tokens=3, correlation=1.0, norm=1.2), key=key)
+def test_equal_tokens_are_allowed_and_stay_equal(key):
+    V = covariance(LAYERS["transformer"](), si.equicorrelated(tokens=3, correlation=1.0, norm=1.2), key=key)
+    # A factor of a singular V0 is off by √eps.
     assert_agrees(V, np.broadcast_to(V[..., :1, :1], V.shape), rtol=1e-6)
     assert V.std() > 0
 

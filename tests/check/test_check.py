@@ -1,0 +1,68 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+import sdeinfer as si
+from sdeinfer.check import known_truth, logit_range, summarise
+
+
+def test_a_good_fit_passes(fitted, networks):
+    verdict = si.check(fitted, networks)
+    rows = verdict.to_frame()
+    assert {"R-hat", "bulk ESS", "tail ESS", "divergences", "gamma against truth"} <= set(rows.index)
+    assert rows.drop(["bulk ESS", "tail ESS", "R-hat"])["passed"].all()
+
+
+def test_what_fails_is_named_with_advice(fitted, networks):
+    tree = fitted.copy()
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=lambda s: ~s["diverging"])
+    verdict = si.check(tree, networks)
+    assert not verdict.passed
+    assert "divergences" in verdict.verdict
+    failed = next(v for v in verdict.verdicts if v.name == "divergences")
+    assert failed.value == 800
+    assert failed.advice
+
+
+def test_a_wrong_truth_is_seen(fitted, networks):
+    tree = fitted.copy()
+    tree.attrs["truth_gamma"] = 0.9
+    rows = si.check(tree, networks).to_frame()
+    assert not rows.loc["gamma against truth", "passed"]
+
+
+def test_large_covariances_leave_the_range_of_the_limit(fitted, networks):
+    exploded = networks.copy(deep=True)
+    exploded["covariance"][3, 4:] *= 100
+    rows = si.check(fitted, exploded).to_frame()
+    assert not rows.loc["logit sd, largest", "passed"]
+
+
+def test_logit_range_is_that_of_sampled_logits(networks):
+    """Y/τ has entries of variance V_αα V_ββ/(τ0² n), so its largest is max V/(τ0 √n)."""
+    rng = np.random.default_rng(0)
+    data = networks.isel(network=[0])
+    V = data["covariance"].values[0, 2]
+    factor, width, key_width, tau0 = np.linalg.cholesky(V), 96, 400, 0.7
+    G = rng.normal(size=(2, 500, 3, key_width))
+    Y = (factor @ G[0]) @ np.swapaxes(factor @ G[1], -1, -2) / (tau0 * np.sqrt(width * key_width))
+    largest = np.argmax(np.diagonal(V))
+    samples = Y[:, largest, largest]
+    error = samples.var() * np.sqrt(2 / len(samples))
+    assert abs(samples.var() - logit_range(data, tau0)[0, 2] ** 2) < 5 * error
+
+
+def test_verdicts_are_frozen(fitted, networks):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        si.check(fitted, networks).verdicts = ()
+
+
+def test_summary_knows_the_truth_in_the_order_in_which_slopes_are_sampled(fitted):
+    table = summarise(fitted)
+    assert list(table.index) == ["gamma", "tau0", "c_gap", "c_plus", "c_minus"]
+    assert table.loc["c_gap", "truth"] == 4.0
+    swapped = fitted.copy()
+    swapped.attrs |= {"truth_c_plus": -3.0, "truth_c_minus": 1.0}
+    assert known_truth(swapped) == known_truth(fitted)
+    assert ((table["hdi_low"] < table["mean"]) & (table["mean"] < table["hdi_high"])).all()

@@ -1,0 +1,129 @@
+import arviz_stats
+import jax.random as jr
+import numpy as np
+import pytest
+import xarray as xr
+
+import sdeinfer as si
+from sdeinfer.infer import nuts, predict
+from sdeinfer.observe import covariance_dataset
+
+
+def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
+    assert set(fitted.children) == {
+        "posterior",
+        "prior",
+        "posterior_predictive",
+        "prior_predictive",
+        "sample_stats",
+        "log_likelihood",
+        "log_prior",
+        "observed_data",
+        "constant_data",
+    }
+    names = {"gamma", "tau0", "c_gap", "c_mean", "c_plus", "c_minus"}
+    assert set(fitted["posterior"].data_vars) == set(fitted["prior"].data_vars) == names
+    assert fitted["log_likelihood"]["covariance"].dims == ("chain", "draw", "network")
+    assert fitted["log_likelihood"].sizes["network"] == networks.sizes["network"]
+    assert fitted.attrs["architecture"] == "transformer"
+    assert fitted.attrs["truth_gamma"] == 0.6
+    xr.testing.assert_equal(fitted["observed_data"]["covariance"].drop_vars("width", errors="ignore"), networks["covariance"].drop_vars("width"))
+
+
+def test_leave_one_network_out_and_power_scaling_work(fitted):
+    assert np.isfinite(arviz_stats.loo(fitted).elpd)
+    assert np.isfinite(arviz_stats.psense(fitted)["gamma"].values).all()
+
+
+def test_log_likelihood_and_prior_are_those_of_the_draws(fitted, networks):
+    path = si.models.full_path.prepare(networks)
+    draw = fitted["posterior"].to_dataset().isel(chain=1, draw=7)
+    layer = si.ShapedTransformer(*(draw[name].item() for name in ("gamma", "tau0", "c_plus", "c_minus")))
+    expected = si.likelihood.FullPath(layer.limit(), path).log_prob(path.weights)
+    np.testing.assert_allclose(fitted["log_likelihood"]["covariance"].isel(chain=1, draw=7), expected, rtol=1e-10)
+    tau0 = draw["tau0"].item()
+    log_normal = -np.log(tau0) - np.log(tau0) ** 2 / 2 - np.log(2 * np.pi) / 2
+    np.testing.assert_allclose(fitted["log_prior"]["tau0"].isel(chain=1, draw=7), log_normal, rtol=1e-10)
+
+
+def test_slopes_come_ordered_with_their_gap(fitted):
+    post = fitted["posterior"]
+    assert (post["c_plus"] >= post["c_minus"]).all()
+    np.testing.assert_allclose(post["c_plus"] - post["c_minus"], post["c_gap"], rtol=1e-10)
+
+
+def test_one_key_gives_one_posterior(networks):
+    prepared = si.models.full_path.prepare(networks)
+    settings = {"architecture": "transformer", "chains": 2, "draws": 30, "warmup": 30}
+    first, second, other = (nuts(si.models.full_path, prepared, **settings, key=jr.key(seed)) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first.samples["gamma"], second.samples["gamma"])
+    assert (first.samples["gamma"] != other.samples["gamma"]).all()
+
+
+def test_chunks_do_not_show(networks, monkeypatch):
+    """Iterations run in chunks for the progress bar; the draws do not depend on where they end."""
+    prepared = si.models.full_path.prepare(networks)
+    settings = {"architecture": "transformer", "chains": 2, "draws": 40, "warmup": 60, "key": jr.key(5)}
+    whole = nuts(si.models.full_path, prepared, **settings)
+    monkeypatch.setattr("sdeinfer.infer._nuts.CHUNK", 17)
+    parts = nuts(si.models.full_path, prepared, **settings)
+    np.testing.assert_array_equal(whole.samples["tau0"], parts.samples["tau0"])
+    np.testing.assert_array_equal(whole.statistics["n_steps"], parts.statistics["n_steps"])
+
+
+def test_a_second_fit_of_one_shape_compiles_nothing(networks, fitted, caplog):
+    import jax
+
+    with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
+        si.fit(si.models.full_path, networks, chains=2, draws=400, warmup=300, predictions=20, key=jr.key(3))
+    compiled = [record.getMessage() for record in caplog.records if "_advance" in record.getMessage()]
+    assert not [message for message in compiled if "Compiling" in message]
+
+
+@pytest.mark.parametrize("architecture", ["mlp", "feedforward", "attention"])
+def test_every_architecture_fits_its_own_networks(architecture):
+    kind = si.layers.ARCHITECTURES[architecture]
+    truth = {"gamma": 0.6, "tau0": 1.0, "c_plus": 1.0, "c_minus": -3.0}
+    truth = {name: value for name, value in truth.items() if name in kind.__dataclass_fields__}
+    V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.4)
+    data = si.sample_networks(kind(**truth), V0, width=96, depth=6, networks=8, key=jr.key(1))
+    post = si.fit(si.models.full_path, data, chains=2, draws=50, warmup=100, predictions=4, key=jr.key(2))
+    assert post.attrs["architecture"] == architecture
+    assert set(truth) <= set(post["posterior"].data_vars)
+    assert set(post["posterior"].data_vars) - set(truth) <= {"c_gap", "c_mean"}
+
+
+def test_predictions_start_at_the_observed_covariances_of_networks_of_any_width(networks):
+    mixed = networks.assign_coords(width=("network", np.where(np.arange(24) < 10, 96, 48)))
+    parameters = {"gamma": np.array([0.3, 0.6]), "tau0": np.ones(2), "c_plus": np.zeros(2), "c_minus": -np.ones(2)}
+    predicted = predict(parameters, mixed, architecture="transformer", key=jr.key(1))
+    start = predicted["covariance"].isel(layer=0)
+    for draw in range(2):
+        np.testing.assert_allclose(start.isel(draw=draw), networks["covariance"].isel(layer=0), atol=1e-12)
+    assert predicted.attrs["exploded"] == 0
+    spread = predicted["covariance"].isel(layer=-1, token_a=0, token_b=0).std(dim="network")
+    assert spread[1] > spread[0]
+
+
+def test_data_that_cannot_identify_tau0_are_refused():
+    data = covariance_dataset(np.ones((2, 3, 1, 1)), width=64)
+    with pytest.raises(ValueError, match="tau0, which one token cannot identify"):
+        si.fit(si.models.full_path, data, architecture="transformer", key=jr.key(0))
+
+
+def test_unnamed_and_unknown_architectures_are_refused(networks):
+    nameless = networks.copy()
+    del nameless.attrs["architecture"]
+    with pytest.raises(ValueError, match="architecture: the data do not name it"):
+        si.fit(si.models.full_path, nameless, key=jr.key(0))
+    with pytest.raises(ValueError, match="architecture: must be one of transformer"):
+        si.fit(si.models.full_path, networks, architecture="rnn", key=jr.key(0))
+
+
+def test_skipped_layers_and_singular_covariances_are_refused(networks):
+    with pytest.raises(ValueError, match="the full path needs every layer, got layers 0, 2, 4, 6"):
+        si.fit(si.models.full_path, networks.isel(layer=slice(None, None, 2)), key=jr.key(0))
+    singular = networks.copy(deep=True)
+    singular["covariance"][5, 3] = np.ones((3, 3))
+    with pytest.raises(ValueError, match="network 5, layer 3: singular"):
+        si.fit(si.models.full_path, singular, key=jr.key(0))

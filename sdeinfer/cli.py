@@ -16,7 +16,7 @@ import xarray as xr
 from sdeinfer._files import InputError, readable, staged_folder
 from sdeinfer.check import Check, check, summarise
 from sdeinfer.covariance import equicorrelated
-from sdeinfer.infer import fit
+from sdeinfer.infer import fit, require_identifiable
 from sdeinfer.layers import ARCHITECTURES, AbstractLayer
 from sdeinfer.models import full_path
 from sdeinfer.networks import sample_networks
@@ -84,7 +84,7 @@ def calibrate_command(
     c_minus: CMinus = -3.0,
     norm: Norm = 1.6,
     correlation: Correlation = 0.0,
-    observe_every: Annotated[int, typer.Option(help="observe every K-th layer only", min=1)] = 1,
+    observe_every: Annotated[int, typer.Option(help="observe every K-th layer; the full path needs 1", min=1)] = 1,
     chains: Chains = 4,
     draws: DrawsOption = 1000,
     warmup: Warmup = 1000,
@@ -95,6 +95,9 @@ def calibrate_command(
     started = time.perf_counter()
     with staged_folder(out) as folder:
         if data is None:
+            require_identifiable(architecture or "transformer", tokens)
+            if observe_every != 1:
+                raise InputError(f"observe_every: the full path needs every layer, got {observe_every}")
             layer = _layer(architecture, gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
             observed = _sample(layer, tokens, correlation, norm, sizes, _key(seed, 0))

@@ -95,17 +95,25 @@ def architecture_of(data: xr.Dataset, architecture: str | None) -> str:
     """The architecture to fit: the one asked for, or the one that the data name.
 
     Raises:
-        InputError: where neither names one, or where it has a parameter that no such data can identify.
+        InputError: where neither names one, or where the data cannot identify it.
     """
     name = data.attrs.get("architecture") if architecture is None else architecture
     if name is None:
         raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}")
-    kind = architecture_named(str(name))
-    if data.sizes["token_a"] == 1 and "tau0" in kind.__dataclass_fields__:
-        raise InputError(
-            f"architecture: {name} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
-        )
+    require_identifiable(str(name), data.sizes["token_a"])
     return str(name)
+
+
+def require_identifiable(architecture: str, tokens: int) -> None:
+    """Check that networks of an architecture with so many tokens can identify its parameters at all.
+
+    Raises:
+        InputError: for an unknown architecture, and for one token where there is a τ0: a softmax over one token is 1.
+    """
+    if tokens == 1 and "tau0" in architecture_named(architecture).__dataclass_fields__:
+        raise InputError(
+            f"tokens: {architecture} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
+        )
 
 
 def _sampled_groups(result: Draws, data: xr.Dataset) -> dict[str, xr.Dataset]:

@@ -1,0 +1,111 @@
+"""The solver against the SDE: the generator in one small step, and exact laws at a finite time.
+
+The solver has weak order 1. Its bias, linear in the step h, is removed by Richardson's extrapolation 2 E_{h/2} − E_h; what
+remains is of the order h² and far below the Monte Carlo errors at the steps chosen here.
+"""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+from budget import assert_distribution, assert_estimate, assert_mean, assert_variance, mean_and_error
+from conftest import LAYERS, random_covariance
+from references import packed
+from scipy import stats
+
+import sdeinfer as si
+from sdeinfer.covariance import vech
+from sdeinfer.solve._psd import psd_step
+
+
+def test_one_small_step_has_the_generators_mean_and_covariance(layer, key):
+    V, limit, samples, h = random_covariance(3), layer.limit(), 20_000, 1e-2
+    X = jnp.linalg.cholesky(V)
+
+    def increment(G, h):
+        Y = psd_step(limit, X, jnp.asarray(h), jnp.sqrt(h) * G)
+        return vech(Y @ Y.T - V)
+
+    @jax.vmap
+    def moments(G):
+        """Samples of E dV/h and E dV dVᵀ/h, from the pair ±G, which cancels most of the noise, and from h and h/2."""
+        found = []
+        for step in (h / 2, h):
+            there, back = increment(G, step), increment(-G, step)
+            found.append(((there + back) / 2 / step, (jnp.outer(there, there) + jnp.outer(back, back)) / 2 / step))
+        return jax.tree.map(lambda half, whole: 2 * half - whole, *found)
+
+    drift, covariance = jax.jit(moments)(jr.normal(key, (samples, 2, 3, 3)))
+    assert_mean(drift, packed(references.drift(layer, V)))
+    assert_mean(covariance, references.diffusion(layer, V))
+
+
+def richardson(layer, V0, time: float, step: float, statistic, key, paths: int = 10_000):
+    """Estimates of E statistic(V_t) and Var statistic(V_t) without the bias of order h, each with its error."""
+    found = []
+    for h, k in zip((step, step / 2), jr.split(key), strict=True):
+        V = si.simulate(layer, V0, [time], paths=paths, step=h, key=k)[:, 0]
+        x = np.asarray(statistic(V))
+        found.append((mean_and_error(x), mean_and_error((x - x.mean(axis=0)) ** 2 * paths / (paths - 1))))
+    return [
+        (2 * half[0] - whole[0], np.hypot(2 * half[1], whole[1])) for whole, half in zip(*found, strict=True)
+    ]
+
+
+def log_det(V):
+    return jnp.linalg.slogdet(V)[1]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_norm_of_one_token_is_log_normal(name, key):
+    # log V_t ~ N(log V_0 − a t, 2 a t), whatever else the architecture does.
+    layer, V0, time = LAYERS[name](), jnp.array([[1.7]]), 0.5
+    a = float(layer.limit().linear_noise)
+    (mean, mean_error), (variance, variance_error) = richardson(layer, V0, time, 1 / 16, log_det, key)
+    assert_estimate(mean, np.log(1.7) - a * time, mean_error)
+    assert_estimate(variance, 2 * a * time, variance_error)
+
+
+def test_norm_of_one_token_has_the_whole_log_normal_law(key):
+    # At this step the bias is (a h) of a standard deviation of one, less than 2,000 samples can see.
+    layer, time = LAYERS["feedforward"](), 0.5
+    a = float(layer.limit().linear_noise)
+    V = si.simulate(layer, jnp.array([[1.0]]), [time], paths=2_000, step=1 / 256, key=key)
+    assert_distribution(np.log(V[:, 0, 0, 0]), stats.norm(-a * time, np.sqrt(2 * a * time)).cdf)
+
+
+@pytest.mark.parametrize("layer", [si.ResidualFeedForward(0.6, 0.4, 0.4), si.ShapedMLP(-1.0, -1.0)], ids=["ff", "mlp"])
+def test_without_a_gap_the_mean_is_constant_and_the_log_volume_normal(layer, key):
+    # E V_t = V_0 and log det V_t ~ N(log det V_0 − a m(m+1) t/2, 2 a m t).
+    m, time, V0 = 3, 0.25, random_covariance(3)
+    a = float(layer.limit().linear_noise)
+    keys = jr.split(key)
+    (mean, error), _ = richardson(layer, V0, time, 1 / 32, lambda V: V.reshape(-1, 9), keys[0])
+    assert_estimate(mean, np.ravel(V0), error)
+    (mean, mean_error), (variance, variance_error) = richardson(layer, V0, time, 1 / 32, log_det, keys[1])
+    assert_estimate(mean, log_det(V0) - a * m * (m + 1) * time / 2, mean_error)
+    assert_estimate(variance, 2 * a * m * time, variance_error)
+
+
+@pytest.mark.parametrize("name", ["mlp", "feedforward"])
+def test_norms_keep_their_mean_under_the_relu(name, key):
+    V0 = random_covariance(3)
+    (mean, error), _ = richardson(
+        LAYERS[name](), V0, 0.25, 1 / 16, lambda V: jnp.diagonal(V, axis1=-2, axis2=-1), key, paths=5_000
+    )
+    assert_estimate(mean, np.diagonal(V0), error)
+
+
+def test_brownian_increments_are_independent_normals_of_the_steps_variance(key):
+    from sdeinfer.solve._brownian import BrownianSteps
+
+    brownian = BrownianSteps(jax.ShapeDtypeStruct((2_000,), jnp.float64), key)
+    one, two = brownian.evaluate(jnp.array(0.0), jnp.array(0.25)), brownian.evaluate(jnp.array(0.25), jnp.array(0.75))
+    assert_distribution(one, stats.norm(0, 0.5).cdf)
+    assert_variance(two, 0.5)
+    assert_mean(one * two, 0)
+    np.testing.assert_array_equal(one, brownian.evaluate(jnp.array(0.0), jnp.array(0.25)))
+    with pytest.raises(ValueError, match="increments over steps only"):
+        brownian.evaluate(jnp.array(0.5))

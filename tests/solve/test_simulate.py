@@ -1,0 +1,164 @@
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from conftest import LAYERS, random_covariance
+from references import assert_agrees
+
+import sdeinfer as si
+from sdeinfer.solve import positive_definite, step_grid
+
+TIMES = [0.0, 0.013, 0.1]
+GOOD = {"ts": TIMES, "paths": 2, "step": 0.02}
+
+
+@pytest.fixture
+def V0():
+    return random_covariance(3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_paths_start_at_v0_and_are_saved_at_the_times_asked_for(layer, V0, dtype, key):
+    V = si.simulate(layer, V0.astype(dtype), TIMES, paths=5, step=0.02, key=key)
+    assert V.shape == (5, 3, 3, 3)
+    assert V.dtype == dtype
+    assert_agrees(V[:, 0], jnp.broadcast_to(V0, (5, 3, 3)), rtol=20 * float(jnp.finfo(dtype).eps))
+    assert len(np.unique(np.asarray(V)[:, 1, 0, 0])) == 5
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_paths_stay_covariances_at_steps_that_euler_would_not_survive(tokens, dtype, key):
+    V0 = si.equicorrelated(tokens=tokens, correlation=0.5, norm=0.5).astype(dtype)
+    V = si.simulate(si.ShapedTransformer(0.8, 1.0, 0.0, -2.0), V0, [0.5, 2.0], paths=200, step=0.25, key=key)
+    V = np.asarray(V, np.float64)
+    assert np.isfinite(V).all()
+    np.testing.assert_allclose(V, np.swapaxes(V, -1, -2), rtol=1e-6)
+    largest = np.abs(V).max(axis=(-2, -1))
+    assert (np.linalg.eigvalsh(V)[..., 0] >= -tokens * float(jnp.finfo(dtype).eps) * largest).all()
+
+
+def test_a_key_gives_one_set_of_paths(V0, key):
+    layer = LAYERS["transformer"]()
+    one = si.simulate(layer, V0, **GOOD, key=key)
+    np.testing.assert_array_equal(one, si.simulate(layer, V0, **GOOD, key=key))
+    assert not np.allclose(one[:, 1:], si.simulate(layer, V0, **GOOD, key=jr.key(1))[:, 1:])
+
+
+def test_time_zero_alone_needs_no_solver(V0, key):
+    V = si.simulate(LAYERS["mlp"](), V0, [0.0], paths=3, key=key)
+    assert_agrees(V, jnp.broadcast_to(V0, (3, 1, 3, 3)), rtol=1e-14)
+
+
+def test_saving_more_often_on_the_same_steps_changes_no_path(V0, key):
+    layer = LAYERS["transformer"]()
+    often = si.simulate(layer, V0, [0.1, 0.2, 0.3], paths=3, step=0.1, key=key)
+    once = si.simulate(layer, V0, [0.3], paths=3, step=0.1, key=key)
+    assert_agrees(once[:, 0], often[:, 2], rtol=1e-6)
+
+
+def test_gradient_is_the_central_difference_on_common_random_numbers(V0, key):
+    def expectation(values, V0):
+        V = si.simulate(si.ShapedTransformer(*values), V0, [0.1, 0.3], paths=8, step=0.1, key=key)
+        return jnp.mean(jnp.linalg.slogdet(V)[1] + jnp.trace(V, axis1=-2, axis2=-1) ** 2)
+
+    values = jnp.array([0.5, 0.6, 0.3, -1.5])
+    by_values, by_V0 = jax.jit(jax.grad(expectation, argnums=(0, 1)))(values, V0)
+    function, step = jax.jit(expectation), 1e-4
+    direction = jnp.array([[0.3, 0.1, 0.2], [0.1, -0.2, 0.4], [0.2, 0.4, 0.1]])
+
+    def difference(values_direction, V0_direction):
+        """Central difference, its h² error extrapolated away."""
+
+        def central(h):
+            up = function(values + h * values_direction, V0 + h * V0_direction)
+            return (up - function(values - h * values_direction, V0 - h * V0_direction)) / (2 * h)
+
+        return (4 * central(step) - central(2 * step)) / 3
+
+    for slope, unit in zip(by_values, jnp.eye(4), strict=True):
+        np.testing.assert_allclose(slope, difference(unit, 0.0), rtol=1e-7)
+    np.testing.assert_allclose(jnp.vdot(by_V0, direction), difference(0.0, direction), rtol=1e-7)
+
+
+@pytest.mark.xfail(strict=True, reason="`factor` takes eigenvectors, which have no derivative where eigenvalues repeat")
+def test_gradient_in_v0_exists_for_equicorrelated_tokens(key):
+    def expectation(V0):
+        return jnp.mean(jnp.linalg.slogdet(si.simulate(LAYERS["transformer"](), V0, [0.2], paths=4, step=0.1, key=key))[1])
+
+    slope = jax.grad(expectation)(si.equicorrelated(tokens=3, correlation=0.2))
+    assert float(jnp.abs(slope).max()) < 1e3
+
+
+def test_gradient_in_the_slopes_is_finite_where_the_relu_is_linear(V0, key):
+    def expectation(c_plus):
+        layer = si.ResidualFeedForward(0.5, c_plus, 0.3)
+        return jnp.mean(si.simulate(layer, V0, [0.1], paths=2, step=0.1, key=key)[:, 0, 0, 1])
+
+    assert jax.grad(expectation)(0.3) == 0
+
+
+def test_parameters_that_are_traced_and_out_of_range_raise(V0, key):
+    def run(gamma):
+        return si.simulate(si.ShapedAttention(gamma, 1.0), V0, [0.1], paths=1, key=key)
+
+    with pytest.raises(Exception, match="out of range"):  # noqa: B017, PT011 the type depends on how JAX wraps it
+        jax.jit(run)(1.5).block_until_ready()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"paths": 0}, "paths: at least 1 is needed, got 0"),
+        ({"step": 0.0}, "step: must be positive and finite, got 0.0"),
+        ({"step": -0.1}, "step: must be positive and finite, got -0.1"),
+        ({"step": float("inf")}, "step: must be positive and finite, got inf"),
+        ({"step": float("nan")}, "step: must be positive and finite, got nan"),
+        ({"ts": []}, r"ts: a non-empty list of finite times is needed, got shape \(0,\)"),
+        ({"ts": 1.0}, r"ts: a non-empty list of finite times is needed, got shape \(\)"),
+        ({"ts": [0.1, float("nan")]}, "ts: a non-empty list of finite times is needed"),
+        ({"ts": [0.2, 0.1]}, "ts: times must start at 0 or later and increase"),
+        ({"ts": [0.1, 0.1]}, "ts: times must start at 0 or later and increase"),
+        ({"ts": [-0.1, 0.1]}, "ts: times must start at 0 or later and increase"),
+    ],
+)
+def test_what_makes_no_grid_is_refused(change, message, V0, key):
+    with pytest.raises(ValueError, match=message):
+        si.simulate(LAYERS["mlp"](), V0, **(GOOD | change), key=key)
+
+
+def test_traced_times_are_refused(V0, key):
+    with pytest.raises(ValueError, match="ts: the times must be known when the solver is compiled, got traced values"):
+        jax.jit(lambda ts: si.simulate(LAYERS["mlp"](), V0, ts, paths=1, key=key))(jnp.array([0.1]))
+
+
+@pytest.mark.parametrize(
+    ("V0", "message"),
+    [
+        (np.ones((2, 2)), "V0: must be positive definite, got smallest eigenvalue"),
+        (np.array([[1.0, 2.0], [2.0, 1.0]]), "V0: not positive semi-definite: smallest eigenvalue -1"),
+        (np.array([[1.0, np.nan], [np.nan, 1.0]]), "V0: 2 entries are NaN or infinite"),
+        (np.ones((2, 3)), r"V0: a square matrix .* got shape \(2, 3\)"),
+    ],
+)
+def test_a_v0_without_full_rank_is_refused(V0, message, key):
+    with pytest.raises(ValueError, match=message):
+        si.simulate(LAYERS["mlp"](), V0, **GOOD, key=key)
+
+
+def test_positive_definite_returns_its_argument(V0):
+    np.testing.assert_array_equal(positive_definite(V0), V0)
+
+
+@pytest.mark.parametrize(
+    ("ts", "step", "steps"),
+    [([0.0], 0.1, 0), ([0.3], 0.1, 3), ([0.0, 0.05, 0.3], 0.1, 4), ([0.013, 0.5], 0.01, 51), ([1.0], 5.0, 1)],
+)
+def test_the_grid_holds_every_time_and_no_step_is_too_long(ts, step, steps):
+    grid, saved = step_grid(ts, step)
+    assert len(grid) == steps + 1
+    np.testing.assert_array_equal(np.asarray(grid)[list(saved)], ts)
+    lengths = np.diff(grid, prepend=grid[0])[1:]
+    assert (lengths > 0).all()
+    assert (lengths <= step * (1 + 1e-8)).all()

@@ -1,0 +1,179 @@
+"""The command line, in this process: exit codes, one-line errors, and what is left on disk."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import xarray as xr
+from typer.testing import CliRunner
+
+from sdeinfer.cli import app
+from sdeinfer.observe import read, read_posterior, write
+
+SMALL_NETWORKS = ["--width", "48", "--depth", "5", "--tokens", "2", "--networks", "6", "--norm", "1.2"]
+SMALL_FIT = ["--chains", "2", "--draws", "60", "--warmup", "100"]
+RESULTS = [
+    "data.nc",
+    "figures/correlation_paths.png",
+    "figures/posterior.png",
+    "figures/ranks.png",
+    "figures/terminal_correlation.png",
+    "posterior.nc",
+    "report.html",
+    "summary.json",
+]
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def refused(result, *words: str) -> None:
+    """One line on standard error that holds these words, and exit code 2."""
+    assert result.exit_code == 2, result.output
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+def test_calibrate_goes_from_nothing_to_a_folder_of_results(tmp_path):
+    result = run("calibrate", *SMALL_NETWORKS, *SMALL_FIT, "--seed", 3, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert files(tmp_path / "out") == RESULTS
+    assert files(tmp_path) == [f"out/{name}" for name in RESULTS]
+    assert re.search(r"^verdict: ", result.stdout, re.MULTILINE)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["parameters"]["tau0"]["truth"] == 1.0
+    assert summary["elapsed_s"] > 0
+    assert read_posterior(tmp_path / "out" / "posterior.nc").attrs["seed"] == 3
+
+
+def test_single_steps_give_what_calibrate_gives(tmp_path):
+    run("calibrate", *SMALL_NETWORKS, *SMALL_FIT, "--seed", 5, "--out", tmp_path / "whole")
+    assert run("observe", *SMALL_NETWORKS, "--seed", 5, "--out", tmp_path / "data.nc").exit_code == 0
+    assert run("fit", tmp_path / "data.nc", *SMALL_FIT, "--seed", 5, "--out", tmp_path / "post.nc").exit_code == 0
+    checked = run("check", tmp_path / "post.nc")
+    assert checked.exit_code == 0
+    assert "verdict: " in checked.stdout
+    assert run("report", tmp_path / "post.nc", "--out", tmp_path / "steps").exit_code == 0
+    whole, steps = (json.loads((tmp_path / f / "summary.json").read_text()) for f in ("whole", "steps"))
+    assert whole["parameters"] == steps["parameters"]
+    assert whole["checks"] == steps["checks"]
+
+
+def test_calibrate_reads_a_file_that_xarray_alone_wrote(tmp_path, networks):
+    V = networks["covariance"].values[:8]
+    xr.Dataset(
+        {"covariance": (("network", "layer", "token_a", "token_b"), V)},
+        coords={"layer": np.arange(V.shape[1]), "width": ("network", np.full(8, 96))},
+    ).to_netcdf(tmp_path / "foreign.nc", engine="h5netcdf")
+    result = run("calibrate", "--data", tmp_path / "foreign.nc", *SMALL_FIT, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert files(tmp_path / "out") == RESULTS
+    assert "truth" not in (tmp_path / "out" / "summary.json").read_text(encoding="utf-8")
+
+
+def test_one_token_is_fitted_by_architectures_without_tau0(tmp_path):
+    sizes = [*SMALL_NETWORKS, "--tokens", 1]
+    ok = run("calibrate", *sizes, *SMALL_FIT, "--architecture", "feedforward", "--out", tmp_path / "ok")
+    assert ok.exit_code == 0, ok.output
+    assert "figures/posterior.png" in files(tmp_path / "ok")
+    refused(run("calibrate", *sizes, *SMALL_FIT, "--out", tmp_path / "bad"), "tau0", "one token")
+    assert not (tmp_path / "bad").exists()
+
+
+def test_hidden_states_are_observed_from_a_file(tmp_path):
+    X = np.random.default_rng(0).normal(size=(3, 4, 2, 32))
+    np.save(tmp_path / "X.npy", X)
+    assert run("observe", "--hidden-states", tmp_path / "X.npy", "--out", tmp_path / "data.nc").exit_code == 0
+    np.testing.assert_allclose(read(tmp_path / "data.nc")["covariance"][1, 2], X[1, 2] @ X[1, 2].T / 32, rtol=1e-12)
+    (tmp_path / "bad.npy").write_bytes(b"no array")
+    refused(run("observe", "--hidden-states", tmp_path / "bad.npy"), "bad.npy")
+
+
+def test_simulate_writes_paths(tmp_path):
+    result = run("simulate", "--paths", 8, "--times", 2, "--time", 0.1, "--tokens", 2, "--out", tmp_path / "paths.nc")
+    assert result.exit_code == 0, result.output
+    with xr.open_dataset(tmp_path / "paths.nc", engine="h5netcdf") as paths:
+        assert dict(paths.sizes) == {"path": 8, "time": 3, "token_a": 2, "token_b": 2}
+        assert paths["time"].values[-1] == 0.1
+
+
+@pytest.fixture
+def broken_file(tmp_path, networks, request):
+    data = networks.isel(network=slice(4)).copy(deep=True)
+    match request.param:
+        case "asymmetric":
+            data["covariance"][1, 2, 0, 1] += 0.5
+        case "indefinite":
+            data["covariance"][1, 2] -= 10 * np.eye(3)
+        case "NaN":
+            data["covariance"][1, 2, 0, 0] = np.nan
+        case "names":
+            data = data.rename(layer="depth")
+        case "single":
+            data = data.isel(layer=[0])
+        case "one token":
+            data = data.isel(token_a=[0], token_b=[0])
+        case "skipped":
+            data = data.isel(layer=slice(None, None, 2))
+    write(data, tmp_path / "data.nc")
+    return tmp_path / "data.nc"
+
+
+@pytest.mark.parametrize(
+    ("broken_file", "words"),
+    [
+        ("asymmetric", ("data.nc", "network 1, layer 2", "not symmetric")),
+        ("indefinite", ("data.nc", "network 1, layer 2", "not positive semi-definite")),
+        ("NaN", ("data.nc", "network 1, layer 2", "NaN")),
+        ("names", ("data.nc", "dimensions network, layer, token_a, token_b", "depth")),
+        ("single", ("data.nc", "at least 2 layers", "got 1")),
+        ("one token", ("tau0", "one token")),
+        ("skipped", ("every layer", "0, 2, 4, 6")),
+    ],
+    indirect=["broken_file"],
+)
+def test_bad_data_leave_nothing_behind(broken_file, words, tmp_path):
+    refused(run("calibrate", "--data", broken_file, "--out", tmp_path / "out"), *words)
+    assert files(tmp_path) == ["data.nc"]
+
+
+def test_missing_and_unreadable_files(tmp_path):
+    refused(run("calibrate", "--data", tmp_path / "no.nc", "--out", tmp_path / "out"), "no.nc", "no such file")
+    (tmp_path / "text.nc").write_text("text")
+    refused(run("fit", tmp_path / "text.nc"), "text.nc", "cannot be read as NetCDF")
+    refused(run("check", tmp_path / "text.nc"), "text.nc")
+    refused(run("report", tmp_path / "no.nc", "--out", tmp_path / "out"), "no.nc")
+    assert files(tmp_path) == ["text.nc"]
+
+
+def test_output_that_cannot_be_written_is_refused_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    refused(run("calibrate", "--out", tmp_path / "file"), "file", "is a file, not a folder")
+    refused(run("calibrate", "--out", tmp_path / "file" / "out"), "out", "cannot be written")
+    refused(run("simulate", "--paths", 2, "--out", tmp_path / "none" / "paths.nc"), "paths.nc", "cannot be written")
+    assert files(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--gamma", 1.5], ("gamma", "(0, 1]", "1.5")),
+        (["--tau0", -1], ("tau0", "greater than 0", "-1")),
+        (["--norm", 0], ("norm", "positive")),
+        (["--correlation", -0.9], ("correlation", "-0.3333", "-0.9")),
+        (["--width", 3], ("width", "4 tokens", "3")),
+        (["--observe-every", 2], ("observe_every", "every layer", "2")),
+        (["--tokens", 1], ("tokens", "tau0", "one token")),
+    ],
+)
+def test_parameters_out_of_range_are_named(flags, words, tmp_path):
+    refused(run("calibrate", *flags, "--out", tmp_path / "out"), *words)
+    assert files(tmp_path) == []

@@ -1,0 +1,29 @@
+"""Every notebook runs from top to bottom, at a reduced size."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+REDUCED = {
+    "0_quickstart": "width, depth, networks = 64, 6, 12\nchains, draws, warmup = 2, 100, 150\npaths = 256",
+}
+"""What the cell tagged `parameters` holds in tests."""
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("default")  # of the notebook client itself; those of the notebook's code show in its outputs
+def test_notebook_runs(path):
+    notebook = nbformat.read(path, as_version=4)
+    (parameters,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    parameters.source = REDUCED[path.stem]
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "stream" and output.name == "stderr"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_committed_notebook_is_small(path):
+    assert path.stat().st_size < 300_000

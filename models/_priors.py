@@ -14,7 +14,7 @@ import math
 
 import numpyro
 import numpyro.distributions as dist
-from jaxtyping import Array
+from jaxtyping import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer, ResidualFeedForward, ShapedAttention, ShapedMLP, ShapedTransformer
@@ -43,17 +43,17 @@ def sample_layer(architecture: str) -> AbstractLayer:
             )
 
 
-def sample_gamma() -> Array:
+def sample_gamma() -> ArrayLike:
     """γ, the strength of the residual branch."""
     return numpyro.sample("gamma", dist.Uniform(0, 1))
 
 
-def sample_tau0() -> Array:
+def sample_tau0() -> ArrayLike:
     """τ0, the constant of the softmax temperature."""
     return numpyro.sample("tau0", dist.LogNormal(0, 1))
 
 
-def sample_slopes() -> tuple[Array, Array]:
+def sample_slopes() -> tuple[ArrayLike, ArrayLike]:
     """c₊ ≥ c₋, by way of their gap and their mean."""
     gap = numpyro.sample("c_gap", dist.HalfNormal(math.sqrt(2) * SLOPE_SCALE))
     mean = numpyro.sample("c_mean", dist.Normal(0, SLOPE_SCALE / math.sqrt(2)))

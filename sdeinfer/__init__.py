@@ -1,6 +1,6 @@
 """Bayesian inference for the neural covariance SDE of shaped Transformers."""
 
-from sdeinfer import models as models
+from sdeinfer import models as models  # pyright: ignore[reportAttributeAccessIssue]
 from sdeinfer.check import check as check
 from sdeinfer.covariance import equicorrelated as equicorrelated
 from sdeinfer.infer import fit as fit

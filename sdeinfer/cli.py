@@ -18,7 +18,7 @@ from sdeinfer.check import Check, check, summarise
 from sdeinfer.covariance import equicorrelated
 from sdeinfer.infer import fit, require_identifiable
 from sdeinfer.layers import ARCHITECTURES, AbstractLayer
-from sdeinfer.models import full_path
+from sdeinfer.models import full_path  # pyright: ignore[reportMissingImports]
 from sdeinfer.networks import sample_networks
 from sdeinfer.observe import observe, read, read_posterior, write
 from sdeinfer.report import figures, write_figures, write_report, write_summary

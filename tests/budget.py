@@ -1,7 +1,7 @@
 """What the whole suite may spend on false failures, and statistical assertions that take their thresholds from it.
 
-A correct library fails this suite with probability at most `SUITE` over the choice of all seeds. Every comparison, that is
-every call of an assertion below, gets an equal share; a comparison of several numbers divides its share among them
+A correct library fails this suite with probability at most `SUITE` over the choice of all seeds. Every comparison, that
+is every call of an assertion below, gets an equal share; a comparison of several numbers divides its share among them
 (Bonferroni). Nothing is tuned: a threshold follows from the share, and the error bars from the samples.
 """
 
@@ -46,7 +46,8 @@ def assert_estimate(estimate: ArrayLike, expected: ArrayLike, standard_error: Ar
 
 def assert_mean(samples: ArrayLike, expected: ArrayLike) -> None:
     """The mean of independent samples, along the first axis, agrees with what is expected."""
-    assert_estimate(*mean_and_error(samples)[:1], expected, mean_and_error(samples)[1])
+    mean, error = mean_and_error(samples)
+    assert_estimate(mean, expected, error)
 
 
 def assert_variance(samples: ArrayLike, expected: ArrayLike) -> None:

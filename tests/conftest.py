@@ -6,7 +6,7 @@ import pytest
 
 import sdeinfer as si
 
-jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_enable_x64", True)  # noqa: FBT003
 
 LAYERS = {
     "transformer": lambda: si.ShapedTransformer(gamma=0.5, tau0=0.6, c_plus=0.3, c_minus=-1.5),

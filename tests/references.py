@@ -1,6 +1,7 @@
 """Naive twins of the fast code, written from the paper's index sums in plain NumPy; nothing here imports sdeinfer.
 
-A layer is known here by the name of its class and its parameters only. Packed vectors hold the entries α ≤ β row by row.
+A layer is known here by the name of its class and its parameters only. Packed vectors hold the entries α ≤ β row by
+row.
 """
 
 import math

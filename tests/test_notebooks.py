@@ -14,7 +14,9 @@ REDUCED = {
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-@pytest.mark.filterwarnings("default")  # of the notebook client itself; those of the notebook's code show in its outputs
+@pytest.mark.filterwarnings(
+    "default"
+)  # of the notebook client itself; those of the notebook's code show in its outputs
 def test_notebook_runs(path):
     notebook = nbformat.read(path, as_version=4)
     (parameters,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))

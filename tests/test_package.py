@@ -13,7 +13,19 @@ import pytest
 import sdeinfer as si
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ["covariance", "layers", "solve", "observe", "networks", "likelihood", "models", "infer", "check", "plots", "report"]
+ROOMS = [
+    "covariance",
+    "layers",
+    "solve",
+    "observe",
+    "networks",
+    "likelihood",
+    "models",
+    "infer",
+    "check",
+    "plots",
+    "report",
+]
 """Imports point backwards in this list only."""
 
 PUBLIC = {
@@ -53,7 +65,9 @@ def test_imports_point_one_way(room):
 
 @pytest.mark.slow
 def test_the_wheel_holds_every_subpackage_and_imports(tmp_path):
-    shutil.copytree(ROOT, tmp_path / "source", ignore=shutil.ignore_patterns(".*", "calibration", "*.egg-info", "build"))
+    shutil.copytree(
+        ROOT, tmp_path / "source", ignore=shutil.ignore_patterns(".*", "calibration", "*.egg-info", "build")
+    )
     subprocess.run(
         ["uv", "build", "--wheel", "--quiet", "--out-dir", tmp_path / "dist", tmp_path / "source"], check=True
     )

@@ -1,6 +1,7 @@
 """Whether to believe a fit, and why not."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -109,11 +110,11 @@ def logit_range(data: xr.Dataset, tau0: float) -> np.ndarray:
     return norms / (tau0 * np.sqrt(width))[:, None]
 
 
-def _at_most(name: str, value: float, threshold: float, advice: str, *, strict: bool = False) -> Verdict:
+def _at_most(name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:
     value = float(value)
     return Verdict(name, value, threshold, value < threshold if strict else value <= threshold, advice)
 
 
-def _at_least(name: str, value: float, threshold: float, advice: str) -> Verdict:
+def _at_least(name: str, value: Any, threshold: float, advice: str) -> Verdict:
     value = float(value)
     return Verdict(name, value, threshold, value >= threshold, advice)

@@ -1,8 +1,8 @@
 """The posterior of each parameter as a row of numbers."""
 
-import arviz_stats
 import pandas as pd
 import xarray as xr
+from arviz_stats.summary import summary
 
 from sdeinfer.observe import truth_of
 
@@ -29,7 +29,7 @@ def summarise(post: xr.DataTree) -> pd.DataFrame:
         known), rhat, ess_bulk and ess_tail.
     """
     names = parameters_of(post)
-    table = arviz_stats.summary(post, var_names=names, ci_kind="hdi", ci_prob=HDI, round_to="none")
+    table = summary(post, var_names=names, ci_kind="hdi", ci_prob=HDI, round_to="none")
     interval = [column for column in table.columns if column.startswith("hdi")]
     table = table.rename(columns={interval[0]: "hdi_low", interval[1]: "hdi_high", "r_hat": "rhat"})
     truth = known_truth(post)

@@ -2,9 +2,9 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
@@ -147,4 +147,4 @@ def _first(faulty: np.ndarray) -> tuple[int, ...]:
 
 def is_concrete(x: object) -> bool:
     """Whether a value can be looked at now, that is, whether it is not traced by a JAX transformation."""
-    return not isinstance(x, jax.core.Tracer)
+    return not isinstance(x, Tracer)

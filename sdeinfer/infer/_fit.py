@@ -2,6 +2,8 @@
 
 import datetime
 import importlib.metadata
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -9,6 +11,7 @@ import numpy as np
 import xarray as xr
 from arviz_base import dict_to_dataset
 from jaxtyping import PRNGKeyArray
+from numpy.typing import ArrayLike
 from numpyro.infer import Predictive
 
 from sdeinfer._files import InputError
@@ -117,8 +120,8 @@ def require_identifiable(architecture: str, tokens: int) -> None:
 
 
 def _sampled_groups(result: Draws, data: xr.Dataset) -> dict[str, xr.Dataset]:
-    dims = dict.fromkeys(result.log_likelihood, ["network"])
-    coords = {"network": data["network"].values} if "network" in data.coords else {}
+    dims: dict[Hashable, Sequence[Hashable]] = dict.fromkeys(result.log_likelihood, ["network"])
+    coords: dict[Any, ArrayLike] = {"network": data["network"].values} if "network" in data.coords else {}
     return {
         "posterior": dict_to_dataset(result.samples),
         "sample_stats": dict_to_dataset(result.statistics),

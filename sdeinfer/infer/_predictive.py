@@ -13,7 +13,7 @@ from sdeinfer.layers import ARCHITECTURES
 from sdeinfer.observe import DIMS
 from sdeinfer.solve import solve_path, step_grid
 
-TIMES = 17
+TIMES = 9
 """Predictions are kept at no more than so many of the observed layers, evenly spread: files stay small."""
 
 STEP = 0.01
@@ -48,7 +48,7 @@ def predict(
     draws = len(next(iter(parameters.values())))
     keys = jr.split(key, draws)
     fields = {name: parameters[name] for name in kind.__dataclass_fields__ if name in parameters}
-    replicate = np.empty((draws, len(V0), len(kept), *V0.shape[1:]))
+    replicate = np.empty((draws, len(V0), len(kept), *V0.shape[1:]), np.float32)
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)
         grid = step_grid((layers[kept] - layers[0]) / width, STEP)

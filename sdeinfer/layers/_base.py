@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
@@ -29,7 +29,7 @@ class AbstractLayer(eqx.Module):
         """The scalars that the layer is made of, by their public names."""
 
 
-def parameter(value: float | Array, name: str, *, above: float = -math.inf, most: float = math.inf) -> Array:
+def parameter(value: ArrayLike, name: str, *, above: float = -math.inf, most: float = math.inf) -> Array:
     """Convert a parameter to a scalar array in JAX's default floating-point type, or refuse it.
 
     Traced values cannot be looked at and pass; `check_parameters` checks them where they are used.
@@ -53,22 +53,22 @@ def parameter(value: float | Array, name: str, *, above: float = -math.inf, most
     return array
 
 
-def gamma_parameter(value: float | Array) -> Array:
+def gamma_parameter(value: ArrayLike) -> Array:
     """γ in (0, 1]."""
     return parameter(value, "gamma", above=0.0, most=1.0)
 
 
-def tau0_parameter(value: float | Array) -> Array:
+def tau0_parameter(value: ArrayLike) -> Array:
     """τ0 > 0."""
     return parameter(value, "tau0", above=0.0)
 
 
-def c_plus_parameter(value: float | Array) -> Array:
+def c_plus_parameter(value: ArrayLike) -> Array:
     """c₊, finite."""
     return parameter(value, "c_plus")
 
 
-def c_minus_parameter(value: float | Array) -> Array:
+def c_minus_parameter(value: ArrayLike) -> Array:
     """c₋, finite."""
     return parameter(value, "c_minus")
 

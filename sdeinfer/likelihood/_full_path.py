@@ -1,9 +1,9 @@
 """The law of networks of which every layer is observed."""
 
-from typing import ClassVar
+from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 from numpyro.distributions import Distribution, constraints
 
 from sdeinfer.layers import Limit
@@ -22,9 +22,9 @@ class FullPath(Distribution):
         path: the statistics of the data, whose nodes and constants belong to the law.
     """
 
-    arg_constraints: ClassVar = {}
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012
     pytree_data_fields = ("limit", "path")
-    support = constraints.independent(constraints.real, 2)
+    support = constraints.independent(constraints.real, 2)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     def __init__(self, limit: Limit, path: PathStatistics, *, validate_args: bool | None = None):
         self.limit = limit
@@ -32,12 +32,13 @@ class FullPath(Distribution):
         networks, features, nodes = path.weights.shape
         super().__init__((networks,), (features, nodes), validate_args=validate_args)
 
-    def log_prob(self, value: Float[Array, "networks 7 nodes"]) -> Float[Array, " networks"]:
-        """Log density of each network; `value` holds `PathStatistics.weights`."""
+    def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " networks"]:
+        """Log density of each network; `value` holds `PathStatistics.weights`, shape (networks, 7, nodes)."""
+        del intermediates
         theta1, theta2 = self.limit.attention_drift, self.limit.relu_drift
         variance = self.limit.linear_noise + self.limit.attention_noise * self.path.nodes
         one = jnp.ones_like(theta1)
         square = jnp.stack([one, theta1, theta2, theta1**2, theta1 * theta2, theta2**2])
         kernel = jnp.concatenate([jnp.log(variance)[None], square[:, None] / variance])
-        networks = value.shape[0]
-        return self.path.constant - value.reshape(networks, -1) @ kernel.reshape(-1) / 2
+        weights = jnp.reshape(value, (self.path.networks, -1))
+        return self.path.constant - weights @ kernel.reshape(-1) / 2

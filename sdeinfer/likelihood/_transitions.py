@@ -89,5 +89,5 @@ def _transitions(V: Float[Array, "networks layers m m"], h: Float[Array, " netwo
         )
 
     over_layers = jax.vmap(one, in_axes=(0, 0, None))
-    *terms, log_jacobian = jax.vmap(over_layers)(V[:, :-1], jnp.diff(V, axis=1), h)
-    return Transitions(*terms, log_jacobian.sum(axis=1))
+    z, b1, b2, e, log_jacobian = jax.vmap(over_layers)(V[:, :-1], jnp.diff(V, axis=1), h)
+    return Transitions(z, b1, b2, e, log_jacobian.sum(axis=1))

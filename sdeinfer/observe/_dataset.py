@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Shaped
+from jaxtyping import Shaped
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
@@ -13,7 +13,7 @@ from sdeinfer.covariance import covariance_fault
 DIMS = ("network", "layer", "token_a", "token_b")
 
 
-def observe(hidden_states: Shaped[Array, "networks layers tokens width"], width: int | None = None) -> xr.Dataset:
+def observe(hidden_states: Shaped[ArrayLike, "networks layers tokens width"], width: int | None = None) -> xr.Dataset:
     """Reduce hidden states to their neural covariances V = XXᵀ/n (Definition 3.1).
 
     Arguments:
@@ -30,9 +30,9 @@ def observe(hidden_states: Shaped[Array, "networks layers tokens width"], width:
     X = np.asarray(hidden_states)
     if X.ndim != 4:
         raise InputError(f"hidden_states: shape (networks, layers, tokens, width) is needed, got {X.shape}")
-    width = X.shape[-1] if width is None else width
+    n = X.shape[-1] if width is None else width
     X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
-    return covariance_dataset(X @ np.swapaxes(X, -1, -2) / width, width=width)
+    return covariance_dataset(X @ np.swapaxes(X, -1, -2) / n, width=n)
 
 
 def covariance_dataset(

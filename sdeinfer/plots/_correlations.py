@@ -29,8 +29,8 @@ def correlation_bands(covariance: xr.DataArray) -> xr.DataArray:
 
 def plot_correlation_paths(post: xr.DataTree) -> Figure:
     """Median and bands of the correlations over depth-time t = ℓ/n: networks against the SDE at posterior draws."""
-    predicted = correlation_bands(post["posterior_predictive"]["covariance"])
-    observed = correlation_bands(post["observed_data"]["covariance"].sel(layer=predicted["layer"]))
+    predicted = correlation_bands(_covariance(post, "posterior_predictive"))
+    observed = correlation_bands(_covariance(post, "observed_data").sel(layer=predicted["layer"]))
     scale, label = _depth_axis(post)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -51,8 +51,8 @@ def plot_correlation_paths(post: xr.DataTree) -> Figure:
 
 def plot_terminal_correlation(post: xr.DataTree) -> Figure:
     """Density of the correlations at the last layer, networks against SDE, as in Fig. 1 (right) and 3 (left)."""
-    predicted = post["posterior_predictive"]["covariance"].isel(layer=-1)
-    observed = post["observed_data"]["covariance"].sel(layer=predicted["layer"])
+    predicted = _covariance(post, "posterior_predictive").isel(layer=-1)
+    observed = _covariance(post, "observed_data").sel(layer=predicted["layer"])
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     samples = {"networks": observed, "SDE at posterior draws": predicted}
@@ -69,13 +69,17 @@ def plot_terminal_correlation(post: xr.DataTree) -> Figure:
     return figure
 
 
+def _covariance(post: xr.DataTree, group: str) -> xr.DataArray:
+    return post.children[group].to_dataset()["covariance"]
+
+
 def _finite(values: xr.DataArray) -> np.ndarray:
     flat = values.values.ravel()
     return flat[np.isfinite(flat)]
 
 
 def _depth_axis(post: xr.DataTree) -> tuple[float, str]:
-    widths = np.unique(post["constant_data"]["width"].values)
+    widths = np.unique(post.children["constant_data"].to_dataset()["width"])
     return (float(widths[0]), "depth-time t = ℓ/n") if len(widths) == 1 else (1.0, "layer ℓ")
 
 

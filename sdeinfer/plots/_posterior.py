@@ -1,5 +1,8 @@
 """The posterior of the parameters and the mixing of its chains, by arviz-plots."""
 
+from collections.abc import Hashable, Mapping
+from typing import cast
+
 import arviz_plots
 import xarray as xr
 from arviz_base.labels import MapLabeller
@@ -7,7 +10,7 @@ from matplotlib.figure import Figure
 
 from sdeinfer.check import HDI, IDENTIFIED, known_truth, parameters_of
 
-SYMBOLS = {"gamma": "γ", "tau0": "τ0", "c_gap": "c₊ − c₋", "c_plus": "c₊", "c_minus": "c₋"}
+SYMBOLS: Mapping[Hashable, Hashable] = {"gamma": "γ", "tau0": "τ0", "c_gap": "c₊ − c₋", "c_plus": "c₊", "c_minus": "c₋"}
 
 
 def plot_posterior(post: xr.DataTree) -> Figure:
@@ -26,7 +29,7 @@ def plot_posterior(post: xr.DataTree) -> Figure:
     truth = {name: value for name, value in known_truth(post).items() if name in names}
     if truth:
         arviz_plots.add_lines(plot, truth)
-    return plot.get_viz("figure")
+    return cast(Figure, plot.get_viz("figure"))
 
 
 def plot_ranks(post: xr.DataTree) -> Figure:
@@ -39,4 +42,4 @@ def plot_ranks(post: xr.DataTree) -> Figure:
         backend="matplotlib",
         figure_kwargs={"figsize": (3 * len(names), 2.6), "layout": "constrained"},
     )
-    return plot.get_viz("figure")
+    return cast(Figure, plot.get_viz("figure"))

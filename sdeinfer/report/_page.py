@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jinja2
+import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
@@ -34,7 +35,7 @@ CAPTIONS = {
 
 def figures(post: xr.DataTree) -> dict[str, Figure]:
     """Make every figure of a report; those of correlations need two tokens."""
-    pairs = post["observed_data"].sizes["token_a"] > 1
+    pairs = post.children["observed_data"].sizes["token_a"] > 1
     return {
         "posterior": plot_posterior(post),
         **({"correlation_paths": plot_correlation_paths(post)} if pairs else {}),
@@ -56,7 +57,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sdeinfer.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    observed = post["observed_data"]
+    observed = post.children["observed_data"]
     page = environment.get_template("page.html.jinja").render(
         verdict=verdicts.verdict,
         passed=verdicts.passed,
@@ -68,8 +69,8 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
             "networks": observed.sizes["network"],
             "observed layers": observed.sizes["layer"],
             "tokens": observed.sizes["token_a"],
-            "width": ", ".join(f"{n:g}" for n in sorted(set(post["constant_data"]["width"].values.tolist()))),
-            "exploded predictions": f"{post['posterior_predictive'].attrs['exploded']:.2%}",
+            "width": ", ".join(f"{n:g}" for n in np.unique(post.children["constant_data"].to_dataset()["width"])),
+            "exploded predictions": f"{post.children['posterior_predictive'].attrs['exploded']:.2%}",
         },
         provenance={
             name: post.attrs[name]

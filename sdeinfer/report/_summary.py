@@ -23,7 +23,7 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
             str(name): {str(key): value for key, value in row.items() if not math.isnan(value)}
             for name, row in rows.items()
         },
-        "divergences": int(post["sample_stats"]["diverging"].sum()),
+        "divergences": int(post.children["sample_stats"].to_dataset()["diverging"].sum()),
         "elapsed_s": post.attrs.get("elapsed_s"),
         "verdict": verdicts.verdict,
         "checks": verdicts.to_frame().to_dict(orient="index"),

@@ -1,4 +1,6 @@
 """Brownian increments on a fixed grid of steps."""
+# pyright: reportIncompatibleVariableOverride=false
+# Diffrax declares t0, t1 and levy_area as attributes, and implements them as properties and fields, as here.
 
 import equinox as eqx
 import equinox.internal as eqxi

@@ -29,7 +29,7 @@ class CovarianceTerm(diffrax.AbstractTerm):
         """The coefficients."""
         return self.limit
 
-    def contr(self, t0, t1, **kwargs) -> tuple[Float[Array, ""], Float[Array, "2 m m"]]:
+    def contr(self, t0, t1, **kwargs):
         """Step in depth-time and Brownian increment."""
         return t1 - t0, self.brownian.evaluate(t0, t1)
 

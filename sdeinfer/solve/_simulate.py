@@ -72,7 +72,7 @@ def solve_path(
     if len(grid) == 1:
         return (X0 @ X0.T)[None]
     times = np.asarray(grid)
-    brownian = BrownianSteps(jax.ShapeDtypeStruct((2, *X0.shape), X0.dtype), key)
+    brownian = BrownianSteps(shape=jax.ShapeDtypeStruct((2, *X0.shape), X0.dtype), key=key)
     solution = diffrax.diffeqsolve(
         CovarianceTerm(limit, brownian),
         PSDEuler(),
@@ -85,6 +85,7 @@ def solve_path(
         max_steps=len(grid),
         throw=False,
     )
+    assert solution.ys is not None
     return solution.ys
 
 

@@ -8,7 +8,7 @@ import pytest
 
 
 def seconds(run: Callable[[], object], *, repeats: int = 7, least: float = 0.05) -> float:
-    """Median time of one call, each measurement long enough to trust the clock; the first call, compilation, is left out."""
+    """Median time of one call, measured long enough to trust the clock, compilation left out."""
     jax.block_until_ready(run())
     calls, elapsed = 1, 0.0
     while elapsed < least:

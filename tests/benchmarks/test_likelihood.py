@@ -75,7 +75,9 @@ def test_gradient(tokens, timed):
     np.testing.assert_allclose(np.array(ours(*at)[1]), np.array(peer(*at)[1]), rtol=1e-8)
     fast, slow = timed(lambda: ours(*at)), timed(lambda: peer(*at))
     ratio = f"ratio {slow / fast:.0f} (asked for: {ASKED[tokens]})"
-    print(f"\nm = {tokens}, {NETWORKS * DEPTH} layers: gradient {fast * 1e6:.0f} µs, dense {slow * 1e6:.0f} µs, {ratio}")
+    print(
+        f"\nm = {tokens}, {NETWORKS * DEPTH} layers: gradient {fast * 1e6:.0f} µs, dense {slow * 1e6:.0f} µs, {ratio}"
+    )
 
 
 def test_fit():

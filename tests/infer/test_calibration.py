@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from arviz_stats.ecdf_utils import ecdf_pit
 from numpyro import handlers
+from sdeinfer.models import full_path
+from sdeinfer.models._priors import sample_layer
 
 from sdeinfer.infer import Problem
 from sdeinfer.layers import ARCHITECTURES
 from sdeinfer.likelihood import PathStatistics, path_statistics, transitions
-from sdeinfer.models import full_path
-from sdeinfer.models._priors import sample_layer
 from sdeinfer.observe import covariance_dataset
 
 DATA_SETS = 256

@@ -27,7 +27,10 @@ def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
     assert fitted["log_likelihood"].sizes["network"] == networks.sizes["network"]
     assert fitted.attrs["architecture"] == "transformer"
     assert fitted.attrs["truth_gamma"] == 0.6
-    xr.testing.assert_equal(fitted["observed_data"]["covariance"].drop_vars("width", errors="ignore"), networks["covariance"].drop_vars("width"))
+    xr.testing.assert_equal(
+        fitted["observed_data"]["covariance"].drop_vars("width", errors="ignore"),
+        networks["covariance"].drop_vars("width"),
+    )
 
 
 def test_leave_one_network_out_and_power_scaling_work(fitted):

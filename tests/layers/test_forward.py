@@ -29,7 +29,9 @@ def X(key):
 
 def test_exchange_of_slopes_is_a_change_of_sign(layer, X, key):
     # σ with exchanged slopes is −σ(−x) and the weights are symmetric in law: so V has the same law at every width.
-    np.testing.assert_allclose(exchanged(layer).forward(-X, key=key), -layer.forward(X, key=key), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        exchanged(layer).forward(-X, key=key), -layer.forward(X, key=key), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_layers_are_equivariant_under_permutations_of_the_tokens(layer, X, key):
@@ -76,7 +78,8 @@ def test_attention_is_eq_9(X, key):
     layer = si.ShapedAttention(gamma=gamma, tau0=tau0, key_width=key_width)
     m, n = X.shape
     W_Q, W_K, W_V = (
-        np.asarray(jr.normal(k, (n, width))) for k, width in zip(jr.split(key, 3), (key_width, key_width, n), strict=True)
+        np.asarray(jr.normal(k, (n, width)))
+        for k, width in zip(jr.split(key, 3), (key_width, key_width, n), strict=True)
     )
     x = np.asarray(X)
     expected = np.empty((m, n))

@@ -77,7 +77,8 @@ def test_the_mlp_has_half_the_noise_of_a_feedforward_layer_at_full_strength():
 
 def test_key_width_leaves_the_limit_alone():
     np.testing.assert_array_equal(
-        coefficients(si.ShapedTransformer(G, T, P, M, key_width=3).limit()), coefficients(TABLE["transformer"][0].limit())
+        coefficients(si.ShapedTransformer(G, T, P, M, key_width=3).limit()),
+        coefficients(TABLE["transformer"][0].limit()),
     )
 
 

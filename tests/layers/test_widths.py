@@ -1,10 +1,10 @@
 """Sampled layers at finite width against their limits: n E[V′ − V] → b(V) and n Cov[V′ − V] → Σ(V) like 1/n.
 
-Each shaped layer is sampled together with its linear twin (c± = 0, τ0 = ∞) and with its reflection (c₊ and c₋ exchanged,
-τ0 → −τ0) on the same weights. The twin's moments are known exactly at every width and it shares most of the noise: a control
-variate. The reflection has the layer's own law, since the weights' signs are random, and deviates from the twin to the
-other side: an antithetic variate. The slopes are c₊ = −c₋, for which the finite-width corrections are a series in 1/n; other
-slopes add the factor c ≈ 1 − (c₊ + c₋)/√n to the ReLU's drift.
+Each shaped layer is sampled together with its linear twin (c± = 0, τ0 = ∞) and with its reflection (c₊ and c₋
+exchanged, τ0 → −τ0) on the same weights. The twin's moments are known exactly at every width and it shares most of the
+noise: a control variate. The reflection has the layer's own law, since the weights' signs are random, and deviates from
+the twin to the other side: an antithetic variate. The slopes are c₊ = −c₋, for which the finite-width corrections are a
+series in 1/n; other slopes add the factor c ≈ 1 − (c₊ + c₋)/√n to the ReLU's drift.
 """
 
 import equinox as eqx
@@ -81,7 +81,7 @@ def outer(x: np.ndarray) -> np.ndarray:
 
 
 def intercept(widths, estimates, errors) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted least squares in 1, 1/n, 1/n², as far as the widths go: the value at n = ∞ and its error, entry by entry."""
+    """Weighted least squares in 1, 1/n, 1/n², as far as the widths go: each entry's value at n = ∞, and its error."""
     design = np.stack([np.asarray(widths, float) ** -k for k in range(min(3, len(widths)))], axis=1)
     weights = 1 / np.stack(errors) ** 2
     normal = np.einsum("ni,n...,nj->...ij", design, weights, design)

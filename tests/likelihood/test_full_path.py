@@ -30,7 +30,7 @@ def statistics_of(paths, *, width=WIDTH, layers=None) -> PathStatistics:
 
 
 def terms(path: Transitions, layer) -> tuple[np.ndarray, np.ndarray]:
-    """The naive sum over terms of z ~ N(θ₁b₁ + θ₂b₂, a + κ²e), network by network, and the sum of its absolute terms."""
+    """The naive sum over terms of z ~ N(θ₁b₁ + θ₂b₂, a + κ²e) for each network, and the sum of its absolute terms."""
     limit = jax.tree.map(float, layer.limit())
     z, b1, b2, e = map(np.asarray, (path.increments, path.attention_drift, path.relu_drift, path.mixing))
     variance = limit.linear_noise + limit.attention_noise * e

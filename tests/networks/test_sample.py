@@ -66,7 +66,9 @@ def test_single_precision_tokens_give_single_precision_networks(V0, key):
 def test_networks_do_not_depend_on_the_batches_they_come_in(V0, monkeypatch):
     # Seven networks in batches of three: the last batch is filled up with networks already drawn.
     monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "WEIGHTS_IN_MEMORY", 3 * 12**2)
-    assert_agrees(covariance(LAYERS["transformer"](), V0, key=jr.key(5)), sampled("transformer")["covariance"], rtol=1e-12)
+    assert_agrees(
+        covariance(LAYERS["transformer"](), V0, key=jr.key(5)), sampled("transformer")["covariance"], rtol=1e-12
+    )
     # A network that does not fit is drawn alone.
     monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "WEIGHTS_IN_MEMORY", 1)
     assert_agrees(covariance(LAYERS["mlp"](), V0, key=jr.key(5)), sampled("mlp")["covariance"], rtol=1e-12)

@@ -66,9 +66,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(networks, tmp_path,
 
 
 def test_a_staged_folder_appears_whole_or_not_at_all(tmp_path):
-    with pytest.raises(RuntimeError), staged_folder(tmp_path / "out") as stage:
-        (stage / "half").write_text("half")
-        raise RuntimeError
+    def fail_halfway():
+        with staged_folder(tmp_path / "out") as stage:
+            (stage / "half").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
     assert list(tmp_path.iterdir()) == []
     with staged_folder(tmp_path / "out") as stage:
         (stage / "figures").mkdir()

@@ -16,7 +16,9 @@ def test_pair_correlations_are_those_of_each_matrix(networks):
     rho = pair_correlations(networks["covariance"])
     assert rho.dims == ("network", "layer", "pair")
     V = networks["covariance"].values[4, 5]
-    np.testing.assert_allclose(rho.values[4, 5], [V[a, b] / np.sqrt(V[a, a] * V[b, b]) for a, b in ((0, 1), (0, 2), (1, 2))])
+    np.testing.assert_allclose(
+        rho.values[4, 5], [V[a, b] / np.sqrt(V[a, a] * V[b, b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    )
 
 
 def test_bands_start_at_the_initial_correlation_and_widen(networks):

@@ -2,9 +2,9 @@
 
 import numpyro
 import xarray as xr
+from sdeinfer.models._priors import sample_layer  # pyright: ignore[reportMissingImports]
 
 from sdeinfer.likelihood import FullPath, PathStatistics, observing, path_statistics, transitions
-from sdeinfer.models._priors import sample_layer  # pyright: ignore[reportMissingImports]
 
 
 def prepare(data: xr.Dataset) -> PathStatistics:

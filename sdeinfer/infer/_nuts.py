@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 from numpyro import handlers
 from numpyro.infer import NUTS
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from sdeinfer.likelihood import Program
 

@@ -71,7 +71,7 @@ def _replicate(kind, fields, V0, numbers, grid, saved, keys):
         limit = kind(**parameters).limit()
 
         def one_network(X0, number):
-            return solve_path(limit, X0, grid, saved, jr.fold_in(key, number))
+            return solve_path(limit, X0, grid, saved, jr.fold_in(key, number)).astype(jnp.float32)
 
         return jax.vmap(one_network)(X0, numbers)
 

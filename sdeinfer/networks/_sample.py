@@ -7,7 +7,7 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete, validate_covariance

@@ -4,7 +4,6 @@ from collections.abc import Hashable, Mapping
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Shaped
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
@@ -13,7 +12,7 @@ from sdeinfer.covariance import covariance_fault
 DIMS = ("network", "layer", "token_a", "token_b")
 
 
-def observe(hidden_states: Shaped[ArrayLike, "networks layers tokens width"], width: int | None = None) -> xr.Dataset:
+def observe(hidden_states: ArrayLike, width: int | None = None) -> xr.Dataset:
     """Reduce hidden states to their neural covariances V = XXᵀ/n (Definition 3.1).
 
     Arguments:

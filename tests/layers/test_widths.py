@@ -99,7 +99,7 @@ def assert_limit(name: str, widths: list[int], samples: int, key) -> None:
         assert_estimate(extrapolated, expected, error)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ["feedforward", "attention"])
 def test_moments_of_one_layer_tend_to_the_limit(name, key):
     assert_limit(name, [32, 64], 2_000, key)
 

@@ -6,6 +6,7 @@ is every call of an assertion below, gets an equal share; a comparison of severa
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -67,7 +68,8 @@ def assert_distribution(samples: ArrayLike, cdf) -> None:
 def assert_same_distribution(x: ArrayLike, y: ArrayLike) -> None:
     """Two sets of independent samples have one distribution (two-sample Kolmogorov–Smirnov)."""
     x, y = np.ravel(np.asarray(x, np.float64)), np.ravel(np.asarray(y, np.float64))
-    test, allowed = stats.ks_2samp(x, y, method="asymp"), share()
+    test: Any = stats.ks_2samp(x, y, method="asymp")
+    allowed = share()
     assert test.pvalue >= allowed, _ks(test, len(x) * len(y) / (len(x) + len(y)), allowed)
 
 

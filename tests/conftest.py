@@ -1,4 +1,4 @@
-"""The default suite runs in double precision; a module may ask for single precision by the fixture `float32`."""
+"""What the whole suite shares; it runs in double precision, except where a test asks for single."""
 
 import jax
 import jax.random as jr

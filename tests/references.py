@@ -6,6 +6,7 @@ row.
 
 import math
 from itertools import product
+from typing import Any
 
 import numpy as np
 from scipy.stats import multivariate_normal
@@ -142,7 +143,8 @@ def diffusion(layer, V) -> np.ndarray:
 def log_density(layer, V, V_next, *, width: float) -> float:
     """Log density of one step of the Euler chain over dt = 1/n, as a dense normal on the p entries α ≤ β."""
     mean = packed(V + drift(layer, V) / width)
-    return float(multivariate_normal(mean, diffusion(layer, V) / width).logpdf(packed(V_next)))
+    covariance: Any = diffusion(layer, V) / width  # SciPy's stubs know scalars only
+    return float(multivariate_normal.logpdf(packed(V_next), mean, covariance))
 
 
 def log_likelihood(layer, path, *, width: float) -> float:

@@ -97,7 +97,7 @@ class Diffusion(eqx.Module):
         return vech(self.spectrum.whiten(dV)) / self.std
 
     def log_det(self) -> Float[Array, ""]:
-        """Log det Σ = Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of the upper triangle."""
+        """The log det Σ = Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of the upper triangle."""
         tokens = self.spectrum.delta.shape[0]
         return 2 * jnp.sum(jnp.log(self.std)) + 2 * (tokens + 1) * self.spectrum.log_volume
 

@@ -8,7 +8,6 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from sdeinfer.covariance import factor
 from sdeinfer.layers import ARCHITECTURES
 from sdeinfer.observe import DIMS
 from sdeinfer.solve import solve_path, step_grid
@@ -64,7 +63,7 @@ def predict(
 
 @eqx.filter_jit
 def _replicate(kind, fields, V0, numbers, grid, saved, keys):
-    X0 = jax.vmap(factor)(V0)
+    X0 = jnp.linalg.cholesky(V0)
 
     def one_draw(inputs):
         parameters, key = inputs

@@ -28,8 +28,7 @@ class ShapedAttention(AbstractLayer):
     key_width: int | None = eqx.field(default=None, static=True)
 
     def __check_init__(self):
-        if self.key_width is not None and self.key_width < 1:
-            raise InputError(f"key_width: at least 1 is needed, got {self.key_width}")
+        check_key_width(self.key_width)
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Eq. 1 with the attention matrix of Eq. 9."""
@@ -56,3 +55,9 @@ class ShapedAttention(AbstractLayer):
     def parameters(self) -> Mapping[str, Array]:
         """γ and τ0."""
         return {"gamma": self.gamma, "tau0": self.tau0}
+
+
+def check_key_width(key_width: int | None) -> None:
+    """Refuse a width of queries and keys that is not positive."""
+    if key_width is not None and key_width < 1:
+        raise InputError(f"key_width: at least 1 is needed, got {key_width}")

@@ -57,6 +57,6 @@ def attention_drift(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
 
 
 def attention_drift_vectors(V: Float[Array, "m m"]) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
-    """V and s of the second attention-drift term: v = diag V, S₂^{αδ} = v_α s_δ (Eq. 10)."""
+    """The v and s of the second attention-drift term: v = diag V, S₂^{αδ} = v_α s_δ (Eq. 10)."""
     v = jnp.diagonal(V)
     return v, v - 2 * jnp.mean(V, axis=1) + 2 * jnp.mean(V) - jnp.mean(v)

@@ -9,7 +9,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.layers._attention import ShapedAttention
+from sdeinfer.layers._attention import ShapedAttention, check_key_width
 from sdeinfer.layers._base import (
     AbstractLayer,
     c_minus_parameter,
@@ -69,6 +69,9 @@ class ShapedTransformer(AbstractLayer):
     c_plus: Float[Array, ""] = eqx.field(converter=c_plus_parameter)
     c_minus: Float[Array, ""] = eqx.field(converter=c_minus_parameter)
     key_width: int | None = eqx.field(default=None, static=True)
+
+    def __check_init__(self):
+        check_key_width(self.key_width)
 
     @property
     def stack(self) -> Stack:

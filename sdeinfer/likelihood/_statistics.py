@@ -9,7 +9,7 @@ function of the term's e:
 Both functions of e are interpolated at Chebyshev points in s = log e, so that the sums over terms become sums over some
 50 nodes with weights made once, by one pass over the data. In s their singularities, a + κ² e = 0, lie at Im s = ±π for
 *every* a and κ²: the interpolation converges like ρ^{−J}, ρ = π/H + √(1 + π²/H²), for data with log e in an interval of
-half-width H, uniformly in the parameters. J is chosen for ρ^{−J} ≤ 1e-13.
+half-width H, uniformly in the parameters. J is chosen for ρ^{−J} ≤ 1e-13, relative to the function's largest value.
 
 One node stands apart, at e = 0: Lᵀ H_m L has an eigenvalue 0, so one term of every transition is there, up to rounding.
 """

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 class BrownianSteps(AbstractBrownianPath):
     """A Brownian motion of which only the increments over the steps of one fixed grid are ever asked for.
 
-    Each increment is drawn afresh from the key and the step's two ends, so a second look at the same step, as
+    Each increment is drawn afresh from the key and the step's start, so a second look at the same step, as
     checkpointed reverse-mode differentiation takes it, gives the same number. Diffrax's `UnsafeBrownianPath` draws in
     the same way but refuses reverse mode, since it cannot know that the grid is fixed; here the grid is.
 
@@ -41,9 +41,7 @@ class BrownianSteps(AbstractBrownianPath):
         if t1 is None or use_levy:
             raise ValueError("BrownianSteps has increments over steps only: no values at a time, no Lévy areas")
         t0, t1 = eqxi.nondifferentiable(t0), eqxi.nondifferentiable(t1)
-        key = jr.fold_in(jr.fold_in(self.key, _bits(t0)), _bits(t1))
+        # In single precision, so that grids that differ by rounding share their increments; it tells 10⁷ steps apart.
+        start = jax.lax.bitcast_convert_type(jnp.asarray(t0, jnp.float32), jnp.uint32)
+        key = jr.fold_in(self.key, start)
         return jr.normal(key, self.shape.shape, self.shape.dtype) * jnp.sqrt(t1 - t0).astype(self.shape.dtype)
-
-
-def _bits(t: Float[Array, ""]) -> Array:
-    return jax.lax.bitcast_convert_type(jnp.asarray(t, jnp.float32), jnp.uint32)

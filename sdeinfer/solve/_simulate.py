@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import factor, is_concrete, validate_covariance
+from sdeinfer.covariance import is_concrete, validate_covariance
 from sdeinfer.layers import AbstractLayer, Limit, check_parameters
 from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._psd import CovarianceTerm, PSDEuler
@@ -56,7 +56,7 @@ def simulate(
 
 @eqx.filter_jit
 def _simulate(limit, V0, grid, saved, keys):
-    X0 = factor(V0)
+    X0 = jnp.linalg.cholesky(V0)
     return jax.vmap(lambda key: solve_path(limit, X0, grid, saved, key))(keys)
 
 
@@ -76,12 +76,12 @@ def solve_path(
     solution = diffrax.diffeqsolve(
         CovarianceTerm(limit, brownian),
         PSDEuler(),
-        t0=times[0],
-        t1=times[-1],
+        t0=float(times[0]),
+        t1=float(times[-1]),
         dt0=None,
         y0=X0,
-        stepsize_controller=diffrax.StepTo(ts=jnp.asarray(times)),
-        saveat=diffrax.SaveAt(ts=jnp.asarray(times[list(saved)]), fn=lambda t, X, args: X @ X.T),
+        stepsize_controller=diffrax.StepTo(ts=jnp.asarray(times, X0.dtype)),
+        saveat=diffrax.SaveAt(ts=jnp.asarray(times[list(saved)], X0.dtype), fn=lambda t, X, args: X @ X.T),
         max_steps=len(grid),
         throw=False,
     )

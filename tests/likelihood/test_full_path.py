@@ -11,6 +11,7 @@ import pytest
 import references
 from budget import assert_distribution
 from conftest import LAYERS
+from numpy.typing import ArrayLike
 from references import wishart_path
 from scipy import stats
 
@@ -25,7 +26,7 @@ def log_prob(layer, statistics: PathStatistics) -> np.ndarray:
     return np.asarray(FullPath(layer.limit(), statistics).log_prob(statistics.weights))
 
 
-def statistics_of(paths, *, width=WIDTH, layers=None) -> PathStatistics:
+def statistics_of(paths, *, width: ArrayLike = WIDTH, layers=None) -> PathStatistics:
     return path_statistics(transitions(covariance_dataset(paths, width=width, layers=layers)))
 
 

@@ -12,8 +12,9 @@ from sdeinfer.networks import tokens_with_covariance
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("width", [6, 50])
-def test_tokens_have_exactly_the_covariance(V, width, dtype, key):
+@pytest.mark.parametrize(("tokens", "width"), [(1, 1), (4, 4), (3, 50)])
+def test_tokens_have_exactly_the_covariance(tokens, width, dtype, key):
+    V = random_covariance(tokens)
     X = tokens_with_covariance(V.astype(dtype), width=width, key=key)
     assert X.shape == (len(V), width)
     assert X.dtype == dtype

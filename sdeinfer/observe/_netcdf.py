@@ -1,5 +1,7 @@
 """NetCDF files of covariances and of posteriors."""
 
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import xarray as xr
@@ -16,12 +18,7 @@ def read(path: str | Path) -> xr.Dataset:
     Raises:
         InputError: where the file is missing, is not NetCDF, or holds no valid data (see `validate`).
     """
-    path = readable(path)
-    try:
-        with xr.open_dataset(path, engine=ENGINE) as file:
-            data = file.load()
-    except Exception as error:
-        raise InputError(f"{path}: cannot be read as NetCDF ({first_line(error)})") from error
+    data = _loaded(path, xr.open_dataset)
     try:
         return validate(data)
     except InputError as error:
@@ -34,15 +31,19 @@ def read_posterior(path: str | Path) -> xr.DataTree:
     Raises:
         InputError: where the file is missing, is not NetCDF, or holds no posterior.
     """
-    path = readable(path)
-    try:
-        with xr.open_datatree(path, engine=ENGINE) as file:
-            tree = file.load()
-    except Exception as error:
-        raise InputError(f"{path}: cannot be read as NetCDF ({first_line(error)})") from error
+    tree = _loaded(path, xr.open_datatree)
     if "posterior" not in tree.children or "observed_data" not in tree.children:
         raise InputError(f"{path}: holds no groups `posterior` and `observed_data`, so it is not the result of a fit")
     return tree
+
+
+def _loaded[T: (xr.Dataset, xr.DataTree)](path: str | Path, opened: Callable[..., T]) -> T:
+    path = readable(path)
+    try:
+        with closing(opened(path, engine=ENGINE)) as file:
+            return file.load()
+    except Exception as error:
+        raise InputError(f"{path}: cannot be read as NetCDF ({first_line(error)})") from error
 
 
 def write(data: xr.Dataset | xr.DataTree, path: str | Path) -> None:

@@ -13,6 +13,7 @@ from arviz_base import dict_to_dataset
 from jaxtyping import PRNGKeyArray
 from numpy.typing import ArrayLike
 from numpyro.infer import Predictive
+from tqdm import tqdm
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._nuts import Draws, nuts
@@ -79,8 +80,9 @@ def fit(
     chosen = np.unique(np.linspace(0, chains * draws - 1, min(predictions, chains * draws)).round().astype(int))
     after = {name: jnp.asarray(value.reshape(-1)[chosen]) for name, value in result.samples.items()}
     before = {name: value[: len(chosen)] for name, value in prior.items()}
-    groups["prior_predictive"] = predict(before, data, architecture=architecture, key=key_before).expand_dims("chain")
-    groups["posterior_predictive"] = predict(after, data, architecture=architecture, key=key_after).expand_dims("chain")
+    predictive = {"prior_predictive": (before, key_before), "posterior_predictive": (after, key_after)}
+    for name, (parameters, its_key) in tqdm(predictive.items(), desc="predictions", disable=not progress, delay=2):
+        groups[name] = predict(parameters, data, architecture=architecture, key=its_key).expand_dims("chain")
     groups["observed_data"] = data[["covariance"]].drop_vars("width", errors="ignore")
     groups["constant_data"] = xr.Dataset({"width": data["width"].drop_vars("width", errors="ignore")})
     tree = xr.DataTree.from_dict(groups)

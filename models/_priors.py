@@ -17,7 +17,14 @@ import numpyro.distributions as dist
 from jaxtyping import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.layers import AbstractLayer, ResidualFeedForward, ShapedAttention, ShapedMLP, ShapedTransformer
+from sdeinfer.layers import (
+    ARCHITECTURES,
+    AbstractLayer,
+    ResidualFeedForward,
+    ShapedAttention,
+    ShapedMLP,
+    ShapedTransformer,
+)
 
 SLOPE_SCALE = 2.0
 
@@ -38,9 +45,7 @@ def sample_layer(architecture: str) -> AbstractLayer:
         case "mlp":
             return ShapedMLP(*sample_slopes())
         case _:
-            raise InputError(
-                f"architecture: must be one of transformer, attention, feedforward, mlp, got {architecture!r}"
-            )
+            raise InputError(f"architecture: must be one of {', '.join(ARCHITECTURES)}, got {architecture!r}")
 
 
 def sample_gamma() -> ArrayLike:

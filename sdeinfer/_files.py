@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,13 +26,16 @@ def readable(path: str | Path) -> Path:
     return path
 
 
-def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: the file is there whole or not at all.
+@contextmanager
+def staged_file(path: str | Path) -> Iterator[Path]:
+    """A temporary file beside `path` to write, renamed to it at the end: the file is there whole or not at all.
 
     Raises:
-        InputError: where the folder does not exist or cannot be written to.
+        InputError: at once, where `path` could not be written; later, where the disk refuses.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is not a file that could be replaced")
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
         os.close(handle)
@@ -40,7 +43,7 @@ def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     temporary = Path(name)
     try:
-        write(temporary)
+        yield temporary
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except OSError as error:
@@ -52,31 +55,36 @@ def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def staged_folder(path: str | Path) -> Iterator[Path]:
-    """Collect files in a temporary folder beside `path` and move them there when all is done.
+    """A temporary folder beside `path` to fill, whose files move to `path` when all is done.
 
     On an error nothing appears at `path`. Files already there are kept, except those of the same names.
 
     Raises:
-        InputError: at once, where the folder could not be written.
+        InputError: at once, where the folder could not be written; at the end, where something is in the way.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: is a file, not a folder")
+    missing = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path if path.exists() else path.parent))
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     try:
-        stage.chmod(0o777 & ~_umask())
         yield stage
-        for file in sorted(stage.rglob("*")):
-            target = path / file.relative_to(stage)
-            if file.is_file():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                file.replace(target)
+        files = {file: path / file.relative_to(stage) for file in sorted(stage.rglob("*")) if file.is_file()}
+        for target in files.values():
+            if target.is_dir() or (target.parent.exists() and not target.parent.is_dir()):
+                raise InputError(f"{target}: cannot be written (something else of this name is there)")
+        for file, target in files.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(target)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+        for folder in missing:
+            with suppress(OSError):  # not empty: the results are in it
+                folder.rmdir()
 
 
 def first_line(error: Exception) -> str:

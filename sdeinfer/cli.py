@@ -1,19 +1,19 @@
 """The command line: observe → fit → check → report, in one go or one at a time through files."""
 
-import functools
+import math
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
 import typer
 import xarray as xr
+from typer.core import TyperGroup
 
-from sdeinfer._files import InputError, readable, staged_folder
+from sdeinfer._files import InputError, first_line, readable, staged_file, staged_folder
 from sdeinfer.check import Check, check, summarise
 from sdeinfer.covariance import equicorrelated
 from sdeinfer.infer import fit, require_identifiable
@@ -24,19 +24,58 @@ from sdeinfer.observe import observe, read, read_posterior, write
 from sdeinfer.report import figures, write_figures, write_report, write_summary
 from sdeinfer.solve import simulate
 
+UsageError: Any = typer.BadParameter.__base__
+
+
+class OneLineErrors(TyperGroup):
+    """Commands that end with one line on standard error and exit code 2 where their input cannot be used."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # noqa: FBT001, FBT002
+        """Run a command."""
+        del standalone_mode
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except UsageError as error:
+            no_command = type(error).__name__ == "NoArgsIsHelpError"
+            message = error.format_message()
+            typer.echo(message if no_command else f"sdeinfer: {message}", err=True)
+            code = 2
+        except (InputError, MemoryError, jax.errors.JaxRuntimeError) as error:
+            if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            reason = str(error) if isinstance(error, InputError) else f"not enough memory ({first_line(error)})"
+            typer.echo(f"sdeinfer: {reason}", err=True)
+            code = 2
+        sys.exit(code if isinstance(code, int) else 0)
+
+
 app = typer.Typer(
+    cls=OneLineErrors,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Bayesian inference for the neural covariance SDE of shaped Transformers.",
+    rich_markup_mode=None,
 )
+
+
+@app.callback()
+def in_double_precision() -> None:
+    """Bayesian inference for the neural covariance SDE of shaped Transformers."""
+    jax.config.update("jax_enable_x64", True)  # noqa: FBT003
+
 
 Architecture = Literal["transformer", "attention", "feedforward", "mlp"]
 
-# How the default networks were chosen: by the Fisher information of the full path they identify γ to 0.8 %, τ0 to 9 %
-# and c₊ − c₋ to 8 %, within the limit's range (the largest logit sd is 0.5 to 1, 99 % of them below 0.4). Many shallow
-# networks rather than a few deep ones, because norms spread with depth and the largest leave the range first; larger
-# tokens would tell more of τ0 but leave it too; c₊ + c₋ near 0 keeps the He constant of the shaped ReLU near 1.
+SAMPLED = (
+    *("width", "depth", "tokens", "networks", "norm", "correlation", "observe_every"),
+    *("gamma", "tau0", "c_plus", "c_minus"),
+)
+"""Flags that describe networks to sample."""
+
+# The default networks identify γ to 1 %, τ0 and c₊ − c₋ to 10 %, and stay where the limit holds; tests/test_defaults.py
+# computes both. Many shallow networks rather than a few deep ones, because norms spread with depth and the largest
+# leave the limit's range first; larger tokens would tell more of τ0 but leave it too. c₊ + c₋ = 0 keeps the He constant
+# of the shaped ReLU at its limit, 1, where at this width −2 would enlarge its drift by 12 %.
 Width = Annotated[int, typer.Option(help="width n of the networks", min=1)]
 Depth = Annotated[int, typer.Option(help="number of layers d", min=1)]
 Tokens = Annotated[int, typer.Option(help="number of tokens m", min=1)]
@@ -50,27 +89,12 @@ Correlation = Annotated[float, typer.Option(help="correlation between the initia
 Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
 DrawsOption = Annotated[int, typer.Option(help="kept draws of each chain", min=1)]
 Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]
-Seed = Annotated[int, typer.Option(help="seed of every random number", min=0)]
-
-
-def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command end with one line on standard error and exit code 2 where its input cannot be used."""
-
-    @functools.wraps(command)
-    def guarded(*args: object, **kwargs: object) -> None:
-        jax.config.update("jax_enable_x64", True)  # noqa: FBT003
-        try:
-            command(*args, **kwargs)
-        except InputError as error:
-            typer.echo(f"sdeinfer: {error}", err=True)
-            raise typer.Exit(2) from None
-
-    return guarded
+Seed = Annotated[int, typer.Option(help="seed of every random number", min=0, max=2**63 - 1)]
 
 
 @app.command("calibrate")
-@one_line_errors
 def calibrate_command(
+    context: typer.Context,
     *,
     data: Annotated[Path | None, typer.Option(help="NetCDF file of observed covariances")] = None,
     architecture: Annotated[Architecture | None, typer.Option(help="default: as the data say, or transformer")] = None,
@@ -80,8 +104,8 @@ def calibrate_command(
     networks: Networks = 128,
     gamma: Gamma = 0.6,
     tau0: Tau0 = 1.0,
-    c_plus: CPlus = 1.0,
-    c_minus: CMinus = -3.0,
+    c_plus: CPlus = 2.0,
+    c_minus: CMinus = -2.0,
     norm: Norm = 1.6,
     correlation: Correlation = 0.0,
     observe_every: Annotated[int, typer.Option(help="observe every K-th layer; the full path needs 1", min=1)] = 1,
@@ -93,6 +117,8 @@ def calibrate_command(
 ) -> None:
     """Observe, fit, check and report in one go; without --data, on sampled networks with known parameters."""
     started = time.perf_counter()
+    if data is not None:
+        _refuse_flags_of_sampled_networks(context)
     with staged_folder(out) as folder:
         if data is None:
             require_identifiable(architecture or "transformer", tokens)
@@ -102,32 +128,31 @@ def calibrate_command(
             sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
             observed = _sample(layer, tokens, correlation, norm, sizes, _key(seed, 0))
         else:
-            observed = _read_observed(data, architecture)
+            observed = read(data)
         write(observed, folder / "data.nc")
         post = _fit(observed, architecture, chains, draws, warmup, seed)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
         write(post, folder / "posterior.nc")
-        verdicts = _report(post, observed, folder)
+        verdicts = _report(post, folder)
     _print(post, verdicts)
     typer.echo(f"written to {out}: report.html, summary.json, figures/, data.nc, posterior.nc")
 
 
 @app.command("observe")
-@one_line_errors
 def observe_command(
     *,
     hidden_states: Annotated[
         Path | None, typer.Option(help=".npy file of shape (networks, layers, tokens, width); default: sample networks")
     ] = None,
-    architecture: Annotated[Architecture, typer.Option()] = "transformer",
+    architecture: Annotated[Architecture | None, typer.Option(help="default: transformer, if sampled")] = None,
     width: Width = 256,
     depth: Depth = 16,
     tokens: Tokens = 4,
     networks: Networks = 128,
     gamma: Gamma = 0.6,
     tau0: Tau0 = 1.0,
-    c_plus: CPlus = 1.0,
-    c_minus: CMinus = -3.0,
+    c_plus: CPlus = 2.0,
+    c_minus: CMinus = -2.0,
     norm: Norm = 1.6,
     correlation: Correlation = 0.0,
     observe_every: Annotated[int, typer.Option(help="observe every K-th layer only", min=1)] = 1,
@@ -135,27 +160,28 @@ def observe_command(
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("data.nc"),
 ) -> None:
     """Reduce hidden states to covariances, or sample networks with known parameters."""
-    if hidden_states is None:
-        layer = _layer(architecture, gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
-        sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
-        data = _sample(layer, tokens, correlation, norm, sizes, _key(seed, 0))
-    else:
-        data = observe(_read_array(hidden_states))
-        data.attrs["architecture"] = architecture
-    write(data, out)
+    with staged_file(out) as file:
+        if hidden_states is None:
+            layer = _layer(architecture, gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+            sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
+            data = _sample(layer, tokens, correlation, norm, sizes, _key(seed, 0))
+        else:
+            data = observe(_read_array(hidden_states))
+            if architecture is not None:
+                data.attrs["architecture"] = architecture
+        write(data, file)
     typer.echo(f"written to {out}: {_size(data)}")
 
 
 @app.command("simulate")
-@one_line_errors
 def simulate_command(
     *,
     architecture: Annotated[Architecture, typer.Option()] = "transformer",
     tokens: Tokens = 4,
     gamma: Gamma = 0.6,
     tau0: Tau0 = 1.0,
-    c_plus: CPlus = 1.0,
-    c_minus: CMinus = -3.0,
+    c_plus: CPlus = 2.0,
+    c_minus: CMinus = -2.0,
     norm: Norm = 1.6,
     correlation: Correlation = 0.0,
     time: Annotated[float, typer.Option(help="depth-time T = d/n at which to end")] = 0.5,
@@ -168,25 +194,25 @@ def simulate_command(
     """Simulate the covariance SDE; writes `covariance` over path, time, token_a and token_b."""
     layer = _layer(architecture, gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
     V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
-    if not time > 0:
-        raise InputError(f"time: must be positive, got {time:g}")
+    if not 0 < time < math.inf:
+        raise InputError(f"time: must be positive and finite, got {time:g}")
     ts = np.linspace(0.0, time, times + 1)
-    V = np.asarray(simulate(layer, V0, ts, paths=paths, step=step, key=_key(seed, 0)))
-    result = xr.Dataset(
-        {"covariance": (("path", "time", "token_a", "token_b"), V)},
-        coords={"time": ts},
-        attrs={"architecture": architecture, "exploded": float((~np.isfinite(V[:, -1])).any(axis=(1, 2)).mean())},
-    )
-    write(result, out)
+    with staged_file(out) as file:
+        V = np.asarray(simulate(layer, V0, ts, paths=paths, step=step, key=_key(seed, 0)))
+        result = xr.Dataset(
+            {"covariance": (("path", "time", "token_a", "token_b"), V)},
+            coords={"time": ts},
+            attrs={"architecture": architecture, "exploded": float((~np.isfinite(V[:, -1])).any(axis=(1, 2)).mean())},
+        )
+        write(result, file)
     typer.echo(f"written to {out}: {paths} paths, {result.attrs['exploded']:.2%} of them exploded")
 
 
 @app.command("fit")
-@one_line_errors
 def fit_command(
     data: Annotated[Path, typer.Argument(help="NetCDF file of observed covariances")],
     *,
-    architecture: Annotated[Architecture | None, typer.Option(help="default: as the data say")] = None,
+    architecture: Annotated[Architecture | None, typer.Option(help="default: as the data say, or transformer")] = None,
     chains: Chains = 4,
     draws: DrawsOption = 1000,
     warmup: Warmup = 1000,
@@ -195,22 +221,21 @@ def fit_command(
 ) -> None:
     """Fit the full path to observed covariances."""
     started = time.perf_counter()
-    post = _fit(read(data), architecture, chains, draws, warmup, seed)
-    post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
-    write(post, out)
+    with staged_file(out) as file:
+        post = _fit(read(data), architecture, chains, draws, warmup, seed)
+        post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
+        write(post, file)
     typer.echo(f"written to {out}: {chains} chains of {draws} draws")
 
 
 @app.command("check")
-@one_line_errors
 def check_command(posterior: Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")]) -> None:
     """Judge a fit."""
     post = read_posterior(posterior)
-    _print(post, check(post, _observed(post)))
+    _print(post, check(post))
 
 
 @app.command("report")
-@one_line_errors
 def report_command(
     posterior: Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")],
     *,
@@ -219,7 +244,7 @@ def report_command(
     """Write the report of a fit: page, figures and summary."""
     post = read_posterior(posterior)
     with staged_folder(out) as folder:
-        _report(post, _observed(post), folder)
+        _report(post, folder)
     typer.echo(f"written to {out}: report.html, summary.json, figures/")
 
 
@@ -240,12 +265,12 @@ def _sample(
     return sample_networks(layer, V0, **sizes, progress=True, key=key)
 
 
-def _read_observed(path: Path, architecture: Architecture | None) -> xr.Dataset:
-    data = read(path)
-    if architecture is not None:
-        data.attrs["architecture"] = architecture
-    data.attrs.setdefault("architecture", "transformer")
-    return data
+def _refuse_flags_of_sampled_networks(context: typer.Context) -> None:
+    for name in SAMPLED:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag}: describes networks to sample, which --data replaces; leave one of the two out")
 
 
 def _read_array(path: Path) -> np.ndarray:
@@ -260,7 +285,7 @@ def _fit(data: xr.Dataset, architecture: str | None, chains: int, draws: int, wa
     post = fit(
         full_path,
         data,
-        architecture=architecture,
+        architecture=architecture or data.attrs.get("architecture", "transformer"),
         chains=chains,
         draws=draws,
         warmup=warmup,
@@ -271,13 +296,8 @@ def _fit(data: xr.Dataset, architecture: str | None, chains: int, draws: int, wa
     return post
 
 
-def _observed(post: xr.DataTree) -> xr.Dataset:
-    data = post["observed_data"].to_dataset()
-    return data.assign_coords(width=("network", post["constant_data"]["width"].values))
-
-
-def _report(post: xr.DataTree, data: xr.Dataset, folder: Path) -> Check:
-    verdicts = check(post, data)
+def _report(post: xr.DataTree, folder: Path) -> Check:
+    verdicts = check(post)
     drawn = figures(post)
     write_figures(drawn, folder / "figures")
     write_summary(post, verdicts, folder / "summary.json")

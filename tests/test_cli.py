@@ -172,8 +172,56 @@ def test_output_that_cannot_be_written_is_refused_before_the_work(tmp_path):
         (["--width", 3], ("width", "4 tokens", "3")),
         (["--observe-every", 2], ("observe_every", "every layer", "2")),
         (["--tokens", 1], ("tokens", "tau0", "one token")),
+        (["--norm", "1e200"], ("norm", "1e+200")),
+        (["--tau0", "inf"], ("tau0", "finite", "inf")),
+        (["--width", 0], ("--width",)),
+        (["--architecture", "rnn"], ("--architecture", "rnn", "transformer")),
+        (["--tokens", "many"], ("--tokens",)),
+        (["--seed", 10**30], ("--seed",)),
     ],
 )
 def test_parameters_out_of_range_are_named(flags, words, tmp_path):
     refused(run("calibrate", *flags, "--out", tmp_path / "out"), *words)
     assert files(tmp_path) == []
+
+
+def test_flags_of_sampled_networks_do_not_go_with_data(tmp_path, networks):
+    write(networks, tmp_path / "data.nc")
+    refused(run("calibrate", "--data", tmp_path / "data.nc", "--gamma", 0.3, "--out", tmp_path / "out"), "--gamma")
+    assert files(tmp_path) == ["data.nc"]
+
+
+def test_the_smallest_runs_work(tmp_path):
+    """Two tokens of one network have one correlation, and one chain has no ranks to compare."""
+    sizes = [*SMALL_NETWORKS, "--networks", 1]
+    result = run("calibrate", *sizes, *SMALL_FIT, "--chains", 1, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert files(tmp_path / "out") == [name for name in RESULTS if "ranks" not in name]
+    json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+
+
+def test_a_posterior_of_something_else_is_refused(tmp_path, fitted):
+    xr.DataTree.from_dict({"posterior": xr.Dataset({"mu": 1.0})}).to_netcdf(tmp_path / "mu.nc", engine="h5netcdf")
+    refused(run("check", tmp_path / "mu.nc"), "mu.nc", "not the result of a fit")
+    partial = xr.DataTree.from_dict(
+        {name: node.to_dataset() for name, node in fitted.children.items() if name != "constant_data"}
+    )
+    partial.to_netcdf(tmp_path / "partial.nc", engine="h5netcdf")
+    refused(run("report", tmp_path / "partial.nc", "--out", tmp_path / "out"), "group `constant_data` with `width`")
+
+
+def test_what_is_in_the_way_of_the_results_is_left_alone(tmp_path, fitted):
+    write(fitted, tmp_path / "post.nc")
+    (tmp_path / "out" / "report.html").mkdir(parents=True)
+    refused(run("report", tmp_path / "post.nc", "--out", tmp_path / "out"), "report.html", "something else")
+    assert files(tmp_path / "out") == []
+
+
+def test_folders_made_for_nothing_are_removed(tmp_path):
+    refused(run("calibrate", "--gamma", 2, "--out", tmp_path / "a" / "b" / "c"), "gamma")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_shown_where_no_command_is_given():
+    assert "calibrate" in run().stderr
+    assert run("--help").exit_code == 0

@@ -8,6 +8,7 @@ import pandas as pd
 import xarray as xr
 
 from sdeinfer.check._summary import IDENTIFIED, summarise
+from sdeinfer.observe import validate
 
 RHAT = 1.01
 ESS = 400
@@ -61,22 +62,23 @@ class Check:
         return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts]).set_index("name")
 
 
-def check(post: xr.DataTree, data: xr.Dataset) -> Check:
+def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     """Judge a fit: convergence of the sampler, range of the limit, and the truth where it is known.
 
     Arguments:
         post: the result of `fit`.
-        data: the data that were fitted.
+        data: the data that were fitted; the posterior's own copy where None.
 
     Returns:
         The verdicts, each with its number, its threshold and what to do.
     """
+    data = observed(post) if data is None else validate(data)
     table = summarise(post)
     stats = post["sample_stats"].to_dataset()
     verdicts = [
-        _at_most("R-hat", table["rhat"].max(), RHAT, "run longer: more warmup and more draws", strict=True),
-        _at_least("bulk ESS", table["ess_bulk"].min(), ESS, "draw more"),
-        _at_least("tail ESS", table["ess_tail"].min(), ESS, "draw more"),
+        _at_most("R-hat", table["rhat"].max(skipna=False), RHAT, "run longer: more warmup and more draws", strict=True),
+        _at_least("bulk ESS", table["ess_bulk"].min(skipna=False), ESS, "draw more"),
+        _at_least("tail ESS", table["ess_tail"].min(skipna=False), ESS, "draw more"),
         _at_most(
             "divergences", float(stats["diverging"].sum()), 0, "raise the warmup; look at the pairs of parameters"
         ),
@@ -96,6 +98,12 @@ def check(post: xr.DataTree, data: xr.Dataset) -> Check:
     return Check(tuple(verdicts))
 
 
+def observed(post: xr.DataTree) -> xr.Dataset:
+    """The data that a posterior was fitted to."""
+    data = post.children["observed_data"].to_dataset()
+    return validate(data.assign_coords(width=("network", post.children["constant_data"].to_dataset()["width"].values)))
+
+
 def logit_range(data: xr.Dataset, tau0: float) -> np.ndarray:
     """Standard deviation of the softmax logits, max V/(τ0 √n), at the covariance from which each transition starts.
 
@@ -106,8 +114,7 @@ def logit_range(data: xr.Dataset, tau0: float) -> np.ndarray:
     """
     starts = data["covariance"].isel(layer=slice(None, -1)).values
     norms = np.diagonal(starts, axis1=-2, axis2=-1).max(axis=-1)
-    width = np.broadcast_to(data["width"].values, len(norms))
-    return norms / (tau0 * np.sqrt(width))[:, None]
+    return norms / (tau0 * np.sqrt(data["width"].values))[:, None]
 
 
 def _at_most(name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:

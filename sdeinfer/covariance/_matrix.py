@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -51,6 +52,24 @@ def centre(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
     return rows - jnp.mean(rows, axis=1, keepdims=True)
 
 
+def semidefinite_cholesky(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    """The lower triangular L with LLᵀ = V for positive *semi*-definite V, where LAPACK's Cholesky gives NaN.
+
+    A pivot that is zero up to the rounding of its own diagonal entry gets a column of zeros, as exact arithmetic gives
+    it for a singular V; what that changes is rounding. No jitter is added. Differentiable where V is definite.
+    """
+    tokens = V.shape[0]
+    rounding = 4 * tokens * jnp.finfo(V.dtype).eps
+    rest, columns = V, []
+    for k in range(tokens):
+        positive = rest[0, 0] > rounding * V[k, k]
+        scale = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, rest[0, 0], 1.0)), 0.0)
+        column = rest[:, 0] * scale
+        columns.append(jnp.pad(column, (k, 0)))
+        rest = rest[1:, 1:] - column[1:, None] * column[None, 1:]
+    return jnp.stack(columns, axis=1)
+
+
 def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
     """A square X with V = XXᵀ: exact for singular V as well, where Cholesky fails.
 
@@ -67,7 +86,7 @@ def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Flo
     Arguments:
         tokens: number of tokens m ≥ 1.
         correlation: ρ between every two tokens, in [−1/(m−1), 1].
-        norm: root mean square of a token's entries, ‖x‖/√n > 0; the diagonal of the result is norm².
+        norm: root mean square of a token's entries, ‖x‖/√n; the diagonal of the result is norm².
 
     Returns:
         V of shape (m, m), in JAX's default floating-point type.
@@ -84,6 +103,8 @@ def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Flo
         )
     if not (norm > 0.0 and math.isfinite(norm)):
         raise InputError(f"norm: must be positive and finite, got {norm}")
+    if not 1e-15 <= norm <= 1e15:
+        raise InputError(f"norm: must be between 1e-15 and 1e15, since its square must be a number too, got {norm}")
     return norm**2 * ((1.0 - correlation) * jnp.eye(tokens) + correlation * jnp.ones((tokens, tokens)))
 
 
@@ -98,12 +119,16 @@ def validate_covariance(V: ArrayLike, name: str = "V0") -> np.ndarray:
         name: what to call it in the error.
 
     Returns:
-        V as a NumPy array, unchanged.
+        V as a NumPy array of floating-point numbers.
 
     Raises:
         InputError: saying which property fails, where, and by how much.
     """
     V = np.asarray(V)
+    if V.dtype.kind in "iu":
+        V = V.astype(float)
+    if V.dtype.kind != "f" and not np.issubdtype(V.dtype, np.inexact):
+        raise InputError(f"{name}: real numbers are needed, got {V.dtype}")
     if V.ndim != 2 or V.shape[0] != V.shape[1] or V.shape[0] == 0:
         raise InputError(f"{name}: a square matrix (tokens, tokens) is needed, got shape {V.shape}")
     fault = covariance_fault(V[None])
@@ -139,6 +164,25 @@ def covariance_fault(V: np.ndarray) -> tuple[tuple[int, ...], str] | None:
         index = _first(not_psd)
         return index, f"not positive semi-definite: smallest eigenvalue {smallest[index]:.3g}"
     return None
+
+
+def validate_positive_definite(V: ArrayLike, name: str = "V0") -> np.ndarray:
+    """Check that an array is a covariance of full rank: a singular one has no noise in some directions.
+
+    Raises:
+        InputError: as `validate_covariance`, and where V is singular up to rounding.
+    """
+    V = validate_covariance(V, name)
+    if singular(V[None])[0]:
+        smallest = np.linalg.eigvalsh(V.astype(np.float64))[0]
+        raise InputError(f"{name}: must be positive definite, got smallest eigenvalue {smallest:.3g}")
+    return V
+
+
+def singular(V: np.ndarray) -> np.ndarray:
+    """Which matrices of a stack (..., m, m) are singular up to the rounding of their type; shape (...)."""
+    eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
+    return eigenvalues[..., 0] <= np.finfo(V.dtype).eps * V.shape[-1] * eigenvalues[..., -1]
 
 
 def _first(faulty: np.ndarray) -> tuple[int, ...]:

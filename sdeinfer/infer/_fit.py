@@ -82,7 +82,8 @@ def fit(
     before = {name: value[: len(chosen)] for name, value in prior.items()}
     predictive = {"prior_predictive": (before, key_before), "posterior_predictive": (after, key_after)}
     for name, (parameters, its_key) in tqdm(predictive.items(), desc="predictions", disable=not progress, delay=2):
-        groups[name] = predict(parameters, data, architecture=architecture, key=its_key).expand_dims("chain")
+        predicted = predict(parameters, data, architecture=architecture, key=its_key)
+        groups[name] = predicted.assign_coords(draw=np.arange(predicted.sizes["draw"])).expand_dims(chain=[0])
     groups["observed_data"] = data[["covariance"]].drop_vars("width", errors="ignore")
     groups["constant_data"] = xr.Dataset({"width": data["width"].drop_vars("width", errors="ignore")})
     tree = xr.DataTree.from_dict(groups)
@@ -115,7 +116,8 @@ def require_identifiable(architecture: str, tokens: int) -> None:
     Raises:
         InputError: for an unknown architecture, and for one token where there is a τ0: a softmax over one token is 1.
     """
-    if tokens == 1 and "tau0" in architecture_named(architecture).__dataclass_fields__:
+    kind = architecture_named(architecture)
+    if tokens == 1 and "tau0" in kind.__dataclass_fields__:
         raise InputError(
             f"tokens: {architecture} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
         )

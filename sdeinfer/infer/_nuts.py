@@ -1,4 +1,4 @@
-"""NumPyro's NUTS, compiled once for a model and a shape of data: every later fit of the process starts at once.
+"""NumPyro's NUTS, compiled once a process for each model, number of chains, length of warmup and shape of its data.
 
 `numpyro.infer.MCMC` compiles anew for every object and every data set. Here the data are an argument of the compiled
 functions, chains are vectorised, and iterations run in chunks between which the host may show progress.

@@ -42,7 +42,7 @@ def predict(
     layers = data["layer"].values
     kept = np.unique(np.linspace(0, len(layers) - 1, min(TIMES, len(layers))).round().astype(int))
     V0 = jnp.asarray(data["covariance"].values[:, 0], float)
-    widths = np.broadcast_to(data["width"].values, len(V0))
+    widths = data["width"].values
     kind = ARCHITECTURES[architecture]
     draws = len(next(iter(parameters.values())))
     keys = jr.split(key, draws)

@@ -95,4 +95,4 @@ def shortcut(gamma: Float[Array, ""]) -> Float[Array, ""]:
 def _range(above: float, most: float) -> str:
     if math.isinf(above):
         return "finite"
-    return f"greater than {above:g}" if math.isinf(most) else f"in ({above:g}, {most:g}]"
+    return f"greater than {above:g} and finite" if math.isinf(most) else f"in ({above:g}, {most:g}]"

@@ -16,10 +16,10 @@ class Limit(eqx.Module):
     """Coefficients of the neural covariance SDE dV = b(V) dt + Σ(V)^{1/2} dB (Eq. 12).
 
     Attributes:
-        attention_drift: θ₁ = γ²/τ0², of b_attn = θ₁ B₁ (Theorem 4.2).
-        relu_drift: θ₂ = γ² (c₊ − c₋)², of b_res = θ₂ B₂ (Theorem 3.2).
+        attention_drift: θ₁, of the drift θ₁ B₁ of attention (Theorem 4.2).
+        relu_drift: θ₂, of the drift θ₂ B₂ of a shaped ReLU (Theorem 3.2).
         linear_noise: a, of Σ_lin.
-        attention_noise: κ² = γ⁴/τ0², of 𝒜.
+        attention_noise: κ², of 𝒜.
     """
 
     attention_drift: Float[Array, ""]
@@ -37,7 +37,7 @@ class Limit(eqx.Module):
         )
 
     def drift(self, V: Float[Array, "m m"]) -> Float[Array, "m m"]:
-        """b(V), per unit of depth-time; the architecture must be able to see V: one token has no attention drift."""
+        """b(V), per unit of depth-time."""
         return self.attention_drift * attention_drift(V) + self.relu_drift * relu_drift(V)
 
     def diffusion(self, V: Float[Array, "m m"]) -> Diffusion:

@@ -22,7 +22,7 @@ class FullPath(Distribution):
         path: the statistics of the data, whose nodes and constants belong to the law.
     """
 
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012
+    arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("limit", "path")
     support = constraints.independent(constraints.real, 2)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 

@@ -23,8 +23,8 @@ from jaxtyping import Array, Float
 
 from sdeinfer.likelihood._transitions import Transitions
 
-ZERO = 1e-14
-"""Below this fraction of the largest e a term counts as e = 0: rounding leaves about 1e-16 of a zero eigenvalue δ."""
+ROUNDING = 64
+"""An eigenvalue δ below this multiple of eps times the largest is a zero that was rounded; e goes with its square."""
 
 ACCURACY = 1e-13
 NODES = (16, 32, 48, 64, 96, 128, 192)
@@ -66,7 +66,7 @@ def path_statistics(path: Transitions, *, nodes: int | None = None) -> PathStati
         np.asarray(term, np.float64).reshape(networks, -1)
         for term in (path.increments, path.attention_drift, path.relu_drift, path.mixing)
     )
-    zero = e <= ZERO * e.max()
+    zero = e <= (ROUNDING * jnp.finfo(path.mixing.dtype).eps) ** 2 * e.max()
     lowest, highest = (1.0, 1.0) if zero.all() else (e[~zero].min(), e.max())
     middle, half_width = math.log(lowest * highest) / 2, max(math.log(highest / lowest) / 2, 1e-3)
     count = nodes_needed(half_width) if nodes is None else nodes

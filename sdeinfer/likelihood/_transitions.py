@@ -8,7 +8,7 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import pairs, spectrum, vech
+from sdeinfer.covariance import pairs, singular, spectrum, vech
 from sdeinfer.layers import attention_drift, relu_drift
 from sdeinfer.observe import validate
 
@@ -53,17 +53,22 @@ def transitions(data: xr.Dataset) -> Transitions:
         raise InputError(
             f"layer: the full path needs every layer, got layers {', '.join(f'{n:g}' for n in layers[:4])}, …"
         )
-    V = jnp.asarray(data["covariance"].values, float)
-    V = (V + jnp.swapaxes(V, -1, -2)) / 2
-    width = jnp.broadcast_to(jnp.asarray(data["width"].values, V.dtype), V.shape[:1])
-    result = _transitions(V, 1 / width)
-    singular = ~np.isfinite(np.asarray(result.increments)).all(axis=-1)
-    if singular.any():
-        network, layer = np.argwhere(singular)[0]
+    V = data["covariance"].values
+    without_density = singular(V[:, :-1])
+    if without_density.any():
+        network, layer = np.argwhere(without_density)[0]
         raise InputError(
             f"covariance: network {network}, layer {layers[layer]:g}: singular, so that its transition has no density "
-            "(two tokens coincide, or the width is below the number of tokens)"
+            "(two tokens coincide, up to rounding)"
         )
+    V = jnp.asarray(V, float)
+    V = (V + jnp.swapaxes(V, -1, -2)) / 2
+    result = _transitions(V, 1 / jnp.asarray(data["width"].values, V.dtype))
+    for name, term in vars(result).items():
+        finite = np.isfinite(np.asarray(term)).reshape(len(V), -1).all(axis=1)
+        if not finite.all():
+            network = int(np.argmin(finite))
+            raise InputError(f"covariance: network {network}: too large or too small for its law, {name} overflows")
     return result
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from tqdm import tqdm
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import is_concrete, validate_covariance
+from sdeinfer.covariance import validate_covariance
 from sdeinfer.layers import AbstractLayer, architecture_name, check_parameters
 from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observe import covariance_dataset
@@ -52,13 +52,12 @@ def sample_networks(
         InputError: for a V0 that is not a covariance, sizes that are not positive, or a network whose covariance
             overflows.
     """
-    for name, value in {"depth": depth, "networks": networks, "observe_every": observe_every}.items():
+    for name, value in {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}.items():
         if value < 1:
             raise InputError(f"{name}: at least 1 is needed, got {value}")
     if observe_every > depth:
         raise InputError(f"observe_every: must not exceed the depth {depth}, got {observe_every}")
-    if is_concrete(V0):
-        V0 = jnp.asarray(validate_covariance(V0))
+    V0 = jnp.asarray(validate_covariance(V0))
     layer = check_parameters(layer)
     batch = max(1, min(networks, WEIGHTS_IN_MEMORY // width**2))
     keys = jr.split(key, networks)

@@ -1,6 +1,7 @@
 """Observed covariances as one xarray Dataset, and what makes it valid."""
 
 from collections.abc import Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -27,8 +28,12 @@ def observe(hidden_states: ArrayLike, width: int | None = None) -> xr.Dataset:
         InputError: for an array of another shape, or with entries that are NaN or infinite.
     """
     X = np.asarray(hidden_states)
-    if X.ndim != 4:
+    if X.ndim != 4 or 0 in X.shape:
         raise InputError(f"hidden_states: shape (networks, layers, tokens, width) is needed, got {X.shape}")
+    if X.dtype.kind in "cOSUVMmb":
+        raise InputError(f"hidden_states: real numbers are needed, got {X.dtype}")
+    if not np.isfinite(X).all():
+        raise InputError(f"hidden_states: {np.count_nonzero(~np.isfinite(X))} entries are NaN or infinite")
     n = X.shape[-1] if width is None else width
     X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
     return covariance_dataset(X @ np.swapaxes(X, -1, -2) / n, width=n)
@@ -74,13 +79,20 @@ def covariance_dataset(
     return validate(data)
 
 
-def truth_of(attrs: Mapping[Hashable, object]) -> dict[str, float]:
-    """The parameters that made the networks, where the attributes of the data or of a fit tell."""
-    return {
-        str(name).removeprefix("truth_"): float(str(value))
-        for name, value in attrs.items()
-        if str(name).startswith("truth_")
-    }
+def truth_of(attrs: Mapping[Hashable, Any]) -> dict[str, float]:
+    """The parameters that made the networks, where the attributes of the data or of a fit tell.
+
+    Raises:
+        InputError: for an attribute `truth_…` that is not a number.
+    """
+    truth = {}
+    for name, value in attrs.items():
+        if str(name).startswith("truth_"):
+            try:
+                truth[str(name).removeprefix("truth_")] = float(value)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"{name}: a number is needed, got {value!r}") from error
+    return truth
 
 
 def validate(data: xr.Dataset) -> xr.Dataset:
@@ -104,6 +116,8 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     V = data["covariance"].values
     if not np.issubdtype(V.dtype, np.floating):
         raise InputError(f"covariance: real floating-point numbers are needed, got {V.dtype}")
+    if V.shape[2] < 1:
+        raise InputError("covariance: no token in the data")
     if V.shape[2] != V.shape[3]:
         raise InputError(f"covariance: token_a and token_b must have one length, got {V.shape[2]} and {V.shape[3]}")
     if V.shape[0] < 1:
@@ -111,7 +125,8 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     if V.shape[1] < 2:
         raise InputError(f"covariance: at least 2 layers are needed to see a transition, got {V.shape[1]}")
     _validate_layers(data)
-    _validate_width(data)
+    data = _with_width_of_each_network(data)
+    truth_of(data.attrs)
     fault = covariance_fault(V)
     if fault is not None:
         (network, layer), what = fault
@@ -126,17 +141,23 @@ def _validate_layers(data: xr.Dataset) -> None:
     if "layer" not in data.coords:
         raise InputError("layer: a coordinate with the numbers of the observed layers is needed")
     layers = data["layer"].values
-    if not np.issubdtype(layers.dtype, np.number) or not np.isfinite(layers).all() or (layers % 1 != 0).any():
+    if layers.dtype.kind not in "iuf" or not np.isfinite(layers).all() or (layers % 1 != 0).any():
         raise InputError("layer: layer numbers must be whole numbers")
     if layers[0] < 0 or (np.diff(layers) <= 0).any():
         raise InputError("layer: layer numbers must start at 0 or later and increase")
 
 
-def _validate_width(data: xr.Dataset) -> None:
+def _with_width_of_each_network(data: xr.Dataset) -> xr.Dataset:
     if "width" not in data.coords:
         raise InputError("width: a coordinate on network with each network's width is needed")
     width = data["width"]
     if width.dims not in ((), ("network",)):
         raise InputError(f"width: must be one number a network, got dimensions {', '.join(map(str, width.dims))}")
-    if not np.issubdtype(width.dtype, np.number) or not (np.isfinite(width.values) & (width.values >= 1)).all():
+    if width.dtype.kind not in "iuf" or not (np.isfinite(width.values) & (width.values >= 1)).all():
         raise InputError("width: every width must be at least 1")
+    if (width.values < data.sizes["token_a"]).any():
+        raise InputError(
+            f"width: must be at least the number of tokens, {data.sizes['token_a']}, got {width.values.min():g}: "
+            "the covariances are singular"
+        )
+    return data.assign_coords(width=("network", np.broadcast_to(width.values, data.sizes["network"]).copy()))

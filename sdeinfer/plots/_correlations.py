@@ -57,12 +57,14 @@ def plot_terminal_correlation(post: xr.DataTree) -> Figure:
     axes = figure.subplots()
     samples = {"networks": observed, "SDE at posterior draws": predicted}
     finite = {name: _finite(pair_correlations(V)) for name, V in samples.items()}
-    low, high = (f([f(rho) for rho in finite.values()]) for f in (min, max))
-    grid = np.linspace(max(low - 0.05, -1), min(high + 0.05, 1), 400)
+    together = np.concatenate(list(finite.values()))
+    grid = np.linspace(max(together.min() - 0.05, -1), min(together.max() + 0.05, 1), 400)
     bins = np.linspace(grid[0], grid[-1], 25)
     for (name, rho), colour in zip(finite.items(), (NETWORKS, SDE), strict=True):
-        axes.hist(rho, bins=bins, density=True, color=colour, alpha=0.25)
-        axes.plot(grid, gaussian_kde(rho)(grid), color=colour, label=f"{name} ({len(rho)} correlations)")
+        label = f"{name} ({len(rho)} correlations)"
+        axes.hist(rho, bins=bins, density=True, color=colour, alpha=0.25, label=label if len(rho) < 3 else None)
+        if len(rho) >= 3:
+            axes.plot(grid, gaussian_kde(rho)(grid), color=colour, label=label)
     axes.set(xlabel=f"correlation between tokens ρ after layer {predicted['layer'].item():g}", ylabel="density")
     _finish(axes)
     axes.legend(frameon=False, fontsize="small")

@@ -6,6 +6,8 @@ from typing import cast
 import arviz_plots
 import xarray as xr
 from arviz_base.labels import MapLabeller
+from arviz_plots.plot_collection import PlotCollection
+from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from sdeinfer.check import HDI, IDENTIFIED, known_truth, parameters_of
@@ -29,7 +31,7 @@ def plot_posterior(post: xr.DataTree) -> Figure:
     truth = {name: value for name, value in known_truth(post).items() if name in names}
     if truth:
         arviz_plots.add_lines(plot, truth)
-    return cast(Figure, plot.get_viz("figure"))
+    return _closed(plot)
 
 
 def plot_ranks(post: xr.DataTree) -> Figure:
@@ -42,4 +44,11 @@ def plot_ranks(post: xr.DataTree) -> Figure:
         backend="matplotlib",
         figure_kwargs={"figsize": (3 * len(names), 2.6), "layout": "constrained"},
     )
-    return cast(Figure, plot.get_viz("figure"))
+    return _closed(plot)
+
+
+def _closed(plot: PlotCollection) -> Figure:
+    """The figure, taken off pyplot's list of open ones, which would keep it for ever."""
+    figure = cast(Figure, plot.get_viz("figure"))
+    pyplot.close(figure)
+    return figure

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from sdeinfer._files import write_whole
+from sdeinfer._files import staged_file
 from sdeinfer.check import Check, summarise
 from sdeinfer.plots import (
     plot_correlation_paths,
@@ -34,14 +34,16 @@ CAPTIONS = {
 
 
 def figures(post: xr.DataTree) -> dict[str, Figure]:
-    """Make every figure of a report; those of correlations need two tokens."""
-    pairs = post.children["observed_data"].sizes["token_a"] > 1
-    return {
-        "posterior": plot_posterior(post),
-        **({"correlation_paths": plot_correlation_paths(post)} if pairs else {}),
-        **({"terminal_correlation": plot_terminal_correlation(post)} if pairs else {}),
-        "ranks": plot_ranks(post),
-    }
+    """Make every figure that a posterior allows: correlations need two tokens, ranks need two chains."""
+    drawn = {"posterior": plot_posterior(post)}
+    if post.children["observed_data"].sizes["token_a"] > 1:
+        drawn |= {
+            "correlation_paths": plot_correlation_paths(post),
+            "terminal_correlation": plot_terminal_correlation(post),
+        }
+    if post.children["posterior"].sizes["chain"] > 1:
+        drawn["ranks"] = plot_ranks(post)
+    return drawn
 
 
 def write_figures(drawn: Mapping[str, Figure], folder: str | Path) -> None:
@@ -49,7 +51,8 @@ def write_figures(drawn: Mapping[str, Figure], folder: str | Path) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
-        write_whole(folder / f"{name}.png", lambda temporary, figure=figure: figure.savefig(temporary, dpi=DPI))
+        with staged_file(folder / f"{name}.png") as temporary:
+            figure.savefig(temporary, dpi=DPI)
 
 
 def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure], path: str | Path) -> None:
@@ -78,7 +81,8 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
             if name in post.attrs
         },
     )
-    write_whole(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    with staged_file(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
 
 
 def _inline(figure: Figure) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import xarray as xr
 
-from sdeinfer._files import write_whole
+from sdeinfer._files import staged_file
 from sdeinfer.check import Check, summarise
 
 
@@ -20,19 +20,35 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
     rows = summarise(post).to_dict(orient="index")
     return {
         "parameters": {
-            str(name): {str(key): value for key, value in row.items() if not math.isnan(value)}
+            str(name): {key: _number(value) for key, value in row.items() if key != "truth" or not math.isnan(value)}
             for name, row in rows.items()
         },
         "divergences": int(post.children["sample_stats"].to_dataset()["diverging"].sum()),
         "elapsed_s": post.attrs.get("elapsed_s"),
         "verdict": verdicts.verdict,
-        "checks": verdicts.to_frame().to_dict(orient="index"),
+        "checks": {
+            verdict.name: {
+                "value": _number(verdict.value),
+                "threshold": verdict.threshold,
+                "passed": bool(verdict.passed),
+                "advice": verdict.advice,
+            }
+            for verdict in verdicts.verdicts
+        },
         "architecture": post.attrs["architecture"],
-        "model": post.attrs["model"],
+        "model": post.attrs.get("model"),
     }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return float(value) if math.isfinite(value) else None
 
 
 def write_summary(post: xr.DataTree, verdicts: Check, path: str | Path) -> None:
     """Write the summary as JSON."""
-    text = json.dumps(summary(post, verdicts), indent=2, ensure_ascii=False, default=float) + "\n"
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    numbers = summary(post, verdicts)
+    with staged_file(path) as temporary:
+        temporary.write_text(
+            json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )

@@ -7,7 +7,7 @@ import diffrax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import centre, factor_noise
+from sdeinfer.covariance import centre, factor_noise, semidefinite_cholesky
 from sdeinfer.layers import Limit, attention_drift_vectors, relu_drift
 from sdeinfer.solve._brownian import BrownianSteps
 
@@ -96,8 +96,11 @@ def psd_step(
 
 
 def _align(X: Float[Array, "m m"], w: Float[Array, ""]) -> Float[Array, "m m"]:
-    """A factor of (1 − w) V + w κ₁(V) = V + 2w B₂(V); X itself where w = 0, so that no factor is rebuilt in vain."""
+    """A factor of (1 − w) V + w κ₁(V) = V + 2w B₂(V); X itself where w = 0, so that no factor is rebuilt in vain.
+
+    Tokens whose correlation has reached ±1 in rounding make the sum singular: their factor has columns of zeros.
+    """
     V = X @ X.T
     active = w > 0
-    aligned = jnp.linalg.cholesky(jnp.where(active, V + 2 * w * relu_drift(V), jnp.eye(X.shape[0], dtype=X.dtype)))
+    aligned = semidefinite_cholesky(jnp.where(active, V + 2 * w * relu_drift(V), jnp.eye(X.shape[0], dtype=X.dtype)))
     return jnp.where(active, aligned, X)

@@ -12,10 +12,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import is_concrete, validate_covariance
+from sdeinfer.covariance import is_concrete, validate_positive_definite
 from sdeinfer.layers import AbstractLayer, Limit, check_parameters
 from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._psd import CovarianceTerm, PSDEuler
+
+MOST_STEPS = 10**6
+"""Between two saved times: more is a slip of the user's."""
 
 
 def simulate(
@@ -44,11 +47,12 @@ def simulate(
         values from then on are infinite or NaN.
 
     Raises:
-        InputError: for a V0 that is not a positive definite covariance, or for times or steps that make no grid.
+        InputError: for a V0 that is not a positive definite covariance, or for times or steps that make no grid. Under
+            `jax.jit` parameters out of range raise when they are known; `equinox.filter_jit` shows a clear message.
     """
     layer = check_parameters(layer)
     if is_concrete(V0):
-        V0 = jnp.asarray(positive_definite(V0))
+        V0 = jnp.asarray(validate_positive_definite(V0))
     if paths < 1:
         raise InputError(f"paths: at least 1 is needed, got {paths}")
     return _simulate(layer.limit(), V0, *step_grid(ts, step), jr.split(key, paths))
@@ -89,15 +93,6 @@ def solve_path(
     return solution.ys
 
 
-def positive_definite(V0: ArrayLike) -> np.ndarray:
-    """Check that V0 is a covariance of full rank: a singular one has no Brownian motion in some directions."""
-    V0 = validate_covariance(V0)
-    smallest = np.linalg.eigvalsh(np.asarray(V0, np.float64))[0]
-    if smallest <= np.finfo(V0.dtype).eps * len(V0) * np.abs(V0).max():
-        raise InputError(f"V0: must be positive definite, got smallest eigenvalue {smallest:.3g}")
-    return V0
-
-
 def step_grid(ts: ArrayLike, step: float) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Cut [0, ts[0]], [ts[0], ts[1]], … into equal steps no longer than `step`.
 
@@ -115,7 +110,11 @@ def step_grid(ts: ArrayLike, step: float) -> tuple[tuple[float, ...], tuple[int,
         raise InputError(f"step: must be positive and finite, got {step}")
     grid, saved = [0.0], []
     for time in times:
-        steps = math.ceil((time - grid[-1]) / step - 1e-9)
+        exact = (time - grid[-1]) / step
+        if exact > MOST_STEPS:
+            raise InputError(f"step: {step:g} cuts the time to {time:g} into more than {MOST_STEPS} steps")
+        # A ratio that is whole but for rounding is not rounded up.
+        steps = max(math.ceil(exact - 1e-9), int(time > grid[-1]))
         grid.extend(np.linspace(grid[-1], time, steps + 1)[1:].tolist())
         saved.append(len(grid) - 1)
     return tuple(grid), tuple(saved)

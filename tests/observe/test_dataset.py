@@ -83,6 +83,14 @@ def broken(covariance, what: str) -> xr.Dataset:
             data = data.rename(covariance="V")
         case "integers":
             data["covariance"] = V.astype(int)
+        case "narrow":
+            data = data.assign_coords(width=1)
+        case "complex width":
+            data = data.assign_coords(width=8 + 1j)
+        case "time as layer":
+            data = data.assign_coords(layer=np.arange(4).astype("timedelta64[s]"))
+        case "truth in words":
+            data.attrs["truth_note"] = "hello"
         case "no network":
             data = data.isel(network=[])
     return data
@@ -105,9 +113,24 @@ def broken(covariance, what: str) -> xr.Dataset:
         ("no variable", "no variable `covariance`"),
         ("integers", "real floating-point numbers are needed"),
         ("no network", "no network in the data"),
+        ("narrow", "width: must be at least the number of tokens, 2, got 1"),
+        ("complex width", "every width must be at least 1"),
+        ("time as layer", "layer numbers must be whole"),
+        ("truth in words", "truth_note: a number is needed, got 'hello'"),
     ],
 )
 def test_bad_data_get_one_line_that_says_what_and_where(covariance, what, message):
     with pytest.raises(ValueError, match=message) as refusal:
         validate(broken(covariance, what))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("bad", [np.full((1, 2, 3, 4), "x"), np.ones((1, 2, 0, 4)), np.full((1, 2, 3, 4), np.nan)])
+def test_hidden_states_must_be_finite_numbers(bad):
+    with pytest.raises(ValueError, match="^hidden_states: "):
+        si.observe(bad)
+
+
+def test_one_width_serves_all_networks(covariance):
+    data = covariance_dataset(covariance, width=8)
+    xr.testing.assert_identical(validate(data.assign_coords(width=8)), data)

@@ -29,6 +29,11 @@ def test_files_of_others_are_read(networks, tmp_path):
     np.testing.assert_array_equal(read(tmp_path / "foreign.nc")["covariance"], V)
 
 
+def test_netcdf_3_is_read_too(networks, tmp_path):
+    networks.astype(np.float64).to_netcdf(tmp_path / "old.nc", engine="scipy")
+    np.testing.assert_array_equal(read(tmp_path / "old.nc")["covariance"], networks["covariance"])
+
+
 def test_unreadable_files_are_named(tmp_path, networks):
     (tmp_path / "text.nc").write_text("not NetCDF")
     with pytest.raises(ValueError, match=r"text.nc: cannot be read as NetCDF"):

@@ -7,7 +7,8 @@ from conftest import LAYERS, random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.solve import positive_definite, step_grid
+from sdeinfer.covariance import validate_positive_definite
+from sdeinfer.solve import step_grid
 from sdeinfer.solve._psd import psd_step
 
 TIMES = [0.0, 0.013, 0.1]
@@ -172,7 +173,7 @@ def test_a_v0_without_full_rank_is_refused(V0, message, key):
 
 
 def test_positive_definite_returns_its_argument(V0):
-    np.testing.assert_array_equal(positive_definite(V0), V0)
+    np.testing.assert_array_equal(validate_positive_definite(V0), V0)
 
 
 @pytest.mark.parametrize(
@@ -186,3 +187,21 @@ def test_the_grid_holds_every_time_and_no_step_is_too_long(ts, step, steps):
     lengths = np.diff(grid, prepend=grid[0])[1:]
     assert (lengths > 0).all()
     assert (lengths <= step * (1 + 1e-8)).all()
+
+
+@pytest.mark.parametrize("layer", [si.ShapedMLP(1.0, -2.0), si.ResidualFeedForward(0.9, 2.0, -2.0)], ids=["mlp", "ff"])
+def test_relu_networks_cannot_explode_however_deep(layer, key):
+    """Their tokens align until correlations are 1 in rounding: V turns singular, not NaN."""
+    V0 = si.equicorrelated(tokens=4, correlation=0.2).astype(jnp.float32)
+    V = si.simulate(layer, V0, [5.0, 10.0], paths=256, step=0.05, key=key)
+    assert jnp.isfinite(V).all()
+
+
+def test_tiny_times_are_steps_too(V0, key):
+    V = si.simulate(LAYERS["mlp"](), V0, [0.0, 1e-12, 0.1], paths=2, step=0.1, key=key)
+    assert V.shape == (2, 3, *V0.shape)
+
+
+def test_steps_beyond_counting_are_refused(V0, key):
+    with pytest.raises(ValueError, match="step: 1e-15 cuts the time to 0.1 into more than 1000000 steps"):
+        si.simulate(LAYERS["mlp"](), V0, [0.1], paths=1, step=1e-15, key=key)

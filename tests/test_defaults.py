@@ -1,0 +1,57 @@
+"""How the networks that `sdeinfer calibrate` samples by default were chosen: what they tell, how near the limit.
+
+The covariances come from the SDE itself, many more paths than networks, so that the figures are of the design and not
+of one data set.
+"""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import sdeinfer as si
+from sdeinfer.check import logit_range
+from sdeinfer.cli import calibrate_command
+from sdeinfer.likelihood import FullPath
+from sdeinfer.observe import covariance_dataset
+
+DEFAULT = {name: parameter.default for name, parameter in inspect.signature(calibrate_command).parameters.items()}
+PATHS = 1024
+
+
+@pytest.fixture(scope="module")
+def paths():
+    names = ("gamma", "tau0", "c_plus", "c_minus")
+    layer = si.ShapedTransformer(**{name: DEFAULT[name] for name in names})
+    V0 = si.equicorrelated(**{name: DEFAULT[name] for name in ("tokens", "correlation", "norm")})
+    width, depth = DEFAULT["width"], DEFAULT["depth"]
+    V = si.simulate(layer, V0, np.arange(depth + 1) / width, paths=PATHS, step=1 / width, key=jr.key(0))
+    return covariance_dataset(np.asarray(V), width=width)
+
+
+def test_the_defaults_identify_every_parameter_that_the_limit_knows(paths):
+    """Fisher information of the full path, in the logarithms of γ, τ0 and c₊ − c₋."""
+    statistics = si.models.full_path.prepare(paths)
+
+    def log_likelihood(logarithms):
+        gamma, tau0, gap = jnp.exp(logarithms)
+        law = FullPath(si.ShapedTransformer(gamma, tau0, gap, 0.0).limit(), statistics)
+        return law.log_prob(statistics.weights).sum() * DEFAULT["networks"] / PATHS
+
+    gap = DEFAULT["c_plus"] - DEFAULT["c_minus"]
+    information = -jax.hessian(log_likelihood)(jnp.log(jnp.array([DEFAULT["gamma"], DEFAULT["tau0"], gap])))
+    relative = np.sqrt(np.diag(np.linalg.inv(information)))
+    print(f"relative sd: gamma {relative[0]:.3f}, tau0 {relative[1]:.3f}, c_gap {relative[2]:.3f}")
+    assert (relative < [0.01, 0.11, 0.11]).all()
+
+
+def test_the_defaults_stay_inside_the_range_of_the_limit(paths):
+    logits = logit_range(paths, DEFAULT["tau0"])
+    largest = logits.max(axis=1)[: PATHS // DEFAULT["networks"] * DEFAULT["networks"]]
+    largest = largest.reshape(-1, DEFAULT["networks"]).max(axis=1)
+    print(f"99 % of layers below {np.quantile(logits, 0.99):.2f}, largest of {DEFAULT['networks']}: {np.sort(largest)}")
+    assert np.quantile(logits, 0.99) < 0.6
+    assert (largest < 1.2).mean() > 0.5

@@ -1,7 +1,9 @@
 """Bayesian inference for the neural covariance SDE of shaped Transformers."""
 
 from sdeinfer import models as models  # pyright: ignore[reportAttributeAccessIssue]
+from sdeinfer._files import InputError as InputError
 from sdeinfer.check import check as check
+from sdeinfer.check import summarise as summarise
 from sdeinfer.covariance import equicorrelated as equicorrelated
 from sdeinfer.infer import fit as fit
 from sdeinfer.layers import ResidualFeedForward as ResidualFeedForward
@@ -10,5 +12,9 @@ from sdeinfer.layers import ShapedMLP as ShapedMLP
 from sdeinfer.layers import ShapedTransformer as ShapedTransformer
 from sdeinfer.layers import Stack as Stack
 from sdeinfer.networks import sample_networks as sample_networks
+from sdeinfer.observe import covariance_dataset as covariance_dataset
 from sdeinfer.observe import observe as observe
+from sdeinfer.observe import read as read
+from sdeinfer.observe import validate as validate
+from sdeinfer.observe import write as write
 from sdeinfer.solve import simulate as simulate

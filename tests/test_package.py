@@ -23,24 +23,31 @@ ROOMS = [
     "models",
     "infer",
     "check",
+    "covariance_dataset",
     "plots",
     "report",
 ]
 """Imports point backwards in this list only."""
 
 PUBLIC = {
+    "InputError",
     "ResidualFeedForward",
     "ShapedAttention",
     "ShapedMLP",
     "ShapedTransformer",
     "Stack",
     "check",
+    "covariance_dataset",
     "equicorrelated",
     "fit",
     "models",
     "observe",
+    "read",
     "sample_networks",
     "simulate",
+    "summarise",
+    "validate",
+    "write",
 }
 
 

@@ -39,7 +39,7 @@ def fit(
 
     Arguments:
         model: one of `sdeinfer.models`.
-        data: observed networks, see `observe.covariance_dataset`.
+        data: observed networks, see `covariance_dataset`.
         architecture: "transformer", "attention", "feedforward" or "mlp"; the data's own attribute where None.
         chains: how many chains.
         draws: kept draws of each chain.

@@ -46,7 +46,7 @@ def sample_networks(
         key: where the randomness comes from.
 
     Returns:
-        The Dataset of `observe.covariance_dataset`, in V0's floating-point type, with the truth in its attributes.
+        The Dataset of `covariance_dataset`, in V0's floating-point type, with the truth in its attributes.
 
     Raises:
         InputError: for a V0 that is not a covariance, sizes that are not positive, or a network whose covariance

@@ -3,6 +3,7 @@
 import datetime
 import importlib.metadata
 from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,10 +11,10 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from arviz_base import dict_to_dataset
-from jaxtyping import PRNGKeyArray
+from jaxtyping import PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
+from numpyro import handlers
 from numpyro.infer import Predictive
-from tqdm import tqdm
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._nuts import Draws, nuts
@@ -63,27 +64,28 @@ def fit(
             raise InputError(f"{name}: at least 1 is needed, got {value}")
     key_nuts, key_prior, key_before, key_after = jr.split(key, 4)
     prepared = model.prepare(data)
-    result = nuts(
-        model,
-        prepared,
-        architecture=architecture,
-        chains=chains,
-        draws=draws,
-        warmup=warmup,
-        progress=progress,
-        key=key_nuts,
-    )
-    from_prior = Predictive(model, num_samples=draws, return_sites=list(result.samples), parallel=True)
-    prior = from_prior(key_prior, prepared, architecture=architecture)
-    groups = _sampled_groups(result, data)
-    groups["prior"] = dict_to_dataset({name: np.asarray(value)[None] for name, value in prior.items()})
-    chosen = np.unique(np.linspace(0, chains * draws - 1, min(predictions, chains * draws)).round().astype(int))
+    prior = _sample_prior(model, prepared, architecture, draws, key_prior)
+    count = min(predictions, draws)
+    before = {name: value[:count] for name, value in prior.items()}
+    with ThreadPoolExecutor(1) as beside:
+        # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
+        predicted_before = beside.submit(predict, before, data, architecture=architecture, key=key_before)
+        result = nuts(
+            model,
+            prepared,
+            architecture=architecture,
+            chains=chains,
+            draws=draws,
+            warmup=warmup,
+            progress=progress,
+            key=key_nuts,
+        )
+        groups = _sampled_groups(result, data)
+        groups["prior"] = dict_to_dataset({name: np.asarray(value)[None] for name, value in prior.items()})
+        groups["prior_predictive"] = _labelled(predicted_before.result())
+    chosen = np.linspace(0, chains * draws - 1, count).round().astype(int)
     after = {name: jnp.asarray(value.reshape(-1)[chosen]) for name, value in result.samples.items()}
-    before = {name: value[: len(chosen)] for name, value in prior.items()}
-    predictive = {"prior_predictive": (before, key_before), "posterior_predictive": (after, key_after)}
-    for name, (parameters, its_key) in tqdm(predictive.items(), desc="predictions", disable=not progress, delay=2):
-        predicted = predict(parameters, data, architecture=architecture, key=its_key)
-        groups[name] = predicted.assign_coords(draw=np.arange(predicted.sizes["draw"])).expand_dims(chain=[0])
+    groups["posterior_predictive"] = _labelled(predict(after, data, architecture=architecture, key=key_after))
     groups["observed_data"] = data[["covariance"]].drop_vars("width", errors="ignore")
     groups["constant_data"] = xr.Dataset({"width": data["width"].drop_vars("width", errors="ignore")})
     tree = xr.DataTree.from_dict(groups)
@@ -95,6 +97,22 @@ def fit(
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     return tree
+
+
+def _sample_prior(model: Program, prepared: PyTree, architecture: str, draws: int, key: PRNGKeyArray) -> dict[str, Any]:
+    """Draws of every site but the observed ones, whose laws are of statistics and cannot be sampled."""
+    trace = handlers.trace(handlers.seed(model, key)).get_trace(prepared, architecture=architecture)
+    names = [
+        name
+        for name, site in trace.items()
+        if site["type"] == "deterministic" or (site["type"] == "sample" and not site["is_observed"])
+    ]
+    draw = Predictive(model, num_samples=draws, return_sites=names, parallel=True)
+    return draw(key, prepared, architecture=architecture)
+
+
+def _labelled(predicted: xr.Dataset) -> xr.Dataset:
+    return predicted.assign_coords(draw=np.arange(predicted.sizes["draw"])).expand_dims(chain=[0])
 
 
 def architecture_of(data: xr.Dataset, architecture: str | None) -> str:

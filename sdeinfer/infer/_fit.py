@@ -86,8 +86,8 @@ def fit(
     chosen = np.linspace(0, chains * draws - 1, count).round().astype(int)
     after = {name: jnp.asarray(value.reshape(-1)[chosen]) for name, value in result.samples.items()}
     groups["posterior_predictive"] = _labelled(predict(after, data, architecture=architecture, key=key_after))
-    groups["observed_data"] = data[["covariance"]].drop_vars("width", errors="ignore")
-    groups["constant_data"] = xr.Dataset({"width": data["width"].drop_vars("width", errors="ignore")})
+    groups["observed_data"] = data[["covariance"]].drop_vars("width")
+    groups["constant_data"] = xr.Dataset({"width": data["width"].drop_vars("width")})
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {
         **data.attrs,
@@ -143,7 +143,7 @@ def require_identifiable(architecture: str, tokens: int) -> None:
 
 def _sampled_groups(result: Draws, data: xr.Dataset) -> dict[str, xr.Dataset]:
     dims: dict[Hashable, Sequence[Hashable]] = dict.fromkeys(result.log_likelihood, ["network"])
-    coords: dict[Any, ArrayLike] = {"network": data["network"].values} if "network" in data.coords else {}
+    coords: dict[Any, ArrayLike] = {"network": data["network"].values}
     return {
         "posterior": dict_to_dataset(result.samples),
         "sample_stats": dict_to_dataset(result.statistics),

@@ -18,3 +18,5 @@ from sdeinfer.observe import read as read
 from sdeinfer.observe import validate as validate
 from sdeinfer.observe import write as write
 from sdeinfer.solve import simulate as simulate
+from sdeinfer.solve import simulate_from as simulate_from
+from sdeinfer.solve import simulate_stopped as simulate_stopped

@@ -16,7 +16,8 @@ import lineax as lx
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance._matrix import pairs, safe_sqrt, unvech, vech
+from sdeinfer.covariance._batched import cholesky, identity_like, matmul, total, transpose
+from sdeinfer.covariance._matrix import pairs, unvech, vech
 
 
 class Spectrum(eqx.Module):
@@ -110,36 +111,42 @@ class Diffusion(eqx.Module):
 def smooth_noise(
     X: Float[Array, "m m"], linear: Float[Array, ""], attention: Float[Array, ""]
 ) -> lx.AbstractLinearOperator:
-    """Σ(V)^{1/2} at V = XXᵀ as M + Mᵀ, differentiable everywhere, from 2m² normals and without eigenvectors.
+    """Σ(V)^{1/2} at V = XXᵀ as M + Mᵀ, differentiable everywhere, from m² normals and without eigenvectors.
 
     M = X E Xᵀ with `factor_noise`'s E; any square X with V = XXᵀ gives the same law.
 
     Arguments:
         X: a factor of V.
-        linear: a ≥ 0.
+        linear: a > 0.
         attention: κ² ≥ 0.
 
     Returns:
-        A lineax operator from normals of shape (2, m, m) to dV of shape (m, m).
+        A lineax operator from normals of shape (m, m) to dV of shape (m, m).
     """
 
-    def colour(G: Float[Array, "2 m m"]) -> Float[Array, "m m"]:
-        M = X @ factor_noise(X, G, linear, attention) @ X.T
+    def colour(G: Float[Array, "m m"]) -> Float[Array, "m m"]:
+        M = X @ factor_noise(centred_gram(X)[1], G, linear, attention) @ X.T
         return M + M.T
 
-    return lx.FunctionLinearOperator(colour, jax.ShapeDtypeStruct((2, *X.shape), X.dtype))
+    return lx.FunctionLinearOperator(colour, jax.ShapeDtypeStruct(X.shape, X.dtype))
 
 
 def factor_noise(
-    X: Float[Array, "m m"],
-    G: Float[Array, "2 m m"],
-    linear: Float[Array, ""],
-    attention: Float[Array, ""],
-) -> Float[Array, "m m"]:
-    """E = √(a/2) G₁ + (κ/m) G₂ K with K = XᵀH_mX: the noise that acts on the factor of V = XXᵀ from the right.
+    K: Float[Array, "m m *batch"],
+    G: Float[Array, "m m *batch"],
+    linear: Float[Array, "*#batch"],
+    attention: Float[Array, "*#batch"],
+) -> Float[Array, "m m *batch"]:
+    """E = G Rᵀ with R Rᵀ = (a/2) I + (κ²/m²) K², K = XᵀH_mX: the noise that acts on the factor of V = XXᵀ from the right.
 
-    Why it is Σ: X E Xᵀ + X Eᵀ Xᵀ has covariance a Σ_lin from G₁; from G₂, whose term is (κ/m) X G₂ Xᵀ H V, it has 𝒜.
+    Why it is Σ: E has the law of √(a/2) G₁ + (κ/m) G₂ K. From G₁, X E Xᵀ + X Eᵀ Xᵀ has covariance a Σ_lin; from G₂, whose
+    term is (κ/m) X G₂ Xᵀ H V, it has 𝒜. Adding the two before drawing needs half the normals.
     """
-    centred = X - jnp.mean(X, axis=0, keepdims=True)
-    K = X.T @ centred
-    return safe_sqrt(linear / 2) * G[0] + safe_sqrt(attention) / X.shape[0] * (G[1] @ K)
+    square = linear / 2 * identity_like(K) + attention / K.shape[0] ** 2 * matmul(K, K)
+    return matmul(G, transpose(cholesky(square)))
+
+
+def centred_gram(X: Float[Array, "m m *batch"]) -> tuple[Float[Array, "m m *batch"], Float[Array, "m m *batch"]]:
+    """The token-centred factor H_m X, and K = XᵀH_mX."""
+    centred = X - total(X) / X.shape[0]
+    return centred, matmul(transpose(centred), centred)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
+from sdeinfer.covariance._batched import diagonal, identity_like
 
 
 def pairs(tokens: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,38 +37,20 @@ def safe_sqrt(x: Array) -> Array:
     return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, x)))
 
 
-def correlation(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
+def correlation(V: Float[Array, "m m *batch"]) -> Float[Array, "m m *batch"]:
     """Correlations ρ_αβ = V_αβ / √(V_αα V_ββ), 1 on the diagonal and never outside [−1, 1].
 
     Values are clipped only against rounding; a token of zero norm gives NaN.
     """
-    scale = jnp.sqrt(jnp.diagonal(V))
+    scale = jnp.sqrt(diagonal(V))
     rho = jnp.clip(V / (scale[:, None] * scale[None, :]), -1.0, 1.0)
-    return jnp.where(jnp.eye(V.shape[0], dtype=bool), 1.0, rho)
+    return jnp.where(identity_like(V) == 1, 1.0, rho)
 
 
 def centre(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
     """Token-centred covariance C = H V H with H = I − 11ᵀ/m."""
     rows = V - jnp.mean(V, axis=0, keepdims=True)
     return rows - jnp.mean(rows, axis=1, keepdims=True)
-
-
-def semidefinite_cholesky(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
-    """The lower triangular L with LLᵀ = V for positive *semi*-definite V, where LAPACK's Cholesky gives NaN.
-
-    A pivot that is zero up to the rounding of its own diagonal entry gets a column of zeros, as exact arithmetic gives
-    it for a singular V; what that changes is rounding. No jitter is added. Differentiable where V is definite.
-    """
-    tokens = V.shape[0]
-    rounding = 4 * tokens * jnp.finfo(V.dtype).eps
-    rest, columns = V, []
-    for k in range(tokens):
-        positive = rest[0, 0] > rounding * V[k, k]
-        scale = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, rest[0, 0], 1.0)), 0.0)
-        column = rest[:, 0] * scale
-        columns.append(jnp.pad(column, (k, 0)))
-        rest = rest[1:, 1:] - column[1:, None] * column[None, 1:]
-    return jnp.stack(columns, axis=1)
 
 
 def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:

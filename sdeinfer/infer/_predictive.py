@@ -10,14 +10,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer.layers import ARCHITECTURES
 from sdeinfer.observe import DIMS
-from sdeinfer.solve import solve_path, step_grid
+from sdeinfer.solve import BrownianSteps, factor_of, solve_paths, step_grid
 
 TIMES = 9
 """Predictions are kept at no more than so many of the observed layers, evenly spread: files stay small."""
 
 STEP = 0.01
-AT_ONCE = 20
-"""Draws simulated side by side; a divisor of the usual 100, since a remainder would be compiled as a second program."""
 
 
 def predict(
@@ -51,9 +49,7 @@ def predict(
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)
         grid = step_grid((layers[kept] - layers[0]) / width, STEP)
-        numbers = jnp.asarray(same)
-        replicate[:, same] = _replicate(kind, fields, V0[same], numbers, *grid, keys)
-    replicate[~np.isfinite(replicate).all(axis=(-2, -1))] = np.nan
+        replicate[:, same] = _replicate(kind, fields, V0[same], grid, jax.vmap(jr.fold_in, (0, None))(keys, width))
     return xr.Dataset(
         {"covariance": (("draw", *DIMS), replicate)},
         coords={"layer": layers[kept], "network": data["network"].values},
@@ -62,16 +58,14 @@ def predict(
 
 
 @eqx.filter_jit
-def _replicate(kind, fields, V0, numbers, grid, saved, keys):
-    X0 = jnp.linalg.cholesky(V0)
+def _replicate(kind, fields, V0, grid, keys):
+    X0 = factor_of(jnp.moveaxis(V0, 0, -1))
 
     def one_draw(inputs):
         parameters, key = inputs
-        limit = kind(**parameters).limit()
+        brownian = BrownianSteps(jax.ShapeDtypeStruct(X0.shape, X0.dtype), key)
+        V, stopped = solve_paths(kind(**parameters).limit(), X0, grid, brownian)
+        later = jnp.asarray(grid.saved, stopped.dtype)[:, None] > stopped
+        return jnp.moveaxis(jnp.where(later[:, None, None], jnp.nan, V), -1, 0).astype(jnp.float32)
 
-        def one_network(X0, number):
-            return solve_path(limit, X0, grid, saved, jr.fold_in(key, number)).astype(jnp.float32)
-
-        return jax.vmap(one_network)(X0, numbers)
-
-    return jax.lax.map(one_draw, (fields, keys), batch_size=AT_ONCE)
+    return jax.lax.map(one_draw, (fields, keys))

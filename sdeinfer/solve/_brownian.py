@@ -1,6 +1,8 @@
-"""Brownian increments on a fixed grid of steps."""
+"""Brownian increments over the steps of a fixed grid: drawn from a key, or given as an array."""
 # pyright: reportIncompatibleVariableOverride=false
 # Diffrax declares t0, t1 and levy_area as attributes, and implements them as properties and fields, as here.
+
+import math
 
 import equinox as eqx
 import equinox.internal as eqxi
@@ -38,10 +40,44 @@ class BrownianSteps(AbstractBrownianPath):
     def evaluate(self, t0, t1=None, left: bool = True, use_levy: bool = False) -> Float[Array, "..."]:  # noqa: FBT001, FBT002
         """The increment over [t0, t1]."""
         del left
-        if t1 is None or use_levy:
-            raise ValueError("BrownianSteps has increments over steps only: no values at a time, no Lévy areas")
+        _increments_only(t1, use_levy)
         t0, t1 = eqxi.nondifferentiable(t0), eqxi.nondifferentiable(t1)
         # In single precision, so that grids that differ by rounding share their increments; it tells 10⁷ steps apart.
         start = jax.lax.bitcast_convert_type(jnp.asarray(t0, jnp.float32), jnp.uint32)
         key = jr.fold_in(self.key, start)
-        return jr.normal(key, self.shape.shape, self.shape.dtype) * jnp.sqrt(t1 - t0).astype(self.shape.dtype)
+        normals = jr.normal(key, (math.prod(self.shape.shape),), self.shape.dtype)
+        return normals.reshape(self.shape.shape) * jnp.sqrt(t1 - t0).astype(self.shape.dtype)
+
+
+class BrownianArray(AbstractBrownianPath):
+    """A Brownian motion whose increments over the steps of one grid are given, to be differentiated or inferred.
+
+    Attributes:
+        grid: the times between which the solver steps, shape (steps + 1,).
+        normals: increments divided by the root of their steps, shape (steps, ...): standard normals.
+    """
+
+    grid: Float[Array, " times"]
+    normals: Float[Array, "steps ..."]
+    levy_area: type[BrownianIncrement] = eqx.field(static=True, default=BrownianIncrement)
+
+    @property
+    def t0(self):
+        return self.grid[0]
+
+    @property
+    def t1(self):
+        return self.grid[-1]
+
+    def evaluate(self, t0, t1=None, left: bool = True, use_levy: bool = False) -> Float[Array, "..."]:  # noqa: FBT001, FBT002
+        """The increment over [t0, t1], which must be a step of the grid."""
+        del left
+        _increments_only(t1, use_levy)
+        # The middle of a step lies between its ends whatever their rounding.
+        number = jnp.searchsorted(self.grid, (t0 + t1) / 2) - 1
+        return self.normals[number] * jnp.sqrt(t1 - t0).astype(self.normals.dtype)
+
+
+def _increments_only(t1, use_levy: bool) -> None:  # noqa: FBT001
+    if t1 is None or use_levy:
+        raise ValueError("a Brownian motion on steps has increments only: no values at a time, no Lévy areas")

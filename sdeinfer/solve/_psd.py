@@ -4,12 +4,22 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import diffrax
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import centre, factor_noise, semidefinite_cholesky
-from sdeinfer.layers import Limit, attention_drift_vectors, relu_drift
-from sdeinfer.solve._brownian import BrownianSteps
+from sdeinfer.covariance import (
+    centred_gram,
+    diagonal,
+    factor_noise,
+    identity_like,
+    is_positive_definite,
+    matmul,
+    semidefinite_cholesky,
+    total,
+    transpose,
+)
+from sdeinfer.layers import Limit, relu_drift
 
 
 class CovarianceTerm(diffrax.AbstractTerm):
@@ -18,12 +28,12 @@ class CovarianceTerm(diffrax.AbstractTerm):
     It has no vector field of its own, since `PSDEuler` does not step along one.
 
     Attributes:
-        limit: coefficients of the SDE.
-        brownian: Brownian motion of shape (2, m, m), see `covariance.factor_noise`.
+        limit: coefficients of the SDE; scalars, or one of each for every path.
+        brownian: Brownian motion of the shape of the solver's state, (m, m, *paths).
     """
 
     limit: Limit
-    brownian: BrownianSteps
+    brownian: diffrax.AbstractBrownianPath
 
     def vf(self, t, y, args) -> Limit:
         """The coefficients."""
@@ -33,22 +43,28 @@ class CovarianceTerm(diffrax.AbstractTerm):
         """Step in depth-time and Brownian increment."""
         return t1 - t0, self.brownian.evaluate(t0, t1)
 
-    def prod(self, vf: Limit, control) -> Float[Array, "m m"]:
+    def prod(self, vf: Limit, control) -> Float[Array, "m m *paths"]:
         """Not defined: the step is not linear in the increments."""
         raise NotImplementedError("the covariance SDE is stepped by PSDEuler only")
 
 
 class PSDEuler(diffrax.AbstractItoSolver):
-    """One step of weak order 1 that acts on the factor: X′ = (left) X (right), then the arc-cosine kernel.
+    """The covariance SDE by steps of weak order 1 of a factor of V; many paths are stepped side by side.
 
-    - Noise from the right: X ← (1 − a m h/4) X + X E. The mean of E Eᵀ is (a m/2 + κ² tr(K²)/m²) h I with K = XᵀH_mX:
-      its first part restores the norm, its second is a part of the attention drift's first term.
-    - The rest of that term: X ← X √(1 + h (θ₁ − κ²) tr(K²)/m²), where θ₁ ≥ κ² since γ ≤ 1.
-    - The attention drift's second term: X ← (I + h θ₁/(2m) v sᵀ) X.
-    - The ReLU's drift: V ← (1 − w) V + w κ₁(V) with w = 1 − e^{−hθ₂/2} and κ₁ = V + 2B₂ the arc-cosine kernel, which is
-      positive semi-definite; X becomes the Cholesky factor of the sum.
+    The state y is the factor X, of shape (m, m, *paths). The solver's own state is the time at which each path was
+    stopped, +∞ while it runs; a path that was stopped keeps its X. It is stopped
+
+    - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Definition 4.1), and
+    - at the start of a step over which attention would change V by more than V itself: the drift is cubic, so that the path
+      explodes within about that step (§4.4).
+
+    Attributes:
+        lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
+        highest: eigenvalue of V at or above which a path is stopped; None for no bound.
     """
 
+    lowest: float | None = None
+    highest: float | None = None
     term_structure: ClassVar = CovarianceTerm
     interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
 
@@ -60,47 +76,98 @@ class PSDEuler(diffrax.AbstractItoSolver):
         """½, as Euler–Maruyama with noise that does not commute."""
         return 0.5
 
-    def init(self, terms, t0, t1, y0, args) -> None:
-        """No state between steps."""
-        return None
+    def init(self, terms, t0, t1, y0, args) -> Float[Array, "*paths"]:
+        """Stopped at once, or not yet."""
+        return jnp.where(self._outside(y0), t0, jnp.inf)
 
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
         """Step the factor from t0 to t1."""
-        del args, solver_state, made_jump
+        del args, made_jump
+        stopped = solver_state
         h, G = terms.contr(t0, t1)
-        y1 = psd_step(terms.vf(t0, y0, None), y0, h.astype(y0.dtype), G)
-        return y1, None, {"y0": y0, "y1": y1}, None, diffrax.RESULTS.successful
+        # A stopped path steps from the identity: what it holds may be too ill-conditioned for the others' fast path.
+        running = jnp.isinf(stopped)
+        y1, change = psd_step(terms.vf(t0, y0, None), jnp.where(running, y0, identity_like(y0)), h.astype(y0.dtype), G)
+        # Not `change > 1`, which is false of NaN.
+        stopped = jnp.where(running & ~(change <= 1), t0, stopped)
+        y1 = jnp.where(jnp.isinf(stopped), y1, y0)
+        stopped = jnp.where(jnp.isinf(stopped) & self._outside(y1), t1, stopped)
+        return y1, None, {"y0": y0, "y1": y1}, stopped, diffrax.RESULTS.successful
 
     def func(self, terms, t0, y0, args):
         """Not defined: there is no vector field."""
         raise NotImplementedError("the covariance SDE has no vector field along which to step")
 
+    def _outside(self, X):
+        outside = jnp.zeros(X.shape[2:], bool)
+        if self.lowest is None and self.highest is None:
+            return outside
+        V = matmul(X, transpose(X))
+        if self.lowest is not None:
+            outside |= below(V, self.lowest)
+        if self.highest is not None:
+            outside |= above(V, self.highest)
+        return outside
 
+
+def below(V: Float[Array, "m m *paths"], lowest: float) -> Array:
+    """Whether an eigenvalue of V is at or below `lowest`: V − lowest·I is not positive definite."""
+    return ~is_positive_definite(V - lowest * identity_like(V))
+
+
+def above(V: Float[Array, "m m *paths"], highest: float) -> Array:
+    """Whether an eigenvalue of V is at or above `highest`: highest·I − V is not positive definite."""
+    return ~is_positive_definite(highest * identity_like(V) - V)
+
+
+@jax.jit
 def psd_step(
     limit: Limit,
-    X: Float[Array, "m m"],
+    X: Float[Array, "m m *paths"],
     h: Float[Array, ""],
-    G: Float[Array, "2 m m"],
-) -> Float[Array, "m m"]:
-    """Advance a factor of V by h; G holds 2m² normals of variance h."""
-    tokens = X.shape[0]
-    V = X @ X.T
-    v, s = attention_drift_vectors(V)
-    trace = jnp.sum(V * centre(V)) / tokens**2
-    E = factor_noise(X, G, limit.linear_noise, limit.attention_noise)
+    G: Float[Array, "m m *paths"],
+) -> tuple[Float[Array, "m m *paths"], Float[Array, "*paths"]]:
+    """Advance a factor of V by h; every term acts on X from the left or from the right, or is the arc-cosine kernel.
 
-    X = (1 - h * limit.linear_noise * tokens / 4) * X + X @ E
-    X = X * jnp.sqrt(1 + h * (limit.attention_drift - limit.attention_noise) * trace)
-    X = X + h * limit.attention_drift / (2 * tokens) * v[:, None] * (s @ X)[None, :]
-    return _align(X, 1 - jnp.exp(-h * limit.relu_drift / 2))
+    - Noise from the right: X ← X (I + E), E with independent rows of covariance h ((a/2) I + (κ²/m²) K²), K = XᵀH_mX. The
+      mean of (I + E)(I + E)ᵀ is 1 + h (a m/2 + κ² T) times I, with T = tr(K²)/m² = tr(V C)/m².
+    - Dividing by it keeps the mean of V; multiplying by 1 + h θ₁ T is the attention drift's first term.
+    - The attention drift's second term: X ← (I + h θ₁/(2m) v sᵀ) X, with v = diag V and s the centred diag C.
+    - The ReLU's drift: V ← (1 − w) V + w κ₁(V) with w = 1 − e^{−hθ₂/2} and κ₁ = V + 2B₂ the arc-cosine kernel, which is
+      positive semi-definite; X becomes a Cholesky factor of the sum.
 
+    Arguments:
+        limit: coefficients of the SDE.
+        X: factor of V.
+        h: step in depth-time.
+        G: independent normals of variance h.
 
-def _align(X: Float[Array, "m m"], w: Float[Array, ""]) -> Float[Array, "m m"]:
-    """A factor of (1 − w) V + w κ₁(V) = V + 2w B₂(V); X itself where w = 0, so that no factor is rebuilt in vain.
-
-    Tokens whose correlation has reached ±1 in rounding make the sum singular: their factor has columns of zeros.
+    Returns:
+        a factor of V after the step, and by how much attention's drift would change X, relative to X.
     """
-    V = X @ X.T
-    active = w > 0
-    aligned = semidefinite_cholesky(jnp.where(active, V + 2 * w * relu_drift(V), jnp.eye(X.shape[0], dtype=X.dtype)))
-    return jnp.where(active, aligned, X)
+    tokens = X.shape[0]
+    centred, K = centred_gram(X)
+    T = total(total(K * K)) / tokens**2
+    C = total(centred * centred, axis=1)
+    v, s = total(X * X, axis=1), C - total(C) / tokens
+
+    noise = limit.linear_noise * tokens / 2 + limit.attention_noise * T
+    X = X + matmul(X, factor_noise(K, G, limit.linear_noise, limit.attention_noise))
+    X = X * jnp.sqrt((1 + h * limit.attention_drift * T) / (1 + h * noise))
+
+    v = h * limit.attention_drift / (2 * tokens) * v
+    u = total(s[:, None] * X)
+    turn = total(v**2) * total(u**2) / total(total(X * X))
+    change = jax.lax.stop_gradient(h * limit.attention_drift * T + jnp.sqrt(turn))
+    X = X + v[:, None] * u[None]
+    return _align(X, 1 - jnp.exp(-h * limit.relu_drift / 2)), change
+
+
+def _align(X: Float[Array, "m m *paths"], w: Float[Array, "*#paths"]) -> Float[Array, "m m *paths"]:
+    """A factor of (1 − w) V + w κ₁(V) = V + 2w B₂(V); X itself where w = 0, so that no factor is rebuilt in vain."""
+
+    def rebuilt(X):
+        V = matmul(X, transpose(X))
+        return jnp.where(w > 0, semidefinite_cholesky(V + 2 * w * relu_drift(V)), X)
+
+    return jax.lax.cond(jnp.any(w > 0), rebuilt, lambda X: X, X)

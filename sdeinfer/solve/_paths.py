@@ -1,0 +1,106 @@
+"""One Diffrax solve of many paths side by side, and blocks of them one after the other."""
+
+import math
+from collections.abc import Callable
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from sdeinfer.covariance import matmul, transpose
+from sdeinfer.layers import Limit
+from sdeinfer.solve._brownian import BrownianSteps
+from sdeinfer.solve._grid import Grid
+from sdeinfer.solve._psd import CovarianceTerm, PSDEuler
+
+type Paths = tuple[Float[Array, "times m m *paths"], Float[Array, "*paths"]]
+
+CHECKPOINTED = diffrax.RecursiveCheckpointAdjoint()
+"""Reverse mode in memory that does not grow with the number of steps; forward mode needs `diffrax.ForwardMode()`."""
+
+ENTRIES = 2**15
+"""How many entries the factors of one block have on a CPU: what a step reads and writes should stay in its cache."""
+
+ENTRIES_ELSEWHERE = 2**26
+"""The same on an accelerator, which wants all the paths at once: this bounds memory only."""
+
+
+def solve_paths(
+    limit: Limit,
+    X0: Float[Array, "m m *paths"],
+    grid: Grid,
+    brownian: diffrax.AbstractBrownianPath,
+    *,
+    solver: PSDEuler = PSDEuler(),  # noqa: B008 an immutable module
+    adjoint: diffrax.AbstractAdjoint = CHECKPOINTED,
+) -> Paths:
+    """Solve from X0 over the grid's steps.
+
+    Arguments:
+        limit: coefficients of the SDE; scalars, or one of each for every path.
+        X0: factors of the initial covariances.
+        grid: the solver's steps and the times to save.
+        brownian: increments of shape (m, m, *paths).
+        solver: with the range in which eigenvalues may lie.
+        adjoint: how Diffrax differentiates the solve.
+
+    Returns:
+        V at the saved times, which for a stopped path stays as it was then; and the time at which each path was stopped,
+        +∞ for those that were not.
+    """
+    limit = jax.tree.map(lambda c: c.astype(X0.dtype), limit)
+
+    def covariance(t, X, args):
+        return matmul(X, transpose(X))
+
+    if len(grid.steps) == 1:
+        return covariance(0.0, X0, None)[None], solver.init(None, grid.steps[0], None, X0, None)
+    # In the default type, which may be finer than that of X0.
+    times = jnp.asarray(grid.steps, float)
+    solution = diffrax.diffeqsolve(
+        CovarianceTerm(limit, brownian),
+        solver,
+        t0=times[0],
+        t1=times[-1],
+        dt0=None,
+        y0=X0,
+        stepsize_controller=diffrax.StepTo(ts=times),
+        saveat=diffrax.SaveAt(ts=jnp.asarray(grid.saved, float), fn=covariance, solver_state=True),
+        max_steps=len(grid.steps),
+        adjoint=adjoint,
+        throw=False,
+    )
+    assert solution.ys is not None
+    return solution.ys, solution.solver_state
+
+
+def in_blocks(
+    solve: Callable[[diffrax.AbstractBrownianPath], Paths],
+    X0: Float[Array, "m m"],
+    paths: int,
+    key: PRNGKeyArray,
+) -> tuple[Float[Array, "paths times m m"], Float[Array, " paths"]]:
+    """Solve for many paths in blocks that fit the cache, so that memory is bounded by what is saved.
+
+    Arguments:
+        solve: from Brownian motions of shape (m, m, paths of one block) to their paths.
+        X0: a factor, for its shape and type.
+        paths: how many paths.
+        key: where the randomness comes from.
+    """
+    entries = ENTRIES if jax.default_backend() == "cpu" else ENTRIES_ELSEWHERE
+    blocks = math.ceil(paths * X0.size / entries)
+    # Blocks of one size: the last few paths that they have in excess are dropped.
+    shape = jax.ShapeDtypeStruct((*X0.shape, math.ceil(paths / blocks)), X0.dtype)
+
+    def block(key):
+        V, stopped = solve(BrownianSteps(shape, key))
+        return jnp.moveaxis(V, -1, 0), stopped
+
+    if blocks == 1:
+        return block(key)
+    # Differentiated backwards, a block is solved anew instead of being remembered.
+    V, stopped = jax.lax.map(jax.checkpoint(block), jr.split(key, blocks))
+    return V.reshape(-1, *V.shape[2:])[:paths], stopped.reshape(-1)[:paths]

@@ -7,9 +7,9 @@ from sdeinfer.covariance._batched import matmul as matmul
 from sdeinfer.covariance._batched import semidefinite_cholesky as semidefinite_cholesky
 from sdeinfer.covariance._batched import total as total
 from sdeinfer.covariance._batched import transpose as transpose
-from sdeinfer.covariance._diffusion import centred_gram as centred_gram
 from sdeinfer.covariance._diffusion import Diffusion as Diffusion
 from sdeinfer.covariance._diffusion import Spectrum as Spectrum
+from sdeinfer.covariance._diffusion import centred_gram as centred_gram
 from sdeinfer.covariance._diffusion import factor_noise as factor_noise
 from sdeinfer.covariance._diffusion import smooth_noise as smooth_noise
 from sdeinfer.covariance._diffusion import spectrum as spectrum

@@ -2,8 +2,8 @@
 
 On a CPU a batched LAPACK call on 4×4 matrices spends nearly all its time outside the arithmetic. With the batch as the
 *last* axis every operation below is an elementwise one along that axis, which vectorises; the loops over a matrix's own
-indices are unrolled along one index only, since the compiler's time grows with what is unrolled. From `UNROLLED` tokens on
-the batch moves to the front, and LAPACK is the faster of the two.
+indices are unrolled along one index only, since the compiler's time grows with what is unrolled. From `UNROLLED` tokens
+on the batch moves to the front, and LAPACK is the faster of the two.
 """
 
 import functools
@@ -16,22 +16,22 @@ UNROLLED = 16
 """The largest m whose loops are unrolled."""
 
 
-def transpose(A: Float[Array, "m k *batch"]) -> Float[Array, "k m *batch"]:
+def transpose(A: Float[Array, "m k ..."]) -> Float[Array, "k m ..."]:
     """Aᵀ."""
     return jnp.swapaxes(A, 0, 1)
 
 
-def diagonal(A: Float[Array, "m m *batch"]) -> Float[Array, "m *batch"]:
+def diagonal(A: Float[Array, "m m ..."]) -> Float[Array, "m ..."]:
     """The diagonal."""
     return jnp.stack([A[i, i] for i in range(A.shape[0])])
 
 
-def identity_like(A: Float[Array, "m m *batch"]) -> Float[Array, "m m *ones"]:
+def identity_like(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """The identity, of a shape that broadcasts against A."""
     return jnp.eye(A.shape[0], dtype=A.dtype).reshape(A.shape[:2] + (1,) * (A.ndim - 2))
 
 
-def matmul(A: Float[Array, "m m *batch"], B: Float[Array, "m m *batch"]) -> Float[Array, "m m *batch"]:
+def matmul(A: Float[Array, "m m ..."], B: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """A B."""
     if A.shape[0] > UNROLLED:
         return _batch_last(_batch_first(A) @ _batch_first(B))
@@ -43,7 +43,7 @@ def matmul(A: Float[Array, "m m *batch"], B: Float[Array, "m m *batch"]) -> Floa
     return jax.lax.optimization_barrier(product)
 
 
-def total(A: Float[Array, "m *rest"], axis: int = 0) -> Float[Array, "*rest"]:
+def total(A: Float[Array, "m ..."], axis: int = 0) -> Float[Array, "..."]:
     """The sum over one of a matrix's own indices."""
     if A.shape[axis] > UNROLLED:
         return jnp.sum(A, axis)
@@ -51,44 +51,49 @@ def total(A: Float[Array, "m *rest"], axis: int = 0) -> Float[Array, "*rest"]:
     return jax.lax.optimization_barrier(sum(terms[1:], terms[0]))
 
 
-def cholesky(A: Float[Array, "m m *batch"]) -> Float[Array, "m m *batch"]:
-    """The lower triangular L with L Lᵀ = A; NaN where a pivot does not exceed the rounding of its own diagonal entry."""
+def cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+    """The lower triangular L with L Lᵀ = A; NaN where a pivot does not exceed its diagonal entry's rounding."""
+    L, definite = _cholesky(A)
+    return jnp.where(definite, L, jnp.nan)
+
+
+def is_positive_definite(A: Float[Array, "m m ..."]) -> Bool[Array, "..."]:
+    """Whether A is positive definite up to rounding."""
+    return _cholesky(jax.lax.stop_gradient(A))[1]
+
+
+def semidefinite_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+    """A square L with L Lᵀ = A for positive *semi*-definite A, where Cholesky's factorisation breaks down.
+
+    Cholesky's factor, a smooth function of A, where A is definite. Where it is singular up to rounding, the factor by
+    complete pivoting, which ends in columns of zeros: nothing is added to A, and what is left out is of the size of the
+    rounding of A's entries. Its rows are not permuted, so it is triangular up to their order only.
+    """
+    L, definite = _cholesky(A)
+    return jax.lax.cond(definite.all(), lambda A: L, lambda A: jnp.where(definite, L, _pivoted_cholesky(A)), A)
+
+
+def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool[Array, "..."]]:
+    """The factor, and whether each pivot exceeds the rounding of its diagonal entry; where not, L is of no use."""
     tokens = len(A)
     smallest = rounding(A) * diagonal(A)
     if tokens > UNROLLED:
         L = _batch_last(jnp.linalg.cholesky(_batch_first(A)))
-        return jnp.where((diagonal(L) ** 2 > smallest).all(axis=0), L, jnp.nan)
+        definite = (diagonal(L) ** 2 > smallest).all(axis=0)
+        return jnp.where(definite, L, 0.0), definite
 
     def eliminate(rest, k):
         pivot = rest[k, k]
         positive = pivot > smallest[k]
-        scale = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, pivot, 1.0)), jnp.nan)
+        scale = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, pivot, 1.0)), 0.0)
         column = jax.lax.optimization_barrier(jnp.where(_index(rest[0]) >= k, rest[:, k], 0.0) * scale)
-        return rest - column[:, None] * column[None], column
+        return rest - column[:, None] * column[None], (column, positive)
 
-    _, columns = jax.lax.scan(eliminate, A, jnp.arange(tokens), unroll=tokens <= 4)
-    return transpose(columns)
-
-
-def is_positive_definite(A: Float[Array, "m m *batch"]) -> Bool[Array, "*batch"]:
-    """Whether A is positive definite up to rounding."""
-    return jnp.isfinite(diagonal(cholesky(jax.lax.stop_gradient(A)))).all(axis=0)
+    _, (columns, positive) = jax.lax.scan(eliminate, A, jnp.arange(tokens), unroll=tokens <= 4)
+    return transpose(columns), positive.all(axis=0)
 
 
-def semidefinite_cholesky(A: Float[Array, "m m *batch"]) -> Float[Array, "m m *batch"]:
-    """A square L with L Lᵀ = A for positive *semi*-definite A, where Cholesky's factorisation breaks down.
-
-    By complete pivoting, which for a singular A ends in columns of zeros: nothing is added to A, and what is left out is
-    of the size of the rounding of A's entries. The rows are not permuted, so L is triangular up to their order only.
-    Differentiable where A is definite.
-    """
-    if len(A) <= UNROLLED:
-        return _pivoted_cholesky(A)
-    L = cholesky(A)
-    return jax.lax.cond(jnp.isfinite(L).all(), lambda A: L, _pivoted_cholesky, A)
-
-
-def _pivoted_cholesky(A: Float[Array, "m m *batch"]) -> Float[Array, "m m *batch"]:
+def _pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """Each column eliminates the token with the largest share of its diagonal entry left."""
     size = diagonal(A)
     inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
@@ -105,10 +110,10 @@ def _pivoted_cholesky(A: Float[Array, "m m *batch"]) -> Float[Array, "m m *batch
     return transpose(columns)
 
 
-def _largest(x: Float[Array, "m *batch"]) -> tuple[Float[Array, "*batch"], Float[Array, "m *batch"]]:
+def _largest(x: Float[Array, "m ..."]) -> tuple[Float[Array, "..."], Float[Array, "m ..."]]:
     """The largest of m numbers, and 1 at the first place that holds it, 0 elsewhere; argmax does not vectorise."""
     largest = _maximum(x)
-    place = jnp.where(x == largest, -_index(x), -x.shape[0])
+    place = jnp.where(x == largest, -_index(x), -len(x))
     return largest, (place == _maximum(place)).astype(x.dtype)
 
 
@@ -116,18 +121,18 @@ def _maximum(x: Array) -> Array:
     return jax.lax.optimization_barrier(functools.reduce(jnp.maximum, list(x)))
 
 
-def rounding(A: Float[Array, "m m *batch"]) -> float:
+def rounding(A: Float[Array, "m m ..."]) -> float:
     """The share of a diagonal entry that the rounding of an m×m factorisation may leave of it."""
-    return 4 * A.shape[0] * float(jnp.finfo(A.dtype).eps)
+    return 4 * len(A) * float(jnp.finfo(A.dtype).eps)
 
 
-def _index(A: Float[Array, "m *batch"]) -> Int[Array, "m *ones"]:
+def _index(A: Float[Array, "m ..."]) -> Int[Array, "m ..."]:
     return jnp.arange(len(A)).reshape(-1, *(1,) * (A.ndim - 1))
 
 
-def _batch_first(A: Float[Array, "m m *batch"]) -> Float[Array, "*batch m m"]:
+def _batch_first(A: Float[Array, "m m ..."]) -> Float[Array, "... m m"]:
     return jnp.moveaxis(A, (0, 1), (-2, -1))
 
 
-def _batch_last(A: Float[Array, "*batch m m"]) -> Float[Array, "m m *batch"]:
+def _batch_last(A: Float[Array, "... m m"]) -> Float[Array, "m m ..."]:
     return jnp.moveaxis(A, (-2, -1), (0, 1))

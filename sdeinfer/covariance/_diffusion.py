@@ -132,21 +132,21 @@ def smooth_noise(
 
 
 def factor_noise(
-    K: Float[Array, "m m *batch"],
-    G: Float[Array, "m m *batch"],
-    linear: Float[Array, "*#batch"],
-    attention: Float[Array, "*#batch"],
-) -> Float[Array, "m m *batch"]:
-    """E = G Rᵀ with R Rᵀ = (a/2) I + (κ²/m²) K², K = XᵀH_mX: the noise that acts on the factor of V = XXᵀ from the right.
+    K: Float[Array, "m m ..."],
+    G: Float[Array, "m m ..."],
+    linear: Float[Array, "..."],
+    attention: Float[Array, "..."],
+) -> Float[Array, "m m ..."]:
+    """E = G Rᵀ with R Rᵀ = (a/2) I + (κ²/m²) K², K = XᵀH_mX: noise that acts on the factor of V = XXᵀ from the right.
 
-    Why it is Σ: E has the law of √(a/2) G₁ + (κ/m) G₂ K. From G₁, X E Xᵀ + X Eᵀ Xᵀ has covariance a Σ_lin; from G₂, whose
-    term is (κ/m) X G₂ Xᵀ H V, it has 𝒜. Adding the two before drawing needs half the normals.
+    Why it is Σ: E has the law of √(a/2) G₁ + (κ/m) G₂ K. From G₁, X E Xᵀ + X Eᵀ Xᵀ has covariance a Σ_lin; from G₂,
+    whose term is (κ/m) X G₂ Xᵀ H V, it has 𝒜. Adding the two before drawing needs half the normals.
     """
     square = linear / 2 * identity_like(K) + attention / K.shape[0] ** 2 * matmul(K, K)
     return matmul(G, transpose(cholesky(square)))
 
 
-def centred_gram(X: Float[Array, "m m *batch"]) -> tuple[Float[Array, "m m *batch"], Float[Array, "m m *batch"]]:
+def centred_gram(X: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Float[Array, "m m ..."]]:
     """The token-centred factor H_m X, and K = XᵀH_mX."""
     centred = X - total(X) / X.shape[0]
     return centred, matmul(transpose(centred), centred)

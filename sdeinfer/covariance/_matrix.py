@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -37,7 +36,7 @@ def safe_sqrt(x: Array) -> Array:
     return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, x)))
 
 
-def correlation(V: Float[Array, "m m *batch"]) -> Float[Array, "m m *batch"]:
+def correlation(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """Correlations ρ_αβ = V_αβ / √(V_αα V_ββ), 1 on the diagonal and never outside [−1, 1].
 
     Values are clipped only against rounding; a token of zero norm gives NaN.

@@ -63,7 +63,7 @@ def _replicate(kind, fields, V0, grid, keys):
 
     def one_draw(inputs):
         parameters, key = inputs
-        brownian = BrownianSteps(jax.ShapeDtypeStruct(X0.shape, X0.dtype), key)
+        brownian = BrownianSteps(shape=jax.ShapeDtypeStruct(X0.shape, X0.dtype), key=key)
         V, stopped = solve_paths(kind(**parameters).limit(), X0, grid, brownian)
         later = jnp.asarray(grid.saved, stopped.dtype)[:, None] > stopped
         return jnp.moveaxis(jnp.where(later[:, None, None], jnp.nan, V), -1, 0).astype(jnp.float32)

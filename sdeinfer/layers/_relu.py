@@ -61,7 +61,7 @@ def _relu_alignment_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[
     return relu_alignment(rho), -jnp.arccos(jnp.clip(rho, -1.0, 1.0)) * rho_dot
 
 
-def relu_drift(V: Float[Array, "m m *batch"]) -> Float[Array, "m m *batch"]:
+def relu_drift(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """B₂(V), with b_ReLU = (c₊ − c₋)² B₂: ν(ρ_αβ) √(V_αα V_ββ) of Theorem 3.2 for c₊ − c₋ = 1; zero on the diagonal."""
     norm = safe_sqrt(diagonal(V))
     scale = norm[:, None] * norm[None, :]

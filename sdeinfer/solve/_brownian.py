@@ -12,6 +12,8 @@ import jax.random as jr
 from diffrax import AbstractBrownianPath, BrownianIncrement
 from jaxtyping import Array, Float, PRNGKeyArray
 
+INCREMENTS_ONLY = "a Brownian motion on steps has increments only: no values at a time, no Lévy areas"
+
 
 class BrownianSteps(AbstractBrownianPath):
     """A Brownian motion of which only the increments over the steps of one fixed grid are ever asked for.
@@ -40,7 +42,8 @@ class BrownianSteps(AbstractBrownianPath):
     def evaluate(self, t0, t1=None, left: bool = True, use_levy: bool = False) -> Float[Array, "..."]:  # noqa: FBT001, FBT002
         """The increment over [t0, t1]."""
         del left
-        _increments_only(t1, use_levy)
+        if t1 is None or use_levy:
+            raise ValueError(INCREMENTS_ONLY)
         t0, t1 = eqxi.nondifferentiable(t0), eqxi.nondifferentiable(t1)
         # In single precision, so that grids that differ by rounding share their increments; it tells 10⁷ steps apart.
         start = jax.lax.bitcast_convert_type(jnp.asarray(t0, jnp.float32), jnp.uint32)
@@ -72,12 +75,8 @@ class BrownianArray(AbstractBrownianPath):
     def evaluate(self, t0, t1=None, left: bool = True, use_levy: bool = False) -> Float[Array, "..."]:  # noqa: FBT001, FBT002
         """The increment over [t0, t1], which must be a step of the grid."""
         del left
-        _increments_only(t1, use_levy)
+        if t1 is None or use_levy:
+            raise ValueError(INCREMENTS_ONLY)
         # The middle of a step lies between its ends whatever their rounding.
         number = jnp.searchsorted(self.grid, (t0 + t1) / 2) - 1
         return self.normals[number] * jnp.sqrt(t1 - t0).astype(self.normals.dtype)
-
-
-def _increments_only(t1, use_levy: bool) -> None:  # noqa: FBT001
-    if t1 is None or use_levy:
-        raise ValueError("a Brownian motion on steps has increments only: no values at a time, no Lévy areas")

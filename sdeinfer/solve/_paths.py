@@ -15,7 +15,7 @@ from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._grid import Grid
 from sdeinfer.solve._psd import CovarianceTerm, PSDEuler
 
-type Paths = tuple[Float[Array, "times m m *paths"], Float[Array, "*paths"]]
+type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
 
 CHECKPOINTED = diffrax.RecursiveCheckpointAdjoint()
 """Reverse mode in memory that does not grow with the number of steps; forward mode needs `diffrax.ForwardMode()`."""
@@ -29,7 +29,7 @@ ENTRIES_ELSEWHERE = 2**26
 
 def solve_paths(
     limit: Limit,
-    X0: Float[Array, "m m *paths"],
+    X0: Float[Array, "m m ..."],
     grid: Grid,
     brownian: diffrax.AbstractBrownianPath,
     *,
@@ -47,8 +47,8 @@ def solve_paths(
         adjoint: how Diffrax differentiates the solve.
 
     Returns:
-        V at the saved times, which for a stopped path stays as it was then; and the time at which each path was stopped,
-        +∞ for those that were not.
+        V at the saved times, which for a stopped path stays as it was then; and the time at which each path was
+        stopped, +∞ for those that were not.
     """
     limit = jax.tree.map(lambda c: c.astype(X0.dtype), limit)
 
@@ -56,9 +56,9 @@ def solve_paths(
         return matmul(X, transpose(X))
 
     if len(grid.steps) == 1:
-        return covariance(0.0, X0, None)[None], solver.init(None, grid.steps[0], None, X0, None)
-    # In the default type, which may be finer than that of X0.
-    times = jnp.asarray(grid.steps, float)
+        return covariance(0.0, X0, None)[None], solver.init(None, 0.0, 0.0, X0, None)
+    # Diffrax would promote the state to the type of the times.
+    times = jnp.asarray(grid.steps, X0.dtype)
     solution = diffrax.diffeqsolve(
         CovarianceTerm(limit, brownian),
         solver,
@@ -67,12 +67,13 @@ def solve_paths(
         dt0=None,
         y0=X0,
         stepsize_controller=diffrax.StepTo(ts=times),
-        saveat=diffrax.SaveAt(ts=jnp.asarray(grid.saved, float), fn=covariance, solver_state=True),
+        saveat=diffrax.SaveAt(ts=jnp.asarray(grid.saved, X0.dtype), fn=covariance, solver_state=True),
         max_steps=len(grid.steps),
         adjoint=adjoint,
         throw=False,
     )
     assert solution.ys is not None
+    assert solution.solver_state is not None
     return solution.ys, solution.solver_state
 
 
@@ -96,7 +97,7 @@ def in_blocks(
     shape = jax.ShapeDtypeStruct((*X0.shape, math.ceil(paths / blocks)), X0.dtype)
 
     def block(key):
-        V, stopped = solve(BrownianSteps(shape, key))
+        V, stopped = solve(BrownianSteps(shape=shape, key=key))
         return jnp.moveaxis(V, -1, 0), stopped
 
     if blocks == 1:

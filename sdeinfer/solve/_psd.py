@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 from sdeinfer.covariance import (
     centred_gram,
-    diagonal,
     factor_noise,
     identity_like,
     is_positive_definite,
@@ -43,7 +42,7 @@ class CovarianceTerm(diffrax.AbstractTerm):
         """Step in depth-time and Brownian increment."""
         return t1 - t0, self.brownian.evaluate(t0, t1)
 
-    def prod(self, vf: Limit, control) -> Float[Array, "m m *paths"]:
+    def prod(self, vf: Limit, control) -> Float[Array, "m m ..."]:
         """Not defined: the step is not linear in the increments."""
         raise NotImplementedError("the covariance SDE is stepped by PSDEuler only")
 
@@ -55,8 +54,8 @@ class PSDEuler(diffrax.AbstractItoSolver):
     stopped, +∞ while it runs; a path that was stopped keeps its X. It is stopped
 
     - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Definition 4.1), and
-    - at the start of a step over which attention would change V by more than V itself: the drift is cubic, so that the path
-      explodes within about that step (§4.4).
+    - at the start of a step over which attention would change V by more than V itself: the drift is cubic, so that the
+      path explodes within about that step (§4.4).
 
     Attributes:
         lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
@@ -76,7 +75,7 @@ class PSDEuler(diffrax.AbstractItoSolver):
         """½, as Euler–Maruyama with noise that does not commute."""
         return 0.5
 
-    def init(self, terms, t0, t1, y0, args) -> Float[Array, "*paths"]:
+    def init(self, terms, t0, t1, y0, args) -> Float[Array, "..."]:
         """Stopped at once, or not yet."""
         return jnp.where(self._outside(y0), t0, jnp.inf)
 
@@ -110,12 +109,12 @@ class PSDEuler(diffrax.AbstractItoSolver):
         return outside
 
 
-def below(V: Float[Array, "m m *paths"], lowest: float) -> Array:
+def below(V: Float[Array, "m m ..."], lowest: float) -> Array:
     """Whether an eigenvalue of V is at or below `lowest`: V − lowest·I is not positive definite."""
     return ~is_positive_definite(V - lowest * identity_like(V))
 
 
-def above(V: Float[Array, "m m *paths"], highest: float) -> Array:
+def above(V: Float[Array, "m m ..."], highest: float) -> Array:
     """Whether an eigenvalue of V is at or above `highest`: highest·I − V is not positive definite."""
     return ~is_positive_definite(highest * identity_like(V) - V)
 
@@ -123,14 +122,14 @@ def above(V: Float[Array, "m m *paths"], highest: float) -> Array:
 @jax.jit
 def psd_step(
     limit: Limit,
-    X: Float[Array, "m m *paths"],
+    X: Float[Array, "m m ..."],
     h: Float[Array, ""],
-    G: Float[Array, "m m *paths"],
-) -> tuple[Float[Array, "m m *paths"], Float[Array, "*paths"]]:
+    G: Float[Array, "m m ..."],
+) -> tuple[Float[Array, "m m ..."], Float[Array, "..."]]:
     """Advance a factor of V by h; every term acts on X from the left or from the right, or is the arc-cosine kernel.
 
-    - Noise from the right: X ← X (I + E), E with independent rows of covariance h ((a/2) I + (κ²/m²) K²), K = XᵀH_mX. The
-      mean of (I + E)(I + E)ᵀ is 1 + h (a m/2 + κ² T) times I, with T = tr(K²)/m² = tr(V C)/m².
+    - Noise from the right: X ← X (I + E), E with independent rows of covariance h ((a/2) I + (κ²/m²) K²), K = XᵀH_mX.
+      The mean of (I + E)(I + E)ᵀ is 1 + h (a m/2 + κ² T) times I, with T = tr(K²)/m² = tr(V C)/m².
     - Dividing by it keeps the mean of V; multiplying by 1 + h θ₁ T is the attention drift's first term.
     - The attention drift's second term: X ← (I + h θ₁/(2m) v sᵀ) X, with v = diag V and s the centred diag C.
     - The ReLU's drift: V ← (1 − w) V + w κ₁(V) with w = 1 − e^{−hθ₂/2} and κ₁ = V + 2B₂ the arc-cosine kernel, which is
@@ -163,7 +162,7 @@ def psd_step(
     return _align(X, 1 - jnp.exp(-h * limit.relu_drift / 2)), change
 
 
-def _align(X: Float[Array, "m m *paths"], w: Float[Array, "*#paths"]) -> Float[Array, "m m *paths"]:
+def _align(X: Float[Array, "m m ..."], w: Float[Array, "..."]) -> Float[Array, "m m ..."]:
     """A factor of (1 − w) V + w κ₁(V) = V + 2w B₂(V); X itself where w = 0, so that no factor is rebuilt in vain."""
 
     def rebuilt(X):

@@ -110,12 +110,12 @@ def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdj
 @eqx.filter_jit
 def _solve_from_normals(layer, V0, grid: Grid, adjoint: AbstractAdjoint, normals):
     X0 = jnp.broadcast_to(factor_of(V0)[..., None], (*V0.shape, len(normals)))
-    brownian = BrownianArray(jnp.asarray(grid.steps, float), jnp.moveaxis(normals, 0, -1).astype(V0.dtype))
+    brownian = BrownianArray(grid=jnp.asarray(grid.steps, V0.dtype), normals=jnp.moveaxis(normals, 0, -1).astype(V0.dtype))
     V, stopped = solve_paths(layer.limit(), X0, grid, brownian, adjoint=adjoint)
     return stopped, jnp.moveaxis(V, -1, 0)
 
 
-def factor_of(V0: Float[Array, "m m *paths"]) -> Float[Array, "m m *paths"]:
+def factor_of(V0: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """A factor of V0; raises at run time where V0 has none."""
     X0 = semidefinite_cholesky(V0)
     error = jnp.abs(matmul(X0, transpose(X0)) - V0).max()

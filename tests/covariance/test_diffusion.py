@@ -57,7 +57,7 @@ def test_repeated_eigenvalues_do_no_harm_to_the_values(layer):
 
 def test_smooth_noise_has_a_gradient_where_eigenvalues_repeat(layer, key):
     V = si.equicorrelated(tokens=4, correlation=0.2)
-    limit, G = layer.limit(), jr.normal(key, (2, 4, 4))
+    limit, G = layer.limit(), jr.normal(key, (4, 4))
 
     def size(V):
         noise = smooth_noise(jnp.linalg.cholesky(V), limit.linear_noise, limit.attention_noise)

@@ -15,6 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 UNROLLED = 16
 """The largest m whose loops are unrolled."""
 
+CHUNK = 8
+"""How many columns of a Cholesky factor are eliminated on a matrix of one size."""
+
 
 def transpose(A: Float[Array, "m k ..."]) -> Float[Array, "k m ..."]:
     """Aᵀ."""
@@ -84,13 +87,21 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
 
     def eliminate(rest, k):
         pivot = rest[k, k]
-        positive = pivot > smallest[k]
+        positive = pivot > smallest[k + tokens - len(rest)]
         scale = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, pivot, 1.0)), 0.0)
         column = jax.lax.optimization_barrier(jnp.where(_index(rest[0]) >= k, rest[:, k], 0.0) * scale)
         return rest - column[:, None] * column[None], (column, positive)
 
-    _, (columns, positive) = jax.lax.scan(eliminate, A, jnp.arange(tokens), unroll=tokens <= 4)
-    return transpose(columns), positive.all(axis=0)
+    rest, L, definite = A, [], True
+    while len(rest) > 0:
+        # After every few columns the rows that are done are dropped.
+        count = min(len(rest), CHUNK)
+        done, (columns, positive) = jax.lax.scan(eliminate, rest, jnp.arange(count), unroll=tokens <= 4)
+        above = jnp.zeros((count, tokens - len(rest), *A.shape[2:]), A.dtype)
+        L.append(jnp.concatenate([above, columns], axis=1))
+        definite &= positive.all(axis=0)
+        rest = done[count:, count:]
+    return transpose(jnp.concatenate(L)), definite
 
 
 def _pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:

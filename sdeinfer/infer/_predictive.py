@@ -8,9 +8,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer.covariance import semidefinite_cholesky
 from sdeinfer.layers import ARCHITECTURES
 from sdeinfer.observe import DIMS
-from sdeinfer.solve import BrownianSteps, factor_of, solve_paths, step_grid
+from sdeinfer.solve import BrownianSteps, solve_paths, step_grid
 
 TIMES = 9
 """Predictions are kept at no more than so many of the observed layers, evenly spread: files stay small."""
@@ -59,7 +60,7 @@ def predict(
 
 @eqx.filter_jit
 def _replicate(kind, fields, V0, grid, keys):
-    X0 = factor_of(jnp.moveaxis(V0, 0, -1))
+    X0 = semidefinite_cholesky(jnp.moveaxis(V0, 0, -1))
 
     def one_draw(inputs):
         parameters, key = inputs

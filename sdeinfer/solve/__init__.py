@@ -7,7 +7,6 @@ from sdeinfer.solve._grid import step_grid as step_grid
 from sdeinfer.solve._paths import solve_paths as solve_paths
 from sdeinfer.solve._psd import CovarianceTerm as CovarianceTerm
 from sdeinfer.solve._psd import PSDEuler as PSDEuler
-from sdeinfer.solve._simulate import factor_of as factor_of
 from sdeinfer.solve._simulate import simulate as simulate
 from sdeinfer.solve._simulate import simulate_from as simulate_from
 from sdeinfer.solve._stopped import Reason as Reason

@@ -3,13 +3,14 @@
 import math
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from diffrax import AbstractAdjoint
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import is_concrete, matmul, semidefinite_cholesky, transpose, validate_covariance
+from sdeinfer.covariance import is_concrete, semidefinite_cholesky, validate_covariance
 from sdeinfer.layers import AbstractLayer, check_parameters
 from sdeinfer.solve._brownian import BrownianArray
 from sdeinfer.solve._grid import Grid, step_grid
@@ -89,7 +90,7 @@ def simulate_from(
 def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple[T, Float[Array, "m m"]]:
     """Refuse parameters, a V0 or a number of paths that cannot be."""
     layer = check_parameters(layer)
-    V0 = jnp.asarray(validate_covariance(V0) if is_concrete(V0) else V0)
+    V0 = jnp.asarray(validate_covariance(V0)) if is_concrete(V0) else _raise_unless_semidefinite(V0)
     if paths < 1:
         raise InputError(f"paths: at least 1 is needed, got {paths}")
     return layer, V0
@@ -98,7 +99,7 @@ def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple
 @eqx.filter_jit
 def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint, paths: int, key):
     """V of shape (paths, times, m, m), and the times at which paths were stopped."""
-    X0 = factor_of(V0)
+    X0 = semidefinite_cholesky(V0)
 
     def solve(brownian):
         block = jnp.broadcast_to(X0[..., None], brownian.shape.shape)
@@ -109,18 +110,18 @@ def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdj
 
 @eqx.filter_jit
 def _solve_from_normals(layer, V0, grid: Grid, adjoint: AbstractAdjoint, normals):
-    X0 = jnp.broadcast_to(factor_of(V0)[..., None], (*V0.shape, len(normals)))
-    brownian = BrownianArray(grid=jnp.asarray(grid.steps, V0.dtype), normals=jnp.moveaxis(normals, 0, -1).astype(V0.dtype))
+    X0 = jnp.broadcast_to(semidefinite_cholesky(V0)[..., None], (*V0.shape, len(normals)))
+    normals = jnp.moveaxis(normals, 0, -1).astype(V0.dtype)
+    brownian = BrownianArray(grid=jnp.asarray(grid.steps, V0.dtype), normals=normals)
     V, stopped = solve_paths(layer.limit(), X0, grid, brownian, adjoint=adjoint)
     return stopped, jnp.moveaxis(V, -1, 0)
 
 
-def factor_of(V0: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-    """A factor of V0; raises at run time where V0 has none."""
-    X0 = semidefinite_cholesky(V0)
-    error = jnp.abs(matmul(X0, transpose(X0)) - V0).max()
-    tolerance = math.sqrt(jnp.finfo(V0.dtype).eps) * jnp.abs(V0).max()
-    return eqx.error_if(X0, ~(error <= tolerance), "V0: not positive semi-definite")
+def _raise_unless_semidefinite(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    """Raise when a traced V0 is known, since its factor would be that of another matrix."""
+    eigenvalues = jnp.linalg.eigvalsh(jax.lax.stop_gradient(V0))
+    tolerance = math.sqrt(jnp.finfo(V0.dtype).eps) * eigenvalues[-1]
+    return eqx.error_if(V0, ~(eigenvalues[0] >= -tolerance), "V0: not positive semi-definite")
 
 
 def _infinite_after(stopped, V, ts):

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from dense import dense_diffusions
 from numpyro.distributions import MultivariateNormal
 
 import sdeinfer as si
-from sdeinfer.covariance import pairs, vech
+from sdeinfer.covariance import vech
 from sdeinfer.layers import attention_drift, relu_drift
 from sdeinfer.likelihood import FullPath
 from sdeinfer.observe import covariance_dataset
@@ -47,19 +48,6 @@ def dense_log_likelihood(data):
         return MultivariateNormal(mean, covariance).log_prob(increments).sum()
 
     return log_likelihood
-
-
-def dense_diffusions(V):
-    """Σ_lin and 𝒜 on the upper triangle, by einsum."""
-    tokens = V.shape[-1]
-    i, j = pairs(tokens)
-    H = jnp.eye(tokens) - 1 / tokens
-    W = V @ H @ V @ H @ V
-
-    def product(A, B):
-        return A[:, i[:, None], i] * B[:, j[:, None], j] + A[:, i[:, None], j] * B[:, j[:, None], i]
-
-    return product(V, V), (product(V, W) + product(W, V)) / tokens**2
 
 
 @pytest.mark.parametrize("tokens", ASKED)

@@ -24,5 +24,4 @@ from sdeinfer.covariance._matrix import safe_sqrt as safe_sqrt
 from sdeinfer.covariance._matrix import singular as singular
 from sdeinfer.covariance._matrix import unvech as unvech
 from sdeinfer.covariance._matrix import validate_covariance as validate_covariance
-from sdeinfer.covariance._matrix import validate_positive_definite as validate_positive_definite
 from sdeinfer.covariance._matrix import vech as vech

@@ -148,19 +148,6 @@ def covariance_fault(V: np.ndarray) -> tuple[tuple[int, ...], str] | None:
     return None
 
 
-def validate_positive_definite(V: ArrayLike, name: str = "V0") -> np.ndarray:
-    """Check that an array is a covariance of full rank: a singular one has no noise in some directions.
-
-    Raises:
-        InputError: as `validate_covariance`, and where V is singular up to rounding.
-    """
-    V = validate_covariance(V, name)
-    if singular(V[None])[0]:
-        smallest = np.linalg.eigvalsh(V.astype(np.float64))[0]
-        raise InputError(f"{name}: must be positive definite, got smallest eigenvalue {smallest:.3g}")
-    return V
-
-
 def singular(V: np.ndarray) -> np.ndarray:
     """Which matrices of a stack (..., m, m) are singular up to the rounding of their type; shape (...)."""
     eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))

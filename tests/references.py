@@ -152,6 +152,70 @@ def log_likelihood(layer, path, *, width: float) -> float:
     return sum(log_density(layer, V, V_next, width=width) for V, V_next in zip(path[:-1], path[1:], strict=True))
 
 
+def coefficients(layer) -> tuple[float, float, float, float]:
+    """The θ₁, θ₂, a and κ² of the drift θ₁ B₁ + θ₂ B₂ and the diffusion a Σ_lin + κ² 𝒜; B₂ is b_ReLU at c₊ − c₋ = 1."""
+    match type(layer).__name__:
+        case "ShapedMLP":
+            return 0.0, (float(layer.c_plus) - float(layer.c_minus)) ** 2, 1.0, 0.0
+        case "ResidualFeedForward":
+            g = float(layer.gamma)
+            return 0.0, g**2 * (float(layer.c_plus) - float(layer.c_minus)) ** 2, 2 * g**2, 0.0
+        case "ShapedAttention":
+            g, t = float(layer.gamma), float(layer.tau0)
+            return g**2 / t**2, 0.0, g**2 * (2 - g**2), g**4 / t**2
+        case "ShapedTransformer":
+            g, t = float(layer.gamma), float(layer.tau0)
+            relu = g**2 * (float(layer.c_plus) - float(layer.c_minus)) ** 2
+            return g**2 / t**2, relu, g**2 * (4 - g**2), g**4 / t**2
+        case "Stack":
+            theta1, theta2, a, kappa2 = np.sum([coefficients(part) for part in layer.layers], axis=0)
+            return theta1, theta2, a, kappa2
+        case name:
+            raise TypeError(name)
+
+
+def arc_cosine_kernel(V) -> np.ndarray:
+    """κ₁(V) = √(vvᵀ)(√(1 − ρ²) + ρ(π − arccos ρ))/π: twice E[relu(g) relu(h)] for normals of covariance V."""
+    m = len(V)
+    kernel = np.diag(np.diag(V)).astype(float)
+    for a, b in product(range(m), repeat=2):
+        if a != b:
+            scale = math.sqrt(V[a, a] * V[b, b])
+            rho = V[a, b] / scale
+            kernel[a, b] = scale * (math.sqrt(1 - rho**2) + rho * (math.pi - math.acos(rho))) / math.pi
+    return kernel
+
+
+def solver_step(layer, X, h: float, G) -> np.ndarray:
+    """A factor of V after one step from V = XXᵀ with normals G: noise and growth, then attention, then the ReLU."""
+    theta1, theta2, a, kappa2 = coefficients(layer)
+    m = len(X)
+    identity = np.eye(m)
+    H = identity - np.full((m, m), 1 / m)
+    V, K = X @ X.T, X.T @ H @ X
+    T = np.trace(V @ H @ V @ H) / m**2
+    E = math.sqrt(h) * G @ np.linalg.cholesky(a / 2 * identity + kappa2 / m**2 * K @ K).T
+    growth = (1 + h * theta1 * T) / (1 + h * (a * m / 2 + kappa2 * T))
+    v = np.diag(V)
+    s = v - 2 * V.mean(axis=1) + 2 * V.mean() - v.mean()
+    X = (identity + h * theta1 / (2 * m) * np.outer(v, s)) @ X @ (identity + E) * math.sqrt(growth)
+    if theta2 == 0:
+        return X
+    w = 1 - math.exp(-h * theta2 / 2)
+    V = X @ X.T
+    return np.linalg.cholesky((1 - w) * V + w * arc_cosine_kernel(V))
+
+
+def solver_path(layer, V0, lengths, normals) -> np.ndarray:
+    """V at the start of one path, and after each step of so many lengths with so many m×m normals."""
+    X = np.linalg.cholesky(V0)
+    path = [X @ X.T]
+    for h, G in zip(lengths, normals, strict=True):
+        X = solver_step(layer, X, h, G)
+        path.append(X @ X.T)
+    return np.stack(path)
+
+
 def wishart_path(tokens: int, layers: int, *, width: int, seed: int) -> np.ndarray:
     """A path of positive definite covariances with unequal norms: V′ | V ~ Wishart(n, V/n)."""
     rng = np.random.default_rng(seed)

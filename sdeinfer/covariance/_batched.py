@@ -37,7 +37,7 @@ def identity_like(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
 def matmul(A: Float[Array, "m m ..."], B: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """A B."""
     if A.shape[0] > UNROLLED:
-        return _batch_last(_batch_first(A) @ _batch_first(B))
+        return _batch_last(jnp.matmul(_batch_first(A), _batch_first(B), precision="highest"))
     A, B = jax.lax.optimization_barrier((A, B))
     product = A[:, 0, None] * B[None, 0]
     for k in range(1, A.shape[0]):
@@ -81,9 +81,10 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
     tokens = len(A)
     smallest = rounding(A) * diagonal(A)
     if tokens > UNROLLED:
-        L = _batch_last(jnp.linalg.cholesky(_batch_first(A)))
-        definite = (diagonal(L) ** 2 > smallest).all(axis=0)
-        return jnp.where(definite, L, 0.0), definite
+        pivots = diagonal(_lapack_cholesky(jax.lax.stop_gradient(A))) ** 2
+        definite = (pivots > smallest).all(axis=0)
+        # Factorised again, without those that give NaN: it would enter the derivative of all.
+        return _lapack_cholesky(jnp.where(definite, A, identity_like(A))), definite
 
     def eliminate(rest, k):
         pivot = rest[k, k]
@@ -92,13 +93,13 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
         column = jax.lax.optimization_barrier(jnp.where(_index(rest[0]) >= k, rest[:, k], 0.0) * scale)
         return rest - column[:, None] * column[None], (column, positive)
 
-    rest, L, definite = A, [], True
+    rest, L, definite = A, [], jnp.ones(A.shape[2:], bool)
     while len(rest) > 0:
         # After every few columns the rows that are done are dropped.
         count = min(len(rest), CHUNK)
         done, (columns, positive) = jax.lax.scan(eliminate, rest, jnp.arange(count), unroll=tokens <= 4)
-        above = jnp.zeros((count, tokens - len(rest), *A.shape[2:]), A.dtype)
-        L.append(jnp.concatenate([above, columns], axis=1))
+        zeros = jnp.zeros((count, tokens - len(rest), *A.shape[2:]), A.dtype)
+        L.append(jnp.concatenate([zeros, columns], axis=1))
         definite &= positive.all(axis=0)
         rest = done[count:, count:]
     return transpose(jnp.concatenate(L)), definite
@@ -139,6 +140,10 @@ def rounding(A: Float[Array, "m m ..."]) -> float:
 
 def _index(A: Float[Array, "m ..."]) -> Int[Array, "m ..."]:
     return jnp.arange(len(A)).reshape(-1, *(1,) * (A.ndim - 1))
+
+
+def _lapack_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+    return _batch_last(jnp.linalg.cholesky(_batch_first(A)))
 
 
 def _batch_first(A: Float[Array, "m m ..."]) -> Float[Array, "... m m"]:

@@ -65,5 +65,7 @@ def relu_drift(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """B₂(V), with b_ReLU = (c₊ − c₋)² B₂: ν(ρ_αβ) √(V_αα V_ββ) of Theorem 3.2 for c₊ − c₋ = 1; zero on the diagonal."""
     norm = safe_sqrt(diagonal(V))
     scale = norm[:, None] * norm[None, :]
-    rho = V / jnp.where(scale > 0, scale, 1.0)
-    return jnp.where(identity_like(V) == 1, 0.0, relu_alignment(rho) * scale) / (2 * math.pi)
+    # The diagonal's ρ = 1 is left out, since ν has no second derivative there.
+    off_diagonal = (scale > 0) & (identity_like(V) == 0)
+    rho = jnp.where(off_diagonal, V, 0.0) / jnp.where(off_diagonal, scale, 1.0)
+    return jnp.where(off_diagonal, relu_alignment(rho) * scale, 0.0) / (2 * math.pi)

@@ -45,7 +45,8 @@ class BrownianSteps(AbstractBrownianPath):
         if t1 is None or use_levy:
             raise ValueError(INCREMENTS_ONLY)
         t0, t1 = eqxi.nondifferentiable(t0), eqxi.nondifferentiable(t1)
-        # In single precision, so that grids that differ by rounding share their increments; it tells 10⁷ steps apart.
+        # In single precision, so that grids that differ by rounding share their increments; `step_grid` refuses steps
+        # that single precision does not tell apart.
         start = jax.lax.bitcast_convert_type(jnp.asarray(t0, jnp.float32), jnp.uint32)
         key = jr.fold_in(self.key, start)
         normals = jr.normal(key, (math.prod(self.shape.shape),), self.shape.dtype)
@@ -79,4 +80,7 @@ class BrownianArray(AbstractBrownianPath):
             raise ValueError(INCREMENTS_ONLY)
         # The middle of a step lies between its ends whatever their rounding.
         number = jnp.searchsorted(self.grid, (t0 + t1) / 2) - 1
-        return self.normals[number] * jnp.sqrt(t1 - t0).astype(self.normals.dtype)
+        ends = jnp.stack([t0, t1])
+        known = jnp.abs(self.grid[number + jnp.arange(2)] - ends).max() <= 0.01 * (t1 - t0)
+        normals = eqx.error_if(self.normals[number], ~known, "BrownianArray: asked for what is not a step of its grid")
+        return normals * jnp.sqrt(t1 - t0).astype(self.normals.dtype)

@@ -48,4 +48,7 @@ def step_grid(ts: ArrayLike, step: float) -> Grid:
         # A ratio that is whole but for rounding is not rounded up.
         steps = max(math.ceil(exact - 1e-9), int(time > grid[-1]))
         grid.extend(np.linspace(grid[-1], time, steps + 1)[1:].tolist())
+    if (np.diff(np.asarray(grid, np.float32)) <= 0).any():
+        shortest = np.diff(grid).min()
+        raise InputError(f"step: {shortest:.2g} is too short at times of {grid[-1]:g}: single precision sees none")
     return Grid(tuple(grid), tuple(times.tolist()))

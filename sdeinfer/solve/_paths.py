@@ -51,12 +51,9 @@ def solve_paths(
         stopped, +∞ for those that were not.
     """
     limit = jax.tree.map(lambda c: c.astype(X0.dtype), limit)
-
-    def covariance(t, X, args):
-        return matmul(X, transpose(X))
-
     if len(grid.steps) == 1:
-        return covariance(0.0, X0, None)[None], solver.init(None, 0.0, 0.0, X0, None)
+        zero = jnp.zeros((), X0.dtype)
+        return _covariance(zero, X0, None)[None], solver.init(None, zero, zero, X0, None)
     # Diffrax would promote the state to the type of the times.
     times = jnp.asarray(grid.steps, X0.dtype)
     solution = diffrax.diffeqsolve(
@@ -67,14 +64,18 @@ def solve_paths(
         dt0=None,
         y0=X0,
         stepsize_controller=diffrax.StepTo(ts=times),
-        saveat=diffrax.SaveAt(ts=jnp.asarray(grid.saved, X0.dtype), fn=covariance, solver_state=True),
+        saveat=diffrax.SaveAt(ts=jnp.asarray(grid.saved, X0.dtype), fn=_covariance, solver_state=True),
         max_steps=len(grid.steps),
         adjoint=adjoint,
-        throw=False,
+        throw=False,  # steps of a fixed grid cannot fail
     )
     assert solution.ys is not None
     assert solution.solver_state is not None
     return solution.ys, solution.solver_state
+
+
+def _covariance(t, X, args):
+    return matmul(X, transpose(X))
 
 
 def in_blocks(
@@ -92,9 +93,10 @@ def in_blocks(
         key: where the randomness comes from.
     """
     entries = ENTRIES if jax.default_backend() == "cpu" else ENTRIES_ELSEWHERE
-    blocks = math.ceil(paths * X0.size / entries)
-    # Blocks of one size: the last few paths that they have in excess are dropped.
-    shape = jax.ShapeDtypeStruct((*X0.shape, math.ceil(paths / blocks)), X0.dtype)
+    # Blocks of one size: the few paths that they have in excess are dropped.
+    together = math.ceil(paths / math.ceil(paths * X0.size / entries))
+    blocks = math.ceil(paths / together)
+    shape = jax.ShapeDtypeStruct((*X0.shape, together), X0.dtype)
 
     def block(key):
         V, stopped = solve(BrownianSteps(shape=shape, key=key))

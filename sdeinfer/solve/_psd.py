@@ -54,8 +54,8 @@ class PSDEuler(diffrax.AbstractItoSolver):
     stopped, +∞ while it runs; a path that was stopped keeps its X. It is stopped
 
     - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Definition 4.1), and
-    - at the start of a step over which attention would change V by more than V itself: the drift is cubic, so that the
-      path explodes within about that step (§4.4).
+    - at the start of a step over which attention's drift would change V by more than V itself: the drift is cubic, so
+      that the path explodes within about that step (§4.4).
 
     Attributes:
         lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
@@ -87,7 +87,6 @@ class PSDEuler(diffrax.AbstractItoSolver):
         # A stopped path steps from the identity: what it holds may be too ill-conditioned for the others' fast path.
         running = jnp.isinf(stopped)
         y1, change = psd_step(terms.vf(t0, y0, None), jnp.where(running, y0, identity_like(y0)), h.astype(y0.dtype), G)
-        # Not `change > 1`, which is false of NaN.
         stopped = jnp.where(running & ~(change <= 1), t0, stopped)
         y1 = jnp.where(jnp.isinf(stopped), y1, y0)
         stopped = jnp.where(jnp.isinf(stopped) & self._outside(y1), t1, stopped)
@@ -142,24 +141,35 @@ def psd_step(
         G: independent normals of variance h.
 
     Returns:
-        a factor of V after the step, and by how much attention's drift would change X, relative to X.
+        a factor of V after the step; and by how much attention's drift changes V at its start, relative to V. Where
+        that is more than V itself the factor is finite, and of no use.
     """
-    tokens = X.shape[0]
+    tokens = len(X)
     centred, K = centred_gram(X)
+    # Without attention K has no part in the step, and is not to overflow in it.
+    K = jnp.where((limit.attention_drift > 0) | (limit.attention_noise > 0), K, 0.0)
     T = total(total(K * K)) / tokens**2
-    C = total(centred * centred, axis=1)
-    v, s = total(X * X, axis=1), C - total(C) / tokens
+    centred_norms = total(centred * centred, axis=1)
+    s = centred_norms - total(centred_norms) / tokens
+    push = h * limit.attention_drift / (2 * tokens) * total(X * X, axis=1)
 
-    noise = limit.linear_noise * tokens / 2 + limit.attention_noise * T
+    change = _relative_change(h * limit.attention_drift * T, push, s, X)
+    explodes = ~(change <= 1)  # NaN, where V overflows, is more than 1 too
+    K, T, push = (jnp.where(explodes, 0.0, x) for x in (K, T, push))
+
+    spread = limit.linear_noise * tokens / 2 + limit.attention_noise * T
     X = X + matmul(X, factor_noise(K, G, limit.linear_noise, limit.attention_noise))
-    X = X * jnp.sqrt((1 + h * limit.attention_drift * T) / (1 + h * noise))
+    X = X * jnp.sqrt((1 + h * limit.attention_drift * T) / (1 + h * spread))
+    X = X + push[:, None] * total(s[:, None] * X)[None]
+    return _align(X, -jnp.expm1(-h * limit.relu_drift / 2)), change
 
-    v = h * limit.attention_drift / (2 * tokens) * v
-    u = total(s[:, None] * X)
-    turn = total(v**2) * total(u**2) / total(total(X * X))
-    change = jax.lax.stop_gradient(h * limit.attention_drift * T + jnp.sqrt(turn))
-    X = X + v[:, None] * u[None]
-    return _align(X, 1 - jnp.exp(-h * limit.relu_drift / 2)), change
+
+def _relative_change(growth, push, s, X):
+    """Growth of V by the first term of attention's drift, plus twice ‖push (sᵀX)‖/‖X‖ for the second."""
+    growth, push, s, X = jax.lax.stop_gradient((growth, push, s, X))
+    size = total(total(X * X))
+    turned = total(push**2) * total(total(s[:, None] * X) ** 2)
+    return growth + 2 * jnp.sqrt(turned / jnp.where(size > 0, size, 1.0))
 
 
 def _align(X: Float[Array, "m m ..."], w: Float[Array, "..."]) -> Float[Array, "m m ..."]:

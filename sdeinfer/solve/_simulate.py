@@ -38,8 +38,9 @@ def simulate(
         ts: depth-times t = ℓ/n ≥ 0 at which to save, increasing (dimensionless).
         paths: how many independent paths.
         step: longest step in depth-time; each interval between saved times is cut into equal steps no longer than this.
-        adjoint: how Diffrax differentiates the solve: backwards by default, forwards with `diffrax.ForwardMode()`.
-        key: where the randomness comes from.
+        adjoint: how Diffrax differentiates the solve: backwards by default, forwards with `diffrax.ForwardMode()`, both
+            one after the other with `diffrax.DirectAdjoint()`.
+        key: where the randomness comes from; it gives other paths when `paths` or the kind of device is another.
 
     Returns:
         V at the saved times, shape (paths, times, m, m). The cubic attention drift lets paths explode: all entries of
@@ -84,13 +85,16 @@ def simulate_from(
     expected = (len(grid.steps) - 1, *V0.shape)
     if normals.shape[1:] != expected:
         raise InputError(f"normals: shape (paths, {', '.join(map(str, expected))}) is needed, got {normals.shape}")
-    return _infinite_after(*_solve_from_normals(layer, V0, grid, adjoint, normals), ts)
+    V, stopped = _solve_from_normals(layer, V0, grid, adjoint, normals)
+    return _infinite_after(stopped, V, ts)
 
 
 def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple[T, Float[Array, "m m"]]:
     """Refuse parameters, a V0 or a number of paths that cannot be."""
     layer = check_parameters(layer)
-    V0 = jnp.asarray(validate_covariance(V0)) if is_concrete(V0) else _raise_unless_semidefinite(V0)
+    V0 = jnp.asarray(validate_covariance(V0)) if is_concrete(V0) else _raise_unless_covariance(jnp.asarray(V0))
+    # Its factor is made from one triangle: without this, so would be its derivative.
+    V0 = (V0 + V0.T) / 2
     if paths < 1:
         raise InputError(f"paths: at least 1 is needed, got {paths}")
     return layer, V0
@@ -114,14 +118,16 @@ def _solve_from_normals(layer, V0, grid: Grid, adjoint: AbstractAdjoint, normals
     normals = jnp.moveaxis(normals, 0, -1).astype(V0.dtype)
     brownian = BrownianArray(grid=jnp.asarray(grid.steps, V0.dtype), normals=normals)
     V, stopped = solve_paths(layer.limit(), X0, grid, brownian, adjoint=adjoint)
-    return stopped, jnp.moveaxis(V, -1, 0)
+    return jnp.moveaxis(V, -1, 0), stopped
 
 
-def _raise_unless_semidefinite(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:
+def _raise_unless_covariance(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:
     """Raise when a traced V0 is known, since its factor would be that of another matrix."""
-    eigenvalues = jnp.linalg.eigvalsh(jax.lax.stop_gradient(V0))
-    tolerance = math.sqrt(jnp.finfo(V0.dtype).eps) * eigenvalues[-1]
-    return eqx.error_if(V0, ~(eigenvalues[0] >= -tolerance), "V0: not positive semi-definite")
+    known = jax.lax.stop_gradient(V0)
+    tolerance = math.sqrt(jnp.finfo(V0.dtype).eps) * jnp.abs(known).max()
+    symmetric = jnp.abs(known - known.T).max() <= tolerance
+    semidefinite = jnp.linalg.eigvalsh(known)[0] >= -tolerance
+    return eqx.error_if(V0, ~(symmetric & semidefinite), "V0: not symmetric, or not positive semi-definite")
 
 
 def _infinite_after(stopped, V, ts):

@@ -61,8 +61,10 @@ def simulate_stopped(
 ) -> StoppedPaths:
     """Simulate the covariance SDE up to the time at which an eigenvalue of V leaves a range (Definition 4.1).
 
-    The time is that of the first step's end with an eigenvalue outside, so it is at most a step late; its derivative is
-    zero, but `covariance` can be differentiated as the result of `simulate` can.
+    V is looked at after every step: what leaves the range and comes back within one is missed, so that stopping times
+    are late by an amount of the order of √step. In single precision an eigenvalue below some 10⁻⁶ of the largest is
+    rounding, and stops the path where `within` has a lower bound. The time has no derivative; `covariance` has those of
+    `simulate`.
 
     Arguments:
         layer: the architecture, with its parameters.
@@ -107,12 +109,11 @@ def stopping_times(
     V = np.asarray(V)
     finite = np.isfinite(V).all(axis=(-2, -1))
     eigenvalues = np.linalg.eigvalsh(np.where(finite[..., None, None], V, 0.0))
-    above = ~finite | (eigenvalues[..., -1] >= highest)
-    below = finite & (eigenvalues[..., 0] <= lowest)
-    outside = above | below
+    too_high = ~finite | (eigenvalues[..., -1] >= highest)
+    outside = too_high | (eigenvalues[..., 0] <= lowest)
     stopped, first = outside.any(axis=1), outside.argmax(axis=1)
     time = np.where(stopped, np.asarray(times, float)[first], np.inf)
-    exceeded = np.take_along_axis(above, first[:, None], axis=1)[:, 0]
+    exceeded = np.take_along_axis(too_high, first[:, None], axis=1)[:, 0]
     return time, np.where(stopped, np.where(exceeded, Reason.ABOVE, Reason.BELOW), Reason.NOT)
 
 

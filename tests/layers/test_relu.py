@@ -1,4 +1,6 @@
+import decimal
 import math
+from decimal import Decimal
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +32,36 @@ def test_alignment_is_positive_and_decreasing_up_to_the_very_ends(dtype):
     assert (value >= -eps).all()
 
 
+def exact_alignment(rho: float) -> tuple[Decimal, Decimal]:
+    """The θ = arccos ρ and sin θ − θ cos θ in 50 digits, by Newton's method on Taylor's series of the cosine."""
+    theta, cosine = Decimal(math.acos(rho)), Decimal(rho)
+    if abs(rho) == 1:
+        return theta, theta
+    with decimal.localcontext(prec=50):
+        for _ in range(6):
+            term, count, cos, sin = Decimal(1), 0, Decimal(0), Decimal(0)
+            while abs(term) > Decimal("1e-49"):
+                cos, sin = (cos, sin + term) if count % 2 else (cos + term, sin)
+                term *= theta / (count + 1) * (-1 if count % 2 else 1)
+                count += 1
+            theta += (cos - cosine) / sin
+        return theta, sin - theta * cosine
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64], ids=lambda x: x.__name__)
+def test_alignment_and_its_slope_keep_every_digit_up_to_the_very_ends(dtype):
+    gaps = np.append(np.geomspace(1e-16, 1e-1, 46), np.linspace(0.1, 1.0, 31))
+    rho = jnp.asarray(np.concatenate([[-1], gaps - 1, 1 - gaps, [1]])).astype(dtype)
+    value, slope = relu_alignment(rho), jax.vmap(jax.grad(relu_alignment))(rho)
+    assert value.dtype == slope.dtype == dtype
+    tiny = float(jnp.finfo(dtype).smallest_normal)  # what is smaller has fewer digits
+    for at, *found in zip(*(np.asarray(x, np.float64).tolist() for x in (rho, value, slope)), strict=True):
+        theta, expected = exact_alignment(at)
+        for x, exact in zip(found, (expected, -theta), strict=True):
+            error = float(abs(Decimal(x) - exact) / max(abs(exact), Decimal(tiny)))
+            assert error <= 4 * float(jnp.finfo(dtype).eps), f"{x} for {exact:.20g} at {at!r}"
+
+
 def test_alignment_is_nu_between():
     for rho in np.linspace(-0.99, 0.99, 23):
         expected = references.nu(rho, 0.5, -1.0)
@@ -54,6 +86,13 @@ def test_gradient_of_relu_drift_is_right_off_the_boundary():
     assert_agrees(slope, (relu_drift(V + step * direction) - relu_drift(V - step * direction)) / (2 * step), rtol=1e-8)
     # The diagonal is identically zero, so nothing moves it.
     np.testing.assert_array_equal(np.diagonal(slope), 0)
+
+
+def test_second_derivative_of_relu_drift_is_right_off_the_boundary():
+    V, direction, step = random_covariance(3), random_covariance(3, seed=5), 1e-5
+    slope = jax.grad(lambda V: jnp.sum(relu_drift(V) ** 2))
+    second = jax.jvp(slope, (V,), (direction,))[1]
+    assert_agrees(second, (slope(V + step * direction) - slope(V - step * direction)) / (2 * step), rtol=1e-8)
 
 
 @pytest.mark.parametrize("rho", [1.0, -1.0])

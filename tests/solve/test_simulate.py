@@ -206,3 +206,8 @@ def test_tiny_times_are_steps_too(V0, key):
 def test_steps_beyond_counting_are_refused(V0, key):
     with pytest.raises(ValueError, match="step: 1e-15 cuts the time to 0.1 into more than 1000000 steps"):
         si.simulate(LAYERS["mlp"](), V0, [0.1], paths=1, step=1e-15, key=key)
+
+
+def test_steps_that_single_precision_does_not_tell_apart_are_refused(V0, key):
+    with pytest.raises(ValueError, match="step: 1e-06 is too short at times of 100: single precision sees none"):
+        si.simulate(LAYERS["mlp"](), V0, [100.0, 100.000001], paths=1, step=1.0, key=key)

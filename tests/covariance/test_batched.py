@@ -1,0 +1,248 @@
+"""Batched linear algebra against NumPy, on both sides of `UNROLLED`.
+
+Tolerances: a factorisation of an m×m matrix leaves out at most 4m roundings of √(A_ii A_jj), and makes as many again
+with its products; a sum of m products makes m.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sdeinfer.covariance import (
+    diagonal,
+    identity_like,
+    is_positive_definite,
+    matmul,
+    semidefinite_cholesky,
+    total,
+    transpose,
+)
+from sdeinfer.covariance._batched import UNROLLED, cholesky
+
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+TOKENS = pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, UNROLLED, UNROLLED + 1, 20])
+SHAPES = pytest.mark.parametrize(
+    ("tokens", "batch"),
+    [(m, (2, 3)) for m in (1, 2, 3, 5, 8, UNROLLED, UNROLLED + 1, 20)]
+    + [(m, batch) for m in (1, 3, UNROLLED + 1) for batch in [(), (7,)]],
+)
+BOTH_SIDES = pytest.mark.parametrize("tokens", [3, UNROLLED, UNROLLED + 1])
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20230630)
+
+
+def gram(X) -> np.ndarray:
+    """XXᵀ for every trailing index."""
+    return np.einsum("ik...,jk...->ij...", X, X)
+
+
+def definite(rng, tokens: int, *batch: int) -> np.ndarray:
+    return gram(rng.normal(size=(tokens, tokens + 3, *batch)))
+
+
+def scale_of(A) -> np.ndarray:
+    """The √(A_ii A_jj) that bounds the entries of a covariance."""
+    norms = np.sqrt(np.einsum("ii...->i...", A))
+    return norms[:, None] * norms[None]
+
+
+def assert_factor(L, A) -> None:
+    """L Lᵀ = A, entry by entry, up to what a factorisation in A's type may leave."""
+    assert L.dtype == A.dtype
+    assert L.shape == A.shape
+    error = np.abs(gram(np.asarray(L, np.float64)) - A.astype(np.float64))
+    allowed = 8 * len(A) * np.finfo(A.dtype).eps * scale_of(A.astype(np.float64))
+    assert (error <= allowed).all(), f"off by {(error / np.where(allowed > 0, allowed, 1)).max():.3g} times the allowed"
+
+
+@jax.jit
+def elementary(A, B):
+    return {
+        "matmul": matmul(A, B),
+        "transpose": transpose(A),
+        "diagonal": diagonal(A),
+        "identity": A * identity_like(A),
+        "rows": total(A),
+        "columns": total(A, axis=1),
+    }
+
+
+@jax.jit
+def factorisations(A):
+    return cholesky(A), semidefinite_cholesky(A), is_positive_definite(A)
+
+
+@DTYPES
+@SHAPES
+def test_elementary_operations_are_those_of_numpy(tokens, batch, dtype, rng):
+    A, B = rng.normal(size=(2, tokens, tokens, *batch)).astype(dtype)
+    found = elementary(A, B)
+    assert {x.dtype for x in found.values()} == {np.dtype(dtype)}
+    np.testing.assert_array_equal(found["transpose"], np.swapaxes(A, 0, 1))
+    np.testing.assert_array_equal(found["diagonal"], np.einsum("ii...->i...", A))
+    np.testing.assert_array_equal(found["identity"], np.einsum("ij...,ij->ij...", A, np.eye(tokens, dtype=dtype)))
+    exact, eps = A.astype(np.float64), tokens * np.finfo(dtype).eps
+    for name, axis in (("rows", 0), ("columns", 1)):
+        assert (np.abs(found[name] - exact.sum(axis)) <= eps * np.abs(exact).sum(axis)).all()
+    product, size = (np.einsum("ik...,kj...->ij...", f(exact), f(B.astype(np.float64))) for f in (np.asarray, np.abs))
+    assert (np.abs(found["matmul"] - product) <= eps * size).all()
+
+
+@DTYPES
+@SHAPES
+def test_definite_matrices_have_choleskys_factor(tokens, batch, dtype, rng):
+    A = definite(rng, tokens, *batch).astype(dtype)
+    L, semidefinite, is_definite = factorisations(A)
+    assert is_definite.shape == batch
+    assert is_definite.all()
+    # Triangular with a positive diagonal: no other such factor exists.
+    np.testing.assert_array_equal(L, np.einsum("ij...,ij->ij...", L, np.tri(tokens, dtype=dtype)))
+    assert (np.einsum("ii...->i...", L) > 0).all()
+    assert_factor(L, A)
+    np.testing.assert_array_equal(semidefinite, L)
+
+
+def singular_tokens(rng, tokens: int) -> dict[str, np.ndarray]:
+    """Tokens X of which XXᵀ is singular, for two or more of them."""
+    X = rng.normal(size=(tokens, tokens))
+    first, last = X[:1], np.arange(tokens)[:, None] == tokens - 1
+    deficient = rng.normal(size=(tokens, max(tokens // 2, 1)))
+    return {
+        "one direction": X[:, :1] * first,
+        "half the rank": np.pad(deficient, ((0, 0), (0, tokens - deficient.shape[1]))),
+        "one dimension short": X * (np.arange(tokens) > 0),
+        "equal": np.where(last, first, X),
+        "opposite": np.where(last, -first, X),
+        "all equal": np.broadcast_to(first, X.shape),
+        "zero": np.where(last, 0.0, X),
+        "nothing": np.zeros_like(X),
+        "many scales": np.where(last, first, X) * np.geomspace(1e-6, 1e6, tokens)[:, None],
+        "many scales, upside down": np.where(last, first, X) * np.geomspace(1e6, 1e-6, tokens)[:, None],
+    }
+
+
+@DTYPES
+@TOKENS
+def test_singular_matrices_have_a_factor_of_their_rank(tokens, dtype, rng):
+    kinds = singular_tokens(rng, tokens) if tokens > 1 else {"nothing": np.zeros((1, 1))}
+    A = gram(np.stack(list(kinds.values()), axis=-1)).astype(dtype)
+    plain, L, is_definite = (np.asarray(x) for x in factorisations(A))
+    assert not is_definite.any()
+    assert np.isnan(plain).all()
+    assert_factor(L, A)
+    of = dict(zip(kinds, np.moveaxis(L, -1, 0), strict=True))
+    np.testing.assert_array_equal(of["nothing"], 0)
+    if tokens > 1:
+        np.testing.assert_array_equal(of["equal"][-1], of["equal"][0])
+        np.testing.assert_array_equal(of["opposite"][-1], -of["opposite"][0])
+        np.testing.assert_array_equal(of["all equal"], np.broadcast_to(of["all equal"][0], (tokens, tokens)))
+        np.testing.assert_array_equal(of["zero"][-1], 0)
+        ranks = {name: np.any(factor != 0, axis=0).sum() for name, factor in of.items()}
+        assert ranks["one direction"] == ranks["all equal"] == 1
+        assert ranks["half the rank"] == max(tokens // 2, 1)
+
+
+@DTYPES
+@BOTH_SIDES
+def test_tokens_of_every_norm_have_choleskys_factor(tokens, dtype, rng):
+    norms = np.stack([rng.permutation(np.geomspace(1e-6, 1e6, tokens)) for _ in range(7)], axis=-1)
+    A = (definite(rng, tokens, 7) * norms[:, None] * norms[None]).astype(dtype)
+    L, _, is_definite = factorisations(A)
+    assert is_definite.all()
+    assert_factor(L, A)
+
+
+@DTYPES
+@BOTH_SIDES
+def test_tokens_that_almost_coincide_keep_what_others_see_of_their_difference(tokens, dtype, rng):
+    """x₁ and x₂ at ρ = 1 − g, and x₃ along x₁ − x₂: what elimination leaves of x₂ is as small as its rounding."""
+    eps = np.finfo(dtype).eps
+    gaps = np.concatenate([eps * np.geomspace(0.25, 1e4, 24), [1e-7]])
+    X = np.zeros((tokens, tokens, len(gaps)))
+    half = np.sqrt(gaps / 2)  # sin θ/2 for cos θ = 1 − g
+    X[0, 0] = X[1, 0] = np.sqrt(1 - half**2)
+    X[0, 1], X[1, 1], X[2, 1] = half, -half, 1.0
+    X[3:] = rng.normal(size=(tokens - 3, tokens, 1))
+    norms = rng.uniform(0.1, 10, size=(tokens, 1, len(gaps)))
+    A = gram(X * norms).astype(dtype)
+    assert_factor(np.asarray(factorisations(A)[1]), A)
+
+
+@DTYPES
+@pytest.mark.parametrize("tokens", [2, UNROLLED, UNROLLED + 1])
+def test_singular_neighbours_change_no_definite_matrix(tokens, dtype, rng):
+    X = np.stack(list(singular_tokens(rng, tokens).values())[:6], axis=-1)
+    singular, good = gram(X).astype(dtype), definite(rng, tokens, 4).astype(dtype)
+    mixed = np.concatenate([good[..., :1], singular, good[..., 1:]], axis=-1)
+    where = np.array([0, 7, 8, 9])
+    plain, L, is_definite = (np.asarray(x) for x in factorisations(mixed))
+    np.testing.assert_array_equal(np.flatnonzero(is_definite), where)
+    alone = np.stack([factorisations(good[..., i])[1] for i in range(4)], axis=-1)
+    np.testing.assert_array_equal(L[..., where], alone)
+    np.testing.assert_array_equal(plain[..., where], alone)
+    assert np.isnan(np.delete(plain, where, axis=-1)).all()
+    assert_factor(L, mixed)
+
+
+@DTYPES
+@BOTH_SIDES
+def test_indefinite_and_broken_matrices_are_not_definite(tokens, dtype, rng):
+    A = definite(rng, tokens)
+    lowest = np.linalg.eigvalsh(A)[0]
+    broken = A.copy()
+    broken[-1, -1] = np.nan
+    shifted = [A - shift * lowest * np.eye(tokens) for shift in (0.9, 1.1, 3.0)]
+    batch = np.stack([*shifted, -A, broken, A * np.inf, A], axis=-1).astype(dtype)
+    plain, _, is_definite = (np.asarray(x) for x in factorisations(batch))
+    np.testing.assert_array_equal(is_definite, [True, False, False, False, False, False, True])
+    np.testing.assert_array_equal(np.isnan(plain).all(axis=(0, 1)), ~is_definite)
+    np.testing.assert_array_equal(np.isnan(plain).any(axis=(0, 1)), ~is_definite)
+
+
+def product(A):
+    L = semidefinite_cholesky(A)
+    return matmul(L, transpose(L))
+
+
+@jax.jit
+def derivatives(A, direction, weights):
+    """Forwards, d L Lᵀ along a direction; backwards, the gradient of ⟨weights, L Lᵀ⟩."""
+    _, forwards = jax.jvp(product, (A,), (direction,))
+    return forwards, jax.grad(lambda A: jnp.sum(weights * product(A)))(A)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8, UNROLLED + 1])
+def test_derivative_of_l_lt_is_the_identity_on_symmetric_directions(tokens, rng):
+    A, direction, weights = definite(rng, 3 * tokens, 2)[:tokens, :tokens], *rng.normal(size=(2, tokens, tokens, 2))
+    direction, weights = (S + np.swapaxes(S, 0, 1) for S in (direction, weights))
+    forwards, backwards = derivatives(A, direction, weights)
+    # The inverse factors in between amplify rounding by the condition number.
+    allowed = 8 * tokens * np.finfo(float).eps * np.linalg.cond(np.moveaxis(A, -1, 0)).max()
+    np.testing.assert_allclose(forwards, direction, atol=allowed * np.abs(direction).max(), rtol=0)
+    slope, scale = ((f(weights) * f(direction)).sum(axis=(0, 1)) for f in (np.asarray, np.abs))
+    np.testing.assert_allclose(np.sum(backwards * direction, axis=(0, 1)), slope, atol=allowed * scale.max(), rtol=0)
+
+
+@pytest.mark.parametrize("tokens", [3, 8])
+def test_derivative_at_a_singular_matrix_is_the_identity_where_the_rank_stays(tokens, rng):
+    X, towards = rng.normal(size=(2, tokens, tokens - 2))
+    direction = X @ towards.T + towards @ X.T
+    forwards, backwards = derivatives(X @ X.T, direction, np.eye(tokens))
+    allowed = 8 * tokens * np.finfo(float).eps * np.linalg.cond(X) ** 2
+    np.testing.assert_allclose(forwards, direction, atol=allowed * np.abs(direction).max(), rtol=0)
+    slope, scale = np.sum(backwards * direction), np.abs(direction).sum()
+    np.testing.assert_allclose(slope, np.trace(direction), atol=allowed * scale, rtol=0)
+
+
+@BOTH_SIDES
+def test_gradients_are_finite_in_a_batch_that_holds_singular_matrices(tokens, rng):
+    kinds = list(singular_tokens(rng, tokens).values())
+    A = np.concatenate([gram(np.stack(kinds, axis=-1)), definite(rng, tokens, 2)], axis=-1).astype(np.float32)
+    weights = rng.normal(size=A.shape).astype(np.float32)
+    forwards, backwards = derivatives(A, weights + np.swapaxes(weights, 0, 1), weights)
+    assert np.isfinite(forwards).all()
+    assert np.isfinite(backwards).all()

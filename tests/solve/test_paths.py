@@ -1,0 +1,327 @@
+"""Single paths: against the naive twin, against forward mode, by Diffrax alone, and from singular covariances."""
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+from conftest import LAYERS, random_covariance
+from references import assert_agrees
+
+import sdeinfer as si
+from sdeinfer.covariance import semidefinite_cholesky
+from sdeinfer.solve import BrownianArray, BrownianSteps, CovarianceTerm, PSDEuler, solve_paths, step_grid
+
+DTYPES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["float32", "float64"])
+TIMES, STEP = [0.02, 0.13], 0.06
+GRID = step_grid(TIMES, STEP)
+LENGTHS = np.diff(GRID.steps)
+
+
+def normals_for(tokens: int, paths: int, grid=GRID):
+    return jr.normal(jr.key(tokens), (paths, len(grid.steps) - 1, tokens, tokens))
+
+
+def test_the_steps_of_these_tests_are_unequal():
+    np.testing.assert_allclose(LENGTHS, [0.02, 0.055, 0.055])
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [(name, 3) for name in LAYERS] + [("transformer", m) for m in (1, 2, 4, 18)]
+)
+def test_paths_are_those_of_the_naive_twin(name, tokens):
+    layer, V0, normals = LAYERS[name](), random_covariance(tokens), normals_for(tokens, paths=3)
+    found = si.simulate_from(layer, V0, TIMES, normals, step=STEP)
+    expected = [references.solver_path(layer, V0, LENGTHS, path)[[1, 3]] for path in np.asarray(normals)]
+    assert_agrees(found, np.stack(expected))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_twins_coefficients_are_those_of_its_drift_and_diffusion(name):
+    layer, V = LAYERS[name](), np.asarray(random_covariance(3))
+    theta1, theta2, a, kappa2 = references.coefficients(layer)
+    drift = theta1 * references.attention_drift(V) + theta2 * references.relu_drift(V, 1.0, 0.0)
+    assert_agrees(drift, references.drift(layer, V))
+    diffusion = a * references.linear_tensor(V) + kappa2 * references.attention_tensor(V)
+    assert_agrees(diffusion, references.diffusion_tensor(layer, V))
+
+
+def test_many_v0_and_many_coefficients_are_solved_side_by_side():
+    layers = [LAYERS[name]() for name in LAYERS]
+    V0 = [random_covariance(3, seed) for seed in range(len(layers))]
+    normals = normals_for(3, paths=len(layers))
+    limit = jax.tree.map(lambda *c: jnp.stack(c), *(layer.limit() for layer in layers))
+    brownian = BrownianArray(jnp.asarray(GRID.steps), jnp.moveaxis(normals, 0, -1))
+    V, stopped = solve_paths(limit, semidefinite_cholesky(jnp.stack(V0, axis=-1)), GRID, brownian)
+    assert jnp.isinf(stopped).all()
+    for number, layer in enumerate(layers):
+        expected = references.solver_path(layer, V0[number], LENGTHS, np.asarray(normals[number]))
+        assert_agrees(V[..., number], expected[[1, 3]])
+
+
+def test_paths_under_vmap_are_those_of_a_loop():
+    layer, V0 = LAYERS["transformer"](), jnp.stack([random_covariance(3), jnp.ones((3, 3))])
+    normals = normals_for(3, paths=3)
+    together = jax.vmap(lambda V0: si.simulate_from(layer, V0, TIMES, normals, step=STEP))(V0)
+    for number in range(2):
+        assert_agrees(together[number], si.simulate_from(layer, V0[number], TIMES, normals, step=STEP))
+
+
+PATHS, IN_A_BLOCK = 11, 4
+"""Three blocks, and one path too many in the last. No other test compiles for 11 paths of three tokens."""
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr("sdeinfer.solve._paths.ENTRIES", 9 * IN_A_BLOCK)
+
+
+def normals_of_blocks(key):
+    """What `simulate` draws, by hand: a key for each block, one draw for each step."""
+    shape = jax.ShapeDtypeStruct((3, 3, IN_A_BLOCK), jnp.float64)
+    steps = list(zip(GRID.steps[:-1], GRID.steps[1:], strict=True))
+    blocks = [
+        jnp.stack([BrownianSteps(shape, k).evaluate(jnp.array(a), jnp.array(b)) / jnp.sqrt(b - a) for a, b in steps])
+        for k in jr.split(key, 3)
+    ]
+    return jnp.moveaxis(jnp.concatenate(blocks, axis=-1), -1, 0)[:PATHS]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_blocks_hold_the_paths_of_their_own_normals(key):
+    layer, V0 = LAYERS["mlp"](), random_covariance(3)
+    V = si.simulate(layer, V0, TIMES, paths=PATHS, step=STEP, key=key)
+    assert V.shape == (PATHS, 2, 3, 3)
+    assert jnp.isfinite(V).all()
+    assert len(np.unique(np.asarray(V)[:, 0, 0, 0])) == PATHS
+    assert_agrees(V, si.simulate_from(layer, V0, TIMES, normals_of_blocks(key), step=STEP))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_gradient_across_blocks_is_that_of_forward_mode(key):
+    weights = jr.normal(key, (2 * PATHS, 1, 2, 2))
+
+    def size(values, V0, adjoint):
+        layer = si.ShapedTransformer(*values)
+        return jnp.sum(weights * si.simulate(layer, V0, [0.1], paths=2 * PATHS, step=0.05, adjoint=adjoint, key=key))
+
+    @jax.jit
+    def backwards(*at):
+        return jax.grad(lambda *at: size(*at, diffrax.RecursiveCheckpointAdjoint()), (0, 1))(*at)
+
+    @jax.jit
+    def forwards(at, direction):
+        return jax.jvp(lambda *at: size(*at, diffrax.ForwardMode()), at, direction)[1]
+
+    at = jnp.array([0.5, 0.6, 0.3, -1.5]), random_covariance(2)
+    by_values, by_V0 = backwards(*at)
+    for slope, unit in zip(by_values, jnp.eye(4), strict=True):
+        np.testing.assert_allclose(forwards(at, (unit, jnp.zeros((2, 2)))), slope, rtol=1e-10)
+    direction = random_covariance(2, seed=5)
+    np.testing.assert_allclose(forwards(at, (jnp.zeros(4), direction)), jnp.vdot(by_V0, direction), rtol=1e-10)
+
+
+def test_given_increments_are_the_normals_times_the_root_of_the_step():
+    normals = normals_for(2, paths=1)[0]
+    brownian = BrownianArray(jnp.asarray(GRID.steps), normals)
+    assert (brownian.t0, brownian.t1) == (GRID.steps[0], GRID.steps[-1])
+    for number, (start, end) in enumerate(zip(GRID.steps[:-1], GRID.steps[1:], strict=True)):
+        found = brownian.evaluate(jnp.array(start), jnp.array(end))
+        np.testing.assert_allclose(found, normals[number] * np.sqrt(end - start), rtol=1e-15)
+    with pytest.raises(ValueError, match="a Brownian motion on steps has increments only"):
+        brownian.evaluate(jnp.array(0.0))
+    with pytest.raises(ValueError, match="no Lévy areas"):
+        brownian.evaluate(jnp.array(0.0), jnp.array(0.02), use_levy=True)
+
+
+def test_paths_can_be_differentiated_in_their_normals():
+    layer, V0, normals = LAYERS["transformer"](), random_covariance(2), normals_for(2, paths=2)
+    direction = jr.normal(jr.key(1), normals.shape)
+
+    @jax.jit
+    @jax.value_and_grad
+    def size(normals):
+        return jnp.sum(si.simulate_from(layer, V0, TIMES, normals, step=STEP) ** 2)
+
+    def central(h):
+        return (size(normals + h * direction)[0] - size(normals - h * direction)[0]) / (2 * h)
+
+    gradient = size(normals)[1]
+    assert (jnp.abs(gradient) > 0).all()
+    # The h² error of central differences is extrapolated away.
+    difference = (4 * central(1e-4) - central(2e-4)) / 3
+    np.testing.assert_allclose(jnp.vdot(gradient, direction), difference, rtol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_normals_take_the_type_of_v0(dtype):
+    V0, normals = random_covariance(3).astype(dtype), normals_for(3, paths=3)
+    V = si.simulate_from(LAYERS["mlp"](), V0, TIMES, normals, step=STEP)
+    assert V.dtype == dtype
+    exact = si.simulate_from(LAYERS["mlp"](), random_covariance(3), TIMES, normals, step=STEP)
+    # The condition number of V amplifies the rounding of each of three steps.
+    assert_agrees(V, exact, rtol=3 * 8 * 3 * float(jnp.finfo(dtype).eps) * float(jnp.linalg.cond(V0)))
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 2, 2), (2, 3, 3), (5, 2, 3, 3), (5, 4, 3, 3)])
+def test_normals_of_another_shape_are_refused(shape):
+    with pytest.raises(si.InputError, match=r"normals: shape \(paths, 3, 3, 3\) is needed, got \(\d, "):
+        si.simulate_from(LAYERS["mlp"](), random_covariance(3), TIMES, jnp.zeros(shape), step=STEP)
+
+
+def by_diffrax(layer, V0, brownian):
+    """Four steps of 0.05 as a user of Diffrax would take them."""
+    solution = diffrax.diffeqsolve(
+        CovarianceTerm(layer.limit(), brownian),
+        PSDEuler(),
+        t0=0.0,
+        t1=0.2,
+        dt0=0.05,
+        y0=jnp.linalg.cholesky(V0),
+        saveat=diffrax.SaveAt(steps=True),
+        stepsize_controller=diffrax.ConstantStepSize(),
+        max_steps=4,
+    )
+    assert solution.ys is not None
+    return solution.ys @ jnp.swapaxes(solution.ys, 1, 2)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_diffrax_alone_solves_one_path(name):
+    layer, V0, grid = LAYERS[name](), random_covariance(3), jnp.linspace(0, 0.2, 5)
+    normals = jr.normal(jr.key(0), (4, 3, 3))
+    found = by_diffrax(layer, V0, BrownianArray(grid, normals))
+    assert_agrees(found, references.solver_path(layer, V0, [0.05] * 4, np.asarray(normals))[1:])
+    if name == "transformer":
+        assert_agrees(found, si.simulate_from(layer, V0, grid[1:], normals[None], step=0.05)[0])
+
+
+def test_diffrax_alone_takes_its_own_brownian_motion(key):
+    layer, V0, times = LAYERS["transformer"](), random_covariance(3), np.linspace(0, 0.2, 5)
+    brownian = diffrax.VirtualBrownianTree(0.0, 0.2, tol=0.01, shape=(3, 3), key=key)
+    increments = [np.asarray(brownian.evaluate(a, b)) for a, b in zip(times[:-1], times[1:], strict=True)]
+    expected = references.solver_path(layer, V0, [0.05] * 4, np.stack(increments) / np.sqrt(0.05))
+    assert_agrees(by_diffrax(layer, V0, brownian), expected[1:])
+
+
+def test_the_solver_has_no_vector_field_and_the_term_no_product():
+    terms = CovarianceTerm(LAYERS["mlp"]().limit(), BrownianArray(jnp.asarray(GRID.steps), normals_for(2, paths=1)[0]))
+    with pytest.raises(NotImplementedError, match="no vector field along which to step"):
+        PSDEuler().func(terms, 0.0, jnp.eye(2), None)
+    with pytest.raises(NotImplementedError, match="stepped by PSDEuler only"):
+        terms.prod(terms.limit, terms.contr(jnp.array(0.0), jnp.array(0.02)))
+
+
+def singular_starts() -> dict[str, np.ndarray]:
+    """Covariances of four tokens that are singular."""
+    X = np.random.default_rng(1).normal(size=(4, 6)) / np.sqrt(6)
+    one = np.array([0.5, 1.0, 1.5, 0.8])[:, None] * X[:1]
+    pair = X[[0, 0, 1, 2]]
+    tokens = {
+        "multiples of one": one,
+        "equal": X[[0, 0, 0, 0]],
+        "two of them equal": pair,
+        "two of them opposite": pair * np.array([1, -1, 1, 1])[:, None],
+        "all of them opposite": X[[0, 0, 0, 0]] * np.array([1, -1, 1, -1])[:, None],
+        "a zero": X * np.array([0, 1, 1, 1])[:, None],
+        "a zero among equals": X[[0, 1, 1, 1]] * np.array([0, 1, 1, 1])[:, None],
+    }
+    return {name: x @ x.T for name, x in tokens.items()}
+
+
+HANDFUL = step_grid([0.05, 0.1, 0.3, 0.5], 0.05)
+
+
+@jax.jit
+def solve_from(limit, V0, normals):
+    brownian = BrownianArray(jnp.asarray(HANDFUL.steps, V0.dtype), normals.astype(V0.dtype))
+    return solve_paths(limit, semidefinite_cholesky(V0), HANDFUL, brownian)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", LAYERS)
+def test_singular_starts_stay_covariances_of_the_rank_that_the_theory_says(name, dtype):
+    starts = singular_starts()
+    V0 = jnp.asarray(np.stack(list(starts.values()), axis=-1)).astype(dtype)
+    normals = jnp.moveaxis(normals_for(4, paths=len(starts), grid=HANDFUL), 0, -1)
+    V, stopped = solve_from(LAYERS[name]().limit(), V0, normals)
+    assert V.dtype == dtype
+    assert jnp.isinf(stopped).all()
+    rounding = 4 * float(jnp.finfo(dtype).eps)
+    of = dict(zip(starts, np.moveaxis(np.asarray(V, np.float64), -1, 0), strict=True))
+    for path in of.values():
+        assert np.isfinite(path).all()
+        np.testing.assert_array_equal(path, np.swapaxes(path, 1, 2))
+        assert (np.linalg.eigvalsh(path)[:, 0] >= -rounding * np.trace(path, axis1=1, axis2=2)).all()
+    # Every term gives equal tokens equal increments, and a zero token none.
+    for start, equal in (
+        ("equal", [0, 1, 2, 3]),
+        ("two of them equal", [0, 1]),
+        ("a zero among equals", [1, 2, 3]),
+    ):
+        rows = of[start][:, equal]
+        assert (np.abs(rows - rows[:, :1]) <= 8 * rounding * np.sqrt(diagonals(of[start]).max())).all()
+    for start in ("a zero", "a zero among equals"):
+        np.testing.assert_array_equal(of[start][:, 0], 0)
+    # ν(1) = 0, and all other terms multiply X: tokens on one ray stay there, and without a ReLU no rank grows at all.
+    linear = float(LAYERS[name]().limit().relu_drift) == 0
+    ranks = {"multiples of one": 1, "equal": 1, "two of them equal": 3, "a zero": 3, "a zero among equals": 1}
+    ranks |= {"two of them opposite": 3, "all of them opposite": 1} if linear else {}
+    for start, rank in ranks.items():
+        eigenvalues = np.linalg.eigvalsh(of[start])[:, ::-1]
+        assert (eigenvalues[:, rank:] <= 2 * rounding * eigenvalues[:, :1]).all(), start
+
+
+def diagonals(V) -> np.ndarray:
+    return np.diagonal(V, axis1=-2, axis2=-1)
+
+
+@DTYPES
+@pytest.mark.parametrize("rho", [-1.0, 1.0])
+def test_two_tokens_at_an_end_are_turned_by_the_relu_alone(rho, dtype):
+    """Without noise: ν(1) = 0 leaves equal tokens equal, and ν(−1) = 1/2 takes opposite ones from ρ = −1 to w − 1."""
+    layer, h = LAYERS["transformer"](), 0.1
+    V0 = si.equicorrelated(tokens=2, correlation=rho, norm=0.7).astype(dtype)
+    V = si.simulate_from(layer, V0, [h], jnp.zeros((1, 1, 2, 2)), step=h)[0, 0]
+    theta1, theta2, a, kappa2 = references.coefficients(layer)
+    # Centred, equal tokens are zero, and opposite ones as they were: T = tr(V²)/m².
+    T = 0.0 if rho == 1 else 0.7**4
+    norm = 0.49 * (1 + h * theta1 * T) / (1 + h * (a + kappa2 * T))
+    expected = np.array([[1, rho], [rho, 1]]) * norm
+    if rho == -1:
+        expected *= np.where(np.eye(2) == 1, 1, np.exp(-h * theta2 / 2))
+    assert_agrees(V, expected, rtol=32 * float(jnp.finfo(dtype).eps))
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["attention", "mlp"])
+def test_a_v0_of_zeros_stays_zero(name, dtype):
+    """Every term of the SDE is a multiple of an entry of V."""
+    V0 = jnp.zeros((2, 2), dtype)
+    V = si.simulate_from(LAYERS[name](), V0, [0.1], normals_for(2, paths=2, grid=step_grid([0.1], 0.1)), step=0.1)
+    np.testing.assert_array_equal(V, 0)
+
+
+@DTYPES
+@pytest.mark.parametrize("exponent", [-40, -10, 10, 40])
+def test_relu_networks_have_no_scale(exponent, dtype):
+    """Without attention the SDE is linear in V's scale; that of a power of four is exact in floating point."""
+    V0, normals = random_covariance(3).astype(dtype), normals_for(3, paths=3)
+    one = si.simulate_from(LAYERS["mlp"](), V0, TIMES, normals, step=STEP)
+    scaled = si.simulate_from(LAYERS["mlp"](), V0 * 4.0**exponent, TIMES, normals, step=STEP)
+    np.testing.assert_array_equal(scaled, one * 4.0**exponent)
+
+
+@pytest.mark.parametrize("compile_it", [jax.jit, eqx.filter_jit], ids=["jit", "filter_jit"])
+def test_a_traced_v0_that_is_no_covariance_raises(compile_it, key):
+    @compile_it
+    def run(V0):
+        return si.simulate(LAYERS["mlp"](), V0, [0.1], paths=2, step=0.1, key=key)
+
+    assert jnp.isfinite(run(jnp.ones((2, 2)))).all()
+    for V0 in ([[1.0, 2.0], [2.0, 1.0]], [[1.0, 0.0], [0.0, -1e-3]], [[1.0, 0.0], [0.0, np.nan]]):
+        with pytest.raises(Exception, match="V0: not .*positive semi-definite"):  # noqa: B017, PT011 JAX wraps it
+            run(jnp.array(V0)).block_until_ready()

@@ -1,0 +1,258 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from conftest import LAYERS, random_covariance
+from references import assert_agrees
+
+import sdeinfer as si
+from sdeinfer.solve import BrownianArray, CovarianceTerm, PSDEuler, Reason, stopping_times
+
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+STEP, PATHS = 0.02, 64
+TIMES = np.linspace(0.0, 0.5, 26)
+"""Every step is saved."""
+
+STARTS = {
+    "mild": ("transformer", 0.5 * random_covariance(3)),
+    "attention": ("attention", 5 * si.equicorrelated(tokens=3, correlation=0.2)),
+    "mlp": ("mlp", random_covariance(4)),
+    "one token": ("mlp", jnp.array([[1.0]])),
+}
+CASES = {
+    "mild": ("mild", (1e-9, 1e9), {Reason.NOT}),
+    "explosions": ("attention", (1e-4, 1e4), {Reason.NOT, Reason.EXPLODED}),
+    "narrow attention": ("attention", (1e-8, 50.0), {Reason.NOT, Reason.ABOVE, Reason.EXPLODED}),
+    "mlp": ("mlp", (0.05, 5.0), {Reason.NOT, Reason.ABOVE, Reason.BELOW}),
+    "one token": ("one token", (0.5, 2.0), {Reason.NOT, Reason.ABOVE, Reason.BELOW}),
+}
+"""Where from, the range, and the reasons for which some of the paths stop."""
+
+
+@pytest.fixture(params=CASES)
+def case(request) -> str:
+    return request.param
+
+
+def problem(start: str, dtype: str) -> dict:
+    name, V0 = STARTS[start]
+    V0 = V0.astype(dtype)
+    return {"layer": LAYERS[name](), "V0": V0, "ts": TIMES, "paths": PATHS, "step": STEP, "key": jr.key(20230630)}
+
+
+@functools.cache
+def stopped(case: str, dtype: str):
+    start, within, _ = CASES[case]
+    return si.simulate_stopped(**problem(start, dtype), within=within)
+
+
+@functools.cache
+def unstopped(start: str, dtype: str) -> np.ndarray:
+    return np.asarray(si.simulate(**problem(start, dtype)))
+
+
+def times_of(paths) -> np.ndarray:
+    """Stopping times in double precision, as numbers of TIMES where they were rounded to single."""
+    time = np.asarray(paths.time, np.float64)
+    nearest = TIMES[np.abs(TIMES - time[:, None]).argmin(axis=1)]
+    np.testing.assert_array_equal(nearest[np.isfinite(time)].astype(paths.time.dtype), paths.time[np.isfinite(time)])
+    return np.where(np.isfinite(time), nearest, np.inf)
+
+
+@DTYPES
+def test_paths_stop_for_every_reason_that_there_is(case, dtype):
+    found = stopped(case, dtype)
+    assert found.covariance.dtype == found.time.dtype == dtype
+    assert found.covariance.shape[:2] == (PATHS, len(TIMES))
+    assert set(np.unique(found.reason)) == CASES[case][2]
+    np.testing.assert_array_equal(np.isinf(found.time), found.reason == Reason.NOT)
+    assert jnp.isfinite(found.covariance).all()
+
+
+@DTYPES
+def test_paths_are_inside_until_they_stop_and_stay_as_they_were(case, dtype):
+    found, (lowest, highest) = stopped(case, dtype), CASES[case][1]
+    V, time = np.asarray(found.covariance, np.float64), times_of(found)
+    eigenvalues, size = np.linalg.eigvalsh(V), np.trace(V, axis1=-2, axis2=-1)
+    # V − lowest I and highest I − V are definite, or not, up to the rounding of their factorisation.
+    rounding = 8 * V.shape[-1] * float(jnp.finfo(dtype).eps)
+    over_lowest = eigenvalues[..., 0] - lowest, rounding * (size + lowest)
+    under_highest = highest - eigenvalues[..., -1], rounding * (size + highest)
+    inside = (over_lowest[0] > -over_lowest[1]) & (under_highest[0] > -under_highest[1])
+    ended = {
+        Reason.ABOVE: under_highest[0] <= under_highest[1],
+        Reason.BELOW: over_lowest[0] <= over_lowest[1],
+        Reason.EXPLODED: inside,
+    }
+    for path, (at, reason) in enumerate(zip(time, np.asarray(found.reason), strict=True)):
+        assert inside[path, at > TIMES].all()
+        if reason != Reason.NOT:
+            after = V[path, at <= TIMES]
+            assert ended[reason][path, at <= TIMES].all()
+            assert (np.abs(after - after[-1]) <= rounding * size[path, -1]).all()
+            # Diffrax interpolates up to the end of the last step, which rounds.
+            np.testing.assert_array_equal(after[1:], np.broadcast_to(after[-1], after[1:].shape))
+
+
+@DTYPES
+def test_paths_are_those_of_simulate_until_they_stop(case, dtype):
+    found, V = stopped(case, dtype), unstopped(CASES[case][0], dtype)
+    until = times_of(found)[:, None] >= TIMES
+    assert np.isfinite(V[until]).all()
+    assert_agrees(found.covariance[until], V[until], rtol=8 * V.shape[-1] * len(TIMES) * float(jnp.finfo(dtype).eps))
+
+
+@DTYPES
+def test_observed_paths_stop_when_and_why_simulated_ones_do(case, dtype):
+    found, V = stopped(case, dtype), unstopped(CASES[case][0], dtype)
+    time, reason = stopping_times(V, TIMES, within=CASES[case][1])
+    exploded = np.asarray(found.reason) == Reason.EXPLODED
+    np.testing.assert_array_equal(time[~exploded], times_of(found)[~exploded])
+    np.testing.assert_array_equal(reason[~exploded], np.asarray(found.reason)[~exploded])
+    # Observed, an explosion is a number too large.
+    assert (time[exploded] > times_of(found)[exploded]).all()
+    assert (reason[exploded] == Reason.ABOVE).all()
+    # Stopped already, they stop at the same time again.
+    again, why = stopping_times(np.asarray(found.covariance), TIMES, within=CASES[case][1])
+    np.testing.assert_array_equal(again[~exploded], time[~exploded])
+    np.testing.assert_array_equal(why[~exploded], reason[~exploded])
+
+
+@DTYPES
+def test_simulate_is_infinite_after_an_explosion_and_only_there(dtype):
+    V, found = unstopped("attention", dtype), stopped("explosions", dtype)
+    assert not np.isnan(V).any()
+    later = times_of(found)[:, None] < TIMES
+    assert later.any()
+    np.testing.assert_array_equal(np.isinf(V).any(axis=(-2, -1)), later)
+    assert (V[later] == np.inf).all()
+
+
+def test_saving_less_often_stops_no_path_at_another_time():
+    kept, often = [5, 15, 25], stopped("narrow attention", "float64")
+    arguments = problem("attention", "float64") | {"ts": TIMES[kept]}
+    found = si.simulate_stopped(**arguments, within=CASES["narrow attention"][1])
+    np.testing.assert_allclose(found.time, often.time, rtol=1e-12)
+    np.testing.assert_array_equal(found.reason, often.reason)
+    assert_agrees(found.covariance, often.covariance[:, kept])
+
+
+AT_ONCE = {
+    "above": ("mlp", jnp.diag(jnp.array([0.5, 2.0])), (1e-4, 1.5), Reason.ABOVE),
+    "below": ("mlp", jnp.diag(jnp.array([0.5, 2.0])), (0.75, 3.0), Reason.BELOW),
+    "singular": ("mlp", jnp.ones((2, 2)), (0.0, 3.0), Reason.BELOW),
+    "both": ("mlp", jnp.diag(jnp.array([0.5, 2.0])), (0.75, 1.5), Reason.ABOVE),
+    "explosion": ("attention", 100 * si.equicorrelated(tokens=2, correlation=0.2), (1e-4, 1e4), Reason.EXPLODED),
+}
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_v0_that_cannot_go_on_stops_at_time_zero(name, key):
+    layer, V0, within, reason = AT_ONCE[name]
+    found = si.simulate_stopped(LAYERS[layer](), V0, [0.0, 0.1], within=within, paths=3, step=0.05, key=key)
+    np.testing.assert_array_equal(found.time, 0)
+    np.testing.assert_array_equal(found.reason, reason)
+    assert_agrees(found.covariance, np.broadcast_to(V0, (3, 2, 2, 2)), rtol=1e-15)
+
+
+def test_time_zero_alone_is_looked_at_too(key):
+    for V0, reason in ((jnp.eye(2), Reason.NOT), (3 * jnp.eye(2), Reason.ABOVE), (jnp.eye(2) / 3, Reason.BELOW)):
+        found = si.simulate_stopped(LAYERS["mlp"](), V0, [0.0], within=(0.5, 2.0), paths=2, key=key)
+        np.testing.assert_array_equal(found.reason, reason)
+        np.testing.assert_array_equal(found.time, np.inf if reason == Reason.NOT else 0.0)
+        assert_agrees(found.covariance, np.broadcast_to(V0, (2, 1, 2, 2)), rtol=1e-15)
+
+
+def test_stopped_paths_can_be_differentiated_while_they_stop_in_the_same_step(key):
+    def mean(values):
+        layer, V0 = si.ShapedAttention(values[0], values[1]), values[2] * si.equicorrelated(tokens=2, correlation=0.2)
+        found = si.simulate_stopped(layer, V0, [0.1, 0.3], within=(1e-4, 40.0), paths=24, step=0.05, key=key)
+        return jnp.mean(found.covariance), found
+
+    at, step = jnp.array([0.7, 0.8, 7.0]), 1e-5
+    function = jax.jit(jax.value_and_grad(mean, has_aux=True))
+    (_, found), gradient = function(at)
+    assert set(np.unique(found.reason)) == {Reason.NOT, Reason.ABOVE, Reason.EXPLODED}
+    for slope, unit in zip(gradient, jnp.eye(3), strict=True):
+        (up, one), (down, other) = (function(at + sign * step * unit)[0] for sign in (1, -1))
+        np.testing.assert_array_equal(one.time, other.time)
+        np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-6)
+
+
+def test_gradients_are_finite_where_paths_explode(key):
+    def mean_of_the_finite(values):
+        layer, V0 = si.ShapedAttention(values[0], values[1]), values[2] * si.equicorrelated(tokens=2, correlation=0.2)
+        V = si.simulate(layer, V0.astype(jnp.float32), [0.1, 0.3], paths=24, step=0.05, key=key)
+        return jnp.mean(V, where=jnp.isfinite(V)), V
+
+    gradient, V = jax.jit(jax.grad(mean_of_the_finite, has_aux=True))(jnp.array([0.7, 0.8, 12.0]))
+    assert set(np.isinf(V[:, -1, 0, 0]).tolist()) == {True, False}
+    assert jnp.isfinite(gradient).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("norm", [10.0, 1e7, 1e9])
+def test_a_path_that_stops_before_its_first_step_has_the_derivative_of_standing_still(norm, dtype):
+    X = norm * jnp.linalg.cholesky(random_covariance(3)).astype(dtype)
+    limit = jax.tree.map(lambda c: c.astype(dtype), LAYERS["attention"]().limit())
+    brownian = BrownianArray(jnp.array([0.0, 0.1], dtype), jr.normal(jr.key(0), (1, 3, 3), dtype))
+
+    def after(X):
+        t0, t1 = brownian.grid
+        never = jnp.asarray(jnp.inf, dtype)
+        y1, _, _, time, _ = PSDEuler().step(CovarianceTerm(limit, brownian), t0, t1, X, None, never, made_jump=False)
+        return jnp.sum(y1), time
+
+    gradient, time = jax.jit(jax.grad(after, has_aux=True))(X)
+    assert time == 0
+    np.testing.assert_array_equal(gradient, 1)
+
+
+def test_what_is_not_finite_was_above():
+    V = np.broadcast_to(np.eye(2), (6, 4, 2, 2)).copy()
+    V[1, 2, 0, 1] = np.nan
+    V[2, 1] = np.inf
+    V[3, 3] = -np.inf
+    V[4, 1] *= 1e-5
+    V[4, 2] = np.nan
+    V[5] *= 1e5
+    time, reason = stopping_times(V, [0.0, 0.5, 1.0, 1.5])
+    np.testing.assert_array_equal(time, [np.inf, 1.0, 0.5, 1.5, 0.5, 0.0])
+    expected = [Reason.NOT, Reason.ABOVE, Reason.ABOVE, Reason.ABOVE, Reason.BELOW, Reason.ABOVE]
+    np.testing.assert_array_equal(reason, expected)
+
+
+def test_both_bounds_are_outside():
+    V = np.array([[[[1.0]], [[2.0]]], [[[1.0]], [[0.5]]], [[[0.5 + 1e-9]], [[2 - 1e-9]]]])
+    time, reason = stopping_times(V, [0.0, 1.0], within=(0.5, 2.0))
+    np.testing.assert_array_equal(time, [1.0, 1.0, np.inf])
+    np.testing.assert_array_equal(reason, [Reason.ABOVE, Reason.BELOW, Reason.NOT])
+
+
+@pytest.mark.parametrize(
+    ("within", "got"),
+    [
+        ((1.0, 1.0), "1 and 1"),
+        ((2.0, 1.0), "2 and 1"),
+        ((-1.0, 1.0), "-1 and 1"),
+        ((0.0, float("inf")), "0 and inf"),
+        ((float("nan"), 1.0), "nan and 1"),
+        ((0.0, float("nan")), "0 and nan"),
+    ],
+)
+def test_what_is_no_range_is_refused(within, got, key):
+    message = f"^within: 0 ≤ lowest < highest < ∞ is needed, got {got}$"
+    with pytest.raises(si.InputError, match=message):
+        si.simulate_stopped(LAYERS["mlp"](), jnp.eye(2), [0.1], within=within, paths=1, key=key)
+    with pytest.raises(si.InputError, match=message):
+        stopping_times(np.ones((1, 1, 1, 1)), [0.0], within=within)
+
+
+def test_parameters_and_v0_are_checked_as_simulate_checks_them(key):
+    with pytest.raises(si.InputError, match="V0: not positive semi-definite: smallest eigenvalue -1"):
+        si.simulate_stopped(LAYERS["mlp"](), jnp.array([[1.0, 2.0], [2.0, 1.0]]), [0.1], paths=1, key=key)
+    with pytest.raises(si.InputError, match="paths: at least 1 is needed, got 0"):
+        si.simulate_stopped(LAYERS["mlp"](), jnp.eye(2), [0.1], paths=0, key=key)

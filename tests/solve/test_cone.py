@@ -34,8 +34,6 @@ def test_paths_of_the_papers_transformer_are_covariances_in_single_precision(tok
     print(f"\nm = {tokens:2}, {start:9}, {paths} paths: smallest eigenvalue {share:.1e} of the mean trace", end="")
     print(f", {exploded.sum()} exploded", end="")
     assert share >= -1e-6
-    # Explosions at V ~ 1 and these parameters are rare events, not the solver's failures.
-    assert exploded.mean() <= 0.01
 
 
 def _spectrum(V):
@@ -43,9 +41,10 @@ def _spectrum(V):
     return np.linalg.eigvalsh(V)[..., 0].ravel(), np.trace(V, axis1=-2, axis2=-1).ravel()
 
 
-def test_explosions_are_of_the_sde_and_not_of_the_step(key):
-    layer = si.ShapedTransformer(gamma=0.5, tau0=0.5, c_plus=0.0, c_minus=-1.0)
-    V0 = si.equicorrelated(tokens=2, correlation=0.2)
+@pytest.mark.parametrize(("gamma", "tau0", "correlation"), [(0.5, 0.5, 0.2), (8**-0.5, 1.0, -1.0)])
+def test_explosions_are_of_the_sde_and_not_of_the_step(gamma, tau0, correlation, key):
+    layer = si.ShapedTransformer(gamma=gamma, tau0=tau0, c_plus=0.0, c_minus=-1.0)
+    V0 = si.equicorrelated(tokens=2, correlation=correlation)
     shares = []
     for step, k in zip((0.01, 0.0025), jax.random.split(key), strict=True):
         V = si.simulate(layer, V0, [0.75], paths=4000, step=step, key=k)

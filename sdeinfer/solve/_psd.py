@@ -146,8 +146,9 @@ def psd_step(
     """
     tokens = len(X)
     centred, K = centred_gram(X)
-    # Without attention K has no part in the step, and is not to overflow in it.
-    K = jnp.where((limit.attention_drift > 0) | (limit.attention_noise > 0), K, 0.0)
+    # Without attention these have no part in the step, and are not to overflow in it.
+    attends = (limit.attention_drift > 0) | (limit.attention_noise > 0)
+    K, centred = jnp.where(attends, K, 0.0), jnp.where(attends, centred, 0.0)
     T = total(total(K * K)) / tokens**2
     centred_norms = total(centred * centred, axis=1)
     s = centred_norms - total(centred_norms) / tokens

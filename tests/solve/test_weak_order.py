@@ -121,7 +121,7 @@ LEVELS = {
     "attention drift: E log tr V": (si.ShapedAttention(0.1, 0.03), lambda V: jnp.log(jnp.trace(V))),
     "ReLU drift: E ρ₁₂": (si.ResidualFeedForward(0.6, 3.0, -3.0), rho),
     "ReLU drift: E V₁₂": (si.ResidualFeedForward(0.6, 3.0, -3.0), lambda V: V[0, 1]),
-    "Transformer: E ρ₁₂": (si.ShapedTransformer(0.3, 0.15, 3.0, -3.0), rho),
+    "Transformer: E ρ₁₂": (si.ShapedTransformer(0.1, 0.03, 3.0, -3.0), rho),
 }
 
 

@@ -2,8 +2,8 @@
 
 On a CPU a batched LAPACK call on 4×4 matrices spends nearly all its time outside the arithmetic. With the batch as the
 *last* axis every operation below is an elementwise one along that axis, which vectorises; the loops over a matrix's own
-indices are unrolled along one index only, since the compiler's time grows with what is unrolled. From `UNROLLED` tokens
-on the batch moves to the front, and LAPACK is the faster of the two.
+indices are unrolled along one index only, since the compiler's time grows with what is unrolled. Beyond `UNROLLED`
+tokens the batch moves to the front, and LAPACK is the faster of the two.
 """
 
 import functools
@@ -79,7 +79,7 @@ def semidefinite_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]
 def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool[Array, "..."]]:
     """The factor, and whether each pivot exceeds the rounding of its diagonal entry; where not, L is of no use."""
     tokens = len(A)
-    smallest = rounding(A) * diagonal(A)
+    smallest = _rounding(A) * diagonal(A)
     if tokens > UNROLLED:
         pivots = diagonal(_lapack_cholesky(jax.lax.stop_gradient(A))) ** 2
         definite = (pivots > smallest).all(axis=0)
@@ -114,7 +114,7 @@ def _pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
         share, chosen = _largest(diagonal(rest) * inverse)
         column = jax.lax.optimization_barrier(total(rest * chosen, axis=1))
         pivot = total(column * chosen)
-        positive = share > rounding(A)
+        positive = share > _rounding(A)
         column = column * jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, pivot, 1.0)), 0.0)
         return rest - column[:, None] * column[None], column
 
@@ -133,7 +133,7 @@ def _maximum(x: Array) -> Array:
     return jax.lax.optimization_barrier(functools.reduce(jnp.maximum, list(x)))
 
 
-def rounding(A: Float[Array, "m m ..."]) -> float:
+def _rounding(A: Float[Array, "m m ..."]) -> float:
     """The share of a diagonal entry that the rounding of an m×m factorisation may leave of it."""
     return 4 * len(A) * float(jnp.finfo(A.dtype).eps)
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from sdeinfer.covariance import semidefinite_cholesky
 from sdeinfer.layers import ARCHITECTURES
 from sdeinfer.observe import DIMS
-from sdeinfer.solve import BrownianSteps, solve_paths, step_grid
+from sdeinfer.solve import BrownianSteps, fill_after, solve_paths, step_grid
 
 TIMES = 9
 """Predictions are kept at no more than so many of the observed layers, evenly spread: files stay small."""
@@ -66,7 +66,6 @@ def _replicate(kind, fields, V0, grid, keys):
         parameters, key = inputs
         brownian = BrownianSteps(shape=jax.ShapeDtypeStruct(X0.shape, X0.dtype), key=key)
         V, stopped = solve_paths(kind(**parameters).limit(), X0, grid, brownian)
-        later = jnp.asarray(grid.saved, stopped.dtype)[:, None] > stopped
-        return jnp.moveaxis(jnp.where(later[:, None, None], jnp.nan, V), -1, 0).astype(jnp.float32)
+        return fill_after(stopped, jnp.moveaxis(V, -1, 0), grid.saved, jnp.nan).astype(jnp.float32)
 
     return jax.lax.map(one_draw, (fields, keys))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import ArrayLike
 
 from sdeinfer.covariance import matmul, transpose
 from sdeinfer.layers import Limit
@@ -76,6 +77,14 @@ def solve_paths(
 
 def _covariance(t, X, args):
     return matmul(X, transpose(X))
+
+
+def fill_after(
+    stopped: Float[Array, " paths"], V: Float[Array, "paths times m m"], saved: ArrayLike, value: float
+) -> Float[Array, "paths times m m"]:
+    """Replace V at the saved times that are later than its path was stopped."""
+    later = jnp.asarray(saved, stopped.dtype) > stopped[:, None]
+    return jnp.where(later[:, :, None, None], value, V)
 
 
 def in_blocks(

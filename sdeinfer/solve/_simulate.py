@@ -14,7 +14,7 @@ from sdeinfer.covariance import is_concrete, semidefinite_cholesky, validate_cov
 from sdeinfer.layers import AbstractLayer, check_parameters
 from sdeinfer.solve._brownian import BrownianArray
 from sdeinfer.solve._grid import Grid, step_grid
-from sdeinfer.solve._paths import CHECKPOINTED, in_blocks, solve_paths
+from sdeinfer.solve._paths import CHECKPOINTED, fill_after, in_blocks, solve_paths
 from sdeinfer.solve._psd import PSDEuler
 
 
@@ -52,7 +52,7 @@ def simulate(
     """
     layer, V0 = check_inputs(layer, V0, paths)
     V, stopped = solve_from_key(layer, V0, step_grid(ts, step), PSDEuler(), adjoint, paths, key)
-    return _infinite_after(stopped, V, ts)
+    return fill_after(stopped, V, ts, jnp.inf)
 
 
 def simulate_from(
@@ -86,7 +86,7 @@ def simulate_from(
     if normals.shape[1:] != expected:
         raise InputError(f"normals: shape (paths, {', '.join(map(str, expected))}) is needed, got {normals.shape}")
     V, stopped = _solve_from_normals(layer, V0, grid, adjoint, normals)
-    return _infinite_after(stopped, V, ts)
+    return fill_after(stopped, V, ts, jnp.inf)
 
 
 def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple[T, Float[Array, "m m"]]:
@@ -128,8 +128,3 @@ def _raise_unless_covariance(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:
     symmetric = jnp.abs(known - known.T).max() <= tolerance
     semidefinite = jnp.linalg.eigvalsh(known)[0] >= -tolerance
     return eqx.error_if(V0, ~(symmetric & semidefinite), "V0: not symmetric, or not positive semi-definite")
-
-
-def _infinite_after(stopped, V, ts):
-    later = jnp.asarray(ts, stopped.dtype) > stopped[:, None]
-    return jnp.where(later[:, :, None, None], jnp.inf, V)

@@ -1,0 +1,109 @@
+"""One layer of width n, to first order in 1/n beyond the limit.
+
+In the coordinates Q of `covariance.Spectrum` one layer moves V by dV with, for Z = Q⁻¹ dV Q⁻ᵀ,
+
+    n E dV = θ₁ B₁ + θ₂ B₂ + θ₃ DB₂[B₁] + θ₄ B₁′
+    n var Z_ij/(1 + [i = j]) = a + κ² e_ij + (1 + [i = j]) (a′ + κ′² e_ij) + Σ_k (w_k + w′_k e_ij) f_k,ij
+
+up to O(n⁻²), where θ₃, θ₄, a′, κ′² and w are O(1/n) and the f_k are functions of V (`VARIANCE_FEATURES`). θ₂ holds the
+He constant c of the width, so that a ReLU's drift is exact at every width. The entries of Z are correlated by O(1/n),
+which does not bias the score of a Gaussian quasi-likelihood.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from sdeinfer.covariance import Spectrum
+from sdeinfer.layers._limit import Limit, attention_drift
+from sdeinfer.layers._next_order import (
+    attention_drift_next,
+    attention_noise_next,
+    frame,
+    relu_drift_along,
+    relu_drift_response,
+    relu_noise,
+)
+from sdeinfer.layers._relu import relu_drift
+
+VARIANCE_FEATURES = ("attention_growth", "relu_growth", "attention_next", "relu_hidden", "relu_tokens", "relu_response")
+"""β₁ and β₂ (sums of two diagonal entries of the drifts, by which Σ_lin moves within the layer), G, F of hidden units
+and of tokens, and D; the functions of `_next_order` that compute them."""
+
+
+class FiniteWidth(eqx.Module):
+    """Coefficients of one layer's law; each may have a leading axis of widths.
+
+    Attributes:
+        limit: θ₁, θ₂, a and κ²; θ₂ with the He constant of this width.
+        drift_along: θ₃, of DB₂[B₁].
+        attention_drift_next: θ₄, of B₁′.
+        linear_repeat: a′.
+        attention_repeat: κ′².
+        variance: w_k, shape (6,).
+        variance_mixing: w′_k, shape (6,).
+    """
+
+    limit: Limit
+    drift_along: Float[Array, ""]
+    attention_drift_next: Float[Array, ""]
+    linear_repeat: Float[Array, ""]
+    attention_repeat: Float[Array, ""]
+    variance: Float[Array, " 6"]
+    variance_mixing: Float[Array, " 6"]
+
+    @property
+    def drift(self) -> Float[Array, " 4"]:
+        """The coefficients θ₁ to θ₄."""
+        terms = (self.limit.attention_drift, self.limit.relu_drift, self.drift_along, self.attention_drift_next)
+        return jnp.stack(terms, axis=-1)
+
+    def then(self, feedforward: "FiniteWidth", width: Float[Array, ""]) -> "FiniteWidth":
+        """The law of attention followed by layers without attention, which together count as one layer.
+
+        The covariance that the second layer sees has already moved, by the first one's drift and noise.
+        """
+        first, second = self.limit, feedforward.limit
+        moved = second.linear_noise / width
+        passed = {"relu_response": 2 * second.relu_drift / width}
+        return FiniteWidth(
+            limit=first + second,
+            drift_along=second.relu_drift * first.attention_drift / width,
+            attention_drift_next=self.attention_drift_next,
+            linear_repeat=self.linear_repeat + feedforward.linear_repeat + moved * first.linear_noise,
+            attention_repeat=self.attention_repeat + moved * first.attention_noise,
+            variance=self.variance
+            + feedforward.variance
+            + weights(attention_growth=moved * first.attention_drift)
+            + weights(**passed) * first.linear_noise,
+            variance_mixing=weights(**passed) * first.attention_noise,
+        )
+
+
+def weights(**named: Float[Array, ""]) -> Float[Array, " 6"]:
+    """Coefficients of the variance features, by name; those not named are zero."""
+    zero = jnp.zeros_like(next(iter(named.values())))
+    return jnp.stack([named.get(name, zero) for name in VARIANCE_FEATURES])
+
+
+def drift_terms(V: Float[Array, "m m"]) -> Float[Array, "4 m m"]:
+    """B₁, B₂, DB₂[B₁] and B₁′, the terms of the drift of one layer of finite width."""
+    b1 = attention_drift(V)
+    return jnp.stack([b1, relu_drift(V), relu_drift_along(V, b1), attention_drift_next(V)])
+
+
+def variance_terms(V: Float[Array, "m m"], coordinates: Spectrum) -> Float[Array, "6 m m"]:
+    """The f_k,ij of `VARIANCE_FEATURES` at V, over (i, j) in its spectral coordinates."""
+    at = frame(V, coordinates)
+    attention, relu = (jnp.diagonal(at.R @ drift @ at.R.T) for drift in (attention_drift(V), relu_drift(V)))
+    noise = relu_noise(at, relu)
+    return jnp.stack(
+        [
+            attention[:, None] + attention[None, :],
+            relu[:, None] + relu[None, :],
+            attention_noise_next(at),
+            noise.hidden,
+            noise.tokens,
+            relu_drift_response(at),
+        ]
+    )

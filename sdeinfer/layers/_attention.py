@@ -1,5 +1,6 @@
 """Shaped attention, Eq. 1, 9 and Theorem 4.2."""
 
+import functools
 import math
 from collections.abc import Mapping
 
@@ -7,40 +8,102 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
+from sdeinfer.covariance import matmul, total, transpose
 from sdeinfer.layers._base import AbstractLayer, gamma_parameter, shortcut, tau0_parameter
+from sdeinfer.layers._finite_width import FiniteWidth, weights
+from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
+from sdeinfer.layers._wishart import factor, gram, residual_covariance, whole, wishart_factor
 
 
 class ShapedAttention(AbstractLayer):
     """X′ = λX + γ A X W_V/√n with A = I + softmax(Y/τ) − 11ᵀ/m (Eq. 1, 9), and the SDE of Theorem 4.2.
 
+    With H > 1 heads, each has an A of its own, of its own queries and keys, and makes n/H columns of A X W_V; that
+    divides the noise κ² by H. An output projection multiplies the heads' columns by W_O/√n; that makes the noise a
+    2γ² instead of γ²(2 − γ²). The paper has one head and no projection.
+
     Attributes:
         gamma: strength γ of the residual branch, in (0, 1]; λ² + γ² = 1.
         tau0: constant τ0 > 0 of the softmax temperature τ = τ0 √(n n_k).
-        key_width: width n_k of queries and keys; the network's own width where None. The limit does not depend on it.
+        key_width: width n_k of the queries and keys of one head; n/H where None. The limit does not depend on it.
+        heads: how many heads H; n must be a multiple.
+        output_projection: whether W_O follows the heads.
     """
 
     gamma: Float[Array, ""] = eqx.field(converter=gamma_parameter)
     tau0: Float[Array, ""] = eqx.field(converter=tau0_parameter)
     key_width: int | None = eqx.field(default=None, static=True)
+    heads: int = eqx.field(default=1, static=True)
+    output_projection: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self):
-        check_key_width(self.key_width)
+        check_heads(self.key_width, self.heads)
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Eq. 1 with the attention matrix of Eq. 9."""
         tokens, width = X.shape
-        key_width = width if self.key_width is None else self.key_width
-        key_queries, key_keys, key_values = jr.split(key, 3)
-        queries = X @ jr.normal(key_queries, (width, key_width), X.dtype) / math.sqrt(width)
-        keys = X @ jr.normal(key_keys, (width, key_width), X.dtype) / math.sqrt(width)
-        values = X @ jr.normal(key_values, (width, width), X.dtype) / math.sqrt(width)
+        key_width = self._key_width(width)
+        key_queries, key_keys, key_values, *key_output = jr.split(key, 4 if self.output_projection else 3)
+
+        def project(key, columns):
+            """X W/√n, with the heads' columns apart."""
+            projected = X @ jr.normal(key, (width, columns), X.dtype) / math.sqrt(width)
+            return jnp.swapaxes(projected.reshape(tokens, self.heads, -1), 0, 1)
+
+        queries, keys = (project(k, self.heads * key_width) for k in (key_queries, key_keys))
         tau = self.tau0 * math.sqrt(width * key_width)
-        A = jnp.eye(tokens, dtype=X.dtype) + jax.nn.softmax(queries @ keys.T / tau, axis=1) - 1 / tokens
-        return shortcut(self.gamma) * X + self.gamma * (A @ values)
+        scores = queries @ jnp.swapaxes(keys, 1, 2) / tau
+        A = jnp.eye(tokens, dtype=X.dtype) + jax.nn.softmax(scores, axis=-1) - 1 / tokens
+        Z = jnp.swapaxes(A @ project(key_values, width), 0, 1).reshape(tokens, width)
+        if self.output_projection:
+            Z = Z @ jr.normal(key_output[0], (width, width), X.dtype) / math.sqrt(width)
+        return shortcut(self.gamma) * X + self.gamma * Z
+
+    @property
+    def column_blocks(self) -> int:
+        """One for each head, where no output projection mixes their columns."""
+        return 1 if self.output_projection else self.heads
+
+    def forward_covariance(
+        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+    ) -> Float[Array, "m m blocks networks"]:
+        """Noncentral Wishart given the heads' A: S = A V Aᵀ in a head's own columns, or that of the projection."""
+        tokens, dtype, heads = V.shape[0], V.dtype, self.heads
+        key_width = self._key_width(width)
+        of_one = {"tokens": tokens, "blocks": heads, "dtype": dtype}
+        key_queries, key_keys, key_heads, key_values = keys.split(4)
+        V_whole = whole(V)
+        L = factor(V_whole)
+        # Queries are L G_Q, keys L G_K: with G_Q = B times orthonormal rows, G_Q G_Kᵀ has the law of B times normals.
+        B = wishart_factor(key_width, **of_one, keys=key_queries)
+        product = matmul(B, key_keys.normals((tokens, tokens, heads), dtype))
+        Y = matmul(matmul(L, product), transpose(L))
+        A_less_I = _softmax(Y / (self.tau0 * math.sqrt(width * key_width))) - 1 / tokens
+        # A L: in this form equal tokens stay equal to the last bit.
+        F = L + matmul(A_less_I, L)
+        if self.output_projection:
+            # Given the heads' columns Z, those of Z W_O/√n are N(0, Z Zᵀ/n).
+            Z = matmul(F, wishart_factor(width // heads, **of_one, keys=key_heads)) / math.sqrt(width)
+            F = factor(whole(gram(Z)))
+        else:
+            F = jnp.repeat(F, V.shape[2] // heads, axis=2)
+        return residual_covariance(
+            L if V_whole is V else factor(V),
+            F,
+            shortcut=shortcut(self.gamma),
+            gamma=self.gamma,
+            width=width,
+            keys=key_values,
+        )
+
+    def _key_width(self, width: int) -> int:
+        if width % self.heads != 0:
+            raise InputError(f"heads: the width {width} is not a multiple of {self.heads}")
+        return width // self.heads if self.key_width is None else self.key_width
 
     def limit(self) -> Limit:
         """Theorem 4.2."""
@@ -48,8 +111,26 @@ class ShapedAttention(AbstractLayer):
         return Limit(
             attention_drift=variance / self.tau0**2,
             relu_drift=jnp.zeros_like(variance),
-            linear_noise=variance * (2 - variance),
-            attention_noise=(variance / self.tau0) ** 2,
+            linear_noise=variance * (2 if self.output_projection else 2 - variance),
+            attention_noise=(variance / self.tau0) ** 2 / self.heads,
+        )
+
+    def finite_width(self, width: ArrayLike) -> FiniteWidth:
+        """The limit, and the fourth order of the softmax in its logits, whose variance is x = 1/(n τ0²) times V²."""
+        variance, limit = self.gamma**2, self.limit()
+        x = 1 / (width * self.tau0**2)
+        projected = float(self.output_projection)
+        return FiniteWidth(
+            limit=limit,
+            drift_along=jnp.zeros_like(x),
+            attention_drift_next=limit.attention_drift * x,
+            linear_repeat=projected * variance**2 / width,
+            attention_repeat=variance**2 * x * (1 + projected / self.heads),
+            variance=weights(
+                attention_growth=variance * x * (1 + projected * variance),
+                attention_next=limit.attention_noise * x,
+            ),
+            variance_mixing=weights(attention_next=jnp.zeros_like(x)),
         )
 
     def parameters(self) -> Mapping[str, Array]:
@@ -57,7 +138,16 @@ class ShapedAttention(AbstractLayer):
         return {"gamma": self.gamma, "tau0": self.tau0}
 
 
-def check_key_width(key_width: int | None) -> None:
-    """Refuse a width of queries and keys that is not positive."""
+def check_heads(key_width: int | None, heads: int) -> None:
+    """Refuse a width of queries and keys, or a number of heads, that is not positive."""
     if key_width is not None and key_width < 1:
         raise InputError(f"key_width: at least 1 is needed, got {key_width}")
+    if heads < 1:
+        raise InputError(f"heads: at least 1 is needed, got {heads}")
+
+
+def _softmax(Y: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+    """Softmax of each row."""
+    largest = functools.reduce(jnp.maximum, [Y[:, k] for k in range(Y.shape[1])])
+    weights = jnp.exp(Y - largest[:, None])
+    return weights / total(weights, axis=1)[:, None]

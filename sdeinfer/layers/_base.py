@@ -10,6 +10,8 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._limit import Limit
 
 
@@ -20,9 +22,33 @@ class AbstractLayer(eqx.Module):
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Apply one layer with fresh N(0, 1) weights to the representations X of m tokens at width n."""
 
+    @property
+    @abc.abstractmethod
+    def column_blocks(self) -> int:
+        """Into how many equal blocks the columns of X fall that the layer treats differently."""
+
+    @abc.abstractmethod
+    def forward_covariance(
+        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+    ) -> Float[Array, "m m blocks networks"]:
+        """Draw the covariances of `forward`'s results without any weights, for many networks at once.
+
+        X′ in law depends on X through V only, up to a rotation of its columns, or of those of each block.
+
+        Arguments:
+            V: X_b X_bᵀ/n of every block b of columns, n the whole width; a multiple of `column_blocks`, at least 2m
+                columns in each.
+            width: n.
+            keys: one for each network.
+        """
+
     @abc.abstractmethod
     def limit(self) -> Limit:
         """Coefficients of the covariance SDE; one layer is dt = 1/n."""
+
+    @abc.abstractmethod
+    def finite_width(self, width: ArrayLike) -> FiniteWidth:
+        """Coefficients of the law of one layer of width n, to the next order in 1/n; n may be traced."""
 
     @abc.abstractmethod
     def parameters(self) -> Mapping[str, Array]:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from sdeinfer._files import InputError
+from sdeinfer.covariance import matmul
 from sdeinfer.layers._base import (
     AbstractLayer,
     c_minus_parameter,
@@ -15,38 +17,109 @@ from sdeinfer.layers._base import (
     gamma_parameter,
     shortcut,
 )
+from sdeinfer.layers._finite_width import FiniteWidth, weights
+from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
-from sdeinfer.layers._relu import shaped_relu
+from sdeinfer.layers._relu import relu_kink, shaped_relu
+from sdeinfer.layers._wishart import column_sum, factor, residual_covariance, whole
 
 
 class ResidualFeedForward(AbstractLayer):
-    """X′ = λX + γ σ_s(X W_pre/√n) √(c/n) W_post (Eq. 4); dV = γ² b_ReLU dt + (2γ² Σ_lin)^{1/2} dB (Theorem 3.2).
+    """X′ = λX + γ σ_s(X W_pre/√n) √(c/(rn)) W_post (Eq. 4, where r = 1), and the SDE of Theorem 3.2.
+
+    dV = γ² b_ReLU dt + (a Σ_lin)^{1/2} dB with a = γ²(2 − γ²(1 − 1/r)), which for r = 1 is the theorem's 2γ².
 
     Attributes:
         gamma: strength γ of the residual branch, in (0, 1]; λ² + γ² = 1.
         c_plus: c₊ of the slope 1 + c₊/√n.
         c_minus: c₋ of the slope 1 + c₋/√n.
+        expansion: r, the hidden width divided by n; r n must be a whole number.
     """
 
     gamma: Float[Array, ""] = eqx.field(converter=gamma_parameter)
     c_plus: Float[Array, ""] = eqx.field(converter=c_plus_parameter)
     c_minus: Float[Array, ""] = eqx.field(converter=c_minus_parameter)
+    expansion: float = eqx.field(default=1, static=True)
+
+    def __check_init__(self):
+        check_expansion(self.expansion)
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Eq. 4."""
         width = X.shape[1]
+        units = hidden_units(self.expansion, width)
         key_pre, key_post = jr.split(key)
-        W_pre = jr.normal(key_pre, (width, width), X.dtype)
-        W_post = jr.normal(key_post, (width, width), X.dtype)
+        W_pre = jr.normal(key_pre, (width, units), X.dtype)
+        W_post = jr.normal(key_post, (units, width), X.dtype)
         hidden = shaped_relu(X @ W_pre / math.sqrt(width), self.c_plus, self.c_minus, width)
-        return shortcut(self.gamma) * X + self.gamma * (hidden @ W_post / math.sqrt(width))
+        return shortcut(self.gamma) * X + self.gamma * (hidden @ W_post / math.sqrt(units))
+
+    @property
+    def column_blocks(self) -> int:
+        """One."""
+        return 1
+
+    def forward_covariance(
+        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+    ) -> Float[Array, "m m blocks networks"]:
+        """Noncentral Wishart given S = (c/(rn)) σ_s(h) σ_s(h)ᵀ; the rn columns of h = X W_pre/√n are N(0, V)."""
+        units = hidden_units(self.expansion, width)
+        key_pre, key_post = keys.split(2)
+        V_whole = whole(V)
+        L = factor(V_whole)
+
+        def images(G):
+            return shaped_relu(matmul(L, G), self.c_plus, self.c_minus, width)
+
+        S = column_sum(images, units, tokens=V.shape[0], blocks=1, dtype=V.dtype, keys=key_pre) / units
+        return residual_covariance(
+            L if V_whole is V else factor(V),
+            factor(S),
+            shortcut=shortcut(self.gamma),
+            gamma=self.gamma,
+            width=width,
+            keys=key_post,
+        )
 
     def limit(self) -> Limit:
         """Theorem 3.2."""
         zero = jnp.zeros_like(self.gamma)
-        relu = self.gamma**2 * (self.c_plus - self.c_minus) ** 2
-        return Limit(zero, relu, 2 * self.gamma**2, zero)
+        variance = self.gamma**2
+        noise = variance * (2 - variance * (1 - 1 / self.expansion))
+        return Limit(zero, variance * (self.c_plus - self.c_minus) ** 2, noise, zero)
+
+    def finite_width(self, width: ArrayLike) -> FiniteWidth:
+        """The layer's own mean, exact, and its variance up to q²: its law depends on c₊ and c₋ through q alone."""
+        variance, q = self.gamma**2, relu_kink(self.c_plus, self.c_minus, width)
+        zero = jnp.zeros_like(variance * q)
+        return FiniteWidth(
+            limit=Limit(zero, 4 * width * q * variance, self.limit().linear_noise + zero, zero),
+            drift_along=zero,
+            attention_drift_next=zero,
+            linear_repeat=variance**2 / (self.expansion * width) + zero,
+            attention_repeat=zero,
+            variance=weights(relu_growth=4 * q * variance, relu_hidden=q * variance**2 / self.expansion),
+            variance_mixing=weights(relu_hidden=zero),
+        )
 
     def parameters(self) -> Mapping[str, Array]:
         """γ, c₊ and c₋."""
         return {"gamma": self.gamma, "c_plus": self.c_plus, "c_minus": self.c_minus}
+
+
+def check_expansion(expansion: float) -> None:
+    """Refuse a ratio of widths that is not positive."""
+    if not 0 < expansion < math.inf:
+        raise InputError(f"expansion: must be positive and finite, got {expansion}")
+
+
+def hidden_units(expansion: float, width: int) -> int:
+    """The hidden width r n.
+
+    Raises:
+        InputError: where it is not a whole number up to the rounding of r, as 8/3 has one.
+    """
+    units = round(expansion * width)
+    if units < 1 or not math.isclose(units, expansion * width, rel_tol=1e-12):
+        raise InputError(f"expansion: times the width {width} must be a whole number, got {expansion}")
+    return units

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from sdeinfer.covariance import matmul
 from sdeinfer.layers._base import AbstractLayer, c_minus_parameter, c_plus_parameter
+from sdeinfer.layers._finite_width import FiniteWidth, weights
+from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
-from sdeinfer.layers._relu import shaped_relu
+from sdeinfer.layers._relu import relu_kink, shaped_relu
+from sdeinfer.layers._wishart import column_sum, factor, gram, whole, wishart_factor, with_gram
 
 
 class ShapedMLP(AbstractLayer):
@@ -30,10 +34,52 @@ class ShapedMLP(AbstractLayer):
         W = jr.normal(key, (width, width), X.dtype)
         return shaped_relu(X, self.c_plus, self.c_minus, width) @ W / math.sqrt(width)
 
+    @property
+    def column_blocks(self) -> int:
+        """One."""
+        return 1
+
+    def forward_covariance(
+        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+    ) -> Float[Array, "m m blocks networks"]:
+        """V′ ~ Wishart(n, S/n), S = (c/n) σ_s(X) σ_s(X)ᵀ, where X has uniformly random directions given V = XXᵀ/n."""
+        tokens, _, blocks, _ = V.shape
+        key_columns, key_weights = keys.split(2)
+        columns = {
+            "columns": width // blocks,
+            "tokens": tokens,
+            "blocks": blocks,
+            "dtype": V.dtype,
+            "keys": key_columns,
+        }
+        # The columns are drawn twice, to know their Gram matrix first.
+        K = with_gram(V, column_sum(lambda G: G, **columns) / width)
+
+        def images(G):
+            return shaped_relu(matmul(K, G), self.c_plus, self.c_minus, width)
+
+        F = factor(whole(column_sum(images, **columns)) / width)
+        B = wishart_factor(width // blocks, tokens=tokens, blocks=blocks, dtype=V.dtype, keys=key_weights)
+        return gram(matmul(F, B) / math.sqrt(width))
+
     def limit(self) -> Limit:
         """Eq. 20."""
         zero = jnp.zeros_like(self.c_plus)
         return Limit(zero, (self.c_plus - self.c_minus) ** 2, jnp.ones_like(self.c_plus), zero)
+
+    def finite_width(self, width: ArrayLike) -> FiniteWidth:
+        """The layer's own mean, exact, and its variance up to q²: its law depends on c₊ and c₋ through q alone."""
+        q = relu_kink(self.c_plus, self.c_minus, width)
+        zero = jnp.zeros_like(q)
+        return FiniteWidth(
+            limit=Limit(zero, 4 * width * q, jnp.ones_like(q), zero),
+            drift_along=zero,
+            attention_drift_next=zero,
+            linear_repeat=zero,
+            attention_repeat=zero,
+            variance=weights(relu_growth=4 * q, relu_tokens=q),
+            variance_mixing=weights(relu_tokens=zero),
+        )
 
     def parameters(self) -> Mapping[str, Array]:
         """c₊ and c₋."""

@@ -1,15 +1,16 @@
 """Layers on layers: the coefficients of their limits add (Eq. 11, Corollary 4.3)."""
 
 import functools
+import math
 import operator
 from collections.abc import Mapping
 
 import equinox as eqx
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.layers._attention import ShapedAttention, check_key_width
+from sdeinfer.layers._attention import ShapedAttention, check_heads
 from sdeinfer.layers._base import (
     AbstractLayer,
     c_minus_parameter,
@@ -17,8 +18,11 @@ from sdeinfer.layers._base import (
     gamma_parameter,
     tau0_parameter,
 )
-from sdeinfer.layers._feedforward import ResidualFeedForward
+from sdeinfer.layers._feedforward import ResidualFeedForward, check_expansion
+from sdeinfer.layers._finite_width import FiniteWidth
+from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
+from sdeinfer.layers._mlp import ShapedMLP
 
 
 class Stack(AbstractLayer):
@@ -40,9 +44,35 @@ class Stack(AbstractLayer):
             X = layer.forward(X, key=layer_key)
         return X
 
+    @property
+    def column_blocks(self) -> int:
+        """The fewest that are a multiple of every layer's own."""
+        return math.lcm(*(layer.column_blocks for layer in self.layers))
+
+    def forward_covariance(
+        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+    ) -> Float[Array, "m m blocks networks"]:
+        """One layer's law after the other's."""
+        for layer, layer_keys in zip(self.layers, keys.split(len(self.layers)), strict=True):
+            V = layer.forward_covariance(V, width=width, keys=layer_keys)
+        return V
+
     def limit(self) -> Limit:
         """The sum of the layers' limits."""
         return functools.reduce(operator.add, (layer.limit() for layer in self.layers))
+
+    def finite_width(self, width: ArrayLike) -> FiniteWidth:
+        """The law of one layer, or of attention followed by a layer without it: no other has been derived.
+
+        Raises:
+            InputError: for another stack.
+        """
+        match self.layers:
+            case (layer,):
+                return layer.finite_width(width)
+            case (ShapedAttention() as attention, ResidualFeedForward() | ShapedMLP() as feedforward):
+                return attention.finite_width(width).then(feedforward.finite_width(width), width)
+        raise InputError("law: at finite width, stacks of attention and one other layer only; others have a limit")
 
     def parameters(self) -> Mapping[str, Array]:
         """Every layer's parameters, numbered as in layer_0.gamma."""
@@ -61,7 +91,10 @@ class ShapedTransformer(AbstractLayer):
         tau0: constant τ0 > 0 of the softmax temperature.
         c_plus: c₊ of the slope 1 + c₊/√n.
         c_minus: c₋ of the slope 1 + c₋/√n.
-        key_width: width of queries and keys; the network's own width where None.
+        key_width: width of the queries and keys of one head; n/H where None.
+        heads: how many heads H; n must be a multiple.
+        output_projection: whether attention ends with W_O.
+        expansion: r, the hidden width of the feed-forward layer divided by n.
     """
 
     gamma: Float[Array, ""] = eqx.field(converter=gamma_parameter)
@@ -69,24 +102,51 @@ class ShapedTransformer(AbstractLayer):
     c_plus: Float[Array, ""] = eqx.field(converter=c_plus_parameter)
     c_minus: Float[Array, ""] = eqx.field(converter=c_minus_parameter)
     key_width: int | None = eqx.field(default=None, static=True)
+    heads: int = eqx.field(default=1, static=True)
+    output_projection: bool = eqx.field(default=False, static=True)
+    expansion: float = eqx.field(default=1, static=True)
 
     def __check_init__(self):
-        check_key_width(self.key_width)
+        check_heads(self.key_width, self.heads)
+        check_expansion(self.expansion)
 
     @property
     def stack(self) -> Stack:
         """The two layers."""
-        attention = ShapedAttention(gamma=self.gamma, tau0=self.tau0, key_width=self.key_width)
-        feedforward = ResidualFeedForward(gamma=self.gamma, c_plus=self.c_plus, c_minus=self.c_minus)
+        attention = ShapedAttention(
+            gamma=self.gamma,
+            tau0=self.tau0,
+            key_width=self.key_width,
+            heads=self.heads,
+            output_projection=self.output_projection,
+        )
+        feedforward = ResidualFeedForward(
+            gamma=self.gamma, c_plus=self.c_plus, c_minus=self.c_minus, expansion=self.expansion
+        )
         return Stack((attention, feedforward))
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Eq. 11."""
         return self.stack.forward(X, key=key)
 
+    @property
+    def column_blocks(self) -> int:
+        """Those of its attention."""
+        return self.stack.column_blocks
+
+    def forward_covariance(
+        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+    ) -> Float[Array, "m m blocks networks"]:
+        """Attention's law, then the feed-forward layer's."""
+        return self.stack.forward_covariance(V, width=width, keys=keys)
+
     def limit(self) -> Limit:
         """Corollary 4.3."""
         return self.stack.limit()
+
+    def finite_width(self, width: ArrayLike) -> FiniteWidth:
+        """Attention's law, then that of the feed-forward layer."""
+        return self.stack.finite_width(width)
 
     def parameters(self) -> Mapping[str, Array]:
         """γ, τ0, c₊ and c₋."""

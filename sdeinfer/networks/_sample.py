@@ -1,4 +1,6 @@
-"""Covariances of many independent finite networks with weights."""
+"""Covariances of many independent finite networks."""
+
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -12,11 +14,23 @@ from tqdm import tqdm
 from sdeinfer._files import InputError
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.layers import AbstractLayer, architecture_name, check_parameters
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._wishart import CHUNK
+from sdeinfer.networks._chain import check_chain_width, covariance_chain
 from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observe import covariance_dataset
 
 WEIGHTS_IN_MEMORY = 2**24
 """How many weights of one kind (n² for each network) are drawn at a time: 128 MiB in float64."""
+
+CHAIN_ENTRIES = 2**16
+"""How many normals of the chain are drawn at a time, on a CPU: they should stay in its cache."""
+
+CHAIN_ENTRIES_ELSEWHERE = 2**24
+"""The same on an accelerator, which wants all the networks at once: this bounds memory only."""
+
+PATH_ENTRIES = 2**24
+"""How many entries of the chain's covariances one batch may return."""
 
 
 def sample_networks(
@@ -27,21 +41,28 @@ def sample_networks(
     depth: int,
     networks: int,
     observe_every: int = 1,
+    method: Literal["chain", "weights"] = "chain",
     progress: bool = False,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
     """Draw independent networks with N(0, 1) weights and record their covariances V = XXᵀ/n.
 
-    The networks come in batches of bounded memory; a network's weights depend on its number and the key alone.
+    By default the covariances are drawn without the networks, from exactly the law that their weights give them: see
+    `covariance_chain`. The networks come in batches of bounded memory; a network depends on its number and the key
+    alone.
 
     Arguments:
         layer: the architecture, with its parameters; repeated `depth` times with fresh weights.
         V0: covariance of the initial tokens, shape (m, m); every network starts at exactly this V0, in its own
             directions.
-        width: n ≥ m.
+        width: n; at least m with weights, at least 2m by the chain, where each head of an attention layer without an
+            output projection counts as a network of n/H.
         depth: d ≥ 1, the number of layers.
         networks: how many networks.
         observe_every: k, to record layers 0, k, 2k, … only.
+        method: "chain" draws O(m² n) numbers a layer; "weights" draws the n × n matrices and applies them. Both have
+            one law. The chain carries V where networks carry X: in float32 a V with eigenvalues below 10⁻⁶ of its
+            diagonal counts as singular in it.
         progress: show a progress bar.
         key: where the randomness comes from.
 
@@ -55,19 +76,28 @@ def sample_networks(
     for name, value in {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}.items():
         if value < 1:
             raise InputError(f"{name}: at least 1 is needed, got {value}")
+    if method not in ("chain", "weights"):
+        raise InputError(f"method: must be 'chain' or 'weights', got {method!r}")
     if observe_every > depth:
         raise InputError(f"observe_every: must not exceed the depth {depth}, got {observe_every}")
     V0 = jnp.asarray(validate_covariance(V0))
     layer = check_parameters(layer)
-    batch = max(1, min(networks, WEIGHTS_IN_MEMORY // width**2))
-    keys = jr.split(key, networks)
     observed = depth // observe_every
+    if method == "chain":
+        check_chain_width(layer, tokens=len(V0), width=width)
+        at_once = _chains_at_once(len(V0), layer.column_blocks, observed)
+        draw, each = _chain_batch, NetworkKeys.numbered(key, jnp.arange(networks))
+    else:
+        at_once = WEIGHTS_IN_MEMORY // width**2
+        draw, each = _weights_batch, jr.split(key, networks)
+    batch = max(1, min(networks, at_once))
     covariance = np.empty((networks, observed + 1, *V0.shape), V0.dtype)
     with tqdm(total=networks, desc="networks", disable=not progress, delay=2) as bar:
         for start in range(0, networks, batch):
             # The last batch is filled up with networks already drawn, so that every batch has one compiled shape.
             chosen = slice(max(0, min(start, networks - batch)), min(start + batch, networks))
-            covariance[chosen] = _sample_batch(layer, V0, keys[chosen], width, observe_every, observed)
+            keys = jax.tree.map(lambda values, chosen=chosen: values[chosen], each)
+            covariance[chosen] = draw(layer, V0, keys, width, observe_every, observed)
             bar.update(min(start + batch, networks) - start)
     return covariance_dataset(
         covariance,
@@ -78,8 +108,21 @@ def sample_networks(
     )
 
 
+def _chains_at_once(tokens: int, blocks: int, observed: int) -> int:
+    entries = CHAIN_ENTRIES if jax.default_backend() == "cpu" else CHAIN_ENTRIES_ELSEWHERE
+    drawn, returned = tokens * blocks * max(CHUNK, tokens), tokens**2 * (observed + 1)
+    return min(entries // drawn, PATH_ENTRIES // returned)
+
+
 @eqx.filter_jit
-def _sample_batch(layer, V0, keys, width, observe_every, observed):
+def _chain_batch(layer, V0, keys, width, observe_every, observed):
+    layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
+    sizes = {"width": width, "layers": observed * observe_every, "observe_every": observe_every}
+    return covariance_chain(layer, V0, **sizes, keys=keys)
+
+
+@eqx.filter_jit
+def _weights_batch(layer, V0, keys, width, observe_every, observed):
     layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
 
     def network(key):

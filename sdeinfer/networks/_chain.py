@@ -1,0 +1,85 @@
+"""The Markov chain that the covariance of a finite network is, without the network."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from sdeinfer._files import InputError
+from sdeinfer.covariance import matmul, transpose
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._wishart import gram, whole, wishart_factor, with_gram
+
+
+def covariance_chain(
+    layer: AbstractLayer,
+    V0: Float[Array, "m m"],
+    *,
+    width: int,
+    layers: int,
+    observe_every: int = 1,
+    keys: NetworkKeys,
+) -> Float[Array, "networks observed m m"]:
+    """Draw the covariances of many finite networks side by side, from exactly the law that their weights give them.
+
+    By rotation invariance V_{ℓ+1} depends on X_ℓ through V_ℓ alone, or through the covariances of each head's columns:
+    a layer costs O(m² n) random numbers and operations, O(m³) if it is attention, instead of O(m n²). To be called
+    under `jax.jit`; the layer's parameters may be traced.
+
+    Arguments:
+        layer: the architecture, with its parameters in V0's type.
+        V0: covariance of the initial tokens, shape (m, m), possibly singular; their directions are uniformly random.
+        width: n ≥ 2m, and at least 2m for each head of an attention layer without an output projection.
+        layers: how many; of these the last that `observe_every` does not divide are left out.
+        observe_every: k, to return layers 0, k, 2k, … only.
+        keys: one for each network.
+
+    Returns:
+        V, of shape (networks, 1 + ⌊layers/k⌋, m, m).
+
+    Raises:
+        InputError: for a width that is too small, or not a multiple of the number of heads.
+    """
+    check_chain_width(layer, tokens=len(V0), width=width)
+    key_start, key_layers = keys.split(2)
+    networks = keys.high.shape[0]
+
+    def one_layer(number, V):
+        return layer.forward_covariance(V, width=width, keys=key_layers.fold_in(number))
+
+    def observed(V, number):
+        V = jax.lax.fori_loop(number * observe_every, (number + 1) * observe_every, one_layer, V)
+        seen = whole(V)[:, :, 0]
+        return V, (seen + transpose(seen)) / 2
+
+    V = _initial_blocks(V0, layer.column_blocks, width, key_start)
+    _, path = jax.lax.scan(observed, V, jnp.arange(layers // observe_every))
+    start = jnp.broadcast_to(V0, (networks, 1, *V0.shape))
+    return jnp.concatenate([start, jnp.moveaxis(path, -1, 0)], axis=1)
+
+
+def check_chain_width(layer: AbstractLayer, *, tokens: int, width: int) -> None:
+    """Refuse a width for which the chain has no law: see `covariance_chain`."""
+    blocks = layer.column_blocks
+    if width % blocks != 0:
+        raise InputError(f"heads: the width {width} is not a multiple of {blocks}")
+    if width < 2 * tokens * blocks:
+        heads = "" if blocks == 1 else f" in {blocks} heads"
+        raise InputError(
+            f"width: {tokens} tokens{heads} need a width of at least {2 * tokens * blocks}, got {width}; "
+            "method='weights' allows less"
+        )
+
+
+def _initial_blocks(
+    V0: Float[Array, "m m"], blocks: int, width: int, keys: NetworkKeys
+) -> Float[Array, "m m blocks networks"]:
+    """X_b X_bᵀ/n of each block of columns of uniformly random tokens X with X Xᵀ/n = V0."""
+    V = jnp.broadcast_to(V0[:, :, None, None], (*V0.shape, 1, keys.high.shape[0]))
+    if blocks == 1:
+        return V
+    tokens, columns = len(V0), width // blocks
+    G = wishart_factor(columns, tokens=tokens, blocks=blocks, dtype=V0.dtype, keys=keys) / math.sqrt(width)
+    return gram(matmul(with_gram(V, whole(gram(G))), G))

@@ -6,7 +6,8 @@
 | τ0 | LogNormal(0, 1) | a scale: 0.14 to 7 with 95 % |
 | c₊, c₋ | independent N(0, 2²), then ordered c₊ ≥ c₋ | their exchange leaves the law of V unchanged at every width |
 
-Of c₊ and c₋ the limit knows only the gap c₊ − c₋. The gap and the mean of two ordered independent normals are
+Of c₊ and c₋ the limit knows only the gap c₊ − c₋, and networks of one width n only q = δ²/(s̄² + δ²), s̄ and δ half the
+sum and half the difference of the slopes 1 + c±/√n. The gap and the mean of two ordered independent normals are
 independent: |N(0, 8)| and N(0, 2). They are what is sampled; c₊ and c₋ follow from them.
 """
 
@@ -16,36 +17,21 @@ import numpyro
 import numpyro.distributions as dist
 from jaxtyping import ArrayLike
 
-from sdeinfer._files import InputError
-from sdeinfer.layers import (
-    ARCHITECTURES,
-    AbstractLayer,
-    ResidualFeedForward,
-    ShapedAttention,
-    ShapedMLP,
-    ShapedTransformer,
-)
+from sdeinfer.layers import AbstractLayer, Architecture
 
 SLOPE_SCALE = 2.0
 
 
-def sample_layer(architecture: str) -> AbstractLayer:
-    """Draw the layer of an architecture from its prior; the sites carry the parameters' public names.
-
-    Raises:
-        InputError: for an architecture that is not known.
-    """
-    match architecture:
-        case "transformer":
-            return ShapedTransformer(sample_gamma(), sample_tau0(), *sample_slopes())
-        case "attention":
-            return ShapedAttention(sample_gamma(), sample_tau0())
-        case "feedforward":
-            return ResidualFeedForward(sample_gamma(), *sample_slopes())
-        case "mlp":
-            return ShapedMLP(*sample_slopes())
-        case _:
-            raise InputError(f"architecture: must be one of {', '.join(ARCHITECTURES)}, got {architecture!r}")
+def sample_layer(architecture: Architecture) -> AbstractLayer:
+    """Draw the layer of an architecture from its prior; the sites carry the parameters' public names."""
+    parameters: dict[str, ArrayLike] = {}
+    if "gamma" in architecture.parameters:
+        parameters["gamma"] = sample_gamma()
+    if "tau0" in architecture.parameters:
+        parameters["tau0"] = sample_tau0()
+    if "c_plus" in architecture.parameters:
+        parameters["c_plus"], parameters["c_minus"] = sample_slopes()
+    return architecture.layer(**parameters)
 
 
 def sample_gamma() -> ArrayLike:

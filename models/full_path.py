@@ -1,25 +1,34 @@
 """Every layer of every network was observed."""
 
+from typing import Literal
+
+import jax
 import numpyro
 import xarray as xr
 from sdeinfer.models._priors import sample_layer  # pyright: ignore[reportMissingImports]
 
-from sdeinfer.likelihood import FullPath, PathStatistics, observing, path_statistics, transitions
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import FullPath, PathStatistics, observed_path, observing, path_statistics
 
 
 def prepare(data: xr.Dataset) -> PathStatistics:
     """All that the likelihood needs of the data."""
-    return path_statistics(transitions(data))
+    return path_statistics(observed_path(data))
 
 
-@observing(prepare)
-def full_path(path: PathStatistics, *, architecture: str) -> None:
+@observing(prepare, pool=PathStatistics.pooled)
+def full_path(
+    path: PathStatistics, *, architecture: Architecture, law: Literal["finite-width", "limit"] = "finite-width"
+) -> None:
     """Independent networks of one architecture, each observed at every layer.
 
     Arguments:
         path: the sufficient statistics of the data, as `prepare` makes them.
-        architecture: "transformer", "attention", "feedforward" or "mlp".
+        architecture: the kind of layer.
+        law: "finite-width", one layer of each network's own width to the next order in 1/n; or "limit", the Euler chain
+            of the SDE with steps 1/n.
     """
     layer = sample_layer(architecture)
+    coefficients = layer.limit() if law == "limit" else jax.vmap(layer.finite_width)(path.widths)
     with numpyro.plate("network", path.networks):
-        numpyro.sample("covariance", FullPath(layer.limit(), path), obs=path.weights)
+        numpyro.sample("covariance", FullPath(coefficients, path), obs=path.weights)

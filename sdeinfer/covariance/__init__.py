@@ -22,6 +22,7 @@ from sdeinfer.covariance._matrix import is_concrete as is_concrete
 from sdeinfer.covariance._matrix import pairs as pairs
 from sdeinfer.covariance._matrix import safe_sqrt as safe_sqrt
 from sdeinfer.covariance._matrix import singular as singular
+from sdeinfer.covariance._matrix import tokens_of as tokens_of
 from sdeinfer.covariance._matrix import unvech as unvech
 from sdeinfer.covariance._matrix import validate_covariance as validate_covariance
 from sdeinfer.covariance._matrix import vech as vech

@@ -22,9 +22,14 @@ def vech(V: Float[Array, "m m"]) -> Float[Array, " p"]:
     return V[pairs(V.shape[0])]
 
 
+def tokens_of(p: int) -> int:
+    """The number of tokens m of which p = m(m + 1)/2 is the number of pairs."""
+    return (math.isqrt(8 * p + 1) - 1) // 2
+
+
 def unvech(packed: Float[Array, " p"]) -> Float[Array, "m m"]:
     """Unpack the upper triangle of a symmetric matrix: the inverse of `vech`."""
-    tokens = (math.isqrt(8 * packed.shape[0] + 1) - 1) // 2
+    tokens = tokens_of(packed.shape[0])
     rows, columns = pairs(tokens)
     V = jnp.zeros((tokens, tokens), packed.dtype)
     return V.at[rows, columns].set(packed).at[columns, rows].set(packed)

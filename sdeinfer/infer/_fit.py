@@ -4,7 +4,7 @@ import datetime
 import importlib.metadata
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -19,16 +19,22 @@ from numpyro.infer import Predictive
 from sdeinfer._files import InputError
 from sdeinfer.infer._nuts import Draws, nuts
 from sdeinfer.infer._predictive import predict
-from sdeinfer.layers import ARCHITECTURES, architecture_named
-from sdeinfer.likelihood import Program
+from sdeinfer.infer._range import LARGEST_LOGIT, in_range
+from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
+from sdeinfer.likelihood import USED, Program, used_of
 from sdeinfer.observe import validate
+
+Law = Literal["finite-width", "limit"]
+LAWS = get_args(Law)
 
 
 def fit(
     model: Program,
     data: xr.Dataset,
     *,
-    architecture: str | None = None,
+    architecture: str | Architecture | None = None,
+    law: Law = "finite-width",
+    largest_logit: float = LARGEST_LOGIT,
     chains: int = 4,
     draws: int = 1000,
     warmup: int = 1000,
@@ -41,7 +47,11 @@ def fit(
     Arguments:
         model: one of `sdeinfer.models`.
         data: observed networks, see `covariance_dataset`.
-        architecture: "transformer", "attention", "feedforward" or "mlp"; the data's own attribute where None.
+        architecture: "transformer", "attention", "feedforward" or "mlp", or an `Architecture` with its number of heads
+            and the like; what the data's attributes say where None.
+        law: "finite-width", the law of one layer of each network's width to the next order in 1/n; or "limit".
+        largest_logit: transitions that start where the softmax's logits have a larger standard deviation than this,
+            max V/(τ0 √n) > largest_logit, are left out (see `in_range`); +∞ keeps all.
         chains: how many chains.
         draws: kept draws of each chain.
         warmup: iterations of adaptation of each chain.
@@ -58,22 +68,25 @@ def fit(
         InputError: for data that are not valid or cannot identify the architecture's parameters.
     """
     data = validate(data)
-    architecture = architecture_of(data, architecture)
+    kind = architecture_of(data, architecture)
+    if law not in LAWS:
+        raise InputError(f"law: must be one of {', '.join(LAWS)}, got {law!r}")
     for name, value in {"chains": chains, "draws": draws, "warmup": warmup, "predictions": predictions}.items():
         if value < 1:
             raise InputError(f"{name}: at least 1 is needed, got {value}")
     key_nuts, key_prior, key_before, key_after = jr.split(key, 4)
+    program = model.given(architecture=kind, law=law)
+    data, pilot = in_range(program, data, largest_logit)
     prepared = model.prepare(data)
-    prior = _sample_prior(model, prepared, architecture, draws, key_prior)
+    prior = _sample_prior(program, prepared, draws, key_prior)
     count = min(predictions, draws)
     before = {name: value[:count] for name, value in prior.items()}
     with ThreadPoolExecutor(1) as beside:
         # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
-        predicted_before = beside.submit(predict, before, data, architecture=architecture, key=key_before)
+        predicted_before = beside.submit(predict, before, data, architecture=kind, key=key_before)
         result = nuts(
-            model,
+            program,
             prepared,
-            architecture=architecture,
             chains=chains,
             draws=draws,
             warmup=warmup,
@@ -85,47 +98,56 @@ def fit(
         groups["prior_predictive"] = _labelled(predicted_before.result())
     chosen = np.linspace(0, chains * draws - 1, count).round().astype(int)
     after = {name: jnp.asarray(value.reshape(-1)[chosen]) for name, value in result.samples.items()}
-    groups["posterior_predictive"] = _labelled(predict(after, data, architecture=architecture, key=key_after))
+    groups["posterior_predictive"] = _labelled(predict(after, data, architecture=kind, key=key_after))
     groups["observed_data"] = data[["covariance"]].drop_vars("width")
-    groups["constant_data"] = xr.Dataset({"width": data["width"].drop_vars("width")})
+    groups["constant_data"] = data[[USED]].drop_vars("width").assign(width=data["width"].drop_vars("width"))
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {
         **data.attrs,
-        "architecture": architecture,
+        **kind.attributes(),
         "model": model.name,
+        "law": law,
+        "largest_logit": largest_logit,
+        "left_out": float(1 - used_of(data).mean()),
+        **pilot,
         "sdeinfer_version": importlib.metadata.version("sdeinfer"),
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     return tree
 
 
-def _sample_prior(model: Program, prepared: PyTree, architecture: str, draws: int, key: PRNGKeyArray) -> dict[str, Any]:
+def _sample_prior(model: Program, prepared: PyTree, draws: int, key: PRNGKeyArray) -> dict[str, Any]:
     """Draws of every site but the observed ones, whose laws are of statistics and cannot be sampled."""
-    trace = handlers.trace(handlers.seed(model, key)).get_trace(prepared, architecture=architecture)
+    pooled = model.pool(prepared)
+    trace = handlers.trace(handlers.seed(model, key)).get_trace(pooled)
     names = [
         name
         for name, site in trace.items()
         if site["type"] == "deterministic" or (site["type"] == "sample" and not site["is_observed"])
     ]
-    draw = Predictive(model, num_samples=draws, return_sites=names, parallel=True)
-    return draw(key, prepared, architecture=architecture)
+    return Predictive(model, num_samples=draws, return_sites=names, parallel=True)(key, pooled)
 
 
 def _labelled(predicted: xr.Dataset) -> xr.Dataset:
     return predicted.assign_coords(draw=np.arange(predicted.sizes["draw"])).expand_dims(chain=[0])
 
 
-def architecture_of(data: xr.Dataset, architecture: str | None) -> str:
+def architecture_of(data: xr.Dataset, architecture: str | Architecture | None) -> Architecture:
     """The architecture to fit: the one asked for, or the one that the data name.
+
+    A mere name takes its sizes, such as the number of heads, from data of that name.
 
     Raises:
         InputError: where neither names one, or where the data cannot identify it.
     """
-    name = data.attrs.get("architecture") if architecture is None else architecture
-    if name is None:
+    named = architecture_in(data.attrs)
+    if isinstance(architecture, str):
+        architecture = named if named is not None and named.name == architecture else Architecture(architecture)
+    kind = named if architecture is None else architecture
+    if kind is None:
         raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}")
-    require_identifiable(str(name), data.sizes["token_a"])
-    return str(name)
+    require_identifiable(kind.name, data.sizes["token_a"])
+    return kind
 
 
 def require_identifiable(architecture: str, tokens: int) -> None:
@@ -134,8 +156,7 @@ def require_identifiable(architecture: str, tokens: int) -> None:
     Raises:
         InputError: for an unknown architecture, and for one token where there is a τ0: a softmax over one token is 1.
     """
-    kind = architecture_named(architecture)
-    if tokens == 1 and "tau0" in kind.__dataclass_fields__:
+    if tokens == 1 and "tau0" in Architecture(architecture).parameters:
         raise InputError(
             f"tokens: {architecture} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
         )

@@ -1,7 +1,9 @@
 """NumPyro's NUTS, compiled once a process for each model, number of chains, length of warmup and shape of its data.
 
 `numpyro.infer.MCMC` compiles anew for every object and every data set. Here the data are an argument of the compiled
-functions, chains are vectorised, and iterations run in chunks between which the host may show progress.
+functions, chains are vectorised, and iterations run in chunks between which the host may show progress. The sampler
+sees the pooled data, whose size does not grow with the number of networks; each network's own likelihood is computed
+for the kept draws, afterwards.
 """
 
 from typing import Any, NamedTuple
@@ -42,7 +44,6 @@ def nuts(
     model: Program,
     prepared: PyTree,
     *,
-    architecture: str,
     chains: int,
     draws: int,
     warmup: int,
@@ -52,16 +53,15 @@ def nuts(
     """Sample the posterior of a model by NUTS with a dense mass matrix.
 
     Arguments:
-        model: the NumPyro program.
+        model: the NumPyro program, with its options given.
         prepared: its data, prepared by the program.
-        architecture: passed on to the model.
         chains: how many chains, vectorised.
         draws: kept draws of each chain.
         warmup: iterations of adaptation before them.
         progress: show a progress bar.
         key: where the randomness comes from.
     """
-    problem = Problem(model, architecture, warmup, prepared)
+    problem = Problem(model, warmup, model.pool(prepared))
     state = _start(problem, jr.split(key, chains))
     chunks = []
     with tqdm(total=warmup + draws, desc="NUTS", disable=not progress, delay=2) as bar:
@@ -72,21 +72,21 @@ def nuts(
                 if keep:
                     chunks.append(jax.tree.map(lambda x, steps=steps: np.asarray(x[:, :steps]), chunk))
                 bar.update(steps)
-    return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *chunks)
+    samples, statistics = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *chunks)
+    log_likelihood, log_prior = jax.tree.map(np.asarray, _densities(model, prepared, samples))
+    return Draws(samples, log_likelihood, log_prior, statistics)
 
 
 class Problem(eqx.Module):
     """A posterior to sample: what is static is compiled in, the prepared data are an argument.
 
     Attributes:
-        model: the NumPyro program.
-        architecture: passed on to the model.
+        model: the NumPyro program, with its options given.
         warmup: iterations of adaptation.
         prepared: the model's data.
     """
 
     model: Program = eqx.field(static=True)
-    architecture: str = eqx.field(static=True)
     warmup: int = eqx.field(static=True)
     prepared: PyTree
 
@@ -97,7 +97,7 @@ class Problem(eqx.Module):
         compiler drops.
         """
         kernel = NUTS(self.model, dense_mass=True)
-        return kernel, kernel.init(key, self.warmup, z, (self.prepared,), {"architecture": self.architecture})
+        return kernel, kernel.init(key, self.warmup, z, (self.prepared,), {})
 
     def start(self, key: PRNGKeyArray) -> Any:
         """Initial state of one chain, uniform in (−2, 2) in each unconstrained parameter.
@@ -111,43 +111,54 @@ class Problem(eqx.Module):
         uniform = [jr.uniform(k, leaf.shape, leaf.dtype, -2, 2) for k, leaf in zip(keys, leaves, strict=True)]
         return self.bind(key, jax.tree.unflatten(tree, uniform))[1]
 
-    def advance(self, state: Any, steps: Array) -> tuple[Any, Draws]:
-        """Advance one chain by up to CHUNK iterations and record each."""
+    def advance(self, state: Any, steps: Array) -> tuple[Any, tuple[dict[str, Array], dict[str, Array]]]:
+        """Advance one chain by up to CHUNK iterations; the sites and the sampler's statistics at each."""
         kernel, _ = self.bind(state.rng_key)
-        arguments = (self.prepared,), {"architecture": self.architecture}
-        constrain = kernel.postprocess_fn(*arguments)
-
-        def record(state):
-            return self.evaluate(constrain(state.z), state)
+        constrain = kernel.postprocess_fn((self.prepared,), {})
 
         def iterate(i, carry):
             state, draws = carry
-            state = kernel.sample(state, *arguments)
-            return state, jax.tree.map(lambda all, one: all.at[i].set(one), draws, record(state))
+            state = kernel.sample(state, (self.prepared,), {})
+            here = constrain(state.z), _statistics(state)
+            return state, jax.tree.map(lambda all, one: all.at[i].set(one), draws, here)
 
-        structure = jax.eval_shape(record, state)
+        structure = jax.eval_shape(lambda state: (constrain(state.z), _statistics(state)), state)
         blank = jax.tree.map(lambda leaf: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype), structure)
         return jax.lax.fori_loop(0, steps, iterate, (state, blank))
 
-    def evaluate(self, sites: dict[str, Array], state: Any) -> Draws:
-        """Look at the model at one draw: every site, its density, and the sampler's statistics."""
-        model = handlers.substitute(handlers.seed(self.model, jr.key(0)), sites)
-        trace = handlers.trace(model).get_trace(self.prepared, architecture=self.architecture)
+
+def _statistics(state: Any) -> dict[str, Array]:
+    return {
+        "lp": -state.potential_energy,
+        "energy": state.energy,
+        "diverging": state.diverging,
+        "n_steps": state.num_steps,
+        "acceptance_rate": state.accept_prob,
+        "step_size": state.adapt_state.step_size,
+    }
+
+
+@eqx.filter_jit
+def _densities(
+    model: Program, prepared: PyTree, samples: dict[str, Array]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Log densities of the observed and of the latent sites at every draw."""
+
+    def evaluate(sites: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        seeded = handlers.substitute(handlers.seed(model, jr.key(0)), sites)
+        trace = handlers.trace(seeded).get_trace(prepared)
         stochastic = {name: site for name, site in trace.items() if site["type"] == "sample"}
         density = {name: site["fn"].log_prob(site["value"]) for name, site in stochastic.items()}
-        return Draws(
-            samples=sites,
-            log_likelihood={name: density[name] for name, site in stochastic.items() if site["is_observed"]},
-            log_prior={name: density[name] for name, site in stochastic.items() if not site["is_observed"]},
-            statistics={
-                "lp": -state.potential_energy,
-                "energy": state.energy,
-                "diverging": state.diverging,
-                "n_steps": state.num_steps,
-                "acceptance_rate": state.accept_prob,
-                "step_size": state.adapt_state.step_size,
-            },
+        observed = {name for name, site in stochastic.items() if site["is_observed"]}
+        return (
+            {name: value for name, value in density.items() if name in observed},
+            {name: value for name, value in density.items() if name not in observed},
         )
+
+    shape = next(iter(samples.values())).shape[:2]
+    flat = jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), samples)
+    densities = jax.lax.map(evaluate, flat, batch_size=CHUNK)
+    return jax.tree.map(lambda x: jnp.reshape(x, (*shape, *x.shape[1:])), densities)
 
 
 @eqx.filter_jit
@@ -156,5 +167,5 @@ def _start(problem: Problem, keys: PRNGKeyArray) -> Any:
 
 
 @eqx.filter_jit
-def _advance(problem: Problem, state: Any, steps: Array) -> tuple[Any, Draws]:
+def _advance(problem: Problem, state: Any, steps: Array) -> tuple[Any, tuple[dict[str, Array], dict[str, Array]]]:
     return jax.vmap(lambda state: problem.advance(state, steps))(state)

@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer.covariance import semidefinite_cholesky
-from sdeinfer.layers import ARCHITECTURES
+from sdeinfer.layers import Architecture
 from sdeinfer.observe import DIMS
 from sdeinfer.solve import BrownianSteps, fill_after, solve_paths, step_grid
 
@@ -23,7 +23,7 @@ def predict(
     parameters: dict[str, Float[Array, " draws"]],
     data: xr.Dataset,
     *,
-    architecture: str,
+    architecture: Architecture,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
     """Replicate the observed networks from their first observed covariances, one replicate for each draw.
@@ -31,7 +31,7 @@ def predict(
     Arguments:
         parameters: draws of the architecture's parameters.
         data: the observed networks.
-        architecture: its name.
+        architecture: the kind of layer.
         key: where the randomness comes from.
 
     Returns:
@@ -42,15 +42,15 @@ def predict(
     kept = np.unique(np.linspace(0, len(layers) - 1, min(TIMES, len(layers))).round().astype(int))
     V0 = jnp.asarray(data["covariance"].values[:, 0], float)
     widths = data["width"].values
-    kind = ARCHITECTURES[architecture]
     draws = len(next(iter(parameters.values())))
     keys = jr.split(key, draws)
-    fields = {name: parameters[name] for name in kind.__dataclass_fields__ if name in parameters}
+    fields = {name: parameters[name] for name in architecture.parameters}
     replicate = np.empty((draws, len(V0), len(kept), *V0.shape[1:]), np.float32)
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)
         grid = step_grid((layers[kept] - layers[0]) / width, STEP)
-        replicate[:, same] = _replicate(kind, fields, V0[same], grid, jax.vmap(jr.fold_in, (0, None))(keys, width))
+        of_width = jax.vmap(jr.fold_in, (0, None))(keys, width)
+        replicate[:, same] = _replicate(architecture, fields, V0[same], grid, of_width)
     return xr.Dataset(
         {"covariance": (("draw", *DIMS), replicate)},
         coords={"layer": layers[kept], "network": data["network"].values},
@@ -59,13 +59,13 @@ def predict(
 
 
 @eqx.filter_jit
-def _replicate(kind, fields, V0, grid, keys):
+def _replicate(architecture, fields, V0, grid, keys):
     X0 = semidefinite_cholesky(jnp.moveaxis(V0, 0, -1))
 
     def one_draw(inputs):
         parameters, key = inputs
         brownian = BrownianSteps(shape=jax.ShapeDtypeStruct(X0.shape, X0.dtype), key=key)
-        V, stopped = solve_paths(kind(**parameters).limit(), X0, grid, brownian)
+        V, stopped = solve_paths(architecture.layer(**parameters).limit(), X0, grid, brownian)
         return fill_after(stopped, jnp.moveaxis(V, -1, 0), grid.saved, jnp.nan).astype(jnp.float32)
 
     return jax.lax.map(one_draw, (fields, keys))

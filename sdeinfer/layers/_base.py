@@ -10,8 +10,8 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
-from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._finite_width import FiniteWidth
+from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 
 

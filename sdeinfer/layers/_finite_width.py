@@ -12,7 +12,7 @@ which does not bias the score of a Gaussian quasi-likelihood.
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer.covariance import Spectrum
 from sdeinfer.layers._limit import Limit, attention_drift
@@ -58,7 +58,7 @@ class FiniteWidth(eqx.Module):
         terms = (self.limit.attention_drift, self.limit.relu_drift, self.drift_along, self.attention_drift_next)
         return jnp.stack(terms, axis=-1)
 
-    def then(self, feedforward: "FiniteWidth", width: Float[Array, ""]) -> "FiniteWidth":
+    def then(self, feedforward: "FiniteWidth", width: ArrayLike) -> "FiniteWidth":
         """The law of attention followed by layers without attention, which together count as one layer.
 
         The covariance that the second layer sees has already moved, by the first one's drift and noise.

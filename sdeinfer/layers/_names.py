@@ -1,4 +1,11 @@
-"""The names by which files and the command line know the architectures."""
+"""The names by which files and the command line know the architectures, and their sizes beside the width."""
+
+import dataclasses
+import math
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from jaxtyping import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.layers._attention import ShapedAttention
@@ -13,6 +20,80 @@ ARCHITECTURES: dict[str, type[AbstractLayer]] = {
     "feedforward": ResidualFeedForward,
     "mlp": ShapedMLP,
 }
+
+SIZES = ("heads", "output_projection", "expansion")
+"""What a layer's limit depends on beside its parameters; an architecture has some of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """A kind of layer whose parameters are not known.
+
+    Attributes:
+        name: "transformer", "attention", "feedforward" or "mlp".
+        heads: number H of attention heads.
+        output_projection: whether a Gaussian matrix mixes the heads.
+        expansion: hidden width r of the feed-forward branch, as a multiple of n.
+    """
+
+    name: str
+    heads: int = 1
+    output_projection: bool = False
+    expansion: float = 1
+
+    def __post_init__(self):
+        architecture_named(self.name)
+        if int(self.heads) != self.heads or self.heads < 1:
+            raise InputError(f"heads: a whole number of at least 1 is needed, got {self.heads}")
+        if not 0 < self.expansion < math.inf:
+            raise InputError(f"expansion: must be positive and finite, got {self.expansion:g}")
+
+    def layer(self, **parameters: ArrayLike) -> AbstractLayer:
+        """The layer with given parameters; those that the architecture does not have are not used."""
+        kind = ARCHITECTURES[self.name]
+        sizes = {name: getattr(self, name) for name in SIZES if name in kind.__dataclass_fields__}
+        return kind(**{name: value for name, value in parameters.items() if name in kind.__dataclass_fields__}, **sizes)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of its parameters."""
+        fields = ARCHITECTURES[self.name].__dataclass_fields__
+        return tuple(name for name in ("gamma", "tau0", "c_plus", "c_minus") if name in fields)
+
+    def attributes(self) -> dict[str, Any]:
+        """What files say of it: its name, and its sizes where they are not 1."""
+        default = {field.name: field.default for field in dataclasses.fields(self)}
+        sizes = {name: getattr(self, name) for name in SIZES if getattr(self, name) != default[name]}
+        return {"architecture": self.name, **{name: float(size) for name, size in sizes.items()}}
+
+
+def architecture_in(attributes: Mapping[Hashable, Any]) -> Architecture | None:
+    """The architecture that the attributes of a file name, None where they do not.
+
+    Raises:
+        InputError: for a name or a size that cannot be.
+    """
+    name = attributes.get("architecture")
+    if name is None:
+        return None
+    try:
+        heads, expansion = float(attributes.get("heads", 1)), float(attributes.get("expansion", 1))
+        projection = bool(float(attributes.get("output_projection", 0)))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"heads, output_projection, expansion: numbers are needed ({error})") from error
+    if heads != int(heads):
+        raise InputError(f"heads: a whole number of at least 1 is needed, got {heads:g}")
+    return Architecture(str(name), int(heads), projection, int(expansion) if expansion == int(expansion) else expansion)
+
+
+def architecture_of_layer(layer: AbstractLayer) -> Architecture | None:
+    """The architecture of a layer, None where it has no name."""
+    name = next((name for name, kind in ARCHITECTURES.items() if type(layer) is kind), None)
+    return (
+        None
+        if name is None
+        else Architecture(name, **{size: getattr(layer, size) for size in SIZES if hasattr(layer, size)})
+    )
 
 
 def architecture_name(layer: AbstractLayer) -> str | None:

@@ -4,8 +4,8 @@ Beside the limit's B₁ and B₂ the drift of one layer has two more terms, and 
 `covariance.Spectrum` six. Each is one function here, in O(m³) to O(m⁴); `FiniteWidth` says with which coefficients an
 architecture puts them together.
 
-Notation: V = QQᵀ, R = Q⁻¹, C = HVH with H = I − 11ᵀ/m, P = HQ so that C = PPᵀ and PᵀP = diag(δ), v = diag V, c = diag C.
-Variances are those of Z_ij = (R dV Rᵀ)_ij, divided by their multiplicity 1 + [i = j], as matrices over (i, j).
+Notation: V = QQᵀ, R = Q⁻¹, C = HVH with H = I − 11ᵀ/m, P = HQ so that C = PPᵀ and PᵀP = diag(δ), v = diag V and
+c = diag C. Variances are those of Z_ij = (R dV Rᵀ)_ij, divided by their multiplicity 1 + [i = j].
 """
 
 import math
@@ -69,7 +69,8 @@ def attention_noise_next(at: Frame) -> Float[Array, "m m"]:
 
     With RAQ = I + N, S is (I + N)(I + N)ᵀ in these coordinates. Let ε = 1/(τ0√n), N = εN₁ + ε²N₂ + ε³N₃ and
     T₁ = N₁ + N₁ᵀ, T₂ = N₂ + N₂ᵀ + N₁N₁ᵀ, T₃ = N₃ + N₃ᵀ + N₁N₂ᵀ + N₂N₁ᵀ; then G = var T₂ + 2 cov(T₁, T₃). The logits are
-    those of Y = QGQᵀ, G iid normal, so that N₁ = G diag(δ)/m: cov(T₁, T₃) follows by Stein's lemma, var T₂ by Isserlis'.
+    those of Y = QGQᵀ, G iid normal, so that N₁ = G diag(δ)/m: cov(T₁, T₃) follows by Stein's lemma and var T₂ by
+    Isserlis' theorem.
     """
     V, Q, R, delta = at
     tokens = V.shape[0]
@@ -126,8 +127,7 @@ class ReluNoise(NamedTuple):
     With h ~ N(0, V), g = Rh and u = R|h|, to first order in q = c (c₊ − c₋)²/(4n):
 
     Attributes:
-        hidden: F of √c σ_s(h), as n_hidden var S_ij/(1 + [i = j]) = 1 + qF for S the hidden covariance of a feed-forward
-            layer.
+        hidden: F, with rn var S_ij/(1 + [i = j]) = 1 + qF for the hidden covariance S of a feed-forward layer.
         tokens: the same for the MLP, whose tokens have no other randomness than their directions: qF.
     """
 

@@ -4,7 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer.covariance import diagonal, identity_like, safe_sqrt
 
@@ -22,6 +22,16 @@ def shaped_relu(x: Array, c_plus: Float[Array, ""], c_minus: Float[Array, ""], w
     s_minus = 1 + c_minus / math.sqrt(width)
     he = 2 / (s_plus**2 + s_minus**2)
     return jnp.sqrt(he) * (s_plus * jnp.maximum(x, 0) + s_minus * jnp.minimum(x, 0))
+
+
+def relu_kink(c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: ArrayLike) -> Float[Array, ""]:
+    """The share q = δ²/(s̄² + δ²) of |x| in √c σ_s(x) = √(1 − q) x ± √q |x|; s̄, δ = half the sum, difference of s±.
+
+    At one width the law of a layer depends on c₊ and c₋ through q alone. 4nq is c (c₊ − c₋)², with the He constant c.
+    """
+    half = (c_plus - c_minus) / 2 / jnp.sqrt(width)
+    mean = 1 + (c_plus + c_minus) / 2 / jnp.sqrt(width)
+    return half**2 / (mean**2 + half**2)
 
 
 _MOST_TERMS = 60

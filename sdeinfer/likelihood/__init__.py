@@ -3,7 +3,12 @@
 from sdeinfer.likelihood._full_path import FullPath as FullPath
 from sdeinfer.likelihood._program import Program as Program
 from sdeinfer.likelihood._program import observing as observing
+from sdeinfer.likelihood._statistics import Layout as Layout
 from sdeinfer.likelihood._statistics import PathStatistics as PathStatistics
+from sdeinfer.likelihood._statistics import path_layout as path_layout
 from sdeinfer.likelihood._statistics import path_statistics as path_statistics
-from sdeinfer.likelihood._transitions import Transitions as Transitions
-from sdeinfer.likelihood._transitions import transitions as transitions
+from sdeinfer.likelihood._transitions import USED as USED
+from sdeinfer.likelihood._transitions import Path as Path
+from sdeinfer.likelihood._transitions import Terms as Terms
+from sdeinfer.likelihood._transitions import observed_path as observed_path
+from sdeinfer.likelihood._transitions import used_of as used_of

@@ -12,16 +12,24 @@ class Program:
     """A NumPyro model, callable as one, that says how to prepare its data.
 
     Attributes:
-        model: the model; its first argument is the prepared data, `architecture` is passed by keyword.
+        model: the model; its first argument is the prepared data, everything else is passed by keyword.
         prepare: reduces a Dataset of covariances to what the model needs, once, outside the sampler.
+        pool: reduces prepared data further to what the joint density needs, which may know less of each network.
+        options: what is passed by keyword: the architecture and the law.
     """
 
     model: Callable[..., None]
     prepare: Callable[[xr.Dataset], Any]
+    pool: Callable[[Any], Any]
+    options: tuple[tuple[str, Any], ...] = ()
 
-    def __call__(self, prepared: Any, *, architecture: str) -> None:
+    def given(self, **options: Any) -> "Program":
+        """The same program with its options fixed."""
+        return dataclasses.replace(self, options=tuple((dict(self.options) | options).items()))
+
+    def __call__(self, prepared: Any, **options: Any) -> None:
         """Run the model, as NumPyro does."""
-        self.model(prepared, architecture=architecture)
+        self.model(prepared, **(dict(self.options) | options))
 
     @property
     def name(self) -> str:
@@ -29,6 +37,8 @@ class Program:
         return self.model.__name__
 
 
-def observing(prepare: Callable[[xr.Dataset], Any]) -> Callable[[Callable[..., None]], Program]:
+def observing(
+    prepare: Callable[[xr.Dataset], Any], pool: Callable[[Any], Any] = lambda prepared: prepared
+) -> Callable[[Callable[..., None]], Program]:
     """Decorate a NumPyro model with the preparation of its data."""
-    return lambda model: Program(model, prepare)
+    return lambda model: Program(model, prepare, pool)

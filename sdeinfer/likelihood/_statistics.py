@@ -1,91 +1,183 @@
-"""The data of a full path, reduced to a few hundred numbers a network without loss.
+"""The data of a full path, reduced to a few thousand numbers a network without loss.
 
-In the log density of a path (see `Transitions`) the data enter through sums over all terms of a feature times a
-function of the term's e:
+In the log density of a path the data enter only through sums over all its terms of a product of data times a function
+of the term's e (see `Terms`, and `FullPath` for the law):
 
-    −½ Σ [ f(θ₁, θ₂) / (a + κ² e) + log(a + κ² e) ],    f = (z − θ₁b₁ − θ₂b₂)², a combination of six products of the
-    data.
+    −½ Σ [ (z − Σ_s θ_s b_s)²/v + log v + Σ_k w_k (f_k − f̄_k) (1/v − z²/v²) ],    v = v(e).
 
-Both functions of e are interpolated at Chebyshev points in s = log e, so that the sums over terms become sums over some
-50 nodes with weights made once, by one pass over the data. In s their singularities, a + κ² e = 0, lie at Im s = ±π for
-*every* a and κ²: the interpolation converges like ρ^{−J}, ρ = π/H + √(1 + π²/H²), for data with log e in an interval of
-half-width H, uniformly in the parameters. J is chosen for ρ^{−J} ≤ 1e-13, relative to the function's largest value.
+The functions of e are interpolated at Chebyshev points in s = log e, so that the sums over terms become sums over some
+tens of nodes with weights made once, by one pass over the data. In s their singularities, v = 0, lie at Im s = ±π for
+*every* value of the parameters, since v is affine in e: the interpolation converges like ρ^{−J},
+ρ = π/H + √(1 + π²/H²), for data with log e in an interval of half-width H, uniformly in the parameters. J is chosen for
+ρ^{−J} ≤ 1e-13, relative to the function's largest value.
 
-One node stands apart, at e = 0: Lᵀ H_m L has an eigenvalue 0, so one term of every transition is there, up to rounding.
+Each pair (i, j) of spectral coordinates has nodes of its own, and its own mean f̄_k of the finite-width features. One
+node stands apart, at e = 0: Lᵀ H_m L has an eigenvalue 0, so one term of every transition is there, up to rounding.
 """
 
+import itertools
 import math
+from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from sdeinfer.likelihood._transitions import Transitions
+from sdeinfer._files import InputError
+from sdeinfer.covariance import spectrum
+from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
 
 ROUNDING = 64
 """An eigenvalue δ below this multiple of eps times the largest is a zero that was rounded; e goes with its square."""
 
 ACCURACY = 1e-13
 NODES = (16, 32, 48, 64, 96, 128, 192)
-CHUNK = 2**16
+LIMIT_DRIFTS, DRIFTS, FEATURES = 2, 4, 6
+QUADRATIC = sorted(itertools.combinations_with_replacement(range(1 + DRIFTS), 2), key=lambda st: st[1] > LIMIT_DRIFTS)
+"""Pairs (s, t) of z = b₀, b₁, …, b₄ whose products are summed; those of the limit, with s, t ≤ 2, come first."""
+
+LIMIT_ROWS = 1 + sum(t <= LIMIT_DRIFTS for _, t in QUADRATIC)
+ROWS = 1 + len(QUADRATIC) + 2 * FEATURES
+"""Sums a node: of 1, of the products b_s b_t, of f_k − f̄_k and of z² (f_k − f̄_k)."""
+
+ROW_GROUPS = (1, 1 + len(QUADRATIC), 1 + len(QUADRATIC) + FEATURES)
+"""Where those four kinds of rows meet."""
+
+
+class Layout(NamedTuple):
+    """Where the statistics of some data are taken; those of parts of the data add up if their layout is the same.
+
+    Attributes:
+        middle: midpoint of log e for each pair, shape (p,).
+        half_width: half its range, shape (p,).
+        nodes: how many Chebyshev points.
+        centre: f̄, shape (6, p): the means of the finite-width features over some of the data.
+    """
+
+    middle: np.ndarray
+    half_width: np.ndarray
+    nodes: int
+    centre: np.ndarray
+
+    @property
+    def points(self) -> np.ndarray:
+        """Values of e at the nodes, the first of them 0; shape (p, nodes + 1)."""
+        x = np.cos(_angles(self.nodes))
+        e = np.exp(self.middle[:, None] + self.half_width[:, None] * x)
+        return np.concatenate([np.zeros((len(e), 1)), e], axis=1)
 
 
 class PathStatistics(eqx.Module):
     """Sufficient statistics of observed paths under every shaped architecture; those of parts of a path add up.
 
     Attributes:
-        weights: sums over a network's terms of 1, z², −2zb₁, −2zb₂, b₁², 2b₁b₂, b₂² at each node; shape (networks, 7,
-            nodes).
-        nodes: values of e, the first of them 0; shape (nodes,).
+        weights: the sums over a network's terms of each row of `ROWS`, at each node of each pair; shape (networks,
+            rows, p, nodes).
+        nodes: values of e, the first of them 0; shape (p, nodes).
+        centre: f̄_k, shape (6, p).
+        spread: the largest |f_k − f̄_k|, shape (6, p).
         constant: what the log density has beside them: log |∂z/∂dV| − (number of terms) ½ log 2π; shape (networks,).
+        widths: the different widths n, shape (widths,).
+        width: which of them each network has, shape (networks,).
     """
 
-    weights: Float[Array, "networks 7 nodes"]
-    nodes: Float[Array, " nodes"]
+    weights: Float[Array, "networks rows p nodes"]
+    nodes: Float[Array, "p nodes"]
+    centre: Float[Array, "6 p"]
+    spread: Float[Array, "6 p"]
     constant: Float[Array, " networks"]
+    widths: Float[Array, " widths"]
+    width: Int[Array, " networks"]
 
     @property
     def networks(self) -> int:
         """How many networks."""
         return self.weights.shape[0]
 
+    def pooled(self) -> "PathStatistics":
+        """All networks of one width taken together as one: the same likelihood at a cost free of their number."""
+        count = len(self.widths)
+        total = jnp.zeros((count, *self.weights.shape[1:]), self.weights.dtype).at[self.width].add(self.weights)
+        constant = jnp.zeros(count, self.constant.dtype).at[self.width].add(self.constant)
+        width = jnp.arange(count, dtype=self.width.dtype)
+        return eqx.tree_at(lambda s: (s.weights, s.constant, s.width), self, (total, constant, width))
 
-def path_statistics(path: Transitions, *, nodes: int | None = None) -> PathStatistics:
-    """Reduce transitions to their sufficient statistics, in one pass and in float64.
+    def __add__(self, other: "PathStatistics") -> "PathStatistics":
+        """The statistics of two parts of the same networks' paths, taken with one layout."""
+        summed = (self.weights + other.weights, self.constant + other.constant)
+        spread = jnp.maximum(self.spread, other.spread)
+        return eqx.tree_at(lambda s: (s.weights, s.constant, s.spread), self, (*summed, spread))
+
+
+def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
+    """Look at the range of e and at the means of the finite-width features, in a first pass over the data.
 
     Arguments:
         path: the observed transitions.
         nodes: how many nodes beside the one at e = 0; as many as ρ^{−J} ≤ 1e-13 asks for where None.
+    """
+    p = path.tokens * (path.tokens + 1) // 2
+    lowest, highest = np.full(p, np.inf), np.zeros(p)
+    for block in path.blocks():
+        e = np.asarray(_mixing(padded(path.starts, block)), np.float64)
+        zero = _at_zero(e)
+        lowest = np.minimum(lowest, np.where(zero, np.inf, e).min(axis=0))
+        highest = np.maximum(highest, np.where(zero, 0.0, e).max(axis=0))
+    lowest, highest = (np.where(highest == 0, 1.0, bound) for bound in (lowest, highest))
+    half_width = np.maximum(np.log(highest / lowest) / 2, 1e-3)
+    chosen = np.unique(np.linspace(0, len(path) - 1, min(BLOCK, len(path))).round().astype(int))
+    centre = np.asarray(padded(path.terms, chosen).variance, np.float64)[: len(chosen)].mean(axis=0)
+    return Layout(
+        middle=(np.log(lowest) + np.log(highest)) / 2,
+        half_width=half_width,
+        nodes=nodes_needed(float(half_width.max())) if nodes is None else nodes,
+        centre=centre,
+    )
+
+
+def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = False) -> PathStatistics:
+    """Reduce transitions to their sufficient statistics, in one pass and in float64; memory does not grow with them.
+
+    Arguments:
+        path: the observed transitions.
+        layout: where to take them; as the data ask for where None.
+        pooled: take all networks of one width together, as `PathStatistics.pooled` does, without those of each.
 
     Returns:
-        The statistics, in the floating-point type of the transitions.
-    """
-    networks = path.networks
-    z, b1, b2, e = (
-        np.asarray(term, np.float64).reshape(networks, -1)
-        for term in (path.increments, path.attention_drift, path.relu_drift, path.mixing)
-    )
-    zero = e <= (ROUNDING * jnp.finfo(path.mixing.dtype).eps) ** 2 * e.max()
-    lowest, highest = (1.0, 1.0) if zero.all() else (e[~zero].min(), e.max())
-    middle, half_width = math.log(lowest * highest) / 2, max(math.log(highest / lowest) / 2, 1e-3)
-    count = nodes_needed(half_width) if nodes is None else nodes
-    x = np.where(zero, 0.0, (np.log(np.where(zero, 1.0, e)) - middle) / half_width)
+        The statistics, in JAX's default floating-point type.
 
-    weights = np.zeros((networks, 7, count + 1))
-    for network in range(networks):
-        for start in range(0, e.shape[1], CHUNK):
-            part = (network, slice(start, start + CHUNK))
-            features = _features(z[part], b1[part], b2[part])
-            at_zero = zero[part]
-            weights[network, :, 0] += features[:, at_zero].sum(axis=1)
-            weights[network, :, 1:] += features[:, ~at_zero] @ _chebyshev(x[part][~at_zero], count).T
-    weights[:, :, 1:] @= _moments_to_nodes(count)
-    dtype = path.increments.dtype
+    Raises:
+        InputError: where a covariance is too large or too small for its law.
+    """
+    layout = path_layout(path) if layout is None else layout
+    p = len(layout.middle)
+    widths, width = np.unique(path.width, return_inverse=True)
+    group = (width if pooled else np.arange(len(width)))[path.network]
+    groups = len(widths) if pooled else len(width)
+    weights = np.zeros((groups, p, ROWS, layout.nodes + 1))
+    constant = np.zeros(groups)
+    spread = np.zeros_like(layout.centre)
+    for block in path.blocks():
+        terms = _in_double(padded(path.terms, block), len(block))
+        _require_finite(terms, path.network[block])
+        spread = np.maximum(spread, np.abs(terms.variance - layout.centre).max(axis=0, initial=0.0))
+        np.add.at(constant, group[block], terms.log_jacobian - p * math.log(2 * math.pi) / 2)
+        data, functions = _rows(terms, layout.centre), _cardinal(terms.mixing, layout)
+        first = np.flatnonzero(np.diff(group[block], prepend=-1))
+        for start, stop in itertools.pairwise([*first, len(block)]):
+            # (p, rows, transitions) @ (p, transitions, nodes)
+            weights[group[block[start]]] += data[:, :, start:stop] @ functions[:, start:stop]
+    weights[..., 1:] @= _moments_to_nodes(layout.nodes)
     return PathStatistics(
-        jnp.asarray(weights, dtype),
-        jnp.asarray(np.concatenate([[0.0], np.exp(middle + half_width * np.cos(_angles(count)))]), dtype),
-        path.log_jacobian - e.shape[1] * math.log(2 * math.pi) / 2,
+        weights=jnp.asarray(weights.swapaxes(1, 2), float),
+        nodes=jnp.asarray(layout.points, float),
+        centre=jnp.asarray(layout.centre, float),
+        spread=jnp.asarray(spread, float),
+        constant=jnp.asarray(constant, float),
+        widths=jnp.asarray(widths, float),
+        width=jnp.arange(groups) if pooled else jnp.asarray(width),
     )
 
 
@@ -97,18 +189,56 @@ def nodes_needed(half_width: float) -> int:
     return next((count for count in NODES if count >= needed), math.ceil(needed))
 
 
-def _features(z: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
-    return np.stack([np.ones_like(z), z * z, -2 * z * b1, -2 * z * b2, b1 * b1, 2 * b1 * b2, b2 * b2])
+def padded(function: Any, chosen: np.ndarray) -> Any:
+    """Apply a compiled function to up to BLOCK transitions, repeating the last: one shape is compiled for all data.
+
+    The caller drops the repeated ones.
+    """
+    return function(np.concatenate([chosen, np.full(BLOCK - len(chosen), chosen[-1])]))
 
 
-def _chebyshev(x: np.ndarray, count: int) -> np.ndarray:
-    """Chebyshev polynomials T_0, …, T_{count−1} at x in [−1, 1], shape (count, len(x))."""
-    T = np.empty((count, len(x)))
-    T[0] = 1.0
-    T[1:2] = x
-    for k in range(2, count):
+_mixing = jax.jit(jax.vmap(lambda V: spectrum(V).mixing))
+
+
+def _rows(terms: Terms, centre: np.ndarray) -> np.ndarray:
+    """What is summed, shape (p, rows, transitions)."""
+    b = np.concatenate([terms.increments[:, None], terms.drift], axis=1)
+    features = terms.variance - centre
+    square = terms.increments[:, None] ** 2
+    products = [b[:, s] * b[:, t] for s, t in QUADRATIC]
+    rows = np.concatenate([np.ones_like(square), np.stack(products, axis=1), features, features * square], axis=1)
+    return np.ascontiguousarray(rows.transpose(2, 1, 0))
+
+
+def _at_zero(e: np.ndarray) -> np.ndarray:
+    """Which e are zero up to rounding, which is relative to the largest of the same transition."""
+    return e <= (ROUNDING * float(jnp.finfo(float).eps)) ** 2 * e.max(axis=-1, keepdims=True)
+
+
+def _cardinal(e: np.ndarray, layout: Layout) -> np.ndarray:
+    """1 at the node e = 0 for the terms there, and Chebyshev polynomials T_k of log e for the others: (p, ·, nodes)."""
+    zero = _at_zero(e)
+    x = (np.log(np.where(zero, 1.0, e)) - np.where(zero, 0.0, layout.middle)) / layout.half_width
+    T = np.empty((layout.nodes + 1, *e.shape))
+    T[0] = zero
+    T[1] = ~zero
+    T[2:3] = x
+    for k in range(3, layout.nodes + 1):
         T[k] = 2 * x * T[k - 1] - T[k - 2]
-    return T
+    T[2:, zero] = 0.0
+    return np.ascontiguousarray(T.transpose(2, 1, 0))
+
+
+def _in_double(terms: Terms, count: int) -> Terms:
+    return jax.tree.map(lambda x: np.asarray(x, np.float64)[:count], terms)
+
+
+def _require_finite(terms: Terms, network: np.ndarray) -> None:
+    for name, term in vars(terms).items():
+        finite = np.isfinite(term).reshape(len(term), -1).all(axis=1)
+        if not finite.all():
+            where = network[int(np.argmin(finite))]
+            raise InputError(f"covariance: network {where}: too large or too small for its law, {name} overflows")
 
 
 def _moments_to_nodes(count: int) -> np.ndarray:

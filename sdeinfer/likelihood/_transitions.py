@@ -1,47 +1,88 @@
 """Everything that the likelihood of a path needs from the data, computed once."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import pairs, singular, spectrum, vech
-from sdeinfer.layers import attention_drift, relu_drift
+from sdeinfer.layers import drift_terms, variance_terms
 from sdeinfer.observe import validate
 
+BLOCK = 2048
+"""Transitions that are reduced at a time."""
 
-class Transitions(eqx.Module):
-    """Observed one-layer transitions V → V + dV in the spectral coordinates of V (see `covariance.Spectrum`).
+
+class Terms(eqx.Module):
+    """One-layer transitions V → V + dV in the spectral coordinates of V (see `covariance.Spectrum`).
 
     In these coordinates, and divided by √(h (1 + [i = j])), the p entries of dV are independent normals under the Euler
-    chain of every architecture: z ~ N(θ₁ b₁ + θ₂ b₂, a + κ² e). The four arrays are z, b₁, b₂ and e.
+    chain of every architecture: z ~ N(θ₁ b₁ + θ₂ b₂, a + κ² e). `FiniteWidth` says what comes with a finite width.
 
     Attributes:
-        increments: z, shape (networks, transitions, p).
-        attention_drift: b₁, shape (networks, transitions, p).
-        relu_drift: b₂, shape (networks, transitions, p).
-        mixing: e, shape (networks, transitions, p).
-        log_jacobian: log |∂z/∂dV| summed over a network's transitions, which makes densities of z densities of V;
-            shape (networks,).
+        increments: z, shape (..., p).
+        drift: b₁ to b₄ of `layers.drift_terms`, in the coordinates of z; shape (..., 4, p).
+        mixing: e, shape (..., p).
+        variance: f₁ to f₆ of `layers.variance_terms`, shape (..., 6, p).
+        log_jacobian: log |∂z/∂dV|, which makes densities of z densities of V; shape (...).
     """
 
-    increments: Float[Array, "networks transitions p"]
-    attention_drift: Float[Array, "networks transitions p"]
-    relu_drift: Float[Array, "networks transitions p"]
-    mixing: Float[Array, "networks transitions p"]
-    log_jacobian: Float[Array, " networks"]
+    increments: Float[Array, "... p"]
+    drift: Float[Array, "... 4 p"]
+    mixing: Float[Array, "... p"]
+    variance: Float[Array, "... 6 p"]
+    log_jacobian: Float[Array, "..."]
+
+
+class Path(NamedTuple):
+    """The transitions to be used of observed paths, network by network.
+
+    Attributes:
+        covariance: V of every network after every layer, shape (networks, layers, m, m).
+        width: n of each network, shape (networks,).
+        network: the network of each transition, ascending; shape (transitions,).
+        layer: the position of the layer that it starts from; shape (transitions,).
+    """
+
+    covariance: np.ndarray
+    width: np.ndarray
+    network: np.ndarray
+    layer: np.ndarray
 
     @property
-    def networks(self) -> int:
-        """How many networks."""
-        return self.increments.shape[0]
+    def tokens(self) -> int:
+        """The number of tokens m."""
+        return self.covariance.shape[-1]
+
+    def __len__(self) -> int:
+        return len(self.network)
+
+    def starts(self, chosen: slice | np.ndarray) -> Float[Array, "transitions m m"]:
+        """The covariances from which transitions start, symmetrised."""
+        return _symmetric(self.covariance[self.network[chosen], self.layer[chosen]])
+
+    def terms(self, chosen: slice | np.ndarray) -> Terms:
+        """Transitions in their spectral coordinates, with one leading axis."""
+        V, after = self.starts(chosen), _symmetric(self.covariance[self.network[chosen], self.layer[chosen] + 1])
+        return _terms(V, after, jnp.asarray(1 / self.width[self.network[chosen]], V.dtype))
+
+    def blocks(self, size: int = BLOCK) -> Iterator[np.ndarray]:
+        """Indices of all transitions, block by block."""
+        yield from (np.arange(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
 
-def transitions(data: xr.Dataset) -> Transitions:
-    """Reduce a Dataset in which every layer was observed to its transitions.
+USED = "used"
+"""Optional variable of a Dataset over network and layer: whether the transition that starts there is to be used."""
+
+
+def observed_path(data: xr.Dataset) -> Path:
+    """The transitions of a Dataset in which every layer was observed, but for those that its `used` leaves out.
 
     Raises:
         InputError: for data that are not valid, that skip layers, or in which a covariance is singular, so that its
@@ -54,26 +95,35 @@ def transitions(data: xr.Dataset) -> Transitions:
             f"layer: the full path needs every layer, got layers {', '.join(f'{n:g}' for n in layers[:4])}, …"
         )
     V = data["covariance"].values
-    without_density = singular(V[:, :-1])
+    network, layer = np.nonzero(used_of(data))
+    without_density = singular(V[:, :-1])[network, layer]
+    if not len(network):
+        raise InputError("used: no transition is left")
     if without_density.any():
-        network, layer = np.argwhere(without_density)[0]
+        first = int(np.argmax(without_density))
         raise InputError(
-            f"covariance: network {network}, layer {layers[layer]:g}: singular, so that its transition has no density "
-            "(two tokens coincide, up to rounding)"
+            f"covariance: network {network[first]}, layer {layers[layer[first]]:g}: singular, so that its transition "
+            "has no density (two tokens coincide, up to rounding)"
         )
-    V = jnp.asarray(V, float)
-    V = (V + jnp.swapaxes(V, -1, -2)) / 2
-    result = _transitions(V, 1 / jnp.asarray(data["width"].values, V.dtype))
-    for name, term in vars(result).items():
-        finite = np.isfinite(np.asarray(term)).reshape(len(V), -1).all(axis=1)
-        if not finite.all():
-            network = int(np.argmin(finite))
-            raise InputError(f"covariance: network {network}: too large or too small for its law, {name} overflows")
-    return result
+    return Path(V, data["width"].values.astype(np.float64), network, layer)
+
+
+def used_of(data: xr.Dataset) -> Bool[np.ndarray, "networks transitions"]:
+    """Which transitions of a Dataset are to be used: all, where it does not say."""
+    if USED not in data:
+        return np.ones((data.sizes["network"], data.sizes["layer"] - 1), bool)
+    return data[USED].transpose("network", "layer").values[:, :-1].astype(bool)
+
+
+def _symmetric(V: np.ndarray) -> Float[Array, "transitions m m"]:
+    array = jnp.asarray(V, float)
+    return (array + jnp.swapaxes(array, -1, -2)) / 2
 
 
 @jax.jit
-def _transitions(V: Float[Array, "networks layers m m"], h: Float[Array, " networks"]) -> Transitions:
+def _terms(
+    V: Float[Array, "transitions m m"], after: Float[Array, "transitions m m"], h: Float[Array, " transitions"]
+) -> Terms:
     tokens = V.shape[-1]
     rows, columns = pairs(tokens)
     root = jnp.sqrt(jnp.where(rows == columns, 2.0, 1.0))
@@ -84,15 +134,12 @@ def _transitions(V: Float[Array, "networks layers m m"], h: Float[Array, " netwo
         def packed(S):
             return vech(coordinates.whiten(S)) / root
 
-        log_jacobian = -(tokens + 1) * coordinates.log_volume - jnp.sum(jnp.log(root * jnp.sqrt(h)))
-        return (
-            packed(dV) / jnp.sqrt(h),
-            packed(attention_drift(V)) * jnp.sqrt(h),
-            packed(relu_drift(V)) * jnp.sqrt(h),
-            coordinates.mixing,
-            log_jacobian,
+        return Terms(
+            increments=packed(dV) / jnp.sqrt(h),
+            drift=jax.vmap(packed)(drift_terms(V)) * jnp.sqrt(h),
+            mixing=coordinates.mixing,
+            variance=jax.vmap(vech)(variance_terms(V, coordinates)),
+            log_jacobian=-(tokens + 1) * coordinates.log_volume - jnp.sum(jnp.log(root * jnp.sqrt(h))),
         )
 
-    over_layers = jax.vmap(one, in_axes=(0, 0, None))
-    z, b1, b2, e, log_jacobian = jax.vmap(over_layers)(V[:, :-1], jnp.diff(V, axis=1), h)
-    return Transitions(z, b1, b2, e, log_jacobian.sum(axis=1))
+    return jax.vmap(one)(V, after - V, h)

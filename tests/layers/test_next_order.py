@@ -1,0 +1,303 @@
+"""What finite width adds to a limit, against expectations that know nothing of the derivation.
+
+Attention: the Taylor coefficients of S = A V Aᵀ in ε = 1/(τ0 √n) are polynomials in the normals G of the logits
+Y = LGLᵀ. They are had by arithmetic with power series, and their means and covariances, of total degree four, by a rule
+that is exact up to degree five. ReLU: E[h hᵀ |h_c| |h_d|] by regression on h_c and h_d, which leaves an integral over
+one angle, a trigonometric polynomial between kinks.
+"""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+from budget import assert_estimate, assert_mean, mean_and_error
+from conftest import random_covariance
+from references import assert_agrees
+
+import sdeinfer as si
+from sdeinfer.covariance import spectrum, unvech, vech
+from sdeinfer.layers import VARIANCE_FEATURES, drift_terms, relu_drift, variance_terms
+from sdeinfer.layers._next_order import Frame, frame, relu_drift_along
+
+FEW = pytest.mark.parametrize("tokens", [1, 2, 3, 4])
+B1, B2, B2_ALONG_B1, B1_NEXT = range(4)
+NEXT, HIDDEN, TOKENS, RESPONSE = (
+    VARIANCE_FEATURES.index(name) for name in ("attention_next", "relu_hidden", "relu_tokens", "relu_response")
+)
+
+
+@jax.jit
+def frame_of(V) -> Frame:
+    return frame(V, spectrum(V))
+
+
+@jax.jit
+def terms_of(V):
+    return drift_terms(V), variance_terms(V, spectrum(V))
+
+
+@functools.cache
+def degree_five(dimension: int) -> tuple[np.ndarray, np.ndarray]:
+    """Points and weights that integrate every polynomial of degree five against N(0, I), 2d² + 1 of them."""
+    axes = np.sqrt(3) * np.concatenate([np.eye(dimension), -np.eye(dimension)])
+    pairs = [
+        axes[i + s * dimension] + axes[j + t * dimension]
+        for i, j in itertools.combinations(range(dimension), 2)
+        for s, t in itertools.product(range(2), repeat=2)
+    ]
+    points = np.concatenate([np.zeros((1, dimension)), axes, np.reshape(pairs, (-1, dimension))])
+    weights = np.concatenate(
+        [
+            [1 + (dimension**2 - 7 * dimension) / 18],
+            np.full(2 * dimension, (4 - dimension) / 18),
+            np.full(len(pairs), 1 / 36),
+        ]
+    )
+    return points, weights
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 5])
+def test_the_rule_knows_the_moments_of_normals(dimension):
+    points, weights = degree_five(dimension)
+    for degree in range(6):
+        for chosen in itertools.combinations_with_replacement(range(dimension), degree):
+            counts = np.bincount(np.array(chosen, int), minlength=dimension)
+            exact = np.prod([{0: 1, 1: 0, 2: 1, 3: 0, 4: 3, 5: 0}[int(c)] for c in counts])
+            found = weights @ np.prod(points[:, list(chosen)], axis=1)
+            np.testing.assert_allclose(found, exact, atol=1e-12)
+
+
+def series(V: np.ndarray, Y: np.ndarray) -> list[np.ndarray]:
+    """Coefficients of ε⁰ to ε⁴ in S = A V Aᵀ, A = I + softmax(εY) − 11ᵀ/m, by arithmetic with power series."""
+    m = len(V)
+    powers = [Y**k / math.factorial(k) for k in range(5)]
+    sums = [power.sum(axis=-1, keepdims=True) for power in powers]
+    A: list[np.ndarray] = []
+    for k in range(5):
+        A.append((powers[k] - sum((sums[k - i] * A[i] for i in range(k)), np.zeros_like(Y))) / m)
+    A[0] = A[0] + np.eye(m) - 1 / m
+    return [sum(A[i] @ V @ A[k - i].swapaxes(-1, -2) for i in range(k + 1)) for k in range(5)]
+
+
+@functools.cache
+def expanded(tokens: int):
+    """V, the weights of the rule, and there the coefficients of S, as they are and in the coordinates of V."""
+    V = np.asarray(random_covariance(tokens, seed=tokens))
+    points, weights = degree_five(tokens**2)
+    L, R = np.linalg.cholesky(V), np.asarray(frame_of(V).R)
+    terms = series(V, L @ points.reshape(-1, tokens, tokens) @ L.T)
+    return V, weights, terms, [R @ S @ R.T for S in terms]
+
+
+def attended(epsilon, Y, V):
+    """S = A V Aᵀ."""
+    A = jnp.eye(len(V)) + jax.nn.softmax(epsilon * Y, axis=1) - 1 / len(V)
+    return A @ V @ A.T
+
+
+@FEW
+def test_attention_drifts_as_the_expanded_softmax(tokens):
+    V, weights, terms, _ = expanded(tokens)
+    second, fourth = (np.tensordot(weights, terms[order], 1) for order in (2, 4))
+    drift, _ = terms_of(V)
+    np.testing.assert_allclose(drift[B1], second, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(drift[B1_NEXT], fourth, rtol=1e-10, atol=1e-13)
+
+
+@FEW
+def test_attention_has_the_noise_of_the_expanded_softmax(tokens):
+    V, weights, _, terms = expanded(tokens)
+    multiplicity = 1 + np.eye(tokens)
+
+    def covariance(x, y):
+        mean_x, mean_y = np.tensordot(weights, x, 1), np.tensordot(weights, y, 1)
+        return np.tensordot(weights, x * y, 1) - mean_x * mean_y
+
+    _, T1, T2, T3, _ = terms
+    delta = np.asarray(frame_of(V).delta)
+    mixing = (delta[:, None] ** 2 + delta[None, :] ** 2) / tokens**2
+    np.testing.assert_allclose(mixing, covariance(T1, T1) / multiplicity, rtol=1e-10, atol=1e-13)
+    expected = covariance(T2, T2) + 2 * covariance(T1, T3)
+    np.testing.assert_allclose(terms_of(V)[1][NEXT], expected / multiplicity, rtol=1e-10, atol=1e-13)
+
+
+def test_attention_drifts_and_moves_as_sampled_softmaxes(key):
+    """Three tokens, and differences of the softmax itself in place of its derivatives."""
+    V, epsilon = random_covariance(3, seed=3), 0.01
+    at = frame_of(V)
+
+    @jax.jit
+    def sample(key):
+        Y = at.Q @ jr.normal(key, (40_000, 3, 3)) @ at.Q.T
+        S = [jax.vmap(attended, (None, 0, None))(k * epsilon, Y, V) for k in (-2, -1, 0, 1, 2)]
+        far, near, middle = S[4] + S[0], S[3] + S[1], S[2]
+        fourth = (far - 4 * near + 6 * middle) / (24 * epsilon**4)
+        first = (8 * (S[3] - S[1]) - (S[4] - S[0])) / (12 * epsilon)
+        second = (16 * near - far - 30 * middle) / (24 * epsilon**2)
+        third = (S[4] - S[0] - 2 * (S[3] - S[1])) / (12 * epsilon**3)
+        return fourth, [at.R @ T @ at.R.T for T in (first, second, third)]
+
+    fourth, terms = jax.tree.map(np.asarray, sample(key))
+    i, j = np.triu_indices(3)
+    drift, noise = terms_of(V)
+    assert_mean(fourth[:, i, j], drift[B1_NEXT][i, j])
+    T1, T2, T3 = (T[:, i, j] - T[:, i, j].mean(axis=0) for T in terms)
+    variance, error = mean_and_error(T2**2 + 2 * T1 * T3)
+    assert_estimate(variance, (noise[NEXT] * (1 + np.eye(3)))[i, j], error)
+
+
+@FEW
+def test_relu_drift_along_is_its_derivative(tokens):
+    V = random_covariance(tokens, seed=tokens)
+    A = jr.normal(jr.key(tokens), (2, tokens, tokens))
+    S = A + jnp.swapaxes(A, -1, -2)
+    drift, jvp = jax.jit(relu_drift), jax.jit(lambda direction: jax.jvp(relu_drift, (V,), (direction,))[1])
+    for direction, found in zip(S, jax.jit(relu_drift_along)(V, S), strict=True):
+        expected = jvp(direction)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
+        h = 1e-4
+        ends = [(drift(V + k * h * direction) - drift(V - k * h * direction)) / (2 * k * h) for k in (1, 2)]
+        np.testing.assert_allclose(found, (4 * ends[0] - ends[1]) / 3, rtol=1e-8, atol=1e-10)
+
+
+@FEW
+def test_relu_response_is_the_derivative_in_spectral_coordinates(tokens):
+    V = random_covariance(tokens, seed=tokens)
+    at = frame_of(V)
+
+    def passed_on(z):
+        return vech(at.R @ relu_drift(V + at.Q @ unvech(z) @ at.Q.T) @ at.R.T)
+
+    z = jnp.zeros(tokens * (tokens + 1) // 2)
+    expected = jnp.diagonal(jax.jit(jax.jacfwd(passed_on))(z))
+    np.testing.assert_allclose(vech(terms_of(V)[1][RESPONSE]), expected, rtol=1e-10, atol=1e-13)
+
+
+def test_what_a_drift_does_within_the_layer_is_read_off_its_diagonal():
+    V = random_covariance(3, seed=3)
+    drift, variance = terms_of(V)
+    R = frame_of(V).R
+    for growth, term in zip(variance[:2], drift[:2], strict=True):
+        d = jnp.diagonal(R @ term @ R.T)
+        np.testing.assert_allclose(growth, d[:, None] + d[None, :], rtol=1e-12)
+    np.testing.assert_allclose(drift[B2_ALONG_B1], relu_drift_along(V, drift[B1]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 4])
+def test_the_noise_of_earlier_layers_does_not_change_the_mean_drift_of_a_relu(tokens):
+    V = random_covariance(tokens, seed=tokens)
+    hessian = np.asarray(jax.jit(jax.hessian(lambda v: vech(relu_drift(unvech(v)))))(vech(V)))
+    for tensor in (references.linear_tensor, references.attention_tensor):
+        sigma = references.packed_tensor(tensor(np.asarray(V)))
+        scale = np.abs(hessian * sigma).max()
+        np.testing.assert_allclose(np.einsum("pqr,qr->p", hessian, sigma), 0, atol=1e-12 * scale)
+
+
+def absolute_moments(V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """E|h_c h_d| and E[h_a h_b |h_c||h_d|] over [a, b, c, d] for h ~ N(0, V)."""
+    m = len(V)
+    plain, moments = np.empty((m, m)), np.empty((m, m, m, m))
+    x, w = np.polynomial.legendre.leggauss(12)
+    for c, d in itertools.product(range(m), repeat=2):
+        if c == d:
+            v = V[c, c]
+            regression, second, plain[c, c] = V[:, [c]] / v, np.array([[3 * v**2]]), v
+            inner = np.array([[v]])
+        else:
+            inner = V[np.ix_([c, d], [c, d])]
+            L = np.linalg.cholesky(inner)
+            # The kinks: where a row of L is orthogonal to (cos θ, sin θ).
+            kinks = np.sort(np.mod([np.arctan2(-row[0], row[1]) + k * np.pi for row in L for k in (0, 1)], 2 * np.pi))
+            arcs = list(zip(kinks, [*kinks[1:], kinks[0] + 2 * np.pi], strict=True))
+            theta = np.concatenate([(lo + hi) / 2 + (hi - lo) / 2 * x for lo, hi in arcs])
+            weight = np.concatenate([(hi - lo) / 2 * w for lo, hi in arcs]) / (2 * np.pi)
+            y = L @ np.stack([np.cos(theta), np.sin(theta)])
+            absolute = weight * np.abs(y[0] * y[1])
+            # E r² = 2 and E r⁴ = 8 in the plane.
+            plain[c, d], second = 2 * absolute.sum(), 8 * (y * absolute) @ y.T
+            regression = V[:, [c, d]] @ np.linalg.inv(inner)
+        rest = V - regression @ inner @ regression.T
+        moments[:, :, c, d] = regression @ second @ regression.T + rest * plain[c, d]
+    return plain, moments
+
+
+@FEW
+def test_relu_noise_is_that_of_normals_and_their_absolute_values(tokens):
+    V = random_covariance(tokens, seed=tokens)
+    at = frame_of(V)
+    R, equal = np.asarray(at.R), np.eye(tokens)
+    drift = np.asarray(terms_of(V)[0][B2])
+    plain, moments = absolute_moments(np.asarray(V))
+    np.testing.assert_allclose(V + 4 * drift, plain, rtol=1e-10)  # E|h||h|ᵀ
+    squares = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, moments)
+    products = np.einsum("ia,jb,ic,jd,abcd->ij", R, R, R, R, moments)
+    U = R @ plain @ R.T
+    # φ = √(1 − q) g ± √q u: the terms of E φ_i² φ_j² − (E φ_i φ_j)² that are linear in q.
+    crossed = squares + squares.T
+    hidden = crossed + 4 * products - 2 * (1 + 2 * equal) - 2 * equal * (U - 1)
+    variance = terms_of(V)[1]
+    np.testing.assert_allclose(variance[HIDDEN], hidden / (1 + equal), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(variance[TOKENS], (crossed + 2 * products) / (1 + equal), rtol=1e-10, atol=1e-12)
+
+
+def test_relu_noise_is_that_of_sampled_units(key):
+    V = random_covariance(4, seed=4)
+    at = frame_of(V)
+    h = jr.normal(key, (100_000, 4)) @ at.Q.T
+    g, u = h @ at.R.T, jnp.abs(h) @ at.R.T
+    i, j = np.triu_indices(4)
+    equal = np.where(i == j, 1.0, 0.0)
+    drift, variance = terms_of(V)
+    U = jnp.diagonal(at.R @ (V + 4 * drift[B2]) @ at.R.T)[i]
+    crossed = (g[:, i] * u[:, j]) ** 2 + (u[:, i] * g[:, j]) ** 2
+    products = g[:, i] * g[:, j] * u[:, i] * u[:, j]
+    hidden = crossed + 4 * products - 2 * (1 + 2 * equal) - 2 * equal * (U - 1)
+    assert_mean(hidden / (1 + equal), variance[HIDDEN][i, j])
+    assert_mean((crossed + 2 * products) / (1 + equal), variance[TOKENS][i, j])
+
+
+def test_one_unit_has_its_fourth_moment():
+    # E φ⁴ = 3 (1 + 4q + …) for φ = √(1 − q) g ± √q |g|.
+    np.testing.assert_allclose(terms_of(jnp.array([[1.7]]))[1][jnp.array([HIDDEN, TOKENS])], 6, rtol=1e-12)
+
+
+def test_terms_do_not_depend_on_the_order_of_the_tokens():
+    V, order = random_covariance(4, seed=4), np.array([2, 0, 3, 1])
+    (drift, variance), (moved, same) = terms_of(V), terms_of(V[order][:, order])
+    assert_agrees(moved, np.asarray(drift)[:, order][:, :, order])
+    assert_agrees(same, variance)
+
+
+@FEW
+def test_terms_are_symmetric_and_scale_as_their_order_in_the_covariance(tokens):
+    V = random_covariance(tokens, seed=tokens)
+    (drift, variance), (larger, wider) = terms_of(V), terms_of(3 * V)
+    for terms in (drift, variance):
+        scale = np.abs(np.asarray(terms)).max()
+        np.testing.assert_allclose(terms, np.swapaxes(terms, -1, -2), atol=1e-13 * scale)
+    # Logits are quadratic in the tokens, a ReLU is linear.
+    assert_agrees(larger, 3.0 ** np.array([3, 1, 3, 5])[:, None, None] * drift)
+    assert_agrees(wider, 3.0 ** np.array([2, 0, 4, 0, 0, 0])[:, None, None] * variance)
+
+
+def test_single_precision_keeps_its_digits():
+    V = random_covariance(3, seed=3)
+    for single, double in zip(terms_of(V.astype(jnp.float32)), terms_of(V), strict=True):
+        assert single.dtype == jnp.float32
+        for term, exact in zip(single, double, strict=True):
+            # Half of the digits: conditioning and cancellation may take the others.
+            assert_agrees(term, exact, rtol=float(np.sqrt(np.finfo(np.float32).eps)))
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.999])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_repeated_eigenvalues_leave_the_terms_finite(correlation, dtype):
+    V = si.equicorrelated(tokens=4, correlation=correlation, norm=1.3).astype(dtype)
+    for terms in terms_of(V):
+        assert jnp.isfinite(terms).all()

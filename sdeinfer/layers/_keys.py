@@ -33,10 +33,10 @@ class NetworkKeys(eqx.Module):
     low: UInt32[Array, " networks"]
 
     @classmethod
-    def numbered(cls, key: PRNGKeyArray, numbers: Int[Array, " networks"]) -> "NetworkKeys":
+    def numbered(cls, key: PRNGKeyArray, numbers: UInt32[Array, " networks"]) -> "NetworkKeys":
         """Keys of the networks of these numbers; no two of one `key` are equal."""
         high, low = jr.bits(key, (2,), jnp.uint32)
-        return cls(*threefry(high, low, jnp.zeros_like(numbers, jnp.uint32), numbers.astype(jnp.uint32)))
+        return cls(*threefry(high, low, jnp.zeros_like(numbers), numbers))
 
     def fold_in(self, number: Int[Array, ""] | int) -> "NetworkKeys":
         """New keys, others for every number."""

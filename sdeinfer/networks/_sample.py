@@ -1,5 +1,8 @@
 """Covariances of many independent finite networks."""
 
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import equinox as eqx
@@ -64,7 +67,8 @@ def sample_networks(
             one law. The chain carries V where networks carry X: in float32 a V with eigenvalues below 10⁻⁶ of its
             diagonal counts as singular in it.
         progress: show a progress bar.
-        key: where the randomness comes from.
+        key: where the randomness comes from; the chain takes its own random numbers from it, equally fast for every
+            kind of key.
 
     Returns:
         The Dataset of `covariance_dataset`, in V0's floating-point type, with the truth in its attributes.
@@ -83,22 +87,39 @@ def sample_networks(
     V0 = jnp.asarray(validate_covariance(V0))
     layer = check_parameters(layer)
     observed = depth // observe_every
+    sizes = {"width": width, "observe_every": observe_every, "observed": observed}
     if method == "chain":
         check_chain_width(layer, tokens=len(V0), width=width)
         at_once = _chains_at_once(len(V0), layer.column_blocks, observed)
-        draw, each = _chain_batch, NetworkKeys.numbered(key, jnp.arange(networks))
+        draw_batch, each = _chain_batch, np.arange(networks, dtype=np.uint32)
     else:
         at_once = WEIGHTS_IN_MEMORY // width**2
-        draw, each = _weights_batch, jr.split(key, networks)
-    batch = max(1, min(networks, at_once))
+        draw_batch, each = _weights_batch, jr.split(key, networks)
+    # Batches of one size, which is compiled once, as few as memory allows and as small as they can be then.
+    batch = math.ceil(networks / math.ceil(networks / max(1, at_once)))
     covariance = np.empty((networks, observed + 1, *V0.shape), V0.dtype)
+    x64 = jax.config.jax_enable_x64
+
+    def draw(start):
+        # The last batch is filled up with networks of the one before it.
+        first = min(start, networks - batch)
+        # A thread does not inherit a precision that was chosen for a block of code.
+        with jax.enable_x64(x64):
+            drawn = draw_batch(layer, V0, each[first : first + batch], key, **sizes)
+        covariance[start : first + batch] = np.asarray(drawn)[start - first :]
+
+    # XLA runs what is inside a loop on one core of a CPU, but multiplies matrices on all of them.
+    threads = os.cpu_count() if method == "chain" and jax.default_backend() == "cpu" else 1
     with tqdm(total=networks, desc="networks", disable=not progress, delay=2) as bar:
-        for start in range(0, networks, batch):
-            # The last batch is filled up with networks already drawn, so that every batch has one compiled shape.
-            chosen = slice(max(0, min(start, networks - batch)), min(start + batch, networks))
-            keys = jax.tree.map(lambda values, chosen=chosen: values[chosen], each)
-            covariance[chosen] = draw(layer, V0, keys, width, observe_every, observed)
-            bar.update(min(start + batch, networks) - start)
+        # The first batch alone, so that it is compiled once.
+        draw(0)
+        bar.update(batch)
+        pool = ThreadPoolExecutor(threads)
+        try:
+            for _ in pool.map(draw, range(batch, networks, batch)):
+                bar.update(min(batch, networks - bar.n))
+        finally:
+            pool.shutdown(cancel_futures=True)
     return covariance_dataset(
         covariance,
         width=width,
@@ -115,14 +136,15 @@ def _chains_at_once(tokens: int, blocks: int, observed: int) -> int:
 
 
 @eqx.filter_jit
-def _chain_batch(layer, V0, keys, width, observe_every, observed):
+def _chain_batch(layer, V0, numbers, key, *, width, observe_every, observed):
     layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
     sizes = {"width": width, "layers": observed * observe_every, "observe_every": observe_every}
-    return covariance_chain(layer, V0, **sizes, keys=keys)
+    return covariance_chain(layer, V0, **sizes, keys=NetworkKeys.numbered(key, numbers))
 
 
 @eqx.filter_jit
-def _weights_batch(layer, V0, keys, width, observe_every, observed):
+def _weights_batch(layer, V0, keys, key, *, width, observe_every, observed):
+    del key
     layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
 
     def network(key):

@@ -118,21 +118,8 @@ def drift(layer, V) -> np.ndarray:
 def diffusion_tensor(layer, V) -> np.ndarray:
     """Σ^{αβ,δω} as the theorems give it for each architecture."""
     V = np.asarray(V)
-    match type(layer).__name__:
-        case "ShapedMLP":
-            return linear_tensor(V)
-        case "ResidualFeedForward":
-            return 2 * float(layer.gamma) ** 2 * linear_tensor(V)
-        case "ShapedAttention":
-            g, t = float(layer.gamma), float(layer.tau0)
-            return g**2 * (2 - g**2) * linear_tensor(V) + g**4 / t**2 * attention_tensor(V)
-        case "ShapedTransformer":
-            g, t = float(layer.gamma), float(layer.tau0)
-            return (g**2 * (2 - g**2) + 2 * g**2) * linear_tensor(V) + g**4 / t**2 * attention_tensor(V)
-        case "Stack":
-            return sum((diffusion_tensor(part, V) for part in layer.layers), np.zeros((len(V),) * 4))
-        case name:
-            raise TypeError(name)
+    _, _, a, kappa2 = coefficients(layer)
+    return a * linear_tensor(V) + kappa2 * attention_tensor(V)
 
 
 def diffusion(layer, V) -> np.ndarray:
@@ -158,15 +145,16 @@ def coefficients(layer) -> tuple[float, float, float, float]:
         case "ShapedMLP":
             return 0.0, (float(layer.c_plus) - float(layer.c_minus)) ** 2, 1.0, 0.0
         case "ResidualFeedForward":
-            g = float(layer.gamma)
-            return 0.0, g**2 * (float(layer.c_plus) - float(layer.c_minus)) ** 2, 2 * g**2, 0.0
+            g, r = float(layer.gamma), layer.expansion
+            a = 2 * g**2 * (1 - g**2) + g**4 * (1 + 1 / r)  # V and the branch; the branch itself, W_post and W_pre
+            return 0.0, g**2 * (float(layer.c_plus) - float(layer.c_minus)) ** 2, a, 0.0
         case "ShapedAttention":
             g, t = float(layer.gamma), float(layer.tau0)
-            return g**2 / t**2, 0.0, g**2 * (2 - g**2), g**4 / t**2
+            a = 2 * g**2 * (1 - g**2) + g**4 * (2 if layer.output_projection else 1)
+            return g**2 / t**2, 0.0, a, g**4 / (layer.heads * t**2)
         case "ShapedTransformer":
-            g, t = float(layer.gamma), float(layer.tau0)
-            relu = g**2 * (float(layer.c_plus) - float(layer.c_minus)) ** 2
-            return g**2 / t**2, relu, g**2 * (4 - g**2), g**4 / t**2
+            theta1, theta2, a, kappa2 = np.sum([coefficients(part) for part in layer.stack.layers], axis=0)
+            return theta1, theta2, a, kappa2
         case "Stack":
             theta1, theta2, a, kappa2 = np.sum([coefficients(part) for part in layer.layers], axis=0)
             return theta1, theta2, a, kappa2
@@ -230,25 +218,32 @@ def wishart_path(tokens: int, layers: int, *, width: int, seed: int) -> np.ndarr
 def linear_layer_covariance(layer, V, *, width: int) -> np.ndarray:
     """Cov(V′_αβ, V′_δω) for a layer with c± = 0 and τ0 = ∞, exact at every width, by Isserlis' theorem.
 
-    Feed-forward: X′ = λX + γ X W₁W₂/n, with W₁ integrated after W₂; a stack by the law of total covariance.
+    Feed-forward: X′ = λX + γ X W₁W₂/(n√r), with W₁ integrated after W₂; attention with an output projection is one of
+    r = 1, and heads without it are one W; a stack by the law of total covariance.
     """
     V = np.asarray(V)
-    lin, outer = linear_tensor(V), np.einsum("ab,dw->abdw", V, V)
+    return _linear_layer_covariance(layer, linear_tensor(V), np.einsum("ab,dw->abdw", V, V), width)
+
+
+def _linear_layer_covariance(layer, lin, outer, width: int) -> np.ndarray:
+    """From E[V_αδ V_βω + V_αω V_βδ] and E[V_αβ V_δω] of the V that the layer sees."""
     match type(layer).__name__:
         case "ShapedMLP":
             return lin / width
-        case "ShapedAttention":
+        case "ShapedAttention" if not layer.output_projection:
             g = float(layer.gamma)
             return g**2 * (2 - g**2) * lin / width
-        case "ResidualFeedForward":
-            g = float(layer.gamma)
-            return (2 * g**2 * lin + g**4 * (lin + 2 * outer) / width) / width
+        case "ResidualFeedForward" | "ShapedAttention":
+            g, r = float(layer.gamma), getattr(layer, "expansion", 1)
+            return ((2 * g**2 - g**4 * (1 - 1 / r)) * lin + g**4 * (lin + 2 * outer) / (r * width)) / width
         case "ShapedTransformer":
-            first, second = layer.stack.layers
-            before = linear_layer_covariance(first, V, width=width)
-            # E[V′_αδ V′_βω] = V_αδ V_βω + Cov(V′_αδ, V′_βω), in the quadratic form of the second layer
-            g = float(second.gamma)
-            lin = lin + np.einsum("adbw->abdw", before) + np.einsum("awbd->abdw", before)
-            return before + (2 * g**2 * lin + g**4 * (lin + 2 * (outer + before)) / width) / width
+            return _linear_layer_covariance(layer.stack, lin, outer, width)
+        case "Stack":
+            covariance = np.zeros_like(lin)
+            for part in layer.layers:
+                # E[V′_αδ V′_βω] = V_αδ V_βω + Cov(V′_αδ, V′_βω), in the quadratic form of the next layer
+                seen = lin + np.einsum("adbw->abdw", covariance) + np.einsum("awbd->abdw", covariance)
+                covariance = covariance + _linear_layer_covariance(part, seen, outer + covariance, width)
+            return covariance
         case name:
             raise TypeError(name)

@@ -91,12 +91,39 @@ def test_attention_is_eq_9(X, key):
     assert_agrees(layer.forward(X, key=key), expected, rtol=1e-12)
 
 
-def test_feedforward_is_eq_4(X, key):
+@pytest.mark.parametrize("projection", [False, True])
+def test_heads_are_attention_side_by_side(projection, X, key):
+    """Each head's columns are those of Eq. 9 with its own part of the weights."""
+    gamma, tau0, heads, key_width = 0.7, 0.8, 2, 5
+    layer = si.ShapedAttention(gamma, tau0, key_width=key_width, heads=heads, output_projection=projection)
+    m, n = X.shape
+    columns = (heads * key_width, heads * key_width, n, n)[: 3 + projection]
+    W_Q, W_K, W_V, *W_O = (
+        np.asarray(jr.normal(k, (n, width))) for k, width in zip(jr.split(key, 3 + projection), columns, strict=True)
+    )
+    x, values = np.asarray(X), []
+    for head in range(heads):
+        own, made = (slice(head * w, (head + 1) * w) for w in (key_width, n // heads))
+        Y = (x @ W_Q[:, own]) @ (x @ W_K[:, own]).T / n
+        weights = np.exp(Y / (tau0 * np.sqrt(n * key_width)))
+        A = np.eye(m) + weights / weights.sum(axis=1, keepdims=True) - 1 / m
+        values.append(A @ x @ W_V[:, made] / np.sqrt(n))
+    branch = np.concatenate(values, axis=1)
+    if projection:
+        branch = branch @ W_O[0] / np.sqrt(n)
+    assert_agrees(layer.forward(X, key=key), np.sqrt(1 - gamma**2) * x + gamma * branch, rtol=1e-12)
+
+
+@pytest.mark.parametrize("expansion", [1, 4, 0.25])
+def test_feedforward_is_eq_4(expansion, X, key):
     gamma, c_plus, c_minus = 0.6, 0.5, -1.0
-    layer = si.ResidualFeedForward(gamma=gamma, c_plus=c_plus, c_minus=c_minus)
+    layer = si.ResidualFeedForward(gamma=gamma, c_plus=c_plus, c_minus=c_minus, expansion=expansion)
     n = X.shape[1]
-    W_pre, W_post = (np.asarray(jr.normal(k, (n, n))) for k in jr.split(key))
+    units = int(expansion * n)
+    W_pre, W_post = (
+        np.asarray(jr.normal(k, shape)) for k, shape in zip(jr.split(key), ((n, units), (units, n)), strict=True)
+    )
     s_plus, s_minus = 1 + c_plus / np.sqrt(n), 1 + c_minus / np.sqrt(n)
     h = np.asarray(X) @ W_pre / np.sqrt(n)
-    shaped = np.where(h > 0, s_plus * h, s_minus * h) * np.sqrt(2 / (s_plus**2 + s_minus**2) / n)
+    shaped = np.where(h > 0, s_plus * h, s_minus * h) * np.sqrt(2 / (s_plus**2 + s_minus**2) / units)
     assert_agrees(layer.forward(X, key=key), np.sqrt(1 - gamma**2) * X + gamma * shaped @ W_post, rtol=1e-12)

@@ -25,6 +25,9 @@ GOOD: dict[str, Any] = {"gamma": 0.5, "tau0": 1.0, "c_plus": 0.0, "c_minus": -1.
         ("c_plus", float("inf"), "c_plus: must be finite, got inf"),
         ("c_minus", float("nan"), "c_minus: must be finite, got nan"),
         ("key_width", 0, "key_width: at least 1 is needed, got 0"),
+        ("heads", 0, "heads: at least 1 is needed, got 0"),
+        ("expansion", 0, "expansion: must be positive and finite, got 0"),
+        ("expansion", float("nan"), "expansion: must be positive and finite, got nan"),
     ],
 )
 def test_a_parameter_out_of_range_is_refused_by_name(name, value, message):
@@ -40,6 +43,27 @@ def test_attention_refuses_a_key_width_below_one():
 def test_a_transformer_refuses_a_key_width_below_one_at_once():
     with pytest.raises(ValueError, match="key_width: at least 1 is needed, got 0"):
         si.ShapedTransformer(**GOOD, key_width=0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (si.ShapedAttention(gamma=0.5, tau0=1.0, heads=3), "heads: the width 16 is not a multiple of 3"),
+        (
+            si.ResidualFeedForward(0.5, 0.0, 0.0, expansion=8 / 3),
+            "expansion: times the width 16 must be a whole number, got 2.66",
+        ),
+        (si.ResidualFeedForward(0.5, 0.0, 0.0, expansion=0.01), "expansion: times the width 16 must be a whole"),
+    ],
+)
+def test_a_width_that_does_not_fit_the_layer_is_refused(layer, message, key):
+    with pytest.raises(ValueError, match=message):
+        layer.forward(jnp.ones((2, 16)), key=key)
+
+
+def test_a_ratio_of_widths_may_be_a_fraction(key):
+    layer = si.ResidualFeedForward(0.5, 0.0, 0.0, expansion=8 / 3)
+    assert layer.forward(jnp.ones((2, 96)), key=key).shape == (2, 96)
 
 
 def test_an_empty_stack_is_refused():

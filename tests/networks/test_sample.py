@@ -23,9 +23,9 @@ def covariance(layer, V0, *, key, **sizes) -> np.ndarray:
 
 
 @functools.cache
-def sampled(name: str) -> xr.Dataset:
+def sampled(name: str, method="chain") -> xr.Dataset:
     """Networks of one architecture, sampled once: most of the time here goes into compilation."""
-    return si.sample_networks(LAYERS[name](), random_covariance(3), **SIZES, key=jr.key(5))
+    return si.sample_networks(LAYERS[name](), random_covariance(3), **SIZES, method=method, key=jr.key(5))
 
 
 @pytest.fixture
@@ -63,23 +63,27 @@ def test_single_precision_tokens_give_single_precision_networks(V0, key):
     assert_agrees(V[:, 0], np.broadcast_to(V0, (7, 3, 3)), rtol=20 * float(jnp.finfo(jnp.float32).eps))
 
 
-def test_networks_do_not_depend_on_the_batches_they_come_in(V0, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "bound", "of_one"), [("weights", "WEIGHTS_IN_MEMORY", 12**2), ("chain", "CHAIN_ENTRIES", 3 * 16)]
+)
+def test_networks_do_not_depend_on_the_batches_they_come_in(method, bound, of_one, V0, monkeypatch):
     # Seven networks in batches of three: the last batch is filled up with networks already drawn.
-    monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "WEIGHTS_IN_MEMORY", 3 * 12**2)
-    assert_agrees(
-        covariance(LAYERS["transformer"](), V0, key=jr.key(5)), sampled("transformer")["covariance"], rtol=1e-12
-    )
+    expected = sampled("mlp", method)["covariance"]
+    monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), bound, 3 * of_one)
+    assert_agrees(covariance(LAYERS["mlp"](), V0, method=method, key=jr.key(5)), expected, rtol=1e-12)
     # A network that does not fit is drawn alone.
-    monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "WEIGHTS_IN_MEMORY", 1)
-    assert_agrees(covariance(LAYERS["mlp"](), V0, key=jr.key(5)), sampled("mlp")["covariance"], rtol=1e-12)
+    monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), bound, 1)
+    assert_agrees(covariance(LAYERS["mlp"](), V0, method=method, key=jr.key(5)), expected, rtol=1e-12)
 
 
-def test_thinned_networks_are_the_same_networks(V0):
+@pytest.mark.parametrize("method", ["chain", "weights"])
+def test_thinned_networks_are_the_same_networks(method, V0):
     every = 4  # does not divide the depth: layers 0 and 4 are seen, 5 and 6 are not drawn
-    thinned = si.sample_networks(LAYERS["transformer"](), V0, **SIZES, observe_every=every, key=jr.key(5))
+    sizes: dict[str, Any] = SIZES | {"observe_every": every, "method": method}
+    thinned = si.sample_networks(LAYERS["mlp"](), V0, **sizes, key=jr.key(5))
     kept = np.arange(0, SIZES["depth"] + 1, every)
     np.testing.assert_array_equal(thinned["layer"], kept)
-    assert_agrees(thinned["covariance"], sampled("transformer")["covariance"][:, kept], rtol=1e-12)
+    assert_agrees(thinned["covariance"], sampled("mlp", method)["covariance"][:, kept], rtol=1e-12)
 
 
 def test_a_key_gives_one_set_of_networks(V0):

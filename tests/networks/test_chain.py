@@ -1,0 +1,270 @@
+"""The covariance chain has the law that the weights give: weights are its naive twin."""
+
+import importlib
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+from budget import assert_distribution, assert_mean, assert_same_distribution
+from conftest import random_covariance
+from jax.extend.random import threefry_2x32
+from references import assert_agrees, packed
+from scipy import stats
+
+import sdeinfer as si
+from sdeinfer.layers._keys import NetworkKeys, threefry
+from sdeinfer.layers._wishart import chi_variables, gram, wishart_factor
+from sdeinfer.networks import covariance_chain
+
+NEVER = 1e12  # a temperature at which the softmax is flat
+SLOPES = {"c_plus": 1.0, "c_minus": -1.5}
+CHAINS = {
+    "mlp": si.ShapedMLP(**SLOPES),
+    "feedforward, r = 4": si.ResidualFeedForward(0.9, **SLOPES, expansion=4),
+    "transformer, H = 4": si.ShapedTransformer(0.7, 0.4, **SLOPES, heads=4, expansion=4),
+    "transformer, H = 4, W_O": si.ShapedTransformer(0.7, 0.4, **SLOPES, heads=4, output_projection=True),
+}
+MORE_CHAINS = {
+    "feedforward": si.ResidualFeedForward(0.6, **SLOPES),
+    "attention": si.ShapedAttention(0.9, 0.5),
+    "attention, n_k = 2": si.ShapedAttention(0.9, 0.5, key_width=2),
+    "transformer": si.ShapedTransformer(0.7, 0.5, **SLOPES),
+    "stack, H = 2 and 4": si.Stack(
+        (
+            si.ShapedAttention(0.7, 0.4, heads=2),
+            si.ShapedMLP(**SLOPES),
+            si.ShapedAttention(0.7, 0.4, heads=4),
+            si.ResidualFeedForward(0.5, **SLOPES),
+        )
+    ),
+}
+
+
+def last(layer, V0, *, networks, method, key, **sizes) -> np.ndarray:
+    """V after the last layer, in single precision, whose rounding is far below the Monte Carlo errors here."""
+    sizes |= {"observe_every": sizes["depth"]}
+    data = si.sample_networks(layer, V0.astype(jnp.float32), networks=networks, method=method, **sizes, key=key)
+    return data["covariance"].values[:, -1].astype(np.float64)
+
+
+def assert_chain_has_the_law_of_the_weights(layer, *, networks, key, **sizes) -> None:
+    V0, keys = random_covariance(3), jr.split(key)
+    chain = last(layer, V0, networks=networks, method="chain", key=keys[0], **sizes)
+    weights = last(layer, V0, networks=networks, method="weights", key=keys[1], **sizes)
+    for a, b in ((0, 0), (0, 2), (1, 1)):
+        assert_same_distribution(chain[:, a, b], weights[:, a, b])
+    correlations = [V[:, 0, 1] / np.sqrt(V[:, 0, 0] * V[:, 1, 1]) for V in (chain, weights)]
+    assert_same_distribution(*correlations)
+    assert_same_distribution(np.linalg.slogdet(chain)[1], np.linalg.slogdet(weights)[1])
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer, H = 4"])
+def test_chain_has_the_law_of_the_weights(name, key):
+    # As narrow as four heads of three tokens allow: there the law is farthest from its limit.
+    assert_chain_has_the_law_of_the_weights(CHAINS[name], width=24, depth=8, networks=3_000, key=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHAINS | MORE_CHAINS)
+def test_chain_has_the_law_of_the_weights_closely(name, key):
+    layer = (CHAINS | MORE_CHAINS)[name]
+    assert_chain_has_the_law_of_the_weights(layer, width=24, depth=12, networks=40_000, key=jr.fold_in(key, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "transformer, H = 4"])
+def test_chain_has_the_law_of_wide_networks(name, key):
+    assert_chain_has_the_law_of_the_weights(CHAINS[name], width=128, depth=48, networks=4_000, key=jr.fold_in(key, 2))
+
+
+@eqx.filter_jit
+def one_layer(layer, V, networks, width, key):
+    keys = NetworkKeys.numbered(key, jnp.arange(networks, dtype=jnp.uint32))
+    return covariance_chain(layer, V, width=width, layers=1, keys=keys)[:, 1]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        si.ShapedAttention(0.8, NEVER, heads=3),
+        si.ShapedAttention(0.8, NEVER, heads=3, output_projection=True),
+        si.ResidualFeedForward(0.8, 0.0, 0.0, expansion=1.5),
+    ],
+    ids=["heads", "projection", "expansion"],
+)
+@pytest.mark.parametrize("method", [pytest.param("chain", marks=pytest.mark.slow), "weights"])
+def test_linear_layers_have_their_exact_moments(layer, method, key):
+    width, V = 12, random_covariance(2)
+    if method == "chain":
+        found = one_layer(layer, V, 20_000, width, key)
+    else:
+        found = last(layer, V, width=width, depth=1, networks=20_000, method=method, key=key)
+    difference = packed(found) - packed(V)
+    assert_mean(difference, 0)
+    expected = references.packed_tensor(references.linear_layer_covariance(layer, V, width=width))
+    assert_mean(difference[:, :, None] * difference[:, None, :], expected)
+
+
+@pytest.mark.parametrize("projection", [False, True])
+def test_noise_of_heads_is_that_of_their_limit(projection, key):
+    # A layer of attention costs nothing at a width where nothing is left of the corrections of order 1/n.
+    width, V = 2**24, 4 * random_covariance(2)
+    layer = si.ShapedAttention(0.8, 0.5, heads=4, output_projection=projection)
+    step = math.sqrt(width) * (packed(one_layer(layer, V, 40_000, width, key)) - packed(V))
+    assert_mean(step[:, :, None] * step[:, None, :], references.diffusion(layer, V))
+
+
+def test_a_linear_network_has_the_wishart_law(key):
+    # Bartlett: whitened by the layer before, the Cholesky factor of n V has independent entries.
+    width, V0 = 8, random_covariance(2)
+    data = si.sample_networks(si.ShapedMLP(0.0, 0.0), V0, width=width, depth=3, networks=3_000, key=key)
+    V = data["covariance"].values
+    L = np.linalg.inv(np.linalg.cholesky(V[:, :-1]))
+    B = np.linalg.cholesky(width * L @ V[:, 1:] @ np.swapaxes(L, -1, -2))
+    for layer in range(3):
+        assert_distribution(B[:, layer, 0, 0] ** 2, stats.chi2(width).cdf)
+        assert_distribution(B[:, layer, 1, 1] ** 2, stats.chi2(width - 1).cdf)
+        assert_distribution(B[:, layer, 1, 0], stats.norm.cdf)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("mlp", jnp.float64), ("transformer, H = 4", jnp.float32)])
+def test_equal_tokens_stay_equal_to_the_last_bit(name, dtype, key):
+    V0 = random_covariance(2)[jnp.array([0, 1, 0])][:, jnp.array([0, 1, 0])].astype(dtype)
+    V = si.sample_networks(CHAINS[name], V0, width=32, depth=20, networks=5, key=key)["covariance"].values
+    np.testing.assert_array_equal(V[..., 2, :], V[..., 0, :])
+    np.testing.assert_array_equal(V, np.swapaxes(V, -1, -2))
+    assert (V[:, 1:, 0, 0].std(axis=0) > 0).all()
+    assert (np.linalg.eigvalsh(V)[..., 1] > 0).all()  # the two that are left are as independent as ever
+
+
+def test_a_network_as_wide_as_it_gets(key):
+    V0 = si.equicorrelated(tokens=3, correlation=0.2)
+    layer = si.ShapedTransformer(0.5, 1.0, **SLOPES)
+    V = si.sample_networks(layer, V0, width=10**5, depth=2, networks=3, key=key)["covariance"].values
+    # One layer moves V by about √(4/n).
+    assert np.abs(V - np.asarray(V0)).max() < 0.1
+    assert V[:, 1:].std(axis=0).min() > 0
+
+
+@pytest.mark.parametrize("layer", [CHAINS["mlp"], MORE_CHAINS["attention"]], ids=["mlp", "attention"])
+def test_many_tokens_have_the_law_of_their_weights(layer, key):
+    """Beyond 16 tokens other code factorises and inverts."""
+    width, V0, keys = 40, random_covariance(20), jr.split(key)
+    chain, weights = (
+        last(layer, V0, width=width, depth=1, networks=400, method=method, key=k)
+        for method, k in zip(("chain", "weights"), keys, strict=True)
+    )
+    assert_same_distribution(np.linalg.slogdet(chain)[1], np.linalg.slogdet(weights)[1])
+    assert_same_distribution(chain[:, 3, 7], weights[:, 3, 7])
+
+
+def test_keys_of_another_kind():
+    one, again, other = (
+        NetworkKeys.numbered(jr.key(seed, impl="rbg"), jnp.arange(3, dtype=jnp.uint32)) for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(one.low, again.low)
+    assert len({*np.asarray(one.low).tolist(), *np.asarray(other.low).tolist()}) == 6
+
+
+def test_single_precision_draws_the_same_networks(key):
+    V0, layer = random_covariance(3), CHAINS["feedforward, r = 4"]
+    single, double = (
+        si.sample_networks(layer, V0.astype(dtype), width=12, depth=3, networks=50, key=key)["covariance"].values
+        for dtype in (jnp.float32, jnp.float64)
+    )
+    assert single.dtype == np.float32
+    assert_agrees(single, double, rtol=1e-3)
+
+
+def test_batches_side_by_side_have_the_precision_of_the_caller(monkeypatch, key):
+    with jax.enable_x64(False):  # noqa: FBT003
+        layer, V0 = si.ShapedMLP(**SLOPES), random_covariance(3)
+        one = si.sample_networks(layer, V0, width=12, depth=3, networks=20, key=key)["covariance"]
+        monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "CHAIN_ENTRIES", 3 * 3 * 16)
+        many = si.sample_networks(layer, V0, width=12, depth=3, networks=20, key=key)["covariance"]
+    assert many.dtype == np.float32
+    assert_agrees(many, one, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "width", "message"),
+    [
+        (CHAINS["mlp"], 5, "width: 3 tokens need a width of at least 6, got 5; method='weights' allows less"),
+        (CHAINS["transformer, H = 4"], 20, "width: 3 tokens in 4 heads need a width of at least 24, got 20"),
+        (CHAINS["transformer, H = 4"], 30, "heads: the width 30 is not a multiple of 4"),
+        (CHAINS["transformer, H = 4, W_O"], 30, "heads: the width 30 is not a multiple of 4"),
+        (si.ResidualFeedForward(0.5, 0.0, 0.0, expansion=0.3), 12, "expansion: times the width 12 must be a whole"),
+    ],
+)
+def test_widths_without_a_law_are_refused(layer, width, message, key):
+    with pytest.raises(ValueError, match=message):
+        si.sample_networks(layer, random_covariance(3), width=width, depth=1, networks=1, key=key)
+
+
+def test_what_overflows_between_observed_layers_is_refused(key):
+    V0 = 1e38 * jnp.eye(2, dtype=jnp.float32)
+    with pytest.raises(ValueError, match=r"covariance: network \d+, layer 40: .* NaN or infinite"):
+        si.sample_networks(si.ShapedMLP(0.0, 0.0), V0, width=12, depth=40, networks=7, observe_every=40, key=key)
+
+
+def network_keys(count: int, seed: int = 0) -> NetworkKeys:
+    return NetworkKeys.numbered(jr.key(seed), jnp.arange(count, dtype=jnp.uint32))
+
+
+def test_threefry_is_that_of_jax():
+    keypair, counts = jr.bits(jr.key(1), (2,), jnp.uint32), jr.bits(jr.key(2), (10,), jnp.uint32)
+    ours = jnp.concatenate(threefry(*keypair, counts[:5], counts[5:]))
+    np.testing.assert_array_equal(ours, threefry_2x32(keypair, counts))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_normals_are_standard_and_independent(dtype):
+    x = np.asarray(network_keys(10_000).normals((2, 3), dtype), np.float64)
+    assert_distribution(x, stats.norm.cdf)
+    x = x.reshape(6, -1)
+    assert_mean((x[:, None] * x).T, np.eye(6))
+    # Numbers 0 and 3 are one of Box and Muller's pairs.
+    radius, angle = np.hypot(x[0], x[3]), np.arctan2(x[0], x[3])
+    assert_distribution(radius**2 / 2, stats.expon.cdf)
+    assert_distribution(angle, stats.uniform(-np.pi, 2 * np.pi).cdf)
+
+
+def test_uniforms_are_uniform():
+    for dtype in (jnp.float32, jnp.float64):
+        u = network_keys(10_000).uniforms((3,), dtype)
+        assert (u > 0).all()
+        assert (u < 1).all()
+        assert_distribution(u, stats.uniform.cdf)
+
+
+def test_blocks_and_new_keys_draw_other_numbers():
+    keys = network_keys(2)
+    drawn = [keys.normals((5,), jnp.float64), keys.normals((5,), jnp.float64, block=1)]
+    drawn += [new.normals((5,), jnp.float64) for new in (*keys.split(3), keys.fold_in(7))]
+    assert len(np.unique(np.concatenate(drawn))) == 6 * 10
+    np.testing.assert_array_equal(keys.split(3)[2].high, keys.fold_in(2).high)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_chi_variables_have_their_law(dtype):
+    freedom = [1, 2, 5, 300]
+    chi = chi_variables(freedom, blocks=1, dtype=dtype, keys=network_keys(20_000))
+    for found, nu in zip(chi, freedom, strict=True):
+        assert_distribution(found, stats.chi(nu).cdf)
+
+
+@pytest.mark.parametrize("freedom", [0, 2, 9])
+def test_wishart_factors_of_every_rank(freedom):
+    """The mean and the covariance of a Wishart matrix, and the rank."""
+    tokens = 3
+    B = wishart_factor(freedom, tokens=tokens, blocks=1, dtype=jnp.dtype(float), keys=network_keys(20_000))
+    np.testing.assert_array_equal(B[:, min(freedom, tokens) :], 0)
+    W = packed(jnp.moveaxis(gram(B)[:, :, 0], -1, 0)) - freedom * packed(np.eye(tokens))
+    assert_mean(W, 0)
+    expected = freedom * references.packed_tensor(references.linear_tensor(np.eye(tokens)))
+    assert_mean(W[:, :, None] * W[:, None, :], expected)

@@ -247,3 +247,47 @@ def _linear_layer_covariance(layer, lin, outer, width: int) -> np.ndarray:
             return covariance
         case name:
             raise TypeError(name)
+
+
+def bounded(x):
+    """(1 + x⁴)^{−1/4}."""
+    return (1 + x**4) ** -0.25
+
+
+def finite_width_variances(law, e, f, centre, spread, xp: Any = np):
+    """What `FullPath` takes for the variance of each term: v₀ with the features' means, and Δ, what is left of them.
+
+    Arguments:
+        law: the coefficients of one width.
+        e: shape (terms, p).
+        f: the features of each term, shape (terms, 6, p).
+        centre: their means, shape (6, p).
+        spread: their largest differences from them, shape (6, p).
+        xp: numpy, or jax.numpy for gradients.
+    """
+    m = math.isqrt(2 * e.shape[-1])
+    rows, columns = np.triu_indices(m)
+    multiplicity = np.where(rows == columns, 2.0, 1.0)
+
+    def raised(base, more, features):
+        up, down = xp.where(features > 0, features, 0.0).sum(axis=0), -xp.where(features < 0, features, 0.0).sum(axis=0)
+        taken = xp.where(base > 0, down * bounded(down / xp.where(base > 0, base / 2, 1.0)), 0.0)
+        return base + more + up - taken
+
+    w, mixing_w = law.variance[:, None], law.variance_mixing[:, None]
+    noise = raised(law.limit.linear_noise, law.linear_repeat * multiplicity, w * centre)
+    mixing = raised(law.limit.attention_noise, law.attention_repeat * multiplicity, mixing_w * centre)
+    largest = (xp.abs(w) * spread).sum(axis=0) / noise
+    largest = largest + (xp.abs(mixing_w) * spread).sum(axis=0) / xp.where(mixing > 0, mixing, 1.0)
+    left = ((w + mixing_w * e[:, None]) * (f - centre)).sum(axis=1) * bounded(largest / 0.75)
+    return noise + mixing * e, left
+
+
+def finite_width_terms(law, z, b, e, f, centre, spread, xp: Any = np):
+    """The log density −½ [(z − Σ θ_s b_s)²/v₀ + log 2πv₀ + Δ/v₀ − z² Δ/v₀²] of each term.
+
+    Arguments as in `finite_width_variances`; z of shape (terms, p) and b of shape (terms, 4, p).
+    """
+    v, left = finite_width_variances(law, e, f, centre, spread, xp)
+    residual = z - (law.drift[:, None] * b).sum(axis=1)
+    return -(residual**2 / v + xp.log(2 * math.pi * v) + left / v - z**2 * left / v**2) / 2

@@ -104,13 +104,15 @@ def moments(layer, width: int, batches: int, key) -> list[tuple[np.ndarray, np.n
 @functools.cache
 def terms() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """B₁ and the other terms of the drift, f_k, and e; all in the spectral coordinates of V."""
-    coordinates = spectrum(V)
-    drift = jax.vmap(coordinates.whiten)(drift_terms(V))
-    return (
-        np.asarray(drift)[:, ROWS, COLUMNS],
-        np.asarray(variance_terms(V, coordinates))[:, ROWS, COLUMNS],
-        np.asarray(coordinates.mixing),
-    )
+
+    @jax.jit
+    def at(V):
+        coordinates = spectrum(V)
+        drift = jax.vmap(coordinates.whiten)(drift_terms(V))
+        return drift, variance_terms(V, coordinates), coordinates.mixing
+
+    drift, features, e = map(np.asarray, at(V))
+    return drift[:, ROWS, COLUMNS], features[:, ROWS, COLUMNS], e
 
 
 def predicted(law: FiniteWidth) -> list[np.ndarray]:

@@ -1,7 +1,8 @@
-"""The law of a path from its statistics: it must be the dense twin's, for every layer and every parameter."""
+"""The law of a path from its statistics: it must be the naive sum over terms, for every layer and every parameter."""
 
 import functools
 import importlib
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,36 +13,67 @@ import references
 from budget import assert_distribution
 from conftest import LAYERS
 from numpy.typing import ArrayLike
-from references import wishart_path
+from references import assert_agrees, wishart_path
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.likelihood import FullPath, PathStatistics, Transitions, path_statistics, transitions
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import USED, FullPath, Path, PathStatistics, Terms, observed_path, path_layout, path_statistics
+from sdeinfer.likelihood._full_path import contracted, finite_width_kernel
 from sdeinfer.observe import covariance_dataset
 
 WIDTH = 40
+LAWS = ("limit", "finite-width")
+ARCHITECTURES = {
+    "transformer": Architecture("transformer"),
+    "transformer, 4 heads, W_O, r = 4": Architecture("transformer", heads=4, output_projection=True, expansion=4),
+    "attention": Architecture("attention"),
+    "attention, 4 heads": Architecture("attention", heads=4),
+    "feedforward": Architecture("feedforward"),
+    "feedforward, r = 8/3": Architecture("feedforward", expansion=8 / 3),
+    "mlp": Architecture("mlp"),
+}
 
 
-def log_prob(layer, statistics: PathStatistics) -> np.ndarray:
-    return np.asarray(FullPath(layer.limit(), statistics).log_prob(statistics.weights))
+def law_of(layer, statistics: PathStatistics, law: str):
+    return layer.limit() if law == "limit" else jax.vmap(layer.finite_width)(statistics.widths)
 
 
-def statistics_of(paths, *, width: ArrayLike = WIDTH, layers=None) -> PathStatistics:
-    return path_statistics(transitions(covariance_dataset(paths, width=width, layers=layers)))
+@functools.cache
+def _log_prob(law: str):
+    return jax.jit(lambda layer, path: FullPath(law_of(layer, path, law), path).log_prob(path.weights))
 
 
-def terms(path: Transitions, layer) -> tuple[np.ndarray, np.ndarray]:
-    """The naive sum over terms of z ~ N(θ₁b₁ + θ₂b₂, a + κ²e) for each network, and the sum of its absolute terms."""
-    limit = jax.tree.map(float, layer.limit())
-    z, b1, b2, e = map(np.asarray, (path.increments, path.attention_drift, path.relu_drift, path.mixing))
-    variance = limit.linear_noise + limit.attention_noise * e
-    square = (z - limit.attention_drift * b1 - limit.relu_drift * b2) ** 2 / variance
-    log = np.log(2 * np.pi * variance)
-    jacobian = np.asarray(path.log_jacobian)
-    return (
-        jacobian - (square + log).sum(axis=(1, 2)) / 2,
-        np.abs(jacobian) + (square + np.abs(log)).sum(axis=(1, 2)) / 2,
-    )
+def log_prob(layer, statistics: PathStatistics, law: str = "limit") -> np.ndarray:
+    return np.asarray(_log_prob(law)(layer, statistics))
+
+
+def path_of(paths, *, width: ArrayLike = WIDTH, layers=None) -> Path:
+    return observed_path(covariance_dataset(np.asarray(paths), width=width, layers=layers))
+
+
+def statistics_of(paths, **options) -> PathStatistics:
+    return path_statistics(path_of(paths, **options))
+
+
+def all_terms(path: Path) -> Terms:
+    return path.terms(np.arange(len(path)))
+
+
+def residual_and_variance(terms: Terms, layer) -> tuple[np.ndarray, np.ndarray]:
+    """The z − θ₁b₁ − θ₂b₂ and a + κ²e of the limit."""
+    limit = layer.limit()
+    drift = limit.attention_drift * terms.drift[:, 0] + limit.relu_drift * terms.drift[:, 1]
+    return np.asarray(terms.increments - drift), np.asarray(limit.linear_noise + limit.attention_noise * terms.mixing)
+
+
+def naive(path: Path, terms: Terms, layer) -> tuple[np.ndarray, np.ndarray]:
+    """The naive sum over terms of the limit for each network, and the sum of its absolute terms."""
+    residual, variance = residual_and_variance(terms, layer)
+    square, log, jacobian = residual**2 / variance, np.log(2 * np.pi * variance), np.asarray(terms.log_jacobian)
+    value, scale = jacobian - (square + log).sum(axis=1) / 2, np.abs(jacobian) + (square + np.abs(log)).sum(axis=1) / 2
+    networks = len(path.width)
+    return np.bincount(path.network, value, networks), np.bincount(path.network, scale, networks)
 
 
 @functools.cache
@@ -58,21 +90,124 @@ def test_log_likelihood_is_the_dense_normal(layer, V):
 def test_networks_of_several_widths_each_have_their_own_law(layer):
     widths = [15, 40, 300]
     paths = np.stack([wishart_path(3, 5, width=n, seed=n) for n in widths])
+    statistics = statistics_of(paths, width=widths)
     expected = [references.log_likelihood(layer, path, width=n) for path, n in zip(paths, widths, strict=True)]
-    law = FullPath(layer.limit(), statistics_of(paths, width=widths))
+    np.testing.assert_allclose(log_prob(layer, statistics), expected, rtol=1e-10)
+    law = FullPath(law_of(layer, statistics, "finite-width"), statistics)
     assert law.batch_shape == (3,)
-    assert law.event_shape == law.path.weights.shape[1:]
-    np.testing.assert_allclose(law.log_prob(law.path.weights), expected, rtol=1e-10)
+    assert law.event_shape == statistics.weights.shape[1:]
+
+
+@functools.cache
+def scattered() -> tuple[PathStatistics, Terms, np.ndarray]:
+    """Transitions of networks of three widths from everywhere: e spread over many decades, logits small and large."""
+    rng, widths, count = np.random.default_rng(7), np.array([16, 64, 400]), 1000
+    paths = np.empty((len(widths), 2 * count, 3, 3))
+    for number, n in enumerate(widths):
+        for start in range(0, 2 * count, 2):
+            norms = np.exp(rng.normal(-0.7, 0.5)) * np.exp(rng.normal(0, 0.2, size=3))
+            together = rng.uniform(0, 0.95) * rng.normal(size=(1, 8))
+            X = norms[:, None] * (together + rng.normal(size=(3, 8))) / np.sqrt(8)
+            paths[number, start] = X @ X.T
+            after = np.linalg.cholesky(paths[number, start]) @ rng.normal(size=(3, n))
+            paths[number, start + 1] = after @ after.T / n
+    # Every other layer is a start of its own.
+    used = np.tile(np.arange(2 * count) % 2 == 0, (len(widths), 1))
+    data = covariance_dataset(paths, width=widths).assign({USED: (("network", "layer"), used)})
+    path = observed_path(data)
+    assert len(path) == len(widths) * count
+    return path_statistics(path), all_terms(path), path.network
+
+
+def prior_draws(architecture: Architecture) -> list[dict[str, float]]:
+    """Draws from a prior wider than that of the models, and its corners."""
+    rng = np.random.default_rng(3)
+    gamma = np.append(rng.uniform(size=12), [1e-3, 0.05, 0.999, 1e-3, 0.999, 0.5, 0.5])
+    tau0 = np.append(np.exp(rng.uniform(np.log(0.05), np.log(10), 12)), [0.05, 0.05, 0.05, 10, 10, 1, 0.1])
+    gap = np.append(rng.uniform(0, 8, 12), [8, 0, 8, 0, 0, 1e-6, 8])
+    mean = np.append(rng.normal(0, 2, 12), np.linspace(-3, 3, 7))
+    columns = {"gamma": gamma, "tau0": tau0, "c_plus": mean + gap / 2, "c_minus": mean - gap / 2}
+    return [{name: float(columns[name][i]) for name in architecture.parameters} for i in range(len(gamma))]
+
+
+def worst_errors(architecture: Architecture, law: str) -> tuple[float, float]:
+    """Of the compressed log-likelihood and its gradient, relative to the sum of its absolute terms and to its size."""
+    statistics, terms, network = scattered()
+
+    @jax.jit
+    def fast(parameters):
+        def value(parameters):
+            layer = architecture.layer(**parameters)
+            law_ = law_of(layer, statistics, law)
+            return FullPath(law_, statistics).log_prob(statistics.weights).sum()
+
+        return jax.value_and_grad(value)(parameters)
+
+    @jax.jit
+    def slow(parameters):
+        def value(parameters):
+            layer = architecture.layer(**parameters)
+            logs = []
+            for number, n in enumerate(statistics.widths):
+                mine = network == number
+                data = [x[mine] for x in (terms.increments, terms.drift, terms.mixing, terms.variance)]
+                if law == "limit":
+                    limit, (z, b, e, _) = layer.limit(), data
+                    v = limit.linear_noise + limit.attention_noise * e
+                    residual = z - limit.attention_drift * b[:, 0] - limit.relu_drift * b[:, 1]
+                    logs.append(-(residual**2 / v + jnp.log(2 * jnp.pi * v)) / 2)
+                else:
+                    extent = statistics.centre, statistics.spread
+                    logs.append(references.finite_width_terms(layer.finite_width(n), *data, *extent, xp=jnp))
+            logs = jnp.concatenate([x.reshape(-1) for x in logs] + [terms.log_jacobian])
+            return jnp.sum(logs), jnp.sum(jnp.abs(jax.lax.stop_gradient(logs)))
+
+        return jax.value_and_grad(value, has_aux=True)(parameters)
+
+    worst = [0.0, 0.0]
+    for parameters in prior_draws(architecture):
+        parameters = {name: jnp.asarray(value) for name, value in parameters.items()}
+        value, slope = fast(parameters)
+        (expected, scale), expected_slope = slow(parameters)
+        worst[0] = max(worst[0], float(jnp.abs(value - expected) / scale))
+        slope, expected_slope = (np.array(list(x.values())) for x in (slope, expected_slope))
+        # In units in which each parameter's own scale is one.
+        unit = np.array([abs(float(x)) + 1 for x in parameters.values()])
+        error, size = (np.linalg.norm(x * unit) for x in (slope - expected_slope, expected_slope))
+        worst[1] = max(worst[1], 0.0 if error == 0 else float(error / size))
+    return worst[0], worst[1]
+
+
+SLOWER = [(name, "limit") for name in ARCHITECTURES] + [(name, "finite-width") for name in ("transformer", "attention")]
+"""Cases that others include."""
+
+
+def assert_nothing_lost(name: str, law: str) -> None:
+    value, slope = worst_errors(ARCHITECTURES[name], law)
+    print(f"\n{name}, {law}: log-likelihood {value:.1e}, gradient {slope:.1e}")
+    assert value <= 1e-8
+    assert slope <= 1e-8
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if (name, "finite-width") not in SLOWER])
+def test_statistics_lose_nothing_wherever_the_prior_goes(name):
+    assert_nothing_lost(name, "finite-width")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "law"), SLOWER)
+def test_statistics_lose_nothing_of_simpler_laws(name, law):
+    assert_nothing_lost(name, law)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 4, 6])
-@pytest.mark.parametrize("tau0", [1e-3, 1e-1, 1.0, 30.0, 1e3])
-@pytest.mark.parametrize("gamma", [0.01, 0.3, 1.0])
-def test_statistics_lose_nothing_at_wild_parameters(tokens, tau0, gamma):
-    path = transitions(covariance_dataset(common_path(tokens), width=WIDTH))
-    layer = si.ShapedTransformer(gamma=gamma, tau0=tau0, c_plus=2.0, c_minus=-3.0)
-    expected, scale = terms(path, layer)
-    assert (np.abs(log_prob(layer, path_statistics(path)) - expected) <= 1e-10 * scale).all()
+def test_statistics_lose_nothing_at_wild_parameters(tokens):
+    path = path_of(common_path(tokens))
+    statistics, terms = path_statistics(path), all_terms(path)
+    for tau0, gamma in itertools.product([1e-3, 1e-1, 1.0, 30.0, 1e3], [0.01, 0.3, 1.0]):
+        layer = si.ShapedTransformer(gamma=gamma, tau0=tau0, c_plus=2.0, c_minus=-3.0)
+        expected, scale = naive(path, terms, layer)
+        assert (np.abs(log_prob(layer, statistics) - expected) <= 1e-10 * scale).all()
 
 
 @pytest.mark.parametrize("decades", [3, 6, 9, 12])
@@ -84,66 +219,112 @@ def test_statistics_lose_nothing_for_nearly_coincident_tokens(layer, decades):
     for _ in range(5):
         X = X @ rng.normal(size=(12, 12)) / np.sqrt(12)
         path.append(X @ X.T / 12)
-    path = transitions(covariance_dataset(np.stack(path)[None], width=12))
-    e = np.asarray(path.mixing)
+    path = path_of(np.stack(path)[None], width=12)
+    terms = all_terms(path)
+    e = np.asarray(terms.mixing)
     assert np.log10(e.max() / e[e > 1e-14 * e.max()].min()) >= 0.8 * decades
-    expected, scale = terms(path, layer)
+    expected, scale = naive(path, terms, layer)
     assert (np.abs(log_prob(layer, path_statistics(path)) - expected) <= 1e-10 * scale).all()
 
 
-def test_parts_of_a_path_add_up(layer):
-    paths = common_path(4)
-    whole = log_prob(layer, statistics_of(paths))
-    parts = [statistics_of(paths[:, :4]), statistics_of(paths[:, 3:], layers=[3, 4, 5, 6])]
-    np.testing.assert_allclose(sum(log_prob(layer, part) for part in parts), whole, rtol=1e-10)
+def test_one_network_after_the_other_or_all_rows_at_once():
+    """For one network a width the kernel is contracted row by row: the two must be one function."""
+    statistics = statistics_of(common_path(3), width=[15, 40, 300])
+    law = law_of(LAYERS["transformer"](), statistics, "finite-width")
+    for number in range(3):
+        mine = jax.tree.map(lambda x, number=number: x[number], law)
+        kernel = finite_width_kernel(mine, statistics)
+        value = contracted(mine, statistics, statistics.weights[number])
+        np.testing.assert_allclose(value, jnp.vdot(statistics.weights[number], kernel), rtol=1e-12)
 
 
-def test_statistics_at_the_same_nodes_add_up():
-    # Networks of one data set share their nodes; the law is linear in the weights, so networks pool.
-    layer, statistics = LAYERS["transformer"](), statistics_of(common_path(3))
-    pooled = PathStatistics(
-        statistics.weights.sum(axis=0, keepdims=True), statistics.nodes, statistics.constant.sum(keepdims=True)
-    )
-    np.testing.assert_allclose(log_prob(layer, pooled), [log_prob(layer, statistics).sum()], rtol=1e-12)
+@pytest.mark.parametrize("law", LAWS)
+def test_networks_of_one_width_pool(law):
+    layer = LAYERS["transformer"]()
+    path = path_of(np.concatenate([common_path(3), common_path(3)[:2]]), width=[40, 15, 40, 300, 15])
+    statistics = path_statistics(path)
+    each = log_prob(layer, statistics, law)
+    expected = [each[[1, 4]].sum(), each[[0, 2]].sum(), each[3]]
+    for pooled in (statistics.pooled(), path_statistics(path, pooled=True)):
+        assert pooled.networks == 3
+        np.testing.assert_array_equal(pooled.widths, [15, 40, 300])
+        np.testing.assert_allclose(log_prob(layer, pooled, law), expected, rtol=1e-11)
+    np.testing.assert_allclose(log_prob(layer, statistics.pooled().pooled(), law), expected, rtol=1e-11)
 
 
-def test_first_feature_counts_the_terms():
+@pytest.mark.parametrize("law", LAWS)
+def test_parts_of_a_path_add_up(law):
+    layer, paths = LAYERS["transformer"](), common_path(4)
+    layout = path_layout(path_of(paths))
+    whole = path_statistics(path_of(paths), layout)
+    parts = [path_of(paths[:, :4]), path_of(paths[:, 3:], layers=[3, 4, 5, 6])]
+    added = path_statistics(parts[0], layout) + path_statistics(parts[1], layout)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9), added, whole)
+    np.testing.assert_allclose(log_prob(layer, added, law), log_prob(layer, whole, law), rtol=1e-11)
+
+
+def test_transitions_that_are_not_used_do_not_count(layer):
+    paths = common_path(3)
+    data = covariance_dataset(paths, width=WIDTH)
+    used = np.ones((3, 7), bool)
+    used[:, :2] = False
+    without = path_statistics(observed_path(data.assign({USED: (("network", "layer"), used)})))
+    late = statistics_of(paths[:, 2:], layers=[2, 3, 4, 5, 6])
+    for law in LAWS:
+        np.testing.assert_allclose(log_prob(layer, without, law), log_prob(layer, late, law), rtol=1e-10)
+
+
+def test_a_network_without_a_transition_has_no_likelihood():
+    data = covariance_dataset(common_path(3), width=WIDTH)
+    used = np.ones((3, 7), bool)
+    used[1] = False
+    statistics = path_statistics(observed_path(data.assign({USED: (("network", "layer"), used)})))
+    for law in LAWS:
+        values = log_prob(LAYERS["transformer"](), statistics, law)
+        assert values[1] == 0
+        assert (values[[0, 2]] != 0).all()
+
+
+def test_the_first_row_counts_the_terms():
     statistics = statistics_of(common_path(4))
-    np.testing.assert_allclose(statistics.weights[:, 0].sum(axis=1), 6 * 10, rtol=1e-12)
+    np.testing.assert_allclose(statistics.weights[:, 0].sum(axis=(1, 2)), 6 * 10, rtol=1e-12)
     # Of each transition one term, with δ = 0 twice, is at e = 0; m = 4 tokens have no other.
-    np.testing.assert_allclose(statistics.weights[:, 0, 0], 6)
+    np.testing.assert_allclose(statistics.weights[:, 0, :, 0].sum(axis=1), 6)
 
 
 def test_one_token_has_all_terms_at_e_zero():
     statistics = statistics_of(common_path(1))
-    np.testing.assert_array_equal(statistics.weights[:, 0, 0], 6)
-    np.testing.assert_array_equal(statistics.weights[:, :, 1:], 0)
+    np.testing.assert_array_equal(statistics.weights[:, 0, :, 0], 6)
+    np.testing.assert_array_equal(statistics.weights[..., 1:], 0)
 
 
-def test_more_nodes_change_nothing():
-    layer, path = LAYERS["transformer"](), transitions(covariance_dataset(common_path(4), width=WIDTH))
-    np.testing.assert_allclose(
-        log_prob(layer, path_statistics(path, nodes=200)), log_prob(layer, path_statistics(path)), rtol=1e-11
-    )
+@pytest.mark.parametrize("law", LAWS)
+def test_more_nodes_change_nothing(law):
+    layer, path = LAYERS["transformer"](), path_of(common_path(4))
+    finer = path_statistics(path, path_layout(path, nodes=200))
+    np.testing.assert_allclose(log_prob(layer, finer, law), log_prob(layer, path_statistics(path), law), rtol=1e-11)
 
 
-def test_chunks_change_nothing(monkeypatch):
-    module = importlib.import_module("sdeinfer.likelihood._statistics")
-    path = transitions(covariance_dataset(common_path(4), width=WIDTH))
-    whole = path_statistics(path)
-    monkeypatch.setattr(module, "CHUNK", 7)
-    np.testing.assert_allclose(path_statistics(path).weights, whole.weights, rtol=1e-9, atol=1e-11)
+def test_blocks_change_nothing(monkeypatch):
+    path = path_of(common_path(4))
+    layout = path_layout(path)
+    whole = path_statistics(path, layout)
+    for module in ("_statistics", "_transitions"):
+        monkeypatch.setattr(importlib.import_module(f"sdeinfer.likelihood.{module}"), "BLOCK", 18)
+    monkeypatch.setattr(Path.blocks, "__defaults__", (18,))
+    parts = path_statistics(path, layout)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11), parts, whole)
 
 
-def test_likelihood_does_not_depend_on_the_order_of_the_tokens(layer):
-    paths, order = common_path(5), np.array([4, 2, 0, 1, 3])
+@pytest.mark.parametrize("law", LAWS)
+def test_likelihood_does_not_depend_on_the_order_of_the_tokens(law):
+    layer, paths, order = LAYERS["transformer"](), common_path(5), np.array([4, 2, 0, 1, 3])
     permuted = paths[:, :, order][:, :, :, order]
-    np.testing.assert_allclose(
-        log_prob(layer, statistics_of(permuted)), log_prob(layer, statistics_of(paths)), rtol=1e-10
-    )
+    one, other = (log_prob(layer, statistics_of(V), law) for V in (permuted, paths))
+    np.testing.assert_allclose(one, other, rtol=1e-10)
 
 
-def test_likelihood_knows_the_slopes_only_by_the_square_of_their_gap():
+def test_the_limit_knows_the_slopes_only_by_the_square_of_their_gap():
     statistics = statistics_of(common_path(3))
     values = [
         log_prob(si.ShapedTransformer(0.5, 0.8, *slopes), statistics) for slopes in ((1, -1), (-1, 1), (5, 3), (0, -2))
@@ -151,26 +332,79 @@ def test_likelihood_knows_the_slopes_only_by_the_square_of_their_gap():
     np.testing.assert_array_equal(values, [values[0]] * 4)
 
 
-def test_gradient_of_the_likelihood_is_that_of_the_naive_sum():
-    path = transitions(covariance_dataset(common_path(4), width=WIDTH))
-    statistics = path_statistics(path)
+def test_finite_width_knows_the_mean_of_the_slopes_but_not_their_order():
+    statistics = statistics_of(common_path(3))
+    one, exchanged, shifted = (
+        log_prob(si.ShapedTransformer(0.5, 0.8, *slopes), statistics, "finite-width")
+        for slopes in ((1, -1), (-1, 1), (2, 0))
+    )
+    np.testing.assert_array_equal(one, exchanged)
+    assert (np.abs(shifted - one) > 1e-6 * np.abs(one)).all()
 
-    def fast(values):
-        law = FullPath(si.ShapedTransformer(*values).limit(), statistics)
-        return law.log_prob(statistics.weights).sum()
 
-    def naive(values):
-        limit = si.ShapedTransformer(*values).limit()
-        variance = limit.linear_noise + limit.attention_noise * path.mixing
-        residual = path.increments - limit.attention_drift * path.attention_drift - limit.relu_drift * path.relu_drift
-        return -jnp.sum(residual**2 / variance + jnp.log(variance)) / 2
+def test_wide_networks_have_the_likelihood_of_the_limit():
+    layer = LAYERS["transformer"]()
+    gaps = []
+    for n in (10**6, 10**8):
+        # Steps of one size relative to the width's own.
+        V = common_path(3)[:, 0]
+        paths = np.stack([V, V * (1 + 1 / np.sqrt(n))], axis=1)
+        statistics = statistics_of(paths, width=n)
+        gaps.append(np.abs(log_prob(layer, statistics, "finite-width") - log_prob(layer, statistics)).max())
+    # The He constant differs from 1 by 1/√n.
+    assert gaps[0] < 1e-2
+    assert gaps[1] < gaps[0] / 8
 
-    values = jnp.array([0.5, 0.6, 0.3, -1.5])
-    np.testing.assert_allclose(jax.grad(fast)(values), jax.grad(naive)(values), rtol=1e-10)
+
+def expanded_terms(law, terms: Terms, centre, share: float = 1.0) -> tuple[np.ndarray, ...]:
+    """Log densities with all of v; their expansion about v₀; and that of the density itself, with z² for its residual².
+
+    Arguments:
+        law: of the one width of the data.
+        terms: the data.
+        centre: f̄.
+        share: how much to keep of f − f̄.
+    """
+    z, b, e, f = (np.asarray(x) for x in (terms.increments, terms.drift, terms.mixing, terms.variance))
+    law = jax.tree.map(np.asarray, law)
+    f = centre + share * (f - centre)
+    v, left = references.finite_width_variances(law, e, f, centre, np.zeros_like(centre))
+    square = (z - (law.drift[:, None] * b).sum(axis=1)) ** 2
+    exact = -(square / (v + left) + np.log(v + left)) / 2
+    first, density = (-(square / v + np.log(v) + left / v - moved * left / v**2) / 2 for moved in (square, z**2))
+    return exact, first, density
+
+
+def test_the_expansion_of_the_variance_is_of_second_order(networks):
+    truth, n = np.array([0.6, 1.0, 1.0, -3.0]), 96
+    path = observed_path(networks)
+    terms, centre = all_terms(path), np.asarray(path_statistics(path).centre)
+    errors = []
+    for share in (1, 1 / 2, 1 / 4, 1 / 8):
+        exact, first, _ = expanded_terms(si.ShapedTransformer(*truth).finite_width(n), terms, centre, share)
+        errors.append(np.abs(first - exact).sum())
+    ratios = np.divide(errors[:-1], errors[1:])
+    # Of second order: they tend to 4, and what is left halves each time.
+    assert_agrees((2 * ratios[1:] - ratios[:-1])[-1], 4, rtol=1e-2)
+
+    def sums(parameters):
+        exact, _, density = expanded_terms(si.ShapedTransformer(*parameters).finite_width(n), terms, centre)
+        return np.array([exact.sum(), (density - exact).sum()])
+
+    middle, steps = sums(truth), 1e-3 * np.eye(4)[:3]
+    print(
+        f"\nlog-likelihood of {exact.size} terms of width {n}: {middle[0]:.1f}, its expansion {middle[1]:.4f} off",
+        end="",
+    )
+    for name, step in zip(("gamma", "tau0", "c_plus"), steps, strict=True):
+        up, down = sums(truth + step), sums(truth - step)
+        sd = 1 / np.sqrt((2 * middle - up - down)[0] / 1e-6)
+        print(f"; moves {name} by {(up - down)[1] / 2e-3 * sd:.4f} of its sd", end="")
+    print()
 
 
 def test_data_of_the_euler_chain_have_independent_normal_residuals(key):
-    """The law is that of the chain V′ = V + b/n + Σ^{1/2}ξ/√n: its standardised residuals are standard normal."""
+    """The limit is that of the chain V′ = V + b/n + Σ^{1/2}ξ/√n: its standardised residuals are standard normal."""
     layer, width = LAYERS["transformer"](), 200
     limit = layer.limit()
 
@@ -184,7 +418,22 @@ def test_data_of_the_euler_chain_have_independent_normal_residuals(key):
         V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=0.7)
         return jnp.concatenate([V0[None], jax.lax.scan(step, V0, jr.split(key, 20))[1]])
 
-    path = transitions(covariance_dataset(jax.vmap(chain)(jr.split(key, 50)), width=width))
-    variance = limit.linear_noise + limit.attention_noise * path.mixing
-    residual = path.increments - limit.attention_drift * path.attention_drift - limit.relu_drift * path.relu_drift
-    assert_distribution(residual / jnp.sqrt(variance), stats.norm.cdf)
+    residual, variance = residual_and_variance(
+        all_terms(path_of(jax.vmap(chain)(jr.split(key, 50)), width=width)), layer
+    )
+    assert_distribution(residual / np.sqrt(variance), stats.norm.cdf)
+
+
+def test_covariances_too_large_for_their_law_are_refused():
+    paths = common_path(3).copy()
+    paths[1] *= 1e120
+    with pytest.raises(ValueError, match="covariance: network 1: too large or too small for its law, .* overflows"):
+        statistics_of(paths)
+
+
+def test_tiny_covariances_are_those_without_attention():
+    layer, relu = si.ShapedTransformer(0.5, 0.8, 1, -1), si.ResidualFeedForward(0.5, 1, -1)
+    statistics = statistics_of(common_path(3) * 1e-200)
+    limit = layer.limit()
+    flat = FullPath(si.layers.Limit(0 * limit.relu_drift, relu.limit().relu_drift, limit.linear_noise, 0), statistics)
+    np.testing.assert_allclose(log_prob(layer, statistics), flat.log_prob(statistics.weights), rtol=1e-12)

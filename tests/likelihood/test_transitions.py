@@ -1,91 +1,181 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+import scipy.linalg
 from references import assert_agrees, wishart_path
+from scipy.stats import multivariate_normal
 
 import sdeinfer as si
-from sdeinfer.likelihood import Transitions, transitions
+from sdeinfer.covariance import spectrum
+from sdeinfer.layers import drift_terms, variance_terms
+from sdeinfer.likelihood import USED, Path, Terms, observed_path, used_of
 from sdeinfer.observe import covariance_dataset
 
 WIDTH = 40
 
 
-def gaussian_terms(path: Transitions, layer) -> np.ndarray:
-    """Log density of each network as a sum over independent normals z ~ N(θ₁b₁ + θ₂b₂, a + κ²e)."""
+def path_of(paths, *, width=WIDTH, layers=None) -> Path:
+    return observed_path(covariance_dataset(np.asarray(paths), width=width, layers=layers))
+
+
+def terms_of(paths, **options) -> Terms:
+    path = path_of(paths, **options)
+    return path.terms(np.arange(len(path)))
+
+
+def gaussian_terms(terms: Terms, layer) -> np.ndarray:
+    """Log density of each transition as a sum over independent normals z ~ N(θ₁b₁ + θ₂b₂, a + κ²e)."""
     limit = layer.limit()
-    variance = limit.linear_noise + limit.attention_noise * path.mixing
-    residual = path.increments - limit.attention_drift * path.attention_drift - limit.relu_drift * path.relu_drift
-    terms = -(residual**2 / variance + jnp.log(2 * jnp.pi * variance)) / 2
-    return np.asarray(terms.sum(axis=(1, 2)) + path.log_jacobian)
+    variance = limit.linear_noise + limit.attention_noise * terms.mixing
+    drift = limit.attention_drift * terms.drift[:, 0] + limit.relu_drift * terms.drift[:, 1]
+    logs = -((terms.increments - drift) ** 2 / variance + jnp.log(2 * jnp.pi * variance)) / 2
+    return np.asarray(logs.sum(axis=1) + terms.log_jacobian)
 
 
 def test_independent_normals_are_the_dense_normal(layer):
     path = wishart_path(4, 4, width=WIDTH, seed=4)
-    expected = references.log_likelihood(layer, path, width=WIDTH)
-    np.testing.assert_allclose(
-        gaussian_terms(transitions(covariance_dataset(path[None], width=WIDTH)), layer), [expected], rtol=1e-10
-    )
+    expected = [
+        references.log_density(layer, V, after, width=WIDTH) for V, after in zip(path[:-1], path[1:], strict=True)
+    ]
+    np.testing.assert_allclose(gaussian_terms(terms_of(path[None]), layer), expected, rtol=1e-10)
 
 
-def test_every_network_has_its_own_width_and_its_own_row(layer):
+def test_every_network_has_its_own_width_and_its_own_rows(layer):
     paths, widths = [wishart_path(3, 4, width=n, seed=n) for n in (20, 70)], [20, 70]
-    found = gaussian_terms(transitions(covariance_dataset(np.stack(paths), width=widths)), layer)
+    found = gaussian_terms(terms_of(paths, width=widths), layer).reshape(2, 4).sum(axis=1)
     expected = [references.log_likelihood(layer, path, width=n) for path, n in zip(paths, widths, strict=True)]
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
-def test_shapes_say_networks_transitions_and_entries():
-    path = transitions(covariance_dataset(np.stack([wishart_path(3, 4, width=9, seed=s) for s in range(2)]), width=9))
-    assert path.networks == 2
-    for field in (path.increments, path.attention_drift, path.relu_drift, path.mixing):
-        assert field.shape == (2, 4, 6)
-    assert path.log_jacobian.shape == (2,)
+def dense_log_density(layer, V, after, width: int) -> float:
+    """Normal on the entries α ≤ β with the mean and the spectral variances of a layer of finite width."""
+    m, law = len(V), layer.finite_width(width)
+    delta, Q = scipy.linalg.eigh(np.eye(m) - 1 / m, np.linalg.inv(V))  # Qᵀ H Q = diag δ, QQᵀ = V
+    mean = V + np.tensordot(law.drift, drift_terms(V), 1) / width
+    features = np.asarray(variance_terms(V, spectrum(V)))
+    covariance = np.zeros((m * (m + 1) // 2,) * 2)
+    for i in range(m):
+        for j in range(i, m):
+            e, multiplicity = (delta[i] ** 2 + delta[j] ** 2) / m**2, 1 + (i == j)
+            v = law.limit.linear_noise + law.limit.attention_noise * e
+            v += multiplicity * (law.linear_repeat + law.attention_repeat * e)
+            v += (law.variance + e * law.variance_mixing) @ features[:, i, j]
+            direction = references.packed(np.outer(Q[:, i], Q[:, j]) + np.outer(Q[:, j], Q[:, i])) / multiplicity
+            covariance += np.outer(direction, direction) * float(v) * multiplicity / width
+    return float(multivariate_normal.logpdf(references.packed(after), references.packed(mean), covariance))
+
+
+def test_terms_of_finite_width_are_the_dense_normal(layer):
+    path = wishart_path(3, 3, width=WIDTH, seed=4)
+    terms, law = terms_of(path[None]), layer.finite_width(WIDTH)
+    rows, columns = np.triu_indices(3)
+    variance = law.limit.linear_noise + law.limit.attention_noise * terms.mixing
+    variance += np.where(rows == columns, 2, 1) * (law.linear_repeat + law.attention_repeat * terms.mixing)
+    coefficients = law.variance[:, None] + law.variance_mixing[:, None] * terms.mixing[:, None]
+    variance += (coefficients * terms.variance).sum(axis=1)
+    residual = terms.increments - jnp.tensordot(terms.drift, law.drift, (1, 0))
+    logs = -(residual**2 / variance + jnp.log(2 * jnp.pi * variance)) / 2
+    expected = [dense_log_density(layer, V, after, WIDTH) for V, after in zip(path[:-1], path[1:], strict=True)]
+    np.testing.assert_allclose(logs.sum(axis=1) + terms.log_jacobian, expected, rtol=1e-10)
+
+
+def test_shapes_say_transitions_terms_and_entries():
+    path = path_of([wishart_path(3, 4, width=9, seed=s) for s in range(2)], width=9)
+    terms = path.terms(np.arange(len(path)))
+    assert len(path) == 8
+    assert path.tokens == 3
+    assert terms.increments.shape == terms.mixing.shape == (8, 6)
+    assert terms.drift.shape == (8, 4, 6)
+    assert terms.variance.shape == (8, 6, 6)
+    assert terms.log_jacobian.shape == (8,)
+    np.testing.assert_array_equal(path.network, np.repeat([0, 1], 4))
+    np.testing.assert_array_equal(path.layer, np.tile(np.arange(4), 2))
+
+
+def test_blocks_are_all_transitions_in_order():
+    path = path_of([wishart_path(2, 5, width=9, seed=s) for s in range(3)], width=9)
+    blocks = list(path.blocks(4))
+    assert [len(block) for block in blocks] == [4, 4, 4, 3]
+    np.testing.assert_array_equal(np.concatenate(blocks), np.arange(15))
 
 
 def test_one_token_has_no_drift_and_no_mixing():
-    path = transitions(covariance_dataset(wishart_path(1, 5, width=9, seed=0)[None], width=9))
-    for field in (path.attention_drift, path.relu_drift, path.mixing):
+    V = wishart_path(1, 5, width=9, seed=0)
+    terms = terms_of(V[None], width=9)
+    for field in (terms.drift, terms.mixing):
         np.testing.assert_array_equal(field, 0)
     # z = dV √n/(√2 V): the relative increment.
-    V = wishart_path(1, 5, width=9, seed=0)[:, 0, 0]
-    np.testing.assert_allclose(path.increments[0, :, 0], np.diff(V) / V[:-1] * np.sqrt(9 / 2), rtol=1e-12)
+    relative = np.diff(V[:, 0, 0]) / V[:-1, 0, 0]
+    np.testing.assert_allclose(terms.increments[:, 0], relative * np.sqrt(9 / 2), rtol=1e-12)
 
 
 def test_mixing_is_the_spectrum_of_the_centred_covariance():
     path = wishart_path(4, 1, width=9, seed=3)
-    found = np.asarray(transitions(covariance_dataset(path[None], width=9)).mixing)
+    found = np.asarray(terms_of(path[None], width=9).mixing)
     # δ are the eigenvalues of V H, in rising order, whatever the factor.
     delta = np.sort(np.real(np.linalg.eigvals(path[0] @ (np.eye(4) - 1 / 4))))
     rows, columns = np.triu_indices(4)
-    assert_agrees(found[0, 0], (delta[rows] ** 2 + delta[columns] ** 2) / 16, rtol=1e-12)
+    assert_agrees(found[0], (delta[rows] ** 2 + delta[columns] ** 2) / 16, rtol=1e-12)
 
 
 def test_rounding_asymmetry_is_averaged_away():
     path = wishart_path(3, 2, width=9, seed=0)
     crooked = path + 1e-12 * np.triu(np.ones((3, 3)), 1)
     straight = (crooked + np.swapaxes(crooked, -1, -2)) / 2
-    one, other = (transitions(covariance_dataset(V[None], width=9)) for V in (crooked, straight))
-    np.testing.assert_array_equal(one.increments, other.increments)
+    one, other = (terms_of(V[None], width=9) for V in (crooked, straight))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_transitions_that_are_not_used_are_left_out():
+    paths = np.stack([wishart_path(3, 4, width=WIDTH, seed=s) for s in range(2)])
+    data = covariance_dataset(paths, width=WIDTH)
+    assert used_of(data).all()
+    used = np.array([[1, 0, 0, 1, 1], [0, 0, 1, 0, 0]], bool)  # the last layer starts no transition
+    path = observed_path(data.assign({USED: (("network", "layer"), used)}))
+    np.testing.assert_array_equal(path.network, [0, 0, 1])
+    np.testing.assert_array_equal(path.layer, [0, 3, 2])
+    whole = path_of(paths)
+    chosen = path.terms(np.arange(3)), whole.terms(np.array([0, 3, 6]))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), *chosen)
+
+
+def test_nothing_left_is_refused():
+    data = covariance_dataset(wishart_path(2, 3, width=9, seed=0)[None], width=9)
+    with pytest.raises(ValueError, match="used: no transition is left"):
+        observed_path(data.assign({USED: (("network", "layer"), np.zeros((1, 4), bool))}))
 
 
 def test_skipped_layers_are_refused():
     data = covariance_dataset(wishart_path(2, 3, width=9, seed=0)[None], width=9, layers=[0, 2, 4, 6])
     with pytest.raises(ValueError, match="layer: the full path needs every layer, got layers 0, 2, 4, 6, …"):
-        transitions(data)
+        observed_path(data)
 
 
-def test_a_singular_covariance_is_refused_with_its_place():
+def singular_path() -> np.ndarray:
+    """Two networks, of which the second has coincident tokens after layer 2."""
     path = wishart_path(3, 4, width=20, seed=1)
     path[2, 2], path[2, :, 2] = path[2, 1], path[2, :, 1]
     path[2, 2, 2] = path[2, 1, 1]
-    stack = np.stack([wishart_path(3, 4, width=20, seed=2), path])
+    return np.stack([wishart_path(3, 4, width=20, seed=2), path])
+
+
+def test_a_singular_covariance_is_refused_with_its_place():
     with pytest.raises(ValueError, match="covariance: network 1, layer 2: singular"):
-        transitions(covariance_dataset(stack, width=20))
+        path_of(singular_path(), width=20)
+
+
+def test_a_singular_covariance_that_is_not_used_is_no_obstacle():
+    used = np.ones((2, 5), bool)
+    used[1, 2] = False
+    data = covariance_dataset(singular_path(), width=20).assign({USED: (("network", "layer"), used)})
+    path = observed_path(data)
+    assert jnp.isfinite(path.terms(np.arange(len(path))).increments).all()
 
 
 def test_a_singular_last_layer_is_no_obstacle():
     # Only the layers from which a transition starts need a density.
     path = wishart_path(2, 2, width=20, seed=1)
     path[-1] = si.equicorrelated(tokens=2, correlation=1.0)
-    assert jnp.isfinite(transitions(covariance_dataset(path[None], width=20)).increments).all()
+    assert jnp.isfinite(terms_of(path[None], width=20).increments).all()

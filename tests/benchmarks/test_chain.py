@@ -10,11 +10,11 @@ import sdeinfer as si
 pytestmark = pytest.mark.benchmark
 
 LAYERS = {
-    "transformer": si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=0.0, c_minus=-1.0),
-    "transformer, H = 4, W_O, r = 4": si.ShapedTransformer(
+    "transformer": lambda: si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=0.0, c_minus=-1.0),
+    "transformer, H = 4, W_O, r = 4": lambda: si.ShapedTransformer(
         gamma=0.5, tau0=1.0, c_plus=0.0, c_minus=-1.0, heads=4, output_projection=True, expansion=4
     ),
-    "mlp": si.ShapedMLP(c_plus=0.0, c_minus=-1.0),
+    "mlp": lambda: si.ShapedMLP(c_plus=0.0, c_minus=-1.0),
 }
 ASKED = 50
 
@@ -37,7 +37,7 @@ def test_against_weights(name, timed):
     tokens, width = 4, 1024
     costs = {}
     for method, networks, depth in (("weights", 8, 4), ("chain", 2048, 16)):
-        run = sample(LAYERS[name], tokens=tokens, width=width, depth=depth, networks=networks, method=method)
+        run = sample(LAYERS[name](), tokens=tokens, width=width, depth=depth, networks=networks, method=method)
         costs[method] = timed(run, repeats=3) / (networks * depth)
     print(f"\n{name}, n = {width}, m = {tokens}, float32: {costs['chain'] * 1e6:.1f} µs a layer and network,", end=" ")
     print(f"{costs['weights'] * 1e6:.0f} µs with weights: ratio {costs['weights'] / costs['chain']:.0f}", end="")
@@ -47,7 +47,7 @@ def test_against_weights(name, timed):
 @pytest.mark.parametrize("width", [32, 128, 512])
 def test_cost_of_a_layer(width, timed):
     tokens, networks, depth = 3, 2**14, 64
-    run = sample(LAYERS["transformer"], tokens=tokens, width=width, depth=depth, networks=networks, method="chain")
+    run = sample(LAYERS["transformer"](), tokens=tokens, width=width, depth=depth, networks=networks, method="chain")
     cost = timed(run, repeats=3) / (networks * depth)
     print(f"\ntransformer, n = {width}, m = {tokens}, float32: {cost * 1e6:.2f} µs a layer and network", end=" ")
     print(f"on every core, {cost / (tokens * width) * 1e9:.2f} ns a normal")

@@ -1,4 +1,5 @@
 import arviz_stats
+import jax
 import jax.random as jr
 import numpy as np
 import pytest
@@ -6,7 +7,16 @@ import xarray as xr
 
 import sdeinfer as si
 from sdeinfer.infer import nuts, predict
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import USED
 from sdeinfer.observe import covariance_dataset
+
+TRANSFORMER = si.models.full_path.given(architecture=Architecture("transformer"), law="finite-width")
+
+
+def prepared_as_in(post, data):
+    """The statistics of the transitions that a fit used."""
+    return si.models.full_path.prepare(data.assign({USED: post["constant_data"][USED]}))
 
 
 def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
@@ -39,10 +49,11 @@ def test_leave_one_network_out_and_power_scaling_work(fitted):
 
 
 def test_log_likelihood_and_prior_are_those_of_the_draws(fitted, networks):
-    path = si.models.full_path.prepare(networks)
+    path = prepared_as_in(fitted, networks)
     draw = fitted["posterior"].to_dataset().isel(chain=1, draw=7)
     layer = si.ShapedTransformer(*(draw[name].item() for name in ("gamma", "tau0", "c_plus", "c_minus")))
-    expected = si.likelihood.FullPath(layer.limit(), path).log_prob(path.weights)
+    law = jax.vmap(layer.finite_width)(path.widths)
+    expected = si.likelihood.FullPath(law, path).log_prob(path.weights)
     np.testing.assert_allclose(fitted["log_likelihood"]["covariance"].isel(chain=1, draw=7), expected, rtol=1e-10)
     tau0 = draw["tau0"].item()
     log_normal = -np.log(tau0) - np.log(tau0) ** 2 / 2 - np.log(2 * np.pi) / 2
@@ -57,8 +68,8 @@ def test_slopes_come_ordered_with_their_gap(fitted):
 
 def test_one_key_gives_one_posterior(networks):
     prepared = si.models.full_path.prepare(networks)
-    settings = {"architecture": "transformer", "chains": 2, "draws": 30, "warmup": 30}
-    first, second, other = (nuts(si.models.full_path, prepared, **settings, key=jr.key(seed)) for seed in (3, 3, 4))
+    settings = {"chains": 2, "draws": 30, "warmup": 30}
+    first, second, other = (nuts(TRANSFORMER, prepared, **settings, key=jr.key(seed)) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first.samples["gamma"], second.samples["gamma"])
     assert (first.samples["gamma"] != other.samples["gamma"]).all()
 
@@ -66,17 +77,15 @@ def test_one_key_gives_one_posterior(networks):
 def test_chunks_do_not_show(networks, monkeypatch):
     """Iterations run in chunks for the progress bar; the draws do not depend on where they end."""
     prepared = si.models.full_path.prepare(networks)
-    settings = {"architecture": "transformer", "chains": 2, "draws": 40, "warmup": 60, "key": jr.key(5)}
-    whole = nuts(si.models.full_path, prepared, **settings)
+    settings = {"chains": 2, "draws": 40, "warmup": 60, "key": jr.key(5)}
+    whole = nuts(TRANSFORMER, prepared, **settings)
     monkeypatch.setattr("sdeinfer.infer._nuts.CHUNK", 17)
-    parts = nuts(si.models.full_path, prepared, **settings)
+    parts = nuts(TRANSFORMER, prepared, **settings)
     np.testing.assert_array_equal(whole.samples["tau0"], parts.samples["tau0"])
     np.testing.assert_array_equal(whole.statistics["n_steps"], parts.statistics["n_steps"])
 
 
 def test_a_second_fit_of_one_shape_compiles_nothing(networks, fitted, caplog):
-    import jax
-
     with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
         si.fit(si.models.full_path, networks, chains=2, draws=400, warmup=300, predictions=20, key=jr.key(3))
     compiled = [record.getMessage() for record in caplog.records if "_advance" in record.getMessage()]
@@ -99,7 +108,7 @@ def test_every_architecture_fits_its_own_networks(architecture):
 def test_predictions_start_at_the_observed_covariances_of_networks_of_any_width(networks):
     mixed = networks.assign_coords(width=("network", np.where(np.arange(24) < 10, 96, 48)))
     parameters = {"gamma": np.array([0.3, 0.6]), "tau0": np.ones(2), "c_plus": np.zeros(2), "c_minus": -np.ones(2)}
-    predicted = predict(parameters, mixed, architecture="transformer", key=jr.key(1))
+    predicted = predict(parameters, mixed, architecture=Architecture("transformer"), key=jr.key(1))
     start = predicted["covariance"].isel(layer=0)
     for draw in range(2):
         np.testing.assert_allclose(start.isel(draw=draw), networks["covariance"].isel(layer=0), atol=1e-12)
@@ -134,3 +143,39 @@ def test_skipped_layers_and_singular_covariances_are_refused(networks):
     huge["covariance"] *= 1e200
     with pytest.raises(ValueError, match="network 0: too large or too small for its law"):
         si.fit(si.models.full_path, huge, key=jr.key(0))
+
+
+def test_a_fit_says_by_which_law_and_of_which_layer_it_is(fitted, networks):
+    assert fitted.attrs["law"] == "finite-width"
+    kind = Architecture("transformer", heads=2, output_projection=True, expansion=4)
+    short = {"chains": 2, "draws": 20, "warmup": 20, "predictions": 2}
+    post = si.fit(si.models.full_path, networks, architecture=kind, law="limit", **short, key=jr.key(2))
+    assert post.attrs["law"] == "limit"
+    assert {name: post.attrs[name] for name in kind.attributes()} == kind.attributes()
+    path = prepared_as_in(post, networks)
+    draw = post["posterior"].to_dataset().isel(chain=0, draw=3)
+    limit = kind.layer(**{name: draw[name].item() for name in kind.parameters}).limit()
+    expected = si.likelihood.FullPath(limit, path).log_prob(path.weights)
+    np.testing.assert_allclose(post["log_likelihood"]["covariance"].isel(chain=0, draw=3), expected, rtol=1e-10)
+
+
+def test_an_unknown_law_is_refused(networks):
+    with pytest.raises(ValueError, match="law: must be one of finite-width, limit"):
+        si.fit(si.models.full_path, networks, law="exact", key=jr.key(0))
+
+
+def test_networks_of_several_widths_are_fitted_together(networks):
+    """Each network's own likelihood, though networks of one width are pooled while sampling."""
+    mixed = networks.assign_coords(width=("network", np.where(np.arange(24) % 3 == 0, 48, 96)))
+    path = si.models.full_path.prepare(mixed)
+    np.testing.assert_array_equal(path.widths, [48, 96])
+    result = nuts(TRANSFORMER, path, chains=2, draws=20, warmup=20, key=jr.key(3))
+    parameters = [result.samples[name][1, 5] for name in ("gamma", "tau0", "c_plus", "c_minus")]
+    layer = si.ShapedTransformer(*map(float, parameters))
+    expected = si.likelihood.FullPath(jax.vmap(layer.finite_width)(path.widths), path).log_prob(path.weights)
+    np.testing.assert_allclose(result.log_likelihood["covariance"][1, 5], expected, rtol=1e-10)
+    # The joint density of the sampler is that of the pooled data.
+    prior = sum(float(result.log_prior[name][1, 5]) for name in result.log_prior)
+    gap, gamma, tau0 = (float(result.samples[name][1, 5]) for name in ("c_gap", "gamma", "tau0"))
+    volume = np.log(gap) + np.log(gamma) + np.log1p(-gamma) + np.log(tau0)  # of the unconstrained parameters
+    np.testing.assert_allclose(result.statistics["lp"][1, 5], expected.sum() + prior + volume, rtol=1e-10)

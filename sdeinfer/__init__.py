@@ -6,6 +6,7 @@ from sdeinfer.check import check as check
 from sdeinfer.check import summarise as summarise
 from sdeinfer.covariance import equicorrelated as equicorrelated
 from sdeinfer.infer import fit as fit
+from sdeinfer.layers import Architecture as Architecture
 from sdeinfer.layers import ResidualFeedForward as ResidualFeedForward
 from sdeinfer.layers import ShapedAttention as ShapedAttention
 from sdeinfer.layers import ShapedMLP as ShapedMLP

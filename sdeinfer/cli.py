@@ -1,5 +1,6 @@
 """The command line: observe → fit → check → report, in one go or one at a time through files."""
 
+import dataclasses
 import math
 import shlex
 import sys
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
+import pandas as pd
 import typer
 import xarray as xr
 from typer.core import TyperGroup
@@ -16,8 +18,8 @@ from typer.core import TyperGroup
 from sdeinfer._files import InputError, first_line, readable, staged_file, staged_folder
 from sdeinfer.check import Check, check, summarise
 from sdeinfer.covariance import equicorrelated
-from sdeinfer.infer import fit, require_identifiable
-from sdeinfer.layers import ARCHITECTURES, AbstractLayer
+from sdeinfer.infer import LARGEST_LOGIT, LIMIT_POSTERIOR, Law, fit, require_identifiable
+from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
 from sdeinfer.models import full_path  # pyright: ignore[reportMissingImports]
 from sdeinfer.networks import sample_networks
 from sdeinfer.observe import observe, read, read_posterior, write
@@ -64,7 +66,7 @@ def in_double_precision() -> None:
     jax.config.update("jax_enable_x64", True)  # noqa: FBT003
 
 
-Architecture = Literal["transformer", "attention", "feedforward", "mlp"]
+Kind = Literal["transformer", "attention", "feedforward", "mlp"]
 
 SAMPLED = (
     *("width", "depth", "tokens", "networks", "norm", "correlation", "observe_every"),
@@ -86,6 +88,16 @@ CPlus = Annotated[float, typer.Option(help="shaped-ReLU slope c₊ of the sample
 CMinus = Annotated[float, typer.Option(help="shaped-ReLU slope c₋ of the sampled networks")]
 Norm = Annotated[float, typer.Option(help="norm ‖x‖/√n of the initial tokens")]
 Correlation = Annotated[float, typer.Option(help="correlation between the initial tokens")]
+Heads = Annotated[int | None, typer.Option(help="number of attention heads; default: as the data say, or 1", min=1)]
+Projection = Annotated[bool | None, typer.Option(help="a Gaussian matrix after the heads; default: as the data say")]
+Expansion = Annotated[float | None, typer.Option(help="hidden width of the feed-forward branch / n; default 1")]
+LawOption = Annotated[
+    Law,
+    typer.Option(help="law of a layer: of the networks' width, of the limit, or the first with the second beside it"),
+]
+LargestLogit = Annotated[
+    float, typer.Option(help="leave out transitions that start with larger softmax logits, max V/(τ0 √n)")
+]
 Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
 DrawsOption = Annotated[int, typer.Option(help="kept draws of each chain", min=1)]
 Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]
@@ -97,11 +109,14 @@ def calibrate_command(
     context: typer.Context,
     *,
     data: Annotated[Path | None, typer.Option(help="NetCDF file of observed covariances")] = None,
-    architecture: Annotated[Architecture | None, typer.Option(help="default: as the data say, or transformer")] = None,
+    architecture: Annotated[Kind | None, typer.Option(help="default: as the data say, or transformer")] = None,
     width: Width = 256,
     depth: Depth = 16,
     tokens: Tokens = 4,
     networks: Networks = 128,
+    heads: Heads = None,
+    output_projection: Projection = None,
+    expansion: Expansion = None,
     gamma: Gamma = 0.6,
     tau0: Tau0 = 1.0,
     c_plus: CPlus = 2.0,
@@ -109,6 +124,8 @@ def calibrate_command(
     norm: Norm = 1.6,
     correlation: Correlation = 0.0,
     observe_every: Annotated[int, typer.Option(help="observe every K-th layer; the full path needs 1", min=1)] = 1,
+    law: LawOption = "finite-width",
+    largest_logit: LargestLogit = LARGEST_LOGIT,
     chains: Chains = 4,
     draws: DrawsOption = 1000,
     warmup: Warmup = 1000,
@@ -121,16 +138,18 @@ def calibrate_command(
         _refuse_flags_of_sampled_networks(context)
     with staged_folder(out) as folder:
         if data is None:
+            kind = _kind({}, architecture, heads, output_projection, expansion)
             require_identifiable(architecture or "transformer", tokens)
             if observe_every != 1:
                 raise InputError(f"observe_every: the full path needs every layer, got {observe_every}")
-            layer = _layer(architecture, gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+            layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
             observed = _sample(layer, tokens, correlation, norm, sizes, _key(seed, 0))
         else:
             observed = read(data)
+            kind = _kind(observed.attrs, architecture, heads, output_projection, expansion)
         write(observed, folder / "data.nc")
-        post = _fit(observed, architecture, chains, draws, warmup, seed)
+        post = _fit(observed, kind, law, largest_logit, chains, draws, warmup, seed)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
         write(post, folder / "posterior.nc")
         verdicts = _report(post, folder)
@@ -144,11 +163,14 @@ def observe_command(
     hidden_states: Annotated[
         Path | None, typer.Option(help=".npy file of shape (networks, layers, tokens, width); default: sample networks")
     ] = None,
-    architecture: Annotated[Architecture | None, typer.Option(help="default: transformer, if sampled")] = None,
+    architecture: Annotated[Kind | None, typer.Option(help="default: transformer, if sampled")] = None,
     width: Width = 256,
     depth: Depth = 16,
     tokens: Tokens = 4,
     networks: Networks = 128,
+    heads: Heads = None,
+    output_projection: Projection = None,
+    expansion: Expansion = None,
     gamma: Gamma = 0.6,
     tau0: Tau0 = 1.0,
     c_plus: CPlus = 2.0,
@@ -162,13 +184,14 @@ def observe_command(
     """Reduce hidden states to covariances, or sample networks with known parameters."""
     with staged_file(out) as file:
         if hidden_states is None:
-            layer = _layer(architecture, gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+            kind = _kind({}, architecture, heads, output_projection, expansion)
+            layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
             data = _sample(layer, tokens, correlation, norm, sizes, _key(seed, 0))
         else:
             data = observe(_read_array(hidden_states))
             if architecture is not None:
-                data.attrs["architecture"] = architecture
+                data.attrs |= _kind({}, architecture, heads, output_projection, expansion).attributes()
         write(data, file)
     typer.echo(f"written to {out}: {_size(data)}")
 
@@ -176,8 +199,11 @@ def observe_command(
 @app.command("simulate")
 def simulate_command(
     *,
-    architecture: Annotated[Architecture, typer.Option()] = "transformer",
+    architecture: Annotated[Kind, typer.Option()] = "transformer",
     tokens: Tokens = 4,
+    heads: Heads = None,
+    output_projection: Projection = None,
+    expansion: Expansion = None,
     gamma: Gamma = 0.6,
     tau0: Tau0 = 1.0,
     c_plus: CPlus = 2.0,
@@ -192,7 +218,8 @@ def simulate_command(
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("paths.nc"),
 ) -> None:
     """Simulate the covariance SDE; writes `covariance` over path, time, token_a and token_b."""
-    layer = _layer(architecture, gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+    kind = _kind({}, architecture, heads, output_projection, expansion)
+    layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
     V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
     if not 0 < time < math.inf:
         raise InputError(f"time: must be positive and finite, got {time:g}")
@@ -212,7 +239,12 @@ def simulate_command(
 def fit_command(
     data: Annotated[Path, typer.Argument(help="NetCDF file of observed covariances")],
     *,
-    architecture: Annotated[Architecture | None, typer.Option(help="default: as the data say, or transformer")] = None,
+    architecture: Annotated[Kind | None, typer.Option(help="default: as the data say, or transformer")] = None,
+    heads: Heads = None,
+    output_projection: Projection = None,
+    expansion: Expansion = None,
+    law: LawOption = "finite-width",
+    largest_logit: LargestLogit = LARGEST_LOGIT,
     chains: Chains = 4,
     draws: DrawsOption = 1000,
     warmup: Warmup = 1000,
@@ -222,7 +254,9 @@ def fit_command(
     """Fit the full path to observed covariances."""
     started = time.perf_counter()
     with staged_file(out) as file:
-        post = _fit(read(data), architecture, chains, draws, warmup, seed)
+        observed = read(data)
+        kind = _kind(observed.attrs, architecture, heads, output_projection, expansion)
+        post = _fit(observed, kind, law, largest_logit, chains, draws, warmup, seed)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
         write(post, file)
     typer.echo(f"written to {out}: {chains} chains of {draws} draws")
@@ -252,9 +286,24 @@ def _key(seed: int, part: int) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), part)
 
 
-def _layer(architecture: Architecture | None, **parameters: float) -> AbstractLayer:
-    kind = ARCHITECTURES[architecture or "transformer"]
-    return kind(**{name: value for name, value in parameters.items() if name in kind.__dataclass_fields__})
+def _kind(
+    attrs: dict,
+    name: str | None,
+    heads: int | None,
+    output_projection: bool | None,  # noqa: FBT001
+    expansion: float | None,
+) -> Architecture:
+    """The architecture that the flags describe; what they leave open, the data say."""
+    if name is None or name == attrs.get("architecture"):
+        kind = architecture_in(attrs) or Architecture("transformer")
+    else:
+        kind = Architecture(name)
+    flags = {"heads": heads, "output_projection": output_projection, "expansion": expansion}
+    kind = dataclasses.replace(kind, **{flag: value for flag, value in flags.items() if value is not None})
+    for size, value in flags.items():
+        if value is not None and size not in kind.sizes:
+            raise InputError(f"--{size.replace('_', '-')}: {kind.name} has none")
+    return kind
 
 
 def _sample(
@@ -281,11 +330,22 @@ def _read_array(path: Path) -> np.ndarray:
         raise InputError(f"{path}: cannot be read as a .npy array ({error})") from error
 
 
-def _fit(data: xr.Dataset, architecture: str | None, chains: int, draws: int, warmup: int, seed: int) -> xr.DataTree:
+def _fit(
+    data: xr.Dataset,
+    kind: Architecture,
+    law: Law,
+    largest_logit: float,
+    chains: int,
+    draws: int,
+    warmup: int,
+    seed: int,
+) -> xr.DataTree:
     post = fit(
         full_path,
         data,
-        architecture=architecture or data.attrs.get("architecture", "transformer"),
+        architecture=kind,
+        law=law,
+        largest_logit=largest_logit,
         chains=chains,
         draws=draws,
         warmup=warmup,
@@ -306,12 +366,20 @@ def _report(post: xr.DataTree, folder: Path) -> Check:
 
 
 def _print(post: xr.DataTree, verdicts: Check) -> None:
-    typer.echo(summarise(post).to_string(float_format=lambda x: f"{x:.4g}", na_rep="–"))
+    typer.echo(_table(summarise(post)))
+    if LIMIT_POSTERIOR in post.children:
+        typer.echo(f"by the limit's law:\n{_table(summarise(post, group=LIMIT_POSTERIOR))}")
+    if post.attrs.get("left_out"):
+        typer.echo(f"left out, as they start outside the range of the law: {post.attrs['left_out']:.1%} of transitions")
     for verdict in verdicts.verdicts:
         advice = "" if verdict.passed else f": {verdict.advice}"
         mark = "passed" if verdict.passed else "FAILED"
         typer.echo(f"  {mark}  {verdict.name} {verdict.value:.4g} (threshold {verdict.threshold:g}){advice}")
     typer.echo(f"verdict: {verdicts.verdict}")
+
+
+def _table(rows: pd.DataFrame) -> str:
+    return rows.to_string(float_format=lambda x: f"{x:.4g}", na_rep="–")
 
 
 def _size(data: xr.Dataset) -> str:

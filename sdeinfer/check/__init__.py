@@ -1,9 +1,9 @@
 """Whether to believe a fit."""
 
+from sdeinfer.check._agreement import agreement as agreement
 from sdeinfer.check._check import Check as Check
 from sdeinfer.check._check import Verdict as Verdict
 from sdeinfer.check._check import check as check
-from sdeinfer.check._check import logit_range as logit_range
 from sdeinfer.check._check import observed as observed
 from sdeinfer.check._summary import HDI as HDI
 from sdeinfer.check._summary import IDENTIFIED as IDENTIFIED

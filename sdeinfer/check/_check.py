@@ -8,12 +8,15 @@ import pandas as pd
 import xarray as xr
 
 from sdeinfer.check._summary import IDENTIFIED, summarise
+from sdeinfer.infer import logit_scale
+from sdeinfer.likelihood import USED, used_of
 from sdeinfer.observe import validate
 
 RHAT = 1.01
 ESS = 400
-LOGITS = 0.6
-LARGEST_LOGIT = 1.2
+LOGITS = {"finite-width": 1.0, "limit": 0.6}
+"""Largest standard deviation of the logits at which a law holds to about 3 % of a step's variance."""
+LEFT_OUT = 0.5
 DEVIATIONS = 4.0
 
 
@@ -63,7 +66,7 @@ class Check:
 
 
 def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
-    """Judge a fit: convergence of the sampler, range of the limit, and the truth where it is known.
+    """Judge a fit: convergence of the sampler, range of the law, and the truth where it is known.
 
     Arguments:
         post: the result of `fit`.
@@ -84,10 +87,12 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
         ),
     ]
     if "tau0" in table.index:
-        logits = logit_range(data, table.loc["tau0", "mean"])
-        advice = "the limit expands the softmax: leave out layers with large covariances, or use smaller tokens"
-        verdicts.append(_at_most("logit sd, 99 % of layers", np.quantile(logits, 0.99), LOGITS, advice))
-        verdicts.append(_at_most("logit sd, largest", logits.max(), LARGEST_LOGIT, advice))
+        used = used_of(data)
+        largest = logit_scale(data)[used].max() / table.loc["tau0", "mean"]
+        advice = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
+        verdicts.append(_at_most("logit sd, largest", largest, LOGITS[post.attrs.get("law", "limit")], advice))
+        advice = "most of the data start outside the range of the law: use smaller tokens or wider networks"
+        verdicts.append(_at_most("transitions left out", 1 - used.mean(), LEFT_OUT, advice))
     for name in IDENTIFIED:
         if name in table.index and np.isfinite(table.loc[name, "truth"]):
             row = table.loc[name]
@@ -100,21 +105,10 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
 
 def observed(post: xr.DataTree) -> xr.Dataset:
     """The data that a posterior was fitted to."""
-    data = post.children["observed_data"].to_dataset()
-    return validate(data.assign_coords(width=("network", post.children["constant_data"].to_dataset()["width"].values)))
-
-
-def logit_range(data: xr.Dataset, tau0: float) -> np.ndarray:
-    """Standard deviation of the softmax logits, max V/(τ0 √n), at the covariance from which each transition starts.
-
-    The limit expands the softmax in it: at 0.6 the variance of one step is 2 to 3 % off, at 1.2 already 6 to 19 %.
-
-    Returns:
-        Shape (networks, transitions).
-    """
-    starts = data["covariance"].isel(layer=slice(None, -1)).values
-    norms = np.diagonal(starts, axis1=-2, axis2=-1).max(axis=-1)
-    return norms / (tau0 * np.sqrt(data["width"].values))[:, None]
+    data, constant = (post.children[group].to_dataset() for group in ("observed_data", "constant_data"))
+    if USED in constant:
+        data = data.assign({USED: constant[USED]})
+    return validate(data.assign_coords(width=("network", constant["width"].values)))
 
 
 def _at_most(name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:

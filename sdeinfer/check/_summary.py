@@ -21,15 +21,19 @@ def parameters_of(post: xr.DataTree) -> list[str]:
     return [name for name in PARAMETERS if name in post["posterior"].data_vars]
 
 
-def summarise(post: xr.DataTree) -> pd.DataFrame:
+def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
     """Summarise the posterior of every public parameter.
+
+    Arguments:
+        post: the result of `fit`.
+        group: "posterior", or `LIMIT_POSTERIOR` where the fit was made by both laws.
 
     Returns:
         One row a parameter, with columns mean, sd, hdi_low, hdi_high (94 % highest density), truth (NaN where not
         known), rhat, ess_bulk and ess_tail.
     """
     names = parameters_of(post)
-    table = summary(post, var_names=names, ci_kind="hdi", ci_prob=HDI, round_to="none")
+    table = summary(post, group=group, var_names=names, ci_kind="hdi", ci_prob=HDI, round_to="none")
     interval = [column for column in table.columns if column.startswith("hdi")]
     table = table.rename(columns={interval[0]: "hdi_low", interval[1]: "hdi_high", "r_hat": "rhat"})
     truth = known_truth(post)

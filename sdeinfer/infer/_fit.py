@@ -17,15 +17,18 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._dispersion import with_dispersion
 from sdeinfer.infer._nuts import Draws, nuts
 from sdeinfer.infer._predictive import predict
 from sdeinfer.infer._range import LARGEST_LOGIT, in_range
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
-from sdeinfer.likelihood import USED, Program, used_of
+from sdeinfer.likelihood import USED, PathStatistics, Program, observed_path, used_of
 from sdeinfer.observe import validate
 
-Law = Literal["finite-width", "limit"]
+Law = Literal["finite-width", "limit", "both"]
 LAWS = get_args(Law)
+LIMIT_POSTERIOR = "limit_posterior"
+"""The group of a fit by both laws that holds the posterior by the limit's."""
 
 
 def fit(
@@ -49,7 +52,8 @@ def fit(
         data: observed networks, see `covariance_dataset`.
         architecture: "transformer", "attention", "feedforward" or "mlp", or an `Architecture` with its number of heads
             and the like; what the data's attributes say where None.
-        law: "finite-width", the law of one layer of each network's width to the next order in 1/n; or "limit".
+        law: "finite-width", the law of one layer of each network's width to the next order in 1/n; "limit"; or "both",
+            the first with the posterior by the limit's law beside it, in the group `limit_posterior`.
         largest_logit: transitions that start where the softmax's logits have a larger standard deviation than this,
             max V/(τ0 √n) > largest_logit, are left out (see `in_range`); +∞ keeps all.
         chains: how many chains.
@@ -75,24 +79,20 @@ def fit(
         if value < 1:
             raise InputError(f"{name}: at least 1 is needed, got {value}")
     key_nuts, key_prior, key_before, key_after = jr.split(key, 4)
+    both, law = law == "both", "limit" if law == "limit" else "finite-width"
     program = model.given(architecture=kind, law=law)
     data, pilot = in_range(program, data, largest_logit)
     prepared = model.prepare(data)
+    if isinstance(prepared, PathStatistics):
+        prepared = with_dispersion(program, observed_path(data), prepared)
     prior = _sample_prior(program, prepared, draws, key_prior)
     count = min(predictions, draws)
     before = {name: value[:count] for name, value in prior.items()}
     with ThreadPoolExecutor(1) as beside:
         # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
         predicted_before = beside.submit(predict, before, data, architecture=kind, key=key_before)
-        result = nuts(
-            program,
-            prepared,
-            chains=chains,
-            draws=draws,
-            warmup=warmup,
-            progress=progress,
-            key=key_nuts,
-        )
+        sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
+        result = nuts(program, prepared, **sizes, key=key_nuts)
         groups = _sampled_groups(result, data)
         groups["prior"] = dict_to_dataset({name: np.asarray(value)[None] for name, value in prior.items()})
         groups["prior_predictive"] = _labelled(predicted_before.result())
@@ -101,6 +101,10 @@ def fit(
     groups["posterior_predictive"] = _labelled(predict(after, data, architecture=kind, key=key_after))
     groups["observed_data"] = data[["covariance"]].drop_vars("width")
     groups["constant_data"] = data[[USED]].drop_vars("width").assign(width=data["width"].drop_vars("width"))
+    if both:
+        groups[LIMIT_POSTERIOR] = dict_to_dataset(
+            nuts(program.given(law="limit"), prepared, **sizes, key=key_nuts).samples
+        )
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {
         **data.attrs,
@@ -140,10 +144,10 @@ def architecture_of(data: xr.Dataset, architecture: str | Architecture | None) -
     Raises:
         InputError: where neither names one, or where the data cannot identify it.
     """
-    named = architecture_in(data.attrs)
-    if isinstance(architecture, str):
-        architecture = named if named is not None and named.name == architecture else Architecture(architecture)
-    kind = named if architecture is None else architecture
+    if architecture is None or architecture == data.attrs.get("architecture"):
+        kind = architecture_in(data.attrs)
+    else:
+        kind = Architecture(architecture) if isinstance(architecture, str) else architecture
     if kind is None:
         raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}")
     require_identifiable(kind.name, data.sizes["token_a"])

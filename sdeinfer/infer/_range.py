@@ -10,17 +10,13 @@ twice as many each time, for as long as they are in range by the estimate.
 import math
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
-from numpyro.infer.util import potential_energy
-from scipy.optimize import minimize
+from jaxtyping import Float
 
 from sdeinfer._files import InputError
-from sdeinfer.likelihood import USED, PathStatistics, Program, observed_path, path_layout, path_statistics, used_of
+from sdeinfer.infer._mode import posterior_mode
+from sdeinfer.likelihood import USED, Program, observed_path, path_layout, path_statistics, used_of
 
 LARGEST_LOGIT = 0.75
 FIRST = 4096
@@ -86,27 +82,9 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
     return scale <= largest_logit * tau0, tau0
 
 
-def _estimate(model: Program, data: xr.Dataset, used: np.ndarray, z: Any) -> tuple[float, Any]:
-    """Mode of the posterior given some transitions, in unconstrained parameters."""
+def _estimate(model: Program, data: xr.Dataset, used: np.ndarray, start: Any) -> tuple[float, Any]:
+    """Mode of τ0, in log τ0, given some transitions."""
     marked = np.concatenate([used, np.zeros((len(used), 1), bool)], axis=1)
     path = observed_path(data.assign({USED: (("network", "layer"), marked)}))
-    statistics = path_statistics(path, path_layout(path, nodes=NODES), pooled=True)
-    slopes = "c_plus" in dict(model.options)["architecture"].parameters
-    sites = ("gamma", "tau0", *(("c_gap", "c_mean") if slopes else ()))
-
-    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _potential(model, statistics, sites, jnp.asarray(x))
-        return float(value), np.asarray(slope, np.float64)
-
-    found = minimize(objective, np.zeros(len(sites)) if z is None else z, jac=True, method="BFGS")
-    return float(np.exp(found.x[1])), found.x
-
-
-@eqx.filter_jit
-def _potential(
-    model: Program, statistics: PathStatistics, sites: tuple[str, ...], x: Float[Array, " sites"]
-) -> tuple[Array, Array]:
-    def potential(x):
-        return potential_energy(model, (statistics,), {}, dict(zip(sites, x, strict=True)))
-
-    return jax.value_and_grad(potential)(x)
+    mode = posterior_mode(model, path_statistics(path, path_layout(path, nodes=NODES), pooled=True), start=start)
+    return math.exp(mode.x[mode.sites.index("tau0")]), mode.x

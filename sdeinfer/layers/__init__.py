@@ -13,9 +13,9 @@ from sdeinfer.layers._limit import attention_drift as attention_drift
 from sdeinfer.layers._limit import attention_drift_vectors as attention_drift_vectors
 from sdeinfer.layers._mlp import ShapedMLP as ShapedMLP
 from sdeinfer.layers._names import ARCHITECTURES as ARCHITECTURES
+from sdeinfer.layers._names import SIZES as SIZES
 from sdeinfer.layers._names import Architecture as Architecture
 from sdeinfer.layers._names import architecture_in as architecture_in
-from sdeinfer.layers._names import architecture_name as architecture_name
 from sdeinfer.layers._names import architecture_named as architecture_named
 from sdeinfer.layers._names import architecture_of_layer as architecture_of_layer
 from sdeinfer.layers._relu import relu_alignment as relu_alignment

@@ -50,15 +50,19 @@ class Architecture:
 
     def layer(self, **parameters: ArrayLike) -> AbstractLayer:
         """The layer with given parameters; those that the architecture does not have are not used."""
-        kind = ARCHITECTURES[self.name]
-        sizes = {name: getattr(self, name) for name in SIZES if name in kind.__dataclass_fields__}
-        return kind(**{name: value for name, value in parameters.items() if name in kind.__dataclass_fields__}, **sizes)
+        own = {name: value for name, value in parameters.items() if name in self.parameters}
+        return ARCHITECTURES[self.name](**own, **{name: getattr(self, name) for name in self.sizes})
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The names of its parameters."""
         fields = ARCHITECTURES[self.name].__dataclass_fields__
         return tuple(name for name in ("gamma", "tau0", "c_plus", "c_minus") if name in fields)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of its sizes, of those in `SIZES`."""
+        return tuple(name for name in SIZES if name in ARCHITECTURES[self.name].__dataclass_fields__)
 
     def attributes(self) -> dict[str, Any]:
         """What files say of it: its name, and its sizes where they are not 1."""
@@ -89,16 +93,9 @@ def architecture_in(attributes: Mapping[Hashable, Any]) -> Architecture | None:
 def architecture_of_layer(layer: AbstractLayer) -> Architecture | None:
     """The architecture of a layer, None where it has no name."""
     name = next((name for name, kind in ARCHITECTURES.items() if type(layer) is kind), None)
-    return (
-        None
-        if name is None
-        else Architecture(name, **{size: getattr(layer, size) for size in SIZES if hasattr(layer, size)})
-    )
-
-
-def architecture_name(layer: AbstractLayer) -> str | None:
-    """The name of a layer's architecture, None where it has none."""
-    return next((name for name, kind in ARCHITECTURES.items() if type(layer) is kind), None)
+    if name is None:
+        return None
+    return Architecture(name, **{size: getattr(layer, size) for size in SIZES if size in layer.__dataclass_fields__})
 
 
 def architecture_named(name: str) -> type[AbstractLayer]:

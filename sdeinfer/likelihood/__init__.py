@@ -1,12 +1,14 @@
 """What networks with given parameters would show, as NumPyro distributions; all that is data is computed once."""
 
 from sdeinfer.likelihood._full_path import FullPath as FullPath
+from sdeinfer.likelihood._full_path import variance_of_terms as variance_of_terms
 from sdeinfer.likelihood._program import Program as Program
 from sdeinfer.likelihood._program import observing as observing
 from sdeinfer.likelihood._statistics import Layout as Layout
 from sdeinfer.likelihood._statistics import PathStatistics as PathStatistics
 from sdeinfer.likelihood._statistics import path_layout as path_layout
 from sdeinfer.likelihood._statistics import path_statistics as path_statistics
+from sdeinfer.likelihood._statistics import terms_by_block as terms_by_block
 from sdeinfer.likelihood._transitions import USED as USED
 from sdeinfer.likelihood._transitions import Path as Path
 from sdeinfer.likelihood._transitions import Terms as Terms

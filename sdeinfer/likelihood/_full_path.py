@@ -11,6 +11,7 @@ from numpyro.distributions import Distribution, constraints
 from sdeinfer.covariance import pairs, tokens_of
 from sdeinfer.layers import FiniteWidth, Limit
 from sdeinfer.likelihood._statistics import LIMIT_ROWS, QUADRATIC, ROW_GROUPS, PathStatistics
+from sdeinfer.likelihood._transitions import Terms
 
 LARGEST_RESIDUAL = 0.75
 """Bound on the part of a variance that is expanded to first order; below half of it, the bound changes nothing."""
@@ -51,8 +52,9 @@ class FullPath(Distribution):
             kernel = limit_kernel(law, path).reshape(-1)
             return path.constant - weights[:, :LIMIT_ROWS].reshape(path.networks, -1) @ kernel / 2
         if path.networks == len(path.widths):
-            return path.constant - jax.vmap(contracted, (0, None, 0))(law, path, weights) / 2
-        kernel = jax.vmap(finite_width_kernel, (0, None))(law, path).reshape(len(path.widths), -1)
+            return path.constant - jax.vmap(contracted, (0, 0, None, 0))(law, path.dispersion, path, weights) / 2
+        kernel = jax.vmap(finite_width_kernel, (0, 0, None))(law, path.dispersion, path)
+        kernel = kernel.reshape(len(path.widths), -1)
         scores = weights.reshape(path.networks, -1) @ kernel.T
         return path.constant - jnp.take_along_axis(scores, path.width[:, None], axis=1)[:, 0] / 2
 
@@ -64,29 +66,43 @@ def limit_kernel(law: Limit, path: PathStatistics) -> Float[Array, "rows p nodes
     return jnp.concatenate([jnp.log(variance)[None], products(drift, LIMIT_ROWS - 1)[:, None, None] / variance])
 
 
-def finite_width_kernel(law: FiniteWidth, path: PathStatistics) -> Float[Array, "rows p nodes"]:
+def finite_width_kernel(
+    law: FiniteWidth, dispersion: Float[Array, ""], path: PathStatistics
+) -> Float[Array, "rows p nodes"]:
     """What multiplies the rows of the statistics in −2 log density, for one width."""
     variance, first_order = variances(law, path)
-    weight = first_order * (law.variance[:, None, None] + law.variance_mixing[:, None, None] * path.nodes)
-    square = products(law.drift, len(QUADRATIC))[:, None, None] / variance
-    return jnp.concatenate([jnp.log(variance)[None], square, weight / variance, -weight / variance**2])
+    weight = first_order / dispersion * (law.variance[:, None, None] + law.variance_mixing[:, None, None] * path.nodes)
+    square = dispersed_products(law.drift, dispersion)[:, None, None] / variance
+    return jnp.concatenate([jnp.log(variance)[None] / dispersion, square, weight / variance, -weight / variance**2])
 
 
-def contracted(law: FiniteWidth, path: PathStatistics, weights: Float[Array, "rows p nodes"]) -> Float[Array, ""]:
+def contracted(
+    law: FiniteWidth, dispersion: Float[Array, ""], path: PathStatistics, weights: Float[Array, "rows p nodes"]
+) -> Float[Array, ""]:
     """The same kernel times the statistics of one width, summed over rows first: several times cheaper for few rows."""
     variance, first_order = variances(law, path)
     count, square, features, feature_squares = jnp.split(weights, ROW_GROUPS)
     coefficients = jnp.stack([law.variance, law.variance_mixing])
-    square = jnp.tensordot(products(law.drift, len(QUADRATIC)), square, 1)
+    square = jnp.tensordot(dispersed_products(law.drift, dispersion), square, 1)
     plain, mixed = jnp.tensordot(coefficients, features, 1)
     plain_squares, mixed_squares = jnp.tensordot(coefficients, feature_squares, 1)
     precision = 1 / variance
     features = plain + path.nodes * mixed - precision * (plain_squares + path.nodes * mixed_squares)
-    return jnp.sum(count[0] * jnp.log(variance) + precision * (square + first_order * features))
+    first_order = first_order / dispersion
+    return jnp.sum(count[0] * jnp.log(variance) / dispersion + precision * (square + first_order * features))
 
 
 def variances(law: FiniteWidth, path: PathStatistics) -> tuple[Float[Array, "p nodes"], Float[Array, "p 1"]]:
     """The v of each pair and node, means of the finite-width features included, and the factor on their residuals."""
+    noise, mixing = pair_variance(law, path)
+    # The largest residual that the data have, relative to v.
+    largest = jnp.abs(law.variance) @ path.spread / noise
+    largest += jnp.abs(law.variance_mixing) @ path.spread / jnp.where(mixing > 0, mixing, 1.0)
+    return noise[:, None] + mixing[:, None] * path.nodes, _bounded(largest / LARGEST_RESIDUAL)[:, None]
+
+
+def pair_variance(law: FiniteWidth, path: PathStatistics) -> tuple[Float[Array, " p"], Float[Array, " p"]]:
+    """Both parts of v = noise + mixing · e for each pair, means of the finite-width features included."""
     rows, columns = pairs(tokens_of(len(path.nodes)))
     multiplicity = jnp.where(rows == columns, 2.0, 1.0)
     limit = law.limit
@@ -94,10 +110,7 @@ def variances(law: FiniteWidth, path: PathStatistics) -> tuple[Float[Array, "p n
     mixing = _raised(
         limit.attention_noise, law.attention_repeat * multiplicity, law.variance_mixing[:, None] * path.centre
     )
-    # The largest residual that the data have, relative to v.
-    largest = jnp.abs(law.variance) @ path.spread / noise
-    largest += jnp.abs(law.variance_mixing) @ path.spread / jnp.where(mixing > 0, mixing, 1.0)
-    return noise[:, None] + mixing[:, None] * path.nodes, _bounded(largest / LARGEST_RESIDUAL)[:, None]
+    return noise, mixing
 
 
 def _raised(base: Float[Array, ""], more: Float[Array, " p"], features: Float[Array, "6 p"]) -> Float[Array, " p"]:
@@ -112,6 +125,20 @@ def _raised(base: Float[Array, ""], more: Float[Array, " p"], features: Float[Ar
 def _bounded(x: Array) -> Array:
     """(1 + x⁴)^{−1/4}: x times this is x for small x, up to a relative x⁴/4, and never above 1."""
     return 1 / jnp.sqrt(jnp.sqrt(1 + (x * x) ** 2))
+
+
+def variance_of_terms(law: FiniteWidth, width: np.ndarray, path: PathStatistics, terms: Terms) -> np.ndarray:
+    """The v of each term, its finite-width features in full; `width` says which of the law's widths each has."""
+    noise, mixing = (np.asarray(part)[width] for part in jax.vmap(pair_variance, (0, None))(law, path))
+    weight = law.variance[width][:, :, None] + law.variance_mixing[width][:, :, None] * terms.mixing[:, None]
+    residual = terms.variance - np.asarray(path.centre, np.float64)
+    return noise + mixing * terms.mixing + (weight * residual).sum(axis=1)
+
+
+def dispersed_products(drift: Float[Array, " drifts"], dispersion: Float[Array, ""]) -> Float[Array, " pairs"]:
+    """The `products` of all pairs, with z², the first of them, divided by the dispersion."""
+    coefficients = products(drift, len(QUADRATIC))
+    return jnp.concatenate([coefficients[:1] / dispersion, coefficients[1:]])
 
 
 def products(drift: Float[Array, " drifts"], count: int) -> Float[Array, " count"]:

@@ -17,6 +17,7 @@ node stands apart, at e = 0: Lᵀ H_m L has an eigenvalue 0, so one term of ever
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -81,6 +82,7 @@ class PathStatistics(eqx.Module):
         constant: what the log density has beside them: log |∂z/∂dV| − (number of terms) ½ log 2π; shape (networks,).
         widths: the different widths n, shape (widths,).
         width: which of them each network has, shape (networks,).
+        dispersion: of the squared increments at each width, 1 for normal ones; shape (widths,).
     """
 
     weights: Float[Array, "networks rows p nodes"]
@@ -90,6 +92,7 @@ class PathStatistics(eqx.Module):
     constant: Float[Array, " networks"]
     widths: Float[Array, " widths"]
     width: Int[Array, " networks"]
+    dispersion: Float[Array, " widths"]
 
     @property
     def networks(self) -> int:
@@ -159,8 +162,7 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
     weights = np.zeros((groups, p, ROWS, layout.nodes + 1))
     constant = np.zeros(groups)
     spread = np.zeros_like(layout.centre)
-    for block in path.blocks():
-        terms = _in_double(padded(path.terms, block), len(block))
+    for block, terms in terms_by_block(path):
         _require_finite(terms, path.network[block])
         spread = np.maximum(spread, np.abs(terms.variance - layout.centre).max(axis=0, initial=0.0))
         np.add.at(constant, group[block], terms.log_jacobian - p * math.log(2 * math.pi) / 2)
@@ -168,7 +170,7 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         first = np.flatnonzero(np.diff(group[block], prepend=-1))
         for start, stop in itertools.pairwise([*first, len(block)]):
             # (p, rows, transitions) @ (p, transitions, nodes)
-            weights[group[block[start]]] += data[:, :, start:stop] @ functions[:, start:stop]
+            weights[group[block[start]]] += data[:, start:stop].swapaxes(1, 2) @ functions[:, start:stop]
     weights[..., 1:] @= _moments_to_nodes(layout.nodes)
     return PathStatistics(
         weights=jnp.asarray(weights.swapaxes(1, 2), float),
@@ -178,7 +180,14 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         constant=jnp.asarray(constant, float),
         widths=jnp.asarray(widths, float),
         width=jnp.arange(groups) if pooled else jnp.asarray(width),
+        dispersion=jnp.ones(len(widths)),
     )
+
+
+def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:
+    """The indices of transitions and their terms in float64, block by block."""
+    for block in path.blocks():
+        yield block, _in_double(padded(path.terms, block), len(block))
 
 
 def nodes_needed(half_width: float) -> int:
@@ -201,13 +210,13 @@ _mixing = jax.jit(jax.vmap(lambda V: spectrum(V).mixing))
 
 
 def _rows(terms: Terms, centre: np.ndarray) -> np.ndarray:
-    """What is summed, shape (p, rows, transitions)."""
+    """What is summed, shape (p, transitions, rows)."""
     b = np.concatenate([terms.increments[:, None], terms.drift], axis=1)
     features = terms.variance - centre
     square = terms.increments[:, None] ** 2
     products = [b[:, s] * b[:, t] for s, t in QUADRATIC]
     rows = np.concatenate([np.ones_like(square), np.stack(products, axis=1), features, features * square], axis=1)
-    return np.ascontiguousarray(rows.transpose(2, 1, 0))
+    return np.ascontiguousarray(rows.transpose(2, 0, 1))
 
 
 def _at_zero(e: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import validate_covariance
-from sdeinfer.layers import AbstractLayer, architecture_name, check_parameters
+from sdeinfer.layers import AbstractLayer, architecture_of_layer, check_parameters
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import CHUNK
 from sdeinfer.networks._chain import check_chain_width, covariance_chain
@@ -124,7 +124,7 @@ def sample_networks(
         covariance,
         width=width,
         layers=observe_every * np.arange(observed + 1),
-        architecture=architecture_name(layer),
+        architecture=architecture_of_layer(layer),
         truth={name: float(value) for name, value in layer.parameters().items()},
     )
 

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import covariance_fault
+from sdeinfer.layers import Architecture
 
 DIMS = ("network", "layer", "token_a", "token_b")
 
@@ -44,7 +45,7 @@ def covariance_dataset(
     *,
     width: ArrayLike,
     layers: ArrayLike | None = None,
-    architecture: str | None = None,
+    architecture: str | Architecture | None = None,
     truth: Mapping[str, float] | None = None,
 ) -> xr.Dataset:
     """Label observed covariances.
@@ -53,12 +54,13 @@ def covariance_dataset(
         covariance: V of every network after every observed layer, shape (networks, layers, tokens, tokens).
         width: n, one number or one a network.
         layers: numbers of the observed layers; 0, 1, 2, … where None.
-        architecture: name of the architecture, where known.
+        architecture: the architecture or its name, where known.
         truth: the parameters that made the networks, where known.
 
     Returns:
         A valid Dataset with the variable `covariance` over network, layer, token_a, token_b; `layer` holds the layer
-        numbers, `width` is a coordinate on network, and the attributes hold `architecture` and `truth_<name>`.
+        numbers, `width` is a coordinate on network, and the attributes hold `architecture`, its sizes where they are
+        not 1 (see `Architecture`) and `truth_<name>`.
 
     Raises:
         InputError: see `validate`.
@@ -66,6 +68,7 @@ def covariance_dataset(
     V = np.asarray(covariance)
     if V.ndim != 4:
         raise InputError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}")
+    kind = Architecture(architecture) if isinstance(architecture, str) else architecture
     data = xr.Dataset(
         {"covariance": (DIMS, V)},
         coords={
@@ -73,7 +76,7 @@ def covariance_dataset(
             "layer": np.arange(V.shape[1]) if layers is None else np.asarray(layers),
             "width": ("network", np.broadcast_to(np.asarray(width), V.shape[:1]).copy()),
         },
-        attrs={} if architecture is None else {"architecture": architecture},
+        attrs={} if kind is None else kind.attributes(),
     )
     data.attrs.update({f"truth_{name}": float(value) for name, value in (truth or {}).items()})
     return validate(data)

@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
 from sdeinfer.check import Check, summarise
+from sdeinfer.infer import LIMIT_POSTERIOR
+from sdeinfer.layers import SIZES
 from sdeinfer.plots import (
     plot_correlation_paths,
     plot_posterior,
@@ -22,8 +24,8 @@ from sdeinfer.plots import (
 DPI = 120
 
 CAPTIONS = {
-    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, where known. In the "
-    "limit c₊ and c₋ enter through their gap alone: what is seen of the two themselves is the prior.",
+    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, where known. Of c₊ "
+    "and c₋ networks of one width know one number, close to their gap; the rest of the two is the prior's.",
     "correlation_paths": "Correlations between tokens over depth: observed networks against the SDE at draws from the "
     "posterior, started at the networks' own first covariances.",
     "terminal_correlation": "Correlations after the last layer: observed networks against the SDE.",
@@ -66,13 +68,16 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         passed=verdicts.passed,
         checks=verdicts.verdicts,
         parameters=summarise(post),
+        limit=summarise(post, group=LIMIT_POSTERIOR) if LIMIT_POSTERIOR in post.children else None,
         figures=[(name, CAPTIONS[name], _inline(figure)) for name, figure in drawn.items()],
         sizes={
-            "architecture": post.attrs["architecture"],
+            "architecture": _architecture(post),
             "networks": observed.sizes["network"],
             "observed layers": observed.sizes["layer"],
             "tokens": observed.sizes["token_a"],
             "width": ", ".join(f"{n:g}" for n in np.unique(post.children["constant_data"].to_dataset()["width"])),
+            "law": post.attrs.get("law", "limit"),
+            "transitions left out": f"{post.attrs.get('left_out', 0.0):.2%}",
             "exploded predictions": f"{post.children['posterior_predictive'].attrs['exploded']:.2%}",
         },
         provenance={
@@ -83,6 +88,11 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
     )
     with staged_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
+
+
+def _architecture(post: xr.DataTree) -> str:
+    sizes = [f"{name.replace('_', ' ')} {post.attrs[name]:g}" for name in SIZES if name in post.attrs]
+    return ", ".join([str(post.attrs["architecture"]), *sizes])
 
 
 def _inline(figure: Figure) -> str:

@@ -37,6 +37,8 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
         },
         "architecture": post.attrs["architecture"],
         "model": post.attrs.get("model"),
+        "law": post.attrs.get("law", "limit"),
+        "left_out": post.attrs.get("left_out", 0.0),
     }
 
 

@@ -1,0 +1,79 @@
+"""The mode of a posterior: where a fast first look starts."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+from numpyro import handlers
+from numpyro.infer.util import potential_energy
+from scipy.optimize import minimize
+
+from sdeinfer.likelihood import Program
+
+FARTHEST = 8.0
+"""Bound on the unconstrained parameters, logit γ, log τ0, log(c₊ − c₋) and the mean of c±: their priors end before."""
+
+
+class Mode(NamedTuple):
+    """The mode of a posterior density in unconstrained parameters.
+
+    Attributes:
+        sites: names of the latent sites, all of them scalars.
+        x: their unconstrained values, shape (sites,).
+        potential: −log of the density there.
+    """
+
+    sites: tuple[str, ...]
+    x: Float[np.ndarray, " sites"]
+    potential: float
+
+
+def posterior_mode(model: Program, prepared: PyTree, *, start: Float[np.ndarray, " sites"] | None = None) -> Mode:
+    """Find the mode from one start, by L-BFGS on the gradient.
+
+    Arguments:
+        model: the NumPyro program, with its options given.
+        prepared: its data, pooled.
+        start: where to start; at 0, the middle of the priors, where None.
+    """
+    sites = latent_sites(model, prepared)
+
+    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = _potential_and_slope(model, prepared, sites, jnp.asarray(x))
+        return float(value), np.asarray(slope, np.float64)
+
+    found = minimize(
+        objective,
+        np.zeros(len(sites)) if start is None else start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-FARTHEST, FARTHEST)] * len(sites),
+    )
+    return Mode(sites, found.x, float(found.fun))
+
+
+def latent_sites(model: Program, prepared: PyTree) -> tuple[str, ...]:
+    """The names of what a program samples and does not observe."""
+    traces = []
+
+    def run() -> None:
+        traces.append(handlers.trace(handlers.seed(model, jr.key(0))).get_trace(prepared))
+
+    jax.eval_shape(run)
+    return tuple(name for name, site in traces[0].items() if site["type"] == "sample" and not site["is_observed"])
+
+
+def potential(model: Program, prepared: PyTree, sites: tuple[str, ...], x: Float[Array, " sites"]) -> Float[Array, ""]:
+    """−log of the posterior density at unconstrained parameters, up to a constant."""
+    return potential_energy(model, (prepared,), {}, dict(zip(sites, x, strict=True)))
+
+
+@eqx.filter_jit
+def _potential_and_slope(
+    model: Program, prepared: PyTree, sites: tuple[str, ...], x: Float[Array, " sites"]
+) -> tuple[Array, Array]:
+    return jax.value_and_grad(lambda x: potential(model, prepared, sites, x))(x)

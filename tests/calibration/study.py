@@ -1,0 +1,147 @@
+"""Many data sets with parameters from the prior, and their posteriors, cheaply: what the calibration studies share.
+
+The posterior of four parameters needs no Markov chain: importance sampling from a Student's t in the unconstrained
+parameters, twice adapted to its own weighted draws, costs a second a data set, and says by the Pareto k of its weights
+whether it can be trusted. `nuts_draws` is what it is compared with.
+"""
+
+import functools
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from arviz_stats.base import array_stats
+from arviz_stats.ecdf_utils import ecdf_pit
+from budget import share
+from numpyro import handlers
+from numpyro.infer.util import constrain_fn
+from scipy import stats
+from sdeinfer.models._priors import sample_layer
+
+from sdeinfer.infer import nuts, posterior_mode, potential
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import PathStatistics, Program, observed_path, path_layout, path_statistics
+
+NODES = 48
+"""As many for every data set, so that one function is compiled for all."""
+
+LEVELS = (0.5, 0.9)
+SIMULATIONS = 100_000
+"""Of ArviZ's simultaneous ECDF band."""
+
+POINTS, ROUNDS, FREEDOM = 4000, 3, 5
+PARETO_K = 0.7
+
+
+class Posterior(NamedTuple):
+    """Weighted draws of every site, and the Pareto k of their weights."""
+
+    draws: dict[str, np.ndarray]
+    weights: np.ndarray
+    k: float
+
+    def mean_and_sd(self, name: str) -> tuple[float, float]:
+        mean = np.average(self.draws[name], weights=self.weights)
+        return mean, np.sqrt(np.average((self.draws[name] - mean) ** 2, weights=self.weights))
+
+    def rank(self, name: str, truth: float) -> float:
+        """Posterior probability below the truth."""
+        return float(self.weights[self.draws[name] < truth].sum())
+
+
+def draw_parameters(architecture: Architecture, key) -> dict[str, float]:
+    """Every site of the prior, latent and deterministic."""
+    model = handlers.seed(functools.partial(sample_layer, architecture), key)
+    return {name: float(site["value"]) for name, site in handlers.trace(model).get_trace().items()}
+
+
+def statistics(data: xr.Dataset) -> PathStatistics:
+    """Of one data set, its networks taken together."""
+    path = observed_path(data)
+    return path_statistics(path, path_layout(path, nodes=NODES), pooled=True)
+
+
+def posterior(program: Program, prepared: PathStatistics, key) -> Posterior:
+    """By importance sampling, or by NUTS where its weights do not allow that."""
+    sampled = importance_sample(program, prepared, key)
+    if sampled.k <= PARETO_K:
+        return sampled
+    draws = nuts_draws(program, prepared, key)
+    count = len(next(iter(draws.values())))
+    return Posterior(draws, np.full(count, 1 / count), sampled.k)
+
+
+def importance_sample(program: Program, prepared: PathStatistics, key) -> Posterior:
+    """The posterior of a program at pooled statistics."""
+    sites, mode, _ = posterior_mode(program, prepared)
+    curvature, axes = np.linalg.eigh(_hessian(program, prepared, sites, jnp.asarray(mode)))
+    # Directions in which the mode is flat or worse are as wide as the prior.
+    covariance = (axes / np.maximum(curvature, 1.0)) @ axes.T
+    rng = np.random.default_rng(np.asarray(jr.key_data(key)))
+    x = log_weights = np.empty(0)
+    for _ in range(ROUNDS):
+        proposal = stats.multivariate_t(mode, 1.5 * covariance, df=FREEDOM, seed=rng)
+        x = proposal.rvs(POINTS)
+        log_weights = -np.asarray(_potentials(program, prepared, sites, jnp.asarray(x))) - proposal.logpdf(x)
+        log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
+        weights = np.exp(log_weights - log_weights.max())
+        weights /= weights.sum()
+        mode, covariance = weights @ x, np.cov(x.T, aweights=weights) + 1e-12 * np.eye(len(sites))
+    # ArviZ's function takes log likelihoods, of which log weights are the negative, as in leave-one-out.
+    smoothed, k = array_stats.psislw(log_weights.max() - log_weights)
+    weights = np.exp(smoothed - smoothed.max())
+    draws = jax.tree.map(np.asarray, _constrained(program, prepared, sites, jnp.asarray(x)))
+    return Posterior(draws, weights / weights.sum(), float(k))
+
+
+def nuts_draws(program: Program, prepared: PathStatistics, key) -> dict[str, np.ndarray]:
+    """The same posterior by NUTS."""
+    samples = nuts(program, prepared, chains=4, draws=1000, warmup=1000, key=key).samples
+    return {name: value.reshape(-1) for name, value in samples.items()}
+
+
+def assert_calibrated(ranks: dict[str, np.ndarray], what: str) -> None:
+    """Ranks of the truth are uniform: coverage inside binomial bands, and their ECDF inside its simultaneous band."""
+    for name, u in ranks.items():
+        for level in LEVELS:
+            inside = int(((u > (1 - level) / 2) & (u < (1 + level) / 2)).sum())
+            p = stats.binomtest(inside, len(u), level).pvalue
+            assert p >= share(), (
+                f"{what}: {inside} of {len(u)} {level:.0%} intervals of {name} cover the truth: p = {p:.2g}"
+            )
+        _, ecdf, lower, upper = ecdf_pit(u, ci_prob=1 - share(), n_simulations=SIMULATIONS)
+        assert ((ecdf >= lower) & (ecdf <= upper)).all(), f"{what}: the ECDF of the ranks of {name} leaves its band"
+
+
+def report(ranks: dict[str, np.ndarray], what: str) -> None:
+    """A line for each parameter."""
+    for name, u in ranks.items():
+        covered = ", ".join(
+            f"{level:.0%}: {((u > (1 - level) / 2) & (u < (1 + level) / 2)).mean():.3f}"
+            f" ± {np.sqrt(level * (1 - level) / len(u)):.3f}"
+            for level in LEVELS
+        )
+        print(f"{what:32s} {name:6s} {covered}; KS p = {stats.kstest(u, 'uniform').pvalue:.2g}", flush=True)
+
+
+@eqx.filter_jit
+def _hessian(program, prepared, sites, x):
+    return jax.hessian(lambda x: potential(program, prepared, sites, x))(x)
+
+
+@eqx.filter_jit
+def _potentials(program, prepared, sites, points):
+    return jax.lax.map(lambda x: potential(program, prepared, sites, x), points, batch_size=250)
+
+
+@eqx.filter_jit
+def _constrained(program, prepared, sites, points):
+    def constrain(x):
+        return constrain_fn(program, (prepared,), {}, dict(zip(sites, x, strict=True)), return_deterministic=True)
+
+    drawn = jax.vmap(constrain)(points)
+    return {name: value for name, value in drawn.items() if value.ndim == 1}

@@ -1,10 +1,13 @@
 """Figures are tested through what they draw; how they look is for eyes."""
 
 import numpy as np
+import pytest
+import xarray as xr
 
 from sdeinfer.plots import (
     correlation_bands,
     pair_correlations,
+    plot_agreement,
     plot_correlation_paths,
     plot_posterior,
     plot_ranks,
@@ -53,3 +56,42 @@ def test_posterior_and_ranks_have_a_panel_a_parameter(fitted):
     titles = {axes.get_title() for axes in plot_posterior(fitted).axes}
     assert {"γ", "τ0", "c₊ − c₋", "c₊", "c₋"} <= titles
     assert {"γ", "τ0", "c₊ − c₋"} <= {axes.get_title() for axes in plot_ranks(fitted).axes}
+
+
+@pytest.fixture
+def distances():
+    """D = 1/n for correlations and 3/n for eigenvalues, of which the last width shows nothing."""
+    n = np.array([16, 64, 256])
+    D = np.array([1.0, 3.0])[:, None] / n
+    columns = {
+        "distance": D + 0.004,
+        "distance_error": 0.1 * D,
+        "floor": np.full_like(D, 0.005),
+        "squared": np.concatenate([D[:, :2] ** 2, [[-1e-5], [2e-5]]], axis=1),
+        "squared_error": np.concatenate([0.1 * D[:, :2] ** 2, [[3e-5], [3e-5]]], axis=1),
+    }
+    data = {name: (("quantity", "width"), values) for name, values in columns.items()}
+    data |= {name: ("quantity", value) for name, value in {"rate": [1, 1.0], "rate_error": [0.1, 0.2]}.items()}
+    data["constant"] = ("quantity", [1.0, 3.0])
+    return xr.Dataset(data, coords={"quantity": ["correlations", "log_eigenvalues"], "width": n})
+
+
+def test_agreement_has_a_panel_a_group_with_floor_rate_and_bounds(distances):
+    figure = plot_agreement(distances)
+    assert [axes.get_title() for axes in figure.axes] == ["correlations ρ", "log-eigenvalues of V"]
+    for axes, name in zip(figure.axes, distances["quantity"].values, strict=True):
+        found = distances.sel(quantity=name)
+        assert axes.get_xscale() == axes.get_yscale() == "log"
+        lines = {line.get_label(): line for line in axes.lines}
+        np.testing.assert_allclose(lines["floor: Wasserstein-1 of equal laws"].get_ydata(), found["floor"])
+        fitted = next(line for label, line in lines.items() if label.startswith("D ∝ n^(−r), r = 1.00 ± "))
+        np.testing.assert_allclose(fitted.get_ydata(), found["constant"] / found["width"])
+        bounded = lines["D is below"]
+        assert list(bounded.get_xdata()) == [256]
+        np.testing.assert_allclose(bounded.get_ydata() ** 2, found["squared"][-1] + 2 * found["squared_error"][-1])
+
+
+def test_agreement_shows_one_quantity_without_a_rate(distances):
+    distances["rate"][0] = np.nan
+    (axes,) = plot_agreement(distances, "correlations").axes
+    assert not [line for line in axes.lines if "∝" in str(line.get_label())]

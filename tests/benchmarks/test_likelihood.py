@@ -1,9 +1,12 @@
-"""One gradient of the full-path log-likelihood, and one whole fit.
+"""Gradients of the full-path log-likelihood, and whole fits.
 
 The peer is what a NumPyro user would write: a dense multivariate normal on the p entries of each dV, with Σ_lin and 𝒜
 computed once from the data.
 """
 
+import pathlib
+import subprocess
+import sys
 import time
 
 import jax
@@ -16,8 +19,9 @@ from numpyro.distributions import MultivariateNormal
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
-from sdeinfer.layers import attention_drift, relu_drift
-from sdeinfer.likelihood import FullPath
+from sdeinfer.infer import nuts
+from sdeinfer.layers import Architecture, attention_drift, relu_drift
+from sdeinfer.likelihood import FullPath, observed_path, path_layout, path_statistics
 from sdeinfer.observe import covariance_dataset
 
 pytestmark = pytest.mark.benchmark
@@ -68,10 +72,90 @@ def test_gradient(tokens, timed):
     )
 
 
+@pytest.mark.parametrize("tokens", [2, 3, 4, 8])
+def test_gradient_of_the_finite_width_law(tokens, timed):
+    """As the sampler has it: four chains side by side, gradient after gradient inside one loop."""
+    path = si.models.full_path.prepare(simulated(tokens, NETWORKS, DEPTH)).pooled()
+    steps, costs = 64, []
+    for finite in (False, True):
+
+        def log_prob(parameters, path, finite=finite):
+            layer = si.ShapedTransformer(*parameters)
+            law = jax.vmap(layer.finite_width)(path.widths) if finite else layer.limit()
+            return FullPath(law, path).log_prob(path.weights).sum()
+
+        @jax.jit
+        def run(start, path, log_prob=log_prob):
+            def step(_, parameters):
+                slope = jax.vmap(jax.grad(log_prob), (0, None))(parameters, path)
+                # Far too small to move, but the next gradient has to wait for this one.
+                return parameters + 1e-16 * slope
+
+            return jax.lax.fori_loop(0, steps, step, start)
+
+        start = jnp.array([0.5, 1.0, 1.0, -3.0]) + 0.01 * jnp.arange(4)[:, None]
+        costs.append(timed(lambda run=run, start=start: run(start, path)) / steps)
+    limit, finite = costs
+    print(
+        f"\nm = {tokens}, {path.nodes.size} nodes, four chains: gradient of the limit {limit * 1e6:.1f} µs, at finite "
+        f"width {finite * 1e6:.1f} µs: ratio {finite / limit:.2f} (asked for: 3 at most)"
+    )
+
+
 def test_fit():
     data = simulated(4, 127, 63)
-    for attempt in ("first, compilation included", "second"):
-        started = time.perf_counter()
-        si.fit(si.models.full_path, data, architecture="transformer", chains=4, draws=1000, warmup=1000, key=jr.key(1))
-        elapsed = time.perf_counter() - started
-        print(f"\nfit of {127 * 63 * 10} transition terms, 4 × (1,000 + 1,000), {attempt}: {elapsed:.1f} s")
+    for law in ("limit", "finite-width"):
+        for attempt in ("first, compilation included", "second"):
+            started = time.perf_counter()
+            settings = {"architecture": "transformer", "law": law, "chains": 4, "draws": 1000, "warmup": 1000}
+            si.fit(si.models.full_path, data, **settings, key=jr.key(1))
+            elapsed = time.perf_counter() - started
+            print(f"\n{law}: fit of {127 * 63 * 10} transition terms, 4 × (1,000 + 1,000), {attempt}: {elapsed:.1f} s")
+
+
+def test_growth_with_the_number_of_terms():
+    """Each size in a process of its own, whose peak of memory is read where it ends."""
+    for terms in (10**5, 10**6, 10**7):
+        result = subprocess.run([sys.executable, __file__, str(terms)], capture_output=True, text=True, check=True)
+        print(f"\n{result.stdout.strip()}")
+
+
+def _peak() -> float:
+    """Peak resident memory of this process so far, in GiB."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
+
+
+def _fit_of(terms: int) -> None:
+    """Fit so many terms of three tokens: one set of sampled networks, as often as it takes."""
+    layers, tokens = 64, 3
+    truth = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=1.0, c_minus=-3.0)
+    V0 = si.equicorrelated(tokens=tokens, correlation=0.2)
+    networks = round(terms / (layers * 6))
+    data = si.sample_networks(truth, V0, width=WIDTH, depth=layers, networks=256, key=jr.key(0))
+    V = np.resize(data["covariance"].values, (networks, layers + 1, tokens, tokens))
+    program = si.models.full_path.given(architecture=Architecture("transformer"), law="finite-width")
+    settings = {"chains": 4, "draws": 500, "warmup": 500, "key": jr.key(1)}
+    first = observed_path(data.isel(network=slice(1)))
+    # Compilation, the same for every size, and its memory.
+    nuts(program, path_statistics(first, path_layout(first, nodes=48), pooled=True), **settings)
+    data = covariance_dataset(V, width=WIDTH)
+    before, started = _peak(), time.perf_counter()
+    path = observed_path(data)
+    checked = time.perf_counter()
+    statistics = path_statistics(path, path_layout(path, nodes=48), pooled=True)
+    prepared, peak = time.perf_counter(), _peak()
+    draws = nuts(program, statistics, **settings)
+    sampled = time.perf_counter()
+    gamma = draws.samples["gamma"]
+    print(
+        f"{len(path) * 6:,} terms of {networks:,} networks, {V.nbytes / 2**30:.2f} GiB: checked in "
+        f"{checked - started:.1f} s, statistics {prepared - checked:.1f} s, NUTS 4 × (500 + 500) {sampled - prepared:.1f} s; "
+        f"peak {before:.2f} GiB with the data, {peak:.2f} prepared, {_peak():.2f} fitted; "
+        f"gamma {gamma.mean():.5f} ± {gamma.std():.5f}"
+    )
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)  # noqa: FBT003
+    _fit_of(int(sys.argv[1]))

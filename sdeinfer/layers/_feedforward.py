@@ -89,7 +89,7 @@ class ResidualFeedForward(AbstractLayer):
         return Limit(zero, variance * (self.c_plus - self.c_minus) ** 2, noise, zero)
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """The layer's own mean, exact, and its variance up to q²: its law depends on c₊ and c₋ through q alone."""
+        """The layer's own mean, exact, and its variance: its law depends on c₊ and c₋ through q alone."""
         variance, q = self.gamma**2, relu_kink(self.c_plus, self.c_minus, width)
         zero = jnp.zeros_like(variance * q)
         return FiniteWidth(
@@ -98,7 +98,12 @@ class ResidualFeedForward(AbstractLayer):
             attention_drift_next=zero,
             linear_repeat=variance**2 / (self.expansion * width) + zero,
             attention_repeat=zero,
-            variance=weights(relu_growth=4 * q * variance, relu_hidden=q * variance**2 / self.expansion),
+            variance=weights(
+                relu_growth=4 * q * variance,
+                relu_hidden=q * variance**2 / self.expansion,
+                relu_growth_square=16 * (q * variance) ** 2,
+                relu_hidden_square=(q * variance) ** 2 / self.expansion,
+            ),
             variance_mixing=weights(relu_hidden=zero),
         )
 

@@ -26,9 +26,13 @@ from sdeinfer.layers._next_order import (
 )
 from sdeinfer.layers._relu import relu_drift
 
-VARIANCE_FEATURES = ("attention_growth", "relu_growth", "attention_next", "relu_hidden", "relu_tokens", "relu_response")
+VARIANCE_FEATURES = (
+    *("attention_growth", "relu_growth", "attention_next", "relu_hidden", "relu_tokens", "relu_response"),
+    *("relu_growth_square", "relu_hidden_square"),
+)
 """β₁ and β₂ (sums of two diagonal entries of the drifts, by which Σ_lin moves within the layer), G, F of hidden units
-and of tokens, and D; the functions of `_next_order` that compute them."""
+and of tokens, and D; see `_next_order`. The last two go with q², which is not small where c₊ − c₋ is not small next to
+√n: (B_ii B_jj + B_ij²)/(1 + [i = j]) with B the drift of the ReLU, and F₂."""
 
 
 class FiniteWidth(eqx.Module):
@@ -40,8 +44,8 @@ class FiniteWidth(eqx.Module):
         attention_drift_next: θ₄, of B₁′.
         linear_repeat: a′.
         attention_repeat: κ′².
-        variance: w_k, shape (6,).
-        variance_mixing: w′_k, shape (6,).
+        variance: w_k, shape (8,).
+        variance_mixing: w′_k, shape (8,).
     """
 
     limit: Limit
@@ -49,8 +53,8 @@ class FiniteWidth(eqx.Module):
     attention_drift_next: Float[Array, ""]
     linear_repeat: Float[Array, ""]
     attention_repeat: Float[Array, ""]
-    variance: Float[Array, " 6"]
-    variance_mixing: Float[Array, " 6"]
+    variance: Float[Array, " features"]
+    variance_mixing: Float[Array, " features"]
 
     @property
     def drift(self) -> Float[Array, " 4"]:
@@ -80,7 +84,7 @@ class FiniteWidth(eqx.Module):
         )
 
 
-def weights(**named: Float[Array, ""]) -> Float[Array, " 6"]:
+def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
     """Coefficients of the variance features, by name; those not named are zero."""
     zero = jnp.zeros_like(next(iter(named.values())))
     return jnp.stack([named.get(name, zero) for name in VARIANCE_FEATURES])
@@ -92,11 +96,12 @@ def drift_terms(V: Float[Array, "m m"]) -> Float[Array, "4 m m"]:
     return jnp.stack([b1, relu_drift(V), relu_drift_along(V, b1), attention_drift_next(V)])
 
 
-def variance_terms(V: Float[Array, "m m"], coordinates: Spectrum) -> Float[Array, "6 m m"]:
+def variance_terms(V: Float[Array, "m m"], coordinates: Spectrum) -> Float[Array, "features m m"]:
     """The f_k,ij of `VARIANCE_FEATURES` at V, over (i, j) in its spectral coordinates."""
     at = frame(V, coordinates)
-    attention, relu = (jnp.diagonal(at.R @ drift @ at.R.T) for drift in (attention_drift(V), relu_drift(V)))
-    noise = relu_noise(at, relu)
+    attention = jnp.diagonal(at.R @ attention_drift(V) @ at.R.T)
+    drift = at.R @ relu_drift(V) @ at.R.T
+    relu, noise = jnp.diagonal(drift), relu_noise(at, drift)
     return jnp.stack(
         [
             attention[:, None] + attention[None, :],
@@ -105,5 +110,7 @@ def variance_terms(V: Float[Array, "m m"], coordinates: Spectrum) -> Float[Array
             noise.hidden,
             noise.tokens,
             relu_drift_response(at),
+            (jnp.outer(relu, relu) + drift**2) / (1 + jnp.eye(len(V), dtype=V.dtype)),
+            noise.hidden_square,
         ]
     )

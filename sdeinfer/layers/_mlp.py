@@ -77,7 +77,7 @@ class ShapedMLP(AbstractLayer):
             attention_drift_next=zero,
             linear_repeat=zero,
             attention_repeat=zero,
-            variance=weights(relu_growth=4 * q, relu_tokens=q),
+            variance=weights(relu_growth=4 * q, relu_tokens=q, relu_growth_square=16 * q**2),
             variance_mixing=weights(relu_tokens=zero),
         )
 

@@ -124,23 +124,26 @@ def relu_drift_along(V: Float[Array, "m m"], S: Float[Array, "*s m m"]) -> Float
 class ReluNoise(NamedTuple):
     """The variances that the kink of a shaped ReLU adds; each a matrix over (i, j).
 
-    With h ~ N(0, V), g = Rh and u = R|h|, to first order in q = c (c₊ − c₋)²/(4n):
+    With h ~ N(0, V), g = Rh and u = R|h|, in powers of q = c (c₊ − c₋)²/(4n):
 
     Attributes:
-        hidden: F, with rn var S_ij/(1 + [i = j]) = 1 + qF for the hidden covariance S of a feed-forward layer.
+        hidden: F, with rn var S_ij/(1 + [i = j]) = 1 + qF + q²F₂ for the hidden covariance S of a feed-forward
+            layer.
+        hidden_square: F₂.
         tokens: the same for the MLP, whose tokens have no other randomness than their directions: qF.
     """
 
     hidden: Float[Array, "m m"]
+    hidden_square: Float[Array, "m m"]
     tokens: Float[Array, "m m"]
 
 
-def relu_noise(at: Frame, drift: Float[Array, " m"]) -> ReluNoise:
-    """F, from E[g_i² u_j²] and E[g_i g_j u_i u_j], by Stein's lemma in g.
+def relu_noise(at: Frame, drift: Float[Array, "m m"]) -> ReluNoise:
+    """F, from E[g_i² u_j²] and E[g_i g_j u_i u_j], by Stein's lemma in g; F₂, from E[u_i² u_j²].
 
     Arguments:
         at: V in its coordinates.
-        drift: the diagonal of R B₂ Rᵀ.
+        drift: R B₂ Rᵀ.
     """
     V, Q, R, _ = at
     norm = jnp.sqrt(jnp.diagonal(V))
@@ -163,8 +166,44 @@ def relu_noise(at: Frame, drift: Float[Array, " m"]) -> ReluNoise:
     kinked = jnp.einsum("ijc,ic,cd,jd->ij", RQ, Q.T, kinks, R)
     products = products + kinked + kinked.T
     tokens = squares + squares.T + 2 * products
-    hidden = tokens + 2 * products - 2 * (1 + 2 * equal) - 8 * equal * drift[:, None]
-    return ReluNoise(hidden / (1 + equal), tokens / (1 + equal))
+    mixed = tokens + 2 * products
+    hidden = mixed - 2 * (1 + 2 * equal) - 8 * equal * drift
+    fourth = jnp.einsum("jc,jd,icd->ij", R, R, jnp.einsum("ia,ib,abcd->icd", R, R, absolute_moments(rho, norm)))
+    square = 1 + 2 * equal - mixed + fourth - 16 * drift**2
+    return ReluNoise(hidden / (1 + equal), square / (1 + equal), tokens / (1 + equal))
+
+
+def absolute_moments(rho: Float[Array, "m m"], norm: Float[Array, " m"]) -> Float[Array, "m m m m"]:
+    """E|h_a h_b h_c h_d| for h ~ N(0, V), exact where two of the four are one token.
+
+    E[g_a² |g_c g_d|] has a closed form, four different absolute values have none: for those, the moments of a normal
+    with the same mean and covariance as |h|. They matter with q² only, and from four tokens on.
+    """
+    tokens = len(rho)
+    sine = safe_sqrt((1 - rho) * (1 + rho))
+    turn = jnp.arcsin(rho)
+    pair = (2 / math.pi) * (sine + rho * turn)
+    # E[g_a² |g_c g_d|] over (a, c, d).
+    along, across = rho[:, :, None] * rho[:, None, :], rho[:, :, None] ** 2 + rho[:, None, :] ** 2
+    one = pair + (2 / math.pi) * (2 * along * turn + across * sine)
+    closure = (
+        pair[:, :, None, None] * pair[None, None]
+        + pair[:, None, :, None] * pair[None, :, None, :]
+        + pair[:, None, None, :] * pair[None, :, :, None]
+        - 2 * (2 / math.pi) ** 2
+    )
+    a, b, c, d = jnp.ix_(*[jnp.arange(tokens)] * 4)
+    moments = closure
+    for same, of in (
+        (a == b, one[a, c, d]),
+        (c == d, one[c, a, b]),
+        (a == c, one[a, b, d]),
+        (a == d, one[a, b, c]),
+        (b == c, one[b, a, d]),
+        (b == d, one[b, a, c]),
+    ):
+        moments = jnp.where(same, of, moments)
+    return moments * jnp.einsum("a,b,c,d->abcd", norm, norm, norm, norm)
 
 
 def relu_drift_response(at: Frame) -> Float[Array, "m m"]:

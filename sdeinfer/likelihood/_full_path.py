@@ -113,7 +113,9 @@ def pair_variance(law: FiniteWidth, path: PathStatistics) -> tuple[Float[Array, 
     return noise, mixing
 
 
-def _raised(base: Float[Array, ""], more: Float[Array, " p"], features: Float[Array, "6 p"]) -> Float[Array, " p"]:
+def _raised(
+    base: Float[Array, ""], more: Float[Array, " p"], features: Float[Array, "features p"]
+) -> Float[Array, " p"]:
     """Base plus more plus the features, of which those below zero take away at most half of the base."""
     above = jnp.sum(jnp.maximum(features, 0.0), axis=0)
     below = -jnp.sum(jnp.minimum(features, 0.0), axis=0)

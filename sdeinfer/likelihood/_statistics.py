@@ -28,6 +28,7 @@ from jaxtyping import Array, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import spectrum
+from sdeinfer.layers import VARIANCE_FEATURES
 from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
 
 ROUNDING = 64
@@ -35,7 +36,7 @@ ROUNDING = 64
 
 ACCURACY = 1e-13
 NODES = (16, 32, 48, 64, 96, 128, 192)
-LIMIT_DRIFTS, DRIFTS, FEATURES = 2, 4, 6
+LIMIT_DRIFTS, DRIFTS, FEATURES = 2, 4, len(VARIANCE_FEATURES)
 QUADRATIC = sorted(itertools.combinations_with_replacement(range(1 + DRIFTS), 2), key=lambda st: st[1] > LIMIT_DRIFTS)
 """Pairs (s, t) of z = b₀, b₁, …, b₄ whose products are summed; those of the limit, with s, t ≤ 2, come first."""
 
@@ -54,7 +55,7 @@ class Layout(NamedTuple):
         middle: midpoint of log e for each pair, shape (p,).
         half_width: half its range, shape (p,).
         nodes: how many Chebyshev points.
-        centre: f̄, shape (6, p): the means of the finite-width features over some of the data.
+        centre: f̄, shape (features, p): the means of the finite-width features over some of the data.
     """
 
     middle: np.ndarray
@@ -77,8 +78,8 @@ class PathStatistics(eqx.Module):
         weights: the sums over a network's terms of each row of `ROWS`, at each node of each pair; shape (networks,
             rows, p, nodes).
         nodes: values of e, the first of them 0; shape (p, nodes).
-        centre: f̄_k, shape (6, p).
-        spread: the largest |f_k − f̄_k|, shape (6, p).
+        centre: f̄_k, shape (features, p).
+        spread: the largest |f_k − f̄_k|, shape (features, p).
         constant: what the log density has beside them: log |∂z/∂dV| − (number of terms) ½ log 2π; shape (networks,).
         widths: the different widths n, shape (widths,).
         width: which of them each network has, shape (networks,).
@@ -87,8 +88,8 @@ class PathStatistics(eqx.Module):
 
     weights: Float[Array, "networks rows p nodes"]
     nodes: Float[Array, "p nodes"]
-    centre: Float[Array, "6 p"]
-    spread: Float[Array, "6 p"]
+    centre: Float[Array, "features p"]
+    spread: Float[Array, "features p"]
     constant: Float[Array, " networks"]
     widths: Float[Array, " widths"]
     width: Int[Array, " networks"]

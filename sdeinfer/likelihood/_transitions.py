@@ -29,14 +29,14 @@ class Terms(eqx.Module):
         increments: z, shape (..., p).
         drift: b₁ to b₄ of `layers.drift_terms`, in the coordinates of z; shape (..., 4, p).
         mixing: e, shape (..., p).
-        variance: f₁ to f₆ of `layers.variance_terms`, shape (..., 6, p).
+        variance: f of `layers.variance_terms`, shape (..., features, p).
         log_jacobian: log |∂z/∂dV|, which makes densities of z densities of V; shape (...).
     """
 
     increments: Float[Array, "... p"]
     drift: Float[Array, "... 4 p"]
     mixing: Float[Array, "... p"]
-    variance: Float[Array, "... 6 p"]
+    variance: Float[Array, "... features p"]
     log_jacobian: Float[Array, "..."]
 
 

@@ -57,14 +57,14 @@ def agreement(
     width n and depth Tn, and F and standard deviation s in the SDE,
 
         distance   W(n) = ∫ |F_n − F| dx / s                the Wasserstein-1 distance
-        squared    D²(n) = 2√π ∫ (F_n − F)² dx / s          the Cramér distance, half the energy distance, squared
+        squared    D²(n) = 2√π ∫ (F_n − F)² dx / s          the squared Cramér distance, half the energy distance
 
-    Both are |δ| and δ² for normal laws that differ by a small shift of δ standard deviations.
+    For normal laws that differ by a small shift of δ standard deviations W is |δ|, and D² is δ².
 
     Samples cannot show a W below the `floor`, what equal laws would show: √(2/π) ∫ e(x) dx/s, with e the standard error
-    of the difference F̂_n(x) − F̂(x), since E|Z| = √(2/π) e for normal Z. Roughly 0.8 √(1/networks + 1/paths). So the
-    rate is not that of W but of D², which has an estimate without bias whatever the noise. With the samples cut into B
-    independent parts and G_b the difference of their distribution functions in part b,
+    of the difference F̂_n(x) − F̂(x), since E|Z| = √(2/π) e for normal Z; 1.4 √(1/networks + 1/paths) for normal laws.
+    So the rate is not that of W but of D², which has an estimate without bias whatever the noise. With the samples cut
+    into B independent parts and G_b the difference of their distribution functions in part b,
 
         D̂² = 2√π/s · (|Σ_b G_b|² − Σ_b |G_b|²) / (B(B − 1)),       |G|² = ∫ G² dx,
 
@@ -77,8 +77,9 @@ def agreement(
     **What to expect.** The chain of networks is an Euler scheme of the SDE with steps of 1/n, up to terms of relative
     order 1/n in the drift and the variance of a step, but for one thing: the ReLU's He constant
     c = 2/(s₊² + s₋²) = 1 − (c₊ + c₋)/√n + O(1/n) multiplies its drift. So r = 1 without ReLU or with
-    c₊ + c₋ = 0, and otherwise D ≈ |A (c₊ + c₋)/√n + B/n|, which approaches r = ½ only at large widths.
-    The solver's own error, of order `step`, is not in it: see `coarse_and_fine`.
+    c₊ + c₋ = 0. Otherwise laws differ by A (c₊ + c₋)/√n + B/n, whose terms may cancel at moderate widths, and r
+    approaches ½ only at large ones: plainly so for correlations, which the ReLU turns, and hardly for eigenvalues.
+    The solver's own error, of order `step`, is taken off: see `coarse_and_fine`.
 
     Arguments:
         layer: the architecture, with its parameters.

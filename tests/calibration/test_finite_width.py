@@ -26,7 +26,7 @@ from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import observed_path
 
 DATA_SETS = 200
-SIZES = {32: (100, 4), 64: (340, 8), 128: (680, 16), 512: (600, 64)}
+SIZES = {32: (50, 4), 64: (200, 8), 128: (500, 16), 512: (500, 64)}
 """Networks and depth at each width."""
 
 TRANSFORMER = Architecture("transformer")

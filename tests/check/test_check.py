@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import sdeinfer as si
-from sdeinfer.check import known_truth, logit_range, summarise
+from sdeinfer.check import known_truth, summarise
+from sdeinfer.infer import logit_scale
 
 
 def test_a_good_fit_passes(fitted, networks):
@@ -32,14 +33,14 @@ def test_a_wrong_truth_is_seen(fitted, networks):
     assert not rows.loc["gamma against truth", "passed"]
 
 
-def test_large_covariances_leave_the_range_of_the_limit(fitted, networks):
+def test_large_covariances_leave_the_range_of_the_law(fitted, networks):
     exploded = networks.copy(deep=True)
     exploded["covariance"][3, 4:] *= 100
     rows = si.check(fitted, exploded).to_frame()
     assert not rows.loc["logit sd, largest", "passed"]
 
 
-def test_logit_range_is_that_of_sampled_logits(networks):
+def test_logit_scale_is_that_of_sampled_logits(networks):
     """Y/τ has entries of variance V_αα V_ββ/(τ0² n), so its largest is max V/(τ0 √n)."""
     rng = np.random.default_rng(0)
     data = networks.isel(network=[0])
@@ -50,7 +51,7 @@ def test_logit_range_is_that_of_sampled_logits(networks):
     largest = np.argmax(np.diagonal(V))
     samples = Y[:, largest, largest]
     error = samples.var() * np.sqrt(2 / len(samples))
-    assert abs(samples.var() - logit_range(data, tau0)[0, 2] ** 2) < 5 * error
+    assert abs(samples.var() - (logit_scale(data)[0, 2] / tau0) ** 2) < 5 * error
 
 
 def test_verdicts_are_frozen(fitted, networks):

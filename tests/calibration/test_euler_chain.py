@@ -1,0 +1,61 @@
+"""Simulation-based calibration (Talts et al. 2018): data drawn from the law that is fitted, parameters from the prior.
+
+The limit's likelihood is that of the SDE's own Euler chain, so that its posteriors must be calibrated exactly.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from calibration.study import assert_calibrated, draw_parameters, posterior, report, statistics
+from sdeinfer.models import full_path
+
+from sdeinfer.layers import ARCHITECTURES, Architecture
+from sdeinfer.observe import covariance_dataset
+
+DATA_SETS = 256
+NETWORKS, DEPTH, WIDTH, TOKENS = 8, 16, 512, 3
+IDENTIFIED = ("gamma", "tau0", "c_gap")
+
+
+def euler_chain(limit, V0, key):
+    """Covariances of one network under the law that the likelihood assumes, dt = 1/n."""
+    p = TOKENS * (TOKENS + 1) // 2
+
+    def step(V, key):
+        noise = limit.diffusion(V).sample(jr.normal(key, (p,)))
+        V = V + limit.drift(V) / WIDTH + noise / np.sqrt(WIDTH)
+        return V, V
+
+    _, V = jax.lax.scan(step, V0, jr.split(key, DEPTH))
+    return jnp.concatenate([V0[None], V])
+
+
+@jax.jit
+def paths(limit, key):
+    """One data set; its tokens are small, norm ½, so that no chain of any prior draw leaves the cone."""
+    key_start, key_paths = jr.split(key)
+    X = jr.normal(key_start, (TOKENS, 4 * TOKENS))
+    V0 = 0.25 * (X @ X.T) / (4 * TOKENS)
+    return jax.vmap(functools.partial(euler_chain, limit, V0))(jr.split(key_paths, NETWORKS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_posteriors_of_the_limits_own_chain_are_calibrated(name, key):
+    architecture = Architecture(name)
+    program = full_path.given(architecture=architecture, law="limit")
+    ranks: dict[str, list[float]] = {}
+    for number in range(DATA_SETS):
+        key_parameters, key_paths, key_fit = jr.split(jr.fold_in(key, number), 3)
+        truth = draw_parameters(architecture, key_parameters)
+        V = paths(architecture.layer(**truth).limit(), key_paths)
+        found = posterior(program, statistics(covariance_dataset(np.asarray(V), width=WIDTH)), key_fit)
+        for site in set(truth) & set(IDENTIFIED):
+            ranks.setdefault(site, []).append(found.rank(site, truth[site]))
+    uniform = {site: np.array(u) for site, u in ranks.items()}
+    report(uniform, name)
+    assert_calibrated(uniform, name)

@@ -2,6 +2,7 @@
 
 from sdeinfer import models as models  # pyright: ignore[reportAttributeAccessIssue]
 from sdeinfer._files import InputError as InputError
+from sdeinfer.check import agreement as agreement
 from sdeinfer.check import check as check
 from sdeinfer.check import summarise as summarise
 from sdeinfer.covariance import equicorrelated as equicorrelated

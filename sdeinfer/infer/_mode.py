@@ -73,7 +73,7 @@ def latent_sites(model: Program, prepared: PyTree) -> tuple[str, ...]:
 
 def potential(model: Program, prepared: PyTree, sites: tuple[str, ...], x: Float[Array, " sites"]) -> Float[Array, ""]:
     """−log of the posterior density at unconstrained parameters, up to a constant."""
-    return potential_energy(model, (prepared,), {}, dict(zip(sites, x, strict=True)))
+    return jnp.asarray(potential_energy(model, (prepared,), {}, dict(zip(sites, x, strict=True))))
 
 
 @eqx.filter_jit

@@ -93,7 +93,7 @@ class ResidualFeedForward(AbstractLayer):
         variance, q = self.gamma**2, relu_kink(self.c_plus, self.c_minus, width)
         zero = jnp.zeros_like(variance * q)
         return FiniteWidth(
-            limit=Limit(zero, 4 * width * q * variance, self.limit().linear_noise + zero, zero),
+            limit=Limit(zero, 4 * jnp.asarray(width) * q * variance, self.limit().linear_noise + zero, zero),
             drift_along=zero,
             attention_drift_next=zero,
             linear_repeat=variance**2 / (self.expansion * width) + zero,

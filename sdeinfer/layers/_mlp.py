@@ -72,7 +72,7 @@ class ShapedMLP(AbstractLayer):
         q = relu_kink(self.c_plus, self.c_minus, width)
         zero = jnp.zeros_like(q)
         return FiniteWidth(
-            limit=Limit(zero, 4 * width * q, jnp.ones_like(q), zero),
+            limit=Limit(zero, 4 * jnp.asarray(width) * q, jnp.ones_like(q), zero),
             drift_along=zero,
             attention_drift_next=zero,
             linear_repeat=zero,

@@ -149,4 +149,4 @@ def products(drift: Float[Array, " drifts"], count: int) -> Float[Array, " count
     chosen = np.zeros((count, len(signed), len(signed)))
     for row, (s, t) in enumerate(QUADRATIC[:count]):
         chosen[row, s, t] = 2 - (s == t)
-    return chosen.reshape(count, -1).astype(signed.dtype) @ jnp.outer(signed, signed).reshape(-1)
+    return jnp.asarray(chosen.reshape(count, -1), signed.dtype) @ jnp.outer(signed, signed).reshape(-1)

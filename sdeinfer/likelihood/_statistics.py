@@ -167,7 +167,7 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         _require_finite(terms, path.network[block])
         spread = np.maximum(spread, np.abs(terms.variance - layout.centre).max(axis=0, initial=0.0))
         np.add.at(constant, group[block], terms.log_jacobian - p * math.log(2 * math.pi) / 2)
-        data, functions = _rows(terms, layout.centre), _cardinal(terms.mixing, layout)
+        data, functions = _rows(terms, layout.centre), _cardinal(np.asarray(terms.mixing), layout)
         first = np.flatnonzero(np.diff(group[block], prepend=-1))
         for start, stop in itertools.pairwise([*first, len(block)]):
             # (p, rows, transitions) @ (p, transitions, nodes)

@@ -260,9 +260,9 @@ def finite_width_variances(law, e, f, centre, spread, xp: Any = np):
     Arguments:
         law: the coefficients of one width.
         e: shape (terms, p).
-        f: the features of each term, shape (terms, 6, p).
-        centre: their means, shape (6, p).
-        spread: their largest differences from them, shape (6, p).
+        f: the features of each term, shape (terms, features, p).
+        centre: their means, shape (features, p).
+        spread: their largest differences from them, shape (features, p).
         xp: numpy, or jax.numpy for gradients.
     """
     m = math.isqrt(2 * e.shape[-1])
@@ -283,11 +283,14 @@ def finite_width_variances(law, e, f, centre, spread, xp: Any = np):
     return noise + mixing * e, left
 
 
-def finite_width_terms(law, z, b, e, f, centre, spread, xp: Any = np):
-    """The log density −½ [(z − Σ θ_s b_s)²/v₀ + log 2πv₀ + Δ/v₀ − z² Δ/v₀²] of each term.
+def finite_width_terms(law, z, b, e, f, centre, spread, dispersion=1.0, xp: Any = np):
+    """The log density −½ [(z − μ)²/v₀ + log 2πv₀ + Δ/v₀ − z² Δ/v₀²] of each term, μ = Σ θ_s b_s.
+
+    A dispersion divides what it says of variances, which is all but the terms with μ.
 
     Arguments as in `finite_width_variances`; z of shape (terms, p) and b of shape (terms, 4, p).
     """
     v, left = finite_width_variances(law, e, f, centre, spread, xp)
-    residual = z - (law.drift[:, None] * b).sum(axis=1)
-    return -(residual**2 / v + xp.log(2 * math.pi * v) + left / v - z**2 * left / v**2) / 2
+    mu = (law.drift[:, None] * b).sum(axis=1)
+    of_variance = z**2 / v + xp.log(v) + left / v - z**2 * left / v**2
+    return -(of_variance / dispersion + (mu**2 - 2 * z * mu) / v + math.log(2 * math.pi)) / 2

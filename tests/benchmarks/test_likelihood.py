@@ -150,7 +150,8 @@ def _fit_of(terms: int) -> None:
     gamma = draws.samples["gamma"]
     print(
         f"{len(path) * 6:,} terms of {networks:,} networks, {V.nbytes / 2**30:.2f} GiB: checked in "
-        f"{checked - started:.1f} s, statistics {prepared - checked:.1f} s, NUTS 4 × (500 + 500) {sampled - prepared:.1f} s; "
+        f"{checked - started:.1f} s, statistics {prepared - checked:.1f} s, "
+        f"NUTS 4 × (500 + 500) {sampled - prepared:.1f} s; "
         f"peak {before:.2f} GiB with the data, {peak:.2f} prepared, {_peak():.2f} fitted; "
         f"gamma {gamma.mean():.5f} ± {gamma.std():.5f}"
     )

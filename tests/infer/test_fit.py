@@ -6,17 +6,19 @@ import pytest
 import xarray as xr
 
 import sdeinfer as si
-from sdeinfer.infer import nuts, predict
+from sdeinfer.infer import nuts, predict, with_dispersion
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import USED
+from sdeinfer.likelihood import USED, observed_path
 from sdeinfer.observe import covariance_dataset
 
 TRANSFORMER = si.models.full_path.given(architecture=Architecture("transformer"), law="finite-width")
 
 
 def prepared_as_in(post, data):
-    """The statistics of the transitions that a fit used."""
-    return si.models.full_path.prepare(data.assign({USED: post["constant_data"][USED]}))
+    """The statistics of the transitions that a fit of a transformer used, with their dispersion."""
+    data = data.assign({USED: post["constant_data"][USED]})
+    program = TRANSFORMER.given(law=post.attrs["law"])
+    return with_dispersion(program, observed_path(data), si.models.full_path.prepare(data))
 
 
 def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):

@@ -27,8 +27,12 @@ from sdeinfer.layers._next_order import Frame, frame, relu_drift_along
 
 FEW = pytest.mark.parametrize("tokens", [1, 2, 3, 4])
 B1, B2, B2_ALONG_B1, B1_NEXT = range(4)
-NEXT, HIDDEN, TOKENS, RESPONSE = (
-    VARIANCE_FEATURES.index(name) for name in ("attention_next", "relu_hidden", "relu_tokens", "relu_response")
+RELU_GROWTH, NEXT, HIDDEN, TOKENS, RESPONSE, RELU_GROWTH_SQUARE, HIDDEN_SQUARE = (
+    VARIANCE_FEATURES.index(name)
+    for name in (
+        *("relu_growth", "attention_next", "relu_hidden", "relu_tokens", "relu_response"),
+        *("relu_growth_square", "relu_hidden_square"),
+    )
 )
 
 
@@ -246,6 +250,41 @@ def test_relu_noise_is_that_of_normals_and_their_absolute_values(tokens):
     np.testing.assert_allclose(variance[TOKENS], (crossed + 2 * products) / (1 + equal), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_relu_noise_is_exact_to_all_orders_for_up_to_three_tokens(tokens):
+    """Four of three tokens have two of one: E[h_a² |h_c h_d|] is all that E[u_i² u_j²] is made of."""
+    V = random_covariance(tokens, seed=tokens)
+    R, equal, q = np.asarray(frame_of(V).R), np.eye(tokens), 0.3
+    plain, moments = absolute_moments(np.asarray(V))
+    absolute = np.empty((tokens,) * 4)
+    for index in itertools.product(range(tokens), repeat=4):
+        twice = next(t for t in index if index.count(t) > 1)
+        others = list(index)
+        others.remove(twice)
+        others.remove(twice)
+        absolute[index] = moments[twice, twice, *others]
+    mixed = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, moments)
+    products = np.einsum("ia,jb,ic,jd,abcd->ij", R, R, R, R, moments)
+    fourth = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, absolute)
+    # φ = √(1 − q) g ± √q u
+    mean = (1 - q) * equal + q * R @ plain @ R.T
+    square = (1 - q) ** 2 * (1 + 2 * equal) + q * (1 - q) * (mixed + mixed.T + 4 * products) + q**2 * fourth
+    variance = terms_of(V)[1]
+    found = (1 + q * variance[HIDDEN] + q**2 * variance[HIDDEN_SQUARE]) * (1 + equal)
+    np.testing.assert_allclose(found, square - mean**2, rtol=1e-10, atol=1e-12)
+
+
+def test_growth_by_a_relu_is_exact_to_all_orders():
+    """S has the mean K = V + 4q B₂, exactly: E[K_ii K_jj + K_ij²] in the coordinates of V."""
+    V, q = random_covariance(4, seed=4), 0.3
+    drift, variance = terms_of(V)
+    at = frame_of(V)
+    K = np.asarray(at.R @ (V + 4 * q * drift[B2]) @ at.R.T)
+    expected = (np.outer(np.diag(K), np.diag(K)) + K**2) / (1 + np.eye(4))
+    found = 1 + 4 * q * variance[RELU_GROWTH] + 16 * q**2 * variance[RELU_GROWTH_SQUARE]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
 def test_relu_noise_is_that_of_sampled_units(key):
     V = random_covariance(4, seed=4)
     at = frame_of(V)
@@ -283,7 +322,7 @@ def test_terms_are_symmetric_and_scale_as_their_order_in_the_covariance(tokens):
         np.testing.assert_allclose(terms, np.swapaxes(terms, -1, -2), atol=1e-13 * scale)
     # Logits are quadratic in the tokens, a ReLU is linear.
     assert_agrees(larger, 3.0 ** np.array([3, 1, 3, 5])[:, None, None] * drift)
-    assert_agrees(wider, 3.0 ** np.array([2, 0, 4, 0, 0, 0])[:, None, None] * variance)
+    assert_agrees(wider, 3.0 ** np.array([2, 0, 4, 0, 0, 0, 0, 0])[:, None, None] * variance)
 
 
 def test_single_precision_keeps_its_digits():

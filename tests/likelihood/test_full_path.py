@@ -4,6 +4,7 @@ import functools
 import importlib
 import itertools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -116,7 +117,8 @@ def scattered() -> tuple[PathStatistics, Terms, np.ndarray]:
     data = covariance_dataset(paths, width=widths).assign({USED: (("network", "layer"), used)})
     path = observed_path(data)
     assert len(path) == len(widths) * count
-    return path_statistics(path), all_terms(path), path.network
+    statistics = eqx.tree_at(lambda s: s.dispersion, path_statistics(path), jnp.array([2.5, 1.2, 1.0]))
+    return statistics, all_terms(path), path.network
 
 
 def prior_draws(architecture: Architecture) -> list[dict[str, float]]:
@@ -157,7 +159,7 @@ def worst_errors(architecture: Architecture, law: str) -> tuple[float, float]:
                     residual = z - limit.attention_drift * b[:, 0] - limit.relu_drift * b[:, 1]
                     logs.append(-(residual**2 / v + jnp.log(2 * jnp.pi * v)) / 2)
                 else:
-                    extent = statistics.centre, statistics.spread
+                    extent = statistics.centre, statistics.spread, statistics.dispersion[number]
                     logs.append(references.finite_width_terms(layer.finite_width(n), *data, *extent, xp=jnp))
             logs = jnp.concatenate([x.reshape(-1) for x in logs] + [terms.log_jacobian])
             return jnp.sum(logs), jnp.sum(jnp.abs(jax.lax.stop_gradient(logs)))
@@ -233,8 +235,9 @@ def test_one_network_after_the_other_or_all_rows_at_once():
     law = law_of(LAYERS["transformer"](), statistics, "finite-width")
     for number in range(3):
         mine = jax.tree.map(lambda x, number=number: x[number], law)
-        kernel = finite_width_kernel(mine, statistics)
-        value = contracted(mine, statistics, statistics.weights[number])
+        dispersion = jnp.asarray(1.0 + number)
+        kernel = finite_width_kernel(mine, dispersion, statistics)
+        value = contracted(mine, dispersion, statistics, statistics.weights[number])
         np.testing.assert_allclose(value, jnp.vdot(statistics.weights[number], kernel), rtol=1e-12)
 
 

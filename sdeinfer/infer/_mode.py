@@ -25,11 +25,13 @@ class Mode(NamedTuple):
         sites: names of the latent sites, all of them scalars.
         x: their unconstrained values, shape (sites,).
         potential: −log of the density there.
+        sd: by the curvature there (Laplace), and at most 1; shape (sites,).
     """
 
     sites: tuple[str, ...]
     x: Float[np.ndarray, " sites"]
     potential: float
+    sd: Float[np.ndarray, " sites"]
 
 
 def posterior_mode(model: Program, prepared: PyTree, *, start: Float[np.ndarray, " sites"] | None = None) -> Mode:
@@ -51,7 +53,12 @@ def posterior_mode(model: Program, prepared: PyTree, *, start: Float[np.ndarray,
     bounds = [(-FARTHEST, FARTHEST)] * len(sites)
     ends = [minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
     found = min(ends, key=lambda end: end.fun)
-    return Mode(sites, found.x, float(found.fun))
+    steps = 1e-4 * np.eye(len(sites))
+    curvature = np.array([objective(found.x + step)[1] - objective(found.x - step)[1] for step in steps]) / 2e-4
+    values, axes = np.linalg.eigh((curvature + curvature.T) / 2)
+    # Where the mode is flat, or on the bound, the priors still have a curvature of about 1.
+    sd = np.sqrt((axes**2 / np.maximum(values, 1.0)).sum(axis=1))
+    return Mode(sites, found.x, float(found.fun), sd)
 
 
 def _starts(sites: tuple[str, ...]) -> list[np.ndarray]:

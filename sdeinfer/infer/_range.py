@@ -8,18 +8,17 @@ twice as many each time, for as long as they are in range by the estimate.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._mode import posterior_mode
+from sdeinfer.infer._mode import Mode, posterior_mode
 from sdeinfer.likelihood import USED, Program, observed_path, path_layout, path_statistics, used_of
 
 LARGEST_LOGIT = 0.75
-FIRST = 4096
+FIRST = 512
 """Terms, of which a transition has m(m + 1)/2, in the first estimate of τ0."""
 
 NODES = 32
@@ -64,27 +63,33 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
     order = np.argsort(scale, axis=None)[: used.sum()]
     sorted_scale = scale.reshape(-1)[order]
     p = data.sizes["token_a"] * (data.sizes["token_a"] + 1) // 2
-    count, tau0, z = min(len(order), max(1, FIRST // p)), math.nan, None
-    seen = set()
+    count = min(len(order), max(1, FIRST // p))
+    tau0, mode, seen = math.nan, None, set()
     while count not in seen:
         seen.add(count)
         chosen = np.zeros(used.size, bool)
         chosen[order[:count]] = True
-        tau0, z = _estimate(model, data, chosen.reshape(used.shape), z)
+        mode = _mode(model, data, chosen.reshape(used.shape), mode)
+        place = mode.sites.index("tau0")
+        tau0, doubt = math.exp(mode.x[place]), math.exp(mode.sd[place])
         allowed = int(np.searchsorted(sorted_scale, largest_logit * tau0, side="right"))
+        if allowed == 0:
+            # Few transitions say little of τ0: nothing is left only if that holds for larger τ0 as well.
+            tau0 *= doubt**2
+            allowed = int(np.searchsorted(sorted_scale, largest_logit * tau0, side="right"))
         if allowed == 0:
             raise InputError(
                 f"covariance: no transition starts inside the range of the law: the logits' sd max V/(tau0 √n) is at "
-                f"least {sorted_scale[0] / tau0:.2g}, for tau0 about {tau0:.2g}; {largest_logit:g} is allowed. Use "
+                f"least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
                 "smaller tokens or wider networks"
             )
         count = min(allowed, 2 * count)
     return scale <= largest_logit * tau0, tau0
 
 
-def _estimate(model: Program, data: xr.Dataset, used: np.ndarray, start: Any) -> tuple[float, Any]:
-    """Mode of τ0, in log τ0, given some transitions."""
+def _mode(model: Program, data: xr.Dataset, used: np.ndarray, before: Mode | None) -> Mode:
+    """Mode of the posterior given some transitions."""
     marked = np.concatenate([used, np.zeros((len(used), 1), bool)], axis=1)
     path = observed_path(data.assign({USED: (("network", "layer"), marked)}))
-    mode = posterior_mode(model, path_statistics(path, path_layout(path, nodes=NODES), pooled=True), start=start)
-    return math.exp(mode.x[mode.sites.index("tau0")]), mode.x
+    statistics = path_statistics(path, path_layout(path, nodes=NODES), pooled=True)
+    return posterior_mode(model, statistics, start=None if before is None else before.x)

@@ -89,7 +89,11 @@ class ResidualFeedForward(AbstractLayer):
         return Limit(zero, variance * (self.c_plus - self.c_minus) ** 2, noise, zero)
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """The layer's own mean, exact, and its variance: its law depends on c₊ and c₋ through q alone."""
+        """The layer's own mean, exact, and its variance: its law depends on c₊ and c₋ through q alone.
+
+        Of the products of q and 1/n, which are of the next order, the largest is kept: for n of some tens q is no
+        smaller than 1/√n.
+        """
         variance, q = self.gamma**2, relu_kink(self.c_plus, self.c_minus, width)
         zero = jnp.zeros_like(variance * q)
         return FiniteWidth(
@@ -100,7 +104,7 @@ class ResidualFeedForward(AbstractLayer):
             attention_repeat=zero,
             variance=weights(
                 relu_growth=4 * q * variance,
-                relu_hidden=q * variance**2 / self.expansion,
+                relu_hidden=q * variance**2 / self.expansion * (1 + 2 / jnp.asarray(width)),
                 relu_growth_square=16 * (q * variance) ** 2,
                 relu_hidden_square=(q * variance) ** 2 / self.expansion,
             ),

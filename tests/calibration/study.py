@@ -34,6 +34,7 @@ SIMULATIONS = 100_000
 """Of ArviZ's simultaneous ECDF band."""
 
 POINTS, ROUNDS, FREEDOM = 4000, 3, 5
+FEW = 50
 PARETO_K = 0.7
 
 
@@ -77,7 +78,7 @@ def posterior(program: Program, prepared: PathStatistics, key) -> Posterior:
 
 def importance_sample(program: Program, prepared: PathStatistics, key) -> Posterior:
     """The posterior of a program at pooled statistics."""
-    sites, mode, _ = posterior_mode(program, prepared)
+    sites, mode, *_ = posterior_mode(program, prepared)
     curvature, axes = np.linalg.eigh(_hessian(program, prepared, sites, jnp.asarray(mode)))
     # Directions in which the mode is flat or worse are as wide as the prior.
     covariance = (axes / np.maximum(curvature, 1.0)) @ axes.T
@@ -90,7 +91,11 @@ def importance_sample(program: Program, prepared: PathStatistics, key) -> Poster
         log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
         weights = np.exp(log_weights - log_weights.max())
         weights /= weights.sum()
-        mode, covariance = weights @ x, np.cov(x.T, aweights=weights) + 1e-12 * np.eye(len(sites))
+        if 1 / (weights**2).sum() > FEW:
+            mode, covariance = weights @ x, np.cov(x.T, aweights=weights)
+        else:
+            # Too few to tell a covariance from: move there, and look at a wider one.
+            mode, covariance = x[np.argmax(weights)], 2 * covariance
     # ArviZ's function takes log likelihoods, of which log weights are the negative, as in leave-one-out.
     smoothed, k = array_stats.psislw(log_weights.max() - log_weights)
     weights = np.exp(smoothed - smoothed.max())

@@ -12,8 +12,8 @@ import sdeinfer as si
 from sdeinfer.layers import (
     ARCHITECTURES,
     Limit,
-    architecture_name,
     architecture_named,
+    architecture_of_layer,
     attention_drift,
     attention_drift_vectors,
 )
@@ -144,7 +144,7 @@ def test_drift_is_differentiable_in_every_parameter():
 def test_names_of_architectures_go_both_ways():
     for name, kind in ARCHITECTURES.items():
         assert architecture_named(name) is kind
-        assert architecture_name(TABLE[name][0]) == name
-    assert architecture_name(si.Stack((TABLE["mlp"][0],))) is None
+        assert architecture_of_layer(TABLE[name][0]).name == name
+    assert architecture_of_layer(si.Stack((TABLE["mlp"][0],))) is None
     with pytest.raises(ValueError, match="architecture: must be one of transformer, .* got 'lstm'"):
         architecture_named("lstm")

@@ -1,8 +1,8 @@
 """Coverage of posteriors on real finite networks: parameters from the prior, data from the exact covariance chain.
 
 Every data set is fitted twice, by the law of its width and by the limit's. The first is asserted to be calibrated; the
-second is printed beside it, since the data are sized so that its bias shows: they tell variances to 4 % at n = 32 and to
-0.3 % at n = 512, and the limit's are wrong by 5 % and 0.3 %.
+second is printed beside it, since the data are sized so that its bias shows: they tell variances to 4 % at n = 32 and
+to 0.3 % at n = 512, and the limit's are wrong by 5 % and 0.3 %.
 """
 
 import jax.numpy as jnp

@@ -116,7 +116,11 @@ class ShapedAttention(AbstractLayer):
         )
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """The limit, and the fourth order of the softmax in its logits, whose variance is x = 1/(n τ0²) times V²."""
+        """The limit, and the fourth order of the softmax in its logits, whose variance is x = 1/(n τ0²) times V².
+
+        The queries' and keys' own width n_k would add terms of order 1/(n n_k), which are left out: they are of the
+        next order where n_k grows with n.
+        """
         variance, limit = self.gamma**2, self.limit()
         x = 1 / (width * self.tau0**2)
         projected = float(self.output_projection)

@@ -27,6 +27,9 @@ class FullPath(Distribution):
     prior, where it is not small, it is kept below `LARGEST_RESIDUAL`, and a mean that would make v₀ negative above
     −½ a.
 
+    What a law of finite width says of variances, log v and z²/v, is divided by the statistics' `dispersion`, since the
+    squared increments of finite networks vary more than those of normal ones; what it says of means is not.
+
     One batch element is one network; its log density is that of the covariances V_αβ, α ≤ β, after every layer but the
     first.
 

@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 
 import sdeinfer as si
 from sdeinfer.covariance import spectrum
-from sdeinfer.layers import drift_terms, variance_terms
+from sdeinfer.layers import VARIANCE_FEATURES, drift_terms, variance_terms
 from sdeinfer.likelihood import USED, Path, Terms, observed_path, used_of
 from sdeinfer.observe import covariance_dataset
 
@@ -88,7 +88,7 @@ def test_shapes_say_transitions_terms_and_entries():
     assert path.tokens == 3
     assert terms.increments.shape == terms.mixing.shape == (8, 6)
     assert terms.drift.shape == (8, 4, 6)
-    assert terms.variance.shape == (8, 6, 6)
+    assert terms.variance.shape == (8, len(VARIANCE_FEATURES), 6)
     assert terms.log_jacobian.shape == (8,)
     np.testing.assert_array_equal(path.network, np.repeat([0, 1], 4))
     np.testing.assert_array_equal(path.layer, np.tile(np.arange(4), 2))

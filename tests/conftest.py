@@ -1,5 +1,8 @@
 """What the whole suite shares; it runs in double precision, except where a test asks for single."""
 
+import gc
+from pathlib import Path
+
 import jax
 import jax.random as jr
 import pytest
@@ -7,6 +10,8 @@ import pytest
 import sdeinfer as si
 
 jax.config.update("jax_enable_x64", True)  # noqa: FBT003
+
+MOST_MAPS = 20_000
 
 LAYERS = {
     "transformer": lambda: si.ShapedTransformer(gamma=0.5, tau0=0.6, c_plus=0.3, c_minus=-1.5),
@@ -37,6 +42,16 @@ def random_covariance(tokens: int, seed: int = 0):
 @pytest.fixture(params=range(1, 7), ids=lambda m: f"m{m}")
 def V(request):
     return random_covariance(request.param, seed=request.param)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_programs_are_forgotten():
+    """XLA maps memory for every compiled program, and Linux allows a process 65,530 maps: beyond, XLA crashes."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

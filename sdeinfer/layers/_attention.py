@@ -152,6 +152,8 @@ def check_heads(key_width: int | None, heads: int) -> None:
 
 def _softmax(Y: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """Softmax of each row."""
+    # Without the barrier XLA computes Y anew, and rounds it otherwise, where it is used: huge logits would give 0/0.
+    Y = jax.lax.optimization_barrier(Y)
     largest = functools.reduce(jnp.maximum, [Y[:, k] for k in range(Y.shape[1])])
     weights = jnp.exp(Y - largest[:, None])
     return weights / total(weights, axis=1)[:, None]

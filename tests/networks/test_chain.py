@@ -212,6 +212,15 @@ def test_what_overflows_between_observed_layers_is_refused(key):
         si.sample_networks(si.ShapedMLP(0.0, 0.0), V0, width=12, depth=40, networks=7, observe_every=40, key=key)
 
 
+def test_huge_logits_leave_a_chain_finite(key):
+    """Logits of 10¹⁰: rounded in two ways they differ by thousands, of which no softmax can be taken."""
+    with jax.enable_x64(False):  # noqa: FBT003
+        layer, V0 = si.ShapedAttention(0.5, tau0=1.0), si.equicorrelated(tokens=4, correlation=0.2, norm=1e5)
+        V = si.sample_networks(layer, V0, width=200, depth=20, networks=50, key=key)["covariance"]
+    assert V.dtype == np.float32
+    assert (V.values.max((1, 2, 3)) > 1e10).all()
+
+
 def network_keys(count: int, seed: int = 0) -> NetworkKeys:
     return NetworkKeys.numbered(jr.key(seed), jnp.arange(count, dtype=jnp.uint32))
 

@@ -95,9 +95,7 @@ LawOption = Annotated[
     Law,
     typer.Option(help="law of a layer: of the networks' width, of the limit, or the first with the second beside it"),
 ]
-LargestLogit = Annotated[
-    float, typer.Option(help="leave out transitions that start with larger softmax logits, max V/(τ0 √n)")
-]
+LargestLogit = Annotated[float, typer.Option(help="leave out transitions where the softmax's logits spread more")]
 Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
 DrawsOption = Annotated[int, typer.Option(help="kept draws of each chain", min=1)]
 Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]

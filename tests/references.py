@@ -254,15 +254,14 @@ def bounded(x):
     return (1 + x**4) ** -0.25
 
 
-def finite_width_variances(law, e, f, centre, spread, xp: Any = np):
-    """What `FullPath` takes for the variance of each term: v₀ with the features' means, and Δ, what is left of them.
+def finite_width_variances(law, e, f, centre, xp: Any = np):
+    """What `FullPath` takes for the variance of each term: v with the features' means, and Δ, what is left of them.
 
     Arguments:
         law: the coefficients of one width.
         e: shape (terms, p).
         f: the features of each term, shape (terms, features, p).
         centre: their means, shape (features, p).
-        spread: their largest differences from them, shape (features, p).
         xp: numpy, or jax.numpy for gradients.
     """
     m = math.isqrt(2 * e.shape[-1])
@@ -277,20 +276,37 @@ def finite_width_variances(law, e, f, centre, spread, xp: Any = np):
     w, mixing_w = law.variance[:, None], law.variance_mixing[:, None]
     noise = raised(law.limit.linear_noise, law.linear_repeat * multiplicity, w * centre)
     mixing = raised(law.limit.attention_noise, law.attention_repeat * multiplicity, mixing_w * centre)
-    largest = (xp.abs(w) * spread).sum(axis=0) / noise
-    largest = largest + (xp.abs(mixing_w) * spread).sum(axis=0) / xp.where(mixing > 0, mixing, 1.0)
-    left = ((w + mixing_w * e[:, None]) * (f - centre)).sum(axis=1) * bounded(largest / 0.75)
-    return noise + mixing * e, left
+    return noise + mixing * e, ((w + mixing_w * e[:, None]) * (f - centre)).sum(axis=1)
 
 
-def finite_width_terms(law, z, b, e, f, centre, spread, dispersion=1.0, xp: Any = np):
-    """The log density −½ [(z − μ)²/v₀ + log 2πv₀ + Δ/v₀ − z² Δ/v₀²] of each term, μ = Σ θ_s b_s.
+def finite_width_terms(law, z, b, e, f, statistics, reference=None, xp: Any = np):
+    """The log density −½ [(z − μ)²/(ρv) + log 2πρv + (1/ρ − y²/(ρ²v)) (Δ/v − (ρ − 1))] of each term, μ = Σ θ_s b_s.
 
-    A dispersion divides what it says of variances, which is all but the terms with μ.
-
-    Arguments as in `finite_width_variances`; z of shape (terms, p) and b of shape (terms, 4, p).
+    Arguments as in `finite_width_variances`; z of shape (terms, p) and b of shape (terms, 4, p). The reference, a law
+    as well, has the residuals y and makes the ratios ρ, at least ½; without one, y = z and ρ = 1. The last bracket is
+    bounded by its largest value at the nodes of the statistics.
     """
-    v, left = finite_width_variances(law, e, f, centre, spread, xp)
+    centre, spread, least, nodes = (
+        np.asarray(x) for x in (statistics.centre, statistics.spread, statistics.least, statistics.nodes)
+    )
+    features, p = centre.shape
+
+    def shares(law):
+        """The c_k at the nodes, from variances at features that are 0 but for one."""
+        units = np.eye(features)[:, None, :, None] + centre
+        return xp.stack(
+            [(lambda v, own: own / v)(*finite_width_variances(law, nodes.T, unit, centre, xp)) for unit in units]
+        )
+
+    ratio, residual, shares_there = 1.0, z, 0.0
+    if reference is not None:
+        there = finite_width_variances(reference, e, f, centre)
+        ratio = np.maximum(1 + there[1] / there[0], 0.5)
+        residual = z - (reference.drift[:, None] * b).sum(axis=1)
+        shares_there = shares(reference)
+    v, own = finite_width_variances(law, e, f, centre, xp)
+    largest = (xp.abs(shares(law) - shares_there) * spread[:, None]).sum(axis=0).max(axis=0) / least
+    change = (own / v - (ratio - 1)) * bounded(largest / 0.75)
     mu = (law.drift[:, None] * b).sum(axis=1)
-    of_variance = z**2 / v + xp.log(v) + left / v - z**2 * left / v**2
-    return -(of_variance / dispersion + (mu**2 - 2 * z * mu) / v + math.log(2 * math.pi)) / 2
+    first = (1 - residual**2 / (ratio * v)) * change / ratio
+    return -((z - mu) ** 2 / (ratio * v) + xp.log(2 * math.pi * ratio * v) + first) / 2

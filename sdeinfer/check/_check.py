@@ -14,8 +14,8 @@ from sdeinfer.observe import validate
 
 RHAT = 1.01
 ESS = 400
-LOGITS = {"finite-width": 1.0, "limit": 0.6}
-"""Largest standard deviation of the logits at which a law holds to about 3 % of a step's variance."""
+LOGITS = {"finite-width": 0.7, "limit": 0.35}
+"""Largest spread of the logits in a row of the softmax at which a law can be believed: see `infer.in_range`."""
 LEFT_OUT = 0.5
 DEVIATIONS = 4.0
 
@@ -90,7 +90,7 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
         used = used_of(data)
         largest = logit_scale(data)[used].max() / table.loc["tau0", "mean"]
         advice = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
-        verdicts.append(_at_most("logit sd, largest", largest, LOGITS[post.attrs.get("law", "limit")], advice))
+        verdicts.append(_at_most("logit spread, largest", largest, LOGITS[post.attrs.get("law", "limit")], advice))
         advice = "most of the data start outside the range of the law: use smaller tokens or wider networks"
         verdicts.append(_at_most("transitions left out", 1 - used.mean(), LEFT_OUT, advice))
     for name in IDENTIFIED:

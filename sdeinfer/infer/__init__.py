@@ -1,13 +1,12 @@
 """From models and data to posteriors."""
 
-from sdeinfer.infer._dispersion import with_dispersion as with_dispersion
+from sdeinfer.infer._expansion import expanded_statistics as expanded_statistics
 from sdeinfer.infer._fit import LIMIT_POSTERIOR as LIMIT_POSTERIOR
 from sdeinfer.infer._fit import Law as Law
 from sdeinfer.infer._fit import architecture_of as architecture_of
 from sdeinfer.infer._fit import fit as fit
 from sdeinfer.infer._fit import require_identifiable as require_identifiable
 from sdeinfer.infer._mode import Mode as Mode
-from sdeinfer.infer._mode import latent_sites as latent_sites
 from sdeinfer.infer._mode import posterior_mode as posterior_mode
 from sdeinfer.infer._mode import potential as potential
 from sdeinfer.infer._nuts import Draws as Draws

@@ -17,12 +17,11 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._dispersion import with_dispersion
 from sdeinfer.infer._nuts import Draws, nuts
 from sdeinfer.infer._predictive import predict
 from sdeinfer.infer._range import LARGEST_LOGIT, in_range
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
-from sdeinfer.likelihood import USED, PathStatistics, Program, observed_path, used_of
+from sdeinfer.likelihood import USED, Program, used_of
 from sdeinfer.observe import validate
 
 Law = Literal["finite-width", "limit", "both"]
@@ -54,8 +53,8 @@ def fit(
             and the like; what the data's attributes say where None.
         law: "finite-width", the law of one layer of each network's width to the next order in 1/n; "limit"; or "both",
             the first with the posterior by the limit's law beside it, in the group `limit_posterior`.
-        largest_logit: transitions that start where the softmax's logits have a larger standard deviation than this,
-            max V/(τ0 √n) > largest_logit, are left out (see `in_range`); +∞ keeps all.
+        largest_logit: transitions that start where the logits in a row of the softmax spread more than this are left
+            out, and others where that makes τ0 more accurate (see `in_range`); +∞ keeps all.
         chains: how many chains.
         draws: kept draws of each chain.
         warmup: iterations of adaptation of each chain.
@@ -82,9 +81,7 @@ def fit(
     both, law = law == "both", "limit" if law == "limit" else "finite-width"
     program = model.given(architecture=kind, law=law)
     data, pilot = in_range(program, data, largest_logit)
-    prepared = model.prepare(data)
-    if isinstance(prepared, PathStatistics):
-        prepared = with_dispersion(program, observed_path(data), prepared)
+    prepared = program.prepare(data)
     prior = _sample_prior(program, prepared, draws, key_prior)
     count = min(predictions, draws)
     before = {name: value[:count] for name, value in prior.items()}
@@ -102,9 +99,8 @@ def fit(
     groups["observed_data"] = data[["covariance"]].drop_vars("width")
     groups["constant_data"] = data[[USED]].drop_vars("width").assign(width=data["width"].drop_vars("width"))
     if both:
-        groups[LIMIT_POSTERIOR] = dict_to_dataset(
-            nuts(program.given(law="limit"), prepared, **sizes, key=key_nuts).samples
-        )
+        limit = model.given(architecture=kind, law="limit")
+        groups[LIMIT_POSTERIOR] = dict_to_dataset(nuts(limit, limit.prepare(data), **sizes, key=key_nuts).samples)
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {
         **data.attrs,

@@ -1,10 +1,16 @@
 """Which transitions start inside the range in which the law of a layer with attention holds.
 
-The law expands the softmax in its logits, whose largest standard deviation at V is max V/(τ0 √n). At 0.75 the variance
-of one step is 4 to 5 % off in the limit and 1 % at finite width; at 1.3 the latter is 10 % off, and what exploding
-networks do beyond makes a fit absurd. A transition may be left out by a rule on the covariance from which it starts
-without biasing the others. The rule needs τ0: it is estimated from the transitions with the smallest covariances,
-twice as many each time, for as long as they are in range by the estimate.
+The law is a series in the spread of the logits in a row of the softmax. Their standard deviation about the row's mean,
+
+    s² = max_α V_αα (tr V − 1ᵀV1/m)/((m − 1) n τ0²)
+
+for the widest row, is what its terms go with: what the law of finite width leaves out moves τ0 by up to a relative s⁴,
+5 % at s = 0.5, and what exploding networks do beyond 1 makes a fit absurd. A transition may be left out by a rule on
+the covariance from which it starts without biasing the others. The rule: of the transitions with the smallest spreads,
+as many as make τ0's error smallest, that of the series and that of few data together; but none above a bound.
+
+The rule needs τ0. It is estimated from the transitions with the smallest spreads, twice as many each time, for as long
+as the rule allows them by the estimate.
 """
 
 import math
@@ -15,9 +21,11 @@ from jaxtyping import Float
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._mode import Mode, posterior_mode
-from sdeinfer.likelihood import USED, Program, observed_path, path_layout, path_statistics, used_of
+from sdeinfer.likelihood import Program, observed_path, path_layout, path_statistics, used_of, with_used
 
-LARGEST_LOGIT = 0.75
+LARGEST_LOGIT = 0.6
+"""Far beyond its range the law mistakes the spread for one of 0.6 to 1.6, not for a small one."""
+
 FIRST = 512
 """Terms, of which a transition has m(m + 1)/2, in the first estimate of τ0."""
 
@@ -33,7 +41,7 @@ def in_range(
     Arguments:
         model: the program to be fitted, with its architecture and its law.
         data: the observed networks.
-        largest_logit: how large max V/(τ0 √n) may be.
+        largest_logit: how large the spread s of the logits may be.
 
     Returns:
         The data with the variable `used` over network and layer, and what a posterior should say of it: `pilot_tau0`,
@@ -48,14 +56,26 @@ def in_range(
     tau0 = math.nan
     if "tau0" in dict(model.options)["architecture"].parameters and math.isfinite(largest_logit):
         used, tau0 = _used(model, data, used, largest_logit)
-    marked = np.concatenate([used, np.zeros((len(used), 1), bool)], axis=1)
-    return data.assign({USED: (("network", "layer"), marked)}), {} if math.isnan(tau0) else {"pilot_tau0": tau0}
+    return with_used(data, used), {} if math.isnan(tau0) else {"pilot_tau0": tau0}
 
 
 def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
-    """The largest V/√n where each transition starts; over τ0, the standard deviation of the softmax's logits."""
+    """The spread s of the logits where each transition starts, times τ0."""
     starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
-    return np.diagonal(starts, axis1=-2, axis2=-1).max(axis=-1) / np.sqrt(data["width"].values)[:, None]
+    return logit_spread(starts, data["width"].values[:, None])
+
+
+def logit_spread(V: Float[np.ndarray, "... m m"], width: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """The spread s of the logits for τ0 = 1."""
+    tokens, variances = V.shape[-1], np.diagonal(V, axis1=-2, axis2=-1)
+    about_mean = (variances.sum(axis=-1) - V.sum(axis=(-2, -1)) / tokens) / max(tokens - 1, 1)
+    return np.sqrt(variances.max(axis=-1) * np.maximum(about_mean, 0.0) / width)
+
+
+def law_error(spread: Float[np.ndarray, " transitions"]) -> float:
+    """Relative error in τ0 of the law of finite width: s⁴, weighted by what each transition tells of τ0, s⁴ too."""
+    told = np.minimum(spread, 1.0) ** 4
+    return float((told**2).sum() / told.sum())
 
 
 def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: float) -> tuple[np.ndarray, float]:
@@ -67,29 +87,48 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
     tau0, mode, seen = math.nan, None, set()
     while count not in seen:
         seen.add(count)
-        chosen = np.zeros(used.size, bool)
-        chosen[order[:count]] = True
-        mode = _mode(model, data, chosen.reshape(used.shape), mode)
+        mode = _mode(model, data, _first(order, count, used), mode)
         place = mode.sites.index("tau0")
-        tau0, doubt = math.exp(mode.x[place]), math.exp(mode.sd[place])
-        allowed = int(np.searchsorted(sorted_scale, largest_logit * tau0, side="right"))
+        tau0, sd = math.exp(mode.x[place]), mode.sd[place]
+        allowed = _allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         if allowed == 0:
             # Few transitions say little of τ0: nothing is left only if that holds for larger τ0 as well.
-            tau0 *= doubt**2
-            allowed = int(np.searchsorted(sorted_scale, largest_logit * tau0, side="right"))
+            tau0 *= math.exp(2 * sd)
+            allowed = _allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         if allowed == 0:
             raise InputError(
-                f"covariance: no transition starts inside the range of the law: the logits' sd max V/(tau0 √n) is at "
-                f"least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
+                f"covariance: no transition starts inside the range of the law: the softmax's logits have a spread of "
+                f"at least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
                 "smaller tokens or wider networks"
             )
         count = min(allowed, 2 * count)
-    return scale <= largest_logit * tau0, tau0
+    return _first(order, count, used), tau0
+
+
+def _first(order: np.ndarray, count: int, like: np.ndarray) -> np.ndarray:
+    """Mark the first transitions of an order."""
+    chosen = np.zeros(like.size, bool)
+    chosen[order[:count]] = True
+    return chosen.reshape(like.shape)
+
+
+def _allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float) -> int:
+    """How many transitions, in ascending order of their spreads, make the error of log τ0 smallest.
+
+    Arguments:
+        spread: of the transitions.
+        largest: bound on the spread.
+        seen: how many were seen.
+        sd: of log τ0 given those.
+    """
+    told = np.cumsum(spread**4)
+    of_series, of_data = np.cumsum(spread**8) / told, sd * np.sqrt(told[seen - 1] / told)
+    error = np.where(spread <= largest, of_series**2 + of_data**2, np.inf)
+    return int(np.argmin(error)) + 1 if spread[0] <= largest else 0
 
 
 def _mode(model: Program, data: xr.Dataset, used: np.ndarray, before: Mode | None) -> Mode:
     """Mode of the posterior given some transitions."""
-    marked = np.concatenate([used, np.zeros((len(used), 1), bool)], axis=1)
-    path = observed_path(data.assign({USED: (("network", "layer"), marked)}))
+    path = observed_path(with_used(data, used))
     statistics = path_statistics(path, path_layout(path, nodes=NODES), pooled=True)
     return posterior_mode(model, statistics, start=None if before is None else before.x)

@@ -8,12 +8,11 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 from numpyro.distributions import Distribution, constraints
 
-from sdeinfer.covariance import pairs, tokens_of
 from sdeinfer.layers import FiniteWidth, Limit
+from sdeinfer.likelihood._moments import Moments, bounded, moments_of
 from sdeinfer.likelihood._statistics import LIMIT_ROWS, QUADRATIC, ROW_GROUPS, PathStatistics
-from sdeinfer.likelihood._transitions import Terms
 
-LARGEST_RESIDUAL = 0.75
+LARGEST_CHANGE = 0.75
 """Bound on the part of a variance that is expanded to first order; below half of it, the bound changes nothing."""
 
 
@@ -22,19 +21,17 @@ class FullPath(Distribution):
 
     A transition over one layer, dt = 1/n, is Gaussian with independent entries in the spectral coordinates of its
     start: with the drift and the diffusion of Corollary 4.3, or with the means and variances of a layer of width n
-    (`FiniteWidth`). Of the latter, the mean of each finite-width feature over the data enters as it is, and what is
-    left of it to first order, as log v + z²/v ≈ log v₀ + z²/v₀ + Δ/v₀ − z² Δ/v₀². Δ/v₀ is O(1/n); far away in the
-    prior, where it is not small, it is kept below `LARGEST_RESIDUAL`, and a mean that would make v₀ negative above
-    −½ a.
-
-    What a law of finite width says of variances, log v and z²/v, is divided by the statistics' `dispersion`, since the
-    squared increments of finite networks vary more than those of normal ones; what it says of means is not.
+    (`FiniteWidth`). Of the latter, the part of a variance that is each term's own, and not a function of its e, enters
+    to first order about the reference of the statistics (see `_statistics`): Δ/v = ρ − 1 + (Δ/v − (ρ − 1)), where the
+    bracket is O(1/n) and zero at the reference. Far away in the prior, where it is not small, it is kept below
+    `LARGEST_CHANGE` times ρ. What depends on the parameters is divided by the dispersion of the path's `Adjustment`.
 
     One batch element is one network; its log density is that of the covariances V_αβ, α ≤ β, after every layer but the
     first.
 
     Attributes:
-        law: the coefficients of the SDE, or those of one layer with a leading axis of the path's `widths`.
+        law: the coefficients of the SDE, for statistics without a reference; or those of one layer, with a leading axis
+            of the path's `widths`.
         path: the statistics of the data, whose nodes and constants belong to the law.
     """
 
@@ -43,6 +40,8 @@ class FullPath(Distribution):
     support = constraints.independent(constraints.real, 3)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     def __init__(self, law: Limit | FiniteWidth, path: PathStatistics, *, validate_args: bool | None = None):
+        if isinstance(law, Limit) and path.adjustment is not None:
+            raise ValueError("path: these statistics were made for a law of finite width, not for the limit")
         self.law = law
         self.path = path
         super().__init__((path.networks,), path.weights.shape[1:], validate_args=validate_args)
@@ -54,12 +53,15 @@ class FullPath(Distribution):
         if isinstance(law, Limit):
             kernel = limit_kernel(law, path).reshape(-1)
             return path.constant - weights[:, :LIMIT_ROWS].reshape(path.networks, -1) @ kernel / 2
+        moments = jax.vmap(lambda law: moments_of(law, path.centre))(law)
         if path.networks == len(path.widths):
-            return path.constant - jax.vmap(contracted, (0, 0, None, 0))(law, path.dispersion, path, weights) / 2
-        kernel = jax.vmap(finite_width_kernel, (0, 0, None))(law, path.dispersion, path)
-        kernel = kernel.reshape(len(path.widths), -1)
-        scores = weights.reshape(path.networks, -1) @ kernel.T
-        return path.constant - jnp.take_along_axis(scores, path.width[:, None], axis=1)[:, 0] / 2
+            twice = jax.vmap(contracted, (0, 0, None, 0))(moments, path.reference, path, weights)
+        else:
+            kernel = jax.vmap(finite_width_kernel, (0, 0, None))(moments, path.reference, path)
+            by_width = weights.reshape(path.networks, -1) @ kernel.reshape(len(path.widths), -1).T
+            twice = jnp.take_along_axis(by_width, path.width[:, None], axis=1)[:, 0]
+        dispersion = 1.0 if path.adjustment is None else path.adjustment.dispersion
+        return path.constant - twice / (2 * dispersion)
 
 
 def limit_kernel(law: Limit, path: PathStatistics) -> Float[Array, "rows p nodes"]:
@@ -69,81 +71,25 @@ def limit_kernel(law: Limit, path: PathStatistics) -> Float[Array, "rows p nodes
     return jnp.concatenate([jnp.log(variance)[None], products(drift, LIMIT_ROWS - 1)[:, None, None] / variance])
 
 
-def finite_width_kernel(
-    law: FiniteWidth, dispersion: Float[Array, ""], path: PathStatistics
-) -> Float[Array, "rows p nodes"]:
+def finite_width_kernel(moments: Moments, reference: Moments, path: PathStatistics) -> Float[Array, "rows p nodes"]:
     """What multiplies the rows of the statistics in −2 log density, for one width."""
-    variance, first_order = variances(law, path)
-    weight = first_order / dispersion * (law.variance[:, None, None] + law.variance_mixing[:, None, None] * path.nodes)
-    square = dispersed_products(law.drift, dispersion)[:, None, None] / variance
-    return jnp.concatenate([jnp.log(variance)[None] / dispersion, square, weight / variance, -weight / variance**2])
+    variance, shares, allowed = _variances(moments, reference, path)
+    square = products(moments.drift, len(QUADRATIC))[:, None, None] / variance
+    first = allowed * jnp.concatenate([shares, -jnp.ones_like(variance)[None]])
+    return jnp.concatenate([jnp.log(variance)[None], square, first, -first / variance])
 
 
 def contracted(
-    law: FiniteWidth, dispersion: Float[Array, ""], path: PathStatistics, weights: Float[Array, "rows p nodes"]
+    moments: Moments, reference: Moments, path: PathStatistics, weights: Float[Array, "rows p nodes"]
 ) -> Float[Array, ""]:
     """The same kernel times the statistics of one width, summed over rows first: several times cheaper for few rows."""
-    variance, first_order = variances(law, path)
-    count, square, features, feature_squares = jnp.split(weights, ROW_GROUPS)
-    coefficients = jnp.stack([law.variance, law.variance_mixing])
-    square = jnp.tensordot(dispersed_products(law.drift, dispersion), square, 1)
-    plain, mixed = jnp.tensordot(coefficients, features, 1)
-    plain_squares, mixed_squares = jnp.tensordot(coefficients, feature_squares, 1)
+    variance, shares, allowed = _variances(moments, reference, path)
+    count, square, first, first_square = jnp.split(weights, ROW_GROUPS)
     precision = 1 / variance
-    features = plain + path.nodes * mixed - precision * (plain_squares + path.nodes * mixed_squares)
-    first_order = first_order / dispersion
-    return jnp.sum(count[0] * jnp.log(variance) / dispersion + precision * (square + first_order * features))
-
-
-def variances(law: FiniteWidth, path: PathStatistics) -> tuple[Float[Array, "p nodes"], Float[Array, "p 1"]]:
-    """The v of each pair and node, means of the finite-width features included, and the factor on their residuals."""
-    noise, mixing = pair_variance(law, path)
-    # The largest residual that the data have, relative to v.
-    largest = jnp.abs(law.variance) @ path.spread / noise
-    largest += jnp.abs(law.variance_mixing) @ path.spread / jnp.where(mixing > 0, mixing, 1.0)
-    return noise[:, None] + mixing[:, None] * path.nodes, _bounded(largest / LARGEST_RESIDUAL)[:, None]
-
-
-def pair_variance(law: FiniteWidth, path: PathStatistics) -> tuple[Float[Array, " p"], Float[Array, " p"]]:
-    """Both parts of v = noise + mixing · e for each pair, means of the finite-width features included."""
-    rows, columns = pairs(tokens_of(len(path.nodes)))
-    multiplicity = jnp.where(rows == columns, 2.0, 1.0)
-    limit = law.limit
-    noise = _raised(limit.linear_noise, law.linear_repeat * multiplicity, law.variance[:, None] * path.centre)
-    mixing = _raised(
-        limit.attention_noise, law.attention_repeat * multiplicity, law.variance_mixing[:, None] * path.centre
-    )
-    return noise, mixing
-
-
-def _raised(
-    base: Float[Array, ""], more: Float[Array, " p"], features: Float[Array, "features p"]
-) -> Float[Array, " p"]:
-    """Base plus more plus the features, of which those below zero take away at most half of the base."""
-    above = jnp.sum(jnp.maximum(features, 0.0), axis=0)
-    below = -jnp.sum(jnp.minimum(features, 0.0), axis=0)
-    present = base > 0
-    allowed = jnp.where(present, base / 2, 1.0)
-    return base + more + above - jnp.where(present, below * _bounded(below / allowed), 0.0)
-
-
-def _bounded(x: Array) -> Array:
-    """(1 + x⁴)^{−1/4}: x times this is x for small x, up to a relative x⁴/4, and never above 1."""
-    return 1 / jnp.sqrt(jnp.sqrt(1 + (x * x) ** 2))
-
-
-def variance_of_terms(law: FiniteWidth, width: np.ndarray, path: PathStatistics, terms: Terms) -> np.ndarray:
-    """The v of each term, its finite-width features in full; `width` says which of the law's widths each has."""
-    noise, mixing = (np.asarray(part)[width] for part in jax.vmap(pair_variance, (0, None))(law, path))
-    weight = law.variance[width][:, :, None] + law.variance_mixing[width][:, :, None] * terms.mixing[:, None]
-    residual = terms.variance - np.asarray(path.centre, np.float64)
-    return noise + mixing * terms.mixing + (weight * residual).sum(axis=1)
-
-
-def dispersed_products(drift: Float[Array, " drifts"], dispersion: Float[Array, ""]) -> Float[Array, " pairs"]:
-    """The `products` of all pairs, with z², the first of them, divided by the dispersion."""
-    coefficients = products(drift, len(QUADRATIC))
-    return jnp.concatenate([coefficients[:1] / dispersion, coefficients[1:]])
+    square = jnp.tensordot(products(moments.drift, len(QUADRATIC)), square, 1)
+    change = first - precision * first_square
+    change = jnp.sum(shares * change[:-1], axis=0) - change[-1]
+    return jnp.sum(count[0] * jnp.log(variance) + precision * square + allowed * change)
 
 
 def products(drift: Float[Array, " drifts"], count: int) -> Float[Array, " count"]:
@@ -153,3 +99,22 @@ def products(drift: Float[Array, " drifts"], count: int) -> Float[Array, " count
     for row, (s, t) in enumerate(QUADRATIC[:count]):
         chosen[row, s, t] = 2 - (s == t)
     return jnp.asarray(chosen.reshape(count, -1), signed.dtype) @ jnp.outer(signed, signed).reshape(-1)
+
+
+def _variances(
+    moments: Moments, reference: Moments, path: PathStatistics
+) -> tuple[Float[Array, "p nodes"], Float[Array, "features p nodes"], Float[Array, "p 1"]]:
+    """V and the c_k at the nodes of each pair, and the factor that bounds the first order."""
+    variance, shares = _shares(moments, path.nodes)
+    change = jnp.abs(shares - _shares(reference, path.nodes)[1])
+    largest = jnp.max(jnp.sum(change * path.spread[:, :, None], axis=0), axis=1) / path.least
+    return variance, shares, bounded(largest / LARGEST_CHANGE)[:, None]
+
+
+def _shares(
+    moments: Moments, nodes: Float[Array, "p nodes"]
+) -> tuple[Float[Array, "p nodes"], Float[Array, "features p nodes"]]:
+    """V and c_k = (w_k + w′_k e)/v."""
+    variance = moments.noise[:, None] + moments.mixing[:, None] * nodes
+    weight = moments.variance[:, None, None] + moments.variance_mixing[:, None, None] * nodes
+    return variance, weight / variance

@@ -13,13 +13,14 @@ class Program:
 
     Attributes:
         model: the model; its first argument is the prepared data, everything else is passed by keyword.
-        prepare: reduces a Dataset of covariances to what the model needs, once, outside the sampler.
+        reduce: reduces a Dataset of covariances to what the model needs, once, outside the sampler; given the program,
+            with its options, and the Dataset.
         pool: reduces prepared data further to what the joint density needs, which may know less of each network.
         options: what is passed by keyword: the architecture and the law.
     """
 
     model: Callable[..., None]
-    prepare: Callable[[xr.Dataset], Any]
+    reduce: "Callable[[Program, xr.Dataset], Any]"
     pool: Callable[[Any], Any]
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -31,6 +32,10 @@ class Program:
         """Run the model, as NumPyro does."""
         self.model(prepared, **(dict(self.options) | options))
 
+    def prepare(self, data: xr.Dataset) -> Any:
+        """All that the model needs of the data."""
+        return self.reduce(self, data)
+
     @property
     def name(self) -> str:
         """The model's name."""
@@ -38,7 +43,7 @@ class Program:
 
 
 def observing(
-    prepare: Callable[[xr.Dataset], Any], pool: Callable[[Any], Any] = lambda prepared: prepared
+    reduce: Callable[[Program, xr.Dataset], Any], pool: Callable[[Any], Any] = lambda prepared: prepared
 ) -> Callable[[Callable[..., None]], Program]:
     """Decorate a NumPyro model with the preparation of its data."""
-    return lambda model: Program(model, prepare, pool)
+    return lambda model: Program(model, reduce, pool)

@@ -1,15 +1,16 @@
 """The data of a full path, reduced to a few thousand numbers a network without loss.
 
 In the log density of a path the data enter only through sums over all its terms of a product of data times a function
-of the term's e (see `Terms`, and `FullPath` for the law):
+of the term's e (see `Terms`, and `FullPath` for the law): at variances v + Δ with v a function of e, to first order
+about a reference that gave the term the mean z − y and the variance ρ times its v,
 
-    −½ Σ [ (z − Σ_s θ_s b_s)²/v + log v + Σ_k w_k (f_k − f̄_k) (1/v − z²/v²) ],    v = v(e).
+    −½ Σ [ (z − Σ_s θ_s b_s)²/(ρ v) + log(ρ v) + (1/ρ − y²/(ρ² v)) (Σ_k c_k (f_k − f̄_k) − (ρ − 1)) ],
 
-The functions of e are interpolated at Chebyshev points in s = log e, so that the sums over terms become sums over some
-tens of nodes with weights made once, by one pass over the data. In s their singularities, v = 0, lie at Im s = ±π for
-*every* value of the parameters, since v is affine in e: the interpolation converges like ρ^{−J},
-ρ = π/H + √(1 + π²/H²), for data with log e in an interval of half-width H, uniformly in the parameters. J is chosen for
-ρ^{−J} ≤ 1e-13, relative to the function's largest value.
+where c_k = (w_k + w′_k e)/v. The functions of e are interpolated at Chebyshev points in s = log e, so that the sums
+over terms become sums over some tens of nodes with weights made once, by one pass over the data. In s their
+singularities, v = 0, lie at Im s = ±π for *every* value of the parameters, since v is affine in e: the interpolation
+converges like r^{−J}, r = π/H + √(1 + π²/H²), for data with log e in an interval of half-width H, uniformly in the
+parameters. J is chosen for r^{−J} ≤ 1e-13, relative to the function's largest value.
 
 Each pair (i, j) of spectral coordinates has nodes of its own, and its own mean f̄_k of the finite-width features. One
 node stands apart, at e = 0: Lᵀ H_m L has an eigenvalue 0, so one term of every transition is there, up to rounding.
@@ -29,6 +30,8 @@ from jaxtyping import Array, Float, Int
 from sdeinfer._files import InputError
 from sdeinfer.covariance import spectrum
 from sdeinfer.layers import VARIANCE_FEATURES
+from sdeinfer.likelihood._adjustment import Adjustment
+from sdeinfer.likelihood._moments import Moments, no_moments
 from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
 
 ROUNDING = 64
@@ -41,11 +44,15 @@ QUADRATIC = sorted(itertools.combinations_with_replacement(range(1 + DRIFTS), 2)
 """Pairs (s, t) of z = b₀, b₁, …, b₄ whose products are summed; those of the limit, with s, t ≤ 2, come first."""
 
 LIMIT_ROWS = 1 + sum(t <= LIMIT_DRIFTS for _, t in QUADRATIC)
-ROWS = 1 + len(QUADRATIC) + 2 * FEATURES
-"""Sums a node: of 1, of the products b_s b_t, of f_k − f̄_k and of z² (f_k − f̄_k)."""
+FIRST_ORDER = FEATURES + 1
+ROWS = 1 + len(QUADRATIC) + 2 * FIRST_ORDER
+"""Sums a node: of 1, of the products b_s b_t/ρ, of (f_k − f̄_k)/ρ and (ρ − 1)/ρ, and of the latter times y²/ρ."""
 
-ROW_GROUPS = (1, 1 + len(QUADRATIC), 1 + len(QUADRATIC) + FEATURES)
+ROW_GROUPS = (1, 1 + len(QUADRATIC), 1 + len(QUADRATIC) + FIRST_ORDER)
 """Where those four kinds of rows meet."""
+
+SMALLEST_RATIO = 0.5
+"""Of ρ: where a reference says less of some term, the expansion is about this."""
 
 
 class Layout(NamedTuple):
@@ -56,12 +63,14 @@ class Layout(NamedTuple):
         half_width: half its range, shape (p,).
         nodes: how many Chebyshev points.
         centre: f̄, shape (features, p): the means of the finite-width features over some of the data.
+        reference: the moments about which is expanded, with a leading axis of widths.
     """
 
     middle: np.ndarray
     half_width: np.ndarray
     nodes: int
     centre: np.ndarray
+    reference: Moments
 
     @property
     def points(self) -> np.ndarray:
@@ -80,20 +89,24 @@ class PathStatistics(eqx.Module):
         nodes: values of e, the first of them 0; shape (p, nodes).
         centre: f̄_k, shape (features, p).
         spread: the largest |f_k − f̄_k|, shape (features, p).
-        constant: what the log density has beside them: log |∂z/∂dV| − (number of terms) ½ log 2π; shape (networks,).
+        least: the smallest ρ, shape (p,).
+        constant: what the log density has beside them: log |∂z/∂dV| − ½ Σ log(2π ρ); shape (networks,).
         widths: the different widths n, shape (widths,).
         width: which of them each network has, shape (networks,).
-        dispersion: of the squared increments at each width, 1 for normal ones; shape (widths,).
+        reference: the moments about which is expanded, with a leading axis of widths.
+        adjustment: of the parameters before they enter the likelihood; none where None.
     """
 
     weights: Float[Array, "networks rows p nodes"]
     nodes: Float[Array, "p nodes"]
     centre: Float[Array, "features p"]
     spread: Float[Array, "features p"]
+    least: Float[Array, " p"]
     constant: Float[Array, " networks"]
     widths: Float[Array, " widths"]
     width: Int[Array, " networks"]
-    dispersion: Float[Array, " widths"]
+    reference: Moments
+    adjustment: Adjustment | None = None
 
     @property
     def networks(self) -> int:
@@ -111,8 +124,8 @@ class PathStatistics(eqx.Module):
     def __add__(self, other: "PathStatistics") -> "PathStatistics":
         """The statistics of two parts of the same networks' paths, taken with one layout."""
         summed = (self.weights + other.weights, self.constant + other.constant)
-        spread = jnp.maximum(self.spread, other.spread)
-        return eqx.tree_at(lambda s: (s.weights, s.constant, s.spread), self, (*summed, spread))
+        extremes = jnp.maximum(self.spread, other.spread), jnp.minimum(self.least, other.least)
+        return eqx.tree_at(lambda s: (s.weights, s.constant, s.spread, s.least), self, (*summed, *extremes))
 
 
 def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
@@ -138,6 +151,7 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
         half_width=half_width,
         nodes=nodes_needed(float(half_width.max())) if nodes is None else nodes,
         centre=centre,
+        reference=_in_double(jax.vmap(lambda _: no_moments(jnp.asarray(centre)))(np.unique(path.width))),
     )
 
 
@@ -156,18 +170,22 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         InputError: where a covariance is too large or too small for its law.
     """
     layout = path_layout(path) if layout is None else layout
-    p = len(layout.middle)
+    p, which_width = len(layout.middle), path.which_width
     widths, width = np.unique(path.width, return_inverse=True)
     group = (width if pooled else np.arange(len(width)))[path.network]
     groups = len(widths) if pooled else len(width)
     weights = np.zeros((groups, p, ROWS, layout.nodes + 1))
     constant = np.zeros(groups)
-    spread = np.zeros_like(layout.centre)
+    spread, least = np.zeros_like(layout.centre), np.full(p, np.inf)
     for block, terms in terms_by_block(path):
         _require_finite(terms, path.network[block])
+        reference = jax.tree.map(lambda x, block=block: x[which_width[block]], layout.reference)
+        ratio = variance_ratio(reference, terms)
         spread = np.maximum(spread, np.abs(terms.variance - layout.centre).max(axis=0, initial=0.0))
-        np.add.at(constant, group[block], terms.log_jacobian - p * math.log(2 * math.pi) / 2)
-        data, functions = _rows(terms, layout.centre), _cardinal(np.asarray(terms.mixing), layout)
+        least = np.minimum(least, ratio.min(axis=0))
+        np.add.at(constant, group[block], terms.log_jacobian - np.log(2 * math.pi * ratio).sum(axis=1) / 2)
+        data = _rows(terms, layout.centre, ratio, terms.increments - reference.mean(terms))
+        functions = _cardinal(np.asarray(terms.mixing), layout)
         first = np.flatnonzero(np.diff(group[block], prepend=-1))
         for start, stop in itertools.pairwise([*first, len(block)]):
             # (p, rows, transitions) @ (p, transitions, nodes)
@@ -178,10 +196,11 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         nodes=jnp.asarray(layout.points, float),
         centre=jnp.asarray(layout.centre, float),
         spread=jnp.asarray(spread, float),
+        least=jnp.asarray(least, float),
         constant=jnp.asarray(constant, float),
         widths=jnp.asarray(widths, float),
         width=jnp.arange(groups) if pooled else jnp.asarray(width),
-        dispersion=jnp.ones(len(widths)),
+        reference=jax.tree.map(lambda x: jnp.asarray(x, float), layout.reference),
     )
 
 
@@ -189,6 +208,12 @@ def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:
     """The indices of transitions and their terms in float64, block by block."""
     for block in path.blocks():
         yield block, _in_double(padded(path.terms, block), len(block))
+
+
+def variance_ratio(moments: Moments, terms: Terms) -> np.ndarray:
+    """ρ of each term: its whole variance over the part of it that is a function of e, and at least ½."""
+    ratio = 1 + moments.own_variance(terms) / moments.common_variance(terms.mixing)
+    return np.maximum(ratio, SMALLEST_RATIO)
 
 
 def nodes_needed(half_width: float) -> int:
@@ -210,13 +235,13 @@ def padded(function: Any, chosen: np.ndarray) -> Any:
 _mixing = jax.jit(jax.vmap(lambda V: spectrum(V).mixing))
 
 
-def _rows(terms: Terms, centre: np.ndarray) -> np.ndarray:
+def _rows(terms: Terms, centre: np.ndarray, ratio: np.ndarray, residual: np.ndarray) -> np.ndarray:
     """What is summed, shape (p, transitions, rows)."""
-    b = np.concatenate([terms.increments[:, None], terms.drift], axis=1)
-    features = terms.variance - centre
-    square = terms.increments[:, None] ** 2
-    products = [b[:, s] * b[:, t] for s, t in QUADRATIC]
-    rows = np.concatenate([np.ones_like(square), np.stack(products, axis=1), features, features * square], axis=1)
+    weighted = np.concatenate([terms.increments[:, None], terms.drift], axis=1) / np.sqrt(ratio)[:, None]
+    products = np.stack([weighted[:, s] * weighted[:, t] for s, t in QUADRATIC], axis=1)
+    first = np.concatenate([terms.variance - centre, ratio[:, None] - 1], axis=1) / ratio[:, None]
+    square = (residual**2 / ratio)[:, None]
+    rows = np.concatenate([np.ones_like(square), products, first, first * square], axis=1)
     return np.ascontiguousarray(rows.transpose(2, 0, 1))
 
 
@@ -239,8 +264,8 @@ def _cardinal(e: np.ndarray, layout: Layout) -> np.ndarray:
     return np.ascontiguousarray(T.transpose(2, 1, 0))
 
 
-def _in_double(terms: Terms, count: int) -> Terms:
-    return jax.tree.map(lambda x: np.asarray(x, np.float64)[:count], terms)
+def _in_double(tree: Any, count: int | None = None) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x, np.float64)[:count], tree)
 
 
 def _require_finite(terms: Terms, network: np.ndarray) -> None:

@@ -72,9 +72,19 @@ class Path(NamedTuple):
         V, after = self.starts(chosen), _symmetric(self.covariance[self.network[chosen], self.layer[chosen] + 1])
         return _terms(V, after, jnp.asarray(1 / self.width[self.network[chosen]], V.dtype))
 
-    def blocks(self, size: int = BLOCK) -> Iterator[np.ndarray]:
+    def blocks(self) -> Iterator[np.ndarray]:
         """Indices of all transitions, block by block."""
-        yield from (np.arange(start, min(start + size, len(self))) for start in range(0, len(self), size))
+        yield from (np.arange(start, min(start + BLOCK, len(self))) for start in range(0, len(self), BLOCK))
+
+    def thinned(self, count: int) -> "Path":
+        """At most so many of the transitions, evenly spread."""
+        chosen = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int))
+        return Path(self.covariance, self.width, self.network[chosen], self.layer[chosen])
+
+    @property
+    def which_width(self) -> np.ndarray:
+        """Which of the different widths, in ascending order, each transition has."""
+        return np.unique(self.width, return_inverse=True)[1][self.network]
 
 
 USED = "used"
@@ -113,6 +123,12 @@ def used_of(data: xr.Dataset) -> Bool[np.ndarray, "networks transitions"]:
     if USED not in data:
         return np.ones((data.sizes["network"], data.sizes["layer"] - 1), bool)
     return data[USED].transpose("network", "layer").values[:, :-1].astype(bool)
+
+
+def with_used(data: xr.Dataset, used: Bool[np.ndarray, "networks transitions"]) -> xr.Dataset:
+    """The Dataset with only these of its transitions to be used."""
+    from_last = np.zeros((len(used), 1), bool)
+    return data.assign({USED: (("network", "layer"), np.concatenate([used, from_last], axis=1))})
 
 
 def _symmetric(V: np.ndarray) -> Float[Array, "transitions m m"]:

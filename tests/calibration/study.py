@@ -22,7 +22,7 @@ from numpyro.infer.util import constrain_fn
 from scipy import stats
 from sdeinfer.models._priors import sample_layer
 
-from sdeinfer.infer import nuts, posterior_mode, potential
+from sdeinfer.infer import expanded_statistics, nuts, posterior_mode, potential
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import PathStatistics, Program, observed_path, path_layout, path_statistics
 
@@ -60,9 +60,11 @@ def draw_parameters(architecture: Architecture, key) -> dict[str, float]:
     return {name: float(site["value"]) for name, site in handlers.trace(model).get_trace().items()}
 
 
-def statistics(data: xr.Dataset) -> PathStatistics:
-    """Of one data set, its networks taken together."""
+def statistics(program: Program, data: xr.Dataset) -> PathStatistics:
+    """Of one data set, its networks taken together, as the program prepares them."""
     path = observed_path(data)
+    if dict(program.options)["law"] == "finite-width":
+        return expanded_statistics(program, path, nodes=NODES, pooled=True)
     return path_statistics(path, path_layout(path, nodes=NODES), pooled=True)
 
 

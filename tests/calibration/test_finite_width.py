@@ -10,6 +10,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from calibration.study import (
+    PARETO_K,
     assert_calibrated,
     draw_parameters,
     importance_sample,
@@ -21,9 +22,8 @@ from calibration.study import (
 from sdeinfer.models import full_path
 
 import sdeinfer as si
-from sdeinfer.infer import in_range, with_dispersion
+from sdeinfer.infer import in_range
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import observed_path
 
 DATA_SETS = 200
 SIZES = {32: (50, 4), 64: (200, 8), 128: (500, 16), 512: (500, 64)}
@@ -31,7 +31,7 @@ SIZES = {32: (50, 4), 64: (200, 8), 128: (500, 16), 512: (500, 64)}
 
 TRANSFORMER = Architecture("transformer")
 LAWS = ("finite-width", "limit")
-FINITE_WIDTH = full_path.given(architecture=TRANSFORMER, law="finite-width")
+PROGRAMS = {law: full_path.given(architecture=TRANSFORMER, law=law) for law in LAWS}
 IDENTIFIED = ("gamma", "tau0", "c_gap")
 
 NARROW = pytest.mark.xfail(
@@ -49,7 +49,7 @@ def initial_covariance(width, key):
 
 
 def data_set(width, key):
-    """Parameters from the prior, and the statistics of networks with them; None where none is in the law's range."""
+    """Parameters from the prior, and networks with them; None where none is in the law's range."""
     key_parameters, key_start, key_networks = jr.split(key, 3)
     networks, depth = SIZES[width]
     truth = draw_parameters(TRANSFORMER, key_parameters)
@@ -57,10 +57,9 @@ def data_set(width, key):
     try:
         layer = TRANSFORMER.layer(**truth)
         data = si.sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=key_networks)
-        data, _ = in_range(FINITE_WIDTH, data)
+        return truth, in_range(PROGRAMS["finite-width"], data)[0]
     except si.InputError:
         return truth, None
-    return truth, with_dispersion(FINITE_WIDTH, observed_path(data), statistics(data))
 
 
 @pytest.mark.slow
@@ -70,15 +69,15 @@ def test_posteriors_of_finite_networks_are_calibrated(width, key):
     drawn = fitted = by_nuts = 0
     while fitted < DATA_SETS:
         key_data, key_fit = jr.split(jr.fold_in(jr.fold_in(key, width), drawn))
-        truth, prepared = data_set(width, key_data)
+        truth, data = data_set(width, key_data)
         drawn += 1
         # Leaving a data set out by what its data say does not bias the others.
-        if prepared is None:
+        if data is None:
             continue
         fitted += 1
-        for law in LAWS:
-            found = posterior(full_path.given(architecture=TRANSFORMER, law=law), prepared, key_fit)
-            by_nuts += found.k > 0.7
+        for law, program in PROGRAMS.items():
+            found = posterior(program, statistics(program, data), key_fit)
+            by_nuts += found.k > PARETO_K
             for name in IDENTIFIED:
                 ranks[law][name].append(found.rank(name, truth[name]))
     print(f"\nn = {width}: {drawn} data sets drawn, {drawn - fitted} refused as out of range; {by_nuts} fits by NUTS")
@@ -91,11 +90,13 @@ def test_posteriors_of_finite_networks_are_calibrated(width, key):
 @pytest.mark.slow
 def test_importance_sampling_equals_nuts(key):
     """Means within their Monte Carlo errors, standard deviations within 10 %, on data sets of every width."""
+    program = PROGRAMS["finite-width"]
     for number, width in enumerate(SIZES):
-        truth, prepared = data_set(width, jr.fold_in(key, number))
-        if prepared is None:
+        truth, data = data_set(width, jr.fold_in(key, number))
+        if data is None:
             continue
-        sampled, draws = importance_sample(FINITE_WIDTH, prepared, key), nuts_draws(FINITE_WIDTH, prepared, key)
+        prepared = statistics(program, data)
+        sampled, draws = importance_sample(program, prepared, key), nuts_draws(program, prepared, key)
         for name in ("gamma", "c_gap"):
             mean, sd = sampled.mean_and_sd(name)
             print(f"n = {width} {name}: {mean:.4f} ± {sd:.4f}, NUTS {draws[name].mean():.4f} ± {draws[name].std():.4f}")

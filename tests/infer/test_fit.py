@@ -6,19 +6,17 @@ import pytest
 import xarray as xr
 
 import sdeinfer as si
-from sdeinfer.infer import nuts, predict, with_dispersion
+from sdeinfer.infer import nuts, predict
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import USED, observed_path
+from sdeinfer.likelihood import USED
 from sdeinfer.observe import covariance_dataset
 
 TRANSFORMER = si.models.full_path.given(architecture=Architecture("transformer"), law="finite-width")
 
 
 def prepared_as_in(post, data):
-    """The statistics of the transitions that a fit of a transformer used, with their dispersion."""
-    data = data.assign({USED: post["constant_data"][USED]})
-    program = TRANSFORMER.given(law=post.attrs["law"])
-    return with_dispersion(program, observed_path(data), si.models.full_path.prepare(data))
+    """The statistics of the transitions that a fit of a transformer used."""
+    return TRANSFORMER.given(law=post.attrs["law"]).prepare(data.assign({USED: post["constant_data"][USED]}))
 
 
 def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
@@ -53,7 +51,8 @@ def test_leave_one_network_out_and_power_scaling_work(fitted):
 def test_log_likelihood_and_prior_are_those_of_the_draws(fitted, networks):
     path = prepared_as_in(fitted, networks)
     draw = fitted["posterior"].to_dataset().isel(chain=1, draw=7)
-    layer = si.ShapedTransformer(*(draw[name].item() for name in ("gamma", "tau0", "c_plus", "c_minus")))
+    drawn = {name: draw[name].item() for name in ("gamma", "tau0", "c_plus", "c_minus")}
+    layer = si.ShapedTransformer(**path.adjustment(drawn))
     law = jax.vmap(layer.finite_width)(path.widths)
     expected = si.likelihood.FullPath(law, path).log_prob(path.weights)
     np.testing.assert_allclose(fitted["log_likelihood"]["covariance"].isel(chain=1, draw=7), expected, rtol=1e-10)

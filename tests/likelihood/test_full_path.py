@@ -4,7 +4,6 @@ import functools
 import importlib
 import itertools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -19,7 +18,17 @@ from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import USED, FullPath, Path, PathStatistics, Terms, observed_path, path_layout, path_statistics
+from sdeinfer.likelihood import (
+    USED,
+    FullPath,
+    Path,
+    PathStatistics,
+    Terms,
+    moments_of,
+    observed_path,
+    path_layout,
+    path_statistics,
+)
 from sdeinfer.likelihood._full_path import contracted, finite_width_kernel
 from sdeinfer.observe import covariance_dataset
 
@@ -99,9 +108,15 @@ def test_networks_of_several_widths_each_have_their_own_law(layer):
     assert law.event_shape == statistics.weights.shape[1:]
 
 
+REFERENCE = si.ShapedTransformer(gamma=0.8, tau0=0.7, c_plus=1.0, c_minus=-3.0)
+
+
 @functools.cache
-def scattered() -> tuple[PathStatistics, Terms, np.ndarray]:
-    """Transitions of networks of three widths from everywhere: e spread over many decades, logits small and large."""
+def scattered() -> tuple[tuple[PathStatistics, PathStatistics], Terms, np.ndarray]:
+    """Transitions of networks of three widths from everywhere: e spread over many decades, logits small and large.
+
+    Their statistics come without a reference, and about one.
+    """
     rng, widths, count = np.random.default_rng(7), np.array([16, 64, 400]), 1000
     paths = np.empty((len(widths), 2 * count, 3, 3))
     for number, n in enumerate(widths):
@@ -117,8 +132,10 @@ def scattered() -> tuple[PathStatistics, Terms, np.ndarray]:
     data = covariance_dataset(paths, width=widths).assign({USED: (("network", "layer"), used)})
     path = observed_path(data)
     assert len(path) == len(widths) * count
-    statistics = eqx.tree_at(lambda s: s.dispersion, path_statistics(path), jnp.array([2.5, 1.2, 1.0]))
-    return statistics, all_terms(path), path.network
+    layout = path_layout(path)
+    reference = jax.vmap(lambda n: moments_of(REFERENCE.finite_width(n), jnp.asarray(layout.centre)))(1.0 * widths)
+    statistics = path_statistics(path, layout._replace(reference=jax.tree.map(np.asarray, reference)))
+    return (path_statistics(path, layout), statistics), all_terms(path), path.network
 
 
 def prior_draws(architecture: Architecture) -> list[dict[str, float]]:
@@ -132,9 +149,11 @@ def prior_draws(architecture: Architecture) -> list[dict[str, float]]:
     return [{name: float(columns[name][i]) for name in architecture.parameters} for i in range(len(gamma))]
 
 
-def worst_errors(architecture: Architecture, law: str) -> tuple[float, float]:
+def worst_errors(architecture: Architecture, law: str, *, about: bool = False) -> tuple[float, float]:
     """Of the compressed log-likelihood and its gradient, relative to the sum of its absolute terms and to its size."""
-    statistics, terms, network = scattered()
+    both, terms, network = scattered()
+    statistics = both[about]
+    references_ = [jax.tree.map(np.asarray, REFERENCE.finite_width(n)) if about else None for n in statistics.widths]
 
     @jax.jit
     def fast(parameters):
@@ -152,15 +171,15 @@ def worst_errors(architecture: Architecture, law: str) -> tuple[float, float]:
             logs = []
             for number, n in enumerate(statistics.widths):
                 mine = network == number
-                data = [x[mine] for x in (terms.increments, terms.drift, terms.mixing, terms.variance)]
+                data = [np.asarray(x)[mine] for x in (terms.increments, terms.drift, terms.mixing, terms.variance)]
                 if law == "limit":
                     limit, (z, b, e, _) = layer.limit(), data
                     v = limit.linear_noise + limit.attention_noise * e
                     residual = z - limit.attention_drift * b[:, 0] - limit.relu_drift * b[:, 1]
                     logs.append(-(residual**2 / v + jnp.log(2 * jnp.pi * v)) / 2)
                 else:
-                    extent = statistics.centre, statistics.spread, statistics.dispersion[number]
-                    logs.append(references.finite_width_terms(layer.finite_width(n), *data, *extent, xp=jnp))
+                    law_, about_ = layer.finite_width(n), references_[number]
+                    logs.append(references.finite_width_terms(law_, *data, statistics, about_, xp=jnp))
             logs = jnp.concatenate([x.reshape(-1) for x in logs] + [terms.log_jacobian])
             return jnp.sum(logs), jnp.sum(jnp.abs(jax.lax.stop_gradient(logs)))
 
@@ -184,16 +203,16 @@ SLOWER = [(name, "limit") for name in ARCHITECTURES] + [(name, "finite-width") f
 """Cases that others include."""
 
 
-def assert_nothing_lost(name: str, law: str) -> None:
-    value, slope = worst_errors(ARCHITECTURES[name], law)
-    print(f"\n{name}, {law}: log-likelihood {value:.1e}, gradient {slope:.1e}")
+def assert_nothing_lost(name: str, law: str, *, about: bool = False) -> None:
+    value, slope = worst_errors(ARCHITECTURES[name], law, about=about)
+    print(f"\n{name}, {law}{' about a reference' * about}: log-likelihood {value:.1e}, gradient {slope:.1e}")
     assert value <= 1e-8
     assert slope <= 1e-8
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if (name, "finite-width") not in SLOWER])
 def test_statistics_lose_nothing_wherever_the_prior_goes(name):
-    assert_nothing_lost(name, "finite-width")
+    assert_nothing_lost(name, "finite-width", about=True)
 
 
 @pytest.mark.slow
@@ -233,11 +252,11 @@ def test_one_network_after_the_other_or_all_rows_at_once():
     """For one network a width the kernel is contracted row by row: the two must be one function."""
     statistics = statistics_of(common_path(3), width=[15, 40, 300])
     law = law_of(LAYERS["transformer"](), statistics, "finite-width")
+    reference = moments_of(REFERENCE.finite_width(40.0), statistics.centre)
     for number in range(3):
-        mine = jax.tree.map(lambda x, number=number: x[number], law)
-        dispersion = jnp.asarray(1.0 + number)
-        kernel = finite_width_kernel(mine, dispersion, statistics)
-        value = contracted(mine, dispersion, statistics, statistics.weights[number])
+        moments = moments_of(jax.tree.map(lambda x, number=number: x[number], law), statistics.centre)
+        kernel = finite_width_kernel(moments, reference, statistics)
+        value = contracted(moments, reference, statistics, statistics.weights[number])
         np.testing.assert_allclose(value, jnp.vdot(statistics.weights[number], kernel), rtol=1e-12)
 
 
@@ -314,7 +333,6 @@ def test_blocks_change_nothing(monkeypatch):
     whole = path_statistics(path, layout)
     for module in ("_statistics", "_transitions"):
         monkeypatch.setattr(importlib.import_module(f"sdeinfer.likelihood.{module}"), "BLOCK", 18)
-    monkeypatch.setattr(Path.blocks, "__defaults__", (18,))
     parts = path_statistics(path, layout)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11), parts, whole)
 
@@ -371,7 +389,7 @@ def expanded_terms(law, terms: Terms, centre, share: float = 1.0) -> tuple[np.nd
     z, b, e, f = (np.asarray(x) for x in (terms.increments, terms.drift, terms.mixing, terms.variance))
     law = jax.tree.map(np.asarray, law)
     f = centre + share * (f - centre)
-    v, left = references.finite_width_variances(law, e, f, centre, np.zeros_like(centre))
+    v, left = references.finite_width_variances(law, e, f, centre)
     square = (z - (law.drift[:, None] * b).sum(axis=1)) ** 2
     exact = -(square / (v + left) + np.log(v + left)) / 2
     first, density = (-(square / v + np.log(v) + left / v - moved * left / v**2) / 2 for moved in (square, z**2))

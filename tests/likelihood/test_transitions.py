@@ -1,3 +1,5 @@
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,9 +96,10 @@ def test_shapes_say_transitions_terms_and_entries():
     np.testing.assert_array_equal(path.layer, np.tile(np.arange(4), 2))
 
 
-def test_blocks_are_all_transitions_in_order():
+def test_blocks_are_all_transitions_in_order(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("sdeinfer.likelihood._transitions"), "BLOCK", 4)
     path = path_of([wishart_path(2, 5, width=9, seed=s) for s in range(3)], width=9)
-    blocks = list(path.blocks(4))
+    blocks = list(path.blocks())
     assert [len(block) for block in blocks] == [4, 4, 4, 3]
     np.testing.assert_array_equal(np.concatenate(blocks), np.arange(15))
 

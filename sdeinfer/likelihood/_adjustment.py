@@ -1,0 +1,54 @@
+"""How a likelihood that is too sure, or not sure enough, is widened or narrowed."""
+
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+
+class Adjustment(eqx.Module):
+    """ℓ(u) → ℓ(û + C (u − û))/φ, with unconstrained parameters u.
+
+    Attributes:
+        dispersion: φ.
+        centre: û, shape (parameters,).
+        matrix: C, shape (parameters, parameters).
+    """
+
+    dispersion: Float[Array, ""]
+    centre: Float[Array, " parameters"]
+    matrix: Float[Array, "parameters parameters"]
+
+    def __call__(self, parameters: Mapping[str, ArrayLike]) -> dict[str, Array]:
+        """Move parameters by their names."""
+        moved = self.centre + self.matrix @ (unconstrained(parameters) - self.centre)
+        return constrained(tuple(parameters), moved)
+
+
+def unconstrained(parameters: Mapping[str, ArrayLike]) -> Float[Array, " parameters"]:
+    """Of those there are: logit γ, log τ0, log(c₊ − c₋) and (c₊ + c₋)/2."""
+    given = {name: jnp.asarray(value, float) for name, value in parameters.items()}
+    u = []
+    if "gamma" in given:
+        u.append(jax.scipy.special.logit(given["gamma"]))
+    if "tau0" in given:
+        u.append(jnp.log(given["tau0"]))
+    if "c_plus" in given:
+        u += [jnp.log(given["c_plus"] - given["c_minus"]), (given["c_plus"] + given["c_minus"]) / 2]
+    return jnp.stack(u)
+
+
+def constrained(names: tuple[str, ...], u: Float[Array, " parameters"]) -> dict[str, Array]:
+    """The parameters of these names, of which `unconstrained` makes u."""
+    left = list(u)
+    parameters = {}
+    if "gamma" in names:
+        parameters["gamma"] = jax.nn.sigmoid(left.pop(0))
+    if "tau0" in names:
+        parameters["tau0"] = jnp.exp(left.pop(0))
+    if "c_plus" in names:
+        half_gap, mean = jnp.exp(left.pop(0)) / 2, left.pop(0)
+        parameters |= {"c_plus": mean + half_gap, "c_minus": mean - half_gap}
+    return parameters

@@ -1,0 +1,88 @@
+"""What a layer of width n says of the mean and the variance of every term of a transition."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from sdeinfer.covariance import pairs, tokens_of
+from sdeinfer.layers import FiniteWidth
+from sdeinfer.likelihood._transitions import Terms
+
+
+class Moments(eqx.Module):
+    """z_p ~ N(Σ_s θ_s b_s, v), with v = noise + mixing · e + Σ_k (w_k + w′_k e)(f_k − f̄_k), for each pair p.
+
+    The features' means f̄ over some data are part of the first two. Every field may have leading axes.
+
+    Attributes:
+        drift: θ_s, shape (4,).
+        noise: shape (p,).
+        mixing: shape (p,).
+        variance: w_k, shape (features,).
+        variance_mixing: w′_k, shape (features,).
+        centre: f̄, shape (features, p).
+    """
+
+    drift: Float[Array, "... 4"]
+    noise: Float[Array, "... p"]
+    mixing: Float[Array, "... p"]
+    variance: Float[Array, "... features"]
+    variance_mixing: Float[Array, "... features"]
+    centre: Float[Array, "... features p"]
+
+    def mean(self, terms: Terms) -> Float[Array, "... p"]:
+        """Σ_s θ_s b_s of each term."""
+        return (self.drift[..., None] * terms.drift).sum(axis=-2)
+
+    def common_variance(self, e: Float[Array, "... p"]) -> Float[Array, "... p"]:
+        """The part noise + mixing · e of v."""
+        return self.noise + self.mixing * e
+
+    def own_variance(self, terms: Terms) -> Float[Array, "... p"]:
+        """The part of v that is each term's own, Σ_k (w_k + w′_k e)(f_k − f̄_k)."""
+        weight = self.variance[..., None] + self.variance_mixing[..., None] * terms.mixing[..., None, :]
+        return (weight * (terms.variance - self.centre)).sum(axis=-2)
+
+
+def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
+    """The moments by the law of one width.
+
+    Far away in the prior, where 1/n is no small parameter, the features' means could make v negative: what they take
+    away from the limit's is kept below half of it.
+    """
+    rows, columns = pairs(tokens_of(centre.shape[-1]))
+    multiplicity = jnp.where(rows == columns, 2.0, 1.0)
+    limit = law.limit
+    return Moments(
+        drift=law.drift,
+        noise=_raised(limit.linear_noise, law.linear_repeat * multiplicity, law.variance[:, None] * centre),
+        mixing=_raised(
+            limit.attention_noise, law.attention_repeat * multiplicity, law.variance_mixing[:, None] * centre
+        ),
+        variance=law.variance,
+        variance_mixing=law.variance_mixing,
+        centre=centre,
+    )
+
+
+def no_moments(centre: Float[Array, "features p"]) -> Moments:
+    """Means of zero and variances of one, whatever the terms."""
+    features, p = centre.shape
+    zero = jnp.zeros(features)
+    return Moments(jnp.zeros(4), jnp.ones(p), jnp.zeros(p), zero, zero, centre)
+
+
+def bounded(x: Array) -> Array:
+    """(1 + x⁴)^{−1/4}: x times this is x for small x, up to a relative x⁴/4, and never above 1."""
+    return 1 / jnp.sqrt(jnp.sqrt(1 + (x * x) ** 2))
+
+
+def _raised(
+    base: Float[Array, ""], more: Float[Array, " p"], features: Float[Array, "features p"]
+) -> Float[Array, " p"]:
+    """Base plus more plus the features, of which those below zero take away at most half of the base."""
+    above = jnp.sum(jnp.maximum(features, 0.0), axis=0)
+    below = -jnp.sum(jnp.minimum(features, 0.0), axis=0)
+    present = base > 0
+    allowed = jnp.where(present, base / 2, 1.0)
+    return base + more + above - jnp.where(present, below * bounded(below / allowed), 0.0)

@@ -10,7 +10,7 @@ the covariance from which it starts without biasing the others. The rule: of the
 as many as make τ0's error smallest, that of the series and that of few data together; but none above a bound.
 
 The rule needs τ0. It is estimated from the transitions with the smallest spreads, twice as many each time, for as long
-as the rule allows them by the estimate.
+as the rule allows more by the estimate.
 """
 
 import math
@@ -26,8 +26,9 @@ from sdeinfer.likelihood import Program, observed_path, path_layout, path_statis
 LARGEST_LOGIT = 0.6
 """Far beyond its range the law mistakes the spread for one of 0.6 to 1.6, not for a small one."""
 
-FIRST = 512
-"""Terms, of which a transition has m(m + 1)/2, in the first estimate of τ0."""
+FIRST, ALIKE = 512, 1.25
+"""The first estimate of τ0 is from so many terms, of which a transition has m(m + 1)/2, and from all transitions with
+spreads up to so many times the smallest."""
 
 NODES = 32
 """Nodes for the estimates: fewer than a fit's, and always the same, so that one function is compiled."""
@@ -82,11 +83,12 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
     scale = np.where(used, logit_scale(data), np.inf)
     order = np.argsort(scale, axis=None)[: used.sum()]
     sorted_scale = scale.reshape(-1)[order]
-    p = data.sizes["token_a"] * (data.sizes["token_a"] + 1) // 2
-    count = min(len(order), max(1, FIRST // p))
-    tau0, mode, seen = math.nan, None, set()
-    while count not in seen:
-        seen.add(count)
+    terms = data.sizes["token_a"] * (data.sizes["token_a"] + 1) // 2
+    alike = int(np.searchsorted(sorted_scale, ALIKE * sorted_scale[0], side="right"))
+    allowed, mode = min(len(order), max(1, FIRST // terms, alike)), None
+    count = 0
+    while allowed > count:
+        count = min(allowed, 2 * count) if count else allowed
         mode = _mode(model, data, _first(order, count, used), mode)
         place = mode.sites.index("tau0")
         tau0, sd = math.exp(mode.x[place]), mode.sd[place]
@@ -101,8 +103,7 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
                 f"at least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
                 "smaller tokens or wider networks"
             )
-        count = min(allowed, 2 * count)
-    return _first(order, count, used), tau0
+    return _first(order, allowed, used), tau0
 
 
 def _first(order: np.ndarray, count: int, like: np.ndarray) -> np.ndarray:

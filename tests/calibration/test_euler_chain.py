@@ -53,7 +53,7 @@ def test_posteriors_of_the_limits_own_chain_are_calibrated(name, key):
         key_parameters, key_paths, key_fit = jr.split(jr.fold_in(key, number), 3)
         truth = draw_parameters(architecture, key_parameters)
         V = paths(architecture.layer(**truth).limit(), key_paths)
-        found = posterior(program, statistics(covariance_dataset(np.asarray(V), width=WIDTH)), key_fit)
+        found = posterior(program, statistics(program, covariance_dataset(np.asarray(V), width=WIDTH)), key_fit)
         for site in set(truth) & set(IDENTIFIED):
             ranks.setdefault(site, []).append(found.rank(site, truth[site]))
     uniform = {site: np.array(u) for site, u in ranks.items()}

@@ -8,18 +8,18 @@ import pytest
 from budget import assert_estimate
 
 import sdeinfer as si
-from sdeinfer.infer import in_range, logit_scale
+from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale
+from sdeinfer.infer._range import _allowed
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED, used_of
 from sdeinfer.observe import covariance_dataset
 
-LARGEST = 0.75
 TRANSFORMER = si.models.full_path.given(architecture=Architecture("transformer"), law="finite-width")
 EXPLODING = {"layer": si.ShapedTransformer(gamma=0.5, tau0=0.5, c_plus=0.0, c_minus=-1.5), "norm": 2.0, "width": 128}
 
 
 def exploding(networks: int, depth: int, seed: int, norm: float = EXPLODING["norm"]):
-    """Logits of a standard deviation of 0.7 at the start, and of hundreds within some tens of layers."""
+    """Logits of a spread of 0.63 at the start, and of hundreds within some tens of layers."""
     V0 = si.equicorrelated(tokens=4, correlation=0.2, norm=norm)
     sizes = {"width": EXPLODING["width"], "depth": depth, "networks": networks}
     return si.sample_networks(EXPLODING["layer"], V0, **sizes, method="chain", key=jr.key(seed))
@@ -39,23 +39,21 @@ def quiet():
 
 
 def test_small_covariances_are_all_kept(quiet):
-    marked, found = in_range(TRANSFORMER, quiet, LARGEST)
+    marked, found = in_range(TRANSFORMER, quiet, LARGEST_LOGIT)
     assert used_of(marked).all()
     assert found["pilot_tau0"] > 0
     assert USED not in quiet
 
 
 def test_the_rule_looks_at_the_start_of_a_transition_only(burst):
-    marked, found = in_range(TRANSFORMER, burst, LARGEST)
-    V = burst["covariance"].values
-    largest = np.diagonal(V, axis1=-2, axis2=-1).max(axis=-1)[:, :-1] / math.sqrt(EXPLODING["width"])
-    np.testing.assert_allclose(logit_scale(burst), largest, rtol=1e-12)
-    used = used_of(marked)
-    np.testing.assert_array_equal(used, largest <= LARGEST * found["pilot_tau0"])
+    marked, found = in_range(TRANSFORMER, burst, LARGEST_LOGIT)
+    scale, used = logit_scale(burst), used_of(marked)
+    bound = scale[used].max()
+    assert bound <= LARGEST_LOGIT * found["pilot_tau0"]
+    np.testing.assert_array_equal(used, scale <= bound)
     assert 0 < used.sum() < used.size
     # Some of those kept end outside.
-    ends = np.diagonal(V, axis1=-2, axis2=-1).max(axis=-1)[:, 1:] / math.sqrt(EXPLODING["width"])
-    assert (ends[used] > LARGEST * found["pilot_tau0"]).any()
+    assert (scale[:, 1:][used[:, :-1]] > bound).any()
 
 
 def test_a_fit_says_what_it_left_out(burst):
@@ -63,16 +61,16 @@ def test_a_fit_says_what_it_left_out(burst):
     post = si.fit(si.models.full_path, burst, **short)
     used = post["constant_data"][USED].values[:, :-1]
     assert post.attrs["left_out"] == 1 - used.mean()
-    assert post.attrs["largest_logit"] == LARGEST
+    assert post.attrs["largest_logit"] == LARGEST_LOGIT
     assert 0 < post.attrs["left_out"] < 1
-    np.testing.assert_array_equal(used, used_of(in_range(TRANSFORMER, burst, LARGEST)[0]))
+    np.testing.assert_array_equal(used, used_of(in_range(TRANSFORMER, burst, LARGEST_LOGIT)[0]))
 
 
 def test_without_a_bound_or_without_attention_all_is_kept(burst):
     marked, found = in_range(TRANSFORMER, burst, math.inf)
     assert used_of(marked).all()
     assert not found
-    marked, found = in_range(TRANSFORMER.given(architecture=Architecture("feedforward")), burst, LARGEST)
+    marked, found = in_range(TRANSFORMER.given(architecture=Architecture("feedforward")), burst, LARGEST_LOGIT)
     assert used_of(marked).all()
     assert not found
 
@@ -80,7 +78,7 @@ def test_without_a_bound_or_without_attention_all_is_kept(burst):
 def test_what_was_left_out_before_stays_so(quiet):
     used = np.ones((quiet.sizes["network"], quiet.sizes["layer"]), bool)
     used[:3] = False
-    marked, _ = in_range(TRANSFORMER, quiet.assign({USED: (("network", "layer"), used)}), LARGEST)
+    marked, _ = in_range(TRANSFORMER, quiet.assign({USED: (("network", "layer"), used)}), LARGEST_LOGIT)
     np.testing.assert_array_equal(used_of(marked), used[:, :-1])
 
 
@@ -90,8 +88,20 @@ def test_networks_of_several_widths_are_each_judged_by_their_own(networks):
     scale, whole = logit_scale(mixed), logit_scale(networks)
     np.testing.assert_allclose(scale[:12], whole[:12], rtol=1e-12)
     np.testing.assert_allclose(scale[12:], whole[12:] * math.sqrt(10), rtol=1e-12)
-    marked, found = in_range(TRANSFORMER, mixed, LARGEST)
-    np.testing.assert_array_equal(used_of(marked), scale <= LARGEST * found["pilot_tau0"])
+    marked, found = in_range(TRANSFORMER, mixed, LARGEST_LOGIT)
+    used = used_of(marked)
+    np.testing.assert_array_equal(used, scale <= scale[used].max())
+    assert scale[used].max() <= LARGEST_LOGIT * found["pilot_tau0"]
+
+
+def test_the_bound_is_lower_where_data_tell_tau0_better():
+    """A relative error of s⁴ is traded for that of few data."""
+    spread = np.repeat([0.2, 0.3, 0.4, 0.5, 0.59, 0.7], 100)
+    allowed = [_allowed(spread, LARGEST_LOGIT, seen=100, sd=sd) for sd in (10.0, 1.0, 0.1, 1e-2, 1e-4)]
+    assert allowed == sorted(allowed, reverse=True)
+    assert allowed[0] == 500
+    assert allowed[-1] == 100
+    assert len(set(allowed)) > 2
 
 
 def test_nothing_in_range_is_refused(burst):
@@ -116,7 +126,7 @@ def test_few_networks_that_explode_at_once_keep_what_starts_small():
         data = exploding(4 * count, 64, seed)
         for first in range(0, 4 * count, count):
             part = data.isel(network=slice(first, first + count))
-            marked, found = in_range(TRANSFORMER, part, LARGEST)
+            marked, found = in_range(TRANSFORMER, part, LARGEST_LOGIT)
             assert 0.25 < found["pilot_tau0"] < 1.5
             assert used_of(marked).any()
 
@@ -126,14 +136,14 @@ def test_networks_that_explode_are_fitted_by_what_is_in_range():
     """With all transitions the fit is absurd, and sure of itself."""
     data, settings = exploding(32, 64, 1), {"chains": 4, "draws": 500, "warmup": 500, "predictions": 2}
     found = {}
-    for largest in (LARGEST, math.inf):
+    for largest in (LARGEST_LOGIT, math.inf):
         post = si.fit(si.models.full_path, data, largest_logit=largest, **settings, key=jr.key(5))
         found[largest] = {name: (float(x.mean()), float(x.std())) for name, x in post["posterior"].data_vars.items()}
         values = ", ".join(
             f"{name} {found[largest][name][0]:.4g} ± {found[largest][name][1]:.2g}" for name in ("gamma", "tau0")
         )
         print(f"\nlargest logit {largest}: {post.attrs['left_out']:.0%} left out; {values} (truth 0.5, 0.5)")
-    mean, sd = found[LARGEST]["gamma"]
+    mean, sd = found[LARGEST_LOGIT]["gamma"]
     assert_estimate(mean, 0.5, sd)
     mean, sd = found[math.inf]["gamma"]
     with pytest.raises(AssertionError):

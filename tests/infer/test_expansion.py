@@ -1,0 +1,139 @@
+"""The statistics of a law of finite width: exact at the mode, and widened by as much as the scores scatter."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+from budget import assert_mean
+
+import sdeinfer as si
+from sdeinfer.infer import expanded_statistics, posterior_mode
+from sdeinfer.infer._expansion import _dispersion, _matrix, _moments, _score
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import FullPath, Path, constrained, observed_path, path_layout, path_statistics, unconstrained
+
+TRUTH = {"gamma": 0.9, "tau0": 0.8, "c_plus": 1.0, "c_minus": -3.0}
+TRANSFORMER = Architecture("transformer")
+PROGRAM = si.models.full_path.given(architecture=TRANSFORMER, law="finite-width")
+
+
+def sampled(networks: int, width: int = 32, depth: int = 4, seed: int = 0):
+    V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.0)
+    layer = si.ShapedTransformer(**TRUTH)
+    return si.sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=jr.key(seed))
+
+
+@functools.cache
+def path() -> Path:
+    return observed_path(sampled(40))
+
+
+@functools.cache
+def statistics():
+    return expanded_statistics(PROGRAM, path())
+
+
+def exact(u, terms, centre):
+    """Log density of normals with all of v, but for the constant."""
+    law = TRANSFORMER.layer(**constrained(TRANSFORMER.parameters, u)).finite_width(32.0)
+    common, own = references.finite_width_variances(law, terms.mixing, terms.variance, centre, jnp)
+    mean = (law.drift[:, None] * terms.drift).sum(axis=1)
+    return -((terms.increments - mean) ** 2 / (common + own) + jnp.log(common + own)).sum(axis=1) / 2
+
+
+def test_at_the_reference_value_and_gradient_are_those_of_all_of_the_variance():
+    u = unconstrained(TRUTH) + 0.1
+    layout = path_layout(path())
+    plain = path_statistics(path(), layout)
+    reference, _ = _moments(TRANSFORMER, u, plain)
+    about = path_statistics(path(), layout._replace(reference=reference))
+    terms = path().terms(np.arange(len(path())))
+
+    def compressed(u, statistics):
+        layer = TRANSFORMER.layer(**constrained(TRANSFORMER.parameters, u))
+        return FullPath(jax.vmap(layer.finite_width)(statistics.widths), statistics).log_prob(statistics.weights).sum()
+
+    expected, slope = jax.value_and_grad(lambda u: exact(u, terms, about.centre).sum())(u)
+    expected += terms.log_jacobian.sum() - terms.increments.size * np.log(2 * np.pi) / 2
+    found, found_slope = jax.value_and_grad(compressed)(u, about)
+    assert about.least.min() > 0.5
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    np.testing.assert_allclose(found_slope, slope, rtol=1e-7, atol=1e-7)
+    # Without the reference neither holds.
+    assert abs(compressed(u, plain) - expected) > 1e-2
+
+
+def test_the_reference_is_that_of_the_mode():
+    found = posterior_mode(PROGRAM, path_statistics(path(), path_layout(path())._replace(reference=_reference())))
+    np.testing.assert_allclose(statistics().adjustment.centre, found.x, atol=0.02)
+
+
+def _reference():
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), statistics().reference)
+
+
+def test_scores_and_information_are_the_derivatives_of_the_log_density():
+    u, centre = unconstrained(TRUTH), statistics().centre
+    terms = path().terms(np.arange(len(path())))
+    information, scatter = _score(path(), *_moments(TRANSFORMER, u, statistics()))
+    scores = np.asarray(jax.jacfwd(exact)(u, terms, centre))
+    shown = len(scores) / (len(scores) + 20)
+    expected = shown * np.cov(scores.T, ddof=0) * len(scores) + (1 - shown) * information
+    np.testing.assert_allclose(scatter, expected, rtol=1e-8, atol=1e-8 * np.abs(expected).max())
+
+
+def test_information_is_the_variance_of_the_score_of_normals(key):
+    """Terms drawn from the law: their scores have mean zero, and the information for their covariance."""
+    u, centre = unconstrained(TRUTH), statistics().centre
+    moments, slopes = _moments(TRANSFORMER, u, statistics())
+    terms = path().terms(np.arange(len(path())))
+    law = TRANSFORMER.layer(**TRUTH).finite_width(32.0)
+    common, own = references.finite_width_variances(law, terms.mixing, terms.variance, centre, jnp)
+    mean = (law.drift[:, None] * terms.drift).sum(axis=1)
+
+    @jax.jit
+    def score(key):
+        z = mean + jnp.sqrt(common + own) * jr.normal(key, mean.shape)
+        drawn = eqx.tree_at(lambda terms: terms.increments, terms, z)
+        return jax.grad(lambda u: exact(u, drawn, centre).sum())(u)
+
+    scores = np.asarray(jax.lax.map(score, jr.split(key, 2000)))
+    information, _ = _score(path(), moments, slopes)
+    root = np.linalg.cholesky(np.linalg.inv(information[:3, :3]))
+    white = scores[:, :3] @ root
+    assert_mean(white, np.zeros(3))
+    assert_mean(white[:, :, None] * white[:, None], np.eye(3))
+
+
+def test_much_information_gives_the_sandwich_and_none_gives_nothing():
+    rng = np.random.default_rng(0)
+    A, B = rng.normal(size=(2, 4, 6))
+    information, scatter = 1e8 * A @ A.T, 1e8 * B @ B.T
+    C = _matrix(information, scatter)
+    wanted = information @ np.linalg.inv(scatter) @ information
+    np.testing.assert_allclose(C.T @ information @ C, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    np.testing.assert_allclose(_matrix(1e-9 * information / 1e8, 1e-9 * scatter / 1e8), np.eye(4), atol=1e-7)
+    half = np.zeros((4, 4))
+    half[0, 0] = 1e8
+    np.testing.assert_allclose(_matrix(half, 4 * half), np.diag([0.5, 1, 1, 1]), atol=1e-6)
+    assert _dispersion(half, 4 * half) == pytest.approx(4)
+
+
+def test_wide_networks_need_less_widening():
+    dispersions = [
+        float(expanded_statistics(PROGRAM, observed_path(sampled(400, width=width))).adjustment.dispersion)
+        for width in (32, 512)
+    ]
+    print(f"\ndispersion at n = 32 and 512: {dispersions[0]:.2f}, {dispersions[1]:.2f}")
+    assert dispersions[0] > 1.3
+    assert 0.9 < dispersions[1] < 1.15
+
+
+def test_statistics_for_a_law_of_finite_width_are_refused_by_the_limit():
+    with pytest.raises(ValueError, match="path: these statistics were made for a law of finite width"):
+        FullPath(si.ShapedTransformer(**TRUTH).limit(), statistics())

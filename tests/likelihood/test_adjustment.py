@@ -1,0 +1,49 @@
+"""How likelihoods are widened: the parameters move as affine maps of their unconstrained values say."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro.distributions import biject_to, constraints
+
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import Adjustment, constrained, unconstrained
+
+PARAMETERS = {"gamma": 0.3, "tau0": 2.0, "c_plus": 1.0, "c_minus": -3.0}
+ARCHITECTURES = ("transformer", "attention", "feedforward", "mlp")
+
+
+def of(name: str) -> dict[str, float]:
+    return {parameter: PARAMETERS[parameter] for parameter in Architecture(name).parameters}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_constrained_undoes_unconstrained(name):
+    found = constrained(Architecture(name).parameters, unconstrained(of(name)))
+    assert set(found) == set(of(name))
+    for parameter, value in of(name).items():
+        np.testing.assert_allclose(found[parameter], value, rtol=1e-14)
+
+
+def test_unconstrained_values_are_those_of_numpyro():
+    supports = (constraints.unit_interval, constraints.positive, constraints.positive, constraints.real)
+    values = (0.3, 2.0, 4.0, -1.0)
+    expected = [biject_to(support).inv(value) for support, value in zip(supports, values, strict=True)]
+    np.testing.assert_allclose(unconstrained(PARAMETERS), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_adjustment_leaves_its_centre_and_the_identity_leaves_all(name):
+    u = unconstrained(of(name))
+    rng = np.random.default_rng(0)
+    centred = Adjustment(jnp.ones(()), u, jnp.asarray(rng.normal(size=(len(u), len(u)))))
+    nothing = Adjustment(jnp.ones(()), u + 1, jnp.eye(len(u)))
+    for adjustment in (centred, nothing):
+        for parameter, value in adjustment(of(name)).items():
+            np.testing.assert_allclose(value, of(name)[parameter], rtol=1e-12)
+
+
+def test_an_adjustment_is_affine():
+    matrix = np.random.default_rng(1).normal(size=(4, 4)) / 4
+    centre = jnp.array([0.1, -0.2, 0.3, 0.4])
+    moved = Adjustment(jnp.ones(()), centre, jnp.asarray(matrix))(PARAMETERS)
+    np.testing.assert_allclose(unconstrained(moved), centre + matrix @ (unconstrained(PARAMETERS) - centre), rtol=1e-10)

@@ -11,11 +11,9 @@ the score, both of ℓ/φ, and G = H + I:
 
 Where the data say much, this is the sandwich: CᵀHC = H J⁻¹ H. Where they say nothing, C is the identity: G is what a
 posterior knows, of which the priors are about I. φ is J over H on average over all directions, which leaves C near the
-identity: a division holds wherever ℓ is not quadratic, too. The error of the law in log τ0 (see `_range`) adds its
-square to what the scatter of the score says of it.
+identity: a division holds wherever ℓ is not quadratic, too. What the law leaves out of the softmax shifts the score by
+about a known vector, whose outer product is added to J.
 """
-
-import math
 
 import equinox as eqx
 import jax
@@ -25,8 +23,8 @@ from jaxtyping import Array, Float
 from numpyro.infer.util import constrain_fn
 
 from sdeinfer.infer._mode import Mode, posterior_mode
-from sdeinfer.infer._range import law_error, logit_spread
-from sdeinfer.layers import Architecture
+from sdeinfer.infer._range import logit_spread
+from sdeinfer.layers import VARIANCE_FEATURES, Architecture
 from sdeinfer.likelihood import (
     Adjustment,
     Moments,
@@ -49,6 +47,13 @@ SAMPLE = 16_384
 ROUNDS = 6
 CLOSE = 0.02
 """Two references whose ρ differ by no more are the same: what the expansion leaves out goes with the square."""
+
+NEXT = VARIANCE_FEATURES.index("attention_next")
+OMITTED = 1.0
+"""What the law leaves out of attention, over −s² times the highest terms that it has: 0.6 to 1.3 were found."""
+
+LARGEST_SPREAD = 0.75
+"""The law is not believed where the logits spread more."""
 
 PRIOR_TRANSITIONS = 20
 """The scatter of the scores counts as if so many transitions had shown that of independent normals."""
@@ -79,13 +84,14 @@ def expanded_statistics(
     together = statistics.pooled()
     mode = posterior_mode(model, together, start=None if mode is None else mode.x)
     u = _parameters(model, architecture, together, mode)
-    information, scatter = _score(sample, *_moments(architecture, u, together))
-    times = len(path) / len(sample)
-    information, scatter = times * information, times * scatter
+    tau0 = float(constrained(architecture.parameters, u).get("tau0", jnp.inf))
+    information, scatter, shift = (
+        part * len(path) / len(sample) for part in _score(sample, *_moments(architecture, u, together), tau0=tau0)
+    )
     dispersion = _dispersion(information, scatter)
-    scatter += _scatter_of_law(sample, architecture, u, information)
-    matrix = _matrix(information / dispersion, scatter / dispersion**2)
-    adjustment = Adjustment(*(jnp.asarray(x, u.dtype) for x in (dispersion, u, matrix)))
+    matrix = _matrix(information / dispersion, (scatter + np.outer(shift, shift)) / dispersion**2)
+    least_tau0 = _least_tau0(sample, architecture)
+    adjustment = Adjustment(*(jnp.asarray(x, u.dtype) for x in (dispersion, least_tau0, u, matrix)))
     return eqx.tree_at(lambda s: s.adjustment, statistics, adjustment, is_leaf=lambda leaf: leaf is None)
 
 
@@ -126,41 +132,44 @@ def _largest_change(path: Path, before: Moments, after: Moments) -> float:
     return change
 
 
-def _score(path: Path, moments: Moments, slopes: Moments) -> tuple[np.ndarray, np.ndarray]:
-    """Information of independent normals, and covariance of the score over transitions times their number."""
-    width = path.which_width
-    parameters = slopes.drift.shape[-1]
-    information, squares, sums = (
-        np.zeros((parameters, parameters)),
-        np.zeros((parameters, parameters)),
-        np.zeros(parameters),
-    )
+def _logit_scales(path: Path, block: slice | np.ndarray) -> np.ndarray:
+    """The spread of the logits where transitions start, times τ0."""
+    return logit_spread(np.asarray(path.starts(block)), path.width[path.network[block]])
+
+
+def _least_tau0(path: Path, architecture: Architecture) -> float:
+    """Where the spread of the logits is `LARGEST_SPREAD`, in the mean by what transitions tell of τ0."""
+    if "tau0" not in architecture.parameters:
+        return 0.0
+    scale = _logit_scales(path, slice(None))
+    return np.sqrt((scale**6).sum() / (scale**4).sum()) / LARGEST_SPREAD
+
+
+def _score(path: Path, moments: Moments, slopes: Moments, *, tau0: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Information of independent normals, covariance of the score over transitions times their number, and the shift of
+    the score by what the law leaves out: about `OMITTED` s² times its highest terms in the logits.
+    """  # noqa: D205
+    width, parameters = path.which_width, slopes.drift.shape[-1]
+    information, squares = np.zeros((2, parameters, parameters))
+    sums, shift = np.zeros((2, parameters))
     for block, terms in terms_by_block(path):
         here, along = _at(moments, width[block]), _at(slopes, width[block])
         variance = here.common_variance(terms.mixing) * variance_ratio(here, terms)
-        residual = terms.increments - here.mean(terms)
+        sd = np.sqrt(variance)
         of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - here.centre))
-        mean, spread = of_mean / np.sqrt(variance)[..., None], of_variance / variance[..., None]
-        y = residual / np.sqrt(variance)
-        score = np.einsum("tp,tpk->tk", y, mean) + np.einsum("tp,tpk->tk", y**2 - 1, spread) / 2
-        information += np.einsum("tpk,tpl->kl", mean, mean) + np.einsum("tpk,tpl->kl", spread, spread) / 2
+        mean, log_variance = of_mean / sd[..., None], of_variance / variance[..., None]
+        y = (terms.increments - here.mean(terms)) / sd
+        score = np.einsum("tp,tpk->tk", y, mean) + np.einsum("tp,tpk->tk", y**2 - 1, log_variance) / 2
+        information += np.einsum("tpk,tpl->kl", mean, mean) + np.einsum("tpk,tpl->kl", log_variance, log_variance) / 2
         squares += score.T @ score
         sums += score.sum(axis=0)
+        omitted = OMITTED * np.minimum(_logit_scales(path, block) / tau0, 1.0)[:, None] ** 2
+        mean_left = omitted * here.drift[:, -1:] * terms.drift[:, -1] / sd
+        variance_left = omitted * here.variance[:, NEXT, None] * terms.variance[:, NEXT] / variance
+        shift += np.einsum("tp,tpk->k", mean_left, mean) + np.einsum("tp,tpk->k", variance_left, log_variance) / 2
     scatter = squares - np.outer(sums, sums) / len(path)
     shown = len(path) / (len(path) + PRIOR_TRANSITIONS)
-    return information, shown * scatter + (1 - shown) * information
-
-
-def _scatter_of_law(
-    path: Path, architecture: Architecture, u: Float[Array, " parameters"], information: np.ndarray
-) -> np.ndarray:
-    """What the error of the law in log τ0 adds to the covariance of the score: as much as to that of log τ0."""
-    if "tau0" not in architecture.parameters:
-        return np.zeros_like(information)
-    place = architecture.parameters.index("tau0")
-    starts, width = np.asarray(path.starts(slice(None))), path.width[path.network]
-    shift = information[place] * law_error(logit_spread(starts, width) / math.exp(u[place]))
-    return np.outer(shift, shift)
+    return information, shown * scatter + (1 - shown) * information, shift
 
 
 def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -73,12 +73,6 @@ def logit_spread(V: Float[np.ndarray, "... m m"], width: Float[np.ndarray, "..."
     return np.sqrt(variances.max(axis=-1) * np.maximum(about_mean, 0.0) / width)
 
 
-def law_error(spread: Float[np.ndarray, " transitions"]) -> float:
-    """Relative error in τ0 of the law of finite width: s⁴, weighted by what each transition tells of τ0, s⁴ too."""
-    told = np.minimum(spread, 1.0) ** 4
-    return float((told**2).sum() / told.sum())
-
-
 def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: float) -> tuple[np.ndarray, float]:
     scale = np.where(used, logit_scale(data), np.inf)
     order = np.argsort(scale, axis=None)[: used.sum()]
@@ -86,7 +80,7 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
     terms = data.sizes["token_a"] * (data.sizes["token_a"] + 1) // 2
     alike = int(np.searchsorted(sorted_scale, ALIKE * sorted_scale[0], side="right"))
     allowed, mode = min(len(order), max(1, FIRST // terms, alike)), None
-    count = 0
+    count, tau0 = 0, math.nan
     while allowed > count:
         count = min(allowed, 2 * count) if count else allowed
         mode = _mode(model, data, _first(order, count, used), mode)

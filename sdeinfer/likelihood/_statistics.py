@@ -1,4 +1,4 @@
-"""The data of a full path, reduced to a few thousand numbers a network without loss.
+"""The data of a full path, reduced to a few thousand numbers a network.
 
 In the log density of a path the data enter only through sums over all its terms of a product of data times a function
 of the term's e (see `Terms`, and `FullPath` for the law): at variances v + Δ with v a function of e, to first order

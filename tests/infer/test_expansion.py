@@ -80,7 +80,7 @@ def _reference():
 def test_scores_and_information_are_the_derivatives_of_the_log_density():
     u, centre = unconstrained(TRUTH), statistics().centre
     terms = path().terms(np.arange(len(path())))
-    information, scatter = _score(path(), *_moments(TRANSFORMER, u, statistics()))
+    information, scatter, _ = _score(path(), *_moments(TRANSFORMER, u, statistics()), tau0=TRUTH["tau0"])
     scores = np.asarray(jax.jacfwd(exact)(u, terms, centre))
     shown = len(scores) / (len(scores) + 20)
     expected = shown * np.cov(scores.T, ddof=0) * len(scores) + (1 - shown) * information
@@ -103,7 +103,7 @@ def test_information_is_the_variance_of_the_score_of_normals(key):
         return jax.grad(lambda u: exact(u, drawn, centre).sum())(u)
 
     scores = np.asarray(jax.lax.map(score, jr.split(key, 2000)))
-    information, _ = _score(path(), moments, slopes)
+    information, *_ = _score(path(), moments, slopes, tau0=TRUTH["tau0"])
     root = np.linalg.cholesky(np.linalg.inv(information[:3, :3]))
     white = scores[:, :3] @ root
     assert_mean(white, np.zeros(3))

@@ -35,8 +35,8 @@ def test_unconstrained_values_are_those_of_numpyro():
 def test_an_adjustment_leaves_its_centre_and_the_identity_leaves_all(name):
     u = unconstrained(of(name))
     rng = np.random.default_rng(0)
-    centred = Adjustment(jnp.ones(()), u, jnp.asarray(rng.normal(size=(len(u), len(u)))))
-    nothing = Adjustment(jnp.ones(()), u + 1, jnp.eye(len(u)))
+    centred = Adjustment(jnp.ones(()), jnp.zeros(()), u, jnp.asarray(rng.normal(size=(len(u), len(u)))))
+    nothing = Adjustment(jnp.ones(()), jnp.zeros(()), u + 1, jnp.eye(len(u)))
     for adjustment in (centred, nothing):
         for parameter, value in adjustment(of(name)).items():
             np.testing.assert_allclose(value, of(name)[parameter], rtol=1e-12)
@@ -45,5 +45,14 @@ def test_an_adjustment_leaves_its_centre_and_the_identity_leaves_all(name):
 def test_an_adjustment_is_affine():
     matrix = np.random.default_rng(1).normal(size=(4, 4)) / 4
     centre = jnp.array([0.1, -0.2, 0.3, 0.4])
-    moved = Adjustment(jnp.ones(()), centre, jnp.asarray(matrix))(PARAMETERS)
+    moved = Adjustment(jnp.ones(()), jnp.zeros(()), centre, jnp.asarray(matrix))(PARAMETERS)
     np.testing.assert_allclose(unconstrained(moved), centre + matrix @ (unconstrained(PARAMETERS) - centre), rtol=1e-10)
+
+
+def test_below_the_least_tau0_nothing_changes_any_more():
+    u = unconstrained(PARAMETERS)
+    adjustment = Adjustment(jnp.ones(()), jnp.asarray(0.5), u, jnp.eye(4))
+    found = [float(adjustment(PARAMETERS | {"tau0": tau0})["tau0"]) for tau0 in (1e-3, 0.1, 0.5, 0.75, 2.0)]
+    np.testing.assert_allclose(found, [0.5, 0.5, 0.5 * 2 ** (1 / 8), 0.75, 2.0], rtol=6e-3)
+    assert found == sorted(found)
+    assert all(float(adjustment(PARAMETERS)[name]) == pytest.approx(PARAMETERS[name]) for name in ("gamma", "c_plus"))

@@ -1,5 +1,6 @@
 """Finite networks: with their weights, and the exact chain of their covariances without them."""
 
+from sdeinfer.networks._chain import check_chain_width as check_chain_width
 from sdeinfer.networks._chain import covariance_chain as covariance_chain
 from sdeinfer.networks._sample import sample_networks as sample_networks
 from sdeinfer.networks._tokens import tokens_with_covariance as tokens_with_covariance

@@ -15,7 +15,7 @@ from sdeinfer.layers._wishart import gram, whole, wishart_factor, with_gram
 
 def covariance_chain(
     layer: AbstractLayer,
-    V0: Float[Array, "m m"],
+    V0: Float[Array, "*networks m m"],
     *,
     width: int,
     layers: int,
@@ -30,7 +30,8 @@ def covariance_chain(
 
     Arguments:
         layer: the architecture, with its parameters in V0's type.
-        V0: covariance of the initial tokens, shape (m, m), possibly singular; their directions are uniformly random.
+        V0: covariance of the initial tokens, shape (m, m), or (networks, m, m) if each network has its own; possibly
+            singular. The tokens' directions are uniformly random.
         width: n ≥ 2m, and at least 2m for each head of an attention layer without an output projection.
         layers: how many; of these the last that `observe_every` does not divide are left out.
         observe_every: k, to return layers 0, k, 2k, … only.
@@ -42,7 +43,7 @@ def covariance_chain(
     Raises:
         InputError: for a width that is too small, or not a multiple of the number of heads.
     """
-    check_chain_width(layer, tokens=len(V0), width=width)
+    check_chain_width(layer, tokens=V0.shape[-1], width=width)
     key_start, key_layers = keys.split(2)
     networks = keys.high.shape[0]
 
@@ -54,10 +55,10 @@ def covariance_chain(
         seen = whole(V)[:, :, 0]
         return V, (seen + transpose(seen)) / 2
 
-    V = _initial_blocks(V0, layer.column_blocks, width, key_start)
+    V0 = jnp.broadcast_to(V0, (networks, *V0.shape[-2:]))
+    V = _initial_blocks(jnp.moveaxis(V0, 0, -1)[:, :, None], layer.column_blocks, width, key_start)
     _, path = jax.lax.scan(observed, V, jnp.arange(layers // observe_every))
-    start = jnp.broadcast_to(V0, (networks, 1, *V0.shape))
-    return jnp.concatenate([start, jnp.moveaxis(path, -1, 0)], axis=1)
+    return jnp.concatenate([V0[:, None], jnp.moveaxis(path, -1, 0)], axis=1)
 
 
 def check_chain_width(layer: AbstractLayer, *, tokens: int, width: int) -> None:
@@ -74,12 +75,11 @@ def check_chain_width(layer: AbstractLayer, *, tokens: int, width: int) -> None:
 
 
 def _initial_blocks(
-    V0: Float[Array, "m m"], blocks: int, width: int, keys: NetworkKeys
+    V: Float[Array, "m m 1 networks"], blocks: int, width: int, keys: NetworkKeys
 ) -> Float[Array, "m m blocks networks"]:
-    """X_b X_bᵀ/n of each block of columns of uniformly random tokens X with X Xᵀ/n = V0."""
-    V = jnp.broadcast_to(V0[:, :, None, None], (*V0.shape, 1, keys.high.shape[0]))
+    """X_b X_bᵀ/n of each block of columns of uniformly random tokens X with X Xᵀ/n = V."""
     if blocks == 1:
         return V
-    tokens, columns = len(V0), width // blocks
-    G = wishart_factor(columns, tokens=tokens, blocks=blocks, dtype=V0.dtype, keys=keys) / math.sqrt(width)
+    tokens, columns = len(V), width // blocks
+    G = wishart_factor(columns, tokens=tokens, blocks=blocks, dtype=V.dtype, keys=keys) / math.sqrt(width)
     return gram(matmul(with_gram(V, whole(gram(G))), G))

@@ -1,0 +1,181 @@
+"""How sure a posterior of finite networks may be.
+
+At width n the increments of one layer are normal up to O(1/n) only, and their squares are correlated. That biases
+nothing, but a likelihood of independent normals would know the parameters too well: by up to half of their standard
+deviations where γ is near 1 and n = 32, by a few percent at n = 512. As in composite likelihoods (Ribatet, Cooley and
+Davison 2012), it is divided by a dispersion φ and taken at parameters moved towards its mode û, so that its curvature
+there is what the scatter of the score says instead of the information. With H the information and J the covariance of
+the score, both of ℓ/φ, and G = H + I:
+
+    ℓ(û + C (u − û))/φ,    C = G^{−1/2} (I + G^{−1/2} (J − H) G^{−1/2})^{−1/2} G^{1/2}.
+
+Where the data say much, this is the sandwich: CᵀHC = H J⁻¹ H. Where they say nothing, C is the identity: G is what a
+posterior knows, of which the priors are about I. φ is J over H on average over all directions, which leaves C near the
+identity: a division holds wherever ℓ is not quadratic, too. What the law leaves out of the softmax shifts the score by
+about a known vector, whose outer product is added to J.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float
+
+from sdeinfer._files import InputError
+from sdeinfer.infer._range import logit_spread
+from sdeinfer.layers import VARIANCE_FEATURES, AbstractLayer, Architecture
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.likelihood import (
+    Adjustment,
+    Moments,
+    Path,
+    PathStatistics,
+    Terms,
+    constrained,
+    moments_of,
+    terms_by_block,
+    variance_ratio,
+)
+from sdeinfer.networks import check_chain_width, covariance_chain
+
+ENOUGH = 4096
+"""Fewer transitions tell the scatter of their scores too badly, and make it small just where they are all near their
+mean: it is taken from so many of exact networks instead, drawn at the mode from where the transitions start."""
+
+NEXT = VARIANCE_FEATURES.index("attention_next")
+OMITTED = 1.0
+"""What the law leaves out of attention, over −s² times the highest terms that it has: 0.6 to 1.3 were found."""
+
+LARGEST_SPREAD = 0.75
+"""The law is not believed where the logits spread more."""
+
+
+def sandwich(
+    path: Path, architecture: Architecture, u: Float[Array, " parameters"], statistics: PathStatistics, *, times: float
+) -> Adjustment:
+    """The adjustment of a likelihood.
+
+    Arguments:
+        path: a sample of the transitions.
+        architecture: whose parameters are fitted.
+        u: the mode, unconstrained.
+        statistics: of all transitions; only the widths and the features' means are looked at.
+        times: how many times as many transitions there are.
+    """
+    layer = architecture.layer(**constrained(architecture.parameters, u))
+    scale = _logit_scale(path, slice(None))
+    tau0 = float(getattr(layer, "tau0", jnp.inf))
+    moments, widths = moments_at(architecture, u, statistics), np.unique(path.width)
+    information, scatter, shift = (times * part for part in _score(path, *moments, widths=widths, tau0=tau0))
+    if len(path) < ENOUGH and (drawn := _one_layer(path, layer)) is not None:
+        scatter = _score(drawn, *moments, widths=widths, tau0=tau0)[1] * len(path) / ENOUGH
+    dispersion = _dispersion(information, scatter)
+    matrix = _matrix(information / dispersion, (scatter + np.outer(shift, shift)) / dispersion**2)
+    least_tau0 = np.sqrt((scale**6).sum() / (scale**4).sum()) / LARGEST_SPREAD if np.isfinite(tau0) else 0.0
+    return Adjustment(*(jnp.asarray(x, u.dtype) for x in (dispersion, least_tau0, u, matrix)))
+
+
+def moments_at(
+    architecture: Architecture, u: Float[Array, " parameters"], statistics: PathStatistics
+) -> tuple[Moments, Moments]:
+    """The moments at each width, and their derivatives along a last axis of parameters; NumPy arrays in float64."""
+    found = _moments_and_slopes(architecture, u, statistics.widths, statistics.centre)
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+
+
+@eqx.filter_jit
+def _moments_and_slopes(
+    architecture: Architecture, u: Float[Array, " parameters"], widths: Array, centre: Array
+) -> tuple[Moments, Moments]:
+    def moments(u: Float[Array, " parameters"]) -> Moments:
+        layer = architecture.layer(**constrained(architecture.parameters, u))
+        return jax.vmap(lambda width: moments_of(layer.finite_width(width), centre))(widths)
+
+    return moments(u), jax.jacfwd(moments)(u)
+
+
+def at_widths(moments: Moments, width: np.ndarray) -> Moments:
+    """The moments for each of an array of widths, which are given by their numbers."""
+    return jax.tree.map(lambda x: x[width], moments)
+
+
+def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
+    """The spread of the logits where transitions start, times τ0."""
+    return logit_spread(np.asarray(path.starts(block)), path.width[path.network[block]])
+
+
+def _score(
+    path: Path, moments: Moments, slopes: Moments, *, widths: np.ndarray, tau0: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Information of independent normals, covariance of the score over transitions times their number, and the shift of
+    the score by what the law leaves out: about `OMITTED` s² times its highest terms in the logits.
+    """  # noqa: D205
+    width, parameters = np.searchsorted(widths, path.width[path.network]), slopes.drift.shape[-1]
+    information, squares = np.zeros((2, parameters, parameters))
+    sums, shift = np.zeros((2, parameters))
+    for block, terms in terms_by_block(path):
+        here, along = at_widths(moments, width[block]), at_widths(slopes, width[block])
+        variance = here.common_variance(terms.mixing) * variance_ratio(here, terms)
+        sd = np.sqrt(variance)
+        of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - here.centre))
+        mean, log_variance = of_mean / sd[..., None], of_variance / variance[..., None]
+        y = (terms.increments - here.mean(terms)) / sd
+        score = np.einsum("tp,tpk->tk", y, mean) + np.einsum("tp,tpk->tk", y**2 - 1, log_variance) / 2
+        information += np.einsum("tpk,tpl->kl", mean, mean) + np.einsum("tpk,tpl->kl", log_variance, log_variance) / 2
+        squares += score.T @ score
+        sums += score.sum(axis=0)
+        omitted = OMITTED * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2
+        mean_left = omitted * here.drift[:, -1:] * terms.drift[:, -1] / sd
+        variance_left = omitted * here.variance[:, NEXT, None] * terms.variance[:, NEXT] / variance
+        shift += np.einsum("tp,tpk->k", mean_left, mean) + np.einsum("tp,tpk->k", variance_left, log_variance) / 2
+    return information, squares - np.outer(sums, sums) / len(path), shift
+
+
+def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Derivatives of each term's mean and variance, with features f − f̄; shape (transitions, p, parameters)."""
+    mean = np.einsum("tsk,tsp->tpk", along.drift, terms.drift)
+    noise = along.noise + np.einsum("tfk,tfp->tpk", along.variance, own)
+    mixing = along.mixing + np.einsum("tfk,tfp->tpk", along.variance_mixing, own)
+    return mean, noise + mixing * terms.mixing[..., None]
+
+
+def _one_layer(path: Path, layer: AbstractLayer) -> Path | None:
+    """Transitions of exact networks from where those of a path start; None where those are too narrow for the chain."""
+    chosen = np.resize(np.arange(len(path)), ENOUGH)
+    starts, widths = np.asarray(path.starts(chosen)), path.width[path.network[chosen]]
+    ends = np.empty_like(starts)
+    for width in np.unique(widths):
+        mine = np.flatnonzero(widths == width)
+        try:
+            check_chain_width(layer, tokens=path.tokens, width=int(width))
+        except InputError:
+            return None
+        keys = NetworkKeys.numbered(jr.key(0), jnp.asarray(mine, jnp.uint32))
+        ends[mine] = _chain(layer, jnp.asarray(starts[mine]), keys, width=int(width))[:, 1]
+    return Path(np.stack([starts, ends], axis=1), widths, np.arange(ENOUGH), np.zeros(ENOUGH, int))
+
+
+@eqx.filter_jit
+def _chain(layer: AbstractLayer, V: Float[Array, "networks m m"], keys: NetworkKeys, *, width: int) -> Array:
+    return covariance_chain(layer, V, width=width, layers=1, keys=keys)
+
+
+def _dispersion(information: np.ndarray, scatter: np.ndarray) -> float:
+    """φ of the module's docstring."""
+    _, inverse = _roots(information + np.eye(len(information)))
+    return np.trace(inverse @ scatter @ inverse) / np.trace(inverse @ information @ inverse)
+
+
+def _matrix(information: np.ndarray, scatter: np.ndarray) -> np.ndarray:
+    """C of the module's docstring."""
+    identity = np.eye(len(information))
+    root, inverse = _roots(information + identity)
+    _, shrunk = _roots(identity + inverse @ (scatter - information) @ inverse)
+    return inverse @ shrunk @ root
+
+
+def _roots(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The square root of a positive definite matrix, and that of its inverse."""
+    values, axes = np.linalg.eigh(matrix)
+    return (axes * np.sqrt(values)) @ axes.T, (axes / np.sqrt(values)) @ axes.T

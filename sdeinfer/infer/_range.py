@@ -70,7 +70,7 @@ def logit_spread(V: Float[np.ndarray, "... m m"], width: Float[np.ndarray, "..."
     """The spread s of the logits for τ0 = 1."""
     tokens, variances = V.shape[-1], np.diagonal(V, axis1=-2, axis2=-1)
     about_mean = (variances.sum(axis=-1) - V.sum(axis=(-2, -1)) / tokens) / max(tokens - 1, 1)
-    return np.sqrt(variances.max(axis=-1) * np.maximum(about_mean, 0.0) / width)
+    return np.sqrt(variances.max(axis=-1)) * np.sqrt(np.maximum(about_mean, 0.0) / width)
 
 
 def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: float) -> tuple[np.ndarray, float]:
@@ -116,8 +116,9 @@ def _allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float) -> int
         seen: how many were seen.
         sd: of log τ0 given those.
     """
-    told = np.cumsum(spread**4)
-    of_series, of_data = np.cumsum(spread**8) / told, sd * np.sqrt(told[seen - 1] / told)
+    bounded = np.minimum(spread, 1.0)
+    told = np.cumsum(bounded**4)
+    of_series, of_data = np.cumsum(bounded**8) / told, sd * np.sqrt(told[seen - 1] / told)
     error = np.where(spread <= largest, of_series**2 + of_data**2, np.inf)
     return int(np.argmin(error)) + 1 if spread[0] <= largest else 0
 

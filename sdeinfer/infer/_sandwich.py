@@ -64,7 +64,6 @@ def sandwich(
         times: how many times as many transitions there are.
     """
     layer = architecture.layer(**constrained(architecture.parameters, u))
-    scale = _logit_scale(path, slice(None))
     tau0 = float(getattr(layer, "tau0", jnp.inf))
     moments, widths = moments_at(architecture, u, statistics), np.unique(path.width)
     information, scatter, shift = (times * part for part in _score(path, *moments, widths=widths, tau0=tau0))
@@ -72,7 +71,7 @@ def sandwich(
         scatter = _score(drawn, *moments, widths=widths, tau0=tau0)[1] * len(path) / ENOUGH
     dispersion = _dispersion(information, scatter)
     matrix = _matrix(information / dispersion, (scatter + np.outer(shift, shift)) / dispersion**2)
-    least_tau0 = np.sqrt((scale**6).sum() / (scale**4).sum()) / LARGEST_SPREAD if np.isfinite(tau0) else 0.0
+    least_tau0 = _least_tau0(_logit_scale(path, slice(None))) if np.isfinite(tau0) else 0.0
     return Adjustment(*(jnp.asarray(x, u.dtype) for x in (dispersion, least_tau0, u, matrix)))
 
 
@@ -103,6 +102,12 @@ def at_widths(moments: Moments, width: np.ndarray) -> Moments:
 def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
     """The spread of the logits where transitions start, times τ0."""
     return logit_spread(np.asarray(path.starts(block)), path.width[path.network[block]])
+
+
+def _least_tau0(scale: np.ndarray) -> float:
+    """Where the logits' mean spread is `LARGEST_SPREAD`, weighted by what transitions tell of τ0: its fourth power."""
+    relative = scale / scale.max()
+    return scale.max() * np.sqrt((relative**6).sum() / (relative**4).sum()) / LARGEST_SPREAD
 
 
 def _score(

@@ -51,6 +51,10 @@ LARGEST_SPREAD = 0.75
 """The law is not believed where the logits spread more."""
 
 
+NOTHING = 1e-3
+"""Directions of which the data tell less than this, next to the priors' 1, do not count."""
+
+
 def sandwich(
     path: Path, architecture: Architecture, u: Float[Array, " parameters"], statistics: PathStatistics, *, times: float
 ) -> Adjustment:
@@ -167,9 +171,10 @@ def _chain(layer: AbstractLayer, V: Float[Array, "networks m m"], keys: NetworkK
 
 
 def _dispersion(information: np.ndarray, scatter: np.ndarray) -> float:
-    """φ of the module's docstring."""
+    """φ of the module's docstring; 1 where nothing is told."""
     _, inverse = _roots(information + np.eye(len(information)))
-    return np.trace(inverse @ scatter @ inverse) / np.trace(inverse @ information @ inverse)
+    told, scattered = (np.trace(inverse @ part @ inverse) for part in (information, scatter))
+    return (scattered + NOTHING) / (told + NOTHING)
 
 
 def _matrix(information: np.ndarray, scatter: np.ndarray) -> np.ndarray:

@@ -7,27 +7,23 @@ import numpyro
 import xarray as xr
 from sdeinfer.models._priors import sample_layer  # pyright: ignore[reportMissingImports]
 
-from sdeinfer.infer import expanded_statistics
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import FullPath, PathStatistics, Program, observed_path, observing, path_statistics
+from sdeinfer.likelihood import FullPath, PathStatistics, observed_path, observing, path_statistics
 
 
-def reduce(program: Program, data: xr.Dataset) -> PathStatistics:
-    """All that the likelihood needs of the data; of a law of finite width, about the mode of the posterior."""
-    path, options = observed_path(data), dict(program.options)
-    if options.get("law") == "finite-width":
-        return expanded_statistics(program, path)
-    return path_statistics(path)
+def prepare(data: xr.Dataset) -> PathStatistics:
+    """All that the likelihood needs of the data."""
+    return path_statistics(observed_path(data))
 
 
-@observing(reduce, pool=PathStatistics.pooled)
+@observing(prepare, pool=PathStatistics.pooled, path=observed_path)
 def full_path(
     path: PathStatistics, *, architecture: Architecture, law: Literal["finite-width", "limit"] = "finite-width"
 ) -> None:
     """Independent networks of one architecture, each observed at every layer.
 
     Arguments:
-        path: the sufficient statistics of the data, as `Program.prepare` makes them.
+        path: the sufficient statistics of the data, as `prepare` or `infer.prepare` makes them.
         architecture: the kind of layer.
         law: "finite-width", one layer of each network's own width to the next order in 1/n; or "limit", the Euler chain
             of the SDE with steps 1/n.

@@ -1,6 +1,7 @@
 """From models and data to posteriors."""
 
 from sdeinfer.infer._expansion import expanded_statistics as expanded_statistics
+from sdeinfer.infer._expansion import prepare as prepare
 from sdeinfer.infer._fit import LIMIT_POSTERIOR as LIMIT_POSTERIOR
 from sdeinfer.infer._fit import Law as Law
 from sdeinfer.infer._fit import architecture_of as architecture_of

@@ -7,7 +7,8 @@ mode is found by turns with the expansion, from a sample of the transitions; the
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+import xarray as xr
+from jaxtyping import Array, Float, PyTree
 from numpyro.infer.util import constrain_fn
 
 from sdeinfer.infer._mode import Mode, posterior_mode
@@ -31,6 +32,18 @@ SAMPLE = 16_384
 ROUNDS = 6
 CLOSE = 0.02
 """Two references whose ρ differ by no more are the same: what the expansion leaves out goes with the square."""
+
+
+def prepare(model: Program, data: xr.Dataset) -> PyTree:
+    """All that a program needs of the data: about the mode of the posterior, where its law is that of a finite width.
+
+    Arguments:
+        model: the program, with its options given.
+        data: the observed networks.
+    """
+    if dict(model.options).get("law") == "finite-width" and model.path is not None:
+        return expanded_statistics(model, model.path(data))
+    return model.prepare(data)
 
 
 def expanded_statistics(

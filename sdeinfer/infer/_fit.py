@@ -17,6 +17,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._expansion import prepare
 from sdeinfer.infer._nuts import Draws, nuts
 from sdeinfer.infer._predictive import predict
 from sdeinfer.infer._range import LARGEST_LOGIT, in_range
@@ -81,7 +82,7 @@ def fit(
     both, law = law == "both", "limit" if law == "limit" else "finite-width"
     program = model.given(architecture=kind, law=law)
     data, pilot = in_range(program, data, largest_logit)
-    prepared = program.prepare(data)
+    prepared = prepare(program, data)
     prior = _sample_prior(program, prepared, draws, key_prior)
     count = min(predictions, draws)
     before = {name: value[:count] for name, value in prior.items()}
@@ -100,7 +101,7 @@ def fit(
     groups["constant_data"] = data[[USED]].drop_vars("width").assign(width=data["width"].drop_vars("width"))
     if both:
         limit = model.given(architecture=kind, law="limit")
-        groups[LIMIT_POSTERIOR] = dict_to_dataset(nuts(limit, limit.prepare(data), **sizes, key=key_nuts).samples)
+        groups[LIMIT_POSTERIOR] = dict_to_dataset(nuts(limit, prepare(limit, data), **sizes, key=key_nuts).samples)
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {
         **data.attrs,

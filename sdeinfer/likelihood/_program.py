@@ -6,6 +6,8 @@ from typing import Any
 
 import xarray as xr
 
+from sdeinfer.likelihood._transitions import Path
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -13,15 +15,17 @@ class Program:
 
     Attributes:
         model: the model; its first argument is the prepared data, everything else is passed by keyword.
-        reduce: reduces a Dataset of covariances to what the model needs, once, outside the sampler; given the program,
-            with its options, and the Dataset.
+        prepare: reduces a Dataset of covariances to what the model needs, once, outside the sampler.
         pool: reduces prepared data further to what the joint density needs, which may know less of each network.
+        path: the transitions that the model is a law of, so that its data can be expanded about the mode; None for a
+            model of something else.
         options: what is passed by keyword: the architecture and the law.
     """
 
     model: Callable[..., None]
-    reduce: "Callable[[Program, xr.Dataset], Any]"
+    prepare: Callable[[xr.Dataset], Any]
     pool: Callable[[Any], Any]
+    path: Callable[[xr.Dataset], Path] | None = None
     options: tuple[tuple[str, Any], ...] = ()
 
     def given(self, **options: Any) -> "Program":
@@ -32,10 +36,6 @@ class Program:
         """Run the model, as NumPyro does."""
         self.model(prepared, **(dict(self.options) | options))
 
-    def prepare(self, data: xr.Dataset) -> Any:
-        """All that the model needs of the data."""
-        return self.reduce(self, data)
-
     @property
     def name(self) -> str:
         """The model's name."""
@@ -43,7 +43,9 @@ class Program:
 
 
 def observing(
-    reduce: Callable[[Program, xr.Dataset], Any], pool: Callable[[Any], Any] = lambda prepared: prepared
+    prepare: Callable[[xr.Dataset], Any],
+    pool: Callable[[Any], Any] = lambda prepared: prepared,
+    path: Callable[[xr.Dataset], Path] | None = None,
 ) -> Callable[[Callable[..., None]], Program]:
     """Decorate a NumPyro model with the preparation of its data."""
-    return lambda model: Program(model, reduce, pool)
+    return lambda model: Program(model, prepare, pool, path)

@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 
 import sdeinfer as si
-from sdeinfer.infer import nuts, predict
+from sdeinfer.infer import nuts, predict, prepare
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED
 from sdeinfer.observe import covariance_dataset
@@ -16,7 +16,7 @@ TRANSFORMER = si.models.full_path.given(architecture=Architecture("transformer")
 
 def prepared_as_in(post, data):
     """The statistics of the transitions that a fit of a transformer used."""
-    return TRANSFORMER.given(law=post.attrs["law"]).prepare(data.assign({USED: post["constant_data"][USED]}))
+    return prepare(TRANSFORMER.given(law=post.attrs["law"]), data.assign({USED: post["constant_data"][USED]}))
 
 
 def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
@@ -86,9 +86,11 @@ def test_chunks_do_not_show(networks, monkeypatch):
     np.testing.assert_array_equal(whole.statistics["n_steps"], parts.statistics["n_steps"])
 
 
-def test_a_second_fit_of_one_shape_compiles_nothing(networks, fitted, caplog):
+def test_a_second_fit_of_one_shape_compiles_nothing(networks, caplog):
+    short = {"chains": 1, "draws": 20, "warmup": 20, "predictions": 2}
+    si.fit(si.models.full_path, networks, **short, key=jr.key(2))
     with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
-        si.fit(si.models.full_path, networks, chains=2, draws=400, warmup=300, predictions=20, key=jr.key(3))
+        si.fit(si.models.full_path, networks, **short, key=jr.key(3))
     compiled = [record.getMessage() for record in caplog.records if "_advance" in record.getMessage()]
     assert not [message for message in compiled if "Compiling" in message]
 

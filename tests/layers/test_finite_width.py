@@ -75,7 +75,8 @@ def _sums(layers, R, key, *, width, batches):
         key_start, key_layer = keys.split(2)
 
         def move(layer):
-            start = _initial_blocks(V32, layer.column_blocks, width, key_start)
+            V0 = jnp.broadcast_to(V32[:, :, None, None], (*V.shape, 1, BATCH))
+            start = _initial_blocks(V0, layer.column_blocks, width, key_start)
             after = layer.forward_covariance(start, width=width, keys=key_layer).sum(axis=2)
             return jnp.einsum("ia,abs,jb->ijs", R, after.astype(V.dtype) - V[:, :, None], R)[ROWS, COLUMNS]
 

@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, PyTree
 from numpyro.infer.util import constrain_fn
 
 from sdeinfer.infer._mode import Mode, posterior_mode
-from sdeinfer.infer._sandwich import at_widths, moments_at, sandwich
-from sdeinfer.layers import Architecture
+from sdeinfer.infer._sandwich import moments_at, sandwich
 from sdeinfer.likelihood import (
+    Layout,
     Moments,
     Path,
     PathStatistics,
@@ -61,33 +61,40 @@ def expanded_statistics(
     layout, sample, mode = path_layout(path, nodes=nodes), path.thinned(SAMPLE), None
     for _ in range(ROUNDS):
         statistics = path_statistics(sample, layout, pooled=True)
-        mode = posterior_mode(model, statistics, start=None if mode is None else mode.x)
-        reference, _ = moments_at(architecture, _parameters(model, architecture, statistics, mode), statistics)
-        change = _largest_change(sample, layout.reference, reference)
+        mode = posterior_mode(model, statistics, start=mode)
+        reference, _ = moments_at(architecture, _parameters(model, statistics, mode), statistics)
+        change = _largest_change(sample, layout, reference)
         layout = layout._replace(reference=reference)
         if change < CLOSE:
             break
     statistics = path_statistics(path, layout, pooled=pooled)
     together = statistics.pooled()
-    mode = posterior_mode(model, together, start=None if mode is None else mode.x)
-    u = _parameters(model, architecture, together, mode)
+    mode = posterior_mode(model, together, start=mode)
+    u = _parameters(model, together, mode)
     adjustment = sandwich(sample, architecture, u, together, times=len(path) / len(sample))
     return eqx.tree_at(lambda s: s.adjustment, statistics, adjustment, is_leaf=lambda leaf: leaf is None)
 
 
-def _parameters(
-    model: Program, architecture: Architecture, statistics: PathStatistics, mode: Mode
-) -> Float[Array, " parameters"]:
+def _parameters(model: Program, statistics: PathStatistics, mode: Mode) -> Float[Array, " parameters"]:
     """The mode in the coordinates of `likelihood.unconstrained`."""
-    at = dict(zip(mode.sites, jnp.asarray(mode.x), strict=True))
-    sites = constrain_fn(model, (statistics,), {}, at, return_deterministic=True)
-    return unconstrained({name: sites[name] for name in architecture.parameters})
+    return _parameters_at(model, statistics, mode.sites, jnp.asarray(mode.x))
 
 
-def _largest_change(path: Path, before: Moments, after: Moments) -> float:
+@eqx.filter_jit
+def _parameters_at(
+    model: Program, statistics: PathStatistics, sites: tuple[str, ...], x: Float[Array, " sites"]
+) -> Float[Array, " parameters"]:
+    found = constrain_fn(model, (statistics,), {}, dict(zip(sites, x, strict=True)), return_deterministic=True)
+    return unconstrained({name: found[name] for name in dict(model.options)["architecture"].parameters})
+
+
+def _largest_change(path: Path, layout: Layout, reference: Moments) -> float:
+    """Of ρ, by another reference than that of the layout."""
     change = 0.0
-    width = path.which_width
+    width = path.which(np.unique(path.width))
     for block, terms in terms_by_block(path):
-        ratios = [variance_ratio(at_widths(moments, width[block]), terms) for moments in (before, after)]
-        change = max(change, float(np.abs(ratios[1] / ratios[0] - 1).max()))
+        before, after = (
+            variance_ratio(moments.at(width[block]), terms, layout.centre) for moments in (layout.reference, reference)
+        )
+        change = max(change, float(np.abs(after / before - 1).max()))
     return change

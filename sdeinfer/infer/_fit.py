@@ -100,7 +100,7 @@ def fit(
     groups["observed_data"] = data[["covariance"]].drop_vars("width")
     groups["constant_data"] = data[[USED]].drop_vars("width").assign(width=data["width"].drop_vars("width"))
     if both:
-        limit = model.given(architecture=kind, law="limit")
+        limit = program.given(law="limit")
         groups[LIMIT_POSTERIOR] = dict_to_dataset(nuts(limit, prepare(limit, data), **sizes, key=key_nuts).samples)
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {

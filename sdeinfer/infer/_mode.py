@@ -34,24 +34,24 @@ class Mode(NamedTuple):
     sd: Float[np.ndarray, " sites"]
 
 
-def posterior_mode(model: Program, prepared: PyTree, *, start: Float[np.ndarray, " sites"] | None = None) -> Mode:
+def posterior_mode(model: Program, prepared: PyTree, *, start: Mode | None = None) -> Mode:
     """Find the mode by L-BFGS on the gradient.
 
     Arguments:
         model: the NumPyro program, with its options given.
         prepared: its data, pooled.
-        start: where to start. Where None, the best of three: the middle of the priors with log τ0 = −1.5, 0 and 1.5,
-            since for large τ0 the likelihood is flat in it.
+        start: a mode of the same program, to start at. Where None, the best of three: the middle of the priors with
+            log τ0 = −1.5, 0 and 1.5, since for large τ0 the likelihood is flat in it.
     """
-    sites = latent_sites(model, prepared)
+    sites = latent_sites(model, prepared) if start is None else start.sites
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = _potential_and_slope(model, prepared, sites, jnp.asarray(x))
         return float(value), np.asarray(slope, np.float64)
 
-    starts = [start] if start is not None else _starts(sites)
+    starts = _starts(sites) if start is None else [start.x]
     bounds = [(-FARTHEST, FARTHEST)] * len(sites)
-    ends = [minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
+    ends = [minimize(objective, x, jac=True, method="L-BFGS-B", bounds=bounds) for x in starts]
     found = min(ends, key=lambda end: end.fun)
     steps = 1e-4 * np.eye(len(sites))
     curvature = np.array([objective(found.x + step)[1] - objective(found.x - step)[1] for step in steps]) / 2e-4

@@ -9,8 +9,8 @@ for the widest row, is what its terms go with: what the law of finite width leav
 the covariance from which it starts without biasing the others. The rule: of the transitions with the smallest spreads,
 as many as make τ0's error smallest, that of the series and that of few data together; but none above a bound.
 
-The rule needs τ0. It is estimated from the transitions with the smallest spreads, twice as many each time, for as long
-as the rule allows more by the estimate.
+The rule needs τ0. It is estimated from the transitions with the smallest spreads, four times as many each time, for as
+long as the rule allows more by the estimate.
 """
 
 import math
@@ -20,15 +20,23 @@ import xarray as xr
 from jaxtyping import Float
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._mode import Mode, posterior_mode
-from sdeinfer.likelihood import Program, observed_path, path_layout, path_statistics, used_of, with_used
+from sdeinfer.infer._mode import posterior_mode
+from sdeinfer.likelihood import (
+    Program,
+    path_layout,
+    path_statistics,
+    require_densities,
+    transitions,
+    used_of,
+    with_used,
+)
 
 LARGEST_LOGIT = 0.6
 """Far beyond its range the law mistakes the spread for one of 0.6 to 1.6, not for a small one."""
 
-FIRST, ALIKE = 512, 1.25
+FIRST, ALIKE, MORE = 512, 1.25, 4
 """The first estimate of τ0 is from so many terms, of which a transition has m(m + 1)/2, and from all transitions with
-spreads up to so many times the smallest."""
+spreads up to so many times the smallest. The next is from so many times as many."""
 
 NODES = 32
 """Nodes for the estimates: fewer than a fit's, and always the same, so that one function is compiled."""
@@ -74,16 +82,19 @@ def logit_spread(V: Float[np.ndarray, "... m m"], width: Float[np.ndarray, "..."
 
 
 def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: float) -> tuple[np.ndarray, float]:
-    scale = np.where(used, logit_scale(data), np.inf)
-    order = np.argsort(scale, axis=None)[: used.sum()]
-    sorted_scale = scale.reshape(-1)[order]
-    terms = data.sizes["token_a"] * (data.sizes["token_a"] + 1) // 2
+    path = transitions(data)
+    scale = logit_scale(data)[path.network, path.layer]
+    order = np.argsort(scale)
+    sorted_scale = scale[order]
+    terms = path.tokens * (path.tokens + 1) // 2
     alike = int(np.searchsorted(sorted_scale, ALIKE * sorted_scale[0], side="right"))
     allowed, mode = min(len(order), max(1, FIRST // terms, alike)), None
     count, tau0 = 0, math.nan
     while allowed > count:
-        count = min(allowed, 2 * count) if count else allowed
-        mode = _mode(model, data, _first(order, count, used), mode)
+        count = min(allowed, MORE * count) if count else allowed
+        seen = path.chosen(order[:count])
+        require_densities(seen, data)
+        mode = posterior_mode(model, path_statistics(seen, path_layout(seen, nodes=NODES), pooled=True), start=mode)
         place = mode.sites.index("tau0")
         tau0, sd = math.exp(mode.x[place]), mode.sd[place]
         allowed = _allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
@@ -97,14 +108,10 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
                 f"at least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
                 "smaller tokens or wider networks"
             )
-    return _first(order, allowed, used), tau0
-
-
-def _first(order: np.ndarray, count: int, like: np.ndarray) -> np.ndarray:
-    """Mark the first transitions of an order."""
-    chosen = np.zeros(like.size, bool)
-    chosen[order[:count]] = True
-    return chosen.reshape(like.shape)
+    kept = path.chosen(order[:allowed])
+    used = np.zeros_like(used)
+    used[kept.network, kept.layer] = True
+    return used, tau0
 
 
 def _allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float) -> int:
@@ -121,10 +128,3 @@ def _allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float) -> int
     of_series, of_data = np.cumsum(bounded**8) / told, sd * np.sqrt(told[seen - 1] / told)
     error = np.where(spread <= largest, of_series**2 + of_data**2, np.inf)
     return int(np.argmin(error)) + 1 if spread[0] <= largest else 0
-
-
-def _mode(model: Program, data: xr.Dataset, used: np.ndarray, before: Mode | None) -> Mode:
-    """Mode of the posterior given some transitions."""
-    path = observed_path(with_used(data, used))
-    statistics = path_statistics(path, path_layout(path, nodes=NODES), pooled=True)
-    return posterior_mode(model, statistics, start=None if before is None else before.x)

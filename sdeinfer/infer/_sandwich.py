@@ -69,10 +69,11 @@ def sandwich(
     """
     layer = architecture.layer(**constrained(architecture.parameters, u))
     tau0 = float(getattr(layer, "tau0", jnp.inf))
-    moments, widths = moments_at(architecture, u, statistics), np.unique(path.width)
-    information, scatter, shift = (times * part for part in _score(path, *moments, widths=widths, tau0=tau0))
+    law = moments_at(architecture, u, statistics)
+    data = {"centre": np.asarray(statistics.centre, np.float64), "widths": np.unique(path.width), "tau0": tau0}
+    information, scatter, shift = (times * part for part in _score(path, *law, **data))
     if len(path) < ENOUGH and (drawn := _one_layer(path, layer)) is not None:
-        scatter = _score(drawn, *moments, widths=widths, tau0=tau0)[1] * len(path) / ENOUGH
+        scatter = _score(drawn, *law, **data)[1] * len(path) / ENOUGH
     dispersion = _dispersion(information, scatter)
     matrix = _matrix(information / dispersion, (scatter + np.outer(shift, shift)) / dispersion**2)
     least_tau0 = _least_tau0(_logit_scale(path, slice(None))) if np.isfinite(tau0) else 0.0
@@ -98,11 +99,6 @@ def _moments_and_slopes(
     return moments(u), jax.jacfwd(moments)(u)
 
 
-def at_widths(moments: Moments, width: np.ndarray) -> Moments:
-    """The moments for each of an array of widths, which are given by their numbers."""
-    return jax.tree.map(lambda x: x[width], moments)
-
-
 def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
     """The spread of the logits where transitions start, times τ0."""
     return logit_spread(np.asarray(path.starts(block)), path.width[path.network[block]])
@@ -115,19 +111,19 @@ def _least_tau0(scale: np.ndarray) -> float:
 
 
 def _score(
-    path: Path, moments: Moments, slopes: Moments, *, widths: np.ndarray, tau0: float
+    path: Path, moments: Moments, slopes: Moments, *, centre: np.ndarray, widths: np.ndarray, tau0: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Information of independent normals, covariance of the score over transitions times their number, and the shift of
     the score by what the law leaves out: about `OMITTED` s² times its highest terms in the logits.
     """  # noqa: D205
-    width, parameters = np.searchsorted(widths, path.width[path.network]), slopes.drift.shape[-1]
+    width, parameters = path.which(widths), slopes.drift.shape[-1]
     information, squares = np.zeros((2, parameters, parameters))
     sums, shift = np.zeros((2, parameters))
     for block, terms in terms_by_block(path):
-        here, along = at_widths(moments, width[block]), at_widths(slopes, width[block])
-        variance = here.common_variance(terms.mixing) * variance_ratio(here, terms)
+        here, along = moments.at(width[block]), slopes.at(width[block])
+        variance = here.common_variance(terms.mixing) * variance_ratio(here, terms, centre)
         sd = np.sqrt(variance)
-        of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - here.centre))
+        of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - centre))
         mean, log_variance = of_mean / sd[..., None], of_variance / variance[..., None]
         y = (terms.increments - here.mean(terms)) / sd
         score = np.einsum("tp,tpk->tk", y, mean) + np.einsum("tp,tpk->tk", y**2 - 1, log_variance) / 2

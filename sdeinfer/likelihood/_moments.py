@@ -1,7 +1,9 @@
 """What a layer of width n says of the mean and the variance of every term of a transition."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance import pairs, tokens_of
@@ -20,7 +22,6 @@ class Moments(eqx.Module):
         mixing: shape (p,).
         variance: w_k, shape (features,).
         variance_mixing: w′_k, shape (features,).
-        centre: f̄, shape (features, p).
     """
 
     drift: Float[Array, "... 4"]
@@ -28,7 +29,10 @@ class Moments(eqx.Module):
     mixing: Float[Array, "... p"]
     variance: Float[Array, "... features"]
     variance_mixing: Float[Array, "... features"]
-    centre: Float[Array, "... features p"]
+
+    def at(self, width: np.ndarray) -> "Moments":
+        """Of moments at some widths, those for each of an array of widths that are given by their numbers."""
+        return jax.tree.map(lambda x: x[width], self)
 
     def mean(self, terms: Terms) -> Float[Array, "... p"]:
         """Σ_s θ_s b_s of each term."""
@@ -38,10 +42,10 @@ class Moments(eqx.Module):
         """The part noise + mixing · e of v."""
         return self.noise + self.mixing * e
 
-    def own_variance(self, terms: Terms) -> Float[Array, "... p"]:
-        """The part of v that is each term's own, Σ_k (w_k + w′_k e)(f_k − f̄_k)."""
-        weight = self.variance[..., None] + self.variance_mixing[..., None] * terms.mixing[..., None, :]
-        return (weight * (terms.variance - self.centre)).sum(axis=-2)
+    def own_variance(self, e: Float[Array, "... p"], features: Float[Array, "... features p"]) -> Float[Array, "... p"]:
+        """The part of v that is each term's own, Σ_k (w_k + w′_k e)(f_k − f̄_k), of features less their means."""
+        weight = self.variance[..., None] + self.variance_mixing[..., None] * e[..., None, :]
+        return (weight * features).sum(axis=-2)
 
 
 def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
@@ -61,15 +65,13 @@ def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
         ),
         variance=law.variance,
         variance_mixing=law.variance_mixing,
-        centre=centre,
     )
 
 
-def no_moments(centre: Float[Array, "features p"]) -> Moments:
-    """Means of zero and variances of one, whatever the terms."""
-    features, p = centre.shape
-    zero = jnp.zeros(features)
-    return Moments(jnp.zeros(4), jnp.ones(p), jnp.zeros(p), zero, zero, centre)
+def no_moments(widths: int, features: int, p: int) -> Moments:
+    """At so many widths, means of zero and variances of one, whatever the terms."""
+    drift, own = jnp.zeros((widths, 4)), jnp.zeros((widths, features))
+    return Moments(drift, jnp.ones((widths, p)), jnp.zeros((widths, p)), own, own)
 
 
 def bounded(x: Array) -> Array:

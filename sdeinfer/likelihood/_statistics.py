@@ -151,7 +151,7 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
         half_width=half_width,
         nodes=nodes_needed(float(half_width.max())) if nodes is None else nodes,
         centre=centre,
-        reference=_in_double(jax.vmap(lambda _: no_moments(jnp.asarray(centre)))(np.unique(path.width))),
+        reference=jax.tree.map(np.asarray, no_moments(len(np.unique(path.width)), *centre.shape)),
     )
 
 
@@ -170,21 +170,22 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         InputError: where a covariance is too large or too small for its law.
     """
     layout = path_layout(path) if layout is None else layout
-    p, which_width = len(layout.middle), path.which_width
+    p = len(layout.middle)
     widths, width = np.unique(path.width, return_inverse=True)
-    group = (width if pooled else np.arange(len(width)))[path.network]
+    which_width = width[path.network]
+    group = which_width if pooled else path.network
     groups = len(widths) if pooled else len(width)
     weights = np.zeros((groups, p, ROWS, layout.nodes + 1))
     constant = np.zeros(groups)
     spread, least = np.zeros_like(layout.centre), np.full(p, np.inf)
     for block, terms in terms_by_block(path):
         _require_finite(terms, path.network[block])
-        reference = jax.tree.map(lambda x, block=block: x[which_width[block]], layout.reference)
-        ratio = variance_ratio(reference, terms)
+        reference = layout.reference.at(which_width[block])
+        ratio = variance_ratio(reference, terms, layout.centre)
         spread = np.maximum(spread, np.abs(terms.variance - layout.centre).max(axis=0, initial=0.0))
         least = np.minimum(least, ratio.min(axis=0))
         np.add.at(constant, group[block], terms.log_jacobian - np.log(2 * math.pi * ratio).sum(axis=1) / 2)
-        data = _rows(terms, layout.centre, ratio, terms.increments - reference.mean(terms))
+        data = _rows(terms, layout.centre, ratio, np.asarray(terms.increments - reference.mean(terms)))
         functions = _cardinal(np.asarray(terms.mixing), layout)
         first = np.flatnonzero(np.diff(group[block], prepend=-1))
         for start, stop in itertools.pairwise([*first, len(block)]):
@@ -210,10 +211,10 @@ def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:
         yield block, _in_double(padded(path.terms, block), len(block))
 
 
-def variance_ratio(moments: Moments, terms: Terms) -> np.ndarray:
+def variance_ratio(moments: Moments, terms: Terms, centre: np.ndarray) -> np.ndarray:
     """ρ of each term: its whole variance over the part of it that is a function of e, and at least ½."""
-    ratio = 1 + moments.own_variance(terms) / moments.common_variance(terms.mixing)
-    return np.maximum(ratio, SMALLEST_RATIO)
+    own = moments.own_variance(terms.mixing, terms.variance - centre)
+    return np.maximum(1 + own / moments.common_variance(terms.mixing), SMALLEST_RATIO)
 
 
 def nodes_needed(half_width: float) -> int:
@@ -264,8 +265,8 @@ def _cardinal(e: np.ndarray, layout: Layout) -> np.ndarray:
     return np.ascontiguousarray(T.transpose(2, 1, 0))
 
 
-def _in_double(tree: Any, count: int | None = None) -> Any:
-    return jax.tree.map(lambda x: np.asarray(x, np.float64)[:count], tree)
+def _in_double(terms: Terms, count: int) -> Terms:
+    return jax.tree.map(lambda x: np.asarray(x, np.float64)[:count], terms)
 
 
 def _require_finite(terms: Terms, network: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """Everything that the likelihood of a path needs from the data, computed once."""
 
+import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -40,7 +40,8 @@ class Terms(eqx.Module):
     log_jacobian: Float[Array, "..."]
 
 
-class Path(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Path:
     """The transitions to be used of observed paths, network by network.
 
     Attributes:
@@ -76,15 +77,18 @@ class Path(NamedTuple):
         """Indices of all transitions, block by block."""
         yield from (np.arange(start, min(start + BLOCK, len(self))) for start in range(0, len(self), BLOCK))
 
+    def chosen(self, which: np.ndarray) -> "Path":
+        """Some of the transitions, by their indices."""
+        which = np.sort(which)
+        return dataclasses.replace(self, network=self.network[which], layer=self.layer[which])
+
     def thinned(self, count: int) -> "Path":
         """At most so many of the transitions, evenly spread."""
-        chosen = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int))
-        return Path(self.covariance, self.width, self.network[chosen], self.layer[chosen])
+        return self.chosen(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)))
 
-    @property
-    def which_width(self) -> np.ndarray:
-        """Which of the different widths, in ascending order, each transition has."""
-        return np.unique(self.width, return_inverse=True)[1][self.network]
+    def which(self, widths: np.ndarray) -> np.ndarray:
+        """Which of these ascending widths each transition has."""
+        return np.searchsorted(widths, self.width)[self.network]
 
 
 USED = "used"
@@ -98,24 +102,35 @@ def observed_path(data: xr.Dataset) -> Path:
         InputError: for data that are not valid, that skip layers, or in which a covariance is singular, so that its
             transition has no density.
     """
+    path = transitions(data)
+    require_densities(path, data)
+    return path
+
+
+def transitions(data: xr.Dataset) -> Path:
+    """The same, whether all of them have a density or not."""
     data = validate(data)
     layers = data["layer"].values
     if (np.diff(layers) != 1).any():
         raise InputError(
             f"layer: the full path needs every layer, got layers {', '.join(f'{n:g}' for n in layers[:4])}, …"
         )
-    V = data["covariance"].values
     network, layer = np.nonzero(used_of(data))
-    without_density = singular(V[:, :-1])[network, layer]
     if not len(network):
         raise InputError("used: no transition is left")
-    if without_density.any():
-        first = int(np.argmax(without_density))
-        raise InputError(
-            f"covariance: network {network[first]}, layer {layers[layer[first]]:g}: singular, so that its transition "
-            "has no density (two tokens coincide, up to rounding)"
-        )
-    return Path(V, data["width"].values.astype(np.float64), network, layer)
+    return Path(data["covariance"].values, data["width"].values.astype(np.float64), network, layer)
+
+
+def require_densities(path: Path, data: xr.Dataset) -> None:
+    """Raise where a transition of the path starts at a singular covariance; the data name its layer."""
+    for block in path.blocks():
+        without_density = singular(path.covariance[path.network[block], path.layer[block]])
+        if without_density.any():
+            first = block[np.argmax(without_density)]
+            raise InputError(
+                f"covariance: network {path.network[first]}, layer {data['layer'].values[path.layer[first]]:g}: "
+                "singular, so that its transition has no density (two tokens coincide, up to rounding)"
+            )
 
 
 def used_of(data: xr.Dataset) -> Bool[np.ndarray, "networks transitions"]:

@@ -39,6 +39,11 @@ def statistics():
     return expanded_statistics(PROGRAM, path())
 
 
+def sizes() -> dict:
+    """What the scores need beside the moments."""
+    return {"centre": np.asarray(statistics().centre), "widths": np.array([32.0]), "tau0": TRUTH["tau0"]}
+
+
 def exact(u, terms, centre):
     """Log density of normals with all of v, but for the constant."""
     law = TRANSFORMER.layer(**constrained(TRANSFORMER.parameters, u)).finite_width(32.0)
@@ -81,9 +86,7 @@ def _reference():
 def test_scores_and_information_are_the_derivatives_of_the_log_density():
     u, centre = unconstrained(TRUTH), statistics().centre
     terms = path().terms(np.arange(len(path())))
-    _, scatter, _ = _score(
-        path(), *moments_at(TRANSFORMER, u, statistics()), widths=np.array([32.0]), tau0=TRUTH["tau0"]
-    )
+    _, scatter, _ = _score(path(), *moments_at(TRANSFORMER, u, statistics()), **sizes())
     scores = np.asarray(jax.jacfwd(exact)(u, terms, centre))
     expected = np.cov(scores.T, ddof=0) * len(scores)
     np.testing.assert_allclose(scatter, expected, rtol=1e-8, atol=1e-8 * np.abs(expected).max())
@@ -105,7 +108,7 @@ def test_information_is_the_variance_of_the_score_of_normals(key):
         return jax.grad(lambda u: exact(u, drawn, centre).sum())(u)
 
     scores = np.asarray(jax.lax.map(score, jr.split(key, 2000)))
-    information, *_ = _score(path(), moments, slopes, widths=np.array([32.0]), tau0=TRUTH["tau0"])
+    information, *_ = _score(path(), moments, slopes, **sizes())
     root = np.linalg.cholesky(np.linalg.inv(information[:3, :3]))
     white = scores[:, :3] @ root
     assert_mean(white, np.zeros(3))
@@ -164,7 +167,6 @@ def test_the_scatter_of_few_transitions_is_that_of_many():
     few, many = observed_path(sampled(40, depth=1, seed=3)), observed_path(sampled(40_000, depth=1, seed=4))
     moments = moments_at(TRANSFORMER, u, statistics())
     drawn = _one_layer(few, si.ShapedTransformer(**TRUTH))
-    sizes = {"widths": np.array([32.0]), "tau0": TRUTH["tau0"]}
-    one, other = (np.diag(_score(path, *moments, **sizes)[1]) / len(path) for path in (drawn, many))
+    one, other = (np.diag(_score(path, *moments, **sizes())[1]) / len(path) for path in (drawn, many))
     # 4,096 squares with the heavy tails of scores: 5 % of Monte Carlo error.
     np.testing.assert_allclose(one, other, rtol=0.25)

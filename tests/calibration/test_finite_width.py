@@ -1,4 +1,4 @@
-"""Coverage of posteriors on real finite networks: parameters from the prior, data from the exact covariance chain.
+r"""Coverage of posteriors on real finite networks: parameters from the prior, data from the exact covariance chain.
 
 Every data set is fitted twice, by the law of its width and by the limit's. The first is asserted to be calibrated; the
 second is printed beside it, since the data are sized so that its bias shows: they tell variances to 4 % at n = 32 and
@@ -6,7 +6,7 @@ to 0.3 % at n = 512, and the limit's are wrong by 5 % and 0.3 %.
 
 All widths on two cores, without threads of OpenBLAS that wait for each other:
 
-    printf '%s\\n' 512 128 64 32 | OPENBLAS_NUM_THREADS=1 xargs -P 2 -I{} \\
+    printf '%s\n' 512 128 64 32 | OPENBLAS_NUM_THREADS=1 xargs -P 2 -I{} \
         pytest -m slow -s tests/calibration/test_finite_width.py -k 'calibrated and [{}]'
 """
 

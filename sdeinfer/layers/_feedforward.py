@@ -17,7 +17,7 @@ from sdeinfer.layers._base import (
     gamma_parameter,
     shortcut,
 )
-from sdeinfer.layers._finite_width import FiniteWidth, weights
+from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._relu import relu_kink, shaped_relu
@@ -95,20 +95,14 @@ class ResidualFeedForward(AbstractLayer):
         smaller than 1/√n.
         """
         variance, q = self.gamma**2, relu_kink(self.c_plus, self.c_minus, width)
-        zero = jnp.zeros_like(variance * q)
-        return FiniteWidth(
-            limit=Limit(zero, 4 * jnp.asarray(width) * q * variance, self.limit().linear_noise + zero, zero),
-            drift_along=zero,
-            attention_drift_next=zero,
-            linear_repeat=variance**2 / (self.expansion * width) + zero,
-            attention_repeat=zero,
-            variance=weights(
-                relu_growth=4 * q * variance,
-                relu_hidden=q * variance**2 / self.expansion * (1 + 2 / jnp.asarray(width)),
-                relu_growth_square=16 * (q * variance) ** 2,
-                relu_hidden_square=(q * variance) ** 2 / self.expansion,
-            ),
-            variance_mixing=weights(relu_hidden=zero),
+        return FiniteWidth.without_attention(
+            4 * jnp.asarray(width) * q * variance,
+            linear_noise=self.limit().linear_noise,
+            linear_repeat=variance**2 / (self.expansion * width),
+            relu_growth=4 * q * variance,
+            relu_hidden=q * variance**2 / self.expansion * (1 + 2 / jnp.asarray(width)),
+            relu_growth_square=16 * (q * variance) ** 2,
+            relu_hidden_square=(q * variance) ** 2 / self.expansion,
         )
 
     def parameters(self) -> Mapping[str, Array]:

@@ -56,6 +56,27 @@ class FiniteWidth(eqx.Module):
     variance: Float[Array, " features"]
     variance_mixing: Float[Array, " features"]
 
+    @classmethod
+    def without_attention(
+        cls,
+        relu_drift: Float[Array, ""],
+        *,
+        linear_noise: ArrayLike = 1.0,
+        linear_repeat: ArrayLike = 0.0,
+        **variance: Float[Array, ""],
+    ) -> "FiniteWidth":
+        """The law of a layer whose tokens do not see each other; its w_k by their names."""
+        zero = jnp.zeros_like(relu_drift)
+        return cls(
+            limit=Limit(zero, relu_drift, jnp.asarray(linear_noise) + zero, zero),
+            drift_along=zero,
+            attention_drift_next=zero,
+            linear_repeat=jnp.asarray(linear_repeat) + zero,
+            attention_repeat=zero,
+            variance=weights(**variance),
+            variance_mixing=jnp.zeros_like(weights(**variance)),
+        )
+
     @property
     def drift(self) -> Float[Array, " 4"]:
         """The coefficients θ₁ to θ₄."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from sdeinfer.covariance import matmul
 from sdeinfer.layers._base import AbstractLayer, c_minus_parameter, c_plus_parameter
-from sdeinfer.layers._finite_width import FiniteWidth, weights
+from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._relu import relu_kink, shaped_relu
@@ -70,15 +70,8 @@ class ShapedMLP(AbstractLayer):
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
         """The layer's own mean, exact, and its variance up to q²: its law depends on c₊ and c₋ through q alone."""
         q = relu_kink(self.c_plus, self.c_minus, width)
-        zero = jnp.zeros_like(q)
-        return FiniteWidth(
-            limit=Limit(zero, 4 * jnp.asarray(width) * q, jnp.ones_like(q), zero),
-            drift_along=zero,
-            attention_drift_next=zero,
-            linear_repeat=zero,
-            attention_repeat=zero,
-            variance=weights(relu_growth=4 * q, relu_tokens=q, relu_growth_square=16 * q**2),
-            variance_mixing=weights(relu_tokens=zero),
+        return FiniteWidth.without_attention(
+            4 * jnp.asarray(width) * q, relu_growth=4 * q, relu_tokens=q, relu_growth_square=16 * q**2
         )
 
     def parameters(self) -> Mapping[str, Array]:

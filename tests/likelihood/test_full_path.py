@@ -1,8 +1,4 @@
-"""The law of a path from its statistics: it must be the naive sum over terms, for every layer and every parameter."""
-
-import functools
-import importlib
-import itertools
+"""The law of a path: the dense normal of its transitions, and what it does and does not depend on."""
 
 import jax
 import jax.numpy as jnp
@@ -12,83 +8,29 @@ import pytest
 import references
 from budget import assert_distribution
 from conftest import LAYERS
-from numpy.typing import ArrayLike
+from likelihood.paths import (
+    LAWS,
+    WIDTH,
+    all_terms,
+    common_path,
+    law_of,
+    log_prob,
+    path_of,
+    residual_and_variance,
+    statistics_of,
+)
 from references import assert_agrees, wishart_path
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import (
-    USED,
     FullPath,
-    Path,
-    PathStatistics,
     Terms,
     moments_of,
     observed_path,
-    path_layout,
     path_statistics,
 )
 from sdeinfer.likelihood._full_path import contracted, finite_width_kernel
-from sdeinfer.observe import covariance_dataset
-
-WIDTH = 40
-LAWS = ("limit", "finite-width")
-ARCHITECTURES = {
-    "transformer": Architecture("transformer"),
-    "transformer, 4 heads, W_O, r = 4": Architecture("transformer", heads=4, output_projection=True, expansion=4),
-    "attention": Architecture("attention"),
-    "attention, 4 heads": Architecture("attention", heads=4),
-    "feedforward": Architecture("feedforward"),
-    "feedforward, r = 8/3": Architecture("feedforward", expansion=8 / 3),
-    "mlp": Architecture("mlp"),
-}
-
-
-def law_of(layer, statistics: PathStatistics, law: str):
-    return layer.limit() if law == "limit" else jax.vmap(layer.finite_width)(statistics.widths)
-
-
-@functools.cache
-def _log_prob(law: str):
-    return jax.jit(lambda layer, path: FullPath(law_of(layer, path, law), path).log_prob(path.weights))
-
-
-def log_prob(layer, statistics: PathStatistics, law: str = "limit") -> np.ndarray:
-    return np.asarray(_log_prob(law)(layer, statistics))
-
-
-def path_of(paths, *, width: ArrayLike = WIDTH, layers=None) -> Path:
-    return observed_path(covariance_dataset(np.asarray(paths), width=width, layers=layers))
-
-
-def statistics_of(paths, **options) -> PathStatistics:
-    return path_statistics(path_of(paths, **options))
-
-
-def all_terms(path: Path) -> Terms:
-    return path.terms(np.arange(len(path)))
-
-
-def residual_and_variance(terms: Terms, layer) -> tuple[np.ndarray, np.ndarray]:
-    """The z − θ₁b₁ − θ₂b₂ and a + κ²e of the limit."""
-    limit = layer.limit()
-    drift = limit.attention_drift * terms.drift[:, 0] + limit.relu_drift * terms.drift[:, 1]
-    return np.asarray(terms.increments - drift), np.asarray(limit.linear_noise + limit.attention_noise * terms.mixing)
-
-
-def naive(path: Path, terms: Terms, layer) -> tuple[np.ndarray, np.ndarray]:
-    """The naive sum over terms of the limit for each network, and the sum of its absolute terms."""
-    residual, variance = residual_and_variance(terms, layer)
-    square, log, jacobian = residual**2 / variance, np.log(2 * np.pi * variance), np.asarray(terms.log_jacobian)
-    value, scale = jacobian - (square + log).sum(axis=1) / 2, np.abs(jacobian) + (square + np.abs(log)).sum(axis=1) / 2
-    networks = len(path.width)
-    return np.bincount(path.network, value, networks), np.bincount(path.network, scale, networks)
-
-
-@functools.cache
-def common_path(tokens: int) -> np.ndarray:
-    return np.stack([wishart_path(tokens, 6, width=WIDTH, seed=seed) for seed in range(3)])
 
 
 def test_log_likelihood_is_the_dense_normal(layer, V):
@@ -108,233 +50,17 @@ def test_networks_of_several_widths_each_have_their_own_law(layer):
     assert law.event_shape == statistics.weights.shape[1:]
 
 
-REFERENCE = si.ShapedTransformer(gamma=0.8, tau0=0.7, c_plus=1.0, c_minus=-3.0)
-
-
-@functools.cache
-def scattered() -> tuple[tuple[PathStatistics, PathStatistics], Terms, np.ndarray]:
-    """Transitions of networks of three widths from everywhere: e spread over many decades, logits small and large.
-
-    Their statistics come without a reference, and about one.
-    """
-    rng, widths, count = np.random.default_rng(7), np.array([16, 64, 400]), 1000
-    paths = np.empty((len(widths), 2 * count, 3, 3))
-    for number, n in enumerate(widths):
-        for start in range(0, 2 * count, 2):
-            norms = np.exp(rng.normal(-0.7, 0.5)) * np.exp(rng.normal(0, 0.2, size=3))
-            together = rng.uniform(0, 0.95) * rng.normal(size=(1, 8))
-            X = norms[:, None] * (together + rng.normal(size=(3, 8))) / np.sqrt(8)
-            paths[number, start] = X @ X.T
-            after = np.linalg.cholesky(paths[number, start]) @ rng.normal(size=(3, n))
-            paths[number, start + 1] = after @ after.T / n
-    # Every other layer is a start of its own.
-    used = np.tile(np.arange(2 * count) % 2 == 0, (len(widths), 1))
-    data = covariance_dataset(paths, width=widths).assign({USED: (("network", "layer"), used)})
-    path = observed_path(data)
-    assert len(path) == len(widths) * count
-    layout = path_layout(path)
-    reference = jax.vmap(lambda n: moments_of(REFERENCE.finite_width(n), jnp.asarray(layout.centre)))(1.0 * widths)
-    statistics = path_statistics(path, layout._replace(reference=jax.tree.map(np.asarray, reference)))
-    return (path_statistics(path, layout), statistics), all_terms(path), path.network
-
-
-def prior_draws(architecture: Architecture) -> list[dict[str, float]]:
-    """Draws from a prior wider than that of the models, and its corners."""
-    rng = np.random.default_rng(3)
-    gamma = np.append(rng.uniform(size=12), [1e-3, 0.05, 0.999, 1e-3, 0.999, 0.5, 0.5])
-    tau0 = np.append(np.exp(rng.uniform(np.log(0.05), np.log(10), 12)), [0.05, 0.05, 0.05, 10, 10, 1, 0.1])
-    gap = np.append(rng.uniform(0, 8, 12), [8, 0, 8, 0, 0, 1e-6, 8])
-    mean = np.append(rng.normal(0, 2, 12), np.linspace(-3, 3, 7))
-    columns = {"gamma": gamma, "tau0": tau0, "c_plus": mean + gap / 2, "c_minus": mean - gap / 2}
-    return [{name: float(columns[name][i]) for name in architecture.parameters} for i in range(len(gamma))]
-
-
-def worst_errors(architecture: Architecture, law: str, *, about: bool = False) -> tuple[float, float]:
-    """Of the compressed log-likelihood and its gradient, relative to the sum of its absolute terms and to its size."""
-    both, terms, network = scattered()
-    statistics = both[about]
-    references_ = [jax.tree.map(np.asarray, REFERENCE.finite_width(n)) if about else None for n in statistics.widths]
-
-    @jax.jit
-    def fast(parameters):
-        def value(parameters):
-            layer = architecture.layer(**parameters)
-            law_ = law_of(layer, statistics, law)
-            return FullPath(law_, statistics).log_prob(statistics.weights).sum()
-
-        return jax.value_and_grad(value)(parameters)
-
-    @jax.jit
-    def slow(parameters):
-        def value(parameters):
-            layer = architecture.layer(**parameters)
-            logs = []
-            for number, n in enumerate(statistics.widths):
-                mine = network == number
-                data = [np.asarray(x)[mine] for x in (terms.increments, terms.drift, terms.mixing, terms.variance)]
-                if law == "limit":
-                    limit, (z, b, e, _) = layer.limit(), data
-                    v = limit.linear_noise + limit.attention_noise * e
-                    residual = z - limit.attention_drift * b[:, 0] - limit.relu_drift * b[:, 1]
-                    logs.append(-(residual**2 / v + jnp.log(2 * jnp.pi * v)) / 2)
-                else:
-                    law_, about_ = layer.finite_width(n), references_[number]
-                    logs.append(references.finite_width_terms(law_, *data, statistics, about_, xp=jnp))
-            logs = jnp.concatenate([x.reshape(-1) for x in logs] + [terms.log_jacobian])
-            return jnp.sum(logs), jnp.sum(jnp.abs(jax.lax.stop_gradient(logs)))
-
-        return jax.value_and_grad(value, has_aux=True)(parameters)
-
-    worst = [0.0, 0.0]
-    for parameters in prior_draws(architecture):
-        parameters = {name: jnp.asarray(value) for name, value in parameters.items()}
-        value, slope = fast(parameters)
-        (expected, scale), expected_slope = slow(parameters)
-        worst[0] = max(worst[0], float(jnp.abs(value - expected) / scale))
-        slope, expected_slope = (np.array(list(x.values())) for x in (slope, expected_slope))
-        # In units in which each parameter's own scale is one.
-        unit = np.array([abs(float(x)) + 1 for x in parameters.values()])
-        error, size = (np.linalg.norm(x * unit) for x in (slope - expected_slope, expected_slope))
-        worst[1] = max(worst[1], 0.0 if error == 0 else float(error / size))
-    return worst[0], worst[1]
-
-
-SLOWER = [(name, "limit") for name in ARCHITECTURES] + [(name, "finite-width") for name in ("transformer", "attention")]
-"""Cases that others include."""
-
-
-def assert_nothing_lost(name: str, law: str, *, about: bool = False) -> None:
-    value, slope = worst_errors(ARCHITECTURES[name], law, about=about)
-    print(f"\n{name}, {law}{' about a reference' * about}: log-likelihood {value:.1e}, gradient {slope:.1e}")
-    assert value <= 1e-8
-    assert slope <= 1e-8
-
-
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if (name, "finite-width") not in SLOWER])
-def test_statistics_lose_nothing_wherever_the_prior_goes(name):
-    assert_nothing_lost(name, "finite-width", about=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "law"), SLOWER)
-def test_statistics_lose_nothing_of_simpler_laws(name, law):
-    assert_nothing_lost(name, law)
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 4, 6])
-def test_statistics_lose_nothing_at_wild_parameters(tokens):
-    path = path_of(common_path(tokens))
-    statistics, terms = path_statistics(path), all_terms(path)
-    for tau0, gamma in itertools.product([1e-3, 1e-1, 1.0, 30.0, 1e3], [0.01, 0.3, 1.0]):
-        layer = si.ShapedTransformer(gamma=gamma, tau0=tau0, c_plus=2.0, c_minus=-3.0)
-        expected, scale = naive(path, terms, layer)
-        assert (np.abs(log_prob(layer, statistics) - expected) <= 1e-10 * scale).all()
-
-
-@pytest.mark.parametrize("decades", [3, 6, 9, 12])
-def test_statistics_lose_nothing_for_nearly_coincident_tokens(layer, decades):
-    # Tokens at distances over many decades give values of e over many decades.
-    rng = np.random.default_rng(decades)
-    X = rng.normal(size=(1, 12)) + np.logspace(0, -decades / 4, 4)[:, None] * rng.normal(size=(4, 12))
-    path = [X @ X.T / 12]
-    for _ in range(5):
-        X = X @ rng.normal(size=(12, 12)) / np.sqrt(12)
-        path.append(X @ X.T / 12)
-    path = path_of(np.stack(path)[None], width=12)
-    terms = all_terms(path)
-    e = np.asarray(terms.mixing)
-    assert np.log10(e.max() / e[e > 1e-14 * e.max()].min()) >= 0.8 * decades
-    expected, scale = naive(path, terms, layer)
-    assert (np.abs(log_prob(layer, path_statistics(path)) - expected) <= 1e-10 * scale).all()
-
-
 def test_one_network_after_the_other_or_all_rows_at_once():
     """For one network a width the kernel is contracted row by row: the two must be one function."""
     statistics = statistics_of(common_path(3), width=[15, 40, 300])
     law = law_of(LAYERS["transformer"](), statistics, "finite-width")
-    reference = moments_of(REFERENCE.finite_width(40.0), statistics.centre)
+    elsewhere = si.ShapedTransformer(gamma=0.8, tau0=0.7, c_plus=1.0, c_minus=-3.0)
+    reference = moments_of(elsewhere.finite_width(40.0), statistics.centre)
     for number in range(3):
         moments = moments_of(jax.tree.map(lambda x, number=number: x[number], law), statistics.centre)
         kernel = finite_width_kernel(moments, reference, statistics)
         value = contracted(moments, reference, statistics, statistics.weights[number])
         np.testing.assert_allclose(value, jnp.vdot(statistics.weights[number], kernel), rtol=1e-12)
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_networks_of_one_width_pool(law):
-    layer = LAYERS["transformer"]()
-    path = path_of(np.concatenate([common_path(3), common_path(3)[:2]]), width=[40, 15, 40, 300, 15])
-    statistics = path_statistics(path)
-    each = log_prob(layer, statistics, law)
-    expected = [each[[1, 4]].sum(), each[[0, 2]].sum(), each[3]]
-    for pooled in (statistics.pooled(), path_statistics(path, pooled=True)):
-        assert pooled.networks == 3
-        np.testing.assert_array_equal(pooled.widths, [15, 40, 300])
-        np.testing.assert_allclose(log_prob(layer, pooled, law), expected, rtol=1e-11)
-    np.testing.assert_allclose(log_prob(layer, statistics.pooled().pooled(), law), expected, rtol=1e-11)
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_parts_of_a_path_add_up(law):
-    layer, paths = LAYERS["transformer"](), common_path(4)
-    layout = path_layout(path_of(paths))
-    whole = path_statistics(path_of(paths), layout)
-    parts = [path_of(paths[:, :4]), path_of(paths[:, 3:], layers=[3, 4, 5, 6])]
-    added = path_statistics(parts[0], layout) + path_statistics(parts[1], layout)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9), added, whole)
-    np.testing.assert_allclose(log_prob(layer, added, law), log_prob(layer, whole, law), rtol=1e-11)
-
-
-def test_transitions_that_are_not_used_do_not_count(layer):
-    paths = common_path(3)
-    data = covariance_dataset(paths, width=WIDTH)
-    used = np.ones((3, 7), bool)
-    used[:, :2] = False
-    without = path_statistics(observed_path(data.assign({USED: (("network", "layer"), used)})))
-    late = statistics_of(paths[:, 2:], layers=[2, 3, 4, 5, 6])
-    for law in LAWS:
-        np.testing.assert_allclose(log_prob(layer, without, law), log_prob(layer, late, law), rtol=1e-10)
-
-
-def test_a_network_without_a_transition_has_no_likelihood():
-    data = covariance_dataset(common_path(3), width=WIDTH)
-    used = np.ones((3, 7), bool)
-    used[1] = False
-    statistics = path_statistics(observed_path(data.assign({USED: (("network", "layer"), used)})))
-    for law in LAWS:
-        values = log_prob(LAYERS["transformer"](), statistics, law)
-        assert values[1] == 0
-        assert (values[[0, 2]] != 0).all()
-
-
-def test_the_first_row_counts_the_terms():
-    statistics = statistics_of(common_path(4))
-    np.testing.assert_allclose(statistics.weights[:, 0].sum(axis=(1, 2)), 6 * 10, rtol=1e-12)
-    # Of each transition one term, with δ = 0 twice, is at e = 0; m = 4 tokens have no other.
-    np.testing.assert_allclose(statistics.weights[:, 0, :, 0].sum(axis=1), 6)
-
-
-def test_one_token_has_all_terms_at_e_zero():
-    statistics = statistics_of(common_path(1))
-    np.testing.assert_array_equal(statistics.weights[:, 0, :, 0], 6)
-    np.testing.assert_array_equal(statistics.weights[..., 1:], 0)
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_more_nodes_change_nothing(law):
-    layer, path = LAYERS["transformer"](), path_of(common_path(4))
-    finer = path_statistics(path, path_layout(path, nodes=200))
-    np.testing.assert_allclose(log_prob(layer, finer, law), log_prob(layer, path_statistics(path), law), rtol=1e-11)
-
-
-def test_blocks_change_nothing(monkeypatch):
-    path = path_of(common_path(4))
-    layout = path_layout(path)
-    whole = path_statistics(path, layout)
-    for module in ("_statistics", "_transitions"):
-        monkeypatch.setattr(importlib.import_module(f"sdeinfer.likelihood.{module}"), "BLOCK", 18)
-    parts = path_statistics(path, layout)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11), parts, whole)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -443,13 +169,6 @@ def test_data_of_the_euler_chain_have_independent_normal_residuals(key):
         all_terms(path_of(jax.vmap(chain)(jr.split(key, 50)), width=width)), layer
     )
     assert_distribution(residual / np.sqrt(variance), stats.norm.cdf)
-
-
-def test_covariances_too_large_for_their_law_are_refused():
-    paths = common_path(3).copy()
-    paths[1] *= 1e120
-    with pytest.raises(ValueError, match="covariance: network 1: too large or too small for its law, .* overflows"):
-        statistics_of(paths)
 
 
 def test_tiny_covariances_are_those_without_attention():

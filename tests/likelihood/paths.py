@@ -1,0 +1,60 @@
+"""Observed paths for the tests of the likelihood, and their log densities in both laws."""
+
+import functools
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike
+from references import wishart_path
+
+from sdeinfer.likelihood import FullPath, Path, PathStatistics, Terms, observed_path, path_statistics
+from sdeinfer.observe import covariance_dataset
+
+WIDTH = 40
+LAWS = ("limit", "finite-width")
+
+
+def law_of(layer, statistics: PathStatistics, law: str):
+    return layer.limit() if law == "limit" else jax.vmap(layer.finite_width)(statistics.widths)
+
+
+@functools.cache
+def _log_prob(law: str):
+    return jax.jit(lambda layer, path: FullPath(law_of(layer, path, law), path).log_prob(path.weights))
+
+
+def log_prob(layer, statistics: PathStatistics, law: str = "limit") -> np.ndarray:
+    return np.asarray(_log_prob(law)(layer, statistics))
+
+
+def path_of(paths, *, width: ArrayLike = WIDTH, layers=None) -> Path:
+    return observed_path(covariance_dataset(np.asarray(paths), width=width, layers=layers))
+
+
+def statistics_of(paths, **options) -> PathStatistics:
+    return path_statistics(path_of(paths, **options))
+
+
+def all_terms(path: Path) -> Terms:
+    return path.terms(np.arange(len(path)))
+
+
+def residual_and_variance(terms: Terms, layer) -> tuple[np.ndarray, np.ndarray]:
+    """The z − θ₁b₁ − θ₂b₂ and a + κ²e of the limit."""
+    limit = layer.limit()
+    drift = limit.attention_drift * terms.drift[:, 0] + limit.relu_drift * terms.drift[:, 1]
+    return np.asarray(terms.increments - drift), np.asarray(limit.linear_noise + limit.attention_noise * terms.mixing)
+
+
+def naive(path: Path, terms: Terms, layer) -> tuple[np.ndarray, np.ndarray]:
+    """The naive sum over terms of the limit for each network, and the sum of its absolute terms."""
+    residual, variance = residual_and_variance(terms, layer)
+    square, log, jacobian = residual**2 / variance, np.log(2 * np.pi * variance), np.asarray(terms.log_jacobian)
+    value, scale = jacobian - (square + log).sum(axis=1) / 2, np.abs(jacobian) + (square + np.abs(log)).sum(axis=1) / 2
+    networks = len(path.width)
+    return np.bincount(path.network, value, networks), np.bincount(path.network, scale, networks)
+
+
+@functools.cache
+def common_path(tokens: int) -> np.ndarray:
+    return np.stack([wishart_path(tokens, 6, width=WIDTH, seed=seed) for seed in range(3)])

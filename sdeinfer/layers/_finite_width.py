@@ -34,6 +34,8 @@ VARIANCE_FEATURES = (
 and of tokens, and D; see `_next_order`. The last two go with q², which is not small where c₊ − c₋ is not small next to
 √n: (B_ii B_jj + B_ij²)/(1 + [i = j]) with B the drift of the ReLU, and F₂."""
 
+ATTENTION_NEXT = VARIANCE_FEATURES.index("attention_next")
+
 
 class FiniteWidth(eqx.Module):
     """Coefficients of one layer's law; each may have a leading axis of widths.

@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import spectrum
-from sdeinfer.layers import VARIANCE_FEATURES
+from sdeinfer.layers import ATTENTION_NEXT, VARIANCE_FEATURES
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._moments import Moments, no_moments
 from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
         middle: midpoint of log e for each pair, shape (p,).
         half_width: half its range, shape (p,).
         nodes: how many Chebyshev points.
-        centre: f̄, shape (features, p): the means of the finite-width features over some of the data.
+        centre: f̄, shape (features, p): the means of the finite-width features over some of the data, and 0 for G.
         reference: the moments about which is expanded, with a leading axis of widths.
     """
 
@@ -146,6 +146,8 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     half_width = np.maximum(np.log(highest / lowest) / 2, 1e-3)
     chosen = np.unique(np.linspace(0, len(path) - 1, min(BLOCK, len(path))).round().astype(int))
     centre = np.asarray(padded(path.terms, chosen).variance, np.float64)[: len(chosen)].mean(axis=0)
+    # G goes with the fourth power of V and is negative: its mean would take away more than there is where V is small.
+    centre[ATTENTION_NEXT] = 0.0
     return Layout(
         middle=(np.log(lowest) + np.log(highest)) / 2,
         half_width=half_width,

@@ -284,15 +284,16 @@ def finite_width_terms(law, z, b, e, f, statistics, reference=None, xp: Any = np
 
     Arguments as in `finite_width_variances`; z of shape (terms, p) and b of shape (terms, 4, p). The reference, a law
     as well, has the residuals y and makes the ratios ρ, at least ½; without one, y = z and ρ = 1. The last bracket is
-    bounded by its largest value at the nodes of the statistics.
+    bounded by its largest value at e = 0 and at the outermost nodes of the statistics.
     """
     centre, spread, least, nodes = (
         np.asarray(x) for x in (statistics.centre, statistics.spread, statistics.least, statistics.nodes)
     )
+    nodes = nodes[:, [0, 1, -1]]
     features, p = centre.shape
 
     def shares(law):
-        """The c_k at the nodes, from variances at features that are 0 but for one."""
+        """The c_k at those nodes, from variances at features that are 0 but for one."""
         units = np.eye(features)[:, None, :, None] + centre
         return xp.stack(
             [(lambda v, own: own / v)(*finite_width_variances(law, nodes.T, unit, centre, xp)) for unit in units]

@@ -73,9 +73,9 @@ def limit_kernel(law: Limit, path: PathStatistics) -> Float[Array, "rows p nodes
 
 def finite_width_kernel(moments: Moments, reference: Moments, path: PathStatistics) -> Float[Array, "rows p nodes"]:
     """What multiplies the rows of the statistics in −2 log density, for one width."""
-    variance, shares, allowed = _variances(moments, reference, path)
+    variance, shares = _shares(moments, path.nodes)
     square = products(moments.drift, len(QUADRATIC))[:, None, None] / variance
-    first = allowed * jnp.concatenate([shares, -jnp.ones_like(variance)[None]])
+    first = _allowed(moments, reference, path) * jnp.concatenate([shares, -jnp.ones_like(variance)[None]])
     return jnp.concatenate([jnp.log(variance)[None], square, first, -first / variance])
 
 
@@ -83,13 +83,18 @@ def contracted(
     moments: Moments, reference: Moments, path: PathStatistics, weights: Float[Array, "rows p nodes"]
 ) -> Float[Array, ""]:
     """The same kernel times the statistics of one width, summed over rows first: several times cheaper for few rows."""
-    variance, shares, allowed = _variances(moments, reference, path)
+    variance = moments.common_variance(path.nodes.T).T
     count, square, first, first_square = jnp.split(weights, ROW_GROUPS)
     precision = 1 / variance
     square = jnp.tensordot(products(moments.drift, len(QUADRATIC)), square, 1)
-    change = first - precision * first_square
-    change = jnp.sum(shares * change[:-1], axis=0) - change[-1]
-    return jnp.sum(count[0] * jnp.log(variance) + precision * square + allowed * change)
+    weight = jnp.stack([moments.variance, moments.variance_mixing])
+
+    def left(rows: Float[Array, "rows p nodes"]) -> Float[Array, "p nodes"]:
+        constant, mixing = jnp.tensordot(weight, rows[:-1], 1)
+        return precision * (constant + path.nodes * mixing) - rows[-1]
+
+    change = left(first) - precision * left(first_square)
+    return jnp.sum(count[0] * jnp.log(variance) + precision * square + _allowed(moments, reference, path) * change)
 
 
 def products(drift: Float[Array, " drifts"], count: int) -> Float[Array, " count"]:
@@ -101,20 +106,18 @@ def products(drift: Float[Array, " drifts"], count: int) -> Float[Array, " count
     return jnp.asarray(chosen.reshape(count, -1), signed.dtype) @ jnp.outer(signed, signed).reshape(-1)
 
 
-def _variances(
-    moments: Moments, reference: Moments, path: PathStatistics
-) -> tuple[Float[Array, "p nodes"], Float[Array, "features p nodes"], Float[Array, "p 1"]]:
-    """V and the c_k at the nodes of each pair, and the factor that bounds the first order."""
-    variance, shares = _shares(moments, path.nodes)
-    change = jnp.abs(shares - _shares(reference, path.nodes)[1])
+def _allowed(moments: Moments, reference: Moments, path: PathStatistics) -> Float[Array, "p 1"]:
+    """The factor that bounds the first order, by its largest value at the ends of the range of e and at e = 0."""
+    ends = path.nodes[:, np.array([0, 1, -1])]
+    change = jnp.abs(_shares(moments, ends)[1] - _shares(reference, ends)[1])
     largest = jnp.max(jnp.sum(change * path.spread[:, :, None], axis=0), axis=1) / path.least
-    return variance, shares, bounded(largest / LARGEST_CHANGE)[:, None]
+    return bounded(largest / LARGEST_CHANGE)[:, None]
 
 
 def _shares(
     moments: Moments, nodes: Float[Array, "p nodes"]
 ) -> tuple[Float[Array, "p nodes"], Float[Array, "features p nodes"]]:
-    """V and c_k = (w_k + w′_k e)/v."""
-    variance = moments.noise[:, None] + moments.mixing[:, None] * nodes
+    """V and c_k = (w_k + w′_k e)/v at the nodes of each pair."""
+    variance = moments.common_variance(nodes.T).T
     weight = moments.variance[:, None, None] + moments.variance_mixing[:, None, None] * nodes
     return variance, weight / variance

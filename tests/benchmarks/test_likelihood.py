@@ -19,9 +19,9 @@ from numpyro.distributions import MultivariateNormal
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
-from sdeinfer.infer import nuts
+from sdeinfer.infer import expanded_statistics, nuts, prepare
 from sdeinfer.layers import Architecture, attention_drift, relu_drift
-from sdeinfer.likelihood import FullPath, observed_path, path_layout, path_statistics
+from sdeinfer.likelihood import FullPath, observed_path
 from sdeinfer.observe import covariance_dataset
 
 pytestmark = pytest.mark.benchmark
@@ -75,14 +75,18 @@ def test_gradient(tokens, timed):
 @pytest.mark.parametrize("tokens", [2, 3, 4, 8])
 def test_gradient_of_the_finite_width_law(tokens, timed):
     """As the sampler has it: four chains side by side, gradient after gradient inside one loop."""
-    path = si.models.full_path.prepare(simulated(tokens, NETWORKS, DEPTH)).pooled()
+    data = simulated(tokens, NETWORKS, DEPTH)
     steps, costs = 64, []
-    for finite in (False, True):
+    for law in ("limit", "finite-width"):
+        program = si.models.full_path.given(architecture=Architecture("transformer"), law=law)
+        path = prepare(program, data).pooled()
 
-        def log_prob(parameters, path, finite=finite):
+        def log_prob(parameters, path):
             layer = si.ShapedTransformer(*parameters)
-            law = jax.vmap(layer.finite_width)(path.widths) if finite else layer.limit()
-            return FullPath(law, path).log_prob(path.weights).sum()
+            if path.adjustment is None:
+                return FullPath(layer.limit(), path).log_prob(path.weights).sum()
+            layer = si.ShapedTransformer(**path.adjustment(layer.parameters()))
+            return FullPath(jax.vmap(layer.finite_width)(path.widths), path).log_prob(path.weights).sum()
 
         @jax.jit
         def run(start, path, log_prob=log_prob):
@@ -94,7 +98,7 @@ def test_gradient_of_the_finite_width_law(tokens, timed):
             return jax.lax.fori_loop(0, steps, step, start)
 
         start = jnp.array([0.5, 1.0, 1.0, -3.0]) + 0.01 * jnp.arange(4)[:, None]
-        costs.append(timed(lambda run=run, start=start: run(start, path)) / steps)
+        costs.append(timed(lambda run=run, start=start, path=path: run(start, path)) / steps)
     limit, finite = costs
     print(
         f"\nm = {tokens}, {path.nodes.size} nodes, four chains: gradient of the limit {limit * 1e6:.1f} µs, at finite "
@@ -138,12 +142,12 @@ def _fit_of(terms: int) -> None:
     settings = {"chains": 4, "draws": 500, "warmup": 500, "key": jr.key(1)}
     first = observed_path(data.isel(network=slice(1)))
     # Compilation, the same for every size, and its memory.
-    nuts(program, path_statistics(first, path_layout(first, nodes=48), pooled=True), **settings)
+    nuts(program, expanded_statistics(program, first, nodes=48, pooled=True), **settings)
     data = covariance_dataset(V, width=WIDTH)
     before, started = _peak(), time.perf_counter()
     path = observed_path(data)
     checked = time.perf_counter()
-    statistics = path_statistics(path, path_layout(path, nodes=48), pooled=True)
+    statistics = expanded_statistics(program, path, nodes=48, pooled=True)
     prepared, peak = time.perf_counter(), _peak()
     draws = nuts(program, statistics, **settings)
     sampled = time.perf_counter()

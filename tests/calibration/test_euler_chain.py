@@ -36,7 +36,7 @@ def euler_chain(limit, V0, key):
 
 @jax.jit
 def paths(limit, key):
-    """One data set; its tokens are small, norm ½, so that no chain of any prior draw leaves the cone."""
+    """One data set; its tokens are small, norm ½, so that only where τ0 is smaller still chains leave the cone."""
     key_start, key_paths = jr.split(key)
     X = jr.normal(key_start, (TOKENS, 4 * TOKENS))
     V0 = 0.25 * (X @ X.T) / (4 * TOKENS)
@@ -49,13 +49,20 @@ def test_posteriors_of_the_limits_own_chain_are_calibrated(name, key):
     architecture = Architecture(name)
     program = full_path.given(architecture=architecture, law="limit")
     ranks: dict[str, list[float]] = {}
-    for number in range(DATA_SETS):
-        key_parameters, key_paths, key_fit = jr.split(jr.fold_in(key, number), 3)
+    drawn = fitted = 0
+    while fitted < DATA_SETS:
+        key_parameters, key_paths, key_fit = jr.split(jr.fold_in(key, drawn), 3)
         truth = draw_parameters(architecture, key_parameters)
         V = paths(architecture.layer(**truth).limit(), key_paths)
+        drawn += 1
+        # Leaving a data set out by what its data say does not bias the others.
+        if not jnp.isfinite(V).all():
+            continue
+        fitted += 1
         found = posterior(program, statistics(program, covariance_dataset(np.asarray(V), width=WIDTH)), key_fit)
         for site in set(truth) & set(IDENTIFIED):
             ranks.setdefault(site, []).append(found.rank(site, truth[site]))
     uniform = {site: np.array(u) for site, u in ranks.items()}
+    print(f"\n{drawn - fitted} of {drawn} data sets left the cone")
     report(uniform, name)
     assert_calibrated(uniform, name)

@@ -4,6 +4,7 @@ The peer is what a NumPyro user would write: a dense multivariate normal on the 
 computed once from the data.
 """
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -120,7 +121,9 @@ def test_fit():
 def test_growth_with_the_number_of_terms():
     """Each size in a process of its own, whose peak of memory is read where it ends."""
     for terms in (10**5, 10**6, 10**7):
-        result = subprocess.run([sys.executable, __file__, str(terms)], capture_output=True, text=True, check=True)
+        environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
+        command = [sys.executable, __file__, str(terms)]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         print(f"\n{result.stdout.strip()}")
 
 

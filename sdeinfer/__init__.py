@@ -6,6 +6,8 @@ from sdeinfer.check import agreement as agreement
 from sdeinfer.check import check as check
 from sdeinfer.check import summarise as summarise
 from sdeinfer.covariance import equicorrelated as equicorrelated
+from sdeinfer.infer import Checkpoint as Checkpoint
+from sdeinfer.infer import compare as compare
 from sdeinfer.infer import fit as fit
 from sdeinfer.layers import Architecture as Architecture
 from sdeinfer.layers import ResidualFeedForward as ResidualFeedForward

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from sdeinfer._files import InputError, first_line, readable, staged_file, staged_folder
 from sdeinfer.check import Check, check, summarise
 from sdeinfer.covariance import equicorrelated
-from sdeinfer.infer import LARGEST_LOGIT, LIMIT_POSTERIOR, Law, fit, require_identifiable
+from sdeinfer.infer import LARGEST_LOGIT, LIMIT_POSTERIOR, Checkpoint, Law, compare, fit, require_identifiable
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
 from sdeinfer.models import full_path  # pyright: ignore[reportMissingImports]
 from sdeinfer.networks import sample_networks
@@ -99,6 +99,7 @@ LargestLogit = Annotated[float, typer.Option(help="leave out transitions where t
 Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
 DrawsOption = Annotated[int, typer.Option(help="kept draws of each chain", min=1)]
 Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from the checkpoint of a fit that was killed")]
 Seed = Annotated[int, typer.Option(help="seed of every random number", min=0, max=2**63 - 1)]
 
 
@@ -127,11 +128,13 @@ def calibrate_command(
     chains: Chains = 4,
     draws: DrawsOption = 1000,
     warmup: Warmup = 1000,
+    resume: Resume = False,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
 ) -> None:
     """Observe, fit, check and report in one go; without --data, on sampled networks with known parameters."""
     started = time.perf_counter()
+    checkpoint = _checkpoint(out, resume)
     if data is not None:
         _refuse_flags_of_sampled_networks(context)
     with staged_folder(out) as folder:
@@ -147,10 +150,11 @@ def calibrate_command(
             observed = read(data)
             kind = _kind(observed.attrs, architecture, heads, output_projection, expansion)
         write(observed, folder / "data.nc")
-        post = _fit(observed, kind, law, largest_logit, chains, draws, warmup, seed)
+        post = _fit(observed, kind, law, largest_logit, chains, draws, warmup, seed, checkpoint)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
         write(post, folder / "posterior.nc")
         verdicts = _report(post, folder)
+    checkpoint.remove()
     _print(post, verdicts)
     typer.echo(f"written to {out}: report.html, summary.json, figures/, data.nc, posterior.nc")
 
@@ -246,18 +250,56 @@ def fit_command(
     chains: Chains = 4,
     draws: DrawsOption = 1000,
     warmup: Warmup = 1000,
+    resume: Resume = False,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("posterior.nc"),
 ) -> None:
     """Fit the full path to observed covariances."""
     started = time.perf_counter()
+    checkpoint = _checkpoint(out, resume)
     with staged_file(out) as file:
         observed = read(data)
         kind = _kind(observed.attrs, architecture, heads, output_projection, expansion)
-        post = _fit(observed, kind, law, largest_logit, chains, draws, warmup, seed)
+        post = _fit(observed, kind, law, largest_logit, chains, draws, warmup, seed, checkpoint)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
         write(post, file)
+    checkpoint.remove()
     typer.echo(f"written to {out}: {chains} chains of {draws} draws")
+
+
+@app.command("compare")
+def compare_command(
+    data: Annotated[Path, typer.Argument(help="NetCDF file of observed covariances")],
+    *,
+    architecture: Annotated[
+        list[str] | None, typer.Option(help="one to compare, given at least twice; default: all that the data allow")
+    ] = None,
+    law: Annotated[Literal["finite-width", "limit"], typer.Option(help="law of a layer")] = "finite-width",
+    largest_logit: LargestLogit = LARGEST_LOGIT,
+    chains: Chains = 4,
+    draws: DrawsOption = 500,
+    warmup: Warmup = 500,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="CSV file to write")] = Path("comparison.csv"),
+) -> None:
+    """Rank architectures by leave-one-network-out predictive densities, best first; writes ArviZ's table."""
+    with staged_file(out) as file:
+        table = compare(
+            full_path,
+            read(data),
+            architectures=architecture or None,
+            law=law,
+            largest_logit=largest_logit,
+            chains=chains,
+            draws=draws,
+            warmup=warmup,
+            progress=True,
+            key=_key(seed, 1),
+        )
+        table.to_csv(file, index_label="architecture")
+    columns = ["elpd_diff", "dse", "weight", "elpd", "p", "diag_diff", "diag_elpd"]
+    typer.echo(_table(table.reindex(columns=columns)))
+    typer.echo(f"written to {out}")
 
 
 @app.command("check")
@@ -337,6 +379,7 @@ def _fit(
     draws: int,
     warmup: int,
     seed: int,
+    checkpoint: Checkpoint,
 ) -> xr.DataTree:
     post = fit(
         full_path,
@@ -348,10 +391,20 @@ def _fit(
         draws=draws,
         warmup=warmup,
         progress=True,
+        checkpoint=checkpoint,
         key=_key(seed, 1),
     )
     post.attrs |= {"seed": seed, "command": shlex.join(["sdeinfer", *sys.argv[1:]])}
     return post
+
+
+def _checkpoint(out: Path, resume: bool) -> Checkpoint:  # noqa: FBT001
+    """Where the results go, which a killed fit does not leave."""
+    out = out.resolve()
+    file = (out if out.is_dir() else out.parent) / f"{out.name}.checkpoint"
+    if resume and not file.exists():
+        typer.echo(f"no checkpoint at {file}: starting anew", err=True)
+    return Checkpoint(file, resume)
 
 
 def _report(post: xr.DataTree, folder: Path) -> Check:

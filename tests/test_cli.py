@@ -54,6 +54,18 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(tmp_path):
     assert read_posterior(tmp_path / "out" / "posterior.nc").attrs["seed"] == 3
 
 
+def test_compare_ranks_architectures_and_writes_a_table(tmp_path):
+    run("observe", *SMALL_NETWORKS, "--architecture", "feedforward", "--out", tmp_path / "data.nc")
+    options = ["--architecture", "mlp", "--architecture", "feedforward", *SMALL_FIT, "--out", tmp_path / "table.csv"]
+    result = run("compare", tmp_path / "data.nc", *options)
+    assert result.exit_code == 0, result.output
+    rows = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines()
+    assert rows[0].startswith("architecture,rank,")
+    assert {row.split(",")[0] for row in rows[1:]} == {"mlp", "feedforward"}
+    refused(run("compare", tmp_path / "data.nc", "--architecture", "mlp", "--out", tmp_path / "b.csv"), "architectures")
+    assert files(tmp_path) == ["data.nc", "table.csv"]
+
+
 def test_single_steps_give_what_calibrate_gives(tmp_path):
     run("calibrate", *SMALL_NETWORKS, *SMALL_FIT, "--seed", 5, "--out", tmp_path / "whole")
     assert run("observe", *SMALL_NETWORKS, "--seed", 5, "--out", tmp_path / "data.nc").exit_code == 0

@@ -1,5 +1,7 @@
 """From models and data to posteriors."""
 
+from sdeinfer.infer._checkpoint import Checkpoint as Checkpoint
+from sdeinfer.infer._compare import compare as compare
 from sdeinfer.infer._expansion import expanded_statistics as expanded_statistics
 from sdeinfer.infer._expansion import prepare as prepare
 from sdeinfer.infer._fit import LIMIT_POSTERIOR as LIMIT_POSTERIOR

@@ -17,6 +17,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._expansion import prepare
 from sdeinfer.infer._nuts import Draws, nuts
 from sdeinfer.infer._predictive import predict
@@ -43,6 +44,7 @@ def fit(
     warmup: int = 1000,
     predictions: int = 100,
     progress: bool = False,
+    checkpoint: Checkpoint | None = None,
     key: PRNGKeyArray,
 ) -> xr.DataTree:
     """Fit a model to observed covariances by NUTS.
@@ -61,6 +63,8 @@ def fit(
         warmup: iterations of adaptation of each chain.
         predictions: how many prior and posterior draws the SDE is simulated at.
         progress: show progress bars.
+        checkpoint: a file for what the sampler has done so far, and whether to go on from it. A fit that goes on gives
+            the draws of one that was never interrupted. The file stays until `Checkpoint.remove`.
         key: where the randomness comes from.
 
     Returns:
@@ -73,11 +77,9 @@ def fit(
     """
     data = validate(data)
     kind = architecture_of(data, architecture)
-    if law not in LAWS:
-        raise InputError(f"law: must be one of {', '.join(LAWS)}, got {law!r}")
-    for name, value in {"chains": chains, "draws": draws, "warmup": warmup, "predictions": predictions}.items():
-        if value < 1:
-            raise InputError(f"{name}: at least 1 is needed, got {value}")
+    require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, predictions=predictions)
+    if checkpoint is not None and not checkpoint.resume:
+        checkpoint.remove()
     key_nuts, key_prior, key_before, key_after = jr.split(key, 4)
     both, law = law == "both", "limit" if law == "limit" else "finite-width"
     program = model.given(architecture=kind, law=law)
@@ -90,7 +92,7 @@ def fit(
         # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
         predicted_before = beside.submit(predict, before, data, architecture=kind, key=key_before)
         sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
-        result = nuts(program, prepared, **sizes, key=key_nuts)
+        result = nuts(program, prepared, **sizes, checkpoint=checkpoint, key=key_nuts)
         groups = _sampled_groups(result, data)
         groups["prior"] = dict_to_dataset({name: np.asarray(value)[None] for name, value in prior.items()})
         groups["prior_predictive"] = _labelled(predicted_before.result())
@@ -101,7 +103,9 @@ def fit(
     groups["constant_data"] = data[[USED]].drop_vars("width").assign(width=data["width"].drop_vars("width"))
     if both:
         limit = program.given(law="limit")
-        groups[LIMIT_POSTERIOR] = dict_to_dataset(nuts(limit, prepare(limit, data), **sizes, key=key_nuts).samples)
+        beside_it = None if checkpoint is None else checkpoint.beside()
+        by_limit = nuts(limit, prepare(limit, data), **sizes, checkpoint=beside_it, key=key_nuts)
+        groups[LIMIT_POSTERIOR] = dict_to_dataset(by_limit.samples)
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {
         **data.attrs,
@@ -149,6 +153,19 @@ def architecture_of(data: xr.Dataset, architecture: str | Architecture | None) -
         raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}")
     require_identifiable(kind.name, data.sizes["token_a"])
     return kind
+
+
+def require_settings(law: str, laws: Sequence[str], **counts: int) -> None:
+    """Check the settings of a fit.
+
+    Raises:
+        InputError: for an unknown law, and for a count below 1.
+    """
+    if law not in laws:
+        raise InputError(f"law: must be one of {', '.join(laws)}, got {law!r}")
+    for name, value in counts.items():
+        if value < 1:
+            raise InputError(f"{name}: at least 1 is needed, got {value}")
 
 
 def require_identifiable(architecture: str, tokens: int) -> None:

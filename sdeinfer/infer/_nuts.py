@@ -1,9 +1,9 @@
 """NumPyro's NUTS, compiled once a process for each model, number of chains, length of warmup and shape of its data.
 
 `numpyro.infer.MCMC` compiles anew for every object and every data set. Here the data are an argument of the compiled
-functions, chains are vectorised, and iterations run in chunks between which the host may show progress. The sampler
-sees the pooled data, whose size does not grow with the number of networks; each network's own likelihood is computed
-for the kept draws, afterwards.
+functions, chains are vectorised, and iterations run in chunks between which the host shows progress and keeps a
+checkpoint. The sampler sees the pooled data, whose size does not grow with the number of networks; each network's own
+likelihood is computed for the kept draws, afterwards.
 """
 
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from numpyro import handlers
 from numpyro.infer import NUTS
 from tqdm import tqdm
 
+from sdeinfer.infer._checkpoint import Checkpoint, Progress, fingerprint
 from sdeinfer.likelihood import Program
 
 CHUNK = 250
@@ -48,6 +49,7 @@ def nuts(
     draws: int,
     warmup: int,
     progress: bool = False,
+    checkpoint: Checkpoint | None = None,
     key: PRNGKeyArray,
 ) -> Draws:
     """Sample the posterior of a model by NUTS with a dense mass matrix.
@@ -59,22 +61,34 @@ def nuts(
         draws: kept draws of each chain.
         warmup: iterations of adaptation before them.
         progress: show a progress bar.
+        checkpoint: where to keep what is done, after every chunk; the caller removes it.
         key: where the randomness comes from.
+
+    Raises:
+        InputError: where the checkpoint to go on from is that of another fit.
     """
-    problem = Problem(model, warmup, model.pool(prepared))
-    state = _start(problem, jr.split(key, chains))
-    chunks = []
-    with tqdm(total=warmup + draws, desc="NUTS", disable=not progress, delay=2) as bar:
-        for keep, iterations in ((False, warmup), (True, draws)):
-            for done in range(0, iterations, CHUNK):
-                steps = min(CHUNK, iterations - done)
-                state, chunk = _advance(problem, state, jnp.asarray(steps))
-                if keep:
-                    chunks.append(jax.tree.map(lambda x, steps=steps: np.asarray(x[:, :steps]), chunk))
-                bar.update(steps)
-    samples, statistics = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *chunks)
-    log_likelihood, log_prior = jax.tree.map(np.asarray, _densities(model, prepared, samples))
-    return Draws(samples, log_likelihood, log_prior, statistics)
+    problem = Problem(model, warmup, CHUNK, model.pool(prepared))
+    done = Progress(0, _start(problem, jr.split(key, chains)), ())
+    mark = ""
+    if checkpoint is not None:
+        # The initial state holds a density and its gradient: a model that was edited meanwhile has others.
+        mark = fingerprint(problem.prepared, model.options, chains, draws, warmup, CHUNK, done.state)
+        done = checkpoint.load(mark, done.state)
+    with tqdm(total=warmup + draws, initial=done.iterations, desc="NUTS", disable=not progress, delay=2) as bar:
+        while done.iterations < warmup + draws:
+            keep = done.iterations >= warmup
+            steps = min(CHUNK, (warmup + draws if keep else warmup) - done.iterations)
+            state, chunk = _advance(problem, done.state, jnp.asarray(steps))
+            chunks = done.chunks
+            if keep:
+                chunks = (*chunks, jax.tree.map(lambda x, steps=steps: np.asarray(x[:, :steps]), chunk))
+            done = Progress(done.iterations + steps, state, chunks)
+            if checkpoint is not None:
+                checkpoint.save(mark, done)
+            bar.update(steps)
+    kept = done.draws
+    log_likelihood, log_prior = jax.tree.map(np.asarray, log_densities(model, prepared, kept["samples"]))
+    return Draws(kept["samples"], log_likelihood, log_prior, kept["statistics"])
 
 
 class Problem(eqx.Module):
@@ -83,11 +97,13 @@ class Problem(eqx.Module):
     Attributes:
         model: the NumPyro program, with its options given.
         warmup: iterations of adaptation.
+        chunk: most iterations between two looks at the progress.
         prepared: the model's data.
     """
 
     model: Program = eqx.field(static=True)
     warmup: int = eqx.field(static=True)
+    chunk: int = eqx.field(static=True)
     prepared: PyTree
 
     def bind(self, key: PRNGKeyArray, z: dict[str, Array] | None = None) -> tuple[NUTS, Any]:
@@ -111,19 +127,21 @@ class Problem(eqx.Module):
         uniform = [jr.uniform(k, leaf.shape, leaf.dtype, -2, 2) for k, leaf in zip(keys, leaves, strict=True)]
         return self.bind(key, jax.tree.unflatten(tree, uniform))[1]
 
-    def advance(self, state: Any, steps: Array) -> tuple[Any, tuple[dict[str, Array], dict[str, Array]]]:
-        """Advance one chain by up to CHUNK iterations; the sites and the sampler's statistics at each."""
+    def advance(self, state: Any, steps: Array) -> tuple[Any, dict[str, dict[str, Array]]]:
+        """Advance one chain by up to a chunk of iterations; the sites and the sampler's statistics at each."""
         kernel, _ = self.bind(state.rng_key)
         constrain = kernel.postprocess_fn((self.prepared,), {})
 
         def iterate(i, carry):
             state, draws = carry
             state = kernel.sample(state, (self.prepared,), {})
-            here = constrain(state.z), _statistics(state)
+            here = {"samples": constrain(state.z), "statistics": _statistics(state)}
             return state, jax.tree.map(lambda all, one: all.at[i].set(one), draws, here)
 
-        structure = jax.eval_shape(lambda state: (constrain(state.z), _statistics(state)), state)
-        blank = jax.tree.map(lambda leaf: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype), structure)
+        structure = jax.eval_shape(
+            lambda state: {"samples": constrain(state.z), "statistics": _statistics(state)}, state
+        )
+        blank = jax.tree.map(lambda leaf: jnp.zeros((self.chunk, *leaf.shape), leaf.dtype), structure)
         return jax.lax.fori_loop(0, steps, iterate, (state, blank))
 
 
@@ -139,7 +157,7 @@ def _statistics(state: Any) -> dict[str, Array]:
 
 
 @eqx.filter_jit
-def _densities(
+def log_densities(
     model: Program, prepared: PyTree, samples: dict[str, Array]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Log densities of the observed and of the latent sites at every draw."""
@@ -167,5 +185,5 @@ def _start(problem: Problem, keys: PRNGKeyArray) -> Any:
 
 
 @eqx.filter_jit
-def _advance(problem: Problem, state: Any, steps: Array) -> tuple[Any, tuple[dict[str, Array], dict[str, Array]]]:
+def _advance(problem: Problem, state: Any, steps: Array) -> tuple[Any, dict[str, dict[str, Array]]]:
     return jax.vmap(lambda state: problem.advance(state, steps))(state)

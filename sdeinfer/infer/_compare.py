@@ -1,0 +1,145 @@
+"""Which architecture made the data: predictive densities of networks that were left out."""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import numpy as np
+import pandas as pd
+import xarray as xr
+from arviz_base import dict_to_dataset
+from arviz_stats.loo import loo
+from arviz_stats.loo.compare import compare as compare_elpd
+from jaxtyping import PRNGKeyArray
+
+from sdeinfer._files import InputError
+from sdeinfer.infer._expansion import prepare
+from sdeinfer.infer._fit import require_identifiable, require_settings
+from sdeinfer.infer._nuts import log_densities, nuts
+from sdeinfer.infer._range import LARGEST_LOGIT, in_range
+from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
+from sdeinfer.likelihood import PathStatistics, Program, used_of, with_used
+from sdeinfer.observe import validate
+
+
+def compare(
+    model: Program,
+    data: xr.Dataset,
+    *,
+    architectures: Sequence[str | Architecture] | None = None,
+    law: str = "finite-width",
+    largest_logit: float = LARGEST_LOGIT,
+    chains: int = 4,
+    draws: int = 500,
+    warmup: int = 500,
+    progress: bool = False,
+    key: PRNGKeyArray,
+) -> pd.DataFrame:
+    """Fit several architectures to the same networks, and rank them by leave-one-network-out cross-validation.
+
+    All are fitted to the transitions that are inside the range of every architecture with attention; networks without
+    any are left out. Densities are those of the covariances themselves, without the `Adjustment` of the posterior,
+    which differs between architectures.
+
+    Arguments:
+        model: one of `sdeinfer.models`.
+        data: observed networks.
+        architectures: names, which take their sizes, such as the number of heads, from the data; or `Architecture`s.
+            All that the number of tokens can identify where None.
+        law: "finite-width" or "limit".
+        largest_logit: as in `fit`.
+        chains: how many chains.
+        draws: kept draws of each chain.
+        warmup: iterations of adaptation of each chain.
+        progress: show progress bars.
+        key: where the randomness comes from.
+
+    Returns:
+        ArviZ's table, one row an architecture and the best first: `elpd_diff` from the best in the expected log
+        predictive density of new networks and the standard error `dse` of that difference, the stacking `weight`,
+        `elpd` itself with its `se`, the effective number of parameters `p`, and in `diag_diff` and `diag_elpd` what
+        speaks against believing these.
+
+    Raises:
+        InputError: for data that are not valid, where fewer than two networks or architectures can be compared, or for
+            an architecture that the data cannot identify.
+    """
+    data = validate(data)
+    require_settings(law, ("finite-width", "limit"), chains=chains, draws=draws, warmup=warmup)
+    programs = {kind.name: model.given(architecture=kind, law=law) for kind in _kinds(data, architectures)}
+    used = used_of(data)
+    for program in programs.values():
+        used &= used_of(in_range(program, data, largest_logit)[0])
+    data = with_used(data, used).isel(network=used.any(axis=1))
+    if data.sizes["network"] < 2:
+        raise InputError(
+            f"covariance: two networks inside the range of the law are needed, one to leave out; there are "
+            f"{data.sizes['network']}"
+        )
+    sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
+    fits = {name: _fitted(program, data, sizes, key) for name, program in programs.items()}
+    # ArviZ takes the exponential of each network's density, which could overflow; a common factor changes no weight.
+    largest = [fit.density.mean(("chain", "draw")) for fit in fits.values()]
+    scale = xr.concat(largest, "architecture").max("architecture")
+    with warnings.catch_warnings():
+        # It says so in the table.
+        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
+        left_out = {name: _left_out(fit, scale) for name, fit in fits.items()}
+        table = compare_elpd(left_out, round_to="none")
+    for name, found in left_out.items():
+        each = found.elpd_i + scale
+        table.loc[name, ["elpd", "se"]] = float(each.sum()), float(np.sqrt(each.size * each.var()))
+    return table
+
+
+class _Fitted(NamedTuple):
+    """Draws of a posterior; what it took for the log likelihood of each network, and the log density of each."""
+
+    samples: dict[str, Any]
+    log_likelihood: xr.DataArray
+    density: xr.DataArray
+
+
+def _fitted(program: Program, data: xr.Dataset, sizes: dict, key: PRNGKeyArray) -> _Fitted:
+    prepared = prepare(program, data)
+    result = nuts(program, prepared, **sizes, key=key)
+    densities, _ = log_densities(program, _unadjusted(prepared), result.samples)
+    of_network = (dict_to_dataset(values)["covariance"] for values in (result.log_likelihood, densities))
+    return _Fitted(result.samples, *(values.rename({values.dims[-1]: "network"}) for values in of_network))
+
+
+def _left_out(fit: _Fitted, scale: xr.DataArray) -> Any:
+    """PSIS-LOO: the weights undo what a network did to the posterior, by which its density is then averaged."""
+    log_weights, pareto_k = fit.log_likelihood.azstats.psislw(dim=["chain", "draw"])
+    groups = {
+        "posterior": dict_to_dataset(fit.samples),
+        "log_likelihood": (fit.density - scale).to_dataset(name="covariance"),
+    }
+    return loo(xr.DataTree.from_dict(groups), log_weights=log_weights, pareto_k=pareto_k, pointwise=True)
+
+
+def _unadjusted(prepared: PathStatistics) -> PathStatistics:
+    return eqx.tree_at(lambda path: path.adjustment, prepared, None, is_leaf=lambda leaf: leaf is None)
+
+
+def _kinds(data: xr.Dataset, architectures: Sequence[str | Architecture] | None) -> list[Architecture]:
+    tokens = data.sizes["token_a"]
+    if isinstance(architectures, str):
+        raise InputError(f"architectures: a list of them is needed, got {architectures!r}")
+    if architectures is None:
+        architectures = [name for name in ARCHITECTURES if tokens > 1 or "tau0" not in Architecture(name).parameters]
+    known = architecture_in(data.attrs)
+    kinds = []
+    for kind in architectures:
+        if isinstance(kind, str):
+            kind = Architecture(kind)
+            if known is not None:
+                kind = dataclasses.replace(kind, **{size: getattr(known, size) for size in kind.sizes})
+        require_identifiable(kind.name, tokens)
+        kinds.append(kind)
+    names = {kind.name for kind in kinds}
+    if len(names) < max(len(kinds), 2):
+        raise InputError(f"architectures: two or more with different names are needed, got {', '.join(sorted(names))}")
+    return kinds

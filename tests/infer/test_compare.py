@@ -1,0 +1,118 @@
+"""Which architecture made the data."""
+
+import jax.random as jr
+import numpy as np
+import pytest
+import xarray as xr
+
+import sdeinfer as si
+from sdeinfer.likelihood import USED, FullPath, observed_path, path_layout, path_statistics
+
+LAYERS = {
+    "transformer": si.ShapedTransformer(0.6, 0.8, 1.0, -1.0),
+    "attention": si.ShapedAttention(0.6, 0.8),
+    "feedforward": si.ResidualFeedForward(0.6, 1.0, -1.0),
+    "mlp": si.ShapedMLP(1.0, -1.0),
+}
+SIZES = {"chains": 2, "draws": 200, "warmup": 300}
+
+
+def networks(name: str, count: int, depth: int) -> xr.Dataset:
+    V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)
+    return si.sample_networks(LAYERS[name], V0, width=128, depth=depth, networks=count, key=jr.key(3))
+
+
+def test_an_architecture_that_cannot_be_is_ranked_last():
+    table = si.compare(
+        si.models.full_path, networks("mlp", 24, 8), architectures=["mlp", "feedforward"], **SIZES, key=jr.key(0)
+    )
+    assert list(table.index) == ["mlp", "feedforward"]
+    assert table.loc["mlp", "elpd_diff"] == 0
+    assert 0 < table.loc["mlp", "p"] < 4
+
+
+def test_densities_are_those_of_the_covariances():
+    data = networks("feedforward", 24, 8)
+    table = si.compare(si.models.full_path, data, architectures=["feedforward", "mlp"], **SIZES, key=jr.key(0))
+    path = observed_path(data)
+    statistics = path_statistics(path, path_layout(path))
+    law = LAYERS["feedforward"].limit()
+    at_truth = np.asarray(FullPath(law, statistics).log_prob(statistics.weights))
+    # Of networks that were left out it is that at the truth, less about a half for every parameter; those of the limit
+    # and of this width differ by several.
+    assert abs(table.loc["feedforward", "elpd"] - at_truth.sum()) < 10
+
+
+def test_narrow_networks_count_their_parameters_once():
+    """At n = 32 the posterior is nearly twice as wide as that of independent normals; the weights must know that."""
+    V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)
+    layer = si.ResidualFeedForward(0.95, 1.0, -1.0)
+    data = si.sample_networks(layer, V0, width=32, depth=8, networks=64, key=jr.key(3))
+    table = si.compare(si.models.full_path, data, architectures=["feedforward", "mlp"], **SIZES, key=jr.key(0))
+    # Three parameters; weights that do not know it gave 11.
+    assert table.loc["feedforward", "p"] < 6
+
+
+def test_a_network_without_a_used_transition_is_left_out():
+    data = networks("feedforward", 6, 4)
+    used = np.ones((6, 5), bool)
+    used[2] = False
+    data = data.assign({USED: (("network", "layer"), used)})
+    table = si.compare(si.models.full_path, data, architectures=["feedforward", "mlp"], **SIZES, key=jr.key(0))
+    assert np.isfinite(table["elpd"]).all()
+
+
+def test_densities_too_large_to_be_exponentiated_have_weights():
+    """Of small networks' covariances in small units: e^elpd of one network is above the largest double."""
+    data = networks("mlp", 6, 24)
+    tables = []
+    for unit in (1.0, 1e-4):
+        small = data.assign(covariance=data["covariance"] * unit)
+        tables.append(
+            si.compare(si.models.full_path, small, architectures=["feedforward", "mlp"], **SIZES, key=jr.key(0))
+        )
+    one, other = tables
+    assert other["elpd"].max() / 6 > 710
+    np.testing.assert_allclose(one.loc["mlp", "weight"], other.loc["mlp", "weight"], rtol=1e-3)
+    # In other units densities have another constant, of 6 entries, 24 layers and 6 networks. Rounding makes other draws
+    # of the same posterior, 400 in each fit: 0.1 of Monte Carlo error.
+    np.testing.assert_allclose(other["elpd"] - one["elpd"], 6 * 24 * 6 * np.log(1e4), rtol=0, atol=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"architectures": ["mlp"]}, "architectures: two or more with different names are needed, got mlp"),
+        ({"architectures": ["mlp", "gpt"]}, "architecture: must be one of .* got 'gpt'"),
+        ({"architectures": ["mlp", "mlp"]}, "architectures: two or more with different names are needed"),
+        ({"architectures": "mlp"}, "architectures: a list of them is needed, got 'mlp'"),
+        ({"law": "both"}, "law: must be one of finite-width, limit, got 'both'"),
+        ({"draws": 0}, "draws: at least 1 is needed, got 0"),
+        ({"largest_logit": 0.0}, "largest_logit: must be positive"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        si.compare(si.models.full_path, networks("mlp", 4, 3), key=jr.key(0), **options)
+
+
+def test_one_network_and_one_token_say_what_is_missing():
+    data = networks("mlp", 2, 3)
+    with pytest.raises(ValueError, match="two networks inside the range of the law are needed, .* there are 1"):
+        si.compare(si.models.full_path, data.isel(network=[0]), key=jr.key(0))
+    with pytest.raises(ValueError, match="transformer has tau0, which one token cannot identify"):
+        si.compare(
+            si.models.full_path,
+            data.isel(token_a=[0], token_b=[0]),
+            architectures=["mlp", "transformer"],
+            key=jr.key(0),
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_architecture_that_made_the_data_is_preferred(name):
+    """256 networks of width 128 and depth 32."""
+    table = si.compare(si.models.full_path, networks(name, 256, 32), **SIZES, key=jr.key(0))
+    print(f"\nmade by {name}:\n{table[['elpd_diff', 'dse', 'weight', 'p']].to_string()}")
+    assert table.index[0] == name

@@ -15,6 +15,7 @@ import typer
 import xarray as xr
 from typer.core import TyperGroup
 
+from sdeinfer import _options as options
 from sdeinfer._files import InputError, first_line, readable, staged_file, staged_folder
 from sdeinfer.check import Check, check, summarise
 from sdeinfer.covariance import equicorrelated
@@ -66,8 +67,6 @@ def in_double_precision() -> None:
     jax.config.update("jax_enable_x64", True)  # noqa: FBT003
 
 
-Kind = Literal["transformer", "attention", "feedforward", "mlp"]
-
 SAMPLED = (
     *("width", "depth", "tokens", "networks", "norm", "correlation", "observe_every"),
     *("gamma", "tau0", "c_plus", "c_minus"),
@@ -78,29 +77,6 @@ SAMPLED = (
 # computes both. Many shallow networks rather than a few deep ones, because norms spread with depth and the largest
 # leave the limit's range first; larger tokens would tell more of τ0 but leave it too. c₊ + c₋ = 0 keeps the He constant
 # of the shaped ReLU at its limit, 1, where at this width −2 would enlarge its drift by 12 %.
-Width = Annotated[int, typer.Option(help="width n of the networks", min=1)]
-Depth = Annotated[int, typer.Option(help="number of layers d", min=1)]
-Tokens = Annotated[int, typer.Option(help="number of tokens m", min=1)]
-Networks = Annotated[int, typer.Option(help="number of independent networks", min=1)]
-Gamma = Annotated[float, typer.Option(help="residual strength γ of the sampled networks, in (0, 1]")]
-Tau0 = Annotated[float, typer.Option(help="softmax temperature constant τ0 of the sampled networks")]
-CPlus = Annotated[float, typer.Option(help="shaped-ReLU slope c₊ of the sampled networks")]
-CMinus = Annotated[float, typer.Option(help="shaped-ReLU slope c₋ of the sampled networks")]
-Norm = Annotated[float, typer.Option(help="norm ‖x‖/√n of the initial tokens")]
-Correlation = Annotated[float, typer.Option(help="correlation between the initial tokens")]
-Heads = Annotated[int | None, typer.Option(help="number of attention heads; default: as the data say, or 1", min=1)]
-Projection = Annotated[bool | None, typer.Option(help="a Gaussian matrix after the heads; default: as the data say")]
-Expansion = Annotated[float | None, typer.Option(help="hidden width of the feed-forward branch / n; default 1")]
-LawOption = Annotated[
-    Law,
-    typer.Option(help="law of a layer: of the networks' width, of the limit, or the first with the second beside it"),
-]
-LargestLogit = Annotated[float, typer.Option(help="leave out transitions where the softmax's logits spread more")]
-Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
-DrawsOption = Annotated[int, typer.Option(help="kept draws of each chain", min=1)]
-Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from the checkpoint of a fit that was killed")]
-Seed = Annotated[int, typer.Option(help="seed of every random number", min=0, max=2**63 - 1)]
 
 
 @app.command("calibrate")
@@ -108,28 +84,28 @@ def calibrate_command(
     context: typer.Context,
     *,
     data: Annotated[Path | None, typer.Option(help="NetCDF file of observed covariances")] = None,
-    architecture: Annotated[Kind | None, typer.Option(help="default: as the data say, or transformer")] = None,
-    width: Width = 256,
-    depth: Depth = 16,
-    tokens: Tokens = 4,
-    networks: Networks = 128,
-    heads: Heads = None,
-    output_projection: Projection = None,
-    expansion: Expansion = None,
-    gamma: Gamma = 0.6,
-    tau0: Tau0 = 1.0,
-    c_plus: CPlus = 2.0,
-    c_minus: CMinus = -2.0,
-    norm: Norm = 1.6,
-    correlation: Correlation = 0.0,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: as the data say, or transformer")] = None,
+    width: options.Width = 256,
+    depth: options.Depth = 16,
+    tokens: options.Tokens = 4,
+    networks: options.Networks = 128,
+    heads: options.Heads = None,
+    output_projection: options.Projection = None,
+    expansion: options.Expansion = None,
+    gamma: options.Gamma = 0.6,
+    tau0: options.Tau0 = 1.0,
+    c_plus: options.CPlus = 2.0,
+    c_minus: options.CMinus = -2.0,
+    norm: options.Norm = 1.6,
+    correlation: options.Correlation = 0.0,
     observe_every: Annotated[int, typer.Option(help="observe every K-th layer; the full path needs 1", min=1)] = 1,
-    law: LawOption = "finite-width",
-    largest_logit: LargestLogit = LARGEST_LOGIT,
-    chains: Chains = 4,
-    draws: DrawsOption = 1000,
-    warmup: Warmup = 1000,
-    resume: Resume = False,
-    seed: Seed = 0,
+    law: options.Law = "finite-width",
+    largest_logit: options.LargestLogit = LARGEST_LOGIT,
+    chains: options.Chains = 4,
+    draws: options.Draws = 1000,
+    warmup: options.Warmup = 1000,
+    resume: options.Resume = False,
+    seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
 ) -> None:
     """Observe, fit, check and report in one go; without --data, on sampled networks with known parameters."""
@@ -150,7 +126,8 @@ def calibrate_command(
             observed = read(data)
             kind = _kind(observed.attrs, architecture, heads, output_projection, expansion)
         write(observed, folder / "data.nc")
-        post = _fit(observed, kind, law, largest_logit, chains, draws, warmup, seed, checkpoint)
+        settings = _settings(law, largest_logit, chains, draws, warmup, seed)
+        post = _fit(observed, kind, settings, seed, checkpoint)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
         write(post, folder / "posterior.nc")
         verdicts = _report(post, folder)
@@ -165,22 +142,22 @@ def observe_command(
     hidden_states: Annotated[
         Path | None, typer.Option(help=".npy file of shape (networks, layers, tokens, width); default: sample networks")
     ] = None,
-    architecture: Annotated[Kind | None, typer.Option(help="default: transformer, if sampled")] = None,
-    width: Width = 256,
-    depth: Depth = 16,
-    tokens: Tokens = 4,
-    networks: Networks = 128,
-    heads: Heads = None,
-    output_projection: Projection = None,
-    expansion: Expansion = None,
-    gamma: Gamma = 0.6,
-    tau0: Tau0 = 1.0,
-    c_plus: CPlus = 2.0,
-    c_minus: CMinus = -2.0,
-    norm: Norm = 1.6,
-    correlation: Correlation = 0.0,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: transformer, if sampled")] = None,
+    width: options.Width = 256,
+    depth: options.Depth = 16,
+    tokens: options.Tokens = 4,
+    networks: options.Networks = 128,
+    heads: options.Heads = None,
+    output_projection: options.Projection = None,
+    expansion: options.Expansion = None,
+    gamma: options.Gamma = 0.6,
+    tau0: options.Tau0 = 1.0,
+    c_plus: options.CPlus = 2.0,
+    c_minus: options.CMinus = -2.0,
+    norm: options.Norm = 1.6,
+    correlation: options.Correlation = 0.0,
     observe_every: Annotated[int, typer.Option(help="observe every K-th layer only", min=1)] = 1,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("data.nc"),
 ) -> None:
     """Reduce hidden states to covariances, or sample networks with known parameters."""
@@ -201,22 +178,22 @@ def observe_command(
 @app.command("simulate")
 def simulate_command(
     *,
-    architecture: Annotated[Kind, typer.Option()] = "transformer",
-    tokens: Tokens = 4,
-    heads: Heads = None,
-    output_projection: Projection = None,
-    expansion: Expansion = None,
-    gamma: Gamma = 0.6,
-    tau0: Tau0 = 1.0,
-    c_plus: CPlus = 2.0,
-    c_minus: CMinus = -2.0,
-    norm: Norm = 1.6,
-    correlation: Correlation = 0.0,
+    architecture: Annotated[options.Kind, typer.Option()] = "transformer",
+    tokens: options.Tokens = 4,
+    heads: options.Heads = None,
+    output_projection: options.Projection = None,
+    expansion: options.Expansion = None,
+    gamma: options.Gamma = 0.6,
+    tau0: options.Tau0 = 1.0,
+    c_plus: options.CPlus = 2.0,
+    c_minus: options.CMinus = -2.0,
+    norm: options.Norm = 1.6,
+    correlation: options.Correlation = 0.0,
     time: Annotated[float, typer.Option(help="depth-time T = d/n at which to end")] = 0.5,
     times: Annotated[int, typer.Option(help="how many equally spaced times to keep, beside 0", min=1)] = 16,
     step: Annotated[float, typer.Option(help="longest step in depth-time")] = 0.01,
     paths: Annotated[int, typer.Option(help="number of paths", min=1)] = 1024,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("paths.nc"),
 ) -> None:
     """Simulate the covariance SDE; writes `covariance` over path, time, token_a and token_b."""
@@ -241,17 +218,17 @@ def simulate_command(
 def fit_command(
     data: Annotated[Path, typer.Argument(help="NetCDF file of observed covariances")],
     *,
-    architecture: Annotated[Kind | None, typer.Option(help="default: as the data say, or transformer")] = None,
-    heads: Heads = None,
-    output_projection: Projection = None,
-    expansion: Expansion = None,
-    law: LawOption = "finite-width",
-    largest_logit: LargestLogit = LARGEST_LOGIT,
-    chains: Chains = 4,
-    draws: DrawsOption = 1000,
-    warmup: Warmup = 1000,
-    resume: Resume = False,
-    seed: Seed = 0,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: as the data say, or transformer")] = None,
+    heads: options.Heads = None,
+    output_projection: options.Projection = None,
+    expansion: options.Expansion = None,
+    law: options.Law = "finite-width",
+    largest_logit: options.LargestLogit = LARGEST_LOGIT,
+    chains: options.Chains = 4,
+    draws: options.Draws = 1000,
+    warmup: options.Warmup = 1000,
+    resume: options.Resume = False,
+    seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("posterior.nc"),
 ) -> None:
     """Fit the full path to observed covariances."""
@@ -260,7 +237,8 @@ def fit_command(
     with staged_file(out) as file:
         observed = read(data)
         kind = _kind(observed.attrs, architecture, heads, output_projection, expansion)
-        post = _fit(observed, kind, law, largest_logit, chains, draws, warmup, seed, checkpoint)
+        settings = _settings(law, largest_logit, chains, draws, warmup, seed)
+        post = _fit(observed, kind, settings, seed, checkpoint)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
         write(post, file)
     checkpoint.remove()
@@ -275,11 +253,11 @@ def compare_command(
         list[str] | None, typer.Option(help="one to compare, given at least twice; default: all that the data allow")
     ] = None,
     law: Annotated[Literal["finite-width", "limit"], typer.Option(help="law of a layer")] = "finite-width",
-    largest_logit: LargestLogit = LARGEST_LOGIT,
-    chains: Chains = 4,
-    draws: DrawsOption = 500,
-    warmup: Warmup = 500,
-    seed: Seed = 0,
+    largest_logit: options.LargestLogit = LARGEST_LOGIT,
+    chains: options.Chains = 4,
+    draws: options.Draws = 500,
+    warmup: options.Warmup = 500,
+    seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="CSV file to write")] = Path("comparison.csv"),
 ) -> None:
     """Rank architectures by leave-one-network-out predictive densities, best first; writes ArviZ's table."""
@@ -288,13 +266,7 @@ def compare_command(
             full_path,
             read(data),
             architectures=architecture or None,
-            law=law,
-            largest_logit=largest_logit,
-            chains=chains,
-            draws=draws,
-            warmup=warmup,
-            progress=True,
-            key=_key(seed, 1),
+            **_settings(law, largest_logit, chains, draws, warmup, seed),
         )
         table.to_csv(file, index_label="architecture")
     columns = ["elpd_diff", "dse", "weight", "elpd", "p", "diag_diff", "diag_elpd"]
@@ -370,30 +342,16 @@ def _read_array(path: Path) -> np.ndarray:
         raise InputError(f"{path}: cannot be read as a .npy array ({error})") from error
 
 
+def _settings(law: Law, largest_logit: float, chains: int, draws: int, warmup: int, seed: int) -> dict[str, Any]:
+    """What flags say of a fit."""
+    sizes = {"chains": chains, "draws": draws, "warmup": warmup}
+    return {"law": law, "largest_logit": largest_logit, **sizes, "progress": True, "key": _key(seed, 1)}
+
+
 def _fit(
-    data: xr.Dataset,
-    kind: Architecture,
-    law: Law,
-    largest_logit: float,
-    chains: int,
-    draws: int,
-    warmup: int,
-    seed: int,
-    checkpoint: Checkpoint,
+    data: xr.Dataset, kind: Architecture, settings: dict[str, Any], seed: int, checkpoint: Checkpoint
 ) -> xr.DataTree:
-    post = fit(
-        full_path,
-        data,
-        architecture=kind,
-        law=law,
-        largest_logit=largest_logit,
-        chains=chains,
-        draws=draws,
-        warmup=warmup,
-        progress=True,
-        checkpoint=checkpoint,
-        key=_key(seed, 1),
-    )
+    post = fit(full_path, data, architecture=kind, **settings, checkpoint=checkpoint)
     post.attrs |= {"seed": seed, "command": shlex.join(["sdeinfer", *sys.argv[1:]])}
     return post
 

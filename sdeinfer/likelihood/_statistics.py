@@ -144,8 +144,8 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
         highest = np.maximum(highest, np.where(zero, 0.0, e).max(axis=0))
     lowest, highest = (np.where(highest == 0, 1.0, bound) for bound in (lowest, highest))
     half_width = np.maximum(np.log(highest / lowest) / 2, 1e-3)
-    chosen = np.unique(np.linspace(0, len(path) - 1, min(BLOCK, len(path))).round().astype(int))
-    centre = np.asarray(padded(path.terms, chosen).variance, np.float64)[: len(chosen)].mean(axis=0)
+    some = path.thinned(BLOCK)
+    centre = np.asarray(padded(some.terms, np.arange(len(some))).variance, np.float64)[: len(some)].mean(axis=0)
     # G goes with the fourth power of V and is negative: its mean would take away more than there is where V is small.
     centre[ATTENTION_NEXT] = 0.0
     return Layout(

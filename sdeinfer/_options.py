@@ -1,0 +1,33 @@
+"""What the commands' flags are: types, limits and help, shared by all commands that have them."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from sdeinfer.infer import Law as FitLaw
+
+Kind = Literal["transformer", "attention", "feedforward", "mlp"]
+
+Width = Annotated[int, typer.Option(help="width n of the networks", min=1)]
+Depth = Annotated[int, typer.Option(help="number of layers d", min=1)]
+Tokens = Annotated[int, typer.Option(help="number of tokens m", min=1)]
+Networks = Annotated[int, typer.Option(help="number of independent networks", min=1)]
+Gamma = Annotated[float, typer.Option(help="residual strength γ of the sampled networks, in (0, 1]")]
+Tau0 = Annotated[float, typer.Option(help="softmax temperature constant τ0 of the sampled networks")]
+CPlus = Annotated[float, typer.Option(help="shaped-ReLU slope c₊ of the sampled networks")]
+CMinus = Annotated[float, typer.Option(help="shaped-ReLU slope c₋ of the sampled networks")]
+Norm = Annotated[float, typer.Option(help="norm ‖x‖/√n of the initial tokens")]
+Correlation = Annotated[float, typer.Option(help="correlation between the initial tokens")]
+Heads = Annotated[int | None, typer.Option(help="number of attention heads; default: as the data say, or 1", min=1)]
+Projection = Annotated[bool | None, typer.Option(help="a Gaussian matrix after the heads; default: as the data say")]
+Expansion = Annotated[float | None, typer.Option(help="hidden width of the feed-forward branch / n; default 1")]
+Law = Annotated[
+    FitLaw,
+    typer.Option(help="law of a layer: of the networks' width, of the limit, or the first with the second beside it"),
+]
+LargestLogit = Annotated[float, typer.Option(help="leave out transitions where the softmax's logits spread more")]
+Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
+Draws = Annotated[int, typer.Option(help="kept draws of each chain", min=1)]
+Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from the checkpoint of a fit that was killed")]
+Seed = Annotated[int, typer.Option(help="seed of every random number", min=0, max=2**63 - 1)]

@@ -1,7 +1,9 @@
 """The state of the SDE: covariances, and the diffusion that acts on them."""
 
+from sdeinfer.covariance._batched import cholesky as cholesky
 from sdeinfer.covariance._batched import diagonal as diagonal
 from sdeinfer.covariance._batched import identity_like as identity_like
+from sdeinfer.covariance._batched import invert_lower as invert_lower
 from sdeinfer.covariance._batched import is_positive_definite as is_positive_definite
 from sdeinfer.covariance._batched import matmul as matmul
 from sdeinfer.covariance._batched import semidefinite_cholesky as semidefinite_cholesky
@@ -13,6 +15,7 @@ from sdeinfer.covariance._diffusion import centred_gram as centred_gram
 from sdeinfer.covariance._diffusion import factor_noise as factor_noise
 from sdeinfer.covariance._diffusion import smooth_noise as smooth_noise
 from sdeinfer.covariance._diffusion import spectrum as spectrum
+from sdeinfer.covariance._eigen import eigh as eigh
 from sdeinfer.covariance._matrix import centre as centre
 from sdeinfer.covariance._matrix import correlation as correlation
 from sdeinfer.covariance._matrix import covariance_fault as covariance_fault

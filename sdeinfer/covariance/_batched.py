@@ -10,6 +10,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
 UNROLLED = 16
@@ -38,7 +39,8 @@ def matmul(A: Float[Array, "m m ..."], B: Float[Array, "m m ..."]) -> Float[Arra
     """A B."""
     if A.shape[0] > UNROLLED:
         return _batch_last(jnp.matmul(_batch_first(A), _batch_first(B), precision="highest"))
-    A, B = jax.lax.optimization_barrier((A, B))
+    # One barrier each: a common one would tie A to B's tangents in rules of differentiation.
+    A, B = jax.lax.optimization_barrier(A), jax.lax.optimization_barrier(B)
     product = A[:, 0, None] * B[None, 0]
     for k in range(1, A.shape[0]):
         product = product + A[:, k, None] * B[None, k]
@@ -58,6 +60,22 @@ def cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """The lower triangular L with L Lᵀ = A; NaN where a pivot does not exceed its diagonal entry's rounding."""
     L, definite = _cholesky(A)
     return jnp.where(definite, L, jnp.nan)
+
+
+def invert_lower(L: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+    """L⁻¹ for lower triangular L."""
+    if L.shape[0] > UNROLLED:
+        first = _batch_first(L)
+        identity = jnp.broadcast_to(jnp.eye(L.shape[0], dtype=L.dtype), first.shape)
+        return _batch_last(solve_triangular(first, identity, lower=True))
+    identity = jnp.broadcast_to(identity_like(L), L.shape)
+    rows: list[Array] = []
+    for i in range(L.shape[0]):
+        row = identity[i]
+        for k in range(i):
+            row = row - L[i, k] * rows[k]
+        rows.append(row / L[i, i])
+    return jnp.stack(rows)
 
 
 def is_positive_definite(A: Float[Array, "m m ..."]) -> Bool[Array, "..."]:

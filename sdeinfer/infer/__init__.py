@@ -1,5 +1,6 @@
 """From models and data to posteriors."""
 
+from sdeinfer.infer._chains import Draws as Draws
 from sdeinfer.infer._checkpoint import Checkpoint as Checkpoint
 from sdeinfer.infer._compare import compare as compare
 from sdeinfer.infer._expansion import expanded_statistics as expanded_statistics
@@ -12,7 +13,6 @@ from sdeinfer.infer._fit import require_identifiable as require_identifiable
 from sdeinfer.infer._mode import Mode as Mode
 from sdeinfer.infer._mode import posterior_mode as posterior_mode
 from sdeinfer.infer._mode import potential as potential
-from sdeinfer.infer._nuts import Draws as Draws
 from sdeinfer.infer._nuts import Problem as Problem
 from sdeinfer.infer._nuts import nuts as nuts
 from sdeinfer.infer._predictive import predict as predict

@@ -17,11 +17,14 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._expansion import prepare
-from sdeinfer.infer._nuts import Draws, nuts
+from sdeinfer.infer._latent import draw_latent, given_latent
+from sdeinfer.infer._metropolis import metropolis
+from sdeinfer.infer._nuts import nuts
 from sdeinfer.infer._predictive import predict
-from sdeinfer.infer._range import LARGEST_LOGIT, in_range
+from sdeinfer.infer._range import LARGEST_LOGIT, in_range, pilot_mode
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
 from sdeinfer.likelihood import USED, Program, used_of
 from sdeinfer.observe import validate
@@ -47,7 +50,7 @@ def fit(
     checkpoint: Checkpoint | None = None,
     key: PRNGKeyArray,
 ) -> xr.DataTree:
-    """Fit a model to observed covariances by NUTS.
+    """Fit a model to observed covariances: by NUTS, or, where there are latent layers, by Metropolis steps.
 
     Arguments:
         model: one of `sdeinfer.models`.
@@ -92,7 +95,7 @@ def fit(
         # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
         predicted_before = beside.submit(predict, before, data, architecture=kind, key=key_before)
         sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
-        result = nuts(program, prepared, **sizes, checkpoint=checkpoint, key=key_nuts)
+        result = sample(program, data, prepared, **sizes, checkpoint=checkpoint, key=key_nuts)
         groups = _sampled_groups(result, data)
         groups["prior"] = dict_to_dataset({name: np.asarray(value)[None] for name, value in prior.items()})
         groups["prior_predictive"] = _labelled(predicted_before.result())
@@ -104,7 +107,7 @@ def fit(
     if both:
         limit = program.given(law="limit")
         beside_it = None if checkpoint is None else checkpoint.beside()
-        by_limit = nuts(limit, prepare(limit, data), **sizes, checkpoint=beside_it, key=key_nuts)
+        by_limit = sample(limit, data, prepare(limit, data), **sizes, checkpoint=beside_it, key=key_nuts)
         groups[LIMIT_POSTERIOR] = dict_to_dataset(by_limit.samples)
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {
@@ -121,16 +124,35 @@ def fit(
     return tree
 
 
+def sample(
+    program: Program, data: xr.Dataset, prepared: PyTree, *, checkpoint: Checkpoint | None = None, **settings: Any
+) -> Draws:
+    """Sample a posterior by the sampler for its kind.
+
+    Arguments:
+        program: the model, with its options given.
+        data: the observed networks.
+        prepared: what the program needs of them.
+        checkpoint: of the fit.
+        settings: chains, draws, warmup, progress and key, as in `fit`.
+    """
+    if program.pilot is None:
+        return nuts(program, prepared, **settings, checkpoint=checkpoint)
+    return metropolis(program, prepared, around=pilot_mode(program, data), **settings, checkpoint=checkpoint)
+
+
 def _sample_prior(model: Program, prepared: PyTree, draws: int, key: PRNGKeyArray) -> dict[str, Any]:
-    """Draws of every site but the observed ones, whose laws are of statistics and cannot be sampled."""
+    """Draws of every site but latent layers and the observed ones, whose laws are of statistics and cannot be sampled."""
     pooled = model.pool(prepared)
-    trace = handlers.trace(handlers.seed(model, key)).get_trace(pooled)
+    latent = None if model.latent is None else draw_latent(model, pooled, key)
+    run = given_latent(model)
+    trace = handlers.trace(handlers.seed(run, key)).get_trace(pooled, latent)
     names = [
         name
         for name, site in trace.items()
         if site["type"] == "deterministic" or (site["type"] == "sample" and not site["is_observed"])
     ]
-    return Predictive(model, num_samples=draws, return_sites=names, parallel=True)(key, pooled)
+    return Predictive(run, num_samples=draws, return_sites=names, parallel=True)(key, pooled, latent)
 
 
 def _labelled(predicted: xr.Dataset) -> xr.Dataset:

@@ -1,12 +1,12 @@
 """NumPyro's NUTS, compiled once a process for each model, number of chains, length of warmup and shape of its data.
 
 `numpyro.infer.MCMC` compiles anew for every object and every data set. Here the data are an argument of the compiled
-functions, chains are vectorised, and iterations run in chunks between which the host shows progress and keeps a
-checkpoint. The sampler sees the pooled data, whose size does not grow with the number of networks; each network's own
-likelihood is computed for the kept draws, afterwards.
+functions, chains are vectorised, and iterations run in chunks (see `_chains`). The sampler sees the pooled data, whose
+size does not grow with the number of networks; each network's own likelihood is computed for the kept draws,
+afterwards.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,29 +16,13 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 from numpyro import handlers
 from numpyro.infer import NUTS
-from tqdm import tqdm
 
-from sdeinfer.infer._checkpoint import Checkpoint, Progress, fingerprint
+from sdeinfer.infer._chains import Draws, in_chunks
+from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.likelihood import Program
 
 CHUNK = 250
 """Iterations between two looks at the progress."""
-
-
-class Draws(NamedTuple):
-    """What a sampler returns; every array has leading axes (chain, draw).
-
-    Attributes:
-        samples: values of the latent and deterministic sites.
-        log_likelihood: of each observed site, one value per element of its batch.
-        log_prior: of each latent site.
-        statistics: of the sampler, under ArviZ's names.
-    """
-
-    samples: dict[str, Array]
-    log_likelihood: dict[str, Array]
-    log_prior: dict[str, Array]
-    statistics: dict[str, Array]
 
 
 def nuts(
@@ -68,25 +52,17 @@ def nuts(
         InputError: where the checkpoint to go on from is that of another fit.
     """
     problem = Problem(model, warmup, CHUNK, model.pool(prepared))
-    done = Progress(0, _start(problem, jr.split(key, chains)), ())
-    mark = ""
-    if checkpoint is not None:
-        # The initial state holds a density and its gradient: a model that was edited meanwhile has others.
-        mark = fingerprint(problem.prepared, model.options, chains, draws, warmup, CHUNK, done.state)
-        done = checkpoint.load(mark, done.state)
-    with tqdm(total=warmup + draws, initial=done.iterations, desc="NUTS", disable=not progress, delay=2) as bar:
-        while done.iterations < warmup + draws:
-            keep = done.iterations >= warmup
-            steps = min(CHUNK, (warmup + draws if keep else warmup) - done.iterations)
-            state, chunk = _advance(problem, done.state, jnp.asarray(steps))
-            chunks = done.chunks
-            if keep:
-                chunks = (*chunks, jax.tree.map(lambda x, steps=steps: np.asarray(x[:, :steps]), chunk))
-            done = Progress(done.iterations + steps, state, chunks)
-            if checkpoint is not None:
-                checkpoint.save(mark, done)
-            bar.update(steps)
-    kept = done.draws
+    kept = in_chunks(
+        _advance,
+        problem,
+        _start(problem, jr.split(key, chains)),
+        warmup=warmup,
+        draws=draws,
+        chunk=CHUNK,
+        progress=progress,
+        checkpoint=checkpoint,
+        fingerprinted=(problem.prepared, model.options),
+    )
     log_likelihood, log_prior = jax.tree.map(np.asarray, log_densities(model, prepared, kept["samples"]))
     return Draws(kept["samples"], log_likelihood, log_prior, kept["statistics"])
 

@@ -20,7 +20,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._mode import posterior_mode
+from sdeinfer.infer._mode import Mode, posterior_mode
 from sdeinfer.likelihood import (
     Program,
     path_layout,
@@ -81,8 +81,18 @@ def logit_spread(V: Float[np.ndarray, "... m m"], width: Float[np.ndarray, "..."
     return np.sqrt(variances.max(axis=-1)) * np.sqrt(np.maximum(about_mean, 0.0) / width)
 
 
+def pilot_mode(model: Program, data: xr.Dataset) -> Mode:
+    """Where the posterior of a program is, roughly, by its pilot on the transitions that are to be used."""
+    return posterior_mode(_pilot(model), path_statistics(transitions(data), pooled=True))
+
+
+def _pilot(model: Program) -> Program:
+    """What stands in for a program: where layers are latent, one step of the SDE from each observed layer to the next."""
+    return model if model.pilot is None else model.pilot.given(**dict(model.options) | {"law": "limit"})
+
+
 def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: float) -> tuple[np.ndarray, float]:
-    path = transitions(data)
+    path, model = transitions(data), _pilot(model)
     scale = logit_scale(data)[path.network, path.layer]
     order = np.argsort(scale)
     sorted_scale = scale[order]

@@ -159,7 +159,8 @@ def _one_layer(path: Path, layer: AbstractLayer) -> Path | None:
             return None
         keys = NetworkKeys.numbered(jr.key(0), jnp.asarray(mine, jnp.uint32))
         ends[mine] = _chain(layer, jnp.asarray(starts[mine]), keys, width=int(width))[:, 1]
-    return Path(np.stack([starts, ends], axis=1), widths, np.arange(ENOUGH), np.zeros(ENOUGH, int))
+    first = np.zeros(ENOUGH, int)
+    return Path(np.stack([starts, ends], axis=1), widths, np.arange(ENOUGH), first, gap=np.ones(1, int))
 
 
 @eqx.filter_jit

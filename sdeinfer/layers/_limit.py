@@ -5,10 +5,9 @@ and 𝒜 the same for all. Stacking layers adds drifts and diffusions, so it add
 """
 
 import equinox as eqx
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import Diffusion, centre, spectrum
+from sdeinfer.covariance import Diffusion, centre, diagonal, spectrum, total, transpose
 from sdeinfer.layers._relu import relu_drift
 
 
@@ -45,18 +44,19 @@ class Limit(eqx.Module):
         return Diffusion(spectrum(V), self.linear_noise, self.attention_noise)
 
 
-def attention_drift(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
+def attention_drift(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """B₁(V), with b = (γ²/τ0²) B₁ in Theorem 4.2: V tr(VC)/m² + (v sᵀV + V s vᵀ)/(2m), in O(m³).
 
     The first term is the double sum over S₁ of Eq. 10, the second the sum over S₂, whose part free of V_αα is s.
     """
     tokens = V.shape[0]
     v, s = attention_drift_vectors(V)
-    outer = v[:, None] * (V @ s)[None, :]
-    return V * jnp.sum(V * centre(V)) / tokens**2 + (outer + outer.T) / (2 * tokens)
+    outer = v[:, None] * total(V * s[None], axis=1)[None]
+    return V * total(total(V * centre(V))) / tokens**2 + (outer + transpose(outer)) / (2 * tokens)
 
 
-def attention_drift_vectors(V: Float[Array, "m m"]) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
+def attention_drift_vectors(V: Float[Array, "m m ..."]) -> tuple[Float[Array, "m ..."], Float[Array, "m ..."]]:
     """The v and s of the second attention-drift term: v = diag V, S₂^{αδ} = v_α s_δ (Eq. 10)."""
-    v = jnp.diagonal(V)
-    return v, v - 2 * jnp.mean(V, axis=1) + 2 * jnp.mean(V) - jnp.mean(v)
+    tokens = V.shape[0]
+    v, row = diagonal(V), total(V, axis=1) / tokens
+    return v, v - 2 * row + (2 * total(row) - total(v)) / tokens

@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int
 
-from sdeinfer.covariance import diagonal, identity_like, matmul, semidefinite_cholesky, total
+from sdeinfer.covariance import diagonal, invert_lower, matmul, semidefinite_cholesky, total
 from sdeinfer.layers._keys import NetworkKeys
 
 CHUNK = 16
@@ -154,19 +153,3 @@ def with_gram(
 ) -> Float[Array, "m m blocks networks"]:
     """K with K W Kᵀ = V for definite W: if G Gᵀ = W has uniform directions, K G has them too, and V."""
     return matmul(factor(V), invert_lower(factor(W)))
-
-
-def invert_lower(L: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-    """L⁻¹ for lower triangular L."""
-    if L.shape[0] > LARGEST_UNROLLED:
-        first = jnp.moveaxis(L, (0, 1), (-2, -1))
-        identity = jnp.broadcast_to(jnp.eye(L.shape[0], dtype=L.dtype), first.shape)
-        return jnp.moveaxis(solve_triangular(first, identity, lower=True), (-2, -1), (0, 1))
-    identity = jnp.broadcast_to(identity_like(L), L.shape)
-    rows: list[Array] = []
-    for i in range(L.shape[0]):
-        row = identity[i]
-        for k in range(i):
-            row = row - L[i, k] * rows[k]
-        rows.append(row / L[i, i])
-    return jnp.stack(rows)

@@ -3,7 +3,15 @@
 from sdeinfer.likelihood._adjustment import Adjustment as Adjustment
 from sdeinfer.likelihood._adjustment import constrained as constrained
 from sdeinfer.likelihood._adjustment import unconstrained as unconstrained
+from sdeinfer.likelihood._bridge import Span as Span
+from sdeinfer.likelihood._bridge import bridge as bridge
+from sdeinfer.likelihood._bridges import Bridged as Bridged
+from sdeinfer.likelihood._bridges import Bridges as Bridges
+from sdeinfer.likelihood._bridges import bridges_of as bridges_of
 from sdeinfer.likelihood._full_path import FullPath as FullPath
+from sdeinfer.likelihood._layer_step import LayerLaw as LayerLaw
+from sdeinfer.likelihood._layer_step import LayerStep as LayerStep
+from sdeinfer.likelihood._layer_step import layer_step as layer_step
 from sdeinfer.likelihood._moments import Moments as Moments
 from sdeinfer.likelihood._moments import moments_of as moments_of
 from sdeinfer.likelihood._program import Program as Program

@@ -19,6 +19,10 @@ class Program:
         pool: reduces prepared data further to what the joint density needs, which may know less of each network.
         path: the transitions that the model is a law of, so that its data can be expanded about the mode; None for a
             model of something else.
+        latent: the site of the latent layers, standard normals in a plate whose elements are independent given all
+            other sites; None where nothing but parameters is latent.
+        pilot: a program with the same parameters and less costly data, which says where to start; None where the model
+            itself is cheap.
         options: what is passed by keyword: the architecture and the law.
     """
 
@@ -26,6 +30,8 @@ class Program:
     prepare: Callable[[xr.Dataset], Any]
     pool: Callable[[Any], Any]
     path: Callable[[xr.Dataset], Path] | None = None
+    latent: str | None = None
+    pilot: "Program | None" = None
     options: tuple[tuple[str, Any], ...] = ()
 
     def given(self, **options: Any) -> "Program":
@@ -46,6 +52,8 @@ def observing(
     prepare: Callable[[xr.Dataset], Any],
     pool: Callable[[Any], Any] = lambda prepared: prepared,
     path: Callable[[xr.Dataset], Path] | None = None,
+    latent: str | None = None,
+    pilot: Program | None = None,
 ) -> Callable[[Callable[..., None]], Program]:
     """Decorate a NumPyro model with the preparation of its data."""
-    return lambda model: Program(model, prepare, pool, path)
+    return lambda model: Program(model, prepare, pool, path, latent, pilot)

@@ -49,12 +49,14 @@ class Path:
         width: n of each network, shape (networks,).
         network: the network of each transition, ascending; shape (transitions,).
         layer: the position of the layer that it starts from; shape (transitions,).
+        gap: how many layers lie between each observed layer and the next, shape (layers − 1,).
     """
 
     covariance: np.ndarray
     width: np.ndarray
     network: np.ndarray
     layer: np.ndarray
+    gap: np.ndarray
 
     @property
     def tokens(self) -> int:
@@ -68,10 +70,15 @@ class Path:
         """The covariances from which transitions start, symmetrised."""
         return _symmetric(self.covariance[self.network[chosen], self.layer[chosen]])
 
+    def ends(self, chosen: slice | np.ndarray) -> Float[Array, "transitions m m"]:
+        """The covariances at which they end."""
+        return _symmetric(self.covariance[self.network[chosen], self.layer[chosen] + 1])
+
     def terms(self, chosen: slice | np.ndarray) -> Terms:
-        """Transitions in their spectral coordinates, with one leading axis."""
-        V, after = self.starts(chosen), _symmetric(self.covariance[self.network[chosen], self.layer[chosen] + 1])
-        return _terms(V, after, jnp.asarray(1 / self.width[self.network[chosen]], V.dtype))
+        """Transitions in their spectral coordinates, with one leading axis; each as one step of the SDE."""
+        V = self.starts(chosen)
+        h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
+        return _terms(V, self.ends(chosen), jnp.asarray(h, V.dtype))
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Indices of all transitions, block by block."""
@@ -103,22 +110,21 @@ def observed_path(data: xr.Dataset) -> Path:
             transition has no density.
     """
     path = transitions(data)
+    if (path.gap != 1).any():
+        layers = ", ".join(f"{number:g}" for number in data["layer"].values[:4])
+        raise InputError(f"layer: the full path needs every layer, got layers {layers}, …; use models.thinned_path")
     require_densities(path, data)
     return path
 
 
 def transitions(data: xr.Dataset) -> Path:
-    """The same, whether all of them have a density or not."""
+    """From each observed layer to the next, whatever lies between, and whether all of them have a density or not."""
     data = validate(data)
-    layers = data["layer"].values
-    if (np.diff(layers) != 1).any():
-        raise InputError(
-            f"layer: the full path needs every layer, got layers {', '.join(f'{n:g}' for n in layers[:4])}, …"
-        )
     network, layer = np.nonzero(used_of(data))
     if not len(network):
         raise InputError("used: no transition is left")
-    return Path(data["covariance"].values, data["width"].values.astype(np.float64), network, layer)
+    width, gap = data["width"].values.astype(np.float64), np.diff(data["layer"].values).astype(int)
+    return Path(data["covariance"].values, width, network, layer, gap)
 
 
 def require_densities(path: Path, data: xr.Dataset) -> None:

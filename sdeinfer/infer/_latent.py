@@ -1,0 +1,72 @@
+"""The two densities of a model with latent layers: of its parameters, and of what each bridge arrives at."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from numpyro import handlers
+from numpyro.infer.util import constrain_fn, potential_energy
+
+from sdeinfer.likelihood import Program
+
+
+def draw_latent(model: Program, prepared: PyTree, key: PRNGKeyArray) -> Float[Array, "bridges latent p"]:
+    """Innovations of the latent layers, from their prior."""
+    return jr.normal(key, (len(prepared), *prepared.innovations))
+
+
+def log_prior(model: Program, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, ""]:
+    """Log density of the unconstrained parameters, without that of the latent layers."""
+    names = {model.latent, *observed_sites(model, prepared, latent)}
+    parameters = handlers.block(given_latent(model), hide=sorted(names))
+    return -potential_energy(parameters, (prepared, latent), {}, z)
+
+
+def log_weights(model: Program, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, " bridges"]:
+    """What the observation at the end of each bridge adds to it."""
+    sites = sites_at(model, prepared, z, latent)
+    conditioned = handlers.substitute(handlers.seed(given_latent(model), jr.key(0)), sites)
+    trace = handlers.trace(conditioned).get_trace(prepared, latent)
+    (name,) = observed_sites(model, prepared, latent)
+    return trace[name]["fn"].log_prob(trace[name]["value"])
+
+
+@eqx.filter_jit
+def log_priors(model: Program, prepared: PyTree, sites: dict[str, Array]) -> dict[str, Array]:
+    """Of each parameter, the log density of its prior at draws with leading axes (chain, draw)."""
+    latent = draw_latent(model, prepared, jr.key(0))
+
+    def evaluate(sites: dict[str, Array]) -> dict[str, Array]:
+        conditioned = handlers.substitute(handlers.seed(given_latent(model), jr.key(0)), sites)
+        trace = handlers.trace(conditioned).get_trace(prepared, latent)
+        return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in sites}
+
+    return jax.vmap(jax.vmap(evaluate))(sites)
+
+
+def sites_at(model: Program, prepared: PyTree, z: dict[str, Array], latent: Array) -> dict[str, Any]:
+    """The parameters and what follows from them, by their public names."""
+    sites = constrain_fn(given_latent(model), (prepared, latent), {}, z, return_deterministic=True)
+    return {name: value for name, value in sites.items() if name != model.latent}
+
+
+def observed_sites(model: Program, prepared: PyTree, latent: Array) -> list[str]:
+    """Names of what is observed, the latent layers aside."""
+    trace = handlers.trace(handlers.seed(given_latent(model), jr.key(0))).get_trace(prepared, latent)
+    observed = [name for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]]
+    return [name for name in observed if name != model.latent]
+
+
+def given_latent(model: Program) -> Callable[[PyTree, Array | None], None]:
+    """The model with its latent layers fixed, as a function of its data and of these; None where it has none."""
+
+    def fixed(prepared: PyTree, latent: Array | None) -> None:
+        fixed_sites = {} if model.latent is None else {model.latent: jnp.asarray(latent)}
+        with handlers.condition(data=fixed_sites):
+            model(prepared)
+
+    return fixed

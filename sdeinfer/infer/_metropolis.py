@@ -1,0 +1,280 @@
+"""Metropolis steps for a few parameters and many latent layers.
+
+A model's innovations u are standard normals, bridge by bridge, and w(θ, u) is all that the data add (see
+`likelihood.bridge`). Every iteration renews u: each bridge is proposed new innovations from their prior and takes them
+with probability min(1, w(θ, u′)/w(θ, u)), on its own. The bridges are so good that most are taken, whatever their
+number. Then θ moves at fixed u a few times: by turns from where it is, and to anywhere, by proposals that follow the
+posterior's mean and covariance as the warmup saw them.
+
+Why no gradients: w costs some hundred times more than a likelihood in closed form, its gradient six times more again
+and the compilation of NUTS ten times more; and there are no more than four parameters. `tests/benchmarks` compares.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from sdeinfer.infer._chains import Draws, in_chunks, on_cores
+from sdeinfer.infer._checkpoint import Checkpoint
+from sdeinfer.infer._latent import draw_latent, log_prior, log_priors, log_weights, sites_at
+from sdeinfer.infer._mode import Mode
+from sdeinfer.likelihood import Program
+
+MOVES = 6
+"""How often θ moves in an iteration; half of them go to anywhere."""
+
+ACCEPTED = 0.3
+"""The share of moves from where θ is that the size of their steps is adapted to."""
+
+FREEDOM = 6.0
+"""Degrees of freedom of the t distribution by which θ goes to anywhere."""
+
+START = 1.5
+"""Chains start at the pilot's mode plus normals of so many of its standard deviations."""
+
+SHARES = (0.2, 0.5, 1.0)
+"""Parts of the warmup after each of which the proposals' mean and covariance are taken from what the part saw."""
+
+LEAST_SEEN = 20.0
+"""A covariance seen counts as if the one before it had been seen so many times."""
+
+CHUNK = 100
+"""Iterations between two looks at the progress."""
+
+
+def metropolis(
+    model: Program,
+    prepared: PyTree,
+    *,
+    around: Mode,
+    chains: int,
+    draws: int,
+    warmup: int,
+    progress: bool = False,
+    checkpoint: Checkpoint | None = None,
+    key: PRNGKeyArray,
+) -> Draws:
+    """Sample the posterior of a model with latent layers; its chains run on as many cores as there are.
+
+    Arguments:
+        model: the NumPyro program, with its options given.
+        prepared: its data, prepared by the program.
+        around: where to start.
+        chains: how many chains.
+        draws: kept draws of each chain.
+        warmup: iterations of adaptation before them.
+        progress: show a progress bar.
+        checkpoint: where to keep what is done, after every chunk; the caller removes it.
+        key: where the randomness comes from.
+
+    Raises:
+        InputError: where the checkpoint to go on from is that of another fit.
+    """
+    problem = Metropolis(model, around.sites, warmup, CHUNK, prepared)
+    start = _start(problem, jnp.asarray(around.x), jnp.asarray(around.sd), jr.split(key, chains))
+    kept = in_chunks(
+        on_cores(_advance, problem, start),
+        problem,
+        start,
+        warmup=warmup,
+        draws=draws,
+        chunk=CHUNK,
+        progress=progress,
+        checkpoint=checkpoint,
+        fingerprinted=(prepared, model.options, around.sites),
+    )
+    sites = {name: kept["samples"][name] for name in around.sites}
+    return Draws(kept["samples"], kept["log_likelihood"], log_priors(model, prepared, sites), kept["statistics"])
+
+
+class Proposal(NamedTuple):
+    """How θ is proposed.
+
+    Attributes:
+        mean: of the posterior, as far as it is known; shape (parameters,).
+        factor: Cholesky factor of its covariance, shape (parameters, parameters).
+        log_step: log of the size of steps from where θ is.
+        seen: how many values of θ the sums hold.
+        total: sum of θ less the mean, since the last update.
+        square: sum of its squares.
+    """
+
+    mean: Float[Array, " parameters"]
+    factor: Float[Array, "parameters parameters"]
+    log_step: Float[Array, ""]
+    seen: Float[Array, ""]
+    total: Float[Array, " parameters"]
+    square: Float[Array, "parameters parameters"]
+
+
+class State(NamedTuple):
+    """Of one chain.
+
+    Attributes:
+        iteration: how many are done.
+        x: unconstrained θ, shape (parameters,).
+        prior: log density of θ.
+        latent: u, shape (bridges, latent, p).
+        log_weight: log w(θ, u) of each bridge.
+        proposal: how θ is proposed.
+        key: where the randomness comes from.
+    """
+
+    iteration: Int[Array, ""]
+    x: Float[Array, " parameters"]
+    prior: Float[Array, ""]
+    latent: Float[Array, "bridges latent p"]
+    log_weight: Float[Array, " bridges"]
+    proposal: Proposal
+    key: PRNGKeyArray
+
+
+class Metropolis(eqx.Module):
+    """A posterior to sample: what is static is compiled in, the prepared data are an argument.
+
+    Attributes:
+        model: the NumPyro program, with its options given.
+        sites: names of the parameters, all of them scalars.
+        warmup: iterations of adaptation.
+        chunk: most iterations between two looks at the progress.
+        prepared: the model's data.
+    """
+
+    model: Program = eqx.field(static=True)
+    sites: tuple[str, ...] = eqx.field(static=True)
+    warmup: int = eqx.field(static=True)
+    chunk: int = eqx.field(static=True)
+    prepared: PyTree
+
+    def start(self, mean: Float[Array, " parameters"], sd: Float[Array, " parameters"], key: PRNGKeyArray) -> State:
+        """A chain's state somewhere about a mode, with standard normals for its latent layers."""
+        key, key_x, key_latent = jr.split(key, 3)
+        x = mean + START * sd * jr.normal(key_x, mean.shape)
+        latent = draw_latent(self.model, self.prepared, key_latent)
+        zero = jnp.zeros_like(mean)
+        step = jnp.log(2.4 / jnp.sqrt(len(mean)))
+        proposal = Proposal(mean, jnp.diag(sd), step, jnp.zeros(()), zero, jnp.outer(zero, zero))
+        return State(jnp.asarray(0), x, self._prior(x, latent), latent, self._weights(x, latent), proposal, key)
+
+    def advance(self, state: State, steps: Int[Array, ""]) -> tuple[State, dict[str, dict[str, Array]]]:
+        """Advance one chain by up to a chunk of iterations; the sites and the sampler's statistics at each."""
+
+        def iterate(i, carry):
+            state, draws = carry
+            state, here = self._iteration(state)
+            return state, jax.tree.map(lambda all, one: all.at[i].set(one), draws, here)
+
+        structure = jax.eval_shape(lambda state: self._iteration(state)[1], state)
+        blank = jax.tree.map(lambda leaf: jnp.zeros((self.chunk, *leaf.shape), leaf.dtype), structure)
+        return jax.lax.fori_loop(0, steps, iterate, (state, blank))
+
+    def _iteration(self, state: State) -> tuple[State, dict[str, dict[str, Array]]]:
+        key, key_renew, key_moves = jr.split(state.key, 3)
+        state, estimate, renewed = self._renewed(state, key_renew)
+        adapting = state.iteration < self.warmup
+
+        def move(i, carry):
+            state, accepted = carry
+            state, probability = self._moved(state, i % 2 == 0, adapting, jr.fold_in(key_moves, i))
+            return state, accepted.at[i % 2].add(2 * probability / MOVES)
+
+        state, accepted = jax.lax.fori_loop(0, MOVES, move, (state, jnp.zeros(2)))
+        ends = jnp.asarray([round(self.warmup * share) for share in SHARES])
+        update = (state.iteration + 1 == ends).any()
+        proposal = jax.tree.map(lambda new, old: jnp.where(update, new, old), _learned(state.proposal), state.proposal)
+        density = state.prior + jnp.sum(state.log_weight)
+        here = {
+            "samples": sites_at(self.model, self.prepared, self._by_name(state.x), state.latent),
+            "log_likelihood": {"covariance": estimate},
+            "statistics": {
+                "lp": density,
+                "diverging": ~jnp.isfinite(density),
+                "acceptance_rate": accepted[0],
+                "acceptance_anywhere": accepted[1],
+                "acceptance_latent": renewed,
+                "step_size": jnp.exp(proposal.log_step),
+            },
+        }
+        return state._replace(iteration=state.iteration + 1, proposal=proposal, key=key), here
+
+    def _renewed(self, state: State, key: PRNGKeyArray) -> tuple[State, Array, Array]:
+        """New innovations; of each network, log of an unbiased estimate of its likelihood; the share that was taken."""
+        key_proposal, key_choice = jr.split(key)
+        proposed = draw_latent(self.model, self.prepared, key_proposal)
+        weight = self._weights(state.x, proposed)
+        # −log of a uniform is exponential. A proposal without a density, NaN, is not taken; it is for one.
+        taken = ~(weight - state.log_weight <= -jr.exponential(key_choice, weight.shape, weight.dtype))
+        taken &= ~jnp.isnan(weight)
+        latent = jnp.where(taken[:, None, None], proposed, state.latent)
+        log_weight = jnp.where(taken, weight, state.log_weight)
+        estimate = self.prepared.by_network(weight)
+        return state._replace(latent=latent, log_weight=log_weight), estimate, jnp.mean(taken)
+
+    def _moved(self, state: State, near: Array, adapting: Array, key: PRNGKeyArray) -> tuple[State, Array]:
+        """One move of θ, from where it is or to anywhere, and the probability with which it was accepted."""
+        key_x, key_choice = jr.split(key)
+        proposal = state.proposal
+        normal, chi = jr.normal(key_x, state.x.shape), jr.chisquare(jr.fold_in(key_x, 1), FREEDOM)
+        here = state.x + jnp.exp(proposal.log_step) * proposal.factor @ normal
+        anywhere = proposal.mean + proposal.factor @ normal * jnp.sqrt(FREEDOM / chi)
+        x = jnp.where(near, here, anywhere)
+        correction = jnp.where(near, 0.0, _log_t(proposal, state.x) - _log_t(proposal, x))
+        prior, weight = self._prior(x, state.latent), self._weights(x, state.latent)
+        change = prior - state.prior + jnp.sum(weight) - jnp.sum(state.log_weight) + correction
+        probability = jnp.where(jnp.isnan(change), 0.0, jnp.minimum(1.0, jnp.exp(change)))
+        # A chain that started where there is no density takes whatever has one.
+        stuck = ~jnp.isfinite(state.prior + jnp.sum(state.log_weight)) & jnp.isfinite(prior + jnp.sum(weight))
+        taken = stuck | (jr.uniform(key_choice) < probability)
+        x, prior, weight = jax.tree.map(
+            lambda new, old: jnp.where(taken, new, old), (x, prior, weight), (state.x, state.prior, state.log_weight)
+        )
+        rate = 4.0 / jnp.sqrt(state.iteration + 10.0)
+        log_step = proposal.log_step + jnp.where(adapting & near, rate * (probability - ACCEPTED), 0.0)
+        away = x - proposal.mean
+        proposal = proposal._replace(
+            log_step=log_step,
+            seen=proposal.seen + 1,
+            total=proposal.total + away,
+            square=proposal.square + jnp.outer(away, away),
+        )
+        return state._replace(x=x, prior=prior, log_weight=weight, proposal=proposal), probability
+
+    def _by_name(self, x: Float[Array, " parameters"]) -> dict[str, Array]:
+        return dict(zip(self.sites, x, strict=True))
+
+    def _prior(self, x: Float[Array, " parameters"], latent: Array) -> Float[Array, ""]:
+        return log_prior(self.model, self.prepared, self._by_name(x), latent)
+
+    def _weights(self, x: Float[Array, " parameters"], latent: Array) -> Float[Array, " bridges"]:
+        return log_weights(self.model, self.prepared, self._by_name(x), latent)
+
+
+def _learned(proposal: Proposal) -> Proposal:
+    """The proposal that follows what was seen, for which the one before it counts a little."""
+    count = jnp.maximum(proposal.seen, 1.0)
+    shift = proposal.total / count
+    covariance = proposal.square / count - jnp.outer(shift, shift)
+    before = proposal.factor @ proposal.factor.T
+    factor = jnp.linalg.cholesky((covariance * count + before * LEAST_SEEN) / (count + LEAST_SEEN))
+    zero = jnp.zeros_like(shift)
+    return Proposal(proposal.mean + shift, factor, proposal.log_step, jnp.zeros(()), zero, jnp.outer(zero, zero))
+
+
+def _log_t(proposal: Proposal, x: Float[Array, " parameters"]) -> Float[Array, ""]:
+    """Log density of the moves to anywhere, up to a constant."""
+    white = jax.scipy.linalg.solve_triangular(proposal.factor, x - proposal.mean, lower=True)
+    return -(FREEDOM + len(x)) / 2 * jnp.log1p(jnp.sum(white**2) / FREEDOM)
+
+
+@eqx.filter_jit
+def _start(problem: Metropolis, mean: Array, sd: Array, keys: PRNGKeyArray) -> State:
+    return jax.lax.map(lambda key: problem.start(mean, sd, key), keys)
+
+
+@eqx.filter_jit
+def _advance(problem: Metropolis, state: State, steps: Int[Array, ""]) -> tuple[State, dict[str, dict[str, Array]]]:
+    return problem.advance(state, steps)

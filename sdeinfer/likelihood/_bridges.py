@@ -1,0 +1,184 @@
+"""Networks of which some layers are latent, as data and as a NumPyro distribution."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int
+from numpyro.distributions import Distribution, constraints
+
+from sdeinfer.covariance import spectrum, vech
+from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit, drift_terms, variance_terms
+from sdeinfer.likelihood._bridge import Span, bridge, innovations_needed
+from sdeinfer.likelihood._layer_step import LayerLaw, square_of
+from sdeinfer.likelihood._moments import moments_of
+from sdeinfer.likelihood._transitions import Path
+
+TOGETHER = 256
+"""Bridges that are built side by side on a CPU: what a layer reads and writes should stay in its cache."""
+
+
+class Bridges(eqx.Module):
+    """Pairs of observations, next to each other in a network, with latent layers between them.
+
+    Attributes:
+        start: V at the first, shape (bridges, m, m).
+        end: V at the second, or X Xᵀ/q of the outputs X, shape (bridges, m, m).
+        layers: how many layers lie between, shape (bridges,).
+        network: the network of each, shape (bridges,).
+        width: which of the `widths` each has, shape (bridges,).
+        widths: the different widths n, shape (widths,).
+        more_drift: DB₂[B₁] and B₁′ (`layers.drift_terms`) at both ends, shape (bridges, 2, 2, m, m).
+        features: means over both ends of those of `layers.variance_terms`, packed; shape (bridges, features, p).
+        centre: their means, shape (features, p).
+        networks: how many networks.
+        latent: how many layers are latent, of the bridges that have most.
+        outputs: q; 0 where covariances were observed.
+    """
+
+    start: Float[Array, "bridges m m"]
+    end: Float[Array, "bridges m m"]
+    layers: Int[Array, " bridges"]
+    network: Int[Array, " bridges"]
+    width: Int[Array, " bridges"]
+    widths: Float[Array, " widths"]
+    more_drift: Float[Array, "bridges 2 2 m m"]
+    features: Float[Array, "bridges features p"]
+    centre: Float[Array, "features p"]
+    networks: int = eqx.field(static=True)
+    latent: int = eqx.field(static=True)
+    outputs: int = eqx.field(static=True, default=0)
+
+    @property
+    def innovations(self) -> tuple[int, int]:
+        """How many standard normals each bridge needs: for each latent layer p."""
+        return self.latent, self.centre.shape[-1]
+
+    def __len__(self) -> int:
+        return self.start.shape[0]
+
+    def by_network(self, of_bridges: Float[Array, " bridges"]) -> Float[Array, " networks"]:
+        """Sums over the bridges of each network."""
+        return jnp.zeros(self.networks, of_bridges.dtype).at[self.network].add(of_bridges)
+
+
+def bridges_of(path: Path, *, outputs: int = 0) -> Bridges:
+    """Make bridges of the transitions of a path.
+
+    Arguments:
+        path: from each observed layer to the next.
+        outputs: q, if the ends are X Xᵀ/q of q outputs.
+    """
+    layers = path.gap[path.layer]
+    more_drift, features = [], []
+    for block in path.blocks():
+        drift, feature = _next_order(path.starts(block))
+        ends = [(drift, feature)] * 2
+        # A covariance that is known up to an error only says little of the next order in 1/n.
+        if not outputs:
+            ends[1] = _next_order(path.ends(block))
+        latent = (layers[block] > 1)[:, None, None]
+        more_drift.append(np.stack([np.asarray(drift) for drift, _ in ends], axis=1))
+        first, second = (np.asarray(feature) for _, feature in ends)
+        features.append(np.where(latent, (first + second) / 2, first))
+    features, whole = np.concatenate(features), slice(None)
+    centre = features.mean(axis=0)
+    centre[ATTENTION_NEXT] = 0.0
+    widths = np.unique(path.width)
+    return Bridges(
+        start=path.starts(whole),
+        end=path.ends(whole),
+        layers=jnp.asarray(layers),
+        network=jnp.asarray(path.network),
+        width=jnp.asarray(path.which(widths)),
+        widths=jnp.asarray(widths, float),
+        more_drift=jnp.asarray(np.concatenate(more_drift), float),
+        features=jnp.asarray(features, float),
+        centre=jnp.asarray(centre, float),
+        networks=len(path.width),
+        latent=innovations_needed(int(layers.max()), outputs),
+        outputs=outputs,
+    )
+
+
+class Bridged(Distribution):
+    """Law of what was observed, given the innovations of the latent layers: log w of `bridge`.
+
+    One batch element is one bridge.
+
+    Attributes:
+        law: the coefficients of the SDE; or those of one layer, with a leading axis of the bridges' `widths`.
+        bridges: the data, but for what is observed.
+        innovations: standard normals, shape (bridges, latent, p).
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("law", "bridges", "innovations")
+    support = constraints.independent(constraints.real, 2)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def __init__(
+        self,
+        law: Limit | FiniteWidth,
+        bridges: Bridges,
+        innovations: Float[Array, "bridges latent p"],
+        *,
+        validate_args: bool | None = None,
+    ):
+        self.law = law
+        self.bridges = bridges
+        self.innovations = innovations
+        super().__init__((len(bridges),), bridges.end.shape[1:], validate_args=validate_args)
+
+    def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " bridges"]:
+        """Of covariances at the ends, or of X Xᵀ/q of outputs X, shape (bridges, m, m)."""
+        del intermediates
+        return self._in_blocks(jnp.asarray(value))[0]
+
+    def latent_layers(self) -> Float[Array, "bridges latent m m"]:
+        """The covariances of the latent layers; a bridge of fewer stays at its start for the first."""
+        return self._in_blocks(self.bridges.end)[1]
+
+    def _in_blocks(self, end: Array) -> tuple[Array, Array]:
+        bridges, count = self.bridges, len(self.bridges)
+        together = TOGETHER if jax.default_backend() == "cpu" else count
+        blocks = -(-count // together)
+        size = -(-count // blocks)
+        each = (bridges.start, end, bridges.layers, bridges.width, bridges.more_drift, bridges.features)
+        # The last block is filled up with copies of the last bridge.
+        index = jnp.minimum(jnp.arange(blocks * size), count - 1).reshape(blocks, size)
+        columns = jax.tree.map(lambda x: x[index], (*each, self.innovations))
+        if isinstance(self.law, Limit):
+            moments = None
+        else:
+            moments = jax.vmap(lambda law: moments_of(law, bridges.centre))(self.law)
+
+        def block(columns):
+            start, end, layers, width, more_drift, features, innovations = (_batch_last(x) for x in columns)
+            h = 1 / bridges.widths[width]
+            if moments is None:
+                law = LayerLaw.of_limit(self.law, h, bridges.start.shape[-1])
+            else:
+                features = (features - bridges.centre[..., None])[:, square_of(bridges.start.shape[-1])]
+                law = LayerLaw.of_moments(jax.tree.map(lambda x: x[width], moments), more_drift, features, h)
+            log_weight, path = bridge(law, Span(start, end, layers, bridges.outputs), innovations)
+            return log_weight, jnp.moveaxis(path, -1, 0)
+
+        log_weight, path = jax.lax.map(block, columns)
+        return log_weight.reshape(-1)[:count], path.reshape(blocks * size, *path.shape[2:])[:count]
+
+
+def _batch_last(x: Array) -> Array:
+    return jnp.moveaxis(x, 0, -1)
+
+
+@jax.jit
+def _next_order(V: Float[Array, "bridges m m"]) -> tuple[Array, Array]:
+    """Drift terms beyond the limit's, and features of the variance."""
+
+    def one(V):
+        features = variance_terms(V, spectrum(V))
+        return drift_terms(V)[2:], jax.vmap(vech)(features)
+
+    return jax.vmap(one)(V)

@@ -1,0 +1,160 @@
+"""One layer as a step that keeps V positive definite: what latent layers are made of.
+
+In the coordinates Q of `covariance.Spectrum`, V = QQᵀ becomes Q (I + Y)² Qᵀ with Y symmetric, its entries independent
+normals. Their means and variances are such that dV has those of the law of one layer, to second order in 1/n. So does
+the third moment: a residual branch adds (λX + γ…)(λX + γ…)ᵀ, of which the skewness of a square, 3/2 times its
+standard deviation, is within a tenth; that of a Gaussian dV would be 0, and over many layers it would move a by 3a/n.
+
+Arrays hold many covariances side by side, in their last axis.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from sdeinfer.covariance import (
+    centred_gram,
+    cholesky,
+    diagonal,
+    eigh,
+    identity_like,
+    invert_lower,
+    matmul,
+    pairs,
+    total,
+    transpose,
+)
+from sdeinfer.layers import Limit, attention_drift, relu_drift
+from sdeinfer.likelihood._moments import Moments, bounded
+
+LARGEST_SHARE = 0.5
+"""Bound on what is a transition's own in a variance, relative to the rest; half of it passes unchanged."""
+
+
+class LayerLaw(eqx.Module):
+    """The law of one layer, for each of a batch of covariances.
+
+    Attributes:
+        drift: θ₁ and θ₂, shape (2, batch).
+        more_drift: θ₃ DB₂[B₁] + θ₄ B₁′ at the start and at the end of the latent layers, shape (2, m, m, batch).
+        noise: what of var Z_ij/(1 + [i = j]) does not depend on V, shape (m, m, batch).
+        mixing: what goes with e_ij, shape (m, m, batch).
+        own_noise: what of the noise is a transition's own, shape (m, m, batch).
+        own_mixing: the same of the mixing.
+        h: 1/n, shape (batch,).
+    """
+
+    drift: Float[Array, "2 batch"]
+    more_drift: Float[Array, "2 m m batch"]
+    noise: Float[Array, "m m batch"]
+    mixing: Float[Array, "m m batch"]
+    own_noise: Float[Array, "m m batch"]
+    own_mixing: Float[Array, "m m batch"]
+    h: Float[Array, " batch"]
+
+    @classmethod
+    def of_limit(cls, limit: Limit, h: Float[Array, " batch"], tokens: int) -> "LayerLaw":
+        """The SDE over steps h."""
+        drift = jnp.stack([limit.attention_drift, limit.relu_drift])[:, None] + jnp.zeros_like(h)
+        zero = jnp.zeros((tokens, tokens, *h.shape), h.dtype)
+        noise, mixing = limit.linear_noise + zero, limit.attention_noise + zero
+        return cls(drift, zero[None] + jnp.zeros((2, 1, 1, 1), h.dtype), noise, mixing, zero, zero, h)
+
+    @classmethod
+    def of_moments(
+        cls,
+        moments: Moments,
+        more_drift: Float[Array, "ends 2 m m batch"],
+        features: Float[Array, "features m m batch"],
+        h: Float[Array, " batch"],
+    ) -> "LayerLaw":
+        """One layer of finite width.
+
+        Arguments:
+            moments: with a leading axis over the batch.
+            more_drift: DB₂[B₁] and B₁′ at both ends.
+            features: of `layers.variance_terms`, less their means.
+            h: 1/n.
+        """
+        square = square_of(features.shape[1])
+        theta = moments.drift.T
+        own = jnp.stack([moments.variance.T, moments.variance_mixing.T])
+        own_noise, own_mixing = jnp.sum(own[:, :, None, None] * features, axis=1)
+        return cls(
+            theta[:2],
+            jnp.sum(theta[2:, None, None] * more_drift, axis=1),
+            moments.noise.T[square],
+            moments.mixing.T[square],
+            own_noise,
+            own_mixing,
+            h,
+        )
+
+
+class LayerStep(NamedTuple):
+    """The law of Y, with Q (I + Y)² Qᵀ the covariance after a layer; shapes (m, m, batch).
+
+    Attributes:
+        Q: the coordinates of V.
+        R: Q⁻¹.
+        rotation: U, the orthogonal factor of Q = LU with L triangular.
+        mean: of Y.
+        variance: of its entries.
+        square: E[Y Yᵀ] about the mean, which is diagonal.
+        log_volume: ½ log det V, shape (batch,).
+    """
+
+    Q: Float[Array, "m m batch"]
+    R: Float[Array, "m m batch"]
+    rotation: Float[Array, "m m batch"]
+    mean: Float[Array, "m m batch"]
+    variance: Float[Array, "m m batch"]
+    square: Float[Array, "m m batch"]
+    log_volume: Float[Array, " batch"]
+
+
+def layer_step(law: LayerLaw, V: Float[Array, "m m batch"], passed: Float[Array, " batch"]) -> LayerStep:
+    """The law of one layer at V.
+
+    Arguments:
+        law: of the layers.
+        V: positive definite covariances; the result holds NaN for others.
+        passed: which share of the latent layers is passed.
+    """
+    tokens, equal = len(V), identity_like(V)
+    L = cholesky(V)
+    delta, U = eigh(centred_gram(L)[1])
+    Q, R = matmul(L, U), matmul(transpose(U), invert_lower(L))
+    e = (delta[:, None] ** 2 + delta[None] ** 2) / tokens**2
+    common, own = law.noise + law.mixing * e, law.own_noise + law.own_mixing * e
+    share = own / (LARGEST_SHARE * common)
+    of_entries = law.h * (1 + equal) * (common + own * bounded(share)) / 4
+    variance = of_entries / (1 + _of_square(of_entries) / (4 * of_entries))
+    square = equal * total(variance, axis=1)[:, None]
+    drift = law.drift[0] * attention_drift(V) + law.drift[1] * relu_drift(V)
+    drift = drift + law.more_drift[0] * (1 - passed) + law.more_drift[1] * passed
+    mean = (law.h * conjugated(R, drift) - square) / 2
+    return LayerStep(Q, R, U, mean - matmul(mean, mean) / 2, variance, square, total(jnp.log(diagonal(L))))
+
+
+def _of_square(w: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:
+    """Variances of the entries of Y², for a symmetric Y of independent entries with variances w."""
+    equal = identity_like(w)
+    # Off the diagonal, Y_ij (Y_ii + Y_jj) + Σ_k Y_ik Y_kj over the other k.
+    return equal * 2 * total(w * w, axis=1)[:, None] + (1 - equal) * matmul(w, w)
+
+
+def conjugated(R: Float[Array, "m m batch"], S: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:
+    """R S Rᵀ."""
+    return matmul(matmul(R, S), transpose(R))
+
+
+def square_of(tokens: int) -> np.ndarray:
+    """Where the entry (i, j) of a symmetric matrix stands among its p packed ones; shape (m, m)."""
+    place = np.zeros((tokens, tokens), int)
+    rows, columns = pairs(tokens)
+    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
+    return place

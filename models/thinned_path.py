@@ -7,7 +7,6 @@ import numpyro
 import numpyro.distributions as dist
 import xarray as xr
 from sdeinfer.models._priors import sample_layer  # pyright: ignore[reportMissingImports]
-from sdeinfer.models.full_path import full_path  # pyright: ignore[reportMissingImports]
 
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Bridged, Bridges, bridges_of, observing, require_densities, transitions
@@ -22,7 +21,7 @@ def prepare(data: xr.Dataset) -> Bridges:
     return bridges_of(path)
 
 
-@observing(prepare, latent=INNOVATIONS, pilot=full_path)
+@observing(prepare, latent=INNOVATIONS)
 def thinned_path(
     bridges: Bridges, *, architecture: Architecture, law: Literal["finite-width", "limit"] = "finite-width"
 ) -> None:

@@ -84,7 +84,7 @@ def in_chunks(
 
 
 def on_cores(advance_one: Any, problem: Any, state: PyTree) -> Advance:
-    """All chains, by a sampler of one chain that was compiled by `eqx.filter_jit`: as many at a time as there are cores.
+    """All chains, by a sampler of one chain under `eqx.filter_jit`: as many at a time as there are cores.
 
     Arguments:
         advance_one: the sampler.

@@ -24,7 +24,7 @@ from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import metropolis
 from sdeinfer.infer._nuts import nuts
 from sdeinfer.infer._predictive import predict
-from sdeinfer.infer._range import LARGEST_LOGIT, in_range, pilot_mode
+from sdeinfer.infer._range import LARGEST_LOGIT, in_range
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
 from sdeinfer.likelihood import USED, Program, used_of
 from sdeinfer.observe import validate
@@ -95,7 +95,7 @@ def fit(
         # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
         predicted_before = beside.submit(predict, before, data, architecture=kind, key=key_before)
         sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
-        result = sample(program, data, prepared, **sizes, checkpoint=checkpoint, key=key_nuts)
+        result = sample(program, prepared, **sizes, checkpoint=checkpoint, key=key_nuts)
         groups = _sampled_groups(result, data)
         groups["prior"] = dict_to_dataset({name: np.asarray(value)[None] for name, value in prior.items()})
         groups["prior_predictive"] = _labelled(predicted_before.result())
@@ -107,7 +107,7 @@ def fit(
     if both:
         limit = program.given(law="limit")
         beside_it = None if checkpoint is None else checkpoint.beside()
-        by_limit = sample(limit, data, prepare(limit, data), **sizes, checkpoint=beside_it, key=key_nuts)
+        by_limit = sample(limit, prepare(limit, data), **sizes, checkpoint=beside_it, key=key_nuts)
         groups[LIMIT_POSTERIOR] = dict_to_dataset(by_limit.samples)
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {
@@ -124,25 +124,21 @@ def fit(
     return tree
 
 
-def sample(
-    program: Program, data: xr.Dataset, prepared: PyTree, *, checkpoint: Checkpoint | None = None, **settings: Any
-) -> Draws:
+def sample(program: Program, prepared: PyTree, *, checkpoint: Checkpoint | None = None, **settings: Any) -> Draws:
     """Sample a posterior by the sampler for its kind.
 
     Arguments:
         program: the model, with its options given.
-        data: the observed networks.
-        prepared: what the program needs of them.
+        prepared: what the program needs of its data.
         checkpoint: of the fit.
         settings: chains, draws, warmup, progress and key, as in `fit`.
     """
-    if program.pilot is None:
-        return nuts(program, prepared, **settings, checkpoint=checkpoint)
-    return metropolis(program, prepared, around=pilot_mode(program, data), **settings, checkpoint=checkpoint)
+    sampler = nuts if program.latent is None else metropolis
+    return sampler(program, prepared, **settings, checkpoint=checkpoint)
 
 
 def _sample_prior(model: Program, prepared: PyTree, draws: int, key: PRNGKeyArray) -> dict[str, Any]:
-    """Draws of every site but latent layers and the observed ones, whose laws are of statistics and cannot be sampled."""
+    """Draws of all sites but latent layers and the observed ones, whose laws are of statistics: not to be sampled."""
     pooled = model.pool(prepared)
     latent = None if model.latent is None else draw_latent(model, pooled, key)
     run = given_latent(model)

@@ -16,12 +16,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from sdeinfer.infer._chains import Draws, in_chunks, on_cores
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._latent import draw_latent, log_prior, log_priors, log_weights, sites_at
-from sdeinfer.infer._mode import Mode
+from sdeinfer.infer._mode import mode_at
 from sdeinfer.likelihood import Program
 
 MOVES = 6
@@ -34,7 +35,7 @@ FREEDOM = 6.0
 """Degrees of freedom of the t distribution by which θ goes to anywhere."""
 
 START = 1.5
-"""Chains start at the pilot's mode plus normals of so many of its standard deviations."""
+"""Chains start at the mode given some innovations, plus normals of so many of its standard deviations."""
 
 SHARES = (0.2, 0.5, 1.0)
 """Parts of the warmup after each of which the proposals' mean and covariance are taken from what the part saw."""
@@ -50,7 +51,6 @@ def metropolis(
     model: Program,
     prepared: PyTree,
     *,
-    around: Mode,
     chains: int,
     draws: int,
     warmup: int,
@@ -63,7 +63,6 @@ def metropolis(
     Arguments:
         model: the NumPyro program, with its options given.
         prepared: its data, prepared by the program.
-        around: where to start.
         chains: how many chains.
         draws: kept draws of each chain.
         warmup: iterations of adaptation before them.
@@ -74,6 +73,8 @@ def metropolis(
     Raises:
         InputError: where the checkpoint to go on from is that of another fit.
     """
+    latent, everywhere = draw_latent(model, prepared, jr.fold_in(key, 0)), np.ones(len(prepared), bool)
+    around = mode_at(model, prepared, latent, everywhere)
     problem = Metropolis(model, around.sites, warmup, CHUNK, prepared)
     start = _start(problem, jnp.asarray(around.x), jnp.asarray(around.sd), jr.split(key, chains))
     kept = in_chunks(

@@ -7,21 +7,27 @@ The law is a series in the spread of the logits in a row of the softmax. Their s
 for the widest row, is what its terms go with: what the law of finite width leaves out moves τ0 by up to a relative s⁴,
 5 % at s = 0.5, and what exploding networks do beyond 1 makes a fit absurd. A transition may be left out by a rule on
 the covariance from which it starts without biasing the others. The rule: of the transitions with the smallest spreads,
-as many as make τ0's error smallest, that of the series and that of few data together; but none above a bound.
+as many as make τ0's error smallest, that of the series and that of few data together; but none above a bound. Where
+layers are latent they have to stay in the range as well: a spread counts as what it may grow to until the next
+observation. The rule still looks at the start alone.
 
 The rule needs τ0. It is estimated from the transitions with the smallest spreads, four times as many each time, for as
 long as the rule allows more by the estimate.
 """
 
 import math
+from collections.abc import Callable
 
+import jax.random as jr
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._mode import Mode, posterior_mode
+from sdeinfer.infer._latent import draw_latent
+from sdeinfer.infer._mode import Mode, mode_at, posterior_mode
 from sdeinfer.likelihood import (
+    Path,
     Program,
     path_layout,
     path_statistics,
@@ -81,19 +87,31 @@ def logit_spread(V: Float[np.ndarray, "... m m"], width: Float[np.ndarray, "..."
     return np.sqrt(variances.max(axis=-1)) * np.sqrt(np.maximum(about_mean, 0.0) / width)
 
 
-def pilot_mode(model: Program, data: xr.Dataset) -> Mode:
-    """Where the posterior of a program is, roughly, by its pilot on the transitions that are to be used."""
-    return posterior_mode(_pilot(model), path_statistics(transitions(data), pooled=True))
+def _estimator(model: Program, data: xr.Dataset, path: Path) -> Callable[[np.ndarray, Mode | None], Mode]:
+    """The mode of the posterior given some transitions of a path, by their indices; from a mode, if there is one."""
+    if model.latent is None:
 
+        def of_full_path(chosen: np.ndarray, start: Mode | None) -> Mode:
+            seen = path.chosen(chosen)
+            require_densities(seen, data)
+            statistics = path_statistics(seen, path_layout(seen, nodes=NODES), pooled=True)
+            return posterior_mode(model, statistics, start=start)
 
-def _pilot(model: Program) -> Program:
-    """What stands in for a program: where layers are latent, one step of the SDE from each observed layer to the next."""
-    return model if model.pilot is None else model.pilot.given(**dict(model.options) | {"law": "limit"})
+        return of_full_path
+    prepared = model.prepare(data)
+    latent = draw_latent(model, prepared, jr.key(0))
+
+    def of_bridges(chosen: np.ndarray, start: Mode | None) -> Mode:
+        return mode_at(model, prepared, latent, np.isin(np.arange(len(path)), chosen), start=start)
+
+    return of_bridges
 
 
 def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: float) -> tuple[np.ndarray, float]:
-    path, model = transitions(data), _pilot(model)
+    path = transitions(data)
+    estimate = _estimator(model, data, path)
     scale = logit_scale(data)[path.network, path.layer]
+    raw, scale = scale, scale * _growth(path, 1.0)
     order = np.argsort(scale)
     sorted_scale = scale[order]
     terms = path.tokens * (path.tokens + 1) // 2
@@ -102,11 +120,12 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
     count, tau0 = 0, math.nan
     while allowed > count:
         count = min(allowed, MORE * count) if count else allowed
-        seen = path.chosen(order[:count])
-        require_densities(seen, data)
-        mode = posterior_mode(model, path_statistics(seen, path_layout(seen, nodes=NODES), pooled=True), start=mode)
+        mode = estimate(order[:count], mode)
         place = mode.sites.index("tau0")
         tau0, sd = math.exp(mode.x[place]), mode.sd[place]
+        scale = raw * _growth(path, _noise_at(model, mode))
+        order = np.argsort(scale)
+        sorted_scale = scale[order]
         allowed = _allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         if allowed == 0:
             # Few transitions say little of τ0: nothing is left only if that holds for larger τ0 as well.
@@ -122,6 +141,20 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
     used = np.zeros_like(used)
     used[kept.network, kept.layer] = True
     return used, tau0
+
+
+def _growth(path: Path, noise: float) -> np.ndarray:
+    """By how much the spread may grow in the latent layers before the next observation: by two standard deviations."""
+    latent = (path.gap[path.layer] - 1) / path.width[path.network]
+    return np.exp(2 * np.sqrt(2 * noise * latent))
+
+
+def _noise_at(model: Program, mode: Mode) -> float:
+    """The coefficient a of the noise, which of the parameters depends on γ alone."""
+    kind = dict(model.options)["architecture"]
+    gamma = 1 / (1 + math.exp(-mode.x[mode.sites.index("gamma")]))
+    values = {"gamma": gamma, "tau0": 1.0, "c_plus": 0.0, "c_minus": 0.0}
+    return float(kind.layer(**{name: values[name] for name in kind.parameters}).limit().linear_noise)
 
 
 def _allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float) -> int:

@@ -64,7 +64,7 @@ def bridge(
 
     Spans of fewer layers than others leave the first of their innovations unused.
     """
-    latent, tokens = len(innovations), len(span.start)
+    latent = len(innovations)
     most = latent + (0 if span.outputs else 1)
 
     @jax.checkpoint
@@ -89,7 +89,7 @@ def _propose(
 ) -> tuple[Float[Array, "m m batch"], Float[Array, " batch"]]:
     """One layer of the bridge, and log p/q."""
     tokens, equal = len(V), identity_like(V)
-    step = layer_step(law, V, _passed(span, to_go))
+    step = layer_step(law, V)
     slack, target = 0.0, span.end
     if span.outputs:
         slack, target = _as_observation(law, span)
@@ -110,7 +110,7 @@ def _propose(
 
 def _arrival(law: LayerLaw, span: Span, V: Float[Array, "m m batch"]) -> Float[Array, " batch"]:
     """Log density of the observed covariance one layer after V."""
-    step = layer_step(law, V, _passed(span, jnp.asarray(1)))
+    step = layer_step(law, V)
     squares, axes = eigh(conjugated(step.R, span.end))
     root = jnp.sqrt(squares)
     Y = matmul(axes * (root - 1)[None], transpose(axes))
@@ -139,10 +139,6 @@ def _as_observation(law: LayerLaw, span: Span) -> tuple[Float[Array, " batch"], 
         return jnp.full_like(law.h, jnp.inf), span.start
     noise = total(diagonal(law.noise)) / tokens
     return 1 / (span.outputs * law.h * noise), span.end * np.exp((tokens + 1) / (2 * span.outputs))
-
-
-def _passed(span: Span, to_go: Int[Array, ""]) -> Float[Array, " batch"]:
-    return 1 - to_go / span.layers
 
 
 def _log(D: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:

@@ -30,9 +30,9 @@ class Bridges(eqx.Module):
         network: the network of each, shape (bridges,).
         width: which of the `widths` each has, shape (bridges,).
         widths: the different widths n, shape (widths,).
-        more_drift: DB₂[B₁] and B₁′ (`layers.drift_terms`) at both ends, shape (bridges, 2, 2, m, m).
-        features: means over both ends of those of `layers.variance_terms`, packed; shape (bridges, features, p).
-        centre: their means, shape (features, p).
+        more_drift: DB₂[B₁] and B₁′ of `layers.drift_terms` at the start, shape (bridges, 2, m, m).
+        features: of `layers.variance_terms` at the start, packed; shape (bridges, features, p).
+        centre: their medians, shape (features, p).
         networks: how many networks.
         latent: how many layers are latent, of the bridges that have most.
         outputs: q; 0 where covariances were observed.
@@ -44,7 +44,7 @@ class Bridges(eqx.Module):
     network: Int[Array, " bridges"]
     width: Int[Array, " bridges"]
     widths: Float[Array, " widths"]
-    more_drift: Float[Array, "bridges 2 2 m m"]
+    more_drift: Float[Array, "bridges 2 m m"]
     features: Float[Array, "bridges features p"]
     centre: Float[Array, "features p"]
     networks: int = eqx.field(static=True)
@@ -71,20 +71,11 @@ def bridges_of(path: Path, *, outputs: int = 0) -> Bridges:
         path: from each observed layer to the next.
         outputs: q, if the ends are X Xᵀ/q of q outputs.
     """
-    layers = path.gap[path.layer]
-    more_drift, features = [], []
-    for block in path.blocks():
-        drift, feature = _next_order(path.starts(block))
-        ends = [(drift, feature)] * 2
-        # A covariance that is known up to an error only says little of the next order in 1/n.
-        if not outputs:
-            ends[1] = _next_order(path.ends(block))
-        latent = (layers[block] > 1)[:, None, None]
-        more_drift.append(np.stack([np.asarray(drift) for drift, _ in ends], axis=1))
-        first, second = (np.asarray(feature) for _, feature in ends)
-        features.append(np.where(latent, (first + second) / 2, first))
-    features, whole = np.concatenate(features), slice(None)
-    centre = features.mean(axis=0)
+    layers, whole = path.gap[path.layer], slice(None)
+    blocks = [_next_order(path.starts(block)) for block in path.blocks()]
+    more_drift, features = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    # Not the mean: of a covariance that explodes the features are larger by many orders of magnitude.
+    centre = np.median(features, axis=0)
     centre[ATTENTION_NEXT] = 0.0
     widths = np.unique(path.width)
     return Bridges(
@@ -94,7 +85,7 @@ def bridges_of(path: Path, *, outputs: int = 0) -> Bridges:
         network=jnp.asarray(path.network),
         width=jnp.asarray(path.which(widths)),
         widths=jnp.asarray(widths, float),
-        more_drift=jnp.asarray(np.concatenate(more_drift), float),
+        more_drift=jnp.asarray(more_drift, float),
         features=jnp.asarray(features, float),
         centre=jnp.asarray(centre, float),
         networks=len(path.width),

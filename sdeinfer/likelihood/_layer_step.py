@@ -39,7 +39,8 @@ class LayerLaw(eqx.Module):
 
     Attributes:
         drift: θ₁ and θ₂, shape (2, batch).
-        more_drift: θ₃ DB₂[B₁] + θ₄ B₁′ at the start and at the end of the latent layers, shape (2, m, m, batch).
+        more_drift: θ₃ DB₂[B₁] + θ₄ B₁′, shape (m, m, batch); like the next two, of the last observed layer. It is
+            O(1/n), and what it changes by in the layers after is smaller still.
         noise: what of var Z_ij/(1 + [i = j]) does not depend on V, shape (m, m, batch).
         mixing: what goes with e_ij, shape (m, m, batch).
         own_noise: what of the noise is a transition's own, shape (m, m, batch).
@@ -48,7 +49,7 @@ class LayerLaw(eqx.Module):
     """
 
     drift: Float[Array, "2 batch"]
-    more_drift: Float[Array, "2 m m batch"]
+    more_drift: Float[Array, "m m batch"]
     noise: Float[Array, "m m batch"]
     mixing: Float[Array, "m m batch"]
     own_noise: Float[Array, "m m batch"]
@@ -61,13 +62,13 @@ class LayerLaw(eqx.Module):
         drift = jnp.stack([limit.attention_drift, limit.relu_drift])[:, None] + jnp.zeros_like(h)
         zero = jnp.zeros((tokens, tokens, *h.shape), h.dtype)
         noise, mixing = limit.linear_noise + zero, limit.attention_noise + zero
-        return cls(drift, zero[None] + jnp.zeros((2, 1, 1, 1), h.dtype), noise, mixing, zero, zero, h)
+        return cls(drift, zero, noise, mixing, zero, zero, h)
 
     @classmethod
     def of_moments(
         cls,
         moments: Moments,
-        more_drift: Float[Array, "ends 2 m m batch"],
+        more_drift: Float[Array, "2 m m batch"],
         features: Float[Array, "features m m batch"],
         h: Float[Array, " batch"],
     ) -> "LayerLaw":
@@ -75,7 +76,7 @@ class LayerLaw(eqx.Module):
 
         Arguments:
             moments: with a leading axis over the batch.
-            more_drift: DB₂[B₁] and B₁′ at both ends.
+            more_drift: DB₂[B₁] and B₁′.
             features: of `layers.variance_terms`, less their means.
             h: 1/n.
         """
@@ -85,7 +86,7 @@ class LayerLaw(eqx.Module):
         own_noise, own_mixing = jnp.sum(own[:, :, None, None] * features, axis=1)
         return cls(
             theta[:2],
-            jnp.sum(theta[2:, None, None] * more_drift, axis=1),
+            jnp.sum(theta[2:, None, None] * more_drift, axis=0),
             moments.noise.T[square],
             moments.mixing.T[square],
             own_noise,
@@ -116,13 +117,12 @@ class LayerStep(NamedTuple):
     log_volume: Float[Array, " batch"]
 
 
-def layer_step(law: LayerLaw, V: Float[Array, "m m batch"], passed: Float[Array, " batch"]) -> LayerStep:
+def layer_step(law: LayerLaw, V: Float[Array, "m m batch"]) -> LayerStep:
     """The law of one layer at V.
 
     Arguments:
         law: of the layers.
         V: positive definite covariances; the result holds NaN for others.
-        passed: which share of the latent layers is passed.
     """
     tokens, equal = len(V), identity_like(V)
     L = cholesky(V)
@@ -135,8 +135,7 @@ def layer_step(law: LayerLaw, V: Float[Array, "m m batch"], passed: Float[Array,
     variance = of_entries / (1 + _of_square(of_entries) / (4 * of_entries))
     square = equal * total(variance, axis=1)[:, None]
     drift = law.drift[0] * attention_drift(V) + law.drift[1] * relu_drift(V)
-    drift = drift + law.more_drift[0] * (1 - passed) + law.more_drift[1] * passed
-    mean = (law.h * conjugated(R, drift) - square) / 2
+    mean = (law.h * conjugated(R, drift + law.more_drift) - square) / 2
     return LayerStep(Q, R, U, mean - matmul(mean, mean) / 2, variance, square, total(jnp.log(diagonal(L))))
 
 

@@ -21,8 +21,6 @@ class Program:
             model of something else.
         latent: the site of the latent layers, standard normals in a plate whose elements are independent given all
             other sites; None where nothing but parameters is latent.
-        pilot: a program with the same parameters and less costly data, which says where to start; None where the model
-            itself is cheap.
         options: what is passed by keyword: the architecture and the law.
     """
 
@@ -31,7 +29,6 @@ class Program:
     pool: Callable[[Any], Any]
     path: Callable[[xr.Dataset], Path] | None = None
     latent: str | None = None
-    pilot: "Program | None" = None
     options: tuple[tuple[str, Any], ...] = ()
 
     def given(self, **options: Any) -> "Program":
@@ -53,7 +50,6 @@ def observing(
     pool: Callable[[Any], Any] = lambda prepared: prepared,
     path: Callable[[xr.Dataset], Path] | None = None,
     latent: str | None = None,
-    pilot: Program | None = None,
 ) -> Callable[[Callable[..., None]], Program]:
     """Decorate a NumPyro model with the preparation of its data."""
-    return lambda model: Program(model, prepare, pool, path, latent, pilot)
+    return lambda model: Program(model, prepare, pool, path, latent)

@@ -17,7 +17,7 @@ INNOVATIONS = "innovations"
 def prepare(data: xr.Dataset) -> Bridges:
     """All that the likelihood needs of the data."""
     path = transitions(data)
-    require_densities(path, data)
+    require_densities(path, data, ends=True)
     return bridges_of(path)
 
 

@@ -16,8 +16,10 @@ from sdeinfer.layers import ShapedMLP as ShapedMLP
 from sdeinfer.layers import ShapedTransformer as ShapedTransformer
 from sdeinfer.layers import Stack as Stack
 from sdeinfer.networks import sample_networks as sample_networks
+from sdeinfer.networks import sample_outputs as sample_outputs
 from sdeinfer.observe import covariance_dataset as covariance_dataset
 from sdeinfer.observe import observe as observe
+from sdeinfer.observe import observe_outputs as observe_outputs
 from sdeinfer.observe import read as read
 from sdeinfer.observe import validate as validate
 from sdeinfer.observe import write as write

@@ -78,7 +78,7 @@ def fit(
     Raises:
         InputError: for data that are not valid or cannot identify the architecture's parameters.
     """
-    data = validate(data)
+    data = model.select(validate(data))
     kind = architecture_of(data, architecture)
     require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, predictions=predictions)
     if checkpoint is not None and not checkpoint.resume:

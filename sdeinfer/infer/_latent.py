@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn, potential_energy
 
@@ -23,7 +23,7 @@ def log_prior(model: Program, prepared: PyTree, z: dict[str, Array], latent: Arr
     """Log density of the unconstrained parameters, without that of the latent layers."""
     names = {model.latent, *observed_sites(model, prepared, latent)}
     parameters = handlers.block(given_latent(model), hide=sorted(names))
-    return -potential_energy(parameters, (prepared, latent), {}, z)
+    return jnp.asarray(-potential_energy(parameters, (prepared, latent), {}, z))
 
 
 def log_weights(model: Program, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, " bridges"]:
@@ -65,7 +65,7 @@ def given_latent(model: Program) -> Callable[[PyTree, Array | None], None]:
     """The model with its latent layers fixed, as a function of its data and of these; None where it has none."""
 
     def fixed(prepared: PyTree, latent: Array | None) -> None:
-        fixed_sites = {} if model.latent is None else {model.latent: jnp.asarray(latent)}
+        fixed_sites: dict[str, ArrayLike] = {} if model.latent is None else {model.latent: jnp.asarray(latent)}
         with handlers.condition(data=fixed_sites):
             model(prepared)
 

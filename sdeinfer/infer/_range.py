@@ -29,6 +29,7 @@ from sdeinfer.infer._mode import Mode, mode_at, posterior_mode
 from sdeinfer.likelihood import (
     Path,
     Program,
+    outputs_transitions,
     path_layout,
     path_statistics,
     require_densities,
@@ -36,6 +37,7 @@ from sdeinfer.likelihood import (
     used_of,
     with_used,
 )
+from sdeinfer.observe import outputs_of
 
 LARGEST_LOGIT = 0.6
 """Far beyond its range the law mistakes the spread for one of 0.6 to 1.6, not for a small one."""
@@ -108,7 +110,7 @@ def _estimator(model: Program, data: xr.Dataset, path: Path) -> Callable[[np.nda
 
 
 def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: float) -> tuple[np.ndarray, float]:
-    path = transitions(data)
+    path = outputs_transitions(data) if outputs_of(data) else transitions(data)
     estimate = _estimator(model, data, path)
     scale = logit_scale(data)[path.network, path.layer]
     raw, scale = scale, scale * _growth(path, 1.0)

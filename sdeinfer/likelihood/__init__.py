@@ -26,6 +26,7 @@ from sdeinfer.likelihood._transitions import USED as USED
 from sdeinfer.likelihood._transitions import Path as Path
 from sdeinfer.likelihood._transitions import Terms as Terms
 from sdeinfer.likelihood._transitions import observed_path as observed_path
+from sdeinfer.likelihood._transitions import outputs_transitions as outputs_transitions
 from sdeinfer.likelihood._transitions import require_densities as require_densities
 from sdeinfer.likelihood._transitions import transitions as transitions
 from sdeinfer.likelihood._transitions import used_of as used_of

@@ -1,5 +1,6 @@
 """Networks of which some layers are latent, as data and as a NumPyro distribution."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -140,24 +141,31 @@ class Bridged(Distribution):
         # The last block is filled up with copies of the last bridge.
         index = jnp.minimum(jnp.arange(blocks * size), count - 1).reshape(blocks, size)
         columns = jax.tree.map(lambda x: x[index], (*each, self.innovations))
-        if isinstance(self.law, Limit):
-            moments = None
-        else:
-            moments = jax.vmap(lambda law: moments_of(law, bridges.centre))(self.law)
+        law_of_block = self._law_of_block()
 
         def block(columns):
             start, end, layers, width, more_drift, features, innovations = (_batch_last(x) for x in columns)
-            h = 1 / bridges.widths[width]
-            if moments is None:
-                law = LayerLaw.of_limit(self.law, h, bridges.start.shape[-1])
-            else:
-                features = (features - bridges.centre[..., None])[:, square_of(bridges.start.shape[-1])]
-                law = LayerLaw.of_moments(jax.tree.map(lambda x: x[width], moments), more_drift, features, h)
+            law = law_of_block(width, more_drift, features)
             log_weight, path = bridge(law, Span(start, end, layers, bridges.outputs), innovations)
             return log_weight, jnp.moveaxis(path, -1, 0)
 
         log_weight, path = jax.lax.map(block, columns)
         return log_weight.reshape(-1)[:count], path.reshape(blocks * size, *path.shape[2:])[:count]
+
+    def _law_of_block(self) -> Callable[[Array, Array, Array], LayerLaw]:
+        """From the width's number, the terms of the drift and the features of each bridge to the law of its layers."""
+        bridges, law = self.bridges, self.law
+        tokens = bridges.start.shape[-1]
+        if isinstance(law, Limit):
+            return lambda width, more_drift, features: LayerLaw.of_limit(law, 1 / bridges.widths[width], tokens)
+        moments = jax.vmap(lambda law: moments_of(law, bridges.centre))(law)
+
+        def of_moments(width: Array, more_drift: Array, features: Array) -> LayerLaw:
+            own = (features - bridges.centre[..., None])[:, square_of(tokens)]
+            mine = jax.tree.map(lambda x: x[width], moments)
+            return LayerLaw.of_moments(mine, more_drift, own, 1 / bridges.widths[width])
+
+        return of_moments
 
 
 def _batch_last(x: Array) -> Array:

@@ -19,6 +19,7 @@ class Program:
         pool: reduces prepared data further to what the joint density needs, which may know less of each network.
         path: the transitions that the model is a law of, so that its data can be expanded about the mode; None for a
             model of something else.
+        select: the part of a Dataset that the model looks at.
         latent: the site of the latent layers, standard normals in a plate whose elements are independent given all
             other sites; None where nothing but parameters is latent.
         options: what is passed by keyword: the architecture and the law.
@@ -28,6 +29,7 @@ class Program:
     prepare: Callable[[xr.Dataset], Any]
     pool: Callable[[Any], Any]
     path: Callable[[xr.Dataset], Path] | None = None
+    select: Callable[[xr.Dataset], xr.Dataset] = lambda data: data
     latent: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -49,7 +51,8 @@ def observing(
     prepare: Callable[[xr.Dataset], Any],
     pool: Callable[[Any], Any] = lambda prepared: prepared,
     path: Callable[[xr.Dataset], Path] | None = None,
+    select: Callable[[xr.Dataset], xr.Dataset] = lambda data: data,
     latent: str | None = None,
 ) -> Callable[[Callable[..., None]], Program]:
     """Decorate a NumPyro model with the preparation of its data."""
-    return lambda model: Program(model, prepare, pool, path, latent)
+    return lambda model: Program(model, prepare, pool, path, select, latent)

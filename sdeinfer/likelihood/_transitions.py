@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from sdeinfer._files import InputError
 from sdeinfer.covariance import pairs, singular, spectrum, vech
 from sdeinfer.layers import drift_terms, variance_terms
-from sdeinfer.observe import validate
+from sdeinfer.observe import outputs_of, validate
 
 BLOCK = 2048
 """Transitions that are reduced at a time."""
@@ -120,6 +120,24 @@ def observed_path(data: xr.Dataset) -> Path:
 def transitions(data: xr.Dataset) -> Path:
     """From each observed layer to the next, whatever lies between, and whether all of them have a density or not."""
     data = validate(data)
+    if outputs_of(data):
+        raise InputError("outputs: the data hold covariances of outputs, not of the last layer; use models.outputs")
+    return _path(data)
+
+
+def outputs_transitions(data: xr.Dataset) -> Path:
+    """From the first layer of each network to its outputs, whose sample covariance stands in for the last layer's.
+
+    Raises:
+        InputError: for data that are not valid, or that are not of outputs.
+    """
+    data = validate(data)
+    if not outputs_of(data):
+        raise InputError("outputs: the data are not of outputs; make them with observe_outputs")
+    return _path(data)
+
+
+def _path(data: xr.Dataset) -> Path:
     network, layer = np.nonzero(used_of(data))
     if not len(network):
         raise InputError("used: no transition is left")
@@ -127,16 +145,18 @@ def transitions(data: xr.Dataset) -> Path:
     return Path(data["covariance"].values, width, network, layer, gap)
 
 
-def require_densities(path: Path, data: xr.Dataset) -> None:
-    """Raise where a transition of the path starts at a singular covariance; the data name its layer."""
-    for block in path.blocks():
-        without_density = singular(path.covariance[path.network[block], path.layer[block]])
-        if without_density.any():
-            first = block[np.argmax(without_density)]
-            raise InputError(
-                f"covariance: network {path.network[first]}, layer {data['layer'].values[path.layer[first]]:g}: "
-                "singular, so that its transition has no density (two tokens coincide, up to rounding)"
-            )
+def require_densities(path: Path, data: xr.Dataset, *, ends: bool = False) -> None:
+    """Raise where a transition of the path starts at a singular covariance, or ends there; the data name its layer."""
+    for later in (0, 1) if ends else (0,):
+        for block in path.blocks():
+            without_density = singular(path.covariance[path.network[block], path.layer[block] + later])
+            if without_density.any():
+                first = block[np.argmax(without_density)]
+                layer = data["layer"].values[path.layer[first] + later]
+                raise InputError(
+                    f"covariance: network {path.network[first]}, layer {layer:g}: singular, so that its transition has "
+                    "no density (two tokens coincide, up to rounding)"
+                )
 
 
 def used_of(data: xr.Dataset) -> Bool[np.ndarray, "networks transitions"]:

@@ -8,3 +8,5 @@ from sdeinfer.observe._dataset import validate as validate
 from sdeinfer.observe._netcdf import read as read
 from sdeinfer.observe._netcdf import read_posterior as read_posterior
 from sdeinfer.observe._netcdf import write as write
+from sdeinfer.observe._outputs import observe_outputs as observe_outputs
+from sdeinfer.observe._outputs import outputs_of as outputs_of

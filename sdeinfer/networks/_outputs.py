@@ -1,0 +1,44 @@
+"""Outputs of networks whose covariances are known."""
+
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from jaxtyping import PRNGKeyArray
+
+from sdeinfer._files import InputError
+from sdeinfer.layers import architecture_in
+from sdeinfer.observe import observe_outputs, truth_of, validate
+
+
+def sample_outputs(data: xr.Dataset, *, outputs: int, key: PRNGKeyArray) -> xr.Dataset:
+    """Draw outputs of observed networks: X_out = X W_out with N(0, 1/n) weights is N(0, V_T ⊗ I_q) given V_T (Eq. 21).
+
+    Arguments:
+        data: networks that start at layer 0; their last observed layer is the one before the outputs.
+        outputs: q, how many outputs a network has.
+        key: where the randomness comes from.
+
+    Returns:
+        The Dataset of `observe_outputs`, with the networks' architecture and truth.
+
+    Raises:
+        InputError: for data that are not valid or do not start at layer 0, and for fewer than one output.
+    """
+    data = validate(data)
+    if outputs < 1:
+        raise InputError(f"outputs: at least 1 is needed, got {outputs}")
+    layers = data["layer"].values
+    if layers[0] != 0:
+        raise InputError(f"layer: the initial covariance, of layer 0, is needed; the first layer is {layers[0]:g}")
+    V = data["covariance"].values.astype(np.float64)
+    normals = np.asarray(jr.normal(key, (*V.shape[:1], V.shape[-1], outputs)), np.float64)
+    values, vectors = np.linalg.eigh(V[:, -1])
+    root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
+    return observe_outputs(
+        root @ normals,
+        V[:, 0],
+        width=data["width"].values,
+        depth=int(layers[-1]),
+        architecture=architecture_in(data.attrs),
+        truth=truth_of(data.attrs),
+    )

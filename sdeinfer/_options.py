@@ -26,6 +26,10 @@ Law = Annotated[
     typer.Option(help="law of a layer: of the networks' width, of the limit, or the first with the second beside it"),
 ]
 LargestLogit = Annotated[float, typer.Option(help="leave out transitions where the softmax's logits spread more")]
+ObserveEvery = Annotated[
+    str, typer.Option(help="observe every K-th layer; or `last`: the last layer only; or `outputs`: its outputs only")
+]
+Outputs = Annotated[int, typer.Option(help="how many outputs a network has, where only these are observed", min=1)]
 Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
 Draws = Annotated[int, typer.Option(help="kept draws of each chain", min=1)]
 Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]

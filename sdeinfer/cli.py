@@ -21,9 +21,11 @@ from sdeinfer.check import Check, check, summarise
 from sdeinfer.covariance import equicorrelated
 from sdeinfer.infer import LARGEST_LOGIT, LIMIT_POSTERIOR, Checkpoint, Law, compare, fit, require_identifiable
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
-from sdeinfer.models import full_path  # pyright: ignore[reportMissingImports]
-from sdeinfer.networks import sample_networks
-from sdeinfer.observe import observe, read, read_posterior, write
+from sdeinfer.likelihood import Program
+from sdeinfer.models import full_path, thinned_path  # pyright: ignore[reportMissingImports]
+from sdeinfer.models import outputs as outputs_only  # pyright: ignore[reportMissingImports]
+from sdeinfer.networks import sample_networks, sample_outputs
+from sdeinfer.observe import observe, outputs_of, read, read_posterior, write
 from sdeinfer.report import figures, write_figures, write_report, write_summary
 from sdeinfer.solve import simulate
 
@@ -68,7 +70,7 @@ def in_double_precision() -> None:
 
 
 SAMPLED = (
-    *("width", "depth", "tokens", "networks", "norm", "correlation", "observe_every"),
+    *("width", "depth", "tokens", "networks", "norm", "correlation", "observe_every", "outputs"),
     *("gamma", "tau0", "c_plus", "c_minus"),
 )
 """Flags that describe networks to sample."""
@@ -98,7 +100,8 @@ def calibrate_command(
     c_minus: options.CMinus = -2.0,
     norm: options.Norm = 1.6,
     correlation: options.Correlation = 0.0,
-    observe_every: Annotated[int, typer.Option(help="observe every K-th layer; the full path needs 1", min=1)] = 1,
+    observe_every: options.ObserveEvery = "1",
+    outputs: options.Outputs = 64,
     law: options.Law = "finite-width",
     largest_logit: options.LargestLogit = LARGEST_LOGIT,
     chains: options.Chains = 4,
@@ -117,11 +120,10 @@ def calibrate_command(
         if data is None:
             kind = _kind({}, architecture, heads, output_projection, expansion)
             require_identifiable(architecture or "transformer", tokens)
-            if observe_every != 1:
-                raise InputError(f"observe_every: the full path needs every layer, got {observe_every}")
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
-            sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
-            observed = _sample(layer, tokens, correlation, norm, sizes, _key(seed, 0))
+            sizes = {"width": width, "depth": depth, "networks": networks}
+            V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
+            observed = _sample(layer, V0, sizes, observe_every, outputs, seed)
         else:
             observed = read(data)
             kind = _kind(observed.attrs, architecture, heads, output_projection, expansion)
@@ -156,7 +158,8 @@ def observe_command(
     c_minus: options.CMinus = -2.0,
     norm: options.Norm = 1.6,
     correlation: options.Correlation = 0.0,
-    observe_every: Annotated[int, typer.Option(help="observe every K-th layer only", min=1)] = 1,
+    observe_every: options.ObserveEvery = "1",
+    outputs: options.Outputs = 64,
     seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("data.nc"),
 ) -> None:
@@ -165,8 +168,9 @@ def observe_command(
         if hidden_states is None:
             kind = _kind({}, architecture, heads, output_projection, expansion)
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
-            sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
-            data = _sample(layer, tokens, correlation, norm, sizes, _key(seed, 0))
+            sizes = {"width": width, "depth": depth, "networks": networks}
+            V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
+            data = _sample(layer, V0, sizes, observe_every, outputs, seed)
         else:
             data = observe(_read_array(hidden_states))
             if architecture is not None:
@@ -231,7 +235,7 @@ def fit_command(
     seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("posterior.nc"),
 ) -> None:
-    """Fit the full path to observed covariances."""
+    """Fit observed covariances; layers that were not observed are latent."""
     started = time.perf_counter()
     checkpoint = _checkpoint(out, resume)
     with staged_file(out) as file:
@@ -319,11 +323,29 @@ def _kind(
 
 
 def _sample(
-    layer: AbstractLayer, tokens: int, correlation: float, norm: float, sizes: dict, key: jax.Array
+    layer: AbstractLayer, V0: jax.Array, sizes: dict[str, Any], observe_every: str, outputs: int, seed: int
 ) -> xr.Dataset:
+    """Sample networks and observe them as the flag says."""
+    every = sizes["depth"] if observe_every in ("last", "outputs") else _whole(observe_every)
     # Single precision halves the time; its rounding is a millionth of a layer's noise.
-    V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm).astype(np.float32)
-    return sample_networks(layer, V0, **sizes, progress=True, key=key)
+    V0 = V0.astype(np.float32)
+    data = sample_networks(layer, V0, **sizes, observe_every=every, progress=True, key=_key(seed, 0))
+    if observe_every == "outputs":
+        data = sample_outputs(data, outputs=outputs, key=_key(seed, 2))
+    return data
+
+
+def _whole(observe_every: str) -> int:
+    if not observe_every.isdecimal():
+        raise InputError(f"--observe-every: a whole number, `last` or `outputs` is needed, got {observe_every!r}")
+    return int(observe_every)
+
+
+def _model(data: xr.Dataset) -> Program:
+    """The model of data of their kind."""
+    if outputs_of(data):
+        return outputs_only
+    return full_path if (np.diff(data["layer"].values) == 1).all() else thinned_path
 
 
 def _refuse_flags_of_sampled_networks(context: typer.Context) -> None:
@@ -351,7 +373,7 @@ def _settings(law: Law, largest_logit: float, chains: int, draws: int, warmup: i
 def _fit(
     data: xr.Dataset, kind: Architecture, settings: dict[str, Any], seed: int, checkpoint: Checkpoint
 ) -> xr.DataTree:
-    post = fit(full_path, data, architecture=kind, **settings, checkpoint=checkpoint)
+    post = fit(_model(data), data, architecture=kind, **settings, checkpoint=checkpoint)
     post.attrs |= {"seed": seed, "command": shlex.join(["sdeinfer", *sys.argv[1:]])}
     return post
 

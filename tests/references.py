@@ -311,3 +311,30 @@ def finite_width_terms(law, z, b, e, f, statistics, reference=None, xp: Any = np
     mu = (law.drift[:, None] * b).sum(axis=1)
     first = (1 - residual**2 / (ratio * v)) * change / ratio
     return -((z - mu) ** 2 / (ratio * v) + xp.log(2 * math.pi * ratio * v) + first) / 2
+
+
+def layer_step(law, V) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of Z with Q (I + Z) Qᵀ one layer after V, in the coordinates of `spectral_coordinates`.
+
+    `law` holds one covariance's coefficients: θ of both drifts, what is added to them, the noise and the mixing of the
+    variances, and h = 1/n.
+    """
+    theta, more_drift, noise, mixing, h = law
+    m = len(V)
+    Q, delta = spectral_coordinates(V)
+    R = np.linalg.inv(Q)
+    drift = theta[0] * attention_drift(V) + theta[1] * relu_drift(V, 1.0, 0.0) + more_drift
+    variance = np.empty((m, m))
+    for i in range(m):
+        for j in range(m):
+            e = (delta[i] ** 2 + delta[j] ** 2) / m**2
+            variance[i, j] = h * (1 + (i == j)) * (noise[i, j] + mixing[i, j] * e)
+    return h * R @ drift @ R.T, variance
+
+
+def spectral_coordinates(V) -> tuple[np.ndarray, np.ndarray]:
+    """Q and δ with V = QQᵀ and Qᵀ H Q = diag δ."""
+    m = len(V)
+    L = np.linalg.cholesky(V)
+    delta, U = np.linalg.eigh(L.T @ (np.eye(m) - 1 / m) @ L)
+    return L @ U, delta

@@ -30,7 +30,7 @@ from sdeinfer.covariance import (
     total,
     transpose,
 )
-from sdeinfer.likelihood._layer_step import LayerLaw, conjugated, layer_step, square_of
+from sdeinfer.likelihood._layer_step import POWER, LayerLaw, conjugated, layer_step, square_of
 
 LOG_TERMS = 4
 """Terms of log x = 2 (y + y³/3 + …), y = (x − 1)/(x + 1): the bridge need not be exact, and is nearly so for x < 5."""
@@ -95,29 +95,39 @@ def _propose(
         slack, target = _as_observation(law, span)
     pull = 1 / (to_go + slack)
     kept = 1 - pull
-    own = step.mean * 2 - step.square
+    # Of log (I + Y)^p = p (Y − Y²/2).
+    own = POWER * (step.mean - step.square / 2)
     towards = pull * _log(conjugated(step.R, target)) + (1 - to_go * pull) * own
-    mean = towards / 2
+    mean = towards / POWER
     mean = mean + (matmul(mean, mean) + kept * step.square) / 2
     # Rotated from a basis that depends on V smoothly, which that of the spectrum does not where δ repeats.
     noise = conjugated(transpose(step.rotation), xi[square_of(tokens)] * jnp.sqrt(1 + equal))
     Y = mean + jnp.sqrt(kept * step.variance / (1 + equal)) * noise
     p = tokens * (tokens + 1) // 2
     change = (p * jnp.log(kept) + _half(noise**2 / (1 + equal) - (Y - step.mean) ** 2 / step.variance)) / 2
-    moved = matmul(step.Q, equal + Y)
+    moved = matmul(step.Q, _power(equal + Y, POWER // 2))
     return matmul(moved, transpose(moved)), change
 
 
 def _arrival(law: LayerLaw, span: Span, V: Float[Array, "m m batch"]) -> Float[Array, " batch"]:
     """Log density of the observed covariance one layer after V."""
     step = layer_step(law, V)
-    squares, axes = eigh(conjugated(step.R, span.end))
-    root = jnp.sqrt(squares)
+    powers, axes = eigh(conjugated(step.R, span.end))
+    root = powers ** (1 / POWER)
     Y = matmul(axes * (root - 1)[None], transpose(axes))
-    # Z = (I + Y)² − I has ∂Z/∂Y = Π_{i≤j} (root_i + root_j).
     density = (Y - step.mean) ** 2 / step.variance + jnp.log(2 * jnp.pi * step.variance)
-    jacobian = 2 * jnp.log(root[:, None] + root[None])
+    # The Jacobian of F^p at F with eigenvalues x is Π_{i≤j} Σ_k x_i^k x_j^{p−1−k} = Π (x_i + x_j)(x_i² + x_j²)….
+    jacobian = 0.0
+    for doubling in range(POWER.bit_length() - 1):
+        each = root ** (2**doubling)
+        jacobian = jacobian + 2 * jnp.log(each[:, None] + each[None])
     return -_half(density + jacobian) / 2 - (len(V) + 1) * step.log_volume
+
+
+def _power(F: Float[Array, "m m batch"], power: int) -> Float[Array, "m m batch"]:
+    while power > 1:
+        F, power = matmul(F, F), power // 2
+    return F
 
 
 def _outputs_log_density(V: Float[Array, "m m batch"], span: Span) -> Float[Array, " batch"]:

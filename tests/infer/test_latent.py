@@ -1,0 +1,163 @@
+"""Fits with latent layers: their sampler against NUTS on all latent variables, and what fits of them say."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from budget import assert_estimate
+
+import sdeinfer as si
+from sdeinfer.infer import Checkpoint, in_range, metropolis, nuts
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import bridges_of, transitions
+from sdeinfer.observe import outputs_of
+
+FEEDFORWARD = Architecture("feedforward")
+SIZES = {"chains": 2, "draws": 300, "warmup": 200}
+SHORT = {"chains": 1, "draws": 20, "warmup": 20, "predictions": 4}
+
+
+@pytest.fixture(scope="module")
+def data():
+    truth = si.ResidualFeedForward(gamma=0.5, c_plus=2.0, c_minus=-2.0)
+    V0 = si.equicorrelated(tokens=2, correlation=0.2)
+    return si.sample_networks(truth, V0, width=64, depth=12, networks=16, key=jr.key(1))
+
+
+def thinned(data, k: int):
+    return data.isel(layer=slice(None, None, k))
+
+
+def mean_and_error(samples) -> tuple[float, float]:
+    from arviz_stats.base import array_stats
+
+    return float(np.mean(samples)), float(array_stats.mcse(samples, chain_axis=0, draw_axis=1))
+
+
+@pytest.mark.parametrize(("k", "law"), [(1, "finite-width"), (3, "limit")])
+def test_metropolis_draws_from_the_posterior_that_nuts_draws_from(data, k, law):
+    """NUTS moves all innovations at once with the parameters."""
+    program = si.models.thinned_path.given(architecture=FEEDFORWARD, law=law)
+    prepared = program.prepare(thinned(data, k).isel(network=slice(4)))
+    ours = metropolis(program, prepared, **SIZES, key=jr.key(2))
+    theirs = nuts(program, prepared, **SIZES, key=jr.key(3))
+    for name in ("gamma", "c_gap"):
+        (mean, error), (expected, its_error) = mean_and_error(ours.samples[name]), mean_and_error(theirs.samples[name])
+        assert_estimate(mean, expected, np.hypot(error, its_error))
+
+
+def test_k_of_one_is_the_full_path(data):
+    """Both laws have one mean and variance; the full path's is a Gaussian quasi-likelihood, adjusted for its scatter."""
+    settings = {**SIZES, "predictions": 4, "architecture": FEEDFORWARD, "key": jr.key(0)}
+    full, thin = si.fit(si.models.full_path, data, **settings), si.fit(si.models.thinned_path, data, **settings)
+    for name in ("gamma", "c_gap"):
+        a, b = full["posterior"][name], thin["posterior"][name]
+        assert abs(float(a.mean() - b.mean())) < 0.5 * float(a.std())
+        assert 0.75 < float(b.std() / a.std()) < 1.33
+
+
+@pytest.mark.parametrize(
+    ("model", "reduce"),
+    [
+        (si.models.thinned_path, lambda data: thinned(data, 4)),
+        (si.models.thinned_path, lambda data: data.isel(layer=[0, 3, 4, 9])),
+        (si.models.terminal, lambda data: data),
+        (si.models.outputs, lambda data: si.sample_outputs(data, outputs=8, key=jr.key(7))),
+    ],
+    ids=["every-4th", "irregular", "terminal", "outputs"],
+)
+def test_a_fit_has_all_groups_and_is_judged(data, model, reduce, tmp_path):
+    seen = reduce(data)
+    post = si.fit(model, seen, **SHORT, key=jr.key(0))
+    expected = {"posterior", "sample_stats", "log_likelihood", "log_prior", "prior", "prior_predictive"}
+    assert expected | {"posterior_predictive", "observed_data", "constant_data"} == set(post.children)
+    assert set(post["posterior"].data_vars) == {"gamma", "c_gap", "c_mean", "c_plus", "c_minus"}
+    assert post["log_likelihood"]["covariance"].sizes == {"chain": 1, "draw": 20, "network": 16}
+    assert np.isfinite(post["log_likelihood"]["covariance"]).all()
+    assert post.attrs["model"] == model.name
+    assert 0.3 < float(post["sample_stats"]["acceptance_latent"].mean()) <= 1
+    assert "innovations" not in post["posterior"]
+    si.write(post, tmp_path / "post.nc")
+    assert si.check(post).to_frame().shape[0] > 3
+    if model is si.models.terminal:
+        assert post["observed_data"].sizes["layer"] == 2
+
+
+def test_a_killed_fit_goes_on_with_the_same_draws(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("sdeinfer.infer._metropolis.CHUNK", 20)
+    program = si.models.thinned_path.given(architecture=FEEDFORWARD, law="limit")
+    prepared = program.prepare(thinned(data, 4))
+    sizes = {"chains": 2, "draws": 40, "warmup": 30, "key": jr.key(5)}
+    whole = metropolis(program, prepared, **sizes)
+    saved, path = [], tmp_path / "checkpoint"
+    save = Checkpoint.save
+
+    def until_killed(self, *state):
+        save(self, *state)
+        saved.append(1)
+        if len(saved) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Checkpoint, "save", until_killed)
+        metropolis(program, prepared, **sizes, checkpoint=Checkpoint(path))
+    resumed = metropolis(program, prepared, **sizes, checkpoint=Checkpoint(path, resume=True))
+    jax.tree.map(np.testing.assert_array_equal, resumed._asdict(), whole._asdict())
+
+
+def test_the_range_counts_what_the_spread_may_grow_to():
+    """Of one data set fewer transitions are allowed, the more layers are latent after them."""
+    truth = si.ShapedAttention(gamma=0.6, tau0=0.5)
+    V0 = si.equicorrelated(tokens=2, correlation=0.0, norm=1.3)
+    data = si.sample_networks(truth, V0, width=128, depth=32, networks=32, key=jr.key(1))
+    program = si.models.thinned_path.given(architecture=Architecture("attention"), law="finite-width")
+    left = []
+    for k in (1, 8):
+        marked, _ = in_range(program, thinned(data, k))
+        left.append(float(1 - marked["used"].values[:, :-1].mean()))
+    assert left[0] < left[1]
+
+
+def test_bridges_of_a_path_know_their_networks_and_widths(data):
+    wide = data.assign_coords(width=("network", np.r_[[64] * 8, [128] * 8]))
+    bridges = bridges_of(transitions(wide.isel(layer=[0, 3, 4, 9])))
+    assert len(bridges) == 48
+    assert bridges.latent == 4
+    np.testing.assert_array_equal(bridges.layers[:3], [3, 1, 5])
+    np.testing.assert_array_equal(bridges.widths[bridges.width], np.repeat([64, 128], 24))
+    np.testing.assert_array_equal(bridges.by_network(jnp.ones(48)), np.full(16, 3.0))
+
+
+def test_outputs_are_reduced_to_their_covariance():
+    rng = np.random.default_rng(0)
+    X, V0 = rng.normal(size=(5, 3, 7)), np.eye(3)
+    data = si.observe_outputs(X, V0, width=32, depth=9, architecture="mlp", truth={"c_plus": 1.0, "c_minus": 0.0})
+    assert outputs_of(data) == 7
+    np.testing.assert_array_equal(data["layer"], [0, 9])
+    np.testing.assert_allclose(data["covariance"].values[2, 1], X[2] @ X[2].T / 7)
+    assert data.attrs["truth_c_plus"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda data: si.fit(si.models.full_path, thinned(data, 2), key=jr.key(0)), "layer: the full path needs every"),
+        (lambda data: si.fit(si.models.outputs, data, key=jr.key(0)), "outputs: the data are not of outputs"),
+        (
+            lambda data: si.fit(si.models.terminal, si.sample_outputs(data, outputs=3, key=jr.key(0)), key=jr.key(0)),
+            "outputs: the data hold covariances of outputs",
+        ),
+        (lambda data: si.sample_outputs(data, outputs=0, key=jr.key(0)), "outputs: at least 1 is needed, got 0"),
+        (lambda data: si.sample_outputs(data.isel(layer=slice(1, 3)), outputs=2, key=jr.key(0)), "layer: the initial"),
+        (lambda data: si.observe_outputs(np.ones((2, 3)), np.eye(3), width=9, depth=2), "outputs: shape"),
+        (lambda data: si.observe_outputs(np.ones((2, 3, 4)), np.eye(2), width=9, depth=2), "initial: shape"),
+        (
+            lambda data: si.observe_outputs(np.full((2, 3, 4), np.nan), np.eye(3), width=9, depth=2),
+            "24 entries are NaN",
+        ),
+    ],
+)
+def test_bad_input_is_named(data, call, message):
+    with pytest.raises(si.InputError, match=message):
+        call(data)

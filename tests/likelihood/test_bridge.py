@@ -1,0 +1,200 @@
+"""Latent layers: the mean of w over innovations is the density of what was observed, by other ways of computing it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from budget import assert_estimate
+from conftest import LAYERS, random_covariance
+from references import assert_agrees
+from scipy import stats
+
+import sdeinfer as si
+from sdeinfer.covariance import unvech, vech
+from sdeinfer.likelihood import LayerLaw, Span, bridge, layer_step
+from sdeinfer.likelihood._layer_step import POWER
+
+WIDTH = 48
+SAMPLES = 8_000
+
+
+def law_of(layer, tokens: int, batch: int, width: int = WIDTH) -> LayerLaw:
+    return LayerLaw.of_limit(layer.limit(), jnp.full(batch, 1 / width), tokens)
+
+
+def normals(latent: int, tokens: int, batch: int, seed: int = 0):
+    return jr.normal(jr.key(seed), (latent, tokens * (tokens + 1) // 2, batch))
+
+
+def repeated(V, batch: int):
+    return jnp.repeat(jnp.asarray(V)[..., None], batch, axis=-1)
+
+
+@functools.partial(jax.jit, static_argnames="layers")
+def forward(law: LayerLaw, V, layers: int, key):
+    """Covariances after some layers, drawn without looking at what was observed."""
+    tokens = len(V)
+    for number in range(layers):
+        step = layer_step(law, V)
+        xi = jr.normal(jr.fold_in(key, number), (V.shape[-1], tokens * (tokens + 1) // 2))
+        Y = step.mean + jnp.sqrt(step.variance) * jnp.moveaxis(jax.vmap(unvech)(xi), 0, -1)
+        power = jnp.linalg.matrix_power(jnp.moveaxis(jnp.eye(tokens)[..., None] + Y, -1, 0), POWER)
+        V = jnp.einsum("ikb,bkl,jlb->ijb", step.Q, power, step.Q)
+    return V
+
+
+@functools.partial(jax.jit, static_argnames="layers")
+def log_weights(law, start, end, layers: int, xi, outputs: int = 0):
+    batch = start.shape[-1]
+    return bridge(law, Span(start, end, jnp.full(batch, layers), outputs), xi)[0]
+
+
+def log_mean(log_w) -> tuple[float, float]:
+    """Log of the mean of w, and its standard error."""
+    log_w = np.asarray(log_w)
+    w = np.exp(log_w - log_w.max())
+    return float(np.log(w.mean()) + log_w.max()), float(w.std() / w.mean() / np.sqrt(len(w)))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_one_token_by_quadrature(layers):
+    """V is a geometric random walk on a grid of log V: its density after some layers is a power of a matrix."""
+    layer = si.ResidualFeedForward(gamma=0.6, c_plus=0.5, c_minus=-1.0)
+    x, cell = np.linspace(-4, 4, 2001, retstep=True)
+    step = layer_step(law_of(layer, 1, 1), jnp.ones((1, 1, 1)))
+    mean, sd = float(step.mean[0, 0, 0]), float(jnp.sqrt(step.variance[0, 0, 0]))
+    # V′ = V (1 + Y)^p, so that log V′ = log V + p log(1 + Y); the branch below −1 is 20 standard deviations away.
+    root = np.exp((x[None] - x[:, None]) / POWER)
+    kernel = stats.norm.pdf(root - 1, mean, sd) * root / POWER
+    density = kernel[1000]
+    for _ in range(layers - 1):
+        density = density @ kernel * cell
+    for place in (910, 1000, 1120):
+        end = np.exp(x[place])
+        expected = np.log(density[place] / end)
+        batch = 1 if layers == 1 else SAMPLES
+        xi = normals(layers - 1, 1, batch)
+        found, error = log_mean(
+            log_weights(law_of(layer, 1, batch), repeated(jnp.eye(1), batch), repeated([[end]], batch), layers, xi)
+        )
+        assert_estimate(found, expected, np.hypot(error, 1e-5))
+
+
+@pytest.mark.parametrize("name", ["transformer", "mlp"])
+@pytest.mark.parametrize(("tokens", "layers"), [(2, 4), (3, 3)])
+def test_bridges_have_the_density_of_layers_that_know_nothing_of_the_end(name, tokens, layers):
+    layer = LAYERS[name]()
+    V, batch = random_covariance(tokens, seed=3), SAMPLES
+    law = law_of(layer, tokens, batch)
+    end = forward(law_of(layer, tokens, 1), V[..., None], layers, jr.key(5))[..., 0]
+    found, error = log_mean(
+        log_weights(law, repeated(V, batch), repeated(end, batch), layers, normals(layers - 1, tokens, batch))
+    )
+    # The last layer's density at the end, averaged over all layers before it.
+    before = forward(law, repeated(V, batch), layers - 1, jr.key(6))
+    expected, its_error = log_mean(log_weights(law, before, repeated(end, batch), 1, normals(0, tokens, batch)))
+    assert_estimate(found, expected, np.hypot(error, its_error))
+    assert error < its_error / 3
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_one_layer_by_the_change_of_variables(tokens):
+    layer, V = LAYERS["transformer"](), random_covariance(tokens, seed=2)
+    law = law_of(layer, tokens, 1)
+    step = jax.tree.map(lambda x: x[..., 0], layer_step(law, V[..., None]))
+    xi = jr.normal(jr.key(1), (tokens * (tokens + 1) // 2,))
+
+    def after(xi):
+        F = jnp.eye(tokens) + step.mean + jnp.sqrt(step.variance) * unvech(xi)
+        return vech(step.Q @ jnp.linalg.matrix_power(F, POWER) @ step.Q.T)
+
+    jacobian = np.linalg.slogdet(np.asarray(jax.jacfwd(after)(xi)))[1]
+    expected = stats.norm.logpdf(np.asarray(xi)).sum() - jacobian
+    found = log_weights(law, V[..., None], unvech(after(xi))[..., None], 1, normals(0, tokens, 1))
+    assert_agrees(found[0], expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("outputs", [1, 6])
+def test_outputs_have_the_density_of_their_covariance(outputs):
+    tokens, layers, batch = 2, 3, SAMPLES
+    layer, V = LAYERS["transformer"](), random_covariance(tokens, seed=4)
+    law = law_of(layer, tokens, batch)
+    X = np.linalg.cholesky(np.asarray(V)) @ np.random.default_rng(0).normal(size=(tokens, outputs))
+    S = repeated(X @ X.T / outputs, batch)
+    log_w = jax.jit(lambda law, start, S, xi: bridge(law, Span(start, S, jnp.full(batch, layers), outputs), xi)[0])(
+        law, repeated(V, batch), S, normals(layers, tokens, batch)
+    )
+    found, error = log_mean(log_w)
+    last = np.moveaxis(np.asarray(forward(law, repeated(V, batch), layers, jr.key(6))), -1, 0)
+    density = -0.5 * (
+        np.einsum("aq,nab,bq->n", X, np.linalg.inv(last), X)
+        + outputs * (np.linalg.slogdet(last)[1] + tokens * np.log(2 * np.pi))
+    )
+    expected, its_error = log_mean(density)
+    assert_estimate(found, expected, np.hypot(error, its_error))
+
+
+def test_spans_of_several_lengths_side_by_side_are_those_alone():
+    layer, tokens = LAYERS["transformer"](), 3
+    starts = jnp.stack([random_covariance(tokens, seed=s) for s in range(4)], axis=-1)
+    ends = starts * jnp.asarray([1.0, 1.2, 0.9, 1.1])
+    lengths = jnp.asarray([1, 2, 4, 3])
+    xi = normals(3, tokens, 4)
+    together, path = bridge(law_of(layer, tokens, 4), Span(starts, ends, lengths), xi)
+    for i, length in enumerate([1, 2, 4, 3]):
+        here = slice(i, i + 1)
+        alone, mine = bridge(
+            law_of(layer, tokens, 1),
+            Span(starts[..., here], ends[..., here], lengths[here]),
+            xi[4 - length :, :, here],
+        )
+        assert_agrees(together[i], alone[0])
+        assert_agrees(path[4 - length :, :, :, i], mine[..., 0])
+
+
+def test_the_bridge_is_good_where_the_textbooks_is_not():
+    """Sixteen layers of width 128 and three tokens: log w varies by a third of what one layer's noise is on."""
+    layer, tokens, layers, batch = LAYERS["feedforward"](), 3, 16, 2000
+    V = random_covariance(tokens, seed=1)
+    law = law_of(layer, tokens, batch, width=128)
+    ends = forward(law, repeated(V, batch), layers, jr.key(2))
+    xi = normals(layers - 1, tokens, batch)
+    again = normals(layers - 1, tokens, batch, seed=1)
+    spread = np.std(
+        np.asarray(
+            log_weights(law, repeated(V, batch), ends, layers, xi)
+            - log_weights(law, repeated(V, batch), ends, layers, again)
+        )
+    ) / np.sqrt(2)
+    print(f"\nsd of log w: {spread:.3f}")
+    assert spread < 0.5
+
+
+@pytest.mark.parametrize("start", [si.equicorrelated(tokens=3, correlation=0.2), random_covariance(3)])
+def test_gradients_are_finite_and_right(start):
+    """In the coefficients, also from a start whose spectrum repeats."""
+    layers, batch = 4, 2
+    xi = normals(layers - 1, 3, batch)
+
+    def value(c):
+        law = law_of(si.ShapedTransformer(gamma=c[0], tau0=c[1], c_plus=c[2], c_minus=-1.0), 3, batch)
+        return jnp.sum(log_weights(law, repeated(start, batch), repeated(start * 1.1, batch), layers, xi))
+
+    c, e = jnp.asarray([0.5, 0.8, 0.4]), 1e-6 * jnp.eye(3)
+    numerical = [(value(c + step) - value(c - step)) / 2e-6 for step in e]
+    np.testing.assert_allclose(jax.grad(value)(c), numerical, rtol=1e-5, atol=1e-5)
+
+
+def test_single_precision_agrees_with_double():
+    layer, tokens, layers, batch = LAYERS["transformer"](), 3, 4, 16
+    V = repeated(random_covariance(tokens), batch)
+    law, xi = law_of(layer, tokens, batch), normals(layers - 1, tokens, batch)
+    double = log_weights(law, V, V * 1.1, layers, xi)
+    single = log_weights(
+        *jax.tree.map(lambda x: x.astype(jnp.float32), (law, V, V * 1.1)), layers, xi.astype(jnp.float32)
+    )
+    assert single.dtype == jnp.float32
+    np.testing.assert_allclose(single, double, atol=2e-3)

@@ -1,0 +1,82 @@
+"""One layer as a step of the factor: its twin, its moments, and what it has of a real layer that a Gaussian has not."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+from budget import assert_mean, assert_variance
+from conftest import LAYERS, random_covariance
+from references import assert_agrees
+from scipy import stats
+
+import sdeinfer as si
+from sdeinfer.covariance import unvech, vech
+from sdeinfer.likelihood import LayerLaw, layer_step
+from sdeinfer.likelihood._layer_step import POWER, square_of
+
+WIDTH = 64
+DRAWS = 100_000
+
+
+def limit_law(layer, tokens: int, width: int = WIDTH) -> LayerLaw:
+    return LayerLaw.of_limit(layer.limit(), jnp.full(1, 1 / width), tokens)
+
+
+def draw(step, count: int, key) -> np.ndarray:
+    """Covariances after the layer, in the coordinates Q: (I + Y)⁴."""
+    tokens = step.mean.shape[0]
+    Y = step.mean[..., 0] + jnp.sqrt(step.variance[..., 0]) * jax.vmap(unvech)(
+        jr.normal(key, (count, tokens * (tokens + 1) // 2))
+    )
+    after = jnp.eye(tokens) + Y
+    return np.asarray(jnp.linalg.matrix_power(after, POWER))
+
+
+@pytest.mark.parametrize("name", ["transformer", "mlp"])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_its_mean_and_variance_are_those_of_the_law(name, tokens, key):
+    """Against the index sums of the paper, over 100,000 draws; what is left out goes with n⁻³."""
+    V = random_covariance(tokens, seed=tokens)
+    law = limit_law(LAYERS[name](), tokens)
+    step = layer_step(law, V[..., None])
+    single = [np.asarray(x[..., 0]) for x in (law.drift, law.more_drift, law.noise, law.mixing, law.h)]
+    mean, variance = references.layer_step(single, np.asarray(V))
+    Q, _ = references.spectral_coordinates(np.asarray(V))
+    # Columns of Q are known up to their signs.
+    signs = np.sign(np.einsum("ij,ij->j", Q, np.asarray(step.Q[..., 0])))
+    assert_agrees(step.Q[..., 0] * signs, Q, rtol=1e-9)
+    assert_agrees(2 * step.log_volume[0], np.linalg.slogdet(np.asarray(V))[1])
+    Z = (draw(step, DRAWS, key) - np.eye(tokens)) * np.outer(signs, signs)
+    rows, columns = np.triu_indices(tokens)
+    assert_mean(Z[:, rows, columns], mean[rows, columns])
+    assert_variance(Z[:, rows, columns], variance[rows, columns])
+
+
+@pytest.mark.parametrize("name", ["transformer", "attention", "feedforward", "mlp"])
+def test_it_has_about_the_skewness_of_a_real_layer(name, key):
+    """Of tr V⁻¹V′, in units of its relative standard deviation, over 100,000 layers: the step's and a Gaussian's."""
+    layer, tokens = LAYERS[name](), 2
+    V = si.equicorrelated(tokens=tokens, correlation=0.3, norm=0.5)
+    data = si.sample_networks(layer, V, width=WIDTH, depth=1, networks=DRAWS, key=key)
+    step = layer_step(limit_law(layer, tokens), V[..., None])
+    R = np.asarray(step.R[..., 0])
+    real = np.einsum("ia,nab,ib->ni", R, data["covariance"].values[:, 1], R)
+    ours = np.einsum("nii->ni", draw(step, DRAWS, jr.fold_in(key, 1)))
+    found, by_step = (np.mean([stats.skew(x) / x.std() for x in values.T]) for values in (real, ours))
+    print(f"\n{name}: skewness {found:.2f} s, of the step {by_step:.2f} s, of a Gaussian 0")
+    assert abs(by_step - found) < abs(found) / 2
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_both_precisions(dtype):
+    V = random_covariance(4).astype(dtype)[..., None]
+    law = jax.tree.map(lambda x: x.astype(dtype), limit_law(LAYERS["transformer"](), 4))
+    step = layer_step(law, V)
+    assert all(x.dtype == dtype and jnp.isfinite(x).all() for x in step)
+
+
+def test_packing_is_that_of_vech():
+    S = jnp.asarray(random_covariance(4))
+    np.testing.assert_array_equal(vech(S)[square_of(4)], S)

@@ -152,7 +152,7 @@ def test_spans_of_several_lengths_side_by_side_are_those_alone():
             xi[4 - length :, :, here],
         )
         assert_agrees(together[i], alone[0])
-        assert_agrees(path[4 - length :, :, :, i], mine[..., 0])
+        np.testing.assert_allclose(path[4 - length :, :, :, i], mine[..., 0], rtol=1e-12)
 
 
 def test_the_bridge_is_good_where_the_textbooks_is_not():

@@ -4,9 +4,11 @@ from sdeinfer import models as models  # pyright: ignore[reportAttributeAccessIs
 from sdeinfer._files import InputError as InputError
 from sdeinfer.check import agreement as agreement
 from sdeinfer.check import check as check
+from sdeinfer.check import distance as distance
 from sdeinfer.check import summarise as summarise
 from sdeinfer.covariance import equicorrelated as equicorrelated
 from sdeinfer.infer import Checkpoint as Checkpoint
+from sdeinfer.infer import approximate as approximate
 from sdeinfer.infer import compare as compare
 from sdeinfer.infer import fit as fit
 from sdeinfer.layers import Architecture as Architecture

@@ -5,6 +5,7 @@ from sdeinfer.check._check import Check as Check
 from sdeinfer.check._check import Verdict as Verdict
 from sdeinfer.check._check import check as check
 from sdeinfer.check._check import observed as observed
+from sdeinfer.check._distance import distance as distance
 from sdeinfer.check._summary import HDI as HDI
 from sdeinfer.check._summary import IDENTIFIED as IDENTIFIED
 from sdeinfer.check._summary import known_truth as known_truth

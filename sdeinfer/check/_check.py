@@ -14,6 +14,7 @@ from sdeinfer.observe import validate
 
 RHAT = 1.01
 ESS = 400
+PARETO_K = 0.7
 LOGITS = {"finite-width": 0.7, "limit": 0.35}
 """Largest spread of the logits in a row of the softmax at which a law can be believed: see `infer.in_range`."""
 LEFT_OUT = 0.5
@@ -68,8 +69,10 @@ class Check:
 def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     """Judge a fit: convergence of the sampler, range of the law, and the truth where it is known.
 
+    An approximation is judged by the Pareto k of its importance weights instead of the sampler's convergence.
+
     Arguments:
-        post: the result of `fit`.
+        post: the result of `fit` or of `approximate`.
         data: the data that were fitted; the posterior's own copy where None.
 
     Returns:
@@ -77,15 +80,7 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     """
     data = observed(post) if data is None else validate(data)
     table = summarise(post)
-    stats = post["sample_stats"].to_dataset()
-    verdicts = [
-        _at_most("R-hat", table["rhat"].max(skipna=False), RHAT, "run longer: more warmup and more draws", strict=True),
-        _at_least("bulk ESS", table["ess_bulk"].min(skipna=False), ESS, "draw more"),
-        _at_least("tail ESS", table["ess_tail"].min(skipna=False), ESS, "draw more"),
-        _at_most(
-            "divergences", float(stats["diverging"].sum()), 0, "raise the warmup; look at the pairs of parameters"
-        ),
-    ]
+    verdicts = _of_approximation(post) if "pareto_k" in post.attrs else _of_sampler(post, table)
     if "tau0" in table.index:
         used = used_of(data)
         largest = logit_scale(data)[used].max() / table.loc["tau0", "mean"]
@@ -109,6 +104,20 @@ def observed(post: xr.DataTree) -> xr.Dataset:
     if USED in constant:
         data = data.assign({USED: constant[USED]})
     return validate(data.assign_coords(width=("network", constant["width"].values)))
+
+
+def _of_sampler(post: xr.DataTree, table: pd.DataFrame) -> list[Verdict]:
+    divergences = post["sample_stats"].to_dataset()["diverging"].sum()
+    return [
+        _at_most("R-hat", table["rhat"].max(skipna=False), RHAT, "run longer: more warmup and more draws", strict=True),
+        _at_least("bulk ESS", table["ess_bulk"].min(skipna=False), ESS, "draw more"),
+        _at_least("tail ESS", table["ess_tail"].min(skipna=False), ESS, "draw more"),
+        _at_most("divergences", divergences, 0, "raise the warmup; look at the pairs of parameters"),
+    ]
+
+
+def _of_approximation(post: xr.DataTree) -> list[Verdict]:
+    return [_at_most("Pareto k", post.attrs["pareto_k"], PARETO_K, "the posterior is not near to normal: use fit")]
 
 
 def _at_most(name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:

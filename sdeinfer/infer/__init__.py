@@ -1,5 +1,6 @@
 """From models and data to posteriors."""
 
+from sdeinfer.infer._approximate import approximate as approximate
 from sdeinfer.infer._chains import Draws as Draws
 from sdeinfer.infer._checkpoint import Checkpoint as Checkpoint
 from sdeinfer.infer._compare import compare as compare

@@ -1,7 +1,5 @@
 """From a model and data to a posterior."""
 
-import datetime
-import importlib.metadata
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
@@ -25,8 +23,9 @@ from sdeinfer.infer._metropolis import metropolis
 from sdeinfer.infer._nuts import nuts
 from sdeinfer.infer._predictive import predict
 from sdeinfer.infer._range import LARGEST_LOGIT, in_range
+from sdeinfer.infer._tree import attributes_of, groups_of_data
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
-from sdeinfer.likelihood import USED, Program, used_of
+from sdeinfer.likelihood import Program
 from sdeinfer.observe import validate
 
 Law = Literal["finite-width", "limit", "both"]
@@ -102,25 +101,14 @@ def fit(
     chosen = np.linspace(0, chains * draws - 1, count).round().astype(int)
     after = {name: jnp.asarray(value.reshape(-1)[chosen]) for name, value in result.samples.items()}
     groups["posterior_predictive"] = _labelled(predict(after, data, architecture=kind, key=key_after))
-    groups["observed_data"] = data[["covariance"]].drop_vars("width")
-    groups["constant_data"] = data[[USED]].drop_vars("width").assign(width=data["width"].drop_vars("width"))
+    groups |= groups_of_data(data)
     if both:
         limit = program.given(law="limit")
         beside_it = None if checkpoint is None else checkpoint.beside()
         by_limit = sample(limit, prepare(limit, data), **sizes, checkpoint=beside_it, key=key_nuts)
         groups[LIMIT_POSTERIOR] = dict_to_dataset(by_limit.samples)
     tree = xr.DataTree.from_dict(groups)
-    tree.attrs = {
-        **data.attrs,
-        **kind.attributes(),
-        "model": model.name,
-        "law": law,
-        "largest_logit": largest_logit,
-        "left_out": float(1 - used_of(data).mean()),
-        **pilot,
-        "sdeinfer_version": importlib.metadata.version("sdeinfer"),
-        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+    tree.attrs = attributes_of(program, data, largest_logit=largest_logit) | pilot
     return tree
 
 

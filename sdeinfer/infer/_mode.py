@@ -35,12 +35,14 @@ class Mode(NamedTuple):
         x: their unconstrained values, shape (sites,).
         potential: −log of the density there.
         sd: by the curvature there (Laplace), and at most 1; shape (sites,).
+        curvature: second derivatives of the potential there, by differences of its slope; shape (sites, sites).
     """
 
     sites: tuple[str, ...]
     x: Float[np.ndarray, " sites"]
     potential: float
     sd: Float[np.ndarray, " sites"]
+    curvature: Float[np.ndarray, "sites sites"]
 
 
 def posterior_mode(model: Program, prepared: PyTree, *, start: Mode | None = None) -> Mode:
@@ -92,11 +94,11 @@ def _found(objective: Callable[[np.ndarray], tuple[float, np.ndarray]], sites: t
     found = min(ends, key=lambda end: end.fun)
     steps = CURVATURE_STEP * np.eye(len(sites))
     change = np.array([objective(found.x + step)[1] - objective(found.x - step)[1] for step in steps])
-    curvature = change / (2 * CURVATURE_STEP)
-    values, axes = np.linalg.eigh((curvature + curvature.T) / 2)
+    curvature = (change + change.T) / (4 * CURVATURE_STEP)
+    values, axes = np.linalg.eigh(curvature)
     # Where the mode is flat, or on the bound, the priors still have a curvature of about 1.
     sd = np.sqrt((axes**2 / np.maximum(values, 1.0)).sum(axis=1))
-    return Mode(sites, found.x, float(found.fun), sd)
+    return Mode(sites, found.x, float(found.fun), sd, curvature)
 
 
 def _starts(sites: tuple[str, ...]) -> list[np.ndarray]:

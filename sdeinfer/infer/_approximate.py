@@ -1,0 +1,88 @@
+"""A fast first look at a posterior, before NUTS."""
+
+from typing import Literal, get_args
+
+import jax
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from arviz_base import dict_to_dataset
+from jaxtyping import PRNGKeyArray
+
+from sdeinfer._files import InputError
+from sdeinfer.infer._expansion import prepare
+from sdeinfer.infer._fit import architecture_of, require_settings
+from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
+from sdeinfer.infer._range import LARGEST_LOGIT, in_range
+from sdeinfer.infer._tree import attributes_of, groups_of_data
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import Program
+from sdeinfer.observe import validate
+
+Method = Literal["laplace", "svi"]
+METHODS = get_args(Method)
+
+
+def approximate(
+    model: Program,
+    data: xr.Dataset,
+    *,
+    method: Method = "laplace",
+    architecture: str | Architecture | None = None,
+    law: Literal["finite-width", "limit"] = "finite-width",
+    largest_logit: float = LARGEST_LOGIT,
+    draws: int = 4000,
+    key: PRNGKeyArray,
+) -> xr.DataTree:
+    """Approximate a posterior by a law that is normal in the unconstrained parameters: logit γ, log τ0, log(c₊ − c₋).
+
+    The draws are those of the normal law, as they come. What they are worth, the Pareto k of their importance weights
+    says: up to 0.7, weights would make them draws of the posterior; beyond, fit by NUTS. It is a severe judge: it looks
+    at the shape of the weights' tail alone, however little that tail weighs. How far they are from a fit, `distance`
+    says.
+
+    Arguments:
+        model: one of `sdeinfer.models`, without latent layers.
+        data: observed networks, see `covariance_dataset`.
+        method: "laplace", the mode and the curvature there; or "svi", the law q with the smallest KL(q ‖ posterior),
+            which is nearer where the posterior is skewed, and narrower where its tails are heavy: its k is the larger.
+        architecture: as in `fit`.
+        law: "finite-width" or "limit".
+        largest_logit: as in `fit`.
+        draws: how many draws, independent of each other.
+        key: where the randomness comes from.
+
+    Returns:
+        A DataTree with the groups posterior (one chain), observed_data and constant_data. Its attributes are those of
+        a fit, the method and `pareto_k`.
+
+    Raises:
+        InputError: for a model with latent layers, for data that are not valid or cannot identify the architecture's
+            parameters, and where the posterior is not concave at its mode.
+
+    Source:
+        Pareto k: Vehtari, Simpson, Gelman, Yao & Gabry (2024), "Pareto smoothed importance sampling"; as a judge of
+        approximations: Yao, Vehtari, Simpson & Gelman (2018), "Yes, but did it work?".
+    """
+    if model.latent is not None:
+        raise InputError(f"model: {model.name} has latent layers, to which no normal law comes near; use fit")
+    data = validate(data)
+    kind = architecture_of(data, architecture)
+    require_settings(law, ("finite-width", "limit"))
+    if method not in METHODS:
+        raise InputError(f"method: must be one of {', '.join(METHODS)}, got {method!r}")
+    if draws < FEWEST:
+        raise InputError(f"draws: at least {FEWEST} are needed for the Pareto k, got {draws}")
+    key_svi, key_draws = jr.split(key)
+    program = model.given(architecture=kind, law=law)
+    data, pilot = in_range(program, data, largest_logit)
+    pooled = program.pool(prepare(program, data))
+    normal = laplace(program, pooled)
+    if method == "svi":
+        normal = svi(program, pooled, start=normal, key=key_svi)
+    samples, log_weights = jax.tree.map(np.asarray, draw(program, pooled, normal, draws=draws, key=key_draws))
+    posterior = dict_to_dataset({name: value[None] for name, value in samples.items()})
+    tree = xr.DataTree.from_dict({"posterior": posterior, **groups_of_data(data)})
+    tree.attrs = attributes_of(program, data, largest_logit=largest_logit) | pilot
+    tree.attrs |= {"method": method, "pareto_k": pareto_k(log_weights)}
+    return tree

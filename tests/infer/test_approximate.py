@@ -1,0 +1,165 @@
+"""First looks: normal laws near a posterior."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray as xr
+from arviz_stats.base import array_stats
+from budget import assert_estimate, assert_within, mean_and_error
+
+import sdeinfer as si
+from sdeinfer.infer import nuts, prepare
+from sdeinfer.infer._normal import draw, laplace, pareto_k, svi
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import Program
+from sdeinfer.observe import covariance_dataset
+
+METHODS = ["laplace", "svi"]
+DRAWS = 4000
+NAMELESS = covariance_dataset(np.ones((2, 3, 1, 1)), width=64)
+"""Covariances, at which the programs below do not look."""
+
+X = np.array([-2.0, -1.0, 0.5, 1.0, 3.0])
+Y = np.array([-1.1, 0.4, 0.9, 1.2, 2.8])
+NOISE = 0.3
+
+
+def line(points, *, architecture, law):
+    """Linear regression: its posterior is normal. The sites are not in alphabetical order."""
+    slope = numpyro.sample("slope", dist.Normal())
+    intercept = numpyro.sample("intercept", dist.Normal())
+    numpyro.deterministic("at_two", intercept + 2 * slope)
+    with numpyro.plate("point", len(X)):
+        numpyro.sample("y", dist.Normal(intercept + slope * points[0], NOISE), obs=points[1])
+
+
+def scale(points, *, architecture, law):
+    """A scale with a long tail to the right."""
+    numpyro.sample("scale", dist.HalfCauchy(1.0))
+
+
+def unbounded(points, *, architecture, law):
+    """A density that grows without end."""
+    x = numpyro.sample("x", dist.Normal())
+    numpyro.factor("no_mode", x**2 / 2 + x)
+
+
+def program(model) -> Program:
+    return Program(model, prepare=lambda data: jnp.array([X, Y]), pool=lambda points: points)
+
+
+def draws_of(post: xr.DataTree, *names: str) -> np.ndarray:
+    return np.stack([post["posterior"][name].values[0] for name in names], axis=-1)
+
+
+@pytest.fixture(scope="module")
+def many_networks() -> xr.Dataset:
+    V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)
+    truth = si.ResidualFeedForward(0.6, 2.0, -2.0)
+    return si.sample_networks(truth, V0, width=128, depth=16, networks=256, key=jr.key(3))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_normal_posterior_is_found_exactly(method):
+    design = np.stack([X, np.ones_like(X)], axis=1)
+    covariance = np.linalg.inv(np.eye(2) + design.T @ design / NOISE**2)
+    mean = covariance @ design.T @ Y / NOISE**2
+    post = si.approximate(program(line), NAMELESS, method=method, architecture="mlp", draws=DRAWS, key=jr.key(0))
+    drawn = draws_of(post, "slope", "intercept")
+    # Standard normals, if it is this law: two means, and two variances and a covariance.
+    z = np.linalg.solve(np.linalg.cholesky(covariance), (drawn - mean).T).T
+    products = np.stack([z[:, 0] ** 2 - 1, z[:, 1] ** 2 - 1, z[:, 0] * z[:, 1]], axis=1)
+    average, error = mean_and_error(np.concatenate([z, products], axis=1))
+    assert_within(average / error)
+    np.testing.assert_allclose(draws_of(post, "at_two")[:, 0], drawn @ [2, 1], rtol=1e-12)
+
+
+def test_a_skewed_posterior_has_a_larger_k():
+    found = {
+        model.__name__: si.approximate(program(model), NAMELESS, architecture="mlp", draws=DRAWS, key=jr.key(0))
+        for model in (line, scale)
+    }
+    # Weights of a normal posterior are all the same; those of one with heavier tails have no bound.
+    assert found["line"].attrs["pareto_k"] < 0 < found["scale"].attrs["pareto_k"]
+
+
+def test_svi_is_nearer_by_its_own_measure():
+    """E_q[log p − log q], on the same standard normals."""
+    points = jnp.array([X, Y])
+    given = program(scale).given(architecture=None, law=None)
+    start = laplace(given, points)
+    end = svi(given, points, start=start, key=jr.key(1))
+    bounds = []
+    for normal in (start, end):
+        _, log_weights = draw(given, points, normal, draws=DRAWS, key=jr.key(0))
+        bounds.append(np.asarray(log_weights) + np.log(normal.scale[0, 0]))
+    gain, error = mean_and_error(bounds[1] - bounds[0])
+    assert gain > 5 * error
+
+
+def test_weights_make_draws_of_nuts(many_networks):
+    """Means and variances of the posterior: importance weights turn draws of the normal law into those of NUTS."""
+    kind = si.models.full_path.given(architecture=Architecture("feedforward"), law="limit")
+    pooled = kind.pool(prepare(kind, many_networks))
+    drawn, log_weights = jax.tree.map(np.asarray, draw(kind, pooled, laplace(kind, pooled), draws=DRAWS, key=jr.key(1)))
+    assert pareto_k(log_weights) < 0.7
+    weights = np.exp(log_weights - log_weights.max())
+    weights /= weights.sum()
+    chains = nuts(kind, pooled, chains=2, draws=1000, warmup=300, key=jr.key(2)).samples
+    estimates, expected, errors = [], [], []
+    for name in ("gamma", "c_gap", "c_mean"):
+        centre = chains[name].mean()
+        for power in (1, 2):
+            x, y = (drawn[name] - centre) ** power, (np.asarray(chains[name]) - centre) ** power
+            estimates.append(weights @ x)
+            expected.append(y.mean())
+            of_weights = np.sqrt(weights**2 @ (x - estimates[-1]) ** 2)
+            errors.append(np.hypot(of_weights, y.std() / np.sqrt(array_stats.ess(y, method="mean"))))
+    assert_estimate(estimates, expected, errors)
+
+
+def test_the_result_is_a_small_fit(fitted, networks):
+    post = si.approximate(si.models.full_path, networks, draws=200, key=jr.key(0))
+    assert set(post.children) == {"posterior", "observed_data", "constant_data"}
+    assert set(post["posterior"].data_vars) == set(fitted["posterior"].data_vars)
+    assert dict(post["posterior"].sizes) == {"chain": 1, "draw": 200}
+    for group in ("observed_data", "constant_data"):
+        xr.testing.assert_identical(post[group].to_dataset(), fitted[group].to_dataset())
+    same = set(fitted.attrs) - {"created_at"}
+    assert {name: post.attrs[name] for name in same} == {name: fitted.attrs[name] for name in same}
+    assert set(post.attrs) == {*fitted.attrs, "method", "pareto_k"}
+    assert post.attrs["method"] == "laplace"
+    assert (post["posterior"]["c_plus"] >= post["posterior"]["c_minus"]).all()
+    np.testing.assert_allclose(
+        post["posterior"]["c_plus"] - post["posterior"]["c_minus"], post["posterior"]["c_gap"], rtol=1e-10
+    )
+    verdicts = si.check(post).to_frame()
+    assert verdicts.loc["Pareto k", "value"] == post.attrs["pareto_k"]
+    assert "R-hat" not in verdicts.index
+    assert list(si.distance(post, fitted).index) == ["gamma", "tau0", "c_gap", "c_plus", "c_minus"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "map"}, "method: must be one of laplace, svi, got 'map'"),
+        ({"law": "both"}, "law: must be one of finite-width, limit, got 'both'"),
+        ({"draws": 99}, "draws: at least 100 are needed for the Pareto k, got 99"),
+        ({"architecture": "rnn"}, "architecture: must be one of transformer"),
+        ({"largest_logit": 0.0}, "largest_logit: must be positive"),
+    ],
+)
+def test_what_cannot_be_approximated_is_refused(networks, options, message):
+    with pytest.raises(si.InputError if "architecture" not in options else ValueError, match=message):
+        si.approximate(si.models.full_path, networks, key=jr.key(0), **options)
+
+
+def test_latent_layers_and_a_posterior_without_curvature_are_refused(networks):
+    with pytest.raises(si.InputError, match="model: thinned_path has latent layers, .* use fit"):
+        si.approximate(si.models.thinned_path, networks, key=jr.key(0))
+    with pytest.raises(si.InputError, match="the posterior is not concave at its mode"):
+        si.approximate(program(unbounded), NAMELESS, architecture="mlp", key=jr.key(0))

@@ -47,6 +47,7 @@ def test_metropolis_draws_from_the_posterior_that_nuts_draws_from(data):
         assert_estimate(mean, expected, np.hypot(error, its_error))
 
 
+@pytest.mark.slow
 def test_k_of_one_is_the_full_path(data):
     """Both laws have one mean and variance; the full path's is a Gaussian quasi-likelihood, and adjusted."""
     settings = {**SIZES, "predictions": 4, "architecture": FEEDFORWARD, "key": jr.key(0)}
@@ -61,8 +62,8 @@ def test_k_of_one_is_the_full_path(data):
     ("model", "reduce"),
     [
         (si.models.thinned_path, lambda data: thinned(data, 4)),
-        (si.models.thinned_path, lambda data: data.isel(layer=[0, 3, 4, 9])),
-        (si.models.terminal, lambda data: data),
+        pytest.param(si.models.thinned_path, lambda data: data.isel(layer=[0, 3, 4, 9]), marks=pytest.mark.slow),
+        pytest.param(si.models.terminal, lambda data: data, marks=pytest.mark.slow),
         (si.models.outputs, lambda data: si.sample_outputs(data, outputs=8, key=jr.key(7))),
     ],
     ids=["every-4th", "irregular", "terminal", "outputs"],

@@ -1,4 +1,5 @@
 """NumPyro programs, one per kind of data."""
 
 from sdeinfer.models.full_path import full_path as full_path  # pyright: ignore[reportMissingImports]
+from sdeinfer.models.hierarchical import hierarchical as hierarchical  # pyright: ignore[reportMissingImports]
 from sdeinfer.models.thinned_path import thinned_path as thinned_path  # pyright: ignore[reportMissingImports]

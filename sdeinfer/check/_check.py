@@ -10,7 +10,7 @@ import xarray as xr
 from sdeinfer.check._summary import IDENTIFIED, summarise
 from sdeinfer.infer import logit_scale
 from sdeinfer.likelihood import USED, used_of
-from sdeinfer.observe import validate
+from sdeinfer.observe import groups_of, validate
 
 RHAT = 1.01
 ESS = 400
@@ -88,7 +88,7 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     ]
     if "tau0" in table.index:
         used = used_of(data)
-        largest = logit_scale(data)[used].max() / table.loc["tau0", "mean"]
+        largest = (logit_scale(data) / _tau0(post, data))[used].max()
         advice = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
         verdicts.append(_at_most("logit spread, largest", largest, LOGITS[post.attrs.get("law", "limit")], advice))
         advice = "most of the data start outside the range of the law: use smaller tokens or wider networks"
@@ -109,6 +109,14 @@ def observed(post: xr.DataTree) -> xr.Dataset:
     if USED in constant:
         data = data.assign({USED: constant[USED]})
     return validate(data.assign_coords(width=("network", constant["width"].values)))
+
+
+def _tau0(post: xr.DataTree, data: xr.Dataset) -> np.ndarray:
+    """The mean of the τ0 of each network, or of all, with an axis of transitions."""
+    draws = post["posterior"].to_dataset()
+    if "group_tau0" not in draws:
+        return draws["tau0"].mean().values
+    return draws["group_tau0"].mean(("chain", "draw")).values[groups_of(data).group][:, None]
 
 
 def _at_most(name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:

@@ -1,6 +1,7 @@
 """NumPyro programs, one per kind of data."""
 
 from sdeinfer.models.full_path import full_path as full_path  # pyright: ignore[reportMissingImports]
+from sdeinfer.models.hierarchical import hierarchical as hierarchical  # pyright: ignore[reportMissingImports]
 from sdeinfer.models.outputs import outputs as outputs  # pyright: ignore[reportMissingImports]
 from sdeinfer.models.terminal import terminal as terminal  # pyright: ignore[reportMissingImports]
 from sdeinfer.models.thinned_path import thinned_path as thinned_path  # pyright: ignore[reportMissingImports]

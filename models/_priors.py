@@ -24,6 +24,11 @@ SLOPE_SCALE = 2.0
 
 def sample_layer(architecture: Architecture) -> AbstractLayer:
     """Draw the layer of an architecture from its prior; the sites carry the parameters' public names."""
+    return architecture.layer(**sample_parameters(architecture))
+
+
+def sample_parameters(architecture: Architecture) -> dict[str, ArrayLike]:
+    """Draw the parameters of an architecture."""
     parameters: dict[str, ArrayLike] = {}
     if "gamma" in architecture.parameters:
         parameters["gamma"] = sample_gamma()
@@ -31,7 +36,7 @@ def sample_layer(architecture: Architecture) -> AbstractLayer:
         parameters["tau0"] = sample_tau0()
     if "c_plus" in architecture.parameters:
         parameters["c_plus"], parameters["c_minus"] = sample_slopes()
-    return architecture.layer(**parameters)
+    return parameters
 
 
 def sample_gamma() -> ArrayLike:

@@ -10,7 +10,7 @@ import xarray as xr
 from sdeinfer.check._summary import IDENTIFIED, summarise
 from sdeinfer.infer import logit_scale
 from sdeinfer.likelihood import USED, used_of
-from sdeinfer.observe import validate
+from sdeinfer.observe import groups_of, validate
 
 RHAT = 1.01
 ESS = 400
@@ -83,7 +83,7 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     verdicts = _of_approximation(post) if "pareto_k" in post.attrs else _of_sampler(post, table)
     if "tau0" in table.index:
         used = used_of(data)
-        largest = logit_scale(data)[used].max() / table.loc["tau0", "mean"]
+        largest = (logit_scale(data) / _tau0(post, data))[used].max()
         advice = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
         verdicts.append(_at_most("logit spread, largest", largest, LOGITS[post.attrs.get("law", "limit")], advice))
         advice = "most of the data start outside the range of the law: use smaller tokens or wider networks"
@@ -118,6 +118,14 @@ def _of_sampler(post: xr.DataTree, table: pd.DataFrame) -> list[Verdict]:
 
 def _of_approximation(post: xr.DataTree) -> list[Verdict]:
     return [_at_most("Pareto k", post.attrs["pareto_k"], PARETO_K, "the posterior is not near to normal: use fit")]
+
+
+def _tau0(post: xr.DataTree, data: xr.Dataset) -> np.ndarray:
+    """The mean of the τ0 of each network, or of all, with an axis of transitions."""
+    draws = post["posterior"].to_dataset()
+    if "group_tau0" not in draws:
+        return draws["tau0"].mean().values
+    return draws["group_tau0"].mean(("chain", "draw")).values[groups_of(data).group][:, None]
 
 
 def _at_most(name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:

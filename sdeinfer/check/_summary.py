@@ -9,8 +9,8 @@ from sdeinfer.observe import truth_of
 HDI = 0.94
 """Probability of the highest-density intervals."""
 
-PARAMETERS = ("gamma", "tau0", "c_gap", "c_plus", "c_minus")
-"""Public names, in the order of reports; an architecture has some of them."""
+PARAMETERS = ("gamma", "tau0", "c_gap", "c_plus", "c_minus", "gamma_sd", "tau0_sd", "c_gap_sd")
+"""Public names, in the order of reports; an architecture has some of them, and only groups have standard deviations."""
 
 IDENTIFIED = ("gamma", "tau0", "c_gap")
 """Those that the limit depends on; of c₊ and c₋ it knows only the gap."""
@@ -22,24 +22,25 @@ def parameters_of(post: xr.DataTree) -> list[str]:
 
 
 def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
-    """Summarise the posterior of every public parameter.
+    """Summarise the posterior of every public parameter, and of those of groups of networks.
 
     Arguments:
         post: the result of `fit`.
         group: "posterior", or `LIMIT_POSTERIOR` where the fit was made by both laws.
 
     Returns:
-        One row a parameter, with columns mean, sd, hdi_low, hdi_high (94 % highest density), truth (NaN where not
-        known), rhat, ess_bulk and ess_tail.
+        One row a parameter, `group_<name>[<label>]` for that of a group, with columns mean, sd, hdi_low, hdi_high (94 %
+        highest density), truth (NaN where not known), rhat, ess_bulk and ess_tail.
     """
     names = parameters_of(post)
-    table = summary(post, group=group, var_names=names, ci_kind="hdi", ci_prob=HDI, round_to="none")
+    of_groups = [name for name in map("group_{}".format, IDENTIFIED) if name in post["posterior"].data_vars]
+    table = summary(post, group=group, var_names=[*names, *of_groups], ci_kind="hdi", ci_prob=HDI, round_to="none")
     interval = [column for column in table.columns if column.startswith("hdi")]
     table = table.rename(columns={interval[0]: "hdi_low", interval[1]: "hdi_high", "r_hat": "rhat"})
     truth = known_truth(post)
-    table["truth"] = [truth.get(name, float("nan")) for name in names]
+    table["truth"] = [truth.get(str(name), float("nan")) for name in table.index]
     columns = ["mean", "sd", "hdi_low", "hdi_high", "truth", "rhat", "ess_bulk", "ess_tail"]
-    return table.loc[names, columns].astype(float)
+    return table.loc[:, columns].astype(float)
 
 
 def known_truth(post: xr.DataTree) -> dict[str, float]:

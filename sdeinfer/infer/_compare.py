@@ -20,7 +20,7 @@ from sdeinfer.infer._fit import require_identifiable, require_settings
 from sdeinfer.infer._nuts import log_densities, nuts
 from sdeinfer.infer._range import LARGEST_LOGIT, in_range
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
-from sdeinfer.likelihood import PathStatistics, Program, used_of, with_used
+from sdeinfer.likelihood import GroupedStatistics, PathStatistics, Program, used_of, with_used
 from sdeinfer.observe import validate
 
 
@@ -120,7 +120,7 @@ def _left_out(fit: _Fitted, scale: xr.DataArray) -> Any:
     return loo(xr.DataTree.from_dict(groups), log_weights=log_weights, pareto_k=pareto_k, pointwise=True)
 
 
-def _unadjusted(prepared: PathStatistics) -> PathStatistics:
+def _unadjusted[T: (PathStatistics, GroupedStatistics)](prepared: T) -> T:
     return eqx.tree_at(lambda path: path.adjustment, prepared, None, is_leaf=lambda leaf: leaf is None)
 
 

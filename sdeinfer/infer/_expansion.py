@@ -4,6 +4,8 @@ A likelihood whose variances are expanded about the mode has there the value and
 mode is found by turns with the expansion, from a sample of the transitions; then all are reduced about it.
 """
 
+from functools import partial
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +16,14 @@ from numpyro.infer.util import constrain_fn
 from sdeinfer.infer._mode import Mode, posterior_mode
 from sdeinfer.infer._sandwich import moments_at, sandwich
 from sdeinfer.likelihood import (
+    Estimates,
+    GroupedStatistics,
     Layout,
     Moments,
     Path,
     PathStatistics,
     Program,
+    grouped_statistics,
     path_layout,
     path_statistics,
     terms_by_block,
@@ -33,32 +38,62 @@ ROUNDS = 6
 CLOSE = 0.02
 """Two references whose ρ differ by no more are the same: what the expansion leaves out goes with the square."""
 
+WEAK = 4.0
+"""Information of a group's data on a coordinate below which the group is not centred by it: that of the prior of the
+population and about as much again. Likelihoods that are so flat are not symmetric either."""
+
 
 def prepare(model: Program, data: xr.Dataset) -> PyTree:
     """All that a program needs of the data: about the mode of the posterior, where its law is that of a finite width.
+
+    Of networks in groups, each group's are expanded about the mode of that group alone, and have its adjustment.
 
     Arguments:
         model: the program, with its options given.
         data: the observed networks.
     """
-    if dict(model.options).get("law") == "finite-width" and model.path is not None:
+    if model.alike is not None:
+        return _prepared_groups(model.alike, data)
+    if _of_finite_width(model) and model.path is not None:
         return expanded_statistics(model, model.path(data))
     return model.prepare(data)
 
 
+def _prepared_groups(alike: Program, data: xr.Dataset) -> GroupedStatistics:
+    """What is needed of networks in groups, by the program of networks that are all alike."""
+    modes = []
+
+    def reduced(path: Path, layout: Layout) -> PathStatistics:
+        reduce = partial(expanded_statistics, alike) if _of_finite_width(alike) else path_statistics
+        statistics = reduce(path, layout)
+        modes.append(posterior_mode(alike, statistics.pooled()))
+        return statistics
+
+    grouped = grouped_statistics(data, reduced)
+    centre, sd = (np.stack([getattr(mode, name) for mode in modes]) for name in ("x", "sd"))
+    estimates = Estimates(*(jnp.asarray(x, float) for x in (centre, np.maximum(1 / sd**2 - WEAK, 0.0))))
+    return eqx.tree_at(lambda grouped: grouped.estimates, grouped, estimates, is_leaf=lambda leaf: leaf is None)
+
+
+def _of_finite_width(model: Program) -> bool:
+    return dict(model.options).get("law") == "finite-width"
+
+
 def expanded_statistics(
-    model: Program, path: Path, *, nodes: int | None = None, pooled: bool = False
+    model: Program, path: Path, layout: Layout | None = None, *, nodes: int | None = None, pooled: bool = False
 ) -> PathStatistics:
     """Reduce a path under a program whose law is that of a finite width, with the likelihood's adjustment.
 
     Arguments:
         model: the program, with its options given.
         path: the transitions.
-        nodes: how many nodes the statistics have; as many as the data ask for where None.
+        layout: where to take the statistics, about any reference; as the data ask for where None.
+        nodes: how many nodes they have then; as many as the data ask for where None.
         pooled: take all networks of one width together.
     """
     architecture = dict(model.options)["architecture"]
-    layout, sample, mode = path_layout(path, nodes=nodes), path.thinned(SAMPLE), None
+    layout = path_layout(path, nodes=nodes) if layout is None else layout
+    sample, mode = path.thinned(SAMPLE), None
     for _ in range(ROUNDS):
         statistics = path_statistics(sample, layout, pooled=True)
         mode = posterior_mode(model, statistics, start=mode)

@@ -4,7 +4,6 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
 
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xarray as xr
@@ -18,10 +17,10 @@ from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._expansion import prepare
+from sdeinfer.infer._groups import labelled_draws, predict_each
 from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import metropolis
 from sdeinfer.infer._nuts import nuts
-from sdeinfer.infer._predictive import predict
 from sdeinfer.infer._range import LARGEST_LOGIT, in_range
 from sdeinfer.infer._tree import attributes_of, groups_of_data
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
@@ -92,21 +91,21 @@ def fit(
     before = {name: value[:count] for name, value in prior.items()}
     with ThreadPoolExecutor(1) as beside:
         # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
-        predicted_before = beside.submit(predict, before, data, architecture=kind, key=key_before)
+        predicted_before = beside.submit(predict_each, program, before, data, architecture=kind, key=key_before)
         sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
         result = sample(program, prepared, **sizes, checkpoint=checkpoint, key=key_nuts)
-        groups = _sampled_groups(result, data)
-        groups["prior"] = dict_to_dataset({name: np.asarray(value)[None] for name, value in prior.items()})
+        groups = _sampled_groups(program, result, data)
+        groups["prior"] = labelled_draws(program, {name: value[None] for name, value in prior.items()}, data)
         groups["prior_predictive"] = _labelled(predicted_before.result())
     chosen = np.linspace(0, chains * draws - 1, count).round().astype(int)
-    after = {name: jnp.asarray(value.reshape(-1)[chosen]) for name, value in result.samples.items()}
-    groups["posterior_predictive"] = _labelled(predict(after, data, architecture=kind, key=key_after))
+    after = {name: value.reshape(-1, *value.shape[2:])[chosen] for name, value in result.samples.items()}
+    groups["posterior_predictive"] = _labelled(predict_each(program, after, data, architecture=kind, key=key_after))
     groups |= groups_of_data(data)
     if both:
         limit = program.given(law="limit")
         beside_it = None if checkpoint is None else checkpoint.beside()
         by_limit = sample(limit, prepare(limit, data), **sizes, checkpoint=beside_it, key=key_nuts)
-        groups[LIMIT_POSTERIOR] = dict_to_dataset(by_limit.samples)
+        groups[LIMIT_POSTERIOR] = labelled_draws(limit, by_limit.samples, data)
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = attributes_of(program, data, largest_logit=largest_logit) | pilot
     return tree
@@ -186,12 +185,12 @@ def require_identifiable(architecture: str, tokens: int) -> None:
         )
 
 
-def _sampled_groups(result: Draws, data: xr.Dataset) -> dict[str, xr.Dataset]:
+def _sampled_groups(program: Program, result: Draws, data: xr.Dataset) -> dict[str, xr.Dataset]:
     dims: dict[Hashable, Sequence[Hashable]] = dict.fromkeys(result.log_likelihood, ["network"])
     coords: dict[Any, ArrayLike] = {"network": data["network"].values}
     return {
-        "posterior": dict_to_dataset(result.samples),
+        "posterior": labelled_draws(program, result.samples, data),
         "sample_stats": dict_to_dataset(result.statistics),
         "log_likelihood": dict_to_dataset(result.log_likelihood, dims=dims, coords=coords),
-        "log_prior": dict_to_dataset(result.log_prior),
+        "log_prior": labelled_draws(program, result.log_prior, data),
     }

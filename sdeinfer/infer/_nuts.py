@@ -88,7 +88,7 @@ class Problem(eqx.Module):
         NumPyro's kernels are bound by their `init`, so every trace has to call it; what is not used of its result, the
         compiler drops.
         """
-        kernel = NUTS(self.model, dense_mass=True)
+        kernel = NUTS(self.model, dense_mass=True, target_accept_prob=self.model.acceptance)
         return kernel, kernel.init(key, self.warmup, z, (self.prepared,), {})
 
     def start(self, key: PRNGKeyArray) -> Any:

@@ -17,6 +17,7 @@ long as the rule allows more by the estimate.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.random as jr
 import numpy as np
@@ -37,7 +38,7 @@ from sdeinfer.likelihood import (
     used_of,
     with_used,
 )
-from sdeinfer.observe import outputs_of
+from sdeinfer.observe import groups_of, outputs_of
 
 LARGEST_LOGIT = 0.6
 """Far beyond its range the law mistakes the spread for one of 0.6 to 1.6, not for a small one."""
@@ -52,8 +53,8 @@ NODES = 32
 
 def in_range(
     model: Program, data: xr.Dataset, largest_logit: float = LARGEST_LOGIT
-) -> tuple[xr.Dataset, dict[str, float]]:
-    """Mark the transitions that start inside the range of the law.
+) -> tuple[xr.Dataset, dict[str, Any]]:
+    """Mark the transitions that start inside the range of the law: of networks in groups, by each group's own τ0.
 
     Arguments:
         model: the program to be fitted, with its architecture and its law.
@@ -62,18 +63,35 @@ def in_range(
 
     Returns:
         The data with the variable `used` over network and layer, and what a posterior should say of it: `pilot_tau0`,
-        the τ0 by which the range was found, where there is one.
+        the τ0 by which the range was found, where there is one; one a group, where there are groups.
 
     Raises:
         InputError: where nothing is left.
     """
     if not largest_logit > 0:
         raise InputError(f"largest_logit: must be positive, got {largest_logit:g}")
+    if model.alike is not None:
+        return _in_range_of_groups(model.alike, data, largest_logit)
     used = used_of(data)
     tau0 = math.nan
     if "tau0" in dict(model.options)["architecture"].parameters and math.isfinite(largest_logit):
         used, tau0 = _used(model, data, used, largest_logit)
     return with_used(data, used), {} if math.isnan(tau0) else {"pilot_tau0": tau0}
+
+
+def _in_range_of_groups(
+    alike: Program, data: xr.Dataset, largest_logit: float
+) -> tuple[xr.Dataset, dict[str, list[float]]]:
+    groups, used, pilots = groups_of(data), used_of(data), []
+    for number, label in enumerate(groups.labels):
+        members = groups.members(number)
+        try:
+            own, pilot = in_range(alike, data.isel(network=members), largest_logit)
+        except InputError as error:
+            raise InputError(f"group {label}: {error}") from error
+        used[members] = used_of(own)
+        pilots.append(pilot)
+    return with_used(data, used), {name: [pilot[name] for pilot in pilots] for name in pilots[0]}
 
 
 def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:

@@ -9,6 +9,9 @@ from sdeinfer.likelihood._bridges import Bridged as Bridged
 from sdeinfer.likelihood._bridges import Bridges as Bridges
 from sdeinfer.likelihood._bridges import bridges_of as bridges_of
 from sdeinfer.likelihood._full_path import FullPath as FullPath
+from sdeinfer.likelihood._groups import Estimates as Estimates
+from sdeinfer.likelihood._groups import GroupedStatistics as GroupedStatistics
+from sdeinfer.likelihood._groups import grouped_statistics as grouped_statistics
 from sdeinfer.likelihood._layer_step import LayerLaw as LayerLaw
 from sdeinfer.likelihood._layer_step import LayerStep as LayerStep
 from sdeinfer.likelihood._layer_step import layer_step as layer_step

@@ -48,7 +48,7 @@ def unconstrained(parameters: Mapping[str, ArrayLike]) -> Float[Array, " paramet
     return jnp.stack(u)
 
 
-def constrained(names: tuple[str, ...], u: Float[Array, " parameters"]) -> dict[str, Array]:
+def constrained(names: tuple[str, ...], u: Float[Array, "parameters ..."]) -> dict[str, Array]:
     """The parameters of these names, of which `unconstrained` makes u."""
     left = list(u)
     parameters = {}

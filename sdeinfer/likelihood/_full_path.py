@@ -30,8 +30,8 @@ class FullPath(Distribution):
     first.
 
     Attributes:
-        law: the coefficients of the SDE, for statistics without a reference; or those of one layer, with a leading axis
-            of the path's `widths`.
+        law: the coefficients of the SDE, for statistics without a reference, or those of one layer. The latter have a
+            leading axis of the path's `widths`, as the former may.
         path: the statistics of the data, whose nodes and constants belong to the law.
     """
 
@@ -50,18 +50,22 @@ class FullPath(Distribution):
         """Log density of each network; `value` holds `PathStatistics.weights`."""
         del intermediates
         path, law, weights = self.path, self.law, jnp.asarray(value)
+        few = path.networks == len(path.widths)
         if isinstance(law, Limit):
-            kernel = limit_kernel(law, path).reshape(-1)
-            return path.constant - weights[:, :LIMIT_ROWS].reshape(path.networks, -1) @ kernel / 2
+            weights = weights[:, :LIMIT_ROWS]
+            if law.linear_noise.ndim == 0:
+                return path.constant - weights.reshape(path.networks, -1) @ limit_kernel(law, path).reshape(-1) / 2
+            kernel = jax.vmap(limit_kernel, (0, None))(law, path)
+            twice = jnp.sum(weights * kernel[path.width], axis=(1, 2, 3)) if few else _by_width(weights, kernel, path)
+            return path.constant - twice / 2
         moments = jax.vmap(lambda law: moments_of(law, path.centre))(law)
-        if path.networks == len(path.widths):
-            twice = jax.vmap(contracted, (0, 0, None, 0))(moments, path.reference, path, weights)
+        if few:
+            own, reference = jax.tree.map(lambda x: x[path.width], (moments, path.reference))
+            twice = jax.vmap(contracted, (0, 0, None, 0))(own, reference, path, weights)
         else:
-            kernel = jax.vmap(finite_width_kernel, (0, 0, None))(moments, path.reference, path)
-            by_width = weights.reshape(path.networks, -1) @ kernel.reshape(len(path.widths), -1).T
-            twice = jnp.take_along_axis(by_width, path.width[:, None], axis=1)[:, 0]
-        dispersion = 1.0 if path.adjustment is None else path.adjustment.dispersion
-        return path.constant - twice / (2 * dispersion)
+            twice = _by_width(weights, jax.vmap(finite_width_kernel, (0, 0, None))(moments, path.reference, path), path)
+        dispersion = jnp.ones(()) if path.adjustment is None else path.adjustment.dispersion
+        return path.constant - twice / (2 * jnp.broadcast_to(dispersion, path.widths.shape)[path.width])
 
 
 def limit_kernel(law: Limit, path: PathStatistics) -> Float[Array, "rows p nodes"]:
@@ -104,6 +108,14 @@ def products(drift: Float[Array, " drifts"], count: int) -> Float[Array, " count
     for row, (s, t) in enumerate(QUADRATIC[:count]):
         chosen[row, s, t] = 2 - (s == t)
     return jnp.asarray(chosen.reshape(count, -1), signed.dtype) @ jnp.outer(signed, signed).reshape(-1)
+
+
+def _by_width(
+    weights: Float[Array, "networks rows p nodes"], kernel: Float[Array, "widths rows p nodes"], path: PathStatistics
+) -> Float[Array, " networks"]:
+    """Each network's statistics times the kernel of its width."""
+    products = weights.reshape(path.networks, -1) @ kernel.reshape(len(path.widths), -1).T
+    return jnp.take_along_axis(products, path.width[:, None], axis=1)[:, 0]
 
 
 def _allowed(moments: Moments, reference: Moments, path: PathStatistics) -> Float[Array, "p 1"]:

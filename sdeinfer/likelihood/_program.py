@@ -22,6 +22,9 @@ class Program:
         select: the part of a Dataset that the model looks at.
         latent: the site of the latent layers, standard normals in a plate whose elements are independent given all
             other sites; None where nothing but parameters is latent.
+        alike: of networks in groups, the program of networks that are all alike: by it each group's range and expansion
+            are found. None for a program whose networks are.
+        acceptance: the mean acceptance that NUTS adapts its step to.
         options: what is passed by keyword: the architecture and the law.
     """
 
@@ -31,11 +34,14 @@ class Program:
     path: Callable[[xr.Dataset], Path] | None = None
     select: Callable[[xr.Dataset], xr.Dataset] = lambda data: data
     latent: str | None = None
+    alike: "Program | None" = None
+    acceptance: float = 0.8
     options: tuple[tuple[str, Any], ...] = ()
 
     def given(self, **options: Any) -> "Program":
         """The same program with its options fixed."""
-        return dataclasses.replace(self, options=tuple((dict(self.options) | options).items()))
+        alike = None if self.alike is None else self.alike.given(**options)
+        return dataclasses.replace(self, alike=alike, options=tuple((dict(self.options) | options).items()))
 
     def __call__(self, prepared: Any, **options: Any) -> None:
         """Run the model, as NumPyro does."""
@@ -53,6 +59,8 @@ def observing(
     path: Callable[[xr.Dataset], Path] | None = None,
     select: Callable[[xr.Dataset], xr.Dataset] = lambda data: data,
     latent: str | None = None,
+    alike: Program | None = None,
+    acceptance: float = 0.8,
 ) -> Callable[[Callable[..., None]], Program]:
     """Decorate a NumPyro model with the preparation of its data."""
-    return lambda model: Program(model, prepare, pool, path, select, latent)
+    return lambda model: Program(model, prepare, pool, path, select, latent, alike, acceptance)

@@ -94,7 +94,8 @@ class PathStatistics(eqx.Module):
         widths: the different widths n, shape (widths,).
         width: which of them each network has, shape (networks,).
         reference: the moments about which is expanded, with a leading axis of widths.
-        adjustment: of the parameters before they enter the likelihood; none where None.
+        adjustment: of the parameters before they enter the likelihood, maybe with a leading axis of widths; none where
+            None.
     """
 
     weights: Float[Array, "networks rows p nodes"]

@@ -89,6 +89,12 @@ class Path:
         which = np.sort(which)
         return dataclasses.replace(self, network=self.network[which], layer=self.layer[which])
 
+    def of_networks(self, which: np.ndarray) -> "Path":
+        """The transitions of some of the networks, by their ascending positions; they are numbered anew."""
+        mine = np.isin(self.network, which)
+        network = np.searchsorted(which, self.network[mine])
+        return Path(self.covariance[which], self.width[which], network, self.layer[mine], self.gap)
+
     def thinned(self, count: int) -> "Path":
         """At most so many of the transitions, evenly spread."""
         return self.chosen(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)))

@@ -5,6 +5,9 @@ from sdeinfer.observe._dataset import covariance_dataset as covariance_dataset
 from sdeinfer.observe._dataset import observe as observe
 from sdeinfer.observe._dataset import truth_of as truth_of
 from sdeinfer.observe._dataset import validate as validate
+from sdeinfer.observe._groups import Groups as Groups
+from sdeinfer.observe._groups import blocks_of_layers as blocks_of_layers
+from sdeinfer.observe._groups import groups_of as groups_of
 from sdeinfer.observe._netcdf import read as read
 from sdeinfer.observe._netcdf import read_posterior as read_posterior
 from sdeinfer.observe._netcdf import write as write

@@ -1,0 +1,113 @@
+"""The data of full paths of networks in groups, each of which has parameters of its own."""
+
+from collections.abc import Callable, Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float, Int
+
+from sdeinfer._files import InputError
+from sdeinfer.likelihood._adjustment import Adjustment
+from sdeinfer.likelihood._moments import no_moments
+from sdeinfer.likelihood._statistics import Layout, PathStatistics, path_layout, path_statistics
+from sdeinfer.likelihood._transitions import observed_path
+from sdeinfer.observe import groups_of
+
+
+class Estimates(eqx.Module):
+    """What the data of each group alone say of its parameters, in the coordinates of `unconstrained`.
+
+    They change no density: a sampler's coordinates are laid by them.
+
+    Attributes:
+        centre: û, shape (groups, parameters).
+        precision: 1/s², with s the standard deviation, zero where the data say nothing; shape (groups, parameters).
+    """
+
+    centre: Float[Array, "groups parameters"]
+    precision: Float[Array, "groups parameters"]
+
+
+class GroupedStatistics(eqx.Module):
+    """Sufficient statistics of observed paths, with a kind of networks for each group and width.
+
+    Attributes:
+        path: the statistics; what `PathStatistics` has for each width, and its adjustment, is of each kind here.
+        group: the group of each kind, shape (kinds,).
+        groups: how many groups.
+        estimates: of the groups' parameters; not made where None.
+    """
+
+    path: PathStatistics
+    group: Int[Array, " kinds"]
+    groups: int = eqx.field(static=True)
+    estimates: Estimates | None = None
+
+    @property
+    def adjustment(self) -> Adjustment | None:
+        """Of each kind's parameters before they enter the likelihood; none where None."""
+        return self.path.adjustment
+
+    def pooled(self) -> "GroupedStatistics":
+        """All networks of one group and width taken together as one."""
+        return eqx.tree_at(lambda grouped: grouped.path, self, self.path.pooled())
+
+
+def grouped_statistics(data: xr.Dataset, reduced: Callable[..., PathStatistics] = path_statistics) -> GroupedStatistics:
+    """Reduce the networks of each group to their sufficient statistics, all with the same nodes.
+
+    Arguments:
+        data: observed networks with the coordinate `group`, see `groups_of`.
+        reduced: from a group's transitions and a layout to its statistics.
+
+    Raises:
+        InputError: for data that are not valid, that have fewer than two groups, or a group without transitions.
+    """
+    groups, path = groups_of(data), observed_path(data)
+    layout, parts = path_layout(path), []
+    for number, label in enumerate(groups.labels):
+        own = path.of_networks(groups.members(number))
+        try:
+            if not len(own):
+                raise InputError("used: no transition is left")
+            parts.append(reduced(own, _about_nothing(layout, len(np.unique(own.width)))))
+        except InputError as error:
+            raise InputError(f"group {label}: {error}") from error
+    order = np.argsort(np.concatenate([groups.members(number) for number in range(len(groups))]))
+    kinds = [len(part.widths) for part in parts]
+    group = np.repeat(np.arange(len(groups)), kinds)
+    return GroupedStatistics(_joined(parts, kinds, order), jnp.asarray(group), len(groups))
+
+
+def _about_nothing(layout: Layout, widths: int) -> Layout:
+    return layout._replace(reference=jax.tree.map(np.asarray, no_moments(widths, *layout.centre.shape)))
+
+
+def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.ndarray) -> PathStatistics:
+    """The statistics of several groups with one layout as one; `order` puts their networks where the data have them."""
+
+    def together(field: Callable[[PathStatistics], Array]) -> Array:
+        return jnp.concatenate([field(part) for part in parts])
+
+    adjustments = [part.adjustment for part in parts if part.adjustment is not None]
+    firsts = np.cumsum([0, *kinds[:-1]])
+    return PathStatistics(
+        weights=together(lambda part: part.weights)[order],
+        nodes=parts[0].nodes,
+        centre=parts[0].centre,
+        spread=jnp.stack([part.spread for part in parts]).max(axis=0),
+        least=jnp.stack([part.least for part in parts]).min(axis=0),
+        constant=together(lambda part: part.constant)[order],
+        widths=together(lambda part: part.widths),
+        width=jnp.concatenate([part.width + first for part, first in zip(parts, firsts, strict=True)])[order],
+        reference=jax.tree.map(lambda *each: jnp.concatenate(each), *[part.reference for part in parts]),
+        adjustment=_each_as_often(adjustments, kinds) if adjustments else None,
+    )
+
+
+def _each_as_often(adjustments: Sequence[Adjustment], kinds: Sequence[int]) -> Adjustment:
+    """The adjustments of groups, along a leading axis of kinds."""
+    return jax.tree.map(lambda *each: jnp.repeat(jnp.stack(each), np.asarray(kinds), axis=0), *adjustments)

@@ -1,0 +1,273 @@
+"""Partial pooling: networks in groups that have parameters of their own."""
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+import xarray as xr
+from budget import assert_distribution, assert_within
+from numpyro.infer import Predictive
+from numpyro.infer.util import log_density
+from scipy.special import expit, logit
+from scipy.stats import halfnorm, lognorm, norm, uniform
+
+import sdeinfer as si
+from sdeinfer.infer import expanded_statistics, in_range, nuts, prepare
+from sdeinfer.infer._expansion import WEAK
+from sdeinfer.infer._groups import predict_each
+from sdeinfer.infer._nuts import log_densities
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import FullPath, constrained, observed_path, path_layout, path_statistics
+from sdeinfer.observe import groups_of, read_posterior
+
+MODEL = si.models.hierarchical
+SHORT = {"chains": 2, "draws": 20, "warmup": 20, "predictions": 3}
+
+
+def group_of(layer, label, *, width=64, depth=8, networks=6, seed=0) -> xr.Dataset:
+    V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.0)
+    data = si.sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=jr.key(seed))
+    return data.assign_coords(group=("network", [label] * networks))
+
+
+def together(parts) -> xr.Dataset:
+    data = xr.concat(parts, "network", combine_attrs="drop_conflicts")
+    return data.assign_coords(network=np.arange(data.sizes["network"]))
+
+
+def feedforwards(*gammas: float, seed: int, **sizes: int) -> xr.Dataset:
+    layers = [si.ResidualFeedForward(gamma=gamma, c_plus=0.0, c_minus=-2.0) for gamma in gammas]
+    return together(group_of(layer, f"run {i}", seed=seed + i, **sizes) for i, layer in enumerate(layers))
+
+
+@functools.cache
+def mixed() -> xr.Dataset:
+    """Two groups of Transformers of two widths, whose networks are in no order."""
+    kinds = [("b", 0.4, 0.9, 64), ("a", 0.7, 0.6, 64), ("b", 0.4, 0.9, 96), ("a", 0.7, 0.6, 96)]
+    parts = [
+        group_of(si.ShapedTransformer(gamma, tau0, 0.0, -2.0), label, width=width, networks=4, seed=i)
+        for i, (label, gamma, tau0, width) in enumerate(kinds)
+    ]
+    return together(parts).isel(network=np.random.default_rng(0).permutation(16))
+
+
+def program(data: xr.Dataset, law: str = "finite-width"):
+    return MODEL.given(architecture=Architecture(data.attrs["architecture"]), law=law)
+
+
+@functools.cache
+def prepared(law: str):
+    return prepare(program(mixed(), law), mixed())
+
+
+def draws_of(model, grouped, count: int, seed: int = 0):
+    """Draws from the prior, of all sites but the data's."""
+    names = ["gamma", "tau0", "c_gap", "c_mean"]
+    names += [f"{name}_{part}" for name in names[:3] for part in ("sd", "offset")]
+    names += [f"group_{name}" for name in ("gamma", "tau0", "c_gap", "c_plus", "c_minus")]
+    return Predictive(model, num_samples=count, return_sites=names, parallel=True)(jr.key(seed), grouped)
+
+
+@pytest.mark.parametrize("law", ["finite-width", "limit"])
+def test_pooled_data_have_the_density_of_those_that_are_not(law):
+    model, grouped = program(mixed(), law), prepared(law)
+    assert grouped.path.networks == 16
+    assert model.pool(grouped).path.networks == 4
+    drawn = draws_of(model, grouped, 5)
+    for i in range(5):
+        sites = {name: value[i] for name, value in drawn.items() if not name.startswith("group_")}
+        one, other = (log_density(model, (data,), {}, sites)[0] for data in (grouped, model.pool(grouped)))
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+@pytest.mark.parametrize("law", ["finite-width", "limit"])
+def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
+    """Of the program of networks that are all alike, at the group's parameters."""
+    data, grouped = mixed(), prepared(law)
+    model, layout, groups = program(data, law), path_layout(observed_path(data)), groups_of(data)
+    sites = {name: value[None] for name, value in draws_of(model, grouped, 3).items()}
+    found = log_densities(model, grouped, sites)[0]["covariance"][0]
+    for number in range(len(groups)):
+        path = observed_path(data.isel(network=groups.members(number)))
+        kinds = len(np.unique(path.width))
+        own = layout._replace(reference=jax.tree.map(lambda x, kinds=kinds: x[:kinds], layout.reference))
+        alike = model.alike
+        one = expanded_statistics(alike, path, own) if law == "finite-width" else path_statistics(path, own)
+        # How far the first order is believed goes by the extremes of all the data.
+        one = eqx.tree_at(lambda s: (s.spread, s.least), one, (grouped.path.spread, grouped.path.least))
+        at = {name: sites[f"group_{name}"][..., number] for name in ("gamma", "tau0", "c_gap", "c_plus", "c_minus")}
+        expected = log_densities(alike, one, at | {"c_mean": sites["c_mean"]})[0]["covariance"][0]
+        np.testing.assert_allclose(found[:, groups.members(number)], expected, rtol=1e-11)
+
+
+def test_the_expansion_of_each_group_holds_two_standard_deviations_away():
+    """Differences of log density, without the adjustment, from those with all of the variance."""
+    data, grouped, kind = mixed(), prepared("finite-width"), Architecture("transformer")
+    path, groups = observed_path(data), groups_of(data)
+    plain = eqx.tree_at(lambda s: s.adjustment, grouped.pooled().path, None, is_leaf=lambda leaf: leaf is None)
+    terms = path.terms(np.arange(len(path)))
+    centre = grouped.path.centre
+    of_group, n = groups.group[path.network], path.width[path.network]
+
+    @jax.jit
+    def both(u, number):
+        layer = kind.layer(**constrained(kind.parameters, u))
+        law = jax.vmap(layer.finite_width)(plain.widths)
+        mine = jnp.where(grouped.group == number, FullPath(law, plain).log_prob(plain.weights), 0.0)
+
+        def exact(terms, n):
+            law = layer.finite_width(n)
+            parts = references.finite_width_variances(law, terms.mixing[None], terms.variance[None], centre, jnp)
+            variance = sum(parts)[0]
+            y = terms.increments - (law.drift[:, None] * terms.drift).sum(axis=0)
+            return -(y**2 / variance + jnp.log(variance)).sum() / 2
+
+        each = jax.vmap(exact)(terms, n)
+        return mine.sum(), jnp.where(of_group == number, each, 0.0).sum()
+
+    assert grouped.estimates is not None
+    worst = 0.0
+    for number in range(len(groups)):
+        centre_u = grouped.estimates.centre[number]
+        sd = 1 / np.sqrt(grouped.estimates.precision[number] + WEAK)
+        start = both(centre_u, number)
+        for k in range(len(sd)):
+            for sign in (-2, 2):
+                change = np.subtract(both(centre_u.at[k].add(sign * sd[k]), number), start)
+                error = abs(change[0] - change[1])
+                print(f"group {number}, u[{k}] {sign:+d} sd: error {error:.2g} of a change of {change[1]:.3g}")
+                worst = max(worst, error / max(1.0, abs(change[1])))
+    assert worst < 0.05
+
+
+@pytest.mark.parametrize("law", ["finite-width", "limit"])
+def test_estimates_change_no_prior(law):
+    """Where the sampler's coordinates are laid, groups are still normal about the population."""
+    model, grouped = program(mixed(), law), prepared(law).pooled()
+    drawn = {name: np.asarray(value) for name, value in draws_of(model, grouped, 4000).items()}
+    for name, transform in {"gamma": logit, "tau0": np.log, "c_gap": np.log}.items():
+        for number in range(grouped.groups):
+            moved = transform(drawn[f"group_{name}"][:, number]) - transform(drawn[name])
+            assert_distribution(moved / drawn[f"{name}_sd"], norm.cdf)
+    assert_distribution(drawn["gamma"], uniform.cdf)
+    assert_distribution(drawn["tau0"], lognorm(1).cdf)
+    assert_distribution(drawn["c_gap"], halfnorm(scale=2 * np.sqrt(2)).cdf)
+    assert_distribution(drawn["c_mean"], norm(scale=np.sqrt(2)).cdf)
+
+
+def test_a_network_of_each_width_has_its_own_likelihood():
+    """As many networks as widths need not come in the order of the widths."""
+    data = mixed()
+    few = data.isel(network=[int(np.argmax(data["width"].values == n)) for n in (96, 64)])
+    layer = si.ShapedTransformer(gamma=0.5, tau0=0.8, c_plus=0.0, c_minus=-2.0)
+
+    def log_prob(data):
+        path = si.models.full_path.prepare(data)
+        return FullPath(jax.vmap(layer.finite_width)(path.widths), path).log_prob(path.weights)
+
+    np.testing.assert_allclose(log_prob(few), log_prob(few.isel(network=[1, 0]))[::-1], rtol=1e-12)
+
+
+def posterior(data, seed: int = 5) -> tuple[Any, dict[str, np.ndarray]]:
+    model = program(data)
+    grouped = prepare(model, in_range(model, data)[0])
+    result = nuts(model, grouped, chains=2, draws=300, warmup=300, key=jr.key(seed))
+    return grouped, {name: np.asarray(value) for name, value in result.samples.items()}
+
+
+def test_different_groups_are_recovered_and_alike_ones_shrink():
+    sizes = {"networks": 12, "depth": 12}
+    truth = np.array([0.2, 0.4, 0.6, 0.8])
+    _, draws = posterior(feedforwards(*truth, seed=10, **sizes))
+    u = logit(draws["group_gamma"])
+    assert_within((u.mean(axis=(0, 1)) - logit(truth)) / u.std(axis=(0, 1)), "logit gamma of groups")
+    different = draws["gamma_sd"]
+
+    grouped, draws = posterior(feedforwards(*[0.5] * 4, seed=20, **sizes))
+    u = logit(draws["group_gamma"])
+    assert_within((u.mean(axis=(0, 1)) - logit(0.5)) / u.std(axis=(0, 1)), "logit gamma of equal groups")
+    alone = 1 / np.sqrt(grouped.estimates.precision[:, 0] + WEAK)
+    alike = draws["gamma_sd"]
+    print(f"sd between groups: {different.mean():.2f} for {logit(truth).std():.2f}, {alike.mean():.3f} for 0")
+    print(f"sd of a group's logit gamma: {alone.mean():.3f} alone, {u.std(axis=(0, 1)).mean():.3f} with the others")
+    assert np.quantile(different, 0.01) > np.quantile(alike, 0.99)
+    assert (u.std(axis=(0, 1)) < alone).all()
+
+
+@functools.cache
+def short_fit() -> xr.DataTree:
+    return si.fit(MODEL, mixed(), **SHORT, key=jr.key(3))
+
+
+def test_a_fit_has_groups_by_their_labels_and_survives_a_file(tmp_path):
+    data, post = mixed(), short_fit()
+    labels = list(groups_of(data).labels)
+    for name in ("group_gamma", "group_tau0", "group_c_gap"):
+        for group in ("posterior", "prior"):
+            assert post[group][name].dims == ("chain", "draw", "group")
+            assert list(post[group]["group"].values) == labels
+    assert {"gamma", "tau0", "c_gap", "gamma_sd", "tau0_sd", "c_gap_sd", "c_mean"} <= set(post["posterior"].data_vars)
+    np.testing.assert_array_equal(post["log_likelihood"]["network"], data["network"])
+    si.write(post, tmp_path / "posterior.nc")
+    again = read_posterior(tmp_path / "posterior.nc")
+    xr.testing.assert_equal(again["posterior"].to_dataset(), post["posterior"].to_dataset())
+    rows = si.summarise(again)
+    assert {"gamma", "gamma_sd", *(f"group_tau0[{label}]" for label in labels)} <= set(rows.index)
+    verdicts = [si.check(again), si.check(post, data)]
+    assert verdicts[0].to_frame().equals(verdicts[1].to_frame())
+
+
+def test_predictions_of_a_network_are_made_at_the_parameters_of_its_group():
+    data, groups = mixed(), groups_of(mixed())
+    draws = {f"group_{name}": np.ones((2, 2)) for name in ("tau0", "c_plus", "c_minus")}
+    draws["group_gamma"] = np.tile([0.01, 0.99], (2, 1))
+    predicted = predict_each(program(data), draws, data, architecture=Architecture("transformer"), key=jr.key(1))
+    np.testing.assert_array_equal(predicted["network"], data["network"])
+    V = predicted["covariance"].values
+    np.testing.assert_allclose(V[0, :, 0], data["covariance"][:, 0], atol=1e-6)
+    moved = np.abs(V[:, :, -1] - V[:, :, 0]).mean(axis=(0, 2, 3))
+    assert moved[groups.group == 1].min() > moved[groups.group != 1].max()
+
+
+def test_bad_groups_are_refused():
+    data = mixed()
+    key = jr.key(0)
+    with pytest.raises(si.InputError, match="group: a coordinate on network with the label"):
+        si.fit(MODEL, data.drop_vars("group"), key=key)
+    with pytest.raises(si.InputError, match="group: must be one label a network, got dimensions layer"):
+        si.fit(MODEL, data.assign_coords(group=("layer", data["layer"].values)), key=key)
+    with pytest.raises(si.InputError, match="group: at least 2 groups are needed, got a alone; use models.full_path"):
+        si.fit(MODEL, data.assign_coords(group=("network", ["a"] * 16)), key=key)
+    labels = np.arange(16.0)
+    labels[3] = np.nan
+    with pytest.raises(si.InputError, match=f"group: network {data['network'].values[3]} has no label"):
+        si.fit(MODEL, data.assign_coords(group=("network", labels)), key=key)
+    used = xr.ones_like(data["covariance"][:, :, 0, 0], bool) & (data["group"] != "a")
+    with pytest.raises(si.InputError, match="group a: used: no transition is left"):
+        si.fit(MODEL, data.assign(used=used), key=key)
+
+
+@pytest.mark.slow
+def test_six_groups_of_transformers_are_sampled_well():
+    rng = np.random.default_rng(1)
+    u = 0.5 * rng.normal(size=(3, 6))
+    truth = {"gamma": expit(u[0]), "tau0": 0.6 * np.exp(0.6 * u[1]), "c_gap": 2 * np.exp(u[2])}
+    layers = [si.ShapedTransformer(gamma, tau0, 0.0, -gap) for gamma, tau0, gap in zip(*truth.values(), strict=True)]
+    sizes = {"width": 128, "depth": 16, "networks": 16}
+    parts = [group_of(layer, f"run {i}", seed=50 + i, **sizes) for i, layer in enumerate(layers)]
+    data = together(parts)
+    post = si.fit(MODEL, data, predictions=10, key=jr.key(101))
+    rows = si.check(post, data).to_frame()
+    print(rows[["value", "threshold", "passed"]], si.summarise(post).to_string(), sep="\n")
+    assert rows.loc[["R-hat", "bulk ESS", "tail ESS", "divergences"], "passed"].all()
+    draws = post["posterior"].to_dataset()
+    for name, transform in {"gamma": logit, "tau0": np.log}.items():
+        found = transform(draws[f"group_{name}"])
+        z = (found.mean(("chain", "draw")) - transform(truth[name])) / found.std(("chain", "draw"))
+        assert_within(z, f"{name} of groups")

@@ -1,0 +1,54 @@
+"""Ways to fit every eighth layer: effective draws a second.
+
+- Metropolis steps for the parameters, the bridges' innovations renewed one by one: what `fit` does.
+- NUTS on the parameters and all innovations at once: the same model, the same bridges.
+- One step of the SDE from each observed layer to the next, by NUTS: no latent layers, another posterior.
+"""
+
+import time
+
+import jax
+import jax.random as jr
+import numpy as np
+import pytest
+from arviz_stats.base import array_stats
+
+import sdeinfer as si
+from sdeinfer.infer import metropolis, nuts
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import path_statistics, transitions
+
+NAMES = ("gamma", "tau0", "c_gap")
+SIZES = {"chains": 2, "draws": 300, "warmup": 300}
+
+
+@pytest.mark.benchmark
+def test_ways_to_fit_every_eighth_layer():
+    kind = Architecture("transformer")
+    truth = kind.layer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
+    V0 = si.equicorrelated(tokens=3, correlation=0.2)
+    data = si.sample_networks(truth, V0, width=256, depth=64, networks=8, observe_every=8, key=jr.key(1))
+    latent = si.models.thinned_path.given(architecture=kind, law="limit")
+    coarse = si.models.full_path.given(architecture=kind, law="limit")
+    bridges, steps = latent.prepare(data), path_statistics(transitions(data))
+    ways = {
+        "Metropolis, bridges": lambda key: metropolis(latent, bridges, **SIZES, key=key),
+        "NUTS, bridges": lambda key: nuts(latent, bridges, **SIZES, key=key),
+        "NUTS, one step each": lambda key: nuts(coarse, steps, **SIZES, key=key),
+    }
+    reference = None
+    for name, way in ways.items():
+        jax.clear_caches()
+        seconds = []
+        for seed in (0, 1):
+            start = time.perf_counter()
+            draws = way(jr.key(seed)).samples
+            seconds.append(time.perf_counter() - start)
+        least = min(float(array_stats.ess(draws[site], chain_axis=0, draw_axis=1)) for site in NAMES)
+        rate = least / seconds[1]
+        reference = reference or rate
+        moments = ", ".join(f"{site} {np.mean(draws[site]):.3g} ± {np.std(draws[site]):.2g}" for site in NAMES)
+        print(
+            f"\n{name}: ESS {least:.0f}; {seconds[0]:.1f} s, {seconds[1]:.1f} s compiled: {rate:.2f} a second, "
+            f"{rate / reference:.3f} of the first; {moments}"
+        )

@@ -66,6 +66,8 @@ def compare(
         InputError: for data that are not valid, where fewer than two networks or architectures can be compared, or for
             an architecture that the data cannot identify.
     """
+    if model.latent is not None:
+        raise InputError(f"model: {model.name} has latent layers; networks of which every layer is known are compared")
     data = validate(data)
     require_settings(law, ("finite-width", "limit"), chains=chains, draws=draws, warmup=warmup)
     programs = {kind.name: model.given(architecture=kind, law=law) for kind in _kinds(data, architectures)}

@@ -20,8 +20,8 @@ FARTHEST = 8.0
 """Bound on the unconstrained parameters, logit γ, log τ0, log(c₊ − c₋) and the mean of c±: their priors end before."""
 
 
-DIFFERENCE, CURVATURE_STEP = 1e-5, 1e-4
-"""Steps in the unconstrained parameters, for differences of values and of slopes."""
+DIFFERENCES = {4: 1e-2, 8: 1e-5}
+"""Steps in the unconstrained parameters for differences of values, in floating-point numbers of so many bytes."""
 
 NO_DENSITY = 1e10
 """Stands for an infinite potential, from which differences could not lead back."""
@@ -80,21 +80,27 @@ def mode_at(model: Program, prepared: PyTree, latent: Array, chosen: np.ndarray,
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         # A gradient takes six times longer, and its compilation ten times.
-        steps = DIFFERENCE * np.eye(len(x))
-        slope = [potential(x + step) - potential(x - step) for step in steps]
-        return potential(x), np.array(slope) / (2 * DIFFERENCE)
+        slope = [potential(x + step) - potential(x - step) for step in difference * np.eye(len(x))]
+        return potential(x), np.array(slope) / (2 * difference)
 
-    return _found(objective, sites, start)
+    difference = DIFFERENCES[jnp.asarray(1.0).dtype.itemsize]
+    return _found(objective, sites, start, curvature_step=10 * difference)
 
 
-def _found(objective: Callable[[np.ndarray], tuple[float, np.ndarray]], sites: tuple[str, ...], start: Mode | None):
+def _found(
+    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    sites: tuple[str, ...],
+    start: Mode | None,
+    *,
+    curvature_step: float = 1e-4,
+) -> Mode:
     starts = _starts(sites) if start is None else [start.x]
     bounds = [(-FARTHEST, FARTHEST)] * len(sites)
     ends = [minimize(objective, x, jac=True, method="L-BFGS-B", bounds=bounds) for x in starts]
     found = min(ends, key=lambda end: end.fun)
-    steps = CURVATURE_STEP * np.eye(len(sites))
+    steps = curvature_step * np.eye(len(sites))
     change = np.array([objective(found.x + step)[1] - objective(found.x - step)[1] for step in steps])
-    curvature = (change + change.T) / (4 * CURVATURE_STEP)
+    curvature = (change + change.T) / (4 * curvature_step)
     values, axes = np.linalg.eigh(curvature)
     # Where the mode is flat, or on the bound, the priors still have a curvature of about 1.
     sd = np.sqrt((axes**2 / np.maximum(values, 1.0)).sum(axis=1))

@@ -1,5 +1,7 @@
 """What the SDE predicts for the observed networks at draws of the parameters."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer.covariance import semidefinite_cholesky
 from sdeinfer.layers import Architecture
-from sdeinfer.observe import DIMS
+from sdeinfer.observe import DIMS, outputs_of
 from sdeinfer.solve import BrownianSteps, fill_after, solve_paths, step_grid
 
 TIMES = 9
@@ -35,8 +37,8 @@ def predict(
         key: where the randomness comes from.
 
     Returns:
-        `covariance` over draw, network, layer, token_a, token_b at up to `TIMES` of the observed layers. Paths that
-        explode are NaN from then on; the attribute `exploded` is their share.
+        What would be observed: `covariance` over draw, network, layer, token_a, token_b at up to `TIMES` of the layers
+        that were. Paths that explode are NaN from then on; the attribute `exploded` is their share.
     """
     layers = data["layer"].values
     kept = np.unique(np.linspace(0, len(layers) - 1, min(TIMES, len(layers))).round().astype(int))
@@ -51,11 +53,26 @@ def predict(
         grid = step_grid((layers[kept] - layers[0]) / width, STEP)
         of_width = jax.vmap(jr.fold_in, (0, None))(keys, width)
         replicate[:, same] = _replicate(architecture, fields, V0[same], grid, of_width)
+    if outputs_of(data):
+        of_outputs = jax.vmap(jr.fold_in, (0, None))(keys, 0)
+        replicate[:, :, -1] = _sample_covariances(replicate[:, :, -1], outputs_of(data), of_outputs)
     return xr.Dataset(
         {"covariance": (("draw", *DIMS), replicate)},
         coords={"layer": layers[kept], "network": data["network"].values},
         attrs={"exploded": float(np.isnan(replicate[:, :, -1, 0, 0]).mean())},
     )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _sample_covariances(V: Float[Array, "draws networks m m"], outputs: int, keys: PRNGKeyArray) -> Array:
+    """Of so many outputs of each network (Eq. 21)."""
+
+    def one_draw(inputs):
+        V, key = inputs
+        X = jnp.linalg.cholesky(V) @ jr.normal(key, (*V.shape[:2], outputs), V.dtype)
+        return X @ jnp.swapaxes(X, -1, -2) / outputs
+
+    return jax.lax.map(one_draw, (V, keys))
 
 
 @eqx.filter_jit

@@ -9,7 +9,8 @@ from arviz_stats.base import array_stats
 from budget import assert_estimate
 
 import sdeinfer as si
-from sdeinfer.infer import Checkpoint, in_range, logit_scale, metropolis, nuts
+from sdeinfer.infer import Checkpoint, in_range, logit_scale, metropolis, nuts, predict
+from sdeinfer.infer._mode import mode_at
 from sdeinfer.infer._range import _growth
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import bridges_of, transitions, used_of
@@ -85,6 +86,31 @@ def test_a_fit_has_all_groups_and_is_judged(data, model, reduce, tmp_path):
         assert post["observed_data"].sizes["layer"] == 2
 
 
+def test_outputs_are_predicted_as_what_is_observed_of_them(data):
+    """The sample covariance of few outputs scatters about V by far more than V does."""
+    seen = si.sample_outputs(data, outputs=3, key=jr.key(7))
+    parameters = {"gamma": jnp.full(200, 0.2), "c_plus": jnp.ones(200), "c_minus": jnp.ones(200)}
+    key = jr.key(1)
+    predicted, of_layer = (
+        predict(parameters, shown, architecture=FEEDFORWARD, key=key)["covariance"].values[:, :, -1, 0, 0]
+        for shown in (seen, seen.assign_attrs({"outputs": 10_000}))
+    )
+    # χ²₃/3 has variance 2/3.
+    assert 0.5 < predicted.var() - of_layer.var() < 0.85
+
+
+def test_single_precision_finds_the_same_mode(data):
+    program = si.models.thinned_path.given(architecture=FEEDFORWARD, law="limit")
+    modes = []
+    for x64 in (True, False):
+        with jax.enable_x64(x64):
+            prepared = program.prepare(thinned(data, 4))
+            latent = jnp.zeros((len(prepared), *prepared.innovations))
+            modes.append(mode_at(program, prepared, latent, np.ones(len(prepared), bool)))
+    double, single = modes
+    assert (np.abs(single.x - double.x) < 0.3 * double.sd).all()
+
+
 def test_a_killed_fit_goes_on_with_the_same_draws(data, tmp_path, monkeypatch):
     monkeypatch.setattr("sdeinfer.infer._metropolis.CHUNK", 20)
     program = si.models.thinned_path.given(architecture=FEEDFORWARD, law="limit")
@@ -153,6 +179,7 @@ def test_outputs_are_reduced_to_their_covariance():
             lambda data: si.fit(si.models.terminal, si.sample_outputs(data, outputs=3, key=jr.key(0)), key=jr.key(0)),
             "outputs: the data hold covariances of outputs",
         ),
+        (lambda data: si.compare(si.models.thinned_path, data, key=jr.key(0)), "model: thinned_path has latent layers"),
         (lambda data: si.sample_outputs(data, outputs=0, key=jr.key(0)), "outputs: at least 1 is needed, got 0"),
         (lambda data: si.sample_outputs(data.isel(layer=slice(1, 3)), outputs=2, key=jr.key(0)), "layer: the initial"),
         (lambda data: si.observe_outputs(np.ones((2, 3)), np.eye(3), width=9, depth=2), "outputs: shape"),

@@ -52,6 +52,6 @@ def predict_each(
         members = data.isel(network=groups.members(number))
         parts.append(predict(own, members, architecture=architecture, key=key_group))
     order = np.argsort(np.concatenate([groups.members(number) for number in range(len(groups))]))
-    predicted = xr.concat(parts, "network", combine_attrs="drop").isel(network=order)
-    exploded = np.isnan(predicted["covariance"].values[:, :, -1, 0, 0])
+    predicted: xr.Dataset = xr.concat(parts, "network", combine_attrs="drop").isel(network=order)
+    exploded = np.isnan(predicted.data_vars["covariance"].values[:, :, -1, 0, 0])
     return predicted.assign_attrs(exploded=float(exploded.mean()))

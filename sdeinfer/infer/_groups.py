@@ -46,12 +46,13 @@ def predict_each(
     if program.alike is None:
         own = {name: jnp.asarray(draws[name]) for name in architecture.parameters}
         return predict(own, data, architecture=architecture, key=key)
-    groups, parts = groups_of(data), []
+    groups = groups_of(data)
+    parts: list[xr.Dataset] = []
     for number, key_group in enumerate(jr.split(key, len(groups))):
         own = {name: jnp.asarray(draws[f"group_{name}"])[:, number] for name in architecture.parameters}
         members = data.isel(network=groups.members(number))
         parts.append(predict(own, members, architecture=architecture, key=key_group))
     order = np.argsort(np.concatenate([groups.members(number) for number in range(len(groups))]))
-    predicted: xr.Dataset = xr.concat(parts, "network", combine_attrs="drop").isel(network=order)
-    exploded = np.isnan(predicted.data_vars["covariance"].values[:, :, -1, 0, 0])
+    predicted = xr.concat(parts, "network", combine_attrs="drop").isel(network=order)
+    exploded = np.isnan(predicted["covariance"].values[:, :, -1, 0, 0])
     return predicted.assign_attrs(exploded=float(exploded.mean()))

@@ -46,7 +46,8 @@ def predict_each(
     if program.alike is None:
         own = {name: jnp.asarray(draws[name]) for name in architecture.parameters}
         return predict(own, data, architecture=architecture, key=key)
-    groups, parts = groups_of(data), []
+    groups = groups_of(data)
+    parts: list[xr.Dataset] = []
     for number, key_group in enumerate(jr.split(key, len(groups))):
         own = {name: jnp.asarray(draws[f"group_{name}"])[:, number] for name in architecture.parameters}
         members = data.isel(network=groups.members(number))

@@ -101,6 +101,7 @@ def test_svi_is_nearer_by_its_own_measure():
     assert gain > 5 * error
 
 
+@pytest.mark.slow
 def test_weights_make_draws_of_nuts(many_networks):
     """Means and variances of the posterior: importance weights turn draws of the normal law into those of NUTS."""
     kind = si.models.full_path.given(architecture=Architecture("feedforward"), law="limit")

@@ -106,6 +106,7 @@ def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
         np.testing.assert_allclose(found[:, groups.members(number)], expected, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_the_expansion_of_each_group_holds_where_its_density_is():
     """Differences of log density, without the adjustment, from those with all of the variance."""
     data, grouped, kind = mixed(), prepared("finite-width"), Architecture("transformer")
@@ -180,6 +181,7 @@ def posterior(data, seed: int = 5) -> tuple[Any, dict[str, np.ndarray]]:
     return grouped, {name: np.asarray(value) for name, value in result.samples.items()}
 
 
+@pytest.mark.slow
 def test_different_groups_are_recovered_and_alike_ones_shrink():
     sizes = {"networks": 12, "depth": 12}
     truth = np.array([0.2, 0.4, 0.6, 0.8])

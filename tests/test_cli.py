@@ -133,8 +133,6 @@ def broken_file(tmp_path, networks, request):
             data = data.isel(layer=[0])
         case "one token":
             data = data.isel(token_a=[0], token_b=[0])
-        case "skipped":
-            data = data.isel(layer=slice(None, None, 2))
     write(data, tmp_path / "data.nc")
     return tmp_path / "data.nc"
 
@@ -148,13 +146,21 @@ def broken_file(tmp_path, networks, request):
         ("names", ("data.nc", "dimensions network, layer, token_a, token_b", "depth")),
         ("single", ("data.nc", "at least 2 layers", "got 1")),
         ("one token", ("tau0", "one token")),
-        ("skipped", ("every layer", "0, 2, 4, 6")),
     ],
     indirect=["broken_file"],
 )
 def test_bad_data_leave_nothing_behind(broken_file, words, tmp_path):
     refused(run("calibrate", "--data", broken_file, "--out", tmp_path / "out"), *words)
     assert files(tmp_path) == ["data.nc"]
+
+
+@pytest.mark.parametrize(("observed", "model"), [("4", "thinned_path"), ("outputs", "outputs")])
+def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path):
+    small = ("--tokens", 2, "--width", 64, "--depth", 8, "--networks", 8)
+    run("observe", *small, "--observe-every", observed, "--out", tmp_path / "data.nc")
+    short = ("--chains", 1, "--draws", 20, "--warmup", 20)
+    run("fit", tmp_path / "data.nc", *short, "--out", tmp_path / "post.nc")
+    assert read_posterior(tmp_path / "post.nc").attrs["model"] == model
 
 
 def test_missing_and_unreadable_files(tmp_path):

@@ -154,7 +154,9 @@ def test_bad_data_leave_nothing_behind(broken_file, words, tmp_path):
     assert files(tmp_path) == ["data.nc"]
 
 
-@pytest.mark.parametrize(("observed", "model"), [pytest.param("4", "thinned_path", marks=pytest.mark.slow), ("outputs", "outputs")])
+@pytest.mark.parametrize(
+    ("observed", "model"), [pytest.param("4", "thinned_path", marks=pytest.mark.slow), ("outputs", "outputs")]
+)
 def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path):
     small = ("--tokens", 2, "--width", 64, "--depth", 8, "--networks", 8)
     run("observe", *small, "--observe-every", observed, "--out", tmp_path / "data.nc")

@@ -1,6 +1,5 @@
 """The command line: observe → fit → check → report, in one go or one at a time through files."""
 
-import dataclasses
 import math
 import shlex
 import sys
@@ -16,16 +15,14 @@ import xarray as xr
 from typer.core import TyperGroup
 
 from sdeinfer import _options as options
-from sdeinfer._files import InputError, first_line, readable, staged_file, staged_folder
+from sdeinfer._files import InputError, first_line, staged_file, staged_folder
+from sdeinfer._flags import key_of, kind_of, model_of, read_array, sampled
 from sdeinfer.check import Check, check, summarise
 from sdeinfer.covariance import equicorrelated
 from sdeinfer.infer import LARGEST_LOGIT, LIMIT_POSTERIOR, Checkpoint, Law, compare, fit, require_identifiable
-from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
-from sdeinfer.likelihood import Program
-from sdeinfer.models import full_path, thinned_path  # pyright: ignore[reportMissingImports]
-from sdeinfer.models import outputs as outputs_only  # pyright: ignore[reportMissingImports]
-from sdeinfer.networks import sample_networks, sample_outputs
-from sdeinfer.observe import observe, outputs_of, read, read_posterior, write
+from sdeinfer.layers import Architecture
+from sdeinfer.models import full_path  # pyright: ignore[reportMissingImports]
+from sdeinfer.observe import observe, read, read_posterior, write
 from sdeinfer.report import figures, write_figures, write_report, write_summary
 from sdeinfer.solve import simulate
 
@@ -118,15 +115,15 @@ def calibrate_command(
         _refuse_flags_of_sampled_networks(context)
     with staged_folder(out) as folder:
         if data is None:
-            kind = _kind({}, architecture, heads, output_projection, expansion)
+            kind = kind_of({}, architecture, heads, output_projection, expansion)
             require_identifiable(architecture or "transformer", tokens)
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks}
             V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
-            observed = _sample(layer, V0, sizes, observe_every, outputs, seed)
+            observed = sampled(layer, V0, sizes, observe_every, outputs, seed)
         else:
             observed = read(data)
-            kind = _kind(observed.attrs, architecture, heads, output_projection, expansion)
+            kind = kind_of(observed.attrs, architecture, heads, output_projection, expansion)
         write(observed, folder / "data.nc")
         settings = _settings(law, largest_logit, chains, draws, warmup, seed)
         post = _fit(observed, kind, settings, seed, checkpoint)
@@ -166,15 +163,15 @@ def observe_command(
     """Reduce hidden states to covariances, or sample networks with known parameters."""
     with staged_file(out) as file:
         if hidden_states is None:
-            kind = _kind({}, architecture, heads, output_projection, expansion)
+            kind = kind_of({}, architecture, heads, output_projection, expansion)
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks}
             V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
-            data = _sample(layer, V0, sizes, observe_every, outputs, seed)
+            data = sampled(layer, V0, sizes, observe_every, outputs, seed)
         else:
-            data = observe(_read_array(hidden_states))
+            data = observe(read_array(hidden_states))
             if architecture is not None:
-                data.attrs |= _kind({}, architecture, heads, output_projection, expansion).attributes()
+                data.attrs |= kind_of({}, architecture, heads, output_projection, expansion).attributes()
         write(data, file)
     typer.echo(f"written to {out}: {_size(data)}")
 
@@ -201,14 +198,14 @@ def simulate_command(
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("paths.nc"),
 ) -> None:
     """Simulate the covariance SDE; writes `covariance` over path, time, token_a and token_b."""
-    kind = _kind({}, architecture, heads, output_projection, expansion)
+    kind = kind_of({}, architecture, heads, output_projection, expansion)
     layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
     V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
     if not 0 < time < math.inf:
         raise InputError(f"time: must be positive and finite, got {time:g}")
     ts = np.linspace(0.0, time, times + 1)
     with staged_file(out) as file:
-        V = np.asarray(simulate(layer, V0, ts, paths=paths, step=step, key=_key(seed, 0)))
+        V = np.asarray(simulate(layer, V0, ts, paths=paths, step=step, key=key_of(seed, 0)))
         result = xr.Dataset(
             {"covariance": (("path", "time", "token_a", "token_b"), V)},
             coords={"time": ts},
@@ -240,7 +237,7 @@ def fit_command(
     checkpoint = _checkpoint(out, resume)
     with staged_file(out) as file:
         observed = read(data)
-        kind = _kind(observed.attrs, architecture, heads, output_projection, expansion)
+        kind = kind_of(observed.attrs, architecture, heads, output_projection, expansion)
         settings = _settings(law, largest_logit, chains, draws, warmup, seed)
         post = _fit(observed, kind, settings, seed, checkpoint)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
@@ -298,56 +295,6 @@ def report_command(
     typer.echo(f"written to {out}: report.html, summary.json, figures/")
 
 
-def _key(seed: int, part: int) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(seed), part)
-
-
-def _kind(
-    attrs: dict,
-    name: str | None,
-    heads: int | None,
-    output_projection: bool | None,  # noqa: FBT001
-    expansion: float | None,
-) -> Architecture:
-    """The architecture that the flags describe; what they leave open, the data say."""
-    if name is None or name == attrs.get("architecture"):
-        kind = architecture_in(attrs) or Architecture("transformer")
-    else:
-        kind = Architecture(name)
-    flags = {"heads": heads, "output_projection": output_projection, "expansion": expansion}
-    kind = dataclasses.replace(kind, **{flag: value for flag, value in flags.items() if value is not None})
-    for size, value in flags.items():
-        if value is not None and size not in kind.sizes:
-            raise InputError(f"--{size.replace('_', '-')}: {kind.name} has none")
-    return kind
-
-
-def _sample(
-    layer: AbstractLayer, V0: jax.Array, sizes: dict[str, Any], observe_every: str, outputs: int, seed: int
-) -> xr.Dataset:
-    """Sample networks and observe them as the flag says."""
-    every = sizes["depth"] if observe_every in ("last", "outputs") else _whole(observe_every)
-    # Single precision halves the time; its rounding is a millionth of a layer's noise.
-    V0 = V0.astype(np.float32)
-    data = sample_networks(layer, V0, **sizes, observe_every=every, progress=True, key=_key(seed, 0))
-    if observe_every == "outputs":
-        data = sample_outputs(data, outputs=outputs, key=_key(seed, 2))
-    return data
-
-
-def _whole(observe_every: str) -> int:
-    if not observe_every.isdecimal():
-        raise InputError(f"--observe-every: a whole number, `last` or `outputs` is needed, got {observe_every!r}")
-    return int(observe_every)
-
-
-def _model(data: xr.Dataset) -> Program:
-    """The model of data of their kind."""
-    if outputs_of(data):
-        return outputs_only
-    return full_path if (np.diff(data["layer"].values) == 1).all() else thinned_path
-
-
 def _refuse_flags_of_sampled_networks(context: typer.Context) -> None:
     for name in SAMPLED:
         source = context.get_parameter_source(name)
@@ -356,24 +303,16 @@ def _refuse_flags_of_sampled_networks(context: typer.Context) -> None:
             raise InputError(f"{flag}: describes networks to sample, which --data replaces; leave one of the two out")
 
 
-def _read_array(path: Path) -> np.ndarray:
-    path = readable(path)
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read as a .npy array ({error})") from error
-
-
 def _settings(law: Law, largest_logit: float, chains: int, draws: int, warmup: int, seed: int) -> dict[str, Any]:
     """What flags say of a fit."""
     sizes = {"chains": chains, "draws": draws, "warmup": warmup}
-    return {"law": law, "largest_logit": largest_logit, **sizes, "progress": True, "key": _key(seed, 1)}
+    return {"law": law, "largest_logit": largest_logit, **sizes, "progress": True, "key": key_of(seed, 1)}
 
 
 def _fit(
     data: xr.Dataset, kind: Architecture, settings: dict[str, Any], seed: int, checkpoint: Checkpoint
 ) -> xr.DataTree:
-    post = fit(_model(data), data, architecture=kind, **settings, checkpoint=checkpoint)
+    post = fit(model_of(data), data, architecture=kind, **settings, checkpoint=checkpoint)
     post.attrs |= {"seed": seed, "command": shlex.join(["sdeinfer", *sys.argv[1:]])}
     return post
 

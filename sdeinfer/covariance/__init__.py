@@ -2,6 +2,7 @@
 
 from sdeinfer.covariance._batched import cholesky as cholesky
 from sdeinfer.covariance._batched import diagonal as diagonal
+from sdeinfer.covariance._batched import gram as gram
 from sdeinfer.covariance._batched import identity_like as identity_like
 from sdeinfer.covariance._batched import invert_lower as invert_lower
 from sdeinfer.covariance._batched import is_positive_definite as is_positive_definite

@@ -38,13 +38,25 @@ def identity_like(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
 def matmul(A: Float[Array, "m m ..."], B: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """A B."""
     if A.shape[0] > UNROLLED:
-        return _batch_last(jnp.matmul(_batch_first(A), _batch_first(B), precision="highest"))
+        return batch_last(jnp.matmul(batch_first(A), batch_first(B), precision="highest"))
     # One barrier each: a common one would tie A to B's tangents in rules of differentiation.
     A, B = jax.lax.optimization_barrier(A), jax.lax.optimization_barrier(B)
     product = A[:, 0, None] * B[None, 0]
     for k in range(1, A.shape[0]):
         product = product + A[:, k, None] * B[None, k]
     # Without the barrier XLA fuses the product into each of its uses, and computes it anew for every entry there.
+    return jax.lax.optimization_barrier(product)
+
+
+def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
+    """A Aᵀ."""
+    if A.shape[0] > UNROLLED:
+        first = batch_first(A)
+        return batch_last(jnp.matmul(first, jnp.swapaxes(first, -1, -2), precision="highest"))
+    A = jax.lax.optimization_barrier(A)
+    product = A[:, None, 0] * A[None, :, 0]
+    for k in range(1, A.shape[1]):
+        product = product + A[:, None, k] * A[None, :, k]
     return jax.lax.optimization_barrier(product)
 
 
@@ -65,9 +77,9 @@ def cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
 def invert_lower(L: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """L⁻¹ for lower triangular L."""
     if L.shape[0] > UNROLLED:
-        first = _batch_first(L)
+        first = batch_first(L)
         identity = jnp.broadcast_to(jnp.eye(L.shape[0], dtype=L.dtype), first.shape)
-        return _batch_last(solve_triangular(first, identity, lower=True))
+        return batch_last(solve_triangular(first, identity, lower=True))
     identity = jnp.broadcast_to(identity_like(L), L.shape)
     rows: list[Array] = []
     for i in range(L.shape[0]):
@@ -161,12 +173,12 @@ def _index(A: Float[Array, "m ..."]) -> Int[Array, "m ..."]:
 
 
 def _lapack_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-    return _batch_last(jnp.linalg.cholesky(_batch_first(A)))
+    return batch_last(jnp.linalg.cholesky(batch_first(A)))
 
 
-def _batch_first(A: Float[Array, "m m ..."]) -> Float[Array, "... m m"]:
+def batch_first(A: Float[Array, "m m ..."]) -> Float[Array, "... m m"]:
     return jnp.moveaxis(A, (0, 1), (-2, -1))
 
 
-def _batch_last(A: Float[Array, "... m m"]) -> Float[Array, "m m ..."]:
+def batch_last(A: Float[Array, "... m m"]) -> Float[Array, "m m ..."]:
     return jnp.moveaxis(A, (-2, -1), (0, 1))

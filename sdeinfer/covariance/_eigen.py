@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance._batched import diagonal, matmul, transpose
+from sdeinfer.covariance._batched import batch_first, batch_last, diagonal, matmul, transpose
 
 SWEEPS = {1: 0, 2: 1, 3: 5, 4: 6, 5: 7, 6: 7, 7: 8, 8: 8}
 """Sweeps over all pairs after which nothing is left off the diagonal but rounding, in float64; LAPACK for larger m."""
@@ -22,8 +22,8 @@ def eigh(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m ..."], Float[Array
     they are. That is right for functions of A to which the choice of eigenvectors makes no difference.
     """
     if len(A) not in SWEEPS:
-        values, vectors = jnp.linalg.eigh(jnp.moveaxis(A, (0, 1), (-2, -1)))
-        return jnp.moveaxis(values, -1, 0), jnp.moveaxis(vectors, (-2, -1), (0, 1))
+        values, vectors = jnp.linalg.eigh(batch_first(A))
+        return jnp.moveaxis(values, -1, 0), batch_last(vectors)
     return _jacobi(jax.lax.optimization_barrier(A))
 
 

@@ -83,6 +83,28 @@ def in_chunks(
     return done.draws
 
 
+def recorded(
+    step: Callable[[PyTree], tuple[PyTree, PyTree]], structure: PyTree, state: PyTree, steps: Array, chunk: int
+) -> tuple[PyTree, PyTree]:
+    """Iterate one chain, under `jax.jit`, and keep what each iteration draws.
+
+    Arguments:
+        step: from the state to the next one and what is drawn there.
+        structure: shapes and types of what is drawn.
+        state: the chain's.
+        steps: how many iterations.
+        chunk: the most that there may be, for which there is room.
+    """
+
+    def iterate(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        state, drawn = carry
+        state, here = step(state)
+        return state, jax.tree.map(lambda all, one: all.at[i].set(one), drawn, here)
+
+    blank = jax.tree.map(lambda leaf: jnp.zeros((chunk, *leaf.shape), leaf.dtype), structure)
+    return jax.lax.fori_loop(0, steps, iterate, (state, blank))
+
+
 def on_cores(advance_one: Any, problem: Any, state: PyTree) -> Advance:
     """All chains, by a sampler of one chain under `eqx.filter_jit`: as many at a time as there are cores.
 

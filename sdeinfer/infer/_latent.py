@@ -1,6 +1,6 @@
 """The two densities of a model with latent layers: of its parameters, and of what each bridge arrives at."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -21,8 +21,9 @@ def draw_latent(model: Program, prepared: PyTree, key: PRNGKeyArray) -> Float[Ar
 
 def log_prior(model: Program, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, ""]:
     """Log density of the unconstrained parameters, without that of the latent layers."""
-    names = {model.latent, *observed_sites(model, prepared, latent)}
-    parameters = handlers.block(given_latent(model), hide=sorted(names))
+    trace = handlers.trace(handlers.seed(given_latent(model), jr.key(0))).get_trace(prepared, latent)
+    hidden = [name for name in (model.latent, _observed_site(model, trace)) if name is not None]
+    parameters = handlers.block(given_latent(model), hide=hidden)
     return jnp.asarray(-potential_energy(parameters, (prepared, latent), {}, z))
 
 
@@ -31,8 +32,8 @@ def log_weights(model: Program, prepared: PyTree, z: dict[str, Array], latent: A
     sites = sites_at(model, prepared, z, latent)
     conditioned = handlers.substitute(handlers.seed(given_latent(model), jr.key(0)), sites)
     trace = handlers.trace(conditioned).get_trace(prepared, latent)
-    (name,) = observed_sites(model, prepared, latent)
-    return trace[name]["fn"].log_prob(trace[name]["value"])
+    site = trace[_observed_site(model, trace)]
+    return site["fn"].log_prob(site["value"])
 
 
 @eqx.filter_jit
@@ -54,11 +55,11 @@ def sites_at(model: Program, prepared: PyTree, z: dict[str, Array], latent: Arra
     return {name: value for name, value in sites.items() if name != model.latent}
 
 
-def observed_sites(model: Program, prepared: PyTree, latent: Array) -> list[str]:
-    """Names of what is observed, the latent layers aside."""
-    trace = handlers.trace(handlers.seed(given_latent(model), jr.key(0))).get_trace(prepared, latent)
+def _observed_site(model: Program, trace: Mapping[str, Any]) -> str:
+    """The name of what is observed, the latent layers aside."""
     observed = [name for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]]
-    return [name for name in observed if name != model.latent]
+    (name,) = (name for name in observed if name != model.latent)
+    return name
 
 
 def given_latent(model: Program) -> Callable[[PyTree, Array | None], None]:

@@ -19,7 +19,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from sdeinfer.infer._chains import Draws, in_chunks, on_cores
+from sdeinfer.infer._chains import Draws, in_chunks, on_cores, recorded
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._latent import draw_latent, log_prior, log_priors, log_weights, sites_at
 from sdeinfer.infer._mode import mode_at
@@ -163,15 +163,8 @@ class Metropolis(eqx.Module):
 
     def advance(self, state: State, steps: Int[Array, ""]) -> tuple[State, dict[str, dict[str, Array]]]:
         """Advance one chain by up to a chunk of iterations; the sites and the sampler's statistics at each."""
-
-        def iterate(i, carry):
-            state, draws = carry
-            state, here = self._iteration(state)
-            return state, jax.tree.map(lambda all, one: all.at[i].set(one), draws, here)
-
         structure = jax.eval_shape(lambda state: self._iteration(state)[1], state)
-        blank = jax.tree.map(lambda leaf: jnp.zeros((self.chunk, *leaf.shape), leaf.dtype), structure)
-        return jax.lax.fori_loop(0, steps, iterate, (state, blank))
+        return recorded(self._iteration, structure, state, steps, self.chunk)
 
     def _iteration(self, state: State) -> tuple[State, dict[str, dict[str, Array]]]:
         key, key_renew, key_moves = jr.split(state.key, 3)

@@ -17,7 +17,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from numpyro import handlers
 from numpyro.infer import NUTS
 
-from sdeinfer.infer._chains import Draws, in_chunks
+from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.likelihood import Program
 
@@ -108,17 +108,14 @@ class Problem(eqx.Module):
         kernel, _ = self.bind(state.rng_key)
         constrain = kernel.postprocess_fn((self.prepared,), {})
 
-        def iterate(i, carry):
-            state, draws = carry
-            state = kernel.sample(state, (self.prepared,), {})
-            here = {"samples": constrain(state.z), "statistics": _statistics(state)}
-            return state, jax.tree.map(lambda all, one: all.at[i].set(one), draws, here)
+        def drawn(state):
+            return {"samples": constrain(state.z), "statistics": _statistics(state)}
 
-        structure = jax.eval_shape(
-            lambda state: {"samples": constrain(state.z), "statistics": _statistics(state)}, state
-        )
-        blank = jax.tree.map(lambda leaf: jnp.zeros((self.chunk, *leaf.shape), leaf.dtype), structure)
-        return jax.lax.fori_loop(0, steps, iterate, (state, blank))
+        def step(state):
+            state = kernel.sample(state, (self.prepared,), {})
+            return state, drawn(state)
+
+        return recorded(step, jax.eval_shape(drawn, state), state, steps, self.chunk)
 
 
 def _statistics(state: Any) -> dict[str, Array]:

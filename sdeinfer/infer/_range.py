@@ -131,9 +131,14 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
     path = outputs_transitions(data) if outputs_of(data) else transitions(data)
     estimate = _estimator(model, data, path)
     scale = logit_scale(data)[path.network, path.layer]
-    raw, scale = scale, scale * _growth(path, 1.0)
-    order = np.argsort(scale)
-    sorted_scale = scale[order]
+
+    def ordered(noise: float) -> tuple[np.ndarray, np.ndarray]:
+        """The transitions in ascending order of what their spreads may grow to, and these."""
+        grown = scale * _growth(path, noise)
+        order = np.argsort(grown)
+        return order, grown[order]
+
+    order, sorted_scale = ordered(1.0)
     terms = path.tokens * (path.tokens + 1) // 2
     alike = int(np.searchsorted(sorted_scale, ALIKE * sorted_scale[0], side="right"))
     allowed, mode = min(len(order), max(1, FIRST // terms, alike)), None
@@ -143,9 +148,7 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
         mode = estimate(order[:count], mode)
         place = mode.sites.index("tau0")
         tau0, sd = math.exp(mode.x[place]), mode.sd[place]
-        scale = raw * _growth(path, _noise_at(model, mode))
-        order = np.argsort(scale)
-        sorted_scale = scale[order]
+        order, sorted_scale = ordered(_noise_at(model, mode))
         allowed = _allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         if allowed == 0:
             # Few transitions say little of τ0: nothing is left only if that holds for larger τ0 as well.

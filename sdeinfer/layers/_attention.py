@@ -11,12 +11,12 @@ import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import matmul, total, transpose
+from sdeinfer.covariance import gram, matmul, total, transpose
 from sdeinfer.layers._base import AbstractLayer, gamma_parameter, shortcut, tau0_parameter
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
-from sdeinfer.layers._wishart import factor, gram, residual_covariance, whole, wishart_factor
+from sdeinfer.layers._wishart import factor, residual_covariance, whole, wishart_factor
 
 
 class ShapedAttention(AbstractLayer):

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from sdeinfer.covariance import matmul
+from sdeinfer.covariance import gram, matmul
 from sdeinfer.layers._base import AbstractLayer, c_minus_parameter, c_plus_parameter
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._relu import relu_kink, shaped_relu
-from sdeinfer.layers._wishart import column_sum, factor, gram, whole, wishart_factor, with_gram
+from sdeinfer.layers._wishart import column_sum, factor, whole, wishart_factor, with_gram
 
 
 class ShapedMLP(AbstractLayer):

@@ -11,13 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from sdeinfer.covariance import diagonal, invert_lower, matmul, semidefinite_cholesky, total
+from sdeinfer.covariance import diagonal, gram, invert_lower, matmul, semidefinite_cholesky, total
 from sdeinfer.layers._keys import NetworkKeys
 
 CHUNK = 16
 """How many hidden units are drawn at a time: memory does not grow with the width."""
-
-LARGEST_UNROLLED = 16
 
 
 def factor(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m blocks networks"]:
@@ -25,18 +23,6 @@ def factor(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m blocks n
     # A pivot of ∞ would count as one without anything left.
     finite = jnp.isfinite(total(diagonal(V)))
     return jnp.where(finite, semidefinite_cholesky(V), jnp.nan)
-
-
-def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
-    """A Aᵀ."""
-    if A.shape[0] > LARGEST_UNROLLED:
-        first = jnp.moveaxis(A, (0, 1), (-2, -1))
-        return jnp.moveaxis(jnp.matmul(first, jnp.swapaxes(first, -1, -2), precision="highest"), (-2, -1), (0, 1))
-    A = jax.lax.optimization_barrier(A)
-    product = A[:, None, 0] * A[None, :, 0]
-    for k in range(1, A.shape[1]):
-        product = product + A[:, None, k] * A[None, :, k]
-    return jax.lax.optimization_barrier(product)
 
 
 def whole(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m 1 networks"]:

@@ -24,6 +24,7 @@ from sdeinfer.covariance import (
     cholesky,
     diagonal,
     eigh,
+    gram,
     identity_like,
     invert_lower,
     matmul,
@@ -105,8 +106,7 @@ def _propose(
     Y = mean + jnp.sqrt(kept * step.variance / (1 + equal)) * noise
     p = tokens * (tokens + 1) // 2
     change = (p * jnp.log(kept) + _half(noise**2 / (1 + equal) - (Y - step.mean) ** 2 / step.variance)) / 2
-    moved = matmul(step.Q, _power(equal + Y, POWER // 2))
-    return matmul(moved, transpose(moved)), change
+    return gram(matmul(step.Q, _power(equal + Y, POWER // 2))), change
 
 
 def _arrival(law: LayerLaw, span: Span, V: Float[Array, "m m batch"]) -> Float[Array, " batch"]:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import matmul, transpose
+from sdeinfer.covariance import gram, matmul, transpose
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._wishart import gram, whole, wishart_factor, with_gram
+from sdeinfer.layers._wishart import whole, wishart_factor, with_gram
 
 
 def covariance_chain(

@@ -17,8 +17,9 @@ from references import assert_agrees, packed
 from scipy import stats
 
 import sdeinfer as si
+from sdeinfer.covariance import gram
 from sdeinfer.layers._keys import NetworkKeys, threefry
-from sdeinfer.layers._wishart import chi_variables, gram, wishart_factor
+from sdeinfer.layers._wishart import chi_variables, wishart_factor
 from sdeinfer.networks import covariance_chain
 
 NEVER = 1e12  # a temperature at which the softmax is flat

@@ -1,0 +1,77 @@
+"""What flags mean: random numbers, an architecture, networks, an array of hidden states, and the model for data."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from sdeinfer._files import InputError, readable
+from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
+from sdeinfer.likelihood import Program
+from sdeinfer.models import full_path, thinned_path  # pyright: ignore[reportMissingImports]
+from sdeinfer.models import outputs as outputs_only  # pyright: ignore[reportMissingImports]
+from sdeinfer.networks import sample_networks, sample_outputs
+from sdeinfer.observe import outputs_of
+
+
+def key_of(seed: int, part: int) -> jax.Array:
+    """Where the randomness of one part of a command comes from."""
+    return jax.random.fold_in(jax.random.key(seed), part)
+
+
+def kind_of(
+    attrs: dict,
+    name: str | None,
+    heads: int | None,
+    output_projection: bool | None,  # noqa: FBT001
+    expansion: float | None,
+) -> Architecture:
+    """The architecture that the flags describe; what they leave open, the data say."""
+    if name is None or name == attrs.get("architecture"):
+        kind = architecture_in(attrs) or Architecture("transformer")
+    else:
+        kind = Architecture(name)
+    flags = {"heads": heads, "output_projection": output_projection, "expansion": expansion}
+    kind = dataclasses.replace(kind, **{flag: value for flag, value in flags.items() if value is not None})
+    for size, value in flags.items():
+        if value is not None and size not in kind.sizes:
+            raise InputError(f"--{size.replace('_', '-')}: {kind.name} has none")
+    return kind
+
+
+def sampled(
+    layer: AbstractLayer, V0: jax.Array, sizes: dict[str, Any], observe_every: str, outputs: int, seed: int
+) -> xr.Dataset:
+    """Sample networks and observe them as the flag says."""
+    every = sizes["depth"] if observe_every in ("last", "outputs") else _whole(observe_every)
+    # Single precision halves the time; its rounding is a millionth of a layer's noise.
+    V0 = V0.astype(np.float32)
+    data = sample_networks(layer, V0, **sizes, observe_every=every, progress=True, key=key_of(seed, 0))
+    if observe_every == "outputs":
+        data = sample_outputs(data, outputs=outputs, key=key_of(seed, 2))
+    return data
+
+
+def _whole(observe_every: str) -> int:
+    if not observe_every.isdecimal():
+        raise InputError(f"--observe-every: a whole number, `last` or `outputs` is needed, got {observe_every!r}")
+    return int(observe_every)
+
+
+def model_of(data: xr.Dataset) -> Program:
+    """The model of data of their kind."""
+    if outputs_of(data):
+        return outputs_only
+    return full_path if (np.diff(data["layer"].values) == 1).all() else thinned_path
+
+
+def read_array(path: Path) -> np.ndarray:
+    """The array of a .npy file."""
+    path = readable(path)
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"{path}: cannot be read as a .npy array ({error})") from error

@@ -37,4 +37,5 @@ def thinned_path(
     coefficients = layer.limit() if law == "limit" else jax.vmap(layer.finite_width)(bridges.widths)
     with numpyro.plate("bridge", len(bridges)):
         innovations = numpyro.sample(INNOVATIONS, dist.Normal().expand(bridges.innovations).to_event(2))
-        numpyro.sample("covariance", Bridged(coefficients, bridges, innovations), obs=bridges.end)
+        observed = Bridged(coefficients, bridges, innovations, skewness=architecture.skewness)
+        numpyro.sample("covariance", observed, obs=bridges.end)

@@ -64,6 +64,17 @@ class Architecture:
         """The names of its sizes, of those in `SIZES`."""
         return tuple(name for name in SIZES if name in ARCHITECTURES[self.name].__dataclass_fields__)
 
+    @property
+    def skewness(self) -> float:
+        """C, where a layer of small γ makes V_ii skewed by c times its relative standard deviation.
+
+        Of λx + γ w with w normal given x it is 3/2; the random branch of a feed-forward layer is itself a sample of
+        r n hidden units, and an MLP's layer nothing but a sample. Two factors of like variance have (c₁ + c₂ + 6)/4.
+        """
+        attention, feedforward = 3 / 2, 3 / 2 * (1 + 1 / self.expansion)
+        by_name = {"attention": attention, "feedforward": feedforward, "mlp": 2.0}
+        return by_name.get(self.name, (attention + feedforward + 6) / 4)
+
     def attributes(self) -> dict[str, Any]:
         """What files say of it: its name, and its sizes where they are not 1."""
         default = {field.name: field.default for field in dataclasses.fields(self)}

@@ -31,7 +31,7 @@ from sdeinfer.covariance import (
     total,
     transpose,
 )
-from sdeinfer.likelihood._layer_step import POWER, LayerLaw, conjugated, layer_step, square_of
+from sdeinfer.likelihood._layer_step import LayerLaw, conjugated, layer_step, square_of
 
 LOG_TERMS = 4
 """Terms of log x = 2 (y + y³/3 + …), y = (x − 1)/(x + 1): the bridge need not be exact, and is nearly so for x < 5."""
@@ -97,28 +97,28 @@ def _propose(
     pull = 1 / (to_go + slack)
     kept = 1 - pull
     # Of log (I + Y)^p = p (Y − Y²/2).
-    own = POWER * (step.mean - step.square / 2)
+    own = law.power * (step.mean - step.square / 2)
     towards = pull * _log(conjugated(step.R, target)) + (1 - to_go * pull) * own
-    mean = towards / POWER
+    mean = towards / law.power
     mean = mean + (matmul(mean, mean) + kept * step.square) / 2
     # Rotated from a basis that depends on V smoothly, which that of the spectrum does not where δ repeats.
     noise = conjugated(transpose(step.rotation), xi[square_of(tokens)] * jnp.sqrt(1 + equal))
     Y = mean + jnp.sqrt(kept * step.variance / (1 + equal)) * noise
     p = tokens * (tokens + 1) // 2
     change = (p * jnp.log(kept) + _half(noise**2 / (1 + equal) - (Y - step.mean) ** 2 / step.variance)) / 2
-    return gram(matmul(step.Q, _power(equal + Y, POWER // 2))), change
+    return gram(matmul(step.Q, _power(equal + Y, law.power // 2))), change
 
 
 def _arrival(law: LayerLaw, span: Span, V: Float[Array, "m m batch"]) -> Float[Array, " batch"]:
     """Log density of the observed covariance one layer after V."""
     step = layer_step(law, V)
     powers, axes = eigh(conjugated(step.R, span.end))
-    root = powers ** (1 / POWER)
+    root = powers ** (1 / law.power)
     Y = matmul(axes * (root - 1)[None], transpose(axes))
     density = (Y - step.mean) ** 2 / step.variance + jnp.log(2 * jnp.pi * step.variance)
     # The Jacobian of F^p at F with eigenvalues x is Π_{i≤j} Σ_k x_i^k x_j^{p−1−k} = Π (x_i + x_j)(x_i² + x_j²)….
     jacobian = 0.0
-    for doubling in range(POWER.bit_length() - 1):
+    for doubling in range(law.power.bit_length() - 1):
         each = root ** (2**doubling)
         jacobian = jacobian + 2 * jnp.log(each[:, None] + each[None])
     return -_half(density + jacobian) / 2 - (len(V) + 1) * step.log_volume

@@ -13,7 +13,7 @@ from numpyro.distributions import Distribution, constraints
 from sdeinfer.covariance import spectrum, vech
 from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit, drift_terms, variance_terms
 from sdeinfer.likelihood._bridge import Span, bridge, innovations_needed
-from sdeinfer.likelihood._layer_step import LayerLaw, square_of
+from sdeinfer.likelihood._layer_step import LayerLaw, power_of, square_of
 from sdeinfer.likelihood._moments import moments_of
 from sdeinfer.likelihood._transitions import Path
 
@@ -104,10 +104,12 @@ class Bridged(Distribution):
         law: the coefficients of the SDE; or those of one layer, with a leading axis of the bridges' `widths`.
         bridges: the data, but for what is observed.
         innovations: standard normals, shape (bridges, latent, p).
+        power: p of the layers' step, by the skewness of the architecture.
     """
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("law", "bridges", "innovations")
+    pytree_aux_fields = ("power",)
     support = constraints.independent(constraints.real, 2)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     def __init__(
@@ -116,11 +118,13 @@ class Bridged(Distribution):
         bridges: Bridges,
         innovations: Float[Array, "bridges latent p"],
         *,
+        skewness: float,
         validate_args: bool | None = None,
     ):
         self.law = law
         self.bridges = bridges
         self.innovations = innovations
+        self.power = power_of(skewness)
         super().__init__((len(bridges),), bridges.end.shape[1:], validate_args=validate_args)
 
     def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " bridges"]:
@@ -157,13 +161,14 @@ class Bridged(Distribution):
         bridges, law = self.bridges, self.law
         tokens = bridges.start.shape[-1]
         if isinstance(law, Limit):
-            return lambda width, more_drift, features: LayerLaw.of_limit(law, 1 / bridges.widths[width], tokens)
+            h = 1 / bridges.widths
+            return lambda width, more_drift, features: LayerLaw.of_limit(law, h[width], tokens=tokens, power=self.power)
         moments = jax.vmap(lambda law: moments_of(law, bridges.centre))(law)
 
         def of_moments(width: Array, more_drift: Array, features: Array) -> LayerLaw:
             own = (features - bridges.centre[..., None])[:, square_of(tokens)]
             mine = jax.tree.map(lambda x: x[width], moments)
-            return LayerLaw.of_moments(mine, more_drift, own, 1 / bridges.widths[width])
+            return LayerLaw.of_moments(mine, more_drift, own, 1 / bridges.widths[width], power=self.power)
 
         return of_moments
 

@@ -1,13 +1,12 @@
 """One layer as a step that keeps V positive definite: what latent layers are made of.
 
-In the coordinates Q of `covariance.Spectrum`, V = QQᵀ becomes Q (I + Y)⁴ Qᵀ with Y symmetric, its entries independent
+In the coordinates Q of `covariance.Spectrum`, V = QQᵀ becomes Q (I + Y)^p Qᵀ with Y symmetric, its entries independent
 normals. Their means and variances are such that dV has those of the law of one layer, to second order in 1/n.
 
 The power gives a third moment, which matters as soon as layers are latent: what is seen is then log V rather than dV,
 and the skewness of a layer, c times the relative standard deviation s of V, is in the variance of log V as −c s⁴, next
-to s². Of a Gaussian dV it would be c = 0, of (I + Y)^p it is 3 − 3/p. Of real layers with small γ it is 1.5 for
-attention, 2 for the MLP, 1.5 + 1.5/r for the feed-forward layer and up to 2.6 for both. The power 4, with 9/4, is off
-by less than 0.8, or a by less than 1.6 a/n.
+to s². Of a Gaussian dV it would be c = 0, of (I + Y)^p it is 3 − 3/p; p is chosen by the c of the architecture
+(`Architecture.skewness`).
 
 Arrays hold many covariances side by side, in their last axis.
 """
@@ -35,8 +34,8 @@ from sdeinfer.covariance import (
 from sdeinfer.layers import Limit, attention_drift, relu_drift
 from sdeinfer.likelihood._moments import Moments, bounded
 
-POWER = 4
-"""A power of two."""
+POWERS = (2, 4, 8, 16)
+"""Of two, so that a power is a few products."""
 
 LARGEST_SHARE = 0.5
 """Bound on what is a transition's own in a variance, relative to the rest; half of it passes unchanged."""
@@ -54,6 +53,7 @@ class LayerLaw(eqx.Module):
         own_noise: what of the noise is a transition's own, shape (m, m, batch).
         own_mixing: the same of the mixing.
         h: 1/n, shape (batch,).
+        power: p.
     """
 
     drift: Float[Array, "2 batch"]
@@ -63,14 +63,15 @@ class LayerLaw(eqx.Module):
     own_noise: Float[Array, "m m batch"]
     own_mixing: Float[Array, "m m batch"]
     h: Float[Array, " batch"]
+    power: int = eqx.field(static=True)
 
     @classmethod
-    def of_limit(cls, limit: Limit, h: Float[Array, " batch"], tokens: int) -> "LayerLaw":
+    def of_limit(cls, limit: Limit, h: Float[Array, " batch"], *, tokens: int, power: int) -> "LayerLaw":
         """The SDE over steps h."""
         drift = jnp.stack([limit.attention_drift, limit.relu_drift])[:, None] + jnp.zeros_like(h)
         zero = jnp.zeros((tokens, tokens, *h.shape), h.dtype)
         noise, mixing = limit.linear_noise + zero, limit.attention_noise + zero
-        return cls(drift, zero, noise, mixing, zero, zero, h)
+        return cls(drift, zero, noise, mixing, zero, zero, h, power)
 
     @classmethod
     def of_moments(
@@ -79,6 +80,8 @@ class LayerLaw(eqx.Module):
         more_drift: Float[Array, "2 m m batch"],
         features: Float[Array, "features m m batch"],
         h: Float[Array, " batch"],
+        *,
+        power: int,
     ) -> "LayerLaw":
         """One layer of finite width.
 
@@ -87,6 +90,7 @@ class LayerLaw(eqx.Module):
             more_drift: DB₂[B₁] and B₁′.
             features: of `layers.variance_terms`, less their means.
             h: 1/n.
+            power: p.
         """
         square = square_of(features.shape[1])
         theta = moments.drift.T
@@ -100,11 +104,12 @@ class LayerLaw(eqx.Module):
             own_noise,
             own_mixing,
             h,
+            power,
         )
 
 
 class LayerStep(NamedTuple):
-    """The law of Y, with Q (I + Y)⁴ Qᵀ the covariance after a layer; shapes (m, m, batch).
+    """The law of Y, with Q (I + Y)^p Qᵀ the covariance after a layer; shapes (m, m, batch).
 
     Attributes:
         Q: the coordinates of V.
@@ -125,6 +130,11 @@ class LayerStep(NamedTuple):
     log_volume: Float[Array, " batch"]
 
 
+def power_of(skewness: float) -> int:
+    """The power whose step is nearest to a layer of this skewness c."""
+    return min(POWERS, key=lambda power: abs(3 - 3 / power - skewness))
+
+
 def layer_step(law: LayerLaw, V: Float[Array, "m m batch"]) -> LayerStep:
     """The law of one layer at V.
 
@@ -139,41 +149,41 @@ def layer_step(law: LayerLaw, V: Float[Array, "m m batch"]) -> LayerStep:
     e = (delta[:, None] ** 2 + delta[None] ** 2) / tokens**2
     common, own = law.noise + law.mixing * e, law.own_noise + law.own_mixing * e
     share = own / (LARGEST_SHARE * common)
-    variance = _variance_of_entries(law.h * (1 + equal) * (common + own * bounded(share)))
+    variance = _variance_of_entries(law.h * (1 + equal) * (common + own * bounded(share)), law.power)
     drift = law.drift[0] * attention_drift(V) + law.drift[1] * relu_drift(V)
-    mean, square = _mean(law.h * conjugated(R, drift + law.more_drift), variance)
+    mean, square = _mean(law.h * conjugated(R, drift + law.more_drift), variance, law.power)
     return LayerStep(Q, R, U, mean, variance, square, total(jnp.log(diagonal(L))))
 
 
-def _variance_of_entries(wanted: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:
+def _variance_of_entries(wanted: Float[Array, "m m batch"], power: int) -> Float[Array, "m m batch"]:
     """Variances w of Y for those of (I + Y)^p that are wanted, to second order.
 
     With μ = −(p − 1)/2 E[Y²] the mean of Y, (I + Y)^p is to first order p (1 + (p − 1)(μ_i + μ_j)/2) Y_ij, and its
     terms Y² and Y³ have the variance and the covariance with Y of Isserlis' theorem.
     """
-    w = wanted / POWER**2
+    w = wanted / power**2
     square = total(w, axis=1)
     both = square[:, None] + square[None]
-    first = -(POWER**2) * (POWER - 1) ** 2 / 2 * both + 2 * POWER * math.comb(POWER, 3) * (both + w)
-    second = math.comb(POWER, 2) ** 2 * _of_square(w)
-    change = (first + second / w) / POWER**2
+    first = -(power**2) * (power - 1) ** 2 / 2 * both + 2 * power * math.comb(power, 3) * (both + w)
+    second = math.comb(power, 2) ** 2 * _of_square(w)
+    change = (first + second / w) / power**2
     # To second order w (1 − change), but positive whatever the change.
     return w * (jnp.sqrt(1 + change**2 / 4) - change / 2) ** 2
 
 
 def _mean(
-    wanted: Float[Array, "m m batch"], variance: Float[Array, "m m batch"]
+    wanted: Float[Array, "m m batch"], variance: Float[Array, "m m batch"], power: int
 ) -> tuple[Float[Array, "m m batch"], Float[Array, "m m batch"]]:
     """The mean of Y for that of (I + Y)^p − I that is wanted; and E[Y²] about it, which is diagonal."""
     equal = identity_like(wanted)
     square = total(variance, axis=1)
     about = equal * square[:, None]
-    mean = (wanted - math.comb(POWER, 2) * about) / POWER
+    mean = (wanted - math.comb(power, 2) * about) / power
     shift = diagonal(mean)
     third = 2 * shift * square + total(variance * shift[None], axis=1)
     fourth = total(_of_square(variance), axis=1) + square**2
-    higher = math.comb(POWER, 3) * third + math.comb(POWER, 4) * fourth
-    return mean - (POWER - 1) / 2 * matmul(mean, mean) - equal * higher[:, None] / POWER, about
+    higher = math.comb(power, 3) * third + math.comb(power, 4) * fourth
+    return mean - (power - 1) / 2 * matmul(mean, mean) - equal * higher[:, None] / power, about
 
 
 def _of_square(w: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:

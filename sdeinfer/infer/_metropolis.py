@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from sdeinfer.infer._chains import Draws, in_chunks, on_cores, recorded
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._latent import draw_latent, log_prior, log_priors, log_weights, sites_at
-from sdeinfer.infer._mode import mode_at
+from sdeinfer.infer._mode import latent_mode
 from sdeinfer.likelihood import Program
 
 MOVES = 6
@@ -35,7 +35,7 @@ FREEDOM = 6.0
 """Degrees of freedom of the t distribution by which θ goes to anywhere."""
 
 START = 1.5
-"""Chains start at the mode given some innovations, plus normals of so many of its standard deviations."""
+"""Chains start at the mode, plus normals of so many of its standard deviations."""
 
 SHARES = (0.2, 0.5, 1.0)
 """Parts of the warmup after each of which the proposals' mean and covariance are taken from what the part saw."""
@@ -73,8 +73,7 @@ def metropolis(
     Raises:
         InputError: where the checkpoint to go on from is that of another fit.
     """
-    latent, everywhere = draw_latent(model, prepared, jr.fold_in(key, 0)), np.ones(len(prepared), bool)
-    around = mode_at(model, prepared, latent, everywhere)
+    around = latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.fold_in(key, 0))
     problem = Metropolis(model, around.sites, warmup, CHUNK, prepared)
     start = _start(problem, jnp.asarray(around.x), jnp.asarray(around.sd), jr.split(key, chains))
     kept = in_chunks(

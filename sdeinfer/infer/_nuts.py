@@ -61,7 +61,7 @@ def nuts(
         chunk=CHUNK,
         progress=progress,
         checkpoint=checkpoint,
-        fingerprinted=(problem.prepared, model.options),
+        fingerprinted=(problem.prepared, model.options, model.acceptance),
     )
     log_likelihood, log_prior = jax.tree.map(np.asarray, log_densities(model, prepared, kept["samples"]))
     return Draws(kept["samples"], log_likelihood, log_prior, kept["statistics"])

@@ -25,8 +25,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._latent import draw_latent
-from sdeinfer.infer._mode import Mode, mode_at, posterior_mode
+from sdeinfer.infer._mode import Mode, latent_mode, posterior_mode
 from sdeinfer.likelihood import (
     Path,
     Program,
@@ -119,10 +118,9 @@ def _estimator(model: Program, data: xr.Dataset, path: Path) -> Callable[[np.nda
 
         return of_full_path
     prepared = model.prepare(data)
-    latent = draw_latent(model, prepared, jr.key(0))
 
     def of_bridges(chosen: np.ndarray, start: Mode | None) -> Mode:
-        return mode_at(model, prepared, latent, np.isin(np.arange(len(path)), chosen), start=start)
+        return latent_mode(model, prepared, np.isin(np.arange(len(path)), chosen), start=start, key=jr.key(0))
 
     return of_bridges
 

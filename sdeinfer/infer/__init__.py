@@ -11,6 +11,10 @@ from sdeinfer.infer._fit import Law as Law
 from sdeinfer.infer._fit import architecture_of as architecture_of
 from sdeinfer.infer._fit import fit as fit
 from sdeinfer.infer._fit import require_identifiable as require_identifiable
+from sdeinfer.infer._innovations import Innovations as Innovations
+from sdeinfer.infer._innovations import LawAt as LawAt
+from sdeinfer.infer._innovations import innovations as innovations
+from sdeinfer.infer._innovations import law_at as law_at
 from sdeinfer.infer._metropolis import metropolis as metropolis
 from sdeinfer.infer._mode import Mode as Mode
 from sdeinfer.infer._mode import posterior_mode as posterior_mode

@@ -13,8 +13,9 @@ import xarray as xr
 from jaxtyping import Array, Float, PyTree
 from numpyro.infer.util import constrain_fn
 
+from sdeinfer.infer._innovations import law_at
 from sdeinfer.infer._mode import Mode, posterior_mode
-from sdeinfer.infer._sandwich import moments_at, sandwich
+from sdeinfer.infer._sandwich import sandwich
 from sdeinfer.likelihood import (
     Estimates,
     GroupedStatistics,
@@ -97,7 +98,8 @@ def expanded_statistics(
     for _ in range(ROUNDS):
         statistics = path_statistics(sample, layout, pooled=True)
         mode = posterior_mode(model, statistics, start=mode)
-        reference, _ = moments_at(architecture, _parameters(model, statistics, mode), statistics)
+        u = _parameters(model, statistics, mode)
+        reference = law_at(architecture, u, widths=np.unique(path.width), centre=layout.centre).moments
         change = _largest_change(sample, layout, reference)
         layout = layout._replace(reference=reference)
         if change < CLOSE:

@@ -16,27 +16,17 @@ about a known vector, whose outer product is added to J.
 """
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._innovations import LawAt, innovations, law_at
 from sdeinfer.infer._range import logit_spread
 from sdeinfer.layers import ATTENTION_NEXT, AbstractLayer, Architecture
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.likelihood import (
-    Adjustment,
-    Moments,
-    Path,
-    PathStatistics,
-    Terms,
-    constrained,
-    moments_of,
-    terms_by_block,
-    variance_ratio,
-)
+from sdeinfer.likelihood import Adjustment, Path, PathStatistics, constrained
 from sdeinfer.networks import check_chain_width, covariance_chain
 
 ENOUGH = 4096
@@ -69,34 +59,14 @@ def sandwich(
     """
     layer = architecture.layer(**constrained(architecture.parameters, u))
     tau0 = float(getattr(layer, "tau0", jnp.inf))
-    law = moments_at(architecture, u, statistics)
-    data = {"centre": np.asarray(statistics.centre, np.float64), "widths": np.unique(path.width), "tau0": tau0}
-    information, scatter, shift = (times * part for part in _score(path, *law, **data))
+    law = law_at(architecture, u, widths=np.unique(path.width), centre=np.asarray(statistics.centre))
+    information, scatter, shift = (times * part for part in _score(path, law, tau0))
     if len(path) < ENOUGH and (drawn := _one_layer(path, layer)) is not None:
-        scatter = _score(drawn, *law, **data)[1] * len(path) / ENOUGH
+        scatter = _score(drawn, law, tau0)[1] * len(path) / ENOUGH
     dispersion = _dispersion(information, scatter)
     matrix = _matrix(information / dispersion, (scatter + np.outer(shift, shift)) / dispersion**2)
     least_tau0 = _least_tau0(_logit_scale(path, slice(None))) if np.isfinite(tau0) else 0.0
     return Adjustment(*(jnp.asarray(x, u.dtype) for x in (dispersion, least_tau0, u, matrix)))
-
-
-def moments_at(
-    architecture: Architecture, u: Float[Array, " parameters"], statistics: PathStatistics
-) -> tuple[Moments, Moments]:
-    """The moments at each width, and their derivatives along a last axis of parameters; NumPy arrays in float64."""
-    found = _moments_and_slopes(architecture, u, statistics.widths, statistics.centre)
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), found)
-
-
-@eqx.filter_jit
-def _moments_and_slopes(
-    architecture: Architecture, u: Float[Array, " parameters"], widths: Array, centre: Array
-) -> tuple[Moments, Moments]:
-    def moments(u: Float[Array, " parameters"]) -> Moments:
-        layer = architecture.layer(**constrained(architecture.parameters, u))
-        return jax.vmap(lambda width: moments_of(layer.finite_width(width), centre))(widths)
-
-    return moments(u), jax.jacfwd(moments)(u)
 
 
 def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
@@ -110,40 +80,26 @@ def _least_tau0(scale: np.ndarray) -> float:
     return scale.max() * np.sqrt((relative**6).sum() / (relative**4).sum()) / LARGEST_SPREAD
 
 
-def _score(
-    path: Path, moments: Moments, slopes: Moments, *, centre: np.ndarray, widths: np.ndarray, tau0: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Information of independent normals, covariance of the score over transitions times their number, and the shift of
     the score by what the law leaves out: about `OMITTED` s² times its highest terms in the logits.
     """  # noqa: D205
     largest = OMITTED_OF_TWO if path.tokens == 2 else OMITTED
-    width, parameters = path.which(widths), slopes.drift.shape[-1]
+    width, parameters = path.which(law.widths), law.slopes.drift.shape[-1]
     information, squares = np.zeros((2, parameters, parameters))
     sums, shift = np.zeros((2, parameters))
-    for block, terms in terms_by_block(path):
-        here, along = moments.at(width[block]), slopes.at(width[block])
-        variance = here.common_variance(terms.mixing) * variance_ratio(here, terms, centre)
-        sd = np.sqrt(variance)
-        of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - centre))
-        mean, log_variance = of_mean / sd[..., None], of_variance / variance[..., None]
-        y = (terms.increments - here.mean(terms)) / sd
-        score = np.einsum("tp,tpk->tk", y, mean) + np.einsum("tp,tpk->tk", y**2 - 1, log_variance) / 2
+    for here in innovations(path, law):
+        block, terms, mean, log_variance = here.transitions, here.terms, here.mean, here.log_variance
         information += np.einsum("tpk,tpl->kl", mean, mean) + np.einsum("tpk,tpl->kl", log_variance, log_variance) / 2
-        squares += score.T @ score
-        sums += score.sum(axis=0)
+        squares += here.score.T @ here.score
+        sums += here.score.sum(axis=0)
         omitted = largest * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2
-        mean_left = omitted * here.drift[:, -1:] * terms.drift[:, -1] / sd
-        variance_left = omitted * here.variance[:, ATTENTION_NEXT, None] * terms.variance[:, ATTENTION_NEXT] / variance
+        moments = law.moments.at(width[block])
+        mean_left = omitted * moments.drift[:, -1:] * terms.drift[:, -1] / here.sd
+        variance_left = omitted * moments.variance[:, ATTENTION_NEXT, None] * terms.variance[:, ATTENTION_NEXT]
+        variance_left /= here.sd**2
         shift += np.einsum("tp,tpk->k", mean_left, mean) + np.einsum("tp,tpk->k", variance_left, log_variance) / 2
     return information, squares - np.outer(sums, sums) / len(path), shift
-
-
-def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Derivatives of each term's mean and variance, with features f − f̄; shape (transitions, p, parameters)."""
-    mean = np.einsum("tsk,tsp->tpk", along.drift, terms.drift)
-    noise = along.noise + np.einsum("tfk,tfp->tpk", along.variance, own)
-    mixing = along.mixing + np.einsum("tfk,tfp->tpk", along.variance_mixing, own)
-    return mean, noise + mixing * terms.mixing[..., None]
 
 
 def _one_layer(path: Path, layer: AbstractLayer) -> Path | None:

@@ -1,0 +1,152 @@
+"""Whether the layers that were seen are layers of the law that was fitted.
+
+Under the law the innovations y of a layer have mean 0 and variance 1 given the layers before it, so that every sum
+
+    g_k = Σ a_k y  +  Σ c_k (y² − 1)/2
+
+over a layer, with weights known before it, is a martingale difference: as sum over all layers it is normal with the
+variance Σ g_k², however correlated what the weights are made of. At the posterior's mean instead of the truth, what the
+parameters take up is projected out, g_k − A_k H⁻¹ s with the score s, the information H and A_k = Σ (a_k μ′/σ + c_k
+(log σ²)′/2) (Neyman's C(α)). Each direction is the sign of one way to be wrong.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import xarray as xr
+from jaxtyping import Array, Float
+from scipy import stats
+
+from sdeinfer.covariance import pairs, spectrum, tokens_of, unvech
+from sdeinfer.infer import Innovations, LawAt, architecture_of, innovations, law_at
+from sdeinfer.likelihood import Path, transitions, unconstrained
+from sdeinfer.observe import groups_of
+
+DIRECTIONS = {
+    "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, or the weights have another variance",
+    "growth of differences": "tokens spread or collapse otherwise than by the architecture",
+    "attention's drift": "the drift is not that of this attention, shaped and centred",
+    "ReLU's drift": "the drift is not that of this shaped ReLU",
+    "noise of variances": "what is random in a layer is not what the architecture has: its width, its heads, its branches",
+    "noise of correlations": "the same",
+    "noise of attention": "noise does not grow with the differences of tokens as it does in this attention",
+    "memory": "layers repeat one another: they share weights, or are not independent draws",
+}
+"""What each direction sees, and what it means."""
+
+
+def innovation_tests(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
+    """Test the innovations of every layer at the posterior's mean, in each direction.
+
+    Arguments:
+        post: the result of `fit`, of networks of which every layer was observed.
+        data: the data that were fitted.
+
+    Returns:
+        One row a direction, with columns `effect`, in units of what one standard deviation of an increment is, `z`, its
+        deviation from zero in standard errors, and `p`, two-sided.
+    """
+    sums = [_Sums.of(*part) for part in _parts(post, data)]
+    found = np.sum([part.corrected for part in sums], axis=0)
+    squares, sizes = (np.sum([getattr(part, name) for part in sums], axis=0) for name in ("squares", "sizes"))
+    kept = squares > 0
+    z = found[kept] / np.sqrt(squares[kept])
+    names = [name for name, there in zip(DIRECTIONS, kept, strict=True) if there]
+    p = 2 * stats.norm.sf(np.abs(z))
+    return pd.DataFrame({"effect": found[kept] / sizes[kept], "z": z, "p": p}, index=pd.Index(names, name="direction"))
+
+
+def uniform_innovations(post: xr.DataTree, data: xr.Dataset) -> Float[np.ndarray, "transitions p"]:
+    """Φ(y) of every innovation at the posterior's mean: the probability integral transform, uniform under the law."""
+    return np.concatenate([stats.norm.cdf(here.y) for part in _parts(post, data) for here in innovations(*part)])
+
+
+def _parts(post: xr.DataTree, data: xr.Dataset) -> Iterator[tuple[Path, LawAt]]:
+    """The transitions of networks that are all alike, and the law at their parameters."""
+    architecture, law = architecture_of(data, None), post.attrs.get("law", "limit")
+    draws, path = post["posterior"].to_dataset(), transitions(data)
+    if "group" in draws.dims:
+        groups = groups_of(data)
+        members = [groups.members(number) for number in range(len(groups.labels))]
+        each = [
+            {name: draws[f"group_{name}"].isel(group=number) for name in architecture.parameters}
+            for number in range(len(members))
+        ]
+    else:
+        members, each = [np.arange(data.sizes["network"])], [draws]
+    for mine, values in zip((path.of_networks(networks) for networks in members), each, strict=True):
+        u = unconstrained({name: jnp.asarray(values[name].values) for name in architecture.parameters}).mean(
+            axis=(1, 2)
+        )
+        sample = mine.thinned(2048)
+        centre = np.asarray(sample.terms(slice(None)).variance).mean(axis=0)
+        yield mine, law_at(architecture, u, widths=np.unique(mine.width), centre=centre, law=law)
+
+
+class _Sums(NamedTuple):
+    corrected: np.ndarray
+    squares: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def of(cls, path: Path, law: LawAt) -> "_Sums":
+        parameters = law.slopes.drift.shape[-1]
+        count = len(DIRECTIONS)
+        along, information = np.zeros((count, parameters)), np.eye(parameters)
+        blocks, sizes = [], np.zeros(count)
+        for here in innovations(path, law):
+            of_mean, of_variance = _weights(here)
+            memory = _memory(path, here)
+            g = np.einsum("ktp,tp->tk", of_mean, here.y) + np.einsum("ktp,tp->tk", of_variance, here.y**2 - 1) / 2
+            g = np.concatenate([g, memory[:, None]], axis=1)
+            along[:-1] += np.einsum("ktp,tpj->kj", of_mean, here.mean)
+            along[:-1] += np.einsum("ktp,tpj->kj", of_variance, here.log_variance) / 2
+            information += np.einsum("tpk,tpl->kl", here.mean, here.mean)
+            information += np.einsum("tpk,tpl->kl", here.log_variance, here.log_variance) / 2
+            sizes[:-1] += (of_mean**2).sum(axis=(1, 2)) + (of_variance**2).sum(axis=(1, 2)) / 2
+            sizes[-1] += here.y.shape[1] * np.count_nonzero(memory)
+            blocks.append((g, here.score))
+        g, score = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        g = g - score @ np.linalg.solve(information, along.T)
+        return cls(g.sum(axis=0), (g**2).sum(axis=0), sizes)
+
+
+def _weights(here: Innovations) -> tuple[np.ndarray, np.ndarray]:
+    """Of the directions but the last, a and c: shape (directions, transitions, p)."""
+    y, e = here.y, np.asarray(here.terms.mixing)
+    rows, columns = pairs(tokens_of(y.shape[1]))
+    diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), y.shape)
+    spread = diagonal * np.sqrt(e / 2)
+    drift = np.asarray(here.terms.drift)
+    zero = np.zeros_like(y)
+    with_attention = e - e.mean(axis=1, keepdims=True)
+    of_mean = np.stack([diagonal, spread, drift[:, 0], drift[:, 1], zero, zero, zero])
+    of_variance = np.stack([zero, zero, zero, zero, diagonal, 1 - diagonal, with_attention])
+    return of_mean / here.sd, of_variance
+
+
+def _memory(path: Path, here: Innovations) -> np.ndarray:
+    """Products of each layer's innovations with those of the layer before it, turned into its coordinates."""
+    chosen = here.transitions
+    follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
+    Q, R = (np.asarray(x, np.float64) for x in _coordinates(path.starts(chosen)))
+    y = np.asarray(jax.vmap(unvech)(jnp.asarray(here.y)))
+    equal = np.eye(y.shape[1])
+    y = y * (1 + (np.sqrt(2) - 1) * equal)
+    turn = R[1:] @ Q[:-1]
+    before = turn @ y[:-1] @ np.swapaxes(turn, 1, 2)
+    return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
+
+
+@jax.jit
+def _coordinates(V: Float[Array, "transitions m m"]) -> tuple[Array, Array]:
+    def one(V):
+        at = spectrum(V)
+        Q = at.cholesky @ at.rotation
+        return Q, jnp.linalg.inv(Q)
+
+    return jax.vmap(one)(V)

@@ -1,0 +1,119 @@
+"""One-step innovations: what a layer adds to V beyond its mean, in units of its standard deviation."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from sdeinfer.layers import Architecture, FiniteWidth, Limit
+from sdeinfer.likelihood import Moments, Path, Terms, constrained, moments_of, terms_by_block, variance_ratio
+
+
+class LawAt(NamedTuple):
+    """The law of one layer at some parameters.
+
+    Attributes:
+        widths: the different widths, ascending.
+        centre: of the features of the variance.
+        moments: at each width.
+        slopes: their derivatives along a last axis of the unconstrained parameters.
+    """
+
+    widths: np.ndarray
+    centre: np.ndarray
+    moments: Moments
+    slopes: Moments
+
+
+class Innovations(NamedTuple):
+    """Of some transitions.
+
+    Attributes:
+        transitions: which of the path's, by their indices.
+        terms: their terms.
+        y: the innovations, standard normal to first order; shape (transitions, p).
+        sd: of each increment.
+        mean: derivatives of each mean over the standard deviation, shape (transitions, p, parameters).
+        log_variance: derivatives of each log variance.
+    """
+
+    transitions: np.ndarray
+    terms: Terms
+    y: np.ndarray
+    sd: np.ndarray
+    mean: np.ndarray
+    log_variance: np.ndarray
+
+    @property
+    def score(self) -> np.ndarray:
+        """Of independent normals, shape (transitions, parameters)."""
+        of_mean = np.einsum("tp,tpk->tk", self.y, self.mean)
+        return of_mean + np.einsum("tp,tpk->tk", self.y**2 - 1, self.log_variance) / 2
+
+
+def law_at(
+    architecture: Architecture,
+    u: Float[Array, " parameters"],
+    *,
+    widths: np.ndarray,
+    centre: np.ndarray,
+    law: str = "finite-width",
+) -> LawAt:
+    """The law at unconstrained parameters, in float64.
+
+    Arguments:
+        architecture: the kind of layer.
+        u: parameters, as `likelihood.unconstrained` makes them.
+        widths: the different widths n.
+        centre: means of the features of the variance over some data, shape (features, p).
+        law: "finite-width" or "limit".
+    """
+    found = _moments_and_slopes(architecture, u, jnp.asarray(widths), jnp.asarray(centre), law)
+    moments, slopes = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+    return LawAt(np.asarray(widths), np.asarray(centre, np.float64), moments, slopes)
+
+
+def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
+    """The innovations of a path by a law, block by block."""
+    width = path.which(law.widths)
+    for block, terms in terms_by_block(path):
+        here, along = law.moments.at(width[block]), law.slopes.at(width[block])
+        variance = here.common_variance(terms.mixing) * variance_ratio(here, terms, law.centre)
+        sd = np.sqrt(variance)
+        of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - law.centre))
+        y = (terms.increments - here.mean(terms)) / sd
+        yield Innovations(block, terms, y, sd, of_mean / sd[..., None], of_variance / variance[..., None])
+
+
+def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Derivatives of each term's mean and variance, with features f − f̄; shape (transitions, p, parameters)."""
+    mean = np.einsum("tsk,tsp->tpk", along.drift, terms.drift)
+    noise = along.noise + np.einsum("tfk,tfp->tpk", along.variance, own)
+    mixing = along.mixing + np.einsum("tfk,tfp->tpk", along.variance_mixing, own)
+    return mean, noise + mixing * terms.mixing[..., None]
+
+
+@eqx.filter_jit
+def _moments_and_slopes(
+    architecture: Architecture, u: Float[Array, " parameters"], widths: Array, centre: Array, law: str
+) -> tuple[Moments, Moments]:
+    def moments(u: Float[Array, " parameters"]) -> Moments:
+        layer = architecture.layer(**constrained(architecture.parameters, u))
+
+        def at(width: Array) -> Moments:
+            return moments_of(layer.finite_width(width) if law == "finite-width" else _without(layer.limit()), centre)
+
+        return jax.vmap(at)(widths)
+
+    return moments(u), jax.jacfwd(moments)(u)
+
+
+def _without(limit: Limit) -> FiniteWidth:
+    """The limit as a law of finite width that adds nothing to it."""
+    zero = jnp.zeros_like(limit.linear_noise)
+    alone = FiniteWidth.without_attention(zero)
+    return eqx.tree_at(lambda law: law.limit, alone, limit)

@@ -1,13 +1,15 @@
 """Whether to believe a fit, and why not."""
 
-import dataclasses
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import xarray as xr
+from arviz_stats.base.array import array_stats
 
+from sdeinfer.check._identification import identification
+from sdeinfer.check._innovations import DIRECTIONS, innovation_tests
+from sdeinfer.check._predictive import distance_from_theory, left_out_p_values
 from sdeinfer.check._summary import IDENTIFIED, summarise
+from sdeinfer.check._verdict import Check, Verdict, at_least, at_most
 from sdeinfer.infer import logit_scale
 from sdeinfer.likelihood import USED, used_of
 from sdeinfer.observe import groups_of, validate
@@ -19,57 +21,38 @@ LOGITS = {"finite-width": 0.7, "limit": 0.35}
 """Largest spread of the logits in a row of the softmax at which a law can be believed: see `infer.in_range`."""
 LEFT_OUT = 0.5
 DEVIATIONS = 4.0
+BFMI = 0.3
+CONTRACTION = 0.5
+MANY = 1e6
 
+LEVEL = 0.01
+"""Probability of a false alarm by each of the two tests of calibration."""
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """One question put to a fit.
+FEWEST = 8
+"""Networks below which their spread tells nothing."""
 
-    Attributes:
-        name: what was looked at.
-        value: the number found.
-        threshold: what it was compared with.
-        passed: whether it stands on the right side.
-        advice: what to do where it does not.
-    """
+FLOORS = 3.0
+"""A distance of samples of one law is about its floor, give or take half of it."""
 
-    name: str
-    value: float
-    threshold: float
-    passed: bool
-    advice: str
+EVERY_LAYER = ("full_path", "hierarchical")
+"""The models of networks of which every layer was observed."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """Every verdict on a fit.
-
-    Attributes:
-        verdicts: in the order in which they should be read.
-    """
-
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every verdict is good."""
-        return all(verdict.passed for verdict in self.verdicts)
-
-    @property
-    def verdict(self) -> str:
-        """The overall verdict in a line."""
-        failed = [verdict.name for verdict in self.verdicts if not verdict.passed]
-        return f"do not trust yet: {', '.join(failed)}" if failed else "good"
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row a verdict."""
-        return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts]).set_index("name")
+THEORY = "agrees with the theory"
 
 
 def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
-    """Judge a fit: convergence of the sampler, range of the law, and the truth where it is known.
+    """Judge a fit: its sampler, what the data say of each parameter, whether the networks obey the law, and the truth.
 
-    An approximation is judged by the Pareto k of its importance weights instead of the sampler's convergence.
+    - converged: R-hat, effective draws, divergences, and the energy's BFMI. Of an approximation, the Pareto k of its
+      importance weights instead.
+    - identified: the contraction of each posterior from its prior; see `identification`.
+    - calibrated: the one-step innovations in eight directions (`innovation_tests`), where every layer was observed, and
+      each network given all others (`left_out_transforms`). Each of the two raises a false alarm with probability
+      `LEVEL`, however many directions and quantities it looks at.
+    - agrees with the theory: networks after the last layer against the SDE; and the range of the law.
+    - true: each parameter against the truth, where it is known.
+
+    Latent layers are layers of the networks, one by one, and not steps of a solver: there is none to be halved.
 
     Arguments:
         post: the result of `fit` or of `approximate`.
@@ -81,20 +64,13 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     data = observed(post) if data is None else validate(data)
     table = summarise(post)
     verdicts = _of_approximation(post) if "pareto_k" in post.attrs else _of_sampler(post, table)
-    if "tau0" in table.index:
-        used = used_of(data)
-        largest = (logit_scale(data) / _tau0(post, data))[used].max()
-        advice = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
-        verdicts.append(_at_most("logit spread, largest", largest, LOGITS[post.attrs.get("law", "limit")], advice))
-        advice = "most of the data start outside the range of the law: use smaller tokens or wider networks"
-        verdicts.append(_at_most("transitions left out", 1 - used.mean(), LEFT_OUT, advice))
+    verdicts += [*_of_identification(post, data), *_of_calibration(post, data), *_of_theory(post, data, table)]
     for name in IDENTIFIED:
         if name in table.index and np.isfinite(table.loc[name, "truth"]):
             row = table.loc[name]
             deviations = abs(row["mean"] - row["truth"]) / row["sd"]
-            verdicts.append(
-                _at_most(f"{name} against truth", deviations, DEVIATIONS, "posterior sds away: the model does not fit")
-            )
+            advice = "posterior sds away: the model does not fit"
+            verdicts.append(at_most("true", f"{name} against truth", deviations, DEVIATIONS, advice))
     return Check(tuple(verdicts))
 
 
@@ -107,17 +83,77 @@ def observed(post: xr.DataTree) -> xr.Dataset:
 
 
 def _of_sampler(post: xr.DataTree, table: pd.DataFrame) -> list[Verdict]:
-    divergences = post["sample_stats"].to_dataset()["diverging"].sum()
-    return [
-        _at_most("R-hat", table["rhat"].max(skipna=False), RHAT, "run longer: more warmup and more draws", strict=True),
-        _at_least("bulk ESS", table["ess_bulk"].min(skipna=False), ESS, "draw more"),
-        _at_least("tail ESS", table["ess_tail"].min(skipna=False), ESS, "draw more"),
-        _at_most("divergences", divergences, 0, "raise the warmup; look at the pairs of parameters"),
+    statistics = post["sample_stats"].to_dataset()
+    longer = "run longer: more warmup and more draws"
+    verdicts = [
+        at_most("converged", "R-hat", table["rhat"].max(skipna=False), RHAT, longer, strict=True),
+        at_least("converged", "bulk ESS", table["ess_bulk"].min(skipna=False), ESS, "draw more"),
+        at_least("converged", "tail ESS", table["ess_tail"].min(skipna=False), ESS, "draw more"),
+        at_most("converged", "divergences", statistics["diverging"].sum(), 0, "raise the warmup"),
     ]
+    if "energy" in statistics:
+        smallest = float(np.min(array_stats.bfmi(statistics["energy"].values)))
+        advice = "the sampler explores the posterior's energies too slowly: run longer"
+        verdicts.append(at_least("converged", "BFMI", smallest, BFMI, advice))
+    return verdicts
 
 
 def _of_approximation(post: xr.DataTree) -> list[Verdict]:
-    return [_at_most("Pareto k", post.attrs["pareto_k"], PARETO_K, "the posterior is not near to normal: use fit")]
+    advice = "the posterior is not near to normal: use fit"
+    return [at_most("converged", "Pareto k", post.attrs["pareto_k"], PARETO_K, advice)]
+
+
+def _of_identification(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
+    verdicts = []
+    table = identification(post, data)
+    for name in table.index:
+        advice = f"the data say little of {name}: its posterior is mostly the prior"
+        if "networks" in table:
+            times = float(table.loc[name, "networks"])
+            advice += f"; to know it to 10 % takes {times:.0f} times as many" if times < MANY else "; nor would more"
+            advice += " networks like these, or others: `sdeinfer design`"
+        verdicts.append(
+            at_least("identified", f"{name} contraction", table.loc[name, "contraction"], CONTRACTION, advice)
+        )
+    return verdicts
+
+
+def _of_calibration(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
+    verdicts = []
+    if post.attrs.get("model") in EVERY_LAYER:
+        directions = innovation_tests(post, data)
+        worst = str(directions["p"].idxmin())
+        p = min(1.0, directions["p"].min() * len(directions))
+        advice = f"{worst}: {DIRECTIONS[worst]}"
+        verdicts.append(at_least("calibrated", "one-step innovations, p", p, LEVEL, advice))
+    if "posterior_predictive" in post.children and data.sizes["network"] >= FEWEST:
+        each = left_out_p_values(post)
+        advice = f"{each.idxmin()} after the last layer is not spread over networks as the SDE says"
+        p = min(1.0, each.min() * len(each))
+        verdicts.append(at_least("calibrated", "networks left out, p", p, LEVEL, advice))
+    return verdicts
+
+
+def _of_theory(post: xr.DataTree, data: xr.Dataset, table: pd.DataFrame) -> list[Verdict]:
+    verdicts = []
+    if "posterior_predictive" in post.children:
+        distances = distance_from_theory(post)
+        ratio = distances["wasserstein"] / distances["floor"]
+        far = distances.loc[ratio.idxmax()]
+        advice = (
+            f"{ratio.idxmax()} after the last layer is {far['wasserstein']:.2g} sds from the SDE, where samples of one "
+            f"law would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
+        )
+        verdicts.append(at_most(THEORY, "distance from the SDE, floors", ratio.max(), FLOORS, advice))
+    if "tau0" in table.index:
+        used = used_of(data)
+        largest = (logit_scale(data) / _tau0(post, data))[used].max()
+        advice = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
+        bound = LOGITS[post.attrs.get("law", "limit")]
+        verdicts.append(at_most(THEORY, "logit spread, largest", largest, bound, advice))
+        advice = "most of the data start outside the range of the law: use smaller tokens or wider networks"
+        verdicts.append(at_most(THEORY, "transitions left out", 1 - used.mean(), LEFT_OUT, advice))
+    return verdicts
 
 
 def _tau0(post: xr.DataTree, data: xr.Dataset) -> np.ndarray:
@@ -126,13 +162,3 @@ def _tau0(post: xr.DataTree, data: xr.Dataset) -> np.ndarray:
     if "group_tau0" not in draws:
         return draws["tau0"].mean().values
     return draws["group_tau0"].mean(("chain", "draw")).values[groups_of(data).group][:, None]
-
-
-def _at_most(name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:
-    value = float(value)
-    return Verdict(name, value, threshold, value < threshold if strict else value <= threshold, advice)
-
-
-def _at_least(name: str, value: Any, threshold: float, advice: str) -> Verdict:
-    value = float(value)
-    return Verdict(name, value, threshold, value >= threshold, advice)

@@ -57,11 +57,15 @@ def _of_marginals(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, fl
     error = math.sqrt(1 / _effective(x) + 1 / _effective(y))
     sd = y.std(ddof=1)
     u = np.sort(y, axis=None)
-    F = np.arange(1, u.size) / u.size
-    spread = float(np.sum(np.diff(u) * np.sqrt(F * (1 - F))))
     return (
         float((x.mean() - y.mean()) / sd),
         float(x.std(ddof=1) / sd),
         float(wasserstein_distance(x.ravel(), y.ravel()) / sd),
-        error * math.sqrt(2 / math.pi) * spread / float(sd),
+        floor_of(u, error) / float(sd),
     )
+
+
+def floor_of(sorted_sample: np.ndarray, error: float) -> float:
+    """The mean Wasserstein distance of two samples of one law, √(1/n + 1/n′) = error, by another large sample of it."""
+    F = np.arange(1, sorted_sample.size) / sorted_sample.size
+    return error * math.sqrt(2 / math.pi) * float(np.sum(np.diff(sorted_sample) * np.sqrt(F * (1 - F))))

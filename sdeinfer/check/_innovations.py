@@ -22,7 +22,8 @@ from jaxtyping import Array, Float
 from scipy import stats
 
 from sdeinfer.covariance import pairs, spectrum, tokens_of, unvech
-from sdeinfer.infer import Innovations, LawAt, architecture_of, innovations, law_at
+from sdeinfer.infer import Innovations, LawAt, innovations, law_at
+from sdeinfer.layers import architecture_in
 from sdeinfer.likelihood import Path, transitions, unconstrained
 from sdeinfer.observe import groups_of
 
@@ -31,7 +32,7 @@ DIRECTIONS = {
     "growth of differences": "tokens spread or collapse otherwise than by the architecture",
     "attention's drift": "the drift is not that of this attention, shaped and centred",
     "ReLU's drift": "the drift is not that of this shaped ReLU",
-    "noise of variances": "what is random in a layer is not what the architecture has: its width, its heads, its branches",
+    "noise of variances": "what is random in a layer is not what the architecture has: width, heads, branches",
     "noise of correlations": "the same",
     "noise of attention": "noise does not grow with the differences of tokens as it does in this attention",
     "memory": "layers repeat one another: they share weights, or are not independent draws",
@@ -50,7 +51,7 @@ def innovation_tests(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
         One row a direction, with columns `effect`, in units of what one standard deviation of an increment is, `z`, its
         deviation from zero in standard errors, and `p`, two-sided.
     """
-    sums = [_Sums.of(*part) for part in _parts(post, data)]
+    sums = [_Sums.of(*part) for part in laws_of(post, data)]
     found = np.sum([part.corrected for part in sums], axis=0)
     squares, sizes = (np.sum([getattr(part, name) for part in sums], axis=0) for name in ("squares", "sizes"))
     kept = squares > 0
@@ -62,23 +63,27 @@ def innovation_tests(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
 
 def uniform_innovations(post: xr.DataTree, data: xr.Dataset) -> Float[np.ndarray, "transitions p"]:
     """Φ(y) of every innovation at the posterior's mean: the probability integral transform, uniform under the law."""
-    return np.concatenate([stats.norm.cdf(here.y) for part in _parts(post, data) for here in innovations(*part)])
+    return np.concatenate([stats.norm.cdf(here.y) for part in laws_of(post, data) for here in innovations(*part)])
 
 
-def _parts(post: xr.DataTree, data: xr.Dataset) -> Iterator[tuple[Path, LawAt]]:
+def laws_of(post: xr.DataTree, data: xr.Dataset) -> Iterator[tuple[Path, LawAt]]:
     """The transitions of networks that are all alike, and the law at their parameters."""
-    architecture, law = architecture_of(data, None), post.attrs.get("law", "limit")
+    architecture, law = architecture_in(post.attrs), post.attrs.get("law", "limit")
+    assert architecture is not None
     draws, path = post["posterior"].to_dataset(), transitions(data)
     if "group" in draws.dims:
         groups = groups_of(data)
-        members = [groups.members(number) for number in range(len(groups.labels))]
         each = [
-            {name: draws[f"group_{name}"].isel(group=number) for name in architecture.parameters}
-            for number in range(len(members))
+            (
+                groups.members(number),
+                {name: draws[f"group_{name}"].isel(group=number) for name in architecture.parameters},
+            )
+            for number in range(len(groups.labels))
         ]
     else:
-        members, each = [np.arange(data.sizes["network"])], [draws]
-    for mine, values in zip((path.of_networks(networks) for networks in members), each, strict=True):
+        each = [(np.arange(data.sizes["network"]), draws)]
+    for networks, values in each:
+        mine = path.of_networks(networks)
         u = unconstrained({name: jnp.asarray(values[name].values) for name in architecture.parameters}).mean(
             axis=(1, 2)
         )
@@ -105,8 +110,7 @@ class _Sums(NamedTuple):
             g = np.concatenate([g, memory[:, None]], axis=1)
             along[:-1] += np.einsum("ktp,tpj->kj", of_mean, here.mean)
             along[:-1] += np.einsum("ktp,tpj->kj", of_variance, here.log_variance) / 2
-            information += np.einsum("tpk,tpl->kl", here.mean, here.mean)
-            information += np.einsum("tpk,tpl->kl", here.log_variance, here.log_variance) / 2
+            information += here.information
             sizes[:-1] += (of_mean**2).sum(axis=(1, 2)) + (of_variance**2).sum(axis=(1, 2)) / 2
             sizes[-1] += here.y.shape[1] * np.count_nonzero(memory)
             blocks.append((g, here.score))

@@ -54,6 +54,12 @@ class Innovations(NamedTuple):
         of_mean = np.einsum("tp,tpk->tk", self.y, self.mean)
         return of_mean + np.einsum("tp,tpk->tk", self.y**2 - 1, self.log_variance) / 2
 
+    @property
+    def information(self) -> np.ndarray:
+        """Of independent normals, shape (parameters, parameters)."""
+        of_mean = np.einsum("tpk,tpl->kl", self.mean, self.mean)
+        return of_mean + np.einsum("tpk,tpl->kl", self.log_variance, self.log_variance) / 2
+
 
 def law_at(
     architecture: Architecture,
@@ -85,7 +91,7 @@ def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
         variance = here.common_variance(terms.mixing) * variance_ratio(here, terms, law.centre)
         sd = np.sqrt(variance)
         of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - law.centre))
-        y = (terms.increments - here.mean(terms)) / sd
+        y = np.asarray(terms.increments - here.mean(terms)) / sd
         yield Innovations(block, terms, y, sd, of_mean / sd[..., None], of_variance / variance[..., None])
 
 

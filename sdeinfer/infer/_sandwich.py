@@ -90,7 +90,7 @@ def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray,
     sums, shift = np.zeros((2, parameters))
     for here in innovations(path, law):
         block, terms, mean, log_variance = here.transitions, here.terms, here.mean, here.log_variance
-        information += np.einsum("tpk,tpl->kl", mean, mean) + np.einsum("tpk,tpl->kl", log_variance, log_variance) / 2
+        information += here.information
         squares += here.score.T @ here.score
         sums += here.score.sum(axis=0)
         omitted = largest * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2

@@ -1,0 +1,119 @@
+"""Networks that are not shaped, or not independent: what the theory is not about, and a check should say so of."""
+
+import math
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from sdeinfer.covariance import validate_covariance
+from sdeinfer.networks._tokens import tokens_with_covariance
+from sdeinfer.observe import covariance_dataset
+
+TOGETHER = 2**24
+"""How many weights of one kind are drawn at a time."""
+
+
+class Baseline(eqx.Module):
+    """A Transformer's layer, attention and then feed-forward, each a residual branch: X′ = λX + γ f(X).
+
+    With every switch as it is by default this is the shaped Transformer of Eq. 11 with slopes 1 ± c/√n; each takes one
+    of its modifications away (Fig. 1 left, Fig. 4).
+
+    Attributes:
+        gamma: γ; λ² + γ² = 1.
+        tau0: τ0 of the temperature τ0 √(n n_k); not used where it is the usual one.
+        c: c₊ = −c₋ of the shaped ReLU; a plain ReLU where None.
+        identity: A has I added (Eq. 9).
+        centred: A has 11ᵀ/m taken away.
+        temperature: "shaped", or "usual", √n_k.
+        layer_norm: tokens are normalised at the start of each branch (Pre-LN).
+        weights: standard deviation of the weights.
+        shared: every layer of a network has the same weights.
+    """
+
+    gamma: float = 0.5
+    tau0: float = 1.0
+    c: float | None = 1.0
+    identity: bool = True
+    centred: bool = True
+    temperature: Literal["shaped", "usual"] = "shaped"
+    layer_norm: bool = False
+    weights: float = 1.0
+    shared: bool = False
+
+    def __call__(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
+        """Apply one layer."""
+        shortcut = math.sqrt(1 - self.gamma**2)
+        for branch, branch_key in zip((self._attention, self._feedforward), jr.split(key), strict=True):
+            X = shortcut * X + self.gamma * branch(_normalised(X) if self.layer_norm else X, branch_key)
+        return X
+
+    def _attention(self, X: Float[Array, "m n"], key: PRNGKeyArray) -> Float[Array, "m n"]:
+        tokens, width = X.shape
+        queries, keys, values = (X @ self._weights(k, width) for k in jr.split(key, 3))
+        tau = self.tau0 * width if self.temperature == "shaped" else math.sqrt(width)
+        A = jax.nn.softmax(queries @ keys.T / tau, axis=-1)
+        A = A + (jnp.eye(tokens) if self.identity else 0) - (1 / tokens if self.centred else 0)
+        return A @ values
+
+    def _feedforward(self, X: Float[Array, "m n"], key: PRNGKeyArray) -> Float[Array, "m n"]:
+        width, (key_pre, key_post) = X.shape[1], jr.split(key)
+        h = X @ self._weights(key_pre, width)
+        plus, minus = (1.0, 0.0) if self.c is None else (1 + self.c / math.sqrt(width), 1 - self.c / math.sqrt(width))
+        hidden = jnp.where(h > 0, plus, minus) * h * math.sqrt(2 / (plus**2 + minus**2))
+        return hidden @ self._weights(key_post, width)
+
+    def _weights(self, key: PRNGKeyArray, width: int) -> Float[Array, "n n"]:
+        return self.weights * jr.normal(key, (width, width)) / math.sqrt(width)
+
+
+def sample_baseline(
+    baseline: Baseline, V0: Float[Array, "m m"], *, width: int, depth: int, networks: int, key: PRNGKeyArray
+) -> xr.Dataset:
+    """Draw independent networks with all their weights, and record V = XXᵀ/n after every layer.
+
+    Arguments:
+        baseline: the layer, repeated `depth` times.
+        V0: covariance of the initial tokens, shape (m, m).
+        width: n, also of queries, keys and hidden units; at least m.
+        depth: d, the number of layers.
+        networks: how many networks.
+        key: where the randomness comes from.
+
+    Returns:
+        The Dataset of `covariance_dataset`, without architecture and truth: it has none that could be fitted.
+    """
+    V0 = jnp.asarray(validate_covariance(V0))
+    keys, batch = jr.split(key, networks), max(1, TOGETHER // width**2)
+    parts = [
+        np.asarray(_paths(baseline, V0, keys[start : start + batch], width=width, depth=depth))
+        for start in range(0, networks, batch)
+    ]
+    return covariance_dataset(np.concatenate(parts), width=width, layers=np.arange(depth + 1))
+
+
+@eqx.filter_jit
+def _paths(baseline: Baseline, V0: Array, keys: PRNGKeyArray, *, width: int, depth: int) -> Array:
+    def one(key: PRNGKeyArray) -> Array:
+        key_tokens, key_layers = jr.split(key)
+        X = tokens_with_covariance(V0, width, key=key_tokens)
+
+        def layer(X: Array, number: Array) -> tuple[Array, Array]:
+            X = baseline(X, key=jr.fold_in(key_layers, 0 if baseline.shared else number))
+            return X, X @ X.T / width
+
+        _, path = jax.lax.scan(layer, X, jnp.arange(depth))
+        return jnp.concatenate([V0[None], path])
+
+    return jax.lax.map(one, keys)
+
+
+def _normalised(X: Float[Array, "m n"]) -> Float[Array, "m n"]:
+    centred = X - jnp.mean(X, axis=1, keepdims=True)
+    return centred / jnp.sqrt(jnp.mean(centred**2, axis=1, keepdims=True))

@@ -4,6 +4,7 @@ from sdeinfer import models as models  # pyright: ignore[reportAttributeAccessIs
 from sdeinfer._files import InputError as InputError
 from sdeinfer.check import agreement as agreement
 from sdeinfer.check import check as check
+from sdeinfer.check import design as design
 from sdeinfer.check import distance as distance
 from sdeinfer.check import summarise as summarise
 from sdeinfer.covariance import equicorrelated as equicorrelated

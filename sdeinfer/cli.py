@@ -275,6 +275,36 @@ def compare_command(
     typer.echo(f"written to {out}")
 
 
+@app.command("design")
+def design_command(
+    *,
+    architecture: Annotated[options.Kind, typer.Option()] = "transformer",
+    parameter: Annotated[str, typer.Option(help="what to tell: gamma, tau0 or c_gap")] = "tau0",
+    relative_sd: Annotated[float, typer.Option(help="how well: its relative sd; of γ, the sd of logit γ")] = 0.05,
+    width: options.Width = 256,
+    depth: options.Depth = 16,
+    tokens: options.Tokens = 4,
+    heads: options.Heads = None,
+    output_projection: options.Projection = None,
+    expansion: options.Expansion = None,
+    gamma: options.Gamma = 0.6,
+    tau0: options.Tau0 = 1.0,
+    c_plus: options.CPlus = 2.0,
+    c_minus: options.CMinus = -2.0,
+    seed: options.Seed = 0,
+) -> None:
+    """Find tokens and a number of networks that tell a parameter; the parameters given are a guess at the truth."""
+    kind = kind_of({}, architecture, heads, output_projection, expansion)
+    layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+    sizes = {"tokens": tokens, "width": width, "depth": depth}
+    found = design(layer, **sizes, parameter=parameter, relative_sd=relative_sd, key=key_of(seed, 0))
+    typer.echo(f"{found.networks} networks of width {width} and depth {depth}, all layers observed, from tokens with")
+    typer.echo(f"norms ‖x‖/√n   {_row(found.norms)}\ncorrelations")
+    for row in found.correlations:
+        typer.echo(f"               {_row(row)}")
+    typer.echo(f"expected standard deviations, relative but for logit γ:\n{_table(found.expected.to_frame('sd'))}")
+
+
 @app.command("check")
 def check_command(posterior: Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")]) -> None:
     """Judge a fit."""
@@ -350,6 +380,10 @@ def _print(post: xr.DataTree, verdicts: Check) -> None:
 
 def _table(rows: pd.DataFrame) -> str:
     return rows.to_string(float_format=lambda x: f"{x:.4g}", na_rep="–")
+
+
+def _row(values: np.ndarray) -> str:
+    return "  ".join(f"{value:6.3f}" for value in values)
 
 
 def _size(data: xr.Dataset) -> str:

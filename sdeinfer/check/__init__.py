@@ -1,8 +1,13 @@
 """Whether to believe a fit."""
 
 from sdeinfer.check._agreement import agreement as agreement
+from sdeinfer.check._check import EVERY_LAYER as EVERY_LAYER
+from sdeinfer.check._check import LEVEL as LEVEL
 from sdeinfer.check._check import check as check
 from sdeinfer.check._check import observed as observed
+from sdeinfer.check._design import Design as Design
+from sdeinfer.check._design import design as design
+from sdeinfer.check._design import network_information as network_information
 from sdeinfer.check._distance import distance as distance
 from sdeinfer.check._identification import identification as identification
 from sdeinfer.check._innovations import innovation_tests as innovation_tests

@@ -47,7 +47,7 @@ class Design:
         width: n.
         depth: d.
         networks: how many.
-        expected: for each parameter the standard deviation that they allow, relative for τ0 and the gap, and of logit γ.
+        expected: for each parameter the standard deviation that they allow, relative for τ0 and the gap; of logit γ.
     """
 
     V0: Float[np.ndarray, "m m"]

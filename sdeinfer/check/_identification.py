@@ -39,7 +39,9 @@ def identification(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
         return table
     ((path, law),) = laws_of(post, data)
     information = np.sum([here.information for here in innovations(path, law)], axis=0)
-    # A direction of which the data say nothing is as wide as one likes.
+    # Networks of one width know one number of the two slopes; of their mean, the last coordinate, the prior knows 1/2.
+    if "c_gap" in names:
+        information[-1, -1] += 0.5
     alone = np.sqrt(np.diag(np.linalg.inv(information + 1e-9 * np.eye(len(information)))))
     table["information"] = alone[: len(names)]
     table["networks"] = (table["information"] / PRECISION) ** 2

@@ -1,5 +1,7 @@
 """Finite networks: with their weights, and the exact chain of their covariances without them."""
 
+from sdeinfer.networks._baselines import Baseline as Baseline
+from sdeinfer.networks._baselines import sample_baseline as sample_baseline
 from sdeinfer.networks._chain import check_chain_width as check_chain_width
 from sdeinfer.networks._chain import covariance_chain as covariance_chain
 from sdeinfer.networks._outputs import sample_outputs as sample_outputs

@@ -47,7 +47,7 @@ class Baseline(eqx.Module):
     weights: float = 1.0
     shared: bool = False
 
-    def __call__(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
+    def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Apply one layer."""
         shortcut = math.sqrt(1 - self.gamma**2)
         for branch, branch_key in zip((self._attention, self._feedforward), jr.split(key), strict=True):
@@ -105,7 +105,7 @@ def _paths(baseline: Baseline, V0: Array, keys: PRNGKeyArray, *, width: int, dep
         X = tokens_with_covariance(V0, width, key=key_tokens)
 
         def layer(X: Array, number: Array) -> tuple[Array, Array]:
-            X = baseline(X, key=jr.fold_in(key_layers, 0 if baseline.shared else number))
+            X = baseline.forward(X, key=jr.fold_in(key_layers, 0 if baseline.shared else number))
             return X, X @ X.T / width
 
         _, path = jax.lax.scan(layer, X, jnp.arange(depth))

@@ -1,9 +1,12 @@
 """A fit as one page that a person reads: HTML with everything inlined, no network access needed."""
 
 import base64
+import hashlib
+import importlib.metadata
 import io
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -11,11 +14,12 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
-from sdeinfer.check import Check, summarise
+from sdeinfer.check import EVERY_LAYER, Check, Verdict, identification, observed, summarise
 from sdeinfer.infer import LIMIT_POSTERIOR
 from sdeinfer.layers import SIZES
 from sdeinfer.plots import (
     plot_correlation_paths,
+    plot_innovations,
     plot_posterior,
     plot_ranks,
     plot_terminal_correlation,
@@ -23,12 +27,36 @@ from sdeinfer.plots import (
 
 DPI = 120
 
+QUESTIONS = {
+    "converged": "Did the sampler converge?",
+    "identified": "Do the data say more than the prior?",
+    "calibrated": "Are these layers of the law that was fitted?",
+    "agrees with the theory": "Do the networks agree with the theory?",
+    "true": "Is the truth recovered?",
+}
+"""What each topic of `check` asks."""
+
+TITLES = {
+    "prior": "prior",
+    "posterior": "posterior",
+    "contraction": "contraction",
+    "information": "data alone",
+    "networks": "× networks for 10 %",
+    "to_prior": "moves with prior",
+    "to_likelihood": "with likelihood",
+}
+"""What the columns of `identification` are called."""
+
+PACKAGES = ("jax", "diffrax", "numpyro", "arviz-stats")
+
 CAPTIONS = {
     "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, where known. Of c₊ "
     "and c₋ networks of one width know one number, close to their gap; the rest of the two is the prior's.",
     "correlation_paths": "Correlations between tokens over depth: observed networks against the SDE at draws from the "
     "posterior, started at the networks' own first covariances.",
     "terminal_correlation": "Correlations after the last layer: observed networks against the SDE.",
+    "innovations": "What each layer added to V beyond its mean, at the posterior's mean, in eight directions: outside "
+    "of the band the layers are not those of the law that was fitted.",
     "ranks": "Ranks of each chain's draws among all draws, less their expectation: curves that stay near zero, with p "
     "above α, mean that the chains agree.",
 }
@@ -43,6 +71,8 @@ def figures(post: xr.DataTree) -> dict[str, Figure]:
             "correlation_paths": plot_correlation_paths(post),
             "terminal_correlation": plot_terminal_correlation(post),
         }
+    if post.attrs.get("model") in EVERY_LAYER:
+        drawn["innovations"] = plot_innovations(post)
     if post.children["posterior"].sizes["chain"] > 1:
         drawn["ranks"] = plot_ranks(post)
     return drawn
@@ -66,7 +96,8 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
     page = environment.get_template("page.html.jinja").render(
         verdict=verdicts.verdict,
         passed=verdicts.passed,
-        checks=verdicts.verdicts,
+        questions=_questions(verdicts),
+        identified=_identified(post),
         parameters=summarise(post),
         limit=summarise(post, group=LIMIT_POSTERIOR) if LIMIT_POSTERIOR in post.children else None,
         figures=[(name, CAPTIONS[name], _inline(figure)) for name, figure in drawn.items()],
@@ -80,14 +111,46 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
             "transitions left out": f"{post.attrs.get('left_out', 0.0):.2%}",
             "exploded predictions": f"{post.children['posterior_predictive'].attrs['exploded']:.2%}",
         },
-        provenance={
-            name: post.attrs[name]
-            for name in ("model", "command", "seed", "elapsed_s", "created_at", "sdeinfer_version")
-            if name in post.attrs
-        },
+        provenance=_provenance(post),
+        again=_again(post),
     )
     with staged_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
+
+
+def _questions(verdicts: Check) -> list[tuple[str, list[Verdict]]]:
+    """The verdicts of each topic that has any."""
+    by_topic = [(question, [v for v in verdicts.verdicts if v.topic == topic]) for topic, question in QUESTIONS.items()]
+    return [(question, of_topic) for question, of_topic in by_topic if of_topic]
+
+
+def _identified(post: xr.DataTree) -> dict[str, Any]:
+    table = identification(post, observed(post))
+    return {
+        "titles": [TITLES[column] for column in table.columns],
+        "rows": [(name, list(row)) for name, row in zip(table.index, table.to_numpy(), strict=True)],
+    }
+
+
+def _provenance(post: xr.DataTree) -> dict[str, Any]:
+    covariance = np.ascontiguousarray(post.children["observed_data"].to_dataset()["covariance"].values)
+    said = ("model", "command", "seed", "elapsed_s", "created_at", "sdeinfer_version")
+    return {
+        **{name.replace("_", " "): post.attrs[name] for name in said if name in post.attrs},
+        "page by": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
+        "data (SHA-256)": hashlib.sha256(covariance.tobytes()).hexdigest(),
+    }
+
+
+def _again(post: xr.DataTree) -> str:
+    """How to make the posterior and this page once more."""
+    if "command" in post.attrs:
+        return f"uv run {post.attrs['command']}\nuv run sdeinfer report POSTERIOR"
+    sizes = post.children["posterior"].sizes
+    return (
+        f"post = si.fit(si.models.{post.attrs['model']}, data, architecture={post.attrs['architecture']!r}, "
+        f"law={post.attrs.get('law', 'limit')!r}, chains={sizes['chain']}, draws={sizes['draw']}, key=…)"
+    )
 
 
 def _architecture(post: xr.DataTree) -> str:

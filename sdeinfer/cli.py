@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from sdeinfer import _options as options
 from sdeinfer._files import InputError, first_line, staged_file, staged_folder
 from sdeinfer._flags import key_of, kind_of, model_of, read_array, sampled
-from sdeinfer.check import Check, check, summarise
+from sdeinfer.check import Check, check, design, summarise
 from sdeinfer.covariance import equicorrelated
 from sdeinfer.infer import LARGEST_LOGIT, LIMIT_POSTERIOR, Checkpoint, Law, compare, fit, require_identifiable
 from sdeinfer.layers import Architecture

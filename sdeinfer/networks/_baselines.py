@@ -102,7 +102,7 @@ def sample_baseline(
 def _paths(baseline: Baseline, V0: Array, keys: PRNGKeyArray, *, width: int, depth: int) -> Array:
     def one(key: PRNGKeyArray) -> Array:
         key_tokens, key_layers = jr.split(key)
-        X = tokens_with_covariance(V0, width, key=key_tokens)
+        X = tokens_with_covariance(V0, width=width, key=key_tokens)
 
         def layer(X: Array, number: Array) -> tuple[Array, Array]:
             X = baseline.forward(X, key=jr.fold_in(key_layers, 0 if baseline.shared else number))

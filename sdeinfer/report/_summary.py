@@ -28,6 +28,7 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
         "verdict": verdicts.verdict,
         "checks": {
             verdict.name: {
+                "topic": verdict.topic,
                 "value": _number(verdict.value),
                 "threshold": verdict.threshold,
                 "passed": bool(verdict.passed),

@@ -6,6 +6,7 @@ whether it can be trusted. `nuts_draws` is what it is compared with.
 """
 
 import functools
+from pathlib import Path
 from typing import NamedTuple
 
 import equinox as eqx
@@ -124,15 +125,47 @@ def assert_calibrated(ranks: dict[str, np.ndarray], what: str) -> None:
         assert ((ecdf >= lower) & (ecdf <= upper)).all(), f"{what}: the ECDF of the ranks of {name} leaves its band"
 
 
+class Coverage(NamedTuple):
+    """What a study found of one parameter: how often intervals held the truth, and how uniform its ranks are."""
+
+    what: str
+    parameter: str
+    data_sets: int
+    shares: dict[float, float]
+    p: float
+
+    def error(self, level: float) -> float:
+        """Monte Carlo error of a share."""
+        return np.sqrt(level * (1 - level) / self.data_sets)
+
+
+FOUND: list[Coverage] = []
+"""Everything reported so far, for `write_record`."""
+
+
 def report(ranks: dict[str, np.ndarray], what: str) -> None:
     """A line for each parameter."""
     for name, u in ranks.items():
-        covered = ", ".join(
-            f"{level:.0%}: {((u > (1 - level) / 2) & (u < (1 + level) / 2)).mean():.3f}"
-            f" ± {np.sqrt(level * (1 - level) / len(u)):.3f}"
-            for level in LEVELS
-        )
-        print(f"{what:32s} {name:6s} {covered}; KS p = {stats.kstest(u, 'uniform').pvalue:.2g}", flush=True)
+        shares = {level: float(((u > (1 - level) / 2) & (u < (1 + level) / 2)).mean()) for level in LEVELS}
+        found = Coverage(what, name, len(u), shares, float(stats.kstest(u, "uniform").pvalue))
+        FOUND.append(found)
+        covered = ", ".join(f"{level:.0%}: {shares[level]:.3f} ± {found.error(level):.3f}" for level in LEVELS)
+        print(f"{what:32s} {name:6s} {covered}; KS p = {found.p:.2g}", flush=True)
+
+
+def write_record(path: Path) -> None:
+    """Every coverage found, as a table in Markdown."""
+    lines = [
+        "| study | parameter | data sets | 50 % intervals | 90 % intervals | KS p of the ranks |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {c.what} | {c.parameter} | {c.data_sets} | "
+            + " | ".join(f"{c.shares[level]:.3f} ± {c.error(level):.3f}" for level in LEVELS)
+            + f" | {c.p:.2g} |"
+            for c in FOUND
+        ),
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @eqx.filter_jit

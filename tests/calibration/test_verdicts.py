@@ -37,7 +37,7 @@ FAILURES = {
     "weights of sd 1.1": (baseline(weights=1.1), "transformer", {}, "calibrated"),
     "shared weights": (baseline(shared=True), "transformer", {}, "calibrated"),
     "one token": (
-        shaped(si.ResidualFeedForward(gamma=0.5, c_plus=1.0, c_minus=-1.0), si.equicorrelated(tokens=1, norm=1.5)),
+        shaped(si.ResidualFeedForward(gamma=0.5, c_plus=1.0, c_minus=-1.0), si.equicorrelated(tokens=1, correlation=0.0, norm=1.5)),
         "feedforward",
         {},
         "identified",

@@ -18,6 +18,7 @@ SIZES = {"width": 128, "depth": 16, "networks": 64}
 FIT = {"chains": 4, "draws": 250, "warmup": 250, "predictions": 100}
 V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.5)
 TRANSFORMER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=1.0, c_minus=-1.0)
+FEEDFORWARD = si.ResidualFeedForward(gamma=0.5, c_plus=1.0, c_minus=-1.0)
 
 
 def baseline(**switches):
@@ -37,7 +38,10 @@ FAILURES = {
     "weights of sd 1.1": (baseline(weights=1.1), "transformer", {}, "calibrated"),
     "shared weights": (baseline(shared=True), "transformer", {}, "calibrated"),
     "one token": (
-        shaped(si.ResidualFeedForward(gamma=0.5, c_plus=1.0, c_minus=-1.0), si.equicorrelated(tokens=1, correlation=0.0, norm=1.5)),
+        shaped(
+            si.ResidualFeedForward(gamma=0.5, c_plus=1.0, c_minus=-1.0),
+            si.equicorrelated(tokens=1, correlation=0.0, norm=1.5),
+        ),
         "feedforward",
         {},
         "identified",

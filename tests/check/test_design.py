@@ -1,0 +1,81 @@
+"""Tokens that tell a parameter, and how many networks of them."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import sdeinfer as si
+from sdeinfer.check import network_information
+from sdeinfer.check._design import SPREAD, told
+from sdeinfer.infer import logit_scale
+from sdeinfer.observe import covariance_dataset
+
+LAYER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
+SIZES = {"width": 128, "depth": 16}
+
+
+@pytest.fixture(scope="module")
+def designed():
+    return si.design(LAYER, tokens=3, **SIZES, relative_sd=0.05, key=jr.key(1))
+
+
+def test_its_tokens_tell_more_than_others_of_their_spread(designed):
+    plain = si.equicorrelated(tokens=3, correlation=0.0)
+    spread = {name: _spread(V) for name, V in (("plain", plain), ("designed", designed.V0))}
+    np.testing.assert_allclose(spread["designed"], SPREAD, rtol=1e-6)
+    found = [
+        told(network_information(LAYER, jnp.asarray(V), **SIZES, key=jr.key(1)))[1]
+        for V in (plain * SPREAD / spread["plain"], designed.V0)
+    ]
+    assert found[1] > 1.2 * found[0]
+
+
+def test_as_many_networks_as_the_precision_takes(designed):
+    each = told(network_information(LAYER, jnp.asarray(designed.V0), **SIZES, key=jr.key(1)))
+    assert designed.networks == np.ceil(1 / (0.05**2 * each[1]))
+    np.testing.assert_allclose(designed.expected["tau0"], 1 / np.sqrt(designed.networks * each[1]))
+    assert 0.045 < designed.expected["tau0"] <= 0.05
+    np.testing.assert_allclose(designed.norms**2, np.diag(designed.V0))
+    np.testing.assert_allclose(np.diag(designed.correlations), 1.0)
+
+
+def test_information_has_the_gradient_of_its_values():
+    V0 = jnp.asarray(si.equicorrelated(tokens=2, correlation=0.3, norm=1.3))
+
+    def of(V):
+        return jnp.trace(network_information(LAYER, V, **SIZES, key=jr.key(2)))
+
+    S, step = jnp.array([[0.3, 0.1], [0.1, -0.2]]), 1e-5
+    slope = jnp.sum(jax.grad(of)(V0) * S)
+    np.testing.assert_allclose(slope, (of(V0 + step * S) - of(V0 - step * S)) / (2 * step), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "message"),
+    [
+        (LAYER, {"parameter": "c_plus"}, "parameter: must be one of gamma, tau0, c_gap, got 'c_plus'"),
+        (si.ShapedMLP(1.0, -1.0), {}, "parameter: must be one of c_gap"),
+        (LAYER, {"relative_sd": 0.0}, "relative_sd: must be positive, got 0"),
+        (si.Stack((si.ShapedMLP(1.0, -1.0),)), {}, "layer: must be one of the named architectures"),
+        (si.ShapedMLP(1.0, -1.0), {"parameter": "c_gap", "tokens": 1}, "no 1 tokens tell c_gap"),
+    ],
+)
+def test_what_cannot_be_designed_is_refused(layer, options, message):
+    with pytest.raises(si.InputError, match=message):
+        si.design(layer, **({"tokens": 2} | SIZES | options), key=jr.key(0))
+
+
+@pytest.mark.slow
+def test_tau0_is_told_to_five_percent(designed):
+    data = si.sample_networks(LAYER, jnp.asarray(designed.V0), **SIZES, networks=designed.networks, key=jr.key(3))
+    tau0 = si.fit(si.models.full_path, data, key=jr.key(4))["posterior"]["tau0"].values
+    print(f"\n{designed.networks} networks: tau0 {tau0.mean():.3f} ± {tau0.std():.3f}")
+    assert tau0.std() / tau0.mean() < 0.05
+    assert abs(tau0.mean() - 1) < 4 * tau0.std()
+
+
+def _spread(V) -> float:
+    path = np.stack([np.asarray(V)] * 2)[None]
+    return float(logit_scale(covariance_dataset(path, width=SIZES["width"], layers=[0, 1]))[0, 0])

@@ -39,6 +39,9 @@ DIRECTIONS = {
 }
 """What each direction sees, and what it means."""
 
+LARGEST = 5.0
+"""Innovations count as no larger, lest one outlier hide all others; of the law one in two million is."""
+
 
 def innovation_tests(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
     """Test the innovations of every layer at the posterior's mean, in each direction.
@@ -106,14 +109,15 @@ class _Sums(NamedTuple):
         for here in innovations(path, law):
             of_mean, of_variance = _weights(here)
             memory = _memory(path, here)
-            g = np.einsum("ktp,tp->tk", of_mean, here.y) + np.einsum("ktp,tp->tk", of_variance, here.y**2 - 1) / 2
+            y = np.clip(here.y, -LARGEST, LARGEST)
+            g = np.einsum("ktp,tp->tk", of_mean, y) + np.einsum("ktp,tp->tk", of_variance, y**2 - 1) / 2
             g = np.concatenate([g, memory[:, None]], axis=1)
             along[:-1] += np.einsum("ktp,tpj->kj", of_mean, here.mean)
             along[:-1] += np.einsum("ktp,tpj->kj", of_variance, here.log_variance) / 2
             information += here.information
             sizes[:-1] += (of_mean**2).sum(axis=(1, 2)) + (of_variance**2).sum(axis=(1, 2)) / 2
             sizes[-1] += here.y.shape[1] * np.count_nonzero(memory)
-            blocks.append((g, here.score))
+            blocks.append((g, here._replace(y=y).score))
         g, score = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
         g = g - score @ np.linalg.solve(information, along.T)
         return cls(g.sum(axis=0), (g**2).sum(axis=0), sizes)
@@ -130,7 +134,12 @@ def _weights(here: Innovations) -> tuple[np.ndarray, np.ndarray]:
     with_attention = e - e.mean(axis=1, keepdims=True)
     of_mean = np.stack([diagonal, spread, drift[:, 0], drift[:, 1], zero, zero, zero])
     of_variance = np.stack([zero, zero, zero, zero, diagonal, 1 - diagonal, with_attention])
-    return of_mean / here.sd, of_variance
+    return _at_most_one(of_mean / here.sd), _at_most_one(of_variance)
+
+
+def _at_most_one(weights: np.ndarray) -> np.ndarray:
+    """Weights of which no layer has much more than others: one that explodes should not stand for all."""
+    return weights / np.sqrt(1 + (weights**2).sum(axis=-1, keepdims=True))
 
 
 def _memory(path: Path, here: Innovations) -> np.ndarray:
@@ -138,7 +147,7 @@ def _memory(path: Path, here: Innovations) -> np.ndarray:
     chosen = here.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
     Q, R = (np.asarray(x, np.float64) for x in _coordinates(path.starts(chosen)))
-    y = np.asarray(jax.vmap(unvech)(jnp.asarray(here.y)))
+    y = np.asarray(jax.vmap(unvech)(jnp.asarray(np.clip(here.y, -LARGEST, LARGEST))))
     equal = np.eye(y.shape[1])
     y = y * (1 + (np.sqrt(2) - 1) * equal)
     turn = R[1:] @ Q[:-1]

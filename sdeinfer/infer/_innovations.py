@@ -121,5 +121,5 @@ def _moments_and_slopes(
 def _without(limit: Limit) -> FiniteWidth:
     """The limit as a law of finite width that adds nothing to it."""
     zero = jnp.zeros_like(limit.linear_noise)
-    alone = FiniteWidth.without_attention(zero)
+    alone = FiniteWidth.without_attention(zero, relu_growth=zero)
     return eqx.tree_at(lambda law: law.limit, alone, limit)

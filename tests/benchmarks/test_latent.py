@@ -19,7 +19,7 @@ from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import path_statistics, transitions
 
 NAMES = ("gamma", "tau0", "c_gap")
-SIZES = {"chains": 2, "draws": 300, "warmup": 300}
+SIZES = {"chains": 2, "draws": 200, "warmup": 200}
 
 
 @pytest.mark.benchmark
@@ -27,7 +27,7 @@ def test_ways_to_fit_every_eighth_layer():
     kind = Architecture("transformer")
     truth = kind.layer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
     V0 = si.equicorrelated(tokens=3, correlation=0.2)
-    data = si.sample_networks(truth, V0, width=256, depth=64, networks=8, observe_every=8, key=jr.key(1))
+    data = si.sample_networks(truth, V0, width=256, depth=32, networks=4, observe_every=8, key=jr.key(1))
     latent = si.models.thinned_path.given(architecture=kind, law="limit")
     coarse = si.models.full_path.given(architecture=kind, law="limit")
     bridges, steps = latent.prepare(data), path_statistics(transitions(data))

@@ -43,6 +43,7 @@ def test_densities_are_those_of_the_covariances():
     assert abs(table.loc["feedforward", "elpd"] - at_truth.sum()) < 10
 
 
+@pytest.mark.slow
 def test_narrow_networks_count_their_parameters_once():
     """At n = 32 the posterior is nearly twice as wide as that of independent normals; the weights must know that."""
     V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)
@@ -53,6 +54,7 @@ def test_narrow_networks_count_their_parameters_once():
     assert table.loc["feedforward", "p"] < 6
 
 
+@pytest.mark.slow
 def test_a_network_without_a_used_transition_is_left_out():
     data = networks("feedforward", 6, 4)
     used = np.ones((6, 5), bool)
@@ -62,6 +64,7 @@ def test_a_network_without_a_used_transition_is_left_out():
     assert np.isfinite(table["elpd"]).all()
 
 
+@pytest.mark.slow
 def test_densities_too_large_to_be_exponentiated_have_weights():
     """Of small networks' covariances in small units: e^elpd of one network is above the largest double."""
     data = networks("mlp", 6, 24)

@@ -75,6 +75,7 @@ def test_one_key_gives_one_posterior(networks):
     assert (first.samples["gamma"] != other.samples["gamma"]).all()
 
 
+@pytest.mark.slow
 def test_chunks_do_not_show(networks, monkeypatch):
     """Iterations run in chunks for the progress bar; the draws do not depend on where they end."""
     prepared = si.models.full_path.prepare(networks)
@@ -95,7 +96,9 @@ def test_a_second_fit_of_one_shape_compiles_nothing(networks, caplog):
     assert not [message for message in compiled if "Compiling" in message]
 
 
-@pytest.mark.parametrize("architecture", ["mlp", "feedforward", "attention"])
+@pytest.mark.parametrize(
+    "architecture", ["feedforward", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "attention"))]
+)
 def test_every_architecture_fits_its_own_networks(architecture):
     kind = si.layers.ARCHITECTURES[architecture]
     truth = {"gamma": 0.6, "tau0": 1.0, "c_plus": 1.0, "c_minus": -3.0}

@@ -54,6 +54,7 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(tmp_path):
     assert read_posterior(tmp_path / "out" / "posterior.nc").attrs["seed"] == 3
 
 
+@pytest.mark.slow
 def test_compare_ranks_architectures_and_writes_a_table(tmp_path):
     run("observe", *SMALL_NETWORKS, "--architecture", "feedforward", "--out", tmp_path / "data.nc")
     options = ["--architecture", "mlp", "--architecture", "feedforward", *SMALL_FIT, "--out", tmp_path / "table.csv"]
@@ -79,6 +80,7 @@ def test_single_steps_give_what_calibrate_gives(tmp_path):
     assert whole["checks"] == steps["checks"]
 
 
+@pytest.mark.slow
 def test_calibrate_reads_a_file_that_xarray_alone_wrote(tmp_path, networks):
     V = networks["covariance"].values[:8]
     xr.Dataset(

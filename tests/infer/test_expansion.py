@@ -130,6 +130,7 @@ def test_much_information_gives_the_sandwich_and_none_gives_nothing():
     assert _dispersion(0 * half, 0 * half) == 1
 
 
+@pytest.mark.slow
 def test_wide_networks_need_less_widening():
     dispersions = [
         float(expanded_statistics(PROGRAM, observed_path(sampled(400, width=width))).adjustment.dispersion)
@@ -145,6 +146,7 @@ def test_statistics_for_a_law_of_finite_width_are_refused_by_the_limit():
         FullPath(si.ShapedTransformer(**TRUTH).limit(), statistics())
 
 
+@pytest.mark.slow
 def test_drawn_transitions_start_where_those_of_the_data_do():
     data = xr.concat([sampled(3), sampled(2, width=64)], "network", combine_attrs="override")
     mixed, layer = observed_path(data), si.ShapedTransformer(**TRUTH)

@@ -74,7 +74,7 @@ def draws_of(model, grouped, count: int, seed: int = 0):
     return Predictive(model, num_samples=count, return_sites=names, parallel=True)(jr.key(seed), grouped)
 
 
-@pytest.mark.parametrize("law", ["finite-width", "limit"])
+@pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.slow), "limit"])
 def test_pooled_data_have_the_density_of_those_that_are_not(law):
     model, grouped = program(mixed(), law), prepared(law)
     assert grouped.path.networks == 16

@@ -236,6 +236,7 @@ def test_a_network_without_a_transition_has_no_likelihood():
         assert (values[[0, 2]] != 0).all()
 
 
+@pytest.mark.slow
 def test_variances_where_attention_dominates_are_those_of_sampled_layers(key):
     """At width 1000 with logits of spread 0.4, attention makes most of the variance, and G takes 10 % of that away."""
     width, count, layer = 1000, 200_000, si.ShapedAttention(0.9, 1.0)

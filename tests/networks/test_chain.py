@@ -64,7 +64,7 @@ def assert_chain_has_the_law_of_the_weights(layer, *, networks, key, **sizes) ->
     assert_same_distribution(np.linalg.slogdet(chain)[1], np.linalg.slogdet(weights)[1])
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer, H = 4"])
+@pytest.mark.parametrize("name", [pytest.param("mlp", marks=pytest.mark.slow), "transformer, H = 4"])
 def test_chain_has_the_law_of_the_weights(name, key):
     # As narrow as four heads of three tokens allow: there the law is farthest from its limit.
     assert_chain_has_the_law_of_the_weights(CHAINS[name], width=24, depth=8, networks=3_000, key=key)

@@ -101,6 +101,7 @@ def test_blocks_hold_the_paths_of_their_own_normals(key):
 
 
 @pytest.mark.usefixtures("small_blocks")
+@pytest.mark.slow
 def test_gradient_across_blocks_is_that_of_forward_mode(key):
     weights = jr.normal(key, (2 * PATHS, 1, 2, 2))
 

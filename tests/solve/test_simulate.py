@@ -79,7 +79,9 @@ def test_saving_more_often_on_the_same_steps_changes_no_path(V0, key):
     assert_agrees(once[:, 0], often[:, 2], rtol=1e-6)
 
 
-@pytest.mark.parametrize("start", ["unequal", "equicorrelated", "orthogonal"])
+@pytest.mark.parametrize(
+    "start", ["unequal", *(pytest.param(start, marks=pytest.mark.slow) for start in ("equicorrelated", "orthogonal"))]
+)
 def test_gradient_is_the_central_difference_on_common_random_numbers(start, key):
     # Equicorrelated and orthogonal tokens repeat eigenvalues, where eigenvectors have no derivative.
     V0 = {

@@ -182,6 +182,7 @@ def test_stopped_paths_can_be_differentiated_while_they_stop_in_the_same_step(ke
         np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_are_finite_where_paths_explode(key):
     def mean_of_the_finite(values):
         layer, V0 = si.ShapedAttention(values[0], values[1]), values[2] * si.equicorrelated(tokens=2, correlation=0.2)

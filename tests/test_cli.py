@@ -16,6 +16,7 @@ SMALL_FIT = ["--chains", "2", "--draws", "60", "--warmup", "100"]
 RESULTS = [
     "data.nc",
     "figures/correlation_paths.png",
+    "figures/innovations.png",
     "figures/posterior.png",
     "figures/ranks.png",
     "figures/terminal_correlation.png",

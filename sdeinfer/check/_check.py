@@ -104,6 +104,8 @@ def _of_approximation(post: xr.DataTree) -> list[Verdict]:
 
 
 def _of_identification(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
+    if "prior" not in post.children:
+        return []
     verdicts = []
     table = identification(post, data)
     for name in table.index:

@@ -10,6 +10,9 @@ from scipy.stats import kstest, wasserstein_distance
 
 from sdeinfer.check._distance import floor_of
 
+SMOOTHED = 50
+"""Fewer draws have no tail to be smoothed."""
+
 
 def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
     """Of V after the last layer, its mean correlation and its smallest and largest log-eigenvalue; +∞ if exploded."""
@@ -72,9 +75,11 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
 def _left_out_weights(post: xr.DataTree, count: int) -> Float[np.ndarray, "draws networks"]:
     """At the draws that were predicted at, normalised."""
     log_likelihood = post["log_likelihood"].to_dataset()["covariance"]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
-        log_weights, _ = log_likelihood.azstats.psislw(dim=["chain", "draw"])
+    log_weights = -log_likelihood
+    if log_weights.sizes["chain"] * log_weights.sizes["draw"] >= SMOOTHED:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
+            log_weights, _ = log_likelihood.azstats.psislw(dim=["chain", "draw"])
     stacked = log_weights.stack(sample=("chain", "draw")).transpose("sample", "network").values
     chosen = np.linspace(0, len(stacked) - 1, count).round().astype(int)
     weights = np.exp(stacked[chosen] - stacked[chosen].max(axis=0))

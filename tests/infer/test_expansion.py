@@ -13,8 +13,8 @@ import xarray as xr
 from budget import assert_mean
 
 import sdeinfer as si
-from sdeinfer.infer import expanded_statistics, posterior_mode
-from sdeinfer.infer._sandwich import ENOUGH, _dispersion, _matrix, _one_layer, _score, moments_at
+from sdeinfer.infer import LawAt, expanded_statistics, law_at, posterior_mode
+from sdeinfer.infer._sandwich import ENOUGH, _dispersion, _matrix, _one_layer, _score
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import FullPath, Path, constrained, observed_path, path_layout, path_statistics, unconstrained
 
@@ -39,9 +39,10 @@ def statistics():
     return expanded_statistics(PROGRAM, path())
 
 
-def sizes() -> dict:
-    """What the scores need beside the moments."""
-    return {"centre": np.asarray(statistics().centre), "widths": np.array([32.0]), "tau0": TRUTH["tau0"]}
+def law_of(statistics, u=None) -> LawAt:
+    """The law at some parameters, or at the truth."""
+    u = unconstrained(TRUTH) if u is None else u
+    return law_at(TRANSFORMER, u, widths=np.array([32.0]), centre=np.asarray(statistics.centre))
 
 
 def exact(u, terms, centre):
@@ -56,7 +57,7 @@ def test_at_the_reference_value_and_gradient_are_those_of_all_of_the_variance():
     u = unconstrained(TRUTH) + 0.1
     layout = path_layout(path())
     plain = path_statistics(path(), layout)
-    reference, _ = moments_at(TRANSFORMER, u, plain)
+    reference = law_of(plain, u).moments
     about = path_statistics(path(), layout._replace(reference=reference))
     terms = path().terms(np.arange(len(path())))
 
@@ -86,7 +87,7 @@ def _reference():
 def test_scores_and_information_are_the_derivatives_of_the_log_density():
     u, centre = unconstrained(TRUTH), statistics().centre
     terms = path().terms(np.arange(len(path())))
-    _, scatter, _ = _score(path(), *moments_at(TRANSFORMER, u, statistics()), **sizes())
+    _, scatter, _ = _score(path(), law_of(statistics()), TRUTH["tau0"])
     scores = np.asarray(jax.jacfwd(exact)(u, terms, centre))
     expected = np.cov(scores.T, ddof=0) * len(scores)
     np.testing.assert_allclose(scatter, expected, rtol=1e-8, atol=1e-8 * np.abs(expected).max())
@@ -95,7 +96,7 @@ def test_scores_and_information_are_the_derivatives_of_the_log_density():
 def test_information_is_the_variance_of_the_score_of_normals(key):
     """Terms drawn from the law: their scores have mean zero, and the information for their covariance."""
     u, centre = unconstrained(TRUTH), statistics().centre
-    moments, slopes = moments_at(TRANSFORMER, u, statistics())
+    at = law_of(statistics())
     terms = path().terms(np.arange(len(path())))
     law = TRANSFORMER.layer(**TRUTH).finite_width(32.0)
     common, own = references.finite_width_variances(law, terms.mixing, terms.variance, centre, jnp)
@@ -108,7 +109,7 @@ def test_information_is_the_variance_of_the_score_of_normals(key):
         return jax.grad(lambda u: exact(u, drawn, centre).sum())(u)
 
     scores = np.asarray(jax.lax.map(score, jr.split(key, 2000)))
-    information, *_ = _score(path(), moments, slopes, **sizes())
+    information, *_ = _score(path(), at, TRUTH["tau0"])
     root = np.linalg.cholesky(np.linalg.inv(information[:3, :3]))
     white = scores[:, :3] @ root
     assert_mean(white, np.zeros(3))
@@ -165,10 +166,9 @@ def test_drawn_transitions_start_where_those_of_the_data_do():
 
 def test_the_scatter_of_few_transitions_is_that_of_many():
     """Drawn at the mode of few data, it does not depend on where those happened to go."""
-    u = unconstrained(TRUTH)
     few, many = observed_path(sampled(40, depth=1, seed=3)), observed_path(sampled(40_000, depth=1, seed=4))
-    moments = moments_at(TRANSFORMER, u, statistics())
+    law = law_of(statistics())
     drawn = _one_layer(few, si.ShapedTransformer(**TRUTH))
-    one, other = (np.diag(_score(path, *moments, **sizes())[1]) / len(path) for path in (drawn, many))
+    one, other = (np.diag(_score(path, law, TRUTH["tau0"])[1]) / len(path) for path in (drawn, many))
     # 4,096 squares with the heavy tails of scores: 5 % of Monte Carlo error.
     np.testing.assert_allclose(one, other, rtol=0.25)

@@ -11,7 +11,6 @@ from sdeinfer.check._design import network_information as network_information
 from sdeinfer.check._distance import distance as distance
 from sdeinfer.check._identification import identification as identification
 from sdeinfer.check._innovations import innovation_tests as innovation_tests
-from sdeinfer.check._innovations import uniform_innovations as uniform_innovations
 from sdeinfer.check._predictive import distance_from_theory as distance_from_theory
 from sdeinfer.check._predictive import left_out_transforms as left_out_transforms
 from sdeinfer.check._summary import HDI as HDI
@@ -20,4 +19,5 @@ from sdeinfer.check._summary import known_truth as known_truth
 from sdeinfer.check._summary import parameters_of as parameters_of
 from sdeinfer.check._summary import summarise as summarise
 from sdeinfer.check._verdict import Check as Check
+from sdeinfer.check._verdict import Topic as Topic
 from sdeinfer.check._verdict import Verdict as Verdict

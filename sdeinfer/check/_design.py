@@ -21,6 +21,7 @@ from scipy.optimize import minimize
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import centre, pairs, vech
+from sdeinfer.infer import LARGEST_LOGIT
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_of_layer, attention_drift, relu_drift
 from sdeinfer.likelihood import constrained, unconstrained
 from sdeinfer.solve import simulate
@@ -156,7 +157,7 @@ def network_information(
     within = jnp.isfinite(paths).all(axis=(1, 2))
     if "tau0" in layer.parameters():
         spread = jnp.where(within, jax.vmap(_spread)(jnp.where(within[:, None, None], paths, V0)), jnp.inf)
-        within &= spread / jnp.sqrt(width) < 0.6 * layer.parameters()["tau0"]
+        within &= spread / jnp.sqrt(width) < LARGEST_LOGIT * layer.parameters()["tau0"]
     safe = jnp.where(within[:, None, None], paths, V0)
     each = jax.vmap(lambda V: layer_information(layer, V, width))(safe)
     return depth * jnp.mean(jnp.where(within[:, None, None], each, 0.0), axis=0)

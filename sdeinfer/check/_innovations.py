@@ -64,11 +64,6 @@ def innovation_tests(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
     return pd.DataFrame({"effect": found[kept] / sizes[kept], "z": z, "p": p}, index=pd.Index(names, name="direction"))
 
 
-def uniform_innovations(post: xr.DataTree, data: xr.Dataset) -> Float[np.ndarray, "transitions p"]:
-    """Φ(y) of every innovation at the posterior's mean: the probability integral transform, uniform under the law."""
-    return np.concatenate([stats.norm.cdf(here.y) for part in laws_of(post, data) for here in innovations(*part)])
-
-
 def laws_of(post: xr.DataTree, data: xr.Dataset) -> Iterator[tuple[Path, LawAt]]:
     """The transitions of networks that are all alike, and the law at their parameters."""
     architecture, law = architecture_in(post.attrs), post.attrs.get("law", "limit")

@@ -12,11 +12,9 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer.covariance import validate_covariance
+from sdeinfer.layers._relu import shaped_relu
 from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observe import covariance_dataset
-
-TOGETHER = 2**24
-"""How many weights of one kind are drawn at a time."""
 
 
 class Baseline(eqx.Module):
@@ -65,8 +63,9 @@ class Baseline(eqx.Module):
     def _feedforward(self, X: Float[Array, "m n"], key: PRNGKeyArray) -> Float[Array, "m n"]:
         width, (key_pre, key_post) = X.shape[1], jr.split(key)
         h = X @ self._weights(key_pre, width)
-        plus, minus = (1.0, 0.0) if self.c is None else (1 + self.c / math.sqrt(width), 1 - self.c / math.sqrt(width))
-        hidden = jnp.where(h > 0, plus, minus) * h * math.sqrt(2 / (plus**2 + minus**2))
+        # Slopes 1 and 0 are those of c₋ = −√n.
+        c_plus, c_minus = (0.0, -math.sqrt(width)) if self.c is None else (self.c, -self.c)
+        hidden = shaped_relu(h, jnp.asarray(c_plus), jnp.asarray(c_minus), width)
         return hidden @ self._weights(key_post, width)
 
     def _weights(self, key: PRNGKeyArray, width: int) -> Float[Array, "n n"]:
@@ -90,12 +89,8 @@ def sample_baseline(
         The Dataset of `covariance_dataset`, without architecture and truth: it has none that could be fitted.
     """
     V0 = jnp.asarray(validate_covariance(V0))
-    keys, batch = jr.split(key, networks), max(1, TOGETHER // width**2)
-    parts = [
-        np.asarray(_paths(baseline, V0, keys[start : start + batch], width=width, depth=depth))
-        for start in range(0, networks, batch)
-    ]
-    return covariance_dataset(np.concatenate(parts), width=width, layers=np.arange(depth + 1))
+    paths = _paths(baseline, V0, jr.split(key, networks), width=width, depth=depth)
+    return covariance_dataset(np.asarray(paths), width=width, layers=np.arange(depth + 1))
 
 
 @eqx.filter_jit
@@ -111,6 +106,7 @@ def _paths(baseline: Baseline, V0: Array, keys: PRNGKeyArray, *, width: int, dep
         _, path = jax.lax.scan(layer, X, jnp.arange(depth))
         return jnp.concatenate([V0[None], path])
 
+    # One after the other: weights of one layer of one network are in memory.
     return jax.lax.map(one, keys)
 
 

@@ -14,7 +14,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
-from sdeinfer.check import EVERY_LAYER, Check, Verdict, identification, observed, summarise
+from sdeinfer.check import EVERY_LAYER, Check, Topic, Verdict, identification, observed, summarise
 from sdeinfer.infer import LIMIT_POSTERIOR
 from sdeinfer.layers import SIZES
 from sdeinfer.plots import (
@@ -27,7 +27,7 @@ from sdeinfer.plots import (
 
 DPI = 120
 
-QUESTIONS = {
+QUESTIONS: dict[Topic, str] = {
     "converged": "Did the sampler converge?",
     "identified": "Do the data say more than the prior?",
     "calibrated": "Are these layers of the law that was fitted?",
@@ -118,10 +118,13 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         temporary.write_text(page, encoding="utf-8")
 
 
-def _questions(verdicts: Check) -> list[tuple[str, list[Verdict]]]:
-    """The verdicts of each topic that has any."""
-    by_topic = [(question, [v for v in verdicts.verdicts if v.topic == topic]) for topic, question in QUESTIONS.items()]
-    return [(question, of_topic) for question, of_topic in by_topic if of_topic]
+def _questions(verdicts: Check) -> list[tuple[str, bool, list[Verdict]]]:
+    """What is asked of each topic that has verdicts, whether the answer is yes, and these."""
+    asked = [
+        (question, not verdicts.failed(topic), [v for v in verdicts.verdicts if v.topic == topic])
+        for topic, question in QUESTIONS.items()
+    ]
+    return [row for row in asked if row[-1]]
 
 
 def _identified(post: xr.DataTree) -> dict[str, Any]:

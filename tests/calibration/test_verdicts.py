@@ -4,7 +4,6 @@ import collections
 import warnings
 
 import jax.random as jr
-import numpy as np
 import pytest
 from budget import share
 from scipy import stats
@@ -14,6 +13,9 @@ from sdeinfer.check._check import LEVEL
 from sdeinfer.networks import Baseline, sample_baseline
 
 SEEDS, GOOD = 20, 100
+OFTEN = 0.05
+"""No verdict should be wrong about more good data sets than this part."""
+
 SIZES = {"width": 128, "depth": 16, "networks": 64}
 FIT = {"chains": 4, "draws": 250, "warmup": 250, "predictions": 100}
 V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.5)
@@ -100,5 +102,5 @@ def test_good_data_raise_no_more_alarms_than_stated(key):
         failed.update(verdict.name for verdict in found.verdicts if not verdict.passed)
     print(f"\nalarms in {GOOD} data sets: {dict(failed)}")
     for name in ("one-step innovations, p", "networks left out, p"):
-        assert stats.binomtest(failed[name], GOOD, LEVEL).pvalue >= share()
-    assert np.isin([name for name in failed if failed[name] > 0.05 * GOOD], []).all()
+        assert stats.binomtest(failed[name], GOOD, LEVEL).pvalue >= share(), name
+    assert [name for name in failed if failed[name] > OFTEN * GOOD] == []

@@ -45,7 +45,8 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
 
     - converged: R-hat, effective draws, divergences, and the energy's BFMI. Of an approximation, the Pareto k of its
       importance weights instead.
-    - identified: the contraction of each posterior from its prior; see `identification`.
+    - identified: the contraction of each posterior from its prior, or what the Fisher information allows of it if that
+      is less; see `identification`. Not asked of layers that do not obey the law: it would have nothing to identify.
     - calibrated: the one-step innovations in eight directions (`innovation_tests`), where every layer was observed, and
       each network given all others (`left_out_transforms`). Each of the two raises a false alarm with probability
       `LEVEL`, however many directions and quantities it looks at.
@@ -64,7 +65,10 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     data = observed(post) if data is None else validate(data)
     table = summarise(post)
     verdicts = _of_approximation(post) if "pareto_k" in post.attrs else _of_sampler(post, table)
-    verdicts += [*_of_identification(post, data), *_of_calibration(post, data), *_of_theory(post, data, table)]
+    calibrated = _of_calibration(post, data)
+    if all(verdict.passed for verdict in calibrated):
+        verdicts += _of_identification(post, data)
+    verdicts += [*calibrated, *_of_theory(post, data, table)]
     for name in IDENTIFIED:
         if name in table.index and np.isfinite(table.loc[name, "truth"]):
             row = table.loc[name]
@@ -109,14 +113,13 @@ def _of_identification(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
     verdicts = []
     table = identification(post, data)
     for name in table.index:
-        advice = f"the data say little of {name}: its posterior is mostly the prior"
+        advice = f"the data say little of {name}"
         if "networks" in table:
             times = float(table.loc[name, "networks"])
-            advice += f"; to know it to 10 % takes {times:.0f} times as many" if times < MANY else "; nor would more"
+            advice += f"; to know it to 10 % takes {times:.2g} times as many" if times < MANY else "; nor would more"
             advice += " networks like these, or others: `sdeinfer design`"
-        verdicts.append(
-            at_least("identified", f"{name} contraction", table.loc[name, "contraction"], CONTRACTION, advice)
-        )
+        contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
+        verdicts.append(at_least("identified", f"{name} contraction", contraction, CONTRACTION, advice))
     return verdicts
 
 
@@ -153,7 +156,10 @@ def _of_theory(post: xr.DataTree, data: xr.Dataset, table: pd.DataFrame) -> list
         advice = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
         bound = LOGITS[post.attrs.get("law", "limit")]
         verdicts.append(at_most(THEORY, "logit spread, largest", largest, bound, advice))
-        advice = "most of the data start outside the range of the law: use smaller tokens or wider networks"
+        advice = (
+            "most of the data start outside the range of the law: tokens are too large for τ0, networks too narrow, or "
+            "the temperature is not τ0 √(n n_k)"
+        )
         verdicts.append(at_most(THEORY, "transitions left out", 1 - used.mean(), LEFT_OUT, advice))
     return verdicts
 

@@ -6,11 +6,14 @@ coefficients θ₁, θ₂, a and κ²,
     I(V) = h b′ᵀ Ω⁻¹ b′ + ½ tr(Ω⁻¹ Ω′ Ω⁻¹ Ω′),    ⟨S, Ω T⟩ = 2a⟨S, T⟩ + 2κ²⟨S, MT + TM⟩,    M = (LᵀHL)²/m²,
 
 and a network the sum over its layers, whose mean over networks is that over paths of the SDE. All of it is a smooth
-function of V0. That of τ0 grows with the fourth power of V/τ0²; what bounds V0 is the range of the law.
+function of V0. That of τ0 grows with the fourth power of V/τ0², but so does what the law leaves out of the softmax
+(`infer.in_range`): small tokens take many networks, and of large ones most layers cannot be used. So tokens get their
+shape by the gradient of I, and their size and number by drawing networks and asking what a fit would know from them.
 """
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,23 +23,38 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.optimize import minimize
 
 from sdeinfer._files import InputError
+from sdeinfer.check._identification import SLOPES_KNOWN
 from sdeinfer.covariance import centre, pairs, vech
-from sdeinfer.infer import LARGEST_LOGIT
+from sdeinfer.infer import LARGEST_LOGIT, innovations, law_at, logit_spread, transitions_allowed
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_of_layer, attention_drift, relu_drift
-from sdeinfer.likelihood import constrained, unconstrained
+from sdeinfer.likelihood import constrained, transitions, unconstrained, used_of, with_used
+from sdeinfer.networks import sample_networks
 from sdeinfer.solve import simulate
 
-SPREAD = 0.45
-"""Spread of the logits at V0: below `infer.LARGEST_LOGIT`, which later layers should not reach."""
+SPREAD = 0.3
+"""Spread of the logits at V0 for which the tokens' shape is found."""
 
-TIMES, PATHS = 4, 32
+SIZES = np.geomspace(0.5, 1.6, 7)
+"""By what V0 is multiplied to find the best size."""
+
+LAYERS = 4096
+"""Drawn at each size, to see what a fit would know from them."""
+
+TIMES, PATHS = 4, 64
 """Depth-times at which the information is taken, and paths over which it is averaged."""
 
-RIDGE = 1e-3
-"""Information of a prior, a network: some directions, as that of c₊ + c₋ in the limit, have no other."""
+NUMBERS = np.geomspace(1, 1e8, 769)
+"""Of networks, in steps of 2.4 %."""
 
-CLOSEST = 0.02
-"""Part of the mean variance that is added to each token's own: no two tokens become one."""
+NOMINAL = 100
+"""Networks for which the tokens' shape is found."""
+
+LEAST = 1e-3
+"""Information of a network below which it tells nothing."""
+
+CLOSEST = 1.0
+"""Part of the mean variance that is added to each token's own. Nearly collinear tokens would tell more by the limit's
+law; but by then attention in the direction that they share little of is beyond the law of finite width."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +111,7 @@ def design(
         The `Design`.
 
     Raises:
-        InputError: for a layer without a name, a parameter that it has not, or one that no tokens tell.
+        InputError: for a layer without a name, a parameter that it has not, or one that no tokens tell so well.
     """
     architecture = architecture_of_layer(layer)
     if architecture is None:
@@ -111,23 +129,103 @@ def design(
 
     @jax.jit
     def objective(x: Array) -> Array:
-        return -jnp.log(told(of_network(x)[1])[place])
+        return -jnp.log(told(NOMINAL * of_network(x)[1], names)[place])
 
     start = np.asarray(vech(jnp.eye(tokens) + 0.1 * jnp.tri(tokens)))
     value_and_slope = jax.jit(jax.value_and_grad(objective))
     found = minimize(lambda x: tuple(np.asarray(part, np.float64) for part in value_and_slope(x)), start, jac=True)
     V0, information = of_network(jnp.asarray(found.x))
-    each = np.asarray(told(information))
-    if not each[place] > 10 * RIDGE:
+    if not told(NOMINAL * information, names)[place] > NOMINAL * LEAST:
         raise InputError(f"parameter: no {tokens} tokens tell {parameter} of this architecture")
-    networks = math.ceil(1 / (relative_sd**2 * each[place]))
-    expected = pd.Series(1 / np.sqrt(networks * each), index=list(names)).drop("c_mean", errors="ignore")
-    return Design(np.asarray(V0), width, depth, networks, expected)
+    best = None
+    for size in SIZES if "tau0" in names else (1.0,):
+        sampled = _sample(layer, architecture, size * V0, key, width=width, depth=depth)
+        networks = _networks(sampled, names, parameter, relative_sd)
+        if networks is not None and (best is None or networks < best.networks):
+            expected = pd.Series(_expected(sampled, names, networks), index=list(names)).drop("c_mean", errors="ignore")
+            best = Design(np.asarray(size * V0), width, depth, networks, expected)
+    if best is None:
+        raise InputError(f"relative_sd: no number of networks of width {width} tells {parameter} to {relative_sd:g}")
+    return best
 
 
-def told(information: Float[Array, "k k"]) -> Float[Array, " k"]:
-    """What is told of each parameter when none is known."""
-    return 1 / jnp.diagonal(jnp.linalg.inv(information + RIDGE * jnp.eye(len(information))))
+class _Layers(NamedTuple):
+    """Layers of networks, and what a fit would make of them.
+
+    Attributes:
+        networks: how many there are.
+        information: of each layer in range, by the law of finite width, shape (layers, k, k).
+        score: of each, shape (layers, k).
+        spread: of the logits of each, ascending; 0 without attention.
+    """
+
+    networks: int
+    information: Float[np.ndarray, "layers k k"]
+    score: Float[np.ndarray, "layers k"]
+    spread: Float[np.ndarray, " layers"]
+
+
+def _sample(
+    layer: AbstractLayer, architecture: Architecture, V0: Array, key: PRNGKeyArray, *, width: int, depth: int
+) -> _Layers:
+    networks = math.ceil(LAYERS / depth)
+    data = sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=key)
+    every, tau0 = slice(None), float(getattr(layer, "tau0", np.inf))
+    path = transitions(with_used(data, used_of(data)))
+    spread = logit_spread(np.asarray(path.starts(every)), np.asarray(width)) / tau0
+    # Beyond the range the law is absurd.
+    order = np.argsort(spread)[: max(int((spread <= LARGEST_LOGIT).sum()), 1)]
+    path, spread = path.chosen(order), spread[order]
+    centre = np.asarray(path.terms(every).variance).mean(axis=0)
+    law = law_at(architecture, unconstrained(layer.parameters()), widths=np.array([width]), centre=centre)
+    parts = list(innovations(path, law))
+    information = [
+        np.einsum("tpk,tpl->tkl", here.mean, here.mean)
+        + np.einsum("tpk,tpl->tkl", here.log_variance, here.log_variance) / 2
+        for here in parts
+    ]
+    back = np.argsort(np.concatenate([here.transitions for here in parts]))
+    score = np.concatenate([here.score for here in parts])
+    return _Layers(networks, np.concatenate(information)[back], score[back], spread)
+
+
+def _networks(sampled: _Layers, names: tuple[str, ...], parameter: str, relative_sd: float) -> int | None:
+    """The fewest networks from which on all numbers tell a parameter to a relative sd; None where none does.
+
+    Few networks would make a fit use layers at the edge of the range, of which the law believes too much.
+    """
+    place = names.index(parameter)
+    enough = [_expected(sampled, names, number)[place] <= relative_sd for number in NUMBERS]
+    first = len(NUMBERS) - int(np.argmin(enough[::-1])) if not all(enough) else 0
+    return None if first == len(NUMBERS) else math.ceil(NUMBERS[first])
+
+
+def _expected(sampled: _Layers, names: tuple[str, ...], networks: float) -> Float[np.ndarray, " k"]:
+    """Standard deviations that so many networks allow, from the layers that a fit would use: by the information or by
+    the scatter of scores (`infer._sandwich`), the larger; for τ0 with the error of the series as well.
+    """  # noqa: D205
+    times, spread, used = networks / sampled.networks, sampled.spread, len(sampled.spread)
+    prior = np.asarray(_prior(names))
+    place = names.index("tau0") if "tau0" in names else None
+    if place is not None:
+        sd = float(told(times * sampled.information.sum(axis=0), names)[place] ** -0.5)
+        used = transitions_allowed(spread, LARGEST_LOGIT, seen=used, sd=sd)
+    score = sampled.score[:used]
+    inverse = np.linalg.inv(times * sampled.information[:used].sum(axis=0) + prior)
+    variance = np.maximum(np.diag(inverse), np.diag(inverse @ (times * score.T @ score + prior) @ inverse))
+    if place is not None:
+        variance[place] += ((spread[:used] ** 8).sum() / (spread[:used] ** 4).sum()) ** 2
+    return np.sqrt(variance)
+
+
+def _prior(names: tuple[str, ...]) -> Float[Array, "k k"]:
+    """Of c₊ + c₋ the prior tells more than data do."""
+    return jnp.diag(jnp.asarray([SLOPES_KNOWN if name == "c_mean" else 1e-9 for name in names]))
+
+
+def told(information: Float[Array, "k k"] | np.ndarray, names: tuple[str, ...]) -> Float[Array, " k"]:
+    """What is told of each parameter where no other is known."""
+    return 1 / jnp.diagonal(jnp.linalg.inv(jnp.asarray(information) + _prior(names)))
 
 
 def coordinates_of(architecture: Architecture) -> tuple[str, ...]:
@@ -153,7 +251,7 @@ def network_information(
     """
     times = (np.arange(TIMES) + 0.5) / TIMES * depth / width
     paths = simulate(layer, V0, times, paths=PATHS, step=float(times[0]), key=key).reshape(-1, *V0.shape)
-    # Where a path has left the range of the law, its layers will be left out.
+    # What leaves the range of the law will not be used.
     within = jnp.isfinite(paths).all(axis=(1, 2))
     if "tau0" in layer.parameters():
         spread = jnp.where(within, jax.vmap(_spread)(jnp.where(within[:, None, None], paths, V0)), jnp.inf)
@@ -164,13 +262,19 @@ def network_information(
 
 
 def layer_information(layer: AbstractLayer, V: Float[Array, "m m"], width: int) -> Float[Array, "k k"]:
-    """Fisher information of one layer from V, by the limit's law."""
+    """Fisher information of one layer from V, by the limit's law, with what c₊ + c₋ does to the gap at this width."""
     architecture = architecture_of_layer(layer)
     assert architecture is not None
 
     def coefficients(u: Array) -> Array:
-        limit = architecture.layer(**constrained(architecture.parameters, u)).limit()
-        return jnp.stack([limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise])
+        values = constrained(architecture.parameters, u)
+        limit = architecture.layer(**values).limit()
+        relu = limit.relu_drift
+        if "c_plus" in values:
+            # q of `models._priors`: the one term of order 1/√n.
+            half_sum, half_difference = ((values["c_plus"] + sign * values["c_minus"]) / 2 for sign in (1, -1))
+            relu /= (1 + half_sum / math.sqrt(width)) ** 2 + half_difference**2 / width
+        return jnp.stack([limit.attention_drift, relu, limit.linear_noise, limit.attention_noise])
 
     u = unconstrained(layer.parameters())
     (_, _, a, kappa2), slopes = coefficients(u), jax.jacfwd(coefficients)(u)

@@ -12,6 +12,9 @@ from sdeinfer.infer import innovations
 PRECISION = 0.1
 """The relative standard deviation to which a parameter should be known, for the number of networks that it takes."""
 
+SLOPES_KNOWN = 0.5
+"""What the prior knows of (c₊ + c₋)/2, the last coordinate: networks of one width know one number of the two slopes."""
+
 
 def identification(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
     """Compare what the data say of the identified parameters with what their priors say.
@@ -26,9 +29,10 @@ def identification(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
         One row a parameter, with columns `prior` and `posterior`, their standard deviations; `contraction`, one less
         the ratio of their squares: 0 where the data say nothing, 1 where the prior does. Where every layer was observed
         also `information`, the standard deviation that the data alone allow by the Fisher information of the
-        closed-form likelihood at the posterior's mean; `networks`, how many times as many networks would make that 0.1;
-        and by power-scaling (ArviZ) how far the posterior moves with the prior, `to_prior`, and with the likelihood,
-        `to_likelihood`.
+        closed-form likelihood at the posterior's mean; `expected`, the contraction that this allows, below the one seen
+        where the data only exclude a part of the prior; `networks`, how many times as many networks would make that
+        standard deviation 0.1; and by power-scaling (ArviZ) how far the posterior moves with the prior, `to_prior`, and
+        with the likelihood, `to_likelihood`.
     """
     names = [name for name in IDENTIFIED if name in post["posterior"].data_vars]
     groups = {group: post[group].to_dataset() for group in ("prior", "posterior")}
@@ -39,11 +43,11 @@ def identification(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
         return table
     ((path, law),) = laws_of(post, data)
     information = np.sum([here.information for here in innovations(path, law)], axis=0)
-    # Networks of one width know one number of the two slopes; of their mean, the last coordinate, the prior knows 1/2.
     if "c_gap" in names:
-        information[-1, -1] += 0.5
+        information[-1, -1] += SLOPES_KNOWN
     alone = np.sqrt(np.diag(np.linalg.inv(information + 1e-9 * np.eye(len(information)))))
     table["information"] = alone[: len(names)]
+    table["expected"] = 1 / (1 + (table["information"] / table["prior"]) ** 2)
     table["networks"] = (table["information"] / PRECISION) ** 2
     for scaled in ("prior", "likelihood"):
         moved = psense(post, var_names=names, group=scaled)

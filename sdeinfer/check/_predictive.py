@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import xarray as xr
+from arviz_stats.base.array import array_stats
 from jaxtyping import Float
 from scipy.stats import kstest, wasserstein_distance
 
@@ -75,12 +76,14 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
 def _left_out_weights(post: xr.DataTree, count: int) -> Float[np.ndarray, "draws networks"]:
     """At the draws that were predicted at, normalised."""
     log_likelihood = post["log_likelihood"].to_dataset()["covariance"]
-    log_weights = -log_likelihood
-    if log_weights.sizes["chain"] * log_weights.sizes["draw"] >= SMOOTHED:
+    stacked = -log_likelihood.stack(sample=("chain", "draw")).transpose("sample", "network").values
+    # Of networks that were left out as a whole every draw thinks the same.
+    varies = np.ptp(stacked, axis=0) > 0
+    if len(stacked) >= SMOOTHED and varies.any():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
-            log_weights, _ = log_likelihood.azstats.psislw(dim=["chain", "draw"])
-    stacked = log_weights.stack(sample=("chain", "draw")).transpose("sample", "network").values
+            smoothed, _ = array_stats.psislw(-stacked[:, varies].T)
+        stacked[:, varies] = smoothed.T
     chosen = np.linspace(0, len(stacked) - 1, count).round().astype(int)
     weights = np.exp(stacked[chosen] - stacked[chosen].max(axis=0))
     return weights / weights.sum(axis=0)

@@ -45,10 +45,22 @@ class Check:
         return all(verdict.passed for verdict in self.verdicts)
 
     @property
+    def cause(self) -> Verdict | None:
+        """Of what failed, what to look at first; None where nothing failed.
+
+        A law that does not hold upsets samplers, posteriors and predictions; they do not upset the innovations.
+        """
+        failed = [verdict for verdict in self.verdicts if not verdict.passed]
+        return min(failed, key=lambda verdict: verdict.topic != "calibrated", default=None)
+
+    @property
     def verdict(self) -> str:
         """The overall verdict in a line."""
-        failed = [verdict.name for verdict in self.verdicts if not verdict.passed]
-        return f"do not trust yet: {', '.join(failed)}" if failed else "good"
+        if self.cause is None:
+            return "good"
+        others = [verdict.name for verdict in self.verdicts if not verdict.passed and verdict is not self.cause]
+        also = f" (also: {', '.join(others)})" if others else ""
+        return f"do not trust yet: {self.cause.name}: {self.cause.advice}{also}"
 
     def failed(self, topic: Topic) -> bool:
         """Whether a verdict of this topic is bad."""

@@ -9,7 +9,8 @@ for the widest row, is what its terms go with: what the law of finite width leav
 the covariance from which it starts without biasing the others. The rule: of the transitions with the smallest spreads,
 as many as make τ0's error smallest, that of the series and that of few data together; but none above a bound. Where
 layers are latent they have to stay in the range as well: a spread counts as what it may grow to until the next
-observation. The rule still looks at the start alone.
+observation. The rule still looks at the start alone. Where nothing is left, as with layers that are not shaped at all,
+the half with the smallest spreads is kept, for `check` to say what is wrong with it.
 
 The rule needs τ0. It is estimated from the transitions with the smallest spreads, four times as many each time, for as
 long as the rule allows more by the estimate.
@@ -65,7 +66,7 @@ def in_range(
         the τ0 by which the range was found, where there is one; one a group, where there are groups.
 
     Raises:
-        InputError: where nothing is left.
+        InputError: for a bound that is not positive.
     """
     if not largest_logit > 0:
         raise InputError(f"largest_logit: must be positive, got {largest_logit:g}")
@@ -147,17 +148,14 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
         place = mode.sites.index("tau0")
         tau0, sd = math.exp(mode.x[place]), mode.sd[place]
         order, sorted_scale = ordered(_noise_at(model, mode))
-        allowed = _allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
+        allowed = transitions_allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         if allowed == 0:
             # Few transitions say little of τ0: nothing is left only if that holds for larger τ0 as well.
             tau0 *= math.exp(2 * sd)
-            allowed = _allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
+            allowed = transitions_allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         if allowed == 0:
-            raise InputError(
-                f"covariance: no transition starts inside the range of the law: the softmax's logits have a spread of "
-                f"at least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
-                "smaller tokens or wider networks"
-            )
+            allowed = math.ceil(len(order) / 2)
+            break
     kept = path.chosen(order[:allowed])
     used = np.zeros_like(used)
     used[kept.network, kept.layer] = True
@@ -178,7 +176,7 @@ def _noise_at(model: Program, mode: Mode) -> float:
     return float(kind.layer(**{name: values[name] for name in kind.parameters}).limit().linear_noise)
 
 
-def _allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float) -> int:
+def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float) -> int:
     """How many transitions, in ascending order of their spreads, make the error of log τ0 smallest.
 
     Arguments:

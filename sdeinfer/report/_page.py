@@ -41,6 +41,7 @@ TITLES = {
     "posterior": "posterior",
     "contraction": "contraction",
     "information": "data alone",
+    "expected": "expected contraction",
     "networks": "× networks for 10 %",
     "to_prior": "moves with prior",
     "to_likelihood": "with likelihood",

@@ -29,6 +29,19 @@ def test_what_fails_is_named_with_advice(fitted, networks):
     assert failed.advice
 
 
+def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
+    tree, swollen = fitted.copy(), networks.copy(deep=True)
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=lambda s: ~s["diverging"])
+    swollen["covariance"] = networks["covariance"] * 1.2 ** networks["layer"]
+    found = si.check(tree, swollen)
+    assert found.cause is not None
+    assert found.cause.name == "one-step innovations, p"
+    assert found.verdict.startswith("do not trust yet: one-step innovations, p: growth")
+    assert "divergences" in found.verdict
+    # It has nothing to identify.
+    assert "identified" not in {verdict.topic for verdict in found.verdicts}
+
+
 def test_a_wrong_truth_is_seen(fitted, networks):
     tree = fitted.copy()
     tree.attrs["truth_gamma"] = 0.9

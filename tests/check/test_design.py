@@ -8,11 +8,12 @@ import pytest
 
 import sdeinfer as si
 from sdeinfer.check import network_information
-from sdeinfer.check._design import SPREAD, told
+from sdeinfer.check._design import told
 from sdeinfer.infer import logit_scale
 from sdeinfer.observe import covariance_dataset
 
 LAYER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
+NAMES = ("gamma", "tau0", "c_gap", "c_mean")
 SIZES = {"width": 128, "depth": 16}
 
 
@@ -23,20 +24,33 @@ def designed():
 
 def test_its_tokens_tell_more_than_others_of_their_spread(designed):
     plain = si.equicorrelated(tokens=3, correlation=0.0)
-    spread = {name: _spread(V) for name, V in (("plain", plain), ("designed", designed.V0))}
-    np.testing.assert_allclose(spread["designed"], SPREAD, rtol=1e-6)
     found = [
-        told(network_information(LAYER, jnp.asarray(V), **SIZES, key=jr.key(1)))[1]
-        for V in (plain * SPREAD / spread["plain"], designed.V0)
+        told(designed.networks * network_information(LAYER, jnp.asarray(V), **SIZES, key=jr.key(1)), NAMES)[1]
+        for V in (plain * _spread(designed.V0) / _spread(plain), designed.V0)
     ]
     assert found[1] > 1.2 * found[0]
 
 
 def test_as_many_networks_as_the_precision_takes(designed):
-    each = told(network_information(LAYER, jnp.asarray(designed.V0), **SIZES, key=jr.key(1)))
-    assert designed.networks == np.ceil(1 / (0.05**2 * each[1]))
-    np.testing.assert_allclose(designed.expected["tau0"], 1 / np.sqrt(designed.networks * each[1]))
-    assert 0.045 < designed.expected["tau0"] <= 0.05
+    """More than the information alone asks for: layers beyond the range are left out, and those within have errors."""
+    information = network_information(LAYER, jnp.asarray(designed.V0), **SIZES, key=jr.key(1))
+    alone = 1 / np.sqrt(told(designed.networks * information, NAMES)[1])
+    assert 0.5 * designed.expected["tau0"] < alone < designed.expected["tau0"]
+    assert 0.049 < designed.expected["tau0"] <= 0.05
+
+
+def test_better_precision_takes_more_networks_of_smaller_tokens(designed):
+    finer = si.design(LAYER, tokens=3, **SIZES, relative_sd=0.01, key=jr.key(1))
+    assert finer.networks > 25 * designed.networks
+    assert _spread(finer.V0) < _spread(designed.V0)
+
+
+def test_the_gap_is_told_no_better_than_the_mean_of_the_slopes(designed):
+    """q = δ²/(s̄² + δ²): the prior's √2 of (c₊ + c₋)/2 is 2√2/√n of log δ; a little less, for what q is at c₊ + c₋."""
+    assert 0.9 < designed.expected["c_gap"] * np.sqrt(SIZES["width"] / 2) < 1.2
+
+
+def test_designed_numbers_belong_together(designed):
     np.testing.assert_allclose(designed.norms**2, np.diag(designed.V0))
     np.testing.assert_allclose(np.diag(designed.correlations), 1.0)
 
@@ -60,6 +74,7 @@ def test_information_has_the_gradient_of_its_values():
         (LAYER, {"relative_sd": 0.0}, "relative_sd: must be positive, got 0"),
         (si.Stack((si.ShapedMLP(1.0, -1.0),)), {}, "layer: must be one of the named architectures"),
         (si.ShapedMLP(1.0, -1.0), {"parameter": "c_gap", "tokens": 1}, "no 1 tokens tell c_gap"),
+        (si.ShapedMLP(1.0, -1.0), {"parameter": "c_gap"}, "no number of networks of width 128 tells c_gap to 0.05"),
     ],
 )
 def test_what_cannot_be_designed_is_refused(layer, options, message):

@@ -64,6 +64,16 @@ def test_a_draw_that_lives_by_one_network_does_not_count_for_it():
     assert abs(found - expected) < 0.05
 
 
+def test_a_network_of_which_nothing_was_used_weighs_all_draws_alike():
+    log_likelihood = 0.1 * np.random.default_rng(2).normal(size=(2, DRAWS, NETWORKS))
+    log_likelihood[..., 3] = 0.0
+    transforms, plain = left_out_transforms(tree(log_likelihood=log_likelihood)), left_out_transforms(tree())
+    assert np.isfinite(transforms).all(axis=None)
+    alike = left_out_transforms(tree(log_likelihood=np.zeros_like(log_likelihood)))
+    np.testing.assert_array_equal(transforms.iloc[3], alike.iloc[3])
+    assert not (transforms.iloc[4] == plain.iloc[4]).all()
+
+
 def test_distances_are_about_their_floor_and_grow_with_a_shift():
     table, far = distance_from_theory(tree()), distance_from_theory(tree(scale=1.5))
     assert (table["wasserstein"] < 3 * table["floor"]).all()

@@ -46,7 +46,7 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     - converged: R-hat, effective draws, divergences, and the energy's BFMI. Of an approximation, the Pareto k of its
       importance weights instead.
     - identified: the contraction of each posterior from its prior, or what the Fisher information allows of it if that
-      is less; see `identification`. Not asked of layers that do not obey the law: it would have nothing to identify.
+      is less; see `identification`. Not asked of layers that do not obey the law: it has nothing to identify.
     - calibrated: the one-step innovations in eight directions (`innovation_tests`), where every layer was observed, and
       each network given all others (`left_out_transforms`). Each of the two raises a false alarm with probability
       `LEVEL`, however many directions and quantities it looks at.
@@ -64,11 +64,12 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     """
     data = observed(post) if data is None else validate(data)
     table = summarise(post)
-    verdicts = _of_approximation(post) if "pareto_k" in post.attrs else _of_sampler(post, table)
-    calibrated = _of_calibration(post, data)
-    if all(verdict.passed for verdict in calibrated):
+    verdicts = [*_of_innovations(post, data), *_of_range(post, data, table)]
+    obeyed = all(verdict.passed for verdict in verdicts)
+    verdicts += _of_approximation(post) if "pareto_k" in post.attrs else _of_sampler(post, table)
+    if obeyed:
         verdicts += _of_identification(post, data)
-    verdicts += [*calibrated, *_of_theory(post, data, table)]
+    verdicts += _of_predictions(post, data)
     for name in IDENTIFIED:
         if name in table.index and np.isfinite(table.loc[name, "truth"]):
             row = table.loc[name]
@@ -123,45 +124,50 @@ def _of_identification(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
     return verdicts
 
 
-def _of_calibration(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
+def _of_innovations(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
+    if post.attrs.get("model") not in EVERY_LAYER:
+        return []
+    directions = innovation_tests(post, data)
+    worst = str(directions["p"].idxmin())
+    p = min(1.0, directions["p"].min() * len(directions))
+    advice = f"{worst}: {DIRECTIONS[worst]}"
+    return [at_least("calibrated", "one-step innovations, p", p, LEVEL, advice)]
+
+
+def _of_range(post: xr.DataTree, data: xr.Dataset, table: pd.DataFrame) -> list[Verdict]:
+    if "tau0" not in table.index:
+        return []
+    used = used_of(data)
+    largest = (logit_scale(data) / _tau0(post, data))[used].max()
+    smaller = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
+    bound = LOGITS[post.attrs.get("law", "limit")]
+    outside = (
+        "most of the data start outside the range of the law: tokens are too large for τ0, networks too narrow, or the "
+        "temperature is not τ0 √(n n_k)"
+    )
+    return [
+        at_most(THEORY, "logit spread, largest", largest, bound, smaller),
+        at_most(THEORY, "transitions left out", 1 - used.mean(), LEFT_OUT, outside),
+    ]
+
+
+def _of_predictions(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
+    if "posterior_predictive" not in post.children:
+        return []
     verdicts = []
-    if post.attrs.get("model") in EVERY_LAYER:
-        directions = innovation_tests(post, data)
-        worst = str(directions["p"].idxmin())
-        p = min(1.0, directions["p"].min() * len(directions))
-        advice = f"{worst}: {DIRECTIONS[worst]}"
-        verdicts.append(at_least("calibrated", "one-step innovations, p", p, LEVEL, advice))
-    if "posterior_predictive" in post.children and data.sizes["network"] >= FEWEST:
+    if data.sizes["network"] >= FEWEST:
         each = left_out_p_values(post)
         advice = f"{each.idxmin()} after the last layer is not spread over networks as the SDE says"
         p = min(1.0, each.min() * len(each))
         verdicts.append(at_least("calibrated", "networks left out, p", p, LEVEL, advice))
-    return verdicts
-
-
-def _of_theory(post: xr.DataTree, data: xr.Dataset, table: pd.DataFrame) -> list[Verdict]:
-    verdicts = []
-    if "posterior_predictive" in post.children:
-        distances = distance_from_theory(post)
-        ratio = distances["wasserstein"] / distances["floor"]
-        far = distances.loc[ratio.idxmax()]
-        advice = (
-            f"{ratio.idxmax()} after the last layer is {far['wasserstein']:.2g} sds from the SDE, where samples of one "
-            f"law would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
-        )
-        verdicts.append(at_most(THEORY, "distance from the SDE, floors", ratio.max(), FLOORS, advice))
-    if "tau0" in table.index:
-        used = used_of(data)
-        largest = (logit_scale(data) / _tau0(post, data))[used].max()
-        advice = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
-        bound = LOGITS[post.attrs.get("law", "limit")]
-        verdicts.append(at_most(THEORY, "logit spread, largest", largest, bound, advice))
-        advice = (
-            "most of the data start outside the range of the law: tokens are too large for τ0, networks too narrow, or "
-            "the temperature is not τ0 √(n n_k)"
-        )
-        verdicts.append(at_most(THEORY, "transitions left out", 1 - used.mean(), LEFT_OUT, advice))
-    return verdicts
+    distances = distance_from_theory(post)
+    ratio = distances["wasserstein"] / distances["floor"]
+    far = distances.loc[ratio.idxmax()]
+    advice = (
+        f"{ratio.idxmax()} after the last layer is {far['wasserstein']:.2g} sds from the SDE, where samples of one law "
+        f"would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
+    )
+    return [*verdicts, at_most(THEORY, "distance from the SDE, floors", ratio.max(), FLOORS, advice)]
 
 
 def _tau0(post: xr.DataTree, data: xr.Dataset) -> np.ndarray:

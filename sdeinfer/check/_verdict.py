@@ -34,7 +34,8 @@ class Check:
     """Every verdict on a fit.
 
     Attributes:
-        verdicts: in the order in which they should be read.
+        verdicts: what may upset others comes before them: a law that does not hold upsets samplers and posteriors, and
+            these upset predictions.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -46,12 +47,8 @@ class Check:
 
     @property
     def cause(self) -> Verdict | None:
-        """Of what failed, what to look at first; None where nothing failed.
-
-        A law that does not hold upsets samplers, posteriors and predictions; they do not upset the innovations.
-        """
-        failed = [verdict for verdict in self.verdicts if not verdict.passed]
-        return min(failed, key=lambda verdict: verdict.topic != "calibrated", default=None)
+        """The first verdict that is bad: what to mend before looking at others."""
+        return next((verdict for verdict in self.verdicts if not verdict.passed), None)
 
     @property
     def verdict(self) -> str:

@@ -239,6 +239,8 @@ def network_information(
 ) -> Float[Array, "k k"]:
     """Expected Fisher information of a network of which every layer is observed, by the limit's law; differentiable.
 
+    Of the slopes, networks of one width know less than the gap: as much as they do at this width.
+
     Arguments:
         layer: a named architecture, with its parameters.
         V0: covariance of the initial tokens.
@@ -258,23 +260,32 @@ def network_information(
         within &= spread / jnp.sqrt(width) < LARGEST_LOGIT * layer.parameters()["tau0"]
     safe = jnp.where(within[:, None, None], paths, V0)
     each = jax.vmap(lambda V: layer_information(layer, V, width))(safe)
-    return depth * jnp.mean(jnp.where(within[:, None, None], each, 0.0), axis=0)
+    slopes = _slopes_at_width(layer, width)
+    return depth * slopes.T @ jnp.mean(jnp.where(within[:, None, None], each, 0.0), axis=0) @ slopes
+
+
+def _slopes_at_width(layer: AbstractLayer, width: int) -> Float[Array, "k k"]:
+    """Derivatives of the limit's parameters by those of networks, which know q of `models._priors` for the gap."""
+    names = tuple(layer.parameters())
+
+    def of_limit(u: Array) -> Array:
+        values = constrained(names, u)
+        half_sum, half_difference = ((values["c_plus"] + sign * values["c_minus"]) / 2 for sign in (1, -1))
+        squares = (1 + half_sum / math.sqrt(width)) ** 2 + half_difference**2 / width
+        return u.at[-2].add(-jnp.log(squares) / 2)
+
+    u = unconstrained(layer.parameters())
+    return jax.jacfwd(of_limit)(u) if "c_plus" in names else jnp.eye(len(u))
 
 
 def layer_information(layer: AbstractLayer, V: Float[Array, "m m"], width: int) -> Float[Array, "k k"]:
-    """Fisher information of one layer from V, by the limit's law, with what c₊ + c₋ does to the gap at this width."""
+    """Fisher information of one layer from V, by the limit's law."""
     architecture = architecture_of_layer(layer)
     assert architecture is not None
 
     def coefficients(u: Array) -> Array:
-        values = constrained(architecture.parameters, u)
-        limit = architecture.layer(**values).limit()
-        relu = limit.relu_drift
-        if "c_plus" in values:
-            # q of `models._priors`: the one term of order 1/√n.
-            half_sum, half_difference = ((values["c_plus"] + sign * values["c_minus"]) / 2 for sign in (1, -1))
-            relu /= (1 + half_sum / math.sqrt(width)) ** 2 + half_difference**2 / width
-        return jnp.stack([limit.attention_drift, relu, limit.linear_noise, limit.attention_noise])
+        limit = architecture.layer(**constrained(architecture.parameters, u)).limit()
+        return jnp.stack([limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise])
 
     u = unconstrained(layer.parameters())
     (_, _, a, kappa2), slopes = coefficients(u), jax.jacfwd(coefficients)(u)

@@ -39,6 +39,7 @@ def test_as_many_networks_as_the_precision_takes(designed):
     assert 0.049 < designed.expected["tau0"] <= 0.05
 
 
+@pytest.mark.slow
 def test_better_precision_takes_more_networks_of_smaller_tokens(designed):
     finer = si.design(LAYER, tokens=3, **SIZES, relative_sd=0.01, key=jr.key(1))
     assert finer.networks > 25 * designed.networks
@@ -74,7 +75,12 @@ def test_information_has_the_gradient_of_its_values():
         (LAYER, {"relative_sd": 0.0}, "relative_sd: must be positive, got 0"),
         (si.Stack((si.ShapedMLP(1.0, -1.0),)), {}, "layer: must be one of the named architectures"),
         (si.ShapedMLP(1.0, -1.0), {"parameter": "c_gap", "tokens": 1}, "no 1 tokens tell c_gap"),
-        (si.ShapedMLP(1.0, -1.0), {"parameter": "c_gap"}, "no number of networks of width 128 tells c_gap to 0.05"),
+        pytest.param(
+            si.ShapedMLP(1.0, -1.0),
+            {"parameter": "c_gap"},
+            "no number of networks of width 128 tells c_gap to 0.05",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_cannot_be_designed_is_refused(layer, options, message):

@@ -66,10 +66,10 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     table = summarise(post)
     verdicts = [*_of_innovations(post, data), *_of_range(post, data, table)]
     obeyed = all(verdict.passed for verdict in verdicts)
-    verdicts += _of_approximation(post) if "pareto_k" in post.attrs else _of_sampler(post, table)
+    verdicts += _of_approximation(post) if "pareto_k" in post.attrs else _of_chains(table)
     if obeyed:
         verdicts += _of_identification(post, data)
-    verdicts += _of_predictions(post, data)
+    verdicts += [*_of_geometry(post), *_of_predictions(post, data)]
     for name in IDENTIFIED:
         if name in table.index and np.isfinite(table.loc[name, "truth"]):
             row = table.loc[name]
@@ -87,15 +87,21 @@ def observed(post: xr.DataTree) -> xr.Dataset:
     return validate(data.assign_coords(width=("network", constant["width"].values)))
 
 
-def _of_sampler(post: xr.DataTree, table: pd.DataFrame) -> list[Verdict]:
-    statistics = post["sample_stats"].to_dataset()
+def _of_chains(table: pd.DataFrame) -> list[Verdict]:
     longer = "run longer: more warmup and more draws"
-    verdicts = [
+    return [
         at_most("converged", "R-hat", table["rhat"].max(skipna=False), RHAT, longer, strict=True),
         at_least("converged", "bulk ESS", table["ess_bulk"].min(skipna=False), ESS, "draw more"),
         at_least("converged", "tail ESS", table["ess_tail"].min(skipna=False), ESS, "draw more"),
-        at_most("converged", "divergences", statistics["diverging"].sum(), 0, "raise the warmup"),
     ]
+
+
+def _of_geometry(post: xr.DataTree) -> list[Verdict]:
+    """What a posterior that is hard to explore shows, as that of parameters of which the data say little is."""
+    if "pareto_k" in post.attrs:
+        return []
+    statistics = post["sample_stats"].to_dataset()
+    verdicts = [at_most("converged", "divergences", statistics["diverging"].sum(), 0, "raise the warmup")]
     if "energy" in statistics:
         smallest = float(np.min(array_stats.bfmi(statistics["energy"].values)))
         advice = "the sampler explores the posterior's energies too slowly: run longer"
@@ -145,9 +151,10 @@ def _of_range(post: xr.DataTree, data: xr.Dataset, table: pd.DataFrame) -> list[
         "most of the data start outside the range of the law: tokens are too large for τ0, networks too narrow, or the "
         "temperature is not τ0 √(n n_k)"
     )
+    left_out = 1.0 if "out_of_range" in post.attrs else 1 - used.mean()
     return [
         at_most(THEORY, "logit spread, largest", largest, bound, smaller),
-        at_most(THEORY, "transitions left out", 1 - used.mean(), LEFT_OUT, outside),
+        at_most(THEORY, "transitions left out", left_out, LEFT_OUT, outside),
     ]
 
 

@@ -29,10 +29,10 @@ def identification(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
         One row a parameter, with columns `prior` and `posterior`, their standard deviations; `contraction`, one less
         the ratio of their squares: 0 where the data say nothing, 1 where the prior does. Where every layer was observed
         also `information`, the standard deviation that the data alone allow by the Fisher information of the
-        closed-form likelihood at the posterior's mean; `expected`, the contraction that this allows, below the one seen
-        where the data only exclude a part of the prior; `networks`, how many times as many networks would make that
-        standard deviation 0.1; and by power-scaling (ArviZ) how far the posterior moves with the prior, `to_prior`, and
-        with the likelihood, `to_likelihood`.
+        closed-form likelihood at the posterior's mean; `expected`, the contraction that it and the priors allow, below
+        the one seen where the data only exclude a part of the prior; `networks`, how many times as many networks would
+        make that standard deviation 0.1; and by power-scaling (ArviZ) how far the posterior moves with the prior,
+        `to_prior`, and with the likelihood, `to_likelihood`.
     """
     names = [name for name in IDENTIFIED if name in post["posterior"].data_vars]
     groups = {group: post[group].to_dataset() for group in ("prior", "posterior")}
@@ -43,11 +43,13 @@ def identification(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
         return table
     ((path, law),) = laws_of(post, data)
     information = np.sum([here.information for here in innovations(path, law)], axis=0)
-    if "c_gap" in names:
-        information[-1, -1] += SLOPES_KNOWN
-    alone = np.sqrt(np.diag(np.linalg.inv(information + 1e-9 * np.eye(len(information)))))
+    known = np.full(len(information), 1e-9)
+    known[len(names) :] = SLOPES_KNOWN
+    alone = np.sqrt(np.diag(np.linalg.inv(information + np.diag(known))))
     table["information"] = alone[: len(names)]
-    table["expected"] = 1 / (1 + (table["information"] / table["prior"]) ** 2)
+    priors = [*table["prior"] ** -2, *(SLOPES_KNOWN for _ in information[len(names) :])]
+    together = np.diag(np.linalg.inv(information + np.diag(priors)))
+    table["expected"] = 1 - together[: len(names)] / table["prior"] ** 2
     table["networks"] = (table["information"] / PRECISION) ** 2
     for scaled in ("prior", "likelihood"):
         moved = psense(post, var_names=names, group=scaled)

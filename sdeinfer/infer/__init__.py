@@ -26,4 +26,5 @@ from sdeinfer.infer._range import LARGEST_LOGIT as LARGEST_LOGIT
 from sdeinfer.infer._range import in_range as in_range
 from sdeinfer.infer._range import logit_scale as logit_scale
 from sdeinfer.infer._range import logit_spread as logit_spread
+from sdeinfer.infer._range import range_to_fit as range_to_fit
 from sdeinfer.infer._range import transitions_allowed as transitions_allowed

@@ -13,7 +13,7 @@ from sdeinfer._files import InputError
 from sdeinfer.infer._expansion import prepare
 from sdeinfer.infer._fit import architecture_of, require_settings
 from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
-from sdeinfer.infer._range import LARGEST_LOGIT, in_range
+from sdeinfer.infer._range import LARGEST_LOGIT, range_to_fit
 from sdeinfer.infer._tree import attributes_of, groups_of_data
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Program
@@ -75,7 +75,7 @@ def approximate(
         raise InputError(f"draws: at least {FEWEST} are needed for the Pareto k, got {draws}")
     key_svi, key_draws = jr.split(key)
     program = model.given(architecture=kind, law=law)
-    data, pilot = in_range(program, data, largest_logit)
+    data, pilot = range_to_fit(program, data, largest_logit)
     pooled = program.pool(prepare(program, data))
     normal = laplace(program, pooled)
     if method == "svi":

@@ -21,7 +21,7 @@ from sdeinfer.infer._groups import labelled_draws, predict_each
 from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import metropolis
 from sdeinfer.infer._nuts import nuts
-from sdeinfer.infer._range import LARGEST_LOGIT, in_range
+from sdeinfer.infer._range import LARGEST_LOGIT, range_to_fit
 from sdeinfer.infer._tree import attributes_of, groups_of_data
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
 from sdeinfer.likelihood import Program
@@ -58,7 +58,8 @@ def fit(
         law: "finite-width", the law of one layer of each network's width to the next order in 1/n; "limit"; or "both",
             the first with the posterior by the limit's law beside it, in the group `limit_posterior`.
         largest_logit: transitions that start where the logits in a row of the softmax spread more than this are left
-            out, and others where that makes τ0 more accurate (see `in_range`); +∞ keeps all.
+            out, and others where that makes τ0 more accurate (see `in_range`); +∞ keeps all. Where none would be left,
+            half are kept, and the attribute `out_of_range` says why.
         chains: how many chains.
         draws: kept draws of each chain.
         warmup: iterations of adaptation of each chain.
@@ -84,7 +85,7 @@ def fit(
     key_nuts, key_prior, key_before, key_after = jr.split(key, 4)
     both, law = law == "both", "limit" if law == "limit" else "finite-width"
     program = model.given(architecture=kind, law=law)
-    data, pilot = in_range(program, data, largest_logit)
+    data, pilot = range_to_fit(program, data, largest_logit)
     prepared = prepare(program, data)
     prior = _sample_prior(program, prepared, draws, key_prior)
     count = min(predictions, draws)

@@ -9,8 +9,7 @@ for the widest row, is what its terms go with: what the law of finite width leav
 the covariance from which it starts without biasing the others. The rule: of the transitions with the smallest spreads,
 as many as make τ0's error smallest, that of the series and that of few data together; but none above a bound. Where
 layers are latent they have to stay in the range as well: a spread counts as what it may grow to until the next
-observation. The rule still looks at the start alone. Where nothing is left, as with layers that are not shaped at all,
-the half with the smallest spreads is kept, for `check` to say what is wrong with it.
+observation. The rule still looks at the start alone.
 
 The rule needs τ0. It is estimated from the transitions with the smallest spreads, four times as many each time, for as
 long as the rule allows more by the estimate.
@@ -51,6 +50,24 @@ NODES = 32
 """Nodes for the estimates: fewer than a fit's, and always the same, so that one function is compiled."""
 
 
+class OutOfRange(InputError):
+    """Data of which no transition starts inside the range of the law."""
+
+
+def range_to_fit(model: Program, data: xr.Dataset, largest_logit: float) -> tuple[xr.Dataset, dict[str, Any]]:
+    """`in_range`; but where nothing is left, the half of the transitions with the smallest spreads.
+
+    Layers that are not shaped, or tokens that are too large, are to be judged by `check`, which needs a fit. The
+    posterior is told by `out_of_range`, which says why.
+    """
+    try:
+        return in_range(model, data, largest_logit)
+    except OutOfRange as error:
+        used = used_of(data)
+        used &= logit_scale(data) <= np.median(logit_scale(data)[used])
+        return with_used(data, used), {"out_of_range": str(error)}
+
+
 def in_range(
     model: Program, data: xr.Dataset, largest_logit: float = LARGEST_LOGIT
 ) -> tuple[xr.Dataset, dict[str, Any]]:
@@ -66,6 +83,7 @@ def in_range(
         the τ0 by which the range was found, where there is one; one a group, where there are groups.
 
     Raises:
+        OutOfRange: where nothing is left.
         InputError: for a bound that is not positive.
     """
     if not largest_logit > 0:
@@ -87,8 +105,8 @@ def _in_range_of_groups(
         members = groups.members(number)
         try:
             own, pilot = in_range(alike, data.isel(network=members), largest_logit)
-        except InputError as error:
-            raise InputError(f"group {label}: {error}") from error
+        except OutOfRange as error:
+            raise OutOfRange(f"group {label}: {error}") from error
         used[members] = used_of(own)
         pilots.append(pilot)
     return with_used(data, used), {name: [pilot[name] for pilot in pilots] for name in pilots[0]}
@@ -154,8 +172,11 @@ def _used(model: Program, data: xr.Dataset, used: np.ndarray, largest_logit: flo
             tau0 *= math.exp(2 * sd)
             allowed = transitions_allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         if allowed == 0:
-            allowed = math.ceil(len(order) / 2)
-            break
+            raise OutOfRange(
+                f"covariance: no transition starts inside the range of the law: the softmax's logits have a spread of "
+                f"at least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
+                "smaller tokens or wider networks"
+            )
     kept = path.chosen(order[:allowed])
     used = np.zeros_like(used)
     used[kept.network, kept.layer] = True

@@ -154,18 +154,20 @@ def report(ranks: dict[str, np.ndarray], what: str) -> None:
 
 
 def write_record(path: Path) -> None:
-    """Every coverage found, as a table in Markdown."""
-    lines = [
-        "| study | parameter | data sets | 50 % intervals | 90 % intervals | KS p of the ranks |",
-        "|---|---|---|---|---|---|",
-        *(
-            f"| {c.what} | {c.parameter} | {c.data_sets} | "
-            + " | ".join(f"{c.shares[level]:.3f} ± {c.error(level):.3f}" for level in LEVELS)
-            + f" | {c.p:.2g} |"
-            for c in FOUND
-        ),
-    ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """Every coverage found, as a table in Markdown; rows of studies that were not run again are kept."""
+    rows = dict(map(_row, path.read_text(encoding="utf-8").splitlines()[2:])) if path.exists() else {}
+    for c in FOUND:
+        covered = " | ".join(f"{c.shares[level]:.3f} ± {c.error(level):.3f}" for level in LEVELS)
+        key, row = _row(f"| {c.what} | {c.parameter} | {c.data_sets} | {covered} | {c.p:.2g} |")
+        rows[key] = row
+    head = ["| study | parameter | data sets | 50 % intervals | 90 % intervals | KS p of the ranks |", 6 * "|---" + "|"]
+    path.write_text("\n".join([*head, *rows.values()]) + "\n", encoding="utf-8")
+
+
+def _row(line: str) -> tuple[tuple[str, str], str]:
+    """A row by its study and its parameter."""
+    _, what, name, *_ = (cell.strip() for cell in line.split("|"))
+    return (what, name), line
 
 
 @eqx.filter_jit

@@ -8,7 +8,7 @@ import pytest
 from budget import assert_estimate
 
 import sdeinfer as si
-from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, transitions_allowed
+from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, range_to_fit, transitions_allowed
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED, used_of
 from sdeinfer.observe import covariance_dataset
@@ -103,12 +103,26 @@ def test_the_bound_is_lower_where_data_tell_tau0_better():
     assert len(set(allowed)) > 2
 
 
-def test_half_is_kept_where_nothing_is_in_range(burst):
-    late = burst.isel(layer=slice(20, 24), network=[0, 1])
-    late = covariance_dataset(late["covariance"].values, width=EXPLODING["width"], architecture="transformer")
-    used, spread = used_of(in_range(TRANSFORMER, late, 1e-6)[0]), logit_scale(late)
+@pytest.fixture(scope="module")
+def late(burst):
+    """Nothing of it is in range."""
+    last = burst.isel(layer=slice(20, 24), network=[0, 1])
+    return covariance_dataset(last["covariance"].values, width=EXPLODING["width"], architecture="transformer")
+
+
+def test_nothing_in_range_is_refused(late):
+    with pytest.raises(
+        ValueError, match=r"covariance: no transition starts inside the range of the law: .* is allowed"
+    ):
+        in_range(TRANSFORMER, late, 1e-6)
+
+
+def test_a_fit_keeps_half_of_what_is_not_in_range(late):
+    marked, found = range_to_fit(TRANSFORMER, late, 1e-6)
+    used, spread = used_of(marked), logit_scale(late)
     assert used.sum() == used.size / 2
     assert spread[used].max() < spread[~used].min()
+    assert "no transition starts inside the range" in found["out_of_range"]
 
 
 @pytest.mark.parametrize("largest", [0.0, -1.0, math.nan])

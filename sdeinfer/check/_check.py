@@ -21,6 +21,8 @@ LOGITS = {"finite-width": 0.7, "limit": 0.35}
 """Largest spread of the logits in a row of the softmax at which a law can be believed: see `infer.in_range`."""
 LEFT_OUT = 0.5
 DEVIATIONS = 4.0
+DIVERGENT = 1e-3
+"""Part of the draws: single ones, where a parameter may reach the end of its range, do no harm."""
 BFMI = 0.3
 CONTRACTION = 0.5
 MANY = 1e6
@@ -101,7 +103,8 @@ def _of_geometry(post: xr.DataTree) -> list[Verdict]:
     if "pareto_k" in post.attrs:
         return []
     statistics = post["sample_stats"].to_dataset()
-    verdicts = [at_most("converged", "divergences", statistics["diverging"].sum(), 0, "raise the warmup")]
+    advice = "the posterior is hard to explore, where the data say little or contradict the law: raise the warmup"
+    verdicts = [at_most("converged", "divergences", statistics["diverging"].mean(), DIVERGENT, advice)]
     if "energy" in statistics:
         smallest = float(np.min(array_stats.bfmi(statistics["energy"].values)))
         advice = "the sampler explores the posterior's energies too slowly: run longer"

@@ -20,6 +20,10 @@ OFTEN = 0.05
 """No verdict should be wrong about more good data sets than this part."""
 
 SIZES = {"width": 128, "depth": 16, "networks": 128}
+MANY = 512
+"""Networks that know every parameter. Of 128, one in six leaves the gap or τ0 open, and most do not tell two architectures
+apart, since the noise of one is that of the other at another γ."""
+
 V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.5)
 TRANSFORMER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
 FEEDFORWARD = si.ResidualFeedForward(gamma=0.5, c_plus=2.0, c_minus=-2.0)
@@ -29,8 +33,8 @@ def baseline(**switches):
     return lambda key: sample_baseline(Baseline(**switches), V0, **SIZES, key=key)
 
 
-def shaped(layer, V0=V0):
-    return lambda key: si.sample_networks(layer, V0, **SIZES, key=key)
+def shaped(layer, V0=V0, **sizes):
+    return lambda key: si.sample_networks(layer, V0, **SIZES | sizes, key=key)
 
 
 VANILLA = {"identity": False, "centred": False, "temperature": "usual", "c": None}
@@ -56,10 +60,10 @@ FAILURES = {
         {},
         "identified",
     ),
-    "ten draws": (shaped(TRANSFORMER), "transformer", {"draws": 10}, "converged"),
-    "feed-forward as attention": (shaped(FEEDFORWARD), "attention", {}, "calibrated"),
-    "transformer as MLP": (shaped(TRANSFORMER), "mlp", {}, "calibrated"),
-    "transformer as feed-forward": (shaped(TRANSFORMER), "feedforward", {}, "calibrated"),
+    "ten draws": (shaped(TRANSFORMER, networks=MANY), "transformer", {"draws": 10}, "converged"),
+    "feed-forward as attention": (shaped(FEEDFORWARD, networks=MANY), "attention", {}, "calibrated"),
+    "transformer as MLP": (shaped(TRANSFORMER, networks=MANY), "mlp", {}, "calibrated"),
+    "transformer as feed-forward": (shaped(TRANSFORMER, networks=MANY), "feedforward", {}, "calibrated"),
 }
 """How the data are made, what is fitted to them and how, and the topic of the cause that should be named."""
 
@@ -93,7 +97,7 @@ def test_planted_failures_are_flagged(name, key):
 def test_good_data_raise_no_more_alarms_than_stated(key):
     failed, good = collections.Counter(), 0
     for seed in range(GOOD):
-        found = checked(shaped(TRANSFORMER), "transformer", {}, jr.fold_in(key, 1000 + seed))
+        found = checked(shaped(TRANSFORMER, networks=MANY), "transformer", {}, jr.fold_in(key, 1000 + seed))
         good += found.passed
         failed.update(verdict.name for verdict in found.verdicts if not verdict.passed)
     print(f"\n{good} of {GOOD} data sets good; alarms: {dict(failed)}", flush=True)

@@ -25,7 +25,7 @@ def test_what_fails_is_named_with_advice(fitted, networks):
     assert not verdict.passed
     assert "divergences" in verdict.verdict
     failed = next(v for v in verdict.verdicts if v.name == "divergences")
-    assert failed.value == 800
+    assert failed.value == 1.0
     assert failed.advice
 
 

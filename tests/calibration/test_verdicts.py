@@ -21,8 +21,8 @@ OFTEN = 0.05
 
 SIZES = {"width": 128, "depth": 16, "networks": 128}
 MANY = 512
-"""Networks that know every parameter. Of 128, one in six leaves the gap or τ0 open, and most do not tell two architectures
-apart, since the noise of one is that of the other at another γ."""
+"""Networks that know every parameter. Of data sets of 128, one in six leaves the gap or τ0 open, and most do not tell
+two architectures apart, since the noise of one is that of the other at another γ."""
 
 V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.5)
 TRANSFORMER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)

@@ -139,7 +139,7 @@ def _of_innovations(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
     directions = innovation_tests(post, data)
     worst = str(directions["p"].idxmin())
     p = min(1.0, directions["p"].min() * len(directions))
-    advice = f"{worst}: {DIRECTIONS[worst]}"
+    advice = f"not layers of a shaped {post.attrs['architecture']}, by {worst}: {DIRECTIONS[worst]}"
     return [at_least("calibrated", "one-step innovations, p", p, LEVEL, advice)]
 
 

@@ -33,7 +33,7 @@ DIRECTIONS = {
     "attention's drift": "the drift is not that of this attention, shaped and centred",
     "ReLU's drift": "the drift is not that of this shaped ReLU",
     "noise of variances": "what is random in a layer is not what the architecture has: width, heads, branches",
-    "noise of correlations": "the same",
+    "noise of correlations": "what is random in a layer is not what the architecture has: width, heads, branches",
     "noise of attention": "noise does not grow with the differences of tokens as it does in this attention",
     "memory": "layers repeat one another: they share weights, or are not independent draws",
 }

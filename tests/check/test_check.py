@@ -36,7 +36,9 @@ def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
     found = si.check(tree, swollen)
     assert found.cause is not None
     assert found.cause.name == "one-step innovations, p"
-    assert found.verdict.startswith("do not trust yet: one-step innovations, p: growth")
+    assert found.verdict.startswith(
+        "do not trust yet: one-step innovations, p: not layers of a shaped transformer, by growth"
+    )
     assert "divergences" in found.verdict
     # It has nothing to identify.
     assert "identified" not in {verdict.topic for verdict in found.verdicts}

@@ -173,8 +173,8 @@ def _observed(network: Callable[[int, Observer], None], networks: int, width: in
 
 
 def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, observer: Observer) -> None:
-    if not modules:
-        raise InputError("layers: no module to observe")
+    if not modules or len({id(module) for module in modules}) < len(modules):
+        raise InputError(f"layers: at least one module and none twice is needed, got {len(modules)}")
 
     def before(module: Any, arguments: tuple, keywords: dict) -> None:
         del module

@@ -7,10 +7,10 @@ that are close to Gaussian, rounding therefore adds to V_αβ = Σᵢ x_αi x_β
     mean 0, or σ²V_αα on the diagonal,    variance 2σ² (V_αα V_ββ + 2V_αβ²)/n, twice that on the diagonal,
 
 and to a difference of two layers twice this variance. One layer changes V_αβ by noise of variance
-a (V_αα V_ββ + V_αβ²)/n (Theorems 3.2 and 4.2). Both fall as 1/n: width does not help; what matters is σ against √a, that
-is, u against the residual strength. Since a is what is to be inferred, rounding is compared with the changes that were
-observed. A network that also ran in the type rounds X anew after each layer, which is noise of the same size, but in its
-path. The bias σ²V_αα, 2·10⁻⁶ V_αα for bfloat16, is nearly the same in every layer, and so hardly in a difference.
+a (V_αα V_ββ + V_αβ²)/n (Theorems 3.2 and 4.2). Both fall as 1/n: width does not help; what matters is σ against √a,
+that is, u against the residual strength. Since a is what is to be inferred, rounding is compared with the changes that
+were observed. A network that also ran in the type rounds X anew after each layer, which is noise of the same size, but
+in its path. The bias σ²V_αα, 2·10⁻⁶ V_αα for bfloat16, is nearly the same in every layer, and hardly in a difference.
 """
 
 import math

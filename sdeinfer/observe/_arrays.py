@@ -1,5 +1,6 @@
 """Arrays of any library as NumPy arrays of real numbers."""
 
+import sys
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
     Raises:
         InputError: for what is no array, or no array of real numbers.
     """
+    values = _on_host(values)
     reasons = []
     for read in (np.asarray, _through_dlpack):
         try:
@@ -39,6 +41,14 @@ def real(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype.kind not in "iu" and not jax.dtypes.issubdtype(array.dtype, np.floating):
         raise InputError(f"{name}: real numbers are needed, got {array.dtype}")
     return array
+
+
+def _on_host(values: Any) -> Any:
+    """A tensor of PyTorch as its two protocols want it: without a gradient, in main memory, its entries in order."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(values, torch.Tensor):
+        return values
+    return values.detach().cpu().contiguous()
 
 
 def _through_dlpack(values: Any) -> np.ndarray:

@@ -178,7 +178,7 @@ def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, 
 
     def before(module: Any, arguments: tuple, keywords: dict) -> None:
         del module
-        observer.add(_one_network((*arguments, *keywords.values())[0].detach().cpu()))
+        observer.add(_one_network((*arguments, *keywords.values())[0]))
 
     def after(number: int) -> Callable[..., None]:
         def hook(module: Any, arguments: tuple, output: Any) -> None:
@@ -186,7 +186,7 @@ def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, 
             if len(observer.covariances) != number:
                 raise InputError(f"layers: module {number - 1} is not called once and in its place")
             state = output[0] if isinstance(output, tuple) else output
-            observer.add(_one_network(state.detach().cpu()))
+            observer.add(_one_network(state))
 
         return hook
 

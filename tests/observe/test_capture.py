@@ -149,6 +149,9 @@ class Tensor(np.ndarray):
     def cpu(self):
         return self
 
+    def contiguous(self):
+        return np.ascontiguousarray(self)
+
 
 class StandIn:
     """The part of PyTorch that the adapter uses, where PyTorch is not there: its generator and its hooks."""
@@ -157,6 +160,7 @@ class StandIn:
         self.rng = np.random.default_rng(99)
         self.random = SimpleNamespace(fork_rng=self.fork_rng)
         self.no_grad = nullcontext
+        self.Tensor = Tensor
 
     @contextmanager
     def fork_rng(self):

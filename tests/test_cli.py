@@ -112,6 +112,50 @@ def test_hidden_states_are_observed_from_a_file(tmp_path):
     refused(run("observe", "--hidden-states", tmp_path / "bad.npy"), "bad.npy")
 
 
+def test_observe_from_one_zarr_to_another(tmp_path, monkeypatch):
+    pytest.importorskip("zarr")
+    X = np.random.default_rng(0).normal(size=(3, 4, 2, 2, 32))
+    hidden_states = xr.Dataset({"hidden_states": (("network", "layer", "prompt", "token", "feature"), X)})
+    hidden_states.to_zarr(tmp_path / "X.zarr", zarr_format=2, consolidated=False)
+    monkeypatch.setattr("sdeinfer.observe._stored.AT_ONCE", 1)
+    observed = ("observe", "--hidden-states", tmp_path / "X.zarr", "--out", tmp_path / "data.zarr")
+    refused(run(*observed), "prompt", "X.zarr", "2 prompts", "choose one of 0 to 1")
+    assert [path.name for path in tmp_path.iterdir()] == ["X.zarr"]
+    result = run(*observed, "--prompt", 1, "--architecture", "mlp")
+    assert result.stdout == f"written to {tmp_path / 'data.zarr'}: 3 networks, 4 layers, 2 tokens\n"
+    data = read(tmp_path / "data.zarr")
+    np.testing.assert_allclose(data["covariance"][1, 2], X[1, 2, 1] @ X[1, 2, 1].T / 32, rtol=1e-12)
+    assert data.attrs == {"architecture": "mlp"}
+
+
+@pytest.mark.parametrize("out", ["data.nc", "data.zarr"])
+def test_hidden_states_that_break_off_leave_nothing(tmp_path, out, monkeypatch):
+    if out.endswith(".zarr"):
+        pytest.importorskip("zarr")
+    monkeypatch.setattr("sdeinfer.observe._stored.AT_ONCE", 1)
+    X = np.random.default_rng(0).normal(size=(3, 4, 2, 32))
+    np.savez(tmp_path / "X.npz", **{f"layer{layer}": X[:, layer] for layer in range(4)})
+    content = bytearray((tmp_path / "X.npz").read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (tmp_path / "X.npz").write_bytes(content)
+    refused(run("observe", "--hidden-states", tmp_path / "X.npz", "--out", tmp_path / out), "X.npz", "CRC")
+    X[2, 3] = np.nan
+    np.save(tmp_path / "X.npy", X)
+    refused(run("observe", "--hidden-states", tmp_path / "X.npy", "--out", tmp_path / out), "layer 3, network 2", "NaN")
+    refused(run("observe", "--hidden-states", tmp_path / "X.csv", "--out", tmp_path / out), "X.csv", "no such file")
+    assert files(tmp_path) == ["X.npy", "X.npz"]
+
+
+def test_rounding_that_matters_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("sdeinfer.observe._stored.AT_ONCE", 1)
+    X = np.random.default_rng(0).normal(size=(3, 1, 2, 32)).repeat(4, axis=1).astype(np.float16)
+    np.save(tmp_path / "X.npy", X)
+    result = run("observe", "--hidden-states", tmp_path / "X.npy", "--out", tmp_path / "data.nc")
+    assert result.exit_code == 0
+    (warning,) = result.stderr.splitlines()
+    assert warning.startswith("sdeinfer: hidden_states: float16 rounds by ")
+
+
 def test_simulate_writes_paths(tmp_path):
     result = run("simulate", "--paths", 8, "--times", 2, "--time", 0.1, "--tokens", 2, "--out", tmp_path / "paths.nc")
     assert result.exit_code == 0, result.output

@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sdeinfer._files import InputError, first_line
@@ -38,7 +39,7 @@ def real(array: np.ndarray, name: str) -> np.ndarray:
     Raises:
         InputError: for complex numbers, truth values, strings and other types.
     """
-    if array.dtype.kind not in "iu" and not jax.dtypes.issubdtype(array.dtype, np.floating):
+    if array.dtype.kind not in "iu" and not jnp.issubdtype(array.dtype, jnp.floating):
         raise InputError(f"{name}: real numbers are needed, got {array.dtype}")
     return array
 

@@ -1,6 +1,5 @@
 """Models of Equinox, Flax and PyTorch: drawn anew, run on inputs, and observed a layer at a time."""
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from jaxtyping import PRNGKeyArray
 from tqdm import tqdm
 
 from sdeinfer._files import InputError
+from sdeinfer.observe._library import library
 from sdeinfer.observe._observer import Observer, joined
 
 
@@ -146,21 +146,6 @@ def observe_torch(
         _through_hooks(torch, model, list(layers(model)), inputs, observer)
 
     return _observed(network, networks, width, tokens)
-
-
-def library(name: str) -> Any:
-    """Import an optional library.
-
-    Raises:
-        InputError: where it is not installed.
-    """
-    package = name.partition(".")[0]
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise InputError(f"{package}: not installed; pip install sdeinfer[{package}]") from error
 
 
 def _observed(network: Callable[[int, Observer], None], networks: int, width: int | None, tokens: Any) -> xr.Dataset:

@@ -9,7 +9,7 @@ import xarray as xr
 from typer.testing import CliRunner
 
 from sdeinfer.cli import app
-from sdeinfer.observe import read, read_posterior, write
+from sdeinfer.observe import _stored, read, read_posterior, write
 
 SMALL_NETWORKS = ["--width", "48", "--depth", "5", "--tokens", "2", "--networks", "6", "--norm", "1.2"]
 SMALL_FIT = ["--chains", "2", "--draws", "60", "--warmup", "100"]
@@ -117,7 +117,7 @@ def test_observe_from_one_zarr_to_another(tmp_path, monkeypatch):
     X = np.random.default_rng(0).normal(size=(3, 4, 2, 2, 32))
     hidden_states = xr.Dataset({"hidden_states": (("network", "layer", "prompt", "token", "feature"), X)})
     hidden_states.to_zarr(tmp_path / "X.zarr", zarr_format=2, consolidated=False)
-    monkeypatch.setattr("sdeinfer.observe._stored.AT_ONCE", 1)
+    monkeypatch.setattr(_stored, "AT_ONCE", 1)
     observed = ("observe", "--hidden-states", tmp_path / "X.zarr", "--out", tmp_path / "data.zarr")
     refused(run(*observed), "prompt", "X.zarr", "2 prompts", "choose one of 0 to 1")
     assert [path.name for path in tmp_path.iterdir()] == ["X.zarr"]
@@ -132,7 +132,7 @@ def test_observe_from_one_zarr_to_another(tmp_path, monkeypatch):
 def test_hidden_states_that_break_off_leave_nothing(tmp_path, out, monkeypatch):
     if out.endswith(".zarr"):
         pytest.importorskip("zarr")
-    monkeypatch.setattr("sdeinfer.observe._stored.AT_ONCE", 1)
+    monkeypatch.setattr(_stored, "AT_ONCE", 1)
     X = np.random.default_rng(0).normal(size=(3, 4, 2, 32))
     np.savez(tmp_path / "X.npz", **{f"layer{layer}": X[:, layer] for layer in range(4)})
     content = bytearray((tmp_path / "X.npz").read_bytes())
@@ -147,7 +147,7 @@ def test_hidden_states_that_break_off_leave_nothing(tmp_path, out, monkeypatch):
 
 
 def test_rounding_that_matters_is_said_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("sdeinfer.observe._stored.AT_ONCE", 1)
+    monkeypatch.setattr(_stored, "AT_ONCE", 1)
     X = np.random.default_rng(0).normal(size=(3, 1, 2, 32)).repeat(4, axis=1).astype(np.float16)
     np.save(tmp_path / "X.npy", X)
     result = run("observe", "--hidden-states", tmp_path / "X.npy", "--out", tmp_path / "data.nc")

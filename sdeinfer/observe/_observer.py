@@ -133,7 +133,7 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
     if numbers.shape != (len(shapes[0]),):
         raise InputError(f"layers: one number for each of {len(shapes[0])} layers is needed, got {numbers.tolist()}")
     width = np.concatenate([np.full(len(each.covariances[0]), each.width) for each in observers])
-    V = np.concatenate([np.stack(each.covariances, axis=-3) for each in observers])
+    V = _stacked([each.covariances for each in observers])
     if V.ndim == 4:
         data = covariance_dataset(V, width=width, layers=numbers)
     else:
@@ -141,6 +141,20 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
         data = xr.concat(prompts, xr.Variable(PROMPT, np.arange(len(prompts)))).transpose("network", PROMPT, ...)
     _warn_of_rounding(observers)
     return data.assign_coords(network=observers[0].first_network + data["network"].values)
+
+
+def _stacked(parts: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """Covariances (networks, …, m, m) of parts and their layers in one array (networks, …, layers, m, m)."""
+    first = parts[0][0]
+    networks = sum(len(part[0]) for part in parts)
+    dtype = np.result_type(*(V.dtype for part in parts for V in part))
+    stacked = np.empty((networks, *first.shape[1:-2], len(parts[0]), *first.shape[-2:]), dtype)
+    start = 0
+    for part in parts:
+        for layer, V in enumerate(part):
+            stacked[start : start + len(V), ..., layer, :, :] = V
+        start += len(part[0])
+    return stacked
 
 
 def _warn_of_rounding(observers: Sequence[Observer]) -> None:

@@ -12,8 +12,11 @@ from sdeinfer._files import ZARR, InputError, first_line, readable, staged_file
 from sdeinfer.observe._dataset import validate
 from sdeinfer.observe._library import library
 
-ENGINES = ("h5netcdf", "scipy")
-"""Of NetCDF-4, which is written, and of NetCDF-3, which is read too."""
+ENGINES: dict[str, dict[str, Any]] = {"h5netcdf": {}, "scipy": {"mmap": False}}
+"""Of NetCDF-4, which is written, and of NetCDF-3, which is read too, with xarray's options for them; NetCDF-3 is not
+mapped to memory, because SciPy cannot close the map of a file that was cut off."""
+
+ZARR_ENGINE: dict[str, dict[str, Any]] = {"zarr": {"consolidated": False}}
 
 ZARR_FORMAT: dict[str, Any] = {"zarr_format": 2, "consolidated": False}
 """Version 2 has text, and reads a part that is missing as NaN, which is refused; version 3 would read it as zero."""
@@ -80,7 +83,7 @@ def write(data: xr.Dataset | xr.DataTree, path: str | Path, *, append: bool = Fa
         if path.suffix == ZARR:
             data.to_zarr(temporary, mode="w", **ZARR_FORMAT)
         else:
-            data.to_netcdf(temporary, engine=ENGINES[0])
+            data.to_netcdf(temporary, engine="h5netcdf")
 
 
 def write_parts(parts: Iterable[xr.Dataset], path: str | Path) -> Mapping[Hashable, int]:
@@ -116,7 +119,7 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
     if not path.exists() or not any(path.iterdir()):
         write(data, path)
         return
-    with _opened(path, xr.open_dataset, "zarr") as there:
+    with closing(xr.open_zarr(path, chunks=None, consolidated=False)) as there:
         for what, has, given in [
             ("variables", set(there.variables), set(data.variables)),
             ("tokens", there.sizes.get("token_a"), data.sizes["token_a"]),
@@ -136,17 +139,12 @@ def _loaded[T: (xr.Dataset, xr.DataTree)](path: str | Path, opened: Callable[...
     engines = ENGINES
     if path.suffix == ZARR:
         library("zarr")
-        engines = ("zarr",)
+        engines = ZARR_ENGINE
     reasons = []
-    for engine in engines:
+    for engine, options in engines.items():
         try:
-            with _opened(path, opened, engine) as file:
+            with closing(opened(path, engine=engine, **options)) as file:
                 return file.load()
         except Exception as error:
             reasons.append(first_line(error))
     raise InputError(f"{path}: cannot be read as {'Zarr' if path.suffix == ZARR else 'NetCDF'} ({reasons[0]})")
-
-
-def _opened[T: (xr.Dataset, xr.DataTree)](path: Path, opened: Callable[..., T], engine: str) -> closing[T]:
-    options = {"consolidated": False} if engine == "zarr" else {}
-    return closing(opened(path, engine=engine, **options))

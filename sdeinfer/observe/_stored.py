@@ -43,8 +43,8 @@ def observe_file(path: str | Path, *, width: int | None = None, prompt: int | No
 
     - `.npy`: one array; `.npz`: either. A single array in an `.npz` is read whole.
     - `.safetensors`: either.
-    - `.nc`, `.zarr` (as xarray writes them): the variable `hidden_states`, or the only one. Dimensions called `network`
-      and `layer` may be anywhere, and a coordinate `layer` gives the numbers of the layers.
+    - `.nc` (NetCDF-3 is read whole) and `.zarr`, as xarray writes them: the variable `hidden_states`, or the only one.
+      Dimensions called `network` and `layer` may be anywhere, and a coordinate `layer` gives the numbers of the layers.
 
     Arguments:
         path: the file.
@@ -120,7 +120,8 @@ def _npy(path: Path, stack: ExitStack) -> StoredStates:
 
 
 def _npz(path: Path, stack: ExitStack) -> StoredStates:
-    arrays = stack.enter_context(np.load(path, allow_pickle=False))
+    # Opened here, because NumPy leaves a file open that is no archive.
+    arrays = stack.enter_context(np.load(stack.enter_context(path.open("rb")), allow_pickle=False))
     names = _in_order(arrays.files, path)
     if len(names) == 1:
         return _of_one(arrays[names[0]], path)
@@ -152,19 +153,19 @@ class _Slices(NamedTuple):
 
 def _netcdf(path: Path, stack: ExitStack) -> StoredStates:
     reasons = []
-    for engine in ENGINES:
+    for engine, options in ENGINES.items():
         try:
-            return _of_file(stack.enter_context(closing(xr.open_dataset(path, engine=engine))), path)
-        except InputError:
-            raise
+            file = stack.enter_context(closing(xr.open_dataset(path, engine=engine, **options)))
         except Exception as error:
             reasons.append(error)
+        else:
+            return _of_file(file, path)
     raise reasons[0]
 
 
 def _zarr(path: Path, stack: ExitStack) -> StoredStates:
     zarr = library("zarr")
-    file = stack.enter_context(closing(xr.open_dataset(path, engine="zarr", consolidated=False)))
+    file = stack.enter_context(closing(xr.open_zarr(path, chunks=None, consolidated=False)))
     stored = _of_file(file, path)
     array = zarr.open_group(path, mode="r")[_variable(file, path)]
     if array.nchunks_initialized < array.nchunks:

@@ -20,6 +20,8 @@ from sdeinfer.layers import ShapedTransformer as ShapedTransformer
 from sdeinfer.layers import Stack as Stack
 from sdeinfer.networks import sample_networks as sample_networks
 from sdeinfer.networks import sample_outputs as sample_outputs
+from sdeinfer.observe import LowPrecisionWarning as LowPrecisionWarning
+from sdeinfer.observe import Observer as Observer
 from sdeinfer.observe import covariance_dataset as covariance_dataset
 from sdeinfer.observe import observe as observe
 from sdeinfer.observe import observe_outputs as observe_outputs

@@ -12,8 +12,12 @@ class InputError(ValueError):
     """Something that the user gave cannot be used; the message is one line that says what and where."""
 
 
+ZARR = ".zarr"
+"""The suffix of what is a folder of many files, and is read and written as if it were one."""
+
+
 def readable(path: str | Path) -> Path:
-    """Check that a file is there.
+    """Check that a file is there; with the suffix .zarr, a folder.
 
     Raises:
         InputError: where it is not.
@@ -21,8 +25,10 @@ def readable(path: str | Path) -> Path:
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path}: no such file")
-    if path.is_dir():
+    if path.is_dir() and path.suffix != ZARR:
         raise InputError(f"{path}: is a folder, not a file")
+    if path.suffix == ZARR and not path.is_dir():
+        raise InputError(f"{path}: is a file, not a folder as Zarr has it")
     return path
 
 
@@ -30,10 +36,16 @@ def readable(path: str | Path) -> Path:
 def staged_file(path: str | Path) -> Iterator[Path]:
     """A temporary file beside `path` to write, renamed to it at the end: the file is there whole or not at all.
 
+    With the suffix .zarr, both are folders.
+
     Raises:
         InputError: at once, where `path` could not be written; later, where the disk refuses.
     """
     path = Path(path)
+    if path.suffix == ZARR:
+        with _staged_store(path) as store:
+            yield store
+        return
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: is not a file that could be replaced")
     try:
@@ -51,6 +63,33 @@ def staged_file(path: str | Path) -> Iterator[Path]:
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+
+
+@contextmanager
+def _staged_store(path: Path) -> Iterator[Path]:
+    replaceable = path.is_dir() and ({".zgroup", "zarr.json"} & {file.name for file in path.iterdir()})
+    if path.exists() and not replaceable and not _is_empty_folder(path):
+        raise InputError(f"{path}: is not a Zarr folder that could be replaced")
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.stem}-", suffix=ZARR, dir=path.parent))
+        old = Path(tempfile.mkdtemp(prefix=f".{path.stem}-", dir=path.parent))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+    try:
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        if path.exists():
+            path.replace(old / path.name)
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or first_line(error)})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 @contextmanager

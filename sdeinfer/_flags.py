@@ -1,14 +1,13 @@
-"""What flags mean: random numbers, an architecture, networks, an array of hidden states, and the model for data."""
+"""What flags mean: random numbers, an architecture, networks, and the model for data."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import xarray as xr
 
-from sdeinfer._files import InputError, readable
+from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
 from sdeinfer.likelihood import Program
 from sdeinfer.models import full_path, thinned_path  # pyright: ignore[reportMissingImports]
@@ -66,12 +65,3 @@ def model_of(data: xr.Dataset) -> Program:
     if outputs_of(data):
         return outputs_only
     return full_path if (np.diff(data["layer"].values) == 1).all() else thinned_path
-
-
-def read_array(path: Path) -> np.ndarray:
-    """The array of a .npy file."""
-    path = readable(path)
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read as a .npy array ({error})") from error

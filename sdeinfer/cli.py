@@ -4,6 +4,8 @@ import math
 import shlex
 import sys
 import time
+import warnings
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,13 +18,13 @@ from typer.core import TyperGroup
 
 from sdeinfer import _options as options
 from sdeinfer._files import InputError, first_line, staged_file, staged_folder
-from sdeinfer._flags import key_of, kind_of, model_of, read_array, sampled
+from sdeinfer._flags import key_of, kind_of, model_of, sampled
 from sdeinfer.check import Check, check, design, summarise
 from sdeinfer.covariance import equicorrelated
 from sdeinfer.infer import LARGEST_LOGIT, LIMIT_POSTERIOR, Checkpoint, Law, compare, fit, require_identifiable
 from sdeinfer.layers import Architecture
 from sdeinfer.models import full_path  # pyright: ignore[reportMissingImports]
-from sdeinfer.observe import observe, read, read_posterior, write
+from sdeinfer.observe import LowPrecisionWarning, observe_file, read, read_posterior, write, write_parts
 from sdeinfer.report import figures, write_figures, write_report, write_summary
 from sdeinfer.solve import simulate
 
@@ -139,8 +141,13 @@ def calibrate_command(
 def observe_command(
     *,
     hidden_states: Annotated[
-        Path | None, typer.Option(help=".npy file of shape (networks, layers, tokens, width); default: sample networks")
+        Path | None,
+        typer.Option(
+            help=".npy, .npz, .safetensors, .nc or .zarr of shape (networks, layers, tokens, width), or of one array "
+            "a layer; default: sample networks"
+        ),
     ] = None,
+    prompt: Annotated[int | None, typer.Option(help="which prompt, where each network has several", min=0)] = None,
     architecture: Annotated[options.Kind | None, typer.Option(help="default: transformer, if sampled")] = None,
     width: options.Width = 256,
     depth: options.Depth = 16,
@@ -158,7 +165,7 @@ def observe_command(
     observe_every: options.ObserveEvery = "1",
     outputs: options.Outputs = 64,
     seed: options.Seed = 0,
-    out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("data.nc"),
+    out: Annotated[Path, typer.Option(help="NetCDF file to write, or Zarr with the suffix .zarr")] = Path("data.nc"),
 ) -> None:
     """Reduce hidden states to covariances, or sample networks with known parameters."""
     with staged_file(out) as file:
@@ -167,13 +174,17 @@ def observe_command(
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks}
             V0 = equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
-            data = sampled(layer, V0, sizes, observe_every, outputs, seed)
+            parts = [sampled(layer, V0, sizes, observe_every, outputs, seed)]
         else:
-            data = observe(read_array(hidden_states))
+            attributes = {}
             if architecture is not None:
-                data.attrs |= kind_of({}, architecture, heads, output_projection, expansion).attributes()
-        write(data, file)
-    typer.echo(f"written to {out}: {_size(data)}")
+                attributes = kind_of({}, architecture, heads, output_projection, expansion).attributes()
+            parts = (part.assign_attrs(attributes) for part in observe_file(hidden_states, prompt=prompt))
+        with warnings.catch_warnings(record=True, action="always", category=LowPrecisionWarning) as caught:
+            written = write_parts(parts, file)
+    for warning in dict.fromkeys(str(each.message) for each in caught):
+        typer.echo(f"sdeinfer: {warning}", err=True)
+    typer.echo(f"written to {out}: {_size(written)}")
 
 
 @app.command("simulate")
@@ -386,5 +397,5 @@ def _row(values: np.ndarray) -> str:
     return "  ".join(f"{value:6.3f}" for value in values)
 
 
-def _size(data: xr.Dataset) -> str:
-    return ", ".join(f"{data.sizes[dim]} {dim}s" for dim in ("network", "layer")) + f", {data.sizes['token_a']} tokens"
+def _size(sizes: Mapping[Hashable, int]) -> str:
+    return f"{sizes['network']} networks, {sizes['layer']} layers, {sizes['token_a']} tokens"

@@ -9,7 +9,7 @@ import xarray as xr
 from typer.testing import CliRunner
 
 from sdeinfer.cli import app
-from sdeinfer.observe import read, read_posterior, write
+from sdeinfer.observe import _stored, read, read_posterior, write
 
 SMALL_NETWORKS = ["--width", "48", "--depth", "5", "--tokens", "2", "--networks", "6", "--norm", "1.2"]
 SMALL_FIT = ["--chains", "2", "--draws", "60", "--warmup", "100"]
@@ -110,6 +110,50 @@ def test_hidden_states_are_observed_from_a_file(tmp_path):
     np.testing.assert_allclose(read(tmp_path / "data.nc")["covariance"][1, 2], X[1, 2] @ X[1, 2].T / 32, rtol=1e-12)
     (tmp_path / "bad.npy").write_bytes(b"no array")
     refused(run("observe", "--hidden-states", tmp_path / "bad.npy"), "bad.npy")
+
+
+def test_observe_from_one_zarr_to_another(tmp_path, monkeypatch):
+    pytest.importorskip("zarr")
+    X = np.random.default_rng(0).normal(size=(3, 4, 2, 2, 32))
+    hidden_states = xr.Dataset({"hidden_states": (("network", "layer", "prompt", "token", "feature"), X)})
+    hidden_states.to_zarr(tmp_path / "X.zarr", zarr_format=2, consolidated=False)
+    monkeypatch.setattr(_stored, "AT_ONCE", 1)
+    observed = ("observe", "--hidden-states", tmp_path / "X.zarr", "--out", tmp_path / "data.zarr")
+    refused(run(*observed), "prompt", "X.zarr", "2 prompts", "choose one of 0 to 1")
+    assert [path.name for path in tmp_path.iterdir()] == ["X.zarr"]
+    result = run(*observed, "--prompt", 1, "--architecture", "mlp")
+    assert result.stdout == f"written to {tmp_path / 'data.zarr'}: 3 networks, 4 layers, 2 tokens\n"
+    data = read(tmp_path / "data.zarr")
+    np.testing.assert_allclose(data["covariance"][1, 2], X[1, 2, 1] @ X[1, 2, 1].T / 32, rtol=1e-12)
+    assert data.attrs == {"architecture": "mlp"}
+
+
+@pytest.mark.parametrize("out", ["data.nc", "data.zarr"])
+def test_hidden_states_that_break_off_leave_nothing(tmp_path, out, monkeypatch):
+    if out.endswith(".zarr"):
+        pytest.importorskip("zarr")
+    monkeypatch.setattr(_stored, "AT_ONCE", 1)
+    X = np.random.default_rng(0).normal(size=(3, 4, 2, 32))
+    np.savez(tmp_path / "X.npz", **{f"layer{layer}": X[:, layer] for layer in range(4)})
+    content = bytearray((tmp_path / "X.npz").read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (tmp_path / "X.npz").write_bytes(content)
+    refused(run("observe", "--hidden-states", tmp_path / "X.npz", "--out", tmp_path / out), "X.npz", "CRC")
+    X[2, 3] = np.nan
+    np.save(tmp_path / "X.npy", X)
+    refused(run("observe", "--hidden-states", tmp_path / "X.npy", "--out", tmp_path / out), "layer 3, network 2", "NaN")
+    refused(run("observe", "--hidden-states", tmp_path / "X.csv", "--out", tmp_path / out), "X.csv", "no such file")
+    assert files(tmp_path) == ["X.npy", "X.npz"]
+
+
+def test_rounding_that_matters_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(_stored, "AT_ONCE", 1)
+    X = np.random.default_rng(0).normal(size=(3, 1, 2, 32)).repeat(4, axis=1).astype(np.float16)
+    np.save(tmp_path / "X.npy", X)
+    result = run("observe", "--hidden-states", tmp_path / "X.npy", "--out", tmp_path / "data.nc")
+    assert result.exit_code == 0
+    (warning,) = result.stderr.splitlines()
+    assert warning.startswith("sdeinfer: hidden_states: float16 rounds by ")
 
 
 def test_simulate_writes_paths(tmp_path):

@@ -31,6 +31,8 @@ ROOMS = [
 
 PUBLIC = {
     "InputError",
+    "LowPrecisionWarning",
+    "Observer",
     "ResidualFeedForward",
     "ShapedAttention",
     "ShapedMLP",

@@ -13,31 +13,8 @@ from sdeinfer.layers import Architecture
 
 DIMS = ("network", "layer", "token_a", "token_b")
 
-
-def observe(hidden_states: ArrayLike, width: int | None = None) -> xr.Dataset:
-    """Reduce hidden states to their neural covariances V = XXᵀ/n (Definition 3.1).
-
-    Arguments:
-        hidden_states: representations after every layer, the initial ones first, shape (networks, layers, tokens,
-            width).
-        width: n; the last dimension where None.
-
-    Returns:
-        The Dataset of `covariance_dataset`.
-
-    Raises:
-        InputError: for an array of another shape, or with entries that are NaN or infinite.
-    """
-    X = np.asarray(hidden_states)
-    if X.ndim != 4 or 0 in X.shape:
-        raise InputError(f"hidden_states: shape (networks, layers, tokens, width) is needed, got {X.shape}")
-    if X.dtype.kind in "cOSUVMmb":
-        raise InputError(f"hidden_states: real numbers are needed, got {X.dtype}")
-    if not np.isfinite(X).all():
-        raise InputError(f"hidden_states: {np.count_nonzero(~np.isfinite(X))} entries are NaN or infinite")
-    n = X.shape[-1] if width is None else width
-    X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
-    return covariance_dataset(X @ np.swapaxes(X, -1, -2) / n, width=n)
+PROMPT = "prompt"
+"""Dimension of a Dataset of several prompts a network, which is no data for a fit until one of them is taken."""
 
 
 def covariance_dataset(
@@ -113,6 +90,11 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     if "covariance" not in data:
         raise InputError(f"data: no variable `covariance`, only {sorted(map(str, data.data_vars)) or 'none'}")
     found = tuple(map(str, data["covariance"].dims))
+    if PROMPT in found:
+        raise InputError(
+            "covariance: prompts of one network share its weights, so they are not independent networks: "
+            "take one of them, as by data.isel(prompt=0)"
+        )
     if sorted(found) != sorted(DIMS):
         raise InputError(f"covariance: needs dimensions {', '.join(DIMS)}, got {', '.join(found)}")
     data = data.transpose(*DIMS, ...)
@@ -130,13 +112,15 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     _validate_layers(data)
     data = _with_width_of_each_network(data)
     truth_of(data.attrs)
-    fault = covariance_fault(V)
-    if fault is not None:
-        (network, layer), what = fault
-        raise InputError(
-            f"covariance: network {data['network'].values[network] if 'network' in data.coords else network}, "
-            f"layer {data['layer'].values[layer]}: {what}"
-        )
+    # Layer by layer, because what a check computes by the way is larger than what it looks at.
+    for layer in range(V.shape[1]):
+        fault = covariance_fault(V[:, layer])
+        if fault is not None:
+            (network,), what = fault
+            raise InputError(
+                f"covariance: network {data['network'].values[network] if 'network' in data.coords else network}, "
+                f"layer {data['layer'].values[layer]}: {what}"
+            )
     return data
 
 

@@ -1,0 +1,57 @@
+"""Arrays of any library as NumPy arrays of real numbers."""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sdeinfer._files import InputError, first_line
+
+
+def as_array(values: Any, name: str) -> np.ndarray:
+    """Read an array through `__array__` or DLPack, in its own type, without a copy where its library allows.
+
+    Arguments:
+        values: an array of NumPy, JAX, PyTorch, or of anything else with one of the two protocols.
+        name: what to call it in the error.
+
+    Raises:
+        InputError: for what is no array, or no array of real numbers.
+    """
+    values = _on_host(values)
+    reasons = []
+    for read in (np.asarray, _through_dlpack):
+        try:
+            array = read(values)
+        except Exception as error:
+            reasons.append(first_line(error))
+            continue
+        if array.dtype != object:
+            return real(array, name)
+    raise InputError(f"{name}: cannot be read as an array ({reasons[0]})")
+
+
+def real(array: np.ndarray, name: str) -> np.ndarray:
+    """Check that an array holds real numbers, of a floating-point type or whole.
+
+    Raises:
+        InputError: for complex numbers, truth values, strings and other types.
+    """
+    if array.dtype.kind not in "iu" and not jnp.issubdtype(array.dtype, jnp.floating):
+        raise InputError(f"{name}: real numbers are needed, got {array.dtype}")
+    return array
+
+
+def _on_host(values: Any) -> Any:
+    """A tensor of PyTorch as its two protocols want it: without a gradient, in main memory, its entries in order."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(values, torch.Tensor):
+        return values
+    return values.detach().cpu().contiguous()
+
+
+def _through_dlpack(values: Any) -> np.ndarray:
+    # NumPy's own reader knows no bfloat16.
+    return np.asarray(jax.dlpack.from_dlpack(values))

@@ -1,0 +1,150 @@
+"""Hidden states of every form that users have."""
+
+import re
+
+import jax.numpy as jnp
+import jax.random as jr
+import ml_dtypes
+import numpy as np
+import pytest
+import xarray as xr
+
+import sdeinfer as si
+
+
+@pytest.fixture
+def X() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(3, 4, 2, 8))
+
+
+class OnlyDLPack:
+    """An array of a library that NumPy knows nothing of."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def layers_of(X):
+    return [X[:, layer] for layer in range(X.shape[1])]
+
+
+FORMS = {
+    "array": lambda X: X,
+    "jax": jnp.asarray,
+    "data array": xr.DataArray,
+    "nested lists": lambda X: X.tolist(),
+    "list of layers": layers_of,
+    "tuple of layers of jax": lambda X: tuple(map(jnp.asarray, layers_of(X))),
+    "generator": lambda X: (each for each in layers_of(X)),
+    "DLPack": lambda X: OnlyDLPack(jnp.asarray(X)),
+    "layers by DLPack": lambda X: [OnlyDLPack(jnp.asarray(each)) for each in layers_of(X)],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_one_dataset(X, form):
+    data = si.observe(FORMS[form](X))
+    np.testing.assert_allclose(data["covariance"], X @ np.swapaxes(X, -1, -2) / 8, rtol=1e-12)
+    xr.testing.assert_identical(data.drop_vars("covariance"), si.observe(X).drop_vars("covariance"))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int16])
+@pytest.mark.parametrize("through", [np.asarray, jnp.asarray, lambda X: OnlyDLPack(jnp.asarray(X))])
+def test_every_type_is_accumulated_in_single_precision_at_least(X, dtype, through):
+    rounded = (2 * X).astype(dtype)
+    data = si.observe(through(rounded))
+    exact = rounded.astype(np.float64)
+    assert data["covariance"].dtype == (np.float64 if dtype is np.float64 else np.float32)
+    np.testing.assert_allclose(data["covariance"], exact @ np.swapaxes(exact, -1, -2) / 8, rtol=0, atol=1e-5)
+
+
+def test_an_observer_takes_one_layer_at_a_time(X):
+    observer = si.Observer(width=16)
+    for state in layers_of(X):
+        observer.add(state)
+    xr.testing.assert_identical(observer.dataset(), si.observe(X, width=16))
+
+
+def test_prompts_are_no_networks(X):
+    prompts = X.reshape(1, 3, 4, 2, 8).swapaxes(1, 2)
+    data = si.observe(prompts)
+    assert data["covariance"].dims == ("network", "prompt", "layer", "token_a", "token_b")
+    xr.testing.assert_identical(si.observe(layers_of(prompts)), data)
+    with pytest.raises(si.InputError, match=re.escape("share its weights, so they are not independent networks: take")):
+        si.validate(data)
+    one = si.validate(data.isel(prompt=1)).drop_vars("prompt")
+    xr.testing.assert_identical(one, si.observe(X[1:2]))
+
+
+def test_a_subset_of_the_tokens(X):
+    whole = si.observe(X)
+    for tokens in ([1], 1, -1, slice(1, None), [False, True]):
+        xr.testing.assert_allclose(si.observe(X, tokens=tokens), whole.isel(token_a=[1], token_b=[1]), rtol=1e-14)
+    reverse = si.observe(X, tokens=[1, 0])
+    np.testing.assert_allclose(reverse["covariance"], whole["covariance"].values[..., ::-1, ::-1], rtol=1e-14)
+    with pytest.raises(si.InputError, match="^tokens: cannot choose among 2 tokens by 2 "):
+        si.observe(X, tokens=2)
+    for tokens in ([0, 0], []):
+        with pytest.raises(si.InputError, match="^tokens: at least one token and none twice is needed"):
+            si.observe(X, tokens=tokens)
+
+
+def test_layers_have_the_numbers_that_are_given(X):
+    assert si.observe(X, layers=[0, 8, 16, 24])["layer"].values.tolist() == [0, 8, 16, 24]
+    with pytest.raises(si.InputError, match=r"layers: one number for each of 4 layers is needed, got \[0, 8\]"):
+        si.observe(X, layers=[0, 8])
+
+
+def changed(X, place, value):
+    X = X.copy()
+    X[place] = value
+    return X
+
+
+BAD = {
+    "another shape": (lambda X: X[0, 0], r"shape \(networks, layers, tokens, width\), or .* is needed, got \(2, 8\)"),
+    "a layer of another shape": (
+        lambda X: [X[:, 0], X[:, 1], X[:, 2, :1]],
+        r"layer 2: has shape \(3, 1, 8\), where layer 0 has \(3, 2, 8\)",
+    ),
+    "layers of two dimensions": (lambda X: list(X[0]), r"layer 0: shape \(networks, tokens, width\) or .*got \(2, 8\)"),
+    "NaN": (lambda X: changed(X, (1, 2, 0, 3), np.nan), "layer 2, network 1: 1 entries are NaN or infinite"),
+    "infinite": (lambda X: changed(X, (2, 0, 1), np.inf), "layer 0, network 2: 8 entries are NaN or infinite"),
+    "a prompt with NaN": (
+        lambda X: changed(X, (0, 3, 1), np.nan)[None].swapaxes(1, 2),
+        "layer 3, network 0, prompt 0: 8 entries are NaN",
+    ),
+    "too large": (lambda X: changed(X, (0, 1), 1e200), "layer 1, network 0: XXᵀ overflows float64"),
+    "few features": (lambda X: X[..., :1], "layer 0: 1 features for 2 tokens make the covariance singular"),
+    "complex": (lambda X: X + 1j, "layer 0: real numbers are needed, got complex128"),
+    "truth values": (lambda X: X > 0, "layer 0: real numbers are needed, got bool"),
+    "strings": (lambda X: X.astype(str), "layer 0: real numbers are needed, got <U"),
+    "a file's name": (lambda X: "X.npy", "real numbers are needed, got <U5"),
+    "nothing": (lambda X: None, "cannot be read as an array"),
+    "ragged": (lambda X: [[1.0], [1.0, 2.0]], "cannot be read as an array"),
+    "no layer": (lambda X: [], "no layer was given"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_cannot_be_used_is_refused_in_one_line(X, what):
+    make, message = BAD[what]
+    with pytest.raises(si.InputError, match=f"^hidden_states: .*{message}|^hidden_states: {message}") as refusal:
+        si.observe(make(X))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_width_must_be_positive(X):
+    with pytest.raises(si.InputError, match="^width: at least 1 is needed, got 0"):
+        si.observe(X, width=0)
+
+
+def test_a_single_layer_has_no_transition():
+    with pytest.raises(si.InputError, match="at least 2 layers are needed"):
+        si.observe(jr.normal(jr.key(0), (2, 1, 2, 8)))

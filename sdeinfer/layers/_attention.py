@@ -26,12 +26,15 @@ class ShapedAttention(AbstractLayer):
     divides the noise κ² by H. An output projection multiplies the heads' columns by W_O/√n; that makes the noise a
     2γ² instead of γ²(2 − γ²). The paper has one head and no projection.
 
+    With a causal mask, row α attends to the m_α = α tokens up to itself, counted from 1, and is centred by 1/m_α.
+
     Attributes:
         gamma: strength γ of the residual branch, in (0, 1]; λ² + γ² = 1.
         tau0: constant τ0 > 0 of the softmax temperature τ = τ0 √(n n_k).
         key_width: width n_k of the queries and keys of one head; n/H where None. The limit does not depend on it.
         heads: how many heads H; n must be a multiple.
         output_projection: whether W_O follows the heads.
+        causal: whether a token attends to itself and those before it only.
     """
 
     gamma: Float[Array, ""] = eqx.field(converter=gamma_parameter)
@@ -39,6 +42,7 @@ class ShapedAttention(AbstractLayer):
     key_width: int | None = eqx.field(default=None, static=True)
     heads: int = eqx.field(default=1, static=True)
     output_projection: bool = eqx.field(default=False, static=True)
+    causal: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self):
         check_heads(self.key_width, self.heads)
@@ -56,8 +60,9 @@ class ShapedAttention(AbstractLayer):
 
         queries, keys = (project(k, self.heads * key_width) for k in (key_queries, key_keys))
         tau = self.tau0 * math.sqrt(width * key_width)
-        scores = queries @ jnp.swapaxes(keys, 1, 2) / tau
-        A = jnp.eye(tokens, dtype=X.dtype) + jax.nn.softmax(scores, axis=-1) - 1 / tokens
+        flat = self._flat(tokens, X.dtype)
+        scores = jnp.where(flat > 0, queries @ jnp.swapaxes(keys, 1, 2) / tau, -jnp.inf)
+        A = jnp.eye(tokens, dtype=X.dtype) + jax.nn.softmax(scores, axis=-1) - flat
         Z = jnp.swapaxes(A @ project(key_values, width), 0, 1).reshape(tokens, width)
         if self.output_projection:
             Z = Z @ jr.normal(key_output[0], (width, width), X.dtype) / math.sqrt(width)
@@ -82,7 +87,9 @@ class ShapedAttention(AbstractLayer):
         B = wishart_factor(key_width, **of_one, keys=key_queries)
         product = matmul(B, key_keys.normals((tokens, tokens, heads), dtype))
         Y = matmul(matmul(L, product), transpose(L))
-        A_less_I = _softmax(Y / (self.tau0 * math.sqrt(width * key_width))) - 1 / tokens
+        flat = self._flat(tokens, dtype)[:, :, None, None]
+        scores = jnp.where(flat > 0, Y / (self.tau0 * math.sqrt(width * key_width)), -jnp.inf)
+        A_less_I = _softmax(scores) - flat
         # A L: in this form equal tokens stay equal to the last bit.
         F = L + matmul(A_less_I, L)
         if self.output_projection:
@@ -99,6 +106,12 @@ class ShapedAttention(AbstractLayer):
             width=width,
             keys=key_values,
         )
+
+    def _flat(self, tokens: int, dtype: jnp.dtype) -> Float[Array, "m m"]:
+        """The softmax of equal logits: 1/m_α for the tokens to which row α attends, 0 for the others."""
+        mask = jnp.ones((tokens, tokens), dtype)
+        mask = jnp.tril(mask) if self.causal else mask
+        return mask / jnp.sum(mask, axis=1, keepdims=True)
 
     def _key_width(self, width: int) -> int:
         if width % self.heads != 0:

@@ -102,9 +102,9 @@ def architecture_in(attributes: Mapping[Hashable, Any]) -> Architecture | None:
 
 
 def architecture_of_layer(layer: AbstractLayer) -> Architecture | None:
-    """The architecture of a layer, None where it has no name."""
+    """The architecture of a layer, None where it has no name, or parameters beside those of its architecture."""
     name = next((name for name, kind in ARCHITECTURES.items() if type(layer) is kind), None)
-    if name is None:
+    if name is None or set(layer.parameters()) != set(Architecture(name).parameters):
         return None
     return Architecture(name, **{size: getattr(layer, size) for size in SIZES if size in layer.__dataclass_fields__})
 

@@ -39,6 +39,7 @@ MORE_CHAINS = {
     "causal transformer, H = 4, W_O": si.ShapedTransformer(
         0.7, 0.4, **SLOPES, heads=4, output_projection=True, causal=True
     ),
+    "causal attention with gains": si.ShapedAttention(0.6, 0.4, causal=True, gamma1=0.7, gamma2=0.4),
     "stack, H = 2 and 4": si.Stack(
         (
             si.ShapedAttention(0.7, 0.4, heads=2),

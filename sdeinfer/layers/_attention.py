@@ -140,6 +140,7 @@ class ShapedAttention(AbstractLayer):
             relu_drift=jnp.zeros_like(variance),
             linear_noise=variance * (2 if self.output_projection else 2 - variance),
             attention_noise=(variance / layer.tau0) ** 2 / self.heads,
+            causal=self.causal,
         )
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:

@@ -10,6 +10,7 @@ parameters take up is projected out, g_k − A_k H⁻¹ s with the score s, the 
 (log σ²)′/2) (Neyman's C(α)). Each direction is the sign of one way to be wrong.
 """
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,10 +22,10 @@ import xarray as xr
 from jaxtyping import Array, Float
 from scipy import stats
 
-from sdeinfer.covariance import pairs, spectrum, tokens_of, unvech
+from sdeinfer.covariance import coordinates, pairs, tokens_of, unvech
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at
 from sdeinfer.layers import architecture_in
-from sdeinfer.likelihood import Path, transitions, unconstrained
+from sdeinfer.likelihood import Path, transitions, unconstrained, with_mask
 from sdeinfer.observe import groups_of
 
 DIRECTIONS = {
@@ -68,7 +69,7 @@ def laws_of(post: xr.DataTree, data: xr.Dataset) -> Iterator[tuple[Path, LawAt]]
     """The transitions of networks that are all alike, and the law at their parameters."""
     architecture, law = architecture_in(post.attrs), post.attrs.get("law", "limit")
     assert architecture is not None
-    draws, path = post["posterior"].to_dataset(), transitions(data)
+    draws, path = post["posterior"].to_dataset(), transitions(with_mask(data, causal=architecture.causal))
     if "group" in draws.dims:
         groups = groups_of(data)
         each = [
@@ -141,20 +142,16 @@ def _memory(path: Path, here: Innovations) -> np.ndarray:
     """Products of each layer's innovations with those of the layer before it, turned into its coordinates."""
     chosen = here.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
-    Q, R = (np.asarray(x, np.float64) for x in _coordinates(path.starts(chosen)))
     y = np.asarray(jax.vmap(unvech)(jnp.asarray(np.clip(here.y, -LARGEST, LARGEST))))
     equal = np.eye(y.shape[1])
     y = y * (1 + (np.sqrt(2) - 1) * equal)
-    turn = R[1:] @ Q[:-1]
-    before = turn @ y[:-1] @ np.swapaxes(turn, 1, 2)
+    before = np.asarray(_turned(path.starts(chosen), jnp.asarray(y), causal=path.causal), np.float64)
     return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
 
 
-@jax.jit
-def _coordinates(V: Float[Array, "transitions m m"]) -> tuple[Array, Array]:
-    def one(V):
-        at = spectrum(V)
-        Q = at.cholesky @ at.rotation
-        return Q, jnp.linalg.inv(Q)
-
-    return jax.vmap(one)(V)
+@functools.partial(jax.jit, static_argnames="causal")
+def _turned(V: Float[Array, "transitions m m"], Z: Float[Array, "transitions m m"], *, causal: bool) -> Array:
+    """What is Z in the coordinates of one transition, in those of the next."""
+    at = jax.vmap(lambda V: coordinates(V, causal=causal))(V)
+    before, now = jax.tree.map(lambda x: x[:-1], at), jax.tree.map(lambda x: x[1:], at)
+    return jax.vmap(lambda before, now, Z: now.whiten(before.colour(Z)))(before, now, Z[:-1])

@@ -20,6 +20,7 @@ from sdeinfer.covariance._causal import successive_differences as successive_dif
 from sdeinfer.covariance._diffusion import Diffusion as Diffusion
 from sdeinfer.covariance._diffusion import Spectrum as Spectrum
 from sdeinfer.covariance._diffusion import centred_gram as centred_gram
+from sdeinfer.covariance._diffusion import coordinates as coordinates
 from sdeinfer.covariance._diffusion import factor_noise as factor_noise
 from sdeinfer.covariance._diffusion import smooth_noise as smooth_noise
 from sdeinfer.covariance._diffusion import spectrum as spectrum

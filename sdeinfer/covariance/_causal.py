@@ -92,12 +92,12 @@ class CausalSpectrum(eqx.Module):
         """The symmetric matrix of coordinates of a symmetric S, its variances those of `Diffusion`."""
         half = solve_triangular(self.cholesky, S, lower=True)
         Z = solve_triangular(self.cholesky, half.T, lower=True)
-        root = _root(self.tokens)
+        root = _root(self.cholesky)
         return unvech(root * (self.rotation.T @ (vech((Z + Z.T) / 2) / root)))
 
     def colour(self, Z: Float[Array, "m m"]) -> Float[Array, "m m"]:
         """The inverse of `whiten`."""
-        root = _root(self.tokens)
+        root = _root(self.cholesky)
         turned = unvech(root * (self.rotation @ (vech(Z) / root)))
         return self.cholesky @ turned @ self.cholesky.T
 
@@ -121,7 +121,7 @@ def causal_spectrum(V: Float[Array, "m m"]) -> CausalSpectrum:
     def of_normals(G: Float[Array, "m m"]) -> Float[Array, " p"]:
         """L⁻¹ (M + Mᵀ) L⁻ᵀ, packed."""
         Z = scaled @ jnp.tril(L @ G @ E.T) @ E
-        return vech(Z + Z.T) / _root(tokens)
+        return vech(Z + Z.T) / _root(V)
 
     columns = jax.vmap(of_normals)(jnp.eye(tokens**2, dtype=V.dtype).reshape(-1, tokens, tokens))
     e, rotation = jnp.linalg.eigh(columns.T @ columns)
@@ -130,9 +130,9 @@ def causal_spectrum(V: Float[Array, "m m"]) -> CausalSpectrum:
     return CausalSpectrum(L, rotation, jnp.where(zero, 0.0, e))
 
 
-def _root(tokens: int) -> np.ndarray:
-    rows, columns = pairs(tokens)
-    return np.sqrt(np.where(rows == columns, 2.0, 1.0))
+def _root(like: Float[Array, "m m"]) -> Float[Array, " p"]:
+    rows, columns = pairs(len(like))
+    return jnp.asarray(np.sqrt(np.where(rows == columns, 2.0, 1.0)), like.dtype)
 
 
 def _differences(tokens: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance._batched import cholesky, identity_like, matmul, total, transpose
-from sdeinfer.covariance._causal import CausalSpectrum
+from sdeinfer.covariance._causal import CausalSpectrum, causal_spectrum
 from sdeinfer.covariance._matrix import pairs, unvech, vech
 
 
@@ -73,6 +73,11 @@ def spectrum(V: Float[Array, "m m"]) -> Spectrum:
     centred = L - jnp.mean(L, axis=0, keepdims=True)
     delta, U = jnp.linalg.eigh(centred.T @ centred)
     return Spectrum(L, U, delta)
+
+
+def coordinates(V: Float[Array, "m m"], *, causal: bool) -> Spectrum | CausalSpectrum:
+    """The coordinates in which Σ(V) is diagonal, with attention's causal mask or without."""
+    return causal_spectrum(V) if causal else spectrum(V)
 
 
 class Diffusion(eqx.Module):

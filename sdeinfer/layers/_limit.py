@@ -13,13 +13,12 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import (
     Diffusion,
     causal_overlap,
-    causal_spectrum,
     centre,
+    coordinates,
     diagonal,
     lower,
     matmul,
     running_mean,
-    spectrum,
     successive_differences,
     total,
     transpose,
@@ -68,8 +67,7 @@ class Limit(eqx.Module):
 
     def diffusion(self, V: Float[Array, "m m"]) -> Diffusion:
         """Σ(V)^{1/2} in spectral form, per root of depth-time; V must be positive definite."""
-        coordinates = causal_spectrum(V) if self.causal else spectrum(V)
-        return Diffusion(coordinates, self.linear_noise, self.attention_noise)
+        return Diffusion(coordinates(V, causal=bool(self.causal)), self.linear_noise, self.attention_noise)
 
     def normals(self, tokens: int) -> tuple[int, int]:
         """The shape of the standard normals that move a factor of V by one step."""

@@ -28,6 +28,23 @@ LAYERS = {
 """One of each architecture: the shared property tests run over all of them."""
 
 
+CAUSAL = {
+    "causal attention": lambda: si.ShapedAttention(gamma=0.7, tau0=0.8, causal=True),
+    "causal transformer": lambda: si.ShapedTransformer(
+        gamma=0.5, tau0=0.6, c_plus=0.3, c_minus=-1.5, heads=2, causal=True
+    ),
+    "causal stack": lambda: si.Stack(
+        (si.ShapedMLP(c_plus=0.2, c_minus=-1.2), si.ShapedAttention(gamma=0.6, tau0=0.9, causal=True))
+    ),
+}
+"""With a causal mask; tokens are not exchangeable then."""
+
+
+@pytest.fixture(params=CAUSAL)
+def causal_layer(request) -> si.layers.AbstractLayer:
+    return CAUSAL[request.param]()
+
+
 @pytest.fixture(params=LAYERS)
 def layer(request) -> si.layers.AbstractLayer:
     return LAYERS[request.param]()

@@ -75,6 +75,50 @@ def attention_tensor(V) -> np.ndarray:
     ) / m**2
 
 
+def causal_S1(V) -> np.ndarray:
+    """S₁^{αδ,βω} of Eq. 10 with means over the tokens up to α and up to β; zero for δ > α or ω > β."""
+    m = len(V)
+    S = np.zeros((m, m, m, m))
+    for a, d, b, w in product(range(m), repeat=4):
+        if d <= a and w <= b:
+            one, other = V[: a + 1, w].mean(), V[d, : b + 1].mean()
+            S[a, d, b, w] = V[a, b] * (V[d, w] - one - other + V[: a + 1, : b + 1].mean())
+    return S
+
+
+def causal_S2(V) -> np.ndarray:
+    """S₂^{αδ} of Eq. 10 with means over the tokens up to α; zero for δ > α."""
+    m = len(V)
+    S = np.zeros((m, m))
+    for a in range(m):
+        so_far = V[: a + 1, : a + 1]
+        for d in range(a + 1):
+            S[a, d] = V[a, a] * (V[d, d] - 2 * so_far[d].mean() + 2 * so_far.mean() - np.trace(so_far) / (a + 1))
+    return S
+
+
+def causal_attention_drift(V) -> np.ndarray:
+    """The bracket of Theorem 4.2's drift with sums over the tokens up to α, and 1/α for 1/m."""
+    m = len(V)
+    first, second = causal_S1(V), causal_S2(V)
+    b = np.zeros((m, m))
+    for a, c, n in product(range(m), repeat=3):
+        b[a, c] += V[c, n] * second[a, n] / (2 * (a + 1)) + V[a, n] * second[c, n] / (2 * (c + 1))
+        for k in range(m):
+            b[a, c] += V[n, k] * first[a, n, c, k] / ((a + 1) * (c + 1))
+    return b
+
+
+def causal_attention_tensor(V) -> np.ndarray:
+    """𝒜^{αβ,δω} of Theorem 4.2 with those sums: the covariance of M + Mᵀ, M_αβ = Σ_ν (first order of A)_αν V_νβ."""
+    m = len(V)
+    S, tensor = causal_S1(V), np.zeros((m, m, m, m))
+    for a, b, d, w in product(range(m), repeat=4):
+        for (x, y), (z, u) in product(((a, b), (b, a)), ((d, w), (w, d))):
+            tensor[a, b, d, w] += V[y] @ S[x, :, z] @ V[u] / ((x + 1) * (z + 1))
+    return tensor
+
+
 def linear_tensor(V) -> np.ndarray:
     """Σ_lin^{αβ,δω} of Theorem 3.2."""
     return np.einsum("ad,bw->abdw", V, V) + np.einsum("aw,bd->abdw", V, V)
@@ -105,10 +149,12 @@ def drift(layer, V) -> np.ndarray:
         case "ResidualFeedForward":
             return float(layer.gamma) ** 2 * relu_drift(V, float(layer.c_plus), float(layer.c_minus))
         case "ShapedAttention":
-            return float(layer.gamma) ** 2 / float(layer.tau0) ** 2 * attention_drift(V)
+            drifts = causal_attention_drift if layer.causal else attention_drift
+            return float(layer.gamma) ** 2 / float(layer.tau0) ** 2 * drifts(V)
         case "ShapedTransformer":
             relu = relu_drift(V, float(layer.c_plus), float(layer.c_minus))
-            return float(layer.gamma) ** 2 * (attention_drift(V) / float(layer.tau0) ** 2 + relu)
+            attention = causal_attention_drift(V) if layer.causal else attention_drift(V)
+            return float(layer.gamma) ** 2 * (attention / float(layer.tau0) ** 2 + relu)
         case "Stack":
             return sum((drift(part, V) for part in layer.layers), np.zeros_like(V))
         case name:
@@ -119,7 +165,12 @@ def diffusion_tensor(layer, V) -> np.ndarray:
     """Σ^{αβ,δω} as the theorems give it for each architecture."""
     V = np.asarray(V)
     _, _, a, kappa2 = coefficients(layer)
-    return a * linear_tensor(V) + kappa2 * attention_tensor(V)
+    return a * linear_tensor(V) + kappa2 * (causal_attention_tensor(V) if causal(layer) else attention_tensor(V))
+
+
+def causal(layer) -> bool:
+    """Whether the layer's attention has a causal mask."""
+    return any(map(causal, layer.layers)) if type(layer).__name__ == "Stack" else getattr(layer, "causal", False)
 
 
 def diffusion(layer, V) -> np.ndarray:
@@ -191,6 +242,23 @@ def solver_step(layer, X, h: float, G) -> np.ndarray:
         return X
     w = 1 - math.exp(-h * theta2 / 2)
     V = X @ X.T
+    return np.linalg.cholesky((1 - w) * V + w * arc_cosine_kernel(V))
+
+
+def causal_solver_step(layer, X, h: float, G) -> np.ndarray:
+    """The same with a causal mask, token by token, and with normals G = (G₁, G₂)."""
+    theta1, theta2, a, kappa2 = coefficients(layer)
+    m, V = len(X), X @ X.T
+    H = [np.eye(m) * (np.arange(m) <= i) - np.outer(np.arange(m) <= i, np.arange(m) <= i) / (i + 1) for i in range(m)]
+    G1, G2 = math.sqrt(h) * G[:, :m], math.sqrt(h) * G[:, m:]
+    noise = np.stack(
+        [X[i] @ (math.sqrt(a / 2) * G1 + math.sqrt(kappa2) * G2 @ X.T @ H[i] @ X / (i + 1)) for i in range(m)]
+    )
+    overlap = np.array([[np.trace(V @ H[i] @ V @ H[j]) / ((i + 1) * (j + 1)) for j in range(m)] for i in range(m)])
+    left = np.eye(m) + h * theta1 * causal_S2(V) / (2 * np.arange(1, m + 1)[:, None])
+    X = left @ (X + noise) / math.sqrt(1 + h * a * m / 2)
+    V = X @ X.T + h * (theta1 - kappa2) * V * overlap
+    w = 1 - math.exp(-h * theta2 / 2)
     return np.linalg.cholesky((1 - w) * V + w * arc_cosine_kernel(V))
 
 

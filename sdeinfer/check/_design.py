@@ -116,6 +116,8 @@ def design(
     architecture = architecture_of_layer(layer)
     if architecture is None:
         raise InputError("layer: must be one of the named architectures")
+    if architecture.causal:
+        raise InputError("layer: designs need the law of finite width, which is not known with a causal mask")
     names = coordinates_of(architecture)
     if parameter not in names:
         raise InputError(f"parameter: must be one of {', '.join(names[:3])}, got {parameter!r}")

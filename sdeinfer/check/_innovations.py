@@ -10,6 +10,7 @@ parameters take up is projected out, g_k − A_k H⁻¹ s with the score s, the 
 (log σ²)′/2) (Neyman's C(α)). Each direction is the sign of one way to be wrong.
 """
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,10 +22,10 @@ import xarray as xr
 from jaxtyping import Array, Float
 from scipy import stats
 
-from sdeinfer.covariance import pairs, spectrum, tokens_of, unvech
+from sdeinfer.covariance import causal_spectrum, coordinates, pairs, tokens_of, unvech, vech
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at
 from sdeinfer.layers import architecture_in
-from sdeinfer.likelihood import Path, transitions, unconstrained
+from sdeinfer.likelihood import Path, transitions, unconstrained, with_mask
 from sdeinfer.observe import groups_of
 
 DIRECTIONS = {
@@ -68,7 +69,7 @@ def laws_of(post: xr.DataTree, data: xr.Dataset) -> Iterator[tuple[Path, LawAt]]
     """The transitions of networks that are all alike, and the law at their parameters."""
     architecture, law = architecture_in(post.attrs), post.attrs.get("law", "limit")
     assert architecture is not None
-    draws, path = post["posterior"].to_dataset(), transitions(data)
+    draws, path = post["posterior"].to_dataset(), transitions(with_mask(data, causal=architecture.causal))
     if "group" in draws.dims:
         groups = groups_of(data)
         each = [
@@ -102,7 +103,7 @@ class _Sums(NamedTuple):
         along, information = np.zeros((count, parameters)), np.eye(parameters)
         blocks, sizes = [], np.zeros(count)
         for here in innovations(path, law):
-            of_mean, of_variance = _weights(here)
+            of_mean, of_variance = _weights(path, here)
             memory = _memory(path, here)
             y = np.clip(here.y, -LARGEST, LARGEST)
             g = np.einsum("ktp,tp->tk", of_mean, y) + np.einsum("ktp,tp->tk", of_variance, y**2 - 1) / 2
@@ -118,16 +119,20 @@ class _Sums(NamedTuple):
         return cls(g.sum(axis=0), (g**2).sum(axis=0), sizes)
 
 
-def _weights(here: Innovations) -> tuple[np.ndarray, np.ndarray]:
+def _weights(path: Path, here: Innovations) -> tuple[np.ndarray, np.ndarray]:
     """Of the directions but the last, a and c: shape (directions, transitions, p)."""
     y, e = here.y, np.asarray(here.terms.mixing)
-    rows, columns = pairs(tokens_of(y.shape[1]))
-    diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), y.shape)
-    spread = diagonal * np.sqrt(e / 2)
+    if path.causal:
+        starts = path.starts(here.transitions)
+        growth, spread, diagonal = (np.asarray(x, np.float64) for x in _causal_weights(starts))
+    else:
+        rows, columns = pairs(tokens_of(y.shape[1]))
+        growth = diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), y.shape)
+        spread = diagonal * np.sqrt(e / 2)
     drift = np.asarray(here.terms.drift)
     zero = np.zeros_like(y)
     with_attention = e - e.mean(axis=1, keepdims=True)
-    of_mean = np.stack([diagonal, spread, drift[:, 0], drift[:, 1], zero, zero, zero])
+    of_mean = np.stack([growth, spread, drift[:, 0], drift[:, 1], zero, zero, zero])
     of_variance = np.stack([zero, zero, zero, zero, diagonal, 1 - diagonal, with_attention])
     return _at_most_one(of_mean / here.sd), _at_most_one(of_variance)
 
@@ -141,20 +146,33 @@ def _memory(path: Path, here: Innovations) -> np.ndarray:
     """Products of each layer's innovations with those of the layer before it, turned into its coordinates."""
     chosen = here.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
-    Q, R = (np.asarray(x, np.float64) for x in _coordinates(path.starts(chosen)))
     y = np.asarray(jax.vmap(unvech)(jnp.asarray(np.clip(here.y, -LARGEST, LARGEST))))
     equal = np.eye(y.shape[1])
     y = y * (1 + (np.sqrt(2) - 1) * equal)
-    turn = R[1:] @ Q[:-1]
-    before = turn @ y[:-1] @ np.swapaxes(turn, 1, 2)
+    before = np.asarray(_turned(path.starts(chosen), jnp.asarray(y), causal=path.causal), np.float64)
     return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
 
 
 @jax.jit
-def _coordinates(V: Float[Array, "transitions m m"]) -> tuple[Array, Array]:
+def _causal_weights(V: Float[Array, "transitions m m"]) -> tuple[Array, Array, Array]:
+    """The directions of V and of V H V in the coordinates of a causal mask, and how much of each is on the diagonal.
+
+    Without a mask they are diagonal, the identity and δ/m.
+    """
+    rows, columns = pairs(V.shape[-1])
+    equal = jnp.where(rows == columns, 1.0, 0.0)
+
     def one(V):
-        at = spectrum(V)
-        Q = at.cholesky @ at.rotation
-        return Q, jnp.linalg.inv(Q)
+        at, moved = causal_spectrum(V), V @ (V - jnp.mean(V, axis=0, keepdims=True))
+        growth, spread = (vech(at.whiten(S)) * jnp.where(equal == 1, 1.0, jnp.sqrt(2.0)) for S in (V, moved))
+        return growth, spread / len(V), jnp.sum(equal[:, None] * at.rotation**2, axis=0)
 
     return jax.vmap(one)(V)
+
+
+@functools.partial(jax.jit, static_argnames="causal")
+def _turned(V: Float[Array, "transitions m m"], Z: Float[Array, "transitions m m"], *, causal: bool) -> Array:
+    """What is Z in the coordinates of one transition, in those of the next."""
+    at = jax.vmap(lambda V: coordinates(V, causal=causal))(V)
+    before, now = jax.tree.map(lambda x: x[:-1], at), jax.tree.map(lambda x: x[1:], at)
+    return jax.vmap(lambda before, now, Z: now.whiten(before.colour(Z)))(before, now, Z[:-1])

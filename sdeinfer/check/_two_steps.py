@@ -70,14 +70,14 @@ def coarse_and_fine(
 
 @eqx.filter_jit
 def _solve(layer, V0, fine: Grid, paths: int, key):
-    X0 = semidefinite_cholesky(V0)
+    X0, limit = semidefinite_cholesky(V0), layer.limit()
     coarse = Grid(fine.steps[::2], fine.saved)
 
     def solve(brownian):
-        block = jnp.broadcast_to(X0[..., None], brownian.shape.shape)
+        block = jnp.broadcast_to(X0[..., None], (*X0.shape, brownian.shape.shape[-1]))
         pairs = Pairs(single=brownian, grid=jnp.asarray(fine.steps, X0.dtype))
-        V_coarse, stopped_coarse = solve_paths(layer.limit(), block, coarse, pairs)
-        V_fine, stopped_fine = solve_paths(layer.limit(), block, fine, brownian)
+        V_coarse, stopped_coarse = solve_paths(limit, block, coarse, pairs)
+        V_fine, stopped_fine = solve_paths(limit, block, fine, brownian)
         return jnp.concatenate([V_coarse, V_fine]), jnp.minimum(stopped_coarse, stopped_fine)
 
-    return in_blocks(solve, X0, paths, key)
+    return in_blocks(solve, X0, paths, key, normals=limit.normals(len(X0)))

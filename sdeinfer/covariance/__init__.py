@@ -10,9 +10,17 @@ from sdeinfer.covariance._batched import matmul as matmul
 from sdeinfer.covariance._batched import semidefinite_cholesky as semidefinite_cholesky
 from sdeinfer.covariance._batched import total as total
 from sdeinfer.covariance._batched import transpose as transpose
+from sdeinfer.covariance._causal import CausalSpectrum as CausalSpectrum
+from sdeinfer.covariance._causal import causal_factor_noise as causal_factor_noise
+from sdeinfer.covariance._causal import causal_overlap as causal_overlap
+from sdeinfer.covariance._causal import causal_spectrum as causal_spectrum
+from sdeinfer.covariance._causal import lower as lower
+from sdeinfer.covariance._causal import running_mean as running_mean
+from sdeinfer.covariance._causal import successive_differences as successive_differences
 from sdeinfer.covariance._diffusion import Diffusion as Diffusion
 from sdeinfer.covariance._diffusion import Spectrum as Spectrum
 from sdeinfer.covariance._diffusion import centred_gram as centred_gram
+from sdeinfer.covariance._diffusion import coordinates as coordinates
 from sdeinfer.covariance._diffusion import factor_noise as factor_noise
 from sdeinfer.covariance._diffusion import smooth_noise as smooth_noise
 from sdeinfer.covariance._diffusion import spectrum as spectrum

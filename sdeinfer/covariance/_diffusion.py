@@ -17,6 +17,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance._batched import cholesky, identity_like, matmul, total, transpose
+from sdeinfer.covariance._causal import CausalSpectrum, causal_spectrum
 from sdeinfer.covariance._matrix import pairs, unvech, vech
 
 
@@ -45,6 +46,11 @@ class Spectrum(eqx.Module):
         return Q @ Z @ Q.T
 
     @property
+    def tokens(self) -> int:
+        """The number of tokens m."""
+        return self.cholesky.shape[0]
+
+    @property
     def log_volume(self) -> Float[Array, ""]:
         """Σ_i log L_ii = ½ log det V."""
         return jnp.sum(jnp.log(jnp.diagonal(self.cholesky)))
@@ -69,24 +75,29 @@ def spectrum(V: Float[Array, "m m"]) -> Spectrum:
     return Spectrum(L, U, delta)
 
 
+def coordinates(V: Float[Array, "m m"], *, causal: bool) -> Spectrum | CausalSpectrum:
+    """The coordinates in which Σ(V) is diagonal, with attention's causal mask or without."""
+    return causal_spectrum(V) if causal else spectrum(V)
+
+
 class Diffusion(eqx.Module):
     """Σ(V) = a Σ_lin(V) + κ² 𝒜(V) of Theorems 3.2 and 4.2, as the square root that one can sample and invert.
 
     Attributes:
-        spectrum: the coordinates in which it is diagonal.
+        spectrum: the coordinates in which it is diagonal; another `CausalSpectrum` under a causal mask.
         linear: a, the strength of Σ_lin.
         attention: κ², the strength of 𝒜.
     """
 
-    spectrum: Spectrum
+    spectrum: Spectrum | CausalSpectrum
     linear: Float[Array, ""]
     attention: Float[Array, ""]
 
     @property
     def std(self) -> Float[Array, " p"]:
         """Standard deviations of Z_ij, i ≤ j."""
-        rows, columns = pairs(self.spectrum.delta.shape[0])
-        multiplicity = jnp.where(rows == columns, 2.0, 1.0).astype(self.spectrum.delta.dtype)
+        rows, columns = pairs(self.spectrum.tokens)
+        multiplicity = jnp.where(rows == columns, 2.0, 1.0).astype(self.spectrum.cholesky.dtype)
         return jnp.sqrt(multiplicity * (self.linear + self.attention * self.spectrum.mixing))
 
     def sample(self, xi: Float[Array, " p"]) -> Float[Array, "m m"]:
@@ -99,7 +110,7 @@ class Diffusion(eqx.Module):
 
     def log_det(self) -> Float[Array, ""]:
         """The log det Σ = Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of the upper triangle."""
-        tokens = self.spectrum.delta.shape[0]
+        tokens = self.spectrum.tokens
         return 2 * jnp.sum(jnp.log(self.std)) + 2 * (tokens + 1) * self.spectrum.log_volume
 
     def as_operator(self) -> lx.AbstractLinearOperator:

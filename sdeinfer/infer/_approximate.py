@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._expansion import prepare
-from sdeinfer.infer._fit import architecture_of, require_settings
+from sdeinfer.infer._fit import architecture_of, masked, require_settings
 from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
 from sdeinfer.infer._range import LARGEST_LOGIT, range_to_fit
 from sdeinfer.infer._tree import attributes_of, groups_of_data
@@ -74,6 +74,7 @@ def approximate(
     if draws < FEWEST:
         raise InputError(f"draws: at least {FEWEST} are needed for the Pareto k, got {draws}")
     key_svi, key_draws = jr.split(key)
+    data = masked(model, data, kind, law)
     program = model.given(architecture=kind, law=law)
     data, pilot = range_to_fit(program, data, largest_logit)
     pooled = program.pool(prepare(program, data))

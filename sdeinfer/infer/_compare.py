@@ -16,7 +16,7 @@ from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._expansion import prepare
-from sdeinfer.infer._fit import require_identifiable, require_settings
+from sdeinfer.infer._fit import masked, require_identifiable, require_settings
 from sdeinfer.infer._nuts import log_densities, nuts
 from sdeinfer.infer._range import LARGEST_LOGIT, in_range
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
@@ -73,7 +73,7 @@ def compare(
     programs = {kind.name: model.given(architecture=kind, law=law) for kind in _kinds(data, architectures)}
     used = used_of(data)
     for program in programs.values():
-        used &= used_of(in_range(program, data, largest_logit)[0])
+        used &= used_of(in_range(program, _seen_by(program, data, law), largest_logit)[0])
     data = with_used(data, used).isel(network=used.any(axis=1))
     if data.sizes["network"] < 2:
         raise InputError(
@@ -81,7 +81,7 @@ def compare(
             f"{data.sizes['network']}"
         )
     sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
-    fits = {name: _fitted(program, data, sizes, key) for name, program in programs.items()}
+    fits = {name: _fitted(program, _seen_by(program, data, law), sizes, key) for name, program in programs.items()}
     # ArviZ takes the exponential of each network's density, which could overflow; a common factor changes no weight.
     largest = [fit.density.mean(("chain", "draw")) for fit in fits.values()]
     scale = xr.concat(largest, "architecture").max("architecture")
@@ -94,6 +94,10 @@ def compare(
         each = found.elpd_i + scale
         table.loc[name, ["elpd", "se"]] = float(each.sum()), float(np.sqrt(each.size * each.var()))
     return table
+
+
+def _seen_by(program: Program, data: xr.Dataset, law: str) -> xr.Dataset:
+    return masked(program, data, dict(program.options)["architecture"], law)
 
 
 class _Fitted(NamedTuple):

@@ -24,7 +24,7 @@ from sdeinfer.infer._nuts import nuts
 from sdeinfer.infer._range import LARGEST_LOGIT, range_to_fit
 from sdeinfer.infer._tree import attributes_of, groups_of_data
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
-from sdeinfer.likelihood import Program
+from sdeinfer.likelihood import Program, with_mask
 from sdeinfer.observe import validate
 
 Law = Literal["finite-width", "limit", "both"]
@@ -83,6 +83,7 @@ def fit(
     if checkpoint is not None and not checkpoint.resume:
         checkpoint.remove()
     key_nuts, key_prior, key_before, key_after = jr.split(key, 4)
+    data = masked(model, data, kind, law)
     both, law = law == "both", "limit" if law == "limit" else "finite-width"
     program = model.given(architecture=kind, law=law)
     data, pilot = range_to_fit(program, data, largest_logit)
@@ -159,6 +160,19 @@ def architecture_of(data: xr.Dataset, architecture: str | Architecture | None) -
         raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}")
     require_identifiable(kind.name, data.sizes["token_a"])
     return kind
+
+
+def masked(model: Program, data: xr.Dataset, kind: Architecture, law: str) -> xr.Dataset:
+    """The data as an architecture sees them: with its causal mask, or without.
+
+    Raises:
+        InputError: for a causal mask with a model or a law for which none has been derived.
+    """
+    if kind.causal and (model.latent is not None or model.alike is not None):
+        raise InputError(f"model: {model.name} knows no causal mask; models.full_path does")
+    if kind.causal and law != "limit":
+        raise InputError(f"law: with a causal mask there is the limit's law only, law='limit'; got {law!r}")
+    return with_mask(data, causal=kind.causal)
 
 
 def require_settings(law: str, laws: Sequence[str], **counts: int) -> None:

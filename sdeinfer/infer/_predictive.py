@@ -81,8 +81,9 @@ def _replicate(architecture, fields, V0, grid, keys):
 
     def one_draw(inputs):
         parameters, key = inputs
-        brownian = BrownianSteps(shape=jax.ShapeDtypeStruct(X0.shape, X0.dtype), key=key)
-        V, stopped = solve_paths(architecture.layer(**parameters).limit(), X0, grid, brownian)
+        limit = architecture.layer(**parameters).limit()
+        shape = jax.ShapeDtypeStruct((*limit.normals(len(X0)), *X0.shape[2:]), X0.dtype)
+        V, stopped = solve_paths(limit, X0, grid, BrownianSteps(shape=shape, key=key))
         return fill_after(stopped, jnp.moveaxis(V, -1, 0), grid.saved, jnp.nan).astype(jnp.float32)
 
     return jax.lax.map(one_draw, (fields, keys))

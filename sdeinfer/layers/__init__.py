@@ -12,6 +12,8 @@ from sdeinfer.layers._finite_width import variance_terms as variance_terms
 from sdeinfer.layers._limit import Limit as Limit
 from sdeinfer.layers._limit import attention_drift as attention_drift
 from sdeinfer.layers._limit import attention_drift_vectors as attention_drift_vectors
+from sdeinfer.layers._limit import causal_attention_drift as causal_attention_drift
+from sdeinfer.layers._limit import causal_drift_vectors as causal_drift_vectors
 from sdeinfer.layers._mlp import ShapedMLP as ShapedMLP
 from sdeinfer.layers._names import ARCHITECTURES as ARCHITECTURES
 from sdeinfer.layers._names import SIZES as SIZES

@@ -11,8 +11,8 @@ import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import gram, matmul, total, transpose
-from sdeinfer.layers._base import AbstractLayer, gamma_parameter, shortcut, tau0_parameter
+from sdeinfer.covariance import gram, is_concrete, matmul, total, transpose
+from sdeinfer.layers._base import AbstractLayer, gain_parameter, gamma_parameter, shortcut, tau0_parameter
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
@@ -26,12 +26,21 @@ class ShapedAttention(AbstractLayer):
     divides the noise κ² by H. An output projection multiplies the heads' columns by W_O/√n; that makes the noise a
     2γ² instead of γ²(2 − γ²). The paper has one head and no projection.
 
+    Gains are multipliers of the identity and of the centring, A = γ₁I + softmax(Y/τ) − γ₂11ᵀ/m (Eq. 33), which start at
+    1 and are trained. There is a limit at 1 alone: elsewhere A tends to another matrix than I, and one layer moves V by
+    more than 1/n.
+
+    With a causal mask, row α attends to the m_α = α tokens up to itself, counted from 1, and is centred by 1/m_α.
+
     Attributes:
         gamma: strength γ of the residual branch, in (0, 1]; λ² + γ² = 1.
         tau0: constant τ0 > 0 of the softmax temperature τ = τ0 √(n n_k).
         key_width: width n_k of the queries and keys of one head; n/H where None. The limit does not depend on it.
         heads: how many heads H; n must be a multiple.
         output_projection: whether W_O follows the heads.
+        causal: whether a token attends to itself and those before it only.
+        gamma1: gain γ₁ of the identity; 1, and no parameter, where None.
+        gamma2: gain γ₂ of the centring; 1, and no parameter, where None.
     """
 
     gamma: Float[Array, ""] = eqx.field(converter=gamma_parameter)
@@ -39,12 +48,15 @@ class ShapedAttention(AbstractLayer):
     key_width: int | None = eqx.field(default=None, static=True)
     heads: int = eqx.field(default=1, static=True)
     output_projection: bool = eqx.field(default=False, static=True)
+    causal: bool = eqx.field(default=False, static=True)
+    gamma1: Float[Array, ""] | None = eqx.field(default=None, converter=gain_parameter("gamma1"))
+    gamma2: Float[Array, ""] | None = eqx.field(default=None, converter=gain_parameter("gamma2"))
 
     def __check_init__(self):
         check_heads(self.key_width, self.heads)
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
-        """Eq. 1 with the attention matrix of Eq. 9."""
+        """Eq. 1 with the attention matrix of Eq. 9, or Eq. 33."""
         tokens, width = X.shape
         key_width = self._key_width(width)
         key_queries, key_keys, key_values, *key_output = jr.split(key, 4 if self.output_projection else 3)
@@ -56,8 +68,10 @@ class ShapedAttention(AbstractLayer):
 
         queries, keys = (project(k, self.heads * key_width) for k in (key_queries, key_keys))
         tau = self.tau0 * math.sqrt(width * key_width)
-        scores = queries @ jnp.swapaxes(keys, 1, 2) / tau
-        A = jnp.eye(tokens, dtype=X.dtype) + jax.nn.softmax(scores, axis=-1) - 1 / tokens
+        flat = self._flat(tokens, X.dtype)
+        scores = jnp.where(flat > 0, queries @ jnp.swapaxes(keys, 1, 2) / tau, -jnp.inf)
+        identity = jnp.eye(tokens, dtype=X.dtype)
+        A = _times(self.gamma1, identity) + jax.nn.softmax(scores, axis=-1) - _times(self.gamma2, flat)
         Z = jnp.swapaxes(A @ project(key_values, width), 0, 1).reshape(tokens, width)
         if self.output_projection:
             Z = Z @ jr.normal(key_output[0], (width, width), X.dtype) / math.sqrt(width)
@@ -82,9 +96,11 @@ class ShapedAttention(AbstractLayer):
         B = wishart_factor(key_width, **of_one, keys=key_queries)
         product = matmul(B, key_keys.normals((tokens, tokens, heads), dtype))
         Y = matmul(matmul(L, product), transpose(L))
-        A_less_I = _softmax(Y / (self.tau0 * math.sqrt(width * key_width))) - 1 / tokens
+        flat = self._flat(tokens, dtype)[:, :, None, None]
+        scores = jnp.where(flat > 0, Y / (self.tau0 * math.sqrt(width * key_width)), -jnp.inf)
+        A_less_I = _softmax(scores) - _times(self.gamma2, flat)
         # A L: in this form equal tokens stay equal to the last bit.
-        F = L + matmul(A_less_I, L)
+        F = _times(self.gamma1, L) + matmul(A_less_I, L)
         if self.output_projection:
             # Given the heads' columns Z, those of Z W_O/√n are N(0, Z Zᵀ/n).
             Z = matmul(F, wishart_factor(width // heads, **of_one, keys=key_heads)) / math.sqrt(width)
@@ -100,19 +116,31 @@ class ShapedAttention(AbstractLayer):
             keys=key_values,
         )
 
+    def _flat(self, tokens: int, dtype: jnp.dtype) -> Float[Array, "m m"]:
+        """The softmax of equal logits: 1/m_α for the tokens to which row α attends, 0 for the others."""
+        mask = jnp.ones((tokens, tokens), dtype)
+        mask = jnp.tril(mask) if self.causal else mask
+        return mask / jnp.sum(mask, axis=1, keepdims=True)
+
     def _key_width(self, width: int) -> int:
         if width % self.heads != 0:
             raise InputError(f"heads: the width {width} is not a multiple of {self.heads}")
         return width // self.heads if self.key_width is None else self.key_width
 
     def limit(self) -> Limit:
-        """Theorem 4.2."""
-        variance = self.gamma**2
+        """Theorem 4.2; with a causal mask, its sums are over the tokens so far.
+
+        Raises:
+            InputError: where gains are not 1.
+        """
+        layer = self._untrained()
+        variance = layer.gamma**2
         return Limit(
-            attention_drift=variance / self.tau0**2,
+            attention_drift=variance / layer.tau0**2,
             relu_drift=jnp.zeros_like(variance),
             linear_noise=variance * (2 if self.output_projection else 2 - variance),
-            attention_noise=(variance / self.tau0) ** 2 / self.heads,
+            attention_noise=(variance / layer.tau0) ** 2 / self.heads,
+            causal=self.causal,
         )
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
@@ -120,7 +148,12 @@ class ShapedAttention(AbstractLayer):
 
         The queries' and keys' own width n_k would add terms of order 1/(n n_k), which are left out: they are of the
         next order where n_k grows with n.
+
+        Raises:
+            InputError: with a causal mask, for which it has not been derived.
         """
+        if self.causal:
+            raise InputError("law: with a causal mask there is the limit's law only, law='limit'")
         variance, limit = self.gamma**2, self.limit()
         x = 1 / (width * self.tau0**2)
         projected = float(self.output_projection)
@@ -138,8 +171,22 @@ class ShapedAttention(AbstractLayer):
         )
 
     def parameters(self) -> Mapping[str, Array]:
-        """γ and τ0."""
-        return {"gamma": self.gamma, "tau0": self.tau0}
+        """γ and τ0, and the gains that there are."""
+        gains = {"gamma1": self.gamma1, "gamma2": self.gamma2}
+        return {"gamma": self.gamma, "tau0": self.tau0, **{name: x for name, x in gains.items() if x is not None}}
+
+    def _untrained(self) -> "ShapedAttention":
+        """The layer, with the gains that have no limit refused: traced ones when they are known."""
+        layer = self
+        for name, gain in (("gamma1", self.gamma1), ("gamma2", self.gamma2)):
+            if gain is None:
+                continue
+            message = f"{name}: there is a limit for 1 only, where A tends to I as n grows"
+            if is_concrete(gain) and gain != 1:
+                raise InputError(f"{message}; got {float(gain):g}")
+            if not is_concrete(gain):
+                layer = eqx.error_if(layer, gain != 1, message)
+        return layer
 
 
 def check_heads(key_width: int | None, heads: int) -> None:
@@ -148,6 +195,10 @@ def check_heads(key_width: int | None, heads: int) -> None:
         raise InputError(f"key_width: at least 1 is needed, got {key_width}")
     if heads < 1:
         raise InputError(f"heads: at least 1 is needed, got {heads}")
+
+
+def _times(gain: Float[Array, ""] | None, A: Array) -> Array:
+    return A if gain is None else gain * A
 
 
 def _softmax(Y: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:

@@ -2,7 +2,7 @@
 
 import abc
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -87,6 +87,11 @@ def gamma_parameter(value: ArrayLike) -> Array:
 def tau0_parameter(value: ArrayLike) -> Array:
     """τ0 > 0."""
     return parameter(value, "tau0", above=0.0)
+
+
+def gain_parameter(name: str) -> Callable[[ArrayLike | None], Array | None]:
+    """Converter of a gain of Eq. 33, finite, or None."""
+    return lambda value: None if value is None else parameter(value, name)
 
 
 def c_plus_parameter(value: ArrayLike) -> Array:

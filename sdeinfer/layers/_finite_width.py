@@ -14,8 +14,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from sdeinfer.covariance import Spectrum
-from sdeinfer.layers._limit import Limit, attention_drift
+from sdeinfer.covariance import CausalSpectrum, Spectrum
+from sdeinfer.layers._limit import Limit, attention_drift, causal_attention_drift
 from sdeinfer.layers._next_order import (
     attention_drift_next,
     attention_noise_next,
@@ -113,14 +113,22 @@ def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
     return jnp.stack([named.get(name, zero) for name in VARIANCE_FEATURES])
 
 
-def drift_terms(V: Float[Array, "m m"]) -> Float[Array, "4 m m"]:
-    """B₁, B₂, DB₂[B₁] and B₁′, the terms of the drift of one layer of finite width."""
+def drift_terms(V: Float[Array, "m m"], *, causal: bool = False) -> Float[Array, "4 m m"]:
+    """B₁, B₂, DB₂[B₁] and B₁′, the terms of the drift of one layer of finite width.
+
+    With a causal mask the last two, which are not of the limit, have not been derived, and are 0.
+    """
+    if causal:
+        zero = jnp.zeros_like(V)
+        return jnp.stack([causal_attention_drift(V), relu_drift(V), zero, zero])
     b1 = attention_drift(V)
     return jnp.stack([b1, relu_drift(V), relu_drift_along(V, b1), attention_drift_next(V)])
 
 
-def variance_terms(V: Float[Array, "m m"], coordinates: Spectrum) -> Float[Array, "features m m"]:
-    """The f_k,ij of `VARIANCE_FEATURES` at V, over (i, j) in its spectral coordinates."""
+def variance_terms(V: Float[Array, "m m"], coordinates: Spectrum | CausalSpectrum) -> Float[Array, "features m m"]:
+    """The f_k,ij of `VARIANCE_FEATURES` at V, over (i, j) in its spectral coordinates; 0 with a causal mask."""
+    if isinstance(coordinates, CausalSpectrum):
+        return jnp.zeros((len(VARIANCE_FEATURES), *V.shape), V.dtype)
     at = frame(V, coordinates)
     attention = jnp.diagonal(at.R @ attention_drift(V) @ at.R.T)
     drift = at.R @ relu_drift(V) @ at.R.T

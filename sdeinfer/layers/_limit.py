@@ -1,13 +1,28 @@
 """What remains of an architecture in the limit n, d → ∞: four numbers.
 
 Every shaped architecture has the drift θ₁ B₁(V) + θ₂ B₂(V) and the diffusion a Σ_lin(V) + κ² 𝒜(V), with B₁, B₂, Σ_lin
-and 𝒜 the same for all. Stacking layers adds drifts and diffusions, so it adds these numbers (Corollary 4.3).
+and 𝒜 the same for all, but for the mask of attention, on which B₁ and 𝒜 depend. Stacking layers adds drifts and
+diffusions, so it adds these numbers (Corollary 4.3).
 """
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import Diffusion, centre, diagonal, spectrum, total, transpose
+from sdeinfer._files import InputError
+from sdeinfer.covariance import (
+    Diffusion,
+    causal_overlap,
+    centre,
+    coordinates,
+    diagonal,
+    lower,
+    matmul,
+    running_mean,
+    successive_differences,
+    total,
+    transpose,
+)
 from sdeinfer.layers._relu import relu_drift
 
 
@@ -19,29 +34,44 @@ class Limit(eqx.Module):
         relu_drift: θ₂, of the drift θ₂ B₂ of a shaped ReLU (Theorem 3.2).
         linear_noise: a, of Σ_lin.
         attention_noise: κ², of 𝒜.
+        causal: whether B₁ and 𝒜 are those of attention with a causal mask; None where no token attends to others.
     """
 
     attention_drift: Float[Array, ""]
     relu_drift: Float[Array, ""]
     linear_noise: Float[Array, ""]
     attention_noise: Float[Array, ""]
+    causal: bool | None = eqx.field(default=None, static=True)
 
     def __add__(self, other: "Limit") -> "Limit":
-        """The limit of one layer stacked on another."""
+        """The limit of one layer stacked on another.
+
+        Raises:
+            InputError: for attention with a causal mask and attention without one.
+        """
+        masks = {limit.causal for limit in (self, other)} - {None}
+        if len(masks) > 1:
+            raise InputError("causal: layers of attention with a causal mask and without one have no limit in common")
         return Limit(
             self.attention_drift + other.attention_drift,
             self.relu_drift + other.relu_drift,
             self.linear_noise + other.linear_noise,
             self.attention_noise + other.attention_noise,
+            causal=masks.pop() if masks else None,
         )
 
     def drift(self, V: Float[Array, "m m"]) -> Float[Array, "m m"]:
         """b(V), per unit of depth-time."""
-        return self.attention_drift * attention_drift(V) + self.relu_drift * relu_drift(V)
+        of_attention = causal_attention_drift(V) if self.causal else attention_drift(V)
+        return self.attention_drift * of_attention + self.relu_drift * relu_drift(V)
 
     def diffusion(self, V: Float[Array, "m m"]) -> Diffusion:
         """Σ(V)^{1/2} in spectral form, per root of depth-time; V must be positive definite."""
-        return Diffusion(spectrum(V), self.linear_noise, self.attention_noise)
+        return Diffusion(coordinates(V, causal=bool(self.causal)), self.linear_noise, self.attention_noise)
+
+    def normals(self, tokens: int) -> tuple[int, int]:
+        """The shape of the standard normals that move a factor of V by one step."""
+        return (tokens, 2 * tokens) if self.causal else (tokens, tokens)
 
 
 def attention_drift(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
@@ -60,3 +90,27 @@ def attention_drift_vectors(V: Float[Array, "m m ..."]) -> tuple[Float[Array, "m
     tokens = V.shape[0]
     v, row = diagonal(V), total(V, axis=1) / tokens
     return v, v - 2 * row + (2 * total(row) - total(v)) / tokens
+
+
+def causal_attention_drift(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+    """B₁(V) of attention with a causal mask, in O(m³): V ∘ T + (v sV + (v sV)ᵀ)/2.
+
+    The sums over S₁ and S₂ of Theorem 4.2 are then over the first m_α tokens in row α, which H_α centres: the first has
+    T_αβ = tr(V H_α V H_β)/(m_α m_β), and for the second v = diag V/m_α scales the rows of s (`causal_drift_vectors`).
+    """
+    differences = successive_differences(transpose(successive_differences(V)))
+    v, s = causal_drift_vectors(V)
+    outer = v[:, None] * matmul(s, V)
+    return V * causal_overlap(differences) + (outer + transpose(outer)) / 2
+
+
+def causal_drift_vectors(
+    V: Float[Array, "m m ..."],
+) -> tuple[Float[Array, "m ..."], Float[Array, "m m ..."]]:
+    """V_αα/m_α, and the s_αν of S₂^{αν} = V_αα s_αν, zero for ν > α; a common shift of all tokens leaves s alone."""
+    size = diagonal(V)
+    row = running_mean(V)
+    sizes = running_mean(jnp.broadcast_to(size[:, None], V.shape))
+    s = size[None] - 2 * row - sizes + 2 * diagonal(transpose(running_mean(transpose(row))))[:, None]
+    count = jnp.arange(1, len(V) + 1, dtype=V.dtype).reshape(-1, *(1,) * (V.ndim - 2))
+    return size / count, lower(s)

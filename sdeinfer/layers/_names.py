@@ -21,7 +21,7 @@ ARCHITECTURES: dict[str, type[AbstractLayer]] = {
     "mlp": ShapedMLP,
 }
 
-SIZES = ("heads", "output_projection", "expansion")
+SIZES = ("heads", "output_projection", "expansion", "causal")
 """What a layer's limit depends on beside its parameters; an architecture has some of them."""
 
 
@@ -34,12 +34,14 @@ class Architecture:
         heads: number H of attention heads.
         output_projection: whether a Gaussian matrix mixes the heads.
         expansion: hidden width r of the feed-forward branch, as a multiple of n.
+        causal: whether attention has a causal mask; an architecture without attention has none.
     """
 
     name: str
     heads: int = 1
     output_projection: bool = False
     expansion: float = 1
+    causal: bool = False
 
     def __post_init__(self):
         architecture_named(self.name)
@@ -47,6 +49,8 @@ class Architecture:
             raise InputError(f"heads: a whole number of at least 1 is needed, got {self.heads}")
         if not 0 < self.expansion < math.inf:
             raise InputError(f"expansion: must be positive and finite, got {self.expansion:g}")
+        if self.causal and "causal" not in self.sizes:
+            raise InputError(f"causal: {self.name} has no attention to be masked")
 
     def layer(self, **parameters: ArrayLike) -> AbstractLayer:
         """The layer with given parameters; those that the architecture does not have are not used."""
@@ -93,18 +97,19 @@ def architecture_in(attributes: Mapping[Hashable, Any]) -> Architecture | None:
         return None
     try:
         heads, expansion = float(attributes.get("heads", 1)), float(attributes.get("expansion", 1))
-        projection = bool(float(attributes.get("output_projection", 0)))
+        projection, causal = (bool(float(attributes.get(name, 0))) for name in ("output_projection", "causal"))
     except (TypeError, ValueError) as error:
-        raise InputError(f"heads, output_projection, expansion: numbers are needed ({error})") from error
+        raise InputError(f"{', '.join(SIZES)}: numbers are needed ({error})") from error
     if heads != int(heads):
         raise InputError(f"heads: a whole number of at least 1 is needed, got {heads:g}")
-    return Architecture(str(name), int(heads), projection, int(expansion) if expansion == int(expansion) else expansion)
+    expansion = int(expansion) if expansion == int(expansion) else expansion
+    return Architecture(str(name), int(heads), projection, expansion, causal)
 
 
 def architecture_of_layer(layer: AbstractLayer) -> Architecture | None:
-    """The architecture of a layer, None where it has no name."""
+    """The architecture of a layer, None where it has no name, or parameters beside those of its architecture."""
     name = next((name for name, kind in ARCHITECTURES.items() if type(layer) is kind), None)
-    if name is None:
+    if name is None or set(layer.parameters()) != set(Architecture(name).parameters):
         return None
     return Architecture(name, **{size: getattr(layer, size) for size in SIZES if size in layer.__dataclass_fields__})
 

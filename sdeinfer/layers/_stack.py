@@ -95,6 +95,7 @@ class ShapedTransformer(AbstractLayer):
         heads: how many heads H; n must be a multiple.
         output_projection: whether attention ends with W_O.
         expansion: r, the hidden width of the feed-forward layer divided by n.
+        causal: whether a token attends to itself and those before it only.
     """
 
     gamma: Float[Array, ""] = eqx.field(converter=gamma_parameter)
@@ -105,6 +106,7 @@ class ShapedTransformer(AbstractLayer):
     heads: int = eqx.field(default=1, static=True)
     output_projection: bool = eqx.field(default=False, static=True)
     expansion: float = eqx.field(default=1, static=True)
+    causal: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self):
         check_heads(self.key_width, self.heads)
@@ -119,6 +121,7 @@ class ShapedTransformer(AbstractLayer):
             key_width=self.key_width,
             heads=self.heads,
             output_projection=self.output_projection,
+            causal=self.causal,
         )
         feedforward = ResidualFeedForward(
             gamma=self.gamma, c_plus=self.c_plus, c_minus=self.c_minus, expansion=self.expansion

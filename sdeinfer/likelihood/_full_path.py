@@ -42,6 +42,11 @@ class FullPath(Distribution):
     def __init__(self, law: Limit | FiniteWidth, path: PathStatistics, *, validate_args: bool | None = None):
         if isinstance(law, Limit) and path.adjustment is not None:
             raise ValueError("path: these statistics were made for a law of finite width, not for the limit")
+        mask = (law if isinstance(law, Limit) else law.limit).causal
+        if mask is not None and mask != path.causal:
+            raise ValueError(
+                f"path: these statistics were made for attention {'with' if path.causal else 'without'} mask"
+            )
         self.law = law
         self.path = path
         super().__init__((path.networks,), path.weights.shape[1:], validate_args=validate_args)

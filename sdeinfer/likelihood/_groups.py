@@ -105,6 +105,7 @@ def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.nda
         width=jnp.concatenate([part.width + first for part, first in zip(parts, firsts, strict=True)])[order],
         reference=jax.tree.map(lambda *each: jnp.concatenate(each), *[part.reference for part in parts]),
         adjustment=_each_as_often(adjustments, kinds) if adjustments else None,
+        causal=parts[0].causal,
     )
 
 

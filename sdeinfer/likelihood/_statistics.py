@@ -13,7 +13,8 @@ converges like r^{−J}, r = π/H + √(1 + π²/H²), for data with log e in an
 parameters. J is chosen for r^{−J} ≤ 1e-13, relative to the function's largest value.
 
 Each pair (i, j) of spectral coordinates has nodes of its own, and its own mean f̄_k of the finite-width features. One
-node stands apart, at e = 0: Lᵀ H_m L has an eigenvalue 0, so one term of every transition is there, up to rounding.
+node stands apart, at e = 0: Lᵀ H_m L has an eigenvalue 0, so one term of every transition is there, up to rounding, and
+as many as there are tokens with a causal mask.
 """
 
 import itertools
@@ -28,7 +29,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import spectrum
 from sdeinfer.layers import ATTENTION_NEXT, VARIANCE_FEATURES
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._moments import Moments, no_moments
@@ -96,6 +96,7 @@ class PathStatistics(eqx.Module):
         reference: the moments about which is expanded, with a leading axis of widths.
         adjustment: of the parameters before they enter the likelihood, maybe with a leading axis of widths; none where
             None.
+        causal: whether the coordinates are those of attention with a causal mask.
     """
 
     weights: Float[Array, "networks rows p nodes"]
@@ -108,6 +109,7 @@ class PathStatistics(eqx.Module):
     width: Int[Array, " networks"]
     reference: Moments
     adjustment: Adjustment | None = None
+    causal: bool = eqx.field(default=False, static=True)
 
     @property
     def networks(self) -> int:
@@ -139,7 +141,7 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     p = path.tokens * (path.tokens + 1) // 2
     lowest, highest = np.full(p, np.inf), np.zeros(p)
     for block in path.blocks():
-        e = np.asarray(_mixing(padded(path.starts, block)), np.float64)
+        e = np.asarray(padded(path.mixing, block), np.float64)
         zero = _at_zero(e)
         lowest = np.minimum(lowest, np.where(zero, np.inf, e).min(axis=0))
         highest = np.maximum(highest, np.where(zero, 0.0, e).max(axis=0))
@@ -205,6 +207,7 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         widths=jnp.asarray(widths, float),
         width=jnp.arange(groups) if pooled else jnp.asarray(width),
         reference=jax.tree.map(lambda x: jnp.asarray(x, float), layout.reference),
+        causal=path.causal,
     )
 
 
@@ -234,9 +237,6 @@ def padded(function: Any, chosen: np.ndarray) -> Any:
     The caller drops the repeated ones.
     """
     return function(np.concatenate([chosen, np.full(BLOCK - len(chosen), chosen[-1])]))
-
-
-_mixing = jax.jit(jax.vmap(lambda V: spectrum(V).mixing))
 
 
 def _rows(terms: Terms, centre: np.ndarray, ratio: np.ndarray, residual: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Everything that the likelihood of a path needs from the data, computed once."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import equinox as eqx
@@ -11,7 +12,7 @@ import xarray as xr
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import pairs, singular, spectrum, vech
+from sdeinfer.covariance import coordinates, pairs, singular, vech
 from sdeinfer.layers import drift_terms, variance_terms
 from sdeinfer.observe import outputs_of, validate
 
@@ -20,7 +21,7 @@ BLOCK = 2048
 
 
 class Terms(eqx.Module):
-    """One-layer transitions V → V + dV in the spectral coordinates of V (see `covariance.Spectrum`).
+    """One-layer transitions V → V + dV in the spectral coordinates of V (see `covariance.Spectrum`, `CausalSpectrum`).
 
     In these coordinates, and divided by √(h (1 + [i = j])), the p entries of dV are independent normals under the Euler
     chain of every architecture: z ~ N(θ₁ b₁ + θ₂ b₂, a + κ² e). `FiniteWidth` says what comes with a finite width.
@@ -50,6 +51,7 @@ class Path:
         network: the network of each transition, ascending; shape (transitions,).
         layer: the position of the layer that it starts from; shape (transitions,).
         gap: how many layers lie between each observed layer and the next, shape (layers − 1,).
+        causal: whether the coordinates are those of attention with a causal mask.
     """
 
     covariance: np.ndarray
@@ -57,6 +59,7 @@ class Path:
     network: np.ndarray
     layer: np.ndarray
     gap: np.ndarray
+    causal: bool = False
 
     @property
     def tokens(self) -> int:
@@ -78,7 +81,11 @@ class Path:
         """Transitions in their spectral coordinates, with one leading axis; each as one step of the SDE."""
         V = self.starts(chosen)
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
-        return _terms(V, self.ends(chosen), jnp.asarray(h, V.dtype))
+        return _terms(V, self.ends(chosen), jnp.asarray(h, V.dtype), causal=self.causal)
+
+    def mixing(self, chosen: slice | np.ndarray) -> Float[Array, "transitions p"]:
+        """The e of transitions alone."""
+        return _mixing(self.starts(chosen), causal=self.causal)
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Indices of all transitions, block by block."""
@@ -93,7 +100,7 @@ class Path:
         """The transitions of some of the networks, by their ascending positions; they are numbered anew."""
         mine = np.isin(self.network, which)
         network = np.searchsorted(which, self.network[mine])
-        return Path(self.covariance[which], self.width[which], network, self.layer[mine], self.gap)
+        return Path(self.covariance[which], self.width[which], network, self.layer[mine], self.gap, self.causal)
 
     def thinned(self, count: int) -> "Path":
         """At most so many of the transitions, evenly spread."""
@@ -106,6 +113,18 @@ class Path:
 
 USED = "used"
 """Optional variable of a Dataset over network and layer: whether the transition that starts there is to be used."""
+
+
+CAUSAL = "causal"
+"""Attribute of a Dataset whose transitions are to be seen in the coordinates of attention with a causal mask."""
+
+
+def with_mask(data: xr.Dataset, *, causal: bool) -> xr.Dataset:
+    """The Dataset whose transitions are to be seen with attention's causal mask, or without."""
+    seen = data.assign_attrs({CAUSAL: 1.0})
+    if not causal:
+        del seen.attrs[CAUSAL]
+    return seen
 
 
 def observed_path(data: xr.Dataset) -> Path:
@@ -148,7 +167,7 @@ def _path(data: xr.Dataset) -> Path:
     if not len(network):
         raise InputError("used: no transition is left")
     width, gap = data["width"].values.astype(np.float64), np.diff(data["layer"].values).astype(int)
-    return Path(data["covariance"].values, width, network, layer, gap)
+    return Path(data["covariance"].values, width, network, layer, gap, causal=bool(data.attrs.get(CAUSAL, False)))
 
 
 def require_densities(path: Path, data: xr.Dataset, *, ends: bool = False) -> None:
@@ -183,26 +202,35 @@ def _symmetric(V: np.ndarray) -> Float[Array, "transitions m m"]:
     return (array + jnp.swapaxes(array, -1, -2)) / 2
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="causal")
+def _mixing(V: Float[Array, "transitions m m"], *, causal: bool) -> Float[Array, "transitions p"]:
+    return jax.vmap(lambda V: coordinates(V, causal=causal).mixing)(V)
+
+
+@functools.partial(jax.jit, static_argnames="causal")
 def _terms(
-    V: Float[Array, "transitions m m"], after: Float[Array, "transitions m m"], h: Float[Array, " transitions"]
+    V: Float[Array, "transitions m m"],
+    after: Float[Array, "transitions m m"],
+    h: Float[Array, " transitions"],
+    *,
+    causal: bool,
 ) -> Terms:
     tokens = V.shape[-1]
     rows, columns = pairs(tokens)
     root = jnp.sqrt(jnp.where(rows == columns, 2.0, 1.0))
 
     def one(V, dV, h):
-        coordinates = spectrum(V)
+        at = coordinates(V, causal=causal)
 
         def packed(S):
-            return vech(coordinates.whiten(S)) / root
+            return vech(at.whiten(S)) / root
 
         return Terms(
             increments=packed(dV) / jnp.sqrt(h),
-            drift=jax.vmap(packed)(drift_terms(V)) * jnp.sqrt(h),
-            mixing=coordinates.mixing,
-            variance=jax.vmap(vech)(variance_terms(V, coordinates)),
-            log_jacobian=-(tokens + 1) * coordinates.log_volume - jnp.sum(jnp.log(root * jnp.sqrt(h))),
+            drift=jax.vmap(packed)(drift_terms(V, causal=causal)) * jnp.sqrt(h),
+            mixing=at.mixing,
+            variance=jax.vmap(vech)(variance_terms(V, at)),
+            log_jacobian=-(tokens + 1) * at.log_volume - jnp.sum(jnp.log(root * jnp.sqrt(h))),
         )
 
     return jax.vmap(one)(V, after - V, h)

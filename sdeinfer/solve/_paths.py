@@ -43,7 +43,7 @@ def solve_paths(
         limit: coefficients of the SDE; scalars, or one of each for every path.
         X0: factors of the initial covariances.
         grid: the solver's steps and the times to save.
-        brownian: increments of shape (m, m, *paths).
+        brownian: increments of shape (*normals, *paths), with the `Limit.normals` of m tokens.
         solver: with the range in which eigenvalues may lie.
         adjoint: how Diffrax differentiates the solve.
 
@@ -92,20 +92,23 @@ def in_blocks(
     X0: Float[Array, "m m"],
     paths: int,
     key: PRNGKeyArray,
+    *,
+    normals: tuple[int, int] | None = None,
 ) -> tuple[Float[Array, "paths times m m"], Float[Array, " paths"]]:
     """Solve for many paths in blocks that fit the cache, so that memory is bounded by what is saved.
 
     Arguments:
-        solve: from Brownian motions of shape (m, m, paths of one block) to their paths.
+        solve: from Brownian motions of shape (*normals, paths of one block) to their paths.
         X0: a factor, for its shape and type.
         paths: how many paths.
         key: where the randomness comes from.
+        normals: `Limit.normals` of m tokens; (m, m) where None.
     """
     entries = ENTRIES if jax.default_backend() == "cpu" else ENTRIES_ELSEWHERE
     # Blocks of one size: the few paths that they have in excess are dropped.
     together = math.ceil(paths / math.ceil(paths * X0.size / entries))
     blocks = math.ceil(paths / together)
-    shape = jax.ShapeDtypeStruct((*X0.shape, together), X0.dtype)
+    shape = jax.ShapeDtypeStruct((*(X0.shape if normals is None else normals), together), X0.dtype)
 
     def block(key):
         V, stopped = solve(BrownianSteps(shape=shape, key=key))

@@ -19,6 +19,7 @@ from sdeinfer.covariance import (
     transpose,
 )
 from sdeinfer.layers import Limit, relu_drift
+from sdeinfer.solve._causal import causal_psd_step
 
 
 class CovarianceTerm(diffrax.AbstractTerm):
@@ -28,7 +29,7 @@ class CovarianceTerm(diffrax.AbstractTerm):
 
     Attributes:
         limit: coefficients of the SDE; scalars, or one of each for every path.
-        brownian: Brownian motion of the shape of the solver's state, (m, m, *paths).
+        brownian: Brownian motion of shape (*normals, *paths), with the `Limit.normals` of m tokens.
     """
 
     limit: Limit
@@ -86,7 +87,9 @@ class PSDEuler(diffrax.AbstractItoSolver):
         h, G = terms.contr(t0, t1)
         # A stopped path steps from the identity: what it holds may be too ill-conditioned for the others' fast path.
         running = jnp.isinf(stopped)
-        y1, change = psd_step(terms.vf(t0, y0, None), jnp.where(running, y0, identity_like(y0)), h.astype(y0.dtype), G)
+        limit = terms.vf(t0, y0, None)
+        advance = causal_psd_step if limit.causal else psd_step
+        y1, change = advance(limit, jnp.where(running, y0, identity_like(y0)), h.astype(y0.dtype), G)
         stopped = jnp.where(running & ~(change <= 1), t0, stopped)
         y1 = jnp.where(jnp.isinf(stopped), y1, y0)
         stopped = jnp.where(jnp.isinf(stopped) & self._outside(y1), t1, stopped)

@@ -59,7 +59,7 @@ def simulate_from(
     layer: AbstractLayer,
     V0: Float[Array, "m m"],
     ts: ArrayLike,
-    normals: Float[Array, "paths steps m m"],
+    normals: Float[Array, "paths steps m columns"],
     *,
     step: float = 0.01,
     adjoint: AbstractAdjoint = CHECKPOINTED,
@@ -70,7 +70,8 @@ def simulate_from(
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m); it may be singular.
         ts: depth-times at which to save, increasing.
-        normals: one m×m matrix for each path and step; `len(step_grid(ts, step).steps) - 1` is the number of steps.
+        normals: one m×m matrix for each path and step, or m×2m with a causal mask;
+            `len(step_grid(ts, step).steps) - 1` is the number of steps.
         step: longest step in depth-time.
         adjoint: how Diffrax differentiates the solve.
 
@@ -82,7 +83,7 @@ def simulate_from(
     """
     layer, V0 = check_inputs(layer, V0, len(normals))
     grid = step_grid(ts, step)
-    expected = (len(grid.steps) - 1, *V0.shape)
+    expected = (len(grid.steps) - 1, *layer.limit().normals(len(V0)))
     if normals.shape[1:] != expected:
         raise InputError(f"normals: shape (paths, {', '.join(map(str, expected))}) is needed, got {normals.shape}")
     V, stopped = _solve_from_normals(layer, V0, grid, adjoint, normals)
@@ -103,13 +104,13 @@ def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple
 @eqx.filter_jit
 def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint, paths: int, key):
     """V of shape (paths, times, m, m), and the times at which paths were stopped."""
-    X0 = semidefinite_cholesky(V0)
+    X0, limit = semidefinite_cholesky(V0), layer.limit()
 
     def solve(brownian):
-        block = jnp.broadcast_to(X0[..., None], brownian.shape.shape)
-        return solve_paths(layer.limit(), block, grid, brownian, solver=solver, adjoint=adjoint)
+        block = jnp.broadcast_to(X0[..., None], (*X0.shape, brownian.shape.shape[-1]))
+        return solve_paths(limit, block, grid, brownian, solver=solver, adjoint=adjoint)
 
-    return in_blocks(solve, X0, paths, key)
+    return in_blocks(solve, X0, paths, key, normals=limit.normals(len(X0)))
 
 
 @eqx.filter_jit

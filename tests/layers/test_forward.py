@@ -114,6 +114,43 @@ def test_heads_are_attention_side_by_side(projection, X, key):
     assert_agrees(layer.forward(X, key=key), np.sqrt(1 - gamma**2) * x + gamma * branch, rtol=1e-12)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_causal_attention_is_eq_9_over_the_tokens_so_far(heads, X, key):
+    """Row α is that of attention without a mask among the first α tokens, with the same weights."""
+    masked, whole = (si.ShapedAttention(0.7, 0.8, key_width=5, heads=heads, causal=causal) for causal in (True, False))
+    out = masked.forward(X, key=key)
+    for a in range(len(X)):
+        assert_agrees(out[a], whole.forward(X[: a + 1], key=key)[a], rtol=1e-12)
+    # The first token sees itself alone: nothing of the softmax is left.
+    gamma, W_V = 0.7, jr.normal(jr.split(key, 3)[2], (16, 16))
+    assert_agrees(out[0], np.sqrt(1 - gamma**2) * X[0] + gamma * X[0] @ W_V / 4, rtol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gains_are_those_of_eq_33(causal, X, key):
+    gains, m = {"gamma1": 0.3, "gamma2": 0.8}, len(X)
+    shaped, trained = si.ShapedAttention(0.7, 0.8, causal=causal), si.ShapedAttention(0.7, 0.8, causal=causal, **gains)
+    values = X @ jr.normal(jr.split(key, 3)[2], (16, 16)) / 4
+    mask = np.tril(np.ones((m, m))) if causal else np.ones((m, m))
+    flat = mask / mask.sum(axis=1, keepdims=True)
+    moved = (gains["gamma1"] - 1) * np.eye(m) - (gains["gamma2"] - 1) * flat
+    difference = trained.forward(X, key=key) - shaped.forward(X, key=key)
+    assert_agrees(difference, 0.7 * moved @ values, rtol=1e-12)
+
+
+def test_gains_are_trained_where_they_are_given(X, key):
+    def loss(layer):
+        return jnp.sum(layer.forward(X, key=key) ** 2)
+
+    assert si.ShapedAttention(0.7, 0.8).gamma1 is None
+    one, two = si.ShapedAttention(0.7, 0.8), si.ShapedAttention(0.7, 0.8, gamma1=1.0, gamma2=1.0)
+    np.testing.assert_array_equal(one.forward(X, key=key), two.forward(X, key=key))
+    slope = jax.grad(loss)(two)
+    assert slope.gamma1 != 0
+    assert slope.gamma2 != 0
+    assert set(two.parameters()) == {"gamma", "tau0", "gamma1", "gamma2"}
+
+
 @pytest.mark.parametrize("expansion", [1, 4, 0.25])
 def test_feedforward_is_eq_4(expansion, X, key):
     gamma, c_plus, c_minus = 0.6, 0.5, -1.0

@@ -1,5 +1,3 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +49,7 @@ The paper's, and with what real Transformers have beside it: heads, an output pr
 
 
 def coefficients(limit: Limit) -> np.ndarray:
-    return np.array([float(getattr(limit, field.name)) for field in dataclasses.fields(limit)])
+    return np.array([float(x) for x in jax.tree.leaves(limit)])
 
 
 def test_drift_is_the_papers_index_sum(layer, V):

@@ -2,6 +2,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pytest
 
@@ -38,6 +39,22 @@ def test_a_parameter_out_of_range_is_refused_by_name(name, value, message):
 def test_attention_refuses_a_key_width_below_one():
     with pytest.raises(ValueError, match="key_width: at least 1 is needed, got 0"):
         si.ShapedAttention(gamma=0.5, tau0=1.0, key_width=0)
+
+
+@pytest.mark.parametrize("gain", ["gamma1", "gamma2"])
+def test_gains_have_a_limit_at_one_only(gain):
+    layer = si.ShapedAttention(0.5, 1.0, **{gain: 0.9})
+    with pytest.raises(ValueError, match=rf"{gain}: there is a limit for 1 only, where A tends to I .* got 0.9"):
+        layer.limit()
+    with pytest.raises(eqx.EquinoxRuntimeError, match=f"{gain}: there is a limit for 1 only"):
+        si.simulate(layer, jnp.eye(2), [0.1], paths=2, key=jr.key(0)).block_until_ready()
+    one, other = (
+        si.simulate(layer, jnp.eye(2), [0.1], paths=2, key=jr.key(0))
+        for layer in (si.ShapedAttention(0.5, 1.0), si.ShapedAttention(0.5, 1.0, **{gain: 1.0}))
+    )
+    np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match=f"{gain}: must be finite, got nan"):
+        si.ShapedAttention(0.5, 1.0, **{gain: np.nan})
 
 
 def test_a_transformer_refuses_a_key_width_below_one_at_once():

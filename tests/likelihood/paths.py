@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from references import wishart_path
 
-from sdeinfer.likelihood import FullPath, Path, PathStatistics, Terms, observed_path, path_statistics
+from sdeinfer.likelihood import FullPath, Path, PathStatistics, Terms, observed_path, path_statistics, with_mask
 from sdeinfer.observe import covariance_dataset
 
 WIDTH = 40
@@ -27,8 +27,9 @@ def log_prob(layer, statistics: PathStatistics, law: str = "limit") -> np.ndarra
     return np.asarray(_log_prob(law)(layer, statistics))
 
 
-def path_of(paths, *, width: ArrayLike = WIDTH, layers=None) -> Path:
-    return observed_path(covariance_dataset(np.asarray(paths), width=width, layers=layers))
+def path_of(paths, *, width: ArrayLike = WIDTH, layers=None, causal: bool = False) -> Path:
+    data = covariance_dataset(np.asarray(paths), width=width, layers=layers)
+    return observed_path(with_mask(data, causal=causal))
 
 
 def statistics_of(paths, **options) -> PathStatistics:

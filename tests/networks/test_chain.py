@@ -29,12 +29,17 @@ CHAINS = {
     "feedforward, r = 4": si.ResidualFeedForward(0.9, **SLOPES, expansion=4),
     "transformer, H = 4": si.ShapedTransformer(0.7, 0.4, **SLOPES, heads=4, expansion=4),
     "transformer, H = 4, W_O": si.ShapedTransformer(0.7, 0.4, **SLOPES, heads=4, output_projection=True),
+    "causal transformer, H = 4": si.ShapedTransformer(0.7, 0.4, **SLOPES, heads=4, causal=True),
 }
 MORE_CHAINS = {
     "feedforward": si.ResidualFeedForward(0.6, **SLOPES),
     "attention": si.ShapedAttention(0.9, 0.5),
     "attention, n_k = 2": si.ShapedAttention(0.9, 0.5, key_width=2),
     "transformer": si.ShapedTransformer(0.7, 0.5, **SLOPES),
+    "causal transformer, H = 4, W_O": si.ShapedTransformer(
+        0.7, 0.4, **SLOPES, heads=4, output_projection=True, causal=True
+    ),
+    "causal attention with gains": si.ShapedAttention(0.6, 0.4, causal=True, gamma1=0.7, gamma2=0.4),
     "stack, H = 2 and 4": si.Stack(
         (
             si.ShapedAttention(0.7, 0.4, heads=2),
@@ -64,7 +69,9 @@ def assert_chain_has_the_law_of_the_weights(layer, *, networks, key, **sizes) ->
     assert_same_distribution(np.linalg.slogdet(chain)[1], np.linalg.slogdet(weights)[1])
 
 
-@pytest.mark.parametrize("name", [pytest.param("mlp", marks=pytest.mark.slow), "transformer, H = 4"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("mlp", marks=pytest.mark.slow), "transformer, H = 4", "causal transformer, H = 4"]
+)
 def test_chain_has_the_law_of_the_weights(name, key):
     # As narrow as four heads of three tokens allow: there the law is farthest from its limit.
     assert_chain_has_the_law_of_the_weights(CHAINS[name], width=24, depth=8, networks=3_000, key=key)

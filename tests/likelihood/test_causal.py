@@ -1,0 +1,173 @@
+"""The law of a path with a causal mask: the dense normal of its transitions."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+from budget import assert_distribution
+from conftest import CAUSAL, random_covariance
+from likelihood.paths import WIDTH, all_terms, common_path, log_prob, path_of, residual_and_variance, statistics_of
+from references import wishart_path
+from scipy import stats
+
+import sdeinfer as si
+from sdeinfer.infer import compare
+from sdeinfer.likelihood import FullPath, observed_path, path_layout, path_statistics, with_mask
+from sdeinfer.observe import covariance_dataset
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4])
+def test_log_likelihood_is_the_dense_normal(tokens, causal_layer):
+    paths = common_path(tokens)
+    expected = [references.log_likelihood(causal_layer, path, width=WIDTH) for path in paths]
+    np.testing.assert_allclose(log_prob(causal_layer, statistics_of(paths, causal=True)), expected, rtol=1e-10)
+
+
+def test_networks_of_several_widths_each_have_their_own_law(causal_layer):
+    widths = [15, 40, 300]
+    paths = np.stack([wishart_path(3, 5, width=n, seed=n) for n in widths])
+    statistics = statistics_of(paths, width=widths, causal=True)
+    expected = [references.log_likelihood(causal_layer, path, width=n) for path, n in zip(paths, widths, strict=True)]
+    np.testing.assert_allclose(log_prob(causal_layer, statistics), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("gamma", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("tau0", [1e-2, 1.0, 1e2])
+def test_statistics_lose_nothing_at_wild_parameters(gamma, tau0):
+    layer = si.ShapedTransformer(gamma, tau0, 2.0, -3.0, causal=True)
+    paths = common_path(4)
+    expected = [references.log_likelihood(layer, path, width=WIDTH) for path in paths]
+    np.testing.assert_allclose(log_prob(layer, statistics_of(paths, causal=True)), expected, rtol=1e-10)
+
+
+def test_more_nodes_and_parts_change_nothing():
+    layer, paths = CAUSAL["causal transformer"](), common_path(4)
+    path = path_of(paths, causal=True)
+    whole = log_prob(layer, path_statistics(path))
+    finer = path_statistics(path, path_layout(path, nodes=200))
+    np.testing.assert_allclose(log_prob(layer, finer), whole, rtol=1e-11)
+    layout = path_layout(path)
+    parts = [path_of(paths[:, :4], causal=True), path_of(paths[:, 3:], layers=[3, 4, 5, 6], causal=True)]
+    added = path_statistics(parts[0], layout) + path_statistics(parts[1], layout)
+    np.testing.assert_allclose(log_prob(layer, added), whole, rtol=1e-11)
+    pooled = path_statistics(path, pooled=True)
+    np.testing.assert_allclose(log_prob(layer, pooled).sum(), whole.sum(), rtol=1e-11)
+
+
+def test_without_attention_the_mask_makes_no_difference():
+    layer, paths = si.ResidualFeedForward(0.6, 0.5, -1.0), common_path(4)
+    one, other = (log_prob(layer, statistics_of(paths, causal=causal)) for causal in (True, False))
+    np.testing.assert_allclose(one, other, rtol=1e-11)
+
+
+def test_two_tokens_see_half_of_the_attention():
+    """The first of two is alone; the second attends as it does without a mask."""
+    terms, unmasked = (all_terms(path_of(common_path(2), causal=causal)) for causal in (True, False))
+    assert (np.asarray(terms.mixing)[:, :2] == 0).all()
+    assert (np.asarray(terms.mixing).sum(axis=1) < np.asarray(unmasked.mixing).sum(axis=1)).all()
+
+
+def test_statistics_of_another_mask_are_refused():
+    for causal in (True, False):
+        statistics = statistics_of(common_path(3), causal=causal)
+        limit = si.ShapedAttention(0.5, 1.0, causal=not causal).limit()
+        with pytest.raises(ValueError, match="path: these statistics were made for attention"):
+            FullPath(limit, statistics)
+
+
+def test_data_say_whether_there_is_a_mask():
+    data = covariance_dataset(
+        common_path(3), width=WIDTH, architecture=si.layers.Architecture("attention", causal=True)
+    )
+    assert data.attrs["causal"] == 1
+    assert observed_path(data).causal
+    without = with_mask(data, causal=False)
+    assert not observed_path(without).causal
+    assert data.attrs["causal"] == 1
+
+
+def test_data_of_the_euler_chain_have_independent_normal_residuals(key):
+    layer, width = CAUSAL["causal transformer"](), 200
+    limit = layer.limit()
+
+    @jax.jit
+    def chain(key):
+        def step(V, key):
+            noise = limit.diffusion(V).sample(jr.normal(key, (6,)))
+            V = V + limit.drift(V) / width + noise / np.sqrt(width)
+            return V, V
+
+        V0 = random_covariance(3) / 2
+        return jnp.concatenate([V0[None], jax.lax.scan(step, V0, jr.split(key, 20))[1]])
+
+    path = path_of(jax.vmap(chain)(jr.split(key, 50)), width=width, causal=True)
+    residual, variance = residual_and_variance(all_terms(path), layer)
+    assert_distribution(residual / np.sqrt(variance), stats.norm.cdf)
+
+
+@pytest.fixture(scope="module")
+def causal_networks():
+    truth = si.ShapedTransformer(0.6, 0.6, 2.0, -3.0, causal=True)
+    V0 = si.equicorrelated(tokens=4, correlation=0.1, norm=1.4)
+    return si.sample_networks(truth, V0, width=512, depth=24, networks=256, key=jr.key(5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "law: with a causal mask there is the limit's law only, law='limit'; got 'finite-width'"),
+        ({"law": "both"}, "law: with a causal mask .* got 'both'"),
+    ],
+)
+def test_laws_of_finite_width_are_refused(options, message, causal_networks, key):
+    with pytest.raises(ValueError, match=message):
+        si.fit(si.models.full_path, causal_networks, **options, key=key)
+
+
+@pytest.mark.parametrize("model", ["thinned_path", "terminal", "hierarchical"])
+def test_models_that_know_no_mask_are_refused(model, causal_networks, key):
+    with pytest.raises(ValueError, match=f"model: {model} knows no causal mask; models.full_path does"):
+        si.fit(getattr(si.models, model), causal_networks, law="limit", key=key)
+
+
+def test_a_mask_is_for_attention():
+    with pytest.raises(ValueError, match="causal: mlp has no attention to be masked"):
+        si.layers.Architecture("mlp", causal=True)
+
+
+@pytest.mark.slow
+def test_a_fit_recovers_the_truth_and_tells_the_mask(causal_networks, key):
+    """By the limit at n = 512, whose variances are off by ½ %, and its gap by the He constant, of order 1/√n."""
+    sizes = {"law": "limit", "chains": 2, "draws": 1000, "warmup": 500, "predictions": 50}
+    post = si.fit(si.models.full_path, causal_networks, **sizes, key=key)
+    assert post.attrs["architecture"] == "transformer"
+    assert post.attrs["causal"] == 1
+    draws = post["posterior"]
+    print()
+    for name, truth in {"gamma": 0.6, "tau0": 0.6, "c_gap": 5.0}.items():
+        mean, sd = float(draws[name].mean()), float(draws[name].std())
+        print(f"{name}: {mean:.4f} ± {sd:.4f} for {truth}; z = {(mean - truth) / sd:.1f}")
+        assert sd <= 0.2 * truth
+        assert abs(mean - truth) <= 5 * sd + {"gamma": 0.01, "tau0": 0.05, "c_gap": 0.1}[name] * truth
+    print(si.check(post, causal_networks).to_frame().drop(columns="advice").to_string())
+    layer = si.layers.Architecture("transformer", causal=True).layer(gamma=0.6, tau0=0.6, c_plus=2.0, c_minus=-3.0)
+    unmasked = dataclasses.replace(layer, causal=False)
+    causal, other = (
+        log_prob(kind, path_statistics(observed_path(with_mask(causal_networks, causal=kind.causal)))).sum()
+        for kind in (layer, unmasked)
+    )
+    print(f"log density at the truth {causal:.1f}, without the mask {other:.1f}")
+    assert causal > other + 20
+    table = compare(
+        si.models.full_path,
+        causal_networks,
+        architectures=[si.layers.Architecture("transformer", causal=True), "attention", "feedforward"],
+        law="limit",
+        key=key,
+    )
+    print(table.to_string())
+    assert table.index[0] == "transformer"

@@ -1,0 +1,115 @@
+"""The solver for attention with a causal mask: its step, the generator of the SDE, the cone, and networks."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+from budget import assert_mean, assert_same_distribution
+from conftest import CAUSAL, random_covariance
+from references import assert_agrees, packed
+
+import sdeinfer as si
+from sdeinfer.covariance import vech
+from sdeinfer.solve._causal import causal_psd_step
+
+
+def test_a_step_is_that_of_the_naive_twin(causal_layer, V, key):
+    X, h, tokens = jnp.linalg.cholesky(V), 0.05, len(V)
+    G = jr.normal(key, causal_layer.limit().normals(tokens))
+    Y, _ = causal_psd_step(causal_layer.limit(), X, jnp.asarray(h), jnp.sqrt(h) * G)
+    expected = references.causal_solver_step(causal_layer, np.asarray(X), h, np.asarray(G))
+    assert_agrees(Y, expected)
+
+
+def test_one_small_step_has_the_generators_mean_and_covariance(causal_layer, key):
+    V, limit, samples, h = random_covariance(3), causal_layer.limit(), 20_000, 1e-2
+    X = jnp.linalg.cholesky(V)
+
+    def increment(G, h):
+        Y, _ = causal_psd_step(limit, X, jnp.asarray(h), jnp.sqrt(h) * G)
+        return vech(Y @ Y.T - V)
+
+    @jax.vmap
+    def moments(G):
+        """Samples of E dV/h and E dV dVᵀ/h, from the pair ±G, which cancels most of the noise, and from h and h/2."""
+        found = []
+        for step in (h / 2, h):
+            there, back = increment(G, step), increment(-G, step)
+            found.append(((there + back) / 2 / step, (jnp.outer(there, there) + jnp.outer(back, back)) / 2 / step))
+        return jax.tree.map(lambda half, whole: 2 * half - whole, *found)
+
+    drift, covariance = jax.jit(moments)(jr.normal(key, (samples, *limit.normals(3))))
+    assert_mean(drift, packed(references.drift(causal_layer, V)))
+    assert_mean(covariance, references.diffusion(causal_layer, V))
+
+
+def test_paths_from_normals_are_steps(key):
+    layer, V0, h = CAUSAL["causal transformer"](), random_covariance(3), 0.05
+    normals = jr.normal(key, (2, 4, 3, 6))
+    found = si.simulate_from(layer, V0, [2 * h, 4 * h], normals, step=h)
+    for path in range(2):
+        X = np.linalg.cholesky(V0)
+        for number, G in enumerate(np.asarray(normals[path])):
+            X = references.causal_solver_step(layer, X, h, G)
+            if number % 2:
+                assert_agrees(found[path, number // 2], X @ X.T)
+    with pytest.raises(ValueError, match=r"normals: shape \(paths, 4, 3, 6\) is needed"):
+        si.simulate_from(layer, V0, [2 * h, 4 * h], normals[..., :3], step=h)
+
+
+@pytest.mark.parametrize("start", ["full rank", "rank one", "equal", "opposite"])
+def test_paths_stay_in_the_cone(start, key):
+    tokens = 4
+    x = {
+        "rank one": jnp.linspace(0.5, 1.5, tokens),
+        "equal": jnp.ones(tokens),
+        "opposite": (-1.0) ** jnp.arange(tokens),
+    }
+    V0 = 0.8 * jnp.eye(tokens) + 0.2 if start == "full rank" else jnp.outer(x[start], x[start])
+    layer = si.ShapedTransformer(0.5, 0.6, 0.3, -1.5, causal=True)
+    V = si.simulate(layer, V0.astype(jnp.float32), [0.2, 0.4], paths=200, step=0.02, key=key)
+    assert not jnp.isnan(V).any()
+    finite = V[jnp.isfinite(V).all(axis=(1, 2, 3))]
+    assert len(finite) >= 190
+    values = np.linalg.eigvalsh(np.asarray(finite, np.float64))
+    assert (values[..., 0] >= -1e-5 * values[..., -1]).all()
+
+
+def test_paths_that_explode_are_infinite_and_never_nan(key):
+    layer, V0 = si.ShapedAttention(0.9, 0.05, causal=True), 4 * random_covariance(3)
+    V = si.simulate(layer, V0, [0.1, 0.5], paths=50, step=0.05, key=key)
+    assert not jnp.isnan(V).any()
+    assert jnp.isinf(V[:, -1]).any()
+
+
+def test_paths_have_a_gradient(key):
+    V0 = random_covariance(3)
+
+    def size(tau0):
+        layer = si.ShapedAttention(0.7, tau0, causal=True)
+        return jnp.mean(si.simulate(layer, V0, [0.2], paths=8, step=0.05, key=key)[..., 2, 2])
+
+    slope, step = jax.grad(size)(0.8), 1e-5
+    np.testing.assert_allclose(slope, (size(0.8 + step) - size(0.8 - step)) / (2 * step), rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention", "transformer"])
+def test_networks_have_the_sdes_distribution(name, key):
+    """At T = ½ of width 200; tokens 3 and 4, which attend to those before them, and not to the same."""
+    width, depth, networks, keys = 200, 100, 1024, jr.split(key)
+    layer = si.layers.Architecture(name, causal=True).layer(gamma=0.4, tau0=1.0, c_plus=1.0, c_minus=-1.0)
+    V0 = si.equicorrelated(tokens=4, correlation=0.2).astype(jnp.float32)
+    data = si.sample_networks(layer, V0, width=width, depth=depth, networks=networks, observe_every=depth, key=keys[0])
+    seen = data["covariance"].values[:, -1].astype(np.float64)
+    assert np.isfinite(seen).all()
+    paths = np.asarray(si.simulate(layer, V0, [depth / width], paths=2**13, step=0.01, key=keys[1])[:, 0], np.float64)
+    for statistic in (
+        lambda V: V[:, 2, 3] / np.sqrt(V[:, 2, 2] * V[:, 3, 3]),
+        lambda V: V[:, 0, 1] / np.sqrt(V[:, 0, 0] * V[:, 1, 1]),
+        lambda V: np.log(V[:, 3, 3]),
+    ):
+        print(f"\n{name}: mean {statistic(seen).mean():.4f} in {networks} networks, {statistic(paths).mean():.4f} SDE")
+        assert_same_distribution(statistic(seen), statistic(paths))

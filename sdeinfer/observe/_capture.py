@@ -24,6 +24,7 @@ def observe_equinox[Model](
     networks: int,
     width: int | None = None,
     tokens: Any = None,
+    progress: bool = False,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
     """Draw networks of Equinox and observe them, one network and one layer in memory at a time.
@@ -38,6 +39,7 @@ def observe_equinox[Model](
         networks: how many networks.
         width: n; the last dimension where None.
         tokens: which tokens to observe, see `observe`.
+        progress: show a progress bar.
         key: where the weights come from.
 
     Returns:
@@ -57,7 +59,7 @@ def observe_equinox[Model](
             X = run(layer, X) if isinstance(layer, eqx.Module) else layer(X)
             observer.add(_one_network(X))
 
-    return _observed(network, networks, width, tokens)
+    return _observed(network, networks, width, tokens, progress=progress)
 
 
 def observe_flax[Model](
@@ -69,6 +71,7 @@ def observe_flax[Model](
     networks: int,
     width: int | None = None,
     tokens: Any = None,
+    progress: bool = False,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
     """Draw networks of Flax (NNX) and observe them, one network and one layer in memory at a time.
@@ -82,6 +85,7 @@ def observe_flax[Model](
         networks: how many networks.
         width: n; the last dimension where None.
         tokens: which tokens to observe, see `observe`.
+        progress: show a progress bar.
         key: where the weights come from.
 
     Returns:
@@ -102,7 +106,7 @@ def observe_flax[Model](
             X = run(layer, X) if isinstance(layer, nnx.Module) else layer(X)
             observer.add(_one_network(X))
 
-    return _observed(network, networks, width, tokens)
+    return _observed(network, networks, width, tokens, progress=progress)
 
 
 def observe_torch(
@@ -113,6 +117,7 @@ def observe_torch(
     networks: int,
     width: int | None = None,
     tokens: Any = None,
+    progress: bool = False,
     seed: int,
 ) -> xr.Dataset:
     """Draw networks of PyTorch and observe them by forward hooks, one network and one layer in memory at a time.
@@ -127,6 +132,7 @@ def observe_torch(
         networks: how many networks.
         width: n; the last dimension where None.
         tokens: which tokens to observe, see `observe`.
+        progress: show a progress bar.
         seed: where the weights come from. PyTorch's own generators are left as they were.
 
     Returns:
@@ -145,14 +151,16 @@ def observe_torch(
             model = make(seeds[number]).eval()
         _through_hooks(torch, model, list(layers(model)), inputs, observer)
 
-    return _observed(network, networks, width, tokens)
+    return _observed(network, networks, width, tokens, progress=progress)
 
 
-def _observed(network: Callable[[int, Observer], None], networks: int, width: int | None, tokens: Any) -> xr.Dataset:
+def _observed(
+    network: Callable[[int, Observer], None], networks: int, width: int | None, tokens: Any, *, progress: bool
+) -> xr.Dataset:
     if networks < 1:
         raise InputError(f"networks: at least 1 is needed, got {networks}")
     observers = [Observer(width, tokens=tokens, first_network=number) for number in range(networks)]
-    for number, observer in enumerate(tqdm(observers, desc="networks", delay=2, leave=False)):
+    for number, observer in enumerate(tqdm(observers, desc="networks", disable=not progress)):
         network(number, observer)
     return joined(observers)
 

@@ -1,0 +1,197 @@
+"""Networks that users would write, in their own libraries: from hidden states to a verdict.
+
+Nothing of these layers is this package's: they are written down from Eq. 4, 9 and 11 anew, with four heads, an output
+projection and a hidden layer four times as wide.
+"""
+
+import math
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import sdeinfer as si
+from sdeinfer.layers import Architecture
+
+GAMMA, TAU0, C = 0.5, 1.0, 2.0
+DEPTH, HEADS, EXPANSION = 16, 4, 4
+TRUTH = {"gamma": GAMMA, "tau0": TAU0, "c_gap": 2 * C}
+
+
+def inputs(width, norm):
+    """Three uncorrelated tokens."""
+    return norm * math.sqrt(width) * jnp.linalg.qr(jr.normal(jr.key(9), (width, 3)))[0].T
+
+
+def attend(q, k, v, temperature, causal):
+    """Heads first: (heads, tokens, width of a head)."""
+    tokens = q.shape[1]
+    scores = jnp.einsum("htd,hsd->hts", q, k) / temperature
+    visible = jnp.tril(jnp.ones((tokens, tokens))) if causal else jnp.ones((tokens, tokens))
+    share = jax.nn.softmax(jnp.where(visible == 1, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("hts,hsd->htd", jnp.eye(tokens) + share - visible / visible.sum(axis=1, keepdims=True), v)
+
+
+def kinked(h, width):
+    up, down = 1 + C / math.sqrt(width), 1 - C / math.sqrt(width)
+    return jnp.where(h > 0, up * h, down * h) * math.sqrt(2 / (up**2 + down**2))
+
+
+class Linear(eqx.Module):
+    weight: jax.Array
+
+    def __init__(self, columns, rows, key):
+        self.weight = jr.normal(key, (rows, columns)) / math.sqrt(columns)
+
+    def __call__(self, X):
+        return X @ self.weight.T
+
+
+class EquinoxBlock(eqx.Module):
+    query: Linear
+    key: Linear
+    value: Linear
+    out: Linear
+    up: Linear
+    down: Linear
+    causal: bool = eqx.field(static=True)
+
+    def __init__(self, width, causal, key):
+        sizes = [(width, width)] * 4 + [(width, EXPANSION * width), (EXPANSION * width, width)]
+        made = [Linear(*size, each) for size, each in zip(sizes, jr.split(key, 6), strict=True)]
+        self.query, self.key, self.value, self.out, self.up, self.down = made
+        self.causal = causal
+
+    def __call__(self, X):
+        tokens, width = X.shape
+        q, k, v = (part(X).reshape(tokens, HEADS, -1).swapaxes(0, 1) for part in (self.query, self.key, self.value))
+        Z = attend(q, k, v, TAU0 * math.sqrt(width * width / HEADS), self.causal)
+        X = math.sqrt(1 - GAMMA**2) * X + GAMMA * self.out(Z.swapaxes(0, 1).reshape(tokens, width))
+        return math.sqrt(1 - GAMMA**2) * X + GAMMA * self.down(kinked(self.up(X), width))
+
+
+class EquinoxNetwork(eqx.Module):
+    blocks: list[EquinoxBlock]
+
+    def __init__(self, width, causal, key):
+        self.blocks = [EquinoxBlock(width, causal, each) for each in jr.split(key, DEPTH)]
+
+
+def observed_equinox(width, networks, *, causal=False, norm=1.7):
+    return si.observe.equinox(
+        lambda key: EquinoxNetwork(width, causal, key),
+        inputs(width, norm),
+        layers=lambda model: model.blocks,
+        networks=networks,
+        key=jr.key(1),
+    )
+
+
+def observed_flax(width, networks, *, causal=False, norm=1.7):
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            drawn = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
+
+            def linear(columns, rows):
+                return nnx.Linear(columns, rows, use_bias=False, kernel_init=drawn, param_dtype=float, rngs=rngs)
+
+            self.qkv, self.out = linear(width, 3 * width), linear(width, width)
+            self.up, self.down = linear(width, EXPANSION * width), linear(EXPANSION * width, width)
+
+        def __call__(self, X):
+            q, k, v = self.qkv(X).reshape(-1, 3, HEADS, width // HEADS).transpose(1, 2, 0, 3)
+            Z = attend(q, k, v, TAU0 * width / math.sqrt(HEADS), causal)
+            X = math.sqrt(1 - GAMMA**2) * X + GAMMA * self.out(Z.transpose(1, 0, 2).reshape(-1, width))
+            return math.sqrt(1 - GAMMA**2) * X + GAMMA * self.down(kinked(self.up(X), width))
+
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.blocks = nnx.List([Block(rngs) for _ in range(DEPTH)])
+
+    return si.observe.flax(
+        Network, inputs(width, norm), layers=lambda model: model.blocks, networks=networks, key=jr.key(2)
+    )
+
+
+OBSERVED = {"equinox": observed_equinox, "flax": observed_flax}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", OBSERVED)
+def test_a_shaped_transformer_is_recovered(library):
+    data = OBSERVED[library](128, 256)
+    kind = Architecture("transformer", heads=HEADS, output_projection=True, expansion=EXPANSION)
+    assert_recovered(si.fit(si.models.full_path, data, architecture=kind, key=jr.key(3)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", OBSERVED)
+def test_a_causal_one_is_recovered_by_the_limits_law(library):
+    data = OBSERVED[library](256, 256, causal=True, norm=1.3)
+    kind = Architecture("transformer", heads=HEADS, output_projection=True, expansion=EXPANSION, causal=True)
+    assert_recovered(si.fit(si.models.full_path, data, architecture=kind, law="limit", key=jr.key(3)))
+
+
+def assert_recovered(post):
+    found = si.check(post)
+    draws = {name: post["posterior"][name].values for name in TRUTH}
+    for name, true in TRUTH.items():
+        print(f"\n{name}: {draws[name].mean():.4g} ± {draws[name].std():.2g}, {true:g}", end="")
+        assert abs(draws[name].mean() - true) < 4 * draws[name].std()
+    print(f"\n{found.verdict}")
+    assert found.passed
+
+
+class GPTBlock(eqx.Module):
+    """Pre-LN, as GPT-2 has it: softmax at 1/√n_k, no identity, GELU, residual branches added."""
+
+    attention: eqx.nn.MultiheadAttention
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+    norms: tuple[eqx.nn.LayerNorm, eqx.nn.LayerNorm]
+
+    def __init__(self, width, key):
+        keys = jr.split(key, 3)
+        self.attention = eqx.nn.MultiheadAttention(HEADS, width, key=keys[0])
+        self.up = eqx.nn.Linear(width, EXPANSION * width, key=keys[1])
+        self.down = eqx.nn.Linear(EXPANSION * width, width, key=keys[2])
+        self.norms = (eqx.nn.LayerNorm(width), eqx.nn.LayerNorm(width))
+
+    def __call__(self, X):
+        normal = jax.vmap(self.norms[0])(X)
+        X = X + self.attention(normal, normal, normal, mask=jnp.tril(jnp.ones((len(X), len(X)), bool)))
+        hidden = jax.nn.gelu(jax.vmap(self.up)(jax.vmap(self.norms[1])(X)))
+        return X + jax.vmap(self.down)(hidden)
+
+
+@pytest.mark.slow
+def test_a_vanilla_gpt_is_said_not_to_be_shaped():
+    data = si.observe.equinox(
+        lambda key: [GPTBlock(128, each) for each in jr.split(key, DEPTH)],
+        inputs(128, 1.7),
+        layers=lambda blocks: blocks,
+        networks=64,
+        key=jr.key(4),
+    )
+    post = si.fit(si.models.full_path, data, architecture="transformer", key=jr.key(5))
+    with warnings.catch_warnings():
+        # ArviZ's, of importance weights that a wrong law does not allow.
+        warnings.simplefilter("ignore")
+        found = si.check(post)
+    print(f"\n{found.verdict}")
+    assert found.cause is not None
+    assert found.cause.name == "one-step innovations, p"
+    assert "not layers of a shaped transformer" in found.cause.advice
+
+
+def test_these_blocks_keep_the_mean_covariance_of_white_tokens():
+    """λ² + γ² = 1: E[tr V] stays, up to O(1/n) of attention and of the nonlinearity."""
+    traces = np.trace(observed_equinox(64, 64)["covariance"].values, axis1=2, axis2=3)
+    change = np.log(traces[:, -1] / traces[:, 0])
+    assert abs(change.mean()) < 0.2

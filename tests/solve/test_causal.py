@@ -106,6 +106,10 @@ def test_networks_have_the_sdes_distribution(name, key):
     seen = data["covariance"].values[:, -1].astype(np.float64)
     assert np.isfinite(seen).all()
     paths = np.asarray(si.simulate(layer, V0, [depth / width], paths=2**13, step=0.01, key=keys[1])[:, 0], np.float64)
+    # Of so many paths one or two explode, as without a mask.
+    finite = np.isfinite(paths).all(axis=(1, 2))
+    assert finite.mean() >= 0.999
+    paths = paths[finite]
     for statistic in (
         lambda V: V[:, 2, 3] / np.sqrt(V[:, 2, 2] * V[:, 3, 3]),
         lambda V: V[:, 0, 1] / np.sqrt(V[:, 0, 0] * V[:, 1, 1]),

@@ -9,7 +9,6 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sdeinfer._files import InputError
 from sdeinfer.covariance import (
     Diffusion,
     causal_overlap,
@@ -34,30 +33,23 @@ class Limit(eqx.Module):
         relu_drift: θ₂, of the drift θ₂ B₂ of a shaped ReLU (Theorem 3.2).
         linear_noise: a, of Σ_lin.
         attention_noise: κ², of 𝒜.
-        causal: whether B₁ and 𝒜 are those of attention with a causal mask; None where no token attends to others.
+        causal: whether B₁ and 𝒜 are those of attention with a causal mask.
     """
 
     attention_drift: Float[Array, ""]
     relu_drift: Float[Array, ""]
     linear_noise: Float[Array, ""]
     attention_noise: Float[Array, ""]
-    causal: bool | None = eqx.field(default=None, static=True)
+    causal: bool = eqx.field(default=False, static=True)
 
     def __add__(self, other: "Limit") -> "Limit":
-        """The limit of one layer stacked on another.
-
-        Raises:
-            InputError: for attention with a causal mask and attention without one.
-        """
-        masks = {limit.causal for limit in (self, other)} - {None}
-        if len(masks) > 1:
-            raise InputError("causal: layers of attention with a causal mask and without one have no limit in common")
+        """The limit of one layer stacked on another; of the two, those with attention have one mask."""
         return Limit(
             self.attention_drift + other.attention_drift,
             self.relu_drift + other.relu_drift,
             self.linear_noise + other.linear_noise,
             self.attention_noise + other.attention_noise,
-            causal=masks.pop() if masks else None,
+            causal=self.causal or other.causal,
         )
 
     def drift(self, V: Float[Array, "m m"]) -> Float[Array, "m m"]:
@@ -67,7 +59,7 @@ class Limit(eqx.Module):
 
     def diffusion(self, V: Float[Array, "m m"]) -> Diffusion:
         """Σ(V)^{1/2} in spectral form, per root of depth-time; V must be positive definite."""
-        return Diffusion(coordinates(V, causal=bool(self.causal)), self.linear_noise, self.attention_noise)
+        return Diffusion(coordinates(V, causal=self.causal), self.linear_noise, self.attention_noise)
 
     def normals(self, tokens: int) -> tuple[int, int]:
         """The shape of the standard normals that move a factor of V by one step."""

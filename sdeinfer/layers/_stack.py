@@ -58,7 +58,13 @@ class Stack(AbstractLayer):
         return V
 
     def limit(self) -> Limit:
-        """The sum of the layers' limits."""
+        """The sum of the layers' limits.
+
+        Raises:
+            InputError: for attention with a causal mask and attention without one.
+        """
+        if len(_masks(self)) > 1:
+            raise InputError("causal: layers of attention with a causal mask and without one have no limit in common")
         return functools.reduce(operator.add, (layer.limit() for layer in self.layers))
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
@@ -154,3 +160,13 @@ class ShapedTransformer(AbstractLayer):
     def parameters(self) -> Mapping[str, Array]:
         """γ, τ0, c₊ and c₋."""
         return {"gamma": self.gamma, "tau0": self.tau0, "c_plus": self.c_plus, "c_minus": self.c_minus}
+
+
+def _masks(layer: AbstractLayer) -> set[bool]:
+    """Whether the layer's attention has a causal mask; both, where some has and some has not."""
+    match layer:
+        case Stack():
+            return set().union(*(_masks(part) for part in layer.layers))
+        case ShapedAttention() | ShapedTransformer():
+            return {layer.causal}
+    return set()

@@ -43,7 +43,7 @@ class FullPath(Distribution):
         if isinstance(law, Limit) and path.adjustment is not None:
             raise ValueError("path: these statistics were made for a law of finite width, not for the limit")
         mask = (law if isinstance(law, Limit) else law.limit).causal
-        if mask is not None and mask != path.causal:
+        if mask != path.causal:
             raise ValueError(
                 f"path: these statistics were made for attention {'with' if path.causal else 'without'} mask"
             )

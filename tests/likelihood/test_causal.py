@@ -59,8 +59,11 @@ def test_more_nodes_and_parts_change_nothing():
 
 
 def test_without_attention_the_mask_makes_no_difference():
-    layer, paths = si.ResidualFeedForward(0.6, 0.5, -1.0), common_path(4)
-    one, other = (log_prob(layer, statistics_of(paths, causal=causal)) for causal in (True, False))
+    limit = si.ResidualFeedForward(0.6, 0.5, -1.0).limit()
+    one, other = (
+        FullPath(dataclasses.replace(limit, causal=path.causal), path).log_prob(path.weights)
+        for path in (statistics_of(common_path(4), causal=causal) for causal in (True, False))
+    )
     np.testing.assert_allclose(one, other, rtol=1e-11)
 
 

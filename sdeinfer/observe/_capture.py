@@ -51,13 +51,7 @@ def observe_equinox[Model](
     run = eqx.filter_jit(lambda layer, X: layer(X))
 
     def network(number: int, observer: Observer) -> None:
-        model = make(jr.fold_in(key, number))
-        X = inputs if embed is None else embed(model)(inputs)
-        observer.add(_one_network(X))
-        for layer in layers(model):
-            # What is no module would be compiled anew for every network.
-            X = run(layer, X) if isinstance(layer, eqx.Module) else layer(X)
-            observer.add(_one_network(X))
+        _layer_by_layer(make(jr.fold_in(key, number)), inputs, layers, embed, run, eqx.Module, observer)
 
     return _observed(network, networks, width, tokens, progress=progress)
 
@@ -98,13 +92,7 @@ def observe_flax[Model](
     run = nnx.jit(lambda layer, X: layer(X))
 
     def network(number: int, observer: Observer) -> None:
-        model = make(nnx.Rngs(jr.fold_in(key, number)))
-        X = inputs if embed is None else embed(model)(inputs)
-        observer.add(_one_network(X))
-        for layer in layers(model):
-            # What is no module would be compiled anew for every network.
-            X = run(layer, X) if isinstance(layer, nnx.Module) else layer(X)
-            observer.add(_one_network(X))
+        _layer_by_layer(make(nnx.Rngs(jr.fold_in(key, number))), inputs, layers, embed, run, nnx.Module, observer)
 
     return _observed(network, networks, width, tokens, progress=progress)
 
@@ -163,6 +151,23 @@ def _observed(
     for number, observer in enumerate(tqdm(observers, desc="networks", disable=not progress)):
         network(number, observer)
     return joined(observers)
+
+
+def _layer_by_layer[Model](
+    model: Model,
+    inputs: Any,
+    layers: Callable[[Model], Iterable[Callable]],
+    embed: Callable[[Model], Callable] | None,
+    run: Callable,
+    module: type,
+    observer: Observer,
+) -> None:
+    X = inputs if embed is None else embed(model)(inputs)
+    observer.add(_one_network(X))
+    for layer in layers(model):
+        # What is no module would be compiled anew for every network.
+        X = run(layer, X) if isinstance(layer, module) else layer(X)
+        observer.add(_one_network(X))
 
 
 def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, observer: Observer) -> None:

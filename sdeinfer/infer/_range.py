@@ -105,8 +105,8 @@ def _in_range_of_groups(
         members = groups.members(number)
         try:
             own, pilot = in_range(alike, data.isel(network=members), largest_logit)
-        except OutOfRange as error:
-            raise OutOfRange(f"group {label}: {error}") from error
+        except InputError as error:
+            raise type(error)(f"group {label}: {error}") from error
         used[members] = used_of(own)
         pilots.append(pilot)
     return with_used(data, used), {name: [pilot[name] for pilot in pilots] for name in pilots[0]}

@@ -22,9 +22,9 @@ DEPTH, HEADS, EXPANSION = 16, 4, 4
 TRUTH = {"gamma": GAMMA, "tau0": TAU0, "c_gap": 2 * C}
 
 
-def inputs(width, norm):
-    """Three uncorrelated tokens."""
-    return norm * math.sqrt(width) * jnp.linalg.qr(jr.normal(jr.key(9), (width, 3)))[0].T
+def inputs(width):
+    """Three uncorrelated tokens of norm 1.7."""
+    return 1.7 * math.sqrt(width) * jnp.linalg.qr(jr.normal(jr.key(9), (width, 3)))[0].T
 
 
 def attend(q, k, v, temperature, causal):
@@ -81,17 +81,17 @@ class EquinoxNetwork(eqx.Module):
         self.blocks = [EquinoxBlock(width, causal, each) for each in jr.split(key, DEPTH)]
 
 
-def observed_equinox(width, networks, *, causal=False, norm=1.7):
+def observed_equinox(width, networks, *, causal=False):
     return si.observe.equinox(
         lambda key: EquinoxNetwork(width, causal, key),
-        inputs(width, norm),
+        inputs(width),
         layers=lambda model: model.blocks,
         networks=networks,
         key=jr.key(1),
     )
 
 
-def observed_flax(width, networks, *, causal=False, norm=1.7):
+def observed_flax(width, networks, *, causal=False):
     nnx = pytest.importorskip("flax.nnx")
 
     class Block(nnx.Module):
@@ -114,9 +114,7 @@ def observed_flax(width, networks, *, causal=False, norm=1.7):
         def __init__(self, rngs):
             self.blocks = nnx.List([Block(rngs) for _ in range(DEPTH)])
 
-    return si.observe.flax(
-        Network, inputs(width, norm), layers=lambda model: model.blocks, networks=networks, key=jr.key(2)
-    )
+    return si.observe.flax(Network, inputs(width), layers=lambda model: model.blocks, networks=networks, key=jr.key(2))
 
 
 OBSERVED = {"equinox": observed_equinox, "flax": observed_flax}
@@ -133,9 +131,11 @@ def test_a_shaped_transformer_is_recovered(library):
 @pytest.mark.slow
 @pytest.mark.parametrize("library", OBSERVED)
 def test_a_causal_one_is_recovered_by_the_limits_law(library):
-    data = OBSERVED[library](256, 256, causal=True, norm=1.3)
+    data = OBSERVED[library](256, 256, causal=True)
     kind = Architecture("transformer", heads=HEADS, output_projection=True, expansion=EXPANSION, causal=True)
-    assert_recovered(si.fit(si.models.full_path, data, architecture=kind, law="limit", key=jr.key(3)))
+    # The limit's law holds for smaller logits than that of the width.
+    post = si.fit(si.models.full_path, data, architecture=kind, law="limit", largest_logit=0.3, key=jr.key(3))
+    assert_recovered(post)
 
 
 def assert_recovered(post):
@@ -174,7 +174,7 @@ class GPTBlock(eqx.Module):
 def test_a_vanilla_gpt_is_said_not_to_be_shaped():
     data = si.observe.equinox(
         lambda key: [GPTBlock(128, each) for each in jr.split(key, DEPTH)],
-        inputs(128, 1.7),
+        inputs(128),
         layers=lambda blocks: blocks,
         networks=64,
         key=jr.key(4),

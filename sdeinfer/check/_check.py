@@ -68,10 +68,13 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     table = summarise(post)
     verdicts = [*_of_innovations(post, data), *_of_range(post, data, table)]
     obeyed = all(verdict.passed for verdict in verdicts)
-    verdicts += _of_approximation(post) if "pareto_k" in post.attrs else _of_chains(table)
+    approximate = "pareto_k" in post.attrs
+    verdicts += _of_approximation(post) if approximate else _of_chains(table)
     if obeyed:
         verdicts += _of_identification(post, data)
-    verdicts += [*_of_geometry(post), *_of_predictions(post, data)]
+    if not approximate:
+        verdicts += _of_geometry(post)
+    verdicts += _of_predictions(post, data)
     for name in IDENTIFIED:
         if name in table.index and np.isfinite(table.loc[name, "truth"]):
             row = table.loc[name]
@@ -100,8 +103,6 @@ def _of_chains(table: pd.DataFrame) -> list[Verdict]:
 
 def _of_geometry(post: xr.DataTree) -> list[Verdict]:
     """What a posterior that is hard to explore shows, as that of parameters of which the data say little is."""
-    if "pareto_k" in post.attrs:
-        return []
     statistics = post["sample_stats"].to_dataset()
     advice = "the posterior is hard to explore, where the data say little or contradict the law: raise the warmup"
     verdicts = [at_most("converged", "divergences", statistics["diverging"].mean(), DIVERGENT, advice)]

@@ -181,14 +181,11 @@ def _sample(
     centre = np.asarray(path.terms(every).variance).mean(axis=0)
     law = law_at(architecture, unconstrained(layer.parameters()), widths=np.array([width]), centre=centre)
     parts = list(innovations(path, law))
-    information = [
-        np.einsum("tpk,tpl->tkl", here.mean, here.mean)
-        + np.einsum("tpk,tpl->tkl", here.log_variance, here.log_variance) / 2
-        for here in parts
-    ]
     back = np.argsort(np.concatenate([here.transitions for here in parts]))
-    score = np.concatenate([here.score for here in parts])
-    return _Layers(networks, np.concatenate(information)[back], score[back], spread)
+    information, score = (
+        np.concatenate([getattr(here, name) for here in parts])[back] for name in ("information_of_each", "score")
+    )
+    return _Layers(networks, information, score, spread)
 
 
 def _networks(sampled: _Layers, names: tuple[str, ...], parameter: str, relative_sd: float) -> int | None:

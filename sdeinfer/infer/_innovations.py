@@ -55,10 +55,15 @@ class Innovations(NamedTuple):
         return of_mean + np.einsum("tp,tpk->tk", self.y**2 - 1, self.log_variance) / 2
 
     @property
+    def information_of_each(self) -> np.ndarray:
+        """Of independent normals, shape (transitions, parameters, parameters)."""
+        of_mean = np.einsum("tpk,tpl->tkl", self.mean, self.mean)
+        return of_mean + np.einsum("tpk,tpl->tkl", self.log_variance, self.log_variance) / 2
+
+    @property
     def information(self) -> np.ndarray:
-        """Of independent normals, shape (parameters, parameters)."""
-        of_mean = np.einsum("tpk,tpl->kl", self.mean, self.mean)
-        return of_mean + np.einsum("tpk,tpl->kl", self.log_variance, self.log_variance) / 2
+        """Of all transitions, shape (parameters, parameters)."""
+        return self.information_of_each.sum(axis=0)
 
 
 def law_at(

@@ -63,8 +63,8 @@ def range_to_fit(model: Program, data: xr.Dataset, largest_logit: float) -> tupl
     try:
         return in_range(model, data, largest_logit)
     except OutOfRange as error:
-        used = used_of(data)
-        used &= logit_scale(data) <= np.median(logit_scale(data)[used])
+        used, spread = used_of(data), logit_scale(data)
+        used &= spread <= np.median(spread[used])
         return with_used(data, used), {"out_of_range": str(error)}
 
 

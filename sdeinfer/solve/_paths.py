@@ -93,7 +93,7 @@ def in_blocks(
     paths: int,
     key: PRNGKeyArray,
     *,
-    normals: tuple[int, int] | None = None,
+    normals: tuple[int, int],
 ) -> tuple[Float[Array, "paths times m m"], Float[Array, " paths"]]:
     """Solve for many paths in blocks that fit the cache, so that memory is bounded by what is saved.
 
@@ -102,13 +102,13 @@ def in_blocks(
         X0: a factor, for its shape and type.
         paths: how many paths.
         key: where the randomness comes from.
-        normals: `Limit.normals` of m tokens; (m, m) where None.
+        normals: `Limit.normals` of m tokens.
     """
     entries = ENTRIES if jax.default_backend() == "cpu" else ENTRIES_ELSEWHERE
     # Blocks of one size: the few paths that they have in excess are dropped.
     together = math.ceil(paths / math.ceil(paths * X0.size / entries))
     blocks = math.ceil(paths / together)
-    shape = jax.ShapeDtypeStruct((*(X0.shape if normals is None else normals), together), X0.dtype)
+    shape = jax.ShapeDtypeStruct((*normals, together), X0.dtype)
 
     def block(key):
         V, stopped = solve(BrownianSteps(shape=shape, key=key))

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
-from tqdm import tqdm
 
+from sdeinfer._progress import ProgressBar, phase
 from sdeinfer.infer._checkpoint import Checkpoint, Progress, fingerprint
 
 type Advance = Callable[[Any, PyTree, Array], tuple[PyTree, dict[str, dict[str, Array]]]]
@@ -68,7 +68,7 @@ def in_chunks(
         chains = len(jax.tree.leaves(start)[0])
         mark = fingerprint(fingerprinted, chains, draws, warmup, chunk, start)
         done = checkpoint.load(mark, start)
-    with tqdm(total=warmup + draws, initial=done.iterations, desc="sampling", disable=not progress, delay=2) as bar:
+    with ProgressBar(total=warmup + draws, initial=done.iterations, desc="sampling", show=progress) as bar:
         while done.iterations < warmup + draws:
             keep = done.iterations >= warmup
             steps = min(chunk, (warmup + draws if keep else warmup) - done.iterations)
@@ -80,6 +80,7 @@ def in_chunks(
             if checkpoint is not None:
                 checkpoint.save(mark, done)
             bar.update(steps)
+    phase("evaluating the draws")
     return done.draws
 
 

@@ -12,9 +12,9 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
-from tqdm import tqdm
 
 from sdeinfer._files import InputError
+from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.layers import AbstractLayer, architecture_of_layer, check_parameters
 from sdeinfer.layers._keys import NetworkKeys
@@ -36,6 +36,7 @@ PATH_ENTRIES = 2**24
 """How many entries of the chain's covariances one batch may return."""
 
 
+@with_progress_line
 def sample_networks(
     layer: AbstractLayer,
     V0: Float[Array, "m m"],
@@ -110,7 +111,8 @@ def sample_networks(
 
     # XLA runs what is inside a loop on one core of a CPU, but multiplies matrices on all of them.
     threads = os.cpu_count() if method == "chain" and jax.default_backend() == "cpu" else 1
-    with tqdm(total=networks, desc="networks", disable=not progress, delay=2) as bar:
+    phase("sampling networks")
+    with ProgressBar(total=networks, desc="networks", show=progress) as bar:
         # The first batch alone, so that it is compiled once.
         draw(0)
         bar.update(batch)

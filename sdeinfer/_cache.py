@@ -27,9 +27,9 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 LAST_START = ".last-start"
 """The file whose time is that of the last start."""
 
-# JAX can bound its cache itself. It then looks at every file before it writes one, 70 µs each, and waits up to 10 s for a
-# lock whenever it reads or writes. Without a bound it takes no lock: a program of which another process has written only
-# a part is compiled.
+# JAX can bound its cache itself. It then looks at every file before it writes one, 70 µs each, and waits up to 10 s for
+# a lock whenever it reads or writes. Without a bound it takes no lock: where another process has written only a part of
+# a program, the program is compiled.
 
 
 def use_compilation_cache() -> Path | None:
@@ -46,7 +46,11 @@ def use_compilation_cache() -> Path | None:
     """
     if os.environ.get("SDEINFER_NO_CACHE", "") not in ("", "0") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return None
-    folder = Path(platformdirs.user_cache_dir("sdeinfer", appauthor=False)) / f"jaxlib-{version('jaxlib')}-{_cpu()}"
+    try:
+        folder = Path(platformdirs.user_cache_dir("sdeinfer", appauthor=False))
+    except RuntimeError:  # the user has no home
+        return None
+    folder /= f"jaxlib-{version('jaxlib')}-{_cpu()}"
     known = jax.config.jax_compilation_cache_dir
     if known is not None:
         return folder if known == str(folder) else None
@@ -76,7 +80,7 @@ def _cpu() -> str:
 
 def _is_ours(folder: Path) -> bool:
     """Make the folder, and say whether only the user may write there and there is room."""
-    if not folder.is_absolute():  # the user has no home
+    if not folder.is_absolute():  # nor has the user a home
         return False
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
     for each in (folder.parent, folder):

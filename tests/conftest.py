@@ -1,6 +1,7 @@
 """What the whole suite shares; it runs in double precision, except where a test asks for single."""
 
 import gc
+import os
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 import sdeinfer as si
 
 jax.config.update("jax_enable_x64", True)  # noqa: FBT003
+os.environ["SDEINFER_NO_CACHE"] = "1"  # commands leave the user's folder alone, and compile as on the first day
 
 MOST_MAPS = 20_000
 

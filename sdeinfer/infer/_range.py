@@ -26,6 +26,7 @@ from jaxtyping import Float
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._mode import Mode, latent_mode, posterior_mode
+from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.likelihood import (
     Path,
     Program,
@@ -38,9 +39,6 @@ from sdeinfer.likelihood import (
     with_used,
 )
 from sdeinfer.observe import groups_of, outputs_of
-
-LARGEST_LOGIT = 0.6
-"""Far beyond its range the law mistakes the spread for one of 0.6 to 1.6, not for a small one."""
 
 FIRST, ALIKE, MORE = 512, 1.25, 4
 """The first estimate of τ0 is from so many terms, of which a transition has m(m + 1)/2, and from all transitions with

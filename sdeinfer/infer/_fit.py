@@ -79,7 +79,7 @@ def fit(
     require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, predictions=predictions)
     if checkpoint is not None and not checkpoint.resume:
         checkpoint.remove()
-    key_nuts, key_prior, key_before, key_after = jr.split(key, 4)
+    key_nuts, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
     data = masked(model, data, kind, law)
     both, law = law == "both", "limit" if law == "limit" else "finite-width"
     program = model.given(architecture=kind, law=law)

@@ -87,7 +87,8 @@ def sample_networks(
         raise InputError(f"method: must be 'chain' or 'weights', got {method!r}")
     if observe_every > depth:
         raise InputError(f"observe_every: must not exceed the depth {depth}, got {observe_every}")
-    V0 = jnp.asarray(validate_covariance(V0))
+    V0 = validate_covariance(V0)
+    V0 = V0.astype(jax.dtypes.canonicalize_dtype(V0.dtype))
     layer = check_parameters(layer)
     observed = depth // observe_every
     sizes = {"width": width, "observe_every": observe_every, "observed": observed}

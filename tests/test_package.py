@@ -127,6 +127,15 @@ def test_functions_are_not_replaced_by_the_packages_of_their_names():
     )
 
 
+def test_numpyro_is_whole_where_a_report_comes_first():
+    in_new_process(
+        "import sdeinfer as si",
+        "si.report.figures",
+        "import numpyro",
+        "assert numpyro.distributions.distribution",
+    )
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_point_one_way(room):
     allowed = {*ROOMS[: ROOMS.index(room) + 1], "_files", "_progress"}

@@ -1,5 +1,8 @@
 """What networks with given parameters would show, as NumPyro distributions; all that is data is computed once."""
 
+# First of all: where arviz-stats is imported before a name of numpyro.distributions, that package lacks submodules.
+import numpyro as numpyro
+
 from sdeinfer.likelihood._adjustment import Adjustment as Adjustment
 from sdeinfer.likelihood._adjustment import constrained as constrained
 from sdeinfer.likelihood._adjustment import no_adjustment as no_adjustment

@@ -22,7 +22,6 @@ import xarray as xr
 from jaxtyping import Array, Float
 from scipy import stats
 
-from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import causal_spectrum, coordinates, pairs, tokens_of, vech
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at
 from sdeinfer.layers import architecture_in
@@ -156,7 +155,7 @@ def _memory(path: Path, here: Innovations) -> np.ndarray:
     return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
 
 
-@functools.partial(jax.jit, compiler_options=RUN_ONCE)
+@jax.jit
 def _causal_weights(V: Float[Array, "transitions m m"]) -> tuple[Array, Array, Array]:
     """The directions of V and of V H V in the coordinates of a causal mask, and how much of each is on the diagonal.
 
@@ -173,7 +172,7 @@ def _causal_weights(V: Float[Array, "transitions m m"]) -> tuple[Array, Array, A
     return jax.vmap(one)(V)
 
 
-@functools.partial(jax.jit, static_argnames="causal", compiler_options=RUN_ONCE)
+@functools.partial(jax.jit, static_argnames="causal")
 def _turned(V: Float[Array, "transitions m m"], Z: Float[Array, "transitions m m"], *, causal: bool) -> Array:
     """What is Z in the coordinates of one transition, in those of the next."""
     at = jax.vmap(lambda V: coordinates(V, causal=causal))(V)

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import jax.random as jr
 import numpy as np
 import xarray as xr
@@ -20,7 +21,7 @@ from sdeinfer.infer._expansion import prepare
 from sdeinfer.infer._groups import labelled_draws, predict_each
 from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import metropolis
-from sdeinfer.infer._nuts import nuts
+from sdeinfer.infer._nuts import compile_nuts, nuts
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
 from sdeinfer.infer._tree import attributes_of, groups_of_data
@@ -83,14 +84,17 @@ def fit(
     data = masked(model, data, kind, law)
     both, law = law == "both", "limit" if law == "limit" else "finite-width"
     program = model.given(architecture=kind, law=law)
-    phase("finding the range of the law")
-    data, pilot = range_to_fit(program, data, largest_logit)
-    phase("preparing the data")
-    prepared = prepare(program, data)
-    prior = _sample_prior(program, prepared, draws, key_prior)
-    count = min(predictions, draws)
-    before = {name: value[:count] for name, value in prior.items()}
     with ThreadPoolExecutor(1) as beside:
+        if program.path is not None and program.alike is None:
+            shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "causal": kind.causal}
+            beside.submit(compile_nuts, program, **shapes, warmup=warmup, x64=jax.config.jax_enable_x64)
+        phase("finding the range of the law")
+        data, pilot = range_to_fit(program, data, largest_logit)
+        phase("preparing the data")
+        prepared = prepare(program, data)
+        prior = _sample_prior(program, prepared, draws, key_prior)
+        count = min(predictions, draws)
+        before = {name: value[:count] for name, value in prior.items()}
         # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
         predicted_before = beside.submit(predict_each, program, before, data, architecture=kind, key=key_before)
         sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}

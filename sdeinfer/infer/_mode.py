@@ -61,7 +61,7 @@ def posterior_mode(model: Program, prepared: PyTree, *, start: Mode | None = Non
             log τ0 = −1.5, 0 and 1.5, since for large τ0 the likelihood is flat in it.
     """
     sites = tuple(latent_structure(model, prepared)) if start is None else start.sites
-    prepared, dtype = jax.device_put(_as_adjusted(model, prepared)), jnp.result_type(float)
+    prepared, dtype = jax.device_put(as_adjusted(model, prepared)), jnp.result_type(float)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = potential_and_slope(model, prepared, dict(zip(sites, np.asarray(x, dtype), strict=True)))
@@ -126,7 +126,7 @@ def _starts(sites: tuple[str, ...]) -> list[np.ndarray]:
     return [log_tau0 * (np.array(sites) == "tau0") for log_tau0 in (-1.5, 0.0, 1.5)]
 
 
-def _as_adjusted(model: Program, prepared: PyTree) -> PyTree:
+def as_adjusted(model: Program, prepared: PyTree) -> PyTree:
     """The data as the sampler will have them: the same program then serves the mode before and after the adjustment."""
     options = dict(model.options)
     if not isinstance(prepared, PathStatistics) or prepared.adjustment is not None or options["law"] == "limit":

@@ -182,6 +182,26 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     )
 
 
+def blank_statistics(tokens: int, widths: int, *, causal: bool = False) -> PathStatistics:
+    """Statistics without data, pooled, of the shapes that most data of so many tokens and widths have."""
+    p, nodes = tokens * (tokens + 1) // 2, NODES[0] + 1
+    count = len(repeated_widths(np.arange(widths)))
+    ones = np.ones((FEATURES, p))
+    blank = PathStatistics(
+        weights=np.zeros((count, ROWS, p, nodes)),
+        nodes=np.ones((p, nodes)),
+        centre=ones,
+        spread=ones,
+        least=np.ones(p),
+        constant=np.zeros(count),
+        widths=np.full(count, 100.0),
+        width=np.arange(count),
+        reference=no_moments(count, FEATURES, p),
+        causal=causal,
+    )
+    return jax.device_put(jax.tree.map(_in_default_type, blank))
+
+
 def mean_features(path: Path) -> Float[np.ndarray, "features p"]:
     """Means of the features of the variance over some of the transitions."""
     some = path.thinned(BLOCK)

@@ -11,7 +11,6 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Bool, Float
 
-from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.covariance import coordinates, pairs, singular, vech
 from sdeinfer.layers import drift_terms, variance_terms
@@ -203,12 +202,12 @@ def _symmetric(V: np.ndarray) -> Float[np.ndarray, "transitions m m"]:
     return (array + np.swapaxes(array, -1, -2)) / 2
 
 
-@functools.partial(jax.jit, static_argnames="causal", compiler_options=RUN_ONCE)
+@functools.partial(jax.jit, static_argnames="causal")
 def _mixing(V: Float[Array, "transitions m m"], *, causal: bool) -> Float[Array, "transitions p"]:
     return jax.vmap(lambda V: coordinates(V, causal=causal).mixing)(V)
 
 
-@functools.partial(jax.jit, static_argnames="causal", compiler_options=RUN_ONCE)
+@functools.partial(jax.jit, static_argnames="causal")
 def _terms(
     V: Float[Array, "transitions m m"],
     after: Float[Array, "transitions m m"],

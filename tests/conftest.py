@@ -66,7 +66,7 @@ def layer(request) -> si.layers.AbstractLayer:
 
 
 def pytest_xdist_auto_num_workers(config) -> int:
-    """`-n auto`: a process a core; none where output is not captured, and for slow tests and benchmarks on their own."""
+    """`-n auto`: a process a core; none where output is not captured, or for slow tests and benchmarks alone."""
     alone = config.option.capture == "no" or "not" not in config.option.markexpr
     return 0 if alone else min(len(os.sched_getaffinity(0)), MOST_WORKERS)
 

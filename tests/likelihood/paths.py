@@ -18,13 +18,18 @@ def law_of(layer, statistics: PathStatistics, law: str):
     return layer.limit() if law == "limit" else jax.vmap(layer.finite_width)(statistics.widths)
 
 
-@functools.cache
-def _log_prob(law: str):
-    return jax.jit(lambda layer, path: FullPath(law_of(layer, path, law), path).log_prob(path.weights))
+@jax.jit
+def _log_prob(law, path):
+    return FullPath(law, path).log_prob(path.weights)
+
+
+_laws_of_widths = jax.jit(lambda layer, widths: jax.vmap(layer.finite_width)(widths))
 
 
 def log_prob(layer, statistics: PathStatistics, law: str = "limit") -> np.ndarray:
-    return np.asarray(_log_prob(law)(layer, statistics))
+    """In a program for each shape of the statistics, whatever the layer."""
+    law_ = layer.limit() if law == "limit" else _laws_of_widths(layer, statistics.widths)
+    return np.asarray(_log_prob(law_, statistics))
 
 
 def path_of(paths, *, width: ArrayLike = WIDTH, layers=None, causal: bool = False) -> Path:

@@ -16,7 +16,7 @@ def prepare(data: xr.Dataset) -> PathStatistics:
     return path_statistics(observed_path(data))
 
 
-@observing(prepare, pool=PathStatistics.pooled, path=observed_path)
+@observing(prepare, pool=PathStatistics.pooled, blocks=PathStatistics.blocks, path=observed_path)
 def full_path(
     path: PathStatistics, *, architecture: Architecture, law: Literal["finite-width", "limit"] = "finite-width"
 ) -> None:

@@ -37,7 +37,14 @@ def prepare(data: xr.Dataset) -> GroupedStatistics:
     return grouped_statistics(data)
 
 
-@observing(prepare, pool=GroupedStatistics.pooled, path=observed_path, alike=full_path, acceptance=ACCEPTANCE)
+@observing(
+    prepare,
+    pool=GroupedStatistics.pooled,
+    blocks=GroupedStatistics.blocks,
+    path=observed_path,
+    alike=full_path,
+    acceptance=ACCEPTANCE,
+)
 def hierarchical(
     grouped: GroupedStatistics, *, architecture: Architecture, law: Literal["finite-width", "limit"] = "finite-width"
 ) -> None:

@@ -25,7 +25,7 @@ from scipy import stats
 from sdeinfer.covariance import causal_spectrum, coordinates, pairs, tokens_of, unvech, vech
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at
 from sdeinfer.layers import architecture_in
-from sdeinfer.likelihood import Path, transitions, unconstrained, with_mask
+from sdeinfer.likelihood import Path, mean_features, transitions, unconstrained, with_mask
 from sdeinfer.observe import groups_of
 
 DIRECTIONS = {
@@ -86,9 +86,7 @@ def laws_of(post: xr.DataTree, data: xr.Dataset) -> Iterator[tuple[Path, LawAt]]
         u = unconstrained({name: jnp.asarray(values[name].values) for name in architecture.parameters}).mean(
             axis=(1, 2)
         )
-        sample = mine.thinned(2048)
-        centre = np.asarray(sample.terms(slice(None)).variance).mean(axis=0)
-        yield mine, law_at(architecture, u, widths=np.unique(mine.width), centre=centre, law=law)
+        yield mine, law_at(architecture, u, widths=np.unique(mine.width), centre=mean_features(mine), law=law)
 
 
 class _Sums(NamedTuple):

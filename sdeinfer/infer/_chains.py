@@ -1,5 +1,6 @@
 """Chains of any sampler: in chunks, with progress and a checkpoint, and on several cores."""
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,8 @@ from tqdm import tqdm
 
 from sdeinfer.infer._checkpoint import Checkpoint, Progress, fingerprint
 
-type Advance = Callable[[Any, PyTree, Array], tuple[PyTree, dict[str, dict[str, Array]]]]
-"""From a problem, the state and a number of iterations to the new state and what was drawn at each."""
+type Advance = Callable[[Any, PyTree, np.ndarray], tuple[PyTree, dict[str, dict[str, Array]]]]
+"""From a problem, the state of one chain and a number of iterations to its new state and the draws of each."""
 
 
 class Draws(NamedTuple):
@@ -37,7 +38,7 @@ class Draws(NamedTuple):
 def in_chunks(
     advance: Advance,
     problem: Any,
-    start: PyTree,
+    start: tuple[PyTree, ...],
     *,
     warmup: int,
     draws: int,
@@ -46,12 +47,15 @@ def in_chunks(
     checkpoint: Checkpoint | None,
     fingerprinted: PyTree,
 ) -> dict[str, dict[str, Any]]:
-    """Run chains to their end, chunk by chunk.
+    """Run chains to their end, chunk by chunk, on as many threads as there are cores.
+
+    One chain at a time is compiled, not all of them side by side: NUTS then needs a third of the compilation, and no
+    chain waits for the longest trajectory of the others.
 
     Arguments:
-        advance: the sampler, with all chains in the leading axis of its state and of what it draws.
+        advance: the sampler of one chain, under `jax.jit`.
         problem: its first argument.
-        start: the chains' initial state.
+        start: the initial state of each chain.
         warmup: iterations that are not kept.
         draws: iterations that are.
         chunk: most iterations at a time.
@@ -65,18 +69,31 @@ def in_chunks(
     done, mark = Progress(0, start, ()), ""
     if checkpoint is not None:
         # The initial state holds a density: a model that was edited meanwhile has another.
-        chains = len(jax.tree.leaves(start)[0])
-        mark = fingerprint(fingerprinted, chains, draws, warmup, chunk, start)
+        mark = fingerprint(fingerprinted, draws, warmup, chunk, start)
         done = checkpoint.load(mark, start)
-    with tqdm(total=warmup + draws, initial=done.iterations, desc="sampling", disable=not progress, delay=2) as bar:
+    x64 = jax.config.jax_enable_x64
+
+    def advance_chain(state: PyTree, steps: int) -> tuple[PyTree, dict[str, dict[str, Array]]]:
+        # `jax.enable_x64` is thread-local.
+        with jax.enable_x64(x64):
+            return jax.block_until_ready(advance(problem, state, np.asarray(steps)))
+
+    with (
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+        tqdm(total=warmup + draws, initial=done.iterations, desc="sampling", disable=not progress, delay=2) as bar,
+    ):
+        if done.iterations < warmup + draws:
+            # No iterations of one chain: threads that start together would each compile the same program.
+            advance_chain(done.state[0], 0)
         while done.iterations < warmup + draws:
             keep = done.iterations >= warmup
             steps = min(chunk, (warmup + draws if keep else warmup) - done.iterations)
-            state, drawn = advance(problem, done.state, jnp.asarray(steps))
+            states, drawn = zip(*pool.map(advance_chain, done.state, itertools.repeat(steps)), strict=True)
             chunks = done.chunks
             if keep:
-                chunks = (*chunks, jax.tree.map(lambda x, steps=steps: np.asarray(x[:, :steps]), drawn))
-            done = Progress(done.iterations + steps, state, chunks)
+                kept = jax.tree.map(lambda *chains, steps=steps: np.stack([x[:steps] for x in map(np.asarray, chains)]), *drawn)
+                chunks = (*chunks, kept)
+            done = Progress(done.iterations + steps, states, chunks)
             if checkpoint is not None:
                 checkpoint.save(mark, done)
             bar.update(steps)
@@ -103,28 +120,3 @@ def recorded(
 
     blank = jax.tree.map(lambda leaf: jnp.zeros((chunk, *leaf.shape), leaf.dtype), structure)
     return jax.lax.fori_loop(0, steps, iterate, (state, blank))
-
-
-def on_cores(advance_one: Any, problem: Any, state: PyTree) -> Advance:
-    """All chains, by a sampler of one chain under `eqx.filter_jit`: as many at a time as there are cores.
-
-    Arguments:
-        advance_one: the sampler.
-        problem: its first argument.
-        state: of all chains.
-    """
-    one = jax.tree.map(lambda x: x[0], state)
-    compiled = advance_one.lower(problem, one, jnp.asarray(1)).compile()
-    chains, x64 = len(jax.tree.leaves(state)[0]), jax.config.jax_enable_x64
-
-    def advance(problem: Any, state: PyTree, steps: Array) -> tuple[PyTree, dict[str, dict[str, Array]]]:
-        def of_chain(chain: int) -> tuple[PyTree, dict[str, dict[str, Array]]]:
-            # A thread does not inherit a precision that was chosen for a block of code.
-            with jax.enable_x64(x64):
-                return jax.block_until_ready(compiled(problem, jax.tree.map(lambda x: x[chain], state), steps))
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            done = list(pool.map(of_chain, range(chains)))
-        return jax.tree.map(lambda *each: jnp.stack(each), *done)
-
-    return advance

@@ -16,8 +16,9 @@ from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._expansion import prepare
+from sdeinfer.infer._densities import log_densities
 from sdeinfer.infer._fit import masked, require_identifiable, require_settings
-from sdeinfer.infer._nuts import log_densities, nuts
+from sdeinfer.infer._nuts import nuts
 from sdeinfer.infer._range import LARGEST_LOGIT, in_range
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
 from sdeinfer.likelihood import GroupedStatistics, PathStatistics, Program, used_of, with_used

@@ -10,12 +10,11 @@ import xarray as xr
 from arviz_base import dict_to_dataset
 from jaxtyping import PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
-from numpyro import handlers
-from numpyro.infer import Predictive
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
+from sdeinfer.infer._densities import prior_draws
 from sdeinfer.infer._expansion import prepare
 from sdeinfer.infer._groups import labelled_draws, predict_each
 from sdeinfer.infer._latent import draw_latent, given_latent
@@ -130,14 +129,7 @@ def _sample_prior(model: Program, prepared: PyTree, draws: int, key: PRNGKeyArra
     """Draws of all sites but latent layers and the observed ones, whose laws are of statistics: not to be sampled."""
     pooled = model.pool(prepared)
     latent = None if model.latent is None else draw_latent(model, pooled, key)
-    run = given_latent(model)
-    trace = handlers.trace(handlers.seed(run, key)).get_trace(pooled, latent)
-    names = [
-        name
-        for name, site in trace.items()
-        if site["type"] == "deterministic" or (site["type"] == "sample" and not site["is_observed"])
-    ]
-    return Predictive(run, num_samples=draws, return_sites=names, parallel=True)(key, pooled, latent)
+    return prior_draws(given_latent(model), pooled, latent, draws=draws, key=key)
 
 
 def _labelled(predicted: xr.Dataset) -> xr.Dataset:

@@ -1,6 +1,7 @@
 """One-step innovations: what a layer adds to V beyond its mean, in units of its standard deviation."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.layers import Architecture, FiniteWidth, Limit
-from sdeinfer.likelihood import Moments, Path, Terms, constrained, moments_of, terms_by_block, variance_ratio
+from sdeinfer.likelihood import Moments, Path, Terms, constrained, moments_of, repeated_widths, terms_by_block, variance_ratio
 
 
 class LawAt(NamedTuple):
@@ -83,7 +85,9 @@ def law_at(
         centre: means of the features of the variance over some data, shape (features, p).
         law: "finite-width" or "limit".
     """
-    found = _moments_and_slopes(architecture, u, jnp.asarray(widths), jnp.asarray(centre), law)
+    widths, dtype = np.asarray(widths), jnp.result_type(float)
+    repeated, centre = (np.asarray(x, dtype) for x in (repeated_widths(widths), centre))
+    found = _moments_and_slopes(architecture, law, np.asarray(u, dtype), repeated, centre)
     moments, slopes = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
     return LawAt(np.asarray(widths), np.asarray(centre, np.float64), moments, slopes)
 
@@ -108,9 +112,9 @@ def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, 
     return mean, noise + mixing * terms.mixing[..., None]
 
 
-@eqx.filter_jit
+@partial(jax.jit, static_argnums=(0, 1), compiler_options=RUN_ONCE)
 def _moments_and_slopes(
-    architecture: Architecture, u: Float[Array, " parameters"], widths: Array, centre: Array, law: str
+    architecture: Architecture, law: str, u: Float[Array, " parameters"], widths: Array, centre: Array
 ) -> tuple[Moments, Moments]:
     def moments(u: Float[Array, " parameters"]) -> Moments:
         layer = architecture.layer(**constrained(architecture.parameters, u))
@@ -120,7 +124,8 @@ def _moments_and_slopes(
 
         return jax.vmap(at)(widths)
 
-    return moments(u), jax.jacfwd(moments)(u)
+    along = jax.vmap(lambda direction: jax.jvp(moments, (u,), (direction,)), out_axes=(None, -1))
+    return along(jnp.eye(len(u), dtype=u.dtype))
 
 
 def _without(limit: Limit) -> FiniteWidth:

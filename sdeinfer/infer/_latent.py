@@ -1,5 +1,6 @@
 """The two densities of a model with latent layers: of its parameters, and of what each bridge arrives at."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,6 +63,7 @@ def _observed_site(model: Program, trace: Mapping[str, Any]) -> str:
     return name
 
 
+@functools.cache
 def given_latent(model: Program) -> Callable[[PyTree, Array | None], None]:
     """The model with its latent layers fixed, as a function of its data and of these; None where it has none."""
 

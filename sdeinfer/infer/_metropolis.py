@@ -19,7 +19,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from sdeinfer.infer._chains import Draws, in_chunks, on_cores, recorded
+from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._latent import draw_latent, log_prior, log_priors, log_weights, sites_at
 from sdeinfer.infer._mode import latent_mode
@@ -73,11 +73,11 @@ def metropolis(
     Raises:
         InputError: where the checkpoint to go on from is that of another fit.
     """
-    around = latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.fold_in(key, 0))
+    around = latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.fold_in(key, chains))
     problem = Metropolis(model, around.sites, warmup, CHUNK, prepared)
-    start = _start(problem, jnp.asarray(around.x), jnp.asarray(around.sd), jr.split(key, chains))
+    start = tuple(_start(problem, around.x, around.sd, key, np.asarray(chain)) for chain in range(chains))
     kept = in_chunks(
-        on_cores(_advance, problem, start),
+        _advance,
         problem,
         start,
         warmup=warmup,
@@ -264,8 +264,8 @@ def _log_t(proposal: Proposal, x: Float[Array, " parameters"]) -> Float[Array, "
 
 
 @eqx.filter_jit
-def _start(problem: Metropolis, mean: Array, sd: Array, keys: PRNGKeyArray) -> State:
-    return jax.lax.map(lambda key: problem.start(mean, sd, key), keys)
+def _start(problem: Metropolis, mean: Array, sd: Array, key: PRNGKeyArray, chain: Int[Array, ""]) -> State:
+    return problem.start(jnp.asarray(mean, float), jnp.asarray(sd, float), jr.fold_in(key, chain))
 
 
 @eqx.filter_jit

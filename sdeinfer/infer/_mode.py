@@ -1,6 +1,7 @@
 """The mode of a posterior: where a fast first look starts."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
-from numpyro import handlers
 from numpyro.infer.util import potential_energy
 from scipy.optimize import minimize
 
+from sdeinfer._compiler import RUN_ONCE
+from sdeinfer.infer._densities import latent_structure
 from sdeinfer.infer._latent import draw_latent, given_latent, log_prior, log_weights
 from sdeinfer.likelihood import Program
 
@@ -57,11 +59,12 @@ def posterior_mode(model: Program, prepared: PyTree, *, start: Mode | None = Non
         start: a mode of the same program, to start at. Where None, the best of three: the middle of the priors with
             log τ0 = −1.5, 0 and 1.5, since for large τ0 the likelihood is flat in it.
     """
-    sites = latent_sites(model, prepared) if start is None else start.sites
+    sites = tuple(latent_structure(model, prepared)) if start is None else start.sites
+    prepared, dtype = jax.device_put(prepared), jnp.result_type(float)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _potential_and_slope(model, prepared, sites, jnp.asarray(x))
-        return float(value), np.asarray(slope, np.float64)
+        value, slope = potential_and_slope(model, prepared, dict(zip(sites, np.asarray(x, dtype), strict=True)))
+        return float(value), np.array([slope[site] for site in sites], np.float64)
 
     return _found(objective, sites, start)
 
@@ -80,7 +83,7 @@ def latent_mode(
     """
     keys = jr.split(key, SETS)
     if start is None:
-        sites = latent_sites(given_latent(model), prepared, draw_latent(model, prepared, key))
+        sites = tuple(latent_structure(given_latent(model), prepared, draw_latent(model, prepared, key)))
     else:
         sites = start.sites
 
@@ -122,27 +125,15 @@ def _starts(sites: tuple[str, ...]) -> list[np.ndarray]:
     return [log_tau0 * (np.array(sites) == "tau0") for log_tau0 in (-1.5, 0.0, 1.5)]
 
 
-def latent_sites(model: Callable[..., None], *data: PyTree) -> tuple[str, ...]:
-    """The names of what a program samples and does not observe."""
-    traces = []
-
-    def run() -> None:
-        traces.append(handlers.trace(handlers.seed(model, jr.key(0))).get_trace(*data))
-
-    jax.eval_shape(run)
-    return tuple(name for name, site in traces[0].items() if site["type"] == "sample" and not site["is_observed"])
+def potential(model: Program, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
+    """−log of the posterior density at unconstrained parameters, by the names of their sites, up to a constant."""
+    return jnp.asarray(potential_energy(model, (prepared,), {}, z))
 
 
-def potential(model: Program, prepared: PyTree, sites: tuple[str, ...], x: Float[Array, " sites"]) -> Float[Array, ""]:
-    """−log of the posterior density at unconstrained parameters, up to a constant."""
-    return jnp.asarray(potential_energy(model, (prepared,), {}, dict(zip(sites, x, strict=True))))
-
-
-@eqx.filter_jit
-def _potential_and_slope(
-    model: Program, prepared: PyTree, sites: tuple[str, ...], x: Float[Array, " sites"]
-) -> tuple[Array, Array]:
-    return jax.value_and_grad(lambda x: potential(model, prepared, sites, x))(x)
+@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def potential_and_slope(model: Program, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    """The potential and its derivative in each unconstrained parameter."""
+    return jax.value_and_grad(lambda z: potential(model, prepared, z))(z)
 
 
 @eqx.filter_jit

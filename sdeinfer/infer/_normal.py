@@ -131,7 +131,7 @@ def _at(
         x = mean + scale @ z
         named = dict(zip(sites, x, strict=True))
         values = constrain_fn(model, (prepared,), {}, named, return_deterministic=True)
-        return values, jnp.sum(z**2) / 2 - potential(model, prepared, sites, x)
+        return values, jnp.sum(z**2) / 2 - potential(model, prepared, named)
 
     return jax.lax.map(evaluate, standard, batch_size=BATCH)
 
@@ -146,7 +146,7 @@ def _svi(
     def standardised() -> None:
         z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real_vector, (), (count,)))
         with handlers.block():
-            energy = potential(model, prepared, sites, mean + scale @ z)
+            energy = potential(model, prepared, dict(zip(sites, mean + scale @ z, strict=True)))
         numpyro.factor("posterior", -energy)
 
     def rate(step: Array) -> Array:

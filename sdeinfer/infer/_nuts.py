@@ -1,24 +1,26 @@
-"""NumPyro's NUTS, compiled once a process for each model, number of chains, length of warmup and shape of its data.
+"""NumPyro's NUTS, compiled once a process for each model, length of warmup and shape of its pooled data.
 
 `numpyro.infer.MCMC` compiles anew for every object and every data set. Here the data are an argument of the compiled
-functions, chains are vectorised, and iterations run in chunks (see `_chains`). The sampler sees the pooled data, whose
-size does not grow with the number of networks; each network's own likelihood is computed for the kept draws,
-afterwards.
+function, and iterations run in chunks (see `_chains`). The sampler sees the pooled data, whose size does not grow with
+the number of networks; each network's own likelihood is computed for the kept draws, afterwards.
 """
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
-from numpyro import handlers
 from numpyro.infer import NUTS
+from numpyro.infer.util import ParamInfo
 
+from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._checkpoint import Checkpoint
+from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
+from sdeinfer.infer._mode import potential, potential_and_slope
 from sdeinfer.likelihood import Program
 
 CHUNK = 250
@@ -41,7 +43,7 @@ def nuts(
     Arguments:
         model: the NumPyro program, with its options given.
         prepared: its data, prepared by the program.
-        chains: how many chains, vectorised.
+        chains: how many chains, each on a core of its own while there are any.
         draws: kept draws of each chain.
         warmup: iterations of adaptation before them.
         progress: show a progress bar.
@@ -51,20 +53,21 @@ def nuts(
     Raises:
         InputError: where the checkpoint to go on from is that of another fit.
     """
-    problem = Problem(model, warmup, CHUNK, model.pool(prepared))
+    pooled = model.pool(prepared)
+    problem = Problem(model, warmup, CHUNK, pooled)
     kept = in_chunks(
         _advance,
         problem,
-        _start(problem, jr.split(key, chains)),
+        tuple(_initial_state(problem, jr.fold_in(key, chain)) for chain in range(chains)),
         warmup=warmup,
         draws=draws,
         chunk=CHUNK,
         progress=progress,
         checkpoint=checkpoint,
-        fingerprinted=(problem.prepared, model.options, model.acceptance),
+        fingerprinted=(pooled, model.options, model.acceptance),
     )
-    log_likelihood, log_prior = jax.tree.map(np.asarray, log_densities(model, prepared, kept["samples"]))
-    return Draws(kept["samples"], log_likelihood, log_prior, kept["statistics"])
+    samples = constrained_sites(model, pooled, kept["unconstrained"])
+    return Draws(samples, *log_densities(model, prepared, samples), kept["statistics"])
 
 
 class Problem(eqx.Module):
@@ -82,81 +85,63 @@ class Problem(eqx.Module):
     chunk: int = eqx.field(static=True)
     prepared: PyTree
 
-    def bind(self, key: PRNGKeyArray, z: dict[str, Array] | None = None) -> tuple[NUTS, Any]:
-        """The kernel, bound to this model, and the state of one chain at the unconstrained parameters z.
+    def bind(self, key: PRNGKeyArray, start: ParamInfo) -> tuple[NUTS, Any]:
+        """The kernel, bound to this posterior, and the state of a chain at `start`.
 
-        NumPyro's kernels are bound by their `init`, so every trace has to call it; what is not used of its result, the
-        compiler drops.
+        NumPyro's kernels are bound by their `init`, so every trace has to call it. With the potential and its slope
+        given, `init` computes neither.
         """
-        kernel = NUTS(self.model, dense_mass=True, target_accept_prob=self.model.acceptance)
-        return kernel, kernel.init(key, self.warmup, z, (self.prepared,), {})
 
-    def start(self, key: PRNGKeyArray) -> Any:
-        """Initial state of one chain, uniform in (−2, 2) in each unconstrained parameter.
+        # Traced once: NumPyro's loops trace their bodies several times.
+        @jax.jit
+        def potential_of(z: dict[str, Array]) -> Array:
+            return potential(self.model, self.prepared, z)
 
-        So starts NumPyro's own `init_to_uniform`; drawing here spares the compilation of its search for a start of
-        finite density, since these models have one everywhere.
-        """
-        structure = jax.eval_shape(lambda: self.bind(key)[1].z)
-        leaves, tree = jax.tree.flatten(structure)
-        key, *keys = jr.split(key, len(leaves) + 1)
-        uniform = [jr.uniform(k, leaf.shape, leaf.dtype, -2, 2) for k, leaf in zip(keys, leaves, strict=True)]
-        return self.bind(key, jax.tree.unflatten(tree, uniform))[1]
+        kernel = NUTS(potential_fn=potential_of, dense_mass=True, target_accept_prob=self.model.acceptance)
+        return kernel, kernel.init(key, self.warmup, start)
 
     def advance(self, state: Any, steps: Array) -> tuple[Any, dict[str, dict[str, Array]]]:
-        """Advance one chain by up to a chunk of iterations; the sites and the sampler's statistics at each."""
-        kernel, _ = self.bind(state.rng_key)
-        constrain = kernel.postprocess_fn((self.prepared,), {})
-
-        def drawn(state):
-            return {"samples": constrain(state.z), "statistics": _statistics(state)}
+        """Advance one chain by up to a chunk of iterations; its draws and the sampler's statistics at each."""
+        kernel, _ = self.bind(state.rng_key, ParamInfo(state.z, state.potential_energy, state.z_grad))
 
         def step(state):
-            state = kernel.sample(state, (self.prepared,), {})
-            return state, drawn(state)
+            state = kernel.sample(state, (), {})
+            return state, _drawn(state)
 
-        return recorded(step, jax.eval_shape(drawn, state), state, steps, self.chunk)
+        return recorded(step, jax.eval_shape(_drawn, state), state, steps, self.chunk)
 
 
-def _statistics(state: Any) -> dict[str, Array]:
+def _drawn(state: Any) -> dict[str, dict[str, Array]]:
     return {
-        "lp": -state.potential_energy,
-        "energy": state.energy,
-        "diverging": state.diverging,
-        "n_steps": state.num_steps,
-        "acceptance_rate": state.accept_prob,
-        "step_size": state.adapt_state.step_size,
+        "unconstrained": state.z,
+        "statistics": {
+            "lp": -state.potential_energy,
+            "energy": state.energy,
+            "diverging": state.diverging,
+            "n_steps": state.num_steps,
+            "acceptance_rate": state.accept_prob,
+            "step_size": state.adapt_state.step_size,
+        },
     }
 
 
-@eqx.filter_jit
-def log_densities(
-    model: Program, prepared: PyTree, samples: dict[str, Array]
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Log densities of the observed and of the latent sites at every draw."""
+def _initial_state(problem: Problem, key: PRNGKeyArray) -> Any:
+    """The state of a chain that starts uniform in (−2, 2) in each unconstrained parameter, as NumPyro's chains do.
 
-    def evaluate(sites: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        seeded = handlers.substitute(handlers.seed(model, jr.key(0)), sites)
-        trace = handlers.trace(seeded).get_trace(prepared)
-        stochastic = {name: site for name, site in trace.items() if site["type"] == "sample"}
-        density = {name: site["fn"].log_prob(site["value"]) for name, site in stochastic.items()}
-        observed = {name for name, site in stochastic.items() if site["is_observed"]}
-        return (
-            {name: value for name, value in density.items() if name in observed},
-            {name: value for name, value in density.items() if name not in observed},
-        )
-
-    shape = next(iter(samples.values())).shape[:2]
-    flat = jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), samples)
-    densities = jax.lax.map(evaluate, flat, batch_size=CHUNK)
-    return jax.tree.map(lambda x: jnp.reshape(x, (*shape, *x.shape[1:])), densities)
+    NumPyro searches for a start of finite density; these models have one everywhere.
+    """
+    key_start, key = jr.split(key)
+    random = np.random.default_rng(np.asarray(jr.key_data(key_start)).ravel())
+    structure = latent_structure(problem.model, problem.prepared)
+    z = {name: random.uniform(-2, 2, leaf.shape).astype(leaf.dtype) for name, leaf in structure.items()}
+    return _start(problem, key, ParamInfo(z, *potential_and_slope(problem.model, problem.prepared, z)))
 
 
-@eqx.filter_jit
-def _start(problem: Problem, keys: PRNGKeyArray) -> Any:
-    return jax.vmap(problem.start)(keys)
+@partial(jax.jit, compiler_options=RUN_ONCE)
+def _start(problem: Problem, key: PRNGKeyArray, start: ParamInfo) -> Any:
+    return problem.bind(key, start)[1]
 
 
-@eqx.filter_jit
+@jax.jit
 def _advance(problem: Problem, state: Any, steps: Array) -> tuple[Any, dict[str, dict[str, Array]]]:
-    return jax.vmap(lambda state: problem.advance(state, steps))(state)
+    return problem.advance(state, steps)

@@ -21,8 +21,10 @@ from sdeinfer.likelihood._program import Program as Program
 from sdeinfer.likelihood._program import observing as observing
 from sdeinfer.likelihood._statistics import Layout as Layout
 from sdeinfer.likelihood._statistics import PathStatistics as PathStatistics
+from sdeinfer.likelihood._statistics import mean_features as mean_features
 from sdeinfer.likelihood._statistics import path_layout as path_layout
 from sdeinfer.likelihood._statistics import path_statistics as path_statistics
+from sdeinfer.likelihood._statistics import repeated_widths as repeated_widths
 from sdeinfer.likelihood._statistics import terms_by_block as terms_by_block
 from sdeinfer.likelihood._statistics import variance_ratio as variance_ratio
 from sdeinfer.likelihood._transitions import USED as USED

@@ -1,6 +1,6 @@
 """The data of full paths of networks in groups, each of which has parameters of its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import equinox as eqx
 import jax
@@ -54,6 +54,11 @@ class GroupedStatistics(eqx.Module):
     def pooled(self) -> "GroupedStatistics":
         """All networks of one group and width taken together as one."""
         return eqx.tree_at(lambda grouped: grouped.path, self, self.path.pooled())
+
+    def blocks(self) -> Iterator[tuple["GroupedStatistics", int]]:
+        """Parts of one shape with the networks in turn, see `PathStatistics.blocks`."""
+        for path, count in self.path.blocks():
+            yield eqx.tree_at(lambda grouped: grouped.path, self, path), count
 
 
 def grouped_statistics(data: xr.Dataset, reduced: Callable[..., PathStatistics] = path_statistics) -> GroupedStatistics:

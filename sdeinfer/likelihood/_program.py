@@ -1,7 +1,7 @@
 """A NumPyro program together with the preparation of its data."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import xarray as xr
@@ -17,6 +17,7 @@ class Program:
         model: the model; its first argument is the prepared data, everything else is passed by keyword.
         prepare: reduces a Dataset of covariances to what the model needs, once, outside the sampler.
         pool: reduces prepared data further to what the joint density needs, which may know less of each network.
+        blocks: cuts prepared data into parts with the networks of each, all of one shape, and how many of them count.
         path: the transitions that the model is a law of, so that its data can be expanded about the mode; None for a
             model of something else.
         select: the part of a Dataset that the model looks at.
@@ -31,6 +32,7 @@ class Program:
     model: Callable[..., None]
     prepare: Callable[[xr.Dataset], Any]
     pool: Callable[[Any], Any]
+    blocks: Callable[[Any], Iterable[tuple[Any, int | None]]]
     path: Callable[[xr.Dataset], Path] | None = None
     select: Callable[[xr.Dataset], xr.Dataset] = lambda data: data
     latent: str | None = None
@@ -56,6 +58,7 @@ class Program:
 def observing(
     prepare: Callable[[xr.Dataset], Any],
     pool: Callable[[Any], Any] = lambda prepared: prepared,
+    blocks: Callable[[Any], Iterable[tuple[Any, int | None]]] = lambda prepared: [(prepared, None)],
     path: Callable[[xr.Dataset], Path] | None = None,
     select: Callable[[xr.Dataset], xr.Dataset] = lambda data: data,
     latent: str | None = None,
@@ -63,4 +66,4 @@ def observing(
     acceptance: float = 0.8,
 ) -> Callable[[Callable[..., None]], Program]:
     """Decorate a NumPyro model with the preparation of its data."""
-    return lambda model: Program(model, prepare, pool, path, select, latent, alike, acceptance)
+    return lambda model: Program(model, prepare, pool, blocks, path, select, latent, alike, acceptance)

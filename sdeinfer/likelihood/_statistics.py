@@ -17,6 +17,7 @@ node stands apart, at e = 0: Lᵀ H_m L has an eigenvalue 0, so one term of ever
 as many as there are tokens with a causal mask.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -38,7 +39,12 @@ ROUNDING = 64
 """An eigenvalue δ below this multiple of eps times the largest is a zero that was rounded; e goes with its square."""
 
 ACCURACY = 1e-13
-NODES = (16, 32, 48, 64, 96, 128, 192)
+NODES = (32, 64, 128, 192)
+"""Numbers of nodes that are compiled for."""
+
+BLOCKS = (64, 256)
+"""Numbers of networks that are compiled for."""
+
 LIMIT_DRIFTS, DRIFTS, FEATURES = 2, 4, len(VARIANCE_FEATURES)
 QUADRATIC = sorted(itertools.combinations_with_replacement(range(1 + DRIFTS), 2), key=lambda st: st[1] > LIMIT_DRIFTS)
 """Pairs (s, t) of z = b₀, b₁, …, b₄ whose products are summed; those of the limit, with s, t ≤ 2, come first."""
@@ -91,7 +97,8 @@ class PathStatistics(eqx.Module):
         spread: the largest |f_k − f̄_k|, shape (features, p).
         least: the smallest ρ, shape (p,).
         constant: what the log density has beside them: log |∂z/∂dV| − ½ Σ log(2π ρ); shape (networks,).
-        widths: the different widths n, shape (widths,).
+        widths: the different widths n, ascending, the last of them repeated up to a power of two (see `repeated_widths`);
+            shape (widths,).
         width: which of them each network has, shape (networks,).
         reference: the moments about which is expanded, with a leading axis of widths.
         adjustment: of the parameters before they enter the likelihood, maybe with a leading axis of widths; none where
@@ -118,11 +125,27 @@ class PathStatistics(eqx.Module):
 
     def pooled(self) -> "PathStatistics":
         """All networks of one width taken together as one: the same likelihood at a cost free of their number."""
-        count = len(self.widths)
-        total = jnp.zeros((count, *self.weights.shape[1:]), self.weights.dtype).at[self.width].add(self.weights)
-        constant = jnp.zeros(count, self.constant.dtype).at[self.width].add(self.constant)
-        width = jnp.arange(count, dtype=self.width.dtype)
-        return eqx.tree_at(lambda s: (s.weights, s.constant, s.width), self, (total, constant, width))
+        count, width = len(self.widths), np.asarray(self.width)
+        weights, constant = (
+            np.stack([np.asarray(x)[width == number].sum(axis=0) for number in range(count)])
+            for x in (self.weights, self.constant)
+        )
+        number = np.arange(count, dtype=width.dtype)
+        return eqx.tree_at(
+            lambda s: (s.weights, s.constant, s.width), self, tuple(map(jnp.asarray, (weights, constant, number)))
+        )
+
+    def blocks(self) -> Iterator[tuple["PathStatistics", int]]:
+        """Parts of one shape with the networks in turn, and how many of each are networks of this path.
+
+        The last part is filled up with networks without transitions.
+        """
+        size = next((size for size in BLOCKS if size >= self.networks), BLOCKS[-1])
+        weights, constant, width = (np.asarray(x) for x in (self.weights, self.constant, self.width))
+        for start in range(0, self.networks, size):
+            count = min(size, self.networks - start)
+            parts = (_filled(x[start : start + count], size) for x in (weights, constant, width))
+            yield dataclasses.replace(self, **dict(zip(("weights", "constant", "width"), parts, strict=True))), count
 
     def __add__(self, other: "PathStatistics") -> "PathStatistics":
         """The statistics of two parts of the same networks' paths, taken with one layout."""
@@ -147,8 +170,7 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
         highest = np.maximum(highest, np.where(zero, 0.0, e).max(axis=0))
     lowest, highest = (np.where(highest == 0, 1.0, bound) for bound in (lowest, highest))
     half_width = np.maximum(np.log(highest / lowest) / 2, 1e-3)
-    some = path.thinned(BLOCK)
-    centre = np.asarray(padded(some.terms, np.arange(len(some))).variance, np.float64)[: len(some)].mean(axis=0)
+    centre = mean_features(path)
     # G goes with the fourth power of V and is negative: its mean would take away more than there is where V is small.
     centre[ATTENTION_NEXT] = 0.0
     return Layout(
@@ -158,6 +180,12 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
         centre=centre,
         reference=jax.tree.map(np.asarray, no_moments(len(np.unique(path.width)), *centre.shape)),
     )
+
+
+def mean_features(path: Path) -> Float[np.ndarray, "features p"]:
+    """Means of the features of the variance over some of the transitions."""
+    some = path.thinned(BLOCK)
+    return np.asarray(padded(some.terms, np.arange(len(some))).variance, np.float64)[: len(some)].mean(axis=0)
 
 
 def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = False) -> PathStatistics:
@@ -178,6 +206,7 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
     p = len(layout.middle)
     widths, width = np.unique(path.width, return_inverse=True)
     which_width = width[path.network]
+    widths = repeated_widths(widths)
     group = which_width if pooled else path.network
     groups = len(widths) if pooled else len(width)
     weights = np.zeros((groups, p, ROWS, layout.nodes + 1))
@@ -205,10 +234,15 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         least=jnp.asarray(least, float),
         constant=jnp.asarray(constant, float),
         widths=jnp.asarray(widths, float),
-        width=jnp.arange(groups) if pooled else jnp.asarray(width),
-        reference=jax.tree.map(lambda x: jnp.asarray(x, float), layout.reference),
+        width=jnp.asarray(np.arange(groups) if pooled else width),
+        reference=jax.tree.map(lambda x: jnp.asarray(_repeated(x, len(widths)), float), layout.reference),
         causal=path.causal,
     )
+
+
+def repeated_widths(widths: np.ndarray) -> np.ndarray:
+    """Widths with the last of them repeated up to a power of two, so that few numbers of widths are compiled for."""
+    return _repeated(widths, 1 << (len(widths) - 1).bit_length())
 
 
 def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:
@@ -266,6 +300,17 @@ def _cardinal(e: np.ndarray, layout: Layout) -> np.ndarray:
         T[k] = 2 * x * T[k - 1] - T[k - 2]
     T[2:, zero] = 0.0
     return np.ascontiguousarray(T.transpose(2, 1, 0))
+
+
+def _repeated(x: np.ndarray, length: int) -> np.ndarray:
+    """With its last row repeated, to a length."""
+    x = np.asarray(x)
+    return x[np.minimum(np.arange(length), len(x) - 1)]
+
+
+def _filled(x: np.ndarray, length: int) -> np.ndarray:
+    """With zeros at its end, to a length."""
+    return np.concatenate([x, np.zeros((length - len(x), *x.shape[1:]), x.dtype)])
 
 
 def _in_double(terms: Terms, count: int) -> Terms:

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Bool, Float
 
+from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.covariance import coordinates, pairs, singular, vech
 from sdeinfer.layers import drift_terms, variance_terms
@@ -69,11 +70,11 @@ class Path:
     def __len__(self) -> int:
         return len(self.network)
 
-    def starts(self, chosen: slice | np.ndarray) -> Float[Array, "transitions m m"]:
+    def starts(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions m m"]:
         """The covariances from which transitions start, symmetrised."""
         return _symmetric(self.covariance[self.network[chosen], self.layer[chosen]])
 
-    def ends(self, chosen: slice | np.ndarray) -> Float[Array, "transitions m m"]:
+    def ends(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions m m"]:
         """The covariances at which they end."""
         return _symmetric(self.covariance[self.network[chosen], self.layer[chosen] + 1])
 
@@ -81,7 +82,7 @@ class Path:
         """Transitions in their spectral coordinates, with one leading axis; each as one step of the SDE."""
         V = self.starts(chosen)
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
-        return _terms(V, self.ends(chosen), jnp.asarray(h, V.dtype), causal=self.causal)
+        return _terms(V, self.ends(chosen), np.asarray(h, V.dtype), causal=self.causal)
 
     def mixing(self, chosen: slice | np.ndarray) -> Float[Array, "transitions p"]:
         """The e of transitions alone."""
@@ -197,17 +198,17 @@ def with_used(data: xr.Dataset, used: Bool[np.ndarray, "networks transitions"]) 
     return data.assign({USED: (("network", "layer"), np.concatenate([used, from_last], axis=1))})
 
 
-def _symmetric(V: np.ndarray) -> Float[Array, "transitions m m"]:
-    array = jnp.asarray(V, float)
-    return (array + jnp.swapaxes(array, -1, -2)) / 2
+def _symmetric(V: np.ndarray) -> Float[np.ndarray, "transitions m m"]:
+    array = np.asarray(V, jnp.result_type(float))
+    return (array + np.swapaxes(array, -1, -2)) / 2
 
 
-@functools.partial(jax.jit, static_argnames="causal")
+@functools.partial(jax.jit, static_argnames="causal", compiler_options=RUN_ONCE)
 def _mixing(V: Float[Array, "transitions m m"], *, causal: bool) -> Float[Array, "transitions p"]:
     return jax.vmap(lambda V: coordinates(V, causal=causal).mixing)(V)
 
 
-@functools.partial(jax.jit, static_argnames="causal")
+@functools.partial(jax.jit, static_argnames="causal", compiler_options=RUN_ONCE)
 def _terms(
     V: Float[Array, "transitions m m"],
     after: Float[Array, "transitions m m"],

@@ -1,0 +1,131 @@
+"""Values and log densities of a model's sites at many draws, in blocks of one shape."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray, PyTree
+from numpyro import handlers
+from numpyro.infer.util import constrain_fn
+
+from sdeinfer.likelihood import Program
+
+BLOCK = 250
+"""Draws that are evaluated at a time, whatever their number: one shape is compiled."""
+
+type Sites = dict[str, Any]
+
+
+def constrained_sites(model: Program, prepared: PyTree, z: Sites) -> dict[str, np.ndarray]:
+    """Values of the latent and deterministic sites at draws of the unconstrained parameters.
+
+    Arguments:
+        model: the NumPyro program, with its options given.
+        prepared: its data, pooled.
+        z: unconstrained draws by the names of their sites, with leading axes (chain, draw).
+    """
+    return _over_draws(functools.partial(_constrain, model, prepared), z)
+
+
+def log_densities(
+    model: Program, prepared: PyTree, sites: Sites
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Log densities of the observed and of the latent sites at draws.
+
+    Arguments:
+        model: the NumPyro program, with its options given.
+        prepared: its data.
+        sites: draws of its sites, with leading axes (chain, draw).
+
+    Returns:
+        By the names of the sites: of the observed ones, with a last axis of networks; and of the latent ones.
+    """
+    blocks = [
+        (count, _over_draws(functools.partial(_evaluate, model, block), sites))
+        for block, count in model.blocks(prepared)
+    ]
+    observed = {
+        name: np.concatenate([found[0][name][..., :count] for count, found in blocks], axis=-1)
+        for name in blocks[0][1][0]
+    }
+    return observed, blocks[0][1][1]
+
+
+def prior_draws(model: Callable[..., None], *data: PyTree, draws: int, key: PRNGKeyArray) -> dict[str, np.ndarray]:
+    """Draws of all sites that are not observed.
+
+    Arguments:
+        model: a NumPyro program.
+        data: its arguments.
+        draws: how many draws.
+        key: where the randomness comes from.
+    """
+    numbers = np.arange(draws, dtype=np.uint32)
+    found = _over_draws(functools.partial(_draw_prior, model, data, key), numbers[None])
+    return {name: values[0] for name, values in found.items()}
+
+
+def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and types of what a program samples and does not observe, by name, in its order."""
+
+    def run() -> dict[str, Array]:
+        trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(*data)
+        return {name: site["value"] for name, site in trace.items() if _is_latent(site)}
+
+    return jax.eval_shape(run)
+
+
+def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree) -> PyTree:
+    """Apply a compiled function of `BLOCK` draws to all, of leading axes (chain, draw)."""
+    chains, count = np.shape(jax.tree.leaves(draws)[0])[:2]
+    flat = jax.tree.map(lambda x: np.reshape(x, (chains * count, *np.shape(x)[2:])), draws)
+    parts = [function(block) for block in _blocks(flat, chains * count)]
+    return jax.tree.map(
+        lambda *each: np.concatenate([np.asarray(x) for x in each])[: chains * count].reshape(chains, count, *each[0].shape[1:]), *parts
+    )
+
+
+def _blocks(draws: PyTree, count: int) -> Iterator[PyTree]:
+    """Blocks of one size; the last is filled up with its last draw."""
+    for start in range(0, count, BLOCK):
+        chosen = np.minimum(np.arange(start, start + BLOCK), count - 1)
+        yield jax.tree.map(lambda x, chosen=chosen: x[chosen], draws)
+
+
+def _is_latent(site: dict[str, Any]) -> bool:
+    return site["type"] == "sample" and not site["is_observed"]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _constrain(model: Program, prepared: PyTree, z: Sites) -> Sites:
+    return jax.vmap(lambda z: constrain_fn(model, (prepared,), {}, z, return_deterministic=True))(z)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _evaluate(model: Program, prepared: PyTree, sites: Sites) -> tuple[Sites, Sites]:
+    def at(sites: Sites) -> tuple[Sites, Sites]:
+        seeded = handlers.substitute(handlers.seed(model, jr.key(0)), sites)
+        trace = handlers.trace(seeded).get_trace(prepared)
+        stochastic = {name: site for name, site in trace.items() if site["type"] == "sample"}
+        density = {name: site["fn"].log_prob(site["value"]) for name, site in stochastic.items()}
+        observed = {name for name, site in stochastic.items() if site["is_observed"]}
+        return (
+            {name: value for name, value in density.items() if name in observed},
+            {name: value for name, value in density.items() if name not in observed},
+        )
+
+    return jax.vmap(at)(sites)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _draw_prior(model: Callable[..., None], data: tuple[PyTree, ...], key: PRNGKeyArray, numbers: Array) -> Sites:
+    def draw(number: Array) -> Sites:
+        trace = handlers.trace(handlers.seed(model, jr.fold_in(key, number))).get_trace(*data)
+        return {
+            name: site["value"] for name, site in trace.items() if _is_latent(site) or site["type"] == "deterministic"
+        }
+
+    return jax.vmap(draw)(numbers)

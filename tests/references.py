@@ -355,9 +355,9 @@ def finite_width_terms(law, z, b, e, f, statistics, reference=None, xp: Any = np
     bounded by its largest value at e = 0 and at the outermost nodes of the statistics.
     """
     centre, spread, least, nodes = (
-        np.asarray(x) for x in (statistics.centre, statistics.spread, statistics.least, statistics.nodes)
+        xp.asarray(x) for x in (statistics.centre, statistics.spread, statistics.least, statistics.nodes)
     )
-    nodes = nodes[:, [0, 1, -1]]
+    nodes = xp.stack([nodes[:, 0], nodes[:, 1], nodes[:, -1]], axis=1)
     features, p = centre.shape
 
     def shares(law):
@@ -369,8 +369,8 @@ def finite_width_terms(law, z, b, e, f, statistics, reference=None, xp: Any = np
 
     ratio, residual, shares_there = 1.0, z, 0.0
     if reference is not None:
-        there = finite_width_variances(reference, e, f, centre)
-        ratio = np.maximum(1 + there[1] / there[0], 0.5)
+        there = finite_width_variances(reference, e, f, centre, xp)
+        ratio = xp.maximum(1 + there[1] / there[0], 0.5)
         residual = z - (reference.drift[:, None] * b).sum(axis=1)
         shares_there = shares(reference)
     v, own = finite_width_variances(law, e, f, centre, xp)

@@ -91,7 +91,9 @@ def in_chunks(
             states, drawn = zip(*pool.map(advance_chain, done.state, itertools.repeat(steps)), strict=True)
             chunks = done.chunks
             if keep:
-                kept = jax.tree.map(lambda *chains, steps=steps: np.stack([x[:steps] for x in map(np.asarray, chains)]), *drawn)
+                kept = jax.tree.map(
+                    lambda *chains, steps=steps: np.stack([x[:steps] for x in map(np.asarray, chains)]), *drawn
+                )
                 chunks = (*chunks, kept)
             done = Progress(done.iterations + steps, states, chunks)
             if checkpoint is not None:

@@ -84,7 +84,10 @@ def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree) -> PyTree:
     flat = jax.tree.map(lambda x: np.reshape(x, (chains * count, *np.shape(x)[2:])), draws)
     parts = [function(block) for block in _blocks(flat, chains * count)]
     return jax.tree.map(
-        lambda *each: np.concatenate([np.asarray(x) for x in each])[: chains * count].reshape(chains, count, *each[0].shape[1:]), *parts
+        lambda *each: np.concatenate([np.asarray(x) for x in each])[: chains * count].reshape(
+            chains, count, *each[0].shape[1:]
+        ),
+        *parts,
     )
 
 

@@ -12,7 +12,16 @@ from jaxtyping import Array, Float
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.layers import Architecture, FiniteWidth, Limit
-from sdeinfer.likelihood import Moments, Path, Terms, constrained, moments_of, repeated_widths, terms_by_block, variance_ratio
+from sdeinfer.likelihood import (
+    Moments,
+    Path,
+    Terms,
+    constrained,
+    moments_of,
+    repeated_widths,
+    terms_by_block,
+    variance_ratio,
+)
 
 
 class LawAt(NamedTuple):

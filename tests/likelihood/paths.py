@@ -14,8 +14,11 @@ WIDTH = 40
 LAWS = ("limit", "finite-width")
 
 
+_laws_of_widths = jax.jit(lambda layer, widths: jax.vmap(layer.finite_width)(widths))
+
+
 def law_of(layer, statistics: PathStatistics, law: str):
-    return layer.limit() if law == "limit" else jax.vmap(layer.finite_width)(statistics.widths)
+    return layer.limit() if law == "limit" else _laws_of_widths(layer, statistics.widths)
 
 
 @jax.jit
@@ -23,13 +26,9 @@ def _log_prob(law, path):
     return FullPath(law, path).log_prob(path.weights)
 
 
-_laws_of_widths = jax.jit(lambda layer, widths: jax.vmap(layer.finite_width)(widths))
-
-
 def log_prob(layer, statistics: PathStatistics, law: str = "limit") -> np.ndarray:
     """In a program for each shape of the statistics, whatever the layer."""
-    law_ = layer.limit() if law == "limit" else _laws_of_widths(layer, statistics.widths)
-    return np.asarray(_log_prob(law_, statistics))
+    return np.asarray(_log_prob(law_of(layer, statistics, law), statistics))
 
 
 def path_of(paths, *, width: ArrayLike = WIDTH, layers=None, causal: bool = False) -> Path:

@@ -55,12 +55,17 @@ def test_one_network_after_the_other_or_all_rows_at_once():
     statistics = statistics_of(common_path(3), width=[15, 40, 300])
     law = law_of(LAYERS["transformer"](), statistics, "finite-width")
     elsewhere = si.ShapedTransformer(gamma=0.8, tau0=0.7, c_plus=1.0, c_minus=-3.0)
-    reference = moments_of(elsewhere.finite_width(40.0), statistics.centre)
-    for number in range(3):
-        moments = moments_of(jax.tree.map(lambda x, number=number: x[number], law), statistics.centre)
+
+    @jax.jit
+    def both(law, weights):
+        reference = moments_of(elsewhere.finite_width(40.0), statistics.centre)
+        moments = moments_of(law, statistics.centre)
         kernel = finite_width_kernel(moments, reference, statistics)
-        value = contracted(moments, reference, statistics, statistics.weights[number])
-        np.testing.assert_allclose(value, jnp.vdot(statistics.weights[number], kernel), rtol=1e-12)
+        return contracted(moments, reference, statistics, weights), jnp.vdot(weights, kernel)
+
+    for number in range(3):
+        value, expected = both(jax.tree.map(lambda x, number=number: x[number], law), statistics.weights[number])
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("law", LAWS)

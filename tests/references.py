@@ -185,6 +185,25 @@ def log_density(layer, V, V_next, *, width: float) -> float:
     return float(multivariate_normal.logpdf(packed(V_next), mean, covariance))
 
 
+def log_density_rounding(layer, V, V_next, *, width: float) -> float:
+    """What rounding may make of `log_density`: of p entries, p times the condition number of Σ in roundings.
+
+    It is by far the less accurate side: Σ as a dense matrix loses what attention's noise is larger than the rest, which
+    spectral coordinates keep apart. In 60 digits the dense normal was off by 5e-11 of its value where Σ has a condition
+    number of 7e6, and the statistics by 4e-15.
+    """
+    residual = packed(V_next - np.asarray(V) - drift(layer, V) / width)
+    covariance = diffusion(layer, V) / width
+    square = residual @ np.linalg.solve(covariance, residual)
+    return len(residual) * np.finfo(float).eps * np.linalg.cond(covariance) * (square + 1)
+
+
+def log_likelihood_rounding(layer, path, *, width: float) -> float:
+    """What rounding may make of `log_likelihood`."""
+    steps = zip(path[:-1], path[1:], strict=True)
+    return sum(log_density_rounding(layer, V, V_next, width=width) for V, V_next in steps)
+
+
 def log_likelihood(layer, path, *, width: float) -> float:
     """Log density of a path given its start, V of shape (layers, m, m)."""
     return sum(log_density(layer, V, V_next, width=width) for V, V_next in zip(path[:-1], path[1:], strict=True))

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+import references
 from numpy.typing import ArrayLike
 from references import wishart_path
 
@@ -29,6 +30,13 @@ def _log_prob(law, path):
 def log_prob(layer, statistics: PathStatistics, law: str = "limit") -> np.ndarray:
     """In a program for each shape of the statistics, whatever the layer."""
     return np.asarray(_log_prob(law_of(layer, statistics, law), statistics))
+
+
+def assert_dense_normals(found, layer, paths, widths) -> None:
+    """Log likelihoods of networks are those of dense normals, up to the rounding of these."""
+    for value, path, width in zip(np.asarray(found), paths, np.broadcast_to(widths, len(paths)), strict=True):
+        allowed = references.log_likelihood_rounding(layer, path, width=width)
+        np.testing.assert_allclose(value, references.log_likelihood(layer, path, width=width), rtol=0, atol=allowed)
 
 
 def path_of(paths, *, width: ArrayLike = WIDTH, layers=None, causal: bool = False) -> Path:

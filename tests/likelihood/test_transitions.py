@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import references
 import scipy.linalg
+from likelihood.paths import assert_dense_normals
 from references import assert_agrees, wishart_path
 from scipy.stats import multivariate_normal
 
@@ -38,17 +39,14 @@ def gaussian_terms(terms: Terms, layer) -> np.ndarray:
 
 def test_independent_normals_are_the_dense_normal(layer):
     path = wishart_path(4, 4, width=WIDTH, seed=4)
-    expected = [
-        references.log_density(layer, V, after, width=WIDTH) for V, after in zip(path[:-1], path[1:], strict=True)
-    ]
-    np.testing.assert_allclose(gaussian_terms(terms_of(path[None]), layer), expected, rtol=1e-10)
+    steps = np.stack([path[:-1], path[1:]], axis=1)
+    assert_dense_normals(gaussian_terms(terms_of(path[None]), layer), layer, steps, WIDTH)
 
 
 def test_every_network_has_its_own_width_and_its_own_rows(layer):
     paths, widths = [wishart_path(3, 4, width=n, seed=n) for n in (20, 70)], [20, 70]
     found = gaussian_terms(terms_of(paths, width=widths), layer).reshape(2, 4).sum(axis=1)
-    expected = [references.log_likelihood(layer, path, width=n) for path, n in zip(paths, widths, strict=True)]
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert_dense_normals(found, layer, paths, widths)
 
 
 def dense_log_density(layer, V, after, width: int) -> float:

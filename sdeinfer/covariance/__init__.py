@@ -30,6 +30,7 @@ from sdeinfer.covariance._matrix import correlation as correlation
 from sdeinfer.covariance._matrix import covariance_fault as covariance_fault
 from sdeinfer.covariance._matrix import equicorrelated as equicorrelated
 from sdeinfer.covariance._matrix import factor as factor
+from sdeinfer.covariance._matrix import factor_on_host as factor_on_host
 from sdeinfer.covariance._matrix import is_concrete as is_concrete
 from sdeinfer.covariance._matrix import pairs as pairs
 from sdeinfer.covariance._matrix import safe_sqrt as safe_sqrt

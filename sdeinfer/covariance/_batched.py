@@ -6,8 +6,6 @@ indices are unrolled along one index only, since the compiler's time grows with 
 tokens the batch moves to the front, and LAPACK is the faster of the two.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
@@ -15,9 +13,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 UNROLLED = 16
 """The largest m whose loops are unrolled."""
-
-CHUNK = 8
-"""How many columns of a Cholesky factor are eliminated on a matrix of one size."""
 
 
 def transpose(A: Float[Array, "m k ..."]) -> Float[Array, "k m ..."]:
@@ -117,50 +112,37 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
         return _lapack_cholesky(jnp.where(definite, A, identity_like(A))), definite
 
     def eliminate(rest, k):
-        pivot = rest[k, k]
-        positive = pivot > smallest[k + tokens - len(rest)]
+        column = jax.lax.dynamic_index_in_dim(rest, k, 1, keepdims=False)
+        pivot = jax.lax.dynamic_index_in_dim(column, k, 0, keepdims=False)
+        positive = pivot > jax.lax.dynamic_index_in_dim(smallest, k, 0, keepdims=False)
         scale = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, pivot, 1.0)), 0.0)
-        column = jax.lax.optimization_barrier(jnp.where(_index(rest[0]) >= k, rest[:, k], 0.0) * scale)
+        column = jax.lax.optimization_barrier(jnp.where(_index(column) >= k, column, 0.0) * scale)
         return rest - column[:, None] * column[None], (column, positive)
 
-    rest, L, definite = A, [], jnp.ones(A.shape[2:], bool)
-    while len(rest) > 0:
-        # After every few columns the rows that are done are dropped.
-        count = min(len(rest), CHUNK)
-        done, (columns, positive) = jax.lax.scan(eliminate, rest, jnp.arange(count), unroll=tokens <= 4)
-        zeros = jnp.zeros((count, tokens - len(rest), *A.shape[2:]), A.dtype)
-        L.append(jnp.concatenate([zeros, columns], axis=1))
-        definite &= positive.all(axis=0)
-        rest = done[count:, count:]
-    return transpose(jnp.concatenate(L)), definite
+    # Not unrolled: the compiler would take three times as long, for nothing.
+    _, (columns, positive) = jax.lax.scan(eliminate, A, jnp.arange(tokens))
+    return transpose(columns), positive.all(axis=0)
 
 
 def _pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """Each column eliminates the token with the largest share of its diagonal entry left."""
     size = diagonal(A)
     inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
+    identity = identity_like(A)
 
     def eliminate(rest, _):
-        share, chosen = _largest(diagonal(rest) * inverse)
-        column = jax.lax.optimization_barrier(total(rest * chosen, axis=1))
-        pivot = total(column * chosen)
-        positive = share > _rounding(A)
+        share = jnp.sum(rest * identity, axis=1) * inverse
+        largest = jnp.max(share, axis=0)
+        first = jnp.min(jnp.where(share == largest, _index(share), len(A)), axis=0)
+        chosen = (_index(share) == first).astype(A.dtype)
+        column = jax.lax.optimization_barrier(jnp.sum(rest * chosen, axis=1))
+        pivot = jnp.sum(column * chosen, axis=0)
+        positive = largest > _rounding(A)
         column = column * jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, pivot, 1.0)), 0.0)
         return rest - column[:, None] * column[None], column
 
-    _, columns = jax.lax.scan(eliminate, A, length=len(A), unroll=len(A) <= 4)
+    _, columns = jax.lax.scan(eliminate, A, length=len(A))
     return transpose(columns)
-
-
-def _largest(x: Float[Array, "m ..."]) -> tuple[Float[Array, "..."], Float[Array, "m ..."]]:
-    """The largest of m numbers, and 1 at the first place that holds it, 0 elsewhere; argmax does not vectorise."""
-    largest = _maximum(x)
-    place = jnp.where(x == largest, -_index(x), -len(x))
-    return largest, (place == _maximum(place)).astype(x.dtype)
-
-
-def _maximum(x: Array) -> Array:
-    return jax.lax.optimization_barrier(functools.reduce(jnp.maximum, list(x)))
 
 
 def _rounding(A: Float[Array, "m m ..."]) -> float:

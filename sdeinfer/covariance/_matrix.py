@@ -67,6 +67,26 @@ def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
     return vectors * jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
 
 
+def factor_on_host(V: np.ndarray) -> np.ndarray:
+    """A square X with X Xᵀ = V for each positive semi-definite matrix of a stack (..., m, m), in NumPy.
+
+    By complete pivoting, as `semidefinite_cholesky` where V is singular: equal tokens have equal rows of X.
+    """
+    rest, columns = np.array(V), []
+    size = np.diagonal(rest, axis1=-2, axis2=-1).copy()
+    inverse = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
+    for _ in range(V.shape[-1]):
+        share = np.diagonal(rest, axis1=-2, axis2=-1) * inverse
+        chosen = share.argmax(axis=-1)[..., None]
+        column = np.take_along_axis(rest, chosen[..., None], axis=-1)[..., 0]
+        pivot = np.take_along_axis(column, chosen, axis=-1)
+        left = np.take_along_axis(share, chosen, axis=-1) > 4 * V.shape[-1] * np.finfo(V.dtype).eps
+        column = np.where(left, column / np.sqrt(np.where(left, pivot, 1.0)), 0.0)
+        rest = rest - column[..., :, None] * column[..., None, :]
+        columns.append(column)
+    return np.stack(columns, axis=-1)
+
+
 def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Float[Array, "m m"]:
     """Covariance of `tokens` tokens of one norm with one correlation between each two.
 
@@ -92,7 +112,8 @@ def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Flo
         raise InputError(f"norm: must be positive and finite, got {norm}")
     if not 1e-15 <= norm <= 1e15:
         raise InputError(f"norm: must be between 1e-15 and 1e15, since its square must be a number too, got {norm}")
-    return norm**2 * ((1.0 - correlation) * jnp.eye(tokens) + correlation * jnp.ones((tokens, tokens)))
+    V = norm**2 * ((1.0 - correlation) * np.eye(tokens) + correlation * np.ones((tokens, tokens)))
+    return jnp.asarray(V, float)
 
 
 def validate_covariance(V: ArrayLike, name: str = "V0") -> np.ndarray:

@@ -15,8 +15,8 @@ from arviz_stats.loo.compare import compare as compare_elpd
 from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._expansion import prepare
 from sdeinfer.infer._densities import log_densities
+from sdeinfer.infer._expansion import prepare
 from sdeinfer.infer._fit import masked, require_identifiable, require_settings
 from sdeinfer.infer._nuts import nuts
 from sdeinfer.infer._range import LARGEST_LOGIT, in_range

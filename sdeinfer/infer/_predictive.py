@@ -2,7 +2,6 @@
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -10,15 +9,19 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from sdeinfer.covariance import semidefinite_cholesky
-from sdeinfer.layers import Architecture
+from sdeinfer._compiler import RUN_ONCE
+from sdeinfer.covariance import factor_on_host
+from sdeinfer.layers import Architecture, Limit
 from sdeinfer.observe import DIMS, outputs_of
-from sdeinfer.solve import BrownianSteps, fill_after, solve_paths, step_grid
+from sdeinfer.solve import fill_after, solve_in_blocks, step_grid
 
 TIMES = 9
 """Predictions are kept at no more than so many of the observed layers, evenly spread: files stay small."""
 
 STEP = 0.01
+
+AT_ONCE = 100
+"""Draws whose limits are computed at a time."""
 
 
 def predict(
@@ -42,25 +45,42 @@ def predict(
     """
     layers = data["layer"].values
     kept = np.unique(np.linspace(0, len(layers) - 1, min(TIMES, len(layers))).round().astype(int))
-    V0 = jnp.asarray(data["covariance"].values[:, 0], float)
-    widths = data["width"].values
+    dtype, widths = jnp.result_type(float), data["width"].values
+    X0 = factor_on_host(np.asarray(data["covariance"].values[:, 0], dtype))
     draws = len(next(iter(parameters.values())))
-    keys = jr.split(key, draws)
-    fields = {name: parameters[name] for name in architecture.parameters}
-    replicate = np.empty((draws, len(V0), len(kept), *V0.shape[1:]), np.float32)
+    limit = _limits({name: parameters[name] for name in architecture.parameters}, architecture)
+    replicate = np.empty((draws, len(X0), len(kept), *X0.shape[1:]), np.float32)
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)
         grid = step_grid((layers[kept] - layers[0]) / width, STEP)
-        of_width = jax.vmap(jr.fold_in, (0, None))(keys, width)
-        replicate[:, same] = _replicate(architecture, fields, V0[same], grid, of_width)
+        # Path by path: each draw with each network.
+        each = jax.tree.map(lambda c, same=same: np.repeat(c, len(same)), limit)
+        starts = np.tile(X0[same], (draws, 1, 1))
+        V, stopped = solve_in_blocks(each, starts, grid, paths=len(starts), key=jr.fold_in(key, int(width)))
+        V = fill_after(stopped, V, grid.saved, np.nan)
+        replicate[:, same] = V.reshape(draws, len(same), *V.shape[1:])
     if outputs_of(data):
-        of_outputs = jax.vmap(jr.fold_in, (0, None))(keys, 0)
-        replicate[:, :, -1] = _sample_covariances(replicate[:, :, -1], outputs_of(data), of_outputs)
+        keys = jr.split(jr.fold_in(key, 0), draws)
+        replicate[:, :, -1] = _sample_covariances(replicate[:, :, -1], outputs_of(data), keys)
     return xr.Dataset(
         {"covariance": (("draw", *DIMS), replicate)},
         coords={"layer": layers[kept], "network": data["network"].values},
         attrs={"exploded": float(np.isnan(replicate[:, :, -1, 0, 0]).mean())},
     )
+
+
+def _limits(parameters: dict[str, Float[Array, " draws"]], architecture: Architecture) -> Limit:
+    """The limit at each draw."""
+    draws = len(next(iter(parameters.values())))
+    number = np.minimum(np.arange(-(-draws // AT_ONCE) * AT_ONCE), draws - 1).reshape(-1, AT_ONCE)
+    padded = [jax.tree.map(lambda x, some=some: np.asarray(x)[some], parameters) for some in number]
+    parts = [_limits_of_block(architecture, some) for some in padded]
+    return jax.tree.map(lambda *each: np.concatenate(each)[:draws], *parts)
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def _limits_of_block(architecture: Architecture, parameters: dict[str, Array]) -> Limit:
+    return jax.vmap(lambda own: architecture.layer(**own).limit())(parameters)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -73,17 +93,3 @@ def _sample_covariances(V: Float[Array, "draws networks m m"], outputs: int, key
         return X @ jnp.swapaxes(X, -1, -2) / outputs
 
     return jax.lax.map(one_draw, (V, keys))
-
-
-@eqx.filter_jit
-def _replicate(architecture, fields, V0, grid, keys):
-    X0 = semidefinite_cholesky(jnp.moveaxis(V0, 0, -1))
-
-    def one_draw(inputs):
-        parameters, key = inputs
-        limit = architecture.layer(**parameters).limit()
-        shape = jax.ShapeDtypeStruct((*limit.normals(len(X0)), *X0.shape[2:]), X0.dtype)
-        V, stopped = solve_paths(limit, X0, grid, BrownianSteps(shape=shape, key=key))
-        return fill_after(stopped, jnp.moveaxis(V, -1, 0), grid.saved, jnp.nan).astype(jnp.float32)
-
-    return jax.lax.map(one_draw, (fields, keys))

@@ -1,13 +1,18 @@
 """What every layer has: a finite form with weights, and the limit of its covariance."""
 
 import abc
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
 from sdeinfer.layers._finite_width import FiniteWidth
@@ -105,17 +110,41 @@ def c_minus_parameter(value: ArrayLike) -> Array:
 
 
 def check_parameters[T: AbstractLayer](layer: T) -> T:
-    """Check a layer's parameters at run time, so that traced ones out of range raise instead of giving NaN."""
+    """Check a layer's parameters: known ones at once, traced ones at run time, so that none gives NaN instead.
+
+    Raises:
+        InputError: for known parameters out of range.
+    """
     parameters = layer.parameters()
-    faulty = jnp.zeros((), bool)
-    for name, value in parameters.items():
-        faulty |= ~jnp.isfinite(value)
-        match name.rpartition(".")[2]:
-            case "gamma":
-                faulty |= (value <= 0) | (value > 1)
-            case "tau0":
-                faulty |= value <= 0
-    return eqx.error_if(layer, faulty, f"{', '.join(parameters)}: a parameter is out of range (0 < γ ≤ 1, τ0 > 0)")
+    message = f"{', '.join(parameters)}: a parameter is out of range (0 < γ ≤ 1, τ0 > 0)"
+    if all(map(is_concrete, parameters.values())):
+        if any(np.asarray(_is_faulty(name, np.asarray(value))) for name, value in parameters.items()):
+            raise InputError(message)
+        return layer
+    faulty = functools.reduce(operator.or_, (_is_faulty(name, value) for name, value in parameters.items()))
+    return eqx.error_if(layer, faulty, message)
+
+
+def _is_faulty(name: str, value: Array | np.ndarray) -> Array | np.ndarray:
+    # NaN compares as false.
+    match name.rpartition(".")[2]:
+        case "gamma":
+            return ~((value > 0) & (value <= 1))
+        case "tau0":
+            return ~((value > 0) & (value < math.inf))
+    return ~(abs(value) < math.inf)
+
+
+def limit_on_host(layer: AbstractLayer) -> Limit:
+    """The limit of a layer with known parameters, in NumPy arrays and by one compiled program."""
+    # Known gains that have no limit are refused in one line; compiled, the refusal would come with a traceback.
+    gains = any(name.endswith(("gamma1", "gamma2")) for name in layer.parameters())
+    return jax.tree.map(np.asarray, layer.limit() if gains else _limit(layer))
+
+
+@functools.partial(jax.jit, compiler_options=RUN_ONCE)
+def _limit(layer: AbstractLayer) -> Limit:
+    return layer.limit()
 
 
 def shortcut(gamma: Float[Array, ""]) -> Float[Array, ""]:

@@ -1,5 +1,6 @@
 """The covariance SDE, solved by Diffrax."""
 
+from sdeinfer.solve._blocks import solve_in_blocks as solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray as BrownianArray
 from sdeinfer.solve._brownian import BrownianSteps as BrownianSteps
 from sdeinfer.solve._grid import Grid as Grid

@@ -1,10 +1,14 @@
 """The steps of a solve, from the times at which its paths are kept."""
+# pyright: reportIncompatibleVariableOverride=false
+# Diffrax declares as attributes what is implemented as fields.
 
 import math
 from typing import NamedTuple
 
+import diffrax
+import equinox as eqx
 import numpy as np
-from numpy.typing import ArrayLike
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
@@ -13,8 +17,22 @@ MOST_STEPS = 10**6
 """Between two saved times: more is a slip of the user's."""
 
 
+class Times(eqx.Module):
+    """A grid as data of a compiled solve.
+
+    Attributes:
+        steps: the times between which the solver steps; +∞ after the last.
+        saved: the times to save; the last of them may be repeated.
+        end: the last time to step to.
+    """
+
+    steps: Float[ArrayLike, " steps"]
+    saved: Float[ArrayLike, " times"]
+    end: Float[ArrayLike, ""]
+
+
 class Grid(NamedTuple):
-    """Where the solver steps to, and which of these times are kept; hashable, since each is compiled for.
+    """Where the solver steps to, and which of these times are kept; hashable.
 
     Attributes:
         steps: the times between which the solver steps, from 0 on: one more than there are steps.
@@ -23,6 +41,52 @@ class Grid(NamedTuple):
 
     steps: tuple[float, ...]
     saved: tuple[float, ...]
+
+    def times(self, dtype: np.dtype, *, padded: bool = False) -> Times:
+        """The grid as data.
+
+        Arguments:
+            dtype: type of the times; Diffrax would promote the state to that of others.
+            padded: in arrays of 16, 64, … steps and 4, 16, … times, so that few shapes are compiled.
+        """
+        steps, saved = (_power_of_four(len(x)) if padded else len(x) for x in (self.steps, self.saved))
+        steps = max(steps, 16) if padded else steps
+        return Times(
+            np.array([*self.steps, *[np.inf] * (steps + 2 - len(self.steps))], dtype),
+            np.array([*self.saved, *[self.saved[-1]] * (saved - len(self.saved))], dtype),
+            np.array(self.steps[-1], dtype),
+        )
+
+
+class GridSteps(diffrax.AbstractStepSizeController):
+    """Step from each time of a grid to the next; like `diffrax.StepTo`, but the number of steps is data.
+
+    Attributes:
+        ts: the times, followed by +∞.
+    """
+
+    ts: Float[Array, " steps"]
+
+    def wrap(self, direction) -> "GridSteps":
+        """Time runs forwards."""
+        del direction
+        return self
+
+    def init(self, terms, t0, t1, y0, dt0, args, func, error_order) -> tuple[Float[Array, ""], int]:
+        """The end of the first step, and the number of the time after it."""
+        del terms, t0, t1, y0, dt0, args, func, error_order
+        return self.ts[1], 2
+
+    def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state: Int[Array, ""]):
+        """The next step; every step is kept."""
+        del t0, y0, y1_candidate, args, y_error, error_order
+        end = self.ts[controller_state]
+        return True, t1, end, False, controller_state + 1, diffrax.RESULTS.successful
+
+
+def _power_of_four(count: int) -> int:
+    """The least power of four that is no smaller."""
+    return 4 ** math.ceil(math.log(count, 4) - 1e-9)
 
 
 def step_grid(ts: ArrayLike, step: float) -> Grid:

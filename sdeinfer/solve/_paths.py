@@ -7,13 +7,14 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer.covariance import matmul, transpose
 from sdeinfer.layers import Limit
 from sdeinfer.solve._brownian import BrownianSteps
-from sdeinfer.solve._grid import Grid
+from sdeinfer.solve._grid import Grid, GridSteps, Times
 from sdeinfer.solve._psd import CovarianceTerm, PSDEuler
 
 type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
@@ -31,7 +32,7 @@ ENTRIES_ELSEWHERE = 2**26
 def solve_paths(
     limit: Limit,
     X0: Float[Array, "m m ..."],
-    grid: Grid,
+    grid: Grid | Times,
     brownian: diffrax.AbstractBrownianPath,
     *,
     solver: PSDEuler = PSDEuler(),  # noqa: B008 an immutable module
@@ -52,21 +53,18 @@ def solve_paths(
         stopped, +∞ for those that were not.
     """
     limit = jax.tree.map(lambda c: c.astype(X0.dtype), limit)
-    if len(grid.steps) == 1:
-        zero = jnp.zeros((), X0.dtype)
-        return _covariance(zero, X0, None)[None], solver.init(None, zero, zero, X0, None)
-    # Diffrax would promote the state to the type of the times.
-    times = jnp.asarray(grid.steps, X0.dtype)
+    times = grid.times(X0.dtype) if isinstance(grid, Grid) else grid
+    steps = jnp.asarray(times.steps)
     solution = diffrax.diffeqsolve(
         CovarianceTerm(limit, brownian),
         solver,
-        t0=times[0],
-        t1=times[-1],
+        t0=steps[0],
+        t1=jnp.asarray(times.end),
         dt0=None,
         y0=X0,
-        stepsize_controller=diffrax.StepTo(ts=times),
-        saveat=diffrax.SaveAt(ts=jnp.asarray(grid.saved, X0.dtype), fn=_covariance, solver_state=True),
-        max_steps=len(grid.steps),
+        stepsize_controller=GridSteps(steps),
+        saveat=diffrax.SaveAt(ts=jnp.asarray(times.saved), fn=_covariance, solver_state=True),
+        max_steps=len(times.steps) - 2,
         adjoint=adjoint,
         throw=False,  # steps of a fixed grid cannot fail
     )
@@ -82,9 +80,10 @@ def _covariance(t, X, args):
 def fill_after(
     stopped: Float[Array, " paths"], V: Float[Array, "paths times m m"], saved: ArrayLike, value: float
 ) -> Float[Array, "paths times m m"]:
-    """Replace V at the saved times that are later than its path was stopped."""
-    later = jnp.asarray(saved, stopped.dtype) > stopped[:, None]
-    return jnp.where(later[:, :, None, None], value, V)
+    """Replace V at the saved times that are later than its path was stopped; of NumPy arrays, by NumPy."""
+    where = np.where if isinstance(V, np.ndarray) else jnp.where
+    later = np.asarray(saved, stopped.dtype) > stopped[:, None]
+    return where(later[:, :, None, None], V.dtype.type(value), V)
 
 
 def in_blocks(

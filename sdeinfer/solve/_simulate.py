@@ -5,13 +5,15 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from diffrax import AbstractAdjoint
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import is_concrete, semidefinite_cholesky, validate_covariance
-from sdeinfer.layers import AbstractLayer, check_parameters
+from sdeinfer.covariance import factor_on_host, is_concrete, semidefinite_cholesky, validate_covariance
+from sdeinfer.layers import AbstractLayer, check_parameters, limit_on_host
+from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray
 from sdeinfer.solve._grid import Grid, step_grid
 from sdeinfer.solve._paths import CHECKPOINTED, fill_after, in_blocks, solve_paths
@@ -52,7 +54,7 @@ def simulate(
     """
     layer, V0 = check_inputs(layer, V0, paths)
     V, stopped = solve_from_key(layer, V0, step_grid(ts, step), PSDEuler(), adjoint, paths, key)
-    return fill_after(stopped, V, ts, jnp.inf)
+    return jnp.asarray(fill_after(stopped, V, ts, jnp.inf))
 
 
 def simulate_from(
@@ -93,17 +95,28 @@ def simulate_from(
 def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple[T, Float[Array, "m m"]]:
     """Refuse parameters, a V0 or a number of paths that cannot be."""
     layer = check_parameters(layer)
-    V0 = jnp.asarray(validate_covariance(V0)) if is_concrete(V0) else _raise_unless_covariance(jnp.asarray(V0))
+    V0 = validate_covariance(V0) if is_concrete(V0) else _raise_unless_covariance(jnp.asarray(V0))
     # Its factor is made from one triangle: without this, so would be its derivative.
     V0 = (V0 + V0.T) / 2
     if paths < 1:
         raise InputError(f"paths: at least 1 is needed, got {paths}")
-    return layer, V0
+    return layer, jnp.asarray(V0)
+
+
+def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint, paths: int, key):
+    """V of shape (paths, times, m, m), and the times at which paths were stopped.
+
+    Of known values in blocks of one shape; traced ones, of which there may be derivatives, in one program for this grid
+    and number of paths.
+    """
+    if all(map(is_concrete, jax.tree.leaves((layer, V0, key)))):
+        X0 = factor_on_host(np.asarray(V0))[None]
+        return solve_in_blocks(limit_on_host(layer), X0, grid, paths=paths, solver=solver, key=key)
+    return _solve_traced(layer, V0, grid, solver, adjoint, paths, key)
 
 
 @eqx.filter_jit
-def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint, paths: int, key):
-    """V of shape (paths, times, m, m), and the times at which paths were stopped."""
+def _solve_traced(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint, paths: int, key):
     X0, limit = semidefinite_cholesky(V0), layer.limit()
 
     def solve(brownian):

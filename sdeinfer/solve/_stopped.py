@@ -83,13 +83,14 @@ def simulate_stopped(
     layer, V0 = check_inputs(layer, V0, paths)
     solver = PSDEuler(lowest=lowest, highest=highest)
     V, time = solve_from_key(layer, V0, step_grid(ts, step), solver, adjoint, paths, key)
-    last = jnp.moveaxis(V[:, -1], 0, -1)
-    reason = jnp.select(
-        [jnp.isinf(time), above(last, highest), below(last, lowest)],
-        [Reason.NOT, Reason.ABOVE, Reason.BELOW],
-        Reason.EXPLODED,
-    )
-    return StoppedPaths(V, time, reason)
+    return StoppedPaths(jnp.asarray(V), jnp.asarray(time), _reason(time, V[:, -1], lowest, highest))
+
+
+@eqx.filter_jit
+def _reason(time: Array, V: Float[Array, "paths m m"], lowest: float, highest: float) -> Int[Array, " paths"]:
+    last = jnp.moveaxis(V, 0, -1)
+    conditions = [jnp.isinf(time), above(last, highest), below(last, lowest)]
+    return jnp.select(conditions, [Reason.NOT, Reason.ABOVE, Reason.BELOW], Reason.EXPLODED)
 
 
 def stopping_times(

@@ -1,0 +1,82 @@
+"""Many paths in blocks of one shape, on as many threads as there are cores: the program is the same for all data."""
+
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from sdeinfer.layers import Limit
+from sdeinfer.solve._brownian import BrownianSteps
+from sdeinfer.solve._grid import Grid, Times
+from sdeinfer.solve._paths import ENTRIES, ENTRIES_ELSEWHERE, solve_paths
+from sdeinfer.solve._psd import PSDEuler
+
+FEW, MANY = 64, 512
+"""Paths of a block on a CPU; fewer where tokens are so many that their factors would not fit its cache."""
+
+
+def solve_in_blocks(
+    limit: Limit,
+    X0: Float[np.ndarray, "#paths m m"],
+    grid: Grid,
+    *,
+    paths: int,
+    solver: PSDEuler = PSDEuler(),  # noqa: B008 an immutable module
+    key: PRNGKeyArray,
+) -> tuple[Float[np.ndarray, "paths times m m"], Float[np.ndarray, " paths"]]:
+    """Solve for many paths; no argument may be traced.
+
+    Arguments:
+        limit: coefficients of the SDE; scalars, or one of each for every path.
+        X0: factors of the initial covariances, one for all or one for each path.
+        grid: the solver's steps and the times to save.
+        paths: how many paths.
+        solver: with the range in which eigenvalues may lie.
+        key: where the randomness comes from.
+
+    Returns:
+        V at the saved times, as `solve_paths` returns it, and the time at which each path was stopped.
+    """
+    X0 = np.broadcast_to(X0, (paths, *X0.shape[1:]))
+    limit = jax.tree.map(lambda c: np.broadcast_to(np.asarray(c, X0.dtype), paths), limit)
+    size = _block_size(paths, X0[0].size)
+    times, x64 = grid.times(X0.dtype, padded=True), jax.config.jax_enable_x64
+    V = np.empty((paths, len(grid.saved), *X0.shape[1:]), X0.dtype)
+    stopped = np.empty(paths, X0.dtype)
+
+    def solve(number: int) -> None:
+        mine = np.minimum(np.arange(number * size, (number + 1) * size), paths - 1)
+        count = min(size, paths - number * size)
+        own = jax.tree.map(lambda c: c[mine], limit)
+        # `jax.enable_x64` is thread-local.
+        with jax.enable_x64(x64):
+            found = _solve_block(solver, own, np.moveaxis(X0[mine], 0, -1), times, key, np.uint32(number))
+            ends, at = (np.asarray(x) for x in found)
+        V[mine[:count]] = np.moveaxis(ends[: len(grid.saved), ..., :count], -1, 0)
+        stopped[mine[:count]] = at[:count]
+
+    # The first block alone: threads that start together would each compile the same program.
+    solve(0)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(solve, range(1, -(-paths // size))):
+            pass
+    return V, stopped
+
+
+def _block_size(paths: int, entries: int) -> int:
+    if jax.default_backend() == "cpu":
+        return max(1, min(FEW if paths <= FEW else MANY, ENTRIES // entries))
+    return min(1 << (paths - 1).bit_length(), max(1, ENTRIES_ELSEWHERE // entries))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _solve_block(
+    solver: PSDEuler, limit: Limit, X0: Float[Array, "m m paths"], times: Times, key: PRNGKeyArray, number: Array
+) -> tuple[Float[Array, "times m m paths"], Float[Array, " paths"]]:
+    shape = jax.ShapeDtypeStruct((*limit.normals(len(X0)), X0.shape[-1]), jnp.asarray(X0).dtype)
+    return solve_paths(limit, X0, times, BrownianSteps(shape=shape, key=jr.fold_in(key, number)), solver=solver)

@@ -7,6 +7,7 @@ from sdeinfer.covariance._batched import identity_like as identity_like
 from sdeinfer.covariance._batched import invert_lower as invert_lower
 from sdeinfer.covariance._batched import is_positive_definite as is_positive_definite
 from sdeinfer.covariance._batched import matmul as matmul
+from sdeinfer.covariance._batched import pivoted_cholesky as pivoted_cholesky
 from sdeinfer.covariance._batched import semidefinite_cholesky as semidefinite_cholesky
 from sdeinfer.covariance._batched import total as total
 from sdeinfer.covariance._batched import transpose as transpose

@@ -98,7 +98,7 @@ def semidefinite_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]
     rounding of A's entries. Its rows are not permuted, so it is triangular up to their order only.
     """
     L, definite = _cholesky(A)
-    return jax.lax.cond(definite.all(), lambda A: L, lambda A: jnp.where(definite, L, _pivoted_cholesky(A)), A)
+    return jax.lax.cond(definite.all(), lambda A: L, lambda A: jnp.where(definite, L, pivoted_cholesky(A)), A)
 
 
 def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool[Array, "..."]]:
@@ -124,8 +124,11 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
     return transpose(columns), positive.all(axis=0)
 
 
-def _pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-    """Each column eliminates the token with the largest share of its diagonal entry left."""
+def pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+    """A square L with L Lᵀ = A for positive semi-definite A, without derivatives; NaN-free wherever A is.
+
+    Complete pivoting: each column eliminates the token with the largest share of its diagonal entry left.
+    """
     size = diagonal(A)
     inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
     identity = identity_like(A)

@@ -11,6 +11,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 
+from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.likelihood import Program
 
 BLOCK = 250
@@ -102,7 +103,7 @@ def _is_latent(site: dict[str, Any]) -> bool:
     return site["type"] == "sample" and not site["is_observed"]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _constrain(model: Program, prepared: PyTree, z: Sites) -> Sites:
     return jax.vmap(lambda z: constrain_fn(model, (prepared,), {}, z, return_deterministic=True))(z)
 
@@ -123,7 +124,7 @@ def _evaluate(model: Program, prepared: PyTree, sites: Sites) -> tuple[Sites, Si
     return jax.vmap(at)(sites)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _draw_prior(model: Callable[..., None], data: tuple[PyTree, ...], key: PRNGKeyArray, numbers: Array) -> Sites:
     def draw(number: Array) -> Sites:
         trace = handlers.trace(handlers.seed(model, jr.fold_in(key, number))).get_trace(*data)

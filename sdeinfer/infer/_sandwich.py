@@ -15,7 +15,6 @@ identity: a division holds wherever ℓ is not quadratic, too. What the law leav
 about a known vector, whose outer product is added to J.
 """
 
-import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -25,9 +24,8 @@ from sdeinfer._files import InputError
 from sdeinfer.infer._innovations import LawAt, innovations, law_at
 from sdeinfer.infer._range import logit_spread
 from sdeinfer.layers import ATTENTION_NEXT, AbstractLayer, Architecture
-from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.likelihood import Adjustment, Path, PathStatistics, constrained
-from sdeinfer.networks import check_chain_width, covariance_chain
+from sdeinfer.networks import check_chain_width, sample_chains
 
 ENOUGH = 4096
 """Fewer transitions tell the scatter of their scores too badly, and make it small just where they are all near their
@@ -105,7 +103,7 @@ def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray,
 def _one_layer(path: Path, layer: AbstractLayer) -> Path | None:
     """Transitions of exact networks from where those of a path start; None where those are too narrow for the chain."""
     chosen = np.resize(np.arange(len(path)), ENOUGH)
-    starts, widths = np.asarray(path.starts(chosen)), path.width[path.network[chosen]]
+    starts, widths = path.starts(chosen), path.width[path.network[chosen]]
     ends = np.empty_like(starts)
     for width in np.unique(widths):
         mine = np.flatnonzero(widths == width)
@@ -113,15 +111,10 @@ def _one_layer(path: Path, layer: AbstractLayer) -> Path | None:
             check_chain_width(layer, tokens=path.tokens, width=int(width))
         except InputError:
             return None
-        keys = NetworkKeys.numbered(jr.key(0), jnp.asarray(mine, jnp.uint32))
-        ends[mine] = _chain(layer, jnp.asarray(starts[mine]), keys, width=int(width))[:, 1]
+        key = jr.fold_in(jr.key(0), int(width))
+        ends[mine] = sample_chains(layer, starts[mine], width=int(width), observed=1, key=key)[:, 1]
     first = np.zeros(ENOUGH, int)
     return Path(np.stack([starts, ends], axis=1), widths, np.arange(ENOUGH), first, gap=np.ones(1, int))
-
-
-@eqx.filter_jit
-def _chain(layer: AbstractLayer, V: Float[Array, "networks m m"], keys: NetworkKeys, *, width: int) -> Array:
-    return covariance_chain(layer, V, width=width, layers=1, keys=keys)
 
 
 def _dispersion(information: np.ndarray, scatter: np.ndarray) -> float:

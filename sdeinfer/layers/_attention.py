@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import gram, is_concrete, matmul, total, transpose
@@ -16,7 +16,7 @@ from sdeinfer.layers._base import AbstractLayer, gain_parameter, gamma_parameter
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
-from sdeinfer.layers._wishart import factor, residual_covariance, whole, wishart_factor
+from sdeinfer.layers._wishart import factor, residual_covariance, whole, wishart_draws, wishart_factor
 
 
 class ShapedAttention(AbstractLayer):
@@ -82,38 +82,45 @@ class ShapedAttention(AbstractLayer):
         """One for each head, where no output projection mixes their columns."""
         return 1 if self.output_projection else self.heads
 
+    def check_width(self, width: int) -> None:
+        """Refuse a width that is not a multiple of the number of heads."""
+        self._key_width(width)
+
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
         """Noncentral Wishart given the heads' A: S = A V Aᵀ in a head's own columns, or that of the projection."""
-        tokens, dtype, heads = V.shape[0], V.dtype, self.heads
-        key_width = self._key_width(width)
-        of_one = {"tokens": tokens, "blocks": heads, "dtype": dtype}
-        key_queries, key_keys, key_heads, key_values = keys.split(4)
+        tokens, _, blocks, _ = V.shape
+        dtype, heads, n = V.dtype, self.heads, jnp.asarray(width, V.dtype)
+        key_width = width // heads if self.key_width is None else self.key_width
+        freedom = [key_width, width // blocks - tokens, *([width // heads] if self.output_projection else [])]
+        # Two normal matrices more: the keys, and the branch in the directions of X.
+        sizes = {"tokens": tokens, "blocks": max(heads, blocks), "normals": 2, "dtype": dtype}
+        drawn = wishart_draws(freedom, **sizes, keys=keys)
+        B, own, *projection = (wishart_factor(*each) for each in zip(freedom, drawn.normals, drawn.chi, strict=False))
+        right, near = drawn.normals[-2:]
         V_whole = whole(V)
         L = factor(V_whole)
         # Queries are L G_Q, keys L G_K: with G_Q = B times orthonormal rows, G_Q G_Kᵀ has the law of B times normals.
-        B = wishart_factor(key_width, **of_one, keys=key_queries)
-        product = matmul(B, key_keys.normals((tokens, tokens, heads), dtype))
-        Y = matmul(matmul(L, product), transpose(L))
+        Y = matmul(matmul(L, matmul(B[:, :, :heads], right[:, :, :heads])), transpose(L))
         flat = self._flat(tokens, dtype)[:, :, None, None]
-        scores = jnp.where(flat > 0, Y / (self.tau0 * math.sqrt(width * key_width)), -jnp.inf)
+        scores = jnp.where(flat > 0, Y / (self.tau0 * jnp.sqrt(n * jnp.asarray(key_width, dtype))), -jnp.inf)
         A_less_I = _softmax(scores) - _times(self.gamma2, flat)
         # A L: in this form equal tokens stay equal to the last bit.
         F = _times(self.gamma1, L) + matmul(A_less_I, L)
         if self.output_projection:
             # Given the heads' columns Z, those of Z W_O/√n are N(0, Z Zᵀ/n).
-            Z = matmul(F, wishart_factor(width // heads, **of_one, keys=key_heads)) / math.sqrt(width)
-            F = factor(whole(gram(Z)))
+            F = factor(whole(gram(matmul(F, projection[0][:, :, :heads]) / jnp.sqrt(n))))
         else:
-            F = jnp.repeat(F, V.shape[2] // heads, axis=2)
+            F = jnp.repeat(F, blocks // heads, axis=2)
         return residual_covariance(
             L if V_whole is V else factor(V),
             F,
             shortcut=shortcut(self.gamma),
             gamma=self.gamma,
             width=width,
-            keys=key_values,
+            near=near[:, :, :blocks],
+            far=own[:, :, :blocks],
         )
 
     def _flat(self, tokens: int, dtype: jnp.dtype) -> Float[Array, "m m"]:

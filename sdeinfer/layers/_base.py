@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
@@ -33,8 +33,12 @@ class AbstractLayer(eqx.Module):
         """Into how many equal blocks the columns of X fall that the layer treats differently."""
 
     @abc.abstractmethod
+    def check_width(self, width: int) -> None:
+        """Raise an InputError for a width that the layer cannot have."""
+
+    @abc.abstractmethod
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
         """Draw the covariances of `forward`'s results without any weights, for many networks at once.
 
@@ -43,7 +47,7 @@ class AbstractLayer(eqx.Module):
         Arguments:
             V: X_b X_bᵀ/n of every block b of columns, n the whole width; a multiple of `column_blocks`, at least 2m
                 columns in each.
-            width: n.
+            width: n, one that `check_width` has seen; it may be traced.
             keys: one for each network.
         """
 

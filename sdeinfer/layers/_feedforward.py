@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import matmul
@@ -21,7 +21,7 @@ from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._relu import relu_kink, shaped_relu
-from sdeinfer.layers._wishart import column_sum, factor, residual_covariance, whole
+from sdeinfer.layers._wishart import column_sum, factor, residual_covariance, whole, wishart_draws, wishart_factor
 
 
 class ResidualFeedForward(AbstractLayer):
@@ -59,26 +59,33 @@ class ResidualFeedForward(AbstractLayer):
         """One."""
         return 1
 
+    def check_width(self, width: int) -> None:
+        """Refuse a width of which the hidden width r n is not whole."""
+        hidden_units(self.expansion, width)
+
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
         """Noncentral Wishart given S = (c/(rn)) σ_s(h) σ_s(h)ᵀ; the rn columns of h = X W_pre/√n are N(0, V)."""
-        units = hidden_units(self.expansion, width)
-        key_pre, key_post = keys.split(2)
+        tokens, _, blocks, _ = V.shape
+        units = jnp.round(self.expansion * jnp.asarray(width)).astype(int)
         V_whole = whole(V)
         L = factor(V_whole)
 
         def images(G):
             return shaped_relu(matmul(L, G), self.c_plus, self.c_minus, width)
 
-        S = column_sum(images, units, tokens=V.shape[0], blocks=1, dtype=V.dtype, keys=key_pre) / units
+        S = column_sum(images, units, tokens=tokens, blocks=1, dtype=V.dtype, keys=keys) / units.astype(V.dtype)
+        freedom = width // blocks - tokens
+        drawn = wishart_draws([freedom], tokens=tokens, blocks=blocks, normals=1, dtype=V.dtype, keys=keys)
         return residual_covariance(
             L if V_whole is V else factor(V),
             factor(S),
             shortcut=shortcut(self.gamma),
             gamma=self.gamma,
             width=width,
-            keys=key_post,
+            near=drawn.normals[1],
+            far=wishart_factor(freedom, drawn.normals[0], drawn.chi[0]),
         )
 
     def limit(self) -> Limit:

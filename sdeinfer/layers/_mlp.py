@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer.covariance import gram, matmul
 from sdeinfer.layers._base import AbstractLayer, c_minus_parameter, c_plus_parameter
@@ -14,7 +14,7 @@ from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._relu import relu_kink, shaped_relu
-from sdeinfer.layers._wishart import column_sum, factor, whole, wishart_factor, with_gram
+from sdeinfer.layers._wishart import column_sum, factor, whole, wishart_draws, wishart_factor, with_gram
 
 
 class ShapedMLP(AbstractLayer):
@@ -39,28 +39,25 @@ class ShapedMLP(AbstractLayer):
         """One."""
         return 1
 
+    def check_width(self, width: int) -> None:
+        """Every width will do."""
+
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
         """V′ ~ Wishart(n, S/n), S = (c/n) σ_s(X) σ_s(X)ᵀ, where X has uniformly random directions given V = XXᵀ/n."""
         tokens, _, blocks, _ = V.shape
-        key_columns, key_weights = keys.split(2)
-        columns = {
-            "columns": width // blocks,
-            "tokens": tokens,
-            "blocks": blocks,
-            "dtype": V.dtype,
-            "keys": key_columns,
-        }
+        n, freedom = jnp.asarray(width, V.dtype), width // blocks
+        sizes = {"tokens": tokens, "blocks": blocks, "dtype": V.dtype, "keys": keys}
         # The columns are drawn twice, to know their Gram matrix first.
-        K = with_gram(V, column_sum(lambda G: G, **columns) / width)
+        K = with_gram(V, column_sum(lambda G: G, freedom, **sizes) / n)
 
         def images(G):
             return shaped_relu(matmul(K, G), self.c_plus, self.c_minus, width)
 
-        F = factor(whole(column_sum(images, **columns)) / width)
-        B = wishart_factor(width // blocks, tokens=tokens, blocks=blocks, dtype=V.dtype, keys=key_weights)
-        return gram(matmul(F, B) / math.sqrt(width))
+        F = factor(whole(column_sum(images, freedom, **sizes)) / n)
+        drawn = wishart_draws([freedom], **sizes)
+        return gram(matmul(F, wishart_factor(freedom, drawn.normals[0], drawn.chi[0])) / jnp.sqrt(n))
 
     def limit(self) -> Limit:
         """Eq. 20."""

@@ -9,7 +9,7 @@ from jaxtyping import Array, ArrayLike, Float
 from sdeinfer.covariance import diagonal, identity_like, safe_sqrt
 
 
-def shaped_relu(x: Array, c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: int) -> Array:
+def shaped_relu(x: Array, c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: ArrayLike) -> Array:
     """√c σ_s(x): the shaped ReLU of Eq. 4 times the root of its He constant, so that E[(√c σ_s(g))²] = 1.
 
     Arguments:
@@ -18,8 +18,8 @@ def shaped_relu(x: Array, c_plus: Float[Array, ""], c_minus: Float[Array, ""], w
         c_minus: c₋ of the slope s₋ = 1 + c₋/√n for x < 0.
         width: n.
     """
-    s_plus = 1 + c_plus / math.sqrt(width)
-    s_minus = 1 + c_minus / math.sqrt(width)
+    root = jnp.sqrt(jnp.asarray(width, x.dtype))
+    s_plus, s_minus = 1 + c_plus / root, 1 + c_minus / root
     he = 2 / (s_plus**2 + s_minus**2)
     return jnp.sqrt(he) * (s_plus * jnp.maximum(x, 0) + s_minus * jnp.minimum(x, 0))
 

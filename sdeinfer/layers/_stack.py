@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import equinox as eqx
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.layers._attention import ShapedAttention, check_heads
@@ -49,8 +49,13 @@ class Stack(AbstractLayer):
         """The fewest that are a multiple of every layer's own."""
         return math.lcm(*(layer.column_blocks for layer in self.layers))
 
+    def check_width(self, width: int) -> None:
+        """Refuse a width that one of the layers refuses."""
+        for layer in self.layers:
+            layer.check_width(width)
+
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
         """One layer's law after the other's."""
         for layer, layer_keys in zip(self.layers, keys.split(len(self.layers)), strict=True):
@@ -143,8 +148,12 @@ class ShapedTransformer(AbstractLayer):
         """Those of its attention."""
         return self.stack.column_blocks
 
+    def check_width(self, width: int) -> None:
+        """Refuse a width that one of the two layers refuses."""
+        self.stack.check_width(width)
+
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: int, keys: NetworkKeys
+        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
         """Attention's law, then the feed-forward layer's."""
         return self.stack.forward_covariance(V, width=width, keys=keys)

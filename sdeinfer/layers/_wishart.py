@@ -4,25 +4,28 @@ A network's columns come in equal blocks, one for each head that sees a softmax 
 only. What is said of V here holds for the columns of each block: V = X Xᵀ/n with their X and the whole width n.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from sdeinfer.covariance import diagonal, gram, invert_lower, matmul, semidefinite_cholesky, total
+from sdeinfer.covariance import diagonal, gram, invert_lower, matmul, pivoted_cholesky, total
 from sdeinfer.layers._keys import NetworkKeys
 
 CHUNK = 16
 """How many hidden units are drawn at a time: memory does not grow with the width."""
+
+CHI, COLUMNS = 1, 2
+"""Streams of a layer's keys; stream 0 has its matrices of normals."""
 
 
 def factor(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m blocks networks"]:
     """A square L with L Lᵀ = V, singular V included; NaN where V overflowed."""
     # A pivot of ∞ would count as one without anything left.
     finite = jnp.isfinite(total(diagonal(V)))
-    return jnp.where(finite, semidefinite_cholesky(V), jnp.nan)
+    return jnp.where(finite, pivoted_cholesky(V), jnp.nan)
 
 
 def whole(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m 1 networks"]:
@@ -30,8 +33,39 @@ def whole(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m 1 network
     return V if V.shape[2] == 1 else total(V, axis=2)[:, :, None]
 
 
+class WishartDraws(NamedTuple):
+    """What Bartlett's decomposition of a few Wishart matrices is made of.
+
+    Attributes:
+        normals: shape (count, m, m, blocks, networks); what no Wishart matrix takes is free for others.
+        chi: chi variables with ν, ν − 1, … degrees of freedom, shape (count, m, blocks, networks).
+    """
+
+    normals: Float[Array, "count m m blocks networks"]
+    chi: Float[Array, "count m blocks networks"]
+
+
+def wishart_draws(
+    freedom: Sequence[Int[Array, ""] | int],
+    *,
+    tokens: int,
+    blocks: int,
+    normals: int = 0,
+    dtype: jnp.dtype,
+    keys: NetworkKeys,
+) -> WishartDraws:
+    """Draw for Wishart matrices of these degrees of freedom ν, and so many normal matrices more.
+
+    All in two calls of the generator, of which each takes its time to compile.
+    """
+    drawn = keys.normals((len(freedom) + normals, tokens, tokens, blocks), dtype)
+    each = jnp.stack([jnp.asarray(nu) - jnp.arange(tokens) for nu in freedom])
+    chi = chi_variables(jnp.maximum(each, 1).reshape(-1), blocks=blocks, dtype=dtype, keys=keys)
+    return WishartDraws(drawn, chi.reshape(len(freedom), tokens, *chi.shape[1:]))
+
+
 def wishart_factor(
-    freedom: int, *, tokens: int, blocks: int, dtype: jnp.dtype, keys: NetworkKeys
+    freedom: Int[Array, ""] | int, normals: Float[Array, "m m blocks networks"], chi: Float[Array, "m blocks networks"]
 ) -> Float[Array, "m m blocks networks"]:
     """Lower triangular B with B Bᵀ ~ Wishart_m(ν, I): chi variables with ν, ν − 1, … degrees on the diagonal, normals
     below it (Bartlett's decomposition). Fewer than m degrees of freedom leave columns of zeros.
@@ -39,37 +73,31 @@ def wishart_factor(
     Given G (m × ν) with G Gᵀ = B Bᵀ, G is B times m uniformly random orthonormal directions: what is drawn next with
     these directions and other normals can be drawn with B alone.
     """  # noqa: D205
-    rank = min(tokens, freedom)
-    below, on = keys.split(2)
-    if rank == 0:
-        return jnp.zeros((tokens, tokens, blocks, keys.high.shape[0]), dtype)
-    chi = chi_variables([freedom - i for i in range(rank)], blocks=blocks, dtype=dtype, keys=on)
-    # As many normals as entries: to draw those below the diagonal only and to put them there takes longer.
-    normals = below.normals((tokens, rank, blocks), dtype)
-    row, column = jnp.arange(tokens)[:, None, None, None], jnp.arange(rank)[:, None, None]
+    tokens = len(normals)
+    row, column = jnp.arange(tokens)[:, None, None, None], jnp.arange(tokens)[:, None, None]
     B = jnp.where(row > column, normals, jnp.where(row == column, chi[None], 0.0))
-    return jnp.pad(B, [(0, 0), (0, tokens - rank), (0, 0), (0, 0)])
+    return jnp.where(column < freedom, B, 0.0)
 
 
 def chi_variables(
-    freedom: list[int], *, blocks: int, dtype: jnp.dtype, keys: NetworkKeys
+    freedom: Int[Array, " k"], *, blocks: int, dtype: jnp.dtype, keys: NetworkKeys
 ) -> Float[Array, "k blocks networks"]:
-    """Chi variables, by Marsaglia and Tsang's rejection (2000), exact for every ν ≥ 1.
+    """Chi variables, by Marsaglia and Tsang's rejection (2000), exact for every ν ≥ 1; from stream `CHI`.
 
     χ² = 2d (1 + u)³ with d = ν/2 − 1/3 and normal 3√d u has exactly the law of a chi-square variable where it is kept
     with probability exp f(u), f(u) = 3d (log(1 + u) − u + u²/2 − u³/3) ≤ 0: all but one in 18ν are kept.
     """
-    d = (jnp.asarray(freedom, dtype) / 2 - 1 / 3)[:, None, None]
-    shape = (len(freedom), blocks)
-    key_normals, key_uniforms = keys.split(2)
+    d = (jnp.asarray(freedom).astype(dtype) / 2 - 1 / 3)[:, None, None]
+    shape = (len(d), blocks)
 
     def propose(state):
         attempt, chi, kept = state
-        u = key_normals.normals(shape, dtype, block=attempt) / (3 * jnp.sqrt(d))
+        normals, uniforms = keys.normals_and_uniforms(shape, dtype, stream=CHI, block=attempt)
+        u = normals / (3 * jnp.sqrt(d))
         positive = u > -1
         u = jnp.where(positive, u, 0.0)
         log_probability = 3 * d * (jnp.log1p(u) - u * (1 - u * (1 / 2 - u / 3)))
-        accepted = positive & (key_uniforms.uniforms(shape, dtype, block=attempt) < jnp.exp(log_probability))
+        accepted = positive & (uniforms < jnp.exp(log_probability))
         chi = jnp.where(kept, chi, jnp.sqrt(2 * d * (1 + u)) * (1 + u))
         return attempt + 1, chi, kept | accepted
 
@@ -84,33 +112,38 @@ def residual_covariance(
     *,
     shortcut: Float[Array, ""],
     gamma: Float[Array, ""],
-    width: int,
-    keys: NetworkKeys,
+    width: Int[Array, ""] | int,
+    near: Float[Array, "m m blocks networks"],
+    far: Float[Array, "m m blocks networks"],
 ) -> Float[Array, "m m blocks networks"]:
     """Draw V′ = X′X′ᵀ/n for X′ = λX + γ F G, where V = X Xᵀ/n = L Lᵀ and G (m × n) has iid normals.
 
     A noncentral Wishart variable. In orthonormal directions of which the first m span X's rows, X′/√n is
     λL + γ F Ω₁/√n there, and γ F Ω₂/√n in the other n − m, with F Ω₂ (F Ω₂)ᵀ = F B Bᵀ Fᵀ, B B ᵀ ~ Wishart_m(n − m, I).
+
+    Arguments:
+        L: factor of V.
+        F: matrix of the residual branch.
+        shortcut: λ.
+        gamma: γ.
+        width: n.
+        near: Ω₁, normals.
+        far: B, of n/blocks − m degrees of freedom.
     """
-    tokens, blocks, dtype = L.shape[0], L.shape[2], L.dtype
-    key_near, key_far = keys.split(2)
-    scale = gamma / math.sqrt(width)
-    omega = key_near.normals((tokens, tokens, blocks), dtype)
-    B = wishart_factor(width // blocks - tokens, tokens=tokens, blocks=blocks, dtype=dtype, keys=key_far)
-    near = shortcut * L + scale * matmul(F, omega)
-    return gram(near) + gram(scale * matmul(F, B))
+    scale = gamma / jnp.sqrt(jnp.asarray(width, L.dtype))
+    return gram(shortcut * L + scale * matmul(F, near)) + gram(scale * matmul(F, far))
 
 
 def column_sum(
     images: Callable[[Float[Array, "m k blocks networks"]], Float[Array, "m k blocks networks"]],
-    columns: int,
+    columns: Int[Array, ""] | int,
     *,
     tokens: int,
     blocks: int,
     dtype: jnp.dtype,
     keys: NetworkKeys,
 ) -> Float[Array, "m m blocks networks"]:
-    """Σ_j y_j y_jᵀ over so many columns y = image of a column of m normals; the same columns for the same keys.
+    """Σ_j y_j y_jᵀ over so many columns y = image of a column of m normals; from stream `COLUMNS`.
 
     Arguments:
         images: from normals to their images, column by column; columns of zeros go to zeros.
@@ -118,20 +151,16 @@ def column_sum(
         tokens: m.
         blocks: how many blocks.
         dtype: of the normals.
-        keys: where they come from.
+        keys: where they come from: the same columns for the same keys.
     """
-    chunks = math.ceil(columns / CHUNK)
-    chunk = math.ceil(columns / chunks)
 
     def add(number: Int[Array, ""], S: Array) -> Array:
-        G = keys.normals((tokens, chunk, blocks), dtype, block=number)
-        if chunk * chunks > columns:
-            there = number * chunk + jnp.arange(chunk) < columns
-            G = jnp.where(there[:, None, None], G, 0.0)
-        return S + gram(images(G))
+        G = keys.normals((tokens, CHUNK, blocks), dtype, stream=COLUMNS, block=number)
+        there = number * CHUNK + jnp.arange(CHUNK) < columns
+        return S + gram(images(jnp.where(there[:, None, None], G, 0.0)))
 
     start = jnp.zeros((tokens, tokens, blocks, keys.high.shape[0]), dtype)
-    return jax.lax.fori_loop(0, chunks, add, start)
+    return jax.lax.fori_loop(0, -(-columns // CHUNK), add, start)
 
 
 def with_gram(

@@ -2,6 +2,7 @@
 
 from sdeinfer.likelihood._adjustment import Adjustment as Adjustment
 from sdeinfer.likelihood._adjustment import constrained as constrained
+from sdeinfer.likelihood._adjustment import no_adjustment as no_adjustment
 from sdeinfer.likelihood._adjustment import unconstrained as unconstrained
 from sdeinfer.likelihood._bridge import Span as Span
 from sdeinfer.likelihood._bridge import bridge as bridge

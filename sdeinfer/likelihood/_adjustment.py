@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 
@@ -33,6 +34,14 @@ class Adjustment(eqx.Module):
         if "tau0" in at:
             at["tau0"] = _at_least(at["tau0"], self.least_tau0)
         return at
+
+
+def no_adjustment(parameters: int) -> Adjustment:
+    """The adjustment of so many parameters that changes nothing; with it, one program serves before and after."""
+    dtype = jnp.result_type(float)
+    return Adjustment(
+        *(np.asarray(x, dtype) for x in (1.0, 0.0, np.zeros(parameters), np.eye(parameters))),
+    )
 
 
 def unconstrained(parameters: Mapping[str, ArrayLike]) -> Float[Array, " parameters"]:

@@ -1,7 +1,9 @@
 """Covariances of many independent finite networks."""
 
+import functools
 import math
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -26,11 +28,11 @@ from sdeinfer.observe import covariance_dataset
 WEIGHTS_IN_MEMORY = 2**24
 """How many weights of one kind (n² for each network) are drawn at a time: 128 MiB in float64."""
 
-CHAIN_ENTRIES = 2**16
-"""How many normals of the chain are drawn at a time, on a CPU: they should stay in its cache."""
+TOGETHER = 64
+"""Networks of a batch of the chain on a CPU, whatever their number: one shape is compiled, and stays in the cache."""
 
-CHAIN_ENTRIES_ELSEWHERE = 2**24
-"""The same on an accelerator, which wants all the networks at once: this bounds memory only."""
+CHAIN_ENTRIES = 2**24
+"""Most normals of the chain that are drawn at a time. An accelerator wants all the networks at once."""
 
 PATH_ENTRIES = 2**24
 """How many entries of the chain's covariances one batch may return."""
@@ -88,38 +90,13 @@ def sample_networks(
     layer = check_parameters(layer)
     observed = depth // observe_every
     sizes = {"width": width, "observe_every": observe_every, "observed": observed}
-    if method == "chain":
-        check_chain_width(layer, tokens=len(V0), width=width)
-        at_once = _chains_at_once(len(V0), layer.column_blocks, observed)
-        draw_batch, each = _chain_batch, np.arange(networks, dtype=np.uint32)
-    else:
-        at_once = WEIGHTS_IN_MEMORY // width**2
-        draw_batch, each = _weights_batch, jr.split(key, networks)
-    # Batches of one size, which is compiled once, as few as memory allows and as small as they can be then.
-    batch = math.ceil(networks / math.ceil(networks / max(1, at_once)))
-    covariance = np.empty((networks, observed + 1, *V0.shape), V0.dtype)
-    x64 = jax.config.jax_enable_x64
-
-    def draw(start):
-        # The last batch is filled up with networks of the one before it.
-        first = min(start, networks - batch)
-        # A thread does not inherit a precision that was chosen for a block of code.
-        with jax.enable_x64(x64):
-            drawn = draw_batch(layer, V0, each[first : first + batch], key, **sizes)
-        covariance[start : first + batch] = np.asarray(drawn)[start - first :]
-
-    # XLA runs what is inside a loop on one core of a CPU, but multiplies matrices on all of them.
-    threads = os.cpu_count() if method == "chain" and jax.default_backend() == "cpu" else 1
     with tqdm(total=networks, desc="networks", disable=not progress, delay=2) as bar:
-        # The first batch alone, so that it is compiled once.
-        draw(0)
-        bar.update(batch)
-        pool = ThreadPoolExecutor(threads)
-        try:
-            for _ in pool.map(draw, range(batch, networks, batch)):
-                bar.update(min(batch, networks - bar.n))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        if method == "chain":
+            check_chain_width(layer, tokens=len(V0), width=width)
+            starts = np.broadcast_to(np.asarray(V0), (networks, *V0.shape))
+            covariance = sample_chains(layer, starts, **sizes, done=bar.update, key=key)
+        else:
+            covariance = _sample_weights(layer, V0, networks, **sizes, done=bar.update, key=key)
     return covariance_dataset(
         covariance,
         width=width,
@@ -129,22 +106,88 @@ def sample_networks(
     )
 
 
-def _chains_at_once(tokens: int, blocks: int, observed: int) -> int:
-    entries = CHAIN_ENTRIES if jax.default_backend() == "cpu" else CHAIN_ENTRIES_ELSEWHERE
-    drawn, returned = tokens * blocks * max(CHUNK, tokens), tokens**2 * (observed + 1)
-    return min(entries // drawn, PATH_ENTRIES // returned)
+def sample_chains(
+    layer: AbstractLayer,
+    V0: Float[np.ndarray, "networks m m"],
+    *,
+    width: int,
+    observed: int,
+    observe_every: int = 1,
+    done: Callable[[int], object] = lambda count: None,
+    key: PRNGKeyArray,
+) -> Float[np.ndarray, "networks layers m m"]:
+    """Draw the covariances of networks by the chain, on as many threads as there are cores.
+
+    Networks, widths and layers are data of one compiled program.
+
+    Arguments:
+        layer: the architecture, with its parameters.
+        V0: initial covariance of each network.
+        width: n, one that `check_chain_width` has seen.
+        observed: how many layers to return beside the first.
+        observe_every: k, to return layers 0, k, 2k, … only.
+        done: called with numbers of networks that are done.
+        key: where the randomness comes from; a network depends on its number and the key alone.
+    """
+    networks, tokens = V0.shape[:2]
+    layer = jax.tree.map(lambda value: np.asarray(value, V0.dtype), layer)
+    room = max(16, 4 ** math.ceil(math.log(observed, 4) - 1e-9))
+    batch = _chains_at_once(networks, tokens, layer.column_blocks, room)
+    sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
+    covariance = np.empty((networks, observed + 1, tokens, tokens), V0.dtype)
+    x64 = jax.config.jax_enable_x64
+
+    def draw(start: int) -> int:
+        number = np.arange(start, start + batch)
+        mine = number[number < networks]
+        # `jax.enable_x64` is thread-local.
+        with jax.enable_x64(x64):
+            own = V0[np.minimum(number, networks - 1)]
+            drawn = _chain_batch(layer, own, number.astype(np.uint32), key, **sizes, room=room)
+            covariance[mine] = np.asarray(drawn)[: len(mine), : observed + 1]
+        return len(mine)
+
+    # XLA runs what is inside a loop on one core of a CPU.
+    threads = os.cpu_count() if jax.default_backend() == "cpu" else 1
+    # The first batch alone: threads that start together would each compile the same program.
+    done(draw(0))
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for count in pool.map(draw, range(batch, networks, batch)):
+            done(count)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return covariance
 
 
-@eqx.filter_jit
-def _chain_batch(layer, V0, numbers, key, *, width, observe_every, observed):
-    layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
-    sizes = {"width": width, "layers": observed * observe_every, "observe_every": observe_every}
+def _chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
+    drawn, returned = tokens * blocks * max(CHUNK, tokens), tokens**2 * (room + 1)
+    wanted = TOGETHER if jax.default_backend() == "cpu" else 1 << (networks - 1).bit_length()
+    return max(1, min(wanted, CHAIN_ENTRIES // drawn, PATH_ENTRIES // returned))
+
+
+@functools.partial(jax.jit, static_argnames="room")
+def _chain_batch(layer, V0, numbers, key, *, width, observe_every, observed, room):
+    sizes = {"width": width, "layers": observed * observe_every, "observe_every": observe_every, "room": room}
     return covariance_chain(layer, V0, **sizes, keys=NetworkKeys.numbered(key, numbers))
 
 
+def _sample_weights(layer, V0, networks, *, width, observed, observe_every, done, key) -> np.ndarray:
+    # Batches of one size, which is compiled once, as few as memory allows and as small as they can be then.
+    batch = math.ceil(networks / math.ceil(networks / max(1, WEIGHTS_IN_MEMORY // width**2)))
+    covariance, keys = np.empty((networks, observed + 1, *V0.shape), V0.dtype), jr.split(key, networks)
+    for start in range(0, networks, batch):
+        # The last batch is filled up with networks of the one before it.
+        first = min(start, networks - batch)
+        sizes = {"width": width, "observe_every": observe_every, "observed": observed}
+        drawn = _weights_batch(layer, V0, keys[first : first + batch], **sizes)
+        covariance[start : first + batch] = np.asarray(drawn)[start - first :]
+        done(first + batch - start)
+    return covariance
+
+
 @eqx.filter_jit
-def _weights_batch(layer, V0, keys, key, *, width, observe_every, observed):
-    del key
+def _weights_batch(layer, V0, keys, *, width, observe_every, observed):
     layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
 
     def network(key):

@@ -16,8 +16,9 @@ from sdeinfer.solve._grid import Grid, Times
 from sdeinfer.solve._paths import ENTRIES, ENTRIES_ELSEWHERE, solve_paths
 from sdeinfer.solve._psd import PSDEuler
 
-FEW, MANY = 64, 512
-"""Paths of a block on a CPU; fewer where tokens are so many that their factors would not fit its cache."""
+TOGETHER = 256
+"""Paths of a block on a CPU, whatever their number: one shape is compiled, and stays in the cache. Fewer where tokens
+are so many that their factors would not."""
 
 
 def solve_in_blocks(
@@ -70,7 +71,7 @@ def solve_in_blocks(
 
 def _block_size(paths: int, entries: int) -> int:
     if jax.default_backend() == "cpu":
-        return max(1, min(FEW if paths <= FEW else MANY, ENTRIES // entries))
+        return max(1, min(TOGETHER, ENTRIES // entries))
     return min(1 << (paths - 1).bit_length(), max(1, ENTRIES_ELSEWHERE // entries))
 
 

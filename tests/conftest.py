@@ -1,7 +1,9 @@
 """What the whole suite shares; it runs in double precision, except where a test asks for single.
 
 Most of its time is compilation. Tests run in one process a core (`-n 0` for one process), which share a folder of
-compiled programs for the time of the run.
+compiled programs for the time of the run. Of XLA's work only what LLVM does to the machine code is left out: that halves
+the time, and changes results by rounding. `XLA_FLAGS= pytest` runs the code that users run, as do slow tests and
+benchmarks.
 """
 
 import functools
@@ -65,9 +67,14 @@ def layer(request) -> si.layers.AbstractLayer:
     return LAYERS[request.param]()
 
 
+def takes_its_time(config) -> bool:
+    """Whether slow tests or benchmarks were asked for."""
+    return "not" not in config.option.markexpr
+
+
 def pytest_xdist_auto_num_workers(config) -> int:
-    """`-n auto`: a process a core; none where output is not captured, or for slow tests and benchmarks alone."""
-    alone = config.option.capture == "no" or "not" not in config.option.markexpr
+    """`-n auto`: a process a core; none where output is not captured, or for slow tests and benchmarks."""
+    alone = config.option.capture == "no" or takes_its_time(config)
     return 0 if alone else min(len(os.sched_getaffinity(0)), MOST_WORKERS)
 
 
@@ -78,6 +85,8 @@ def pytest_configure(config):
     # One thread of BLAS a process: more would be in each other's way.
     if config.option.numprocesses:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if not takes_its_time(config):
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = config.stash[COMPILED] = tempfile.mkdtemp(prefix="sdeinfer-tests-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = folder

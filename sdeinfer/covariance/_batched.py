@@ -127,16 +127,17 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
 def pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """A square L with L Lᵀ = A for positive semi-definite A, without derivatives; NaN-free wherever A is.
 
-    Complete pivoting: each column eliminates the token with the largest share of its diagonal entry left.
+    Each column eliminates the first token of which at least half as large a share of its diagonal entry is left as of
+    any: rounding, which differs between programs, then hardly ever changes the order.
     """
     size = diagonal(A)
-    inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
-    identity = identity_like(A)
+    size, identity = jnp.where(size > 0, size, jnp.inf), identity_like(A)
 
     def eliminate(rest, _):
-        share = jnp.sum(rest * identity, axis=1) * inverse
+        # Not times the inverse: that of a size near the largest number is flushed to zero.
+        share = jnp.sum(rest * identity, axis=1) / size
         largest = jnp.max(share, axis=0)
-        first = jnp.min(jnp.where(share == largest, _index(share), len(A)), axis=0)
+        first = jnp.min(jnp.where(share >= largest / 2, _index(share), len(A)), axis=0)
         chosen = (_index(share) == first).astype(A.dtype)
         column = jax.lax.optimization_barrier(jnp.sum(rest * chosen, axis=1))
         pivot = jnp.sum(column * chosen, axis=0)

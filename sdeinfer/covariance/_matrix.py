@@ -70,14 +70,14 @@ def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
 def factor_on_host(V: np.ndarray) -> np.ndarray:
     """A square X with X Xᵀ = V for each positive semi-definite matrix of a stack (..., m, m), in NumPy.
 
-    By complete pivoting, as `semidefinite_cholesky` where V is singular: equal tokens have equal rows of X.
+    Pivoted as `pivoted_cholesky`: equal tokens have equal rows of X.
     """
     rest, columns = np.array(V), []
     size = np.diagonal(rest, axis1=-2, axis2=-1).copy()
     inverse = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
     for _ in range(V.shape[-1]):
         share = np.diagonal(rest, axis1=-2, axis2=-1) * inverse
-        chosen = share.argmax(axis=-1)[..., None]
+        chosen = (share >= share.max(axis=-1, keepdims=True) / 2).argmax(axis=-1)[..., None]
         column = np.take_along_axis(rest, chosen[..., None], axis=-1)[..., 0]
         pivot = np.take_along_axis(column, chosen, axis=-1)
         left = np.take_along_axis(share, chosen, axis=-1) > 4 * V.shape[-1] * np.finfo(V.dtype).eps

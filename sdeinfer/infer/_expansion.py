@@ -26,7 +26,6 @@ from sdeinfer.likelihood import (
     PathStatistics,
     Program,
     grouped_statistics,
-    no_adjustment,
     path_layout,
     path_statistics,
     terms_by_block,
@@ -98,7 +97,7 @@ def expanded_statistics(
     layout = path_layout(path, nodes=nodes) if layout is None else layout
     sample, mode = path.thinned(SAMPLE), None
     for _ in range(ROUNDS):
-        statistics = unadjusted(model, path_statistics(sample, layout, pooled=True))
+        statistics = path_statistics(sample, layout, pooled=True)
         mode = posterior_mode(model, statistics, start=mode)
         u = _parameters(model, statistics, mode)
         reference = law_at(architecture, u, widths=np.unique(path.width), centre=layout.centre).moments
@@ -106,20 +105,12 @@ def expanded_statistics(
         layout = layout._replace(reference=reference)
         if change < CLOSE:
             break
-    statistics = unadjusted(model, path_statistics(path, layout, pooled=pooled))
+    statistics = path_statistics(path, layout, pooled=pooled)
     together = statistics.pooled()
     mode = posterior_mode(model, together, start=mode)
     u = _parameters(model, together, mode)
     adjustment = sandwich(sample, architecture, u, together, times=len(path) / len(sample))
     return dataclasses.replace(statistics, adjustment=adjustment)
-
-
-def unadjusted(model: Program, statistics: PathStatistics) -> PathStatistics:
-    """Statistics with an adjustment that changes nothing, where the law is that of a finite width."""
-    if not _of_finite_width(model):
-        return statistics
-    parameters = len(dict(model.options)["architecture"].parameters)
-    return dataclasses.replace(statistics, adjustment=no_adjustment(parameters))
 
 
 def _parameters(model: Program, statistics: PathStatistics, mode: Mode) -> Float[Array, " parameters"]:

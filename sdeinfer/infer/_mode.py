@@ -1,5 +1,6 @@
 """The mode of a posterior: where a fast first look starts."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from scipy.optimize import minimize
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.infer._densities import latent_structure
 from sdeinfer.infer._latent import draw_latent, given_latent, log_prior, log_weights
-from sdeinfer.likelihood import Program
+from sdeinfer.likelihood import PathStatistics, Program, no_adjustment
 
 FARTHEST = 8.0
 """Bound on the unconstrained parameters, logit γ, log τ0, log(c₊ − c₋) and the mean of c±: their priors end before."""
@@ -60,7 +61,7 @@ def posterior_mode(model: Program, prepared: PyTree, *, start: Mode | None = Non
             log τ0 = −1.5, 0 and 1.5, since for large τ0 the likelihood is flat in it.
     """
     sites = tuple(latent_structure(model, prepared)) if start is None else start.sites
-    prepared, dtype = jax.device_put(prepared), jnp.result_type(float)
+    prepared, dtype = jax.device_put(_as_adjusted(model, prepared)), jnp.result_type(float)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = potential_and_slope(model, prepared, dict(zip(sites, np.asarray(x, dtype), strict=True)))
@@ -123,6 +124,14 @@ def _starts(sites: tuple[str, ...]) -> list[np.ndarray]:
     if "tau0" not in sites:
         return [np.zeros(len(sites))]
     return [log_tau0 * (np.array(sites) == "tau0") for log_tau0 in (-1.5, 0.0, 1.5)]
+
+
+def _as_adjusted(model: Program, prepared: PyTree) -> PyTree:
+    """The data as the sampler will have them: the same program then serves the mode before and after the adjustment."""
+    options = dict(model.options)
+    if not isinstance(prepared, PathStatistics) or prepared.adjustment is not None or options["law"] == "limit":
+        return prepared
+    return dataclasses.replace(prepared, adjustment=no_adjustment(len(options["architecture"].parameters)))
 
 
 def potential(model: Program, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:

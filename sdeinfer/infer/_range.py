@@ -133,7 +133,7 @@ def _estimator(model: Program, data: xr.Dataset, path: Path) -> Callable[[np.nda
             seen = path.chosen(chosen)
             require_densities(seen, data)
             statistics = path_statistics(seen, path_layout(seen, nodes=NODES), pooled=True)
-            return posterior_mode(model, unadjusted(model, statistics), start=start)
+            return posterior_mode(model, statistics, start=start)
 
         return of_full_path
     prepared = model.prepare(data)

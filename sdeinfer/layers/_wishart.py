@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from sdeinfer.covariance import diagonal, gram, invert_lower, matmul, pivoted_cholesky, total
+from sdeinfer.covariance import cholesky, gram, invert_lower, matmul, pivoted_cholesky, total
 from sdeinfer.layers._keys import NetworkKeys
 
 CHUNK = 16
@@ -24,7 +24,7 @@ CHI, COLUMNS = 1, 2
 def factor(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m blocks networks"]:
     """A square L with L Lᵀ = V, singular V included; NaN where V overflowed."""
     # A pivot of ∞ would count as one without anything left.
-    finite = jnp.isfinite(total(diagonal(V)))
+    finite = jnp.isfinite(V).all(axis=(0, 1))
     return jnp.where(finite, pivoted_cholesky(V), jnp.nan)
 
 
@@ -167,4 +167,4 @@ def with_gram(
     V: Float[Array, "m m blocks networks"], W: Float[Array, "m m blocks networks"]
 ) -> Float[Array, "m m blocks networks"]:
     """K with K W Kᵀ = V for definite W: if G Gᵀ = W has uniform directions, K G has them too, and V."""
-    return matmul(factor(V), invert_lower(factor(W)))
+    return matmul(factor(V), invert_lower(cholesky(W)))

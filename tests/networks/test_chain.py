@@ -19,7 +19,7 @@ from scipy import stats
 import sdeinfer as si
 from sdeinfer.covariance import gram
 from sdeinfer.layers._keys import NetworkKeys, threefry
-from sdeinfer.layers._wishart import chi_variables, wishart_factor
+from sdeinfer.layers._wishart import chi_variables, wishart_draws, wishart_factor
 from sdeinfer.networks import covariance_chain
 
 NEVER = 1e12  # a temperature at which the softmax is flat
@@ -193,7 +193,7 @@ def test_batches_side_by_side_have_the_precision_of_the_caller(monkeypatch, key)
     with jax.enable_x64(False):  # noqa: FBT003
         layer, V0 = si.ShapedMLP(**SLOPES), random_covariance(3)
         one = si.sample_networks(layer, V0, width=12, depth=3, networks=20, key=key)["covariance"]
-        monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "CHAIN_ENTRIES", 3 * 3 * 16)
+        monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "TOGETHER", 3)
         many = si.sample_networks(layer, V0, width=12, depth=3, networks=20, key=key)["covariance"]
     assert many.dtype == np.float32
     assert_agrees(many, one, rtol=1e-4)
@@ -253,7 +253,8 @@ def test_normals_are_standard_and_independent(dtype):
 
 def test_uniforms_are_uniform():
     for dtype in (jnp.float32, jnp.float64):
-        u = network_keys(10_000).uniforms((3,), dtype)
+        x, u = network_keys(10_000).normals_and_uniforms((3,), dtype)
+        assert_distribution(x, stats.norm.cdf)
         assert (u > 0).all()
         assert (u < 1).all()
         assert_distribution(u, stats.uniform.cdf)
@@ -261,16 +262,16 @@ def test_uniforms_are_uniform():
 
 def test_blocks_and_new_keys_draw_other_numbers():
     keys = network_keys(2)
-    drawn = [keys.normals((5,), jnp.float64), keys.normals((5,), jnp.float64, block=1)]
+    drawn = [keys.normals((5,), jnp.float64, **other) for other in ({}, {"block": 1}, {"stream": 1})]
     drawn += [new.normals((5,), jnp.float64) for new in (*keys.split(3), keys.fold_in(7))]
-    assert len(np.unique(np.concatenate(drawn))) == 6 * 10
+    assert len(np.unique(np.concatenate(drawn))) == 7 * 10
     np.testing.assert_array_equal(keys.split(3)[2].high, keys.fold_in(2).high)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_chi_variables_have_their_law(dtype):
     freedom = [1, 2, 5, 300]
-    chi = chi_variables(freedom, blocks=1, dtype=dtype, keys=network_keys(20_000))
+    chi = chi_variables(jnp.array(freedom), blocks=1, dtype=dtype, keys=network_keys(20_000))
     for found, nu in zip(chi, freedom, strict=True):
         assert_distribution(found, stats.chi(nu).cdf)
 
@@ -279,7 +280,8 @@ def test_chi_variables_have_their_law(dtype):
 def test_wishart_factors_of_every_rank(freedom):
     """The mean and the covariance of a Wishart matrix, and the rank."""
     tokens = 3
-    B = wishart_factor(freedom, tokens=tokens, blocks=1, dtype=jnp.dtype(float), keys=network_keys(20_000))
+    drawn = wishart_draws([freedom], tokens=tokens, blocks=1, dtype=jnp.dtype(float), keys=network_keys(20_000))
+    B = wishart_factor(freedom, drawn.normals[0], drawn.chi[0])
     np.testing.assert_array_equal(B[:, min(freedom, tokens) :], 0)
     W = packed(jnp.moveaxis(gram(B)[:, :, 0], -1, 0)) - freedom * packed(np.eye(tokens))
     assert_mean(W, 0)

@@ -64,7 +64,7 @@ def test_single_precision_tokens_give_single_precision_networks(V0, key):
 
 
 @pytest.mark.parametrize(
-    ("method", "bound", "of_one"), [("weights", "WEIGHTS_IN_MEMORY", 12**2), ("chain", "CHAIN_ENTRIES", 3 * 16)]
+    ("method", "bound", "of_one"), [("weights", "WEIGHTS_IN_MEMORY", 12**2), ("chain", "TOGETHER", 1)]
 )
 def test_networks_do_not_depend_on_the_batches_they_come_in(method, bound, of_one, V0, monkeypatch):
     # Seven networks in batches of three: the last batch is filled up with networks already drawn.

@@ -1,8 +1,8 @@
 """What the whole suite shares; it runs in double precision, except where a test asks for single.
 
 Most of its time is compilation. Tests run in one process a core (`-n 0` for one process), which share a folder of
-compiled programs for the time of the run. Of XLA's work only what LLVM does to the machine code is left out: that halves
-the time, and changes results by rounding. `XLA_FLAGS= pytest` runs the code that users run, as do slow tests and
+compiled programs for the time of the run. Of XLA's work only LLVM's optimisations are left out: that halves the time,
+and changes results by rounding. `XLA_FLAGS= pytest` runs the machine code that users run, as do slow tests and
 benchmarks.
 """
 

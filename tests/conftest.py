@@ -23,6 +23,7 @@ import pytest
 import sdeinfer as si
 
 jax.config.update("jax_enable_x64", True)  # noqa: FBT003
+os.environ["SDEINFER_NO_CACHE"] = "1"  # commands leave the user's folder alone, and compile as on the first day
 
 MOST_MAPS = 20_000
 MOST_WORKERS = 8

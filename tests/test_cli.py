@@ -2,12 +2,15 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
+from sdeinfer import _progress
 from sdeinfer.cli import app
 from sdeinfer.observe import _stored, read, read_posterior, write
 
@@ -23,6 +26,20 @@ RESULTS = [
     "posterior.nc",
     "report.html",
     "summary.json",
+]
+
+
+PHASES = [
+    "loading JAX",
+    "sampling networks",
+    "finding the range of the law",
+    "preparing the data",
+    "compiling the sampler",
+    "evaluating the draws",
+    "predicting",
+    "checking the fit",
+    "drawing the figures",
+    "writing the report",
 ]
 
 
@@ -43,12 +60,15 @@ def refused(result, *words: str) -> None:
         assert word in lines[0]
 
 
-def test_calibrate_goes_from_nothing_to_a_folder_of_results(tmp_path):
+def test_calibrate_goes_from_nothing_to_a_folder_of_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(_progress, "_watched", lambda: True)
     result = run("calibrate", *SMALL_NETWORKS, *SMALL_FIT, "--seed", 3, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert files(tmp_path / "out") == RESULTS
     assert files(tmp_path) == [f"out/{name}" for name in RESULTS]
     assert re.search(r"^verdict: ", result.stdout, re.MULTILINE)
+    assert [text for text in re.findall(r"([^\r]*\S) …", result.stderr) if text in PHASES] == PHASES
+    assert result.stderr.endswith("\r")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["parameters"]["tau0"]["truth"] == 1.0
     assert summary["elapsed_s"] > 0
@@ -293,3 +313,27 @@ def test_folders_made_for_nothing_are_removed(tmp_path):
 def test_help_is_shown_where_no_command_is_given():
     assert "calibrate" in run().stderr
     assert run("--help").exit_code == 0
+
+
+def test_help_and_bad_flags_do_not_load_jax():
+    script = """
+import sys
+from sdeinfer.cli import app
+for arguments, code in [
+    (["--help"], 0),
+    (["calibrate", "--help"], 0),
+    (["calibrate", "--width", "many"], 2),
+    (["calibrate", "--architecture", "rnn"], 2),
+    (["calibrate", "--data", "data.nc", "--gamma", "0.5"], 2),
+    (["fit", "data.nc", "--no-such-flag"], 2),
+    (["recalibrate"], 2),
+]:
+    try:
+        app(arguments)
+    except SystemExit as end:
+        assert end.code == code, (arguments, end.code)
+    loaded = {"jax", "numpy", "pandas", "xarray", "matplotlib", "tqdm", "rich"} & set(sys.modules)
+    assert not loaded, (arguments, loaded)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, capture_output=True, text=True)
+    assert len(done.stderr.splitlines()) == 5

@@ -1,12 +1,14 @@
 """The package as its users get it: what a wheel holds, which names are public, which way imports point."""
 
 import ast
+import importlib
 import pkgutil
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -29,6 +31,23 @@ ROOMS = [
 ]
 """Imports point backwards in this list only."""
 
+LAZY = [si, *(importlib.import_module(f"sdeinfer.{room}") for room in ("infer", "check", "plots", "report"))]
+"""Packages whose names are imported when they are used; a stub names them."""
+
+UNUSED = {
+    "jax",
+    "numpy",
+    "scipy",
+    "pandas",
+    "xarray",
+    "matplotlib",
+    "arviz",
+    "arviz_base",
+    "arviz_stats",
+    "arviz_plots",
+}
+"""What `import sdeinfer` leaves alone."""
+
 PUBLIC = {
     "InputError",
     "LowPrecisionWarning",
@@ -48,6 +67,7 @@ PUBLIC = {
     "sample_networks",
     "simulate",
     "summarise",
+    "use_compilation_cache",
     "validate",
     "write",
 }
@@ -62,9 +82,63 @@ def test_public_names_are_there():
     assert callable(si.models.full_path)
 
 
+def in_new_process(*lines: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(lines)], check=True)
+
+
+def stubbed(package) -> set[str]:
+    stub = Path(package.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    return {name.asname for node in ast.parse(stub).body for name in node.names}  # pyright: ignore
+
+
+@pytest.mark.parametrize("package", LAZY, ids=lambda package: package.__name__)
+def test_the_stub_names_what_is_there(package):
+    names = stubbed(package)
+    assert set(dir(package)) == set(package.__all__) == names
+    assert all(getattr(package, name) is not None for name in names)
+    outside = {name for name, value in vars(package).items() if name[0] != "_" and not isinstance(value, ModuleType)}
+    assert outside <= names
+
+
+def test_nothing_is_imported_before_it_is_used():
+    in_new_process(
+        "import sys, sdeinfer as si",
+        f"unused = {UNUSED!r}",
+        "dir(si), si.InputError",
+        "assert not unused & set(sys.modules), unused & set(sys.modules)",
+        "import jax",
+        "before = dict(jax.config.values)",
+        "si.sample_networks, si.fit, si.models.full_path",
+        "assert not {'matplotlib', 'arviz_stats', 'arviz_plots', 'scipy.stats'} & set(sys.modules)",
+        "assert jax.config.values == before",
+    )
+
+
+def test_functions_are_not_replaced_by_the_packages_of_their_names():
+    in_new_process(
+        "import sdeinfer.check, sdeinfer.observe, sdeinfer.report",
+        "import sdeinfer as si",
+        "assert type(si.check).__name__ == 'function' and callable(si.observe)",
+        "assert all(map(callable, (si.observe.equinox, si.observe.flax, si.observe.torch)))",
+        "from sdeinfer import check, fit, observe",
+        "from sdeinfer.check import Check, check as the_same",
+        "assert check is the_same is si.check and observe is si.observe and fit is si.infer.fit",
+        "assert si.layers.AbstractLayer and si.models.full_path.prepare",
+    )
+
+
+def test_numpyro_is_whole_where_a_report_comes_first():
+    in_new_process(
+        "import sdeinfer as si",
+        "si.report.figures",
+        "import numpyro",
+        "assert numpyro.distributions.distribution",
+    )
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_point_one_way(room):
-    allowed = {*ROOMS[: ROOMS.index(room) + 1], "_files"}
+    allowed = {*ROOMS[: ROOMS.index(room) + 1], "_files", "_progress"}
     for file in source_folder(room).glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sdeinfer."):
@@ -85,9 +159,10 @@ def test_the_wheel_holds_every_subpackage_and_imports(tmp_path):
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"sdeinfer"}
-    assert "sdeinfer/report/page.html.jinja" in names
+    assert {"sdeinfer/report/page.html.jinja", "sdeinfer/py.typed", "sdeinfer/__init__.pyi"} <= set(names)
     packages = [module.name for module in pkgutil.walk_packages(si.__path__, "sdeinfer.")] + ["sdeinfer.models"]
     script = f"import importlib, sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
     script += "import sdeinfer\nassert 'site' in sdeinfer.__file__\n"
     script += f"for name in {packages!r}: importlib.import_module(name)\n"
+    script += "for name in dir(sdeinfer): getattr(sdeinfer, name)\n"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)

@@ -8,9 +8,9 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
-from tqdm import tqdm
 
 from sdeinfer._files import InputError
+from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.check._two_steps import coarse_and_fine
 from sdeinfer.covariance import singular, validate_covariance
 from sdeinfer.layers import AbstractLayer, check_parameters
@@ -39,6 +39,7 @@ RATES = np.linspace(-1.0, 4.0, 501)
 """Where the rate is looked for."""
 
 
+@with_progress_line
 def agreement(
     layer: AbstractLayer,
     V0: Float[Array, "m m"],
@@ -122,6 +123,7 @@ def agreement(
     times = [depth / width for depth, width in zip(depths, widths, strict=True)]
     key_networks, key_paths = jr.split(key)
 
+    phase("simulating the SDE")
     # The SDE first: it is cheap, and says whether there is anything to compare with.
     limits, exploded = {}, 0
     for number, T in enumerate(sorted(set(times))):
@@ -130,7 +132,8 @@ def agreement(
 
     sampled, attributes = [], {}
     work = [width * depth * count for width, depth, count in zip(widths, depths, counts, strict=True)]
-    with tqdm(total=sum(work), desc="agreement", disable=not progress, delay=2, unit_scale=True) as bar:
+    phase("sampling networks")
+    with ProgressBar(total=sum(work), desc="agreement", show=progress, unit_scale=True) as bar:
         for width, depth, count, cost in zip(widths, depths, counts, work, strict=True):
             key_width = jr.fold_in(key_networks, width)
             V, attributes = _networks(layer, start, width=width, depth=depth, networks=count, key=key_width)

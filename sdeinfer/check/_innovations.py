@@ -22,10 +22,11 @@ import xarray as xr
 from jaxtyping import Array, Float
 from scipy import stats
 
-from sdeinfer.covariance import causal_spectrum, coordinates, pairs, tokens_of, unvech, vech
+from sdeinfer._compiler import RUN_ONCE
+from sdeinfer.covariance import causal_spectrum, coordinates, pairs, tokens_of, vech
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at
 from sdeinfer.layers import architecture_in
-from sdeinfer.likelihood import Path, mean_features, transitions, unconstrained, with_mask
+from sdeinfer.likelihood import Path, mean_features, padded, transitions, unconstrained, with_mask
 from sdeinfer.observe import groups_of
 
 DIRECTIONS = {
@@ -83,9 +84,8 @@ def laws_of(post: xr.DataTree, data: xr.Dataset) -> Iterator[tuple[Path, LawAt]]
         each = [(np.arange(data.sizes["network"]), draws)]
     for networks, values in each:
         mine = path.of_networks(networks)
-        u = unconstrained({name: jnp.asarray(values[name].values) for name in architecture.parameters}).mean(
-            axis=(1, 2)
-        )
+        draws_of = {name: values[name].values for name in architecture.parameters}
+        u = unconstrained(draws_of).mean(axis=(1, 2))
         yield mine, law_at(architecture, u, widths=np.unique(mine.width), centre=mean_features(mine), law=law)
 
 
@@ -122,7 +122,8 @@ def _weights(path: Path, here: Innovations) -> tuple[np.ndarray, np.ndarray]:
     y, e = here.y, np.asarray(here.terms.mixing)
     if path.causal:
         starts = path.starts(here.transitions)
-        growth, spread, diagonal = (np.asarray(x, np.float64) for x in _causal_weights(starts))
+        found = padded(lambda some: _causal_weights(starts[some]), np.arange(len(starts)))
+        growth, spread, diagonal = (np.asarray(x, np.float64)[: len(starts)] for x in found)
     else:
         rows, columns = pairs(tokens_of(y.shape[1]))
         growth = diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), y.shape)
@@ -144,14 +145,18 @@ def _memory(path: Path, here: Innovations) -> np.ndarray:
     """Products of each layer's innovations with those of the layer before it, turned into its coordinates."""
     chosen = here.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
-    y = np.asarray(jax.vmap(unvech)(jnp.asarray(np.clip(here.y, -LARGEST, LARGEST))))
-    equal = np.eye(y.shape[1])
-    y = y * (1 + (np.sqrt(2) - 1) * equal)
-    before = np.asarray(_turned(path.starts(chosen), jnp.asarray(y), causal=path.causal), np.float64)
+    tokens = tokens_of(here.y.shape[1])
+    rows, columns = pairs(tokens)
+    packed = np.clip(here.y, -LARGEST, LARGEST) * np.where(rows == columns, np.sqrt(2), 1.0)
+    y = np.empty((len(chosen), tokens, tokens), path.starts(chosen[:1]).dtype)
+    y[:, rows, columns] = y[:, columns, rows] = packed
+    every = np.arange(len(chosen))
+    before = padded(lambda some: _turned(path.starts(chosen[some]), y[some], causal=path.causal), every)
+    before = np.asarray(before, np.float64)[: len(chosen) - 1]
     return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
 
 
-@jax.jit
+@functools.partial(jax.jit, compiler_options=RUN_ONCE)
 def _causal_weights(V: Float[Array, "transitions m m"]) -> tuple[Array, Array, Array]:
     """The directions of V and of V H V in the coordinates of a causal mask, and how much of each is on the diagonal.
 
@@ -168,7 +173,7 @@ def _causal_weights(V: Float[Array, "transitions m m"]) -> tuple[Array, Array, A
     return jax.vmap(one)(V)
 
 
-@functools.partial(jax.jit, static_argnames="causal")
+@functools.partial(jax.jit, static_argnames="causal", compiler_options=RUN_ONCE)
 def _turned(V: Float[Array, "transitions m m"], Z: Float[Array, "transitions m m"], *, causal: bool) -> Array:
     """What is Z in the coordinates of one transition, in those of the next."""
     at = jax.vmap(lambda V: coordinates(V, causal=causal))(V)

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -113,7 +114,7 @@ def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Flo
     if not 1e-15 <= norm <= 1e15:
         raise InputError(f"norm: must be between 1e-15 and 1e15, since its square must be a number too, got {norm}")
     V = norm**2 * ((1.0 - correlation) * np.eye(tokens) + correlation * np.ones((tokens, tokens)))
-    return jnp.asarray(V, float)
+    return jax.device_put(V.astype(jnp.result_type(float)))
 
 
 def validate_covariance(V: ArrayLike, name: str = "V0") -> np.ndarray:

@@ -1,30 +1,5 @@
 """From models and data to posteriors."""
 
-from sdeinfer.infer._approximate import approximate as approximate
-from sdeinfer.infer._chains import Draws as Draws
-from sdeinfer.infer._checkpoint import Checkpoint as Checkpoint
-from sdeinfer.infer._compare import compare as compare
-from sdeinfer.infer._expansion import expanded_statistics as expanded_statistics
-from sdeinfer.infer._expansion import prepare as prepare
-from sdeinfer.infer._fit import LIMIT_POSTERIOR as LIMIT_POSTERIOR
-from sdeinfer.infer._fit import Law as Law
-from sdeinfer.infer._fit import architecture_of as architecture_of
-from sdeinfer.infer._fit import fit as fit
-from sdeinfer.infer._fit import require_identifiable as require_identifiable
-from sdeinfer.infer._innovations import Innovations as Innovations
-from sdeinfer.infer._innovations import LawAt as LawAt
-from sdeinfer.infer._innovations import innovations as innovations
-from sdeinfer.infer._innovations import law_at as law_at
-from sdeinfer.infer._metropolis import metropolis as metropolis
-from sdeinfer.infer._mode import Mode as Mode
-from sdeinfer.infer._mode import posterior_mode as posterior_mode
-from sdeinfer.infer._mode import potential as potential
-from sdeinfer.infer._nuts import Problem as Problem
-from sdeinfer.infer._nuts import nuts as nuts
-from sdeinfer.infer._predictive import predict as predict
-from sdeinfer.infer._range import LARGEST_LOGIT as LARGEST_LOGIT
-from sdeinfer.infer._range import in_range as in_range
-from sdeinfer.infer._range import logit_scale as logit_scale
-from sdeinfer.infer._range import logit_spread as logit_spread
-from sdeinfer.infer._range import range_to_fit as range_to_fit
-from sdeinfer.infer._range import transitions_allowed as transitions_allowed
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

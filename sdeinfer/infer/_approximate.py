@@ -13,7 +13,8 @@ from sdeinfer._files import InputError
 from sdeinfer.infer._expansion import prepare
 from sdeinfer.infer._fit import architecture_of, masked, require_settings
 from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
-from sdeinfer.infer._range import LARGEST_LOGIT, range_to_fit
+from sdeinfer.infer._range import range_to_fit
+from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.infer._tree import attributes_of, groups_of_data
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Program

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
-from tqdm import tqdm
 
+from sdeinfer._progress import ProgressBar, phase
 from sdeinfer.infer._checkpoint import Checkpoint, Progress, fingerprint
 
 type Advance = Callable[[Any, PyTree, np.ndarray], tuple[PyTree, dict[str, dict[str, Array]]]]
@@ -80,7 +80,7 @@ def in_chunks(
 
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
-        tqdm(total=warmup + draws, initial=done.iterations, desc="sampling", disable=not progress, delay=2) as bar,
+        ProgressBar(total=warmup + draws, initial=done.iterations, desc="sampling", show=progress) as bar,
     ):
         if done.iterations < warmup + draws:
             # No iterations of one chain: threads that start together would each compile the same program.
@@ -99,6 +99,7 @@ def in_chunks(
             if checkpoint is not None:
                 checkpoint.save(mark, done)
             bar.update(steps)
+    phase("evaluating the draws")
     return done.draws
 
 

@@ -15,16 +15,19 @@ from arviz_stats.loo.compare import compare as compare_elpd
 from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
+from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._densities import log_densities
 from sdeinfer.infer._expansion import prepare
 from sdeinfer.infer._fit import masked, require_identifiable, require_settings
 from sdeinfer.infer._nuts import nuts
-from sdeinfer.infer._range import LARGEST_LOGIT, in_range
+from sdeinfer.infer._range import in_range
+from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
 from sdeinfer.likelihood import GroupedStatistics, PathStatistics, Program, used_of, with_used
 from sdeinfer.observe import validate
 
 
+@with_progress_line
 def compare(
     model: Program,
     data: xr.Dataset,
@@ -71,6 +74,7 @@ def compare(
         raise InputError(f"model: {model.name} has latent layers; networks of which every layer is known are compared")
     data = validate(data)
     require_settings(law, ("finite-width", "limit"), chains=chains, draws=draws, warmup=warmup)
+    phase("finding the range of the law")
     programs = {kind.name: model.given(architecture=kind, law=law) for kind in _kinds(data, architectures)}
     used = used_of(data)
     for program in programs.values():
@@ -83,6 +87,7 @@ def compare(
         )
     sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
     fits = {name: _fitted(program, _seen_by(program, data, law), sizes, key) for name, program in programs.items()}
+    phase("comparing")
     # ArviZ takes the exponential of each network's density, which could overflow; a common factor changes no weight.
     largest = [fit.density.mean(("chain", "draw")) for fit in fits.values()]
     scale = xr.concat(largest, "architecture").max("architecture")

@@ -45,7 +45,7 @@ def log_densities(
         By the names of the sites: of the observed ones, with a last axis of networks; and of the latent ones.
     """
     blocks = [
-        (count, _over_draws(functools.partial(_evaluate, model, block), sites))
+        (count, _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites))
         for block, count in model.blocks(prepared)
     ]
     observed = {

@@ -115,7 +115,7 @@ def expanded_statistics(
 
 def _parameters(model: Program, statistics: PathStatistics, mode: Mode) -> Float[Array, " parameters"]:
     """The mode in the coordinates of `likelihood.unconstrained`."""
-    return _parameters_at(model, statistics, mode.sites, jnp.asarray(mode.x))
+    return _parameters_at(model, statistics, mode.sites, np.asarray(mode.x, jnp.result_type(float)))
 
 
 @eqx.filter_jit

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax.random as jr
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
+from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import prior_draws
@@ -20,18 +21,15 @@ from sdeinfer.infer._groups import labelled_draws, predict_each
 from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import metropolis
 from sdeinfer.infer._nuts import nuts
-from sdeinfer.infer._range import LARGEST_LOGIT, range_to_fit
+from sdeinfer.infer._range import range_to_fit
+from sdeinfer.infer._settings import LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
 from sdeinfer.infer._tree import attributes_of, groups_of_data
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
 from sdeinfer.likelihood import Program, with_mask
 from sdeinfer.observe import validate
 
-Law = Literal["finite-width", "limit", "both"]
-LAWS = get_args(Law)
-LIMIT_POSTERIOR = "limit_posterior"
-"""The group of a fit by both laws that holds the posterior by the limit's."""
 
-
+@with_progress_line
 def fit(
     model: Program,
     data: xr.Dataset,
@@ -63,7 +61,7 @@ def fit(
         draws: kept draws of each chain.
         warmup: iterations of adaptation of each chain.
         predictions: how many prior and posterior draws the SDE is simulated at.
-        progress: show progress bars.
+        progress: show progress bars, and on a terminal what is being done.
         checkpoint: a file for what the sampler has done so far, and whether to go on from it. A fit that goes on gives
             the draws of one that was never interrupted. The file stays until `Checkpoint.remove`.
         key: where the randomness comes from.
@@ -81,11 +79,13 @@ def fit(
     require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, predictions=predictions)
     if checkpoint is not None and not checkpoint.resume:
         checkpoint.remove()
-    key_nuts, key_prior, key_before, key_after = jr.split(key, 4)
+    key_nuts, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
     data = masked(model, data, kind, law)
     both, law = law == "both", "limit" if law == "limit" else "finite-width"
     program = model.given(architecture=kind, law=law)
+    phase("finding the range of the law")
     data, pilot = range_to_fit(program, data, largest_logit)
+    phase("preparing the data")
     prepared = prepare(program, data)
     prior = _sample_prior(program, prepared, draws, key_prior)
     count = min(predictions, draws)
@@ -95,6 +95,7 @@ def fit(
         predicted_before = beside.submit(predict_each, program, before, data, architecture=kind, key=key_before)
         sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
         result = sample(program, prepared, **sizes, checkpoint=checkpoint, key=key_nuts)
+        phase("predicting")
         groups = _sampled_groups(program, result, data)
         groups["prior"] = labelled_draws(program, {name: value[None] for name, value in prior.items()}, data)
         groups["prior_predictive"] = _labelled(predicted_before.result())
@@ -121,6 +122,7 @@ def sample(program: Program, prepared: PyTree, *, checkpoint: Checkpoint | None 
         checkpoint: of the fit.
         settings: chains, draws, warmup, progress and key, as in `fit`.
     """
+    phase("compiling the sampler")
     sampler = nuts if program.latent is None else metropolis
     return sampler(program, prepared, **settings, checkpoint=checkpoint)
 

@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xarray as xr
@@ -44,12 +43,12 @@ def predict_each(
         key: where the randomness comes from.
     """
     if program.alike is None:
-        own = {name: jnp.asarray(draws[name]) for name in architecture.parameters}
+        own = {name: np.asarray(draws[name]) for name in architecture.parameters}
         return predict(own, data, architecture=architecture, key=key)
     groups = groups_of(data)
     parts: list[xr.Dataset] = []
     for number, key_group in enumerate(jr.split(key, len(groups))):
-        own = {name: jnp.asarray(draws[f"group_{name}"])[:, number] for name in architecture.parameters}
+        own = {name: np.asarray(draws[f"group_{name}"])[:, number] for name in architecture.parameters}
         members = data.isel(network=groups.members(number))
         parts.append(predict(own, members, architecture=architecture, key=key_group))
     order = np.argsort(np.concatenate([groups.members(number) for number in range(len(groups))]))

@@ -53,12 +53,12 @@ def nuts(
     Raises:
         InputError: where the checkpoint to go on from is that of another fit.
     """
-    pooled = model.pool(prepared)
+    pooled = jax.device_put(model.pool(prepared))
     problem = Problem(model, warmup, CHUNK, pooled)
     kept = in_chunks(
         _advance,
         problem,
-        tuple(_initial_state(problem, jr.fold_in(key, chain)) for chain in range(chains)),
+        tuple(_initial_state(problem, key, chain) for chain in range(chains)),
         warmup=warmup,
         draws=draws,
         chunk=CHUNK,
@@ -125,21 +125,22 @@ def _drawn(state: Any) -> dict[str, dict[str, Array]]:
     }
 
 
-def _initial_state(problem: Problem, key: PRNGKeyArray) -> Any:
+def _initial_state(problem: Problem, key: PRNGKeyArray, chain: int) -> Any:
     """The state of a chain that starts uniform in (−2, 2) in each unconstrained parameter, as NumPyro's chains do.
 
     NumPyro searches for a start of finite density; these models have one everywhere.
     """
-    key_start, key = jr.split(key)
-    random = np.random.default_rng(np.asarray(jr.key_data(key_start)).ravel())
+    random = np.random.default_rng([chain, *np.asarray(jr.key_data(key)).ravel()])
     structure = latent_structure(problem.model, problem.prepared)
     z = {name: random.uniform(-2, 2, leaf.shape).astype(leaf.dtype) for name, leaf in structure.items()}
-    return _start(problem, key, ParamInfo(z, *potential_and_slope(problem.model, problem.prepared, z)))
+    return _start(
+        problem, key, np.uint32(chain), ParamInfo(z, *potential_and_slope(problem.model, problem.prepared, z))
+    )
 
 
 @partial(jax.jit, compiler_options=RUN_ONCE)
-def _start(problem: Problem, key: PRNGKeyArray, start: ParamInfo) -> Any:
-    return problem.bind(key, start)[1]
+def _start(problem: Problem, key: PRNGKeyArray, chain: Array, start: ParamInfo) -> Any:
+    return problem.bind(jr.fold_in(key, chain), start)[1]
 
 
 @jax.jit

@@ -56,7 +56,7 @@ def predict(
         # Path by path: each draw with each network.
         each = jax.tree.map(lambda c, same=same: np.repeat(c, len(same)), limit)
         starts = np.tile(X0[same], (draws, 1, 1))
-        V, stopped = solve_in_blocks(each, starts, grid, paths=len(starts), key=jr.fold_in(key, int(width)))
+        V, stopped = solve_in_blocks(each, starts, grid, paths=len(starts), key=jr.fold_in(key, np.uint32(width)))
         V = fill_after(stopped, V, grid.saved, np.nan)
         replicate[:, same] = V.reshape(draws, len(same), *V.shape[1:])
     if outputs_of(data):

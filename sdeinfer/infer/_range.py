@@ -26,6 +26,8 @@ from jaxtyping import Float
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._mode import Mode, latent_mode, posterior_mode
+from sdeinfer.infer._settings import LARGEST_LOGIT
+from sdeinfer.layers import limit_on_host
 from sdeinfer.likelihood import (
     Path,
     Program,
@@ -39,15 +41,12 @@ from sdeinfer.likelihood import (
 )
 from sdeinfer.observe import groups_of, outputs_of
 
-LARGEST_LOGIT = 0.6
-"""Far beyond its range the law mistakes the spread for one of 0.6 to 1.6, not for a small one."""
-
 FIRST, ALIKE, MORE = 512, 1.25, 4
 """The first estimate of τ0 is from so many terms, of which a transition has m(m + 1)/2, and from all transitions with
 spreads up to so many times the smallest. The next is from so many times as many."""
 
-NODES = 32
-"""Nodes for the estimates: fewer than a fit's, and always the same, so that one function is compiled."""
+NODES = 64
+"""Nodes for the estimates: the fewest of a fit, and always the same, so that one program serves both."""
 
 
 class OutOfRange(InputError):
@@ -194,7 +193,7 @@ def _noise_at(model: Program, mode: Mode) -> float:
     kind = dict(model.options)["architecture"]
     gamma = 1 / (1 + math.exp(-mode.x[mode.sites.index("gamma")]))
     values = {"gamma": gamma, "tau0": 1.0, "c_plus": 0.0, "c_minus": 0.0}
-    return float(kind.layer(**{name: values[name] for name in kind.parameters}).limit().linear_noise)
+    return float(limit_on_host(kind.layer(**{name: values[name] for name in kind.parameters})).linear_noise)
 
 
 def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float) -> int:

@@ -55,7 +55,7 @@ def sandwich(
         statistics: of all transitions; only the widths and the features' means are looked at.
         times: how many times as many transitions there are.
     """
-    layer = architecture.layer(**constrained(architecture.parameters, u))
+    layer = architecture.layer(**constrained(architecture.parameters, np.asarray(u)))
     tau0 = float(getattr(layer, "tau0", jnp.inf))
     law = law_at(architecture, u, widths=np.unique(path.width), centre=np.asarray(statistics.centre))
     information, scatter, shift = (times * part for part in _score(path, law, tau0))
@@ -64,7 +64,7 @@ def sandwich(
     dispersion = _dispersion(information, scatter)
     matrix = _matrix(information / dispersion, (scatter + np.outer(shift, shift)) / dispersion**2)
     least_tau0 = _least_tau0(_logit_scale(path, slice(None))) if np.isfinite(tau0) else 0.0
-    return Adjustment(*(jnp.asarray(x, u.dtype) for x in (dispersion, least_tau0, u, matrix)))
+    return Adjustment(*(np.asarray(x, u.dtype) for x in (dispersion, least_tau0, u, matrix)))
 
 
 def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
@@ -111,7 +111,7 @@ def _one_layer(path: Path, layer: AbstractLayer) -> Path | None:
             check_chain_width(layer, tokens=path.tokens, width=int(width))
         except InputError:
             return None
-        key = jr.fold_in(jr.key(0), int(width))
+        key = jr.fold_in(jr.key(0), np.uint32(width))
         ends[mine] = sample_chains(layer, starts[mine], width=int(width), observed=1, key=key)[:, 1]
     first = np.zeros(ENOUGH, int)
     return Path(np.stack([starts, ends], axis=1), widths, np.arange(ENOUGH), first, gap=np.ones(1, int))

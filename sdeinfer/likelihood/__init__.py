@@ -1,5 +1,8 @@
 """What networks with given parameters would show, as NumPyro distributions; all that is data is computed once."""
 
+# First of all: where arviz-stats is imported before a name of numpyro.distributions, that package lacks submodules.
+import numpyro as numpyro
+
 from sdeinfer.likelihood._adjustment import Adjustment as Adjustment
 from sdeinfer.likelihood._adjustment import constrained as constrained
 from sdeinfer.likelihood._adjustment import no_adjustment as no_adjustment
@@ -23,6 +26,7 @@ from sdeinfer.likelihood._program import observing as observing
 from sdeinfer.likelihood._statistics import Layout as Layout
 from sdeinfer.likelihood._statistics import PathStatistics as PathStatistics
 from sdeinfer.likelihood._statistics import mean_features as mean_features
+from sdeinfer.likelihood._statistics import padded as padded
 from sdeinfer.likelihood._statistics import path_layout as path_layout
 from sdeinfer.likelihood._statistics import path_statistics as path_statistics
 from sdeinfer.likelihood._statistics import repeated_widths as repeated_widths

@@ -1,6 +1,7 @@
 """How a likelihood that is too sure, or not sure enough, is widened or narrowed."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -45,30 +46,36 @@ def no_adjustment(parameters: int) -> Adjustment:
 
 
 def unconstrained(parameters: Mapping[str, ArrayLike]) -> Float[Array, " parameters"]:
-    """Of those there are: logit γ, log τ0, log(c₊ − c₋) and (c₊ + c₋)/2."""
-    given = {name: jnp.asarray(value, float) for name, value in parameters.items()}
+    """Of those there are: logit γ, log τ0, log(c₊ − c₋) and (c₊ + c₋)/2; of NumPy arrays, by NumPy."""
+    xp = _numpy_of(*parameters.values())
+    given = {name: xp.asarray(value, float) for name, value in parameters.items()}
     u = []
     if "gamma" in given:
-        u.append(jax.scipy.special.logit(given["gamma"]))
+        u.append(xp.log(given["gamma"]) - xp.log1p(-given["gamma"]))
     if "tau0" in given:
-        u.append(jnp.log(given["tau0"]))
+        u.append(xp.log(given["tau0"]))
     if "c_plus" in given:
-        u += [jnp.log(given["c_plus"] - given["c_minus"]), (given["c_plus"] + given["c_minus"]) / 2]
-    return jnp.stack(u)
+        u += [xp.log(given["c_plus"] - given["c_minus"]), (given["c_plus"] + given["c_minus"]) / 2]
+    return xp.stack(u)
 
 
 def constrained(names: tuple[str, ...], u: Float[Array, "parameters ..."]) -> dict[str, Array]:
-    """The parameters of these names, of which `unconstrained` makes u."""
-    left = list(u)
+    """The parameters of these names, of which `unconstrained` makes u; of a NumPy array, by NumPy."""
+    xp, left = _numpy_of(u), list(u)
     parameters = {}
     if "gamma" in names:
-        parameters["gamma"] = jax.nn.sigmoid(left.pop(0))
+        parameters["gamma"] = 1 / (1 + xp.exp(-left.pop(0)))
     if "tau0" in names:
-        parameters["tau0"] = jnp.exp(left.pop(0))
+        parameters["tau0"] = xp.exp(left.pop(0))
     if "c_plus" in names:
-        half_gap, mean = jnp.exp(left.pop(0)) / 2, left.pop(0)
+        half_gap, mean = xp.exp(left.pop(0)) / 2, left.pop(0)
         parameters |= {"c_plus": mean + half_gap, "c_minus": mean - half_gap}
     return parameters
+
+
+def _numpy_of(*values: Any) -> Any:
+    """NumPy for its arrays and for numbers, JAX's for what JAX has made or traces."""
+    return jnp if any(isinstance(value, jax.Array) for value in values) else np
 
 
 def _at_least(x: Float[Array, ""], least: Float[Array, ""]) -> Float[Array, ""]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, Int
@@ -84,7 +83,7 @@ def grouped_statistics(data: xr.Dataset, reduced: Callable[..., PathStatistics] 
     order = np.argsort(np.concatenate([groups.members(number) for number in range(len(groups))]))
     kinds = [len(part.widths) for part in parts]
     group = np.repeat(np.arange(len(groups)), kinds)
-    return GroupedStatistics(_joined(parts, kinds, order), jnp.asarray(group), len(groups))
+    return jax.device_put(GroupedStatistics(_joined(parts, kinds, order), group, len(groups)))
 
 
 def _about_nothing(layout: Layout, widths: int) -> Layout:
@@ -95,7 +94,7 @@ def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.nda
     """The statistics of several groups with one layout as one; `order` puts their networks where the data have them."""
 
     def together(field: Callable[[PathStatistics], Array]) -> Array:
-        return jnp.concatenate([field(part) for part in parts])
+        return np.concatenate([field(part) for part in parts])
 
     adjustments = [part.adjustment for part in parts if part.adjustment is not None]
     firsts = np.cumsum([0, *kinds[:-1]])
@@ -103,12 +102,14 @@ def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.nda
         weights=together(lambda part: part.weights)[order],
         nodes=parts[0].nodes,
         centre=parts[0].centre,
-        spread=jnp.stack([part.spread for part in parts]).max(axis=0),
-        least=jnp.stack([part.least for part in parts]).min(axis=0),
+        spread=np.stack([part.spread for part in parts]).max(axis=0),
+        least=np.stack([part.least for part in parts]).min(axis=0),
         constant=together(lambda part: part.constant)[order],
         widths=together(lambda part: part.widths),
-        width=jnp.concatenate([part.width + first for part, first in zip(parts, firsts, strict=True)])[order],
-        reference=jax.tree.map(lambda *each: jnp.concatenate(each), *[part.reference for part in parts]),
+        width=np.concatenate([np.asarray(part.width) + first for part, first in zip(parts, firsts, strict=True)])[
+            order
+        ],
+        reference=jax.tree.map(lambda *each: np.concatenate(each), *[part.reference for part in parts]),
         adjustment=_each_as_often(adjustments, kinds) if adjustments else None,
         causal=parts[0].causal,
     )
@@ -116,4 +117,4 @@ def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.nda
 
 def _each_as_often(adjustments: Sequence[Adjustment], kinds: Sequence[int]) -> Adjustment:
     """The adjustments of groups, along a leading axis of kinds."""
-    return jax.tree.map(lambda *each: jnp.repeat(jnp.stack(each), np.asarray(kinds), axis=0), *adjustments)
+    return jax.tree.map(lambda *each: np.repeat(np.stack(each), np.asarray(kinds), axis=0), *adjustments)

@@ -70,8 +70,8 @@ def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
 
 def no_moments(widths: int, features: int, p: int) -> Moments:
     """At so many widths, means of zero and variances of one, whatever the terms."""
-    drift, own = jnp.zeros((widths, 4)), jnp.zeros((widths, features))
-    return Moments(drift, jnp.ones((widths, p)), jnp.zeros((widths, p)), own, own)
+    drift, own = np.zeros((widths, 4)), np.zeros((widths, features))
+    return Moments(drift, np.ones((widths, p)), np.zeros((widths, p)), own, own)
 
 
 def bounded(x: Array) -> Array:

@@ -39,7 +39,7 @@ ROUNDING = 64
 """An eigenvalue δ below this multiple of eps times the largest is a zero that was rounded; e goes with its square."""
 
 ACCURACY = 1e-13
-NODES = (32, 64, 128, 192)
+NODES = (64, 192)
 """Numbers of nodes that are compiled for."""
 
 BLOCKS = (64, 256)
@@ -132,7 +132,7 @@ class PathStatistics(eqx.Module):
         )
         number = np.arange(count, dtype=width.dtype)
         return eqx.tree_at(
-            lambda s: (s.weights, s.constant, s.width), self, tuple(map(jnp.asarray, (weights, constant, number)))
+            lambda s: (s.weights, s.constant, s.width), self, tuple(map(jax.device_put, (weights, constant, number)))
         )
 
     def blocks(self) -> Iterator[tuple["PathStatistics", int]]:
@@ -226,18 +226,19 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
             # (p, rows, transitions) @ (p, transitions, nodes)
             weights[group[block[start]]] += data[:, start:stop].swapaxes(1, 2) @ functions[:, start:stop]
     weights[..., 1:] @= _moments_to_nodes(layout.nodes)
-    return PathStatistics(
-        weights=jnp.asarray(weights.swapaxes(1, 2), float),
-        nodes=jnp.asarray(layout.points, float),
-        centre=jnp.asarray(layout.centre, float),
-        spread=jnp.asarray(spread, float),
-        least=jnp.asarray(least, float),
-        constant=jnp.asarray(constant, float),
-        widths=jnp.asarray(widths, float),
-        width=jnp.asarray(np.arange(groups) if pooled else width),
-        reference=jax.tree.map(lambda x: jnp.asarray(_repeated(x, len(widths)), float), layout.reference),
+    statistics = PathStatistics(
+        weights=weights.swapaxes(1, 2),
+        nodes=layout.points,
+        centre=layout.centre,
+        spread=spread,
+        least=least,
+        constant=constant,
+        widths=widths,
+        width=np.arange(groups) if pooled else width,
+        reference=jax.tree.map(lambda x: _repeated(x, len(widths)), layout.reference),
         causal=path.causal,
     )
+    return jax.device_put(jax.tree.map(_in_default_type, statistics))
 
 
 def repeated_widths(widths: np.ndarray) -> np.ndarray:
@@ -306,6 +307,10 @@ def _repeated(x: np.ndarray, length: int) -> np.ndarray:
     """With its last row repeated, to a length."""
     x = np.asarray(x)
     return x[np.minimum(np.arange(length), len(x) - 1)]
+
+
+def _in_default_type(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x, jnp.result_type(float) if np.issubdtype(x.dtype, np.floating) else jnp.result_type(int))
 
 
 def _filled(x: np.ndarray, length: int) -> np.ndarray:

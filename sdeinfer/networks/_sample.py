@@ -14,9 +14,9 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
-from tqdm import tqdm
 
 from sdeinfer._files import InputError
+from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.layers import AbstractLayer, architecture_of_layer, check_parameters
 from sdeinfer.layers._keys import NetworkKeys
@@ -38,6 +38,7 @@ PATH_ENTRIES = 2**24
 """How many entries of the chain's covariances one batch may return."""
 
 
+@with_progress_line
 def sample_networks(
     layer: AbstractLayer,
     V0: Float[Array, "m m"],
@@ -86,11 +87,13 @@ def sample_networks(
         raise InputError(f"method: must be 'chain' or 'weights', got {method!r}")
     if observe_every > depth:
         raise InputError(f"observe_every: must not exceed the depth {depth}, got {observe_every}")
-    V0 = jnp.asarray(validate_covariance(V0))
+    V0 = validate_covariance(V0)
+    V0 = V0.astype(jax.dtypes.canonicalize_dtype(V0.dtype))
     layer = check_parameters(layer)
     observed = depth // observe_every
     sizes = {"width": width, "observe_every": observe_every, "observed": observed}
-    with tqdm(total=networks, desc="networks", disable=not progress, delay=2) as bar:
+    phase("sampling networks")
+    with ProgressBar(total=networks, desc="networks", show=progress) as bar:
         if method == "chain":
             check_chain_width(layer, tokens=len(V0), width=width)
             starts = np.broadcast_to(np.asarray(V0), (networks, *V0.shape))

@@ -47,10 +47,9 @@ class Grid(NamedTuple):
 
         Arguments:
             dtype: type of the times; Diffrax would promote the state to that of others.
-            padded: in arrays of 16, 64, … steps and 4, 16, … times, so that few shapes are compiled.
+            padded: in arrays of 16, 64, 256, … steps and times, so that few shapes are compiled.
         """
-        steps, saved = (_power_of_four(len(x)) if padded else len(x) for x in (self.steps, self.saved))
-        steps = max(steps, 16) if padded else steps
+        steps, saved = (_padded_size(len(x)) if padded else len(x) for x in (self.steps, self.saved))
         return Times(
             np.array([*self.steps, *[np.inf] * (steps + 2 - len(self.steps))], dtype),
             np.array([*self.saved, *[self.saved[-1]] * (saved - len(self.saved))], dtype),
@@ -84,9 +83,9 @@ class GridSteps(diffrax.AbstractStepSizeController):
         return True, t1, end, False, controller_state + 1, diffrax.RESULTS.successful
 
 
-def _power_of_four(count: int) -> int:
-    """The least power of four that is no smaller."""
-    return 4 ** math.ceil(math.log(count, 4) - 1e-9)
+def _padded_size(count: int) -> int:
+    """The least of 16, 64, 256, … that is no smaller."""
+    return max(16, 4 ** math.ceil(math.log(count, 4) - 1e-9))
 
 
 def step_grid(ts: ArrayLike, step: float) -> Grid:

@@ -54,7 +54,7 @@ def simulate(
     """
     layer, V0 = check_inputs(layer, V0, paths)
     V, stopped = solve_from_key(layer, V0, step_grid(ts, step), PSDEuler(), adjoint, paths, key)
-    return jnp.asarray(fill_after(stopped, V, ts, jnp.inf))
+    return jax.device_put(fill_after(stopped, V, ts, np.inf))
 
 
 def simulate_from(
@@ -100,7 +100,7 @@ def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple
     V0 = (V0 + V0.T) / 2
     if paths < 1:
         raise InputError(f"paths: at least 1 is needed, got {paths}")
-    return layer, jnp.asarray(V0)
+    return layer, V0
 
 
 def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint, paths: int, key):

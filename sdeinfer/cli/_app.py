@@ -1,0 +1,86 @@
+"""The application: how commands start, and how they end where their input cannot be used."""
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from sdeinfer._files import InputError, first_line
+
+UsageError: Any = typer.BadParameter.__base__
+
+
+class OneLineErrors(TyperGroup):
+    """Commands that end with one line on standard error and exit code 2 where their input cannot be used."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # noqa: FBT001, FBT002
+        """Run a command."""
+        del standalone_mode
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except UsageError as error:
+            no_command = type(error).__name__ == "NoArgsIsHelpError"
+            message = error.format_message()
+            typer.echo(message if no_command else f"sdeinfer: {message}", err=True)
+            code = 2
+        except InputError as error:
+            typer.echo(f"sdeinfer: {error}", err=True)
+            code = 2
+        except Exception as error:
+            if not _out_of_memory(error):
+                raise
+            typer.echo(f"sdeinfer: not enough memory ({first_line(error)})", err=True)
+            code = 2
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether Python or XLA ran out of memory; XLA's error is known by its name, as JAX may not be loaded."""
+    from_xla = type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
+    return from_xla or isinstance(error, MemoryError)
+
+
+class Command(TyperCommand):
+    """A command that loads JAX after its flags have been read: help and errors in flags do not wait for it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command in double precision, with the compilation cache and a line that names its phases."""
+        from sdeinfer._progress import progress_line
+
+        with progress_line(show=True):
+            phase("loading JAX")
+            import jax
+
+            from sdeinfer._cache import use_compilation_cache
+
+            jax.config.update("jax_enable_x64", True)  # noqa: FBT003
+            use_compilation_cache()
+            return super().invoke(ctx)
+
+
+def phase(text: str) -> None:
+    """Name what comes next: see `sdeinfer._progress`, which is imported by a command that runs."""
+    from sdeinfer import _progress
+
+    _progress.phase(text)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a result, on a line of its own."""
+    phase("")
+    typer.echo(text, err=err)
+
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _sdeinfer() -> None:
+    """Bayesian inference for the neural covariance SDE of shaped Transformers."""

@@ -1,0 +1,124 @@
+"""The commands that fit: `calibrate` and `fit`."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import sdeinfer as si
+from sdeinfer._files import staged_file, staged_folder
+from sdeinfer.cli import _options as options
+from sdeinfer.cli._app import Command, say
+from sdeinfer.cli._flags import kind_of, sampled
+from sdeinfer.cli._steps import checkpoint_of, fit_with_flags, print_results, settings_of, write_results
+from sdeinfer.infer._settings import LARGEST_LOGIT
+
+SAMPLED = (
+    *("width", "depth", "tokens", "networks", "norm", "correlation", "observe_every", "outputs"),
+    *("gamma", "tau0", "c_plus", "c_minus"),
+)
+"""Flags that describe networks to sample."""
+
+# The default networks identify γ to 1 %, τ0 and c₊ − c₋ to 10 %, and stay where the limit holds; tests/test_defaults.py
+# computes both. Many shallow networks rather than a few deep ones, because norms spread with depth and the largest
+# leave the limit's range first; larger tokens would tell more of τ0 but leave it too. c₊ + c₋ = 0 keeps the He constant
+# of the shaped ReLU at its limit, 1, where at this width −2 would enlarge its drift by 12 %.
+
+
+class Calibrate(Command):
+    """The command `calibrate`, which refuses flags that contradict each other before it loads JAX."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        for name in SAMPLED if ctx.params["data"] is not None else ():
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                flag = "--" + name.replace("_", "-")
+                raise si.InputError(
+                    f"{flag}: describes networks to sample, which --data replaces; leave one of the two out"
+                )
+        return super().invoke(ctx)
+
+
+def calibrate_command(
+    *,
+    data: Annotated[Path | None, typer.Option(help="NetCDF file of observed covariances")] = None,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: as the data say, or transformer")] = None,
+    width: options.Width = 256,
+    depth: options.Depth = 16,
+    tokens: options.Tokens = 4,
+    networks: options.Networks = 128,
+    heads: options.Heads = None,
+    output_projection: options.Projection = None,
+    expansion: options.Expansion = None,
+    gamma: options.Gamma = 0.6,
+    tau0: options.Tau0 = 1.0,
+    c_plus: options.CPlus = 2.0,
+    c_minus: options.CMinus = -2.0,
+    norm: options.Norm = 1.6,
+    correlation: options.Correlation = 0.0,
+    observe_every: options.ObserveEvery = "1",
+    outputs: options.Outputs = 64,
+    law: options.Law = "finite-width",
+    largest_logit: options.LargestLogit = LARGEST_LOGIT,
+    chains: options.Chains = 4,
+    draws: options.Draws = 1000,
+    warmup: options.Warmup = 1000,
+    resume: options.Resume = False,
+    seed: options.Seed = 0,
+    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
+) -> None:
+    """Observe, fit, check and report in one go; without --data, on sampled networks with known parameters."""
+    started = time.perf_counter()
+    checkpoint = checkpoint_of(out, resume)
+    with staged_folder(out) as folder:
+        if data is None:
+            kind = kind_of({}, architecture, heads, output_projection, expansion)
+            si.infer.require_identifiable(architecture or "transformer", tokens)
+            layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+            sizes = {"width": width, "depth": depth, "networks": networks}
+            V0 = si.equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
+            observed = sampled(layer, V0, sizes, observe_every, outputs, seed)
+        else:
+            observed = si.read(data)
+            kind = kind_of(observed.attrs, architecture, heads, output_projection, expansion)
+        si.write(observed, folder / "data.nc")
+        settings = settings_of(law, largest_logit, chains, draws, warmup, seed)
+        post = fit_with_flags(observed, kind, settings, seed, checkpoint)
+        post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
+        si.write(post, folder / "posterior.nc")
+        verdicts = write_results(post, folder)
+    checkpoint.remove()
+    print_results(post, verdicts)
+    say(f"written to {out}: report.html, summary.json, figures/, data.nc, posterior.nc")
+
+
+def fit_command(
+    data: Annotated[Path, typer.Argument(help="NetCDF file of observed covariances")],
+    *,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: as the data say, or transformer")] = None,
+    heads: options.Heads = None,
+    output_projection: options.Projection = None,
+    expansion: options.Expansion = None,
+    law: options.Law = "finite-width",
+    largest_logit: options.LargestLogit = LARGEST_LOGIT,
+    chains: options.Chains = 4,
+    draws: options.Draws = 1000,
+    warmup: options.Warmup = 1000,
+    resume: options.Resume = False,
+    seed: options.Seed = 0,
+    out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("posterior.nc"),
+) -> None:
+    """Fit observed covariances; layers that were not observed are latent."""
+    started = time.perf_counter()
+    checkpoint = checkpoint_of(out, resume)
+    with staged_file(out) as file:
+        observed = si.read(data)
+        kind = kind_of(observed.attrs, architecture, heads, output_projection, expansion)
+        settings = settings_of(law, largest_logit, chains, draws, warmup, seed)
+        post = fit_with_flags(observed, kind, settings, seed, checkpoint)
+        post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
+        si.write(post, file)
+    checkpoint.remove()
+    say(f"written to {out}: {chains} chains of {draws} draws")

@@ -1,0 +1,73 @@
+"""What flags mean: random numbers, an architecture, networks, and the model for data."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import sdeinfer as si
+
+if TYPE_CHECKING:
+    import jax
+    import xarray as xr
+
+    from sdeinfer.likelihood import Program
+
+
+def key_of(seed: int, part: int) -> "jax.Array":
+    """Where the randomness of one part of a command comes from."""
+    import jax
+
+    return jax.random.fold_in(jax.random.key(seed), part)
+
+
+def kind_of(
+    attrs: dict,
+    name: str | None,
+    heads: int | None,
+    output_projection: bool | None,  # noqa: FBT001
+    expansion: float | None,
+) -> "si.Architecture":
+    """The architecture that the flags describe; what they leave open, the data say."""
+    if name is None or name == attrs.get("architecture"):
+        kind = si.layers.architecture_in(attrs) or si.Architecture("transformer")
+    else:
+        kind = si.Architecture(name)
+    flags = {"heads": heads, "output_projection": output_projection, "expansion": expansion}
+    kind = dataclasses.replace(kind, **{flag: value for flag, value in flags.items() if value is not None})
+    for size, value in flags.items():
+        if value is not None and size not in kind.sizes:
+            raise si.InputError(f"--{size.replace('_', '-')}: {kind.name} has none")
+    return kind
+
+
+def sampled(
+    layer: "si.layers.AbstractLayer",
+    V0: "jax.Array",
+    sizes: dict[str, Any],
+    observe_every: str,
+    outputs: int,
+    seed: int,
+) -> "xr.Dataset":
+    """Sample networks and observe them as the flag says."""
+    every = sizes["depth"] if observe_every in ("last", "outputs") else _whole(observe_every)
+    # Single precision halves the time; its rounding is a millionth of a layer's noise.
+    V0 = V0.astype("float32")
+    data = si.sample_networks(layer, V0, **sizes, observe_every=every, progress=True, key=key_of(seed, 0))
+    if observe_every == "outputs":
+        data = si.sample_outputs(data, outputs=outputs, key=key_of(seed, 2))
+    return data
+
+
+def _whole(observe_every: str) -> int:
+    if not observe_every.isdecimal():
+        raise si.InputError(f"--observe-every: a whole number, `last` or `outputs` is needed, got {observe_every!r}")
+    return int(observe_every)
+
+
+def model_of(data: "xr.Dataset") -> "Program":
+    """The model of data of their kind."""
+    from sdeinfer.models import full_path, outputs, thinned_path  # pyright: ignore[reportMissingImports]
+    from sdeinfer.observe import outputs_of
+
+    if outputs_of(data):
+        return outputs
+    return full_path if (data["layer"].diff("layer") == 1).all() else thinned_path

@@ -1,0 +1,113 @@
+"""The commands that make data: `observe` and `simulate`."""
+
+import math
+import warnings
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import sdeinfer as si
+from sdeinfer._files import staged_file
+from sdeinfer.cli import _options as options
+from sdeinfer.cli._app import phase, say
+from sdeinfer.cli._flags import key_of, kind_of, sampled
+
+
+def observe_command(
+    *,
+    hidden_states: Annotated[
+        Path | None,
+        typer.Option(
+            help=".npy, .npz, .safetensors, .nc or .zarr of shape (networks, layers, tokens, width), or of one array "
+            "a layer; default: sample networks"
+        ),
+    ] = None,
+    prompt: Annotated[int | None, typer.Option(help="which prompt, where each network has several", min=0)] = None,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: transformer, if sampled")] = None,
+    width: options.Width = 256,
+    depth: options.Depth = 16,
+    tokens: options.Tokens = 4,
+    networks: options.Networks = 128,
+    heads: options.Heads = None,
+    output_projection: options.Projection = None,
+    expansion: options.Expansion = None,
+    gamma: options.Gamma = 0.6,
+    tau0: options.Tau0 = 1.0,
+    c_plus: options.CPlus = 2.0,
+    c_minus: options.CMinus = -2.0,
+    norm: options.Norm = 1.6,
+    correlation: options.Correlation = 0.0,
+    observe_every: options.ObserveEvery = "1",
+    outputs: options.Outputs = 64,
+    seed: options.Seed = 0,
+    out: Annotated[Path, typer.Option(help="NetCDF file to write, or Zarr with the suffix .zarr")] = Path("data.nc"),
+) -> None:
+    """Reduce hidden states to covariances, or sample networks with known parameters."""
+    from sdeinfer.observe import observe_file, write_parts
+
+    with staged_file(out) as file:
+        if hidden_states is None:
+            kind = kind_of({}, architecture, heads, output_projection, expansion)
+            layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+            sizes = {"width": width, "depth": depth, "networks": networks}
+            V0 = si.equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
+            parts = [sampled(layer, V0, sizes, observe_every, outputs, seed)]
+        else:
+            attributes = {}
+            if architecture is not None:
+                attributes = kind_of({}, architecture, heads, output_projection, expansion).attributes()
+            phase("reducing hidden states")
+            parts = (part.assign_attrs(attributes) for part in observe_file(hidden_states, prompt=prompt))
+        with warnings.catch_warnings(record=True, action="always", category=si.LowPrecisionWarning) as caught:
+            written = write_parts(parts, file)
+    for warning in dict.fromkeys(str(each.message) for each in caught):
+        say(f"sdeinfer: {warning}", err=True)
+    say(f"written to {out}: {_size(written)}")
+
+
+def simulate_command(
+    *,
+    architecture: Annotated[options.Kind, typer.Option()] = "transformer",
+    tokens: options.Tokens = 4,
+    heads: options.Heads = None,
+    output_projection: options.Projection = None,
+    expansion: options.Expansion = None,
+    gamma: options.Gamma = 0.6,
+    tau0: options.Tau0 = 1.0,
+    c_plus: options.CPlus = 2.0,
+    c_minus: options.CMinus = -2.0,
+    norm: options.Norm = 1.6,
+    correlation: options.Correlation = 0.0,
+    time: Annotated[float, typer.Option(help="depth-time T = d/n at which to end")] = 0.5,
+    times: Annotated[int, typer.Option(help="how many equally spaced times to keep, beside 0", min=1)] = 16,
+    step: Annotated[float, typer.Option(help="longest step in depth-time")] = 0.01,
+    paths: Annotated[int, typer.Option(help="number of paths", min=1)] = 1024,
+    seed: options.Seed = 0,
+    out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("paths.nc"),
+) -> None:
+    """Simulate the covariance SDE; writes `covariance` over path, time, token_a and token_b."""
+    import numpy as np
+    import xarray as xr
+
+    kind = kind_of({}, architecture, heads, output_projection, expansion)
+    layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+    V0 = si.equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
+    if not 0 < time < math.inf:
+        raise si.InputError(f"time: must be positive and finite, got {time:g}")
+    ts = np.linspace(0.0, time, times + 1)
+    with staged_file(out) as file:
+        phase("simulating")
+        V = np.asarray(si.simulate(layer, V0, ts, paths=paths, step=step, key=key_of(seed, 0)))
+        result = xr.Dataset(
+            {"covariance": (("path", "time", "token_a", "token_b"), V)},
+            coords={"time": ts},
+            attrs={"architecture": architecture, "exploded": float((~np.isfinite(V[:, -1])).any(axis=(1, 2)).mean())},
+        )
+        si.write(result, file)
+    say(f"written to {out}: {paths} paths, {result.attrs['exploded']:.2%} of them exploded")
+
+
+def _size(sizes: Mapping[Hashable, int]) -> str:
+    return f"{sizes['network']} networks, {sizes['layer']} layers, {sizes['token_a']} tokens"

@@ -1,0 +1,5 @@
+from ._page import figures as figures
+from ._page import write_figures as write_figures
+from ._page import write_report as write_report
+from ._summary import summary as summary
+from ._summary import write_summary as write_summary

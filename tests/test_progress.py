@@ -1,0 +1,83 @@
+"""What is being done: on one line of a terminal, cleared at the end; nowhere else."""
+
+import io
+import sys
+from contextlib import suppress
+
+import sdeinfer as si
+from sdeinfer._progress import ProgressBar, phase, progress_line
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+    def line(self) -> str:
+        """What the terminal shows at last."""
+        shown = ""
+        for text in self.getvalue().split("\r"):
+            shown = text + shown[len(text) :]
+        return shown.strip()
+
+
+def on_terminal(monkeypatch) -> Terminal:
+    """Called by the tests themselves: pytest sets standard error anew after the fixtures."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    return terminal
+
+
+def test_phases_replace_each_other_and_are_cleared(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+    with progress_line(show=True):
+        phase("compiling the sampler")
+        assert terminal.line() == "compiling the sampler …"
+        with progress_line(show=True):
+            phase("predicting")
+        assert terminal.line() == "predicting …"
+    assert terminal.line() == ""
+    assert "\n" not in terminal.getvalue()
+    before = terminal.getvalue()
+    phase("without a line")
+    assert terminal.getvalue() == before
+
+
+def test_a_line_is_cleared_before_an_error(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+    with suppress(si.InputError), progress_line(show=True):
+        phase("predicting")
+        raise si.InputError("no")
+    assert terminal.line() == ""
+
+
+def test_a_bar_takes_the_place_of_the_phase(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+    with progress_line(show=True):
+        phase("a very long name of a phase " * 4)
+        with ProgressBar(total=4, desc="sampling", show=True, ncols=40) as bar:
+            bar.start_t, bar.last_print_t = bar.start_t - 3, bar.last_print_t - 3  # as if three seconds ago
+            bar.update(2)
+            assert terminal.line().startswith("sampling:  50%")
+            assert "name" not in terminal.line()
+
+
+def test_nothing_is_shown_in_a_pipe_or_unasked(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+    with progress_line(show=False):
+        phase("compiling")
+    monkeypatch.setattr(terminal, "isatty", lambda: False)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    with progress_line(show=True):
+        phase("compiling")
+        with ProgressBar(total=4, desc="sampling", show=True) as bar:
+            bar.update(2)
+    assert terminal.getvalue() == ""
+
+
+def test_functions_with_progress_say_what_they_do(monkeypatch, key):
+    terminal = on_terminal(monkeypatch)
+    layer, V0 = si.ShapedMLP(c_plus=0.0, c_minus=-1.0), si.equicorrelated(tokens=2, correlation=0.0, norm=1.0)
+    for progress in (False, True):
+        si.sample_networks(layer, V0, width=8, depth=1, networks=2, progress=progress, key=key)
+        assert ("sampling networks …" in terminal.getvalue()) == progress
+    assert terminal.line() == ""

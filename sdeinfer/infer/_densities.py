@@ -72,11 +72,15 @@ def prior_draws(model: Callable[..., None], *data: PyTree, draws: int, key: PRNG
 def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and types of what a program samples and does not observe, by name, in its order."""
 
-    def run() -> dict[str, Array]:
-        trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(*data)
-        return {name: site["value"] for name, site in trace.items() if _is_latent(site)}
+    names: list[str] = []
 
-    return jax.eval_shape(run)
+    def run() -> list[Array]:
+        trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(*data)
+        sites = {name: site["value"] for name, site in trace.items() if _is_latent(site)}
+        names.extend(sites)
+        return list(sites.values())
+
+    return dict(zip(names, jax.eval_shape(run), strict=True))
 
 
 def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree) -> PyTree:

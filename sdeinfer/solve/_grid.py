@@ -47,9 +47,11 @@ class Grid(NamedTuple):
 
         Arguments:
             dtype: type of the times; Diffrax would promote the state to that of others.
-            padded: in arrays of 16, 64, 256, … steps and times, so that few shapes are compiled.
+            padded: in arrays of 64, 256, … steps and 16, 64, … times, so that few shapes are compiled.
         """
-        steps, saved = (_padded_size(len(x)) if padded else len(x) for x in (self.steps, self.saved))
+        steps, saved = len(self.steps), len(self.saved)
+        if padded:
+            steps, saved = _padded_size(steps, least=64), _padded_size(saved, least=16)
         return Times(
             np.array([*self.steps, *[np.inf] * (steps + 2 - len(self.steps))], dtype),
             np.array([*self.saved, *[self.saved[-1]] * (saved - len(self.saved))], dtype),
@@ -83,9 +85,9 @@ class GridSteps(diffrax.AbstractStepSizeController):
         return True, t1, end, False, controller_state + 1, diffrax.RESULTS.successful
 
 
-def _padded_size(count: int) -> int:
-    """The least of 16, 64, 256, … that is no smaller."""
-    return max(16, 4 ** math.ceil(math.log(count, 4) - 1e-9))
+def _padded_size(count: int, *, least: int) -> int:
+    """The smallest of least, 4 · least, 16 · least, … that is not smaller."""
+    return least * 4 ** max(0, math.ceil(math.log(count / least, 4) - 1e-9))
 
 
 def step_grid(ts: ArrayLike, step: float) -> Grid:

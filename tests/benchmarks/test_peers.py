@@ -5,73 +5,19 @@ posteriors are the same; with latent layers ours are steps that keep V positive 
 The peers are in `peers`; dynestyx has a virtual environment of its own.
 """
 
-import functools
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import jax.random as jr
-import numpy as np
 import pytest
-from arviz_stats.base import array_stats
-
-import sdeinfer as si
+from peer_runs import PARAMETERS, dynestyx_environment, measured, problem
 
 pytestmark = pytest.mark.benchmark
-
-PEERS = Path(__file__).parent / "peers"
-PARAMETERS = ("gamma", "tau0", "c_gap")
-CHAINS, DRAWS, WARMUP = 4, 200, 200
-SECONDS = 300
-"""How long a process may take."""
 
 
 @pytest.fixture(scope="module")
 def dynestyx(tmp_path_factory):
-    """The interpreter of an environment with dynestyx, which wants other versions than ours."""
-    if shutil.which("uv") is None:
-        pytest.skip("dynestyx needs an environment of its own, and uv is not on the path")
-    where = tmp_path_factory.mktemp("dynestyx") / "venv"
-    python = str(where / "bin" / "python")
-    made = [["uv", "venv", "--python", sys.executable, str(where)]]
-    made += [["uv", "pip", "install", "--python", python, "dynestyx"]]
-    made += [[python, "-W", "ignore", "-c", "import dynestyx; print(f'dynestyx {dynestyx.__version__}')"]]
-    for command in made:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            pytest.skip(f"no environment with dynestyx: {' '.join(result.stderr.split())[-300:]}")
-    print(f"\n{result.stdout.strip()}")
-    return python
-
-
-@functools.cache
-def problem(tokens: int, every: int, folder: Path) -> Path:
-    truth = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
-    V0 = si.equicorrelated(tokens=tokens, correlation=0.2, norm=1.0)
-    data = si.sample_networks(truth, V0, width=128, depth=16, networks=8, key=jr.key(0))
-    data = data.isel(layer=slice(None, None, every))
-    source = folder / f"{tokens}-{every}.npz"
-    np.savez(source, V=data["covariance"].values, layers=data["layer"].values, width=128)
-    return source
-
-
-@functools.cache
-def measured(python: str, script: str, source: Path) -> dict | str:
-    """What a script drew and how long it took; or how it failed."""
-    out = source.with_name(f"{script}-{source.name}")
-    command = [python, "-W", "ignore", str(PEERS / f"{script}.py"), str(source), str(out)]
-    command += [str(count) for count in (CHAINS, DRAWS, WARMUP)]
-    try:
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"{script:14} did not finish {CHAINS} × ({WARMUP} + {DRAWS}) in {SECONDS} s"
-    except subprocess.CalledProcessError as error:
-        return f"{script:14} failed: {error.stderr.strip().splitlines()[-1]}"
-    result = dict(np.load(out))
-    result["ess"] = min(float(array_stats.ess(result[name], method="bulk")) for name in PARAMETERS)
-    return result
+    return dynestyx_environment(tmp_path_factory.mktemp("dynestyx"))
 
 
 def line(name: str, result: dict) -> str:

@@ -149,7 +149,10 @@ def test_the_expansion_of_the_variance_is_of_second_order(networks):
     )
     for name, step in zip(("gamma", "tau0", "c_plus"), steps, strict=True):
         up, down = sums(truth + step), sums(truth - step)
-        sd = 1 / np.sqrt((2 * middle - up - down)[0] / 1e-6)
+        curvature = (2 * middle - up - down)[0] / 1e-6
+        if curvature <= 0:  # these few networks do not tell it
+            continue
+        sd = 1 / np.sqrt(curvature)
         print(f"; moves {name} by {(up - down)[1] / 2e-3 * sd:.4f} of its sd", end="")
     print()
 

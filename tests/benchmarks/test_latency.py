@@ -1,0 +1,98 @@
+"""What users wait for beside the work: imports, tracing, compilation; one table of ratios, measured in one run.
+
+Everything runs in processes of their own. `-s` shows the table. The cache of compiled programs is a new folder.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from peer_runs import dynestyx_environment, measured, problem
+
+pytestmark = pytest.mark.benchmark
+
+README = Path(__file__).parent / "peers" / "readme.py"
+SDEINFER = Path(sys.executable).with_name("sdeinfer")
+
+ASKED = {
+    "`sdeinfer --help`, over `import jax`": 0.3,
+    "`import sdeinfer`, over `import jax`": 1.5,
+    "README's script, no cache: cold less warm, over warm": 2.5,
+    "the same in a second process, with the cache": 0.6,
+    "the same for data of another shape in one process": 0.3,
+    "compiled programs of that script": 60,
+}
+"""At most."""
+
+PEERS = {"textbook": 12, "dynestyx_model": 40}
+"""Cold effective samples a second over the peer's: at least."""
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment of a user: byte code is kept, and no cache of compiled programs is there unless asked for."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "PYTHONDONTWRITE"))}
+    return kept | {"SDEINFER_NO_CACHE": "1"} | variables
+
+
+def seconds(command: list[str], repeats: int = 5) -> float:
+    """The shortest of a few runs, after one that writes byte code."""
+    times = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, env=environment())
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
+
+
+def readme(*flags: str, **variables: str) -> dict[str, float]:
+    """What README's script reports of a process."""
+    command = [sys.executable, "-W", "ignore", str(README), *flags]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment(**variables))
+    return json.loads(run.stdout)
+
+
+def test_table(tmp_path):
+    jax = seconds([sys.executable, "-c", "import jax"])
+    alone = readme()
+    cached = {"SDEINFER_NO_CACHE": "0", "XDG_CACHE_HOME": str(tmp_path)}
+    readme("--cache", **cached)
+    second = readme("--cache", **cached)
+    found = [
+        seconds([str(SDEINFER), "--help"]) / jax,
+        seconds([sys.executable, "-c", "import sdeinfer"]) / jax,
+        (alone["cold"] - alone["warm"]) / alone["warm"],
+        (second["cold"] - second["warm"]) / second["warm"],
+        (alone["other_first"] - alone["other_again"]) / alone["other_again"],
+        alone["programs"],
+    ]
+    print(f"\nimport jax {jax:.2f} s; README's script: {rounded(alone)}; with the cache: {rounded(second)}")
+    print("| | found | at most |\n|---|---|---|")
+    for (name, most), value in zip(ASKED.items(), found, strict=True):
+        print(f"| {name} | {value:.3g} | {most} |")
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize("draws", [200, 1000])
+def test_effective_samples_a_second(peer, draws, tmp_path):
+    """Of 32 networks of 64 layers and two tokens, in a new process, compilation included."""
+    python = dynestyx_environment(tmp_path) if peer == "dynestyx_model" else sys.executable
+    source = problem(2, 1, tmp_path, networks=32, depth=64)
+    ours = measured(sys.executable, "ours", source, draws=draws)
+    theirs = measured(python, peer, source, draws=draws)
+    assert isinstance(ours, dict), ours
+    assert isinstance(theirs, dict), theirs
+    cold, warm = (ours["ess"] / ours[kind] / (theirs["ess"] / theirs[kind]) for kind in ("seconds", "warm"))
+    print(f"\n4 × ({draws} + {draws}): ours {ours['ess']:.0f} in {float(ours['seconds']):.1f} s, {peer} ", end="")
+    print(
+        f"{theirs['ess']:.0f} in {float(theirs['seconds']):.1f} s; cold ratio {cold:.3g} (at least {PEERS[peer]}), ",
+        end="",
+    )
+    print(f"warm ratio {warm:.3g}")
+
+
+def rounded(found: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in found.items())

@@ -3,9 +3,11 @@
 A correct library fails this suite with probability at most `SUITE` over the choice of all seeds. Every comparison, that
 is every call of an assertion below, gets an equal share; a comparison of several numbers divides its share among them
 (Bonferroni). Nothing is tuned: a threshold follows from the share, and the error bars from the samples.
+
+The share is `SUITE / COMPARISONS` in every process. A process that makes more comparisons than were declared fails at
+once. Of several, each reports to pytest what it has spent, and the run fails where the sum is larger (`conftest`).
 """
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,24 @@ SUITE = 1e-3
 COMPARISONS = 600
 """How many statistical comparisons the suite may make; the next one is an error, not a bigger budget."""
 
-_spent = itertools.count(1)
+_spent = 0
+
+
+def spend(comparisons: int) -> None:
+    """Count comparisons that are made, here or in another process."""
+    global _spent
+    _spent += comparisons
+
+
+def spent() -> int:
+    """How many comparisons were made."""
+    return _spent
 
 
 def share() -> float:
     """Take one comparison's share of the budget."""
-    if next(_spent) > COMPARISONS:
+    spend(1)
+    if spent() > COMPARISONS:
         raise RuntimeError(f"budget: {COMPARISONS} statistical comparisons were declared, and all of them are made")
     return SUITE / COMPARISONS
 

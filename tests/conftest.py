@@ -1,11 +1,23 @@
-"""What the whole suite shares; it runs in double precision, except where a test asks for single."""
+"""What the whole suite shares; it runs in double precision, except where a test asks for single.
 
+Most of its time is compilation. Tests run in one process a core (`-n 0` for one process), which share a folder of
+compiled programs for the time of the run. Of XLA's work only LLVM's optimisations are left out: that halves the time,
+and changes results by rounding. `XLA_FLAGS= pytest` runs the machine code that users run, as do slow tests and
+benchmarks.
+"""
+
+import functools
 import gc
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
+import budget
 import jax
+import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import pytest
 
 import sdeinfer as si
@@ -14,6 +26,10 @@ jax.config.update("jax_enable_x64", True)  # noqa: FBT003
 os.environ["SDEINFER_NO_CACHE"] = "1"  # commands leave the user's folder alone, and compile as on the first day
 
 MOST_MAPS = 20_000
+MOST_WORKERS = 8
+"""Each takes some GB of memory."""
+
+COMPILED = pytest.StashKey[str]()
 
 LAYERS = {
     "transformer": lambda: si.ShapedTransformer(gamma=0.5, tau0=0.6, c_plus=0.3, c_minus=-1.5),
@@ -52,10 +68,66 @@ def layer(request) -> si.layers.AbstractLayer:
     return LAYERS[request.param]()
 
 
+def takes_its_time(config) -> bool:
+    """Whether slow tests or benchmarks were asked for."""
+    return "not" not in config.option.markexpr
+
+
+def pytest_xdist_auto_num_workers(config) -> int:
+    """`-n auto`: a process a core; none where output is not captured, or for slow tests and benchmarks."""
+    alone = config.option.capture == "no" or takes_its_time(config)
+    return 0 if alone else min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+
+
+def pytest_configure(config):
+    """Before the workers start, which inherit the environment."""
+    if hasattr(config, "workerinput"):
+        return
+    # One thread of BLAS a process: more would be in each other's way.
+    if config.option.numprocesses:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if not takes_its_time(config):
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = config.stash[COMPILED] = tempfile.mkdtemp(prefix="sdeinfer-tests-")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        jax.config.update("jax_compilation_cache_dir", folder)
+    for name, everything in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):
+        os.environ[f"JAX_PERSISTENT_CACHE_{name.upper()}"] = str(everything)
+        jax.config.update(f"jax_persistent_cache_{name}", everything)
+
+
+def pytest_unconfigure(config):
+    """Remove what was compiled."""
+    if COMPILED in config.stash:
+        shutil.rmtree(config.stash[COMPILED], ignore_errors=True)
+
+
+def pytest_testnodedown(node):
+    """Add up what the workers have spent."""
+    budget.spend(getattr(node, "workeroutput", {}).get("comparisons", 0))
+
+
+def pytest_sessionfinish(session):
+    """Fail where more comparisons were made than were declared, by all processes together."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["comparisons"] = budget.spent()
+    elif budget.spent() > budget.COMPARISONS:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say what was spent of the budget for false failures, where it was exceeded or somebody asks."""
+    spent, declared = budget.spent(), budget.COMPARISONS
+    if spent > declared or terminalreporter.config.option.verbose > 0:
+        terminalreporter.write_line(f"budget: {spent} statistical comparisons were made, {declared} are declared")
+
+
+@functools.cache
 def random_covariance(tokens: int, seed: int = 0):
     """A well-conditioned covariance with unequal norms."""
-    X = jr.normal(jr.key(seed), (tokens, tokens + 3))
-    return X @ X.T / (tokens + 3)
+    X = np.asarray(jr.normal(jr.key(seed), (tokens, tokens + 3)))
+    return jnp.asarray(X @ X.T / (tokens + 3))
 
 
 @pytest.fixture(params=range(1, 7), ids=lambda m: f"m{m}")

@@ -185,6 +185,27 @@ def log_density(layer, V, V_next, *, width: float) -> float:
     return float(multivariate_normal.logpdf(packed(V_next), mean, covariance))
 
 
+def log_density_rounding(layer, V, V_next, *, width: float) -> float:
+    """What rounding may make of `log_density`, to first order.
+
+    Of the residual, that of the matrices it is a difference of; of Σ, p times its condition number. The dense normal is
+    by far the less accurate side: attention's noise may be much larger than the rest, which spectral coordinates keep
+    apart. In 60 digits it was off by 5e-11 of its value at a condition number of 7e6, and the statistics by 4e-15.
+    """
+    V, V_next, b = np.asarray(V), np.asarray(V_next), drift(layer, V) / width
+    covariance, residual = diffusion(layer, V) / width, packed(V_next - V - b)
+    solved = np.linalg.solve(covariance, residual)
+    of_residual = 2 * np.abs(solved) @ packed(np.abs(V_next) + np.abs(V) + np.abs(b))
+    size = residual @ solved + len(residual) + abs(np.linalg.slogdet(covariance)[1])
+    return np.finfo(float).eps * (of_residual + len(residual) * np.linalg.cond(covariance) * size)
+
+
+def log_likelihood_rounding(layer, path, *, width: float) -> float:
+    """What rounding may make of `log_likelihood`."""
+    steps = zip(path[:-1], path[1:], strict=True)
+    return sum(log_density_rounding(layer, V, V_next, width=width) for V, V_next in steps)
+
+
 def log_likelihood(layer, path, *, width: float) -> float:
     """Log density of a path given its start, V of shape (layers, m, m)."""
     return sum(log_density(layer, V, V_next, width=width) for V, V_next in zip(path[:-1], path[1:], strict=True))
@@ -355,9 +376,9 @@ def finite_width_terms(law, z, b, e, f, statistics, reference=None, xp: Any = np
     bounded by its largest value at e = 0 and at the outermost nodes of the statistics.
     """
     centre, spread, least, nodes = (
-        np.asarray(x) for x in (statistics.centre, statistics.spread, statistics.least, statistics.nodes)
+        xp.asarray(x) for x in (statistics.centre, statistics.spread, statistics.least, statistics.nodes)
     )
-    nodes = nodes[:, [0, 1, -1]]
+    nodes = xp.stack([nodes[:, 0], nodes[:, 1], nodes[:, -1]], axis=1)
     features, p = centre.shape
 
     def shares(law):
@@ -369,8 +390,8 @@ def finite_width_terms(law, z, b, e, f, statistics, reference=None, xp: Any = np
 
     ratio, residual, shares_there = 1.0, z, 0.0
     if reference is not None:
-        there = finite_width_variances(reference, e, f, centre)
-        ratio = np.maximum(1 + there[1] / there[0], 0.5)
+        there = finite_width_variances(reference, e, f, centre, xp)
+        ratio = xp.maximum(1 + there[1] / there[0], 0.5)
         residual = z - (reference.drift[:, None] * b).sum(axis=1)
         shares_there = shares(reference)
     v, own = finite_width_variances(law, e, f, centre, xp)

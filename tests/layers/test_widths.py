@@ -54,8 +54,8 @@ def sample(layers, V, width, keys) -> list[np.ndarray]:
 
     In single precision, whose rounding is far below every Monte Carlo error here.
     """
-    layers, V = jax.tree.map(lambda x: x.astype(jnp.float32), (layers, V))
-    return [np.asarray(x, np.float64) for x in _sample(layers, V, width, keys)]
+    layers = jax.tree.map(lambda *x: np.array(x, np.float32), *layers)
+    return list(np.asarray(_sample(layers, np.asarray(V, np.float32), width, keys), np.float64))
 
 
 @eqx.filter_jit
@@ -63,10 +63,10 @@ def _sample(layers, V, width, keys):
     def one(key):
         key_tokens, key_layer = jr.split(key)
         X = tokens_with_covariance(V, width=width, key=key_tokens)
-        outputs = [layer.forward(X, key=key_layer) for layer in layers]
-        return [vech(Y @ Y.T / width) for Y in outputs]
+        outputs = jax.vmap(lambda layer: layer.forward(X, key=key_layer))(layers)
+        return jax.vmap(lambda Y: vech(Y @ Y.T / width))(outputs)
 
-    return jax.lax.map(one, keys, batch_size=500)
+    return jnp.moveaxis(jax.lax.map(one, keys, batch_size=500), 1, 0)
 
 
 def reflected(layer):

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+import references
 from numpy.typing import ArrayLike
 from references import wishart_path
 
@@ -14,17 +15,28 @@ WIDTH = 40
 LAWS = ("limit", "finite-width")
 
 
+_laws_of_widths = jax.jit(lambda layer, widths: jax.vmap(layer.finite_width)(widths))
+
+
 def law_of(layer, statistics: PathStatistics, law: str):
-    return layer.limit() if law == "limit" else jax.vmap(layer.finite_width)(statistics.widths)
+    return layer.limit() if law == "limit" else _laws_of_widths(layer, statistics.widths)
 
 
-@functools.cache
-def _log_prob(law: str):
-    return jax.jit(lambda layer, path: FullPath(law_of(layer, path, law), path).log_prob(path.weights))
+@jax.jit
+def _log_prob(law, path):
+    return FullPath(law, path).log_prob(path.weights)
 
 
 def log_prob(layer, statistics: PathStatistics, law: str = "limit") -> np.ndarray:
-    return np.asarray(_log_prob(law)(layer, statistics))
+    """In a program for each shape of the statistics, whatever the layer."""
+    return np.asarray(_log_prob(law_of(layer, statistics, law), statistics))
+
+
+def assert_dense_normals(found, layer, paths, widths) -> None:
+    """Log likelihoods of networks are those of dense normals, up to the rounding of these."""
+    for value, path, width in zip(np.asarray(found), paths, np.broadcast_to(widths, len(paths)), strict=True):
+        allowed = references.log_likelihood_rounding(layer, path, width=width)
+        np.testing.assert_allclose(value, references.log_likelihood(layer, path, width=width), rtol=0, atol=allowed)
 
 
 def path_of(paths, *, width: ArrayLike = WIDTH, layers=None, causal: bool = False) -> Path:

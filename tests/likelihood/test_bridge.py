@@ -21,29 +21,36 @@ POWER = 4
 SAMPLES = 8_000
 
 
+@functools.partial(jax.jit, static_argnames=("tokens", "power"))
+def _law_of(limit, h, tokens: int, power: int) -> LayerLaw:
+    return LayerLaw.of_limit(limit, h, tokens=tokens, power=power)
+
+
 def law_of(layer, tokens: int, batch: int, width: int = WIDTH, power: int = POWER) -> LayerLaw:
-    return LayerLaw.of_limit(layer.limit(), jnp.full(batch, 1 / width), tokens=tokens, power=power)
+    return _law_of(layer.limit(), np.full(batch, 1 / width), tokens, power)
 
 
-def normals(latent: int, tokens: int, batch: int, seed: int = 0):
-    return jr.normal(jr.key(seed), (latent, tokens * (tokens + 1) // 2, batch))
+def normals(latent: int, tokens: int, batch: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(latent, tokens * (tokens + 1) // 2, batch))
 
 
-def repeated(V, batch: int):
-    return jnp.repeat(jnp.asarray(V)[..., None], batch, axis=-1)
+def repeated(V, batch: int) -> np.ndarray:
+    return np.repeat(np.asarray(V)[..., None], batch, axis=-1)
 
 
-@functools.partial(jax.jit, static_argnames="layers")
+@jax.jit
 def forward(law: LayerLaw, V, layers: int, key):
     """Covariances after some layers, drawn without looking at what was observed."""
     tokens = len(V)
-    for number in range(layers):
+
+    def move(number, V):
         step = layer_step(law, V)
         xi = jr.normal(jr.fold_in(key, number), (V.shape[-1], tokens * (tokens + 1) // 2))
         Y = step.mean + jnp.sqrt(step.variance) * jnp.moveaxis(jax.vmap(unvech)(xi), 0, -1)
         power = jnp.linalg.matrix_power(jnp.moveaxis(jnp.eye(tokens)[..., None] + Y, -1, 0), law.power)
-        V = jnp.einsum("ikb,bkl,jlb->ijb", step.Q, power, step.Q)
-    return V
+        return jnp.einsum("ikb,bkl,jlb->ijb", step.Q, power, step.Q)
+
+    return jax.lax.fori_loop(0, layers, move, V)
 
 
 @functools.partial(jax.jit, static_argnames="layers")
@@ -64,8 +71,8 @@ def test_one_token_by_quadrature(layers):
     """V is a geometric random walk on a grid of log V: its density after some layers is a power of a matrix."""
     layer = si.ResidualFeedForward(gamma=0.6, c_plus=0.5, c_minus=-1.0)
     x, cell = np.linspace(-4, 4, 2001, retstep=True)
-    step = layer_step(law_of(layer, 1, 1), jnp.ones((1, 1, 1)))
-    mean, sd = float(step.mean[0, 0, 0]), float(jnp.sqrt(step.variance[0, 0, 0]))
+    step = jax.jit(layer_step)(law_of(layer, 1, 1), np.ones((1, 1, 1)))
+    mean, sd = float(step.mean.item()), float(np.sqrt(step.variance.item()))
     # V′ = V (1 + Y)^p, so that log V′ = log V + p log(1 + Y); the branch below −1 is 20 standard deviations away.
     root = np.exp((x[None] - x[:, None]) / POWER)
     kernel = stats.norm.pdf(root - 1, mean, sd) * root / POWER
@@ -78,7 +85,7 @@ def test_one_token_by_quadrature(layers):
         batch = 1 if layers == 1 else SAMPLES
         xi = normals(layers - 1, 1, batch)
         found, error = log_mean(
-            log_weights(law_of(layer, 1, batch), repeated(jnp.eye(1), batch), repeated([[end]], batch), layers, xi)
+            log_weights(law_of(layer, 1, batch), repeated(np.eye(1), batch), repeated([[end]], batch), layers, xi)
         )
         assert_estimate(found, expected, np.hypot(error, 1e-5))
 
@@ -107,18 +114,23 @@ def test_bridges_have_the_density_of_layers_that_know_nothing_of_the_end(name, t
 
 @pytest.mark.parametrize(("tokens", "power"), [(1, 4), (2, 2), (2, 16), (4, 8)])
 def test_one_layer_by_the_change_of_variables(tokens, power):
-    layer, V = LAYERS["transformer"](), random_covariance(tokens, seed=2)
-    law = law_of(layer, tokens, 1, power=power)
-    step = jax.tree.map(lambda x: x[..., 0], layer_step(law, V[..., None]))
-    xi = jr.normal(jr.key(1), (tokens * (tokens + 1) // 2,))
+    law = law_of(LAYERS["transformer"](), tokens, 1, power=power)
+    V, xi = np.asarray(random_covariance(tokens, seed=2))[..., None], normals(1, tokens, 1)[0, :, 0]
 
-    def after(xi):
-        F = jnp.eye(tokens) + step.mean + jnp.sqrt(step.variance) * unvech(xi)
-        return vech(step.Q @ jnp.linalg.matrix_power(F, power) @ step.Q.T)
+    @jax.jit
+    def after(law, V, xi):
+        step = jax.tree.map(lambda x: x[..., 0], layer_step(law, V))
 
-    jacobian = np.linalg.slogdet(np.asarray(jax.jacfwd(after)(xi)))[1]
-    expected = stats.norm.logpdf(np.asarray(xi)).sum() - jacobian
-    found = log_weights(law, V[..., None], unvech(after(xi))[..., None], 1, normals(0, tokens, 1))
+        def move(xi):
+            F = jnp.eye(tokens) + step.mean + jnp.sqrt(step.variance) * unvech(xi)
+            end = step.Q @ jnp.linalg.matrix_power(F, power) @ step.Q.T
+            return vech(end), end
+
+        return jax.jacfwd(move, has_aux=True)(xi)
+
+    jacobian, end = (np.asarray(x) for x in after(law, V, xi))
+    expected = stats.norm.logpdf(xi).sum() - np.linalg.slogdet(jacobian)[1]
+    found = log_weights(law, V, end[..., None], 1, normals(0, tokens, 1))
     assert_agrees(found[0], expected, rtol=1e-8)
 
 
@@ -142,20 +154,26 @@ def test_outputs_have_the_density_of_their_covariance(outputs):
     assert_estimate(found, expected, np.hypot(error, its_error))
 
 
+@jax.jit
+def bridged(law, start, end, lengths, xi):
+    return bridge(law, Span(start, end, lengths), xi)
+
+
+def three_spans():
+    """The law, starts, ends, lengths and normals of three spans of three tokens."""
+    starts = np.stack([random_covariance(3, seed=s) for s in range(3)], axis=-1)
+    law = law_of(LAYERS["transformer"](), 3, 3)
+    return law, starts, starts * np.array([1.0, 1.2, 0.9]), np.array([1, 2, 4]), normals(3, 3, 3)
+
+
 def test_spans_of_several_lengths_side_by_side_are_those_alone():
-    layer, tokens = LAYERS["transformer"](), 3
-    starts = jnp.stack([random_covariance(tokens, seed=s) for s in range(4)], axis=-1)
-    ends = starts * jnp.asarray([1.0, 1.2, 0.9, 1.1])
-    lengths = jnp.asarray([1, 2, 4, 3])
-    xi = normals(3, tokens, 4)
-    together, path = bridge(law_of(layer, tokens, 4), Span(starts, ends, lengths), xi)
-    for i, length in enumerate([1, 2, 4, 3]):
+    law, starts, ends, lengths, xi = three_spans()
+    together, path = (np.asarray(x) for x in bridged(law, starts, ends, lengths, xi))
+    one_law = law_of(LAYERS["transformer"](), 3, 1)
+    for i, length in enumerate(lengths[:2]):
         here = slice(i, i + 1)
-        alone, mine = bridge(
-            law_of(layer, tokens, 1),
-            Span(starts[..., here], ends[..., here], lengths[here]),
-            xi[4 - length :, :, here],
-        )
+        one = (starts[..., here], ends[..., here], lengths[here], xi[4 - length :, :, here])
+        alone, mine = (np.asarray(x) for x in bridged(one_law, *one))
         assert_agrees(together[i], alone[0])
         np.testing.assert_allclose(path[4 - length :, :, :, i], mine[..., 0], rtol=1e-12)
 
@@ -169,13 +187,21 @@ def test_the_bridge_is_good_where_the_textbooks_is_not():
     xi = normals(layers - 1, tokens, batch)
     again = normals(layers - 1, tokens, batch, seed=1)
     spread = np.std(
-        np.asarray(
-            log_weights(law, repeated(V, batch), ends, layers, xi)
-            - log_weights(law, repeated(V, batch), ends, layers, again)
-        )
+        np.asarray(log_weights(law, repeated(V, batch), ends, layers, xi))
+        - np.asarray(log_weights(law, repeated(V, batch), ends, layers, again))
     ) / np.sqrt(2)
     print(f"\nsd of log w: {spread:.3f}")
     assert spread < 0.5
+
+
+@functools.partial(jax.jit, static_argnames="layers")
+@jax.value_and_grad
+def value_and_slope(c, start, layers: int, xi):
+    """Sum of log w where the end is 1.1 times the start, and its gradient in γ, τ0 and c₊."""
+    limit = si.ShapedTransformer(gamma=c[0], tau0=c[1], c_plus=c[2], c_minus=-1.0).limit()
+    batch = start.shape[-1]
+    law = LayerLaw.of_limit(limit, jnp.full(batch, 1 / WIDTH), tokens=len(start), power=POWER)
+    return jnp.sum(log_weights(law, start, start * 1.1, layers, xi))
 
 
 @pytest.mark.parametrize("start", [si.equicorrelated(tokens=3, correlation=0.2), random_covariance(3)])
@@ -183,23 +209,21 @@ def test_gradients_are_finite_and_right(start):
     """In the coefficients, also from a start whose spectrum repeats."""
     layers, batch = 4, 2
     xi = normals(layers - 1, 3, batch)
-
-    def value(c):
-        law = law_of(si.ShapedTransformer(gamma=c[0], tau0=c[1], c_plus=c[2], c_minus=-1.0), 3, batch)
-        return jnp.sum(log_weights(law, repeated(start, batch), repeated(start * 1.1, batch), layers, xi))
-
-    c, e = jnp.asarray([0.5, 0.8, 0.4]), 1e-6 * jnp.eye(3)
-    numerical = [(value(c + step) - value(c - step)) / 2e-6 for step in e]
-    np.testing.assert_allclose(jax.grad(value)(c), numerical, rtol=1e-5, atol=1e-5)
+    found = [np.asarray(x) for x in value_and_slope(np.array([0.5, 0.8, 0.4]), repeated(start, batch), layers, xi)]
+    numerical = []
+    for unit in 1e-6 * np.eye(3):
+        ends = [
+            value_and_slope(np.array([0.5, 0.8, 0.4]) + step, repeated(start, batch), layers, xi)[0]
+            for step in (unit, -unit)
+        ]
+        numerical.append((ends[0] - ends[1]) / 2e-6)
+    np.testing.assert_allclose(found[1], numerical, rtol=1e-5, atol=1e-5)
 
 
 def test_single_precision_agrees_with_double():
-    layer, tokens, layers, batch = LAYERS["transformer"](), 3, 4, 16
-    V = repeated(random_covariance(tokens), batch)
-    law, xi = law_of(layer, tokens, batch), normals(layers - 1, tokens, batch)
-    double = log_weights(law, V, V * 1.1, layers, xi)
-    single = log_weights(
-        *jax.tree.map(lambda x: x.astype(jnp.float32), (law, V, V * 1.1)), layers, xi.astype(jnp.float32)
-    )
-    assert single.dtype == jnp.float32
+    law, starts, ends, lengths, xi = three_spans()
+    double = bridged(law, starts, ends, lengths, xi)[0]
+    law, starts, ends, xi = jax.tree.map(lambda x: np.asarray(x, np.float32), (law, starts, ends, xi))
+    single = bridged(law, starts, ends, lengths, xi)[0]
+    assert single.dtype == np.float32
     np.testing.assert_allclose(single, double, atol=2e-3)

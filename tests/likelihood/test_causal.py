@@ -7,10 +7,18 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
 from budget import assert_distribution
 from conftest import CAUSAL, random_covariance
-from likelihood.paths import WIDTH, all_terms, common_path, log_prob, path_of, residual_and_variance, statistics_of
+from likelihood.paths import (
+    WIDTH,
+    all_terms,
+    assert_dense_normals,
+    common_path,
+    log_prob,
+    path_of,
+    residual_and_variance,
+    statistics_of,
+)
 from references import wishart_path
 from scipy import stats
 
@@ -23,16 +31,14 @@ from sdeinfer.observe import covariance_dataset
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4])
 def test_log_likelihood_is_the_dense_normal(tokens, causal_layer):
     paths = common_path(tokens)
-    expected = [references.log_likelihood(causal_layer, path, width=WIDTH) for path in paths]
-    np.testing.assert_allclose(log_prob(causal_layer, statistics_of(paths, causal=True)), expected, rtol=1e-10)
+    assert_dense_normals(log_prob(causal_layer, statistics_of(paths, causal=True)), causal_layer, paths, WIDTH)
 
 
 def test_networks_of_several_widths_each_have_their_own_law(causal_layer):
     widths = [15, 40, 300]
     paths = np.stack([wishart_path(3, 5, width=n, seed=n) for n in widths])
     statistics = statistics_of(paths, width=widths, causal=True)
-    expected = [references.log_likelihood(causal_layer, path, width=n) for path, n in zip(paths, widths, strict=True)]
-    np.testing.assert_allclose(log_prob(causal_layer, statistics), expected, rtol=1e-10)
+    assert_dense_normals(log_prob(causal_layer, statistics), causal_layer, paths, widths)
 
 
 @pytest.mark.parametrize("gamma", [0.01, 0.3, 1.0])
@@ -40,8 +46,7 @@ def test_networks_of_several_widths_each_have_their_own_law(causal_layer):
 def test_statistics_lose_nothing_at_wild_parameters(gamma, tau0):
     layer = si.ShapedTransformer(gamma, tau0, 2.0, -3.0, causal=True)
     paths = common_path(4)
-    expected = [references.log_likelihood(layer, path, width=WIDTH) for path in paths]
-    np.testing.assert_allclose(log_prob(layer, statistics_of(paths, causal=True)), expected, rtol=1e-10)
+    assert_dense_normals(log_prob(layer, statistics_of(paths, causal=True)), layer, paths, WIDTH)
 
 
 def test_more_nodes_and_parts_change_nothing():

@@ -12,6 +12,7 @@ from likelihood.paths import (
     LAWS,
     WIDTH,
     all_terms,
+    assert_dense_normals,
     common_path,
     law_of,
     log_prob,
@@ -35,16 +36,14 @@ from sdeinfer.likelihood._full_path import contracted, finite_width_kernel
 
 def test_log_likelihood_is_the_dense_normal(layer, V):
     paths = common_path(len(V))
-    expected = [references.log_likelihood(layer, path, width=WIDTH) for path in paths]
-    np.testing.assert_allclose(log_prob(layer, statistics_of(paths)), expected, rtol=1e-10)
+    assert_dense_normals(log_prob(layer, statistics_of(paths)), layer, paths, WIDTH)
 
 
 def test_networks_of_several_widths_each_have_their_own_law(layer):
     widths = [15, 40, 300]
     paths = np.stack([wishart_path(3, 5, width=n, seed=n) for n in widths])
     statistics = statistics_of(paths, width=widths)
-    expected = [references.log_likelihood(layer, path, width=n) for path, n in zip(paths, widths, strict=True)]
-    np.testing.assert_allclose(log_prob(layer, statistics), expected, rtol=1e-10)
+    assert_dense_normals(log_prob(layer, statistics), layer, paths, widths)
     law = FullPath(law_of(layer, statistics, "finite-width"), statistics)
     assert law.batch_shape == (3,)
     assert law.event_shape == statistics.weights.shape[1:]
@@ -55,12 +54,17 @@ def test_one_network_after_the_other_or_all_rows_at_once():
     statistics = statistics_of(common_path(3), width=[15, 40, 300])
     law = law_of(LAYERS["transformer"](), statistics, "finite-width")
     elsewhere = si.ShapedTransformer(gamma=0.8, tau0=0.7, c_plus=1.0, c_minus=-3.0)
-    reference = moments_of(elsewhere.finite_width(40.0), statistics.centre)
-    for number in range(3):
-        moments = moments_of(jax.tree.map(lambda x, number=number: x[number], law), statistics.centre)
+
+    @jax.jit
+    def both(law, weights):
+        reference = moments_of(elsewhere.finite_width(40.0), statistics.centre)
+        moments = moments_of(law, statistics.centre)
         kernel = finite_width_kernel(moments, reference, statistics)
-        value = contracted(moments, reference, statistics, statistics.weights[number])
-        np.testing.assert_allclose(value, jnp.vdot(statistics.weights[number], kernel), rtol=1e-12)
+        return contracted(moments, reference, statistics, weights), jnp.vdot(weights, kernel)
+
+    for number in range(3):
+        value, expected = both(jax.tree.map(lambda x, number=number: x[number], law), statistics.weights[number])
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -1,5 +1,7 @@
 """One layer as a step of the factor: its twin, its moments, and what it has of a real layer that a Gaussian has not."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -21,18 +23,29 @@ WIDTH = 64
 DRAWS = 100_000
 
 
+@functools.partial(jax.jit, static_argnames=("tokens", "power"))
+def _limit_law(limit, tokens: int, power: int) -> LayerLaw:
+    return LayerLaw.of_limit(limit, jnp.full(1, 1 / WIDTH), tokens=tokens, power=power)
+
+
 def limit_law(layer, tokens: int, power: int = 4) -> LayerLaw:
-    return LayerLaw.of_limit(layer.limit(), jnp.full(1, 1 / WIDTH), tokens=tokens, power=power)
+    return _limit_law(layer.limit(), tokens, power)
+
+
+compiled_step = jax.jit(layer_step)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _draw(step, power: int, count: int, key):
+    tokens = step.mean.shape[0]
+    xi = jr.normal(key, (count, tokens * (tokens + 1) // 2))
+    Y = step.mean[..., 0] + jnp.sqrt(step.variance[..., 0]) * jax.vmap(unvech)(xi)
+    return jnp.linalg.matrix_power(jnp.eye(tokens) + Y, power)
 
 
 def draw(step, power: int, count: int, key) -> np.ndarray:
     """Covariances after the layer, in the coordinates Q: (I + Y)^p."""
-    tokens = step.mean.shape[0]
-    Y = step.mean[..., 0] + jnp.sqrt(step.variance[..., 0]) * jax.vmap(unvech)(
-        jr.normal(key, (count, tokens * (tokens + 1) // 2))
-    )
-    after = jnp.eye(tokens) + Y
-    return np.asarray(jnp.linalg.matrix_power(after, power))
+    return np.asarray(_draw(step, power, count, key))
 
 
 @pytest.mark.parametrize(("name", "tokens", "power"), [("transformer", 3, 16), ("transformer", 3, 2), ("mlp", 1, 4)])
@@ -40,7 +53,8 @@ def test_its_mean_and_variance_are_those_of_the_law(name, tokens, power, key):
     """Against the index sums of the paper, over 100,000 draws; what is left out goes with n⁻³."""
     V = random_covariance(tokens, seed=tokens)
     law = limit_law(LAYERS[name](), tokens, power)
-    step = layer_step(law, V[..., None])
+    V = np.asarray(V)
+    step = jax.tree.map(np.asarray, compiled_step(law, V[..., None]))
     single = [np.asarray(x[..., 0]) for x in (law.drift, law.more_drift, law.noise, law.mixing, law.h)]
     mean, variance = references.layer_step(single, np.asarray(V))
     Q, _ = references.spectral_coordinates(np.asarray(V))
@@ -79,10 +93,10 @@ def test_the_power_is_the_nearest_of_those_there_are():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_both_precisions(dtype):
-    V = random_covariance(4).astype(dtype)[..., None]
-    law = jax.tree.map(lambda x: x.astype(dtype), limit_law(LAYERS["transformer"](), 4))
-    step = layer_step(law, V)
-    assert all(x.dtype == dtype and jnp.isfinite(x).all() for x in step)
+    V = np.asarray(random_covariance(4), dtype)[..., None]
+    law = jax.tree.map(lambda x: np.asarray(x, dtype), limit_law(LAYERS["transformer"](), 4))
+    step = compiled_step(law, V)
+    assert all(x.dtype == dtype and np.isfinite(x).all() for x in step)
 
 
 def test_packing_is_that_of_vech():

@@ -90,51 +90,65 @@ def prior_draws(architecture: Architecture) -> list[dict[str, float]]:
     return [{name: float(columns[name][i]) for name in architecture.parameters} for i in range(len(gamma))]
 
 
+@functools.cache
+def naive_data() -> list[list[np.ndarray]]:
+    """The terms of each of the widths."""
+    _, terms, network = scattered()
+    arrays = (terms.increments, terms.drift, terms.mixing, terms.variance)
+    return [[np.asarray(x)[network == number] for x in arrays] for number in range(network.max() + 1)]
+
+
+@jax.jit
+@jax.value_and_grad
+def fast(law, statistics):
+    """By the statistics, with its gradient in the law's coefficients: one program for all architectures."""
+    return FullPath(law, statistics).log_prob(statistics.weights).sum()
+
+
+@functools.partial(jax.jit, static_argnames="limit")
+@functools.partial(jax.value_and_grad, has_aux=True)
+def slow(law, references_, statistics, data, log_jacobian, *, limit):
+    """By the naive terms of each width; and the sum of the absolute terms."""
+    logs = []
+    for number, mine in enumerate(data):
+        if limit:
+            z, b, e, _ = mine
+            v = law.linear_noise + law.attention_noise * e
+            residual = z - law.attention_drift * b[:, 0] - law.relu_drift * b[:, 1]
+            logs.append(-(residual**2 / v + jnp.log(2 * jnp.pi * v)) / 2)
+        else:
+            law_ = jax.tree.map(lambda x, number=number: x[number], law)
+            logs.append(references.finite_width_terms(law_, *mine, statistics, references_[number], xp=jnp))
+    logs = jnp.concatenate([x.reshape(-1) for x in logs] + [log_jacobian])
+    return jnp.sum(logs), jnp.sum(jnp.abs(jax.lax.stop_gradient(logs)))
+
+
+def inner(x, y) -> float:
+    return sum(float(np.vdot(a, b)) for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True))
+
+
 def worst_errors(architecture: Architecture, law: str, *, about: bool = False) -> tuple[float, float]:
     """Of the compressed log-likelihood and its gradient, relative to the sum of its absolute terms and to its size."""
-    both, terms, network = scattered()
-    statistics = both[about]
+    statistics = scattered()[0][about]
     references_ = [jax.tree.map(np.asarray, REFERENCE.finite_width(n)) if about else None for n in statistics.widths]
 
     @jax.jit
-    def fast(parameters):
-        def value(parameters):
-            layer = architecture.layer(**parameters)
-            law_ = law_of(layer, statistics, law)
-            return FullPath(law_, statistics).log_prob(statistics.weights).sum()
+    def law_and_slopes(parameters):
+        def coefficients(parameters):
+            return law_of(architecture.layer(**parameters), statistics, law)
 
-        return jax.value_and_grad(value)(parameters)
+        units = [{name: 1.0 * (name == one) for name in parameters} for one in parameters]
+        return coefficients(parameters), [jax.jvp(coefficients, (parameters,), (unit,))[1] for unit in units]
 
-    @jax.jit
-    def slow(parameters):
-        def value(parameters):
-            layer = architecture.layer(**parameters)
-            logs = []
-            for number, n in enumerate(statistics.widths):
-                mine = network == number
-                data = [np.asarray(x)[mine] for x in (terms.increments, terms.drift, terms.mixing, terms.variance)]
-                if law == "limit":
-                    limit, (z, b, e, _) = layer.limit(), data
-                    v = limit.linear_noise + limit.attention_noise * e
-                    residual = z - limit.attention_drift * b[:, 0] - limit.relu_drift * b[:, 1]
-                    logs.append(-(residual**2 / v + jnp.log(2 * jnp.pi * v)) / 2)
-                else:
-                    law_, about_ = layer.finite_width(n), references_[number]
-                    logs.append(references.finite_width_terms(law_, *data, statistics, about_, xp=jnp))
-            logs = jnp.concatenate([x.reshape(-1) for x in logs] + [terms.log_jacobian])
-            return jnp.sum(logs), jnp.sum(jnp.abs(jax.lax.stop_gradient(logs)))
-
-        return jax.value_and_grad(value, has_aux=True)(parameters)
-
-    worst = [0.0, 0.0]
+    naive, worst = (statistics, naive_data(), scattered()[1].log_jacobian), [0.0, 0.0]
     for parameters in prior_draws(architecture):
-        parameters = {name: jnp.asarray(value) for name, value in parameters.items()}
-        value, slope = fast(parameters)
-        (expected, scale), expected_slope = slow(parameters)
-        worst[0] = max(worst[0], float(jnp.abs(value - expected) / scale))
-        slope, expected_slope = (np.array(list(x.values())) for x in (slope, expected_slope))
+        law_, slopes = law_and_slopes(parameters)
+        value, slope = fast(law_, statistics)
+        (expected, scale), expected_slope = slow(law_, references_, *naive, limit=law == "limit")
+        worst[0] = max(worst[0], float(abs(value - expected) / scale))
+        slope, expected_slope = (np.array([inner(x, along) for along in slopes]) for x in (slope, expected_slope))
         # In units in which each parameter's own scale is one.
-        unit = np.array([abs(float(x)) + 1 for x in parameters.values()])
+        unit = np.array([abs(x) + 1 for x in parameters.values()])
         error, size = (np.linalg.norm(x * unit) for x in (slope - expected_slope, expected_slope))
         worst[1] = max(worst[1], 0.0 if error == 0 else float(error / size))
     return worst[0], worst[1]
@@ -162,7 +176,7 @@ def test_statistics_lose_nothing_of_simpler_laws(name, law):
     assert_nothing_lost(name, law)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 4, 6])
+@pytest.mark.parametrize("tokens", [1, 2, 4])
 def test_statistics_lose_nothing_at_wild_parameters(tokens):
     path = path_of(common_path(tokens))
     statistics, terms = path_statistics(path), all_terms(path)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import references
 import scipy.linalg
+from likelihood.paths import assert_dense_normals
 from references import assert_agrees, wishart_path
 from scipy.stats import multivariate_normal
 
@@ -24,39 +25,40 @@ def path_of(paths, *, width=WIDTH, layers=None) -> Path:
 
 def terms_of(paths, **options) -> Terms:
     path = path_of(paths, **options)
-    return path.terms(np.arange(len(path)))
+    return jax.tree.map(np.asarray, path.terms(np.arange(len(path))))
 
 
 def gaussian_terms(terms: Terms, layer) -> np.ndarray:
     """Log density of each transition as a sum over independent normals z ~ N(θ₁b₁ + θ₂b₂, a + κ²e)."""
-    limit = layer.limit()
+    limit = jax.tree.map(np.asarray, layer.limit())
     variance = limit.linear_noise + limit.attention_noise * terms.mixing
     drift = limit.attention_drift * terms.drift[:, 0] + limit.relu_drift * terms.drift[:, 1]
-    logs = -((terms.increments - drift) ** 2 / variance + jnp.log(2 * jnp.pi * variance)) / 2
-    return np.asarray(logs.sum(axis=1) + terms.log_jacobian)
+    logs = -((terms.increments - drift) ** 2 / variance + np.log(2 * np.pi * variance)) / 2
+    return logs.sum(axis=1) + terms.log_jacobian
 
 
 def test_independent_normals_are_the_dense_normal(layer):
     path = wishart_path(4, 4, width=WIDTH, seed=4)
-    expected = [
-        references.log_density(layer, V, after, width=WIDTH) for V, after in zip(path[:-1], path[1:], strict=True)
-    ]
-    np.testing.assert_allclose(gaussian_terms(terms_of(path[None]), layer), expected, rtol=1e-10)
+    steps = np.stack([path[:-1], path[1:]], axis=1)
+    assert_dense_normals(gaussian_terms(terms_of(path[None]), layer), layer, steps, WIDTH)
 
 
 def test_every_network_has_its_own_width_and_its_own_rows(layer):
     paths, widths = [wishart_path(3, 4, width=n, seed=n) for n in (20, 70)], [20, 70]
     found = gaussian_terms(terms_of(paths, width=widths), layer).reshape(2, 4).sum(axis=1)
-    expected = [references.log_likelihood(layer, path, width=n) for path, n in zip(paths, widths, strict=True)]
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert_dense_normals(found, layer, paths, widths)
 
 
-def dense_log_density(layer, V, after, width: int) -> float:
+@jax.jit
+def drifts_and_features(V):
+    return drift_terms(V), variance_terms(V, spectrum(V))
+
+
+def dense_log_density(law, V, after, width: int) -> float:
     """Normal on the entries α ≤ β with the mean and the spectral variances of a layer of finite width."""
-    m, law = len(V), layer.finite_width(width)
+    m, (drifts, features) = len(V), map(np.asarray, drifts_and_features(V))
     delta, Q = scipy.linalg.eigh(np.eye(m) - 1 / m, np.linalg.inv(V))  # Qᵀ H Q = diag δ, QQᵀ = V
-    mean = V + np.tensordot(law.drift, drift_terms(V), 1) / width
-    features = np.asarray(variance_terms(V, spectrum(V)))
+    mean = V + np.tensordot(law.drift, drifts, 1) / width
     covariance = np.zeros((m * (m + 1) // 2,) * 2)
     for i in range(m):
         for j in range(i, m):
@@ -71,15 +73,15 @@ def dense_log_density(layer, V, after, width: int) -> float:
 
 def test_terms_of_finite_width_are_the_dense_normal(layer):
     path = wishart_path(3, 3, width=WIDTH, seed=4)
-    terms, law = terms_of(path[None]), layer.finite_width(WIDTH)
+    terms, law = terms_of(path[None]), jax.tree.map(np.asarray, layer.finite_width(WIDTH))
     rows, columns = np.triu_indices(3)
     variance = law.limit.linear_noise + law.limit.attention_noise * terms.mixing
     variance += np.where(rows == columns, 2, 1) * (law.linear_repeat + law.attention_repeat * terms.mixing)
     coefficients = law.variance[:, None] + law.variance_mixing[:, None] * terms.mixing[:, None]
     variance += (coefficients * terms.variance).sum(axis=1)
-    residual = terms.increments - jnp.tensordot(terms.drift, law.drift, (1, 0))
-    logs = -(residual**2 / variance + jnp.log(2 * jnp.pi * variance)) / 2
-    expected = [dense_log_density(layer, V, after, WIDTH) for V, after in zip(path[:-1], path[1:], strict=True)]
+    residual = terms.increments - np.tensordot(terms.drift, law.drift, (1, 0))
+    logs = -(residual**2 / variance + np.log(2 * np.pi * variance)) / 2
+    expected = [dense_log_density(law, V, after, WIDTH) for V, after in zip(path[:-1], path[1:], strict=True)]
     np.testing.assert_allclose(logs.sum(axis=1) + terms.log_jacobian, expected, rtol=1e-10)
 
 

@@ -29,11 +29,9 @@ def test_the_steps_of_these_tests_are_unequal():
     np.testing.assert_allclose(LENGTHS, [0.02, 0.055, 0.055])
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens"), [(name, 3) for name in LAYERS] + [("transformer", m) for m in (1, 2, 4, 18)]
-)
-def test_paths_are_those_of_the_naive_twin(name, tokens):
-    layer, V0, normals = LAYERS[name](), random_covariance(tokens), normals_for(tokens, paths=3)
+@pytest.mark.parametrize("tokens", [1, 3, 18])
+def test_paths_are_those_of_the_naive_twin(tokens):
+    layer, V0, normals = LAYERS["transformer"](), random_covariance(tokens), normals_for(tokens, paths=3)
     found = si.simulate_from(layer, V0, TIMES, normals, step=STEP)
     expected = [references.solver_path(layer, V0, LENGTHS, path)[[1, 3]] for path in np.asarray(normals)]
     assert_agrees(found, np.stack(expected))
@@ -53,19 +51,24 @@ def test_many_v0_and_many_coefficients_are_solved_side_by_side():
     layers = [LAYERS[name]() for name in LAYERS]
     V0 = [random_covariance(3, seed) for seed in range(len(layers))]
     normals = normals_for(3, paths=len(layers))
-    limit = jax.tree.map(lambda *c: jnp.stack(c), *(layer.limit() for layer in layers))
-    brownian = BrownianArray(jnp.asarray(GRID.steps), jnp.moveaxis(normals, 0, -1))
-    V, stopped = solve_paths(limit, semidefinite_cholesky(jnp.stack(V0, axis=-1)), GRID, brownian)
-    assert jnp.isinf(stopped).all()
+    limit = jax.tree.map(lambda *c: np.stack(c), *(layer.limit() for layer in layers))
+
+    @jax.jit
+    def solve(limit, V0, normals):
+        brownian = BrownianArray(jnp.asarray(GRID.steps), normals)
+        return solve_paths(limit, semidefinite_cholesky(V0), GRID, brownian)
+
+    V, stopped = solve(limit, np.stack(V0, axis=-1), np.moveaxis(normals, 0, -1))
+    assert np.isinf(stopped).all()
     for number, layer in enumerate(layers):
         expected = references.solver_path(layer, V0[number], LENGTHS, np.asarray(normals[number]))
-        assert_agrees(V[..., number], expected[[1, 3]])
+        assert_agrees(np.asarray(V)[..., number], expected[[1, 3]])
 
 
 def test_paths_under_vmap_are_those_of_a_loop():
     layer, V0 = LAYERS["transformer"](), jnp.stack([random_covariance(3), jnp.ones((3, 3))])
     normals = normals_for(3, paths=3)
-    together = jax.vmap(lambda V0: si.simulate_from(layer, V0, TIMES, normals, step=STEP))(V0)
+    together = jax.jit(jax.vmap(lambda V0: si.simulate_from(layer, V0, TIMES, normals, step=STEP)))(V0)
     for number in range(2):
         assert_agrees(together[number], si.simulate_from(layer, V0[number], TIMES, normals, step=STEP))
 
@@ -83,11 +86,14 @@ def normals_of_blocks(key):
     """What `simulate` draws, by hand: a key for each block, one draw for each step."""
     shape = jax.ShapeDtypeStruct((3, 3, IN_A_BLOCK), jnp.float64)
     steps = list(zip(GRID.steps[:-1], GRID.steps[1:], strict=True))
-    blocks = [
-        jnp.stack([BrownianSteps(shape, k).evaluate(jnp.array(a), jnp.array(b)) / jnp.sqrt(b - a) for a, b in steps])
-        for k in jr.split(key, 3)
-    ]
-    return jnp.moveaxis(jnp.concatenate(blocks, axis=-1), -1, 0)[:PATHS]
+
+    @jax.jit
+    def block(k):
+        brownian = BrownianSteps(shape, k)
+        return jnp.stack([brownian.evaluate(jnp.array(a), jnp.array(b)) / np.sqrt(b - a) for a, b in steps])
+
+    blocks = [np.asarray(block(k)) for k in jr.split(key, 3)]
+    return np.moveaxis(np.concatenate(blocks, axis=-1), -1, 0)[:PATHS]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -229,6 +235,7 @@ def singular_starts() -> dict[str, np.ndarray]:
         "all of them opposite": X[[0, 0, 0, 0]] * np.array([1, -1, 1, -1])[:, None],
         "a zero": X * np.array([0, 1, 1, 1])[:, None],
         "a zero among equals": X[[0, 1, 1, 1]] * np.array([0, 1, 1, 1])[:, None],
+        "nothing": 0 * X,
     }
     return {name: x @ x.T for name, x in tokens.items()}
 
@@ -246,8 +253,8 @@ def solve_from(limit, V0, normals):
 @pytest.mark.parametrize("name", LAYERS)
 def test_singular_starts_stay_covariances_of_the_rank_that_the_theory_says(name, dtype):
     starts = singular_starts()
-    V0 = jnp.asarray(np.stack(list(starts.values()), axis=-1)).astype(dtype)
-    normals = jnp.moveaxis(normals_for(4, paths=len(starts), grid=HANDFUL), 0, -1)
+    V0 = np.stack(list(starts.values()), axis=-1).astype(dtype)
+    normals = np.moveaxis(normals_for(4, paths=len(starts), grid=HANDFUL), 0, -1)
     V, stopped = solve_from(LAYERS[name]().limit(), V0, normals)
     assert V.dtype == dtype
     assert jnp.isinf(stopped).all()
@@ -267,6 +274,8 @@ def test_singular_starts_stay_covariances_of_the_rank_that_the_theory_says(name,
         assert (np.abs(rows - rows[:, :1]) <= 8 * rounding * np.sqrt(diagonals(of[start]).max())).all()
     for start in ("a zero", "a zero among equals"):
         np.testing.assert_array_equal(of[start][:, 0], 0)
+    # Every term of the SDE is a multiple of an entry of V.
+    np.testing.assert_array_equal(of["nothing"], 0)
     # ν(1) = 0, and all other terms multiply X: tokens on one ray stay there, and without a ReLU no rank grows at all.
     linear = float(LAYERS[name]().limit().relu_drift) == 0
     ranks = {"multiples of one": 1, "equal": 1, "two of them equal": 3, "a zero": 3, "a zero among equals": 1}
@@ -295,15 +304,6 @@ def test_two_tokens_at_an_end_are_turned_by_the_relu_alone(rho, dtype):
     if rho == -1:
         expected *= np.where(np.eye(2) == 1, 1, np.exp(-h * theta2 / 2))
     assert_agrees(V, expected, rtol=32 * float(jnp.finfo(dtype).eps))
-
-
-@DTYPES
-@pytest.mark.parametrize("name", ["attention", "mlp"])
-def test_a_v0_of_zeros_stays_zero(name, dtype):
-    """Every term of the SDE is a multiple of an entry of V."""
-    V0 = jnp.zeros((2, 2), dtype)
-    V = si.simulate_from(LAYERS[name](), V0, [0.1], normals_for(2, paths=2, grid=step_grid([0.1], 0.1)), step=0.1)
-    np.testing.assert_array_equal(V, 0)
 
 
 @DTYPES

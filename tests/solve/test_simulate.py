@@ -47,8 +47,10 @@ HARD = {
 """Layers with an initial correlation and norm: strong alignment, and attention too weak for its drift to explode."""
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("feedforward", 8), ("transformer", 2)])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize(
+    ("name", "tokens", "dtype"),
+    [("feedforward", 8, jnp.float32), ("transformer", 2, jnp.float32), ("transformer", 2, jnp.float64)],
+)
 def test_paths_stay_covariances_at_steps_that_euler_would_not_survive(name, tokens, dtype, key):
     layer, correlation, norm = HARD[name]
     V0 = si.equicorrelated(tokens=tokens, correlation=correlation, norm=norm).astype(dtype)

@@ -71,7 +71,6 @@ def prior_draws(model: Callable[..., None], *data: PyTree, draws: int, key: PRNG
 
 def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and types of what a program samples and does not observe, by name, in its order."""
-
     names: list[str] = []
 
     def run() -> list[Array]:

@@ -29,10 +29,10 @@ class Draws(NamedTuple):
         statistics: of the sampler, under ArviZ's names.
     """
 
-    samples: dict[str, Array]
-    log_likelihood: dict[str, Array]
-    log_prior: dict[str, Array]
-    statistics: dict[str, Array]
+    samples: dict[str, np.ndarray]
+    log_likelihood: dict[str, np.ndarray]
+    log_prior: dict[str, np.ndarray]
+    statistics: dict[str, np.ndarray]
 
 
 def in_chunks(
@@ -104,7 +104,11 @@ def in_chunks(
 
 
 def recorded(
-    step: Callable[[PyTree], tuple[PyTree, PyTree]], structure: PyTree, state: PyTree, steps: Array, chunk: int
+    step: Callable[[PyTree], tuple[PyTree, PyTree]],
+    structure: PyTree,
+    state: PyTree,
+    steps: Array | np.ndarray,
+    chunk: int,
 ) -> tuple[PyTree, PyTree]:
     """Iterate one chain, under `jax.jit`, and keep what each iteration draws.
 

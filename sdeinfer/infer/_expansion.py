@@ -120,7 +120,7 @@ def _parameters(model: Program, statistics: PathStatistics, mode: Mode) -> Float
 
 @eqx.filter_jit
 def _parameters_at(
-    model: Program, statistics: PathStatistics, sites: tuple[str, ...], x: Float[Array, " sites"]
+    model: Program, statistics: PathStatistics, sites: tuple[str, ...], x: Float[Array | np.ndarray, " sites"]
 ) -> Float[Array, " parameters"]:
     found = constrain_fn(model, (statistics,), {}, dict(zip(sites, x, strict=True)), return_deterministic=True)
     return unconstrained({name: found[name] for name in dict(model.options)["architecture"].parameters})

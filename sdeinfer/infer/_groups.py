@@ -27,7 +27,7 @@ def labelled_draws(program: Program, draws: Mapping[str, ArrayLike], data: xr.Da
 
 def predict_each(
     program: Program,
-    draws: Mapping[str, Float[Array, "draws ..."]],
+    draws: Mapping[str, Float[Array | np.ndarray, "draws ..."]],
     data: xr.Dataset,
     *,
     architecture: Architecture,

@@ -88,7 +88,8 @@ def metropolis(
         fingerprinted=(prepared, model.options, around.sites),
     )
     sites = {name: kept["samples"][name] for name in around.sites}
-    return Draws(kept["samples"], kept["log_likelihood"], log_priors(model, prepared, sites), kept["statistics"])
+    prior = jax.tree.map(np.asarray, log_priors(model, prepared, sites))
+    return Draws(kept["samples"], kept["log_likelihood"], prior, kept["statistics"])
 
 
 class Proposal(NamedTuple):
@@ -160,7 +161,7 @@ class Metropolis(eqx.Module):
         proposal = Proposal(mean, jnp.diag(sd), step, jnp.zeros(()), zero, jnp.outer(zero, zero))
         return State(jnp.asarray(0), x, self._prior(x, latent), latent, self._weights(x, latent), proposal, key)
 
-    def advance(self, state: State, steps: Int[Array, ""]) -> tuple[State, dict[str, dict[str, Array]]]:
+    def advance(self, state: State, steps: Int[Array | np.ndarray, ""]) -> tuple[State, dict[str, dict[str, Array]]]:
         """Advance one chain by up to a chunk of iterations; the sites and the sampler's statistics at each."""
         structure = jax.eval_shape(lambda state: self._iteration(state)[1], state)
         return recorded(self._iteration, structure, state, steps, self.chunk)
@@ -264,10 +265,18 @@ def _log_t(proposal: Proposal, x: Float[Array, " parameters"]) -> Float[Array, "
 
 
 @eqx.filter_jit
-def _start(problem: Metropolis, mean: Array, sd: Array, key: PRNGKeyArray, chain: Int[Array, ""]) -> State:
+def _start(
+    problem: Metropolis,
+    mean: Float[Array | np.ndarray, " parameters"],
+    sd: Float[Array | np.ndarray, " parameters"],
+    key: PRNGKeyArray,
+    chain: Int[Array | np.ndarray, ""],
+) -> State:
     return problem.start(jnp.asarray(mean, float), jnp.asarray(sd, float), jr.fold_in(key, chain))
 
 
 @eqx.filter_jit
-def _advance(problem: Metropolis, state: State, steps: Int[Array, ""]) -> tuple[State, dict[str, dict[str, Array]]]:
+def _advance(
+    problem: Metropolis, state: State, steps: Int[Array | np.ndarray, ""]
+) -> tuple[State, dict[str, dict[str, Array]]]:
     return problem.advance(state, steps)

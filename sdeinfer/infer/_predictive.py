@@ -1,6 +1,7 @@
 """What the SDE predicts for the observed networks at draws of the parameters."""
 
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ AT_ONCE = 100
 
 
 def predict(
-    parameters: dict[str, Float[Array, " draws"]],
+    parameters: Mapping[str, Float[Array | np.ndarray, " draws"]],
     data: xr.Dataset,
     *,
     architecture: Architecture,
@@ -69,7 +70,7 @@ def predict(
     )
 
 
-def _limits(parameters: dict[str, Float[Array, " draws"]], architecture: Architecture) -> Limit:
+def _limits(parameters: Mapping[str, Float[Array | np.ndarray, " draws"]], architecture: Architecture) -> Limit:
     """The limit at each draw."""
     draws = len(next(iter(parameters.values())))
     number = np.minimum(np.arange(-(-draws // AT_ONCE) * AT_ONCE), draws - 1).reshape(-1, AT_ONCE)

@@ -15,6 +15,7 @@ identity: a division holds wherever ℓ is not quadratic, too. What the law leav
 about a known vector, whose outer product is added to J.
 """
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -64,7 +65,7 @@ def sandwich(
     dispersion = _dispersion(information, scatter)
     matrix = _matrix(information / dispersion, (scatter + np.outer(shift, shift)) / dispersion**2)
     least_tau0 = _least_tau0(_logit_scale(path, slice(None))) if np.isfinite(tau0) else 0.0
-    return Adjustment(*(np.asarray(x, u.dtype) for x in (dispersion, least_tau0, u, matrix)))
+    return Adjustment(*jax.device_put([np.asarray(x, u.dtype) for x in (dispersion, least_tau0, u, matrix)]))
 
 
 def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:

@@ -40,9 +40,8 @@ class Adjustment(eqx.Module):
 def no_adjustment(parameters: int) -> Adjustment:
     """The adjustment of so many parameters that changes nothing; with it, one program serves before and after."""
     dtype = jnp.result_type(float)
-    return Adjustment(
-        *(np.asarray(x, dtype) for x in (1.0, 0.0, np.zeros(parameters), np.eye(parameters))),
-    )
+    values = (1.0, 0.0, np.zeros(parameters), np.eye(parameters))
+    return Adjustment(*jax.device_put([np.asarray(x, dtype) for x in values]))
 
 
 def unconstrained(parameters: Mapping[str, ArrayLike]) -> Float[Array, " parameters"]:
@@ -59,7 +58,7 @@ def unconstrained(parameters: Mapping[str, ArrayLike]) -> Float[Array, " paramet
     return xp.stack(u)
 
 
-def constrained(names: tuple[str, ...], u: Float[Array, "parameters ..."]) -> dict[str, Array]:
+def constrained[T: Array | np.ndarray](names: tuple[str, ...], u: Float[T, "parameters ..."]) -> dict[str, T]:
     """The parameters of these names, of which `unconstrained` makes u; of a NumPy array, by NumPy."""
     xp, left = _numpy_of(u), list(u)
     parameters = {}

@@ -80,8 +80,8 @@ def bridges_of(path: Path, *, outputs: int = 0) -> Bridges:
     centre[ATTENTION_NEXT] = 0.0
     widths = np.unique(path.width)
     return Bridges(
-        start=path.starts(whole),
-        end=path.ends(whole),
+        start=jax.device_put(path.starts(whole)),
+        end=jax.device_put(path.ends(whole)),
         layers=jnp.asarray(layers),
         network=jnp.asarray(path.network),
         width=jnp.asarray(path.which(widths)),

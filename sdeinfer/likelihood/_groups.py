@@ -83,7 +83,7 @@ def grouped_statistics(data: xr.Dataset, reduced: Callable[..., PathStatistics] 
     order = np.argsort(np.concatenate([groups.members(number) for number in range(len(groups))]))
     kinds = [len(part.widths) for part in parts]
     group = np.repeat(np.arange(len(groups)), kinds)
-    return jax.device_put(GroupedStatistics(_joined(parts, kinds, order), group, len(groups)))
+    return GroupedStatistics(_joined(parts, kinds, order), jax.device_put(group), len(groups))
 
 
 def _about_nothing(layout: Layout, widths: int) -> Layout:
@@ -93,12 +93,12 @@ def _about_nothing(layout: Layout, widths: int) -> Layout:
 def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.ndarray) -> PathStatistics:
     """The statistics of several groups with one layout as one; `order` puts their networks where the data have them."""
 
-    def together(field: Callable[[PathStatistics], Array]) -> Array:
+    def together(field: Callable[[PathStatistics], Array]) -> np.ndarray:
         return np.concatenate([field(part) for part in parts])
 
     adjustments = [part.adjustment for part in parts if part.adjustment is not None]
     firsts = np.cumsum([0, *kinds[:-1]])
-    return PathStatistics(
+    joined = dict(
         weights=together(lambda part: part.weights)[order],
         nodes=parts[0].nodes,
         centre=parts[0].centre,
@@ -111,8 +111,8 @@ def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.nda
         ],
         reference=jax.tree.map(lambda *each: np.concatenate(each), *[part.reference for part in parts]),
         adjustment=_each_as_often(adjustments, kinds) if adjustments else None,
-        causal=parts[0].causal,
     )
+    return PathStatistics(**jax.device_put(joined), causal=parts[0].causal)
 
 
 def _each_as_often(adjustments: Sequence[Adjustment], kinds: Sequence[int]) -> Adjustment:

@@ -69,9 +69,9 @@ def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
 
 
 def no_moments(widths: int, features: int, p: int) -> Moments:
-    """At so many widths, means of zero and variances of one, whatever the terms."""
+    """At so many widths, means of zero and variances of one, whatever the terms; NumPy arrays."""
     drift, own = np.zeros((widths, 4)), np.zeros((widths, features))
-    return Moments(drift, np.ones((widths, p)), np.zeros((widths, p)), own, own)
+    return Moments(*jax.device_get((drift, np.ones((widths, p)), np.zeros((widths, p)), own, own)))
 
 
 @jax.custom_jvp

@@ -97,8 +97,7 @@ class PathStatistics(eqx.Module):
         spread: the largest |f_k − f̄_k|, shape (features, p).
         least: the smallest ρ, shape (p,).
         constant: what the log density has beside them: log |∂z/∂dV| − ½ Σ log(2π ρ); shape (networks,).
-        widths: the different widths n, ascending, the last of them repeated up to a power of two (see `repeated_widths`);
-            shape (widths,).
+        widths: the different widths n, ascending, the last of them repeated as by `repeated_widths`; shape (widths,).
         width: which of them each network has, shape (networks,).
         reference: the moments about which is expanded, with a leading axis of widths.
         adjustment: of the parameters before they enter the likelihood, maybe with a leading axis of widths; none where
@@ -246,7 +245,7 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
             # (p, rows, transitions) @ (p, transitions, nodes)
             weights[group[block[start]]] += data[:, start:stop].swapaxes(1, 2) @ functions[:, start:stop]
     weights[..., 1:] @= _moments_to_nodes(layout.nodes)
-    statistics = PathStatistics(
+    statistics = dict(
         weights=weights.swapaxes(1, 2),
         nodes=layout.points,
         centre=layout.centre,
@@ -256,9 +255,8 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         widths=widths,
         width=np.arange(groups) if pooled else width,
         reference=jax.tree.map(lambda x: _repeated(x, len(widths)), layout.reference),
-        causal=path.causal,
     )
-    return jax.device_put(jax.tree.map(_in_default_type, statistics))
+    return PathStatistics(**jax.device_put(jax.tree.map(_in_default_type, statistics)), causal=path.causal)
 
 
 def repeated_widths(widths: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ PATH_ENTRIES = 2**24
 @with_progress_line
 def sample_networks(
     layer: AbstractLayer,
-    V0: Float[Array, "m m"],
+    V0: Float[Array | np.ndarray, "m m"],
     *,
     width: int,
     depth: int,

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import diffrax
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, Float, Int
+from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
@@ -26,9 +27,9 @@ class Times(eqx.Module):
         end: the last time to step to.
     """
 
-    steps: Float[ArrayLike, " steps"]
-    saved: Float[ArrayLike, " times"]
-    end: Float[ArrayLike, ""]
+    steps: Float[Array | np.ndarray, " steps"]
+    saved: Float[Array | np.ndarray, " times"]
+    end: Float[Array | np.ndarray, ""]
 
 
 class Grid(NamedTuple):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import diffrax
 import jax
@@ -77,11 +78,11 @@ def _covariance(t, X, args):
     return matmul(X, transpose(X))
 
 
-def fill_after(
-    stopped: Float[Array, " paths"], V: Float[Array, "paths times m m"], saved: ArrayLike, value: float
-) -> Float[Array, "paths times m m"]:
+def fill_after[T: Array | np.ndarray](
+    stopped: Float[Array | np.ndarray, " paths"], V: Float[T, "paths times m m"], saved: ArrayLike, value: float
+) -> Float[T, "paths times m m"]:
     """Replace V at the saved times that are later than its path was stopped; of NumPy arrays, by NumPy."""
-    where = np.where if isinstance(V, np.ndarray) else jnp.where
+    where: Callable[..., Any] = np.where if isinstance(V, np.ndarray) else jnp.where
     later = np.asarray(saved, stopped.dtype) > stopped[:, None]
     return where(later[:, :, None, None], V.dtype.type(value), V)
 

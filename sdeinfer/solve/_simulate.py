@@ -22,7 +22,7 @@ from sdeinfer.solve._psd import PSDEuler
 
 def simulate(
     layer: AbstractLayer,
-    V0: Float[Array, "m m"],
+    V0: Float[Array | np.ndarray, "m m"],
     ts: ArrayLike,
     *,
     paths: int,
@@ -59,7 +59,7 @@ def simulate(
 
 def simulate_from(
     layer: AbstractLayer,
-    V0: Float[Array, "m m"],
+    V0: Float[Array | np.ndarray, "m m"],
     ts: ArrayLike,
     normals: Float[Array, "paths steps m columns"],
     *,
@@ -92,7 +92,7 @@ def simulate_from(
     return fill_after(stopped, V, ts, jnp.inf)
 
 
-def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple[T, Float[Array, "m m"]]:
+def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple[T, Float[Array | np.ndarray, "m m"]]:
     """Refuse parameters, a V0 or a number of paths that cannot be."""
     layer = check_parameters(layer)
     V0 = validate_covariance(V0) if is_concrete(V0) else _raise_unless_covariance(jnp.asarray(V0))

@@ -50,7 +50,7 @@ class StoppedPaths(eqx.Module):
 
 def simulate_stopped(
     layer: AbstractLayer,
-    V0: Float[Array, "m m"],
+    V0: Float[Array | np.ndarray, "m m"],
     ts: ArrayLike,
     *,
     within: tuple[float, float] = PAPERS_RANGE,
@@ -87,7 +87,9 @@ def simulate_stopped(
 
 
 @eqx.filter_jit
-def _reason(time: Array, V: Float[Array, "paths m m"], lowest: float, highest: float) -> Int[Array, " paths"]:
+def _reason(
+    time: Float[Array | np.ndarray, " paths"], V: Float[Array | np.ndarray, "paths m m"], lowest: float, highest: float
+) -> Int[Array, " paths"]:
     last = jnp.moveaxis(V, 0, -1)
     conditions = [jnp.isinf(time), above(last, highest), below(last, lowest)]
     return jnp.select(conditions, [Reason.NOT, Reason.ABOVE, Reason.BELOW], Reason.EXPLODED)

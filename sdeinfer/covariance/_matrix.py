@@ -69,19 +69,29 @@ def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
 
 
 def factor_on_host(V: np.ndarray) -> np.ndarray:
-    """A square X with X Xᵀ = V for each positive semi-definite matrix of a stack (..., m, m), in NumPy.
+    """The factor of `semidefinite_cholesky` for each positive semi-definite matrix of a stack (..., m, m), by NumPy.
 
-    Pivoted as `pivoted_cholesky`: equal tokens have equal rows of X.
+    Cholesky's where V is definite; pivoted as `pivoted_cholesky` where it is singular, so that equal tokens have equal
+    rows.
     """
+    rounding = 4 * V.shape[-1] * np.finfo(V.dtype).eps
+    eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
+    definite = (eigenvalues[..., 0] > rounding * eigenvalues[..., -1])[..., None, None]
+    identity = np.eye(V.shape[-1], dtype=V.dtype)
+    triangular = np.linalg.cholesky(np.where(definite, V, identity))
+    return triangular if definite.all() else np.where(definite, triangular, _pivoted(V, rounding))
+
+
+def _pivoted(V: np.ndarray, rounding: float) -> np.ndarray:
     rest, columns = np.array(V), []
     size = np.diagonal(rest, axis1=-2, axis2=-1).copy()
-    inverse = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
+    size[size == 0] = np.inf
     for _ in range(V.shape[-1]):
-        share = np.diagonal(rest, axis1=-2, axis2=-1) * inverse
+        share = np.diagonal(rest, axis1=-2, axis2=-1) / size
         chosen = (share >= share.max(axis=-1, keepdims=True) / 2).argmax(axis=-1)[..., None]
         column = np.take_along_axis(rest, chosen[..., None], axis=-1)[..., 0]
         pivot = np.take_along_axis(column, chosen, axis=-1)
-        left = np.take_along_axis(share, chosen, axis=-1) > 4 * V.shape[-1] * np.finfo(V.dtype).eps
+        left = np.take_along_axis(share, chosen, axis=-1) > rounding
         column = np.where(left, column / np.sqrt(np.where(left, pivot, 1.0)), 0.0)
         rest = rest - column[..., :, None] * column[..., None, :]
         columns.append(column)

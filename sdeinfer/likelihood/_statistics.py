@@ -185,20 +185,20 @@ def blank_statistics(tokens: int, widths: int, *, causal: bool = False) -> PathS
     """Statistics without data, pooled, of the shapes that most data of so many tokens and widths have."""
     p, nodes = tokens * (tokens + 1) // 2, NODES[0] + 1
     count = len(repeated_widths(np.arange(widths)))
-    ones = np.ones((FEATURES, p))
-    blank = PathStatistics(
-        weights=np.zeros((count, ROWS, p, nodes)),
-        nodes=np.ones((p, nodes)),
-        centre=ones,
-        spread=ones,
-        least=np.ones(p),
-        constant=np.zeros(count),
-        widths=np.full(count, 100.0),
-        width=np.arange(count),
-        reference=no_moments(count, FEATURES, p),
-        causal=causal,
+    shapes: Any = jax.device_put(
+        {
+            "weights": np.zeros((count, ROWS, p, nodes)),
+            "nodes": np.ones((p, nodes)),
+            "centre": np.ones((FEATURES, p)),
+            "spread": np.ones((FEATURES, p)),
+            "least": np.ones(p),
+            "constant": np.zeros(count),
+            "widths": np.full(count, 100.0),
+            "width": np.arange(count),
+            "reference": no_moments(count, FEATURES, p),
+        }
     )
-    return jax.device_put(jax.tree.map(_in_default_type, blank))
+    return PathStatistics(**shapes, causal=causal)
 
 
 def mean_features(path: Path) -> Float[np.ndarray, "features p"]:

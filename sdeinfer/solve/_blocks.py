@@ -13,12 +13,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from sdeinfer.layers import Limit
 from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._grid import Grid, Times
-from sdeinfer.solve._paths import ENTRIES, ENTRIES_ELSEWHERE, solve_paths
+from sdeinfer.solve._paths import block_size, solve_paths
 from sdeinfer.solve._psd import PSDEuler
-
-TOGETHER = 256
-"""Paths of a block on a CPU, whatever their number: one shape is compiled, and stays in the cache. Fewer where tokens
-are so many that their factors would not."""
 
 
 def solve_in_blocks(
@@ -45,7 +41,7 @@ def solve_in_blocks(
     """
     X0 = np.broadcast_to(X0, (paths, *X0.shape[1:]))
     limit = jax.tree.map(lambda c: np.broadcast_to(np.asarray(c, X0.dtype), paths), limit)
-    size = _block_size(paths, X0[0].size)
+    size = block_size(paths, X0[0].size)
     times, x64 = grid.times(X0.dtype, padded=True), jax.config.jax_enable_x64
     V = np.empty((paths, len(grid.saved), *X0.shape[1:]), X0.dtype)
     stopped = np.empty(paths, X0.dtype)
@@ -67,12 +63,6 @@ def solve_in_blocks(
         for _ in pool.map(solve, range(1, -(-paths // size))):
             pass
     return V, stopped
-
-
-def _block_size(paths: int, entries: int) -> int:
-    if jax.default_backend() == "cpu":
-        return max(1, min(TOGETHER, ENTRIES // entries))
-    return min(1 << (paths - 1).bit_length(), max(1, ENTRIES_ELSEWHERE // entries))
 
 
 @functools.partial(jax.jit, static_argnums=0)

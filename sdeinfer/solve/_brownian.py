@@ -23,12 +23,14 @@ class BrownianSteps(AbstractBrownianPath):
     the same way but refuses reverse mode, since it cannot know that the grid is fixed; here the grid is.
 
     Attributes:
-        shape: shape and type of one increment.
+        shape: shape and type of one increment; paths are its last axis.
         key: where the randomness comes from.
+        together: how many paths are drawn for, of which the first are kept; as many as there are where None.
     """
 
     shape: jax.ShapeDtypeStruct = eqx.field(static=True)
     key: PRNGKeyArray
+    together: int | None = eqx.field(static=True, default=None)
     levy_area: type[BrownianIncrement] = eqx.field(static=True, default=BrownianIncrement)
 
     @property
@@ -49,8 +51,11 @@ class BrownianSteps(AbstractBrownianPath):
         # that single precision does not tell apart.
         start = jax.lax.bitcast_convert_type(jnp.asarray(t0, jnp.float32), jnp.uint32)
         key = jr.fold_in(self.key, start)
-        normals = jr.normal(key, (math.prod(self.shape.shape),), self.shape.dtype)
-        return normals.reshape(self.shape.shape) * jnp.sqrt(t1 - t0).astype(self.shape.dtype)
+        *sizes, paths = self.shape.shape
+        together = paths if self.together is None else self.together
+        normals = jr.normal(key, (math.prod(sizes) * together,), self.shape.dtype)
+        kept = normals.reshape(*sizes, together)[..., :paths]
+        return kept * jnp.sqrt(t1 - t0).astype(self.shape.dtype)
 
 
 class BrownianArray(AbstractBrownianPath):

@@ -1,6 +1,5 @@
 """One Diffrax solve of many paths side by side, and blocks of them one after the other."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +22,11 @@ type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
 CHECKPOINTED = diffrax.RecursiveCheckpointAdjoint()
 """Reverse mode in memory that does not grow with the number of steps; forward mode needs `diffrax.ForwardMode()`."""
 
+TOGETHER = 256
+"""Paths of a block on a CPU, whatever their number: one shape is compiled, and stays in the cache."""
+
 ENTRIES = 2**15
-"""How many entries the factors of one block have on a CPU: what a step reads and writes should stay in its cache."""
+"""Most entries that the factors of one block have on a CPU."""
 
 ENTRIES_ELSEWHERE = 2**26
 """The same on an accelerator, which wants all the paths at once: this bounds memory only."""
@@ -87,6 +89,18 @@ def fill_after[T: Array | np.ndarray](
     return where(later[:, :, None, None], V.dtype.type(value), V)
 
 
+def block_size(paths: int, entries: int) -> int:
+    """How many paths are solved for, and drawn for, at a time.
+
+    Arguments:
+        paths: how many there are.
+        entries: of each factor.
+    """
+    if jax.default_backend() == "cpu":
+        return max(1, min(TOGETHER, ENTRIES // entries))
+    return min(1 << (paths - 1).bit_length(), max(1, ENTRIES_ELSEWHERE // entries))
+
+
 def in_blocks(
     solve: Callable[[diffrax.AbstractBrownianPath], Paths],
     X0: Float[Array, "m m"],
@@ -97,6 +111,8 @@ def in_blocks(
 ) -> tuple[Float[Array, "paths times m m"], Float[Array, " paths"]]:
     """Solve for many paths in blocks that fit the cache, so that memory is bounded by what is saved.
 
+    Blocks and keys are those of `solve_in_blocks`: traced and known arguments give the same paths.
+
     Arguments:
         solve: from Brownian motions of shape (*normals, paths of one block) to their paths.
         X0: a factor, for its shape and type.
@@ -104,18 +120,15 @@ def in_blocks(
         key: where the randomness comes from.
         normals: `Limit.normals` of m tokens.
     """
-    entries = ENTRIES if jax.default_backend() == "cpu" else ENTRIES_ELSEWHERE
-    # Blocks of one size: the few paths that they have in excess are dropped.
-    together = math.ceil(paths / math.ceil(paths * X0.size / entries))
-    blocks = math.ceil(paths / together)
-    shape = jax.ShapeDtypeStruct((*normals, together), X0.dtype)
+    size = block_size(paths, X0.size)
+    shape = jax.ShapeDtypeStruct((*normals, min(paths, size)), X0.dtype)
 
-    def block(key):
-        V, stopped = solve(BrownianSteps(shape=shape, key=key))
+    def block(number):
+        V, stopped = solve(BrownianSteps(shape=shape, key=jr.fold_in(key, number), together=size))
         return jnp.moveaxis(V, -1, 0), stopped
 
-    if blocks == 1:
-        return block(key)
+    if paths <= size:
+        return block(0)
     # Differentiated backwards, a block is solved anew instead of being remembered.
-    V, stopped = jax.lax.map(jax.checkpoint(block), jr.split(key, blocks))
+    V, stopped = jax.lax.map(jax.checkpoint(block), jnp.arange(-(-paths // size)))
     return V.reshape(-1, *V.shape[2:])[:paths], stopped.reshape(-1)[:paths]

@@ -215,3 +215,14 @@ def test_steps_beyond_counting_are_refused(V0, key):
 def test_steps_that_single_precision_does_not_tell_apart_are_refused(V0, key):
     with pytest.raises(ValueError, match="step: 1e-06 is too short at times of 100: single precision sees none"):
         si.simulate(LAYERS["mlp"](), V0, [100.0, 100.000001], paths=1, step=1.0, key=key)
+
+
+@pytest.mark.parametrize("paths", [5, 300], ids=["part of a block", "two blocks"])
+def test_known_and_traced_arguments_give_the_same_paths(paths, key):
+    """Known ones are solved block by block on the host, traced ones in one program."""
+    V0 = jnp.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.2], [0.1, 0.2, 0.5]])
+
+    def simulate(gamma):
+        return si.simulate(si.ResidualFeedForward(gamma, 1.0, -1.0), V0, [0.1, 0.2], paths=paths, step=0.05, key=key)
+
+    np.testing.assert_allclose(jax.jit(simulate)(0.5), simulate(0.5), rtol=1e-10)

@@ -32,8 +32,8 @@ class Program:
     model: Callable[..., None]
     prepare: Callable[[xr.Dataset], Any]
     pool: Callable[[Any], Any]
-    blocks: Callable[[Any], Iterable[tuple[Any, int | None]]]
     path: Callable[[xr.Dataset], Path] | None = None
+    blocks: Callable[[Any], Iterable[tuple[Any, int | None]]] = lambda prepared: [(prepared, None)]
     select: Callable[[xr.Dataset], xr.Dataset] = lambda data: data
     latent: str | None = None
     alike: "Program | None" = None
@@ -66,4 +66,4 @@ def observing(
     acceptance: float = 0.8,
 ) -> Callable[[Callable[..., None]], Program]:
     """Decorate a NumPyro model with the preparation of its data."""
-    return lambda model: Program(model, prepare, pool, blocks, path, select, latent, alike, acceptance)
+    return lambda model: Program(model, prepare, pool, path, blocks, select, latent, alike, acceptance)

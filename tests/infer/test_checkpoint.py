@@ -38,7 +38,8 @@ def killed_after(chunks: int, monkeypatch, prepared, checkpoint: Checkpoint) -> 
     advance, calls = runner._advance, itertools.count()
 
     def advance_or_die(*arguments):
-        if next(calls) == chunks:
+        # The first call compiles, without any iterations; then there is one for each chain and chunk.
+        if next(calls) == 1 + SIZES["chains"] * chunks:
             raise Killed
         return advance(*arguments)
 
@@ -102,12 +103,13 @@ def test_the_fit_of_both_laws_goes_on_in_either(tmp_path, monkeypatch, networks)
     whole = si.fit(si.models.full_path, networks, **settings)
     advance, calls = runner._advance, itertools.count()
 
-    def die_each_third_time(*arguments):
-        if next(calls) % 3 == 2:
+    def die_in_the_second_law(*arguments):
+        # Each law calls once to compile, and once for each of its two chunks.
+        if next(calls) == 5:
             raise Killed
         return advance(*arguments)
 
-    monkeypatch.setattr(runner, "_advance", die_each_third_time)
+    monkeypatch.setattr(runner, "_advance", die_in_the_second_law)
     checkpoint = Checkpoint(str(tmp_path / "fit.checkpoint"), resume=True)
     with pytest.raises(Killed):
         si.fit(si.models.full_path, networks, **settings, checkpoint=checkpoint)

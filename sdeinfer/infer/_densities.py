@@ -1,6 +1,7 @@
 """Values and log densities of a model's sites at many draws, in blocks of one shape."""
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,9 @@ from numpyro.infer.util import constrain_fn
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.likelihood import Program
+
+HANDLERS = threading.RLock()
+"""To be held while a model is traced: NumPyro keeps its handlers on one stack for all threads."""
 
 BLOCK = 250
 """Draws that are evaluated at a time, whatever their number: one shape is compiled."""
@@ -79,7 +83,8 @@ def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax
         names.extend(sites)
         return list(sites.values())
 
-    return dict(zip(names, jax.eval_shape(run), strict=True))
+    with HANDLERS:
+        return dict(zip(names, jax.eval_shape(run), strict=True))
 
 
 def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree) -> PyTree:
@@ -108,7 +113,8 @@ def _is_latent(site: dict[str, Any]) -> bool:
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _constrain(model: Program, prepared: PyTree, z: Sites) -> Sites:
-    return jax.vmap(lambda z: constrain_fn(model, (prepared,), {}, z, return_deterministic=True))(z)
+    with HANDLERS:
+        return jax.vmap(lambda z: constrain_fn(model, (prepared,), {}, z, return_deterministic=True))(z)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -124,7 +130,8 @@ def _evaluate(model: Program, prepared: PyTree, sites: Sites) -> tuple[Sites, Si
             {name: value for name, value in density.items() if name not in observed},
         )
 
-    return jax.vmap(at)(sites)
+    with HANDLERS:
+        return jax.vmap(at)(sites)
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
@@ -135,4 +142,5 @@ def _draw_prior(model: Callable[..., None], data: tuple[PyTree, ...], key: PRNGK
             name: site["value"] for name, site in trace.items() if _is_latent(site) or site["type"] == "deterministic"
         }
 
-    return jax.vmap(draw)(numbers)
+    with HANDLERS:
+        return jax.vmap(draw)(numbers)

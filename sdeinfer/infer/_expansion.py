@@ -14,6 +14,7 @@ import xarray as xr
 from jaxtyping import Array, Float, PyTree
 from numpyro.infer.util import constrain_fn
 
+from sdeinfer.infer._densities import HANDLERS
 from sdeinfer.infer._innovations import law_at
 from sdeinfer.infer._mode import Mode, posterior_mode
 from sdeinfer.infer._sandwich import sandwich
@@ -122,7 +123,8 @@ def _parameters(model: Program, statistics: PathStatistics, mode: Mode) -> Float
 def _parameters_at(
     model: Program, statistics: PathStatistics, sites: tuple[str, ...], x: Float[Array | np.ndarray, " sites"]
 ) -> Float[Array, " parameters"]:
-    found = constrain_fn(model, (statistics,), {}, dict(zip(sites, x, strict=True)), return_deterministic=True)
+    with HANDLERS:
+        found = constrain_fn(model, (statistics,), {}, dict(zip(sites, x, strict=True)), return_deterministic=True)
     return unconstrained({name: found[name] for name in dict(model.options)["architecture"].parameters})
 
 

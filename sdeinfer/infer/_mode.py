@@ -15,7 +15,7 @@ from numpyro.infer.util import potential_energy
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.infer._densities import latent_structure
+from sdeinfer.infer._densities import HANDLERS, latent_structure
 from sdeinfer.infer._latent import draw_latent, given_latent, log_prior, log_weights
 from sdeinfer.likelihood import PathStatistics, Program, no_adjustment
 
@@ -136,7 +136,8 @@ def as_adjusted(model: Program, prepared: PyTree) -> PyTree:
 
 def potential(model: Program, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
     """−log of the posterior density at unconstrained parameters, by the names of their sites, up to a constant."""
-    return jnp.asarray(potential_energy(model, (prepared,), {}, z))
+    with HANDLERS:
+        return jnp.asarray(potential_energy(model, (prepared,), {}, z))
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)

@@ -23,12 +23,12 @@ def networks(name: str, count: int, depth: int) -> xr.Dataset:
 
 
 def test_an_architecture_that_cannot_be_is_ranked_last():
-    table = si.compare(
-        si.models.full_path, networks("mlp", 24, 8), architectures=["mlp", "feedforward"], **SIZES, key=jr.key(0)
-    )
-    assert list(table.index) == ["mlp", "feedforward"]
-    assert table.loc["mlp", "elpd_diff"] == 0
-    assert 0 < table.loc["mlp", "p"] < 4
+    # A feed-forward layer of γ = 0.71 has the noise of an MLP, but an MLP never has that of another γ.
+    data = networks("feedforward", 24, 8)
+    table = si.compare(si.models.full_path, data, architectures=["mlp", "feedforward"], **SIZES, key=jr.key(0))
+    assert list(table.index) == ["feedforward", "mlp"]
+    assert table.loc["feedforward", "elpd_diff"] == 0
+    assert 0 < table.loc["feedforward", "p"] < 4
 
 
 def test_densities_are_those_of_the_covariances():

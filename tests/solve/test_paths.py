@@ -92,7 +92,7 @@ def normals_of_blocks(key):
         brownian = BrownianSteps(shape, k)
         return jnp.stack([brownian.evaluate(jnp.array(a), jnp.array(b)) / np.sqrt(b - a) for a, b in steps])
 
-    blocks = [np.asarray(block(k)) for k in jr.split(key, 3)]
+    blocks = [np.asarray(block(jr.fold_in(key, number))) for number in range(3)]
     return np.moveaxis(np.concatenate(blocks, axis=-1), -1, 0)[:PATHS]
 
 

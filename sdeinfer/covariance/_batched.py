@@ -14,6 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 UNROLLED = 16
 """The largest m whose loops are unrolled."""
 
+CHUNK = 8
+"""How many columns of a Cholesky factor are eliminated on a matrix of one size."""
+
 
 def transpose(A: Float[Array, "m k ..."]) -> Float[Array, "k m ..."]:
     """Aᵀ."""
@@ -114,14 +117,23 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
     def eliminate(rest, k):
         column = jax.lax.dynamic_index_in_dim(rest, k, 1, keepdims=False)
         pivot = jax.lax.dynamic_index_in_dim(column, k, 0, keepdims=False)
-        positive = pivot > jax.lax.dynamic_index_in_dim(smallest, k, 0, keepdims=False)
+        least = jax.lax.dynamic_index_in_dim(smallest, k + tokens - len(rest), 0, keepdims=False)
+        positive = pivot > least
         scale = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, pivot, 1.0)), 0.0)
         column = jax.lax.optimization_barrier(jnp.where(_index(column) >= k, column, 0.0) * scale)
         return rest - column[:, None] * column[None], (column, positive)
 
-    # Not unrolled: the compiler would take three times as long, for nothing.
-    _, (columns, positive) = jax.lax.scan(eliminate, A, jnp.arange(tokens))
-    return transpose(columns), positive.all(axis=0)
+    rest, L, definite = A, [], jnp.ones(A.shape[2:], bool)
+    while len(rest) > 0:
+        # After every few columns the rows that are done are dropped. The loop over columns is not unrolled: the
+        # compiler would take three times as long, for nothing.
+        count = min(len(rest), CHUNK)
+        done, (columns, positive) = jax.lax.scan(eliminate, rest, jnp.arange(count))
+        zeros = jnp.zeros((count, tokens - len(rest), *A.shape[2:]), A.dtype)
+        L.append(jnp.concatenate([zeros, columns], axis=1) if len(rest) < tokens else columns)
+        definite &= positive.all(axis=0)
+        rest = done[count:, count:]
+    return transpose(jnp.concatenate(L) if len(L) > 1 else L[0]), definite
 
 
 def pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:

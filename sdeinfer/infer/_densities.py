@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 
-from sdeinfer._compiler import RUN_ONCE
+from sdeinfer._compiler import BALANCED, RUN_ONCE
 from sdeinfer.likelihood import Program
 
 HANDLERS = threading.RLock()
@@ -117,7 +117,7 @@ def _constrain(model: Program, prepared: PyTree, z: Sites) -> Sites:
         return jax.vmap(lambda z: constrain_fn(model, (prepared,), {}, z, return_deterministic=True))(z)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=BALANCED)
 def _evaluate(model: Program, prepared: PyTree, sites: Sites) -> tuple[Sites, Sites]:
     def at(sites: Sites) -> tuple[Sites, Sites]:
         seeded = handlers.substitute(handlers.seed(model, jr.key(0)), sites)

@@ -134,8 +134,12 @@ def as_adjusted(model: Program, prepared: PyTree) -> PyTree:
     return dataclasses.replace(prepared, adjustment=no_adjustment(len(options["architecture"].parameters)))
 
 
+@partial(jax.jit, static_argnums=0)
 def potential(model: Program, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
-    """−log of the posterior density at unconstrained parameters, by the names of their sites, up to a constant."""
+    """−log of the posterior density at unconstrained parameters, by the names of their sites, up to a constant.
+
+    Under `jax.jit`, so that it is traced once for all the programs and loops that it is a part of.
+    """
     with HANDLERS:
         return jnp.asarray(potential_energy(model, (prepared,), {}, z))
 

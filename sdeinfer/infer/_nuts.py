@@ -17,7 +17,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from numpyro.infer import NUTS
 from numpyro.infer.util import ParamInfo
 
-from sdeinfer._compiler import RUN_ONCE
+from sdeinfer._compiler import BALANCED, RUN_ONCE
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
@@ -110,13 +110,11 @@ class Problem(eqx.Module):
         NumPyro's kernels are bound by their `init`, so every trace has to call it. With the potential and its slope
         given, `init` computes neither.
         """
-
-        # Traced once: NumPyro's loops trace their bodies several times.
-        @jax.jit
-        def potential_of(z: dict[str, Array]) -> Array:
-            return potential(self.model, self.prepared, z)
-
-        kernel = NUTS(potential_fn=potential_of, dense_mass=True, target_accept_prob=self.model.acceptance)
+        kernel = NUTS(
+            potential_fn=functools.partial(potential, self.model, self.prepared),
+            dense_mass=True,
+            target_accept_prob=self.model.acceptance,
+        )
         return kernel, kernel.init(key, self.warmup, start)
 
     def advance(self, state: Any, steps: Array) -> tuple[Any, dict[str, dict[str, Array]]]:
@@ -162,6 +160,6 @@ def _start(problem: Problem, key: PRNGKeyArray, chain: Array, start: ParamInfo) 
     return problem.bind(jr.fold_in(key, chain), start)[1]
 
 
-@jax.jit
+@functools.partial(jax.jit, compiler_options=BALANCED)
 def _advance(problem: Problem, state: Any, steps: Array) -> tuple[Any, dict[str, dict[str, Array]]]:
     return problem.advance(state, steps)

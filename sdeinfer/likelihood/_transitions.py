@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Bool, Float
 
+from sdeinfer._compiler import BALANCED
 from sdeinfer._files import InputError
 from sdeinfer.covariance import coordinates, pairs, singular, vech
 from sdeinfer.layers import drift_terms, variance_terms
@@ -207,7 +208,7 @@ def _mixing(V: Float[Array, "transitions m m"], *, causal: bool) -> Float[Array,
     return jax.vmap(lambda V: coordinates(V, causal=causal).mixing)(V)
 
 
-@functools.partial(jax.jit, static_argnames="causal")
+@functools.partial(jax.jit, static_argnames="causal", compiler_options=BALANCED)
 def _terms(
     V: Float[Array, "transitions m m"],
     after: Float[Array, "transitions m m"],

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer._compiler import BALANCED
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
@@ -169,7 +170,7 @@ def _chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
     return max(1, min(wanted, CHAIN_ENTRIES // drawn, PATH_ENTRIES // returned))
 
 
-@functools.partial(jax.jit, static_argnames="room")
+@functools.partial(jax.jit, static_argnames="room", compiler_options=BALANCED)
 def _chain_batch(layer, V0, numbers, key, *, width, observe_every, observed, room):
     sizes = {"width": width, "layers": observed * observe_every, "observe_every": observe_every, "room": room}
     return covariance_chain(layer, V0, **sizes, keys=NetworkKeys.numbered(key, numbers))

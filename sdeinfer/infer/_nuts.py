@@ -73,10 +73,10 @@ def nuts(
 
 @functools.cache
 def compile_nuts(model: Program, *, tokens: int, widths: int, causal: bool, warmup: int, x64: bool) -> None:
-    """Compile what a fit of networks of which every layer was observed will need, on blank data; once a process.
+    """Compile, on blank data and once a process, the programs that sample full paths and evaluate the draws.
 
-    In a thread of its own beside the preparation of the data, this takes a third off a first fit. Where the data turn
-    out to have other shapes, it was for nothing.
+    `fit` calls it in a thread, while the data are prepared. If the data need another number of nodes, those programs
+    are compiled again.
     """
     # `jax.enable_x64` is thread-local.
     with jax.enable_x64(x64):

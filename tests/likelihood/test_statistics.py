@@ -30,6 +30,7 @@ from sdeinfer.likelihood import (
     FullPath,
     PathStatistics,
     Terms,
+    blank_statistics,
     moments_of,
     observed_path,
     path_layout,
@@ -304,3 +305,14 @@ def test_covariances_too_large_for_their_law_are_refused():
     paths[1] *= 1e120
     with pytest.raises(ValueError, match="covariance: network 1: too large or too small for its law, .* overflows"):
         statistics_of(paths)
+
+
+@pytest.mark.parametrize("widths", [[40, 40, 40], [15, 40, 300]], ids=["one width", "three widths"])
+def test_blank_statistics_have_the_shapes_of_data(widths):
+    """Programs that are compiled ahead, on blank data, are those of a fit."""
+    path = path_of(common_path(3), width=widths)
+    pooled = path_statistics(path, pooled=True)
+    blank = blank_statistics(path.tokens, len(set(widths)))
+    assert jax.tree.structure(blank) == jax.tree.structure(pooled)
+    for one, other in zip(jax.tree.leaves(blank), jax.tree.leaves(pooled), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -22,8 +22,9 @@ type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
 CHECKPOINTED = diffrax.RecursiveCheckpointAdjoint()
 """Reverse mode in memory that does not grow with the number of steps; forward mode needs `diffrax.ForwardMode()`."""
 
-TOGETHER = 256
-"""Paths of a block on a CPU, whatever their number: one shape is compiled, and stays in the cache."""
+TOGETHER, FEWEST_ENTRIES = 256, 4096
+"""Paths of a block on a CPU, whatever their number: one shape is compiled, and stays in the cache. More paths, where
+tokens are so few that the factors would have fewer entries than this: calls would take longer than the work."""
 
 ENTRIES = 2**15
 """Most entries that the factors of one block have on a CPU."""
@@ -97,7 +98,7 @@ def block_size(paths: int, entries: int) -> int:
         entries: of each factor.
     """
     if jax.default_backend() == "cpu":
-        return max(1, min(TOGETHER, ENTRIES // entries))
+        return max(1, min(max(TOGETHER, FEWEST_ENTRIES // entries), ENTRIES // entries))
     return min(1 << (paths - 1).bit_length(), max(1, ENTRIES_ELSEWHERE // entries))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from sdeinfer._compiler import BALANCED
+from sdeinfer._compiler import BALANCED, padded_size
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
@@ -135,7 +135,7 @@ def sample_chains(
     """
     networks, tokens = V0.shape[:2]
     layer = jax.tree.map(lambda value: np.asarray(value, V0.dtype), layer)
-    room = max(16, 4 ** math.ceil(math.log(observed, 4) - 1e-9))
+    room = padded_size(observed, least=16)
     batch = _chains_at_once(networks, tokens, layer.column_blocks, room)
     sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
     covariance = np.empty((networks, observed + 1, tokens, tokens), V0.dtype)

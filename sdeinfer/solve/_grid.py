@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 
+from sdeinfer._compiler import padded_size
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
 
@@ -52,7 +53,7 @@ class Grid(NamedTuple):
         """
         steps, saved = len(self.steps), len(self.saved)
         if padded:
-            steps, saved = _padded_size(steps, least=64), _padded_size(saved, least=16)
+            steps, saved = padded_size(steps, least=64), padded_size(saved, least=16)
         return Times(
             np.array([*self.steps, *[np.inf] * (steps + 2 - len(self.steps))], dtype),
             np.array([*self.saved, *[self.saved[-1]] * (saved - len(self.saved))], dtype),
@@ -84,11 +85,6 @@ class GridSteps(diffrax.AbstractStepSizeController):
         del t0, y0, y1_candidate, args, y_error, error_order
         end = self.ts[controller_state]
         return True, t1, end, False, controller_state + 1, diffrax.RESULTS.successful
-
-
-def _padded_size(count: int, *, least: int) -> int:
-    """The smallest of least, 4 · least, 16 · least, … that is not smaller."""
-    return least * 4 ** max(0, math.ceil(math.log(count / least, 4) - 1e-9))
 
 
 def step_grid(ts: ArrayLike, step: float) -> Grid:

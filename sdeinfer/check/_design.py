@@ -174,7 +174,7 @@ def _sample(
     data = sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=key)
     every, tau0 = slice(None), float(getattr(layer, "tau0", np.inf))
     path = transitions(with_used(data, used_of(data)))
-    spread = logit_spread(np.asarray(path.starts(every)), np.asarray(width)) / tau0
+    spread = logit_spread(path.starts(every), np.asarray(width)) / tau0
     # Beyond the range the law is absurd.
     order = np.argsort(spread)[: max(int((spread <= LARGEST_LOGIT).sum()), 1)]
     path, spread = path.chosen(order), spread[order]

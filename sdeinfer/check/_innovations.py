@@ -10,22 +10,20 @@ parameters take up is projected out, g_k − A_k H⁻¹ s with the score s, the 
 (log σ²)′/2) (Neyman's C(α)). Each direction is the sign of one way to be wrong.
 """
 
-import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Float
 from scipy import stats
 
-from sdeinfer.covariance import causal_spectrum, coordinates, pairs, tokens_of, vech
+from sdeinfer.covariance import causal_spectrum, coordinates, pairs, tokens_of, unvech, vech
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at
 from sdeinfer.layers import architecture_in
-from sdeinfer.likelihood import Path, mean_features, padded, transitions, unconstrained, with_mask
+from sdeinfer.likelihood import Path, mean_features, transitions, unconstrained, with_mask
 from sdeinfer.observe import groups_of
 
 DIRECTIONS = {
@@ -112,22 +110,23 @@ class _Sums(NamedTuple):
             sizes[-1] += here.y.shape[1] * np.count_nonzero(memory)
             blocks.append((g, here._replace(y=y).score))
         g, score = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-        g = g - score @ np.linalg.solve(information, along.T)
+        # Networks that explode tell of one direction so much that rounding leaves nothing of the others.
+        scale = np.sqrt(np.diagonal(information))
+        resolved = np.linalg.pinv(information / np.outer(scale, scale), hermitian=True)
+        g = g - score / scale @ resolved @ (along / scale).T
         return cls(g.sum(axis=0), (g**2).sum(axis=0), sizes)
 
 
 def _weights(path: Path, here: Innovations) -> tuple[np.ndarray, np.ndarray]:
     """Of the directions but the last, a and c: shape (directions, transitions, p)."""
-    y, e = here.y, np.asarray(here.terms.mixing)
+    y, e = here.y, here.terms.mixing
     if path.causal:
-        starts = path.starts(here.transitions)
-        found = padded(lambda some: _causal_weights(starts[some]), np.arange(len(starts)))
-        growth, spread, diagonal = (np.asarray(x, np.float64)[: len(starts)] for x in found)
+        growth, spread, diagonal = _causal_weights(path.starts(here.transitions))
     else:
         rows, columns = pairs(tokens_of(y.shape[1]))
         growth = diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), y.shape)
         spread = diagonal * np.sqrt(e / 2)
-    drift = np.asarray(here.terms.drift)
+    drift = here.terms.drift
     zero = np.zeros_like(y)
     with_attention = e - e.mean(axis=1, keepdims=True)
     of_mean = np.stack([growth, spread, drift[:, 0], drift[:, 1], zero, zero, zero])
@@ -147,34 +146,21 @@ def _memory(path: Path, here: Innovations) -> np.ndarray:
     tokens = tokens_of(here.y.shape[1])
     rows, columns = pairs(tokens)
     packed = np.clip(here.y, -LARGEST, LARGEST) * np.where(rows == columns, np.sqrt(2), 1.0)
-    y = np.empty((len(chosen), tokens, tokens), path.starts(chosen[:1]).dtype)
-    y[:, rows, columns] = y[:, columns, rows] = packed
-    every = np.arange(len(chosen))
-    before = padded(lambda some: _turned(path.starts(chosen[some]), y[some], causal=path.causal), every)
-    before = np.asarray(before, np.float64)[: len(chosen) - 1]
+    y = unvech(packed)
+    at = coordinates(path.starts(chosen), causal=path.causal)
+    earlier, now = (jax.tree.map(lambda x, some=some: x[some], at) for some in (slice(-1), slice(1, None)))
+    # What is y in the coordinates of one transition, in those of the next.
+    before = now.whiten(earlier.colour(y[:-1]))
     return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
 
 
-@jax.jit
-def _causal_weights(V: Float[Array, "transitions m m"]) -> tuple[Array, Array, Array]:
+def _causal_weights(V: Float[np.ndarray, "transitions m m"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The directions of V and of V H V in the coordinates of a causal mask, and how much of each is on the diagonal.
 
     Without a mask they are diagonal, the identity and δ/m.
     """
     rows, columns = pairs(V.shape[-1])
-    equal = jnp.where(rows == columns, 1.0, 0.0)
-
-    def one(V):
-        at, moved = causal_spectrum(V), V @ (V - jnp.mean(V, axis=0, keepdims=True))
-        growth, spread = (vech(at.whiten(S)) * jnp.where(equal == 1, 1.0, jnp.sqrt(2.0)) for S in (V, moved))
-        return growth, spread / len(V), jnp.sum(equal[:, None] * at.rotation**2, axis=0)
-
-    return jax.vmap(one)(V)
-
-
-@functools.partial(jax.jit, static_argnames="causal")
-def _turned(V: Float[Array, "transitions m m"], Z: Float[Array, "transitions m m"], *, causal: bool) -> Array:
-    """What is Z in the coordinates of one transition, in those of the next."""
-    at = jax.vmap(lambda V: coordinates(V, causal=causal))(V)
-    before, now = jax.tree.map(lambda x: x[:-1], at), jax.tree.map(lambda x: x[1:], at)
-    return jax.vmap(lambda before, now, Z: now.whiten(before.colour(Z)))(before, now, Z[:-1])
+    equal = np.where(rows == columns, 1.0, 0.0)
+    at, moved = causal_spectrum(V), V @ (V - V.mean(axis=-2, keepdims=True))
+    growth, spread = (vech(at.whiten(S)) * np.where(equal == 1, 1.0, np.sqrt(2.0)) for S in (V, moved))
+    return growth, spread / V.shape[-1], (equal[:, None] * at.rotation**2).sum(axis=-2)

@@ -4,10 +4,17 @@ On a CPU a batched LAPACK call on 4×4 matrices spends nearly all its time outsi
 *last* axis every operation below is an elementwise one along that axis, which vectorises; the loops over a matrix's own
 indices are unrolled along one index only, since the compiler's time grows with what is unrolled. Beyond `UNROLLED`
 tokens the batch moves to the front, and LAPACK is the faster of the two.
+
+`transpose`, `diagonal`, `identity_like`, `matmul` and `total` take NumPy arrays as well, and return such.
 """
+
+import functools
+import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
@@ -18,23 +25,30 @@ CHUNK = 8
 """How many columns of a Cholesky factor are eliminated on a matrix of one size."""
 
 
-def transpose(A: Float[Array, "m k ..."]) -> Float[Array, "k m ..."]:
+def transpose[T: (Array, np.ndarray)](A: Float[T, "m k ..."]) -> Float[T, "k m ..."]:
     """Aᵀ."""
-    return jnp.swapaxes(A, 0, 1)
+    return A.swapaxes(0, 1)
 
 
-def diagonal(A: Float[Array, "m m ..."]) -> Float[Array, "m ..."]:
+def diagonal[T: (Array, np.ndarray)](A: Float[T, "m m ..."]) -> Float[T, "m ..."]:
     """The diagonal."""
-    return jnp.stack([A[i, i] for i in range(A.shape[0])])
+    return A.__array_namespace__().stack([A[i, i] for i in range(A.shape[0])])
 
 
-def identity_like(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+def identity_like[T: (Array, np.ndarray)](A: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
     """The identity, of a shape that broadcasts against A."""
-    return jnp.eye(A.shape[0], dtype=A.dtype).reshape(A.shape[:2] + (1,) * (A.ndim - 2))
+    xp = A.__array_namespace__()
+    return xp.eye(A.shape[0], dtype=A.dtype).reshape(A.shape[:2] + (1,) * (A.ndim - 2))
 
 
-def matmul(A: Float[Array, "m m ..."], B: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+def matmul[T: (Array, np.ndarray)](A: Float[T, "m m ..."], B: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
     """A B."""
+    if isinstance(A, np.ndarray) and isinstance(B, np.ndarray):
+        return np.einsum("ik...,kj...->ij...", A, B)
+    return _matmul(jnp.asarray(A), jnp.asarray(B))
+
+
+def _matmul(A: Float[Array, "m m ..."], B: Float[Array, "m m ..."]) -> Any:
     if A.shape[0] > UNROLLED:
         return batch_last(jnp.matmul(batch_first(A), batch_first(B), precision="highest"))
     # One barrier each: a common one would tie A to B's tangents in rules of differentiation.
@@ -58,12 +72,14 @@ def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
     return jax.lax.optimization_barrier(product)
 
 
-def total(A: Float[Array, "m ..."], axis: int = 0) -> Float[Array, "..."]:
+def total[T: (Array, np.ndarray)](A: Float[T, "m ..."], axis: int = 0) -> Float[T, "..."]:
     """The sum over one of a matrix's own indices."""
+    if isinstance(A, np.ndarray):
+        return A.sum(axis=axis)
     if A.shape[axis] > UNROLLED:
         return jnp.sum(A, axis)
-    terms = [jax.lax.index_in_dim(A, k, axis, keepdims=False) for k in range(A.shape[axis])]
-    return jax.lax.optimization_barrier(sum(terms[1:], terms[0]))
+    terms = (jax.lax.index_in_dim(A, k, axis, keepdims=False) for k in range(A.shape[axis]))
+    return jax.lax.optimization_barrier(functools.reduce(operator.add, terms))
 
 
 def cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:

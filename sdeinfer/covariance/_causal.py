@@ -10,36 +10,38 @@ V = XXᵀ, sums over α of products with H_α become triangular parts of matrix 
 The noise of attention is M + Mᵀ with M_αω = (1/m_α) (X G Xᵀ H_α V)_αω, so that M = D⁻¹ tril(X G Eᵀ) E Xᵀ, D = diag m_α.
 """
 
+import math
+from typing import Any
+
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance._batched import matmul, transpose
+from sdeinfer.covariance._factors import cholesky_of, eigh_of, inverse_lower, log_volume_of, whiten_by
 from sdeinfer.covariance._matrix import pairs, safe_sqrt, unvech, vech
 
 ROUNDING = 64
 """An eigenvalue of 𝒜 below this multiple of eps times the largest is a zero that was rounded."""
 
 
-def successive_differences(X: Float[Array, "m k ..."]) -> Float[Array, "m k ..."]:
+def successive_differences[T: (Array, np.ndarray)](X: Float[T, "m k ..."]) -> Float[T, "m k ..."]:
     """E = R X: the scaled difference of every token from the mean of those before it."""
     return matmul(_constant(_differences(len(X)), X), X)
 
 
-def running_mean(A: Float[Array, "m k ..."]) -> Float[Array, "m k ..."]:
+def running_mean[T: (Array, np.ndarray)](A: Float[T, "m k ..."]) -> Float[T, "m k ..."]:
     """Means of the first α rows, for every α."""
     return matmul(_constant(_means(len(A)), A), A)
 
 
-def lower(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+def lower[T: (Array, np.ndarray)](A: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
     """The lower triangle, diagonal included: what a causal mask leaves of a matrix."""
     return _constant(np.tri(len(A)), A) * A
 
 
-def causal_overlap(F: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+def causal_overlap[T: (Array, np.ndarray)](F: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
     """T_αβ = tr(V H_α V H_β)/(m_α m_β) of F = R V Rᵀ; it is positive semi-definite."""
     return transpose(running_mean(transpose(running_mean(F * F))))
 
@@ -79,60 +81,56 @@ class CausalSpectrum(eqx.Module):
         mixing: its eigenvalues e, ascending, shape (p,); m of them at least are zero.
     """
 
-    cholesky: Float[Array, "m m"]
-    rotation: Float[Array, "p p"]
-    mixing: Float[Array, " p"]
+    cholesky: Float[Any, "... m m"]
+    rotation: Float[Any, "... p p"]
+    mixing: Float[Any, "... p"]
 
     @property
     def tokens(self) -> int:
         """The number of tokens m."""
-        return self.cholesky.shape[0]
+        return self.cholesky.shape[-1]
 
-    def whiten(self, S: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    def whiten[T: (Array, np.ndarray)](self, S: Float[T, "... m m"]) -> Float[T, "... m m"]:
         """The symmetric matrix of coordinates of a symmetric S, its variances those of `Diffusion`."""
-        half = solve_triangular(self.cholesky, S, lower=True)
-        Z = solve_triangular(self.cholesky, half.T, lower=True)
-        root = _root(self.cholesky)
-        return unvech(root * (self.rotation.T @ (vech((Z + Z.T) / 2) / root)))
+        root = _root(self.tokens, self.cholesky.dtype)
+        packed = vech(whiten_by(self.cholesky, S)) / root
+        return unvech(root * (packed[..., None, :] @ self.rotation)[..., 0, :])
 
-    def colour(self, Z: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    def colour[T: (Array, np.ndarray)](self, Z: Float[T, "... m m"]) -> Float[T, "... m m"]:
         """The inverse of `whiten`."""
-        root = _root(self.cholesky)
-        turned = unvech(root * (self.rotation @ (vech(Z) / root)))
-        return self.cholesky @ turned @ self.cholesky.T
+        root = _root(self.tokens, self.cholesky.dtype)
+        turned = unvech(root * (self.rotation @ (vech(Z) / root)[..., None])[..., 0])
+        return self.cholesky @ turned @ self.cholesky.mT
 
     @property
-    def log_volume(self) -> Float[Array, ""]:
+    def log_volume(self) -> Float[Array | np.ndarray, "..."]:
         """Σ_i log L_ii = ½ log det V."""
-        return jnp.sum(jnp.log(jnp.diagonal(self.cholesky)))
+        return log_volume_of(self.cholesky)
 
 
-def causal_spectrum(V: Float[Array, "m m"]) -> CausalSpectrum:
-    """Find the coordinates of V in which Σ(V) is diagonal under a causal mask, in O(p³).
+def causal_spectrum(V: Float[Any, "... m m"]) -> CausalSpectrum:
+    """Find the coordinates of V in which Σ(V) is diagonal under a causal mask, in O(p³); of NumPy arrays, by NumPy.
 
     V must be positive definite: for a singular V the result holds NaN.
     """
-    tokens = len(V)
-    L = jnp.linalg.cholesky(V)
-    E = successive_differences(L)
-    inverse = solve_triangular(L, jnp.eye(tokens, dtype=V.dtype), lower=True)
-    scaled = inverse / jnp.arange(1, tokens + 1)
-
-    def of_normals(G: Float[Array, "m m"]) -> Float[Array, " p"]:
-        """L⁻¹ (M + Mᵀ) L⁻ᵀ, packed."""
-        Z = scaled @ jnp.tril(L @ G @ E.T) @ E
-        return vech(Z + Z.T) / _root(V)
-
-    columns = jax.vmap(of_normals)(jnp.eye(tokens**2, dtype=V.dtype).reshape(-1, tokens, tokens))
-    e, rotation = jnp.linalg.eigh(columns.T @ columns)
+    xp, tokens = V.__array_namespace__(), V.shape[-1]
+    L = cholesky_of(V)
+    E = _differences(tokens).astype(V.dtype) @ L
+    scaled = inverse_lower(L) / np.arange(1.0, tokens + 1).astype(V.dtype)
+    # L⁻¹ (M + Mᵀ) L⁻ᵀ, packed, of the normals G with a one at (a, b): M ∝ tril(L_a E_bᵀ) E.
+    seen = L.mT[..., :, None, :, None] * E.mT[..., None, :, None, :] * np.tri(tokens, dtype=V.dtype)
+    Z = scaled[..., None, None, :, :] @ seen @ E[..., None, None, :, :]
+    columns = vech(Z + Z.mT) / _root(tokens, V.dtype)
+    columns = columns.reshape(*V.shape[:-2], tokens**2, -1)
+    e, rotation = eigh_of(columns.mT @ columns)
     # M has m(m − 1)/2 independent entries before E, which leaves as many eigenvalues that are not zero.
-    zero = (jnp.arange(len(e)) < tokens) | (e <= ROUNDING * jnp.finfo(V.dtype).eps * e[-1])
-    return CausalSpectrum(L, rotation, jnp.where(zero, 0.0, e))
+    zero = (np.arange(e.shape[-1]) < tokens) | (e <= ROUNDING * float(np.finfo(V.dtype).eps) * e[..., -1:])
+    return CausalSpectrum(L, rotation, xp.where(zero, 0.0, e))
 
 
-def _root(like: Float[Array, "m m"]) -> Float[Array, " p"]:
-    rows, columns = pairs(len(like))
-    return jnp.asarray(np.sqrt(np.where(rows == columns, 2.0, 1.0)), like.dtype)
+def _root(tokens: int, dtype: np.dtype) -> Float[np.ndarray, " p"]:
+    rows, columns = pairs(tokens)
+    return np.where(rows == columns, math.sqrt(2), 1.0).astype(dtype)
 
 
 def _differences(tokens: int) -> np.ndarray:
@@ -149,6 +147,7 @@ def _means(tokens: int) -> np.ndarray:
     return np.tri(tokens) / np.arange(1, tokens + 1)[:, None]
 
 
-def _constant(values: np.ndarray, like: Array) -> Array:
+def _constant[T: (Array, np.ndarray)](values: np.ndarray, like: T) -> T:
     """An array of shape (m, k), as one that broadcasts along the batch."""
-    return jnp.asarray(values, like.dtype).reshape(*values.shape, *(1,) * (like.ndim - 2))
+    constant = like.__array_namespace__().asarray(values, dtype=like.dtype)
+    return constant.reshape(*values.shape, *(1,) * (like.ndim - 2))

@@ -9,20 +9,25 @@ Why: Q diagonalises V (to I) and the centred covariance together: with C = H V H
 Σ_lin(αβ,δω) = V_αδ V_βω + V_αω V_βδ and 𝒜, which has one V of the four replaced by W = V C V, both become diagonal.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
-from jax.scipy.linalg import solve_triangular
+import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance._batched import cholesky, identity_like, matmul, total, transpose
 from sdeinfer.covariance._causal import CausalSpectrum, causal_spectrum
+from sdeinfer.covariance._factors import cholesky_of, eigh_of, log_volume_of, whiten_by
 from sdeinfer.covariance._matrix import pairs, unvech, vech
 
 
 class Spectrum(eqx.Module):
     """What Σ(V) takes from V alone: the coordinates Q in which its noise is independent, for every a and κ².
+
+    Of one V, or of stacks of them along leading axes.
 
     Attributes:
         cholesky: L, shape (m, m).
@@ -30,52 +35,50 @@ class Spectrum(eqx.Module):
         delta: δ, its eigenvalues, shape (m,).
     """
 
-    cholesky: Float[Array, "m m"]
-    rotation: Float[Array, "m m"]
-    delta: Float[Array, " m"]
+    cholesky: Float[Any, "... m m"]
+    rotation: Float[Any, "... m m"]
+    delta: Float[Any, "... m"]
 
-    def whiten(self, S: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    def whiten[T: (Array, np.ndarray)](self, S: Float[T, "... m m"]) -> Float[T, "... m m"]:
         """Q⁻¹ S Q⁻ᵀ for a symmetric S."""
-        half = solve_triangular(self.cholesky, S, lower=True)
-        Z = solve_triangular(self.cholesky, half.T, lower=True)
-        return self.rotation.T @ ((Z + Z.T) / 2) @ self.rotation
+        Z = whiten_by(self.cholesky, S)
+        return self.rotation.mT @ Z @ self.rotation
 
-    def colour(self, Z: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    def colour[T: (Array, np.ndarray)](self, Z: Float[T, "... m m"]) -> Float[T, "... m m"]:
         """Q Z Qᵀ: the inverse of `whiten`."""
         Q = self.cholesky @ self.rotation
-        return Q @ Z @ Q.T
+        return Q @ Z @ Q.mT
 
     @property
     def tokens(self) -> int:
         """The number of tokens m."""
-        return self.cholesky.shape[0]
+        return self.cholesky.shape[-1]
 
     @property
-    def log_volume(self) -> Float[Array, ""]:
+    def log_volume(self) -> Float[Array | np.ndarray, "..."]:
         """Σ_i log L_ii = ½ log det V."""
-        return jnp.sum(jnp.log(jnp.diagonal(self.cholesky)))
+        return log_volume_of(self.cholesky)
 
     @property
-    def mixing(self) -> Float[Array, " p"]:
+    def mixing(self) -> Float[Array | np.ndarray, "... p"]:
         """e_ij = (δ_i² + δ_j²)/m² for i ≤ j, the share of κ² in the variance of Z_ij."""
-        tokens = self.delta.shape[0]
-        rows, columns = pairs(tokens)
-        return (self.delta[rows] ** 2 + self.delta[columns] ** 2) / tokens**2
+        rows, columns = pairs(self.tokens)
+        return (self.delta[..., rows] ** 2 + self.delta[..., columns] ** 2) / self.tokens**2
 
 
-def spectrum(V: Float[Array, "m m"]) -> Spectrum:
-    """Find the coordinates Q of V in which Σ(V) is diagonal, in O(m³).
+def spectrum(V: Float[Any, "... m m"]) -> Spectrum:
+    """Find the coordinates Q of V in which Σ(V) is diagonal, in O(m³); of NumPy arrays, by NumPy.
 
     V must be positive definite: for a singular V the result holds NaN, since Σ has no density there. The eigenvectors
     have no derivative where δ repeats; use `smooth_noise` for gradients through V.
     """
-    L = jnp.linalg.cholesky(V)
-    centred = L - jnp.mean(L, axis=0, keepdims=True)
-    delta, U = jnp.linalg.eigh(centred.T @ centred)
+    L = cholesky_of(V)
+    centred = L - L.mean(axis=-2, keepdims=True)
+    delta, U = eigh_of(centred.mT @ centred)
     return Spectrum(L, U, delta)
 
 
-def coordinates(V: Float[Array, "m m"], *, causal: bool) -> Spectrum | CausalSpectrum:
+def coordinates(V: Float[Any, "... m m"], *, causal: bool) -> Spectrum | CausalSpectrum:
     """The coordinates in which Σ(V) is diagonal, with attention's causal mask or without."""
     return causal_spectrum(V) if causal else spectrum(V)
 

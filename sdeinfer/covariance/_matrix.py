@@ -18,9 +18,9 @@ def pairs(tokens: int) -> tuple[np.ndarray, np.ndarray]:
     return np.triu_indices(tokens)
 
 
-def vech(V: Float[Array, "m m"]) -> Float[Array, " p"]:
+def vech[T: (Array, np.ndarray)](V: Float[T, "... m m"]) -> Float[T, "... p"]:
     """Pack the upper triangle of a symmetric matrix row by row (Definition 3.1)."""
-    return V[pairs(V.shape[0])]
+    return V[(..., *pairs(V.shape[-1]))]
 
 
 def tokens_of(p: int) -> int:
@@ -28,18 +28,23 @@ def tokens_of(p: int) -> int:
     return (math.isqrt(8 * p + 1) - 1) // 2
 
 
-def unvech(packed: Float[Array, " p"]) -> Float[Array, "m m"]:
+def unvech[T: (Array, np.ndarray)](packed: Float[T, "... p"]) -> Float[T, "... m m"]:
     """Unpack the upper triangle of a symmetric matrix: the inverse of `vech`."""
-    tokens = tokens_of(packed.shape[0])
+    return packed[..., square_of(tokens_of(packed.shape[-1]))]
+
+
+def square_of(tokens: int) -> np.ndarray:
+    """Where the entry (i, j) of a symmetric matrix stands among its p packed ones; shape (m, m)."""
+    place = np.zeros((tokens, tokens), int)
     rows, columns = pairs(tokens)
-    V = jnp.zeros((tokens, tokens), packed.dtype)
-    return V.at[rows, columns].set(packed).at[columns, rows].set(packed)
+    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
+    return place
 
 
-def safe_sqrt(x: Array) -> Array:
+def safe_sqrt[T: (Array, np.ndarray)](x: T) -> T:
     """√x whose derivative at 0 is 0 instead of infinite; NaN below 0, as √ is."""
-    zero = x == 0
-    return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, x)))
+    xp, zero = x.__array_namespace__(), x == 0
+    return xp.where(zero, 0.0, xp.sqrt(xp.where(zero, 1.0, x)))
 
 
 def correlation(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
@@ -52,10 +57,10 @@ def correlation(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     return jnp.where(identity_like(V) == 1, 1.0, rho)
 
 
-def centre(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
+def centre[T: (Array, np.ndarray)](V: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
     """Token-centred covariance C = H V H with H = I − 11ᵀ/m."""
-    rows = V - jnp.mean(V, axis=0, keepdims=True)
-    return rows - jnp.mean(rows, axis=1, keepdims=True)
+    rows = V - V.mean(axis=0, keepdims=True)
+    return rows - rows.mean(axis=1, keepdims=True)
 
 
 def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
@@ -66,36 +71,6 @@ def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
     """
     eigenvalues, vectors = jnp.linalg.eigh(V)
     return vectors * jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
-
-
-def factor_on_host(V: np.ndarray) -> np.ndarray:
-    """The factor of `semidefinite_cholesky` for each positive semi-definite matrix of a stack (..., m, m), by NumPy.
-
-    Cholesky's where V is definite; pivoted as `pivoted_cholesky` where it is singular, so that equal tokens have equal
-    rows.
-    """
-    rounding = 4 * V.shape[-1] * np.finfo(V.dtype).eps
-    eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
-    definite = (eigenvalues[..., 0] > rounding * eigenvalues[..., -1])[..., None, None]
-    identity = np.eye(V.shape[-1], dtype=V.dtype)
-    triangular = np.linalg.cholesky(np.where(definite, V, identity))
-    return triangular if definite.all() else np.where(definite, triangular, _pivoted(V, rounding))
-
-
-def _pivoted(V: np.ndarray, rounding: float) -> np.ndarray:
-    rest, columns = np.array(V), []
-    size = np.diagonal(rest, axis1=-2, axis2=-1).copy()
-    size[size == 0] = np.inf
-    for _ in range(V.shape[-1]):
-        share = np.diagonal(rest, axis1=-2, axis2=-1) / size
-        chosen = (share >= share.max(axis=-1, keepdims=True) / 2).argmax(axis=-1)[..., None]
-        column = np.take_along_axis(rest, chosen[..., None], axis=-1)[..., 0]
-        pivot = np.take_along_axis(column, chosen, axis=-1)
-        left = np.take_along_axis(share, chosen, axis=-1) > rounding
-        column = np.where(left, column / np.sqrt(np.where(left, pivot, 1.0)), 0.0)
-        rest = rest - column[..., :, None] * column[..., None, :]
-        columns.append(column)
-    return np.stack(columns, axis=-1)
 
 
 def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Float[Array, "m m"]:

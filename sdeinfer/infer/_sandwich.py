@@ -70,7 +70,7 @@ def sandwich(
 
 def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
     """The spread of the logits where transitions start, times τ0."""
-    return logit_spread(np.asarray(path.starts(block)), path.width[path.network[block]])
+    return logit_spread(path.starts(block), path.width[path.network[block]])
 
 
 def _least_tau0(scale: np.ndarray) -> float:
@@ -104,7 +104,7 @@ def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray,
 def _one_layer(path: Path, layer: AbstractLayer) -> Path | None:
     """Transitions of exact networks from where those of a path start; None where those are too narrow for the chain."""
     chosen = np.resize(np.arange(len(path)), ENOUGH)
-    starts, widths = path.starts(chosen), path.width[path.network[chosen]]
+    starts, widths = path.starts(chosen).astype(jnp.result_type(float)), path.width[path.network[chosen]]
     ends = np.empty_like(starts)
     for width in np.unique(widths):
         mine = np.flatnonzero(widths == width)

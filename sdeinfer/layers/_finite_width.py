@@ -12,6 +12,7 @@ which does not bias the score of a Gaussian quasi-likelihood.
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer.covariance import CausalSpectrum, Spectrum
@@ -19,9 +20,10 @@ from sdeinfer.layers._limit import Limit, attention_drift, causal_attention_drif
 from sdeinfer.layers._next_order import (
     attention_drift_next,
     attention_noise_next,
+    diagonals,
     frame,
+    outer_product,
     relu_drift_along,
-    relu_drift_response,
     relu_noise,
 )
 from sdeinfer.layers._relu import relu_drift
@@ -113,35 +115,43 @@ def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
     return jnp.stack([named.get(name, zero) for name in VARIANCE_FEATURES])
 
 
-def drift_terms(V: Float[Array, "m m"], *, causal: bool = False) -> Float[Array, "4 m m"]:
+def drift_terms(V: Float[np.ndarray, "... m m"], *, causal: bool = False) -> Float[np.ndarray, "4 ... m m"]:
     """B₁, B₂, DB₂[B₁] and B₁′, the terms of the drift of one layer of finite width.
 
     With a causal mask the last two, which are not of the limit, have not been derived, and are 0.
     """
+    last = np.ascontiguousarray(np.moveaxis(V, (-2, -1), (0, 1)))
+    limit = (causal_attention_drift(last) if causal else attention_drift(last)), relu_drift(last)
+    b1, b2 = (np.moveaxis(B, (0, 1), (-2, -1)) for B in limit)
     if causal:
-        zero = jnp.zeros_like(V)
-        return jnp.stack([causal_attention_drift(V), relu_drift(V), zero, zero])
-    b1 = attention_drift(V)
-    return jnp.stack([b1, relu_drift(V), relu_drift_along(V, b1), attention_drift_next(V)])
+        return np.stack([b1, b2, np.zeros_like(V), np.zeros_like(V)])
+    return np.stack([b1, b2, relu_drift_along(V, b1), attention_drift_next(V)])
 
 
-def variance_terms(V: Float[Array, "m m"], coordinates: Spectrum | CausalSpectrum) -> Float[Array, "features m m"]:
-    """The f_k,ij of `VARIANCE_FEATURES` at V, over (i, j) in its spectral coordinates; 0 with a causal mask."""
+def variance_terms(
+    V: Float[np.ndarray, "... m m"], coordinates: Spectrum | CausalSpectrum, drift: Float[np.ndarray, "4 ... m m"]
+) -> Float[np.ndarray, "features ... m m"]:
+    """The f_k,ij of `VARIANCE_FEATURES` at V, over (i, j) in its spectral coordinates; 0 with a causal mask.
+
+    Arguments:
+        V: covariances.
+        coordinates: of V.
+        drift: `drift_terms` of V.
+    """
     if isinstance(coordinates, CausalSpectrum):
-        return jnp.zeros((len(VARIANCE_FEATURES), *V.shape), V.dtype)
+        return np.zeros((len(VARIANCE_FEATURES), *V.shape))
     at = frame(V, coordinates)
-    attention = jnp.diagonal(at.R @ attention_drift(V) @ at.R.T)
-    drift = at.R @ relu_drift(V) @ at.R.T
-    relu, noise = jnp.diagonal(drift), relu_noise(at, drift)
-    return jnp.stack(
+    attention, relu = (at.R @ B @ at.R.mT for B in drift[:2])
+    noise, (growth, relu_growth) = relu_noise(at, relu), (diagonals(B) for B in (attention, relu))
+    return np.stack(
         [
-            attention[:, None] + attention[None, :],
-            relu[:, None] + relu[None, :],
+            growth[..., :, None] + growth[..., None, :],
+            relu_growth[..., :, None] + relu_growth[..., None, :],
             attention_noise_next(at),
             noise.hidden,
             noise.tokens,
-            relu_drift_response(at),
-            (jnp.outer(relu, relu) + drift**2) / (1 + jnp.eye(len(V), dtype=V.dtype)),
+            noise.response,
+            (outer_product(relu_growth, relu_growth) + relu**2) / (1 + np.eye(V.shape[-1])),
             noise.hidden_square,
         ]
     )

@@ -6,7 +6,7 @@ diffusions, so it adds these numbers (Corollary 4.3).
 """
 
 import equinox as eqx
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance import (
@@ -66,25 +66,27 @@ class Limit(eqx.Module):
         return (tokens, 2 * tokens) if self.causal else (tokens, tokens)
 
 
-def attention_drift(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+def attention_drift[T: (Array, np.ndarray)](V: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
     """B₁(V), with b = (γ²/τ0²) B₁ in Theorem 4.2: V tr(VC)/m² + (v sᵀV + V s vᵀ)/(2m), in O(m³).
 
     The first term is the double sum over S₁ of Eq. 10, the second the sum over S₂, whose part free of V_αα is s.
     """
-    tokens = V.shape[0]
+    tokens = float(len(V))
     v, s = attention_drift_vectors(V)
     outer = v[:, None] * total(V * s[None], axis=1)[None]
     return V * total(total(V * centre(V))) / tokens**2 + (outer + transpose(outer)) / (2 * tokens)
 
 
-def attention_drift_vectors(V: Float[Array, "m m ..."]) -> tuple[Float[Array, "m ..."], Float[Array, "m ..."]]:
+def attention_drift_vectors[T: (Array, np.ndarray)](
+    V: Float[T, "m m ..."],
+) -> tuple[Float[T, "m ..."], Float[T, "m ..."]]:
     """The v and s of the second attention-drift term: v = diag V, S₂^{αδ} = v_α s_δ (Eq. 10)."""
-    tokens = V.shape[0]
+    tokens = float(len(V))
     v, row = diagonal(V), total(V, axis=1) / tokens
-    return v, v - 2 * row + (2 * total(row) - total(v)) / tokens
+    return v, v - row * 2 + (total(row) * 2 - total(v)) / tokens
 
 
-def causal_attention_drift(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+def causal_attention_drift[T: (Array, np.ndarray)](V: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
     """B₁(V) of attention with a causal mask, in O(m³): V ∘ T + (v sV + (v sV)ᵀ)/2.
 
     The sums over S₁ and S₂ of Theorem 4.2 are then over the first m_α tokens in row α, which H_α centres: the first has
@@ -96,13 +98,13 @@ def causal_attention_drift(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."
     return V * causal_overlap(differences) + (outer + transpose(outer)) / 2
 
 
-def causal_drift_vectors(
-    V: Float[Array, "m m ..."],
-) -> tuple[Float[Array, "m ..."], Float[Array, "m m ..."]]:
+def causal_drift_vectors[T: (Array, np.ndarray)](
+    V: Float[T, "m m ..."],
+) -> tuple[Float[T, "m ..."], Float[T, "m m ..."]]:
     """V_αα/m_α, and the s_αν of S₂^{αν} = V_αα s_αν, zero for ν > α; a common shift of all tokens leaves s alone."""
-    size = diagonal(V)
+    xp, size = V.__array_namespace__(), diagonal(V)
     row = running_mean(V)
-    sizes = running_mean(jnp.broadcast_to(size[:, None], V.shape))
+    sizes = running_mean(xp.broadcast_to(size[:, None], V.shape))
     s = size[None] - 2 * row - sizes + 2 * diagonal(transpose(running_mean(transpose(row))))[:, None]
-    count = jnp.arange(1, len(V) + 1, dtype=V.dtype).reshape(-1, *(1,) * (V.ndim - 2))
+    count = xp.arange(1, len(V) + 1, dtype=V.dtype).reshape(-1, *(1,) * (V.ndim - 2))
     return size / count, lower(s)

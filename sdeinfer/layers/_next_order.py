@@ -2,7 +2,7 @@
 
 Beside the limit's B₁ and B₂ the drift of one layer has two more terms, and the variances in the coordinates Q of
 `covariance.Spectrum` six. Each is one function here, in O(m³) to O(m⁴); `FiniteWidth` says with which coefficients an
-architecture puts them together.
+architecture puts them together. They are functions of data, and computed by NumPy, for stacks of V along leading axes.
 
 Notation: V = QQᵀ, R = Q⁻¹, C = HVH with H = I − 11ᵀ/m, P = HQ so that C = PPᵀ and PᵀP = diag(δ), v = diag V and
 c = diag C. Variances are those of Z_ij = (R dV Rᵀ)_ij, divided by their multiplicity 1 + [i = j].
@@ -11,16 +11,15 @@ c = diag C. Variances are those of Z_ij = (R dV Rᵀ)_ij, divided by their multi
 import math
 from typing import NamedTuple
 
-import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Float
 
-from sdeinfer.covariance import Spectrum, centre, safe_sqrt
+from sdeinfer.covariance import Spectrum, inverse_lower, safe_sqrt
 from sdeinfer.layers._relu import relu_alignment
 
 
 class Frame(NamedTuple):
-    """A covariance in its spectral coordinates.
+    """Covariances in their spectral coordinates.
 
     Attributes:
         V: the covariance.
@@ -29,42 +28,45 @@ class Frame(NamedTuple):
         delta: δ.
     """
 
-    V: Float[Array, "m m"]
-    Q: Float[Array, "m m"]
-    R: Float[Array, "m m"]
-    delta: Float[Array, " m"]
+    V: Float[np.ndarray, "... m m"]
+    Q: Float[np.ndarray, "... m m"]
+    R: Float[np.ndarray, "... m m"]
+    delta: Float[np.ndarray, "... m"]
 
 
-def frame(V: Float[Array, "m m"], coordinates: Spectrum) -> Frame:
+def frame(V: Float[np.ndarray, "... m m"], coordinates: Spectrum) -> Frame:
     """Both factors of V, from its spectrum."""
-    Q = coordinates.cholesky @ coordinates.rotation
-    R = solve_triangular(coordinates.cholesky, jnp.eye(len(V), dtype=V.dtype), lower=True)
-    return Frame(V, Q, coordinates.rotation.T @ R, coordinates.delta)
+    cholesky, rotation = np.asarray(coordinates.cholesky), np.asarray(coordinates.rotation)
+    return Frame(V, cholesky @ rotation, rotation.mT @ inverse_lower(cholesky), np.asarray(coordinates.delta))
 
 
-def attention_drift_next(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
+def attention_drift_next(V: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "... m m"]:
     """B₁′, with E[AVAᵀ] = V + B₁/(nτ0²) + B₁′/(nτ0²)² + O(n⁻³): the softmax expanded to fourth order in its logits."""
-    tokens = V.shape[0]
-    C = centre(V)
-    v, c = jnp.diagonal(V), jnp.diagonal(C)
-    trace, square = jnp.sum(c), C * C
-    row = jnp.sum(square, axis=1)
+    tokens = V.shape[-1]
+    rows = V - V.mean(axis=-2, keepdims=True)
+    C = rows - rows.mean(axis=-1, keepdims=True)
+    v, c = diagonals(V), diagonals(C)
+    trace, square = c.sum(axis=-1, keepdims=True), C * C
+    row = square.sum(axis=-1)
+    Cc, sizes = np.matvec(C, c), row.sum(axis=-1, keepdims=True)
     # E of the fourth order of the softmax itself, v_α² s_ν/m.
     s = (
         c**2 / 8
         - (c * trace + 2 * row) / (4 * tokens)
-        - C @ c / (2 * tokens)
-        + (trace**2 + 2 * jnp.sum(row)) / (4 * tokens**2)
-        - jnp.sum(c**2) / (8 * tokens)
+        - Cc / (2 * tokens)
+        + (trace**2 + 2 * sizes) / (4 * tokens**2)
+        - (c**2).sum(axis=-1, keepdims=True) / (8 * tokens)
     )
-    outer = jnp.outer(v**2, V @ s) / tokens
+    outer = outer_product(v**2, np.matvec(V, s)) / tokens
     # Second order times second order, and first times third, of P V Pᵀ with P = softmax − 1/m.
-    second = (jnp.outer(v, v) * (c @ C @ c) + 2 * V**2 * jnp.sum(square * C)) / (4 * tokens**2)
-    third = (row @ c - (jnp.sum(row) * trace + 2 * jnp.sum((C @ C) * C)) / tokens) / (2 * tokens**2)
-    return outer + outer.T + second + V * (v[:, None] + v[None, :]) * third
+    cCc, cubes, traces = np.vecdot(c, Cc), (square * C).sum(axis=(-2, -1)), ((C @ C) * C).sum(axis=(-2, -1))
+    second = outer_product(v, v) * cCc[..., None, None] + 2 * V**2 * cubes[..., None, None]
+    third = (np.vecdot(row, c) - (sizes[..., 0] * trace[..., 0] + 2 * traces) / tokens) / (2 * tokens**2)
+    third = V * (v[..., :, None] + v[..., None, :]) * third[..., None, None]
+    return outer + outer.mT + second / (4 * tokens**2) + third
 
 
-def attention_noise_next(at: Frame) -> Float[Array, "m m"]:
+def attention_noise_next(at: Frame) -> Float[np.ndarray, "... m m"]:
     """G, with n var S_ij = 𝒜_ij/τ0² + G_ij/(nτ0⁴) + O(n⁻²) for S = AVAᵀ of one head.
 
     With RAQ = I + N, S is (I + N)(I + N)ᵀ in these coordinates. Let ε = 1/(τ0√n), N = εN₁ + ε²N₂ + ε³N₃ and
@@ -73,56 +75,78 @@ def attention_noise_next(at: Frame) -> Float[Array, "m m"]:
     Isserlis' theorem.
     """
     V, Q, R, delta = at
-    tokens = V.shape[0]
-    P = Q - jnp.mean(Q, axis=0)
-    v, c = jnp.diagonal(V), jnp.sum(P * P, axis=1)
-    trace = jnp.sum(delta)
+    tokens = V.shape[-1]
+    P = Q - Q.mean(axis=-2, keepdims=True)
+    v, c = diagonals(V), (P * P).sum(axis=-1)
+    trace = delta.sum(axis=-1, keepdims=True)
+    equal, across = np.eye(tokens), delta[..., None, :]
 
-    E = (R * v) @ Q
-    Gamma = P.T @ (c[:, None] * P) - jnp.diag(delta * (trace + 2 * delta) / tokens)
-    XA = (R * Q.T) @ Q  # Σ_α R_iα Q_αi Q_αj
+    E = (R * v[..., None, :]) @ Q
+    Gamma = P.mT @ (c[..., None] * P) - equal * (delta * (trace + 2 * delta) / tokens)[..., None, :]
+    XA = (R * Q.mT) @ Q  # Σ_α R_iα Q_αi Q_αj
     XB = R @ (Q * Q)  # Σ_α R_iα Q_αj²
-    y1, y2, y3 = (P.T @ ((P * P) @ delta**power) for power in (0, 1, 2))  # Pᵀ diag(C), Pᵀ diag(C²), Pᵀ diag(C³)
-    equal = jnp.eye(tokens, dtype=V.dtype)
+    # Pᵀ diag(C), Pᵀ diag(C²), Pᵀ diag(C³)
+    y1, y2, y3 = (np.matvec(P.mT, np.matvec(P * P, delta**power))[..., None, :] for power in (0, 1, 2))
 
     # D_ij = E ∂T₃_ij/∂G_ij; that in G_ji is its transpose.
     D = (
-        (jnp.diagonal(E)[:, None] * jnp.diagonal(Gamma)[None, :] + E.T * Gamma.T) / (2 * tokens)
-        + ((R @ v) * y1 * delta)[None, :] * (1 + equal) / (2 * tokens**2)
-        + (XB.T + XA) * y2[None, :] / tokens**2
+        (outer_product(diagonals(E), diagonals(Gamma)) + E.mT * Gamma.mT) / (2 * tokens)
+        + np.matvec(R, v)[..., None, :] * y1 * across * (1 + equal) / (2 * tokens**2)
+        + (XB.mT + XA) * y2 / tokens**2
     )
-    first_third = (D * delta[None, :] + (D * delta[None, :]).T) / tokens
+    first_third = (D * across + (D * across).mT) / tokens
 
-    Phi = R @ (V * V) @ R.T
-    Psi = P.T @ ((P @ P.T) ** 2 @ P)
-    mixed = jnp.outer(jnp.diagonal(Phi), jnp.diagonal(Psi))
-    cross = XA * y3[None, :]
+    Phi = R @ (V * V) @ R.mT
+    Psi = P.mT @ ((P @ P.mT) ** 2 @ P)
+    mixed = outer_product(diagonals(Phi), diagonals(Psi))
+    cross = XA * y3
     second = (
-        (mixed + mixed.T + 2 * Phi * Psi) / (2 * tokens**2)
-        + (1 + equal) * jnp.sum(delta**4) / tokens**4
-        + 2 * (cross + cross.T) / tokens**3
+        (mixed + mixed.mT + 2 * Phi * Psi) / (2 * tokens**2)
+        + (1 + equal) * (delta**4).sum(axis=-1)[..., None, None] / tokens**4
+        + 2 * (cross + cross.mT) / tokens**3
     )
     return (second + 2 * first_third) / (1 + equal)
 
 
-def relu_drift_along(V: Float[Array, "m m"], S: Float[Array, "*s m m"]) -> Float[Array, "*s m m"]:
+class Angles(NamedTuple):
+    """Of tokens, for the expectations of |h| with h ~ N(0, V).
+
+    Attributes:
+        norm: √V_αα.
+        rho: ρ, the correlations.
+        sine: √(1 − ρ²).
+    """
+
+    norm: Float[np.ndarray, "... m"]
+    rho: Float[np.ndarray, "... m m"]
+    sine: Float[np.ndarray, "... m m"]
+
+    @property
+    def ratio(self) -> Float[np.ndarray, "... m m"]:
+        """√(V_ββ/V_αα)."""
+        return self.norm[..., None, :] / self.norm[..., :, None]
+
+
+def angles(V: Float[np.ndarray, "... m m"]) -> Angles:
+    """The angles of V's tokens; ρ is 1 on the diagonal."""
+    norm = np.sqrt(diagonals(V))
+    rho = np.where(np.eye(V.shape[-1]) == 1, 1.0, np.clip(V / outer_product(norm, norm), -1.0, 1.0))
+    return Angles(norm, rho, safe_sqrt((1 - rho) * (1 + rho)))
+
+
+def relu_drift_along(V: Float[np.ndarray, "... m m"], S: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "... m m"]:
     """DB₂(V)[S], the derivative of B₂ along symmetric matrices S.
 
     There is no second-order term to go with it: Σ_lin : ∇²B₂ = 𝒜 : ∇²B₂ = 0, so the noise of the layers before it does
     not change the mean drift of a ReLU to this order.
     """
-    norm = jnp.sqrt(jnp.diagonal(V))
-    rho = jnp.clip(V / jnp.outer(norm, norm), -1.0, 1.0)
-    off_diagonal = 1 - jnp.eye(len(V), dtype=V.dtype)
-    sine = safe_sqrt((1 - rho) * (1 + rho))
-    scale = off_diagonal * sine * norm[None, :] / norm[:, None] / 2
-    along = jnp.diagonal(S, axis1=-2, axis2=-1)[..., :, None] * scale
-    turn = jnp.where(off_diagonal == 1, jnp.arccos(jnp.where(off_diagonal == 1, rho, 0.0)), 0.0)
-    return (along + jnp.swapaxes(along, -1, -2) - turn * S) / (2 * math.pi)
+    between = angles(V)
+    along = diagonals(S)[..., :, None] * between.sine * between.ratio / 2
+    return (along + along.mT - np.arccos(between.rho) * S) / (2 * math.pi)
 
 
 class ReluNoise(NamedTuple):
-    """The variances that the kink of a shaped ReLU adds; each a matrix over (i, j).
+    """What the kink of a shaped ReLU adds to variances; each a matrix over (i, j).
 
     With h ~ N(0, V), g = Rh and u = R|h|, in powers of q = c (c₊ − c₋)²/(4n):
 
@@ -131,86 +155,104 @@ class ReluNoise(NamedTuple):
             layer.
         hidden_square: F₂.
         tokens: the same for the MLP, whose tokens have no other randomness than their directions: qF.
+        response: D_ij = ∂(R B₂ Rᵀ)_ij/∂Z_ij: how a ReLU passes on the noise of the layer before it.
     """
 
-    hidden: Float[Array, "m m"]
-    hidden_square: Float[Array, "m m"]
-    tokens: Float[Array, "m m"]
+    hidden: Float[np.ndarray, "... m m"]
+    hidden_square: Float[np.ndarray, "... m m"]
+    tokens: Float[np.ndarray, "... m m"]
+    response: Float[np.ndarray, "... m m"]
 
 
-def relu_noise(at: Frame, drift: Float[Array, "m m"]) -> ReluNoise:
+def relu_noise(at: Frame, drift: Float[np.ndarray, "... m m"]) -> ReluNoise:
     """F, from E[g_i² u_j²] and E[g_i g_j u_i u_j], by Stein's lemma in g; F₂, from E[u_i² u_j²].
+
+    D is not another expectation: B₂ = E[|h||h|ᵀ − hhᵀ]/4, so that by Stein's lemma, once more,
+    4 (1 + [i = j]) (D_ij + ¼) = E[g_i g_j u_i u_j] − [i = j] E[u_i²].
 
     Arguments:
         at: V in its coordinates.
         drift: R B₂ Rᵀ.
     """
     V, Q, R, _ = at
-    norm = jnp.sqrt(jnp.diagonal(V))
-    rho = jnp.clip(V / jnp.outer(norm, norm), -1.0, 1.0)
-    equal = jnp.eye(len(V), dtype=V.dtype)
-    signs = (2 / math.pi) * jnp.arcsin(jnp.where(equal == 1, 1.0, rho))
-    kinks = (1 - equal) * (2 / math.pi) * safe_sqrt((1 - rho) * (1 + rho)) * norm[None, :] / norm[:, None]
-    absolute = jnp.outer(norm, norm) * (2 / math.pi) * relu_alignment(rho) + V
-    U = R @ jnp.where(equal == 1, V, absolute) @ R.T
+    between, equal = angles(V), np.eye(V.shape[-1])
+    norm, rho, sine = between
+    signs = (2 / math.pi) * np.arcsin(rho)
+    kinks = (2 / math.pi) * sine * between.ratio
+    absolute = outer_product(norm, norm) * (2 / math.pi) * relu_alignment(rho) + V  # E|h||h|ᵀ
+    U = R @ absolute @ R.mT
 
-    RQ = R[:, None, :] * Q.T[None, :, :]  # R_ic Q_cj over (i, j, c)
-    straight = jnp.einsum("iic->ic", RQ)
+    RQ = R[..., :, None, :] * Q.mT[..., None, :, :]  # R_ic Q_cj over (i, j, c)
+    signed = (RQ.reshape(*V.shape[:-2], -1, V.shape[-1]) @ signs).reshape(RQ.shape)
+    straight, kinked = R * Q.mT, kinks @ R.mT
     # E[g_i² u_j²] = U_jj + 2 Σ_cd R_jc Q_ci (signs_cd R_jd Q_di + kinks_cd Q_ci R_jd).
-    squares = jnp.einsum("jic,cd,jid->ij", RQ, signs, RQ) + jnp.einsum("jic,ci,cd,jd->ij", RQ, Q, kinks, R)
-    squares = jnp.diagonal(U)[None, :] + 2 * squares
-    # E[g_i g_j u_i u_j].
-    products = (
-        equal * U + jnp.einsum("ic,cd,jd->ij", straight, signs, straight) + jnp.einsum("ijc,cd,jid->ij", RQ, signs, RQ)
-    )
-    kinked = jnp.einsum("ijc,ic,cd,jd->ij", RQ, Q.T, kinks, R)
-    products = products + kinked + kinked.T
-    tokens = squares + squares.T + 2 * products
+    squares = ((signed * RQ).sum(axis=-1) + (R * kinked.mT) @ (Q * Q)).mT
+    squares = diagonals(U)[..., None, :] + 2 * squares
+    # E[g_i g_j u_i u_j], but for E[u_i²] where i = j.
+    turned = straight @ (Q * kinked)
+    products = straight @ signs @ straight.mT + (signed * RQ.swapaxes(-3, -2)).sum(axis=-1) + turned + turned.mT
+    response = products / (4 * (1 + equal)) - 1 / 4
+    products = products + equal * U
+    tokens = squares + squares.mT + 2 * products
     mixed = tokens + 2 * products
     hidden = mixed - 2 * (1 + 2 * equal) - 8 * equal * drift
-    fourth = jnp.einsum("jc,jd,icd->ij", R, R, jnp.einsum("ia,ib,abcd->icd", R, R, absolute_moments(rho, norm)))
-    square = 1 + 2 * equal - mixed + fourth - 16 * drift**2
-    return ReluNoise(hidden / (1 + equal), square / (1 + equal), tokens / (1 + equal))
+    square = 1 + 2 * equal - mixed + absolute_squares(R, between, absolute) - 16 * drift**2
+    return ReluNoise(hidden / (1 + equal), square / (1 + equal), tokens / (1 + equal), response)
 
 
-def absolute_moments(rho: Float[Array, "m m"], norm: Float[Array, " m"]) -> Float[Array, "m m m m"]:
-    """E|h_a h_b h_c h_d| for h ~ N(0, V), exact where two of the four are one token.
+def absolute_squares(
+    R: Float[np.ndarray, "... m m"], between: Angles, absolute: Float[np.ndarray, "... m m"]
+) -> Float[np.ndarray, "... m m"]:
+    """E[u_i² u_j²] of u = R|h|, from E|h_a h_b h_c h_d|, which is exact where two of the four are one token.
 
     E[g_a² |g_c g_d|] has a closed form, four different absolute values have none: for those, the moments of a normal
-    with the same mean and covariance as |h|. They matter with q² only, and from four tokens on.
+    with the same mean and covariance as |h|. They matter with q² only, and from four tokens on. Of all four this is
+    Isserlis' theorem; what is exact comes on top, pattern by pattern of tokens that are one.
+
+    Arguments:
+        R: Q⁻¹.
+        between: the angles of V.
+        absolute: E|h||h|ᵀ.
     """
-    tokens = len(rho)
-    sine = safe_sqrt((1 - rho) * (1 + rho))
-    turn = jnp.arcsin(rho)
-    pair = (2 / math.pi) * (sine + rho * turn)
-    # E[g_a² |g_c g_d|] over (a, c, d).
-    along, across = rho[:, :, None] * rho[:, None, :], rho[:, :, None] ** 2 + rho[:, None, :] ** 2
-    one = pair + (2 / math.pi) * (2 * along * turn + across * sine)
-    closure = (
-        pair[:, :, None, None] * pair[None, None]
-        + pair[:, None, :, None] * pair[None, :, None, :]
-        + pair[:, None, None, :] * pair[None, :, :, None]
-        - 2 * (2 / math.pi) ** 2
+    norm, rho, sine = between
+    U, mean = R @ absolute @ R.mT, math.sqrt(2 / math.pi) * np.matvec(R, norm)
+    normal = outer_product(diagonals(U), diagonals(U)) + 2 * U**2 - 2 * outer_product(mean**2, mean**2)
+
+    # Exact less normal, of E[|h_a|² |h_c| |h_d|] over (a, c, d).
+    pair, turn = (2 / math.pi) * (sine + rho * np.arcsin(rho)), np.arcsin(rho)
+    along = rho[..., :, :, None] * rho[..., :, None, :]
+    across = rho[..., :, :, None] ** 2 + rho[..., :, None, :] ** 2
+    more = (2 / math.pi) * (2 * along * turn[..., None, :, :] + across * sine[..., None, :, :] + 4 / math.pi)
+    more -= 2 * pair[..., :, :, None] * pair[..., :, None, :]
+    more *= norm[..., :, None, None] ** 2 * outer_product(norm, norm)[..., None, :, :]
+
+    squares, token = R * R, np.arange(R.shape[-1])
+    four = more[..., token, token, token]
+    three = np.where(token[:, None] == token, 0.0, more[..., token, token, :])  # of (a, a, a, d)
+    two = np.where(token[:, None] == token, 0.0, np.diagonal(more, axis1=-2, axis2=-1))  # of (a, a, c, c)
+    equal = (token[:, None, None] == token[:, None]) | (token[:, None, None] == token) | (token[:, None] == token)
+    one = R[..., None, :, :] @ np.where(equal, 0.0, more) @ R.mT[..., None, :, :]  # of (a, a, c, d), over (a, i, j)
+
+    both = R.mT[..., :, :, None] * R.mT[..., :, None, :]  # R_ia R_ja over (a, i, j)
+    of_one, of_three = squares @ diagonals(one), squares @ (R.mT * (three @ R.mT))
+    of_two = (both * (two @ both.reshape(*two.shape[:-1], -1)).reshape(both.shape)).sum(axis=-3)
+    return (
+        normal
+        + of_one
+        + of_one.mT
+        + 4 * (both * one).sum(axis=-3)
+        + squares @ two @ squares.mT
+        + 2 * of_two
+        + 2 * (of_three + of_three.mT)
+        + squares @ (four[..., None] * squares.mT)
     )
-    a, b, c, d = jnp.ix_(*[jnp.arange(tokens)] * 4)
-    moments = closure
-    for same, of in (
-        (a == b, one[a, c, d]),
-        (c == d, one[c, a, b]),
-        (a == c, one[a, b, d]),
-        (a == d, one[a, b, c]),
-        (b == c, one[b, a, d]),
-        (b == d, one[b, a, c]),
-    ):
-        moments = jnp.where(same, of, moments)
-    return moments * jnp.einsum("a,b,c,d->abcd", norm, norm, norm, norm)
 
 
-def relu_drift_response(at: Frame) -> Float[Array, "m m"]:
-    """D_ij = ∂(R B₂ Rᵀ)_ij/∂Z_ij: how a ReLU passes on the noise of the layer before it."""
-    Q, R = at.Q, at.R
-    tokens = len(Q)
-    rows = jnp.einsum("ai,bj->ijab", Q, Q)
-    directions = rows + jnp.swapaxes(rows, -1, -2)
-    directions = directions / (1 + jnp.eye(tokens, dtype=Q.dtype))[:, :, None, None]
-    return jnp.einsum("ia,ijab,jb->ij", R, relu_drift_along(at.V, directions), R)
+def diagonals(A: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "... m"]:
+    """The diagonal of each matrix."""
+    return np.diagonal(A, axis1=-2, axis2=-1)
+
+
+def outer_product(x: Float[np.ndarray, "... m"], y: Float[np.ndarray, "... m"]) -> Float[np.ndarray, "... m m"]:
+    """X yᵀ of each pair of vectors."""
+    return x[..., :, None] * y[..., None, :]

@@ -1,9 +1,11 @@
 """The shaped ReLU σ_s(x) = s₊ max(x, 0) + s₋ min(x, 0), s± = 1 + c±/√n, and the drift that it leaves in the limit."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer.covariance import diagonal, identity_like, safe_sqrt
@@ -46,36 +48,43 @@ _TERMS = {4: 9, 8: 19}
 """How many Chebyshev terms reach the rounding of a floating-point number of so many bytes."""
 
 
-@jax.custom_jvp
-def relu_alignment(rho: Array) -> Array:
-    """√(1 − ρ²) − ρ arccos ρ, the shape of ν in Eq. 6: 0 at ρ = 1, 1 at ρ = 0, π at ρ = −1.
+def relu_alignment(rho: Any) -> Any:
+    """√(1 − ρ²) − ρ arccos ρ, the shape of ν in Eq. 6: 0 at ρ = 1, 1 at ρ = 0, π at ρ = −1; of NumPy arrays, by NumPy.
 
     Computed to full *relative* precision, also where the two terms cancel as ρ → 1, and without arccos, which took most
     of the solver's time: it is u^{3/2} g(u) with u = 1 − |ρ| and g smooth, plus π|ρ| for ρ < 0. Its derivative is
     −arccos ρ exactly, finite up to ρ = ±1, where differentiating the two terms would give ∞ − ∞.
     """
-    rho = jnp.clip(rho, -1.0, 1.0)
-    u = 1 - jnp.abs(rho)
+    return _differentiable_alignment(rho) if isinstance(rho, Array) else _alignment(np.asarray(rho))
+
+
+def _alignment[T: (Array, np.ndarray)](rho: T) -> T:
+    xp = rho.__array_namespace__()
+    rho = xp.clip(rho, -1.0, 1.0)
+    u = 1 - xp.abs(rho)
     z = 2 * u - 1
     # Clenshaw's recurrence.
-    last, before = jnp.zeros_like(u), jnp.zeros_like(u)
+    last, before = xp.zeros_like(u), xp.zeros_like(u)
     for coefficient in _CHEBYSHEV[_TERMS.get(rho.dtype.itemsize, 9) - 1 : 0 : -1]:
         last, before = coefficient + 2 * z * last - before, last
     g = _CHEBYSHEV[0] + z * last - before
-    return u * jnp.sqrt(u) * g + math.pi * jnp.maximum(-rho, 0.0)
+    return u * xp.sqrt(u) * g + math.pi * xp.maximum(-rho, 0.0)
 
 
-@relu_alignment.defjvp
-def _relu_alignment_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+_differentiable_alignment = jax.custom_jvp(_alignment)
+
+
+@_differentiable_alignment.defjvp
+def _alignment_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (rho,), (rho_dot,) = primals, tangents
-    return relu_alignment(rho), -jnp.arccos(jnp.clip(rho, -1.0, 1.0)) * rho_dot
+    return _differentiable_alignment(rho), -jnp.arccos(jnp.clip(rho, -1.0, 1.0)) * rho_dot
 
 
-def relu_drift(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+def relu_drift[T: (Array, np.ndarray)](V: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
     """B₂(V), with b_ReLU = (c₊ − c₋)² B₂: ν(ρ_αβ) √(V_αα V_ββ) of Theorem 3.2 for c₊ − c₋ = 1; zero on the diagonal."""
-    norm = safe_sqrt(diagonal(V))
+    xp, norm = V.__array_namespace__(), safe_sqrt(diagonal(V))
     scale = norm[:, None] * norm[None, :]
     # The diagonal's ρ = 1 is left out, since ν has no second derivative there.
     off_diagonal = (scale > 0) & (identity_like(V) == 0)
-    rho = jnp.where(off_diagonal, V, 0.0) / jnp.where(off_diagonal, scale, 1.0)
-    return jnp.where(off_diagonal, relu_alignment(rho) * scale, 0.0) / (2 * math.pi)
+    rho = xp.where(off_diagonal, V, 0.0) / xp.where(off_diagonal, scale, 1.0)
+    return xp.where(off_diagonal, relu_alignment(rho) * scale, 0.0) / (2 * math.pi)

@@ -27,7 +27,6 @@ from sdeinfer.likelihood._statistics import Layout as Layout
 from sdeinfer.likelihood._statistics import PathStatistics as PathStatistics
 from sdeinfer.likelihood._statistics import blank_statistics as blank_statistics
 from sdeinfer.likelihood._statistics import mean_features as mean_features
-from sdeinfer.likelihood._statistics import padded as padded
 from sdeinfer.likelihood._statistics import path_layout as path_layout
 from sdeinfer.likelihood._statistics import path_statistics as path_statistics
 from sdeinfer.likelihood._statistics import repeated_widths as repeated_widths

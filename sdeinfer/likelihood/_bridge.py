@@ -28,10 +28,11 @@ from sdeinfer.covariance import (
     identity_like,
     invert_lower,
     matmul,
+    square_of,
     total,
     transpose,
 )
-from sdeinfer.likelihood._layer_step import LayerLaw, conjugated, layer_step, square_of
+from sdeinfer.likelihood._layer_step import LayerLaw, conjugated, layer_step
 
 LOG_TERMS = 4
 """Terms of log x = 2 (y + y³/3 + …), y = (x − 1)/(x + 1): the bridge need not be exact, and is nearly so for x < 5."""

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 from numpyro.distributions import Distribution, constraints
 
-from sdeinfer.covariance import spectrum, vech
-from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit, drift_terms, variance_terms
+from sdeinfer.covariance import square_of
+from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit
 from sdeinfer.likelihood._bridge import Span, bridge, innovations_needed
-from sdeinfer.likelihood._layer_step import LayerLaw, power_of, square_of
+from sdeinfer.likelihood._layer_step import LayerLaw, power_of
 from sdeinfer.likelihood._moments import moments_of
 from sdeinfer.likelihood._transitions import Path
 
@@ -73,8 +73,7 @@ def bridges_of(path: Path, *, outputs: int = 0) -> Bridges:
         outputs: q, if the ends are X Xᵀ/q of q outputs.
     """
     layers, whole = path.gap[path.layer], slice(None)
-    blocks = [_next_order(path.starts(block)) for block in path.blocks()]
-    more_drift, features = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    more_drift, features = path.next_order()
     # Not the mean: of a covariance that explodes the features are larger by many orders of magnitude.
     centre = np.median(features, axis=0)
     centre[ATTENTION_NEXT] = 0.0
@@ -175,14 +174,3 @@ class Bridged(Distribution):
 
 def _batch_last(x: Array) -> Array:
     return jnp.moveaxis(x, 0, -1)
-
-
-@jax.jit
-def _next_order(V: Float[Array, "bridges m m"]) -> tuple[Array, Array]:
-    """Drift terms beyond the limit's, and features of the variance."""
-
-    def one(V):
-        features = variance_terms(V, spectrum(V))
-        return drift_terms(V)[2:], jax.vmap(vech)(features)
-
-    return jax.vmap(one)(V)

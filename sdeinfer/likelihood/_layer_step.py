@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance import (
@@ -27,7 +26,7 @@ from sdeinfer.covariance import (
     identity_like,
     invert_lower,
     matmul,
-    pairs,
+    square_of,
     total,
     transpose,
 )
@@ -196,11 +195,3 @@ def _of_square(w: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:
 def conjugated(R: Float[Array, "m m batch"], S: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:
     """R S Rᵀ."""
     return matmul(matmul(R, S), transpose(R))
-
-
-def square_of(tokens: int) -> np.ndarray:
-    """Where the entry (i, j) of a symmetric matrix stands among its p packed ones; shape (m, m)."""
-    place = np.zeros((tokens, tokens), int)
-    rows, columns = pairs(tokens)
-    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
-    return place

@@ -1,5 +1,7 @@
 """What a layer of width n says of the mean and the variance of every term of a transition."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -38,11 +40,11 @@ class Moments(eqx.Module):
         """Σ_s θ_s b_s of each term."""
         return (self.drift[..., None] * terms.drift).sum(axis=-2)
 
-    def common_variance(self, e: Float[Array, "... p"]) -> Float[Array, "... p"]:
+    def common_variance(self, e: Float[Any, "... p"]) -> Float[Array, "... p"]:
         """The part noise + mixing · e of v."""
         return self.noise + self.mixing * e
 
-    def own_variance(self, e: Float[Array, "... p"], features: Float[Array, "... features p"]) -> Float[Array, "... p"]:
+    def own_variance(self, e: Float[Any, "... p"], features: Float[Any, "... features p"]) -> Float[Array, "... p"]:
         """The part of v that is each term's own, Σ_k (w_k + w′_k e)(f_k − f̄_k), of features less their means."""
         weight = self.variance[..., None] + self.variance_mixing[..., None] * e[..., None, :]
         return (weight * features).sum(axis=-2)

@@ -163,7 +163,7 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     p = path.tokens * (path.tokens + 1) // 2
     lowest, highest = np.full(p, np.inf), np.zeros(p)
     for block in path.blocks():
-        e = np.asarray(padded(path.mixing, block), np.float64)
+        e = path.mixing(block)
         zero = _at_zero(e)
         lowest = np.minimum(lowest, np.where(zero, np.inf, e).min(axis=0))
         highest = np.maximum(highest, np.where(zero, 0.0, e).max(axis=0))
@@ -204,7 +204,7 @@ def blank_statistics(tokens: int, widths: int, *, causal: bool = False) -> PathS
 def mean_features(path: Path) -> Float[np.ndarray, "features p"]:
     """Means of the features of the variance over some of the transitions."""
     some = path.thinned(BLOCK)
-    return np.asarray(padded(some.terms, np.arange(len(some))).variance, np.float64)[: len(some)].mean(axis=0)
+    return some.terms(slice(None)).variance.mean(axis=0)
 
 
 def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = False) -> PathStatistics:
@@ -238,8 +238,8 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         spread = np.maximum(spread, np.abs(terms.variance - layout.centre).max(axis=0, initial=0.0))
         least = np.minimum(least, ratio.min(axis=0))
         np.add.at(constant, group[block], terms.log_jacobian - np.log(2 * math.pi * ratio).sum(axis=1) / 2)
-        data = _rows(terms, layout.centre, ratio, np.asarray(terms.increments - reference.mean(terms)))
-        functions = _cardinal(np.asarray(terms.mixing), layout)
+        data = _rows(terms, layout.centre, ratio, terms.increments - reference.mean(terms))
+        functions = _cardinal(terms.mixing, layout)
         first = np.flatnonzero(np.diff(group[block], prepend=-1))
         for start, stop in itertools.pairwise([*first, len(block)]):
             # (p, rows, transitions) @ (p, transitions, nodes)
@@ -265,9 +265,9 @@ def repeated_widths(widths: np.ndarray) -> np.ndarray:
 
 
 def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:
-    """The indices of transitions and their terms in float64, block by block."""
+    """The indices of transitions and their terms, block by block."""
     for block in path.blocks():
-        yield block, _in_double(padded(path.terms, block), len(block))
+        yield block, path.terms(block)
 
 
 def variance_ratio(moments: Moments, terms: Terms, centre: np.ndarray) -> np.ndarray:
@@ -282,14 +282,6 @@ def nodes_needed(half_width: float) -> int:
     rho = slope + math.hypot(1.0, slope)
     needed = -math.log(ACCURACY) / math.log(rho)
     return next((count for count in NODES if count >= needed), math.ceil(needed))
-
-
-def padded(function: Any, chosen: np.ndarray) -> Any:
-    """Apply a compiled function to up to BLOCK transitions, repeating the last: one shape is compiled for all data.
-
-    The caller drops the repeated ones.
-    """
-    return function(np.concatenate([chosen, np.full(BLOCK - len(chosen), chosen[-1])]))
 
 
 def _rows(terms: Terms, centre: np.ndarray, ratio: np.ndarray, residual: np.ndarray) -> np.ndarray:
@@ -334,10 +326,6 @@ def _in_default_type(x: np.ndarray) -> np.ndarray:
 def _filled(x: np.ndarray, length: int) -> np.ndarray:
     """With zeros at its end, to a length."""
     return np.concatenate([x, np.zeros((length - len(x), *x.shape[1:]), x.dtype)])
-
-
-def _in_double(terms: Terms, count: int) -> Terms:
-    return jax.tree.map(lambda x: np.asarray(x, np.float64)[:count], terms)
 
 
 def _require_finite(terms: Terms, network: np.ndarray) -> None:

@@ -1,24 +1,27 @@
 """Everything that the likelihood of a path needs from the data, computed once."""
 
 import dataclasses
-import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
-from sdeinfer._compiler import BALANCED
 from sdeinfer._files import InputError
-from sdeinfer.covariance import coordinates, pairs, singular, vech
+from sdeinfer.covariance import coordinates, pairs, singular, spectrum, vech
 from sdeinfer.layers import drift_terms, variance_terms
 from sdeinfer.observe import outputs_of, validate
 
 BLOCK = 2048
 """Transitions that are reduced at a time."""
+
+ENTRIES = 2**17
+"""Of these, as many are computed at a time as have so many of the largest arrays' entries, m³ each: they stay in a
+cache."""
 
 
 class Terms(eqx.Module):
@@ -35,11 +38,11 @@ class Terms(eqx.Module):
         log_jacobian: log |∂z/∂dV|, which makes densities of z densities of V; shape (...).
     """
 
-    increments: Float[Array, "... p"]
-    drift: Float[Array, "... 4 p"]
-    mixing: Float[Array, "... p"]
-    variance: Float[Array, "... features p"]
-    log_jacobian: Float[Array, "..."]
+    increments: Float[np.ndarray, "... p"]
+    drift: Float[np.ndarray, "... 4 p"]
+    mixing: Float[np.ndarray, "... p"]
+    variance: Float[np.ndarray, "... features p"]
+    log_jacobian: Float[np.ndarray, "..."]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +83,16 @@ class Path:
 
     def terms(self, chosen: slice | np.ndarray) -> Terms:
         """Transitions in their spectral coordinates, with one leading axis; each as one step of the SDE."""
-        V = self.starts(chosen)
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
-        return _terms(V, self.ends(chosen), np.asarray(h, V.dtype), causal=self.causal)
+        return _in_parts(partial(_terms, causal=self.causal), self.starts(chosen), self.ends(chosen), h)
 
-    def mixing(self, chosen: slice | np.ndarray) -> Float[Array, "transitions p"]:
+    def mixing(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions p"]:
         """The e of transitions alone."""
-        return _mixing(self.starts(chosen), causal=self.causal)
+        return _in_parts(lambda V: np.asarray(coordinates(V, causal=self.causal).mixing), self.starts(chosen))
+
+    def next_order(self) -> tuple[Float[np.ndarray, "transitions 2 m m"], Float[np.ndarray, "transitions features p"]]:
+        """Where transitions start, the terms of the drift beyond the limit's, and the features of the variance."""
+        return _in_parts(_next_order, self.starts(slice(None)))
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Indices of all transitions, block by block."""
@@ -199,39 +205,39 @@ def with_used(data: xr.Dataset, used: Bool[np.ndarray, "networks transitions"]) 
 
 
 def _symmetric(V: np.ndarray) -> Float[np.ndarray, "transitions m m"]:
-    array = np.asarray(V, jnp.result_type(float))
+    array = np.asarray(V, np.float64)
     return (array + np.swapaxes(array, -1, -2)) / 2
 
 
-@functools.partial(jax.jit, static_argnames="causal")
-def _mixing(V: Float[Array, "transitions m m"], *, causal: bool) -> Float[Array, "transitions p"]:
-    return jax.vmap(lambda V: coordinates(V, causal=causal).mixing)(V)
-
-
-@functools.partial(jax.jit, static_argnames="causal", compiler_options=BALANCED)
 def _terms(
-    V: Float[Array, "transitions m m"],
-    after: Float[Array, "transitions m m"],
-    h: Float[Array, " transitions"],
+    V: Float[np.ndarray, "transitions m m"],
+    after: Float[np.ndarray, "transitions m m"],
+    h: Float[np.ndarray, " transitions"],
     *,
     causal: bool,
 ) -> Terms:
-    tokens = V.shape[-1]
-    rows, columns = pairs(tokens)
-    root = jnp.sqrt(jnp.where(rows == columns, 2.0, 1.0))
+    rows, columns = pairs(V.shape[-1])
+    root, step = np.where(rows == columns, math.sqrt(2), 1.0), np.sqrt(h)[:, None]
+    at, drift = coordinates(V, causal=causal), drift_terms(V, causal=causal)
+    moved = vech(at.whiten(np.concatenate([(after - V)[None], drift]))) / root
+    return Terms(
+        increments=moved[0] / step,
+        drift=(moved[1:] * step).swapaxes(0, 1),
+        mixing=np.asarray(at.mixing),
+        variance=vech(variance_terms(V, at, drift)).swapaxes(0, 1),
+        log_jacobian=-(V.shape[-1] + 1) * np.asarray(at.log_volume) - np.log(root * step).sum(axis=1),
+    )
 
-    def one(V, dV, h):
-        at = coordinates(V, causal=causal)
 
-        def packed(S):
-            return vech(at.whiten(S)) / root
+def _next_order(V: Float[np.ndarray, "transitions m m"]) -> tuple[np.ndarray, np.ndarray]:
+    drift = drift_terms(V)
+    return drift[2:].swapaxes(0, 1), vech(variance_terms(V, spectrum(V), drift)).swapaxes(0, 1)
 
-        return Terms(
-            increments=packed(dV) / jnp.sqrt(h),
-            drift=jax.vmap(packed)(drift_terms(V, causal=causal)) * jnp.sqrt(h),
-            mixing=at.mixing,
-            variance=jax.vmap(vech)(variance_terms(V, at)),
-            log_jacobian=-(tokens + 1) * at.log_volume - jnp.sum(jnp.log(root * jnp.sqrt(h))),
-        )
 
-    return jax.vmap(one)(V, after - V, h)
+def _in_parts[T](function: Callable[..., T], V: Float[np.ndarray, "transitions m m"], *more: np.ndarray) -> T:
+    """Apply a function to parts of V and of what goes with it, and put together what it returns."""
+    size = max(1, ENTRIES // V.shape[-1] ** 3)
+    # What overflows is refused by those who use it, with its place.
+    with np.errstate(all="ignore"):
+        parts = [function(*(x[start : start + size] for x in (V, *more))) for start in range(0, len(V), size)]
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *each: np.concatenate(each), *parts)

@@ -105,15 +105,9 @@ def moments(layer, width: int, batches: int, key) -> list[tuple[np.ndarray, np.n
 @functools.cache
 def terms() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """B₁ and the other terms of the drift, f_k, and e; all in the spectral coordinates of V."""
-
-    @jax.jit
-    def at(V):
-        coordinates = spectrum(V)
-        drift = jax.vmap(coordinates.whiten)(drift_terms(V))
-        return drift, variance_terms(V, coordinates), coordinates.mixing
-
-    drift, features, e = map(np.asarray, at(V))
-    return drift[:, ROWS, COLUMNS], features[:, ROWS, COLUMNS], e
+    at, drift = spectrum(np.asarray(V)), drift_terms(np.asarray(V))
+    features = variance_terms(np.asarray(V), at, drift)
+    return at.whiten(drift)[:, ROWS, COLUMNS], features[:, ROWS, COLUMNS], np.asarray(at.mixing)
 
 
 def predicted(law: FiniteWidth) -> list[np.ndarray]:

@@ -14,10 +14,10 @@ from references import assert_agrees
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance import unvech, vech
+from sdeinfer.covariance import square_of, unvech, vech
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import LayerLaw, layer_step
-from sdeinfer.likelihood._layer_step import POWERS, power_of, square_of
+from sdeinfer.likelihood._layer_step import POWERS, power_of
 
 WIDTH = 64
 DRAWS = 100_000

@@ -1,0 +1,97 @@
+"""Factors of one matrix or of a stack (..., m, m): of JAX's arrays by JAX, and of data, which are NumPy's, by NumPy.
+
+For data nothing is compiled then, whatever their number and size. NumPy refuses a whole stack where one matrix of it
+has no factor; here that one's factor is NaN, as it is by JAX.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float
+
+
+def cholesky_of[T: (Array, np.ndarray)](A: Float[T, "... m m"]) -> Float[T, "... m m"]:
+    """The lower triangular L with L Lᵀ = A; NaN where A is not positive definite."""
+    return _numpy_cholesky(A) if isinstance(A, np.ndarray) else jnp.linalg.cholesky(A)
+
+
+def eigh_of[T: (Array, np.ndarray)](A: Float[T, "... m m"]) -> tuple[Float[T, "... m"], Float[T, "... m m"]]:
+    """Eigenvalues, ascending, and eigenvectors, in columns."""
+    return _numpy_eigh(A) if isinstance(A, np.ndarray) else jnp.linalg.eigh(A)
+
+
+def inverse_lower[T: (Array, np.ndarray)](L: Float[T, "... m m"]) -> Float[T, "... m m"]:
+    """L⁻¹ for lower triangular L."""
+    if isinstance(L, np.ndarray):
+        return np.tril(np.linalg.inv(L))
+    return solve_triangular(L, jnp.broadcast_to(jnp.eye(L.shape[-1], dtype=L.dtype), L.shape), lower=True)
+
+
+def whiten_by[T: (Array, np.ndarray)](L: Float[T, "... m m"], S: Float[T, "... m m"]) -> Float[T, "... m m"]:
+    """L⁻¹ S L⁻ᵀ for lower triangular L and symmetric S."""
+    if isinstance(L, np.ndarray):
+        inverse = inverse_lower(L)
+        Z = inverse @ S @ inverse.mT
+    else:
+        Z = solve_triangular(L, solve_triangular(L, S, lower=True).mT, lower=True)
+    return (Z + Z.mT) / 2
+
+
+def log_volume_of[T: (Array, np.ndarray)](L: Float[T, "... m m"]) -> Float[T, "..."]:
+    """Σ_i log L_ii."""
+    xp = L.__array_namespace__()
+    return xp.log(xp.diagonal(L, axis1=-2, axis2=-1)).sum(axis=-1)
+
+
+def factor_on_host(V: np.ndarray) -> np.ndarray:
+    """The factor of `semidefinite_cholesky` for each positive semi-definite matrix of a stack (..., m, m), by NumPy.
+
+    Cholesky's where V is definite; pivoted as `pivoted_cholesky` where it is singular, so that equal tokens have equal
+    rows.
+    """
+    rounding = 4 * V.shape[-1] * np.finfo(V.dtype).eps
+    eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
+    definite = (eigenvalues[..., 0] > rounding * eigenvalues[..., -1])[..., None, None]
+    identity = np.eye(V.shape[-1], dtype=V.dtype)
+    triangular = np.linalg.cholesky(np.where(definite, V, identity))
+    return triangular if definite.all() else np.where(definite, triangular, _pivoted(V, rounding))
+
+
+def _pivoted(V: np.ndarray, rounding: float) -> np.ndarray:
+    rest, columns = np.array(V), []
+    size = np.diagonal(rest, axis1=-2, axis2=-1).copy()
+    size[size == 0] = np.inf
+    for _ in range(V.shape[-1]):
+        share = np.diagonal(rest, axis1=-2, axis2=-1) / size
+        chosen = (share >= share.max(axis=-1, keepdims=True) / 2).argmax(axis=-1)[..., None]
+        column = np.take_along_axis(rest, chosen[..., None], axis=-1)[..., 0]
+        pivot = np.take_along_axis(column, chosen, axis=-1)
+        left = np.take_along_axis(share, chosen, axis=-1) > rounding
+        column = np.where(left, column / np.sqrt(np.where(left, pivot, 1.0)), 0.0)
+        rest = rest - column[..., :, None] * column[..., None, :]
+        columns.append(column)
+    return np.stack(columns, axis=-1)
+
+
+def _numpy_cholesky(A: Any) -> Any:
+    """The lower triangular L with L Lᵀ = A; NaN where A is not positive definite."""
+    try:
+        return np.linalg.cholesky(A)
+    except np.linalg.LinAlgError:
+        L = np.empty_like(A)
+        for index in np.ndindex(A.shape[:-2]):
+            try:
+                L[index] = np.linalg.cholesky(A[index])
+            except np.linalg.LinAlgError:
+                L[index] = np.nan
+        return L
+
+
+def _numpy_eigh(A: Any) -> tuple[Any, Any]:
+    """Eigenvalues, ascending, and eigenvectors, in columns; NaN where A is not finite."""
+    finite = np.isfinite(A).all(axis=(-2, -1))
+    values, vectors = np.linalg.eigh(np.where(finite[..., None, None], A, 0.0))
+    values[~finite], vectors[~finite] = np.nan, np.nan
+    return values, vectors

@@ -58,8 +58,8 @@ def relu_alignment(rho: Any) -> Any:
     return _differentiable_alignment(rho) if isinstance(rho, Array) else _alignment(np.asarray(rho))
 
 
-def _alignment[T: (Array, np.ndarray)](rho: T) -> T:
-    xp = rho.__array_namespace__()
+def _alignment(rho: Any) -> Any:
+    xp = np if isinstance(rho, np.ndarray) else jnp
     rho = xp.clip(rho, -1.0, 1.0)
     u = 1 - xp.abs(rho)
     z = 2 * u - 1

@@ -35,6 +35,7 @@ from sdeinfer.covariance._matrix import equicorrelated as equicorrelated
 from sdeinfer.covariance._matrix import factor as factor
 from sdeinfer.covariance._matrix import is_concrete as is_concrete
 from sdeinfer.covariance._matrix import pairs as pairs
+from sdeinfer.covariance._matrix import reciprocal as reciprocal
 from sdeinfer.covariance._matrix import safe_sqrt as safe_sqrt
 from sdeinfer.covariance._matrix import singular as singular
 from sdeinfer.covariance._matrix import square_of as square_of

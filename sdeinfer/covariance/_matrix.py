@@ -47,6 +47,19 @@ def safe_sqrt[T: (Array, np.ndarray)](x: T) -> T:
     return xp.where(zero, 0.0, xp.sqrt(xp.where(zero, 1.0, x)))
 
 
+@jax.custom_jvp
+def reciprocal(x: ArrayLike) -> Array:
+    """1/x, whose derivative has no other division: the compiler makes a kernel of its own of each."""
+    return 1 / jnp.asarray(x)
+
+
+@reciprocal.defjvp
+def _reciprocal_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (x,), (dx,) = primals, tangents
+    inverse = reciprocal(x)
+    return inverse, -inverse * inverse * dx
+
+
 def correlation(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """Correlations ρ_αβ = V_αβ / √(V_αα V_ββ), 1 on the diagonal and never outside [−1, 1].
 

@@ -8,15 +8,15 @@ import dataclasses
 from functools import partial
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PyTree
-from numpyro.infer.util import constrain_fn
 
-from sdeinfer.infer._densities import HANDLERS
+from sdeinfer.infer._densities import constrained_sites
 from sdeinfer.infer._innovations import law_at
-from sdeinfer.infer._mode import Mode, posterior_mode
+from sdeinfer.infer._mode import Mode, as_adjusted, posterior_mode
 from sdeinfer.infer._sandwich import sandwich
 from sdeinfer.likelihood import (
     Estimates,
@@ -114,18 +114,11 @@ def expanded_statistics(
     return dataclasses.replace(statistics, adjustment=adjustment)
 
 
-def _parameters(model: Program, statistics: PathStatistics, mode: Mode) -> Float[Array, " parameters"]:
+def _parameters(model: Program, statistics: PathStatistics, mode: Mode) -> Float[Array | np.ndarray, " parameters"]:
     """The mode in the coordinates of `likelihood.unconstrained`."""
-    return _parameters_at(model, statistics, mode.sites, np.asarray(mode.x, jnp.result_type(float)))
-
-
-@eqx.filter_jit
-def _parameters_at(
-    model: Program, statistics: PathStatistics, sites: tuple[str, ...], x: Float[Array | np.ndarray, " sites"]
-) -> Float[Array, " parameters"]:
-    with HANDLERS:
-        found = constrain_fn(model, (statistics,), {}, dict(zip(sites, x, strict=True)), return_deterministic=True)
-    return unconstrained({name: found[name] for name in dict(model.options)["architecture"].parameters})
+    z = dict(zip(mode.sites, np.asarray(mode.x, jnp.result_type(float))[:, None, None], strict=True))
+    found = constrained_sites(model, jax.device_put(as_adjusted(model, statistics)), z)
+    return unconstrained({name: found[name][0, 0] for name in dict(model.options)["architecture"].parameters})
 
 
 def _largest_change(path: Path, layout: Layout, reference: Moments) -> float:

@@ -79,7 +79,7 @@ class Innovations(NamedTuple):
 
 def law_at(
     architecture: Architecture,
-    u: Float[Array, " parameters"],
+    u: Float[Array | np.ndarray, " parameters"],
     *,
     widths: np.ndarray,
     centre: np.ndarray,

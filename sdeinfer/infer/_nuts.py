@@ -6,6 +6,8 @@ the number of networks; each network's own likelihood is computed for the kept d
 """
 
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +19,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from numpyro.infer import NUTS
 from numpyro.infer.util import ParamInfo
 
-from sdeinfer._compiler import BALANCED, RUN_ONCE
+from sdeinfer._compiler import BALANCED
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
@@ -59,7 +61,7 @@ def nuts(
     kept = in_chunks(
         _advance,
         problem,
-        tuple(_initial_state(problem, key, chain) for chain in range(chains)),
+        _initial_states(problem, key, chains),
         warmup=warmup,
         draws=draws,
         chunk=CHUNK,
@@ -84,7 +86,8 @@ def compile_nuts(model: Program, *, tokens: int, widths: int, causal: bool, warm
         problem = Problem(model, warmup, CHUNK, blank)
         zero = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in latent_structure(model, blank).items()}
         start = ParamInfo(zero, np.zeros((), jnp.result_type(float)), zero)
-        jax.block_until_ready(_advance(problem, _start(problem, jr.key(0), np.uint32(0), start), np.asarray(0)))
+        (state,) = problem.initial_states([np.zeros(4, np.uint32)], [start])
+        jax.block_until_ready(_advance(problem, state, np.asarray(0)))
         sites = constrained_sites(model, blank, {name: value[None, None] for name, value in zero.items()})
         log_densities(model, blank, sites)
 
@@ -104,7 +107,7 @@ class Problem(eqx.Module):
     chunk: int = eqx.field(static=True)
     prepared: PyTree
 
-    def bind(self, key: PRNGKeyArray, start: ParamInfo) -> tuple[NUTS, Any]:
+    def bind(self, key: Array | np.ndarray, start: ParamInfo) -> tuple[NUTS, Any]:
         """The kernel, bound to this posterior, and the state of a chain at `start`.
 
         NumPyro's kernels are bound by their `init`, so every trace has to call it. With the potential and its slope
@@ -116,6 +119,27 @@ class Problem(eqx.Module):
             target_accept_prob=self.model.acceptance,
         )
         return kernel, kernel.init(key, self.warmup, start)
+
+    def initial_states(self, keys: Sequence[np.ndarray], starts: Sequence[ParamInfo]) -> tuple[Any, ...]:
+        """What `bind` returns for each of these keys and starts, but for its random numbers, without compiling it.
+
+        Nearly all of it is zero; momentum and energy are those of a draw, which the first iteration makes anew.
+        """
+        structure = jax.eval_shape(lambda key, start: self.bind(key, start)[1], keys[0][:2], starts[0])
+        blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), structure)
+        identity = jax.tree.map(lambda mass: np.eye(len(mass), dtype=mass.dtype), blank.adapt_state.inverse_mass_matrix)
+        masses = ("inverse_mass_matrix", "mass_matrix_sqrt", "mass_matrix_sqrt_inv")
+        *averages, centre = blank.adapt_state.ss_state
+        adapt = blank.adapt_state._replace(
+            step_size=np.ones_like(centre),
+            ss_state=(*averages, centre + math.log(10)),
+            **dict.fromkeys(masses, identity),
+        )
+        # Two halves of a key's words: one for the chain, one for its adaptation.
+        return tuple(
+            blank._replace(rng_key=key[:2], adapt_state=adapt._replace(rng_key=key[2:]), **start._asdict())
+            for key, start in zip(keys, starts, strict=True)
+        )
 
     def advance(self, state: Any, steps: Array) -> tuple[Any, dict[str, dict[str, Array]]]:
         """Advance one chain by up to a chunk of iterations; its draws and the sampler's statistics at each."""
@@ -142,22 +166,19 @@ def _drawn(state: Any) -> dict[str, dict[str, Array]]:
     }
 
 
-def _initial_state(problem: Problem, key: PRNGKeyArray, chain: int) -> Any:
-    """The state of a chain that starts uniform in (−2, 2) in each unconstrained parameter, as NumPyro's chains do.
+def _initial_states(problem: Problem, key: PRNGKeyArray, chains: int) -> tuple[Any, ...]:
+    """Chains that start uniform in (−2, 2) in each unconstrained parameter, as NumPyro's do.
 
     NumPyro searches for a start of finite density; these models have one everywhere.
     """
-    random = np.random.default_rng([chain, *np.asarray(jr.key_data(key)).ravel()])
-    structure = latent_structure(problem.model, problem.prepared)
-    z = {name: random.uniform(-2, 2, leaf.shape).astype(leaf.dtype) for name, leaf in structure.items()}
-    return _start(
-        problem, key, np.uint32(chain), ParamInfo(z, *potential_and_slope(problem.model, problem.prepared, z))
-    )
-
-
-@functools.partial(jax.jit, compiler_options=RUN_ONCE)
-def _start(problem: Problem, key: PRNGKeyArray, chain: Array, start: ParamInfo) -> Any:
-    return problem.bind(jr.fold_in(key, chain), start)[1]
+    words, structure = np.asarray(jr.key_data(key)).ravel(), latent_structure(problem.model, problem.prepared)
+    keys, starts = [], []
+    for chain in range(chains):
+        random = np.random.default_rng([chain, *words])
+        z = {name: random.uniform(-2, 2, leaf.shape).astype(leaf.dtype) for name, leaf in structure.items()}
+        starts.append(ParamInfo(z, *potential_and_slope(problem.model, problem.prepared, z)))
+        keys.append(random.integers(2**32, size=4, dtype=np.uint32))
+    return problem.initial_states(keys, starts)
 
 
 @functools.partial(jax.jit, compiler_options=BALANCED)

@@ -45,7 +45,12 @@ NOTHING = 1e-3
 
 
 def sandwich(
-    path: Path, architecture: Architecture, u: Float[Array, " parameters"], statistics: PathStatistics, *, times: float
+    path: Path,
+    architecture: Architecture,
+    u: Float[Array | np.ndarray, " parameters"],
+    statistics: PathStatistics,
+    *,
+    times: float,
 ) -> Adjustment:
     """The adjustment of a likelihood.
 

@@ -11,7 +11,7 @@ import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import gram, is_concrete, matmul, total, transpose
+from sdeinfer.covariance import gram, is_concrete, matmul, reciprocal, total, transpose
 from sdeinfer.layers._base import AbstractLayer, gain_parameter, gamma_parameter, shortcut, tau0_parameter
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
@@ -141,12 +141,12 @@ class ShapedAttention(AbstractLayer):
             InputError: where gains are not 1.
         """
         layer = self._untrained()
-        variance = layer.gamma**2
+        variance, coldness = layer.gamma**2, reciprocal(layer.tau0)
         return Limit(
-            attention_drift=variance / layer.tau0**2,
+            attention_drift=variance * coldness**2,
             relu_drift=jnp.zeros_like(variance),
             linear_noise=variance * (2 if self.output_projection else 2 - variance),
-            attention_noise=(variance / layer.tau0) ** 2 / self.heads,
+            attention_noise=(variance * coldness) ** 2 * (1 / self.heads),
             causal=self.causal,
         )
 
@@ -162,13 +162,14 @@ class ShapedAttention(AbstractLayer):
         if self.causal:
             raise InputError("law: with a causal mask there is the limit's law only, law='limit'")
         variance, limit = self.gamma**2, self.limit()
-        x = 1 / (width * self.tau0**2)
+        h = reciprocal(width)
+        x = h * reciprocal(self.tau0) ** 2
         projected = float(self.output_projection)
         return FiniteWidth(
             limit=limit,
             drift_along=jnp.zeros_like(x),
             attention_drift_next=limit.attention_drift * x,
-            linear_repeat=projected * variance**2 / width,
+            linear_repeat=projected * variance**2 * h,
             attention_repeat=variance**2 * x * (1 + projected / self.heads),
             variance=weights(
                 attention_growth=variance * x * (1 + projected * variance),

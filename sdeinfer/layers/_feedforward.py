@@ -9,7 +9,7 @@ import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import matmul
+from sdeinfer.covariance import matmul, reciprocal
 from sdeinfer.layers._base import (
     AbstractLayer,
     c_minus_parameter,
@@ -102,14 +102,15 @@ class ResidualFeedForward(AbstractLayer):
         smaller than 1/√n.
         """
         variance, q = self.gamma**2, relu_kink(self.c_plus, self.c_minus, width)
+        h, ratio = reciprocal(width), 1 / self.expansion
         return FiniteWidth.without_attention(
             4 * jnp.asarray(width) * q * variance,
             linear_noise=self.limit().linear_noise,
-            linear_repeat=variance**2 / (self.expansion * width),
+            linear_repeat=variance**2 * (ratio * h),
             relu_growth=4 * q * variance,
-            relu_hidden=q * variance**2 / self.expansion * (1 + 2 / jnp.asarray(width)),
+            relu_hidden=q * variance**2 * ratio * (1 + 2 * h),
             relu_growth_square=16 * (q * variance) ** 2,
-            relu_hidden_square=(q * variance) ** 2 / self.expansion,
+            relu_hidden_square=(q * variance) ** 2 * ratio,
         )
 
     def parameters(self) -> Mapping[str, Array]:

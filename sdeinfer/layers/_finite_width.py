@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from sdeinfer.covariance import CausalSpectrum, Spectrum
+from sdeinfer.covariance import CausalSpectrum, Spectrum, reciprocal
 from sdeinfer.layers._limit import Limit, attention_drift, causal_attention_drift
 from sdeinfer.layers._next_order import (
     attention_drift_next,
@@ -93,11 +93,12 @@ class FiniteWidth(eqx.Module):
         The covariance that the second layer sees has already moved, by the first one's drift and noise.
         """
         first, second = self.limit, feedforward.limit
-        moved = second.linear_noise / width
-        passed = {"relu_response": 2 * second.relu_drift / width}
+        h = reciprocal(width)
+        moved = second.linear_noise * h
+        passed = {"relu_response": 2 * second.relu_drift * h}
         return FiniteWidth(
             limit=first + second,
-            drift_along=second.relu_drift * first.attention_drift / width,
+            drift_along=second.relu_drift * first.attention_drift * h,
             attention_drift_next=self.attention_drift_next,
             linear_repeat=self.linear_repeat + feedforward.linear_repeat + moved * first.linear_noise,
             attention_repeat=self.attention_repeat + moved * first.attention_noise,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from sdeinfer.covariance import diagonal, identity_like, safe_sqrt
+from sdeinfer.covariance import diagonal, identity_like, reciprocal, safe_sqrt
 
 
 def shaped_relu(x: Array, c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: ArrayLike) -> Array:
@@ -31,9 +31,9 @@ def relu_kink(c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: ArrayL
 
     At one width the law of a layer depends on c₊ and c₋ through q alone. 4nq is c (c₊ − c₋)², with the He constant c.
     """
-    half = (c_plus - c_minus) / 2 / jnp.sqrt(width)
-    mean = 1 + (c_plus + c_minus) / 2 / jnp.sqrt(width)
-    return half**2 / (mean**2 + half**2)
+    scale = jax.lax.rsqrt(jnp.asarray(width, jnp.result_type(float))) / 2
+    half, mean = (c_plus - c_minus) * scale, 1 + (c_plus + c_minus) * scale
+    return half**2 * reciprocal(mean**2 + half**2)
 
 
 _MOST_TERMS = 60

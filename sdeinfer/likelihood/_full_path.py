@@ -10,6 +10,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, ArrayLike, Float
 from numpyro.distributions import Distribution, constraints
 
+from sdeinfer.covariance import reciprocal
 from sdeinfer.layers import FiniteWidth, Limit
 from sdeinfer.likelihood._moments import Moments, bounded, moments_of
 from sdeinfer.likelihood._statistics import LIMIT_ROWS, QUADRATIC, ROW_GROUPS, PathStatistics
@@ -192,4 +193,4 @@ def _shares(
     """V and c_k = (w_k + w′_k e)/v at the nodes of each pair."""
     variance = moments.common_variance(nodes.T).T
     weight = moments.variance[:, None, None] + moments.variance_mixing[:, None, None] * nodes
-    return variance, weight / variance
+    return variance, weight * reciprocal(variance)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import pairs, tokens_of
+from sdeinfer.covariance import pairs, reciprocal, tokens_of
 from sdeinfer.layers import FiniteWidth
 from sdeinfer.likelihood._transitions import Terms
 
@@ -97,5 +97,5 @@ def _raised(
     above = jnp.sum(jnp.maximum(features, 0.0), axis=0)
     below = -jnp.sum(jnp.minimum(features, 0.0), axis=0)
     present = base > 0
-    allowed = jnp.where(present, base / 2, 1.0)
-    return base + more + above - jnp.where(present, below * bounded(below / allowed), 0.0)
+    inverse = reciprocal(jnp.where(present, base / 2, 1.0))
+    return base + more + above - jnp.where(present, below * bounded(below * inverse), 0.0)

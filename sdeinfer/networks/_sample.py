@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from sdeinfer._compiler import BALANCED, padded_size
+from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
@@ -38,6 +38,10 @@ CHAIN_ENTRIES = 2**24
 PATH_ENTRIES = 2**24
 """How many entries of the chain's covariances one batch may return."""
 
+FEW_NORMALS = 2**24
+"""Up to so many normals, a second's work, the chain takes longer to compile than to run: machine code that is five times
+as fast takes 1.3 s longer to compile."""
+
 
 @with_progress_line
 def sample_networks(
@@ -56,7 +60,7 @@ def sample_networks(
 
     By default the covariances are drawn without the networks, from exactly the law that their weights give them: see
     `covariance_chain`. The networks come in batches of bounded memory; a network depends on its number and the key
-    alone.
+    alone, up to rounding.
 
     Arguments:
         layer: the architecture, with its parameters; repeated `depth` times with fresh weights.
@@ -136,6 +140,8 @@ def sample_chains(
     networks, tokens = V0.shape[:2]
     layer = jax.tree.map(lambda value: np.asarray(value, V0.dtype), layer)
     room = padded_size(observed, least=16)
+    normals = networks * observed * observe_every * tokens * (4 * tokens + width)
+    chain_batch = _few_chains if normals <= FEW_NORMALS and jax.default_backend() == "cpu" else _many_chains
     batch = _chains_at_once(networks, tokens, layer.column_blocks, room)
     sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
     covariance = np.empty((networks, observed + 1, tokens, tokens), V0.dtype)
@@ -147,7 +153,7 @@ def sample_chains(
         # `jax.enable_x64` is thread-local.
         with jax.enable_x64(x64):
             own = V0[np.minimum(number, networks - 1)]
-            drawn = _chain_batch(layer, own, number.astype(np.uint32), key, **sizes, room=room)
+            drawn = chain_batch(layer, own, number.astype(np.uint32), key, **sizes, room=room)
             covariance[mine] = np.asarray(drawn)[: len(mine), : observed + 1]
         return len(mine)
 
@@ -170,10 +176,13 @@ def _chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
     return max(1, min(wanted, CHAIN_ENTRIES // drawn, PATH_ENTRIES // returned))
 
 
-@functools.partial(jax.jit, static_argnames="room", compiler_options=BALANCED)
 def _chain_batch(layer, V0, numbers, key, *, width, observe_every, observed, room):
     sizes = {"width": width, "layers": observed * observe_every, "observe_every": observe_every, "room": room}
     return covariance_chain(layer, V0, **sizes, keys=NetworkKeys.numbered(key, numbers))
+
+
+_few_chains = jax.jit(_chain_batch, static_argnames="room", compiler_options=RUN_ONCE)
+_many_chains = jax.jit(_chain_batch, static_argnames="room", compiler_options=BALANCED)
 
 
 def _sample_weights(layer, V0, networks, *, width, observed, observe_every, done, key) -> np.ndarray:

@@ -1,0 +1,28 @@
+import jax
+import numpy as np
+from numpyro.infer.util import ParamInfo
+
+import sdeinfer as si
+from sdeinfer.infer._nuts import Problem
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import blank_statistics
+
+
+def test_chains_start_in_the_state_that_numpyro_makes():
+    """But for momentum and energy, which every iteration makes anew, and for which key is whose."""
+    program = si.models.full_path.given(architecture=Architecture("attention"), law="limit")
+    problem = Problem(program, 100, 10, blank_statistics(2, 1))
+    z = {"gamma": np.array(0.3), "tau0": np.array(-0.2)}
+    start = ParamInfo(z, np.array(1.5), {"gamma": np.array(2.0), "tau0": np.array(0.5)})
+    key = np.arange(4, dtype=np.uint32)
+    (found,) = problem.initial_states([key], [start])
+    expected = jax.jit(lambda key, start: problem.bind(key, start)[1])(key[:2], start)
+    np.testing.assert_array_equal(found.rng_key, key[:2])
+    np.testing.assert_array_equal(found.adapt_state.rng_key, key[2:])
+    states = [
+        state._replace(energy=0.0, rng_key=0, adapt_state=state.adapt_state._replace(rng_key=0))
+        for state in (found, expected)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    types = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) for state in (found, expected)]
+    assert types[0] == types[1]

@@ -1,6 +1,5 @@
 """Covariances of many independent finite networks."""
 
-import functools
 import math
 import os
 from collections.abc import Callable
@@ -39,8 +38,8 @@ PATH_ENTRIES = 2**24
 """How many entries of the chain's covariances one batch may return."""
 
 FEW_NORMALS = 2**24
-"""Up to so many normals, a second's work, the chain takes longer to compile than to run: machine code that is five times
-as fast takes 1.3 s longer to compile."""
+"""Up to so many normals, a second's work, the chain takes longer to compile than to run: machine code that is five
+times as fast takes 1.3 s longer to compile."""
 
 
 @with_progress_line

@@ -147,6 +147,35 @@ def potential(model: Program, prepared: PyTree, z: dict[str, Array]) -> Float[Ar
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def potential_and_slope(model: Program, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     """The potential and its derivative in each unconstrained parameter."""
+    return _traced_once(model, prepared, z)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def sampled_potential(model: Program, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
+    """The potential, for samplers: its gradient in z, and no other, is that of `potential_and_slope`."""
+    return potential(model, prepared, z)
+
+
+def _with_slope(model: Program, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    return _traced_once(model, prepared, z)
+
+
+def _pulled_back(model: Program, slope: dict[str, Array], change: Array) -> tuple[None, dict[str, Array]]:
+    del model
+    return None, {name: change * along for name, along in slope.items()}
+
+
+sampled_potential.defvjp(_with_slope, _pulled_back)
+
+
+def _traced_once(model: Program, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    # The search for the mode and the sampler are compiled at the same time: the one that is later finds it traced.
+    with HANDLERS:
+        return _value_and_slope(model, prepared, z)
+
+
+@partial(jax.jit, static_argnums=0)
+def _value_and_slope(model: Program, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     return jax.value_and_grad(lambda z: potential(model, prepared, z))(z)
 
 

@@ -23,7 +23,7 @@ from sdeinfer._compiler import BALANCED
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
-from sdeinfer.infer._mode import as_adjusted, potential, potential_and_slope
+from sdeinfer.infer._mode import as_adjusted, potential_and_slope, sampled_potential
 from sdeinfer.likelihood import Program, blank_statistics
 
 CHUNK = 250
@@ -114,7 +114,7 @@ class Problem(eqx.Module):
         given, `init` computes neither.
         """
         kernel = NUTS(
-            potential_fn=functools.partial(potential, self.model, self.prepared),
+            potential_fn=functools.partial(sampled_potential, self.model, self.prepared),
             dense_mass=True,
             target_accept_prob=self.model.acceptance,
         )

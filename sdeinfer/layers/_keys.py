@@ -37,8 +37,10 @@ class NetworkKeys(eqx.Module):
     @classmethod
     def numbered(cls, key: PRNGKeyArray, numbers: UInt32[Array, " networks"]) -> "NetworkKeys":
         """Keys of the networks of these numbers; no two of one `key` are equal."""
-        high, low = jr.bits(key, (2,), jnp.uint32)
-        return cls(*threefry(high, low, jnp.zeros_like(numbers), numbers))
+        words = jr.key_data(key).ravel()
+        # Keys of four words are hashed to two. JAX's own new keys of `key` have a 0 in the place of the 3.
+        high, low = words if words.size == 2 else threefry(*words)
+        return cls(*threefry(high, low, jnp.uint32(3), numbers))
 
     def fold_in(self, number: Int[Array, ""] | int) -> "NetworkKeys":
         """New keys, others for every number."""

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -70,4 +69,4 @@ def _solve_block(
     solver: PSDEuler, limit: Limit, X0: Float[Array, "m m paths"], times: Times, key: PRNGKeyArray, number: Array
 ) -> tuple[Float[Array, "times m m paths"], Float[Array, " paths"]]:
     shape = jax.ShapeDtypeStruct((*limit.normals(len(X0)), X0.shape[-1]), jnp.asarray(X0).dtype)
-    return solve_paths(limit, X0, times, BrownianSteps(shape=shape, key=jr.fold_in(key, number)), solver=solver)
+    return solve_paths(limit, X0, times, BrownianSteps(shape=shape, key=key, block=number), solver=solver)

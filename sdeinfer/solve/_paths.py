@@ -6,7 +6,6 @@ from typing import Any
 import diffrax
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
@@ -125,7 +124,7 @@ def in_blocks(
     shape = jax.ShapeDtypeStruct((*normals, min(paths, size)), X0.dtype)
 
     def block(number):
-        V, stopped = solve(BrownianSteps(shape=shape, key=jr.fold_in(key, number), together=size))
+        V, stopped = solve(BrownianSteps(shape=shape, key=key, block=number, together=size))
         return jnp.moveaxis(V, -1, 0), stopped
 
     if paths <= size:

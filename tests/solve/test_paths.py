@@ -88,11 +88,11 @@ def normals_of_blocks(key):
     steps = list(zip(GRID.steps[:-1], GRID.steps[1:], strict=True))
 
     @jax.jit
-    def block(k):
-        brownian = BrownianSteps(shape, k)
+    def block(number):
+        brownian = BrownianSteps(shape, key, number)
         return jnp.stack([brownian.evaluate(jnp.array(a), jnp.array(b)) / np.sqrt(b - a) for a, b in steps])
 
-    blocks = [np.asarray(block(jr.fold_in(key, number))) for number in range(3)]
+    blocks = [np.asarray(block(np.uint32(number))) for number in range(3)]
     return np.moveaxis(np.concatenate(blocks, axis=-1), -1, 0)[:PATHS]
 
 

@@ -27,15 +27,10 @@ class Killed(Exception):
 
 
 @pytest.fixture(scope="module")
-def few():
+def prepared():
     V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
     layer = si.ResidualFeedForward(0.6, 1.0, -1.0)
-    return si.sample_networks(layer, V0, width=64, depth=5, networks=8, key=jr.key(1))
-
-
-@pytest.fixture(scope="module")
-def prepared(few):
-    return prepare(PROGRAM, few)
+    return prepare(PROGRAM, si.sample_networks(layer, V0, width=64, depth=5, networks=8, key=jr.key(1)))
 
 
 def killed_after(chunks: int, monkeypatch, prepared, checkpoint: Checkpoint) -> None:
@@ -103,9 +98,9 @@ def test_checkpoints_of_other_fits_are_refused(tmp_path, monkeypatch, prepared):
 
 
 @pytest.mark.usefixtures("short_chunks")
-def test_the_fit_of_both_laws_goes_on_in_either(tmp_path, monkeypatch, few):
+def test_the_fit_of_both_laws_goes_on_in_either(tmp_path, monkeypatch, networks):
     settings = {"law": "both", "chains": 1, "draws": 20, "warmup": 20, "predictions": 1, "key": jr.key(1)}
-    whole = si.fit(si.models.full_path, few, **settings)
+    whole = si.fit(si.models.full_path, networks, **settings)
     advance, calls = runner._advance, itertools.count()
 
     def die_in_the_second_law(*arguments):
@@ -117,8 +112,8 @@ def test_the_fit_of_both_laws_goes_on_in_either(tmp_path, monkeypatch, few):
     monkeypatch.setattr(runner, "_advance", die_in_the_second_law)
     checkpoint = Checkpoint(str(tmp_path / "fit.checkpoint"), resume=True)
     with pytest.raises(Killed):
-        si.fit(si.models.full_path, few, **settings, checkpoint=checkpoint)
-    resumed = si.fit(si.models.full_path, few, **settings, checkpoint=checkpoint)
+        si.fit(si.models.full_path, networks, **settings, checkpoint=checkpoint)
+    resumed = si.fit(si.models.full_path, networks, **settings, checkpoint=checkpoint)
     for group in ("posterior", "limit_posterior"):
         np.testing.assert_array_equal(resumed[group]["gamma"], whole[group]["gamma"])
     assert checkpoint.beside().file.exists()

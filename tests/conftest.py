@@ -145,6 +145,16 @@ def _compiled_programs_are_forgotten():
         gc.collect()
 
 
+WARMUP = 300
+"""Of the fits in the suite: its length is compiled in, so that fits of one shape and one warmup share a sampler."""
+
+
+@pytest.fixture
+def nothing_ahead(monkeypatch):
+    """For fits that are refused, and would wait for the sampler that was being compiled in the meantime."""
+    monkeypatch.setattr("sdeinfer.infer._fit.compile_nuts", lambda *_, **__: None)
+
+
 @pytest.fixture
 def key():
     return jr.key(20230630)
@@ -161,4 +171,4 @@ def networks():
 @pytest.fixture(scope="session")
 def fitted(networks):
     """A short fit of them."""
-    return si.fit(si.models.full_path, networks, chains=2, draws=400, warmup=300, predictions=20, key=jr.key(2))
+    return si.fit(si.models.full_path, networks, chains=2, draws=400, warmup=WARMUP, predictions=20, key=jr.key(2))

@@ -8,14 +8,17 @@ import sys
 import numpy as np
 import pytest
 import xarray as xr
+from conftest import WARMUP
 from typer.testing import CliRunner
 
 from sdeinfer import _progress
 from sdeinfer.cli import app
 from sdeinfer.observe import _stored, read, read_posterior, write
 
-SMALL_NETWORKS = ["--width", "48", "--depth", "5", "--tokens", "2", "--networks", "6", "--norm", "1.2"]
-SMALL_FIT = ["--chains", "2", "--draws", "60", "--warmup", "100"]
+SMALL_NETWORKS = ["--width", "96", "--depth", "10", "--tokens", "3", "--networks", "24", "--norm", "1.2"]
+SMALL_FIT = ["--chains", "2", "--draws", "60", "--warmup", str(WARMUP)]
+"""Of the sizes of the fixtures `networks` and `fitted`, which need other programs for other tokens and warmup."""
+
 RESULTS = [
     "data.nc",
     "figures/correlation_paths.png",

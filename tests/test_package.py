@@ -114,8 +114,13 @@ def test_nothing_is_imported_before_it_is_used():
     )
 
 
-def test_functions_are_not_replaced_by_the_packages_of_their_names():
+def test_numpyro_is_whole_after_a_report_and_functions_are_not_replaced_by_packages():
+    """In one process: most of the time goes into its imports."""
     in_new_process(
+        "import sdeinfer as si",
+        "si.report.figures",
+        "import numpyro",
+        "assert numpyro.distributions.distribution",
         "import sdeinfer.check, sdeinfer.observe, sdeinfer.report",
         "import sdeinfer as si",
         "assert type(si.check).__name__ == 'function' and callable(si.observe)",
@@ -124,15 +129,6 @@ def test_functions_are_not_replaced_by_the_packages_of_their_names():
         "from sdeinfer.check import Check, check as the_same",
         "assert check is the_same is si.check and observe is si.observe and fit is si.infer.fit",
         "assert si.layers.AbstractLayer and si.models.full_path.prepare",
-    )
-
-
-def test_numpyro_is_whole_where_a_report_comes_first():
-    in_new_process(
-        "import sdeinfer as si",
-        "si.report.figures",
-        "import numpyro",
-        "assert numpyro.distributions.distribution",
     )
 
 

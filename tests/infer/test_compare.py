@@ -4,6 +4,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
+from conftest import WARMUP
 
 import sdeinfer as si
 from sdeinfer.likelihood import USED, FullPath, observed_path, path_layout, path_statistics
@@ -14,7 +15,7 @@ LAYERS = {
     "feedforward": si.ResidualFeedForward(0.6, 1.0, -1.0),
     "mlp": si.ShapedMLP(1.0, -1.0),
 }
-SIZES = {"chains": 2, "draws": 200, "warmup": 300}
+SIZES = {"chains": 2, "draws": 200, "warmup": WARMUP}
 
 
 def networks(name: str, count: int, depth: int) -> xr.Dataset:

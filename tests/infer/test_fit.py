@@ -4,6 +4,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
+from conftest import WARMUP
+from likelihood.paths import log_prob
 
 import sdeinfer as si
 from sdeinfer.infer import nuts, predict, prepare
@@ -53,8 +55,7 @@ def test_log_likelihood_and_prior_are_those_of_the_draws(fitted, networks):
     draw = fitted["posterior"].to_dataset().isel(chain=1, draw=7)
     drawn = {name: draw[name].item() for name in ("gamma", "tau0", "c_plus", "c_minus")}
     layer = si.ShapedTransformer(**path.adjustment(drawn))
-    law = jax.vmap(layer.finite_width)(path.widths)
-    expected = si.likelihood.FullPath(law, path).log_prob(path.weights)
+    expected = log_prob(layer, path, "finite-width")
     np.testing.assert_allclose(fitted["log_likelihood"]["covariance"].isel(chain=1, draw=7), expected, rtol=1e-10)
     tau0 = draw["tau0"].item()
     log_normal = -np.log(tau0) - np.log(tau0) ** 2 / 2 - np.log(2 * np.pi) / 2
@@ -68,8 +69,8 @@ def test_slopes_come_ordered_with_their_gap(fitted):
 
 
 def test_one_key_gives_one_posterior(networks):
-    prepared = si.models.full_path.prepare(networks)
-    settings = {"chains": 2, "draws": 30, "warmup": 30}
+    prepared = prepare(TRANSFORMER, networks)
+    settings = {"chains": 2, "draws": 30, "warmup": WARMUP}
     first, second, other = (nuts(TRANSFORMER, prepared, **settings, key=jr.key(seed)) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first.samples["gamma"], second.samples["gamma"])
     assert (first.samples["gamma"] != other.samples["gamma"]).all()
@@ -88,7 +89,7 @@ def test_chunks_do_not_show(networks, monkeypatch):
 
 
 def test_a_second_fit_of_one_shape_compiles_nothing(networks, caplog):
-    short = {"chains": 1, "draws": 20, "warmup": 20, "predictions": 2}
+    short = {"chains": 1, "draws": 20, "warmup": WARMUP, "predictions": 20}
     si.fit(si.models.full_path, networks, **short, key=jr.key(2))
     with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
         si.fit(si.models.full_path, networks, **short, key=jr.key(3))
@@ -105,7 +106,7 @@ def test_every_architecture_fits_its_own_networks(architecture):
     truth = {name: value for name, value in truth.items() if name in kind.__dataclass_fields__}
     V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.4)
     data = si.sample_networks(kind(**truth), V0, width=96, depth=6, networks=8, key=jr.key(1))
-    post = si.fit(si.models.full_path, data, chains=2, draws=50, warmup=100, predictions=4, key=jr.key(2))
+    post = si.fit(si.models.full_path, data, chains=2, draws=50, warmup=WARMUP, predictions=4, key=jr.key(2))
     assert post.attrs["architecture"] == architecture
     assert set(truth) <= set(post["posterior"].data_vars)
     assert set(post["posterior"].data_vars) - set(truth) <= {"c_gap", "c_mean"}
@@ -129,6 +130,7 @@ def test_data_that_cannot_identify_tau0_are_refused():
         si.fit(si.models.full_path, data, architecture="transformer", key=jr.key(0))
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 def test_unnamed_and_unknown_architectures_are_refused(networks):
     nameless = networks.copy()
     del nameless.attrs["architecture"]
@@ -138,6 +140,7 @@ def test_unnamed_and_unknown_architectures_are_refused(networks):
         si.fit(si.models.full_path, networks, architecture="rnn", key=jr.key(0))
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 def test_skipped_layers_and_singular_covariances_are_refused(networks):
     with pytest.raises(ValueError, match="the full path needs every layer, got layers 0, 2, 4, 6"):
         si.fit(si.models.full_path, networks.isel(layer=slice(None, None, 2)), key=jr.key(0))
@@ -160,11 +163,11 @@ def test_a_fit_says_by_which_law_and_of_which_layer_it_is(fitted, networks):
     assert {name: post.attrs[name] for name in kind.attributes()} == kind.attributes()
     path = prepared_as_in(post, networks)
     draw = post["posterior"].to_dataset().isel(chain=0, draw=3)
-    limit = kind.layer(**{name: draw[name].item() for name in kind.parameters}).limit()
-    expected = si.likelihood.FullPath(limit, path).log_prob(path.weights)
+    expected = log_prob(kind.layer(**{name: draw[name].item() for name in kind.parameters}), path)
     np.testing.assert_allclose(post["log_likelihood"]["covariance"].isel(chain=0, draw=3), expected, rtol=1e-10)
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 def test_an_unknown_law_is_refused(networks):
     with pytest.raises(ValueError, match="law: must be one of finite-width, limit"):
         si.fit(si.models.full_path, networks, law="exact", key=jr.key(0))
@@ -178,7 +181,7 @@ def test_networks_of_several_widths_are_fitted_together(networks):
     result = nuts(TRANSFORMER, path, chains=2, draws=20, warmup=20, key=jr.key(3))
     parameters = [result.samples[name][1, 5] for name in ("gamma", "tau0", "c_plus", "c_minus")]
     layer = si.ShapedTransformer(*map(float, parameters))
-    expected = si.likelihood.FullPath(jax.vmap(layer.finite_width)(path.widths), path).log_prob(path.weights)
+    expected = log_prob(layer, path, "finite-width")
     np.testing.assert_allclose(result.log_likelihood["covariance"][1, 5], expected, rtol=1e-10)
     # The joint density of the sampler is that of the pooled data.
     prior = sum(float(result.log_prior[name][1, 5]) for name in result.log_prior)

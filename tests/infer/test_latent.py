@@ -59,6 +59,13 @@ def test_k_of_one_is_the_full_path(data):
         assert 0.75 < float(b.std() / a.std()) < 1.33
 
 
+@pytest.fixture
+def short_chunks(monkeypatch):
+    """Of one length in all tests: it is compiled in."""
+    monkeypatch.setattr("sdeinfer.infer._metropolis.CHUNK", 20)
+
+
+@pytest.mark.usefixtures("short_chunks")
 @pytest.mark.parametrize(
     ("model", "reduce"),
     [
@@ -115,11 +122,11 @@ def test_single_precision_finds_the_same_mode(data, monkeypatch):
     assert (np.abs(single.x - double.x) < 0.3 * double.sd).all()
 
 
+@pytest.mark.usefixtures("short_chunks")
 def test_a_killed_fit_goes_on_with_the_same_draws(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("sdeinfer.infer._metropolis.CHUNK", 20)
-    program = si.models.thinned_path.given(architecture=FEEDFORWARD, law="limit")
+    program = si.models.thinned_path.given(architecture=FEEDFORWARD, law="finite-width")
     prepared = program.prepare(thinned(data, 4))
-    sizes = {"chains": 2, "draws": 40, "warmup": 30, "key": jr.key(5)}
+    sizes = {"chains": 2, "draws": 40, "warmup": SHORT["warmup"], "key": jr.key(5)}
     whole = metropolis(program, prepared, **sizes)
     saved, path = [], tmp_path / "checkpoint"
     save = Checkpoint.save
@@ -174,6 +181,7 @@ def test_outputs_are_reduced_to_their_covariance():
     assert data.attrs["truth_c_plus"] == 1.0
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -6,6 +6,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_estimate
+from conftest import WARMUP
 
 import sdeinfer as si
 from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, range_to_fit, transitions_allowed
@@ -17,17 +18,17 @@ TRANSFORMER = si.models.full_path.given(architecture=Architecture("transformer")
 EXPLODING = {"layer": si.ShapedTransformer(gamma=0.5, tau0=0.5, c_plus=0.0, c_minus=-1.5), "norm": 2.0, "width": 128}
 
 
-def exploding(networks: int, depth: int, seed: int, norm: float = EXPLODING["norm"]):
+def exploding(networks: int, depth: int, seed: int, norm: float = EXPLODING["norm"], tokens: int = 4):
     """Logits of a spread of 0.63 at the start, and of hundreds within some tens of layers."""
-    V0 = si.equicorrelated(tokens=4, correlation=0.2, norm=norm)
+    V0 = si.equicorrelated(tokens=tokens, correlation=0.2, norm=norm)
     sizes = {"width": EXPLODING["width"], "depth": depth, "networks": networks}
     return si.sample_networks(EXPLODING["layer"], V0, **sizes, method="chain", key=jr.key(seed))
 
 
 @pytest.fixture(scope="module")
 def burst():
-    """Networks of which most start in range."""
-    return exploding(32, 40, 1, norm=1.2)
+    """Networks of which most start in range; of as many tokens as others that are fitted, which are compiled for."""
+    return exploding(32, 40, 1, norm=1.2, tokens=3)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_the_rule_looks_at_the_start_of_a_transition_only(burst):
 
 
 def test_a_fit_says_what_it_left_out(burst):
-    short = {"chains": 1, "draws": 20, "warmup": 20, "predictions": 2, "key": jr.key(0)}
+    short = {"chains": 1, "draws": 20, "warmup": WARMUP, "predictions": 2, "key": jr.key(0)}
     post = si.fit(si.models.full_path, burst, **short)
     used = post["constant_data"][USED].values[:, :-1]
     assert post.attrs["left_out"] == 1 - used.mean()
@@ -125,6 +126,7 @@ def test_a_fit_keeps_half_of_what_is_not_in_range(late):
     assert "no transition starts inside the range" in found["out_of_range"]
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 @pytest.mark.parametrize("largest", [0.0, -1.0, math.nan])
 def test_a_bound_that_is_not_positive_is_refused(networks, largest):
     with pytest.raises(ValueError, match="largest_logit: must be positive"):

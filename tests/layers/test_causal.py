@@ -1,5 +1,6 @@
 """The limit of attention with a causal mask."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,11 +11,16 @@ from references import assert_agrees
 import sdeinfer as si
 from sdeinfer.layers import causal_attention_drift, causal_drift_vectors
 
+# One program for all layers of one number of tokens: operation by operation there are dozens of each.
+compiled_drift = jax.jit(lambda limit, V: limit.drift(V))
+compiled_root = jax.jit(lambda limit, V: limit.diffusion(V).as_operator().as_matrix())
+compiled_vectors = jax.jit(causal_drift_vectors)
+
 
 def test_drift_is_the_index_sum(causal_layer, V):
     # The first token has no drift of attention: compare at the scale of V then.
     expected = references.drift(causal_layer, V)
-    assert np.abs(causal_layer.limit().drift(V) - expected).max() <= 1e-10 * max(1.0, np.abs(expected).max())
+    assert np.abs(compiled_drift(causal_layer.limit(), V) - expected).max() <= 1e-10 * max(1.0, np.abs(expected).max())
 
 
 def test_attention_drift_is_the_index_sum_at_its_own_scale():
@@ -23,7 +29,7 @@ def test_attention_drift_is_the_index_sum_at_its_own_scale():
 
 
 def test_drift_vectors_are_the_factors_of_s2(V):
-    v, s = causal_drift_vectors(V)
+    v, s = map(np.asarray, compiled_vectors(V))
     expected = references.causal_S2(np.asarray(V)) / np.arange(1, len(V) + 1)[:, None]
     np.testing.assert_allclose(v[:, None] * s, expected, rtol=1e-10, atol=1e-12)
 
@@ -36,12 +42,13 @@ def test_a_batch_is_one_covariance_after_the_other():
 
 
 def test_tokens_do_not_depend_on_later_ones(causal_layer):
-    V = random_covariance(6)
+    V = np.asarray(random_covariance(6))
     limit, S = causal_layer.limit(), references.diffusion_tensor(causal_layer, V)
+    whole = np.asarray(compiled_drift(limit, V))
     for seen in range(1, 6):
         part = V[:seen, :seen]
-        np.testing.assert_allclose(limit.drift(V)[:seen, :seen], limit.drift(part), atol=1e-12)
-        root = limit.diffusion(part).as_operator().as_matrix()
+        np.testing.assert_allclose(whole[:seen, :seen], compiled_drift(limit, part), atol=1e-12)
+        root = np.asarray(compiled_root(limit, part))
         assert_agrees(root @ root.T, references.packed_tensor(S[:seen, :seen, :seen, :seen]))
 
 

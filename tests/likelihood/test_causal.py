@@ -87,10 +87,13 @@ def test_statistics_of_another_mask_are_refused():
             FullPath(limit, statistics)
 
 
+def causal_data():
+    architecture = si.layers.Architecture("attention", causal=True)
+    return covariance_dataset(common_path(3), width=WIDTH, architecture=architecture)
+
+
 def test_data_say_whether_there_is_a_mask():
-    data = covariance_dataset(
-        common_path(3), width=WIDTH, architecture=si.layers.Architecture("attention", causal=True)
-    )
+    data = causal_data()
     assert data.attrs["causal"] == 1
     assert observed_path(data).causal
     without = with_mask(data, causal=False)
@@ -124,6 +127,7 @@ def causal_networks():
     return si.sample_networks(truth, V0, width=512, depth=24, networks=256, key=jr.key(5))
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -131,15 +135,15 @@ def causal_networks():
         ({"law": "both"}, "law: with a causal mask .* got 'both'"),
     ],
 )
-def test_laws_of_finite_width_are_refused(options, message, causal_networks, key):
+def test_laws_of_finite_width_are_refused(options, message, key):
     with pytest.raises(ValueError, match=message):
-        si.fit(si.models.full_path, causal_networks, **options, key=key)
+        si.fit(si.models.full_path, causal_data(), **options, key=key)
 
 
 @pytest.mark.parametrize("model", ["thinned_path", "terminal", "hierarchical"])
-def test_models_that_know_no_mask_are_refused(model, causal_networks, key):
+def test_models_that_know_no_mask_are_refused(model, key):
     with pytest.raises(ValueError, match=f"model: {model} knows no causal mask; models.full_path does"):
-        si.fit(getattr(si.models, model), causal_networks, law="limit", key=key)
+        si.fit(getattr(si.models, model), causal_data(), law="limit", key=key)
 
 
 def test_a_mask_is_for_attention():

@@ -37,10 +37,8 @@ class NetworkKeys(eqx.Module):
     @classmethod
     def numbered(cls, key: PRNGKeyArray, numbers: UInt32[Array, " networks"]) -> "NetworkKeys":
         """Keys of the networks of these numbers; no two of one `key` are equal."""
-        words = jr.key_data(key).ravel()
-        # Keys of four words are hashed to two. JAX's own new keys of `key` have a 0 in the place of the 3.
-        high, low = words if words.size == 2 else threefry(*words)
-        return cls(*threefry(high, low, jnp.uint32(3), numbers))
+        # JAX's own new keys of `key` have a 0 in the place of the 3.
+        return cls(*threefry(*key_words(key), jnp.uint32(3), numbers))
 
     def fold_in(self, number: Int[Array, ""] | int) -> "NetworkKeys":
         """New keys, others for every number."""
@@ -79,6 +77,12 @@ class NetworkKeys(eqx.Module):
     def _words(self, count: int, stream: int, block: Int[Array, ""] | int) -> tuple[Array, Array]:
         index = jnp.asarray(block, jnp.uint32) * count + jnp.arange(count, dtype=jnp.uint32)
         return threefry(self.high, self.low, jnp.uint32(2 * stream), index[:, None])
+
+
+def key_words(key: PRNGKeyArray) -> tuple[Array, Array]:
+    """Two words that stand for a key of JAX, of any kind."""
+    words = jr.key_data(key).ravel()
+    return (words[0], words[1]) if words.size == 2 else threefry(*words)
 
 
 def threefry(key_high: Array, key_low: Array, high: Array, low: Array) -> tuple[Array, Array]:

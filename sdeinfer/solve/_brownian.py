@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from diffrax import AbstractBrownianPath, BrownianIncrement
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._keys import NetworkKeys, key_words, threefry
 
 INCREMENTS_ONLY = "a Brownian motion on steps has increments only: no values at a time, no Lévy areas"
 
@@ -54,7 +54,9 @@ class BrownianSteps(AbstractBrownianPath):
         # In single precision, so that grids that differ by rounding share their increments; `step_grid` refuses steps
         # that single precision does not tell apart.
         start = jax.lax.bitcast_convert_type(jnp.asarray(t0, jnp.float32), jnp.uint32)
-        keys = NetworkKeys.numbered(self.key, jnp.asarray(self.block, jnp.uint32)[None]).fold_in(start)
+        # The first bit tells these keys from all others that are made of the same one.
+        block = jnp.asarray(self.block, jnp.uint32) | jnp.uint32(1 << 31)
+        keys = NetworkKeys(*threefry(*key_words(self.key), block[None], start))
         *sizes, paths = self.shape.shape
         together = paths if self.together is None else self.together
         normals = keys.normals((math.prod(sizes) * together,), self.shape.dtype)

@@ -13,6 +13,7 @@ shape by the gradient of I, and their size and number by drawing networks and as
 
 import dataclasses
 import math
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -130,13 +131,18 @@ def design(
         return V0, network_information(layer, V0, width=width, depth=depth, key=key)
 
     @jax.jit
-    def objective(x: Array) -> Array:
-        return -jnp.log(told(NOMINAL * of_network(x)[1], names)[place])
+    @partial(jax.value_and_grad, has_aux=True)
+    def objective(x: Array) -> tuple[Array, tuple[Array, Array]]:
+        V0, information = of_network(x)
+        return -jnp.log(told(NOMINAL * information, names)[place]), (V0, information)
 
-    start = np.asarray(vech(jnp.eye(tokens) + 0.1 * jnp.tri(tokens)))
-    value_and_slope = jax.jit(jax.value_and_grad(objective))
-    found = minimize(lambda x: tuple(np.asarray(part, np.float64) for part in value_and_slope(x)), start, jac=True)
-    V0, information = of_network(jnp.asarray(found.x))
+    def value_and_slope(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        (value, _), slope = objective(np.asarray(x, jnp.result_type(float)))
+        return np.asarray(value, np.float64), np.asarray(slope, np.float64)
+
+    found = minimize(value_and_slope, vech(np.eye(tokens) + 0.1 * np.tri(tokens)), jac=True)
+    (_, (V0, information)), _ = objective(np.asarray(found.x, jnp.result_type(float)))
+    V0, information = np.asarray(V0), np.asarray(information)
     if not told(NOMINAL * information, names)[place] > NOMINAL * LEAST:
         raise InputError(f"parameter: no {tokens} tokens tell {parameter} of this architecture")
     best = None
@@ -168,7 +174,7 @@ class _Layers(NamedTuple):
 
 
 def _sample(
-    layer: AbstractLayer, architecture: Architecture, V0: Array, key: PRNGKeyArray, *, width: int, depth: int
+    layer: AbstractLayer, architecture: Architecture, V0: np.ndarray, key: PRNGKeyArray, *, width: int, depth: int
 ) -> _Layers:
     networks = math.ceil(LAYERS / depth)
     data = sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=key)
@@ -178,7 +184,7 @@ def _sample(
     # Beyond the range the law is absurd.
     order = np.argsort(spread)[: max(int((spread <= LARGEST_LOGIT).sum()), 1)]
     path, spread = path.chosen(order), spread[order]
-    centre = np.asarray(path.terms(every).variance).mean(axis=0)
+    centre = path.terms(every).variance.mean(axis=0)
     law = law_at(architecture, unconstrained(layer.parameters()), widths=np.array([width]), centre=centre)
     parts = list(innovations(path, law))
     back = np.argsort(np.concatenate([here.transitions for here in parts]))
@@ -204,7 +210,7 @@ def _expected(sampled: _Layers, names: tuple[str, ...], networks: float) -> Floa
     the scatter of scores (`infer._sandwich`), the larger; for τ0 with the error of the series as well.
     """  # noqa: D205
     times, spread, used = networks / sampled.networks, sampled.spread, len(sampled.spread)
-    prior = np.asarray(_prior(names))
+    prior = _prior(names)
     place = names.index("tau0") if "tau0" in names else None
     if place is not None:
         sd = float(told(times * sampled.information.sum(axis=0), names)[place] ** -0.5)
@@ -217,14 +223,15 @@ def _expected(sampled: _Layers, names: tuple[str, ...], networks: float) -> Floa
     return np.sqrt(variance)
 
 
-def _prior(names: tuple[str, ...]) -> Float[Array, "k k"]:
+def _prior(names: tuple[str, ...]) -> Float[np.ndarray, "k k"]:
     """Of c₊ + c₋ the prior tells more than data do."""
-    return jnp.diag(jnp.asarray([SLOPES_KNOWN if name == "c_mean" else 1e-9 for name in names]))
+    return np.diag([SLOPES_KNOWN if name == "c_mean" else 1e-9 for name in names])
 
 
-def told(information: Float[Array, "k k"] | np.ndarray, names: tuple[str, ...]) -> Float[Array, " k"]:
+def told[T: (Array, np.ndarray)](information: Float[T, "k k"], names: tuple[str, ...]) -> Float[T, " k"]:
     """What is told of each parameter where no other is known."""
-    return 1 / jnp.diagonal(jnp.linalg.inv(jnp.asarray(information) + _prior(names)))
+    xp = information.__array_namespace__()
+    return 1 / xp.diagonal(xp.linalg.inv(information + _prior(names)))
 
 
 def coordinates_of(architecture: Architecture) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
@@ -75,16 +76,25 @@ def prior_draws(model: Callable[..., None], *data: PyTree, draws: int, key: PRNG
 
 def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and types of what a program samples and does not observe, by name, in its order."""
+    leaves, structure = jax.tree.flatten(data)
+    return _latent_structure(model, structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
+
+
+@functools.lru_cache(maxsize=64)
+def _latent_structure(
+    model: Callable[..., None], structure: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]
+) -> dict[str, jax.ShapeDtypeStruct]:
     names: list[str] = []
 
-    def run() -> list[Array]:
+    def run(*data: PyTree) -> list[Array]:
         trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(*data)
         sites = {name: site["value"] for name, site in trace.items() if _is_latent(site)}
         names.extend(sites)
         return list(sites.values())
 
     with HANDLERS:
-        return dict(zip(names, jax.eval_shape(run), strict=True))
+        found = jax.eval_shape(run, *structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
+        return dict(zip(names, found, strict=True))
 
 
 def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree) -> PyTree:

@@ -1,6 +1,7 @@
 """From a model and data to a posterior."""
 
-from collections.abc import Hashable, Sequence
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -84,7 +85,7 @@ def fit(
     data = masked(model, data, kind, law)
     both, law = law == "both", "limit" if law == "limit" else "finite-width"
     program = model.given(architecture=kind, law=law)
-    with ThreadPoolExecutor(1) as beside:
+    with _thread_beside() as beside:
         if program.path is not None and program.alike is None:
             shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "causal": kind.causal}
             beside.submit(compile_nuts, program, **shapes, warmup=warmup, x64=jax.config.jax_enable_x64)
@@ -115,6 +116,18 @@ def fit(
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = attributes_of(program, data, largest_logit=largest_logit) | pilot
     return tree
+
+
+@contextlib.contextmanager
+def _thread_beside() -> Iterator[ThreadPoolExecutor]:
+    """A thread for what can be done ahead, for which nobody waits where the fit is refused."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def sample(program: Program, prepared: PyTree, *, checkpoint: Checkpoint | None = None, **settings: Any) -> Draws:

@@ -29,6 +29,9 @@ MOST_MAPS = 20_000
 MOST_WORKERS = 8
 """Each takes some GB of memory."""
 
+LONGEST = ("test_notebooks", "test_latent", "test_cli", "test_readme", "tests/infer", "tests/check")
+"""Where the tests that take longest are; the sort keeps the order of all others."""
+
 COMPILED = pytest.StashKey[str]()
 
 LAYERS = {
@@ -95,6 +98,11 @@ def pytest_configure(config):
     for name, everything in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):
         os.environ[f"JAX_PERSISTENT_CACHE_{name.upper()}"] = str(everything)
         jax.config.update(f"jax_persistent_cache_{name}", everything)
+
+
+def pytest_collection_modifyitems(items):
+    """Start with what takes longest, so that no process is left with it at the end."""
+    items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST)))
 
 
 def pytest_unconfigure(config):

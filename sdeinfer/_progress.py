@@ -62,4 +62,10 @@ class ProgressBar(tqdm):
 
 
 def _watched() -> bool:
-    return "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+    return _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+
+
+def _in_notebook() -> bool:
+    """Whether this process is a notebook's kernel; programs that start one have merely imported it."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

@@ -172,12 +172,12 @@ def _row(line: str) -> tuple[tuple[str, str], str]:
 
 @eqx.filter_jit
 def _hessian(program, prepared, sites, x):
-    return jax.hessian(lambda x: potential(program, prepared, sites, x))(x)
+    return jax.hessian(lambda x: potential(program, prepared, dict(zip(sites, x, strict=True))))(x)
 
 
 @eqx.filter_jit
 def _potentials(program, prepared, sites, points):
-    return jax.lax.map(lambda x: potential(program, prepared, sites, x), points, batch_size=250)
+    return jax.lax.map(lambda x: potential(program, prepared, dict(zip(sites, x, strict=True))), points, batch_size=250)
 
 
 @eqx.filter_jit

@@ -37,9 +37,9 @@ CHAIN_ENTRIES = 2**24
 PATH_ENTRIES = 2**24
 """How many entries of the chain's covariances one batch may return."""
 
-FEW_NORMALS = 2**24
-"""Up to so many normals, a second's work, the chain takes longer to compile than to run: machine code that is five
-times as fast takes 1.3 s longer to compile."""
+FEW_NORMALS = 2**22
+"""Up to so many normals, a quarter of a second's work, the chain is compiled as what runs once: machine code that is
+five times as fast takes 1.3 s longer to compile."""
 
 
 @with_progress_line

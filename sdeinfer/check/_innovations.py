@@ -20,7 +20,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
-from sdeinfer.covariance import causal_spectrum, coordinates, pairs, tokens_of, unvech, vech
+from sdeinfer.covariance import CausalSpectrum, Spectrum, pairs, tokens_of, unvech, vech
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at
 from sdeinfer.layers import architecture_in
 from sdeinfer.likelihood import Path, mean_features, transitions, unconstrained, with_mask
@@ -98,8 +98,9 @@ class _Sums(NamedTuple):
         along, information = np.zeros((count, parameters)), np.eye(parameters)
         blocks, sizes = [], np.zeros(count)
         for here in innovations(path, law):
-            of_mean, of_variance = _weights(path, here)
-            memory = _memory(path, here)
+            at = path.coordinates(here.transitions)
+            of_mean, of_variance = _weights(path, here, at)
+            memory = _memory(path, here, at)
             y = np.clip(here.y, -LARGEST, LARGEST)
             g = np.einsum("ktp,tp->tk", of_mean, y) + np.einsum("ktp,tp->tk", of_variance, y**2 - 1) / 2
             g = np.concatenate([g, memory[:, None]], axis=1)
@@ -117,11 +118,11 @@ class _Sums(NamedTuple):
         return cls(g.sum(axis=0), (g**2).sum(axis=0), sizes)
 
 
-def _weights(path: Path, here: Innovations) -> tuple[np.ndarray, np.ndarray]:
-    """Of the directions but the last, a and c: shape (directions, transitions, p)."""
+def _weights(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> tuple[np.ndarray, np.ndarray]:
+    """The weights a and c of all directions but the last, shape (directions, transitions, p)."""
     y, e = here.y, here.terms.mixing
-    if path.causal:
-        growth, spread, diagonal = _causal_weights(path.starts(here.transitions))
+    if isinstance(at, CausalSpectrum):
+        growth, spread, diagonal = _causal_weights(path.starts(here.transitions), at)
     else:
         rows, columns = pairs(tokens_of(y.shape[1]))
         growth = diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), y.shape)
@@ -139,7 +140,7 @@ def _at_most_one(weights: np.ndarray) -> np.ndarray:
     return weights / np.sqrt(1 + (weights**2).sum(axis=-1, keepdims=True))
 
 
-def _memory(path: Path, here: Innovations) -> np.ndarray:
+def _memory(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> np.ndarray:
     """Products of each layer's innovations with those of the layer before it, turned into its coordinates."""
     chosen = here.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
@@ -147,20 +148,21 @@ def _memory(path: Path, here: Innovations) -> np.ndarray:
     rows, columns = pairs(tokens)
     packed = np.clip(here.y, -LARGEST, LARGEST) * np.where(rows == columns, np.sqrt(2), 1.0)
     y = unvech(packed)
-    at = coordinates(path.starts(chosen), causal=path.causal)
     earlier, now = (jax.tree.map(lambda x, some=some: x[some], at) for some in (slice(-1), slice(1, None)))
-    # What is y in the coordinates of one transition, in those of the next.
+    # From the coordinates of each transition to those of the next.
     before = now.whiten(earlier.colour(y[:-1]))
     return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
 
 
-def _causal_weights(V: Float[np.ndarray, "transitions m m"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _causal_weights(
+    V: Float[np.ndarray, "transitions m m"], at: CausalSpectrum
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The directions of V and of V H V in the coordinates of a causal mask, and how much of each is on the diagonal.
 
     Without a mask they are diagonal, the identity and δ/m.
     """
     rows, columns = pairs(V.shape[-1])
     equal = np.where(rows == columns, 1.0, 0.0)
-    at, moved = causal_spectrum(V), V @ (V - V.mean(axis=-2, keepdims=True))
+    moved = V @ (V - V.mean(axis=-2, keepdims=True))
     growth, spread = (vech(at.whiten(S)) * np.where(equal == 1, 1.0, np.sqrt(2.0)) for S in (V, moved))
     return growth, spread / V.shape[-1], (equal[:, None] * at.rotation**2).sum(axis=-2)

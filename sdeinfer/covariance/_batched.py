@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int
+
+from sdeinfer.covariance._factors import inverse_lower
 
 UNROLLED = 16
 """The largest m whose loops are unrolled."""
@@ -91,9 +92,7 @@ def cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
 def invert_lower(L: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """L⁻¹ for lower triangular L."""
     if L.shape[0] > UNROLLED:
-        first = batch_first(L)
-        identity = jnp.broadcast_to(jnp.eye(L.shape[0], dtype=L.dtype), first.shape)
-        return batch_last(solve_triangular(first, identity, lower=True))
+        return batch_last(inverse_lower(batch_first(L)))
     identity = jnp.broadcast_to(identity_like(L), L.shape)
     rows: list[Array] = []
     for i in range(L.shape[0]):

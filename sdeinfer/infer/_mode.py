@@ -156,22 +156,18 @@ def sampled_potential(model: Program, prepared: PyTree, z: dict[str, Array]) -> 
     return potential(model, prepared, z)
 
 
-def _with_slope(model: Program, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-    return _traced_once(model, prepared, z)
-
-
 def _pulled_back(model: Program, slope: dict[str, Array], change: Array) -> tuple[None, dict[str, Array]]:
     del model
     return None, {name: change * along for name, along in slope.items()}
-
-
-sampled_potential.defvjp(_with_slope, _pulled_back)
 
 
 def _traced_once(model: Program, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     # The search for the mode and the sampler are compiled at the same time: the one that is later finds it traced.
     with HANDLERS:
         return _value_and_slope(model, prepared, z)
+
+
+sampled_potential.defvjp(_traced_once, _pulled_back)
 
 
 @partial(jax.jit, static_argnums=0)

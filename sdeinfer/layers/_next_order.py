@@ -109,17 +109,19 @@ def attention_noise_next(at: Frame) -> Float[np.ndarray, "... m m"]:
 
 
 class Angles(NamedTuple):
-    """Of tokens, for the expectations of |h| with h ~ N(0, V).
+    """Norms of tokens and angles between them, for expectations of |h| with h ~ N(0, V).
 
     Attributes:
         norm: √V_αα.
         rho: ρ, the correlations.
         sine: √(1 − ρ²).
+        turn: arcsin ρ.
     """
 
     norm: Float[np.ndarray, "... m"]
     rho: Float[np.ndarray, "... m m"]
     sine: Float[np.ndarray, "... m m"]
+    turn: Float[np.ndarray, "... m m"]
 
     @property
     def ratio(self) -> Float[np.ndarray, "... m m"]:
@@ -131,7 +133,7 @@ def angles(V: Float[np.ndarray, "... m m"]) -> Angles:
     """The angles of V's tokens; ρ is 1 on the diagonal."""
     norm = np.sqrt(diagonals(V))
     rho = np.where(np.eye(V.shape[-1]) == 1, 1.0, np.clip(V / outer_product(norm, norm), -1.0, 1.0))
-    return Angles(norm, rho, safe_sqrt((1 - rho) * (1 + rho)))
+    return Angles(norm, rho, safe_sqrt((1 - rho) * (1 + rho)), np.arcsin(rho))
 
 
 def relu_drift_along(V: Float[np.ndarray, "... m m"], S: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "... m m"]:
@@ -146,7 +148,7 @@ def relu_drift_along(V: Float[np.ndarray, "... m m"], S: Float[np.ndarray, "... 
 
 
 class ReluNoise(NamedTuple):
-    """What the kink of a shaped ReLU adds to variances; each a matrix over (i, j).
+    """Variances that come from the kink of a shaped ReLU; each a matrix over (i, j).
 
     With h ~ N(0, V), g = Rh and u = R|h|, in powers of q = c (c₊ − c₋)²/(4n):
 
@@ -176,8 +178,8 @@ def relu_noise(at: Frame, drift: Float[np.ndarray, "... m m"]) -> ReluNoise:
     """
     V, Q, R, _ = at
     between, equal = angles(V), np.eye(V.shape[-1])
-    norm, rho, sine = between
-    signs = (2 / math.pi) * np.arcsin(rho)
+    norm, rho, sine, turn = between
+    signs = (2 / math.pi) * turn
     kinks = (2 / math.pi) * sine * between.ratio
     absolute = outer_product(norm, norm) * (2 / math.pi) * relu_alignment(rho) + V  # E|h||h|ᵀ
     U = R @ absolute @ R.mT
@@ -196,12 +198,12 @@ def relu_noise(at: Frame, drift: Float[np.ndarray, "... m m"]) -> ReluNoise:
     tokens = squares + squares.mT + 2 * products
     mixed = tokens + 2 * products
     hidden = mixed - 2 * (1 + 2 * equal) - 8 * equal * drift
-    square = 1 + 2 * equal - mixed + absolute_squares(R, between, absolute) - 16 * drift**2
+    square = 1 + 2 * equal - mixed + absolute_squares(R, between, U) - 16 * drift**2
     return ReluNoise(hidden / (1 + equal), square / (1 + equal), tokens / (1 + equal), response)
 
 
 def absolute_squares(
-    R: Float[np.ndarray, "... m m"], between: Angles, absolute: Float[np.ndarray, "... m m"]
+    R: Float[np.ndarray, "... m m"], between: Angles, U: Float[np.ndarray, "... m m"]
 ) -> Float[np.ndarray, "... m m"]:
     """E[u_i² u_j²] of u = R|h|, from E|h_a h_b h_c h_d|, which is exact where two of the four are one token.
 
@@ -212,14 +214,14 @@ def absolute_squares(
     Arguments:
         R: Q⁻¹.
         between: the angles of V.
-        absolute: E|h||h|ᵀ.
+        U: E[u uᵀ].
     """
-    norm, rho, sine = between
-    U, mean = R @ absolute @ R.mT, math.sqrt(2 / math.pi) * np.matvec(R, norm)
+    norm, rho, sine, turn = between
+    mean = math.sqrt(2 / math.pi) * np.matvec(R, norm)
     normal = outer_product(diagonals(U), diagonals(U)) + 2 * U**2 - 2 * outer_product(mean**2, mean**2)
 
     # Exact less normal, of E[|h_a|² |h_c| |h_d|] over (a, c, d).
-    pair, turn = (2 / math.pi) * (sine + rho * np.arcsin(rho)), np.arcsin(rho)
+    pair = (2 / math.pi) * (sine + rho * turn)
     along = rho[..., :, :, None] * rho[..., :, None, :]
     across = rho[..., :, :, None] ** 2 + rho[..., :, None, :] ** 2
     more = (2 / math.pi) * (2 * along * turn[..., None, :, :] + across * sine[..., None, :, :] + 4 / math.pi)
@@ -254,5 +256,5 @@ def diagonals(A: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "... m"]:
 
 
 def outer_product(x: Float[np.ndarray, "... m"], y: Float[np.ndarray, "... m"]) -> Float[np.ndarray, "... m m"]:
-    """X yᵀ of each pair of vectors."""
+    """The matrix x yᵀ of each pair of vectors."""
     return x[..., :, None] * y[..., None, :]

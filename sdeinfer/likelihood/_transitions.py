@@ -12,7 +12,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import coordinates, pairs, singular, spectrum, vech
+from sdeinfer.covariance import CausalSpectrum, Spectrum, coordinates, pairs, singular, spectrum, vech
 from sdeinfer.layers import drift_terms, variance_terms
 from sdeinfer.observe import outputs_of, validate
 
@@ -20,8 +20,7 @@ BLOCK = 2048
 """Transitions that are reduced at a time."""
 
 ENTRIES = 2**17
-"""Of these, as many are computed at a time as have so many of the largest arrays' entries, m³ each: they stay in a
-cache."""
+"""Most entries of the largest arrays, of m³ a transition, that are computed at a time: they stay in a cache."""
 
 
 class Terms(eqx.Module):
@@ -86,12 +85,16 @@ class Path:
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
         return _in_parts(partial(_terms, causal=self.causal), self.starts(chosen), self.ends(chosen), h)
 
+    def coordinates(self, chosen: slice | np.ndarray) -> Spectrum | CausalSpectrum:
+        """The coordinates of transitions, stacked along a leading axis."""
+        return _in_parts(partial(coordinates, causal=self.causal), self.starts(chosen))
+
     def mixing(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions p"]:
         """The e of transitions alone."""
-        return _in_parts(lambda V: np.asarray(coordinates(V, causal=self.causal).mixing), self.starts(chosen))
+        return np.asarray(self.coordinates(chosen).mixing)
 
     def next_order(self) -> tuple[Float[np.ndarray, "transitions 2 m m"], Float[np.ndarray, "transitions features p"]]:
-        """Where transitions start, the terms of the drift beyond the limit's, and the features of the variance."""
+        """The terms of the drift beyond the limit's and the features of the variance, where transitions start."""
         return _in_parts(_next_order, self.starts(slice(None)))
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -237,7 +240,7 @@ def _next_order(V: Float[np.ndarray, "transitions m m"]) -> tuple[np.ndarray, np
 def _in_parts[T](function: Callable[..., T], V: Float[np.ndarray, "transitions m m"], *more: np.ndarray) -> T:
     """Apply a function to parts of V and of what goes with it, and put together what it returns."""
     size = max(1, ENTRIES // V.shape[-1] ** 3)
-    # What overflows is refused by those who use it, with its place.
+    # Callers refuse terms that overflow, with their place.
     with np.errstate(all="ignore"):
         parts = [function(*(x[start : start + size] for x in (V, *more))) for start in range(0, len(V), size)]
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *each: np.concatenate(each), *parts)

@@ -21,8 +21,8 @@ class BrownianSteps(AbstractBrownianPath):
 
     Each increment is drawn afresh from the key and the step's start, so a second look at the same step, as
     checkpointed reverse-mode differentiation takes it, gives the same number. Diffrax's `UnsafeBrownianPath` draws in
-    the same way but refuses reverse mode, since it cannot know that the grid is fixed; here the grid is. The numbers
-    are those of `layers._keys`, which take a third of the time of `jax.random`, and of its compilation.
+    the same way but refuses reverse mode, since it cannot know that the grid is fixed; here the grid is. The
+    numbers are those of `layers._keys`, which are drawn faster than those of `jax.random`.
 
     Attributes:
         shape: shape and type of one increment; paths are its last axis.

@@ -293,7 +293,7 @@ def test_squares_of_absolute_values_are_sums_over_four_tokens(tokens):
     R = frame_of(V).R
     expected = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, absolute_or_normal(V))
     plain, _ = absolute_moments(V)
-    np.testing.assert_allclose(absolute_squares(R, angles(V), plain), expected, rtol=1e-10)
+    np.testing.assert_allclose(absolute_squares(R, angles(V), R @ plain @ R.T), expected, rtol=1e-10)
 
 
 def test_growth_by_a_relu_is_exact_to_all_orders():

@@ -50,15 +50,17 @@ def problem(tokens: int, every: int, folder: Path, *, networks: int = 8, depth: 
 
 
 @functools.cache
-def measured(python: str, script: str, source: Path, *, draws: int = DRAWS) -> dict | str:
+def measured(
+    python: str, script: str, source: Path, *, draws: int = DRAWS, most_seconds: int = SECONDS
+) -> dict | str:
     """What a script drew and how long it took; or how it failed."""
     out = source.with_name(f"{script}-{draws}-{source.name}")
     command = [python, "-W", "ignore", str(PEERS / f"{script}.py"), str(source), str(out)]
     command += [str(count) for count in (CHAINS, draws, draws)]
     try:
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS)
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=most_seconds)
     except subprocess.TimeoutExpired:
-        return f"{script:14} did not finish {CHAINS} × ({draws} + {draws}) in {SECONDS} s"
+        return f"{script:14} did not finish {CHAINS} × ({draws} + {draws}) in {most_seconds} s"
     except subprocess.CalledProcessError as error:
         return f"{script:14} failed: {error.stderr.strip().splitlines()[-1]}"
     result = dict(np.load(out))

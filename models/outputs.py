@@ -7,7 +7,7 @@ from sdeinfer.models.thinned_path import INNOVATIONS, thinned_path  # pyright: i
 
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Bridges, bridges_of, observing, outputs_transitions, require_densities
-from sdeinfer.observe import outputs_of
+from sdeinfer.observation import outputs_of
 
 
 def prepare(data: xr.Dataset) -> Bridges:

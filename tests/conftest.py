@@ -29,7 +29,7 @@ MOST_MAPS = 20_000
 MOST_WORKERS = 8
 """Each takes some GB of memory."""
 
-LONGEST = ("test_notebooks", "test_latent", "test_cli", "test_readme", "tests/infer", "tests/check")
+LONGEST = ("test_notebooks", "test_latent", "test_cli", "test_readme", "tests/infer", "tests/diagnostics")
 """Where the tests that take longest are; the sort keeps the order of all others."""
 
 COMPILED = pytest.StashKey[str]()

@@ -50,9 +50,7 @@ def problem(tokens: int, every: int, folder: Path, *, networks: int = 8, depth: 
 
 
 @functools.cache
-def measured(
-    python: str, script: str, source: Path, *, draws: int = DRAWS, most_seconds: int = SECONDS
-) -> dict | str:
+def measured(python: str, script: str, source: Path, *, draws: int = DRAWS, most_seconds: int = SECONDS) -> dict | str:
     """What a script drew and how long it took; or how it failed."""
     out = source.with_name(f"{script}-{draws}-{source.name}")
     command = [python, "-W", "ignore", str(PEERS / f"{script}.py"), str(source), str(out)]

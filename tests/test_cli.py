@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sdeinfer import _progress
 from sdeinfer.cli import app
-from sdeinfer.observe import _stored, read, read_posterior, write
+from sdeinfer.observation import _stored, read, read_posterior, write
 
 SMALL_NETWORKS = ["--width", "96", "--depth", "10", "--tokens", "3", "--networks", "24", "--norm", "1.2"]
 SMALL_FIT = ["--chains", "2", "--draws", "60", "--warmup", str(WARMUP)]

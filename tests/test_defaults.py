@@ -16,7 +16,7 @@ import sdeinfer as si
 from sdeinfer.cli import calibrate_command
 from sdeinfer.infer import LARGEST_LOGIT, logit_scale
 from sdeinfer.likelihood import FullPath
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 DEFAULT = {name: parameter.default for name, parameter in inspect.signature(calibrate_command).parameters.items()}
 PATHS = 1024

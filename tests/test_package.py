@@ -19,19 +19,19 @@ ROOMS = [
     "covariance",
     "layers",
     "solve",
-    "observe",
+    "observation",
     "networks",
     "likelihood",
     "models",
     "infer",
-    "check",
+    "diagnostics",
     "covariance_dataset",
     "plots",
     "report",
 ]
 """Imports point backwards in this list only."""
 
-LAZY = [si, *(importlib.import_module(f"sdeinfer.{room}") for room in ("infer", "check", "plots", "report"))]
+LAZY = [si, *(importlib.import_module(f"sdeinfer.{room}") for room in ("infer", "diagnostics", "plots", "report"))]
 """Packages whose names are imported when they are used; a stub names them."""
 
 UNUSED = {
@@ -121,12 +121,12 @@ def test_numpyro_is_whole_after_a_report_and_functions_are_not_replaced_by_packa
         "si.report.figures",
         "import numpyro",
         "assert numpyro.distributions.distribution",
-        "import sdeinfer.check, sdeinfer.observe, sdeinfer.report",
+        "import sdeinfer.diagnostics, sdeinfer.observation, sdeinfer.report",
         "import sdeinfer as si",
         "assert type(si.check).__name__ == 'function' and callable(si.observe)",
         "assert all(map(callable, (si.observe.equinox, si.observe.flax, si.observe.torch)))",
         "from sdeinfer import check, fit, observe",
-        "from sdeinfer.check import Check, check as the_same",
+        "from sdeinfer.diagnostics import Check, check as the_same",
         "assert check is the_same is si.check and observe is si.observe and fit is si.infer.fit",
         "assert si.layers.AbstractLayer and si.models.full_path.prepare",
     )

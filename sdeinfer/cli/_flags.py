@@ -66,7 +66,7 @@ def _whole(observe_every: str) -> int:
 def model_of(data: "xr.Dataset") -> "Program":
     """The model of data of their kind."""
     from sdeinfer.models import full_path, outputs, thinned_path  # pyright: ignore[reportMissingImports]
-    from sdeinfer.observe import outputs_of
+    from sdeinfer.observation import outputs_of
 
     if outputs_of(data):
         return outputs

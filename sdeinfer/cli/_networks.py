@@ -45,7 +45,7 @@ def observe_command(
     out: Annotated[Path, typer.Option(help="NetCDF file to write, or Zarr with the suffix .zarr")] = Path("data.nc"),
 ) -> None:
     """Reduce hidden states to covariances, or sample networks with known parameters."""
-    from sdeinfer.observe import observe_file, write_parts
+    from sdeinfer.observation import observe_file, write_parts
 
     with staged_file(out) as file:
         if hidden_states is None:

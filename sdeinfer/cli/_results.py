@@ -34,7 +34,7 @@ def report_command(
 
 
 def _read(posterior: Path) -> "xr.DataTree":
-    from sdeinfer.observe import read_posterior
+    from sdeinfer.observation import read_posterior
 
     phase("reading the posterior")
     return read_posterior(posterior)

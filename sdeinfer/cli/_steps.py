@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-    from sdeinfer.check import Check
+    from sdeinfer.diagnostics import Check
 
 
 def settings_of(law: Law, largest_logit: float, chains: int, draws: int, warmup: int, seed: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.infer._tree import attributes_of, groups_of_data
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Program
-from sdeinfer.observe import validate
+from sdeinfer.observation import validate
 
 Method = Literal["laplace", "svi"]
 METHODS = get_args(Method)

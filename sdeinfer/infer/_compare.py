@@ -24,7 +24,7 @@ from sdeinfer.infer._range import in_range
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
 from sdeinfer.likelihood import GroupedStatistics, PathStatistics, Program, used_of, with_used
-from sdeinfer.observe import validate
+from sdeinfer.observation import validate
 
 
 @with_progress_line

@@ -28,7 +28,7 @@ from sdeinfer.infer._settings import LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
 from sdeinfer.infer._tree import attributes_of, groups_of_data
 from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
 from sdeinfer.likelihood import Program, with_mask
-from sdeinfer.observe import validate
+from sdeinfer.observation import validate
 
 
 @with_progress_line

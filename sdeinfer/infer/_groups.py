@@ -12,7 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from sdeinfer.infer._predictive import predict
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Program
-from sdeinfer.observe import groups_of
+from sdeinfer.observation import groups_of
 
 
 def labelled_draws(program: Program, draws: Mapping[str, ArrayLike], data: xr.Dataset) -> xr.Dataset:

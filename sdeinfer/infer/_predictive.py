@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.layers import Architecture, Limit
-from sdeinfer.observe import DIMS, outputs_of
+from sdeinfer.observation import DIMS, outputs_of
 from sdeinfer.solve import fill_after, solve_in_blocks, step_grid
 
 TIMES = 9

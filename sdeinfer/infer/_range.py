@@ -39,7 +39,7 @@ from sdeinfer.likelihood import (
     used_of,
     with_used,
 )
-from sdeinfer.observe import groups_of, outputs_of
+from sdeinfer.observation import groups_of, outputs_of
 
 FIRST, ALIKE, MORE = 512, 1.25, 4
 """The first estimate of τ0 is from so many terms, of which a transition has m(m + 1)/2, and from all transitions with

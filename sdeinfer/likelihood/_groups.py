@@ -13,7 +13,7 @@ from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._moments import no_moments
 from sdeinfer.likelihood._statistics import Layout, PathStatistics, path_layout, path_statistics
 from sdeinfer.likelihood._transitions import observed_path
-from sdeinfer.observe import groups_of
+from sdeinfer.observation import groups_of
 
 
 class Estimates(eqx.Module):

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from sdeinfer._files import InputError
 from sdeinfer.covariance import CausalSpectrum, Spectrum, coordinates, pairs, singular, spectrum, vech
 from sdeinfer.layers import drift_terms, variance_terms
-from sdeinfer.observe import outputs_of, validate
+from sdeinfer.observation import outputs_of, validate
 
 BLOCK = 2048
 """Transitions that are reduced at a time."""

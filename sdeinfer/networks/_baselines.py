@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.layers._relu import shaped_relu
 from sdeinfer.networks._tokens import tokens_with_covariance
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 
 class Baseline(eqx.Module):

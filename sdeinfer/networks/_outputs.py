@@ -7,7 +7,7 @@ from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.layers import architecture_in
-from sdeinfer.observe import observe_outputs, truth_of, validate
+from sdeinfer.observation import observe_outputs, truth_of, validate
 
 
 def sample_outputs(data: xr.Dataset, *, outputs: int, key: PRNGKeyArray) -> xr.Dataset:

@@ -23,7 +23,7 @@ from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import CHUNK
 from sdeinfer.networks._chain import check_chain_width, covariance_chain
 from sdeinfer.networks._tokens import tokens_with_covariance
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 WEIGHTS_IN_MEMORY = 2**24
 """How many weights of one kind (n² for each network) are drawn at a time: 128 MiB in float64."""

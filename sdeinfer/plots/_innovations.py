@@ -4,7 +4,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from scipy.stats import norm
 
-from sdeinfer.check import LEVEL, innovation_tests, observed
+from sdeinfer.diagnostics import LEVEL, innovation_tests, observed
 
 GOOD, BAD = "#2e5eaa", "#d1495b"
 

@@ -10,7 +10,7 @@ from arviz_plots.plot_collection import PlotCollection
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from sdeinfer.check import HDI, IDENTIFIED, known_truth, parameters_of
+from sdeinfer.diagnostics import HDI, IDENTIFIED, known_truth, parameters_of
 
 SYMBOLS: Mapping[Hashable, Hashable] = {"gamma": "γ", "tau0": "τ0", "c_gap": "c₊ − c₋", "c_plus": "c₊", "c_minus": "c₋"}
 

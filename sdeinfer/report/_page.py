@@ -14,7 +14,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
-from sdeinfer.check import EVERY_LAYER, Check, Topic, Verdict, identification, observed, summarise
+from sdeinfer.diagnostics import EVERY_LAYER, Check, Topic, Verdict, identification, observed, summarise
 from sdeinfer.infer import LIMIT_POSTERIOR
 from sdeinfer.layers import SIZES
 from sdeinfer.plots import (

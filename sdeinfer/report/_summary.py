@@ -7,7 +7,7 @@ from pathlib import Path
 import xarray as xr
 
 from sdeinfer._files import staged_file
-from sdeinfer.check import Check, summarise
+from sdeinfer.diagnostics import Check, summarise
 
 
 def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:

@@ -23,7 +23,7 @@ from sdeinfer.covariance import vech
 from sdeinfer.infer import expanded_statistics, nuts, prepare
 from sdeinfer.layers import Architecture, attention_drift, relu_drift
 from sdeinfer.likelihood import FullPath, observed_path
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 pytestmark = pytest.mark.benchmark
 

@@ -14,7 +14,7 @@ from calibration.study import assert_calibrated, draw_parameters, posterior, rep
 from sdeinfer.models import full_path
 
 from sdeinfer.layers import ARCHITECTURES, Architecture
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 DATA_SETS = 256
 NETWORKS, DEPTH, WIDTH, TOKENS = 8, 16, 512, 3

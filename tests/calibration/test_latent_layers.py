@@ -19,7 +19,7 @@ from sdeinfer.infer import in_range, metropolis
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import LayerLaw, layer_step
 from sdeinfer.likelihood._layer_step import power_of
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 DATA_SETS = 128
 NETWORKS, DEPTH, WIDTH, TOKENS = 16, 16, 256, 2

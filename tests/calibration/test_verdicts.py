@@ -9,7 +9,7 @@ from budget import share
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.check import LEVEL, Check
+from sdeinfer.diagnostics import LEVEL, Check
 from sdeinfer.networks import Baseline, sample_baseline
 
 SEEDS, GOOD = 20, 100

@@ -16,7 +16,7 @@ from sdeinfer.infer import nuts, prepare
 from sdeinfer.infer._normal import draw, laplace, pareto_k, svi
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Program
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 METHODS = ["laplace", "svi"]
 DRAWS = 4000

@@ -16,7 +16,7 @@ import sdeinfer as si
 from sdeinfer.infer import Checkpoint, nuts, prepare
 from sdeinfer.infer import _nuts as runner
 from sdeinfer.layers import Architecture
-from sdeinfer.observe import read_posterior, write
+from sdeinfer.observation import read_posterior, write
 
 PROGRAM = si.models.full_path.given(architecture=Architecture("feedforward"), law="limit")
 SIZES = {"chains": 2, "draws": 40, "warmup": 50, "key": jr.key(5)}

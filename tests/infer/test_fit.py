@@ -11,7 +11,7 @@ import sdeinfer as si
 from sdeinfer.infer import nuts, predict, prepare
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 TRANSFORMER = si.models.full_path.given(architecture=Architecture("transformer"), law="finite-width")
 

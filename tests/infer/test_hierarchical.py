@@ -24,7 +24,7 @@ from sdeinfer.infer._groups import predict_each
 from sdeinfer.infer._nuts import log_densities
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import FullPath, constrained, observed_path, path_layout, path_statistics
-from sdeinfer.observe import groups_of, read_posterior
+from sdeinfer.observation import groups_of, read_posterior
 
 MODEL = si.models.hierarchical
 SHORT = {"chains": 2, "draws": 20, "warmup": 20, "predictions": 3}

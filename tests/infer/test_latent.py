@@ -14,7 +14,7 @@ from sdeinfer.infer._mode import latent_mode
 from sdeinfer.infer._range import _growth
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import bridges_of, transitions, used_of
-from sdeinfer.observe import outputs_of
+from sdeinfer.observation import outputs_of
 
 FEEDFORWARD = Architecture("feedforward")
 SIZES = {"chains": 2, "draws": 300, "warmup": 200}

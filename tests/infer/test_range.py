@@ -12,7 +12,7 @@ import sdeinfer as si
 from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, range_to_fit, transitions_allowed
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED, used_of
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 TRANSFORMER = si.models.full_path.given(architecture=Architecture("transformer"), law="finite-width")
 EXPLODING = {"layer": si.ShapedTransformer(gamma=0.5, tau0=0.5, c_plus=0.0, c_minus=-1.5), "norm": 2.0, "width": 128}

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from references import wishart_path
 
 from sdeinfer.likelihood import FullPath, Path, PathStatistics, Terms, observed_path, path_statistics, with_mask
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 WIDTH = 40
 LAWS = ("limit", "finite-width")

@@ -25,7 +25,7 @@ from scipy import stats
 import sdeinfer as si
 from sdeinfer.infer import compare
 from sdeinfer.likelihood import FullPath, observed_path, path_layout, path_statistics, with_mask
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4])

@@ -37,7 +37,7 @@ from sdeinfer.likelihood import (
     path_statistics,
 )
 from sdeinfer.networks import covariance_chain
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 ARCHITECTURES = {
     "transformer": Architecture("transformer"),

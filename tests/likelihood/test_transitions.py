@@ -14,7 +14,7 @@ import sdeinfer as si
 from sdeinfer.covariance import spectrum
 from sdeinfer.layers import VARIANCE_FEATURES, drift_terms, variance_terms
 from sdeinfer.likelihood import USED, Path, Terms, observed_path, used_of
-from sdeinfer.observe import covariance_dataset
+from sdeinfer.observation import covariance_dataset
 
 WIDTH = 40
 

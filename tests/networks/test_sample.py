@@ -13,7 +13,7 @@ from references import assert_agrees
 from scipy.special import digamma, polygamma
 
 import sdeinfer as si
-from sdeinfer.observe import truth_of
+from sdeinfer.observation import truth_of
 
 SIZES: dict[str, Any] = {"width": 12, "depth": 6, "networks": 7}
 

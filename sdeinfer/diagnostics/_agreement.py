@@ -1,0 +1,350 @@
+"""How far networks of finite width are from the SDE, and how fast that vanishes as they grow."""
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from sdeinfer._files import InputError
+from sdeinfer._progress import ProgressBar, phase, with_progress_line
+from sdeinfer.covariance import singular, validate_covariance
+from sdeinfer.diagnostics._two_steps import coarse_and_fine
+from sdeinfer.layers import AbstractLayer, check_parameters
+from sdeinfer.networks import sample_networks
+from sdeinfer.networks._chain import check_chain_width
+
+BATCHES = 50
+"""Into how many independent parts the samples are cut for the error bars."""
+
+EXPLODED = 1e-3
+"""The largest share of the SDE's paths that may explode: they are left out."""
+
+POINTS = 512
+"""Distribution functions are compared at so many quantiles, and at as many evenly spaced values."""
+
+ROUNDING = 1000
+"""A quantity that varies by no more than so many units of rounding is rounding."""
+
+CURVATURE = 4.0
+"""What the next order in 1/n may add to D², as a multiple of D²/n: two to three and a half were seen."""
+
+SIGNAL = 3.0
+"""By how many of its error bars D² must stand out, at one width at least, to have a rate."""
+
+RATES = np.linspace(-1.0, 4.0, 501)
+"""Where the rate is looked for."""
+
+
+@with_progress_line
+def agreement(
+    layer: AbstractLayer,
+    V0: Float[Array, "m m"],
+    *,
+    time: float,
+    widths: Sequence[int],
+    networks: int | Sequence[int],
+    paths: int | None = None,
+    step: float = 0.01,
+    progress: bool = False,
+    key: PRNGKeyArray,
+) -> xr.Dataset:
+    """Measure the distance between the law of V_T in networks of several widths and in the SDE, and its rate.
+
+    For every correlation ρ_αβ (α < β) and every log-eigenvalue of V_T, with distribution function F_n in networks of
+    width n and depth Tn, and F and standard deviation s in the SDE,
+
+        distance   W(n) = ∫ |F_n − F| dx / s                the Wasserstein-1 distance
+        squared    D²(n) = 2√π ∫ (F_n − F)² dx / s          the squared Cramér distance, half the energy distance
+
+    For normal laws that differ by a small shift of δ standard deviations W is |δ|, and D² is δ².
+
+    Samples cannot show a W below the `floor`, what equal laws would show: √(2/π) ∫ e(x) dx/s, with e the standard error
+    of the difference F̂_n(x) − F̂(x), since E|Z| = √(2/π) e for normal Z; 1.4 √(1/networks + 1/paths) for normal laws.
+    So the rate is not that of W but of D², which has an estimate without bias whatever the noise. With the samples cut
+    into B independent parts and G_b the difference of their distribution functions in part b,
+
+        D̂² = 2√π/s · (|Σ_b G_b|² − Σ_b |G_b|²) / (B(B − 1)),       |G|² = ∫ G² dx,
+
+    pairs different parts only, so that E D̂² = D²; it may be negative. The rate r is fitted to D² = C² n^(−2r) by
+    weighted least squares over all widths: one drowned in noise has its large error, and no bias. Error bars are
+    those of a jackknife over the parts, which sees what widths have in common, the SDE's paths; where there is nothing
+    but noise it makes them √2 too large. The next order is unknown: the fit takes D² to be good to `CURVATURE`/n, and
+    `rate_error` has in it what a factor 1 + `CURVATURE`/n does to the rate.
+
+    **What to expect.** The chain of networks is an Euler scheme of the SDE with steps of 1/n, up to terms of relative
+    order 1/n in the drift and the variance of a step, but for one thing: the ReLU's He constant
+    c = 2/(s₊² + s₋²) = 1 − (c₊ + c₋)/√n + O(1/n) multiplies its drift. So r = 1 without ReLU or with
+    c₊ + c₋ = 0. Otherwise laws differ by A (c₊ + c₋)/√n + B/n, whose terms may cancel at moderate widths, and r
+    approaches ½ only at large ones: plainly so for correlations, which the ReLU turns, and hardly for eigenvalues.
+    The solver's own error, of order `step`, is taken off: see `coarse_and_fine`.
+
+    Arguments:
+        layer: the architecture, with its parameters.
+        V0: covariance of the initial tokens, shape (m, m), not singular.
+        time: T, depth-time (dimensionless). Networks have round(Tn) layers, and the SDE is taken at exactly as many
+            times 1/n; time × width should be whole, lest the rounding of T disturbs the rate.
+        widths: n, increasing; each at least 2m (for each head of an attention layer without an output projection).
+        networks: how many of each width: one number, or one for each; at least `BATCHES`. A network costs n² T.
+        paths: how many of the SDE; as many as there are networks of one width at most, where None.
+        step: longest step of the solver; half of it is used too.
+        progress: show a progress bar.
+        key: where the randomness comes from.
+
+    Returns:
+        A Dataset over `quantity` and `width`. Quantities are rho[α,β], log_eigenvalue[i] (smallest first), and the
+        averages correlations, log_eigenvalues and overall, where W, floor and D² are averaged over quantities.
+
+        - distance, distance_error, floor; squared, squared_error: see above. In standard deviations, and squared.
+        - rate, rate_error, constant: r and C over `quantity`; NaN for a single width, and where no D² is `SIGNAL` times
+          its error.
+        - solver_correction: Wasserstein-1 distance between the SDE at the solver's two steps, by which its law was
+          corrected to first order; what is left is of second order.
+        - networks, depth and time over `width`.
+
+        NaN for a correlation so near ±1 that its variation is rounding; averages leave it out. Attributes:
+        `paths`, `exploded` (how many of them did, and were left out), `architecture` and `truth_…`.
+
+    Raises:
+        InputError: for a V0 that is not a covariance or singular, for sizes that are too small, where networks
+            overflow, more than `EXPLODED` of the paths explode, or rounding makes V_T singular.
+    """
+    start = validate_covariance(V0)
+    layer = check_parameters(layer)
+    if singular(start[None])[0]:
+        raise InputError("V0: singular, so that there are no log-eigenvalues: leave out tokens that depend on others")
+    widths, counts, depths = _sizes(layer, len(start), time, widths, networks)
+    paths = max(counts) if paths is None else paths
+    if paths < BATCHES:
+        raise InputError(f"paths: at least {BATCHES} are needed, got {paths}")
+    times = [depth / width for depth, width in zip(depths, widths, strict=True)]
+    key_networks, key_paths = jr.split(key)
+
+    phase("simulating the SDE")
+    # The SDE first: it is cheap, and says whether there is anything to compare with.
+    limits, exploded = {}, 0
+    for number, T in enumerate(sorted(set(times))):
+        limits[T], lost = _paths(layer, start, T, paths=paths, step=step, key=jr.fold_in(key_paths, number))
+        exploded += lost
+
+    sampled, attributes = [], {}
+    work = [width * depth * count for width, depth, count in zip(widths, depths, counts, strict=True)]
+    phase("sampling networks")
+    with ProgressBar(total=sum(work), desc="agreement", show=progress, unit_scale=True) as bar:
+        for width, depth, count, cost in zip(widths, depths, counts, work, strict=True):
+            key_width = jr.fold_in(key_networks, width)
+            V, attributes = _networks(layer, start, width=width, depth=depth, networks=count, key=key_width)
+            sampled.append(quantities(V, f"networks of width {width}"))
+            bar.update(cost)
+
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for T in limits:
+        same = [i for i, t in enumerate(times) if t == T]
+        found |= zip(same, _compare(limits[T], [sampled[i] for i in same], start.dtype), strict=True)
+    names, measured = _with_groups(
+        len(start), {name: np.stack([found[i][name] for i in range(len(widths))], axis=1) for name in found[0]}
+    )
+    attributes |= {"step": step, "paths": paths, "exploded": exploded}
+    table = _table(names, np.asarray(widths), measured)
+    of_widths = {"networks": counts, "depth": depths, "time": times}
+    return table.assign_coords({name: ("width", each) for name, each in of_widths.items()}).assign_attrs(attributes)
+
+
+def quantities(V: Float[np.ndarray, "samples m m"], where: str) -> Float[np.ndarray, "samples quantities"]:
+    """Correlations ρ_αβ, α < β row by row, and log-eigenvalues, smallest first.
+
+    Arguments:
+        V: covariances.
+        where: whose they are, for the error.
+
+    Raises:
+        InputError: for a V that is singular up to rounding.
+    """
+    rows, columns = np.triu_indices(V.shape[-1], k=1)
+    norms = np.sqrt(np.diagonal(V, axis1=-2, axis2=-1).astype(np.float64))
+    rho = V[:, rows, columns] / (norms[:, rows] * norms[:, columns])
+    eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
+    flat = eigenvalues[:, 0] <= np.finfo(V.dtype).eps * V.shape[-1] * eigenvalues[:, -1]
+    if flat.any():
+        raise InputError(
+            f"time: in {flat.sum()} of {len(V)} {where} V is singular up to the rounding of {V.dtype}; use a shorter "
+            "time, or double precision"
+        )
+    return np.concatenate([rho, np.log(eigenvalues)], axis=1)
+
+
+def _sizes(
+    layer: AbstractLayer, tokens: int, time: float, widths: Sequence[int], networks: int | Sequence[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Widths, networks and depths, one of each for each width."""
+    if not (time > 0 and math.isfinite(time)):
+        raise InputError(f"time: must be positive and finite, got {time}")
+    each = np.asarray(widths)
+    if each.ndim != 1 or each.size == 0 or each.dtype.kind not in "iu" or (np.diff(each) <= 0).any():
+        raise InputError(f"widths: increasing whole numbers are needed, got {widths}")
+    check_chain_width(layer, tokens=tokens, width=int(each[0]))
+    counts = np.asarray(networks)
+    if counts.dtype.kind not in "iu" or counts.shape not in ((), each.shape):
+        raise InputError(f"networks: one whole number, or one for each of {each.size} widths, is needed")
+    if counts.min() < BATCHES:
+        raise InputError(f"networks: at least {BATCHES} are needed for error bars, got {counts.min()}")
+    depths = [round(time * n) for n in each.tolist()]
+    if depths[0] < 1:
+        raise InputError(f"time: {time:g} is no more than half a layer of width {each[0]}")
+    return each.tolist(), np.broadcast_to(counts, each.shape).tolist(), depths
+
+
+def _networks(layer, V0, *, width: int, depth: int, networks: int, key) -> tuple[np.ndarray, dict]:
+    """V after the last layer, and what a data set says of its networks."""
+    try:
+        data = sample_networks(
+            layer, V0, width=width, depth=depth, networks=networks, observe_every=depth, method="chain", key=key
+        )
+    except InputError as error:
+        raise InputError(f"width {width}: {error}") from error
+    return data["covariance"].values[:, -1], dict(data.attrs)
+
+
+def _paths(layer, V0, time: float, *, paths: int, step: float, key) -> tuple[tuple[np.ndarray, np.ndarray], int]:
+    """Quantities of the SDE's paths at both steps, and how many paths exploded and are not there."""
+    coarse, fine = coarse_and_fine(layer, jnp.asarray(V0), time, paths=paths, step=step, key=key)
+    finite = np.isfinite(fine).all(axis=(1, 2))
+    lost = int(np.count_nonzero(~finite))
+    if lost > EXPLODED * paths:
+        raise InputError(
+            f"time: {lost} of the SDE's {paths} paths explode before {time:g}, and at most {EXPLODED:g} of them may; "
+            "use a shorter time or smaller tokens"
+        )
+    coarse, fine = (quantities(V[finite], "paths of the SDE") for V in (coarse, fine))
+    return (coarse, fine), lost
+
+
+def _compare(
+    limit: tuple[np.ndarray, np.ndarray], sampled: list[np.ndarray], dtype: np.dtype
+) -> list[dict[str, np.ndarray]]:
+    """For each sample of networks, all that is measured of each quantity; parts left out are a last axis."""
+    coarse, fine = limit
+    compared = [[] for _ in sampled]
+    for q in range(fine.shape[1]):
+        together = [fine[:, q], coarse[:, q], *(x[:, q] for x in sampled)]
+        scale = fine[:, q].std()
+        if scale <= ROUNDING * np.finfo(dtype).eps * np.abs(fine[:, q]).max():
+            scale = np.nan
+        # Quantiles resolve the bulk, even spacing the tails; beyond both ends no distribution functions differ.
+        ends = min(x.min() for x in together), max(x.max() for x in together)
+        bulk = np.quantile(fine[:, q], (np.arange(POINTS) + 0.5) / POINTS)
+        x = np.union1d(bulk, np.linspace(*ends, POINTS))
+        weights = np.zeros(len(x))
+        weights[:-1] += np.diff(x) / (2 * scale)
+        weights[1:] += np.diff(x) / (2 * scale)
+        F_coarse, F_fine = _distribution(coarse[:, q], x), _distribution(fine[:, q], x)
+        correction = np.abs(np.mean(F_fine - F_coarse, axis=0)) @ weights
+        for measured, networks in zip(compared, sampled, strict=True):
+            G = _distribution(networks[:, q], x) - (2 * F_fine - F_coarse)
+            measured.append({**_distances(G, weights), "solver_correction": correction})
+    return [{name: np.stack([one[name] for one in measured]) for name in measured[0]} for measured in compared]
+
+
+def _distribution(samples: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The empirical distribution function of each of `BATCHES` parts, shape (parts, points)."""
+    parts = np.array_split(np.searchsorted(x, samples), BATCHES)
+    return np.stack([np.cumsum(np.bincount(part, minlength=len(x)))[: len(x)] / len(part) for part in parts])
+
+
+def _distances(G: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """W, its floor and D̂² from differences of distribution functions, of shape (parts, points).
+
+    W and D̂² come with what they are without each of the parts.
+    """
+    parts = len(G)
+    mean = G.mean(axis=0)
+    without = (parts * mean - G) / (parts - 1)
+    gram = 2 * math.sqrt(math.pi) * (G * weights) @ G.T
+    own = np.diagonal(gram)
+    pairs = gram.sum() - own.sum()
+    return {
+        "distance": np.asarray(np.abs(mean) @ weights),
+        "distance_without": np.abs(without) @ weights,
+        "floor": np.asarray(math.sqrt(2 / math.pi / parts) * G.std(axis=0, ddof=1) @ weights),
+        "squared": np.asarray(pairs / (parts * (parts - 1))),
+        "squared_without": (pairs - 2 * (gram.sum(axis=1) - own)) / ((parts - 1) * (parts - 2)),
+    }
+
+
+def _with_groups(tokens: int, measured: dict[str, np.ndarray]) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Names of all quantities, and the averages over groups of them, put after what they are averages of."""
+    rho = [f"rho[{a},{b}]" for a in range(tokens) for b in range(a + 1, tokens)]
+    log_eigenvalue = [f"log_eigenvalue[{i}]" for i in range(tokens)]
+    groups = {
+        "correlations": np.arange(len(rho)),
+        "log_eigenvalues": len(rho) + np.arange(tokens),
+        "overall": np.arange(len(rho) + tokens),
+    }
+    groups = {name: members for name, members in groups.items() if len(members)}
+
+    def averages(values):
+        # What is rounding in one width need not be in another, where T is not the same: a group has what all have.
+        known = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        kept = [members[known[members]] for members in groups.values()]
+        return np.stack([values[members].mean(axis=0) if len(members) else values[0] * np.nan for members in kept])
+
+    with_averages = {name: np.concatenate([values, averages(values)]) for name, values in measured.items()}
+    return [*rho, *log_eigenvalue, *groups], with_averages
+
+
+def _table(names: list[str], widths: np.ndarray, measured: dict[str, np.ndarray]) -> xr.Dataset:
+    distance_error = _jackknife(measured["distance_without"])
+    squared_error = _jackknife(measured["squared_without"])
+    fits = [
+        _fit(widths, *row) for row in zip(measured["squared"], measured["squared_without"], squared_error, strict=True)
+    ]
+    columns = {
+        "distance": measured["distance"],
+        "distance_error": distance_error,
+        "floor": measured["floor"],
+        "squared": measured["squared"],
+        "squared_error": squared_error,
+        "solver_correction": measured["solver_correction"],
+    }
+    data = {name: (("quantity", "width"), values) for name, values in columns.items()}
+    rates = dict(zip(("rate", "rate_error", "constant"), np.asarray(fits).T, strict=True))
+    data |= {name: ("quantity", values) for name, values in rates.items()}
+    return xr.Dataset(data, coords={"quantity": names, "width": widths})
+
+
+def _jackknife(without: np.ndarray) -> np.ndarray:
+    """Standard error of what is known without each of the parts, along the last axis."""
+    parts = without.shape[-1]
+    return np.sqrt((parts - 1) * without.var(axis=-1))
+
+
+def _fit(widths: np.ndarray, squared: np.ndarray, without: np.ndarray, error: np.ndarray) -> tuple[float, float, float]:
+    """Rate, its error and the constant of D² = C² n^(−2r); without: D² of shape (widths, parts)."""
+    if len(widths) < 2 or not np.isfinite(squared).all() or (squared <= SIGNAL * error).all():
+        return math.nan, math.nan, math.nan
+    weight = 1 / (error**2 + (CURVATURE * squared / widths) ** 2)
+    # With the widths' geometric mean for a unit, amplitude and rate are hardly correlated.
+    unit = np.exp(np.log(widths).mean())
+    powers = (widths / unit) ** (-2 * RATES[:, None])
+    curved = squared * (1 + CURVATURE / widths)
+    replicates = np.stack([squared, curved, *without.T])
+    # The best amplitude for each rate explains so much of the sum of squares.
+    overlap = np.maximum((weight * replicates) @ powers.T, 0.0)
+    gain = overlap**2 / (weight * powers**2).sum(axis=1)
+    rate = _peak(gain)
+    error_of_rate = math.hypot(float(_jackknife(rate[2:])), rate[1] - rate[0])
+    power = (widths / unit) ** (-2 * rate[0])
+    amplitude = (weight * squared * power).sum() / (weight * power**2).sum()
+    return float(rate[0]), error_of_rate, math.sqrt(amplitude) * unit ** rate[0]
+
+
+def _peak(gain: np.ndarray) -> np.ndarray:
+    """The rate with the largest gain in each row, by a parabola through the three around it."""
+    best = np.clip(gain.argmax(axis=1), 1, len(RATES) - 2)
+    below, at, above = (np.take_along_axis(gain, best[:, None] + i, axis=1)[:, 0] for i in (-1, 0, 1))
+    bend = below - 2 * at + above
+    shift = np.where(bend < 0, (below - above) / np.where(bend < 0, 2 * bend, 1.0), 0.0)
+    return RATES[best] + np.clip(shift, -1, 1) * (RATES[1] - RATES[0])

@@ -1,0 +1,168 @@
+"""Whether the layers that were seen are layers of the law that was fitted.
+
+Under the law the innovations y of a layer have mean 0 and variance 1 given the layers before it, so that every sum
+
+    g_k = Σ a_k y  +  Σ c_k (y² − 1)/2
+
+over a layer, with weights known before it, is a martingale difference: as sum over all layers it is normal with the
+variance Σ g_k², however correlated what the weights are made of. At the posterior's mean instead of the truth, what the
+parameters take up is projected out, g_k − A_k H⁻¹ s with the score s, the information H and A_k = Σ (a_k μ′/σ + c_k
+(log σ²)′/2) (Neyman's C(α)). Each direction is the sign of one way to be wrong.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+import xarray as xr
+from jaxtyping import Float
+from scipy import stats
+
+from sdeinfer.covariance import CausalSpectrum, Spectrum, pairs, tokens_of, unvech, vech
+from sdeinfer.infer import Innovations, LawAt, innovations, law_at
+from sdeinfer.layers import architecture_in
+from sdeinfer.likelihood import Path, mean_features, transitions, unconstrained, with_mask
+from sdeinfer.observation import groups_of
+
+DIRECTIONS = {
+    "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, or the weights have another variance",
+    "growth of differences": "tokens spread or collapse otherwise than by the architecture",
+    "attention's drift": "the drift is not that of this attention, shaped and centred",
+    "ReLU's drift": "the drift is not that of this shaped ReLU",
+    "noise of variances": "what is random in a layer is not what the architecture has: width, heads, branches",
+    "noise of correlations": "what is random in a layer is not what the architecture has: width, heads, branches",
+    "noise of attention": "noise does not grow with the differences of tokens as it does in this attention",
+    "memory": "layers repeat one another: they share weights, or are not independent draws",
+}
+"""What each direction sees, and what it means."""
+
+LARGEST = 5.0
+"""Innovations count as no larger, lest one outlier hide all others; of the law one in two million is."""
+
+
+def innovation_tests(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
+    """Test the innovations of every layer at the posterior's mean, in each direction.
+
+    Arguments:
+        post: the result of `fit`, of networks of which every layer was observed.
+        data: the data that were fitted.
+
+    Returns:
+        One row a direction, with columns `effect`, in units of what one standard deviation of an increment is, `z`, its
+        deviation from zero in standard errors, and `p`, two-sided.
+    """
+    sums = [_Sums.of(*part) for part in laws_of(post, data)]
+    found = np.sum([part.corrected for part in sums], axis=0)
+    squares, sizes = (np.sum([getattr(part, name) for part in sums], axis=0) for name in ("squares", "sizes"))
+    kept = squares > 0
+    z = found[kept] / np.sqrt(squares[kept])
+    names = [name for name, there in zip(DIRECTIONS, kept, strict=True) if there]
+    p = 2 * stats.norm.sf(np.abs(z))
+    return pd.DataFrame({"effect": found[kept] / sizes[kept], "z": z, "p": p}, index=pd.Index(names, name="direction"))
+
+
+def laws_of(post: xr.DataTree, data: xr.Dataset) -> Iterator[tuple[Path, LawAt]]:
+    """The transitions of networks that are all alike, and the law at their parameters."""
+    architecture, law = architecture_in(post.attrs), post.attrs.get("law", "limit")
+    assert architecture is not None
+    draws, path = post["posterior"].to_dataset(), transitions(with_mask(data, causal=architecture.causal))
+    if "group" in draws.dims:
+        groups = groups_of(data)
+        each = [
+            (
+                groups.members(number),
+                {name: draws[f"group_{name}"].isel(group=number) for name in architecture.parameters},
+            )
+            for number in range(len(groups.labels))
+        ]
+    else:
+        each = [(np.arange(data.sizes["network"]), draws)]
+    for networks, values in each:
+        mine = path.of_networks(networks)
+        draws_of = {name: values[name].values for name in architecture.parameters}
+        u = unconstrained(draws_of).mean(axis=(1, 2))
+        yield mine, law_at(architecture, u, widths=np.unique(mine.width), centre=mean_features(mine), law=law)
+
+
+class _Sums(NamedTuple):
+    corrected: np.ndarray
+    squares: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def of(cls, path: Path, law: LawAt) -> "_Sums":
+        parameters = law.slopes.drift.shape[-1]
+        count = len(DIRECTIONS)
+        along, information = np.zeros((count, parameters)), np.eye(parameters)
+        blocks, sizes = [], np.zeros(count)
+        for here in innovations(path, law):
+            at = path.coordinates(here.transitions)
+            of_mean, of_variance = _weights(path, here, at)
+            memory = _memory(path, here, at)
+            y = np.clip(here.y, -LARGEST, LARGEST)
+            g = np.einsum("ktp,tp->tk", of_mean, y) + np.einsum("ktp,tp->tk", of_variance, y**2 - 1) / 2
+            g = np.concatenate([g, memory[:, None]], axis=1)
+            along[:-1] += np.einsum("ktp,tpj->kj", of_mean, here.mean)
+            along[:-1] += np.einsum("ktp,tpj->kj", of_variance, here.log_variance) / 2
+            information += here.information
+            sizes[:-1] += (of_mean**2).sum(axis=(1, 2)) + (of_variance**2).sum(axis=(1, 2)) / 2
+            sizes[-1] += here.y.shape[1] * np.count_nonzero(memory)
+            blocks.append((g, here._replace(y=y).score))
+        g, score = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        # Networks that explode tell of one direction so much that rounding leaves nothing of the others.
+        scale = np.sqrt(np.diagonal(information))
+        resolved = np.linalg.pinv(information / np.outer(scale, scale), hermitian=True)
+        g = g - score / scale @ resolved @ (along / scale).T
+        return cls(g.sum(axis=0), (g**2).sum(axis=0), sizes)
+
+
+def _weights(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> tuple[np.ndarray, np.ndarray]:
+    """The weights a and c of all directions but the last, shape (directions, transitions, p)."""
+    y, e = here.y, here.terms.mixing
+    if isinstance(at, CausalSpectrum):
+        growth, spread, diagonal = _causal_weights(path.starts(here.transitions), at)
+    else:
+        rows, columns = pairs(tokens_of(y.shape[1]))
+        growth = diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), y.shape)
+        spread = diagonal * np.sqrt(e / 2)
+    drift = here.terms.drift
+    zero = np.zeros_like(y)
+    with_attention = e - e.mean(axis=1, keepdims=True)
+    of_mean = np.stack([growth, spread, drift[:, 0], drift[:, 1], zero, zero, zero])
+    of_variance = np.stack([zero, zero, zero, zero, diagonal, 1 - diagonal, with_attention])
+    return _at_most_one(of_mean / here.sd), _at_most_one(of_variance)
+
+
+def _at_most_one(weights: np.ndarray) -> np.ndarray:
+    """Weights of which no layer has much more than others: one that explodes should not stand for all."""
+    return weights / np.sqrt(1 + (weights**2).sum(axis=-1, keepdims=True))
+
+
+def _memory(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> np.ndarray:
+    """Products of each layer's innovations with those of the layer before it, turned into its coordinates."""
+    chosen = here.transitions
+    follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
+    tokens = tokens_of(here.y.shape[1])
+    rows, columns = pairs(tokens)
+    packed = np.clip(here.y, -LARGEST, LARGEST) * np.where(rows == columns, np.sqrt(2), 1.0)
+    y = unvech(packed)
+    earlier, now = (jax.tree.map(lambda x, some=some: x[some], at) for some in (slice(-1), slice(1, None)))
+    # From the coordinates of each transition to those of the next.
+    before = now.whiten(earlier.colour(y[:-1]))
+    return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
+
+
+def _causal_weights(
+    V: Float[np.ndarray, "transitions m m"], at: CausalSpectrum
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The directions of V and of V H V in the coordinates of a causal mask, and how much of each is on the diagonal.
+
+    Without a mask they are diagonal, the identity and δ/m.
+    """
+    rows, columns = pairs(V.shape[-1])
+    equal = np.where(rows == columns, 1.0, 0.0)
+    moved = V @ (V - V.mean(axis=-2, keepdims=True))
+    growth, spread = (vech(at.whiten(S)) * np.where(equal == 1, 1.0, np.sqrt(2.0)) for S in (V, moved))
+    return growth, spread / V.shape[-1], (equal[:, None] * at.rotation**2).sum(axis=-2)

@@ -1,0 +1,96 @@
+"""Networks against what the SDE predicts of them: left out one by one, and all together."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from arviz_stats.base.array import array_stats
+from jaxtyping import Float
+from scipy.stats import kstest, wasserstein_distance
+
+from sdeinfer.diagnostics._distance import floor_of
+
+SMOOTHED = 50
+"""Fewer draws have no tail to be smoothed."""
+
+
+def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
+    """Of V after the last layer, its mean correlation and its smallest and largest log-eigenvalue; +∞ if exploded."""
+    V = covariance.isel(layer=-1).transpose(..., "token_a", "token_b").values
+    exploded = ~np.isfinite(V).all(axis=(-2, -1))
+    V = np.where(exploded[..., None, None], np.eye(V.shape[-1]), V)
+    values = np.linalg.eigvalsh(V)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = {"largest log-eigenvalue": np.log(values[..., -1])}
+        if V.shape[-1] > 1:
+            norm = np.sqrt(np.diagonal(V, axis1=-2, axis2=-1))
+            rows, columns = np.triu_indices(V.shape[-1], k=1)
+            rho = V[..., rows, columns] / (norm[..., rows] * norm[..., columns])
+            found |= {"smallest log-eigenvalue": np.log(values[..., 0]), "mean correlation": rho.mean(axis=-1)}
+    return {name: np.where(exploded, np.inf, x) for name, x in found.items()}
+
+
+def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
+    """LOO-PIT: the probability that networks like each, given all others, stay below what was observed of it.
+
+    Each network's own predictions, weighted by Pareto-smoothed importance weights against its likelihood.
+
+    Returns:
+        One row a network, one column a quantity of `last_layer`; uniform if the model holds.
+    """
+    observed, predicted = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
+    weights = _left_out_weights(post, next(iter(predicted.values())).shape[0])
+    # The observed network ranks among its predictions as one of them would.
+    count = weights.shape[0]
+    transforms = {
+        name: ((predicted[name] < x) * weights).sum(axis=0) * count / (count + 1) + 0.5 / (count + 1)
+        for name, x in observed.items()
+    }
+    return pd.DataFrame(transforms, index=_covariance(post, "observed_data")["network"].values)
+
+
+def left_out_p_values(post: xr.DataTree) -> pd.Series:
+    """Kolmogorov and Smirnov's p of the LOO-PIT of each quantity."""
+    transforms = left_out_transforms(post)
+    return pd.Series({str(name): float(kstest(u, "uniform").pvalue) for name, u in transforms.items()})
+
+
+def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
+    """Wasserstein distances of networks from the SDE at draws from the posterior, in the SDE's standard deviations.
+
+    Returns:
+        One row a quantity of `last_layer`, with columns `wasserstein` and `floor`, what samples of one law would show.
+    """
+    observed, predicted = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
+    rows = {}
+    for name, x in observed.items():
+        y = predicted[name].ravel()
+        y = y[np.isfinite(y)]
+        sd = y.std()
+        floor = floor_of(np.sort(y), np.sqrt(1 / x.size + 1 / y.size))
+        rows[name] = wasserstein_distance(x, y) / sd, floor / sd
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["wasserstein", "floor"])
+
+
+def _left_out_weights(post: xr.DataTree, count: int) -> Float[np.ndarray, "draws networks"]:
+    """At the draws that were predicted at, normalised."""
+    log_likelihood = post["log_likelihood"].to_dataset()["covariance"]
+    stacked = -log_likelihood.stack(sample=("chain", "draw")).transpose("sample", "network").values
+    # Of networks that were left out as a whole every draw thinks the same.
+    varies = np.ptp(stacked, axis=0) > 0
+    if len(stacked) >= SMOOTHED and varies.any():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
+            smoothed, _ = array_stats.psislw(-stacked[:, varies].T)
+        stacked[:, varies] = smoothed.T
+    chosen = np.linspace(0, len(stacked) - 1, count).round().astype(int)
+    weights = np.exp(stacked[chosen] - stacked[chosen].max(axis=0))
+    return weights / weights.sum(axis=0)
+
+
+def _covariance(post: xr.DataTree, group: str) -> xr.DataArray:
+    covariance = post[group].to_dataset()["covariance"]
+    if "chain" in covariance.dims:
+        covariance = covariance.stack(sample=("chain", "draw")).transpose("sample", "network", ...)
+    return covariance

@@ -1,0 +1,207 @@
+"""Models of Equinox, Flax and PyTorch: drawn anew, run on inputs, and observed a layer at a time."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from jaxtyping import PRNGKeyArray
+from tqdm import tqdm
+
+from sdeinfer._files import InputError
+from sdeinfer.observation._library import library
+from sdeinfer.observation._observer import Observer, joined
+
+
+def observe_equinox[Model](
+    make: Callable[[PRNGKeyArray], Model],
+    inputs: Any,
+    *,
+    layers: Callable[[Model], Iterable[Callable]],
+    embed: Callable[[Model], Callable] | None = None,
+    networks: int,
+    width: int | None = None,
+    tokens: Any = None,
+    progress: bool = False,
+    key: PRNGKeyArray,
+) -> xr.Dataset:
+    """Draw networks of Equinox and observe them, one network and one layer in memory at a time.
+
+    Arguments:
+        make: draws a network from a key.
+        inputs: the initial hidden states, shape (tokens, width), or (prompts, tokens, width) where the layers take them
+            so; or what `embed` makes these of.
+        layers: the layers of a network, applied one after another, as `lambda model: model.blocks`; one that acts on
+            single tokens as `eqx.filter_vmap(layer)`.
+        embed: the part of a network that makes the initial hidden states; where None, the inputs are these.
+        networks: how many networks.
+        width: n; the last dimension where None.
+        tokens: which tokens to observe, see `observe`.
+        progress: show a progress bar.
+        key: where the weights come from.
+
+    Returns:
+        The Dataset of `observe`: layer 0 is the initial hidden states, layer l those after l layers.
+
+    Raises:
+        InputError: as `observe` does, and for fewer networks than one.
+    """
+    run = eqx.filter_jit(lambda layer, X: layer(X))
+
+    def network(number: int, observer: Observer) -> None:
+        _layer_by_layer(make(jr.fold_in(key, number)), inputs, layers, embed, run, eqx.Module, observer)
+
+    return _observed(network, networks, width, tokens, progress=progress)
+
+
+def observe_flax[Model](
+    make: Callable[[Any], Model],
+    inputs: Any,
+    *,
+    layers: Callable[[Model], Iterable[Callable]],
+    embed: Callable[[Model], Callable] | None = None,
+    networks: int,
+    width: int | None = None,
+    tokens: Any = None,
+    progress: bool = False,
+    key: PRNGKeyArray,
+) -> xr.Dataset:
+    """Draw networks of Flax (NNX) and observe them, one network and one layer in memory at a time.
+
+    Arguments:
+        make: draws a network from `nnx.Rngs`, as `lambda rngs: Model(rngs=rngs)`.
+        inputs: the initial hidden states, shape (tokens, width) or (prompts, tokens, width); or what `embed` makes
+            these of.
+        layers: the layers of a network, applied one after another, as `lambda model: model.blocks`.
+        embed: the part of a network that makes the initial hidden states; where None, the inputs are these.
+        networks: how many networks.
+        width: n; the last dimension where None.
+        tokens: which tokens to observe, see `observe`.
+        progress: show a progress bar.
+        key: where the weights come from.
+
+    Returns:
+        The Dataset of `observe`: layer 0 is the initial hidden states, layer l those after l layers.
+
+    Raises:
+        InputError: as `observe` does, for fewer networks than one, and where Flax is not installed.
+    """
+    nnx = library("flax.nnx")
+    run = nnx.jit(lambda layer, X: layer(X))
+
+    def network(number: int, observer: Observer) -> None:
+        _layer_by_layer(make(nnx.Rngs(jr.fold_in(key, number))), inputs, layers, embed, run, nnx.Module, observer)
+
+    return _observed(network, networks, width, tokens, progress=progress)
+
+
+def observe_torch(
+    make: Callable[[int], Any],
+    inputs: Any,
+    *,
+    layers: Callable[[Any], Iterable[Any]],
+    networks: int,
+    width: int | None = None,
+    tokens: Any = None,
+    progress: bool = False,
+    seed: int,
+) -> xr.Dataset:
+    """Draw networks of PyTorch and observe them by forward hooks, one network and one layer in memory at a time.
+
+    Arguments:
+        make: draws a network, from the seed that it is given or from PyTorch's generators, which have this seed then:
+            `lambda seed: Model()`.
+        inputs: what a network is called with: one argument, or a mapping of keyword arguments. Hidden states of shape
+            (tokens, width) are one prompt; a first dimension before these is prompts.
+        layers: the modules whose outputs are observed, in order, as `lambda model: model.transformer.h`. Each is called
+            once; of what is a tuple, the first entry counts.
+        networks: how many networks.
+        width: n; the last dimension where None.
+        tokens: which tokens to observe, see `observe`.
+        progress: show a progress bar.
+        seed: where the weights come from. PyTorch's own generators are left as they were.
+
+    Returns:
+        The Dataset of `observe`: layer 0 is what goes into the first module, layer l what comes out of the l-th.
+
+    Raises:
+        InputError: as `observe` does, for fewer networks than one, layers that are not called in their order, and where
+            PyTorch is not installed.
+    """
+    torch = library("torch")
+    seeds = [int(each) for each in np.random.SeedSequence(seed).generate_state(max(networks, 0))]
+
+    def network(number: int, observer: Observer) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(seeds[number])
+            model = make(seeds[number]).eval()
+        _through_hooks(torch, model, list(layers(model)), inputs, observer)
+
+    return _observed(network, networks, width, tokens, progress=progress)
+
+
+def _observed(
+    network: Callable[[int, Observer], None], networks: int, width: int | None, tokens: Any, *, progress: bool
+) -> xr.Dataset:
+    if networks < 1:
+        raise InputError(f"networks: at least 1 is needed, got {networks}")
+    observers = [Observer(width, tokens=tokens, first_network=number) for number in range(networks)]
+    for number, observer in enumerate(tqdm(observers, desc="networks", disable=not progress)):
+        network(number, observer)
+    return joined(observers)
+
+
+def _layer_by_layer[Model](
+    model: Model,
+    inputs: Any,
+    layers: Callable[[Model], Iterable[Callable]],
+    embed: Callable[[Model], Callable] | None,
+    run: Callable,
+    module: type,
+    observer: Observer,
+) -> None:
+    X = inputs if embed is None else embed(model)(inputs)
+    observer.add(_one_network(X))
+    for layer in layers(model):
+        # What is no module would be compiled anew for every network.
+        X = run(layer, X) if isinstance(layer, module) else layer(X)
+        observer.add(_one_network(X))
+
+
+def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, observer: Observer) -> None:
+    if not modules or len({id(module) for module in modules}) < len(modules):
+        raise InputError(f"layers: at least one module and none twice is needed, got {len(modules)}")
+
+    def before(module: Any, arguments: tuple, keywords: dict) -> None:
+        del module
+        observer.add(_one_network((*arguments, *keywords.values())[0]))
+
+    def after(number: int) -> Callable[..., None]:
+        def hook(module: Any, arguments: tuple, output: Any) -> None:
+            del module, arguments
+            if len(observer.covariances) != number:
+                raise InputError(f"layers: module {number - 1} is not called once and in its place")
+            state = output[0] if isinstance(output, tuple) else output
+            observer.add(_one_network(state))
+
+        return hook
+
+    hooks = [modules[0].register_forward_pre_hook(before, with_kwargs=True)]
+    hooks += [module.register_forward_hook(after(number)) for number, module in enumerate(modules, start=1)]
+    try:
+        with torch.no_grad():
+            model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(observer.covariances) != len(modules) + 1:
+        raise InputError(f"layers: module {len(observer.covariances) - 1} is not called")
+
+
+def _one_network(state: Any) -> Any:
+    """Hidden states (tokens, width) or (prompts, tokens, width) of one network, with its dimension before them."""
+    if len(state.shape) == 3 and state.shape[0] == 1:
+        return state
+    return state[None]

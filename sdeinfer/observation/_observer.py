@@ -1,0 +1,194 @@
+"""Hidden states to covariances, one layer in memory at a time."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import xarray as xr
+from numpy.typing import ArrayLike
+
+from sdeinfer._files import InputError, first_line
+from sdeinfer.observation._arrays import as_array
+from sdeinfer.observation._dataset import PROMPT, covariance_dataset
+from sdeinfer.observation._precision import LARGEST_SHARE, LowPrecisionWarning, rounding_share
+
+
+class Observer:
+    """An accumulator of neural covariances V = XXᵀ/n (Definition 3.1): `add` every layer, then take the `dataset`.
+
+    It keeps covariances, never hidden states, and computes them in float32 at least.
+
+    Arguments:
+        width: n; the last dimension of the hidden states where None.
+        tokens: which tokens to observe, as indices, a mask or a slice; all where None. See `observe` for what follows.
+        first_network: number of the first network, where networks come in parts.
+
+    Raises:
+        InputError: for a width below 1.
+    """
+
+    def __init__(self, width: int | None = None, *, tokens: Any = None, first_network: int = 0):
+        if width is not None and width < 1:
+            raise InputError(f"width: at least 1 is needed, got {width}")
+        self.width = width
+        self.features = 0
+        self.first_network = first_network
+        self.covariances: list[np.ndarray] = []
+        self.coarsest: np.dtype | None = None
+        self._tokens = tokens
+        self._shape: tuple[int, ...] = ()
+
+    def add(self, state: Any) -> None:
+        """Reduce the hidden states after the next layer; the initial ones come first.
+
+        Arguments:
+            state: an array of shape (networks, tokens, width), or (networks, prompts, tokens, width).
+
+        Raises:
+            InputError: for another shape than that of the layers before, fewer features than tokens, or numbers that
+                are not real, NaN or infinite.
+        """
+        name = f"hidden_states: layer {len(self.covariances)}"
+        X = as_array(state, name)
+        self._check_shape(X.shape, name)
+        if self._tokens is not None:
+            X = X[..., _indices(self._tokens, X.shape[-2]), :]
+        tokens, features = X.shape[-2:]
+        if features < tokens:
+            raise InputError(
+                f"{name}: {features} features for {tokens} tokens make the covariance singular, and no law of a layer "
+                f"has a density there: observe at most {features} tokens, or wider networks"
+            )
+        if _spacing(X.dtype) > _spacing(self.coarsest):
+            self.coarsest = X.dtype
+        X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
+        self.features = features
+        self.width = features if self.width is None else self.width
+        with np.errstate(over="ignore", invalid="ignore"):
+            V = X @ np.swapaxes(X, -1, -2) / self.width
+        self._check_finite(V, X, name)
+        self.covariances.append(V)
+
+    def dataset(self, *, layers: ArrayLike | None = None) -> xr.Dataset:
+        """The covariances of all layers so far.
+
+        Arguments:
+            layers: numbers of the layers that were added; 0, 1, 2, … where None.
+
+        Returns:
+            The Dataset of `covariance_dataset`; with prompts it has the dimension `prompt` as well, after `network`.
+
+        Raises:
+            InputError: see `validate`.
+        """
+        return joined([self], layers=layers)
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> None:
+        if self._shape and shape != self._shape:
+            raise InputError(f"{name}: has shape {shape}, where layer 0 has {self._shape}")
+        if len(shape) not in (3, 4) or 0 in shape:
+            raise InputError(
+                f"{name}: shape (networks, tokens, width) or (networks, prompts, tokens, width) is needed, got {shape}"
+            )
+        self._shape = shape
+
+    def _check_finite(self, V: np.ndarray, X: np.ndarray, name: str) -> None:
+        # A NaN or an infinity in X is in V's diagonal too, which is much less to look at.
+        finite = np.isfinite(np.diagonal(V, axis1=-2, axis2=-1)).all(axis=-1)
+        if finite.all():
+            return
+        place = tuple(int(i) for i in np.argwhere(~finite)[0])
+        where = f"{name}, network {self.first_network + place[0]}"
+        where += f", prompt {place[1]}" if len(place) > 1 else ""
+        bad = np.count_nonzero(~np.isfinite(X[place]))
+        raise InputError(f"{where}: " + (f"{bad} entries are NaN or infinite" if bad else f"XXᵀ overflows {X.dtype}"))
+
+
+def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) -> xr.Dataset:
+    """The covariances of networks that came in parts, each seen by an `Observer` of its own.
+
+    Arguments:
+        observers: one a part, the first networks first.
+        layers: numbers of the layers that were added; 0, 1, 2, … where None.
+
+    Returns:
+        As `Observer.dataset` does.
+
+    Raises:
+        InputError: for parts that differ in layers, tokens or prompts, and see `validate`.
+    """
+    shapes = [tuple(V.shape[1:] for V in observer.covariances) for observer in observers]
+    for observer, shape in zip(observers, shapes, strict=True):
+        if shape != shapes[0]:
+            raise InputError(
+                f"hidden_states: network {observer.first_network}: has {_sizes(shape)}, "
+                f"where network {observers[0].first_network} has {_sizes(shapes[0])}"
+            )
+    if not shapes or not shapes[0]:
+        raise InputError("hidden_states: no layer was given")
+    numbers = np.arange(len(shapes[0])) if layers is None else np.asarray(layers)
+    if numbers.shape != (len(shapes[0]),):
+        raise InputError(f"layers: one number for each of {len(shapes[0])} layers is needed, got {numbers.tolist()}")
+    width = np.concatenate([np.full(len(each.covariances[0]), each.width) for each in observers])
+    V = _stacked([each.covariances for each in observers])
+    if V.ndim == 4:
+        data = covariance_dataset(V, width=width, layers=numbers)
+    else:
+        prompts = [covariance_dataset(V[:, prompt], width=width, layers=numbers) for prompt in range(V.shape[1])]
+        data = xr.concat(prompts, xr.Variable(PROMPT, np.arange(len(prompts)))).transpose("network", PROMPT, ...)
+    _warn_of_rounding(observers)
+    return data.assign_coords(network=observers[0].first_network + data["network"].values)
+
+
+def _stacked(parts: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """Covariances (networks, …, m, m) of parts and their layers in one array (networks, …, layers, m, m)."""
+    first = parts[0][0]
+    networks = sum(len(part[0]) for part in parts)
+    dtype = np.result_type(*(V.dtype for part in parts for V in part))
+    stacked = np.empty((networks, *first.shape[1:-2], len(parts[0]), *first.shape[-2:]), dtype)
+    start = 0
+    for part in parts:
+        for layer, V in enumerate(part):
+            stacked[start : start + len(V), ..., layer, :, :] = V
+        start += len(part[0])
+    return stacked
+
+
+def _warn_of_rounding(observers: Sequence[Observer]) -> None:
+    coarsest = max((each.coarsest for each in observers if each.coarsest is not None), key=_spacing, default=None)
+    if coarsest is None:
+        return
+    spacing = _spacing(coarsest)
+    share = max(rounding_share(each.covariances, width=each.features, spacing=spacing) for each in observers)
+    if share > LARGEST_SHARE:
+        warnings.warn(
+            f"hidden_states: {coarsest} rounds by {share:.0%} of what changes from layer to layer (root mean squares), "
+            "which a fit takes for noise of the layers: run and save the networks in float32",
+            LowPrecisionWarning,
+            skip_file_prefixes=(str(Path(__file__).parent),),
+        )
+
+
+def _spacing(dtype: np.dtype | None) -> float:
+    """The spacing of a type's numbers above 1 where it is coarser than that of float32, otherwise 0."""
+    if dtype is None or dtype.kind in "iu":
+        return 0.0
+    spacing = float(ml_dtypes.finfo(dtype).eps)
+    return spacing if spacing > np.finfo(np.float32).eps else 0.0
+
+
+def _indices(tokens: Any, count: int) -> np.ndarray:
+    try:
+        indices = np.atleast_1d(np.arange(count)[tokens])
+    except (IndexError, TypeError, ValueError) as error:
+        raise InputError(f"tokens: cannot choose among {count} tokens by {tokens!r} ({first_line(error)})") from error
+    if indices.ndim != 1 or len(indices) == 0 or len(np.unique(indices)) < len(indices):
+        raise InputError(f"tokens: at least one token and none twice is needed, got {indices.tolist()}")
+    return indices
+
+
+def _sizes(shapes: Sequence[tuple[int, ...]]) -> str:
+    return f"{len(shapes)} layers of covariances of shape {shapes[0] if shapes else ()}"

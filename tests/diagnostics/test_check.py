@@ -1,0 +1,85 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from budget import assert_mean
+
+import sdeinfer as si
+from sdeinfer.diagnostics import known_truth, summarise
+from sdeinfer.infer import logit_scale
+
+
+def test_a_good_fit_passes(fitted, networks):
+    verdict = si.check(fitted, networks)
+    rows = verdict.to_frame()
+    assert {"R-hat", "bulk ESS", "tail ESS", "divergences", "gamma against truth"} <= set(rows.index)
+    # So short a fit has not converged, and so few networks say little of τ0 and of the gap.
+    weak = ["bulk ESS", "tail ESS", "R-hat", "tau0 contraction", "c_gap contraction"]
+    assert rows.drop(weak)["passed"].all()
+    assert {"converged", "identified", "calibrated", "agrees with the theory", "true"} == set(rows["topic"])
+
+
+def test_what_fails_is_named_with_advice(fitted, networks):
+    tree = fitted.copy()
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=lambda s: ~s["diverging"])
+    verdict = si.check(tree, networks)
+    assert not verdict.passed
+    assert "divergences" in verdict.verdict
+    failed = next(v for v in verdict.verdicts if v.name == "divergences")
+    assert failed.value == 1.0
+    assert failed.advice
+
+
+def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
+    tree, swollen = fitted.copy(), networks.copy(deep=True)
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=lambda s: ~s["diverging"])
+    swollen["covariance"] = networks["covariance"] * 1.2 ** networks["layer"]
+    found = si.check(tree, swollen)
+    assert found.cause is not None
+    assert found.cause.name == "one-step innovations, p"
+    assert found.verdict.startswith(
+        "do not trust yet: one-step innovations, p: not layers of a shaped transformer, by growth"
+    )
+    assert "divergences" in found.verdict
+    # It has nothing to identify.
+    assert "identified" not in {verdict.topic for verdict in found.verdicts}
+
+
+def test_a_wrong_truth_is_seen(fitted, networks):
+    tree = fitted.copy()
+    tree.attrs["truth_gamma"] = 0.9
+    rows = si.check(tree, networks).to_frame()
+    assert not rows.loc["gamma against truth", "passed"]
+
+
+def test_large_covariances_leave_the_range_of_the_law(fitted, networks):
+    exploded = networks.copy(deep=True)
+    exploded["covariance"][3, 4:] *= 100
+    rows = si.check(fitted, exploded).to_frame()
+    assert not rows.loc["logit spread, largest", "passed"]
+
+
+def test_logit_scale_is_that_of_sampled_logits(networks):
+    """The variance about the mean of a row of Y/τ is V_αα (tr V − 1ᵀV1/m)/((m − 1) τ0² n)."""
+    data = networks.isel(network=[0])
+    V = data["covariance"].values[0, 2]
+    factor, width, key_width, tau0 = np.linalg.cholesky(V), 96, 400, 0.7
+    G = np.random.default_rng(0).normal(size=(2, 500, 3, key_width))
+    Y = (factor @ G[0]) @ np.swapaxes(factor @ G[1], -1, -2) / (tau0 * np.sqrt(width * key_width))
+    samples = Y[:, np.argmax(np.diagonal(V))].var(axis=1, ddof=1)
+    assert_mean(samples, (logit_scale(data)[0, 2] / tau0) ** 2)
+
+
+def test_verdicts_are_frozen(fitted, networks):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        si.check(fitted, networks).verdicts = ()
+
+
+def test_summary_knows_the_truth_in_the_order_in_which_slopes_are_sampled(fitted):
+    table = summarise(fitted)
+    assert list(table.index) == ["gamma", "tau0", "c_gap", "c_plus", "c_minus"]
+    assert table.loc["c_gap", "truth"] == 4.0
+    swapped = fitted.copy()
+    swapped.attrs |= {"truth_c_plus": -3.0, "truth_c_minus": 1.0}
+    assert known_truth(swapped) == known_truth(fitted)
+    assert ((table["hdi_low"] < table["mean"]) & (table["mean"] < table["hdi_high"])).all()

@@ -1,0 +1,107 @@
+"""Tokens that tell a parameter, and how many networks of them."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import sdeinfer as si
+from sdeinfer.diagnostics import network_information
+from sdeinfer.diagnostics._design import told
+from sdeinfer.infer import logit_scale
+from sdeinfer.observation import covariance_dataset
+
+LAYER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
+NAMES = ("gamma", "tau0", "c_gap", "c_mean")
+SIZES = {"width": 128, "depth": 16}
+
+
+@jax.jit
+def information_of(V0):
+    return network_information(LAYER, V0, **SIZES, key=jr.key(1))
+
+
+@pytest.fixture(scope="module")
+def designed():
+    return si.design(LAYER, tokens=3, **SIZES, relative_sd=0.05, key=jr.key(1))
+
+
+def test_its_tokens_tell_more_than_others_of_their_spread(designed):
+    plain = si.equicorrelated(tokens=3, correlation=0.0)
+    found = [
+        told(designed.networks * np.asarray(information_of(V)), NAMES)[1]
+        for V in (plain * _spread(designed.V0) / _spread(plain), designed.V0)
+    ]
+    assert found[1] > 1.2 * found[0]
+
+
+def test_as_many_networks_as_the_precision_takes(designed):
+    """More than the information alone asks for: layers beyond the range are left out, and those within have errors."""
+    information = np.asarray(information_of(designed.V0))
+    alone = 1 / np.sqrt(told(designed.networks * information, NAMES)[1])
+    assert 0.5 * designed.expected["tau0"] < alone < designed.expected["tau0"]
+    assert 0.049 < designed.expected["tau0"] <= 0.05
+
+
+@pytest.mark.slow
+def test_better_precision_takes_more_networks_of_smaller_tokens(designed):
+    finer = si.design(LAYER, tokens=3, **SIZES, relative_sd=0.01, key=jr.key(1))
+    assert finer.networks > 25 * designed.networks
+    assert _spread(finer.V0) < _spread(designed.V0)
+
+
+def test_the_gap_is_told_no_better_than_the_mean_of_the_slopes(designed):
+    """q = δ²/(s̄² + δ²): the prior's √2 of (c₊ + c₋)/2 is 2√2/√n of log δ; a little less, for what q is at c₊ + c₋."""
+    assert 0.9 < designed.expected["c_gap"] * np.sqrt(SIZES["width"] / 2) < 1.2
+
+
+def test_designed_numbers_belong_together(designed):
+    np.testing.assert_allclose(designed.norms**2, np.diag(designed.V0))
+    np.testing.assert_allclose(np.diag(designed.correlations), 1.0)
+
+
+def test_information_has_the_gradient_of_its_values():
+    @jax.jit
+    @jax.value_and_grad
+    def of(V):
+        return jnp.trace(network_information(LAYER, V, **SIZES, key=jr.key(2)))
+
+    V0, S, step = np.asarray(si.equicorrelated(tokens=2, correlation=0.3, norm=1.3)), np.array([[3, 1], [1, -2]]), 1e-6
+    slope = np.sum(of(V0)[1] * S)
+    np.testing.assert_allclose(slope, (of(V0 + step * S)[0] - of(V0 - step * S)[0]) / (2 * step), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "message"),
+    [
+        (LAYER, {"parameter": "c_plus"}, "parameter: must be one of gamma, tau0, c_gap, got 'c_plus'"),
+        (si.ShapedMLP(1.0, -1.0), {}, "parameter: must be one of c_gap"),
+        (LAYER, {"relative_sd": 0.0}, "relative_sd: must be positive, got 0"),
+        (si.Stack((si.ShapedMLP(1.0, -1.0),)), {}, "layer: must be one of the named architectures"),
+        (si.ShapedMLP(1.0, -1.0), {"parameter": "c_gap", "tokens": 1}, "no 1 tokens tell c_gap"),
+        pytest.param(
+            si.ShapedMLP(1.0, -1.0),
+            {"parameter": "c_gap"},
+            "no number of networks of width 128 tells c_gap to 0.05",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_what_cannot_be_designed_is_refused(layer, options, message):
+    with pytest.raises(si.InputError, match=message):
+        si.design(layer, **({"tokens": 2} | SIZES | options), key=jr.key(0))
+
+
+@pytest.mark.slow
+def test_tau0_is_told_to_five_percent(designed):
+    data = si.sample_networks(LAYER, jnp.asarray(designed.V0), **SIZES, networks=designed.networks, key=jr.key(3))
+    tau0 = si.fit(si.models.full_path, data, key=jr.key(4))["posterior"]["tau0"].values
+    print(f"\n{designed.networks} networks: tau0 {tau0.mean():.3f} ± {tau0.std():.3f}")
+    assert tau0.std() / tau0.mean() < 0.05
+    assert abs(tau0.mean() - 1) < 4 * tau0.std()
+
+
+def _spread(V) -> float:
+    path = np.stack([np.asarray(V)] * 2)[None]
+    return float(logit_scale(covariance_dataset(path, width=SIZES["width"], layers=[0, 1]))[0, 0])

@@ -1,0 +1,41 @@
+"""What data say next to priors."""
+
+import numpy as np
+import pytest
+
+from sdeinfer.diagnostics import identification, observed
+from sdeinfer.diagnostics._identification import PRECISION
+
+
+@pytest.fixture(scope="module")
+def table(fitted):
+    return identification(fitted, observed(fitted))
+
+
+def test_priors_are_those_of_the_models(table):
+    """Logit of a uniform, log of a log-normal, log of a half-normal; 400 draws tell an sd to 4 %."""
+    expected = [np.pi / np.sqrt(3), 1.0, np.pi / np.sqrt(8)]
+    np.testing.assert_allclose(table["prior"], expected, rtol=0.2)
+
+
+def test_posteriors_are_near_the_inverse_information_and_prior(table):
+    together = 1 / np.sqrt(1 / table["prior"] ** 2 + 1 / table["information"] ** 2)
+    np.testing.assert_allclose(table.loc["gamma", "posterior"], together["gamma"], rtol=0.3)
+    assert (table["contraction"] < 1).all()
+    assert table.loc["gamma", "contraction"] > 0.99
+
+
+def test_networks_needed_go_with_the_square(table):
+    np.testing.assert_allclose(table["networks"], (table["information"] / PRECISION) ** 2)
+
+
+def test_power_scaling_moves_what_the_prior_holds(table):
+    """τ0, of which these networks say little, moves more with its prior than γ does."""
+    assert table.loc["tau0", "to_prior"] > table.loc["gamma", "to_prior"]
+    assert table.loc["gamma", "to_likelihood"] > 0.05
+
+
+def test_without_a_likelihood_in_closed_form_there_is_the_contraction(fitted):
+    tree = fitted.copy()
+    tree.attrs["model"] = "thinned_path"
+    assert list(identification(tree, observed(tree)).columns) == ["prior", "posterior", "contraction"]

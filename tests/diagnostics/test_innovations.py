@@ -1,0 +1,111 @@
+"""Innovations of layers that obey the law, and of layers that do not."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import references
+import xarray as xr
+from budget import assert_same_distribution, assert_within
+from conftest import LAYERS
+from references import assert_agrees
+
+import sdeinfer as si
+from sdeinfer.diagnostics import innovation_tests
+from sdeinfer.diagnostics._design import layer_information
+from sdeinfer.infer import innovations, law_at
+from sdeinfer.layers import Architecture, architecture_of_layer
+from sdeinfer.likelihood import constrained, transitions, unconstrained
+from sdeinfer.networks import Baseline, sample_baseline
+from sdeinfer.observation import covariance_dataset
+
+V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)
+SIZES = {"width": 96, "depth": 16, "networks": 64}
+TRANSFORMER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=1.0, c_minus=-1.0)
+
+
+def known(layer) -> xr.DataTree:
+    """A posterior that is sure of the truth."""
+    architecture = architecture_of_layer(layer)
+    posterior = xr.Dataset({name: (("chain", "draw"), [[float(x)]]) for name, x in layer.parameters().items()})
+    tree = xr.DataTree.from_dict({"posterior": posterior})
+    tree.attrs = {**architecture.attributes(), "law": "finite-width"}
+    return tree
+
+
+def one_layer(layer, tokens: int, width: int = 64):
+    """One transition, and the limit's law at it."""
+    V, after = references.wishart_path(tokens, 1, width=width, seed=tokens)
+    path = transitions(covariance_dataset(np.stack([V, after])[None], width=width))
+    u = unconstrained(layer.parameters())
+    centre = np.asarray(path.terms(slice(None)).variance)[0]
+    law = law_at(architecture_of_layer(layer), u, widths=np.array([float(width)]), centre=centre, law="limit")
+    return V, after, next(innovations(path, law)), u
+
+
+@pytest.mark.parametrize("name", ["transformer", "attention", "feedforward", "mlp"])
+def test_score_is_the_gradient_of_the_naive_log_density(name):
+    layer, width = LAYERS[name](), 64
+    V, V_next, found, u = one_layer(layer, 3)
+
+    def log_density(u):
+        there = Architecture(name).layer(**constrained(Architecture(name).parameters, jnp.asarray(u)))
+        return references.log_density(there, V, V_next, width=width)
+
+    step = 1e-5
+    slopes = [(log_density(u + e) - log_density(u - e)) / (2 * step) for e in step * np.eye(len(u))]
+    np.testing.assert_allclose(found.score[0], slopes, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["transformer", "attention", "feedforward", "mlp"])
+def test_information_in_spectral_coordinates_is_that_of_dense_matrices(name):
+    layer = LAYERS[name]()
+    V, _, found, _ = one_layer(layer, 4)
+    information = jax.jit(layer_information, static_argnums=2)(layer, V, 64)
+    assert_agrees(found.information, information, rtol=1e-7)
+
+
+def test_information_is_smooth_where_tokens_are_alike():
+    layer = LAYERS["transformer"]()
+    slope = jax.jit(jax.grad(lambda V: jnp.trace(layer_information(layer, V, 64))))(np.eye(3))
+    assert jnp.isfinite(slope).all()
+
+
+def test_a_baseline_with_every_modification_is_a_shaped_transformer(key):
+    # At every width, and narrow networks have few weights to draw.
+    ours = sample_baseline(Baseline(), V0, width=16, depth=4, networks=2000, key=jr.fold_in(key, 0))
+    theirs = si.sample_networks(TRANSFORMER, V0, width=16, depth=4, networks=2000, key=jr.fold_in(key, 1))
+    for a, b in ((0, 0), (0, 1)):
+        assert_same_distribution(*(data["covariance"].values[:, -1, a, b] for data in (ours, theirs)))
+
+
+def test_layers_of_the_law_are_not_flagged(key):
+    data = si.sample_networks(TRANSFORMER, V0, **SIZES, key=key)
+    table = innovation_tests(known(TRANSFORMER), data)
+    assert len(table) == 8
+    assert_within(table["z"])
+
+
+@pytest.mark.parametrize(
+    ("switches", "direction"),
+    [
+        ({"weights": 1.1}, "growth"),
+        ({"shared": True}, "memory"),
+        ({"identity": False}, "growth"),
+        ({"centred": False}, "growth"),
+    ],
+)
+def test_what_breaks_the_law_is_named(switches, direction, key):
+    data = sample_baseline(Baseline(**switches), V0, **SIZES, key=key)
+    table = innovation_tests(known(TRANSFORMER), data)
+    assert table["z"].abs().idxmax() == direction
+    assert table.loc[direction, "p"] < 1e-6
+
+
+def test_networks_of_one_token_have_the_directions_that_one_token_can_show(key):
+    layer = LAYERS["feedforward"]()
+    data = si.sample_networks(layer, jnp.eye(1), **SIZES, key=key)
+    table = innovation_tests(known(layer), data)
+    assert {"growth", "noise of variances", "memory"} <= set(table.index)
+    assert "noise of correlations" not in table.index

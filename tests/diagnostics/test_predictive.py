@@ -1,0 +1,97 @@
+"""Networks against predictions of them, on predictions whose law is known."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from budget import share
+from scipy import stats
+
+from sdeinfer.diagnostics import distance_from_theory, left_out_transforms
+from sdeinfer.diagnostics._predictive import left_out_p_values
+
+DRAWS, NETWORKS, TOKENS, WIDTH = 60, 200, 3, 24
+
+
+def wisharts(rng, *shape):
+    X = rng.normal(size=(*shape, TOKENS, WIDTH))
+    return X @ np.swapaxes(X, -1, -2) / WIDTH
+
+
+def tree(scale: float = 1.0, log_likelihood=None) -> xr.DataTree:
+    """Networks and predictions of one law, the former times a number."""
+    rng = np.random.default_rng(0)
+    dims = ("network", "layer", "token_a", "token_b")
+    observed = scale * wisharts(rng, NETWORKS, 1)
+    predicted = wisharts(rng, DRAWS, NETWORKS, 1)
+    layer = {"layer": [4], "network": np.arange(NETWORKS)}
+    if log_likelihood is None:
+        log_likelihood = rng.normal(size=(2, DRAWS, NETWORKS)) * 0.1
+    return xr.DataTree.from_dict(
+        {
+            "observed_data": xr.Dataset({"covariance": (dims, observed)}, coords=layer),
+            "posterior_predictive": xr.Dataset(
+                {"covariance": (("chain", "draw", *dims), predicted[None])}, coords=layer
+            ),
+            "log_likelihood": xr.Dataset({"covariance": (("chain", "draw", "network"), log_likelihood)}),
+        }
+    )
+
+
+def test_transforms_of_one_law_are_uniform():
+    transforms = left_out_transforms(tree())
+    assert list(transforms.columns) == ["largest log-eigenvalue", "smallest log-eigenvalue", "mean correlation"]
+    for name in transforms:
+        assert stats.kstest(transforms[name], "uniform").pvalue >= share()
+
+
+def test_another_law_is_seen():
+    p = left_out_p_values(tree(scale=1.5))
+    assert p["largest log-eigenvalue"] < 1e-6
+    assert p["mean correlation"] > 1e-4
+
+
+def test_a_draw_that_lives_by_one_network_does_not_count_for_it():
+    """A likelihood that one draw makes large for a network by far has no weight without it."""
+    log_likelihood = 0.01 * np.random.default_rng(1).normal(size=(1, DRAWS, NETWORKS))
+    log_likelihood[0, :30] += 3.0
+    data = tree(log_likelihood=log_likelihood)
+    found = left_out_transforms(data)["mean correlation"].iloc[0]
+    V = data["posterior_predictive"]["covariance"].values[0, :, 0, 0]
+    rho = _mean_correlation(V)
+    seen = _mean_correlation(data["observed_data"]["covariance"].values[0])
+    weights = np.exp(-log_likelihood[0, :, 0])
+    expected = ((rho < seen) * weights).sum() / weights.sum()
+    assert abs(found - expected) < 0.05
+
+
+def test_a_network_of_which_nothing_was_used_weighs_all_draws_alike():
+    log_likelihood = 0.1 * np.random.default_rng(2).normal(size=(2, DRAWS, NETWORKS))
+    log_likelihood[..., 3] = 0.0
+    transforms, plain = left_out_transforms(tree(log_likelihood=log_likelihood)), left_out_transforms(tree())
+    assert np.isfinite(transforms).all(axis=None)
+    alike = left_out_transforms(tree(log_likelihood=np.zeros_like(log_likelihood)))
+    np.testing.assert_array_equal(transforms.iloc[3], alike.iloc[3])
+    assert not (transforms.iloc[4] == plain.iloc[4]).all()
+
+
+def test_distances_are_about_their_floor_and_grow_with_a_shift():
+    table, far = distance_from_theory(tree()), distance_from_theory(tree(scale=1.5))
+    assert (table["wasserstein"] < 3 * table["floor"]).all()
+    assert far.loc["largest log-eigenvalue", "wasserstein"] > 5 * far.loc["largest log-eigenvalue", "floor"]
+
+
+@pytest.mark.parametrize("group", ["observed_data", "posterior_predictive"])
+def test_exploded_networks_are_larger_than_all_others(group):
+    data = tree()
+    exploded = data[group].to_dataset()
+    exploded["covariance"][..., 0, 0, :, :] = np.inf
+    data[group] = exploded
+    found = left_out_transforms(data)["largest log-eigenvalue"].iloc[0]
+    assert (found > 0.98) if group == "observed_data" else (found < 0.02)
+
+
+def _mean_correlation(V):
+    V = V.reshape(-1, TOKENS, TOKENS)
+    norm = np.sqrt(np.einsum("nii->ni", V))
+    rho = V / norm[:, :, None] / norm[:, None]
+    return rho[:, *np.triu_indices(TOKENS, 1)].mean(axis=1)

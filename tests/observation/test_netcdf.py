@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+import xarray as xr
+
+from sdeinfer._files import staged_folder
+from sdeinfer.observation import read, read_posterior, write
+
+
+def test_round_trip(networks, tmp_path):
+    write(networks, tmp_path / "data.nc")
+    xr.testing.assert_identical(read(tmp_path / "data.nc"), networks)
+
+
+def test_posterior_round_trip(fitted, tmp_path):
+    write(fitted, tmp_path / "posterior.nc")
+    back = read_posterior(tmp_path / "posterior.nc")
+    xr.testing.assert_equal(back["posterior"].to_dataset(), fitted["posterior"].to_dataset())
+    assert back.attrs == fitted.attrs
+
+
+def test_files_of_others_are_read(networks, tmp_path):
+    """Written by xarray alone, with its dimensions in another order and one width for all."""
+    V = networks["covariance"].values
+    foreign = xr.Dataset(
+        {"covariance": (("layer", "network", "token_a", "token_b"), np.swapaxes(V, 0, 1))},
+        coords={"layer": np.arange(V.shape[1]), "width": 96},
+    )
+    foreign.to_netcdf(tmp_path / "foreign.nc", engine="h5netcdf")
+    np.testing.assert_array_equal(read(tmp_path / "foreign.nc")["covariance"], V)
+
+
+def test_netcdf_3_is_read_too(networks, tmp_path):
+    networks.astype(np.float64).to_netcdf(tmp_path / "old.nc", engine="scipy")
+    np.testing.assert_array_equal(read(tmp_path / "old.nc")["covariance"], networks["covariance"])
+
+
+def test_unreadable_files_are_named(tmp_path, networks):
+    (tmp_path / "text.nc").write_text("not NetCDF")
+    with pytest.raises(ValueError, match=r"text.nc: cannot be read as NetCDF"):
+        read(tmp_path / "text.nc")
+    with pytest.raises(ValueError, match=r"missing.nc: no such file"):
+        read(tmp_path / "missing.nc")
+    with pytest.raises(ValueError, match="is a folder"):
+        read(tmp_path)
+    write(networks, tmp_path / "data.nc")
+    with pytest.raises(ValueError, match="not the result of a fit"):
+        read_posterior(tmp_path / "data.nc")
+
+
+def test_a_cut_file_is_refused(networks, tmp_path):
+    write(networks, tmp_path / "data.nc")
+    content = (tmp_path / "data.nc").read_bytes()
+    (tmp_path / "cut.nc").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="cut.nc"):
+        read(tmp_path / "cut.nc")
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(networks, tmp_path, monkeypatch):
+    write(networks, tmp_path / "data.nc")
+    before = (tmp_path / "data.nc").read_bytes()
+
+    def fail(self, path, **_):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(xr.Dataset, "to_netcdf", fail)
+    with pytest.raises(ValueError, match="data.nc: cannot be written .No space left on device"):
+        write(networks, tmp_path / "data.nc")
+    assert (tmp_path / "data.nc").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["data.nc"]
+
+
+def test_a_staged_folder_appears_whole_or_not_at_all(tmp_path):
+    def fail_halfway():
+        with staged_folder(tmp_path / "out") as stage:
+            (stage / "half").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
+    assert list(tmp_path.iterdir()) == []
+    with staged_folder(tmp_path / "out") as stage:
+        (stage / "figures").mkdir()
+        (stage / "figures" / "one.png").write_text("1")
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*.png"))] == ["out/figures/one.png"]
+
+
+def test_a_staged_folder_keeps_what_was_there(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes").write_text("mine")
+    with staged_folder(tmp_path / "out") as stage:
+        (stage / "data").write_text("new")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["data", "notes"]

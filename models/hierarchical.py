@@ -1,53 +1,23 @@
-"""Every layer of networks in groups was observed; the groups' parameters resemble each other, by as much as they do."""
+"""Every layer of networks in groups was observed; their parameters are partially pooled."""
 
-from typing import Literal
+from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-import xarray as xr
-from jaxtyping import Array, ArrayLike, Float
-from sdeinfer.models._priors import sample_parameters  # pyright: ignore[reportMissingImports]
+from jaxtyping import Array, Float
 from sdeinfer.models.full_path import full_path  # pyright: ignore[reportMissingImports]
 
-from sdeinfer.layers import Architecture, FiniteWidth, Limit
-from sdeinfer.likelihood import (
-    FullPath,
-    GroupedStatistics,
-    constrained,
-    grouped_statistics,
-    observed_path,
-    observing,
-    unconstrained,
-)
+from sdeinfer.likelihood import Assumptions, CovariancePath, GroupedStatistics, Groups
 
 SPREAD_SCALE = 0.5
 """Of the prior of a standard deviation between groups. Two groups whose coordinates are 1 apart have τ0s, or gaps, a
 factor e apart, or γs of 0.38 and 0.62: about as far as the priors of the population, whose standard deviations are 1.8,
 1 and 1.1, let a single group be from anything. Groups of one kind of networks are nearer to each other."""
 
-ACCEPTANCE = 0.98
-"""The more groups, the more corners the posterior has: of σ near zero, and of a τ0 or a gap of which little is known.
-Steps that suit other posteriors sometimes diverge there."""
 
-
-def prepare(data: xr.Dataset) -> GroupedStatistics:
-    """All that the likelihood needs of the data."""
-    return grouped_statistics(data)
-
-
-@observing(
-    prepare,
-    pool=GroupedStatistics.pooled,
-    blocks=GroupedStatistics.blocks,
-    path=observed_path,
-    alike=full_path,
-    acceptance=ACCEPTANCE,
-)
-def hierarchical(
-    grouped: GroupedStatistics, *, architecture: Architecture, law: Literal["finite-width", "limit"] = "finite-width"
-) -> None:
+@partial(Groups, ungrouped=full_path)
+def hierarchical(grouped: GroupedStatistics) -> None:
     """Networks of one architecture in groups (partial pooling), each observed at every layer.
 
     With u = (logit γ, log τ0, log(c₊ − c₋)), as far as the architecture has them, group g has
@@ -60,40 +30,30 @@ def hierarchical(
     of the groups. The mean (c₊ + c₋)/2, which networks of one width do not know, is common to all.
 
     Arguments:
-        grouped: the sufficient statistics of the data, as `prepare` or `infer.prepare` makes them; the data have a
-            coordinate `group`.
-        architecture: the kind of layer.
-        law: "finite-width" or "limit", as in `full_path`.
+        grouped: the data, as `sdeinfer.prepare` makes them of a Dataset with a coordinate `group`.
     """
-    path = grouped.path
-    of_group = _sample_groups(sample_parameters(architecture), grouped)
-    of_kind = {name: value[grouped.group] for name, value in of_group.items()}
-    if path.adjustment is not None:
-        of_kind = jax.vmap(lambda adjustment, parameters: adjustment(parameters))(path.adjustment, of_kind)
-
-    def coefficients(parameters: dict[str, Array], width: Array) -> Limit | FiniteWidth:
-        layer = architecture.layer(**parameters)
-        return layer.limit() if law == "limit" else layer.finite_width(width)
-
-    laws = jax.vmap(coefficients)(of_kind, path.widths)
+    path, assumptions = grouped.path, grouped.assumptions
+    of_group = _sample_groups(assumptions, grouped)
+    own = {name: value[grouped.group_of_network] for name, value in of_group.items()}
+    layer = assumptions.kind.layer(**own)
     with numpyro.plate("network", path.networks):
-        numpyro.sample("covariance", FullPath(laws, path), obs=path.weights)
+        numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
 
 
-def _sample_groups(population: dict[str, ArrayLike], grouped: GroupedStatistics) -> dict[str, Float[Array, " groups"]]:
+def _sample_groups(assumptions: Assumptions, grouped: GroupedStatistics) -> dict[str, Float[Array, " groups"]]:
     """The parameters of each group, about those of the population."""
-    names = [name for name in ("gamma", "tau0") if name in population]
-    names += ["c_gap"] if "c_plus" in population else []
-    mu = unconstrained(population)
-    # The mean of the slopes comes last, and is common to all.
+    coordinates = assumptions.kind.coordinates
+    mu = coordinates.unconstrained(assumptions.sample_parameters())
+    # Coordinates that the limit does not depend on, such as the mean of the slopes, are common to all, and so are fixed
+    # ones.
     u = jnp.repeat(mu[:, None], grouped.groups, axis=1)
-    for i, name in enumerate(names):
-        u = u.at[i].set(_sample_coordinate(name, mu[i], i, grouped))
-    found = constrained(tuple(population), u)
-    for name, value in found.items():
-        numpyro.deterministic(f"group_{name}", value)
-    if "c_plus" in found:
-        numpyro.deterministic("group_c_gap", found["c_plus"] - found["c_minus"])
+    for place, (name, parameter) in enumerate(coordinates.sampled.items()):
+        if parameter.identified and name not in assumptions.fixed:
+            u = u.at[place].set(_sample_coordinate(name, mu[place], place, grouped))
+    found = coordinates.constrained(u)
+    for name, value in (found | coordinates.to_sampled(found)).items():
+        if name not in coordinates.sampled or coordinates.sampled[name].identified:
+            numpyro.deterministic(f"group_{name}", value)
     return found
 
 
@@ -114,8 +74,8 @@ def _sample_coordinate(
     centre, precision = jnp.zeros((2, grouped.groups))
     if grouped.estimates is not None:
         centre, precision = grouped.estimates.centre[:, place], grouped.estimates.precision[:, place]
-    told = sd**2 * precision
-    ratio = jnp.sqrt(1 + told)  # σ/b
+    marginal_information = sd**2 * precision
+    ratio = jnp.sqrt(1 + marginal_information)  # σ/b
     with numpyro.plate("group", grouped.groups):
         z = numpyro.sample(f"{name}_offset", dist.Normal(sd * precision * (mu - centre) / ratio, ratio))
-    return (mu + told * centre) / ratio**2 + sd / ratio * z
+    return (mu + marginal_information * centre) / ratio**2 + sd / ratio * z

@@ -1,13 +1,11 @@
 """The last layer of every network was observed, beside the first; all between are latent."""
 
-from typing import Literal
+from functools import partial
 
 import xarray as xr
-from sdeinfer.models.thinned_path import INNOVATIONS, thinned_path  # pyright: ignore[reportMissingImports]
-from sdeinfer.models.thinned_path import prepare as prepare_thinned_path  # pyright: ignore[reportMissingImports]
+from sdeinfer.models.thinned_path import INNOVATIONS, observed_bridges, thinned_path  # pyright: ignore
 
-from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Bridges, observing
+from sdeinfer.likelihood import Bridges, LatentLayers
 
 
 def ends(data: xr.Dataset) -> xr.Dataset:
@@ -15,15 +13,11 @@ def ends(data: xr.Dataset) -> xr.Dataset:
     return data.isel(layer=[0, -1])
 
 
-@observing(prepare_thinned_path, select=ends, latent=INNOVATIONS)
-def terminal(
-    bridges: Bridges, *, architecture: Architecture, law: Literal["finite-width", "limit"] = "finite-width"
-) -> None:
-    """Independent networks of one architecture, of which the first and the last observed layer are looked at.
+@partial(LatentLayers, bridges=observed_bridges, site=INNOVATIONS, selection=ends)
+def terminal(bridges: Bridges) -> None:
+    """Independent networks of one architecture, of which the first and the last observed layer are used.
 
     Arguments:
-        bridges: the data, as `prepare` makes them.
-        architecture: the kind of layer.
-        law: as in `thinned_path`.
+        bridges: the data, as `sdeinfer.prepare` makes them.
     """
-    thinned_path(bridges, architecture=architecture, law=law)
+    thinned_path(bridges)

@@ -1,41 +1,43 @@
 """Every k-th layer of every network was observed, or any other layers; those between are latent."""
 
-from typing import Literal
+from functools import partial
 
 import jax
 import numpyro
 import numpyro.distributions as dist
 import xarray as xr
-from sdeinfer.models._priors import sample_layer  # pyright: ignore[reportMissingImports]
 
-from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Bridged, Bridges, bridges_of, observing, require_densities, transitions
+from sdeinfer.likelihood import (
+    Assumptions,
+    Bridged,
+    Bridges,
+    LatentLayers,
+    bridges_of,
+    require_densities,
+    transitions,
+)
 
 INNOVATIONS = "innovations"
 
 
-def prepare(data: xr.Dataset) -> Bridges:
-    """All that the likelihood needs of the data."""
+def observed_bridges(data: xr.Dataset, assumptions: Assumptions) -> Bridges:
+    """Bridges from each observed layer to the next."""
     path = transitions(data)
     require_densities(path, data, ends=True)
-    return bridges_of(path)
+    return bridges_of(path, assumptions=assumptions)
 
 
-@observing(prepare, latent=INNOVATIONS)
-def thinned_path(
-    bridges: Bridges, *, architecture: Architecture, law: Literal["finite-width", "limit"] = "finite-width"
-) -> None:
+@partial(LatentLayers, bridges=observed_bridges, site=INNOVATIONS)
+def thinned_path(bridges: Bridges) -> None:
     """Independent networks of one architecture, each observed at some of its layers.
 
     Arguments:
-        bridges: the data, as `prepare` makes them.
-        architecture: the kind of layer.
-        law: "finite-width", one layer of each network's own width to the next order in 1/n; or "limit", the SDE with
-            steps 1/n.
+        bridges: the data, as `sdeinfer.prepare` makes them.
     """
-    layer = sample_layer(architecture)
-    coefficients = layer.limit() if law == "limit" else jax.vmap(layer.finite_width)(bridges.widths)
+    layer = bridges.assumptions.sample_layer()
+    limit = bridges.assumptions.law == "limit"
+    coefficients = layer.limit() if limit else jax.vmap(layer.finite_width)(bridges.widths)
     with numpyro.plate("bridge", len(bridges)):
         innovations = numpyro.sample(INNOVATIONS, dist.Normal().expand(bridges.innovations).to_event(2))
-        observed = Bridged(coefficients, bridges, innovations, skewness=architecture.skewness)
+        observed = Bridged(coefficients, bridges, innovations, skewness=layer.skewness)
         numpyro.sample("covariance", observed, obs=bridges.end)

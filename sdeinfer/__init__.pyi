@@ -15,10 +15,13 @@ from .diagnostics import check as check
 from .diagnostics import design as design
 from .diagnostics import distance as distance
 from .diagnostics import summarise as summarise
+from .infer import NUTS as NUTS
 from .infer import Checkpoint as Checkpoint
+from .infer import Metropolis as Metropolis
 from .infer import approximate as approximate
 from .infer import compare as compare
 from .infer import fit as fit
+from .infer import prepare as prepare
 from .layers import Architecture as Architecture
 from .layers import ResidualFeedForward as ResidualFeedForward
 from .layers import ShapedAttention as ShapedAttention
@@ -35,6 +38,7 @@ from .observation import observe_outputs as observe_outputs
 from .observation import read as read
 from .observation import validate as validate
 from .observation import write as write
+from .parameters import Parameter as Parameter
 from .solve import simulate as simulate
 from .solve import simulate_from as simulate_from
 from .solve import simulate_stopped as simulate_stopped

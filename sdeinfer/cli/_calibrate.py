@@ -75,7 +75,7 @@ def calibrate_command(
     with staged_folder(out) as folder:
         if data is None:
             kind = kind_of({}, architecture, heads, output_projection, expansion)
-            si.infer.require_identifiable(architecture or "transformer", tokens)
+            si.infer.require_identifiable(kind, tokens)
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks}
             V0 = si.equicorrelated(tokens=tokens, correlation=correlation, norm=norm)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import jax
     import xarray as xr
 
-    from sdeinfer.likelihood import Program
+    from sdeinfer.likelihood import AbstractModel
 
 
 def key_of(seed: int, part: int) -> "jax.Array":
@@ -63,7 +63,7 @@ def _whole(observe_every: str) -> int:
     return int(observe_every)
 
 
-def model_of(data: "xr.Dataset") -> "Program":
+def model_of(data: "xr.Dataset") -> "AbstractModel":
     """The model of data of their kind."""
     from sdeinfer.models import full_path, outputs, thinned_path  # pyright: ignore[reportMissingImports]
     from sdeinfer.observation import outputs_of

@@ -1,5 +1,4 @@
 from ._agreement import agreement as agreement
-from ._check import EVERY_LAYER as EVERY_LAYER
 from ._check import LEVEL as LEVEL
 from ._check import check as check
 from ._check import observed as observed
@@ -12,7 +11,8 @@ from ._innovations import innovation_tests as innovation_tests
 from ._predictive import distance_from_theory as distance_from_theory
 from ._predictive import left_out_transforms as left_out_transforms
 from ._summary import HDI as HDI
-from ._summary import IDENTIFIED as IDENTIFIED
+from ._summary import fixed_of as fixed_of
+from ._summary import identified_of as identified_of
 from ._summary import known_truth as known_truth
 from ._summary import parameters_of as parameters_of
 from ._summary import summarise as summarise

@@ -5,14 +5,16 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.base.array import array_stats
 
+from sdeinfer._files import InputError
 from sdeinfer.diagnostics._identification import identification
 from sdeinfer.diagnostics._innovations import DIRECTIONS, innovation_tests
 from sdeinfer.diagnostics._predictive import distance_from_theory, left_out_p_values
-from sdeinfer.diagnostics._summary import IDENTIFIED, summarise
+from sdeinfer.diagnostics._summary import identified_of, summarise
 from sdeinfer.diagnostics._verdict import Check, Verdict, at_least, at_most
-from sdeinfer.infer import logit_scale
+from sdeinfer.infer import architecture_of, logit_scale
+from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, architecture_in
 from sdeinfer.likelihood import USED, used_of
-from sdeinfer.observation import groups_of, validate
+from sdeinfer.observation import validate
 
 RHAT = 1.01
 ESS = 400
@@ -36,13 +38,15 @@ FEWEST = 8
 FLOORS = 3.0
 """A distance of samples of one law is about its floor, give or take half of it."""
 
-EVERY_LAYER = ("full_path", "hierarchical")
-"""The models of networks of which every layer was observed."""
-
 THEORY = "agrees with the theory"
 
 
-def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
+def check(
+    post: xr.DataTree,
+    data: xr.Dataset | None = None,
+    *,
+    architecture: AbstractLayer | type[AbstractLayer] | AbstractArchitecture | None = None,
+) -> Check:
     """Judge a fit: its sampler, what the data say of each parameter, whether the networks obey the law, and the truth.
 
     - converged: R-hat, effective draws, divergences, and the energy's BFMI. Of an approximation, the Pareto k of its
@@ -60,28 +64,58 @@ def check(post: xr.DataTree, data: xr.Dataset | None = None) -> Check:
     Arguments:
         post: the result of `fit` or of `approximate`.
         data: the data that were fitted; the posterior's own copy where None.
+        architecture: the layer of a fit of a user's own type of layer, which a posterior cannot hold.
 
     Returns:
-        The verdicts, each with its number, its threshold and what to do.
+        The verdicts, each with its number, its threshold and what to do; and the tests that could not be made.
     """
     data = observed(post) if data is None else validate(data)
     table = summarise(post)
-    verdicts = [*_of_innovations(post, data), *_of_range(post, data, table)]
+    kind = _kind_of(post, data, architecture)
+    skipped = _skipped(post, kind)
+    verdicts = [*_of_innovations(post, data, kind), *_of_range(post, data, kind)]
     obeyed = all(verdict.passed for verdict in verdicts)
     approximate = "pareto_k" in post.attrs
     verdicts += _of_approximation(post) if approximate else _of_chains(table)
     if obeyed:
-        verdicts += _of_identification(post, data)
+        verdicts += _of_identification(post, data, kind)
     if not approximate:
         verdicts += _of_geometry(post)
     verdicts += _of_predictions(post, data)
-    for name in IDENTIFIED:
-        if name in table.index and np.isfinite(table.loc[name, "truth"]):
+    for name in identified_of(post):
+        if np.isfinite(table.loc[name, "truth"]):
             row = table.loc[name]
             deviations = abs(row["mean"] - row["truth"]) / row["sd"]
             advice = "posterior sds away: the model does not fit"
             verdicts.append(at_most("true", f"{name} against truth", deviations, DEVIATIONS, advice))
-    return Check(tuple(verdicts))
+    return Check(tuple(verdicts), skipped)
+
+
+def _kind_of(
+    post: xr.DataTree,
+    data: xr.Dataset,
+    architecture: AbstractLayer | type[AbstractLayer] | AbstractArchitecture | None,
+) -> AbstractArchitecture | None:
+    """The kind of layer that was fitted; None for a user's own that is not given."""
+    if architecture is None:
+        return architecture_in(post.attrs) if post.attrs.get("architecture") in ARCHITECTURES else None
+    kind = architecture_of(data, architecture)
+    if kind.name != post.attrs.get("architecture"):
+        raise InputError(f"architecture: the fit is of {post.attrs.get('architecture')}, got {kind.name}")
+    return kind
+
+
+def _skipped(post: xr.DataTree, kind: AbstractArchitecture | None) -> tuple[str, ...]:
+    """The tests that cannot be made, and why."""
+    skipped = []
+    if not post.attrs.get("every_layer"):
+        skipped.append("one-step innovations: layers are latent")
+    elif kind is None:
+        name = post.attrs.get("architecture")
+        skipped.append(f"one-step innovations and the range of the law: give the layer, architecture={name}")
+    if "posterior_predictive" not in post.children:
+        skipped.append("networks left out and distance from the SDE: there are no predictions")
+    return tuple(skipped)
 
 
 def observed(post: xr.DataTree) -> xr.Dataset:
@@ -118,11 +152,11 @@ def _of_approximation(post: xr.DataTree) -> list[Verdict]:
     return [at_most("converged", "Pareto k", post.attrs["pareto_k"], PARETO_K, advice)]
 
 
-def _of_identification(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
+def _of_identification(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None) -> list[Verdict]:
     if "prior" not in post.children:
         return []
     verdicts = []
-    table = identification(post, data)
+    table = identification(post, data, kind)
     for name in table.index:
         advice = f"the data say little of {name}"
         if "networks" in table:
@@ -134,21 +168,23 @@ def _of_identification(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
     return verdicts
 
 
-def _of_innovations(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
-    if post.attrs.get("model") not in EVERY_LAYER:
+def _of_innovations(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None) -> list[Verdict]:
+    if kind is None or not post.attrs.get("every_layer"):
         return []
-    directions = innovation_tests(post, data)
+    directions = innovation_tests(post, data, kind)
     worst = str(directions["p"].idxmin())
     p = min(1.0, directions["p"].min() * len(directions))
-    advice = f"not layers of a shaped {post.attrs['architecture']}, by {worst}: {DIRECTIONS[worst]}"
+    advice = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS[worst]}"
     return [at_least("calibrated", "one-step innovations, p", p, LEVEL, advice)]
 
 
-def _of_range(post: xr.DataTree, data: xr.Dataset, table: pd.DataFrame) -> list[Verdict]:
-    if "tau0" not in table.index:
+def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None) -> list[Verdict]:
+    if kind is None or not kind.coordinates.temperatures:
         return []
     used = used_of(data)
-    largest = (logit_scale(data) / _tau0(post, data))[used].max()
+    layers = post["layers"].to_dataset()
+    tau0 = np.min([layers[name].values for name in kind.coordinates.temperatures], axis=0)
+    largest = (logit_scale(data) / tau0[:, None])[used].max()
     smaller = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
     bound = LOGITS[post.attrs.get("law", "limit")]
     outside = (
@@ -179,11 +215,3 @@ def _of_predictions(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
         f"would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
     )
     return [*verdicts, at_most(THEORY, "distance from the SDE, floors", ratio.max(), FLOORS, advice)]
-
-
-def _tau0(post: xr.DataTree, data: xr.Dataset) -> np.ndarray:
-    """The mean of the τ0 of each network, or of all, with an axis of transitions."""
-    draws = post["posterior"].to_dataset()
-    if "group_tau0" not in draws:
-        return draws["tau0"].mean().values
-    return draws["group_tau0"].mean(("chain", "draw")).values[groups_of(data).group][:, None]

@@ -28,7 +28,7 @@ from sdeinfer.covariance import centre, pairs, vech
 from sdeinfer.diagnostics._identification import SLOPES_KNOWN
 from sdeinfer.infer import LARGEST_LOGIT, innovations, law_at, logit_spread, transitions_allowed
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_of_layer, attention_drift, relu_drift
-from sdeinfer.likelihood import constrained, transitions, unconstrained, used_of, with_used
+from sdeinfer.likelihood import transitions, used_of, with_used
 from sdeinfer.networks import sample_networks
 from sdeinfer.solve import simulate
 
@@ -119,7 +119,7 @@ def design(
         raise InputError("layer: must be one of the named architectures")
     if architecture.causal:
         raise InputError("layer: designs need the law of finite width, which is not known with a causal mask")
-    names = coordinates_of(architecture)
+    names = tuple(architecture.coordinates.sampled)
     if parameter not in names:
         raise InputError(f"parameter: must be one of {', '.join(names[:3])}, got {parameter!r}")
     if not relative_sd > 0:
@@ -185,7 +185,9 @@ def _sample(
     order = np.argsort(spread)[: max(int((spread <= LARGEST_LOGIT).sum()), 1)]
     path, spread = path.chosen(order), spread[order]
     centre = path.terms(every).variance.mean(axis=0)
-    law = law_at(architecture, unconstrained(layer.parameters()), widths=np.array([width]), centre=centre)
+    law = law_at(
+        architecture, layer.coordinates.unconstrained(layer.parameters()), widths=np.array([width]), centre=centre
+    )
     parts = list(innovations(path, law))
     back = np.argsort(np.concatenate([here.transitions for here in parts]))
     information, score = (
@@ -234,12 +236,6 @@ def told[T: (Array, np.ndarray)](information: Float[T, "k k"], names: tuple[str,
     return 1 / xp.diagonal(xp.linalg.inv(information + _prior(names)))
 
 
-def coordinates_of(architecture: Architecture) -> tuple[str, ...]:
-    """The parameters in the order of `likelihood.unconstrained`."""
-    slopes = ("c_gap", "c_mean") if "c_plus" in architecture.parameters else ()
-    return (*(name for name in architecture.parameters if name in ("gamma", "tau0")), *slopes)
-
-
 def network_information(
     layer: AbstractLayer, V0: Float[Array, "m m"], *, width: int, depth: int, key: PRNGKeyArray
 ) -> Float[Array, "k k"]:
@@ -255,7 +251,7 @@ def network_information(
         key: for the paths.
 
     Returns:
-        In the coordinates of `likelihood.unconstrained`, shape (k, k).
+        In the coordinates `Coordinates.unconstrained`, shape (k, k).
     """
     times = (np.arange(TIMES) + 0.5) / TIMES * depth / width
     paths = simulate(layer, V0, times, paths=PATHS, step=float(times[0]), key=key).reshape(-1, *V0.shape)
@@ -275,12 +271,12 @@ def _slopes_at_width(layer: AbstractLayer, width: int) -> Float[Array, "k k"]:
     names = tuple(layer.parameters())
 
     def of_limit(u: Array) -> Array:
-        values = constrained(names, u)
+        values = layer.coordinates.constrained(u)
         half_sum, half_difference = ((values["c_plus"] + sign * values["c_minus"]) / 2 for sign in (1, -1))
         squares = (1 + half_sum / math.sqrt(width)) ** 2 + half_difference**2 / width
         return u.at[-2].add(-jnp.log(squares) / 2)
 
-    u = unconstrained(layer.parameters())
+    u = layer.coordinates.unconstrained(layer.parameters())
     return jax.jacfwd(of_limit)(u) if "c_plus" in names else jnp.eye(len(u))
 
 
@@ -290,10 +286,10 @@ def layer_information(layer: AbstractLayer, V: Float[Array, "m m"], width: int) 
     assert architecture is not None
 
     def coefficients(u: Array) -> Array:
-        limit = architecture.layer(**constrained(architecture.parameters, u)).limit()
+        limit = architecture.layer_at(u).limit()
         return jnp.stack([limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise])
 
-    u = unconstrained(layer.parameters())
+    u = layer.coordinates.unconstrained(layer.parameters())
     (_, _, a, kappa2), slopes = coefficients(u), jax.jacfwd(coefficients)(u)
     tokens, (rows, columns) = len(V), pairs(len(V))
     unit = jnp.eye(tokens)

@@ -6,8 +6,10 @@ import xarray as xr
 from arviz_stats.psense import psense
 
 from sdeinfer.diagnostics._innovations import laws_of
-from sdeinfer.diagnostics._summary import IDENTIFIED
+from sdeinfer.diagnostics._summary import fixed_of, identified_of
 from sdeinfer.infer import innovations
+from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, architecture_in
+from sdeinfer.parameters import Parameter
 
 PRECISION = 0.1
 """The relative standard deviation to which a parameter should be known, for the number of networks that it takes."""
@@ -16,7 +18,9 @@ SLOPES_KNOWN = 0.5
 """What the prior knows of (c₊ + c₋)/2, the last coordinate: networks of one width know one number of the two slopes."""
 
 
-def identification(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
+def identification(
+    post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None
+) -> pd.DataFrame:
     """Compare what the data say of the identified parameters with what their priors say.
 
     All in the coordinates logit γ, log τ0 and log(c₊ − c₋), in which priors and posteriors are near to normal.
@@ -24,6 +28,7 @@ def identification(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
     Arguments:
         post: the result of `fit`.
         data: the data that were fitted.
+        architecture: the kind of layer, where the posterior's attributes do not name one that is known.
 
     Returns:
         One row a parameter, with columns `prior` and `posterior`, their standard deviations; `contraction`, one less
@@ -34,22 +39,29 @@ def identification(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
         make that standard deviation 0.1; and by power-scaling (ArviZ) how far the posterior moves with the prior,
         `to_prior`, and with the likelihood, `to_likelihood`.
     """
-    names = [name for name in IDENTIFIED if name in post["posterior"].data_vars]
+    names = identified_of(post)
     groups = {group: post[group].to_dataset() for group in ("prior", "posterior")}
-    sd = {group: [_coordinate(name, draws).std() for name in names] for group, draws in groups.items()}
+    kind = architecture or _named(post)
+    known = {} if kind is None else kind.coordinates.sampled
+    sd = {
+        group: [_real(draws[name].values, known.get(name)).std() for name in names] for group, draws in groups.items()
+    }
     table = pd.DataFrame(sd, index=pd.Index(names, name="parameter"))
     table["contraction"] = 1 - (table["posterior"] / table["prior"]) ** 2
-    if post.attrs.get("model") != "full_path":
+    if post.attrs.get("model") != "full_path" or kind is None or not names:
         return table
-    ((path, law),) = laws_of(post, data)
+    ((path, law),) = laws_of(post, data, kind)
     information = np.sum([here.information for here in innovations(path, law)], axis=0)
-    known = np.full(len(information), 1e-9)
-    known[len(names) :] = SLOPES_KNOWN
-    alone = np.sqrt(np.diag(np.linalg.inv(information + np.diag(known))))
-    table["information"] = alone[: len(names)]
-    priors = [*table["prior"] ** -2, *(SLOPES_KNOWN for _ in information[len(names) :])]
-    together = np.diag(np.linalg.inv(information + np.diag(priors)))
-    table["expected"] = 1 - together[: len(names)] / table["prior"] ** 2
+    free = [name for name in known if name not in fixed_of(post)]
+    taken, places = [list(known).index(name) for name in free], [free.index(name) for name in names]
+    information = information[np.ix_(taken, taken)]
+    # What stands for the prior of coordinates that are not judged, such as the mean of the slopes; of the others there
+    # is none, or their own.
+    flat, prior = np.full(len(free), SLOPES_KNOWN), np.full(len(free), SLOPES_KNOWN)
+    flat[places], prior[places] = 1e-9, table["prior"] ** -2
+    table["information"] = np.sqrt(np.diag(np.linalg.inv(information + np.diag(flat))))[places]
+    together = np.diag(np.linalg.inv(information + np.diag(prior)))[places]
+    table["expected"] = 1 - together / table["prior"] ** 2
     table["networks"] = (table["information"] / PRECISION) ** 2
     for scaled in ("prior", "likelihood"):
         moved = psense(post, var_names=names, group=scaled)
@@ -57,6 +69,10 @@ def identification(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
     return table
 
 
-def _coordinate(name: str, draws: xr.Dataset) -> np.ndarray:
-    x = draws[name].values
-    return np.log(x / (1 - x)) if name == "gamma" else np.log(x)
+def _named(post: xr.DataTree) -> AbstractArchitecture | None:
+    return architecture_in(post.attrs) if post.attrs.get("architecture") in ARCHITECTURES else None
+
+
+def _real(values: np.ndarray, parameter: Parameter | None) -> np.ndarray:
+    """Draws in the coordinate on the real line; of a site of a user's program, as they are."""
+    return values if parameter is None else parameter.to_real(values)

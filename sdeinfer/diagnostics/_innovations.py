@@ -22,9 +22,8 @@ from scipy import stats
 
 from sdeinfer.covariance import CausalSpectrum, Spectrum, pairs, tokens_of, unvech, vech
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at
-from sdeinfer.layers import architecture_in
-from sdeinfer.likelihood import Path, mean_features, transitions, unconstrained, with_mask
-from sdeinfer.observation import groups_of
+from sdeinfer.layers import AbstractArchitecture, architecture_in
+from sdeinfer.likelihood import Path, mean_features, transitions, with_mask
 
 DIRECTIONS = {
     "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, or the weights have another variance",
@@ -42,18 +41,21 @@ LARGEST = 5.0
 """Innovations count as no larger, lest one outlier hide all others; of the law one in two million is."""
 
 
-def innovation_tests(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
+def innovation_tests(
+    post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None
+) -> pd.DataFrame:
     """Test the innovations of every layer at the posterior's mean, in each direction.
 
     Arguments:
         post: the result of `fit`, of networks of which every layer was observed.
         data: the data that were fitted.
+        architecture: the kind of layer, where the posterior's attributes do not name one that is known.
 
     Returns:
         One row a direction, with columns `effect`, in units of what one standard deviation of an increment is, `z`, its
         deviation from zero in standard errors, and `p`, two-sided.
     """
-    sums = [_Sums.of(*part) for part in laws_of(post, data)]
+    sums = [_Sums.of(*part) for part in laws_of(post, data, architecture)]
     found = np.sum([part.corrected for part in sums], axis=0)
     squares, sizes = (np.sum([getattr(part, name) for part in sums], axis=0) for name in ("squares", "sizes"))
     kept = squares > 0
@@ -63,27 +65,26 @@ def innovation_tests(post: xr.DataTree, data: xr.Dataset) -> pd.DataFrame:
     return pd.DataFrame({"effect": found[kept] / sizes[kept], "z": z, "p": p}, index=pd.Index(names, name="direction"))
 
 
-def laws_of(post: xr.DataTree, data: xr.Dataset) -> Iterator[tuple[Path, LawAt]]:
-    """The transitions of networks that are all alike, and the law at their parameters."""
-    architecture, law = architecture_in(post.attrs), post.attrs.get("law", "limit")
-    assert architecture is not None
-    draws, path = post["posterior"].to_dataset(), transitions(with_mask(data, causal=architecture.causal))
-    if "group" in draws.dims:
-        groups = groups_of(data)
-        each = [
-            (
-                groups.members(number),
-                {name: draws[f"group_{name}"].isel(group=number) for name in architecture.parameters},
-            )
-            for number in range(len(groups.labels))
-        ]
-    else:
-        each = [(np.arange(data.sizes["network"]), draws)]
-    for networks, values in each:
-        mine = path.of_networks(networks)
-        draws_of = {name: values[name].values for name in architecture.parameters}
-        u = unconstrained(draws_of).mean(axis=(1, 2))
-        yield mine, law_at(architecture, u, widths=np.unique(mine.width), centre=mean_features(mine), law=law)
+def laws_of(
+    post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None
+) -> Iterator[tuple[Path, LawAt]]:
+    """The transitions of networks that have one layer, and the law at the posterior mean of its coordinates.
+
+    Arguments:
+        post: the result of `fit`.
+        data: the data that were fitted.
+        architecture: the kind of layer, where the posterior's attributes do not name one that is known.
+    """
+    kind, law = architecture or architecture_in(post.attrs), post.attrs.get("law", "limit")
+    assert kind is not None
+    path = transitions(with_mask(data, causal=kind.causal))
+    layers = post["layers"].to_dataset()
+    u = kind.coordinates.unconstrained({name: layers[name].values for name in kind.coordinates.declared}).T
+    each, number = np.unique(u, axis=0, return_inverse=True)
+    for which, here in enumerate(each):
+        mine = path.of_networks(np.flatnonzero(number.reshape(-1) == which))
+        if len(mine):
+            yield mine, law_at(kind, here, widths=np.unique(mine.width), centre=mean_features(mine), law=law)
 
 
 class _Sums(NamedTuple):

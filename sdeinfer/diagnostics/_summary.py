@@ -5,20 +5,41 @@ import xarray as xr
 from arviz_stats.summary import summary
 
 from sdeinfer.observation import truth_of
+from sdeinfer.parameters import C_GAP, C_MEAN, C_MINUS, C_PLUS, Parameter
 
 HDI = 0.94
 """Probability of the highest-density intervals."""
 
-PARAMETERS = ("gamma", "tau0", "c_gap", "c_plus", "c_minus", "gamma_sd", "tau0_sd", "c_gap_sd")
-"""Public names, in the order of reports; an architecture has some of them, and only groups have standard deviations."""
-
-IDENTIFIED = ("gamma", "tau0", "c_gap")
-"""Those that the limit depends on; of c₊ and c₋ it knows only the gap."""
-
 
 def parameters_of(post: xr.DataTree) -> list[str]:
-    """The public parameters that a posterior has."""
-    return [name for name in PARAMETERS if name in post["posterior"].data_vars]
+    """The sites of a posterior that are one number each: those to be identified first, then what follows from them.
+
+    The mean of the slopes, of which c₊ and c₋ say as much, is left out.
+    """
+    scalars = [str(name) for name, draws in post["posterior"].data_vars.items() if draws.ndim == 2]
+    first = [name for name in identified_of(post) if name in scalars]
+    slopes = [name for own in (C_PLUS, C_MINUS) for name in scalars if _is(name, own)]
+    rest = [name for name in scalars if name not in (*first, *slopes) and not _is(name, C_MEAN)]
+    return [*first, *slopes, *rest]
+
+
+def identified_of(post: xr.DataTree) -> list[str]:
+    """Sampled coordinates on which the limit depends, without fixed ones; of a user's program, all sampled sites."""
+    return str(post.attrs.get("identified", "")).split()
+
+
+def fixed_of(post: xr.DataTree) -> dict[str, float]:
+    """The coordinates that were fixed, and their values."""
+    return {
+        str(name).removeprefix("fixed_"): float(value)
+        for name, value in post.attrs.items()
+        if str(name).startswith("fixed_")
+    }
+
+
+def _is(name: str, parameter: Parameter) -> bool:
+    """Whether a name is a parameter's, maybe that of a part of a stack."""
+    return name.rpartition(".")[2] == parameter.name
 
 
 def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
@@ -33,7 +54,7 @@ def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
         highest density), truth (NaN where not known), rhat, ess_bulk and ess_tail.
     """
     names = parameters_of(post)
-    of_groups = [name for name in map("group_{}".format, IDENTIFIED) if name in post["posterior"].data_vars]
+    of_groups = [name for name in map("group_{}".format, identified_of(post)) if name in post["posterior"].data_vars]
     table = summary(post, group=group, var_names=[*names, *of_groups], ci_kind="hdi", ci_prob=HDI, round_to="none")
     interval = [column for column in table.columns if column.startswith("hdi")]
     table = table.rename(columns={interval[0]: "hdi_low", interval[1]: "hdi_high", "r_hat": "rhat"})
@@ -46,7 +67,10 @@ def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
 def known_truth(post: xr.DataTree) -> dict[str, float]:
     """The parameters that made the networks, in the order c₊ ≥ c₋ in which they are sampled, and their gap."""
     truth = truth_of(post.attrs)
-    if "c_plus" in truth and "c_minus" in truth:
-        upper, lower = max(truth["c_plus"], truth["c_minus"]), min(truth["c_plus"], truth["c_minus"])
-        truth |= {"c_plus": upper, "c_minus": lower, "c_gap": upper - lower}
+    for plus in [name for name in truth if _is(name, C_PLUS)]:
+        prefix = plus.removesuffix(C_PLUS.name)
+        minus = prefix + C_MINUS.name
+        if minus in truth:
+            upper, lower = max(truth[plus], truth[minus]), min(truth[plus], truth[minus])
+            truth |= {plus: upper, minus: lower, prefix + C_GAP.name: upper - lower}
     return truth

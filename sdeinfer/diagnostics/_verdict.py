@@ -36,9 +36,11 @@ class Check:
     Attributes:
         verdicts: what may upset others comes before them: a law that does not hold upsets samplers and posteriors, and
             these upset predictions.
+        skipped: the tests that could not be made, each with the reason.
     """
 
     verdicts: tuple[Verdict, ...]
+    skipped: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

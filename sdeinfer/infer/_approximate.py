@@ -1,36 +1,37 @@
 """A fast first look at a posterior, before NUTS."""
 
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
 
 import jax
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from arviz_base import dict_to_dataset
 from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._expansion import prepare
-from sdeinfer.infer._fit import architecture_of, masked, require_settings
+from sdeinfer.infer._expansion import prepare_for
+from sdeinfer.infer._fit import assume, require_settings
+from sdeinfer.infer._groups import labelled_draws
 from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import LARGEST_LOGIT
-from sdeinfer.infer._tree import attributes_of, groups_of_data
-from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Program
-from sdeinfer.observation import validate
+from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group
+from sdeinfer.layers import AbstractArchitecture, AbstractLayer
+from sdeinfer.likelihood import LatentLayers, as_model
 
 Method = Literal["laplace", "svi"]
 METHODS = get_args(Method)
 
 
 def approximate(
-    model: Program,
+    model: Callable[..., None],
     data: xr.Dataset,
     *,
     method: Method = "laplace",
-    architecture: str | Architecture | None = None,
+    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
     law: Literal["finite-width", "limit"] = "finite-width",
+    prior: Mapping[str, Any] | None = None,
     largest_logit: float = LARGEST_LOGIT,
     draws: int = 4000,
     key: PRNGKeyArray,
@@ -49,6 +50,7 @@ def approximate(
             which is nearer where the posterior is skewed, and narrower where its tails are heavy: its k is the larger.
         architecture: as in `fit`.
         law: "finite-width" or "limit".
+        prior: as in `fit`.
         largest_logit: as in `fit`.
         draws: how many draws, independent of each other.
         key: where the randomness comes from.
@@ -65,26 +67,26 @@ def approximate(
         Pareto k: Vehtari, Simpson, Gelman, Yao & Gabry (2024), "Pareto smoothed importance sampling"; as a judge of
         approximations: Yao, Vehtari, Simpson & Gelman (2018), "Yes, but did it work?".
     """
-    if model.latent is not None:
+    model = as_model(model)
+    if isinstance(model, LatentLayers):
         raise InputError(f"model: {model.name} has latent layers, to which no normal law comes near; use fit")
-    data = validate(data)
-    kind = architecture_of(data, architecture)
     require_settings(law, ("finite-width", "limit"))
     if method not in METHODS:
         raise InputError(f"method: must be one of {', '.join(METHODS)}, got {method!r}")
     if draws < FEWEST:
         raise InputError(f"draws: at least {FEWEST} are needed for the Pareto k, got {draws}")
     key_svi, key_draws = jr.split(key)
-    data = masked(model, data, kind, law)
-    program = model.given(architecture=kind, law=law)
-    data, pilot = range_to_fit(program, data, largest_logit)
-    pooled = program.pool(prepare(program, data))
-    normal = laplace(program, pooled)
+    data, assumptions, kind = assume(model, data, architecture, law, prior)
+    data, pilot = range_to_fit(model, data, assumptions, largest_logit)
+    pooled = model.pool(prepare_for(model, data, assumptions))
+    normal = laplace(model, pooled)
     if method == "svi":
-        normal = svi(program, pooled, start=normal, key=key_svi)
-    samples, log_weights = jax.tree.map(np.asarray, draw(program, pooled, normal, draws=draws, key=key_draws))
-    posterior = dict_to_dataset({name: value[None] for name, value in samples.items()})
-    tree = xr.DataTree.from_dict({"posterior": posterior, **groups_of_data(data)})
-    tree.attrs = attributes_of(program, data, largest_logit=largest_logit) | pilot
+        normal = svi(model, pooled, start=normal, key=key_svi)
+    samples, layers, log_weights = jax.tree.map(np.asarray, draw(model, pooled, normal, draws=draws, key=key_draws))
+    posterior = labelled_draws(model, {name: value[None] for name, value in samples.items()}, data)
+    mean = np.broadcast_to(layers.mean(axis=0), (data.sizes["network"], layers.shape[-1]))
+    groups = {"posterior": posterior, "layers": layers_group(kind, mean, data), **groups_of_data(data)}
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs = attributes_of(model, data, assumptions, kind, list(normal.sites), largest_logit=largest_logit) | pilot
     tree.attrs |= {"method": method, "pareto_k": pareto_k(log_weights)}
     return tree

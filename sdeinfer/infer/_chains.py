@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from sdeinfer._progress import ProgressBar, phase
 from sdeinfer.infer._checkpoint import Checkpoint, Progress, fingerprint
@@ -23,6 +23,7 @@ class Draws(NamedTuple):
 
     Attributes:
         samples: values of the latent and deterministic sites, but for latent layers.
+        layers: `Coordinates.unconstrained` of the layer, with an axis of (pooled) networks where each has its own.
         log_likelihood: of each observed site, one value per element of its batch. With latent layers, one value per
             network: log of an unbiased estimate.
         log_prior: of each parameter.
@@ -30,6 +31,7 @@ class Draws(NamedTuple):
     """
 
     samples: dict[str, np.ndarray]
+    layers: Float[np.ndarray, "chains draws *networks coordinates"]
     log_likelihood: dict[str, np.ndarray]
     log_prior: dict[str, np.ndarray]
     statistics: dict[str, np.ndarray]

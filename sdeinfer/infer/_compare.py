@@ -17,22 +17,37 @@ from jaxtyping import PRNGKeyArray
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._densities import log_densities
-from sdeinfer.infer._expansion import prepare
+from sdeinfer.infer._expansion import prepare_for
 from sdeinfer.infer._fit import masked, require_identifiable, require_settings
-from sdeinfer.infer._nuts import nuts
+from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._range import in_range
 from sdeinfer.infer._settings import LARGEST_LOGIT
-from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
-from sdeinfer.likelihood import GroupedStatistics, PathStatistics, Program, used_of, with_used
+from sdeinfer.layers import (
+    ARCHITECTURES,
+    AbstractArchitecture,
+    AbstractLayer,
+    Architecture,
+    architecture_in,
+    kind_of,
+)
+from sdeinfer.likelihood import (
+    AbstractModel,
+    Assumptions,
+    GroupedStatistics,
+    LatentLayers,
+    PathStatistics,
+    used_of,
+    with_used,
+)
 from sdeinfer.observation import validate
 
 
 @with_progress_line
 def compare(
-    model: Program,
+    model: AbstractModel,
     data: xr.Dataset,
     *,
-    architectures: Sequence[str | Architecture] | None = None,
+    architectures: Sequence[str | AbstractArchitecture | AbstractLayer] | None = None,
     law: str = "finite-width",
     largest_logit: float = LARGEST_LOGIT,
     chains: int = 4,
@@ -70,23 +85,28 @@ def compare(
         InputError: for data that are not valid, where fewer than two networks or architectures can be compared, or for
             an architecture that the data cannot identify.
     """
-    if model.latent is not None:
+    if isinstance(model, LatentLayers):
         raise InputError(f"model: {model.name} has latent layers; networks of which every layer is known are compared")
     data = validate(data)
     require_settings(law, ("finite-width", "limit"), chains=chains, draws=draws, warmup=warmup)
     phase("finding the range of the law")
-    programs = {kind.name: model.given(architecture=kind, law=law) for kind in _kinds(data, architectures)}
+    kinds = {kind.name: kind for kind in _kinds(data, architectures)}
+    assumed = {name: Assumptions(kind, law) for name, kind in kinds.items()}  # pyright: ignore[reportArgumentType]
     used = used_of(data)
-    for program in programs.values():
-        used &= used_of(in_range(program, _seen_by(program, data, law), largest_logit)[0])
+    for name, assumptions in assumed.items():
+        seen = masked(model, data, kinds[name], law)
+        used &= used_of(in_range(model, seen, assumptions, largest_logit)[0])
     data = with_used(data, used).isel(network=used.any(axis=1))
     if data.sizes["network"] < 2:
         raise InputError(
             f"covariance: two networks inside the range of the law are needed, one to leave out; there are "
             f"{data.sizes['network']}"
         )
-    sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
-    fits = {name: _fitted(program, _seen_by(program, data, law), sizes, key) for name, program in programs.items()}
+    sampler = NUTS(chains=chains, draws=draws, warmup=warmup)
+    fits = {
+        name: _fitted(model, masked(model, data, kinds[name], law), assumptions, sampler, progress=progress, key=key)
+        for name, assumptions in assumed.items()
+    }
     phase("comparing")
     # ArviZ takes the exponential of each network's density, which could overflow; a common factor changes no weight.
     largest = [fit.density.mean(("chain", "draw")) for fit in fits.values()]
@@ -102,10 +122,6 @@ def compare(
     return table
 
 
-def _seen_by(program: Program, data: xr.Dataset, law: str) -> xr.Dataset:
-    return masked(program, data, dict(program.options)["architecture"], law)
-
-
 class _Fitted(NamedTuple):
     """Draws of a posterior; what it took for the log likelihood of each network, and the log density of each."""
 
@@ -114,10 +130,18 @@ class _Fitted(NamedTuple):
     density: xr.DataArray
 
 
-def _fitted(program: Program, data: xr.Dataset, sizes: dict, key: PRNGKeyArray) -> _Fitted:
-    prepared = prepare(program, data)
-    result = nuts(program, prepared, **sizes, key=key)
-    densities, _ = log_densities(program, _unadjusted(prepared), result.samples)
+def _fitted(
+    model: AbstractModel,
+    data: xr.Dataset,
+    assumptions: Assumptions,
+    sampler: NUTS,
+    *,
+    progress: bool,
+    key: PRNGKeyArray,
+) -> _Fitted:
+    prepared = prepare_for(model, data, assumptions)
+    result = sampler.sample(model, prepared, progress=progress, key=key)
+    densities, _ = log_densities(model, _unadjusted(prepared), result.samples)
     of_network = (dict_to_dataset(values)["covariance"] for values in (result.log_likelihood, densities))
     return _Fitted(result.samples, *(values.rename({values.dims[-1]: "network"}) for values in of_network))
 
@@ -136,22 +160,30 @@ def _unadjusted[T: (PathStatistics, GroupedStatistics)](prepared: T) -> T:
     return eqx.tree_at(lambda path: path.adjustment, prepared, None, is_leaf=lambda leaf: leaf is None)
 
 
-def _kinds(data: xr.Dataset, architectures: Sequence[str | Architecture] | None) -> list[Architecture]:
+def _kinds(
+    data: xr.Dataset, architectures: Sequence[str | AbstractArchitecture | AbstractLayer] | None
+) -> list[AbstractArchitecture]:
     tokens = data.sizes["token_a"]
     if isinstance(architectures, str):
         raise InputError(f"architectures: a list of them is needed, got {architectures!r}")
     if architectures is None:
-        architectures = [name for name in ARCHITECTURES if tokens > 1 or "tau0" not in Architecture(name).parameters]
+        architectures = [name for name in ARCHITECTURES if tokens > 1 or not _attends(Architecture(name))]
     known = architecture_in(data.attrs)
-    kinds = []
-    for kind in architectures:
-        if isinstance(kind, str):
-            kind = Architecture(kind)
+    kinds: list[AbstractArchitecture] = []
+    for each in architectures:
+        if isinstance(each, str):
+            kind = Architecture(each)
             if known is not None:
                 kind = dataclasses.replace(kind, **{size: getattr(known, size) for size in kind.sizes})
-        require_identifiable(kind.name, tokens)
+        else:
+            kind = kind_of(each) if isinstance(each, AbstractLayer) else each
+        require_identifiable(kind, tokens)
         kinds.append(kind)
     names = {kind.name for kind in kinds}
     if len(names) < max(len(kinds), 2):
         raise InputError(f"architectures: two or more with different names are needed, got {', '.join(sorted(names))}")
     return kinds
+
+
+def _attends(kind: AbstractArchitecture) -> bool:
+    return bool(kind.coordinates.temperatures)

@@ -2,19 +2,19 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE
-from sdeinfer.likelihood import Program
+from sdeinfer.likelihood import AbstractModel, layer_in
 
 HANDLERS = threading.RLock()
 """To be held while a model is traced: NumPyro keeps its handlers on one stack for all threads."""
@@ -25,24 +25,30 @@ BLOCK = 250
 type Sites = dict[str, Any]
 
 
-def constrained_sites(model: Program, prepared: PyTree, z: Sites) -> dict[str, np.ndarray]:
-    """Values of the latent and deterministic sites at draws of the unconstrained parameters.
+def constrained_sites(
+    model: AbstractModel, prepared: PyTree, z: Sites
+) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "chains draws *networks coordinates"]]:
+    """Values of the sites at draws of the unconstrained parameters, and the coordinates of the layers there.
 
     Arguments:
-        model: the NumPyro program, with its options given.
+        model: the model.
         prepared: its data, pooled.
         z: unconstrained draws by the names of their sites, with leading axes (chain, draw).
+
+    Returns:
+        The latent and deterministic sites by their names; and `Coordinates.unconstrained` of the layer, with an axis
+        of (pooled) networks where each has a layer of its own.
     """
     return _over_draws(functools.partial(_constrain, model, prepared), z)
 
 
 def log_densities(
-    model: Program, prepared: PyTree, sites: Sites
+    model: AbstractModel, prepared: PyTree, sites: Sites
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Log densities of the observed and of the latent sites at draws.
 
     Arguments:
-        model: the NumPyro program, with its options given.
+        model: the model.
         prepared: its data.
         sites: draws of its sites, with leading axes (chain, draw).
 
@@ -60,18 +66,24 @@ def log_densities(
     return observed, blocks[0][1][1]
 
 
-def prior_draws(model: Callable[..., None], *data: PyTree, draws: int, key: PRNGKeyArray) -> dict[str, np.ndarray]:
-    """Draws of all sites that are not observed.
+def prior_draws(
+    model: Callable[..., None], *data: PyTree, draws: int, key: PRNGKeyArray
+) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "draws *networks coordinates"] | None]:
+    """Draws of all sites that are not observed, and the coordinates of the layers there.
 
     Arguments:
         model: a NumPyro program.
         data: its arguments.
         draws: how many draws.
         key: where the randomness comes from.
+
+    Returns:
+        The sites by their names; and `Coordinates.unconstrained` of the layers, None for a program without a
+        `CovariancePath`.
     """
     numbers = np.arange(draws, dtype=np.uint32)
-    found = _over_draws(functools.partial(_draw_prior, model, data, key), numbers[None])
-    return {name: values[0] for name, values in found.items()}
+    found, layers = _over_draws(functools.partial(_draw_prior, model, data, key), numbers[None])
+    return {name: values[0] for name, values in found.items()}, None if layers is None else layers[0]
 
 
 def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
@@ -117,18 +129,33 @@ def _blocks(draws: PyTree, count: int) -> Iterator[PyTree]:
         yield jax.tree.map(lambda x, chosen=chosen: x[chosen], draws)
 
 
+def _coordinates_in(trace: Mapping[str, dict[str, Any]]) -> Array | None:
+    """Coordinates of the layer in a trace, their axis last."""
+    layer = layer_in(trace)
+    return None if layer is None else jnp.moveaxis(layer.coordinates.unconstrained(layer.parameters()), 0, -1)
+
+
 def _is_latent(site: dict[str, Any]) -> bool:
     return site["type"] == "sample" and not site["is_observed"]
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _constrain(model: Program, prepared: PyTree, z: Sites) -> Sites:
+def _constrain(model: AbstractModel, prepared: PyTree, z: Sites) -> tuple[Sites, Array]:
     with HANDLERS:
-        return jax.vmap(lambda z: constrain_fn(model, (prepared,), {}, z, return_deterministic=True))(z)
+        return jax.vmap(functools.partial(sites_and_layers, model, prepared))(z)
+
+
+def sites_and_layers(model: AbstractModel, prepared: PyTree, z: Sites) -> tuple[Sites, Array]:
+    """Values of the sites at unconstrained parameters, and the coordinates of the layers there."""
+    sites = constrain_fn(model, (prepared,), {}, z, return_deterministic=True)
+    trace = handlers.trace(handlers.substitute(handlers.seed(model, jr.key(0)), sites)).get_trace(prepared)
+    layers = _coordinates_in(trace)
+    assert layers is not None
+    return sites, layers
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=BALANCED)
-def _evaluate(model: Program, prepared: PyTree, sites: Sites) -> tuple[Sites, Sites]:
+def _evaluate(model: AbstractModel, prepared: PyTree, sites: Sites) -> tuple[Sites, Sites]:
     def at(sites: Sites) -> tuple[Sites, Sites]:
         seeded = handlers.substitute(handlers.seed(model, jr.key(0)), sites)
         trace = handlers.trace(seeded).get_trace(prepared)
@@ -145,12 +172,15 @@ def _evaluate(model: Program, prepared: PyTree, sites: Sites) -> tuple[Sites, Si
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _draw_prior(model: Callable[..., None], data: tuple[PyTree, ...], key: PRNGKeyArray, numbers: Array) -> Sites:
-    def draw(number: Array) -> Sites:
+def _draw_prior(
+    model: Callable[..., None], data: tuple[PyTree, ...], key: PRNGKeyArray, numbers: Array
+) -> tuple[Sites, Array | None]:
+    def draw(number: Array) -> tuple[Sites, Array | None]:
         trace = handlers.trace(handlers.seed(model, jr.fold_in(key, number))).get_trace(*data)
-        return {
+        sites = {
             name: site["value"] for name, site in trace.items() if _is_latent(site) or site["type"] == "deterministic"
         }
+        return sites, _coordinates_in(trace)
 
     with HANDLERS:
         return jax.vmap(draw)(numbers)

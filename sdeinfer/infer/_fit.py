@@ -1,16 +1,17 @@
 """From a model and data to a posterior."""
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.random as jr
 import numpy as np
 import xarray as xr
 from arviz_base import dict_to_dataset
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Float, PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
@@ -18,50 +19,78 @@ from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import prior_draws
-from sdeinfer.infer._expansion import prepare
-from sdeinfer.infer._groups import labelled_draws, predict_each
+from sdeinfer.infer._expansion import prepare_for
+from sdeinfer.infer._groups import labelled_draws
 from sdeinfer.infer._latent import draw_latent, given_latent
-from sdeinfer.infer._metropolis import metropolis
-from sdeinfer.infer._nuts import compile_nuts, nuts
+from sdeinfer.infer._metropolis import Metropolis
+from sdeinfer.infer._nuts import NUTS, compile_nuts
+from sdeinfer.infer._predictive import predict
 from sdeinfer.infer._range import range_to_fit
+from sdeinfer.infer._reduce import kind_of_program
+from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
-from sdeinfer.infer._tree import attributes_of, groups_of_data
-from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
-from sdeinfer.likelihood import Program, with_mask
+from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group
+from sdeinfer.layers import (
+    ARCHITECTURES,
+    AbstractArchitecture,
+    AbstractLayer,
+    Architecture,
+    architecture_in,
+    example_of,
+    kind_of,
+)
+from sdeinfer.likelihood import (
+    AbstractModel,
+    Assumptions,
+    EveryLayer,
+    Groups,
+    LatentLayers,
+    as_model,
+    checked_priors,
+    with_mask,
+)
 from sdeinfer.observation import validate
 
 
 @with_progress_line
 def fit(
-    model: Program,
+    model: Callable[..., None],
     data: xr.Dataset,
     *,
-    architecture: str | Architecture | None = None,
+    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
     law: Law = "finite-width",
+    prior: Mapping[str, Any] | None = None,
     largest_logit: float = LARGEST_LOGIT,
     chains: int = 4,
     draws: int = 1000,
     warmup: int = 1000,
+    sampler: AbstractSampler | None = None,
     predictions: int = 100,
     progress: bool = False,
     checkpoint: Checkpoint | None = None,
     key: PRNGKeyArray,
 ) -> xr.DataTree:
-    """Fit a model to observed covariances: by NUTS, or, where there are latent layers, by Metropolis steps.
+    """Fit a model to observed covariances.
 
     Arguments:
-        model: one of `sdeinfer.models`.
+        model: one of `sdeinfer.models`; or any NumPyro program, a function of the prepared path that samples
+            parameters, builds a layer (or one for each network) and observes a `likelihood.CovariancePath` of it.
         data: observed networks, see `covariance_dataset`.
-        architecture: "transformer", "attention", "feedforward" or "mlp", or an `Architecture` with its number of heads
-            and the like; what the data's attributes say where None.
+        architecture: "transformer", "attention", "feedforward" or "mlp"; an `Architecture` with its number of heads
+            and the like; or a layer, whose parameters' values do not matter, such as a `Stack` or one of your own. What
+            the data's attributes say where None. Not for a program, which builds its layers itself.
         law: "finite-width", the law of one layer of each network's width to the next order in 1/n; "limit"; or "both",
             the first with the posterior by the limit's law beside it, in the group `limit_posterior`.
+        prior: replaces default priors, by the names of sampled coordinates (such as gamma, tau0, c_gap, c_mean): a
+            NumPyro distribution replaces the prior, a number fixes the coordinate.
         largest_logit: transitions that start where the logits in a row of the softmax spread more than this are left
             out, and others where that makes τ0 more accurate (see `in_range`); +∞ keeps all. Where none would be left,
             half are kept, and the attribute `out_of_range` says why.
         chains: how many chains.
         draws: kept draws of each chain.
         warmup: iterations of adaptation of each chain.
+        sampler: with its own numbers of chains, draws and iterations, which then replace these three; where None,
+            `NUTS`, or `Metropolis` for models with latent layers.
         predictions: how many prior and posterior draws the SDE is simulated at.
         progress: show progress bars, and on a terminal what is being done.
         checkpoint: a file for what the sampler has done so far, and whether to go on from it. A fit that goes on gives
@@ -70,52 +99,118 @@ def fit(
 
     Returns:
         A DataTree with the groups posterior, sample_stats, log_likelihood (one value a network), log_prior, prior,
-        prior_predictive, posterior_predictive, observed_data and constant_data. Its attributes hold the architecture,
-        the model, the truth where the data tell it, and the version.
+        prior_predictive, posterior_predictive, layers (each network's parameters at the posterior mean of their
+        coordinates), observed_data and constant_data. Its attributes hold the architecture, the model, the truth where
+        the data tell it, and the version.
 
     Raises:
-        InputError: for data that are not valid or cannot identify the architecture's parameters.
+        InputError: for data that are not valid or cannot identify the architecture's parameters, and for priors that
+            the architecture cannot have.
     """
-    data = model.select(validate(data))
-    kind = architecture_of(data, architecture)
+    model = as_model(model)
     require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, predictions=predictions)
+    if sampler is None:
+        kind_of_sampler = Metropolis if isinstance(model, LatentLayers) else NUTS
+        sampler = kind_of_sampler(chains=chains, draws=draws, warmup=warmup)
     if checkpoint is not None and not checkpoint.resume:
         checkpoint.remove()
-    key_nuts, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
-    data = masked(model, data, kind, law)
-    both, law = law == "both", "limit" if law == "limit" else "finite-width"
-    program = model.given(architecture=kind, law=law)
+    key_sampler, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
+    both = law == "both"
+    data, assumptions, kind = assume(model, data, architecture, "limit" if law == "limit" else "finite-width", prior)
     with _thread_beside() as beside:
-        if program.path is not None and program.alike is None:
+        if isinstance(model, EveryLayer) and not model.makes_layers and type(sampler) is NUTS:
             shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "causal": kind.causal}
-            beside.submit(compile_nuts, program, **shapes, warmup=warmup, x64=jax.config.jax_enable_x64)
+            x64 = jax.config.jax_enable_x64
+            beside.submit(compile_nuts, sampler, model, assumptions, **shapes, x64=x64)
         phase("finding the range of the law")
-        data, pilot = range_to_fit(program, data, largest_logit)
+        data, pilot = range_to_fit(model, data, assumptions, largest_logit)
         phase("preparing the data")
-        prepared = prepare(program, data)
-        prior = _sample_prior(program, prepared, draws, key_prior)
-        count = min(predictions, draws)
-        before = {name: value[:count] for name, value in prior.items()}
+        prepared = prepare_for(model, data, assumptions)
+        before, layers = _sample_prior(model, prepared, sampler.draws, key_prior)
+        count = min(predictions, sampler.draws)
         # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
-        predicted_before = beside.submit(predict_each, program, before, data, architecture=kind, key=key_before)
-        sizes = {"chains": chains, "draws": draws, "warmup": warmup, "progress": progress}
-        result = sample(program, prepared, **sizes, checkpoint=checkpoint, key=key_nuts)
+        predicted_before = beside.submit(predict, layers[:count], data, architecture=kind, key=key_before)
+        phase("compiling the sampler")
+        settings = {"progress": progress, "key": key_sampler}
+        result = sampler.sample(model, prepared, **settings, checkpoint=checkpoint)
         phase("predicting")
-        groups = _sampled_groups(program, result, data)
-        groups["prior"] = labelled_draws(program, {name: value[None] for name, value in prior.items()}, data)
+        groups = _sampled_groups(model, result, data)
+        groups["prior"] = labelled_draws(model, {name: value[None] for name, value in before.items()}, data)
         groups["prior_predictive"] = _labelled(predicted_before.result())
-    chosen = np.linspace(0, chains * draws - 1, count).round().astype(int)
-    after = {name: value.reshape(-1, *value.shape[2:])[chosen] for name, value in result.samples.items()}
-    groups["posterior_predictive"] = _labelled(predict_each(program, after, data, architecture=kind, key=key_after))
+    layers = _of_networks(model, prepared, result.layers.reshape(-1, *result.layers.shape[2:]))
+    take = np.linspace(0, len(layers) - 1, count).round().astype(int)
+    groups["posterior_predictive"] = _labelled(predict(layers[take], data, architecture=kind, key=key_after))
+    mean = np.broadcast_to(layers.mean(axis=0), (data.sizes["network"], layers.shape[-1]))
+    groups["layers"] = layers_group(kind, mean, data)
     groups |= groups_of_data(data)
     if both:
-        limit = program.given(law="limit")
+        limit = dataclasses.replace(assumptions, law="limit")
         beside_it = None if checkpoint is None else checkpoint.beside()
-        by_limit = sample(limit, prepare(limit, data), **sizes, checkpoint=beside_it, key=key_nuts)
-        groups[LIMIT_POSTERIOR] = labelled_draws(limit, by_limit.samples, data)
+        by_limit = sampler.sample(model, prepare_for(model, data, limit), **settings, checkpoint=beside_it)
+        groups[LIMIT_POSTERIOR] = labelled_draws(model, by_limit.samples, data)
     tree = xr.DataTree.from_dict(groups)
-    tree.attrs = attributes_of(program, data, largest_logit=largest_logit) | pilot
+    sampled = [name for name, value in result.log_prior.items() if value.ndim == 2]
+    tree.attrs = attributes_of(model, data, assumptions, kind, sampled, largest_logit=largest_logit) | pilot
     return tree
+
+
+def prepare(
+    model: Callable[..., None],
+    data: xr.Dataset,
+    *,
+    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
+    law: Literal["finite-width", "limit"] = "finite-width",
+    prior: Mapping[str, Any] | None = None,
+    largest_logit: float = LARGEST_LOGIT,
+) -> PyTree:
+    """Prepare data for a model as `fit` does, for any other inference.
+
+    `MCMC(NUTS(model), …).run(key, sdeinfer.prepare(model, data))` then has the posterior of `fit`. The transitions
+    inside the range of the law are found, reduced to statistics about the mode of the posterior, and
+    the likelihood is adjusted to what the scatter of its scores allows. NumPyro's MCMC, SVI and handlers run the
+    program on the result, `Predictive` on its `unobserved()`.
+
+    Arguments:
+        model: as in `fit`.
+        data: observed networks, see `covariance_dataset`.
+        architecture: as in `fit`.
+        law: "finite-width" or "limit".
+        prior: as in `fit`.
+        largest_logit: as in `fit`.
+
+    Returns:
+        The program's argument: a `PathStatistics`, `GroupedStatistics` or `Bridges`.
+
+    Raises:
+        InputError: as `fit`.
+    """
+    model = as_model(model)
+    require_settings(law, ("finite-width", "limit"))
+    data, assumptions, _ = assume(model, data, architecture, law, prior)
+    data, _ = range_to_fit(model, data, assumptions, largest_logit)
+    return prepare_for(model, data, assumptions)
+
+
+def assume(
+    model: AbstractModel,
+    data: xr.Dataset,
+    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None,
+    law: Literal["finite-width", "limit"],
+    prior: Mapping[str, Any] | None = None,
+) -> tuple[xr.Dataset, Assumptions, AbstractArchitecture]:
+    """Validate data for a model; return them as the model sees them, the assumptions, and the kind of layer."""
+    data = model.select(validate(data))
+    if isinstance(model, EveryLayer) and model.makes_layers:
+        if architecture is not None or prior:
+            name = "prior" if prior else "architecture"
+            raise InputError(f"{name}: {model.name} builds its layers itself; the package's models take one")
+        assumptions = Assumptions(law=law)
+        kind = kind_of_program(model, data, assumptions)
+    else:
+        kind = architecture_of(data, architecture)
+        assumptions = Assumptions(kind, law, checked_priors(prior, kind))
+    require_identifiable(kind, data.sizes["token_a"])
+    return masked(model, data, kind, law), assumptions, kind
 
 
 @contextlib.contextmanager
@@ -130,59 +225,66 @@ def _thread_beside() -> Iterator[ThreadPoolExecutor]:
     pool.shutdown()
 
 
-def sample(program: Program, prepared: PyTree, *, checkpoint: Checkpoint | None = None, **settings: Any) -> Draws:
-    """Sample a posterior by the sampler for its kind.
-
-    Arguments:
-        program: the model, with its options given.
-        prepared: what the program needs of its data.
-        checkpoint: of the fit.
-        settings: chains, draws, warmup, progress and key, as in `fit`.
-    """
-    phase("compiling the sampler")
-    sampler = nuts if program.latent is None else metropolis
-    return sampler(program, prepared, **settings, checkpoint=checkpoint)
-
-
-def _sample_prior(model: Program, prepared: PyTree, draws: int, key: PRNGKeyArray) -> dict[str, Any]:
-    """Draws of all sites but latent layers and the observed ones, whose laws are of statistics: not to be sampled."""
+def _sample_prior(
+    model: AbstractModel, prepared: PyTree, draws: int, key: PRNGKeyArray
+) -> tuple[dict[str, Any], Float[np.ndarray, "draws *networks coordinates"]]:
+    """Draws of all sites but latent layers and the observed ones; and the layers at each, of every network."""
     pooled = model.pool(prepared)
-    latent = None if model.latent is None else draw_latent(model, pooled, key)
-    return prior_draws(given_latent(model), pooled, latent, draws=draws, key=key)
+    latent = draw_latent(model, pooled, key) if isinstance(model, LatentLayers) else None
+    sites, layers = prior_draws(given_latent(model), pooled, latent, draws=draws, key=key)
+    if layers is None:
+        coordinates = prepared.assumptions.kind.coordinates
+        layers = np.moveaxis(coordinates.unconstrained({name: sites[name] for name in coordinates.declared}), 0, -1)
+    return sites, _of_networks(model, prepared, layers)
+
+
+def _of_networks(model: AbstractModel, prepared: PyTree, layers: np.ndarray) -> np.ndarray:
+    """Layers of every network, shape (draws, networks, coordinates), where those of pooled groups are given."""
+    return layers[:, np.asarray(prepared.path.width)] if isinstance(model, Groups) else layers
 
 
 def _labelled(predicted: xr.Dataset) -> xr.Dataset:
     return predicted.assign_coords(draw=np.arange(predicted.sizes["draw"])).expand_dims(chain=[0])
 
 
-def architecture_of(data: xr.Dataset, architecture: str | Architecture | None) -> Architecture:
+def architecture_of(
+    data: xr.Dataset, architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None
+) -> AbstractArchitecture:
     """The architecture to fit: the one asked for, or the one that the data name.
 
     A mere name takes its sizes, such as the number of heads, from data of that name.
 
     Raises:
-        InputError: where neither names one, or where the data cannot identify it.
+        InputError: where neither names one.
     """
+    if isinstance(architecture, AbstractLayer):
+        return kind_of(architecture)
+    if isinstance(architecture, type):
+        return kind_of(example_of(architecture))
+    if isinstance(architecture, AbstractArchitecture):
+        return architecture
     if architecture is None or architecture == data.attrs.get("architecture"):
         kind = architecture_in(data.attrs)
     else:
-        kind = Architecture(architecture) if isinstance(architecture, str) else architecture
+        kind = Architecture(architecture)
     if kind is None:
-        raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}")
-    require_identifiable(kind.name, data.sizes["token_a"])
+        raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}, or a layer")
     return kind
 
 
-def masked(model: Program, data: xr.Dataset, kind: Architecture, law: str) -> xr.Dataset:
+def masked(model: AbstractModel, data: xr.Dataset, kind: AbstractArchitecture, law: str) -> xr.Dataset:
     """The data as an architecture sees them: with its causal mask, or without.
 
     Raises:
         InputError: for a causal mask with a model or a law for which none has been derived.
     """
-    if kind.causal and (model.latent is not None or model.alike is not None):
+    if kind.causal and not isinstance(model, EveryLayer):
         raise InputError(f"model: {model.name} knows no causal mask; models.full_path does")
     if kind.causal and law != "limit":
         raise InputError(f"law: with a causal mask there is the limit's law only, law='limit'; got {law!r}")
+    if law == "finite-width":
+        # A layer that has no such law refuses it in one line.
+        jax.eval_shape(lambda layer, width: layer.finite_width(width), kind.template, 128.0)
     return with_mask(data, causal=kind.causal)
 
 
@@ -199,24 +301,24 @@ def require_settings(law: str, laws: Sequence[str], **counts: int) -> None:
             raise InputError(f"{name}: at least 1 is needed, got {value}")
 
 
-def require_identifiable(architecture: str, tokens: int) -> None:
+def require_identifiable(kind: AbstractArchitecture, tokens: int) -> None:
     """Check that networks of an architecture with so many tokens can identify its parameters at all.
 
     Raises:
-        InputError: for an unknown architecture, and for one token where there is a τ0: a softmax over one token is 1.
+        InputError: for one token where there is a τ0: a softmax over one token is 1.
     """
-    if tokens == 1 and "tau0" in Architecture(architecture).parameters:
+    if tokens == 1 and kind.coordinates.temperatures:
         raise InputError(
-            f"tokens: {architecture} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
+            f"tokens: {kind.name} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
         )
 
 
-def _sampled_groups(program: Program, result: Draws, data: xr.Dataset) -> dict[str, xr.Dataset]:
+def _sampled_groups(model: AbstractModel, result: Draws, data: xr.Dataset) -> dict[str, xr.Dataset]:
     dims: dict[Hashable, Sequence[Hashable]] = dict.fromkeys(result.log_likelihood, ["network"])
     coords: dict[Any, ArrayLike] = {"network": data["network"].values}
     return {
-        "posterior": labelled_draws(program, result.samples, data),
+        "posterior": labelled_draws(model, result.samples, data),
         "sample_stats": dict_to_dataset(result.statistics),
         "log_likelihood": dict_to_dataset(result.log_likelihood, dims=dims, coords=coords),
-        "log_prior": labelled_draws(program, result.log_prior, data),
+        "log_prior": labelled_draws(model, result.log_prior, data),
     }

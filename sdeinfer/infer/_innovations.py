@@ -11,12 +11,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.layers import Architecture, FiniteWidth, Limit
+from sdeinfer.layers import AbstractArchitecture, FiniteWidth, Limit
 from sdeinfer.likelihood import (
     Moments,
     Path,
     Terms,
-    constrained,
     moments_of,
     repeated_widths,
     terms_by_block,
@@ -78,7 +77,7 @@ class Innovations(NamedTuple):
 
 
 def law_at(
-    architecture: Architecture,
+    architecture: AbstractArchitecture,
     u: Float[Array | np.ndarray, " parameters"],
     *,
     widths: np.ndarray,
@@ -89,7 +88,7 @@ def law_at(
 
     Arguments:
         architecture: the kind of layer.
-        u: parameters, as `likelihood.unconstrained` makes them.
+        u: as `Coordinates.unconstrained` makes them.
         widths: the different widths n.
         centre: means of the features of the variance over some data, shape (features, p).
         law: "finite-width" or "limit".
@@ -123,10 +122,10 @@ def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, 
 
 @partial(jax.jit, static_argnums=(0, 1), compiler_options=RUN_ONCE)
 def _moments_and_slopes(
-    architecture: Architecture, law: str, u: Float[Array, " parameters"], widths: Array, centre: Array
+    architecture: AbstractArchitecture, law: str, u: Float[Array, " parameters"], widths: Array, centre: Array
 ) -> tuple[Moments, Moments]:
     def moments(u: Float[Array, " parameters"]) -> Moments:
-        layer = architecture.layer(**constrained(architecture.parameters, u))
+        layer = architecture.layer_at(u)
 
         def at(width: Array) -> Moments:
             return moments_of(layer.finite_width(width) if law == "finite-width" else _without(layer.limit()), centre)

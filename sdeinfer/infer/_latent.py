@@ -12,23 +12,23 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn, potential_energy
 
-from sdeinfer.likelihood import Program
+from sdeinfer.likelihood import AbstractModel, LatentLayers
 
 
-def draw_latent(model: Program, prepared: PyTree, key: PRNGKeyArray) -> Float[Array, "bridges latent p"]:
+def draw_latent(model: LatentLayers, prepared: PyTree, key: PRNGKeyArray) -> Float[Array, "bridges latent p"]:
     """Innovations of the latent layers, from their prior."""
     return jr.normal(key, (len(prepared), *prepared.innovations))
 
 
-def log_prior(model: Program, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, ""]:
+def log_prior(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, ""]:
     """Log density of the unconstrained parameters, without that of the latent layers."""
     trace = handlers.trace(handlers.seed(given_latent(model), jr.key(0))).get_trace(prepared, latent)
-    hidden = [name for name in (model.latent, _observed_site(model, trace)) if name is not None]
+    hidden = [model.site, _observed_site(model, trace)]
     parameters = handlers.block(given_latent(model), hide=hidden)
     return jnp.asarray(-potential_energy(parameters, (prepared, latent), {}, z))
 
 
-def log_weights(model: Program, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, " bridges"]:
+def log_weights(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, " bridges"]:
     """What the observation at the end of each bridge adds to it."""
     sites = sites_at(model, prepared, z, latent)
     conditioned = handlers.substitute(handlers.seed(given_latent(model), jr.key(0)), sites)
@@ -38,7 +38,7 @@ def log_weights(model: Program, prepared: PyTree, z: dict[str, Array], latent: A
 
 
 @eqx.filter_jit
-def log_priors(model: Program, prepared: PyTree, sites: dict[str, Array]) -> dict[str, Array]:
+def log_priors(model: LatentLayers, prepared: PyTree, sites: dict[str, Array]) -> dict[str, Array]:
     """Of each parameter, the log density of its prior at draws with leading axes (chain, draw)."""
     latent = draw_latent(model, prepared, jr.key(0))
 
@@ -50,25 +50,27 @@ def log_priors(model: Program, prepared: PyTree, sites: dict[str, Array]) -> dic
     return jax.vmap(jax.vmap(evaluate))(sites)
 
 
-def sites_at(model: Program, prepared: PyTree, z: dict[str, Array], latent: Array) -> dict[str, Any]:
+def sites_at(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> dict[str, Any]:
     """The parameters and what follows from them, by their public names."""
     sites = constrain_fn(given_latent(model), (prepared, latent), {}, z, return_deterministic=True)
-    return {name: value for name, value in sites.items() if name != model.latent}
+    return {name: value for name, value in sites.items() if name != model.site}
 
 
-def _observed_site(model: Program, trace: Mapping[str, Any]) -> str:
+def _observed_site(model: LatentLayers, trace: Mapping[str, Any]) -> str:
     """The name of what is observed, the latent layers aside."""
     observed = [name for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]]
-    (name,) = (name for name in observed if name != model.latent)
+    (name,) = (name for name in observed if name != model.site)
     return name
 
 
 @functools.cache
-def given_latent(model: Program) -> Callable[[PyTree, Array | None], None]:
+def given_latent(model: AbstractModel) -> Callable[[PyTree, Array | None], None]:
     """The model with its latent layers fixed, as a function of its data and of these; None where it has none."""
 
     def fixed(prepared: PyTree, latent: Array | None) -> None:
-        fixed_sites: dict[str, ArrayLike] = {} if model.latent is None else {model.latent: jnp.asarray(latent)}
+        fixed_sites: dict[str, ArrayLike] = {}
+        if isinstance(model, LatentLayers):
+            fixed_sites = {model.site: jnp.asarray(latent)}
         with handlers.condition(data=fixed_sites):
             model(prepared)
 

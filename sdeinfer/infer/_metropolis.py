@@ -10,6 +10,7 @@ Why no gradients: w costs some hundred times more than a likelihood in closed fo
 and the compilation of NUTS ten times more; and there are no more than four parameters. `tests/benchmarks` compares.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -19,11 +20,13 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._latent import draw_latent, log_prior, log_priors, log_weights, sites_at
 from sdeinfer.infer._mode import latent_mode
-from sdeinfer.likelihood import Program
+from sdeinfer.infer._samplers import AbstractSampler
+from sdeinfer.likelihood import AbstractModel, LatentLayers
 
 MOVES = 6
 """How often θ moves in an iteration; half of them go to anywhere."""
@@ -47,49 +50,41 @@ CHUNK = 100
 """Iterations between two looks at the progress."""
 
 
-def metropolis(
-    model: Program,
-    prepared: PyTree,
-    *,
-    chains: int,
-    draws: int,
-    warmup: int,
-    progress: bool = False,
-    checkpoint: Checkpoint | None = None,
-    key: PRNGKeyArray,
-) -> Draws:
-    """Sample the posterior of a model with latent layers; its chains run on as many cores as there are.
+@dataclasses.dataclass(frozen=True)
+class Metropolis(AbstractSampler):
+    """Metropolis steps for models with latent layers; chains run on as many cores as there are."""
 
-    Arguments:
-        model: the NumPyro program, with its options given.
-        prepared: its data, prepared by the program.
-        chains: how many chains.
-        draws: kept draws of each chain.
-        warmup: iterations of adaptation before them.
-        progress: show a progress bar.
-        checkpoint: where to keep what is done, after every chunk; the caller removes it.
-        key: where the randomness comes from.
-
-    Raises:
-        InputError: where the checkpoint to go on from is that of another fit.
-    """
-    around = latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.fold_in(key, chains))
-    problem = Metropolis(model, around.sites, warmup, CHUNK, prepared)
-    start = tuple(_start(problem, around.x, around.sd, key, np.asarray(chain)) for chain in range(chains))
-    kept = in_chunks(
-        _advance,
-        problem,
-        start,
-        warmup=warmup,
-        draws=draws,
-        chunk=CHUNK,
-        progress=progress,
-        checkpoint=checkpoint,
-        fingerprinted=(prepared, model.options, around.sites),
-    )
-    sites = {name: kept["samples"][name] for name in around.sites}
-    prior = jax.tree.map(np.asarray, log_priors(model, prepared, sites))
-    return Draws(kept["samples"], kept["log_likelihood"], prior, kept["statistics"])
+    def sample(
+        self,
+        model: AbstractModel,
+        prepared: PyTree,
+        *,
+        progress: bool = False,
+        checkpoint: Checkpoint | None = None,
+        key: PRNGKeyArray,
+    ) -> Draws:
+        """Sample the posterior of a model with latent layers; see `AbstractSampler.sample`."""
+        if not isinstance(model, LatentLayers):
+            raise InputError(f"sampler: {model.name} has no latent layers; use NUTS")
+        around = latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.fold_in(key, self.chains))
+        chains = LatentChains(model, around.sites, self.warmup, CHUNK, prepared)
+        start = tuple(_start(chains, around.x, around.sd, key, np.asarray(number)) for number in range(self.chains))
+        kept = in_chunks(
+            _advance,
+            chains,
+            start,
+            warmup=self.warmup,
+            draws=self.draws,
+            chunk=CHUNK,
+            progress=progress,
+            checkpoint=checkpoint,
+            fingerprinted=(prepared, around.sites),
+        )
+        samples = kept["samples"]
+        prior = jax.tree.map(np.asarray, log_priors(model, prepared, {name: samples[name] for name in around.sites}))
+        coordinates = prepared.assumptions.kind.coordinates
+        layers = coordinates.unconstrained({name: np.asarray(samples[name]) for name in coordinates.declared})
+        return Draws(samples, np.moveaxis(layers, 0, -1), kept["log_likelihood"], prior, kept["statistics"])
 
 
 class Proposal(NamedTuple):
@@ -134,18 +129,18 @@ class State(NamedTuple):
     key: PRNGKeyArray
 
 
-class Metropolis(eqx.Module):
+class LatentChains(eqx.Module):
     """A posterior to sample: what is static is compiled in, the prepared data are an argument.
 
     Attributes:
-        model: the NumPyro program, with its options given.
+        model: the model.
         sites: names of the parameters, all of them scalars.
         warmup: iterations of adaptation.
         chunk: most iterations between two looks at the progress.
         prepared: the model's data.
     """
 
-    model: Program = eqx.field(static=True)
+    model: LatentLayers = eqx.field(static=True)
     sites: tuple[str, ...] = eqx.field(static=True)
     warmup: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)
@@ -266,7 +261,7 @@ def _log_t(proposal: Proposal, x: Float[Array, " parameters"]) -> Float[Array, "
 
 @eqx.filter_jit
 def _start(
-    problem: Metropolis,
+    problem: LatentChains,
     mean: Float[Array | np.ndarray, " parameters"],
     sd: Float[Array | np.ndarray, " parameters"],
     key: PRNGKeyArray,
@@ -277,6 +272,6 @@ def _start(
 
 @eqx.filter_jit
 def _advance(
-    problem: Metropolis, state: State, steps: Int[Array | np.ndarray, ""]
+    problem: LatentChains, state: State, steps: Int[Array | np.ndarray, ""]
 ) -> tuple[State, dict[str, dict[str, Array]]]:
     return problem.advance(state, steps)

@@ -17,10 +17,11 @@ from scipy.optimize import minimize
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.infer._densities import HANDLERS, latent_structure
 from sdeinfer.infer._latent import draw_latent, given_latent, log_prior, log_weights
-from sdeinfer.likelihood import PathStatistics, Program, no_adjustment
+from sdeinfer.likelihood import AbstractModel, EveryLayer, LatentLayers, PathStatistics, layer_of, no_adjustment
+from sdeinfer.parameters import TAU0
 
 FARTHEST = 8.0
-"""Bound on the unconstrained parameters, logit γ, log τ0, log(c₊ − c₋) and the mean of c±: their priors end before."""
+"""Bound on the unconstrained parameters, such as logit γ, log τ0, log(c₊ − c₋) and the mean of c±."""
 
 SETS = 8
 """Innovations over which the likelihood of each bridge is averaged. Given one set, the paths are as good as seen, and
@@ -40,22 +41,27 @@ class Mode(NamedTuple):
         sites: names of the latent sites, all of them scalars.
         x: their unconstrained values, shape (sites,).
         potential: −log of the density there.
-        sd: by the curvature there (Laplace), and at most 1; shape (sites,).
+        covariance: by the curvature there (Laplace), at most 1 along each axis; shape (sites, sites).
         curvature: second derivatives of the potential there, by differences of its slope; shape (sites, sites).
     """
 
     sites: tuple[str, ...]
     x: Float[np.ndarray, " sites"]
     potential: float
-    sd: Float[np.ndarray, " sites"]
+    covariance: Float[np.ndarray, "sites sites"]
     curvature: Float[np.ndarray, "sites sites"]
 
+    @property
+    def sd(self) -> Float[np.ndarray, " sites"]:
+        """Standard deviations by the curvature."""
+        return np.sqrt(np.diag(self.covariance))
 
-def posterior_mode(model: Program, prepared: PyTree, *, start: Mode | None = None) -> Mode:
+
+def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None = None) -> Mode:
     """Find the mode by L-BFGS on the gradient.
 
     Arguments:
-        model: the NumPyro program, with its options given.
+        model: the model.
         prepared: its data, pooled.
         start: a mode of the same program, to start at. Where None, the best of three: the middle of the priors with
             log τ0 = −1.5, 0 and 1.5, since for large τ0 the likelihood is flat in it.
@@ -71,12 +77,12 @@ def posterior_mode(model: Program, prepared: PyTree, *, start: Mode | None = Non
 
 
 def latent_mode(
-    model: Program, prepared: PyTree, chosen: np.ndarray, *, start: Mode | None = None, key: PRNGKeyArray
+    model: LatentLayers, prepared: PyTree, chosen: np.ndarray, *, start: Mode | None = None, key: PRNGKeyArray
 ) -> Mode:
     """The mode of a posterior with latent layers, of which a few draws from their prior are averaged over.
 
     Arguments:
-        model: the NumPyro program, with its options given.
+        model: the model.
         prepared: its data.
         chosen: which of the bridges count, shape (bridges,).
         start: as in `posterior_mode`.
@@ -116,26 +122,32 @@ def _found(
     curvature = (change + change.T) / (4 * curvature_step)
     values, axes = np.linalg.eigh(curvature)
     # Where the mode is flat, or on the bound, the priors still have a curvature of about 1.
-    sd = np.sqrt((axes**2 / np.maximum(values, 1.0)).sum(axis=1))
-    return Mode(sites, found.x, float(found.fun), sd, curvature)
+    covariance = (axes / np.maximum(values, 1.0)) @ axes.T
+    return Mode(sites, found.x, float(found.fun), covariance, curvature)
 
 
 def _starts(sites: tuple[str, ...]) -> list[np.ndarray]:
-    if "tau0" not in sites:
+    temperatures = np.array([site.rpartition(".")[2] == TAU0.name for site in sites])
+    if not temperatures.any():
         return [np.zeros(len(sites))]
-    return [log_tau0 * (np.array(sites) == "tau0") for log_tau0 in (-1.5, 0.0, 1.5)]
+    return [log_tau0 * temperatures for log_tau0 in (-1.5, 0.0, 1.5)]
 
 
-def as_adjusted(model: Program, prepared: PyTree) -> PyTree:
+def as_adjusted(model: AbstractModel, prepared: PyTree) -> PyTree:
     """The data as the sampler will have them: the same program then serves the mode before and after the adjustment."""
-    options = dict(model.options)
-    if not isinstance(prepared, PathStatistics) or prepared.adjustment is not None or options["law"] == "limit":
+    if not isinstance(prepared, PathStatistics) or prepared.adjustment is not None:
         return prepared
-    return dataclasses.replace(prepared, adjustment=no_adjustment(len(options["architecture"].parameters)))
+    if prepared.assumptions.law == "limit" or not isinstance(model, EveryLayer):
+        return prepared
+    if not model.makes_layers:
+        count, own = len(prepared.assumptions.kind.coordinates), False
+    else:
+        count, own = len(layer_of(model, prepared).coordinates), model.has_own_layers(prepared)
+    return dataclasses.replace(prepared, adjustment=no_adjustment(count, len(prepared.widths) if own else None))
 
 
 @partial(jax.jit, static_argnums=0)
-def potential(model: Program, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
+def potential(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
     """−log of the posterior density at unconstrained parameters, by the names of their sites, up to a constant.
 
     Under `jax.jit`, so that it is traced once for all the programs and loops that it is a part of.
@@ -145,23 +157,23 @@ def potential(model: Program, prepared: PyTree, z: dict[str, Array]) -> Float[Ar
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def potential_and_slope(model: Program, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+def potential_and_slope(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     """The potential and its derivative in each unconstrained parameter."""
     return _traced_once(model, prepared, z)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def sampled_potential(model: Program, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
+def sampled_potential(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
     """The potential, for samplers: its gradient in z, and no other, is that of `potential_and_slope`."""
     return potential(model, prepared, z)
 
 
-def _pulled_back(model: Program, slope: dict[str, Array], change: Array) -> tuple[None, dict[str, Array]]:
+def _pulled_back(model: AbstractModel, slope: dict[str, Array], change: Array) -> tuple[None, dict[str, Array]]:
     del model
     return None, {name: change * along for name, along in slope.items()}
 
 
-def _traced_once(model: Program, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+def _traced_once(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     # The search for the mode and the sampler are compiled at the same time: the one that is later finds it traced.
     with HANDLERS:
         return _value_and_slope(model, prepared, z)
@@ -171,13 +183,13 @@ sampled_potential.defvjp(_traced_once, _pulled_back)
 
 
 @partial(jax.jit, static_argnums=0)
-def _value_and_slope(model: Program, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+def _value_and_slope(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     return jax.value_and_grad(lambda z: potential(model, prepared, z))(z)
 
 
 @eqx.filter_jit
 def _potential_of_chosen(
-    model: Program,
+    model: LatentLayers,
     prepared: PyTree,
     keys: PRNGKeyArray,
     chosen: Array,

@@ -19,12 +19,12 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro.infer.initialization import init_to_value
-from numpyro.infer.util import constrain_fn
 from numpyro.optim import Adam
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._densities import sites_and_layers
 from sdeinfer.infer._mode import posterior_mode, potential
-from sdeinfer.likelihood import Program
+from sdeinfer.likelihood import AbstractModel
 
 STEPS, PARTICLES, RATE = 500, 64, 0.05
 """Of Adam: its steps, the draws that the ELBO of each is the mean of, and the largest step, in sds of the start."""
@@ -50,14 +50,14 @@ class Normal(NamedTuple):
     scale: Float[Array, "sites sites"]
 
 
-def laplace(model: Program, prepared: PyTree) -> Normal:
+def laplace(model: AbstractModel, prepared: PyTree) -> Normal:
     """The normal law with the mode and the curvature of the posterior.
 
     The differences that the search for the mode has compiled give the curvature; a Hessian by automatic
     differentiation agrees with them to 1e-5, and takes longer to compile than all else.
 
     Arguments:
-        model: the NumPyro program, with its options given.
+        model: the model.
         prepared: its data, pooled.
 
     Raises:
@@ -73,11 +73,11 @@ def laplace(model: Program, prepared: PyTree) -> Normal:
     return Normal(mode.sites, jnp.asarray(mode.x), jnp.asarray(scale))
 
 
-def svi(model: Program, prepared: PyTree, *, start: Normal, key: PRNGKeyArray) -> Normal:
+def svi(model: AbstractModel, prepared: PyTree, *, start: Normal, key: PRNGKeyArray) -> Normal:
     """The normal law q with the smallest KL(q ‖ posterior), by stochastic variational inference.
 
     Arguments:
-        model: the NumPyro program, with its options given.
+        model: the model.
         prepared: its data, pooled.
         start: where to start.
         key: where the randomness comes from.
@@ -104,20 +104,20 @@ def pareto_k(log_weights: Float[np.ndarray, " draws"]) -> float:
 
 
 def draw(
-    model: Program, prepared: PyTree, normal: Normal, *, draws: int, key: PRNGKeyArray
-) -> tuple[dict[str, Array], Float[Array, " draws"]]:
+    model: AbstractModel, prepared: PyTree, normal: Normal, *, draws: int, key: PRNGKeyArray
+) -> tuple[dict[str, Array], Float[Array, "draws *networks coordinates"], Float[Array, " draws"]]:
     """Draw from a normal law.
 
     Arguments:
-        model: the NumPyro program, with its options given.
+        model: the model.
         prepared: its data, pooled.
         normal: the law.
         draws: how many.
         key: where the randomness comes from.
 
     Returns:
-        Values of the latent and deterministic sites, and the log of the posterior's density over that of the law, up
-        to a constant.
+        Values of the latent and deterministic sites; the coordinates of the layer; and the log of the posterior's
+        density over that of the law, up to a constant.
     """
     standard = jr.normal(key, (draws, len(normal.sites)), normal.mean.dtype)
     return _at(model, prepared, *normal, standard)
@@ -125,20 +125,20 @@ def draw(
 
 @eqx.filter_jit
 def _at(
-    model: Program, prepared: PyTree, sites: tuple[str, ...], mean: Array, scale: Array, standard: Array
-) -> tuple[dict[str, Array], Array]:
-    def evaluate(z: Array) -> tuple[dict[str, Any], Array]:
+    model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], mean: Array, scale: Array, standard: Array
+) -> tuple[dict[str, Array], Array, Array]:
+    def evaluate(z: Array) -> tuple[dict[str, Any], Array, Array]:
         x = mean + scale @ z
         named = dict(zip(sites, x, strict=True))
-        values = constrain_fn(model, (prepared,), {}, named, return_deterministic=True)
-        return values, jnp.sum(z**2) / 2 - potential(model, prepared, named)
+        values, layers = sites_and_layers(model, prepared, named)
+        return values, layers, jnp.sum(z**2) / 2 - potential(model, prepared, named)
 
     return jax.lax.map(evaluate, standard, batch_size=BATCH)
 
 
 @eqx.filter_jit
 def _svi(
-    model: Program, prepared: PyTree, sites: tuple[str, ...], mean: Array, scale: Array, key: PRNGKeyArray
+    model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], mean: Array, scale: Array, key: PRNGKeyArray
 ) -> tuple[Array, Array]:
     """In coordinates z in which the start is standard normal: a step of Adam is as long for every parameter."""
     count = len(sites)

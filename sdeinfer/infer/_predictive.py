@@ -1,7 +1,6 @@
 """What the SDE predicts for the observed networks at draws of the parameters."""
 
 import functools
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import factor_on_host
-from sdeinfer.layers import Architecture, Limit
+from sdeinfer.layers import AbstractArchitecture, Limit
 from sdeinfer.observation import DIMS, outputs_of
 from sdeinfer.solve import fill_after, solve_in_blocks, step_grid
 
@@ -22,20 +21,20 @@ TIMES = 9
 STEP = 0.01
 
 AT_ONCE = 100
-"""Draws whose limits are computed at a time."""
+"""Layers whose limits are computed at a time."""
 
 
 def predict(
-    parameters: Mapping[str, Float[Array | np.ndarray, " draws"]],
+    layers: Float[np.ndarray, "draws *networks coordinates"],
     data: xr.Dataset,
     *,
-    architecture: Architecture,
+    architecture: AbstractArchitecture,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
     """Replicate the observed networks from their first observed covariances, one replicate for each draw.
 
     Arguments:
-        parameters: draws of the architecture's parameters.
+        layers: draws of the coordinates of the layer, or of each network's.
         data: the observed networks.
         architecture: the kind of layer.
         key: where the randomness comes from.
@@ -44,18 +43,20 @@ def predict(
         What would be observed: `covariance` over draw, network, layer, token_a, token_b at up to `TIMES` of the layers
         that were. Paths that explode are NaN from then on; the attribute `exploded` is their share.
     """
-    layers = data["layer"].values
-    kept = np.unique(np.linspace(0, len(layers) - 1, min(TIMES, len(layers))).round().astype(int))
+    numbers = data["layer"].values
+    kept = np.unique(np.linspace(0, len(numbers) - 1, min(TIMES, len(numbers))).round().astype(int))
     dtype, widths = jnp.result_type(float), data["width"].values
     X0 = factor_on_host(np.asarray(data["covariance"].values[:, 0], dtype))
-    draws = len(next(iter(parameters.values())))
-    limit = _limits({name: parameters[name] for name in architecture.parameters}, architecture)
-    replicate = np.empty((draws, len(X0), len(kept), *X0.shape[1:]), np.float32)
+    draws, networks = len(layers), len(X0)
+    limits = _limits(np.asarray(layers, dtype).reshape(-1, layers.shape[-1]), architecture)
+    # One of each draw, or of each draw and network.
+    limits = jax.tree.map(lambda c: np.broadcast_to(c.reshape(draws, -1), (draws, networks)), limits)
+    replicate = np.empty((draws, networks, len(kept), *X0.shape[1:]), np.float32)
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)
-        grid = step_grid((layers[kept] - layers[0]) / width, STEP)
+        grid = step_grid((numbers[kept] - numbers[0]) / width, STEP)
         # Path by path: each draw with each network.
-        each = jax.tree.map(lambda c, same=same: np.repeat(c, len(same)), limit)
+        each = jax.tree.map(lambda c, same=same: c[:, same].reshape(-1), limits)
         starts = np.tile(X0[same], (draws, 1, 1))
         V, stopped = solve_in_blocks(each, starts, grid, paths=len(starts), key=jr.fold_in(key, np.uint32(width)))
         V = fill_after(stopped, V, grid.saved, np.nan)
@@ -65,23 +66,21 @@ def predict(
         replicate[:, :, -1] = _sample_covariances(replicate[:, :, -1], outputs_of(data), keys)
     return xr.Dataset(
         {"covariance": (("draw", *DIMS), replicate)},
-        coords={"layer": layers[kept], "network": data["network"].values},
+        coords={"layer": numbers[kept], "network": data["network"].values},
         attrs={"exploded": float(np.isnan(replicate[:, :, -1, 0, 0]).mean())},
     )
 
 
-def _limits(parameters: Mapping[str, Float[Array | np.ndarray, " draws"]], architecture: Architecture) -> Limit:
-    """The limit at each draw."""
-    draws = len(next(iter(parameters.values())))
-    number = np.minimum(np.arange(-(-draws // AT_ONCE) * AT_ONCE), draws - 1).reshape(-1, AT_ONCE)
-    padded = [jax.tree.map(lambda x, some=some: np.asarray(x)[some], parameters) for some in number]
-    parts = [_limits_of_block(architecture, some) for some in padded]
-    return jax.tree.map(lambda *each: np.concatenate(each)[:draws], *parts)
+def _limits(u: Float[np.ndarray, "layers coordinates"], architecture: AbstractArchitecture) -> Limit:
+    """The limit at each of many coordinates."""
+    number = np.minimum(np.arange(-(-len(u) // AT_ONCE) * AT_ONCE), len(u) - 1).reshape(-1, AT_ONCE)
+    parts = [_limits_of_block(architecture, u[some]) for some in number]
+    return jax.tree.map(lambda *each: np.concatenate(each)[: len(u)], *parts)
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _limits_of_block(architecture: Architecture, parameters: dict[str, Array]) -> Limit:
-    return jax.vmap(lambda own: architecture.layer(**own).limit())(parameters)
+def _limits_of_block(architecture: AbstractArchitecture, u: Float[Array, "layers coordinates"]) -> Limit:
+    return jax.vmap(lambda own: architecture.layer_at(own).limit())(u)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -15,17 +15,19 @@ identity: a division holds wherever ℓ is not quadratic, too. What the law leav
 about a known vector, whose outer product is added to J.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Bool, Float
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._innovations import LawAt, innovations, law_at
 from sdeinfer.infer._range import logit_spread
-from sdeinfer.layers import ATTENTION_NEXT, AbstractLayer, Architecture
-from sdeinfer.likelihood import Adjustment, Path, PathStatistics, constrained
+from sdeinfer.layers import ATTENTION_NEXT, AbstractArchitecture, AbstractLayer, has_chain
+from sdeinfer.likelihood import Adjustment, Path
 from sdeinfer.networks import check_chain_width, sample_chains
 
 ENOUGH = 4096
@@ -46,31 +48,66 @@ NOTHING = 1e-3
 
 def sandwich(
     path: Path,
-    architecture: Architecture,
-    u: Float[Array | np.ndarray, " parameters"],
-    statistics: PathStatistics,
+    architecture: AbstractArchitecture,
+    u: Float[np.ndarray, "*networks coordinates"],
+    centre: Float[np.ndarray, "features p"],
     *,
+    free: Bool[np.ndarray, "*networks coordinates"] | None = None,
     times: float,
 ) -> Adjustment:
     """The adjustment of a likelihood.
 
+    Where each network has a layer of its own, φ and C are those of all networks together, and û is each network's.
+
     Arguments:
         path: a sample of the transitions.
         architecture: whose parameters are fitted.
-        u: the mode, unconstrained.
-        statistics: of all transitions; only the widths and the features' means are looked at.
+        u: coordinates of the layer at the mode, or of each network's.
+        centre: means of the features of the variance.
+        free: which coordinates vary with the model's sites; others are fixed. All where None.
         times: how many times as many transitions there are.
     """
-    layer = architecture.layer(**constrained(architecture.parameters, np.asarray(u)))
-    tau0 = float(getattr(layer, "tau0", jnp.inf))
-    law = law_at(architecture, u, widths=np.unique(path.width), centre=np.asarray(statistics.centre))
-    information, scatter, shift = (times * part for part in _score(path, law, tau0))
-    if len(path) < ENOUGH and (drawn := _one_layer(path, layer)) is not None:
-        scatter = _score(drawn, law, tau0)[1] * len(path) / ENOUGH
-    dispersion = _dispersion(information, scatter)
-    matrix = _matrix(information / dispersion, (scatter + np.outer(shift, shift)) / dispersion**2)
-    least_tau0 = _least_tau0(_logit_scale(path, slice(None))) if np.isfinite(tau0) else 0.0
-    return Adjustment(*jax.device_put([np.asarray(x, u.dtype) for x in (dispersion, least_tau0, u, matrix)]))
+    own = u.ndim > 1
+    parts = [(path.of_networks(np.array([number])), here) for number, here in enumerate(u)] if own else [(path, u)]
+    parts = [(part, here) for part, here in parts if len(part)]
+    totals = [np.zeros((u.shape[-1],) * 2), np.zeros((u.shape[-1],) * 2), np.zeros(u.shape[-1])]
+    laws = [law_at(architecture, here, widths=np.unique(part.width), centre=centre) for part, here in parts]
+    layers = [architecture.layer_at(here) for _, here in parts]
+    for (part, _), law, layer in zip(parts, laws, layers, strict=True):
+        for whole, found in zip(totals, _score(part, law, _coldest(layer)), strict=True):
+            whole += times * found
+    information, scatter, shift = totals
+    if len(path) < ENOUGH:
+        # As many exact transitions for each part as its share of all.
+        drawn = [
+            _one_layer(part, layer, max(1, ENOUGH * len(part) // len(path)))
+            for (part, _), layer in zip(parts, layers, strict=True)
+        ]
+        exact = [each for each in drawn if each is not None]
+        if len(exact) == len(parts):
+            scatter = np.zeros_like(information)
+            for each, (part, _), law, layer in zip(exact, parts, laws, layers, strict=True):
+                scatter += times * _score(each, law, _coldest(layer))[1] * len(part) / len(each)
+    varies = np.ones(u.shape[-1], bool) if free is None else free.reshape(-1, u.shape[-1]).any(axis=0)
+    matrix, dispersion = np.eye(u.shape[-1]), 1.0
+    if varies.any():
+        block = np.ix_(varies, varies)
+        dispersion = _dispersion(information[block], scatter[block])
+        scattered = scatter[block] + np.outer(shift[varies], shift[varies])
+        matrix[block] = _matrix(information[block] / dispersion, scattered / dispersion**2)
+    attends = np.isfinite(_coldest(layers[0]))
+    least_tau0 = _least_tau0(_logit_scale(path, slice(None))) if attends else 0.0
+    values = (dispersion, least_tau0, u, matrix)
+    if own:
+        axes = ((), (), (u.shape[-1],), matrix.shape)
+        values = tuple(np.broadcast_to(x, (len(u), *shape)) for x, shape in zip(values, axes, strict=True))
+    return Adjustment(*jax.device_put([np.asarray(x, jnp.result_type(float)) for x in values]))
+
+
+def _coldest(layer: AbstractLayer) -> float:
+    """The smallest softmax temperature τ0 of a layer; +∞ without attention."""
+    values = layer.parameters()
+    return min((float(values[name]) for name in layer.coordinates.temperatures), default=math.inf)
 
 
 def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
@@ -106,9 +143,11 @@ def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray,
     return information, squares - np.outer(sums, sums) / len(path), shift
 
 
-def _one_layer(path: Path, layer: AbstractLayer) -> Path | None:
-    """Transitions of exact networks from where those of a path start; None where those are too narrow for the chain."""
-    chosen = np.resize(np.arange(len(path)), ENOUGH)
+def _one_layer(path: Path, layer: AbstractLayer, count: int) -> Path | None:
+    """Transitions of exact networks from where those of a path start; None where the chain cannot sample them."""
+    if not has_chain(layer):
+        return None
+    chosen = np.resize(np.arange(len(path)), count)
     starts, widths = path.starts(chosen).astype(jnp.result_type(float)), path.width[path.network[chosen]]
     ends = np.empty_like(starts)
     for width in np.unique(widths):
@@ -119,8 +158,8 @@ def _one_layer(path: Path, layer: AbstractLayer) -> Path | None:
             return None
         key = jr.fold_in(jr.key(0), np.uint32(width))
         ends[mine] = sample_chains(layer, starts[mine], width=int(width), observed=1, key=key)[:, 1]
-    first = np.zeros(ENOUGH, int)
-    return Path(np.stack([starts, ends], axis=1), widths, np.arange(ENOUGH), first, gap=np.ones(1, int))
+    first = np.zeros(count, int)
+    return Path(np.stack([starts, ends], axis=1), widths, np.arange(count), first, gap=np.ones(1, int))
 
 
 def _dispersion(information: np.ndarray, scatter: np.ndarray) -> float:

@@ -2,11 +2,15 @@
 
 import datetime
 import importlib.metadata
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
-from sdeinfer.likelihood import USED, Program, used_of
+from sdeinfer.layers import AbstractArchitecture
+from sdeinfer.likelihood import USED, AbstractModel, Assumptions, LatentLayers, used_of
 
 
 def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
@@ -21,20 +25,43 @@ def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
     }
 
 
-def attributes_of(program: Program, data: xr.Dataset, *, largest_logit: float) -> dict[str, Any]:
+def layers_group(kind: AbstractArchitecture, layers: Float[np.ndarray, "networks coordinates"], data: xr.Dataset):
+    """The group `layers`: parameters of each network's layer at the posterior mean of its coordinates."""
+    values = kind.coordinates.constrained(np.asarray(layers, np.float64).T)
+    return xr.Dataset(
+        {name: ("network", value) for name, value in values.items()}, coords={"network": data["network"].values}
+    )
+
+
+def attributes_of(
+    model: AbstractModel,
+    data: xr.Dataset,
+    assumptions: Assumptions,
+    kind: AbstractArchitecture,
+    sampled: Sequence[str],
+    *,
+    largest_logit: float,
+) -> dict[str, Any]:
     """What the data say of themselves, the architecture, the model, its law and range, and the version.
 
     Arguments:
-        program: the model, with its options given.
+        model: the model.
         data: the observed networks, with the transitions that were used.
+        assumptions: of the fit.
+        kind: of layer.
+        sampled: names of the sampled sites that are one number each.
         largest_logit: bound on the spread of the logits, see `in_range`.
     """
-    options = dict(program.options)
+    fixed = {f"fixed_{name}": value for name, value in assumptions.fixed.items()}
+    coordinates = assumptions.architecture.coordinates.identified if assumptions.architecture else sampled
     return {
         **data.attrs,
-        **options["architecture"].attributes(),
-        "model": program.name,
-        "law": options["law"],
+        **kind.attributes(),
+        **fixed,
+        "model": model.name,
+        "identified": " ".join(name for name in coordinates if name in sampled),
+        "every_layer": float(not isinstance(model, LatentLayers)),
+        "law": assumptions.law,
         "largest_logit": largest_logit,
         "left_out": float(1 - used_of(data).mean()),
         "sdeinfer_version": importlib.metadata.version("sdeinfer"),

@@ -3,6 +3,7 @@
 from sdeinfer.layers._attention import ShapedAttention as ShapedAttention
 from sdeinfer.layers._base import AbstractLayer as AbstractLayer
 from sdeinfer.layers._base import check_parameters as check_parameters
+from sdeinfer.layers._base import has_chain as has_chain
 from sdeinfer.layers._base import limit_on_host as limit_on_host
 from sdeinfer.layers._feedforward import ResidualFeedForward as ResidualFeedForward
 from sdeinfer.layers._finite_width import ATTENTION_NEXT as ATTENTION_NEXT
@@ -18,10 +19,14 @@ from sdeinfer.layers._limit import causal_drift_vectors as causal_drift_vectors
 from sdeinfer.layers._mlp import ShapedMLP as ShapedMLP
 from sdeinfer.layers._names import ARCHITECTURES as ARCHITECTURES
 from sdeinfer.layers._names import SIZES as SIZES
+from sdeinfer.layers._names import AbstractArchitecture as AbstractArchitecture
 from sdeinfer.layers._names import Architecture as Architecture
+from sdeinfer.layers._names import LayerKind as LayerKind
 from sdeinfer.layers._names import architecture_in as architecture_in
 from sdeinfer.layers._names import architecture_named as architecture_named
 from sdeinfer.layers._names import architecture_of_layer as architecture_of_layer
+from sdeinfer.layers._names import example_of as example_of
+from sdeinfer.layers._names import kind_of as kind_of
 from sdeinfer.layers._relu import relu_alignment as relu_alignment
 from sdeinfer.layers._relu import relu_drift as relu_drift
 from sdeinfer.layers._relu import shaped_relu as shaped_relu

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Mapping
 
 import equinox as eqx
 import jax
@@ -12,11 +11,15 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import gram, is_concrete, matmul, reciprocal, total, transpose
-from sdeinfer.layers._base import AbstractLayer, gain_parameter, gamma_parameter, shortcut, tau0_parameter
+from sdeinfer.layers._base import AbstractLayer, shortcut
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._wishart import factor, residual_covariance, whole, wishart_draws, wishart_factor
+from sdeinfer.parameters import GAMMA, TAU0, Parameter
+
+GAMMA1 = Parameter("gamma1", "γ₁", "gain of the identity (Eq. 33)")
+GAMMA2 = Parameter("gamma2", "γ₂", "gain of the centring (Eq. 33)")
 
 
 class ShapedAttention(AbstractLayer):
@@ -43,14 +46,14 @@ class ShapedAttention(AbstractLayer):
         gamma2: gain γ₂ of the centring; 1, and no parameter, where None.
     """
 
-    gamma: Float[Array, ""] = eqx.field(converter=gamma_parameter)
-    tau0: Float[Array, ""] = eqx.field(converter=tau0_parameter)
+    gamma: Float[Array, ""] = GAMMA.field()
+    tau0: Float[Array, ""] = TAU0.field()
     key_width: int | None = eqx.field(default=None, static=True)
     heads: int = eqx.field(default=1, static=True)
     output_projection: bool = eqx.field(default=False, static=True)
     causal: bool = eqx.field(default=False, static=True)
-    gamma1: Float[Array, ""] | None = eqx.field(default=None, converter=gain_parameter("gamma1"))
-    gamma2: Float[Array, ""] | None = eqx.field(default=None, converter=gain_parameter("gamma2"))
+    gamma1: Float[Array, ""] | None = GAMMA1.field(default=None)
+    gamma2: Float[Array, ""] | None = GAMMA2.field(default=None)
 
     def __check_init__(self):
         check_heads(self.key_width, self.heads)
@@ -177,11 +180,6 @@ class ShapedAttention(AbstractLayer):
             ),
             variance_mixing=weights(attention_next=jnp.zeros_like(x)),
         )
-
-    def parameters(self) -> Mapping[str, Array]:
-        """γ and τ0, and the gains that there are."""
-        gains = {"gamma1": self.gamma1, "gamma2": self.gamma2}
-        return {"gamma": self.gamma, "tau0": self.tau0, **{name: x for name, x in gains.items() if x is not None}}
 
     def _untrained(self) -> "ShapedAttention":
         """The layer, with the gains that have no limit refused: traced ones when they are known."""

@@ -1,10 +1,11 @@
 """What every layer has: a finite form with weights, and the limit of its covariance."""
 
 import abc
+import dataclasses
 import functools
-import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Self
 
 import equinox as eqx
 import jax
@@ -18,25 +19,33 @@ from sdeinfer.covariance import is_concrete
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
+from sdeinfer.parameters import Coordinates, Parameter
 
 
 class AbstractLayer(eqx.Module):
-    """One layer of a shaped network: a Markov kernel on representations, and the SDE its covariance tends to."""
+    """One layer of a shaped network: a Markov kernel on representations, and the SDE its covariance tends to.
+
+    A layer of one's own is a subclass with `forward` and `limit`, whose parameters are fields made by
+    `Parameter.field`. With these it can be simulated, sampled with its weights, and fitted by the limit's law.
+    `finite_width` adds the law of one layer of finite width; `forward_covariance` samples networks without weights.
+    """
 
     @abc.abstractmethod
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Apply one layer with fresh N(0, 1) weights to the representations X of m tokens at width n."""
 
-    @property
     @abc.abstractmethod
-    def column_blocks(self) -> int:
-        """Into how many equal blocks the columns of X fall that the layer treats differently."""
+    def limit(self) -> Limit:
+        """Coefficients of the covariance SDE; one layer is dt = 1/n."""
 
-    @abc.abstractmethod
-    def check_width(self, width: int) -> None:
-        """Raise an InputError for a width that the layer cannot have."""
+    def finite_width(self, width: ArrayLike) -> FiniteWidth:
+        """Coefficients of the law of one layer of width n, to the next order in 1/n; n may be traced.
 
-    @abc.abstractmethod
+        Raises:
+            InputError: for a layer that does not define it.
+        """
+        raise InputError(f"law: {type(self).__name__} has no law of finite width; use law='limit'")
+
     def forward_covariance(
         self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
@@ -49,68 +58,53 @@ class AbstractLayer(eqx.Module):
                 columns in each.
             width: n, one that `check_width` has seen; it may be traced.
             keys: one for each network.
+
+        Raises:
+            InputError: for a layer that does not define it.
         """
+        raise InputError(f"method: {type(self).__name__} has no forward_covariance; use method='weights'")
 
-    @abc.abstractmethod
-    def limit(self) -> Limit:
-        """Coefficients of the covariance SDE; one layer is dt = 1/n."""
+    @property
+    def column_blocks(self) -> int:
+        """Number of equal blocks of columns of X that the layer treats differently: 1, or the number of heads."""
+        return 1
 
-    @abc.abstractmethod
-    def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """Coefficients of the law of one layer of width n, to the next order in 1/n; n may be traced."""
+    @property
+    def skewness(self) -> float:
+        """Skewness of V_ii after one layer of small γ, over its relative standard deviation.
 
-    @abc.abstractmethod
-    def parameters(self) -> Mapping[str, Array]:
-        """The scalars that the layer is made of, by their public names."""
+        It is 3/2 for λx + γw with w normal given x.
+        """
+        return 3 / 2
 
+    def check_width(self, width: int) -> None:
+        """Raise an InputError for a width that the layer cannot have."""
 
-def parameter(value: ArrayLike, name: str, *, above: float = -math.inf, most: float = math.inf) -> Array:
-    """Convert a parameter to a scalar array in JAX's default floating-point type, or refuse it.
+    def declared(self) -> dict[str, Parameter]:
+        """The layer's parameters by their public names; a field that is None is no parameter."""
+        return {
+            field.name: field.metadata["parameter"]
+            for field in dataclasses.fields(self)
+            if "parameter" in field.metadata and getattr(self, field.name) is not None
+        }
 
-    Traced values cannot be looked at and pass; `check_parameters` checks them where they are used.
+    def parameters(self) -> dict[str, Array]:
+        """Values of the layer's parameters by their public names."""
+        return {name: getattr(self, name) for name in self.declared()}
 
-    Arguments:
-        value: a real scalar.
-        name: what to call it in the error.
-        above: it must exceed this …
-        most: … and not exceed this.
+    def with_parameters(self, values: Mapping[str, ArrayLike]) -> Self:
+        """The same layer with other values of some of its parameters."""
+        return dataclasses.replace(self, **values)
 
-    Raises:
-        InputError: for a value that is not a finite scalar in that range.
-    """
-    array = jnp.asarray(value)
-    if array.ndim != 0 or not jnp.issubdtype(array.dtype, jnp.number) or jnp.iscomplexobj(array):
-        raise InputError(f"{name}: a real scalar is needed, got {value!r}")
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        array = array.astype(float)
-    if is_concrete(array) and not (math.isfinite(array) and above < float(array) <= most):
-        raise InputError(f"{name}: must be {_range(above, most)}, got {float(array):g}")
-    return array
-
-
-def gamma_parameter(value: ArrayLike) -> Array:
-    """γ in (0, 1]."""
-    return parameter(value, "gamma", above=0.0, most=1.0)
+    @property
+    def coordinates(self) -> Coordinates:
+        """The coordinates in which its parameters are sampled."""
+        return Coordinates(self.declared())
 
 
-def tau0_parameter(value: ArrayLike) -> Array:
-    """τ0 > 0."""
-    return parameter(value, "tau0", above=0.0)
-
-
-def gain_parameter(name: str) -> Callable[[ArrayLike | None], Array | None]:
-    """Converter of a gain of Eq. 33, finite, or None."""
-    return lambda value: None if value is None else parameter(value, name)
-
-
-def c_plus_parameter(value: ArrayLike) -> Array:
-    """c₊, finite."""
-    return parameter(value, "c_plus")
-
-
-def c_minus_parameter(value: ArrayLike) -> Array:
-    """c₋, finite."""
-    return parameter(value, "c_minus")
+def has_chain(layer: AbstractLayer) -> bool:
+    """Whether networks of the layer can be sampled without weights."""
+    return type(layer).forward_covariance is not AbstractLayer.forward_covariance
 
 
 def check_parameters[T: AbstractLayer](layer: T) -> T:
@@ -119,24 +113,14 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
     Raises:
         InputError: for known parameters out of range.
     """
-    parameters = layer.parameters()
-    message = f"{', '.join(parameters)}: a parameter is out of range (0 < γ ≤ 1, τ0 > 0)"
-    if all(map(is_concrete, parameters.values())):
-        if any(np.asarray(_is_faulty(name, np.asarray(value))) for name, value in parameters.items()):
+    declared, values = layer.declared(), layer.parameters()
+    message = f"{', '.join(values)}: a parameter is out of range (0 < γ ≤ 1, τ0 > 0)"
+    if all(map(is_concrete, values.values())):
+        if any(np.asarray(declared[name].is_faulty(np.asarray(value))).any() for name, value in values.items()):
             raise InputError(message)
         return layer
-    faulty = functools.reduce(operator.or_, (_is_faulty(name, value) for name, value in parameters.items()))
-    return eqx.error_if(layer, faulty, message)
-
-
-def _is_faulty(name: str, value: Array | np.ndarray) -> Array | np.ndarray:
-    # NaN compares as false.
-    match name.rpartition(".")[2]:
-        case "gamma":
-            return ~((value > 0) & (value <= 1))
-        case "tau0":
-            return ~((value > 0) & (value < math.inf))
-    return ~(abs(value) < math.inf)
+    faulty = [jnp.any(declared[name].is_faulty(jnp.asarray(value))) for name, value in values.items()]
+    return eqx.error_if(layer, functools.reduce(operator.or_, faulty), message)
 
 
 def limit_on_host(layer: AbstractLayer) -> Limit:
@@ -154,9 +138,3 @@ def _limit(layer: AbstractLayer) -> Limit:
 def shortcut(gamma: Float[Array, ""]) -> Float[Array, ""]:
     """λ = √(1 − γ²), the strength of the shortcut."""
     return jnp.sqrt((1 - gamma) * (1 + gamma))
-
-
-def _range(above: float, most: float) -> str:
-    if math.isinf(above):
-        return "finite"
-    return f"greater than {above:g} and finite" if math.isinf(most) else f"in ({above:g}, {most:g}]"

@@ -1,7 +1,6 @@
 """The residual feed-forward layer, Eq. 4 and Theorem 3.2."""
 
 import math
-from collections.abc import Mapping
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,18 +9,13 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import matmul, reciprocal
-from sdeinfer.layers._base import (
-    AbstractLayer,
-    c_minus_parameter,
-    c_plus_parameter,
-    gamma_parameter,
-    shortcut,
-)
+from sdeinfer.layers._base import AbstractLayer, shortcut
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._relu import relu_kink, shaped_relu
 from sdeinfer.layers._wishart import column_sum, factor, residual_covariance, whole, wishart_draws, wishart_factor
+from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA
 
 
 class ResidualFeedForward(AbstractLayer):
@@ -36,9 +30,9 @@ class ResidualFeedForward(AbstractLayer):
         expansion: r, the hidden width divided by n; r n must be a whole number.
     """
 
-    gamma: Float[Array, ""] = eqx.field(converter=gamma_parameter)
-    c_plus: Float[Array, ""] = eqx.field(converter=c_plus_parameter)
-    c_minus: Float[Array, ""] = eqx.field(converter=c_minus_parameter)
+    gamma: Float[Array, ""] = GAMMA.field()
+    c_plus: Float[Array, ""] = C_PLUS.field()
+    c_minus: Float[Array, ""] = C_MINUS.field()
     expansion: float = eqx.field(default=1, static=True)
 
     def __check_init__(self):
@@ -55,9 +49,9 @@ class ResidualFeedForward(AbstractLayer):
         return shortcut(self.gamma) * X + self.gamma * (hidden @ W_post / math.sqrt(units))
 
     @property
-    def column_blocks(self) -> int:
-        """One."""
-        return 1
+    def skewness(self) -> float:
+        """The random branch is itself a sample, of r n hidden units."""
+        return 3 / 2 * (1 + 1 / self.expansion)
 
     def check_width(self, width: int) -> None:
         """Refuse a width of which the hidden width r n is not whole."""
@@ -112,10 +106,6 @@ class ResidualFeedForward(AbstractLayer):
             relu_growth_square=16 * (q * variance) ** 2,
             relu_hidden_square=(q * variance) ** 2 * ratio,
         )
-
-    def parameters(self) -> Mapping[str, Array]:
-        """γ, c₊ and c₋."""
-        return {"gamma": self.gamma, "c_plus": self.c_plus, "c_minus": self.c_minus}
 
 
 def check_expansion(expansion: float) -> None:

@@ -1,20 +1,19 @@
 """The shaped MLP, Eq. 19 and 20."""
 
 import math
-from collections.abc import Mapping
 
-import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer.covariance import gram, matmul
-from sdeinfer.layers._base import AbstractLayer, c_minus_parameter, c_plus_parameter
+from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._relu import relu_kink, shaped_relu
 from sdeinfer.layers._wishart import column_sum, factor, whole, wishart_draws, wishart_factor, with_gram
+from sdeinfer.parameters import C_MINUS, C_PLUS
 
 
 class ShapedMLP(AbstractLayer):
@@ -25,8 +24,8 @@ class ShapedMLP(AbstractLayer):
         c_minus: c₋ of the slope 1 + c₋/√n.
     """
 
-    c_plus: Float[Array, ""] = eqx.field(converter=c_plus_parameter)
-    c_minus: Float[Array, ""] = eqx.field(converter=c_minus_parameter)
+    c_plus: Float[Array, ""] = C_PLUS.field()
+    c_minus: Float[Array, ""] = C_MINUS.field()
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Eq. 19."""
@@ -35,12 +34,9 @@ class ShapedMLP(AbstractLayer):
         return shaped_relu(X, self.c_plus, self.c_minus, width) @ W / math.sqrt(width)
 
     @property
-    def column_blocks(self) -> int:
-        """One."""
-        return 1
-
-    def check_width(self, width: int) -> None:
-        """Every width will do."""
+    def skewness(self) -> float:
+        """The layer is nothing but a sample of n units."""
+        return 2.0
 
     def forward_covariance(
         self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
@@ -70,7 +66,3 @@ class ShapedMLP(AbstractLayer):
         return FiniteWidth.without_attention(
             4 * jnp.asarray(width) * q, relu_growth=4 * q, relu_tokens=q, relu_growth_square=16 * q**2
         )
-
-    def parameters(self) -> Mapping[str, Array]:
-        """c₊ and c₋."""
-        return {"c_plus": self.c_plus, "c_minus": self.c_minus}

@@ -1,11 +1,15 @@
-"""The names by which files and the command line know the architectures, and their sizes beside the width."""
+"""Kinds of layers: the named architectures of files and of the command line, and the kind of any other layer."""
 
+import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from jaxtyping import ArrayLike
+import jax
+import numpy as np
+from jaxtyping import ArrayLike, Float
 
 from sdeinfer._files import InputError
 from sdeinfer.layers._attention import ShapedAttention
@@ -13,6 +17,7 @@ from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._feedforward import ResidualFeedForward
 from sdeinfer.layers._mlp import ShapedMLP
 from sdeinfer.layers._stack import ShapedTransformer
+from sdeinfer.parameters import Coordinates
 
 ARCHITECTURES: dict[str, type[AbstractLayer]] = {
     "transformer": ShapedTransformer,
@@ -25,9 +30,94 @@ SIZES = ("heads", "output_projection", "expansion", "causal")
 """What a layer's limit depends on beside its parameters; an architecture has some of them."""
 
 
+class AbstractArchitecture(abc.ABC):
+    """A kind of layer whose parameters are not known; hashable, and equal where the kinds are.
+
+    Attributes:
+        name: what files and messages call it.
+    """
+
+    name: str
+
+    @functools.cached_property
+    @abc.abstractmethod
+    def template(self) -> AbstractLayer:
+        """A layer of this kind, with any values of its parameters."""
+
+    @abc.abstractmethod
+    def attributes(self) -> dict[str, Any]:
+        """What files say of it."""
+
+    def layer(self, **parameters: ArrayLike) -> AbstractLayer:
+        """The layer with given parameters; those that the architecture does not have are not used."""
+        return self.template.with_parameters({name: parameters[name] for name in self.parameters})
+
+    def layer_at(self, u: Float[Any, " coordinates"]) -> AbstractLayer:
+        """The layer at real coordinates, see `Coordinates.constrained`."""
+        return self.layer(**self.coordinates.constrained(u))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of its parameters."""
+        return tuple(self.coordinates.declared)
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The coordinates in which its parameters are sampled."""
+        return self.template.coordinates
+
+    @property
+    def causal(self) -> bool:
+        """Whether its attention has a causal mask."""
+        return jax.eval_shape(lambda layer: layer.limit(), self.template).causal
+
+
+EXAMPLE = {"gamma": 0.5, "tau0": 1.0, "c_plus": 0.5, "c_minus": -0.5}
+"""Parameters of the template of a named architecture."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Architecture:
-    """A kind of layer whose parameters are not known.
+class LayerKind(AbstractArchitecture):
+    """The kind of any layer, such as a `Stack` or a user's.
+
+    Attributes:
+        structure: of the layer as a pytree, whose leaves are its parameters.
+        name: of its type.
+    """
+
+    structure: Any
+    name: str
+
+    @classmethod
+    def of(cls, layer: AbstractLayer) -> "LayerKind":
+        """The kind of a layer.
+
+        Raises:
+            InputError: for a layer with arrays that are not declared as parameters.
+        """
+        leaves, structure = jax.tree.flatten(layer)
+        if len(leaves) != len(layer.declared()):
+            raise InputError(
+                f"architecture: {type(layer).__name__} has {len(leaves)} arrays, of which {len(layer.declared())} are "
+                "parameters; make each a field by `Parameter.field`, or static"
+            )
+        return cls(structure, type(layer).__name__)
+
+    @functools.cached_property
+    def template(self) -> AbstractLayer:
+        """A layer of this kind, with parameters in the middle of their ranges."""
+        blank = jax.tree.unflatten(self.structure, range(self.structure.num_leaves))
+        coordinates = blank.coordinates
+        return blank.with_parameters(coordinates.constrained(np.zeros(len(coordinates))))
+
+    def attributes(self) -> dict[str, Any]:
+        """What files say of it: the name of its type."""
+        return {"architecture": self.name}
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture(AbstractArchitecture):
+    """A named kind of layer.
 
     Attributes:
         name: "transformer", "attention", "feedforward" or "mlp".
@@ -41,7 +131,7 @@ class Architecture:
     heads: int = 1
     output_projection: bool = False
     expansion: float = 1
-    causal: bool = False
+    causal: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __post_init__(self):
         architecture_named(self.name)
@@ -52,32 +142,17 @@ class Architecture:
         if self.causal and "causal" not in self.sizes:
             raise InputError(f"causal: {self.name} has no attention to be masked")
 
-    def layer(self, **parameters: ArrayLike) -> AbstractLayer:
-        """The layer with given parameters; those that the architecture does not have are not used."""
-        own = {name: value for name, value in parameters.items() if name in self.parameters}
-        return ARCHITECTURES[self.name](**own, **{name: getattr(self, name) for name in self.sizes})
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of its parameters."""
-        fields = ARCHITECTURES[self.name].__dataclass_fields__
-        return tuple(name for name in ("gamma", "tau0", "c_plus", "c_minus") if name in fields)
+    @functools.cached_property
+    def template(self) -> AbstractLayer:
+        """A layer of this kind."""
+        kind = ARCHITECTURES[self.name]
+        own = {name: value for name, value in EXAMPLE.items() if name in kind.__dataclass_fields__}
+        return kind(**own, **{name: getattr(self, name) for name in self.sizes})
 
     @property
     def sizes(self) -> tuple[str, ...]:
         """The names of its sizes, of those in `SIZES`."""
         return tuple(name for name in SIZES if name in ARCHITECTURES[self.name].__dataclass_fields__)
-
-    @property
-    def skewness(self) -> float:
-        """C, where a layer of small γ makes V_ii skewed by c times its relative standard deviation.
-
-        Of λx + γ w with w normal given x it is 3/2; the random branch of a feed-forward layer is itself a sample of
-        r n hidden units, and an MLP's layer nothing but a sample. Two factors of like variance have (c₁ + c₂ + 6)/4.
-        """
-        attention, feedforward = 3 / 2, 3 / 2 * (1 + 1 / self.expansion)
-        by_name = {"attention": attention, "feedforward": feedforward, "mlp": 2.0}
-        return by_name.get(self.name, (attention + feedforward + 6) / 4)
 
     def attributes(self) -> dict[str, Any]:
         """What files say of it: its name, and its sizes where they are not 1."""
@@ -106,8 +181,34 @@ def architecture_in(attributes: Mapping[Hashable, Any]) -> Architecture | None:
     return Architecture(str(name), int(heads), projection, expansion, causal)
 
 
+def example_of(kind: type[AbstractLayer]) -> AbstractLayer:
+    """A layer of a type, with its sizes as they are by default.
+
+    Raises:
+        InputError: for a type that needs more than its parameters.
+    """
+    declared = {
+        field.name: field.metadata["parameter"]
+        for field in dataclasses.fields(kind)
+        if "parameter" in field.metadata and field.default is dataclasses.MISSING
+    }
+    coordinates = Coordinates(declared)
+    try:
+        return kind(**coordinates.constrained(np.zeros(len(coordinates))))
+    except TypeError as error:
+        raise InputError(f"architecture: give a layer, not its type: {error}") from error
+
+
+def kind_of(layer: AbstractLayer) -> AbstractArchitecture:
+    """The named architecture of a layer, or else its `LayerKind`."""
+    return architecture_of_layer(layer) or LayerKind.of(layer)
+
+
 def architecture_of_layer(layer: AbstractLayer) -> Architecture | None:
-    """The architecture of a layer, None where it has no name, or parameters beside those of its architecture."""
+    """The named architecture of a layer.
+
+    None where it has no name, or has parameters or sizes beside those of its architecture.
+    """
     name = next((name for name, kind in ARCHITECTURES.items() if type(layer) is kind), None)
     if name is None or set(layer.parameters()) != set(Architecture(name).parameters):
         return None

@@ -1,9 +1,11 @@
 """Layers on layers: the coefficients of their limits add (Eq. 11, Corollary 4.3)."""
 
+import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Self
 
 import equinox as eqx
 import jax.random as jr
@@ -11,18 +13,13 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.layers._attention import ShapedAttention, check_heads
-from sdeinfer.layers._base import (
-    AbstractLayer,
-    c_minus_parameter,
-    c_plus_parameter,
-    gamma_parameter,
-    tau0_parameter,
-)
+from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._feedforward import ResidualFeedForward, check_expansion
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._mlp import ShapedMLP
+from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA, TAU0, Parameter
 
 
 class Stack(AbstractLayer):
@@ -85,12 +82,41 @@ class Stack(AbstractLayer):
                 return attention.finite_width(width).then(feedforward.finite_width(width), width)
         raise InputError("law: at finite width, stacks of attention and one other layer only; others have a limit")
 
-    def parameters(self) -> Mapping[str, Array]:
-        """Every layer's parameters, numbered as in layer_0.gamma."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the layers, by which their parameters are told apart: attention, feedforward or mlp_2."""
+        kinds = [PART_NAMES.get(type(layer), type(layer).__name__.lower()) for layer in self.layers]
+        earlier = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
+        return tuple(f"{kind}_{count + 1}" if count else kind for kind, count in zip(kinds, earlier, strict=True))
+
+    @property
+    def skewness(self) -> float:
+        """The layers' own, as a product of independent factors of like variance has it."""
+        count = len(self.layers)
+        return (sum(layer.skewness for layer in self.layers) + 3 * count * (count - 1)) / count**2
+
+    def declared(self) -> dict[str, Parameter]:
+        """Every layer's parameters, named as in attention.gamma and feedforward.gamma."""
+        return self._of_each(lambda layer: layer.declared())
+
+    def parameters(self) -> dict[str, Array]:
+        """Every layer's values, by the names of `declared`."""
+        return self._of_each(lambda layer: layer.parameters())
+
+    def with_parameters(self, values: Mapping[str, ArrayLike]) -> Self:
+        """The same layers with other values of some of their parameters."""
+        own = [
+            {name.removeprefix(f"{part}."): value for name, value in values.items() if name.startswith(f"{part}.")}
+            for part in self.names
+        ]
+        changed = (layer.with_parameters(new) for layer, new in zip(self.layers, own, strict=True))
+        return dataclasses.replace(self, layers=tuple(changed))
+
+    def _of_each[T](self, mapping: Callable[[AbstractLayer], Mapping[str, T]]) -> dict[str, T]:
         return {
-            f"layer_{i}.{name}": value
-            for i, layer in enumerate(self.layers)
-            for name, value in layer.parameters().items()
+            f"{part}.{name}": value
+            for part, layer in zip(self.names, self.layers, strict=True)
+            for name, value in mapping(layer).items()
         }
 
 
@@ -109,10 +135,10 @@ class ShapedTransformer(AbstractLayer):
         causal: whether a token attends to itself and those before it only.
     """
 
-    gamma: Float[Array, ""] = eqx.field(converter=gamma_parameter)
-    tau0: Float[Array, ""] = eqx.field(converter=tau0_parameter)
-    c_plus: Float[Array, ""] = eqx.field(converter=c_plus_parameter)
-    c_minus: Float[Array, ""] = eqx.field(converter=c_minus_parameter)
+    gamma: Float[Array, ""] = GAMMA.field()
+    tau0: Float[Array, ""] = TAU0.field()
+    c_plus: Float[Array, ""] = C_PLUS.field()
+    c_minus: Float[Array, ""] = C_MINUS.field()
     key_width: int | None = eqx.field(default=None, static=True)
     heads: int = eqx.field(default=1, static=True)
     output_projection: bool = eqx.field(default=False, static=True)
@@ -166,9 +192,19 @@ class ShapedTransformer(AbstractLayer):
         """Attention's law, then that of the feed-forward layer."""
         return self.stack.finite_width(width)
 
-    def parameters(self) -> Mapping[str, Array]:
-        """γ, τ0, c₊ and c₋."""
-        return {"gamma": self.gamma, "tau0": self.tau0, "c_plus": self.c_plus, "c_minus": self.c_minus}
+    @property
+    def skewness(self) -> float:
+        """That of its two layers."""
+        return self.stack.skewness
+
+
+PART_NAMES: dict[type[AbstractLayer], str] = {
+    ShapedTransformer: "transformer",
+    ShapedAttention: "attention",
+    ResidualFeedForward: "feedforward",
+    ShapedMLP: "mlp",
+}
+"""What a layer is called in a `Stack`; other types go by their own name."""
 
 
 def _masks(layer: AbstractLayer) -> set[bool]:

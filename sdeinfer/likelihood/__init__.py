@@ -4,14 +4,15 @@
 import numpyro as numpyro
 
 from sdeinfer.likelihood._adjustment import Adjustment as Adjustment
-from sdeinfer.likelihood._adjustment import constrained as constrained
 from sdeinfer.likelihood._adjustment import no_adjustment as no_adjustment
-from sdeinfer.likelihood._adjustment import unconstrained as unconstrained
+from sdeinfer.likelihood._assumptions import Assumptions as Assumptions
+from sdeinfer.likelihood._assumptions import checked_priors as checked_priors
 from sdeinfer.likelihood._bridge import Span as Span
 from sdeinfer.likelihood._bridge import bridge as bridge
 from sdeinfer.likelihood._bridges import Bridged as Bridged
 from sdeinfer.likelihood._bridges import Bridges as Bridges
 from sdeinfer.likelihood._bridges import bridges_of as bridges_of
+from sdeinfer.likelihood._full_path import CovariancePath as CovariancePath
 from sdeinfer.likelihood._full_path import FullPath as FullPath
 from sdeinfer.likelihood._groups import Estimates as Estimates
 from sdeinfer.likelihood._groups import GroupedStatistics as GroupedStatistics
@@ -19,10 +20,15 @@ from sdeinfer.likelihood._groups import grouped_statistics as grouped_statistics
 from sdeinfer.likelihood._layer_step import LayerLaw as LayerLaw
 from sdeinfer.likelihood._layer_step import LayerStep as LayerStep
 from sdeinfer.likelihood._layer_step import layer_step as layer_step
+from sdeinfer.likelihood._model import AbstractModel as AbstractModel
+from sdeinfer.likelihood._model import EveryLayer as EveryLayer
+from sdeinfer.likelihood._model import Groups as Groups
+from sdeinfer.likelihood._model import LatentLayers as LatentLayers
+from sdeinfer.likelihood._model import as_model as as_model
+from sdeinfer.likelihood._model import layer_in as layer_in
+from sdeinfer.likelihood._model import layer_of as layer_of
 from sdeinfer.likelihood._moments import Moments as Moments
 from sdeinfer.likelihood._moments import moments_of as moments_of
-from sdeinfer.likelihood._program import Program as Program
-from sdeinfer.likelihood._program import observing as observing
 from sdeinfer.likelihood._statistics import Layout as Layout
 from sdeinfer.likelihood._statistics import PathStatistics as PathStatistics
 from sdeinfer.likelihood._statistics import blank_statistics as blank_statistics

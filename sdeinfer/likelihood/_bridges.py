@@ -12,6 +12,7 @@ from numpyro.distributions import Distribution, constraints
 
 from sdeinfer.covariance import square_of
 from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit
+from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._bridge import Span, bridge, innovations_needed
 from sdeinfer.likelihood._layer_step import LayerLaw, power_of
 from sdeinfer.likelihood._moments import moments_of
@@ -37,6 +38,7 @@ class Bridges(eqx.Module):
         networks: how many networks.
         latent: how many layers are latent, of the bridges that have most.
         outputs: q; 0 where covariances were observed.
+        assumptions: of the fit.
     """
 
     start: Float[Array, "bridges m m"]
@@ -51,6 +53,7 @@ class Bridges(eqx.Module):
     networks: int = eqx.field(static=True)
     latent: int = eqx.field(static=True)
     outputs: int = eqx.field(static=True, default=0)
+    assumptions: Assumptions = eqx.field(static=True, default=NOTHING_ASSUMED)
 
     @property
     def innovations(self) -> tuple[int, int]:
@@ -65,12 +68,13 @@ class Bridges(eqx.Module):
         return jnp.zeros(self.networks, of_bridges.dtype).at[self.network].add(of_bridges)
 
 
-def bridges_of(path: Path, *, outputs: int = 0) -> Bridges:
+def bridges_of(path: Path, *, outputs: int = 0, assumptions: Assumptions = NOTHING_ASSUMED) -> Bridges:
     """Make bridges of the transitions of a path.
 
     Arguments:
         path: from each observed layer to the next.
         outputs: q, if the ends are X Xᵀ/q of q outputs.
+        assumptions: of the fit.
     """
     layers, whole = path.gap[path.layer], slice(None)
     more_drift, features = path.next_order()
@@ -91,6 +95,7 @@ def bridges_of(path: Path, *, outputs: int = 0) -> Bridges:
         networks=len(path.width),
         latent=innovations_needed(int(layers.max()), outputs),
         outputs=outputs,
+        assumptions=assumptions,
     )
 
 

@@ -1,19 +1,24 @@
 """The law of networks of which every layer is observed."""
 
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpyro.distributions import Distribution, constraints
 
+from sdeinfer._files import InputError
 from sdeinfer.covariance import reciprocal
-from sdeinfer.layers import FiniteWidth, Limit
+from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
+from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.likelihood._moments import Moments, bounded, moments_of
 from sdeinfer.likelihood._statistics import LIMIT_ROWS, QUADRATIC, ROW_GROUPS, PathStatistics
+from sdeinfer.networks import covariance_chain
 
 LARGEST_CHANGE = 0.75
 """Bound on the part of a variance that is expanded to first order; below half of it, the bound changes nothing."""
@@ -45,11 +50,6 @@ class FullPath(Distribution):
     def __init__(self, law: Limit | FiniteWidth, path: PathStatistics, *, validate_args: bool | None = None):
         if isinstance(law, Limit) and path.adjustment is not None:
             raise ValueError("path: these statistics were made for a law of finite width, not for the limit")
-        mask = (law if isinstance(law, Limit) else law.limit).causal
-        if mask != path.causal:
-            raise ValueError(
-                f"path: these statistics were made for attention {'with' if path.causal else 'without'} mask"
-            )
         self.law = law
         self.path = path
         super().__init__((path.networks,), path.weights.shape[1:], validate_args=validate_args)
@@ -58,6 +58,11 @@ class FullPath(Distribution):
         """Log density of each network; `value` holds `PathStatistics.weights`."""
         del intermediates
         path, law, weights = self.path, self.law, jnp.asarray(value)
+        mask = (law if isinstance(law, Limit) else law.limit).causal
+        if mask != path.causal:
+            raise ValueError(
+                f"path: these statistics were made for attention {'with' if path.causal else 'without'} mask"
+            )
         few = path.networks == len(path.widths)
         if isinstance(law, Limit):
             weights = weights[:, :LIMIT_ROWS]
@@ -74,6 +79,79 @@ class FullPath(Distribution):
             twice = _by_width(weights, jax.vmap(finite_width_kernel, (0, 0, None))(moments, path.reference, path), path)
         dispersion = jnp.ones(()) if path.adjustment is None else path.adjustment.dispersion
         return path.constant - twice / (2 * jnp.broadcast_to(dispersion, path.widths.shape)[path.width])
+
+
+class CovariancePath(FullPath):
+    """Law of observed covariance paths of networks of a layer, given their initial covariance.
+
+    The law is the one that the path's assumptions name: of one layer of each network's own width to the next order in
+    1/n, or the limit's. The layer's parameters are adjusted as the path says (`Adjustment`).
+
+    Attributes:
+        layer: the layer, with scalar parameters; or with one value for each network, of some or all of them.
+    """
+
+    pytree_data_fields = ("law", "path", "layer")
+
+    def __init__(self, layer: AbstractLayer, path: PathStatistics, *, validate_args: bool | None = None):
+        self.layer = layer
+        leaves = jax.tree.leaves(layer)
+        if any(jnp.ndim(leaf) for leaf in leaves):
+            for name, value in layer.parameters().items():
+                if jnp.shape(value) not in ((), (path.networks,)):
+                    raise InputError(
+                        f"{name}: one value, or one for each of {path.networks} networks, is needed; got the shape "
+                        f"{jnp.shape(value)}"
+                    )
+            path = path.by_network()
+            layer = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (path.networks,)), layer)
+        law = _law_of(layer, path)
+        super().__init__(law, path, validate_args=validate_args)
+
+    def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """Sample networks from their first covariances by the chain, the exact law of finite networks.
+
+        Returns:
+            Covariances of every layer, shape (*sample_shape, networks, 1 + depth, m, m).
+
+        Raises:
+            InputError: for a path without initial covariances, and for a layer without `forward_covariance`.
+        """
+        path = self.path
+        if path.initial is None:
+            raise InputError("path: networks are sampled from the data of si.prepare, not from pooled statistics")
+        assert key is not None
+        layer = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (path.networks,)), self.layer)
+        widths = path.widths[path.width]
+        if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
+            key = jr.wrap_key_data(key)
+
+        def network(layer, V0, width, number, key):
+            keys = NetworkKeys.numbered(key, number[None])
+            return covariance_chain(layer, V0[None], width=width.astype(int), layers=path.depth, keys=keys)[0]
+
+        def draw(key):
+            numbers = jnp.arange(path.networks, dtype=jnp.uint32)
+            return jax.vmap(network, (0, 0, 0, 0, None))(layer, path.initial, widths, numbers, key)
+
+        if not sample_shape:
+            return draw(key)
+        drawn = jax.lax.map(draw, jr.split(key, math.prod(sample_shape)))
+        return drawn.reshape(*sample_shape, *drawn.shape[1:])
+
+
+def _law_of(layer: AbstractLayer, path: PathStatistics) -> Limit | FiniteWidth:
+    """The law of a layer, with a leading axis where the layer, the widths or the adjustments have one."""
+    own = any(jnp.ndim(leaf) for leaf in jax.tree.leaves(layer))
+    if path.assumptions.law == "limit":
+        return jax.vmap(lambda layer: layer.limit())(layer) if own else layer.limit()
+    adjustment = path.adjustment
+    if adjustment is not None and adjustment.centre.ndim > 1:
+        layer = jax.vmap(lambda adjustment, layer: adjustment(layer), (0, 0 if own else None))(adjustment, layer)
+        own = True
+    elif adjustment is not None:
+        layer = jax.vmap(adjustment)(layer) if own else adjustment(layer)
+    return jax.vmap(lambda layer, width: layer.finite_width(width), (0 if own else None, 0))(layer, path.widths)
 
 
 def limit_kernel(law: Limit, path: PathStatistics) -> Float[Array, "rows p nodes"]:

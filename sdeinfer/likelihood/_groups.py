@@ -1,6 +1,7 @@
 """The data of full paths of networks in groups, each of which has parameters of its own."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -10,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer.likelihood._adjustment import Adjustment
+from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._moments import no_moments
 from sdeinfer.likelihood._statistics import Layout, PathStatistics, path_layout, path_statistics
 from sdeinfer.likelihood._transitions import observed_path
@@ -17,7 +19,7 @@ from sdeinfer.observation import groups_of
 
 
 class Estimates(eqx.Module):
-    """What the data of each group alone say of its parameters, in the coordinates of `unconstrained`.
+    """What the data of each group alone say of its parameters, in the coordinates of `Coordinates.unconstrained`.
 
     They change no density: a sampler's coordinates are laid by them.
 
@@ -46,9 +48,19 @@ class GroupedStatistics(eqx.Module):
     estimates: Estimates | None = None
 
     @property
+    def assumptions(self) -> Assumptions:
+        """Of the fit."""
+        return self.path.assumptions
+
+    @property
     def adjustment(self) -> Adjustment | None:
         """Of each kind's parameters before they enter the likelihood; none where None."""
         return self.path.adjustment
+
+    @property
+    def group_of_network(self) -> Int[Array, " networks"]:
+        """The group of each network of the path."""
+        return self.group[self.path.width]
 
     def pooled(self) -> "GroupedStatistics":
         """All networks of one group and width taken together as one."""
@@ -60,16 +72,20 @@ class GroupedStatistics(eqx.Module):
             yield eqx.tree_at(lambda grouped: grouped.path, self, path), count
 
 
-def grouped_statistics(data: xr.Dataset, reduced: Callable[..., PathStatistics] = path_statistics) -> GroupedStatistics:
+def grouped_statistics(
+    data: xr.Dataset, assumptions: Assumptions, reduced: Callable[..., PathStatistics] | None = None
+) -> GroupedStatistics:
     """Reduce the networks of each group to their sufficient statistics, all with the same nodes.
 
     Arguments:
         data: observed networks with the coordinate `group`, see `groups_of`.
-        reduced: from a group's transitions and a layout to its statistics.
+        assumptions: of the fit.
+        reduced: from a group's transitions and a layout to its statistics; `path_statistics` where None.
 
     Raises:
         InputError: for data that are not valid, that have fewer than two groups, or a group without transitions.
     """
+    reduced = partial(path_statistics, assumptions=assumptions) if reduced is None else reduced
     groups, path = groups_of(data), observed_path(data)
     layout, parts = path_layout(path), []
     for number, label in enumerate(groups.labels):
@@ -111,8 +127,10 @@ def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.nda
         ],
         reference=jax.tree.map(lambda *each: np.concatenate(each), *[part.reference for part in parts]),
         adjustment=_each_as_often(adjustments, kinds) if adjustments else None,
+        initial=np.concatenate([np.asarray(part.initial) for part in parts])[order],
     )
-    return PathStatistics(**jax.device_put(joined), causal=parts[0].causal)
+    statics = {"causal": parts[0].causal, "assumptions": parts[0].assumptions, "depth": parts[0].depth}
+    return PathStatistics(**jax.device_put(joined), **statics)
 
 
 def _each_as_often(adjustments: Sequence[Adjustment], kinds: Sequence[int]) -> Adjustment:

@@ -32,6 +32,7 @@ from jaxtyping import Array, Float, Int
 from sdeinfer._files import InputError
 from sdeinfer.layers import ATTENTION_NEXT, VARIANCE_FEATURES
 from sdeinfer.likelihood._adjustment import Adjustment
+from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._moments import Moments, no_moments
 from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
 
@@ -100,9 +101,14 @@ class PathStatistics(eqx.Module):
         widths: the different widths n, ascending, the last of them repeated as by `repeated_widths`; shape (widths,).
         width: which of them each network has, shape (networks,).
         reference: the moments about which is expanded, with a leading axis of widths.
+        assumptions: of the fit.
         adjustment: of the parameters before they enter the likelihood, maybe with a leading axis of widths; none where
             None.
+        initial: V of each network at its first layer, from which networks are sampled; shape (networks, m, m). None
+            where no networks can be sampled.
         causal: whether the coordinates are those of attention with a causal mask.
+        depth: how many layers follow the first.
+        hidden: whether `observed` hides the data, so that a program samples them.
     """
 
     weights: Float[Array, "networks rows p nodes"]
@@ -115,12 +121,34 @@ class PathStatistics(eqx.Module):
     width: Int[Array, " networks"]
     reference: Moments
     adjustment: Adjustment | None = None
+    initial: Float[Array, "networks m m"] | None = None
     causal: bool = eqx.field(default=False, static=True)
+    assumptions: Assumptions = eqx.field(default=NOTHING_ASSUMED, static=True)
+    depth: int = eqx.field(default=0, static=True)
+    hidden: bool = eqx.field(default=False, static=True)
 
     @property
     def networks(self) -> int:
         """How many networks."""
         return self.weights.shape[0]
+
+    @property
+    def observed(self) -> Float[Array, "networks rows p nodes"] | None:
+        """What a program observes of the networks: pass it on as `obs`."""
+        return None if self.hidden else self.weights
+
+    def unobserved(self) -> "PathStatistics":
+        """The same networks with their data hidden: a program that is run on them samples covariances."""
+        return dataclasses.replace(self, hidden=True)
+
+    def by_network(self) -> "PathStatistics":
+        """The same statistics with a width, a reference and an adjustment for each network."""
+        own = jax.tree.map(lambda x: x[self.width], (self.widths, self.reference))
+        adjustment = self.adjustment
+        if adjustment is not None and adjustment.centre.ndim > 1:
+            adjustment = jax.tree.map(lambda x: x[self.width], adjustment)
+        number = jnp.arange(self.networks)
+        return dataclasses.replace(self, widths=own[0], reference=own[1], adjustment=adjustment, width=number)
 
     def pooled(self) -> "PathStatistics":
         """All networks of one width taken together as one: the same likelihood at a cost free of their number."""
@@ -130,9 +158,8 @@ class PathStatistics(eqx.Module):
             for x in (self.weights, self.constant)
         )
         number = np.arange(count, dtype=width.dtype)
-        return eqx.tree_at(
-            lambda s: (s.weights, s.constant, s.width), self, tuple(map(jax.device_put, (weights, constant, number)))
-        )
+        weights, constant, number = map(jax.device_put, (weights, constant, number))
+        return dataclasses.replace(self, weights=weights, constant=constant, width=number, initial=None, depth=0)
 
     def blocks(self) -> Iterator[tuple["PathStatistics", int]]:
         """Parts of one shape with the networks in turn, and how many of each are networks of this path.
@@ -144,7 +171,8 @@ class PathStatistics(eqx.Module):
         for start in range(0, self.networks, size):
             count = min(size, self.networks - start)
             parts = (_filled(x[start : start + count], size) for x in (weights, constant, width))
-            yield dataclasses.replace(self, **dict(zip(("weights", "constant", "width"), parts, strict=True))), count
+            own = dict(zip(("weights", "constant", "width"), parts, strict=True))
+            yield dataclasses.replace(self, **own, initial=None, depth=0), count
 
     def __add__(self, other: "PathStatistics") -> "PathStatistics":
         """The statistics of two parts of the same networks' paths, taken with one layout."""
@@ -181,7 +209,9 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     )
 
 
-def blank_statistics(tokens: int, widths: int, *, causal: bool = False) -> PathStatistics:
+def blank_statistics(
+    tokens: int, widths: int, *, causal: bool = False, assumptions: Assumptions = NOTHING_ASSUMED
+) -> PathStatistics:
     """Statistics without data, pooled, of the shapes that most data of so many tokens and widths have."""
     p, nodes = tokens * (tokens + 1) // 2, NODES[0] + 1
     count = len(repeated_widths(np.arange(widths)))
@@ -198,7 +228,7 @@ def blank_statistics(tokens: int, widths: int, *, causal: bool = False) -> PathS
             "reference": no_moments(count, FEATURES, p),
         }
     )
-    return PathStatistics(**shapes, causal=causal)
+    return PathStatistics(**shapes, causal=causal, assumptions=assumptions)
 
 
 def mean_features(path: Path) -> Float[np.ndarray, "features p"]:
@@ -207,13 +237,22 @@ def mean_features(path: Path) -> Float[np.ndarray, "features p"]:
     return some.terms(slice(None)).variance.mean(axis=0)
 
 
-def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = False) -> PathStatistics:
+def path_statistics(
+    path: Path,
+    layout: Layout | None = None,
+    *,
+    pooled: bool = False,
+    by_network: bool = False,
+    assumptions: Assumptions = NOTHING_ASSUMED,
+) -> PathStatistics:
     """Reduce transitions to their sufficient statistics, in one pass and in float64; memory does not grow with them.
 
     Arguments:
         path: the observed transitions.
         layout: where to take them; as the data ask for where None.
         pooled: take all networks of one width together, as `PathStatistics.pooled` does, without those of each.
+        by_network: the layout's reference is of each network instead of each width, and so are the statistics'.
+        assumptions: of the fit.
 
     Returns:
         The statistics, in JAX's default floating-point type.
@@ -223,9 +262,12 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
     """
     layout = path_layout(path) if layout is None else layout
     p = len(layout.middle)
-    widths, width = np.unique(path.width, return_inverse=True)
+    if by_network:
+        widths, width = path.width, np.arange(len(path.width))
+    else:
+        widths, width = np.unique(path.width, return_inverse=True)
+        widths = repeated_widths(widths)
     which_width = width[path.network]
-    widths = repeated_widths(widths)
     group = which_width if pooled else path.network
     groups = len(widths) if pooled else len(width)
     weights = np.zeros((groups, p, ROWS, layout.nodes + 1))
@@ -255,8 +297,11 @@ def path_statistics(path: Path, layout: Layout | None = None, *, pooled: bool = 
         widths=widths,
         width=np.arange(groups) if pooled else width,
         reference=jax.tree.map(lambda x: _repeated(x, len(widths)), layout.reference),
+        initial=None if pooled else path.covariance[:, 0],
     )
-    return PathStatistics(**jax.device_put(jax.tree.map(_in_default_type, statistics)), causal=path.causal)
+    arrays = jax.device_put(jax.tree.map(_in_default_type, statistics))
+    depth = 0 if pooled else int(path.gap.sum())
+    return PathStatistics(**arrays, causal=path.causal, assumptions=assumptions, depth=depth)
 
 
 def repeated_widths(widths: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The posterior of the parameters and the mixing of its chains, by arviz-plots."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import cast
 
 import arviz_plots
@@ -10,9 +10,14 @@ from arviz_plots.plot_collection import PlotCollection
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from sdeinfer.diagnostics import HDI, IDENTIFIED, known_truth, parameters_of
+from sdeinfer.diagnostics import HDI, identified_of, known_truth, parameters_of
+from sdeinfer.parameters import SYMBOLS
 
-SYMBOLS: Mapping[Hashable, Hashable] = {"gamma": "γ", "tau0": "τ0", "c_gap": "c₊ − c₋", "c_plus": "c₊", "c_minus": "c₋"}
+
+def labels_of(names: Sequence[str]) -> Mapping[Hashable, Hashable]:
+    """Symbols of parameters by their names; those of a part of a stack after the part's name."""
+    split = {name: name.rpartition(".") for name in names}
+    return {name: f"{part}{dot}{SYMBOLS[own]}" for name, (part, dot, own) in split.items() if own in SYMBOLS}
 
 
 def plot_posterior(post: xr.DataTree) -> Figure:
@@ -23,7 +28,7 @@ def plot_posterior(post: xr.DataTree) -> Figure:
         var_names=names,
         ci_kind="hdi",
         ci_prob=HDI,
-        labeller=MapLabeller(var_name_map=SYMBOLS),
+        labeller=MapLabeller(var_name_map=labels_of(names)),
         backend="matplotlib",
         col_wrap=3,
         figure_kwargs={"figsize": (9, 2.6 * -(-len(names) // 3)), "layout": "constrained"},
@@ -36,11 +41,11 @@ def plot_posterior(post: xr.DataTree) -> Figure:
 
 def plot_ranks(post: xr.DataTree) -> Figure:
     """Fractional ranks of each chain's draws among all: flat lines within the band where the chains mix."""
-    names = [name for name in parameters_of(post) if name in IDENTIFIED]
+    names = identified_of(post)
     plot = arviz_plots.plot_rank(
         post,
         var_names=names,
-        labeller=MapLabeller(var_name_map=SYMBOLS),
+        labeller=MapLabeller(var_name_map=labels_of(names)),
         backend="matplotlib",
         figure_kwargs={"figsize": (3 * len(names), 2.6), "layout": "constrained"},
     )

@@ -14,7 +14,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
-from sdeinfer.diagnostics import EVERY_LAYER, Check, Topic, Verdict, identification, observed, summarise
+from sdeinfer.diagnostics import Check, Topic, Verdict, identification, observed, summarise
 from sdeinfer.infer import LIMIT_POSTERIOR
 from sdeinfer.layers import SIZES
 from sdeinfer.plots import (
@@ -72,7 +72,7 @@ def figures(post: xr.DataTree) -> dict[str, Figure]:
             "correlation_paths": plot_correlation_paths(post),
             "terminal_correlation": plot_terminal_correlation(post),
         }
-    if post.attrs.get("model") in EVERY_LAYER:
+    if post.attrs.get("every_layer"):
         drawn["innovations"] = plot_innovations(post)
     if post.children["posterior"].sizes["chain"] > 1:
         drawn["ranks"] = plot_ranks(post)

@@ -1,0 +1,85 @@
+"""The coordinates of a model's layer, or of its layer for each network, at values of its sites."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PyTree
+from numpyro.distributions import biject_to
+
+from sdeinfer.infer._densities import constrained_sites
+from sdeinfer.infer._mode import DIFFERENCES, Mode, as_adjusted
+from sdeinfer.layers import AbstractArchitecture, kind_of
+from sdeinfer.likelihood import AbstractModel, EveryLayer, layer_of
+from sdeinfer.parameters import Parameter
+
+NATURAL = {"logit": (0.0, 1.0), "log": (0.0, np.inf), "identity": (-np.inf, np.inf)}
+"""Supports on which NumPyro's unconstrained value of a site is the coordinate itself."""
+
+
+class LayerAt(NamedTuple):
+    """Coordinates of a layer, or of one layer for each network, at a mode of the posterior.
+
+    Attributes:
+        u: as `Coordinates.unconstrained` makes them; shape (coordinates,) or (networks, coordinates).
+        sd: their standard deviations by the curvature at the mode; zero for a coordinate that is fixed.
+    """
+
+    u: Float[np.ndarray, "*networks coordinates"]
+    sd: Float[np.ndarray, "*networks coordinates"]
+
+
+def kind_in(model: AbstractModel, prepared: PyTree) -> AbstractArchitecture:
+    """The kind of layer that a model is about: what is assumed, or what a program of its own builds."""
+    if isinstance(model, EveryLayer) and model.makes_layers:
+        return kind_of(layer_of(model, prepared))
+    return prepared.assumptions.kind
+
+
+def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode) -> LayerAt:
+    """The layer at a mode.
+
+    Arguments:
+        model: the model.
+        prepared: its data, pooled.
+        mode: of its posterior.
+    """
+    step = 10 * DIFFERENCES[jnp.asarray(1.0).dtype.itemsize]
+    steps = step * np.eye(len(mode.x))
+    u = _coordinates(model, prepared, mode.sites, np.concatenate([mode.x[None], mode.x + steps, mode.x - steps]))
+    count = len(mode.x)
+    along = (u[1 : 1 + count] - u[1 + count :]) / (2 * step)
+    # (sites, ..., coordinates) to the variance of each coordinate.
+    variance = np.einsum("s...,st,t...->...", along, mode.covariance, along)
+    return LayerAt(u[0], np.sqrt(np.maximum(variance, 0.0)))
+
+
+def _coordinates(
+    model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], x: Float[np.ndarray, "draws sites"]
+) -> Float[np.ndarray, "draws *networks coordinates"]:
+    if isinstance(model, EveryLayer) and model.makes_layers:
+        z = {site: np.asarray(column, jnp.result_type(float))[None] for site, column in zip(sites, x.T, strict=True)}
+        _, u = constrained_sites(model, jax.device_put(as_adjusted(model, prepared)), z)
+        return np.asarray(u[0], np.float64)
+    assumptions = prepared.assumptions
+    columns = []
+    for name, parameter in assumptions.kind.coordinates.sampled.items():
+        if name in sites:
+            z = x[:, sites.index(name)]
+            columns.append(_from_site(z, assumptions.prior_of(name), parameter))
+        else:
+            columns.append(np.full(len(x), parameter.to_real(np.float64(assumptions.fixed[name]))))
+    return np.stack(columns, axis=-1)
+
+
+def _from_site(z: np.ndarray, prior: Any, parameter: Parameter) -> np.ndarray:
+    """The coordinate at NumPyro's unconstrained values of its site."""
+    support = prior.support
+    bounds = tuple(float(getattr(support, f"{side}_bound", default)) for side, default in _SIDES)
+    if bounds == NATURAL[parameter.bijection]:
+        return z
+    return parameter.to_real(np.asarray(biject_to(support)(jnp.asarray(z)), np.float64))
+
+
+_SIDES = (("lower", -np.inf), ("upper", np.inf))

@@ -1,0 +1,96 @@
+"""Transitions reduced to statistics in the form that a model needs: pooled, or with a law for each network."""
+
+import dataclasses
+from functools import lru_cache
+
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+
+from sdeinfer.infer._densities import latent_structure
+from sdeinfer.layers import AbstractArchitecture, kind_of
+from sdeinfer.likelihood import (
+    AbstractModel,
+    Assumptions,
+    EveryLayer,
+    Layout,
+    Path,
+    PathStatistics,
+    blank_statistics,
+    layer_of,
+    path_layout,
+    path_statistics,
+)
+
+
+def reduced(
+    model: AbstractModel,
+    path: Path,
+    assumptions: Assumptions,
+    layout: Layout | None = None,
+    *,
+    nodes: int | None = None,
+) -> PathStatistics:
+    """What the joint density of a model needs of transitions: pooled where all networks have one layer.
+
+    Arguments:
+        model: the model.
+        path: the transitions.
+        assumptions: of the fit.
+        layout: where to take the statistics; as the data ask for where None.
+        nodes: how many nodes they have then; as many as the data ask for where None.
+    """
+    layout = path_layout(path, nodes=nodes) if layout is None else layout
+    form = form_of(model, len(path.width), path.tokens, assumptions)
+    return path_statistics(
+        path, layout_for(path, layout, form), pooled=form.pooled, by_network=form.by_network, assumptions=assumptions
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The form of the statistics that a model's joint density needs.
+
+    Attributes:
+        kind: of layer.
+        by_network: whether each network has a layer, and so a reference, of its own.
+        pooled: whether networks of one width can be taken together.
+    """
+
+    kind: AbstractArchitecture
+    by_network: bool = False
+    pooled: bool = True
+
+
+@lru_cache(maxsize=64)
+def form_of(model: AbstractModel, networks: int, tokens: int, assumptions: Assumptions) -> Form:
+    """The form of statistics that a model needs, by tracing its program on data without transitions."""
+    if assumptions.architecture is not None:
+        return Form(assumptions.architecture)
+    assert isinstance(model, EveryLayer)
+    blank = blank_statistics(tokens, 1, assumptions=assumptions)
+    zeros = {"weights": np.zeros((networks, *blank.weights.shape[1:])), "width": np.zeros(networks, int)}
+    probe = dataclasses.replace(blank, **zeros, constant=jnp.zeros(networks))
+    layer = layer_of(model, probe)
+    kind = kind_of(layer)
+    if any(value.ndim for value in layer.parameters().values()):
+        return Form(kind, by_network=True, pooled=False)
+    try:
+        # A program with a covariate or a site for each network cannot run on pooled data.
+        pooled = latent_structure(model, blank) == latent_structure(model, probe)
+    except (TypeError, ValueError):
+        pooled = False
+    return Form(kind, pooled=pooled)
+
+
+def kind_of_program(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> AbstractArchitecture:
+    """The kind of layer that a program of a user builds."""
+    return form_of(model, data.sizes["network"], data.sizes["token_a"], assumptions).kind
+
+
+def layout_for(path: Path, layout: Layout, form: Form) -> Layout:
+    """The layout with a reference for each network, where a model needs one."""
+    if not form.by_network or len(layout.reference.drift) == len(path.width):
+        return layout
+    number = np.searchsorted(np.unique(path.width), path.width)
+    return layout._replace(reference=layout.reference.at(number))

@@ -1,0 +1,199 @@
+"""Samplers: `fit(..., sampler=NUTS(draws=500))` takes `NUTS`, `Metropolis`, or one of a user.
+
+A sampler of one's own is a subclass of `AbstractMarkovChain` with two functions, the start and the step of one chain.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from sdeinfer._compiler import BALANCED
+from sdeinfer._files import InputError
+from sdeinfer.infer._chains import Draws, in_chunks, recorded
+from sdeinfer.infer._checkpoint import Checkpoint
+from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
+from sdeinfer.infer._mode import sampled_potential
+from sdeinfer.likelihood import AbstractModel, LatentLayers
+
+CHUNK = 250
+"""Iterations between two looks at the progress."""
+
+
+class Posterior(eqx.Module):
+    """A posterior density in NumPyro's unconstrained parameters, by the names of their sites.
+
+    Attributes:
+        model: the model; static.
+        prepared: its data, pooled; an argument of compiled functions.
+    """
+
+    model: AbstractModel = eqx.field(static=True)
+    prepared: PyTree
+
+    def log_density(self, z: Mapping[str, Array]) -> Float[Array, ""]:
+        """Log of the density up to a constant, with a gradient in z."""
+        return -self.potential(z)
+
+    def potential(self, z: Mapping[str, Array]) -> Float[Array, ""]:
+        """−log of the density up to a constant, with a gradient in z."""
+        return sampled_potential(self.model, self.prepared, dict(z))
+
+    def initial_position(self, key: PRNGKeyArray) -> dict[str, Array]:
+        """A point uniform in (−2, 2) in each unconstrained parameter, as NumPyro starts; its density is finite."""
+        structure = latent_structure(self.model, self.prepared)
+        keys = jr.split(key, len(structure))
+        return {
+            name: jr.uniform(own, leaf.shape, leaf.dtype, -2, 2)
+            for own, (name, leaf) in zip(keys, structure.items(), strict=True)
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractSampler(abc.ABC):
+    """A sampler of posteriors; hashable, for it is compiled in.
+
+    Attributes:
+        chains: how many chains.
+        draws: kept draws of each chain.
+        warmup: iterations of each chain before them.
+    """
+
+    chains: int = dataclasses.field(default=4, compare=False)
+    draws: int = dataclasses.field(default=1000, compare=False)
+    warmup: int = 1000
+
+    def __post_init__(self):
+        for name, least in (("chains", 1), ("draws", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}: at least {least} is needed, got {getattr(self, name)}")
+
+    @abc.abstractmethod
+    def sample(
+        self,
+        model: AbstractModel,
+        prepared: PyTree,
+        *,
+        progress: bool = False,
+        checkpoint: Checkpoint | None = None,
+        key: PRNGKeyArray,
+    ) -> Draws:
+        """Sample the posterior of a model.
+
+        Arguments:
+            model: the model.
+            prepared: its data, prepared for it.
+            progress: show a progress bar.
+            checkpoint: where to keep what is done, after every chunk; the caller removes it.
+            key: where the randomness comes from.
+
+        Raises:
+            InputError: for a model that it cannot sample, and where the checkpoint to go on from is that of another
+                fit.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractMarkovChain(AbstractSampler):
+    """A sampler given by the start and the step of one chain, both traced by JAX.
+
+    Iterations run in chunks, chains on as many threads as there are cores, with progress and checkpoints.
+    """
+
+    @abc.abstractmethod
+    def start(self, posterior: Posterior, key: PRNGKeyArray) -> PyTree:
+        """The initial state of one chain, any tree of arrays; a sampler may adapt here, or in its first steps."""
+
+    @abc.abstractmethod
+    def step(self, posterior: Posterior, state: PyTree) -> tuple[PyTree, dict[str, Array], dict[str, Array]]:
+        """One iteration.
+
+        Arguments:
+            posterior: what is sampled.
+            state: of one chain.
+
+        Returns:
+            The new state; the unconstrained parameters there by the names of their sites; and statistics by ArviZ's
+            names, such as `diverging` and `acceptance_rate`.
+        """
+
+    def sample(
+        self,
+        model: AbstractModel,
+        prepared: PyTree,
+        *,
+        progress: bool = False,
+        checkpoint: Checkpoint | None = None,
+        key: PRNGKeyArray,
+    ) -> Draws:
+        """Sample the posterior of a model of which every layer was observed; see `AbstractSampler.sample`."""
+        if isinstance(model, LatentLayers):
+            raise InputError(f"sampler: {model.name} has latent layers, for which there is Metropolis only")
+        posterior = Posterior(model, jax.device_put(model.pool(prepared)))
+        kept = in_chunks(
+            _advance,
+            (self, posterior),
+            self.initial_states(posterior, key),
+            warmup=self.warmup,
+            draws=self.draws,
+            chunk=CHUNK,
+            progress=progress,
+            checkpoint=checkpoint,
+            fingerprinted=(posterior.prepared, repr(self), model.acceptance),
+        )
+        return draws_of(model, prepared, posterior.prepared, kept)
+
+    def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[PyTree, ...]:
+        """The initial state of each chain."""
+        keys = jr.split(key, self.chains)
+        return tuple(_start((self, posterior), own) for own in keys)
+
+    def advance(self, posterior: Posterior, state: PyTree, steps: Int[Array | np.ndarray, ""]) -> tuple[PyTree, PyTree]:
+        """Advance one chain by up to a chunk of iterations, and keep what each draws."""
+
+        def step(state: PyTree) -> tuple[PyTree, dict[str, dict[str, Array]]]:
+            state, position, statistics = self.step(posterior, state)
+            return state, {"unconstrained": position, "statistics": statistics}
+
+        structure = jax.eval_shape(lambda state: step(state)[1], state)
+        return recorded(step, structure, state, steps, CHUNK)
+
+
+def draws_of(model: AbstractModel, prepared: PyTree, pooled: PyTree, kept: Mapping[str, Any]) -> Draws:
+    """The sites, the layers and the densities at draws of the unconstrained parameters."""
+    sites, layers = constrained_sites(model, pooled, kept["unconstrained"])
+    observed, prior = log_densities(model, prepared, sites)
+    statistics = kept["statistics"]
+    if "diverging" not in statistics:
+        some = next(iter(kept["unconstrained"].values()))
+        statistics = statistics | {"diverging": np.zeros(some.shape[:2], bool)}
+    return Draws(sites, layers, observed, prior, statistics)
+
+
+type _Problem = tuple[AbstractMarkovChain, Posterior]
+
+
+@eqx.filter_jit
+def _start(problem: _Problem, key: PRNGKeyArray) -> PyTree:
+    sampler, posterior = problem
+    return sampler.start(posterior, key)
+
+
+def _advance(problem: _Problem, state: PyTree, steps: Array | np.ndarray) -> tuple[PyTree, PyTree]:
+    sampler, posterior = problem
+    return advance_compiled(sampler, posterior, state, steps)
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=BALANCED)
+def advance_compiled(
+    sampler: AbstractMarkovChain, posterior: Posterior, state: PyTree, steps: Array | np.ndarray
+) -> Any:
+    """`AbstractMarkovChain.advance`, compiled once for each sampler, model and shape of its data."""
+    return sampler.advance(posterior, state, steps)

@@ -1,0 +1,152 @@
+"""What a fit assumes: the kind of layer, the law of a layer, and priors that replace the default ones."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array, ArrayLike
+
+from sdeinfer._files import InputError
+from sdeinfer.layers import AbstractArchitecture, AbstractLayer
+from sdeinfer.parameters import BIJECTIONS, Parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class Assumptions:
+    """What a model needs to know beside the data; hashable, so that equal assumptions share compiled programs.
+
+    Attributes:
+        architecture: the kind of layer; None for a program that makes its layers itself.
+        law: "finite-width", one layer of each network's own width to the next order in 1/n; or "limit", the SDE with
+            steps 1/n.
+        prior: by the names of sampled coordinates, what replaces their default priors.
+    """
+
+    architecture: AbstractArchitecture | None = None
+    law: Literal["finite-width", "limit"] = "finite-width"
+    prior: tuple[tuple[str, "Prior"], ...] = ()
+
+    @property
+    def kind(self) -> AbstractArchitecture:
+        """The architecture, of a model that is given one."""
+        if self.architecture is None:
+            raise InputError("architecture: these data were not prepared for a model of the package")
+        return self.architecture
+
+    def sample_layer(self) -> AbstractLayer:
+        """Draw the layer from its prior, inside a NumPyro program; sites carry the coordinates' names.
+
+        The layer's parameters that follow from them are deterministic sites, and so are fixed coordinates.
+        """
+        return self.kind.layer(**self.sample_parameters())
+
+    def sample_parameters(self) -> dict[str, ArrayLike]:
+        """Draw the parameters of the layer from their priors."""
+        coordinates = self.kind.coordinates
+        sampled = {name: _sample(name, self.prior_of(name)) for name in coordinates.sampled}
+        values = coordinates.from_sampled(sampled)
+        return {
+            name: value if name in sampled else numpyro.deterministic(name, value) for name, value in values.items()
+        }
+
+    def prior_of(self, name: str) -> "dist.Distribution | float":
+        """The prior of a sampled coordinate, or the number that it is fixed at."""
+        replaced = dict(self.prior)
+        if name in replaced:
+            return replaced[name].value
+        return _default(name, self.kind.coordinates.sampled[name])
+
+    @property
+    def fixed(self) -> dict[str, float]:
+        """Coordinates that are fixed, and their values."""
+        return {name: prior.value for name, prior in self.prior if not isinstance(prior.value, dist.Distribution)}
+
+
+NOTHING_ASSUMED = Assumptions()
+"""For data that serve no model."""
+
+
+class Prior:
+    """A distribution, or the number at which a coordinate is fixed, compared by value."""
+
+    def __init__(self, value: "dist.Distribution | float"):
+        self.value = value
+        leaves, structure = jax.tree.flatten(value)
+        each = (np.asarray(leaf) for leaf in leaves)
+        self._key = (structure, tuple((leaf.dtype.str, leaf.shape, leaf.tobytes()) for leaf in each))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Prior) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"Prior({self._key})"
+
+
+def checked_priors(
+    prior: Mapping[str, Any] | None, architecture: AbstractArchitecture
+) -> tuple[tuple[str, Prior], ...]:
+    """Check the priors that replace the default ones.
+
+    Arguments:
+        prior: by the names of sampled coordinates, a NumPyro distribution, or a number to fix the coordinate at. Both
+            slopes may be fixed by their own names, c_plus and c_minus.
+        architecture: the kind of layer.
+
+    Raises:
+        InputError: for a coordinate that the architecture does not have, or a prior outside the coordinate's range.
+    """
+    coordinates, given = architecture.coordinates, dict(prior or {})
+    for names, sampled, rule in coordinates.rules:
+        numbers = [given.get(name) for name in names]
+        if rule is not None and all(isinstance(value, int | float) for value in numbers):
+            for name in names:
+                del given[name]
+            given |= dict(zip(sampled, rule.to_sampled(*numbers), strict=True))
+    for name, value in given.items():
+        if name not in coordinates.sampled:
+            raise InputError(
+                f"prior: {architecture.name} samples {', '.join(coordinates.sampled)}; got a prior of {name!r}"
+            )
+        given[name] = _checked(name, value, coordinates.sampled[name])
+    return tuple((name, Prior(given[name])) for name in sorted(given))
+
+
+def _checked(name: str, value: Any, parameter: Parameter) -> "dist.Distribution | float":
+    if not isinstance(value, dist.Distribution):
+        try:
+            fixed = float(value)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"prior: {name}: a NumPyro distribution or a number is needed, got {value!r}") from error
+        bijection = BIJECTIONS[parameter.bijection]
+        if not np.isfinite(bijection.to_real(np, np.float64(fixed))):
+            raise InputError(f"prior: {name}: must be {bijection.range}, got {fixed:g}")
+        return fixed
+    if value.batch_shape or value.event_shape:
+        raise InputError(f"prior: {name}: a distribution of one number is needed, got shape {value.shape()}")
+    bijection, support = BIJECTIONS[parameter.bijection], value.support
+    low, high = (float(getattr(support, f"{side}_bound", default)) for side, default in _ENDS)
+    if low < bijection.above or high > bijection.most:
+        raise InputError(f"prior: {name} must be {bijection.range}; {type(value).__name__} is on ({low:g}, {high:g})")
+    return value
+
+
+_ENDS = (("lower", -np.inf), ("upper", np.inf))
+
+
+def _default(name: str, parameter: Parameter) -> Any:
+    if parameter.prior is None:
+        raise InputError(f"prior: {name} has no default prior; give prior={{{name!r}: …}}")
+    return parameter.prior()
+
+
+def _sample(name: str, prior: Any) -> Array:
+    if isinstance(prior, dist.Distribution):
+        return numpyro.sample(name, prior)  # pyright: ignore[reportReturnType]
+    return numpyro.deterministic(name, jax.numpy.asarray(prior, float))  # pyright: ignore[reportReturnType]

@@ -120,7 +120,7 @@ def semidefinite_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]
 
 
 def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool[Array, "..."]]:
-    """The factor, and whether each pivot exceeds the rounding of its diagonal entry; where one does not, L is invalid."""
+    """The factor, and whether all its pivots exceed the rounding of their diagonal entries; if not, L is invalid."""
     tokens = len(A)
     smallest = _rounding(A) * diagonal(A)
     if tokens > UNROLLED:

@@ -4,8 +4,8 @@ H_α, the centring over the first α tokens, is a sum of projections that do not
 
     H_α = Σ_{ν≤α} r_ν r_νᵀ,    r_ν = √((ν−1)/ν) (1_ν − mean of 1_1, …, 1_{ν−1}),    r_1 = 0,
 
-because each further token adds its difference from the mean of the previous ones. With R the matrix of rows r_ν, E = R X,
-V = XXᵀ, sums over α of products with H_α become triangular parts of matrix products: everything is O(m³).
+because each further token adds its difference from the mean of the previous ones. With R the matrix of rows r_ν and
+E = R X, V = XXᵀ, sums over α of products with H_α become triangular parts of matrix products: everything is O(m³).
 
 The noise of attention is M + Mᵀ with M_αω = (1/m_α) (X G Xᵀ H_α V)_αω, so that M = D⁻¹ tril(X G Eᵀ) E Xᵀ, D = diag m_α.
 """

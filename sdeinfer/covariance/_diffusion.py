@@ -153,8 +153,8 @@ def factor_noise(
 ) -> Float[Array, "m m ..."]:
     """E = G Rᵀ with R Rᵀ = (a/2) I + (κ²/m²) K², K = XᵀH_mX: noise that acts on the factor of V = XXᵀ from the right.
 
-    Why this gives Σ: E has the law of √(a/2) G₁ + (κ/m) G₂ K. From G₁, X E Xᵀ + X Eᵀ Xᵀ has covariance a Σ_lin; from G₂,
-    whose term is (κ/m) X G₂ Xᵀ H V, it has 𝒜. Adding the two before drawing needs half the normals.
+    Why: E has the law of √(a/2) G₁ + (κ/m) G₂ K. The G₁ term gives X E Xᵀ + X Eᵀ Xᵀ the covariance a Σ_lin; the G₂
+    term, (κ/m) X G₂ Xᵀ H V, gives it κ² 𝒜. One draw of their sum needs half the normals.
     """
     square = linear / 2 * identity_like(K) + attention / K.shape[0] ** 2 * matmul(K, K)
     return matmul(G, transpose(cholesky(square)))

@@ -49,7 +49,7 @@ def safe_sqrt[T: (Array, np.ndarray)](x: T) -> T:
 
 @jax.custom_jvp
 def reciprocal(x: ArrayLike) -> Array:
-    """1/x with a derivative that divides nothing: XLA makes a separate kernel of every division."""
+    """1/x whose derivative needs no second division: XLA makes a separate kernel of every division."""
     return 1 / jnp.asarray(x)
 
 

@@ -86,7 +86,7 @@ def sample_baseline(
         key: PRNG key.
 
     Returns:
-        The Dataset of `covariance_dataset`, without architecture and truth: no architecture of the package describes it.
+        The Dataset of `covariance_dataset`, without architecture and truth: no layer of the package describes it.
     """
     V0 = jnp.asarray(validate_covariance(V0))
     paths = _paths(baseline, V0, jr.split(key, networks), width=width, depth=depth)

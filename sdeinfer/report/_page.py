@@ -51,8 +51,8 @@ TITLES = {
 PACKAGES = ("jax", "diffrax", "numpyro", "arviz-stats")
 
 CAPTIONS = {
-    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, if known. Networks of "
-    "one width identify one combination of c₊ and c₋, close to their gap; the prior determines the other.",
+    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, if known. Networks "
+    "of one width identify one combination of c₊ and c₋, close to their gap; the prior determines the other.",
     "correlation_paths": "Correlations between tokens over depth: observed networks against the SDE at draws from the "
     "posterior, started at the networks' own first covariances.",
     "terminal_correlation": "Correlations after the last layer: observed networks against the SDE.",

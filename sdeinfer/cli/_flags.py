@@ -1,4 +1,4 @@
-"""What flags stand for: a key, an architecture, sampled networks, and the model of the data."""
+"""Values made from flags: a key, an architecture, sampled networks, and the model of the data."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any

@@ -109,7 +109,7 @@ class CausalSpectrum(eqx.Module):
 
 
 def causal_spectrum(V: Float[Any, "... m m"]) -> CausalSpectrum:
-    """Find the coordinates in which Σ(V) is diagonal under a causal mask, in O(p³); NumPy arrays stay in NumPy.
+    """Find the coordinates in which Σ(V) is diagonal under a causal mask, in O(p³); NumPy handles NumPy arrays.
 
     V must be positive definite: for a singular V the result holds NaN.
     """

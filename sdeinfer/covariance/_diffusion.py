@@ -67,7 +67,7 @@ class Spectrum(eqx.Module):
 
 
 def spectrum(V: Float[Any, "... m m"]) -> Spectrum:
-    """Find the coordinates Q in which Σ(V) is diagonal, in O(m³); NumPy arrays stay in NumPy.
+    """Find the coordinates Q in which Σ(V) is diagonal, in O(m³); NumPy handles NumPy arrays.
 
     V must be positive definite: for a singular V, where Σ has no density, the result holds NaN. The eigenvectors have
     no derivative where δ repeats; use `smooth_noise` for gradients through V.
@@ -112,7 +112,7 @@ class Diffusion(eqx.Module):
         return vech(self.spectrum.whiten(dV)) / self.std
 
     def log_det(self) -> Float[Array, ""]:
-        """log det Σ = Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of the upper triangle."""
+        """The log-determinant of Σ, Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of `vech`."""
         tokens = self.spectrum.tokens
         return 2 * jnp.sum(jnp.log(self.std)) + 2 * (tokens + 1) * self.spectrum.log_volume
 

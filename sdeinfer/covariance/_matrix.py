@@ -103,9 +103,7 @@ def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Flo
         raise InputError(f"tokens: at least 1 is needed, got {tokens}")
     lowest = -1.0 if tokens == 1 else -1.0 / (tokens - 1)
     if not lowest <= correlation <= 1.0:
-        raise InputError(
-            f"correlation: {tokens} tokens allow {lowest:.4g} to 1 between every pair, got {correlation}"
-        )
+        raise InputError(f"correlation: {tokens} tokens allow {lowest:.4g} to 1 between every pair, got {correlation}")
     if not (norm > 0.0 and math.isfinite(norm)):
         raise InputError(f"norm: must be positive and finite, got {norm}")
     if not 1e-15 <= norm <= 1e15:

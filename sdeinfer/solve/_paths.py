@@ -84,7 +84,7 @@ def _covariance(t, X, args):
 def fill_after[T: Array | np.ndarray](
     stopped: Float[Array | np.ndarray, " paths"], V: Float[T, "paths times m m"], saved: ArrayLike, value: float
 ) -> Float[T, "paths times m m"]:
-    """Replace V at the saved times after its path's stopping time by `value`; NumPy arrays stay in NumPy."""
+    """Replace V at the saved times after its path's stopping time by `value`; NumPy handles NumPy arrays."""
     where: Callable[..., Any] = np.where if isinstance(V, np.ndarray) else jnp.where
     later = np.asarray(saved, stopped.dtype) > stopped[:, None]
     return where(later[:, :, None, None], V.dtype.type(value), V)

@@ -1,4 +1,4 @@
-"""Compiled programs that outlive a process: JAX's persistent cache, in the user's cache folder."""
+"""JAX's persistent compilation cache, in the user's cache folder."""
 
 import hashlib
 import os
@@ -16,33 +16,33 @@ import jax
 import platformdirs
 
 LARGEST = 2**26
-"""Bytes of compiled programs that a start leaves: hundreds of programs are 3 MB."""
+"""Largest size in bytes of the cache after a start; hundreds of programs take 3 MB."""
 
 UNUSED_DAYS = 90
-"""Days after which the programs of another jaxlib or CPU are removed."""
+"""Days without a start after which the programs of another jaxlib or CPU are removed."""
 
 ZSTD = b"\x28\xb5\x2f\xfd"
-"""How a program begins that JAX has compressed by Zstandard, where that is installed; it is zlib otherwise."""
+"""First bytes of a program that JAX compressed with Zstandard; JAX uses zlib if Zstandard is not installed."""
 
 LAST_START = ".last-start"
-"""The file whose time is that of the last start."""
+"""Name of the file whose modification time is the time of the last start."""
 
-# JAX can bound its cache itself. It then looks at every file before it writes one, 70 µs each, and waits up to 10 s for
-# a lock whenever it reads or writes. Without a bound it takes no lock: where another process has written only a part of
-# a program, the program is compiled.
+# JAX can bound its cache itself, but then examines every file before each write, 70 µs per file, and waits up to 10 s
+# for a lock on every read and write. Without a bound it takes no lock: a program that another process has written only
+# in part is compiled again.
 
 
 def use_compilation_cache() -> Path | None:
-    """Keep compiled programs in the user's cache folder, and take from there those that were compiled before.
+    """Keep compiled programs in the user's cache folder, and load those that were compiled before.
 
-    For applications and notebooks, before the first computation: it changes JAX's configuration of the process. The
-    folder is `sdeinfer` in the user's cache folder ($XDG_CACHE_HOME or ~/.cache on Linux), with one folder for each
-    jaxlib and CPU in it. A cached program is code that runs: only the user may write there. Errors of the cache are
+    For applications and notebooks, before the first computation: it changes JAX's process-wide configuration. The
+    folder is `sdeinfer` in the user's cache folder ($XDG_CACHE_HOME or ~/.cache on Linux), with one subfolder per
+    jaxlib and CPU. Cached programs are executed, so only the user may write to the folder. Errors of the cache are
     silent; a program that cannot be read or written is compiled.
 
     Returns:
-        The folder. None where there is no cache, or where it is not this function's: with SDEINFER_NO_CACHE=1; where
-        JAX was told of a folder, as by JAX_COMPILATION_CACHE_DIR; and where the folder cannot be used.
+        The folder. None if SDEINFER_NO_CACHE=1, if JAX already has another folder, as by JAX_COMPILATION_CACHE_DIR, or
+        if the folder cannot be used.
     """
     if os.environ.get("SDEINFER_NO_CACHE", "") not in ("", "0") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return None
@@ -69,7 +69,7 @@ def use_compilation_cache() -> Path | None:
 
 
 def _cpu() -> str:
-    """A name for the CPU's model and features: XLA compiles for them, and JAX's keys do not hold them."""
+    """A hash of the CPU's model and features: XLA compiles for them, but JAX's cache keys do not contain them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         features = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
@@ -79,8 +79,8 @@ def _cpu() -> str:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Make the folder, and say whether only the user may write there and there is room."""
-    if not folder.is_absolute():  # nor has the user a home
+    """Make the folder, and return whether only the user may write there and there is enough space."""
+    if not folder.is_absolute():  # the user has no home
         return False
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
     for each in (folder.parent, folder):
@@ -92,7 +92,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove damaged programs, the least recently used ones beyond the bound, and folders that are not used."""
+    """Remove damaged programs, the least recently used ones beyond `LARGEST`, and unused folders."""
     last_start = folder / LAST_START
     before = last_start.stat().st_mtime if last_start.exists() else 0.0
     last_start.touch()
@@ -110,9 +110,9 @@ def _tidy(folder: Path) -> None:
 
 
 def _is_damaged(file: Path) -> bool:
-    """Whether a program was not written to its end, as on a full disk: JAX would fail to read it for ever."""
+    """Whether a program was written only in part, as on a full disk: JAX would fail to read it at every start."""
     content = file.read_bytes()
-    if content.startswith(ZSTD):  # is checked by whoever can read it
+    if content.startswith(ZSTD):  # cannot be checked without Zstandard
         return False
     try:
         zlib.decompress(content)

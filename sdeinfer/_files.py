@@ -1,4 +1,4 @@
-"""Input that is refused in one line, and files that are written whole or not at all."""
+"""One-line errors for unusable input, and files that are written completely or not at all."""
 
 import os
 import shutil
@@ -9,18 +9,18 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """Something that the user gave cannot be used; the message is one line that says what and where."""
+    """Unusable input from the user; the message is one line that says what is wrong and where."""
 
 
 ZARR = ".zarr"
-"""The suffix of what is a folder of many files, and is read and written as if it were one."""
+"""The suffix of a Zarr store: a folder of many files that is read and written like one file."""
 
 
 def readable(path: str | Path) -> Path:
-    """Check that a file is there; with the suffix .zarr, a folder.
+    """Check that a file exists; with the suffix .zarr, a folder.
 
     Raises:
-        InputError: where it is not.
+        InputError: if it does not.
     """
     path = Path(path)
     if not path.exists():
@@ -28,18 +28,18 @@ def readable(path: str | Path) -> Path:
     if path.is_dir() and path.suffix != ZARR:
         raise InputError(f"{path}: is a folder, not a file")
     if path.suffix == ZARR and not path.is_dir():
-        raise InputError(f"{path}: is a file, not a folder as Zarr has it")
+        raise InputError(f"{path}: is a file, not a Zarr folder")
     return path
 
 
 @contextmanager
 def staged_file(path: str | Path) -> Iterator[Path]:
-    """A temporary file beside `path` to write, renamed to it at the end: the file is there whole or not at all.
+    """Yield a temporary file beside `path` and rename it to `path` at the end, so that no partial file appears.
 
     With the suffix .zarr, both are folders.
 
     Raises:
-        InputError: at once, where `path` could not be written; later, where the disk refuses.
+        InputError: at the start if `path` cannot be written; later if writing fails.
     """
     path = Path(path)
     if path.suffix == ZARR:
@@ -94,12 +94,12 @@ def _is_empty_folder(path: Path) -> bool:
 
 @contextmanager
 def staged_folder(path: str | Path) -> Iterator[Path]:
-    """A temporary folder beside `path` to fill, whose files move to `path` when all is done.
+    """Yield a temporary folder beside `path`, whose files move to `path` at the end.
 
-    On an error nothing appears at `path`. Files already there are kept, except those of the same names.
+    On an error nothing appears at `path`. Existing files are kept, except those with the same names.
 
     Raises:
-        InputError: at once, where the folder could not be written; at the end, where something is in the way.
+        InputError: at the start if the folder cannot be written; at the end if a folder has the name of a file.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
@@ -122,12 +122,12 @@ def staged_folder(path: str | Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         for folder in missing:
-            with suppress(OSError):  # not empty: the results are in it
+            with suppress(OSError):  # not empty: it holds the results
                 folder.rmdir()
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type where it has none."""
+    """The first line of an error's message, or its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -1,4 +1,4 @@
-"""What is being done, on one line on standard error: on a terminal or in a notebook, and cleared at the end."""
+"""The current phase, on one line of standard error in a terminal or notebook, cleared at the end."""
 
 import functools
 import sys
@@ -14,9 +14,9 @@ _line: ContextVar[tqdm | None] = ContextVar("_line", default=None)
 
 @contextmanager
 def progress_line(*, show: bool) -> Iterator[None]:
-    """A line for the names of phases.
+    """Show a line with the name of the current phase.
 
-    Within another one there is no second line. In a pipe or a file there is none.
+    A nested call keeps the outer line. There is no line in a pipe or a file.
     """
     if not show or _line.get() is not None or not _watched():
         yield
@@ -30,14 +30,14 @@ def progress_line(*, show: bool) -> Iterator[None]:
 
 
 def phase(text: str) -> None:
-    """Name on the line, where there is one, what comes next; with "" clear the line."""
+    """Show the name of the next phase, if there is a line; "" clears the line."""
     line, text = _line.get(), f"{text} …" if text else ""
     if line is not None and text != line.desc:
         line.set_description_str(text)
 
 
 def with_progress_line[**P, T](function: Callable[P, T]) -> Callable[P, T]:
-    """A function whose keyword `progress` opens the line for the phases in it."""
+    """Wrap a function so that its keyword `progress` opens the line for its phases."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -48,7 +48,7 @@ def with_progress_line[**P, T](function: Callable[P, T]) -> Callable[P, T]:
 
 
 class ProgressBar(tqdm):
-    """A bar for a step that is longer than two seconds; it replaces the name of the phase on the line."""
+    """A bar for a step longer than two seconds, which replaces the name of the phase on the line."""
 
     def __init__(self, *, total: int, desc: str, show: bool, **settings: Any) -> None:
         super().__init__(total=total, desc=desc, disable=not show, delay=2, position=0, **settings)
@@ -66,6 +66,6 @@ def _watched() -> bool:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is a notebook's kernel; programs that start one have merely imported it."""
+    """Whether this process is a notebook kernel; a program that starts a kernel imports IPython as well."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

@@ -1,4 +1,4 @@
-"""The command line: observe → fit → check → report, in one go or one at a time through files."""
+"""The command line: observe → fit → check → report, in one command or in single steps through files."""
 
 from sdeinfer.cli._app import Command, app
 from sdeinfer.cli._calibrate import Calibrate, calibrate_command, fit_command

@@ -1,4 +1,4 @@
-"""The application: how commands start, and how they end where their input cannot be used."""
+"""The application: how commands start, and how they end on unusable input."""
 
 import sys
 from typing import Any
@@ -12,7 +12,7 @@ UsageError: Any = typer.BadParameter.__base__
 
 
 class OneLineErrors(TyperGroup):
-    """Commands that end with one line on standard error and exit code 2 where their input cannot be used."""
+    """Commands that end on unusable input with one line on standard error and exit code 2."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # noqa: FBT001, FBT002
         """Run a command."""
@@ -36,16 +36,16 @@ class OneLineErrors(TyperGroup):
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Whether Python or XLA ran out of memory; XLA's error is known by its name, as JAX may not be loaded."""
+    """Whether Python or XLA ran out of memory; XLA's error is matched by name, because JAX may not be loaded."""
     from_xla = type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
     return from_xla or isinstance(error, MemoryError)
 
 
 class Command(TyperCommand):
-    """A command that loads JAX after its flags have been read: help and errors in flags do not wait for it."""
+    """A command that loads JAX after it has parsed its flags, so that help and flag errors do not wait for JAX."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command in double precision, with the compilation cache and a line that names its phases."""
+        """Run the command in double precision, with the compilation cache and the progress line."""
         from sdeinfer._progress import progress_line
 
         with progress_line(show=True):
@@ -60,14 +60,14 @@ class Command(TyperCommand):
 
 
 def phase(text: str) -> None:
-    """Name what comes next: see `sdeinfer._progress`, which is imported by a command that runs."""
+    """Show the name of the next phase: see `sdeinfer._progress`, which is imported only when a command runs."""
     from sdeinfer import _progress
 
     _progress.phase(text)
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a result, on a line of its own."""
+    """Clear the progress line and print a result."""
     phase("")
     typer.echo(text, err=err)
 

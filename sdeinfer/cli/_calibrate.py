@@ -20,14 +20,14 @@ SAMPLED = (
 )
 """Flags that describe networks to sample."""
 
-# The default networks identify γ to 1 %, τ0 and c₊ − c₋ to 10 %, and stay where the limit holds; tests/test_defaults.py
-# computes both. Many shallow networks rather than a few deep ones, because norms spread with depth and the largest
-# leave the limit's range first; larger tokens would tell more of τ0 but leave it too. c₊ + c₋ = 0 keeps the He constant
-# of the shaped ReLU at its limit, 1, where at this width −2 would enlarge its drift by 12 %.
+# The default networks identify γ to 1 %, τ0 and c₊ − c₋ to 10 %, and stay in the limit's range; tests/test_defaults.py
+# computes both. There are many shallow networks rather than a few deep ones, because norms spread with depth and the
+# largest leave the limit's range first; larger tokens would inform τ0 more but leave the range too. c₊ + c₋ = 0 keeps
+# the He constant of the shaped ReLU at its limit, 1; at this width a sum of −2 would enlarge the drift by 12 %.
 
 
 class Calibrate(Command):
-    """The command `calibrate`, which refuses flags that contradict each other before it loads JAX."""
+    """The command `calibrate`, which refuses contradictory flags before it loads JAX."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -36,7 +36,7 @@ class Calibrate(Command):
             if source is not None and source.name == "COMMANDLINE":
                 flag = "--" + name.replace("_", "-")
                 raise si.InputError(
-                    f"{flag}: describes networks to sample, which --data replaces; leave one of the two out"
+                    f"{flag}: describes networks to sample, which --data replaces; omit one of the two flags"
                 )
         return super().invoke(ctx)
 
@@ -44,7 +44,7 @@ class Calibrate(Command):
 def calibrate_command(
     *,
     data: Annotated[Path | None, typer.Option(help="NetCDF file of observed covariances")] = None,
-    architecture: Annotated[options.Kind | None, typer.Option(help="default: as the data say, or transformer")] = None,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: from the data, or transformer")] = None,
     width: options.Width = 256,
     depth: options.Depth = 16,
     tokens: options.Tokens = 4,
@@ -69,7 +69,7 @@ def calibrate_command(
     seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
 ) -> None:
-    """Observe, fit, check and report in one go; without --data, on sampled networks with known parameters."""
+    """Observe, fit, check and report; without --data, on sampled networks with known parameters."""
     started = time.perf_counter()
     checkpoint = checkpoint_of(out, resume)
     with staged_folder(out) as folder:
@@ -97,7 +97,7 @@ def calibrate_command(
 def fit_command(
     data: Annotated[Path, typer.Argument(help="NetCDF file of observed covariances")],
     *,
-    architecture: Annotated[options.Kind | None, typer.Option(help="default: as the data say, or transformer")] = None,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: from the data, or transformer")] = None,
     heads: options.Heads = None,
     output_projection: options.Projection = None,
     expansion: options.Expansion = None,

@@ -1,4 +1,4 @@
-"""What flags mean: random numbers, an architecture, networks, and the model for data."""
+"""Values made from flags: a key, an architecture, sampled networks, and the model of the data."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def key_of(seed: int, part: int) -> "jax.Array":
-    """Where the randomness of one part of a command comes from."""
+    """The PRNG key of one part of a command."""
     import jax
 
     return jax.random.fold_in(jax.random.key(seed), part)
@@ -26,7 +26,7 @@ def kind_of(
     output_projection: bool | None,  # noqa: FBT001
     expansion: float | None,
 ) -> "si.Architecture":
-    """The architecture that the flags describe; what they leave open, the data say."""
+    """The architecture from the flags; the data's attributes supply what the flags leave out."""
     if name is None or name == attrs.get("architecture"):
         kind = si.layers.architecture_in(attrs) or si.Architecture("transformer")
     else:
@@ -47,9 +47,9 @@ def sampled(
     outputs: int,
     seed: int,
 ) -> "xr.Dataset":
-    """Sample networks and observe them as the flag says."""
+    """Sample networks and observe them as `--observe-every` says."""
     every = sizes["depth"] if observe_every in ("last", "outputs") else _whole(observe_every)
-    # Single precision halves the time; its rounding is a millionth of a layer's noise.
+    # Single precision halves the run time; its rounding is a millionth of a layer's noise.
     V0 = V0.astype("float32")
     data = si.sample_networks(layer, V0, **sizes, observe_every=every, progress=True, key=key_of(seed, 0))
     if observe_every == "outputs":
@@ -64,7 +64,7 @@ def _whole(observe_every: str) -> int:
 
 
 def model_of(data: "xr.Dataset") -> "AbstractModel":
-    """The model of data of their kind."""
+    """The model that fits the data: of outputs, of every layer, or of some layers."""
     from sdeinfer.models import full_path, outputs, thinned_path  # pyright: ignore[reportMissingImports]
     from sdeinfer.observation import outputs_of
 

@@ -20,12 +20,12 @@ def observe_command(
     hidden_states: Annotated[
         Path | None,
         typer.Option(
-            help=".npy, .npz, .safetensors, .nc or .zarr of shape (networks, layers, tokens, width), or of one array "
-            "a layer; default: sample networks"
+            help=".npy, .npz, .safetensors, .nc or .zarr of shape (networks, layers, tokens, width), or with one array "
+            "per layer; default: sample networks"
         ),
     ] = None,
-    prompt: Annotated[int | None, typer.Option(help="which prompt, where each network has several", min=0)] = None,
-    architecture: Annotated[options.Kind | None, typer.Option(help="default: transformer, if sampled")] = None,
+    prompt: Annotated[int | None, typer.Option(help="index of the prompt, if networks have several", min=0)] = None,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: transformer for sampled networks")] = None,
     width: options.Width = 256,
     depth: options.Depth = 16,
     tokens: options.Tokens = 4,
@@ -80,14 +80,14 @@ def simulate_command(
     c_minus: options.CMinus = -2.0,
     norm: options.Norm = 1.6,
     correlation: options.Correlation = 0.0,
-    time: Annotated[float, typer.Option(help="depth-time T = d/n at which to end")] = 0.5,
-    times: Annotated[int, typer.Option(help="how many equally spaced times to keep, beside 0", min=1)] = 16,
+    time: Annotated[float, typer.Option(help="final depth-time T = d/n")] = 0.5,
+    times: Annotated[int, typer.Option(help="number of equally spaced times to save, beside 0", min=1)] = 16,
     step: Annotated[float, typer.Option(help="longest step in depth-time")] = 0.01,
     paths: Annotated[int, typer.Option(help="number of paths", min=1)] = 1024,
     seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("paths.nc"),
 ) -> None:
-    """Simulate the covariance SDE; writes `covariance` over path, time, token_a and token_b."""
+    """Simulate the covariance SDE; write `covariance` over path, time, token_a and token_b."""
     import numpy as np
     import xarray as xr
 

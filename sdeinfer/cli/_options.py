@@ -1,4 +1,4 @@
-"""What the commands' flags are: types, limits and help, shared by all commands that have them."""
+"""Flags that several commands share: types, limits and help."""
 
 from typing import Annotated, Literal
 
@@ -18,20 +18,20 @@ CPlus = Annotated[float, typer.Option(help="shaped-ReLU slope c₊ of the sample
 CMinus = Annotated[float, typer.Option(help="shaped-ReLU slope c₋ of the sampled networks")]
 Norm = Annotated[float, typer.Option(help="norm ‖x‖/√n of the initial tokens")]
 Correlation = Annotated[float, typer.Option(help="correlation between the initial tokens")]
-Heads = Annotated[int | None, typer.Option(help="number of attention heads; default: as the data say, or 1", min=1)]
-Projection = Annotated[bool | None, typer.Option(help="a Gaussian matrix after the heads; default: as the data say")]
+Heads = Annotated[int | None, typer.Option(help="number of attention heads; default: from the data, or 1", min=1)]
+Projection = Annotated[bool | None, typer.Option(help="a Gaussian matrix after the heads; default: from the data")]
 Expansion = Annotated[float | None, typer.Option(help="hidden width of the feed-forward branch / n; default 1")]
 Law = Annotated[
     FitLaw,
-    typer.Option(help="law of a layer: of the networks' width, of the limit, or the first with the second beside it"),
+    typer.Option(help="law of a layer: at the networks' width, in the limit, or at their width with the limit as well"),
 ]
-LargestLogit = Annotated[float, typer.Option(help="leave out transitions where the softmax's logits spread more")]
+LargestLogit = Annotated[float, typer.Option(help="leave out transitions whose softmax logits spread more than this")]
 ObserveEvery = Annotated[
     str, typer.Option(help="observe every K-th layer; or `last`: the last layer only; or `outputs`: its outputs only")
 ]
-Outputs = Annotated[int, typer.Option(help="how many outputs a network has, where only these are observed", min=1)]
+Outputs = Annotated[int, typer.Option(help="number of outputs per network, if only outputs are observed", min=1)]
 Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
-Draws = Annotated[int, typer.Option(help="kept draws of each chain", min=1)]
+Draws = Annotated[int, typer.Option(help="draws of each chain after warmup", min=1)]
 Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from the checkpoint of a fit that was killed")]
-Seed = Annotated[int, typer.Option(help="seed of every random number", min=0, max=2**63 - 1)]
+Resume = Annotated[bool, typer.Option("--resume", help="continue from the checkpoint of a fit that was killed")]
+Seed = Annotated[int, typer.Option(help="seed of all random numbers", min=0, max=2**63 - 1)]

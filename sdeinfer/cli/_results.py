@@ -1,4 +1,4 @@
-"""The commands that judge a fit and write its report: `check` and `report`."""
+"""The commands that check a fit and write its report: `check` and `report`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_command(posterior: Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")]) -> None:
-    """Judge a fit."""
+    """Check a fit and print the verdicts."""
     post = _read(posterior)
     phase("checking the fit")
     print_results(post, si.check(post))

@@ -1,4 +1,4 @@
-"""Steps that several commands have: settings, a fit, its results in files and in the terminal."""
+"""Steps that several commands share: settings, a fit, and its results in files and in the terminal."""
 
 import shlex
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(law: Law, largest_logit: float, chains: int, draws: int, warmup: int, seed: int) -> dict[str, Any]:
-    """What flags say of a fit."""
+    """The arguments of `fit` from the flags."""
     sizes = {"chains": chains, "draws": draws, "warmup": warmup}
     return {"law": law, "largest_logit": largest_logit, **sizes, "progress": True, "key": key_of(seed, 1)}
 
@@ -26,23 +26,23 @@ def settings_of(law: Law, largest_logit: float, chains: int, draws: int, warmup:
 def fit_with_flags(
     data: "xr.Dataset", kind: "si.Architecture", settings: dict[str, Any], seed: int, checkpoint: "si.Checkpoint"
 ) -> "xr.DataTree":
-    """Fit data by the model of their kind; the result says by which command."""
+    """Fit data with the model that suits them, and record the command in the result."""
     post = si.fit(model_of(data), data, architecture=kind, **settings, checkpoint=checkpoint)
     post.attrs |= {"seed": seed, "command": shlex.join(["sdeinfer", *sys.argv[1:]])}
     return post
 
 
 def checkpoint_of(out: Path, resume: bool) -> "si.Checkpoint":  # noqa: FBT001
-    """Where the results go, which a killed fit does not leave."""
+    """The checkpoint in or beside `out`, where it survives a killed fit."""
     out = out.resolve()
     file = (out if out.is_dir() else out.parent) / f"{out.name}.checkpoint"
     if resume and not file.exists():
-        say(f"no checkpoint at {file}: starting anew", err=True)
+        say(f"no checkpoint at {file}: starting from the beginning", err=True)
     return si.Checkpoint(file, resume)
 
 
 def write_results(post: "xr.DataTree", folder: Path) -> "Check":
-    """Judge a fit, and write its figures, its summary and its report."""
+    """Check a fit, and write its figures, summary and report."""
     phase("checking the fit")
     verdicts = si.check(post)
     phase("drawing the figures")
@@ -60,7 +60,7 @@ def print_results(post: "xr.DataTree", verdicts: "Check") -> None:
     if LIMIT_POSTERIOR in post.children:
         say(f"by the limit's law:\n{table_of(si.summarise(post, group=LIMIT_POSTERIOR))}")
     if post.attrs.get("left_out"):
-        say(f"left out, as they start outside the range of the law: {post.attrs['left_out']:.1%} of transitions")
+        say(f"left out: {post.attrs['left_out']:.1%} of transitions, which start outside the range of the law")
     for verdict in verdicts.verdicts:
         advice = "" if verdict.passed else f": {verdict.advice}"
         mark = "passed" if verdict.passed else "FAILED"

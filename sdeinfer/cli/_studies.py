@@ -31,7 +31,7 @@ def compare_command(
     seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="CSV file to write")] = Path("comparison.csv"),
 ) -> None:
-    """Rank architectures by leave-one-network-out predictive densities, best first; writes ArviZ's table."""
+    """Rank architectures by leave-one-network-out predictive densities, best first; write ArviZ's table."""
     from sdeinfer.models import full_path  # pyright: ignore[reportMissingImports]
 
     with staged_file(out) as file:
@@ -50,8 +50,8 @@ def compare_command(
 def design_command(
     *,
     architecture: Annotated[options.Kind, typer.Option()] = "transformer",
-    parameter: Annotated[str, typer.Option(help="what to tell: gamma, tau0 or c_gap")] = "tau0",
-    relative_sd: Annotated[float, typer.Option(help="how well: its relative sd; of γ, the sd of logit γ")] = 0.05,
+    parameter: Annotated[str, typer.Option(help="parameter to identify: gamma, tau0 or c_gap")] = "tau0",
+    relative_sd: Annotated[float, typer.Option(help="target: its relative sd; for γ, the sd of logit γ")] = 0.05,
     width: options.Width = 256,
     depth: options.Depth = 16,
     tokens: options.Tokens = 4,
@@ -64,7 +64,7 @@ def design_command(
     c_minus: options.CMinus = -2.0,
     seed: options.Seed = 0,
 ) -> None:
-    """Find tokens and a number of networks that tell a parameter; the parameters given are a guess at the truth."""
+    """Find tokens and a number of networks that identify a parameter; the parameter flags are a guess at the truth."""
     kind = kind_of({}, architecture, heads, output_projection, expansion)
     layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
     sizes = {"tokens": tokens, "width": width, "depth": depth}
@@ -74,7 +74,7 @@ def design_command(
     say(f"norms ‖x‖/√n   {_row(found.norms)}\ncorrelations")
     for row in found.correlations:
         say(f"               {_row(row)}")
-    say(f"expected standard deviations, relative but for logit γ:\n{table_of(found.expected.to_frame('sd'))}")
+    say(f"expected standard deviations, relative except for logit γ:\n{table_of(found.expected.to_frame('sd'))}")
 
 
 def _row(values: "np.ndarray") -> str:

@@ -1,4 +1,4 @@
-"""The state of the SDE: covariances, and the diffusion that acts on them."""
+"""Covariance matrices, the state of the SDE, and its diffusion."""
 
 from sdeinfer.covariance._batched import cholesky as cholesky
 from sdeinfer.covariance._batched import diagonal as diagonal

@@ -1,11 +1,11 @@
 """Linear algebra on many small matrices at once: arrays of shape (m, m, ...), one matrix for each trailing index.
 
 On a CPU a batched LAPACK call on 4×4 matrices spends nearly all its time outside the arithmetic. With the batch as the
-*last* axis every operation below is an elementwise one along that axis, which vectorises; the loops over a matrix's own
-indices are unrolled along one index only, since the compiler's time grows with what is unrolled. Beyond `UNROLLED`
-tokens the batch moves to the front, and LAPACK is the faster of the two.
+*last* axis every operation below is elementwise along that axis and vectorises. Loops are unrolled along one matrix
+index only, because compile time grows with the number of unrolled operations. Above `UNROLLED` tokens LAPACK is faster,
+and the batch moves to the front.
 
-`transpose`, `diagonal`, `identity_like`, `matmul` and `total` take NumPy arrays as well, and return such.
+`transpose`, `diagonal`, `identity_like`, `matmul` and `total` also map NumPy arrays to NumPy arrays.
 """
 
 import functools
@@ -20,10 +20,10 @@ from jaxtyping import Array, Bool, Float, Int
 from sdeinfer.covariance._factors import inverse_lower
 
 UNROLLED = 16
-"""The largest m whose loops are unrolled."""
+"""Largest m whose loops are unrolled."""
 
 CHUNK = 8
-"""How many columns of a Cholesky factor are eliminated on a matrix of one size."""
+"""Columns of a Cholesky factor that are eliminated before the finished rows and columns are dropped."""
 
 
 def transpose[T: (Array, np.ndarray)](A: Float[T, "m k ..."]) -> Float[T, "k m ..."]:
@@ -37,7 +37,7 @@ def diagonal[T: (Array, np.ndarray)](A: Float[T, "m m ..."]) -> Float[T, "m ..."
 
 
 def identity_like[T: (Array, np.ndarray)](A: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
-    """The identity, of a shape that broadcasts against A."""
+    """The identity, in a shape that broadcasts against A."""
     xp = A.__array_namespace__()
     return xp.eye(A.shape[0], dtype=A.dtype).reshape(A.shape[:2] + (1,) * (A.ndim - 2))
 
@@ -52,12 +52,12 @@ def matmul[T: (Array, np.ndarray)](A: Float[T, "m m ..."], B: Float[T, "m m ..."
 def _matmul(A: Float[Array, "m m ..."], B: Float[Array, "m m ..."]) -> Any:
     if A.shape[0] > UNROLLED:
         return batch_last(jnp.matmul(batch_first(A), batch_first(B), precision="highest"))
-    # One barrier each: a common one would tie A to B's tangents in rules of differentiation.
+    # One barrier per operand: a shared barrier would tie A to B's tangents under differentiation.
     A, B = jax.lax.optimization_barrier(A), jax.lax.optimization_barrier(B)
     product = A[:, 0, None] * B[None, 0]
     for k in range(1, A.shape[0]):
         product = product + A[:, k, None] * B[None, k]
-    # Without the barrier XLA fuses the product into each of its uses, and computes it anew for every entry there.
+    # Without the barrier XLA fuses the product into each of its uses and recomputes it for every entry.
     return jax.lax.optimization_barrier(product)
 
 
@@ -74,7 +74,7 @@ def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
 
 
 def total[T: (Array, np.ndarray)](A: Float[T, "m ..."], axis: int = 0) -> Float[T, "..."]:
-    """The sum over one of a matrix's own indices."""
+    """The sum over one matrix axis."""
     if isinstance(A, np.ndarray):
         return A.sum(axis=axis)
     if A.shape[axis] > UNROLLED:
@@ -84,7 +84,7 @@ def total[T: (Array, np.ndarray)](A: Float[T, "m ..."], axis: int = 0) -> Float[
 
 
 def cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-    """The lower triangular L with L Lᵀ = A; NaN where a pivot does not exceed its diagonal entry's rounding."""
+    """The lower triangular L with L Lᵀ = A; NaN where a pivot is within the rounding of its diagonal entry."""
     L, definite = _cholesky(A)
     return jnp.where(definite, L, jnp.nan)
 
@@ -109,24 +109,24 @@ def is_positive_definite(A: Float[Array, "m m ..."]) -> Bool[Array, "..."]:
 
 
 def semidefinite_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-    """A square L with L Lᵀ = A for positive *semi*-definite A, where Cholesky's factorisation breaks down.
+    """A square L with L Lᵀ = A for positive *semi*-definite A, for which Cholesky's factorisation breaks down.
 
-    Cholesky's factor, a smooth function of A, where A is definite. Where it is singular up to rounding, the factor by
-    complete pivoting, which ends in columns of zeros: nothing is added to A, and what is left out is of the size of the
-    rounding of A's entries. Its rows are not permuted, so it is triangular up to their order only.
+    Where A is definite, L is the Cholesky factor, a smooth function of A. Where A is singular up to rounding, L is the
+    factor by complete pivoting, which ends in columns of zeros: nothing is added to A, and the neglected remainder is
+    of the size of the rounding of A's entries. The pivoted factor is triangular only up to the order of its rows.
     """
     L, definite = _cholesky(A)
     return jax.lax.cond(definite.all(), lambda A: L, lambda A: jnp.where(definite, L, pivoted_cholesky(A)), A)
 
 
 def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool[Array, "..."]]:
-    """The factor, and whether each pivot exceeds the rounding of its diagonal entry; where not, L is of no use."""
+    """The factor, and whether all its pivots exceed the rounding of their diagonal entries; if not, L is invalid."""
     tokens = len(A)
     smallest = _rounding(A) * diagonal(A)
     if tokens > UNROLLED:
         pivots = diagonal(_lapack_cholesky(jax.lax.stop_gradient(A))) ** 2
         definite = (pivots > smallest).all(axis=0)
-        # Factorised again, without those that give NaN: it would enter the derivative of all.
+        # Factorise again with indefinite matrices replaced: their NaN would enter every derivative.
         return _lapack_cholesky(jnp.where(definite, A, identity_like(A))), definite
 
     def eliminate(rest, k):
@@ -140,8 +140,8 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
 
     rest, L, definite = A, [], jnp.ones(A.shape[2:], bool)
     while len(rest) > 0:
-        # After every few columns the rows that are done are dropped. The loop over columns is not unrolled: the
-        # compiler would take three times as long, for nothing.
+        # Finished rows are dropped after every few columns. The loop over columns is not unrolled: unrolling triples
+        # the compile time and gains nothing.
         count = min(len(rest), CHUNK)
         done, (columns, positive) = jax.lax.scan(eliminate, rest, jnp.arange(count))
         zeros = jnp.zeros((count, tokens - len(rest), *A.shape[2:]), A.dtype)
@@ -152,22 +152,22 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
 
 
 def pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-    """A square L with L Lᵀ = A for positive semi-definite A, without derivatives; NaN-free wherever A is.
+    """A square L with L Lᵀ = A for positive semi-definite A, without derivatives; NaN-free if A is.
 
-    Each column eliminates the first token of which at least half as large a share of its diagonal entry is left as of
-    any: rounding, which differs between programs, then hardly ever changes the order.
+    Each step eliminates the first token whose remaining share of its diagonal entry is at least half the largest
+    remaining share: rounding, which differs between programs, then hardly ever changes the order.
     """
     size = diagonal(A)
     size, identity = jnp.where(size > 0, size, jnp.inf), identity_like(A)
 
     def eliminate(rest, _):
-        # Not times the inverse: that of a size near the largest number is flushed to zero.
+        # Divided, not multiplied by 1/size: the reciprocal of a number near the largest is flushed to zero.
         share = jnp.sum(rest * identity, axis=1) / size
         largest = jnp.max(share, axis=0)
         first = jnp.min(jnp.where(share >= largest / 2, _index(share), len(A)), axis=0)
-        chosen = (_index(share) == first).astype(A.dtype)
-        column = jax.lax.optimization_barrier(jnp.sum(rest * chosen, axis=1))
-        pivot = jnp.sum(column * chosen, axis=0)
+        one_hot = (_index(share) == first).astype(A.dtype)
+        column = jax.lax.optimization_barrier(jnp.sum(rest * one_hot, axis=1))
+        pivot = jnp.sum(column * one_hot, axis=0)
         positive = largest > _rounding(A)
         column = column * jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, pivot, 1.0)), 0.0)
         return rest - column[:, None] * column[None], column
@@ -177,7 +177,7 @@ def pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
 
 
 def _rounding(A: Float[Array, "m m ..."]) -> float:
-    """The share of a diagonal entry that the rounding of an m×m factorisation may leave of it."""
+    """Rounding error of an m×m factorisation, as a fraction of the diagonal entry."""
     return 4 * len(A) * float(jnp.finfo(A.dtype).eps)
 
 

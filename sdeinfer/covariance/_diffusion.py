@@ -1,4 +1,4 @@
-"""Σ(V) = a Σ_lin(V) + κ² 𝒜(V) without any p×p matrix.
+"""Σ(V) = a Σ_lin(V) + κ² 𝒜(V) without forming a p×p matrix.
 
 Let V = LLᵀ, Lᵀ H_m L = U diag(δ) Uᵀ and Q = LU. In the coordinates Z = Q⁻¹ dV Q⁻ᵀ the entries Z_ij, i ≤ j, are
 independent for *every* a and κ², with
@@ -6,7 +6,7 @@ independent for *every* a and κ², with
     var Z_ij = (1 + [i = j]) (a + κ² e_ij),    e_ij = (δ_i² + δ_j²)/m².
 
 Why: Q diagonalises V (to I) and the centred covariance together: with C = H V H, Q⁻¹ V C V Q⁻ᵀ = Qᵀ C Q = diag(δ²), so
-Σ_lin(αβ,δω) = V_αδ V_βω + V_αω V_βδ and 𝒜, which has one V of the four replaced by W = V C V, both become diagonal.
+Σ_lin(αβ,δω) = V_αδ V_βω + V_αω V_βδ and 𝒜, which replaces one of the four V by W = V C V, both become diagonal.
 """
 
 from typing import Any
@@ -25,14 +25,14 @@ from sdeinfer.covariance._matrix import pairs, unvech, vech
 
 
 class Spectrum(eqx.Module):
-    """What Σ(V) takes from V alone: the coordinates Q in which its noise is independent, for every a and κ².
+    """The coordinates Q in which the noise of Σ(V) is independent for every a and κ²; they depend on V alone.
 
-    Of one V, or of stacks of them along leading axes.
+    For one V, or for stacks along leading axes.
 
     Attributes:
         cholesky: L, shape (m, m).
-        rotation: U, the eigenvectors of Lᵀ H_m L, shape (m, m).
-        delta: δ, its eigenvalues, shape (m,).
+        rotation: eigenvectors U of Lᵀ H_m L, shape (m, m).
+        delta: eigenvalues δ of Lᵀ H_m L, shape (m,).
     """
 
     cholesky: Float[Any, "... m m"]
@@ -61,16 +61,16 @@ class Spectrum(eqx.Module):
 
     @property
     def mixing(self) -> Float[Array | np.ndarray, "... p"]:
-        """e_ij = (δ_i² + δ_j²)/m² for i ≤ j, the share of κ² in the variance of Z_ij."""
+        """e_ij = (δ_i² + δ_j²)/m² for i ≤ j, the coefficient of κ² in the variance of Z_ij."""
         rows, columns = pairs(self.tokens)
         return (self.delta[..., rows] ** 2 + self.delta[..., columns] ** 2) / self.tokens**2
 
 
 def spectrum(V: Float[Any, "... m m"]) -> Spectrum:
-    """Find the coordinates Q of V in which Σ(V) is diagonal, in O(m³); of NumPy arrays, by NumPy.
+    """Find the coordinates Q in which Σ(V) is diagonal, in O(m³); NumPy handles NumPy arrays.
 
-    V must be positive definite: for a singular V the result holds NaN, since Σ has no density there. The eigenvectors
-    have no derivative where δ repeats; use `smooth_noise` for gradients through V.
+    V must be positive definite: for a singular V, where Σ has no density, the result holds NaN. The eigenvectors have
+    no derivative where δ repeats; use `smooth_noise` for gradients through V.
     """
     L = cholesky_of(V)
     centred = L - L.mean(axis=-2, keepdims=True)
@@ -79,15 +79,15 @@ def spectrum(V: Float[Any, "... m m"]) -> Spectrum:
 
 
 def coordinates(V: Float[Any, "... m m"], *, causal: bool) -> Spectrum | CausalSpectrum:
-    """The coordinates in which Σ(V) is diagonal, with attention's causal mask or without."""
+    """The coordinates in which Σ(V) is diagonal, with or without attention's causal mask."""
     return causal_spectrum(V) if causal else spectrum(V)
 
 
 class Diffusion(eqx.Module):
-    """Σ(V) = a Σ_lin(V) + κ² 𝒜(V) of Theorems 3.2 and 4.2, as the square root that one can sample and invert.
+    """Σ(V) = a Σ_lin(V) + κ² 𝒜(V) of Theorems 3.2 and 4.2, as a square root to sample from and to invert.
 
     Attributes:
-        spectrum: the coordinates in which it is diagonal; another `CausalSpectrum` under a causal mask.
+        spectrum: the coordinates in which Σ is diagonal.
         linear: a, the strength of Σ_lin.
         attention: κ², the strength of 𝒜.
     """
@@ -112,7 +112,7 @@ class Diffusion(eqx.Module):
         return vech(self.spectrum.whiten(dV)) / self.std
 
     def log_det(self) -> Float[Array, ""]:
-        """The log det Σ = Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of the upper triangle."""
+        """The log-determinant of Σ, Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of `vech`."""
         tokens = self.spectrum.tokens
         return 2 * jnp.sum(jnp.log(self.std)) + 2 * (tokens + 1) * self.spectrum.log_volume
 
@@ -127,7 +127,7 @@ def smooth_noise(
 ) -> lx.AbstractLinearOperator:
     """Σ(V)^{1/2} at V = XXᵀ as M + Mᵀ, differentiable everywhere, from m² normals and without eigenvectors.
 
-    M = X E Xᵀ with `factor_noise`'s E; any square X with V = XXᵀ gives the same law.
+    M = X E Xᵀ with the E of `factor_noise`; every square X with V = XXᵀ gives the same law.
 
     Arguments:
         X: a factor of V.
@@ -153,8 +153,8 @@ def factor_noise(
 ) -> Float[Array, "m m ..."]:
     """E = G Rᵀ with R Rᵀ = (a/2) I + (κ²/m²) K², K = XᵀH_mX: noise that acts on the factor of V = XXᵀ from the right.
 
-    Why it is Σ: E has the law of √(a/2) G₁ + (κ/m) G₂ K. From G₁, X E Xᵀ + X Eᵀ Xᵀ has covariance a Σ_lin; from G₂,
-    whose term is (κ/m) X G₂ Xᵀ H V, it has 𝒜. Adding the two before drawing needs half the normals.
+    Why: E has the law of √(a/2) G₁ + (κ/m) G₂ K. The G₁ term gives X E Xᵀ + X Eᵀ Xᵀ the covariance a Σ_lin; the G₂
+    term, (κ/m) X G₂ Xᵀ H V, gives it κ² 𝒜. One draw of their sum needs half the normals.
     """
     square = linear / 2 * identity_like(K) + attention / K.shape[0] ** 2 * matmul(K, K)
     return matmul(G, transpose(cholesky(square)))

@@ -1,7 +1,7 @@
 """Eigenvalues and eigenvectors of many small symmetric matrices at once: arrays (m, m, ...), as in `_batched`.
 
-Jacobi's cyclic rotations, as elementwise operations along the batch: for m ≤ 4 three to thirty times faster than LAPACK
-called matrix by matrix.
+Cyclic Jacobi rotations, as elementwise operations along the batch: for m ≤ 4, 3 to 30 times faster than one LAPACK call
+per matrix.
 """
 
 import jax
@@ -11,15 +11,15 @@ from jaxtyping import Array, Float
 from sdeinfer.covariance._batched import batch_first, batch_last, diagonal, matmul, transpose
 
 SWEEPS = {1: 0, 2: 1, 3: 5, 4: 6, 5: 7, 6: 7, 7: 8, 8: 8}
-"""Sweeps over all pairs after which nothing is left off the diagonal but rounding, in float64; LAPACK for larger m."""
+"""Sweeps over all pairs, by m, that reduce the off-diagonal entries to rounding in float64; larger m use LAPACK."""
 
 
 @jax.custom_jvp
 def eigh(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m ..."], Float[Array, "m m ..."]]:
     """Eigenvalues, ascending, and eigenvectors, in columns: A = U diag(λ) Uᵀ.
 
-    Where eigenvalues repeat the eigenvectors have no derivative; what is differentiated is then taken to leave them as
-    they are. That is right for functions of A to which the choice of eigenvectors makes no difference.
+    Eigenvectors of repeated eigenvalues have no derivative, and do not rotate into each other under differentiation.
+    That is correct for functions of A that do not depend on the choice of eigenvectors.
     """
     if len(A) not in SWEEPS:
         values, vectors = jnp.linalg.eigh(batch_first(A))
@@ -56,7 +56,7 @@ def _jacobi(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m ..."], Float[Ar
 
 
 def _sweep(a: list[list[Array]], columns: list[list[Array]]) -> tuple[list[list[Array]], list[list[Array]]]:
-    """Rotate every pair of rows and columns once so that its entry off the diagonal vanishes."""
+    """Rotate every pair of rows and columns once so that its off-diagonal entry vanishes."""
     a = [list(row) for row in a]
     tokens = len(a)
     for p in range(tokens):

@@ -1,7 +1,7 @@
-"""Factors of one matrix or of a stack (..., m, m): of JAX's arrays by JAX, and of data, which are NumPy's, by NumPy.
+"""Factors of one matrix or of a stack (..., m, m): JAX arrays by JAX, and data, which are NumPy arrays, by NumPy.
 
-For data nothing is compiled then, whatever their number and size. NumPy refuses a whole stack where one matrix of it
-has no factor; here that one's factor is NaN, as it is by JAX.
+NumPy compiles nothing, whatever the number and size of the data. It rejects a whole stack if one matrix has no factor;
+these functions return NaN for that matrix, as JAX does.
 """
 
 from typing import Any
@@ -48,8 +48,8 @@ def log_volume_of[T: (Array, np.ndarray)](L: Float[T, "... m m"]) -> Float[T, ".
 def factor_on_host(V: np.ndarray) -> np.ndarray:
     """The factor of `semidefinite_cholesky` for each positive semi-definite matrix of a stack (..., m, m), by NumPy.
 
-    Cholesky's where V is definite; pivoted as `pivoted_cholesky` where it is singular, so that equal tokens have equal
-    rows.
+    The Cholesky factor where V is definite; the pivoted factor of `pivoted_cholesky` where V is singular, so that equal
+    tokens have equal rows.
     """
     rounding = 4 * V.shape[-1] * np.finfo(V.dtype).eps
     eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
@@ -65,11 +65,11 @@ def _pivoted(V: np.ndarray, rounding: float) -> np.ndarray:
     size[size == 0] = np.inf
     for _ in range(V.shape[-1]):
         share = np.diagonal(rest, axis1=-2, axis2=-1) / size
-        chosen = (share >= share.max(axis=-1, keepdims=True) / 2).argmax(axis=-1)[..., None]
-        column = np.take_along_axis(rest, chosen[..., None], axis=-1)[..., 0]
-        pivot = np.take_along_axis(column, chosen, axis=-1)
-        left = np.take_along_axis(share, chosen, axis=-1) > rounding
-        column = np.where(left, column / np.sqrt(np.where(left, pivot, 1.0)), 0.0)
+        index = (share >= share.max(axis=-1, keepdims=True) / 2).argmax(axis=-1)[..., None]
+        column = np.take_along_axis(rest, index[..., None], axis=-1)[..., 0]
+        pivot = np.take_along_axis(column, index, axis=-1)
+        positive = np.take_along_axis(share, index, axis=-1) > rounding
+        column = np.where(positive, column / np.sqrt(np.where(positive, pivot, 1.0)), 0.0)
         rest = rest - column[..., :, None] * column[..., None, :]
         columns.append(column)
     return np.stack(columns, axis=-1)

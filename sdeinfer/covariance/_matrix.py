@@ -1,4 +1,4 @@
-"""The state: symmetric positive semi-definite matrices, and the one policy for what counts as one."""
+"""Symmetric positive semi-definite matrices: packing, construction, and the one policy for validation."""
 
 import math
 
@@ -24,7 +24,7 @@ def vech[T: (Array, np.ndarray)](V: Float[T, "... m m"]) -> Float[T, "... p"]:
 
 
 def tokens_of(p: int) -> int:
-    """The number of tokens m of which p = m(m + 1)/2 is the number of pairs."""
+    """The number of tokens m with p = m(m + 1)/2 pairs."""
     return (math.isqrt(8 * p + 1) - 1) // 2
 
 
@@ -34,22 +34,22 @@ def unvech[T: (Array, np.ndarray)](packed: Float[T, "... p"]) -> Float[T, "... m
 
 
 def square_of(tokens: int) -> np.ndarray:
-    """Where the entry (i, j) of a symmetric matrix stands among its p packed ones; shape (m, m)."""
-    place = np.zeros((tokens, tokens), int)
+    """The position of each entry (i, j) of a symmetric matrix in its packed vector; shape (m, m)."""
+    position = np.zeros((tokens, tokens), int)
     rows, columns = pairs(tokens)
-    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
-    return place
+    position[rows, columns] = position[columns, rows] = np.arange(len(rows))
+    return position
 
 
 def safe_sqrt[T: (Array, np.ndarray)](x: T) -> T:
-    """√x whose derivative at 0 is 0 instead of infinite; NaN below 0, as √ is."""
+    """√x with derivative 0 instead of infinity at 0; NaN for x < 0."""
     xp, zero = x.__array_namespace__(), x == 0
     return xp.where(zero, 0.0, xp.sqrt(xp.where(zero, 1.0, x)))
 
 
 @jax.custom_jvp
 def reciprocal(x: ArrayLike) -> Array:
-    """1/x, whose derivative has no other division: the compiler makes a kernel of its own of each."""
+    """1/x whose derivative needs no second division: XLA makes a separate kernel of every division."""
     return 1 / jnp.asarray(x)
 
 
@@ -63,7 +63,7 @@ def _reciprocal_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Arra
 def correlation(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """Correlations ρ_αβ = V_αβ / √(V_αα V_ββ), 1 on the diagonal and never outside [−1, 1].
 
-    Values are clipped only against rounding; a token of zero norm gives NaN.
+    Clipping removes rounding only; a token of zero norm gives NaN.
     """
     scale = jnp.sqrt(diagonal(V))
     rho = jnp.clip(V / (scale[:, None] * scale[None, :]), -1.0, 1.0)
@@ -77,40 +77,37 @@ def centre[T: (Array, np.ndarray)](V: Float[T, "m m ..."]) -> Float[T, "m m ..."
 
 
 def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
-    """A square X with V = XXᵀ: exact for singular V as well, where Cholesky fails.
+    """A square X with V = XXᵀ by the eigendecomposition: exact also for singular V, where Cholesky fails.
 
-    The symmetric eigendecomposition's eigenvalues below zero, which rounding makes of exact zeros, count as zero:
-    validate V first.
+    Negative eigenvalues, to which rounding turns exact zeros, count as zero: validate V first.
     """
     eigenvalues, vectors = jnp.linalg.eigh(V)
     return vectors * jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
 
 
 def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Float[Array, "m m"]:
-    """Covariance of `tokens` tokens of one norm with one correlation between each two.
+    """Covariance of m tokens with equal norms and equal pairwise correlations.
 
     Arguments:
         tokens: number of tokens m ≥ 1.
-        correlation: ρ between every two tokens, in [−1/(m−1), 1].
+        correlation: ρ of every pair of tokens, in [−1/(m−1), 1].
         norm: root mean square of a token's entries, ‖x‖/√n; the diagonal of the result is norm².
 
     Returns:
         V of shape (m, m), in JAX's default floating-point type.
 
     Raises:
-        InputError: where no such covariance exists.
+        InputError: if no such covariance exists, or for a norm that is not in [1e-15, 1e15].
     """
     if tokens < 1:
         raise InputError(f"tokens: at least 1 is needed, got {tokens}")
     lowest = -1.0 if tokens == 1 else -1.0 / (tokens - 1)
     if not lowest <= correlation <= 1.0:
-        raise InputError(
-            f"correlation: {tokens} tokens allow {lowest:.4g} to 1 between every two of them, got {correlation}"
-        )
+        raise InputError(f"correlation: {tokens} tokens allow {lowest:.4g} to 1 between every pair, got {correlation}")
     if not (norm > 0.0 and math.isfinite(norm)):
         raise InputError(f"norm: must be positive and finite, got {norm}")
     if not 1e-15 <= norm <= 1e15:
-        raise InputError(f"norm: must be between 1e-15 and 1e15, since its square must be a number too, got {norm}")
+        raise InputError(f"norm: must be between 1e-15 and 1e15, so that its square is representable, got {norm}")
     V = norm**2 * ((1.0 - correlation) * np.eye(tokens) + correlation * np.ones((tokens, tokens)))
     return jax.device_put(V.astype(jnp.result_type(float)))
 
@@ -118,18 +115,18 @@ def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Flo
 def validate_covariance(V: ArrayLike, name: str = "V0") -> np.ndarray:
     """Check that an array is one covariance: square, finite, symmetric and positive semi-definite up to rounding.
 
-    The tolerances are those of rounding, not of modelling: asymmetry and negative eigenvalues may reach √eps times
-    the largest entry, eps that of the array's own type.
+    The tolerance covers rounding only: asymmetry and negative eigenvalues may reach √eps times the largest entry, with
+    the eps of the array's own type.
 
     Arguments:
         V: array of shape (m, m).
-        name: what to call it in the error.
+        name: name of the array in errors.
 
     Returns:
         V as a NumPy array of floating-point numbers.
 
     Raises:
-        InputError: saying which property fails, where, and by how much.
+        InputError: with the property that fails, where, and by how much.
     """
     V = np.asarray(V)
     if V.dtype.kind in "iu":
@@ -151,7 +148,7 @@ def covariance_fault(V: np.ndarray) -> tuple[tuple[int, ...], str] | None:
         V: array of shape (..., m, m).
 
     Returns:
-        None where all are covariances; otherwise the index of the first that is not, and what is wrong with it.
+        None if all are covariances; otherwise the index of the first that is not, and its fault.
     """
     if not np.issubdtype(V.dtype, np.floating):
         V = V.astype(np.float64)
@@ -174,7 +171,7 @@ def covariance_fault(V: np.ndarray) -> tuple[tuple[int, ...], str] | None:
 
 
 def singular(V: np.ndarray) -> np.ndarray:
-    """Which matrices of a stack (..., m, m) are singular up to the rounding of their type; shape (...)."""
+    """Whether each matrix of a stack (..., m, m) is singular up to the rounding of its type; shape (...)."""
     eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
     return eigenvalues[..., 0] <= np.finfo(V.dtype).eps * V.shape[-1] * eigenvalues[..., -1]
 
@@ -184,5 +181,5 @@ def _first(faulty: np.ndarray) -> tuple[int, ...]:
 
 
 def is_concrete(x: object) -> bool:
-    """Whether a value can be looked at now, that is, whether it is not traced by a JAX transformation."""
+    """Whether a value is concrete, that is, not traced by a JAX transformation."""
     return not isinstance(x, Tracer)

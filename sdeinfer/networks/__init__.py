@@ -1,4 +1,4 @@
-"""Finite networks: with their weights, and the exact chain of their covariances without them."""
+"""Finite networks: drawn with their weights, or as the exact Markov chain of their covariances."""
 
 from sdeinfer.networks._baselines import Baseline as Baseline
 from sdeinfer.networks._baselines import sample_baseline as sample_baseline

@@ -1,4 +1,4 @@
-"""Networks that are not shaped, or not independent: what the theory is not about, and a check should say so of."""
+"""Networks outside the theory, unshaped or with shared weights, on which a check should fail."""
 
 import math
 from typing import Literal
@@ -18,21 +18,21 @@ from sdeinfer.observation import covariance_dataset
 
 
 class Baseline(eqx.Module):
-    """A Transformer's layer, attention and then feed-forward, each a residual branch: X′ = λX + γ f(X).
+    """A Transformer layer, attention and then feed-forward, each a residual branch: X′ = λX + γ f(X).
 
-    With every switch as it is by default this is the shaped Transformer of Eq. 11 with slopes 1 ± c/√n; each takes one
-    of its modifications away (Fig. 1 left, Fig. 4).
+    The defaults give the shaped Transformer of Eq. 11 with slopes 1 ± c/√n; each switch removes one of its
+    modifications (Fig. 1 left, Fig. 4).
 
     Attributes:
         gamma: γ; λ² + γ² = 1.
-        tau0: τ0 of the temperature τ0 √(n n_k); not used where it is the usual one.
-        c: c₊ = −c₋ of the shaped ReLU; a plain ReLU where None.
-        identity: A has I added (Eq. 9).
-        centred: A has 11ᵀ/m taken away.
-        temperature: "shaped", or "usual", √n_k.
-        layer_norm: tokens are normalised at the start of each branch (Pre-LN).
+        tau0: τ0 of the shaped temperature τ0 √(n n_k); unused with the usual temperature.
+        c: c₊ = −c₋ of the shaped ReLU; None for a plain ReLU.
+        identity: add I to A (Eq. 9).
+        centred: subtract 11ᵀ/m from A.
+        temperature: "shaped", or "usual" for √n_k.
+        layer_norm: normalise the tokens at the start of each branch (Pre-LN).
         weights: standard deviation of the weights.
-        shared: every layer of a network has the same weights.
+        shared: give every layer of a network the same weights.
     """
 
     gamma: float = 0.5
@@ -63,7 +63,7 @@ class Baseline(eqx.Module):
     def _feedforward(self, X: Float[Array, "m n"], key: PRNGKeyArray) -> Float[Array, "m n"]:
         width, (key_pre, key_post) = X.shape[1], jr.split(key)
         h = X @ self._weights(key_pre, width)
-        # Slopes 1 and 0 are those of c₋ = −√n.
+        # The slopes 1 and 0 of a plain ReLU are those of c₊ = 0 and c₋ = −√n.
         c_plus, c_minus = (0.0, -math.sqrt(width)) if self.c is None else (self.c, -self.c)
         hidden = shaped_relu(h, jnp.asarray(c_plus), jnp.asarray(c_minus), width)
         return hidden @ self._weights(key_post, width)
@@ -82,11 +82,11 @@ def sample_baseline(
         V0: covariance of the initial tokens, shape (m, m).
         width: n, also of queries, keys and hidden units; at least m.
         depth: d, the number of layers.
-        networks: how many networks.
-        key: where the randomness comes from.
+        networks: number of networks.
+        key: PRNG key.
 
     Returns:
-        The Dataset of `covariance_dataset`, without architecture and truth: it has none that could be fitted.
+        The Dataset of `covariance_dataset`, without architecture and truth: no layer of the package describes it.
     """
     V0 = jnp.asarray(validate_covariance(V0))
     paths = _paths(baseline, V0, jr.split(key, networks), width=width, depth=depth)
@@ -95,7 +95,7 @@ def sample_baseline(
 
 @eqx.filter_jit
 def _paths(baseline: Baseline, V0: Array, keys: PRNGKeyArray, *, width: int, depth: int) -> Array:
-    def one(key: PRNGKeyArray) -> Array:
+    def network(key: PRNGKeyArray) -> Array:
         key_tokens, key_layers = jr.split(key)
         X = tokens_with_covariance(V0, width=width, key=key_tokens)
 
@@ -106,8 +106,8 @@ def _paths(baseline: Baseline, V0: Array, keys: PRNGKeyArray, *, width: int, dep
         _, path = jax.lax.scan(layer, X, jnp.arange(depth))
         return jnp.concatenate([V0[None], path])
 
-    # One after the other: weights of one layer of one network are in memory.
-    return jax.lax.map(one, keys)
+    # Sequential, so that memory holds the weights of one layer of one network only.
+    return jax.lax.map(network, keys)
 
 
 def _normalised(X: Float[Array, "m n"]) -> Float[Array, "m n"]:

@@ -1,4 +1,4 @@
-"""The Markov chain that the covariance of a finite network is, without the network."""
+"""The covariance of a finite network as a Markov chain, drawn without the network's weights."""
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +21,24 @@ def covariance_chain(
     room: int | None = None,
     keys: NetworkKeys,
 ) -> Float[Array, "networks observed m m"]:
-    """Draw the covariances of many finite networks side by side, from exactly the law that their weights give them.
+    """Draw the covariances of many finite networks at once, from exactly the law that Gaussian weights give them.
 
-    By rotation invariance V_{ℓ+1} depends on X_ℓ through V_ℓ alone, or through the covariances of each head's columns:
-    a layer costs O(m² n) random numbers and operations, O(m³) if it is attention, instead of O(m n²). To be called
-    under `jax.jit`; all but the room may be traced.
+    By rotation invariance V_{ℓ+1} depends on X_ℓ only through V_ℓ, or through the covariances of each head's columns:
+    a layer costs O(m² n) random numbers and operations, O(m³) for attention, instead of O(m n²). Call this under
+    `jax.jit`; every argument but `room` may be traced.
 
     Arguments:
         layer: the architecture, with its parameters in V0's type.
-        V0: covariance of the initial tokens, shape (m, m), or (networks, m, m) if each network has its own; possibly
+        V0: covariance of the initial tokens, shape (m, m), or (networks, m, m) if each network has its own; may be
             singular. The tokens' directions are uniformly random.
-        width: n, one that `check_chain_width` has seen.
-        layers: how many; of these the last that `observe_every` does not divide are left out.
+        width: n, checked by `check_chain_width`.
+        layers: number of layers; those after the last multiple of `observe_every` are not drawn.
         observe_every: k, to return layers 0, k, 2k, … only.
-        room: how many of them to have room for beside layer 0; ⌊layers/k⌋ where None, for known `layers`.
-        keys: one for each network.
+        room: number of observed layers to allocate beside layer 0; None allocates ⌊layers/k⌋, for concrete `layers`.
+        keys: one per network.
 
     Returns:
-        V, of shape (networks, 1 + room, m, m), zero where there are no layers left.
+        V, of shape (networks, 1 + room, m, m), zero after the last observed layer.
     """
     key_start, key_layers = keys.split(2)
     networks = keys.high.shape[0]
@@ -49,8 +49,8 @@ def covariance_chain(
     def observed(number, state):
         V, path = state
         V = jax.lax.fori_loop(number * observe_every, (number + 1) * observe_every, one_layer, V)
-        seen = whole(V)[:, :, 0]
-        return V, path.at[number].set((seen + transpose(seen)) / 2)
+        full = whole(V)[:, :, 0]
+        return V, path.at[number].set((full + transpose(full)) / 2)
 
     V0 = jnp.broadcast_to(V0, (networks, *V0.shape[-2:]))
     V = _initial_blocks(jnp.moveaxis(V0, 0, -1)[:, :, None], layer.column_blocks, width, key_start)
@@ -61,7 +61,7 @@ def covariance_chain(
 
 
 def check_chain_width(layer: AbstractLayer, *, tokens: int, width: int) -> None:
-    """Refuse a width for which the chain has no law: see `covariance_chain`."""
+    """Raise `InputError` for a width at which the chain is not defined: see `covariance_chain`."""
     blocks = layer.column_blocks
     if width % blocks != 0:
         raise InputError(f"heads: the width {width} is not a multiple of {blocks}")
@@ -77,7 +77,7 @@ def check_chain_width(layer: AbstractLayer, *, tokens: int, width: int) -> None:
 def _initial_blocks(
     V: Float[Array, "m m 1 networks"], blocks: int, width: Int[Array, ""] | int, keys: NetworkKeys
 ) -> Float[Array, "m m blocks networks"]:
-    """X_b X_bᵀ/n of each block of columns of uniformly random tokens X with X Xᵀ/n = V."""
+    """X_b X_bᵀ/n for each block b of columns of uniformly random tokens X with X Xᵀ/n = V."""
     if blocks == 1:
         return V
     columns = width // blocks

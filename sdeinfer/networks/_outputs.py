@@ -1,4 +1,4 @@
-"""Outputs of networks whose covariances are known."""
+"""Outputs of networks with known covariances."""
 
 import jax.random as jr
 import numpy as np
@@ -14,15 +14,15 @@ def sample_outputs(data: xr.Dataset, *, outputs: int, key: PRNGKeyArray) -> xr.D
     """Draw outputs of observed networks: X_out = X W_out with N(0, 1/n) weights is N(0, V_T ⊗ I_q) given V_T (Eq. 21).
 
     Arguments:
-        data: networks that start at layer 0; their last observed layer is the one before the outputs.
-        outputs: q, how many outputs a network has.
-        key: where the randomness comes from.
+        data: networks observed from layer 0 on; the outputs follow their last observed layer.
+        outputs: q, number of outputs per network.
+        key: PRNG key.
 
     Returns:
         The Dataset of `observe_outputs`, with the networks' architecture and truth.
 
     Raises:
-        InputError: for data that are not valid or do not start at layer 0, and for fewer than one output.
+        InputError: for invalid data, data that do not start at layer 0, and fewer than one output.
     """
     data = validate(data)
     if outputs < 1:

@@ -26,20 +26,20 @@ from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observation import covariance_dataset
 
 WEIGHTS_IN_MEMORY = 2**24
-"""How many weights of one kind (n² for each network) are drawn at a time: 128 MiB in float64."""
+"""Largest number of entries of one weight matrix (n² per network) drawn at a time: 128 MiB in float64."""
 
 TOGETHER = 64
-"""Networks of a batch of the chain on a CPU, whatever their number: one shape is compiled, and stays in the cache."""
+"""Networks per batch of the chain on a CPU, for every number of networks, so that one compiled shape serves all."""
 
 CHAIN_ENTRIES = 2**24
-"""Most normals of the chain that are drawn at a time. An accelerator wants all the networks at once."""
+"""Largest number of the chain's normals drawn at a time; an accelerator is fastest with all networks at once."""
 
 PATH_ENTRIES = 2**24
-"""How many entries of the chain's covariances one batch may return."""
+"""Largest number of covariance entries that one batch of the chain returns."""
 
 FEW_NORMALS = 2**22
-"""Up to so many normals, a quarter of a second's work, the chain is compiled as what runs once: machine code that is
-five times as fast takes 1.3 s longer to compile."""
+"""Largest number of normals, a quarter of a second's work, for which the chain is compiled with `RUN_ONCE`: code that
+is five times as fast takes 1.3 s longer to compile."""
 
 
 @with_progress_line
@@ -57,25 +57,24 @@ def sample_networks(
 ) -> xr.Dataset:
     """Draw independent networks with N(0, 1) weights and record their covariances V = XXᵀ/n.
 
-    By default the covariances are drawn without the networks, from exactly the law that their weights give them: see
-    `covariance_chain`. The networks come in batches of bounded memory; a network depends on its number and the key
-    alone, up to rounding.
+    By default the covariances are drawn without weights, from exactly the law that the weights give them: see
+    `covariance_chain`. Networks are drawn in batches of bounded memory; up to rounding, a network depends only on its
+    number and the key.
 
     Arguments:
         layer: the architecture, with its parameters; repeated `depth` times with fresh weights.
-        V0: covariance of the initial tokens, shape (m, m); every network starts at exactly this V0, in its own
-            directions.
-        width: n; at least m with weights, at least 2m by the chain, where each head of an attention layer without an
-            output projection counts as a network of n/H.
+        V0: covariance of the initial tokens, shape (m, m); every network starts at exactly this V0, with random token
+            directions of its own.
+        width: n; at least m with weights; at least 2m with the chain, or 2mH for H attention heads without an output
+            projection.
         depth: d ≥ 1, the number of layers.
-        networks: how many networks.
+        networks: number of networks.
         observe_every: k, to record layers 0, k, 2k, … only.
-        method: "chain" draws O(m² n) numbers a layer; "weights" draws the n × n matrices and applies them. Both have
-            one law. The chain carries V where networks carry X: in float32 a V with eigenvalues below 10⁻⁶ of its
-            diagonal counts as singular in it.
+        method: "chain" draws O(m² n) numbers per layer; "weights" draws the n × n matrices and applies them. Both have
+            the same law. The state of the chain is V instead of X: in float32 it treats V as singular if an eigenvalue
+            is below 10⁻⁶ of its diagonal.
         progress: show a progress bar.
-        key: where the randomness comes from; the chain takes its own random numbers from it, equally fast for every
-            kind of key.
+        key: PRNG key; the chain uses its own generator, equally fast for every key type.
 
     Returns:
         The Dataset of `covariance_dataset`, in V0's floating-point type, with the truth in its attributes.
@@ -123,18 +122,18 @@ def sample_chains(
     done: Callable[[int], object] = lambda count: None,
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, "networks layers m m"]:
-    """Draw the covariances of networks by the chain, on as many threads as there are cores.
+    """Draw the covariances of networks by the chain, with one thread per core.
 
-    Networks, widths and layers are data of one compiled program.
+    One compiled program serves every width and every number of networks and layers.
 
     Arguments:
         layer: the architecture, with its parameters.
         V0: initial covariance of each network.
-        width: n, one that `check_chain_width` has seen.
-        observed: how many layers to return beside the first.
+        width: n, checked by `check_chain_width`.
+        observed: number of layers to return beside layer 0.
         observe_every: k, to return layers 0, k, 2k, … only.
-        done: called with numbers of networks that are done.
-        key: where the randomness comes from; a network depends on its number and the key alone.
+        done: called after each batch with its number of networks.
+        key: PRNG key; a network depends only on its number and the key.
     """
     networks, tokens = V0.shape[:2]
     layer = jax.tree.map(lambda value: np.asarray(value, V0.dtype), layer)
@@ -148,17 +147,17 @@ def sample_chains(
 
     def draw(start: int) -> int:
         number = np.arange(start, start + batch)
-        mine = number[number < networks]
+        members = number[number < networks]
         # `jax.enable_x64` is thread-local.
         with jax.enable_x64(x64):
-            own = V0[np.minimum(number, networks - 1)]
-            drawn = chain_batch(layer, own, number.astype(np.uint32), key, **sizes, room=room)
-            covariance[mine] = np.asarray(drawn)[: len(mine), : observed + 1]
-        return len(mine)
+            starts = V0[np.minimum(number, networks - 1)]
+            drawn = chain_batch(layer, starts, number.astype(np.uint32), key, **sizes, room=room)
+            covariance[members] = np.asarray(drawn)[: len(members), : observed + 1]
+        return len(members)
 
-    # XLA runs what is inside a loop on one core of a CPU.
+    # On a CPU, XLA runs the body of a loop on one core.
     threads = os.cpu_count() if jax.default_backend() == "cpu" else 1
-    # The first batch alone: threads that start together would each compile the same program.
+    # The first batch runs alone: threads that start together would each compile the same program.
     done(draw(0))
     pool = ThreadPoolExecutor(threads)
     try:
@@ -185,11 +184,11 @@ _many_chains = jax.jit(_chain_batch, static_argnames="room", compiler_options=BA
 
 
 def _sample_weights(layer, V0, networks, *, width, observed, observe_every, done, key) -> np.ndarray:
-    # Batches of one size, which is compiled once, as few as memory allows and as small as they can be then.
+    # Batches of equal size, so that one shape is compiled: as few as memory allows, and then as small as possible.
     batch = math.ceil(networks / math.ceil(networks / max(1, WEIGHTS_IN_MEMORY // width**2)))
     covariance, keys = np.empty((networks, observed + 1, *V0.shape), V0.dtype), jr.split(key, networks)
     for start in range(0, networks, batch):
-        # The last batch is filled up with networks of the one before it.
+        # The last batch is padded with networks of the previous one.
         first = min(start, networks - batch)
         sizes = {"width": width, "observe_every": observe_every, "observed": observed}
         drawn = _weights_batch(layer, V0, keys[first : first + batch], **sizes)

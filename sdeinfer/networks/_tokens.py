@@ -13,16 +13,16 @@ from sdeinfer.covariance import factor
 def tokens_with_covariance(V0: Float[Array, "m m"], *, width: int, key: PRNGKeyArray) -> Float[Array, "m n"]:
     """Random tokens X with XXᵀ/n = V0 up to rounding: a factor of V0 times m uniformly random orthonormal directions.
 
-    The directions matter where a layer acts on entries, as the MLP's first ReLU does (Eq. 19): uniform ones are what
-    the Gaussian weights of every later layer produce.
+    The directions matter if a layer acts on entries, as the MLP's first ReLU does (Eq. 19). The Gaussian weights of
+    every later layer produce uniform directions.
 
     Arguments:
         V0: covariance of m tokens, possibly singular.
         width: n ≥ m.
-        key: where the directions come from.
+        key: PRNG key for the directions.
 
     Raises:
-        InputError: where n < m, since XXᵀ could not have full rank.
+        InputError: if n < m, because XXᵀ could not have full rank.
     """
     tokens = V0.shape[0]
     if width < tokens:

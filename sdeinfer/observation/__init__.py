@@ -1,4 +1,4 @@
-"""Observed networks: from hidden states or files to one validated Dataset."""
+"""Observed networks: hidden states or files reduced to one validated Dataset."""
 
 from sdeinfer.observation._dataset import DIMS as DIMS
 from sdeinfer.observation._dataset import covariance_dataset as covariance_dataset

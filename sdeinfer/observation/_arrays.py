@@ -11,14 +11,14 @@ from sdeinfer._files import InputError, first_line
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """Read an array through `__array__` or DLPack, in its own type, without a copy where its library allows.
+    """Read an array through `__array__` or DLPack, in its own type, without a copy if its library allows.
 
     Arguments:
-        values: an array of NumPy, JAX, PyTorch, or of anything else with one of the two protocols.
-        name: what to call it in the error.
+        values: an array of NumPy, JAX, PyTorch, or any other library with one of the two protocols.
+        name: name of the array in errors.
 
     Raises:
-        InputError: for what is no array, or no array of real numbers.
+        InputError: for anything but an array of real numbers.
     """
     values = _on_host(values)
     reasons = []
@@ -34,10 +34,10 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
 
 def real(array: np.ndarray, name: str) -> np.ndarray:
-    """Check that an array holds real numbers, of a floating-point type or whole.
+    """Check that an array holds floating-point numbers or integers.
 
     Raises:
-        InputError: for complex numbers, truth values, strings and other types.
+        InputError: for complex numbers, booleans, strings and other types.
     """
     if array.dtype.kind not in "iu" and not jnp.issubdtype(array.dtype, jnp.floating):
         raise InputError(f"{name}: real numbers are needed, got {array.dtype}")
@@ -45,7 +45,7 @@ def real(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _on_host(values: Any) -> Any:
-    """A tensor of PyTorch as its two protocols want it: without a gradient, in main memory, its entries in order."""
+    """A PyTorch tensor as both protocols need it: detached, in main memory and contiguous; other values unchanged."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(values, torch.Tensor):
         return values
@@ -53,5 +53,5 @@ def _on_host(values: Any) -> Any:
 
 
 def _through_dlpack(values: Any) -> np.ndarray:
-    # NumPy's own reader knows no bfloat16.
+    # NumPy's own DLPack reader does not support bfloat16.
     return np.asarray(jax.dlpack.from_dlpack(values))

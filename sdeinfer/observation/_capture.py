@@ -1,4 +1,4 @@
-"""Models of Equinox, Flax and PyTorch: drawn anew, run on inputs, and observed a layer at a time."""
+"""Draw models of Equinox, Flax and PyTorch, run them on inputs, and observe them one layer at a time."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,26 +27,27 @@ def observe_equinox[Model](
     progress: bool = False,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
-    """Draw networks of Equinox and observe them, one network and one layer in memory at a time.
+    """Draw Equinox networks and observe them, with one network and one layer in memory at a time.
 
     Arguments:
         make: draws a network from a key.
-        inputs: the initial hidden states, shape (tokens, width), or (prompts, tokens, width) where the layers take them
-            so; or what `embed` makes these of.
-        layers: the layers of a network, applied one after another, as `lambda model: model.blocks`; one that acts on
-            single tokens as `eqx.filter_vmap(layer)`.
-        embed: the part of a network that makes the initial hidden states; where None, the inputs are these.
-        networks: how many networks.
-        width: n; the last dimension where None.
-        tokens: which tokens to observe, see `observe`.
+        inputs: the initial hidden states, shape (tokens, width), or (prompts, tokens, width) if the layers accept it;
+            with `embed`, its input.
+        layers: returns a network's layers in order, as `lambda model: model.blocks`; wrap a layer that acts on single
+            tokens in `eqx.filter_vmap(layer)`.
+        embed: returns the part of a network that maps `inputs` to the initial hidden states; None if `inputs` already
+            are the hidden states.
+        networks: number of networks.
+        width: n; None for the last dimension of the hidden states.
+        tokens: the tokens to observe, see `observe`.
         progress: show a progress bar.
-        key: where the weights come from.
+        key: PRNG key for the weights.
 
     Returns:
-        The Dataset of `observe`: layer 0 is the initial hidden states, layer l those after l layers.
+        The Dataset of `observe`: layer 0 holds the initial hidden states, layer l those after l layers.
 
     Raises:
-        InputError: as `observe` does, and for fewer networks than one.
+        InputError: as `observe`, and for fewer than one network.
     """
     run = eqx.filter_jit(lambda layer, X: layer(X))
 
@@ -68,25 +69,25 @@ def observe_flax[Model](
     progress: bool = False,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
-    """Draw networks of Flax (NNX) and observe them, one network and one layer in memory at a time.
+    """Draw Flax (NNX) networks and observe them, with one network and one layer in memory at a time.
 
     Arguments:
         make: draws a network from `nnx.Rngs`, as `lambda rngs: Model(rngs=rngs)`.
-        inputs: the initial hidden states, shape (tokens, width) or (prompts, tokens, width); or what `embed` makes
-            these of.
-        layers: the layers of a network, applied one after another, as `lambda model: model.blocks`.
-        embed: the part of a network that makes the initial hidden states; where None, the inputs are these.
-        networks: how many networks.
-        width: n; the last dimension where None.
-        tokens: which tokens to observe, see `observe`.
+        inputs: the initial hidden states, shape (tokens, width) or (prompts, tokens, width); with `embed`, its input.
+        layers: returns a network's layers in order, as `lambda model: model.blocks`.
+        embed: returns the part of a network that maps `inputs` to the initial hidden states; None if `inputs` already
+            are the hidden states.
+        networks: number of networks.
+        width: n; None for the last dimension of the hidden states.
+        tokens: the tokens to observe, see `observe`.
         progress: show a progress bar.
-        key: where the weights come from.
+        key: PRNG key for the weights.
 
     Returns:
-        The Dataset of `observe`: layer 0 is the initial hidden states, layer l those after l layers.
+        The Dataset of `observe`: layer 0 holds the initial hidden states, layer l those after l layers.
 
     Raises:
-        InputError: as `observe` does, for fewer networks than one, and where Flax is not installed.
+        InputError: as `observe`, for fewer than one network, and if Flax is not installed.
     """
     nnx = library("flax.nnx")
     run = nnx.jit(lambda layer, X: layer(X))
@@ -108,26 +109,26 @@ def observe_torch(
     progress: bool = False,
     seed: int,
 ) -> xr.Dataset:
-    """Draw networks of PyTorch and observe them by forward hooks, one network and one layer in memory at a time.
+    """Draw PyTorch networks and observe them by forward hooks, with one network and one layer in memory at a time.
 
     Arguments:
-        make: draws a network, from the seed that it is given or from PyTorch's generators, which have this seed then:
+        make: draws a network, from the seed it receives or from PyTorch's generators, which are seeded with it:
             `lambda seed: Model()`.
-        inputs: what a network is called with: one argument, or a mapping of keyword arguments. Hidden states of shape
-            (tokens, width) are one prompt; a first dimension before these is prompts.
-        layers: the modules whose outputs are observed, in order, as `lambda model: model.transformer.h`. Each is called
-            once; of what is a tuple, the first entry counts.
-        networks: how many networks.
-        width: n; the last dimension where None.
-        tokens: which tokens to observe, see `observe`.
+        inputs: the network's input: one positional argument, or a mapping of keyword arguments. Hidden states of shape
+            (tokens, width) are one prompt; an additional first dimension holds prompts.
+        layers: returns the modules whose outputs are observed, in order, as `lambda model: model.transformer.h`. Each
+            must be called once; if its output is a tuple, the first entry is observed.
+        networks: number of networks.
+        width: n; None for the last dimension of the hidden states.
+        tokens: the tokens to observe, see `observe`.
         progress: show a progress bar.
-        seed: where the weights come from. PyTorch's own generators are left as they were.
+        seed: seed of the weights. The state of PyTorch's own generators is restored.
 
     Returns:
-        The Dataset of `observe`: layer 0 is what goes into the first module, layer l what comes out of the l-th.
+        The Dataset of `observe`: layer 0 is the input of the first module, layer l the output of the l-th.
 
     Raises:
-        InputError: as `observe` does, for fewer networks than one, layers that are not called in their order, and where
+        InputError: as `observe`, for fewer than one network, for modules that are not called once and in order, and if
             PyTorch is not installed.
     """
     torch = library("torch")
@@ -165,14 +166,14 @@ def _layer_by_layer[Model](
     X = inputs if embed is None else embed(model)(inputs)
     observer.add(_one_network(X))
     for layer in layers(model):
-        # What is no module would be compiled anew for every network.
+        # A callable that is not a module would be compiled again for every network.
         X = run(layer, X) if isinstance(layer, module) else layer(X)
         observer.add(_one_network(X))
 
 
 def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, observer: Observer) -> None:
     if not modules or len({id(module) for module in modules}) < len(modules):
-        raise InputError(f"layers: at least one module and none twice is needed, got {len(modules)}")
+        raise InputError(f"layers: at least one module, and each only once, is needed, got {len(modules)}")
 
     def before(module: Any, arguments: tuple, keywords: dict) -> None:
         del module
@@ -182,7 +183,7 @@ def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, 
         def hook(module: Any, arguments: tuple, output: Any) -> None:
             del module, arguments
             if len(observer.covariances) != number:
-                raise InputError(f"layers: module {number - 1} is not called once and in its place")
+                raise InputError(f"layers: module {number - 1} is not called once and in order")
             state = output[0] if isinstance(output, tuple) else output
             observer.add(_one_network(state))
 
@@ -201,7 +202,7 @@ def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, 
 
 
 def _one_network(state: Any) -> Any:
-    """Hidden states (tokens, width) or (prompts, tokens, width) of one network, with its dimension before them."""
+    """Hidden states (tokens, width) or (prompts, tokens, width) of one network, with a leading network dimension."""
     if len(state.shape) == 3 and state.shape[0] == 1:
         return state
     return state[None]

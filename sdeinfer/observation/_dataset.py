@@ -1,4 +1,4 @@
-"""Observed covariances as one xarray Dataset, and what makes it valid."""
+"""Observed covariances as one xarray Dataset, and its validation."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from sdeinfer.layers import Architecture
 DIMS = ("network", "layer", "token_a", "token_b")
 
 PROMPT = "prompt"
-"""Dimension of a Dataset of several prompts a network, which is no data for a fit until one of them is taken."""
+"""Name of the dimension over several prompts per network; such a Dataset can be fitted once one prompt is selected."""
 
 
 def covariance_dataset(
@@ -29,15 +29,15 @@ def covariance_dataset(
 
     Arguments:
         covariance: V of every network after every observed layer, shape (networks, layers, tokens, tokens).
-        width: n, one number or one a network.
-        layers: numbers of the observed layers; 0, 1, 2, … where None.
-        architecture: the architecture or its name, where known.
-        truth: the parameters that made the networks, where known.
+        width: n, one number or one per network.
+        layers: numbers of the observed layers; None for 0, 1, 2, ….
+        architecture: the architecture or its name, if known.
+        truth: the networks' true parameters, if known.
 
     Returns:
         A valid Dataset with the variable `covariance` over network, layer, token_a, token_b; `layer` holds the layer
-        numbers, `width` is a coordinate on network, and the attributes hold `architecture`, its sizes where they are
-        not 1 (see `Architecture`) and `truth_<name>`.
+        numbers, `width` is a coordinate on network, and the attributes hold `architecture`, its sizes that are not 1
+        (see `Architecture`) and `truth_<name>`.
 
     Raises:
         InputError: see `validate`.
@@ -45,7 +45,7 @@ def covariance_dataset(
     V = np.asarray(covariance)
     if V.ndim != 4:
         raise InputError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}")
-    kind = Architecture(architecture) if isinstance(architecture, str) else architecture
+    architecture = Architecture(architecture) if isinstance(architecture, str) else architecture
     data = xr.Dataset(
         {"covariance": (DIMS, V)},
         coords={
@@ -53,14 +53,14 @@ def covariance_dataset(
             "layer": np.arange(V.shape[1]) if layers is None else np.asarray(layers),
             "width": ("network", np.broadcast_to(np.asarray(width), V.shape[:1]).copy()),
         },
-        attrs={} if kind is None else kind.attributes(),
+        attrs={} if architecture is None else architecture.attributes(),
     )
     data.attrs.update({f"truth_{name}": float(value) for name, value in (truth or {}).items()})
     return validate(data)
 
 
 def truth_of(attrs: Mapping[Hashable, Any]) -> dict[str, float]:
-    """The parameters that made the networks, where the attributes of the data or of a fit tell.
+    """The networks' true parameters from the attributes of data or of a fit; empty if unknown.
 
     Raises:
         InputError: for an attribute `truth_…` that is not a number.
@@ -76,7 +76,7 @@ def truth_of(attrs: Mapping[Hashable, Any]) -> dict[str, float]:
 
 
 def validate(data: xr.Dataset) -> xr.Dataset:
-    """Check a Dataset of covariances from anywhere, and put it in canonical order.
+    """Check a Dataset of covariances from any source, and put it in canonical order.
 
     Arguments:
         data: a Dataset with the variable `covariance`; its dimensions may come in any order.
@@ -89,14 +89,14 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     """
     if "covariance" not in data:
         raise InputError(f"data: no variable `covariance`, only {sorted(map(str, data.data_vars)) or 'none'}")
-    found = tuple(map(str, data["covariance"].dims))
-    if PROMPT in found:
+    dims = tuple(map(str, data["covariance"].dims))
+    if PROMPT in dims:
         raise InputError(
             "covariance: prompts of one network share its weights, so they are not independent networks: "
-            "take one of them, as by data.isel(prompt=0)"
+            "take one prompt, as by data.isel(prompt=0)"
         )
-    if sorted(found) != sorted(DIMS):
-        raise InputError(f"covariance: needs dimensions {', '.join(DIMS)}, got {', '.join(found)}")
+    if sorted(dims) != sorted(DIMS):
+        raise InputError(f"covariance: needs dimensions {', '.join(DIMS)}, got {', '.join(dims)}")
     data = data.transpose(*DIMS, ...)
     V = data["covariance"].values
     if not np.issubdtype(V.dtype, np.floating):
@@ -112,7 +112,7 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     _validate_layers(data)
     data = _with_width_of_each_network(data)
     truth_of(data.attrs)
-    # Layer by layer, because what a check computes by the way is larger than what it looks at.
+    # Layer by layer, because the temporaries of a check are larger than its input.
     for layer in range(V.shape[1]):
         fault = covariance_fault(V[:, layer])
         if fault is not None:
@@ -139,7 +139,7 @@ def _with_width_of_each_network(data: xr.Dataset) -> xr.Dataset:
         raise InputError("width: a coordinate on network with each network's width is needed")
     width = data["width"]
     if width.dims not in ((), ("network",)):
-        raise InputError(f"width: must be one number a network, got dimensions {', '.join(map(str, width.dims))}")
+        raise InputError(f"width: must be one number per network, got dimensions {', '.join(map(str, width.dims))}")
     if width.dtype.kind not in "iuf" or not (np.isfinite(width.values) & (width.values >= 1)).all():
         raise InputError("width: every width must be at least 1")
     if (width.values < data.sizes["token_a"]).any():

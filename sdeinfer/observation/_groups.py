@@ -1,4 +1,4 @@
-"""Groups of networks: runs, sizes, or blocks of the layers of one."""
+"""Groups of networks: runs, sizes, or blocks of layers of one network."""
 
 from typing import Any, NamedTuple
 
@@ -11,15 +11,15 @@ from sdeinfer._files import InputError
 from sdeinfer.observation._dataset import validate
 
 GROUP = "group"
-"""Optional coordinate of a Dataset on network: a label, a number or a text, of the group that a network belongs to."""
+"""Name of the optional coordinate on network with the label, a number or a text, of each network's group."""
 
 
 class Groups(NamedTuple):
-    """Which networks belong together.
+    """The partition of networks into groups.
 
     Attributes:
-        labels: of the groups, in the order of their first networks; shape (groups,).
-        group: the group of each network, by its place among the labels; shape (networks,).
+        labels: labels of the groups, in the order of their first networks; shape (groups,).
+        group: index into `labels` of each network's group; shape (networks,).
     """
 
     labels: np.ndarray
@@ -29,24 +29,24 @@ class Groups(NamedTuple):
         return len(self.labels)
 
     def members(self, number: int) -> Int[np.ndarray, " members"]:
-        """The positions of a group's networks."""
+        """The indices of a group's networks."""
         return np.flatnonzero(self.group == number)
 
 
 def groups_of(data: xr.Dataset) -> Groups:
-    """The groups that the coordinate `group` of a Dataset puts its networks into.
+    """The groups of networks that the coordinate `group` of a Dataset defines.
 
     Raises:
-        InputError: where there is no such coordinate on network, where a network has no label, or where there are fewer
-            than two groups.
+        InputError: if the coordinate is missing or not on network, if a network has no label, and for fewer than two
+            groups.
     """
     if GROUP not in data.coords:
         raise InputError("group: a coordinate on network with the label of each network's group is needed")
-    given = data[GROUP]
-    if given.dims != ("network",):
-        dims = ", ".join(map(str, given.dims)) or "none"
-        raise InputError(f"group: must be one label a network, got dimensions {dims}")
-    group, labels = pd.factorize(given.values)
+    coordinate = data[GROUP]
+    if coordinate.dims != ("network",):
+        dims = ", ".join(map(str, coordinate.dims)) or "none"
+        raise InputError(f"group: must be one label per network, got dimensions {dims}")
+    group, labels = pd.factorize(coordinate.values)
     if (group < 0).any():
         raise InputError(f"group: network {data['network'].values[np.argmin(group)]} has no label")
     if len(labels) < 2:
@@ -55,21 +55,21 @@ def groups_of(data: xr.Dataset) -> Groups:
 
 
 def blocks_of_layers(data: xr.Dataset, blocks: int) -> xr.Dataset:
-    """Cut every network into blocks of consecutive layers, each of them a network of its own.
+    """Cut every network into blocks of consecutive layers, and treat each block as a network of its own.
 
-    A block starts at the layer at which the one before it ends. Given where they start, blocks are independent of each
-    other, as networks are.
+    A block starts at the last layer of the previous block. Given their initial covariances, blocks are independent of
+    each other, as networks are.
 
     Arguments:
         data: observed networks, see `covariance_dataset`.
-        blocks: how many, of equally many transitions each.
+        blocks: number of blocks, with equally many transitions each.
 
     Returns:
-        A Dataset of blocks × networks, all blocks of the first layers first, with layers numbered from 0 and the
-        coordinates `group`, "first-last" of a block's layer numbers, and `network_of`, the label of its network.
+        A Dataset of blocks × networks, the first block of all networks first, with layers numbered from 0. The
+        coordinate `group` is "first-last", a block's layer numbers, and `network_of` the label of its network.
 
     Raises:
-        InputError: for data that are not valid, fewer than two blocks, or layers that blocks cannot share equally.
+        InputError: for invalid data, fewer than two blocks, or layers that do not divide into equal blocks.
     """
     data = validate(data)
     layers = data["layer"].values

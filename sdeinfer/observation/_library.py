@@ -1,4 +1,4 @@
-"""Libraries that only some users need."""
+"""Optional libraries."""
 
 import importlib
 from typing import Any
@@ -7,10 +7,10 @@ from sdeinfer._files import InputError
 
 
 def library(name: str) -> Any:
-    """Import an optional library, whose extra has its name.
+    """Import an optional library; the extra that installs it has the same name.
 
     Raises:
-        InputError: where it is not installed.
+        InputError: if it is not installed.
     """
     package = name.partition(".")[0]
     try:

@@ -1,4 +1,4 @@
-"""Hidden states to covariances, one layer in memory at a time."""
+"""Reduce hidden states to covariances, with one layer in memory at a time."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,12 +19,13 @@ from sdeinfer.observation._precision import LARGEST_SHARE, LowPrecisionWarning, 
 class Observer:
     """An accumulator of neural covariances V = XXᵀ/n (Definition 3.1): `add` every layer, then take the `dataset`.
 
-    It keeps covariances, never hidden states, and computes them in float32 at least.
+    It keeps covariances, not hidden states, and computes them at least in float32.
 
     Arguments:
-        width: n; the last dimension of the hidden states where None.
-        tokens: which tokens to observe, as indices, a mask or a slice; all where None. See `observe` for what follows.
-        first_network: number of the first network, where networks come in parts.
+        width: n; None for the last dimension of the hidden states.
+        tokens: the tokens to observe, as indices, a mask or a slice; None for all. `observe` says when a subset of the
+            tokens can be fitted.
+        first_network: number of the first network, if networks are observed in parts.
 
     Raises:
         InputError: for a width below 1.
@@ -45,11 +46,11 @@ class Observer:
         """Reduce the hidden states after the next layer; the initial ones come first.
 
         Arguments:
-            state: an array of shape (networks, tokens, width), or (networks, prompts, tokens, width).
+            state: array of shape (networks, tokens, width), or (networks, prompts, tokens, width).
 
         Raises:
-            InputError: for another shape than that of the layers before, fewer features than tokens, or numbers that
-                are not real, NaN or infinite.
+            InputError: for a shape that differs from the previous layers', fewer features than tokens, and numbers that
+                are not real and finite.
         """
         name = f"hidden_states: layer {len(self.covariances)}"
         X = as_array(state, name)
@@ -76,10 +77,10 @@ class Observer:
         """The covariances of all layers so far.
 
         Arguments:
-            layers: numbers of the layers that were added; 0, 1, 2, … where None.
+            layers: layer numbers of the added layers; None for 0, 1, 2, ….
 
         Returns:
-            The Dataset of `covariance_dataset`; with prompts it has the dimension `prompt` as well, after `network`.
+            The Dataset of `covariance_dataset`; prompts add the dimension `prompt` after `network`.
 
         Raises:
             InputError: see `validate`.
@@ -96,7 +97,7 @@ class Observer:
         self._shape = shape
 
     def _check_finite(self, V: np.ndarray, X: np.ndarray, name: str) -> None:
-        # A NaN or an infinity in X is in V's diagonal too, which is much less to look at.
+        # A NaN or an infinity in X appears on the diagonal of V, which is much smaller.
         finite = np.isfinite(np.diagonal(V, axis1=-2, axis2=-1)).all(axis=-1)
         if finite.all():
             return
@@ -108,17 +109,17 @@ class Observer:
 
 
 def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) -> xr.Dataset:
-    """The covariances of networks that came in parts, each seen by an `Observer` of its own.
+    """Join the covariances of networks that were observed in parts, with one `Observer` per part.
 
     Arguments:
-        observers: one a part, the first networks first.
-        layers: numbers of the layers that were added; 0, 1, 2, … where None.
+        observers: one per part, in the order of the networks.
+        layers: layer numbers of the added layers; None for 0, 1, 2, ….
 
     Returns:
-        As `Observer.dataset` does.
+        The Dataset of `Observer.dataset`.
 
     Raises:
-        InputError: for parts that differ in layers, tokens or prompts, and see `validate`.
+        InputError: for parts that differ in layers, tokens or prompts, and as `validate`.
     """
     shapes = [tuple(V.shape[1:] for V in observer.covariances) for observer in observers]
     for observer, shape in zip(observers, shapes, strict=True):
@@ -144,7 +145,7 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
 
 
 def _stacked(parts: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-    """Covariances (networks, …, m, m) of parts and their layers in one array (networks, …, layers, m, m)."""
+    """Stack covariances (networks, …, m, m) over parts and layers to shape (networks, …, layers, m, m)."""
     first = parts[0][0]
     networks = sum(len(part[0]) for part in parts)
     dtype = np.result_type(*(V.dtype for part in parts for V in part))
@@ -165,7 +166,7 @@ def _warn_of_rounding(observers: Sequence[Observer]) -> None:
     share = max(rounding_share(each.covariances, width=each.features, spacing=spacing) for each in observers)
     if share > LARGEST_SHARE:
         warnings.warn(
-            f"hidden_states: {coarsest} rounds by {share:.0%} of what changes from layer to layer (root mean squares), "
+            f"hidden_states: {coarsest} rounds by {share:.0%} of the change from layer to layer (root mean squares), "
             "which a fit takes for noise of the layers: run and save the networks in float32",
             LowPrecisionWarning,
             skip_file_prefixes=(str(Path(__file__).parent),),
@@ -173,7 +174,7 @@ def _warn_of_rounding(observers: Sequence[Observer]) -> None:
 
 
 def _spacing(dtype: np.dtype | None) -> float:
-    """The spacing of a type's numbers above 1 where it is coarser than that of float32, otherwise 0."""
+    """The spacing above 1 of a type's numbers if it is coarser than that of float32, otherwise 0."""
     if dtype is None or dtype.kind in "iu":
         return 0.0
     spacing = float(ml_dtypes.finfo(dtype).eps)
@@ -186,7 +187,7 @@ def _indices(tokens: Any, count: int) -> np.ndarray:
     except (IndexError, TypeError, ValueError) as error:
         raise InputError(f"tokens: cannot choose among {count} tokens by {tokens!r} ({first_line(error)})") from error
     if indices.ndim != 1 or len(indices) == 0 or len(np.unique(indices)) < len(indices):
-        raise InputError(f"tokens: at least one token and none twice is needed, got {indices.tolist()}")
+        raise InputError(f"tokens: at least one token, and each only once, is needed, got {indices.tolist()}")
     return indices
 
 

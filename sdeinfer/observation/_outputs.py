@@ -1,4 +1,4 @@
-"""Networks of which only outputs were observed."""
+"""Networks with observed outputs but no observed hidden states."""
 
 from collections.abc import Hashable, Mapping
 
@@ -11,7 +11,7 @@ from sdeinfer.layers import Architecture
 from sdeinfer.observation._dataset import covariance_dataset
 
 OUTPUTS = "outputs"
-"""Attribute of a Dataset whose last covariances are those of so many outputs."""
+"""Name of the attribute that holds q, in a Dataset whose last covariances are sample covariances of q outputs."""
 
 
 def observe_outputs(
@@ -23,21 +23,21 @@ def observe_outputs(
     architecture: str | Architecture | None = None,
     truth: Mapping[str, float] | None = None,
 ) -> xr.Dataset:
-    """Reduce outputs X_out ~ N(0, V_T ⊗ I_q) (Eq. 21) to their sample covariance, which is all that they say of V_T.
+    """Reduce outputs X_out ~ N(0, V_T ⊗ I_q) (Eq. 21) to their sample covariance, which is sufficient for V_T.
 
     Arguments:
         outputs: X_out of every network, shape (networks, tokens, q).
         initial: covariance of the initial tokens, shape (tokens, tokens), or (networks, tokens, tokens).
-        width: n, one number or one a network.
+        width: n, one number or one per network.
         depth: d, the number of layers before the outputs.
-        architecture: the architecture or its name, where known.
-        truth: the parameters that made the networks, where known.
+        architecture: the architecture or its name, if known.
+        truth: the networks' true parameters, if known.
 
     Returns:
         A Dataset of two layers: 0 with the initial covariance, and d with X_out X_outᵀ/q; its attribute `outputs` is q.
 
     Raises:
-        InputError: for arrays of other shapes, or that are no covariances.
+        InputError: for arrays of other shapes, outputs that are not finite, and an `initial` that is not a covariance.
     """
     X, V0 = np.asarray(outputs, float), np.asarray(initial, float)
     if X.ndim != 3 or 0 in X.shape:
@@ -56,10 +56,10 @@ def observe_outputs(
 
 
 def outputs_of(data: xr.Dataset | Mapping[Hashable, object]) -> int:
-    """How many outputs a network of a Dataset has, or of its attributes; 0 where covariances themselves were observed.
+    """The number of outputs per network, from a Dataset or its attributes; 0 if covariances were observed directly.
 
     Raises:
-        InputError: for an attribute that is not a positive whole number.
+        InputError: if the attribute is not a positive integer.
     """
     attrs = data.attrs if isinstance(data, xr.Dataset) else data
     count = attrs.get(OUTPUTS, 0)

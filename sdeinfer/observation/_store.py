@@ -1,4 +1,4 @@
-"""Files of covariances and of posteriors: NetCDF, or Zarr where the suffix is .zarr."""
+"""Files of covariances and of posteriors: NetCDF, or Zarr if the suffix is .zarr."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import closing
@@ -13,13 +13,13 @@ from sdeinfer.observation._dataset import validate
 from sdeinfer.observation._library import library
 
 ENGINES: dict[str, dict[str, Any]] = {"h5netcdf": {}, "scipy": {"mmap": False}}
-"""Of NetCDF-4, which is written, and of NetCDF-3, which is read too, with xarray's options for them; NetCDF-3 is not
-mapped to memory, because SciPy cannot close the map of a file that was cut off."""
+"""xarray's engines and their options: for NetCDF-4, which is read and written, and for NetCDF-3, which is only read.
+NetCDF-3 is not memory-mapped, because SciPy cannot close the map of a truncated file."""
 
 ZARR_ENGINE: dict[str, dict[str, Any]] = {"zarr": {"consolidated": False}}
 
 ZARR_FORMAT: dict[str, Any] = {"zarr_format": 2, "consolidated": False}
-"""Version 2 has text, and reads a part that is missing as NaN, which is refused; version 3 would read it as zero."""
+"""Zarr version 2 supports text, and reads a missing chunk as NaN, which is refused; version 3 would read it as zero."""
 
 GROUPS = {
     "posterior": (),
@@ -28,14 +28,14 @@ GROUPS = {
     "observed_data": ("covariance",),
     "constant_data": ("width",),
 }
-"""What a posterior file must hold to be judged and reported."""
+"""The groups, with their variables, that a posterior file must hold to be checked and reported."""
 
 
 def read(path: str | Path) -> xr.Dataset:
-    """Read and validate a Dataset of covariances, also one written without this package.
+    """Read and validate a Dataset of covariances, written by this package or by another program.
 
     Raises:
-        InputError: where the file is missing, cannot be read, or holds no valid data (see `validate`).
+        InputError: if the file is missing, cannot be read, or holds no valid data (see `validate`).
     """
     data = _loaded(path, xr.open_dataset)
     try:
@@ -48,7 +48,7 @@ def read_posterior(path: str | Path) -> xr.DataTree:
     """Read the result of a fit.
 
     Raises:
-        InputError: where the file is missing, cannot be read, or holds no posterior.
+        InputError: if the file is missing, cannot be read, or holds no posterior.
     """
     tree = _loaded(path, xr.open_datatree)
     for group, variables in GROUPS.items():
@@ -61,17 +61,17 @@ def read_posterior(path: str | Path) -> xr.DataTree:
 
 
 def write(data: xr.Dataset | xr.DataTree, path: str | Path, *, append: bool = False) -> None:
-    """Write to NetCDF, or to Zarr where the suffix is .zarr; the file is there whole or not at all.
+    """Write to NetCDF, or to Zarr if the suffix is .zarr; the file is written completely or not at all.
 
     Arguments:
         data: covariances, or the result of a fit.
-        path: the file, or the folder of Zarr.
-        append: add networks to those that the folder of Zarr holds, so that an ensemble may be larger than memory; they
-            are numbered on. A write that is killed in the middle damages what was there: append to a copy of what
-            cannot be made again.
+        path: the file, or the Zarr folder.
+        append: add networks to a Zarr folder, so that an ensemble may be larger than memory; their numbers continue
+            those in the folder. An append that is killed damages the folder: append to a copy of data that cannot be
+            made again.
 
     Raises:
-        InputError: where the file cannot be written, or where what it holds has other layers, tokens or attributes.
+        InputError: if the file cannot be written, or holds data with other layers, tokens, types or attributes.
     """
     path = Path(path)
     if append:
@@ -87,17 +87,17 @@ def write(data: xr.Dataset | xr.DataTree, path: str | Path, *, append: bool = Fa
 
 
 def write_parts(parts: Iterable[xr.Dataset], path: str | Path) -> Mapping[Hashable, int]:
-    """Write networks that come in parts, to Zarr one part after another, to NetCDF together.
+    """Write networks that arrive in parts: to Zarr one part at a time, to NetCDF all together.
 
     Arguments:
         parts: valid Datasets of some networks each.
-        path: the file, or the folder of Zarr.
+        path: the file, or the Zarr folder.
 
     Returns:
-        How many networks, layers and tokens were written.
+        The number of networks, layers and tokens written.
 
     Raises:
-        InputError: see `write`.
+        InputError: as `write`.
     """
     path = Path(path)
     with staged_file(path) as temporary:
@@ -119,22 +119,22 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
     if not path.exists() or not any(path.iterdir()):
         write(data, path)
         return
-    with closing(xr.open_zarr(path, chunks=None, consolidated=False)) as there:
-        for what, has, given in [
-            ("variables", set(there.variables), set(data.variables)),
-            ("tokens", there.sizes.get("token_a"), data.sizes["token_a"]),
-            ("layers", there["layer"].values.tolist(), data["layer"].values.tolist()),
-            ("types", there["covariance"].dtype, data["covariance"].dtype),
-            ("attributes", there.attrs, data.attrs),
+    with closing(xr.open_zarr(path, chunks=None, consolidated=False)) as stored:
+        for what, old, new in [
+            ("variables", set(stored.variables), set(data.variables)),
+            ("tokens", stored.sizes.get("token_a"), data.sizes["token_a"]),
+            ("layers", stored["layer"].values.tolist(), data["layer"].values.tolist()),
+            ("types", stored["covariance"].dtype, data["covariance"].dtype),
+            ("attributes", stored.attrs, data.attrs),
         ]:
-            if has != given:
-                raise InputError(f"{path}: has other {what} than what is appended: {has} and {given}")
-        last = int(there["network"].values[-1])
+            if old != new:
+                raise InputError(f"{path}: has other {what} than the appended data: {old} and {new}")
+        last = int(stored["network"].values[-1])
     data = data.assign_coords(network=last + 1 + np.arange(data.sizes["network"]))
     data.to_zarr(path, append_dim="network", **ZARR_FORMAT)
 
 
-def _loaded[T: (xr.Dataset, xr.DataTree)](path: str | Path, opened: Callable[..., T]) -> T:
+def _loaded[T: (xr.Dataset, xr.DataTree)](path: str | Path, opener: Callable[..., T]) -> T:
     path = readable(path)
     engines = ENGINES
     if path.suffix == ZARR:
@@ -143,7 +143,7 @@ def _loaded[T: (xr.Dataset, xr.DataTree)](path: str | Path, opened: Callable[...
     reasons = []
     for engine, options in engines.items():
         try:
-            with closing(opened(path, engine=engine, **options)) as file:
+            with closing(opener(path, engine=engine, **options)) as file:
                 return file.load()
         except Exception as error:
             reasons.append(first_line(error))

@@ -15,19 +15,19 @@ from sdeinfer.observation._observer import Observer
 from sdeinfer.observation._store import ENGINES
 
 AT_ONCE = 2**30
-"""How many bytes one layer and all covariances of the networks that are observed together may have, in float64."""
+"""Largest size, in bytes of float64, of one layer plus all covariances of the networks that are observed together."""
 
 VARIABLE = "hidden_states"
-"""What hidden states are called in a file of several variables."""
+"""Name of the hidden states in a file of several variables."""
 
 
 class StoredStates(NamedTuple):
-    """Hidden states that are still in their file.
+    """Hidden states that are read from their file on demand.
 
     Attributes:
-        shape: of one layer: (networks, tokens, width), or (networks, prompts, tokens, width).
+        shape: shape of one layer: (networks, tokens, width), or (networks, prompts, tokens, width).
         layers: the layers' numbers.
-        read: the hidden states of some networks after the layer at a position.
+        read: maps the index of a layer and a slice of networks to their hidden states.
     """
 
     shape: tuple[int, ...]
@@ -36,27 +36,27 @@ class StoredStates(NamedTuple):
 
 
 def observe_file(path: str | Path, *, width: int | None = None, prompt: int | None = None) -> Iterator[xr.Dataset]:
-    """Observe hidden states in a file, some networks and one layer in memory at a time.
+    """Observe hidden states in a file, with some networks and one layer in memory at a time.
 
     The file holds one array of shape (networks, layers, tokens, width) or (networks, layers, prompts, tokens, width),
-    or one array a layer, in the order of their names ("layer_10" comes after "layer_9"):
+    or one array per layer, in the order of their names ("layer_10" comes after "layer_9"):
 
-    - `.npy`: one array; `.npz`: either. A single array in an `.npz` is read whole.
+    - `.npy`: one array; `.npz`: either. A single array in an `.npz` is loaded completely.
     - `.safetensors`: either.
-    - `.nc` (NetCDF-3 is read whole) and `.zarr`, as xarray writes them: the variable `hidden_states`, or the only one.
-      Dimensions called `network` and `layer` may be anywhere, and a coordinate `layer` gives the numbers of the layers.
+    - `.nc` (NetCDF-3 is loaded completely) and `.zarr`, as xarray writes them: the variable `hidden_states`, or the
+      only one. Dimensions `network` and `layer` may be at any position; a coordinate `layer` holds the layer numbers.
 
     Arguments:
         path: the file.
-        width: n; the last dimension where None.
-        prompt: which prompt of every network, where there are several.
+        width: n; None for the last dimension of the hidden states.
+        prompt: index of the prompt to observe, if networks have several.
 
     Yields:
-        Datasets as `observe` returns them, of networks that follow each other.
+        Datasets as `observe` returns them, of successive networks.
 
     Raises:
-        InputError: where the file is missing, of an unknown type or damaged, for several prompts of which none was
-            chosen, and see `observe`.
+        InputError: if the file is missing, damaged or of an unknown type, if it has several prompts and `prompt` is not
+            one of them, and as `observe`.
     """
     path = readable(path)
     with _opened(path) as stored:
@@ -90,22 +90,23 @@ def _opened(path: Path) -> Iterator[StoredStates]:
     if path.suffix not in openers:
         known = ", ".join(openers)
         raise InputError(
-            f"{path}: hidden states are read from {known}, not from {path.suffix or 'a file of no suffix'}"
+            f"{path}: hidden states are read from {known}, not from {path.suffix or 'a file without a suffix'}"
         )
     with ExitStack() as stack:
-        with _refused(path):
+        with _read_errors(path):
             stored = openers[path.suffix](path, stack)
 
         def read(layer: int, networks: slice) -> Any:
-            # A file that was cut off may open, and fail only where it ends.
-            with _refused(path):
+            # A truncated file may open, and fail only where it ends.
+            with _read_errors(path):
                 return stored.read(layer, networks)
 
         yield stored._replace(read=read)
 
 
 @contextmanager
-def _refused(path: Path) -> Iterator[None]:
+def _read_errors(path: Path) -> Iterator[None]:
+    """Raise an `InputError` for any error of reading a file."""
     try:
         yield
     except (InputError, MemoryError):
@@ -116,15 +117,15 @@ def _refused(path: Path) -> Iterator[None]:
 
 def _npy(path: Path, stack: ExitStack) -> StoredStates:
     del stack
-    return _of_one(np.load(path, mmap_mode="r", allow_pickle=False), path)
+    return _from_array(np.load(path, mmap_mode="r", allow_pickle=False), path)
 
 
 def _npz(path: Path, stack: ExitStack) -> StoredStates:
-    # Opened here, because NumPy leaves a file open that is no archive.
+    # Opened here, because NumPy does not close a file that is not an archive.
     arrays = stack.enter_context(np.load(stack.enter_context(path.open("rb")), allow_pickle=False))
-    names = _in_order(arrays.files, path)
+    names = _sorted_names(arrays.files, path)
     if len(names) == 1:
-        return _of_one(arrays[names[0]], path)
+        return _from_array(arrays[names[0]], path)
     return StoredStates(
         arrays[names[0]].shape, np.arange(len(names)), lambda layer, networks: arrays[names[layer]][networks]
     )
@@ -132,17 +133,17 @@ def _npz(path: Path, stack: ExitStack) -> StoredStates:
 
 def _safetensors(path: Path, stack: ExitStack) -> StoredStates:
     file = stack.enter_context(library("safetensors").safe_open(path, framework="numpy"))
-    names = _in_order(file.keys(), path)
+    names = _sorted_names(file.keys(), path)
     shapes = [tuple(file.get_slice(name).get_shape()) for name in names]
     if len(names) == 1:
-        return _of_one(_Slices(shapes[0], file.get_slice(names[0])), path)
+        return _from_array(_Slices(shapes[0], file.get_slice(names[0])), path)
     return StoredStates(
         shapes[0], np.arange(len(names)), lambda layer, networks: file.get_slice(names[layer])[networks]
     )
 
 
 class _Slices(NamedTuple):
-    """A tensor of safetensors with its shape, as arrays have it."""
+    """A slice of safetensors with the attribute `shape` of an array."""
 
     shape: tuple[int, ...]
     tensor: Any
@@ -159,22 +160,22 @@ def _netcdf(path: Path, stack: ExitStack) -> StoredStates:
         except Exception as error:
             reasons.append(error)
         else:
-            return _of_file(file, path)
+            return _from_dataset(file, path)
     raise reasons[0]
 
 
 def _zarr(path: Path, stack: ExitStack) -> StoredStates:
     zarr = library("zarr")
     file = stack.enter_context(closing(xr.open_zarr(path, chunks=None, consolidated=False)))
-    stored = _of_file(file, path)
+    stored = _from_dataset(file, path)
     array = zarr.open_group(path, mode="r")[_variable(file, path)]
     if array.nchunks_initialized < array.nchunks:
-        # Zarr reads a chunk that is missing as zeros.
+        # Zarr reads a missing chunk as zeros.
         raise InputError(f"{path}: {array.nchunks - array.nchunks_initialized} of {array.nchunks} chunks are missing")
     return stored
 
 
-def _of_one(array: Any, path: Path) -> StoredStates:
+def _from_array(array: Any, path: Path) -> StoredStates:
     shape = tuple(array.shape)
     if len(shape) not in (4, 5):
         raise InputError(
@@ -184,12 +185,12 @@ def _of_one(array: Any, path: Path) -> StoredStates:
     return StoredStates((shape[0], *shape[2:]), np.arange(shape[1]), lambda layer, networks: array[networks, layer])
 
 
-def _of_file(file: xr.Dataset, path: Path) -> StoredStates:
+def _from_dataset(file: xr.Dataset, path: Path) -> StoredStates:
     array = file[_variable(file, path)]
     if {"network", "layer"} <= set(array.dims):
         array = array.transpose("network", "layer", ...)
-    # Loaded where it is read, so that what is damaged is noticed there.
-    stored = _of_one(array, path)._replace(read=lambda layer, networks: array[networks, layer].values)
+    # Loaded on reading, so that damage raises there.
+    stored = _from_array(array, path)._replace(read=lambda layer, networks: array[networks, layer].values)
     if "layer" in array.coords:
         stored = stored._replace(layers=array["layer"].values)
     return stored
@@ -204,8 +205,8 @@ def _variable(file: xr.Dataset, path: Path) -> str:
     return names[0]
 
 
-def _in_order(names: Sequence[str], path: Path) -> list[str]:
-    """Names in the order of the numbers in them."""
+def _sorted_names(names: Sequence[str], path: Path) -> list[str]:
+    """Names sorted by the numbers in them."""
     if not names:
         raise InputError(f"{path}: holds no array")
     return sorted(

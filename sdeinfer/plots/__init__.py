@@ -1,4 +1,4 @@
-"""Figures of a fit; each function takes the result of `fit` and returns a matplotlib figure."""
+"""Figures of a fit or an agreement study, as matplotlib figures."""
 
 import lazy_loader
 

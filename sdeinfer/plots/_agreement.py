@@ -1,4 +1,4 @@
-"""Distance between networks and the SDE against the width."""
+"""The distance between networks and the SDE against the width."""
 
 import numpy as np
 import xarray as xr
@@ -10,11 +10,11 @@ LABELS = {"correlations": "correlations ρ", "log_eigenvalues": "log-eigenvalues
 
 
 def plot_agreement(found: xr.Dataset, quantity: str | None = None) -> Figure:
-    """Distances of `check.agreement` against the width n, with their floor, their part without it and the fitted rate.
+    """Plot the distances of `agreement` against the width n: raw, their floor, without the floor, and the fitted rate.
 
     Arguments:
-        found: what `check.agreement` returned.
-        quantity: one of its quantities; correlations and log-eigenvalues side by side where None.
+        found: the result of `agreement`.
+        quantity: one of its quantities; None shows correlations and log-eigenvalues side by side.
     """
     groups = [name for name in ("correlations", "log_eigenvalues") if name in found["quantity"].values]
     shown = groups if quantity is None else [quantity]
@@ -32,14 +32,15 @@ def _panel(axes: Axes, found: xr.Dataset, title: str) -> None:
     error = found["distance_error"]
     axes.errorbar(width, found["distance"], error, fmt="o", color=NETWORKS, ms=5, label="Wasserstein-1 W")
     squared, error = found["squared"].values, found["squared_error"].values
-    seen = squared > error
-    D = np.sqrt(np.where(seen, squared, np.nan))
+    resolved = squared > error
+    D = np.sqrt(np.where(resolved, squared, np.nan))
     ends = np.sqrt(np.maximum(np.stack([squared - error, squared + error]), 0))
     reach = np.abs(ends - D)
     axes.errorbar(width, D, reach, fmt="s", mfc="none", color=SDE, ms=5, label="D, without the floor")
-    # What cannot be told from zero is below two error bars.
+    # A distance that cannot be told from zero is shown as an upper bound, two errors above its estimate.
     upper = np.sqrt(np.maximum(squared + 2 * error, 0))
-    axes.plot(width[~seen], upper[~seen], "v", mfc="none", color=SDE, ms=6, label="D is below" if any(~seen) else None)
+    label = "D is below" if any(~resolved) else None
+    axes.plot(width[~resolved], upper[~resolved], "v", mfc="none", color=SDE, ms=6, label=label)
     rate, spread = float(found["rate"]), float(found["rate_error"])
     if np.isfinite(rate):
         line = float(found["constant"]) * width**-rate

@@ -1,4 +1,4 @@
-"""Correlations of observed networks against what the SDE predicts: over depth-time, and at the last layer."""
+"""Correlations of observed networks against predictions of the SDE: over depth-time, and at the last layer."""
 
 import numpy as np
 import xarray as xr
@@ -11,7 +11,7 @@ NETWORKS, SDE = "#d1495b", "#2e5eaa"
 
 
 def pair_correlations(covariance: xr.DataArray) -> xr.DataArray:
-    """Correlations ρ_αβ of every pair α < β of tokens, in the place of the two token dimensions a dimension `pair`."""
+    """Correlations ρ_αβ of all token pairs α < β; a dimension `pair` replaces the two token dimensions."""
     V = covariance.transpose(..., "token_a", "token_b")
     rows, columns = np.triu_indices(V.sizes["token_a"], k=1)
     scale = np.sqrt(np.diagonal(V.values, axis1=-2, axis2=-1))
@@ -22,13 +22,13 @@ def pair_correlations(covariance: xr.DataArray) -> xr.DataArray:
 
 
 def correlation_bands(covariance: xr.DataArray) -> xr.DataArray:
-    """Quantiles of the correlations of all pairs, networks and draws, layer by layer; exploded paths are left out."""
+    """Quantiles of the correlations of all pairs, networks and draws, per layer; exploded paths are left out."""
     rho = pair_correlations(covariance)
     return rho.quantile(PROBABILITIES, dim=[dim for dim in rho.dims if dim != "layer"], skipna=True)
 
 
 def plot_correlation_paths(post: xr.DataTree) -> Figure:
-    """Median and bands of the correlations over depth-time t = ℓ/n: networks against the SDE at posterior draws."""
+    """Plot median and bands of the correlations over depth-time t = ℓ/n, networks against SDE at posterior draws."""
     predicted = correlation_bands(_covariance(post, "posterior_predictive"))
     observed = correlation_bands(_covariance(post, "observed_data").sel(layer=predicted["layer"]))
     scale, label = _depth_axis(post)
@@ -50,7 +50,7 @@ def plot_correlation_paths(post: xr.DataTree) -> Figure:
 
 
 def plot_terminal_correlation(post: xr.DataTree) -> Figure:
-    """Density of the correlations at the last layer, networks against SDE, as in Fig. 1 (right) and 3 (left)."""
+    """Plot the density of the correlations at the last layer, networks against SDE: Fig. 1 (right) and 3 (left)."""
     predicted = _covariance(post, "posterior_predictive").isel(layer=-1)
     observed = _covariance(post, "observed_data").sel(layer=predicted["layer"])
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""One-step innovations of the layers, direction by direction."""
+"""One-step innovations of the layers in each direction."""
 
 import xarray as xr
 from matplotlib.figure import Figure
@@ -10,9 +10,9 @@ GOOD, BAD = "#2e5eaa", "#d1495b"
 
 
 def plot_innovations(post: xr.DataTree) -> Figure:
-    """How far the innovations are from those of the law in each direction, in standard errors.
+    """Plot the innovations in each direction, less their expectation, in standard errors.
 
-    The shaded band is left by one direction or more with probability `LEVEL` where the law holds.
+    If the law holds, at least one direction falls outside the shaded band with probability `LEVEL`.
     """
     directions = innovation_tests(post, observed(post)).iloc[::-1]
     bound = float(norm.isf(LEVEL / len(directions) / 2))

@@ -21,7 +21,7 @@ def labels_of(names: Sequence[str]) -> Mapping[Hashable, Hashable]:
 
 
 def plot_posterior(post: xr.DataTree) -> Figure:
-    """Marginal posteriors with their 94 % intervals, and the truth as a dashed line where it is known."""
+    """Plot marginal posteriors with their 94 % intervals, and the truth as a dashed line if it is known."""
     names = parameters_of(post)
     plot = arviz_plots.plot_dist(
         post,
@@ -40,7 +40,7 @@ def plot_posterior(post: xr.DataTree) -> Figure:
 
 
 def plot_ranks(post: xr.DataTree) -> Figure:
-    """Fractional ranks of each chain's draws among all: flat lines within the band where the chains mix."""
+    """Plot fractional ranks of each chain's draws among all draws: flat lines within the band if the chains mix."""
     names = identified_of(post)
     plot = arviz_plots.plot_rank(
         post,
@@ -53,7 +53,7 @@ def plot_ranks(post: xr.DataTree) -> Figure:
 
 
 def _closed(plot: PlotCollection) -> Figure:
-    """The figure, taken off pyplot's list of open ones, which would keep it for ever."""
+    """The figure, removed from pyplot's list of open figures, which would keep it in memory."""
     figure = cast(Figure, plot.get_viz("figure"))
     pyplot.close(figure)
     return figure

@@ -1,4 +1,4 @@
-"""What a fit leaves for people and machines: a page, its figures, and a summary in numbers."""
+"""The report of a fit: an HTML page, its figures, and a summary in JSON."""
 
 import lazy_loader
 

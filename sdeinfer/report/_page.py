@@ -1,4 +1,4 @@
-"""A fit as one page that a person reads: HTML with everything inlined, no network access needed."""
+"""A fit as one HTML page with everything inlined, so that it needs no network access."""
 
 import base64
 import hashlib
@@ -30,11 +30,11 @@ DPI = 120
 QUESTIONS: dict[Topic, str] = {
     "converged": "Did the sampler converge?",
     "identified": "Do the data say more than the prior?",
-    "calibrated": "Are these layers of the law that was fitted?",
+    "calibrated": "Do the layers follow the fitted law?",
     "agrees with the theory": "Do the networks agree with the theory?",
     "true": "Is the truth recovered?",
 }
-"""What each topic of `check` asks."""
+"""The question behind each topic of `check`."""
 
 TITLES = {
     "prior": "prior",
@@ -46,22 +46,22 @@ TITLES = {
     "to_prior": "moves with prior",
     "to_likelihood": "with likelihood",
 }
-"""What the columns of `identification` are called."""
+"""Headings for the columns of `identification`."""
 
 PACKAGES = ("jax", "diffrax", "numpyro", "arviz-stats")
 
 CAPTIONS = {
-    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, where known. Of c₊ "
-    "and c₋ networks of one width know one number, close to their gap; the rest of the two is the prior's.",
+    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, if known. Networks "
+    "of one width identify one combination of c₊ and c₋, close to their gap; the prior determines the other.",
     "correlation_paths": "Correlations between tokens over depth: observed networks against the SDE at draws from the "
     "posterior, started at the networks' own first covariances.",
     "terminal_correlation": "Correlations after the last layer: observed networks against the SDE.",
-    "innovations": "What each layer added to V beyond its mean, at the posterior's mean, in eight directions: outside "
-    "of the band the layers are not those of the law that was fitted.",
-    "ranks": "Ranks of each chain's draws among all draws, less their expectation: curves that stay near zero, with p "
-    "above α, mean that the chains agree.",
+    "innovations": "Innovations of the layers at the posterior mean, in eight directions: a direction outside the band "
+    "means that the layers do not follow the fitted law.",
+    "ranks": "Ranks of each chain's draws among all draws, less their expectation: the chains agree if the curves stay "
+    "near zero, with p above α.",
 }
-"""The figures of a report, by file name, and what they show."""
+"""Captions of a report's figures, by file name."""
 
 
 def figures(post: xr.DataTree) -> dict[str, Figure]:
@@ -113,19 +113,19 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
             "exploded predictions": f"{post.children['posterior_predictive'].attrs['exploded']:.2%}",
         },
         provenance=_provenance(post),
-        again=_again(post),
+        commands=_commands(post),
     )
     with staged_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
 def _questions(verdicts: Check) -> list[tuple[str, bool, list[Verdict]]]:
-    """What is asked of each topic that has verdicts, whether the answer is yes, and these."""
-    asked = [
+    """For each topic with verdicts: its question, whether the answer is yes, and the verdicts."""
+    rows = [
         (question, not verdicts.failed(topic), [v for v in verdicts.verdicts if v.topic == topic])
         for topic, question in QUESTIONS.items()
     ]
-    return [row for row in asked if row[-1]]
+    return [row for row in rows if row[-1]]
 
 
 def _identified(post: xr.DataTree) -> dict[str, Any]:
@@ -138,16 +138,16 @@ def _identified(post: xr.DataTree) -> dict[str, Any]:
 
 def _provenance(post: xr.DataTree) -> dict[str, Any]:
     covariance = np.ascontiguousarray(post.children["observed_data"].to_dataset()["covariance"].values)
-    said = ("model", "command", "seed", "elapsed_s", "created_at", "sdeinfer_version")
+    recorded = ("model", "command", "seed", "elapsed_s", "created_at", "sdeinfer_version")
     return {
-        **{name.replace("_", " "): post.attrs[name] for name in said if name in post.attrs},
+        **{name.replace("_", " "): post.attrs[name] for name in recorded if name in post.attrs},
         "page by": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
         "data (SHA-256)": hashlib.sha256(covariance.tobytes()).hexdigest(),
     }
 
 
-def _again(post: xr.DataTree) -> str:
-    """How to make the posterior and this page once more."""
+def _commands(post: xr.DataTree) -> str:
+    """The commands that reproduce the posterior and this page."""
     if "command" in post.attrs:
         return f"uv run {post.attrs['command']}\nuv run sdeinfer report POSTERIOR"
     sizes = post.children["posterior"].sizes

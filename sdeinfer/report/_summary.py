@@ -1,4 +1,4 @@
-"""A fit in numbers, for machines."""
+"""A fit as plain numbers, in JSON."""
 
 import json
 import math
@@ -14,8 +14,9 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
     """Summarise a fit as plain numbers.
 
     Returns:
-        `parameters`: for each, mean, sd, hdi_low, hdi_high, rhat, ess_bulk, ess_tail, and truth where known;
-        `divergences`; `elapsed_s` where the fit was timed; `verdict` in words; `checks`: every single verdict.
+        `parameters`: mean, sd, hdi_low, hdi_high, rhat, ess_bulk and ess_tail of each, and truth if known;
+        `divergences`; `elapsed_s` if the fit was timed; `verdict` in words; `checks`: every verdict; and
+        `architecture`, `model`, `law` and `left_out`, the fraction of transitions left out.
     """
     rows = summarise(post).to_dict(orient="index")
     return {
@@ -44,7 +45,7 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN."""
+    """The value, or None if it is not finite: JSON has no NaN."""
     return float(value) if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""The covariance SDE, solved by Diffrax."""
+"""Solve the covariance SDE with Diffrax."""
 
 from sdeinfer.solve._blocks import solve_in_blocks as solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray as BrownianArray

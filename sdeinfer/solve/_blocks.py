@@ -1,4 +1,4 @@
-"""Many paths in blocks of one shape, on as many threads as there are cores: the program is the same for all data."""
+"""Many paths in blocks of one shape, one thread per core: one compiled program serves all data."""
 
 import functools
 import os
@@ -28,15 +28,15 @@ def solve_in_blocks(
     """Solve for many paths; no argument may be traced.
 
     Arguments:
-        limit: coefficients of the SDE; scalars, or one of each for every path.
-        X0: factors of the initial covariances, one for all or one for each path.
+        limit: coefficients of the SDE: scalars, or one value per path.
+        X0: factors of the initial covariances: one for all paths, or one per path.
         grid: the solver's steps and the times to save.
-        paths: how many paths.
-        solver: with the range in which eigenvalues may lie.
-        key: where the randomness comes from.
+        paths: number of paths.
+        solver: the solver, with its bounds on the eigenvalues.
+        key: PRNG key.
 
     Returns:
-        V at the saved times, as `solve_paths` returns it, and the time at which each path was stopped.
+        V at the saved times, as `solve_paths` returns it, and the stopping time of each path.
     """
     X0 = np.broadcast_to(X0, (paths, *X0.shape[1:]))
     limit = jax.tree.map(lambda c: np.broadcast_to(np.asarray(c, X0.dtype), paths), limit)
@@ -46,17 +46,17 @@ def solve_in_blocks(
     stopped = np.empty(paths, X0.dtype)
 
     def solve(number: int) -> None:
-        mine = np.minimum(np.arange(number * size, (number + 1) * size), paths - 1)
+        members = np.minimum(np.arange(number * size, (number + 1) * size), paths - 1)
         count = min(size, paths - number * size)
-        own = jax.tree.map(lambda c: c[mine], limit)
+        coefficients = jax.tree.map(lambda c: c[members], limit)
         # `jax.enable_x64` is thread-local.
         with jax.enable_x64(x64):
-            found = _solve_block(solver, own, np.moveaxis(X0[mine], 0, -1), times, key, np.uint32(number))
-            ends, at = (np.asarray(x) for x in found)
-        V[mine[:count]] = np.moveaxis(ends[: len(grid.saved), ..., :count], -1, 0)
-        stopped[mine[:count]] = at[:count]
+            block = _solve_block(solver, coefficients, np.moveaxis(X0[members], 0, -1), times, key, np.uint32(number))
+            V_block, stopped_block = (np.asarray(x) for x in block)
+        V[members[:count]] = np.moveaxis(V_block[: len(grid.saved), ..., :count], -1, 0)
+        stopped[members[:count]] = stopped_block[:count]
 
-    # The first block alone: threads that start together would each compile the same program.
+    # The first block runs alone: threads that start together would each compile the same program.
     solve(0)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(solve, range(1, -(-paths // size))):

@@ -1,6 +1,6 @@
 """Brownian increments over the steps of a fixed grid: drawn from a key, or given as an array."""
 # pyright: reportIncompatibleVariableOverride=false
-# Diffrax declares t0, t1 and levy_area as attributes, and implements them as properties and fields, as here.
+# Diffrax declares t0, t1 and levy_area as attributes and implements them as properties and fields, as this file does.
 
 import math
 
@@ -13,22 +13,22 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from sdeinfer.layers._keys import NetworkKeys, key_words, threefry
 
-INCREMENTS_ONLY = "a Brownian motion on steps has increments only: no values at a time, no Lévy areas"
+INCREMENTS_ONLY = "a Brownian motion on steps has increments only: no values at single times, no Lévy areas"
 
 
 class BrownianSteps(AbstractBrownianPath):
-    """A Brownian motion of which only the increments over the steps of one fixed grid are ever asked for.
+    """A Brownian motion that is evaluated only over the steps of one fixed grid.
 
-    Each increment is drawn afresh from the key and the step's start, so a second look at the same step, as
-    checkpointed reverse-mode differentiation takes it, gives the same number. Diffrax's `UnsafeBrownianPath` draws in
-    the same way but refuses reverse mode, since it cannot know that the grid is fixed; here the grid is. The
-    numbers are those of `layers._keys`, which are drawn faster than those of `jax.random`.
+    Each increment is drawn from the key and the start of its step, so that evaluating a step again, as checkpointed
+    reverse-mode differentiation does, gives the same increment. Diffrax's `UnsafeBrownianPath` draws in the same way
+    but refuses reverse mode, because it cannot know that the grid is fixed; here it is. Random numbers come from
+    `layers._keys`, which is faster than `jax.random`.
 
     Attributes:
         shape: shape and type of one increment; paths are its last axis.
-        key: where the randomness comes from.
-        block: which of many such motions of one key.
-        together: how many paths are drawn for, of which the first are kept; as many as there are where None.
+        key: PRNG key.
+        block: number of this motion among those that share the key.
+        together: number of paths to draw, of which the first are kept; None draws as many as `shape` has.
     """
 
     shape: jax.ShapeDtypeStruct = eqx.field(static=True)
@@ -52,9 +52,9 @@ class BrownianSteps(AbstractBrownianPath):
             raise ValueError(INCREMENTS_ONLY)
         t0, t1 = eqxi.nondifferentiable(t0), eqxi.nondifferentiable(t1)
         # In single precision, so that grids that differ by rounding share their increments; `step_grid` refuses steps
-        # that single precision does not tell apart.
+        # that single precision cannot resolve.
         start = jax.lax.bitcast_convert_type(jnp.asarray(t0, jnp.float32), jnp.uint32)
-        # The first bit tells these keys from all others that are made of the same one.
+        # The top bit separates these keys from all others derived from the same key.
         block = jnp.asarray(self.block, jnp.uint32) | jnp.uint32(1 << 31)
         keys = NetworkKeys(*threefry(*key_words(self.key), block[None], start))
         *sizes, paths = self.shape.shape
@@ -65,11 +65,11 @@ class BrownianSteps(AbstractBrownianPath):
 
 
 class BrownianArray(AbstractBrownianPath):
-    """A Brownian motion whose increments over the steps of one grid are given, to be differentiated or inferred.
+    """A Brownian motion with given increments over the steps of one grid, to differentiate or infer them.
 
     Attributes:
         grid: the times between which the solver steps, shape (steps + 1,).
-        normals: increments divided by the root of their steps, shape (steps, ...): standard normals.
+        normals: standard normals, the increments divided by the root of their steps, shape (steps, ...).
     """
 
     grid: Float[Array, " times"]
@@ -89,9 +89,9 @@ class BrownianArray(AbstractBrownianPath):
         del left
         if t1 is None or use_levy:
             raise ValueError(INCREMENTS_ONLY)
-        # The middle of a step lies between its ends whatever their rounding.
+        # The midpoint of a step lies between its ends whatever their rounding.
         number = jnp.searchsorted(self.grid, (t0 + t1) / 2) - 1
         ends = jnp.stack([t0, t1])
         known = jnp.abs(self.grid[number + jnp.arange(2)] - ends).max() <= 0.01 * (t1 - t0)
-        normals = eqx.error_if(self.normals[number], ~known, "BrownianArray: asked for what is not a step of its grid")
+        normals = eqx.error_if(self.normals[number], ~known, "BrownianArray: [t0, t1] is not a step of its grid")
         return normals * jnp.sqrt(t1 - t0).astype(self.normals.dtype)

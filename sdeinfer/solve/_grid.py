@@ -1,6 +1,6 @@
-"""The steps of a solve, from the times at which its paths are kept."""
+"""The solver's time grid, made from the times to save."""
 # pyright: reportIncompatibleVariableOverride=false
-# Diffrax declares as attributes what is implemented as fields.
+# Diffrax declares attributes that subclasses implement as fields.
 
 import math
 from typing import NamedTuple
@@ -16,16 +16,16 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
 
 MOST_STEPS = 10**6
-"""Between two saved times: more is a slip of the user's."""
+"""Largest number of steps between two saved times; more is taken for a mistake."""
 
 
 class Times(eqx.Module):
-    """A grid as data of a compiled solve.
+    """A grid as arrays, so that one compiled solve serves many grids.
 
     Attributes:
         steps: the times between which the solver steps; +∞ after the last.
-        saved: the times to save; the last of them may be repeated.
-        end: the last time to step to.
+        saved: the times to save; the last one may be repeated.
+        end: the last time of the solve.
     """
 
     steps: Float[Array | np.ndarray, " steps"]
@@ -34,10 +34,10 @@ class Times(eqx.Module):
 
 
 class Grid(NamedTuple):
-    """Where the solver steps to, and which of these times are kept; hashable.
+    """The times between which the solver steps, and those to save; hashable.
 
     Attributes:
-        steps: the times between which the solver steps, from 0 on: one more than there are steps.
+        steps: the times between which the solver steps, starting at 0: one more than the number of steps.
         saved: the times to save, each of them in `steps`.
     """
 
@@ -45,11 +45,11 @@ class Grid(NamedTuple):
     saved: tuple[float, ...]
 
     def times(self, dtype: np.dtype, *, padded: bool = False) -> Times:
-        """The grid as data.
+        """The grid as arrays.
 
         Arguments:
-            dtype: type of the times; Diffrax would promote the state to that of others.
-            padded: in arrays of 64, 256, … steps and 16, 64, … times, so that few shapes are compiled.
+            dtype: type of the times, that of the state: Diffrax would promote the state to another.
+            padded: pad to 64, 256, … steps and 16, 64, … times, so that few shapes are compiled.
         """
         steps, saved = len(self.steps), len(self.saved)
         if padded:
@@ -71,17 +71,17 @@ class GridSteps(diffrax.AbstractStepSizeController):
     ts: Float[Array, " steps"]
 
     def wrap(self, direction) -> "GridSteps":
-        """Time runs forwards."""
+        """The controller itself: time runs forwards."""
         del direction
         return self
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order) -> tuple[Float[Array, ""], int]:
-        """The end of the first step, and the number of the time after it."""
+        """The end of the first step, and the index of the time after it."""
         del terms, t0, t1, y0, dt0, args, func, error_order
         return self.ts[1], 2
 
     def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state: Int[Array, ""]):
-        """The next step; every step is kept."""
+        """The next step; every step is accepted."""
         del t0, y0, y1_candidate, args, y_error, error_order
         end = self.ts[controller_state]
         return True, t1, end, False, controller_state + 1, diffrax.RESULTS.successful
@@ -91,7 +91,8 @@ def step_grid(ts: ArrayLike, step: float) -> Grid:
     """Cut [0, ts[0]], [ts[0], ts[1]], … into equal steps no longer than `step`.
 
     Raises:
-        InputError: for times or a step that make no grid.
+        InputError: for times that are traced, not finite or not increasing from 0 on, and for a step that is not
+            positive, needs too many steps, or is too short for single precision.
     """
     if not is_concrete(ts):
         raise InputError("ts: the times must be known when the solver is compiled, got traced values")
@@ -107,10 +108,10 @@ def step_grid(ts: ArrayLike, step: float) -> Grid:
         exact = (time - grid[-1]) / step
         if exact > MOST_STEPS:
             raise InputError(f"step: {step:g} cuts the time to {time:g} into more than {MOST_STEPS} steps")
-        # A ratio that is whole but for rounding is not rounded up.
+        # A ratio that is an integer up to rounding is not rounded up.
         steps = max(math.ceil(exact - 1e-9), int(time > grid[-1]))
         grid.extend(np.linspace(grid[-1], time, steps + 1)[1:].tolist())
     if (np.diff(np.asarray(grid, np.float32)) <= 0).any():
         shortest = np.diff(grid).min()
-        raise InputError(f"step: {shortest:.2g} is too short at times of {grid[-1]:g}: single precision sees none")
+        raise InputError(f"step: {shortest:.2g} is too short for single precision at times of {grid[-1]:g}")
     return Grid(tuple(grid), tuple(times.tolist()))

@@ -1,4 +1,4 @@
-"""One Diffrax solve of many paths side by side, and blocks of them one after the other."""
+"""One Diffrax solve of many paths at once, and sequential blocks of paths."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,17 +19,18 @@ from sdeinfer.solve._psd import CovarianceTerm, PSDEuler
 type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
 
 CHECKPOINTED = diffrax.RecursiveCheckpointAdjoint()
-"""Reverse mode in memory that does not grow with the number of steps; forward mode needs `diffrax.ForwardMode()`."""
+"""Reverse mode, with memory that does not grow with the number of steps; forward mode needs `diffrax.ForwardMode()`."""
 
 TOGETHER, FEWEST_ENTRIES = 256, 4096
-"""Paths of a block on a CPU, whatever their number: one shape is compiled, and stays in the cache. More paths, where
-tokens are so few that the factors would have fewer entries than this: calls would take longer than the work."""
+"""Paths per block on a CPU, for every number of paths, so that one compiled shape serves all; and the fewest factor
+entries per block: with few tokens a block holds more paths, because calls would take longer than the work."""
 
 ENTRIES = 2**15
-"""Most entries that the factors of one block have on a CPU."""
+"""Largest number of factor entries per block on a CPU."""
 
 ENTRIES_ELSEWHERE = 2**26
-"""The same on an accelerator, which wants all the paths at once: this bounds memory only."""
+"""Largest number of factor entries per block on an accelerator, which is fastest with all paths at once: a bound on
+memory only."""
 
 
 def solve_paths(
@@ -44,16 +45,16 @@ def solve_paths(
     """Solve from X0 over the grid's steps.
 
     Arguments:
-        limit: coefficients of the SDE; scalars, or one of each for every path.
+        limit: coefficients of the SDE: scalars, or one value per path.
         X0: factors of the initial covariances.
         grid: the solver's steps and the times to save.
         brownian: increments of shape (*normals, *paths), with the `Limit.normals` of m tokens.
-        solver: with the range in which eigenvalues may lie.
+        solver: the solver, with its bounds on the eigenvalues.
         adjoint: how Diffrax differentiates the solve.
 
     Returns:
-        V at the saved times, which for a stopped path stays as it was then; and the time at which each path was
-        stopped, +∞ for those that were not.
+        V at the saved times, constant from a path's stopping time on; and the stopping times, +∞ for paths that were
+        not stopped.
     """
     limit = jax.tree.map(lambda c: c.astype(X0.dtype), limit)
     times = grid.times(X0.dtype) if isinstance(grid, Grid) else grid
@@ -83,18 +84,18 @@ def _covariance(t, X, args):
 def fill_after[T: Array | np.ndarray](
     stopped: Float[Array | np.ndarray, " paths"], V: Float[T, "paths times m m"], saved: ArrayLike, value: float
 ) -> Float[T, "paths times m m"]:
-    """Replace V at the saved times that are later than its path was stopped; of NumPy arrays, by NumPy."""
+    """Replace V at the saved times after its path's stopping time by `value`; NumPy handles NumPy arrays."""
     where: Callable[..., Any] = np.where if isinstance(V, np.ndarray) else jnp.where
     later = np.asarray(saved, stopped.dtype) > stopped[:, None]
     return where(later[:, :, None, None], V.dtype.type(value), V)
 
 
 def block_size(paths: int, entries: int) -> int:
-    """How many paths are solved for, and drawn for, at a time.
+    """The number of paths that are drawn and solved at a time.
 
     Arguments:
-        paths: how many there are.
-        entries: of each factor.
+        paths: number of paths.
+        entries: number of entries of one factor.
     """
     if jax.default_backend() == "cpu":
         return max(1, min(max(TOGETHER, FEWEST_ENTRIES // entries), ENTRIES // entries))
@@ -109,15 +110,15 @@ def in_blocks(
     *,
     normals: tuple[int, int],
 ) -> tuple[Float[Array, "paths times m m"], Float[Array, " paths"]]:
-    """Solve for many paths in blocks that fit the cache, so that memory is bounded by what is saved.
+    """Solve for many paths in blocks that fit the cache; the saved values bound the memory.
 
-    Blocks and keys are those of `solve_in_blocks`: traced and known arguments give the same paths.
+    Blocks and keys are those of `solve_in_blocks`: traced and concrete arguments give the same paths.
 
     Arguments:
-        solve: from Brownian motions of shape (*normals, paths of one block) to their paths.
-        X0: a factor, for its shape and type.
-        paths: how many paths.
-        key: where the randomness comes from.
+        solve: maps Brownian motions of shape (*normals, paths of one block) to their paths.
+        X0: a factor, used for its shape and type.
+        paths: number of paths.
+        key: PRNG key.
         normals: `Limit.normals` of m tokens.
     """
     size = block_size(paths, X0.size)
@@ -129,6 +130,6 @@ def in_blocks(
 
     if paths <= size:
         return block(0)
-    # Differentiated backwards, a block is solved anew instead of being remembered.
+    # Reverse mode solves a block again instead of storing it.
     V, stopped = jax.lax.map(jax.checkpoint(block), jnp.arange(-(-paths // size)))
     return V.reshape(-1, *V.shape[2:])[:paths], stopped.reshape(-1)[:paths]

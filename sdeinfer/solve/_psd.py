@@ -1,4 +1,4 @@
-"""A Diffrax solver that steps a factor X of V = XXᵀ, so that V stays positive semi-definite whatever the step."""
+"""A Diffrax solver that steps a factor X of V = XXᵀ, so that V stays positive semi-definite for every step size."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -25,10 +25,10 @@ from sdeinfer.solve._causal import causal_psd_step
 class CovarianceTerm(diffrax.AbstractTerm):
     """The covariance SDE of Corollary 4.3 as one Diffrax term: its coefficients and its Brownian motion.
 
-    It has no vector field of its own, since `PSDEuler` does not step along one.
+    It has no vector field, because `PSDEuler` does not step along one.
 
     Attributes:
-        limit: coefficients of the SDE; scalars, or one of each for every path.
+        limit: coefficients of the SDE: scalars, or one value per path.
         brownian: Brownian motion of shape (*normals, *paths), with the `Limit.normals` of m tokens.
     """
 
@@ -49,14 +49,14 @@ class CovarianceTerm(diffrax.AbstractTerm):
 
 
 class PSDEuler(diffrax.AbstractItoSolver):
-    """The covariance SDE by steps of weak order 1 of a factor of V; many paths are stepped side by side.
+    """Solver of weak order 1 for the covariance SDE, which steps a factor of V for many paths at once.
 
-    The state y is the factor X, of shape (m, m, *paths). The solver's own state is the time at which each path was
-    stopped, +∞ while it runs; a path that was stopped keeps its X. It is stopped
+    The state y is the factor X, of shape (m, m, *paths). The solver state is the stopping time of each path, +∞ while
+    the path runs; a stopped path keeps its X. A path is stopped
 
     - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Definition 4.1), and
     - at the start of a step over which attention's drift would change V by more than V itself: the drift is cubic, so
-      that the path explodes within about that step (§4.4).
+      the path explodes within about that step (§4.4).
 
     Attributes:
         lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
@@ -69,15 +69,15 @@ class PSDEuler(diffrax.AbstractItoSolver):
     interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
 
     def order(self, terms) -> None:
-        """No order of its own as an ODE solver."""
+        """None: the solver has no order for ODEs."""
         return None
 
     def strong_order(self, terms) -> float:
-        """½, as Euler–Maruyama with noise that does not commute."""
+        """½, as for Euler–Maruyama with non-commutative noise."""
         return 0.5
 
     def init(self, terms, t0, t1, y0, args) -> Float[Array, "..."]:
-        """Stopped at once, or not yet."""
+        """The stopping time: t0 for a path that starts outside the bounds, otherwise +∞."""
         return jnp.where(self._outside(y0), t0, jnp.inf)
 
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
@@ -85,7 +85,7 @@ class PSDEuler(diffrax.AbstractItoSolver):
         del args, made_jump
         stopped = solver_state
         h, G = terms.contr(t0, t1)
-        # A stopped path steps from the identity: what it holds may be too ill-conditioned for the others' fast path.
+        # A stopped path steps from the identity: its own factor may be ill-conditioned, which would slow all paths.
         running = jnp.isinf(stopped)
         limit = terms.vf(t0, y0, None)
         advance = causal_psd_step if limit.causal else psd_step
@@ -132,7 +132,7 @@ def psd_step(
 
     - Noise from the right: X ← X (I + E), E with independent rows of covariance h ((a/2) I + (κ²/m²) K²), K = XᵀH_mX.
       The mean of (I + E)(I + E)ᵀ is 1 + h (a m/2 + κ² T) times I, with T = tr(K²)/m² = tr(V C)/m².
-    - Dividing by it keeps the mean of V; multiplying by 1 + h θ₁ T is the attention drift's first term.
+    - Dividing V by this factor keeps its mean; multiplying V by 1 + h θ₁ T is the attention drift's first term.
     - The attention drift's second term: X ← (I + h θ₁/(2m) v sᵀ) X, with v = diag V and s the centred diag C.
     - The ReLU's drift: V ← (1 − w) V + w κ₁(V) with w = 1 − e^{−hθ₂/2} and κ₁ = V + 2B₂ the arc-cosine kernel, which is
       positive semi-definite; X becomes a Cholesky factor of the sum.
@@ -144,12 +144,12 @@ def psd_step(
         G: independent normals of variance h.
 
     Returns:
-        a factor of V after the step; and by how much attention's drift changes V at its start, relative to V. Where
-        that is more than V itself the factor is finite, and of no use.
+        a factor of V after the step; and the change of V by attention's drift at the start of the step, relative to V.
+        Where this change exceeds 1 the factor is finite but invalid.
     """
     tokens = len(X)
     centred, K = centred_gram(X)
-    # Without attention these have no part in the step, and are not to overflow in it.
+    # Without attention these terms do not enter the step and must not overflow.
     attends = (limit.attention_drift > 0) | (limit.attention_noise > 0)
     K, centred = jnp.where(attends, K, 0.0), jnp.where(attends, centred, 0.0)
     T = total(total(K * K)) / tokens**2
@@ -158,7 +158,7 @@ def psd_step(
     push = h * limit.attention_drift / (2 * tokens) * total(X * X, axis=1)
 
     change = _relative_change(h * limit.attention_drift * T, push, s, X)
-    explodes = ~(change <= 1)  # NaN, where V overflows, is more than 1 too
+    explodes = ~(change <= 1)  # NaN, where V overflows, counts as more than 1
     K, T, push = (jnp.where(explodes, 0.0, x) for x in (K, T, push))
 
     spread = limit.linear_noise * tokens / 2 + limit.attention_noise * T
@@ -169,7 +169,7 @@ def psd_step(
 
 
 def _relative_change(growth, push, s, X):
-    """Growth of V by the first term of attention's drift, plus twice ‖push (sᵀX)‖/‖X‖ for the second."""
+    """Relative growth of V by the first term of attention's drift, plus twice ‖push (sᵀX)‖/‖X‖ for the second term."""
     growth, push, s, X = jax.lax.stop_gradient((growth, push, s, X))
     size = total(total(X * X))
     turned = total(push**2) * total(total(s[:, None] * X) ** 2)
@@ -177,10 +177,10 @@ def _relative_change(growth, push, s, X):
 
 
 def _align(X: Float[Array, "m m ..."], w: Float[Array, "..."]) -> Float[Array, "m m ..."]:
-    """A factor of (1 − w) V + w κ₁(V) = V + 2w B₂(V); X itself where w = 0, so that no factor is rebuilt in vain."""
+    """A factor of (1 − w) V + w κ₁(V) = V + 2w B₂(V); X itself where w = 0, without a factorisation."""
 
-    def rebuilt(X):
+    def factorise(X):
         V = matmul(X, transpose(X))
         return jnp.where(w > 0, semidefinite_cholesky(V + 2 * w * relu_drift(V)), X)
 
-    return jax.lax.cond(jnp.any(w > 0), rebuilt, lambda X: X, X)
+    return jax.lax.cond(jnp.any(w > 0), factorise, lambda X: X, X)

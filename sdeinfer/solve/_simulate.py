@@ -32,25 +32,25 @@ def simulate(
 ) -> Float[Array, "paths times m m"]:
     """Simulate the covariance SDE dV = b(V) dt + Σ(V)^{1/2} dB of Corollary 4.3 from V0 at time 0.
 
-    The result can be differentiated in the layer's parameters and in V0.
+    The result is differentiable with respect to the layer's parameters and V0.
 
     Arguments:
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m); it may be singular.
         ts: depth-times t = ℓ/n ≥ 0 at which to save, increasing (dimensionless).
-        paths: how many independent paths.
+        paths: number of independent paths.
         step: longest step in depth-time; each interval between saved times is cut into equal steps no longer than this.
-        adjoint: how Diffrax differentiates the solve: backwards by default, forwards with `diffrax.ForwardMode()`, both
-            one after the other with `diffrax.DirectAdjoint()`.
-        key: where the randomness comes from; it gives other paths when `paths` or the kind of device is another.
+        adjoint: how Diffrax differentiates the solve: reverse mode by default, forward mode with
+            `diffrax.ForwardMode()`, both nested with `diffrax.DirectAdjoint()`.
+        key: PRNG key; the paths also depend on `paths` and on the kind of device.
 
     Returns:
-        V at the saved times, shape (paths, times, m, m). The cubic attention drift lets paths explode: all entries of
-        one that does are +∞ from then on, never NaN. `simulate_stopped` says when, and keeps what was finite.
+        V at the saved times, shape (paths, times, m, m). The cubic attention drift can make a path explode: its entries
+        are +∞ from then on, never NaN. `simulate_stopped` returns the time and keeps the finite values.
 
     Raises:
-        InputError: for a V0 that is not a covariance, or for times or steps that make no grid. Under `jax.jit`
-            what is out of range raises when it is known; `equinox.filter_jit` shows a clear message.
+        InputError: for a V0 that is not a covariance, and for invalid times or steps (see `step_grid`). Under `jax.jit`
+            values out of range raise at run time; `equinox.filter_jit` shows a clear message.
     """
     layer, V0 = check_inputs(layer, V0, paths)
     V, stopped = solve_from_key(layer, V0, step_grid(ts, step), PSDEuler(), adjoint, paths, key)
@@ -66,19 +66,19 @@ def simulate_from(
     step: float = 0.01,
     adjoint: AbstractAdjoint = CHECKPOINTED,
 ) -> Float[Array, "paths times m m"]:
-    """The paths of `simulate` as a function of the standard normals that drive them, for programs that infer these.
+    """The paths of `simulate` as a function of the standard normals that drive them, so that these can be inferred.
 
     Arguments:
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m); it may be singular.
         ts: depth-times at which to save, increasing.
-        normals: one m×m matrix for each path and step, or m×2m with a causal mask;
-            `len(step_grid(ts, step).steps) - 1` is the number of steps.
+        normals: one m×m matrix per path and step, m×2m with a causal mask; the number of steps is
+            `len(step_grid(ts, step).steps) - 1`.
         step: longest step in depth-time.
         adjoint: how Diffrax differentiates the solve.
 
     Returns:
-        V at the saved times, shape (paths, times, m, m), as `simulate` returns it.
+        V at the saved times, shape (paths, times, m, m), as in `simulate`.
 
     Raises:
         InputError: as `simulate`, and for normals of another shape.
@@ -93,10 +93,10 @@ def simulate_from(
 
 
 def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple[T, Float[Array | np.ndarray, "m m"]]:
-    """Refuse parameters, a V0 or a number of paths that cannot be."""
+    """Check the parameters, V0 and the number of paths, and make V0 exactly symmetric."""
     layer = check_parameters(layer)
     V0 = validate_covariance(V0) if is_concrete(V0) else _raise_unless_covariance(jnp.asarray(V0))
-    # Its factor is made from one triangle: without this, so would be its derivative.
+    # The factorisation reads one triangle: without this line the derivative would have that triangle only.
     V0 = (V0 + V0.T) / 2
     if paths < 1:
         raise InputError(f"paths: at least 1 is needed, got {paths}")
@@ -104,10 +104,10 @@ def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple
 
 
 def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint, paths: int, key):
-    """V of shape (paths, times, m, m), and the times at which paths were stopped.
+    """V of shape (paths, times, m, m), and the stopping times of the paths.
 
-    Of known values in blocks of one shape; traced ones, of which there may be derivatives, in one program for this grid
-    and number of paths.
+    Concrete arguments are solved in blocks of one shape. Traced arguments, which may be differentiated, are solved in
+    one program for this grid and number of paths.
     """
     if all(map(is_concrete, jax.tree.leaves((layer, V0, key)))):
         X0 = factor_on_host(np.asarray(V0))[None]
@@ -136,7 +136,7 @@ def _solve_from_normals(layer, V0, grid: Grid, adjoint: AbstractAdjoint, normals
 
 
 def _raise_unless_covariance(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:
-    """Raise when a traced V0 is known, since its factor would be that of another matrix."""
+    """Raise at run time if a traced V0 is not a covariance: its factor would be that of another matrix."""
     known = jax.lax.stop_gradient(V0)
     tolerance = math.sqrt(jnp.finfo(V0.dtype).eps) * jnp.abs(known).max()
     symmetric = jnp.abs(known - known.T).max() <= tolerance

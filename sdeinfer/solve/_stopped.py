@@ -18,29 +18,29 @@ from sdeinfer.solve._psd import PSDEuler, above, below
 from sdeinfer.solve._simulate import check_inputs, solve_from_key
 
 PAPERS_RANGE = (1e-4, 1e4)
-"""The range of Fig. 5."""
+"""Lower and upper bound on the eigenvalues of V in Fig. 5."""
 
 
 class Reason(enum.IntEnum):
     """Why a path was stopped."""
 
     NOT = 0
-    """It was not."""
+    """The path was not stopped."""
     ABOVE = 1
     """An eigenvalue reached the upper bound."""
     BELOW = 2
     """An eigenvalue reached the lower bound."""
     EXPLODED = 3
-    """Inside the range, but about to explode within the next step: a shorter step follows it further."""
+    """The eigenvalues are inside the range, but the next step would explode; shorter steps follow the path further."""
 
 
 class StoppedPaths(eqx.Module):
     """Paths of V_{t ∧ T}, with T the time at which an eigenvalue first left a range.
 
     Attributes:
-        covariance: V at the saved times, shape (paths, times, m, m); from T on it stays as it was at T.
+        covariance: V at the saved times, shape (paths, times, m, m); constant from T on.
         time: T, shape (paths,); +∞ for a path that was not stopped.
-        reason: why, a `Reason` for each path, shape (paths,).
+        reason: the `Reason` of each path, shape (paths,).
     """
 
     covariance: Float[Array, "paths times m m"]
@@ -61,23 +61,22 @@ def simulate_stopped(
 ) -> StoppedPaths:
     """Simulate the covariance SDE up to the time at which an eigenvalue of V leaves a range (Definition 4.1).
 
-    V is looked at after every step: what leaves the range and comes back within one is missed, so that stopping times
-    are late by an amount of the order of √step. In single precision an eigenvalue below some 10⁻⁶ of the largest is
-    rounding, and stops the path where `within` has a lower bound. The time has no derivative; `covariance` has those of
-    `simulate`.
+    V is checked after every step: an excursion within one step is missed, so that stopping times are late by O(√step).
+    In single precision an eigenvalue below about 10⁻⁶ of the largest is rounding, and stops the path at any lower
+    bound. The time has no derivative; `covariance` has those of `simulate`.
 
     Arguments:
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m).
         ts: depth-times at which to save, increasing; nothing is simulated after the last.
-        within: the lowest and the highest eigenvalue, neither of them allowed itself.
-        paths: how many independent paths.
+        within: exclusive lower and upper bound on the eigenvalues.
+        paths: number of independent paths.
         step: longest step in depth-time.
         adjoint: how Diffrax differentiates the solve.
-        key: where the randomness comes from.
+        key: PRNG key.
 
     Raises:
-        InputError: as `simulate`, and for a range that is none.
+        InputError: as `simulate`, and for bounds that are not 0 ≤ lower < upper < ∞.
     """
     lowest, highest = _range(within)
     layer, V0 = check_inputs(layer, V0, paths)
@@ -98,15 +97,15 @@ def _reason(
 def stopping_times(
     V: Float[np.ndarray, "paths times m m"], times: ArrayLike, *, within: tuple[float, float] = PAPERS_RANGE
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The stopping times of covariances that were observed, as those of `simulate_stopped`.
+    """The stopping times of observed covariances, as defined in `simulate_stopped`.
 
     Arguments:
-        V: covariances of networks, or any other paths; entries that are not finite count as beyond the upper bound.
-        times: when they were observed, shape (times,).
-        within: the lowest and the highest eigenvalue.
+        V: covariances of networks, or any other paths; non-finite entries count as above the upper bound.
+        times: depth-times of the observations, shape (times,).
+        within: exclusive lower and upper bound on the eigenvalues.
 
     Returns:
-        the first time with an eigenvalue outside, +∞ for none, and the `Reason`, each of shape (paths,).
+        the first time with an eigenvalue outside, +∞ if there is none, and the `Reason`; each of shape (paths,).
     """
     lowest, highest = _range(within)
     V = np.asarray(V)

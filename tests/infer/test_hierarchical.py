@@ -240,7 +240,7 @@ def test_bad_groups_are_refused():
     key = jr.key(0)
     with pytest.raises(si.InputError, match="group: a coordinate on network with the label"):
         si.fit(MODEL, data.drop_vars("group"), key=key)
-    with pytest.raises(si.InputError, match="group: must be one label a network, got dimensions layer"):
+    with pytest.raises(si.InputError, match="group: must be one label per network, got dimensions layer"):
         si.fit(MODEL, data.assign_coords(group=("layer", data["layer"].values)), key=key)
     with pytest.raises(si.InputError, match="group: at least 2 groups are needed, got a alone; use models.full_path"):
         si.fit(MODEL, data.assign_coords(group=("network", ["a"] * 16)), key=key)

@@ -274,12 +274,12 @@ def test_a_batch_of_torch_is_prompts(torch, torch_network):
     ("layers", "message"),
     [
         (lambda model: [*model.blocks, model.unused], "layers: module 4 is not called"),
-        (lambda model: [model.blocks[1], model.blocks[0]], "layers: module 1 is not called once and in its place"),
+        (lambda model: [model.blocks[1], model.blocks[0]], "layers: module 1 is not called once and in order"),
         (
             lambda model: [model.blocks[0], model.blocks[0]],
-            "layers: at least one module and none twice is needed, got 2",
+            "layers: at least one module, and each only once, is needed, got 2",
         ),
-        (lambda model: [], "layers: at least one module and none twice is needed, got 0"),
+        (lambda model: [], "layers: at least one module, and each only once, is needed, got 0"),
     ],
 )
 def test_modules_that_are_not_called_in_turn(torch, torch_network, layers, message):

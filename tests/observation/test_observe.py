@@ -91,7 +91,7 @@ def test_a_subset_of_the_tokens(X):
     with pytest.raises(si.InputError, match="^tokens: cannot choose among 2 tokens by 2 "):
         si.observe(X, tokens=2)
     for tokens in ([0, 0], []):
-        with pytest.raises(si.InputError, match="^tokens: at least one token and none twice is needed"):
+        with pytest.raises(si.InputError, match="^tokens: at least one token, and each only once, is needed"):
             si.observe(X, tokens=tokens)
 
 

@@ -139,6 +139,6 @@ def test_other_files_are_refused(X, tmp_path):
     xr.Dataset({"a": 1.0, "b": 2.0}).to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
     refused("other.nc", "no variable `hidden_states`, only a, b")
     (tmp_path / "X.zarr").write_text("")
-    refused("X.zarr", "is a file, not a folder as Zarr has it")
+    refused("X.zarr", "is a file, not a Zarr folder")
     (tmp_path / "folder.npy").mkdir()
     refused("folder.npy", "is a folder, not a file")

@@ -72,7 +72,7 @@ def test_only_networks_of_one_kind_are_appended(networks, tmp_path):
         "types": networks.astype(np.float32),
         "variables": networks.assign_coords(group=("network", np.zeros(24))),
     }.items():
-        with pytest.raises(si.InputError, match=f"data.zarr: has other {what} than what is appended"):
+        with pytest.raises(si.InputError, match=f"data.zarr: has other {what} than the appended data"):
             write(other, path, append=True)
     xr.testing.assert_identical(read(path), networks)
     with pytest.raises(si.InputError, match="only a Dataset can be appended, and only to Zarr"):

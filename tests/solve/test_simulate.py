@@ -213,7 +213,7 @@ def test_steps_beyond_counting_are_refused(V0, key):
 
 
 def test_steps_that_single_precision_does_not_tell_apart_are_refused(V0, key):
-    with pytest.raises(ValueError, match="step: 1e-06 is too short at times of 100: single precision sees none"):
+    with pytest.raises(ValueError, match="step: 1e-06 is too short for single precision at times of 100"):
         si.simulate(LAYERS["mlp"](), V0, [100.0, 100.000001], paths=1, step=1.0, key=key)
 
 

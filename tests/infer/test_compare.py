@@ -23,18 +23,23 @@ def networks(name: str, count: int, depth: int) -> xr.Dataset:
     return si.sample_networks(LAYERS[name], V0, width=128, depth=depth, networks=count, key=jr.key(3))
 
 
-def test_an_architecture_that_cannot_be_is_ranked_last():
-    # A feed-forward layer of γ = 0.71 has the noise of an MLP, but an MLP never has that of another γ.
+@pytest.fixture(scope="module")
+def feedforward():
+    """Networks of feed-forward layers, and the table of them."""
     data = networks("feedforward", 24, 8)
-    table = si.compare(si.models.full_path, data, architectures=["mlp", "feedforward"], **SIZES, key=jr.key(0))
+    return data, si.compare(si.models.full_path, data, architectures=["mlp", "feedforward"], **SIZES, key=jr.key(0))
+
+
+def test_an_architecture_that_cannot_be_is_ranked_last(feedforward):
+    # A feed-forward layer of γ = 0.71 has the noise of an MLP, but an MLP never has that of another γ.
+    _, table = feedforward
     assert list(table.index) == ["feedforward", "mlp"]
     assert table.loc["feedforward", "elpd_diff"] == 0
     assert 0 < table.loc["feedforward", "p"] < 4
 
 
-def test_densities_are_those_of_the_covariances():
-    data = networks("feedforward", 24, 8)
-    table = si.compare(si.models.full_path, data, architectures=["feedforward", "mlp"], **SIZES, key=jr.key(0))
+def test_densities_are_those_of_the_covariances(feedforward):
+    data, table = feedforward
     path = observed_path(data)
     statistics = path_statistics(path, path_layout(path))
     law = LAYERS["feedforward"].limit()

@@ -16,12 +16,13 @@ from sdeinfer.covariance import semidefinite_cholesky
 from sdeinfer.solve import BrownianArray, BrownianSteps, CovarianceTerm, PSDEuler, solve_paths, step_grid
 
 DTYPES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["float32", "float64"])
-TIMES, STEP = [0.02, 0.13], 0.06
+TIMES, STEP, PATHS = [0.02, 0.13], 0.06, 5
+"""Of most tests: one program for each layer and type."""
 GRID = step_grid(TIMES, STEP)
 LENGTHS = np.diff(GRID.steps)
 
 
-def normals_for(tokens: int, paths: int, grid=GRID):
+def normals_for(tokens: int, paths: int = PATHS, grid=GRID):
     return jr.normal(jr.key(tokens), (paths, len(grid.steps) - 1, tokens, tokens))
 
 
@@ -31,7 +32,7 @@ def test_the_steps_of_these_tests_are_unequal():
 
 @pytest.mark.parametrize("tokens", [1, 3, 18])
 def test_paths_are_those_of_the_naive_twin(tokens):
-    layer, V0, normals = LAYERS["transformer"](), random_covariance(tokens), normals_for(tokens, paths=3)
+    layer, V0, normals = LAYERS["transformer"](), random_covariance(tokens), normals_for(tokens)
     found = si.simulate_from(layer, V0, TIMES, normals, step=STEP)
     expected = [references.solver_path(layer, V0, LENGTHS, path)[[1, 3]] for path in np.asarray(normals)]
     assert_agrees(found, np.stack(expected))
@@ -50,7 +51,7 @@ def test_the_twins_coefficients_are_those_of_its_drift_and_diffusion(name):
 def test_many_v0_and_many_coefficients_are_solved_side_by_side():
     layers = [LAYERS[name]() for name in LAYERS]
     V0 = [random_covariance(3, seed) for seed in range(len(layers))]
-    normals = normals_for(3, paths=len(layers))
+    normals = normals_for(3)
     limit = jax.tree.map(lambda *c: np.stack(c), *(layer.limit() for layer in layers))
 
     @jax.jit
@@ -67,14 +68,14 @@ def test_many_v0_and_many_coefficients_are_solved_side_by_side():
 
 def test_paths_under_vmap_are_those_of_a_loop():
     layer, V0 = LAYERS["transformer"](), jnp.stack([random_covariance(3), jnp.ones((3, 3))])
-    normals = normals_for(3, paths=3)
+    normals = normals_for(3)
     together = jax.jit(jax.vmap(lambda V0: si.simulate_from(layer, V0, TIMES, normals, step=STEP)))(V0)
     for number in range(2):
         assert_agrees(together[number], si.simulate_from(layer, V0[number], TIMES, normals, step=STEP))
 
 
-PATHS, IN_A_BLOCK = 11, 4
-"""Three blocks, and one path too many in the last. No other test compiles for 11 paths of three tokens."""
+IN_A_BLOCK = 2
+"""Three blocks, and one path too many in the last."""
 
 
 @pytest.fixture
@@ -134,9 +135,10 @@ def test_gradient_across_blocks_is_that_of_forward_mode(key):
 def test_given_increments_are_the_normals_times_the_root_of_the_step():
     normals = normals_for(2, paths=1)[0]
     brownian = BrownianArray(jnp.asarray(GRID.steps), normals)
+    increment = jax.jit(lambda t0, t1: brownian.evaluate(t0, t1))
     assert (brownian.t0, brownian.t1) == (GRID.steps[0], GRID.steps[-1])
     for number, (start, end) in enumerate(zip(GRID.steps[:-1], GRID.steps[1:], strict=True)):
-        found = brownian.evaluate(jnp.array(start), jnp.array(end))
+        found = increment(start, end)
         np.testing.assert_allclose(found, normals[number] * np.sqrt(end - start), rtol=1e-15)
     with pytest.raises(ValueError, match="a Brownian motion on steps has increments only"):
         brownian.evaluate(jnp.array(0.0))
@@ -165,7 +167,7 @@ def test_paths_can_be_differentiated_in_their_normals():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_normals_take_the_type_of_v0(dtype):
-    V0, normals = random_covariance(3).astype(dtype), normals_for(3, paths=3)
+    V0, normals = random_covariance(3).astype(dtype), normals_for(3)
     V = si.simulate_from(LAYERS["mlp"](), V0, TIMES, normals, step=STEP)
     assert V.dtype == dtype
     exact = si.simulate_from(LAYERS["mlp"](), random_covariance(3), TIMES, normals, step=STEP)
@@ -181,13 +183,18 @@ def test_normals_of_another_shape_are_refused(shape):
 
 def by_diffrax(layer, V0, brownian):
     """Four steps of 0.05 as a user of Diffrax would take them."""
+    return _by_diffrax(layer.limit(), np.linalg.cholesky(V0), brownian)
+
+
+@eqx.filter_jit
+def _by_diffrax(limit, X0, brownian):
     solution = diffrax.diffeqsolve(
-        CovarianceTerm(layer.limit(), brownian),
+        CovarianceTerm(limit, brownian),
         PSDEuler(),
         t0=0.0,
         t1=0.2,
         dt0=0.05,
-        y0=jnp.linalg.cholesky(V0),
+        y0=X0,
         saveat=diffrax.SaveAt(steps=True),
         stepsize_controller=diffrax.ConstantStepSize(),
         max_steps=4,
@@ -310,7 +317,7 @@ def test_two_tokens_at_an_end_are_turned_by_the_relu_alone(rho, dtype):
 @pytest.mark.parametrize("exponent", [-40, -10, 10, 40])
 def test_relu_networks_have_no_scale(exponent, dtype):
     """Without attention the SDE is linear in V's scale; that of a power of four is exact in floating point."""
-    V0, normals = random_covariance(3).astype(dtype), normals_for(3, paths=3)
+    V0, normals = random_covariance(3).astype(dtype), normals_for(3)
     one = si.simulate_from(LAYERS["mlp"](), V0, TIMES, normals, step=STEP)
     scaled = si.simulate_from(LAYERS["mlp"](), V0 * 4.0**exponent, TIMES, normals, step=STEP)
     np.testing.assert_array_equal(scaled, one * 4.0**exponent)

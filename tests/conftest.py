@@ -100,6 +100,13 @@ def pytest_configure(config):
         jax.config.update(f"jax_persistent_cache_{name}", everything)
 
 
+def pytest_collection_finish():
+    """Look for garbage less often, and not among modules: traced programs are many objects, and hardly any garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
+
+
 def pytest_collection_modifyitems(items):
     """Start with what takes longest, so that no process is left with it at the end."""
     items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST)))

@@ -63,19 +63,27 @@ def refused(result, *words: str) -> None:
         assert word in lines[0]
 
 
-def test_calibrate_goes_from_nothing_to_a_folder_of_results(tmp_path, monkeypatch):
-    monkeypatch.setattr(_progress, "_watched", lambda: True)
-    result = run("calibrate", *SMALL_NETWORKS, *SMALL_FIT, "--seed", 3, "--out", tmp_path / "out")
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory):
+    """What `calibrate` leaves in a folder, and what it says where somebody watches."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_progress, "_watched", lambda: True)
+        return folder, run("calibrate", *SMALL_NETWORKS, *SMALL_FIT, "--seed", 3, "--out", folder / "out")
+
+
+def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
+    folder, result = calibrated
     assert result.exit_code == 0, result.output
-    assert files(tmp_path / "out") == RESULTS
-    assert files(tmp_path) == [f"out/{name}" for name in RESULTS]
+    assert files(folder / "out") == RESULTS
+    assert files(folder) == [f"out/{name}" for name in RESULTS]
     assert re.search(r"^verdict: ", result.stdout, re.MULTILINE)
     assert [text for text in re.findall(r"([^\r]*\S) …", result.stderr) if text in PHASES] == PHASES
     assert result.stderr.endswith("\r")
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((folder / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["parameters"]["tau0"]["truth"] == 1.0
     assert summary["elapsed_s"] > 0
-    assert read_posterior(tmp_path / "out" / "posterior.nc").attrs["seed"] == 3
+    assert read_posterior(folder / "out" / "posterior.nc").attrs["seed"] == 3
 
 
 @pytest.mark.slow
@@ -91,15 +99,15 @@ def test_compare_ranks_architectures_and_writes_a_table(tmp_path):
     assert files(tmp_path) == ["data.nc", "table.csv"]
 
 
-def test_single_steps_give_what_calibrate_gives(tmp_path):
-    run("calibrate", *SMALL_NETWORKS, *SMALL_FIT, "--seed", 5, "--out", tmp_path / "whole")
-    assert run("observe", *SMALL_NETWORKS, "--seed", 5, "--out", tmp_path / "data.nc").exit_code == 0
-    assert run("fit", tmp_path / "data.nc", *SMALL_FIT, "--seed", 5, "--out", tmp_path / "post.nc").exit_code == 0
+def test_single_steps_give_what_calibrate_gives(tmp_path, calibrated):
+    assert run("observe", *SMALL_NETWORKS, "--seed", 3, "--out", tmp_path / "data.nc").exit_code == 0
+    assert run("fit", tmp_path / "data.nc", *SMALL_FIT, "--seed", 3, "--out", tmp_path / "post.nc").exit_code == 0
     checked = run("check", tmp_path / "post.nc")
     assert checked.exit_code == 0
     assert "verdict: " in checked.stdout
     assert run("report", tmp_path / "post.nc", "--out", tmp_path / "steps").exit_code == 0
-    whole, steps = (json.loads((tmp_path / f / "summary.json").read_text()) for f in ("whole", "steps"))
+    folders = calibrated[0] / "out", tmp_path / "steps"
+    whole, steps = (json.loads((folder / "summary.json").read_text(encoding="utf-8")) for folder in folders)
     assert whole["parameters"] == steps["parameters"]
     assert whole["checks"] == steps["checks"]
 
@@ -227,9 +235,11 @@ def test_bad_data_leave_nothing_behind(broken_file, words, tmp_path):
 @pytest.mark.parametrize(
     ("observed", "model"), [pytest.param("4", "thinned_path", marks=pytest.mark.slow), ("outputs", "outputs")]
 )
-def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path):
-    small = ("--tokens", 2, "--width", 64, "--depth", 8, "--networks", 8)
-    run("observe", *small, "--observe-every", observed, "--out", tmp_path / "data.nc")
+def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monkeypatch):
+    # Architecture, sizes and chunks of `test_latent`, whose sampler this is.
+    monkeypatch.setattr("sdeinfer.infer._metropolis.CHUNK", 20)
+    small = ("--architecture", "feedforward", "--tokens", 2, "--width", 64, "--depth", 12, "--networks", 16)
+    run("observe", *small, "--observe-every", observed, "--outputs", 8, "--out", tmp_path / "data.nc")
     short = ("--chains", 1, "--draws", 20, "--warmup", 20)
     run("fit", tmp_path / "data.nc", *short, "--out", tmp_path / "post.nc")
     assert read_posterior(tmp_path / "post.nc").attrs["model"] == model

@@ -1,9 +1,12 @@
 from . import covariance as covariance
+from . import diagnostics as diagnostics
 from . import infer as infer
 from . import layers as layers
 from . import likelihood as likelihood
 from . import models as models  # pyright: ignore[reportAttributeAccessIssue]
 from . import networks as networks
+from . import observation as observation
+from . import parameters as parameters
 from . import plots as plots
 from . import report as report
 from . import solve as solve

@@ -57,6 +57,8 @@ def write_results(post: "xr.DataTree", folder: Path) -> "Check":
 def print_results(post: "xr.DataTree", verdicts: "Check") -> None:
     """Print the table of parameters and the verdicts."""
     say(table_of(si.summarise(post)))
+    for name, value in si.diagnostics.fixed_of(post).items():
+        say(f"fixed: {name} = {value:g}")
     if LIMIT_POSTERIOR in post.children:
         say(f"by the limit's law:\n{table_of(si.summarise(post, group=LIMIT_POSTERIOR))}")
     if post.attrs.get("left_out"):

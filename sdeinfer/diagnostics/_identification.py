@@ -64,9 +64,18 @@ def identification(
     table["expected"] = 1 - together / table["prior"] ** 2
     table["networks"] = (table["information"] / PRECISION) ** 2
     for scaled in ("prior", "likelihood"):
-        moved = psense(post, var_names=names, group=scaled)
-        table[f"to_{scaled}"] = [float(moved[name]) for name in names]
+        if _varies(post, scaled):
+            moved = psense(post, var_names=names, group=scaled)
+            table[f"to_{scaled}"] = [float(moved[name]) for name in names]
+        else:  # a flat prior does not move with its power
+            table[f"to_{scaled}"] = 0.0
     return table
+
+
+def _varies(post: xr.DataTree, scaled: str) -> bool:
+    """Whether the log density of the priors, or of the data, differs between draws."""
+    densities = post[f"log_{scaled}"].to_dataset()
+    return any(float(np.ptp(density.values)) > 0 for density in densities.data_vars.values())
 
 
 def _named(post: xr.DataTree) -> AbstractArchitecture | None:

@@ -91,7 +91,7 @@ class Path:
 
     def mixing(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions p"]:
         """The e of transitions alone."""
-        return np.asarray(self.coordinates(chosen).mixing)
+        return _in_parts(lambda V: np.asarray(coordinates(V, causal=self.causal).mixing), self.starts(chosen))
 
     def next_order(self) -> tuple[Float[np.ndarray, "transitions 2 m m"], Float[np.ndarray, "transitions features p"]]:
         """The terms of the drift beyond the limit's and the features of the variance, where transitions start."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import xarray as xr
 
 from sdeinfer._files import staged_file
-from sdeinfer.diagnostics import Check, summarise
+from sdeinfer.diagnostics import Check, fixed_of, summarise
 
 
 def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
@@ -16,7 +16,8 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
     Returns:
         `parameters`: mean, sd, hdi_low, hdi_high, rhat, ess_bulk and ess_tail of each, and truth if known;
         `divergences`; `elapsed_s` if the fit was timed; `verdict` in words; `checks`: every verdict; and
-        `architecture`, `model`, `law` and `left_out`, the fraction of transitions left out.
+        `fixed`: coordinates that were fixed, and their values; `architecture`, `model`, `law` and `left_out`, the
+        fraction of transitions left out.
     """
     rows = summarise(post).to_dict(orient="index")
     return {
@@ -24,6 +25,7 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
             str(name): {key: _number(value) for key, value in row.items() if key != "truth" or not math.isnan(value)}
             for name, row in rows.items()
         },
+        "fixed": fixed_of(post),
         "divergences": int(post.children["sample_stats"].to_dataset()["diverging"].sum()),
         "elapsed_s": post.attrs.get("elapsed_s"),
         "verdict": verdicts.verdict,

@@ -1,6 +1,5 @@
 """Many paths in blocks of one shape, one thread per core: one compiled program serves all data."""
 
-import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -64,7 +63,7 @@ def solve_in_blocks(
     return V, stopped
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jax.jit
 def _solve_block(
     solver: PSDEuler, limit: Limit, X0: Float[Array, "m m paths"], times: Times, key: PRNGKeyArray, number: Array
 ) -> tuple[Float[Array, "times m m paths"], Float[Array, " paths"]]:

@@ -6,7 +6,8 @@ from typing import ClassVar
 import diffrax
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer.covariance import (
     centred_gram,
@@ -63,8 +64,8 @@ class PSDEuler(diffrax.AbstractItoSolver):
         highest: eigenvalue of V at or above which a path is stopped; None for no bound.
     """
 
-    lowest: float | None = None
-    highest: float | None = None
+    lowest: Float[Array | np.ndarray, ""] | None = None
+    highest: Float[Array | np.ndarray, ""] | None = None
     term_structure: ClassVar = CovarianceTerm
     interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
 
@@ -111,14 +112,14 @@ class PSDEuler(diffrax.AbstractItoSolver):
         return outside
 
 
-def below(V: Float[Array, "m m ..."], lowest: float) -> Array:
+def below(V: Float[Array, "m m ..."], lowest: ArrayLike) -> Array:
     """Whether an eigenvalue of V is at or below `lowest`: V − lowest·I is not positive definite."""
     return ~is_positive_definite(V - lowest * identity_like(V))
 
 
-def above(V: Float[Array, "m m ..."], highest: float) -> Array:
+def above(V: Float[Array, "m m ..."], highest: ArrayLike) -> Array:
     """Whether an eigenvalue of V is at or above `highest`: highest·I − V is not positive definite."""
-    return ~is_positive_definite(highest * identity_like(V) - V)
+    return ~is_positive_definite(jnp.asarray(highest * identity_like(V) - V))
 
 
 @jax.jit

@@ -80,7 +80,8 @@ def simulate_stopped(
     """
     lowest, highest = _range(within)
     layer, V0 = check_inputs(layer, V0, paths)
-    solver = PSDEuler(lowest=lowest, highest=highest)
+    # Data of the compiled program, so that it serves every range.
+    solver = PSDEuler(*(np.asarray(bound, V0.dtype) for bound in (lowest, highest)))
     V, time = solve_from_key(layer, V0, step_grid(ts, step), solver, adjoint, paths, key)
     return StoppedPaths(jnp.asarray(V), jnp.asarray(time), _reason(time, V[:, -1], lowest, highest))
 

@@ -18,7 +18,7 @@ from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
-from sdeinfer.layers import AbstractLayer, architecture_of_layer, check_parameters
+from sdeinfer.layers import AbstractLayer, has_chain, architecture_of_layer, check_parameters
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import CHUNK
 from sdeinfer.networks._chain import check_chain_width, covariance_chain
@@ -51,7 +51,7 @@ def sample_networks(
     depth: int,
     networks: int,
     observe_every: int = 1,
-    method: Literal["chain", "weights"] = "chain",
+    method: Literal["chain", "weights"] | None = None,
     progress: bool = False,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
@@ -72,7 +72,7 @@ def sample_networks(
         observe_every: k, to record layers 0, k, 2k, … only.
         method: "chain" draws O(m² n) numbers per layer; "weights" draws the n × n matrices and applies them. Both have
             the same law. The state of the chain is V instead of X: in float32 it treats V as singular if an eigenvalue
-            is below 10⁻⁶ of its diagonal.
+            is below 10⁻⁶ of its diagonal. Where None, the chain if the layer has `forward_covariance`.
         progress: show a progress bar.
         key: PRNG key; the chain uses its own generator, equally fast for every key type.
 
@@ -86,6 +86,8 @@ def sample_networks(
     for name, value in {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}.items():
         if value < 1:
             raise InputError(f"{name}: at least 1 is needed, got {value}")
+    if method is None:
+        method = "chain" if has_chain(layer) else "weights"
     if method not in ("chain", "weights"):
         raise InputError(f"method: must be 'chain' or 'weights', got {method!r}")
     if observe_every > depth:

@@ -9,7 +9,7 @@ from sdeinfer._files import InputError
 from sdeinfer.diagnostics._identification import identification
 from sdeinfer.diagnostics._innovations import DIRECTIONS, innovation_tests
 from sdeinfer.diagnostics._predictive import distance_from_theory, left_out_p_values
-from sdeinfer.diagnostics._summary import fixed_of, identified_of, summarise
+from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise
 from sdeinfer.diagnostics._verdict import Check, Verdict, at_least, at_most
 from sdeinfer.infer import architecture_of, logit_scale
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, architecture_in
@@ -76,7 +76,7 @@ def check(
     verdicts = [*_of_innovations(post, data, kind), *_of_range(post, data, kind)]
     obeyed = all(verdict.passed for verdict in verdicts)
     approximate = "pareto_k" in post.attrs
-    sampled = table.drop(index=[name for name in fixed_of(post) if name in table.index])
+    sampled = table.drop(index=[name for name in constants_of(post) if name in table.index])
     verdicts += _of_approximation(post) if approximate else _of_chains(sampled)
     if obeyed:
         verdicts += _of_identification(post, data, kind)

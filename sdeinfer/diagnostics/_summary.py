@@ -1,11 +1,13 @@
 """The posterior of each parameter as a row of numbers."""
 
+import math
+
 import pandas as pd
 import xarray as xr
 from arviz_stats.summary import summary
 
 from sdeinfer.observation import truth_of
-from sdeinfer.parameters import C_GAP, C_MEAN, C_MINUS, C_PLUS, Parameter
+from sdeinfer.parameters import C_GAP, C_MEAN, C_MINUS, C_PLUS, SLOPES, Parameter
 
 HDI = 0.94
 """Probability of the highest-density intervals."""
@@ -14,9 +16,11 @@ HDI = 0.94
 def parameters_of(post: xr.DataTree) -> list[str]:
     """The sites of a posterior that are one number each: those to be identified first, then what follows from them.
 
-    The mean of the slopes, of which c₊ and c₋ say as much, is left out.
+    Fixed ones are left out, and so is the mean of the slopes, of which c₊ and c₋ say as much.
     """
+    constant = constants_of(post)
     scalars = [str(name) for name, draws in post["posterior"].data_vars.items() if draws.ndim == 2]
+    scalars = [name for name in scalars if name not in constant]
     first = [name for name in identified_of(post) if name in scalars]
     slopes = [name for own in (C_PLUS, C_MINUS) for name in scalars if _is(name, own)]
     rest = [name for name in scalars if name not in (*first, *slopes) and not _is(name, C_MEAN)]
@@ -37,6 +41,17 @@ def fixed_of(post: xr.DataTree) -> dict[str, float]:
     }
 
 
+def constants_of(post: xr.DataTree) -> dict[str, float]:
+    """The coordinates that were fixed and the parameters that follow from fixed ones alone, and their values."""
+    constant = fixed_of(post)
+    gaps = [name for name in constant if _is(name, C_GAP)]
+    for prefix in (name.removesuffix(C_GAP.name) for name in gaps):
+        if prefix + C_MEAN.name in constant:
+            slopes = SLOPES.from_sampled(constant[prefix + C_GAP.name], constant[prefix + C_MEAN.name])
+            constant |= {prefix + own: value for own, value in zip(SLOPES.parameters, slopes, strict=True)}
+    return constant
+
+
 def _is(name: str, parameter: Parameter) -> bool:
     """Whether a name is a parameter's, maybe that of a part of a stack."""
     return name.rpartition(".")[2] == parameter.name
@@ -50,8 +65,9 @@ def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
         group: "posterior", or `LIMIT_POSTERIOR` where the fit was made by both laws.
 
     Returns:
-        One row a parameter, `group_<name>[<label>]` for that of a group, with columns mean, sd, hdi_low, hdi_high (94 %
-        highest density), truth (NaN where not known), rhat, ess_bulk and ess_tail.
+        One row a parameter, fixed ones last with an sd of 0, and `group_<name>[<label>]` for that of a group, with
+        columns mean, sd, hdi_low, hdi_high (94 % highest density), truth (NaN where not known), rhat, ess_bulk and
+        ess_tail.
     """
     names = parameters_of(post)
     of_groups = [name for name in map("group_{}".format, identified_of(post)) if name in post["posterior"].data_vars]
@@ -60,6 +76,10 @@ def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
     table = table.rename(columns={interval[0]: "hdi_low", interval[1]: "hdi_high", "r_hat": "rhat"})
     truth = known_truth(post)
     table["truth"] = [truth.get(str(name), float("nan")) for name in table.index]
+    for name, value in constants_of(post).items():
+        if not _is(name, C_MEAN):
+            known = {"mean": value, "sd": 0.0, "hdi_low": value, "hdi_high": value, "truth": truth.get(name, math.nan)}
+            table.loc[name, list(known)] = list(known.values())
     columns = ["mean", "sd", "hdi_low", "hdi_high", "truth", "rhat", "ess_bulk", "ess_tail"]
     return table.loc[:, columns].astype(float)
 

@@ -18,7 +18,7 @@ from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
-from sdeinfer.layers import AbstractLayer, has_chain, architecture_of_layer, check_parameters
+from sdeinfer.layers import AbstractLayer, architecture_of_layer, check_parameters, has_chain
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import CHUNK
 from sdeinfer.networks._chain import check_chain_width, covariance_chain

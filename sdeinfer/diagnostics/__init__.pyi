@@ -8,6 +8,7 @@ from ._design import network_information as network_information
 from ._distance import distance as distance
 from ._identification import identification as identification
 from ._innovations import innovation_tests as innovation_tests
+from ._predictive import at_last_layer as at_last_layer
 from ._predictive import distance_from_theory as distance_from_theory
 from ._predictive import left_out_transforms as left_out_transforms
 from ._summary import HDI as HDI

@@ -31,6 +31,38 @@ def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
     return {name: np.where(exploded, np.inf, x) for name, x in found.items()}
 
 
+def at_last_layer(post: xr.DataTree) -> xr.DataTree:
+    """The posterior with the quantities of `last_layer` instead of covariances, one number a network, for ArviZ.
+
+    `plot_ppc_pit`, `plot_loo_pit`, `loo_pit` and `loo_expectations` compare one number of each network with its
+    predictions, at the same draws in all groups: those that were predicted at.
+
+    Arguments:
+        post: the result of `fit`.
+
+    Returns:
+        The tree at those draws. In observed_data, prior_predictive, posterior_predictive and log_likelihood (there the
+        network's own, three times) are `largest_log_eigenvalue`, `smallest_log_eigenvalue` and `mean_correlation`.
+    """
+    thinned = post.sel(draw=post["posterior_predictive"]["draw"].values)
+    groups: dict[str, xr.Dataset] = {name: group.to_dataset() for name, group in thinned.children.items()}
+    for name in ("observed_data", "prior_predictive", "posterior_predictive"):
+        covariance = groups[name]["covariance"]
+        dims = [dim for dim in covariance.dims if dim not in ("layer", "token_a", "token_b")]
+        coords = {dim: covariance.coords[dim] for dim in dims}
+        found = {_identifier(label): (dims, values) for label, values in last_layer(covariance).items()}
+        groups[name] = xr.Dataset(found, coords=coords)
+    of_network = groups["log_likelihood"]["covariance"]
+    groups["log_likelihood"] = xr.Dataset(dict.fromkeys(groups["observed_data"].data_vars, of_network))
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs = dict(post.attrs)
+    return tree
+
+
+def _identifier(label: str) -> str:
+    return label.replace(" ", "_").replace("-", "_")
+
+
 def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
     """LOO-PIT: the probability that networks like each, given all others, stay below what was observed of it.
 
@@ -40,7 +72,7 @@ def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
         One row a network, one column a quantity of `last_layer`; uniform if the model holds.
     """
     observed, predicted = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
-    weights = _left_out_weights(post, next(iter(predicted.values())).shape[0])
+    weights = _left_out_weights(post)
     # The observed network ranks among its predictions as one of them would.
     count = weights.shape[0]
     transforms = {
@@ -73,20 +105,23 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=["wasserstein", "floor"])
 
 
-def _left_out_weights(post: xr.DataTree, count: int) -> Float[np.ndarray, "draws networks"]:
+def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
     """At the draws that were predicted at, normalised."""
     log_likelihood = post["log_likelihood"].to_dataset()["covariance"]
-    stacked = -log_likelihood.stack(sample=("chain", "draw")).transpose("sample", "network").values
+    weights = -log_likelihood.stack(sample=("chain", "draw")).transpose("sample", "network")
     # Of networks that were left out as a whole every draw thinks the same.
-    varies = np.ptp(stacked, axis=0) > 0
-    if len(stacked) >= SMOOTHED and varies.any():
+    varies = np.ptp(weights.values, axis=0) > 0
+    if len(weights) >= SMOOTHED and varies.any():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
-            smoothed, _ = array_stats.psislw(-stacked[:, varies].T)
-        stacked[:, varies] = smoothed.T
-    chosen = np.linspace(0, len(stacked) - 1, count).round().astype(int)
-    weights = np.exp(stacked[chosen] - stacked[chosen].max(axis=0))
-    return weights / weights.sum(axis=0)
+            smoothed, _ = array_stats.psislw(-weights.values[:, varies].T)
+        weights.values[:, varies] = smoothed.T
+    predicted = post["posterior_predictive"].to_dataset()
+    chains = np.intersect1d(predicted["chain"], log_likelihood["chain"])
+    at = weights.unstack("sample").sel(chain=chains, draw=np.intersect1d(predicted["draw"], log_likelihood["draw"]))
+    taken = at.stack(sample=("chain", "draw")).transpose("sample", "network").values
+    normal = np.exp(taken - taken.max(axis=0))
+    return normal / normal.sum(axis=0)
 
 
 def _covariance(post: xr.DataTree, group: str) -> xr.DataArray:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.random as jr
 import numpy as np
+import pandas as pd
 import xarray as xr
 from arviz_base import dict_to_dataset
 from jaxtyping import Float, PRNGKeyArray, PyTree
@@ -127,19 +128,20 @@ def fit(
         phase("preparing the data")
         prepared = prepare_for(model, data, assumptions)
         before, layers = _sample_prior(model, prepared, sampler.draws, key_prior)
-        count = min(predictions, sampler.draws)
+        before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
         # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
-        predicted_before = beside.submit(predict, layers[:count], data, architecture=kind, key=key_before)
+        predicted_before = beside.submit(predict, layers[before_at], data, architecture=kind, key=key_before)
         phase("compiling the sampler")
         settings = {"progress": progress, "key": key_sampler}
         result = sampler.sample(model, prepared, **settings, checkpoint=checkpoint)
         phase("predicting")
         groups = _sampled_groups(model, result, data)
         groups["prior"] = labelled_draws(model, {name: value[None] for name, value in before.items()}, data)
-        groups["prior_predictive"] = _labelled(predicted_before.result())
+        groups["prior_predictive"] = _labelled(predicted_before.result(), 1, before_at)
+    predicted = result.layers[:, after_at].reshape(-1, *result.layers.shape[2:])
+    replicates = predict(_of_networks(model, prepared, predicted), data, architecture=kind, key=key_after)
+    groups["posterior_predictive"] = _labelled(replicates, sampler.chains, after_at)
     layers = _of_networks(model, prepared, result.layers.reshape(-1, *result.layers.shape[2:]))
-    take = np.linspace(0, len(layers) - 1, count).round().astype(int)
-    groups["posterior_predictive"] = _labelled(predict(layers[take], data, architecture=kind, key=key_after))
     mean = np.broadcast_to(layers.mean(axis=0), (data.sizes["network"], layers.shape[-1]))
     groups["layers"] = layers_group(kind, mean, data)
     groups |= groups_of_data(data)
@@ -243,8 +245,22 @@ def _of_networks(model: AbstractModel, prepared: PyTree, layers: np.ndarray) -> 
     return layers[:, np.asarray(prepared.path.width)] if isinstance(model, Groups) else layers
 
 
-def _labelled(predicted: xr.Dataset) -> xr.Dataset:
-    return predicted.assign_coords(draw=np.arange(predicted.sizes["draw"])).expand_dims(chain=[0])
+def predicted_draws(predictions: int, draws: int, chains: int) -> tuple[np.ndarray, np.ndarray]:
+    """The draws of the prior and of each chain that are predicted at: evenly spread, the latter among the former.
+
+    `post.sel(draw=post.posterior_predictive.draw)` then has the same draws in all groups, as ArviZ's functions of
+    predictions need them.
+    """
+    count = min(predictions, draws)
+    of_prior = draws // count * np.arange(count)
+    return of_prior, of_prior[::chains]
+
+
+def _labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Dataset:
+    """Predictions with the labels of the draws that they were made at."""
+    both = pd.MultiIndex.from_product([np.arange(chains), draws], names=["chain", "draw"])
+    index = xr.Coordinates.from_pandas_multiindex(both, "sample")
+    return predicted.rename(draw="sample").assign_coords(index).unstack("sample").transpose("chain", "draw", ...)
 
 
 def architecture_of(

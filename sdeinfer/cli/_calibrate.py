@@ -10,7 +10,7 @@ import sdeinfer as si
 from sdeinfer._files import staged_file, staged_folder
 from sdeinfer.cli import _options as options
 from sdeinfer.cli._app import Command, say
-from sdeinfer.cli._flags import kind_of, sampled
+from sdeinfer.cli._flags import fixed_by, kind_of, sampled
 from sdeinfer.cli._steps import checkpoint_of, fit_with_flags, print_results, settings_of, write_results
 from sdeinfer.infer._settings import LARGEST_LOGIT
 
@@ -65,6 +65,7 @@ def calibrate_command(
     chains: options.Chains = 4,
     draws: options.Draws = 1000,
     warmup: options.Warmup = 1000,
+    fix: options.Fix = None,
     resume: options.Resume = False,
     seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
@@ -84,7 +85,7 @@ def calibrate_command(
             observed = si.read(data)
             kind = kind_of(observed.attrs, architecture, heads, output_projection, expansion)
         si.write(observed, folder / "data.nc")
-        settings = settings_of(law, largest_logit, chains, draws, warmup, seed)
+        settings = settings_of(law, largest_logit, chains, draws, warmup, seed) | {"prior": fixed_by(fix)}
         post = fit_with_flags(observed, kind, settings, seed, checkpoint)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
         si.write(post, folder / "posterior.nc")
@@ -106,6 +107,7 @@ def fit_command(
     chains: options.Chains = 4,
     draws: options.Draws = 1000,
     warmup: options.Warmup = 1000,
+    fix: options.Fix = None,
     resume: options.Resume = False,
     seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("posterior.nc"),
@@ -116,7 +118,7 @@ def fit_command(
     with staged_file(out) as file:
         observed = si.read(data)
         kind = kind_of(observed.attrs, architecture, heads, output_projection, expansion)
-        settings = settings_of(law, largest_logit, chains, draws, warmup, seed)
+        settings = settings_of(law, largest_logit, chains, draws, warmup, seed) | {"prior": fixed_by(fix)}
         post = fit_with_flags(observed, kind, settings, seed, checkpoint)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)
         si.write(post, file)

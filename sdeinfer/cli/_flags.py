@@ -39,6 +39,18 @@ def kind_of(
     return kind
 
 
+def fixed_by(flags: list[str] | None) -> dict[str, float]:
+    """The coordinates that `--fix NAME=NUMBER` fixes, and their values."""
+    fixed = {}
+    for flag in flags or []:
+        name, _, value = flag.partition("=")
+        try:
+            fixed[name] = float(value)
+        except ValueError:
+            raise si.InputError(f"--fix: NAME=NUMBER is needed, as in tau0=1; got {flag!r}") from None
+    return fixed
+
+
 def sampled(
     layer: "si.layers.AbstractLayer",
     V0: "jax.Array",

@@ -16,8 +16,9 @@ from sdeinfer.layers import AbstractLayer, check_parameters, limit_on_host
 from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray
 from sdeinfer.solve._grid import Grid, step_grid
-from sdeinfer.solve._paths import CHECKPOINTED, fill_after, in_blocks, solve_paths
+from sdeinfer.solve._paths import fill_after, in_blocks, solve_paths
 from sdeinfer.solve._psd import PSDEuler
+from sdeinfer.solve._scan import scan_paths
 
 
 def simulate(
@@ -27,7 +28,7 @@ def simulate(
     *,
     paths: int,
     step: float = 0.01,
-    adjoint: AbstractAdjoint = CHECKPOINTED,
+    adjoint: AbstractAdjoint | None = None,
     key: PRNGKeyArray,
 ) -> Float[Array, "paths times m m"]:
     """Simulate the covariance SDE dV = b(V) dt + Σ(V)^{1/2} dB of Corollary 4.3 from V0 at time 0.
@@ -40,8 +41,8 @@ def simulate(
         ts: depth-times t = ℓ/n ≥ 0 at which to save, increasing (dimensionless).
         paths: number of independent paths.
         step: longest step in depth-time; each interval between saved times is cut into equal steps no longer than this.
-        adjoint: how Diffrax differentiates the solve: reverse mode by default, forward mode with
-            `diffrax.ForwardMode()`, both nested with `diffrax.DirectAdjoint()`.
+        adjoint: how Diffrax differentiates the solve, as `diffrax.RecursiveCheckpointAdjoint()`. Where None, the
+            solver's steps run in a scan with checkpoints, differentiable in forward and reverse mode to any order.
         key: PRNG key; the paths also depend on `paths` and on the kind of device.
 
     Returns:
@@ -64,7 +65,7 @@ def simulate_from(
     normals: Float[Array, "paths steps m columns"],
     *,
     step: float = 0.01,
-    adjoint: AbstractAdjoint = CHECKPOINTED,
+    adjoint: AbstractAdjoint | None = None,
 ) -> Float[Array, "paths times m m"]:
     """The paths of `simulate` as a function of the standard normals that drive them, so that these can be inferred.
 
@@ -75,7 +76,7 @@ def simulate_from(
         normals: one m×m matrix per path and step, m×2m with a causal mask; the number of steps is
             `len(step_grid(ts, step).steps) - 1`.
         step: longest step in depth-time.
-        adjoint: how Diffrax differentiates the solve.
+        adjoint: as in `simulate`.
 
     Returns:
         V at the saved times, shape (paths, times, m, m), as in `simulate`.
@@ -103,7 +104,7 @@ def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple
     return layer, V0
 
 
-def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint, paths: int, key):
+def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint | None, paths: int, key):
     """V of shape (paths, times, m, m), and the stopping times of the paths.
 
     Concrete arguments are solved in blocks of one shape. Traced arguments, which may be differentiated, are solved in
@@ -116,22 +117,27 @@ def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdj
 
 
 @eqx.filter_jit
-def _solve_traced(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint, paths: int, key):
+def _solve_traced(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint | None, paths: int, key):
     X0, limit = semidefinite_cholesky(V0), layer.limit()
 
     def solve(brownian):
         block = jnp.broadcast_to(X0[..., None], (*X0.shape, brownian.shape.shape[-1]))
+        if adjoint is None:
+            return scan_paths(limit, block, grid, brownian, solver=solver)
         return solve_paths(limit, block, grid, brownian, solver=solver, adjoint=adjoint)
 
     return in_blocks(solve, X0, paths, key, normals=limit.normals(len(X0)))
 
 
 @eqx.filter_jit
-def _solve_from_normals(layer, V0, grid: Grid, adjoint: AbstractAdjoint, normals):
+def _solve_from_normals(layer, V0, grid: Grid, adjoint: AbstractAdjoint | None, normals):
     X0 = jnp.broadcast_to(semidefinite_cholesky(V0)[..., None], (*V0.shape, len(normals)))
     normals = jnp.moveaxis(normals, 0, -1).astype(V0.dtype)
     brownian = BrownianArray(grid=jnp.asarray(grid.steps, V0.dtype), normals=normals)
-    V, stopped = solve_paths(layer.limit(), X0, grid, brownian, adjoint=adjoint)
+    if adjoint is None:
+        V, stopped = scan_paths(layer.limit(), X0, grid, brownian)
+    else:
+        V, stopped = solve_paths(layer.limit(), X0, grid, brownian, adjoint=adjoint)
     return jnp.moveaxis(V, -1, 0), stopped
 
 

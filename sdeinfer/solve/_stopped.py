@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve._grid import step_grid
-from sdeinfer.solve._paths import CHECKPOINTED
 from sdeinfer.solve._psd import PSDEuler, above, below
 from sdeinfer.solve._simulate import check_inputs, solve_from_key
 
@@ -56,7 +55,7 @@ def simulate_stopped(
     within: tuple[float, float] = PAPERS_RANGE,
     paths: int,
     step: float = 0.01,
-    adjoint: AbstractAdjoint = CHECKPOINTED,
+    adjoint: AbstractAdjoint | None = None,
     key: PRNGKeyArray,
 ) -> StoppedPaths:
     """Simulate the covariance SDE up to the time at which an eigenvalue of V leaves a range (Definition 4.1).
@@ -72,7 +71,7 @@ def simulate_stopped(
         within: exclusive lower and upper bound on the eigenvalues.
         paths: number of independent paths.
         step: longest step in depth-time.
-        adjoint: how Diffrax differentiates the solve.
+        adjoint: as in `simulate`.
         key: PRNG key.
 
     Raises:

@@ -9,7 +9,6 @@ from references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.solve import step_grid
-from sdeinfer.solve._paths import CHECKPOINTED
 from sdeinfer.solve._psd import psd_step
 
 TIMES = [0.0, 0.013, 0.1]
@@ -92,7 +91,7 @@ def test_gradient_is_the_central_difference_on_common_random_numbers(start, key)
         "orthogonal": jnp.eye(3),
     }[start]
 
-    def expectation(values, V0, adjoint=CHECKPOINTED):
+    def expectation(values, V0, adjoint=None):
         V = si.simulate(si.ShapedTransformer(*values), V0, [0.1, 0.3], paths=8, step=0.1, adjoint=adjoint, key=key)
         return jnp.mean(jnp.linalg.slogdet(V)[1] + jnp.trace(V, axis1=-2, axis2=-1) ** 2)
 
@@ -229,3 +228,22 @@ def test_known_and_traced_arguments_give_the_same_paths(paths, key):
         return si.simulate(si.ResidualFeedForward(gamma, 1.0, -1.0), V0, [0.1, 0.2], paths=paths, step=0.05, key=key)
 
     np.testing.assert_allclose(jax.jit(simulate)(0.5), simulate(0.5), rtol=1e-10)
+
+
+def test_second_derivatives_need_no_argument(V0, key):
+    def expectation(c_gap):
+        return jnp.mean(si.simulate(si.ShapedMLP(c_gap, 0.0), V0, [0.1, 0.2], paths=4, step=0.05, key=key))
+
+    slope, step = jax.jit(jax.grad(expectation)), 1e-4
+    expected = (slope(1.0 + step) - slope(1.0 - step)) / (2 * step)
+    np.testing.assert_allclose(jax.jit(jax.hessian(expectation))(1.0), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [2, 64, 65, 130])
+def test_a_scan_of_the_steps_is_diffraxs_loop(steps, V0, key):
+    """Of one chunk of steps, and of more, the last one filled up."""
+    layer, ts = LAYERS["transformer"](), [0.0, 0.01, 0.02 + steps * 1e-3]
+    grid = {"paths": 3, "step": 1e-3, "key": key}
+    known = si.simulate(layer, V0, ts, **grid)
+    traced = jax.jit(lambda V0: si.simulate(layer, V0, ts, **grid))(V0)
+    np.testing.assert_allclose(traced, known, rtol=1e-9)

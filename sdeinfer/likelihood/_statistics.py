@@ -175,10 +175,12 @@ class PathStatistics(eqx.Module):
             yield dataclasses.replace(self, **own, initial=None, depth=0), count
 
     def __add__(self, other: "PathStatistics") -> "PathStatistics":
-        """The statistics of two parts of the same networks' paths, taken with one layout."""
+        """The statistics of two parts of the same networks' paths, taken with one layout; no networks are sampled."""
         summed = (self.weights + other.weights, self.constant + other.constant)
         extremes = jnp.maximum(self.spread, other.spread), jnp.minimum(self.least, other.least)
-        return eqx.tree_at(lambda s: (s.weights, s.constant, s.spread, s.least), self, (*summed, *extremes))
+        names = ("weights", "constant", "spread", "least")
+        values = dict(zip(names, (*summed, *extremes), strict=True))
+        return dataclasses.replace(self, **values, initial=None, depth=0)
 
 
 def path_layout(path: Path, *, nodes: int | None = None) -> Layout:

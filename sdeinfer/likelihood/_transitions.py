@@ -90,8 +90,9 @@ class Path:
         return _in_parts(partial(coordinates, causal=self.causal), self.starts(chosen))
 
     def mixing(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions p"]:
-        """The e of transitions alone."""
-        return np.asarray(self.coordinates(chosen).mixing)
+        """The e of transitions alone; it may overflow."""
+        with np.errstate(over="ignore"):
+            return np.asarray(self.coordinates(chosen).mixing)
 
     def next_order(self) -> tuple[Float[np.ndarray, "transitions 2 m m"], Float[np.ndarray, "transitions features p"]]:
         """The terms of the drift beyond the limit's and the features of the variance, where transitions start."""

@@ -136,6 +136,17 @@ def test_numpyro_is_whole_after_a_report_and_functions_are_not_replaced_by_packa
     )
 
 
+@pytest.mark.parametrize("name", ["NUTS", "check"])
+def test_numpyro_is_whole_where_arviz_came_first(name):
+    """ArviZ leaves a NumPyro that is loaded when a name of it is looked up: a subpackage imported then comes twice."""
+    in_new_process(
+        "import arviz_stats, sdeinfer as si",
+        f"si.{name}",
+        "import numpyro",
+        "assert numpyro.distributions.distribution and numpyro.infer.hmc",
+    )
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_point_one_way(room):
     allowed = {*ROOMS[: ROOMS.index(room) + 1], "_compiler", "_files", "_progress", "parameters"}

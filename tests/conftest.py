@@ -186,4 +186,4 @@ def networks():
 @pytest.fixture(scope="session")
 def fitted(networks):
     """A short fit of them."""
-    return si.fit(si.models.full_path, networks, chains=2, draws=400, warmup=WARMUP, predictions=20, key=jr.key(2))
+    return si.fit(si.models.full_path, networks, chains=2, draws=400, warmup=WARMUP, predictions=20, key=jr.key(3))

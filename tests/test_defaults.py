@@ -15,7 +15,7 @@ import pytest
 import sdeinfer as si
 from sdeinfer.cli import calibrate_command
 from sdeinfer.infer import LARGEST_LOGIT, logit_scale
-from sdeinfer.likelihood import FullPath
+from sdeinfer.likelihood import FullPath, observed_path, path_statistics
 from sdeinfer.observation import covariance_dataset
 
 DEFAULT = {name: parameter.default for name, parameter in inspect.signature(calibrate_command).parameters.items()}
@@ -34,7 +34,7 @@ def paths():
 
 def test_the_defaults_identify_every_parameter_that_the_limit_knows(paths):
     """Fisher information of the full path, in the logarithms of γ, τ0 and c₊ − c₋."""
-    statistics = si.models.full_path.prepare(paths)
+    statistics = path_statistics(observed_path(paths))
 
     def log_likelihood(logarithms):
         gamma, tau0, gap = jnp.exp(logarithms)

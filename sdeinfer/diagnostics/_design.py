@@ -267,7 +267,7 @@ def network_information(
 
 
 def _slopes_at_width(layer: AbstractLayer, width: int) -> Float[Array, "k k"]:
-    """Derivatives of the limit's parameters by those of networks, which know q of `models._priors` for the gap."""
+    """Derivatives of the limit's parameters by those of networks, which know q of `sdeinfer.parameters` for the gap."""
     names = tuple(layer.parameters())
 
     def of_limit(u: Array) -> Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
-from numpyro.distributions import biject_to
+from numpyro import distributions as dist
 
 from sdeinfer.infer._densities import constrained_sites
 from sdeinfer.infer._mode import DIFFERENCES, Mode, as_adjusted
@@ -79,7 +79,7 @@ def _from_site(z: np.ndarray, prior: Any, parameter: Parameter) -> np.ndarray:
     bounds = tuple(float(getattr(support, f"{side}_bound", default)) for side, default in _SIDES)
     if bounds == NATURAL[parameter.bijection]:
         return z
-    return parameter.to_real(np.asarray(biject_to(support)(jnp.asarray(z)), np.float64))
+    return parameter.to_real(np.asarray(dist.biject_to(support)(jnp.asarray(z)), np.float64))
 
 
 _SIDES = (("lower", -np.inf), ("upper", np.inf))

@@ -117,7 +117,7 @@ def fit(
         checkpoint.remove()
     key_sampler, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
     both = law == "both"
-    data, assumptions, kind = assume(model, data, architecture, "limit" if law == "limit" else "finite-width", prior)
+    data, assumptions, kind = assume(model, data, architecture, law, prior)
     with _thread_beside() as beside:
         if isinstance(model, EveryLayer) and not model.makes_layers and type(sampler) is NUTS:
             shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "causal": kind.causal}
@@ -197,20 +197,23 @@ def assume(
     model: AbstractModel,
     data: xr.Dataset,
     architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None,
-    law: Literal["finite-width", "limit"],
+    law: Law,
     prior: Mapping[str, Any] | None = None,
 ) -> tuple[xr.Dataset, Assumptions, AbstractArchitecture]:
-    """Validate data for a model; return them as the model sees them, the assumptions, and the kind of layer."""
-    data = model.select(validate(data))
+    """Validate data for a model; return them as the model sees them, the assumptions, and the kind of layer.
+
+    Of a fit by both laws, the assumptions are those of the first, "finite-width".
+    """
+    data, first = model.select(validate(data)), "limit" if law == "limit" else "finite-width"
     if isinstance(model, EveryLayer) and model.makes_layers:
         if architecture is not None or prior:
             name = "prior" if prior else "architecture"
             raise InputError(f"{name}: {model.name} builds its layers itself; the package's models take one")
-        assumptions = Assumptions(law=law)
+        assumptions = Assumptions(law=first)
         kind = kind_of_program(model, data, assumptions)
     else:
         kind = architecture_of(data, architecture)
-        assumptions = Assumptions(kind, law, checked_priors(prior, kind))
+        assumptions = Assumptions(kind, first, checked_priors(prior, kind))
     require_identifiable(kind, data.sizes["token_a"])
     return masked(model, data, kind, law), assumptions, kind
 
@@ -298,7 +301,7 @@ def masked(model: AbstractModel, data: xr.Dataset, kind: AbstractArchitecture, l
         raise InputError(f"model: {model.name} knows no causal mask; models.full_path does")
     if kind.causal and law != "limit":
         raise InputError(f"law: with a causal mask there is the limit's law only, law='limit'; got {law!r}")
-    if law == "finite-width":
+    if law != "limit":
         # A layer that has no such law refuses it in one line.
         jax.eval_shape(lambda layer, width: layer.finite_width(width), kind.template, 128.0)
     return with_mask(data, causal=kind.causal)

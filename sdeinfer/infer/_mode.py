@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+
+# Before any of its subpackages, see `sdeinfer.likelihood`.
+import numpyro as numpyro
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from numpyro.infer.util import potential_energy
 from scipy.optimize import minimize

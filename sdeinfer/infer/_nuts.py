@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
-from numpyro.infer import NUTS as NumPyroNUTS
+from numpyro import infer
 from numpyro.infer.util import ParamInfo
 
 from sdeinfer.infer._chains import recorded
@@ -73,14 +73,14 @@ class NUTS(AbstractMarkovChain):
             keys.append(random.integers(2**32, size=4, dtype=np.uint32))
         return self.states_at(posterior, keys, starts)
 
-    def bind(self, posterior: Posterior, key: Array | np.ndarray, start: ParamInfo) -> tuple[NumPyroNUTS, Any]:
+    def bind(self, posterior: Posterior, key: Array | np.ndarray, start: ParamInfo) -> tuple[infer.NUTS, Any]:
         """The kernel, bound to this posterior, and the state of a chain at `start`.
 
         NumPyro's kernels are bound by their `init`, so every trace has to call it. With the potential and its slope
         given, `init` computes neither.
         """
         acceptance = posterior.model.acceptance
-        kernel = NumPyroNUTS(potential_fn=posterior.potential, dense_mass=True, target_accept_prob=acceptance)
+        kernel = infer.NUTS(potential_fn=posterior.potential, dense_mass=True, target_accept_prob=acceptance)
         return kernel, kernel.init(key, self.warmup, start)
 
     def states_at(self, posterior: Posterior, keys: Sequence[np.ndarray], starts: Sequence[ParamInfo]) -> tuple:
@@ -104,7 +104,7 @@ class NUTS(AbstractMarkovChain):
             for key, start in zip(keys, starts, strict=True)
         )
 
-    def _kernel(self, posterior: Posterior, state: Any) -> NumPyroNUTS:
+    def _kernel(self, posterior: Posterior, state: Any) -> infer.NUTS:
         return self.bind(posterior, state.rng_key, ParamInfo(state.z, state.potential_energy, state.z_grad))[0]
 
 

@@ -20,7 +20,7 @@ as many as there are tokens with a causal mask.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -175,10 +175,12 @@ class PathStatistics(eqx.Module):
             yield dataclasses.replace(self, **own, initial=None, depth=0), count
 
     def __add__(self, other: "PathStatistics") -> "PathStatistics":
-        """The statistics of two parts of the same networks' paths, taken with one layout."""
+        """The statistics of two parts of the same networks' paths, taken with one layout; no networks are sampled."""
         summed = (self.weights + other.weights, self.constant + other.constant)
         extremes = jnp.maximum(self.spread, other.spread), jnp.minimum(self.least, other.least)
-        return eqx.tree_at(lambda s: (s.weights, s.constant, s.spread, s.least), self, (*summed, *extremes))
+        names = ("weights", "constant", "spread", "least")
+        values = dict(zip(names, (*summed, *extremes), strict=True))
+        return dataclasses.replace(self, **values, initial=None, depth=0)
 
 
 def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
@@ -192,6 +194,7 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     lowest, highest = np.full(p, np.inf), np.zeros(p)
     for block in path.blocks():
         e = path.mixing(block)
+        _require_finite({"mixing": e}, path.network[block])
         zero = _at_zero(e)
         lowest = np.minimum(lowest, np.where(zero, np.inf, e).min(axis=0))
         highest = np.maximum(highest, np.where(zero, 0.0, e).max(axis=0))
@@ -274,7 +277,7 @@ def path_statistics(
     constant = np.zeros(groups)
     spread, least = np.zeros_like(layout.centre), np.full(p, np.inf)
     for block, terms in terms_by_block(path):
-        _require_finite(terms, path.network[block])
+        _require_finite(vars(terms), path.network[block])
         reference = layout.reference.at(which_width[block])
         ratio = variance_ratio(reference, terms, layout.centre)
         spread = np.maximum(spread, np.abs(terms.variance - layout.centre).max(axis=0, initial=0.0))
@@ -373,8 +376,8 @@ def _filled(x: np.ndarray, length: int) -> np.ndarray:
     return np.concatenate([x, np.zeros((length - len(x), *x.shape[1:]), x.dtype)])
 
 
-def _require_finite(terms: Terms, network: np.ndarray) -> None:
-    for name, term in vars(terms).items():
+def _require_finite(terms: Mapping[str, np.ndarray], network: np.ndarray) -> None:
+    for name, term in terms.items():
         finite = np.isfinite(term).reshape(len(term), -1).all(axis=1)
         if not finite.all():
             where = network[int(np.argmin(finite))]

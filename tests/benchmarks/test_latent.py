@@ -10,18 +10,28 @@ import time
 import jax
 import jax.random as jr
 import numpy as np
+import numpyro.infer
 import pytest
 from arviz_stats.base import array_stats
 
 import sdeinfer as si
-from sdeinfer.infer import metropolis, nuts
+from sdeinfer.infer import NUTS, Metropolis
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import path_statistics, transitions
+from sdeinfer.likelihood import Assumptions, path_statistics, transitions
 
 NAMES = ("gamma", "tau0", "c_gap")
 SIZES = {"chains": 2, "draws": 200, "warmup": 200}
 FEW = {"chains": 2, "draws": 50, "warmup": 50}
 """Of NUTS on all innovations, hundreds of dimensions with gradients through every bridge."""
+
+
+def on_everything(model, bridges, key):
+    """NumPyro's own chains, one after the other, with a dense mass matrix as ours have."""
+    kernel = numpyro.infer.NUTS(model, dense_mass=True)
+    sizes = {"num_warmup": FEW["warmup"], "num_samples": FEW["draws"], "num_chains": FEW["chains"]}
+    chains = numpyro.infer.MCMC(kernel, **sizes, chain_method="sequential", progress_bar=False)
+    chains.run(key, bridges)
+    return chains.get_samples(group_by_chain=True)
 
 
 @pytest.mark.benchmark
@@ -30,13 +40,12 @@ def test_ways_to_fit_every_eighth_layer():
     truth = kind.layer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
     V0 = si.equicorrelated(tokens=3, correlation=0.2)
     data = si.sample_networks(truth, V0, width=256, depth=32, networks=4, observe_every=8, key=jr.key(1))
-    latent = si.models.thinned_path.given(architecture=kind, law="limit")
-    coarse = si.models.full_path.given(architecture=kind, law="limit")
-    bridges, steps = latent.prepare(data), path_statistics(transitions(data))
+    latent, coarse, assumptions = si.models.thinned_path, si.models.full_path, Assumptions(kind, "limit")
+    bridges, steps = latent.reduce(data, assumptions), path_statistics(transitions(data), assumptions=assumptions)
     ways = {
-        "Metropolis, bridges": lambda key: metropolis(latent, bridges, **SIZES, key=key),
-        "NUTS, bridges": lambda key: nuts(latent, bridges, **FEW, key=key),
-        "NUTS, one step each": lambda key: nuts(coarse, steps, **SIZES, key=key),
+        "Metropolis, bridges": lambda key: Metropolis(**SIZES).sample(latent, bridges, key=key).samples,
+        "NUTS, bridges": lambda key: on_everything(latent, bridges, key),
+        "NUTS, one step each": lambda key: NUTS(**SIZES).sample(coarse, steps, key=key).samples,
     }
     reference = None
     for name, way in ways.items():
@@ -44,7 +53,7 @@ def test_ways_to_fit_every_eighth_layer():
         seconds = []
         for seed in (0, 1):
             start = time.perf_counter()
-            draws = way(jr.key(seed)).samples
+            draws = jax.block_until_ready(way(jr.key(seed)))
             seconds.append(time.perf_counter() - start)
         least = min(float(array_stats.ess(draws[site], chain_axis=0, draw_axis=1)) for site in NAMES)
         rate = least / seconds[1]

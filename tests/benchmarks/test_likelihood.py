@@ -20,9 +20,10 @@ from numpyro.distributions import MultivariateNormal
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
-from sdeinfer.infer import expanded_statistics, nuts, prepare
+from sdeinfer.infer import NUTS, expanded_statistics
+from sdeinfer.infer._expansion import prepare_for
 from sdeinfer.layers import Architecture, attention_drift, relu_drift
-from sdeinfer.likelihood import FullPath, observed_path
+from sdeinfer.likelihood import Assumptions, FullPath, observed_path, path_statistics
 from sdeinfer.observation import covariance_dataset
 
 pytestmark = pytest.mark.benchmark
@@ -58,7 +59,7 @@ def dense_log_likelihood(data):
 @pytest.mark.parametrize("tokens", ASKED)
 def test_gradient(tokens, timed):
     data = simulated(tokens, NETWORKS, DEPTH)
-    path = si.models.full_path.prepare(data)
+    path = path_statistics(observed_path(data))
 
     def structured(gamma, tau0, gap):
         return FullPath(si.ShapedTransformer(gamma, tau0, gap, 0.0).limit(), path).log_prob(path.weights).sum()
@@ -79,14 +80,13 @@ def test_gradient_of_the_finite_width_law(tokens, timed):
     data = simulated(tokens, NETWORKS, DEPTH)
     steps, costs = 64, []
     for law in ("limit", "finite-width"):
-        program = si.models.full_path.given(architecture=Architecture("transformer"), law=law)
-        path = prepare(program, data).pooled()
+        path = prepare_for(si.models.full_path, data, Assumptions(Architecture("transformer"), law)).pooled()
 
         def log_prob(parameters, path):
             layer = si.ShapedTransformer(*parameters)
             if path.adjustment is None:
                 return FullPath(layer.limit(), path).log_prob(path.weights).sum()
-            layer = si.ShapedTransformer(**path.adjustment(layer.parameters()))
+            layer = path.adjustment(layer)
             return FullPath(jax.vmap(layer.finite_width)(path.widths), path).log_prob(path.weights).sum()
 
         @jax.jit
@@ -141,18 +141,18 @@ def _fit_of(terms: int) -> None:
     networks = round(terms / (layers * 6))
     data = si.sample_networks(truth, V0, width=WIDTH, depth=layers, networks=256, key=jr.key(0))
     V = np.resize(data["covariance"].values, (networks, layers + 1, tokens, tokens))
-    program = si.models.full_path.given(architecture=Architecture("transformer"), law="finite-width")
-    settings = {"chains": 4, "draws": 500, "warmup": 500, "key": jr.key(1)}
+    model, assumptions = si.models.full_path, Assumptions(Architecture("transformer"))
+    sampler, key = NUTS(chains=4, draws=500, warmup=500), jr.key(1)
     first = observed_path(data.isel(network=slice(1)))
     # Compilation, the same for every size, and its memory.
-    nuts(program, expanded_statistics(program, first, nodes=48, pooled=True), **settings)
+    sampler.sample(model, expanded_statistics(model, first, assumptions, nodes=48, pooled=True), key=key)
     data = covariance_dataset(V, width=WIDTH)
     before, started = _peak(), time.perf_counter()
     path = observed_path(data)
     checked = time.perf_counter()
-    statistics = expanded_statistics(program, path, nodes=48, pooled=True)
+    statistics = expanded_statistics(model, path, assumptions, nodes=48, pooled=True)
     prepared, peak = time.perf_counter(), _peak()
-    draws = nuts(program, statistics, **settings)
+    draws = sampler.sample(model, statistics, key=key)
     sampled = time.perf_counter()
     gamma = draws.samples["gamma"]
     print(

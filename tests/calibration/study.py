@@ -5,7 +5,6 @@ parameters, twice adapted to its own weighted draws, costs a second a data set, 
 whether it can be trusted. `nuts_draws` is what it is compared with.
 """
 
-import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,11 +20,11 @@ from budget import share
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 from scipy import stats
-from sdeinfer.models._priors import sample_layer
+from sdeinfer.models import full_path
 
-from sdeinfer.infer import expanded_statistics, nuts, posterior_mode, potential
+from sdeinfer.infer import NUTS, expanded_statistics, posterior_mode, potential
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import PathStatistics, Program, observed_path, path_layout, path_statistics
+from sdeinfer.likelihood import Assumptions, PathStatistics, observed_path, path_layout, path_statistics
 
 NODES = 48
 """As many for every data set, so that one function is compiled for all."""
@@ -57,32 +56,32 @@ class Posterior(NamedTuple):
 
 def draw_parameters(architecture: Architecture, key) -> dict[str, float]:
     """Every site of the prior, latent and deterministic."""
-    model = handlers.seed(functools.partial(sample_layer, architecture), key)
+    model = handlers.seed(Assumptions(architecture).sample_layer, key)
     return {name: float(site["value"]) for name, site in handlers.trace(model).get_trace().items()}
 
 
-def statistics(program: Program, data: xr.Dataset) -> PathStatistics:
-    """Of one data set, its networks taken together, as the program prepares them."""
+def statistics(data: xr.Dataset, assumptions: Assumptions) -> PathStatistics:
+    """Of one data set, its networks taken together, as a fit of full paths prepares them."""
     path = observed_path(data)
-    if dict(program.options)["law"] == "finite-width":
-        return expanded_statistics(program, path, nodes=NODES, pooled=True)
-    return path_statistics(path, path_layout(path, nodes=NODES), pooled=True)
+    if assumptions.law == "finite-width":
+        return expanded_statistics(full_path, path, assumptions, nodes=NODES, pooled=True)
+    return path_statistics(path, path_layout(path, nodes=NODES), pooled=True, assumptions=assumptions)
 
 
-def posterior(program: Program, prepared: PathStatistics, key) -> Posterior:
+def posterior(prepared: PathStatistics, key) -> Posterior:
     """By importance sampling, or by NUTS where its weights do not allow that."""
-    sampled = importance_sample(program, prepared, key)
+    sampled = importance_sample(prepared, key)
     if sampled.k <= PARETO_K:
         return sampled
-    draws = nuts_draws(program, prepared, key)
+    draws = nuts_draws(prepared, key)
     count = len(next(iter(draws.values())))
     return Posterior(draws, np.full(count, 1 / count), sampled.k)
 
 
-def importance_sample(program: Program, prepared: PathStatistics, key) -> Posterior:
-    """The posterior of a program at pooled statistics."""
-    sites, mode, *_ = posterior_mode(program, prepared)
-    curvature, axes = np.linalg.eigh(_hessian(program, prepared, sites, jnp.asarray(mode)))
+def importance_sample(prepared: PathStatistics, key) -> Posterior:
+    """The posterior of full paths at pooled statistics."""
+    sites, mode, *_ = posterior_mode(full_path, prepared)
+    curvature, axes = np.linalg.eigh(_hessian(prepared, sites, jnp.asarray(mode)))
     # Directions in which the mode is flat or worse are as wide as the prior.
     covariance = (axes / np.maximum(curvature, 1.0)) @ axes.T
     rng = np.random.default_rng(np.asarray(jr.key_data(key)))
@@ -90,7 +89,7 @@ def importance_sample(program: Program, prepared: PathStatistics, key) -> Poster
     for _ in range(ROUNDS):
         proposal = stats.multivariate_t(mode, 1.5 * covariance, df=FREEDOM, seed=rng)
         x = proposal.rvs(POINTS)
-        log_weights = -np.asarray(_potentials(program, prepared, sites, jnp.asarray(x))) - proposal.logpdf(x)
+        log_weights = -np.asarray(_potentials(prepared, sites, jnp.asarray(x))) - proposal.logpdf(x)
         log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
         weights = np.exp(log_weights - log_weights.max())
         weights /= weights.sum()
@@ -102,13 +101,13 @@ def importance_sample(program: Program, prepared: PathStatistics, key) -> Poster
     # ArviZ's function takes log likelihoods, of which log weights are the negative, as in leave-one-out.
     smoothed, k = array_stats.psislw(log_weights.max() - log_weights)
     weights = np.exp(smoothed - smoothed.max())
-    draws = jax.tree.map(np.asarray, _constrained(program, prepared, sites, jnp.asarray(x)))
+    draws = jax.tree.map(np.asarray, _constrained(prepared, sites, jnp.asarray(x)))
     return Posterior(draws, weights / weights.sum(), float(k))
 
 
-def nuts_draws(program: Program, prepared: PathStatistics, key) -> dict[str, np.ndarray]:
+def nuts_draws(prepared: PathStatistics, key) -> dict[str, np.ndarray]:
     """The same posterior by NUTS."""
-    samples = nuts(program, prepared, chains=4, draws=1000, warmup=1000, key=key).samples
+    samples = NUTS(chains=4, draws=1000, warmup=1000).sample(full_path, prepared, key=key).samples
     return {name: value.reshape(-1) for name, value in samples.items()}
 
 
@@ -171,19 +170,21 @@ def _row(line: str) -> tuple[tuple[str, str], str]:
 
 
 @eqx.filter_jit
-def _hessian(program, prepared, sites, x):
-    return jax.hessian(lambda x: potential(program, prepared, dict(zip(sites, x, strict=True))))(x)
+def _hessian(prepared, sites, x):
+    return jax.hessian(lambda x: potential(full_path, prepared, dict(zip(sites, x, strict=True))))(x)
 
 
 @eqx.filter_jit
-def _potentials(program, prepared, sites, points):
-    return jax.lax.map(lambda x: potential(program, prepared, dict(zip(sites, x, strict=True))), points, batch_size=250)
+def _potentials(prepared, sites, points):
+    return jax.lax.map(
+        lambda x: potential(full_path, prepared, dict(zip(sites, x, strict=True))), points, batch_size=250
+    )
 
 
 @eqx.filter_jit
-def _constrained(program, prepared, sites, points):
+def _constrained(prepared, sites, points):
     def constrain(x):
-        return constrain_fn(program, (prepared,), {}, dict(zip(sites, x, strict=True)), return_deterministic=True)
+        return constrain_fn(full_path, (prepared,), {}, dict(zip(sites, x, strict=True)), return_deterministic=True)
 
     drawn = jax.vmap(constrain)(points)
     return {name: value for name, value in drawn.items() if value.ndim == 1}

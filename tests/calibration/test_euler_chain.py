@@ -11,9 +11,9 @@ import jax.random as jr
 import numpy as np
 import pytest
 from calibration.study import assert_calibrated, draw_parameters, posterior, report, statistics
-from sdeinfer.models import full_path
 
 from sdeinfer.layers import ARCHITECTURES, Architecture
+from sdeinfer.likelihood import Assumptions
 from sdeinfer.observation import covariance_dataset
 
 DATA_SETS = 256
@@ -47,7 +47,7 @@ def paths(limit, key):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_posteriors_of_the_limits_own_chain_are_calibrated(name, key):
     architecture = Architecture(name)
-    program = full_path.given(architecture=architecture, law="limit")
+    assumptions = Assumptions(architecture, "limit")
     ranks: dict[str, list[float]] = {}
     drawn = fitted = 0
     while fitted < DATA_SETS:
@@ -59,7 +59,7 @@ def test_posteriors_of_the_limits_own_chain_are_calibrated(name, key):
         if not jnp.isfinite(V).all():
             continue
         fitted += 1
-        found = posterior(program, statistics(program, covariance_dataset(np.asarray(V), width=WIDTH)), key_fit)
+        found = posterior(statistics(covariance_dataset(np.asarray(V), width=WIDTH), assumptions), key_fit)
         for site in set(truth) & set(IDENTIFIED):
             ranks.setdefault(site, []).append(found.rank(site, truth[site]))
     uniform = {site: np.array(u) for site, u in ranks.items()}

@@ -29,6 +29,7 @@ from sdeinfer.models import full_path
 import sdeinfer as si
 from sdeinfer.infer import in_range
 from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import Assumptions
 
 DATA_SETS = 200
 SIZES = {32: (50, 4), 64: (200, 8), 128: (500, 16), 512: (500, 64)}
@@ -36,7 +37,7 @@ SIZES = {32: (50, 4), 64: (200, 8), 128: (500, 16), 512: (500, 64)}
 
 TRANSFORMER = Architecture("transformer")
 LAWS = ("finite-width", "limit")
-PROGRAMS = {law: full_path.given(architecture=TRANSFORMER, law=law) for law in LAWS}
+ASSUMED = {law: Assumptions(TRANSFORMER, law) for law in LAWS}
 IDENTIFIED = ("gamma", "tau0", "c_gap")
 
 
@@ -57,7 +58,7 @@ def data_set(width, key):
     try:
         layer = TRANSFORMER.layer(**truth)
         data = si.sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=key_networks)
-        return truth, in_range(PROGRAMS["finite-width"], data)[0]
+        return truth, in_range(full_path, data, ASSUMED["finite-width"])[0]
     except si.InputError:
         return truth, None
 
@@ -75,8 +76,8 @@ def test_posteriors_of_finite_networks_are_calibrated(width, key):
         if data is None:
             continue
         fitted += 1
-        for law, program in PROGRAMS.items():
-            found = posterior(program, statistics(program, data), key_fit)
+        for law, assumptions in ASSUMED.items():
+            found = posterior(statistics(data, assumptions), key_fit)
             by_nuts += found.k > PARETO_K
             for name in IDENTIFIED:
                 ranks[law][name].append(found.rank(name, truth[name]))
@@ -90,13 +91,12 @@ def test_posteriors_of_finite_networks_are_calibrated(width, key):
 @pytest.mark.slow
 def test_importance_sampling_equals_nuts(key):
     """Means within their Monte Carlo errors, standard deviations within 10 %, on data sets of every width."""
-    program = PROGRAMS["finite-width"]
     for number, width in enumerate(SIZES):
         truth, data = data_set(width, jr.fold_in(key, number))
         if data is None:
             continue
-        prepared = statistics(program, data)
-        sampled, draws = importance_sample(program, prepared, key), nuts_draws(program, prepared, key)
+        prepared = statistics(data, ASSUMED["finite-width"])
+        sampled, draws = importance_sample(prepared, key), nuts_draws(prepared, key)
         for name in ("gamma", "c_gap"):
             mean, sd = sampled.mean_and_sd(name)
             print(f"n = {width} {name}: {mean:.4f} ± {sd:.4f}, NUTS {draws[name].mean():.4f} ± {draws[name].std():.4f}")

@@ -14,6 +14,7 @@ import pytest
 import sdeinfer as si
 from sdeinfer.infer._latent import draw_latent, log_prior, log_weights
 from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import Assumptions
 
 NETWORKS, WIDTH, DEPTH, TOKENS, OUTPUTS = 256, 256, 64, 3, 64
 TRUTH = {"gamma": 0.5, "tau0": 1.0, "c_plus": 2.0, "c_minus": -2.0}
@@ -22,14 +23,14 @@ SHOWN = ("gamma", "c_gap", "tau0")
 SETS, STEP = 64, 1e-4
 
 
-def information(program, prepared, key) -> np.ndarray:
+def information(model, prepared, key) -> np.ndarray:
     """Of the data and the prior, in the unconstrained parameters, by central differences."""
     keys = jr.split(key, SETS if prepared.latent else 1)
 
     @jax.jit
     def of_networks(x):
         def weights(key):
-            return log_weights(program, prepared, x, draw_latent(program, prepared, key))
+            return log_weights(model, prepared, x, draw_latent(model, prepared, key))
 
         of_bridges = jax.nn.logsumexp(jax.lax.map(weights, keys), axis=0)
         return prepared.by_network(of_bridges)
@@ -38,9 +39,9 @@ def information(program, prepared, key) -> np.ndarray:
     for name, x in UNCONSTRAINED.items():
         above, below = (of_networks(UNCONSTRAINED | {name: x + step}) for step in (STEP, -STEP))
         scores.append((above - below) / (2 * STEP))
-    latent = draw_latent(program, prepared, key)
+    latent = draw_latent(model, prepared, key)
     start = {name: jnp.asarray(x) for name, x in UNCONSTRAINED.items()}
-    prior = jax.hessian(lambda x: log_prior(program, prepared, x, latent))(start)
+    prior = jax.hessian(lambda x: log_prior(model, prepared, x, latent))(start)
     return np.array(scores) @ np.array(scores).T - np.array([[prior[a][b] for b in start] for a in start])
 
 
@@ -67,9 +68,8 @@ def test_posteriors_are_as_wide_as_the_information_says(networks):
         "64 outputs": (si.models.outputs, si.sample_outputs(networks, outputs=OUTPUTS, key=jr.key(2))),
     }
     for what, (model, data) in observed.items():
-        program = model.given(architecture=Architecture("transformer"), law="finite-width")
-        prepared = program.prepare(model.select(data))
-        expected = np.sqrt(np.diag(np.linalg.inv(information(program, prepared, jr.key(3)))))[:3]
+        prepared = model.reduce(model.select(data), Assumptions(Architecture("transformer")))
+        expected = np.sqrt(np.diag(np.linalg.inv(information(model, prepared, jr.key(3)))))[:3]
         row(f"{what}, information", expected)
         if model is si.models.thinned_path:
             continue

@@ -15,9 +15,9 @@ from sdeinfer.models import thinned_path
 
 import sdeinfer as si
 from sdeinfer.covariance import singular, unvech
-from sdeinfer.infer import in_range, metropolis
+from sdeinfer.infer import Metropolis, in_range
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import LayerLaw, layer_step
+from sdeinfer.likelihood import Assumptions, LayerLaw, layer_step
 from sdeinfer.likelihood._layer_step import power_of
 from sdeinfer.observation import covariance_dataset
 
@@ -53,7 +53,7 @@ def chain(law: LayerLaw, V0, layers: int, key):
 @pytest.mark.parametrize("every", [4, DEPTH], ids=["every-4th", "last"])
 def test_posteriors_with_latent_layers_are_calibrated(every, key):
     architecture = Architecture("transformer")
-    program = thinned_path.given(architecture=architecture, law="limit")
+    sampler, assumptions = Metropolis(**SIZES), Assumptions(architecture, "limit")
     h = jnp.full(NETWORKS, 1 / WIDTH)
     ranks: dict[str, list[float]] = {}
     drawn = fitted = 0
@@ -70,7 +70,7 @@ def test_posteriors_with_latent_layers_are_calibrated(every, key):
             continue
         fitted += 1
         seen = covariance_dataset(np.asarray(V)[:, ::every], width=WIDTH, layers=np.arange(0, DEPTH + 1, every))
-        draws = metropolis(program, program.prepare(seen), **SIZES, key=keys[3]).samples
+        draws = sampler.sample(thinned_path, thinned_path.reduce(seen, assumptions), key=keys[3]).samples
         for site in IDENTIFIED:
             ranks.setdefault(site, []).append(float(np.mean(draws[site] < truth[site])))
     uniform = {site: np.array(u) for site, u in ranks.items()}
@@ -83,7 +83,7 @@ def test_posteriors_with_latent_layers_are_calibrated(every, key):
 @pytest.mark.parametrize("name", ["transformer", "attention", "feedforward", "mlp"])
 def test_posteriors_of_thinned_networks_are_calibrated(name, key):
     architecture = Architecture(name)
-    program = thinned_path.given(architecture=architecture)
+    sampler, assumptions = Metropolis(**SIZES), Assumptions(architecture)
     latent = draw_parameters(architecture, key)
     identified = [site for site in IDENTIFIED if site in latent]
     ranks: dict[str, list[float]] = {site: [] for site in identified}
@@ -97,11 +97,11 @@ def test_posteriors_of_thinned_networks_are_calibrated(name, key):
         try:
             layer, V0 = architecture.layer(**truth), 0.5 * X @ X.T / (4 * TOKENS)
             data = si.sample_networks(layer, V0, **sizes, key=keys[2]).isel(layer=slice(None, None, 4))
-            used = in_range(program, data)[0]
+            used = in_range(thinned_path, data, assumptions)[0]
         except si.InputError:
             refused += 1
             continue
-        draws = metropolis(program, program.prepare(used), **SIZES, key=keys[3]).samples
+        draws = sampler.sample(thinned_path, thinned_path.reduce(used, assumptions), key=keys[3]).samples
         for site in identified:
             ranks[site].append(float(np.mean(draws[site] < truth[site])))
     uniform = {site: np.array(u) for site, u in ranks.items()}

@@ -8,6 +8,7 @@ from sdeinfer.models import full_path
 import sdeinfer as si
 from sdeinfer.infer import in_range
 from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import Assumptions
 
 TRUTH = {"gamma": 0.6, "tau0": 0.5, "c_plus": 0.3, "c_minus": -1.5}
 SEEDS = 10
@@ -16,19 +17,17 @@ SEEDS = 10
 @pytest.mark.slow
 def test_gamma_is_recovered_from_two_thousand_networks_of_width_64():
     V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.0)
-    programs = {
-        law: full_path.given(architecture=Architecture("transformer"), law=law) for law in ("finite-width", "limit")
-    }
-    deviations = {law: [] for law in programs}
+    assumed = {law: Assumptions(Architecture("transformer"), law) for law in ("finite-width", "limit")}
+    deviations = {law: [] for law in assumed}
     for seed in range(SEEDS):
         key_data, key_fit = jr.split(jr.key(seed))
         layer = si.ShapedTransformer(**TRUTH)
         data = si.sample_networks(layer, V0, width=64, depth=32, networks=2000, key=key_data)
-        data, _ = in_range(programs["finite-width"], data)
+        data, _ = in_range(full_path, data, assumed["finite-width"])
         left_out = 1 - float(data["used"][:, :-1].mean())
         line = f"seed {seed}: {left_out:.1%} left out"
-        for law, program in programs.items():
-            found = posterior(program, statistics(program, data), key_fit)
+        for law, assumptions in assumed.items():
+            found = posterior(statistics(data, assumptions), key_fit)
             mean, sd = found.mean_and_sd("gamma")
             deviations[law].append((mean - TRUTH["gamma"]) / sd)
             line += f"; {law}: gamma {mean:.5f} ± {sd:.5f} ({deviations[law][-1]:+.1f} sd)"

@@ -2,6 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import xarray as xr
 from budget import assert_mean
 
 import sdeinfer as si
@@ -21,7 +22,7 @@ def test_a_good_fit_passes(fitted, networks):
 
 def test_what_fails_is_named_with_advice(fitted, networks):
     tree = fitted.copy()
-    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=lambda s: ~s["diverging"])
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=lambda s: xr.ones_like(s["diverging"]))
     verdict = si.check(tree, networks)
     assert not verdict.passed
     assert "divergences" in verdict.verdict
@@ -32,7 +33,7 @@ def test_what_fails_is_named_with_advice(fitted, networks):
 
 def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
     tree, swollen = fitted.copy(), networks.copy(deep=True)
-    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=lambda s: ~s["diverging"])
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=lambda s: xr.ones_like(s["diverging"]))
     swollen["covariance"] = networks["covariance"] * 1.2 ** networks["layer"]
     found = si.check(tree, swollen)
     assert found.cause is not None

@@ -16,7 +16,7 @@ from sdeinfer.diagnostics import innovation_tests
 from sdeinfer.diagnostics._design import layer_information
 from sdeinfer.infer import innovations, law_at
 from sdeinfer.layers import Architecture, architecture_of_layer
-from sdeinfer.likelihood import constrained, transitions, unconstrained
+from sdeinfer.likelihood import transitions
 from sdeinfer.networks import Baseline, sample_baseline
 from sdeinfer.observation import covariance_dataset
 
@@ -25,12 +25,13 @@ SIZES = {"width": 96, "depth": 16, "networks": 64}
 TRANSFORMER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=1.0, c_minus=-1.0)
 
 
-def known(layer) -> xr.DataTree:
+def known(layer, networks: int) -> xr.DataTree:
     """A posterior that is sure of the truth."""
     architecture = architecture_of_layer(layer)
     posterior = xr.Dataset({name: (("chain", "draw"), [[float(x)]]) for name, x in layer.parameters().items()})
-    tree = xr.DataTree.from_dict({"posterior": posterior})
-    tree.attrs = {**architecture.attributes(), "law": "finite-width"}
+    layers = xr.Dataset({name: ("network", np.full(networks, float(x))) for name, x in layer.parameters().items()})
+    tree = xr.DataTree.from_dict({"posterior": posterior, "layers": layers})
+    tree.attrs = {**architecture.attributes(), "law": "finite-width", "every_layer": 1.0}
     return tree
 
 
@@ -38,7 +39,7 @@ def one_layer(layer, tokens: int, width: int = 64):
     """One transition, and the limit's law at it."""
     V, after = references.wishart_path(tokens, 1, width=width, seed=tokens)
     path = transitions(covariance_dataset(np.stack([V, after])[None], width=width))
-    u = unconstrained(layer.parameters())
+    u = layer.coordinates.unconstrained(layer.parameters())
     centre = np.asarray(path.terms(slice(None)).variance)[0]
     law = law_at(architecture_of_layer(layer), u, widths=np.array([float(width)]), centre=centre, law="limit")
     return V, after, next(innovations(path, law)), u
@@ -50,7 +51,7 @@ def test_score_is_the_gradient_of_the_naive_log_density(name):
     V, V_next, found, u = one_layer(layer, 3)
 
     def log_density(u):
-        there = Architecture(name).layer(**constrained(Architecture(name).parameters, jnp.asarray(u)))
+        there = Architecture(name).layer_at(jnp.asarray(u))
         return references.log_density(there, V, V_next, width=width)
 
     step = 1e-5
@@ -82,7 +83,7 @@ def test_a_baseline_with_every_modification_is_a_shaped_transformer(key):
 
 def test_layers_of_the_law_are_not_flagged(key):
     data = si.sample_networks(TRANSFORMER, V0, **SIZES, key=key)
-    table = innovation_tests(known(TRANSFORMER), data)
+    table = innovation_tests(known(TRANSFORMER, SIZES["networks"]), data)
     assert len(table) == 8
     assert_within(table["z"])
 
@@ -99,7 +100,7 @@ def test_layers_of_the_law_are_not_flagged(key):
 def test_what_breaks_the_law_is_named(switches, direction, networks, key):
     """Networks without an identity or without a mean taken off are so far from the law that few of them show it."""
     data = sample_baseline(Baseline(**switches), V0, **(SIZES | {"networks": networks}), key=key)
-    table = innovation_tests(known(TRANSFORMER), data)
+    table = innovation_tests(known(TRANSFORMER, networks), data)
     assert table["z"].abs().idxmax() == direction
     assert table.loc[direction, "p"] < 1e-6
 
@@ -107,6 +108,6 @@ def test_what_breaks_the_law_is_named(switches, direction, networks, key):
 def test_networks_of_one_token_have_the_directions_that_one_token_can_show(key):
     layer = LAYERS["feedforward"]()
     data = si.sample_networks(layer, jnp.eye(1), **SIZES, key=key)
-    table = innovation_tests(known(layer), data)
+    table = innovation_tests(known(layer, SIZES["networks"]), data)
     assert {"growth", "noise of variances", "memory"} <= set(table.index)
     assert "noise of correlations" not in table.index

@@ -1,5 +1,7 @@
 """First looks: normal laws near a posterior."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -12,10 +14,11 @@ from arviz_stats.base import array_stats
 from budget import assert_estimate, assert_within, mean_and_error
 
 import sdeinfer as si
-from sdeinfer.infer import nuts, prepare
+from sdeinfer.infer import NUTS
+from sdeinfer.infer._expansion import prepare_for
 from sdeinfer.infer._normal import draw, laplace, pareto_k, svi
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Program
+from sdeinfer.likelihood import AbstractModel, Assumptions, CovariancePath, blank_statistics
 from sdeinfer.observation import covariance_dataset
 
 METHODS = ["laplace", "svi"]
@@ -28,7 +31,7 @@ Y = np.array([-1.1, 0.4, 0.9, 1.2, 2.8])
 NOISE = 0.3
 
 
-def line(points, *, architecture, law):
+def line(points):
     """Linear regression: its posterior is normal. The sites are not in alphabetical order."""
     slope = numpyro.sample("slope", dist.Normal())
     intercept = numpyro.sample("intercept", dist.Normal())
@@ -37,19 +40,33 @@ def line(points, *, architecture, law):
         numpyro.sample("y", dist.Normal(intercept + slope * points[0], NOISE), obs=points[1])
 
 
-def scale(points, *, architecture, law):
+def scale(points):
     """A scale with a long tail to the right."""
     numpyro.sample("scale", dist.HalfCauchy(1.0))
 
 
-def unbounded(points, *, architecture, law):
+def unbounded(points):
     """A density that grows without end."""
     x = numpyro.sample("x", dist.Normal())
     numpyro.factor("no_mode", x**2 / 2 + x)
 
 
-def program(model) -> Program:
-    return Program(model, prepare=lambda data: jnp.array([X, Y]), pool=lambda points: points)
+class OfPoints(AbstractModel):
+    """A program of points, beside networks of which nothing was observed: their density is 1."""
+
+    def reduce(self, data, assumptions):
+        return jnp.array([X, Y]), blank_statistics(1, 1, assumptions=assumptions)
+
+
+@functools.cache
+def program(model) -> OfPoints:
+    @functools.wraps(model)
+    def beside_networks(prepared):
+        points, path = prepared
+        model(points)
+        numpyro.sample("covariance", CovariancePath(si.ShapedMLP(1.0, -1.0), path), obs=path.observed)
+
+    return OfPoints(beside_networks)
 
 
 def draws_of(post: xr.DataTree, *names: str) -> np.ndarray:
@@ -89,13 +106,13 @@ def test_a_skewed_posterior_has_a_larger_k():
 
 def test_svi_is_nearer_by_its_own_measure():
     """E_q[log p − log q], on the same standard normals."""
-    points = jnp.array([X, Y])
-    given = program(scale).given(architecture=None, law=None)
-    start = laplace(given, points)
-    end = svi(given, points, start=start, key=jr.key(1))
+    model = program(scale)
+    points = model.reduce(NAMELESS, Assumptions(Architecture("mlp")))
+    start = laplace(model, points)
+    end = svi(model, points, start=start, key=jr.key(1))
     bounds = []
     for normal in (start, end):
-        _, log_weights = draw(given, points, normal, draws=DRAWS, key=jr.key(0))
+        *_, log_weights = draw(model, points, normal, draws=DRAWS, key=jr.key(0))
         bounds.append(np.asarray(log_weights) + np.log(normal.scale[0, 0]))
     gain, error = mean_and_error(bounds[1] - bounds[0])
     assert gain > 5 * error
@@ -104,13 +121,14 @@ def test_svi_is_nearer_by_its_own_measure():
 @pytest.mark.slow
 def test_weights_make_draws_of_nuts(many_networks):
     """Means and variances of the posterior: importance weights turn draws of the normal law into those of NUTS."""
-    kind = si.models.full_path.given(architecture=Architecture("feedforward"), law="limit")
-    pooled = kind.pool(prepare(kind, many_networks))
-    drawn, log_weights = jax.tree.map(np.asarray, draw(kind, pooled, laplace(kind, pooled), draws=DRAWS, key=jr.key(1)))
+    model = si.models.full_path
+    pooled = model.pool(prepare_for(model, many_networks, Assumptions(Architecture("feedforward"), "limit")))
+    normal = laplace(model, pooled)
+    drawn, _, log_weights = jax.tree.map(np.asarray, draw(model, pooled, normal, draws=DRAWS, key=jr.key(1)))
     assert pareto_k(log_weights) < 0.7
     weights = np.exp(log_weights - log_weights.max())
     weights /= weights.sum()
-    chains = nuts(kind, pooled, chains=2, draws=1000, warmup=300, key=jr.key(2)).samples
+    chains = NUTS(chains=2, draws=1000, warmup=300).sample(model, pooled, key=jr.key(2)).samples
     estimates, expected, errors = [], [], []
     for name in ("gamma", "c_gap", "c_mean"):
         centre = chains[name].mean()
@@ -125,7 +143,7 @@ def test_weights_make_draws_of_nuts(many_networks):
 
 def test_the_result_is_a_small_fit(fitted, networks):
     post = si.approximate(si.models.full_path, networks, draws=200, key=jr.key(0))
-    assert set(post.children) == {"posterior", "observed_data", "constant_data"}
+    assert set(post.children) == {"posterior", "layers", "observed_data", "constant_data"}
     assert set(post["posterior"].data_vars) == set(fitted["posterior"].data_vars)
     assert dict(post["posterior"].sizes) == {"chain": 1, "draw": 200}
     for group in ("observed_data", "constant_data"):

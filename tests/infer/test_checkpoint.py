@@ -8,17 +8,22 @@ import subprocess
 import sys
 import time
 
+import jax
 import jax.random as jr
 import numpy as np
 import pytest
 
 import sdeinfer as si
-from sdeinfer.infer import Checkpoint, nuts, prepare
-from sdeinfer.infer import _nuts as runner
+from sdeinfer.infer import NUTS, Checkpoint
+from sdeinfer.infer import _samplers as runner
+from sdeinfer.infer._checkpoint import fingerprint
+from sdeinfer.infer._expansion import prepare_for
 from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import Assumptions
 from sdeinfer.observation import read_posterior, write
 
-PROGRAM = si.models.full_path.given(architecture=Architecture("feedforward"), law="limit")
+FULL_PATH = si.models.full_path
+FEEDFORWARD = Assumptions(Architecture("feedforward"), "limit")
 SIZES = {"chains": 2, "draws": 40, "warmup": 50, "key": jr.key(5)}
 
 
@@ -26,11 +31,16 @@ class Killed(Exception):
     pass
 
 
+def sampled(prepared, checkpoint: Checkpoint | None = None, *, key, **sizes: int):
+    return NUTS(**sizes).sample(FULL_PATH, prepared, checkpoint=checkpoint, key=key)
+
+
 @pytest.fixture(scope="module")
 def prepared():
     V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
     layer = si.ResidualFeedForward(0.6, 1.0, -1.0)
-    return prepare(PROGRAM, si.sample_networks(layer, V0, width=64, depth=5, networks=8, key=jr.key(1)))
+    data = si.sample_networks(layer, V0, width=64, depth=5, networks=8, key=jr.key(1))
+    return prepare_for(FULL_PATH, data, FEEDFORWARD)
 
 
 def killed_after(chunks: int, monkeypatch, prepared, checkpoint: Checkpoint) -> None:
@@ -46,7 +56,7 @@ def killed_after(chunks: int, monkeypatch, prepared, checkpoint: Checkpoint) -> 
     with monkeypatch.context() as patch:
         patch.setattr(runner, "_advance", advance_or_die)
         with pytest.raises(Killed):
-            nuts(PROGRAM, prepared, **SIZES, checkpoint=checkpoint)
+            sampled(prepared, checkpoint, **SIZES)
 
 
 @pytest.fixture
@@ -57,15 +67,12 @@ def short_chunks(monkeypatch):
 @pytest.mark.usefixtures("short_chunks")
 @pytest.mark.parametrize("chunks", [0, 1, 2, 3, 4])
 def test_a_fit_that_goes_on_has_the_draws_of_one_that_was_not_interrupted(chunks, tmp_path, monkeypatch, prepared):
-    whole = nuts(PROGRAM, prepared, **SIZES)
+    whole = sampled(prepared, **SIZES)
     path = tmp_path / "fit.checkpoint"
     killed_after(chunks, monkeypatch, prepared, Checkpoint(path))
     assert path.exists() == (chunks > 0)
-    resumed = nuts(PROGRAM, prepared, **SIZES, checkpoint=Checkpoint(path, resume=True))
-    for one, other in zip(whole, resumed, strict=True):
-        assert set(one) == set(other)
-        for name in one:
-            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    resumed = sampled(prepared, Checkpoint(path, resume=True), **SIZES)
+    jax.tree.map(np.testing.assert_array_equal, resumed._asdict(), whole._asdict())
     Checkpoint(path).remove()
     assert not list(tmp_path.iterdir())
 
@@ -73,9 +80,9 @@ def test_a_fit_that_goes_on_has_the_draws_of_one_that_was_not_interrupted(chunks
 @pytest.mark.usefixtures("short_chunks")
 def test_a_finished_fit_is_not_run_again(tmp_path, monkeypatch, prepared):
     checkpoint = Checkpoint(tmp_path / "fit.checkpoint", resume=True)
-    first = nuts(PROGRAM, prepared, **SIZES, checkpoint=checkpoint)
+    first = sampled(prepared, checkpoint, **SIZES)
     monkeypatch.setattr(runner, "_advance", None)
-    again = nuts(PROGRAM, prepared, **SIZES, checkpoint=checkpoint)
+    again = sampled(prepared, checkpoint, **SIZES)
     np.testing.assert_array_equal(first.samples["gamma"], again.samples["gamma"])
 
 
@@ -83,18 +90,26 @@ def test_a_finished_fit_is_not_run_again(tmp_path, monkeypatch, prepared):
 def test_checkpoints_of_other_fits_are_refused(tmp_path, monkeypatch, prepared):
     checkpoint = Checkpoint(tmp_path / "fit.checkpoint", resume=True)
     killed_after(2, monkeypatch, prepared, checkpoint)
-    others = ({"key": jr.key(6)}, {"draws": 41}, {"warmup": 60}, {"chains": 3}, {"draws": 0, "warmup": 504})
+    others = ({"key": jr.key(6)}, {"draws": 41}, {"warmup": 60}, {"chains": 3})
     for change in others:
         with pytest.raises(si.InputError, match="fit.checkpoint: is the checkpoint of another fit"):
-            nuts(PROGRAM, prepared, **(SIZES | change), checkpoint=checkpoint)
+            sampled(prepared, checkpoint, **(SIZES | change))
     with pytest.raises(si.InputError, match="is the checkpoint of another fit"):
-        nuts(PROGRAM, dataclasses.replace(prepared, constant=prepared.constant + 1), **SIZES, checkpoint=checkpoint)
+        sampled(dataclasses.replace(prepared, constant=prepared.constant + 1), checkpoint, **SIZES)
     with pytest.raises(si.InputError, match="is the checkpoint of another fit"):
-        nuts(PROGRAM.given(architecture=Architecture("mlp")), prepared, **SIZES, checkpoint=checkpoint)
+        sampled(
+            dataclasses.replace(prepared, assumptions=Assumptions(Architecture("mlp"), "limit")), checkpoint, **SIZES
+        )
     # Without resuming it is written anew.
     before = checkpoint.file.read_bytes()
-    nuts(PROGRAM, prepared, **(SIZES | {"draws": 41}), checkpoint=Checkpoint(checkpoint.path))
+    sampled(prepared, Checkpoint(checkpoint.path), **(SIZES | {"draws": 41}))
     assert checkpoint.file.read_bytes() != before
+
+
+def test_numbers_of_a_fingerprint_do_not_run_together():
+    # Draws, warmup and chunk, whose digits in a row are the same.
+    assert fingerprint(40, 50, 20) != fingerprint(4, 0, 5020)
+    assert fingerprint(40, 50, 20) == fingerprint(40, 50, 20)
 
 
 @pytest.mark.usefixtures("short_chunks")
@@ -131,7 +146,7 @@ def test_what_is_not_a_checkpoint_is_refused(content, tmp_path, prepared):
         with path.open("wb") as file:
             np.save(file, np.zeros(3)) if content == "array" else np.savez(file, other=np.zeros(3))
     with pytest.raises(si.InputError, match="fit.checkpoint: cannot be read as a checkpoint"):
-        nuts(PROGRAM, prepared, **SIZES, checkpoint=Checkpoint(path, resume=True))
+        sampled(prepared, Checkpoint(path, resume=True), **SIZES)
 
 
 @pytest.mark.slow

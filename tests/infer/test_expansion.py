@@ -16,11 +16,13 @@ import sdeinfer as si
 from sdeinfer.infer import LawAt, expanded_statistics, law_at, posterior_mode
 from sdeinfer.infer._sandwich import ENOUGH, _dispersion, _matrix, _one_layer, _score
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import FullPath, Path, constrained, observed_path, path_layout, path_statistics, unconstrained
+from sdeinfer.likelihood import Assumptions, FullPath, Path, observed_path, path_layout, path_statistics
 
 TRUTH = {"gamma": 0.9, "tau0": 0.8, "c_plus": 1.0, "c_minus": -3.0}
 TRANSFORMER = Architecture("transformer")
-PROGRAM = si.models.full_path.given(architecture=TRANSFORMER, law="finite-width")
+FULL_PATH = si.models.full_path
+ASSUMPTIONS = Assumptions(TRANSFORMER)
+U = jnp.asarray(TRANSFORMER.coordinates.unconstrained(TRUTH))
 
 
 def sampled(networks: int, width: int = 32, depth: int = 4, seed: int = 0):
@@ -36,25 +38,25 @@ def path() -> Path:
 
 @functools.cache
 def statistics():
-    return expanded_statistics(PROGRAM, path())
+    return expanded_statistics(FULL_PATH, path(), ASSUMPTIONS)
 
 
 def law_of(statistics, u=None) -> LawAt:
     """The law at some parameters, or at the truth."""
-    u = unconstrained(TRUTH) if u is None else u
+    u = U if u is None else u
     return law_at(TRANSFORMER, u, widths=np.array([32.0]), centre=np.asarray(statistics.centre))
 
 
 def exact(u, terms, centre):
     """Log density of normals with all of v, but for the constant."""
-    law = TRANSFORMER.layer(**constrained(TRANSFORMER.parameters, u)).finite_width(32.0)
+    law = TRANSFORMER.layer_at(u).finite_width(32.0)
     common, own = references.finite_width_variances(law, terms.mixing, terms.variance, centre, jnp)
     mean = (law.drift[:, None] * terms.drift).sum(axis=1)
     return -((terms.increments - mean) ** 2 / (common + own) + jnp.log(common + own)).sum(axis=1) / 2
 
 
 def test_at_the_reference_value_and_gradient_are_those_of_all_of_the_variance():
-    u = unconstrained(TRUTH) + 0.1
+    u = U + 0.1
     layout = path_layout(path())
     plain = path_statistics(path(), layout)
     reference = law_of(plain, u).moments
@@ -64,7 +66,7 @@ def test_at_the_reference_value_and_gradient_are_those_of_all_of_the_variance():
     @jax.jit
     @jax.value_and_grad
     def compressed(u, statistics):
-        layer = TRANSFORMER.layer(**constrained(TRANSFORMER.parameters, u))
+        layer = TRANSFORMER.layer_at(u)
         return FullPath(jax.vmap(layer.finite_width)(statistics.widths), statistics).log_prob(statistics.weights).sum()
 
     expected, slope = jax.jit(jax.value_and_grad(lambda u: exact(u, terms, about.centre).sum()))(u)
@@ -78,7 +80,8 @@ def test_at_the_reference_value_and_gradient_are_those_of_all_of_the_variance():
 
 
 def test_the_reference_is_that_of_the_mode():
-    found = posterior_mode(PROGRAM, path_statistics(path(), path_layout(path())._replace(reference=_reference())))
+    layout = path_layout(path())._replace(reference=_reference())
+    found = posterior_mode(FULL_PATH, path_statistics(path(), layout, assumptions=ASSUMPTIONS))
     np.testing.assert_allclose(statistics().adjustment.centre, found.x, atol=0.02)
 
 
@@ -87,7 +90,7 @@ def _reference():
 
 
 def test_scores_and_information_are_the_derivatives_of_the_log_density():
-    u, centre = unconstrained(TRUTH), statistics().centre
+    u, centre = U, statistics().centre
     terms = path().terms(np.arange(len(path())))
     _, scatter, _ = _score(path(), law_of(statistics()), TRUTH["tau0"])
     scores = np.asarray(jax.jit(jax.jacfwd(exact))(u, terms, centre))
@@ -97,7 +100,7 @@ def test_scores_and_information_are_the_derivatives_of_the_log_density():
 
 def test_information_is_the_variance_of_the_score_of_normals(key):
     """Terms drawn from the law: their scores have mean zero, and the information for their covariance."""
-    u, centre = unconstrained(TRUTH), statistics().centre
+    u, centre = U, statistics().centre
     at = law_of(statistics())
     terms = path().terms(np.arange(len(path())))
     law = TRANSFORMER.layer(**TRUTH).finite_width(32.0)
@@ -136,7 +139,9 @@ def test_much_information_gives_the_sandwich_and_none_gives_nothing():
 @pytest.mark.slow
 def test_wide_networks_need_less_widening():
     dispersions = [
-        float(expanded_statistics(PROGRAM, observed_path(sampled(400, width=width))).adjustment.dispersion)
+        float(
+            expanded_statistics(FULL_PATH, observed_path(sampled(400, width=width)), ASSUMPTIONS).adjustment.dispersion
+        )
         for width in (32, 512)
     ]
     print(f"\ndispersion at n = 32 and 512: {dispersions[0]:.2f}, {dispersions[1]:.2f}")
@@ -153,7 +158,7 @@ def test_statistics_for_a_law_of_finite_width_are_refused_by_the_limit():
 def test_drawn_transitions_start_where_those_of_the_data_do():
     data = xr.concat([sampled(3), sampled(2, width=64)], "network", combine_attrs="override")
     mixed, layer = observed_path(data), si.ShapedTransformer(**TRUTH)
-    drawn = _one_layer(mixed, layer)
+    drawn = _one_layer(mixed, layer, ENOUGH)
     assert drawn is not None
     assert len(drawn) == ENOUGH
     chosen = np.resize(np.arange(len(mixed)), ENOUGH)
@@ -163,14 +168,14 @@ def test_drawn_transitions_start_where_those_of_the_data_do():
     moved = (np.diff(drawn.covariance, axis=1)[:, 0] * np.sqrt(drawn.width)[:, None, None]) ** 2
     ratio = np.mean(moved[drawn.width == 32]) / np.mean(moved[drawn.width == 64])
     assert 0.5 < ratio < 2
-    assert _one_layer(mixed, si.ShapedAttention(0.5, 1.0, heads=8)) is None
+    assert _one_layer(mixed, si.ShapedAttention(0.5, 1.0, heads=8), ENOUGH) is None
 
 
 def test_the_scatter_of_few_transitions_is_that_of_many():
     """Drawn at the mode of few data, it does not depend on where those happened to go."""
     few, many = observed_path(sampled(40, depth=1, seed=3)), observed_path(sampled(40_000, depth=1, seed=4))
     law = law_of(statistics())
-    drawn = _one_layer(few, si.ShapedTransformer(**TRUTH))
+    drawn = _one_layer(few, si.ShapedTransformer(**TRUTH), ENOUGH)
     one, other = (np.diag(_score(path, law, TRUTH["tau0"])[1]) / len(path) for path in (drawn, many))
     # 4,096 squares with the heavy tails of scores: 5 % of Monte Carlo error.
     np.testing.assert_allclose(one, other, rtol=0.25)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import arviz_stats
 import jax
 import jax.random as jr
@@ -8,17 +10,20 @@ from conftest import WARMUP
 from likelihood.paths import log_prob
 
 import sdeinfer as si
-from sdeinfer.infer import nuts, predict, prepare
+from sdeinfer.infer import NUTS, predict
+from sdeinfer.infer._expansion import prepare_for
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import USED
+from sdeinfer.likelihood import USED, Assumptions
 from sdeinfer.observation import covariance_dataset
 
-TRANSFORMER = si.models.full_path.given(architecture=Architecture("transformer"), law="finite-width")
+FULL_PATH = si.models.full_path
+TRANSFORMER = Assumptions(Architecture("transformer"))
 
 
 def prepared_as_in(post, data):
     """The statistics of the transitions that a fit of a transformer used."""
-    return prepare(TRANSFORMER.given(law=post.attrs["law"]), data.assign({USED: post["constant_data"][USED]}))
+    assumptions = dataclasses.replace(TRANSFORMER, law=post.attrs["law"])
+    return prepare_for(FULL_PATH, data.assign({USED: post["constant_data"][USED]}), assumptions)
 
 
 def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
@@ -30,6 +35,7 @@ def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
         "sample_stats",
         "log_likelihood",
         "log_prior",
+        "layers",
         "observed_data",
         "constant_data",
     }
@@ -54,7 +60,7 @@ def test_log_likelihood_and_prior_are_those_of_the_draws(fitted, networks):
     path = prepared_as_in(fitted, networks)
     draw = fitted["posterior"].to_dataset().isel(chain=1, draw=7)
     drawn = {name: draw[name].item() for name in ("gamma", "tau0", "c_plus", "c_minus")}
-    layer = si.ShapedTransformer(**path.adjustment(drawn))
+    layer = path.adjustment(si.ShapedTransformer(**drawn))
     expected = log_prob(layer, path, "finite-width")
     np.testing.assert_allclose(fitted["log_likelihood"]["covariance"].isel(chain=1, draw=7), expected, rtol=1e-10)
     tau0 = draw["tau0"].item()
@@ -69,9 +75,9 @@ def test_slopes_come_ordered_with_their_gap(fitted):
 
 
 def test_one_key_gives_one_posterior(networks):
-    prepared = prepare(TRANSFORMER, networks)
-    settings = {"chains": 2, "draws": 30, "warmup": WARMUP}
-    first, second, other = (nuts(TRANSFORMER, prepared, **settings, key=jr.key(seed)) for seed in (3, 3, 4))
+    prepared = prepare_for(FULL_PATH, networks, TRANSFORMER)
+    sampler = NUTS(chains=2, draws=30, warmup=WARMUP)
+    first, second, other = (sampler.sample(FULL_PATH, prepared, key=jr.key(seed)) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first.samples["gamma"], second.samples["gamma"])
     assert (first.samples["gamma"] != other.samples["gamma"]).all()
 
@@ -79,11 +85,10 @@ def test_one_key_gives_one_posterior(networks):
 @pytest.mark.slow
 def test_chunks_do_not_show(networks, monkeypatch):
     """Iterations run in chunks for the progress bar; the draws do not depend on where they end."""
-    prepared = si.models.full_path.prepare(networks)
-    settings = {"chains": 2, "draws": 40, "warmup": 60, "key": jr.key(5)}
-    whole = nuts(TRANSFORMER, prepared, **settings)
-    monkeypatch.setattr("sdeinfer.infer._nuts.CHUNK", 17)
-    parts = nuts(TRANSFORMER, prepared, **settings)
+    prepared, sampler = FULL_PATH.reduce(networks, TRANSFORMER), NUTS(chains=2, draws=40, warmup=60)
+    whole = sampler.sample(FULL_PATH, prepared, key=jr.key(5))
+    monkeypatch.setattr("sdeinfer.infer._samplers.CHUNK", 17)
+    parts = sampler.sample(FULL_PATH, prepared, key=jr.key(5))
     np.testing.assert_array_equal(whole.samples["tau0"], parts.samples["tau0"])
     np.testing.assert_array_equal(whole.statistics["n_steps"], parts.statistics["n_steps"])
 
@@ -93,7 +98,7 @@ def test_a_second_fit_of_one_shape_compiles_nothing(networks, caplog):
     si.fit(si.models.full_path, networks, **short, key=jr.key(2))
     with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
         si.fit(si.models.full_path, networks, **short, key=jr.key(3))
-    compiled = [record.getMessage() for record in caplog.records if "_advance" in record.getMessage()]
+    compiled = [record.getMessage() for record in caplog.records if "advance_compiled" in record.getMessage()]
     assert not [message for message in compiled if "Compiling" in message]
 
 
@@ -115,7 +120,9 @@ def test_every_architecture_fits_its_own_networks(architecture):
 def test_predictions_start_at_the_observed_covariances_of_networks_of_any_width(networks):
     mixed = networks.assign_coords(width=("network", np.where(np.arange(24) < 10, 96, 48)))
     parameters = {"gamma": np.array([0.3, 0.6]), "tau0": np.ones(2), "c_plus": np.zeros(2), "c_minus": -np.ones(2)}
-    predicted = predict(parameters, mixed, architecture=Architecture("transformer"), key=jr.key(1))
+    kind = Architecture("transformer")
+    layers = np.moveaxis(kind.coordinates.unconstrained(parameters), 0, -1)
+    predicted = predict(layers, mixed, architecture=kind, key=jr.key(1))
     start = predicted["covariance"].isel(layer=0)
     for draw in range(2):
         np.testing.assert_allclose(start.isel(draw=draw), networks["covariance"].isel(layer=0), atol=1e-12)
@@ -176,9 +183,9 @@ def test_an_unknown_law_is_refused(networks):
 def test_networks_of_several_widths_are_fitted_together(networks):
     """Each network's own likelihood, though networks of one width are pooled while sampling."""
     mixed = networks.assign_coords(width=("network", np.where(np.arange(24) % 3 == 0, 48, 96)))
-    path = si.models.full_path.prepare(mixed)
+    path = FULL_PATH.reduce(mixed, TRANSFORMER)
     np.testing.assert_array_equal(path.widths, [48, 96])
-    result = nuts(TRANSFORMER, path, chains=2, draws=20, warmup=20, key=jr.key(3))
+    result = NUTS(chains=2, draws=20, warmup=20).sample(FULL_PATH, path, key=jr.key(3))
     parameters = [result.samples[name][1, 5] for name in ("gamma", "tau0", "c_plus", "c_minus")]
     layer = si.ShapedTransformer(*map(float, parameters))
     expected = log_prob(layer, path, "finite-width")

@@ -18,12 +18,11 @@ from scipy.special import expit, logit
 from scipy.stats import halfnorm, lognorm, norm, uniform
 
 import sdeinfer as si
-from sdeinfer.infer import expanded_statistics, in_range, nuts, prepare
-from sdeinfer.infer._expansion import WEAK
-from sdeinfer.infer._groups import predict_each
-from sdeinfer.infer._nuts import log_densities
+from sdeinfer.infer import NUTS, expanded_statistics, in_range, predict
+from sdeinfer.infer._densities import log_densities
+from sdeinfer.infer._expansion import WEAK, prepare_for
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import FullPath, constrained, observed_path, path_layout, path_statistics
+from sdeinfer.likelihood import Assumptions, FullPath, observed_path, path_layout, path_statistics
 from sdeinfer.observation import groups_of, read_posterior
 
 MODEL = si.models.hierarchical
@@ -57,31 +56,31 @@ def mixed() -> xr.Dataset:
     return together(parts).isel(network=np.random.default_rng(0).permutation(16))
 
 
-def program(data: xr.Dataset, law: str = "finite-width"):
-    return MODEL.given(architecture=Architecture(data.attrs["architecture"]), law=law)
+def assumed(data: xr.Dataset, law: Any = "finite-width") -> Assumptions:
+    return Assumptions(Architecture(data.attrs["architecture"]), law)
 
 
 @functools.cache
 def prepared(law: str):
-    return prepare(program(mixed(), law), mixed())
+    return prepare_for(MODEL, mixed(), assumed(mixed(), law))
 
 
-def draws_of(model, grouped, count: int, seed: int = 0):
+def draws_of(grouped, count: int, seed: int = 0):
     """Draws from the prior, of all sites but the data's."""
     names = ["gamma", "tau0", "c_gap", "c_mean"]
     names += [f"{name}_{part}" for name in names[:3] for part in ("sd", "offset")]
     names += [f"group_{name}" for name in ("gamma", "tau0", "c_gap", "c_plus", "c_minus")]
-    return Predictive(model, num_samples=count, return_sites=names, parallel=True)(jr.key(seed), grouped)
+    return Predictive(MODEL, num_samples=count, return_sites=names, parallel=True)(jr.key(seed), grouped)
 
 
 @pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.slow), "limit"])
 def test_pooled_data_have_the_density_of_those_that_are_not(law):
-    model, grouped = program(mixed(), law), prepared(law)
+    grouped = prepared(law)
     assert grouped.path.networks == 16
-    assert model.pool(grouped).path.networks == 4
-    sites = {name: value for name, value in draws_of(model, grouped, 5).items() if not name.startswith("group_")}
-    density = jax.jit(lambda data, sites: jax.vmap(lambda sites: log_density(model, (data,), {}, sites)[0])(sites))
-    one, other = (density(data, sites) for data in (grouped, model.pool(grouped)))
+    assert MODEL.pool(grouped).path.networks == 4
+    sites = {name: value for name, value in draws_of(grouped, 5).items() if not name.startswith("group_")}
+    density = jax.jit(lambda data, sites: jax.vmap(lambda sites: log_density(MODEL, (data,), {}, sites)[0])(sites))
+    one, other = (density(data, sites) for data in (grouped, MODEL.pool(grouped)))
     np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
@@ -89,15 +88,18 @@ def test_pooled_data_have_the_density_of_those_that_are_not(law):
 def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
     """Of the program of networks that are all alike, at the group's parameters."""
     data, grouped = mixed(), prepared(law)
-    model, layout, groups = program(data, law), path_layout(observed_path(data)), groups_of(data)
-    sites = {name: value[None] for name, value in draws_of(model, grouped, 3).items()}
-    found = log_densities(model, grouped, sites)[0]["covariance"][0]
+    layout, groups, assumptions = path_layout(observed_path(data)), groups_of(data), assumed(data, law)
+    sites = {name: value[None] for name, value in draws_of(grouped, 3).items()}
+    found = log_densities(MODEL, grouped, sites)[0]["covariance"][0]
     for number in range(len(groups)):
         path = observed_path(data.isel(network=groups.members(number)))
         kinds = len(np.unique(path.width))
         own = layout._replace(reference=jax.tree.map(lambda x, kinds=kinds: x[:kinds], layout.reference))
-        alike = model.alike
-        one = expanded_statistics(alike, path, own) if law == "finite-width" else path_statistics(path, own)
+        alike = MODEL.ungrouped
+        if law == "finite-width":
+            one = expanded_statistics(alike, path, assumptions, own)
+        else:
+            one = path_statistics(path, own, assumptions=assumptions)
         # How far the first order is believed goes by the extremes of all the data.
         one = eqx.tree_at(lambda s: (s.spread, s.least), one, (grouped.path.spread, grouped.path.least))
         at = {name: sites[f"group_{name}"][..., number] for name in ("gamma", "tau0", "c_gap", "c_plus", "c_minus")}
@@ -117,7 +119,7 @@ def test_the_expansion_of_each_group_holds_where_its_density_is():
 
     @jax.jit
     def both(u, number):
-        layer = kind.layer(**constrained(kind.parameters, u))
+        layer = kind.layer_at(u)
         law = jax.vmap(layer.finite_width)(plain.widths)
         mine = jnp.where(grouped.group == number, FullPath(law, plain).log_prob(plain.weights), 0.0)
 
@@ -148,8 +150,8 @@ def test_the_expansion_of_each_group_holds_where_its_density_is():
 @pytest.mark.parametrize("law", ["finite-width", "limit"])
 def test_estimates_change_no_prior(law):
     """Where the sampler's coordinates are laid, groups are still normal about the population."""
-    model, grouped = program(mixed(), law), prepared(law).pooled()
-    drawn = {name: np.asarray(value) for name, value in draws_of(model, grouped, 4000).items()}
+    grouped = prepared(law).pooled()
+    drawn = {name: np.asarray(value) for name, value in draws_of(grouped, 4000).items()}
     for name, transform in {"gamma": logit, "tau0": np.log, "c_gap": np.log}.items():
         for number in range(grouped.groups):
             moved = transform(drawn[f"group_{name}"][:, number]) - transform(drawn[name])
@@ -167,16 +169,16 @@ def test_a_network_of_each_width_has_its_own_likelihood():
     layer = si.ShapedTransformer(gamma=0.5, tau0=0.8, c_plus=0.0, c_minus=-2.0)
 
     def log_prob(data):
-        path = si.models.full_path.prepare(data)
+        path = si.models.full_path.reduce(data, assumed(data))
         return FullPath(jax.vmap(layer.finite_width)(path.widths), path).log_prob(path.weights)
 
     np.testing.assert_allclose(log_prob(few), log_prob(few.isel(network=[1, 0]))[::-1], rtol=1e-12)
 
 
 def posterior(data, seed: int = 5) -> tuple[Any, dict[str, np.ndarray]]:
-    model = program(data)
-    grouped = prepare(model, in_range(model, data)[0])
-    result = nuts(model, grouped, chains=2, draws=300, warmup=300, key=jr.key(seed))
+    assumptions = assumed(data)
+    grouped = prepare_for(MODEL, in_range(MODEL, data, assumptions)[0], assumptions)
+    result = NUTS(chains=2, draws=300, warmup=300).sample(MODEL, grouped, key=jr.key(seed))
     return grouped, {name: np.asarray(value) for name, value in result.samples.items()}
 
 
@@ -225,9 +227,11 @@ def test_a_fit_has_groups_by_their_labels_and_survives_a_file(tmp_path):
 
 def test_predictions_of_a_network_are_made_at_the_parameters_of_its_group():
     data, groups = mixed(), groups_of(mixed())
-    draws = {f"group_{name}": np.ones((2, 2)) for name in ("tau0", "c_plus", "c_minus")}
-    draws["group_gamma"] = np.tile([0.01, 0.99], (2, 1))
-    predicted = predict_each(program(data), draws, data, architecture=Architecture("transformer"), key=jr.key(1))
+    kind = Architecture("transformer")
+    parameters = {"gamma": [0.01, 0.99], "tau0": [1.0, 1.0], "c_plus": [1 + 1e-9] * 2, "c_minus": [1 - 1e-9] * 2}
+    of_groups = kind.coordinates.unconstrained(parameters).T
+    layers = np.tile(of_groups[groups.group], (2, 1, 1))
+    predicted = predict(layers, data, architecture=kind, key=jr.key(1))
     np.testing.assert_array_equal(predicted["network"], data["network"])
     V = predicted["covariance"].values
     np.testing.assert_allclose(V[0, :, 0], data["covariance"][:, 0], atol=1e-6)

@@ -1,5 +1,7 @@
 """Fits with latent layers: their sampler against NUTS on all latent variables, and what fits of them say."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -7,13 +9,14 @@ import numpy as np
 import pytest
 from arviz_stats.base import array_stats
 from budget import assert_estimate
+from numpyro.infer import MCMC, NUTS
 
 import sdeinfer as si
-from sdeinfer.infer import Checkpoint, in_range, logit_scale, metropolis, nuts, predict
+from sdeinfer.infer import Checkpoint, Metropolis, in_range, logit_scale, predict
 from sdeinfer.infer._mode import latent_mode
 from sdeinfer.infer._range import _growth
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import bridges_of, transitions, used_of
+from sdeinfer.likelihood import Assumptions, bridges_of, transitions, used_of
 from sdeinfer.observation import outputs_of
 
 FEEDFORWARD = Architecture("feedforward")
@@ -39,12 +42,15 @@ def mean_and_error(samples) -> tuple[float, float]:
 @pytest.mark.slow
 def test_metropolis_draws_from_the_posterior_that_nuts_draws_from(data):
     """NUTS moves all innovations at once with the parameters."""
-    program = si.models.thinned_path.given(architecture=FEEDFORWARD, law="finite-width")
-    prepared = program.prepare(thinned(data, 3).isel(network=slice(4)))
-    ours = metropolis(program, prepared, **SIZES, key=jr.key(2))
-    theirs = nuts(program, prepared, **SIZES, key=jr.key(3))
+    model = si.models.thinned_path
+    prepared = model.reduce(thinned(data, 3).isel(network=slice(4)), Assumptions(FEEDFORWARD))
+    ours = Metropolis(**SIZES).sample(model, prepared, key=jr.key(2)).samples
+    sizes = {"num_warmup": SIZES["warmup"], "num_samples": SIZES["draws"], "num_chains": SIZES["chains"]}
+    chains = MCMC(NUTS(model, dense_mass=True), **sizes, chain_method="sequential", progress_bar=False)
+    chains.run(jr.key(3), prepared)
+    theirs = chains.get_samples(group_by_chain=True)
     for name in ("gamma", "c_gap"):
-        (mean, error), (expected, its_error) = mean_and_error(ours.samples[name]), mean_and_error(theirs.samples[name])
+        (mean, error), (expected, its_error) = mean_and_error(ours[name]), mean_and_error(theirs[name])
         assert_estimate(mean, expected, np.hypot(error, its_error))
 
 
@@ -80,7 +86,7 @@ def test_a_fit_has_all_groups_and_is_judged(data, model, reduce, tmp_path):
     seen = reduce(data)
     post = si.fit(model, seen, **SHORT, key=jr.key(0))
     expected = {"posterior", "sample_stats", "log_likelihood", "log_prior", "prior", "prior_predictive"}
-    assert expected | {"posterior_predictive", "observed_data", "constant_data"} == set(post.children)
+    assert expected | {"posterior_predictive", "layers", "observed_data", "constant_data"} == set(post.children)
     assert set(post["posterior"].data_vars) == {"gamma", "c_gap", "c_mean", "c_plus", "c_minus"}
     assert post["log_likelihood"]["covariance"].sizes == {"chain": 1, "draw": 20, "network": 16}
     assert np.isfinite(post["log_likelihood"]["covariance"]).all()
@@ -96,10 +102,12 @@ def test_a_fit_has_all_groups_and_is_judged(data, model, reduce, tmp_path):
 def test_outputs_are_predicted_as_what_is_observed_of_them(data):
     """The sample covariance of few outputs scatters about V by far more than V does."""
     seen = si.sample_outputs(data, outputs=3, key=jr.key(7))
-    parameters = {"gamma": jnp.full(200, 0.2), "c_plus": jnp.ones(200), "c_minus": jnp.ones(200)}
+    # (c₊, c₋) = (1, 1), which have no gap.
+    parameters = {"gamma": 0.2, "c_plus": 1 + 1e-9, "c_minus": 1 - 1e-9}
+    layers = np.tile(FEEDFORWARD.coordinates.unconstrained(parameters), (200, 1))
     key = jr.key(1)
     predicted, of_layer = (
-        predict(parameters, shown, architecture=FEEDFORWARD, key=key)["covariance"].values[:, :, -1, 0, 0]
+        predict(layers, shown, architecture=FEEDFORWARD, key=key)["covariance"].values[:, :, -1, 0, 0]
         for shown in (seen, seen.assign_attrs({"outputs": 10_000}))
     )
     # χ²₃/3 has variance 2/3.
@@ -112,22 +120,21 @@ def test_single_precision_finds_the_same_mode(data, monkeypatch):
         "sdeinfer.infer._mode.draw_latent",
         lambda model, prepared, key: jnp.zeros((len(prepared), *prepared.innovations)),
     )
-    program = si.models.thinned_path.given(architecture=FEEDFORWARD, law="limit")
-    modes = []
+    model, modes = si.models.thinned_path, []
     for x64 in (True, False):
         with jax.enable_x64(x64):
-            prepared = program.prepare(thinned(data, 4))
-            modes.append(latent_mode(program, prepared, np.ones(len(prepared), bool), key=jr.key(0)))
+            prepared = model.reduce(thinned(data, 4), Assumptions(FEEDFORWARD, "limit"))
+            modes.append(latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.key(0)))
     double, single = modes
     assert (np.abs(single.x - double.x) < 0.3 * double.sd).all()
 
 
 @pytest.mark.usefixtures("short_chunks")
 def test_a_killed_fit_goes_on_with_the_same_draws(data, tmp_path, monkeypatch):
-    program = si.models.thinned_path.given(architecture=FEEDFORWARD, law="finite-width")
-    prepared = program.prepare(thinned(data, 4))
-    sizes = {"chains": 2, "draws": 40, "warmup": SHORT["warmup"], "key": jr.key(5)}
-    whole = metropolis(program, prepared, **sizes)
+    model = si.models.thinned_path
+    prepared = model.reduce(thinned(data, 4), Assumptions(FEEDFORWARD))
+    sample = functools.partial(Metropolis(2, 40, SHORT["warmup"]).sample, model, prepared, key=jr.key(5))
+    whole = sample()
     saved, path = [], tmp_path / "checkpoint"
     save = Checkpoint.save
 
@@ -139,9 +146,9 @@ def test_a_killed_fit_goes_on_with_the_same_draws(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoint, "save", until_killed)
     with pytest.raises(KeyboardInterrupt):
-        metropolis(program, prepared, **sizes, checkpoint=Checkpoint(path))
+        sample(checkpoint=Checkpoint(path))
     monkeypatch.setattr(Checkpoint, "save", save)
-    resumed = metropolis(program, prepared, **sizes, checkpoint=Checkpoint(path, resume=True))
+    resumed = sample(checkpoint=Checkpoint(path, resume=True))
     jax.tree.map(np.testing.assert_array_equal, resumed._asdict(), whole._asdict())
 
 
@@ -150,12 +157,11 @@ def test_the_range_counts_what_the_spread_may_grow_to():
     truth = si.ShapedAttention(gamma=0.6, tau0=0.5)
     V0 = si.equicorrelated(tokens=2, correlation=0.0, norm=1.1)
     data = si.sample_networks(truth, V0, width=128, depth=16, networks=16, key=jr.key(1))
-    program = si.models.thinned_path.given(architecture=Architecture("attention"), law="finite-width")
     every, seen = transitions(data), thinned(data, 8)
     np.testing.assert_array_equal(_growth(every, 0.9), 1.0)
     growth = _growth(transitions(seen), 0.9)
     np.testing.assert_allclose(growth, np.exp(2 * np.sqrt(2 * 0.9 * 7 / 128)))
-    marked, found = in_range(program, seen, 0.3)
+    marked, found = in_range(si.models.thinned_path, seen, Assumptions(Architecture("attention")), 0.3)
     used, scale = used_of(marked), logit_scale(seen)
     np.testing.assert_array_equal(used, scale <= scale[used].max())
     assert scale[used].max() < 0.3 * found["pilot_tau0"]

@@ -3,20 +3,20 @@ import numpy as np
 from numpyro.infer.util import ParamInfo
 
 import sdeinfer as si
-from sdeinfer.infer._nuts import Problem
+from sdeinfer.infer import NUTS, Posterior
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import blank_statistics
+from sdeinfer.likelihood import Assumptions, blank_statistics
 
 
 def test_chains_start_in_the_state_that_numpyro_makes():
     """But for momentum and energy, which every iteration makes anew, and for which key is whose."""
-    program = si.models.full_path.given(architecture=Architecture("attention"), law="limit")
-    problem = Problem(program, 100, 10, blank_statistics(2, 1))
+    blank = blank_statistics(2, 1, assumptions=Assumptions(Architecture("attention"), "limit"))
+    sampler, posterior = NUTS(warmup=100), Posterior(si.models.full_path, blank)
     z = {"gamma": np.array(0.3), "tau0": np.array(-0.2)}
     start = ParamInfo(z, np.array(1.5), {"gamma": np.array(2.0), "tau0": np.array(0.5)})
     key = np.arange(4, dtype=np.uint32)
-    (found,) = problem.initial_states([key], [start])
-    expected = jax.jit(lambda key, start: problem.bind(key, start)[1])(key[:2], start)
+    (found,) = sampler.states_at(posterior, [key], [start])
+    expected = jax.jit(lambda key, start: sampler.bind(posterior, key, start)[1])(key[:2], start)
     np.testing.assert_array_equal(found.rng_key, key[:2])
     np.testing.assert_array_equal(found.adapt_state.rng_key, key[2:])
     states = [

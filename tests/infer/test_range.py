@@ -11,10 +11,11 @@ from conftest import WARMUP
 import sdeinfer as si
 from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, range_to_fit, transitions_allowed
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import USED, used_of
+from sdeinfer.likelihood import USED, Assumptions, used_of
 from sdeinfer.observation import covariance_dataset
 
-TRANSFORMER = si.models.full_path.given(architecture=Architecture("transformer"), law="finite-width")
+FULL_PATH = si.models.full_path
+TRANSFORMER = Assumptions(Architecture("transformer"))
 EXPLODING = {"layer": si.ShapedTransformer(gamma=0.5, tau0=0.5, c_plus=0.0, c_minus=-1.5), "norm": 2.0, "width": 128}
 
 
@@ -39,14 +40,14 @@ def quiet():
 
 
 def test_small_covariances_are_all_kept(quiet):
-    marked, found = in_range(TRANSFORMER, quiet, LARGEST_LOGIT)
+    marked, found = in_range(FULL_PATH, quiet, TRANSFORMER, LARGEST_LOGIT)
     assert used_of(marked).all()
     assert found["pilot_tau0"] > 0
     assert USED not in quiet
 
 
 def test_the_rule_looks_at_the_start_of_a_transition_only(burst):
-    marked, found = in_range(TRANSFORMER, burst, LARGEST_LOGIT)
+    marked, found = in_range(FULL_PATH, burst, TRANSFORMER, LARGEST_LOGIT)
     scale, used = logit_scale(burst), used_of(marked)
     bound = scale[used].max()
     assert bound <= LARGEST_LOGIT * found["pilot_tau0"]
@@ -63,14 +64,14 @@ def test_a_fit_says_what_it_left_out(burst):
     assert post.attrs["left_out"] == 1 - used.mean()
     assert post.attrs["largest_logit"] == LARGEST_LOGIT
     assert 0 < post.attrs["left_out"] < 1
-    np.testing.assert_array_equal(used, used_of(in_range(TRANSFORMER, burst, LARGEST_LOGIT)[0]))
+    np.testing.assert_array_equal(used, used_of(in_range(FULL_PATH, burst, TRANSFORMER, LARGEST_LOGIT)[0]))
 
 
 def test_without_a_bound_or_without_attention_all_is_kept(burst):
-    marked, found = in_range(TRANSFORMER, burst, math.inf)
+    marked, found = in_range(FULL_PATH, burst, TRANSFORMER, math.inf)
     assert used_of(marked).all()
     assert not found
-    marked, found = in_range(TRANSFORMER.given(architecture=Architecture("feedforward")), burst, LARGEST_LOGIT)
+    marked, found = in_range(FULL_PATH, burst, Assumptions(Architecture("feedforward")), LARGEST_LOGIT)
     assert used_of(marked).all()
     assert not found
 
@@ -78,7 +79,7 @@ def test_without_a_bound_or_without_attention_all_is_kept(burst):
 def test_what_was_left_out_before_stays_so(quiet):
     used = np.ones((quiet.sizes["network"], quiet.sizes["layer"]), bool)
     used[:3] = False
-    marked, _ = in_range(TRANSFORMER, quiet.assign({USED: (("network", "layer"), used)}), LARGEST_LOGIT)
+    marked, _ = in_range(FULL_PATH, quiet.assign({USED: (("network", "layer"), used)}), TRANSFORMER, LARGEST_LOGIT)
     np.testing.assert_array_equal(used_of(marked), used[:, :-1])
 
 
@@ -88,7 +89,7 @@ def test_networks_of_several_widths_are_each_judged_by_their_own(networks):
     scale, whole = logit_scale(mixed), logit_scale(networks)
     np.testing.assert_allclose(scale[:12], whole[:12], rtol=1e-12)
     np.testing.assert_allclose(scale[12:], whole[12:] * math.sqrt(10), rtol=1e-12)
-    marked, found = in_range(TRANSFORMER, mixed, LARGEST_LOGIT)
+    marked, found = in_range(FULL_PATH, mixed, TRANSFORMER, LARGEST_LOGIT)
     used = used_of(marked)
     np.testing.assert_array_equal(used, scale <= scale[used].max())
     assert scale[used].max() <= LARGEST_LOGIT * found["pilot_tau0"]
@@ -115,11 +116,11 @@ def test_nothing_in_range_is_refused(late):
     with pytest.raises(
         ValueError, match=r"covariance: no transition starts inside the range of the law: .* is allowed"
     ):
-        in_range(TRANSFORMER, late, 1e-6)
+        in_range(FULL_PATH, late, TRANSFORMER, 1e-6)
 
 
 def test_a_fit_keeps_half_of_what_is_not_in_range(late):
-    marked, found = range_to_fit(TRANSFORMER, late, 1e-6)
+    marked, found = range_to_fit(FULL_PATH, late, TRANSFORMER, 1e-6)
     used, spread = used_of(marked), logit_scale(late)
     assert used.sum() == used.size / 2
     assert spread[used].max() < spread[~used].min()
@@ -140,7 +141,7 @@ def test_few_networks_that_explode_at_once_keep_what_starts_small():
         data = exploding(4 * count, 64, seed)
         for first in range(0, 4 * count, count):
             part = data.isel(network=slice(first, first + count))
-            marked, found = in_range(TRANSFORMER, part, LARGEST_LOGIT)
+            marked, found = in_range(FULL_PATH, part, TRANSFORMER, LARGEST_LOGIT)
             assert 0.25 < found["pilot_tau0"] < 1.5
             assert used_of(marked).any()
 

@@ -18,7 +18,12 @@ GOOD: dict[str, Any] = {"gamma": 0.5, "tau0": 1.0, "c_plus": 0.0, "c_minus": -1.
         ("gamma", 0.0, r"gamma: must be in \(0, 1\], got 0"),
         ("gamma", 1.1, r"gamma: must be in \(0, 1\], got 1.1"),
         ("gamma", float("nan"), r"gamma: must be in \(0, 1\], got nan"),
-        ("gamma", jnp.array([0.5, 0.6]), "gamma: a real scalar is needed, got .*0.5"),
+        (
+            "gamma",
+            jnp.full((2, 1), 0.5),
+            r"gamma: a scalar or one value for each network is needed, got the shape \(2, 1\)",
+        ),
+        ("gamma", np.array([0.5, 1.1]), r"gamma: must be in \(0, 1\], got 1.1"),
         ("gamma", 0.5 + 0.1j, "gamma: a real scalar is needed, got"),
         ("tau0", 0.0, "tau0: must be greater than 0 and finite, got 0"),
         ("tau0", -1.0, "tau0: must be greater than 0 and finite, got -1"),
@@ -98,9 +103,13 @@ def test_parameters_carry_their_public_names():
     layer = si.ShapedTransformer(**GOOD)
     assert {name: float(value) for name, value in layer.parameters().items()} == GOOD
     assert list(si.Stack((layer, si.ShapedMLP(0.0, 1.0))).parameters()) == [
-        *(f"layer_0.{name}" for name in GOOD),
-        "layer_1.c_plus",
-        "layer_1.c_minus",
+        *(f"transformer.{name}" for name in GOOD),
+        "mlp.c_plus",
+        "mlp.c_minus",
+    ]
+    attention = si.ShapedAttention(0.5, 1.0)
+    assert list(si.Stack((attention, attention)).parameters()) == [
+        f"{part}.{name}" for part in ("attention", "attention_2") for name in ("gamma", "tau0")
     ]
 
 
@@ -129,5 +138,5 @@ def test_a_traced_parameter_inside_a_stack_is_checked_too():
     def coefficient(tau0):
         return check_parameters(si.Stack((si.ShapedAttention(0.5, tau0),))).limit().attention_drift
 
-    with pytest.raises(eqx.EquinoxRuntimeError, match=r"layer_0.tau0.*out of range"):
+    with pytest.raises(eqx.EquinoxRuntimeError, match=r"attention.tau0.*out of range"):
         coefficient(jnp.array(-1.0)).block_until_ready()

@@ -6,19 +6,27 @@ import pytest
 from numpyro.distributions import biject_to, constraints
 
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Adjustment, constrained, unconstrained
+from sdeinfer.likelihood import Adjustment
 
 PARAMETERS = {"gamma": 0.3, "tau0": 2.0, "c_plus": 1.0, "c_minus": -3.0}
 ARCHITECTURES = ("transformer", "attention", "feedforward", "mlp")
+
+
+COORDINATES = Architecture("transformer").coordinates
 
 
 def of(name: str) -> dict[str, float]:
     return {parameter: PARAMETERS[parameter] for parameter in Architecture(name).parameters}
 
 
+def adjusted(adjustment: Adjustment, parameters: dict[str, float], name: str = "transformer") -> dict:
+    return adjustment(Architecture(name).layer(**parameters)).parameters()
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_constrained_undoes_unconstrained(name):
-    found = constrained(Architecture(name).parameters, unconstrained(of(name)))
+    coordinates = Architecture(name).coordinates
+    found = coordinates.constrained(coordinates.unconstrained(of(name)))
     assert set(found) == set(of(name))
     for parameter, value in of(name).items():
         np.testing.assert_allclose(found[parameter], value, rtol=1e-14)
@@ -28,31 +36,33 @@ def test_unconstrained_values_are_those_of_numpyro():
     supports = (constraints.unit_interval, constraints.positive, constraints.positive, constraints.real)
     values = (0.3, 2.0, 4.0, -1.0)
     expected = [biject_to(support).inv(value) for support, value in zip(supports, values, strict=True)]
-    np.testing.assert_allclose(unconstrained(PARAMETERS), expected, rtol=1e-12)
+    np.testing.assert_allclose(COORDINATES.unconstrained(PARAMETERS), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_adjustment_leaves_its_centre_and_the_identity_leaves_all(name):
-    u = unconstrained(of(name))
+    u = jnp.asarray(Architecture(name).coordinates.unconstrained(of(name)))
     rng = np.random.default_rng(0)
     centred = Adjustment(jnp.ones(()), jnp.zeros(()), u, jnp.asarray(rng.normal(size=(len(u), len(u)))))
     nothing = Adjustment(jnp.ones(()), jnp.zeros(()), u + 1, jnp.eye(len(u)))
     for adjustment in (centred, nothing):
-        for parameter, value in adjustment(of(name)).items():
+        for parameter, value in adjusted(adjustment, of(name), name).items():
             np.testing.assert_allclose(value, of(name)[parameter], rtol=1e-12)
 
 
 def test_an_adjustment_is_affine():
     matrix = np.random.default_rng(1).normal(size=(4, 4)) / 4
     centre = jnp.array([0.1, -0.2, 0.3, 0.4])
-    moved = Adjustment(jnp.ones(()), jnp.zeros(()), centre, jnp.asarray(matrix))(PARAMETERS)
-    np.testing.assert_allclose(unconstrained(moved), centre + matrix @ (unconstrained(PARAMETERS) - centre), rtol=1e-10)
+    moved = Adjustment(jnp.ones(()), jnp.zeros(()), centre, jnp.asarray(matrix))
+    expected = centre + matrix @ (COORDINATES.unconstrained(PARAMETERS) - centre)
+    np.testing.assert_allclose(COORDINATES.unconstrained(adjusted(moved, PARAMETERS)), expected, rtol=1e-10)
 
 
 def test_below_the_least_tau0_nothing_changes_any_more():
-    u = unconstrained(PARAMETERS)
+    u = jnp.asarray(COORDINATES.unconstrained(PARAMETERS))
     adjustment = Adjustment(jnp.ones(()), jnp.asarray(0.5), u, jnp.eye(4))
-    found = [float(adjustment(PARAMETERS | {"tau0": tau0})["tau0"]) for tau0 in (1e-3, 0.1, 0.5, 0.75, 2.0)]
+    found = [float(adjusted(adjustment, PARAMETERS | {"tau0": tau0})["tau0"]) for tau0 in (1e-3, 0.1, 0.5, 0.75, 2.0)]
     np.testing.assert_allclose(found, [0.5, 0.5, 0.5 * 2 ** (1 / 8), 0.75, 2.0], rtol=6e-3)
     assert found == sorted(found)
-    assert all(float(adjustment(PARAMETERS)[name]) == pytest.approx(PARAMETERS[name]) for name in ("gamma", "c_plus"))
+    whole = adjusted(adjustment, PARAMETERS)
+    assert all(float(whole[name]) == pytest.approx(PARAMETERS[name]) for name in ("gamma", "c_plus"))

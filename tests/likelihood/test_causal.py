@@ -84,7 +84,7 @@ def test_statistics_of_another_mask_are_refused():
         statistics = statistics_of(common_path(3), causal=causal)
         limit = si.ShapedAttention(0.5, 1.0, causal=not causal).limit()
         with pytest.raises(ValueError, match="path: these statistics were made for attention"):
-            FullPath(limit, statistics)
+            FullPath(limit, statistics).log_prob(statistics.weights)
 
 
 def causal_data():

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 import sdeinfer as si
+from sdeinfer.likelihood import observed_path, path_statistics
 from sdeinfer.observation import blocks_of_layers, covariance_dataset, groups_of, read
 
 
@@ -19,7 +20,7 @@ def test_blocks_hold_every_transition_once(networks):
 
 def test_blocks_have_the_likelihood_of_their_networks(networks):
     def total(data):
-        path = si.models.full_path.prepare(data)
+        path = path_statistics(observed_path(data))
         limit = si.ShapedTransformer(gamma=0.5, tau0=0.8, c_plus=0.0, c_minus=-1.0).limit()
         return si.likelihood.FullPath(limit, path).log_prob(path.weights).sum()
 

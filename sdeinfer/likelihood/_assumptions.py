@@ -125,8 +125,11 @@ def _checked(name: str, value: Any, parameter: Parameter) -> "dist.Distribution 
         except (TypeError, ValueError) as error:
             raise InputError(f"prior: {name}: a NumPyro distribution or a number is needed, got {value!r}") from error
         bijection = BIJECTIONS[parameter.bijection]
-        if not np.isfinite(bijection.to_real(np, np.float64(fixed))):
-            raise InputError(f"prior: {name}: must be {bijection.range}, got {fixed:g}")
+        with np.errstate(all="ignore"):
+            inside = np.isfinite(bijection.to_real(np, np.float64(fixed)))
+        if not inside:
+            ends = f"between {bijection.above:g} and {bijection.most:g}, ends excluded"
+            raise InputError(f"prior: {name}: a fixed value must be {ends}, got {fixed:g}")
         return fixed
     if value.batch_shape or value.event_shape:
         raise InputError(f"prior: {name}: a distribution of one number is needed, got shape {value.shape()}")

@@ -23,7 +23,6 @@ from scipy import stats
 from sdeinfer.models import full_path
 
 from sdeinfer.infer import NUTS, expanded_statistics, posterior_mode, potential
-from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, PathStatistics, observed_path, path_layout, path_statistics
 
 NODES = 48
@@ -54,9 +53,9 @@ class Posterior(NamedTuple):
         return float(self.weights[self.draws[name] < truth].sum())
 
 
-def draw_parameters(architecture: Architecture, key) -> dict[str, float]:
+def draw_parameters(assumptions: Assumptions, key) -> dict[str, float]:
     """Every site of the prior, latent and deterministic."""
-    model = handlers.seed(Assumptions(architecture).sample_layer, key)
+    model = handlers.seed(assumptions.sample_layer, key)
     return {name: float(site["value"]) for name, site in handlers.trace(model).get_trace().items()}
 
 

@@ -52,7 +52,7 @@ def test_posteriors_of_the_limits_own_chain_are_calibrated(name, key):
     drawn = fitted = 0
     while fitted < DATA_SETS:
         key_parameters, key_paths, key_fit = jr.split(jr.fold_in(key, drawn), 3)
-        truth = draw_parameters(architecture, key_parameters)
+        truth = draw_parameters(Assumptions(architecture), key_parameters)
         V = paths(architecture.layer(**truth).limit(), key_paths)
         drawn += 1
         # Leaving a data set out by what its data say does not bias the others.

@@ -59,7 +59,7 @@ def test_posteriors_with_latent_layers_are_calibrated(every, key):
     drawn = fitted = 0
     while fitted < DATA_SETS:
         keys = jr.split(jr.fold_in(key, drawn), 4)
-        truth = draw_parameters(architecture, keys[0])
+        truth = draw_parameters(Assumptions(architecture), keys[0])
         X = jr.normal(keys[1], (TOKENS, 4 * TOKENS))
         limit, power = architecture.layer(**truth).limit(), power_of(architecture.skewness)
         law = LayerLaw.of_limit(limit, h, tokens=TOKENS, power=power)
@@ -84,13 +84,13 @@ def test_posteriors_with_latent_layers_are_calibrated(every, key):
 def test_posteriors_of_thinned_networks_are_calibrated(name, key):
     architecture = Architecture(name)
     sampler, assumptions = Metropolis(**SIZES), Assumptions(architecture)
-    latent = draw_parameters(architecture, key)
+    latent = draw_parameters(Assumptions(architecture), key)
     identified = [site for site in IDENTIFIED if site in latent]
     ranks: dict[str, list[float]] = {site: [] for site in identified}
     drawn = refused = 0
     while drawn - refused < REAL_DATA_SETS:
         keys = jr.split(jr.fold_in(jr.fold_in(key, len(name)), drawn), 4)
-        truth = draw_parameters(architecture, keys[0])
+        truth = draw_parameters(Assumptions(architecture), keys[0])
         X = jr.normal(keys[1], (TOKENS, 4 * TOKENS))
         sizes = {"width": REAL_WIDTH, "depth": DEPTH, "networks": REAL_NETWORKS}
         drawn += 1

@@ -1,0 +1,76 @@
+"""Results as ArviZ sees them: its functions of predictions, posteriors that were cut, and files."""
+
+import arviz as az
+import jax.random as jr
+import numpy as np
+import pytest
+
+import sdeinfer as si
+from sdeinfer.diagnostics import at_last_layer
+from sdeinfer.diagnostics._predictive import last_layer
+from sdeinfer.observation import read_posterior
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def data():
+    layer = si.ResidualFeedForward(gamma=0.6, c_plus=1.0, c_minus=-1.0)
+    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
+    return si.sample_networks(layer, V0, width=48, depth=6, networks=12, key=jr.key(0))
+
+
+@pytest.fixture(scope="module")
+def post(data):
+    return si.fit(si.models.full_path, data, chains=2, draws=130, warmup=200, predictions=40, key=jr.key(1))
+
+
+@pytest.fixture(scope="module")
+def by_network(post):
+    return at_last_layer(post)
+
+
+FUNCTIONS = {
+    "plot_ppc_pit": lambda tree: az.plot_ppc_pit(tree, backend="none"),
+    "plot_ppc_dist": lambda tree: az.plot_ppc_dist(tree, backend="none"),
+    "plot_loo_pit": lambda tree: az.plot_loo_pit(tree, backend="none"),
+    "loo_pit": az.loo_pit,
+    "loo_expectations": lambda tree: az.loo_expectations(tree, var_name="mean_correlation"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_predictions_take_the_last_layer(name, by_network):
+    assert FUNCTIONS[name](by_network) is not None
+
+
+def test_functions_of_densities_take_the_fit(post):
+    assert az.loo(post).elpd < np.inf
+    assert len(az.compare({"one": post, "same": post})) == 2
+    assert {"gamma", "c_gap"} <= set(az.psense_summary(post, var_names=["gamma", "c_gap"]).index)
+
+
+def test_the_last_layer_is_at_the_draws_that_were_predicted_at(post, by_network):
+    predicted = post["posterior_predictive"].to_dataset()
+    assert dict(predicted.sizes)["chain"] == 2
+    # 40 predictions by two chains: every sixth draw of each.
+    np.testing.assert_array_equal(predicted["draw"], np.arange(0, 120, 6))
+    for group in ("posterior", "log_likelihood", "posterior_predictive"):
+        np.testing.assert_array_equal(by_network[group]["draw"], predicted["draw"])
+    expected = last_layer(predicted["covariance"])["mean correlation"]
+    np.testing.assert_array_equal(by_network["posterior_predictive"]["mean_correlation"], expected)
+
+
+@pytest.mark.parametrize("cut", [{"draw": slice(0, 80)}, {"chain": [0]}])
+def test_posteriors_that_were_cut_are_checked(cut, post, data):
+    whole, part = (si.check(tree, data).to_frame() for tree in (post, post.sel(cut)))
+    assert list(whole.index) == list(part.index)
+
+
+def test_a_posterior_comes_back_from_a_file(post, data, tmp_path):
+    si.write(post, tmp_path / "post.nc")
+    back = read_posterior(tmp_path / "post.nc")
+    assert back.attrs["identified"] == "gamma c_gap"
+    assert set(back["layers"].data_vars) == {"gamma", "c_plus", "c_minus"}
+    expected, found = (si.check(tree, data).to_frame() for tree in (post, back))
+    np.testing.assert_allclose(found["value"].astype(float), expected["value"].astype(float), rtol=1e-6)

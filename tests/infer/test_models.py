@@ -1,0 +1,136 @@
+"""Models as NumPyro sees them: what they take, what they refuse, and that a program of a user is one of them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS, Predictive
+from numpyro.infer.util import log_density
+from sdeinfer.models import full_path
+
+import sdeinfer as si
+from sdeinfer.likelihood import Assumptions, CovariancePath, as_model, observed_path, path_statistics
+
+FEEDFORWARD = si.Architecture("feedforward")
+LAYER = {"gamma": 0.6, "c_plus": 1.0, "c_minus": -1.0}
+
+
+@pytest.fixture(scope="module")
+def data():
+    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
+    layer = si.ResidualFeedForward(**LAYER)
+    return si.sample_networks(layer, V0, width=48, depth=6, networks=5, key=jr.key(0))
+
+
+@pytest.fixture(scope="module", params=["limit", "finite-width"])
+def path(request, data):
+    return path_statistics(observed_path(data), assumptions=Assumptions(FEEDFORWARD, request.param))
+
+
+def own_program(path, layers=None):
+    gamma = numpyro.sample("gamma", dist.Uniform(0, 1))
+    c_gap = numpyro.sample("c_gap", dist.HalfNormal(np.sqrt(8)))
+    c_mean = numpyro.sample("c_mean", dist.Normal(0, np.sqrt(2)))
+    gamma = gamma if layers is None else gamma * layers
+    with numpyro.plate("network", path.networks):
+        layer = si.ResidualFeedForward(gamma=gamma, c_plus=c_mean + c_gap / 2, c_minus=c_mean - c_gap / 2)
+        numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
+
+
+def test_a_program_of_a_user_has_the_density_of_the_packages_model(path):
+    at = {"gamma": 0.5, "c_gap": 2.5, "c_mean": 0.3}
+    ours, theirs = (log_density(model, (path,), {}, at)[0] for model in (full_path, own_program))
+    np.testing.assert_allclose(theirs, ours, rtol=1e-12)
+
+
+def test_one_layer_for_each_network_has_the_density_of_one_for_all_where_they_are_equal(path):
+    at = {"gamma": 0.5, "c_gap": 2.5, "c_mean": 0.3}
+    each = partial(own_program, layers=jnp.ones(path.networks))
+    ours, theirs = (log_density(model, (path,), {}, at)[0] for model in (full_path, each))
+    np.testing.assert_allclose(theirs, ours, rtol=1e-12)
+
+
+def test_one_layer_for_each_network_is_the_sum_over_networks_alone(path, data):
+    gammas = np.linspace(0.3, 0.8, path.networks)
+    layers = si.ResidualFeedForward(gamma=jnp.asarray(gammas), c_plus=1.0, c_minus=-1.0)
+    found = CovariancePath(layers, path).log_prob(path.weights)
+    for number, gamma in enumerate(gammas):
+        layer = si.ResidualFeedForward(gamma=gamma, c_plus=1.0, c_minus=-1.0)
+        np.testing.assert_allclose(
+            CovariancePath(layer, path).log_prob(path.weights)[number], found[number], rtol=1e-12
+        )
+
+
+def test_a_layer_of_another_number_of_networks_is_refused(path):
+    layers = si.ResidualFeedForward(gamma=jnp.full(3, 0.5), c_plus=1.0, c_minus=-1.0)
+    with pytest.raises(si.InputError, match="gamma: one value, or one for each of 5 networks, is needed"):
+        CovariancePath(layers, path)
+
+
+def test_what_is_no_model_of_paths_is_refused(data):
+    with pytest.raises(si.InputError, match="full_path takes prepared data, not a Dataset"):
+        MCMC(NUTS(full_path), num_warmup=1, num_samples=1, progress_bar=False).run(jr.key(0), data)
+    with pytest.raises(si.InputError, match="a NumPyro program is needed, got 'full_path'"):
+        as_model("full_path")  # pyright: ignore[reportArgumentType]
+
+    def nothing_observed(path):
+        numpyro.sample("gamma", dist.Uniform(0, 1))
+
+    with pytest.raises(si.InputError, match="nothing_observed must observe one si.likelihood.CovariancePath"):
+        si.fit(nothing_observed, data, key=jr.key(0))
+    for options in ({"architecture": "mlp"}, {"prior": {"gamma": 0.5}}):
+        with pytest.raises(si.InputError, match="own_program builds its layers itself"):
+            si.fit(own_program, data, **options, key=jr.key(0))
+
+
+def test_networks_are_sampled_from_their_first_covariances(path, data):
+    """As the chain draws them: mean and variance of log det V after the last layer, of 400 replicates a network."""
+    layer = si.ResidualFeedForward(**LAYER)
+    drawn = CovariancePath(layer, path).sample(jr.key(1), (400,))
+    assert drawn.shape == (400, 5, 7, 2, 2)
+    np.testing.assert_allclose(
+        drawn[:, :, 0], np.broadcast_to(data["covariance"].values[:, 0], (400, 5, 2, 2)), rtol=1e-6
+    )
+    many = si.sample_networks(layer, data["covariance"].values[0, 0], width=48, depth=6, networks=2000, key=jr.key(2))
+    expected = np.linalg.slogdet(many["covariance"].values[:, -1])[1]
+    found = np.linalg.slogdet(np.asarray(drawn[:, :, -1]))[1].ravel()
+    # Both are of 2,000 independent networks; five standard errors.
+    assert abs(found.mean() - expected.mean()) < 5 * np.sqrt(2 * expected.var() / 2000)
+    assert abs(np.log(found.var() / expected.var())) < 5 * np.sqrt(4 / 2000)
+
+
+def test_numpyros_predictive_samples_what_is_hidden(path):
+    replicates = Predictive(full_path, num_samples=3)(jr.key(0), path.unobserved())
+    assert replicates["covariance"].shape == (3, 5, 7, 2, 2)
+    seen = Predictive(full_path, num_samples=3)(jr.key(0), path)
+    assert seen["covariance"].shape == (3, *path.weights.shape)
+    with pytest.raises(si.InputError, match="not from pooled statistics"):
+        Predictive(full_path, num_samples=1)(jr.key(0), path.pooled().unobserved())
+
+
+def test_handlers_see_the_sites(path):
+    trace = handlers.trace(handlers.seed(full_path, jr.key(0))).get_trace(path)
+    assert list(trace) == ["gamma", "c_gap", "c_mean", "c_plus", "c_minus", "network", "covariance"]
+    with handlers.do(data={"gamma": 0.25}):
+        moved = handlers.trace(handlers.seed(full_path, jr.key(0))).get_trace(path)
+    assert float(moved["covariance"]["fn"].layer.gamma) == 0.25
+
+
+def test_prepared_data_are_those_of_a_fit(data):
+    """And so is the posterior of any inference: their densities are equal up to a constant."""
+    prepared = si.prepare(full_path, data)
+    assert prepared.adjustment is not None
+    assert prepared.assumptions == Assumptions(FEEDFORWARD, "finite-width")
+    own = si.prepare(own_program, data)
+    at = [{"gamma": gamma, "c_gap": 2.0, "c_mean": 0.1} for gamma in (0.4, 0.7)]
+    ours, theirs = (
+        [float(jax.jit(lambda at, model=model, path=path: log_density(model, (path,), {}, at)[0])(x)) for x in at]
+        for model, path in ((full_path, prepared), (own_program, own))
+    )
+    np.testing.assert_allclose(np.diff(theirs), np.diff(ours), rtol=1e-3)

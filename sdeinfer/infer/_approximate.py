@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._densities import latent_structure
 from sdeinfer.infer._expansion import prepare_for
 from sdeinfer.infer._fit import assume, require_settings
 from sdeinfer.infer._groups import labelled_draws
@@ -44,7 +45,7 @@ def approximate(
     says.
 
     Arguments:
-        model: one of `sdeinfer.models`, without latent layers.
+        model: one of `sdeinfer.models`, or a program as in `fit`, without latent layers and with one number a site.
         data: observed networks, see `covariance_dataset`.
         method: "laplace", the mode and the curvature there; or "svi", the law q with the smallest KL(q ‖ posterior),
             which is nearer where the posterior is skewed, and narrower where its tails are heavy: its k is the larger.
@@ -60,8 +61,8 @@ def approximate(
         a fit, the method and `pareto_k`.
 
     Raises:
-        InputError: for a model with latent layers, for data that are not valid or cannot identify the architecture's
-            parameters, and where the posterior is not concave at its mode.
+        InputError: for a model with latent layers or with parameters of each group or network, for data that are not
+            valid or cannot identify the architecture's parameters, and where the posterior is not concave at its mode.
 
     Source:
         Pareto k: Vehtari, Simpson, Gelman, Yao & Gabry (2024), "Pareto smoothed importance sampling"; as a judge of
@@ -79,6 +80,9 @@ def approximate(
     data, assumptions, kind = assume(model, data, architecture, law, prior)
     data, pilot = range_to_fit(model, data, assumptions, largest_logit)
     pooled = model.pool(prepare_for(model, data, assumptions))
+    of_each = [name for name, leaf in latent_structure(model, pooled).items() if leaf.shape]
+    if of_each:
+        raise InputError(f"model: {model.name} samples {', '.join(of_each)}, several numbers each; use fit")
     normal = laplace(model, pooled)
     if method == "svi":
         normal = svi(model, pooled, start=normal, key=key_svi)

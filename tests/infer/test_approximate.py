@@ -177,8 +177,11 @@ def test_what_cannot_be_approximated_is_refused(networks, options, message):
         si.approximate(si.models.full_path, networks, key=jr.key(0), **options)
 
 
-def test_latent_layers_and_a_posterior_without_curvature_are_refused(networks):
+def test_latent_layers_groups_and_a_posterior_without_curvature_are_refused(networks):
     with pytest.raises(si.InputError, match="model: thinned_path has latent layers, .* use fit"):
         si.approximate(si.models.thinned_path, networks, key=jr.key(0))
+    grouped = networks.assign_coords(group=("network", np.arange(24) % 2))
+    with pytest.raises(si.InputError, match="model: hierarchical samples gamma_offset, .*, several numbers each; use"):
+        si.approximate(si.models.hierarchical, grouped, key=jr.key(0))
     with pytest.raises(si.InputError, match="the posterior is not concave at its mode"):
         si.approximate(program(unbounded), NAMELESS, architecture="mlp", key=jr.key(0))

@@ -33,6 +33,7 @@ from sdeinfer.layers import (
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
+    EveryLayer,
     GroupedStatistics,
     LatentLayers,
     PathStatistics,
@@ -85,6 +86,8 @@ def compare(
         InputError: for data that are not valid, where fewer than two networks or architectures can be compared, or for
             an architecture that the data cannot identify.
     """
+    if not isinstance(model, AbstractModel) or (isinstance(model, EveryLayer) and model.makes_layers):
+        raise InputError("model: architectures are compared by the package's models; a program builds its own layers")
     if isinstance(model, LatentLayers):
         raise InputError(f"model: {model.name} has latent layers; networks of which every layer is known are compared")
     data = validate(data)

@@ -1,5 +1,6 @@
 """The coordinates of a model's layer, or of its layer for each network, at values of its sites."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -47,7 +48,8 @@ def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode) -> LayerAt:
     """
     step = 10 * DIFFERENCES[jnp.asarray(1.0).dtype.itemsize]
     steps = step * np.eye(len(mode.x))
-    u = _coordinates(model, prepared, mode.sites, np.concatenate([mode.x[None], mode.x + steps, mode.x - steps]))
+    around = np.concatenate([mode.x[None], mode.x + steps, mode.x - steps])
+    u = _coordinates(model, prepared, mode.by_site(around))
     count = len(mode.x)
     along = (u[1 : 1 + count] - u[1 + count :]) / (2 * step)
     # (sites, ..., coordinates) to the variance of each coordinate.
@@ -56,20 +58,20 @@ def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode) -> LayerAt:
 
 
 def _coordinates(
-    model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], x: Float[np.ndarray, "draws sites"]
+    model: AbstractModel, prepared: PyTree, z: Mapping[str, Float[np.ndarray, "draws ..."]]
 ) -> Float[np.ndarray, "draws *networks coordinates"]:
     if isinstance(model, EveryLayer) and model.makes_layers:
-        z = {site: np.asarray(column, jnp.result_type(float))[None] for site, column in zip(sites, x.T, strict=True)}
-        _, u = constrained_sites(model, jax.device_put(as_adjusted(model, prepared)), z)
+        chain = {site: np.asarray(values, jnp.result_type(float))[None] for site, values in z.items()}
+        _, u = constrained_sites(model, jax.device_put(as_adjusted(model, prepared)), chain)
         return np.asarray(u[0], np.float64)
     assumptions = prepared.assumptions
     columns = []
     for name, parameter in assumptions.kind.coordinates.sampled.items():
-        if name in sites:
-            z = x[:, sites.index(name)]
-            columns.append(_from_site(z, assumptions.prior_of(name), parameter))
+        if name in z:
+            columns.append(_from_site(z[name], assumptions.prior_of(name), parameter))
         else:
-            columns.append(np.full(len(x), parameter.to_real(np.float64(assumptions.fixed[name]))))
+            count = len(next(iter(z.values())))
+            columns.append(np.full(count, parameter.to_real(np.float64(assumptions.fixed[name]))))
     return np.stack(columns, axis=-1)
 
 

@@ -1,7 +1,8 @@
 """The mode of a posterior: where a fast first look starts."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -41,23 +42,37 @@ class Mode(NamedTuple):
     """The mode of a posterior density in unconstrained parameters.
 
     Attributes:
-        sites: names of the latent sites, all of them scalars.
-        x: their unconstrained values, shape (sites,).
+        sites: names of the latent sites.
+        x: their unconstrained values, one site after the other, each raveled; shape (values,).
         potential: −log of the density there.
-        covariance: by the curvature there (Laplace), at most 1 along each axis; shape (sites, sites).
-        curvature: second derivatives of the potential there, by differences of its slope; shape (sites, sites).
+        covariance: by the curvature there (Laplace), at most 1 along each axis; shape (values, values).
+        curvature: second derivatives of the potential there, by differences of its slope; shape (values, values).
+        shapes: of each site's unconstrained value; all scalars where None.
     """
 
     sites: tuple[str, ...]
-    x: Float[np.ndarray, " sites"]
+    x: Float[np.ndarray, " values"]
     potential: float
-    covariance: Float[np.ndarray, "sites sites"]
-    curvature: Float[np.ndarray, "sites sites"]
+    covariance: Float[np.ndarray, "values values"]
+    curvature: Float[np.ndarray, "values values"]
+    shapes: tuple[tuple[int, ...], ...] | None = None
 
     @property
-    def sd(self) -> Float[np.ndarray, " sites"]:
+    def sd(self) -> Float[np.ndarray, " values"]:
         """Standard deviations by the curvature."""
         return np.sqrt(np.diag(self.covariance))
+
+    def by_site(self, x: Float[np.ndarray, "... values"]) -> dict[str, Float[np.ndarray, "..."]]:
+        """Unconstrained values by the names of their sites."""
+        return by_site(self.sites, self.shapes or ((),) * len(self.sites), x)
+
+
+def by_site(
+    sites: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], x: Float[np.ndarray, "... values"]
+) -> dict[str, Float[np.ndarray, "..."]]:
+    """Unconstrained values by the names of their sites, with the leading axes of x."""
+    parts = np.split(x, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=-1)
+    return {site: part.reshape((*x.shape[:-1], *shape)) for site, shape, part in zip(sites, shapes, parts, strict=True)}
 
 
 def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None = None) -> Mode:
@@ -69,14 +84,15 @@ def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None
         start: a mode of the same program, to start at. Where None, the best of three: the middle of the priors with
             log τ0 = −1.5, 0 and 1.5, since for large τ0 the likelihood is flat in it.
     """
-    sites = tuple(latent_structure(model, prepared)) if start is None else start.sites
+    structure = latent_structure(model, prepared)
+    sites, shapes = tuple(structure), tuple(leaf.shape for leaf in structure.values())
     prepared, dtype = jax.device_put(as_adjusted(model, prepared)), jnp.result_type(float)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = potential_and_slope(model, prepared, dict(zip(sites, np.asarray(x, dtype), strict=True)))
-        return float(value), np.array([slope[site] for site in sites], np.float64)
+        value, slope = potential_and_slope(model, prepared, by_site(sites, shapes, np.asarray(x, dtype)))
+        return float(value), np.concatenate([np.ravel(slope[site]) for site in sites]).astype(np.float64)
 
-    return _found(objective, sites, start)
+    return _found(objective, sites, start, shapes=shapes)
 
 
 def latent_mode(
@@ -114,22 +130,25 @@ def _found(
     sites: tuple[str, ...],
     start: Mode | None,
     *,
+    shapes: tuple[tuple[int, ...], ...] | None = None,
     curvature_step: float = 1e-4,
 ) -> Mode:
-    starts = _starts(sites) if start is None else [start.x]
-    bounds = [(-FARTHEST, FARTHEST)] * len(sites)
+    counts = [math.prod(shape) for shape in shapes or ((),) * len(sites)]
+    each = [site for site, count in zip(sites, counts, strict=True) for _ in range(count)]
+    starts = _starts(each) if start is None else [start.x]
+    bounds = [(-FARTHEST, FARTHEST)] * len(each)
     ends = [minimize(objective, x, jac=True, method="L-BFGS-B", bounds=bounds) for x in starts]
     found = min(ends, key=lambda end: end.fun)
-    steps = curvature_step * np.eye(len(sites))
+    steps = curvature_step * np.eye(len(each))
     change = np.array([objective(found.x + step)[1] - objective(found.x - step)[1] for step in steps])
     curvature = (change + change.T) / (4 * curvature_step)
     values, axes = np.linalg.eigh(curvature)
     # Where the mode is flat, or on the bound, the priors still have a curvature of about 1.
     covariance = (axes / np.maximum(values, 1.0)) @ axes.T
-    return Mode(sites, found.x, float(found.fun), covariance, curvature)
+    return Mode(sites, found.x, float(found.fun), covariance, curvature, shapes)
 
 
-def _starts(sites: tuple[str, ...]) -> list[np.ndarray]:
+def _starts(sites: Sequence[str]) -> list[np.ndarray]:
     temperatures = np.array([site.rpartition(".")[2] == TAU0.name for site in sites])
     if not temperatures.any():
         return [np.zeros(len(sites))]

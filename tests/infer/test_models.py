@@ -1,5 +1,6 @@
 """Models as NumPyro sees them: what they take, what they refuse, and that a program of a user is one of them."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -15,6 +16,8 @@ from numpyro.infer.util import log_density
 from sdeinfer.models import full_path
 
 import sdeinfer as si
+from sdeinfer.infer._coordinates import layer_at
+from sdeinfer.infer._mode import as_adjusted, posterior_mode, potential_and_slope
 from sdeinfer.likelihood import Assumptions, CovariancePath, as_model, observed_path, path_statistics
 
 FEEDFORWARD = si.Architecture("feedforward")
@@ -62,9 +65,8 @@ def test_one_layer_for_each_network_is_the_sum_over_networks_alone(path, data):
     found = CovariancePath(layers, path).log_prob(path.weights)
     for number, gamma in enumerate(gammas):
         layer = si.ResidualFeedForward(gamma=gamma, c_plus=1.0, c_minus=-1.0)
-        np.testing.assert_allclose(
-            CovariancePath(layer, path).log_prob(path.weights)[number], found[number], rtol=1e-12
-        )
+        alone = CovariancePath(layer, path).log_prob(path.weights)[number]
+        np.testing.assert_allclose(alone, found[number], rtol=1e-12)
 
 
 def test_a_layer_of_another_number_of_networks_is_refused(path):
@@ -112,6 +114,27 @@ def test_numpyros_predictive_samples_what_is_hidden(path):
     assert seen["covariance"].shape == (3, *path.weights.shape)
     with pytest.raises(si.InputError, match="not from pooled statistics"):
         Predictive(full_path, num_samples=1)(jr.key(0), path.pooled().unobserved())
+
+
+def test_sites_of_each_network_have_modes_of_their_own(path):
+    """A random effect of each network: the slope of the potential is zero in all of them, at different values."""
+
+    def effects(path):
+        gamma = numpyro.sample("gamma", dist.Uniform(0, 1))
+        with numpyro.plate("network", path.networks):
+            effect = numpyro.sample("effect", dist.Normal(0, 0.5))
+            layer = si.ResidualFeedForward(gamma=gamma * jnp.exp(-(effect**2)), c_plus=jnp.exp(effect), c_minus=-1.0)
+            numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
+
+    model = as_model(effects)
+    own = dataclasses.replace(path.by_network(), assumptions=Assumptions(None, path.assumptions.law))
+    mode = posterior_mode(model, own)
+    at = mode.by_site(mode.x)
+    assert at["effect"].shape == (5,)
+    assert np.ptp(at["effect"]) > 1e-3
+    _, slope = potential_and_slope(model, as_adjusted(model, own), at)
+    np.testing.assert_allclose(slope["effect"], 0.0, atol=1e-2)
+    assert layer_at(model, own, mode).u.shape == (5, 3)
 
 
 def test_handlers_see_the_sites(path):

@@ -153,7 +153,8 @@ def test_imports_point_one_way(room):
     for file in source_folder(room).glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sdeinfer."):
-                imported = node.module.split(".")[1]
+                imported, *private = node.module.split(".")[1:]
+                assert imported == room or not private, f"{file.name} imports from inside {node.module}"
                 assert imported in allowed, f"{file.name} imports {node.module}"
 
 

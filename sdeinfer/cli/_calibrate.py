@@ -12,7 +12,7 @@ from sdeinfer.cli import _options as options
 from sdeinfer.cli._app import Command, say
 from sdeinfer.cli._flags import fixed_by, kind_of, sampled
 from sdeinfer.cli._steps import checkpoint_of, fit_with_flags, print_results, settings_of, write_results
-from sdeinfer.infer._settings import LARGEST_LOGIT
+from sdeinfer.infer import LARGEST_LOGIT
 
 SAMPLED = (
     *("width", "depth", "tokens", "networks", "norm", "correlation", "observe_every", "outputs"),

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sdeinfer.infer._settings import Law as FitLaw
+from sdeinfer.infer import Law as FitLaw
 
 Kind = Literal["transformer", "attention", "feedforward", "mlp"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import sdeinfer as si
 from sdeinfer.cli._app import phase, say
 from sdeinfer.cli._flags import key_of, model_of
-from sdeinfer.infer._settings import LIMIT_POSTERIOR, Law
+from sdeinfer.infer import LIMIT_POSTERIOR, Law
 
 if TYPE_CHECKING:
     import pandas as pd

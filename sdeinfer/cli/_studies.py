@@ -11,7 +11,7 @@ from sdeinfer.cli import _options as options
 from sdeinfer.cli._app import phase, say
 from sdeinfer.cli._flags import key_of, kind_of
 from sdeinfer.cli._steps import settings_of, table_of
-from sdeinfer.infer._settings import LARGEST_LOGIT
+from sdeinfer.infer import LARGEST_LOGIT
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,8 +14,7 @@ from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import singular, validate_covariance
 from sdeinfer.diagnostics._two_steps import coarse_and_fine
 from sdeinfer.layers import AbstractLayer, check_parameters
-from sdeinfer.networks import sample_networks
-from sdeinfer.networks._chain import check_chain_width
+from sdeinfer.networks import check_chain_width, sample_networks
 
 BATCHES = 50
 """Into how many independent parts the samples are cut for the error bars."""

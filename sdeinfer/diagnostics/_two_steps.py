@@ -10,8 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer.covariance import semidefinite_cholesky
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.solve import BrownianSteps, Grid, solve_paths, step_grid
-from sdeinfer.solve._paths import in_blocks
+from sdeinfer.solve import BrownianSteps, Grid, in_blocks, solve_paths, step_grid
 
 
 class Pairs(AbstractBrownianPath):

@@ -11,6 +11,9 @@ from sdeinfer.layers._finite_width import VARIANCE_FEATURES as VARIANCE_FEATURES
 from sdeinfer.layers._finite_width import FiniteWidth as FiniteWidth
 from sdeinfer.layers._finite_width import drift_terms as drift_terms
 from sdeinfer.layers._finite_width import variance_terms as variance_terms
+from sdeinfer.layers._keys import NetworkKeys as NetworkKeys
+from sdeinfer.layers._keys import key_words as key_words
+from sdeinfer.layers._keys import threefry as threefry
 from sdeinfer.layers._limit import Limit as Limit
 from sdeinfer.layers._limit import attention_drift as attention_drift
 from sdeinfer.layers._limit import attention_drift_vectors as attention_drift_vectors
@@ -32,3 +35,8 @@ from sdeinfer.layers._relu import relu_drift as relu_drift
 from sdeinfer.layers._relu import shaped_relu as shaped_relu
 from sdeinfer.layers._stack import ShapedTransformer as ShapedTransformer
 from sdeinfer.layers._stack import Stack as Stack
+from sdeinfer.layers._wishart import COLUMNS_AT_ONCE as COLUMNS_AT_ONCE
+from sdeinfer.layers._wishart import whole as whole
+from sdeinfer.layers._wishart import wishart_draws as wishart_draws
+from sdeinfer.layers._wishart import wishart_factor as wishart_factor
+from sdeinfer.layers._wishart import with_gram as with_gram

@@ -111,9 +111,12 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
     """Check a layer's parameters: known ones at once, traced ones at run time, so that none gives NaN instead.
 
     Raises:
-        InputError: for known parameters out of range.
+        InputError: for known parameters out of range, and for parameters of several layers.
     """
     declared, values = layer.declared(), layer.parameters()
+    for name, value in values.items():
+        if jnp.ndim(value):
+            raise InputError(f"{name}: one layer at a time, with scalar parameters; got the shape {jnp.shape(value)}")
     message = f"{', '.join(values)}: a parameter is out of range (0 < γ ≤ 1, τ0 > 0)"
     if all(map(is_concrete, values.values())):
         if any(np.asarray(declared[name].is_faulty(np.asarray(value))).any() for name, value in values.items()):

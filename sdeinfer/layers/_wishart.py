@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from sdeinfer.covariance import cholesky, gram, invert_lower, matmul, pivoted_cholesky, total
 from sdeinfer.layers._keys import NetworkKeys
 
-CHUNK = 16
+COLUMNS_AT_ONCE = 16
 """How many hidden units are drawn at a time: memory does not grow with the width."""
 
 CHI, COLUMNS = 1, 2
@@ -155,12 +155,12 @@ def column_sum(
     """
 
     def add(number: Int[Array, ""], S: Array) -> Array:
-        G = keys.normals((tokens, CHUNK, blocks), dtype, stream=COLUMNS, block=number)
-        there = number * CHUNK + jnp.arange(CHUNK) < columns
+        G = keys.normals((tokens, COLUMNS_AT_ONCE, blocks), dtype, stream=COLUMNS, block=number)
+        there = number * COLUMNS_AT_ONCE + jnp.arange(COLUMNS_AT_ONCE) < columns
         return S + gram(images(jnp.where(there[:, None, None], G, 0.0)))
 
     start = jnp.zeros((tokens, tokens, blocks, keys.high.shape[0]), dtype)
-    return jax.lax.fori_loop(0, -(-columns // CHUNK), add, start)
+    return jax.lax.fori_loop(0, -(-columns // COLUMNS_AT_ONCE), add, start)
 
 
 def with_gram(

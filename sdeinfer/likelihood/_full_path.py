@@ -14,8 +14,7 @@ from numpyro.distributions import Distribution, constraints
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import reciprocal
-from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
-from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit, NetworkKeys
 from sdeinfer.likelihood._moments import Moments, bounded, moments_of
 from sdeinfer.likelihood._statistics import LIMIT_ROWS, QUADRATIC, ROW_GROUPS, PathStatistics
 from sdeinfer.networks import covariance_chain

@@ -12,7 +12,7 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer.covariance import validate_covariance
-from sdeinfer.layers._relu import shaped_relu
+from sdeinfer.layers import shaped_relu
 from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observation import covariance_dataset
 

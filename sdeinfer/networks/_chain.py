@@ -6,9 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import gram, matmul, transpose
-from sdeinfer.layers import AbstractLayer
-from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._wishart import whole, wishart_draws, wishart_factor, with_gram
+from sdeinfer.layers import AbstractLayer, NetworkKeys, whole, wishart_draws, wishart_factor, with_gram
 
 
 def covariance_chain(

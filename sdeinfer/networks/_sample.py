@@ -18,9 +18,14 @@ from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
-from sdeinfer.layers import AbstractLayer, architecture_of_layer, check_parameters, has_chain
-from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._wishart import CHUNK
+from sdeinfer.layers import (
+    COLUMNS_AT_ONCE,
+    AbstractLayer,
+    NetworkKeys,
+    architecture_of_layer,
+    check_parameters,
+    has_chain,
+)
 from sdeinfer.networks._chain import check_chain_width, covariance_chain
 from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observation import covariance_dataset
@@ -171,7 +176,7 @@ def sample_chains(
 
 
 def _chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
-    drawn, returned = tokens * blocks * max(CHUNK, tokens), tokens**2 * (room + 1)
+    drawn, returned = tokens * blocks * max(COLUMNS_AT_ONCE, tokens), tokens**2 * (room + 1)
     wanted = TOGETHER if jax.default_backend() == "cpu" else 1 << (networks - 1).bit_length()
     return max(1, min(wanted, CHAIN_ENTRIES // drawn, PATH_ENTRIES // returned))
 

@@ -6,6 +6,7 @@ from sdeinfer.solve._brownian import BrownianSteps as BrownianSteps
 from sdeinfer.solve._grid import Grid as Grid
 from sdeinfer.solve._grid import step_grid as step_grid
 from sdeinfer.solve._paths import fill_after as fill_after
+from sdeinfer.solve._paths import in_blocks as in_blocks
 from sdeinfer.solve._paths import solve_paths as solve_paths
 from sdeinfer.solve._psd import CovarianceTerm as CovarianceTerm
 from sdeinfer.solve._psd import PSDEuler as PSDEuler

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from diffrax import AbstractBrownianPath, BrownianIncrement
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from sdeinfer.layers._keys import NetworkKeys, key_words, threefry
+from sdeinfer.layers import NetworkKeys, key_words, threefry
 
 INCREMENTS_ONLY = "a Brownian motion on steps has increments only: no values at single times, no Lévy areas"
 

@@ -241,8 +241,21 @@ def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monk
     small = ("--architecture", "feedforward", "--tokens", 2, "--width", 64, "--depth", 12, "--networks", 16)
     run("observe", *small, "--observe-every", observed, "--outputs", 8, "--out", tmp_path / "data.nc")
     short = ("--chains", 1, "--draws", 20, "--warmup", 20)
-    run("fit", tmp_path / "data.nc", *short, "--out", tmp_path / "post.nc")
-    assert read_posterior(tmp_path / "post.nc").attrs["model"] == model
+    run("fit", tmp_path / "data.nc", *short, "--fix", "c_mean=0.5", "--out", tmp_path / "post.nc")
+    post = read_posterior(tmp_path / "post.nc")
+    assert post.attrs["model"] == model
+    assert post.attrs["fixed_c_mean"] == 0.5
+
+
+@pytest.mark.parametrize("flag", ["tau0", "tau0=", "tau0=warm"])
+def test_what_fixes_nothing_is_refused(flag, tmp_path):
+    run("observe", *SMALL_NETWORKS, "--out", tmp_path / "data.nc")
+    refused(run("fit", tmp_path / "data.nc", "--fix", flag), "--fix", "NAME=NUMBER", flag)
+
+
+def test_a_coordinate_that_is_not_sampled_cannot_be_fixed(tmp_path):
+    run("observe", *SMALL_NETWORKS, "--out", tmp_path / "data.nc")
+    refused(run("fit", tmp_path / "data.nc", "--fix", "tau=1"), "prior", "transformer samples gamma, tau0", "'tau'")
 
 
 def test_missing_and_unreadable_files(tmp_path):

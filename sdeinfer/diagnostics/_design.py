@@ -183,7 +183,7 @@ def _sample(
     spread = logit_spread(path.starts(every), np.asarray(width)) / tau0
     # Beyond the range the law is absurd.
     order = np.argsort(spread)[: max(int((spread <= LARGEST_LOGIT).sum()), 1)]
-    path, spread = path.chosen(order), spread[order]
+    path, spread = path.take(order), spread[order]
     centre = path.terms(every).variance.mean(axis=0)
     law = law_at(
         architecture, layer.coordinates.unconstrained(layer.parameters()), widths=np.array([width]), centre=centre

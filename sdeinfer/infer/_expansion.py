@@ -144,7 +144,7 @@ def _moments(form: Form, path: Path, u: Float[np.ndarray, "*networks coordinates
 def _largest_change(path: Path, layout: Layout, reference: Moments, form: Form) -> float:
     """Of ρ, by another reference than that of the layout."""
     change = 0.0
-    number = path.network if form.by_network else path.which(np.unique(path.width))
+    number = path.network if form.by_network else path.width_index(np.unique(path.width))
     for block, terms in terms_by_block(path):
         before, after = (
             variance_ratio(moments.at(number[block]), terms, layout.centre) for moments in (layout.reference, reference)

@@ -102,7 +102,7 @@ def law_at(
 
 def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
     """The innovations of a path by a law, block by block."""
-    width = path.which(law.widths)
+    width = path.width_index(law.widths)
     for block, terms in terms_by_block(path):
         here, along = law.moments.at(width[block]), law.slopes.at(width[block])
         variance = here.common_variance(terms.mixing) * variance_ratio(here, terms, law.centre)

@@ -158,7 +158,7 @@ def _estimator(
         return of_bridges
 
     def of_full_path(chosen: np.ndarray, start: Mode | None) -> _Estimate:
-        seen = path.chosen(chosen)
+        seen = path.take(chosen)
         require_densities(seen, data)
         statistics = reduced(model, seen, assumptions, nodes=NODES)
         mode = posterior_mode(model, statistics, start=start)
@@ -210,7 +210,7 @@ def _used(
                 f"at least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
                 "smaller tokens or wider networks"
             )
-    kept = path.chosen(order[:allowed])
+    kept = path.take(order[:allowed])
     used = np.zeros_like(used)
     used[kept.network, kept.layer] = True
     return used, tau0

@@ -126,7 +126,7 @@ def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray,
     the score by what the law leaves out: about `OMITTED` s² times its highest terms in the logits.
     """  # noqa: D205
     largest = OMITTED_OF_TWO if path.tokens == 2 else OMITTED
-    width, parameters = path.which(law.widths), law.slopes.drift.shape[-1]
+    width, parameters = path.width_index(law.widths), law.slopes.drift.shape[-1]
     information, squares = np.zeros((2, parameters, parameters))
     sums, shift = np.zeros((2, parameters))
     for here in innovations(path, law):

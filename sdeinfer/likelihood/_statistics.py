@@ -9,7 +9,7 @@ at which a term has mean z − y and variance ρ v, the log density is
 where c_k = (w_k + w′_k e)/v. The functions of e are interpolated at Chebyshev points in s = log e. The sums over terms
 become sums over some tens of nodes, with weights computed in one pass over the data. Since v is affine in e, the
 singularities v = 0 lie at Im s = ±π for *every* value of the parameters. For log e in an interval of half-width H, the
-interpolation therefore converges like r^{−J}, r = π/H + √(1 + π²/H²), uniformly in the parameters. J is chosen such that
+interpolation therefore converges like r^{−J}, r = π/H + √(1 + π²/H²), uniformly in the parameters. J satisfies
 r^{−J} ≤ 1e-13, relative to the function's largest value.
 
 Each pair (i, j) of spectral coordinates has its own nodes, and its own mean f̄_k of the finite-width features. There is

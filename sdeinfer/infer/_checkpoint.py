@@ -56,7 +56,7 @@ class Checkpoint:
         """The path as a `pathlib.Path`."""
         return Path(self.path)
 
-    def beside(self) -> "Checkpoint":
+    def for_limit(self) -> "Checkpoint":
         """The checkpoint of the second sampler in a fit by both laws."""
         return Checkpoint(self.file.with_name(f"{self.file.name}-limit"), self.resume)
 
@@ -102,7 +102,7 @@ class Checkpoint:
 
     def remove(self) -> None:
         """Remove the files, if they exist: the fit is complete and saved, or starts anew."""
-        for checkpoint in (self, self.beside()):
+        for checkpoint in (self, self.for_limit()):
             checkpoint.file.unlink(missing_ok=True)
 
 

@@ -85,7 +85,7 @@ def compare(
             cannot identify.
     """
     if isinstance(model, LatentLayers):
-        raise InputError(f"model: {model.name} has latent layers; networks of which every layer is known are compared")
+        raise InputError(f"model: {model.name} has latent layers; compare needs networks observed at every layer")
     data = validate(data)
     require_settings(law, ("finite-width", "limit"), chains=chains, draws=draws, warmup=warmup)
     phase("finding the range of the law")

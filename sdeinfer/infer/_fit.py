@@ -118,11 +118,11 @@ def fit(
     key_sampler, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
     both = law == "both"
     data, assumptions, kind = assume(model, data, architecture, law, prior)
-    with _thread_beside() as beside:
+    with _background_thread() as background:
         if isinstance(model, EveryLayer) and not model.makes_layers and type(sampler) is NUTS:
             shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "causal": kind.causal}
             x64 = jax.config.jax_enable_x64
-            beside.submit(compile_nuts, sampler, model, assumptions, **shapes, x64=x64)
+            background.submit(compile_nuts, sampler, model, assumptions, **shapes, x64=x64)
         phase("finding the range of the law")
         data, pilot = range_to_fit(model, data, assumptions, largest_logit)
         phase("preparing the data")
@@ -130,7 +130,7 @@ def fit(
         before, layers = _sample_prior(model, prepared, sampler.draws, key_prior)
         before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
         # The prior predictions compile and run while NUTS compiles.
-        predicted_before = beside.submit(predict, layers[before_at], data, architecture=kind, key=key_before)
+        predicted_before = background.submit(predict, layers[before_at], data, architecture=kind, key=key_before)
         phase("compiling the sampler")
         settings = {"progress": progress, "key": key_sampler}
         result = sampler.sample(model, prepared, **settings, checkpoint=checkpoint)
@@ -147,8 +147,8 @@ def fit(
     groups |= groups_of_data(data)
     if both:
         limit = dataclasses.replace(assumptions, law="limit")
-        beside_it = None if checkpoint is None else checkpoint.beside()
-        by_limit = sampler.sample(model, prepare_for(model, data, limit), **settings, checkpoint=beside_it)
+        limit_checkpoint = None if checkpoint is None else checkpoint.for_limit()
+        by_limit = sampler.sample(model, prepare_for(model, data, limit), **settings, checkpoint=limit_checkpoint)
         groups[LIMIT_POSTERIOR] = labelled_draws(model, by_limit.samples, data)
     tree = xr.DataTree.from_dict(groups)
     sampled = [name for name, value in result.log_prior.items() if value.ndim == 2]
@@ -219,7 +219,7 @@ def assume(
 
 
 @contextlib.contextmanager
-def _thread_beside() -> Iterator[ThreadPoolExecutor]:
+def _background_thread() -> Iterator[ThreadPoolExecutor]:
     """A background thread; its pending tasks are cancelled if the fit raises an error."""
     pool = ThreadPoolExecutor(1)
     try:

@@ -1,4 +1,4 @@
-"""Every layer of every network was observed."""
+"""Networks observed at every layer."""
 
 import numpyro
 
@@ -10,7 +10,7 @@ def full_path(path: PathStatistics) -> None:
     """Independent networks of one architecture, each observed at every layer.
 
     Arguments:
-        path: the data, as `sdeinfer.prepare` makes them, with the architecture, the law and the priors.
+        path: the data from `sdeinfer.prepare`, with the architecture, the law and the priors.
     """
     layer = path.assumptions.sample_layer()
     with numpyro.plate("network", path.networks):

@@ -1,4 +1,4 @@
-"""Every layer of networks in groups was observed; their parameters are partially pooled."""
+"""Networks in groups, observed at every layer, with partially pooled parameters."""
 
 from functools import partial
 
@@ -11,26 +11,26 @@ from sdeinfer.models.full_path import full_path  # pyright: ignore[reportMissing
 from sdeinfer.likelihood import Assumptions, CovariancePath, GroupedStatistics, Groups
 
 SPREAD_SCALE = 0.5
-"""Of the prior of a standard deviation between groups. Two groups whose coordinates are 1 apart have τ0s, or gaps, a
-factor e apart, or γs of 0.38 and 0.62: about as far as the priors of the population, whose standard deviations are 1.8,
-1 and 1.1, let a single group be from anything. Groups of one kind of networks are nearer to each other."""
+"""Scale of the half-normal prior of the standard deviation between groups, in the real coordinates. A distance of 1 is
+a factor e in τ0 or the gap, or γ = 0.38 against 0.62: about the width of the population's priors, whose standard
+deviations are 1.8 (logit γ), 1 (log τ0) and 1.1 (log gap). Groups of similar networks should differ by less."""
 
 
 @partial(Groups, ungrouped=full_path)
 def hierarchical(grouped: GroupedStatistics) -> None:
     """Networks of one architecture in groups (partial pooling), each observed at every layer.
 
-    With u = (logit γ, log τ0, log(c₊ − c₋)), as far as the architecture has them, group g has
+    With u = those of logit γ, log τ0 and log(c₊ − c₋) that the architecture has, group g has
 
         u_g ~ N(μ, σ²),    σ ~ |N(0, ½²)|.
 
-    What is sampled for it, `gamma_offset` and so on, is not centred at μ: see `_sample_coordinate`.
-    `gamma`, `tau0` and `c_gap` are the values at μ, the population's medians, with the priors of every other model;
-    `gamma_sd`, `tau0_sd` and `c_gap_sd` are σ; `group_gamma`, `group_tau0` and `group_c_gap`, over `group`, are those
-    of the groups. The mean (c₊ + c₋)/2, which networks of one width do not know, is common to all.
+    The sampled sites `gamma_offset`, `tau0_offset` and `c_gap_offset` reparameterise u_g, see `_sample_coordinate`.
+    `gamma`, `tau0` and `c_gap` are the values at μ, the population's medians, with the same priors as in other models;
+    `gamma_sd`, `tau0_sd` and `c_gap_sd` are σ; `group_gamma`, `group_tau0` and `group_c_gap`, over `group`, are the
+    groups' values. The mean (c₊ + c₋)/2, which networks of one width do not identify, is common to all groups.
 
     Arguments:
-        grouped: the data, as `sdeinfer.prepare` makes them of a Dataset with a coordinate `group`.
+        grouped: the data from `sdeinfer.prepare`, for a Dataset with a coordinate `group`.
     """
     path, assumptions = grouped.path, grouped.assumptions
     of_group = _sample_groups(assumptions, grouped)
@@ -41,11 +41,10 @@ def hierarchical(grouped: GroupedStatistics) -> None:
 
 
 def _sample_groups(assumptions: Assumptions, grouped: GroupedStatistics) -> dict[str, Float[Array, " groups"]]:
-    """The parameters of each group, about those of the population."""
+    """Draw the parameters of each group about those of the population."""
     coordinates = assumptions.kind.coordinates
     mu = coordinates.unconstrained(assumptions.sample_parameters())
-    # Coordinates that the limit does not depend on, such as the mean of the slopes, are common to all, and so are fixed
-    # ones.
+    # Fixed coordinates, and those on which the limit does not depend, such as the mean of the slopes, are common.
     u = jnp.repeat(mu[:, None], grouped.groups, axis=1)
     for place, (name, parameter) in enumerate(coordinates.sampled.items()):
         if parameter.identified and name not in assumptions.fixed:
@@ -60,15 +59,16 @@ def _sample_groups(assumptions: Assumptions, grouped: GroupedStatistics) -> dict
 def _sample_coordinate(
     name: str, mu: Float[Array, ""], place: int, grouped: GroupedStatistics
 ) -> Float[Array, " groups"]:
-    """u_g ~ N(μ, σ²), by way of a z_g that is about N(0, 1) in the posterior whatever μ and σ are.
+    """Draw u_g ~ N(μ, σ²) as a function of z_g, which is approximately N(0, 1) in the posterior for every μ and σ.
 
-    Where a group's data alone say nothing, u_g = μ + σ z_g: σ may be near zero. Where they say û ± s, z_g of this kind
-    would be known the better the larger σ, to s/σ, which a sampler of one step size cannot follow. The law of u_g given
-    μ, σ and the data is then N(a, b²), b⁻² = σ⁻² + s⁻² and a = b² (μ/σ² + û/s²), up to the prior of the rest, and
+    Without information in a group's data, the non-centred u_g = μ + σ z_g is suitable, also for σ near zero. For data
+    that give û ± s, its z_g would have posterior standard deviation s/σ, which varies with σ, and a sampler with one
+    step size is inefficient. Given μ, σ and the data, u_g is approximately N(a, b²) with b⁻² = σ⁻² + s⁻² and
+    a = b² (μ/σ² + û/s²). Therefore
 
-        u_g = a + b z_g,    z_g ~ N((μ − a)/b, σ²/b²)
+        u_g = a + b z_g,    z_g ~ N((μ − a)/b, σ²/b²),
 
-    has the same law for every û and s. The first is its case s = ∞.
+    which gives u_g the law N(μ, σ²) for every û and s; s = ∞ is the non-centred form.
     """
     sd = numpyro.sample(f"{name}_sd", dist.HalfNormal(SPREAD_SCALE))
     centre, precision = jnp.zeros((2, grouped.groups))

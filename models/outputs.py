@@ -1,4 +1,4 @@
-"""Outputs of every network were observed, beside the covariance of its initial tokens; all layers are latent."""
+"""Networks observed at their initial tokens and their outputs; all layers are latent."""
 
 from functools import partial
 
@@ -28,6 +28,6 @@ def outputs(bridges: Bridges) -> None:
     """Independent networks of one architecture with outputs X_out ~ N(0, V_T ⊗ I) (Eq. 21).
 
     Arguments:
-        bridges: the data, as `sdeinfer.prepare` makes them; see `observe_outputs`.
+        bridges: the data from `sdeinfer.prepare`; see `observe_outputs`.
     """
     thinned_path(bridges)

@@ -1,4 +1,4 @@
-"""The last layer of every network was observed, beside the first; all between are latent."""
+"""Networks observed at their first and last layer; the layers between are latent."""
 
 from functools import partial
 
@@ -15,9 +15,9 @@ def ends(data: xr.Dataset) -> xr.Dataset:
 
 @partial(LatentLayers, bridges=observed_bridges, site=INNOVATIONS, selection=ends)
 def terminal(bridges: Bridges) -> None:
-    """Independent networks of one architecture, of which the first and the last observed layer are used.
+    """Independent networks of one architecture, by their first and last observed layers.
 
     Arguments:
-        bridges: the data, as `sdeinfer.prepare` makes them.
+        bridges: the data from `sdeinfer.prepare`.
     """
     thinned_path(bridges)

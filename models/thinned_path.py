@@ -1,4 +1,4 @@
-"""Every k-th layer of every network was observed, or any other layers; those between are latent."""
+"""Networks observed at some layers, such as every k-th; the layers between are latent."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ def thinned_path(bridges: Bridges) -> None:
     """Independent networks of one architecture, each observed at some of its layers.
 
     Arguments:
-        bridges: the data, as `sdeinfer.prepare` makes them.
+        bridges: the data from `sdeinfer.prepare`.
     """
     layer = bridges.assumptions.sample_layer()
     limit = bridges.assumptions.law == "limit"

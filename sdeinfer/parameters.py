@@ -5,13 +5,13 @@ coordinate or a prior asks the layer: models, the mode, the range rule, the adju
 
 | parameter | prior | reason |
 |---|---|---|
-| γ | Uniform(0, 1) | all of its range |
-| τ0 | LogNormal(0, 1) | a scale: 0.14 to 7 with 95 % |
-| c₊, c₋ | independent N(0, 2²), then ordered c₊ ≥ c₋ | their exchange leaves the law of V unchanged at every width |
+| γ | Uniform(0, 1) | flat over its range |
+| τ0 | LogNormal(0, 1) | a scale; 95 % between 0.14 and 7 |
+| c₊, c₋ | independent N(0, 2²), then ordered c₊ ≥ c₋ | exchanging them leaves the law of V unchanged at every width |
 
-The limit depends on c₊ and c₋ through the gap c₊ − c₋ alone, and networks of one width n through q = δ²/(s̄² + δ²)
-alone, with s̄ and δ half the sum and half the difference of the slopes 1 + c±/√n. The gap and the mean of two ordered
-independent normals are independent: |N(0, 8)| and N(0, 2). They are sampled; c₊ and c₋ follow from them.
+The limit depends on c₊ and c₋ only through the gap c₊ − c₋; networks of one width n only through q = δ²/(s̄² + δ²),
+with s̄ and δ half the sum and half the difference of the slopes 1 + c±/√n. The gap and the mean of two ordered
+independent normals are independent, |N(0, 8)| and N(0, 2). The models sample these two and compute c₊ and c₋.
 """
 
 import dataclasses
@@ -35,13 +35,13 @@ SLOPE_SCALE = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Bijection:
-    """From the range of a parameter to the real line.
+    """A map from the range of a parameter to the real line.
 
     Attributes:
-        to_real: the map; takes NumPy's namespace or JAX's, and values.
-        from_real: its inverse.
-        above: values must exceed this.
-        most: values must not exceed this.
+        to_real: the map, a function of an array namespace (NumPy or JAX) and values.
+        from_real: the inverse.
+        above: exclusive lower bound of the range.
+        most: inclusive upper bound of the range.
     """
 
     to_real: Callable[[Any, Any], Any]
@@ -51,7 +51,7 @@ class Bijection:
 
     @property
     def range(self) -> str:
-        """The range in words."""
+        """The range in words, for messages."""
         if math.isinf(self.above):
             return "finite"
         if math.isinf(self.most):
@@ -64,21 +64,21 @@ BIJECTIONS = {
     "log": Bijection(lambda xp, x: xp.log(x), lambda xp, u: xp.exp(u), 0.0),
     "identity": Bijection(lambda xp, x: x, lambda xp, u: u),
 }
-"""By their names; the range of "logit" includes 1, where its value is +∞."""
+"""Bijections by name; the range of "logit" includes 1, which maps to +∞."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parameter:
-    """A scalar parameter of a layer, or a coordinate by which parameters are sampled.
+    """A scalar parameter of a layer, or a sampled coordinate from which parameters are computed.
 
     Attributes:
-        name: public name: of the layer's field, of the NumPyro site, in files and on the command line.
-        symbol: in plots and reports.
-        meaning: in a few words.
-        bijection: from its range to the real line: "logit", "log" or "identity", see `BIJECTIONS`.
-        prior: a function that makes the default prior; None for a parameter without one.
-        identified: whether the limit depends on it. Others are sampled, but not judged.
-        of: for a parameter that follows from sampled coordinates, the rule.
+        name: public name, used for the layer's field, the NumPyro site, in files and on the command line.
+        symbol: symbol in plots and reports.
+        meaning: short description.
+        bijection: name of the map to the real line, "logit", "log" or "identity"; see `BIJECTIONS`.
+        prior: function that returns the default prior; None for no default.
+        identified: whether the limit depends on it. Diagnostics do not judge coordinates that are not identified.
+        of: the reparameterisation, for a parameter computed from sampled coordinates.
     """
 
     name: str
@@ -90,24 +90,24 @@ class Parameter:
     of: "Reparameterisation | None" = None
 
     def field(self, **options: Any) -> Any:
-        """A dataclass field of a layer that holds this parameter; `options` are those of `equinox.field`.
+        """A field of a layer that holds this parameter; `options` are passed to `equinox.field`.
 
-        With `default=None` the layer may do without it; None is no parameter then.
+        With `default=None` the field is optional; a layer whose field is None does not have this parameter.
         """
         optional = options.get("default", ...) is None
         convert = (lambda value: None if value is None else self.checked(value)) if optional else self.checked
         return eqx.field(converter=convert, metadata={"parameter": self}, **options)
 
     def checked(self, value: ArrayLike) -> Array:
-        """Convert a value to an array in JAX's default floating-point type, or refuse it.
+        """Convert a value to a floating-point array and check its range.
 
-        Traced values cannot be looked at and pass; `check_parameters` checks them where they are used.
+        Traced values are not checked here; `check_parameters` checks them at run time.
 
         Arguments:
-            value: a real scalar, or one for each network.
+            value: a real scalar, or one value per network.
 
         Raises:
-            InputError: for a value that is not real, or out of range.
+            InputError: for a value that is not real or out of range.
         """
         array = jnp.asarray(value)
         if not jnp.issubdtype(array.dtype, jnp.number) or jnp.iscomplexobj(array):
@@ -127,30 +127,30 @@ class Parameter:
         return array
 
     def is_faulty[T: (Array, np.ndarray)](self, value: T) -> T:
-        """Whether values are out of range; NaN is."""
+        """Whether values are out of range; True for NaN."""
         bijection = BIJECTIONS[self.bijection]
-        # NaN compares as false.
+        # Comparisons with NaN are False.
         inside = (value > bijection.above) & (value <= bijection.most) & (abs(value) < math.inf)
         return ~inside  # pyright: ignore[reportReturnType]
 
     def to_real(self, value: ArrayLike) -> Any:
-        """The coordinate on the real line; of NumPy arrays, by NumPy."""
+        """The coordinate on the real line; NumPy arrays stay in NumPy."""
         return BIJECTIONS[self.bijection].to_real(_namespace(value), value)
 
     def from_real(self, u: ArrayLike) -> Any:
-        """The value at a coordinate; of NumPy arrays, by NumPy."""
+        """The value at a coordinate; NumPy arrays stay in NumPy."""
         return BIJECTIONS[self.bijection].from_real(_namespace(u), u)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reparameterisation:
-    """Parameters of a layer that follow from other, sampled ones.
+    """Parameters of a layer computed from sampled coordinates.
 
     Attributes:
         parameters: names of the layer's parameters.
-        sampled: the sampled ones.
-        to_sampled: from the values of the former to those of the latter.
-        from_sampled: its inverse.
+        sampled: the sampled coordinates.
+        to_sampled: function from values of `parameters` to values of `sampled`.
+        from_sampled: the inverse.
     """
 
     parameters: tuple[str, ...]
@@ -160,7 +160,7 @@ class Reparameterisation:
 
 
 def _distributions() -> Any:
-    """NumPyro's distributions, imported when the first prior is made: layers alone do without NumPyro."""
+    """NumPyro's distributions, imported with the first prior so that layers do not need NumPyro."""
     return importlib.import_module("numpyro").distributions
 
 
@@ -187,16 +187,16 @@ C_PLUS = Parameter("c_plus", "c₊", "slope 1 + c₊/√n of positive inputs", o
 C_MINUS = Parameter("c_minus", "c₋", "slope 1 + c₋/√n of negative inputs", of=SLOPES)
 
 SYMBOLS = {parameter.name: parameter.symbol for parameter in (GAMMA, TAU0, C_GAP, C_PLUS, C_MINUS)}
-"""Of the package's own parameters."""
+"""Symbols of the package's parameters by name."""
 
 
 class Coordinates:
-    """The sampled coordinates of a layer, and the parameters that follow from them.
+    """The sampled coordinates of a layer, and the parameters computed from them.
 
     Attributes:
-        declared: the layer's parameters by their names, in its order.
-        sampled: the coordinates that are sampled, by the names of their sites.
-        rules: names of parameters, of the coordinates that they follow from, and how; None where they are the same.
+        declared: the layer's parameters by name, in the layer's order.
+        sampled: the sampled coordinates by site name.
+        rules: tuples of parameter names, coordinate names and their `Reparameterisation`, None for the identity.
     """
 
     def __init__(self, declared: Mapping[str, Parameter]):
@@ -220,7 +220,7 @@ class Coordinates:
 
     @property
     def identified(self) -> tuple[str, ...]:
-        """Sampled coordinates that the limit depends on."""
+        """Names of the sampled coordinates on which the limit depends."""
         return tuple(name for name, parameter in self.sampled.items() if parameter.identified)
 
     @property
@@ -229,7 +229,7 @@ class Coordinates:
         return tuple(name for name, parameter in self.declared.items() if parameter is TAU0)
 
     def to_sampled(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of the sampled coordinates at a layer's parameters."""
+        """Values of the sampled coordinates at the layer's parameters."""
         found = {}
         for names, sampled, rule in self.rules:
             values = tuple(parameters[name] for name in names)
@@ -237,7 +237,7 @@ class Coordinates:
         return found
 
     def from_sampled(self, sampled: Mapping[str, Any]) -> dict[str, Any]:
-        """A layer's parameters at values of the sampled coordinates."""
+        """The layer's parameters at values of the sampled coordinates."""
         found = {}
         for names, coordinates, rule in self.rules:
             values = tuple(sampled[name] for name in coordinates)
@@ -247,7 +247,7 @@ class Coordinates:
     def unconstrained(self, parameters: Mapping[str, ArrayLike]) -> Float[Any, "coordinates ..."]:
         """The sampled coordinates on the real line, such as logit γ, log τ0, log(c₊ − c₋) and (c₊ + c₋)/2, stacked.
 
-        By NumPy for NumPy's arrays and numbers; all values have one shape.
+        Values must have broadcastable shapes. NumPy arrays and Python numbers stay in NumPy.
         """
         xp = _namespace(*parameters.values())
         given = {name: xp.asarray(value, float) for name, value in parameters.items()}
@@ -255,10 +255,10 @@ class Coordinates:
         return xp.stack(xp.broadcast_arrays(*(p.to_real(sampled[name]) for name, p in self.sampled.items())))
 
     def constrained(self, u: Float[Any, "coordinates ..."]) -> dict[str, Any]:
-        """The layer's parameters at real coordinates; by NumPy for a NumPy array."""
+        """The layer's parameters at real coordinates; NumPy arrays stay in NumPy."""
         return self.from_sampled({name: p.from_real(x) for (name, p), x in zip(self.sampled.items(), u, strict=True)})
 
 
 def _namespace(*values: Any) -> Any:
-    """NumPy for its arrays and for numbers, JAX's for arrays that JAX has made or traces."""
+    """`jax.numpy` if any value is a JAX array or tracer, otherwise NumPy."""
     return jnp if any(isinstance(value, jax.Array) for value in values) else np

@@ -1,4 +1,4 @@
-"""Whether to believe a fit."""
+"""Diagnostics of fits, agreement of networks with the SDE, and design of data."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""How far networks of finite width are from the SDE, and how fast that vanishes as they grow."""
+"""Distance between networks of finite width and the SDE, and its rate of convergence in the width."""
 
 import math
 from collections.abc import Sequence
@@ -17,25 +17,25 @@ from sdeinfer.layers import AbstractLayer, check_parameters
 from sdeinfer.networks import check_chain_width, sample_networks
 
 BATCHES = 50
-"""Into how many independent parts the samples are cut for the error bars."""
+"""Number of independent parts of the samples, for the error bars."""
 
 EXPLODED = 1e-3
-"""The largest share of the SDE's paths that may explode: they are left out."""
+"""Largest acceptable fraction of exploded paths of the SDE; they are left out."""
 
 POINTS = 512
-"""Distribution functions are compared at so many quantiles, and at as many evenly spaced values."""
+"""Number of quantiles, and of evenly spaced values, at which distribution functions are compared."""
 
 ROUNDING = 1000
-"""A quantity that varies by no more than so many units of rounding is rounding."""
+"""Bound on the standard deviation of a quantity, in units of rounding, below which it counts as constant."""
 
 CURVATURE = 4.0
-"""What the next order in 1/n may add to D², as a multiple of D²/n: two to three and a half were seen."""
+"""Assumed size of the next order in 1/n, as a multiple of D²/n; 2 to 3.5 were measured."""
 
 SIGNAL = 3.0
-"""By how many of its error bars D² must stand out, at one width at least, to have a rate."""
+"""Smallest ratio of D² to its error, required at one width at least, for a rate to be fitted."""
 
 RATES = np.linspace(-1.0, 4.0, 501)
-"""Where the rate is looked for."""
+"""Grid of rates for the fit."""
 
 
 @with_progress_line
@@ -59,57 +59,57 @@ def agreement(
         distance   W(n) = ∫ |F_n − F| dx / s                the Wasserstein-1 distance
         squared    D²(n) = 2√π ∫ (F_n − F)² dx / s          the squared Cramér distance, half the energy distance
 
-    For normal laws that differ by a small shift of δ standard deviations W is |δ|, and D² is δ².
+    For normal laws that differ by a small shift of δ standard deviations, W = |δ| and D² = δ².
 
-    Samples cannot show a W below the `floor`, what equal laws would show: √(2/π) ∫ e(x) dx/s, with e the standard error
-    of the difference F̂_n(x) − F̂(x), since E|Z| = √(2/π) e for normal Z; 1.4 √(1/networks + 1/paths) for normal laws.
-    So the rate is not that of W but of D², which has an estimate without bias whatever the noise. With the samples cut
-    into B independent parts and G_b the difference of their distribution functions in part b,
+    The estimate of W is biased: samples of equal laws have W equal to the `floor` √(2/π) ∫ e(x) dx/s, with e the
+    standard error of F̂_n(x) − F̂(x), since E|Z| = √(2/π) e for normal Z; it is 1.4 √(1/networks + 1/paths) for normal
+    laws. The rate is therefore fitted to D², which has an unbiased estimate. Split the samples into B independent
+    parts, and let G_b be the difference of their distribution functions in part b. Then
 
         D̂² = 2√π/s · (|Σ_b G_b|² − Σ_b |G_b|²) / (B(B − 1)),       |G|² = ∫ G² dx,
 
-    pairs different parts only, so that E D̂² = D²; it may be negative. The rate r is fitted to D² = C² n^(−2r) by
-    weighted least squares over all widths: one drowned in noise has its large error, and no bias. Error bars are
-    those of a jackknife over the parts, which sees what widths have in common, the SDE's paths; where there is nothing
-    but noise it makes them √2 too large. The next order is unknown: the fit takes D² to be good to `CURVATURE`/n, and
-    `rate_error` has in it what a factor 1 + `CURVATURE`/n does to the rate.
+    pairs different parts only, so E D̂² = D²; it may be negative. The rate r is fitted to D² = C² n^(−2r) by weighted
+    least squares over all widths; noisy widths enter with large errors but without bias. Error bars are from a
+    jackknife over the parts, which accounts for the SDE paths shared by all widths; for pure noise they are √2 too
+    large. Since the next order in 1/n is unknown, the fit assumes a relative model error `CURVATURE`/n of D², and
+    `rate_error` includes the change of the rate by a factor 1 + `CURVATURE`/n.
 
-    **What to expect.** The chain of networks is an Euler scheme of the SDE with steps of 1/n, up to terms of relative
-    order 1/n in the drift and the variance of a step, but for one thing: the ReLU's He constant
-    c = 2/(s₊² + s₋²) = 1 − (c₊ + c₋)/√n + O(1/n) multiplies its drift. So r = 1 without ReLU or with
-    c₊ + c₋ = 0. Otherwise laws differ by A (c₊ + c₋)/√n + B/n, whose terms may cancel at moderate widths, and r
-    approaches ½ only at large ones: plainly so for correlations, which the ReLU turns, and hardly for eigenvalues.
-    The solver's own error, of order `step`, is taken off: see `coarse_and_fine`.
+    **Expected rates.** The chain of networks is an Euler scheme of the SDE with steps 1/n, up to terms of relative
+    order 1/n in the drift and the variance of a step, with one exception: the drift of the ReLU is multiplied by its He
+    constant c = 2/(s₊² + s₋²) = 1 − (c₊ + c₋)/√n + O(1/n). So r = 1 without ReLU or with c₊ + c₋ = 0. Otherwise the
+    laws differ by A (c₊ + c₋)/√n + B/n, whose terms may cancel at moderate widths, and r approaches ½ only at large
+    widths: clearly for correlations, which the ReLU changes, and hardly for eigenvalues. The solver's error, of order
+    `step`, is corrected to first order, see `coarse_and_fine`.
 
     Arguments:
         layer: the architecture, with its parameters.
-        V0: covariance of the initial tokens, shape (m, m), not singular.
-        time: T, depth-time (dimensionless). Networks have round(Tn) layers, and the SDE is taken at exactly as many
-            times 1/n; time × width should be whole, lest the rounding of T disturbs the rate.
-        widths: n, increasing; each at least 2m (for each head of an attention layer without an output projection).
-        networks: how many of each width: one number, or one for each; at least `BATCHES`. A network costs n² T.
-        paths: how many of the SDE; as many as there are networks of one width at most, where None.
+        V0: nonsingular covariance of the initial tokens, shape (m, m).
+        time: T, depth-time (dimensionless). Networks have round(Tn) layers; the SDE is solved to round(Tn)/n. time ×
+            width should be whole, so that the rounding of T does not affect the rate.
+        widths: n, increasing; each at least 2m (per head, for attention without an output projection).
+        networks: number of networks, or one number per width; at least `BATCHES`. A network costs n² T.
+        paths: number of paths of the SDE; if None, the largest number of networks.
         step: longest step of the solver; half of it is used too.
         progress: show a progress bar.
-        key: where the randomness comes from.
+        key: PRNG key.
 
     Returns:
         A Dataset over `quantity` and `width`. Quantities are rho[α,β], log_eigenvalue[i] (smallest first), and the
-        averages correlations, log_eigenvalues and overall, where W, floor and D² are averaged over quantities.
+        averages correlations, log_eigenvalues and overall, for which W, floor and D² are averaged over quantities.
 
-        - distance, distance_error, floor; squared, squared_error: see above. In standard deviations, and squared.
-        - rate, rate_error, constant: r and C over `quantity`; NaN for a single width, and where no D² is `SIGNAL` times
-          its error.
-        - solver_correction: Wasserstein-1 distance between the SDE at the solver's two steps, by which its law was
-          corrected to first order; what is left is of second order.
+        - distance, distance_error, floor: in standard deviations; squared, squared_error: their squares. See above.
+        - rate, rate_error, constant: r and C over `quantity`; NaN for a single width, or if no D² exceeds `SIGNAL`
+          times its error.
+        - solver_correction: Wasserstein-1 distance between the SDE at the solver's two steps, the size of the
+          first-order correction; the remaining error is of second order.
         - networks, depth and time over `width`.
 
-        NaN for a correlation so near ±1 that its variation is rounding; averages leave it out. Attributes:
-        `paths`, `exploded` (how many of them did, and were left out), `architecture` and `truth_…`.
+        Correlations so close to ±1 that their variation is rounding are NaN and left out of the averages. Attributes:
+        `paths`, `exploded` (number of exploded paths, which are left out), `architecture` and `truth_…`.
 
     Raises:
-        InputError: for a V0 that is not a covariance or singular, for sizes that are too small, where networks
-            overflow, more than `EXPLODED` of the paths explode, or rounding makes V_T singular.
+        InputError: for a V0 that is singular or not a covariance, for sizes that are too small, if networks overflow,
+            if more than `EXPLODED` of the paths explode, or if rounding makes V_T singular.
     """
     start = validate_covariance(V0)
     layer = check_parameters(layer)
@@ -123,7 +123,7 @@ def agreement(
     key_networks, key_paths = jr.split(key)
 
     phase("simulating the SDE")
-    # The SDE first: it is cheap, and says whether there is anything to compare with.
+    # The SDE is cheaper than the networks, so its errors should come first.
     limits, exploded = {}, 0
     for number, T in enumerate(sorted(set(times))):
         limits[T], lost = _paths(layer, start, T, paths=paths, step=step, key=jr.fold_in(key_paths, number))
@@ -157,7 +157,7 @@ def quantities(V: Float[np.ndarray, "samples m m"], where: str) -> Float[np.ndar
 
     Arguments:
         V: covariances.
-        where: whose they are, for the error.
+        where: origin of V, for the error message.
 
     Raises:
         InputError: for a V that is singular up to rounding.
@@ -178,7 +178,7 @@ def quantities(V: Float[np.ndarray, "samples m m"], where: str) -> Float[np.ndar
 def _sizes(
     layer: AbstractLayer, tokens: int, time: float, widths: Sequence[int], networks: int | Sequence[int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Widths, networks and depths, one of each for each width."""
+    """Check the sizes; return lists of widths, numbers of networks and depths."""
     if not (time > 0 and math.isfinite(time)):
         raise InputError(f"time: must be positive and finite, got {time}")
     each = np.asarray(widths)
@@ -197,7 +197,7 @@ def _sizes(
 
 
 def _networks(layer, V0, *, width: int, depth: int, networks: int, key) -> tuple[np.ndarray, dict]:
-    """V after the last layer, and what a data set says of its networks."""
+    """V after the last layer, and the attributes of the sampled Dataset."""
     try:
         data = sample_networks(
             layer, V0, width=width, depth=depth, networks=networks, observe_every=depth, method="chain", key=key
@@ -208,7 +208,7 @@ def _networks(layer, V0, *, width: int, depth: int, networks: int, key) -> tuple
 
 
 def _paths(layer, V0, time: float, *, paths: int, step: float, key) -> tuple[tuple[np.ndarray, np.ndarray], int]:
-    """Quantities of the SDE's paths at both steps, and how many paths exploded and are not there."""
+    """Quantities of the SDE's paths at both steps, and the number of exploded paths, which are left out."""
     coarse, fine = coarse_and_fine(layer, jnp.asarray(V0), time, paths=paths, step=step, key=key)
     finite = np.isfinite(fine).all(axis=(1, 2))
     lost = int(np.count_nonzero(~finite))
@@ -224,7 +224,7 @@ def _paths(layer, V0, time: float, *, paths: int, step: float, key) -> tuple[tup
 def _compare(
     limit: tuple[np.ndarray, np.ndarray], sampled: list[np.ndarray], dtype: np.dtype
 ) -> list[dict[str, np.ndarray]]:
-    """For each sample of networks, all that is measured of each quantity; parts left out are a last axis."""
+    """All measures of each quantity, for each sample of networks; jackknife replicates have a last axis of parts."""
     coarse, fine = limit
     compared = [[] for _ in sampled]
     for q in range(fine.shape[1]):
@@ -232,7 +232,7 @@ def _compare(
         scale = fine[:, q].std()
         if scale <= ROUNDING * np.finfo(dtype).eps * np.abs(fine[:, q]).max():
             scale = np.nan
-        # Quantiles resolve the bulk, even spacing the tails; beyond both ends no distribution functions differ.
+        # Quantiles resolve the bulk, even spacing the tails; the distribution functions agree outside the range.
         ends = min(x.min() for x in together), max(x.max() for x in together)
         bulk = np.quantile(fine[:, q], (np.arange(POINTS) + 0.5) / POINTS)
         x = np.union1d(bulk, np.linspace(*ends, POINTS))
@@ -248,7 +248,7 @@ def _compare(
 
 
 def _distribution(samples: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The empirical distribution function of each of `BATCHES` parts, shape (parts, points)."""
+    """Empirical distribution functions of `BATCHES` parts, shape (parts, points)."""
     parts = np.array_split(np.searchsorted(x, samples), BATCHES)
     return np.stack([np.cumsum(np.bincount(part, minlength=len(x)))[: len(x)] / len(part) for part in parts])
 
@@ -256,7 +256,7 @@ def _distribution(samples: np.ndarray, x: np.ndarray) -> np.ndarray:
 def _distances(G: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
     """W, its floor and D̂² from differences of distribution functions, of shape (parts, points).
 
-    W and D̂² come with what they are without each of the parts.
+    `distance_without` and `squared_without` are W and D̂² without each of the parts, for the jackknife.
     """
     parts = len(G)
     mean = G.mean(axis=0)
@@ -274,7 +274,7 @@ def _distances(G: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _with_groups(tokens: int, measured: dict[str, np.ndarray]) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Names of all quantities, and the averages over groups of them, put after what they are averages of."""
+    """Names of all quantities, and the measures with the averages over groups of quantities appended."""
     rho = [f"rho[{a},{b}]" for a in range(tokens) for b in range(a + 1, tokens)]
     log_eigenvalue = [f"log_eigenvalue[{i}]" for i in range(tokens)]
     groups = {
@@ -285,7 +285,7 @@ def _with_groups(tokens: int, measured: dict[str, np.ndarray]) -> tuple[list[str
     groups = {name: members for name, members in groups.items() if len(members)}
 
     def averages(values):
-        # What is rounding in one width need not be in another, where T is not the same: a group has what all have.
+        # A quantity may be NaN at some widths only, since T differs; average those that are finite at all widths.
         known = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
         kept = [members[known[members]] for members in groups.values()]
         return np.stack([values[members].mean(axis=0) if len(members) else values[0] * np.nan for members in kept])
@@ -315,22 +315,22 @@ def _table(names: list[str], widths: np.ndarray, measured: dict[str, np.ndarray]
 
 
 def _jackknife(without: np.ndarray) -> np.ndarray:
-    """Standard error of what is known without each of the parts, along the last axis."""
+    """Jackknife standard error from the estimates without each part, along the last axis."""
     parts = without.shape[-1]
     return np.sqrt((parts - 1) * without.var(axis=-1))
 
 
 def _fit(widths: np.ndarray, squared: np.ndarray, without: np.ndarray, error: np.ndarray) -> tuple[float, float, float]:
-    """Rate, its error and the constant of D² = C² n^(−2r); without: D² of shape (widths, parts)."""
+    """Rate r, its error, and constant C of D² = C² n^(−2r); `without` is D² without each part, (widths, parts)."""
     if len(widths) < 2 or not np.isfinite(squared).all() or (squared <= SIGNAL * error).all():
         return math.nan, math.nan, math.nan
     weight = 1 / (error**2 + (CURVATURE * squared / widths) ** 2)
-    # With the widths' geometric mean for a unit, amplitude and rate are hardly correlated.
+    # In units of the widths' geometric mean, amplitude and rate are nearly uncorrelated.
     unit = np.exp(np.log(widths).mean())
     powers = (widths / unit) ** (-2 * RATES[:, None])
     curved = squared * (1 + CURVATURE / widths)
     replicates = np.stack([squared, curved, *without.T])
-    # The best amplitude for each rate explains so much of the sum of squares.
+    # Reduction of the sum of squares by the best amplitude, for each rate.
     overlap = np.maximum((weight * replicates) @ powers.T, 0.0)
     gain = overlap**2 / (weight * powers**2).sum(axis=1)
     rate = _peak(gain)
@@ -341,7 +341,7 @@ def _fit(widths: np.ndarray, squared: np.ndarray, without: np.ndarray, error: np
 
 
 def _peak(gain: np.ndarray) -> np.ndarray:
-    """The rate with the largest gain in each row, by a parabola through the three around it."""
+    """Rate with the largest gain in each row, by a parabola through the three nearest points."""
     best = np.clip(gain.argmax(axis=1), 1, len(RATES) - 2)
     below, at, above = (np.take_along_axis(gain, best[:, None] + i, axis=1)[:, 0] for i in (-1, 0, 1))
     bend = below - 2 * at + above

@@ -1,4 +1,4 @@
-"""Whether to believe a fit, and why not."""
+"""Verdicts on a fit, with advice."""
 
 import numpy as np
 import pandas as pd
@@ -17,26 +17,43 @@ from sdeinfer.likelihood import USED, used_of
 from sdeinfer.observation import validate
 
 RHAT = 1.01
+"""Upper bound on R-hat."""
+
 ESS = 400
+"""Smallest acceptable effective sample size."""
+
 PARETO_K = 0.7
+"""Largest acceptable Pareto k of an approximation's importance weights."""
+
 LOGITS = {"finite-width": 0.7, "limit": 0.35}
-"""Largest spread of the logits in a row of the softmax at which a law can be believed: see `infer.in_range`."""
+"""Largest spread of the logits in a row of the softmax at which each law is valid; see `infer.in_range`."""
+
 LEFT_OUT = 0.5
+"""Largest acceptable fraction of transitions outside the range of the law."""
+
 DEVIATIONS = 4.0
+"""Largest acceptable distance of the posterior mean from the truth, in posterior standard deviations."""
+
 DIVERGENT = 1e-3
-"""Part of the draws: single ones, where a parameter may reach the end of its range, do no harm."""
+"""Largest acceptable fraction of divergent draws."""
+
 BFMI = 0.3
+"""Smallest acceptable BFMI (Bayesian fraction of missing information)."""
+
 CONTRACTION = 0.5
+"""Smallest acceptable contraction from prior to posterior variance."""
+
 MANY = 1e6
+"""Factor in the number of networks above which the advice does not suggest more networks."""
 
 LEVEL = 0.01
-"""Probability of a false alarm by each of the two tests of calibration."""
+"""False-alarm probability of each of the two tests of calibration."""
 
 FEWEST = 8
-"""Networks below which their spread tells nothing."""
+"""Smallest number of networks for the test of networks left out."""
 
 FLOORS = 3.0
-"""A distance of samples of one law is about its floor, give or take half of it."""
+"""Largest acceptable distance from the SDE, in units of its floor; samples of one law are at 1 ± 0.5."""
 
 THEORY = "agrees with the theory"
 
@@ -47,27 +64,27 @@ def check(
     *,
     architecture: AbstractLayer | type[AbstractLayer] | AbstractArchitecture | None = None,
 ) -> Check:
-    """Judge a fit: its sampler, what the data say of each parameter, whether the networks obey the law, and the truth.
+    """Check a fit: convergence, identification, calibration, agreement with the theory, and the truth if known.
 
-    - converged: R-hat, effective draws, divergences, and the energy's BFMI. Of an approximation, the Pareto k of its
-      importance weights instead.
-    - identified: the contraction of each posterior from its prior, or what the Fisher information allows of it if that
-      is less; see `identification`. Not asked of layers that do not obey the law: it has nothing to identify.
-    - calibrated: the one-step innovations in eight directions (`innovation_tests`), where every layer was observed, and
-      each network given all others (`left_out_transforms`). Each of the two raises a false alarm with probability
-      `LEVEL`, however many directions and quantities it looks at.
+    - converged: R-hat, effective sample sizes, divergences and BFMI; for an approximation, the Pareto k of its
+      importance weights.
+    - identified: the contraction of each posterior from its prior, or the contraction expected from the Fisher
+      information if that is less; see `identification`. Left out if the layers do not obey the law.
+    - calibrated: the one-step innovations in eight directions (`innovation_tests`), if every layer was observed, and
+      each network given all others (`left_out_transforms`). The false-alarm probability of each of the two tests is
+      `LEVEL`, for all directions or quantities together.
     - agrees with the theory: networks after the last layer against the SDE; and the range of the law.
-    - true: each parameter against the truth, where it is known.
+    - true: each parameter against the truth, if known.
 
-    Latent layers are layers of the networks, one by one, and not steps of a solver: there is none to be halved.
+    No check of a solver's step is needed for latent layers: they are the layers of the networks, not solver steps.
 
     Arguments:
         post: the result of `fit` or of `approximate`.
-        data: the data that were fitted; the posterior's own copy where None.
-        architecture: the layer of a fit of a user's own type of layer, which a posterior cannot hold.
+        data: the data that were fitted; if None, the copy in the posterior.
+        architecture: the layer, for a custom type of layer, which the posterior does not store.
 
     Returns:
-        The verdicts, each with its number, its threshold and what to do; and the tests that could not be made.
+        The verdicts, each with value, threshold and advice; and the skipped tests.
     """
     data = observed(post) if data is None else validate(data)
     table = summarise(post)
@@ -97,7 +114,7 @@ def _kind_of(
     data: xr.Dataset,
     architecture: AbstractLayer | type[AbstractLayer] | AbstractArchitecture | None,
 ) -> AbstractArchitecture | None:
-    """The kind of layer that was fitted; None for a user's own that is not given."""
+    """The kind of layer that was fitted; None for a custom layer that is not given."""
     if architecture is None:
         return architecture_in(post.attrs) if post.attrs.get("architecture") in ARCHITECTURES else None
     kind = architecture_of(data, architecture)
@@ -107,7 +124,7 @@ def _kind_of(
 
 
 def _skipped(post: xr.DataTree, kind: AbstractArchitecture | None) -> tuple[str, ...]:
-    """The tests that cannot be made, and why."""
+    """The tests that cannot be made, with reasons."""
     skipped = []
     if not post.attrs.get("every_layer"):
         skipped.append("one-step innovations: layers are latent")
@@ -137,7 +154,7 @@ def _of_chains(table: pd.DataFrame) -> list[Verdict]:
 
 
 def _of_geometry(post: xr.DataTree) -> list[Verdict]:
-    """What a posterior that is hard to explore shows, as that of parameters of which the data say little is."""
+    """Symptoms of a posterior that is hard to explore, for example of weakly identified parameters."""
     statistics = post["sample_stats"].to_dataset()
     advice = "the posterior is hard to explore, where the data say little or contradict the law: raise the warmup"
     verdicts = [at_most("converged", "divergences", statistics["diverging"].mean(), DIVERGENT, advice)]
@@ -149,7 +166,7 @@ def _of_geometry(post: xr.DataTree) -> list[Verdict]:
 
 
 def _of_approximation(post: xr.DataTree) -> list[Verdict]:
-    advice = "the posterior is not near to normal: use fit"
+    advice = "the posterior is not close to normal: use fit"
     return [at_most("converged", "Pareto k", post.attrs["pareto_k"], PARETO_K, advice)]
 
 
@@ -205,7 +222,7 @@ def _of_predictions(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
     verdicts = []
     if data.sizes["network"] >= FEWEST:
         each = left_out_p_values(post)
-        advice = f"{each.idxmin()} after the last layer is not spread over networks as the SDE says"
+        advice = f"{each.idxmin()} after the last layer varies between networks otherwise than the SDE predicts"
         p = min(1.0, each.min() * len(each))
         verdicts.append(at_least("calibrated", "networks left out, p", p, LEVEL, advice))
     distances = distance_from_theory(post)

@@ -1,14 +1,15 @@
-"""Which tokens, and how many networks, tell a parameter to a given precision.
+"""Design of data: the tokens and the number of networks that determine a parameter to a given precision.
 
-One layer from V tells of parameters u, by which its mean and variance in the coordinates L⁻¹ dV L⁻ᵀ depend on four
-coefficients θ₁, θ₂, a and κ²,
+The mean and the variance of one layer in the coordinates L⁻¹ dV L⁻ᵀ depend on the parameters u through the four
+coefficients θ₁, θ₂, a and κ². The Fisher information of one layer starting from V is
 
     I(V) = h b′ᵀ Ω⁻¹ b′ + ½ tr(Ω⁻¹ Ω′ Ω⁻¹ Ω′),    ⟨S, Ω T⟩ = 2a⟨S, T⟩ + 2κ²⟨S, MT + TM⟩,    M = (LᵀHL)²/m²,
 
-and a network the sum over its layers, whose mean over networks is that over paths of the SDE. All of it is a smooth
-function of V0. That of τ0 grows with the fourth power of V/τ0², but so does what the law leaves out of the softmax
-(`infer.in_range`): small tokens take many networks, and of large ones most layers cannot be used. So tokens get their
-shape by the gradient of I, and their size and number by drawing networks and asking what a fit would know from them.
+and that of a network is the sum over its layers, in expectation the mean over paths of the SDE, a smooth function of
+V0. The information on τ0 grows with the fourth power of V/τ0², but so do the omitted terms of the softmax expansion
+(`infer.in_range`): small tokens need many networks, and large tokens put most layers outside the range of the law. The
+shape of the tokens is therefore optimised by gradients of I, and their size and the number of networks are found by
+sampling networks and computing the precision of a fit to them.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from scipy.optimize import minimize
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import centre, pairs, vech
-from sdeinfer.diagnostics._identification import SLOPES_KNOWN
+from sdeinfer.diagnostics._identification import SLOPES_INFORMATION
 from sdeinfer.infer import LARGEST_LOGIT, innovations, law_at, logit_spread, transitions_allowed
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_of_layer, attention_drift, relu_drift
 from sdeinfer.likelihood import transitions, used_of, with_used
@@ -33,41 +34,41 @@ from sdeinfer.networks import sample_networks
 from sdeinfer.solve import simulate
 
 SPREAD = 0.3
-"""Spread of the logits at V0 for which the tokens' shape is found."""
+"""Spread of the logits at V0 in the optimisation of the tokens' shape."""
 
 SIZES = np.geomspace(0.5, 1.6, 7)
-"""By what V0 is multiplied to find the best size."""
+"""Multiples of V0 among which the best size is chosen."""
 
 LAYERS = 4096
-"""Drawn at each size, to see what a fit would know from them."""
+"""Number of layers sampled at each size."""
 
 TIMES, PATHS = 4, 64
-"""Depth-times at which the information is taken, and paths over which it is averaged."""
+"""Numbers of depth-times and of paths over which the information is averaged."""
 
 NUMBERS = np.geomspace(1, 1e8, 769)
-"""Of networks, in steps of 2.4 %."""
+"""Candidate numbers of networks, in steps of 2.4 %."""
 
 NOMINAL = 100
-"""Networks for which the tokens' shape is found."""
+"""Number of networks in the optimisation of the tokens' shape."""
 
-LEAST = 1e-3
-"""Information of a network below which it tells nothing."""
+LEAST_INFORMATION = 1e-3
+"""Information per network, in the units of `Coordinates.unconstrained`, below which a parameter is not identified."""
 
-CLOSEST = 1.0
-"""Part of the mean variance that is added to each token's own. Nearly collinear tokens would tell more by the limit's
-law; but by then attention in the direction that they share little of is beyond the law of finite width."""
+RIDGE = 1.0
+"""Multiple of the mean variance added to the variance of each token. Nearly collinear tokens are more informative under
+the limit's law, but attention to their small differences is outside the range of the law of finite width."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """Data to ask for.
+    """A design of data.
 
     Attributes:
         V0: covariance of the initial tokens, shape (m, m).
         width: n.
         depth: d.
-        networks: how many.
-        expected: for each parameter the standard deviation that they allow, relative for τ0 and the gap; of logit γ.
+        networks: number of networks.
+        expected: expected standard deviation of each parameter: of logit γ, and relative for τ0 and the gap.
     """
 
     V0: Float[np.ndarray, "m m"]
@@ -78,12 +79,12 @@ class Design:
 
     @property
     def norms(self) -> Float[np.ndarray, " m"]:
-        """‖x_α‖/√n."""
+        """Norms ‖x_α‖/√n of the tokens."""
         return np.sqrt(np.diag(self.V0))
 
     @property
     def correlations(self) -> Float[np.ndarray, "m m"]:
-        """Between the tokens."""
+        """Correlations between the tokens."""
         return self.V0 / np.outer(self.norms, self.norms)
 
 
@@ -97,22 +98,23 @@ def design(
     relative_sd: float = 0.05,
     key: PRNGKeyArray,
 ) -> Design:
-    """Find the tokens that tell most of a parameter, and the number of networks that tell it to a relative sd.
+    """Find the most informative tokens for a parameter, and the number of networks for a given relative sd.
 
     Arguments:
-        layer: the architecture, with the parameters at which the data are to be made: a guess.
+        layer: the architecture, with a guess of its parameters.
         tokens: m.
         width: n.
         depth: d.
-        parameter: "gamma", "tau0" or "c_gap"; of γ it is the sd of logit γ.
-        relative_sd: to which it should be known.
-        key: for the paths of the SDE.
+        parameter: "gamma", "tau0" or "c_gap".
+        relative_sd: wanted relative standard deviation; for "gamma", the standard deviation of logit γ.
+        key: PRNG key.
 
     Returns:
         The `Design`.
 
     Raises:
-        InputError: for a layer without a name, a parameter that it has not, or one that no tokens tell so well.
+        InputError: for a layer that is not a named architecture, for a parameter that the layer does not have, or if no
+            design reaches the wanted precision.
     """
     architecture = architecture_of_layer(layer)
     if architecture is None:
@@ -134,7 +136,7 @@ def design(
     @partial(jax.value_and_grad, has_aux=True)
     def objective(x: Array) -> tuple[Array, tuple[Array, Array]]:
         V0, information = of_network(x)
-        return -jnp.log(told(NOMINAL * information, names)[place]), (V0, information)
+        return -jnp.log(marginal_information(NOMINAL * information, names)[place]), (V0, information)
 
     def value_and_slope(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (value, _), slope = objective(np.asarray(x, jnp.result_type(float)))
@@ -143,8 +145,8 @@ def design(
     found = minimize(value_and_slope, vech(np.eye(tokens) + 0.1 * np.tri(tokens)), jac=True)
     (_, (V0, information)), _ = objective(np.asarray(found.x, jnp.result_type(float)))
     V0, information = np.asarray(V0), np.asarray(information)
-    if not told(NOMINAL * information, names)[place] > NOMINAL * LEAST:
-        raise InputError(f"parameter: no {tokens} tokens tell {parameter} of this architecture")
+    if not marginal_information(NOMINAL * information, names)[place] > NOMINAL * LEAST_INFORMATION:
+        raise InputError(f"parameter: {parameter} of this architecture cannot be identified with tokens={tokens}")
     best = None
     for size in SIZES if "tau0" in names else (1.0,):
         sampled = _sample(layer, architecture, size * V0, key, width=width, depth=depth)
@@ -153,18 +155,20 @@ def design(
             expected = pd.Series(_expected(sampled, names, networks), index=list(names)).drop("c_mean", errors="ignore")
             best = Design(np.asarray(size * V0), width, depth, networks, expected)
     if best is None:
-        raise InputError(f"relative_sd: no number of networks of width {width} tells {parameter} to {relative_sd:g}")
+        raise InputError(
+            f"relative_sd: no number of networks of width {width} determines {parameter} to {relative_sd:g}"
+        )
     return best
 
 
 class _Layers(NamedTuple):
-    """Layers of networks, and what a fit would make of them.
+    """Sampled layers, with their information and scores.
 
     Attributes:
-        networks: how many there are.
-        information: of each layer in range, by the law of finite width, shape (layers, k, k).
-        score: of each, shape (layers, k).
-        spread: of the logits of each, ascending; 0 without attention.
+        networks: number of sampled networks.
+        information: information of each layer in range by the law of finite width, shape (layers, k, k).
+        score: score of each layer in range, shape (layers, k).
+        spread: spread of the logits of each layer in range, ascending; 0 without attention.
     """
 
     networks: int
@@ -181,9 +185,9 @@ def _sample(
     every, tau0 = slice(None), float(getattr(layer, "tau0", np.inf))
     path = transitions(with_used(data, used_of(data)))
     spread = logit_spread(path.starts(every), np.asarray(width)) / tau0
-    # Beyond the range the law is absurd.
+    # The law is meaningless outside its range.
     order = np.argsort(spread)[: max(int((spread <= LARGEST_LOGIT).sum()), 1)]
-    path, spread = path.chosen(order), spread[order]
+    path, spread = path.take(order), spread[order]
     centre = path.terms(every).variance.mean(axis=0)
     law = law_at(
         architecture, layer.coordinates.unconstrained(layer.parameters()), widths=np.array([width]), centre=centre
@@ -197,9 +201,9 @@ def _sample(
 
 
 def _networks(sampled: _Layers, names: tuple[str, ...], parameter: str, relative_sd: float) -> int | None:
-    """The fewest networks from which on all numbers tell a parameter to a relative sd; None where none does.
+    """Smallest number of networks from which on every number gives the relative sd; None if there is none.
 
-    Few networks would make a fit use layers at the edge of the range, of which the law believes too much.
+    With few networks a fit would use layers at the edge of the range, where the law overestimates the information.
     """
     place = names.index(parameter)
     enough = [_expected(sampled, names, number)[place] <= relative_sd for number in NUMBERS]
@@ -208,14 +212,16 @@ def _networks(sampled: _Layers, names: tuple[str, ...], parameter: str, relative
 
 
 def _expected(sampled: _Layers, names: tuple[str, ...], networks: float) -> Float[np.ndarray, " k"]:
-    """Standard deviations that so many networks allow, from the layers that a fit would use: by the information or by
-    the scatter of scores (`infer._sandwich`), the larger; for τ0 with the error of the series as well.
-    """  # noqa: D205
+    """Expected standard deviations of a fit to this number of networks.
+
+    They are the larger of those by the information and by the scatter of the scores (`infer._sandwich`), for the layers
+    that a fit would use; that of τ0 includes the error of the series.
+    """
     times, spread, used = networks / sampled.networks, sampled.spread, len(sampled.spread)
     prior = _prior(names)
     place = names.index("tau0") if "tau0" in names else None
     if place is not None:
-        sd = float(told(times * sampled.information.sum(axis=0), names)[place] ** -0.5)
+        sd = float(marginal_information(times * sampled.information.sum(axis=0), names)[place] ** -0.5)
         used = transitions_allowed(spread, LARGEST_LOGIT, seen=used, sd=sd)
     score = sampled.score[:used]
     inverse = np.linalg.inv(times * sampled.information[:used].sum(axis=0) + prior)
@@ -226,12 +232,14 @@ def _expected(sampled: _Layers, names: tuple[str, ...], networks: float) -> Floa
 
 
 def _prior(names: tuple[str, ...]) -> Float[np.ndarray, "k k"]:
-    """Of c₊ + c₋ the prior tells more than data do."""
-    return np.diag([SLOPES_KNOWN if name == "c_mean" else 1e-9 for name in names])
+    """Prior information: that of c₊ + c₋ exceeds the data's; that of the other coordinates is negligible."""
+    return np.diag([SLOPES_INFORMATION if name == "c_mean" else 1e-9 for name in names])
 
 
-def told[T: (Array, np.ndarray)](information: Float[T, "k k"], names: tuple[str, ...]) -> Float[T, " k"]:
-    """What is told of each parameter where no other is known."""
+def marginal_information[T: (Array, np.ndarray)](
+    information: Float[T, "k k"], names: tuple[str, ...]
+) -> Float[T, " k"]:
+    """Marginal information on each parameter: the inverse of its variance with the other parameters unknown."""
     xp = information.__array_namespace__()
     return 1 / xp.diagonal(xp.linalg.inv(information + _prior(names)))
 
@@ -239,23 +247,23 @@ def told[T: (Array, np.ndarray)](information: Float[T, "k k"], names: tuple[str,
 def network_information(
     layer: AbstractLayer, V0: Float[Array, "m m"], *, width: int, depth: int, key: PRNGKeyArray
 ) -> Float[Array, "k k"]:
-    """Expected Fisher information of a network of which every layer is observed, by the limit's law; differentiable.
+    """Expected Fisher information of a network observed at every layer, by the limit's law; differentiable.
 
-    Of the slopes, networks of one width know less than the gap: as much as they do at this width.
+    Networks of one width determine q instead of the gap (see `sdeinfer.parameters`); this is accounted for.
 
     Arguments:
         layer: a named architecture, with its parameters.
-        V0: covariance of the initial tokens.
+        V0: covariance of the initial tokens, shape (m, m).
         width: n.
         depth: d.
-        key: for the paths.
+        key: PRNG key of the paths.
 
     Returns:
-        In the coordinates `Coordinates.unconstrained`, shape (k, k).
+        The information in the coordinates `Coordinates.unconstrained`, shape (k, k).
     """
     times = (np.arange(TIMES) + 0.5) / TIMES * depth / width
     paths = simulate(layer, V0, times, paths=PATHS, step=float(times[0]), key=key).reshape(-1, *V0.shape)
-    # What leaves the range of the law will not be used.
+    # A fit does not use transitions outside the range of the law.
     within = jnp.isfinite(paths).all(axis=(1, 2))
     if "tau0" in layer.parameters():
         spread = jnp.where(within, jax.vmap(_spread)(jnp.where(within[:, None, None], paths, V0)), jnp.inf)
@@ -267,7 +275,7 @@ def network_information(
 
 
 def _slopes_at_width(layer: AbstractLayer, width: int) -> Float[Array, "k k"]:
-    """Derivatives of the limit's parameters by those of networks, which know q of `sdeinfer.parameters` for the gap."""
+    """Derivatives of the limit's coordinates in those of networks, whose law depends on q instead of the gap."""
     names = tuple(layer.parameters())
 
     def of_limit(u: Array) -> Array:
@@ -281,7 +289,7 @@ def _slopes_at_width(layer: AbstractLayer, width: int) -> Float[Array, "k k"]:
 
 
 def layer_information(layer: AbstractLayer, V: Float[Array, "m m"], width: int) -> Float[Array, "k k"]:
-    """Fisher information of one layer from V, by the limit's law."""
+    """Fisher information of one layer starting from V, by the limit's law."""
     architecture = architecture_of_layer(layer)
     assert architecture is not None
 
@@ -310,17 +318,17 @@ def layer_information(layer: AbstractLayer, V: Float[Array, "m m"], width: int) 
 
 
 def _tokens_at(x: Float[Array, " p"], layer: AbstractLayer, tokens: int, width: int) -> Float[Array, "m m"]:
-    """A covariance, of any shape and of the size that the range of the law allows."""
+    """The covariance with shape given by x, scaled to the spread `SPREAD` of the logits."""
     rows, columns = pairs(tokens)
     L = jnp.zeros((tokens, tokens)).at[columns, rows].set(x)
     V = L @ L.T
-    V = V + CLOSEST * jnp.trace(V) / tokens * jnp.eye(tokens)
+    V = V + RIDGE * jnp.trace(V) / tokens * jnp.eye(tokens)
     if "tau0" not in layer.parameters():
         return V * tokens / jnp.trace(V)
     return V * (SPREAD * layer.parameters()["tau0"] * math.sqrt(width) / _spread(V))
 
 
 def _spread(V: Float[Array, "m m"]) -> Float[Array, ""]:
-    """The spread of the logits for n = τ0 = 1 (see `infer.logit_spread`)."""
+    """Spread of the logits for n = τ0 = 1 (see `infer.logit_spread`)."""
     tokens = len(V)
     return jnp.sqrt(jnp.max(jnp.diagonal(V)) * jnp.trace(centre(V)) / max(tokens - 1, 1))

@@ -1,4 +1,4 @@
-"""How far one posterior is from another."""
+"""Distance between posteriors."""
 
 import math
 from typing import Any
@@ -14,10 +14,10 @@ from sdeinfer.diagnostics._summary import parameters_of
 
 
 def distance(post: xr.DataTree, reference: xr.DataTree) -> pd.DataFrame:
-    """Compare the marginals of a posterior with those of a reference, in the reference's sds.
+    """Compare the marginals of a posterior with those of a reference.
 
-    The last column is what Monte Carlo alone makes of the one before: the mean Wasserstein distance between samples of
-    one law F, as large as these in effective draws n and n',
+    The floor is the Monte Carlo error of the Wasserstein distance: the mean distance between two samples of one law F
+    with n and n' effective draws,
 
         √(1/n + 1/n') √(2/π) ∫ √(F (1 − F)) dx.
 
@@ -26,11 +26,11 @@ def distance(post: xr.DataTree, reference: xr.DataTree) -> pd.DataFrame:
         reference: the result of `fit`.
 
     Returns:
-        One row a public parameter, with columns `mean`, the difference of the means in sds of the reference; `sd`, the
-        ratio of the sds; `wasserstein`, the Wasserstein-1 distance in sds of the reference; and its `floor`.
+        One row per public parameter, with columns `mean`, the difference of the means in sds of the reference; `sd`,
+        the ratio of the sds; `wasserstein`, the Wasserstein-1 distance in sds of the reference; and its `floor`.
 
     Raises:
-        InputError: where one of the two has parameters that the other has not.
+        InputError: if the posteriors have different parameters.
 
     Source:
         The floor: del Barrio, Giné & Matrán (1999), "Central limit theorems for the Wasserstein distance between the
@@ -48,7 +48,7 @@ def _chains(tree: xr.DataTree, name: str) -> np.ndarray:
 
 
 def _effective(chains: np.ndarray) -> float:
-    """How many independent draws they are as good as."""
+    """Effective sample size."""
     draws: Any = array_stats.ess(chains)
     return float(draws)
 
@@ -66,6 +66,6 @@ def _of_marginals(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, fl
 
 
 def floor_of(sorted_sample: np.ndarray, error: float) -> float:
-    """The mean Wasserstein distance of two samples of one law, √(1/n + 1/n′) = error, by another large sample of it."""
+    """Mean Wasserstein distance of two samples of one law, given by a large sample, with error = √(1/n + 1/n′)."""
     F = np.arange(1, sorted_sample.size) / sorted_sample.size
     return error * math.sqrt(2 / math.pi) * float(np.sum(np.diff(sorted_sample) * np.sqrt(F * (1 - F))))

@@ -1,4 +1,4 @@
-"""What the data say of each parameter, next to what its prior says."""
+"""Information in the data on each parameter, compared with its prior."""
 
 import numpy as np
 import pandas as pd
@@ -12,18 +12,19 @@ from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, architecture_in
 from sdeinfer.parameters import Parameter
 
 PRECISION = 0.1
-"""The relative standard deviation to which a parameter should be known, for the number of networks that it takes."""
+"""Target standard deviation (of logit γ, log τ0 or log gap) for the column `networks` of `identification`."""
 
-SLOPES_KNOWN = 0.5
-"""What the prior knows of (c₊ + c₋)/2, the last coordinate: networks of one width know one number of the two slopes."""
+SLOPES_INFORMATION = 0.5
+"""Prior information (inverse variance) on (c₊ + c₋)/2; networks of one width determine only q."""
 
 
 def identification(
     post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None
 ) -> pd.DataFrame:
-    """Compare what the data say of the identified parameters with what their priors say.
+    """Compare the information in the data on the identified parameters with that in their priors.
 
-    All in the coordinates logit γ, log τ0 and log(c₊ − c₋), in which priors and posteriors are near to normal.
+    Standard deviations are in the coordinates logit γ, log τ0 and log(c₊ − c₋), in which priors and posteriors are
+    nearly normal.
 
     Arguments:
         post: the result of `fit`.
@@ -31,13 +32,13 @@ def identification(
         architecture: the kind of layer, where the posterior's attributes do not name one that is known.
 
     Returns:
-        One row a parameter, with columns `prior` and `posterior`, their standard deviations; `contraction`, one less
-        the ratio of their squares: 0 where the data say nothing, 1 where the prior does. Where every layer was observed
-        also `information`, the standard deviation that the data alone allow by the Fisher information of the
-        closed-form likelihood at the posterior's mean; `expected`, the contraction that it and the priors allow, below
-        the one seen where the data only exclude a part of the prior; `networks`, how many times as many networks would
-        make that standard deviation 0.1; and by power-scaling (ArviZ) how far the posterior moves with the prior,
-        `to_prior`, and with the likelihood, `to_likelihood`.
+        One row per parameter, with columns `prior` and `posterior`, the standard deviations; and `contraction`, one
+        minus the ratio of the variances: 0 for uninformative data, 1 for a negligible prior. If every layer was
+        observed, also `information`, the standard deviation from the data alone, by the Fisher information of the
+        closed-form likelihood at the posterior mean; `expected`, the contraction by this information and the priors,
+        which is smaller than `contraction` if the data only exclude a part of the prior; `networks`, the factor in the
+        number of networks that reduces the standard deviation to 0.1; and, by power-scaling (ArviZ), the sensitivity of
+        the posterior to the prior, `to_prior`, and to the likelihood, `to_likelihood`.
     """
     names = identified_of(post)
     groups = {group: post[group].to_dataset() for group in ("prior", "posterior")}
@@ -55,9 +56,9 @@ def identification(
     free = [name for name in known if name not in fixed_of(post)]
     taken, places = [list(known).index(name) for name in free], [free.index(name) for name in names]
     information = information[np.ix_(taken, taken)]
-    # What stands for the prior of coordinates that are not judged, such as the mean of the slopes; of the others there
-    # is none, or their own.
-    flat, prior = np.full(len(free), SLOPES_KNOWN), np.full(len(free), SLOPES_KNOWN)
+    # Coordinates that are not identified, such as the mean of the slopes, have a substitute prior. The identified ones
+    # have a flat prior for `information`, and their own for `expected`.
+    flat, prior = np.full(len(free), SLOPES_INFORMATION), np.full(len(free), SLOPES_INFORMATION)
     flat[places], prior[places] = 1e-9, table["prior"] ** -2
     table["information"] = np.sqrt(np.diag(np.linalg.inv(information + np.diag(flat))))[places]
     together = np.diag(np.linalg.inv(information + np.diag(prior)))[places]
@@ -67,7 +68,7 @@ def identification(
         if _varies(post, scaled):
             moved = psense(post, var_names=names, group=scaled)
             table[f"to_{scaled}"] = [float(moved[name]) for name in names]
-        else:  # a flat prior does not move with its power
+        else:  # power-scaling a flat prior has no effect
             table[f"to_{scaled}"] = 0.0
     return table
 
@@ -83,5 +84,5 @@ def _named(post: xr.DataTree) -> AbstractArchitecture | None:
 
 
 def _real(values: np.ndarray, parameter: Parameter | None) -> np.ndarray:
-    """Draws in the coordinate on the real line; of a site of a user's program, as they are."""
+    """Draws in the coordinate on the real line; unchanged for a site of a custom program."""
     return values if parameter is None else parameter.to_real(values)

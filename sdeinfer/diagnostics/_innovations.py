@@ -1,13 +1,13 @@
-"""Whether the layers that were seen are layers of the law that was fitted.
+"""Tests of the one-step innovations of observed layers against the fitted law.
 
-Under the law the innovations y of a layer have mean 0 and variance 1 given the layers before it, so that every sum
+Under the law the innovations y of a layer have mean 0 and variance 1 given the preceding layers. Every sum
 
     g_k = Σ a_k y  +  Σ c_k (y² − 1)/2
 
-over a layer, with weights known before it, is a martingale difference: as sum over all layers it is normal with the
-variance Σ g_k², however correlated what the weights are made of. At the posterior's mean instead of the truth, what the
-parameters take up is projected out, g_k − A_k H⁻¹ s with the score s, the information H and A_k = Σ (a_k μ′/σ + c_k
-(log σ²)′/2) (Neyman's C(α)). Each direction is the sign of one way to be wrong.
+over a layer, with weights that are functions of the preceding layers, is therefore a martingale difference: the sum
+over all layers is asymptotically normal with variance Σ g_k², however the weights are correlated. At the posterior mean
+instead of the truth, the effect of estimating the parameters is projected out, g_k − A_k H⁻¹ s with the score s, the
+information H and A_k = Σ (a_k μ′/σ + c_k (log σ²)′/2) (Neyman's C(α)). Each direction detects one kind of misfit.
 """
 
 from collections.abc import Iterator
@@ -27,33 +27,33 @@ from sdeinfer.likelihood import Path, mean_features, transitions, with_mask
 
 DIRECTIONS = {
     "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, or the weights have another variance",
-    "growth of differences": "tokens spread or collapse otherwise than by the architecture",
-    "attention's drift": "the drift is not that of this attention, shaped and centred",
-    "ReLU's drift": "the drift is not that of this shaped ReLU",
-    "noise of variances": "what is random in a layer is not what the architecture has: width, heads, branches",
-    "noise of correlations": "what is random in a layer is not what the architecture has: width, heads, branches",
-    "noise of attention": "noise does not grow with the differences of tokens as it does in this attention",
-    "memory": "layers repeat one another: they share weights, or are not independent draws",
+    "growth of differences": "tokens spread or collapse at another rate than in the architecture",
+    "attention's drift": "the drift is not that of shaped, centred attention",
+    "ReLU's drift": "the drift is not that of a shaped ReLU",
+    "noise of variances": "the noise of a layer is not that of the architecture: check width, heads and branches",
+    "noise of correlations": "the noise of a layer is not that of the architecture: check width, heads and branches",
+    "noise of attention": "the noise does not grow with the differences of tokens as in this attention",
+    "memory": "successive layers are correlated: they share weights, or are not independent draws",
 }
-"""What each direction sees, and what it means."""
+"""Interpretation of a deviation in each direction."""
 
 LARGEST = 5.0
-"""Innovations count as no larger, lest one outlier hide all others; of the law one in two million is."""
+"""Bound at which |y| is clipped, so that one outlier does not mask others; under the law one in two million is."""
 
 
 def innovation_tests(
     post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None
 ) -> pd.DataFrame:
-    """Test the innovations of every layer at the posterior's mean, in each direction.
+    """Test the innovations of every layer at the posterior mean, in each direction.
 
     Arguments:
-        post: the result of `fit`, of networks of which every layer was observed.
+        post: the result of `fit` to networks observed at every layer.
         data: the data that were fitted.
         architecture: the kind of layer, where the posterior's attributes do not name one that is known.
 
     Returns:
-        One row a direction, with columns `effect`, in units of what one standard deviation of an increment is, `z`, its
-        deviation from zero in standard errors, and `p`, two-sided.
+        One row per direction, with columns `effect`, in standard deviations of an increment; `z`, its deviation from
+        zero in standard errors; and the two-sided `p`.
     """
     sums = [_Sums.of(*part) for part in laws_of(post, data, architecture)]
     found = np.sum([part.corrected for part in sums], axis=0)
@@ -68,7 +68,7 @@ def innovation_tests(
 def laws_of(
     post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None
 ) -> Iterator[tuple[Path, LawAt]]:
-    """The transitions of networks that have one layer, and the law at the posterior mean of its coordinates.
+    """Iterate over the distinct layers: the transitions of a layer's networks, and the law at its posterior mean.
 
     Arguments:
         post: the result of `fit`.
@@ -81,8 +81,8 @@ def laws_of(
     layers = post["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: layers[name].values for name in kind.coordinates.declared}).T
     each, number = np.unique(u, axis=0, return_inverse=True)
-    for which, here in enumerate(each):
-        mine = path.of_networks(np.flatnonzero(number.reshape(-1) == which))
+    for index, here in enumerate(each):
+        mine = path.of_networks(np.flatnonzero(number.reshape(-1) == index))
         if len(mine):
             yield mine, law_at(kind, here, widths=np.unique(mine.width), centre=mean_features(mine), law=law)
 
@@ -112,7 +112,7 @@ class _Sums(NamedTuple):
             sizes[-1] += here.y.shape[1] * np.count_nonzero(memory)
             blocks.append((g, here._replace(y=y).score))
         g, score = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-        # Networks that explode tell of one direction so much that rounding leaves nothing of the others.
+        # Exploding networks make the information so ill-conditioned that small eigenvalues are lost to rounding.
         scale = np.sqrt(np.diagonal(information))
         resolved = np.linalg.pinv(information / np.outer(scale, scale), hermitian=True)
         g = g - score / scale @ resolved @ (along / scale).T
@@ -120,7 +120,7 @@ class _Sums(NamedTuple):
 
 
 def _weights(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> tuple[np.ndarray, np.ndarray]:
-    """The weights a and c of all directions but the last, shape (directions, transitions, p)."""
+    """Weights a and c of all directions but the last, shape (directions, transitions, p)."""
     y, e = here.y, here.terms.mixing
     if isinstance(at, CausalSpectrum):
         growth, spread, diagonal = _causal_weights(path.starts(here.transitions), at)
@@ -137,12 +137,12 @@ def _weights(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> tu
 
 
 def _at_most_one(weights: np.ndarray) -> np.ndarray:
-    """Weights of which no layer has much more than others: one that explodes should not stand for all."""
+    """Weights bounded per layer, so that an exploding layer does not dominate the sum."""
     return weights / np.sqrt(1 + (weights**2).sum(axis=-1, keepdims=True))
 
 
 def _memory(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> np.ndarray:
-    """Products of each layer's innovations with those of the layer before it, turned into its coordinates."""
+    """Products of each layer's innovations with those of the preceding layer, in the same coordinates."""
     chosen = here.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
     tokens = tokens_of(here.y.shape[1])
@@ -150,7 +150,7 @@ def _memory(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> np.
     packed = np.clip(here.y, -LARGEST, LARGEST) * np.where(rows == columns, np.sqrt(2), 1.0)
     y = unvech(packed)
     earlier, now = (jax.tree.map(lambda x, some=some: x[some], at) for some in (slice(-1), slice(1, None)))
-    # From the coordinates of each transition to those of the next.
+    # Transform from the coordinates of each transition to those of the next.
     before = now.whiten(earlier.colour(y[:-1]))
     return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
 
@@ -158,9 +158,9 @@ def _memory(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> np.
 def _causal_weights(
     V: Float[np.ndarray, "transitions m m"], at: CausalSpectrum
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The directions of V and of V H V in the coordinates of a causal mask, and how much of each is on the diagonal.
+    """The directions of V and V H V in the coordinates of a causal mask, and the weight of each entry on the diagonal.
 
-    Without a mask they are diagonal, the identity and δ/m.
+    Without a mask the directions are diagonal: the identity and δ/m.
     """
     rows, columns = pairs(V.shape[-1])
     equal = np.where(rows == columns, 1.0, 0.0)

@@ -1,4 +1,4 @@
-"""Networks against what the SDE predicts of them: left out one by one, and all together."""
+"""Comparison of networks with predictions of the SDE: leave-one-out, and all together."""
 
 import warnings
 
@@ -12,11 +12,11 @@ from scipy.stats import kstest, wasserstein_distance
 from sdeinfer.diagnostics._distance import floor_of
 
 SMOOTHED = 50
-"""Fewer draws have no tail to be smoothed."""
+"""Smallest number of draws for Pareto smoothing of the weights."""
 
 
 def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
-    """Of V after the last layer, its mean correlation and its smallest and largest log-eigenvalue; +∞ if exploded."""
+    """Mean correlation, smallest and largest log-eigenvalue of V after the last layer; +∞ if exploded."""
     V = covariance.isel(layer=-1).transpose(..., "token_a", "token_b").values
     exploded = ~np.isfinite(V).all(axis=(-2, -1))
     V = np.where(exploded[..., None, None], np.eye(V.shape[-1]), V)
@@ -32,17 +32,18 @@ def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
 
 
 def at_last_layer(post: xr.DataTree) -> xr.DataTree:
-    """The posterior with the quantities of `last_layer` instead of covariances, one number a network, for ArviZ.
+    """Replace the covariances of a posterior by the scalar quantities of `last_layer`, for ArviZ.
 
-    `plot_ppc_pit`, `plot_loo_pit`, `loo_pit` and `loo_expectations` compare one number of each network with its
-    predictions, at the same draws in all groups: those that were predicted at.
+    `plot_ppc_pit`, `plot_loo_pit`, `loo_pit` and `loo_expectations` compare one number per network with its
+    predictions, at the same draws in all groups.
 
     Arguments:
         post: the result of `fit`.
 
     Returns:
-        The tree at those draws. In observed_data, prior_predictive, posterior_predictive and log_likelihood (there the
-        network's own, three times) are `largest_log_eigenvalue`, `smallest_log_eigenvalue` and `mean_correlation`.
+        The tree at the draws that have predictions. The groups observed_data, prior_predictive, posterior_predictive
+        and log_likelihood have the variables `largest_log_eigenvalue`, `smallest_log_eigenvalue` and
+        `mean_correlation`; in log_likelihood each is the log likelihood of the network.
     """
     thinned = post.sel(draw=post["posterior_predictive"]["draw"].values)
     groups: dict[str, xr.Dataset] = {name: group.to_dataset() for name, group in thinned.children.items()}
@@ -64,16 +65,16 @@ def _identifier(label: str) -> str:
 
 
 def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
-    """LOO-PIT: the probability that networks like each, given all others, stay below what was observed of it.
+    """LOO-PIT: the predictive probability, given all other networks, of a value below the observed one.
 
-    Each network's own predictions, weighted by Pareto-smoothed importance weights against its likelihood.
+    The predictions of each network are weighted by Pareto-smoothed inverse likelihoods.
 
     Returns:
-        One row a network, one column a quantity of `last_layer`; uniform if the model holds.
+        One row per network, one column per quantity of `last_layer`; uniform if the model holds.
     """
     observed, predicted = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
     weights = _left_out_weights(post)
-    # The observed network ranks among its predictions as one of them would.
+    # The observed network is ranked as one further draw among its predictions.
     count = weights.shape[0]
     transforms = {
         name: ((predicted[name] < x) * weights).sum(axis=0) * count / (count + 1) + 0.5 / (count + 1)
@@ -83,16 +84,17 @@ def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
 
 
 def left_out_p_values(post: xr.DataTree) -> pd.Series:
-    """Kolmogorov and Smirnov's p of the LOO-PIT of each quantity."""
+    """Kolmogorov–Smirnov p-value of the LOO-PIT of each quantity."""
     transforms = left_out_transforms(post)
     return pd.Series({str(name): float(kstest(u, "uniform").pvalue) for name, u in transforms.items()})
 
 
 def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
-    """Wasserstein distances of networks from the SDE at draws from the posterior, in the SDE's standard deviations.
+    """Wasserstein distances of networks from the SDE at posterior draws, in the SDE's standard deviations.
 
     Returns:
-        One row a quantity of `last_layer`, with columns `wasserstein` and `floor`, what samples of one law would show.
+        One row per quantity of `last_layer`, with columns `wasserstein` and `floor`, the mean distance between samples
+        of one law.
     """
     observed, predicted = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
     rows = {}
@@ -106,10 +108,10 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
 
 
 def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
-    """At the draws that were predicted at, normalised."""
+    """Normalised leave-one-out weights at the draws that have predictions."""
     log_likelihood = post["log_likelihood"].to_dataset()["covariance"]
     weights = -log_likelihood.stack(sample=("chain", "draw")).transpose("sample", "network")
-    # Of networks that were left out as a whole every draw thinks the same.
+    # The log likelihood of networks without used transitions is constant; their weights are equal.
     varies = np.ptp(weights.values, axis=0) > 0
     if len(weights) >= SMOOTHED and varies.any():
         with warnings.catch_warnings():

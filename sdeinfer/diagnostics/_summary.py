@@ -1,4 +1,4 @@
-"""The posterior of each parameter as a row of numbers."""
+"""Summary of the posterior of each parameter."""
 
 import math
 
@@ -14,9 +14,9 @@ HDI = 0.94
 
 
 def parameters_of(post: xr.DataTree) -> list[str]:
-    """The sites of a posterior that are one number each: those to be identified first, then what follows from them.
+    """Names of the scalar sites of a posterior: the identified ones first, then the slopes, then the others.
 
-    Fixed ones are left out, and so is the mean of the slopes, of which c₊ and c₋ say as much.
+    Fixed ones are left out, and the mean of the slopes, which is redundant with c₊ and c₋.
     """
     constant = constants_of(post)
     scalars = [str(name) for name, draws in post["posterior"].data_vars.items() if draws.ndim == 2]
@@ -28,12 +28,12 @@ def parameters_of(post: xr.DataTree) -> list[str]:
 
 
 def identified_of(post: xr.DataTree) -> list[str]:
-    """Sampled coordinates on which the limit depends, without fixed ones; of a user's program, all sampled sites."""
+    """Sampled coordinates on which the limit depends, without fixed ones; for a custom program, all sampled sites."""
     return str(post.attrs.get("identified", "")).split()
 
 
 def fixed_of(post: xr.DataTree) -> dict[str, float]:
-    """The coordinates that were fixed, and their values."""
+    """Values of the fixed coordinates by name."""
     return {
         str(name).removeprefix("fixed_"): float(value)
         for name, value in post.attrs.items()
@@ -42,7 +42,7 @@ def fixed_of(post: xr.DataTree) -> dict[str, float]:
 
 
 def constants_of(post: xr.DataTree) -> dict[str, float]:
-    """The coordinates that were fixed and the parameters that follow from fixed ones alone, and their values."""
+    """Values of the fixed coordinates, and of the parameters computed from fixed coordinates only, by name."""
     constant = fixed_of(post)
     gaps = [name for name in constant if _is(name, C_GAP)]
     for prefix in (name.removesuffix(C_GAP.name) for name in gaps):
@@ -53,7 +53,7 @@ def constants_of(post: xr.DataTree) -> dict[str, float]:
 
 
 def _is(name: str, parameter: Parameter) -> bool:
-    """Whether a name is a parameter's, maybe that of a part of a stack."""
+    """Whether a name is that of a parameter, possibly with the prefix of a layer in a stack."""
     return name.rpartition(".")[2] == parameter.name
 
 
@@ -62,11 +62,11 @@ def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
 
     Arguments:
         post: the result of `fit`.
-        group: "posterior", or `LIMIT_POSTERIOR` where the fit was made by both laws.
+        group: "posterior"; or `LIMIT_POSTERIOR` for a fit by both laws.
 
     Returns:
-        One row a parameter, fixed ones last with an sd of 0, and `group_<name>[<label>]` for that of a group, with
-        columns mean, sd, hdi_low, hdi_high (94 % highest density), truth (NaN where not known), rhat, ess_bulk and
+        One row per parameter, fixed ones last with an sd of 0, and `group_<name>[<label>]` for parameters of groups;
+        with columns mean, sd, hdi_low, hdi_high (94 % highest density), truth (NaN if unknown), rhat, ess_bulk and
         ess_tail.
     """
     names = parameters_of(post)
@@ -85,7 +85,7 @@ def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
 
 
 def known_truth(post: xr.DataTree) -> dict[str, float]:
-    """The parameters that made the networks, in the order c₊ ≥ c₋ in which they are sampled, and their gap."""
+    """The true parameters, ordered c₊ ≥ c₋ as in the models, and the gap c₊ − c₋."""
     truth = truth_of(post.attrs)
     for plus in [name for name in truth if _is(name, C_PLUS)]:
         prefix = plus.removesuffix(C_PLUS.name)

@@ -1,4 +1,4 @@
-"""The SDE at one time without the first-order error of its solver: paths at a step and at half of it, side by side."""
+"""Pairs of SDE paths at two step sizes, to remove the solver's first-order error."""
 # pyright: reportIncompatibleVariableOverride=false
 # As in solve/_brownian.py: Diffrax declares as attributes what is implemented as properties and fields.
 
@@ -14,11 +14,11 @@ from sdeinfer.solve import BrownianSteps, Grid, in_blocks, solve_paths, step_gri
 
 
 class Pairs(AbstractBrownianPath):
-    """A Brownian motion on a grid, asked for its increments over two of the grid's steps at a time.
+    """A Brownian motion on a grid, evaluated over pairs of the grid's steps.
 
     Attributes:
-        single: the increments over single steps.
-        grid: the times between those, shape (2 · steps + 1,), to the last bit: the increments are drawn from them.
+        single: increments over single steps.
+        grid: times of the grid, shape (2 · steps + 1,); they must be exact, since the increments are drawn from them.
     """
 
     single: BrownianSteps
@@ -34,7 +34,7 @@ class Pairs(AbstractBrownianPath):
         return self.single.t1
 
     def evaluate(self, t0, t1=None, left: bool = True, use_levy: bool = False) -> Float[Array, "..."]:  # noqa: FBT001, FBT002
-        """The increment over [t0, t1]: the sum of those over its two halves."""
+        """Increment over [t0, t1]: the sum of the increments over its two grid steps."""
         halfway = self.grid[jnp.searchsorted(self.grid, t0, side="right")]
         first = self.single.evaluate(t0, halfway, left, use_levy)
         return first + self.single.evaluate(halfway, t1, left, use_levy)
@@ -43,21 +43,21 @@ class Pairs(AbstractBrownianPath):
 def coarse_and_fine(
     layer: AbstractLayer, V0: Float[Array, "m m"], time: float, *, paths: int, step: float, key: PRNGKeyArray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """V at a time by steps of h ≤ `step` and of h/2, driven by the same Brownian motions.
+    """V at a time, by steps h ≤ `step` and h/2, driven by the same Brownian motions.
 
-    The solver has weak order 1, so the distribution functions are F_h = F + h F₁ + O(h²), and 2 F_{h/2} − F_h is F up
-    to O(h²). Since both sets of paths follow the same noise, that has hardly more variance than F_{h/2} alone.
+    The solver has weak order 1, so the distribution functions are F_h = F + h F₁ + O(h²), and 2 F_{h/2} − F_h = F +
+    O(h²). Since both sets of paths share their noise, this extrapolation has hardly more variance than F_{h/2}.
 
     Arguments:
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m).
         time: depth-time, positive.
-        paths: how many.
+        paths: number of paths.
         step: longest step.
-        key: where the randomness comes from.
+        key: PRNG key.
 
     Returns:
-        V at h and at h/2, each of shape (paths, m, m); all entries of a path that exploded at either are +∞ in both.
+        V at steps h and h/2, each of shape (paths, m, m); a path that explodes at either step is +∞ in both.
     """
     steps = len(step_grid([time], step).steps) - 1
     fine = step_grid([time], time / (2 * steps))

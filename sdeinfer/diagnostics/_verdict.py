@@ -1,4 +1,4 @@
-"""What a check says: single verdicts, and all of them together."""
+"""Result of a check: single verdicts and the overall verdict."""
 
 import dataclasses
 from typing import Any, Literal
@@ -10,15 +10,15 @@ Topic = Literal["converged", "identified", "calibrated", "agrees with the theory
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """One question put to a fit.
+    """The outcome of one test of a fit.
 
     Attributes:
-        topic: what it belongs to.
-        name: what was looked at.
-        value: the number found.
-        threshold: what it was compared with.
-        passed: whether it stands on the right side.
-        advice: what to do where it does not.
+        topic: topic of the test.
+        name: name of the tested quantity.
+        value: value of the quantity.
+        threshold: threshold for the value.
+        passed: whether the value is on the right side of the threshold.
+        advice: diagnosis and remedy for a failed test.
     """
 
     topic: Topic
@@ -34,9 +34,9 @@ class Check:
     """Every verdict on a fit.
 
     Attributes:
-        verdicts: what may upset others comes before them: a law that does not hold upsets samplers and posteriors, and
-            these upset predictions.
-        skipped: the tests that could not be made, each with the reason.
+        verdicts: all verdicts, causes before consequences: a law that does not hold affects sampler and posterior, and
+            these affect predictions.
+        skipped: the tests that could not be made, with reasons.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -44,17 +44,17 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether every verdict is good."""
+        """Whether all tests passed."""
         return all(verdict.passed for verdict in self.verdicts)
 
     @property
     def cause(self) -> Verdict | None:
-        """The first verdict that is bad: what to mend before looking at others."""
+        """The first failed verdict, to be resolved before the others."""
         return next((verdict for verdict in self.verdicts if not verdict.passed), None)
 
     @property
     def verdict(self) -> str:
-        """The overall verdict in a line."""
+        """The overall verdict in one line."""
         if self.cause is None:
             return "good"
         others = [verdict.name for verdict in self.verdicts if not verdict.passed and verdict is not self.cause]
@@ -62,21 +62,21 @@ class Check:
         return f"do not trust yet: {self.cause.name}: {self.cause.advice}{also}"
 
     def failed(self, topic: Topic) -> bool:
-        """Whether a verdict of this topic is bad."""
+        """Whether a test of this topic failed."""
         return any(verdict.topic == topic and not verdict.passed for verdict in self.verdicts)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a verdict."""
+        """A table with one row per verdict."""
         return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts]).set_index("name")
 
 
 def at_most(topic: Topic, name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:
-    """A verdict on a number that should not be above its threshold; NaN is."""
+    """A verdict that passes if the value is at most the threshold (`strict`: below it); NaN fails."""
     value = float(value)
     return Verdict(topic, name, value, threshold, value < threshold if strict else value <= threshold, advice)
 
 
 def at_least(topic: Topic, name: str, value: Any, threshold: float, advice: str) -> Verdict:
-    """A verdict on a number that should not be below its threshold; NaN is."""
+    """A verdict that passes if the value is at least the threshold; NaN fails."""
     value = float(value)
     return Verdict(topic, name, value, threshold, value >= threshold, advice)

@@ -1,4 +1,4 @@
-"""From models and data to posteriors."""
+"""Inference: posteriors from models and data."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""A fast first look at a posterior, before NUTS."""
+"""Fast normal approximations of a posterior."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
@@ -37,40 +37,41 @@ def approximate(
     draws: int = 4000,
     key: PRNGKeyArray,
 ) -> xr.DataTree:
-    """Approximate a posterior by a law that is normal in the unconstrained parameters: logit γ, log τ0, log(c₊ − c₋).
+    """Approximate a posterior by a normal law of the unconstrained parameters: logit γ, log τ0, log(c₊ − c₋).
 
-    The draws are those of the normal law, as they come. What they are worth, the Pareto k of their importance weights
-    says: up to 0.7, weights would make them draws of the posterior; beyond, fit by NUTS. It is a severe judge: it looks
-    at the shape of the weights' tail alone, however little that tail weighs. How far they are from a fit, `distance`
-    says.
+    The draws are draws of the normal law, without reweighting. The Pareto k of their importance weights measures the
+    quality: up to 0.7, the weights would turn them into draws of the posterior; above, use `fit`. This criterion is
+    strict, since it depends only on the shape of the tail of the weights, whatever its mass. `distance` compares the
+    draws with a fit.
 
     Arguments:
         model: one of `sdeinfer.models`, or a program as in `fit`, without latent layers and with one number a site.
         data: observed networks, see `covariance_dataset`.
-        method: "laplace", the mode and the curvature there; or "svi", the law q with the smallest KL(q ‖ posterior),
-            which is nearer where the posterior is skewed, and narrower where its tails are heavy: its k is the larger.
+        method: "laplace", a normal with the mode and the curvature of the posterior; or "svi", the normal q that
+            minimises KL(q ‖ posterior). The latter is closer to skewed posteriors, but too narrow for heavy tails, with
+            a larger k.
         architecture: as in `fit`.
         law: "finite-width" or "limit".
         prior: as in `fit`.
         largest_logit: as in `fit`.
-        draws: how many draws, independent of each other.
-        key: where the randomness comes from.
+        draws: number of independent draws.
+        key: PRNG key.
 
     Returns:
         A DataTree with the groups posterior (one chain), observed_data and constant_data. Its attributes are those of
-        a fit, the method and `pareto_k`.
+        a fit, and `method` and `pareto_k`.
 
     Raises:
-        InputError: for a model with latent layers or with parameters of each group or network, for data that are not
-            valid or cannot identify the architecture's parameters, and where the posterior is not concave at its mode.
+        InputError: for a model with latent layers or with parameters of each group or network, for invalid data or data
+            that cannot identify the architecture's parameters, or if the posterior is not concave at its mode.
 
     Source:
-        Pareto k: Vehtari, Simpson, Gelman, Yao & Gabry (2024), "Pareto smoothed importance sampling"; as a judge of
-        approximations: Yao, Vehtari, Simpson & Gelman (2018), "Yes, but did it work?".
+        Pareto k: Vehtari, Simpson, Gelman, Yao & Gabry (2024), "Pareto smoothed importance sampling"; as a diagnostic
+        of approximations: Yao, Vehtari, Simpson & Gelman (2018), "Yes, but did it work?".
     """
     model = as_model(model)
     if isinstance(model, LatentLayers):
-        raise InputError(f"model: {model.name} has latent layers, to which no normal law comes near; use fit")
+        raise InputError(f"model: {model.name} has latent layers, which no normal law approximates; use fit")
     require_settings(law, ("finite-width", "limit"))
     if method not in METHODS:
         raise InputError(f"method: must be one of {', '.join(METHODS)}, got {method!r}")

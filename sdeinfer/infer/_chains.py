@@ -1,4 +1,4 @@
-"""Chains of any sampler: in chunks, with progress and a checkpoint, and on several cores."""
+"""Run the chains of any sampler in chunks, on several cores, with a progress bar and a checkpoint."""
 
 import itertools
 import os
@@ -15,19 +15,19 @@ from sdeinfer._progress import ProgressBar, phase
 from sdeinfer.infer._checkpoint import Checkpoint, Progress, fingerprint
 
 type Advance = Callable[[Any, PyTree, np.ndarray], tuple[PyTree, dict[str, dict[str, Array]]]]
-"""From a problem, the state of one chain and a number of iterations to its new state and the draws of each."""
+"""Function from a problem, the state of one chain and a number of iterations to the new state and the draws."""
 
 
 class Draws(NamedTuple):
-    """What a sampler returns; every array has leading axes (chain, draw).
+    """Result of a sampler; every array has leading axes (chain, draw).
 
     Attributes:
-        samples: values of the latent and deterministic sites, but for latent layers.
-        layers: `Coordinates.unconstrained` of the layer, with an axis of (pooled) networks where each has its own.
-        log_likelihood: of each observed site, one value per element of its batch. With latent layers, one value per
-            network: log of an unbiased estimate.
-        log_prior: of each parameter.
-        statistics: of the sampler, under ArviZ's names.
+        samples: values of the latent and deterministic sites, without latent layers.
+        layers: `Coordinates.unconstrained` of the layer, with an axis of (pooled) networks if each has its own layer.
+        log_likelihood: log likelihood of each observed site, one value per batch element. With latent layers, one value
+            per network: the log of an unbiased estimate of the likelihood.
+        log_prior: log prior density of each parameter.
+        statistics: sample statistics by ArviZ's names.
     """
 
     samples: dict[str, np.ndarray]
@@ -49,28 +49,28 @@ def in_chunks(
     checkpoint: Checkpoint | None,
     fingerprinted: PyTree,
 ) -> dict[str, dict[str, Any]]:
-    """Run chains to their end, chunk by chunk, on as many threads as there are cores.
+    """Run chains to completion, chunk by chunk, with one thread per core.
 
-    One chain at a time is compiled, not all of them side by side: NUTS then needs a third of the compilation, and no
-    chain waits for the longest trajectory of the others.
+    The compiled program advances one chain instead of a batch of chains: NUTS then compiles in a third of the time, and
+    no chain waits for the longest trajectory of the others.
 
     Arguments:
-        advance: the sampler of one chain, under `jax.jit`.
-        problem: its first argument.
-        start: the initial state of each chain.
-        warmup: iterations that are not kept.
-        draws: iterations that are.
-        chunk: most iterations at a time.
+        advance: compiled function that advances one chain.
+        problem: first argument of `advance`.
+        start: initial state of each chain.
+        warmup: number of iterations that are discarded.
+        draws: number of iterations that are kept.
+        chunk: largest number of iterations per call.
         progress: show a progress bar.
-        checkpoint: where to keep what is done, after every chunk.
-        fingerprinted: what the draws depend on beside these.
+        checkpoint: file for the state after every chunk.
+        fingerprinted: further values on which the draws depend.
 
     Raises:
-        InputError: where the checkpoint to go on from is that of another fit.
+        InputError: if the checkpoint to resume from belongs to another fit.
     """
     done, mark = Progress(0, start, ()), ""
     if checkpoint is not None:
-        # The initial state holds a density: a model that was edited meanwhile has another.
+        # The initial state includes a density, so the fingerprint changes if the model was edited.
         mark = fingerprint(fingerprinted, draws, warmup, chunk, start)
         done = checkpoint.load(mark, start)
     x64 = jax.config.jax_enable_x64
@@ -85,7 +85,7 @@ def in_chunks(
         ProgressBar(total=warmup + draws, initial=done.iterations, desc="sampling", show=progress) as bar,
     ):
         if done.iterations < warmup + draws:
-            # No iterations of one chain: threads that start together would each compile the same program.
+            # Compile by 0 iterations of one chain; otherwise each thread would compile the same program.
             advance_chain(done.state[0], 0)
         while done.iterations < warmup + draws:
             keep = done.iterations >= warmup
@@ -112,14 +112,14 @@ def recorded(
     steps: Array | np.ndarray,
     chunk: int,
 ) -> tuple[PyTree, PyTree]:
-    """Iterate one chain, under `jax.jit`, and keep what each iteration draws.
+    """Iterate one chain, under `jax.jit`, and record the draws.
 
     Arguments:
-        step: from the state to the next one and what is drawn there.
-        structure: shapes and types of what is drawn.
-        state: the chain's.
-        steps: how many iterations.
-        chunk: the most that there may be, for which there is room.
+        step: function from a state to the next state and a draw.
+        structure: shapes and types of a draw.
+        state: initial state.
+        steps: number of iterations, at most `chunk`.
+        chunk: length of the arrays of recorded draws.
     """
 
     def iterate(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:

@@ -1,4 +1,4 @@
-"""What a long fit has done so far, on disk after every chunk, so that a killed one goes on where it stood."""
+"""Checkpoints: the progress of a fit, saved after every chunk, from which an interrupted fit resumes."""
 
 import dataclasses
 import hashlib
@@ -17,12 +17,12 @@ from sdeinfer._files import InputError, first_line, staged_file
 
 
 class Progress(NamedTuple):
-    """What a sampler has done.
+    """Progress of a sampler.
 
     Attributes:
-        iterations: how many, adaptation included.
-        state: its state after them, any tree of arrays and keys.
-        chunks: the kept draws, chunk after chunk: arrays (chain, draw, …) by name, in groups by name.
+        iterations: number of completed iterations, including warmup.
+        state: state of the sampler, any pytree of arrays and keys.
+        chunks: kept draws of each chunk: arrays with leading axes (chain, draw) by group and name.
     """
 
     iterations: int
@@ -31,7 +31,7 @@ class Progress(NamedTuple):
 
     @property
     def draws(self) -> dict[str, dict[str, Any]]:
-        """All kept draws; nothing where there are none."""
+        """All kept draws, concatenated; empty if there are none."""
         if not self.chunks:
             return {}
         return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *self.chunks)
@@ -39,13 +39,13 @@ class Progress(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A file that holds the sampler's state and the draws kept so far.
+    """A file with the sampler's state and the draws kept so far.
 
-    Every array is stored bit for bit, so that a fit that goes on gives the draws of one that was never interrupted.
+    Arrays are stored exactly, so a resumed fit gives the same draws as an uninterrupted one.
 
     Attributes:
-        path: where to write it.
-        resume: go on from it, where it is there; otherwise it is written anew.
+        path: path of the file.
+        resume: resume from the file if it exists; otherwise start anew and overwrite it.
     """
 
     path: str | Path
@@ -53,22 +53,22 @@ class Checkpoint:
 
     @property
     def file(self) -> Path:
-        """The path."""
+        """The path as a `pathlib.Path`."""
         return Path(self.path)
 
-    def beside(self) -> "Checkpoint":
-        """That of the second sampler of a fit by both laws."""
+    def for_limit(self) -> "Checkpoint":
+        """The checkpoint of the second sampler in a fit by both laws."""
         return Checkpoint(self.file.with_name(f"{self.file.name}-limit"), self.resume)
 
     def load(self, fingerprint: str, start: PyTree) -> Progress:
-        """Read what was done; where there is no file to go on from, that is nothing.
+        """Read the progress; return the initial progress if there is no file to resume from.
 
         Arguments:
-            fingerprint: of the fit that is to go on.
-            start: the sampler's initial state.
+            fingerprint: fingerprint of the fit to resume.
+            start: initial state of the sampler.
 
         Raises:
-            InputError: for a file that is not a checkpoint, or that of another fit.
+            InputError: for a file that is not a checkpoint, or the checkpoint of another fit.
         """
         if not self.resume or not self.file.exists():
             return Progress(0, start, ())
@@ -92,7 +92,7 @@ class Checkpoint:
         return Progress(iterations, jax.tree.unflatten(tree, state), (draws,) if draws else ())
 
     def save(self, fingerprint: str, progress: Progress) -> None:
-        """Replace the file."""
+        """Overwrite the file atomically."""
         arrays = {"fingerprint": np.array(fingerprint), "iterations": np.array(progress.iterations)}
         arrays |= {f"state/{i}": _as_array(leaf) for i, leaf in enumerate(jax.tree.leaves(progress.state))}
         for group, values in progress.draws.items():
@@ -101,13 +101,13 @@ class Checkpoint:
             np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
 
     def remove(self) -> None:
-        """Remove what there is of it: the fit is done and written, or begins anew."""
-        for checkpoint in (self, self.beside()):
+        """Remove the files, if they exist: the fit is complete and saved, or starts anew."""
+        for checkpoint in (self, self.for_limit()):
             checkpoint.file.unlink(missing_ok=True)
 
 
 def fingerprint(*parts: Any) -> str:
-    """A hash of all that a fit's draws depend on: arrays by their bytes, everything else by how it prints."""
+    """Hash of the values on which a fit's draws depend: arrays by their bytes, other values by their `repr`."""
     digest = hashlib.sha256()
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpyro", "sdeinfer")]
     for leaf in [str(jax.tree.structure(parts)), jax.default_backend(), *versions, *jax.tree.leaves(parts)]:

@@ -1,4 +1,4 @@
-"""Which architecture made the data: predictive densities of networks that were left out."""
+"""Comparison of architectures by leave-one-network-out predictive densities."""
 
 import dataclasses
 import warnings
@@ -59,37 +59,36 @@ def compare(
 ) -> pd.DataFrame:
     """Fit several architectures to the same networks, and rank them by leave-one-network-out cross-validation.
 
-    All are fitted to the transitions that are inside the range of every architecture with attention; networks without
-    any are left out. Densities are those of the covariances themselves, without the `Adjustment` of the posterior,
-    which differs between architectures.
+    All architectures are fitted to the transitions inside the range of every architecture with attention; networks
+    without such transitions are left out. The predictive densities exclude the `Adjustment` of the posterior, which
+    differs between architectures.
 
     Arguments:
         model: one of `sdeinfer.models`.
         data: observed networks.
-        architectures: names, which take their sizes, such as the number of heads, from the data; or `Architecture`s.
-            All that the number of tokens can identify where None.
+        architectures: names, whose sizes, such as the number of heads, are those of the data; or `Architecture`s. If
+            None, all named architectures that the number of tokens can identify.
         law: "finite-width" or "limit".
         largest_logit: as in `fit`.
-        chains: how many chains.
+        chains: number of chains.
         draws: kept draws of each chain.
-        warmup: iterations of adaptation of each chain.
+        warmup: warmup iterations of each chain.
         progress: show progress bars.
-        key: where the randomness comes from.
+        key: PRNG key.
 
     Returns:
-        ArviZ's table, one row an architecture and the best first: `elpd_diff` from the best in the expected log
-        predictive density of new networks and the standard error `dse` of that difference, the stacking `weight`,
-        `elpd` itself with its `se`, the effective number of parameters `p`, and in `diag_diff` and `diag_elpd` what
-        speaks against believing these.
+        ArviZ's table, one row per architecture, the best first: the difference `elpd_diff` to the best in the expected
+        log predictive density of new networks, with its standard error `dse`; the stacking `weight`; `elpd` with its
+        `se`; the effective number of parameters `p`; and the warnings `diag_diff` and `diag_elpd`.
 
     Raises:
-        InputError: for data that are not valid, where fewer than two networks or architectures can be compared, or for
-            an architecture that the data cannot identify.
+        InputError: for invalid data, for fewer than two networks or architectures, or for an architecture that the data
+            cannot identify.
     """
     if not isinstance(model, AbstractModel) or (isinstance(model, EveryLayer) and model.makes_layers):
         raise InputError("model: architectures are compared by the package's models; a program builds its own layers")
     if isinstance(model, LatentLayers):
-        raise InputError(f"model: {model.name} has latent layers; networks of which every layer is known are compared")
+        raise InputError(f"model: {model.name} has latent layers; compare needs networks observed at every layer")
     data = validate(data)
     require_settings(law, ("finite-width", "limit"), chains=chains, draws=draws, warmup=warmup)
     phase("finding the range of the law")
@@ -111,11 +110,11 @@ def compare(
         for name, assumptions in assumed.items()
     }
     phase("comparing")
-    # ArviZ takes the exponential of each network's density, which could overflow; a common factor changes no weight.
+    # ArviZ exponentiates each network's log density, which could overflow; a common factor changes no weight.
     largest = [fit.density.mean(("chain", "draw")) for fit in fits.values()]
     scale = xr.concat(largest, "architecture").max("architecture")
     with warnings.catch_warnings():
-        # It says so in the table.
+        # The table has this warning in a column.
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
         left_out = {name: _left_out(fit, scale) for name, fit in fits.items()}
         table = compare_elpd(left_out, round_to="none")
@@ -126,7 +125,7 @@ def compare(
 
 
 class _Fitted(NamedTuple):
-    """Draws of a posterior; what it took for the log likelihood of each network, and the log density of each."""
+    """Draws of a posterior, and each network's adjusted log likelihood and unadjusted log density."""
 
     samples: dict[str, Any]
     log_likelihood: xr.DataArray
@@ -150,7 +149,7 @@ def _fitted(
 
 
 def _left_out(fit: _Fitted, scale: xr.DataArray) -> Any:
-    """PSIS-LOO: the weights undo what a network did to the posterior, by which its density is then averaged."""
+    """PSIS-LOO: weights from the adjusted likelihood remove a network from the posterior; they average its density."""
     log_weights, pareto_k = fit.log_likelihood.azstats.psislw(dim=["chain", "draw"])
     groups = {
         "posterior": dict_to_dataset(fit.samples),

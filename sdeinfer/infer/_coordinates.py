@@ -1,4 +1,4 @@
-"""The coordinates of a model's layer, or of its layer for each network, at values of its sites."""
+"""The coordinates of a model's layer, or of each network's layer, at values of the model's sites."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,15 +16,15 @@ from sdeinfer.likelihood import AbstractModel, EveryLayer, layer_of
 from sdeinfer.parameters import Parameter
 
 NATURAL = {"logit": (0.0, 1.0), "log": (0.0, np.inf), "identity": (-np.inf, np.inf)}
-"""Supports on which NumPyro's unconstrained value of a site is the coordinate itself."""
+"""Supports for which NumPyro's unconstrained value of a site equals the coordinate, by bijection."""
 
 
 class LayerAt(NamedTuple):
-    """Coordinates of a layer, or of one layer for each network, at a mode of the posterior.
+    """Coordinates of a layer, or of each network's layer, at a mode of the posterior.
 
     Attributes:
-        u: as `Coordinates.unconstrained` makes them; shape (coordinates,) or (networks, coordinates).
-        sd: their standard deviations by the curvature at the mode; zero for a coordinate that is fixed.
+        u: `Coordinates.unconstrained`, shape (coordinates,) or (networks, coordinates).
+        sd: standard deviations by the curvature at the mode; zero for a fixed coordinate.
     """
 
     u: Float[np.ndarray, "*networks coordinates"]
@@ -32,19 +32,19 @@ class LayerAt(NamedTuple):
 
 
 def kind_in(model: AbstractModel, prepared: PyTree) -> AbstractArchitecture:
-    """The kind of layer that a model is about: what is assumed, or what a program of its own builds."""
+    """The kind of layer of a model: from its assumptions, or from the layer that a custom program builds."""
     if isinstance(model, EveryLayer) and model.makes_layers:
         return kind_of(layer_of(model, prepared))
     return prepared.assumptions.kind
 
 
 def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode) -> LayerAt:
-    """The layer at a mode.
+    """The coordinates of the layer at a mode.
 
     Arguments:
         model: the model.
-        prepared: its data, pooled.
-        mode: of its posterior.
+        prepared: pooled data of the model.
+        mode: mode of the posterior.
     """
     step = 10 * DIFFERENCES[jnp.asarray(1.0).dtype.itemsize]
     steps = step * np.eye(len(mode.x))
@@ -52,7 +52,7 @@ def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode) -> LayerAt:
     u = _coordinates(model, prepared, mode.by_site(around))
     count = len(mode.x)
     along = (u[1 : 1 + count] - u[1 + count :]) / (2 * step)
-    # (sites, ..., coordinates) to the variance of each coordinate.
+    # Variance of each coordinate by the delta method; `along` has the shape (sites, ..., coordinates).
     variance = np.einsum("s...,st,t...->...", along, mode.covariance, along)
     return LayerAt(u[0], np.sqrt(np.maximum(variance, 0.0)))
 
@@ -76,7 +76,7 @@ def _coordinates(
 
 
 def _from_site(z: np.ndarray, prior: Any, parameter: Parameter) -> np.ndarray:
-    """The coordinate at NumPyro's unconstrained values of its site."""
+    """The coordinate at NumPyro's unconstrained values z of its site."""
     support = prior.support
     bounds = tuple(float(getattr(support, f"{side}_bound", default)) for side, default in _SIDES)
     if bounds == NATURAL[parameter.bijection]:

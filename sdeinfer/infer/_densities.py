@@ -17,10 +17,10 @@ from sdeinfer._compiler import BALANCED, RUN_ONCE
 from sdeinfer.likelihood import AbstractModel, layer_in
 
 HANDLERS = threading.RLock()
-"""To be held while a model is traced: NumPyro keeps its handlers on one stack for all threads."""
+"""Lock to hold while tracing a model: NumPyro keeps its handlers on one stack for all threads."""
 
 BLOCK = 250
-"""Draws that are evaluated at a time, whatever their number: one shape is compiled."""
+"""Number of draws evaluated at a time, so that one shape is compiled."""
 
 type Sites = dict[str, Any]
 
@@ -28,16 +28,16 @@ type Sites = dict[str, Any]
 def constrained_sites(
     model: AbstractModel, prepared: PyTree, z: Sites
 ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "chains draws *networks coordinates"]]:
-    """Values of the sites at draws of the unconstrained parameters, and the coordinates of the layers there.
+    """Values of the sites and coordinates of the layers at draws of the unconstrained parameters.
 
     Arguments:
         model: the model.
-        prepared: its data, pooled.
-        z: unconstrained draws by the names of their sites, with leading axes (chain, draw).
+        prepared: pooled data of the model.
+        z: unconstrained draws by site name, with leading axes (chain, draw).
 
     Returns:
-        The latent and deterministic sites by their names; and `Coordinates.unconstrained` of the layer, with an axis
-        of (pooled) networks where each has a layer of its own.
+        The latent and deterministic sites by name; and `Coordinates.unconstrained` of the layer, with an axis of
+        (pooled) networks if each has its own layer.
     """
     return _over_draws(functools.partial(_constrain, model, prepared), z)
 
@@ -45,15 +45,15 @@ def constrained_sites(
 def log_densities(
     model: AbstractModel, prepared: PyTree, sites: Sites
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Log densities of the observed and of the latent sites at draws.
+    """Log densities of the observed sites and of the latent sites at draws.
 
     Arguments:
         model: the model.
-        prepared: its data.
-        sites: draws of its sites, with leading axes (chain, draw).
+        prepared: data of the model.
+        sites: draws of the sites, with leading axes (chain, draw).
 
     Returns:
-        By the names of the sites: of the observed ones, with a last axis of networks; and of the latent ones.
+        Two dictionaries by site name: of the observed sites, with a last axis of networks; and of the latent sites.
     """
     blocks = [
         (count, _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites))
@@ -69,16 +69,16 @@ def log_densities(
 def prior_draws(
     model: Callable[..., None], *data: PyTree, draws: int, key: PRNGKeyArray
 ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "draws *networks coordinates"] | None]:
-    """Draws of all sites that are not observed, and the coordinates of the layers there.
+    """Prior draws of all unobserved sites, and the coordinates of the layers.
 
     Arguments:
         model: a NumPyro program.
-        data: its arguments.
-        draws: how many draws.
-        key: where the randomness comes from.
+        data: arguments of the program.
+        draws: number of draws.
+        key: PRNG key.
 
     Returns:
-        The sites by their names; and `Coordinates.unconstrained` of the layers, None for a program without a
+        The sites by name; and `Coordinates.unconstrained` of the layers, None for a program without a
         `CovariancePath`.
     """
     numbers = np.arange(draws, dtype=np.uint32)
@@ -87,7 +87,7 @@ def prior_draws(
 
 
 def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of what a program samples and does not observe, by name, in its order."""
+    """Shapes and types of the latent sites of a program by name, in the program's order."""
     leaves, structure = jax.tree.flatten(data)
     return _latent_structure(model, structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
 
@@ -110,7 +110,7 @@ def _latent_structure(
 
 
 def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree) -> PyTree:
-    """Apply a compiled function of `BLOCK` draws to all, of leading axes (chain, draw)."""
+    """Apply a compiled function of `BLOCK` draws to all draws, which have leading axes (chain, draw)."""
     chains, count = np.shape(jax.tree.leaves(draws)[0])[:2]
     flat = jax.tree.map(lambda x: np.reshape(x, (chains * count, *np.shape(x)[2:])), draws)
     parts = [function(block) for block in _blocks(flat, chains * count)]
@@ -123,14 +123,14 @@ def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree) -> PyTree:
 
 
 def _blocks(draws: PyTree, count: int) -> Iterator[PyTree]:
-    """Blocks of one size; the last is filled up with its last draw."""
+    """Blocks of one size; the last is padded with its last draw."""
     for start in range(0, count, BLOCK):
         chosen = np.minimum(np.arange(start, start + BLOCK), count - 1)
         yield jax.tree.map(lambda x, chosen=chosen: x[chosen], draws)
 
 
 def _coordinates_in(trace: Mapping[str, dict[str, Any]]) -> Array | None:
-    """Coordinates of the layer in a trace, their axis last."""
+    """Coordinates of the layer in a trace, along the last axis."""
     layer = layer_in(trace)
     return None if layer is None else jnp.moveaxis(layer.coordinates.unconstrained(layer.parameters()), 0, -1)
 
@@ -146,7 +146,7 @@ def _constrain(model: AbstractModel, prepared: PyTree, z: Sites) -> tuple[Sites,
 
 
 def sites_and_layers(model: AbstractModel, prepared: PyTree, z: Sites) -> tuple[Sites, Array]:
-    """Values of the sites at unconstrained parameters, and the coordinates of the layers there."""
+    """Values of the sites and coordinates of the layers at unconstrained parameters."""
     sites = constrain_fn(model, (prepared,), {}, z, return_deterministic=True)
     trace = handlers.trace(handlers.substitute(handlers.seed(model, jr.key(0)), sites)).get_trace(prepared)
     layers = _coordinates_in(trace)

@@ -1,7 +1,7 @@
 """The statistics of a law of finite width, expanded about the mode of the posterior.
 
-A likelihood whose variances are expanded about the mode has there the value and the gradient of one that is not. The
-mode is found by turns with the expansion, from a sample of the transitions; then all are reduced about it.
+A likelihood with variances expanded about the mode has the value and the gradient of the exact one at the mode. The
+expansion and the mode are iterated on a sample of the transitions; then all transitions are reduced about the mode.
 """
 
 import dataclasses
@@ -38,26 +38,29 @@ from sdeinfer.likelihood import (
 )
 
 SAMPLE = 16_384
-"""How many transitions say where to expand and how the scores scatter; all, where there are fewer."""
+"""Number of transitions used to find the expansion point and the scatter of the scores; all if there are fewer."""
 
 ROUNDS = 6
+"""Largest number of iterations of expansion and mode."""
+
 CLOSE = 0.02
-"""Two references whose ρ differ by no more are the same: what the expansion leaves out goes with the square."""
+"""Largest relative change of ρ between two references at convergence; the error of the expansion is quadratic in it."""
 
 WEAK = 4.0
-"""Information of a group's data on a coordinate below which the group is not centred by it: that of the prior of the
-population and about as much again. Likelihoods that are so flat are not symmetric either."""
+"""Information on a coordinate, in the units of `Coordinates.unconstrained`, that is subtracted from that of a group's
+estimate: about twice the information in the population's prior. Below it the likelihood is flat and asymmetric, and the
+group's offset is not centred at its estimate."""
 
 
 def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> PyTree:
-    """All that a model needs of the data: about the mode of the posterior, where its law is that of a finite width.
+    """Reduce the data for a model; with the law of finite width, expand about the mode of the posterior.
 
-    Of networks in groups, each group's are expanded about the mode of that group alone, and have its adjustment.
+    Each group of networks is expanded about the mode of its own posterior, and has its own adjustment.
 
     Arguments:
         model: the model.
         data: the observed networks.
-        assumptions: of the fit.
+        assumptions: assumptions of the fit.
     """
     match model:
         case Groups(ungrouped=ungrouped):
@@ -68,7 +71,7 @@ def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions
 
 
 def _prepared_groups(ungrouped: EveryLayer, data: xr.Dataset, assumptions: Assumptions) -> GroupedStatistics:
-    """What is needed of networks in groups, by the model of networks of one group."""
+    """Reduce networks in groups, with the estimates of each group by the model of a single group."""
     layers = []
 
     def reduce_group(path: Path, layout: Layout) -> PathStatistics:
@@ -96,15 +99,15 @@ def expanded_statistics(
     nodes: int | None = None,
     pooled: bool = False,
 ) -> PathStatistics:
-    """Reduce a path under a model whose law is that of a finite width, with the likelihood's adjustment.
+    """Reduce a path for a model with the law of finite width, and compute the likelihood's adjustment.
 
     Arguments:
         model: the model.
         path: the transitions.
-        assumptions: of the fit.
-        layout: where to take the statistics, about any reference; as the data ask for where None.
-        nodes: how many nodes they have then; as many as the data ask for where None.
-        pooled: take all networks of one width together.
+        assumptions: assumptions of the fit.
+        layout: nodes of the statistics, with any reference; `path_layout` if None.
+        nodes: number of nodes for `path_layout`; chosen by the data if None.
+        pooled: sum over the networks of one width.
     """
     layout = path_layout(path, nodes=nodes) if layout is None else layout
     form = form_of(model, len(path.width), path.tokens, assumptions)
@@ -131,7 +134,7 @@ def expanded_statistics(
 
 
 def _moments(form: Form, path: Path, u: Float[np.ndarray, "*networks coordinates"], centre: np.ndarray) -> Moments:
-    """The moments at each width; or of each network, at its own coordinates."""
+    """Moments at each width, or of each network at its own coordinates."""
     if not form.by_network:
         return law_at(form.kind, u, widths=np.unique(path.width), centre=centre).moments
     each = [
@@ -142,9 +145,9 @@ def _moments(form: Form, path: Path, u: Float[np.ndarray, "*networks coordinates
 
 
 def _largest_change(path: Path, layout: Layout, reference: Moments, form: Form) -> float:
-    """Of ρ, by another reference than that of the layout."""
+    """Largest relative change of ρ from the layout's reference to a new reference."""
     change = 0.0
-    number = path.network if form.by_network else path.which(np.unique(path.width))
+    number = path.network if form.by_network else path.width_index(np.unique(path.width))
     for block, terms in terms_by_block(path):
         before, after = (
             variance_ratio(moments.at(number[block]), terms, layout.centre) for moments in (layout.reference, reference)

@@ -1,4 +1,4 @@
-"""From a model and data to a posterior."""
+"""Fit a model to data."""
 
 import contextlib
 import dataclasses
@@ -75,38 +75,38 @@ def fit(
 
     Arguments:
         model: one of `sdeinfer.models`; or any NumPyro program, a function of the prepared path that samples
-            parameters, builds a layer (or one for each network) and observes a `likelihood.CovariancePath` of it.
+            parameters, builds a layer (or one per network) and observes a `likelihood.CovariancePath` of it.
         data: observed networks, see `covariance_dataset`.
-        architecture: "transformer", "attention", "feedforward" or "mlp"; an `Architecture` with its number of heads
-            and the like; or a layer, whose parameters' values do not matter, such as a `Stack` or one of your own. What
-            the data's attributes say where None. Not for a program, which builds its layers itself.
-        law: "finite-width", the law of one layer of each network's width to the next order in 1/n; "limit"; or "both",
-            the first with the posterior by the limit's law beside it, in the group `limit_posterior`.
-        prior: replaces default priors, by the names of sampled coordinates (such as gamma, tau0, c_gap, c_mean): a
-            NumPyro distribution replaces the prior, a number fixes the coordinate.
-        largest_logit: transitions that start where the logits in a row of the softmax spread more than this are left
-            out, and others where that makes τ0 more accurate (see `in_range`); +∞ keeps all. Where none would be left,
-            half are kept, and the attribute `out_of_range` says why.
-        chains: how many chains.
+        architecture: "transformer", "attention", "feedforward" or "mlp"; an `Architecture`, for sizes such as the
+            number of heads; or a layer such as a `Stack` or a custom layer, whose parameter values are ignored. If
+            None, the architecture in the data's attributes. Must be None for a program that builds its own layers.
+        law: "finite-width", the law of one layer at each network's width to the next order in 1/n; "limit"; or "both",
+            the first, with the posterior by the limit's law in the group `limit_posterior`.
+        prior: for names of sampled coordinates (such as gamma, tau0, c_gap, c_mean), a NumPyro distribution that
+            replaces the default prior, or a number that fixes the coordinate.
+        largest_logit: largest spread of the logits in a row of the softmax at which a transition may start; further
+            transitions are left out if that makes τ0 more accurate (see `in_range`). +∞ keeps all. If none would be
+            left, half are kept, and the attribute `out_of_range` gives the reason.
+        chains: number of chains.
         draws: kept draws of each chain.
-        warmup: iterations of adaptation of each chain.
-        sampler: with its own numbers of chains, draws and iterations, which then replace these three; where None,
-            `NUTS`, or `Metropolis` for models with latent layers.
-        predictions: how many prior and posterior draws the SDE is simulated at.
-        progress: show progress bars, and on a terminal what is being done.
-        checkpoint: a file for what the sampler has done so far, and whether to go on from it. A fit that goes on gives
-            the draws of one that was never interrupted. The file stays until `Checkpoint.remove`.
-        key: where the randomness comes from.
+        warmup: warmup iterations of each chain.
+        sampler: a sampler, whose chains, draws and warmup replace the three arguments above. If None, `NUTS`, or
+            `Metropolis` for models with latent layers.
+        predictions: number of prior and posterior draws at which the SDE is simulated.
+        progress: show progress bars, and on a terminal the current phase.
+        checkpoint: a file for the state of the sampler. A resumed fit gives the draws of an uninterrupted one. The file
+            is kept until `Checkpoint.remove`.
+        key: PRNG key.
 
     Returns:
-        A DataTree with the groups posterior, sample_stats, log_likelihood (one value a network), log_prior, prior,
+        A DataTree with the groups posterior, sample_stats, log_likelihood (one value per network), log_prior, prior,
         prior_predictive, posterior_predictive, layers (each network's parameters at the posterior mean of their
-        coordinates), observed_data and constant_data. Its attributes hold the architecture, the model, the truth where
-        the data tell it, and the version.
+        coordinates), observed_data and constant_data. Its attributes hold the architecture, the model, the true
+        parameters if the data include them, and the version.
 
     Raises:
-        InputError: for data that are not valid or cannot identify the architecture's parameters, and for priors that
-            the architecture cannot have.
+        InputError: for invalid data, data that cannot identify the architecture's parameters, and priors outside a
+            coordinate's range.
     """
     model = as_model(model)
     require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, predictions=predictions)
@@ -118,19 +118,19 @@ def fit(
     key_sampler, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
     both = law == "both"
     data, assumptions, kind = assume(model, data, architecture, law, prior)
-    with _thread_beside() as beside:
+    with _background_thread() as background:
         if isinstance(model, EveryLayer) and not model.makes_layers and type(sampler) is NUTS:
             shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "causal": kind.causal}
             x64 = jax.config.jax_enable_x64
-            beside.submit(compile_nuts, sampler, model, assumptions, **shapes, x64=x64)
+            background.submit(compile_nuts, sampler, model, assumptions, **shapes, x64=x64)
         phase("finding the range of the law")
         data, pilot = range_to_fit(model, data, assumptions, largest_logit)
         phase("preparing the data")
         prepared = prepare_for(model, data, assumptions)
         before, layers = _sample_prior(model, prepared, sampler.draws, key_prior)
         before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
-        # The prior's predictions do not wait for the posterior: they compile and run while NUTS compiles.
-        predicted_before = beside.submit(predict, layers[before_at], data, architecture=kind, key=key_before)
+        # The prior predictions compile and run while NUTS compiles.
+        predicted_before = background.submit(predict, layers[before_at], data, architecture=kind, key=key_before)
         phase("compiling the sampler")
         settings = {"progress": progress, "key": key_sampler}
         result = sampler.sample(model, prepared, **settings, checkpoint=checkpoint)
@@ -147,8 +147,8 @@ def fit(
     groups |= groups_of_data(data)
     if both:
         limit = dataclasses.replace(assumptions, law="limit")
-        beside_it = None if checkpoint is None else checkpoint.beside()
-        by_limit = sampler.sample(model, prepare_for(model, data, limit), **settings, checkpoint=beside_it)
+        limit_checkpoint = None if checkpoint is None else checkpoint.for_limit()
+        by_limit = sampler.sample(model, prepare_for(model, data, limit), **settings, checkpoint=limit_checkpoint)
         groups[LIMIT_POSTERIOR] = labelled_draws(model, by_limit.samples, data)
     tree = xr.DataTree.from_dict(groups)
     sampled = [name for name, value in result.log_prior.items() if value.ndim == 2]
@@ -165,12 +165,12 @@ def prepare(
     prior: Mapping[str, Any] | None = None,
     largest_logit: float = LARGEST_LOGIT,
 ) -> PyTree:
-    """Prepare data for a model as `fit` does, for any other inference.
+    """Prepare data for a model as `fit` does, for any other inference method.
 
-    `MCMC(NUTS(model), …).run(key, sdeinfer.prepare(model, data))` then has the posterior of `fit`. The transitions
-    inside the range of the law are found, reduced to statistics about the mode of the posterior, and
-    the likelihood is adjusted to what the scatter of its scores allows. NumPyro's MCMC, SVI and handlers run the
-    program on the result, `Predictive` on its `unobserved()`.
+    `MCMC(NUTS(model), …).run(key, sdeinfer.prepare(model, data))` samples the posterior of `fit`. The function selects
+    the transitions inside the range of the law, reduces them to statistics expanded about the mode of the posterior,
+    and computes the adjustment of the likelihood from the scatter of the scores. NumPyro's MCMC, SVI and handlers run
+    the program on the result, `Predictive` on the result's `unobserved()`.
 
     Arguments:
         model: as in `fit`.
@@ -184,7 +184,7 @@ def prepare(
         The program's argument: a `PathStatistics`, `GroupedStatistics` or `Bridges`.
 
     Raises:
-        InputError: as `fit`.
+        InputError: as in `fit`.
     """
     model = as_model(model)
     require_settings(law, ("finite-width", "limit"))
@@ -200,9 +200,9 @@ def assume(
     law: Law,
     prior: Mapping[str, Any] | None = None,
 ) -> tuple[xr.Dataset, Assumptions, AbstractArchitecture]:
-    """Validate data for a model; return them as the model sees them, the assumptions, and the kind of layer.
+    """Validate data for a model; return the model's part of them, the assumptions, and the kind of layer.
 
-    Of a fit by both laws, the assumptions are those of the first, "finite-width".
+    For law "both" the assumptions have the law "finite-width".
     """
     data, first = model.select(validate(data)), "limit" if law == "limit" else "finite-width"
     if isinstance(model, EveryLayer) and model.makes_layers:
@@ -219,8 +219,8 @@ def assume(
 
 
 @contextlib.contextmanager
-def _thread_beside() -> Iterator[ThreadPoolExecutor]:
-    """A thread for what can be done ahead, for which nobody waits where the fit is refused."""
+def _background_thread() -> Iterator[ThreadPoolExecutor]:
+    """A background thread; its pending tasks are cancelled if the fit raises an error."""
     pool = ThreadPoolExecutor(1)
     try:
         yield pool
@@ -233,7 +233,7 @@ def _thread_beside() -> Iterator[ThreadPoolExecutor]:
 def _sample_prior(
     model: AbstractModel, prepared: PyTree, draws: int, key: PRNGKeyArray
 ) -> tuple[dict[str, Any], Float[np.ndarray, "draws *networks coordinates"]]:
-    """Draws of all sites but latent layers and the observed ones; and the layers at each, of every network."""
+    """Prior draws of the unobserved sites except latent layers; and the coordinates of every network's layer."""
     pooled = model.pool(prepared)
     latent = draw_latent(model, pooled, key) if isinstance(model, LatentLayers) else None
     sites, layers = prior_draws(given_latent(model), pooled, latent, draws=draws, key=key)
@@ -244,15 +244,15 @@ def _sample_prior(
 
 
 def _of_networks(model: AbstractModel, prepared: PyTree, layers: np.ndarray) -> np.ndarray:
-    """Layers of every network, shape (draws, networks, coordinates), where those of pooled groups are given."""
+    """Layers of every network, shape (draws, networks, coordinates), from the layers of pooled groups."""
     return layers[:, np.asarray(prepared.path.width)] if isinstance(model, Groups) else layers
 
 
 def predicted_draws(predictions: int, draws: int, chains: int) -> tuple[np.ndarray, np.ndarray]:
-    """The draws of the prior and of each chain that are predicted at: evenly spread, the latter among the former.
+    """Indices of the draws of the prior and of each chain at which to predict, evenly spaced.
 
-    `post.sel(draw=post.posterior_predictive.draw)` then has the same draws in all groups, as ArviZ's functions of
-    predictions need them.
+    The draws of the chains are among those of the prior, so `post.sel(draw=post.posterior_predictive.draw)` has the
+    same draws in all groups, as ArviZ's predictive functions require.
     """
     count = min(predictions, draws)
     of_prior = draws // count * np.arange(count)
@@ -260,7 +260,7 @@ def predicted_draws(predictions: int, draws: int, chains: int) -> tuple[np.ndarr
 
 
 def _labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Dataset:
-    """Predictions with the labels of the draws that they were made at."""
+    """Predictions with the chain and draw labels of their parameters."""
     both = pd.MultiIndex.from_product([np.arange(chains), draws], names=["chain", "draw"])
     index = xr.Coordinates.from_pandas_multiindex(both, "sample")
     return predicted.rename(draw="sample").assign_coords(index).unstack("sample").transpose("chain", "draw", ...)
@@ -269,12 +269,12 @@ def _labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Datas
 def architecture_of(
     data: xr.Dataset, architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None
 ) -> AbstractArchitecture:
-    """The architecture to fit: the one asked for, or the one that the data name.
+    """The architecture to fit: the one requested, or the one named by the data.
 
-    A mere name takes its sizes, such as the number of heads, from data of that name.
+    If the requested name is that of the data, sizes such as the number of heads are taken from the data.
 
     Raises:
-        InputError: where neither names one.
+        InputError: if no architecture is requested and the data name none.
     """
     if isinstance(architecture, AbstractLayer):
         return kind_of(architecture)
@@ -292,17 +292,17 @@ def architecture_of(
 
 
 def masked(model: AbstractModel, data: xr.Dataset, kind: AbstractArchitecture, law: str) -> xr.Dataset:
-    """The data as an architecture sees them: with its causal mask, or without.
+    """The data in the coordinates of an architecture, with or without a causal mask.
 
     Raises:
-        InputError: for a causal mask with a model or a law for which none has been derived.
+        InputError: for a causal mask with a model or a law that does not support one.
     """
     if kind.causal and not isinstance(model, EveryLayer):
         raise InputError(f"model: {model.name} knows no causal mask; models.full_path does")
     if kind.causal and law != "limit":
         raise InputError(f"law: with a causal mask there is the limit's law only, law='limit'; got {law!r}")
     if law != "limit":
-        # A layer that has no such law refuses it in one line.
+        # Raise the one-line error of a layer without this law.
         jax.eval_shape(lambda layer, width: layer.finite_width(width), kind.template, 128.0)
     return with_mask(data, causal=kind.causal)
 
@@ -321,10 +321,10 @@ def require_settings(law: str, laws: Sequence[str], **counts: int) -> None:
 
 
 def require_identifiable(kind: AbstractArchitecture, tokens: int) -> None:
-    """Check that networks of an architecture with so many tokens can identify its parameters at all.
+    """Check that the number of tokens suffices to identify the parameters of an architecture.
 
     Raises:
-        InputError: for one token where there is a τ0: a softmax over one token is 1.
+        InputError: for τ0 and one token, since a softmax over one token is 1.
     """
     if tokens == 1 and kind.coordinates.temperatures:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Draws with their axes named: parameters of groups have one axis more."""
+"""Labels of the axes of draws, including the axis of groups."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from sdeinfer.observation import groups_of
 
 
 def labelled_draws(model: AbstractModel, draws: Mapping[str, ArrayLike], data: xr.Dataset) -> xr.Dataset:
-    """Name the axes of draws with leading axes (chain, draw): groups by their labels, networks by their names."""
+    """Label the axes of draws with leading axes (chain, draw); groups and networks get their coordinates."""
     values = {name: np.asarray(value) for name, value in draws.items()}
     if isinstance(model, Groups):
         axis, labels = "group", groups_of(data).labels

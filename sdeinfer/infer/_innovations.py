@@ -1,4 +1,4 @@
-"""One-step innovations: what a layer adds to V beyond its mean, in units of its standard deviation."""
+"""One-step innovations: standardised residuals of the increments of one layer."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -27,10 +27,10 @@ class LawAt(NamedTuple):
     """The law of one layer at some parameters.
 
     Attributes:
-        widths: the different widths, ascending.
-        centre: of the features of the variance.
-        moments: at each width.
-        slopes: their derivatives along a last axis of the unconstrained parameters.
+        widths: the distinct widths, ascending.
+        centre: means of the variance features, shape (features, p).
+        moments: moments at each width.
+        slopes: derivatives of the moments, with a last axis of unconstrained parameters.
     """
 
     widths: np.ndarray
@@ -40,15 +40,15 @@ class LawAt(NamedTuple):
 
 
 class Innovations(NamedTuple):
-    """Of some transitions.
+    """Innovations of some transitions.
 
     Attributes:
-        transitions: which of the path's, by their indices.
-        terms: their terms.
+        transitions: indices of the transitions in the path.
+        terms: terms of the transitions.
         y: the innovations, standard normal to first order; shape (transitions, p).
-        sd: of each increment.
-        mean: derivatives of each mean over the standard deviation, shape (transitions, p, parameters).
-        log_variance: derivatives of each log variance.
+        sd: standard deviation of each increment, shape (transitions, p).
+        mean: derivatives of each mean, divided by `sd`; shape (transitions, p, parameters).
+        log_variance: derivatives of each log variance, shape (transitions, p, parameters).
     """
 
     transitions: np.ndarray
@@ -60,19 +60,19 @@ class Innovations(NamedTuple):
 
     @property
     def score(self) -> np.ndarray:
-        """Of independent normals, shape (transitions, parameters)."""
+        """Score of independent normals, shape (transitions, parameters)."""
         of_mean = np.einsum("tp,tpk->tk", self.y, self.mean)
         return of_mean + np.einsum("tp,tpk->tk", self.y**2 - 1, self.log_variance) / 2
 
     @property
     def information_of_each(self) -> np.ndarray:
-        """Of independent normals, shape (transitions, parameters, parameters)."""
+        """Fisher information of independent normals by transition, shape (transitions, parameters, parameters)."""
         of_mean = np.einsum("tpk,tpl->tkl", self.mean, self.mean)
         return of_mean + np.einsum("tpk,tpl->tkl", self.log_variance, self.log_variance) / 2
 
     @property
     def information(self) -> np.ndarray:
-        """Of all transitions, shape (parameters, parameters)."""
+        """Fisher information of all transitions, shape (parameters, parameters)."""
         return self.information_of_each.sum(axis=0)
 
 
@@ -88,9 +88,9 @@ def law_at(
 
     Arguments:
         architecture: the kind of layer.
-        u: as `Coordinates.unconstrained` makes them.
-        widths: the different widths n.
-        centre: means of the features of the variance over some data, shape (features, p).
+        u: `Coordinates.unconstrained` of the layer.
+        widths: the distinct widths n.
+        centre: means of the variance features over some data, shape (features, p).
         law: "finite-width" or "limit".
     """
     widths, dtype = np.asarray(widths), jnp.result_type(float)
@@ -101,8 +101,8 @@ def law_at(
 
 
 def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
-    """The innovations of a path by a law, block by block."""
-    width = path.which(law.widths)
+    """Iterate over the innovations of a path under a law, block by block."""
+    width = path.width_index(law.widths)
     for block, terms in terms_by_block(path):
         here, along = law.moments.at(width[block]), law.slopes.at(width[block])
         variance = here.common_variance(terms.mixing) * variance_ratio(here, terms, law.centre)
@@ -113,7 +113,7 @@ def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
 
 
 def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Derivatives of each term's mean and variance, with features f − f̄; shape (transitions, p, parameters)."""
+    """Derivatives of each term's mean and variance, for features f − f̄; shape (transitions, p, parameters)."""
     mean = np.einsum("tsk,tsp->tpk", along.drift, terms.drift)
     noise = along.noise + np.einsum("tfk,tfp->tpk", along.variance, own)
     mixing = along.mixing + np.einsum("tfk,tfp->tpk", along.variance_mixing, own)
@@ -137,7 +137,7 @@ def _moments_and_slopes(
 
 
 def _without(limit: Limit) -> FiniteWidth:
-    """The limit as a law of finite width that adds nothing to it."""
+    """The limit as a law of finite width without corrections."""
     zero = jnp.zeros_like(limit.linear_noise)
     alone = FiniteWidth.without_attention(zero, relu_growth=zero)
     return eqx.tree_at(lambda law: law.limit, alone, limit)

@@ -1,4 +1,4 @@
-"""The two densities of a model with latent layers: of its parameters, and of what each bridge arrives at."""
+"""The two densities of a model with latent layers: the prior of its parameters, and the weights of its bridges."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ from sdeinfer.likelihood import AbstractModel, LatentLayers
 
 
 def draw_latent(model: LatentLayers, prepared: PyTree, key: PRNGKeyArray) -> Float[Array, "bridges latent p"]:
-    """Innovations of the latent layers, from their prior."""
+    """Draw the innovations of the latent layers from their prior."""
     return jr.normal(key, (len(prepared), *prepared.innovations))
 
 
 def log_prior(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, ""]:
-    """Log density of the unconstrained parameters, without that of the latent layers."""
+    """Log prior density of the unconstrained parameters, without the latent layers."""
     trace = handlers.trace(handlers.seed(given_latent(model), jr.key(0))).get_trace(prepared, latent)
     hidden = [model.site, _observed_site(model, trace)]
     parameters = handlers.block(given_latent(model), hide=hidden)
@@ -29,7 +29,7 @@ def log_prior(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent
 
 
 def log_weights(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, " bridges"]:
-    """What the observation at the end of each bridge adds to it."""
+    """Log likelihood of the observation at the end of each bridge, given the latent layers."""
     sites = sites_at(model, prepared, z, latent)
     conditioned = handlers.substitute(handlers.seed(given_latent(model), jr.key(0)), sites)
     trace = handlers.trace(conditioned).get_trace(prepared, latent)
@@ -39,7 +39,7 @@ def log_weights(model: LatentLayers, prepared: PyTree, z: dict[str, Array], late
 
 @eqx.filter_jit
 def log_priors(model: LatentLayers, prepared: PyTree, sites: dict[str, Array]) -> dict[str, Array]:
-    """Of each parameter, the log density of its prior at draws with leading axes (chain, draw)."""
+    """Log prior density of each parameter at draws with leading axes (chain, draw)."""
     latent = draw_latent(model, prepared, jr.key(0))
 
     def evaluate(sites: dict[str, Array]) -> dict[str, Array]:
@@ -51,13 +51,13 @@ def log_priors(model: LatentLayers, prepared: PyTree, sites: dict[str, Array]) -
 
 
 def sites_at(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> dict[str, Any]:
-    """The parameters and what follows from them, by their public names."""
+    """Values of the sampled and deterministic sites by name, without the latent layers."""
     sites = constrain_fn(given_latent(model), (prepared, latent), {}, z, return_deterministic=True)
     return {name: value for name, value in sites.items() if name != model.site}
 
 
 def _observed_site(model: LatentLayers, trace: Mapping[str, Any]) -> str:
-    """The name of what is observed, the latent layers aside."""
+    """The name of the observed site, excluding the conditioned latent layers."""
     observed = [name for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]]
     (name,) = (name for name in observed if name != model.site)
     return name
@@ -65,7 +65,7 @@ def _observed_site(model: LatentLayers, trace: Mapping[str, Any]) -> str:
 
 @functools.cache
 def given_latent(model: AbstractModel) -> Callable[[PyTree, Array | None], None]:
-    """The model with its latent layers fixed, as a function of its data and of these; None where it has none."""
+    """The model conditioned on its latent layers, a function of data and latent layers (None if it has none)."""
 
     def fixed(prepared: PyTree, latent: Array | None) -> None:
         fixed_sites: dict[str, ArrayLike] = {}

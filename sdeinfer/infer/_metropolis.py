@@ -1,13 +1,13 @@
-"""Metropolis steps for a few parameters and many latent layers.
+"""Metropolis–Hastings for a few parameters and many latent layers.
 
-A model's innovations u are standard normals, bridge by bridge, and w(θ, u) is all that the data add (see
-`likelihood.bridge`). Every iteration renews u: each bridge is proposed new innovations from their prior and takes them
-with probability min(1, w(θ, u′)/w(θ, u)), on its own. The bridges are so good that most are taken, whatever their
-number. Then θ moves at fixed u a few times: by turns from where it is, and to anywhere, by proposals that follow the
-posterior's mean and covariance as the warmup saw them.
+The innovations u of each bridge are standard normals a priori, and w(θ, u) is the likelihood (see `likelihood.bridge`).
+Every iteration first updates u at fixed θ: each bridge separately proposes innovations from their prior and accepts
+them with probability min(1, w(θ, u′)/w(θ, u)). The bridges are accurate, so most proposals are accepted, whatever the
+number of bridges. Then θ is updated a few times at fixed u, alternating random-walk and independence proposals, with
+the mean and covariance of the posterior estimated in the warmup.
 
-Why no gradients: w costs some hundred times more than a likelihood in closed form, its gradient six times more again
-and the compilation of NUTS ten times more; and there are no more than four parameters. `tests/benchmarks` compares.
+Gradients are not used: w costs some hundred times more than a likelihood in closed form, its gradient six times more
+than w, the compilation of NUTS ten times more, and there are at most four parameters. See `tests/benchmarks`.
 """
 
 import dataclasses
@@ -29,30 +29,30 @@ from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel, LatentLayers
 
 MOVES = 6
-"""How often θ moves in an iteration; half of them go to anywhere."""
+"""Number of updates of θ per iteration; half are random-walk moves, half independence moves."""
 
 ACCEPTED = 0.3
-"""The share of moves from where θ is that the size of their steps is adapted to."""
+"""Target acceptance probability of the random-walk moves."""
 
 FREEDOM = 6.0
-"""Degrees of freedom of the t distribution by which θ goes to anywhere."""
+"""Degrees of freedom of the t distribution of the independence moves."""
 
 START = 1.5
-"""Chains start at the mode, plus normals of so many of its standard deviations."""
+"""Standard deviation of the chains' starting points about the mode, in posterior standard deviations."""
 
 SHARES = (0.2, 0.5, 1.0)
-"""Parts of the warmup after each of which the proposals' mean and covariance are taken from what the part saw."""
+"""Fractions of the warmup at which the proposals' mean and covariance are updated."""
 
-LEAST_SEEN = 20.0
-"""A covariance seen counts as if the one before it had been seen so many times."""
+PREVIOUS_WEIGHT = 20.0
+"""Weight, in draws, of the previous covariance estimate."""
 
 CHUNK = 100
-"""Iterations between two looks at the progress."""
+"""Iterations between updates of the progress bar and the checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Metropolis(AbstractSampler):
-    """Metropolis steps for models with latent layers; chains run on as many cores as there are."""
+    """Metropolis–Hastings for models with latent layers; chains run in parallel on all cores."""
 
     def sample(
         self,
@@ -88,15 +88,15 @@ class Metropolis(AbstractSampler):
 
 
 class Proposal(NamedTuple):
-    """How θ is proposed.
+    """The proposal of θ.
 
     Attributes:
-        mean: of the posterior, as far as it is known; shape (parameters,).
-        factor: Cholesky factor of its covariance, shape (parameters, parameters).
-        log_step: log of the size of steps from where θ is.
-        seen: how many values of θ the sums hold.
-        total: sum of θ less the mean, since the last update.
-        square: sum of its squares.
+        mean: estimate of the posterior mean, shape (parameters,).
+        factor: Cholesky factor of the estimated posterior covariance, shape (parameters, parameters).
+        log_step: log of the step size of random-walk moves.
+        seen: number of values of θ in the sums.
+        total: sum of θ − mean since the last update, shape (parameters,).
+        square: sum of (θ − mean)(θ − mean)ᵀ since the last update, shape (parameters, parameters).
     """
 
     mean: Float[Array, " parameters"]
@@ -108,16 +108,16 @@ class Proposal(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of one chain.
+    """State of one chain.
 
     Attributes:
-        iteration: how many are done.
+        iteration: number of completed iterations.
         x: unconstrained θ, shape (parameters,).
-        prior: log density of θ.
+        prior: log prior density of θ.
         latent: u, shape (bridges, latent, p).
         log_weight: log w(θ, u) of each bridge.
-        proposal: how θ is proposed.
-        key: where the randomness comes from.
+        proposal: the proposal of θ.
+        key: PRNG key.
     """
 
     iteration: Int[Array, ""]
@@ -130,14 +130,14 @@ class State(NamedTuple):
 
 
 class LatentChains(eqx.Module):
-    """A posterior to sample: what is static is compiled in, the prepared data are an argument.
+    """A posterior to sample; the prepared data are an argument of the compiled program, the other fields are static.
 
     Attributes:
         model: the model.
-        sites: names of the parameters, all of them scalars.
-        warmup: iterations of adaptation.
-        chunk: most iterations between two looks at the progress.
-        prepared: the model's data.
+        sites: names of the parameters, all scalar.
+        warmup: number of warmup iterations.
+        chunk: largest number of iterations per call.
+        prepared: data of the model.
     """
 
     model: LatentLayers = eqx.field(static=True)
@@ -147,7 +147,7 @@ class LatentChains(eqx.Module):
     prepared: PyTree
 
     def start(self, mean: Float[Array, " parameters"], sd: Float[Array, " parameters"], key: PRNGKeyArray) -> State:
-        """A chain's state somewhere about a mode, with standard normals for its latent layers."""
+        """The initial state of a chain: θ drawn about a mode, innovations drawn from their prior."""
         key, key_x, key_latent = jr.split(key, 3)
         x = mean + START * sd * jr.normal(key_x, mean.shape)
         latent = draw_latent(self.model, self.prepared, key_latent)
@@ -157,7 +157,7 @@ class LatentChains(eqx.Module):
         return State(jnp.asarray(0), x, self._prior(x, latent), latent, self._weights(x, latent), proposal, key)
 
     def advance(self, state: State, steps: Int[Array | np.ndarray, ""]) -> tuple[State, dict[str, dict[str, Array]]]:
-        """Advance one chain by up to a chunk of iterations; the sites and the sampler's statistics at each."""
+        """Advance one chain by up to a chunk of iterations; record the sites and the sampler's statistics."""
         structure = jax.eval_shape(lambda state: self._iteration(state)[1], state)
         return recorded(self._iteration, structure, state, steps, self.chunk)
 
@@ -191,11 +191,11 @@ class LatentChains(eqx.Module):
         return state._replace(iteration=state.iteration + 1, proposal=proposal, key=key), here
 
     def _renewed(self, state: State, key: PRNGKeyArray) -> tuple[State, Array, Array]:
-        """New innovations; of each network, log of an unbiased estimate of its likelihood; the share that was taken."""
+        """Update u; also return the log of an unbiased likelihood estimate per network, and the acceptance rate."""
         key_proposal, key_choice = jr.split(key)
         proposed = draw_latent(self.model, self.prepared, key_proposal)
         weight = self._weights(state.x, proposed)
-        # −log of a uniform is exponential. A proposal without a density, NaN, is not taken; it is for one.
+        # −log of a uniform is exponential. NaN is never accepted, and a current NaN is always replaced.
         taken = ~(weight - state.log_weight <= -jr.exponential(key_choice, weight.shape, weight.dtype))
         taken &= ~jnp.isnan(weight)
         latent = jnp.where(taken[:, None, None], proposed, state.latent)
@@ -204,7 +204,7 @@ class LatentChains(eqx.Module):
         return state._replace(latent=latent, log_weight=log_weight), estimate, jnp.mean(taken)
 
     def _moved(self, state: State, near: Array, adapting: Array, key: PRNGKeyArray) -> tuple[State, Array]:
-        """One move of θ, from where it is or to anywhere, and the probability with which it was accepted."""
+        """One random-walk (`near`) or independence move of θ, and its acceptance probability."""
         key_x, key_choice = jr.split(key)
         proposal = state.proposal
         normal, chi = jr.normal(key_x, state.x.shape), jr.chisquare(jr.fold_in(key_x, 1), FREEDOM)
@@ -215,7 +215,7 @@ class LatentChains(eqx.Module):
         prior, weight = self._prior(x, state.latent), self._weights(x, state.latent)
         change = prior - state.prior + jnp.sum(weight) - jnp.sum(state.log_weight) + correction
         probability = jnp.where(jnp.isnan(change), 0.0, jnp.minimum(1.0, jnp.exp(change)))
-        # A chain that started where there is no density takes whatever has one.
+        # A chain that started at zero density accepts any point of positive density.
         stuck = ~jnp.isfinite(state.prior + jnp.sum(state.log_weight)) & jnp.isfinite(prior + jnp.sum(weight))
         taken = stuck | (jr.uniform(key_choice) < probability)
         x, prior, weight = jax.tree.map(
@@ -243,18 +243,18 @@ class LatentChains(eqx.Module):
 
 
 def _learned(proposal: Proposal) -> Proposal:
-    """The proposal that follows what was seen, for which the one before it counts a little."""
+    """Update the proposal from its sums; the previous covariance has the weight `PREVIOUS_WEIGHT`."""
     count = jnp.maximum(proposal.seen, 1.0)
     shift = proposal.total / count
     covariance = proposal.square / count - jnp.outer(shift, shift)
     before = proposal.factor @ proposal.factor.T
-    factor = jnp.linalg.cholesky((covariance * count + before * LEAST_SEEN) / (count + LEAST_SEEN))
+    factor = jnp.linalg.cholesky((covariance * count + before * PREVIOUS_WEIGHT) / (count + PREVIOUS_WEIGHT))
     zero = jnp.zeros_like(shift)
     return Proposal(proposal.mean + shift, factor, proposal.log_step, jnp.zeros(()), zero, jnp.outer(zero, zero))
 
 
 def _log_t(proposal: Proposal, x: Float[Array, " parameters"]) -> Float[Array, ""]:
-    """Log density of the moves to anywhere, up to a constant."""
+    """Log density of the independence proposal, up to a constant."""
     white = jax.scipy.linalg.solve_triangular(proposal.factor, x - proposal.mean, lower=True)
     return -(FREEDOM + len(x)) / 2 * jnp.log1p(jnp.sum(white**2) / FREEDOM)
 

@@ -1,4 +1,4 @@
-"""The mode of a posterior: where a fast first look starts."""
+"""The mode of a posterior, its potential and its gradient."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-# Before any of its subpackages, see `sdeinfer.likelihood`.
+# NumPyro must be imported before its subpackages, see `sdeinfer.likelihood`.
 import numpyro as numpyro
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from numpyro.infer.util import potential_energy
@@ -24,18 +24,18 @@ from sdeinfer.infer._latent import draw_latent, given_latent, log_prior, log_wei
 from sdeinfer.likelihood import AbstractModel, EveryLayer, LatentLayers, PathStatistics, layer_of, no_adjustment
 from sdeinfer.parameters import TAU0
 
-FARTHEST = 8.0
-"""Bound on the unconstrained parameters, such as logit γ, log τ0, log(c₊ − c₋) and the mean of c±."""
+LARGEST_COORDINATE = 8.0
+"""Bound on |x| for the unconstrained parameters x, such as logit γ, log τ0, log(c₊ − c₋) and (c₊ + c₋)/2."""
 
 SETS = 8
-"""Innovations over which the likelihood of each bridge is averaged. Given one set, the paths are as good as seen, and
-the mode is that of a far narrower posterior, anywhere in the wide one."""
+"""Number of draws of the innovations over which each bridge's likelihood is averaged. Given a single draw the latent
+layers are fixed, and the mode is that of a much narrower posterior, anywhere in the support of the actual one."""
 
 DIFFERENCES = {4: 1e-2, 8: 1e-5}
-"""Steps in the unconstrained parameters for differences of values, in floating-point numbers of so many bytes."""
+"""Step in the unconstrained parameters for finite differences, by the item size in bytes."""
 
 NO_DENSITY = 1e10
-"""Stands for an infinite potential, from which differences could not lead back."""
+"""Finite substitute for an infinite potential, whose differences would not be finite."""
 
 
 class Mode(NamedTuple):
@@ -43,11 +43,11 @@ class Mode(NamedTuple):
 
     Attributes:
         sites: names of the latent sites.
-        x: their unconstrained values, one site after the other, each raveled; shape (values,).
-        potential: −log of the density there.
-        covariance: by the curvature there (Laplace), at most 1 along each axis; shape (values, values).
-        curvature: second derivatives of the potential there, by differences of its slope; shape (values, values).
-        shapes: of each site's unconstrained value; all scalars where None.
+        x: unconstrained values of the sites, raveled and concatenated; shape (values,).
+        potential: −log density at x.
+        covariance: inverse curvature (Laplace approximation) with eigenvalues at most 1, shape (values, values).
+        curvature: Hessian of the potential at x, by differences of gradients; shape (values, values).
+        shapes: shape of each site's unconstrained value; all scalar if None.
     """
 
     sites: tuple[str, ...]
@@ -59,7 +59,7 @@ class Mode(NamedTuple):
 
     @property
     def sd(self) -> Float[np.ndarray, " values"]:
-        """Standard deviations by the curvature."""
+        """Standard deviations of the Laplace approximation."""
         return np.sqrt(np.diag(self.covariance))
 
     def by_site(self, x: Float[np.ndarray, "... values"]) -> dict[str, Float[np.ndarray, "..."]]:
@@ -76,13 +76,13 @@ def by_site(
 
 
 def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None = None) -> Mode:
-    """Find the mode by L-BFGS on the gradient.
+    """Find the mode by L-BFGS with gradients.
 
     Arguments:
         model: the model.
-        prepared: its data, pooled.
-        start: a mode of the same program, to start at. Where None, the best of three: the middle of the priors with
-            log τ0 = −1.5, 0 and 1.5, since for large τ0 the likelihood is flat in it.
+        prepared: pooled data of the model.
+        start: a mode of the same program to start from. If None, the best of three starts is used: the origin with
+            log τ0 = −1.5, 0 and 1.5, since the likelihood is flat at large τ0.
     """
     structure = latent_structure(model, prepared)
     sites, shapes = tuple(structure), tuple(leaf.shape for leaf in structure.values())
@@ -98,14 +98,14 @@ def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None
 def latent_mode(
     model: LatentLayers, prepared: PyTree, chosen: np.ndarray, *, start: Mode | None = None, key: PRNGKeyArray
 ) -> Mode:
-    """The mode of a posterior with latent layers, of which a few draws from their prior are averaged over.
+    """The mode of a posterior with latent layers, whose likelihood is averaged over `SETS` draws of the innovations.
 
     Arguments:
         model: the model.
-        prepared: its data.
-        chosen: which of the bridges count, shape (bridges,).
+        prepared: data of the model.
+        chosen: mask of the bridges in the likelihood, shape (bridges,).
         start: as in `posterior_mode`.
-        key: for the draws.
+        key: PRNG key of the draws.
     """
     keys = jr.split(key, SETS)
     if start is None:
@@ -117,7 +117,7 @@ def latent_mode(
         return float(_potential_of_chosen(model, prepared, keys, jnp.asarray(chosen), sites, jnp.asarray(x)))
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        # A gradient takes six times longer, and its compilation ten times.
+        # An automatic gradient takes six times longer to evaluate and ten times longer to compile.
         slope = [potential(x + step) - potential(x - step) for step in difference * np.eye(len(x))]
         return potential(x), np.array(slope) / (2 * difference)
 
@@ -136,14 +136,14 @@ def _found(
     counts = [math.prod(shape) for shape in shapes or ((),) * len(sites)]
     each = [site for site, count in zip(sites, counts, strict=True) for _ in range(count)]
     starts = _starts(each) if start is None else [start.x]
-    bounds = [(-FARTHEST, FARTHEST)] * len(each)
+    bounds = [(-LARGEST_COORDINATE, LARGEST_COORDINATE)] * len(each)
     ends = [minimize(objective, x, jac=True, method="L-BFGS-B", bounds=bounds) for x in starts]
     found = min(ends, key=lambda end: end.fun)
     steps = curvature_step * np.eye(len(each))
     change = np.array([objective(found.x + step)[1] - objective(found.x - step)[1] for step in steps])
     curvature = (change + change.T) / (4 * curvature_step)
     values, axes = np.linalg.eigh(curvature)
-    # Where the mode is flat, or on the bound, the priors still have a curvature of about 1.
+    # If the posterior is flat, or its mode on the bound, the priors still have a curvature of about 1.
     covariance = (axes / np.maximum(values, 1.0)) @ axes.T
     return Mode(sites, found.x, float(found.fun), covariance, curvature, shapes)
 
@@ -156,7 +156,7 @@ def _starts(sites: Sequence[str]) -> list[np.ndarray]:
 
 
 def as_adjusted(model: AbstractModel, prepared: PyTree) -> PyTree:
-    """The data as the sampler will have them: the same program then serves the mode before and after the adjustment."""
+    """Add the identity adjustment where one will follow, so that one program serves the mode before and after it."""
     if not isinstance(prepared, PathStatistics) or prepared.adjustment is not None:
         return prepared
     if prepared.assumptions.law == "limit" or not isinstance(model, EveryLayer):
@@ -170,9 +170,9 @@ def as_adjusted(model: AbstractModel, prepared: PyTree) -> PyTree:
 
 @partial(jax.jit, static_argnums=0)
 def potential(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
-    """−log of the posterior density at unconstrained parameters, by the names of their sites, up to a constant.
+    """−log posterior density at unconstrained parameters by site name, up to a constant.
 
-    Under `jax.jit`, so that it is traced once for all the programs and loops that it is a part of.
+    It is jitted so that it is traced once for all programs that call it.
     """
     with HANDLERS:
         return jnp.asarray(potential_energy(model, (prepared,), {}, z))
@@ -180,13 +180,13 @@ def potential(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> Fl
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def potential_and_slope(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-    """The potential and its derivative in each unconstrained parameter."""
+    """The potential and its gradient in the unconstrained parameters."""
     return _traced_once(model, prepared, z)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def sampled_potential(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
-    """The potential, for samplers: its gradient in z, and no other, is that of `potential_and_slope`."""
+    """The potential for samplers, differentiable in z only; the gradient is that of `potential_and_slope`."""
     return potential(model, prepared, z)
 
 
@@ -196,7 +196,7 @@ def _pulled_back(model: AbstractModel, slope: dict[str, Array], change: Array) -
 
 
 def _traced_once(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-    # The search for the mode and the sampler are compiled at the same time: the one that is later finds it traced.
+    # Two threads compile the mode search and the sampler; the lock lets the second reuse the trace of the first.
     with HANDLERS:
         return _value_and_slope(model, prepared, z)
 

@@ -1,6 +1,6 @@
-"""Normal laws near a posterior, in its unconstrained parameters: at the mode, and by variational inference.
+"""Normal approximations of a posterior in its unconstrained parameters: Laplace and variational.
 
-Each is compiled once a process for each model and shape of its data, as NUTS is; the data are pooled.
+Programs are compiled once per process, model and shape of the pooled data.
 """
 
 import math
@@ -27,22 +27,22 @@ from sdeinfer.infer._mode import posterior_mode, potential
 from sdeinfer.likelihood import AbstractModel
 
 STEPS, PARTICLES, RATE = 500, 64, 0.05
-"""Of Adam: its steps, the draws that the ELBO of each is the mean of, and the largest step, in sds of the start."""
+"""Settings of Adam: number of steps, draws per ELBO estimate, and initial learning rate in sds of the start."""
 
 FEWEST = 100
-"""Draws of which a Pareto k can be found: a fifth of so few are the tail that it is found from."""
+"""Smallest number of draws for a Pareto k; at this size it is estimated from the largest fifth of the weights."""
 
 BATCH = 250
-"""How many draws at a time."""
+"""Number of draws evaluated at a time."""
 
 
 class Normal(NamedTuple):
     """A normal law of the unconstrained parameters.
 
     Attributes:
-        sites: names of the latent sites, all of them scalars.
-        mean: shape (sites,).
-        scale: L of the covariance L Lᵀ, lower triangular, shape (sites, sites).
+        sites: names of the latent sites, all scalar.
+        mean: mean, shape (sites,).
+        scale: lower triangular L of the covariance L Lᵀ, shape (sites, sites).
     """
 
     sites: tuple[str, ...]
@@ -53,15 +53,15 @@ class Normal(NamedTuple):
 def laplace(model: AbstractModel, prepared: PyTree) -> Normal:
     """The normal law with the mode and the curvature of the posterior.
 
-    The differences that the search for the mode has compiled give the curvature; a Hessian by automatic
-    differentiation agrees with them to 1e-5, and takes longer to compile than all else.
+    The curvature is from finite differences, which need no further compilation; a Hessian by automatic differentiation
+    agrees to 1e-5 and takes longer to compile than everything else.
 
     Arguments:
         model: the model.
-        prepared: its data, pooled.
+        prepared: pooled data of the model.
 
     Raises:
-        InputError: where the posterior is not concave at its mode.
+        InputError: if the posterior is not concave at its mode.
     """
     mode = posterior_mode(model, prepared)
     try:
@@ -74,31 +74,31 @@ def laplace(model: AbstractModel, prepared: PyTree) -> Normal:
 
 
 def svi(model: AbstractModel, prepared: PyTree, *, start: Normal, key: PRNGKeyArray) -> Normal:
-    """The normal law q with the smallest KL(q ‖ posterior), by stochastic variational inference.
+    """The normal law q that minimises KL(q ‖ posterior), by stochastic variational inference.
 
     Arguments:
         model: the model.
-        prepared: its data, pooled.
-        start: where to start.
-        key: where the randomness comes from.
+        prepared: pooled data of the model.
+        start: initial normal law.
+        key: PRNG key.
     """
     return Normal(start.sites, *_svi(model, prepared, *start, key))
 
 
 def pareto_k(log_weights: Float[np.ndarray, " draws"]) -> float:
-    """How heavy the tail of importance weights is: above 0.7 they, and the law that the draws are of, say little.
+    """Pareto shape k of the tail of importance weights; above 0.7 neither weights nor proposal are reliable.
 
     Arguments:
-        log_weights: log of target over proposal at each draw, up to a constant; `FEWEST` of them or more.
+        log_weights: log of target over proposal density at each draw, up to a constant; at least `FEWEST` draws.
 
     Returns:
-        k, below 0 for weights that are bounded; −∞ where they differ by no more than rounding, as they have no tail.
+        k, negative for bounded weights; −∞ for weights that are equal up to rounding.
     """
-    # A density that overflows is none.
+    # Densities that overflow count as zero.
     log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
     if np.ptp(log_weights) < math.sqrt(np.finfo(log_weights.dtype).eps):
         return -math.inf
-    # ArviZ's function takes log likelihoods, of which log weights are the negative, as in leave-one-out.
+    # ArviZ's function takes log likelihoods, the negative log weights of leave-one-out.
     _, k = array_stats.psislw(log_weights.max() - log_weights)
     return float(k)
 
@@ -110,14 +110,14 @@ def draw(
 
     Arguments:
         model: the model.
-        prepared: its data, pooled.
-        normal: the law.
-        draws: how many.
-        key: where the randomness comes from.
+        prepared: pooled data of the model.
+        normal: the normal law.
+        draws: number of draws.
+        key: PRNG key.
 
     Returns:
-        Values of the latent and deterministic sites; the coordinates of the layer; and the log of the posterior's
-        density over that of the law, up to a constant.
+        Values of the latent and deterministic sites; the coordinates of the layer; and the log ratio of the posterior
+        density to the normal density, up to a constant.
     """
     standard = jr.normal(key, (draws, len(normal.sites)), normal.mean.dtype)
     return _at(model, prepared, *normal, standard)
@@ -140,7 +140,7 @@ def _at(
 def _svi(
     model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], mean: Array, scale: Array, key: PRNGKeyArray
 ) -> tuple[Array, Array]:
-    """In coordinates z in which the start is standard normal: a step of Adam is as long for every parameter."""
+    """SVI in coordinates z in which the start is standard normal, so that Adam's steps have one scale."""
     count = len(sites)
 
     def standardised() -> None:
@@ -150,7 +150,7 @@ def _svi(
         numpyro.factor("posterior", -energy)
 
     def rate(step: Array) -> Array:
-        # Down to 0 by half a cosine, so that the noise of the ELBO's gradient averages out.
+        # Cosine decay to 0 averages out the noise of the ELBO's gradient.
         return RATE * (1 + jnp.cos(jnp.pi * step / STEPS)) / 2
 
     start = init_to_value(values={"z": jnp.zeros(count, mean.dtype)})

@@ -1,8 +1,8 @@
-"""NumPyro's NUTS, compiled once a process for each model, length of warmup and shape of its pooled data.
+"""NumPyro's NUTS, compiled once per process, model, length of warmup and shape of the pooled data.
 
-`numpyro.infer.MCMC` compiles anew for every object and every data set. Here the data are an argument of the compiled
-function. The sampler sees the pooled data, whose size does not grow with the number of networks; each network's own
-likelihood is computed for the kept draws, afterwards.
+`numpyro.infer.MCMC` compiles for every object and every data set. Here the data are an argument of the compiled
+function. The sampler uses pooled data, whose size does not grow with the number of networks; the likelihoods of single
+networks are computed afterwards for the kept draws.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ class NUTS(AbstractMarkovChain):
     """NumPyro's NUTS with a dense mass matrix.
 
     Attributes:
-        chains: how many chains, each on a core of its own while there are any.
+        chains: number of chains, run in parallel on all cores.
         draws: kept draws of each chain.
-        warmup: iterations of adaptation before them.
+        warmup: warmup iterations of each chain.
     """
 
     def start(self, posterior: Posterior, key: PRNGKeyArray) -> Any:
-        """A state that NumPyro's own `init` makes."""
+        """The state returned by NumPyro's `init`."""
         z = posterior.initial_position(key)
         slope = jax.value_and_grad(posterior.potential)(z)
         _, state = self.bind(posterior, jr.key_data(key), ParamInfo(z, *slope))
@@ -49,7 +49,7 @@ class NUTS(AbstractMarkovChain):
         return state, *_drawn(state)
 
     def advance(self, posterior: Posterior, state: Any, steps: Int[Array | np.ndarray, ""]) -> tuple[Any, PyTree]:
-        """As for every sampler, with the kernel bound once."""
+        """Advance one chain as `AbstractMarkovChain.advance` does, but bind the kernel only once."""
         kernel = self._kernel(posterior, state)
 
         def step(state: Any) -> tuple[Any, dict[str, dict[str, Array]]]:
@@ -59,9 +59,9 @@ class NUTS(AbstractMarkovChain):
         return recorded(step, jax.eval_shape(_record, state), state, steps, CHUNK)
 
     def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[Any, ...]:
-        """Chains that start uniform in (−2, 2) in each unconstrained parameter, as NumPyro's do, without compiling it.
+        """Initial states uniform in (−2, 2) in each unconstrained parameter, as in NumPyro, without compiling `start`.
 
-        NumPyro searches for a start of finite density; these models have one everywhere.
+        NumPyro also searches for a start of positive density; the density of these models is positive everywhere.
         """
         model, prepared = posterior.model, posterior.prepared
         words, structure = np.asarray(jr.key_data(key)).ravel(), latent_structure(model, prepared)
@@ -76,17 +76,18 @@ class NUTS(AbstractMarkovChain):
     def bind(self, posterior: Posterior, key: Array | np.ndarray, start: ParamInfo) -> tuple[infer.NUTS, Any]:
         """The kernel, bound to this posterior, and the state of a chain at `start`.
 
-        NumPyro's kernels are bound by their `init`, so every trace has to call it. With the potential and its slope
-        given, `init` computes neither.
+        `init` binds a NumPyro kernel, so every trace has to call it. Since `start` includes the potential and its
+        gradient, `init` does not compute them.
         """
         acceptance = posterior.model.acceptance
         kernel = infer.NUTS(potential_fn=posterior.potential, dense_mass=True, target_accept_prob=acceptance)
         return kernel, kernel.init(key, self.warmup, start)
 
     def states_at(self, posterior: Posterior, keys: Sequence[np.ndarray], starts: Sequence[ParamInfo]) -> tuple:
-        """What `bind` returns for each of these keys and starts, but for its random numbers, without compiling it.
+        """The states that `bind` returns for these keys and starts, computed without compiling it.
 
-        Nearly all of it is zero; momentum and energy are those of a draw, which the first iteration makes anew.
+        Most fields are zero. The momentum and the energy, which `bind` draws, are zero too: the first iteration draws
+        them again.
         """
         structure = jax.eval_shape(lambda key, start: self.bind(posterior, key, start)[1], keys[0][:2], starts[0])
         blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), structure)
@@ -98,7 +99,7 @@ class NUTS(AbstractMarkovChain):
             ss_state=(*averages, centre + math.log(10)),
             **dict.fromkeys(masses, identity),
         )
-        # Two halves of a key's words: one for the chain, one for its adaptation.
+        # One half of the words is the key of the chain, the other that of its adaptation.
         return tuple(
             blank._replace(rng_key=key[:2], adapt_state=adapt._replace(rng_key=key[2:]), **start._asdict())
             for key, start in zip(keys, starts, strict=True)
@@ -129,9 +130,9 @@ def _record(state: Any) -> dict[str, dict[str, Array]]:
 def compile_nuts(
     sampler: NUTS, model: AbstractModel, assumptions: Assumptions, *, tokens: int, widths: int, causal: bool, x64: bool
 ) -> None:
-    """Compile, on blank data and once a process, the programs that sample full paths and evaluate the draws.
+    """Compile the programs that sample full paths and evaluate the draws, on blank data, once per process.
 
-    `fit` calls it in a thread, while the data are prepared. If the data need another number of nodes, those programs
+    `fit` calls this in a thread while it prepares the data. If the data need a different number of nodes, the programs
     are compiled again.
     """
     # `jax.enable_x64` is thread-local.

@@ -1,4 +1,4 @@
-"""What the SDE predicts for the observed networks at draws of the parameters."""
+"""Predictions of the SDE for the observed networks at draws of the parameters."""
 
 import functools
 
@@ -16,12 +16,13 @@ from sdeinfer.observation import DIMS, outputs_of
 from sdeinfer.solve import fill_after, solve_in_blocks, step_grid
 
 TIMES = 9
-"""Predictions are kept at no more than so many of the observed layers, evenly spread: files stay small."""
+"""Largest number of observed layers, evenly spaced, at which predictions are kept; it bounds the file size."""
 
 STEP = 0.01
+"""Longest step of the solver, in depth-time."""
 
 AT_ONCE = 100
-"""Layers whose limits are computed at a time."""
+"""Number of layers whose limits are computed at a time."""
 
 
 def predict(
@@ -34,14 +35,14 @@ def predict(
     """Replicate the observed networks from their first observed covariances, one replicate for each draw.
 
     Arguments:
-        layers: draws of the coordinates of the layer, or of each network's.
+        layers: draws of the coordinates of the layer, or of each network's layer.
         data: the observed networks.
         architecture: the kind of layer.
-        key: where the randomness comes from.
+        key: PRNG key.
 
     Returns:
-        What would be observed: `covariance` over draw, network, layer, token_a, token_b at up to `TIMES` of the layers
-        that were. Paths that explode are NaN from then on; the attribute `exploded` is their share.
+        A Dataset with `covariance` over draw, network, layer, token_a, token_b, at up to `TIMES` of the observed
+        layers. Paths are NaN after an explosion; the attribute `exploded` is the fraction of exploded paths.
     """
     numbers = data["layer"].values
     kept = np.unique(np.linspace(0, len(numbers) - 1, min(TIMES, len(numbers))).round().astype(int))
@@ -49,13 +50,13 @@ def predict(
     X0 = factor_on_host(np.asarray(data["covariance"].values[:, 0], dtype))
     draws, networks = len(layers), len(X0)
     limits = _limits(np.asarray(layers, dtype).reshape(-1, layers.shape[-1]), architecture)
-    # One of each draw, or of each draw and network.
+    # Limits have one value per draw, or per draw and network.
     limits = jax.tree.map(lambda c: np.broadcast_to(c.reshape(draws, -1), (draws, networks)), limits)
     replicate = np.empty((draws, networks, len(kept), *X0.shape[1:]), np.float32)
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)
         grid = step_grid((numbers[kept] - numbers[0]) / width, STEP)
-        # Path by path: each draw with each network.
+        # One path for each pair of a draw and a network.
         each = jax.tree.map(lambda c, same=same: c[:, same].reshape(-1), limits)
         starts = np.tile(X0[same], (draws, 1, 1))
         V, stopped = solve_in_blocks(each, starts, grid, paths=len(starts), key=jr.fold_in(key, np.uint32(width)))
@@ -72,7 +73,7 @@ def predict(
 
 
 def _limits(u: Float[np.ndarray, "layers coordinates"], architecture: AbstractArchitecture) -> Limit:
-    """The limit at each of many coordinates."""
+    """The limit at each row of coordinates."""
     number = np.minimum(np.arange(-(-len(u) // AT_ONCE) * AT_ONCE), len(u) - 1).reshape(-1, AT_ONCE)
     parts = [_limits_of_block(architecture, u[some]) for some in number]
     return jax.tree.map(lambda *each: np.concatenate(each)[: len(u)], *parts)
@@ -85,7 +86,7 @@ def _limits_of_block(architecture: AbstractArchitecture, u: Float[Array, "layers
 
 @functools.partial(jax.jit, static_argnums=1)
 def _sample_covariances(V: Float[Array, "draws networks m m"], outputs: int, keys: PRNGKeyArray) -> Array:
-    """Of so many outputs of each network (Eq. 21)."""
+    """Sample covariances of `outputs` outputs of each network (Eq. 21)."""
 
     def one_draw(inputs):
         V, key = inputs

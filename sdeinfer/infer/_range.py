@@ -1,18 +1,17 @@
-"""Which transitions start inside the range in which the law of a layer with attention holds.
+"""Selection of the transitions that start inside the range of validity of the law of a layer with attention.
 
-The law is a series in the spread of the logits in a row of the softmax. Their standard deviation about the row's mean,
+The law is a series in the spread s of the logits in a row of the softmax: their standard deviation about the row mean,
 
     s² = max_α V_αα (tr V − 1ᵀV1/m)/((m − 1) n τ0²)
 
-for the widest row, is what its terms go with: what the law of finite width leaves out moves τ0 by up to a relative s⁴,
-5 % at s = 0.5, and what exploding networks do beyond 1 makes a fit absurd. A transition may be left out by a rule on
-the covariance from which it starts without biasing the others. The rule: of the transitions with the smallest spreads,
-as many as make τ0's error smallest, that of the series and that of few data together; but none above a bound. Where
-layers are latent they have to stay in the range as well: a spread counts as what it may grow to until the next
-observation. The rule still looks at the start alone.
+in the widest row. The omitted terms of the law of finite width change τ0 by up to a relative s⁴, 5 % at s = 0.5; for
+s > 1, as in exploding networks, fits are meaningless. Selecting transitions by their starting covariance does not bias
+the likelihood. The rule keeps the transitions with the smallest spreads: the number that minimises the sum of the
+squared series error and the squared sampling error of log τ0, and none above a bound. Latent layers have to stay in the
+range too, so the rule uses the spread to which the start may grow before the next observation.
 
-The rule needs τ0. It is estimated from the transitions with the smallest spreads, four times as many each time, for as
-long as the rule allows more by the estimate.
+The rule needs τ0. It is estimated from the transitions with the smallest spreads; their number grows by a factor of
+four as long as the rule, at the current estimate, allows more.
 """
 
 import math
@@ -44,25 +43,25 @@ from sdeinfer.likelihood import (
 )
 from sdeinfer.observation import groups_of, outputs_of
 
-FIRST, NEARLY_EQUAL, MORE = 512, 1.25, 4
-"""The first estimate of τ0 is from so many terms, of which a transition has m(m + 1)/2, and from all transitions with
-spreads up to so many times the smallest. The next is from so many times as many."""
+FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
+"""The first estimate of τ0 uses `FIRST_TERMS` terms (a transition has m(m + 1)/2), and all transitions whose spread is
+at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FACTOR` times as many transitions."""
 
 NODES = 64
-"""Nodes for the estimates: the fewest of a fit, and always the same, so that one program serves both."""
+"""Number of nodes for the estimates: the smallest number of a fit, so that they share its compiled programs."""
 
 
 class OutOfRange(InputError):
-    """Data of which no transition starts inside the range of the law."""
+    """No transition of the data starts inside the range of the law."""
 
 
 def range_to_fit(
     model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, largest_logit: float
 ) -> tuple[xr.Dataset, dict[str, Any]]:
-    """`in_range`; but where nothing is left, the half of the transitions with the smallest spreads.
+    """As `in_range`, but if no transition is left, use the half of the transitions with the smallest spreads.
 
-    Layers that are not shaped, or tokens that are too large, are to be judged by `check`, which needs a fit. The
-    posterior is told by `out_of_range`, which says why.
+    This allows a fit, and a verdict by `check`, for layers that are not shaped or tokens that are too large. The
+    attribute `out_of_range` of the posterior gives the reason.
     """
     try:
         return in_range(model, data, assumptions, largest_logit)
@@ -75,21 +74,21 @@ def range_to_fit(
 def in_range(
     model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, largest_logit: float = LARGEST_LOGIT
 ) -> tuple[xr.Dataset, dict[str, Any]]:
-    """Mark the transitions that start inside the range of the law: of networks in groups, by each group's own τ0.
+    """Mark the transitions that start inside the range of the law; for groups, by each group's τ0.
 
     Arguments:
         model: the model to be fitted.
         data: the observed networks.
-        assumptions: of the fit.
-        largest_logit: how large the spread s of the logits may be.
+        assumptions: assumptions of the fit.
+        largest_logit: largest spread s of the logits.
 
     Returns:
-        The data with the variable `used` over network and layer, and what a posterior should say of it: `pilot_tau0`,
-        the τ0 by which the range was found, where there is one: one a group, where there are groups, and the smallest
-        of the networks, where each has its own.
+        The data with the variable `used` over network and layer, and attributes for the posterior: `pilot_tau0`, the τ0
+        that determined the range, if there is one. It has one value per group; if each network has its own τ0, it is
+        the smallest.
 
     Raises:
-        OutOfRange: where nothing is left.
+        OutOfRange: if no transition is left.
         InputError: for a bound that is not positive.
     """
     if not largest_logit > 0:
@@ -124,7 +123,7 @@ def _in_range_of_groups(
 
 
 def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
-    """The spread s of the logits where each transition starts, times τ0."""
+    """The spread s of the logits at the start of each transition, times τ0."""
     starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
     return logit_spread(starts, data["width"].values[:, None])
 
@@ -137,7 +136,7 @@ def logit_spread(V: Float[np.ndarray, "... m m"], width: Float[np.ndarray, "..."
 
 
 class _Estimate(NamedTuple):
-    """The mode of the posterior given some transitions, and the layer there; of one for each network, all axes."""
+    """The mode of the posterior given some transitions, and the layer (or each network's layer) at the mode."""
 
     mode: Mode
     layer: LayerAt
@@ -146,7 +145,7 @@ class _Estimate(NamedTuple):
 def _estimator(
     model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, path: Path
 ) -> Callable[[np.ndarray, Mode | None], _Estimate]:
-    """The estimate from some transitions of a path, by their indices; from a mode, if there is one."""
+    """Return a function from indices of transitions, and a mode to start from or None, to the estimate."""
     if isinstance(model, LatentLayers):
         prepared = model.reduce(data, assumptions)
 
@@ -158,7 +157,7 @@ def _estimator(
         return of_bridges
 
     def of_full_path(chosen: np.ndarray, start: Mode | None) -> _Estimate:
-        seen = path.chosen(chosen)
+        seen = path.take(chosen)
         require_densities(seen, data)
         statistics = reduced(model, seen, assumptions, nodes=NODES)
         mode = posterior_mode(model, statistics, start=start)
@@ -178,7 +177,7 @@ def _used(
     scale = logit_scale(data)[path.network, path.layer]
 
     def ordered(noise: ArrayLike, relative_tau0: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """The transitions in ascending order of what their spreads may grow to, and these."""
+        """Indices of the transitions in ascending order of the spread to which each may grow; and these spreads."""
         each = np.broadcast_to(relative_tau0, len(path.width))[path.network]
         grown = scale / each * _growth(path, noise)
         order = np.argsort(grown)
@@ -187,12 +186,12 @@ def _used(
     order, sorted_scale = ordered(1.0, 1.0)
     terms = path.tokens * (path.tokens + 1) // 2
     equal = int(np.searchsorted(sorted_scale, NEARLY_EQUAL * sorted_scale[0], side="right"))
-    allowed, mode = min(len(order), max(1, FIRST // terms, equal)), None
+    allowed, mode = min(len(order), max(1, FIRST_TERMS // terms, equal)), None
     count, tau0 = 0, math.nan
     while allowed > count:
-        count = min(allowed, MORE * count) if count else allowed
+        count = min(allowed, FACTOR * count) if count else allowed
         mode, layer = estimate(order[:count], mode)
-        # Of several temperatures the smallest counts; of one for each network, that of the network.
+        # The smallest of the layer's temperatures determines the spread, separately for each network's layer.
         coldest = np.argmin(layer.u[..., places], axis=-1, keepdims=True)
         log_tau0 = np.take_along_axis(layer.u[..., places], coldest, axis=-1)[..., 0]
         sd = float(np.max(np.take_along_axis(layer.sd[..., places], coldest, axis=-1)))
@@ -201,7 +200,7 @@ def _used(
         order, sorted_scale = ordered(noise, np.exp(log_tau0 - log_tau0.min()))
         allowed = transitions_allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         if allowed == 0:
-            # Few transitions say little of τ0: nothing is left only if that holds for larger τ0 as well.
+            # Few transitions determine τ0 poorly: raise an error only if the rule fails at larger τ0 too.
             tau0 *= math.exp(2 * sd)
             allowed = transitions_allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         if allowed == 0:
@@ -210,33 +209,33 @@ def _used(
                 f"at least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
                 "smaller tokens or wider networks"
             )
-    kept = path.chosen(order[:allowed])
+    kept = path.take(order[:allowed])
     used = np.zeros_like(used)
     used[kept.network, kept.layer] = True
     return used, tau0
 
 
 def _growth(path: Path, noise: ArrayLike) -> np.ndarray:
-    """By how much the spread may grow in the latent layers before the next observation: by two standard deviations."""
+    """Factor by which the spread may grow (two standard deviations) in latent layers before the next observation."""
     latent = (path.gap[path.layer] - 1) / path.width[path.network]
     each = np.broadcast_to(noise, len(path.width))[path.network]
     return np.exp(2 * np.sqrt(2 * each * latent))
 
 
 def _noise_at(kind: AbstractArchitecture, u: np.ndarray) -> np.ndarray:
-    """The coefficient a of the noise."""
+    """The coefficient a of the linear noise at coordinates u."""
     each = [limit_on_host(kind.layer_at(here)).linear_noise for here in np.atleast_2d(u)]
     return np.asarray(each).reshape(u.shape[:-1])
 
 
 def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float) -> int:
-    """How many transitions, in ascending order of their spreads, make the error of log τ0 smallest.
+    """Number of transitions with the smallest spreads that minimises the error of log τ0.
 
     Arguments:
-        spread: of the transitions.
+        spread: spreads of the transitions, ascending.
         largest: bound on the spread.
-        seen: how many were seen.
-        sd: of log τ0 given those; 0 where τ0 is fixed, and all up to the bound are allowed.
+        seen: number of transitions in the estimate of τ0.
+        sd: standard deviation of log τ0 given these; 0 for a fixed τ0, which allows all transitions up to the bound.
     """
     if sd == 0:
         return int((spread <= largest).sum())

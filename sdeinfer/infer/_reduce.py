@@ -1,4 +1,4 @@
-"""Transitions reduced to statistics in the form that a model needs: pooled, or with a law for each network."""
+"""Statistics of transitions in the form that a model needs: pooled over networks, or with one law per network."""
 
 import dataclasses
 from functools import lru_cache
@@ -31,14 +31,14 @@ def reduced(
     *,
     nodes: int | None = None,
 ) -> PathStatistics:
-    """What the joint density of a model needs of transitions: pooled where all networks have one layer.
+    """The statistics of transitions for the joint density of a model, pooled if all networks have one layer.
 
     Arguments:
         model: the model.
         path: the transitions.
-        assumptions: of the fit.
-        layout: where to take the statistics; as the data ask for where None.
-        nodes: how many nodes they have then; as many as the data ask for where None.
+        assumptions: assumptions of the fit.
+        layout: nodes and expansion point; `path_layout` if None.
+        nodes: number of nodes for `path_layout`; chosen by the data if None.
     """
     layout = path_layout(path, nodes=nodes) if layout is None else layout
     form = form_of(model, len(path.width), path.tokens, assumptions)
@@ -52,9 +52,9 @@ class Form:
     """The form of the statistics that a model's joint density needs.
 
     Attributes:
-        kind: of layer.
-        by_network: whether each network has a layer, and so a reference, of its own.
-        pooled: whether networks of one width can be taken together.
+        kind: the kind of layer.
+        by_network: whether each network has its own layer, and hence its own reference.
+        pooled: whether the statistics can be summed over the networks of one width.
     """
 
     kind: AbstractArchitecture
@@ -64,7 +64,7 @@ class Form:
 
 @lru_cache(maxsize=64)
 def form_of(model: AbstractModel, networks: int, tokens: int, assumptions: Assumptions) -> Form:
-    """The form of statistics that a model needs, by tracing its program on data without transitions."""
+    """The form of statistics that a model needs, found by tracing its program on blank data."""
     if assumptions.architecture is not None:
         return Form(assumptions.architecture)
     assert isinstance(model, EveryLayer)
@@ -76,7 +76,7 @@ def form_of(model: AbstractModel, networks: int, tokens: int, assumptions: Assum
     if any(value.ndim for value in layer.parameters().values()):
         return Form(kind, by_network=True, pooled=False)
     try:
-        # A program with a covariate or a site for each network cannot run on pooled data.
+        # A program with a covariate or a site per network cannot run on pooled data.
         pooled = latent_structure(model, blank) == latent_structure(model, probe)
     except (TypeError, ValueError):
         pooled = False
@@ -84,12 +84,12 @@ def form_of(model: AbstractModel, networks: int, tokens: int, assumptions: Assum
 
 
 def kind_of_program(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> AbstractArchitecture:
-    """The kind of layer that a program of a user builds."""
+    """The kind of layer that a custom program builds."""
     return form_of(model, data.sizes["network"], data.sizes["token_a"], assumptions).kind
 
 
 def layout_for(path: Path, layout: Layout, form: Form) -> Layout:
-    """The layout with a reference for each network, where a model needs one."""
+    """The layout, with one reference per network if the model needs it."""
     if not form.by_network or len(layout.reference.drift) == len(path.width):
         return layout
     number = np.searchsorted(np.unique(path.width), path.width)

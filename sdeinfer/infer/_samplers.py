@@ -1,6 +1,6 @@
-"""Samplers: `fit(..., sampler=NUTS(draws=500))` takes `NUTS`, `Metropolis`, or one of a user.
+"""Interface of samplers: `fit(..., sampler=NUTS(draws=500))` takes `NUTS`, `Metropolis` or a custom sampler.
 
-A sampler of one's own is a subclass of `AbstractMarkovChain` with two functions, the start and the step of one chain.
+A custom sampler subclasses `AbstractMarkovChain` and defines `start` and `step` of one chain.
 """
 
 import abc
@@ -24,30 +24,30 @@ from sdeinfer.infer._mode import sampled_potential
 from sdeinfer.likelihood import AbstractModel, LatentLayers
 
 CHUNK = 250
-"""Iterations between two looks at the progress."""
+"""Iterations between updates of the progress bar and the checkpoint."""
 
 
 class Posterior(eqx.Module):
-    """A posterior density in NumPyro's unconstrained parameters, by the names of their sites.
+    """A posterior density of NumPyro's unconstrained parameters by site name.
 
     Attributes:
         model: the model; static.
-        prepared: its data, pooled; an argument of compiled functions.
+        prepared: pooled data of the model; an argument of compiled functions.
     """
 
     model: AbstractModel = eqx.field(static=True)
     prepared: PyTree
 
     def log_density(self, z: Mapping[str, Array]) -> Float[Array, ""]:
-        """Log of the density up to a constant, with a gradient in z."""
+        """Log density up to a constant, differentiable in z."""
         return -self.potential(z)
 
     def potential(self, z: Mapping[str, Array]) -> Float[Array, ""]:
-        """−log of the density up to a constant, with a gradient in z."""
+        """−log density up to a constant, differentiable in z."""
         return sampled_potential(self.model, self.prepared, dict(z))
 
     def initial_position(self, key: PRNGKeyArray) -> dict[str, Array]:
-        """A point uniform in (−2, 2) in each unconstrained parameter, as NumPyro starts; its density is finite."""
+        """A point uniform in (−2, 2) in each unconstrained parameter, as in NumPyro; its density is positive."""
         structure = latent_structure(self.model, self.prepared)
         keys = jr.split(key, len(structure))
         return {
@@ -58,12 +58,12 @@ class Posterior(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class AbstractSampler(abc.ABC):
-    """A sampler of posteriors; hashable, for it is compiled in.
+    """A sampler of posteriors; hashable, since it is a static argument of compiled functions.
 
     Attributes:
-        chains: how many chains.
+        chains: number of chains.
         draws: kept draws of each chain.
-        warmup: iterations of each chain before them.
+        warmup: warmup iterations of each chain.
     """
 
     chains: int = dataclasses.field(default=4, compare=False)
@@ -89,39 +89,39 @@ class AbstractSampler(abc.ABC):
 
         Arguments:
             model: the model.
-            prepared: its data, prepared for it.
+            prepared: data prepared for the model.
             progress: show a progress bar.
-            checkpoint: where to keep what is done, after every chunk; the caller removes it.
-            key: where the randomness comes from.
+            checkpoint: file for the state after every chunk; the caller removes it.
+            key: PRNG key.
 
         Raises:
-            InputError: for a model that it cannot sample, and where the checkpoint to go on from is that of another
-                fit.
+            InputError: for a model that the sampler does not support, or if the checkpoint to resume from belongs to
+                another fit.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class AbstractMarkovChain(AbstractSampler):
-    """A sampler given by the start and the step of one chain, both traced by JAX.
+    """A sampler defined by `start` and `step` of one chain, both traced by JAX.
 
-    Iterations run in chunks, chains on as many threads as there are cores, with progress and checkpoints.
+    Iterations run in chunks, with a progress bar and checkpoints; chains run with one thread per core.
     """
 
     @abc.abstractmethod
     def start(self, posterior: Posterior, key: PRNGKeyArray) -> PyTree:
-        """The initial state of one chain, any tree of arrays; a sampler may adapt here, or in its first steps."""
+        """The initial state of one chain, any pytree of arrays; a sampler may adapt here or in its first steps."""
 
     @abc.abstractmethod
     def step(self, posterior: Posterior, state: PyTree) -> tuple[PyTree, dict[str, Array], dict[str, Array]]:
         """One iteration.
 
         Arguments:
-            posterior: what is sampled.
-            state: of one chain.
+            posterior: the posterior to sample.
+            state: state of one chain.
 
         Returns:
-            The new state; the unconstrained parameters there by the names of their sites; and statistics by ArviZ's
-            names, such as `diverging` and `acceptance_rate`.
+            The new state; its unconstrained parameters by site name; and statistics by ArviZ's names, such as
+            `diverging` and `acceptance_rate`.
         """
 
     def sample(
@@ -133,7 +133,7 @@ class AbstractMarkovChain(AbstractSampler):
         checkpoint: Checkpoint | None = None,
         key: PRNGKeyArray,
     ) -> Draws:
-        """Sample the posterior of a model of which every layer was observed; see `AbstractSampler.sample`."""
+        """Sample the posterior of a model without latent layers; see `AbstractSampler.sample`."""
         if isinstance(model, LatentLayers):
             raise InputError(f"sampler: {model.name} has latent layers, for which there is Metropolis only")
         posterior = Posterior(model, jax.device_put(model.pool(prepared)))
@@ -151,12 +151,12 @@ class AbstractMarkovChain(AbstractSampler):
         return draws_of(model, prepared, posterior.prepared, kept)
 
     def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[PyTree, ...]:
-        """The initial state of each chain."""
+        """The initial states of all chains."""
         keys = jr.split(key, self.chains)
         return tuple(_start((self, posterior), own) for own in keys)
 
     def advance(self, posterior: Posterior, state: PyTree, steps: Int[Array | np.ndarray, ""]) -> tuple[PyTree, PyTree]:
-        """Advance one chain by up to a chunk of iterations, and keep what each draws."""
+        """Advance one chain by up to a chunk of iterations and record its draws."""
 
         def step(state: PyTree) -> tuple[PyTree, dict[str, dict[str, Array]]]:
             state, position, statistics = self.step(posterior, state)
@@ -167,7 +167,7 @@ class AbstractMarkovChain(AbstractSampler):
 
 
 def draws_of(model: AbstractModel, prepared: PyTree, pooled: PyTree, kept: Mapping[str, Any]) -> Draws:
-    """The sites, the layers and the densities at draws of the unconstrained parameters."""
+    """Sites, layers and densities at draws of the unconstrained parameters."""
     sites, layers = constrained_sites(model, pooled, kept["unconstrained"])
     observed, prior = log_densities(model, prepared, sites)
     statistics = kept["statistics"]
@@ -195,5 +195,5 @@ def _advance(problem: _Problem, state: PyTree, steps: Array | np.ndarray) -> tup
 def advance_compiled(
     sampler: AbstractMarkovChain, posterior: Posterior, state: PyTree, steps: Array | np.ndarray
 ) -> Any:
-    """`AbstractMarkovChain.advance`, compiled once for each sampler, model and shape of its data."""
+    """`AbstractMarkovChain.advance`, compiled once per sampler, model and shape of its data."""
     return sampler.advance(posterior, state, steps)

@@ -1,18 +1,18 @@
-"""How sure a posterior of finite networks may be.
+"""Adjustment of the likelihood's curvature by the sandwich estimator.
 
-At width n the increments of one layer are normal up to O(1/n) only, and their squares are correlated. That biases
-nothing, but a likelihood of independent normals would know the parameters too well: by up to half of their standard
-deviations where γ is near 1 and n = 32, by a few percent at n = 512. As in composite likelihoods (Ribatet, Cooley and
-Davison 2012), it is divided by a dispersion φ and taken at parameters moved towards its mode û, so that its curvature
-there is what the scatter of the score says instead of the information. With H the information and J the covariance of
-the score, both of ℓ/φ, and G = H + I:
+At width n the increments of one layer are normal only up to O(1/n), and their squares are correlated. The score remains
+unbiased, but a likelihood of independent normals gives too small standard deviations: by up to one half for γ near 1
+and n = 32, by a few percent at n = 512. As in composite likelihoods (Ribatet, Cooley and Davison 2012), the log
+likelihood is divided by a dispersion φ and its argument is transformed linearly about the mode û, so that its curvature
+at û agrees with the scatter of the score. With H the information and J the covariance of the score, both of ℓ/φ, and
+G = H + I:
 
     ℓ(û + C (u − û))/φ,    C = G^{−1/2} (I + G^{−1/2} (J − H) G^{−1/2})^{−1/2} G^{1/2}.
 
-Where the data say much, this is the sandwich: CᵀHC = H J⁻¹ H. Where they say nothing, C is the identity: G is what a
-posterior knows, of which the priors are about I. φ is J over H on average over all directions, which leaves C near the
-identity: a division holds wherever ℓ is not quadratic, too. What the law leaves out of the softmax shifts the score by
-about a known vector, whose outer product is added to J.
+For informative data this is the sandwich, CᵀHC = H J⁻¹ H; without information C is the identity. G is the information
+of the posterior, since that of the priors is about I. φ is the ratio of J to H averaged over all directions, which
+keeps C near the identity; dividing by φ remains valid where ℓ is not quadratic. The omitted terms of the
+softmax expansion shift the score by approximately a known vector, whose outer product is added to J.
 """
 
 import math
@@ -30,20 +30,22 @@ from sdeinfer.layers import ATTENTION_NEXT, AbstractArchitecture, AbstractLayer,
 from sdeinfer.likelihood import Adjustment, Path
 from sdeinfer.networks import check_chain_width, sample_chains
 
-ENOUGH = 4096
-"""Fewer transitions tell the scatter of their scores too badly, and make it small just where they are all near their
-mean: it is taken from so many of exact networks instead, drawn at the mode from where the transitions start."""
+FEWEST = 4096
+"""Smallest number of transitions whose scores determine their own scatter. With fewer, the estimate is noisy and tends
+to be small; the scatter is then computed from this many transitions of exact networks, drawn at the mode from the
+transitions' starts."""
 
 OMITTED, OMITTED_OF_TWO = 1.0, 2.0
-"""What the law leaves out of attention, over −s² times the highest terms that it has. In the one variance that is free
-of attention in the limit, 1.5 to 2.4 were found for two equal tokens, 0.9 for three, 0.5 for four."""
+"""Estimated omitted order of attention: −OMITTED · s² times the last retained term, with a larger value for two tokens.
+Measured in the variance that is free of attention in the limit: 1.5 to 2.4 for two equal tokens, 0.9 for three, 0.5 for
+four."""
 
 LARGEST_SPREAD = 0.75
-"""The law is not believed where the logits spread more."""
+"""Largest mean spread s of the logits at which the law is used; it determines `Adjustment.least_tau0`."""
 
 
-NOTHING = 1e-3
-"""Directions of which the data tell less than this, next to the priors' 1, do not count."""
+NEGLIGIBLE = 1e-3
+"""Regularisation of φ: information, relative to the priors' 1, below which φ tends to 1."""
 
 
 def sandwich(
@@ -57,15 +59,15 @@ def sandwich(
 ) -> Adjustment:
     """The adjustment of a likelihood.
 
-    Where each network has a layer of its own, φ and C are those of all networks together, and û is each network's.
+    If each network has its own layer, û differs between networks, and φ and C are common.
 
     Arguments:
         path: a sample of the transitions.
-        architecture: whose parameters are fitted.
-        u: coordinates of the layer at the mode, or of each network's.
-        centre: means of the features of the variance.
-        free: which coordinates vary with the model's sites; others are fixed. All where None.
-        times: how many times as many transitions there are.
+        architecture: the kind of layer.
+        u: coordinates of the layer, or of each network's layer, at the mode.
+        centre: means of the variance features, shape (features, p).
+        free: mask of the coordinates that vary with the model's sites; the others are fixed. All if None.
+        times: ratio of the number of all transitions to the sample's.
     """
     own = u.ndim > 1
     parts = [(path.of_networks(np.array([number])), here) for number, here in enumerate(u)] if own else [(path, u)]
@@ -74,20 +76,20 @@ def sandwich(
     laws = [law_at(architecture, here, widths=np.unique(part.width), centre=centre) for part, here in parts]
     layers = [architecture.layer_at(here) for _, here in parts]
     for (part, _), law, layer in zip(parts, laws, layers, strict=True):
-        for whole, found in zip(totals, _score(part, law, _coldest(layer)), strict=True):
+        for whole, found in zip(totals, _score(part, law, _smallest_tau0(layer)), strict=True):
             whole += times * found
     information, scatter, shift = totals
-    if len(path) < ENOUGH:
-        # As many exact transitions for each part as its share of all.
+    if len(path) < FEWEST:
+        # The exact transitions are divided among the parts in proportion to their sizes.
         drawn = [
-            _one_layer(part, layer, max(1, ENOUGH * len(part) // len(path)))
+            _one_layer(part, layer, max(1, FEWEST * len(part) // len(path)))
             for (part, _), layer in zip(parts, layers, strict=True)
         ]
         exact = [each for each in drawn if each is not None]
         if len(exact) == len(parts):
             scatter = np.zeros_like(information)
             for each, (part, _), law, layer in zip(exact, parts, laws, layers, strict=True):
-                scatter += times * _score(each, law, _coldest(layer))[1] * len(part) / len(each)
+                scatter += times * _score(each, law, _smallest_tau0(layer))[1] * len(part) / len(each)
     varies = np.ones(u.shape[-1], bool) if free is None else free.reshape(-1, u.shape[-1]).any(axis=0)
     matrix, dispersion = np.eye(u.shape[-1]), 1.0
     if varies.any():
@@ -95,7 +97,7 @@ def sandwich(
         dispersion = _dispersion(information[block], scatter[block])
         scattered = scatter[block] + np.outer(shift[varies], shift[varies])
         matrix[block] = _matrix(information[block] / dispersion, scattered / dispersion**2)
-    attends = np.isfinite(_coldest(layers[0]))
+    attends = np.isfinite(_smallest_tau0(layers[0]))
     least_tau0 = _least_tau0(_logit_scale(path, slice(None))) if attends else 0.0
     values = (dispersion, least_tau0, u, matrix)
     if own:
@@ -104,29 +106,31 @@ def sandwich(
     return Adjustment(*jax.device_put([np.asarray(x, jnp.result_type(float)) for x in values]))
 
 
-def _coldest(layer: AbstractLayer) -> float:
-    """The smallest softmax temperature τ0 of a layer; +∞ without attention."""
+def _smallest_tau0(layer: AbstractLayer) -> float:
+    """Smallest softmax temperature τ0 of a layer; +∞ without attention."""
     values = layer.parameters()
     return min((float(values[name]) for name in layer.coordinates.temperatures), default=math.inf)
 
 
 def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
-    """The spread of the logits where transitions start, times τ0."""
+    """Spread of the logits at the starts of transitions, times τ0."""
     return logit_spread(path.starts(block), path.width[path.network[block]])
 
 
 def _least_tau0(scale: np.ndarray) -> float:
-    """Where the logits' mean spread is `LARGEST_SPREAD`, weighted by what transitions tell of τ0: its fourth power."""
+    """τ0 at which the logits' mean spread, weighted by the information on τ0 (∝ s⁴), is `LARGEST_SPREAD`."""
     relative = scale / scale.max()
     return scale.max() * np.sqrt((relative**6).sum() / (relative**4).sum()) / LARGEST_SPREAD
 
 
 def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Information of independent normals, covariance of the score over transitions times their number, and the shift of
-    the score by what the law leaves out: about `OMITTED` s² times its highest terms in the logits.
-    """  # noqa: D205
+    """Information, scatter and shift of the score, summed over transitions.
+
+    The information is that of independent normals. The scatter is the covariance of the score over transitions times
+    their number. The shift estimates the effect of the omitted order, see `OMITTED`.
+    """
     largest = OMITTED_OF_TWO if path.tokens == 2 else OMITTED
-    width, parameters = path.which(law.widths), law.slopes.drift.shape[-1]
+    width, parameters = path.width_index(law.widths), law.slopes.drift.shape[-1]
     information, squares = np.zeros((2, parameters, parameters))
     sums, shift = np.zeros((2, parameters))
     for here in innovations(path, law):
@@ -144,7 +148,7 @@ def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray,
 
 
 def _one_layer(path: Path, layer: AbstractLayer, count: int) -> Path | None:
-    """Transitions of exact networks from where those of a path start; None where the chain cannot sample them."""
+    """Transitions of exact networks from the starts of a path; None if the chain cannot sample them."""
     if not has_chain(layer):
         return None
     chosen = np.resize(np.arange(len(path)), count)
@@ -163,10 +167,10 @@ def _one_layer(path: Path, layer: AbstractLayer, count: int) -> Path | None:
 
 
 def _dispersion(information: np.ndarray, scatter: np.ndarray) -> float:
-    """φ of the module's docstring; 1 where nothing is told."""
+    """φ of the module's docstring; 1 without information."""
     _, inverse = _roots(information + np.eye(len(information)))
-    told, scattered = (np.trace(inverse @ part @ inverse) for part in (information, scatter))
-    return (scattered + NOTHING) / (told + NOTHING)
+    of_information, of_scatter = (np.trace(inverse @ part @ inverse) for part in (information, scatter))
+    return (of_scatter + NEGLIGIBLE) / (of_information + NEGLIGIBLE)
 
 
 def _matrix(information: np.ndarray, scatter: np.ndarray) -> np.ndarray:
@@ -178,6 +182,6 @@ def _matrix(information: np.ndarray, scatter: np.ndarray) -> np.ndarray:
 
 
 def _roots(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The square root of a positive definite matrix, and that of its inverse."""
+    """The square roots of a positive definite matrix and of its inverse."""
     values, axes = np.linalg.eigh(matrix)
     return (axes * np.sqrt(values)) @ axes.T, (axes / np.sqrt(values)) @ axes.T

@@ -1,4 +1,4 @@
-"""Settings of a fit that the command line names as well; imports nothing."""
+"""Settings of a fit that the command line shares; this module must not import other modules of the package."""
 
 from typing import Literal, get_args
 
@@ -6,7 +6,8 @@ Law = Literal["finite-width", "limit", "both"]
 LAWS = get_args(Law)
 
 LIMIT_POSTERIOR = "limit_posterior"
-"""The group of a fit by both laws that holds the posterior by the limit's."""
+"""Name of the group with the posterior by the limit's law, in a fit by both laws."""
 
 LARGEST_LOGIT = 0.6
-"""Far beyond its range the law mistakes the spread for one of 0.6 to 1.6, not for a small one."""
+"""Default bound on the spread of the logits, see `in_range`. For data far outside its range the law estimates a spread
+of 0.6 to 1.6, never a small one, so this bound excludes them."""

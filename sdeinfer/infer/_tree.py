@@ -1,4 +1,4 @@
-"""What a result says of its data and of how it was made, whichever way it was."""
+"""Groups and attributes common to the results of `fit` and `approximate`."""
 
 import datetime
 import importlib.metadata
@@ -26,7 +26,7 @@ def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
 
 
 def layers_group(kind: AbstractArchitecture, layers: Float[np.ndarray, "networks coordinates"], data: xr.Dataset):
-    """The group `layers`: parameters of each network's layer at the posterior mean of its coordinates."""
+    """The group `layers`: the parameters of each network's layer at the posterior mean of its coordinates."""
     values = kind.coordinates.constrained(np.asarray(layers, np.float64).T)
     return xr.Dataset(
         {name: ("network", value) for name, value in values.items()}, coords={"network": data["network"].values}
@@ -42,14 +42,14 @@ def attributes_of(
     *,
     largest_logit: float,
 ) -> dict[str, Any]:
-    """What the data say of themselves, the architecture, the model, its law and range, and the version.
+    """Attributes of a result: those of the data, the architecture, the model, its law and range, and the version.
 
     Arguments:
         model: the model.
         data: the observed networks, with the transitions that were used.
-        assumptions: of the fit.
-        kind: of layer.
-        sampled: names of the sampled sites that are one number each.
+        assumptions: assumptions of the fit.
+        kind: the kind of layer.
+        sampled: names of the scalar sampled sites.
         largest_logit: bound on the spread of the logits, see `in_range`.
     """
     fixed = {f"fixed_{name}": value for name, value in assumptions.fixed.items()}

@@ -1,4 +1,4 @@
-"""One architecture, one room: its finite layer and its limit side by side."""
+"""Shaped layers: the finite-width layer and its covariance limit, one architecture per file."""
 
 from sdeinfer.layers._attention import ShapedAttention as ShapedAttention
 from sdeinfer.layers._base import AbstractLayer as AbstractLayer

@@ -25,25 +25,25 @@ GAMMA2 = Parameter("gamma2", "γ₂", "gain of the centring (Eq. 33)")
 class ShapedAttention(AbstractLayer):
     """X′ = λX + γ A X W_V/√n with A = I + softmax(Y/τ) − 11ᵀ/m (Eq. 1, 9), and the SDE of Theorem 4.2.
 
-    With H > 1 heads, each has an A of its own, of its own queries and keys, and makes n/H columns of A X W_V; that
-    divides the noise κ² by H. An output projection multiplies the heads' columns by W_O/√n; that makes the noise a
-    2γ² instead of γ²(2 − γ²). The paper has one head and no projection.
+    With H > 1 heads, each head has its own queries, keys and A, and computes n/H columns of A X W_V; this divides the
+    noise κ² by H. An output projection multiplies the concatenated heads by W_O/√n; the noise a is then 2γ² instead of
+    γ²(2 − γ²). The paper has one head and no projection.
 
-    Gains are multipliers of the identity and of the centring, A = γ₁I + softmax(Y/τ) − γ₂11ᵀ/m (Eq. 33), which start at
-    1 and are trained. There is a limit at 1 alone: elsewhere A tends to another matrix than I, and one layer moves V by
-    more than 1/n.
+    The gains γ₁ and γ₂ multiply the identity and the centring, A = γ₁I + softmax(Y/τ) − γ₂11ᵀ/m (Eq. 33); training
+    starts from 1. The limit exists for γ₁ = γ₂ = 1 only: otherwise A does not tend to I, and one layer changes V by
+    more than O(1/n).
 
-    With a causal mask, row α attends to the m_α = α tokens up to itself, counted from 1, and is centred by 1/m_α.
+    With a causal mask, row α attends to the first m_α = α tokens, counted from 1, and is centred by 1/m_α.
 
     Attributes:
         gamma: strength γ of the residual branch, in (0, 1]; λ² + γ² = 1.
         tau0: constant τ0 > 0 of the softmax temperature τ = τ0 √(n n_k).
-        key_width: width n_k of the queries and keys of one head; n/H where None. The limit does not depend on it.
-        heads: how many heads H; n must be a multiple.
+        key_width: width n_k of the queries and keys of one head; n/H if None. The limit does not depend on it.
+        heads: number H of heads; must divide n.
         output_projection: whether W_O follows the heads.
-        causal: whether a token attends to itself and those before it only.
-        gamma1: gain γ₁ of the identity; 1, and no parameter, where None.
-        gamma2: gain γ₂ of the centring; 1, and no parameter, where None.
+        causal: whether each token attends only to itself and earlier tokens.
+        gamma1: gain γ₁ of the identity; if None, 1 and not a parameter.
+        gamma2: gain γ₂ of the centring; if None, 1 and not a parameter.
     """
 
     gamma: Float[Array, ""] = GAMMA.field()
@@ -65,7 +65,7 @@ class ShapedAttention(AbstractLayer):
         key_queries, key_keys, key_values, *key_output = jr.split(key, 4 if self.output_projection else 3)
 
         def project(key, columns):
-            """X W/√n, with the heads' columns apart."""
+            """X W/√n, split into heads."""
             projected = X @ jr.normal(key, (width, columns), X.dtype) / math.sqrt(width)
             return jnp.swapaxes(projected.reshape(tokens, self.heads, -1), 0, 1)
 
@@ -82,37 +82,37 @@ class ShapedAttention(AbstractLayer):
 
     @property
     def column_blocks(self) -> int:
-        """One for each head, where no output projection mixes their columns."""
+        """Number of heads; 1 if an output projection mixes their columns."""
         return 1 if self.output_projection else self.heads
 
     def check_width(self, width: int) -> None:
-        """Refuse a width that is not a multiple of the number of heads."""
+        """Raise an InputError for a width that is not a multiple of the number of heads."""
         self._key_width(width)
 
     def forward_covariance(
         self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
-        """Noncentral Wishart given the heads' A: S = A V Aᵀ in a head's own columns, or that of the projection."""
+        """Noncentral Wishart given A: the branch has S = A V Aᵀ in each head's columns, or after the projection."""
         tokens, _, blocks, _ = V.shape
         dtype, heads, n = V.dtype, self.heads, jnp.asarray(width, V.dtype)
         key_width = width // heads if self.key_width is None else self.key_width
         freedom = [key_width, width // blocks - tokens, *([width // heads] if self.output_projection else [])]
-        # Two normal matrices more: the keys, and the branch in the directions of X.
+        # Two further normal matrices: the keys, and the branch in the directions of X.
         sizes = {"tokens": tokens, "blocks": max(heads, blocks), "normals": 2, "dtype": dtype}
         drawn = wishart_draws(freedom, **sizes, keys=keys)
         B, own, *projection = (wishart_factor(*each) for each in zip(freedom, drawn.normals, drawn.chi, strict=False))
         right, near = drawn.normals[-2:]
         V_whole = whole(V)
         L = factor(V_whole)
-        # Queries are L G_Q, keys L G_K: with G_Q = B times orthonormal rows, G_Q G_Kᵀ has the law of B times normals.
+        # Queries are L G_Q, keys L G_K. Since G_Q = B · (orthonormal rows), G_Q G_Kᵀ has the law of B · normals.
         Y = matmul(matmul(L, matmul(B[:, :, :heads], right[:, :, :heads])), transpose(L))
         flat = self._flat(tokens, dtype)[:, :, None, None]
         scores = jnp.where(flat > 0, Y / (self.tau0 * jnp.sqrt(n * jnp.asarray(key_width, dtype))), -jnp.inf)
         A_less_I = _softmax(scores) - _times(self.gamma2, flat)
-        # A L: in this form equal tokens stay equal to the last bit.
+        # A L, in a form that keeps equal tokens equal bit for bit.
         F = _times(self.gamma1, L) + matmul(A_less_I, L)
         if self.output_projection:
-            # Given the heads' columns Z, those of Z W_O/√n are N(0, Z Zᵀ/n).
+            # Given the concatenated heads Z, the columns of Z W_O/√n are N(0, Z Zᵀ/n).
             F = factor(whole(gram(matmul(F, projection[0][:, :, :heads]) / jnp.sqrt(n))))
         else:
             F = jnp.repeat(F, blocks // heads, axis=2)
@@ -127,7 +127,7 @@ class ShapedAttention(AbstractLayer):
         )
 
     def _flat(self, tokens: int, dtype: jnp.dtype) -> Float[Array, "m m"]:
-        """The softmax of equal logits: 1/m_α for the tokens to which row α attends, 0 for the others."""
+        """Softmax of equal logits: 1/m_α for the tokens to which row α attends, 0 for the others."""
         mask = jnp.ones((tokens, tokens), dtype)
         mask = jnp.tril(mask) if self.causal else mask
         return mask / jnp.sum(mask, axis=1, keepdims=True)
@@ -138,10 +138,10 @@ class ShapedAttention(AbstractLayer):
         return width // self.heads if self.key_width is None else self.key_width
 
     def limit(self) -> Limit:
-        """Theorem 4.2; with a causal mask, its sums are over the tokens so far.
+        """Theorem 4.2; with a causal mask, the sums in row α run over its m_α tokens.
 
         Raises:
-            InputError: where gains are not 1.
+            InputError: for a gain that is not 1.
         """
         layer = self._untrained()
         variance, coldness = layer.gamma**2, reciprocal(layer.tau0)
@@ -154,13 +154,13 @@ class ShapedAttention(AbstractLayer):
         )
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """The limit, and the fourth order of the softmax in its logits, whose variance is x = 1/(n τ0²) times V².
+        """The limit and the next order, from the softmax expanded to fourth order in its logits.
 
-        The queries' and keys' own width n_k would add terms of order 1/(n n_k), which are left out: they are of the
-        next order where n_k grows with n.
+        The logits have variances x V² with x = 1/(n τ0²). Terms of order 1/(n n_k) are left out; they are of higher
+        order if n_k grows with n.
 
         Raises:
-            InputError: with a causal mask, for which it has not been derived.
+            InputError: for a causal mask; that law has not been derived.
         """
         if self.causal:
             raise InputError("law: with a causal mask there is the limit's law only, law='limit'")
@@ -182,7 +182,7 @@ class ShapedAttention(AbstractLayer):
         )
 
     def _untrained(self) -> "ShapedAttention":
-        """The layer, with the gains that have no limit refused: traced ones when they are known."""
+        """The layer, checked to have gains 1: concrete gains at once, traced ones at run time."""
         layer = self
         for name, gain in (("gamma1", self.gamma1), ("gamma2", self.gamma2)):
             if gain is None:
@@ -196,7 +196,7 @@ class ShapedAttention(AbstractLayer):
 
 
 def check_heads(key_width: int | None, heads: int) -> None:
-    """Refuse a width of queries and keys, or a number of heads, that is not positive."""
+    """Raise an InputError unless the width of queries and keys and the number of heads are positive."""
     if key_width is not None and key_width < 1:
         raise InputError(f"key_width: at least 1 is needed, got {key_width}")
     if heads < 1:
@@ -209,7 +209,7 @@ def _times(gain: Float[Array, ""] | None, A: Array) -> Array:
 
 def _softmax(Y: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     """Softmax of each row."""
-    # Without the barrier XLA computes Y anew, and rounds it otherwise, where it is used: huge logits would give 0/0.
+    # Without the barrier XLA recomputes Y at each use with different rounding; huge logits would then give 0/0.
     Y = jax.lax.optimization_barrier(Y)
     largest = functools.reduce(jnp.maximum, [Y[:, k] for k in range(Y.shape[1])])
     weights = jnp.exp(Y - largest[:, None])

@@ -1,4 +1,4 @@
-"""What every layer has: a finite form with weights, and the limit of its covariance."""
+"""The interface of a layer: a finite-width map with random weights, and the limit of its covariance."""
 
 import abc
 import dataclasses
@@ -23,11 +23,11 @@ from sdeinfer.parameters import Coordinates, Parameter
 
 
 class AbstractLayer(eqx.Module):
-    """One layer of a shaped network: a Markov kernel on representations, and the SDE its covariance tends to.
+    """One layer of a shaped network: a Markov kernel on representations, and the SDE of its covariance in the limit.
 
-    A layer of one's own is a subclass with `forward` and `limit`, whose parameters are fields made by
-    `Parameter.field`. With these it can be simulated, sampled with its weights, and fitted by the limit's law.
-    `finite_width` adds the law of one layer of finite width; `forward_covariance` samples networks without weights.
+    A custom layer subclasses this, defines `forward` and `limit`, and declares its parameters as fields by
+    `Parameter.field`. It can then be simulated, sampled with its weights, and fitted with the limit's law. Defining
+    `finite_width` adds the finite-width law; defining `forward_covariance` samples networks without weights.
     """
 
     @abc.abstractmethod
@@ -36,7 +36,7 @@ class AbstractLayer(eqx.Module):
 
     @abc.abstractmethod
     def limit(self) -> Limit:
-        """Coefficients of the covariance SDE; one layer is dt = 1/n."""
+        """Coefficients of the covariance SDE; one layer advances depth-time by 1/n."""
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
         """Coefficients of the law of one layer of width n, to the next order in 1/n; n may be traced.
@@ -49,15 +49,15 @@ class AbstractLayer(eqx.Module):
     def forward_covariance(
         self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
-        """Draw the covariances of `forward`'s results without any weights, for many networks at once.
+        """Draw the covariances of the outputs of `forward` for many networks, without drawing weights.
 
-        X′ in law depends on X through V only, up to a rotation of its columns, or of those of each block.
+        The law of X′ depends on X only through V, up to a rotation of the columns within each block.
 
         Arguments:
-            V: X_b X_bᵀ/n of every block b of columns, n the whole width; a multiple of `column_blocks`, at least 2m
-                columns in each.
-            width: n, one that `check_width` has seen; it may be traced.
-            keys: one for each network.
+            V: X_b X_bᵀ/n for every block b of columns, with n the full width. The number of blocks is a multiple of
+                `column_blocks`; each block has at least 2m columns.
+            width: n, accepted by `check_width`; may be traced.
+            keys: one key per network.
 
         Raises:
             InputError: for a layer that does not define it.
@@ -66,22 +66,22 @@ class AbstractLayer(eqx.Module):
 
     @property
     def column_blocks(self) -> int:
-        """Number of equal blocks of columns of X that the layer treats differently: 1, or the number of heads."""
+        """Number of equal column blocks of X that the layer treats differently: 1, or the number of heads."""
         return 1
 
     @property
     def skewness(self) -> float:
-        """Skewness of V_ii after one layer of small γ, over its relative standard deviation.
+        """Skewness of V_ii after one layer of small γ, divided by its relative standard deviation.
 
-        It is 3/2 for λx + γw with w normal given x.
+        3/2 for λx + γw with w normal given x.
         """
         return 3 / 2
 
     def check_width(self, width: int) -> None:
-        """Raise an InputError for a width that the layer cannot have."""
+        """Raise an InputError for a width that the layer does not support."""
 
     def declared(self) -> dict[str, Parameter]:
-        """The layer's parameters by their public names; a field that is None is no parameter."""
+        """The layer's parameters by public name; fields that are None are left out."""
         return {
             field.name: field.metadata["parameter"]
             for field in dataclasses.fields(self)
@@ -89,16 +89,16 @@ class AbstractLayer(eqx.Module):
         }
 
     def parameters(self) -> dict[str, Array]:
-        """Values of the layer's parameters by their public names."""
+        """Values of the layer's parameters by public name."""
         return {name: getattr(self, name) for name in self.declared()}
 
     def with_parameters(self, values: Mapping[str, ArrayLike]) -> Self:
-        """The same layer with other values of some of its parameters."""
+        """A copy of the layer with some parameters replaced."""
         return dataclasses.replace(self, **values)
 
     @property
     def coordinates(self) -> Coordinates:
-        """The coordinates in which its parameters are sampled."""
+        """The coordinates in which the layer's parameters are sampled."""
         return Coordinates(self.declared())
 
 
@@ -108,10 +108,10 @@ def has_chain(layer: AbstractLayer) -> bool:
 
 
 def check_parameters[T: AbstractLayer](layer: T) -> T:
-    """Check a layer's parameters: known ones at once, traced ones at run time, so that none gives NaN instead.
+    """Check that a layer's parameters are in range: concrete values at once, traced ones at run time.
 
     Raises:
-        InputError: for known parameters out of range, and for parameters of several layers.
+        InputError: for concrete parameters out of range, and for parameters of several layers.
     """
     declared, values = layer.declared(), layer.parameters()
     for name, value in values.items():
@@ -127,8 +127,8 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
 
 
 def limit_on_host(layer: AbstractLayer) -> Limit:
-    """The limit of a layer with known parameters, in NumPy arrays and by one compiled program."""
-    # Known gains that have no limit are refused in one line; compiled, the refusal would come with a traceback.
+    """The limit of a layer with concrete parameters as NumPy arrays, by one compiled program."""
+    # Concrete gains other than 1 raise a one-line error; under jit the error would come with a traceback.
     gains = any(name.endswith(("gamma1", "gamma2")) for name in layer.parameters())
     return jax.tree.map(np.asarray, layer.limit() if gains else _limit(layer))
 
@@ -139,5 +139,5 @@ def _limit(layer: AbstractLayer) -> Limit:
 
 
 def shortcut(gamma: Float[Array, ""]) -> Float[Array, ""]:
-    """λ = √(1 − γ²), the strength of the shortcut."""
+    """Strength of the shortcut, λ = √(1 − γ²)."""
     return jnp.sqrt((1 - gamma) * (1 + gamma))

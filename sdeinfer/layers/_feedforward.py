@@ -19,9 +19,9 @@ from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA
 
 
 class ResidualFeedForward(AbstractLayer):
-    """X′ = λX + γ σ_s(X W_pre/√n) √(c/(rn)) W_post (Eq. 4, where r = 1), and the SDE of Theorem 3.2.
+    """X′ = λX + γ σ_s(X W_pre/√n) √(c/(rn)) W_post (Eq. 4 for r = 1), and the SDE of Theorem 3.2.
 
-    dV = γ² b_ReLU dt + (a Σ_lin)^{1/2} dB with a = γ²(2 − γ²(1 − 1/r)), which for r = 1 is the theorem's 2γ².
+    dV = γ² b_ReLU dt + (a Σ_lin)^{1/2} dB with a = γ²(2 − γ²(1 − 1/r)); r = 1 gives the theorem's 2γ².
 
     Attributes:
         gamma: strength γ of the residual branch, in (0, 1]; λ² + γ² = 1.
@@ -50,11 +50,11 @@ class ResidualFeedForward(AbstractLayer):
 
     @property
     def skewness(self) -> float:
-        """The random branch is itself a sample, of r n hidden units."""
+        """Skewness, increased by the randomness of the r n hidden units."""
         return 3 / 2 * (1 + 1 / self.expansion)
 
     def check_width(self, width: int) -> None:
-        """Refuse a width of which the hidden width r n is not whole."""
+        """Raise an InputError unless the hidden width r n is a whole number."""
         hidden_units(self.expansion, width)
 
     def forward_covariance(
@@ -90,10 +90,9 @@ class ResidualFeedForward(AbstractLayer):
         return Limit(zero, variance * (self.c_plus - self.c_minus) ** 2, noise, zero)
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """The layer's own mean, exact, and its variance: its law depends on c₊ and c₋ through q alone.
+        """The exact mean of the layer, and its variance; both depend on c₊ and c₋ only through q.
 
-        Of the products of q and 1/n, which are of the next order, the largest is kept: for n of some tens q is no
-        smaller than 1/√n.
+        Products of q and 1/n are of higher order; the largest is kept, since q is as large as 1/√n for n of some tens.
         """
         variance, q = self.gamma**2, relu_kink(self.c_plus, self.c_minus, width)
         h, ratio = reciprocal(width), 1 / self.expansion
@@ -109,7 +108,7 @@ class ResidualFeedForward(AbstractLayer):
 
 
 def check_expansion(expansion: float) -> None:
-    """Refuse a ratio of widths that is not positive."""
+    """Raise an InputError unless the ratio of widths is positive and finite."""
     if not 0 < expansion < math.inf:
         raise InputError(f"expansion: must be positive and finite, got {expansion}")
 
@@ -118,7 +117,7 @@ def hidden_units(expansion: float, width: int) -> int:
     """The hidden width r n.
 
     Raises:
-        InputError: where it is not a whole number up to the rounding of r, as 8/3 has one.
+        InputError: unless it is a whole number up to the rounding of r (8/3, for example, is rounded).
     """
     units = round(expansion * width)
     if units < 1 or not math.isclose(units, expansion * width, rel_tol=1e-12):

@@ -1,13 +1,13 @@
 """One layer of width n, to first order in 1/n beyond the limit.
 
-In the coordinates Q of `covariance.Spectrum` one layer moves V by dV with, for Z = Q⁻¹ dV Q⁻ᵀ,
+In the coordinates Q of `covariance.Spectrum`, let Z = Q⁻¹ dV Q⁻ᵀ for the increment dV of one layer. Then
 
     n E dV = θ₁ B₁ + θ₂ B₂ + θ₃ DB₂[B₁] + θ₄ B₁′
     n var Z_ij/(1 + [i = j]) = a + κ² e_ij + (1 + [i = j]) (a′ + κ′² e_ij) + Σ_k (w_k + w′_k e_ij) f_k,ij
 
-up to O(n⁻²), where θ₃, θ₄, a′, κ′² and w are O(1/n) and the f_k are functions of V (`VARIANCE_FEATURES`). θ₂ holds the
-He constant c of the width, so that a ReLU's drift is exact at every width. The entries of Z are correlated by O(1/n),
-which does not bias the score of a Gaussian quasi-likelihood.
+up to O(n⁻²), where θ₃, θ₄, a′, κ′² and w are O(1/n) and the f_k are functions of V (`VARIANCE_FEATURES`). θ₂ includes
+the He constant c at width n, so the drift of a ReLU is exact at every width. The entries of Z have correlations O(1/n),
+which do not bias the score of a Gaussian quasi-likelihood.
 """
 
 import equinox as eqx
@@ -32,20 +32,20 @@ VARIANCE_FEATURES = (
     *("attention_growth", "relu_growth", "attention_next", "relu_hidden", "relu_tokens", "relu_response"),
     *("relu_growth_square", "relu_hidden_square"),
 )
-"""β₁ and β₂ (sums of two diagonal entries of the drifts, by which Σ_lin moves within the layer), G, F of hidden units
-and of tokens, and D; see `_next_order`. The last two go with q², which is not small where c₊ − c₋ is not small next to
-√n: (B_ii B_jj + B_ij²)/(1 + [i = j]) with B the drift of the ReLU, and F₂."""
+"""Names of the f_k, in order; see `_next_order`: the sums β of two diagonal entries of the attention and ReLU drifts,
+which change Σ_lin within the layer; G; F of hidden units and of tokens; D. The last two have coefficients q², which is
+small only for c₊ − c₋ small against √n: (B_ii B_jj + B_ij²)/(1 + [i = j]) with B the ReLU drift, and F₂."""
 
 ATTENTION_NEXT = VARIANCE_FEATURES.index("attention_next")
 
 
 class FiniteWidth(eqx.Module):
-    """Coefficients of one layer's law; each may have a leading axis of widths.
+    """Coefficients of the law of one layer; each may have a leading axis of widths.
 
     Attributes:
-        limit: θ₁, θ₂, a and κ²; θ₂ with the He constant of this width.
-        drift_along: θ₃, of DB₂[B₁].
-        attention_drift_next: θ₄, of B₁′.
+        limit: θ₁, θ₂, a and κ²; θ₂ includes the He constant at this width.
+        drift_along: θ₃, the coefficient of DB₂[B₁].
+        attention_drift_next: θ₄, the coefficient of B₁′.
         linear_repeat: a′.
         attention_repeat: κ′².
         variance: w_k, shape (8,).
@@ -69,7 +69,7 @@ class FiniteWidth(eqx.Module):
         linear_repeat: ArrayLike = 0.0,
         **variance: Float[Array, ""],
     ) -> "FiniteWidth":
-        """The law of a layer whose tokens do not see each other; its w_k by their names."""
+        """The law of a layer without attention, with its w_k by name."""
         zero = jnp.zeros_like(relu_drift)
         return cls(
             limit=Limit(zero, relu_drift, jnp.asarray(linear_noise) + zero, zero),
@@ -88,9 +88,9 @@ class FiniteWidth(eqx.Module):
         return jnp.stack(terms, axis=-1)
 
     def then(self, feedforward: "FiniteWidth", width: ArrayLike) -> "FiniteWidth":
-        """The law of attention followed by layers without attention, which together count as one layer.
+        """The law of attention followed by a layer without attention; both together count as one layer.
 
-        The covariance that the second layer sees has already moved, by the first one's drift and noise.
+        The input covariance of the second layer includes the drift and the noise of the first.
         """
         first, second = self.limit, feedforward.limit
         h = reciprocal(width)
@@ -111,15 +111,15 @@ class FiniteWidth(eqx.Module):
 
 
 def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
-    """Coefficients of the variance features, by name; those not named are zero."""
+    """Coefficients of the variance features by name; the others are zero."""
     zero = jnp.zeros_like(next(iter(named.values())))
     return jnp.stack([named.get(name, zero) for name in VARIANCE_FEATURES])
 
 
 def drift_terms(V: Float[np.ndarray, "... m m"], *, causal: bool = False) -> Float[np.ndarray, "4 ... m m"]:
-    """B₁, B₂, DB₂[B₁] and B₁′, the terms of the drift of one layer of finite width.
+    """Drift terms B₁, B₂, DB₂[B₁] and B₁′ of one layer of finite width.
 
-    With a causal mask the last two, which are not of the limit, have not been derived, and are 0.
+    With a causal mask the last two, which the limit does not need, are 0; they have not been derived.
     """
     last = np.ascontiguousarray(np.moveaxis(V, (-2, -1), (0, 1)))
     limit = (causal_attention_drift(last) if causal else attention_drift(last)), relu_drift(last)
@@ -132,11 +132,11 @@ def drift_terms(V: Float[np.ndarray, "... m m"], *, causal: bool = False) -> Flo
 def variance_terms(
     V: Float[np.ndarray, "... m m"], coordinates: Spectrum | CausalSpectrum, drift: Float[np.ndarray, "4 ... m m"]
 ) -> Float[np.ndarray, "features ... m m"]:
-    """The f_k,ij of `VARIANCE_FEATURES` at V, over (i, j) in its spectral coordinates; 0 with a causal mask.
+    """The features f_k,ij of `VARIANCE_FEATURES` in the spectral coordinates of V; 0 with a causal mask.
 
     Arguments:
         V: covariances.
-        coordinates: of V.
+        coordinates: spectral coordinates of V.
         drift: `drift_terms` of V.
     """
     if isinstance(coordinates, CausalSpectrum):

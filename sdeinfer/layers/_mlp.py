@@ -35,17 +35,17 @@ class ShapedMLP(AbstractLayer):
 
     @property
     def skewness(self) -> float:
-        """The layer is nothing but a sample of n units."""
+        """Skewness of the sample covariance of n units."""
         return 2.0
 
     def forward_covariance(
         self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
-        """V′ ~ Wishart(n, S/n), S = (c/n) σ_s(X) σ_s(X)ᵀ, where X has uniformly random directions given V = XXᵀ/n."""
+        """V′ ~ Wishart(n, S/n), S = (c/n) σ_s(X) σ_s(X)ᵀ; given V = XXᵀ/n, X has uniformly random directions."""
         tokens, _, blocks, _ = V.shape
         n, freedom = jnp.asarray(width, V.dtype), width // blocks
         sizes = {"tokens": tokens, "blocks": blocks, "dtype": V.dtype, "keys": keys}
-        # The columns are drawn twice, to know their Gram matrix first.
+        # The same columns are drawn twice: first for their Gram matrix, then for their images.
         K = with_gram(V, column_sum(lambda G: G, freedom, **sizes) / n)
 
         def images(G):
@@ -61,7 +61,7 @@ class ShapedMLP(AbstractLayer):
         return Limit(zero, (self.c_plus - self.c_minus) ** 2, jnp.ones_like(self.c_plus), zero)
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """The layer's own mean, exact, and its variance up to q²: its law depends on c₊ and c₋ through q alone."""
+        """The exact mean of the layer, and its variance up to q²; both depend on c₊ and c₋ only through q."""
         q = relu_kink(self.c_plus, self.c_minus, width)
         return FiniteWidth.without_attention(
             4 * jnp.asarray(width) * q, relu_growth=4 * q, relu_tokens=q, relu_growth_square=16 * q**2

@@ -1,4 +1,4 @@
-"""Kinds of layers: the named architectures of files and of the command line, and the kind of any other layer."""
+"""Kinds of layers: the architectures named in files and on the command line, and the kind of any other layer."""
 
 import abc
 import dataclasses
@@ -27,14 +27,14 @@ ARCHITECTURES: dict[str, type[AbstractLayer]] = {
 }
 
 SIZES = ("heads", "output_projection", "expansion", "causal")
-"""What a layer's limit depends on beside its parameters; an architecture has some of them."""
+"""Settings, besides the parameters, on which the limit of a layer depends; an architecture has some of them."""
 
 
 class AbstractArchitecture(abc.ABC):
-    """A kind of layer whose parameters are not known; hashable, and equal where the kinds are.
+    """A kind of layer with unspecified parameters; hashable, compared by value.
 
     Attributes:
-        name: what files and messages call it.
+        name: name in files and messages.
     """
 
     name: str
@@ -42,14 +42,14 @@ class AbstractArchitecture(abc.ABC):
     @functools.cached_property
     @abc.abstractmethod
     def template(self) -> AbstractLayer:
-        """A layer of this kind, with any values of its parameters."""
+        """A layer of this kind with arbitrary parameters."""
 
     @abc.abstractmethod
     def attributes(self) -> dict[str, Any]:
-        """What files say of it."""
+        """Dataset attributes that describe this kind."""
 
     def layer(self, **parameters: ArrayLike) -> AbstractLayer:
-        """The layer with given parameters; those that the architecture does not have are not used."""
+        """The layer with the given parameters; parameters that the architecture does not have are ignored."""
         return self.template.with_parameters({name: parameters[name] for name in self.parameters})
 
     def layer_at(self, u: Float[Any, " coordinates"]) -> AbstractLayer:
@@ -58,17 +58,17 @@ class AbstractArchitecture(abc.ABC):
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of its parameters."""
+        """Names of the parameters."""
         return tuple(self.coordinates.declared)
 
     @property
     def coordinates(self) -> Coordinates:
-        """The coordinates in which its parameters are sampled."""
+        """The coordinates in which the parameters are sampled."""
         return self.template.coordinates
 
     @property
     def causal(self) -> bool:
-        """Whether its attention has a causal mask."""
+        """Whether attention has a causal mask."""
         return jax.eval_shape(lambda layer: layer.limit(), self.template).causal
 
 
@@ -78,11 +78,11 @@ EXAMPLE = {"gamma": 0.5, "tau0": 1.0, "c_plus": 0.5, "c_minus": -0.5}
 
 @dataclasses.dataclass(frozen=True)
 class LayerKind(AbstractArchitecture):
-    """The kind of any layer, such as a `Stack` or a user's.
+    """The kind of any layer, such as a `Stack` or a custom layer.
 
     Attributes:
-        structure: of the layer as a pytree, whose leaves are its parameters.
-        name: of its type.
+        structure: tree structure of the layer as a pytree; its leaves are the parameters.
+        name: name of the layer's type.
     """
 
     structure: Any
@@ -93,7 +93,7 @@ class LayerKind(AbstractArchitecture):
         """The kind of a layer.
 
         Raises:
-            InputError: for a layer with arrays that are not declared as parameters.
+            InputError: if the layer has arrays that are not declared as parameters.
         """
         leaves, structure = jax.tree.flatten(layer)
         if len(leaves) != len(layer.declared()):
@@ -105,13 +105,13 @@ class LayerKind(AbstractArchitecture):
 
     @functools.cached_property
     def template(self) -> AbstractLayer:
-        """A layer of this kind, with parameters in the middle of their ranges."""
+        """A layer of this kind with coordinates 0."""
         blank = jax.tree.unflatten(self.structure, range(self.structure.num_leaves))
         coordinates = blank.coordinates
         return blank.with_parameters(coordinates.constrained(np.zeros(len(coordinates))))
 
     def attributes(self) -> dict[str, Any]:
-        """What files say of it: the name of its type."""
+        """Dataset attributes: the name of the layer's type."""
         return {"architecture": self.name}
 
 
@@ -124,7 +124,7 @@ class Architecture(AbstractArchitecture):
         heads: number H of attention heads.
         output_projection: whether a Gaussian matrix mixes the heads.
         expansion: hidden width r of the feed-forward branch, as a multiple of n.
-        causal: whether attention has a causal mask; an architecture without attention has none.
+        causal: whether attention has a causal mask; False for architectures without attention.
     """
 
     name: str
@@ -151,21 +151,21 @@ class Architecture(AbstractArchitecture):
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The names of its sizes, of those in `SIZES`."""
+        """Names from `SIZES` that this architecture has."""
         return tuple(name for name in SIZES if name in ARCHITECTURES[self.name].__dataclass_fields__)
 
     def attributes(self) -> dict[str, Any]:
-        """What files say of it: its name, and its sizes where they are not 1."""
+        """Dataset attributes: the name, and the sizes that differ from their defaults."""
         default = {field.name: field.default for field in dataclasses.fields(self)}
         sizes = {name: getattr(self, name) for name in SIZES if getattr(self, name) != default[name]}
         return {"architecture": self.name, **{name: float(size) for name, size in sizes.items()}}
 
 
 def architecture_in(attributes: Mapping[Hashable, Any]) -> Architecture | None:
-    """The architecture that the attributes of a file name, None where they do not.
+    """The architecture named by the attributes of a Dataset; None if they name none.
 
     Raises:
-        InputError: for a name or a size that cannot be.
+        InputError: for an unknown name or an invalid size.
     """
     name = attributes.get("architecture")
     if name is None:
@@ -182,10 +182,10 @@ def architecture_in(attributes: Mapping[Hashable, Any]) -> Architecture | None:
 
 
 def example_of(kind: type[AbstractLayer]) -> AbstractLayer:
-    """A layer of a type, with its sizes as they are by default.
+    """A layer of the given type with default sizes.
 
     Raises:
-        InputError: for a type that needs more than its parameters.
+        InputError: if the type needs arguments besides its parameters.
     """
     declared = {
         field.name: field.metadata["parameter"]
@@ -200,14 +200,14 @@ def example_of(kind: type[AbstractLayer]) -> AbstractLayer:
 
 
 def kind_of(layer: AbstractLayer) -> AbstractArchitecture:
-    """The named architecture of a layer, or else its `LayerKind`."""
+    """The named architecture of a layer if it has one, otherwise its `LayerKind`."""
     return architecture_of_layer(layer) or LayerKind.of(layer)
 
 
 def architecture_of_layer(layer: AbstractLayer) -> Architecture | None:
     """The named architecture of a layer.
 
-    None where it has no name, or has parameters or sizes beside those of its architecture.
+    None if its type has no name, or if it has parameters or sizes that the architecture does not have.
     """
     name = next((name for name, kind in ARCHITECTURES.items() if type(layer) is kind), None)
     if name is None or set(layer.parameters()) != set(Architecture(name).parameters):
@@ -216,10 +216,10 @@ def architecture_of_layer(layer: AbstractLayer) -> Architecture | None:
 
 
 def architecture_named(name: str) -> type[AbstractLayer]:
-    """The architecture of a name.
+    """The layer type of a named architecture.
 
     Raises:
-        InputError: for a name that is none of `ARCHITECTURES`.
+        InputError: for a name that is not in `ARCHITECTURES`.
     """
     if name not in ARCHITECTURES:
         raise InputError(f"architecture: must be one of {', '.join(ARCHITECTURES)}, got {name!r}")

@@ -1,8 +1,8 @@
-"""What a layer of width n adds to its limit, to first order in 1/n: functions of V alone.
+"""Corrections of first order in 1/n to the limit: functions of V only.
 
-Beside the limit's B₁ and B₂ the drift of one layer has two more terms, and the variances in the coordinates Q of
-`covariance.Spectrum` six. Each is one function here, in O(m³) to O(m⁴); `FiniteWidth` says with which coefficients an
-architecture puts them together. They are functions of data, and computed by NumPy, for stacks of V along leading axes.
+One layer has two drift terms besides B₁ and B₂ of the limit, and six further variance terms in the coordinates Q of
+`covariance.Spectrum`. Each is a function here, of cost O(m³) to O(m⁴); `FiniteWidth` holds their coefficients. They
+depend on data only and are computed by NumPy, for stacks of V along leading axes.
 
 Notation: V = QQᵀ, R = Q⁻¹, C = HVH with H = I − 11ᵀ/m, P = HQ so that C = PPᵀ and PᵀP = diag(δ), v = diag V and
 c = diag C. Variances are those of Z_ij = (R dV Rᵀ)_ij, divided by their multiplicity 1 + [i = j].
@@ -23,7 +23,7 @@ class Frame(NamedTuple):
 
     Attributes:
         V: the covariance.
-        Q: its factor, V = QQᵀ, in the basis in which the noise is diagonal.
+        Q: factor V = QQᵀ in the basis in which the noise is diagonal.
         R: Q⁻¹.
         delta: δ.
     """
@@ -35,13 +35,13 @@ class Frame(NamedTuple):
 
 
 def frame(V: Float[np.ndarray, "... m m"], coordinates: Spectrum) -> Frame:
-    """Both factors of V, from its spectrum."""
+    """Q, Q⁻¹ and δ of V from its spectrum."""
     cholesky, rotation = np.asarray(coordinates.cholesky), np.asarray(coordinates.rotation)
     return Frame(V, cholesky @ rotation, rotation.mT @ inverse_lower(cholesky), np.asarray(coordinates.delta))
 
 
 def attention_drift_next(V: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "... m m"]:
-    """B₁′, with E[AVAᵀ] = V + B₁/(nτ0²) + B₁′/(nτ0²)² + O(n⁻³): the softmax expanded to fourth order in its logits."""
+    """B₁′ with E[AVAᵀ] = V + B₁/(nτ0²) + B₁′/(nτ0²)² + O(n⁻³), from the softmax to fourth order in its logits."""
     tokens = V.shape[-1]
     rows = V - V.mean(axis=-2, keepdims=True)
     C = rows - rows.mean(axis=-1, keepdims=True)
@@ -49,7 +49,7 @@ def attention_drift_next(V: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "
     trace, square = c.sum(axis=-1, keepdims=True), C * C
     row = square.sum(axis=-1)
     Cc, sizes = np.matvec(C, c), row.sum(axis=-1, keepdims=True)
-    # E of the fourth order of the softmax itself, v_α² s_ν/m.
+    # Expectation of the fourth-order term of the softmax, v_α² s_ν/m.
     s = (
         c**2 / 8
         - (c * trace + 2 * row) / (4 * tokens)
@@ -58,7 +58,7 @@ def attention_drift_next(V: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "
         - (c**2).sum(axis=-1, keepdims=True) / (8 * tokens)
     )
     outer = outer_product(v**2, np.matvec(V, s)) / tokens
-    # Second order times second order, and first times third, of P V Pᵀ with P = softmax − 1/m.
+    # Products of the orders 2 · 2 and 1 · 3 in P V Pᵀ, with P = softmax − 1/m.
     cCc, cubes, traces = np.vecdot(c, Cc), (square * C).sum(axis=(-2, -1)), ((C @ C) * C).sum(axis=(-2, -1))
     second = outer_product(v, v) * cCc[..., None, None] + 2 * V**2 * cubes[..., None, None]
     third = (np.vecdot(row, c) - (sizes[..., 0] * trace[..., 0] + 2 * traces) / tokens) / (2 * tokens**2)
@@ -67,12 +67,11 @@ def attention_drift_next(V: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "
 
 
 def attention_noise_next(at: Frame) -> Float[np.ndarray, "... m m"]:
-    """G, with n var S_ij = 𝒜_ij/τ0² + G_ij/(nτ0⁴) + O(n⁻²) for S = AVAᵀ of one head.
+    """G with n var S_ij = 𝒜_ij/τ0² + G_ij/(nτ0⁴) + O(n⁻²) for S = AVAᵀ of one head.
 
     With RAQ = I + N, S is (I + N)(I + N)ᵀ in these coordinates. Let ε = 1/(τ0√n), N = εN₁ + ε²N₂ + ε³N₃ and
     T₁ = N₁ + N₁ᵀ, T₂ = N₂ + N₂ᵀ + N₁N₁ᵀ, T₃ = N₃ + N₃ᵀ + N₁N₂ᵀ + N₂N₁ᵀ; then G = var T₂ + 2 cov(T₁, T₃). The logits are
-    those of Y = QGQᵀ, G iid normal, so that N₁ = G diag(δ)/m: cov(T₁, T₃) follows by Stein's lemma and var T₂ by
-    Isserlis' theorem.
+    Y = QGQᵀ with G iid normal, so N₁ = G diag(δ)/m. Stein's lemma gives cov(T₁, T₃), Isserlis' theorem var T₂.
     """
     V, Q, R, delta = at
     tokens = V.shape[-1]
@@ -88,7 +87,7 @@ def attention_noise_next(at: Frame) -> Float[np.ndarray, "... m m"]:
     # Pᵀ diag(C), Pᵀ diag(C²), Pᵀ diag(C³)
     y1, y2, y3 = (np.matvec(P.mT, np.matvec(P * P, delta**power))[..., None, :] for power in (0, 1, 2))
 
-    # D_ij = E ∂T₃_ij/∂G_ij; that in G_ji is its transpose.
+    # D_ij = E ∂T₃_ij/∂G_ij; the transpose has the derivatives in G_ji.
     D = (
         (outer_product(diagonals(E), diagonals(Gamma)) + E.mT * Gamma.mT) / (2 * tokens)
         + np.matvec(R, v)[..., None, :] * y1 * across * (1 + equal) / (2 * tokens**2)
@@ -139,8 +138,8 @@ def angles(V: Float[np.ndarray, "... m m"]) -> Angles:
 def relu_drift_along(V: Float[np.ndarray, "... m m"], S: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "... m m"]:
     """DB₂(V)[S], the derivative of B₂ along symmetric matrices S.
 
-    There is no second-order term to go with it: Σ_lin : ∇²B₂ = 𝒜 : ∇²B₂ = 0, so the noise of the layers before it does
-    not change the mean drift of a ReLU to this order.
+    No second-order term is needed: Σ_lin : ∇²B₂ = 𝒜 : ∇²B₂ = 0, so the noise of the preceding layer does not change
+    the mean drift of a ReLU to this order.
     """
     between = angles(V)
     along = diagonals(S)[..., :, None] * between.sine * between.ratio / 2
@@ -148,16 +147,16 @@ def relu_drift_along(V: Float[np.ndarray, "... m m"], S: Float[np.ndarray, "... 
 
 
 class ReluNoise(NamedTuple):
-    """Variances that come from the kink of a shaped ReLU; each a matrix over (i, j).
+    """Contributions of the kink of a shaped ReLU to variances; each is a matrix over (i, j).
 
     With h ~ N(0, V), g = Rh and u = R|h|, in powers of q = c (c₊ − c₋)²/(4n):
 
     Attributes:
-        hidden: F, with rn var S_ij/(1 + [i = j]) = 1 + qF + q²F₂ for the hidden covariance S of a feed-forward
+        hidden: F with rn var S_ij/(1 + [i = j]) = 1 + qF + q²F₂ for the hidden covariance S of a feed-forward
             layer.
         hidden_square: F₂.
-        tokens: the same for the MLP, whose tokens have no other randomness than their directions: qF.
-        response: D_ij = ∂(R B₂ Rᵀ)_ij/∂Z_ij: how a ReLU passes on the noise of the layer before it.
+        tokens: F of the MLP; given V, only the directions of its tokens are random, and the variance is qF.
+        response: D_ij = ∂(R B₂ Rᵀ)_ij/∂Z_ij, the response of the ReLU to the noise of the preceding layer.
     """
 
     hidden: Float[np.ndarray, "... m m"]
@@ -167,13 +166,13 @@ class ReluNoise(NamedTuple):
 
 
 def relu_noise(at: Frame, drift: Float[np.ndarray, "... m m"]) -> ReluNoise:
-    """F, from E[g_i² u_j²] and E[g_i g_j u_i u_j], by Stein's lemma in g; F₂, from E[u_i² u_j²].
+    """F from E[g_i² u_j²] and E[g_i g_j u_i u_j], by Stein's lemma in g; F₂ from E[u_i² u_j²].
 
-    D is not another expectation: B₂ = E[|h||h|ᵀ − hhᵀ]/4, so that by Stein's lemma, once more,
+    D needs no further expectation: since B₂ = E[|h||h|ᵀ − hhᵀ]/4, Stein's lemma gives
     4 (1 + [i = j]) (D_ij + ¼) = E[g_i g_j u_i u_j] − [i = j] E[u_i²].
 
     Arguments:
-        at: V in its coordinates.
+        at: V in its spectral coordinates.
         drift: R B₂ Rᵀ.
     """
     V, Q, R, _ = at
@@ -190,7 +189,7 @@ def relu_noise(at: Frame, drift: Float[np.ndarray, "... m m"]) -> ReluNoise:
     # E[g_i² u_j²] = U_jj + 2 Σ_cd R_jc Q_ci (signs_cd R_jd Q_di + kinks_cd Q_ci R_jd).
     squares = ((signed * RQ).sum(axis=-1) + (R * kinked.mT) @ (Q * Q)).mT
     squares = diagonals(U)[..., None, :] + 2 * squares
-    # E[g_i g_j u_i u_j], but for E[u_i²] where i = j.
+    # E[g_i g_j u_i u_j] − [i = j] E[u_i²].
     turned = straight @ (Q * kinked)
     products = straight @ signs @ straight.mT + (signed * RQ.swapaxes(-3, -2)).sum(axis=-1) + turned + turned.mT
     response = products / (4 * (1 + equal)) - 1 / 4
@@ -205,22 +204,22 @@ def relu_noise(at: Frame, drift: Float[np.ndarray, "... m m"]) -> ReluNoise:
 def absolute_squares(
     R: Float[np.ndarray, "... m m"], between: Angles, U: Float[np.ndarray, "... m m"]
 ) -> Float[np.ndarray, "... m m"]:
-    """E[u_i² u_j²] of u = R|h|, from E|h_a h_b h_c h_d|, which is exact where two of the four are one token.
+    """E[u_i² u_j²] of u = R|h|, from E|h_a h_b h_c h_d|; exact for up to three tokens.
 
-    E[g_a² |g_c g_d|] has a closed form, four different absolute values have none: for those, the moments of a normal
-    with the same mean and covariance as |h|. They matter with q² only, and from four tokens on. Of all four this is
-    Isserlis' theorem; what is exact comes on top, pattern by pattern of tokens that are one.
+    E[h_a² |h_c h_d|] has a closed form; E|h_a h_b h_c h_d| of four different tokens has none and is replaced by the
+    moment of a normal with the mean and the covariance of |h|. The replaced terms have the coefficient q². The sum
+    starts from Isserlis' theorem for all indices and adds the exact corrections for each pattern of equal indices.
 
     Arguments:
         R: Q⁻¹.
-        between: the angles of V.
+        between: angles of V.
         U: E[u uᵀ].
     """
     norm, rho, sine, turn = between
     mean = math.sqrt(2 / math.pi) * np.matvec(R, norm)
     normal = outer_product(diagonals(U), diagonals(U)) + 2 * U**2 - 2 * outer_product(mean**2, mean**2)
 
-    # Exact less normal, of E[|h_a|² |h_c| |h_d|] over (a, c, d).
+    # E[|h_a|² |h_c| |h_d|] over (a, c, d): exact minus normal.
     pair = (2 / math.pi) * (sine + rho * turn)
     along = rho[..., :, :, None] * rho[..., :, None, :]
     across = rho[..., :, :, None] ** 2 + rho[..., :, None, :] ** 2

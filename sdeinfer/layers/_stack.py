@@ -1,4 +1,4 @@
-"""Layers on layers: the coefficients of their limits add (Eq. 11, Corollary 4.3)."""
+"""Stacks of layers: the coefficients of their limits add (Eq. 11, Corollary 4.3)."""
 
 import dataclasses
 import functools
@@ -23,10 +23,10 @@ from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA, TAU0, Parameter
 
 
 class Stack(AbstractLayer):
-    """Several layers that together count as one: dt = 1/n for all of them.
+    """Several layers that count as one: together they advance depth-time by dt = 1/n.
 
     Attributes:
-        layers: the layers, in the order in which they are applied; each keeps its own parameters.
+        layers: the layers in order of application, each with its own parameters.
     """
 
     layers: tuple[AbstractLayer, ...] = eqx.field(converter=tuple)
@@ -36,25 +36,25 @@ class Stack(AbstractLayer):
             raise InputError("layers: at least one is needed, got none")
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
-        """Apply the layers one after the other."""
+        """Apply the layers in order."""
         for layer, layer_key in zip(self.layers, jr.split(key, len(self.layers)), strict=True):
             X = layer.forward(X, key=layer_key)
         return X
 
     @property
     def column_blocks(self) -> int:
-        """The fewest that are a multiple of every layer's own."""
+        """Least common multiple of the layers' numbers of column blocks."""
         return math.lcm(*(layer.column_blocks for layer in self.layers))
 
     def check_width(self, width: int) -> None:
-        """Refuse a width that one of the layers refuses."""
+        """Raise an InputError for a width that one of the layers does not support."""
         for layer in self.layers:
             layer.check_width(width)
 
     def forward_covariance(
         self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
-        """One layer's law after the other's."""
+        """Apply the layers' `forward_covariance` in order."""
         for layer, layer_keys in zip(self.layers, keys.split(len(self.layers)), strict=True):
             V = layer.forward_covariance(V, width=width, keys=layer_keys)
         return V
@@ -63,17 +63,17 @@ class Stack(AbstractLayer):
         """The sum of the layers' limits.
 
         Raises:
-            InputError: for attention with a causal mask and attention without one.
+            InputError: if some attention layers have a causal mask and others have none.
         """
         if len(_masks(self)) > 1:
             raise InputError("causal: layers of attention with a causal mask and without one have no limit in common")
         return functools.reduce(operator.add, (layer.limit() for layer in self.layers))
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """The law of one layer, or of attention followed by a layer without it: no other has been derived.
+        """The law of one layer, or of attention followed by a feed-forward or MLP layer.
 
         Raises:
-            InputError: for another stack.
+            InputError: for any other stack; its law has not been derived.
         """
         match self.layers:
             case (layer,):
@@ -84,27 +84,27 @@ class Stack(AbstractLayer):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the layers, by which their parameters are told apart: attention, feedforward or mlp_2."""
+        """Names of the layers, used as prefixes of their parameters, such as attention, feedforward or mlp_2."""
         kinds = [PART_NAMES.get(type(layer), type(layer).__name__.lower()) for layer in self.layers]
         earlier = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
         return tuple(f"{kind}_{count + 1}" if count else kind for kind, count in zip(kinds, earlier, strict=True))
 
     @property
     def skewness(self) -> float:
-        """The layers' own, as a product of independent factors of like variance has it."""
+        """Skewness of a product of independent factors with equal variances and the layers' skewnesses."""
         count = len(self.layers)
         return (sum(layer.skewness for layer in self.layers) + 3 * count * (count - 1)) / count**2
 
     def declared(self) -> dict[str, Parameter]:
-        """Every layer's parameters, named as in attention.gamma and feedforward.gamma."""
-        return self._of_each(lambda layer: layer.declared())
+        """The parameters of all layers, with names such as attention.gamma and feedforward.gamma."""
+        return self._named_by_part(lambda layer: layer.declared())
 
     def parameters(self) -> dict[str, Array]:
-        """Every layer's values, by the names of `declared`."""
-        return self._of_each(lambda layer: layer.parameters())
+        """Parameter values of all layers, by the names of `declared`."""
+        return self._named_by_part(lambda layer: layer.parameters())
 
     def with_parameters(self, values: Mapping[str, ArrayLike]) -> Self:
-        """The same layers with other values of some of their parameters."""
+        """A copy of the stack with some parameters replaced."""
         own = [
             {name.removeprefix(f"{part}."): value for name, value in values.items() if name.startswith(f"{part}.")}
             for part in self.names
@@ -112,7 +112,7 @@ class Stack(AbstractLayer):
         changed = (layer.with_parameters(new) for layer, new in zip(self.layers, own, strict=True))
         return dataclasses.replace(self, layers=tuple(changed))
 
-    def _of_each[T](self, mapping: Callable[[AbstractLayer], Mapping[str, T]]) -> dict[str, T]:
+    def _named_by_part[T](self, mapping: Callable[[AbstractLayer], Mapping[str, T]]) -> dict[str, T]:
         return {
             f"{part}.{name}": value
             for part, layer in zip(self.names, self.layers, strict=True)
@@ -128,11 +128,11 @@ class ShapedTransformer(AbstractLayer):
         tau0: constant τ0 > 0 of the softmax temperature.
         c_plus: c₊ of the slope 1 + c₊/√n.
         c_minus: c₋ of the slope 1 + c₋/√n.
-        key_width: width of the queries and keys of one head; n/H where None.
-        heads: how many heads H; n must be a multiple.
+        key_width: width of the queries and keys of one head; n/H if None.
+        heads: number H of heads; must divide n.
         output_projection: whether attention ends with W_O.
         expansion: r, the hidden width of the feed-forward layer divided by n.
-        causal: whether a token attends to itself and those before it only.
+        causal: whether each token attends only to itself and earlier tokens.
     """
 
     gamma: Float[Array, ""] = GAMMA.field()
@@ -151,7 +151,7 @@ class ShapedTransformer(AbstractLayer):
 
     @property
     def stack(self) -> Stack:
-        """The two layers."""
+        """The two layers as a `Stack`."""
         attention = ShapedAttention(
             gamma=self.gamma,
             tau0=self.tau0,
@@ -171,17 +171,17 @@ class ShapedTransformer(AbstractLayer):
 
     @property
     def column_blocks(self) -> int:
-        """Those of its attention."""
+        """Number of column blocks of the attention layer."""
         return self.stack.column_blocks
 
     def check_width(self, width: int) -> None:
-        """Refuse a width that one of the two layers refuses."""
+        """Raise an InputError for a width that one of the two layers does not support."""
         self.stack.check_width(width)
 
     def forward_covariance(
         self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
-        """Attention's law, then the feed-forward layer's."""
+        """Apply `forward_covariance` of attention, then of the feed-forward layer."""
         return self.stack.forward_covariance(V, width=width, keys=keys)
 
     def limit(self) -> Limit:
@@ -189,12 +189,12 @@ class ShapedTransformer(AbstractLayer):
         return self.stack.limit()
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """Attention's law, then that of the feed-forward layer."""
+        """The law of attention followed by the feed-forward layer."""
         return self.stack.finite_width(width)
 
     @property
     def skewness(self) -> float:
-        """That of its two layers."""
+        """Skewness of the stack of the two layers."""
         return self.stack.skewness
 
 
@@ -204,11 +204,11 @@ PART_NAMES: dict[type[AbstractLayer], str] = {
     ResidualFeedForward: "feedforward",
     ShapedMLP: "mlp",
 }
-"""What a layer is called in a `Stack`; other types go by their own name."""
+"""Names of layers in a `Stack`; other types use their lower-case type name."""
 
 
 def _masks(layer: AbstractLayer) -> set[bool]:
-    """Whether the layer's attention has a causal mask; both, where some has and some has not."""
+    """The values of `causal` among the attention layers; empty without attention."""
     match layer:
         case Stack():
             return set().union(*(_masks(part) for part in layer.layers))

@@ -1,7 +1,7 @@
-"""Laws of X Xᵀ for Gaussian X, many networks at once: arrays of shape (m, m, blocks, networks).
+"""Laws of X Xᵀ for Gaussian X, batched over networks: arrays of shape (m, m, blocks, networks).
 
-A network's columns come in equal blocks, one for each head that sees a softmax of its own; most layers need one block
-only. What is said of V here holds for the columns of each block: V = X Xᵀ/n with their X and the whole width n.
+The columns of X form equal blocks, one per head if the heads' columns stay apart, otherwise one. For each block,
+V = X Xᵀ/n with the block's columns X and the full width n.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from sdeinfer.covariance import cholesky, gram, invert_lower, matmul, pivoted_ch
 from sdeinfer.layers._keys import NetworkKeys
 
 COLUMNS_AT_ONCE = 16
-"""How many hidden units are drawn at a time: memory does not grow with the width."""
+"""Number of columns drawn per iteration; bounds the memory at large widths."""
 
 CHI, COLUMNS = 1, 2
-"""Streams of a layer's keys; stream 0 has its matrices of normals."""
+"""Streams of a layer's keys; stream 0 is used for the matrices of normals."""
 
 
 def factor(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m blocks networks"]:
-    """A square L with L Lᵀ = V, singular V included; NaN where V overflowed."""
-    # A pivot of ∞ would count as one without anything left.
+    """Square L with L Lᵀ = V, also for singular V; NaN if V has overflowed."""
+    # The pivoted factorisation would treat an infinite pivot as a zero remainder.
     finite = jnp.isfinite(V).all(axis=(0, 1))
     return jnp.where(finite, pivoted_cholesky(V), jnp.nan)
 
@@ -34,10 +34,10 @@ def whole(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m 1 network
 
 
 class WishartDraws(NamedTuple):
-    """What Bartlett's decomposition of a few Wishart matrices is made of.
+    """Random numbers for Bartlett's decomposition of a few Wishart matrices.
 
     Attributes:
-        normals: shape (count, m, m, blocks, networks); what no Wishart matrix takes is free for others.
+        normals: shape (count, m, m, blocks, networks); the last matrices are the extra ones requested.
         chi: chi variables with ν, ν − 1, … degrees of freedom, shape (count, m, blocks, networks).
     """
 
@@ -54,9 +54,9 @@ def wishart_draws(
     dtype: jnp.dtype,
     keys: NetworkKeys,
 ) -> WishartDraws:
-    """Draw for Wishart matrices of these degrees of freedom ν, and so many normal matrices more.
+    """Draw random numbers for Wishart matrices with ν in `freedom`, and `normals` extra matrices of normals.
 
-    All in two calls of the generator, of which each takes its time to compile.
+    Two calls of the generator serve all, since each call adds compilation time.
     """
     drawn = keys.normals((len(freedom) + normals, tokens, tokens, blocks), dtype)
     each = jnp.stack([jnp.asarray(nu) - jnp.arange(tokens) for nu in freedom])
@@ -68,10 +68,10 @@ def wishart_factor(
     freedom: Int[Array, ""] | int, normals: Float[Array, "m m blocks networks"], chi: Float[Array, "m blocks networks"]
 ) -> Float[Array, "m m blocks networks"]:
     """Lower triangular B with B Bᵀ ~ Wishart_m(ν, I): chi variables with ν, ν − 1, … degrees on the diagonal, normals
-    below it (Bartlett's decomposition). Fewer than m degrees of freedom leave columns of zeros.
+    below it (Bartlett's decomposition). For ν < m the last m − ν columns are zero.
 
-    Given G (m × ν) with G Gᵀ = B Bᵀ, G is B times m uniformly random orthonormal directions: what is drawn next with
-    these directions and other normals can be drawn with B alone.
+    Given B, a Gaussian G (m × ν) with G Gᵀ = B Bᵀ is B times m uniformly random orthonormal rows. The product of these
+    rows with further independent normals is again normal, so B suffices for later draws.
     """  # noqa: D205
     tokens = len(normals)
     row, column = jnp.arange(tokens)[:, None, None, None], jnp.arange(tokens)[:, None, None]
@@ -82,10 +82,10 @@ def wishart_factor(
 def chi_variables(
     freedom: Int[Array, " k"], *, blocks: int, dtype: jnp.dtype, keys: NetworkKeys
 ) -> Float[Array, "k blocks networks"]:
-    """Chi variables, by Marsaglia and Tsang's rejection (2000), exact for every ν ≥ 1; from stream `CHI`.
+    """Chi variables from stream `CHI`, by the rejection method of Marsaglia & Tsang (2000), exact for every ν ≥ 1.
 
-    χ² = 2d (1 + u)³ with d = ν/2 − 1/3 and normal 3√d u has exactly the law of a chi-square variable where it is kept
-    with probability exp f(u), f(u) = 3d (log(1 + u) − u + u²/2 − u³/3) ≤ 0: all but one in 18ν are kept.
+    Let d = ν/2 − 1/3 and 3√d u ~ N(0, 1). Then 2d (1 + u)³, accepted with probability exp f(u),
+    f(u) = 3d (log(1 + u) − u + u²/2 − u³/3) ≤ 0, is chi-square with ν degrees of freedom; one in 18ν is rejected.
     """
     d = (jnp.asarray(freedom).astype(dtype) / 2 - 1 / 3)[:, None, None]
     shape = (len(d), blocks)
@@ -118,8 +118,8 @@ def residual_covariance(
 ) -> Float[Array, "m m blocks networks"]:
     """Draw V′ = X′X′ᵀ/n for X′ = λX + γ F G, where V = X Xᵀ/n = L Lᵀ and G (m × n) has iid normals.
 
-    A noncentral Wishart variable. In orthonormal directions of which the first m span X's rows, X′/√n is
-    λL + γ F Ω₁/√n there, and γ F Ω₂/√n in the other n − m, with F Ω₂ (F Ω₂)ᵀ = F B Bᵀ Fᵀ, B B ᵀ ~ Wishart_m(n − m, I).
+    This is a noncentral Wishart variable. In an orthonormal basis whose first m directions span the rows of X, X′/√n is
+    λL + γ F Ω₁/√n in the first m and γ F Ω₂/√n in the other n − m directions, with Ω₂Ω₂ᵀ = BBᵀ ~ Wishart_m(n − m, I).
 
     Arguments:
         L: factor of V.
@@ -128,7 +128,7 @@ def residual_covariance(
         gamma: γ.
         width: n.
         near: Ω₁, normals.
-        far: B, of n/blocks − m degrees of freedom.
+        far: B, with n/blocks − m degrees of freedom.
     """
     scale = gamma / jnp.sqrt(jnp.asarray(width, L.dtype))
     return gram(shortcut * L + scale * matmul(F, near)) + gram(scale * matmul(F, far))
@@ -143,15 +143,15 @@ def column_sum(
     dtype: jnp.dtype,
     keys: NetworkKeys,
 ) -> Float[Array, "m m blocks networks"]:
-    """Σ_j y_j y_jᵀ over so many columns y = image of a column of m normals; from stream `COLUMNS`.
+    """Σ_j y_j y_jᵀ over columns y_j, the images of columns of m normals from stream `COLUMNS`.
 
     Arguments:
-        images: from normals to their images, column by column; columns of zeros go to zeros.
-        columns: how many in each block.
+        images: maps normals to images column by column; must map zeros to zeros.
+        columns: number of columns in each block.
         tokens: m.
-        blocks: how many blocks.
-        dtype: of the normals.
-        keys: where they come from: the same columns for the same keys.
+        blocks: number of blocks.
+        dtype: type of the normals.
+        keys: one key per network; the same keys give the same columns.
     """
 
     def add(number: Int[Array, ""], S: Array) -> Array:
@@ -166,5 +166,5 @@ def column_sum(
 def with_gram(
     V: Float[Array, "m m blocks networks"], W: Float[Array, "m m blocks networks"]
 ) -> Float[Array, "m m blocks networks"]:
-    """K with K W Kᵀ = V for definite W: if G Gᵀ = W has uniform directions, K G has them too, and V."""
+    """K with K W Kᵀ = V for definite W: if G Gᵀ = W and G has uniform directions, so has K G, with Gram matrix V."""
     return matmul(factor(V), invert_lower(cholesky(W)))

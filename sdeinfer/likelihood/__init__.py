@@ -1,6 +1,6 @@
-"""What networks with given parameters would show, as NumPyro distributions; all that is data is computed once."""
+"""Likelihoods of observed networks as NumPyro distributions; everything that depends on data only is computed once."""
 
-# First of all: where arviz-stats is imported before a name of numpyro.distributions, that package lacks submodules.
+# Must come first: if arviz-stats is imported before a name of numpyro.distributions, that package lacks submodules.
 import numpyro as numpyro
 
 from sdeinfer.likelihood._adjustment import Adjustment as Adjustment

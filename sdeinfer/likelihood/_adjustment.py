@@ -1,4 +1,4 @@
-"""How a likelihood that is too sure, or not sure enough, is widened or narrowed."""
+"""Adjustment of a likelihood whose curvature does not match the scatter of its score."""
 
 import equinox as eqx
 import jax
@@ -12,12 +12,12 @@ from sdeinfer.layers import AbstractLayer
 class Adjustment(eqx.Module):
     """ℓ(u) → ℓ(û + C (u − û))/φ, with the layer's coordinates u (`Coordinates.unconstrained`).
 
-    Below a certain τ0 the law of attention does not hold for the data, and is not believed: ℓ is constant there, and
-    the prior decides.
+    For τ0 below `least_tau0` the law of attention does not hold for the data; ℓ is constant there, and the prior
+    determines the posterior.
 
     Attributes:
         dispersion: φ.
-        least_tau0: that τ0.
+        least_tau0: smallest τ0 at which the law is used.
         centre: û, shape (parameters,).
         matrix: C, shape (parameters, parameters).
     """
@@ -28,7 +28,7 @@ class Adjustment(eqx.Module):
     matrix: Float[Array, "parameters parameters"]
 
     def __call__[T: AbstractLayer](self, layer: T) -> T:
-        """The layer with its parameters moved."""
+        """The layer with adjusted parameters."""
         coordinates = layer.coordinates
         moved = self.centre + self.matrix @ (coordinates.unconstrained(layer.parameters()) - self.centre)
         values = coordinates.constrained(moved)
@@ -38,11 +38,11 @@ class Adjustment(eqx.Module):
 
 
 def no_adjustment(parameters: int, networks: int | None = None) -> Adjustment:
-    """The adjustment of so many parameters that changes nothing; with it, one program serves before and after.
+    """The identity adjustment; with it one compiled program serves adjusted and unadjusted likelihoods.
 
     Arguments:
-        parameters: how many.
-        networks: length of a leading axis; there is none where None.
+        parameters: number of parameters.
+        networks: length of a leading axis; no such axis if None.
     """
     dtype, axes = jnp.result_type(float), () if networks is None else (networks,)
     values = (1.0, 0.0, np.zeros(parameters), np.eye(parameters))
@@ -51,6 +51,6 @@ def no_adjustment(parameters: int, networks: int | None = None) -> Adjustment:
 
 
 def _at_least(x: Float[Array, ""], least: Float[Array, ""]) -> Float[Array, ""]:
-    """x, smoothly kept above a bound: 0.6 % more than x at 1.5 times the bound."""
+    """Smooth maximum of x and a bound; at 1.5 times the bound it exceeds x by 0.6 %."""
     larger = jnp.maximum(x, least)
     return larger * (1 + (jnp.minimum(x, least) / larger) ** 8) ** (1 / 8)

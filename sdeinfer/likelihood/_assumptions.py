@@ -1,4 +1,4 @@
-"""What a fit assumes: the kind of layer, the law of a layer, and priors that replace the default ones."""
+"""Assumptions of a fit: the kind of layer, the law of a layer, and priors that replace the defaults."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from sdeinfer.parameters import BIJECTIONS, Parameter
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """What a model needs to know beside the data; hashable, so that equal assumptions share compiled programs.
+    """The inputs of a model besides the data; hashable, so that equal assumptions share compiled programs.
 
     Attributes:
-        architecture: the kind of layer; None for a program that makes its layers itself.
-        law: "finite-width", one layer of each network's own width to the next order in 1/n; or "limit", the SDE with
-            steps 1/n.
-        prior: by the names of sampled coordinates, what replaces their default priors.
+        architecture: the kind of layer; None for a program that builds its own layers.
+        law: "finite-width", one layer at each network's width to the next order in 1/n; or "limit", the SDE with steps
+            1/n.
+        prior: pairs of a sampled coordinate's name and the prior that replaces its default.
     """
 
     architecture: AbstractArchitecture | None = None
@@ -32,15 +32,15 @@ class Assumptions:
 
     @property
     def kind(self) -> AbstractArchitecture:
-        """The architecture, of a model that is given one."""
+        """The architecture; raises an InputError if there is none."""
         if self.architecture is None:
             raise InputError("architecture: these data were not prepared for a model of the package")
         return self.architecture
 
     def sample_layer(self) -> AbstractLayer:
-        """Draw the layer from its prior, inside a NumPyro program; sites carry the coordinates' names.
+        """Draw the layer from its prior inside a NumPyro program; sites have the names of the coordinates.
 
-        The layer's parameters that follow from them are deterministic sites, and so are fixed coordinates.
+        Fixed coordinates, and parameters computed from sampled coordinates, are deterministic sites.
         """
         return self.kind.layer(**self.sample_parameters())
 
@@ -54,7 +54,7 @@ class Assumptions:
         }
 
     def prior_of(self, name: str) -> "dist.Distribution | float":
-        """The prior of a sampled coordinate, or the number that it is fixed at."""
+        """The prior of a sampled coordinate, or its fixed value."""
         replaced = dict(self.prior)
         if name in replaced:
             return replaced[name].value
@@ -62,16 +62,16 @@ class Assumptions:
 
     @property
     def fixed(self) -> dict[str, float]:
-        """Coordinates that are fixed, and their values."""
+        """Values of the fixed coordinates by name."""
         return {name: prior.value for name, prior in self.prior if not isinstance(prior.value, dist.Distribution)}
 
 
 NOTHING_ASSUMED = Assumptions()
-"""For data that serve no model."""
+"""Default assumptions of data that were not prepared for a model."""
 
 
 class Prior:
-    """A distribution, or the number at which a coordinate is fixed, compared by value."""
+    """A prior distribution or a fixed value; hashable, compared by value."""
 
     def __init__(self, value: "dist.Distribution | float"):
         self.value = value
@@ -92,11 +92,11 @@ class Prior:
 def checked_priors(
     prior: Mapping[str, Any] | None, architecture: AbstractArchitecture
 ) -> tuple[tuple[str, Prior], ...]:
-    """Check the priors that replace the default ones.
+    """Check the priors that replace the defaults.
 
     Arguments:
-        prior: by the names of sampled coordinates, a NumPyro distribution, or a number to fix the coordinate at. Both
-            slopes may be fixed by their own names, c_plus and c_minus.
+        prior: for names of sampled coordinates, a NumPyro distribution or a number that fixes the coordinate. The two
+            slopes can also be fixed together by their names c_plus and c_minus.
         architecture: the kind of layer.
 
     Raises:

@@ -1,17 +1,17 @@
-"""Layers between two observations: latent, and proposed by bridges towards what was observed.
+"""Latent layers between two observations, proposed by bridges towards the second one.
 
-Given θ, the layers between two observations have the law p of `LayerLaw`; a bridge proposes them from q, by independent
-standard normals ("innovations") that are the latent variables of a model. Then
+Given θ, the layers between two observations have the law p of `LayerLaw`. A bridge proposes them from q as a function
+of independent standard normals u (the "innovations"), which are the latent variables of a model. Then
 
     p(observation | start, θ) = E_u[ w(θ, u) ],    w = Π p(V_{ℓ+1} | V_ℓ)/q(V_{ℓ+1} | V_ℓ, observation),
 
-and with u ~ N(0, I) a priori, log w is what the observation adds to the log density of (θ, u). The better the bridge,
-the less w varies with u, and the nearer u stays to N(0, I) a posteriori.
+and with u ~ N(0, I) a priori, log w is the log likelihood of the observation given (θ, u). The better the bridge, the
+less w varies with u, and the closer the posterior of u is to N(0, I).
 
-The bridge works in relative coordinates, where the noise of every layer is the same: R V_end Rᵀ = exp Λ has r layers
-to go, so one layer goes Λ/r of the way, with 1 − 1/r of a layer's variance. That would be the exact bridge if the
-steps commuted and the noise did not depend on V. An observation with an error, as outputs are of the covariance, stands
-further away by as many layers as have the variance of that error.
+The bridge works in relative coordinates, where every layer has the same noise. With R V_end Rᵀ = exp Λ and r layers to
+go, the next layer has mean Λ/r and 1 − 1/r of a layer's variance. This is the exact bridge for commuting steps and
+noise independent of V. An observation with error, such as outputs instead of their covariance, is treated as lying
+further layers away: as many as have the variance of the error.
 """
 
 import equinox as eqx
@@ -35,17 +35,17 @@ from sdeinfer.covariance import (
 from sdeinfer.likelihood._layer_step import LayerLaw, conjugated, layer_step
 
 LOG_TERMS = 4
-"""Terms of log x = 2 (y + y³/3 + …), y = (x − 1)/(x + 1): the bridge need not be exact, and is nearly so for x < 5."""
+"""Number of terms of log x = 2 (y + y³/3 + …), y = (x − 1)/(x + 1): accurate for x < 5, enough for a proposal."""
 
 
 class Span(eqx.Module):
-    """What lies between two observations, for a batch of them.
+    """Pairs of observations with layers between them, as a batch.
 
     Attributes:
-        start: V at the first, shape (m, m, batch).
-        end: V at the second; or X Xᵀ/q of q outputs, if that is what was observed.
-        layers: how many layers lie between, shape (batch,).
-        outputs: q; 0 where the covariance itself was observed.
+        start: V at the first observation, shape (m, m, batch).
+        end: V at the second observation; or X Xᵀ/q if q outputs X were observed.
+        layers: number of layers from the first to the second, shape (batch,).
+        outputs: q; 0 if the covariance was observed.
     """
 
     start: Float[Array, "m m batch"]
@@ -55,16 +55,16 @@ class Span(eqx.Module):
 
 
 def innovations_needed(layers: int, outputs: int) -> int:
-    """How many layers are latent: the last is not, if its covariance was observed."""
+    """Number of latent layers: all if outputs were observed, all but the last if its covariance was."""
     return layers if outputs else layers - 1
 
 
 def bridge(
     law: LayerLaw, span: Span, innovations: Float[Array, "latent p batch"]
 ) -> tuple[Float[Array, " batch"], Float[Array, "latent m m batch"]]:
-    """Log w of latent layers proposed by standard normals, and the latent layers.
+    """Log w of the latent layers proposed from the innovations, and the latent layers.
 
-    Spans of fewer layers than others leave the first of their innovations unused.
+    Spans with fewer layers than the longest one leave their first innovations unused.
     """
     latent = len(innovations)
     most = latent + (0 if span.outputs else 1)
@@ -89,7 +89,7 @@ def bridge(
 def _propose(
     law: LayerLaw, span: Span, V: Float[Array, "m m batch"], xi: Float[Array, "p batch"], to_go: Int[Array, ""]
 ) -> tuple[Float[Array, "m m batch"], Float[Array, " batch"]]:
-    """One layer of the bridge, and log p/q."""
+    """Propose one layer of the bridge; also return log p/q."""
     tokens, equal = len(V), identity_like(V)
     step = layer_step(law, V)
     slack, target = 0.0, span.end
@@ -97,12 +97,12 @@ def _propose(
         slack, target = _as_observation(law, span)
     pull = 1 / (to_go + slack)
     kept = 1 - pull
-    # Of log (I + Y)^p = p (Y − Y²/2).
+    # log (I + Y)^p = p (Y − Y²/2) to second order.
     own = law.power * (step.mean - step.square / 2)
     towards = pull * _log(conjugated(step.R, target)) + (1 - to_go * pull) * own
     mean = towards / law.power
     mean = mean + (matmul(mean, mean) + kept * step.square) / 2
-    # Rotated from a basis that depends on V smoothly, which that of the spectrum does not where δ repeats.
+    # Noise is rotated from a basis that is smooth in V; the spectral basis is not smooth at repeated δ.
     noise = conjugated(transpose(step.rotation), xi[square_of(tokens)] * jnp.sqrt(1 + equal))
     Y = mean + jnp.sqrt(kept * step.variance / (1 + equal)) * noise
     p = tokens * (tokens + 1) // 2
@@ -132,7 +132,7 @@ def _power(F: Float[Array, "m m batch"], power: int) -> Float[Array, "m m batch"
 
 
 def _outputs_log_density(V: Float[Array, "m m batch"], span: Span) -> Float[Array, " batch"]:
-    """Log density of q outputs, X_out ~ N(0, V ⊗ I_q) (Eq. 21), which know X of X_out X_outᵀ/q only."""
+    """Log density of q outputs X_out ~ N(0, V ⊗ I_q) (Eq. 21), a function of X_out X_outᵀ/q."""
     L = cholesky(V)
     inverse = invert_lower(L)
     fit = total(total(matmul(inverse, span.end) * inverse))
@@ -141,9 +141,9 @@ def _outputs_log_density(V: Float[Array, "m m batch"], span: Span) -> Float[Arra
 
 
 def _as_observation(law: LayerLaw, span: Span) -> tuple[Float[Array, " batch"], Float[Array, "m m batch"]]:
-    """How many layers have the variance of a sample covariance's error; and the latter, its logarithm unbiased.
+    """The number of layers with the variance of the sample covariance's error, and that covariance, debiased in log.
 
-    Fewer outputs than tokens, whose covariance is singular, do not guide.
+    With fewer outputs than tokens the sample covariance is singular, and the bridge does not use it.
     """
     tokens = len(span.start)
     if span.outputs < tokens:
@@ -153,7 +153,7 @@ def _as_observation(law: LayerLaw, span: Span) -> tuple[Float[Array, " batch"], 
 
 
 def _log(D: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:
-    """Log D, saturating where D is far from the identity; a smooth function of it."""
+    """Truncated series of log D, smooth, and saturating for D far from the identity."""
     equal = identity_like(D)
     inverse = invert_lower(cholesky(D + equal))
     y = equal - 2 * matmul(transpose(inverse), inverse)

@@ -1,4 +1,4 @@
-"""Networks of which some layers are latent, as data and as a NumPyro distribution."""
+"""Data and NumPyro distribution of networks with latent layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,26 +19,26 @@ from sdeinfer.likelihood._moments import moments_of
 from sdeinfer.likelihood._transitions import Path
 
 TOGETHER = 256
-"""Bridges that are built side by side on a CPU: what a layer reads and writes should stay in its cache."""
+"""Number of bridges built at a time on a CPU, so that the arrays of one layer fit in the cache."""
 
 
 class Bridges(eqx.Module):
-    """Pairs of observations, next to each other in a network, with latent layers between them.
+    """Consecutive observations of networks, with latent layers between them.
 
     Attributes:
-        start: V at the first, shape (bridges, m, m).
-        end: V at the second, or X Xᵀ/q of the outputs X, shape (bridges, m, m).
-        layers: how many layers lie between, shape (bridges,).
-        network: the network of each, shape (bridges,).
-        width: which of the `widths` each has, shape (bridges,).
-        widths: the different widths n, shape (widths,).
+        start: V at the first observation, shape (bridges, m, m).
+        end: V at the second, or X Xᵀ/q of q outputs X, shape (bridges, m, m).
+        layers: number of layers from the first to the second, shape (bridges,).
+        network: index of each bridge's network, shape (bridges,).
+        width: index into `widths`, shape (bridges,).
+        widths: the distinct widths n, shape (widths,).
         more_drift: DB₂[B₁] and B₁′ of `layers.drift_terms` at the start, shape (bridges, 2, m, m).
-        features: of `layers.variance_terms` at the start, packed; shape (bridges, features, p).
-        centre: their medians, shape (features, p).
-        networks: how many networks.
-        latent: how many layers are latent, of the bridges that have most.
-        outputs: q; 0 where covariances were observed.
-        assumptions: of the fit.
+        features: `layers.variance_terms` at the start, packed; shape (bridges, features, p).
+        centre: medians of the features, shape (features, p).
+        networks: number of networks.
+        latent: largest number of latent layers of a bridge.
+        outputs: q; 0 if covariances were observed.
+        assumptions: assumptions of the fit.
     """
 
     start: Float[Array, "bridges m m"]
@@ -57,28 +57,28 @@ class Bridges(eqx.Module):
 
     @property
     def innovations(self) -> tuple[int, int]:
-        """How many standard normals each bridge needs: for each latent layer p."""
+        """Shape (latent, p) of the standard normals of one bridge."""
         return self.latent, self.centre.shape[-1]
 
     def __len__(self) -> int:
         return self.start.shape[0]
 
     def by_network(self, of_bridges: Float[Array, " bridges"]) -> Float[Array, " networks"]:
-        """Sums over the bridges of each network."""
+        """Sum over the bridges of each network."""
         return jnp.zeros(self.networks, of_bridges.dtype).at[self.network].add(of_bridges)
 
 
 def bridges_of(path: Path, *, outputs: int = 0, assumptions: Assumptions = NOTHING_ASSUMED) -> Bridges:
-    """Make bridges of the transitions of a path.
+    """Make one bridge for each transition of a path.
 
     Arguments:
-        path: from each observed layer to the next.
+        path: the transitions from each observed layer to the next.
         outputs: q, if the ends are X Xᵀ/q of q outputs.
-        assumptions: of the fit.
+        assumptions: assumptions of the fit.
     """
     layers, whole = path.gap[path.layer], slice(None)
     more_drift, features = path.next_order()
-    # Not the mean: of a covariance that explodes the features are larger by many orders of magnitude.
+    # Medians, since the features of an exploding covariance are larger by many orders of magnitude.
     centre = np.median(features, axis=0)
     centre[ATTENTION_NEXT] = 0.0
     widths = np.unique(path.width)
@@ -87,7 +87,7 @@ def bridges_of(path: Path, *, outputs: int = 0, assumptions: Assumptions = NOTHI
         end=jax.device_put(path.ends(whole)),
         layers=jnp.asarray(layers),
         network=jnp.asarray(path.network),
-        width=jnp.asarray(path.which(widths)),
+        width=jnp.asarray(path.width_index(widths)),
         widths=jnp.asarray(widths, float),
         more_drift=jnp.asarray(more_drift, float),
         features=jnp.asarray(features, float),
@@ -100,15 +100,15 @@ def bridges_of(path: Path, *, outputs: int = 0, assumptions: Assumptions = NOTHI
 
 
 class Bridged(Distribution):
-    """Law of what was observed, given the innovations of the latent layers: log w of `bridge`.
+    """Law of the observations given the innovations of the latent layers: log w of `bridge`.
 
     One batch element is one bridge.
 
     Attributes:
-        law: the coefficients of the SDE; or those of one layer, with a leading axis of the bridges' `widths`.
-        bridges: the data, but for what is observed.
+        law: coefficients of the SDE; or those of one layer, with a leading axis of the bridges' `widths`.
+        bridges: the data.
         innovations: standard normals, shape (bridges, latent, p).
-        power: p of the layers' step, by the skewness of the architecture.
+        power: power p of the step of one layer, chosen by the skewness of the architecture.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -132,12 +132,12 @@ class Bridged(Distribution):
         super().__init__((len(bridges),), bridges.end.shape[1:], validate_args=validate_args)
 
     def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " bridges"]:
-        """Of covariances at the ends, or of X Xᵀ/q of outputs X, shape (bridges, m, m)."""
+        """Log density of the ends, covariances or X Xᵀ/q of outputs X, shape (bridges, m, m)."""
         del intermediates
         return self._in_blocks(jnp.asarray(value))[0]
 
     def latent_layers(self) -> Float[Array, "bridges latent m m"]:
-        """The covariances of the latent layers; a bridge of fewer stays at its start for the first."""
+        """Covariances of the latent layers; shorter bridges repeat their start first."""
         return self._in_blocks(self.bridges.end)[1]
 
     def _in_blocks(self, end: Array) -> tuple[Array, Array]:
@@ -146,7 +146,7 @@ class Bridged(Distribution):
         blocks = -(-count // together)
         size = -(-count // blocks)
         each = (bridges.start, end, bridges.layers, bridges.width, bridges.more_drift, bridges.features)
-        # The last block is filled up with copies of the last bridge.
+        # The last block is padded with copies of the last bridge.
         index = jnp.minimum(jnp.arange(blocks * size), count - 1).reshape(blocks, size)
         columns = jax.tree.map(lambda x: x[index], (*each, self.innovations))
         law_of_block = self._law_of_block()
@@ -161,7 +161,7 @@ class Bridged(Distribution):
         return log_weight.reshape(-1)[:count], path.reshape(blocks * size, *path.shape[2:])[:count]
 
     def _law_of_block(self) -> Callable[[Array, Array, Array], LayerLaw]:
-        """From the width's number, the terms of the drift and the features of each bridge to the law of its layers."""
+        """Return a function from width indices, drift terms and features of bridges to the law of their layers."""
         bridges, law = self.bridges, self.law
         tokens = bridges.start.shape[-1]
         if isinstance(law, Limit):

@@ -1,4 +1,4 @@
-"""The law of networks of which every layer is observed."""
+"""The law of networks observed at every layer."""
 
 import functools
 import math
@@ -20,26 +20,27 @@ from sdeinfer.likelihood._statistics import LIMIT_ROWS, QUADRATIC, ROW_GROUPS, P
 from sdeinfer.networks import covariance_chain
 
 LARGEST_CHANGE = 0.75
-"""Bound on the part of a variance that is expanded to first order; below half of it, the bound changes nothing."""
+"""Bound on the first-order part of a variance, relative to ρ v; parts below half of it are unchanged."""
 
 
 class FullPath(Distribution):
     """Law of observed covariance paths given their initial covariance, as a density of their sufficient statistics.
 
     A transition over one layer, dt = 1/n, is Gaussian with independent entries in the spectral coordinates of its
-    start: with the drift and the diffusion of Corollary 4.3, or with the means and variances of a layer of width n
-    (`FiniteWidth`). Of the latter, the part of a variance that is each term's own, and not a function of its e, enters
-    to first order about the reference of the statistics (see `_statistics`): Δ/v = ρ − 1 + (Δ/v − (ρ − 1)), where the
-    bracket is O(1/n) and zero at the reference. Far away in the prior, where it is not small, it is kept below
-    `LARGEST_CHANGE` times ρ. What depends on the parameters is divided by the dispersion of the path's `Adjustment`.
+    start, with the drift and the diffusion of Corollary 4.3, or with the means and variances of a layer of width n
+    (`FiniteWidth`). The variance of a finite-width layer is v + Δ, where v is a function of e and Δ is not. Δ enters to
+    first order about the reference of the statistics (see `_statistics`): Δ/v = ρ − 1 + (Δ/v − (ρ − 1)), where the
+    bracket is O(1/n) and zero at the reference. In the tails of the prior, where the bracket is not small, it is
+    bounded by `LARGEST_CHANGE` times ρ. The terms that depend on the parameters are divided by the dispersion of the
+    path's `Adjustment`.
 
     One batch element is one network; its log density is that of the covariances V_αβ, α ≤ β, after every layer but the
     first.
 
     Attributes:
-        law: the coefficients of the SDE, for statistics without a reference, or those of one layer. The latter have a
-            leading axis of the path's `widths`, as the former may.
-        path: the statistics of the data, whose nodes and constants belong to the law.
+        law: coefficients of the SDE, for statistics without a reference, or of one layer. The latter have a leading
+            axis of the path's `widths`; the former may have one.
+        path: statistics of the data.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -83,11 +84,11 @@ class FullPath(Distribution):
 class CovariancePath(FullPath):
     """Law of observed covariance paths of networks of a layer, given their initial covariance.
 
-    The law is the one that the path's assumptions name: of one layer of each network's own width to the next order in
-    1/n, or the limit's. The layer's parameters are adjusted as the path says (`Adjustment`).
+    The path's assumptions choose the law: one layer at each network's width to the next order in 1/n, or the limit.
+    The path's `Adjustment` is applied to the layer's parameters.
 
     Attributes:
-        layer: the layer, with scalar parameters; or with one value for each network, of some or all of them.
+        layer: the layer; each parameter is a scalar or has one value per network.
     """
 
     pytree_data_fields = ("law", "path", "layer")
@@ -108,13 +109,13 @@ class CovariancePath(FullPath):
         super().__init__(law, path, validate_args=validate_args)
 
     def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
-        """Sample networks from their first covariances by the chain, the exact law of finite networks.
+        """Sample networks from their initial covariances by the chain, the exact law of finite networks.
 
         Returns:
             Covariances of every layer, shape (*sample_shape, networks, 1 + depth, m, m).
 
         Raises:
-            InputError: for a path without initial covariances, and for a layer without `forward_covariance`.
+            InputError: for a path without initial covariances or a layer without `forward_covariance`.
         """
         path = self.path
         if path.initial is None:
@@ -140,7 +141,7 @@ class CovariancePath(FullPath):
 
 
 def _law_of(layer: AbstractLayer, path: PathStatistics) -> Limit | FiniteWidth:
-    """The law of a layer, with a leading axis where the layer, the widths or the adjustments have one."""
+    """The law of a layer, with a leading axis if the layer, the widths or the adjustments have one."""
     own = any(jnp.ndim(leaf) for leaf in jax.tree.leaves(layer))
     if path.assumptions.law == "limit":
         return jax.vmap(lambda layer: layer.limit())(layer) if own else layer.limit()
@@ -154,14 +155,14 @@ def _law_of(layer: AbstractLayer, path: PathStatistics) -> Limit | FiniteWidth:
 
 
 def limit_kernel(law: Limit, path: PathStatistics) -> Float[Array, "rows p nodes"]:
-    """What multiplies the first `LIMIT_ROWS` rows of the statistics in −2 log density: log v and θ_s θ_t/v."""
+    """Coefficients of the first `LIMIT_ROWS` rows of the statistics in −2 log density: log v and θ_s θ_t/v."""
     variance = law.linear_noise + law.attention_noise * path.nodes
     drift = jnp.stack([law.attention_drift, law.relu_drift])
     return jnp.concatenate([jnp.log(variance)[None], products(drift, LIMIT_ROWS - 1)[:, None, None] / variance])
 
 
 def finite_width_kernel(moments: Moments, reference: Moments, path: PathStatistics) -> Float[Array, "rows p nodes"]:
-    """What multiplies the rows of the statistics in −2 log density, for one width."""
+    """Coefficients of the rows of the statistics in −2 log density, for one width."""
     variance, shares = _shares(moments, path.nodes)
     square = products(moments.drift, len(QUADRATIC))[:, None, None] / variance
     first = _allowed(moments, reference, path) * jnp.concatenate([shares, -jnp.ones_like(variance)[None]])
@@ -171,7 +172,7 @@ def finite_width_kernel(moments: Moments, reference: Moments, path: PathStatisti
 def contracted(
     moments: Moments, reference: Moments, path: PathStatistics, weights: Float[Array, "rows p nodes"]
 ) -> Float[Array, ""]:
-    """The same kernel times the statistics of one width, summed over rows first: several times cheaper for few rows."""
+    """`finite_width_kernel` times the statistics of one width; cheaper, since it sums over rows first."""
     own = jnp.stack([moments.variance, moments.variance_mixing])
     allowed = _allowed(moments, reference, path)
     quadratic = products(moments.drift, len(QUADRATIC))
@@ -194,21 +195,21 @@ def _contracted(
 def _value_and_slopes(
     quadratic: Array, noise: Array, mixing: Array, own: Array, allowed: Array, nodes: Array, weights: Array
 ) -> tuple[Float[Array, ""], tuple[Array, Array, Array, Array, Array]]:
-    """The value, and its derivatives in what depends on the parameters.
+    """The value, and its derivatives in the first five arguments.
 
-    With r = 1/v, S = Σ c b b, and L₁, M₁, L₂, M₂ for the sums of the first order and of those times y²,
+    With r = 1/v, S = Σ c b b, the first-order sums L₁ and M₁, and the same sums L₂ and M₂ times y², the value is
 
         Σ n log v + r (S + A (L₁ + M₂)) − A (M₁ + r² L₂).
 
-    Written out, since automatic differentiation makes three times as many kernels to compile.
+    The derivatives are written out because automatic differentiation compiles three times as many kernels.
     """
 
     def times(rows: Array, matrix: Array) -> Array:
-        """Σ over the rows of a matrix, at every node."""
+        """The product of a matrix and the rows, at every node."""
         return (matrix @ rows.reshape(len(rows), -1)).reshape(*matrix.shape[:-1], *nodes.shape)
 
     def against(rows: Array, values: Array) -> Array:
-        """Σ over the nodes of values, for every row."""
+        """The inner product of values and each row over all nodes."""
         return values.reshape(*values.shape[:-2], -1) @ rows.reshape(len(rows), -1).T
 
     count, square, first, first_square = jnp.split(weights, ROW_GROUPS)
@@ -257,7 +258,7 @@ def _by_width(
 
 
 def _allowed(moments: Moments, reference: Moments, path: PathStatistics) -> Float[Array, "p 1"]:
-    """The factor that bounds the first order, by its largest value at the ends of the range of e and at e = 0."""
+    """Factor that bounds the first-order part, from its largest value at e = 0 and at both ends of the range of e."""
     ends = path.nodes[:, np.array([0, 1, -1])]
     change = jnp.abs(_shares(moments, ends)[1] - _shares(reference, ends)[1])
     largest = jnp.max(jnp.sum(change * path.spread[:, :, None], axis=0), axis=1) / path.least
@@ -267,7 +268,7 @@ def _allowed(moments: Moments, reference: Moments, path: PathStatistics) -> Floa
 def _shares(
     moments: Moments, nodes: Float[Array, "p nodes"]
 ) -> tuple[Float[Array, "p nodes"], Float[Array, "features p nodes"]]:
-    """V and c_k = (w_k + w′_k e)/v at the nodes of each pair."""
+    """Variance v and c_k = (w_k + w′_k e)/v at the nodes of each pair."""
     variance = moments.common_variance(nodes.T).T
     weight = moments.variance[:, None, None] + moments.variance_mixing[:, None, None] * nodes
     return variance, weight * reciprocal(variance)

@@ -1,4 +1,4 @@
-"""The data of full paths of networks in groups, each of which has parameters of its own."""
+"""Full-path data of networks in groups with separate parameters."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,13 +19,13 @@ from sdeinfer.observation import groups_of
 
 
 class Estimates(eqx.Module):
-    """What the data of each group alone say of its parameters, in the coordinates of `Coordinates.unconstrained`.
+    """Separate estimates of each group's parameters, in the coordinates of `Coordinates.unconstrained`.
 
-    They change no density: a sampler's coordinates are laid by them.
+    They determine a sampler's coordinates and change no density.
 
     Attributes:
         centre: û, shape (groups, parameters).
-        precision: 1/s², with s the standard deviation, zero where the data say nothing; shape (groups, parameters).
+        precision: 1/s² with standard deviation s; zero without information. Shape (groups, parameters).
     """
 
     centre: Float[Array, "groups parameters"]
@@ -33,13 +33,15 @@ class Estimates(eqx.Module):
 
 
 class GroupedStatistics(eqx.Module):
-    """Sufficient statistics of observed paths, with a kind of networks for each group and width.
+    """Sufficient statistics of observed paths of networks in groups.
+
+    A kind is a pair of a group and a width.
 
     Attributes:
-        path: the statistics; what `PathStatistics` has for each width, and its adjustment, is of each kind here.
-        group: the group of each kind, shape (kinds,).
-        groups: how many groups.
-        estimates: of the groups' parameters; not made where None.
+        path: the statistics; the fields that `PathStatistics` has per width, and its adjustment, are per kind here.
+        group: group of each kind, shape (kinds,).
+        groups: number of groups.
+        estimates: estimates of the groups' parameters; None if not computed.
     """
 
     path: PathStatistics
@@ -49,25 +51,25 @@ class GroupedStatistics(eqx.Module):
 
     @property
     def assumptions(self) -> Assumptions:
-        """Of the fit."""
+        """Assumptions of the fit."""
         return self.path.assumptions
 
     @property
     def adjustment(self) -> Adjustment | None:
-        """Of each kind's parameters before they enter the likelihood; none where None."""
+        """Adjustment of each kind's parameters; None if there is none."""
         return self.path.adjustment
 
     @property
     def group_of_network(self) -> Int[Array, " networks"]:
-        """The group of each network of the path."""
+        """Group of each network of the path."""
         return self.group[self.path.width]
 
     def pooled(self) -> "GroupedStatistics":
-        """All networks of one group and width taken together as one."""
+        """The statistics summed over the networks of one group and width."""
         return eqx.tree_at(lambda grouped: grouped.path, self, self.path.pooled())
 
     def blocks(self) -> Iterator[tuple["GroupedStatistics", int]]:
-        """Parts of one shape with the networks in turn, see `PathStatistics.blocks`."""
+        """Blocks of networks, padded to one shape; see `PathStatistics.blocks`."""
         for path, count in self.path.blocks():
             yield eqx.tree_at(lambda grouped: grouped.path, self, path), count
 
@@ -75,15 +77,15 @@ class GroupedStatistics(eqx.Module):
 def grouped_statistics(
     data: xr.Dataset, assumptions: Assumptions, reduced: Callable[..., PathStatistics] | None = None
 ) -> GroupedStatistics:
-    """Reduce the networks of each group to their sufficient statistics, all with the same nodes.
+    """Reduce the networks of each group to sufficient statistics with common nodes.
 
     Arguments:
         data: observed networks with the coordinate `group`, see `groups_of`.
-        assumptions: of the fit.
-        reduced: from a group's transitions and a layout to its statistics; `path_statistics` where None.
+        assumptions: assumptions of the fit.
+        reduced: function from a group's transitions and a layout to its statistics; `path_statistics` if None.
 
     Raises:
-        InputError: for data that are not valid, that have fewer than two groups, or a group without transitions.
+        InputError: for invalid data, fewer than two groups, or a group without transitions.
     """
     reduced = partial(path_statistics, assumptions=assumptions) if reduced is None else reduced
     groups, path = groups_of(data), observed_path(data)
@@ -107,7 +109,7 @@ def _about_nothing(layout: Layout, widths: int) -> Layout:
 
 
 def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.ndarray) -> PathStatistics:
-    """The statistics of several groups with one layout as one; `order` puts their networks where the data have them."""
+    """The joined statistics of groups with one layout; `order` restores the networks' order in the data."""
 
     def together(field: Callable[[PathStatistics], Array]) -> np.ndarray:
         return np.concatenate([field(part) for part in parts])
@@ -134,5 +136,5 @@ def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.nda
 
 
 def _each_as_often(adjustments: Sequence[Adjustment], kinds: Sequence[int]) -> Adjustment:
-    """The adjustments of groups, along a leading axis of kinds."""
+    """The adjustments of the groups, repeated along a leading axis of kinds."""
     return jax.tree.map(lambda *each: np.repeat(np.stack(each), np.asarray(kinds), axis=0), *adjustments)

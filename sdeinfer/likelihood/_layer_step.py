@@ -1,14 +1,13 @@
-"""One layer as a step that keeps V positive definite: what latent layers are made of.
+"""One latent layer, as a step that keeps V positive definite.
 
-In the coordinates Q of `covariance.Spectrum`, V = QQᵀ becomes Q (I + Y)^p Qᵀ with Y symmetric, its entries independent
-normals. Their means and variances are such that dV has those of the law of one layer, to second order in 1/n.
+In the coordinates Q of `covariance.Spectrum`, V = QQᵀ becomes Q (I + Y)^p Qᵀ with Y symmetric and its entries
+independent normals. Their means and variances give dV the moments of the law of one layer, to second order in 1/n.
 
-The power gives a third moment, which matters as soon as layers are latent: what is seen is then log V rather than dV,
-and the skewness of a layer, c times the relative standard deviation s of V, is in the variance of log V as −c s⁴, next
-to s². Of a Gaussian dV it would be c = 0, of (I + Y)^p it is 3 − 3/p; p is chosen by the c of the architecture
-(`Architecture.skewness`).
+The power p sets the third moment. With latent layers the likelihood depends on log V rather than dV. A layer of
+skewness c s, with s the relative standard deviation of V, adds −c s⁴ to the variance s² of log V. A Gaussian dV has
+c = 0, (I + Y)^p has c = 3 − 3/p; p is chosen by the c of the architecture (`AbstractLayer.skewness`).
 
-Arrays hold many covariances side by side, in their last axis.
+The last axis of all arrays is a batch of covariances.
 """
 
 import math
@@ -34,23 +33,26 @@ from sdeinfer.layers import Limit, attention_drift, relu_drift
 from sdeinfer.likelihood._moments import Moments, bounded
 
 POWERS = (2, 4, 8, 16)
-"""Of two, so that a power is a few products."""
+"""Allowed powers p; powers of two need few matrix products."""
 
 LARGEST_SHARE = 0.5
-"""Bound on what is a transition's own in a variance, relative to the rest; half of it passes unchanged."""
+"""Bound on the part of a variance that is not a function of e, relative to the part that is; values below half of the
+bound are unchanged."""
 
 
 class LayerLaw(eqx.Module):
-    """The law of one layer, for each of a batch of covariances.
+    """The law of one layer, for a batch of covariances.
+
+    `more_drift`, `own_noise` and `own_mixing` are O(1/n); they are computed at the last observed layer, since they
+    change little over the latent layers.
 
     Attributes:
         drift: θ₁ and θ₂, shape (2, batch).
-        more_drift: θ₃ DB₂[B₁] + θ₄ B₁′, shape (m, m, batch); like the next two, of the last observed layer. It is
-            O(1/n), and what it changes by in the layers after is smaller still.
-        noise: what of var Z_ij/(1 + [i = j]) does not depend on V, shape (m, m, batch).
-        mixing: what goes with e_ij, shape (m, m, batch).
-        own_noise: what of the noise is a transition's own, shape (m, m, batch).
-        own_mixing: the same of the mixing.
+        more_drift: θ₃ DB₂[B₁] + θ₄ B₁′, shape (m, m, batch).
+        noise: the part of var Z_ij/(1 + [i = j]) that does not depend on V, shape (m, m, batch).
+        mixing: coefficient of e_ij, shape (m, m, batch).
+        own_noise: the transition-specific part of the noise, shape (m, m, batch).
+        own_mixing: the transition-specific part of the mixing, shape (m, m, batch).
         h: 1/n, shape (batch,).
         power: p.
     """
@@ -66,7 +68,7 @@ class LayerLaw(eqx.Module):
 
     @classmethod
     def of_limit(cls, limit: Limit, h: Float[Array, " batch"], *, tokens: int, power: int) -> "LayerLaw":
-        """The SDE over steps h."""
+        """The law of the SDE over steps h."""
         drift = jnp.stack([limit.attention_drift, limit.relu_drift])[:, None] + jnp.zeros_like(h)
         zero = jnp.zeros((tokens, tokens, *h.shape), h.dtype)
         noise, mixing = limit.linear_noise + zero, limit.attention_noise + zero
@@ -82,12 +84,12 @@ class LayerLaw(eqx.Module):
         *,
         power: int,
     ) -> "LayerLaw":
-        """One layer of finite width.
+        """The law of one layer of finite width.
 
         Arguments:
-            moments: with a leading axis over the batch.
+            moments: moments with a leading batch axis.
             more_drift: DB₂[B₁] and B₁′.
-            features: of `layers.variance_terms`, less their means.
+            features: `layers.variance_terms` minus their means.
             h: 1/n.
             power: p.
         """
@@ -108,15 +110,15 @@ class LayerLaw(eqx.Module):
 
 
 class LayerStep(NamedTuple):
-    """The law of Y, with Q (I + Y)^p Qᵀ the covariance after a layer; shapes (m, m, batch).
+    """The law of Y, where Q (I + Y)^p Qᵀ is the covariance after a layer; shapes (m, m, batch).
 
     Attributes:
-        Q: the coordinates of V.
+        Q: factor V = QQᵀ in the spectral coordinates.
         R: Q⁻¹.
-        rotation: U, the orthogonal factor of Q = LU with L triangular.
-        mean: of Y.
-        variance: of its entries.
-        square: E[Y Yᵀ] about the mean, which is diagonal.
+        rotation: the orthogonal U in Q = LU with L triangular.
+        mean: mean of Y.
+        variance: variances of the entries of Y.
+        square: E[(Y − EY)(Y − EY)ᵀ], diagonal.
         log_volume: ½ log det V, shape (batch,).
     """
 
@@ -130,7 +132,7 @@ class LayerStep(NamedTuple):
 
 
 def power_of(skewness: float) -> int:
-    """The power whose step is nearest to a layer of this skewness c."""
+    """The power whose step has the skewness closest to c."""
     return min(POWERS, key=lambda power: abs(3 - 3 / power - skewness))
 
 
@@ -138,8 +140,8 @@ def layer_step(law: LayerLaw, V: Float[Array, "m m batch"]) -> LayerStep:
     """The law of one layer at V.
 
     Arguments:
-        law: of the layers.
-        V: positive definite covariances; the result holds NaN for others.
+        law: the law of one layer.
+        V: positive definite covariances; any other V gives NaN.
     """
     tokens, equal = len(V), identity_like(V)
     L = cholesky(V)
@@ -155,10 +157,10 @@ def layer_step(law: LayerLaw, V: Float[Array, "m m batch"]) -> LayerStep:
 
 
 def _variance_of_entries(wanted: Float[Array, "m m batch"], power: int) -> Float[Array, "m m batch"]:
-    """Variances w of Y for those of (I + Y)^p that are wanted, to second order.
+    """Variances w of Y for which (I + Y)^p has the wanted variances, to second order.
 
-    With μ = −(p − 1)/2 E[Y²] the mean of Y, (I + Y)^p is to first order p (1 + (p − 1)(μ_i + μ_j)/2) Y_ij, and its
-    terms Y² and Y³ have the variance and the covariance with Y of Isserlis' theorem.
+    With the mean μ = −(p − 1)/2 E[Y²] of Y, the first-order term of (I + Y)^p is p (1 + (p − 1)(μ_i + μ_j)/2) Y_ij.
+    Isserlis' theorem gives the variance of the term Y² and the covariance of the term Y³ with Y.
     """
     w = wanted / power**2
     square = total(w, axis=1)
@@ -166,14 +168,14 @@ def _variance_of_entries(wanted: Float[Array, "m m batch"], power: int) -> Float
     first = -(power**2) * (power - 1) ** 2 / 2 * both + 2 * power * math.comb(power, 3) * (both + w)
     second = math.comb(power, 2) ** 2 * _of_square(w)
     change = (first + second / w) / power**2
-    # To second order w (1 − change), but positive whatever the change.
+    # Equal to w (1 − change) to second order, and positive for any change.
     return w * (jnp.sqrt(1 + change**2 / 4) - change / 2) ** 2
 
 
 def _mean(
     wanted: Float[Array, "m m batch"], variance: Float[Array, "m m batch"], power: int
 ) -> tuple[Float[Array, "m m batch"], Float[Array, "m m batch"]]:
-    """The mean of Y for that of (I + Y)^p − I that is wanted; and E[Y²] about it, which is diagonal."""
+    """The mean of Y for which (I + Y)^p − I has the wanted mean; and E[Y²] about that mean, diagonal."""
     equal = identity_like(wanted)
     square = total(variance, axis=1)
     about = equal * square[:, None]
@@ -186,9 +188,9 @@ def _mean(
 
 
 def _of_square(w: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:
-    """Variances of the entries of Y², for a symmetric Y of independent entries with variances w."""
+    """Variances of the entries of Y², for symmetric Y with independent entries of variances w."""
     equal = identity_like(w)
-    # Off the diagonal, Y_ij (Y_ii + Y_jj) + Σ_k Y_ik Y_kj over the other k.
+    # Off the diagonal: Y_ij (Y_ii + Y_jj) + Σ_k Y_ik Y_kj over k ≠ i, j.
     return equal * 2 * total(w * w, axis=1)[:, None] + (1 - equal) * matmul(w, w)
 
 

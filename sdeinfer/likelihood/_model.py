@@ -1,7 +1,7 @@
 """Models: NumPyro programs of observed networks, one type for each kind of data.
 
-A program is a function of prepared data. A user's program is any function of a path that samples parameters, builds a
-layer and observes a `CovariancePath`; `as_model` makes an `EveryLayer` of it.
+A program is a function of prepared data. A custom program is any function of a path that samples parameters, builds a
+layer and observes a `CovariancePath`; `as_model` wraps it as an `EveryLayer`.
 """
 
 import abc
@@ -27,7 +27,7 @@ from sdeinfer.likelihood._transitions import observed_path
 
 @dataclasses.dataclass(frozen=True)
 class AbstractModel(abc.ABC):
-    """A NumPyro program, callable as one.
+    """A NumPyro program for one kind of data.
 
     Attributes:
         program: the NumPyro program, a function of prepared data.
@@ -36,7 +36,7 @@ class AbstractModel(abc.ABC):
     program: Callable[[Any], None]
 
     def __call__(self, prepared: Any) -> None:
-        """Run the program, as NumPyro does."""
+        """Run the program on prepared data."""
         if isinstance(prepared, xr.Dataset):
             raise InputError(
                 f"model: {self.name} takes prepared data, not a Dataset: run it on si.prepare({self.name}, data), or "
@@ -54,32 +54,32 @@ class AbstractModel(abc.ABC):
 
     @property
     def acceptance(self) -> float:
-        """The mean acceptance that NUTS adapts its step to."""
+        """Target acceptance probability of NUTS."""
         return 0.8
 
     def select(self, data: xr.Dataset) -> xr.Dataset:
-        """The part of a Dataset that the model looks at."""
+        """The part of a Dataset that the model uses."""
         return data
 
     @abc.abstractmethod
     def reduce(self, data: xr.Dataset, assumptions: Assumptions) -> Any:
-        """Reduce a Dataset to what the program needs, once, outside the sampler."""
+        """Reduce a Dataset to the program's argument, once, outside the sampler."""
 
     def pool(self, prepared: Any) -> Any:
-        """Reduce prepared data to what the joint density needs, which may know less of each network."""
+        """Reduce prepared data further to what the joint density needs; it may pool networks."""
         return prepared
 
     def blocks(self, prepared: Any) -> Iterator[tuple[Any, int | None]]:
-        """Cut prepared data into parts of one shape; with each, how many of its networks count (all where None)."""
+        """Split prepared data into blocks of one shape, each with its number of actual networks (all if None)."""
         yield prepared, None
 
 
 @dataclasses.dataclass(frozen=True)
 class EveryLayer(AbstractModel):
-    """Networks of which every layer was observed.
+    """Networks observed at every layer.
 
     Attributes:
-        makes_layers: whether the program samples the layers' parameters itself, instead of by its data's assumptions.
+        makes_layers: whether the program builds the layers itself instead of sampling them by the assumptions.
     """
 
     makes_layers: bool = False
@@ -89,29 +89,30 @@ class EveryLayer(AbstractModel):
         return path_statistics(observed_path(data), assumptions=assumptions)
 
     def pool(self, prepared: PathStatistics) -> PathStatistics:
-        """Networks of one width taken together, where all have one layer."""
+        """Sum the statistics over the networks of one width, unless each network has its own layer."""
         return prepared if self.has_own_layers(prepared) else prepared.pooled()
 
     def blocks(self, prepared: PathStatistics) -> Iterator[tuple[PathStatistics, int | None]]:
-        """Blocks of networks; a program with a layer for each network, or plates of its own, sees all at once."""
+        """Blocks of networks; a custom program, which may have its own plates, gets all networks at once."""
         if self.makes_layers:
             yield prepared, None
         else:
             yield from prepared.blocks()
 
     def has_own_layers(self, prepared: PathStatistics) -> bool:
-        """Whether the program gives each network a layer of its own."""
+        """Whether the program gives each network its own layer."""
         return self.makes_layers and any(leaf.ndim for leaf in jax.tree.leaves(layer_of(self, prepared)))
 
 
 @dataclasses.dataclass(frozen=True)
 class LatentLayers(AbstractModel):
-    """Networks of which some layers are latent.
+    """Networks with latent layers.
 
     Attributes:
-        bridges: from a Dataset to the program's data.
-        site: of the latent layers, standard normals in a plate whose elements are independent given all other sites.
-        selection: the part of a Dataset that the model looks at.
+        bridges: function from a Dataset and assumptions to the program's data.
+        site: name of the site of the latent layers, standard normals in a plate whose elements are independent given
+            all other sites.
+        selection: function that selects the part of a Dataset that the model uses.
     """
 
     bridges: Callable[[xr.Dataset, Assumptions], Bridges]
@@ -119,37 +120,39 @@ class LatentLayers(AbstractModel):
     selection: Callable[[xr.Dataset], xr.Dataset] = lambda data: data
 
     def select(self, data: xr.Dataset) -> xr.Dataset:
-        """The layers that are looked at."""
+        """The layers that the model uses."""
         return self.selection(data)
 
     def reduce(self, data: xr.Dataset, assumptions: Assumptions) -> Bridges:
-        """Bridges from each observation to the next."""
+        """Make bridges from each observation to the next."""
         return self.bridges(data, assumptions)
 
 
 @dataclasses.dataclass(frozen=True)
 class Groups(AbstractModel):
-    """Networks in groups, every layer of which was observed.
+    """Networks in groups, observed at every layer.
 
     Attributes:
-        ungrouped: the model of networks of one group, by which each group's range and expansion are found.
+        ungrouped: the model of a single group, which determines each group's range and expansion point.
     """
 
     ungrouped: EveryLayer
 
     @property
     def acceptance(self) -> float:
-        """The more groups, the more narrow corners the posterior has: of σ near zero, and of a τ0 or a gap of which
-        little is known. Steps that suit other posteriors sometimes diverge there.
-        """  # noqa: D205
+        """Target acceptance probability of NUTS, larger than the default.
+
+        With many groups the posterior has narrow regions, at σ near zero and at a weakly identified τ0 or gap, where
+        longer steps sometimes diverge.
+        """
         return 0.98
 
     def reduce(self, data: xr.Dataset, assumptions: Assumptions) -> GroupedStatistics:
-        """The sufficient statistics of every network, with one adjustment for each group."""
+        """The sufficient statistics of every network, by group."""
         return grouped_statistics(data, assumptions)
 
     def pool(self, prepared: GroupedStatistics) -> GroupedStatistics:
-        """Networks of one group and width taken together."""
+        """Sum the statistics over the networks of one group and width."""
         return prepared.pooled()
 
     def blocks(self, prepared: GroupedStatistics) -> Iterator[tuple[GroupedStatistics, int | None]]:
@@ -158,10 +161,10 @@ class Groups(AbstractModel):
 
 
 def as_model(model: Callable[..., None]) -> AbstractModel:
-    """A model as it is, and of any other NumPyro program one whose layers were all observed.
+    """Return a model unchanged; wrap any other NumPyro program as an `EveryLayer`.
 
     Raises:
-        InputError: for what cannot be called.
+        InputError: for an object that is not callable.
     """
     if isinstance(model, AbstractModel):
         return model
@@ -172,15 +175,15 @@ def as_model(model: Callable[..., None]) -> AbstractModel:
 
 @functools.lru_cache(maxsize=64)
 def _of_program(program: Callable[..., None]) -> EveryLayer:
-    # One object for each program: compiled functions are found by it.
+    # One object per program: it is part of the keys of the caches of compiled functions.
     return EveryLayer(program, makes_layers=True)
 
 
 def layer_of(model: AbstractModel, prepared: Any) -> AbstractLayer:
-    """The layer, or one for each network, that a program observes; its leaves are shapes and types.
+    """Shapes and types of the layer that a program observes, with a leading axis if each network has its own.
 
     Raises:
-        InputError: for a program that does not observe exactly one `CovariancePath`.
+        InputError: unless the program observes exactly one `CovariancePath`.
     """
 
     def run(prepared: Any) -> AbstractLayer | None:
@@ -193,14 +196,14 @@ def layer_of(model: AbstractModel, prepared: Any) -> AbstractLayer:
 
 
 def layer_in(trace: Mapping[str, dict[str, Any]]) -> AbstractLayer | None:
-    """The layer, or one for each network, of the `CovariancePath` in a trace; None where there is not exactly one."""
+    """The layer of the `CovariancePath` in a trace; None unless there is exactly one."""
     distributions = [_unwrapped(site["fn"]) for site in trace.values() if site["type"] == "sample"]
     layers = [fn.layer for fn in distributions if isinstance(fn, CovariancePath)]
     return layers[0] if len(layers) == 1 else None
 
 
 def _unwrapped(distribution: Any) -> Any:
-    """A distribution without the masks, scales and expansions about it."""
+    """The base distribution, without masks, scales and expansions."""
     while hasattr(distribution, "base_dist"):
         distribution = distribution.base_dist
     return distribution

@@ -1,4 +1,4 @@
-"""What a layer of width n says of the mean and the variance of every term of a transition."""
+"""Means and variances of the terms of a transition by the law of a layer of width n."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from sdeinfer.likelihood._transitions import Terms
 class Moments(eqx.Module):
     """z_p ~ N(Σ_s θ_s b_s, v), with v = noise + mixing · e + Σ_k (w_k + w′_k e)(f_k − f̄_k), for each pair p.
 
-    The features' means f̄ over some data are part of the first two. Every field may have leading axes.
+    The contributions of the means f̄ are part of `noise` and `mixing`. Every field may have leading axes.
 
     Attributes:
         drift: θ_s, shape (4,).
@@ -33,11 +33,11 @@ class Moments(eqx.Module):
     variance_mixing: Float[Array, "... features"]
 
     def at(self, width: np.ndarray) -> "Moments":
-        """Of moments at some widths, those for each of an array of widths that are given by their numbers."""
+        """The moments at an array of indices into the leading axis of widths."""
         return jax.tree.map(lambda x: x[width], self)
 
     def mean(self, terms: Terms) -> Float[Array, "... p"]:
-        """Σ_s θ_s b_s of each term."""
+        """Mean Σ_s θ_s b_s of each term."""
         return (self.drift[..., None] * terms.drift).sum(axis=-2)
 
     def common_variance(self, e: Float[Any, "... p"]) -> Float[Array, "... p"]:
@@ -45,16 +45,16 @@ class Moments(eqx.Module):
         return self.noise + self.mixing * e
 
     def own_variance(self, e: Float[Any, "... p"], features: Float[Any, "... features p"]) -> Float[Array, "... p"]:
-        """The part of v that is each term's own, Σ_k (w_k + w′_k e)(f_k − f̄_k), of features less their means."""
+        """The part Σ_k (w_k + w′_k e)(f_k − f̄_k) of v, for `features` f − f̄."""
         weight = self.variance[..., None] + self.variance_mixing[..., None] * e[..., None, :]
         return (weight * features).sum(axis=-2)
 
 
 def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
-    """The moments by the law of one width.
+    """The moments by the law at one width.
 
-    Far away in the prior, where 1/n is no small parameter, the features' means could make v negative: what they take
-    away from the limit's is kept below half of it.
+    In the tails of the prior, where the expansion in 1/n fails, negative feature means could make v negative; their
+    reduction is bounded by half of the limit's variance.
     """
     rows, columns = pairs(tokens_of(centre.shape[-1]))
     multiplicity = jnp.where(rows == columns, 2.0, 1.0)
@@ -71,14 +71,14 @@ def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
 
 
 def no_moments(widths: int, features: int, p: int) -> Moments:
-    """At so many widths, means of zero and variances of one, whatever the terms; NumPy arrays."""
+    """Means of zero and variances of one at every width, as NumPy arrays."""
     drift, own = np.zeros((widths, 4)), np.zeros((widths, features))
     return Moments(*jax.device_get((drift, np.ones((widths, p)), np.zeros((widths, p)), own, own)))
 
 
 @jax.custom_jvp
 def bounded(x: Array) -> Array:
-    """(1 + x⁴)^{−1/4}: x times this is x for small x, up to a relative x⁴/4, and never above 1."""
+    """(1 + x⁴)^{−1/4}: x times this factor is at most 1, and equals x for small x up to a relative x⁴/4."""
     return jax.lax.rsqrt(jnp.sqrt(1 + (x * x) ** 2))
 
 
@@ -93,7 +93,7 @@ def _bounded_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 def _raised(
     base: Float[Array, ""], more: Float[Array, " p"], features: Float[Array, "features p"]
 ) -> Float[Array, " p"]:
-    """Base plus more plus the features, of which those below zero take away at most half of the base."""
+    """Sum of base, more and features, where negative features subtract at most half of the base."""
     above = jnp.sum(jnp.maximum(features, 0.0), axis=0)
     below = -jnp.sum(jnp.minimum(features, 0.0), axis=0)
     present = base > 0

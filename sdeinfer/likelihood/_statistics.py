@@ -1,20 +1,20 @@
-"""The data of a full path, reduced to a few thousand numbers a network.
+"""Sufficient statistics of a full path: a few thousand numbers per network.
 
-In the log density of a path the data enter only through sums over all its terms of a product of data times a function
-of the term's e (see `Terms`, and `FullPath` for the law): at variances v + Δ with v a function of e, to first order
-about a reference that gave the term the mean z − y and the variance ρ times its v,
+The log density of a path depends on the data through sums over its terms of data times a function of the term's e (see
+`Terms`, and `FullPath` for the law). The variances are v + Δ with v a function of e. To first order about a reference,
+at which a term has mean z − y and variance ρ v, the log density is
 
     −½ Σ [ (z − Σ_s θ_s b_s)²/(ρ v) + log(ρ v) + (1/ρ − y²/(ρ² v)) (Σ_k c_k (f_k − f̄_k) − (ρ − 1)) ],
 
-where c_k = (w_k + w′_k e)/v. The functions of e are interpolated at Chebyshev points in s = log e, so that the sums
-over terms become sums over some tens of nodes with weights made once, by one pass over the data. In s their
-singularities, v = 0, lie at Im s = ±π for *every* value of the parameters, since v is affine in e: the interpolation
-converges like r^{−J}, r = π/H + √(1 + π²/H²), for data with log e in an interval of half-width H, uniformly in the
-parameters. J is chosen for r^{−J} ≤ 1e-13, relative to the function's largest value.
+where c_k = (w_k + w′_k e)/v. The functions of e are interpolated at Chebyshev points in s = log e. The sums over terms
+become sums over some tens of nodes, with weights computed in one pass over the data. Since v is affine in e, the
+singularities v = 0 lie at Im s = ±π for *every* value of the parameters. For log e in an interval of half-width H, the
+interpolation therefore converges like r^{−J}, r = π/H + √(1 + π²/H²), uniformly in the parameters. J satisfies
+r^{−J} ≤ 1e-13, relative to the function's largest value.
 
-Each pair (i, j) of spectral coordinates has nodes of its own, and its own mean f̄_k of the finite-width features. One
-node stands apart, at e = 0: Lᵀ H_m L has an eigenvalue 0, so one term of every transition is there, up to rounding, and
-as many as there are tokens with a causal mask.
+Each pair (i, j) of spectral coordinates has its own nodes, and its own mean f̄_k of the finite-width features. There is
+an additional node at e = 0: Lᵀ H_m L has an eigenvalue 0, so e = 0 up to rounding for one term of every transition, and
+for m terms with a causal mask.
 """
 
 import dataclasses
@@ -37,40 +37,42 @@ from sdeinfer.likelihood._moments import Moments, no_moments
 from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
 
 ROUNDING = 64
-"""An eigenvalue δ below this multiple of eps times the largest is a zero that was rounded; e goes with its square."""
+"""Bound, in units of eps times the largest δ, below which an eigenvalue δ counts as zero; e is quadratic in δ."""
 
 ACCURACY = 1e-13
+"""Bound on the relative interpolation error."""
+
 NODES = (64, 192)
-"""Numbers of nodes that are compiled for."""
+"""Numbers of nodes for which programs are compiled."""
 
 BLOCKS = (64, 256)
-"""Numbers of networks that are compiled for."""
+"""Numbers of networks for which programs are compiled."""
 
 LIMIT_DRIFTS, DRIFTS, FEATURES = 2, 4, len(VARIANCE_FEATURES)
 QUADRATIC = sorted(itertools.combinations_with_replacement(range(1 + DRIFTS), 2), key=lambda st: st[1] > LIMIT_DRIFTS)
-"""Pairs (s, t) of z = b₀, b₁, …, b₄ whose products are summed; those of the limit, with s, t ≤ 2, come first."""
+"""Pairs (s, t) whose products b_s b_t are summed, with b₀ = z; the pairs of the limit, s, t ≤ 2, come first."""
 
 LIMIT_ROWS = 1 + sum(t <= LIMIT_DRIFTS for _, t in QUADRATIC)
 FIRST_ORDER = FEATURES + 1
 ROWS = 1 + len(QUADRATIC) + 2 * FIRST_ORDER
-"""Sums a node: of 1, of the products b_s b_t/ρ, of (f_k − f̄_k)/ρ and (ρ − 1)/ρ, and of the latter times y²/ρ."""
+"""Number of sums per node: of 1; of b_s b_t/ρ; of (f_k − f̄_k)/ρ and (ρ − 1)/ρ; and of these times y²/ρ."""
 
 ROW_GROUPS = (1, 1 + len(QUADRATIC), 1 + len(QUADRATIC) + FIRST_ORDER)
-"""Where those four kinds of rows meet."""
+"""Boundaries between these four groups of rows."""
 
 SMALLEST_RATIO = 0.5
-"""Of ρ: where a reference says less of some term, the expansion is about this."""
+"""Lower bound on ρ."""
 
 
 class Layout(NamedTuple):
-    """Where the statistics of some data are taken; those of parts of the data add up if their layout is the same.
+    """Nodes and expansion point of statistics; statistics with the same layout can be added.
 
     Attributes:
-        middle: midpoint of log e for each pair, shape (p,).
-        half_width: half its range, shape (p,).
-        nodes: how many Chebyshev points.
-        centre: f̄, shape (features, p): the means of the finite-width features over some of the data, and 0 for G.
-        reference: the moments about which is expanded, with a leading axis of widths.
+        middle: midpoint of the range of log e for each pair, shape (p,).
+        half_width: half-width of that range, shape (p,).
+        nodes: number of Chebyshev points.
+        centre: f̄, the means of the finite-width features over a sample of the data, 0 for G; shape (features, p).
+        reference: moments at the expansion point, with a leading axis of widths.
     """
 
     middle: np.ndarray
@@ -81,34 +83,33 @@ class Layout(NamedTuple):
 
     @property
     def points(self) -> np.ndarray:
-        """Values of e at the nodes, the first of them 0; shape (p, nodes + 1)."""
+        """Values of e at the nodes, the first 0; shape (p, nodes + 1)."""
         x = np.cos(_angles(self.nodes))
         e = np.exp(self.middle[:, None] + self.half_width[:, None] * x)
         return np.concatenate([np.zeros((len(e), 1)), e], axis=1)
 
 
 class PathStatistics(eqx.Module):
-    """Sufficient statistics of observed paths under every shaped architecture; those of parts of a path add up.
+    """Sufficient statistics of observed paths under every shaped architecture.
 
     Attributes:
-        weights: the sums over a network's terms of each row of `ROWS`, at each node of each pair; shape (networks,
+        weights: sums over a network's terms of each of the `ROWS` rows, at each node of each pair; shape (networks,
             rows, p, nodes).
-        nodes: values of e, the first of them 0; shape (p, nodes).
+        nodes: values of e, the first 0; shape (p, nodes).
         centre: f̄_k, shape (features, p).
-        spread: the largest |f_k − f̄_k|, shape (features, p).
-        least: the smallest ρ, shape (p,).
-        constant: what the log density has beside them: log |∂z/∂dV| − ½ Σ log(2π ρ); shape (networks,).
-        widths: the different widths n, ascending, the last of them repeated as by `repeated_widths`; shape (widths,).
-        width: which of them each network has, shape (networks,).
-        reference: the moments about which is expanded, with a leading axis of widths.
-        assumptions: of the fit.
-        adjustment: of the parameters before they enter the likelihood, maybe with a leading axis of widths; none where
-            None.
-        initial: V of each network at its first layer, from which networks are sampled; shape (networks, m, m). None
-            where no networks can be sampled.
+        spread: largest |f_k − f̄_k|, shape (features, p).
+        least: smallest ρ, shape (p,).
+        constant: additive constant of the log density, log |∂z/∂dV| − ½ Σ log(2π ρ); shape (networks,).
+        widths: the distinct widths n, ascending, padded by `repeated_widths`; shape (widths,).
+        width: index of each network into `widths`, shape (networks,).
+        reference: moments at the expansion point, with a leading axis of widths.
+        assumptions: assumptions of the fit.
+        adjustment: adjustment of the likelihood, possibly with a leading axis of widths; None for no adjustment.
+        initial: V of each network at its first layer, for sampling networks; shape (networks, m, m). None if networks
+            cannot be sampled.
         causal: whether the coordinates are those of attention with a causal mask.
-        depth: how many layers follow the first.
-        hidden: whether `observed` hides the data, so that a program samples them.
+        depth: number of layers after the first.
+        hidden: whether `observed` is None, so that a program samples the data.
     """
 
     weights: Float[Array, "networks rows p nodes"]
@@ -129,20 +130,20 @@ class PathStatistics(eqx.Module):
 
     @property
     def networks(self) -> int:
-        """How many networks."""
+        """Number of networks."""
         return self.weights.shape[0]
 
     @property
     def observed(self) -> Float[Array, "networks rows p nodes"] | None:
-        """What a program observes of the networks: pass it on as `obs`."""
+        """The value that a program observes: pass it as `obs`."""
         return None if self.hidden else self.weights
 
     def unobserved(self) -> "PathStatistics":
-        """The same networks with their data hidden: a program that is run on them samples covariances."""
+        """The same networks with `observed` None: a program run on them samples covariances."""
         return dataclasses.replace(self, hidden=True)
 
     def by_network(self) -> "PathStatistics":
-        """The same statistics with a width, a reference and an adjustment for each network."""
+        """The same statistics with one width, reference and adjustment per network."""
         own = jax.tree.map(lambda x: x[self.width], (self.widths, self.reference))
         adjustment = self.adjustment
         if adjustment is not None and adjustment.centre.ndim > 1:
@@ -151,7 +152,7 @@ class PathStatistics(eqx.Module):
         return dataclasses.replace(self, widths=own[0], reference=own[1], adjustment=adjustment, width=number)
 
     def pooled(self) -> "PathStatistics":
-        """All networks of one width taken together as one: the same likelihood at a cost free of their number."""
+        """The statistics summed over the networks of one width; the joint likelihood is the same."""
         count, width = len(self.widths), np.asarray(self.width)
         weights, constant = (
             np.stack([np.asarray(x)[width == number].sum(axis=0) for number in range(count)])
@@ -162,9 +163,9 @@ class PathStatistics(eqx.Module):
         return dataclasses.replace(self, weights=weights, constant=constant, width=number, initial=None, depth=0)
 
     def blocks(self) -> Iterator[tuple["PathStatistics", int]]:
-        """Parts of one shape with the networks in turn, and how many of each are networks of this path.
+        """Blocks of networks, padded to one shape by networks without transitions, and each block's number of networks.
 
-        The last part is filled up with networks without transitions.
+        `initial` and `depth` are dropped.
         """
         size = next((size for size in BLOCKS if size >= self.networks), BLOCKS[-1])
         weights, constant, width = (np.asarray(x) for x in (self.weights, self.constant, self.width))
@@ -175,7 +176,7 @@ class PathStatistics(eqx.Module):
             yield dataclasses.replace(self, **own, initial=None, depth=0), count
 
     def __add__(self, other: "PathStatistics") -> "PathStatistics":
-        """The statistics of two parts of the same networks' paths, taken with one layout; no networks are sampled."""
+        """Add the statistics of two parts of the same networks' paths, with one layout; drops `initial`."""
         summed = (self.weights + other.weights, self.constant + other.constant)
         extremes = jnp.maximum(self.spread, other.spread), jnp.minimum(self.least, other.least)
         names = ("weights", "constant", "spread", "least")
@@ -184,11 +185,11 @@ class PathStatistics(eqx.Module):
 
 
 def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
-    """Look at the range of e and at the means of the finite-width features, in a first pass over the data.
+    """Find the range of e and the means of the finite-width features in a first pass over the data.
 
     Arguments:
         path: the observed transitions.
-        nodes: how many nodes beside the one at e = 0; as many as ρ^{−J} ≤ 1e-13 asks for where None.
+        nodes: number of nodes besides the one at e = 0; see `nodes_needed` if None.
     """
     p = path.tokens * (path.tokens + 1) // 2
     lowest, highest = np.full(p, np.inf), np.zeros(p)
@@ -201,7 +202,7 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     lowest, highest = (np.where(highest == 0, 1.0, bound) for bound in (lowest, highest))
     half_width = np.maximum(np.log(highest / lowest) / 2, 1e-3)
     centre = mean_features(path)
-    # G goes with the fourth power of V and is negative: its mean would take away more than there is where V is small.
+    # G is negative and of fourth order in V: its mean could make the variance negative at small V.
     centre[ATTENTION_NEXT] = 0.0
     return Layout(
         middle=(np.log(lowest) + np.log(highest)) / 2,
@@ -215,7 +216,7 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
 def blank_statistics(
     tokens: int, widths: int, *, causal: bool = False, assumptions: Assumptions = NOTHING_ASSUMED
 ) -> PathStatistics:
-    """Statistics without data, pooled, of the shapes that most data of so many tokens and widths have."""
+    """Pooled statistics without data, in the most common shapes for the given numbers of tokens and widths."""
     p, nodes = tokens * (tokens + 1) // 2, NODES[0] + 1
     count = len(repeated_widths(np.arange(widths)))
     shapes: Any = jax.device_put(
@@ -235,9 +236,8 @@ def blank_statistics(
 
 
 def mean_features(path: Path) -> Float[np.ndarray, "features p"]:
-    """Means of the features of the variance over some of the transitions."""
-    some = path.thinned(BLOCK)
-    return some.terms(slice(None)).variance.mean(axis=0)
+    """Means of the variance features over a sample of the transitions."""
+    return path.thinned(BLOCK).terms(slice(None)).variance.mean(axis=0)
 
 
 def path_statistics(
@@ -248,20 +248,20 @@ def path_statistics(
     by_network: bool = False,
     assumptions: Assumptions = NOTHING_ASSUMED,
 ) -> PathStatistics:
-    """Reduce transitions to their sufficient statistics, in one pass and in float64; memory does not grow with them.
+    """Reduce transitions to sufficient statistics, in one pass, in float64, and in memory independent of their number.
 
     Arguments:
         path: the observed transitions.
-        layout: where to take them; as the data ask for where None.
-        pooled: take all networks of one width together, as `PathStatistics.pooled` does, without those of each.
-        by_network: the layout's reference is of each network instead of each width, and so are the statistics'.
-        assumptions: of the fit.
+        layout: nodes and expansion point; `path_layout` if None.
+        pooled: sum over the networks of one width directly, as `PathStatistics.pooled` does afterwards.
+        by_network: the references of the layout and of the result are per network instead of per width.
+        assumptions: assumptions of the fit.
 
     Returns:
         The statistics, in JAX's default floating-point type.
 
     Raises:
-        InputError: where a covariance is too large or too small for its law.
+        InputError: if a covariance is so large or small that a term overflows.
     """
     layout = path_layout(path) if layout is None else layout
     p = len(layout.middle)
@@ -270,15 +270,15 @@ def path_statistics(
     else:
         widths, width = np.unique(path.width, return_inverse=True)
         widths = repeated_widths(widths)
-    which_width = width[path.network]
-    group = which_width if pooled else path.network
+    width_index = width[path.network]
+    group = width_index if pooled else path.network
     groups = len(widths) if pooled else len(width)
     weights = np.zeros((groups, p, ROWS, layout.nodes + 1))
     constant = np.zeros(groups)
     spread, least = np.zeros_like(layout.centre), np.full(p, np.inf)
     for block, terms in terms_by_block(path):
         _require_finite(vars(terms), path.network[block])
-        reference = layout.reference.at(which_width[block])
+        reference = layout.reference.at(width_index[block])
         ratio = variance_ratio(reference, terms, layout.centre)
         spread = np.maximum(spread, np.abs(terms.variance - layout.centre).max(axis=0, initial=0.0))
         least = np.minimum(least, ratio.min(axis=0))
@@ -308,24 +308,24 @@ def path_statistics(
 
 
 def repeated_widths(widths: np.ndarray) -> np.ndarray:
-    """Widths with the last of them repeated up to a power of two, so that few numbers of widths are compiled for."""
+    """Widths, with the last one repeated up to a power of two, which limits the number of compiled shapes."""
     return _repeated(widths, 1 << (len(widths) - 1).bit_length())
 
 
 def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:
-    """The indices of transitions and their terms, block by block."""
+    """Iterate over blocks of transitions: their indices and their terms."""
     for block in path.blocks():
         yield block, path.terms(block)
 
 
 def variance_ratio(moments: Moments, terms: Terms, centre: np.ndarray) -> np.ndarray:
-    """ρ of each term: its whole variance over the part of it that is a function of e, and at least ½."""
+    """ρ of each term: its variance divided by the part that is a function of e; at least `SMALLEST_RATIO`."""
     own = moments.own_variance(terms.mixing, terms.variance - centre)
     return np.maximum(1 + own / moments.common_variance(terms.mixing), SMALLEST_RATIO)
 
 
 def nodes_needed(half_width: float) -> int:
-    """The least J in `NODES` with ρ^{−J} ≤ 1e-13, for data with log e in an interval of this half-width."""
+    """Smallest J in `NODES` (or beyond them) with ρ^{−J} ≤ `ACCURACY`, for log e in an interval of this half-width."""
     slope = math.pi / half_width
     rho = slope + math.hypot(1.0, slope)
     needed = -math.log(ACCURACY) / math.log(rho)
@@ -333,7 +333,7 @@ def nodes_needed(half_width: float) -> int:
 
 
 def _rows(terms: Terms, centre: np.ndarray, ratio: np.ndarray, residual: np.ndarray) -> np.ndarray:
-    """What is summed, shape (p, transitions, rows)."""
+    """The summands of each row, shape (p, transitions, rows)."""
     weighted = np.concatenate([terms.increments[:, None], terms.drift], axis=1) / np.sqrt(ratio)[:, None]
     products = np.stack([weighted[:, s] * weighted[:, t] for s, t in QUADRATIC], axis=1)
     first = np.concatenate([terms.variance - centre, ratio[:, None] - 1], axis=1) / ratio[:, None]
@@ -343,12 +343,12 @@ def _rows(terms: Terms, centre: np.ndarray, ratio: np.ndarray, residual: np.ndar
 
 
 def _at_zero(e: np.ndarray) -> np.ndarray:
-    """Which e are zero up to rounding, which is relative to the largest of the same transition."""
+    """Whether each e is zero up to rounding, relative to the largest e of its transition."""
     return e <= (ROUNDING * float(jnp.finfo(float).eps)) ** 2 * e.max(axis=-1, keepdims=True)
 
 
 def _cardinal(e: np.ndarray, layout: Layout) -> np.ndarray:
-    """1 at the node e = 0 for the terms there, and Chebyshev polynomials T_k of log e for the others: (p, ·, nodes)."""
+    """Indicator of e = 0, and Chebyshev polynomials T_k of log e for the other terms; shape (p, transitions, nodes)."""
     zero = _at_zero(e)
     x = (np.log(np.where(zero, 1.0, e)) - np.where(zero, 0.0, layout.middle)) / layout.half_width
     T = np.empty((layout.nodes + 1, *e.shape))
@@ -362,7 +362,7 @@ def _cardinal(e: np.ndarray, layout: Layout) -> np.ndarray:
 
 
 def _repeated(x: np.ndarray, length: int) -> np.ndarray:
-    """With its last row repeated, to a length."""
+    """Pad x to a length by repeating its last row."""
     x = np.asarray(x)
     return x[np.minimum(np.arange(length), len(x) - 1)]
 
@@ -372,7 +372,7 @@ def _in_default_type(x: np.ndarray) -> np.ndarray:
 
 
 def _filled(x: np.ndarray, length: int) -> np.ndarray:
-    """With zeros at its end, to a length."""
+    """Pad x to a length with zeros."""
     return np.concatenate([x, np.zeros((length - len(x), *x.shape[1:]), x.dtype)])
 
 
@@ -385,7 +385,7 @@ def _require_finite(terms: Mapping[str, np.ndarray], network: np.ndarray) -> Non
 
 
 def _moments_to_nodes(count: int) -> np.ndarray:
-    """Matrix from sums over T_k to sums over the cardinal functions of interpolation at the Chebyshev points."""
+    """Matrix that converts sums over T_k to sums over the cardinal functions at the Chebyshev points."""
     to_nodes = np.cos(np.arange(count)[:, None] * _angles(count)) * (2 / count)
     to_nodes[0] /= 2
     return to_nodes

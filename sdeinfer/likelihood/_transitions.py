@@ -1,4 +1,4 @@
-"""Everything that the likelihood of a path needs from the data, computed once."""
+"""Transitions between observed layers, and the data terms of their likelihood."""
 
 import dataclasses
 import math
@@ -17,24 +17,24 @@ from sdeinfer.layers import drift_terms, variance_terms
 from sdeinfer.observation import outputs_of, validate
 
 BLOCK = 2048
-"""Transitions that are reduced at a time."""
+"""Number of transitions reduced at a time."""
 
 ENTRIES = 2**17
-"""Most entries of the largest arrays, of m³ a transition, that are computed at a time: they stay in a cache."""
+"""Bound on the number of entries of the largest arrays (m³ per transition) computed at a time, to fit in a cache."""
 
 
 class Terms(eqx.Module):
     """One-layer transitions V → V + dV in the spectral coordinates of V (see `covariance.Spectrum`, `CausalSpectrum`).
 
-    In these coordinates, and divided by √(h (1 + [i = j])), the p entries of dV are independent normals under the Euler
-    chain of every architecture: z ~ N(θ₁ b₁ + θ₂ b₂, a + κ² e). `FiniteWidth` says what comes with a finite width.
+    Divided by √(h (1 + [i = j])), the p entries of dV in these coordinates are independent normals under the Euler
+    chain of every architecture: z ~ N(θ₁ b₁ + θ₂ b₂, a + κ² e). See `FiniteWidth` for the corrections at finite width.
 
     Attributes:
         increments: z, shape (..., p).
         drift: b₁ to b₄ of `layers.drift_terms`, in the coordinates of z; shape (..., 4, p).
         mixing: e, shape (..., p).
         variance: f of `layers.variance_terms`, shape (..., features, p).
-        log_jacobian: log |∂z/∂dV|, which makes densities of z densities of V; shape (...).
+        log_jacobian: log |∂z/∂dV|, to convert densities of z to densities of V; shape (...).
     """
 
     increments: Float[np.ndarray, "... p"]
@@ -46,14 +46,14 @@ class Terms(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """The transitions to be used of observed paths, network by network.
+    """The used transitions of observed paths, ordered by network.
 
     Attributes:
-        covariance: V of every network after every layer, shape (networks, layers, m, m).
+        covariance: V of every network at every observed layer, shape (networks, layers, m, m).
         width: n of each network, shape (networks,).
-        network: the network of each transition, ascending; shape (transitions,).
-        layer: the position of the layer that it starts from; shape (transitions,).
-        gap: how many layers lie between each observed layer and the next, shape (layers − 1,).
+        network: index of each transition's network, ascending; shape (transitions,).
+        layer: index of the observed layer at which each transition starts; shape (transitions,).
+        gap: number of layers from each observed layer to the next, shape (layers − 1,).
         causal: whether the coordinates are those of attention with a causal mask.
     """
 
@@ -66,83 +66,83 @@ class Path:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens m."""
+        """Number of tokens m."""
         return self.covariance.shape[-1]
 
     def __len__(self) -> int:
         return len(self.network)
 
     def starts(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions m m"]:
-        """The covariances from which transitions start, symmetrised."""
+        """Covariances at which transitions start, symmetrised."""
         return _symmetric(self.covariance[self.network[chosen], self.layer[chosen]])
 
     def ends(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions m m"]:
-        """The covariances at which they end."""
+        """Covariances at which transitions end, symmetrised."""
         return _symmetric(self.covariance[self.network[chosen], self.layer[chosen] + 1])
 
     def terms(self, chosen: slice | np.ndarray) -> Terms:
-        """Transitions in their spectral coordinates, with one leading axis; each as one step of the SDE."""
+        """Terms of transitions, each taken as one step of the SDE, with one leading axis."""
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
         return _in_parts(partial(_terms, causal=self.causal), self.starts(chosen), self.ends(chosen), h)
 
     def coordinates(self, chosen: slice | np.ndarray) -> Spectrum | CausalSpectrum:
-        """The coordinates of transitions, stacked along a leading axis."""
+        """Spectral coordinates at the starts of transitions, stacked along a leading axis."""
         return _in_parts(partial(coordinates, causal=self.causal), self.starts(chosen))
 
     def mixing(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions p"]:
-        """The e of transitions alone."""
+        """The e of transitions, without their other terms."""
         return _in_parts(lambda V: np.asarray(coordinates(V, causal=self.causal).mixing), self.starts(chosen))
 
     def next_order(self) -> tuple[Float[np.ndarray, "transitions 2 m m"], Float[np.ndarray, "transitions features p"]]:
-        """The terms of the drift beyond the limit's and the features of the variance, where transitions start."""
+        """Drift terms beyond the limit and variance features, at the starts of all transitions."""
         return _in_parts(_next_order, self.starts(slice(None)))
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Indices of all transitions, block by block."""
+        """Iterate over blocks of indices of all transitions."""
         yield from (np.arange(start, min(start + BLOCK, len(self))) for start in range(0, len(self), BLOCK))
 
-    def chosen(self, which: np.ndarray) -> "Path":
-        """Some of the transitions, by their indices."""
-        which = np.sort(which)
-        return dataclasses.replace(self, network=self.network[which], layer=self.layer[which])
+    def take(self, indices: np.ndarray) -> "Path":
+        """The transitions with the given indices, in ascending order."""
+        indices = np.sort(indices)
+        return dataclasses.replace(self, network=self.network[indices], layer=self.layer[indices])
 
-    def of_networks(self, which: np.ndarray) -> "Path":
-        """The transitions of some of the networks, by their ascending positions; they are numbered anew."""
-        mine = np.isin(self.network, which)
-        network = np.searchsorted(which, self.network[mine])
-        return Path(self.covariance[which], self.width[which], network, self.layer[mine], self.gap, self.causal)
+    def of_networks(self, networks: np.ndarray) -> "Path":
+        """The transitions of the networks with the given ascending indices; the networks are renumbered."""
+        mine = np.isin(self.network, networks)
+        network = np.searchsorted(networks, self.network[mine])
+        return Path(self.covariance[networks], self.width[networks], network, self.layer[mine], self.gap, self.causal)
 
     def thinned(self, count: int) -> "Path":
-        """At most so many of the transitions, evenly spread."""
-        return self.chosen(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)))
+        """At most `count` of the transitions, evenly spaced."""
+        return self.take(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)))
 
-    def which(self, widths: np.ndarray) -> np.ndarray:
-        """Which of these ascending widths each transition has."""
+    def width_index(self, widths: np.ndarray) -> np.ndarray:
+        """Index of each transition's width in an ascending array of widths."""
         return np.searchsorted(widths, self.width)[self.network]
 
 
 USED = "used"
-"""Optional variable of a Dataset over network and layer: whether the transition that starts there is to be used."""
+"""Optional boolean variable of a Dataset over network and layer: whether to use the transition that starts there."""
 
 
 CAUSAL = "causal"
-"""Attribute of a Dataset whose transitions are to be seen in the coordinates of attention with a causal mask."""
+"""Attribute of a Dataset whose transitions use the coordinates of attention with a causal mask."""
 
 
 def with_mask(data: xr.Dataset, *, causal: bool) -> xr.Dataset:
-    """The Dataset whose transitions are to be seen with attention's causal mask, or without."""
-    seen = data.assign_attrs({CAUSAL: 1.0})
+    """The Dataset with the coordinates of attention with or without a causal mask."""
+    masked = data.assign_attrs({CAUSAL: 1.0})
     if not causal:
-        del seen.attrs[CAUSAL]
-    return seen
+        del masked.attrs[CAUSAL]
+    return masked
 
 
 def observed_path(data: xr.Dataset) -> Path:
-    """The transitions of a Dataset in which every layer was observed, but for those that its `used` leaves out.
+    """The used transitions of a Dataset in which every layer was observed.
 
     Raises:
-        InputError: for data that are not valid, that skip layers, or in which a covariance is singular, so that its
-            transition has no density.
+        InputError: for invalid data, for data that skip layers, or if a transition starts at a singular covariance and
+            so has no density.
     """
     path = transitions(data)
     if (path.gap != 1).any():
@@ -153,7 +153,7 @@ def observed_path(data: xr.Dataset) -> Path:
 
 
 def transitions(data: xr.Dataset) -> Path:
-    """From each observed layer to the next, whatever lies between, and whether all of them have a density or not."""
+    """The used transitions from each observed layer to the next; they may skip layers or start at singular V."""
     data = validate(data)
     if outputs_of(data):
         raise InputError("outputs: the data hold covariances of outputs, not of the last layer; use models.outputs")
@@ -161,10 +161,10 @@ def transitions(data: xr.Dataset) -> Path:
 
 
 def outputs_transitions(data: xr.Dataset) -> Path:
-    """From the first layer of each network to its outputs, whose sample covariance stands in for the last layer's.
+    """The transitions from the first layer of each network to the sample covariance of its outputs.
 
     Raises:
-        InputError: for data that are not valid, or that are not of outputs.
+        InputError: for invalid data or data without outputs.
     """
     data = validate(data)
     if not outputs_of(data):
@@ -181,7 +181,13 @@ def _path(data: xr.Dataset) -> Path:
 
 
 def require_densities(path: Path, data: xr.Dataset, *, ends: bool = False) -> None:
-    """Raise where a transition of the path starts at a singular covariance, or ends there; the data name its layer."""
+    """Raise an InputError if a transition of the path starts (or, with `ends`, ends) at a singular covariance.
+
+    Arguments:
+        path: the transitions.
+        data: the Dataset of the path, for the layer numbers in the message.
+        ends: whether to check the ends as well.
+    """
     for later in (0, 1) if ends else (0,):
         for block in path.blocks():
             without_density = singular(path.covariance[path.network[block], path.layer[block] + later])
@@ -195,14 +201,14 @@ def require_densities(path: Path, data: xr.Dataset, *, ends: bool = False) -> No
 
 
 def used_of(data: xr.Dataset) -> Bool[np.ndarray, "networks transitions"]:
-    """Which transitions of a Dataset are to be used: all, where it does not say."""
+    """Whether each transition of a Dataset is used; all are if the variable `used` is missing."""
     if USED not in data:
         return np.ones((data.sizes["network"], data.sizes["layer"] - 1), bool)
     return data[USED].transpose("network", "layer").values[:, :-1].astype(bool)
 
 
 def with_used(data: xr.Dataset, used: Bool[np.ndarray, "networks transitions"]) -> xr.Dataset:
-    """The Dataset with only these of its transitions to be used."""
+    """The Dataset with the variable `used` set."""
     from_last = np.zeros((len(used), 1), bool)
     return data.assign({USED: (("network", "layer"), np.concatenate([used, from_last], axis=1))})
 
@@ -238,9 +244,9 @@ def _next_order(V: Float[np.ndarray, "transitions m m"]) -> tuple[np.ndarray, np
 
 
 def _in_parts[T](function: Callable[..., T], V: Float[np.ndarray, "transitions m m"], *more: np.ndarray) -> T:
-    """Apply a function to parts of V and of what goes with it, and put together what it returns."""
+    """Apply a function to blocks of V and the other arrays, and concatenate the results."""
     size = max(1, ENTRIES // V.shape[-1] ** 3)
-    # Callers refuse terms that overflow, with their place.
+    # Callers raise an error that names the network if terms overflow.
     with np.errstate(all="ignore"):
         parts = [function(*(x[start : start + size] for x in (V, *more))) for start in range(0, len(V), size)]
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *each: np.concatenate(each), *parts)

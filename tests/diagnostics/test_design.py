@@ -10,7 +10,7 @@ import pytest
 
 import sdeinfer as si
 from sdeinfer.diagnostics import network_information
-from sdeinfer.diagnostics._design import told
+from sdeinfer.diagnostics._design import marginal_information
 from sdeinfer.infer import logit_scale
 from sdeinfer.observation import covariance_dataset
 
@@ -39,7 +39,7 @@ def designed():
 def test_its_tokens_tell_more_than_others_of_their_spread(designed):
     plain = si.equicorrelated(tokens=3, correlation=0.0)
     found = [
-        told(designed.networks * information_of(V), NAMES)[1]
+        marginal_information(designed.networks * information_of(V), NAMES)[1]
         for V in (plain * _spread(designed.V0) / _spread(plain), designed.V0)
     ]
     assert found[1] > 1.2 * found[0]
@@ -48,7 +48,7 @@ def test_its_tokens_tell_more_than_others_of_their_spread(designed):
 def test_as_many_networks_as_the_precision_takes(designed):
     """More than the information alone asks for: layers beyond the range are left out, and those within have errors."""
     information = information_of(designed.V0)
-    alone = 1 / np.sqrt(told(designed.networks * information, NAMES)[1])
+    alone = 1 / np.sqrt(marginal_information(designed.networks * information, NAMES)[1])
     assert 0.5 * designed.expected["tau0"] < alone < designed.expected["tau0"]
     assert 0.049 < designed.expected["tau0"] <= 0.05
 
@@ -85,11 +85,15 @@ def test_information_has_the_gradient_of_its_values():
         (si.ShapedMLP(1.0, -1.0), {}, "parameter: must be one of c_gap"),
         (LAYER, {"relative_sd": 0.0}, "relative_sd: must be positive, got 0"),
         (si.Stack((si.ShapedMLP(1.0, -1.0),)), {}, "layer: must be one of the named architectures"),
-        (si.ShapedMLP(1.0, -1.0), {"parameter": "c_gap", "tokens": 1}, "no 1 tokens tell c_gap"),
+        (
+            si.ShapedMLP(1.0, -1.0),
+            {"parameter": "c_gap", "tokens": 1},
+            "c_gap of this architecture cannot be identified with tokens=1",
+        ),
         pytest.param(
             si.ShapedMLP(1.0, -1.0),
             {"parameter": "c_gap"},
-            "no number of networks of width 128 tells c_gap to 0.05",
+            "no number of networks of width 128 determines c_gap to 0.05",
             marks=pytest.mark.slow,
         ),
     ],

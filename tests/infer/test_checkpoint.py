@@ -131,7 +131,7 @@ def test_the_fit_of_both_laws_goes_on_in_either(tmp_path, monkeypatch, networks)
     resumed = si.fit(si.models.full_path, networks, **settings, checkpoint=checkpoint)
     for group in ("posterior", "limit_posterior"):
         np.testing.assert_array_equal(resumed[group]["gamma"], whole[group]["gamma"])
-    assert checkpoint.beside().file.exists()
+    assert checkpoint.for_limit().file.exists()
     (tmp_path / "fit.checkpoint-notes").touch()
     checkpoint.remove()
     assert [path.name for path in tmp_path.iterdir()] == ["fit.checkpoint-notes"]

@@ -14,7 +14,7 @@ from budget import assert_mean
 
 import sdeinfer as si
 from sdeinfer.infer import LawAt, expanded_statistics, law_at, posterior_mode
-from sdeinfer.infer._sandwich import ENOUGH, _dispersion, _matrix, _one_layer, _score
+from sdeinfer.infer._sandwich import FEWEST, _dispersion, _matrix, _one_layer, _score
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, FullPath, Path, observed_path, path_layout, path_statistics
 
@@ -158,24 +158,24 @@ def test_statistics_for_a_law_of_finite_width_are_refused_by_the_limit():
 def test_drawn_transitions_start_where_those_of_the_data_do():
     data = xr.concat([sampled(3), sampled(2, width=64)], "network", combine_attrs="override")
     mixed, layer = observed_path(data), si.ShapedTransformer(**TRUTH)
-    drawn = _one_layer(mixed, layer, ENOUGH)
+    drawn = _one_layer(mixed, layer, FEWEST)
     assert drawn is not None
-    assert len(drawn) == ENOUGH
-    chosen = np.resize(np.arange(len(mixed)), ENOUGH)
+    assert len(drawn) == FEWEST
+    chosen = np.resize(np.arange(len(mixed)), FEWEST)
     np.testing.assert_array_equal(drawn.starts(slice(None)), mixed.starts(chosen))
     np.testing.assert_array_equal(drawn.width, mixed.width[mixed.network[chosen]])
     # At width n an increment has a variance of order 1/n: relative to it, both widths move alike.
     moved = (np.diff(drawn.covariance, axis=1)[:, 0] * np.sqrt(drawn.width)[:, None, None]) ** 2
     ratio = np.mean(moved[drawn.width == 32]) / np.mean(moved[drawn.width == 64])
     assert 0.5 < ratio < 2
-    assert _one_layer(mixed, si.ShapedAttention(0.5, 1.0, heads=8), ENOUGH) is None
+    assert _one_layer(mixed, si.ShapedAttention(0.5, 1.0, heads=8), FEWEST) is None
 
 
 def test_the_scatter_of_few_transitions_is_that_of_many():
     """Drawn at the mode of few data, it does not depend on where those happened to go."""
     few, many = observed_path(sampled(40, depth=1, seed=3)), observed_path(sampled(40_000, depth=1, seed=4))
     law = law_of(statistics())
-    drawn = _one_layer(few, si.ShapedTransformer(**TRUTH), ENOUGH)
+    drawn = _one_layer(few, si.ShapedTransformer(**TRUTH), FEWEST)
     one, other = (np.diag(_score(path, law, TRUTH["tau0"])[1]) / len(path) for path in (drawn, many))
     # 4,096 squares with the heavy tails of scores: 5 % of Monte Carlo error.
     np.testing.assert_allclose(one, other, rtol=0.25)

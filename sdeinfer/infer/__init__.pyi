@@ -1,12 +1,12 @@
 from ._approximate import approximate as approximate
+from ._assume import architecture_of as architecture_of
+from ._assume import require_identifiable as require_identifiable
 from ._chains import Draws as Draws
 from ._checkpoint import Checkpoint as Checkpoint
 from ._compare import compare as compare
 from ._expansion import expanded_statistics as expanded_statistics
-from ._fit import architecture_of as architecture_of
 from ._fit import fit as fit
 from ._fit import prepare as prepare
-from ._fit import require_identifiable as require_identifiable
 from ._innovations import Innovations as Innovations
 from ._innovations import LawAt as LawAt
 from ._innovations import innovations as innovations

@@ -10,9 +10,9 @@ import xarray as xr
 from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._assume import assume, require_settings
 from sdeinfer.infer._densities import latent_structure
 from sdeinfer.infer._expansion import prepare_for
-from sdeinfer.infer._fit import assume, require_settings
 from sdeinfer.infer._groups import labelled_draws
 from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
 from sdeinfer.infer._range import range_to_fit

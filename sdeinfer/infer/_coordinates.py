@@ -12,7 +12,7 @@ from numpyro import distributions as dist
 from sdeinfer.infer._densities import constrained_sites
 from sdeinfer.infer._mode import DIFFERENCES, Mode, as_adjusted
 from sdeinfer.layers import AbstractArchitecture, kind_of
-from sdeinfer.likelihood import AbstractModel, EveryLayer, layer_of
+from sdeinfer.likelihood import AbstractModel, EveryLayer, layer_of, support_bounds
 from sdeinfer.parameters import Parameter
 
 NATURAL = {"logit": (0.0, 1.0), "log": (0.0, np.inf), "identity": (-np.inf, np.inf)}
@@ -77,11 +77,6 @@ def _coordinates(
 
 def _from_site(z: np.ndarray, prior: Any, parameter: Parameter) -> np.ndarray:
     """The coordinate at NumPyro's unconstrained values z of its site."""
-    support = prior.support
-    bounds = tuple(float(getattr(support, f"{side}_bound", default)) for side, default in _SIDES)
-    if bounds == NATURAL[parameter.bijection]:
+    if support_bounds(prior) == NATURAL[parameter.bijection]:
         return z
-    return parameter.to_real(np.asarray(dist.biject_to(support)(jnp.asarray(z)), np.float64))
-
-
-_SIDES = (("lower", -np.inf), ("upper", np.inf))
+    return parameter.to_real(np.asarray(dist.biject_to(prior.support)(jnp.asarray(z)), np.float64))

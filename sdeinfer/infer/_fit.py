@@ -15,8 +15,8 @@ from arviz_base import dict_to_dataset
 from jaxtyping import Float, PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
 
-from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
+from sdeinfer.infer._assume import assume, require_settings
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import prior_draws
@@ -27,30 +27,20 @@ from sdeinfer.infer._metropolis import Metropolis
 from sdeinfer.infer._nuts import NUTS, compile_nuts
 from sdeinfer.infer._predictive import predict
 from sdeinfer.infer._range import range_to_fit
-from sdeinfer.infer._reduce import kind_of_program
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
 from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group
 from sdeinfer.layers import (
-    ARCHITECTURES,
     AbstractArchitecture,
     AbstractLayer,
-    Architecture,
-    architecture_in,
-    example_of,
-    kind_of,
 )
 from sdeinfer.likelihood import (
     AbstractModel,
-    Assumptions,
     EveryLayer,
     Groups,
     LatentLayers,
     as_model,
-    checked_priors,
-    with_mask,
 )
-from sdeinfer.observation import validate
 
 
 @with_progress_line
@@ -193,31 +183,6 @@ def prepare(
     return prepare_for(model, data, assumptions)
 
 
-def assume(
-    model: AbstractModel,
-    data: xr.Dataset,
-    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None,
-    law: Law,
-    prior: Mapping[str, Any] | None = None,
-) -> tuple[xr.Dataset, Assumptions, AbstractArchitecture]:
-    """Validate data for a model; return the model's part of them, the assumptions, and the kind of layer.
-
-    For law "both" the assumptions have the law "finite-width".
-    """
-    data, first = model.select(validate(data)), "limit" if law == "limit" else "finite-width"
-    if isinstance(model, EveryLayer) and model.makes_layers:
-        if architecture is not None or prior:
-            name = "prior" if prior else "architecture"
-            raise InputError(f"{name}: {model.name} builds its layers itself; the package's models take one")
-        assumptions = Assumptions(law=first)
-        kind = kind_of_program(model, data, assumptions)
-    else:
-        kind = architecture_of(data, architecture)
-        assumptions = Assumptions(kind, first, checked_priors(prior, kind))
-    require_identifiable(kind, data.sizes["token_a"])
-    return masked(model, data, kind, law), assumptions, kind
-
-
 @contextlib.contextmanager
 def _background_thread() -> Iterator[ThreadPoolExecutor]:
     """A background thread; its pending tasks are cancelled if the fit raises an error."""
@@ -264,72 +229,6 @@ def _labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Datas
     both = pd.MultiIndex.from_product([np.arange(chains), draws], names=["chain", "draw"])
     index = xr.Coordinates.from_pandas_multiindex(both, "sample")
     return predicted.rename(draw="sample").assign_coords(index).unstack("sample").transpose("chain", "draw", ...)
-
-
-def architecture_of(
-    data: xr.Dataset, architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None
-) -> AbstractArchitecture:
-    """The architecture to fit: the one requested, or the one named by the data.
-
-    If the requested name is that of the data, sizes such as the number of heads are taken from the data.
-
-    Raises:
-        InputError: if no architecture is requested and the data name none.
-    """
-    if isinstance(architecture, AbstractLayer):
-        return kind_of(architecture)
-    if isinstance(architecture, type):
-        return kind_of(example_of(architecture))
-    if isinstance(architecture, AbstractArchitecture):
-        return architecture
-    if architecture is None or architecture == data.attrs.get("architecture"):
-        kind = architecture_in(data.attrs)
-    else:
-        kind = Architecture(architecture)
-    if kind is None:
-        raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}, or a layer")
-    return kind
-
-
-def masked(model: AbstractModel, data: xr.Dataset, kind: AbstractArchitecture, law: str) -> xr.Dataset:
-    """The data in the coordinates of an architecture, with or without a causal mask.
-
-    Raises:
-        InputError: for a causal mask with a model or a law that does not support one.
-    """
-    if kind.causal and not isinstance(model, EveryLayer):
-        raise InputError(f"model: {model.name} knows no causal mask; models.full_path does")
-    if kind.causal and law != "limit":
-        raise InputError(f"law: with a causal mask there is the limit's law only, law='limit'; got {law!r}")
-    if law != "limit":
-        # Raise the one-line error of a layer without this law.
-        jax.eval_shape(lambda layer, width: layer.finite_width(width), kind.template, 128.0)
-    return with_mask(data, causal=kind.causal)
-
-
-def require_settings(law: str, laws: Sequence[str], **counts: int) -> None:
-    """Check the settings of a fit.
-
-    Raises:
-        InputError: for an unknown law, and for a count below 1.
-    """
-    if law not in laws:
-        raise InputError(f"law: must be one of {', '.join(laws)}, got {law!r}")
-    for name, value in counts.items():
-        if value < 1:
-            raise InputError(f"{name}: at least 1 is needed, got {value}")
-
-
-def require_identifiable(kind: AbstractArchitecture, tokens: int) -> None:
-    """Check that the number of tokens suffices to identify the parameters of an architecture.
-
-    Raises:
-        InputError: for τ0 and one token, since a softmax over one token is 1.
-    """
-    if tokens == 1 and kind.coordinates.temperatures:
-        raise InputError(
-            f"tokens: {kind.name} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
-        )
 
 
 def _sampled_groups(model: AbstractModel, result: Draws, data: xr.Dataset) -> dict[str, xr.Dataset]:

@@ -19,7 +19,7 @@ from sdeinfer.covariance import is_concrete
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
-from sdeinfer.parameters import Coordinates, Parameter
+from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
 
 
 class AbstractLayer(eqx.Module):
@@ -117,7 +117,8 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
     for name, value in values.items():
         if jnp.ndim(value):
             raise InputError(f"{name}: one layer at a time, with scalar parameters; got the shape {jnp.shape(value)}")
-    message = f"{', '.join(values)}: a parameter is out of range (0 < γ ≤ 1, τ0 > 0)"
+    ranges = ", ".join(f"{name} {BIJECTIONS[parameter.bijection].range}" for name, parameter in declared.items())
+    message = f"{', '.join(values)}: a parameter is out of range ({ranges})"
     if all(map(is_concrete, values.values())):
         if any(np.asarray(declared[name].is_faulty(np.asarray(value))).any() for name, value in values.items()):
             raise InputError(message)
@@ -129,7 +130,7 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
 def limit_on_host(layer: AbstractLayer) -> Limit:
     """The limit of a layer with concrete parameters as NumPy arrays, by one compiled program."""
     # Concrete gains other than 1 raise a one-line error; under jit the error would come with a traceback.
-    gains = any(name.endswith(("gamma1", "gamma2")) for name in layer.parameters())
+    gains = any(parameter.prior is None and parameter.of is None for parameter in layer.declared().values())
     return jax.tree.map(np.asarray, layer.limit() if gains else _limit(layer))
 
 

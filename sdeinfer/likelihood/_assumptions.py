@@ -133,14 +133,18 @@ def _checked(name: str, value: Any, parameter: Parameter) -> "dist.Distribution 
         return fixed
     if value.batch_shape or value.event_shape:
         raise InputError(f"prior: {name}: a distribution of one number is needed, got shape {value.shape()}")
-    bijection, support = BIJECTIONS[parameter.bijection], value.support
-    low, high = (float(getattr(support, f"{side}_bound", default)) for side, default in _ENDS)
+    bijection = BIJECTIONS[parameter.bijection]
+    low, high = support_bounds(value)
     if low < bijection.above or high > bijection.most:
         raise InputError(f"prior: {name} must be {bijection.range}; {type(value).__name__} is on ({low:g}, {high:g})")
     return value
 
 
-_ENDS = (("lower", -np.inf), ("upper", np.inf))
+def support_bounds(distribution: "dist.Distribution") -> tuple[float, float]:
+    """Lower and upper bound of the support; infinite if there is none."""
+    ends = (("lower", -np.inf), ("upper", np.inf))
+    low, high = (float(getattr(distribution.support, f"{end}_bound", default)) for end, default in ends)
+    return low, high
 
 
 def _default(name: str, parameter: Parameter) -> Any:

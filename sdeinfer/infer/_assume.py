@@ -1,0 +1,113 @@
+"""What a fit assumes of its data: the architecture, the law and the priors, checked before anything is computed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import xarray as xr
+
+from sdeinfer._files import InputError
+from sdeinfer.infer._reduce import kind_of_program
+from sdeinfer.infer._settings import Law
+from sdeinfer.layers import (
+    ARCHITECTURES,
+    AbstractArchitecture,
+    AbstractLayer,
+    Architecture,
+    architecture_in,
+    example_of,
+    kind_of,
+)
+from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, checked_priors, with_mask
+from sdeinfer.observation import validate
+
+
+def assume(
+    model: AbstractModel,
+    data: xr.Dataset,
+    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None,
+    law: Law,
+    prior: Mapping[str, Any] | None = None,
+) -> tuple[xr.Dataset, Assumptions, AbstractArchitecture]:
+    """Validate data for a model; return the model's part of them, the assumptions, and the kind of layer.
+
+    For law "both" the assumptions have the law "finite-width".
+    """
+    data, first = model.select(validate(data)), "limit" if law == "limit" else "finite-width"
+    if isinstance(model, EveryLayer) and model.makes_layers:
+        if architecture is not None or prior:
+            name = "prior" if prior else "architecture"
+            raise InputError(f"{name}: {model.name} builds its layers itself; the package's models take one")
+        assumptions = Assumptions(law=first)
+        kind = kind_of_program(model, data, assumptions)
+    else:
+        kind = architecture_of(data, architecture)
+        assumptions = Assumptions(kind, first, checked_priors(prior, kind))
+    require_identifiable(kind, data.sizes["token_a"])
+    return masked(model, data, kind, law), assumptions, kind
+
+
+def architecture_of(
+    data: xr.Dataset, architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None
+) -> AbstractArchitecture:
+    """The architecture to fit: the one requested, or the one named by the data.
+
+    If the requested name is that of the data, sizes such as the number of heads are taken from the data.
+
+    Raises:
+        InputError: if no architecture is requested and the data name none.
+    """
+    if isinstance(architecture, AbstractLayer):
+        return kind_of(architecture)
+    if isinstance(architecture, type):
+        return kind_of(example_of(architecture))
+    if isinstance(architecture, AbstractArchitecture):
+        return architecture
+    if architecture is None or architecture == data.attrs.get("architecture"):
+        kind = architecture_in(data.attrs)
+    else:
+        kind = Architecture(architecture)
+    if kind is None:
+        raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}, or a layer")
+    return kind
+
+
+def masked(model: AbstractModel, data: xr.Dataset, kind: AbstractArchitecture, law: str) -> xr.Dataset:
+    """The data in the coordinates of an architecture, with or without a causal mask.
+
+    Raises:
+        InputError: for a causal mask with a model or a law that does not support one.
+    """
+    if kind.causal and not isinstance(model, EveryLayer):
+        raise InputError(f"model: {model.name} knows no causal mask; models.full_path does")
+    if kind.causal and law != "limit":
+        raise InputError(f"law: with a causal mask there is the limit's law only, law='limit'; got {law!r}")
+    if law != "limit":
+        # Raise the one-line error of a layer without this law.
+        jax.eval_shape(lambda layer, width: layer.finite_width(width), kind.template, 128.0)
+    return with_mask(data, causal=kind.causal)
+
+
+def require_settings(law: str, laws: Sequence[str], **counts: int) -> None:
+    """Check the settings of a fit.
+
+    Raises:
+        InputError: for an unknown law, and for a count below 1.
+    """
+    if law not in laws:
+        raise InputError(f"law: must be one of {', '.join(laws)}, got {law!r}")
+    for name, value in counts.items():
+        if value < 1:
+            raise InputError(f"{name}: at least 1 is needed, got {value}")
+
+
+def require_identifiable(kind: AbstractArchitecture, tokens: int) -> None:
+    """Check that the number of tokens suffices to identify the parameters of an architecture.
+
+    Raises:
+        InputError: for τ0 and one token, since a softmax over one token is 1.
+    """
+    if tokens == 1 and kind.coordinates.temperatures:
+        raise InputError(
+            f"tokens: {kind.name} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
+        )

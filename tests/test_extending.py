@@ -42,6 +42,7 @@ def test_a_prior_is_replaced_and_a_parameter_fixed(capsys):
 REGRESSION = "A model: regression of τ0 on a covariate"
 
 
+@pytest.mark.long  # a layer for each network; `test_models` has its densities
 def test_a_users_program_is_fitted_and_judged():
     found = run(REGRESSION, last=2)
     posterior = found["post"]["posterior"].to_dataset()
@@ -53,7 +54,7 @@ def test_a_users_program_is_fitted_and_judged():
     assert set(found["post"]["layers"].data_vars) == {"gamma", "tau0"}
 
 
-@pytest.mark.slow  # NumPyro's NUTS and SVI compile for half a minute
+@pytest.mark.long  # NumPyro's NUTS and SVI compile for half a minute
 def test_a_users_program_has_one_posterior_by_every_inference():
     found = run(REGRESSION)
     posterior = found["post"]["posterior"].to_dataset()
@@ -79,7 +80,7 @@ def test_a_users_layer_is_simulated_sampled_and_fitted():
     assert any("architecture=LinearResidual" in reason for reason in unnamed.skipped)
 
 
-@pytest.mark.slow  # two samplers to compile; the default suite fits a layer of a user by the limit's law
+@pytest.mark.long  # two samplers to compile; the default suite fits a layer of a user by the limit's law
 def test_a_users_layer_with_a_law_of_finite_width_and_stacks_are_fitted():
     found = run("A layer")
     stacked = ("attention.gamma", "attention.tau0", "feedforward.gamma", "feedforward.c_gap")
@@ -89,7 +90,7 @@ def test_a_users_layer_with_a_law_of_finite_width_and_stacks_are_fitted():
     assert found["verdicts"].passed
 
 
-@pytest.mark.slow  # a sampler of BlackJAX to compile
+@pytest.mark.long  # a sampler of BlackJAX to compile
 def test_a_users_sampler_has_the_posterior_of_ours():
     found = run("A sampler")
     ours = si.fit(si.models.full_path, found["data"], draws=500, warmup=500, key=found["jr"].key(2))

@@ -75,10 +75,13 @@ def short_chunks(monkeypatch):
 @pytest.mark.parametrize(
     ("model", "reduce"),
     [
-        (si.models.thinned_path, lambda data: thinned(data, 4)),
+        # The command line fits outputs in the default suite.
+        pytest.param(si.models.thinned_path, lambda data: thinned(data, 4), marks=pytest.mark.long),
         pytest.param(si.models.thinned_path, lambda data: data.isel(layer=[0, 3, 4, 9]), marks=pytest.mark.slow),
         pytest.param(si.models.terminal, lambda data: data, marks=pytest.mark.slow),
-        (si.models.outputs, lambda data: si.sample_outputs(data, outputs=8, key=jr.key(7))),
+        pytest.param(
+            si.models.outputs, lambda data: si.sample_outputs(data, outputs=8, key=jr.key(7)), marks=pytest.mark.long
+        ),
     ],
     ids=["every-4th", "irregular", "terminal", "outputs"],
 )

@@ -32,7 +32,7 @@ def deviations(post, name: str) -> float:
 
 
 def test_a_prior_is_replaced_and_a_parameter_fixed(capsys):
-    post = run("A prior replaced, a parameter fixed")["post"]
+    post = run("Replace a prior, fix a parameter")["post"]
     assert (post["posterior"]["tau0"] == 1.0).all()
     assert post.attrs["fixed_tau0"] == 1.0
     assert "good" in capsys.readouterr().out

@@ -30,6 +30,7 @@ def feedforward():
     return data, si.compare(si.models.full_path, data, architectures=["mlp", "feedforward"], **SIZES, key=jr.key(0))
 
 
+@pytest.mark.long  # two samplers to compile
 def test_an_architecture_that_cannot_be_is_ranked_last(feedforward):
     # A feed-forward layer of γ = 0.71 has the noise of an MLP, but an MLP never has that of another γ.
     _, table = feedforward
@@ -38,6 +39,7 @@ def test_an_architecture_that_cannot_be_is_ranked_last(feedforward):
     assert 0 < table.loc["feedforward", "p"] < 4
 
 
+@pytest.mark.long
 def test_densities_are_those_of_the_covariances(feedforward):
     data, table = feedforward
     path = observed_path(data)

@@ -102,6 +102,7 @@ def test_a_fit_has_all_groups_and_is_judged(data, model, reduce, tmp_path):
         assert post["observed_data"].sizes["layer"] == 2
 
 
+@pytest.mark.long
 def test_outputs_are_predicted_as_what_is_observed_of_them(data):
     """The sample covariance of few outputs scatters about V by far more than V does."""
     seen = si.sample_outputs(data, outputs=3, key=jr.key(7))

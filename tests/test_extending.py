@@ -54,7 +54,7 @@ def test_a_users_program_is_fitted_and_judged():
     assert set(found["post"]["layers"].data_vars) == {"gamma", "tau0"}
 
 
-@pytest.mark.long  # NumPyro's NUTS and SVI compile for half a minute
+@pytest.mark.slow  # NumPyro's NUTS and SVI compile for half a minute
 def test_a_users_program_has_one_posterior_by_every_inference():
     found = run(REGRESSION)
     posterior = found["post"]["posterior"].to_dataset()
@@ -80,7 +80,7 @@ def test_a_users_layer_is_simulated_sampled_and_fitted():
     assert any("architecture=LinearResidual" in reason for reason in unnamed.skipped)
 
 
-@pytest.mark.long  # two samplers to compile; the default suite fits a layer of a user by the limit's law
+@pytest.mark.slow  # two samplers to compile; the default suite fits a layer of a user by the limit's law
 def test_a_users_layer_with_a_law_of_finite_width_and_stacks_are_fitted():
     found = run("A layer")
     stacked = ("attention.gamma", "attention.tau0", "feedforward.gamma", "feedforward.c_gap")

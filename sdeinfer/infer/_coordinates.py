@@ -11,8 +11,7 @@ from numpyro import distributions as dist
 
 from sdeinfer.infer._densities import constrained_sites
 from sdeinfer.infer._mode import DIFFERENCES, Mode, as_adjusted
-from sdeinfer.layers import AbstractArchitecture, kind_of
-from sdeinfer.likelihood import AbstractModel, EveryLayer, layer_of, support_bounds
+from sdeinfer.likelihood import AbstractModel, EveryLayer, support_bounds
 from sdeinfer.parameters import Parameter
 
 NATURAL = {"logit": (0.0, 1.0), "log": (0.0, np.inf), "identity": (-np.inf, np.inf)}
@@ -29,13 +28,6 @@ class LayerAt(NamedTuple):
 
     u: Float[np.ndarray, "*networks coordinates"]
     sd: Float[np.ndarray, "*networks coordinates"]
-
-
-def kind_in(model: AbstractModel, prepared: PyTree) -> AbstractArchitecture:
-    """The kind of layer of a model: from its assumptions, or from the layer that a custom program builds."""
-    if isinstance(model, EveryLayer) and model.makes_layers:
-        return kind_of(layer_of(model, prepared))
-    return prepared.assumptions.kind
 
 
 def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode) -> LayerAt:

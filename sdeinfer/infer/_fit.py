@@ -30,17 +30,8 @@ from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
 from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group
-from sdeinfer.layers import (
-    AbstractArchitecture,
-    AbstractLayer,
-)
-from sdeinfer.likelihood import (
-    AbstractModel,
-    EveryLayer,
-    Groups,
-    LatentLayers,
-    as_model,
-)
+from sdeinfer.layers import AbstractArchitecture, AbstractLayer
+from sdeinfer.likelihood import AbstractModel, EveryLayer, Groups, LatentLayers, as_model
 
 
 @with_progress_line

@@ -15,14 +15,13 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 from numpyro import infer
 from numpyro.infer.util import ParamInfo
 
-from sdeinfer.infer._chains import recorded
 from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
 from sdeinfer.infer._mode import as_adjusted, potential_and_slope
-from sdeinfer.infer._samplers import CHUNK, AbstractMarkovChain, Posterior, advance_compiled
+from sdeinfer.infer._samplers import AbstractMarkovChain, Posterior, advance_compiled
 from sdeinfer.likelihood import AbstractModel, Assumptions, blank_statistics
 
 
@@ -45,18 +44,17 @@ class NUTS(AbstractMarkovChain):
 
     def step(self, posterior: Posterior, state: Any) -> tuple[Any, dict[str, Array], dict[str, Array]]:
         """One iteration of NumPyro's kernel."""
-        state = self._kernel(posterior, state).sample(state, (), {})
-        return state, *_drawn(state)
-
-    def advance(self, posterior: Posterior, state: Any, steps: Int[Array | np.ndarray, ""]) -> tuple[Any, PyTree]:
-        """Advance one chain as `AbstractMarkovChain.advance` does, but bind the kernel only once."""
-        kernel = self._kernel(posterior, state)
-
-        def step(state: Any) -> tuple[Any, dict[str, dict[str, Array]]]:
-            state = kernel.sample(state, (), {})
-            return state, _record(state)
-
-        return recorded(step, jax.eval_shape(_record, state), state, steps, CHUNK)
+        kernel, _ = self.bind(posterior, state.rng_key, ParamInfo(state.z, state.potential_energy, state.z_grad))
+        state = kernel.sample(state, (), {})
+        statistics = {
+            "lp": -state.potential_energy,
+            "energy": state.energy,
+            "diverging": state.diverging,
+            "n_steps": state.num_steps,
+            "acceptance_rate": state.accept_prob,
+            "step_size": state.adapt_state.step_size,
+        }
+        return state, state.z, statistics
 
     def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[Any, ...]:
         """Initial states uniform in (−2, 2) in each unconstrained parameter, as in NumPyro, without compiling `start`.
@@ -104,26 +102,6 @@ class NUTS(AbstractMarkovChain):
             blank._replace(rng_key=key[:2], adapt_state=adapt._replace(rng_key=key[2:]), **start._asdict())
             for key, start in zip(keys, starts, strict=True)
         )
-
-    def _kernel(self, posterior: Posterior, state: Any) -> infer.NUTS:
-        return self.bind(posterior, state.rng_key, ParamInfo(state.z, state.potential_energy, state.z_grad))[0]
-
-
-def _drawn(state: Any) -> tuple[dict[str, Array], dict[str, Array]]:
-    statistics = {
-        "lp": -state.potential_energy,
-        "energy": state.energy,
-        "diverging": state.diverging,
-        "n_steps": state.num_steps,
-        "acceptance_rate": state.accept_prob,
-        "step_size": state.adapt_state.step_size,
-    }
-    return state.z, statistics
-
-
-def _record(state: Any) -> dict[str, dict[str, Array]]:
-    position, statistics = _drawn(state)
-    return {"unconstrained": position, "statistics": statistics}
 
 
 @functools.cache

@@ -97,14 +97,10 @@ def in_range(
         return _in_range_of_groups(model.ungrouped, data, assumptions, largest_logit)
     used = used_of(data)
     tau0 = math.nan
-    if math.isfinite(largest_logit) and _temperatures(model, data, assumptions):
-        used, tau0 = _used(model, data, assumptions, used, largest_logit)
-    return with_used(data, used), {} if math.isnan(tau0) else {"pilot_tau0": tau0}
-
-
-def _temperatures(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> tuple[str, ...]:
     kind = assumptions.architecture or kind_of_program(model, data, assumptions)
-    return kind.coordinates.temperatures
+    if math.isfinite(largest_logit) and kind.coordinates.temperatures:
+        used, tau0 = _used(model, data, assumptions, kind, used, largest_logit)
+    return with_used(data, used), {} if math.isnan(tau0) else {"pilot_tau0": tau0}
 
 
 def _in_range_of_groups(
@@ -167,11 +163,15 @@ def _estimator(
 
 
 def _used(
-    model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, used: np.ndarray, largest_logit: float
+    model: AbstractModel,
+    data: xr.Dataset,
+    assumptions: Assumptions,
+    kind: AbstractArchitecture,
+    used: np.ndarray,
+    largest_logit: float,
 ) -> tuple[np.ndarray, float]:
     path = outputs_transitions(data) if outputs_of(data) else transitions(data)
     estimate = _estimator(model, data, assumptions, path)
-    kind = assumptions.architecture or kind_of_program(model, data, assumptions)
     coordinates = kind.coordinates
     places = [list(coordinates.sampled).index(name) for name in coordinates.temperatures]
     scale = logit_scale(data)[path.network, path.layer]

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from sdeinfer.infer._densities import latent_structure
 from sdeinfer.layers import AbstractArchitecture, kind_of
 from sdeinfer.likelihood import (
     AbstractModel,
@@ -75,12 +74,7 @@ def form_of(model: AbstractModel, networks: int, tokens: int, assumptions: Assum
     kind = kind_of(layer)
     if any(value.ndim for value in layer.parameters().values()):
         return Form(kind, by_network=True, pooled=False)
-    try:
-        # A program with a covariate or a site per network cannot run on pooled data.
-        pooled = latent_structure(model, blank) == latent_structure(model, probe)
-    except (TypeError, ValueError):
-        pooled = False
-    return Form(kind, pooled=pooled)
+    return Form(kind, pooled=model.pool(probe) is not probe)
 
 
 def kind_of_program(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> AbstractArchitecture:

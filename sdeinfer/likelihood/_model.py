@@ -89,8 +89,20 @@ class EveryLayer(AbstractModel):
         return path_statistics(observed_path(data), assumptions=assumptions)
 
     def pool(self, prepared: PathStatistics) -> PathStatistics:
-        """Sum the statistics over the networks of one width, unless each network has its own layer."""
-        return prepared if self.has_own_layers(prepared) else prepared.pooled()
+        """Sum the statistics over the networks of one width, unless the program needs every network.
+
+        It does if each network has its own layer, a site or a covariate.
+        """
+        if not self.makes_layers:
+            return prepared.pooled()
+        if self.has_own_layers(prepared):
+            return prepared
+        pooled = prepared.pooled()
+        try:
+            same = _site_shapes(self, pooled) == _site_shapes(self, prepared)
+        except (TypeError, ValueError):  # a covariate of every network does not fit the pooled ones
+            same = False
+        return pooled if same else prepared
 
     def blocks(self, prepared: PathStatistics) -> Iterator[tuple[PathStatistics, int | None]]:
         """Blocks of networks; a custom program, which may have its own plates, gets all networks at once."""
@@ -200,6 +212,18 @@ def layer_in(trace: Mapping[str, dict[str, Any]]) -> AbstractLayer | None:
     distributions = [_unwrapped(site["fn"]) for site in trace.values() if site["type"] == "sample"]
     layers = [fn.layer for fn in distributions if isinstance(fn, CovariancePath)]
     return layers[0] if len(layers) == 1 else None
+
+
+def _site_shapes(model: AbstractModel, prepared: Any) -> dict[str, Any]:
+    """Shapes and types of the sites that are sampled and not observed."""
+
+    def run(prepared: Any) -> dict[str, Any]:
+        trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(prepared)
+        return {
+            name: site["value"] for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]
+        }
+
+    return jax.eval_shape(run, prepared)
 
 
 def _unwrapped(distribution: Any) -> Any:

@@ -18,6 +18,7 @@ from sdeinfer.models import full_path
 import sdeinfer as si
 from sdeinfer.infer._coordinates import layer_at
 from sdeinfer.infer._mode import as_adjusted, posterior_mode, potential_and_slope
+from sdeinfer.infer._reduce import form_of
 from sdeinfer.likelihood import Assumptions, CovariancePath, as_model, observed_path, path_statistics
 
 FEEDFORWARD = si.Architecture("feedforward")
@@ -135,6 +136,20 @@ def test_sites_of_each_network_have_modes_of_their_own(path):
     _, slope = potential_and_slope(model, as_adjusted(model, own), at)
     np.testing.assert_allclose(slope["effect"], 0.0, atol=1e-2)
     assert layer_at(model, own, mode).u.shape == (5, 3)
+
+
+def test_networks_are_pooled_where_a_program_allows_it(path):
+    def with_sites(path):
+        own_program(path)
+        with numpyro.plate("networks", path.networks):
+            numpyro.sample("noise", dist.Normal(0.0, 1.0))
+
+    assert as_model(own_program).pool(path).networks == 1
+    by_network = as_model(with_sites)
+    assert by_network.pool(path) is path
+    form = form_of(by_network, 5, 2, Assumptions(None, path.assumptions.law))
+    assert not form.pooled
+    assert not form.by_network
 
 
 def test_handlers_see_the_sites(path):

@@ -12,9 +12,9 @@ from sdeinfer.likelihood import (
     Bridged,
     Bridges,
     LatentLayers,
+    any_transitions,
     bridges_of,
     require_densities,
-    transitions,
 )
 
 INNOVATIONS = "innovations"
@@ -22,7 +22,7 @@ INNOVATIONS = "innovations"
 
 def observed_bridges(data: xr.Dataset, assumptions: Assumptions) -> Bridges:
     """Bridges from each observed layer to the next."""
-    path = transitions(data)
+    path = any_transitions(data)
     require_densities(path, data, ends=True)
     return bridges_of(path, assumptions=assumptions)
 

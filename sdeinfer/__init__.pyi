@@ -25,6 +25,7 @@ from .infer import approximate as approximate
 from .infer import compare as compare
 from .infer import fit as fit
 from .infer import prepare as prepare
+from .infer import transitions as transitions
 from .layers import Architecture as Architecture
 from .layers import ResidualFeedForward as ResidualFeedForward
 from .layers import ShapedAttention as ShapedAttention

@@ -146,8 +146,9 @@ def pytest_terminal_summary(terminalreporter):
 @functools.cache
 def random_covariance(tokens: int, seed: int = 0):
     """A well-conditioned covariance with unequal norms."""
-    X = np.asarray(jr.normal(jr.key(seed), (tokens, tokens + 3)))
-    return jnp.asarray(X @ X.T / (tokens + 3))
+    with jax.ensure_compile_time_eval():  # also where a traced function asks first
+        X = np.asarray(jr.normal(jr.key(seed), (tokens, tokens + 3)))
+        return jnp.asarray(X @ X.T / (tokens + 3))
 
 
 @pytest.fixture(params=range(1, 7), ids=lambda m: f"m{m}")

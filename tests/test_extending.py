@@ -39,6 +39,14 @@ def test_a_prior_is_replaced_and_a_parameter_fixed(capsys):
     assert max(deviations(post, name) for name in ("gamma", "c_gap")) < 4
 
 
+def test_the_likelihood_is_that_of_every_network():
+    found = run("The likelihood")
+    assert found["each"].shape == (16,)
+    assert found["slope"].shape == (16, 8, 3, 3)
+    assert np.isfinite(found["slope"]).all()
+    assert found["networks"].shape == (2, 16, 9, 3, 3)
+
+
 REGRESSION = "A model: regression of τ0 on a covariate"
 
 

@@ -18,8 +18,8 @@ SWEEPS = {1: 0, 2: 1, 3: 5, 4: 6, 5: 7, 6: 7, 7: 8, 8: 8}
 def eigh(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m ..."], Float[Array, "m m ..."]]:
     """Eigenvalues, ascending, and eigenvectors, in columns: A = U diag(λ) Uᵀ.
 
-    Eigenvectors of repeated eigenvalues have no derivative, and do not rotate into each other under differentiation.
-    That is correct for functions of A that do not depend on the choice of eigenvectors.
+    Eigenvectors of repeated eigenvalues have no derivative, and count as constant under differentiation. The derivative
+    of a function of A is then correct only if the function does not depend on these eigenvectors at all.
     """
     if len(A) not in SWEEPS:
         values, vectors = jnp.linalg.eigh(batch_first(A))

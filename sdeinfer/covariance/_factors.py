@@ -6,10 +6,15 @@ these functions return NaN for that matrix, as JAX does.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
+
+REPEATED = 64
+"""Distance of eigenvalues, in units of eps times the largest, up to which they count as repeated: JAX's derivative
+divides by this distance, and would be a finite wrong number."""
 
 
 def cholesky_of[T: (Array, np.ndarray)](A: Float[T, "... m m"]) -> Float[T, "... m m"]:
@@ -18,8 +23,8 @@ def cholesky_of[T: (Array, np.ndarray)](A: Float[T, "... m m"]) -> Float[T, "...
 
 
 def eigh_of[T: (Array, np.ndarray)](A: Float[T, "... m m"]) -> tuple[Float[T, "... m"], Float[T, "... m m"]]:
-    """Eigenvalues, ascending, and eigenvectors, in columns."""
-    return _numpy_eigh(A) if isinstance(A, np.ndarray) else jnp.linalg.eigh(A)
+    """Eigenvalues, ascending, and eigenvectors, in columns; the derivative is NaN where eigenvalues repeat."""
+    return _numpy_eigh(A) if isinstance(A, np.ndarray) else _jax_eigh(A)
 
 
 def inverse_lower[T: (Array, np.ndarray)](L: Float[T, "... m m"]) -> Float[T, "... m m"]:
@@ -95,3 +100,22 @@ def _numpy_eigh(A: Any) -> tuple[Any, Any]:
     values, vectors = np.linalg.eigh(np.where(finite[..., None, None], A, 0.0))
     values[~finite], vectors[~finite] = np.nan, np.nan
     return values, vectors
+
+
+@jax.custom_jvp
+def _jax_eigh(A: Any) -> tuple[Any, Any]:
+    values, vectors = jnp.linalg.eigh(A)
+    return values, vectors
+
+
+@_jax_eigh.defjvp
+def _jax_eigh_jvp(primals: tuple[Array], tangents: tuple[Array]):
+    (A,), (dA,) = primals, tangents
+    values, U = _jax_eigh(A)
+    rotated = U.mT @ dA @ U
+    gap = values[..., None, :] - values[..., :, None]
+    equal = jnp.abs(gap) <= REPEATED * float(jnp.finfo(A.dtype).eps) * jnp.abs(values).max(axis=-1)[..., None, None]
+    # A factor, not a value: reverse mode would transpose a constant NaN to zero.
+    factor = jnp.where(equal, jnp.nan, 1 / jnp.where(equal, 1.0, gap))
+    factor = jnp.where(jnp.eye(A.shape[-1]) == 1, 0.0, factor)
+    return (values, U), (jnp.diagonal(rotated, axis1=-2, axis2=-1), U @ (rotated * factor))

@@ -29,7 +29,7 @@ from sdeinfer.covariance import centre, pairs, vech
 from sdeinfer.diagnostics._identification import SLOPES_INFORMATION
 from sdeinfer.infer import LARGEST_LOGIT, innovations, law_at, logit_spread, transitions_allowed
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_of_layer, attention_drift, relu_drift
-from sdeinfer.likelihood import transitions, used_of, with_used
+from sdeinfer.likelihood import any_transitions, used_of, with_used
 from sdeinfer.networks import sample_networks
 from sdeinfer.solve import simulate
 
@@ -183,7 +183,7 @@ def _sample(
     networks = math.ceil(LAYERS / depth)
     data = sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=key)
     every, tau0 = slice(None), float(getattr(layer, "tau0", np.inf))
-    path = transitions(with_used(data, used_of(data)))
+    path = any_transitions(with_used(data, used_of(data)))
     spread = logit_spread(path.starts(every), np.asarray(width)) / tau0
     # The law is meaningless outside its range.
     order = np.argsort(spread)[: max(int((spread <= LARGEST_LOGIT).sum()), 1)]

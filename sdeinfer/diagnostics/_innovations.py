@@ -23,7 +23,7 @@ from scipy import stats
 from sdeinfer.covariance import CausalSpectrum, Spectrum, pairs, tokens_of, unvech, vech
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at
 from sdeinfer.layers import AbstractArchitecture, architecture_in
-from sdeinfer.likelihood import Path, mean_features, transitions, with_mask
+from sdeinfer.likelihood import Path, any_transitions, mean_features, with_mask
 
 DIRECTIONS = {
     "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, or the weights have another variance",
@@ -77,7 +77,7 @@ def laws_of(
     """
     kind, law = architecture or architecture_in(post.attrs), post.attrs.get("law", "limit")
     assert kind is not None
-    path = transitions(with_mask(data, causal=kind.causal))
+    path = any_transitions(with_mask(data, causal=kind.causal))
     layers = post["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: layers[name].values for name in kind.coordinates.declared}).T
     each, number = np.unique(u, axis=0, return_inverse=True)

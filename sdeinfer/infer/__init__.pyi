@@ -7,6 +7,7 @@ from ._compare import compare as compare
 from ._expansion import expanded_statistics as expanded_statistics
 from ._fit import fit as fit
 from ._fit import prepare as prepare
+from ._fit import transitions as transitions
 from ._innovations import Innovations as Innovations
 from ._innovations import LawAt as LawAt
 from ._innovations import innovations as innovations

@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, PyTree
 
+from sdeinfer._files import InputError
 from sdeinfer.infer._coordinates import layer_at
 from sdeinfer.infer._innovations import law_at
 from sdeinfer.infer._mode import posterior_mode
@@ -34,6 +35,7 @@ from sdeinfer.likelihood import (
     path_layout,
     path_statistics,
     terms_by_block,
+    transitions_of,
     variance_ratio,
 )
 
@@ -52,7 +54,7 @@ estimate: about twice the information in the population's prior. Below it the li
 group's offset is not centred at its estimate."""
 
 
-def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> PyTree:
+def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, *, compressed: bool = True) -> PyTree:
     """Reduce the data for a model; with the law of finite width, expand about the mode of the posterior.
 
     Each group of networks is expanded about the mode of its own posterior, and has its own adjustment.
@@ -61,7 +63,18 @@ def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions
         model: the model.
         data: the observed networks.
         assumptions: assumptions of the fit.
+        compressed: reduce transitions to sufficient statistics.
+
+    Raises:
+        InputError: for a model with latent layers or groups, if not compressed.
     """
+    if not compressed:
+        if not isinstance(model, EveryLayer):
+            raise InputError(f"compressed: {model.name} has no plain likelihood; models.full_path has")
+        plain = transitions_of(data, assumptions)
+        if assumptions.law == "limit":
+            return plain
+        return dataclasses.replace(plain, adjustment=prepare_for(model, data, assumptions).adjustment)
     match model:
         case Groups(ungrouped=ungrouped):
             return _prepared_groups(ungrouped, data, assumptions)

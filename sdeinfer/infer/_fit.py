@@ -16,7 +16,7 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
 
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer._assume import assume, require_settings
+from sdeinfer.infer._assume import architecture_of, assume, require_settings
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import prior_draws
@@ -30,8 +30,20 @@ from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
 from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group
-from sdeinfer.layers import AbstractArchitecture, AbstractLayer
-from sdeinfer.likelihood import AbstractModel, EveryLayer, Groups, LatentLayers, as_model
+from sdeinfer.layers import AbstractArchitecture, AbstractLayer, architecture_in
+from sdeinfer.likelihood import (
+    AbstractModel,
+    Assumptions,
+    EveryLayer,
+    Groups,
+    LatentLayers,
+    Transitions,
+    as_model,
+    checked_priors,
+    transitions_of,
+    with_mask,
+)
+from sdeinfer.observation import validate
 
 
 @with_progress_line
@@ -48,6 +60,7 @@ def fit(
     warmup: int = 1000,
     sampler: AbstractSampler | None = None,
     predictions: int = 100,
+    compressed: bool = True,
     progress: bool = False,
     checkpoint: Checkpoint | None = None,
     key: PRNGKeyArray,
@@ -74,6 +87,8 @@ def fit(
         sampler: a sampler, whose chains, draws and warmup replace the three arguments above. If None, `NUTS`, or
             `Metropolis` for models with latent layers.
         predictions: number of prior and posterior draws at which the SDE is simulated.
+        compressed: reduce the transitions to sufficient statistics; otherwise sample with the plain likelihood, see
+            `likelihood.Transitions`. Models of networks observed at every layer only.
         progress: show progress bars, and on a terminal the current phase.
         checkpoint: a file for the state of the sampler. A resumed fit gives the draws of an uninterrupted one. The file
             is kept until `Checkpoint.remove`.
@@ -100,14 +115,14 @@ def fit(
     both = law == "both"
     data, assumptions, kind = assume(model, data, architecture, law, prior)
     with _background_thread() as background:
-        if isinstance(model, EveryLayer) and not model.makes_layers and type(sampler) is NUTS:
+        if isinstance(model, EveryLayer) and not model.makes_layers and type(sampler) is NUTS and compressed:
             shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "causal": kind.causal}
             x64 = jax.config.jax_enable_x64
             background.submit(compile_nuts, sampler, model, assumptions, **shapes, x64=x64)
         phase("finding the range of the law")
         data, pilot = range_to_fit(model, data, assumptions, largest_logit)
         phase("preparing the data")
-        prepared = prepare_for(model, data, assumptions)
+        prepared = prepare_for(model, data, assumptions, compressed=compressed)
         before, layers = _sample_prior(model, prepared, sampler.draws, key_prior)
         before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
         # The prior predictions compile and run while NUTS compiles.
@@ -129,7 +144,8 @@ def fit(
     if both:
         limit = dataclasses.replace(assumptions, law="limit")
         limit_checkpoint = None if checkpoint is None else checkpoint.for_limit()
-        by_limit = sampler.sample(model, prepare_for(model, data, limit), **settings, checkpoint=limit_checkpoint)
+        by_limit = prepare_for(model, data, limit, compressed=compressed)
+        by_limit = sampler.sample(model, by_limit, **settings, checkpoint=limit_checkpoint)
         groups[LIMIT_POSTERIOR] = labelled_draws(model, by_limit.samples, data)
     tree = xr.DataTree.from_dict(groups)
     sampled = [name for name, value in result.log_prior.items() if value.ndim == 2]
@@ -145,6 +161,7 @@ def prepare(
     law: Literal["finite-width", "limit"] = "finite-width",
     prior: Mapping[str, Any] | None = None,
     largest_logit: float = LARGEST_LOGIT,
+    compressed: bool = True,
 ) -> PyTree:
     """Prepare data for a model as `fit` does, for any other inference method.
 
@@ -160,9 +177,11 @@ def prepare(
         law: "finite-width" or "limit".
         prior: as in `fit`.
         largest_logit: as in `fit`.
+        compressed: as in `fit`.
 
     Returns:
-        The program's argument: a `PathStatistics`, `GroupedStatistics` or `Bridges`.
+        The program's argument: a `PathStatistics` or, if not compressed, `Transitions`; a `GroupedStatistics`; or
+        `Bridges`.
 
     Raises:
         InputError: as in `fit`.
@@ -171,7 +190,35 @@ def prepare(
     require_settings(law, ("finite-width", "limit"))
     data, assumptions, _ = assume(model, data, architecture, law, prior)
     data, _ = range_to_fit(model, data, assumptions, largest_logit)
-    return prepare_for(model, data, assumptions)
+    return prepare_for(model, data, assumptions, compressed=compressed)
+
+
+def transitions(
+    data: xr.Dataset,
+    *,
+    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
+    law: Literal["finite-width", "limit"] = "finite-width",
+    prior: Mapping[str, Any] | None = None,
+) -> Transitions:
+    """The transitions of observed networks with their plain likelihood, all of them and without an adjustment.
+
+    `likelihood.CovariancePath(layer, path).log_prob(path.observed)` is the log density of each network. Use `prepare`
+    for the posterior of `fit`, which leaves out transitions outside the range of the law.
+
+    Arguments:
+        data: observed networks, see `covariance_dataset`.
+        architecture: as in `fit`; only the package's models use it and the priors.
+        law: "finite-width" or "limit".
+        prior: as in `fit`.
+
+    Raises:
+        InputError: as in `fit`.
+    """
+    require_settings(law, ("finite-width", "limit"))
+    if architecture is None and architecture_in(validate(data).attrs) is None:
+        return transitions_of(data, Assumptions(law=law))
+    kind = architecture_of(data, architecture)
+    return transitions_of(with_mask(data, causal=kind.causal), Assumptions(kind, law, checked_priors(prior, kind)))
 
 
 @contextlib.contextmanager

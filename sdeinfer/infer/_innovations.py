@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.layers import AbstractArchitecture, FiniteWidth, Limit
+from sdeinfer.layers import AbstractArchitecture, FiniteWidth
 from sdeinfer.likelihood import (
     Moments,
     Path,
@@ -128,16 +127,11 @@ def _moments_and_slopes(
         layer = architecture.layer_at(u)
 
         def at(width: Array) -> Moments:
-            return moments_of(layer.finite_width(width) if law == "finite-width" else _without(layer.limit()), centre)
+            return moments_of(
+                layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit()), centre
+            )
 
         return jax.vmap(at)(widths)
 
     along = jax.vmap(lambda direction: jax.jvp(moments, (u,), (direction,)), out_axes=(None, -1))
     return along(jnp.eye(len(u), dtype=u.dtype))
-
-
-def _without(limit: Limit) -> FiniteWidth:
-    """The limit as a law of finite width without corrections."""
-    zero = jnp.zeros_like(limit.linear_noise)
-    alone = FiniteWidth.without_attention(zero, relu_growth=zero)
-    return eqx.tree_at(lambda law: law.limit, alone, limit)

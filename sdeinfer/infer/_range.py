@@ -35,9 +35,9 @@ from sdeinfer.likelihood import (
     Groups,
     LatentLayers,
     Path,
+    any_transitions,
     outputs_transitions,
     require_densities,
-    transitions,
     used_of,
     with_used,
 )
@@ -170,7 +170,7 @@ def _used(
     used: np.ndarray,
     largest_logit: float,
 ) -> tuple[np.ndarray, float]:
-    path = outputs_transitions(data) if outputs_of(data) else transitions(data)
+    path = outputs_transitions(data) if outputs_of(data) else any_transitions(data)
     estimate = _estimator(model, data, assumptions, path)
     coordinates = kind.coordinates
     places = [list(coordinates.sampled).index(name) for name in coordinates.temperatures]

@@ -10,6 +10,8 @@ the He constant c at width n, so the drift of a ReLU is exact at every width. Th
 which do not bias the score of a Gaussian quasi-likelihood.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +83,12 @@ class FiniteWidth(eqx.Module):
             variance_mixing=jnp.zeros_like(weights(**variance)),
         )
 
+    @classmethod
+    def of_limit(cls, limit: Limit) -> "FiniteWidth":
+        """The limit as a law of finite width without corrections."""
+        zero = jnp.zeros_like(limit.linear_noise)
+        return eqx.tree_at(lambda law: law.limit, cls.without_attention(zero, relu_growth=zero), limit)
+
     @property
     def drift(self) -> Float[Array, " 4"]:
         """The coefficients θ₁ to θ₄."""
@@ -116,22 +124,25 @@ def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
     return jnp.stack([named.get(name, zero) for name in VARIANCE_FEATURES])
 
 
-def drift_terms(V: Float[np.ndarray, "... m m"], *, causal: bool = False) -> Float[np.ndarray, "4 ... m m"]:
+def drift_terms(V: Float[Any, "... m m"], *, causal: bool = False) -> Float[Any, "4 ... m m"]:
     """Drift terms B₁, B₂, DB₂[B₁] and B₁′ of one layer of finite width.
 
-    With a causal mask the last two, which the limit does not need, are 0; they have not been derived.
+    With a causal mask the last two, which the limit does not need, are 0; they have not been derived. NumPy handles
+    NumPy arrays.
     """
-    last = np.ascontiguousarray(np.moveaxis(V, (-2, -1), (0, 1)))
+    xp = V.__array_namespace__()
+    last = xp.moveaxis(V, (-2, -1), (0, 1))
+    last = np.ascontiguousarray(last) if xp is np else last
     limit = (causal_attention_drift(last) if causal else attention_drift(last)), relu_drift(last)
-    b1, b2 = (np.moveaxis(B, (0, 1), (-2, -1)) for B in limit)
+    b1, b2 = (xp.moveaxis(B, (0, 1), (-2, -1)) for B in limit)
     if causal:
-        return np.stack([b1, b2, np.zeros_like(V), np.zeros_like(V)])
-    return np.stack([b1, b2, relu_drift_along(V, b1), attention_drift_next(V)])
+        return xp.stack([b1, b2, xp.zeros_like(V), xp.zeros_like(V)])
+    return xp.stack([b1, b2, relu_drift_along(V, b1), attention_drift_next(V)])
 
 
 def variance_terms(
-    V: Float[np.ndarray, "... m m"], coordinates: Spectrum | CausalSpectrum, drift: Float[np.ndarray, "4 ... m m"]
-) -> Float[np.ndarray, "features ... m m"]:
+    V: Float[Any, "... m m"], coordinates: Spectrum | CausalSpectrum, drift: Float[Any, "4 ... m m"]
+) -> Float[Any, "features ... m m"]:
     """The features f_k,ij of `VARIANCE_FEATURES` in the spectral coordinates of V; 0 with a causal mask.
 
     Arguments:
@@ -139,12 +150,13 @@ def variance_terms(
         coordinates: spectral coordinates of V.
         drift: `drift_terms` of V.
     """
+    xp = V.__array_namespace__()
     if isinstance(coordinates, CausalSpectrum):
-        return np.zeros((len(VARIANCE_FEATURES), *V.shape))
+        return xp.zeros((len(VARIANCE_FEATURES), *V.shape), V.dtype)
     at = frame(V, coordinates)
     attention, relu = (at.R @ B @ at.R.mT for B in drift[:2])
     noise, (growth, relu_growth) = relu_noise(at, relu), (diagonals(B) for B in (attention, relu))
-    return np.stack(
+    return xp.stack(
         [
             growth[..., :, None] + growth[..., None, :],
             relu_growth[..., :, None] + relu_growth[..., None, :],
@@ -152,7 +164,7 @@ def variance_terms(
             noise.hidden,
             noise.tokens,
             noise.response,
-            (outer_product(relu_growth, relu_growth) + relu**2) / (1 + np.eye(V.shape[-1])),
+            (outer_product(relu_growth, relu_growth) + relu**2) / (1 + np.eye(V.shape[-1], dtype=V.dtype)),
             noise.hidden_square,
         ]
     )

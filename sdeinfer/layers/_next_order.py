@@ -1,15 +1,16 @@
 """Corrections of first order in 1/n to the limit: functions of V only.
 
 One layer has two drift terms besides B₁ and B₂ of the limit, and six further variance terms in the coordinates Q of
-`covariance.Spectrum`. Each is a function here, of cost O(m³) to O(m⁴); `FiniteWidth` holds their coefficients. They
-depend on data only and are computed by NumPy, for stacks of V along leading axes.
+`covariance.Spectrum`. Each is a function here, of cost O(m³) to O(m⁴); `FiniteWidth` holds their coefficients. All
+functions take stacks of V along leading axes. NumPy handles NumPy arrays, as the data of a fit are; JAX handles JAX
+arrays, with derivatives in V.
 
 Notation: V = QQᵀ, R = Q⁻¹, C = HVH with H = I − 11ᵀ/m, P = HQ so that C = PPᵀ and PᵀP = diag(δ), v = diag V and
 c = diag C. Variances are those of Z_ij = (R dV Rᵀ)_ij, divided by their multiplicity 1 + [i = j].
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -28,27 +29,27 @@ class Frame(NamedTuple):
         delta: δ.
     """
 
-    V: Float[np.ndarray, "... m m"]
-    Q: Float[np.ndarray, "... m m"]
-    R: Float[np.ndarray, "... m m"]
-    delta: Float[np.ndarray, "... m"]
+    V: Float[Any, "... m m"]
+    Q: Float[Any, "... m m"]
+    R: Float[Any, "... m m"]
+    delta: Float[Any, "... m"]
 
 
-def frame(V: Float[np.ndarray, "... m m"], coordinates: Spectrum) -> Frame:
+def frame(V: Float[Any, "... m m"], coordinates: Spectrum) -> Frame:
     """Q, Q⁻¹ and δ of V from its spectrum."""
-    cholesky, rotation = np.asarray(coordinates.cholesky), np.asarray(coordinates.rotation)
-    return Frame(V, cholesky @ rotation, rotation.mT @ inverse_lower(cholesky), np.asarray(coordinates.delta))
+    cholesky, rotation = coordinates.cholesky, coordinates.rotation
+    return Frame(V, cholesky @ rotation, rotation.mT @ inverse_lower(cholesky), coordinates.delta)
 
 
-def attention_drift_next(V: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "... m m"]:
+def attention_drift_next(V: Float[Any, "... m m"]) -> Float[Any, "... m m"]:
     """B₁′ with E[AVAᵀ] = V + B₁/(nτ0²) + B₁′/(nτ0²)² + O(n⁻³), from the softmax to fourth order in its logits."""
-    tokens = V.shape[-1]
+    xp, tokens = V.__array_namespace__(), V.shape[-1]
     rows = V - V.mean(axis=-2, keepdims=True)
     C = rows - rows.mean(axis=-1, keepdims=True)
     v, c = diagonals(V), diagonals(C)
     trace, square = c.sum(axis=-1, keepdims=True), C * C
     row = square.sum(axis=-1)
-    Cc, sizes = np.matvec(C, c), row.sum(axis=-1, keepdims=True)
+    Cc, sizes = xp.matvec(C, c), row.sum(axis=-1, keepdims=True)
     # Expectation of the fourth-order term of the softmax, v_α² s_ν/m.
     s = (
         c**2 / 8
@@ -57,16 +58,16 @@ def attention_drift_next(V: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "
         + (trace**2 + 2 * sizes) / (4 * tokens**2)
         - (c**2).sum(axis=-1, keepdims=True) / (8 * tokens)
     )
-    outer = outer_product(v**2, np.matvec(V, s)) / tokens
+    outer = outer_product(v**2, xp.matvec(V, s)) / tokens
     # Products of the orders 2 · 2 and 1 · 3 in P V Pᵀ, with P = softmax − 1/m.
-    cCc, cubes, traces = np.vecdot(c, Cc), (square * C).sum(axis=(-2, -1)), ((C @ C) * C).sum(axis=(-2, -1))
+    cCc, cubes, traces = xp.vecdot(c, Cc), (square * C).sum(axis=(-2, -1)), ((C @ C) * C).sum(axis=(-2, -1))
     second = outer_product(v, v) * cCc[..., None, None] + 2 * V**2 * cubes[..., None, None]
-    third = (np.vecdot(row, c) - (sizes[..., 0] * trace[..., 0] + 2 * traces) / tokens) / (2 * tokens**2)
+    third = (xp.vecdot(row, c) - (sizes[..., 0] * trace[..., 0] + 2 * traces) / tokens) / (2 * tokens**2)
     third = V * (v[..., :, None] + v[..., None, :]) * third[..., None, None]
     return outer + outer.mT + second / (4 * tokens**2) + third
 
 
-def attention_noise_next(at: Frame) -> Float[np.ndarray, "... m m"]:
+def attention_noise_next(at: Frame) -> Float[Any, "... m m"]:
     """G with n var S_ij = 𝒜_ij/τ0² + G_ij/(nτ0⁴) + O(n⁻²) for S = AVAᵀ of one head.
 
     With RAQ = I + N, S is (I + N)(I + N)ᵀ in these coordinates. Let ε = 1/(τ0√n), N = εN₁ + ε²N₂ + ε³N₃ and
@@ -74,23 +75,23 @@ def attention_noise_next(at: Frame) -> Float[np.ndarray, "... m m"]:
     Y = QGQᵀ with G iid normal, so N₁ = G diag(δ)/m. Stein's lemma gives cov(T₁, T₃), Isserlis' theorem var T₂.
     """
     V, Q, R, delta = at
-    tokens = V.shape[-1]
+    xp, tokens = V.__array_namespace__(), V.shape[-1]
     P = Q - Q.mean(axis=-2, keepdims=True)
     v, c = diagonals(V), (P * P).sum(axis=-1)
     trace = delta.sum(axis=-1, keepdims=True)
-    equal, across = np.eye(tokens), delta[..., None, :]
+    equal, across = np.eye(tokens, dtype=V.dtype), delta[..., None, :]
 
     E = (R * v[..., None, :]) @ Q
     Gamma = P.mT @ (c[..., None] * P) - equal * (delta * (trace + 2 * delta) / tokens)[..., None, :]
     XA = (R * Q.mT) @ Q  # Σ_α R_iα Q_αi Q_αj
     XB = R @ (Q * Q)  # Σ_α R_iα Q_αj²
     # Pᵀ diag(C), Pᵀ diag(C²), Pᵀ diag(C³)
-    y1, y2, y3 = (np.matvec(P.mT, np.matvec(P * P, delta**power))[..., None, :] for power in (0, 1, 2))
+    y1, y2, y3 = (xp.matvec(P.mT, xp.matvec(P * P, delta**power))[..., None, :] for power in (0, 1, 2))
 
     # D_ij = E ∂T₃_ij/∂G_ij; the transpose has the derivatives in G_ji.
     D = (
         (outer_product(diagonals(E), diagonals(Gamma)) + E.mT * Gamma.mT) / (2 * tokens)
-        + np.matvec(R, v)[..., None, :] * y1 * across * (1 + equal) / (2 * tokens**2)
+        + xp.matvec(R, v)[..., None, :] * y1 * across * (1 + equal) / (2 * tokens**2)
         + (XB.mT + XA) * y2 / tokens**2
     )
     first_third = (D * across + (D * across).mT) / tokens
@@ -117,25 +118,28 @@ class Angles(NamedTuple):
         turn: arcsin ρ.
     """
 
-    norm: Float[np.ndarray, "... m"]
-    rho: Float[np.ndarray, "... m m"]
-    sine: Float[np.ndarray, "... m m"]
-    turn: Float[np.ndarray, "... m m"]
+    norm: Float[Any, "... m"]
+    rho: Float[Any, "... m m"]
+    sine: Float[Any, "... m m"]
+    turn: Float[Any, "... m m"]
 
     @property
-    def ratio(self) -> Float[np.ndarray, "... m m"]:
+    def ratio(self) -> Float[Any, "... m m"]:
         """√(V_ββ/V_αα)."""
         return self.norm[..., None, :] / self.norm[..., :, None]
 
 
-def angles(V: Float[np.ndarray, "... m m"]) -> Angles:
+def angles(V: Float[Any, "... m m"]) -> Angles:
     """The angles of V's tokens; ρ is 1 on the diagonal."""
-    norm = np.sqrt(diagonals(V))
-    rho = np.where(np.eye(V.shape[-1]) == 1, 1.0, np.clip(V / outer_product(norm, norm), -1.0, 1.0))
-    return Angles(norm, rho, safe_sqrt((1 - rho) * (1 + rho)), np.arcsin(rho))
+    xp, equal = V.__array_namespace__(), np.eye(V.shape[-1], dtype=V.dtype) == 1
+    norm = xp.sqrt(diagonals(V))
+    # The diagonal is masked: arcsin has no derivative at 1.
+    rho = xp.where(equal, 0.0, xp.clip(V / outer_product(norm, norm), -1.0, 1.0))
+    sine, turn = xp.where(equal, 0.0, safe_sqrt((1 - rho) * (1 + rho))), xp.where(equal, math.pi / 2, xp.arcsin(rho))
+    return Angles(norm, xp.where(equal, 1.0, rho), sine, turn)
 
 
-def relu_drift_along(V: Float[np.ndarray, "... m m"], S: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "... m m"]:
+def relu_drift_along(V: Float[Any, "... m m"], S: Float[Any, "... m m"]) -> Float[Any, "... m m"]:
     """DB₂(V)[S], the derivative of B₂ along symmetric matrices S.
 
     No second-order term is needed: Σ_lin : ∇²B₂ = 𝒜 : ∇²B₂ = 0, so the noise of the preceding layer does not change
@@ -143,7 +147,7 @@ def relu_drift_along(V: Float[np.ndarray, "... m m"], S: Float[np.ndarray, "... 
     """
     between = angles(V)
     along = diagonals(S)[..., :, None] * between.sine * between.ratio / 2
-    return (along + along.mT - np.arccos(between.rho) * S) / (2 * math.pi)
+    return (along + along.mT - (math.pi / 2 - between.turn) * S) / (2 * math.pi)
 
 
 class ReluNoise(NamedTuple):
@@ -159,13 +163,13 @@ class ReluNoise(NamedTuple):
         response: D_ij = ∂(R B₂ Rᵀ)_ij/∂Z_ij, the response of the ReLU to the noise of the preceding layer.
     """
 
-    hidden: Float[np.ndarray, "... m m"]
-    hidden_square: Float[np.ndarray, "... m m"]
-    tokens: Float[np.ndarray, "... m m"]
-    response: Float[np.ndarray, "... m m"]
+    hidden: Float[Any, "... m m"]
+    hidden_square: Float[Any, "... m m"]
+    tokens: Float[Any, "... m m"]
+    response: Float[Any, "... m m"]
 
 
-def relu_noise(at: Frame, drift: Float[np.ndarray, "... m m"]) -> ReluNoise:
+def relu_noise(at: Frame, drift: Float[Any, "... m m"]) -> ReluNoise:
     """F from E[g_i² u_j²] and E[g_i g_j u_i u_j], by Stein's lemma in g; F₂ from E[u_i² u_j²].
 
     D needs no further expectation: since B₂ = E[|h||h|ᵀ − hhᵀ]/4, Stein's lemma gives
@@ -176,7 +180,7 @@ def relu_noise(at: Frame, drift: Float[np.ndarray, "... m m"]) -> ReluNoise:
         drift: R B₂ Rᵀ.
     """
     V, Q, R, _ = at
-    between, equal = angles(V), np.eye(V.shape[-1])
+    between, equal = angles(V), np.eye(V.shape[-1], dtype=V.dtype)
     norm, rho, sine, turn = between
     signs = (2 / math.pi) * turn
     kinks = (2 / math.pi) * sine * between.ratio
@@ -201,9 +205,7 @@ def relu_noise(at: Frame, drift: Float[np.ndarray, "... m m"]) -> ReluNoise:
     return ReluNoise(hidden / (1 + equal), square / (1 + equal), tokens / (1 + equal), response)
 
 
-def absolute_squares(
-    R: Float[np.ndarray, "... m m"], between: Angles, U: Float[np.ndarray, "... m m"]
-) -> Float[np.ndarray, "... m m"]:
+def absolute_squares(R: Float[Any, "... m m"], between: Angles, U: Float[Any, "... m m"]) -> Float[Any, "... m m"]:
     """E[u_i² u_j²] of u = R|h|, from E|h_a h_b h_c h_d|; exact for up to three tokens.
 
     E[h_a² |h_c h_d|] has a closed form; E|h_a h_b h_c h_d| of four different tokens has none and is replaced by the
@@ -215,8 +217,9 @@ def absolute_squares(
         between: angles of V.
         U: E[u uᵀ].
     """
+    xp = R.__array_namespace__()
     norm, rho, sine, turn = between
-    mean = math.sqrt(2 / math.pi) * np.matvec(R, norm)
+    mean = math.sqrt(2 / math.pi) * xp.matvec(R, norm)
     normal = outer_product(diagonals(U), diagonals(U)) + 2 * U**2 - 2 * outer_product(mean**2, mean**2)
 
     # E[|h_a|² |h_c| |h_d|] over (a, c, d): exact minus normal.
@@ -229,10 +232,10 @@ def absolute_squares(
 
     squares, token = R * R, np.arange(R.shape[-1])
     four = more[..., token, token, token]
-    three = np.where(token[:, None] == token, 0.0, more[..., token, token, :])  # of (a, a, a, d)
-    two = np.where(token[:, None] == token, 0.0, np.diagonal(more, axis1=-2, axis2=-1))  # of (a, a, c, c)
+    three = xp.where(token[:, None] == token, 0.0, more[..., token, token, :])  # of (a, a, a, d)
+    two = xp.where(token[:, None] == token, 0.0, xp.diagonal(more, axis1=-2, axis2=-1))  # of (a, a, c, c)
     equal = (token[:, None, None] == token[:, None]) | (token[:, None, None] == token) | (token[:, None] == token)
-    one = R[..., None, :, :] @ np.where(equal, 0.0, more) @ R.mT[..., None, :, :]  # of (a, a, c, d), over (a, i, j)
+    one = R[..., None, :, :] @ xp.where(equal, 0.0, more) @ R.mT[..., None, :, :]  # of (a, a, c, d), over (a, i, j)
 
     both = R.mT[..., :, :, None] * R.mT[..., :, None, :]  # R_ia R_ja over (a, i, j)
     of_one, of_three = squares @ diagonals(one), squares @ (R.mT * (three @ R.mT))
@@ -249,11 +252,11 @@ def absolute_squares(
     )
 
 
-def diagonals(A: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "... m"]:
+def diagonals(A: Float[Any, "... m m"]) -> Float[Any, "... m"]:
     """The diagonal of each matrix."""
-    return np.diagonal(A, axis1=-2, axis2=-1)
+    return A.__array_namespace__().diagonal(A, axis1=-2, axis2=-1)
 
 
-def outer_product(x: Float[np.ndarray, "... m"], y: Float[np.ndarray, "... m"]) -> Float[np.ndarray, "... m m"]:
+def outer_product(x: Float[Any, "... m"], y: Float[Any, "... m"]) -> Float[Any, "... m m"]:
     """The matrix x yᵀ of each pair of vectors."""
     return x[..., :, None] * y[..., None, :]

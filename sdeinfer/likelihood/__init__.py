@@ -30,6 +30,9 @@ from sdeinfer.likelihood._model import layer_in as layer_in
 from sdeinfer.likelihood._model import layer_of as layer_of
 from sdeinfer.likelihood._moments import Moments as Moments
 from sdeinfer.likelihood._moments import moments_of as moments_of
+from sdeinfer.likelihood._path import AbstractPath as AbstractPath
+from sdeinfer.likelihood._plain import Transitions as Transitions
+from sdeinfer.likelihood._plain import transitions_of as transitions_of
 from sdeinfer.likelihood._statistics import Layout as Layout
 from sdeinfer.likelihood._statistics import PathStatistics as PathStatistics
 from sdeinfer.likelihood._statistics import blank_statistics as blank_statistics
@@ -42,10 +45,10 @@ from sdeinfer.likelihood._statistics import variance_ratio as variance_ratio
 from sdeinfer.likelihood._transitions import USED as USED
 from sdeinfer.likelihood._transitions import Path as Path
 from sdeinfer.likelihood._transitions import Terms as Terms
+from sdeinfer.likelihood._transitions import any_transitions as any_transitions
 from sdeinfer.likelihood._transitions import observed_path as observed_path
 from sdeinfer.likelihood._transitions import outputs_transitions as outputs_transitions
 from sdeinfer.likelihood._transitions import require_densities as require_densities
-from sdeinfer.likelihood._transitions import transitions as transitions
 from sdeinfer.likelihood._transitions import used_of as used_of
 from sdeinfer.likelihood._transitions import with_mask as with_mask
 from sdeinfer.likelihood._transitions import with_used as with_used

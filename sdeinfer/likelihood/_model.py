@@ -21,6 +21,8 @@ from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._bridges import Bridges
 from sdeinfer.likelihood._full_path import CovariancePath
 from sdeinfer.likelihood._groups import GroupedStatistics, grouped_statistics
+from sdeinfer.likelihood._path import AbstractPath
+from sdeinfer.likelihood._plain import Transitions
 from sdeinfer.likelihood._statistics import PathStatistics, path_statistics
 from sdeinfer.likelihood._transitions import observed_path
 
@@ -88,11 +90,14 @@ class EveryLayer(AbstractModel):
         """The sufficient statistics of every network."""
         return path_statistics(observed_path(data), assumptions=assumptions)
 
-    def pool(self, prepared: PathStatistics) -> PathStatistics:
+    def pool(self, prepared: AbstractPath) -> AbstractPath:
         """Sum the statistics over the networks of one width, unless the program needs every network.
 
-        It does if each network has its own layer, a site or a covariate.
+        It does if each network has its own layer, a site or a covariate. `Transitions` are not pooled.
         """
+        if isinstance(prepared, Transitions):
+            return prepared
+        assert isinstance(prepared, PathStatistics)
         if not self.makes_layers:
             return prepared.pooled()
         if self.has_own_layers(prepared):
@@ -104,14 +109,14 @@ class EveryLayer(AbstractModel):
             same = False
         return pooled if same else prepared
 
-    def blocks(self, prepared: PathStatistics) -> Iterator[tuple[PathStatistics, int | None]]:
+    def blocks(self, prepared: AbstractPath) -> Iterator[tuple[AbstractPath, int | None]]:
         """Blocks of networks; a custom program, which may have its own plates, gets all networks at once."""
-        if self.makes_layers:
+        if self.makes_layers or not isinstance(prepared, PathStatistics):
             yield prepared, None
         else:
             yield from prepared.blocks()
 
-    def has_own_layers(self, prepared: PathStatistics) -> bool:
+    def has_own_layers(self, prepared: AbstractPath) -> bool:
         """Whether the program gives each network its own layer."""
         return self.makes_layers and any(leaf.ndim for leaf in jax.tree.leaves(layer_of(self, prepared)))
 

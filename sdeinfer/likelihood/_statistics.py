@@ -16,6 +16,8 @@ Each pair (i, j) of spectral coordinates has its own nodes, and its own mean f̄
 an additional node at e = 0: Lᵀ H_m L has an eigenvalue 0, so e = 0 up to rounding for one term of every transition, and
 for m terms with a causal mask.
 """
+# pyright: reportIncompatibleMethodOverride=false
+# Equinox implements abstract properties by fields.
 
 import dataclasses
 import itertools
@@ -30,10 +32,17 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from sdeinfer._files import InputError
-from sdeinfer.layers import ATTENTION_NEXT, VARIANCE_FEATURES
+from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
+from sdeinfer.likelihood._kernels import (
+    FEATURES,
+    QUADRATIC,
+    ROWS,
+    log_density,
+)
 from sdeinfer.likelihood._moments import Moments, no_moments
+from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
 
 ROUNDING = 64
@@ -47,18 +56,6 @@ NODES = (64, 192)
 
 BLOCKS = (64, 256)
 """Numbers of networks for which programs are compiled."""
-
-LIMIT_DRIFTS, DRIFTS, FEATURES = 2, 4, len(VARIANCE_FEATURES)
-QUADRATIC = sorted(itertools.combinations_with_replacement(range(1 + DRIFTS), 2), key=lambda st: st[1] > LIMIT_DRIFTS)
-"""Pairs (s, t) whose products b_s b_t are summed, with b₀ = z; the pairs of the limit, s, t ≤ 2, come first."""
-
-LIMIT_ROWS = 1 + sum(t <= LIMIT_DRIFTS for _, t in QUADRATIC)
-FIRST_ORDER = FEATURES + 1
-ROWS = 1 + len(QUADRATIC) + 2 * FIRST_ORDER
-"""Number of sums per node: of 1; of b_s b_t/ρ; of (f_k − f̄_k)/ρ and (ρ − 1)/ρ; and of these times y²/ρ."""
-
-ROW_GROUPS = (1, 1 + len(QUADRATIC), 1 + len(QUADRATIC) + FIRST_ORDER)
-"""Boundaries between these four groups of rows."""
 
 SMALLEST_RATIO = 0.5
 """Lower bound on ρ."""
@@ -89,7 +86,7 @@ class Layout(NamedTuple):
         return np.concatenate([np.zeros((len(e), 1)), e], axis=1)
 
 
-class PathStatistics(eqx.Module):
+class PathStatistics(AbstractPath):
     """Sufficient statistics of observed paths under every shaped architecture.
 
     Attributes:
@@ -129,27 +126,18 @@ class PathStatistics(eqx.Module):
     hidden: bool = eqx.field(default=False, static=True)
 
     @property
-    def networks(self) -> int:
-        """Number of networks."""
-        return self.weights.shape[0]
+    def value(self) -> Float[Array, "networks rows p nodes"]:
+        """The weights."""
+        return self.weights
 
-    @property
-    def observed(self) -> Float[Array, "networks rows p nodes"] | None:
-        """The value that a program observes: pass it as `obs`."""
-        return None if self.hidden else self.weights
-
-    def unobserved(self) -> "PathStatistics":
-        """The same networks with `observed` None: a program run on them samples covariances."""
-        return dataclasses.replace(self, hidden=True)
+    def log_density(self, law: Limit | FiniteWidth, value: Any) -> Float[Array, " networks"]:
+        """Log density of each network."""
+        return log_density(law, self, jnp.asarray(value))
 
     def by_network(self) -> "PathStatistics":
         """The same statistics with one width, reference and adjustment per network."""
-        own = jax.tree.map(lambda x: x[self.width], (self.widths, self.reference))
-        adjustment = self.adjustment
-        if adjustment is not None and adjustment.centre.ndim > 1:
-            adjustment = jax.tree.map(lambda x: x[self.width], adjustment)
-        number = jnp.arange(self.networks)
-        return dataclasses.replace(self, widths=own[0], reference=own[1], adjustment=adjustment, width=number)
+        reference = jax.tree.map(lambda x: x[self.width], self.reference)
+        return dataclasses.replace(super().by_network(), reference=reference)
 
     def pooled(self) -> "PathStatistics":
         """The statistics summed over the networks of one width; the joint likelihood is the same."""

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -37,11 +38,11 @@ class Terms(eqx.Module):
         log_jacobian: log |∂z/∂dV|, to convert densities of z to densities of V; shape (...).
     """
 
-    increments: Float[np.ndarray, "... p"]
-    drift: Float[np.ndarray, "... 4 p"]
-    mixing: Float[np.ndarray, "... p"]
-    variance: Float[np.ndarray, "... features p"]
-    log_jacobian: Float[np.ndarray, "..."]
+    increments: Float[Any, "... p"]
+    drift: Float[Any, "... 4 p"]
+    mixing: Float[Any, "... p"]
+    variance: Float[Any, "... features p"]
+    log_jacobian: Float[Any, "..."]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Path:
     def terms(self, chosen: slice | np.ndarray) -> Terms:
         """Terms of transitions, each taken as one step of the SDE, with one leading axis."""
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
-        return _in_parts(partial(_terms, causal=self.causal), self.starts(chosen), self.ends(chosen), h)
+        return _in_parts(partial(terms_of, causal=self.causal), self.starts(chosen), self.ends(chosen), h)
 
     def coordinates(self, chosen: slice | np.ndarray) -> Spectrum | CausalSpectrum:
         """Spectral coordinates at the starts of transitions, stacked along a leading axis."""
@@ -144,7 +145,7 @@ def observed_path(data: xr.Dataset) -> Path:
         InputError: for invalid data, for data that skip layers, or if a transition starts at a singular covariance and
             so has no density.
     """
-    path = transitions(data)
+    path = any_transitions(data)
     if (path.gap != 1).any():
         layers = ", ".join(f"{number:g}" for number in data["layer"].values[:4])
         raise InputError(f"layer: the full path needs every layer, got layers {layers}, …; use models.thinned_path")
@@ -152,7 +153,7 @@ def observed_path(data: xr.Dataset) -> Path:
     return path
 
 
-def transitions(data: xr.Dataset) -> Path:
+def any_transitions(data: xr.Dataset) -> Path:
     """The used transitions from each observed layer to the next; they may skip layers or start at singular V."""
     data = validate(data)
     if outputs_of(data):
@@ -218,23 +219,24 @@ def _symmetric(V: np.ndarray) -> Float[np.ndarray, "transitions m m"]:
     return (array + np.swapaxes(array, -1, -2)) / 2
 
 
-def _terms(
-    V: Float[np.ndarray, "transitions m m"],
-    after: Float[np.ndarray, "transitions m m"],
-    h: Float[np.ndarray, " transitions"],
+def terms_of(
+    V: Float[Any, "transitions m m"],
+    after: Float[Any, "transitions m m"],
+    h: Float[Any, " transitions"],
     *,
     causal: bool,
 ) -> Terms:
-    rows, columns = pairs(V.shape[-1])
-    root, step = np.where(rows == columns, math.sqrt(2), 1.0), np.sqrt(h)[:, None]
+    """Terms of transitions from V to `after` over steps h; NumPy handles NumPy arrays, JAX differentiates."""
+    xp, (rows, columns) = V.__array_namespace__(), pairs(V.shape[-1])
+    root, step = np.where(rows == columns, math.sqrt(2), 1.0).astype(V.dtype), xp.sqrt(h)[:, None]
     at, drift = coordinates(V, causal=causal), drift_terms(V, causal=causal)
-    moved = vech(at.whiten(np.concatenate([(after - V)[None], drift]))) / root
+    moved = vech(at.whiten(xp.concatenate([(after - V)[None], drift]))) / root
     return Terms(
         increments=moved[0] / step,
         drift=(moved[1:] * step).swapaxes(0, 1),
-        mixing=np.asarray(at.mixing),
+        mixing=at.mixing,
         variance=vech(variance_terms(V, at, drift)).swapaxes(0, 1),
-        log_jacobian=-(V.shape[-1] + 1) * np.asarray(at.log_volume) - np.log(root * step).sum(axis=1),
+        log_jacobian=-(V.shape[-1] + 1) * at.log_volume - xp.log(root * step).sum(axis=1),
     )
 
 

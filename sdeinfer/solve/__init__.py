@@ -10,6 +10,7 @@ from sdeinfer.solve._paths import in_blocks as in_blocks
 from sdeinfer.solve._paths import solve_paths as solve_paths
 from sdeinfer.solve._psd import CovarianceTerm as CovarianceTerm
 from sdeinfer.solve._psd import PSDEuler as PSDEuler
+from sdeinfer.solve._scan import scan_paths as scan_paths
 from sdeinfer.solve._simulate import simulate as simulate
 from sdeinfer.solve._simulate import simulate_from as simulate_from
 from sdeinfer.solve._stopped import Reason as Reason

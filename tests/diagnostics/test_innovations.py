@@ -16,7 +16,7 @@ from sdeinfer.diagnostics import innovation_tests
 from sdeinfer.diagnostics._design import layer_information
 from sdeinfer.infer import innovations, law_at
 from sdeinfer.layers import Architecture, architecture_of_layer
-from sdeinfer.likelihood import transitions
+from sdeinfer.likelihood import any_transitions
 from sdeinfer.networks import Baseline, sample_baseline
 from sdeinfer.observation import covariance_dataset
 
@@ -38,7 +38,7 @@ def known(layer, networks: int) -> xr.DataTree:
 def one_layer(layer, tokens: int, width: int = 64):
     """One transition, and the limit's law at it."""
     V, after = references.wishart_path(tokens, 1, width=width, seed=tokens)
-    path = transitions(covariance_dataset(np.stack([V, after])[None], width=width))
+    path = any_transitions(covariance_dataset(np.stack([V, after])[None], width=width))
     u = layer.coordinates.unconstrained(layer.parameters())
     centre = np.asarray(path.terms(slice(None)).variance)[0]
     law = law_at(architecture_of_layer(layer), u, widths=np.array([float(width)]), centre=centre, law="limit")

@@ -150,7 +150,7 @@ def test_wide_networks_need_less_widening():
 
 
 def test_statistics_for_a_law_of_finite_width_are_refused_by_the_limit():
-    with pytest.raises(ValueError, match="path: these statistics were made for a law of finite width"):
+    with pytest.raises(ValueError, match="path: these data were prepared for a law of finite width"):
         FullPath(si.ShapedTransformer(**TRUTH).limit(), statistics())
 
 

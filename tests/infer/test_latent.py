@@ -16,7 +16,7 @@ from sdeinfer.infer import Checkpoint, Metropolis, in_range, logit_scale, predic
 from sdeinfer.infer._mode import latent_mode
 from sdeinfer.infer._range import _growth
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Assumptions, bridges_of, transitions, used_of
+from sdeinfer.likelihood import Assumptions, any_transitions, bridges_of, used_of
 from sdeinfer.observation import outputs_of
 
 FEEDFORWARD = Architecture("feedforward")
@@ -161,9 +161,9 @@ def test_the_range_counts_what_the_spread_may_grow_to():
     truth = si.ShapedAttention(gamma=0.6, tau0=0.5)
     V0 = si.equicorrelated(tokens=2, correlation=0.0, norm=1.1)
     data = si.sample_networks(truth, V0, width=128, depth=16, networks=16, key=jr.key(1))
-    every, seen = transitions(data), thinned(data, 8)
+    every, seen = any_transitions(data), thinned(data, 8)
     np.testing.assert_array_equal(_growth(every, 0.9), 1.0)
-    growth = _growth(transitions(seen), 0.9)
+    growth = _growth(any_transitions(seen), 0.9)
     np.testing.assert_allclose(growth, np.exp(2 * np.sqrt(2 * 0.9 * 7 / 128)))
     marked, found = in_range(si.models.thinned_path, seen, Assumptions(Architecture("attention")), 0.3)
     used, scale = used_of(marked), logit_scale(seen)
@@ -173,7 +173,7 @@ def test_the_range_counts_what_the_spread_may_grow_to():
 
 def test_bridges_of_a_path_know_their_networks_and_widths(data):
     wide = data.assign_coords(width=("network", np.r_[[64] * 8, [128] * 8]))
-    bridges = bridges_of(transitions(wide.isel(layer=[0, 3, 4, 9])))
+    bridges = bridges_of(any_transitions(wide.isel(layer=[0, 3, 4, 9])))
     assert len(bridges) == 48
     assert bridges.latent == 4
     np.testing.assert_array_equal(bridges.layers[:3], [3, 1, 5])

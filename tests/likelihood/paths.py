@@ -5,9 +5,13 @@ import functools
 import jax
 import numpy as np
 import references
+import scipy.linalg
 from numpy.typing import ArrayLike
 from references import wishart_path
+from scipy.stats import multivariate_normal
 
+from sdeinfer.covariance import spectrum
+from sdeinfer.layers import drift_terms, variance_terms
 from sdeinfer.likelihood import FullPath, Path, PathStatistics, Terms, observed_path, path_statistics, with_mask
 from sdeinfer.observation import covariance_dataset
 
@@ -71,3 +75,25 @@ def naive(path: Path, terms: Terms, layer) -> tuple[np.ndarray, np.ndarray]:
 @functools.cache
 def common_path(tokens: int) -> np.ndarray:
     return np.stack([wishart_path(tokens, 6, width=WIDTH, seed=seed) for seed in range(3)])
+
+
+def drifts_and_features(V):
+    drift = drift_terms(V)
+    return drift, variance_terms(V, spectrum(V), drift)
+
+
+def dense_log_density(law, V, after, width: int) -> float:
+    """Normal on the entries α ≤ β with the mean and the spectral variances of a layer of finite width."""
+    m, (drifts, features) = len(V), drifts_and_features(V)
+    delta, Q = scipy.linalg.eigh(np.eye(m) - 1 / m, np.linalg.inv(V))  # Qᵀ H Q = diag δ, QQᵀ = V
+    mean = V + np.tensordot(law.drift, drifts, 1) / width
+    covariance = np.zeros((m * (m + 1) // 2,) * 2)
+    for i in range(m):
+        for j in range(i, m):
+            e, multiplicity = (delta[i] ** 2 + delta[j] ** 2) / m**2, 1 + (i == j)
+            v = law.limit.linear_noise + law.limit.attention_noise * e
+            v += multiplicity * (law.linear_repeat + law.attention_repeat * e)
+            v += (law.variance + e * law.variance_mixing) @ features[:, i, j]
+            direction = references.packed(np.outer(Q[:, i], Q[:, j]) + np.outer(Q[:, j], Q[:, i])) / multiplicity
+            covariance += np.outer(direction, direction) * float(v) * multiplicity / width
+    return float(multivariate_normal.logpdf(references.packed(after), references.packed(mean), covariance))

@@ -83,7 +83,7 @@ def test_statistics_of_another_mask_are_refused():
     for causal in (True, False):
         statistics = statistics_of(common_path(3), causal=causal)
         limit = si.ShapedAttention(0.5, 1.0, causal=not causal).limit()
-        with pytest.raises(ValueError, match="path: these statistics were made for attention"):
+        with pytest.raises(ValueError, match="path: these data were prepared for attention"):
             FullPath(limit, statistics).log_prob(statistics.weights)
 
 

@@ -31,7 +31,7 @@ from sdeinfer.likelihood import (
     observed_path,
     path_statistics,
 )
-from sdeinfer.likelihood._full_path import contracted, finite_width_kernel
+from sdeinfer.likelihood._kernels import contracted, finite_width_kernel
 
 
 def test_log_likelihood_is_the_dense_normal(layer, V):

@@ -4,15 +4,11 @@ import importlib
 import jax
 import numpy as np
 import pytest
-import references
-import scipy.linalg
-from likelihood.paths import assert_dense_normals
+from likelihood.paths import assert_dense_normals, dense_log_density
 from references import assert_agrees, wishart_path
-from scipy.stats import multivariate_normal
 
 import sdeinfer as si
-from sdeinfer.covariance import spectrum
-from sdeinfer.layers import VARIANCE_FEATURES, drift_terms, variance_terms
+from sdeinfer.layers import VARIANCE_FEATURES
 from sdeinfer.likelihood import USED, Path, Terms, observed_path, used_of
 from sdeinfer.observation import covariance_dataset
 
@@ -46,28 +42,6 @@ def test_every_network_has_its_own_width_and_its_own_rows(layer):
     paths, widths = [wishart_path(3, 4, width=n, seed=n) for n in (20, 70)], [20, 70]
     found = gaussian_terms(terms_of(paths, width=widths), layer).reshape(2, 4).sum(axis=1)
     assert_dense_normals(found, layer, paths, widths)
-
-
-def drifts_and_features(V):
-    drift = drift_terms(V)
-    return drift, variance_terms(V, spectrum(V), drift)
-
-
-def dense_log_density(law, V, after, width: int) -> float:
-    """Normal on the entries α ≤ β with the mean and the spectral variances of a layer of finite width."""
-    m, (drifts, features) = len(V), drifts_and_features(V)
-    delta, Q = scipy.linalg.eigh(np.eye(m) - 1 / m, np.linalg.inv(V))  # Qᵀ H Q = diag δ, QQᵀ = V
-    mean = V + np.tensordot(law.drift, drifts, 1) / width
-    covariance = np.zeros((m * (m + 1) // 2,) * 2)
-    for i in range(m):
-        for j in range(i, m):
-            e, multiplicity = (delta[i] ** 2 + delta[j] ** 2) / m**2, 1 + (i == j)
-            v = law.limit.linear_noise + law.limit.attention_noise * e
-            v += multiplicity * (law.linear_repeat + law.attention_repeat * e)
-            v += (law.variance + e * law.variance_mixing) @ features[:, i, j]
-            direction = references.packed(np.outer(Q[:, i], Q[:, j]) + np.outer(Q[:, j], Q[:, i])) / multiplicity
-            covariance += np.outer(direction, direction) * float(v) * multiplicity / width
-    return float(multivariate_normal.logpdf(references.packed(after), references.packed(mean), covariance))
 
 
 def test_terms_of_finite_width_are_the_dense_normal(layer):

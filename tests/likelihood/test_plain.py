@@ -1,0 +1,153 @@
+"""The plain likelihood: each transition's normal, its derivatives in the covariances, and networks sampled from it."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from budget import assert_mean
+from likelihood.paths import LAWS, assert_dense_normals, dense_log_density, log_prob, statistics_of
+from numpyro.infer import Predictive
+from references import wishart_path
+
+import sdeinfer as si
+from sdeinfer.likelihood import USED, Assumptions, CovariancePath, Transitions, transitions_of, with_mask
+from sdeinfer.observation import covariance_dataset
+
+WIDTHS = [30, 50, 30]
+
+
+def paths(tokens: int = 3, layers: int = 3) -> np.ndarray:
+    return np.stack([wishart_path(tokens, layers, width=n, seed=seed) for seed, n in enumerate(WIDTHS)])
+
+
+def data_of(paths, *, causal: bool = False):
+    return with_mask(covariance_dataset(np.asarray(paths), width=WIDTHS), causal=causal)
+
+
+@jax.jit
+def density(layer, path: Transitions, V=None):
+    return CovariancePath(layer, path).log_prob(path.observed if V is None else V)
+
+
+def test_the_limit_is_the_dense_normal(layer):
+    found = density(layer, transitions_of(data_of(paths()), Assumptions(law="limit")))
+    assert_dense_normals(found, layer, paths(), WIDTHS)
+
+
+def test_a_layer_of_finite_width_is_the_dense_normal(layer):
+    found = density(layer, transitions_of(data_of(paths())))
+    for value, path, width in zip(found, paths(), WIDTHS, strict=True):
+        law = jax.tree.map(np.asarray, layer.finite_width(width))
+        expected = sum(dense_log_density(law, V, after, width) for V, after in zip(path[:-1], path[1:], strict=True))
+        np.testing.assert_allclose(value, expected, rtol=1e-9)
+
+
+def test_one_layer_for_each_network_is_the_density_of_each(layer):
+    layers = jax.tree.map(lambda x: x * jnp.array([1.0, 0.9, 0.8]), layer)
+    path = transitions_of(data_of(paths()))
+    found = CovariancePath(layers, path).log_prob(path.observed)
+    each = [density(jax.tree.map(lambda x, i=i: x[i], layers), path)[i] for i in range(3)]
+    np.testing.assert_allclose(found, each, rtol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sufficient_statistics_are_a_compression_of_it(causal):
+    layer = si.ShapedAttention(gamma=0.7, tau0=0.8, causal=causal)
+    found = density(layer, transitions_of(data_of(paths(), causal=causal), Assumptions(law="limit")))
+    compressed = log_prob(layer, statistics_of(paths(), width=WIDTHS, causal=causal))
+    np.testing.assert_allclose(found, compressed, rtol=1e-9)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", ["transformer", "mlp"])
+def test_derivatives_in_the_covariances_are_those_of_differences(name, law):
+    layer = {
+        "transformer": si.ShapedTransformer(gamma=0.5, tau0=0.6, c_plus=0.3, c_minus=-1.5),
+        "mlp": si.ShapedMLP(c_plus=0.2, c_minus=-1.2),
+    }[name]
+    path = transitions_of(data_of(paths()), Assumptions(law=law))
+    V = np.asarray(path.observed)
+    slope = np.asarray(jax.jit(jax.grad(lambda V: density(layer, path, V).sum()))(V))
+    along = np.random.default_rng(0).normal(size=(4, *V.shape))
+    along += along.swapaxes(-1, -2)
+    for direction in along:
+        step = 1e-6 * direction
+        difference = float((density(layer, path, V + step) - density(layer, path, V - step)).sum()) / 2e-6
+        # Rounding of the difference, eps |log p|/step, and its own error.
+        np.testing.assert_allclose((slope * direction).sum(), difference, rtol=1e-6, atol=1e-5)
+
+
+def test_equal_correlations_have_no_derivative():
+    V0 = np.asarray(si.equicorrelated(tokens=3, correlation=0.2))
+    V = np.stack([np.stack([V0, *path[1:]]) for path in paths()])
+    path, layer = transitions_of(data_of(V), Assumptions(law="limit")), si.ShapedAttention(gamma=0.5, tau0=1.0)
+    slope = jax.grad(lambda V: density(layer, path, V).sum())(path.observed)
+    assert np.isnan(slope[:, 0]).any()
+    assert np.isfinite(slope[:, 1:]).all()
+
+
+def test_transitions_that_are_not_used_have_no_part():
+    V, used = paths(layers=4), np.ones((3, 5), bool)
+    used[0, 1], used[2, 3] = False, False
+    V[0, 1], V[2, 3] = 1.0, 1.0  # singular
+    data = data_of(V).assign({USED: (("network", "layer"), used)})
+    layer, path = si.ShapedTransformer(gamma=0.5, tau0=0.6, c_plus=0.3, c_minus=-1.5), transitions_of(data)
+    slope = jax.grad(lambda V: density(layer, path, V)[1])(path.observed)
+    assert np.isfinite(density(layer, path)[1])
+    assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_packages_models_run_on_them(law):
+    data = si.sample_networks(si.ShapedMLP(1.0, -1.0), np.eye(2) + 0.2, width=40, depth=3, networks=4, key=jr.key(0))
+    path = si.transitions(data, law=law)
+    drawn = Predictive(si.models.full_path, num_samples=2)(jr.key(1), path.unobserved())["covariance"]
+    assert drawn.shape == (2, *path.observed.shape) == (2, 4, 4, 2, 2)
+    assert np.isfinite(density(si.ShapedMLP(1.0, -1.0), path, drawn[0])).all()
+
+
+def test_a_layer_without_a_chain_is_sampled_by_steps_of_the_solver():
+    class Linear(si.layers.AbstractLayer):
+        def forward(self, X, *, key):
+            return X @ jr.normal(key, (X.shape[1],) * 2, X.dtype) / jnp.sqrt(X.shape[1])
+
+        def limit(self):
+            return si.layers.Limit(jnp.zeros(()), jnp.zeros(()), jnp.ones(()), jnp.zeros(()))
+
+    path = transitions_of(data_of(paths(layers=2)), Assumptions(law="limit"))
+    drawn = np.asarray(CovariancePath(Linear(), path).sample(jr.key(0), (4000,)))
+    assert drawn.shape == (4000, *path.observed.shape)
+    np.testing.assert_allclose(drawn[:, :, 0], np.broadcast_to(paths()[:, 0], (4000, 3, 3, 3)), rtol=1e-10)
+    assert_mean(drawn[:, :, 1:], paths()[:, :1])
+
+
+def test_a_finite_network_is_not_sampled_without_a_chain():
+    class Unsampled(si.ShapedMLP):
+        forward_covariance = si.layers.AbstractLayer.forward_covariance
+
+    with pytest.raises(si.InputError, match="Unsampled needs forward_covariance to sample finite networks"):
+        CovariancePath(Unsampled(1.0, -1.0), transitions_of(data_of(paths()))).sample(jr.key(0))
+
+
+def test_latent_layers_have_no_plain_likelihood():
+    data = data_of(paths(layers=4)).assign_attrs(architecture="mlp")
+    with pytest.raises(si.InputError, match="thinned_path has no plain likelihood; models.full_path has"):
+        si.prepare(si.models.thinned_path, data.isel(layer=[0, 2, 4]), compressed=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("law", LAWS)
+def test_a_fit_has_the_posterior_of_the_compressed_one(law):
+    layer = si.ResidualFeedForward(gamma=0.6, c_plus=1.0, c_minus=-1.0)
+    V0 = si.equicorrelated(tokens=2, correlation=0.2)
+    data = si.sample_networks(layer, V0, width=48, depth=8, networks=8, key=jr.key(0))
+    plain, compressed = (
+        si.fit(si.models.full_path, data, law=law, compressed=compressed, key=jr.key(1)) for compressed in (False, True)
+    )
+    for name in ("gamma", "c_gap"):
+        theirs, own = (post["posterior"].to_dataset()[name].values for post in (plain, compressed))
+        # Some 2,000 effective draws each: a mean has an error of 0.03 sd, an sd one of 2 %.
+        assert abs(theirs.mean() - own.mean()) < 0.2 * own.std(), name
+        assert 0.88 < theirs.std() / own.std() < 1.14, name
+    assert si.check(plain).to_frame().shape == si.check(compressed).to_frame().shape

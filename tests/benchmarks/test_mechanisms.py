@@ -17,6 +17,7 @@ from sdeinfer.models import full_path
 import sdeinfer as si
 from sdeinfer.infer import expanded_statistics, in_range
 from sdeinfer.likelihood import observed_path, path_layout, path_statistics
+from sdeinfer.likelihood._kernels import ROW_GROUPS
 
 pytestmark = pytest.mark.benchmark
 
@@ -38,6 +39,13 @@ def without_expansion(data):
     return dataclasses.replace(about_nothing, adjustment=whole(data).adjustment)
 
 
+def without_first_order(data):
+    """The variance features as their means only."""
+    about_nothing = without_expansion(data)
+    means = about_nothing.weights.at[:, ROW_GROUPS[1] :].set(0.0)
+    return dataclasses.replace(about_nothing, weights=means)
+
+
 def without_range(data):
     return whole(in_range(full_path, data.drop_vars("used"), LAW, math.inf)[0])
 
@@ -46,18 +54,19 @@ MECHANISMS = {
     "all": whole,
     "no adjustment (sandwich)": without_adjustment,
     "no expansion about the mode": without_expansion,
+    "features by their means": without_first_order,
     "no range rule": without_range,
 }
 
 
-@pytest.mark.parametrize("width", [32, 64])
-def test_coverage_without_each_mechanism(width, key):
+@pytest.mark.parametrize(("width", "more"), [(32, 1), (32, 10), (64, 1)])
+def test_coverage_without_each_mechanism(width, more, key):
     ranks = {name: {site: [] for site in TRANSFORMER.coordinates.identified} for name in MECHANISMS}
     refused = dict.fromkeys(MECHANISMS, 0)
     drawn = fitted = 0
     while fitted < DATA_SETS:
         key_data, key_fit = jr.split(jr.fold_in(jr.fold_in(key, width), drawn))
-        truth, data = data_set(width, key_data)
+        truth, data = data_set(width, key_data, more=more)
         drawn += 1
         if data is None:
             continue
@@ -70,6 +79,6 @@ def test_coverage_without_each_mechanism(width, key):
                 continue
             for site in ranks[name]:
                 ranks[name][site].append(found.rank(site, truth[site]))
-    print(f"\nn = {width}, {SIZES[width]} networks and layers; refused: {refused}")
+    print(f"\nn = {width}, {more} × {SIZES[width]} networks and layers; refused: {refused}")
     for name, of_sites in ranks.items():
         report({site: np.array(u) for site, u in of_sites.items()}, f"n = {width}, {name}")

@@ -49,15 +49,18 @@ def initial_covariance(width, key):
     return scale * np.sqrt(width, dtype=np.float32) * X @ X.T / 12
 
 
-def data_set(width, key, assumptions=ASSUMED["finite-width"]):  # noqa: B008 immutable
-    """Parameters from the prior, and networks with them; None where none is in the law's range."""
+def data_set(width, key, assumptions=ASSUMED["finite-width"], *, more: int = 1):  # noqa: B008 immutable
+    """Parameters from the prior, and networks with them; None where none is in the law's range.
+
+    `more` times as many networks as stated.
+    """
     key_parameters, key_start, key_networks = jr.split(key, 3)
     networks, depth = SIZES[width]
     truth = draw_parameters(assumptions, key_parameters)
     V0 = initial_covariance(width, key_start)
     try:
         layer = TRANSFORMER.layer(**truth)
-        data = si.sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=key_networks)
+        data = si.sample_networks(layer, V0, width=width, depth=depth, networks=more * networks, key=key_networks)
         return truth, in_range(full_path, data, assumptions)[0]
     except si.InputError:
         return truth, None

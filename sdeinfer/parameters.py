@@ -126,12 +126,12 @@ class Parameter:
                 raise InputError(f"{self.name}: must be {BIJECTIONS[self.bijection].range}, got {first:g}")
         return array
 
-    def is_faulty[T: (Array, np.ndarray)](self, value: T) -> T:
+    def is_faulty(self, value: Any) -> Any:
         """Whether values are out of range; True for NaN."""
         bijection = BIJECTIONS[self.bijection]
         # Comparisons with NaN are False.
         inside = (value > bijection.above) & (value <= bijection.most) & (abs(value) < math.inf)
-        return ~inside  # pyright: ignore[reportReturnType]
+        return ~inside
 
     def to_real(self, value: ArrayLike) -> Any:
         """The coordinate on the real line; NumPy arrays stay in NumPy."""

@@ -17,11 +17,14 @@ import budget
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import jaxtyping
 import numpy as np
 import pytest
 
-import sdeinfer as si
-from sdeinfer import _compiler
+jaxtyping.install_import_hook("sdeinfer", "typechecking.check")
+
+import sdeinfer as si  # noqa: E402
+from sdeinfer import _compiler  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)  # noqa: FBT003
 os.environ["SDEINFER_NO_CACHE"] = "1"  # commands leave the user's folder alone, and compile as on the first day
@@ -174,6 +177,14 @@ WARMUP = 300
 def nothing_ahead(monkeypatch):
     """For fits that are refused, and would wait for the sampler that was being compiled in the meantime."""
     monkeypatch.setattr("sdeinfer.infer._fit.compile_nuts", lambda *_, **__: None)
+
+
+@pytest.fixture
+def unchecked():
+    """For tests of what the package itself says of bad input, and of where its warnings point."""
+    jaxtyping.config.update("jaxtyping_disable", True)  # noqa: FBT003
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)  # noqa: FBT003
 
 
 @pytest.fixture

@@ -42,14 +42,14 @@ def identity_like[T: (Array, np.ndarray)](A: Float[T, "m m ..."]) -> Float[T, "m
     return xp.eye(A.shape[0], dtype=A.dtype).reshape(A.shape[:2] + (1,) * (A.ndim - 2))
 
 
-def matmul[T: (Array, np.ndarray)](A: Float[T, "m m ..."], B: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
+def matmul[T: (Array, np.ndarray)](A: Float[T, "m k *#batch"], B: Float[T, "k l *#batch"]) -> Float[T, "m l ..."]:
     """A B."""
     if isinstance(A, np.ndarray) and isinstance(B, np.ndarray):
         return np.einsum("ik...,kj...->ij...", A, B)
     return _matmul(jnp.asarray(A), jnp.asarray(B))
 
 
-def _matmul(A: Float[Array, "m m ..."], B: Float[Array, "m m ..."]) -> Any:
+def _matmul(A: Float[Array, "m k *#batch"], B: Float[Array, "k l *#batch"]) -> Any:
     if A.shape[0] > UNROLLED:
         return batch_last(jnp.matmul(batch_first(A), batch_first(B), precision="highest"))
     # One barrier per operand: a shared barrier would tie A to B's tangents under differentiation.
@@ -73,7 +73,7 @@ def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
     return jax.lax.optimization_barrier(product)
 
 
-def total[T: (Array, np.ndarray)](A: Float[T, "m ..."], axis: int = 0) -> Float[T, "..."]:
+def total(A: Float[Any, "m ..."], axis: int = 0) -> Any:
     """The sum over one matrix axis."""
     if isinstance(A, np.ndarray):
         return A.sum(axis=axis)
@@ -189,9 +189,9 @@ def _lapack_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     return batch_last(jnp.linalg.cholesky(batch_first(A)))
 
 
-def batch_first(A: Float[Array, "m m ..."]) -> Float[Array, "... m m"]:
+def batch_first(A: Float[Array, "m k ..."]) -> Float[Array, "... m k"]:
     return jnp.moveaxis(A, (0, 1), (-2, -1))
 
 
-def batch_last(A: Float[Array, "... m m"]) -> Float[Array, "m m ..."]:
+def batch_last(A: Float[Array, "... m k"]) -> Float[Array, "m k ..."]:
     return jnp.moveaxis(A, (-2, -1), (0, 1))

@@ -107,7 +107,7 @@ class Diffusion(eqx.Module):
         """Σ^{1/2} ξ as a symmetric matrix, for p standard normals ξ."""
         return self.spectrum.colour(unvech(self.std * xi))
 
-    def whiten(self, dV: Float[Array, "m m"]) -> Float[Array, " p"]:
+    def whiten(self, dV: Float[Any, "m m"]) -> Float[Array, " p"]:
         """Σ^{−1/2} dV, the inverse of `sample`: independent standard normals where dV ~ N(0, Σ)."""
         return vech(self.spectrum.whiten(dV)) / self.std
 

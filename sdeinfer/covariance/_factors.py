@@ -56,7 +56,7 @@ def factor_on_host(V: np.ndarray) -> np.ndarray:
     The Cholesky factor where V is definite; the pivoted factor of `pivoted_cholesky` where V is singular, so that equal
     tokens have equal rows.
     """
-    rounding = 4 * V.shape[-1] * np.finfo(V.dtype).eps
+    rounding = 4 * V.shape[-1] * float(np.finfo(V.dtype).eps)
     eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
     definite = (eigenvalues[..., 0] > rounding * eigenvalues[..., -1])[..., None, None]
     identity = np.eye(V.shape[-1], dtype=V.dtype)

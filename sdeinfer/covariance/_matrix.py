@@ -1,6 +1,7 @@
 """Symmetric positive semi-definite matrices: packing, construction, and the one policy for validation."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ def reciprocal(x: ArrayLike) -> Array:
 
 
 @reciprocal.defjvp
-def _reciprocal_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+def _reciprocal_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
     inverse = reciprocal(x)
     return inverse, -inverse * inverse * dx

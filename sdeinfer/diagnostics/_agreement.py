@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -314,7 +315,7 @@ def _table(names: list[str], widths: np.ndarray, measured: dict[str, np.ndarray]
     return xr.Dataset(data, coords={"quantity": names, "width": widths})
 
 
-def _jackknife(without: np.ndarray) -> np.ndarray:
+def _jackknife(without: np.ndarray) -> Any:
     """Jackknife standard error from the estimates without each part, along the last axis."""
     parts = without.shape[-1]
     return np.sqrt((parts - 1) * without.var(axis=-1))

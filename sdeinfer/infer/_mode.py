@@ -14,7 +14,7 @@ import numpy as np
 
 # NumPyro must be imported before its subpackages, see `sdeinfer.likelihood`.
 import numpyro as numpyro
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Key, PRNGKeyArray, PyTree
 from numpyro.infer.util import potential_energy
 from scipy.optimize import minimize
 
@@ -213,7 +213,7 @@ def _value_and_slope(model: AbstractModel, prepared: PyTree, z: dict[str, Array]
 def _potential_of_chosen(
     model: LatentLayers,
     prepared: PyTree,
-    keys: PRNGKeyArray,
+    keys: Key[Array, " sets"],
     chosen: Array,
     sites: tuple[str, ...],
     x: Float[Array, " sites"],

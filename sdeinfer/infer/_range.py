@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from jaxtyping import ArrayLike, Float
+from jaxtyping import ArrayLike, Float, Real
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._coordinates import LayerAt, layer_at
@@ -124,7 +124,7 @@ def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
     return logit_spread(starts, data["width"].values[:, None])
 
 
-def logit_spread(V: Float[np.ndarray, "... m m"], width: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+def logit_spread(V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"]) -> Float[np.ndarray, "..."]:
     """The spread s of the logits for τ0 = 1."""
     tokens, variances = V.shape[-1], np.diagonal(V, axis1=-2, axis2=-1)
     about_mean = (variances.sum(axis=-1) - V.sum(axis=(-2, -1)) / tokens) / max(tokens - 1, 1)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy.linalg import sqrtm
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._innovations import LawAt, innovations, law_at
@@ -183,5 +184,5 @@ def _matrix(information: np.ndarray, scatter: np.ndarray) -> np.ndarray:
 
 def _roots(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The square roots of a positive definite matrix and of its inverse."""
-    values, axes = np.linalg.eigh(matrix)
-    return (axes * np.sqrt(values)) @ axes.T, (axes / np.sqrt(values)) @ axes.T
+    root = sqrtm(matrix)
+    return root, np.linalg.inv(root)

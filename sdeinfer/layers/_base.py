@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Mapping
-from typing import Self
 
 import equinox as eqx
 import jax
@@ -92,7 +91,7 @@ class AbstractLayer(eqx.Module):
         """Values of the layer's parameters by public name."""
         return {name: getattr(self, name) for name in self.declared()}
 
-    def with_parameters(self, values: Mapping[str, ArrayLike]) -> Self:
+    def with_parameters(self, values: Mapping[str, ArrayLike]) -> "AbstractLayer":
         """A copy of the layer with some parameters replaced."""
         return dataclasses.replace(self, **values)
 

@@ -7,12 +7,13 @@ numbers in few calls.
 """
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Integer, PRNGKeyArray, UInt32
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -40,7 +41,7 @@ class NetworkKeys(eqx.Module):
         # `jax.random.split` and `fold_in` use 0 in place of 3.
         return cls(*threefry(*key_words(key), jnp.uint32(3), numbers))
 
-    def fold_in(self, number: Int[Array, ""] | int) -> "NetworkKeys":
+    def fold_in(self, number: Integer[Array, ""] | int) -> "NetworkKeys":
         """New keys, distinct for each number."""
         # Draws use an even number in place of 1.
         return NetworkKeys(*threefry(self.high, self.low, jnp.uint32(1), jnp.asarray(number, jnp.uint32)))
@@ -51,7 +52,7 @@ class NetworkKeys(eqx.Module):
         return [NetworkKeys(*words) for words in zip(high, low, strict=True)]
 
     def normals(
-        self, shape: tuple[int, ...], dtype: jnp.dtype, *, stream: int = 0, block: Int[Array, ""] | int = 0
+        self, shape: tuple[int, ...], dtype: Any, *, stream: int = 0, block: Integer[Array, ""] | int = 0
     ) -> Float[Array, "... networks"]:
         """Standard normals.
 
@@ -65,7 +66,7 @@ class NetworkKeys(eqx.Module):
         return _joined(one, other, shape)
 
     def normals_and_uniforms(
-        self, shape: tuple[int, ...], dtype: jnp.dtype, *, stream: int = 0, block: Int[Array, ""] | int = 0
+        self, shape: tuple[int, ...], dtype: Any, *, stream: int = 0, block: Integer[Array, ""] | int = 0
     ) -> tuple[Float[Array, "... networks"], Float[Array, "... networks"]]:
         """Standard normals, and uniform numbers on the open interval (0, 1), of the same shape; see `normals`."""
         count = math.prod(shape)
@@ -74,7 +75,7 @@ class NetworkKeys(eqx.Module):
         uniforms = _joined(_uniform(one[count:], dtype), _uniform(other[count:], dtype), shape)
         return normals.reshape(*shape, normals.shape[-1]), uniforms
 
-    def _words(self, count: int, stream: int, block: Int[Array, ""] | int) -> tuple[Array, Array]:
+    def _words(self, count: int, stream: int, block: Integer[Array, ""] | int) -> tuple[Array, Array]:
         index = jnp.asarray(block, jnp.uint32) * count + jnp.arange(count, dtype=jnp.uint32)
         return threefry(self.high, self.low, jnp.uint32(2 * stream), index[:, None])
 
@@ -98,7 +99,7 @@ def threefry(key_high: Array, key_low: Array, high: Array, low: Array) -> tuple[
     return jax.lax.optimization_barrier((high, low))
 
 
-def _uniform(word: Array, dtype: jnp.dtype) -> Array:
+def _uniform(word: Array, dtype: Any) -> Array:
     """Midpoint of one of 2²⁴ or 2³² equal parts of (0, 1)."""
     bits = 24 if jnp.dtype(dtype).itemsize <= 4 else 32
     # A CPU converts signed integers several times faster.
@@ -106,7 +107,7 @@ def _uniform(word: Array, dtype: jnp.dtype) -> Array:
     return jnp.minimum((number.astype(dtype) + 0.5) * 2.0**-bits, 1 - jnp.finfo(dtype).epsneg)
 
 
-def _box_muller(one: Array, other: Array, dtype: jnp.dtype) -> tuple[Array, Array]:
+def _box_muller(one: Array, other: Array, dtype: Any) -> tuple[Array, Array]:
     """Two independent normals r sin θ and r cos θ, with r² exponential of mean 2 and θ uniform.
 
     θ is the sum of an angle of at most π/4, for which short series give sin and cos, and of quarter turns.

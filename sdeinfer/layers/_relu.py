@@ -76,7 +76,7 @@ _differentiable_alignment = jax.custom_jvp(_alignment)
 
 
 @_differentiable_alignment.defjvp
-def _alignment_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+def _alignment_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Array]:
     (rho,), (rho_dot,) = primals, tangents
     return _differentiable_alignment(rho), -jnp.arccos(jnp.clip(rho, -1.0, 1.0)) * rho_dot
 

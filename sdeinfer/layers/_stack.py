@@ -5,7 +5,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Self
 
 import equinox as eqx
 import jax.random as jr
@@ -103,7 +102,7 @@ class Stack(AbstractLayer):
         """Parameter values of all layers, by the names of `declared`."""
         return self._named_by_part(lambda layer: layer.parameters())
 
-    def with_parameters(self, values: Mapping[str, ArrayLike]) -> Self:
+    def with_parameters(self, values: Mapping[str, ArrayLike]) -> "Stack":
         """A copy of the stack with some parameters replaced."""
         own = [
             {name.removeprefix(f"{part}."): value for name, value in values.items() if name.startswith(f"{part}.")}

@@ -5,11 +5,11 @@ V = X Xᵀ/n with the block's columns X and the full width n.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from sdeinfer.covariance import cholesky, gram, invert_lower, matmul, pivoted_cholesky, total
 from sdeinfer.layers._keys import NetworkKeys
@@ -46,12 +46,12 @@ class WishartDraws(NamedTuple):
 
 
 def wishart_draws(
-    freedom: Sequence[Int[Array, ""] | int],
+    freedom: Sequence[Integer[Array, ""] | int],
     *,
     tokens: int,
     blocks: int,
     normals: int = 0,
-    dtype: jnp.dtype,
+    dtype: Any,
     keys: NetworkKeys,
 ) -> WishartDraws:
     """Draw random numbers for Wishart matrices with ν in `freedom`, and `normals` extra matrices of normals.
@@ -65,7 +65,9 @@ def wishart_draws(
 
 
 def wishart_factor(
-    freedom: Int[Array, ""] | int, normals: Float[Array, "m m blocks networks"], chi: Float[Array, "m blocks networks"]
+    freedom: Integer[Array, ""] | int,
+    normals: Float[Array, "m m blocks networks"],
+    chi: Float[Array, "m blocks networks"],
 ) -> Float[Array, "m m blocks networks"]:
     """Lower triangular B with B Bᵀ ~ Wishart_m(ν, I): chi variables with ν, ν − 1, … degrees on the diagonal, normals
     below it (Bartlett's decomposition). For ν < m the last m − ν columns are zero.
@@ -80,7 +82,7 @@ def wishart_factor(
 
 
 def chi_variables(
-    freedom: Int[Array, " k"], *, blocks: int, dtype: jnp.dtype, keys: NetworkKeys
+    freedom: Integer[Array, " k"], *, blocks: int, dtype: Any, keys: NetworkKeys
 ) -> Float[Array, "k blocks networks"]:
     """Chi variables from stream `CHI`, by the rejection method of Marsaglia & Tsang (2000), exact for every ν ≥ 1.
 
@@ -112,7 +114,7 @@ def residual_covariance(
     *,
     shortcut: Float[Array, ""],
     gamma: Float[Array, ""],
-    width: Int[Array, ""] | int,
+    width: Integer[Array, ""] | int,
     near: Float[Array, "m m blocks networks"],
     far: Float[Array, "m m blocks networks"],
 ) -> Float[Array, "m m blocks networks"]:
@@ -136,11 +138,11 @@ def residual_covariance(
 
 def column_sum(
     images: Callable[[Float[Array, "m k blocks networks"]], Float[Array, "m k blocks networks"]],
-    columns: Int[Array, ""] | int,
+    columns: Integer[Array, ""] | int,
     *,
     tokens: int,
     blocks: int,
-    dtype: jnp.dtype,
+    dtype: Any,
     keys: NetworkKeys,
 ) -> Float[Array, "m m blocks networks"]:
     """Σ_j y_j y_jᵀ over columns y_j, the images of columns of m normals from stream `COLUMNS`.
@@ -154,7 +156,7 @@ def column_sum(
         keys: one key per network; the same keys give the same columns.
     """
 
-    def add(number: Int[Array, ""], S: Array) -> Array:
+    def add(number: Integer[Array, ""], S: Array) -> Array:
         G = keys.normals((tokens, COLUMNS_AT_ONCE, blocks), dtype, stream=COLUMNS, block=number)
         there = number * COLUMNS_AT_ONCE + jnp.arange(COLUMNS_AT_ONCE) < columns
         return S + gram(images(jnp.where(there[:, None, None], G, 0.0)))

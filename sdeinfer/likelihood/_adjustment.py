@@ -27,7 +27,7 @@ class Adjustment(eqx.Module):
     centre: Float[Array, " parameters"]
     matrix: Float[Array, "parameters parameters"]
 
-    def __call__[T: AbstractLayer](self, layer: T) -> T:
+    def __call__(self, layer: AbstractLayer) -> AbstractLayer:
         """The layer with adjusted parameters."""
         coordinates = layer.coordinates
         moved = self.centre + self.matrix @ (coordinates.unconstrained(layer.parameters()) - self.centre)

@@ -26,25 +26,25 @@ class Moments(eqx.Module):
         variance_mixing: w′_k, shape (features,).
     """
 
-    drift: Float[Array, "... 4"]
-    noise: Float[Array, "... p"]
-    mixing: Float[Array, "... p"]
-    variance: Float[Array, "... features"]
-    variance_mixing: Float[Array, "... features"]
+    drift: Float[Any, "... 4"]
+    noise: Float[Any, "... p"]
+    mixing: Float[Any, "... p"]
+    variance: Float[Any, "... features"]
+    variance_mixing: Float[Any, "... features"]
 
     def at(self, width: np.ndarray) -> "Moments":
         """The moments at an array of indices into the leading axis of widths."""
         return jax.tree.map(lambda x: x[width], self)
 
-    def mean(self, terms: Terms) -> Float[Array, "... p"]:
+    def mean(self, terms: Terms) -> Float[Any, "... p"]:
         """Mean Σ_s θ_s b_s of each term."""
         return (self.drift[..., None] * terms.drift).sum(axis=-2)
 
-    def common_variance(self, e: Float[Any, "... p"]) -> Float[Array, "... p"]:
+    def common_variance(self, e: Float[Any, "... p"]) -> Float[Any, "... p"]:
         """The part noise + mixing · e of v."""
         return self.noise + self.mixing * e
 
-    def own_variance(self, e: Float[Any, "... p"], features: Float[Any, "... features p"]) -> Float[Array, "... p"]:
+    def own_variance(self, e: Float[Any, "... p"], features: Float[Any, "... features p"]) -> Float[Any, "... p"]:
         """The part Σ_k (w_k + w′_k e)(f_k − f̄_k) of v, for `features` f − f̄."""
         weight = self.variance[..., None] + self.variance_mixing[..., None] * e[..., None, :]
         return (weight * features).sum(axis=-2)
@@ -83,7 +83,7 @@ def bounded(x: Array) -> Array:
 
 
 @bounded.defjvp
-def _bounded_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+def _bounded_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
     y = bounded(x)
     # x y is at most 1 where x³ overflows.

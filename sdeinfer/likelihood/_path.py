@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -70,11 +70,11 @@ class AbstractPath(eqx.Module):
         """The value that a program observes: pass it as `obs`."""
         return None if self.hidden else self.value
 
-    def unobserved(self) -> Self:
+    def unobserved(self) -> "AbstractPath":
         """The same networks with `observed` None: a program run on them samples covariances."""
         return dataclasses.replace(self, hidden=True)
 
-    def by_network(self) -> Self:
+    def by_network(self) -> "AbstractPath":
         """The same data with one width and adjustment per network."""
         adjustment = self.adjustment
         if adjustment is not None and adjustment.centre.ndim > 1:

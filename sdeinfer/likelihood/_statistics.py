@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+from numpy.polynomial.chebyshev import chebvander
 
 from sdeinfer._files import InputError
 from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit
@@ -134,7 +135,7 @@ class PathStatistics(AbstractPath):
         """Log density of each network."""
         return log_density(law, self, jnp.asarray(value))
 
-    def by_network(self) -> "PathStatistics":
+    def by_network(self) -> AbstractPath:
         """The same statistics with one width, reference and adjustment per network."""
         reference = jax.tree.map(lambda x: x[self.width], self.reference)
         return dataclasses.replace(super().by_network(), reference=reference)
@@ -339,14 +340,8 @@ def _cardinal(e: np.ndarray, layout: Layout) -> np.ndarray:
     """Indicator of e = 0, and Chebyshev polynomials T_k of log e for the other terms; shape (p, transitions, nodes)."""
     zero = _at_zero(e)
     x = (np.log(np.where(zero, 1.0, e)) - np.where(zero, 0.0, layout.middle)) / layout.half_width
-    T = np.empty((layout.nodes + 1, *e.shape))
-    T[0] = zero
-    T[1] = ~zero
-    T[2:3] = x
-    for k in range(3, layout.nodes + 1):
-        T[k] = 2 * x * T[k - 1] - T[k - 2]
-    T[2:, zero] = 0.0
-    return np.ascontiguousarray(T.transpose(2, 1, 0))
+    T = np.where(zero[..., None], 0.0, chebvander(x, layout.nodes - 1))
+    return np.concatenate([zero[..., None], T], axis=-1).swapaxes(0, 1)
 
 
 def _repeated(x: np.ndarray, length: int) -> np.ndarray:

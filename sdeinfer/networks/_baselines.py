@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.layers import shaped_relu
@@ -94,7 +94,7 @@ def sample_baseline(
 
 
 @eqx.filter_jit
-def _paths(baseline: Baseline, V0: Array, keys: PRNGKeyArray, *, width: int, depth: int) -> Array:
+def _paths(baseline: Baseline, V0: Array, keys: Key[Array, " networks"], *, width: int, depth: int) -> Array:
     def network(key: PRNGKeyArray) -> Array:
         key_tokens, key_layers = jr.split(key)
         X = tokens_with_covariance(V0, width=width, key=key_tokens)

@@ -17,7 +17,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
 LARGEST_SHARE = 0.1
 """Largest ratio of rounding to the change between layers, both as root mean squares, without a warning."""
@@ -27,7 +26,7 @@ class LowPrecisionWarning(UserWarning):
     """The rounding of hidden states is not small against the change from layer to layer."""
 
 
-def rounding_share(covariances: Sequence[Float[np.ndarray, "... m m"]], *, width: float, spacing: float) -> float:
+def rounding_share(covariances: Sequence[np.ndarray] | np.ndarray, *, width: float, spacing: float) -> float:
     """The ratio of rounding to the change between layers, both as root mean squares with equal weight for all pairs.
 
     Arguments:

@@ -8,8 +8,9 @@ import equinox as eqx
 import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
+import numpy as np
 from diffrax import AbstractBrownianPath, BrownianIncrement
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from sdeinfer.layers import NetworkKeys, key_words, threefry
 
@@ -33,7 +34,7 @@ class BrownianSteps(AbstractBrownianPath):
 
     shape: jax.ShapeDtypeStruct = eqx.field(static=True)
     key: PRNGKeyArray
-    block: Int[Array, ""] | int = 0
+    block: Integer[Array | np.ndarray, ""] | int = 0
     together: int | None = eqx.field(static=True, default=None)
     levy_area: type[BrownianIncrement] = eqx.field(static=True, default=BrownianIncrement)
 

@@ -80,7 +80,9 @@ class GridSteps(diffrax.AbstractStepSizeController):
         del terms, t0, t1, y0, dt0, args, func, error_order
         return self.ts[1], 2
 
-    def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state: Int[Array, ""]):
+    def adapt_step_size(
+        self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state: Int[Array, ""] | int
+    ):
         """The next step; every step is accepted."""
         del t0, y0, y1_candidate, args, y_error, error_order
         end = self.ts[controller_state]

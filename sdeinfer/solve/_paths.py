@@ -1,6 +1,6 @@
 """One Diffrax solve of many paths at once, and sequential blocks of paths."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import diffrax
@@ -82,7 +82,10 @@ def _covariance(t, X, args):
 
 
 def fill_after[T: Array | np.ndarray](
-    stopped: Float[Array | np.ndarray, " paths"], V: Float[T, "paths times m m"], saved: ArrayLike, value: float
+    stopped: Float[Array | np.ndarray, " paths"],
+    V: Float[T, "paths times m m"],
+    saved: ArrayLike | Sequence[float],
+    value: float,
 ) -> Float[T, "paths times m m"]:
     """Replace V at the saved times after its path's stopping time by `value`; NumPy handles NumPy arrays."""
     where: Callable[..., Any] = np.where if isinstance(V, np.ndarray) else jnp.where

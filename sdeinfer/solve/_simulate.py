@@ -62,7 +62,7 @@ def simulate_from(
     layer: AbstractLayer,
     V0: Float[Array | np.ndarray, "m m"],
     ts: ArrayLike,
-    normals: Float[Array, "paths steps m columns"],
+    normals: Float[Array | np.ndarray, "paths steps m columns"],
     *,
     step: float = 0.01,
     adjoint: AbstractAdjoint | None = None,

@@ -202,6 +202,7 @@ def test_exploded_paths_are_left_out_and_counted_and_refused_where_they_are_many
         ({"step": 0.0}, "step: must be positive"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input_is_refused_in_one_line(changed, message):
     call = {"layer": LINEAR, "V0": jnp.eye(2), "time": 0.5, "widths": [8, 16], "networks": 50} | changed
     with pytest.raises(si.InputError, match=message) as error:

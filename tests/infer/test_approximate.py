@@ -172,6 +172,7 @@ def test_the_result_is_a_small_fit(fitted, networks):
         ({"largest_logit": 0.0}, "largest_logit: must be positive"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_approximated_is_refused(networks, options, message):
     with pytest.raises(si.InputError if "architecture" not in options else ValueError, match=message):
         si.approximate(si.models.full_path, networks, key=jr.key(0), **options)

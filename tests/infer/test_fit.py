@@ -175,6 +175,7 @@ def test_a_fit_says_by_which_law_and_of_which_layer_it_is(fitted, networks):
 
 
 @pytest.mark.usefixtures("nothing_ahead")
+@pytest.mark.usefixtures("unchecked")
 def test_an_unknown_law_is_refused(networks):
     with pytest.raises(ValueError, match="law: must be one of finite-width, limit"):
         si.fit(si.models.full_path, networks, law="exact", key=jr.key(0))

@@ -111,6 +111,7 @@ def test_equal_tokens_are_allowed_and_stay_equal(key):
         ({"observe_every": 7}, "observe_every: must not exceed the depth 6, got 7"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_sizes_that_make_no_network_are_refused(sizes, message, V0, key):
     with pytest.raises(ValueError, match=message):
         covariance(LAYERS["mlp"](), V0, key=key, **sizes)

@@ -62,6 +62,7 @@ def test_the_share_does_not_depend_on_width_or_scale():
     ],
 )
 @pytest.mark.parametrize("runs_in_it", [False, True])
+@pytest.mark.usefixtures("unchecked")
 def test_a_warning_where_rounding_matters(dtype, gamma, matters, runs_in_it):
     X = residual_networks(gamma, dtype=dtype) if runs_in_it else residual_networks(gamma).astype(dtype)
     with warnings.catch_warnings(record=True) as caught:

@@ -176,6 +176,7 @@ def test_normals_take_the_type_of_v0(dtype):
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 2, 2), (2, 3, 3), (5, 2, 3, 3), (5, 4, 3, 3)])
+@pytest.mark.usefixtures("unchecked")
 def test_normals_of_another_shape_are_refused(shape):
     with pytest.raises(si.InputError, match=r"normals: shape \(paths, 3, 3, 3\) is needed, got \(\d, "):
         si.simulate_from(LAYERS["mlp"](), random_covariance(3), TIMES, jnp.zeros(shape), step=STEP)

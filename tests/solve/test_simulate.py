@@ -177,6 +177,7 @@ def test_traced_times_are_refused(V0, key):
         (np.ones((2, 3)), r"V0: a square matrix .* got shape \(2, 3\)"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_v0_that_is_not_a_covariance_is_refused(V0, message, key):
     with pytest.raises(ValueError, match=message):
         si.simulate(LAYERS["mlp"](), V0, **GOOD, key=key)

@@ -2,11 +2,11 @@
 
 import numpyro
 
-from sdeinfer.likelihood import CovariancePath, EveryLayer, PathStatistics
+from sdeinfer.likelihood import AbstractPath, CovariancePath, EveryLayer
 
 
 @EveryLayer
-def full_path(path: PathStatistics) -> None:
+def full_path(path: AbstractPath) -> None:
     """Independent networks of one architecture, each observed at every layer.
 
     Arguments:

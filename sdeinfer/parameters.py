@@ -244,7 +244,7 @@ class Coordinates:
             found |= dict(zip(names, values if rule is None else rule.from_sampled(*values), strict=True))
         return {name: found[name] for name in self.declared}
 
-    def unconstrained(self, parameters: Mapping[str, ArrayLike]) -> Float[Any, "coordinates ..."]:
+    def unconstrained(self, parameters: Mapping[str, Any]) -> Float[Any, "coordinates ..."]:
         """The sampled coordinates on the real line, such as logit γ, log τ0, log(c₊ − c₋) and (c₊ + c₋)/2, stacked.
 
         Values must have broadcastable shapes. NumPy arrays and Python numbers stay in NumPy.

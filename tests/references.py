@@ -344,7 +344,7 @@ def bounded(x):
 
 
 def finite_width_variances(law, e, f, centre, xp: Any = np):
-    """What `FullPath` takes for the variance of each term: v with the features' means, and Δ, what is left of them.
+    """The variance of each term with the features' means, as `PathStatistics` take it; and what is left of them.
 
     Arguments:
         law: the coefficients of one width.
@@ -368,38 +368,11 @@ def finite_width_variances(law, e, f, centre, xp: Any = np):
     return noise + mixing * e, ((w + mixing_w * e[:, None]) * (f - centre)).sum(axis=1)
 
 
-def finite_width_terms(law, z, b, e, f, statistics, reference=None, xp: Any = np):
-    """The log density −½ [(z − μ)²/(ρv) + log 2πρv + (1/ρ − y²/(ρ²v)) (Δ/v − (ρ − 1))] of each term, μ = Σ θ_s b_s.
-
-    Arguments as in `finite_width_variances`; z of shape (terms, p) and b of shape (terms, 4, p). The reference, a law
-    as well, has the residuals y and makes the ratios ρ, at least ½; without one, y = z and ρ = 1. The last bracket is
-    bounded by its largest value at e = 0 and at the outermost nodes of the statistics.
-    """
-    centre, spread, least, nodes = (
-        xp.asarray(x) for x in (statistics.centre, statistics.spread, statistics.least, statistics.nodes)
-    )
-    nodes = xp.stack([nodes[:, 0], nodes[:, 1], nodes[:, -1]], axis=1)
-    features, p = centre.shape
-
-    def shares(law):
-        """The c_k at those nodes, from variances at features that are 0 but for one."""
-        units = np.eye(features)[:, None, :, None] + centre
-        return xp.stack(
-            [(lambda v, own: own / v)(*finite_width_variances(law, nodes.T, unit, centre, xp)) for unit in units]
-        )
-
-    ratio, residual, shares_there = 1.0, z, 0.0
-    if reference is not None:
-        there = finite_width_variances(reference, e, f, centre, xp)
-        ratio = xp.maximum(1 + there[1] / there[0], 0.5)
-        residual = z - (reference.drift[:, None] * b).sum(axis=1)
-        shares_there = shares(reference)
-    v, own = finite_width_variances(law, e, f, centre, xp)
-    largest = (xp.abs(shares(law) - shares_there) * spread[:, None]).sum(axis=0).max(axis=0) / least
-    change = (own / v - (ratio - 1)) * bounded(largest / 0.75)
+def finite_width_terms(law, z, b, e, f, centre, xp: Any = np):
+    """The log density of each term with the features' means; arguments as in `finite_width_variances`."""
+    v, _ = finite_width_variances(law, e, f, centre, xp)
     mu = (law.drift[:, None] * b).sum(axis=1)
-    first = (1 - residual**2 / (ratio * v)) * change / ratio
-    return -((z - mu) ** 2 / (ratio * v) + xp.log(2 * math.pi * ratio * v) + first) / 2
+    return -((z - mu) ** 2 / v + xp.log(2 * math.pi * v)) / 2
 
 
 def layer_step(law, V) -> tuple[np.ndarray, np.ndarray]:

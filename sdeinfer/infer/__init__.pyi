@@ -4,7 +4,6 @@ from ._assume import require_identifiable as require_identifiable
 from ._chains import Draws as Draws
 from ._checkpoint import Checkpoint as Checkpoint
 from ._compare import compare as compare
-from ._expansion import expanded_statistics as expanded_statistics
 from ._fit import fit as fit
 from ._fit import prepare as prepare
 from ._fit import transitions as transitions
@@ -18,6 +17,7 @@ from ._mode import posterior_mode as posterior_mode
 from ._mode import potential as potential
 from ._nuts import NUTS as NUTS
 from ._predictive import predict as predict
+from ._prepare import adjusted_statistics as adjusted_statistics
 from ._range import in_range as in_range
 from ._range import logit_scale as logit_scale
 from ._range import logit_spread as logit_spread

@@ -12,9 +12,9 @@ from jaxtyping import PRNGKeyArray
 from sdeinfer._files import InputError
 from sdeinfer.infer._assume import assume, require_settings
 from sdeinfer.infer._densities import latent_structure
-from sdeinfer.infer._expansion import prepare_for
 from sdeinfer.infer._groups import labelled_draws
 from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
+from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group

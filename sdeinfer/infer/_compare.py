@@ -18,8 +18,8 @@ from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import masked, require_identifiable, require_settings
 from sdeinfer.infer._densities import log_densities
-from sdeinfer.infer._expansion import prepare_for
 from sdeinfer.infer._nuts import NUTS
+from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import in_range
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import (

@@ -20,12 +20,12 @@ from sdeinfer.infer._assume import architecture_of, assume, require_settings
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import prior_draws
-from sdeinfer.infer._expansion import prepare_for
 from sdeinfer.infer._groups import labelled_draws
 from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import Metropolis
 from sdeinfer.infer._nuts import NUTS, compile_nuts
 from sdeinfer.infer._predictive import predict
+from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law

@@ -36,14 +36,12 @@ def reduced(
         model: the model.
         path: the transitions.
         assumptions: assumptions of the fit.
-        layout: nodes and expansion point; `path_layout` if None.
+        layout: nodes and mean features; `path_layout` if None.
         nodes: number of nodes for `path_layout`; chosen by the data if None.
     """
     layout = path_layout(path, nodes=nodes) if layout is None else layout
     form = form_of(model, len(path.width), path.tokens, assumptions)
-    return path_statistics(
-        path, layout_for(path, layout, form), pooled=form.pooled, by_network=form.by_network, assumptions=assumptions
-    )
+    return path_statistics(path, layout, pooled=form.pooled, assumptions=assumptions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +50,10 @@ class Form:
 
     Attributes:
         kind: the kind of layer.
-        by_network: whether each network has its own layer, and hence its own reference.
         pooled: whether the statistics can be summed over the networks of one width.
     """
 
     kind: AbstractArchitecture
-    by_network: bool = False
     pooled: bool = True
 
 
@@ -73,18 +69,10 @@ def form_of(model: AbstractModel, networks: int, tokens: int, assumptions: Assum
     layer = layer_of(model, probe)
     kind = kind_of(layer)
     if any(value.ndim for value in layer.parameters().values()):
-        return Form(kind, by_network=True, pooled=False)
+        return Form(kind, pooled=False)
     return Form(kind, pooled=model.pool(probe) is not probe)
 
 
 def kind_of_program(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> AbstractArchitecture:
     """The kind of layer that a custom program builds."""
     return form_of(model, data.sizes["network"], data.sizes["token_a"], assumptions).kind
-
-
-def layout_for(path: Path, layout: Layout, form: Form) -> Layout:
-    """The layout, with one reference per network if the model needs it."""
-    if not form.by_network or len(layout.reference.drift) == len(path.width):
-        return layout
-    number = np.searchsorted(np.unique(path.width), path.width)
-    return layout._replace(reference=layout.reference.at(number))

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -87,7 +88,7 @@ class AbstractLayer(eqx.Module):
             if "parameter" in field.metadata and getattr(self, field.name) is not None
         }
 
-    def parameters(self) -> dict[str, Array]:
+    def parameters(self) -> dict[str, Any]:
         """Values of the layer's parameters by public name."""
         return {name: getattr(self, name) for name in self.declared()}
 

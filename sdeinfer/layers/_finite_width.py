@@ -55,12 +55,12 @@ class FiniteWidth(eqx.Module):
     """
 
     limit: Limit
-    drift_along: Float[Array, ""]
-    attention_drift_next: Float[Array, ""]
-    linear_repeat: Float[Array, ""]
-    attention_repeat: Float[Array, ""]
-    variance: Float[Array, " features"]
-    variance_mixing: Float[Array, " features"]
+    drift_along: Float[Any, "..."]
+    attention_drift_next: Float[Any, "..."]
+    linear_repeat: Float[Any, "..."]
+    attention_repeat: Float[Any, "..."]
+    variance: Float[Any, "... features"]
+    variance_mixing: Float[Any, "... features"]
 
     @classmethod
     def without_attention(
@@ -90,7 +90,7 @@ class FiniteWidth(eqx.Module):
         return eqx.tree_at(lambda law: law.limit, cls.without_attention(zero, relu_growth=zero), limit)
 
     @property
-    def drift(self) -> Float[Array, " 4"]:
+    def drift(self) -> Float[Array, "... 4"]:
         """The coefficients θ₁ to θ₄."""
         terms = (self.limit.attention_drift, self.limit.relu_drift, self.drift_along, self.attention_drift_next)
         return jnp.stack(terms, axis=-1)

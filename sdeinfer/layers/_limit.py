@@ -5,6 +5,8 @@ and 𝒜 are common to all architectures, except that B₁ and 𝒜 depend on th
 and diffusions, hence these coefficients (Corollary 4.3).
 """
 
+from typing import Any
+
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
@@ -36,10 +38,10 @@ class Limit(eqx.Module):
         causal: whether B₁ and 𝒜 are those of attention with a causal mask.
     """
 
-    attention_drift: Float[Array, ""]
-    relu_drift: Float[Array, ""]
-    linear_noise: Float[Array, ""]
-    attention_noise: Float[Array, ""]
+    attention_drift: Float[Any, "..."]
+    relu_drift: Float[Any, "..."]
+    linear_noise: Float[Any, "..."]
+    attention_noise: Float[Any, "..."]
     causal: bool = eqx.field(default=False, static=True)
 
     def __add__(self, other: "Limit") -> "Limit":

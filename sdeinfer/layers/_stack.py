@@ -5,6 +5,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import equinox as eqx
 import jax.random as jr
@@ -98,7 +99,7 @@ class Stack(AbstractLayer):
         """The parameters of all layers, with names such as attention.gamma and feedforward.gamma."""
         return self._named_by_part(lambda layer: layer.declared())
 
-    def parameters(self) -> dict[str, Array]:
+    def parameters(self) -> dict[str, Any]:
         """Parameter values of all layers, by the names of `declared`."""
         return self._named_by_part(lambda layer: layer.parameters())
 

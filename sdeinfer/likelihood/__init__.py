@@ -41,7 +41,6 @@ from sdeinfer.likelihood._statistics import path_layout as path_layout
 from sdeinfer.likelihood._statistics import path_statistics as path_statistics
 from sdeinfer.likelihood._statistics import repeated_widths as repeated_widths
 from sdeinfer.likelihood._statistics import terms_by_block as terms_by_block
-from sdeinfer.likelihood._statistics import variance_ratio as variance_ratio
 from sdeinfer.likelihood._transitions import USED as USED
 from sdeinfer.likelihood._transitions import Path as Path
 from sdeinfer.likelihood._transitions import Terms as Terms

@@ -1,5 +1,7 @@
 """Adjustment of a likelihood whose curvature does not match the scatter of its score."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -22,10 +24,10 @@ class Adjustment(eqx.Module):
         matrix: C, shape (parameters, parameters).
     """
 
-    dispersion: Float[Array, ""]
-    least_tau0: Float[Array, ""]
-    centre: Float[Array, " parameters"]
-    matrix: Float[Array, "parameters parameters"]
+    dispersion: Float[Any, "*groups"]
+    least_tau0: Float[Any, "*groups"]
+    centre: Float[Any, "*groups parameters"]
+    matrix: Float[Any, "*groups parameters parameters"]
 
     def __call__(self, layer: AbstractLayer) -> AbstractLayer:
         """The layer with adjusted parameters."""

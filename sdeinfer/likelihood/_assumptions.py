@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jaxtyping import Array, ArrayLike
+from jaxtyping import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractArchitecture, AbstractLayer
@@ -153,7 +153,7 @@ def _default(name: str, parameter: Parameter) -> Any:
     return parameter.prior()
 
 
-def _sample(name: str, prior: Any) -> Array:
+def _sample(name: str, prior: Any) -> ArrayLike:
     if isinstance(prior, dist.Distribution):
         return numpyro.sample(name, prior)  # pyright: ignore[reportReturnType]
     return numpyro.deterministic(name, jax.numpy.asarray(prior, float))  # pyright: ignore[reportReturnType]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,8 +13,7 @@ from jaxtyping import Array, Float, Int
 from sdeinfer._files import InputError
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._moments import no_moments
-from sdeinfer.likelihood._statistics import Layout, PathStatistics, path_layout, path_statistics
+from sdeinfer.likelihood._statistics import PathStatistics, path_layout, path_statistics
 from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.observation import groups_of
 
@@ -45,7 +45,7 @@ class GroupedStatistics(eqx.Module):
     """
 
     path: PathStatistics
-    group: Int[Array, " kinds"]
+    group: Int[Any, " kinds"]
     groups: int = eqx.field(static=True)
     estimates: Estimates | None = None
 
@@ -95,17 +95,13 @@ def grouped_statistics(
         try:
             if not len(own):
                 raise InputError("used: no transition is left")
-            parts.append(reduced(own, _about_nothing(layout, len(np.unique(own.width)))))
+            parts.append(reduced(own, layout))
         except InputError as error:
             raise InputError(f"group {label}: {error}") from error
     order = np.argsort(np.concatenate([groups.members(number) for number in range(len(groups))]))
     kinds = [len(part.widths) for part in parts]
     group = np.repeat(np.arange(len(groups)), kinds)
     return GroupedStatistics(_joined(parts, kinds, order), jax.device_put(group), len(groups))
-
-
-def _about_nothing(layout: Layout, widths: int) -> Layout:
-    return layout._replace(reference=jax.tree.map(np.asarray, no_moments(widths, *layout.centre.shape)))
 
 
 def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.ndarray) -> PathStatistics:
@@ -120,14 +116,11 @@ def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.nda
         weights=together(lambda part: part.weights)[order],
         nodes=parts[0].nodes,
         centre=parts[0].centre,
-        spread=np.stack([part.spread for part in parts]).max(axis=0),
-        least=np.stack([part.least for part in parts]).min(axis=0),
         constant=together(lambda part: part.constant)[order],
         widths=together(lambda part: part.widths),
         width=np.concatenate([np.asarray(part.width) + first for part, first in zip(parts, firsts, strict=True)])[
             order
         ],
-        reference=jax.tree.map(lambda *each: np.concatenate(each), *[part.reference for part in parts]),
         adjustment=_each_as_often(adjustments, kinds) if adjustments else None,
         initial=np.concatenate([np.asarray(part.initial) for part in parts])[order],
     )

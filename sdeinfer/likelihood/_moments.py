@@ -70,12 +70,6 @@ def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
     )
 
 
-def no_moments(widths: int, features: int, p: int) -> Moments:
-    """Means of zero and variances of one at every width, as NumPy arrays."""
-    drift, own = np.zeros((widths, 4)), np.zeros((widths, features))
-    return Moments(*jax.device_get((drift, np.ones((widths, p)), np.zeros((widths, p)), own, own)))
-
-
 @jax.custom_jvp
 def bounded(x: Array) -> Array:
     """(1 + x⁴)^{−1/4}: x times this factor is at most 1, and equals x for small x up to a relative x⁴/4."""

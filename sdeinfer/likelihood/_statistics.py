@@ -1,20 +1,19 @@
 """Sufficient statistics of a full path: a few thousand numbers per network.
 
 The log density of a path depends on the data through sums over its terms of data times a function of the term's e (see
-`Terms`, and `FullPath` for the law). The variances are v + Δ with v a function of e. To first order about a reference,
-at which a term has mean z − y and variance ρ v, the log density is
+`Terms`): with variances v that are functions of e it is −½ Σ [(z − Σ_s θ_s b_s)²/v + log 2πv]. By the law of finite
+width, v also depends on features f_k of V (see `FiniteWidth`) in terms of O(1/n). Each f_k is replaced by its mean f̄_k
+over the data; `tests/benchmarks/test_mechanisms.py` shows that no coverage is lost. `Transitions` have the exact law.
 
-    −½ Σ [ (z − Σ_s θ_s b_s)²/(ρ v) + log(ρ v) + (1/ρ − y²/(ρ² v)) (Σ_k c_k (f_k − f̄_k) − (ρ − 1)) ],
+The functions of e are interpolated at Chebyshev points in s = log e. The sums over terms become sums over some tens of
+nodes, with weights computed in one pass over the data. Since v is affine in e, the singularities v = 0 lie at Im s = ±π
+for *every* value of the parameters. For log e in an interval of half-width H, the interpolation therefore converges
+like r^{−J}, r = π/H + √(1 + π²/H²), uniformly in the parameters. J satisfies r^{−J} ≤ 1e-13, relative to the function's
+largest value.
 
-where c_k = (w_k + w′_k e)/v. The functions of e are interpolated at Chebyshev points in s = log e. The sums over terms
-become sums over some tens of nodes, with weights computed in one pass over the data. Since v is affine in e, the
-singularities v = 0 lie at Im s = ±π for *every* value of the parameters. For log e in an interval of half-width H, the
-interpolation therefore converges like r^{−J}, r = π/H + √(1 + π²/H²), uniformly in the parameters. J satisfies
-r^{−J} ≤ 1e-13, relative to the function's largest value.
-
-Each pair (i, j) of spectral coordinates has its own nodes, and its own mean f̄_k of the finite-width features. There is
-an additional node at e = 0: Lᵀ H_m L has an eigenvalue 0, so e = 0 up to rounding for one term of every transition, and
-for m terms with a causal mask.
+Each pair (i, j) of spectral coordinates has its own nodes and its own f̄_k. There is an additional node at e = 0:
+Lᵀ H_m L has an eigenvalue 0, so e = 0 up to rounding for one term of every transition, and for m terms with a causal
+mask.
 """
 # pyright: reportIncompatibleMethodOverride=false
 # Equinox implements abstract properties by fields.
@@ -36,13 +35,7 @@ from sdeinfer._files import InputError
 from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._kernels import (
-    FEATURES,
-    QUADRATIC,
-    ROWS,
-    log_density,
-)
-from sdeinfer.likelihood._moments import Moments, no_moments
+from sdeinfer.likelihood._kernels import FEATURES, QUADRATIC, ROWS, log_density
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
 
@@ -58,26 +51,21 @@ NODES = (64, 192)
 BLOCKS = (64, 256)
 """Numbers of networks for which programs are compiled."""
 
-SMALLEST_RATIO = 0.5
-"""Lower bound on ρ."""
-
 
 class Layout(NamedTuple):
-    """Nodes and expansion point of statistics; statistics with the same layout can be added.
+    """Nodes and mean features of statistics; statistics with the same layout can be added.
 
     Attributes:
         middle: midpoint of the range of log e for each pair, shape (p,).
         half_width: half-width of that range, shape (p,).
         nodes: number of Chebyshev points.
         centre: f̄, the means of the finite-width features over a sample of the data, 0 for G; shape (features, p).
-        reference: moments at the expansion point, with a leading axis of widths.
     """
 
     middle: np.ndarray
     half_width: np.ndarray
     nodes: int
     centre: np.ndarray
-    reference: Moments
 
     @property
     def points(self) -> np.ndarray:
@@ -95,12 +83,9 @@ class PathStatistics(AbstractPath):
             rows, p, nodes).
         nodes: values of e, the first 0; shape (p, nodes).
         centre: f̄_k, shape (features, p).
-        spread: largest |f_k − f̄_k|, shape (features, p).
-        least: smallest ρ, shape (p,).
-        constant: additive constant of the log density, log |∂z/∂dV| − ½ Σ log(2π ρ); shape (networks,).
+        constant: additive constant of the log density, log |∂z/∂dV| − ½ Σ log 2π; shape (networks,).
         widths: the distinct widths n, ascending, padded by `repeated_widths`; shape (widths,).
         width: index of each network into `widths`, shape (networks,).
-        reference: moments at the expansion point, with a leading axis of widths.
         assumptions: assumptions of the fit.
         adjustment: adjustment of the likelihood, possibly with a leading axis of widths; None for no adjustment.
         initial: V of each network at its first layer, for sampling networks; shape (networks, m, m). None if networks
@@ -110,17 +95,14 @@ class PathStatistics(AbstractPath):
         hidden: whether `observed` is None, so that a program samples the data.
     """
 
-    weights: Float[Array, "networks rows p nodes"]
-    nodes: Float[Array, "p nodes"]
-    centre: Float[Array, "features p"]
-    spread: Float[Array, "features p"]
-    least: Float[Array, " p"]
-    constant: Float[Array, " networks"]
-    widths: Float[Array, " widths"]
-    width: Int[Array, " networks"]
-    reference: Moments
+    weights: Float[Any, "networks rows p nodes"]
+    nodes: Float[Any, "p nodes"]
+    centre: Float[Any, "features p"]
+    constant: Float[Any, " networks"]
+    widths: Float[Any, " widths"]
+    width: Int[Any, " networks"]
     adjustment: Adjustment | None = None
-    initial: Float[Array, "networks m m"] | None = None
+    initial: Float[Any, "networks m m"] | None = None
     causal: bool = eqx.field(default=False, static=True)
     assumptions: Assumptions = eqx.field(default=NOTHING_ASSUMED, static=True)
     depth: int = eqx.field(default=0, static=True)
@@ -134,11 +116,6 @@ class PathStatistics(AbstractPath):
     def log_density(self, law: Limit | FiniteWidth, value: Any) -> Float[Array, " networks"]:
         """Log density of each network."""
         return log_density(law, self, jnp.asarray(value))
-
-    def by_network(self) -> AbstractPath:
-        """The same statistics with one width, reference and adjustment per network."""
-        reference = jax.tree.map(lambda x: x[self.width], self.reference)
-        return dataclasses.replace(super().by_network(), reference=reference)
 
     def pooled(self) -> "PathStatistics":
         """The statistics summed over the networks of one width; the joint likelihood is the same."""
@@ -166,11 +143,8 @@ class PathStatistics(AbstractPath):
 
     def __add__(self, other: "PathStatistics") -> "PathStatistics":
         """Add the statistics of two parts of the same networks' paths, with one layout; drops `initial`."""
-        summed = (self.weights + other.weights, self.constant + other.constant)
-        extremes = jnp.maximum(self.spread, other.spread), jnp.minimum(self.least, other.least)
-        names = ("weights", "constant", "spread", "least")
-        values = dict(zip(names, (*summed, *extremes), strict=True))
-        return dataclasses.replace(self, **values, initial=None, depth=0)
+        weights, constant = self.weights + other.weights, self.constant + other.constant
+        return dataclasses.replace(self, weights=weights, constant=constant, initial=None, depth=0)
 
 
 def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
@@ -198,7 +172,6 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
         half_width=half_width,
         nodes=nodes_needed(float(half_width.max())) if nodes is None else nodes,
         centre=centre,
-        reference=jax.tree.map(np.asarray, no_moments(len(np.unique(path.width)), *centre.shape)),
     )
 
 
@@ -213,12 +186,9 @@ def blank_statistics(
             "weights": np.zeros((count, ROWS, p, nodes)),
             "nodes": np.ones((p, nodes)),
             "centre": np.ones((FEATURES, p)),
-            "spread": np.ones((FEATURES, p)),
-            "least": np.ones(p),
             "constant": np.zeros(count),
             "widths": np.full(count, 100.0),
             "width": np.arange(count),
-            "reference": no_moments(count, FEATURES, p),
         }
     )
     return PathStatistics(**shapes, causal=causal, assumptions=assumptions)
@@ -234,16 +204,14 @@ def path_statistics(
     layout: Layout | None = None,
     *,
     pooled: bool = False,
-    by_network: bool = False,
     assumptions: Assumptions = NOTHING_ASSUMED,
 ) -> PathStatistics:
     """Reduce transitions to sufficient statistics, in one pass, in float64, and in memory independent of their number.
 
     Arguments:
         path: the observed transitions.
-        layout: nodes and expansion point; `path_layout` if None.
+        layout: nodes and mean features; `path_layout` if None.
         pooled: sum over the networks of one width directly, as `PathStatistics.pooled` does afterwards.
-        by_network: the references of the layout and of the result are per network instead of per width.
         assumptions: assumptions of the fit.
 
     Returns:
@@ -254,25 +222,16 @@ def path_statistics(
     """
     layout = path_layout(path) if layout is None else layout
     p = len(layout.middle)
-    if by_network:
-        widths, width = path.width, np.arange(len(path.width))
-    else:
-        widths, width = np.unique(path.width, return_inverse=True)
-        widths = repeated_widths(widths)
-    width_index = width[path.network]
-    group = width_index if pooled else path.network
+    widths, width = np.unique(path.width, return_inverse=True)
+    widths = repeated_widths(widths)
+    group = width[path.network] if pooled else path.network
     groups = len(widths) if pooled else len(width)
     weights = np.zeros((groups, p, ROWS, layout.nodes + 1))
     constant = np.zeros(groups)
-    spread, least = np.zeros_like(layout.centre), np.full(p, np.inf)
     for block, terms in terms_by_block(path):
         _require_finite(vars(terms), path.network[block])
-        reference = layout.reference.at(width_index[block])
-        ratio = variance_ratio(reference, terms, layout.centre)
-        spread = np.maximum(spread, np.abs(terms.variance - layout.centre).max(axis=0, initial=0.0))
-        least = np.minimum(least, ratio.min(axis=0))
-        np.add.at(constant, group[block], terms.log_jacobian - np.log(2 * math.pi * ratio).sum(axis=1) / 2)
-        data = _rows(terms, layout.centre, ratio, terms.increments - reference.mean(terms))
+        np.add.at(constant, group[block], terms.log_jacobian - p * math.log(2 * math.pi) / 2)
+        data = _rows(terms)
         functions = _cardinal(terms.mixing, layout)
         first = np.flatnonzero(np.diff(group[block], prepend=-1))
         for start, stop in itertools.pairwise([*first, len(block)]):
@@ -283,12 +242,9 @@ def path_statistics(
         weights=weights.swapaxes(1, 2),
         nodes=layout.points,
         centre=layout.centre,
-        spread=spread,
-        least=least,
         constant=constant,
         widths=widths,
         width=np.arange(groups) if pooled else width,
-        reference=jax.tree.map(lambda x: _repeated(x, len(widths)), layout.reference),
         initial=None if pooled else path.covariance[:, 0],
     )
     arrays = jax.device_put(jax.tree.map(_in_default_type, statistics))
@@ -307,12 +263,6 @@ def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:
         yield block, path.terms(block)
 
 
-def variance_ratio(moments: Moments, terms: Terms, centre: np.ndarray) -> np.ndarray:
-    """ρ of each term: its variance divided by the part that is a function of e; at least `SMALLEST_RATIO`."""
-    own = moments.own_variance(terms.mixing, terms.variance - centre)
-    return np.maximum(1 + own / moments.common_variance(terms.mixing), SMALLEST_RATIO)
-
-
 def nodes_needed(half_width: float) -> int:
     """Smallest J in `NODES` (or beyond them) with ρ^{−J} ≤ `ACCURACY`, for log e in an interval of this half-width."""
     slope = math.pi / half_width
@@ -321,13 +271,10 @@ def nodes_needed(half_width: float) -> int:
     return next((count for count in NODES if count >= needed), math.ceil(needed))
 
 
-def _rows(terms: Terms, centre: np.ndarray, ratio: np.ndarray, residual: np.ndarray) -> np.ndarray:
+def _rows(terms: Terms) -> np.ndarray:
     """The summands of each row, shape (p, transitions, rows)."""
-    weighted = np.concatenate([terms.increments[:, None], terms.drift], axis=1) / np.sqrt(ratio)[:, None]
-    products = np.stack([weighted[:, s] * weighted[:, t] for s, t in QUADRATIC], axis=1)
-    first = np.concatenate([terms.variance - centre, ratio[:, None] - 1], axis=1) / ratio[:, None]
-    square = (residual**2 / ratio)[:, None]
-    rows = np.concatenate([np.ones_like(square), products, first, first * square], axis=1)
+    b = np.concatenate([terms.increments[:, None], terms.drift], axis=1)
+    rows = np.stack([np.ones_like(b[:, 0]), *(b[:, s] * b[:, t] for s, t in QUADRATIC)], axis=1)
     return np.ascontiguousarray(rows.transpose(2, 0, 1))
 
 

@@ -20,8 +20,8 @@ from numpyro.distributions import MultivariateNormal
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
-from sdeinfer.infer import NUTS, expanded_statistics
-from sdeinfer.infer._expansion import prepare_for
+from sdeinfer.infer import NUTS, adjusted_statistics
+from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.layers import Architecture, attention_drift, relu_drift
 from sdeinfer.likelihood import Assumptions, FullPath, observed_path, path_statistics
 from sdeinfer.observation import covariance_dataset
@@ -145,12 +145,12 @@ def _fit_of(terms: int) -> None:
     sampler, key = NUTS(chains=4, draws=500, warmup=500), jr.key(1)
     first = observed_path(data.isel(network=slice(1)))
     # Compilation, the same for every size, and its memory.
-    sampler.sample(model, expanded_statistics(model, first, assumptions, nodes=48, pooled=True), key=key)
+    sampler.sample(model, adjusted_statistics(model, first, assumptions, nodes=48, pooled=True), key=key)
     data = covariance_dataset(V, width=WIDTH)
     before, started = _peak(), time.perf_counter()
     path = observed_path(data)
     checked = time.perf_counter()
-    statistics = expanded_statistics(model, path, assumptions, nodes=48, pooled=True)
+    statistics = adjusted_statistics(model, path, assumptions, nodes=48, pooled=True)
     prepared, peak = time.perf_counter(), _peak()
     draws = sampler.sample(model, statistics, key=key)
     sampled = time.perf_counter()

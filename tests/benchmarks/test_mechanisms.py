@@ -15,9 +15,8 @@ from calibration.test_finite_width import ASSUMED, SIZES, TRANSFORMER, data_set
 from sdeinfer.models import full_path
 
 import sdeinfer as si
-from sdeinfer.infer import expanded_statistics, in_range
-from sdeinfer.likelihood import observed_path, path_layout, path_statistics
-from sdeinfer.likelihood._kernels import ROW_GROUPS
+from sdeinfer.infer import adjusted_statistics, in_range
+from sdeinfer.likelihood import observed_path
 
 pytestmark = pytest.mark.benchmark
 
@@ -26,24 +25,11 @@ LAW = ASSUMED["finite-width"]
 
 
 def whole(data):
-    return expanded_statistics(full_path, observed_path(data), LAW, nodes=NODES, pooled=True)
+    return adjusted_statistics(full_path, observed_path(data), LAW, nodes=NODES, pooled=True)
 
 
 def without_adjustment(data):
     return dataclasses.replace(whole(data), adjustment=None)
-
-
-def without_expansion(data):
-    path = observed_path(data)
-    about_nothing = path_statistics(path, path_layout(path, nodes=NODES), pooled=True, assumptions=LAW)
-    return dataclasses.replace(about_nothing, adjustment=whole(data).adjustment)
-
-
-def without_first_order(data):
-    """The variance features as their means only."""
-    about_nothing = without_expansion(data)
-    means = about_nothing.weights.at[:, ROW_GROUPS[1] :].set(0.0)
-    return dataclasses.replace(about_nothing, weights=means)
 
 
 def without_range(data):
@@ -53,8 +39,6 @@ def without_range(data):
 MECHANISMS = {
     "all": whole,
     "no adjustment (sandwich)": without_adjustment,
-    "no expansion about the mode": without_expansion,
-    "features by their means": without_first_order,
     "no range rule": without_range,
 }
 

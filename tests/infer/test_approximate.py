@@ -15,8 +15,8 @@ from budget import assert_estimate, assert_within, mean_and_error
 
 import sdeinfer as si
 from sdeinfer.infer import NUTS
-from sdeinfer.infer._expansion import prepare_for
 from sdeinfer.infer._normal import draw, laplace, pareto_k, svi
+from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import AbstractModel, Assumptions, CovariancePath, blank_statistics
 from sdeinfer.observation import covariance_dataset

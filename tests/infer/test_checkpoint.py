@@ -17,7 +17,7 @@ import sdeinfer as si
 from sdeinfer.infer import NUTS, Checkpoint
 from sdeinfer.infer import _samplers as runner
 from sdeinfer.infer._checkpoint import fingerprint
-from sdeinfer.infer._expansion import prepare_for
+from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions
 from sdeinfer.observation import read_posterior, write
@@ -78,6 +78,7 @@ def test_a_fit_that_goes_on_has_the_draws_of_one_that_was_not_interrupted(chunks
 
 
 @pytest.mark.usefixtures("short_chunks")
+@pytest.mark.usefixtures("unchecked")
 def test_a_finished_fit_is_not_run_again(tmp_path, monkeypatch, prepared):
     checkpoint = Checkpoint(tmp_path / "fit.checkpoint", resume=True)
     first = sampled(prepared, checkpoint, **SIZES)

@@ -11,7 +11,7 @@ from likelihood.paths import log_prob
 
 import sdeinfer as si
 from sdeinfer.infer import NUTS, predict
-from sdeinfer.infer._expansion import prepare_for
+from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED, Assumptions
 from sdeinfer.observation import covariance_dataset

@@ -3,13 +3,10 @@
 import functools
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
 import xarray as xr
 from budget import assert_distribution, assert_within
 from numpyro.infer import Predictive
@@ -18,9 +15,9 @@ from scipy.special import expit, logit
 from scipy.stats import halfnorm, lognorm, norm, uniform
 
 import sdeinfer as si
-from sdeinfer.infer import NUTS, expanded_statistics, in_range, predict
+from sdeinfer.infer import NUTS, adjusted_statistics, in_range, predict
 from sdeinfer.infer._densities import log_densities
-from sdeinfer.infer._expansion import WEAK, prepare_for
+from sdeinfer.infer._prepare import WEAK, prepare_for
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, FullPath, observed_path, path_layout, path_statistics
 from sdeinfer.observation import groups_of, read_posterior
@@ -93,58 +90,14 @@ def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
     found = log_densities(MODEL, grouped, sites)[0]["covariance"][0]
     for number in range(len(groups)):
         path = observed_path(data.isel(network=groups.members(number)))
-        kinds = len(np.unique(path.width))
-        own = layout._replace(reference=jax.tree.map(lambda x, kinds=kinds: x[:kinds], layout.reference))
         alike = MODEL.ungrouped
         if law == "finite-width":
-            one = expanded_statistics(alike, path, assumptions, own)
+            one = adjusted_statistics(alike, path, assumptions, layout)
         else:
-            one = path_statistics(path, own, assumptions=assumptions)
-        # How far the first order is believed goes by the extremes of all the data.
-        one = eqx.tree_at(lambda s: (s.spread, s.least), one, (grouped.path.spread, grouped.path.least))
+            one = path_statistics(path, layout, assumptions=assumptions)
         at = {name: sites[f"group_{name}"][..., number] for name in ("gamma", "tau0", "c_gap", "c_plus", "c_minus")}
         expected = log_densities(alike, one, at | {"c_mean": sites["c_mean"]})[0]["covariance"][0]
         np.testing.assert_allclose(found[:, groups.members(number)], expected, rtol=1e-11)
-
-
-@pytest.mark.slow
-def test_the_expansion_of_each_group_holds_where_its_density_is():
-    """Differences of log density, without the adjustment, from those with all of the variance."""
-    data, grouped, kind = mixed(), prepared("finite-width"), Architecture("transformer")
-    path, groups = observed_path(data), groups_of(data)
-    plain = eqx.tree_at(lambda s: s.adjustment, grouped.pooled().path, None, is_leaf=lambda leaf: leaf is None)
-    terms = path.terms(np.arange(len(path)))
-    centre = grouped.path.centre
-    of_group, n = groups.group[path.network], path.width[path.network]
-
-    @jax.jit
-    def both(u, number):
-        layer = kind.layer_at(u)
-        law = jax.vmap(layer.finite_width)(plain.widths)
-        mine = jnp.where(grouped.group == number, FullPath(law, plain).log_prob(plain.weights), 0.0)
-
-        def exact(terms, n):
-            law = layer.finite_width(n)
-            parts = references.finite_width_variances(law, terms.mixing[None], terms.variance[None], centre, jnp)
-            variance = sum(parts)[0]
-            y = terms.increments - (law.drift[:, None] * terms.drift).sum(axis=0)
-            return -(y**2 / variance + jnp.log(variance)).sum() / 2
-
-        each = jax.vmap(exact)(terms, n)
-        return mine.sum(), jnp.where(of_group == number, each, 0.0).sum()
-
-    assert grouped.estimates is not None
-    for number in range(len(groups)):
-        centre_u = grouped.estimates.centre[number]
-        sd = 1 / np.sqrt(grouped.estimates.precision[number] + WEAK)
-        start = both(centre_u, number)
-        for k in range(len(sd)):
-            for sign in (-2, 2):
-                change = np.subtract(both(centre_u.at[k].add(sign * sd[k]), number), start)
-                error = abs(change[0] - change[1])
-                print(f"group {number}, u[{k}] {sign:+d} sd: error {error:.2g} of a change of {change[1]:.3g}")
-                # Farther out, where the density is below e⁻⁵ of that at the mode, it may be a part of the change.
-                assert error < (0.02 if change[1] > -5 else 0.2 * abs(change[1]))
 
 
 @pytest.mark.parametrize("law", ["finite-width", "limit"])

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
 from budget import assert_distribution
 from conftest import LAYERS
 from likelihood.paths import (
@@ -20,18 +19,15 @@ from likelihood.paths import (
     residual_and_variance,
     statistics_of,
 )
-from references import assert_agrees, wishart_path
+from references import wishart_path
 from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.likelihood import (
     FullPath,
-    Terms,
     moments_of,
-    observed_path,
-    path_statistics,
 )
-from sdeinfer.likelihood._kernels import contracted, finite_width_kernel
+from sdeinfer.likelihood._kernels import contracted, kernel
 
 
 def test_log_likelihood_is_the_dense_normal(layer, V):
@@ -53,14 +49,12 @@ def test_one_network_after_the_other_or_all_rows_at_once():
     """For one network a width the kernel is contracted row by row: the two must be one function."""
     statistics = statistics_of(common_path(3), width=[15, 40, 300])
     law = law_of(LAYERS["transformer"](), statistics, "finite-width")
-    elsewhere = si.ShapedTransformer(gamma=0.8, tau0=0.7, c_plus=1.0, c_minus=-3.0)
 
     @jax.jit
     def both(law, weights):
-        reference = moments_of(elsewhere.finite_width(40.0), statistics.centre)
         moments = moments_of(law, statistics.centre)
-        kernel = finite_width_kernel(moments, reference, statistics)
-        return contracted(moments, reference, statistics, weights), jnp.vdot(weights, kernel)
+        own = (moments.drift, moments.noise, moments.mixing, statistics.nodes)
+        return contracted(*own, weights), jnp.vdot(weights, kernel(*own))
 
     for number in range(3):
         value, expected = both(jax.tree.map(lambda x, number=number: x[number], law), statistics.weights[number])
@@ -107,56 +101,6 @@ def test_wide_networks_have_the_likelihood_of_the_limit():
     assert gaps[1] < gaps[0] / 8
 
 
-def expanded_terms(law, terms: Terms, centre, share: float = 1.0) -> tuple[np.ndarray, ...]:
-    """Log densities with all of v; their expansion about v₀; and that of the density itself, with z² for its residual².
-
-    Arguments:
-        law: of the one width of the data.
-        terms: the data.
-        centre: f̄.
-        share: how much to keep of f − f̄.
-    """
-    z, b, e, f = (np.asarray(x) for x in (terms.increments, terms.drift, terms.mixing, terms.variance))
-    law = jax.tree.map(np.asarray, law)
-    f = centre + share * (f - centre)
-    v, left = references.finite_width_variances(law, e, f, centre)
-    square = (z - (law.drift[:, None] * b).sum(axis=1)) ** 2
-    exact = -(square / (v + left) + np.log(v + left)) / 2
-    first, density = (-(square / v + np.log(v) + left / v - moved * left / v**2) / 2 for moved in (square, z**2))
-    return exact, first, density
-
-
-def test_the_expansion_of_the_variance_is_of_second_order(networks):
-    truth, n = np.array([0.6, 1.0, 1.0, -3.0]), 96
-    path = observed_path(networks)
-    terms, centre = all_terms(path), np.asarray(path_statistics(path).centre)
-    errors = []
-    for share in (1, 1 / 2, 1 / 4, 1 / 8):
-        exact, first, _ = expanded_terms(si.ShapedTransformer(*truth).finite_width(n), terms, centre, share)
-        errors.append(np.abs(first - exact).sum())
-    ratios = np.divide(errors[:-1], errors[1:])
-    # Of second order: they tend to 4, and what is left halves each time.
-    assert_agrees((2 * ratios[1:] - ratios[:-1])[-1], 4, rtol=1e-2)
-
-    def sums(parameters):
-        exact, _, density = expanded_terms(si.ShapedTransformer(*parameters).finite_width(n), terms, centre)
-        return np.array([exact.sum(), (density - exact).sum()])
-
-    middle, steps = sums(truth), 1e-3 * np.eye(4)[:3]
-    print(
-        f"\nlog-likelihood of {exact.size} terms of width {n}: {middle[0]:.1f}, its expansion {middle[1]:.4f} off",
-        end="",
-    )
-    for name, step in zip(("gamma", "tau0", "c_plus"), steps, strict=True):
-        up, down = sums(truth + step), sums(truth - step)
-        curvature = (2 * middle - up - down)[0] / 1e-6
-        if curvature <= 0:  # these few networks do not tell it
-            continue
-        sd = 1 / np.sqrt(curvature)
-        print(f"; moves {name} by {(up - down)[1] / 2e-3 * sd:.4f} of its sd", end="")
-    print()
-
-
 def test_data_of_the_euler_chain_have_independent_normal_residuals(key):
     """The limit is that of the chain V′ = V + b/n + Σ^{1/2}ξ/√n: its standardised residuals are standard normal."""
     layer, width = LAYERS["transformer"](), 200
@@ -182,5 +126,6 @@ def test_tiny_covariances_are_those_without_attention():
     layer, relu = si.ShapedTransformer(0.5, 0.8, 1, -1), si.ResidualFeedForward(0.5, 1, -1)
     statistics = statistics_of(common_path(3) * 1e-200)
     limit = layer.limit()
-    flat = FullPath(si.layers.Limit(0 * limit.relu_drift, relu.limit().relu_drift, limit.linear_noise, 0), statistics)
+    relu_limit, zero = relu.limit(), 0 * limit.relu_drift
+    flat = FullPath(si.layers.Limit(zero, relu_limit.relu_drift, limit.linear_noise, zero), statistics)
     np.testing.assert_allclose(log_prob(layer, statistics), flat.log_prob(statistics.weights), rtol=1e-12)

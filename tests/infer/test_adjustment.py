@@ -1,4 +1,4 @@
-"""The statistics of a law of finite width: exact at the mode, and widened by as much as the scores scatter."""
+"""The adjustment of a likelihood of finite width: widened by as much as the scores scatter."""
 
 import functools
 
@@ -13,10 +13,10 @@ import xarray as xr
 from budget import assert_mean
 
 import sdeinfer as si
-from sdeinfer.infer import LawAt, expanded_statistics, law_at, posterior_mode
+from sdeinfer.infer import LawAt, adjusted_statistics, law_at
 from sdeinfer.infer._sandwich import FEWEST, _dispersion, _matrix, _one_layer, _score
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Assumptions, FullPath, Path, observed_path, path_layout, path_statistics
+from sdeinfer.likelihood import Assumptions, FullPath, Path, observed_path
 
 TRUTH = {"gamma": 0.9, "tau0": 0.8, "c_plus": 1.0, "c_minus": -3.0}
 TRANSFORMER = Architecture("transformer")
@@ -38,7 +38,7 @@ def path() -> Path:
 
 @functools.cache
 def statistics():
-    return expanded_statistics(FULL_PATH, path(), ASSUMPTIONS)
+    return adjusted_statistics(FULL_PATH, path(), ASSUMPTIONS)
 
 
 def law_of(statistics, u=None) -> LawAt:
@@ -53,40 +53,6 @@ def exact(u, terms, centre):
     common, own = references.finite_width_variances(law, terms.mixing, terms.variance, centre, jnp)
     mean = (law.drift[:, None] * terms.drift).sum(axis=1)
     return -((terms.increments - mean) ** 2 / (common + own) + jnp.log(common + own)).sum(axis=1) / 2
-
-
-def test_at_the_reference_value_and_gradient_are_those_of_all_of_the_variance():
-    u = U + 0.1
-    layout = path_layout(path())
-    plain = path_statistics(path(), layout)
-    reference = law_of(plain, u).moments
-    about = path_statistics(path(), layout._replace(reference=reference))
-    terms = path().terms(np.arange(len(path())))
-
-    @jax.jit
-    @jax.value_and_grad
-    def compressed(u, statistics):
-        layer = TRANSFORMER.layer_at(u)
-        return FullPath(jax.vmap(layer.finite_width)(statistics.widths), statistics).log_prob(statistics.weights).sum()
-
-    expected, slope = jax.jit(jax.value_and_grad(lambda u: exact(u, terms, about.centre).sum()))(u)
-    expected += terms.log_jacobian.sum() - terms.increments.size * np.log(2 * np.pi) / 2
-    found, found_slope = compressed(u, about)
-    assert about.least.min() > 0.5
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-    np.testing.assert_allclose(found_slope, slope, rtol=1e-7, atol=1e-7)
-    # Without the reference neither holds.
-    assert abs(compressed(u, plain)[0] - expected) > 1e-2
-
-
-def test_the_reference_is_that_of_the_mode():
-    layout = path_layout(path())._replace(reference=_reference())
-    found = posterior_mode(FULL_PATH, path_statistics(path(), layout, assumptions=ASSUMPTIONS))
-    np.testing.assert_allclose(statistics().adjustment.centre, found.x, atol=0.02)
-
-
-def _reference():
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), statistics().reference)
 
 
 def test_scores_and_information_are_the_derivatives_of_the_log_density():
@@ -140,7 +106,7 @@ def test_much_information_gives_the_sandwich_and_none_gives_nothing():
 def test_wide_networks_need_less_widening():
     dispersions = [
         float(
-            expanded_statistics(FULL_PATH, observed_path(sampled(400, width=width)), ASSUMPTIONS).adjustment.dispersion
+            adjusted_statistics(FULL_PATH, observed_path(sampled(400, width=width)), ASSUMPTIONS).adjustment.dispersion
         )
         for width in (32, 512)
     ]

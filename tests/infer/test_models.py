@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive
+from numpyro.infer.inspect import render_model
 from numpyro.infer.util import log_density
 from sdeinfer.models import full_path
 
@@ -150,6 +151,12 @@ def test_networks_are_pooled_where_a_program_allows_it(path):
     assert by_network.pool(path) is path
     form = form_of(by_network, 5, 2, Assumptions(None, path.assumptions.law))
     assert not form.pooled
+
+
+@pytest.mark.parametrize("program", [full_path, own_program], ids=["package", "user"])
+def test_render_model_draws_the_sites(path, program):
+    source = render_model(program, model_args=(path,)).source
+    assert all(name in source for name in ("gamma", "c_gap", "covariance", "network"))
 
 
 def test_handlers_see_the_sites(path):

@@ -166,7 +166,7 @@ def prepare(
     """Prepare data for a model as `fit` does, for any other inference method.
 
     `MCMC(NUTS(model), …).run(key, sdeinfer.prepare(model, data))` samples the posterior of `fit`. The function selects
-    the transitions inside the range of the law, reduces them to statistics expanded about the mode of the posterior,
+    the transitions inside the range of the law, reduces them to sufficient statistics, finds the mode of the posterior,
     and computes the adjustment of the likelihood from the scatter of the scores. NumPyro's MCMC, SVI and handlers run
     the program on the result, `Predictive` on the result's `unobserved()`.
 

@@ -116,6 +116,7 @@ def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.nda
         weights=together(lambda part: part.weights)[order],
         nodes=parts[0].nodes,
         centre=parts[0].centre,
+        next_order=parts[0].next_order,
         constant=together(lambda part: part.constant)[order],
         widths=together(lambda part: part.widths),
         width=np.concatenate([np.asarray(part.width) + first for part, first in zip(parts, firsts, strict=True)])[

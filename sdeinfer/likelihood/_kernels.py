@@ -10,8 +10,8 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth, Limit
-from sdeinfer.likelihood._moments import moments_of
+from sdeinfer.layers import ATTENTION_NEXT, VARIANCE_FEATURES, FiniteWidth, Limit
+from sdeinfer.likelihood._moments import Moments, at_least_half, moments_of
 
 if TYPE_CHECKING:
     from sdeinfer.likelihood._statistics import PathStatistics
@@ -32,74 +32,64 @@ def log_density(
     if isinstance(law, Limit):
         weights = weights[:, :LIMIT_ROWS]
         drift = jnp.stack([law.attention_drift, law.relu_drift], axis=-1)
-        noise, mixing = (x[..., None] + jnp.zeros(len(path.nodes)) for x in (law.linear_noise, law.attention_noise))
-        drift, noise, mixing = (jnp.broadcast_to(x, (len(path.widths), x.shape[-1])) for x in (drift, noise, mixing))
+        variance = law.linear_noise[..., None, None] + law.attention_noise[..., None, None] * path.nodes
+        drift, variance = (
+            jnp.broadcast_to(x, (len(path.widths), *x.shape[x.ndim - axes :]))
+            for x, axes in ((drift, 1), (variance, 2))
+        )
     else:
         moments = jax.vmap(lambda law: moments_of(law, path.centre))(law)
-        drift, noise, mixing = moments.drift, moments.noise, moments.mixing
+        drift, variance = moments.drift, jax.vmap(variance_at_nodes, (0, None))(moments, path)
+    quadratic = jax.vmap(products)(drift)
     if path.networks == len(path.widths):
-        drift, noise, mixing = (x[path.width] for x in (drift, noise, mixing))
-        twice = jax.vmap(contracted, (0, 0, 0, None, 0))(drift, noise, mixing, path.nodes, weights)
+        twice = jax.vmap(contracted)(quadratic[path.width], variance[path.width], weights)
     else:
-        twice = _by_width(weights, jax.vmap(kernel, (0, 0, 0, None))(drift, noise, mixing, path.nodes), path)
+        twice = _by_width(weights, jax.vmap(kernel)(quadratic, variance), path)
     dispersion = jnp.ones(()) if path.adjustment is None else path.adjustment.dispersion
     return path.constant - twice / (2 * jnp.broadcast_to(dispersion, path.widths.shape)[path.width])
 
 
-def kernel(
-    drift: Float[Array, " drifts"],
-    noise: Float[Array, " p"],
-    mixing: Float[Array, " p"],
-    nodes: Float[Array, "p nodes"],
-) -> Float[Array, "rows p nodes"]:
+def variance_at_nodes(moments: Moments, path: "PathStatistics") -> Float[Array, "p nodes"]:
+    """Variances by the law of one width, with functions of e for the features."""
+    mixing, e = moments.mixing[:, None], path.nodes
+    present = mixing > 0
+    next_order = path.next_order[0][:, None] + path.next_order[1][:, None] * e
+    change = moments.variance[ATTENTION_NEXT] * next_order / jnp.where(present, mixing, 1.0)
+    return moments.noise[:, None] + mixing * e * at_least_half(change)
+
+
+def kernel(quadratic: Float[Array, " count"], variance: Float[Array, "p nodes"]) -> Float[Array, "rows p nodes"]:
     """Coefficients of the rows of the statistics in −2 log density, for one width: log v and θ_s θ_t/v."""
-    variance = noise[:, None] + mixing[:, None] * nodes
-    return jnp.concatenate([jnp.log(variance)[None], products(drift)[:, None, None] / variance])
-
-
-def contracted(
-    drift: Float[Array, " drifts"],
-    noise: Float[Array, " p"],
-    mixing: Float[Array, " p"],
-    nodes: Float[Array, "p nodes"],
-    weights: Float[Array, "rows p nodes"],
-) -> Float[Array, ""]:
-    """`kernel` times the statistics of one width; cheaper, since it sums over rows first."""
-    return _contracted(products(drift), noise, mixing, nodes, weights)
+    return jnp.concatenate([jnp.log(variance)[None], quadratic[:, None, None] / variance])
 
 
 @jax.custom_jvp
-def _contracted(
-    quadratic: Float[Array, " count"],
-    noise: Float[Array, " p"],
-    mixing: Float[Array, " p"],
-    nodes: Float[Array, "p nodes"],
-    weights: Float[Array, "rows p nodes"],
+def contracted(
+    quadratic: Float[Array, " count"], variance: Float[Array, "p nodes"], weights: Float[Array, "rows p nodes"]
 ) -> Float[Array, ""]:
-    return _value_and_slopes(quadratic, noise, mixing, nodes, weights)[0]
+    """`kernel` times the statistics of one width; cheaper, since it sums over rows first."""
+    return _value_and_slopes(quadratic, variance, weights)[0]
 
 
 def _value_and_slopes(
-    quadratic: Array, noise: Array, mixing: Array, nodes: Array, weights: Array
-) -> tuple[Float[Array, ""], tuple[Array, Array, Array]]:
-    """The value Σ n log v + S/v with S = Σ c b b, and its derivatives in the first three arguments.
+    quadratic: Array, variance: Array, weights: Array
+) -> tuple[Float[Array, ""], tuple[Array, Array]]:
+    """The value Σ n log v + S/v with S = Σ c b b, and its derivatives in the first two arguments.
 
     The derivatives are written out because automatic differentiation compiles three times as many kernels.
     """
     count, square = weights[0], weights[1:].reshape(len(quadratic), -1)
-    v = noise[:, None] + mixing[:, None] * nodes
-    r, S = 1 / v, (quadratic @ square).reshape(nodes.shape)
-    of_v = r * (count - r * S)
-    slopes = (square @ r.reshape(-1), jnp.sum(of_v, axis=1), jnp.sum(of_v * nodes, axis=1))
-    return jnp.sum(count * jnp.log(v) + r * S), slopes
+    r, S = 1 / variance, (quadratic @ square).reshape(variance.shape)
+    slopes = (square @ r.reshape(-1), r * (count - r * S))
+    return jnp.sum(count * jnp.log(variance) + r * S), slopes
 
 
-@functools.partial(_contracted.defjvp, symbolic_zeros=True)
+@functools.partial(contracted.defjvp, symbolic_zeros=True)
 def _contracted_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    if not all(isinstance(tangent, SymbolicZero) for tangent in tangents[3:]):
+    if not isinstance(tangents[2], SymbolicZero):
         raise NotImplementedError("PathStatistics have no derivative in V; use Transitions, of `sdeinfer.transitions`")
     value, slopes = _value_and_slopes(*primals)
-    moved = [(slope, dx) for slope, dx in zip(slopes, tangents[:3], strict=True) if not isinstance(dx, SymbolicZero)]
+    moved = [(slope, dx) for slope, dx in zip(slopes, tangents[:2], strict=True) if not isinstance(dx, SymbolicZero)]
     return value, sum((jnp.sum(slope * dx) for slope, dx in moved), jnp.zeros_like(value))
 
 

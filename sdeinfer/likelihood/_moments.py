@@ -70,6 +70,12 @@ def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
     )
 
 
+def at_least_half(change: Array) -> Array:
+    """1 + x for x ≥ −½, where the expansion in 1/n holds; a positive function of smaller x, with one derivative."""
+    below = jnp.minimum(change + 0.5, 0.0)
+    return jnp.maximum(1 + change, 0.5) - 0.5 + 0.5 * jnp.exp(2 * below)
+
+
 @jax.custom_jvp
 def bounded(x: Array) -> Array:
     """(1 + x⁴)^{−1/4}: x times this factor is at most 1, and equals x for small x up to a relative x⁴/4."""

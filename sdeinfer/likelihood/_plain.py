@@ -13,25 +13,22 @@ from jaxtyping import Array, Bool, Float, Int
 from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth, Limit
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._moments import moments_of
+from sdeinfer.likelihood._moments import at_least_half, moments_of
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._transitions import observed_path, terms_of, used_of
 
 ENTRIES = 2**20
 """Bound on the number of entries of the largest arrays (m⁴ per transition) computed at a time."""
 
-LARGEST_REDUCTION = 0.5
-"""Largest share of the limit's variance by which the corrections at finite width reduce it unchanged."""
-
 
 class Transitions(AbstractPath):
     """Observed networks with the plain likelihood of their transitions.
 
     `CovariancePath(layer, path).log_prob(V)` is the log density of V after every layer but the first, given V at the
-    first, by the law of one layer without an expansion. It is differentiable in the layer's parameters and in V, except
-    where the spectrum of the centred V has repeated eigenvalues, as for equal correlations: the derivative in such a V
-    is NaN. Its cost grows with the number of transitions: a gradient takes 30 to 70 µs per transition of four tokens on
-    two cores. `PathStatistics` takes the same time for any number.
+    first, by the law of one layer with all of its variance features. It is differentiable in the layer's parameters and
+    in V, except where the spectrum of the centred V has repeated eigenvalues, as for equal correlations: the derivative
+    in such a V is NaN. Its cost grows with the number of transitions: a gradient takes 30 to 70 µs per transition of
+    four tokens on two cores. `PathStatistics` takes the same time for any number.
 
     Attributes:
         covariance: V at every layer, shape (networks, 1 + layers, m, m).
@@ -118,15 +115,8 @@ def _log_density(
     terms = terms_of(V0, V1, jnp.broadcast_to(1 / width, used.shape), causal=causal)
     moments = moments_of(law, jnp.zeros((len(VARIANCE_FEATURES), terms.mixing.shape[-1])))
     common = moments.common_variance(terms.mixing)
-    variance = common * _positive(moments.own_variance(terms.mixing, terms.variance) / common)
+    variance = common * at_least_half(moments.own_variance(terms.mixing, terms.variance) / common)
     square = (terms.increments - moments.mean(terms)) ** 2 / variance
     density = -jnp.sum(square + jnp.log(variance), axis=-1) / 2
     constant = terms.log_jacobian - terms.mixing.shape[-1] * math.log(2 * math.pi) / 2
     return jnp.sum(jnp.where(used, density, 0.0)), jnp.sum(jnp.where(used, constant, 0.0))
-
-
-def _positive(change: Array) -> Array:
-    """1 + x for x of at least −`LARGEST_REDUCTION`; smaller x, in the tails of the prior, give positive values."""
-    least = 1 - LARGEST_REDUCTION
-    below = jnp.minimum(change + LARGEST_REDUCTION, 0.0)
-    return jnp.maximum(1 + change, least) - least + least * jnp.exp(below / least)

@@ -3,7 +3,8 @@
 The log density of a path depends on the data through sums over its terms of data times a function of the term's e (see
 `Terms`): with variances v that are functions of e it is −½ Σ [(z − Σ_s θ_s b_s)²/v + log 2πv]. By the law of finite
 width, v also depends on features f_k of V (see `FiniteWidth`) in terms of O(1/n). Each f_k is replaced by its mean f̄_k
-over the data; `tests/benchmarks/test_mechanisms.py` shows that no coverage is lost. `Transitions` have the exact law.
+over the data, and G, which is of second order in e, by e (g₀ + g₁ e), fitted to the data. `Transitions` have the exact
+law; `tests/benchmarks/test_mechanisms.py` compares the posteriors.
 
 The functions of e are interpolated at Chebyshev points in s = log e. The sums over terms become sums over some tens of
 nodes, with weights computed in one pass over the data. Since v is affine in e, the singularities v = 0 lie at Im s = ±π
@@ -60,12 +61,14 @@ class Layout(NamedTuple):
         half_width: half-width of that range, shape (p,).
         nodes: number of Chebyshev points.
         centre: f̄, the means of the finite-width features over a sample of the data, 0 for G; shape (features, p).
+        next_order: g₀ and g₁, shape (2, p).
     """
 
     middle: np.ndarray
     half_width: np.ndarray
     nodes: int
     centre: np.ndarray
+    next_order: np.ndarray
 
     @property
     def points(self) -> np.ndarray:
@@ -83,6 +86,7 @@ class PathStatistics(AbstractPath):
             rows, p, nodes).
         nodes: values of e, the first 0; shape (p, nodes).
         centre: f̄_k, shape (features, p).
+        next_order: g₀ and g₁ of e (g₀ + g₁ e), which stands for G; shape (2, p).
         constant: additive constant of the log density, log |∂z/∂dV| − ½ Σ log 2π; shape (networks,).
         widths: the distinct widths n, ascending, padded by `repeated_widths`; shape (widths,).
         width: index of each network into `widths`, shape (networks,).
@@ -98,6 +102,7 @@ class PathStatistics(AbstractPath):
     weights: Float[Any, "networks rows p nodes"]
     nodes: Float[Any, "p nodes"]
     centre: Float[Any, "features p"]
+    next_order: Float[Any, "2 p"]
     constant: Float[Any, " networks"]
     widths: Float[Any, " widths"]
     width: Int[Any, " networks"]
@@ -164,7 +169,9 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
         highest = np.maximum(highest, np.where(zero, 0.0, e).max(axis=0))
     lowest, highest = (np.where(highest == 0, 1.0, bound) for bound in (lowest, highest))
     half_width = np.maximum(np.log(highest / lowest) / 2, 1e-3)
-    centre = mean_features(path)
+    sample = path.thinned(BLOCK).terms(slice(None))
+    centre = sample.variance.mean(axis=0)
+    next_order = _next_order_of(sample.mixing, sample.variance[:, ATTENTION_NEXT])
     # G is negative and of fourth order in V: its mean could make the variance negative at small V.
     centre[ATTENTION_NEXT] = 0.0
     return Layout(
@@ -172,7 +179,18 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
         half_width=half_width,
         nodes=nodes_needed(float(half_width.max())) if nodes is None else nodes,
         centre=centre,
+        next_order=next_order,
     )
+
+
+def _next_order_of(e: np.ndarray, G: np.ndarray) -> Float[np.ndarray, "2 p"]:
+    """The line in e closest to G/e, for each pair; 0 for the pairs whose e is zero."""
+    zero = _at_zero(e).any(axis=0)
+    ratio, e = np.where(zero, 0.0, G / np.where(zero, 1.0, e)), np.where(zero, 0.0, e)
+    away = e - e.mean(axis=0)
+    square = (away**2).sum(axis=0)
+    slope = (away * ratio).sum(axis=0) / np.where(square > 0, square, 1.0)
+    return np.stack([ratio.mean(axis=0) - slope * e.mean(axis=0), slope])
 
 
 def blank_statistics(
@@ -186,6 +204,7 @@ def blank_statistics(
             "weights": np.zeros((count, ROWS, p, nodes)),
             "nodes": np.ones((p, nodes)),
             "centre": np.ones((FEATURES, p)),
+            "next_order": np.zeros((2, p)),
             "constant": np.zeros(count),
             "widths": np.full(count, 100.0),
             "width": np.arange(count),
@@ -242,6 +261,7 @@ def path_statistics(
         weights=weights.swapaxes(1, 2),
         nodes=layout.points,
         centre=layout.centre,
+        next_order=layout.next_order,
         constant=constant,
         widths=widths,
         width=np.arange(groups) if pooled else width,

@@ -27,7 +27,7 @@ from sdeinfer.likelihood import (
     FullPath,
     moments_of,
 )
-from sdeinfer.likelihood._kernels import contracted, kernel
+from sdeinfer.likelihood._kernels import contracted, kernel, products, variance_at_nodes
 
 
 def test_log_likelihood_is_the_dense_normal(layer, V):
@@ -53,7 +53,7 @@ def test_one_network_after_the_other_or_all_rows_at_once():
     @jax.jit
     def both(law, weights):
         moments = moments_of(law, statistics.centre)
-        own = (moments.drift, moments.noise, moments.mixing, statistics.nodes)
+        own = products(moments.drift), variance_at_nodes(moments, statistics)
         return contracted(*own, weights), jnp.vdot(weights, kernel(*own))
 
     for number in range(3):

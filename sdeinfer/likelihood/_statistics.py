@@ -186,6 +186,8 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
 def _next_order_of(e: np.ndarray, G: np.ndarray) -> Float[np.ndarray, "2 p"]:
     """The line in e closest to G/e, for each pair; 0 for the pairs whose e is zero."""
     zero = _at_zero(e).any(axis=0)
+    if not np.isfinite(G).all():  # refused later, with the network's number
+        return np.zeros((2, e.shape[-1]))
     ratio, e = np.where(zero, 0.0, G / np.where(zero, 1.0, e)), np.where(zero, 0.0, e)
     away = e - e.mean(axis=0)
     square = (away**2).sum(axis=0)

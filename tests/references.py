@@ -368,17 +368,17 @@ def finite_width_variances(law, e, f, centre, xp: Any = np):
     return noise + mixing * e, ((w + mixing_w * e[:, None]) * (f - centre)).sum(axis=1)
 
 
-def finite_width_terms(law, z, b, e, f, centre, next_order, xp: Any = np):
-    """The log density of each term with the features' means, and e (g₀ + g₁ e) for G.
+def finite_width_terms(law, z, b, e, f, statistics, xp: Any = np):
+    """The log density of each term with the features' means, and e (g₀ + g₁ e) for G, bounded as in the statistics.
 
-    Arguments as in `finite_width_variances`, and g of shape (2, p).
+    Arguments as in `finite_width_variances`; z of shape (terms, p) and b of shape (terms, 4, p).
     """
+    centre, (start, slope, largest) = statistics.centre, statistics.next_order
     v, _ = finite_width_variances(law, e, f, centre, xp)
     mixing = finite_width_variances(law, xp.ones_like(e), f, centre, xp)[0]
     mixing = mixing - finite_width_variances(law, xp.zeros_like(e), f, centre, xp)[0]
-    change = law.variance[2] * (next_order[0] + next_order[1] * e) / xp.where(mixing > 0, mixing, 1.0)
-    below = xp.minimum(change + 0.5, 0.0)
-    v = v + mixing * e * (xp.maximum(1 + change, 0.5) - 0.5 + 0.5 * xp.exp(2 * below) - 1)
+    weight = law.variance[2] / xp.where(mixing > 0, mixing, 1.0)[0]
+    v = v + mixing * e * weight * (start + slope * e) * bounded(weight * largest / 0.75)
     mu = (law.drift[:, None] * b).sum(axis=1)
     return -((z - mu) ** 2 / v + xp.log(2 * math.pi * v)) / 2
 

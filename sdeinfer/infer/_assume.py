@@ -1,4 +1,4 @@
-"""What a fit assumes of its data: the architecture, the law and the priors, checked before anything is computed."""
+"""Assumptions of a fit: the architecture, the law and the priors, checked before anything is computed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,7 +44,7 @@ def assume(
         kind = architecture_of(data, architecture)
         assumptions = Assumptions(kind, first, checked_priors(prior, kind))
     require_identifiable(kind, data.sizes["token_a"])
-    return masked(model, data, kind, law), assumptions, kind
+    return masked(data, kind, law, model), assumptions, kind
 
 
 def architecture_of(
@@ -72,13 +72,13 @@ def architecture_of(
     return kind
 
 
-def masked(model: AbstractModel, data: xr.Dataset, kind: AbstractArchitecture, law: str) -> xr.Dataset:
+def masked(data: xr.Dataset, kind: AbstractArchitecture, law: str, model: AbstractModel | None = None) -> xr.Dataset:
     """The data in the coordinates of an architecture, with or without a causal mask.
 
     Raises:
         InputError: for a causal mask with a model or a law that does not support one.
     """
-    if kind.causal and not isinstance(model, EveryLayer):
+    if kind.causal and not isinstance(model, EveryLayer | None):
         raise InputError(f"model: {model.name} knows no causal mask; models.full_path does")
     if kind.causal and law != "limit":
         raise InputError(f"law: with a causal mask there is the limit's law only, law='limit'; got {law!r}")

@@ -96,7 +96,7 @@ def compare(
     assumed = {name: Assumptions(kind, law) for name, kind in kinds.items()}  # pyright: ignore[reportArgumentType]
     used = used_of(data)
     for name, assumptions in assumed.items():
-        seen = masked(model, data, kinds[name], law)
+        seen = masked(data, kinds[name], law, model)
         used &= used_of(in_range(model, seen, assumptions, largest_logit)[0])
     data = with_used(data, used).isel(network=used.any(axis=1))
     if data.sizes["network"] < 2:
@@ -106,7 +106,7 @@ def compare(
         )
     sampler = NUTS(chains=chains, draws=draws, warmup=warmup)
     fits = {
-        name: _fitted(model, masked(model, data, kinds[name], law), assumptions, sampler, progress=progress, key=key)
+        name: _fitted(model, masked(data, kinds[name], law, model), assumptions, sampler, progress=progress, key=key)
         for name, assumptions in assumed.items()
     }
     phase("comparing")

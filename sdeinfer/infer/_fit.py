@@ -16,7 +16,7 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
 
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer._assume import architecture_of, assume, require_settings
+from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import prior_draws
@@ -41,7 +41,6 @@ from sdeinfer.likelihood import (
     as_model,
     checked_priors,
     transitions_of,
-    with_mask,
 )
 from sdeinfer.observation import validate
 
@@ -218,7 +217,7 @@ def transitions(
     if architecture is None and architecture_in(validate(data).attrs) is None:
         return transitions_of(data, Assumptions(law=law))
     kind = architecture_of(data, architecture)
-    return transitions_of(with_mask(data, causal=kind.causal), Assumptions(kind, law, checked_priors(prior, kind)))
+    return transitions_of(masked(data, kind, law), Assumptions(kind, law, checked_priors(prior, kind)))
 
 
 @contextlib.contextmanager

@@ -15,13 +15,11 @@ from sdeinfer.likelihood import (
     Moments,
     Path,
     Terms,
+    at_least_half,
     moments_of,
     repeated_widths,
     terms_by_block,
 )
-
-LEAST = 0.5
-"""Smallest ratio of a transition's variance to the variance with the mean features, in the tails of the prior."""
 
 
 class LawAt(NamedTuple):
@@ -106,17 +104,12 @@ def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
     width = path.width_index(law.widths)
     for block, terms in terms_by_block(path):
         here, along = law.moments.at(width[block]), law.slopes.at(width[block])
-        variance = _variance(here, terms, law.centre)
+        common = here.common_variance(terms.mixing)
+        variance = common * at_least_half(here.own_variance(terms.mixing, terms.variance - law.centre) / common)
         sd = np.sqrt(variance)
         of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - law.centre))
         y = np.asarray(terms.increments - here.mean(terms)) / sd
         yield Innovations(block, terms, y, sd, of_mean / sd[..., None], of_variance / variance[..., None])
-
-
-def _variance(moments: Moments, terms: Terms, centre: np.ndarray) -> np.ndarray:
-    """Variance of each term; at least `LEAST` times that with the mean features."""
-    common = moments.common_variance(terms.mixing)
-    return common * np.maximum(1 + moments.own_variance(terms.mixing, terms.variance - centre) / common, LEAST)
 
 
 def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

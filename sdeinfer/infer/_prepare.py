@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from sdeinfer._files import InputError
 from sdeinfer.infer._coordinates import layer_at
 from sdeinfer.infer._mode import posterior_mode
-from sdeinfer.infer._reduce import form_of
+from sdeinfer.infer._reduce import form_of, reduced
 from sdeinfer.infer._sandwich import sandwich
 from sdeinfer.likelihood import (
     AbstractModel,
@@ -25,7 +25,6 @@ from sdeinfer.likelihood import (
     PathStatistics,
     grouped_statistics,
     observed_path,
-    path_layout,
     path_statistics,
     transitions_of,
 )
@@ -103,16 +102,15 @@ def adjusted_statistics(
         model: the model.
         path: the transitions.
         assumptions: assumptions of the fit.
-        layout: nodes of the statistics; `path_layout` if None.
-        nodes: number of nodes for `path_layout`; chosen by the data if None.
-        pooled: sum over the networks of one width.
+        layout: as in `reduced`.
+        nodes: as in `reduced`.
+        pooled: as in `reduced`.
     """
-    layout = path_layout(path, nodes=nodes) if layout is None else layout
     form = form_of(model, len(path.width), path.tokens, assumptions)
-    statistics = path_statistics(path, layout, pooled=pooled and form.pooled, assumptions=assumptions)
+    statistics = reduced(model, path, assumptions, layout, nodes=nodes, pooled=pooled)
     together = statistics.pooled() if form.pooled else statistics
     layer = layer_at(model, together, posterior_mode(model, together))
     sample = path.thinned(SAMPLE)
-    times = len(path) / len(sample)
-    adjustment = sandwich(sample, form.kind, layer.u, np.asarray(layout.centre), free=layer.sd > 0, times=times)
+    times, centre = len(path) / len(sample), np.asarray(statistics.centre)
+    adjustment = sandwich(sample, form.kind, layer.u, centre, free=layer.sd > 0, times=times)
     return dataclasses.replace(statistics, adjustment=adjustment)

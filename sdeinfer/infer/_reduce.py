@@ -29,8 +29,9 @@ def reduced(
     layout: Layout | None = None,
     *,
     nodes: int | None = None,
+    pooled: bool = True,
 ) -> PathStatistics:
-    """The statistics of transitions for the joint density of a model, pooled if all networks have one layer.
+    """The statistics of transitions for a model.
 
     Arguments:
         model: the model.
@@ -38,10 +39,11 @@ def reduced(
         assumptions: assumptions of the fit.
         layout: nodes and mean features; `path_layout` if None.
         nodes: number of nodes for `path_layout`; chosen by the data if None.
+        pooled: sum over the networks of one width, unless the model needs every network.
     """
     layout = path_layout(path, nodes=nodes) if layout is None else layout
     form = form_of(model, len(path.width), path.tokens, assumptions)
-    return path_statistics(path, layout, pooled=form.pooled, assumptions=assumptions)
+    return path_statistics(path, layout, pooled=pooled and form.pooled, assumptions=assumptions)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,18 +134,11 @@ class Bridged(Distribution):
     def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " bridges"]:
         """Log density of the ends, covariances or X Xᵀ/q of outputs X, shape (bridges, m, m)."""
         del intermediates
-        return self._in_blocks(jnp.asarray(value))[0]
-
-    def latent_layers(self) -> Float[Array, "bridges latent m m"]:
-        """Covariances of the latent layers; shorter bridges repeat their start first."""
-        return self._in_blocks(self.bridges.end)[1]
-
-    def _in_blocks(self, end: Array) -> tuple[Array, Array]:
-        bridges, count = self.bridges, len(self.bridges)
+        bridges, count, ends = self.bridges, len(self.bridges), jnp.asarray(value)
         together = TOGETHER if jax.default_backend() == "cpu" else count
         blocks = -(-count // together)
         size = -(-count // blocks)
-        each = (bridges.start, end, bridges.layers, bridges.width, bridges.more_drift, bridges.features)
+        each = (bridges.start, ends, bridges.layers, bridges.width, bridges.more_drift, bridges.features)
         # The last block is padded with copies of the last bridge.
         index = jnp.minimum(jnp.arange(blocks * size), count - 1).reshape(blocks, size)
         columns = jax.tree.map(lambda x: x[index], (*each, self.innovations))
@@ -154,11 +147,9 @@ class Bridged(Distribution):
         def block(columns):
             start, end, layers, width, more_drift, features, innovations = (_batch_last(x) for x in columns)
             law = law_of_block(width, more_drift, features)
-            log_weight, path = bridge(law, Span(start, end, layers, bridges.outputs), innovations)
-            return log_weight, jnp.moveaxis(path, -1, 0)
+            return bridge(law, Span(start, end, layers, bridges.outputs), innovations)[0]
 
-        log_weight, path = jax.lax.map(block, columns)
-        return log_weight.reshape(-1)[:count], path.reshape(blocks * size, *path.shape[2:])[:count]
+        return jax.lax.map(block, columns).reshape(-1)[:count]
 
     def _law_of_block(self) -> Callable[[Array, Array, Array], LayerLaw]:
         """Return a function from width indices, drift terms and features of bridges to the law of their layers."""

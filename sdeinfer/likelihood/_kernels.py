@@ -11,10 +11,13 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from sdeinfer.layers import ATTENTION_NEXT, VARIANCE_FEATURES, FiniteWidth, Limit
-from sdeinfer.likelihood._moments import Moments, at_least_half, moments_of
+from sdeinfer.likelihood._moments import Moments, bounded, moments_of
 
 if TYPE_CHECKING:
     from sdeinfer.likelihood._statistics import PathStatistics
+
+LARGEST_CHANGE = 0.75
+"""Bound on the relative change of attention's variance by G; changes below half of it are unchanged."""
 
 LIMIT_DRIFTS, DRIFTS, FEATURES = 2, 4, len(VARIANCE_FEATURES)
 QUADRATIC = sorted(itertools.combinations_with_replacement(range(1 + DRIFTS), 2), key=lambda st: st[1] > LIMIT_DRIFTS)
@@ -52,10 +55,11 @@ def log_density(
 def variance_at_nodes(moments: Moments, path: "PathStatistics") -> Float[Array, "p nodes"]:
     """Variances by the law of one width, with functions of e for the features."""
     mixing, e = moments.mixing[:, None], path.nodes
-    present = mixing > 0
     next_order = path.next_order[0][:, None] + path.next_order[1][:, None] * e
-    change = moments.variance[ATTENTION_NEXT] * next_order / jnp.where(present, mixing, 1.0)
-    return moments.noise[:, None] + mixing * e * at_least_half(change)
+    change = moments.variance[ATTENTION_NEXT] * next_order / jnp.where(mixing > 0, mixing, 1.0)
+    # One factor for all e of a pair, since interpolation needs a variance that is analytic in e.
+    largest = moments.variance[ATTENTION_NEXT] * path.next_order[2][:, None] / jnp.where(mixing > 0, mixing, 1.0)
+    return moments.noise[:, None] + mixing * e * (1 + change * bounded(largest / LARGEST_CHANGE))
 
 
 def kernel(quadratic: Float[Array, " count"], variance: Float[Array, "p nodes"]) -> Float[Array, "rows p nodes"]:

@@ -70,10 +70,11 @@ def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
     )
 
 
-def at_least_half(change: Array) -> Array:
+def at_least_half(change: Any) -> Any:
     """1 + x for x ≥ −½, where the expansion in 1/n holds; a positive function of smaller x, with one derivative."""
-    below = jnp.minimum(change + 0.5, 0.0)
-    return jnp.maximum(1 + change, 0.5) - 0.5 + 0.5 * jnp.exp(2 * below)
+    xp = change.__array_namespace__()
+    below = xp.minimum(change + 0.5, xp.zeros_like(change))
+    return xp.maximum(1 + change, xp.full_like(change, 0.5)) - 0.5 + 0.5 * xp.exp(2 * below)
 
 
 @jax.custom_jvp

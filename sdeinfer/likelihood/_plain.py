@@ -108,7 +108,7 @@ def _log_density(
     *,
     causal: bool,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Of one network: the sum of all terms that depend on the parameters, and of the others."""
+    """Sums over the transitions of one network: of the terms that depend on the parameters, and of the others."""
     V = (V + V.mT) / 2
     # Unused transitions may start at a singular V; its NaN would enter every derivative.
     V0, V1 = (jnp.where(used[:, None, None], ends, jnp.eye(V.shape[-1])) for ends in (V[:-1], V[1:]))

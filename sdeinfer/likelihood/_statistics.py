@@ -61,7 +61,7 @@ class Layout(NamedTuple):
         half_width: half-width of that range, shape (p,).
         nodes: number of Chebyshev points.
         centre: f̄, the means of the finite-width features over a sample of the data, 0 for G; shape (features, p).
-        next_order: g₀ and g₁, shape (2, p).
+        next_order: g₀, g₁ and the largest |g₀ + g₁ e| of the range of e, shape (3, p).
     """
 
     middle: np.ndarray
@@ -86,7 +86,7 @@ class PathStatistics(AbstractPath):
             rows, p, nodes).
         nodes: values of e, the first 0; shape (p, nodes).
         centre: f̄_k, shape (features, p).
-        next_order: g₀ and g₁ of e (g₀ + g₁ e), which stands for G; shape (2, p).
+        next_order: g₀ and g₁ of e (g₀ + g₁ e), which stands for G, and the largest |g₀ + g₁ e|; shape (3, p).
         constant: additive constant of the log density, log |∂z/∂dV| − ½ Σ log 2π; shape (networks,).
         widths: the distinct widths n, ascending, padded by `repeated_widths`; shape (widths,).
         width: index of each network into `widths`, shape (networks,).
@@ -102,7 +102,7 @@ class PathStatistics(AbstractPath):
     weights: Float[Any, "networks rows p nodes"]
     nodes: Float[Any, "p nodes"]
     centre: Float[Any, "features p"]
-    next_order: Float[Any, "2 p"]
+    next_order: Float[Any, "3 p"]
     constant: Float[Any, " networks"]
     widths: Float[Any, " widths"]
     width: Int[Any, " networks"]
@@ -171,7 +171,7 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     half_width = np.maximum(np.log(highest / lowest) / 2, 1e-3)
     sample = path.thinned(BLOCK).terms(slice(None))
     centre = sample.variance.mean(axis=0)
-    next_order = _next_order_of(sample.mixing, sample.variance[:, ATTENTION_NEXT])
+    next_order = _next_order_of(sample.mixing, sample.variance[:, ATTENTION_NEXT], highest)
     # G is negative and of fourth order in V: its mean could make the variance negative at small V.
     centre[ATTENTION_NEXT] = 0.0
     return Layout(
@@ -183,16 +183,17 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     )
 
 
-def _next_order_of(e: np.ndarray, G: np.ndarray) -> Float[np.ndarray, "2 p"]:
-    """The line in e closest to G/e, for each pair; 0 for the pairs whose e is zero."""
+def _next_order_of(e: np.ndarray, G: np.ndarray, highest: np.ndarray) -> Float[np.ndarray, "3 p"]:
+    """The line in e closest to G/e, for each pair, and its largest value for e in [0, highest]; 0 for e = 0."""
     zero = _at_zero(e).any(axis=0)
     if not np.isfinite(G).all():  # refused later, with the network's number
-        return np.zeros((2, e.shape[-1]))
+        return np.zeros((3, e.shape[-1]))
     ratio, e = np.where(zero, 0.0, G / np.where(zero, 1.0, e)), np.where(zero, 0.0, e)
     away = e - e.mean(axis=0)
     square = (away**2).sum(axis=0)
     slope = (away * ratio).sum(axis=0) / np.where(square > 0, square, 1.0)
-    return np.stack([ratio.mean(axis=0) - slope * e.mean(axis=0), slope])
+    start = ratio.mean(axis=0) - slope * e.mean(axis=0)
+    return np.stack([start, slope, np.maximum(abs(start), abs(start + slope * highest))])
 
 
 def blank_statistics(
@@ -206,7 +207,7 @@ def blank_statistics(
             "weights": np.zeros((count, ROWS, p, nodes)),
             "nodes": np.ones((p, nodes)),
             "centre": np.ones((FEATURES, p)),
-            "next_order": np.zeros((2, p)),
+            "next_order": np.zeros((3, p)),
             "constant": np.zeros(count),
             "widths": np.full(count, 100.0),
             "width": np.arange(count),

@@ -1,4 +1,4 @@
-"""What users lose without each mechanism: coverage on real finite networks, seconds, networks.
+"""Losses without each mechanism: coverage on real finite networks, seconds, networks.
 
 Parameters come from the prior, data from the exact covariance chain, as in `calibration/test_finite_width.py`. `-s`
 shows the shares of 50 % and 90 % intervals that hold the truth, beside those of the whole fit on the same data sets.

@@ -154,3 +154,9 @@ def test_a_fit_has_the_posterior_of_the_compressed_one(law):
         assert abs(theirs.mean() - own.mean()) < 0.2 * own.std(), name
         assert 0.88 < theirs.std() / own.std() < 1.14, name
     assert si.check(plain).to_frame().shape == si.check(compressed).to_frame().shape
+
+
+def test_a_law_that_a_mask_lacks_is_refused():
+    data = data_of(paths(), causal=True).assign_attrs(architecture="attention", causal=1)
+    with pytest.raises(si.InputError, match="law: with a causal mask there is the limit's law only"):
+        si.transitions(data, architecture=si.ShapedAttention(gamma=0.7, tau0=0.8, causal=True))

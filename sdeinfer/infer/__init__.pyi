@@ -10,6 +10,7 @@ from ._fit import transitions as transitions
 from ._innovations import Innovations as Innovations
 from ._innovations import LawAt as LawAt
 from ._innovations import innovations as innovations
+from ._innovations import innovations_of as innovations_of
 from ._innovations import law_at as law_at
 from ._metropolis import Metropolis as Metropolis
 from ._mode import Mode as Mode

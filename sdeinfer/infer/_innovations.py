@@ -101,15 +101,26 @@ def law_at(
 
 def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
     """Iterate over the innovations of a path under a law, block by block."""
-    width = path.width_index(law.widths)
     for block, terms in terms_by_block(path):
-        here, along = law.moments.at(width[block]), law.slopes.at(width[block])
-        common = here.common_variance(terms.mixing)
-        variance = common * at_least_half(here.own_variance(terms.mixing, terms.variance - law.centre) / common)
-        sd = np.sqrt(variance)
-        of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - law.centre))
-        y = np.asarray(terms.increments - here.mean(terms)) / sd
-        yield Innovations(block, terms, y, sd, of_mean / sd[..., None], of_variance / variance[..., None])
+        yield innovations_of(path, block, terms, law)
+
+
+def innovations_of(path: Path, block: np.ndarray, terms: Terms, law: LawAt) -> Innovations:
+    """The innovations of some transitions of a path, from their indices and terms."""
+    width = path.width_index(law.widths)[block]
+    here, along = law.moments.at(width), law.slopes.at(width)
+    mean, variance = mean_and_variance(terms, here, law.centre)
+    sd = np.sqrt(variance)
+    of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - law.centre))
+    y = np.asarray(terms.increments - mean) / sd
+    return Innovations(block, terms, y, sd, of_mean / sd[..., None], of_variance / variance[..., None])
+
+
+def mean_and_variance(terms: Terms, moments: Moments, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of each increment, shape (transitions, p); moments with a leading axis of the transitions."""
+    common = moments.common_variance(terms.mixing)
+    change = moments.own_variance(terms.mixing, terms.variance - centre) / common
+    return np.asarray(moments.mean(terms)), common * at_least_half(change)
 
 
 def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

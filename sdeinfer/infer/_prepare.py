@@ -3,6 +3,7 @@
 import dataclasses
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
@@ -10,6 +11,7 @@ from jaxtyping import PyTree
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._coordinates import layer_at
+from sdeinfer.infer._exact import shift_to_exact_mode
 from sdeinfer.infer._mode import posterior_mode
 from sdeinfer.infer._reduce import form_of, reduced
 from sdeinfer.infer._sandwich import sandwich
@@ -58,7 +60,10 @@ def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions
         plain = transitions_of(data, assumptions)
         if assumptions.law == "limit":
             return plain
-        return dataclasses.replace(plain, adjustment=prepare_for(model, data, assumptions).adjustment)
+        found = prepare_for(model, data, assumptions).adjustment
+        # The plain likelihood has its mode there already.
+        exact = dataclasses.replace(found, centre=found.centre + found.shift, shift=jnp.zeros_like(found.shift))
+        return dataclasses.replace(plain, adjustment=exact)
     match model:
         case Groups(ungrouped=ungrouped):
             return _prepared_groups(ungrouped, data, assumptions)
@@ -113,4 +118,7 @@ def adjusted_statistics(
     sample = path.thinned(SAMPLE)
     times, centre = len(path) / len(sample), np.asarray(statistics.centre)
     adjustment = sandwich(sample, form.kind, layer.u, centre, free=layer.sd > 0, times=times)
+    if layer.u.ndim == 1:
+        shift = shift_to_exact_mode(path, statistics, form.kind, layer.u, layer.sd > 0)
+        adjustment = dataclasses.replace(adjustment, shift=jax.device_put(np.asarray(shift, adjustment.centre.dtype)))
     return dataclasses.replace(statistics, adjustment=adjustment)

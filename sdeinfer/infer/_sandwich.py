@@ -100,9 +100,9 @@ def sandwich(
         matrix[block] = _matrix(information[block] / dispersion, scattered / dispersion**2)
     attends = np.isfinite(_smallest_tau0(layers[0]))
     least_tau0 = _least_tau0(_logit_scale(path, slice(None))) if attends else 0.0
-    values = (dispersion, least_tau0, u, matrix)
+    values = (dispersion, least_tau0, u, matrix, np.zeros_like(u))
     if own:
-        axes = ((), (), (u.shape[-1],), matrix.shape)
+        axes = ((), (), (u.shape[-1],), matrix.shape, (u.shape[-1],))
         values = tuple(np.broadcast_to(x, (len(u), *shape)) for x, shape in zip(values, axes, strict=True))
     return Adjustment(*jax.device_put([np.asarray(x, jnp.result_type(float)) for x in values]))
 

@@ -12,7 +12,7 @@ from sdeinfer.layers import AbstractLayer
 
 
 class Adjustment(eqx.Module):
-    """ℓ(u) → ℓ(û + C (u − û))/φ, with the layer's coordinates u (`Coordinates.unconstrained`).
+    """ℓ(u) → ℓ(û + C (u − û − s))/φ, with the layer's coordinates u (`Coordinates.unconstrained`).
 
     For τ0 below `least_tau0` the law of attention does not hold for the data; ℓ is constant there, and the prior
     determines the posterior.
@@ -22,17 +22,20 @@ class Adjustment(eqx.Module):
         least_tau0: smallest τ0 at which the law is used.
         centre: û, shape (parameters,).
         matrix: C, shape (parameters, parameters).
+        shift: s, the mode under the exact law of a layer less û; shape (parameters,).
     """
 
     dispersion: Float[Any, "*groups"]
     least_tau0: Float[Any, "*groups"]
     centre: Float[Any, "*groups parameters"]
     matrix: Float[Any, "*groups parameters parameters"]
+    shift: Float[Any, "*groups parameters"]
 
     def __call__(self, layer: AbstractLayer) -> AbstractLayer:
         """The layer with adjusted parameters."""
         coordinates = layer.coordinates
-        moved = self.centre + self.matrix @ (coordinates.unconstrained(layer.parameters()) - self.centre)
+        u = coordinates.unconstrained(layer.parameters())
+        moved = self.centre + self.matrix @ (u - self.centre - self.shift)
         values = coordinates.constrained(moved)
         for name in coordinates.temperatures:
             values[name] = _at_least(values[name], self.least_tau0)
@@ -47,7 +50,7 @@ def no_adjustment(parameters: int, networks: int | None = None) -> Adjustment:
         networks: length of a leading axis; no such axis if None.
     """
     dtype, axes = jnp.result_type(float), () if networks is None else (networks,)
-    values = (1.0, 0.0, np.zeros(parameters), np.eye(parameters))
+    values = (1.0, 0.0, np.zeros(parameters), np.eye(parameters), np.zeros(parameters))
     each = (np.broadcast_to(np.asarray(x, dtype), (*axes, *np.shape(x))) for x in values)
     return Adjustment(*jax.device_put(list(each)))
 

@@ -1,13 +1,16 @@
 from ._agreement import agreement as agreement
-from ._check import LEVEL as LEVEL
+from ._alternatives import Alternative as Alternative
+from ._alternatives import alternatives as alternatives
 from ._check import check as check
 from ._check import observed as observed
+from ._consequences import consequences as consequences
 from ._design import Design as Design
 from ._design import design as design
 from ._design import network_information as network_information
 from ._distance import distance as distance
 from ._identification import identification as identification
 from ._innovations import innovation_tests as innovation_tests
+from ._layers import LEVEL as LEVEL
 from ._predictive import at_last_layer as at_last_layer
 from ._predictive import distance_from_theory as distance_from_theory
 from ._predictive import left_out_transforms as left_out_transforms

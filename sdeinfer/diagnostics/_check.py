@@ -7,10 +7,10 @@ from arviz_stats.base.array import array_stats
 
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._identification import identification
-from sdeinfer.diagnostics._innovations import DIRECTIONS, innovation_tests
+from sdeinfer.diagnostics._layers import LEVEL, layers_against_law
 from sdeinfer.diagnostics._predictive import distance_from_theory, left_out_p_values
 from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise
-from sdeinfer.diagnostics._verdict import Check, Verdict, at_least, at_most
+from sdeinfer.diagnostics._verdict import THEORY, Check, Verdict, at_least, at_most
 from sdeinfer.infer import architecture_of, logit_scale
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, architecture_in
 from sdeinfer.likelihood import USED, used_of
@@ -25,17 +25,17 @@ ESS = 400
 PARETO_K = 0.7
 """Largest acceptable Pareto k of an approximation's importance weights."""
 
-LOGITS = {"finite-width": 0.7, "limit": 0.35}
-"""Largest spread of the logits in a row of the softmax at which each law is valid; see `infer.in_range`."""
+SPREAD = {"finite-width": 1.5, "limit": 0.75}
+"""Largest acceptable mean spread of the logits in a row of the softmax, weighted by the information on τ0 (∝ s⁴)."""
 
-LEFT_OUT = 0.5
-"""Largest acceptable fraction of transitions outside the range of the law."""
+LEAST_USED = 0.01
+"""Smallest acceptable fraction of transitions inside the range of the law; the others are not checked."""
 
 DEVIATIONS = 4.0
 """Largest acceptable distance of the posterior mean from the truth, in posterior standard deviations."""
 
-DIVERGENT = 1e-3
-"""Largest acceptable fraction of divergent draws."""
+DIVERGENT = 0.01
+"""Largest acceptable fraction of divergent draws; they can move a mean by some hundredths of a posterior sd."""
 
 BFMI = 0.3
 """Smallest acceptable BFMI (Bayesian fraction of missing information)."""
@@ -46,16 +46,13 @@ CONTRACTION = 0.5
 MANY = 1e6
 """Factor in the number of networks above which the advice does not suggest more networks."""
 
-LEVEL = 0.01
-"""False-alarm probability of each of the two tests of calibration."""
-
 FEWEST = 8
 """Smallest number of networks for the test of networks left out."""
 
 FLOORS = 3.0
 """Largest acceptable distance from the SDE, in units of its floor; samples of one law are at 1 ± 0.5."""
 
-THEORY = "agrees with the theory"
+CONTRACTED = " contraction"
 
 
 def check(
@@ -66,14 +63,19 @@ def check(
 ) -> Check:
     """Check a fit: convergence, identification, calibration, agreement with the theory, and the truth if known.
 
+    - calibrated: the one-step innovations in eight directions (`innovation_tests`), if every layer was observed. A
+      misfit fails if it is significant and moves a parameter by more than `MOVE` posterior standard deviations (see
+      `consequences`), or if it is larger than `EFFECT`; others are reported as notes. The false-alarm probability of
+      each test is `LEVEL`, for all directions together. With latent layers, each network given all others
+      (`left_out_transforms`).
+    - architecture: other architectures and sizes by their evidence, see `alternatives`.
+    - agrees with the theory: what the law omits, by its consequences; the range of the law; with latent layers, also
+      networks after the last layer against the SDE.
     - converged: R-hat, effective sample sizes, divergences and BFMI; for an approximation, the Pareto k of its
       importance weights.
     - identified: the contraction of each posterior from its prior, or the contraction expected from the Fisher
-      information if that is less; see `identification`. Left out if the layers do not obey the law.
-    - calibrated: the one-step innovations in eight directions (`innovation_tests`), if every layer was observed, and
-      each network given all others (`left_out_transforms`). The false-alarm probability of each of the two tests is
-      `LEVEL`, for all directions or quantities together.
-    - agrees with the theory: networks after the last layer against the SDE; and the range of the law.
+      information if that is less; see `identification`. A parameter that is not identified is no defect of a fit. Left
+      out if the layers do not obey the law.
     - true: each parameter against the truth, if known.
 
     No check of a solver's step is needed for latent layers: they are the layers of the networks, not solver steps.
@@ -89,8 +91,8 @@ def check(
     data = observed(post) if data is None else validate(data)
     table = summarise(post)
     kind = _kind_of(post, data, architecture)
-    skipped = _skipped(post, kind)
-    verdicts = [*_of_innovations(post, data, kind), *_of_range(post, data, kind)]
+    verdicts, notes, assumed = layers_against_law(post, data, kind)
+    verdicts += _of_range(post, data, kind)
     obeyed = all(verdict.passed for verdict in verdicts)
     approximate = "pareto_k" in post.attrs
     sampled = table.drop(index=[name for name in constants_of(post) if name in table.index])
@@ -99,14 +101,28 @@ def check(
         verdicts += _of_identification(post, data, kind)
     if not approximate:
         verdicts += _of_geometry(post)
-    verdicts += _of_predictions(post, data)
+    predictions = _of_predictions(post, data)
+    if post.attrs.get("every_layer"):
+        notes += [
+            f"{verdict.name} {verdict.value:.2g}: {verdict.advice}" for verdict in predictions if not verdict.passed
+        ]
+    else:
+        verdicts += predictions
     for name in identified_of(post):
         if np.isfinite(table.loc[name, "truth"]):
             row = table.loc[name]
             deviations = abs(row["mean"] - row["truth"]) / row["sd"]
             advice = "posterior sds away: the model does not fit"
             verdicts.append(at_most("true", f"{name} against truth", deviations, DEVIATIONS, advice))
-    return Check(tuple(verdicts), skipped)
+    untold = [v.name.removesuffix(CONTRACTED) for v in verdicts if v.topic == "identified" and not v.passed]
+    told = [
+        f"{name} ± {table.loc[name, 'sd'] / abs(table.loc[name, 'mean']):.2g}"
+        for name in identified_of(post)
+        if name not in untold and name in table.index
+    ]
+    return Check(
+        tuple(verdicts), _skipped(post, kind), tuple(told), tuple(untold), tuple(notes), tuple(assumed) if told else ()
+    )
 
 
 def _kind_of(
@@ -182,18 +198,8 @@ def _of_identification(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchit
             advice += f"; to know it to 10 % takes {times:.2g} times as many" if times < MANY else "; nor would more"
             advice += " networks like these, or others: `sdeinfer design`"
         contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
-        verdicts.append(at_least("identified", f"{name} contraction", contraction, CONTRACTION, advice))
+        verdicts.append(at_least("identified", f"{name}{CONTRACTED}", contraction, CONTRACTION, advice))
     return verdicts
-
-
-def _of_innovations(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None) -> list[Verdict]:
-    if kind is None or not post.attrs.get("every_layer"):
-        return []
-    directions = innovation_tests(post, data, kind)
-    worst = str(directions["p"].idxmin())
-    p = min(1.0, directions["p"].min() * len(directions))
-    advice = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS[worst]}"
-    return [at_least("calibrated", "one-step innovations, p", p, LEVEL, advice)]
 
 
 def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None) -> list[Verdict]:
@@ -202,17 +208,18 @@ def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | 
     used = used_of(data)
     layers = post["layers"].to_dataset()
     tau0 = np.min([layers[name].values for name in kind.coordinates.temperatures], axis=0)
-    largest = (logit_scale(data) / tau0[:, None])[used].max()
+    spread = (logit_scale(data) / tau0[:, None])[used]
+    relative = spread / spread.max()
+    mean = float(spread.max() * np.sqrt((relative**6).sum() / (relative**4).sum()))
     smaller = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
-    bound = LOGITS[post.attrs.get("law", "limit")]
     outside = (
-        "most of the data start outside the range of the law: tokens are too large for τ0, networks too narrow, or the "
-        "temperature is not τ0 √(n n_k)"
+        "nearly all transitions start outside the range of the law: tokens are too large for τ0, networks too narrow, "
+        "or the temperature is not τ0 √(n n_k)"
     )
-    left_out = 1.0 if "out_of_range" in post.attrs else 1 - used.mean()
+    share = 0.0 if "out_of_range" in post.attrs else used.mean()
     return [
-        at_most(THEORY, "logit spread, largest", largest, bound, smaller),
-        at_most(THEORY, "transitions left out", left_out, LEFT_OUT, outside),
+        at_least(THEORY, "transitions in range", share, LEAST_USED, outside),
+        at_most(THEORY, "logit spread, mean", mean, SPREAD[post.attrs.get("law", "limit")], smaller),
     ]
 
 

@@ -10,6 +10,8 @@ instead of the truth, the effect of estimating the parameters is projected out, 
 information H and A_k = Σ (a_k μ′/σ + c_k (log σ²)′/2) (Neyman's C(α)). Each direction detects one kind of misfit.
 """
 
+import contextlib
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,8 +22,9 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
+from sdeinfer._files import InputError
 from sdeinfer.covariance import CausalSpectrum, Spectrum, pairs, tokens_of, unvech, vech
-from sdeinfer.infer import Innovations, LawAt, innovations, law_at
+from sdeinfer.infer import Innovations, LawAt, innovations, law_at, mean_and_variance, omitted_order
 from sdeinfer.layers import AbstractArchitecture, architecture_in
 from sdeinfer.likelihood import Path, any_transitions, mean_features, with_mask
 
@@ -36,6 +39,9 @@ DIRECTIONS = {
     "memory": "successive layers are correlated: they share weights, or are not independent draws",
 }
 """Interpretation of a deviation in each direction."""
+
+OMISSIONS = ("omitted order of the softmax", "finite width")
+OMITTED = len(OMISSIONS)
 
 LARGEST = 5.0
 """Bound at which |y| is clipped, so that one outlier does not mask others; under the law one in two million is."""
@@ -52,17 +58,19 @@ def innovation_tests(
         architecture: the kind of layer, where the posterior's attributes do not name one that is known.
 
     Returns:
-        One row per direction, with columns `effect`, in standard deviations of an increment; `z`, its deviation from
-        zero in standard errors; and the two-sided `p`.
+        One row per direction, with columns `effect`, the root mean square of the misfit over layers, in standard
+        deviations of a layer's increments, without the part that the parameters absorb; `z`, its deviation from zero in
+        standard errors; and the two-sided `p`.
     """
-    sums = [_Sums.of(*part) for part in laws_of(post, data, architecture)]
-    found = np.sum([part.corrected for part in sums], axis=0)
-    squares, sizes = (np.sum([getattr(part, name) for part in sums], axis=0) for name in ("squares", "sizes"))
-    kept = squares > 0
-    z = found[kept] / np.sqrt(squares[kept])
-    names = [name for name, there in zip(DIRECTIONS, kept, strict=True) if there]
-    p = 2 * stats.norm.sf(np.abs(z))
-    return pd.DataFrame({"effect": found[kept] / sizes[kept], "z": z, "p": p}, index=pd.Index(names, name="direction"))
+    return sums_of(post, data, architecture).tests()
+
+
+def sums_of(post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None) -> "Sums":
+    """The sums over the innovations of all distinct layers; arguments as in `innovation_tests`."""
+    kind, law = architecture or architecture_in(post.attrs), post.attrs.get("law", "limit")
+    assert kind is not None
+    parts = [Sums.of(path, at, Omissions.of(kind, at, path, law)) for path, at in laws_of(post, data, kind)]
+    return jax.tree.map(lambda *each: np.sum(each, axis=0), *parts)
 
 
 def laws_of(
@@ -87,17 +95,77 @@ def laws_of(
             yield mine, law_at(kind, here, widths=np.unique(mine.width), centre=mean_features(mine), law=law)
 
 
-class _Sums(NamedTuple):
+class Omissions(NamedTuple):
+    """Terms that a law omits, with known size: the next order of the softmax, and the finite width by the limit's law.
+
+    Attributes:
+        tau0: smallest τ0 of the layer; +∞ without attention.
+        exact: the law of finite width at the same parameters, where the limit's law was fitted; None otherwise.
+    """
+
+    tau0: float
+    exact: LawAt | None
+
+    @classmethod
+    def of(cls, kind: AbstractArchitecture, at: LawAt, path: Path, law: str) -> "Omissions":
+        """The omissions of a law of one kind of layer."""
+        values = kind.coordinates.constrained(at.u)
+        tau0 = min((float(values[name]) for name in kind.coordinates.temperatures), default=math.inf)
+        exact = None
+        if law == "limit" and not kind.causal:
+            # A layer of a user may have no law of finite width.
+            with contextlib.suppress(InputError):
+                exact = law_at(kind, at.u, widths=at.widths, centre=at.centre, law="finite-width")
+        return cls(tau0, exact)
+
+    def at(self, path: Path, here: Innovations, law: LawAt) -> tuple[np.ndarray, np.ndarray]:
+        """Omitted means, in standard deviations, and omitted relative variances; shape (transitions, p, `OMITTED`)."""
+        zero = np.zeros_like(here.y)
+        softmax = (zero, zero) if math.isinf(self.tau0) else omitted_order(path, here, law, self.tau0)
+        width = (zero, zero)
+        if self.exact is not None:
+            number = path.width_index(law.widths)[here.transitions]
+            fitted, exact = (mean_and_variance(here.terms, x.moments.at(number), x.centre) for x in (law, self.exact))
+            width = ((exact[0] - fitted[0]) / here.sd, exact[1] / fitted[1] - 1)
+        mean, variance = (np.stack(each, axis=-1) for each in zip(softmax, width, strict=True))
+        return mean, variance
+
+
+class Sums(NamedTuple):
+    """Sums over layers, for the directions g, the score s of the parameters and the omissions.
+
+    Attributes:
+        corrected: Σ (g − A_k H⁻¹ s), shape (directions,).
+        squares: Σ (g − A_k H⁻¹ s)², shape (directions,).
+        sizes: derivative of `corrected` in the size of a misfit in the same direction, shape (directions,).
+        along: A, shape (directions, parameters).
+        information: H, shape (parameters, parameters).
+        scatter: Σ s sᵀ, shape (parameters, parameters).
+        of_networks: Σ s sᵀ with s summed over the layers of a network, shape (parameters, parameters).
+        omitted: shift of the score by each omission, shape (omissions, parameters).
+        networks: number of networks.
+        layers: number of layers.
+    """
+
     corrected: np.ndarray
     squares: np.ndarray
     sizes: np.ndarray
+    along: np.ndarray
+    information: np.ndarray
+    scatter: np.ndarray
+    of_networks: np.ndarray
+    omitted: np.ndarray
+    networks: int
+    layers: int
 
     @classmethod
-    def of(cls, path: Path, law: LawAt) -> "_Sums":
-        parameters = law.slopes.drift.shape[-1]
-        count = len(DIRECTIONS)
-        along, information = np.zeros((count, parameters)), np.eye(parameters)
-        blocks, sizes = [], np.zeros(count)
+    def of(cls, path: Path, law: LawAt, omissions: Omissions) -> "Sums":
+        """The sums over the layers of a path."""
+        parameters, count, unknown = law.slopes.drift.shape[-1], len(DIRECTIONS), law.slopes.drift.shape[-1] + OMITTED
+        along, weights = np.zeros((count, unknown)), np.zeros(count)
+        total, squares, products = np.zeros(count), np.zeros(count), np.zeros((count, unknown))
+        score, information, scatter = np.zeros(unknown), np.eye(unknown), np.zeros((unknown, unknown))
+        each = np.zeros((len(path.width), unknown))
         for here in innovations(path, law):
             at = path.coordinates(here.transitions)
             of_mean, of_variance = _weights(path, here, at)
@@ -105,18 +173,51 @@ class _Sums(NamedTuple):
             y = np.clip(here.y, -LARGEST, LARGEST)
             g = np.einsum("ktp,tp->tk", of_mean, y) + np.einsum("ktp,tp->tk", of_variance, y**2 - 1) / 2
             g = np.concatenate([g, memory[:, None]], axis=1)
-            along[:-1] += np.einsum("ktp,tpj->kj", of_mean, here.mean)
-            along[:-1] += np.einsum("ktp,tpj->kj", of_variance, here.log_variance) / 2
-            information += here.information
-            sizes[:-1] += (of_mean**2).sum(axis=(1, 2)) + (of_variance**2).sum(axis=(1, 2)) / 2
-            sizes[-1] += here.y.shape[1] * np.count_nonzero(memory)
-            blocks.append((g, here._replace(y=y).score))
-        g, score = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+            # What a law omits has a known size, up to a factor of about 1, and is estimated as a parameter.
+            mean, log_variance = (
+                np.concatenate(parts, axis=-1)
+                for parts in zip((here.mean, here.log_variance), omissions.at(path, here, law), strict=True)
+            )
+            here = here._replace(y=y, mean=mean, log_variance=log_variance)  # noqa: PLW2901 with the omissions
+            along[:-1] += np.einsum("ktp,tpj->kj", of_mean, mean)
+            along[:-1] += np.einsum("ktp,tpj->kj", of_variance, log_variance) / 2
+            weights[:-1] += (of_mean**2).sum(axis=(1, 2)) + (of_variance**2).sum(axis=(1, 2)) / 2
+            weights[-1] += y.shape[1] * np.count_nonzero(memory)
+            s = here.score
+            total, squares, products = total + g.sum(axis=0), squares + (g**2).sum(axis=0), products + g.T @ s
+            score, information, scatter = score + s.sum(axis=0), information + here.information, scatter + s.T @ s
+            np.add.at(each, path.network[here.transitions], s)
         # Exploding networks make the information so ill-conditioned that small eigenvalues are lost to rounding.
         scale = np.sqrt(np.diagonal(information))
-        resolved = np.linalg.pinv(information / np.outer(scale, scale), hermitian=True)
-        g = g - score / scale @ resolved @ (along / scale).T
-        return cls(g.sum(axis=0), (g**2).sum(axis=0), sizes)
+        inverse = np.linalg.pinv(information / np.outer(scale, scale), hermitian=True) / np.outer(scale, scale)
+        projected, own = along @ inverse, np.s_[:parameters]
+        return cls(
+            corrected=total - projected @ score,
+            squares=squares - 2 * (projected * products).sum(axis=1) + (projected @ scatter * projected).sum(axis=1),
+            sizes=weights - (projected * along).sum(axis=1),
+            along=along[:, own],
+            information=information[own, own] - np.eye(parameters),
+            scatter=scatter[own, own],
+            of_networks=(each.T @ each)[own, own],
+            omitted=information[parameters:, own],
+            networks=len(np.unique(path.network)),
+            layers=len(path),
+        )
+
+    def tests(self) -> pd.DataFrame:
+        """The table of `innovation_tests`."""
+        kept = (self.squares > 0) & (self.sizes > 0)
+        found, squares, sizes = (x[kept] for x in (self.corrected, self.squares, self.sizes))
+        names = [name for name, there in zip(DIRECTIONS, kept, strict=True) if there]
+        z = found / np.sqrt(squares)
+        columns = {"effect": found / np.sqrt(sizes * self.layers), "z": z, "p": 2 * stats.norm.sf(np.abs(z))}
+        return pd.DataFrame(columns, index=pd.Index(names, name="direction"))
+
+    def dispersion(self) -> float:
+        """Scatter of the score relative to the information, averaged over directions; at least 1."""
+        whole = self.information + np.eye(len(self.information))
+        scatter, information = (np.trace(np.linalg.solve(whole, x)) for x in (self.scatter, self.information))
+        return max(1.0, float(scatter / information)) if information > 0 else 1.0
 
 
 def _weights(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> tuple[np.ndarray, np.ndarray]:

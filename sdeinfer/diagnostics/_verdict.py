@@ -5,7 +5,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
-Topic = Literal["converged", "identified", "calibrated", "agrees with the theory", "true"]
+THEORY = "agrees with the theory"
+
+Topic = Literal["converged", "identified", "calibrated", "architecture", "agrees with the theory", "true"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,33 +35,49 @@ class Verdict:
 class Check:
     """Every verdict on a fit.
 
+    A parameter that the data do not identify is no defect of the fit: `passed` leaves the topic "identified" out, and
+    `unidentified` names these parameters.
+
     Attributes:
         verdicts: all verdicts, causes before consequences: a law that does not hold affects sampler and posterior, and
             these affect predictions.
         skipped: the tests that could not be made, with reasons.
+        told: the identified parameters with their relative precision, such as "gamma ± 1 %".
+        unidentified: parameters that the data do not tell.
+        notes: misfits that were seen and do not matter, and alternatives that the data do not exclude.
+        assumed: sizes of the architecture on which the parameters depend and which the data do not confirm.
     """
 
     verdicts: tuple[Verdict, ...]
     skipped: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    unidentified: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether all tests passed."""
-        return all(verdict.passed for verdict in self.verdicts)
+        """Whether the posterior can be trusted."""
+        return self.cause is None
 
     @property
     def cause(self) -> Verdict | None:
         """The first failed verdict, to be resolved before the others."""
-        return next((verdict for verdict in self.verdicts if not verdict.passed), None)
+        return next(iter(self._failed()), None)
 
     @property
     def verdict(self) -> str:
-        """The overall verdict in one line."""
-        if self.cause is None:
-            return "good"
-        others = [verdict.name for verdict in self.verdicts if not verdict.passed and verdict is not self.cause]
-        also = f" (also: {', '.join(others)})" if others else ""
-        return f"do not trust yet: {self.cause.name}: {self.cause.advice}{also}"
+        """The overall verdict in one sentence."""
+        if self.cause is not None:
+            others = ", ".join(verdict.name for verdict in self._failed()[1:])
+            return f"do not trust yet: {self.cause.name}: {self.cause.advice}" + (
+                f" (also: {others})" if others else ""
+            )
+        parts = [f"trust {', '.join(self.told)}"] if self.told else []
+        parts += [f"these data do not tell {', '.join(self.unidentified)}"] if self.unidentified else []
+        if self.assumed:
+            parts.append(f"assumed, since these data do not tell: {', '.join(self.assumed)}")
+        return ": ".join(["good", "; ".join(parts)]) if parts else "good"
 
     def failed(self, topic: Topic) -> bool:
         """Whether a test of this topic failed."""
@@ -68,6 +86,9 @@ class Check:
     def to_frame(self) -> pd.DataFrame:
         """A table with one row per verdict."""
         return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts]).set_index("name")
+
+    def _failed(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if not verdict.passed and verdict.topic != "identified"]
 
 
 def at_most(topic: Topic, name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:

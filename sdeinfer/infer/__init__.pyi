@@ -12,6 +12,7 @@ from ._innovations import LawAt as LawAt
 from ._innovations import innovations as innovations
 from ._innovations import innovations_of as innovations_of
 from ._innovations import law_at as law_at
+from ._innovations import mean_and_variance as mean_and_variance
 from ._metropolis import Metropolis as Metropolis
 from ._mode import Mode as Mode
 from ._mode import posterior_mode as posterior_mode
@@ -28,6 +29,7 @@ from ._reduce import form_of as form_of
 from ._samplers import AbstractMarkovChain as AbstractMarkovChain
 from ._samplers import AbstractSampler as AbstractSampler
 from ._samplers import Posterior as Posterior
+from ._sandwich import omitted_order as omitted_order
 from ._settings import LARGEST_LOGIT as LARGEST_LOGIT
 from ._settings import LIMIT_POSTERIOR as LIMIT_POSTERIOR
 from ._settings import Law as Law

@@ -26,12 +26,14 @@ class LawAt(NamedTuple):
     """The law of one layer at some parameters.
 
     Attributes:
+        u: unconstrained parameters.
         widths: the distinct widths, ascending.
         centre: means of the variance features, shape (features, p).
         moments: moments at each width.
         slopes: derivatives of the moments, with a last axis of unconstrained parameters.
     """
 
+    u: np.ndarray
     widths: np.ndarray
     centre: np.ndarray
     moments: Moments
@@ -96,7 +98,7 @@ def law_at(
     repeated, centre = (np.asarray(x, dtype) for x in (repeated_widths(widths), centre))
     found = _moments_and_slopes(architecture, law, np.asarray(u, dtype), repeated, centre)
     moments, slopes = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
-    return LawAt(np.asarray(widths), np.asarray(centre, np.float64), moments, slopes)
+    return LawAt(np.asarray(u, np.float64), np.asarray(widths), np.asarray(centre, np.float64), moments, slopes)
 
 
 def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:

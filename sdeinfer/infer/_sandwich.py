@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float
 from scipy.linalg import sqrtm
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._innovations import LawAt, innovations, law_at
+from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._range import logit_spread
 from sdeinfer.layers import ATTENTION_NEXT, AbstractArchitecture, AbstractLayer, has_chain
 from sdeinfer.likelihood import Adjustment, Path
@@ -130,22 +130,39 @@ def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray,
     The information is that of independent normals. The scatter is the covariance of the score over transitions times
     their number. The shift estimates the effect of the omitted order, see `OMITTED`.
     """
-    largest = OMITTED_OF_TWO if path.tokens == 2 else OMITTED
-    width, parameters = path.width_index(law.widths), law.slopes.drift.shape[-1]
+    parameters = law.slopes.drift.shape[-1]
     information, squares = np.zeros((2, parameters, parameters))
     sums, shift = np.zeros((2, parameters))
     for here in innovations(path, law):
-        block, terms, mean, log_variance = here.transitions, here.terms, here.mean, here.log_variance
         information += here.information
         squares += here.score.T @ here.score
         sums += here.score.sum(axis=0)
-        omitted = largest * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2
-        moments = law.moments.at(width[block])
-        mean_left = omitted * moments.drift[:, -1:] * terms.drift[:, -1] / here.sd
-        variance_left = omitted * moments.variance[:, ATTENTION_NEXT, None] * terms.variance[:, ATTENTION_NEXT]
-        variance_left /= here.sd**2
-        shift += np.einsum("tp,tpk->k", mean_left, mean) + np.einsum("tp,tpk->k", variance_left, log_variance) / 2
+        mean_left, variance_left = omitted_order(path, here, law, tau0)
+        shift += np.einsum("tp,tpk->k", mean_left, here.mean)
+        shift += np.einsum("tp,tpk->k", variance_left, here.log_variance) / 2
     return information, squares - np.outer(sums, sums) / len(path), shift
+
+
+def omitted_order(path: Path, here: Innovations, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray]:
+    """Estimate of the order of the softmax that the law omits, see `OMITTED`.
+
+    Arguments:
+        path: the transitions.
+        here: the innovations of some of them.
+        law: the law.
+        tau0: smallest temperature of the layer.
+
+    Returns:
+        The omitted mean of each increment in its standard deviations, and its omitted relative variance; both of shape
+        (transitions, p).
+    """
+    largest = OMITTED_OF_TWO if path.tokens == 2 else OMITTED
+    block, terms = here.transitions, here.terms
+    omitted = largest * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2
+    moments = law.moments.at(path.width_index(law.widths)[block])
+    mean = omitted * moments.drift[:, -1:] * terms.drift[:, -1] / here.sd
+    variance = omitted * moments.variance[:, ATTENTION_NEXT, None] * terms.variance[:, ATTENTION_NEXT]
+    return np.asarray(mean), np.asarray(variance / here.sd**2)
 
 
 def _one_layer(path: Path, layer: AbstractLayer, count: int) -> Path | None:

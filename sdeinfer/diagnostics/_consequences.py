@@ -1,0 +1,83 @@
+"""Consequences of misfits: how far each moves the parameters.
+
+If the innovations' means are shifted by ε a and their relative variances by ε c, the score is shifted by ε A, with A =
+Σ (a μ′/σ + c (log σ²)′/2), and the posterior's mode by ε G⁻¹ A, with the curvature G of the log posterior. The size ε
+of a misfit in a direction of `innovation_tests` is estimated by one step of the score, together with the parameters.
+The sizes of what a law omits are known: the next order of the softmax up to a factor of about 1, and the finite width.
+"""
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, sums_of
+from sdeinfer.diagnostics._summary import fixed_of, identified_of
+from sdeinfer.layers import AbstractArchitecture, architecture_in
+
+
+def consequences(post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None) -> pd.DataFrame:
+    """Moves of the parameters by each way in which the layers may leave the law, in posterior standard deviations.
+
+    The moves are in the coordinates on the real line, such as logit γ and log τ0, at the posterior mean. If networks
+    have different layers, a move is that of all of them together.
+
+    Arguments:
+        post: the result of `fit` to networks observed at every layer.
+        data: the data that were fitted.
+        architecture: the kind of layer, where the posterior's attributes do not name one that is known.
+
+    Returns:
+        One row per direction of `innovation_tests`, with its columns `effect`, `z` and `p`, and the move of each
+        identified parameter in a column of its name. Then a row for each part that the law omits, without `z` and `p`;
+        and the row "scatter of networks", whose columns are the ratios of the standard deviations by the scatter of
+        the networks' scores to those of the posterior: above 1 where layers of a network are not independent.
+    """
+    kind = architecture or architecture_in(post.attrs)
+    assert kind is not None
+    return consequences_of(sums_of(post, data, kind), post, kind)
+
+
+def consequences_of(sums: Sums, post: xr.DataTree, kind: AbstractArchitecture) -> pd.DataFrame:
+    """The table of `consequences`."""
+    table = sums.tests()
+    fixed, known = fixed_of(post), kind.coordinates.sampled
+    free = np.array([name not in fixed for name in known])
+    names = [name for name, parameter in known.items() if parameter.identified and name not in fixed]
+    if not names:
+        return table
+    curvature = sums.information + np.diag([_prior_precision(post, name, kind) for name in known])
+    inverse = np.zeros_like(curvature)
+    inverse[np.ix_(free, free)] = np.linalg.inv(curvature[np.ix_(free, free)])
+    sd = np.array([_posterior_sd(post, name, kind) for name in known])
+    by_scores = np.sqrt(np.diagonal(inverse @ sums.scatter @ inverse))
+    sd = np.where(np.isnan(sd), by_scores, sd)
+    sd = np.where(free & (sd > 0), sd, np.inf)
+    kept = (sums.squares > 0) & (sums.sizes > 0)
+    size = sums.corrected[kept] / sums.sizes[kept]
+    moves = [*(size[:, None] * (sums.along[kept] @ inverse)), *(sums.omitted @ inverse)]
+    by_networks = np.sqrt(np.maximum(np.diagonal(inverse @ sums.of_networks @ inverse), 0.0))
+    rows = pd.DataFrame(
+        np.array([*moves, by_networks]) / sd, index=[*table.index, *OMISSIONS, SCATTER], columns=list(known)
+    )
+    present = [*table.index, *(name for name, by in zip(OMISSIONS, sums.omitted, strict=True) if by.any()), SCATTER]
+    return table.reindex(present).join(rows.loc[present, names]).rename_axis("direction")
+
+
+SCATTER = "scatter of networks"
+
+
+def _posterior_sd(post: xr.DataTree, name: str, kind: AbstractArchitecture) -> float:
+    """Posterior standard deviation of a coordinate on the real line; NaN if it is not a site of one layer for all."""
+    draws = post["posterior"].to_dataset()
+    if name not in draws or draws[name].ndim != 2 or name not in (*identified_of(post), *kind.coordinates.sampled):
+        return np.nan
+    return float(np.std(kind.coordinates.sampled[name].to_real(draws[name].values)))
+
+
+def _prior_precision(post: xr.DataTree, name: str, kind: AbstractArchitecture) -> float:
+    """Precision of a coordinate's prior on the real line, from its draws; 1 without them."""
+    draws = post["prior"].to_dataset() if "prior" in post.children else {}
+    if name not in draws:
+        return 1.0
+    variance = float(np.var(kind.coordinates.sampled[name].to_real(draws[name].values)))
+    return 1 / variance if variance > 0 else 1.0

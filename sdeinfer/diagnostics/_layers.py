@@ -1,0 +1,110 @@
+"""Verdicts on observed layers: misfits of the law by their consequences, and other architectures."""
+
+import math
+
+import pandas as pd
+import xarray as xr
+
+from sdeinfer.diagnostics._alternatives import alternatives, described, different_sizes
+from sdeinfer.diagnostics._consequences import SCATTER, consequences_of
+from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, sums_of
+from sdeinfer.diagnostics._summary import summarise
+from sdeinfer.diagnostics._verdict import THEORY, Verdict, at_most
+from sdeinfer.layers import AbstractArchitecture, Architecture
+
+LEVEL = 0.01
+"""False-alarm probability of each of the two tests of calibration."""
+
+MOVE = 1.0
+"""Largest acceptable move of a parameter by a misfit, in posterior standard deviations."""
+
+EFFECT = 0.2
+"""Root mean square of a misfit, in standard deviations of a layer's increments, above which layers are of something
+else, whether or not it moves a parameter. Shaped layers at the edge of the law's range are below 0.1."""
+
+EVIDENCE = math.log(100)
+"""Log evidence by which another architecture must exceed the fitted one, or fall short of it to be excluded."""
+
+SCATTER_RATIO = 1.5
+"""Largest acceptable ratio of a standard deviation by the scatter of networks to that of the posterior."""
+
+
+def layers_against_law(
+    post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None
+) -> tuple[list[Verdict], list[str], list[str]]:
+    """Verdicts on the layers against the law, notes, and the sizes that the data do not confirm."""
+    if kind is None or not post.attrs.get("every_layer"):
+        return [], [], []
+    sums = sums_of(post, data, kind)
+    verdicts, notes = _of_misfits(consequences_of(sums, post, kind), post, kind)
+    if not isinstance(kind, Architecture) or post.attrs.get("model") != "full_path":
+        return verdicts, notes, []
+    others, more, assumed = _of_alternatives(post, data, kind, sums.dispersion())
+    return verdicts + others, notes + more, assumed
+
+
+def _of_misfits(table: pd.DataFrame, post: xr.DataTree, kind: AbstractArchitecture) -> tuple[list[Verdict], list[str]]:
+    tests, law = table.drop(index=[*OMISSIONS, SCATTER], errors="ignore"), post.attrs.get("law", "limit")
+    moves = table.drop(columns=["effect", "z", "p"]).abs()
+    seen = [str(name) for name, p in tests["p"].to_dict().items() if p * len(tests) < LEVEL]
+    verdicts, notes = [], []
+    for name in OMISSIONS:
+        if name in moves.index:
+            largest, moved = _largest(moves.loc[[name]])
+            advice = f"left out by the law; it moves {moved} by {largest:.2g} posterior sds: "
+            remedy = (
+                "fit by law='finite-width'" if name == OMISSIONS[1] else "lower largest_logit, or use wider networks"
+            )
+            verdicts.append(at_most(THEORY, f"{name}, posterior sds", largest, MOVE, advice + remedy))
+    effects = tests.loc[seen, "effect"].abs()
+    worst = str(effects.idxmax()) if len(seen) else ""
+    what = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS.get(worst, '')}"
+    verdicts.append(at_most("calibrated", "misfit of the layers", effects.max() if len(seen) else 0.0, EFFECT, what))
+    largest, moved = _largest(moves.loc[seen]) if len(seen) and len(moves.columns) else (0.0, "")
+    if moved:
+        worst = max(seen, key=moves[moved].to_dict().__getitem__)
+        effect = tests["effect"].abs().to_dict()[worst]
+        what = f"{worst}: a misfit of {effect:.1%} of an increment's sd moves {moved} by {largest:.2g} posterior sds; "
+        remedy = "fit by law='finite-width'" if law == "limit" else "check the architecture and its sizes"
+        if largest <= MOVE:
+            notes.append(what + "it is seen and does not matter")
+        what += f"{DIRECTIONS[worst]}: {remedy}"
+    verdicts.append(at_most("calibrated", "move by the misfit, posterior sds", largest, MOVE, what))
+    if SCATTER in moves.index and len(moves.columns):
+        largest, moved = _largest(moves.loc[[SCATTER]])
+        advice = (
+            f"the networks scatter more than the posterior of {moved} by this factor: layers of a network are not "
+            "independent; fit fewer layers, as by `data.isel(layer=slice(2))`"
+        )
+        networks = post["observed_data"].sizes["network"]
+        bound = SCATTER_RATIO * (1 + 2 / math.sqrt(2 * networks))
+        verdicts.append(at_most("calibrated", "scatter of networks", largest, bound, advice))
+    return verdicts, notes
+
+
+def _largest(moves: pd.DataFrame) -> tuple[float, str]:
+    """The largest move, and the parameter that it moves."""
+    of_each = moves.max()
+    return float(of_each.max()), str(of_each.idxmax())
+
+
+def _of_alternatives(
+    post: xr.DataTree, data: xr.Dataset, kind: Architecture, dispersion: float
+) -> tuple[list[Verdict], list[str], list[str]]:
+    found, sd = alternatives(post, data, kind, dispersion=dispersion), summarise(post)["sd"].to_dict()
+    own = next(each for each in found if each.architecture == kind)
+    best, advice, notes, assumed = 0.0, "", [], []
+    for each in found:
+        shared = [name for name in each.values if name in own.values and sd.get(name, 0.0) > 0]
+        moves = {name: abs(each.values[name] - own.values[name]) / sd[name] for name in shared}
+        if each.evidence < -EVIDENCE or max(moves.values(), default=0.0) <= MOVE:
+            continue
+        name = max(shared, key=lambda name: moves[name])
+        what = f"{described(each.architecture)} ({name} {each.values[name]:.3g} instead of {own.values[name]:.3g})"
+        if each.evidence <= EVIDENCE:
+            notes.append(f"these data do not exclude {what}")
+            assumed += different_sizes(kind, each.architecture)
+        elif each.evidence > best:
+            best, advice = each.evidence, f"{what} fits better: check the network's code, then fit(architecture=…)"
+    verdict = at_most("architecture", "another architecture, log evidence", best, EVIDENCE, advice)
+    return [verdict], notes, list(dict.fromkeys(assumed))

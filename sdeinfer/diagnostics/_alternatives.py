@@ -172,7 +172,7 @@ def _values(kind: Architecture, u: np.ndarray) -> dict[str, float]:
 def _densities(
     kinds: tuple[Architecture, ...],
     number: Array,
-    law: str,
+    fitted: str,
     u: Float[Array, "points longest"],
     statistics: PathStatistics,
 ) -> Float[Array, " points"]:
@@ -180,13 +180,16 @@ def _densities(
 
     def law_of(kind: Architecture, u: Array) -> FiniteWidth:
         layer = kind.layer_at(u[: len(kind.coordinates)])
-        if law == "limit":
+        if fitted == "limit":
             return jax.vmap(lambda _: FiniteWidth.of_limit(layer.limit()))(statistics.widths)
         return jax.vmap(layer.finite_width)(statistics.widths)
 
     def at(u: Array) -> Array:
         laws = [law_of(kind, u) for kind in kinds]
-        chosen = jax.tree.map(lambda *each: jnp.stack([jnp.asarray(x) for x in each])[number], *laws)
-        return jnp.sum(statistics.log_density(chosen, statistics.value))
+        # The laws differ in static fields, which the density does not use.
+        leaves = zip(*(jax.tree.leaves(each) for each in laws), strict=True)
+        chosen = [jnp.stack([jnp.asarray(x) for x in each])[number] for each in leaves]
+        law = jax.tree.unflatten(jax.tree.structure(laws[0]), chosen)
+        return jnp.sum(statistics.log_density(law, statistics.value))
 
     return jax.vmap(at)(u)

@@ -40,7 +40,10 @@ DIRECTIONS = {
 }
 """Interpretation of a deviation in each direction."""
 
-OMISSIONS = ("omitted order of the softmax", "finite width")
+SOFTMAX, WIDTH = "omitted order of the softmax", "finite width"
+OMISSIONS = (SOFTMAX, WIDTH)
+"""What a law omits; its size is known. The posterior's standard deviations include the order of the softmax."""
+
 OMITTED = len(OMISSIONS)
 
 LARGEST = 5.0

@@ -7,7 +7,7 @@ import xarray as xr
 
 from sdeinfer.diagnostics._alternatives import alternatives, described, different_sizes
 from sdeinfer.diagnostics._consequences import SCATTER, consequences_of
-from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, sums_of
+from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, WIDTH, sums_of
 from sdeinfer.diagnostics._summary import summarise
 from sdeinfer.diagnostics._verdict import THEORY, Verdict, at_most
 from sdeinfer.layers import AbstractArchitecture, Architecture
@@ -48,14 +48,12 @@ def _of_misfits(table: pd.DataFrame, post: xr.DataTree, kind: AbstractArchitectu
     moves = table.drop(columns=["effect", "z", "p"]).abs()
     seen = [str(name) for name, p in tests["p"].to_dict().items() if p * len(tests) < LEVEL]
     verdicts, notes = [], []
-    for name in OMISSIONS:
-        if name in moves.index:
-            largest, moved = _largest(moves.loc[[name]])
-            advice = f"left out by the law; it moves {moved} by {largest:.2g} posterior sds: "
-            remedy = (
-                "fit by law='finite-width'" if name == OMISSIONS[1] else "lower largest_logit, or use wider networks"
-            )
-            verdicts.append(at_most(THEORY, f"{name}, posterior sds", largest, MOVE, advice + remedy))
+    if WIDTH in moves.index:
+        largest, moved = _largest(moves.loc[[WIDTH]])
+        advice = (
+            f"the limit's law leaves out what moves {moved} by {largest:.2g} posterior sds: fit by law='finite-width'"
+        )
+        verdicts.append(at_most(THEORY, "finite width, posterior sds", largest, MOVE, advice))
     effects = tests.loc[seen, "effect"].abs()
     worst = str(effects.idxmax()) if len(seen) else ""
     what = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS.get(worst, '')}"

@@ -15,7 +15,7 @@ from sdeinfer.likelihood import (
     Moments,
     Path,
     Terms,
-    at_least_half,
+    at_least_a_quarter,
     moments_of,
     repeated_widths,
     terms_by_block,
@@ -122,7 +122,7 @@ def mean_and_variance(terms: Terms, moments: Moments, centre: np.ndarray) -> tup
     """Mean and variance of each increment, shape (transitions, p); moments with a leading axis of the transitions."""
     common = moments.common_variance(terms.mixing)
     change = moments.own_variance(terms.mixing, terms.variance - centre) / common
-    return np.asarray(moments.mean(terms)), common * at_least_half(change)
+    return np.asarray(moments.mean(terms)), common * at_least_a_quarter(change)
 
 
 def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

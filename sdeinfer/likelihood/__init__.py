@@ -29,7 +29,7 @@ from sdeinfer.likelihood._model import as_model as as_model
 from sdeinfer.likelihood._model import layer_in as layer_in
 from sdeinfer.likelihood._model import layer_of as layer_of
 from sdeinfer.likelihood._moments import Moments as Moments
-from sdeinfer.likelihood._moments import at_least_half as at_least_half
+from sdeinfer.likelihood._moments import at_least_a_quarter as at_least_a_quarter
 from sdeinfer.likelihood._moments import moments_of as moments_of
 from sdeinfer.likelihood._path import AbstractPath as AbstractPath
 from sdeinfer.likelihood._plain import Transitions as Transitions

@@ -70,11 +70,11 @@ def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
     )
 
 
-def at_least_half(change: Any) -> Any:
-    """1 + x for x ≥ −½, where the expansion in 1/n holds; a positive function of smaller x, with one derivative."""
+def at_least_a_quarter(change: Any) -> Any:
+    """1 + x for x ≥ −½, where the expansion in 1/n holds; for smaller x a function above ¼, with one derivative."""
     xp = change.__array_namespace__()
     below = xp.minimum(change + 0.5, xp.zeros_like(change))
-    return xp.maximum(1 + change, xp.full_like(change, 0.5)) - 0.5 + 0.5 * xp.exp(2 * below)
+    return xp.maximum(1 + change, xp.full_like(change, 0.5)) - 0.25 + 0.25 * xp.exp(4 * below)
 
 
 @jax.custom_jvp

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth, Limit
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._moments import at_least_half, moments_of
+from sdeinfer.likelihood._moments import at_least_a_quarter, moments_of
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._transitions import observed_path, terms_of, used_of
 
@@ -115,7 +115,7 @@ def _log_density(
     terms = terms_of(V0, V1, jnp.broadcast_to(1 / width, used.shape), causal=causal)
     moments = moments_of(law, jnp.zeros((len(VARIANCE_FEATURES), terms.mixing.shape[-1])))
     common = moments.common_variance(terms.mixing)
-    variance = common * at_least_half(moments.own_variance(terms.mixing, terms.variance) / common)
+    variance = common * at_least_a_quarter(moments.own_variance(terms.mixing, terms.variance) / common)
     square = (terms.increments - moments.mean(terms)) ** 2 / variance
     density = -jnp.sum(square + jnp.log(variance), axis=-1) / 2
     constant = terms.log_jacobian - terms.mixing.shape[-1] * math.log(2 * math.pi) / 2

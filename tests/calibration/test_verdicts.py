@@ -19,7 +19,6 @@ import pathlib
 import warnings
 from typing import Any
 
-import jax
 import jax.random as jr
 import numpy as np
 import pytest
@@ -124,7 +123,6 @@ def cases() -> list[tuple[str, str, int]]:
 
 def judged(group: str, name: str, seed: int) -> dict[str, Any]:
     """The verdict on one data set, without knowing the truth, and the distance of the posterior from it."""
-    jax.config.update("jax_enable_x64", val=True)
     key, options, kind = jr.fold_in(jr.key(11), seed), {}, ""
     sizes: dict[str, Any] = {}
     if group in ("in range", "at the edge"):
@@ -179,6 +177,7 @@ def results(folder: pathlib.Path) -> list[dict[str, Any]]:
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     known = {(each["group"], each["name"], each["seed"]) for each in done}
     left = [case for case in cases() if case not in known]
+    os.environ["JAX_ENABLE_X64"] = "1"  # for the processes, before they import this module
     context = multiprocessing.get_context("spawn")
     workers = len(os.sched_getaffinity(0))
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool, file.open("a") as lines:

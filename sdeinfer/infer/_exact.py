@@ -6,6 +6,7 @@ strong. Newton steps with the score of the exact law find the difference of the 
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ from sdeinfer.likelihood import Path, PathStatistics, Terms, terms_by_block
 
 PASSES = 8
 """Largest number of passes over the data."""
+
+LARGEST = 4.0
+"""Largest length of a step, and of the shift, in posterior standard deviations. Beyond it some features are so large
+that the exact law, an expansion in them, holds less than that of the statistics, as in networks that explode."""
 
 SHORT = 0.25
 """Length of a Newton step, in posterior standard deviations, that is taken without a further pass over the data."""
@@ -37,7 +42,7 @@ def shift_to_exact_mode(
     u: Float[np.ndarray, " coordinates"],
     free: Bool[np.ndarray, " coordinates"],
 ) -> Float[np.ndarray, " coordinates"]:
-    """The mode of the exact posterior less that of the statistics' posterior.
+    """The mode of the exact posterior less that of the statistics' posterior; 0 if they are `LARGEST` apart.
 
     Arguments:
         path: the transitions.
@@ -65,10 +70,14 @@ def shift_to_exact_mode(
     of_priors = exact(of_priors, with_features=False).score
     shift = np.zeros_like(u)
     step, here = np.zeros_like(u), exact(shift)
+    first = here.information
     for _ in range(PASSES):
         information = here.information[np.ix_(free, free)]
         step[free] = np.linalg.solve(information, here.score[free])
-        if step @ here.information @ step < SHORT**2:
+        length = math.sqrt(step @ here.information @ step)
+        if not max(length, math.sqrt((shift + step) @ first @ (shift + step))) < LARGEST:
+            return np.zeros_like(u)
+        if length < SHORT:
             return shift + step
         there = exact(shift + step)
         while not there.density > here.density:

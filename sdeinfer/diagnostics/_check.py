@@ -115,14 +115,15 @@ def check(
             advice = "posterior sds away: the model does not fit"
             verdicts.append(at_most("true", f"{name} against truth", deviations, DEVIATIONS, advice))
     untold = [v.name.removesuffix(CONTRACTED) for v in verdicts if v.topic == "identified" and not v.passed]
-    told = [
-        f"{name} ± {table.loc[name, 'sd'] / abs(table.loc[name, 'mean']):.2g}"
-        for name in identified_of(post)
-        if name not in untold and name in table.index
-    ]
+    told = [_told(name, table) for name in identified_of(post) if name not in untold and name in table.index]
     return Check(
         tuple(verdicts), _skipped(post, kind), tuple(told), tuple(untold), tuple(notes), tuple(assumed) if told else ()
     )
+
+
+def _told(name: str, table: pd.DataFrame) -> str:
+    """A parameter with its relative standard deviation in percent."""
+    return f"{name} ± {100 * table.loc[name, 'sd'] / abs(table.loc[name, 'mean']):.2g} %"
 
 
 def _kind_of(
@@ -216,6 +217,7 @@ def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | 
         "nearly all transitions start outside the range of the law: tokens are too large for τ0, networks too narrow, "
         "or the temperature is not τ0 √(n n_k)"
     )
+    outside = post.attrs.get("out_of_range", outside)
     share = 0.0 if "out_of_range" in post.attrs else used.mean()
     return [
         at_least(THEORY, "transitions in range", share, LEAST_USED, outside),

@@ -36,52 +36,70 @@ def layers_against_law(
     if kind is None or not post.attrs.get("every_layer"):
         return [], [], []
     sums = sums_of(post, data, kind)
-    verdicts, notes = _of_misfits(consequences_of(sums, post, kind), post, kind)
+    table = consequences_of(sums, post, kind)
+    large, (small, notes) = _of_large_misfits(table, kind), _of_small_misfits(table, post)
     if not isinstance(kind, Architecture) or post.attrs.get("model") != "full_path":
-        return verdicts, notes, []
+        return large + small, notes, []
     others, more, assumed = _of_alternatives(post, data, kind, sums.dispersion())
-    return verdicts + others, notes + more, assumed
+    return large + others + small, notes + more, assumed
 
 
-def _of_misfits(table: pd.DataFrame, post: xr.DataTree, kind: AbstractArchitecture) -> tuple[list[Verdict], list[str]]:
-    tests, law = table.drop(index=[*OMISSIONS, SCATTER], errors="ignore"), post.attrs.get("law", "limit")
-    moves = table.drop(columns=["effect", "z", "p"]).abs()
-    seen = [str(name) for name, p in tests["p"].to_dict().items() if p * len(tests) < LEVEL]
-    verdicts, notes = [], []
+def _seen(table: pd.DataFrame) -> pd.DataFrame:
+    """The directions with a significant misfit."""
+    tests = table.drop(index=[*OMISSIONS, SCATTER], errors="ignore")
+    return tests.loc[[name for name, p in tests["p"].to_dict().items() if p * len(tests) < LEVEL]]
+
+
+def _of_large_misfits(table: pd.DataFrame, kind: AbstractArchitecture) -> list[Verdict]:
+    """Verdicts on what the limit's law leaves out, and on layers that are clearly of something else."""
+    verdicts, moves = [], _moves(table)
     if WIDTH in moves.index:
         largest, moved = _largest(moves.loc[[WIDTH]])
         advice = (
             f"the limit's law leaves out what moves {moved} by {largest:.2g} posterior sds: fit by law='finite-width'"
         )
         verdicts.append(at_most(THEORY, "finite width, posterior sds", largest, MOVE, advice))
-    effects = tests.loc[seen, "effect"].abs()
-    worst = str(effects.idxmax()) if len(seen) else ""
-    what = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS.get(worst, '')}"
-    verdicts.append(at_most("calibrated", "misfit of the layers", effects.max() if len(seen) else 0.0, EFFECT, what))
-    largest, moved = _largest(moves.loc[seen]) if len(seen) and len(moves.columns) else (0.0, "")
+    large = {name: abs(each["effect"]) for name, each in _seen(table).to_dict("index").items()}
+    p = table["p"].to_dict()
+    worst = min([name for name in large if large[name] > EFFECT], key=lambda name: p[name], default="")
+    what = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS.get(str(worst), '')}"
+    largest = large[worst] if worst else max(large.values(), default=0.0)
+    return [*verdicts, at_most("calibrated", "misfit of the layers", largest, EFFECT, what)]
+
+
+def _of_small_misfits(table: pd.DataFrame, post: xr.DataTree) -> tuple[list[Verdict], list[str]]:
+    """Verdicts on misfits that move a parameter, and on the scatter of networks; notes on those that do not matter."""
+    seen, notes, what = _seen(table), [], ""
+    largest, moved = _largest(_moves(seen))
     if moved:
-        worst = max(seen, key=moves[moved].to_dict().__getitem__)
-        effect = tests["effect"].abs().to_dict()[worst]
+        worst = str(_moves(seen)[moved].idxmax())
+        effect = abs(float(table["effect"].to_dict()[worst]))
         what = f"{worst}: a misfit of {effect:.1%} of an increment's sd moves {moved} by {largest:.2g} posterior sds; "
-        remedy = "fit by law='finite-width'" if law == "limit" else "check the architecture and its sizes"
         if largest <= MOVE:
             notes.append(what + "it is seen and does not matter")
+        limit = post.attrs.get("law", "limit") == "limit"
+        remedy = "fit by law='finite-width'" if limit else "check the architecture and its sizes"
         what += f"{DIRECTIONS[worst]}: {remedy}"
-    verdicts.append(at_most("calibrated", "move by the misfit, posterior sds", largest, MOVE, what))
-    if SCATTER in moves.index and len(moves.columns):
-        largest, moved = _largest(moves.loc[[SCATTER]])
+    verdicts = [at_most("calibrated", "move by the misfit, posterior sds", largest, MOVE, what)]
+    if SCATTER in table.index:
+        largest, moved = _largest(_moves(table.loc[[SCATTER]]))
         advice = (
             f"the networks scatter more than the posterior of {moved} by this factor: layers of a network are not "
             "independent; fit fewer layers, as by `data.isel(layer=slice(2))`"
         )
-        networks = post["observed_data"].sizes["network"]
-        bound = SCATTER_RATIO * (1 + 2 / math.sqrt(2 * networks))
+        bound = SCATTER_RATIO * (1 + 2 / math.sqrt(2 * post["observed_data"].sizes["network"]))
         verdicts.append(at_most("calibrated", "scatter of networks", largest, bound, advice))
     return verdicts, notes
 
 
+def _moves(table: pd.DataFrame) -> pd.DataFrame:
+    return table.drop(columns=["effect", "z", "p"]).abs()
+
+
 def _largest(moves: pd.DataFrame) -> tuple[float, str]:
-    """The largest move, and the parameter that it moves."""
+    """The largest move, and the parameter that it moves; 0 and no name if there is none."""
+    if moves.empty:
+        return 0.0, ""
     of_each = moves.max()
     return float(of_each.max()), str(of_each.idxmax())
 

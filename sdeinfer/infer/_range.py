@@ -187,9 +187,9 @@ def _used(
     terms = path.tokens * (path.tokens + 1) // 2
     equal = int(np.searchsorted(sorted_scale, NEARLY_EQUAL * sorted_scale[0], side="right"))
     allowed, mode = min(len(order), max(1, FIRST_TERMS // terms, equal)), None
-    count, tau0 = 0, math.nan
-    while allowed > count:
-        count = min(allowed, FACTOR * count) if count else allowed
+    count, more, tau0 = 0, allowed, math.nan
+    while max(allowed, more) > count:
+        count = min(max(allowed, more), FACTOR * count) if count else allowed
         mode, layer = estimate(order[:count], mode)
         # The smallest of the layer's temperatures determines the spread, separately for each network's layer.
         coldest = np.argmin(layer.u[..., places], axis=-1, keepdims=True)
@@ -199,6 +199,8 @@ def _used(
         noise = _noise_at(kind, layer.u) if path.gap.max() > 1 else 0.0
         order, sorted_scale = ordered(noise, np.exp(log_tau0 - log_tau0.min()))
         allowed = transitions_allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
+        # If τ0 is hardly told, it may be larger, and more transitions in range.
+        more = transitions_allowed(sorted_scale / (tau0 * math.exp(sd)), largest_logit, seen=count, sd=sd)
         if allowed == 0:
             # Few transitions determine τ0 poorly: raise an error only if the rule fails at larger τ0 too.
             tau0 *= math.exp(2 * sd)

@@ -10,6 +10,7 @@ from conftest import WARMUP
 
 import sdeinfer as si
 from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, range_to_fit, transitions_allowed
+from sdeinfer.infer._range import OutOfRange
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED, Assumptions, used_of
 from sdeinfer.observation import covariance_dataset
@@ -135,15 +136,21 @@ def test_a_bound_that_is_not_positive_is_refused(networks, largest):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="the first estimate of τ0 takes in transitions out of range, or too few to tell", strict=True)
 def test_few_networks_that_explode_at_once_keep_what_starts_small():
+    """Or are refused with the reason, where too few transitions are in range to tell τ0."""
+    refused = 0
     for count, seed in ((6, 6), (16, 16)):
         data = exploding(4 * count, 64, seed)
         for first in range(0, 4 * count, count):
             part = data.isel(network=slice(first, first + count))
-            marked, found = in_range(FULL_PATH, part, TRANSFORMER, LARGEST_LOGIT)
+            try:
+                marked, found = in_range(FULL_PATH, part, TRANSFORMER, LARGEST_LOGIT)
+            except OutOfRange:
+                refused += 1
+                continue
             assert 0.25 < found["pilot_tau0"] < 1.5
             assert used_of(marked).any()
+    assert refused <= 1
 
 
 @pytest.mark.slow

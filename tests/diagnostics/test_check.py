@@ -18,7 +18,27 @@ def test_a_good_fit_passes(fitted, networks):
     # the gap.
     weak = ["bulk ESS", "tail ESS", "R-hat", "divergences", "tau0 contraction", "c_gap contraction"]
     assert rows.drop(weak)["passed"].all()
-    assert {"converged", "identified", "calibrated", "agrees with the theory", "true"} == set(rows["topic"])
+    assert set(rows["topic"]) == {
+        "converged",
+        "identified",
+        "calibrated",
+        "architecture",
+        "agrees with the theory",
+        "true",
+    }
+
+
+def test_what_the_data_do_not_tell_is_said_apart(fitted, networks):
+    found = si.check(fitted, networks)
+    assert set(found.unidentified) <= {"tau0", "c_gap"}
+    assert {each.split(" ±")[0] for each in found.told} == {"gamma", "tau0", "c_gap"} - set(found.unidentified)
+    converged = dataclasses.replace(found, verdicts=tuple(v for v in found.verdicts if v.topic != "converged"))
+    assert converged.passed
+    assert converged.verdict.startswith("good: trust gamma ± ")
+    assert f"these data do not tell {', '.join(found.unidentified)}" in converged.verdict
+    # So few networks do not tell the sizes of the layer either.
+    assert "assumed, since these data do not tell: " in converged.verdict
+    assert any(note.startswith("these data do not exclude transformer, ") for note in found.notes)
 
 
 def test_what_fails_is_named_with_advice(fitted, networks):
@@ -38,9 +58,9 @@ def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
     swollen["covariance"] = networks["covariance"] * 1.2 ** networks["layer"]
     found = si.check(tree, swollen)
     assert found.cause is not None
-    assert found.cause.name == "one-step innovations, p"
+    assert found.cause.name == "misfit of the layers"
     assert found.verdict.startswith(
-        "do not trust yet: one-step innovations, p: not layers of a shaped transformer, by growth"
+        "do not trust yet: misfit of the layers: not layers of a shaped transformer, by growth"
     )
     assert "divergences" in found.verdict
     # It has nothing to identify.
@@ -58,7 +78,7 @@ def test_large_covariances_leave_the_range_of_the_law(fitted, networks):
     exploded = networks.copy(deep=True)
     exploded["covariance"][3, 4:] *= 100
     rows = si.check(fitted, exploded).to_frame()
-    assert not rows.loc["logit spread, largest", "passed"]
+    assert not rows.loc["logit spread, mean", "passed"]
 
 
 def test_logit_scale_is_that_of_sampled_logits(networks):

@@ -186,7 +186,7 @@ def test_a_vanilla_gpt_is_said_not_to_be_shaped():
         found = si.check(post)
     print(f"\n{found.verdict}")
     assert found.cause is not None
-    assert found.cause.name == "one-step innovations, p"
+    assert found.cause.name == "misfit of the layers"
     assert "not layers of a shaped transformer" in found.cause.advice
 
 

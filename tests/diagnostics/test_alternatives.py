@@ -1,0 +1,70 @@
+"""Other architectures and sizes, by their evidence."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import xarray as xr
+
+import sdeinfer as si
+from sdeinfer.diagnostics import alternatives
+from sdeinfer.diagnostics._alternatives import PRIOR_SD, described, different_sizes
+from sdeinfer.diagnostics._layers import EVIDENCE
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import any_transitions, path_statistics
+
+TRUTH = {"gamma": 0.6, "tau0": 0.8}
+ONE, FOUR = (Architecture("attention", heads=heads) for heads in (1, 4))
+
+
+def data_of(kind: Architecture, networks: int = 256):
+    V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.6)
+    return si.sample_networks(kind.layer(**TRUTH), V0, width=64, depth=8, networks=networks, key=jr.key(4))
+
+
+def at_truth(kind: Architecture, networks: int = 256) -> xr.DataTree:
+    layers = xr.Dataset({name: ("network", np.full(networks, value)) for name, value in TRUTH.items()})
+    tree = xr.DataTree.from_dict({"layers": layers})
+    tree.attrs = {**kind.attributes(), "law": "finite-width"}
+    return tree
+
+
+def test_the_number_of_heads_is_found_where_the_data_tell_it():
+    data = data_of(FOUR)
+    found = {each.architecture: each for each in alternatives(at_truth(ONE), data, ONE)}
+    assert found[ONE].evidence == 0
+    assert found[FOUR].evidence > EVIDENCE
+    assert found[FOUR].evidence >= max(each.evidence for each in found.values()) - EVIDENCE
+    assert abs(found[FOUR].values["gamma"] - TRUTH["gamma"]) < 0.05
+    assert found[Architecture("mlp")].evidence < -100
+
+
+def test_evidence_is_the_integral_of_the_likelihood():
+    """Laplace's approximation against a sum over a grid of the coordinates."""
+    data = data_of(ONE, networks=64)
+    statistics = path_statistics(any_transitions(data), pooled=True)
+    grid = [np.linspace(-0.5, 1.5, 81), np.linspace(-1.5, 1.5, 121)]
+    u = np.stack(np.meshgrid(*grid, indexing="ij"), axis=-1).reshape(-1, 2)
+    volume = np.prod([each[1] - each[0] for each in grid])
+
+    def integral(kind: Architecture) -> float:
+        def density(u):
+            law = kind.layer_at(u).finite_width(64.0)
+            return jnp.sum(statistics.log_density(jax.tree.map(lambda x: jnp.asarray(x)[None], law), statistics.value))
+
+        prior = -(u**2).sum(axis=1) / (2 * PRIOR_SD**2) - 2 * np.log(PRIOR_SD) - np.log(2 * np.pi)
+        return float(jax.nn.logsumexp(jax.lax.map(density, jnp.asarray(u), batch_size=512) + prior) + np.log(volume))
+
+    found = {each.architecture: each.evidence for each in alternatives(at_truth(ONE, 64), data, ONE)}
+    two = Architecture("attention", heads=2)
+    assert abs(found[two] - (integral(two) - integral(ONE))) < 0.1
+
+
+def test_sizes_are_named():
+    assert described(Architecture("transformer")) == "transformer"
+    assert described(Architecture("attention", heads=2, causal=True)) == "attention, 2 heads, a causal mask"
+    assert different_sizes(ONE, FOUR) == ["1 head"]
+    assert different_sizes(Architecture("transformer", output_projection=True), Architecture("transformer")) == [
+        "an output projection"
+    ]
+    assert different_sizes(ONE, Architecture("mlp")) == []

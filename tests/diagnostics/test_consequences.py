@@ -1,0 +1,160 @@
+"""Predicted moves of the parameters against moves that happen."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.random as jr
+import numpy as np
+import pytest
+import xarray as xr
+
+import sdeinfer as si
+from sdeinfer.covariance import pairs, unvech
+from sdeinfer.diagnostics import consequences
+from sdeinfer.diagnostics._consequences import SCATTER
+from sdeinfer.diagnostics._innovations import DIRECTIONS, SOFTMAX, WIDTH, _weights, laws_of, sums_of
+from sdeinfer.infer import adjusted_statistics, innovations, posterior_mode
+from sdeinfer.infer._coordinates import layer_at
+from sdeinfer.layers import Architecture, drift_terms
+from sdeinfer.likelihood import Assumptions, observed_path, path_statistics
+from sdeinfer.observation import covariance_dataset
+
+TRANSFORMER = Architecture("transformer")
+LAYER = si.ShapedTransformer(gamma=0.5, tau0=0.7, c_plus=2.0, c_minus=-2.0)
+V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.6)
+FULL_PATH = si.models.full_path
+NAMES = ("gamma", "tau0", "c_gap")
+
+
+@functools.cache
+def transitions(seed: int, width: int = 64) -> xr.Dataset:
+    """Single layers, each as a network of its own, so that each can be changed by itself."""
+    data = si.sample_networks(LAYER, V0, width=width, depth=8, networks=256, key=jr.key(seed))
+    V = data["covariance"].values
+    pairs = np.stack([V[:, :-1], V[:, 1:]], axis=2).reshape(-1, 2, *V.shape[2:])
+    return covariance_dataset(pairs, width=width, architecture="transformer")
+
+
+def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr.DataTree]:
+    """Coordinates of the layer at the mode, and a tree without draws that holds them."""
+    assumptions, path = Assumptions(TRANSFORMER, law), observed_path(data)
+    if law == "limit":
+        statistics = path_statistics(path, pooled=True, assumptions=assumptions)
+    else:
+        statistics = adjusted_statistics(FULL_PATH, path, assumptions, nodes=64, pooled=True)
+    u = np.asarray(layer_at(FULL_PATH, statistics, posterior_mode(FULL_PATH, statistics)).u)
+    if law == "finite-width":
+        # What else the adjustment changes is not of interest here.
+        adjustment = dataclasses.replace(
+            statistics.adjustment, matrix=np.eye(len(u)), dispersion=np.ones(()), least_tau0=np.zeros(())
+        )
+        statistics = dataclasses.replace(statistics, adjustment=adjustment)
+        u = np.asarray(layer_at(FULL_PATH, statistics, posterior_mode(FULL_PATH, statistics)).u)
+    values = TRANSFORMER.coordinates.constrained(u)
+    layers = xr.Dataset({name: ("network", np.full(data.sizes["network"], x)) for name, x in values.items()})
+    tree = xr.DataTree.from_dict({"posterior": xr.Dataset(), "layers": layers})
+    tree.attrs = {**TRANSFORMER.attributes(), "law": law, "every_layer": 1.0}
+    return u, tree
+
+
+def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -> xr.Dataset:
+    """The layers with a misfit of some size in one direction of `innovation_tests`, under the law of the tree."""
+    number = list(DIRECTIONS).index(misfit)
+    ((path, law),) = laws_of(tree, data)
+    ends = []
+    for here in innovations(path, law):
+        at = path.coordinates(here.transitions)
+        of_mean, of_variance = (weights[number] for weights in _weights(path, here, at))
+        y = (here.y + size * of_mean) * (1 + size * of_variance / 2)
+        change = (y - here.y) * here.sd / np.sqrt(path.width[path.network[here.transitions], None])
+        rows, columns = pairs(path.tokens)
+        root = np.where(rows == columns, np.sqrt(2), 1.0)
+        ends.append(path.ends(here.transitions) + at.colour(unvech(change * root)))
+    moved = np.stack([data["covariance"].values[:, 0], np.concatenate(ends)], axis=1)
+    return covariance_dataset(moved, width=data["width"].values, architecture="transformer")
+
+
+def with_other_layers(data: xr.Dataset, misfit: str, size: float) -> xr.Dataset:
+    """Layers with a misfit that is in no direction exactly, and is absorbed by parameters in part."""
+    start, end = (data["covariance"].values[:, layer] for layer in (0, 1))
+    sd = 1 / np.sqrt(data["width"].values[:, None, None])
+    change = {
+        "growth": lambda: sd * start,
+        "growth of differences": lambda: sd * start @ (start - start.mean(axis=-2, keepdims=True)) / 2,
+        "ReLU's drift": lambda: sd * drift_terms(start)[1],
+    }[misfit]()
+    moved = np.stack([start, end + size * change], axis=1)
+    return covariance_dataset(moved, width=data["width"].values, architecture="transformer")
+
+
+def sd_of(tree: xr.DataTree, data: xr.Dataset) -> np.ndarray:
+    """Standard deviations by the scatter of the scores, in which the predicted moves are."""
+    sums = sums_of(tree, data)
+    inverse = np.linalg.inv(sums.information + np.eye(len(sums.information)))
+    return np.sqrt(np.diagonal(inverse @ sums.scatter @ inverse))[: len(NAMES)]
+
+
+def moves(misfit: str, change: Callable[[xr.Dataset, xr.DataTree], xr.Dataset], seed: int) -> np.ndarray:
+    """The predicted moves, and those that happen, in standard deviations; on the same layers without and with."""
+    data = transitions(seed)
+    u, tree = mode_of(data)
+    moved = change(data, tree)
+    u_moved, tree_moved = mode_of(moved)
+    sd = sd_of(tree, data)
+    predicted = consequences(tree_moved, moved) - consequences(tree, data)
+    return np.stack([predicted.loc[misfit, list(NAMES)].to_numpy(float), (u_moved - u)[: len(NAMES)] / sd])
+
+
+def slope_and_scatter(found: list[np.ndarray]) -> tuple[float, float]:
+    predicted, happened = np.concatenate(found, axis=1)
+    slope = float((predicted @ happened) / (predicted @ predicted))
+    return slope, float(np.std(happened - slope * predicted))
+
+
+@pytest.mark.slow
+def test_predicted_moves_happen():
+    """Misfits of 2 and 5 %: the slope of what happens over what is predicted is 1, as for small moves."""
+    found = []
+    for misfit in [name for name in DIRECTIONS if name != "memory"]:
+        for size in (-0.05, -0.02, 0.02, 0.05):
+            each = moves(misfit, lambda data, tree, m=misfit, s=size: with_misfit(data, tree, m, s), 0)
+            print(f"{misfit:24} {size:+.2f}: predicted {each[0].round(2)}, happened {each[1].round(2)}")
+            found.append(each)
+    slope, scatter = slope_and_scatter(found)
+    print(f"slope {slope:.2f}, scatter {scatter:.2f} posterior sds")
+    assert 0.8 < slope < 1.25
+    assert scatter < 0.5
+
+    found = []
+    for misfit in ("growth", "growth of differences", "ReLU's drift"):
+        for size in (-0.02, 0.02):
+            each = moves(misfit, lambda data, _, m=misfit, s=size: with_other_layers(data, m, s), 0)
+            print(
+                f"in part absorbed, {misfit:24} {size:+.2f}: predicted {each[0].round(2)}, happened {each[1].round(2)}"
+            )
+            found.append(each)
+    print("slope {:.2f}, scatter {:.2f} posterior sds".format(*slope_and_scatter(found)))
+
+
+def test_the_finite_width_moves_a_fit_of_the_limit_as_predicted():
+    data = transitions(0)
+    (limit, tree), (exact, _) = mode_of(data, "limit"), mode_of(data)
+    table, sd = consequences(tree, data), sd_of(tree, data)
+    happened, predicted = (limit - exact)[: len(NAMES)] / sd, table.loc[WIDTH, list(NAMES)].to_numpy(float)
+    print(f"\nhappened {happened.round(2)}, predicted {predicted.round(2)}")
+    # γ moves by several standard deviations; a step of the score tells by how many up to a quarter.
+    assert abs(happened[0]) > 2
+    np.testing.assert_allclose(predicted[0], happened[0], rtol=0.25)
+
+
+def test_every_direction_and_omission_has_moves():
+    data = transitions(0)
+    _, tree = mode_of(data)
+    table = consequences(tree, data)
+    assert list(table.columns) == ["effect", "z", "p", *NAMES]
+    assert set(table.index) == {*DIRECTIONS, SOFTMAX, SCATTER} - {"memory"}
+    assert np.isfinite(table[list(NAMES)].to_numpy(float)).all()
+    # Layers drawn independently: their scores add up as the posterior has it.
+    assert 0.8 < table.loc[SCATTER, "gamma"] < 1.25

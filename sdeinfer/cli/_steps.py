@@ -67,6 +67,8 @@ def print_results(post: "xr.DataTree", verdicts: "Check") -> None:
         advice = "" if verdict.passed else f": {verdict.advice}"
         mark = "passed" if verdict.passed else "FAILED"
         say(f"  {mark}  {verdict.name} {verdict.value:.4g} (threshold {verdict.threshold:g}){advice}")
+    for note in verdicts.notes:
+        say(f"  note    {note}")
     say(f"verdict: {verdicts.verdict}")
 
 

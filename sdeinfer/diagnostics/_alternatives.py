@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth
+from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth, named_size
 from sdeinfer.likelihood import PathStatistics, any_transitions, path_statistics, with_mask
 
 SAMPLE = 16_384
@@ -26,8 +26,6 @@ SAMPLE = 16_384
 
 VALUES = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4), "causal": (False, True)}
 """Values of each size that are compared."""
-
-DEFAULT = {field.name: field.default for field in dataclasses.fields(Architecture)}
 
 PRIOR_SD = 1.5
 """Prior standard deviation of every coordinate on the real line, about 0; close to those of the default priors."""
@@ -98,31 +96,11 @@ def neighbours(kind: Architecture, data: xr.Dataset, law: str) -> list[Architect
     ]
 
 
-def described(kind: Architecture) -> str:
-    """The name of an architecture and its sizes, such as "attention, 4 heads"."""
-    return ", ".join(
-        [kind.name, *(named_size(kind, size) for size in kind.sizes if getattr(kind, size) != DEFAULT[size])]
-    )
-
-
 def different_sizes(kind: Architecture, other: Architecture) -> list[str]:
     """The sizes of an architecture that differ from those of another of the same name, in words."""
     if kind.name != other.name:
         return []
     return [named_size(kind, size) for size in kind.sizes if getattr(kind, size) != getattr(other, size)]
-
-
-def named_size(kind: Architecture, size: str) -> str:
-    """A size in words, such as "4 heads" or "no output projection"."""
-    match size, getattr(kind, size):
-        case "heads", value:
-            return f"{value} head{'s' if value > 1 else ''}"
-        case "expansion", value:
-            return f"expansion {value:g}"
-        case "causal", value:
-            return "a causal mask" if value else "no mask"
-        case _, value:
-            return "an output projection" if value else "no output projection"
 
 
 def _mode(

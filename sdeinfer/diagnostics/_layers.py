@@ -5,12 +5,12 @@ import math
 import pandas as pd
 import xarray as xr
 
-from sdeinfer.diagnostics._alternatives import alternatives, described, different_sizes
+from sdeinfer.diagnostics._alternatives import alternatives, different_sizes
 from sdeinfer.diagnostics._consequences import SCATTER, consequences_of
 from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, WIDTH, sums_of
 from sdeinfer.diagnostics._summary import summarise
 from sdeinfer.diagnostics._verdict import THEORY, Verdict, at_most
-from sdeinfer.layers import AbstractArchitecture, Architecture
+from sdeinfer.layers import AbstractArchitecture, Architecture, described
 
 LEVEL = 0.01
 """False-alarm probability of each of the two tests of calibration."""

@@ -28,6 +28,7 @@ from sdeinfer.layers import (
     AbstractLayer,
     Architecture,
     architecture_in,
+    described,
     kind_of,
 )
 from sdeinfer.likelihood import (
@@ -66,8 +67,9 @@ def compare(
     Arguments:
         model: one of `sdeinfer.models`.
         data: observed networks.
-        architectures: names, whose sizes, such as the number of heads, are those of the data; or `Architecture`s. If
-            None, all named architectures that the number of tokens can identify.
+        architectures: names, whose sizes, such as the number of heads, are those of the data; or `Architecture`s, with
+            sizes of their own. If None, all named architectures that the number of tokens can identify. With a causal
+            mask there is the limit's law only.
         law: "finite-width" or "limit".
         largest_logit: as in `fit`.
         chains: number of chains.
@@ -77,9 +79,10 @@ def compare(
         key: PRNG key.
 
     Returns:
-        ArviZ's table, one row per architecture, the best first: the difference `elpd_diff` to the best in the expected
-        log predictive density of new networks, with its standard error `dse`; the stacking `weight`; `elpd` with its
-        `se`; the effective number of parameters `p`; and the warnings `diag_diff` and `diag_elpd`.
+        ArviZ's table, one row per architecture, the best first, with the sizes in the name where two differ in these
+        only: the difference `elpd_diff` to the best in the expected log predictive density of new networks, with its
+        standard error `dse`; the stacking `weight`; `elpd` with its `se`; the effective number of parameters `p`; and
+        the warnings `diag_diff` and `diag_elpd`.
 
     Raises:
         InputError: for invalid data, for fewer than two networks or architectures, or for an architecture that the data
@@ -92,7 +95,7 @@ def compare(
     data = validate(data)
     require_settings(law, ("finite-width", "limit"), chains=chains, draws=draws, warmup=warmup)
     phase("finding the range of the law")
-    kinds = {kind.name: kind for kind in _kinds(data, architectures)}
+    kinds = _labelled(_kinds(data, architectures))
     assumed = {name: Assumptions(kind, law) for name, kind in kinds.items()}  # pyright: ignore[reportArgumentType]
     used = used_of(data)
     for name, assumptions in assumed.items():
@@ -181,10 +184,16 @@ def _kinds(
             kind = kind_of(each) if isinstance(each, AbstractLayer) else each
         require_identifiable(kind, tokens)
         kinds.append(kind)
-    names = {kind.name for kind in kinds}
-    if len(names) < max(len(kinds), 2):
-        raise InputError(f"architectures: two or more with different names are needed, got {', '.join(sorted(names))}")
+    if len(set(kinds)) < max(len(kinds), 2):
+        names = ", ".join(sorted({kind.name for kind in kinds}))
+        raise InputError(f"architectures: two or more different ones are needed, got {names}")
     return kinds
+
+
+def _labelled(kinds: Sequence[AbstractArchitecture]) -> dict[str, AbstractArchitecture]:
+    """Architectures by their names, with sizes where two have one name."""
+    names = [kind.name for kind in kinds]
+    return {described(kind) if names.count(kind.name) > 1 else kind.name: kind for kind in kinds}
 
 
 def _attends(kind: AbstractArchitecture) -> bool:

@@ -161,6 +161,28 @@ class Architecture(AbstractArchitecture):
         return {"architecture": self.name, **{name: float(size) for name, size in sizes.items()}}
 
 
+def described(kind: AbstractArchitecture) -> str:
+    """The name of an architecture, and its sizes that are not the default, such as "attention, 4 heads"."""
+    if not isinstance(kind, Architecture):
+        return kind.name
+    default = Architecture(kind.name)
+    sizes = [size for size in kind.sizes if getattr(kind, size) != getattr(default, size)]
+    return ", ".join([kind.name, *(named_size(kind, size) for size in sizes)])
+
+
+def named_size(kind: Architecture, size: str) -> str:
+    """A size in words, such as "4 heads" or "no output projection"."""
+    match size, getattr(kind, size):
+        case "heads", value:
+            return f"{value} head{'s' if value > 1 else ''}"
+        case "expansion", value:
+            return f"expansion {value:g}"
+        case "causal", value:
+            return "a causal mask" if value else "no mask"
+        case _, value:
+            return "an output projection" if value else "no output projection"
+
+
 def architecture_in(attributes: Mapping[Hashable, Any]) -> Architecture | None:
     """The architecture named by the attributes of a Dataset; None if they name none.
 

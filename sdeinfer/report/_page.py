@@ -31,6 +31,7 @@ QUESTIONS: dict[Topic, str] = {
     "converged": "Did the sampler converge?",
     "identified": "Do the data say more than the prior?",
     "calibrated": "Do the layers follow the fitted law?",
+    "architecture": "Is it the best architecture?",
     "agrees with the theory": "Do the networks agree with the theory?",
     "true": "Is the truth recovered?",
 }
@@ -97,6 +98,8 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
     page = environment.get_template("page.html.jinja").render(
         verdict=verdicts.verdict,
         passed=verdicts.passed,
+        unidentified=verdicts.unidentified,
+        notes=verdicts.notes,
         questions=_questions(verdicts),
         identified=_identified(post),
         parameters=summarise(post),

@@ -15,7 +15,8 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
 
     Returns:
         `parameters`: mean, sd, hdi_low, hdi_high, rhat, ess_bulk and ess_tail of each, and truth if known;
-        `divergences`; `elapsed_s` if the fit was timed; `verdict` in words; `checks`: every verdict; and
+        `divergences`; `elapsed_s` if the fit was timed; `verdict` in words; `trusted`, `unidentified`, `assumed` and
+        `notes`, see `Check`; `checks`: every verdict; and
         `fixed`: coordinates that were fixed, and their values; `architecture`, `model`, `law` and `left_out`, the
         fraction of transitions left out.
     """
@@ -29,6 +30,10 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
         "divergences": int(post.children["sample_stats"].to_dataset()["diverging"].sum()),
         "elapsed_s": post.attrs.get("elapsed_s"),
         "verdict": verdicts.verdict,
+        "trusted": verdicts.passed,
+        "unidentified": list(verdicts.unidentified),
+        "assumed": list(verdicts.assumed),
+        "notes": list(verdicts.notes),
         "checks": {
             verdict.name: {
                 "topic": verdict.topic,

@@ -13,8 +13,7 @@ import jax.random as jr
 import numpy as np
 
 import sdeinfer as si
-from sdeinfer.diagnostics._alternatives import named_size
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import Architecture, named_size
 from sdeinfer.networks import Baseline, sample_baseline
 
 SEEDS = {"in range": 150, "at the edge": 100, "wrong sizes": 12, "planted": 10}
@@ -132,6 +131,8 @@ def judged(group: str, name: str, seed: int) -> dict[str, Any]:
             found = si.check(post)
     except si.InputError as error:
         return {"group": group, "name": name, "seed": seed, "refused": str(error)}
+    except Exception as error:  # noqa: BLE001 reported with the others
+        return {"group": group, "name": name, "seed": seed, "error": repr(error)}
     post.attrs |= truth
     known, draws = si.diagnostics.known_truth(post), post["posterior"].to_dataset()
     z = {}

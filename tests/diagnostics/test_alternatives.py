@@ -8,9 +8,9 @@ import xarray as xr
 
 import sdeinfer as si
 from sdeinfer.diagnostics import alternatives
-from sdeinfer.diagnostics._alternatives import PRIOR_SD, described, different_sizes
+from sdeinfer.diagnostics._alternatives import PRIOR_SD, different_sizes
 from sdeinfer.diagnostics._layers import EVIDENCE
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import Architecture, described
 from sdeinfer.likelihood import any_transitions, path_statistics
 
 TRUTH = {"gamma": 0.6, "tau0": 0.8}

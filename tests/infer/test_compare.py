@@ -7,6 +7,7 @@ import xarray as xr
 from conftest import WARMUP
 
 import sdeinfer as si
+from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED, FullPath, observed_path, path_layout, path_statistics
 
 LAYERS = {
@@ -93,9 +94,9 @@ def test_densities_too_large_to_be_exponentiated_have_weights():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"architectures": ["mlp"]}, "architectures: two or more with different names are needed, got mlp"),
+        ({"architectures": ["mlp"]}, "architectures: two or more different ones are needed, got mlp"),
         ({"architectures": ["mlp", "gpt"]}, "architecture: must be one of .* got 'gpt'"),
-        ({"architectures": ["mlp", "mlp"]}, "architectures: two or more with different names are needed"),
+        ({"architectures": ["mlp", "mlp"]}, "architectures: two or more different ones are needed"),
         ({"architectures": "mlp"}, "architectures: a list of them is needed, got 'mlp'"),
         ({"law": "both"}, "law: must be one of finite-width, limit, got 'both'"),
         ({"draws": 0}, "draws: at least 1 is needed, got 0"),
@@ -118,6 +119,13 @@ def test_one_network_and_one_token_say_what_is_missing():
             architectures=["mlp", "transformer"],
             key=jr.key(0),
         )
+
+
+def test_sizes_of_one_architecture_are_compared():
+    kinds = [Architecture("feedforward"), Architecture("feedforward", expansion=4)]
+    data = networks("feedforward", 24, 8)
+    table = si.compare(si.models.full_path, data, architectures=kinds, **SIZES, key=jr.key(0))
+    assert set(table.index) == {"feedforward", "feedforward, expansion 4"}
 
 
 @pytest.mark.slow

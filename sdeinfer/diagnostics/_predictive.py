@@ -1,5 +1,6 @@
 """Comparison of networks with predictions of the SDE: leave-one-out, and all together."""
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -116,8 +117,10 @@ def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
     if len(weights) >= SMOOTHED and varies.any():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
-            smoothed, _ = array_stats.psislw(-weights.values[:, varies].T)
-        weights.values[:, varies] = smoothed.T
+            # The likelihood is constant below `Adjustment.least_tau0`; weights with a constant tail are not smoothed.
+            with contextlib.suppress(ValueError):
+                smoothed, _ = array_stats.psislw(-weights.values[:, varies].T)
+                weights.values[:, varies] = smoothed.T
     predicted = post["posterior_predictive"].to_dataset()
     chains = np.intersect1d(predicted["chain"], log_likelihood["chain"])
     at = weights.unstack("sample").sel(chain=chains, draw=np.intersect1d(predicted["draw"], log_likelihood["draw"]))

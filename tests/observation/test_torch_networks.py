@@ -17,6 +17,7 @@ import pytest
 import xarray as xr
 
 import sdeinfer as si
+from sdeinfer.diagnostics import Check
 from sdeinfer.layers import Architecture
 
 pytestmark = pytest.mark.torch
@@ -56,25 +57,26 @@ def drawn(folder: Path, kind: Architecture, width: int, seed: int) -> xr.Dataset
         return si.covariance_dataset(file["covariance"], width=int(file["width"]), architecture=kind)
 
 
-def fitted(folder: Path, kind: Architecture, width: int, seed: int, **options):
+def fitted(folder: Path, kind: Architecture, width: int, seed: int, **options) -> tuple[Check, dict[str, float]]:
     """The check of a fit to such networks, and (mean − truth)/sd of every coordinate on the real line."""
     started = time.perf_counter()
     data = drawn(folder, kind, width, seed)
     ready = time.perf_counter()
-    post = si.fit(si.models.full_path, data, **options, key=jr.key(0))
+    model = si.models.full_path  # pyright: ignore[reportAttributeAccessIssue]
+    post = si.fit(model, data, **options, key=jr.key(0))
     done = time.perf_counter()
     with warnings.catch_warnings():
         # ArviZ's, of importance weights that a wrong law does not allow.
         warnings.simplefilter("ignore")
         found = si.check(post)
     seconds = (ready - started, done - ready, time.perf_counter() - done)
-    z = {}
+    posterior, z = post["posterior"].to_dataset(), {}
     print(
         f"\nn = {width}, {kind.attributes()}: {', '.join(f'{each:.0f}' for each in seconds)} s to draw, fit and check"
     )
     for name in kind.coordinates.identified:
         parameter = kind.coordinates.sampled[name]
-        draws = post["posterior"][name].values
+        draws = posterior[name].values
         u = parameter.to_real(draws)
         z[name] = float((u.mean() - parameter.to_real(TRUTH[name])) / u.std())
         print(

@@ -16,7 +16,7 @@ import sdeinfer as si
 from sdeinfer.layers import Architecture, named_size
 from sdeinfer.networks import Baseline, sample_baseline
 
-SEEDS = {"in range": 150, "at the edge": 100, "wrong sizes": 12, "planted": 10}
+SEEDS = {"in range": 150, "at the edge": 100, "wrong sizes": 8, "planted": 8}
 """Number of data sets of each group; of each case for wrong sizes and planted failures."""
 
 SIZES = {"width": 128, "depth": 16, "networks": 128}

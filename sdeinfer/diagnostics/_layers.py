@@ -10,7 +10,7 @@ from sdeinfer.diagnostics._consequences import SCATTER, consequences_of
 from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, WIDTH, sums_of
 from sdeinfer.diagnostics._summary import summarise
 from sdeinfer.diagnostics._verdict import THEORY, Verdict, at_most
-from sdeinfer.layers import AbstractArchitecture, Architecture, described
+from sdeinfer.layers import AbstractArchitecture, Architecture, constructor, described
 
 LEVEL = 0.01
 """False-alarm probability of each of the two tests of calibration."""
@@ -121,6 +121,10 @@ def _of_alternatives(
             notes.append(f"these data do not exclude {what}")
             assumed += different_sizes(kind, each.architecture)
         elif each.evidence > best:
-            best, advice = each.evidence, f"{what} fits better: check the network's code, then fit(architecture=…)"
-    verdict = at_most("architecture", "another architecture, log evidence", best, EVIDENCE, advice)
+            best, remedy = (
+                each.evidence,
+                f"check the network's code, or fit by architecture={constructor(each.architecture)}",
+            )
+            advice = f"{what} fits better, by a log evidence of {best:.2g}: {remedy}"
+    verdict = at_most("architecture", "evidence for another architecture", best, EVIDENCE, advice)
     return [verdict], notes, list(dict.fromkeys(assumed))

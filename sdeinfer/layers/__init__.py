@@ -28,6 +28,7 @@ from sdeinfer.layers._names import LayerKind as LayerKind
 from sdeinfer.layers._names import architecture_in as architecture_in
 from sdeinfer.layers._names import architecture_named as architecture_named
 from sdeinfer.layers._names import architecture_of_layer as architecture_of_layer
+from sdeinfer.layers._names import constructor as constructor
 from sdeinfer.layers._names import described as described
 from sdeinfer.layers._names import example_of as example_of
 from sdeinfer.layers._names import kind_of as kind_of

@@ -170,6 +170,13 @@ def described(kind: AbstractArchitecture) -> str:
     return ", ".join([kind.name, *(named_size(kind, size) for size in sizes)])
 
 
+def constructor(kind: Architecture) -> str:
+    """The call that makes an architecture, with the sizes that are not the default."""
+    default = Architecture(kind.name)
+    own = {size: getattr(kind, size) for size in kind.sizes if getattr(kind, size) != getattr(default, size)}
+    return f"Architecture({', '.join([repr(kind.name), *(f'{size}={value!r}' for size, value in own.items())])})"
+
+
 def named_size(kind: Architecture, size: str) -> str:
     """A size in words, such as "4 heads" or "no output projection"."""
     match size, getattr(kind, size):

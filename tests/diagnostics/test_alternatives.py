@@ -10,7 +10,7 @@ import sdeinfer as si
 from sdeinfer.diagnostics import alternatives
 from sdeinfer.diagnostics._alternatives import PRIOR_SD, different_sizes
 from sdeinfer.diagnostics._layers import EVIDENCE
-from sdeinfer.layers import Architecture, described
+from sdeinfer.layers import Architecture, constructor, described
 from sdeinfer.likelihood import any_transitions, path_statistics
 
 TRUTH = {"gamma": 0.6, "tau0": 0.8}
@@ -62,6 +62,7 @@ def test_evidence_is_the_integral_of_the_likelihood():
 
 def test_sizes_are_named():
     assert described(Architecture("transformer")) == "transformer"
+    assert constructor(FOUR) == "Architecture('attention', heads=4)"
     assert described(Architecture("attention", heads=2, causal=True)) == "attention, 2 heads, a causal mask"
     assert different_sizes(ONE, FOUR) == ["1 head"]
     assert different_sizes(Architecture("transformer", output_projection=True), Architecture("transformer")) == [

@@ -6,6 +6,7 @@ import xarray as xr
 from arviz_stats.base.array import array_stats
 
 from sdeinfer._files import InputError
+from sdeinfer.diagnostics._excluded import excluded_layers
 from sdeinfer.diagnostics._identification import identification
 from sdeinfer.diagnostics._layers import LEVEL, layers_against_law
 from sdeinfer.diagnostics._predictive import distance_from_theory, left_out_p_values
@@ -16,11 +17,13 @@ from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, 
 from sdeinfer.likelihood import USED, used_of
 from sdeinfer.observation import validate
 
-RHAT = 1.01
-"""Upper bound on R-hat."""
+RHAT, ROUGH_RHAT = 1.05, 1.01
+"""Upper bound on R-hat: the means of chains then differ by about 0.3 posterior sds. Above the second bound, means are
+rough, and a note says so."""
 
-ESS = 400
-"""Smallest acceptable effective sample size."""
+ESS, ROUGH_ESS = 100, 400
+"""Smallest acceptable effective sample size, for Monte Carlo errors of 0.1 posterior sds; below the second bound, means
+are rough."""
 
 PARETO_K = 0.7
 """Largest acceptable Pareto k of an approximation's importance weights."""
@@ -28,8 +31,12 @@ PARETO_K = 0.7
 SPREAD = {"finite-width": 1.5, "limit": 0.75}
 """Largest acceptable mean spread of the logits in a row of the softmax, weighted by the information on τ0 (∝ s⁴)."""
 
-LEAST_USED = 0.01
-"""Smallest acceptable fraction of transitions inside the range of the law; the others are not checked."""
+LEAST_USED, FEWEST_USED = 0.05, 0.01
+"""Fraction of transitions inside the range of the law below which the others are compared with exact layers; and the
+smallest acceptable one where they cannot be."""
+
+EXCLUDED = 6.0
+"""Largest acceptable distance of layers outside the range from exact ones, in standard deviations of 24 draws."""
 
 DEVIATIONS = 4.0
 """Largest acceptable distance of the posterior mean from the truth, in posterior standard deviations."""
@@ -97,6 +104,8 @@ def check(
     approximate = "pareto_k" in post.attrs
     sampled = table.drop(index=[name for name in constants_of(post) if name in table.index])
     verdicts += _of_approximation(post) if approximate else _of_chains(sampled)
+    if not approximate:
+        notes += _rough(sampled)
     if obeyed:
         verdicts += _of_identification(post, data, kind)
     if not approximate:
@@ -170,6 +179,14 @@ def _of_chains(table: pd.DataFrame) -> list[Verdict]:
     ]
 
 
+def _rough(table: pd.DataFrame) -> list[str]:
+    """A note on Monte Carlo errors that are small and larger than usual."""
+    rhat, ess = table["rhat"].to_numpy().max(), table[["ess_bulk", "ess_tail"]].to_numpy().min()
+    if rhat < ROUGH_RHAT and ess >= ROUGH_ESS:
+        return []
+    return [f"R-hat {rhat:.3f} and the smallest ESS {ess:.0f}: means and intervals are rough; draw more for digits"]
+
+
 def _of_geometry(post: xr.DataTree) -> list[Verdict]:
     """Symptoms of a posterior that is hard to explore, for example of weakly identified parameters."""
     statistics = post["sample_stats"].to_dataset()
@@ -209,20 +226,26 @@ def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | 
     used = used_of(data)
     layers = post["layers"].to_dataset()
     tau0 = np.min([layers[name].values for name in kind.coordinates.temperatures], axis=0)
-    spread = (logit_scale(data) / tau0[:, None])[used]
+    every = logit_scale(data) / tau0[:, None]
+    spread = every[used]
     relative = spread / spread.max()
     mean = float(spread.max() * np.sqrt((relative**6).sum() / (relative**4).sum()))
     smaller = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
+    verdicts = [at_most(THEORY, "logit spread, mean", mean, SPREAD[post.attrs.get("law", "limit")], smaller)]
     outside = (
         "nearly all transitions start outside the range of the law: tokens are too large for τ0, networks too narrow, "
         "or the temperature is not τ0 √(n n_k)"
     )
-    outside = post.attrs.get("out_of_range", outside)
-    share = 0.0 if "out_of_range" in post.attrs else used.mean()
-    return [
-        at_least(THEORY, "transitions in range", share, LEAST_USED, outside),
-        at_most(THEORY, "logit spread, mean", mean, SPREAD[post.attrs.get("law", "limit")], smaller),
-    ]
+    if "out_of_range" in post.attrs:
+        return [at_least(THEORY, "transitions in range", 0.0, LEAST_USED, str(post.attrs["out_of_range"])), *verdicts]
+    share, exact = float(used.mean()), None
+    if share < LEAST_USED and post.attrs.get("model") == "full_path":
+        exact = excluded_layers(post, data, kind, every)
+    if exact is None:
+        return [at_least(THEORY, "transitions in range", share, FEWEST_USED, outside), *verdicts]
+    z = float(np.max(np.abs(exact["z"])))
+    advice = f"{outside}, and they are not those of a shaped {kind.name} with these parameters"
+    return [*verdicts, at_most("calibrated", "layers out of range, sds", z, EXCLUDED, advice)]
 
 
 def _of_predictions(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:

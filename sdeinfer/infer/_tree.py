@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from sdeinfer.layers import AbstractArchitecture
+from sdeinfer.layers import SIZES, AbstractArchitecture
 from sdeinfer.likelihood import USED, AbstractModel, Assumptions, LatentLayers, used_of
 
 
@@ -54,8 +54,10 @@ def attributes_of(
     """
     fixed = {f"fixed_{name}": value for name, value in assumptions.fixed.items()}
     coordinates = assumptions.architecture.coordinates.identified if assumptions.architecture else sampled
+    # The data may come from layers of other sizes than those that are fitted.
+    own = {name: value for name, value in data.attrs.items() if name not in SIZES}
     return {
-        **data.attrs,
+        **own,
         **kind.attributes(),
         **fixed,
         "model": model.name,

@@ -134,6 +134,10 @@ def judged(group: str, name: str, seed: int) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 reported with the others
         return {"group": group, "name": name, "seed": seed, "error": repr(error)}
     post.attrs |= truth
+    if name in ("usual temperature", "shared weights"):
+        # Parameters with which they are, or would be but for the sharing, shaped Transformers.
+        tau0 = 1.0 if name == "shared weights" else SIZES["width"] ** -0.5
+        post.attrs |= {"truth_gamma": 0.5, "truth_tau0": tau0, "truth_c_plus": 1.0, "truth_c_minus": -1.0}
     known, draws = si.diagnostics.known_truth(post), post["posterior"].to_dataset()
     z = {}
     for each, parameter in architecture.coordinates.sampled.items():
@@ -151,6 +155,7 @@ def judged(group: str, name: str, seed: int) -> dict[str, Any]:
         "untold": found.unidentified,
         "z": z,
         "verdict": found.verdict,
+        "used": 1 - post.attrs["left_out"],
     }
 
 

@@ -35,6 +35,9 @@ LEAST_USED, FEWEST_USED = 0.05, 0.01
 """Fraction of transitions inside the range of the law below which the others are compared with exact layers; and the
 smallest acceptable one where they cannot be."""
 
+MANY_LEFT_OUT = 0.5
+"""Fraction of transitions left out above which a note says so."""
+
 EXCLUDED = 6.0
 """Largest acceptable distance of layers outside the range from exact ones, in standard deviations of 24 draws."""
 
@@ -100,6 +103,9 @@ def check(
     kind = _kind_of(post, data, architecture)
     verdicts, notes, assumed = layers_against_law(post, data, kind)
     verdicts += _of_range(post, data, kind)
+    left_out = float(post.attrs.get("left_out", 0.0))
+    if left_out > MANY_LEFT_OUT:
+        notes.append(f"{left_out:.1%} of the transitions start outside the range of the law, and are left out")
     obeyed = all(verdict.passed for verdict in verdicts)
     approximate = "pareto_k" in post.attrs
     sampled = table.drop(index=[name for name in constants_of(post) if name in table.index])

@@ -7,7 +7,12 @@ from budget import assert_mean
 
 import sdeinfer as si
 from sdeinfer.diagnostics import known_truth, summarise
+from sdeinfer.diagnostics._check import EXCLUDED
+from sdeinfer.diagnostics._excluded import excluded_layers
 from sdeinfer.infer import logit_scale
+from sdeinfer.infer._tree import attributes_of
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import Assumptions, with_used
 
 
 def test_a_good_fit_passes(fitted, networks):
@@ -39,6 +44,34 @@ def test_what_the_data_do_not_tell_is_said_apart(fitted, networks):
     # So few networks do not tell the sizes of the layer either.
     assert "assumed, since these data do not tell: " in converged.verdict
     assert any(note.startswith("these data do not exclude transformer, ") for note in found.notes)
+
+
+def test_rough_estimates_are_noted(fitted, networks):
+    found = si.check(fitted, networks)
+    assert any("means and intervals are rough" in note for note in found.notes)
+
+
+def test_layers_out_of_range_are_compared_with_exact_ones(fitted, networks):
+    kind = Architecture("transformer")
+    used = np.broadcast_to(np.arange(networks.sizes["layer"] - 1) < 2, (networks.sizes["network"], 10))
+    spread = logit_scale(networks)
+    found = excluded_layers(fitted, with_used(networks, used), kind, spread)
+    assert found is not None
+    assert list(found.index) == ["log trace", "log volume"]
+    assert (found["z"].abs() < EXCLUDED).all()
+    swollen = networks.copy(deep=True)
+    swollen["covariance"] = networks["covariance"] * 1.2 ** networks["layer"]
+    found = excluded_layers(fitted, with_used(swollen, used), kind, spread)
+    assert found is not None
+    assert found.loc["log trace", "z"] > EXCLUDED
+    assert excluded_layers(fitted, networks, kind, spread) is None
+
+
+def test_a_fit_records_its_own_sizes_and_not_those_of_the_data(networks):
+    kind, data = Architecture("transformer"), networks.assign_attrs(heads=4.0)
+    attributes = attributes_of(si.models.full_path, data, Assumptions(kind), kind, ["gamma"], largest_logit=0.6)
+    assert "heads" not in attributes
+    assert attributes["architecture"] == "transformer"
 
 
 def test_what_fails_is_named_with_advice(fitted, networks):

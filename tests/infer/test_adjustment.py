@@ -13,7 +13,7 @@ import xarray as xr
 from budget import assert_mean
 
 import sdeinfer as si
-from sdeinfer.infer import LawAt, adjusted_statistics, law_at
+from sdeinfer.infer import LawAt, adjusted_statistics, innovations, law_at
 from sdeinfer.infer._sandwich import FEWEST, _dispersion, _matrix, _one_layer, _score
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, FullPath, Path, observed_path
@@ -53,6 +53,32 @@ def exact(u, terms, centre):
     common, own = references.finite_width_variances(law, terms.mixing, terms.variance, centre, jnp)
     mean = (law.drift[:, None] * terms.drift).sum(axis=1)
     return -((terms.increments - mean) ** 2 / (common + own) + jnp.log(common + own)).sum(axis=1) / 2
+
+
+def test_the_mode_is_that_of_the_exact_law():
+    """At the shifted mode the naive exact score is that of the statistics at theirs, less the curvature of the priors."""
+    found, terms = statistics(), path().terms(np.arange(len(path())))
+    adjustment = found.adjustment
+    u, shift = np.asarray(adjustment.centre), np.asarray(adjustment.shift)
+
+    def smooth(u):
+        law = TRANSFORMER.layer_at(u).finite_width(32.0)
+        of_terms = references.finite_width_terms(
+            law, terms.increments, terms.drift, terms.mixing, terms.variance, found, xp=jnp
+        )
+        return of_terms.sum()
+
+    exact_score = jax.grad(lambda u: exact(u, terms, found.centre).sum())(jnp.asarray(u + shift))
+    information = sum(here.information for here in innovations(path(), law_of(found, u + shift))) + np.eye(len(u))
+    left = np.asarray(exact_score) - np.asarray(jax.grad(smooth)(jnp.asarray(u))) - shift
+
+    def length(score):
+        return float(np.sqrt(score @ np.linalg.solve(information, score)))
+
+    assert length(left) < 0.05
+    # It does move: without the shift the score is not zero.
+    at_start = jax.grad(lambda u: exact(u, terms, found.centre).sum())(jnp.asarray(u))
+    assert length(np.asarray(at_start) - np.asarray(jax.grad(smooth)(jnp.asarray(u)))) > 2 * length(left)
 
 
 def test_scores_and_information_are_the_derivatives_of_the_log_density():

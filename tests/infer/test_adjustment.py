@@ -56,7 +56,7 @@ def exact(u, terms, centre):
 
 
 def test_the_mode_is_that_of_the_exact_law():
-    """At the shifted mode the naive exact score is that of the statistics at theirs, less the curvature of the priors."""
+    """At the shifted mode the naive exact score is that of the statistics at theirs, less that of the priors."""
     found, terms = statistics(), path().terms(np.arange(len(path())))
     adjustment = found.adjustment
     u, shift = np.asarray(adjustment.centre), np.asarray(adjustment.shift)

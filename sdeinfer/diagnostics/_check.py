@@ -8,7 +8,7 @@ from arviz_stats.base.array import array_stats
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._excluded import excluded_layers
 from sdeinfer.diagnostics._identification import identification
-from sdeinfer.diagnostics._layers import LEVEL, layers_against_law
+from sdeinfer.diagnostics._layers import LEVEL, has_alternatives, layers_against_law
 from sdeinfer.diagnostics._predictive import distance_from_theory, left_out_p_values
 from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise
 from sdeinfer.diagnostics._verdict import THEORY, Check, Verdict, at_least, at_most
@@ -163,6 +163,8 @@ def _skipped(post: xr.DataTree, kind: AbstractArchitecture | None) -> tuple[str,
     elif kind is None:
         name = post.attrs.get("architecture")
         skipped.append(f"one-step innovations and the range of the law: give the layer, architecture={name}")
+    elif not has_alternatives(post, kind):
+        skipped.append("other architectures and sizes: they are tried for a named architecture, one layer for all")
     if "posterior_predictive" not in post.children:
         skipped.append("networks left out and distance from the SDE: there are no predictions")
     return tuple(skipped)

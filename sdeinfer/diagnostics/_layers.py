@@ -38,10 +38,16 @@ def layers_against_law(
     sums = sums_of(post, data, kind)
     table = consequences_of(sums, post, kind)
     large, (small, notes) = _of_large_misfits(table, kind), _of_small_misfits(table, post)
-    if not isinstance(kind, Architecture) or post.attrs.get("model") != "full_path":
+    if not has_alternatives(post, kind):
         return large + small, notes, []
+    assert isinstance(kind, Architecture)
     others, more, assumed = _of_alternatives(post, data, kind, sums.dispersion())
     return large + others + small, notes + more, assumed
+
+
+def has_alternatives(post: xr.DataTree, kind: AbstractArchitecture) -> bool:
+    """Whether other architectures are tried: for a named architecture with one layer for all networks."""
+    return isinstance(kind, Architecture) and post.attrs.get("model") == "full_path"
 
 
 def _seen(table: pd.DataFrame) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
+from sdeinfer.infer import LARGEST_COORDINATE
 from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth, named_size
 from sdeinfer.likelihood import PathStatistics, any_transitions, path_statistics, with_mask
 
@@ -32,9 +33,6 @@ PRIOR_SD = 1.5
 
 STEP = {4: 1e-2, 8: 1e-4}
 """Step of the differences in the coordinates, by the item size in bytes."""
-
-LARGEST_COORDINATE = 8.0
-"""Bound on the coordinates, as in the search for the mode."""
 
 
 class Alternative(NamedTuple):

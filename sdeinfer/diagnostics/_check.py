@@ -12,7 +12,7 @@ from sdeinfer.diagnostics._layers import LEVEL, has_alternatives, layers_against
 from sdeinfer.diagnostics._predictive import distance_from_theory, left_out_p_values
 from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise
 from sdeinfer.diagnostics._verdict import THEORY, Check, Verdict, at_least, at_most
-from sdeinfer.infer import architecture_of, logit_scale
+from sdeinfer.infer import architecture_of, logit_scale, mean_spread
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, architecture_in
 from sdeinfer.likelihood import USED, used_of
 from sdeinfer.observation import validate
@@ -101,7 +101,7 @@ def check(
     data = observed(post) if data is None else validate(data)
     table = summarise(post)
     kind = _kind_of(post, data, architecture)
-    verdicts, notes, assumed = layers_against_law(post, data, kind)
+    verdicts, notes, assumed = layers_against_law(post, data, kind, table["sd"].to_dict())
     verdicts += _of_range(post, data, kind)
     left_out = float(post.attrs.get("left_out", 0.0))
     if left_out > MANY_LEFT_OUT:
@@ -234,12 +234,13 @@ def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | 
     used = used_of(data)
     layers = post["layers"].to_dataset()
     tau0 = np.min([layers[name].values for name in kind.coordinates.temperatures], axis=0)
-    every = logit_scale(data) / tau0[:, None]
-    spread = every[used]
-    relative = spread / spread.max()
-    mean = float(spread.max() * np.sqrt((relative**6).sum() / (relative**4).sum()))
+    spread = logit_scale(data) / tau0[:, None]
     smaller = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
-    verdicts = [at_most(THEORY, "logit spread, mean", mean, SPREAD[post.attrs.get("law", "limit")], smaller)]
+    verdicts = [
+        at_most(
+            THEORY, "logit spread, mean", mean_spread(spread[used]), SPREAD[post.attrs.get("law", "limit")], smaller
+        )
+    ]
     outside = (
         "nearly all transitions start outside the range of the law: tokens are too large for τ0, networks too narrow, "
         "or the temperature is not τ0 √(n n_k)"
@@ -248,7 +249,7 @@ def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | 
         return [at_least(THEORY, "transitions in range", 0.0, LEAST_USED, str(post.attrs["out_of_range"])), *verdicts]
     share, exact = float(used.mean()), None
     if share < LEAST_USED and post.attrs.get("model") == "full_path":
-        exact = excluded_layers(post, data, kind, every)
+        exact = excluded_layers(post, data, kind, spread)
     if exact is None:
         return [at_least(THEORY, "transitions in range", share, FEWEST_USED, outside), *verdicts]
     z = float(np.max(np.abs(exact["z"])))

@@ -11,8 +11,11 @@ import pandas as pd
 import xarray as xr
 
 from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, sums_of
-from sdeinfer.diagnostics._summary import fixed_of, identified_of
+from sdeinfer.diagnostics._summary import fixed_of
 from sdeinfer.layers import AbstractArchitecture, architecture_in
+
+SCATTER = "scatter of networks"
+"""Name of the row of ratios of standard deviations."""
 
 
 def consequences(post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None) -> pd.DataFrame:
@@ -63,13 +66,10 @@ def consequences_of(sums: Sums, post: xr.DataTree, kind: AbstractArchitecture) -
     return table.reindex(present).join(rows.loc[present, names]).rename_axis("direction")
 
 
-SCATTER = "scatter of networks"
-
-
 def _posterior_sd(post: xr.DataTree, name: str, kind: AbstractArchitecture) -> float:
     """Posterior standard deviation of a coordinate on the real line; NaN if it is not a site of one layer for all."""
     draws = post["posterior"].to_dataset()
-    if name not in draws or draws[name].ndim != 2 or name not in (*identified_of(post), *kind.coordinates.sampled):
+    if name not in draws or draws[name].ndim != 2:
         return np.nan
     return float(np.std(kind.coordinates.sampled[name].to_real(draws[name].values)))
 

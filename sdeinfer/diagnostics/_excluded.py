@@ -4,16 +4,14 @@ The law of a layer is a series that does not hold there, but exact layers of wid
 covariance chain. This tells data that left the range from data of another architecture.
 """
 
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-from sdeinfer._files import InputError
-from sdeinfer.layers import AbstractArchitecture, has_chain
+from sdeinfer.layers import AbstractArchitecture
 from sdeinfer.likelihood import any_transitions, used_of, with_used
-from sdeinfer.networks import check_chain_width, sample_chains
+from sdeinfer.networks import sample_layer
 
 LAYERS, DRAWS = 256, 24
 """Largest number of layers that are compared, those nearest to the range; and number of posterior draws."""
@@ -41,7 +39,7 @@ def excluded_layers(
     with np.errstate(invalid="ignore"):
         small = np.abs(values).max(axis=(-2, -1)) < LARGEST
     outside = ~used_of(data) & small[:, :-1] & small[:, 1:]
-    if not has_chain(kind.template) or not outside.any():
+    if not outside.any():
         return None
     path = any_transitions(with_used(data, outside))
     nearest = np.argsort(spread[path.network, path.layer], kind="stable")[:LAYERS]
@@ -52,16 +50,9 @@ def excluded_layers(
     found = []
     for number, draw in enumerate(chosen):
         layer = kind.layer(**{name: x[draw] for name, x in draws.items()})
-        drawn = np.empty_like(starts)
-        for width in np.unique(widths):
-            mine = np.flatnonzero(widths == width)
-            try:
-                check_chain_width(layer, tokens=path.tokens, width=int(width))
-            except InputError:
-                return None
-            key = jr.fold_in(jr.fold_in(jr.key(0), number), np.uint32(width))
-            here = starts[mine].astype(jnp.result_type(float))
-            drawn[mine] = sample_chains(layer, here, width=int(width), observed=1, key=key)[:, 1]
+        drawn = sample_layer(layer, starts, width=widths, key=jr.fold_in(jr.key(0), number))
+        if drawn is None:
+            return None
         found.append(_growth(starts, drawn))
     predicted, observed = np.array(found), _growth(starts, ends)
     mean, sd = predicted.mean(axis=0), predicted.std(axis=0, ddof=1)

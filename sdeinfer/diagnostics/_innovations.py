@@ -42,7 +42,7 @@ DIRECTIONS = {
 
 SOFTMAX, WIDTH = "omitted order of the softmax", "finite width"
 OMISSIONS = (SOFTMAX, WIDTH)
-"""What a law omits; its size is known. The posterior's standard deviations include the order of the softmax."""
+"""Names of the parts that a law omits, whose sizes are known. Posterior standard deviations include the first."""
 
 OMITTED = len(OMISSIONS)
 
@@ -127,7 +127,7 @@ class Omissions(NamedTuple):
         softmax = (zero, zero) if math.isinf(self.tau0) else omitted_order(path, here, law, self.tau0)
         width = (zero, zero)
         if self.exact is not None:
-            number = path.width_index(law.widths)[here.transitions]
+            number = path.width_index(law.widths, here.transitions)
             fitted, exact = (mean_and_variance(here.terms, x.moments.at(number), x.centre) for x in (law, self.exact))
             width = ((exact[0] - fitted[0]) / here.sd, exact[1] / fitted[1] - 1)
         mean, variance = (np.stack(each, axis=-1) for each in zip(softmax, width, strict=True))
@@ -146,7 +146,6 @@ class Sums(NamedTuple):
         scatter: Σ s sᵀ, shape (parameters, parameters).
         of_networks: Σ s sᵀ with s summed over the layers of a network, shape (parameters, parameters).
         omitted: shift of the score by each omission, shape (omissions, parameters).
-        networks: number of networks.
         layers: number of layers.
     """
 
@@ -158,7 +157,6 @@ class Sums(NamedTuple):
     scatter: np.ndarray
     of_networks: np.ndarray
     omitted: np.ndarray
-    networks: int
     layers: int
 
     @classmethod
@@ -176,7 +174,7 @@ class Sums(NamedTuple):
             y = np.clip(here.y, -LARGEST, LARGEST)
             g = np.einsum("ktp,tp->tk", of_mean, y) + np.einsum("ktp,tp->tk", of_variance, y**2 - 1) / 2
             g = np.concatenate([g, memory[:, None]], axis=1)
-            # What a law omits has a known size, up to a factor of about 1, and is estimated as a parameter.
+            # The omitted parts have known sizes, up to factors of about 1, and are estimated as parameters.
             mean, log_variance = (
                 np.concatenate(parts, axis=-1)
                 for parts in zip((here.mean, here.log_variance), omissions.at(path, here, law), strict=True)
@@ -203,7 +201,6 @@ class Sums(NamedTuple):
             scatter=scatter[own, own],
             of_networks=(each.T @ each)[own, own],
             omitted=information[parameters:, own],
-            networks=len(np.unique(path.network)),
             layers=len(path),
         )
 

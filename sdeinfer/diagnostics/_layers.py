@@ -1,14 +1,15 @@
 """Verdicts on observed layers: misfits of the law by their consequences, and other architectures."""
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import xarray as xr
 
-from sdeinfer.diagnostics._alternatives import alternatives, different_sizes
+from sdeinfer.diagnostics._alternatives import Alternative, alternatives, different_sizes
 from sdeinfer.diagnostics._consequences import SCATTER, consequences_of
 from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, WIDTH, sums_of
-from sdeinfer.diagnostics._summary import summarise
 from sdeinfer.diagnostics._verdict import THEORY, Verdict, at_most
 from sdeinfer.layers import AbstractArchitecture, Architecture, constructor, described
 
@@ -30,9 +31,16 @@ SCATTER_RATIO = 1.5
 
 
 def layers_against_law(
-    post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None
+    post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None, sd: Mapping[Any, float]
 ) -> tuple[list[Verdict], list[str], list[str]]:
-    """Verdicts on the layers against the law, notes, and the sizes that the data do not confirm."""
+    """Verdicts on the layers against the law, notes, and the sizes that the data do not confirm.
+
+    Arguments:
+        post: the result of `fit`.
+        data: the data that were fitted.
+        kind: the kind of layer, if it is known.
+        sd: posterior standard deviations of the parameters.
+    """
     if kind is None or not post.attrs.get("every_layer"):
         return [], [], []
     sums = sums_of(post, data, kind)
@@ -41,7 +49,7 @@ def layers_against_law(
     if not has_alternatives(post, kind):
         return large + small, notes, []
     assert isinstance(kind, Architecture)
-    others, more, assumed = _of_alternatives(post, data, kind, sums.dispersion())
+    others, more, assumed = _of_alternatives(alternatives(post, data, kind, dispersion=sums.dispersion()), kind, sd)
     return large + others + small, notes + more, assumed
 
 
@@ -111,9 +119,8 @@ def _largest(moves: pd.DataFrame) -> tuple[float, str]:
 
 
 def _of_alternatives(
-    post: xr.DataTree, data: xr.Dataset, kind: Architecture, dispersion: float
+    found: Sequence[Alternative], kind: Architecture, sd: Mapping[Any, float]
 ) -> tuple[list[Verdict], list[str], list[str]]:
-    found, sd = alternatives(post, data, kind, dispersion=dispersion), summarise(post)["sd"].to_dict()
     own = next(each for each in found if each.architecture == kind)
     best, advice, notes, assumed = 0.0, "", [], []
     for each in found:

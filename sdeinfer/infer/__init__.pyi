@@ -14,6 +14,7 @@ from ._innovations import innovations_of as innovations_of
 from ._innovations import law_at as law_at
 from ._innovations import mean_and_variance as mean_and_variance
 from ._metropolis import Metropolis as Metropolis
+from ._mode import LARGEST_COORDINATE as LARGEST_COORDINATE
 from ._mode import Mode as Mode
 from ._mode import posterior_mode as posterior_mode
 from ._mode import potential as potential
@@ -23,6 +24,7 @@ from ._prepare import adjusted_statistics as adjusted_statistics
 from ._range import in_range as in_range
 from ._range import logit_scale as logit_scale
 from ._range import logit_spread as logit_spread
+from ._range import mean_spread as mean_spread
 from ._range import range_to_fit as range_to_fit
 from ._range import transitions_allowed as transitions_allowed
 from ._reduce import form_of as form_of

@@ -28,11 +28,12 @@ SHORT = 0.25
 
 
 class _Exact(NamedTuple):
-    """Log density under the exact law, its gradient and its information."""
+    """Log posterior density under the exact law, its gradient and its information; and minus the priors' score."""
 
     density: float
     score: np.ndarray
     information: np.ndarray
+    of_priors: np.ndarray
 
 
 def shift_to_exact_mode(
@@ -55,19 +56,21 @@ def shift_to_exact_mode(
         return np.zeros_like(u)
     centre, widths = np.asarray(statistics.centre, np.float64), np.unique(path.width)
 
-    def exact(shift: np.ndarray, *, with_features: bool = True) -> _Exact:
+    def exact(shift: np.ndarray, of_priors: np.ndarray | None = None) -> _Exact:
         law = law_at(architecture, u + shift, widths=widths, centre=centre)
-        density, score, information = 0.0, np.zeros_like(u), np.eye(len(u))
+        density, score, information, without = 0.0, np.zeros_like(u), np.eye(len(u)), np.zeros_like(u)
         for block, terms in terms_by_block(path):
-            own = terms if with_features else _without_features(terms, statistics)
-            here = innovations_of(path, block, own, law)
+            here = innovations_of(path, block, terms, law)
             density -= np.sum(here.y**2 / 2 + np.log(here.sd))
             score, information = score + here.score.sum(axis=0), information + here.information
+            if of_priors is None:
+                smooth = innovations_of(path, block, _without_features(terms, statistics), law)
+                without += smooth.score.sum(axis=0)
         # The priors' score at the statistics' mode is minus the statistics' score there; their curvature is about 1.
-        return _Exact(float(density - of_priors @ shift - shift @ shift / 2), score - of_priors - shift, information)
+        of_priors = without if of_priors is None else of_priors
+        density = float(density - of_priors @ shift - shift @ shift / 2)
+        return _Exact(density, score - of_priors - shift, information, of_priors)
 
-    of_priors = np.zeros_like(u)
-    of_priors = exact(of_priors, with_features=False).score
     shift = np.zeros_like(u)
     step, here = np.zeros_like(u), exact(shift)
     first = here.information
@@ -79,12 +82,12 @@ def shift_to_exact_mode(
             return np.zeros_like(u)
         if length < SHORT:
             return shift + step
-        there = exact(shift + step)
+        there = exact(shift + step, here.of_priors)
         while not there.density > here.density:
             step = step / 2
             if step @ here.information @ step < SHORT**2:
                 return shift
-            there = exact(shift + step)
+            there = exact(shift + step, here.of_priors)
         shift, here = shift + step, there
     return shift
 

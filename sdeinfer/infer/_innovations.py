@@ -109,7 +109,7 @@ def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
 
 def innovations_of(path: Path, block: np.ndarray, terms: Terms, law: LawAt) -> Innovations:
     """The innovations of some transitions of a path, from their indices and terms."""
-    width = path.width_index(law.widths)[block]
+    width = path.width_index(law.widths, block)
     here, along = law.moments.at(width), law.slopes.at(width)
     mean, variance = mean_and_variance(terms, here, law.centre)
     sd = np.sqrt(variance)

@@ -131,6 +131,12 @@ def logit_spread(V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#sha
     return np.sqrt(variances.max(axis=-1)) * np.sqrt(np.maximum(about_mean, 0.0) / width)
 
 
+def mean_spread(spread: np.ndarray) -> float:
+    """Mean of spreads (root mean square), weighted by the information on τ0 (∝ s⁴)."""
+    relative = spread / spread.max()
+    return float(spread.max() * np.sqrt((relative**6).sum() / (relative**4).sum()))
+
+
 class _Estimate(NamedTuple):
     """The mode of the posterior given some transitions, and the layer (or each network's layer) at the mode."""
 

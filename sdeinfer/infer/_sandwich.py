@@ -24,12 +24,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.linalg import sqrtm
 
-from sdeinfer._files import InputError
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
-from sdeinfer.infer._range import logit_spread
-from sdeinfer.layers import ATTENTION_NEXT, AbstractArchitecture, AbstractLayer, has_chain
+from sdeinfer.infer._range import logit_spread, mean_spread
+from sdeinfer.layers import ATTENTION_NEXT, AbstractArchitecture, AbstractLayer
 from sdeinfer.likelihood import Adjustment, Path
-from sdeinfer.networks import check_chain_width, sample_chains
+from sdeinfer.networks import sample_layer
 
 FEWEST = 4096
 """Smallest number of transitions whose scores determine their own scatter. With fewer, the estimate is noisy and tends
@@ -119,9 +118,8 @@ def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
 
 
 def _least_tau0(scale: np.ndarray) -> float:
-    """τ0 at which the logits' mean spread, weighted by the information on τ0 (∝ s⁴), is `LARGEST_SPREAD`."""
-    relative = scale / scale.max()
-    return scale.max() * np.sqrt((relative**6).sum() / (relative**4).sum()) / LARGEST_SPREAD
+    """τ0 at which the logits' mean spread is `LARGEST_SPREAD`."""
+    return mean_spread(scale) / LARGEST_SPREAD
 
 
 def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -159,7 +157,7 @@ def omitted_order(path: Path, here: Innovations, law: LawAt, tau0: float) -> tup
     largest = OMITTED_OF_TWO if path.tokens == 2 else OMITTED
     block, terms = here.transitions, here.terms
     omitted = largest * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2
-    moments = law.moments.at(path.width_index(law.widths)[block])
+    moments = law.moments.at(path.width_index(law.widths, block))
     mean = omitted * moments.drift[:, -1:] * terms.drift[:, -1] / here.sd
     variance = omitted * moments.variance[:, ATTENTION_NEXT, None] * terms.variance[:, ATTENTION_NEXT]
     return np.asarray(mean), np.asarray(variance / here.sd**2)
@@ -167,19 +165,12 @@ def omitted_order(path: Path, here: Innovations, law: LawAt, tau0: float) -> tup
 
 def _one_layer(path: Path, layer: AbstractLayer, count: int) -> Path | None:
     """Transitions of exact networks from the starts of a path; None if the chain cannot sample them."""
-    if not has_chain(layer):
-        return None
     chosen = np.resize(np.arange(len(path)), count)
-    starts, widths = path.starts(chosen).astype(jnp.result_type(float)), path.width[path.network[chosen]]
-    ends = np.empty_like(starts)
-    for width in np.unique(widths):
-        mine = np.flatnonzero(widths == width)
-        try:
-            check_chain_width(layer, tokens=path.tokens, width=int(width))
-        except InputError:
-            return None
-        key = jr.fold_in(jr.key(0), np.uint32(width))
-        ends[mine] = sample_chains(layer, starts[mine], width=int(width), observed=1, key=key)[:, 1]
+    starts, widths = path.starts(chosen), path.width[path.network[chosen]]
+    ends = sample_layer(layer, starts, width=widths, key=jr.key(0))
+    if ends is None:
+        return None
+    starts = starts.astype(ends.dtype)
     first = np.zeros(count, int)
     return Path(np.stack([starts, ends], axis=1), widths, np.arange(count), first, gap=np.ones(1, int))
 

@@ -156,25 +156,25 @@ class Architecture(AbstractArchitecture):
 
     def attributes(self) -> dict[str, Any]:
         """Dataset attributes: the name, and the sizes that differ from their defaults."""
+        return {"architecture": self.name, **{name: float(size) for name, size in self.own_sizes().items()}}
+
+    def own_sizes(self) -> dict[str, Any]:
+        """The sizes that differ from their defaults."""
         default = {field.name: field.default for field in dataclasses.fields(self)}
-        sizes = {name: getattr(self, name) for name in SIZES if getattr(self, name) != default[name]}
-        return {"architecture": self.name, **{name: float(size) for name, size in sizes.items()}}
+        return {name: getattr(self, name) for name in SIZES if getattr(self, name) != default[name]}
 
 
 def described(kind: AbstractArchitecture) -> str:
     """The name of an architecture, and its sizes that are not the default, such as "attention, 4 heads"."""
     if not isinstance(kind, Architecture):
         return kind.name
-    default = Architecture(kind.name)
-    sizes = [size for size in kind.sizes if getattr(kind, size) != getattr(default, size)]
-    return ", ".join([kind.name, *(named_size(kind, size) for size in sizes)])
+    return ", ".join([kind.name, *(named_size(kind, size) for size in kind.own_sizes() if size in kind.sizes)])
 
 
 def constructor(kind: Architecture) -> str:
     """The call that makes an architecture, with the sizes that are not the default."""
-    default = Architecture(kind.name)
-    own = {size: getattr(kind, size) for size in kind.sizes if getattr(kind, size) != getattr(default, size)}
-    return f"Architecture({', '.join([repr(kind.name), *(f'{size}={value!r}' for size, value in own.items())])})"
+    sizes = (f"{size}={value!r}" for size, value in kind.own_sizes().items())
+    return f"Architecture({', '.join([repr(kind.name), *sizes])})"
 
 
 def named_size(kind: Architecture, size: str) -> str:

@@ -117,9 +117,9 @@ class Path:
         """At most `count` of the transitions, evenly spaced."""
         return self.take(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)))
 
-    def width_index(self, widths: np.ndarray) -> np.ndarray:
+    def width_index(self, widths: np.ndarray, chosen: slice | np.ndarray = slice(None)) -> np.ndarray:  # noqa: B008 immutable
         """Index of each transition's width in an ascending array of widths."""
-        return np.searchsorted(widths, self.width)[self.network]
+        return np.searchsorted(widths, self.width[self.network[chosen]])
 
 
 USED = "used"

@@ -6,5 +6,6 @@ from sdeinfer.networks._chain import check_chain_width as check_chain_width
 from sdeinfer.networks._chain import covariance_chain as covariance_chain
 from sdeinfer.networks._outputs import sample_outputs as sample_outputs
 from sdeinfer.networks._sample import sample_chains as sample_chains
+from sdeinfer.networks._sample import sample_layer as sample_layer
 from sdeinfer.networks._sample import sample_networks as sample_networks
 from sdeinfer.networks._tokens import tokens_with_covariance as tokens_with_covariance

@@ -228,3 +228,33 @@ def _weights_batch(layer, V0, keys, *, width, observe_every, observed):
 def _covariance(X):
     V = X @ X.T / X.shape[1]
     return (V + V.T) / 2
+
+
+def sample_layer(
+    layer: AbstractLayer,
+    V: Float[np.ndarray, "networks m m"],
+    *,
+    width: Float[np.ndarray, " networks"],
+    key: PRNGKeyArray,
+) -> Float[np.ndarray, "networks m m"] | None:
+    """Draw the covariances of networks after one exact layer; None if the chain cannot sample them.
+
+    Arguments:
+        layer: the architecture, with its parameters.
+        V: covariance of each network before the layer.
+        width: n of each network.
+        key: PRNG key.
+    """
+    if not has_chain(layer):
+        return None
+    starts = V.astype(jnp.result_type(float))
+    ends = np.empty_like(starts)
+    for n in np.unique(width):
+        mine = np.flatnonzero(width == n)
+        try:
+            check_chain_width(layer, tokens=V.shape[-1], width=int(n))
+        except InputError:
+            return None
+        own = jr.fold_in(key, np.uint32(n))
+        ends[mine] = sample_chains(layer, starts[mine], width=int(n), observed=1, key=own)[:, 1]
+    return ends

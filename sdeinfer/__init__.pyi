@@ -12,6 +12,8 @@ from . import report as report
 from . import solve as solve
 from ._cache import use_compilation_cache as use_compilation_cache
 from ._files import InputError as InputError
+from .covariance import CAUSAL as CAUSAL
+from .covariance import Pattern as Pattern
 from .covariance import equicorrelated as equicorrelated
 from .diagnostics import agreement as agreement
 from .diagnostics import check as check

@@ -53,21 +53,49 @@ LAYERS = {
 """One of each architecture: the shared property tests run over all of them."""
 
 
+def halves(tokens: int) -> tuple[int, ...]:
+    return (tokens,) if tokens == 1 else (tokens // 2, tokens - tokens // 2)
+
+
+def any_mask(tokens: int) -> si.Pattern:
+    """A mask without structure, in which not every token attends to itself."""
+    if tokens == 2:
+        return si.Pattern.of_mask([[0, 1], [1, 1]])
+    chosen = np.random.default_rng(tokens).random((tokens, tokens)) < 0.6
+    return si.Pattern.of_mask(chosen | np.eye(tokens, k=-1, dtype=bool) | np.eye(tokens, k=tokens - 1, dtype=bool))
+
+
+PATTERNS = {
+    "causal": lambda tokens: si.CAUSAL,
+    "prompts": lambda tokens: si.Pattern(prompts=halves(tokens)),
+    "causal prompts": lambda tokens: si.Pattern(causal=True, prompts=halves(tokens)),
+    "mask": lambda tokens: any_mask(tokens) if tokens > 1 else si.Pattern(),
+}
+"""Attention patterns of a number of tokens."""
+
 CAUSAL = {
-    "causal attention": lambda: si.ShapedAttention(gamma=0.7, tau0=0.8, causal=True),
+    "causal attention": lambda: si.ShapedAttention(gamma=0.7, tau0=0.8, pattern=si.CAUSAL),
     "causal transformer": lambda: si.ShapedTransformer(
-        gamma=0.5, tau0=0.6, c_plus=0.3, c_minus=-1.5, heads=2, causal=True
+        gamma=0.5, tau0=0.6, c_plus=0.3, c_minus=-1.5, heads=2, pattern=si.CAUSAL
     ),
     "causal stack": lambda: si.Stack(
-        (si.ShapedMLP(c_plus=0.2, c_minus=-1.2), si.ShapedAttention(gamma=0.6, tau0=0.9, causal=True))
+        (si.ShapedMLP(c_plus=0.2, c_minus=-1.2), si.ShapedAttention(gamma=0.6, tau0=0.9, pattern=si.CAUSAL))
     ),
 }
 """With a causal mask; tokens are not exchangeable then."""
 
 
-@pytest.fixture(params=CAUSAL)
-def causal_layer(request) -> si.layers.AbstractLayer:
-    return CAUSAL[request.param]()
+def masked_layer_of(name: str, tokens: int) -> si.layers.AbstractLayer:
+    """One of `CAUSAL`, or a Transformer with one of `PATTERNS`."""
+    if name in CAUSAL:
+        return CAUSAL[name]()
+    return si.ShapedTransformer(gamma=0.6, tau0=0.7, c_plus=0.4, c_minus=-1.1, pattern=PATTERNS[name](tokens))
+
+
+@pytest.fixture(params=[*CAUSAL, *list(PATTERNS)[1:]])
+def masked_layer(request):
+    """Maps a number of tokens to a layer whose attention has a pattern."""
+    return functools.partial(masked_layer_of, request.param)
 
 
 @pytest.fixture(params=LAYERS)

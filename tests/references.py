@@ -75,47 +75,47 @@ def attention_tensor(V) -> np.ndarray:
     ) / m**2
 
 
-def causal_S1(V) -> np.ndarray:
-    """S₁^{αδ,βω} of Eq. 10 with means over the tokens up to α and up to β; zero for δ > α or ω > β."""
+def masked_S1(V, mask) -> np.ndarray:
+    """S₁^{αδ,βω} of Eq. 10 with means over the tokens that α and β attend to; zero for other δ and ω."""
     m = len(V)
     S = np.zeros((m, m, m, m))
     for a, d, b, w in product(range(m), repeat=4):
-        if d <= a and w <= b:
-            one, other = V[: a + 1, w].mean(), V[d, : b + 1].mean()
-            S[a, d, b, w] = V[a, b] * (V[d, w] - one - other + V[: a + 1, : b + 1].mean())
+        if mask[a, d] and mask[b, w]:
+            one, other = V[mask[a], w].mean(), V[d, mask[b]].mean()
+            S[a, d, b, w] = V[a, b] * (V[d, w] - one - other + V[mask[a]][:, mask[b]].mean())
     return S
 
 
-def causal_S2(V) -> np.ndarray:
-    """S₂^{αδ} of Eq. 10 with means over the tokens up to α; zero for δ > α."""
+def masked_S2(V, mask) -> np.ndarray:
+    """S₂^{αδ} of Eq. 10 with means over the tokens that α attends to; zero for other δ."""
     m = len(V)
     S = np.zeros((m, m))
-    for a in range(m):
-        so_far = V[: a + 1, : a + 1]
-        for d in range(a + 1):
-            S[a, d] = V[a, a] * (V[d, d] - 2 * so_far[d].mean() + 2 * so_far.mean() - np.trace(so_far) / (a + 1))
+    for a, d in product(range(m), repeat=2):
+        if mask[a, d]:
+            seen = V[mask[a]][:, mask[a]]
+            S[a, d] = V[a, a] * (V[d, d] - 2 * V[d, mask[a]].mean() + 2 * seen.mean() - np.trace(seen) / len(seen))
     return S
 
 
-def causal_attention_drift(V) -> np.ndarray:
-    """The bracket of Theorem 4.2's drift with sums over the tokens up to α, and 1/α for 1/m."""
-    m = len(V)
-    first, second = causal_S1(V), causal_S2(V)
+def masked_attention_drift(V, mask) -> np.ndarray:
+    """The bracket of Theorem 4.2's drift with sums over the m_α tokens that α attends to, and 1/m_α for 1/m."""
+    m, size = len(V), mask.sum(axis=1)
+    first, second = masked_S1(V, mask), masked_S2(V, mask)
     b = np.zeros((m, m))
     for a, c, n in product(range(m), repeat=3):
-        b[a, c] += V[c, n] * second[a, n] / (2 * (a + 1)) + V[a, n] * second[c, n] / (2 * (c + 1))
+        b[a, c] += V[c, n] * second[a, n] / (2 * size[a]) + V[a, n] * second[c, n] / (2 * size[c])
         for k in range(m):
-            b[a, c] += V[n, k] * first[a, n, c, k] / ((a + 1) * (c + 1))
+            b[a, c] += V[n, k] * first[a, n, c, k] / (size[a] * size[c])
     return b
 
 
-def causal_attention_tensor(V) -> np.ndarray:
+def masked_attention_tensor(V, mask) -> np.ndarray:
     """𝒜^{αβ,δω} of Theorem 4.2 with those sums: the covariance of M + Mᵀ, M_αβ = Σ_ν (first order of A)_αν V_νβ."""
-    m = len(V)
-    S, tensor = causal_S1(V), np.zeros((m, m, m, m))
+    m, size = len(V), mask.sum(axis=1)
+    S, tensor = masked_S1(V, mask), np.zeros((m, m, m, m))
     for a, b, d, w in product(range(m), repeat=4):
         for (x, y), (z, u) in product(((a, b), (b, a)), ((d, w), (w, d))):
-            tensor[a, b, d, w] += V[y] @ S[x, :, z] @ V[u] / ((x + 1) * (z + 1))
+            tensor[a, b, d, w] += V[y] @ S[x, :, z] @ V[u] / (size[x] * size[z])
     return tensor
 
 
@@ -149,28 +149,35 @@ def drift(layer, V) -> np.ndarray:
         case "ResidualFeedForward":
             return float(layer.gamma) ** 2 * relu_drift(V, float(layer.c_plus), float(layer.c_minus))
         case "ShapedAttention":
-            drifts = causal_attention_drift if layer.causal else attention_drift
-            return float(layer.gamma) ** 2 / float(layer.tau0) ** 2 * drifts(V)
+            return float(layer.gamma) ** 2 / float(layer.tau0) ** 2 * attention_drift_of(layer, V)
         case "ShapedTransformer":
             relu = relu_drift(V, float(layer.c_plus), float(layer.c_minus))
-            attention = causal_attention_drift(V) if layer.causal else attention_drift(V)
-            return float(layer.gamma) ** 2 * (attention / float(layer.tau0) ** 2 + relu)
+            return float(layer.gamma) ** 2 * (attention_drift_of(layer, V) / float(layer.tau0) ** 2 + relu)
         case "Stack":
             return sum((drift(part, V) for part in layer.layers), np.zeros_like(V))
         case name:
             raise TypeError(name)
 
 
+def attention_drift_of(layer, V) -> np.ndarray:
+    """The bracket of the drift for the layer's pattern."""
+    return attention_drift(V) if layer.pattern.everything else masked_attention_drift(V, layer.pattern.mask(len(V)))
+
+
 def diffusion_tensor(layer, V) -> np.ndarray:
     """Σ^{αβ,δω} as the theorems give it for each architecture."""
-    V = np.asarray(V)
+    V, pattern = np.asarray(V), pattern_of(layer)
     _, _, a, kappa2 = coefficients(layer)
-    return a * linear_tensor(V) + kappa2 * (causal_attention_tensor(V) if causal(layer) else attention_tensor(V))
+    full = pattern is None or pattern.everything
+    attention = attention_tensor(V) if full else masked_attention_tensor(V, pattern.mask(len(V)))
+    return a * linear_tensor(V) + kappa2 * attention
 
 
-def causal(layer) -> bool:
-    """Whether the layer's attention has a causal mask."""
-    return any(map(causal, layer.layers)) if type(layer).__name__ == "Stack" else getattr(layer, "causal", False)
+def pattern_of(layer):
+    """The pattern of the layer's attention; None without attention."""
+    if type(layer).__name__ == "Stack":
+        return next(filter(None, map(pattern_of, layer.layers)), None)
+    return getattr(layer, "pattern", None)
 
 
 def diffusion(layer, V) -> np.ndarray:
@@ -266,17 +273,18 @@ def solver_step(layer, X, h: float, G) -> np.ndarray:
     return np.linalg.cholesky((1 - w) * V + w * arc_cosine_kernel(V))
 
 
-def causal_solver_step(layer, X, h: float, G) -> np.ndarray:
-    """The same with a causal mask, token by token, and with normals G = (G₁, G₂)."""
+def masked_solver_step(layer, X, h: float, G) -> np.ndarray:
+    """The same with an attention pattern, token by token, and with normals G = (G₁, G₂)."""
     theta1, theta2, a, kappa2 = coefficients(layer)
-    m, V = len(X), X @ X.T
-    H = [np.eye(m) * (np.arange(m) <= i) - np.outer(np.arange(m) <= i, np.arange(m) <= i) / (i + 1) for i in range(m)]
+    m, V, mask = len(X), X @ X.T, pattern_of(layer).mask(len(X))
+    size = mask.sum(axis=1)
+    H = [np.diag(row * 1.0) - np.outer(row, row) / row.sum() for row in mask]
     G1, G2 = math.sqrt(h) * G[:, :m], math.sqrt(h) * G[:, m:]
     noise = np.stack(
-        [X[i] @ (math.sqrt(a / 2) * G1 + math.sqrt(kappa2) * G2 @ X.T @ H[i] @ X / (i + 1)) for i in range(m)]
+        [X[i] @ (math.sqrt(a / 2) * G1 + math.sqrt(kappa2) * G2 @ X.T @ H[i] @ X / size[i]) for i in range(m)]
     )
-    overlap = np.array([[np.trace(V @ H[i] @ V @ H[j]) / ((i + 1) * (j + 1)) for j in range(m)] for i in range(m)])
-    left = np.eye(m) + h * theta1 * causal_S2(V) / (2 * np.arange(1, m + 1)[:, None])
+    overlap = np.array([[np.trace(V @ H[i] @ V @ H[j]) / (size[i] * size[j]) for j in range(m)] for i in range(m)])
+    left = np.eye(m) + h * theta1 * masked_S2(V, mask) / (2 * size[:, None])
     X = left @ (X + noise) / math.sqrt(1 + h * a * m / 2)
     V = X @ X.T + h * (theta1 - kappa2) * V * overlap
     w = 1 - math.exp(-h * theta2 / 2)
@@ -354,17 +362,15 @@ def finite_width_variances(law, e, f, centre, xp: Any = np):
         xp: numpy, or jax.numpy for gradients.
     """
     m = math.isqrt(2 * e.shape[-1])
-    rows, columns = np.triu_indices(m)
-    multiplicity = np.where(rows == columns, 2.0, 1.0)
 
-    def raised(base, more, features):
+    def raised(base, features):
         up, down = xp.where(features > 0, features, 0.0).sum(axis=0), -xp.where(features < 0, features, 0.0).sum(axis=0)
         taken = xp.where(base > 0, down * bounded(down / xp.where(base > 0, base / 2, 1.0)), 0.0)
-        return base + more + up - taken
+        return base + up - taken
 
     w, mixing_w = law.variance[:, None], law.variance_mixing[:, None]
-    noise = raised(law.limit.linear_noise, law.linear_repeat * multiplicity, w * centre)
-    mixing = raised(law.limit.attention_noise, law.attention_repeat * multiplicity, mixing_w * centre)
+    noise = raised(law.limit.linear_noise, w * centre)
+    mixing = raised(law.limit.attention_noise, mixing_w * centre)
     return noise + mixing * e, ((w + mixing_w * e[:, None]) * (f - centre)).sum(axis=1)
 
 

@@ -55,7 +55,7 @@ def _matmul(A: Float[Array, "m k *#batch"], B: Float[Array, "k l *#batch"]) -> A
     # One barrier per operand: a shared barrier would tie A to B's tangents under differentiation.
     A, B = jax.lax.optimization_barrier(A), jax.lax.optimization_barrier(B)
     product = A[:, 0, None] * B[None, 0]
-    for k in range(1, A.shape[0]):
+    for k in range(1, A.shape[1]):
         product = product + A[:, k, None] * B[None, k]
     # Without the barrier XLA fuses the product into each of its uses and recomputes it for every entry.
     return jax.lax.optimization_barrier(product)

@@ -19,9 +19,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance._batched import cholesky, identity_like, matmul, total, transpose
-from sdeinfer.covariance._causal import CausalSpectrum, causal_spectrum
 from sdeinfer.covariance._factors import cholesky_of, eigh_of, log_volume_of, whiten_by
 from sdeinfer.covariance._matrix import pairs, unvech, vech
+from sdeinfer.covariance._pattern import EVERY_TOKEN, Pattern
+from sdeinfer.covariance._pattern_noise import PatternSpectrum, pattern_spectrum
 
 
 class Spectrum(eqx.Module):
@@ -78,9 +79,9 @@ def spectrum(V: Float[Any, "... m m"]) -> Spectrum:
     return Spectrum(L, U, delta)
 
 
-def coordinates(V: Float[Any, "... m m"], *, causal: bool) -> Spectrum | CausalSpectrum:
-    """The coordinates in which Σ(V) is diagonal, with or without attention's causal mask."""
-    return causal_spectrum(V) if causal else spectrum(V)
+def coordinates(V: Float[Any, "... m m"], pattern: Pattern = EVERY_TOKEN) -> Spectrum | PatternSpectrum:
+    """The coordinates in which Σ(V) is diagonal for an attention pattern."""
+    return spectrum(V) if pattern.everything else pattern_spectrum(pattern, V)
 
 
 class Diffusion(eqx.Module):
@@ -92,7 +93,7 @@ class Diffusion(eqx.Module):
         attention: κ², the strength of 𝒜.
     """
 
-    spectrum: Spectrum | CausalSpectrum
+    spectrum: Spectrum | PatternSpectrum
     linear: Float[Array, ""]
     attention: Float[Array, ""]
 

@@ -18,14 +18,15 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
+from sdeinfer.covariance import Pattern
 from sdeinfer.infer import LARGEST_COORDINATE
-from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth, named_size
-from sdeinfer.likelihood import PathStatistics, any_transitions, path_statistics, with_mask
+from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth, named_size, with_attention_pattern
+from sdeinfer.likelihood import PathStatistics, any_transitions, path_statistics, with_pattern
 
 SAMPLE = 16_384
 """Largest number of transitions to which alternatives are fitted."""
 
-VALUES = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4), "causal": (False, True)}
+VALUES = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4)}
 """Values of each size that are compared."""
 
 PRIOR_SD = 1.5
@@ -68,11 +69,13 @@ def alternatives(
     u = kind.coordinates.unconstrained({name: float(layers[name].values[0]) for name in kind.coordinates.declared})
     start = dict(zip(kind.coordinates.sampled, np.asarray(u), strict=True))
     kinds = (kind, *neighbours(kind, data, law))
-    statistics: dict[bool, PathStatistics] = {}
-    for causal in {each.causal for each in kinds}:
-        path = any_transitions(with_mask(data, causal=causal)).thinned(SAMPLE)
-        statistics[causal] = path_statistics(path, pooled=True)
-    modes = [_mode(number, kinds, law, statistics[each.causal], start, dispersion) for number, each in enumerate(kinds)]
+    statistics: dict[Pattern, PathStatistics] = {}
+    for pattern in {each.pattern for each in kinds}:
+        path = any_transitions(with_pattern(data, pattern)).thinned(SAMPLE)
+        statistics[pattern] = path_statistics(path, pooled=True)
+    modes = [
+        _mode(number, kinds, law, statistics[each.pattern], start, dispersion) for number, each in enumerate(kinds)
+    ]
     found = [
         Alternative(each, evidence - modes[0][1], _values(each, u))
         for each, (u, evidence) in zip(kinds, modes, strict=True)
@@ -83,12 +86,13 @@ def alternatives(
 def neighbours(kind: Architecture, data: xr.Dataset, law: str) -> list[Architecture]:
     """The other architectures with the default sizes, and the same architecture with one other size."""
     tokens, widths = data.sizes["token_a"], data["width"].values
-    found = [] if kind.causal else [Architecture(name) for name in ARCHITECTURES if name != kind.name]
+    found = [with_attention_pattern(Architecture(name), kind.pattern) for name in ARCHITECTURES if name != kind.name]
     for size in kind.sizes:
-        for value in VALUES[size]:
-            other = dataclasses.replace(kind, **{size: value})
-            if other != kind and (size != "causal" or law == "limit"):
-                found.append(other)
+        others = (dataclasses.replace(kind, **{size: value}) for value in VALUES.get(size, ()))
+        found.extend(other for other in others if other != kind)
+    pattern = kind.pattern
+    if "pattern" in kind.sizes and not pattern.rows and (law == "limit" or not pattern.everything):
+        found.append(dataclasses.replace(kind, pattern=dataclasses.replace(pattern, causal=not pattern.causal)))
     return [
         each for each in found if (tokens > 1 or not each.coordinates.temperatures) and not (widths % each.heads).any()
     ]
@@ -166,6 +170,7 @@ def _densities(
         leaves = zip(*(jax.tree.leaves(each) for each in laws), strict=True)
         chosen = [jnp.stack([jnp.asarray(x) for x in each])[number] for each in leaves]
         law = jax.tree.unflatten(jax.tree.structure(laws[0]), chosen)
+        law = dataclasses.replace(law, limit=dataclasses.replace(law.limit, pattern=statistics.pattern))
         return jnp.sum(statistics.log_density(law, statistics.value))
 
     return jax.vmap(at)(u)

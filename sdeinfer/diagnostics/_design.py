@@ -119,8 +119,8 @@ def design(
     architecture = architecture_of_layer(layer)
     if architecture is None:
         raise InputError("layer: must be one of the named architectures")
-    if architecture.causal:
-        raise InputError("layer: designs need the law of finite width, which is not known with a causal mask")
+    if not architecture.pattern.everything:
+        raise InputError("layer: designs choose tokens that all attend to all; they know no attention pattern")
     names = tuple(architecture.coordinates.sampled)
     if parameter not in names:
         raise InputError(f"parameter: must be one of {', '.join(names[:3])}, got {parameter!r}")

@@ -23,10 +23,10 @@ from jaxtyping import Float
 from scipy import stats
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import CausalSpectrum, Spectrum, pairs, tokens_of, unvech, vech
+from sdeinfer.covariance import PatternSpectrum, Spectrum, pairs, tokens_of, unvech, vech
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at, mean_and_variance, omitted_order
 from sdeinfer.layers import AbstractArchitecture, architecture_in
-from sdeinfer.likelihood import Path, any_transitions, mean_features, with_mask
+from sdeinfer.likelihood import Path, any_transitions, mean_features, with_pattern
 
 DIRECTIONS = {
     "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, or the weights have another variance",
@@ -88,7 +88,7 @@ def laws_of(
     """
     kind, law = architecture or architecture_in(post.attrs), post.attrs.get("law", "limit")
     assert kind is not None
-    path = any_transitions(with_mask(data, causal=kind.causal))
+    path = any_transitions(with_pattern(data, kind.pattern))
     layers = post["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: layers[name].values for name in kind.coordinates.declared}).T
     each, number = np.unique(u, axis=0, return_inverse=True)
@@ -115,7 +115,7 @@ class Omissions(NamedTuple):
         values = kind.coordinates.constrained(at.u)
         tau0 = min((float(values[name]) for name in kind.coordinates.temperatures), default=math.inf)
         exact = None
-        if law == "limit" and not kind.causal:
+        if law == "limit" and kind.pattern.everything:
             # A layer of a user may have no law of finite width.
             with contextlib.suppress(InputError):
                 exact = law_at(kind, at.u, widths=at.widths, centre=at.centre, law="finite-width")
@@ -220,11 +220,11 @@ class Sums(NamedTuple):
         return max(1.0, float(scatter / information)) if information > 0 else 1.0
 
 
-def _weights(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> tuple[np.ndarray, np.ndarray]:
+def _weights(path: Path, here: Innovations, at: Spectrum | PatternSpectrum) -> tuple[np.ndarray, np.ndarray]:
     """Weights a and c of all directions but the last, shape (directions, transitions, p)."""
     y, e = here.y, here.terms.mixing
-    if isinstance(at, CausalSpectrum):
-        growth, spread, diagonal = _causal_weights(path.starts(here.transitions), at)
+    if isinstance(at, PatternSpectrum):
+        growth, spread, diagonal = _pattern_weights(path.starts(here.transitions), at)
     else:
         rows, columns = pairs(tokens_of(y.shape[1]))
         growth = diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), y.shape)
@@ -242,7 +242,7 @@ def _at_most_one(weights: np.ndarray) -> np.ndarray:
     return weights / np.sqrt(1 + (weights**2).sum(axis=-1, keepdims=True))
 
 
-def _memory(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> np.ndarray:
+def _memory(path: Path, here: Innovations, at: Spectrum | PatternSpectrum) -> np.ndarray:
     """Products of each layer's innovations with those of the preceding layer, in the same coordinates."""
     chosen = here.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
@@ -256,10 +256,10 @@ def _memory(path: Path, here: Innovations, at: Spectrum | CausalSpectrum) -> np.
     return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
 
 
-def _causal_weights(
-    V: Float[np.ndarray, "transitions m m"], at: CausalSpectrum
+def _pattern_weights(
+    V: Float[np.ndarray, "transitions m m"], at: PatternSpectrum
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The directions of V and V H V in the coordinates of a causal mask, and the weight of each entry on the diagonal.
+    """The directions of V and V H V in the coordinates of a pattern, and the weight of each entry on the diagonal.
 
     Without a mask the directions are diagonal: the identity and δ/m.
     """

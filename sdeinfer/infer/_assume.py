@@ -7,6 +7,7 @@ import jax
 import xarray as xr
 
 from sdeinfer._files import InputError
+from sdeinfer.covariance import Pattern
 from sdeinfer.infer._reduce import kind_of_program
 from sdeinfer.infer._settings import Law
 from sdeinfer.layers import (
@@ -17,8 +18,9 @@ from sdeinfer.layers import (
     architecture_in,
     example_of,
     kind_of,
+    with_attention_pattern,
 )
-from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, checked_priors, with_mask
+from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, checked_priors, with_pattern
 from sdeinfer.observation import validate
 
 
@@ -52,7 +54,8 @@ def architecture_of(
 ) -> AbstractArchitecture:
     """The architecture to fit: the one requested, or the one named by the data.
 
-    If the requested name is that of the data, sizes such as the number of heads are taken from the data.
+    If the requested name is that of the data, sizes such as the number of heads are taken from the data; the attention
+    pattern always is.
 
     Raises:
         InputError: if no architecture is requested and the data name none.
@@ -66,26 +69,24 @@ def architecture_of(
     if architecture is None or architecture == data.attrs.get("architecture"):
         kind = architecture_in(data.attrs)
     else:
-        kind = Architecture(architecture)
+        kind = with_attention_pattern(Architecture(architecture), Pattern.in_attributes(data.attrs))
     if kind is None:
         raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}, or a layer")
     return kind
 
 
 def masked(data: xr.Dataset, kind: AbstractArchitecture, law: str, model: AbstractModel | None = None) -> xr.Dataset:
-    """The data in the coordinates of an architecture, with or without a causal mask.
+    """The data in the coordinates of an architecture's attention pattern.
 
     Raises:
-        InputError: for a causal mask with a model or a law that does not support one.
+        InputError: for a pattern with a model that does not support it, or of another number of tokens.
     """
-    if kind.causal and not isinstance(model, EveryLayer | None):
-        raise InputError(f"model: {model.name} knows no causal mask; models.full_path does")
-    if kind.causal and law != "limit":
-        raise InputError(f"law: with a causal mask there is the limit's law only, law='limit'; got {law!r}")
+    if not kind.pattern.everything and not isinstance(model, EveryLayer | None):
+        raise InputError(f"model: {model.name} knows no attention pattern but the full one; models.full_path does")
     if law != "limit":
         # Raise the one-line error of a layer without this law.
         jax.eval_shape(lambda layer, width: layer.finite_width(width), kind.template, 128.0)
-    return with_mask(data, causal=kind.causal)
+    return with_pattern(data, kind.pattern)
 
 
 def require_settings(law: str, laws: Sequence[str], **counts: int) -> None:

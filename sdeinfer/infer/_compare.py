@@ -68,8 +68,7 @@ def compare(
         model: one of `sdeinfer.models`.
         data: observed networks.
         architectures: names, whose sizes, such as the number of heads, are those of the data; or `Architecture`s, with
-            sizes of their own. If None, all named architectures that the number of tokens can identify. With a causal
-            mask there is the limit's law only.
+            sizes of their own. If None, all named architectures that the number of tokens can identify.
         law: "finite-width" or "limit".
         largest_logit: as in `fit`.
         chains: number of chains.

@@ -115,7 +115,7 @@ def fit(
     data, assumptions, kind = assume(model, data, architecture, law, prior)
     with _background_thread() as background:
         if isinstance(model, EveryLayer) and not model.makes_layers and type(sampler) is NUTS and compressed:
-            shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "causal": kind.causal}
+            shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "pattern": kind.pattern}
             x64 = jax.config.jax_enable_x64
             background.submit(compile_nuts, sampler, model, assumptions, **shapes, x64=x64)
         phase("finding the range of the law")

@@ -19,6 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 from numpyro import infer
 from numpyro.infer.util import ParamInfo
 
+from sdeinfer.covariance import Pattern
 from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
 from sdeinfer.infer._mode import as_adjusted, potential_and_slope
 from sdeinfer.infer._samplers import AbstractMarkovChain, Posterior, advance_compiled
@@ -106,7 +107,14 @@ class NUTS(AbstractMarkovChain):
 
 @functools.cache
 def compile_nuts(
-    sampler: NUTS, model: AbstractModel, assumptions: Assumptions, *, tokens: int, widths: int, causal: bool, x64: bool
+    sampler: NUTS,
+    model: AbstractModel,
+    assumptions: Assumptions,
+    *,
+    tokens: int,
+    widths: int,
+    pattern: Pattern,
+    x64: bool,
 ) -> None:
     """Compile the programs that sample full paths and evaluate the draws, on blank data, once per process.
 
@@ -115,7 +123,7 @@ def compile_nuts(
     """
     # `jax.enable_x64` is thread-local.
     with jax.enable_x64(x64):
-        blank = as_adjusted(model, blank_statistics(tokens, widths, causal=causal, assumptions=assumptions))
+        blank = as_adjusted(model, blank_statistics(tokens, widths, pattern=pattern, assumptions=assumptions))
         posterior = Posterior(model, blank)
         zero = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in latent_structure(model, blank).items()}
         start = ParamInfo(zero, np.zeros((), jnp.result_type(float)), zero)

@@ -2,13 +2,14 @@
 
 The law is a series in the spread s of the logits in a row of the softmax: their standard deviation about the row mean,
 
-    s² = max_α V_αα (tr V − 1ᵀV1/m)/((m − 1) n τ0²)
+    s² = max_α V_αα tr(H_α V)/((m_α − 1) n τ0²)
 
-in the widest row. The omitted terms of the law of finite width change τ0 by up to a relative s⁴, 5 % at s = 0.5; for
-s > 1, as in exploding networks, fits are meaningless. Selecting transitions by their starting covariance does not bias
-the likelihood. The rule keeps the transitions with the smallest spreads: the number that minimises the sum of the
-squared series error and the squared sampling error of log τ0, and none above a bound. Latent layers have to stay in the
-range too, so the rule uses the spread to which the start may grow before the next observation.
+in the widest row; row α attends to m_α tokens, and H_α centres them. The omitted terms of the law of finite width
+change τ0 by up to a relative s⁴, 5 % at s = 0.5; for s > 1, as in exploding networks, fits are meaningless. Selecting
+transitions by their starting covariance does not bias the likelihood. The rule keeps the transitions with the smallest
+spreads: the number that minimises the sum of the squared series error and the squared sampling error of log τ0, and
+none above a bound. Latent layers have to stay in the range too, so the rule uses the spread to which the start may grow
+before the next observation.
 
 The rule needs τ0. It is estimated from the transitions with the smallest spreads; their number grows by a factor of
 four as long as the rule, at the current estimate, allows more.
@@ -24,6 +25,7 @@ import xarray as xr
 from jaxtyping import ArrayLike, Float, Real
 
 from sdeinfer._files import InputError
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring
 from sdeinfer.infer._coordinates import LayerAt, layer_at
 from sdeinfer.infer._mode import Mode, latent_mode, posterior_mode
 from sdeinfer.infer._reduce import kind_of_program, reduced
@@ -121,14 +123,18 @@ def _in_range_of_groups(
 def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
     """The spread s of the logits at the start of each transition, times τ0."""
     starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
-    return logit_spread(starts, data["width"].values[:, None])
+    return logit_spread(starts, data["width"].values[:, None], Pattern.in_attributes(data.attrs))
 
 
-def logit_spread(V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"]) -> Float[np.ndarray, "..."]:
+def logit_spread(
+    V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"], pattern: Pattern = EVERY_TOKEN
+) -> Float[np.ndarray, "..."]:
     """The spread s of the logits for τ0 = 1."""
-    tokens, variances = V.shape[-1], np.diagonal(V, axis1=-2, axis2=-1)
-    about_mean = (variances.sum(axis=-1) - V.sum(axis=(-2, -1)) / tokens) / max(tokens - 1, 1)
-    return np.sqrt(variances.max(axis=-1)) * np.sqrt(np.maximum(about_mean, 0.0) / width)
+    variances, matrices = np.diagonal(V, axis1=-2, axis2=-1), centring(pattern, V.shape[-1])
+    mean, size = matrices.mean.astype(V.dtype), matrices.size.astype(V.dtype)
+    about_mean = size * (variances @ mean.T - np.einsum("an,...nk,ak->...a", mean, V, mean, optimize=True))
+    about_mean = np.maximum(about_mean / np.maximum(size - 1, 1), 0.0)
+    return np.max(np.sqrt(variances) * np.sqrt(about_mean / np.asarray(width)[..., None]), axis=-1)
 
 
 def mean_spread(spread: np.ndarray) -> float:

@@ -26,7 +26,7 @@ from scipy.linalg import sqrtm
 
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._range import logit_spread, mean_spread
-from sdeinfer.layers import ATTENTION_NEXT, AbstractArchitecture, AbstractLayer
+from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractArchitecture, AbstractLayer
 from sdeinfer.likelihood import Adjustment, Path
 from sdeinfer.networks import sample_layer
 
@@ -114,7 +114,7 @@ def _smallest_tau0(layer: AbstractLayer) -> float:
 
 def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
     """Spread of the logits at the starts of transitions, times τ0."""
-    return logit_spread(path.starts(block), path.width[path.network[block]])
+    return logit_spread(path.starts(block), path.width[path.network[block]], path.pattern)
 
 
 def _least_tau0(scale: np.ndarray) -> float:
@@ -158,7 +158,8 @@ def omitted_order(path: Path, here: Innovations, law: LawAt, tau0: float) -> tup
     block, terms = here.transitions, here.terms
     omitted = largest * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2
     moments = law.moments.at(path.width_index(law.widths, block))
-    mean = omitted * moments.drift[:, -1:] * terms.drift[:, -1] / here.sd
+    theta, drift = moments.drift[:, ATTENTION_DRIFT_NEXT, None], terms.drift[:, ATTENTION_DRIFT_NEXT]
+    mean = omitted * theta * drift / here.sd
     variance = omitted * moments.variance[:, ATTENTION_NEXT, None] * terms.variance[:, ATTENTION_NEXT]
     return np.asarray(mean), np.asarray(variance / here.sd**2)
 
@@ -172,7 +173,8 @@ def _one_layer(path: Path, layer: AbstractLayer, count: int) -> Path | None:
         return None
     starts = starts.astype(ends.dtype)
     first = np.zeros(count, int)
-    return Path(np.stack([starts, ends], axis=1), widths, np.arange(count), first, gap=np.ones(1, int))
+    ends_of = np.stack([starts, ends], axis=1)
+    return Path(ends_of, widths, np.arange(count), first, gap=np.ones(1, int), pattern=path.pattern)
 
 
 def _dispersion(information: np.ndarray, scatter: np.ndarray) -> float:

@@ -6,9 +6,11 @@ from sdeinfer.layers._base import check_parameters as check_parameters
 from sdeinfer.layers._base import has_chain as has_chain
 from sdeinfer.layers._base import limit_on_host as limit_on_host
 from sdeinfer.layers._feedforward import ResidualFeedForward as ResidualFeedForward
+from sdeinfer.layers._finite_width import ATTENTION_DRIFT_NEXT as ATTENTION_DRIFT_NEXT
 from sdeinfer.layers._finite_width import ATTENTION_NEXT as ATTENTION_NEXT
 from sdeinfer.layers._finite_width import VARIANCE_FEATURES as VARIANCE_FEATURES
 from sdeinfer.layers._finite_width import FiniteWidth as FiniteWidth
+from sdeinfer.layers._finite_width import drift_count as drift_count
 from sdeinfer.layers._finite_width import drift_terms as drift_terms
 from sdeinfer.layers._finite_width import variance_terms as variance_terms
 from sdeinfer.layers._keys import NetworkKeys as NetworkKeys
@@ -17,8 +19,7 @@ from sdeinfer.layers._keys import threefry as threefry
 from sdeinfer.layers._limit import Limit as Limit
 from sdeinfer.layers._limit import attention_drift as attention_drift
 from sdeinfer.layers._limit import attention_drift_vectors as attention_drift_vectors
-from sdeinfer.layers._limit import causal_attention_drift as causal_attention_drift
-from sdeinfer.layers._limit import causal_drift_vectors as causal_drift_vectors
+from sdeinfer.layers._limit import centred_norms as centred_norms
 from sdeinfer.layers._mlp import ShapedMLP as ShapedMLP
 from sdeinfer.layers._names import ARCHITECTURES as ARCHITECTURES
 from sdeinfer.layers._names import SIZES as SIZES
@@ -33,6 +34,7 @@ from sdeinfer.layers._names import described as described
 from sdeinfer.layers._names import example_of as example_of
 from sdeinfer.layers._names import kind_of as kind_of
 from sdeinfer.layers._names import named_size as named_size
+from sdeinfer.layers._names import with_attention_pattern as with_attention_pattern
 from sdeinfer.layers._relu import relu_alignment as relu_alignment
 from sdeinfer.layers._relu import relu_drift as relu_drift
 from sdeinfer.layers._relu import shaped_relu as shaped_relu

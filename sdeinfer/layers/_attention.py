@@ -10,7 +10,7 @@ import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import gram, is_concrete, matmul, reciprocal, total, transpose
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, gram, is_concrete, matmul, reciprocal, total, transpose
 from sdeinfer.layers._base import AbstractLayer, shortcut
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
@@ -33,7 +33,8 @@ class ShapedAttention(AbstractLayer):
     starts from 1. The limit exists for γ₁ = γ₂ = 1 only: otherwise A does not tend to I, and one layer changes V by
     more than O(1/n).
 
-    With a causal mask, row α attends to the first m_α = α tokens, counted from 1, and is centred by 1/m_α.
+    With a pattern other than `EVERY_TOKEN`, row α attends to a set of m_α tokens and is centred by 1/m_α: with a causal
+    mask, to itself and earlier tokens; of several prompts, to the tokens of its own.
 
     Attributes:
         gamma: strength γ of the residual branch, in (0, 1]; λ² + γ² = 1.
@@ -41,7 +42,7 @@ class ShapedAttention(AbstractLayer):
         key_width: width n_k of the queries and keys of one head; n/H if None. The limit does not depend on it.
         heads: number H of heads; must divide n.
         output_projection: whether W_O follows the heads.
-        causal: whether each token attends only to itself and earlier tokens.
+        pattern: which tokens each token attends to.
         gamma1: gain γ₁ of the identity; if None, 1 and not a parameter.
         gamma2: gain γ₂ of the centring; if None, 1 and not a parameter.
     """
@@ -51,7 +52,7 @@ class ShapedAttention(AbstractLayer):
     key_width: int | None = eqx.field(default=None, static=True)
     heads: int = eqx.field(default=1, static=True)
     output_projection: bool = eqx.field(default=False, static=True)
-    causal: bool = eqx.field(default=False, static=True)
+    pattern: Pattern = eqx.field(default=EVERY_TOKEN, static=True)
     gamma1: Float[Array, ""] | None = GAMMA1.field(default=None)
     gamma2: Float[Array, ""] | None = GAMMA2.field(default=None)
 
@@ -128,9 +129,7 @@ class ShapedAttention(AbstractLayer):
 
     def _flat(self, tokens: int, dtype: jnp.dtype) -> Float[Array, "m m"]:
         """Softmax of equal logits: 1/m_α for the tokens to which row α attends, 0 for the others."""
-        mask = jnp.ones((tokens, tokens), dtype)
-        mask = jnp.tril(mask) if self.causal else mask
-        return mask / jnp.sum(mask, axis=1, keepdims=True)
+        return jnp.asarray(centring(self.pattern, tokens).mean, dtype)
 
     def _key_width(self, width: int) -> int:
         if width % self.heads != 0:
@@ -138,7 +137,7 @@ class ShapedAttention(AbstractLayer):
         return width // self.heads if self.key_width is None else self.key_width
 
     def limit(self) -> Limit:
-        """Theorem 4.2; with a causal mask, the sums in row α run over its m_α tokens.
+        """Theorem 4.2; the sums in row α run over its m_α tokens.
 
         Raises:
             InputError: for a gain that is not 1.
@@ -150,7 +149,7 @@ class ShapedAttention(AbstractLayer):
             relu_drift=jnp.zeros_like(variance),
             linear_noise=variance * (2 if self.output_projection else 2 - variance),
             attention_noise=(variance * coldness) ** 2 * (1 / self.heads),
-            causal=self.causal,
+            pattern=self.pattern,
         )
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
@@ -158,27 +157,24 @@ class ShapedAttention(AbstractLayer):
 
         The logits have variances x V² with x = 1/(n τ0²). Terms of order 1/(n n_k) are left out; they are of higher
         order if n_k grows with n.
-
-        Raises:
-            InputError: for a causal mask; that law has not been derived.
         """
-        if self.causal:
-            raise InputError("law: with a causal mask there is the limit's law only, law='limit'")
         variance, limit = self.gamma**2, self.limit()
         h = reciprocal(width)
         x = h * reciprocal(self.tau0) ** 2
         projected = float(self.output_projection)
+        repeat = variance**2 * x * (1 + projected / self.heads)
         return FiniteWidth(
             limit=limit,
             drift_along=jnp.zeros_like(x),
             attention_drift_next=limit.attention_drift * x,
-            linear_repeat=projected * variance**2 * h,
-            attention_repeat=variance**2 * x * (1 + projected / self.heads),
+            drift_curvature=jnp.zeros_like(x),
             variance=weights(
                 attention_growth=variance * x * (1 + projected * variance),
                 attention_next=limit.attention_noise * x,
+                linear_repeat=projected * variance**2 * h,
+                attention_repeat_rest=repeat,
             ),
-            variance_mixing=weights(attention_next=jnp.zeros_like(x)),
+            variance_mixing=weights(attention_repeat=repeat),
         )
 
     def _untrained(self) -> "ShapedAttention":

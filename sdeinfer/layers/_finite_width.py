@@ -2,12 +2,13 @@
 
 In the coordinates Q of `covariance.Spectrum`, let Z = Q⁻¹ dV Q⁻ᵀ for the increment dV of one layer. Then
 
-    n E dV = θ₁ B₁ + θ₂ B₂ + θ₃ DB₂[B₁] + θ₄ B₁′
-    n var Z_ij/(1 + [i = j]) = a + κ² e_ij + (1 + [i = j]) (a′ + κ′² e_ij) + Σ_k (w_k + w′_k e_ij) f_k,ij
+    n E dV = θ₁ B₁ + θ₂ B₂ + θ₃ DB₂[B₁] + θ₄ B₁′ (+ θ₅ ½𝒜:∇²B₂, with an attention pattern)
+    n var Z_ij/(1 + [i = j]) = a + κ² e_ij + Σ_k (w_k + w′_k e_ij) f_k,ij
 
-up to O(n⁻²), where θ₃, θ₄, a′, κ′² and w are O(1/n) and the f_k are functions of V (`VARIANCE_FEATURES`). θ₂ includes
-the He constant c at width n, so the drift of a ReLU is exact at every width. The entries of Z have correlations O(1/n),
-which do not bias the score of a Gaussian quasi-likelihood.
+up to O(n⁻²), where θ₃ to θ₅ and w are O(1/n) and the f_k are functions of V (`VARIANCE_FEATURES`). θ₂ includes the He
+constant c at width n, so the drift of a ReLU is exact at every width. The entries of Z have correlations O(1/n), which
+do not bias the score of a Gaussian quasi-likelihood. With an attention pattern the same holds in the coordinates of
+`covariance.PatternSpectrum`.
 """
 
 from typing import Any
@@ -17,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from sdeinfer.covariance import CausalSpectrum, Spectrum, reciprocal
-from sdeinfer.layers._limit import Limit, attention_drift, causal_attention_drift
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, PatternSpectrum, Spectrum, reciprocal, vech
+from sdeinfer.layers._limit import Limit, attention_drift
 from sdeinfer.layers._next_order import (
     attention_drift_next,
     attention_noise_next,
@@ -28,15 +29,26 @@ from sdeinfer.layers._next_order import (
     relu_drift_along,
     relu_noise,
 )
+from sdeinfer.layers._pattern_order import (
+    attention_noise_tensor,
+    pattern_drift_next,
+    pattern_features,
+    relu_drift_curvature,
+)
 from sdeinfer.layers._relu import relu_drift
 
 VARIANCE_FEATURES = (
     *("attention_growth", "relu_growth", "attention_next", "relu_hidden", "relu_tokens", "relu_response"),
-    *("relu_growth_square", "relu_hidden_square"),
+    *("relu_growth_square", "relu_hidden_square", "linear_repeat", "attention_repeat", "attention_repeat_rest"),
 )
 """Names of the f_k, in order; see `_next_order`: the sums β of two diagonal entries of the attention and ReLU drifts,
-which change Σ_lin within the layer; G; F of hidden units and of tokens; D. The last two have coefficients q², which is
-small only for c₊ − c₋ small against √n: (B_ii B_jj + B_ij²)/(1 + [i = j]) with B the ReLU drift, and F₂."""
+which change Σ_lin within the layer; G; F of hidden units and of tokens; D. The next two have coefficients q², which is
+small only for c₊ − c₋ small against √n: (B_ii B_jj + B_ij²)/(1 + [i = j]) with B the ReLU drift, and F₂. The
+last three are noise on top of noise, E[V_αδ V_βω + V_αω V_βδ] for a V that has the noise Σ_lin or 𝒜: 1 + [i = j] and
+(1 + [i = j]) e without a mask. The second is divided by e; of a pattern it is 1, and the rest is the third."""
+
+ATTENTION_DRIFT_NEXT = 3
+"""Place of B₁′ among the drift terms."""
 
 ATTENTION_NEXT = VARIANCE_FEATURES.index("attention_next")
 
@@ -48,17 +60,15 @@ class FiniteWidth(eqx.Module):
         limit: θ₁, θ₂, a and κ²; θ₂ includes the He constant at this width.
         drift_along: θ₃, the coefficient of DB₂[B₁].
         attention_drift_next: θ₄, the coefficient of B₁′.
-        linear_repeat: a′.
-        attention_repeat: κ′².
-        variance: w_k, shape (8,).
-        variance_mixing: w′_k, shape (8,).
+        drift_curvature: θ₅, the coefficient of ½𝒜:∇²B₂.
+        variance: w_k, shape (features,).
+        variance_mixing: w′_k, shape (features,).
     """
 
     limit: Limit
     drift_along: Float[Any, "..."]
     attention_drift_next: Float[Any, "..."]
-    linear_repeat: Float[Any, "..."]
-    attention_repeat: Float[Any, "..."]
+    drift_curvature: Float[Any, "..."]
     variance: Float[Any, "... features"]
     variance_mixing: Float[Any, "... features"]
 
@@ -68,7 +78,6 @@ class FiniteWidth(eqx.Module):
         relu_drift: Float[Array, ""],
         *,
         linear_noise: ArrayLike = 1.0,
-        linear_repeat: ArrayLike = 0.0,
         **variance: Float[Array, ""],
     ) -> "FiniteWidth":
         """The law of a layer without attention, with its w_k by name."""
@@ -77,8 +86,7 @@ class FiniteWidth(eqx.Module):
             limit=Limit(zero, relu_drift, jnp.asarray(linear_noise) + zero, zero),
             drift_along=zero,
             attention_drift_next=zero,
-            linear_repeat=jnp.asarray(linear_repeat) + zero,
-            attention_repeat=zero,
+            drift_curvature=zero,
             variance=weights(**variance),
             variance_mixing=jnp.zeros_like(weights(**variance)),
         )
@@ -90,10 +98,11 @@ class FiniteWidth(eqx.Module):
         return eqx.tree_at(lambda law: law.limit, cls.without_attention(zero, relu_growth=zero), limit)
 
     @property
-    def drift(self) -> Float[Array, "... 4"]:
-        """The coefficients θ₁ to θ₄."""
+    def drift(self) -> Float[Array, "... drifts"]:
+        """The coefficients θ₁ to θ₄, and θ₅ with an attention pattern."""
         terms = (self.limit.attention_drift, self.limit.relu_drift, self.drift_along, self.attention_drift_next)
-        return jnp.stack(terms, axis=-1)
+        more = () if self.limit.pattern.everything else (self.drift_curvature,)
+        return jnp.stack(terms + more, axis=-1)
 
     def then(self, feedforward: "FiniteWidth", width: ArrayLike) -> "FiniteWidth":
         """The law of attention followed by a layer without attention; both together count as one layer.
@@ -108,14 +117,24 @@ class FiniteWidth(eqx.Module):
             limit=first + second,
             drift_along=second.relu_drift * first.attention_drift * h,
             attention_drift_next=self.attention_drift_next,
-            linear_repeat=self.linear_repeat + feedforward.linear_repeat + moved * first.linear_noise,
-            attention_repeat=self.attention_repeat + moved * first.attention_noise,
+            drift_curvature=second.relu_drift * first.attention_noise * h,
             variance=self.variance
             + feedforward.variance
-            + weights(attention_growth=moved * first.attention_drift)
+            + weights(
+                attention_growth=moved * first.attention_drift,
+                linear_repeat=moved * first.linear_noise,
+                attention_repeat_rest=moved * first.attention_noise,
+            )
             + weights(**passed) * first.linear_noise,
-            variance_mixing=weights(**passed) * first.attention_noise,
+            variance_mixing=self.variance_mixing
+            + weights(attention_repeat=moved * first.attention_noise)
+            + weights(**passed) * first.attention_noise,
         )
+
+
+def drift_count(pattern: Pattern) -> int:
+    """Number of drift terms of a layer of finite width."""
+    return 4 if pattern.everything else 5
 
 
 def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
@@ -124,47 +143,64 @@ def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
     return jnp.stack([named.get(name, zero) for name in VARIANCE_FEATURES])
 
 
-def drift_terms(V: Float[Any, "... m m"], *, causal: bool = False) -> Float[Any, "4 ... m m"]:
-    """Drift terms B₁, B₂, DB₂[B₁] and B₁′ of one layer of finite width.
+def drift_terms(V: Float[Any, "... m m"], pattern: Pattern = EVERY_TOKEN) -> Float[Any, "drifts ... m m"]:
+    """Drift terms B₁, B₂, DB₂[B₁], B₁′ and, with a pattern, ½𝒜:∇²B₂ of one layer of finite width.
 
-    With a causal mask the last two, which the limit does not need, are 0; they have not been derived. NumPy handles
-    NumPy arrays.
+    NumPy handles NumPy arrays.
     """
     xp = V.__array_namespace__()
     last = xp.moveaxis(V, (-2, -1), (0, 1))
     last = np.ascontiguousarray(last) if xp is np else last
-    limit = (causal_attention_drift(last) if causal else attention_drift(last)), relu_drift(last)
-    b1, b2 = (xp.moveaxis(B, (0, 1), (-2, -1)) for B in limit)
-    if causal:
-        return xp.stack([b1, b2, xp.zeros_like(V), xp.zeros_like(V)])
-    return xp.stack([b1, b2, relu_drift_along(V, b1), attention_drift_next(V)])
+    b1, b2 = (xp.moveaxis(B, (0, 1), (-2, -1)) for B in (attention_drift(last, pattern), relu_drift(last)))
+    terms = [b1, b2, relu_drift_along(V, b1)]
+    if pattern.everything:
+        return xp.stack([*terms, attention_drift_next(V)])
+    curvature = relu_drift_curvature(V, attention_noise_tensor(V, pattern))
+    return xp.stack([*terms, pattern_drift_next(V, pattern), curvature])
 
 
 def variance_terms(
-    V: Float[Any, "... m m"], coordinates: Spectrum | CausalSpectrum, drift: Float[Any, "4 ... m m"]
-) -> Float[Any, "features ... m m"]:
-    """The features f_k,ij of `VARIANCE_FEATURES` in the spectral coordinates of V; 0 with a causal mask.
+    V: Float[Any, "... m m"],
+    coordinates: Spectrum | PatternSpectrum,
+    drift: Float[Any, "drifts ... m m"],
+    pattern: Pattern = EVERY_TOKEN,
+) -> Float[Any, "features ... p"]:
+    """The features f_k of `VARIANCE_FEATURES` in the spectral coordinates of V.
 
     Arguments:
         V: covariances.
         coordinates: spectral coordinates of V.
         drift: `drift_terms` of V.
+        pattern: the attention pattern.
     """
-    xp = V.__array_namespace__()
-    if isinstance(coordinates, CausalSpectrum):
-        return xp.zeros((len(VARIANCE_FEATURES), *V.shape), V.dtype)
-    at = frame(V, coordinates)
+    if isinstance(coordinates, PatternSpectrum):
+        return _terms_with_pattern(V, coordinates, drift, pattern)
+    xp, at, equal = V.__array_namespace__(), frame(V, coordinates), np.eye(V.shape[-1], dtype=V.dtype)
     attention, relu = (at.R @ B @ at.R.mT for B in drift[:2])
     noise, (growth, relu_growth) = relu_noise(at, relu), (diagonals(B) for B in (attention, relu))
-    return xp.stack(
-        [
-            growth[..., :, None] + growth[..., None, :],
-            relu_growth[..., :, None] + relu_growth[..., None, :],
-            attention_noise_next(at),
-            noise.hidden,
-            noise.tokens,
-            noise.response,
-            (outer_product(relu_growth, relu_growth) + relu**2) / (1 + np.eye(V.shape[-1], dtype=V.dtype)),
-            noise.hidden_square,
-        ]
-    )
+    repeated = xp.broadcast_to(1 + equal, V.shape)
+    terms = [
+        growth[..., :, None] + growth[..., None, :],
+        relu_growth[..., :, None] + relu_growth[..., None, :],
+        attention_noise_next(at),
+        noise.hidden,
+        noise.tokens,
+        noise.response,
+        (outer_product(relu_growth, relu_growth) + relu**2) / (1 + equal),
+        noise.hidden_square,
+        repeated,
+        repeated,
+        xp.zeros_like(V),
+    ]
+    return vech(xp.stack(terms))
+
+
+def _terms_with_pattern(
+    V: Float[Any, "... m m"],
+    coordinates: PatternSpectrum,
+    drift: Float[Any, "drifts ... m m"],
+    pattern: Pattern,
+) -> Float[Any, "features ... p"]:
+    xp, e = V.__array_namespace__(), coordinates.mixing
+    *terms, repeated = pattern_features(V, pattern, *coordinates.forms(), drift[0], drift[1])
+    return xp.stack([*terms, xp.ones_like(e), repeated - e])

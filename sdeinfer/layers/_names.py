@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 
 from sdeinfer._files import InputError
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers._attention import ShapedAttention
 from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._feedforward import ResidualFeedForward
@@ -26,7 +27,7 @@ ARCHITECTURES: dict[str, type[AbstractLayer]] = {
     "mlp": ShapedMLP,
 }
 
-SIZES = ("heads", "output_projection", "expansion", "causal")
+SIZES = ("heads", "output_projection", "expansion", "pattern")
 """Settings, besides the parameters, on which the limit of a layer depends; an architecture has some of them."""
 
 
@@ -67,9 +68,9 @@ class AbstractArchitecture(abc.ABC):
         return self.template.coordinates
 
     @property
-    def causal(self) -> bool:
-        """Whether attention has a causal mask."""
-        return jax.eval_shape(lambda layer: layer.limit(), self.template).causal
+    def pattern(self) -> Pattern:
+        """Which tokens each token attends to."""
+        return jax.eval_shape(lambda layer: layer.limit(), self.template).pattern
 
 
 EXAMPLE = {"gamma": 0.5, "tau0": 1.0, "c_plus": 0.5, "c_minus": -0.5}
@@ -124,14 +125,14 @@ class Architecture(AbstractArchitecture):
         heads: number H of attention heads.
         output_projection: whether a Gaussian matrix mixes the heads.
         expansion: hidden width r of the feed-forward branch, as a multiple of n.
-        causal: whether attention has a causal mask; False for architectures without attention.
+        pattern: which tokens each token attends to; `EVERY_TOKEN` for architectures without attention.
     """
 
     name: str
     heads: int = 1
     output_projection: bool = False
     expansion: float = 1
-    causal: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
+    pattern: Pattern = EVERY_TOKEN  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __post_init__(self):
         architecture_named(self.name)
@@ -139,8 +140,8 @@ class Architecture(AbstractArchitecture):
             raise InputError(f"heads: a whole number of at least 1 is needed, got {self.heads}")
         if not 0 < self.expansion < math.inf:
             raise InputError(f"expansion: must be positive and finite, got {self.expansion:g}")
-        if self.causal and "causal" not in self.sizes:
-            raise InputError(f"causal: {self.name} has no attention to be masked")
+        if not self.pattern.everything and "pattern" not in self.sizes:
+            raise InputError(f"pattern: {self.name} has no attention to be masked")
 
     @functools.cached_property
     def template(self) -> AbstractLayer:
@@ -156,12 +157,18 @@ class Architecture(AbstractArchitecture):
 
     def attributes(self) -> dict[str, Any]:
         """Dataset attributes: the name, and the sizes that differ from their defaults."""
-        return {"architecture": self.name, **{name: float(size) for name, size in self.own_sizes().items()}}
+        sizes = {name: float(size) for name, size in self.own_sizes().items() if name != "pattern"}
+        return {"architecture": self.name, **sizes, **self.pattern.attributes()}
 
     def own_sizes(self) -> dict[str, Any]:
         """The sizes that differ from their defaults."""
         default = {field.name: field.default for field in dataclasses.fields(self)}
         return {name: getattr(self, name) for name in SIZES if getattr(self, name) != default[name]}
+
+
+def with_attention_pattern(kind: Architecture, pattern: Pattern) -> Architecture:
+    """The architecture with an attention pattern; itself if it has no attention."""
+    return dataclasses.replace(kind, pattern=pattern) if "pattern" in kind.sizes else kind
 
 
 def described(kind: AbstractArchitecture) -> str:
@@ -184,8 +191,8 @@ def named_size(kind: Architecture, size: str) -> str:
             return f"{value} head{'s' if value > 1 else ''}"
         case "expansion", value:
             return f"expansion {value:g}"
-        case "causal", value:
-            return "a causal mask" if value else "no mask"
+        case "pattern", value:
+            return str(value)
         case _, value:
             return "an output projection" if value else "no output projection"
 
@@ -201,13 +208,13 @@ def architecture_in(attributes: Mapping[Hashable, Any]) -> Architecture | None:
         return None
     try:
         heads, expansion = float(attributes.get("heads", 1)), float(attributes.get("expansion", 1))
-        projection, causal = (bool(float(attributes.get(name, 0))) for name in ("output_projection", "causal"))
+        projection = bool(float(attributes.get("output_projection", 0)))
     except (TypeError, ValueError) as error:
-        raise InputError(f"{', '.join(SIZES)}: numbers are needed ({error})") from error
+        raise InputError(f"{', '.join(SIZES[:-1])}: numbers are needed ({error})") from error
     if heads != int(heads):
         raise InputError(f"heads: a whole number of at least 1 is needed, got {heads:g}")
     expansion = int(expansion) if expansion == int(expansion) else expansion
-    return Architecture(str(name), int(heads), projection, expansion, causal)
+    return Architecture(str(name), int(heads), projection, expansion, Pattern.in_attributes(attributes))
 
 
 def example_of(kind: type[AbstractLayer]) -> AbstractLayer:

@@ -142,8 +142,8 @@ def angles(V: Float[Any, "... m m"]) -> Angles:
 def relu_drift_along(V: Float[Any, "... m m"], S: Float[Any, "... m m"]) -> Float[Any, "... m m"]:
     """DB₂(V)[S], the derivative of B₂ along symmetric matrices S.
 
-    No second-order term is needed: Σ_lin : ∇²B₂ = 𝒜 : ∇²B₂ = 0, so the noise of the preceding layer does not change
-    the mean drift of a ReLU to this order.
+    Without an attention pattern no second-order term is needed: Σ_lin : ∇²B₂ = 𝒜 : ∇²B₂ = 0, so the noise of the
+    preceding layer does not change the mean drift of a ReLU to this order. See `relu_drift_curvature` for others.
     """
     between = angles(V)
     along = diagonals(S)[..., :, None] * between.sine * between.ratio / 2

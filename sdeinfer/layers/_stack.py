@@ -12,6 +12,7 @@ import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers._attention import ShapedAttention, check_heads
 from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._feedforward import ResidualFeedForward, check_expansion
@@ -63,10 +64,10 @@ class Stack(AbstractLayer):
         """The sum of the layers' limits.
 
         Raises:
-            InputError: if some attention layers have a causal mask and others have none.
+            InputError: if attention layers differ in their patterns.
         """
-        if len(_masks(self)) > 1:
-            raise InputError("causal: layers of attention with a causal mask and without one have no limit in common")
+        if len(_patterns(self)) > 1:
+            raise InputError("pattern: layers of attention with different patterns have no limit in common")
         return functools.reduce(operator.add, (layer.limit() for layer in self.layers))
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
@@ -132,7 +133,7 @@ class ShapedTransformer(AbstractLayer):
         heads: number H of heads; must divide n.
         output_projection: whether attention ends with W_O.
         expansion: r, the hidden width of the feed-forward layer divided by n.
-        causal: whether each token attends only to itself and earlier tokens.
+        pattern: which tokens each token attends to.
     """
 
     gamma: Float[Array, ""] = GAMMA.field()
@@ -143,7 +144,7 @@ class ShapedTransformer(AbstractLayer):
     heads: int = eqx.field(default=1, static=True)
     output_projection: bool = eqx.field(default=False, static=True)
     expansion: float = eqx.field(default=1, static=True)
-    causal: bool = eqx.field(default=False, static=True)
+    pattern: Pattern = eqx.field(default=EVERY_TOKEN, static=True)
 
     def __check_init__(self):
         check_heads(self.key_width, self.heads)
@@ -158,7 +159,7 @@ class ShapedTransformer(AbstractLayer):
             key_width=self.key_width,
             heads=self.heads,
             output_projection=self.output_projection,
-            causal=self.causal,
+            pattern=self.pattern,
         )
         feedforward = ResidualFeedForward(
             gamma=self.gamma, c_plus=self.c_plus, c_minus=self.c_minus, expansion=self.expansion
@@ -207,11 +208,11 @@ PART_NAMES: dict[type[AbstractLayer], str] = {
 """Names of layers in a `Stack`; other types use their lower-case type name."""
 
 
-def _masks(layer: AbstractLayer) -> set[bool]:
-    """The values of `causal` among the attention layers; empty without attention."""
+def _patterns(layer: AbstractLayer) -> set[Pattern]:
+    """The patterns of the attention layers; empty without attention."""
     match layer:
         case Stack():
-            return set().union(*(_masks(part) for part in layer.layers))
+            return set().union(*(_patterns(part) for part in layer.layers))
         case ShapedAttention() | ShapedTransformer():
-            return {layer.causal}
+            return {layer.pattern}
     return set()

@@ -50,5 +50,5 @@ from sdeinfer.likelihood._transitions import observed_path as observed_path
 from sdeinfer.likelihood._transitions import outputs_transitions as outputs_transitions
 from sdeinfer.likelihood._transitions import require_densities as require_densities
 from sdeinfer.likelihood._transitions import used_of as used_of
-from sdeinfer.likelihood._transitions import with_mask as with_mask
+from sdeinfer.likelihood._transitions import with_pattern as with_pattern
 from sdeinfer.likelihood._transitions import with_used as with_used

@@ -50,11 +50,9 @@ class FullPath(Distribution):
         """Log density of each network; `value` has the shape of the path's `value`."""
         del intermediates
         path, law = self.path, self.law
-        mask = (law if isinstance(law, Limit) else law.limit).causal
-        if mask != path.causal:
-            raise ValueError(
-                f"path: these data were prepared for attention {'with' if path.causal else 'without'} mask"
-            )
+        pattern = (law if isinstance(law, Limit) else law.limit).pattern
+        if pattern != path.pattern:
+            raise ValueError(f"path: these data were prepared for attention with {path.pattern}, not with {pattern}")
         return path.log_density(law, jnp.asarray(value))
 
 

@@ -125,7 +125,7 @@ def _joined(parts: Sequence[PathStatistics], kinds: Sequence[int], order: np.nda
         adjustment=_each_as_often(adjustments, kinds) if adjustments else None,
         initial=np.concatenate([np.asarray(part.initial) for part in parts])[order],
     )
-    statics = {"causal": parts[0].causal, "assumptions": parts[0].assumptions, "depth": parts[0].depth}
+    statics = {"pattern": parts[0].pattern, "assumptions": parts[0].assumptions, "depth": parts[0].depth}
     return PathStatistics(**jax.device_put(joined), **statics)
 
 

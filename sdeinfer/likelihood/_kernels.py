@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 LARGEST_CHANGE = 0.75
 """Bound on the relative change of attention's variance by G; changes below half of it are unchanged."""
 
-LIMIT_DRIFTS, DRIFTS, FEATURES = 2, 4, len(VARIANCE_FEATURES)
-QUADRATIC = sorted(itertools.combinations_with_replacement(range(1 + DRIFTS), 2), key=lambda st: st[1] > LIMIT_DRIFTS)
-"""Pairs (s, t) whose products b_s b_t are summed, with b₀ = z; the pairs of the limit, s, t ≤ 2, come first."""
+LIMIT_DRIFTS, FEATURES = 2, len(VARIANCE_FEATURES)
 
-LIMIT_ROWS = 1 + sum(t <= LIMIT_DRIFTS for _, t in QUADRATIC)
-ROWS = 1 + len(QUADRATIC)
-"""Number of sums per node: of 1, and of b_s b_t."""
+
+@functools.cache
+def quadratic_pairs(drifts: int) -> list[tuple[int, int]]:
+    """Pairs (s, t), s ≤ t, whose products b_s b_t are summed, with b₀ = z; those of the limit, t ≤ 2, come first."""
+    pairs = itertools.combinations_with_replacement(range(1 + drifts), 2)
+    return sorted(pairs, key=lambda st: st[1] > LIMIT_DRIFTS)
+
+
+def rows_of(drifts: int) -> int:
+    """Number of sums per node: of 1, and of b_s b_t."""
+    return 1 + len(quadratic_pairs(drifts))
 
 
 def log_density(
@@ -33,7 +39,7 @@ def log_density(
 ) -> Float[Array, " networks"]:
     """Log density of each network; see `AbstractPath.log_density`."""
     if isinstance(law, Limit):
-        weights = weights[:, :LIMIT_ROWS]
+        weights = weights[:, : rows_of(LIMIT_DRIFTS)]
         drift = jnp.stack([law.attention_drift, law.relu_drift], axis=-1)
         variance = law.linear_noise[..., None, None] + law.attention_noise[..., None, None] * path.nodes
         drift, variance = (
@@ -98,9 +104,9 @@ def _contracted_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 
 def products(drift: Float[Array, " drifts"]) -> Float[Array, " count"]:
-    """Coefficients of b_s b_t in (z − Σ_s θ_s b_s)², for the pairs of `QUADRATIC` with s, t ≤ the number of drifts."""
+    """Coefficients of b_s b_t in (z − Σ_s θ_s b_s)², for `quadratic_pairs`."""
     signed = jnp.concatenate([jnp.ones_like(drift[:1]), -drift])
-    used = [pair for pair in QUADRATIC if max(pair) <= len(drift)]
+    used = quadratic_pairs(len(drift))
     chosen = np.zeros((len(used), len(signed), len(signed)))
     for row, (s, t) in enumerate(used):
         chosen[row, s, t] = 2 - (s == t)

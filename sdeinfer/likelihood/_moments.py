@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import pairs, reciprocal, tokens_of
+from sdeinfer.covariance import reciprocal
 from sdeinfer.layers import FiniteWidth
 from sdeinfer.likelihood._transitions import Terms
 
@@ -19,14 +19,14 @@ class Moments(eqx.Module):
     The contributions of the means f̄ are part of `noise` and `mixing`. Every field may have leading axes.
 
     Attributes:
-        drift: θ_s, shape (4,).
+        drift: θ_s, shape (drifts,).
         noise: shape (p,).
         mixing: shape (p,).
         variance: w_k, shape (features,).
         variance_mixing: w′_k, shape (features,).
     """
 
-    drift: Float[Any, "... 4"]
+    drift: Float[Any, "... drifts"]
     noise: Float[Any, "... p"]
     mixing: Float[Any, "... p"]
     variance: Float[Any, "... features"]
@@ -56,15 +56,11 @@ def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
     In the tails of the prior, where the expansion in 1/n fails, negative feature means could make v negative; their
     reduction is bounded by half of the limit's variance.
     """
-    rows, columns = pairs(tokens_of(centre.shape[-1]))
-    multiplicity = jnp.where(rows == columns, 2.0, 1.0)
     limit = law.limit
     return Moments(
         drift=law.drift,
-        noise=_raised(limit.linear_noise, law.linear_repeat * multiplicity, law.variance[:, None] * centre),
-        mixing=_raised(
-            limit.attention_noise, law.attention_repeat * multiplicity, law.variance_mixing[:, None] * centre
-        ),
+        noise=_raised(limit.linear_noise, law.variance[:, None] * centre),
+        mixing=_raised(limit.attention_noise, law.variance_mixing[:, None] * centre),
         variance=law.variance,
         variance_mixing=law.variance_mixing,
     )
@@ -91,12 +87,10 @@ def _bounded_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Arra
     return y, -((x * y) ** 3) * (y * y) * dx
 
 
-def _raised(
-    base: Float[Array, ""], more: Float[Array, " p"], features: Float[Array, "features p"]
-) -> Float[Array, " p"]:
-    """Sum of base, more and features, where negative features subtract at most half of the base."""
+def _raised(base: Float[Array, ""], features: Float[Array, "features p"]) -> Float[Array, " p"]:
+    """Sum of base and features, where negative features subtract at most half of the base."""
     above = jnp.sum(jnp.maximum(features, 0.0), axis=0)
     below = -jnp.sum(jnp.minimum(features, 0.0), axis=0)
     present = base > 0
     inverse = reciprocal(jnp.where(present, base / 2, 1.0))
-    return base + more + above - jnp.where(present, below * bounded(below * inverse), 0.0)
+    return base + above - jnp.where(present, below * bounded(below * inverse), 0.0)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from sdeinfer.covariance import Pattern
 from sdeinfer.layers import FiniteWidth, Limit
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import Assumptions
@@ -23,7 +24,7 @@ class AbstractPath(eqx.Module):
         widths: the distinct widths n, ascending, padded by `repeated_widths`; shape (widths,).
         width: index of each network into `widths`, shape (networks,).
         adjustment: adjustment of the likelihood, possibly with a leading axis of widths; None for no adjustment.
-        causal: whether the coordinates are those of attention with a causal mask.
+        pattern: the attention pattern of the coordinates.
         assumptions: assumptions of the fit.
         hidden: whether `observed` is None, so that a program samples the data.
     """
@@ -31,7 +32,7 @@ class AbstractPath(eqx.Module):
     widths: eqx.AbstractVar[Float[Array, " widths"]]
     width: eqx.AbstractVar[Int[Array, " networks"]]
     adjustment: eqx.AbstractVar[Adjustment | None]
-    causal: eqx.AbstractVar[bool]
+    pattern: eqx.AbstractVar[Pattern]
     assumptions: eqx.AbstractVar[Assumptions]
     hidden: eqx.AbstractVar[bool]
 

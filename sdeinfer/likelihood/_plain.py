@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Bool, Float, Int
 
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth, Limit
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
@@ -40,7 +41,7 @@ class Transitions(AbstractPath):
     widths: Float[Array, " widths"]
     width: Int[Array, " networks"]
     adjustment: Adjustment | None = None
-    causal: bool = eqx.field(default=False, static=True)
+    pattern: Pattern = eqx.field(default=EVERY_TOKEN, static=True)
     assumptions: Assumptions = eqx.field(default=NOTHING_ASSUMED, static=True)
     hidden: bool = eqx.field(default=False, static=True)
 
@@ -71,7 +72,7 @@ class Transitions(AbstractPath):
 
         @jax.checkpoint
         def of_network(network: tuple[Any, ...]) -> tuple[Array, Array]:
-            return _log_density(*network, causal=self.causal)
+            return _log_density(*network, pattern=self.pattern)
 
         density, constant = jax.lax.map(of_network, (own, width, jnp.asarray(value), self.used), batch_size=batch)
         dispersion = jnp.ones(()) if self.adjustment is None else self.adjustment.dispersion
@@ -91,7 +92,7 @@ def transitions_of(data: xr.Dataset, assumptions: Assumptions = NOTHING_ASSUMED)
         used=jnp.asarray(used_of(data)),
         widths=jnp.asarray(widths, float),
         width=jnp.asarray(width),
-        causal=path.causal,
+        pattern=path.pattern,
         assumptions=assumptions,
     )
 
@@ -106,13 +107,13 @@ def _log_density(
     V: Float[Array, "layers m m"],
     used: Bool[Array, " transitions"],
     *,
-    causal: bool,
+    pattern: Pattern,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Sums over the transitions of one network: of the terms that depend on the parameters, and of the others."""
     V = (V + V.mT) / 2
     # Unused transitions may start at a singular V; its NaN would enter every derivative.
     V0, V1 = (jnp.where(used[:, None, None], ends, jnp.eye(V.shape[-1])) for ends in (V[:-1], V[1:]))
-    terms = terms_of(V0, V1, jnp.broadcast_to(1 / width, used.shape), causal=causal)
+    terms = terms_of(V0, V1, jnp.broadcast_to(1 / width, used.shape), pattern=pattern)
     moments = moments_of(law, jnp.zeros((len(VARIANCE_FEATURES), terms.mixing.shape[-1])))
     common = moments.common_variance(terms.mixing)
     variance = common * at_least_a_quarter(moments.own_variance(terms.mixing, terms.variance) / common)

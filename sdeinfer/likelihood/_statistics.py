@@ -13,8 +13,8 @@ like r^{−J}, r = π/H + √(1 + π²/H²), uniformly in the parameters. J sati
 largest value.
 
 Each pair (i, j) of spectral coordinates has its own nodes and its own f̄_k. There is an additional node at e = 0:
-Lᵀ H_m L has an eigenvalue 0, so e = 0 up to rounding for one term of every transition, and for m terms with a causal
-mask.
+Lᵀ H_m L has an eigenvalue 0, so e = 0 up to rounding for one term of every transition, and for several with an
+attention pattern.
 """
 # pyright: reportIncompatibleMethodOverride=false
 # Equinox implements abstract properties by fields.
@@ -33,15 +33,19 @@ from jaxtyping import Array, Float, Int
 from numpy.polynomial.chebyshev import chebvander
 
 from sdeinfer._files import InputError
-from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit, drift_count
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._kernels import FEATURES, QUADRATIC, ROWS, log_density
+from sdeinfer.likelihood._kernels import FEATURES, log_density, quadratic_pairs, rows_of
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
 
 ROUNDING = 64
 """Bound, in units of eps times the largest δ, below which an eigenvalue δ counts as zero; e is quadratic in δ."""
+
+SMALL = 1e-3
+"""With a pattern, the largest e, relative to the largest of a transition, for which G is replaced by its mean."""
 
 ACCURACY = 1e-13
 """Bound on the relative interpolation error."""
@@ -82,7 +86,7 @@ class PathStatistics(AbstractPath):
     """Sufficient statistics of observed paths under every shaped architecture.
 
     Attributes:
-        weights: sums over a network's terms of each of the `ROWS` rows, at each node of each pair; shape (networks,
+        weights: sums over a network's terms of each of the `rows_of` rows, at each node of each pair; shape (networks,
             rows, p, nodes).
         nodes: values of e, the first 0; shape (p, nodes).
         centre: f̄_k, shape (features, p).
@@ -94,7 +98,7 @@ class PathStatistics(AbstractPath):
         adjustment: adjustment of the likelihood, possibly with a leading axis of widths; None for no adjustment.
         initial: V of each network at its first layer, for sampling networks; shape (networks, m, m). None if networks
             cannot be sampled.
-        causal: whether the coordinates are those of attention with a causal mask.
+        pattern: the attention pattern of the coordinates.
         depth: number of layers after the first.
         hidden: whether `observed` is None, so that a program samples the data.
     """
@@ -108,7 +112,7 @@ class PathStatistics(AbstractPath):
     width: Int[Any, " networks"]
     adjustment: Adjustment | None = None
     initial: Float[Any, "networks m m"] | None = None
-    causal: bool = eqx.field(default=False, static=True)
+    pattern: Pattern = eqx.field(default=EVERY_TOKEN, static=True)
     assumptions: Assumptions = eqx.field(default=NOTHING_ASSUMED, static=True)
     depth: int = eqx.field(default=0, static=True)
     hidden: bool = eqx.field(default=False, static=True)
@@ -171,9 +175,11 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     half_width = np.maximum(np.log(highest / lowest) / 2, 1e-3)
     sample = path.thinned(BLOCK).terms(slice(None))
     centre = sample.variance.mean(axis=0)
-    next_order = _next_order_of(sample.mixing, sample.variance[:, ATTENTION_NEXT], highest)
-    # G is negative and of fourth order in V: its mean could make the variance negative at small V.
-    centre[ATTENTION_NEXT] = 0.0
+    # G is negative and of fourth order in V: its mean could make the variance negative at small V. In coordinates of a
+    # pattern in which e is next to nothing, G is positive.
+    small = _is_small(sample.mixing) & (not path.pattern.everything)
+    centre[ATTENTION_NEXT] = np.where(small, centre[ATTENTION_NEXT], 0.0)
+    next_order = _next_order_of(sample.mixing, sample.variance[:, ATTENTION_NEXT], highest, small)
     return Layout(
         middle=(np.log(lowest) + np.log(highest)) / 2,
         half_width=half_width,
@@ -183,9 +189,9 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
     )
 
 
-def _next_order_of(e: np.ndarray, G: np.ndarray, highest: np.ndarray) -> Float[np.ndarray, "3 p"]:
-    """The line in e closest to G/e, for each pair, and its largest value for e in [0, highest]; 0 for e = 0."""
-    zero = _at_zero(e).any(axis=0)
+def _next_order_of(e: np.ndarray, G: np.ndarray, highest: np.ndarray, small: np.ndarray) -> Float[np.ndarray, "3 p"]:
+    """The line in e closest to G/e, for each pair, and its largest value for e in [0, highest]; 0 where e is small."""
+    zero = _at_zero(e).any(axis=0) | small
     if not np.isfinite(G).all():  # refused later, with the network's number
         return np.zeros((3, e.shape[-1]))
     ratio, e = np.where(zero, 0.0, G / np.where(zero, 1.0, e)), np.where(zero, 0.0, e)
@@ -196,15 +202,20 @@ def _next_order_of(e: np.ndarray, G: np.ndarray, highest: np.ndarray) -> Float[n
     return np.stack([start, slope, np.maximum(abs(start), abs(start + slope * highest))])
 
 
+def _is_small(e: Float[np.ndarray, "transitions p"]) -> np.ndarray:
+    """Whether e is small for each pair, relative to the largest of a transition."""
+    return (e / np.maximum(e.max(axis=1, keepdims=True), np.finfo(e.dtype).tiny)).mean(axis=0) <= SMALL
+
+
 def blank_statistics(
-    tokens: int, widths: int, *, causal: bool = False, assumptions: Assumptions = NOTHING_ASSUMED
+    tokens: int, widths: int, *, pattern: Pattern = EVERY_TOKEN, assumptions: Assumptions = NOTHING_ASSUMED
 ) -> PathStatistics:
     """Pooled statistics without data, in the most common shapes for the given numbers of tokens and widths."""
     p, nodes = tokens * (tokens + 1) // 2, NODES[0] + 1
     count = len(repeated_widths(np.arange(widths)))
     shapes: Any = jax.device_put(
         {
-            "weights": np.zeros((count, ROWS, p, nodes)),
+            "weights": np.zeros((count, rows_of(drift_count(pattern)), p, nodes)),
             "nodes": np.ones((p, nodes)),
             "centre": np.ones((FEATURES, p)),
             "next_order": np.zeros((3, p)),
@@ -213,7 +224,7 @@ def blank_statistics(
             "width": np.arange(count),
         }
     )
-    return PathStatistics(**shapes, causal=causal, assumptions=assumptions)
+    return PathStatistics(**shapes, pattern=pattern, assumptions=assumptions)
 
 
 def mean_features(path: Path) -> Float[np.ndarray, "features p"]:
@@ -248,7 +259,7 @@ def path_statistics(
     widths = repeated_widths(widths)
     group = width[path.network] if pooled else path.network
     groups = len(widths) if pooled else len(width)
-    weights = np.zeros((groups, p, ROWS, layout.nodes + 1))
+    weights = np.zeros((groups, p, rows_of(drift_count(path.pattern)), layout.nodes + 1))
     constant = np.zeros(groups)
     for block, terms in terms_by_block(path):
         _require_finite(vars(terms), path.network[block])
@@ -272,7 +283,7 @@ def path_statistics(
     )
     arrays = jax.device_put(jax.tree.map(_in_default_type, statistics))
     depth = 0 if pooled else int(path.gap.sum())
-    return PathStatistics(**arrays, causal=path.causal, assumptions=assumptions, depth=depth)
+    return PathStatistics(**arrays, pattern=path.pattern, assumptions=assumptions, depth=depth)
 
 
 def repeated_widths(widths: np.ndarray) -> np.ndarray:
@@ -297,7 +308,7 @@ def nodes_needed(half_width: float) -> int:
 def _rows(terms: Terms) -> np.ndarray:
     """The summands of each row, shape (p, transitions, rows)."""
     b = np.concatenate([terms.increments[:, None], terms.drift], axis=1)
-    rows = np.stack([np.ones_like(b[:, 0]), *(b[:, s] * b[:, t] for s, t in QUADRATIC)], axis=1)
+    rows = np.stack([np.ones_like(b[:, 0]), *(b[:, s] * b[:, t] for s, t in quadratic_pairs(b.shape[1] - 1))], axis=1)
     return np.ascontiguousarray(rows.transpose(2, 0, 1))
 
 

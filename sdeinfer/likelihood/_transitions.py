@@ -13,7 +13,17 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import CausalSpectrum, Spectrum, coordinates, pairs, singular, spectrum, vech
+from sdeinfer.covariance import (
+    EVERY_TOKEN,
+    PATTERN_ATTRIBUTES,
+    Pattern,
+    PatternSpectrum,
+    Spectrum,
+    coordinates,
+    pairs,
+    singular,
+    vech,
+)
 from sdeinfer.layers import drift_terms, variance_terms
 from sdeinfer.observation import outputs_of, validate
 
@@ -25,21 +35,21 @@ ENTRIES = 2**17
 
 
 class Terms(eqx.Module):
-    """One-layer transitions V → V + dV in the spectral coordinates of V (see `covariance.Spectrum`, `CausalSpectrum`).
+    """One-layer transitions V → V + dV in the spectral coordinates of V (see `covariance.Spectrum`, `PatternSpectrum`).
 
     Divided by √(h (1 + [i = j])), the p entries of dV in these coordinates are independent normals under the Euler
     chain of every architecture: z ~ N(θ₁ b₁ + θ₂ b₂, a + κ² e). See `FiniteWidth` for the corrections at finite width.
 
     Attributes:
         increments: z, shape (..., p).
-        drift: b₁ to b₄ of `layers.drift_terms`, in the coordinates of z; shape (..., 4, p).
+        drift: b₁, b₂, … of `layers.drift_terms`, in the coordinates of z; shape (..., drifts, p).
         mixing: e, shape (..., p).
         variance: f of `layers.variance_terms`, shape (..., features, p).
         log_jacobian: log |∂z/∂dV|, to convert densities of z to densities of V; shape (...).
     """
 
     increments: Float[Any, "... p"]
-    drift: Float[Any, "... 4 p"]
+    drift: Float[Any, "... drifts p"]
     mixing: Float[Any, "... p"]
     variance: Float[Any, "... features p"]
     log_jacobian: Float[Any, "..."]
@@ -55,7 +65,7 @@ class Path:
         network: index of each transition's network, ascending; shape (transitions,).
         layer: index of the observed layer at which each transition starts; shape (transitions,).
         gap: number of layers from each observed layer to the next, shape (layers − 1,).
-        causal: whether the coordinates are those of attention with a causal mask.
+        pattern: the attention pattern of the coordinates.
     """
 
     covariance: np.ndarray
@@ -63,7 +73,7 @@ class Path:
     network: np.ndarray
     layer: np.ndarray
     gap: np.ndarray
-    causal: bool = False
+    pattern: Pattern = EVERY_TOKEN
 
     @property
     def tokens(self) -> int:
@@ -84,17 +94,19 @@ class Path:
     def terms(self, chosen: slice | np.ndarray) -> Terms:
         """Terms of transitions, each taken as one step of the SDE, with one leading axis."""
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
-        return _in_parts(partial(terms_of, causal=self.causal), self.starts(chosen), self.ends(chosen), h)
+        return _in_parts(partial(terms_of, pattern=self.pattern), self.starts(chosen), self.ends(chosen), h)
 
-    def coordinates(self, chosen: slice | np.ndarray) -> Spectrum | CausalSpectrum:
+    def coordinates(self, chosen: slice | np.ndarray) -> Spectrum | PatternSpectrum:
         """Spectral coordinates at the starts of transitions, stacked along a leading axis."""
-        return _in_parts(partial(coordinates, causal=self.causal), self.starts(chosen))
+        return _in_parts(partial(coordinates, pattern=self.pattern), self.starts(chosen))
 
     def mixing(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions p"]:
         """The e of transitions, without their other terms."""
-        return _in_parts(lambda V: np.asarray(coordinates(V, causal=self.causal).mixing), self.starts(chosen))
+        return _in_parts(lambda V: np.asarray(coordinates(V, self.pattern).mixing), self.starts(chosen))
 
-    def next_order(self) -> tuple[Float[np.ndarray, "transitions 2 m m"], Float[np.ndarray, "transitions features p"]]:
+    def next_order(
+        self,
+    ) -> tuple[Float[np.ndarray, "transitions more m m"], Float[np.ndarray, "transitions features p"]]:
         """Drift terms beyond the limit and variance features, at the starts of all transitions."""
         return _in_parts(_next_order, self.starts(slice(None)))
 
@@ -111,7 +123,7 @@ class Path:
         """The transitions of the networks with the given ascending indices; the networks are renumbered."""
         mine = np.isin(self.network, networks)
         network = np.searchsorted(networks, self.network[mine])
-        return Path(self.covariance[networks], self.width[networks], network, self.layer[mine], self.gap, self.causal)
+        return Path(self.covariance[networks], self.width[networks], network, self.layer[mine], self.gap, self.pattern)
 
     def thinned(self, count: int) -> "Path":
         """At most `count` of the transitions, evenly spaced."""
@@ -126,16 +138,15 @@ USED = "used"
 """Optional boolean variable of a Dataset over network and layer: whether to use the transition that starts there."""
 
 
-CAUSAL = "causal"
-"""Attribute of a Dataset whose transitions use the coordinates of attention with a causal mask."""
+def with_pattern(data: xr.Dataset, pattern: Pattern) -> xr.Dataset:
+    """The Dataset with the coordinates of an attention pattern.
 
-
-def with_mask(data: xr.Dataset, *, causal: bool) -> xr.Dataset:
-    """The Dataset with the coordinates of attention with or without a causal mask."""
-    masked = data.assign_attrs({CAUSAL: 1.0})
-    if not causal:
-        del masked.attrs[CAUSAL]
-    return masked
+    Raises:
+        InputError: if the pattern is one of another number of tokens.
+    """
+    pattern.mask(data.sizes["token_a"])
+    other = {name: value for name, value in data.attrs.items() if name not in PATTERN_ATTRIBUTES}
+    return data.drop_attrs(deep=False).assign_attrs({**other, **pattern.attributes()})
 
 
 def observed_path(data: xr.Dataset) -> Path:
@@ -178,7 +189,7 @@ def _path(data: xr.Dataset) -> Path:
     if not len(network):
         raise InputError("used: no transition is left")
     width, gap = data["width"].values.astype(np.float64), np.diff(data["layer"].values).astype(int)
-    return Path(data["covariance"].values, width, network, layer, gap, causal=bool(data.attrs.get(CAUSAL, False)))
+    return Path(data["covariance"].values, width, network, layer, gap, pattern=Pattern.in_attributes(data.attrs))
 
 
 def require_densities(path: Path, data: xr.Dataset, *, ends: bool = False) -> None:
@@ -224,25 +235,25 @@ def terms_of(
     after: Float[Any, "transitions m m"],
     h: Float[Any, " transitions"],
     *,
-    causal: bool,
+    pattern: Pattern = EVERY_TOKEN,
 ) -> Terms:
     """Terms of transitions from V to `after` over steps h; NumPy handles NumPy arrays, JAX differentiates."""
     xp, (rows, columns) = V.__array_namespace__(), pairs(V.shape[-1])
     root, step = np.where(rows == columns, math.sqrt(2), 1.0).astype(V.dtype), xp.sqrt(h)[:, None]
-    at, drift = coordinates(V, causal=causal), drift_terms(V, causal=causal)
+    at, drift = coordinates(V, pattern), drift_terms(V, pattern)
     moved = vech(at.whiten(xp.concatenate([(after - V)[None], drift]))) / root
     return Terms(
         increments=moved[0] / step,
         drift=(moved[1:] * step).swapaxes(0, 1),
         mixing=at.mixing,
-        variance=vech(variance_terms(V, at, drift)).swapaxes(0, 1),
+        variance=variance_terms(V, at, drift, pattern).swapaxes(0, 1),
         log_jacobian=-(V.shape[-1] + 1) * at.log_volume - xp.log(root * step).sum(axis=1),
     )
 
 
 def _next_order(V: Float[np.ndarray, "transitions m m"]) -> tuple[np.ndarray, np.ndarray]:
     drift = drift_terms(V)
-    return drift[2:].swapaxes(0, 1), vech(variance_terms(V, spectrum(V), drift)).swapaxes(0, 1)
+    return drift[2:].swapaxes(0, 1), variance_terms(V, coordinates(V), drift).swapaxes(0, 1)
 
 
 def _in_parts[T](function: Callable[..., T], V: Float[np.ndarray, "transitions m m"], *more: np.ndarray) -> T:

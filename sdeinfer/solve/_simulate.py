@@ -73,7 +73,7 @@ def simulate_from(
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m); it may be singular.
         ts: depth-times at which to save, increasing.
-        normals: one m×m matrix per path and step, m×2m with a causal mask; the number of steps is
+        normals: one m×m matrix per path and step, m×2m with an attention pattern; the number of steps is
             `len(step_grid(ts, step).steps) - 1`.
         step: longest step in depth-time.
         adjoint: as in `simulate`.

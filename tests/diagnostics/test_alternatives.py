@@ -63,7 +63,7 @@ def test_evidence_is_the_integral_of_the_likelihood():
 def test_sizes_are_named():
     assert described(Architecture("transformer")) == "transformer"
     assert constructor(FOUR) == "Architecture('attention', heads=4)"
-    assert described(Architecture("attention", heads=2, causal=True)) == "attention, 2 heads, a causal mask"
+    assert described(Architecture("attention", heads=2, pattern=si.CAUSAL)) == "attention, 2 heads, a causal mask"
     assert different_sizes(ONE, FOUR) == ["1 head"]
     assert different_sizes(Architecture("transformer", output_projection=True), Architecture("transformer")) == [
         "an output projection"

@@ -107,14 +107,13 @@ def terms() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """B₁ and the other terms of the drift, f_k, and e; all in the spectral coordinates of V."""
     at, drift = spectrum(np.asarray(V)), drift_terms(np.asarray(V))
     features = variance_terms(np.asarray(V), at, drift)
-    return at.whiten(drift)[:, ROWS, COLUMNS], features[:, ROWS, COLUMNS], np.asarray(at.mixing)
+    return at.whiten(drift)[:, ROWS, COLUMNS], features, np.asarray(at.mixing)
 
 
 def predicted(law: FiniteWidth) -> list[np.ndarray]:
     """What the law says of these moments."""
     drift, features, e = terms()
     variance = law.limit.linear_noise + law.limit.attention_noise * e
-    variance = variance + MULTIPLICITY * (law.linear_repeat + law.attention_repeat * e)
     variance = variance + law.variance @ features + e * (law.variance_mixing @ features)
     return [np.asarray(law.drift) @ drift, np.asarray(variance)]
 
@@ -219,9 +218,10 @@ def test_terms_of_the_law_without_attention_are_zero():
     for kind in ("feedforward", "mlp"):
         law = LAYERS[kind]().finite_width(30)
         np.testing.assert_array_equal(law.drift[jnp.array([0, 2, 3])], 0)
-        assert law.attention_repeat == law.limit.attention_noise == 0
+        assert law.limit.attention_noise == 0
         for name in ("attention_growth", "attention_next", "relu_response"):
             assert law.variance[VARIANCE_FEATURES.index(name)] == 0
+        np.testing.assert_array_equal(law.variance_mixing, 0)
 
 
 def test_a_layer_has_one_law_for_each_of_several_widths(layer):

@@ -123,7 +123,9 @@ def test_heads_are_attention_side_by_side(projection, X, key):
 @pytest.mark.parametrize("heads", [1, 2])
 def test_causal_attention_is_eq_9_over_the_tokens_so_far(heads, X, key):
     """Row α is that of attention without a mask among the first α tokens, with the same weights."""
-    masked, whole = (si.ShapedAttention(0.7, 0.8, key_width=5, heads=heads, causal=causal) for causal in (True, False))
+    masked, whole = (
+        si.ShapedAttention(0.7, 0.8, key_width=5, heads=heads, pattern=each) for each in (si.CAUSAL, si.Pattern())
+    )
     out = forward(masked, X, key=key)
     for a in range(len(X)):
         assert_agrees(out[a], forward(whole, X[: a + 1], key=key)[a], rtol=1e-12)
@@ -135,7 +137,8 @@ def test_causal_attention_is_eq_9_over_the_tokens_so_far(heads, X, key):
 @pytest.mark.parametrize("causal", [False, True])
 def test_gains_are_those_of_eq_33(causal, X, key):
     gains, m = {"gamma1": 0.3, "gamma2": 0.8}, len(X)
-    shaped, trained = si.ShapedAttention(0.7, 0.8, causal=causal), si.ShapedAttention(0.7, 0.8, causal=causal, **gains)
+    pattern = si.Pattern(causal=causal)
+    shaped, trained = (si.ShapedAttention(0.7, 0.8, pattern=pattern, **each) for each in ({}, gains))
     values = X @ jr.normal(jr.split(key, 3)[2], (16, 16)) / 4
     mask = np.tril(np.ones((m, m))) if causal else np.ones((m, m))
     flat = mask / mask.sum(axis=1, keepdims=True)

@@ -13,7 +13,7 @@ from sdeinfer.layers import (
     architecture_named,
     architecture_of_layer,
     attention_drift,
-    attention_drift_vectors,
+    centred_norms,
 )
 
 # One program for all layers of one number of tokens.
@@ -67,8 +67,9 @@ def test_attention_drift_is_the_papers_index_sum_at_its_own_scale():
 
 
 def test_attention_drift_vectors_are_the_factors_of_s2(V):
-    v, s = attention_drift_vectors(V)
-    np.testing.assert_allclose(jnp.outer(v, s), references.S2(np.asarray(V)), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        jnp.outer(jnp.diag(V), centred_norms(V)), references.S2(np.asarray(V)), rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", TABLE | VARIANTS)

@@ -44,7 +44,7 @@ def frame_of(V) -> Frame:
 def terms_of(V):
     V = np.asarray(V)
     drift = drift_terms(V)
-    return drift, variance_terms(V, spectrum(V), drift)
+    return drift, unvech(variance_terms(V, spectrum(V), drift))
 
 
 @functools.cache
@@ -344,7 +344,7 @@ def test_terms_are_symmetric_and_scale_as_their_order_in_the_covariance(tokens):
         np.testing.assert_allclose(terms, np.swapaxes(terms, -1, -2), atol=1e-13 * scale)
     # Logits are quadratic in the tokens, a ReLU is linear.
     assert_agrees(larger, 3.0 ** np.array([3, 1, 3, 5])[:, None, None] * drift)
-    assert_agrees(wider, 3.0 ** np.array([2, 0, 4, 0, 0, 0, 0, 0])[:, None, None] * variance)
+    assert_agrees(wider, 3.0 ** np.array([2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0])[:, None, None] * variance)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.999])

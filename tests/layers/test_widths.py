@@ -32,8 +32,8 @@ PAIRS = {
         si.ShapedTransformer(0.9, NEVER, 0.0, 0.0, key_width=8),
     ),
     "causal attention": (
-        si.ShapedAttention(0.9, 0.5, key_width=8, causal=True),
-        si.ShapedAttention(0.9, NEVER, key_width=8, causal=True),
+        si.ShapedAttention(0.9, 0.5, key_width=8, pattern=si.CAUSAL),
+        si.ShapedAttention(0.9, NEVER, key_width=8, pattern=si.CAUSAL),
     ),
 }
 """A layer and its linear twin. A narrow key is as good as a wide one: the limit does not depend on it."""

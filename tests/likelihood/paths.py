@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 from references import wishart_path
 from scipy.stats import multivariate_normal
 
-from sdeinfer.covariance import spectrum
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, spectrum, unvech
 from sdeinfer.layers import drift_terms, variance_terms
-from sdeinfer.likelihood import FullPath, Path, PathStatistics, Terms, observed_path, path_statistics, with_mask
+from sdeinfer.likelihood import FullPath, Path, PathStatistics, Terms, observed_path, path_statistics, with_pattern
 from sdeinfer.observation import covariance_dataset
 
 WIDTH = 40
@@ -43,9 +43,9 @@ def assert_dense_normals(found, layer, paths, widths) -> None:
         np.testing.assert_allclose(value, references.log_likelihood(layer, path, width=width), rtol=0, atol=allowed)
 
 
-def path_of(paths, *, width: ArrayLike = WIDTH, layers=None, causal: bool = False) -> Path:
+def path_of(paths, *, width: ArrayLike = WIDTH, layers=None, pattern: Pattern = EVERY_TOKEN) -> Path:
     data = covariance_dataset(np.asarray(paths), width=width, layers=layers)
-    return observed_path(with_mask(data, causal=causal))
+    return observed_path(with_pattern(data, pattern))
 
 
 def statistics_of(paths, **options) -> PathStatistics:
@@ -79,7 +79,7 @@ def common_path(tokens: int) -> np.ndarray:
 
 def drifts_and_features(V):
     drift = drift_terms(V)
-    return drift, variance_terms(V, spectrum(V), drift)
+    return drift, unvech(variance_terms(V, spectrum(V), drift))
 
 
 def dense_log_density(law, V, after, width: int) -> float:
@@ -92,7 +92,6 @@ def dense_log_density(law, V, after, width: int) -> float:
         for j in range(i, m):
             e, multiplicity = (delta[i] ** 2 + delta[j] ** 2) / m**2, 1 + (i == j)
             v = law.limit.linear_noise + law.limit.attention_noise * e
-            v += multiplicity * (law.linear_repeat + law.attention_repeat * e)
             v += (law.variance + e * law.variance_mixing) @ features[:, i, j]
             direction = references.packed(np.outer(Q[:, i], Q[:, j]) + np.outer(Q[:, j], Q[:, i])) / multiplicity
             covariance += np.outer(direction, direction) * float(v) * multiplicity / width

@@ -11,7 +11,8 @@ from numpyro.infer import Predictive
 from references import wishart_path
 
 import sdeinfer as si
-from sdeinfer.likelihood import USED, Assumptions, CovariancePath, Transitions, transitions_of, with_mask
+from sdeinfer.covariance import EVERY_TOKEN
+from sdeinfer.likelihood import USED, Assumptions, CovariancePath, Transitions, transitions_of, with_pattern
 from sdeinfer.observation import covariance_dataset
 
 WIDTHS = [30, 50, 30]
@@ -21,8 +22,8 @@ def paths(tokens: int = 3, layers: int = 3) -> np.ndarray:
     return np.stack([wishart_path(tokens, layers, width=n, seed=seed) for seed, n in enumerate(WIDTHS)])
 
 
-def data_of(paths, *, causal: bool = False):
-    return with_mask(covariance_dataset(np.asarray(paths), width=WIDTHS), causal=causal)
+def data_of(paths, *, pattern: si.Pattern = EVERY_TOKEN):
+    return with_pattern(covariance_dataset(np.asarray(paths), width=WIDTHS), pattern)
 
 
 @jax.jit
@@ -60,11 +61,11 @@ def test_one_layer_for_each_network_is_the_density_of_each(layer):
     np.testing.assert_allclose(found, each, rtol=1e-10)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_sufficient_statistics_are_a_compression_of_it(causal):
-    layer = si.ShapedAttention(gamma=0.7, tau0=0.8, causal=causal)
-    found = density(layer, transitions_of(data_of(paths(), causal=causal), Assumptions(law="limit")))
-    compressed = log_prob(layer, statistics_of(paths(), width=WIDTHS, causal=causal))
+@pytest.mark.parametrize("pattern", [si.Pattern(), si.CAUSAL], ids=str)
+def test_sufficient_statistics_are_a_compression_of_it(pattern):
+    layer = si.ShapedAttention(gamma=0.7, tau0=0.8, pattern=pattern)
+    found = density(layer, transitions_of(data_of(paths(), pattern=pattern), Assumptions(law="limit")))
+    compressed = log_prob(layer, statistics_of(paths(), width=WIDTHS, pattern=pattern))
     np.testing.assert_allclose(found, compressed, rtol=1e-9)
 
 
@@ -154,9 +155,3 @@ def test_a_fit_has_the_posterior_of_the_compressed_one(law):
         assert abs(theirs.mean() - own.mean()) < 0.2 * own.std(), name
         assert 0.88 < theirs.std() / own.std() < 1.14, name
     assert si.check(plain).to_frame().shape == si.check(compressed).to_frame().shape
-
-
-def test_a_law_that_a_mask_lacks_is_refused():
-    data = data_of(paths(), causal=True).assign_attrs(architecture="attention", causal=1)
-    with pytest.raises(si.InputError, match="law: with a causal mask there is the limit's law only"):
-        si.transitions(data, architecture=si.ShapedAttention(gamma=0.7, tau0=0.8, causal=True))

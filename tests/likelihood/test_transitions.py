@@ -47,9 +47,7 @@ def test_every_network_has_its_own_width_and_its_own_rows(layer):
 def test_terms_of_finite_width_are_the_dense_normal(layer):
     path = wishart_path(3, 3, width=WIDTH, seed=4)
     terms, law = terms_of(path[None]), jax.tree.map(np.asarray, layer.finite_width(WIDTH))
-    rows, columns = np.triu_indices(3)
     variance = law.limit.linear_noise + law.limit.attention_noise * terms.mixing
-    variance += np.where(rows == columns, 2, 1) * (law.linear_repeat + law.attention_repeat * terms.mixing)
     coefficients = law.variance[:, None] + law.variance_mixing[:, None] * terms.mixing[:, None]
     variance += (coefficients * terms.variance).sum(axis=1)
     residual = terms.increments - np.tensordot(terms.drift, law.drift, (1, 0))
@@ -79,9 +77,10 @@ def test_blocks_are_all_transitions_in_order(monkeypatch):
     np.testing.assert_array_equal(np.concatenate(blocks), np.arange(15))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_terms_are_those_of_their_parts(monkeypatch, causal):
-    path = dataclasses.replace(path_of([wishart_path(3, 5, width=9, seed=s) for s in range(3)], width=9), causal=causal)
+@pytest.mark.parametrize("pattern", [si.Pattern(), si.CAUSAL], ids=str)
+def test_terms_are_those_of_their_parts(monkeypatch, pattern):
+    path = path_of([wishart_path(3, 5, width=9, seed=s) for s in range(3)], width=9)
+    path = dataclasses.replace(path, pattern=pattern)
     whole, mixing = path.terms(slice(None)), path.mixing(slice(None))
     monkeypatch.setattr(importlib.import_module("sdeinfer.likelihood._transitions"), "ENTRIES", 4 * 27)
     jax.tree.map(np.testing.assert_array_equal, path.terms(slice(None)), whole)

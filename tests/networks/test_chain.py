@@ -29,7 +29,7 @@ CHAINS = {
     "feedforward, r = 4": si.ResidualFeedForward(0.9, **SLOPES, expansion=4),
     "transformer, H = 4": si.ShapedTransformer(0.7, 0.4, **SLOPES, heads=4, expansion=4),
     "transformer, H = 4, W_O": si.ShapedTransformer(0.7, 0.4, **SLOPES, heads=4, output_projection=True),
-    "causal transformer, H = 4": si.ShapedTransformer(0.7, 0.4, **SLOPES, heads=4, causal=True),
+    "causal transformer, H = 4": si.ShapedTransformer(0.7, 0.4, **SLOPES, heads=4, pattern=si.CAUSAL),
 }
 MORE_CHAINS = {
     "feedforward": si.ResidualFeedForward(0.6, **SLOPES),
@@ -37,9 +37,9 @@ MORE_CHAINS = {
     "attention, n_k = 2": si.ShapedAttention(0.9, 0.5, key_width=2),
     "transformer": si.ShapedTransformer(0.7, 0.5, **SLOPES),
     "causal transformer, H = 4, W_O": si.ShapedTransformer(
-        0.7, 0.4, **SLOPES, heads=4, output_projection=True, causal=True
+        0.7, 0.4, **SLOPES, heads=4, output_projection=True, pattern=si.CAUSAL
     ),
-    "causal attention with gains": si.ShapedAttention(0.6, 0.4, causal=True, gamma1=0.7, gamma2=0.4),
+    "causal attention with gains": si.ShapedAttention(0.6, 0.4, pattern=si.CAUSAL, gamma1=0.7, gamma2=0.4),
     "stack, H = 2 and 4": si.Stack(
         (
             si.ShapedAttention(0.7, 0.4, heads=2),

@@ -100,6 +100,6 @@ def test_shaped_networks_are_recovered(name, heads, width, tmp_path):
 @pytest.mark.parametrize("width", [128, 512])
 def test_causal_attention_is_recovered_or_not_trusted(width, tmp_path):
     """The limit's law omits more than that of the width; where that matters, the check says so."""
-    found, z = fitted(tmp_path, Architecture("attention", causal=True), width, seed=2, law="limit")
+    found, z = fitted(tmp_path, Architecture("attention", pattern=si.CAUSAL), width, seed=2, law="limit")
     told = {each: z[each] for each in z if each not in found.unidentified}
     assert not found.passed or all(abs(each) < DEVIATIONS for each in told.values()), told

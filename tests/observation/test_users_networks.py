@@ -132,7 +132,7 @@ def test_a_shaped_transformer_is_recovered(library):
 @pytest.mark.parametrize("library", OBSERVED)
 def test_a_causal_one_is_recovered_by_the_limits_law(library):
     data = OBSERVED[library](256, 256, causal=True)
-    kind = Architecture("transformer", heads=HEADS, output_projection=True, expansion=EXPANSION, causal=True)
+    kind = Architecture("transformer", heads=HEADS, output_projection=True, expansion=EXPANSION, pattern=si.CAUSAL)
     # The limit's law holds for smaller logits than that of the width.
     post = si.fit(si.models.full_path, data, architecture=kind, law="limit", largest_logit=0.3, key=jr.key(3))
     assert_recovered(post)

@@ -18,7 +18,7 @@ from scipy import stats
 import sdeinfer as si
 from sdeinfer.covariance import vech
 from sdeinfer.solve._brownian import BrownianSteps
-from sdeinfer.solve._psd import psd_step
+from sdeinfer.solve._steps import psd_step
 
 
 def test_one_small_step_has_the_generators_mean_and_covariance(layer, key):

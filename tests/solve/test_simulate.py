@@ -9,7 +9,7 @@ from references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.solve import step_grid
-from sdeinfer.solve._psd import psd_step
+from sdeinfer.solve._steps import psd_step
 
 TIMES = [0.0, 0.013, 0.1]
 GOOD = {"ts": TIMES, "paths": 2, "step": 0.02}

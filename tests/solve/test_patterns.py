@@ -1,4 +1,4 @@
-"""The solver for attention with a causal mask: its step, the generator of the SDE, the cone, and networks."""
+"""The solver with an attention pattern: its step, the generator of the SDE, the cone, and networks."""
 
 import jax
 import jax.numpy as jnp
@@ -7,28 +7,31 @@ import numpy as np
 import pytest
 import references
 from budget import assert_mean, assert_same_distribution
-from conftest import CAUSAL, random_covariance
+from conftest import CAUSAL, masked_layer_of, random_covariance
 from references import assert_agrees, packed
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
-from sdeinfer.solve._causal import causal_psd_step
+from sdeinfer.solve._steps import psd_step
 
 
-def test_a_step_is_that_of_the_naive_twin(causal_layer, V, key):
+def test_a_step_is_that_of_the_naive_twin(masked_layer, V, key):
+    layer = masked_layer(len(V))
     X, h, tokens = jnp.linalg.cholesky(V), 0.05, len(V)
-    G = jr.normal(key, causal_layer.limit().normals(tokens))
-    Y, _ = causal_psd_step(causal_layer.limit(), X, jnp.asarray(h), jnp.sqrt(h) * G)
-    expected = references.causal_solver_step(causal_layer, np.asarray(X), h, np.asarray(G))
-    assert_agrees(Y, expected)
+    G = jr.normal(key, layer.limit().normals(tokens))
+    Y, _ = psd_step(layer.limit(), X, jnp.asarray(h), jnp.sqrt(h) * G)
+    step = references.solver_step if layer.limit().pattern.everything else references.masked_solver_step
+    assert_agrees(Y, step(layer, np.asarray(X), h, np.asarray(G)))
 
 
-def test_one_small_step_has_the_generators_mean_and_covariance(causal_layer, key):
-    V, limit, samples, h = random_covariance(3), causal_layer.limit(), 20_000, 1e-2
+@pytest.mark.parametrize("name", ["causal stack", "causal prompts", "mask"])
+def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
+    layer = masked_layer_of(name, 3)
+    V, limit, samples, h = random_covariance(3), layer.limit(), 20_000, 1e-2
     X = jnp.linalg.cholesky(V)
 
     def increment(G, h):
-        Y, _ = causal_psd_step(limit, X, jnp.asarray(h), jnp.sqrt(h) * G)
+        Y, _ = psd_step(limit, X, jnp.asarray(h), jnp.sqrt(h) * G)
         return vech(Y @ Y.T - V)
 
     @jax.vmap
@@ -41,8 +44,8 @@ def test_one_small_step_has_the_generators_mean_and_covariance(causal_layer, key
         return jax.tree.map(lambda half, whole: 2 * half - whole, *found)
 
     drift, covariance = jax.jit(moments)(jr.normal(key, (samples, *limit.normals(3))))
-    assert_mean(drift, packed(references.drift(causal_layer, V)))
-    assert_mean(covariance, references.diffusion(causal_layer, V))
+    assert_mean(drift, packed(references.drift(layer, V)))
+    assert_mean(covariance, references.diffusion(layer, V))
 
 
 def test_paths_from_normals_are_steps(key):
@@ -52,7 +55,7 @@ def test_paths_from_normals_are_steps(key):
     for path in range(2):
         X = np.linalg.cholesky(V0)
         for number, G in enumerate(np.asarray(normals[path])):
-            X = references.causal_solver_step(layer, X, h, G)
+            X = references.masked_solver_step(layer, X, h, G)
             if number % 2:
                 assert_agrees(found[path, number // 2], X @ X.T)
     with pytest.raises(ValueError, match=r"normals: shape \(paths, 4, 3, 6\) is needed"):
@@ -68,7 +71,7 @@ def test_paths_stay_in_the_cone(start, key):
         "opposite": (-1.0) ** jnp.arange(tokens),
     }
     V0 = 0.8 * jnp.eye(tokens) + 0.2 if start == "full rank" else jnp.outer(x[start], x[start])
-    layer = si.ShapedTransformer(0.5, 0.6, 0.3, -1.5, causal=True)
+    layer = si.ShapedTransformer(0.5, 0.6, 0.3, -1.5, pattern=si.CAUSAL)
     V = si.simulate(layer, V0.astype(jnp.float32), [0.2, 0.4], paths=200, step=0.02, key=key)
     assert not jnp.isnan(V).any()
     finite = V[jnp.isfinite(V).all(axis=(1, 2, 3))]
@@ -78,7 +81,7 @@ def test_paths_stay_in_the_cone(start, key):
 
 
 def test_paths_that_explode_are_infinite_and_never_nan(key):
-    layer, V0 = si.ShapedAttention(0.9, 0.05, causal=True), 4 * random_covariance(3)
+    layer, V0 = si.ShapedAttention(0.9, 0.05, pattern=si.CAUSAL), 4 * random_covariance(3)
     V = si.simulate(layer, V0, [0.1, 0.5], paths=50, step=0.05, key=key)
     assert not jnp.isnan(V).any()
     assert jnp.isinf(V[:, -1]).any()
@@ -90,7 +93,7 @@ def test_paths_have_a_gradient(key):
     @jax.jit
     @jax.value_and_grad
     def size(tau0):
-        layer = si.ShapedAttention(0.7, tau0, causal=True)
+        layer = si.ShapedAttention(0.7, tau0, pattern=si.CAUSAL)
         return jnp.mean(si.simulate(layer, V0, [0.2], paths=8, step=0.05, key=key)[..., 2, 2])
 
     slope, step = size(0.8)[1], 1e-5
@@ -102,7 +105,7 @@ def test_paths_have_a_gradient(key):
 def test_networks_have_the_sdes_distribution(name, key):
     """At T = ½ of width 200; tokens 3 and 4, which attend to those before them, and not to the same."""
     width, depth, networks, keys = 200, 100, 1024, jr.split(key)
-    layer = si.layers.Architecture(name, causal=True).layer(gamma=0.4, tau0=1.0, c_plus=1.0, c_minus=-1.0)
+    layer = si.layers.Architecture(name, pattern=si.CAUSAL).layer(gamma=0.4, tau0=1.0, c_plus=1.0, c_minus=-1.0)
     V0 = si.equicorrelated(tokens=4, correlation=0.2).astype(jnp.float32)
     data = si.sample_networks(layer, V0, width=width, depth=depth, networks=networks, observe_every=depth, key=keys[0])
     seen = data["covariance"].values[:, -1].astype(np.float64)

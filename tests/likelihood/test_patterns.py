@@ -1,4 +1,4 @@
-"""The law of a path with a causal mask: the dense normal of its transitions."""
+"""The law of a path with an attention pattern: the dense normal of its transitions."""
 
 import dataclasses
 
@@ -24,39 +24,41 @@ from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.infer import compare
-from sdeinfer.likelihood import FullPath, observed_path, path_layout, path_statistics, with_mask
+from sdeinfer.likelihood import FullPath, observed_path, path_layout, path_statistics, with_pattern
 from sdeinfer.observation import covariance_dataset
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4])
-def test_log_likelihood_is_the_dense_normal(tokens, causal_layer):
-    paths = common_path(tokens)
-    assert_dense_normals(log_prob(causal_layer, statistics_of(paths, causal=True)), causal_layer, paths, WIDTH)
+def test_log_likelihood_is_the_dense_normal(tokens, masked_layer):
+    paths, layer = common_path(tokens), masked_layer(tokens)
+    statistics = statistics_of(paths, pattern=layer.limit().pattern)
+    assert_dense_normals(log_prob(layer, statistics), layer, paths, WIDTH)
 
 
-def test_networks_of_several_widths_each_have_their_own_law(causal_layer):
+def test_networks_of_several_widths_each_have_their_own_law():
+    layer = CAUSAL["causal transformer"]()
     widths = [15, 40, 300]
     paths = np.stack([wishart_path(3, 5, width=n, seed=n) for n in widths])
-    statistics = statistics_of(paths, width=widths, causal=True)
-    assert_dense_normals(log_prob(causal_layer, statistics), causal_layer, paths, widths)
+    statistics = statistics_of(paths, width=widths, pattern=si.CAUSAL)
+    assert_dense_normals(log_prob(layer, statistics), layer, paths, widths)
 
 
 @pytest.mark.parametrize("gamma", [0.01, 0.3, 1.0])
 @pytest.mark.parametrize("tau0", [1e-2, 1.0, 1e2])
 def test_statistics_lose_nothing_at_wild_parameters(gamma, tau0):
-    layer = si.ShapedTransformer(gamma, tau0, 2.0, -3.0, causal=True)
+    layer = si.ShapedTransformer(gamma, tau0, 2.0, -3.0, pattern=si.CAUSAL)
     paths = common_path(4)
-    assert_dense_normals(log_prob(layer, statistics_of(paths, causal=True)), layer, paths, WIDTH)
+    assert_dense_normals(log_prob(layer, statistics_of(paths, pattern=si.CAUSAL)), layer, paths, WIDTH)
 
 
 def test_more_nodes_and_parts_change_nothing():
     layer, paths = CAUSAL["causal transformer"](), common_path(4)
-    path = path_of(paths, causal=True)
+    path = path_of(paths, pattern=si.CAUSAL)
     whole = log_prob(layer, path_statistics(path))
     finer = path_statistics(path, path_layout(path, nodes=200))
     np.testing.assert_allclose(log_prob(layer, finer), whole, rtol=1e-11)
     layout = path_layout(path)
-    parts = [path_of(paths[:, :4], causal=True), path_of(paths[:, 3:], layers=[3, 4, 5, 6], causal=True)]
+    parts = [path_of(paths[:, :4], pattern=si.CAUSAL), path_of(paths[:, 3:], layers=[3, 4, 5, 6], pattern=si.CAUSAL)]
     added = path_statistics(parts[0], layout) + path_statistics(parts[1], layout)
     np.testing.assert_allclose(log_prob(layer, added), whole, rtol=1e-11)
     pooled = path_statistics(path, pooled=True)
@@ -66,38 +68,38 @@ def test_more_nodes_and_parts_change_nothing():
 def test_without_attention_the_mask_makes_no_difference():
     limit = si.ResidualFeedForward(0.6, 0.5, -1.0).limit()
     one, other = (
-        FullPath(dataclasses.replace(limit, causal=path.causal), path).log_prob(path.weights)
-        for path in (statistics_of(common_path(4), causal=causal) for causal in (True, False))
+        FullPath(dataclasses.replace(limit, pattern=path.pattern), path).log_prob(path.weights)
+        for path in (statistics_of(common_path(4), pattern=pattern) for pattern in (si.CAUSAL, si.Pattern()))
     )
     np.testing.assert_allclose(one, other, rtol=1e-11)
 
 
 def test_two_tokens_see_half_of_the_attention():
     """The first of two is alone; the second attends as it does without a mask."""
-    terms, unmasked = (all_terms(path_of(common_path(2), causal=causal)) for causal in (True, False))
+    terms, unmasked = (all_terms(path_of(common_path(2), pattern=pattern)) for pattern in (si.CAUSAL, si.Pattern()))
     assert (np.asarray(terms.mixing)[:, :2] == 0).all()
     assert (np.asarray(terms.mixing).sum(axis=1) < np.asarray(unmasked.mixing).sum(axis=1)).all()
 
 
 def test_statistics_of_another_mask_are_refused():
-    for causal in (True, False):
-        statistics = statistics_of(common_path(3), causal=causal)
-        limit = si.ShapedAttention(0.5, 1.0, causal=not causal).limit()
-        with pytest.raises(ValueError, match="path: these data were prepared for attention"):
+    for own, other in ((si.CAUSAL, si.Pattern()), (si.Pattern(), si.Pattern(prompts=(1, 2)))):
+        statistics = statistics_of(common_path(3), pattern=own)
+        limit = si.ShapedAttention(0.5, 1.0, pattern=other).limit()
+        with pytest.raises(ValueError, match=f"path: these data were prepared for attention with {own}, not with"):
             FullPath(limit, statistics).log_prob(statistics.weights)
 
 
 def causal_data():
-    architecture = si.layers.Architecture("attention", causal=True)
+    architecture = si.layers.Architecture("attention", pattern=si.CAUSAL)
     return covariance_dataset(common_path(3), width=WIDTH, architecture=architecture)
 
 
 def test_data_say_whether_there_is_a_mask():
     data = causal_data()
     assert data.attrs["causal"] == 1
-    assert observed_path(data).causal
-    without = with_mask(data, causal=False)
-    assert not observed_path(without).causal
+    assert observed_path(data).pattern == si.CAUSAL
+    without = with_pattern(data, si.Pattern())
+    assert observed_path(without).pattern.everything
     assert data.attrs["causal"] == 1
 
 
@@ -115,40 +117,29 @@ def test_data_of_the_euler_chain_have_independent_normal_residuals(key):
         V0 = random_covariance(3) / 2
         return jnp.concatenate([V0[None], jax.lax.scan(step, V0, jr.split(key, 20))[1]])
 
-    path = path_of(jax.vmap(chain)(jr.split(key, 50)), width=width, causal=True)
+    path = path_of(jax.vmap(chain)(jr.split(key, 50)), width=width, pattern=si.CAUSAL)
     residual, variance = residual_and_variance(all_terms(path), layer)
     assert_distribution(residual / np.sqrt(variance), stats.norm.cdf)
 
 
 @pytest.fixture(scope="module")
 def causal_networks():
-    truth = si.ShapedTransformer(0.6, 0.6, 2.0, -3.0, causal=True)
+    truth = si.ShapedTransformer(0.6, 0.6, 2.0, -3.0, pattern=si.CAUSAL)
     V0 = si.equicorrelated(tokens=4, correlation=0.1, norm=1.4)
     return si.sample_networks(truth, V0, width=512, depth=24, networks=256, key=jr.key(5))
 
 
-@pytest.mark.usefixtures("nothing_ahead")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "law: with a causal mask there is the limit's law only, law='limit'; got 'finite-width'"),
-        ({"law": "both"}, "law: with a causal mask .* got 'both'"),
-    ],
-)
-def test_laws_of_finite_width_are_refused(options, message, key):
-    with pytest.raises(ValueError, match=message):
-        si.fit(si.models.full_path, causal_data(), **options, key=key)
-
-
 @pytest.mark.parametrize("model", ["thinned_path", "terminal", "hierarchical"])
 def test_models_that_know_no_mask_are_refused(model, key):
-    with pytest.raises(ValueError, match=f"model: {model} knows no causal mask; models.full_path does"):
+    with pytest.raises(
+        ValueError, match=f"model: {model} knows no attention pattern but the full one; models.full_path does"
+    ):
         si.fit(getattr(si.models, model), causal_data(), law="limit", key=key)
 
 
 def test_a_mask_is_for_attention():
-    with pytest.raises(ValueError, match="causal: mlp has no attention to be masked"):
-        si.layers.Architecture("mlp", causal=True)
+    with pytest.raises(ValueError, match="pattern: mlp has no attention to be masked"):
+        si.layers.Architecture("mlp", pattern=si.CAUSAL)
 
 
 @pytest.mark.slow
@@ -166,10 +157,12 @@ def test_a_fit_recovers_the_truth_and_tells_the_mask(causal_networks, key):
         assert sd <= 0.2 * truth
         assert abs(mean - truth) <= 4 * sd
     print(si.check(post, causal_networks).to_frame().drop(columns="advice").to_string())
-    layer = si.layers.Architecture("transformer", causal=True).layer(gamma=0.6, tau0=0.6, c_plus=2.0, c_minus=-3.0)
-    unmasked = dataclasses.replace(layer, causal=False)
+    layer = si.layers.Architecture("transformer", pattern=si.CAUSAL).layer(
+        gamma=0.6, tau0=0.6, c_plus=2.0, c_minus=-3.0
+    )
+    unmasked = dataclasses.replace(layer, pattern=si.Pattern())
     causal, other = (
-        log_prob(kind, path_statistics(observed_path(with_mask(causal_networks, causal=kind.causal)))).sum()
+        log_prob(kind, path_statistics(observed_path(with_pattern(causal_networks, kind.pattern)))).sum()
         for kind in (layer, unmasked)
     )
     print(f"log density at the truth {causal:.1f}, without the mask {other:.1f}")
@@ -177,7 +170,7 @@ def test_a_fit_recovers_the_truth_and_tells_the_mask(causal_networks, key):
     table = compare(
         si.models.full_path,
         causal_networks,
-        architectures=[si.layers.Architecture("transformer", causal=True), "attention", "feedforward"],
+        architectures=[si.layers.Architecture("transformer", pattern=si.CAUSAL), "attention", "feedforward"],
         law="limit",
         key=key,
     )

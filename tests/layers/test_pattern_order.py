@@ -1,0 +1,273 @@
+"""The next order of attention of any pattern, against series of the softmax, sampled softmaxes and index sums."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pattern_references
+import pytest
+import references
+from budget import assert_estimate, assert_mean, mean_and_error
+from conftest import random_covariance
+from pattern_references import covariance
+from references import assert_agrees
+
+from sdeinfer.covariance import CAUSAL, EVERY_TOKEN, Pattern, spectrum, unvech, vech
+from sdeinfer.layers import VARIANCE_FEATURES, attention_drift, relu_drift
+from sdeinfer.layers._next_order import attention_drift_next, attention_noise_next, frame, relu_drift_along, relu_noise
+from sdeinfer.layers._pattern_order import (
+    attention_noise_tensor,
+    pattern_drift_next,
+    pattern_features,
+    relu_drift_curvature,
+)
+
+PATTERNS = {
+    "no mask": (EVERY_TOKEN, 3),
+    "causal": (CAUSAL, 4),
+    "two prompts": (Pattern(prompts=(3, 2)), 5),
+    "two causal prompts": (Pattern(causal=True, prompts=(2, 2)), 4),
+    "a mask of its own": (Pattern.of_mask([[0, 1, 1, 0], [1, 1, 0, 1], [0, 0, 0, 1], [1, 1, 1, 1]]), 4),
+}
+ANY = pytest.mark.parametrize("name", PATTERNS)
+FEATURES = {name: number for number, name in enumerate((*VARIANCE_FEATURES[:8], "linear_repeat", "attention_repeat"))}
+
+
+@functools.cache
+def of(name: str):
+    """A pattern, V, 𝒜, the coordinates and the features."""
+    pattern, tokens = PATTERNS[name]
+    V = np.asarray(random_covariance(tokens, seed=tokens))
+    noise = pattern_references.attention_tensor(V, pattern.mask(tokens))
+    W, U, e = pattern_references.coordinates(V, noise)
+    drifts = drifts_of(V)
+    return pattern, V, noise, W, U, e, drifts, pattern_features(V, pattern, W, U, *drifts)
+
+
+def drifts_of(V) -> tuple[np.ndarray, np.ndarray]:
+    """Two symmetric matrices for B₁ and B₂; only the second is that of V and its pattern."""
+    return np.asarray(attention_drift(np.asarray(V))), np.asarray(relu_drift(np.asarray(V)))
+
+
+def along(W: np.ndarray, T: np.ndarray) -> np.ndarray:
+    """Σ W_αβ W_δω T_αβδω for every W."""
+    return np.einsum("qab,qcd,abcd->q", W, W, T)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5])
+def test_without_a_mask_it_is_the_next_order_without_a_mask(tokens):
+    V = np.asarray(random_covariance(tokens, seed=tokens))
+    at, (i, j) = frame(V, spectrum(V)), np.triu_indices(tokens)
+    R, Q, repeats = np.asarray(at.R), np.asarray(at.Q), 1.0 + (i == j)
+    W = (R[i, :, None] * R[j, None, :] + R[j, :, None] * R[i, None, :]) / (2 * np.sqrt(repeats))[:, None, None]
+    U = (Q.T[i, :, None] * Q.T[j, None, :] + Q.T[j, :, None] * Q.T[i, None, :]) / np.sqrt(repeats)[:, None, None]
+    attention, relu = drifts_of(V)
+    b1, b2 = (np.diag(R @ B @ R.T) for B in (attention, relu))
+    noise, moved = relu_noise(at, R @ relu @ R.T), R @ relu @ R.T
+    mixing = (at.delta[i] ** 2 + at.delta[j] ** 2) / tokens**2
+    expected = {
+        "attention_growth": b1[i] + b1[j],
+        "relu_growth": b2[i] + b2[j],
+        "attention_next": attention_noise_next(at)[i, j],
+        "relu_hidden": noise.hidden[i, j],
+        "relu_tokens": noise.tokens[i, j],
+        "relu_response": noise.response[i, j],
+        "relu_growth_square": (b2[i] * b2[j] + moved[i, j] ** 2) / repeats,
+        "relu_hidden_square": noise.hidden_square[i, j],
+        "linear_repeat": repeats,
+        "attention_repeat": repeats * mixing,
+    }
+    found = pattern_features(V, EVERY_TOKEN, W, U, attention, relu)
+    assert list(expected) == list(FEATURES)
+    for (feature, values), feature_found in zip(expected.items(), found, strict=True):
+        np.testing.assert_allclose(feature_found, values, rtol=1e-10, atol=1e-13, err_msg=feature)
+    np.testing.assert_allclose(pattern_drift_next(V, EVERY_TOKEN), attention_drift_next(V), rtol=1e-10, atol=1e-14)
+
+
+@ANY
+def test_attention_drifts_as_the_expanded_softmax(name):
+    pattern, V, *_ = of(name)
+    weights, terms = pattern_references.expanded(V, pattern.mask(len(V)))
+    assert_agrees(pattern_drift_next(V, pattern), np.tensordot(weights, terms[4], 1))
+
+
+@ANY
+def test_attention_has_the_noise_of_the_expanded_softmax(name):
+    pattern, V, noise, W, _, e, _, features = of(name)
+    assert_agrees(attention_noise_tensor(V, pattern), noise)
+    weights, terms = pattern_references.expanded(V, pattern.mask(len(V)))
+    t1, t2, t3 = (np.einsum("qab,sab->sq", W, T) for T in terms[1:4])
+    assert_agrees(np.diag(covariance(weights, t1, t1)), e)
+    expected = covariance(weights, t2, t2) + 2 * covariance(weights, t1, t3)
+    assert_agrees(features[FEATURES["attention_next"]], np.diag(expected))
+
+
+@ANY
+def test_noise_that_acts_twice_is_a_sum_over_tokens(name):
+    _, V, noise, W, *_, features = of(name)
+    for tensor, feature in ((references.linear_tensor(V), "linear_repeat"), (noise, "attention_repeat")):
+        expected = np.einsum("acbd->abcd", tensor) + np.einsum("adbc->abcd", tensor)
+        assert_agrees(features[FEATURES[feature]], along(W, expected))
+
+
+@ANY
+def test_growth_within_a_layer_is_a_sum_over_tokens(name):
+    _, V, _, W, U, _, drifts, features = of(name)
+    for B, feature in zip(drifts, ("attention_growth", "relu_growth"), strict=True):
+        both = references.linear_tensor(V + B) - references.linear_tensor(V) - references.linear_tensor(B)
+        assert_agrees(features[FEATURES[feature]], along(W, both))
+    assert_agrees(features[FEATURES["relu_growth_square"]], along(W, references.linear_tensor(drifts[1])))
+    response = jax.jit(jax.vmap(lambda S: jax.jvp(relu_drift, (V,), (S,))[1]))(U)
+    assert_agrees(features[FEATURES["relu_response"]], np.einsum("qab,qab->q", W, np.asarray(response)))
+
+
+@ANY
+def test_relu_noise_is_a_sum_over_tokens(name):
+    _, V, _, W, _, _, (_, relu), features = of(name)
+    absolute = V + 4 * relu
+    mixed = pattern_references.signed_and_absolute(V, absolute)
+    # h_a h_b |h_c||h_d| with the two absolute values in one W, or one in each.
+    same, each = (np.einsum(f"{order}->abcd", mixed) for order in ("abcd", "acbd"))
+    normal, pairs = along(W, pattern_references.isserlis(V)), 2 * along(W, same) + 4 * along(W, each)
+    q = 0.3
+    mean = np.einsum("qab,ab->q", W, V + 4 * q * relu)
+    four = along(W, pattern_references.all_absolute(V, absolute))
+    expected = (1 - q) ** 2 * normal + q * (1 - q) * pairs + q**2 * four - mean**2
+    found = 1 + q * features[FEATURES["relu_hidden"]] + q**2 * features[FEATURES["relu_hidden_square"]]
+    assert_agrees(found, expected)
+    assert_agrees(features[FEATURES["relu_tokens"]], 4 * along(W, each))
+
+
+def test_relu_noise_is_that_of_sampled_units(key):
+    """Three tokens, for which E|h_a h_b h_c h_d| is exact."""
+    V, q = np.asarray(random_covariance(3, seed=3)), 0.3
+    W, U, _ = pattern_references.coordinates(V, pattern_references.attention_tensor(V, CAUSAL.mask(3)))
+    features = pattern_features(V, CAUSAL, W, U, *drifts_of(V))
+    h = np.asarray(jr.normal(key, (200_000, 3))) @ np.linalg.cholesky(V).T
+    units = np.sqrt(1 - q) * h + np.sqrt(q) * np.abs(h)
+    sizes = np.einsum("sa,qab,sb->sq", units, W, units, optimize=True)
+    mean = np.einsum("qab,ab->q", W, V + 4 * q * drifts_of(V)[1])
+    assert_mean((sizes - mean) ** 2, 1 + q * features[FEATURES["relu_hidden"]] + q**2 * features[7])
+    u, g = (np.einsum("sa,qab->sqb", x, W, optimize=True) for x in (np.abs(h), h))
+    crossed = np.einsum("sqb,sb->sq", g, np.abs(h)) * np.einsum("sqb,sb->sq", u, h)
+    assert_mean(4 * crossed, features[FEATURES["relu_tokens"]])
+
+
+def hessian_of_relu_drift(V) -> np.ndarray:
+    return np.asarray(jax.jit(jax.hessian(lambda v: vech(relu_drift(unvech(v)))))(vech(jnp.asarray(V))))
+
+
+@ANY
+def test_curvature_of_a_relu_is_that_of_its_second_derivative(name):
+    pattern, V, noise, *_ = of(name)
+    hessian, found = hessian_of_relu_drift(V), relu_drift_curvature(V, attention_noise_tensor(V, pattern))
+    expected = np.einsum("pqr,qr->p", hessian, references.packed_tensor(noise)) / 2
+    np.testing.assert_allclose(references.packed(found), expected, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(relu_drift_curvature(V, references.linear_tensor(V)), 0, atol=1e-14)
+    if pattern.everything:
+        np.testing.assert_allclose(found, 0, atol=1e-14)
+    else:
+        assert np.abs(found).max() > 1e-3
+
+
+def test_attention_and_a_relu_after_it_move_as_sampled_softmaxes(key):
+    """Three tokens, a causal mask, and differences of the softmax itself in place of its derivatives."""
+    V, epsilon, mask = random_covariance(3, seed=3), 0.01, CAUSAL.mask(3)
+    L, W, U, _ = (
+        np.linalg.cholesky(V),
+        *pattern_references.coordinates(np.asarray(V), pattern_references.attention_tensor(np.asarray(V), mask)),
+    )
+
+    def attended(epsilon, Y):
+        A = jnp.eye(3) + jax.nn.softmax(jnp.where(mask, epsilon * Y, -jnp.inf), axis=1) - mask / mask.sum(1)[:, None]
+        return A @ V @ A.T
+
+    @jax.jit
+    def sample(key):
+        Y = L @ jr.normal(key, (40_000, 3, 3)) @ L.T
+        S = [jax.vmap(attended, (None, 0))(k * epsilon, Y) for k in (-2, -1, 0, 1, 2)]
+
+        def even(S):
+            """The second and the fourth coefficient in ε."""
+            far, near, middle = S[4] + S[0], S[3] + S[1], S[2]
+            second = (16 * near - far - 30 * middle) / (24 * epsilon**2)
+            return second, (far - 4 * near + 6 * middle) / (24 * epsilon**4)
+
+        first = (8 * (S[3] - S[1]) - (S[4] - S[0])) / (12 * epsilon)
+        third = (S[4] - S[0] - 2 * (S[3] - S[1])) / (12 * epsilon**3)
+        second, fourth = even(S)
+        moved = even([jnp.moveaxis(relu_drift(jnp.moveaxis(T, 0, -1)), -1, 0) for T in S])[0]
+        return fourth, moved, [jnp.einsum("qab,sab->sq", W, T) for T in (first, second, third)]
+
+    fourth, moved, terms = jax.tree.map(np.asarray, sample(key))
+    V, (i, j) = np.asarray(V), np.triu_indices(3)
+    assert_mean(fourth[:, i, j], pattern_drift_next(V, CAUSAL)[i, j])
+    drift = np.asarray(attention_drift(V, CAUSAL))
+    expected = relu_drift_along(V, drift) + relu_drift_curvature(V, attention_noise_tensor(V, CAUSAL))
+    i, j = np.triu_indices(3, 1)
+    assert_mean(moved[:, i, j], expected[i, j])
+    t1, t2, t3 = (t - t.mean(axis=0) for t in terms)
+    variance, error = mean_and_error(t2**2 + 2 * t1 * t3)
+    assert_estimate(variance, pattern_features(V, CAUSAL, W, U, *drifts_of(V))[FEATURES["attention_next"]], error)
+
+
+def test_tokens_that_attend_to_themselves_only_are_not_moved():
+    V, alone = np.asarray(random_covariance(3, seed=3)), Pattern.of_mask(np.eye(3))
+    for found in (pattern_drift_next(V, alone), attention_noise_tensor(V, alone)):
+        np.testing.assert_array_equal(found, 0)
+
+
+def test_terms_scale_as_their_order_in_the_covariance():
+    pattern, V, noise, W, U, _, (attention, relu), features = of("a mask of its own")
+    larger = pattern_features(3 * V, pattern, W / 3, U * 3, 27 * attention, 3 * relu)
+    assert_agrees(larger, 3.0 ** np.array([2, 0, 4, 0, 0, 0, 0, 0, 0, 2])[:, None] * features)
+    assert_agrees(pattern_drift_next(3 * V, pattern), 3**5 * pattern_drift_next(V, pattern))
+    assert_agrees(relu_drift_curvature(3 * V, 3**4 * noise), 27 * relu_drift_curvature(V, noise))
+
+
+@pytest.mark.parametrize("name", ["causal", "a mask of its own"])
+def test_jax_agrees_with_numpy_and_has_derivatives(name):
+    pattern, V, _, W, U, _, (attention, relu), features = of(name)
+
+    def everything(V, W):
+        curvature = relu_drift_curvature(V, attention_noise_tensor(V, pattern))
+        return pattern_drift_next(V, pattern), curvature, pattern_features(V, pattern, W, U, attention, relu)
+
+    stack = np.stack([V, 2 * V])
+    for found, expected in zip(jax.jit(everything)(V, W), everything(V, W), strict=True):
+        assert isinstance(found, jax.Array)
+        assert_agrees(found, expected, rtol=1e-12)
+    for found, expected in zip(everything(stack[:1], W[None])[:2], everything(V, W)[:2], strict=True):
+        assert_agrees(found[0], expected, rtol=1e-12)
+    drifts = (np.stack([B, 2 * B]) for B in (attention, relu))
+    both = pattern_features(stack, pattern, np.stack([W, W / 2]), np.stack([U, 2 * U]), *drifts)
+    assert_agrees(both[:, 0], features, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["causal", "a mask of its own"])
+def test_derivatives_are_those_of_differences(name):
+    pattern, V, _, W, U, _, drifts, _ = of(name)
+    constants = [jnp.asarray(constant) for constant in (W, U, *drifts)]
+
+    def everything(V):
+        curvature = relu_drift_curvature(V, attention_noise_tensor(V, pattern))
+        return pattern_drift_next(V, pattern), curvature, pattern_features(V, pattern, *constants)
+
+    A, h = np.random.default_rng(0).normal(size=V.shape), 1e-3
+    S, evaluate = A + A.T, jax.jit(everything)
+    derivatives = jax.jit(lambda V, S: jax.jvp(everything, (V,), (S,))[1])(V, S)
+    ends = [jax.tree.map(np.subtract, evaluate(V + k * h * S), evaluate(V - k * h * S)) for k in (1, 2)]
+    for found, near, far in zip(derivatives, *ends, strict=True):
+        assert_agrees(found, (8 * near - far) / (12 * h), rtol=1e-6)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.999])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_tokens_keep_the_precision(correlation, dtype):
+    V = np.asarray((1 - correlation) * np.eye(3) + correlation, dtype)
+    found = pattern_drift_next(V, CAUSAL), relu_drift_curvature(V, attention_noise_tensor(V, CAUSAL))
+    for terms in found:
+        assert terms.dtype == dtype
+        assert np.isfinite(terms).all()

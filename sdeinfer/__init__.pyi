@@ -42,6 +42,7 @@ from .observation import covariance_dataset as covariance_dataset
 from .observation import observe as observe
 from .observation import observe_outputs as observe_outputs
 from .observation import read as read
+from .observation import take as take
 from .observation import validate as validate
 from .observation import write as write
 from .parameters import Parameter as Parameter

@@ -150,13 +150,17 @@ def test_observe_from_one_zarr_to_another(tmp_path, monkeypatch):
     hidden_states.to_zarr(tmp_path / "X.zarr", zarr_format=2, consolidated=False)
     monkeypatch.setattr(_stored, "AT_ONCE", 1)
     observed = ("observe", "--hidden-states", tmp_path / "X.zarr", "--out", tmp_path / "data.zarr")
-    refused(run(*observed), "prompt", "X.zarr", "2 prompts", "choose one of 0 to 1")
+    refused(run(*observed, "--prompt", 2), "prompts: cannot choose among 2 prompts by 2")
     assert [path.name for path in tmp_path.iterdir()] == ["X.zarr"]
     result = run(*observed, "--prompt", 1, "--architecture", "mlp")
     assert result.stdout == f"written to {tmp_path / 'data.zarr'}: 3 networks, 4 layers, 2 tokens\n"
     data = read(tmp_path / "data.zarr")
     np.testing.assert_allclose(data["covariance"][1, 2], X[1, 2, 1] @ X[1, 2, 1].T / 32, rtol=1e-12)
     assert data.attrs == {"architecture": "mlp"}
+    assert run(*observed, "--architecture", "attention", "--causal").exit_code == 0
+    data = read(tmp_path / "data.zarr")
+    assert data.attrs == {"architecture": "attention", "causal": 1, "prompts": "2,2"}
+    assert data.sizes["token_a"] == 4
 
 
 @pytest.mark.parametrize("out", ["data.nc", "data.zarr"])

@@ -52,6 +52,8 @@ def calibrate_command(
     heads: options.Heads = None,
     output_projection: options.Projection = None,
     expansion: options.Expansion = None,
+    causal: options.Causal = None,
+    prompts: options.Prompts = None,
     gamma: options.Gamma = 0.6,
     tau0: options.Tau0 = 1.0,
     c_plus: options.CPlus = 2.0,
@@ -75,15 +77,17 @@ def calibrate_command(
     checkpoint = checkpoint_of(out, resume)
     with staged_folder(out) as folder:
         if data is None:
-            kind = kind_of({}, architecture, heads, output_projection, expansion)
+            count = tokens * (prompts or 1)
+            kind = kind_of({}, architecture, heads, output_projection, expansion, causal, prompts, count)
             si.infer.require_identifiable(kind, tokens)
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks}
-            V0 = si.equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
+            V0 = si.equicorrelated(tokens=count, correlation=correlation, norm=norm)
             observed = sampled(layer, V0, sizes, observe_every, outputs, seed)
         else:
             observed = si.read(data)
-            kind = kind_of(observed.attrs, architecture, heads, output_projection, expansion)
+            count = observed.sizes["token_a"]
+            kind = kind_of(observed.attrs, architecture, heads, output_projection, expansion, causal, prompts, count)
         si.write(observed, folder / "data.nc")
         settings = settings_of(law, largest_logit, chains, draws, warmup, seed) | {"prior": fixed_by(fix)}
         post = fit_with_flags(observed, kind, settings, seed, checkpoint)
@@ -102,6 +106,8 @@ def fit_command(
     heads: options.Heads = None,
     output_projection: options.Projection = None,
     expansion: options.Expansion = None,
+    causal: options.Causal = None,
+    prompts: options.Prompts = None,
     law: options.Law = "finite-width",
     largest_logit: options.LargestLogit = LARGEST_LOGIT,
     chains: options.Chains = 4,
@@ -117,7 +123,8 @@ def fit_command(
     checkpoint = checkpoint_of(out, resume)
     with staged_file(out) as file:
         observed = si.read(data)
-        kind = kind_of(observed.attrs, architecture, heads, output_projection, expansion)
+        count = observed.sizes["token_a"]
+        kind = kind_of(observed.attrs, architecture, heads, output_projection, expansion, causal, prompts, count)
         settings = settings_of(law, largest_logit, chains, draws, warmup, seed) | {"prior": fixed_by(fix)}
         post = fit_with_flags(observed, kind, settings, seed, checkpoint)
         post.attrs["elapsed_s"] = round(time.perf_counter() - started, 1)

@@ -25,18 +25,44 @@ def kind_of(
     heads: int | None,
     output_projection: bool | None,  # noqa: FBT001
     expansion: float | None,
+    causal: bool | None,  # noqa: FBT001
+    prompts: int | None,
+    tokens: int,
 ) -> "si.Architecture":
-    """The architecture from the flags; the data's attributes supply what the flags leave out."""
+    """The architecture from the flags; the data's attributes supply what the flags leave out.
+
+    `tokens` is the number of all tokens, of all prompts together.
+    """
     if name is None or name == attrs.get("architecture"):
-        kind = si.layers.architecture_in(attrs) or si.Architecture("transformer")
+        kind = si.layers.architecture_in(attrs) or si.Architecture(name or "transformer")
     else:
         kind = si.Architecture(name)
+    if "pattern" in kind.sizes:
+        kind = dataclasses.replace(kind, pattern=pattern_of(attrs, causal, prompts, tokens))
+    elif causal:
+        raise si.InputError(f"--causal: {kind.name} has none")
     flags = {"heads": heads, "output_projection": output_projection, "expansion": expansion}
     kind = dataclasses.replace(kind, **{flag: value for flag, value in flags.items() if value is not None})
     for size, value in flags.items():
         if value is not None and size not in kind.sizes:
             raise si.InputError(f"--{size.replace('_', '-')}: {kind.name} has none")
     return kind
+
+
+def pattern_of(
+    attrs: dict,
+    causal: bool | None,  # noqa: FBT001
+    prompts: int | None,
+    tokens: int,
+) -> "si.Pattern":
+    """The attention pattern from the flags and the data's attributes."""
+    pattern = si.Pattern.in_attributes(attrs)
+    if causal is None and prompts is None:
+        return pattern
+    if prompts is not None and tokens % prompts:
+        raise si.InputError(f"--prompts: {tokens} tokens are not {prompts} prompts of equal length")
+    lengths = pattern.prompts if prompts is None else (tokens // prompts,) * prompts
+    return si.Pattern(causal=pattern.causal if causal is None else causal, prompts=lengths)
 
 
 def fixed_by(flags: list[str] | None) -> dict[str, float]:

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,10 @@ import sdeinfer as si
 from sdeinfer._files import staged_file
 from sdeinfer.cli import _options as options
 from sdeinfer.cli._app import phase, say
-from sdeinfer.cli._flags import key_of, kind_of, sampled
+from sdeinfer.cli._flags import key_of, kind_of, pattern_of, sampled
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 def observe_command(
@@ -33,6 +36,8 @@ def observe_command(
     heads: options.Heads = None,
     output_projection: options.Projection = None,
     expansion: options.Expansion = None,
+    causal: options.Causal = None,
+    prompts: options.Prompts = None,
     gamma: options.Gamma = 0.6,
     tau0: options.Tau0 = 1.0,
     c_plus: options.CPlus = 2.0,
@@ -49,17 +54,17 @@ def observe_command(
 
     with staged_file(out) as file:
         if hidden_states is None:
-            kind = kind_of({}, architecture, heads, output_projection, expansion)
+            count = tokens * (prompts or 1)
+            kind = kind_of({}, architecture, heads, output_projection, expansion, causal, prompts, count)
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks}
-            V0 = si.equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
+            V0 = si.equicorrelated(tokens=count, correlation=correlation, norm=norm)
             parts = [sampled(layer, V0, sizes, observe_every, outputs, seed)]
         else:
-            attributes = {}
-            if architecture is not None:
-                attributes = kind_of({}, architecture, heads, output_projection, expansion).attributes()
+            flags = (heads, output_projection, expansion, causal, prompts)
             phase("reducing hidden states")
-            parts = (part.assign_attrs(attributes) for part in observe_file(hidden_states, prompt=prompt))
+            observed = observe_file(hidden_states, prompts=prompt)
+            parts = (_with_attributes(part, architecture, flags) for part in observed)
         with warnings.catch_warnings(record=True, action="always", category=si.LowPrecisionWarning) as caught:
             written = write_parts(parts, file)
     for warning in dict.fromkeys(str(each.message) for each in caught):
@@ -74,6 +79,8 @@ def simulate_command(
     heads: options.Heads = None,
     output_projection: options.Projection = None,
     expansion: options.Expansion = None,
+    causal: options.Causal = None,
+    prompts: options.Prompts = None,
     gamma: options.Gamma = 0.6,
     tau0: options.Tau0 = 1.0,
     c_plus: options.CPlus = 2.0,
@@ -91,9 +98,10 @@ def simulate_command(
     import numpy as np
     import xarray as xr
 
-    kind = kind_of({}, architecture, heads, output_projection, expansion)
+    count = tokens * (prompts or 1)
+    kind = kind_of({}, architecture, heads, output_projection, expansion, causal, prompts, count)
     layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
-    V0 = si.equicorrelated(tokens=tokens, correlation=correlation, norm=norm)
+    V0 = si.equicorrelated(tokens=count, correlation=correlation, norm=norm)
     if not 0 < time < math.inf:
         raise si.InputError(f"time: must be positive and finite, got {time:g}")
     ts = np.linspace(0.0, time, times + 1)
@@ -107,6 +115,17 @@ def simulate_command(
         )
         si.write(result, file)
     say(f"written to {out}: {paths} paths, {result.attrs['exploded']:.2%} of them exploded")
+
+
+def _with_attributes(part: "xr.Dataset", architecture: str | None, flags: tuple[Any, Any, Any, Any, Any]) -> "xr.Dataset":
+    """The observed covariances with the attributes of the architecture, or of its pattern alone if none is named."""
+    from sdeinfer.likelihood import with_pattern
+
+    count = part.sizes["token_a"]
+    if architecture is not None:
+        return part.assign_attrs(kind_of(dict(part.attrs), architecture, *flags, count).attributes())
+    *_, causal, prompts = flags
+    return with_pattern(part, pattern_of(dict(part.attrs), causal, prompts, count))
 
 
 def _size(sizes: Mapping[Hashable, int]) -> str:

@@ -10,7 +10,7 @@ Kind = Literal["transformer", "attention", "feedforward", "mlp"]
 
 Width = Annotated[int, typer.Option(help="width n of the networks", min=1)]
 Depth = Annotated[int, typer.Option(help="number of layers d", min=1)]
-Tokens = Annotated[int, typer.Option(help="number of tokens m", min=1)]
+Tokens = Annotated[int, typer.Option(help="number of tokens m, of each prompt", min=1)]
 Networks = Annotated[int, typer.Option(help="number of independent networks", min=1)]
 Gamma = Annotated[float, typer.Option(help="residual strength γ of the sampled networks, in (0, 1]")]
 Tau0 = Annotated[float, typer.Option(help="softmax temperature constant τ0 of the sampled networks")]
@@ -21,6 +21,11 @@ Correlation = Annotated[float, typer.Option(help="correlation between the initia
 Heads = Annotated[int | None, typer.Option(help="number of attention heads; default: from the data, or 1", min=1)]
 Projection = Annotated[bool | None, typer.Option(help="a Gaussian matrix after the heads; default: from the data")]
 Expansion = Annotated[float | None, typer.Option(help="hidden width of the feed-forward branch / n; default 1")]
+Causal = Annotated[bool | None, typer.Option(help="a causal mask; default: from the data")]
+Prompts = Annotated[
+    int | None,
+    typer.Option(help="number of prompts of equal length through each network; default: from the data, or 1", min=1),
+]
 Law = Annotated[
     FitLaw,
     typer.Option(help="law of a layer: at the networks' width, in the limit, or at their width with the limit as well"),

@@ -65,7 +65,7 @@ def design_command(
     seed: options.Seed = 0,
 ) -> None:
     """Find tokens and a number of networks that identify a parameter; the parameter flags are a guess at the truth."""
-    kind = kind_of({}, architecture, heads, output_projection, expansion)
+    kind = kind_of({}, architecture, heads, output_projection, expansion, None, None, tokens)
     layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
     sizes = {"tokens": tokens, "width": width, "depth": depth}
     phase("searching for tokens")

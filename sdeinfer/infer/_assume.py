@@ -21,7 +21,7 @@ from sdeinfer.layers import (
     with_attention_pattern,
 )
 from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, checked_priors, with_pattern
-from sdeinfer.observation import validate
+from sdeinfer.observation import INCOMPLETE, validate
 
 
 def assume(
@@ -46,6 +46,7 @@ def assume(
         kind = architecture_of(data, architecture)
         assumptions = Assumptions(kind, first, checked_priors(prior, kind))
     require_identifiable(kind, data.sizes["token_a"])
+    require_complete(kind, data)
     return masked(data, kind, law, model), assumptions, kind
 
 
@@ -100,6 +101,31 @@ def require_settings(law: str, laws: Sequence[str], **counts: int) -> None:
     for name, value in counts.items():
         if value < 1:
             raise InputError(f"{name}: at least 1 is needed, got {value}")
+
+
+LARGEST_TOKENS = 24
+"""Largest number of tokens of a fit with an attention pattern, for which p = 300."""
+
+
+def require_complete(kind: AbstractArchitecture, data: xr.Dataset) -> None:
+    """Check that the data of layers with attention have all tokens to which theirs attend, and not too many.
+
+    Raises:
+        InputError: for tokens that are missing, or for more tokens than `LARGEST_TOKENS` with an attention pattern.
+    """
+    if not kind.coordinates.temperatures:
+        return
+    if data.attrs.get(INCOMPLETE):
+        raise InputError(
+            f"tokens: {kind.name} attends to tokens that were left out: observe whole prompts, or with a causal mask "
+            "the first tokens of each"
+        )
+    tokens = data.sizes["token_a"]
+    if tokens > LARGEST_TOKENS and not kind.pattern.everything:
+        raise InputError(
+            f"tokens: {tokens} tokens have {tokens * (tokens + 1) // 2} covariances, and with a pattern each layer costs "
+            f"the cube of that: take at most {LARGEST_TOKENS}, by si.take(data, prompts=…, tokens=…)"
+        )
 
 
 def require_identifiable(kind: AbstractArchitecture, tokens: int) -> None:

@@ -1,6 +1,7 @@
 """Observed networks: hidden states or files reduced to one validated Dataset."""
 
 from sdeinfer.observation._dataset import DIMS as DIMS
+from sdeinfer.observation._dataset import INCOMPLETE as INCOMPLETE
 from sdeinfer.observation._dataset import covariance_dataset as covariance_dataset
 from sdeinfer.observation._dataset import truth_of as truth_of
 from sdeinfer.observation._dataset import validate as validate
@@ -17,3 +18,4 @@ from sdeinfer.observation._store import read_posterior as read_posterior
 from sdeinfer.observation._store import write as write
 from sdeinfer.observation._store import write_parts as write_parts
 from sdeinfer.observation._stored import observe_file as observe_file
+from sdeinfer.observation._take import take as take

@@ -11,6 +11,7 @@ from jaxtyping import PRNGKeyArray
 from tqdm import tqdm
 
 from sdeinfer._files import InputError
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._library import library
 from sdeinfer.observation._observer import Observer, joined
 
@@ -24,6 +25,7 @@ def observe_equinox[Model](
     networks: int,
     width: int | None = None,
     tokens: Any = None,
+    pattern: Pattern = EVERY_TOKEN,
     progress: bool = False,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
@@ -39,7 +41,8 @@ def observe_equinox[Model](
             are the hidden states.
         networks: number of networks.
         width: n; None for the last dimension of the hidden states.
-        tokens: the tokens to observe, see `observe`.
+        tokens: the tokens of each prompt to observe, see `observe`.
+        pattern: which tokens each token attends to, see `observe`.
         progress: show a progress bar.
         key: PRNG key for the weights.
 
@@ -54,7 +57,7 @@ def observe_equinox[Model](
     def network(number: int, observer: Observer) -> None:
         _layer_by_layer(make(jr.fold_in(key, number)), inputs, layers, embed, run, eqx.Module, observer)
 
-    return _observed(network, networks, width, tokens, progress=progress)
+    return _observed(network, networks, Observer(width, tokens=tokens, pattern=pattern), progress=progress)
 
 
 def observe_flax[Model](
@@ -66,6 +69,7 @@ def observe_flax[Model](
     networks: int,
     width: int | None = None,
     tokens: Any = None,
+    pattern: Pattern = EVERY_TOKEN,
     progress: bool = False,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
@@ -79,7 +83,8 @@ def observe_flax[Model](
             are the hidden states.
         networks: number of networks.
         width: n; None for the last dimension of the hidden states.
-        tokens: the tokens to observe, see `observe`.
+        tokens: the tokens of each prompt to observe, see `observe`.
+        pattern: which tokens each token attends to, see `observe`.
         progress: show a progress bar.
         key: PRNG key for the weights.
 
@@ -95,7 +100,7 @@ def observe_flax[Model](
     def network(number: int, observer: Observer) -> None:
         _layer_by_layer(make(nnx.Rngs(jr.fold_in(key, number))), inputs, layers, embed, run, nnx.Module, observer)
 
-    return _observed(network, networks, width, tokens, progress=progress)
+    return _observed(network, networks, Observer(width, tokens=tokens, pattern=pattern), progress=progress)
 
 
 def observe_torch(
@@ -106,6 +111,7 @@ def observe_torch(
     networks: int,
     width: int | None = None,
     tokens: Any = None,
+    pattern: Pattern = EVERY_TOKEN,
     progress: bool = False,
     seed: int,
 ) -> xr.Dataset:
@@ -120,7 +126,8 @@ def observe_torch(
             must be called once; if its output is a tuple, the first entry is observed.
         networks: number of networks.
         width: n; None for the last dimension of the hidden states.
-        tokens: the tokens to observe, see `observe`.
+        tokens: the tokens of each prompt to observe, see `observe`.
+        pattern: which tokens each token attends to, see `observe`.
         progress: show a progress bar.
         seed: seed of the weights. The state of PyTorch's own generators is restored.
 
@@ -140,15 +147,15 @@ def observe_torch(
             model = make(seeds[number]).eval()
         _through_hooks(torch, model, list(layers(model)), inputs, observer)
 
-    return _observed(network, networks, width, tokens, progress=progress)
+    return _observed(network, networks, Observer(width, tokens=tokens, pattern=pattern), progress=progress)
 
 
 def _observed(
-    network: Callable[[int, Observer], None], networks: int, width: int | None, tokens: Any, *, progress: bool
+    network: Callable[[int, Observer], None], networks: int, blank: Observer, *, progress: bool
 ) -> xr.Dataset:
     if networks < 1:
         raise InputError(f"networks: at least 1 is needed, got {networks}")
-    observers = [Observer(width, tokens=tokens, first_network=number) for number in range(networks)]
+    observers = [blank.of_network(number) for number in range(networks)]
     for number, observer in enumerate(tqdm(observers, desc="networks", disable=not progress)):
         network(number, observer)
     return joined(observers)

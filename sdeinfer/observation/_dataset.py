@@ -13,8 +13,8 @@ from sdeinfer.layers import Architecture
 
 DIMS = ("network", "layer", "token_a", "token_b")
 
-PROMPT = "prompt"
-"""Name of the dimension over several prompts per network; such a Dataset can be fitted once one prompt is selected."""
+INCOMPLETE = "incomplete"
+"""Attribute of a Dataset that lacks tokens to which its tokens would attend, if the layers had attention."""
 
 
 def covariance_dataset(
@@ -90,10 +90,10 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     if "covariance" not in data:
         raise InputError(f"data: no variable `covariance`, only {sorted(map(str, data.data_vars)) or 'none'}")
     dims = tuple(map(str, data["covariance"].dims))
-    if PROMPT in dims:
+    if "prompt" in dims:
         raise InputError(
-            "covariance: prompts of one network share its weights, so they are not independent networks: "
-            "take one prompt, as by data.isel(prompt=0)"
+            "covariance: prompts of one network share its weights, so they are not independent networks: observe their "
+            "hidden states again, which gives the covariance of the tokens of all prompts"
         )
     if sorted(dims) != sorted(DIMS):
         raise InputError(f"covariance: needs dimensions {', '.join(DIMS)}, got {', '.join(dims)}")

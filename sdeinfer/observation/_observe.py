@@ -7,6 +7,7 @@ import xarray as xr
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._capture import observe_equinox, observe_flax, observe_torch
 from sdeinfer.observation._observer import Observer
@@ -19,14 +20,16 @@ class Observe:
     pass them to an `Observer`. Hidden states of any type are read one layer at a time, as float32 or float64;
     `LowPrecisionWarning` reports when the rounding of float16 or bfloat16 matters.
 
-    The networks must be independent, each with weights of its own. **Prompts** of one network share its weights. They
-    get a dimension `prompt`, and the Dataset can be fitted only after one prompt is selected by `data.isel(prompt=0)`:
-    prompts treated as networks would count the same weights several times. If no token attends to another ("mlp",
-    "feedforward"), the law holds for the tokens of all prompts together: reshape prompts × tokens to tokens.
+    The networks must be independent, each with weights of its own. **Prompts** of one network share its weights:
+    prompts treated as networks would count the same weights several times. The tokens of all prompts have one
+    covariance, whose blocks between prompts are observed as well; the attributes `prompts` and `causal` say which
+    tokens each token attends to, and a fit takes that from there.
 
-    A **subset of the tokens** of an "mlp" or "feedforward" network has the law of a network of these tokens alone, and
-    can be fitted. With attention, the change of a token depends on the tokens that it attends to: a subset is not a
-    Markov process, and a fit to it is biased.
+    m tokens have p = m(m + 1)/2 covariances, and a fit with prompts or a mask costs O(p³) for each layer of each
+    network: some 8 tokens are seconds, 12 are minutes, and `LARGEST_TOKENS` is the bound. **A subset of the prompts**
+    has a law of its own, so has a **subset of the tokens** if they contain all tokens that they attend to: any tokens
+    of an "mlp" or "feedforward" network, and with a causal mask the first tokens of each prompt. Other subsets are not
+    Markov processes, and a fit of attention to them is refused. See `take` for covariances that were observed already.
 
     Arguments:
         hidden_states: hidden states after every layer, the initial ones first, as floating-point numbers or integers of
@@ -37,11 +40,14 @@ class Observe:
             `observe(state[None] for state in output.hidden_states)`. In most of these models the last entry has passed
             the final normalisation: leave it out.
         width: n; None for the last dimension of the hidden states.
-        tokens: the tokens to observe, as indices, a mask or a slice; None for all.
+        tokens: the tokens of each prompt to observe, as indices, a mask or a slice; None for all.
+        prompts: the prompts to observe, likewise.
+        pattern: which tokens each token attends to, as `si.CAUSAL` or, if the tokens of several prompts follow one
+            another, `si.Pattern(prompts=(3, 5))`; a dimension of prompts is added to it.
         layers: layer numbers of `hidden_states`; None for 0, 1, 2, ….
 
     Returns:
-        The Dataset of `covariance_dataset`; prompts add the dimension `prompt` after `network`.
+        The Dataset of `covariance_dataset`, with the attention pattern in its attributes.
 
     Raises:
         InputError: for other shapes, layers that differ in shape, fewer features than tokens, and numbers that are not
@@ -53,10 +59,17 @@ class Observe:
     torch = staticmethod(observe_torch)
 
     def __call__(
-        self, hidden_states: Any, width: int | None = None, *, tokens: Any = None, layers: ArrayLike | None = None
+        self,
+        hidden_states: Any,
+        width: int | None = None,
+        *,
+        tokens: Any = None,
+        prompts: Any = None,
+        pattern: Pattern = EVERY_TOKEN,
+        layers: ArrayLike | None = None,
     ) -> xr.Dataset:
         """Reduce hidden states: see the class."""
-        observer = Observer(width, tokens=tokens)
+        observer = Observer(width, tokens=tokens, prompts=prompts, pattern=pattern)
         for state in _states(hidden_states):
             observer.add(state)
         return observer.dataset(layers=layers)

@@ -1,5 +1,6 @@
 """Reduce hidden states to covariances, with one layer in memory at a time."""
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,9 @@ import xarray as xr
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError, first_line
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._arrays import as_array
-from sdeinfer.observation._dataset import PROMPT, covariance_dataset
+from sdeinfer.observation._dataset import INCOMPLETE, covariance_dataset
 from sdeinfer.observation._precision import LARGEST_SHARE, LowPrecisionWarning, rounding_share
 
 
@@ -23,15 +25,25 @@ class Observer:
 
     Arguments:
         width: n; None for the last dimension of the hidden states.
-        tokens: the tokens to observe, as indices, a mask or a slice; None for all. `observe` says when a subset of the
-            tokens can be fitted.
+        tokens: the tokens of each prompt to observe, as indices, a mask or a slice; None for all. `observe` says when a
+            subset of the tokens can be fitted.
+        prompts: the prompts to observe, likewise.
+        pattern: which tokens each token attends to, before a choice; the prompts of a dimension of prompts are added.
         first_network: number of the first network, if networks are observed in parts.
 
     Raises:
         InputError: for a width below 1.
     """
 
-    def __init__(self, width: int | None = None, *, tokens: Any = None, first_network: int = 0):
+    def __init__(
+        self,
+        width: int | None = None,
+        *,
+        tokens: Any = None,
+        prompts: Any = None,
+        pattern: Pattern = EVERY_TOKEN,
+        first_network: int = 0,
+    ):
         if width is not None and width < 1:
             raise InputError(f"width: at least 1 is needed, got {width}")
         self.width = width
@@ -40,6 +52,8 @@ class Observer:
         self.covariances: list[np.ndarray] = []
         self.coarsest: np.dtype | None = None
         self._tokens = tokens
+        self._prompts = prompts
+        self._pattern = pattern
         self._shape: tuple[int, ...] = ()
 
     def add(self, state: Any) -> None:
@@ -55,8 +69,8 @@ class Observer:
         name = f"hidden_states: layer {len(self.covariances)}"
         X = as_array(state, name)
         self._check_shape(X.shape, name)
-        if self._tokens is not None:
-            X = X[..., _indices(self._tokens, X.shape[-2]), :]
+        X = X.reshape(X.shape[0], -1, X.shape[-1])
+        X = X if self._tokens is None and self._prompts is None else X[:, self._observed_tokens()]
         tokens, features = X.shape[-2:]
         if features < tokens:
             raise InputError(
@@ -80,12 +94,43 @@ class Observer:
             layers: layer numbers of the added layers; None for 0, 1, 2, ….
 
         Returns:
-            The Dataset of `covariance_dataset`; prompts add the dimension `prompt` after `network`.
+            The Dataset of `covariance_dataset`, with the attention pattern in its attributes.
 
         Raises:
             InputError: see `validate`.
         """
         return joined([self], layers=layers)
+
+    def of_network(self, number: int) -> "Observer":
+        """An empty observer with the same settings, of the network with the given number."""
+        settings = {"tokens": self._tokens, "prompts": self._prompts, "pattern": self._pattern}
+        return Observer(self.width, **settings, first_network=number)
+
+    def attributes(self) -> dict[str, Any]:
+        """The attention pattern of the observed tokens as attributes of a Dataset."""
+        prompts, tokens = self._sizes()
+        if prompts > 1 and self._pattern.rows:
+            raise InputError("pattern: prompts are masked by si.CAUSAL or not at all; flatten them for a mask")
+        lengths = (tokens,) * prompts if prompts > 1 else self._pattern.prompts
+        pattern = dataclasses.replace(self._pattern, prompts=lengths)
+        pattern.mask(prompts * tokens)
+        try:
+            return pattern.restricted(self._observed_tokens().tolist(), prompts * tokens).attributes()
+        except InputError:
+            return {INCOMPLETE: 1.0}
+
+    def _sizes(self) -> tuple[int, int]:
+        """The numbers of prompts and of tokens of each."""
+        return (1 if len(self._shape) == 3 else self._shape[1]), self._shape[-2]
+
+    def _observed_tokens(self) -> np.ndarray:
+        """Indices into the tokens of all prompts."""
+        count, tokens = self._sizes()
+        if self._prompts is not None and len(self._shape) == 3:
+            raise InputError("prompts: the hidden states have no dimension of prompts")
+        prompts = np.arange(count) if self._prompts is None else _indices(self._prompts, count, "prompts")
+        within = np.arange(tokens) if self._tokens is None else _indices(self._tokens, tokens, "tokens")
+        return (prompts[:, None] * tokens + within).reshape(-1)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> None:
         if self._shape and shape != self._shape:
@@ -101,10 +146,11 @@ class Observer:
         finite = np.isfinite(np.diagonal(V, axis1=-2, axis2=-1)).all(axis=-1)
         if finite.all():
             return
-        place = tuple(int(i) for i in np.argwhere(~finite)[0])
-        where = f"{name}, network {self.first_network + place[0]}"
-        where += f", prompt {place[1]}" if len(place) > 1 else ""
-        bad = np.count_nonzero(~np.isfinite(X[place]))
+        network, token = (int(i) for i in np.argwhere(~np.isfinite(np.diagonal(V, axis1=-2, axis2=-1)))[0])
+        where = f"{name}, network {self.first_network + network}"
+        tokens = self._sizes()[1]
+        where += f", prompt {self._observed_tokens()[token] // tokens}" if len(self._shape) == 4 else ""
+        bad = np.count_nonzero(~np.isfinite(X[network]))
         raise InputError(f"{where}: " + (f"{bad} entries are NaN or infinite" if bad else f"XXᵀ overflows {X.dtype}"))
 
 
@@ -135,25 +181,21 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
         raise InputError(f"layers: one number for each of {len(shapes[0])} layers is needed, got {numbers.tolist()}")
     width = np.concatenate([np.full(len(each.covariances[0]), each.width) for each in observers])
     V = _stacked([each.covariances for each in observers])
-    if V.ndim == 4:
-        data = covariance_dataset(V, width=width, layers=numbers)
-    else:
-        prompts = [covariance_dataset(V[:, prompt], width=width, layers=numbers) for prompt in range(V.shape[1])]
-        data = xr.concat(prompts, xr.Variable(PROMPT, np.arange(len(prompts)))).transpose("network", PROMPT, ...)
+    data = covariance_dataset(V, width=width, layers=numbers).assign_attrs(observers[0].attributes())
     _warn_of_rounding(observers)
     return data.assign_coords(network=observers[0].first_network + data["network"].values)
 
 
 def _stacked(parts: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-    """Stack covariances (networks, …, m, m) over parts and layers to shape (networks, …, layers, m, m)."""
+    """Stack covariances (networks, m, m) over parts and layers to shape (networks, layers, m, m)."""
     first = parts[0][0]
     networks = sum(len(part[0]) for part in parts)
     dtype = np.result_type(*(V.dtype for part in parts for V in part))
-    stacked = np.empty((networks, *first.shape[1:-2], len(parts[0]), *first.shape[-2:]), dtype)
+    stacked = np.empty((networks, len(parts[0]), *first.shape[1:]), dtype)
     start = 0
     for part in parts:
         for layer, V in enumerate(part):
-            stacked[start : start + len(V), ..., layer, :, :] = V
+            stacked[start : start + len(V), layer] = V
         start += len(part[0])
     return stacked
 
@@ -181,13 +223,13 @@ def _spacing(dtype: np.dtype | None) -> float:
     return spacing if spacing > np.finfo(np.float32).eps else 0.0
 
 
-def _indices(tokens: Any, count: int) -> np.ndarray:
+def _indices(chosen: Any, count: int, name: str) -> np.ndarray:
     try:
-        indices = np.atleast_1d(np.arange(count)[tokens])
+        indices = np.atleast_1d(np.arange(count)[chosen])
     except (IndexError, TypeError, ValueError) as error:
-        raise InputError(f"tokens: cannot choose among {count} tokens by {tokens!r} ({first_line(error)})") from error
+        raise InputError(f"{name}: cannot choose among {count} {name} by {chosen!r} ({first_line(error)})") from error
     if indices.ndim != 1 or len(indices) == 0 or len(np.unique(indices)) < len(indices):
-        raise InputError(f"tokens: at least one token, and each only once, is needed, got {indices.tolist()}")
+        raise InputError(f"{name}: at least one of the {name}, and each only once, is needed, got {indices.tolist()}")
     return indices
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from sdeinfer._files import ZARR, InputError, first_line, readable
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._library import library
 from sdeinfer.observation._observer import Observer
 from sdeinfer.observation._store import ENGINES
@@ -35,7 +36,9 @@ class StoredStates(NamedTuple):
     read: Callable[[int, slice], Any]
 
 
-def observe_file(path: str | Path, *, width: int | None = None, prompt: int | None = None) -> Iterator[xr.Dataset]:
+def observe_file(
+    path: str | Path, *, width: int | None = None, prompts: Any = None, pattern: Pattern = EVERY_TOKEN
+) -> Iterator[xr.Dataset]:
     """Observe hidden states in a file, with some networks and one layer in memory at a time.
 
     The file holds one array of shape (networks, layers, tokens, width) or (networks, layers, prompts, tokens, width),
@@ -49,14 +52,14 @@ def observe_file(path: str | Path, *, width: int | None = None, prompt: int | No
     Arguments:
         path: the file.
         width: n; None for the last dimension of the hidden states.
-        prompt: index of the prompt to observe, if networks have several.
+        prompts: the prompts to observe, if networks have several, as in `observe`.
+        pattern: which tokens each token attends to, as in `observe`.
 
     Yields:
         Datasets as `observe` returns them, of successive networks.
 
     Raises:
-        InputError: if the file is missing, damaged or of an unknown type, if it has several prompts and `prompt` is not
-            one of them, and as `observe`.
+        InputError: if the file is missing, damaged or of an unknown type, and as `observe`.
     """
     path = readable(path)
     with _opened(path) as stored:
@@ -65,22 +68,15 @@ def observe_file(path: str | Path, *, width: int | None = None, prompt: int | No
                 f"{path}: a layer of shape (networks, tokens, width) or (networks, prompts, tokens, width) is needed, "
                 f"got {stored.shape}"
             )
-        prompts = stored.shape[1] if len(stored.shape) == 4 else None
-        if prompts is None and prompt is not None:
-            raise InputError(f"prompt: {path} has no dimension of prompts")
-        if prompts is not None and (prompt is None or not 0 <= prompt < prompts):
-            raise InputError(
-                f"prompt: {path} has {prompts} prompts of each network, which are not independent networks: choose one "
-                f"of 0 to {prompts - 1}, got {prompt}"
-            )
-        tokens, features = stored.shape[-2:]
-        each = 8 * tokens * ((prompts or 1) * features + len(stored.layers) * tokens)
+        *_, tokens, features = stored.shape
+        observed = tokens * (stored.shape[1] if len(stored.shape) == 4 else 1)
+        each = 8 * observed * (features + len(stored.layers) * observed)
         at_once = max(1, AT_ONCE // each)
         for first in range(0, stored.shape[0], at_once):
-            observer = Observer(width, first_network=first)
+            observer = Observer(width, prompts=prompts, pattern=pattern, first_network=first)
             for layer in range(len(stored.layers)):
                 state = stored.read(layer, slice(first, min(first + at_once, stored.shape[0])))
-                observer.add(state if prompt is None else state[:, prompt])
+                observer.add(state)
             yield observer.dataset(layers=stored.layers)
 
 

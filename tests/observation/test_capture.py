@@ -70,10 +70,10 @@ def test_equinox_with_embedding_prompts_tokens_and_layers_that_are_functions():
         tokens=[0, 2],
         key=jr.key(0),
     )
-    assert dict(data.sizes) == {"network": 2, "prompt": 2, "layer": DEPTH + 1, "token_a": 2, "token_b": 2}
+    assert dict(data.sizes) == {"network": 2, "layer": DEPTH + 1, "token_a": 4, "token_b": 4}
     model = Network(jr.fold_in(jr.key(0), 1))
     X = list(states(model.blocks, model.embedding[prompts[1]]))[-1][jnp.array([0, 2])]
-    np.testing.assert_allclose(data["covariance"][1, 1, -1], X @ X.T / WIDTH, rtol=1e-12)
+    np.testing.assert_allclose(data["covariance"][1, -1, 2:, 2:], X @ X.T / WIDTH, rtol=1e-12)
 
 
 def test_what_is_wrong_in_a_network_is_said_with_its_number():
@@ -267,7 +267,8 @@ def test_torch(torch, torch_network):
 def test_a_batch_of_torch_is_prompts(torch, torch_network):
     X = torch[0].randn(2, TOKENS, WIDTH)
     data = si.observe.torch(lambda seed: torch_network(), X, layers=lambda model: model.blocks, networks=2, seed=0)
-    assert dict(data.sizes) == {"network": 2, "prompt": 2, "layer": DEPTH + 1, "token_a": TOKENS, "token_b": TOKENS}
+    assert dict(data.sizes) == {"network": 2, "layer": DEPTH + 1, "token_a": 2 * TOKENS, "token_b": 2 * TOKENS}
+    assert data.attrs == {"prompts": f"{TOKENS},{TOKENS}"}
 
 
 @pytest.mark.parametrize(

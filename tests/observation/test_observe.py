@@ -1,6 +1,5 @@
 """Hidden states of every form that users have."""
 
-import re
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -71,15 +70,49 @@ def test_an_observer_takes_one_layer_at_a_time(X):
     xr.testing.assert_identical(observer.dataset(), si.observe(X, width=16))
 
 
-def test_prompts_are_no_networks(X):
+def test_prompts_of_a_network_have_one_covariance(X):
     prompts = X.reshape(1, 3, 4, 2, 8).swapaxes(1, 2)
     data = si.observe(prompts)
-    assert data["covariance"].dims == ("network", "prompt", "layer", "token_a", "token_b")
+    tokens = prompts.reshape(1, 4, 6, 8)
+    assert data.attrs == {"prompts": "2,2,2"}
+    np.testing.assert_allclose(data["covariance"], tokens @ tokens.swapaxes(-1, -2) / 8, rtol=1e-12)
     xr.testing.assert_identical(si.observe(layers_of(prompts)), data)
-    with pytest.raises(si.InputError, match=re.escape("share its weights, so they are not independent networks: take")):
-        si.validate(data)
-    one = si.validate(data.isel(prompt=1)).drop_vars("prompt")
-    xr.testing.assert_identical(one, si.observe(X[1:2]))
+    xr.testing.assert_identical(si.observe(tokens, pattern=si.Pattern(prompts=(2, 2, 2))), data)
+    xr.testing.assert_allclose(si.observe(prompts, prompts=1), si.observe(X[1:2]))
+    assert si.observe(prompts, prompts=[1]).attrs == {}
+    assert si.observe(prompts, prompts=[0, 2], pattern=si.CAUSAL, tokens=[0]).attrs == {"causal": 1.0, "prompts": "1,1"}
+    assert si.observe(prompts, tokens=[0]).attrs == {"incomplete": 1.0}
+
+
+def test_what_is_wrong_with_prompts(X):
+    prompts = X.reshape(1, 3, 4, 2, 8).swapaxes(1, 2)
+    for make, message in (
+        (lambda: si.observe(X, prompts=[0]), "prompts: the hidden states have no dimension of prompts"),
+        (lambda: si.observe(prompts, prompts=3), "prompts: cannot choose among 3 prompts by 3 "),
+        (lambda: si.observe(X, pattern=si.Pattern(prompts=(1, 2))), r"pattern: prompts of 1 \+ 2 tokens for 2 tokens"),
+        (lambda: si.observe(prompts, pattern=si.Pattern.of_mask([[1, 0], [1, 1]])), "pattern: prompts are masked by"),
+    ):
+        with pytest.raises(si.InputError, match=message):
+            make()
+    old = xr.concat([si.observe(X), si.observe(X)], "prompt")
+    with pytest.raises(si.InputError, match="share its weights, so they are not independent networks: observe their"):
+        si.validate(old)
+
+
+def test_prompts_and_tokens_are_taken_from_covariances(X):
+    prompts = np.concatenate([X, X + 1, X - 1], axis=2).reshape(3, 4, 3, 2, 8)
+    data = si.observe(prompts, pattern=si.CAUSAL)
+    xr.testing.assert_identical(si.take(data), data)
+    part = si.observe(prompts, prompts=[0, 2], pattern=si.CAUSAL, tokens=[0])
+    xr.testing.assert_allclose(si.take(data, prompts=[2, 0], tokens=1), part)
+    assert si.take(data, prompts=[2, 0], tokens=1).attrs == part.attrs
+    left_out = si.take(si.observe(prompts), tokens=1)
+    assert left_out.attrs == {"incomplete": 1.0}
+    with pytest.raises(si.InputError, match="tokens: attention attends to tokens that were left out"):
+        si.prepare(si.models.full_path, left_out, architecture="attention")
+    for options, message in (({"prompts": [3]}, "prompts: some of 0 to 2 are needed"), ({"tokens": 0}, "tokens: at")):
+        with pytest.raises(si.InputError, match=message):
+            si.take(data, **options)
 
 
 def test_a_subset_of_the_tokens(X):
@@ -91,7 +124,7 @@ def test_a_subset_of_the_tokens(X):
     with pytest.raises(si.InputError, match="^tokens: cannot choose among 2 tokens by 2 "):
         si.observe(X, tokens=2)
     for tokens in ([0, 0], []):
-        with pytest.raises(si.InputError, match="^tokens: at least one token, and each only once, is needed"):
+        with pytest.raises(si.InputError, match="^tokens: at least one of the tokens, and each only once, is needed"):
             si.observe(X, tokens=tokens)
 
 

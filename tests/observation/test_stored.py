@@ -85,19 +85,19 @@ def test_layers_have_their_numbers(X, tmp_path):
     xr.testing.assert_identical(data, si.observe(X, 16, layers=4 * np.arange(12)))
 
 
-def test_one_prompt_is_chosen(X, tmp_path):
+def test_prompts_are_chosen(X, tmp_path):
     prompts = np.stack([X, X + 1], axis=2)
     np.save(tmp_path / "X.npy", prompts)
     np.savez(tmp_path / "X.npz", **by_layer(prompts))
     for name in ("X.npy", "X.npz"):
-        (data,) = observe_file(tmp_path / name, prompt=1)
-        xr.testing.assert_identical(data, si.observe(X + 1))
-        for prompt in (None, 2, -1):
-            with pytest.raises(si.InputError, match=f"has 2 prompts .*: choose one of 0 to 1, got {prompt}"):
-                list(observe_file(tmp_path / name, prompt=prompt))
+        for chosen, expected in ((1, si.observe(X + 1)), (None, si.observe(prompts))):
+            (data,) = observe_file(tmp_path / name, prompts=chosen)
+            xr.testing.assert_identical(data, expected)
+        with pytest.raises(si.InputError, match="prompts: cannot choose among 2 prompts by 2"):
+            list(observe_file(tmp_path / name, prompts=2))
     np.save(tmp_path / "X.npy", X)
-    with pytest.raises(si.InputError, match=r"^prompt: .*X.npy has no dimension of prompts"):
-        list(observe_file(tmp_path / "X.npy", prompt=0))
+    with pytest.raises(si.InputError, match="prompts: the hidden states have no dimension of prompts"):
+        list(observe_file(tmp_path / "X.npy", prompts=0))
 
 
 def test_a_file_that_is_cut_off_is_refused(file, tmp_path):

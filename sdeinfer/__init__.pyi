@@ -1,4 +1,5 @@
 from . import covariance as covariance
+from . import criteria as criteria
 from . import diagnostics as diagnostics
 from . import infer as infer
 from . import layers as layers
@@ -49,3 +50,4 @@ from .parameters import Parameter as Parameter
 from .solve import simulate as simulate
 from .solve import simulate_from as simulate_from
 from .solve import simulate_stopped as simulate_stopped
+from .solve import tangents as tangents

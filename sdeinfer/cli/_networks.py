@@ -117,7 +117,9 @@ def simulate_command(
     say(f"written to {out}: {paths} paths, {result.attrs['exploded']:.2%} of them exploded")
 
 
-def _with_attributes(part: "xr.Dataset", architecture: str | None, flags: tuple[Any, Any, Any, Any, Any]) -> "xr.Dataset":
+def _with_attributes(
+    part: "xr.Dataset", architecture: str | None, flags: tuple[Any, Any, Any, Any, Any]
+) -> "xr.Dataset":
     """The observed covariances with the attributes of the architecture, or of its pattern alone if none is named."""
     from sdeinfer.likelihood import with_pattern
 

@@ -217,15 +217,16 @@ def _weights_batch(layer, V0, keys, *, width, observe_every, observed):
 
         def block(X, number):
             X = jax.lax.fori_loop(number * observe_every, (number + 1) * observe_every, one_layer, X)
-            return X, _covariance(X)
+            return X, covariance_of(X)
 
         _, V = jax.lax.scan(block, X0, jnp.arange(observed))
-        return jnp.concatenate([_covariance(X0)[None], V])
+        return jnp.concatenate([covariance_of(X0)[None], V])
 
     return jax.vmap(network)(keys)
 
 
-def _covariance(X):
+def covariance_of(X: Float[Array, "rows n"]) -> Float[Array, "rows rows"]:
+    """V = XXᵀ/n, symmetric to the last bit."""
     V = X @ X.T / X.shape[1]
     return (V + V.T) / 2
 

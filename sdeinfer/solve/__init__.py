@@ -17,3 +17,6 @@ from sdeinfer.solve._stopped import Reason as Reason
 from sdeinfer.solve._stopped import StoppedPaths as StoppedPaths
 from sdeinfer.solve._stopped import simulate_stopped as simulate_stopped
 from sdeinfer.solve._stopped import stopping_times as stopping_times
+from sdeinfer.solve._tangents import TangentPaths as TangentPaths
+from sdeinfer.solve._tangents import tangents as tangents
+from sdeinfer.solve._tangents import tangents_from as tangents_from

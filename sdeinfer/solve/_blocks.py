@@ -67,5 +67,5 @@ def solve_in_blocks(
 def _solve_block(
     solver: PSDEuler, limit: Limit, X0: Float[Array, "m m paths"], times: Times, key: PRNGKeyArray, number: Array
 ) -> tuple[Float[Array, "times m m paths"], Float[Array, " paths"]]:
-    shape = jax.ShapeDtypeStruct((*limit.normals(len(X0)), X0.shape[-1]), jnp.asarray(X0).dtype)
+    shape = jax.ShapeDtypeStruct((*solver.normals(limit, len(X0)), X0.shape[-1]), jnp.asarray(X0).dtype)
     return solve_paths(limit, X0, times, BrownianSteps(shape=shape, key=key, block=number), solver=solver)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import diffrax
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
@@ -11,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Float
 from sdeinfer.covariance import identity_like, is_positive_definite, matmul, transpose
 from sdeinfer.layers import Limit
 from sdeinfer.solve._steps import psd_step
+from sdeinfer.solve._tangent_step import tangent_psd_step
 
 
 class CovarianceTerm(diffrax.AbstractTerm):
@@ -42,8 +44,9 @@ class CovarianceTerm(diffrax.AbstractTerm):
 class PSDEuler(diffrax.AbstractItoSolver):
     """Solver of weak order 1 for the covariance SDE, which steps a factor of V for many paths at once.
 
-    The state y is the factor X, of shape (m, m, *paths). The solver state is the stopping time of each path, +∞ while
-    the path runs; a stopped path keeps its X. A path is stopped
+    The state y is the factor X, of shape (m, m, *paths); or, with tangents, the factor [X; Ẋ] of the joint covariance
+    of tokens and tangents, of shape (2m, 2m, *paths). The solver state is the stopping time of each path, +∞ while the
+    path runs; a stopped path keeps its state. A path is stopped
 
     - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Definition 4.1), and
     - at the start of a step over which attention's drift would change V by more than V itself: the drift is cubic, so
@@ -52,10 +55,12 @@ class PSDEuler(diffrax.AbstractItoSolver):
     Attributes:
         lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
         highest: eigenvalue of V at or above which a path is stopped; None for no bound.
+        tangents: whether the state has tangents.
     """
 
     lowest: Float[Array | np.ndarray, ""] | None = None
     highest: Float[Array | np.ndarray, ""] | None = None
+    tangents: bool = eqx.field(default=False, static=True)
     term_structure: ClassVar = CovarianceTerm
     interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
 
@@ -78,7 +83,8 @@ class PSDEuler(diffrax.AbstractItoSolver):
         h, G = terms.contr(t0, t1)
         # A stopped path steps from the identity: its own factor may be ill-conditioned, which would slow all paths.
         running = jnp.isinf(stopped)
-        y1, change = psd_step(terms.vf(t0, y0, None), jnp.where(running, y0, identity_like(y0)), h.astype(y0.dtype), G)
+        advance = tangent_psd_step if self.tangents else psd_step
+        y1, change = advance(terms.vf(t0, y0, None), jnp.where(running, y0, identity_like(y0)), h.astype(y0.dtype), G)
         stopped = jnp.where(running & ~(change <= 1), t0, stopped)
         y1 = jnp.where(jnp.isinf(stopped), y1, y0)
         stopped = jnp.where(jnp.isinf(stopped) & self._outside(y1), t1, stopped)
@@ -88,7 +94,12 @@ class PSDEuler(diffrax.AbstractItoSolver):
         """Not defined: there is no vector field."""
         raise NotImplementedError("the covariance SDE has no vector field along which to step")
 
+    def normals(self, limit: Limit, rows: int) -> tuple[int, int]:
+        """Shape of the standard normals that advance a factor of so many rows by one step."""
+        return (rows, 2 * rows) if self.tangents else limit.normals(rows)
+
     def _outside(self, X):
+        X = X[: len(X) // 2] if self.tangents else X
         outside = jnp.zeros(X.shape[2:], bool)
         if self.lowest is None and self.highest is None:
             return outside

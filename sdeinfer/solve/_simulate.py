@@ -126,7 +126,7 @@ def _solve_traced(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjo
             return scan_paths(limit, block, grid, brownian, solver=solver)
         return solve_paths(limit, block, grid, brownian, solver=solver, adjoint=adjoint)
 
-    return in_blocks(solve, X0, paths, key, normals=limit.normals(len(X0)))
+    return in_blocks(solve, X0, paths, key, normals=solver.normals(limit, len(X0)))
 
 
 @eqx.filter_jit

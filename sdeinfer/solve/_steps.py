@@ -66,7 +66,7 @@ def _step_without_mask(limit: Limit, X: Array, h: Array, G: Array) -> tuple[Arra
     s = centred_norms - total(centred_norms) / tokens
     push = h * limit.attention_drift / (2 * tokens) * total(X * X, axis=1)
 
-    change = _relative_change(h * limit.attention_drift * T, push[:, None] * total(s[:, None] * X)[None], X)
+    change = relative_change(h * limit.attention_drift * T, push[:, None] * total(s[:, None] * X)[None], X)
     explodes = ~(change <= 1)  # NaN, where V overflows, counts as more than 1
     K, T, push = (jnp.where(explodes, 0.0, x) for x in (K, T, push))
 
@@ -99,7 +99,7 @@ def _step_with_pattern(limit: Limit, X: Array, h: Array, G: Array) -> tuple[Arra
 
     # ‖V ∘ T‖ is at most ‖V‖ times the largest entry of T, which is on its diagonal.
     growth = h * theta * jnp.max(diagonal(T), axis=0)
-    change = _relative_change(growth, push[:, None] * matmul(s, X), X)
+    change = relative_change(growth, push[:, None] * matmul(s, X), X)
     explodes = ~(change <= 1)  # NaN, where V overflows, counts as more than 1
     T, push, s = (jnp.where(explodes, 0.0, x) for x in (T, push, s))
 
@@ -112,7 +112,7 @@ def _step_with_pattern(limit: Limit, X: Array, h: Array, G: Array) -> tuple[Arra
     return semidefinite_cholesky(V + 2 * w * relu_drift(V)), change
 
 
-def _relative_change(growth, turned, X):
+def relative_change(growth, turned, X):
     """Relative growth of V by the first term of attention's drift, plus twice ‖change of X‖/‖X‖ by the second."""
     growth, turned, X = jax.lax.stop_gradient((growth, turned, X))
     size = total(total(X * X))

@@ -77,18 +77,19 @@ def simulate_stopped(
     Raises:
         InputError: as `simulate`, and for bounds that are not 0 ≤ lower < upper < ∞.
     """
-    lowest, highest = _range(within)
+    lowest, highest = bounds_of(within)
     layer, V0 = check_inputs(layer, V0, paths)
     # Data of the compiled program, so that it serves every range.
-    solver = PSDEuler(*(np.asarray(bound, V0.dtype) for bound in (lowest, highest)))
+    solver = PSDEuler(np.asarray(lowest, V0.dtype), np.asarray(highest, V0.dtype))
     V, time = solve_from_key(layer, V0, step_grid(ts, step), solver, adjoint, paths, key)
-    return StoppedPaths(jnp.asarray(V), jnp.asarray(time), _reason(time, V[:, -1], lowest, highest))
+    return StoppedPaths(jnp.asarray(V), jnp.asarray(time), reason_of(time, V[:, -1], lowest, highest))
 
 
 @eqx.filter_jit
-def _reason(
+def reason_of(
     time: Float[Array | np.ndarray, " paths"], V: Float[Array | np.ndarray, "paths m m"], lowest: float, highest: float
 ) -> Int[Array, " paths"]:
+    """The `Reason` of each path, from its stopping time and its last V."""
     last = jnp.moveaxis(V, 0, -1)
     conditions = [jnp.isinf(time), above(last, highest), below(last, lowest)]
     return jnp.select(conditions, [Reason.NOT, Reason.ABOVE, Reason.BELOW], Reason.EXPLODED)
@@ -107,7 +108,7 @@ def stopping_times(
     Returns:
         the first time with an eigenvalue outside, +∞ if there is none, and the `Reason`; each of shape (paths,).
     """
-    lowest, highest = _range(within)
+    lowest, highest = bounds_of(within)
     V = np.asarray(V)
     finite = np.isfinite(V).all(axis=(-2, -1))
     eigenvalues = np.linalg.eigvalsh(np.where(finite[..., None, None], V, 0.0))
@@ -119,7 +120,8 @@ def stopping_times(
     return time, np.where(stopped, np.where(exceeded, Reason.ABOVE, Reason.BELOW), Reason.NOT)
 
 
-def _range(within: tuple[float, float]) -> tuple[float, float]:
+def bounds_of(within: tuple[float, float]) -> tuple[float, float]:
+    """The bounds on the eigenvalues, checked."""
     lowest, highest = map(float, within)
     if not 0 <= lowest < highest < math.inf:
         raise InputError(f"within: 0 ≤ lowest < highest < ∞ is needed, got {lowest:g} and {highest:g}")

@@ -1,6 +1,5 @@
 """Hidden states of every form that users have."""
 
-
 import jax.numpy as jnp
 import jax.random as jr
 import ml_dtypes

@@ -1,0 +1,108 @@
+"""Norms of Jacobians and gradients over depth, from tangents of the covariance SDE (Fig. 2)."""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import ArrayLike
+
+from sdeinfer._files import InputError
+from sdeinfer.covariance import differences, overlap
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.solve import TangentPaths, simulate, tangents_from
+
+
+def squared_jacobian_norm(paths: TangentPaths) -> Float[Array, "paths times"]:
+    """tr D_t: the squared norm of the change of all tokens by the tangent, over n.
+
+    For `directions` e_βe_βᵀ it is the squared Frobenius norm of the Jacobian ∂X_t/∂x_β over n, and for the identity
+    that of ∂X_t/∂X_0.
+    """
+    return jnp.trace(paths.tangent, axis1=-2, axis2=-1)
+
+
+class GradientNorms(NamedTuple):
+    """Squared norms of gradients at some depth-times, over networks.
+
+    Attributes:
+        times: the depth-times, shape (times,).
+        norms: the squared norms, +∞ for a path that explodes; shape (paths, times, m) for the gradients of tokens, and
+            (paths, times, 1) for those of weights.
+    """
+
+    times: np.ndarray
+    norms: np.ndarray
+
+    def quantiles(self, levels: ArrayLike) -> Float[np.ndarray, "levels times m"]:
+        """Quantiles over networks."""
+        return np.quantile(self.norms, np.asarray(levels), axis=0, method="closest_observation")
+
+
+def gradient_norms(
+    layer: AbstractLayer,
+    V0: Float[Array | np.ndarray, "m m"],
+    ts: ArrayLike,
+    *,
+    time: float,
+    of: Literal["tokens", "values", "queries"] = "tokens",
+    paths: int,
+    step: float = 0.01,
+    key: PRNGKeyArray,
+) -> GradientNorms:
+    """Squared norms of the gradients that reach depth-times ts, for white gradients of the outputs at the last time.
+
+    With G = ∂L/∂X at the end of independent N(0, 1) entries, the squared norm over n of the gradient of token β at time
+    t has the mean ‖J_β‖_F²/n over G, J_β the Jacobian of the outputs by this token. It is tr D of a tangent that
+    starts at time t in random directions at token β.
+
+    A change of the weights of attention at time t makes a tangent there (Fig. 2). The squared norm of the gradient of
+    the value weights, over n, is tr D of one that starts with D = γ²V; that of the query weights, not over n, of one
+    that starts with D = γ²/τ0² V ∘ T, T_αβ = tr(V H_α V H_β)/(m_α m_β).
+
+    Arguments:
+        layer: the architecture, with its parameters.
+        V0: covariance of the tokens at time 0, shape (m, m).
+        ts: depth-times in [0, time), increasing.
+        time: depth-time of the outputs.
+        of: gradients of tokens, of the value weights or of the query weights of the layer at each time.
+        paths: number of independent paths.
+        step: longest step in depth-time.
+        key: PRNG key.
+
+    Raises:
+        InputError: as `simulate`, for times that are not in [0, time), and for weights of a layer without τ0.
+    """
+    times = np.asarray(ts, float)
+    if times.ndim != 1 or not len(times) or times[0] < 0 or times[-1] >= time or (np.diff(times) <= 0).any():
+        raise InputError(f"ts: increasing depth-times from 0 to less than {time:g} are needed, got {times.tolist()}")
+    V = np.asarray(simulate(layer, V0, times, paths=paths, step=step, key=jr.fold_in(key, 0)))
+    found = []
+    for number, left in enumerate(time - times):
+        starts = _starts(layer, V[:, number], of)
+        keys = jr.split(jr.fold_in(key, number + 1), len(starts))
+        ends = [
+            tangents_from(layer, V[:, number], [left], D0, step=step, key=each)
+            for D0, each in zip(starts, keys, strict=True)
+        ]
+        found.append(np.stack([np.asarray(squared_jacobian_norm(end))[:, 0] for end in ends], axis=-1))
+    return GradientNorms(times, np.stack(found, axis=1))
+
+
+def _starts(layer: AbstractLayer, V: np.ndarray, of: str) -> list[np.ndarray]:
+    """The D from which tangents start."""
+    tokens = V.shape[-1]
+    if of == "tokens":
+        return [np.diag(row).astype(V.dtype)[None] for row in np.eye(tokens)]
+    temperatures = layer.coordinates.temperatures
+    if of not in ("values", "queries") or len(temperatures) != 1:
+        raise InputError(f"of: tokens, or values or queries of a layer with one τ0, is needed; got {of!r}")
+    finite = np.where(np.isfinite(V).all(axis=(1, 2), keepdims=True), V, np.eye(tokens, dtype=V.dtype))
+    limit, tau0 = layer.limit(), float(layer.parameters()[temperatures[0]])
+    if of == "values":
+        return [float(limit.attention_drift) * tau0**2 * finite]
+    pattern, last = limit.pattern, np.moveaxis(finite, 0, -1)
+    F = differences(pattern, differences(pattern, last).swapaxes(0, 1))
+    T = np.moveaxis(overlap(pattern, tokens, F), -1, 0)
+    return [float(limit.attention_drift) * finite * T]

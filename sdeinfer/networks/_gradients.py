@@ -1,0 +1,209 @@
+"""Tangents and gradients of finite networks with their weights, to set against the SDE of the joint covariance 𝒱."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from sdeinfer._files import InputError
+from sdeinfer.covariance import factor, validate_covariance
+from sdeinfer.layers import AbstractLayer, check_parameters
+from sdeinfer.networks._sample import WEIGHTS_IN_MEMORY, covariance_of
+from sdeinfer.networks._tokens import tokens_with_covariance
+
+
+def sample_tangents(
+    layer: AbstractLayer,
+    V0: Float[Array | np.ndarray, "m m"],
+    *,
+    width: int,
+    depth: int,
+    directions: Float[Array | np.ndarray, "m m"],
+    networks: int,
+    observe_every: int = 1,
+    key: PRNGKeyArray,
+) -> Float[np.ndarray, "networks layers 2*m 2*m"]:
+    """Draw networks with N(0, 1) weights and record the joint covariance 𝒱 = [[V, C], [Cᵀ, D]] of tokens and a tangent.
+
+    The tangent Ẋ passes through every layer beside X, as its derivative along Ẋ: C = XẊᵀ/n, D = ẊẊᵀ/n. It starts in
+    random directions orthogonal to those of the tokens, so that C is zero at layer 0 up to rounding.
+
+    Arguments:
+        layer: the architecture, with its parameters; repeated `depth` times with fresh weights.
+        V0: covariance of the initial tokens, shape (m, m).
+        width: n, at least 2m.
+        depth: d ≥ 1, the number of layers.
+        directions: D at layer 0, shape (m, m): e_βe_βᵀ moves token β only. 𝒱's D scales with it, and C with its root.
+        networks: number of networks.
+        observe_every: k, to record layers 0, k, 2k, … only.
+        key: PRNG key.
+
+    Returns:
+        𝒱 in V0's floating-point type, shape (networks, layers, 2m, 2m).
+
+    Raises:
+        InputError: for a V0 or directions that are not covariances of one size, invalid sizes, or a network whose 𝒱
+            overflows.
+    """
+    layer, V0 = _check(layer, V0, width=width, depth=depth, networks=networks, observe_every=observe_every)
+    if observe_every > depth:
+        raise InputError(f"observe_every: must not exceed the depth {depth}, got {observe_every}")
+    D0 = validate_covariance(directions, "directions").astype(V0.dtype)
+    if D0.shape != V0.shape:
+        raise InputError(f"directions: shape {V0.shape}, that of V0, is needed, got {D0.shape}")
+    sizes = {"width": width, "observe_every": observe_every, "observed": depth // observe_every}
+    batch = max(1, WEIGHTS_IN_MEMORY // width**2)
+    (S,) = _in_batches(lambda keys: [_tangents_batch(layer, V0, D0, keys, **sizes)], networks, batch, key)
+    return S
+
+
+def sample_gradients(
+    layer: AbstractLayer,
+    V0: Float[Array | np.ndarray, "m m"],
+    *,
+    width: int,
+    depth: int,
+    layers: Sequence[int],
+    networks: int,
+    cotangents: int = 8,
+    key: PRNGKeyArray,
+) -> tuple[Float[np.ndarray, "networks layers m"], Float[np.ndarray, "networks layers m m"]]:
+    """Draw networks with N(0, 1) weights and back-propagate white cotangents from the output to some layers.
+
+    With J_β the Jacobian of the output X_d by token β of X_ℓ, and cotangents g of independent N(0, 1) entries, the
+    squared gradient norm ‖J_βᵀg‖²/n has the mean ‖J_β‖_F²/n over g. The SDE of 𝒱 predicts it by Σ_α D_αα at the end,
+    from D = e_βe_βᵀ and C = 0 at layer ℓ.
+
+    Arguments:
+        layer: the architecture, with its parameters; repeated `depth` times with fresh weights.
+        V0: covariance of the initial tokens, shape (m, m).
+        width: n ≥ m.
+        depth: d ≥ 1, the number of layers.
+        layers: the layers ℓ at which to record, ascending, from 0 to d.
+        networks: number of networks.
+        cotangents: number of cotangents over which each network's squared norms are averaged.
+        key: PRNG key.
+
+    Returns:
+        the squared gradient norms ‖J_βᵀg‖²/n of each token, averaged over the cotangents, shape
+        (networks, layers, m); and V at these layers, shape (networks, layers, m, m).
+
+    Raises:
+        InputError: for a V0 that is not a covariance, invalid sizes or layers, or a network that overflows.
+    """
+    layer, V0 = _check(layer, V0, width=width, depth=depth, networks=networks, cotangents=cotangents)
+    recorded = np.asarray(layers)
+    if recorded.ndim != 1 or recorded.size == 0 or not np.issubdtype(recorded.dtype, np.integer):
+        raise InputError(f"layers: a list of whole numbers is needed, got {layers}")
+    if recorded[0] < 0 or recorded[-1] > depth or (np.diff(recorded) <= 0).any():
+        raise InputError(f"layers: ascending numbers from 0 to the depth {depth} are needed, got {recorded.tolist()}")
+    sizes = {"width": width, "depth": depth, "cotangents": cotangents}
+    # One layer's weights, the representations of all layers, and the cotangents.
+    entries = max(width**2, (depth + 1) * len(V0) * width, cotangents * len(V0) * width)
+    batch = max(1, WEIGHTS_IN_MEMORY // entries)
+    norms, V = _in_batches(lambda keys: _gradients_batch(layer, V0, keys, recorded, **sizes), networks, batch, key)
+    return norms, V
+
+
+@eqx.filter_jit
+def _tangents_batch(layer, V0, D0, keys, *, width, observed, observe_every):
+    layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
+
+    def network(key):
+        key_tokens, key_layers = jr.split(key)
+        start = _tokens_and_tangents(V0, D0, width=width, key=key_tokens)
+
+        def one_layer(number, state):
+            X, X_dot = state
+            return jax.jvp(lambda X: layer.forward(X, key=jr.fold_in(key_layers, number)), (X,), (X_dot,))
+
+        def block(state, number):
+            state = jax.lax.fori_loop(number * observe_every, (number + 1) * observe_every, one_layer, state)
+            return state, covariance_of(jnp.concatenate(state))
+
+        _, S = jax.lax.scan(block, start, jnp.arange(observed))
+        return jnp.concatenate([covariance_of(jnp.concatenate(start))[None], S])
+
+    return jax.vmap(network)(keys)
+
+
+def _tokens_and_tangents(
+    V0: Float[Array, "m m"], D0: Float[Array, "m m"], *, width: int, key: PRNGKeyArray
+) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
+    """X and Ẋ with XXᵀ/n = V0, ẊẊᵀ/n = D0 and XẊᵀ = 0 up to rounding, in random directions."""
+    tokens = len(V0)
+    rows = tokens_with_covariance(jnp.eye(2 * tokens, dtype=V0.dtype), width=width, key=key)
+    return factor(V0) @ rows[:tokens], factor(D0) @ rows[tokens:]
+
+
+@eqx.filter_jit
+def _gradients_batch(layer, V0, keys, recorded, *, width, depth, cotangents):
+    layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
+
+    def network(key):
+        key_tokens, key_layers, key_cotangents = jr.split(key, 3)
+
+        def forward(X, number):
+            return layer.forward(X, key=jr.fold_in(key_layers, number)), X
+
+        def backward(gradients, layer_and_input):
+            number, X = layer_and_input
+            # The layer's weights are drawn again from their key, instead of being stored.
+            _, pull_back = jax.vjp(lambda X: forward(X, number)[0], X)
+            (gradients,) = jax.vmap(pull_back)(gradients)
+            return gradients, squared_norms(gradients)
+
+        def squared_norms(gradients):
+            return jnp.mean(jnp.sum(gradients**2, axis=2), axis=0) / width
+
+        X0 = tokens_with_covariance(V0, width=width, key=key_tokens)
+        numbers = jnp.arange(depth)
+        end, inputs = jax.lax.scan(forward, X0, numbers)
+        white = jr.normal(key_cotangents, (cotangents, *X0.shape), X0.dtype)
+        _, norms = jax.lax.scan(backward, white, (numbers, inputs), reverse=True)
+        norms = jnp.concatenate([norms, squared_norms(white)[None]])
+        X = jnp.concatenate([inputs, end[None]])
+        return norms[recorded], jax.vmap(covariance_of)(X[recorded])
+
+    return jax.vmap(network)(keys)
+
+
+def _check(layer, V0, *, width: int, **sizes: int) -> tuple[AbstractLayer, np.ndarray]:
+    """Check the parameters, V0 and the sizes, and convert V0 to JAX's floating-point type."""
+    for name, value in {"width": width, **sizes}.items():
+        if value < 1:
+            raise InputError(f"{name}: at least 1 is needed, got {value}")
+    V0, layer = validate_covariance(V0), check_parameters(layer)
+    most = 2 * len(V0) if "observe_every" in sizes else len(V0)
+    what = "tokens and their tangents need" if "observe_every" in sizes else "tokens need"
+    if width < most:
+        raise InputError(f"width: {len(V0)} {what} a width of at least {most}, got {width}")
+    layer.check_width(width)
+    return layer, V0.astype(jax.dtypes.canonicalize_dtype(V0.dtype))
+
+
+def _in_batches(
+    draw: Callable[[Array], Iterable[Array]], networks: int, largest: int, key: PRNGKeyArray
+) -> list[np.ndarray]:
+    """Draw networks in batches of equal size, so that one shape is compiled; a network depends on its key only.
+
+    Raises:
+        InputError: if a network overflows.
+    """
+    batch, keys = math.ceil(networks / math.ceil(networks / largest)), jr.split(key, networks)
+    drawn = []
+    for start in range(0, networks, batch):
+        # The last batch is padded with networks of the previous one.
+        first = min(start, networks - batch)
+        drawn.append([np.asarray(values)[start - first :] for values in draw(keys[first : first + batch])])
+    joined = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
+    overflows = np.any([~np.isfinite(x).reshape(networks, -1).all(axis=1) for x in joined], axis=0)
+    if overflows.any():
+        count, first = np.count_nonzero(overflows), int(np.argmax(overflows))
+        raise InputError(f"covariance: {count} of {networks} networks overflow, the first of them network {first}")
+    return joined

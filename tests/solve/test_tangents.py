@@ -1,0 +1,265 @@
+"""The step of the joint covariance of tokens and a tangent: its generator, the cone, exact laws, and networks."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import tangent_references
+from budget import assert_distribution, assert_estimate, assert_mean, assert_same_distribution, mean_and_error
+from conftest import LAYERS, PATTERNS, masked_layer_of, random_covariance
+from references import assert_agrees, packed
+from scipy import stats
+
+import sdeinfer as si
+from sdeinfer.covariance import gram, semidefinite_cholesky
+from sdeinfer.networks import tokens_with_covariance
+from sdeinfer.solve._steps import psd_step
+from sdeinfer.solve._tangent_step import joint_drift, joint_relu_drift, tangent_psd_step
+
+OF_ALL = [*LAYERS, "causal transformer", *list(PATTERNS)[1:]]
+
+
+def layer_of(name: str, tokens: int) -> si.layers.AbstractLayer:
+    return LAYERS[name]() if name in LAYERS else masked_layer_of(name, tokens)
+
+
+@functools.partial(jax.jit, static_argnames=("steps", "paths"))
+def end(layer, S0, h, *, steps: int, paths: int, key):
+    """𝒱 of many paths after so many steps of h, with the largest change by attention's drift; the batch is last."""
+    limit = jax.tree.map(lambda c: jnp.asarray(c, S0.dtype), layer.limit())
+    h = jnp.asarray(h, S0.dtype)
+    Z = jnp.broadcast_to(semidefinite_cholesky(S0)[..., None], (*S0.shape, paths))
+
+    def step(state, key):
+        Z, largest = state
+        G = jnp.sqrt(h) * jr.normal(key, (len(S0), 2 * len(S0), paths), S0.dtype)
+        Z_next, change = tangent_psd_step(limit, Z, h, G)
+        # A path that explodes stays where it is, as in the solver.
+        largest = jnp.maximum(largest, change)
+        return (jnp.where(largest <= 1, Z_next, Z), largest), None
+
+    (Z, largest), _ = jax.lax.scan(step, (Z, jnp.zeros(paths, S0.dtype)), jr.split(key, steps))
+    return gram(Z), largest
+
+
+def one_token_moves(V, token: int = 0):
+    """𝒱 with C = 0 and D = e_βe_βᵀ."""
+    zero = jnp.zeros_like(V)
+    return jnp.block([[V, zero], [zero, zero.at[token, token].set(1.0)]])
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_the_drift_is_that_of_the_naive_twin(name, tokens):
+    layer, S = layer_of(name, tokens), random_covariance(2 * tokens)
+    assert_agrees(joint_drift(layer.limit(), S), tangent_references.joint_drift(layer, S))
+
+
+@pytest.mark.parametrize("name", ["transformer", "mlp", "causal transformer", "prompts"])
+def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
+    tokens, samples, h = 2 if name == "transformer" else 3, 20_000, 1e-2
+    layer, S = layer_of(name, tokens), random_covariance(2 * tokens)
+    limit, Z = layer.limit(), jnp.linalg.cholesky(S)
+    rows, columns = np.triu_indices(2 * tokens)
+
+    def increment(G, h):
+        stepped, _ = tangent_psd_step(limit, jnp.broadcast_to(Z[..., None], (*Z.shape, samples)), h, jnp.sqrt(h) * G)
+        return (gram(stepped) - S[..., None])[rows, columns].T
+
+    @jax.jit
+    def moments(G):
+        """Samples of E d𝒱/h and E d𝒱 d𝒱ᵀ/h, from the pair ±G, which cancels most of the noise, and from h and h/2."""
+        found = []
+        for step in (h / 2, h):
+            there, back = increment(G, jnp.asarray(step)), increment(-G, jnp.asarray(step))
+            squares = sum(x[:, :, None] * x[:, None] for x in (there, back))
+            found.append(((there + back) / 2 / step, squares / 2 / step))
+        return jax.tree.map(lambda half, whole: 2 * half - whole, *found)
+
+    drift, covariance = moments(jr.normal(key, (2 * tokens, 4 * tokens, samples)))
+    assert_mean(drift, packed(tangent_references.joint_drift(layer, S)))
+    assert_mean(covariance, tangent_references.joint_diffusion(layer, S))
+
+
+@pytest.mark.parametrize("name", ["attention", "mlp", "transformer", "causal transformer", "mask"])
+def test_a_step_is_that_of_two_prompts_that_draw_near(name, key):
+    """Prompts X and X + εẊ take one step with the same normals: exact at every h as ε → 0."""
+    tokens, h, epsilon = 3, jnp.asarray(0.05), 1e-4
+    layer = layer_of(name, tokens)
+    limit, mask = layer.limit(), layer.limit().pattern.mask(tokens)
+    two = si.Pattern.of_mask(np.kron(np.eye(2, dtype=bool), mask))
+    of_two = si.layers.Limit(*jax.tree.leaves(limit), pattern=two)
+    Z, G = jnp.linalg.cholesky(random_covariance(2 * tokens)), jnp.sqrt(h) * jr.normal(key, (2 * tokens, 4 * tokens))
+    identity, zero = jnp.eye(tokens), jnp.zeros((tokens, tokens))
+
+    def difference(epsilon):
+        X, X_dot = Z[:tokens], Z[tokens:]
+        stepped, change = psd_step(of_two, jnp.concatenate([X, X + epsilon * X_dot]), h, G)
+        J = jnp.block([[identity, zero], [-identity / epsilon, identity / epsilon]])
+        return J @ gram(stepped) @ J.T, change
+
+    stepped, change = tangent_psd_step(limit, Z, h, G)
+    # Errors of order ε cancel, except for the ReLU's |ε|, which comes from its ν(ρ) ~ (1 − ρ)^{3/2}.
+    (there, expected_change), (back, _) = difference(epsilon), difference(-epsilon)
+    assert_agrees(gram(stepped), (there + back) / 2, rtol=1e-6 if name == "attention" else 1e-3)
+    assert_agrees(change, expected_change, rtol=1e-3)
+
+
+def test_without_attention_and_relu_a_step_is_one_multiplication(key):
+    Z, h = jnp.linalg.cholesky(random_covariance(4)), jnp.asarray(0.1)
+    G = jnp.sqrt(h) * jr.normal(key, (4, 8))
+    stepped, change = tangent_psd_step(si.ShapedMLP(0.3, 0.3).limit(), Z, h, G)
+    assert_agrees(stepped, Z @ (jnp.eye(4) + G[:, :4] / np.sqrt(2)) / np.sqrt(1 + 0.1 * 2))
+    assert change == 0
+
+
+@pytest.mark.parametrize("name", ["transformer", "mlp", "causal prompts"])
+def test_the_step_is_linear_in_the_tangent(name, key):
+    tokens, h = 3, jnp.asarray(0.05)
+    limit, Z = layer_of(name, tokens).limit(), jnp.linalg.cholesky(random_covariance(2 * tokens))
+    G = jnp.sqrt(h) * jr.normal(key, (2 * tokens, 4 * tokens))
+    scale = jnp.repeat(jnp.array([1.0, 64.0]), tokens)[:, None]
+    one, change = tangent_psd_step(limit, Z, h, G)
+    other, other_change = tangent_psd_step(limit, scale * Z, h, G)
+    assert_agrees(other / scale, one, rtol=1e-12)
+    np.testing.assert_array_equal(change, other_change)
+
+
+@pytest.mark.parametrize("tokens", [2, 3])
+def test_the_relus_drift_has_its_limit_where_tokens_coincide(tokens):
+    """Equal and opposite tokens: no drift, and −½ of the covariance, which the ReLU takes away."""
+    x = np.where(np.arange(tokens) % 2, -1.0, 1.0)
+    X_dot = np.random.default_rng(0).normal(size=(tokens, 6))
+    for sign in (np.ones(tokens), x):
+        X = sign[:, None] * np.linspace(0.5, 1.5, tokens)[:, None] * np.ones(6)
+        S = np.concatenate([X, X_dot]) @ np.concatenate([X, X_dot]).T
+        apart = np.tile(np.outer(sign, sign), (2, 2)) < 0
+        expected = np.where(apart, -S / 2, 0.0)
+        np.testing.assert_allclose(joint_relu_drift(jnp.asarray(S)), expected, atol=1e-6 * S.max())
+        near = np.concatenate([X + 1e-7 * np.random.default_rng(1).normal(size=X.shape), X_dot])
+        np.testing.assert_allclose(joint_relu_drift(jnp.asarray(near @ near.T)), expected, atol=1e-5 * S.max())
+
+
+def starts(tokens: int, start: str):
+    x = {
+        "rank one": jnp.linspace(0.5, 1.5, tokens),
+        "equal": jnp.ones(tokens),
+        "opposite": (-1.0) ** jnp.arange(tokens),
+    }
+    V0 = 0.8 * jnp.eye(tokens) + 0.2 if start == "full rank" else jnp.outer(x[start], x[start])
+    return one_token_moves(V0)
+
+
+def assert_in_the_cone(layer, S0, *, h, steps, paths, key):
+    S, largest = end(layer, S0, h, steps=steps, paths=paths, key=key)
+    assert np.isfinite(S).all()
+    assert np.mean(largest <= 1) >= 0.95
+    values = np.linalg.eigvalsh(np.moveaxis(np.asarray(S, np.float64), -1, 0))
+    assert (values[:, 0] >= -1e-5 * values[:, -1]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("transformer", jnp.float32),
+        ("transformer", jnp.float64),
+        ("mlp", jnp.float32),
+        ("causal transformer", jnp.float32),
+    ],
+)
+@pytest.mark.parametrize("start", ["full rank", "rank one", "equal", "opposite"])
+def test_paths_stay_in_the_cone(name, dtype, start, key):
+    layer, S0 = layer_of(name, 4), starts(4, start).astype(dtype)
+    assert_in_the_cone(layer, S0, h=0.02, steps=10, paths=200, key=key)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 8, pytest.param(32, marks=pytest.mark.slow)])
+def test_many_paths_stay_in_the_cone(tokens, key):
+    layer = si.ShapedTransformer(0.5, 0.6, 0.3, -1.5)
+    S0 = starts(tokens, "full rank").astype(jnp.float32)
+    steps, paths = {8: (4, 2**13), 32: (20, 2**10)}.get(tokens, (10, 2**13))
+    assert_in_the_cone(layer, S0, h=0.03, steps=steps, paths=paths, key=key)
+
+
+def test_paths_that_explode_are_finite_and_say_so(key):
+    layer = si.ShapedAttention(0.9, 0.05)
+    S, largest = end(layer, one_token_moves(4 * random_covariance(3)), 0.05, steps=1, paths=50, key=key)
+    assert np.isfinite(S).all()
+    assert (largest > 1).any()
+
+
+@pytest.mark.parametrize("name", ["feedforward", "mlp"])
+def test_one_token_without_attention_has_its_exact_law(name, key):
+    """log D ~ N(log D₀ − at, 2at), like log V and not independent of it."""
+    layer, T = LAYERS[name](), 0.4
+    S, _ = end(layer, jnp.diag(jnp.array([1.5, 0.7])), T / 80, steps=80, paths=2**12, key=key)
+    a = float(layer.limit().linear_noise)
+    law = stats.norm(np.log(0.7) - a * T, np.sqrt(2 * a * T))
+    assert_distribution(np.log(S[1, 1]), law.cdf)
+
+
+@pytest.mark.parametrize("name", ["transformer", "causal transformer"])
+def test_the_tokens_have_the_law_of_the_step_without_tangents(name, key):
+    layer, tokens, T, paths = layer_of(name, 3), 3, 0.1, 2**11
+    V0, keys = random_covariance(tokens), jr.split(key)
+    S, largest = end(layer, one_token_moves(V0), T / 20, steps=20, paths=paths, key=keys[0])
+    V = np.moveaxis(np.asarray(S[:tokens, :tokens, largest <= 1]), -1, 0)
+    expected = np.asarray(si.simulate(layer, V0, [T], paths=paths, step=T / 20, key=keys[1])[:, 0])
+    expected = expected[np.isfinite(expected).all(axis=(1, 2))]
+    for statistic in (lambda V: V[:, 1, 2] / np.sqrt(V[:, 1, 1] * V[:, 2, 2]), lambda V: np.log(V[:, 2, 2])):
+        assert_same_distribution(statistic(V), statistic(expected))
+
+
+@pytest.mark.parametrize("start", ["full rank", "equal"])
+def test_the_end_has_a_gradient(start, key):
+    S0 = starts(3, start)
+
+    @jax.jit
+    @jax.value_and_grad
+    def size(tau0):
+        layer = si.ShapedTransformer(0.5, tau0, 0.3, -1.5, pattern=si.CAUSAL)
+        return jnp.mean(end(layer, S0, 0.05, steps=4, paths=8, key=key)[0][-1, -1])
+
+    slope, step = size(0.8)[1], 1e-5
+    assert np.isfinite(slope)
+    if start == "full rank":
+        np.testing.assert_allclose(slope, (size(0.8 + step)[0] - size(0.8 - step)[0]) / (2 * step), rtol=1e-5)
+
+
+def sampled_layers(layer, S, *, width: int, networks: int, key):
+    """𝒱 after one layer with weights, packed, of shape (networks, p)."""
+    tokens = len(S) // 2
+
+    @jax.jit
+    @jax.vmap
+    def batch(key):
+        key_tokens, key_layer = jr.split(key)
+        rows = tokens_with_covariance(S, width=width, key=key_tokens)
+        after = jax.jvp(lambda X: layer.forward(X, key=key_layer), (rows[:tokens],), (rows[tokens:],))
+        after = jnp.concatenate(after)
+        return after @ after.T / width
+
+    keys = jr.split(key, (-(-networks // 1000), 1000))
+    return packed(np.concatenate([np.asarray(batch(k)) for k in keys]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention", "transformer", "causal transformer"])
+def test_layers_with_weights_have_the_generators_mean_and_covariance(name, key):
+    """At n = 64 and 128, extrapolated to n = ∞."""
+    tokens, keys = 2, jr.split(key)
+    layer, S = layer_of(name, tokens), random_covariance(2 * tokens)
+    estimates: list[Any] = []
+    for width, networks, key in zip((64, 128), (40_000, 20_000), keys, strict=True):
+        change = sampled_layers(layer, S, width=width, networks=networks, key=key) - packed(S)
+        centred = change - change.mean(axis=0)
+        estimates.append(
+            [mean_and_error(width * change), mean_and_error(width * centred[:, :, None] * centred[:, None])]
+        )
+    expected = (packed(tangent_references.joint_drift(layer, S)), tangent_references.joint_diffusion(layer, S))
+    for near, far, limit in zip(*estimates, expected, strict=True):
+        assert_estimate(2 * far[0] - near[0], limit, np.hypot(2 * far[1], near[1]))

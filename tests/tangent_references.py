@@ -1,0 +1,128 @@
+"""Naive twins of tangents, in plain NumPy; nothing here imports sdeinfer.
+
+The joint covariance 𝒱 = [[V, C], [Cᵀ, D]] of tokens and a tangent is that of two prompts, X and X + εẊ, seen through
+J = [[I, 0], [−I/ε, I/ε]]. Attention's part of its drift and diffusion is a polynomial in ε: the index sums are added up
+in exact fractions, with an ε so small that only the limit is left in a float. The ReLU's part is an integral over
+normals and their derivatives.
+"""
+
+import math
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+from references import coefficients, linear_tensor, packed_tensor, pattern_of
+
+EPSILON = Fraction(1, 2**60)
+
+
+def masked_S1(V, mask) -> np.ndarray:
+    """S₁^{αδ,βω} of Eq. 10 with means over the tokens to which α and β attend; zero for other δ and ω."""
+    m = len(V)
+    S = np.zeros((m, m, m, m), V.dtype)
+    for a, d, b, w in product(range(m), repeat=4):
+        if mask[a, d] and mask[b, w]:
+            one, other, both = V[mask[a], w].mean(), V[d, mask[b]].mean(), V[np.ix_(mask[a], mask[b])].mean()
+            S[a, d, b, w] = V[a, b] * (V[d, w] - one - other + both)
+    return S
+
+
+def masked_S2(V, mask) -> np.ndarray:
+    """S₂^{αδ} of Eq. 10 with means over the tokens to which α attends; zero for other δ."""
+    m = len(V)
+    S = np.zeros((m, m), V.dtype)
+    for a, d in product(range(m), repeat=2):
+        if mask[a, d]:
+            own = V[np.ix_(mask[a], mask[a])]
+            S[a, d] = V[a, a] * (V[d, d] - 2 * V[d, mask[a]].mean() + 2 * own.mean() - np.diag(own).mean())
+    return S
+
+
+def masked_attention_drift(V, mask) -> np.ndarray:
+    """The bracket of Theorem 4.2's drift with sums over the tokens to which α attends, and 1/m_α for 1/m."""
+    m, size = len(V), [int(row.sum()) for row in mask]
+    first, second = masked_S1(V, mask), masked_S2(V, mask)
+    b = np.zeros((m, m), V.dtype)
+    for a, c, n in product(range(m), repeat=3):
+        b[a, c] += V[c, n] * second[a, n] / (2 * size[a]) + V[a, n] * second[c, n] / (2 * size[c])
+        for k in range(m):
+            b[a, c] += V[n, k] * first[a, n, c, k] / (size[a] * size[c])
+    return b
+
+
+def masked_attention_tensor(V, mask) -> np.ndarray:
+    """𝒜^{αβ,δω} with those sums: the covariance of M + Mᵀ, M_αβ = Σ_ν (first order of A)_αν V_νβ."""
+    m, size = len(V), [int(row.sum()) for row in mask]
+    S = masked_S1(V, mask)
+    # Cov(M_xy, M_zu), indexed by x, y, z and u.
+    covariance = np.einsum("yn,xnzk,ku->xyzu", V, S, V)
+    for x, z in product(range(m), repeat=2):
+        covariance[x, :, z] = covariance[x, :, z] / (size[x] * size[z])
+    one = covariance + np.einsum("yxzu->xyzu", covariance)
+    return one + np.einsum("xyuz->xyzu", one)
+
+
+def joint_drift(layer, S) -> np.ndarray:
+    """The drift of 𝒱."""
+    theta1, theta2, _, _ = coefficients(layer)
+    S = np.asarray(S, float)
+    prompts, J = _two_prompts(S)
+    of_attention = J @ masked_attention_drift(prompts, _mask(layer, len(S) // 2)) @ J.T
+    return theta1 * of_attention.astype(float) + theta2 * joint_relu_drift(S)
+
+
+def joint_diffusion(layer, S) -> np.ndarray:
+    """Σ(𝒱) as a matrix over the entries α ≤ β of 𝒱."""
+    _, _, a, kappa2 = coefficients(layer)
+    S = np.asarray(S, float)
+    prompts, J = _two_prompts(S)
+    tensor = masked_attention_tensor(prompts, _mask(layer, len(S) // 2))
+    for axis in range(4):
+        tensor = np.moveaxis(np.tensordot(J, tensor, axes=(1, axis)), 0, axis)
+    return packed_tensor(a * linear_tensor(S) + kappa2 * tensor.astype(float))
+
+
+def joint_relu_drift(S) -> np.ndarray:
+    """(κ₁ − 𝒱)/2 with the arc-cosine kernel κ₁ = 2E[φ(g)φ(g′)] of φ = max(·, 0) and, for tangents, of φ′(g) ġ."""
+    m = len(S) // 2
+    kernel = S.copy()
+    for a, b in product(range(m), repeat=2):
+        if a == b:
+            continue
+        part = _quadrant(S[np.ix_([a, b, m + a, m + b], [a, b, m + a, m + b])])
+        kernel[a, b] = part[0, 1]
+        kernel[a, m + b], kernel[m + b, a] = part[0, 3], part[0, 3]
+        kernel[m + a, m + b] = part[2, 3]
+    return (kernel - S) / 2
+
+
+def _quadrant(S) -> np.ndarray:
+    """2E[y yᵀ 1(g > 0) 1(g′ > 0)] for normals y = (g, g′, ġ, ġ′), by quadrature over the angle of (g, g′)."""
+    sd = np.sqrt(np.diag(S)[:2])
+    rho = S[0, 1] / sd.prod()
+    root = sd[:, None] * np.array([[1.0, 0.0], [rho, math.sqrt(1 - rho**2)]])
+    given = S[:, :2] @ np.linalg.inv(root).T  # y given z, with (g, g′) = root z
+    left = S - given @ given.T
+    # g > 0 and g′ > 0 for angles of z from arccos ρ − π/2 to π/2; the squared radius has mean 2.
+    nodes, weights = np.polynomial.legendre.leggauss(40)
+    width = math.pi - math.acos(rho)
+    angles, weights = math.pi / 2 - width * (1 - nodes) / 2, weights * width / 2 / (2 * math.pi)
+    z = np.stack([np.cos(angles), np.sin(angles)])
+    return 2 * (left * weights.sum() + 2 * given @ (z * weights) @ z.T @ given.T)
+
+
+def _mask(layer, tokens: int) -> np.ndarray:
+    """The mask of X and X + εẊ, which attend to their own tokens."""
+    pattern = pattern_of(layer)
+    mask = np.ones((tokens, tokens), bool) if pattern is None else pattern.mask(tokens)
+    return np.kron(np.eye(2, dtype=bool), mask)
+
+
+def _two_prompts(S) -> tuple[np.ndarray, np.ndarray]:
+    """The covariance of X and X + εẊ in exact fractions, and J."""
+    m = len(S) // 2
+    exact = np.vectorize(Fraction, otypes=[object])
+    identity, zero = exact(np.eye(m)), exact(np.zeros((m, m)))
+    K = np.block([[identity, zero], [identity, EPSILON * identity]])
+    J = np.block([[identity, zero], [-identity / EPSILON, identity / EPSILON]])
+    return K @ exact(S) @ K.T, J

@@ -18,7 +18,7 @@ from budget import assert_estimate, assert_within
 from conftest import LAYERS
 
 import sdeinfer as si
-from sdeinfer.covariance import spectrum
+from sdeinfer.covariance import Spectrum, coordinates
 from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth, Limit, drift_terms, variance_terms
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.networks._chain import _initial_blocks
@@ -35,13 +35,22 @@ CASES = {
         0.6, 0.8, 1.0, -1.0, heads=4, output_projection=True, expansion=4
     ),
     "attention, MLP": si.Stack((si.ShapedAttention(0.6, 0.8), si.ShapedMLP(1.0, -1.0))),
+    "causal attention": si.ShapedAttention(0.7, 0.8, pattern=si.CAUSAL),
+    "causal transformer, 4 heads, W_O": si.ShapedTransformer(
+        0.6, 0.8, 1.0, -1.0, heads=4, output_projection=True, pattern=si.CAUSAL
+    ),
+    "transformer, prompts": si.ShapedTransformer(0.6, 0.8, 1.0, -1.0, pattern=si.Pattern(prompts=(2, 1))),
+    "attention, MLP, a mask": si.Stack(
+        (
+            si.ShapedAttention(0.6, 0.8, pattern=si.Pattern.of_mask([[0, 1, 1], [1, 1, 0], [0, 0, 1]])),
+            si.ShapedMLP(1.0, -1.0),
+        )
+    ),
 }
 """Slopes with c₊ = −c₋, for which corrections are a series in 1/n and not in 1/√n."""
 
 NEVER = 1e12
 V = jnp.array([[1.0, 0.3, 0.1], [0.3, 1.4, -0.2], [0.1, -0.2, 0.7]])
-ROWS, COLUMNS = np.triu_indices(3)
-MULTIPLICITY = np.where(ROWS == COLUMNS, 2.0, 1.0)
 BATCH = 4096
 
 
@@ -66,7 +75,7 @@ def linear(layer):
 
 
 @eqx.filter_jit
-def _sums(layers, R, key, *, width, batches):
+def _sums(layers, W, key, *, width, batches):
     """Over networks, means and mean squares of n dZ and n dZ², less those of the linear twin."""
     layers, V32 = jax.tree.map(lambda x: x.astype(jnp.float32), (layers, V))
 
@@ -78,7 +87,7 @@ def _sums(layers, R, key, *, width, batches):
             V0 = jnp.broadcast_to(V32[:, :, None, None], (*V.shape, 1, BATCH))
             start = _initial_blocks(V0, layer.column_blocks, width, key_start)
             after = layer.forward_covariance(start, width=width, keys=key_layer).sum(axis=2)
-            return jnp.einsum("ia,abs,jb->ijs", R, after.astype(V.dtype) - V[:, :, None], R)[ROWS, COLUMNS]
+            return jnp.einsum("qab,abs->qs", W, after.astype(V.dtype) - V[:, :, None])
 
         shaped, mirrored, twin = jax.lax.map(move, layers)
         drift, square = (width * ((shaped**k + mirrored**k) / 2 - twin**k) for k in (1, 2))
@@ -88,38 +97,47 @@ def _sums(layers, R, key, *, width, batches):
 
 
 def moments(layer, width: int, batches: int, key) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Estimates of n E Z and n var Z/(1 + [i = j]), each with its Monte Carlo error."""
-    coordinates = spectrum(V)
-    R = jnp.linalg.inv(coordinates.cholesky @ coordinates.rotation)
+    """Estimates of n E z and n var z, each with its Monte Carlo error."""
+    W = forms(layer.limit().pattern)
     layers = jax.tree.map(lambda *values: jnp.stack(values), layer, reflected(layer), linear(layer))
-    drift, drift2, square, square2 = map(np.asarray, _sums(layers, R, key, width=width, batches=batches))
-    # A linear layer commutes with R: its Z has the covariance that its V′ has at V = I.
-    known = (
-        width * references.linear_layer_covariance(linear(layer), np.eye(3), width=width)[ROWS, COLUMNS, ROWS, COLUMNS]
-    )
+    drift, drift2, square, square2 = map(np.asarray, _sums(layers, W, key, width=width, batches=batches))
+    of_linear = references.linear_layer_covariance(linear(layer), V, width=width)
+    known = width * np.einsum("qab,abdw,qdw->q", W, of_linear, W)
     variance = square + known - drift**2 / width
     drift_error, error = (np.sqrt((s - x**2) / (BATCH * batches)) for x, s in ((drift, drift2), (square, square2)))
-    return [(drift, drift_error), (variance / MULTIPLICITY, error / MULTIPLICITY)]
+    return [(drift, drift_error), (variance, error)]
 
 
 @functools.cache
-def terms() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def forms(pattern: si.Pattern) -> np.ndarray:
+    """W_q with z_q = ⟨W_q, dV⟩."""
+    at = coordinates(np.asarray(V), pattern)
+    if not isinstance(at, Spectrum):
+        return at.forms()[0]
+    rows, columns = np.triu_indices(len(V))
+    R = np.linalg.inv(at.cholesky @ at.rotation)
+    product = R[rows][:, :, None] * R[columns][:, None]
+    return (product + product.swapaxes(1, 2)) / 2 / np.sqrt(1 + (rows == columns))[:, None, None]
+
+
+@functools.cache
+def terms(pattern: si.Pattern) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """B₁ and the other terms of the drift, f_k, and e; all in the spectral coordinates of V."""
-    at, drift = spectrum(np.asarray(V)), drift_terms(np.asarray(V))
-    features = variance_terms(np.asarray(V), at, drift)
-    return at.whiten(drift)[:, ROWS, COLUMNS], features, np.asarray(at.mixing)
+    at, drift = coordinates(np.asarray(V), pattern), drift_terms(np.asarray(V), pattern)
+    features = variance_terms(np.asarray(V), at, drift, pattern)
+    return np.einsum("qab,sab->sq", forms(pattern), drift), features, np.asarray(at.mixing)
 
 
 def predicted(law: FiniteWidth) -> list[np.ndarray]:
     """What the law says of these moments."""
-    drift, features, e = terms()
+    drift, features, e = terms(law.limit.pattern)
     variance = law.limit.linear_noise + law.limit.attention_noise * e
     variance = variance + law.variance @ features + e * (law.variance_mixing @ features)
     return [np.asarray(law.drift) @ drift, np.asarray(variance)]
 
 
 def predicted_limit(limit: Limit) -> list[np.ndarray]:
-    drift, _, e = terms()
+    drift, _, e = terms(limit.pattern)
     theta = np.array([limit.attention_drift, limit.relu_drift])
     return [theta @ drift[:2], np.asarray(limit.linear_noise + limit.attention_noise * e)]
 
@@ -160,7 +178,7 @@ def assert_next_order(name: str, widths: list[int], batches: int, key) -> None:
         assert_within(coefficient / error)
 
 
-@pytest.mark.parametrize("name", ["attention", "feed-forward, r = 4"])
+@pytest.mark.parametrize("name", ["attention", "feed-forward, r = 4", "causal attention"])
 def test_moments_are_those_of_sampled_layers(name, key):
     assert_next_order(name, [8, 16], 2, key)
 

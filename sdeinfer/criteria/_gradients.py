@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import differences, overlap
+from sdeinfer.covariance import centring, factor_on_host
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve import TangentPaths, simulate, tangents_from
 
@@ -59,7 +59,8 @@ def gradient_norms(
 
     A change of the weights of attention at time t makes a tangent there (Fig. 2). The squared norm of the gradient of
     the value weights, over n, is tr D of one that starts with D = γ²V; that of the query weights, not over n, of one
-    that starts with D = γ²/τ0² V ∘ T, T_αβ = tr(V H_α V H_β)/(m_α m_β).
+    that starts with D = γ²/τ0² A V Aᵀ, row α of A being y_α H_α/m_α, and y normal with covariance V ⊗ V; with several
+    heads, with the mean of D over heads. Its mean is γ²/τ0² V ∘ T, T_αβ = tr(V H_α V H_β)/(m_α m_β).
 
     Arguments:
         layer: the architecture, with its parameters.
@@ -80,17 +81,17 @@ def gradient_norms(
     V = np.asarray(simulate(layer, V0, times, paths=paths, step=step, key=jr.fold_in(key, 0)))
     found = []
     for number, left in enumerate(time - times):
-        starts = _starts(layer, V[:, number], of)
-        keys = jr.split(jr.fold_in(key, number + 1), len(starts))
+        key_start, *keys = jr.split(jr.fold_in(key, number + 1), len(V0) + 1)
+        starts = _starts(layer, V[:, number], of, key_start)
         ends = [
             tangents_from(layer, V[:, number], [left], D0, step=step, key=each)
-            for D0, each in zip(starts, keys, strict=True)
+            for D0, each in zip(starts, keys, strict=False)
         ]
         found.append(np.stack([np.asarray(squared_jacobian_norm(end))[:, 0] for end in ends], axis=-1))
     return GradientNorms(times, np.stack(found, axis=1))
 
 
-def _starts(layer: AbstractLayer, V: np.ndarray, of: str) -> list[np.ndarray]:
+def _starts(layer: AbstractLayer, V: np.ndarray, of: str, key: PRNGKeyArray) -> list[np.ndarray]:
     """The D from which tangents start."""
     tokens = V.shape[-1]
     if of == "tokens":
@@ -100,9 +101,12 @@ def _starts(layer: AbstractLayer, V: np.ndarray, of: str) -> list[np.ndarray]:
         raise InputError(f"of: tokens, or values or queries of a layer with one τ0, is needed; got {of!r}")
     finite = np.where(np.isfinite(V).all(axis=(1, 2), keepdims=True), V, np.eye(tokens, dtype=V.dtype))
     limit, tau0 = layer.limit(), float(layer.parameters()[temperatures[0]])
+    drift = float(limit.attention_drift)
     if of == "values":
-        return [float(limit.attention_drift) * tau0**2 * finite]
-    pattern, last = limit.pattern, np.moveaxis(finite, 0, -1)
-    F = differences(pattern, differences(pattern, last).swapaxes(0, 1))
-    T = np.moveaxis(overlap(pattern, tokens, F), -1, 0)
-    return [float(limit.attention_drift) * finite * T]
+        return [drift * tau0**2 * finite]
+    heads = round((drift * tau0) ** 2 / float(limit.attention_noise))
+    L = factor_on_host(finite)[:, None]
+    y = L @ np.asarray(jr.normal(key, (len(V), heads, tokens, tokens), V.dtype)) @ np.swapaxes(L, -1, -2)
+    _, differences, selected, _ = centring(limit.pattern, tokens)
+    F = (y @ differences.T * selected) @ differences @ L
+    return [(drift * np.mean(F @ np.swapaxes(F, -1, -2), axis=1)).astype(V.dtype)]

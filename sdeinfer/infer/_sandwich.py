@@ -35,6 +35,9 @@ FEWEST = 4096
 to be small; the scatter is then computed from this many transitions of exact networks, drawn at the mode from the
 transitions' starts."""
 
+FEWEST_TERMS = 40_960
+"""As `FEWEST`, in terms of transitions with an attention pattern, each of which costs the cube of its number of terms."""
+
 OMITTED, OMITTED_OF_TWO = 1.0, 2.0
 """Estimated omitted order of attention: −OMITTED · s² times the last retained term, with a larger value for two tokens.
 Measured in the variance that is free of attention in the limit: 1.5 to 2.4 for two equal tokens, 0.9 for three, 0.5 for
@@ -79,10 +82,11 @@ def sandwich(
         for whole, found in zip(totals, _score(part, law, _smallest_tau0(layer)), strict=True):
             whole += times * found
     information, scatter, shift = totals
-    if len(path) < FEWEST:
+    fewest = _fewest(path)
+    if len(path) < fewest:
         # The exact transitions are divided among the parts in proportion to their sizes.
         drawn = [
-            _one_layer(part, layer, max(1, FEWEST * len(part) // len(path)))
+            _one_layer(part, layer, max(1, fewest * len(part) // len(path)))
             for (part, _), layer in zip(parts, layers, strict=True)
         ]
         exact = [each for each in drawn if each is not None]
@@ -104,6 +108,12 @@ def sandwich(
         axes = ((), (), (u.shape[-1],), matrix.shape, (u.shape[-1],))
         values = tuple(np.broadcast_to(x, (len(u), *shape)) for x, shape in zip(values, axes, strict=True))
     return Adjustment(*jax.device_put([np.asarray(x, jnp.result_type(float)) for x in values]))
+
+
+def _fewest(path: Path) -> int:
+    """Smallest number of transitions whose scores determine their own scatter."""
+    terms = path.tokens * (path.tokens + 1) // 2
+    return FEWEST if path.pattern.everything else min(FEWEST, FEWEST_TERMS // terms)
 
 
 def _smallest_tau0(layer: AbstractLayer) -> float:

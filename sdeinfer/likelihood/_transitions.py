@@ -1,7 +1,9 @@
 """Transitions between observed layers, and the data terms of their likelihood."""
 
 import dataclasses
+import hashlib
 import math
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -29,6 +31,12 @@ from sdeinfer.observation import outputs_of, validate
 
 BLOCK = 2048
 """Number of transitions reduced at a time."""
+
+REMEMBERED = 2**28
+"""Bytes of terms with an attention pattern that are kept."""
+
+_TERMS: dict[bytes, "Terms"] = {}
+_LOCK = threading.Lock()
 
 ENTRIES = 2**17
 """Bound on the number of entries of the largest arrays (m³ per transition) computed at a time, to fit in a cache."""
@@ -94,7 +102,8 @@ class Path:
     def terms(self, chosen: slice | np.ndarray) -> Terms:
         """Terms of transitions, each taken as one step of the SDE, with one leading axis."""
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
-        return _in_parts(partial(terms_of, pattern=self.pattern), self.starts(chosen), self.ends(chosen), h)
+        function = partial(terms_of if self.pattern.everything else remembered_terms, pattern=self.pattern)
+        return _in_parts(function, self.starts(chosen), self.ends(chosen), h)
 
     def coordinates(self, chosen: slice | np.ndarray) -> Spectrum | PatternSpectrum:
         """Spectral coordinates at the starts of transitions, stacked along a leading axis."""
@@ -102,6 +111,8 @@ class Path:
 
     def mixing(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions p"]:
         """The e of transitions, without their other terms."""
+        if not self.pattern.everything:
+            return np.asarray(self.terms(chosen).mixing)
         return _in_parts(lambda V: np.asarray(coordinates(V, self.pattern).mixing), self.starts(chosen))
 
     def next_order(
@@ -249,6 +260,29 @@ def terms_of(
         variance=variance_terms(V, at, drift, pattern).swapaxes(0, 1),
         log_jacobian=-(V.shape[-1] + 1) * at.log_volume - xp.log(root * step).sum(axis=1),
     )
+
+
+def remembered_terms(
+    V: Float[np.ndarray, "transitions m m"],
+    after: Float[np.ndarray, "transitions m m"],
+    h: Float[np.ndarray, " transitions"],
+    *,
+    pattern: Pattern,
+) -> Terms:
+    """`terms_of` data with an attention pattern, from the last `REMEMBERED` bytes of them.
+
+    A fit and its check pass over the same data some ten times, and with a pattern a pass costs O(p³) per transition.
+    """
+    key = hashlib.blake2b(b"".join(np.ascontiguousarray(x).tobytes() for x in (V, after, h)))
+    key.update(repr((pattern, V.shape, V.dtype)).encode())
+    with _LOCK:
+        found = _TERMS.pop(key.digest(), None)
+    found = terms_of(V, after, h, pattern=pattern) if found is None else found
+    with _LOCK:
+        _TERMS[key.digest()] = found
+        while len(_TERMS) > 1 and sum(x.nbytes for terms in _TERMS.values() for x in vars(terms).values()) > REMEMBERED:
+            _TERMS.pop(next(iter(_TERMS)))
+    return found
 
 
 def _next_order(V: Float[np.ndarray, "transitions m m"]) -> tuple[np.ndarray, np.ndarray]:

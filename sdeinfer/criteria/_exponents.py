@@ -1,6 +1,7 @@
-"""Growth rates of the angle between near tokens, and of gradients: the criteria of trainability of Cowsik et al. (2024),
-with their fluctuations over networks.
-"""  # noqa: D205
+"""Growth rates of the angle between near tokens and of gradients, with their fluctuations over networks.
+
+They are the criteria of trainability of Cowsik et al. (2024, arXiv:2403.02579).
+"""
 
 from typing import NamedTuple
 
@@ -51,8 +52,8 @@ def exponents(
 ) -> Exponents:
     """The angle and the gradient exponent over [0, time].
 
-    Let x and x + εu be two near tokens of one prompt. 1 − ρ between them is ε²/2 times (‖u‖² − (x·u)²/‖x‖²)/‖x‖², with u
-    a tangent; its growth is the angle exponent. The gradient exponent is log(tr D_time/tr D_0)/time from D_0 = I.
+    Let x and x + εu be two near tokens of one prompt, with a tangent u. 1 − ρ between them is ε²/2 times
+    (‖u‖² − (x·u)²/‖x‖²)/‖x‖²; its growth is the angle exponent. The gradient exponent is log(tr D_time/tr D_0)/time from D_0 = I.
     Both are differentiable in the layer's parameters.
 
     Arguments:

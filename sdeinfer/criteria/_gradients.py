@@ -15,7 +15,7 @@ from sdeinfer.solve import TangentPaths, simulate, tangents_from
 
 
 def squared_jacobian_norm(paths: TangentPaths) -> Float[Array, "paths times"]:
-    """tr D_t: the squared norm of the change of all tokens by the tangent, over n.
+    """The squared norm tr D_t of the change of all tokens by the tangent, over n.
 
     For `directions` e_βe_βᵀ it is the squared Frobenius norm of the Jacobian ∂X_t/∂x_β over n, and for the identity
     that of ∂X_t/∂X_0.

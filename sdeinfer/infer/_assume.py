@@ -123,8 +123,8 @@ def require_complete(kind: AbstractArchitecture, data: xr.Dataset) -> None:
     tokens = data.sizes["token_a"]
     if tokens > LARGEST_TOKENS and not kind.pattern.everything:
         raise InputError(
-            f"tokens: {tokens} tokens have {tokens * (tokens + 1) // 2} covariances, and with a pattern each layer costs "
-            f"the cube of that: take at most {LARGEST_TOKENS}, by si.take(data, prompts=…, tokens=…)"
+            f"tokens: {tokens} tokens have {tokens * (tokens + 1) // 2} covariances, and a pattern costs the cube "
+            f"of that for each layer: take at most {LARGEST_TOKENS}, by si.take(data, prompts=…, tokens=…)"
         )
 
 

@@ -36,7 +36,7 @@ to be small; the scatter is then computed from this many transitions of exact ne
 transitions' starts."""
 
 FEWEST_TERMS = 40_960
-"""As `FEWEST`, in terms of transitions with an attention pattern, each of which costs the cube of its number of terms."""
+"""As `FEWEST`, in terms of the transitions with an attention pattern, which cost the cube of their number of terms."""
 
 OMITTED, OMITTED_OF_TWO = 1.0, 2.0
 """Estimated omitted order of attention: −OMITTED · s² times the last retained term, with a larger value for two tokens.

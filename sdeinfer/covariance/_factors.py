@@ -4,6 +4,7 @@ NumPy compiles nothing, whatever the number and size of the data. It rejects a w
 these functions return NaN for that matrix, as JAX does.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -22,9 +23,17 @@ def cholesky_of[T: (Array, np.ndarray)](A: Float[T, "... m m"]) -> Float[T, "...
     return _numpy_cholesky(A) if isinstance(A, np.ndarray) else jnp.linalg.cholesky(A)
 
 
-def eigh_of[T: (Array, np.ndarray)](A: Float[T, "... m m"]) -> tuple[Float[T, "... m"], Float[T, "... m m"]]:
-    """Eigenvalues, ascending, and eigenvectors, in columns; the derivative is NaN where eigenvalues repeat."""
-    return _numpy_eigh(A) if isinstance(A, np.ndarray) else _jax_eigh(A)
+def eigh_of[T: (Array, np.ndarray)](
+    A: Float[T, "... m m"], null: int = 0
+) -> tuple[Float[T, "... m"], Float[T, "... m m"]]:
+    """Eigenvalues, ascending, and eigenvectors, in columns; the derivative is NaN where eigenvalues repeat.
+
+    Arguments:
+        A: symmetric matrices.
+        null: number of eigenvalues, the first ones, that are zero for every A. Their eigenvectors are an arbitrary
+            basis of the null space, which does not turn in itself as A changes.
+    """
+    return _numpy_eigh(A) if isinstance(A, np.ndarray) else _jax_eigh(A, null)
 
 
 def inverse_lower[T: (Array, np.ndarray)](L: Float[T, "... m m"]) -> Float[T, "... m m"]:
@@ -102,20 +111,22 @@ def _numpy_eigh(A: Any) -> tuple[Any, Any]:
     return values, vectors
 
 
-@jax.custom_jvp
-def _jax_eigh(A: Any) -> tuple[Any, Any]:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _jax_eigh(A: Any, null: int) -> tuple[Any, Any]:
     values, vectors = jnp.linalg.eigh(A)
     return values, vectors
 
 
 @_jax_eigh.defjvp
-def _jax_eigh_jvp(primals: tuple[Array], tangents: tuple[Array]):
+def _jax_eigh_jvp(null: int, primals: tuple[Array], tangents: tuple[Array]):
     (A,), (dA,) = primals, tangents
-    values, U = _jax_eigh(A)
+    values, U = _jax_eigh(A, null)
     rotated = U.mT @ dA @ U
     gap = values[..., None, :] - values[..., :, None]
     equal = jnp.abs(gap) <= REPEATED * float(jnp.finfo(A.dtype).eps) * jnp.abs(values).max(axis=-1)[..., None, None]
     # A factor, not a value: reverse mode would transpose a constant NaN to zero.
     factor = jnp.where(equal, jnp.nan, 1 / jnp.where(equal, 1.0, gap))
-    factor = jnp.where(jnp.eye(A.shape[-1]) == 1, 0.0, factor)
+    in_null = np.arange(A.shape[-1]) < null
+    still = np.eye(A.shape[-1], dtype=bool) | (in_null[:, None] & in_null)
+    factor = jnp.where(still, 0.0, factor)
     return (values, U), (jnp.diagonal(rotated, axis1=-2, axis2=-1), U @ (rotated * factor))

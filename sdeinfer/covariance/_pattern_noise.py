@@ -111,14 +111,21 @@ class PatternSpectrum(eqx.Module):
 def pattern_spectrum(pattern: Pattern, V: Float[Any, "... m m"]) -> PatternSpectrum:
     """Find the coordinates in which Σ(V) is diagonal, in O(p³); NumPy handles NumPy arrays.
 
-    V must be positive definite: for a singular V the result holds NaN.
+    Where 𝒜 vanishes, any coordinates would do for the limit, but not for a layer of finite width: there Σ_lin with
+    V ∘ V for one V is diagonal as well. V must be positive definite: for a singular V the result holds NaN.
     """
     xp, tokens = V.__array_namespace__(), V.shape[-1]
-    L = cholesky_of(V)
+    L, null = cholesky_of(V), vanishing(pattern, tokens)
     columns = _noise_columns(pattern, L, inverse_lower(L))
-    e, rotation = eigh_of(columns.mT @ columns)
+    e, rotation = eigh_of(columns.mT @ columns, null)
+    if null > 1:
+        free = unvech(_root(tokens, V.dtype) * rotation[..., :null].mT)
+        form = (free @ whiten_by(L, V * V)[..., None, :, :]).reshape(*V.shape[:-2], null, -1)
+        form = form @ free.reshape(form.shape).mT
+        _, turn = eigh_of((form + form.mT) / 2)
+        rotation = xp.concatenate([rotation[..., :null] @ turn, rotation[..., null:]], axis=-1)
     rounding = ROUNDING * float(np.finfo(V.dtype).eps) * e[..., -1:]
-    zero = (np.arange(e.shape[-1]) < vanishing(pattern, tokens)) | (e <= rounding)
+    zero = (np.arange(e.shape[-1]) < null) | (e <= rounding)
     return PatternSpectrum(L, rotation, xp.where(zero, 0.0, e))
 
 

@@ -53,8 +53,8 @@ def exponents(
     """The angle and the gradient exponent over [0, time].
 
     Let x and x + εu be two near tokens of one prompt, with a tangent u. 1 − ρ between them is ε²/2 times
-    (‖u‖² − (x·u)²/‖x‖²)/‖x‖²; its growth is the angle exponent. The gradient exponent is log(tr D_time/tr D_0)/time from D_0 = I.
-    Both are differentiable in the layer's parameters.
+    (‖u‖² − (x·u)²/‖x‖²)/‖x‖²; its growth is the angle exponent. The gradient exponent is
+    log(tr D_time/tr D_0)/time from D_0 = I. Both are differentiable in the layer's parameters.
 
     Arguments:
         layer: the architecture, with its parameters.
@@ -66,11 +66,11 @@ def exponents(
         key: PRNG key.
 
     Raises:
-        InputError: as `simulate`, for a token that V0 does not have, and for a pattern of a fixed number of tokens.
+        InputError: as `simulate`, for a token that V0 does not have, and for attention with a pattern: a token and its
+            copy would attend to different tokens, and part however near they start.
     """
-    pattern = layer.limit().pattern
-    if pattern.prompts or pattern.rows:
-        raise InputError("layer: a token is repeated, which prompts and masks of a fixed number of tokens do not allow")
+    if not layer.limit().pattern.everything:
+        raise InputError("layer: a token and its copy must attend to the same tokens; only without a mask they do")
     key_angle, key_gradient = jr.split(key)
     repeated, directions = repeated_token(V0, token)
     near = tangents(layer, repeated, [time], directions, paths=paths, step=step, key=key_angle)

@@ -5,8 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sdeinfer.criteria import GradientNorms
-
-NETWORKS, SDE = "#d1495b", "#2e5eaa"
+from sdeinfer.plots._correlations import NETWORKS, PROBABILITIES, SDE
 
 
 def plot_gradient_norms(
@@ -24,19 +23,25 @@ def plot_gradient_norms(
         axes: where to plot, without a legend; None for a new figure with one.
     """
     own = Figure(figsize=(7, 4), layout="constrained").subplots() if axes is None else axes
-    for low, high, alpha in ((0.05, 0.95, 0.18), (0.25, 0.75, 0.3)):
-        band = found.quantiles([low, high])[..., token]
-        band = np.where(np.isfinite(band), band, np.nan)
-        own.fill_between(found.times, *band, color=SDE, alpha=alpha, lw=0, label=f"SDE, {high - low:.0%} of networks")
-    own.plot(found.times, found.quantiles(0.5)[..., token], color=SDE, label="SDE, median")
+    predicted = _quantiles(found, token)
+    for place, name, alpha in ((0, "90%", 0.18), (1, "50%", 0.3)):
+        band = predicted[place], predicted[-1 - place]
+        own.fill_between(found.times, *band, color=SDE, alpha=alpha, lw=0, label=f"SDE, {name} of networks")
+    own.plot(found.times, predicted[2], color=SDE, label="SDE, median")
     if networks is not None:
-        low, middle, high = (networks.quantiles(levels)[..., token] for levels in ((0.05, 0.25), 0.5, (0.75, 0.95)))
-        own.plot(networks.times, middle, "o", color=NETWORKS, ms=5, label="networks, median")
-        for number, ends in enumerate((*low, *high)):
-            name = None if number else "networks, 5, 25, 75 and 95%"
-            own.plot(networks.times, ends, "_", color=NETWORKS, ms=9, mew=2, label=name)
+        observed = _quantiles(networks, token)
+        own.plot(networks.times, observed[2], "o", color=NETWORKS, ms=5, label="networks, median")
+        for place in (0, 1, 3, 4):
+            name = None if place else "networks, 5, 25, 75 and 95%"
+            own.plot(networks.times, observed[place], "_", color=NETWORKS, ms=9, mew=2, label=name)
     own.set(yscale="log", xlabel="depth-time t = ℓ/n", ylabel="squared gradient norm / n")
     own.spines[["top", "right"]].set_visible(False)
     if axes is None:
         own.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return own
+
+
+def _quantiles(found: GradientNorms, token: int) -> np.ndarray:
+    """Those that are drawn, of one token's norms; NaN instead of +∞, which opens a band."""
+    norms = found.quantiles(np.array(PROBABILITIES))[..., token]
+    return np.where(np.isfinite(norms), norms, np.nan)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from references import wishart_path
 from scipy.stats import multivariate_normal
 
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, spectrum, unvech
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, coordinates, spectrum, unvech
 from sdeinfer.layers import drift_terms, variance_terms
 from sdeinfer.likelihood import FullPath, Path, PathStatistics, Terms, observed_path, path_statistics, with_pattern
 from sdeinfer.observation import covariance_dataset
@@ -95,4 +95,18 @@ def dense_log_density(law, V, after, width: int) -> float:
             v += (law.variance + e * law.variance_mixing) @ features[:, i, j]
             direction = references.packed(np.outer(Q[:, i], Q[:, j]) + np.outer(Q[:, j], Q[:, i])) / multiplicity
             covariance += np.outer(direction, direction) * float(v) * multiplicity / width
+    return float(multivariate_normal.logpdf(references.packed(after), references.packed(mean), covariance))
+
+
+def dense_pattern_density(law, V, after, width: int) -> float:
+    """The same with an attention pattern: Σ_q v_q U_q U_qᵀ, with the coordinates of NumPy."""
+    at, pattern = coordinates(V, law.limit.pattern), law.limit.pattern
+    drift = drift_terms(V, pattern)
+    features, e = variance_terms(V, at, drift, pattern), np.asarray(at.mixing)
+    base = law.limit.linear_noise + law.limit.attention_noise * e
+    change = ((law.variance[:, None] + law.variance_mixing[:, None] * e) * features).sum(axis=0) / base
+    assert (change > -0.5).all()  # where the likelihood bounds nothing
+    U = references.packed(at.forms()[1])
+    covariance = np.einsum("qa,q,qb->ab", U, base * (1 + change), U) / width
+    mean = V + np.tensordot(law.drift, drift, 1) / width
     return float(multivariate_normal.logpdf(references.packed(after), references.packed(mean), covariance))

@@ -6,7 +6,15 @@ import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_mean
-from likelihood.paths import LAWS, assert_dense_normals, dense_log_density, log_prob, statistics_of
+from conftest import PATTERNS
+from likelihood.paths import (
+    LAWS,
+    assert_dense_normals,
+    dense_log_density,
+    dense_pattern_density,
+    log_prob,
+    statistics_of,
+)
 from numpyro.infer import Predictive
 from references import wishart_path
 
@@ -51,6 +59,23 @@ def test_a_layer_of_finite_width_is_the_dense_normal(layer):
         law = jax.tree.map(np.asarray, layer.finite_width(width))
         expected = sum(dense_log_density(law, V, after, width) for V, after in zip(path[:-1], path[1:], strict=True))
         np.testing.assert_allclose(value, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_layer_of_finite_width_with_a_pattern_is_the_dense_normal(name):
+    pattern = PATTERNS[name](3)
+    layer = si.ShapedTransformer(gamma=0.6, tau0=0.7, c_plus=0.4, c_minus=-1.1, pattern=pattern)
+    path = transitions_of(data_of(paths(), pattern=pattern))
+    for value, own, width in zip(density(layer, path), paths(), WIDTHS, strict=True):
+        law = jax.tree.map(np.asarray, layer.finite_width(width))
+        starts_and_ends = zip(own[:-1], own[1:], strict=True)
+        expected = sum(dense_pattern_density(law, V, after, width) for V, after in starts_and_ends)
+        np.testing.assert_allclose(value, expected, rtol=1e-9)
+    slope = slope_of(layer, path, path.observed)
+    step = 1e-6 * np.random.default_rng(0).normal(size=slope.shape)
+    step += step.swapaxes(-1, -2)
+    there, back = (density(layer, path, path.observed + sign * step).sum() for sign in (1, -1))
+    np.testing.assert_allclose(np.sum(slope * step), (there - back) / 2, rtol=1e-5)
 
 
 def test_one_layer_for_each_network_is_the_density_of_each(layer):

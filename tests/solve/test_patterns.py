@@ -80,6 +80,22 @@ def test_paths_stay_in_the_cone(start, key):
     assert (values[..., 0] >= -1e-5 * values[..., -1]).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [8, 16, 32])
+@pytest.mark.parametrize("make", [lambda half: si.Pattern(prompts=(half, half)), lambda half: si.CAUSAL])
+def test_many_paths_stay_in_the_cone(make, tokens, key):
+    """2¹³ paths in single precision."""
+    layer = si.ShapedTransformer(0.5, 1.0, 0.3, -1.5, pattern=make(tokens // 2))
+    V0 = si.equicorrelated(tokens=tokens, correlation=0.2, norm=0.7).astype(jnp.float32)
+    V = np.asarray(si.simulate(layer, V0, [0.1, 0.3], paths=2**13, step=0.02, key=key), np.float64)
+    assert not np.isnan(V).any()
+    finite = V[np.isfinite(V).all(axis=(1, 2, 3))]
+    assert len(finite) >= 0.99 * len(V)
+    values = np.linalg.eigvalsh(finite)
+    print(f"\nm = {tokens}: {len(V) - len(finite)} exploded; least eigenvalue {values.min():.2g}")
+    assert (values[..., 0] >= -1e-6 * tokens * values[..., -1]).all()
+
+
 def test_paths_that_explode_are_infinite_and_never_nan(key):
     layer, V0 = si.ShapedAttention(0.9, 0.05, pattern=si.CAUSAL), 4 * random_covariance(3)
     V = si.simulate(layer, V0, [0.1, 0.5], paths=50, step=0.05, key=key)

@@ -17,8 +17,8 @@ from sdeinfer.solve import TangentPaths, simulate, tangents_from
 def squared_jacobian_norm(paths: TangentPaths) -> Float[Array, "paths times"]:
     """The squared norm tr D_t of the change of all tokens by the tangent, over n.
 
-    For `directions` e_βe_βᵀ it is the squared Frobenius norm of the Jacobian ∂X_t/∂x_β over n, and for the identity
-    that of ∂X_t/∂X_0.
+    Its mean over random directions is the squared Frobenius norm of a Jacobian over n: for `directions` e_βe_βᵀ that of
+    ∂X_t/∂x_β, and for the identity that of ∂X_t/∂X_0.
     """
     return jnp.trace(paths.tangent, axis1=-2, axis2=-1)
 
@@ -35,8 +35,8 @@ class GradientNorms(NamedTuple):
     times: np.ndarray
     norms: np.ndarray
 
-    def quantiles(self, levels: ArrayLike) -> Float[np.ndarray, "levels times m"]:
-        """Quantiles over networks."""
+    def quantiles(self, levels: ArrayLike) -> Float[np.ndarray, "*levels times m"]:
+        """Quantiles over networks, for one level or an array of levels."""
         return np.quantile(self.norms, np.asarray(levels), axis=0, method="closest_observation")
 
 
@@ -53,9 +53,10 @@ def gradient_norms(
 ) -> GradientNorms:
     """Squared norms of the gradients that reach depth-times ts, for white gradients of the outputs at the last time.
 
-    With G = ∂L/∂X at the end of independent N(0, 1) entries, the squared norm over n of the gradient of token β at time
-    t has the mean ‖J_β‖_F²/n over G, J_β the Jacobian of the outputs by this token. It is tr D of a tangent that
-    starts at time t in random directions at token β.
+    Let G = ∂L/∂X at the end have independent N(0, 1) entries. The squared norm of the gradient of token β at time t, over
+    n, has the law of tr D of a tangent that starts at time t in a random direction at token β, and the mean ‖J_β‖_F²/n
+    over G, J_β being the Jacobian of the outputs by this token. The law is for one G: an average over several, as
+    `networks.sample_gradients(..., cotangents=8)` gives, has the same mean and a smaller spread.
 
     A change of the weights of attention at time t makes a tangent there (Fig. 2). The squared norm of the gradient of
     the value weights, over n, is tr D of one that starts with D = γ²V; that of the query weights, not over n, of one

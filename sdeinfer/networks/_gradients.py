@@ -76,8 +76,8 @@ def sample_gradients(
     """Draw networks with N(0, 1) weights and back-propagate white cotangents from the output to some layers.
 
     With J_β the Jacobian of the output X_d by token β of X_ℓ, and cotangents g of independent N(0, 1) entries, the
-    squared gradient norm ‖J_βᵀg‖²/n has the mean ‖J_β‖_F²/n over g. The SDE of 𝒱 predicts it by Σ_α D_αα at the end,
-    from D = e_βe_βᵀ and C = 0 at layer ℓ.
+    squared gradient norm ‖J_βᵀg‖²/n has the mean ‖J_β‖_F²/n over g. For one cotangent the SDE of 𝒱 predicts its law by
+    that of Σ_α D_αα at the end, from D = e_βe_βᵀ and C = 0 at layer ℓ.
 
     Arguments:
         layer: the architecture, with its parameters; repeated `depth` times with fresh weights.

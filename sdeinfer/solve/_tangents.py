@@ -52,10 +52,10 @@ def tangents(
     """Simulate the joint SDE of the covariance V of tokens and the covariances C and D of a tangent.
 
     The tangent is what a network makes of a small change of its initial tokens, by the chain rule. If the change is in
-    random directions at one token β, `directions` is 1 at (β, β) and 0 elsewhere, and tr D_T is the squared norm of the
-    Jacobian of all outputs with respect to this token, over n; for output gradients that are white it is the squared
-    norm of the gradient that reaches the token. D is linear in `directions` (where `cross` is 0): with the identity,
-    tr D_T is the squared norm of the whole Jacobian, over n.
+    one random direction at one token β, `directions` is 1 at (β, β) and 0 elsewhere. tr D_T is then the squared norm of
+    the change of all outputs, over n. Over directions it has the mean ‖J_β‖_F²/n, with J_β the Jacobian of the outputs
+    by this token; and it has the law of the squared norm, over n, of the gradient that reaches the token from one white
+    gradient of the outputs. D is linear in `directions` where `cross` is 0: the identity is for all tokens together.
 
     It is the limit of two prompts X and X + εẊ through one network, positive semi-definite for every step size, of weak
     order 1, and costs about two to four `simulate`s of 2m tokens.

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.figure import Figure
 
+from sdeinfer.criteria import GradientNorms
 from sdeinfer.plots import (
     correlation_bands,
     pair_correlations,
     plot_agreement,
     plot_correlation_paths,
+    plot_gradient_norms,
     plot_posterior,
     plot_ranks,
     plot_terminal_correlation,
@@ -95,3 +98,39 @@ def test_agreement_shows_one_quantity_without_a_rate(distances):
     distances["rate"][0] = np.nan
     (axes,) = plot_agreement(distances, "correlations").axes
     assert not [line for line in axes.lines if "∝" in str(line.get_label())]
+
+
+@pytest.fixture
+def norms():
+    """Of 99 paths at three times and two tokens: 0.1, …, 10 for the first token and twice that for the second."""
+    values = np.logspace(-1, 1, 99)[:, None, None] * np.ones((3, 2)) * [1, 2]
+    return GradientNorms(np.array([0.0, 0.1, 0.2]), values)
+
+
+@pytest.mark.parametrize("token", [0, 1])
+def test_gradient_norms_have_bands_of_paths_and_marks_of_networks(token, norms):
+    networks = GradientNorms(np.array([0.0, 0.2]), 3 * norms.norms[:, :2])
+    axes = plot_gradient_norms(norms, networks, token=token)
+    assert axes.get_yscale() == "log"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("depth-time t = ℓ/n", "squared gradient norm / n")
+    quantiles = norms.quantiles(np.array([0.05, 0.25, 0.5, 0.75, 0.95]))[:, 0, token]
+    bands = {band.get_label(): band.get_paths()[0].vertices for band in axes.collections}
+    for label, ends in (("SDE, 90% of networks", quantiles[[0, 4]]), ("SDE, 50% of networks", quantiles[[1, 3]])):
+        t, heights = bands[label].T
+        assert (t.min(), t.max()) == (0.0, 0.2)
+        np.testing.assert_allclose([heights.min(), heights.max()], ends)
+    lines = {line.get_label(): line for line in axes.lines}
+    np.testing.assert_allclose(lines["SDE, median"].get_ydata(), quantiles[2])
+    np.testing.assert_array_equal(lines["networks, median"].get_xdata(), networks.times)
+    marks = [line.get_ydata()[0] for line in axes.lines if line.get_marker() in ("o", "_")]
+    np.testing.assert_allclose(sorted(marks), 3 * quantiles)
+    assert len(axes.get_legend().get_texts()) == 5
+
+
+def test_gradient_norms_leave_a_band_open_that_explodes(norms):
+    norms.norms[90:, 2] = np.inf
+    given = Figure().subplots()
+    assert plot_gradient_norms(norms, axes=given) is given
+    outer, inner = (band.get_paths()[0].vertices[:, 0].max() for band in given.collections)
+    assert (outer, inner) == (0.1, 0.2)
+    assert given.get_legend() is None

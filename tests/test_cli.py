@@ -368,3 +368,17 @@ for arguments, code in [
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, capture_output=True, text=True)
     assert len(done.stderr.splitlines()) == 5
+
+
+def test_prompts_and_masks_of_sampled_networks(tmp_path):
+    sizes = ("--width", 32, "--depth", 2, "--networks", 3, "--tokens", 2)
+    out = ("--out", tmp_path / "data.nc")
+    assert run("observe", *sizes, "--prompts", 2, "--causal", *out).exit_code == 0
+    data = read(tmp_path / "data.nc")
+    assert data.sizes["token_a"] == 4
+    assert (data.attrs["causal"], data.attrs["prompts"]) == (1, "2,2")
+    refused(run("fit", tmp_path / "data.nc", "--prompts", 3), "--prompts: 4 tokens are not 3 prompts of equal length")
+    refused(run("observe", *sizes, "--architecture", "mlp", "--causal", *out), "--causal: mlp has none")
+    paths = ("--paths", 4, "--times", 1, "--time", 0.02, "--out", tmp_path / "paths.nc")
+    assert run("simulate", "--tokens", 2, "--prompts", 2, *paths).exit_code == 0
+    assert xr.open_dataset(tmp_path / "paths.nc").sizes["token_a"] == 4

@@ -53,10 +53,10 @@ def gradient_norms(
 ) -> GradientNorms:
     """Squared norms of the gradients that reach depth-times ts, for white gradients of the outputs at the last time.
 
-    Let G = ∂L/∂X at the end have independent N(0, 1) entries. The squared norm of the gradient of token β at time t, over
-    n, has the law of tr D of a tangent that starts at time t in a random direction at token β, and the mean ‖J_β‖_F²/n
-    over G, J_β being the Jacobian of the outputs by this token. The law is for one G: an average over several, as
-    `networks.sample_gradients(..., cotangents=8)` gives, has the same mean and a smaller spread.
+    Let G = ∂L/∂X at the end have independent N(0, 1) entries. The squared norm of the gradient of token β at time t,
+    over n, has the law of tr D of a tangent that starts at time t in a random direction at token β, and the mean
+    ‖J_β‖_F²/n over G, J_β being the Jacobian of the outputs by this token. The law is for one G: an average over
+    several, as `networks.sample_gradients(..., cotangents=8)` gives, has the same mean and a smaller spread.
 
     A change of the weights of attention at time t makes a tangent there (Fig. 2). The squared norm of the gradient of
     the value weights, over n, is tr D of one that starts with D = γ²V; that of the query weights, not over n, of one

@@ -19,6 +19,7 @@ ROOMS = [
     "covariance",
     "layers",
     "solve",
+    "criteria",
     "observation",
     "networks",
     "likelihood",

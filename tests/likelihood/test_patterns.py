@@ -24,6 +24,7 @@ from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.infer import compare
+from sdeinfer.infer._assume import require_complete
 from sdeinfer.likelihood import FullPath, observed_path, path_layout, path_statistics, with_pattern
 from sdeinfer.observation import covariance_dataset
 
@@ -135,6 +136,15 @@ def test_models_that_know_no_mask_are_refused(model, key):
         ValueError, match=f"model: {model} knows no attention pattern but the full one; models.full_path does"
     ):
         si.fit(getattr(si.models, model), causal_data(), law="limit", key=key)
+
+
+def test_many_tokens_are_refused_with_a_pattern_only():
+    data = covariance_dataset(np.broadcast_to(np.eye(25), (1, 2, 25, 25)), width=100)
+    kind = si.Architecture("attention", pattern=si.CAUSAL)
+    with pytest.raises(ValueError, match="tokens: 25 tokens have 325 covariances, .* take at most 24, by si.take"):
+        require_complete(kind, data)
+    require_complete(si.Architecture("attention"), data)
+    require_complete(kind, si.take(data.assign_attrs(causal=1), tokens=24))
 
 
 def test_a_mask_is_for_attention():

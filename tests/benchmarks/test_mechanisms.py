@@ -26,7 +26,7 @@ from sdeinfer.likelihood import observed_path
 pytestmark = pytest.mark.benchmark
 
 DATA_SETS = 200
-LAW = ASSUMED["finite-width"]
+LAW = ASSUMED["full"]["finite-width"]
 
 
 def whole(data):

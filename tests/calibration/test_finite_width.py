@@ -35,6 +35,7 @@ DATA_SETS = 200
 SIZES = {32: (50, 4), 64: (200, 8), 128: (500, 16), 512: (500, 64)}
 """Networks and depth at each width."""
 
+TRANSFORMER = Architecture("transformer")
 PATTERNS = {"full": si.Pattern(), "causal": si.CAUSAL, "prompts": si.Pattern(prompts=(2, 2))}
 LAWS = ("finite-width", "limit")
 ASSUMED = {

@@ -1,0 +1,170 @@
+"""Norms of gradients over depth: exact laws, where they start, and networks whose weights are arguments."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from budget import assert_distribution, assert_estimate, assert_mean, assert_same_distribution, mean_and_error
+from conftest import CAUSAL, LAYERS, random_covariance
+from references import assert_agrees
+from scipy import stats
+
+import sdeinfer as si
+
+T, PATHS, STEP = 0.2, 2**11, 0.02
+"""Shared, as the numbers of tokens are: programs are compiled once."""
+
+
+@pytest.fixture
+def V0():
+    """So small that hardly any path explodes."""
+    return 0.5 * random_covariance(3)
+
+
+def gradient_norms(layer, V0, ts, *, key, time=T, **options):
+    return si.criteria.gradient_norms(layer, V0, ts, time=time, paths=PATHS, step=STEP, key=key, **options)
+
+
+def test_the_squared_norm_of_a_tangent_starts_at_that_of_its_directions(V0, key):
+    D0 = random_covariance(3, seed=1)
+    paths = si.tangents(LAYERS["transformer"](), V0, [0.0, T], D0, paths=PATHS, step=STEP, key=key)
+    norms = si.criteria.squared_jacobian_norm(paths)
+    assert norms.shape == (PATHS, 2)
+    assert_agrees(norms[:, 0], np.full(PATHS, jnp.trace(D0)))
+    assert_agrees(norms[:, 1], np.einsum("pii->p", paths.tangent[:, 1]))
+
+
+@pytest.mark.parametrize("name", ["transformer", "mlp"])
+def test_one_token_has_its_exact_law(name, key):
+    """log D ~ N(−a(T − t), 2a(T − t)), from every depth-time t."""
+    layer, ts = LAYERS[name](), [0.0, T / 2]
+    found = gradient_norms(layer, 1.3 * jnp.eye(1), ts, key=key)
+    assert found.norms.shape == (PATHS, 2, 1)
+    np.testing.assert_array_equal(found.times, ts)
+    a = float(layer.limit().linear_noise)
+    for left, norms in zip([T, T / 2], found.norms[:, :, 0].T, strict=True):
+        assert_distribution(np.log(norms), stats.norm(-a * left, np.sqrt(2 * a * left)).cdf)
+
+
+def test_the_tokens_norms_have_the_sum_of_a_tangent_of_all_tokens(V0, key):
+    """In the mean only: the tangents of two tokens also have a product, whose mean is zero."""
+    layer, keys = LAYERS["transformer"](), jr.split(key)
+    norms = gradient_norms(layer, V0, [0.0], key=keys[0]).norms[:, 0].sum(axis=1)
+    together = si.tangents(layer, V0, [T], jnp.eye(3), paths=PATHS, step=STEP, key=keys[1])
+    together = np.asarray(si.criteria.squared_jacobian_norm(together))[:, 0]
+    (mean, error), (other, other_error) = map(mean_and_error, (norms, together))
+    assert_estimate(mean, other, np.hypot(error, other_error))
+
+
+@pytest.mark.parametrize("name", ["transformer", "causal transformer"])
+def test_weights_gradients_start_in_the_directions_of_a_change_of_the_weights(name, V0, key):
+    """Just before the end: γ² tr V, and the mean γ²/τ0² Σ_α V_αα tr(V H_α V H_α)/m_α²."""
+    layer = (LAYERS | CAUSAL)[name]()
+    gamma, tau0, V = float(layer.gamma), float(layer.tau0), np.asarray(V0)
+    at_the_end = functools.partial(gradient_norms, layer, V0, [0.0], time=1e-12, key=key)
+    assert_agrees(at_the_end(of="values").norms[:, 0, 0], np.full(PATHS, gamma**2 * np.trace(V)), rtol=1e-5)
+    expected = 0.0
+    for token, row in enumerate(layer.limit().pattern.mask(3).astype(float)):
+        HV = (np.diag(row) - np.outer(row, row) / row.sum()) @ V
+        expected += V[token, token] * np.trace(HV @ HV) / row.sum() ** 2
+    assert_mean(at_the_end(of="queries").norms[:, 0, 0], gamma**2 / tau0**2 * expected)
+
+
+@pytest.mark.parametrize("of", ["tokens", "values", "queries"])
+def test_paths_that_explode_have_infinite_norms(of, V0, key):
+    found = gradient_norms(si.ShapedAttention(0.9, 0.05), 0.2 * V0, [0.0, T / 2], of=of, key=key)
+    assert not np.isnan(found.norms).any()
+    exploded = np.isinf(found.norms).mean(axis=(0, 2))
+    assert (exploded > 0.01).all()
+    assert (exploded < 0.99).all()
+    assert not np.isnan(found.quantiles([0.05, 0.5, 0.95])).any()
+
+
+def test_quantiles_are_over_paths():
+    norms = si.criteria.GradientNorms(np.array([0.0, 0.1]), np.arange(200.0).reshape(100, 2, 1))
+    found = norms.quantiles([0.0, 0.25, 1.0])
+    np.testing.assert_array_equal(found[:, :, 0], [[0, 1], [48, 49], [198, 199]])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mlp", {"ts": [T]}, r"ts: increasing depth-times from 0 to less than 0.2 are needed, got \[0.2\]"),
+        ("mlp", {"ts": [-0.1]}, r"ts: increasing depth-times from 0 to less than 0.2 are needed, got \[-0.1\]"),
+        ("mlp", {"ts": [0.1, 0.1]}, "ts: increasing depth-times"),
+        ("mlp", {"ts": []}, "ts: increasing depth-times"),
+        ("mlp", {"of": "values"}, "of: tokens, or values or queries of a layer with one τ0, is needed; got 'values'"),
+        ("transformer", {"of": "keys"}, "of: tokens, or values or queries of a layer with one τ0"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_gradients_that_cannot_be_are_refused(name, options, message, V0, key):
+    with pytest.raises(si.InputError, match=message) as caught:
+        gradient_norms(LAYERS[name](), V0, **{"ts": [0.0]} | options, key=key)
+    assert "\n" not in str(caught.value)
+
+
+WIDTH, DEPTH, LAYER, NETWORKS = 128, 32, 8, 384
+GAMMA, TAU0 = 0.5, 1.0
+
+
+def attention(X, W, mask, heads: int):
+    """Shaped attention (theory.md, section 2) with the weights as an argument, of shape (3, n, n)."""
+    tokens, width = X.shape
+    queries, keys, values = jnp.swapaxes((X @ W / math.sqrt(width)).reshape(3, tokens, heads, -1), 1, 2)
+    tau = TAU0 * math.sqrt(width * width / heads)
+    scores = jnp.where(mask, queries @ jnp.swapaxes(keys, 1, 2) / tau, -jnp.inf)
+    A = jnp.eye(tokens) + jax.nn.softmax(scores, axis=-1) - mask / mask.sum(axis=1, keepdims=True)
+    branch = jnp.swapaxes(A.astype(X.dtype) @ values, 0, 1).reshape(tokens, width)
+    return math.sqrt(1 - GAMMA**2) * X + GAMMA * branch
+
+
+@functools.partial(jax.jit, static_argnames="heads")
+def weights_gradients(V0, mask, keys, *, heads: int):
+    """Squared norms of the gradients of one layer's W_Q, W_K and W_V, for a white gradient of the output."""
+
+    def network(key):
+        key_tokens, key_weights, key_output = jr.split(key, 3)
+        W = jr.normal(key_weights, (DEPTH, 3, WIDTH, WIDTH), V0.dtype)
+        directions, _ = jnp.linalg.qr(jr.normal(key_tokens, (WIDTH, len(V0)), V0.dtype))
+        X = jnp.linalg.cholesky(V0) @ directions.T * math.sqrt(WIDTH)
+        G = jr.normal(key_output, X.shape, X.dtype)
+
+        def pass_through(X, W):
+            return jax.lax.scan(lambda X, W: (attention(X, W, mask, heads), None), X, W)[0]
+
+        def loss(own):
+            return jnp.sum(G * pass_through(attention(X_before, own, mask, heads), W[LAYER + 1 :]))
+
+        X_before = pass_through(X, W[:LAYER])
+        # The norm of the output's gradient, which is 1 for large n, is divided out.
+        return jnp.sum(jax.grad(loss)(W[LAYER]) ** 2, axis=(1, 2)) / jnp.mean(G**2)
+
+    return jax.lax.map(network, keys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pattern", "heads"), [(si.Pattern(), 1), (si.CAUSAL, 2)], ids=["no mask", "causal"])
+def test_weights_gradients_are_those_of_networks(pattern, heads, key):
+    tokens, keys = 3, jr.split(key, 3)
+    V0 = si.equicorrelated(tokens=tokens, correlation=0.2, norm=1.2).astype(jnp.float32)
+    found = weights_gradients(V0, jnp.asarray(pattern.mask(tokens)), jr.split(keys[0], NETWORKS), heads=heads)
+    found = np.asarray(found, np.float64)
+    layer = si.ShapedAttention(GAMMA, TAU0, heads=heads, pattern=pattern)
+    for of, norms, own in (("queries", found[:, 0], keys[1]), ("values", found[:, 2] / WIDTH, keys[2])):
+        ts, time = [LAYER / WIDTH], DEPTH / WIDTH
+        expected = gradient_norms(layer, V0, ts, time=time, of=of, key=own).norms[:, 0, 0].astype(np.float64)
+        assert np.isfinite(expected).all()
+        (mean, error), (other, other_error) = map(mean_and_error, (norms, expected))
+        test = stats.ks_2samp(norms, expected, method="asymp")
+        print(
+            f"\n{of}, {pattern}, {heads} heads: mean {mean:.4f} ± {error:.4f} in networks, {other:.4f} ± "
+            f"{other_error:.4f} SDE; sd of the log {np.log(norms).std():.3f} and {np.log(expected).std():.3f}; "
+            f"KS {test.statistic:.4f}, p {test.pvalue:.2g}"
+        )
+        assert_estimate(mean, other, np.hypot(error, other_error))
+        assert_same_distribution(norms, expected)

@@ -361,7 +361,6 @@ def finite_width_variances(law, e, f, centre, xp: Any = np):
         centre: their means, shape (features, p).
         xp: numpy, or jax.numpy for gradients.
     """
-    m = math.isqrt(2 * e.shape[-1])
 
     def raised(base, features):
         up, down = xp.where(features > 0, features, 0.0).sum(axis=0), -xp.where(features < 0, features, 0.0).sum(axis=0)

@@ -90,7 +90,8 @@ def test_posteriors_of_finite_networks_are_calibrated(pattern, width, key):
             by_nuts += found.k > PARETO_K
             for name in IDENTIFIED:
                 ranks[law][name].append(found.rank(name, truth[name]))
-    print(f"\n{pattern}, n = {width}: {drawn} data sets drawn, {drawn - fitted} refused as out of range; {by_nuts} fits by NUTS")
+    refused = f"{drawn - fitted} refused as out of range"
+    print(f"\n{pattern}, n = {width}: {drawn} data sets drawn, {refused}; {by_nuts} fits by NUTS")
     uniform = {law: {name: np.array(u) for name, u in of_law.items()} for law, of_law in ranks.items()}
     for law in LAWS:
         report(uniform[law], f"{pattern}, n = {width}, {law}")

@@ -13,7 +13,7 @@ WIDTH, DEPTH, TOKENS = 256, 64, 4
 LAYERS = (0, DEPTH // 3, 2 * DEPTH // 3)
 T = DEPTH / WIDTH
 NETWORKS, PATHS, CHAINS = 256, 2**11, 2**13
-"""With weights; of the SDE beside them; and of covariances alone: only many of them tell the patterns apart."""
+"""With weights; of the SDE beside them; and of covariances alone, which the chain draws fast."""
 
 PATTERNS = {
     "no mask": (si.Pattern(), 1),

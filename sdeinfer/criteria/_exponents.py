@@ -23,8 +23,8 @@ class Exponents(NamedTuple):
 
     Attributes:
         angle: of 1 − ρ for two tokens that nearly coincide: negative where tokens merge; shape (paths,).
-        gradient: of tr D from random directions at all tokens, or of the squared norm of the gradients of all tokens from
-            one white gradient of the outputs: negative where gradients vanish; shape (paths,).
+        gradient: of tr D from random directions at all tokens, and of the squared norm of the gradients of all tokens
+            from one white gradient of the outputs: negative where gradients vanish; shape (paths,).
     """
 
     angle: Float[Array, " paths"]

@@ -61,7 +61,9 @@ def test_a_layer_of_finite_width_is_the_dense_normal(layer):
         np.testing.assert_allclose(value, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "causal prompts" else pytest.mark.long) for name in PATTERNS]
+)
 def test_a_layer_of_finite_width_with_a_pattern_is_the_dense_normal(name):
     pattern = PATTERNS[name](3)
     layer = si.ShapedTransformer(gamma=0.6, tau0=0.7, c_plus=0.4, c_minus=-1.1, pattern=pattern)

@@ -59,7 +59,10 @@ def test_the_drift_is_that_of_the_naive_twin(name, tokens):
     assert_agrees(joint_drift(layer.limit(), S), tangent_references.joint_drift(layer, S))
 
 
-@pytest.mark.parametrize("name", ["transformer", "mlp", "causal transformer", "prompts"])
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=pytest.mark.long) for name in ("transformer", "prompts")), "mlp", "causal transformer"],
+)
 def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
     tokens, samples, h = 2 if name == "transformer" else 3, 20_000, 1e-2
     layer, S = layer_of(name, tokens), random_covariance(2 * tokens)
@@ -85,7 +88,15 @@ def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
     assert_mean(covariance, tangent_references.joint_diffusion(layer, S))
 
 
-@pytest.mark.parametrize("name", ["attention", "mlp", "transformer", "causal transformer", "mask"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attention",
+        "mlp",
+        "mask",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("transformer", "causal transformer")),
+    ],
+)
 def test_a_step_is_that_of_two_prompts_that_draw_near(name, key):
     """Prompts X and X + εẊ take one step with the same normals: exact at every h as ε → 0."""
     tokens, h, epsilon = 3, jnp.asarray(0.05), 1e-4
@@ -177,7 +188,7 @@ def test_paths_stay_in_the_cone(name, dtype, start, key):
     assert_in_the_cone(layer, S0, h=0.02, steps=10, paths=200, key=key)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 4, 8, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [1, 2, *(pytest.param(tokens, marks=pytest.mark.slow) for tokens in (4, 8, 32))])
 def test_many_paths_stay_in_the_cone(tokens, key):
     layer = si.ShapedTransformer(0.5, 0.6, 0.3, -1.5)
     S0 = starts(tokens, "full rank").astype(jnp.float32)
@@ -202,7 +213,7 @@ def test_one_token_without_attention_has_its_exact_law(name, key):
     assert_distribution(np.log(S[1, 1]), law.cdf)
 
 
-@pytest.mark.parametrize("name", ["transformer", "causal transformer"])
+@pytest.mark.parametrize("name", [pytest.param("transformer", marks=pytest.mark.long), "causal transformer"])
 def test_the_tokens_have_the_law_of_the_step_without_tangents(name, key):
     layer, tokens, T, paths = layer_of(name, 3), 3, 0.1, 2**11
     V0, keys = random_covariance(tokens), jr.split(key)
@@ -214,7 +225,7 @@ def test_the_tokens_have_the_law_of_the_step_without_tangents(name, key):
         assert_same_distribution(statistic(V), statistic(expected))
 
 
-@pytest.mark.parametrize("start", ["full rank", "equal"])
+@pytest.mark.parametrize("start", [pytest.param("full rank", marks=pytest.mark.long), "equal"])
 def test_the_end_has_a_gradient(start, key):
     S0 = starts(3, start)
 

@@ -227,7 +227,7 @@ def pattern_relu_noise(
     signs, kinks = (2 / math.pi) * between.turn, (2 / math.pi) * between.sine * between.ratio
     size, drift = _inner(W, V[..., None, :, :]), _inner(W, relu[..., None, :, :])
     both = size * (size + 4 * drift)
-    # Of the tokens of one W_αβ one, or both, as absolute values.
+    # The two absolute values are of one token of each W, or of both tokens of one W.
     u, VW = diagonals(WV), WV.mT
     crossed = WV * signs[..., None, :, :] + 2 * u[..., :, None] * kinks[..., None, :, :]
     mixed = 1 / 2 + growth + xp.vecdot(u @ signs, u) + _inner(VW, crossed)
@@ -243,7 +243,7 @@ def pattern_relu_noise(
 
 
 def excess_of_repeated(between: Angles, W: Float[Any, "... p m m"]) -> Float[Any, "... p"]:
-    """What Σ W_ab W_cd E|h_a h_b h_c h_d| has beyond a normal with the mean and the covariance of |h|.
+    """Excess of Σ W_ab W_cd E|h_a h_b h_c h_d| over that of a normal with the mean and the covariance of |h|.
 
     As in `absolute_squares`, that is known where two of the four tokens are equal, and is left out for four others.
     """

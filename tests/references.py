@@ -76,32 +76,32 @@ def attention_tensor(V) -> np.ndarray:
 
 
 def masked_S1(V, mask) -> np.ndarray:
-    """S₁^{αδ,βω} of Eq. 10 with means over the tokens that α and β attend to; zero for other δ and ω."""
+    """S₁^{αδ,βω} of Eq. 10 with means over the tokens to which α and β attend; zero for other δ and ω."""
     m = len(V)
-    S = np.zeros((m, m, m, m))
+    S = np.zeros((m, m, m, m), V.dtype)
     for a, d, b, w in product(range(m), repeat=4):
         if mask[a, d] and mask[b, w]:
-            one, other = V[mask[a], w].mean(), V[d, mask[b]].mean()
-            S[a, d, b, w] = V[a, b] * (V[d, w] - one - other + V[mask[a]][:, mask[b]].mean())
+            one, other, both = V[mask[a], w].mean(), V[d, mask[b]].mean(), V[np.ix_(mask[a], mask[b])].mean()
+            S[a, d, b, w] = V[a, b] * (V[d, w] - one - other + both)
     return S
 
 
 def masked_S2(V, mask) -> np.ndarray:
-    """S₂^{αδ} of Eq. 10 with means over the tokens that α attends to; zero for other δ."""
+    """S₂^{αδ} of Eq. 10 with means over the tokens to which α attends; zero for other δ."""
     m = len(V)
-    S = np.zeros((m, m))
+    S = np.zeros((m, m), V.dtype)
     for a, d in product(range(m), repeat=2):
         if mask[a, d]:
-            seen = V[mask[a]][:, mask[a]]
-            S[a, d] = V[a, a] * (V[d, d] - 2 * V[d, mask[a]].mean() + 2 * seen.mean() - np.trace(seen) / len(seen))
+            own = V[np.ix_(mask[a], mask[a])]
+            S[a, d] = V[a, a] * (V[d, d] - 2 * V[d, mask[a]].mean() + 2 * own.mean() - np.diag(own).mean())
     return S
 
 
 def masked_attention_drift(V, mask) -> np.ndarray:
-    """The bracket of Theorem 4.2's drift with sums over the m_α tokens that α attends to, and 1/m_α for 1/m."""
-    m, size = len(V), mask.sum(axis=1)
+    """The bracket of Theorem 4.2's drift with sums over the tokens to which α attends, and 1/m_α for 1/m."""
+    m, size = len(V), [int(row.sum()) for row in mask]
     first, second = masked_S1(V, mask), masked_S2(V, mask)
-    b = np.zeros((m, m))
+    b = np.zeros((m, m), V.dtype)
     for a, c, n in product(range(m), repeat=3):
         b[a, c] += V[c, n] * second[a, n] / (2 * size[a]) + V[a, n] * second[c, n] / (2 * size[c])
         for k in range(m):
@@ -110,13 +110,15 @@ def masked_attention_drift(V, mask) -> np.ndarray:
 
 
 def masked_attention_tensor(V, mask) -> np.ndarray:
-    """𝒜^{αβ,δω} of Theorem 4.2 with those sums: the covariance of M + Mᵀ, M_αβ = Σ_ν (first order of A)_αν V_νβ."""
-    m, size = len(V), mask.sum(axis=1)
-    S, tensor = masked_S1(V, mask), np.zeros((m, m, m, m))
-    for a, b, d, w in product(range(m), repeat=4):
-        for (x, y), (z, u) in product(((a, b), (b, a)), ((d, w), (w, d))):
-            tensor[a, b, d, w] += V[y] @ S[x, :, z] @ V[u] / (size[x] * size[z])
-    return tensor
+    """𝒜^{αβ,δω} with those sums: the covariance of M + Mᵀ, M_αβ = Σ_ν (first order of A)_αν V_νβ."""
+    m, size = len(V), [int(row.sum()) for row in mask]
+    S = masked_S1(V, mask)
+    # Cov(M_xy, M_zu), indexed by x, y, z and u.
+    covariance = np.einsum("yn,xnzk,ku->xyzu", V, S, V)
+    for x, z in product(range(m), repeat=2):
+        covariance[x, :, z] = covariance[x, :, z] / (size[x] * size[z])
+    one = covariance + np.einsum("yxzu->xyzu", covariance)
+    return one + np.einsum("xyuz->xyzu", one)
 
 
 def linear_tensor(V) -> np.ndarray:

@@ -5,16 +5,18 @@
 strong. Newton steps with the score of the exact law find the difference of the modes, and the `Adjustment` removes it.
 """
 
-import dataclasses
 import math
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
-from sdeinfer.infer._innovations import innovations_of, law_at
-from sdeinfer.layers import ATTENTION_NEXT, AbstractArchitecture
-from sdeinfer.likelihood import Path, PathStatistics, Terms, terms_by_block
+from sdeinfer._compiler import RUN_ONCE
+from sdeinfer.infer._innovations import innovations, law_at
+from sdeinfer.layers import AbstractArchitecture
+from sdeinfer.likelihood import Path, PathStatistics
 
 PASSES = 8
 """Largest number of passes over the data."""
@@ -28,12 +30,11 @@ SHORT = 0.25
 
 
 class _Exact(NamedTuple):
-    """Log posterior density under the exact law, its gradient and its information; and minus the priors' score."""
+    """Log posterior density under the exact law, its gradient and its information."""
 
     density: float
     score: np.ndarray
     information: np.ndarray
-    of_priors: np.ndarray
 
 
 def shift_to_exact_mode(
@@ -56,20 +57,16 @@ def shift_to_exact_mode(
         return np.zeros_like(u)
     centre, widths = np.asarray(statistics.centre, np.float64), np.unique(path.width)
 
-    def exact(shift: np.ndarray, of_priors: np.ndarray | None = None) -> _Exact:
+    # The priors' score at the statistics' mode is minus the statistics' score there; their curvature is about 1.
+    of_priors = -np.asarray(_score(architecture, statistics.pooled(), u), np.float64)
+
+    def exact(shift: np.ndarray) -> _Exact:
         law = law_at(architecture, u + shift, widths=widths, centre=centre)
-        density, score, information, without = 0.0, np.zeros_like(u), np.eye(len(u)), np.zeros_like(u)
-        for block, terms in terms_by_block(path):
-            here = innovations_of(path, block, terms, law)
+        density, score, information = of_priors @ shift - shift @ shift / 2, of_priors - shift, np.eye(len(u))
+        for here in innovations(path, law):
             density -= np.sum(here.y**2 / 2 + np.log(here.sd))
             score, information = score + here.score.sum(axis=0), information + here.information
-            if of_priors is None:
-                smooth = innovations_of(path, block, _without_features(terms, statistics), law)
-                without += smooth.score.sum(axis=0)
-        # The priors' score at the statistics' mode is minus the statistics' score there; their curvature is about 1.
-        of_priors = without if of_priors is None else of_priors
-        density = float(density - of_priors @ shift - shift @ shift / 2)
-        return _Exact(density, score - of_priors - shift, information, of_priors)
+        return _Exact(float(density), score, information)
 
     shift = np.zeros_like(u)
     step, here = np.zeros_like(u), exact(shift)
@@ -82,20 +79,24 @@ def shift_to_exact_mode(
             return np.zeros_like(u)
         if length < SHORT:
             return shift + step
-        there = exact(shift + step, here.of_priors)
+        there = exact(shift + step)
         while not there.density > here.density:
             step = step / 2
             if step @ here.information @ step < SHORT**2:
                 return shift
-            there = exact(shift + step, here.of_priors)
+            there = exact(shift + step)
         shift, here = shift + step, there
     return shift
 
 
-def _without_features(terms: Terms, statistics: PathStatistics) -> Terms:
-    """The terms with the functions of e that stand for the features in the statistics."""
-    e, centre = np.asarray(terms.mixing), np.asarray(statistics.centre, np.float64)
-    start, slope, _ = np.asarray(statistics.next_order, np.float64)
-    features = np.broadcast_to(centre, (len(e), *centre.shape)).copy()
-    features[:, ATTENTION_NEXT] = e * (start + slope * e)
-    return dataclasses.replace(terms, variance=features)
+@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def _score(
+    architecture: AbstractArchitecture, statistics: PathStatistics, u: Float[Array, " coordinates"]
+) -> Float[Array, " coordinates"]:
+    """Score of the statistics' likelihood."""
+
+    def log_density(u: Float[Array, " coordinates"]) -> Float[Array, ""]:
+        law = jax.vmap(architecture.layer_at(u).finite_width)(statistics.widths)
+        return statistics.log_density(law, statistics.value).sum()
+
+    return jax.grad(log_density)(u)

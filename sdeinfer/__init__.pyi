@@ -11,6 +11,7 @@ from . import parameters as parameters
 from . import plots as plots
 from . import report as report
 from . import solve as solve
+from . import tuning as tuning
 from ._cache import use_compilation_cache as use_compilation_cache
 from ._files import InputError as InputError
 from .covariance import CAUSAL as CAUSAL
@@ -30,6 +31,7 @@ from .infer import fit as fit
 from .infer import prepare as prepare
 from .infer import transitions as transitions
 from .layers import Architecture as Architecture
+from .layers import OverDepth as OverDepth
 from .layers import ResidualFeedForward as ResidualFeedForward
 from .layers import ShapedAttention as ShapedAttention
 from .layers import ShapedMLP as ShapedMLP
@@ -51,3 +53,5 @@ from .solve import simulate as simulate
 from .solve import simulate_from as simulate_from
 from .solve import simulate_stopped as simulate_stopped
 from .solve import tangents as tangents
+from .tuning import Tuned as Tuned
+from .tuning import tune as tune

@@ -1,8 +1,30 @@
-"""Criteria of an initialisation: Jacobians, gradients and their exponents, with their spread over networks."""
+"""Criteria of an initialisation: statistics of networks, their distribution, gradients and exponents."""
 
+from sdeinfer.criteria._criteria import AbstractCriterion as AbstractCriterion
+from sdeinfer.criteria._criteria import Constraint as Constraint
+from sdeinfer.criteria._criteria import Estimate as Estimate
+from sdeinfer.criteria._criteria import Expectation as Expectation
+from sdeinfer.criteria._criteria import Probability as Probability
+from sdeinfer.criteria._criteria import Quantile as Quantile
+from sdeinfer.criteria._criteria import Spread as Spread
+from sdeinfer.criteria._criteria import expectation as expectation
+from sdeinfer.criteria._criteria import probability as probability
+from sdeinfer.criteria._criteria import quantile as quantile
+from sdeinfer.criteria._criteria import spread as spread
 from sdeinfer.criteria._exponents import Exponents as Exponents
 from sdeinfer.criteria._exponents import exponents as exponents
 from sdeinfer.criteria._exponents import repeated_token as repeated_token
 from sdeinfer.criteria._gradients import GradientNorms as GradientNorms
 from sdeinfer.criteria._gradients import gradient_norms as gradient_norms
 from sdeinfer.criteria._gradients import squared_jacobian_norm as squared_jacobian_norm
+from sdeinfer.criteria._statistics import AbstractStatistic as AbstractStatistic
+from sdeinfer.criteria._statistics import EffectiveRank as EffectiveRank
+from sdeinfer.criteria._statistics import Ensemble as Ensemble
+from sdeinfer.criteria._statistics import FunctionStatistic as FunctionStatistic
+from sdeinfer.criteria._statistics import GradientFactor as GradientFactor
+from sdeinfer.criteria._statistics import LargestCorrelation as LargestCorrelation
+from sdeinfer.criteria._statistics import LogGradientNorm as LogGradientNorm
+from sdeinfer.criteria._statistics import LogNorm as LogNorm
+from sdeinfer.criteria._statistics import MeanCorrelation as MeanCorrelation
+from sdeinfer.criteria._statistics import NormFactor as NormFactor
+from sdeinfer.criteria._statistics import RangeMargin as RangeMargin

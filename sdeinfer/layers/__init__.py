@@ -17,6 +17,7 @@ from sdeinfer.layers._keys import NetworkKeys as NetworkKeys
 from sdeinfer.layers._keys import key_words as key_words
 from sdeinfer.layers._keys import threefry as threefry
 from sdeinfer.layers._limit import Limit as Limit
+from sdeinfer.layers._limit import LimitSteps as LimitSteps
 from sdeinfer.layers._limit import attention_drift as attention_drift
 from sdeinfer.layers._limit import attention_drift_vectors as attention_drift_vectors
 from sdeinfer.layers._limit import centred_norms as centred_norms
@@ -35,6 +36,9 @@ from sdeinfer.layers._names import example_of as example_of
 from sdeinfer.layers._names import kind_of as kind_of
 from sdeinfer.layers._names import named_size as named_size
 from sdeinfer.layers._names import with_attention_pattern as with_attention_pattern
+from sdeinfer.layers._over_depth import OverDepth as OverDepth
+from sdeinfer.layers._over_depth import Profile as Profile
+from sdeinfer.layers._over_depth import as_module as as_module
 from sdeinfer.layers._relu import relu_alignment as relu_alignment
 from sdeinfer.layers._relu import relu_drift as relu_drift
 from sdeinfer.layers._relu import shaped_relu as shaped_relu

@@ -64,6 +64,11 @@ class AbstractLayer(eqx.Module):
         """
         raise InputError(f"method: {type(self).__name__} has no forward_covariance; use method='weights'")
 
+    def at(self, time: ArrayLike) -> "AbstractLayer":
+        """The layer at a depth-time: itself, unless its parameters change with depth (`OverDepth`)."""
+        del time
+        return self
+
     @property
     def column_blocks(self) -> int:
         """Number of equal column blocks of X that the layer treats differently: 1, or the number of heads."""
@@ -104,7 +109,7 @@ class AbstractLayer(eqx.Module):
 
 def has_chain(layer: AbstractLayer) -> bool:
     """Whether networks of the layer can be sampled without weights."""
-    return type(layer).forward_covariance is not AbstractLayer.forward_covariance
+    return type(layer.at(0.0)).forward_covariance is not AbstractLayer.forward_covariance
 
 
 def check_parameters[T: AbstractLayer](layer: T) -> T:

@@ -8,9 +8,11 @@ and diffusions, hence these coefficients (Corollary 4.3).
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from sdeinfer._compiler import padded_size
 from sdeinfer.covariance import (
     EVERY_TOKEN,
     Diffusion,
@@ -68,6 +70,43 @@ class Limit(eqx.Module):
     def normals(self, tokens: int) -> tuple[int, int]:
         """Shape of the standard normals that advance a factor of V by one step."""
         return (tokens, tokens) if self.pattern.everything else (tokens, 2 * tokens)
+
+    def at(self, time: Any) -> "Limit":
+        """The coefficients at a depth-time: the same at all."""
+        del time
+        return self
+
+
+class LimitSteps(eqx.Module):
+    """Coefficients that change with depth-time and are constant over intervals of it.
+
+    Attributes:
+        limit: the coefficients of each interval; their first axis is that of the intervals, a second may be of paths.
+        starts: the start of each interval, increasing.
+    """
+
+    limit: Limit
+    starts: Float[Any, " intervals"]
+
+    @property
+    def pattern(self) -> Pattern:
+        """The attention pattern."""
+        return self.limit.pattern
+
+    def normals(self, tokens: int) -> tuple[int, int]:
+        """As `Limit.normals`."""
+        return self.limit.normals(tokens)
+
+    def padded(self, dtype: np.dtype) -> "LimitSteps":
+        """In a type, and padded to 64, 256, … intervals, so that few shapes are compiled."""
+        count = padded_size(len(self.starts), least=64) - len(self.starts)
+        limit = jax.tree.map(lambda c: np.concatenate([c, np.repeat(c[-1:], count, axis=0)]).astype(dtype), self.limit)
+        return LimitSteps(limit, np.append(self.starts, np.full(count, np.inf)).astype(dtype))
+
+    def at(self, time: Any) -> Limit:
+        """The coefficients at a depth-time that is not the end of an interval."""
+        number = (self.starts <= time).sum() - 1
+        return jax.tree.map(lambda c: c[number], self.limit)
 
 
 def attention_drift[T: (Array, np.ndarray)](

@@ -42,7 +42,8 @@ def covariance_chain(
     networks = keys.high.shape[0]
 
     def one_layer(number, V):
-        return layer.forward_covariance(V, width=width, keys=key_layers.fold_in(number))
+        here = layer.at(layer_time(number, width, V.dtype))
+        return here.forward_covariance(V, width=width, keys=key_layers.fold_in(number))
 
     def observed(number, state):
         V, path = state
@@ -56,6 +57,11 @@ def covariance_chain(
     path = jnp.zeros((int(count) if room is None else room, *V.shape[:2], networks), V.dtype)
     _, path = jax.lax.fori_loop(0, count, observed, (V, path))
     return jnp.concatenate([V0[:, None], jnp.moveaxis(path, -1, 0)], axis=1)
+
+
+def layer_time(number: Int[Array, ""], width: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, ""]:
+    """Depth-time of the middle of a layer, counted from 0."""
+    return (number.astype(dtype) + 0.5) / width
 
 
 def check_chain_width(layer: AbstractLayer, *, tokens: int, width: int) -> None:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor, validate_covariance
 from sdeinfer.layers import AbstractLayer, check_parameters
+from sdeinfer.networks._chain import layer_time
 from sdeinfer.networks._sample import WEIGHTS_IN_MEMORY, covariance_of
 from sdeinfer.networks._tokens import tokens_with_covariance
 
@@ -120,7 +121,8 @@ def _tangents_batch(layer, V0, D0, keys, *, width, observed, observe_every):
 
         def one_layer(number, state):
             X, X_dot = state
-            return jax.jvp(lambda X: layer.forward(X, key=jr.fold_in(key_layers, number)), (X,), (X_dot,))
+            here = layer.at(layer_time(number, width, X.dtype))
+            return jax.jvp(lambda X: here.forward(X, key=jr.fold_in(key_layers, number)), (X,), (X_dot,))
 
         def block(state, number):
             state = jax.lax.fori_loop(number * observe_every, (number + 1) * observe_every, one_layer, state)
@@ -149,7 +151,8 @@ def _gradients_batch(layer, V0, keys, recorded, *, width, depth, cotangents):
         key_tokens, key_layers, key_cotangents = jr.split(key, 3)
 
         def forward(X, number):
-            return layer.forward(X, key=jr.fold_in(key_layers, number)), X
+            here = layer.at(layer_time(number, width, X.dtype))
+            return here.forward(X, key=jr.fold_in(key_layers, number)), X
 
         def backward(gradients, layer_and_input):
             number, X = layer_and_input

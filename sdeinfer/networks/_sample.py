@@ -26,7 +26,7 @@ from sdeinfer.layers import (
     check_parameters,
     has_chain,
 )
-from sdeinfer.networks._chain import check_chain_width, covariance_chain
+from sdeinfer.networks._chain import check_chain_width, covariance_chain, layer_time
 from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observation import covariance_dataset
 
@@ -213,7 +213,8 @@ def _weights_batch(layer, V0, keys, *, width, observe_every, observed):
         X0 = tokens_with_covariance(V0, width=width, key=key_tokens)
 
         def one_layer(number, X):
-            return layer.forward(X, key=jr.fold_in(key_layers, number))
+            here = layer.at(layer_time(number, width, X.dtype))
+            return here.forward(X, key=jr.fold_in(key_layers, number))
 
         def block(X, number):
             X = jax.lax.fori_loop(number * observe_every, (number + 1) * observe_every, one_layer, X)

@@ -4,7 +4,9 @@ from sdeinfer.solve._blocks import solve_in_blocks as solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray as BrownianArray
 from sdeinfer.solve._brownian import BrownianSteps as BrownianSteps
 from sdeinfer.solve._grid import Grid as Grid
+from sdeinfer.solve._grid import Times as Times
 from sdeinfer.solve._grid import step_grid as step_grid
+from sdeinfer.solve._paths import block_size as block_size
 from sdeinfer.solve._paths import fill_after as fill_after
 from sdeinfer.solve._paths import in_blocks as in_blocks
 from sdeinfer.solve._paths import solve_paths as solve_paths

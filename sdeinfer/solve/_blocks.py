@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from sdeinfer.layers import Limit
+from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._grid import Grid, Times
 from sdeinfer.solve._paths import block_size, solve_paths
@@ -16,7 +16,7 @@ from sdeinfer.solve._psd import PSDEuler
 
 
 def solve_in_blocks(
-    limit: Limit,
+    limit: Limit | LimitSteps,
     X0: Float[np.ndarray, "#paths m m"],
     grid: Grid,
     *,
@@ -27,7 +27,7 @@ def solve_in_blocks(
     """Solve for many paths; no argument may be traced.
 
     Arguments:
-        limit: coefficients of the SDE: scalars, or one value per path.
+        limit: coefficients of the SDE: scalars, or one value per path; or of each step, the same for all paths.
         X0: factors of the initial covariances: one for all paths, or one per path.
         grid: the solver's steps and the times to save.
         paths: number of paths.
@@ -38,7 +38,8 @@ def solve_in_blocks(
         V at the saved times, as `solve_paths` returns it, and the stopping time of each path.
     """
     X0 = np.broadcast_to(X0, (paths, *X0.shape[1:]))
-    limit = jax.tree.map(lambda c: np.broadcast_to(np.asarray(c, X0.dtype), paths), limit)
+    steps = isinstance(limit, LimitSteps)
+    limit = limit.padded(X0.dtype) if steps else _of_each_path(limit, paths, X0.dtype)
     size = block_size(paths, X0[0].size)
     times, x64 = grid.times(X0.dtype, padded=True), jax.config.jax_enable_x64
     V = np.empty((paths, len(grid.saved), *X0.shape[1:]), X0.dtype)
@@ -47,7 +48,7 @@ def solve_in_blocks(
     def solve(number: int) -> None:
         members = np.minimum(np.arange(number * size, (number + 1) * size), paths - 1)
         count = min(size, paths - number * size)
-        coefficients = jax.tree.map(lambda c: c[members], limit)
+        coefficients = limit if steps else jax.tree.map(lambda c: c[members], limit)
         # `jax.enable_x64` is thread-local.
         with jax.enable_x64(x64):
             block = _solve_block(solver, coefficients, np.moveaxis(X0[members], 0, -1), times, key, np.uint32(number))
@@ -63,9 +64,18 @@ def solve_in_blocks(
     return V, stopped
 
 
+def _of_each_path(limit: Limit, paths: int, dtype: np.dtype) -> Limit:
+    return jax.tree.map(lambda c: np.broadcast_to(np.asarray(c, dtype), paths), limit)
+
+
 @jax.jit
 def _solve_block(
-    solver: PSDEuler, limit: Limit, X0: Float[Array, "m m paths"], times: Times, key: PRNGKeyArray, number: Array
+    solver: PSDEuler,
+    limit: Limit | LimitSteps,
+    X0: Float[Array, "m m paths"],
+    times: Times,
+    key: PRNGKeyArray,
+    number: Array,
 ) -> tuple[Float[Array, "times m m paths"], Float[Array, " paths"]]:
     shape = jax.ShapeDtypeStruct((*solver.normals(limit, len(X0)), X0.shape[-1]), jnp.asarray(X0).dtype)
     return solve_paths(limit, X0, times, BrownianSteps(shape=shape, key=key, block=number), solver=solver)

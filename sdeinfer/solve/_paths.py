@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer.covariance import matmul, transpose
-from sdeinfer.layers import Limit
+from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._grid import Grid, GridSteps, Times
 from sdeinfer.solve._psd import CovarianceTerm, PSDEuler
@@ -34,7 +34,7 @@ memory only."""
 
 
 def solve_paths(
-    limit: Limit,
+    limit: Limit | LimitSteps,
     X0: Float[Array, "m m ..."],
     grid: Grid | Times,
     brownian: diffrax.AbstractBrownianPath,
@@ -45,7 +45,7 @@ def solve_paths(
     """Solve from X0 over the grid's steps.
 
     Arguments:
-        limit: coefficients of the SDE: scalars, or one value per path.
+        limit: coefficients of the SDE: scalars, or one value per path; `LimitSteps` where they change with time.
         X0: factors of the initial covariances.
         grid: the solver's steps and the times to save.
         brownian: increments of shape (*normals, *paths), with the `Limit.normals` of m tokens.

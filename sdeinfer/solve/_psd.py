@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer.covariance import identity_like, is_positive_definite, matmul, transpose
-from sdeinfer.layers import Limit
+from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._steps import psd_step
 from sdeinfer.solve._tangent_step import tangent_psd_step
 
@@ -21,16 +21,16 @@ class CovarianceTerm(diffrax.AbstractTerm):
     It has no vector field, because `PSDEuler` does not step along one.
 
     Attributes:
-        limit: coefficients of the SDE: scalars, or one value per path.
+        limit: coefficients of the SDE: scalars, or one value per path; `LimitSteps` where they change with time.
         brownian: Brownian motion of shape (*normals, *paths), with the `Limit.normals` of m tokens.
     """
 
-    limit: Limit
+    limit: Limit | LimitSteps
     brownian: diffrax.AbstractBrownianPath
 
     def vf(self, t, y, args) -> Limit:
-        """The coefficients."""
-        return self.limit
+        """The coefficients at time t."""
+        return self.limit.at(t)
 
     def contr(self, t0, t1, **kwargs):
         """Step in depth-time and Brownian increment."""
@@ -84,7 +84,9 @@ class PSDEuler(diffrax.AbstractItoSolver):
         # A stopped path steps from the identity: its own factor may be ill-conditioned, which would slow all paths.
         running = jnp.isinf(stopped)
         advance = tangent_psd_step if self.tangents else psd_step
-        y1, change = advance(terms.vf(t0, y0, None), jnp.where(running, y0, identity_like(y0)), h.astype(y0.dtype), G)
+        y1, change = advance(
+            terms.vf((t0 + t1) / 2, y0, None), jnp.where(running, y0, identity_like(y0)), h.astype(y0.dtype), G
+        )
         stopped = jnp.where(running & ~(change <= 1), t0, stopped)
         y1 = jnp.where(jnp.isinf(stopped), y1, y0)
         stopped = jnp.where(jnp.isinf(stopped) & self._outside(y1), t1, stopped)
@@ -94,7 +96,7 @@ class PSDEuler(diffrax.AbstractItoSolver):
         """Not defined: there is no vector field."""
         raise NotImplementedError("the covariance SDE has no vector field along which to step")
 
-    def normals(self, limit: Limit, rows: int) -> tuple[int, int]:
+    def normals(self, limit: Limit | LimitSteps, rows: int) -> tuple[int, int]:
         """Shape of the standard normals that advance a factor of so many rows by one step."""
         return (rows, 2 * rows) if self.tangents else limit.normals(rows)
 

@@ -12,7 +12,7 @@ from diffrax import AbstractBrownianPath
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer.covariance import matmul, transpose
-from sdeinfer.layers import Limit
+from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._grid import Grid
 from sdeinfer.solve._psd import CovarianceTerm, PSDEuler
 
@@ -21,7 +21,7 @@ CHUNK = 64
 
 
 def scan_paths(
-    limit: Limit,
+    limit: Limit | LimitSteps,
     X0: Float[Array, "m m ..."],
     grid: Grid,
     brownian: AbstractBrownianPath,

@@ -12,10 +12,11 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor_on_host, is_concrete, semidefinite_cholesky, validate_covariance
-from sdeinfer.layers import AbstractLayer, check_parameters, limit_on_host
+from sdeinfer.layers import AbstractLayer, check_parameters
 from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray
 from sdeinfer.solve._grid import Grid, step_grid
+from sdeinfer.solve._limits import limit_over, limit_over_on_host
 from sdeinfer.solve._paths import fill_after, in_blocks, solve_paths
 from sdeinfer.solve._psd import PSDEuler
 from sdeinfer.solve._scan import scan_paths
@@ -86,7 +87,7 @@ def simulate_from(
     """
     layer, V0 = check_inputs(layer, V0, len(normals))
     grid = step_grid(ts, step)
-    expected = (len(grid.steps) - 1, *layer.limit().normals(len(V0)))
+    expected = (len(grid.steps) - 1, *layer.at(0.0).limit().normals(len(V0)))
     if normals.shape[1:] != expected:
         raise InputError(f"normals: shape (paths, {', '.join(map(str, expected))}) is needed, got {normals.shape}")
     V, stopped = _solve_from_normals(layer, V0, grid, adjoint, normals)
@@ -112,13 +113,13 @@ def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdj
     """
     if all(map(is_concrete, jax.tree.leaves((layer, V0, key)))):
         X0 = factor_on_host(np.asarray(V0))[None]
-        return solve_in_blocks(limit_on_host(layer), X0, grid, paths=paths, solver=solver, key=key)
+        return solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, solver=solver, key=key)
     return _solve_traced(layer, V0, grid, solver, adjoint, paths, key)
 
 
 @eqx.filter_jit
 def _solve_traced(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint | None, paths: int, key):
-    X0, limit = semidefinite_cholesky(V0), layer.limit()
+    X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
 
     def solve(brownian):
         block = jnp.broadcast_to(X0[..., None], (*X0.shape, brownian.shape.shape[-1]))
@@ -134,10 +135,11 @@ def _solve_from_normals(layer, V0, grid: Grid, adjoint: AbstractAdjoint | None, 
     X0 = jnp.broadcast_to(semidefinite_cholesky(V0)[..., None], (*V0.shape, len(normals)))
     normals = jnp.moveaxis(normals, 0, -1).astype(V0.dtype)
     brownian = BrownianArray(grid=jnp.asarray(grid.steps, V0.dtype), normals=normals)
+    limit = limit_over(layer, grid)
     if adjoint is None:
-        V, stopped = scan_paths(layer.limit(), X0, grid, brownian)
+        V, stopped = scan_paths(limit, X0, grid, brownian)
     else:
-        V, stopped = solve_paths(layer.limit(), X0, grid, brownian, adjoint=adjoint)
+        V, stopped = solve_paths(limit, X0, grid, brownian, adjoint=adjoint)
     return jnp.moveaxis(V, -1, 0), stopped
 
 

@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor_on_host, is_concrete, validate_covariance
-from sdeinfer.layers import AbstractLayer, limit_on_host
+from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._grid import step_grid
+from sdeinfer.solve._limits import limit_over_on_host
 from sdeinfer.solve._paths import fill_after
 from sdeinfer.solve._psd import PSDEuler
 from sdeinfer.solve._simulate import check_inputs, solve_from_key
@@ -113,7 +114,7 @@ def tangents_from(
     zero = np.zeros_like(starts)
     X0 = factor_on_host(np.block([[starts, zero], [zero, D0]]))
     grid, solver = step_grid(ts, step), PSDEuler(tangents=True)
-    joint, time = solve_in_blocks(limit_on_host(layer), X0, grid, paths=len(X0), solver=solver, key=key)
+    joint, time = solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=len(X0), solver=solver, key=key)
     return _paths(joint, np.where(finite, time, -np.inf), ts, None)
 
 

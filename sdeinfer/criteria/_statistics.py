@@ -1,0 +1,266 @@
+"""Statistics of a network: functions of one path, differentiable in its covariances.
+
+Each maps an `Ensemble` of paths to one number per path. A function of an `Ensemble` can be used in the same way.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from sdeinfer._files import InputError
+from sdeinfer.covariance import eigh
+
+type Directions = int | Literal["all"] | None
+"""Where a tangent starts: in a random direction at one token, at all tokens, or nowhere."""
+
+
+class Ensemble(eqx.Module):
+    """Paths of many networks.
+
+    Attributes:
+        initial: V at time 0, shape (m, m).
+        covariance: V at the last time only, or at the end of every step; shape (paths, times, m, m). A path that
+            explodes keeps its V before that.
+        tangent: D at the same times of a tangent with tr D = 1 at time 0 (see `tangents`), or None.
+        exploded: whether each path exploded, shape (paths,).
+    """
+
+    initial: Float[Any, "m m"]
+    covariance: Float[Any, "paths times m m"]
+    tangent: Float[Any, "paths times m m"] | None
+    exploded: Bool[Any, " paths"]
+
+    @property
+    def last(self) -> Float[Any, "paths m m"]:
+        """V at the last time."""
+        return self.covariance[:, -1]
+
+
+class AbstractStatistic(abc.ABC):
+    """A function of an `Ensemble` with one number per path; hashable, since programs are compiled for it.
+
+    Attributes:
+        fewest: smallest number of tokens for which it is defined.
+        every_step: whether it needs V at the end of every step.
+        has_tangent: whether it needs a tangent, which starts at `token`.
+        token: the token of which it is the statistic; None or "all" for all tokens.
+    """
+
+    fewest: ClassVar[int] = 1
+    every_step: ClassVar[bool] = False
+    has_tangent: ClassVar[bool] = False
+    token: int | Literal["all"] | None = None
+
+    @property
+    def directions(self) -> Directions:
+        """Where the tangent starts that it needs."""
+        return self.token if self.has_tangent else None
+
+    @abc.abstractmethod
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        """The statistic of each path."""
+
+    def check(self, tokens: int) -> None:
+        """Raise an InputError if the statistic is not defined for so many tokens."""
+        if tokens < self.fewest:
+            raise InputError(f"{self}: at least {self.fewest} tokens are needed, got {tokens}")
+        if isinstance(self.token, int) and not 0 <= self.token < tokens:
+            raise InputError(f"{self}: a token from 0 to {tokens - 1} is needed")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanCorrelation(AbstractStatistic):
+    """The mean over pairs of tokens of the correlation V_αβ/√(V_αα V_ββ)."""
+
+    fewest: ClassVar[int] = 2
+
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        """The statistic of each path."""
+        return _correlations(paths.last).mean(axis=-1)
+
+    def __str__(self) -> str:
+        return "mean correlation"
+
+
+@dataclasses.dataclass(frozen=True)
+class LargestCorrelation(AbstractStatistic):
+    """The largest correlation of two tokens."""
+
+    fewest: ClassVar[int] = 2
+
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        """The statistic of each path."""
+        return _correlations(paths.last).max(axis=-1)
+
+    def __str__(self) -> str:
+        return "largest correlation"
+
+
+@dataclasses.dataclass(frozen=True)
+class EffectiveRank(AbstractStatistic):
+    """The effective rank (tr V)²/tr V², between 1 and m."""
+
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        """The statistic of each path."""
+        V = paths.last
+        return jnp.trace(V, axis1=-2, axis2=-1) ** 2 / (V * V).sum(axis=(-2, -1))
+
+    def __str__(self) -> str:
+        return "effective rank"
+
+
+@dataclasses.dataclass(frozen=True)
+class LogNorm(AbstractStatistic):
+    """The change log(V_αα,T/V_αα,0) of a token's squared norm.
+
+    Attributes:
+        token: α.
+    """
+
+    token: int = 0
+
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        """The statistic of each path."""
+        return jnp.log(paths.last[:, self.token, self.token] / paths.initial[self.token, self.token])
+
+    def __str__(self) -> str:
+        return f"log norm of token {self.token}"
+
+
+@dataclasses.dataclass(frozen=True)
+class NormFactor(AbstractStatistic):
+    """The factor by which the squared norm of a token grows or shrinks: the largest of all tokens, at least 1."""
+
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        """The statistic of each path."""
+        change = jnp.log(_diagonal(paths.last) / _diagonal(paths.initial))
+        return jnp.exp(jnp.abs(change).max(axis=-1))
+
+    def __str__(self) -> str:
+        return "norm factor"
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeMargin(AbstractStatistic):
+    """The distance of the eigenvalues of V from the ends of a range, in logs, the smallest over all steps.
+
+    It is positive for a path that `simulate_stopped` does not stop.
+
+    Attributes:
+        lowest: lower end of the range.
+        highest: upper end of the range.
+    """
+
+    lowest: float
+    highest: float
+    every_step: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if not 0 <= self.lowest < self.highest < math.inf:
+            raise InputError(f"range: 0 ≤ lowest < highest < ∞ is needed, got {self.lowest:g} and {self.highest:g}")
+
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        """The statistic of each path."""
+        eigenvalues, _ = eigh(jnp.moveaxis(paths.covariance, (-2, -1), (0, 1)))
+        below = jnp.log(self.highest / eigenvalues[-1]).min(axis=-1)
+        if self.lowest == 0:
+            return below
+        tiny = jnp.finfo(eigenvalues.dtype).tiny
+        return jnp.minimum(below, jnp.log(jnp.maximum(eigenvalues[0], tiny) / self.lowest).min(axis=-1))
+
+    def __str__(self) -> str:
+        return f"margin in [{self.lowest:g}, {self.highest:g}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class LogGradientNorm(AbstractStatistic):
+    """log(tr D_T/tr D_0) of a tangent that starts in a random direction at a token, or at all tokens.
+
+    It has the law of the log squared norm of the gradient that reaches the token from one white gradient of the outputs
+    (`gradient_norms`), up to a constant: 0 means that gradients keep their size.
+
+    Attributes:
+        token: the token, or "all".
+    """
+
+    token: int | Literal["all"] = "all"
+    has_tangent: ClassVar[bool] = True
+
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        """The statistic of each path."""
+        assert paths.tangent is not None
+        return jnp.log(jnp.trace(paths.tangent[:, -1], axis1=-2, axis2=-1))
+
+    def __str__(self) -> str:
+        return "log gradient norm" if self.token == "all" else f"log gradient norm of token {self.token}"
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientFactor(AbstractStatistic):
+    """The factor by which the squared norm of a gradient grows or shrinks, at least 1: exp|`LogGradientNorm`|.
+
+    Attributes:
+        token: the token, or "all".
+    """
+
+    token: int | Literal["all"] = "all"
+    has_tangent: ClassVar[bool] = True
+
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        """The statistic of each path."""
+        return jnp.exp(jnp.abs(LogGradientNorm(self.token)(paths)))
+
+    def __str__(self) -> str:
+        return "gradient factor" if self.token == "all" else f"gradient factor of token {self.token}"
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionStatistic(AbstractStatistic):
+    """A function of an `Ensemble` with covariances at the last time.
+
+    Attributes:
+        function: the function.
+    """
+
+    function: Callable[[Ensemble], Float[Array, " paths"]]
+
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        """The statistic of each path."""
+        found = jnp.asarray(self.function(paths))
+        if found.shape != (len(paths.covariance),):
+            raise InputError(
+                f"{self}: one number per path is needed, shape ({len(paths.covariance)},); got {found.shape}"
+            )
+        return found
+
+    def __str__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+type Statistic = AbstractStatistic | Callable[[Ensemble], Float[Array, " paths"]]
+
+
+def statistic_of(statistic: Statistic) -> AbstractStatistic:
+    """The statistic, or that of a function."""
+    if isinstance(statistic, AbstractStatistic):
+        return statistic
+    if not callable(statistic):
+        raise InputError(f"statistic: a function of an Ensemble is needed, got {statistic!r}")
+    return FunctionStatistic(statistic)
+
+
+def _diagonal(V: Float[Any, "... m m"]) -> Float[Array, "... m"]:
+    return jnp.diagonal(V, axis1=-2, axis2=-1)
+
+
+def _correlations(V: Float[Any, "paths m m"]) -> Float[Array, "paths pairs"]:
+    rows, columns = np.triu_indices(V.shape[-1], 1)
+    norms = jnp.sqrt(_diagonal(V))
+    return V[:, rows, columns] / (norms[:, rows] * norms[:, columns])

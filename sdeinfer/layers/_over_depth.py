@@ -1,0 +1,119 @@
+"""Layers whose parameters change with depth."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from diffrax import AbstractPath
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+
+from sdeinfer._files import InputError
+from sdeinfer.layers._base import AbstractLayer
+from sdeinfer.layers._finite_width import FiniteWidth
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._limit import Limit
+from sdeinfer.parameters import Parameter
+
+type Profile = AbstractPath | Callable[[Any], Any]
+"""A function of depth-time t, or a path of Diffrax, such as `diffrax.LinearInterpolation(ts, ys)`."""
+
+
+class FunctionOfTime(eqx.Module):
+    """A plain function as a module, for which the layer is compiled."""
+
+    function: Callable[[Any], Any] = eqx.field(static=True)
+
+    def __call__(self, time: Any) -> Any:
+        """The function's value."""
+        return self.function(time)
+
+
+def as_module(profile: Profile) -> Profile:
+    """The profile as an Equinox module."""
+    return profile if isinstance(profile, eqx.Module) else FunctionOfTime(profile)
+
+
+class OverDepth(AbstractLayer):
+    """A layer with parameters that are functions of depth-time: `OverDepth(layer, gamma=profile)`.
+
+    Layer ℓ of a network of width n, counted from 0, has the parameters at t = (ℓ + ½)/n; so has a step of the solver at
+    its midpoint. Profiles that are Equinox modules are differentiable in their arrays. There is no single law of such a
+    layer: it is simulated, sampled and tuned, not fitted.
+
+    Attributes:
+        layer: the layer, with the parameters that do not change.
+        profiles: the other parameters by name, as functions of depth-time.
+    """
+
+    layer: AbstractLayer
+    profiles: dict[str, Profile]
+
+    def __init__(self, layer: AbstractLayer, **profiles: Profile):
+        for name, profile in profiles.items():
+            if name not in layer.parameters():
+                has = ", ".join(layer.parameters())
+                raise InputError(f"{name}: the layer has no such parameter; it has {has}")
+            if not callable(profile) and not isinstance(profile, AbstractPath):
+                raise InputError(f"{name}: a function of depth-time is needed, got {profile!r}")
+        self.layer = layer
+        self.profiles = {name: as_module(profile) for name, profile in profiles.items()}
+
+    def at(self, time: ArrayLike) -> AbstractLayer:
+        """The layer at a depth-time; for an array of depth-times, with arrays of parameters."""
+        values = {
+            name: profile.evaluate(time) if isinstance(profile, AbstractPath) else profile(time)  # pyright: ignore[reportArgumentType]
+            for name, profile in self.profiles.items()
+        }
+        return self.layer.with_parameters(values)
+
+    def declared(self) -> dict[str, Parameter]:
+        """The parameters that do not change with depth."""
+        return {name: each for name, each in self.layer.declared().items() if name not in self.profiles}
+
+    def parameters(self) -> dict[str, Any]:
+        """Values of the parameters that do not change with depth."""
+        return {name: value for name, value in self.layer.parameters().items() if name not in self.profiles}
+
+    def with_parameters(self, values: Any) -> "OverDepth":
+        """A copy with other values of parameters that do not change with depth."""
+        return OverDepth(self.layer.with_parameters(values), **self.profiles)
+
+    def check_range(self, times: Float[np.ndarray, " times"]) -> None:
+        """Raise an InputError for a profile that is out of its parameter's range at one of some depth-times."""
+        values = jax.vmap(lambda time: self.at(time).parameters())(jnp.asarray(times, float))
+        for name in self.profiles:
+            self.layer.declared()[name].checked(values[name])
+
+    @property
+    def column_blocks(self) -> int:
+        """Number of column blocks of the layer."""
+        return self.layer.column_blocks
+
+    def check_width(self, width: int) -> None:
+        """Raise an InputError for a width that the layer does not support."""
+        self.layer.check_width(width)
+
+    def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
+        """Not defined: use the layer at a depth-time."""
+        raise _needs_time("forward")
+
+    def limit(self) -> Limit:
+        """Not defined: use the layer at a depth-time."""
+        raise _needs_time("limit")
+
+    def finite_width(self, width: ArrayLike) -> FiniteWidth:
+        """Not defined: use the layer at a depth-time."""
+        raise _needs_time("finite_width")
+
+    def forward_covariance(
+        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
+    ) -> Float[Array, "m m blocks networks"]:
+        """Not defined: use the layer at a depth-time."""
+        raise _needs_time("forward_covariance")
+
+
+def _needs_time(method: str) -> InputError:
+    return InputError(f"layer: its parameters change with depth; layer.at(t).{method} is defined at each depth-time")

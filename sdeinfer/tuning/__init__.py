@@ -1,0 +1,4 @@
+"""Choose parameters at a stated risk, and prove it on networks."""
+
+from sdeinfer.tuning._tune import tune as tune
+from sdeinfer.tuning._tuned import Tuned as Tuned

@@ -1,0 +1,163 @@
+"""Statistics of many paths and their derivatives along some directions, block by block, on common random numbers."""
+
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from sdeinfer.covariance import factor_on_host
+from sdeinfer.criteria import AbstractStatistic, Ensemble
+from sdeinfer.layers import Limit, LimitSteps
+from sdeinfer.solve import BrownianSteps, Grid, PSDEuler, Times, block_size, solve_paths
+
+FORWARD = diffrax.ForwardMode()
+
+SAVED_ENTRIES = 2**22
+"""Largest number of covariance entries that a block saves."""
+
+
+class Sample(NamedTuple):
+    """Statistics of many paths.
+
+    Attributes:
+        values: the value of each statistic, shape (statistics, paths).
+        slopes: their derivatives, shape (statistics, directions, paths).
+        exploded: whether each path exploded, shape (paths,).
+    """
+
+    values: Float[np.ndarray, "statistics paths"]
+    slopes: Float[np.ndarray, "statistics directions paths"]
+    exploded: Bool[np.ndarray, " paths"]
+
+
+def sample_statistics(
+    statistics: tuple[AbstractStatistic, ...],
+    limit: LimitSteps,
+    slopes: Limit,
+    V0: Float[np.ndarray, "m m"],
+    grid: Grid,
+    *,
+    paths: int,
+    key: PRNGKeyArray,
+) -> Sample:
+    """Simulate paths and evaluate statistics, in memory that does not grow with the number of paths.
+
+    Statistics with the same tangent share a solve, and so do those without one with any other.
+
+    Arguments:
+        statistics: the statistics.
+        limit: coefficients of each interval and, in their last axis, of one path or all.
+        slopes: derivatives of the coefficients, with a leading axis of directions.
+        V0: covariance at time 0.
+        grid: the solver's steps, and the last time.
+        paths: number of paths.
+        key: PRNG key.
+    """
+    tangents = list(dict.fromkeys(each.directions for each in statistics if each.directions is not None)) or [None]
+    first = tangents[0]
+    values = np.empty((len(statistics), paths), V0.dtype)
+    along = np.empty((len(statistics), len(slopes.linear_noise), paths), V0.dtype)
+    exploded = np.zeros(paths, bool)
+    for tangent in tangents:
+        mine = [
+            number
+            for number, each in enumerate(statistics)
+            if each.directions == tangent or (each.directions is None and tangent == first)
+        ]
+        found = _blocks(tuple(statistics[n] for n in mine), limit, slopes, V0, grid, tangent, paths=paths, key=key)
+        values[mine], along[mine] = found.values, found.slopes
+        exploded |= found.exploded
+    return Sample(values, along, exploded)
+
+
+def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangent, *, paths: int, key) -> Sample:
+    dtype = V0.dtype
+    every = any(each.every_step for each in statistics)
+    grid = grid if not every else Grid(grid.steps, grid.steps[1:])
+    start = factor_on_host(_joint(V0, tangent))
+    saved = len(grid.saved) * start.size
+    size = max(1, min(block_size(paths, start.size), SAVED_ENTRIES // saved))
+    times = grid.times(dtype, padded=True)
+    if not every:
+        times = Times(times.steps, times.saved[:1], times.end)
+    limit = limit.padded(dtype) if len(limit.starts) > 1 else jax.tree.map(lambda c: np.asarray(c, dtype), limit)
+    count = len(limit.starts)
+    slopes = jax.tree.map(lambda c: _padded(np.asarray(c, dtype), count), slopes)
+    own = limit.limit.linear_noise.shape[-1] > 1
+    solver = PSDEuler(tangents=tangent is not None)
+    values = np.empty((len(statistics), paths), dtype)
+    along = np.empty((len(statistics), slopes.linear_noise.shape[0], paths), dtype)
+    exploded = np.empty(paths, bool)
+    x64 = jax.config.jax_enable_x64
+
+    def solve(number: int) -> None:
+        members = np.minimum(np.arange(number * size, (number + 1) * size), paths - 1)
+        kept = min(size, paths - number * size)
+        here, there = (jax.tree.map(lambda c: c[..., members] if own else c, x) for x in (limit.limit, slopes))
+        # `jax.enable_x64` is thread-local.
+        with jax.enable_x64(x64):
+            block = _solve_block(
+                statistics, solver, LimitSteps(here, limit.starts), there, start, V0, times, key, np.uint32(number),
+                size=size, times_saved=len(grid.saved),
+            )  # fmt: skip
+            block = [np.asarray(x) for x in block]
+        chosen = members[:kept]
+        values[:, chosen], along[:, :, chosen], exploded[chosen] = (x[..., :kept] for x in block)
+
+    # The first block runs alone: threads that start together would each compile the same program.
+    solve(0)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(solve, range(1, -(-paths // size))):
+            pass
+    return Sample(values, along, exploded)
+
+
+def _padded(c: np.ndarray, count: int) -> np.ndarray:
+    """With the last interval repeated; intervals are the second axis."""
+    return np.concatenate([c, np.repeat(c[:, -1:], count - c.shape[1], axis=1)], axis=1)
+
+
+def _joint(V0: np.ndarray, tangent) -> np.ndarray:
+    """V0, or the joint covariance of tokens and of a tangent with tr D = 1."""
+    if tangent is None:
+        return V0
+    tokens = len(V0)
+    D = np.eye(tokens, dtype=V0.dtype) / tokens
+    if tangent != "all":
+        D = np.zeros_like(D)
+        D[tangent, tangent] = 1
+    zero = np.zeros_like(V0)
+    return np.block([[V0, zero], [zero, D]])
+
+
+@functools.partial(jax.jit, static_argnums=(0,), static_argnames=("size", "times_saved"))
+def _solve_block(statistics, solver, limit: LimitSteps, slopes, start, V0, times, key, number, *, size, times_saved):
+    """Values of the statistics of one block of paths, their derivatives, and whether paths exploded."""
+    tokens = len(V0)
+    shape = jax.ShapeDtypeStruct((*solver.normals(limit, len(start)), size), start.dtype)
+    brownian = BrownianSteps(shape=shape, key=key, block=number)
+    X0 = jnp.broadcast_to(start[..., None], (*start.shape, size))
+
+    def values(coefficients: Limit) -> tuple[Array, Array]:
+        steps = LimitSteps(coefficients, limit.starts)
+        S, stopped = solve_paths(steps, X0, times, brownian, solver=solver, adjoint=FORWARD)
+        S = jnp.moveaxis(S[:times_saved], -1, 0)
+        paths = Ensemble(
+            initial=V0,
+            covariance=S[..., :tokens, :tokens],
+            tangent=S[..., tokens:, tokens:] if solver.tangents else None,
+            exploded=jnp.isfinite(stopped),
+        )
+        return jnp.stack([each(paths) for each in statistics]), paths.exploded
+
+    def along(direction: Limit) -> tuple[Array, Array, Array]:
+        return jax.jvp(values, (limit.limit,), (direction,), has_aux=True)
+
+    found, slope, exploded = jax.vmap(along, out_axes=(None, 1, None))(slopes)
+    return found, slope, exploded

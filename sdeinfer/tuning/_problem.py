@@ -1,0 +1,222 @@
+"""The optimisation problem: objective, residuals of the constraints, and their gradients, on common random numbers."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from sdeinfer._compiler import RUN_ONCE
+from sdeinfer._files import InputError
+from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, Estimate, Probability, Quantile
+from sdeinfer.layers import LimitSteps
+from sdeinfer.solve import Grid, step_grid
+from sdeinfer.tuning._ensemble import Sample, sample_statistics
+from sdeinfer.tuning._space import Space, coefficients
+
+type Over = Literal["worst", "mean"]
+"""How criteria are combined over several prompts: each must hold for every prompt, or for their mean."""
+
+
+class Value(NamedTuple):
+    """A number and its gradient in the free coordinates."""
+
+    value: float
+    slope: Float[np.ndarray, " coordinates"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Criteria of a layer as functions of its free coordinates.
+
+    Attributes:
+        space: the free coordinates.
+        fixed: values of the other parameters: numbers, functions of depth-time, or one value per path.
+        V0: initial covariances, shape (prompts, m, m).
+        width: n.
+        depth: d; the largest if it is free.
+        objective: a criterion, or the name of a free coordinate.
+        sign: 1 to maximise the objective, −1 to minimise it.
+        constraints: the constraints.
+        over: how prompts are combined.
+        paths: number of paths.
+        step: longest step in depth-time.
+        key: PRNG key.
+    """
+
+    space: Space
+    fixed: dict[str, Any]
+    V0: Float[np.ndarray, "prompts m m"]
+    width: int
+    depth: float
+    objective: AbstractCriterion | str
+    sign: int
+    constraints: tuple[Constraint, ...]
+    over: Over
+    paths: int
+    step: float
+    key: PRNGKeyArray
+
+    @property
+    def criteria(self) -> tuple[AbstractCriterion, ...]:
+        """The criteria of the constraints and of the objective, each once."""
+        wanted = [each.criterion for each in self.constraints]
+        wanted += [] if isinstance(self.objective, str) else [self.objective]
+        return tuple(dict.fromkeys(wanted))
+
+    @property
+    def statistics(self) -> tuple[AbstractStatistic, ...]:
+        """The statistics of the criteria, each once."""
+        return tuple(dict.fromkeys(each.statistic for each in self.criteria))  # pyright: ignore[reportReturnType]
+
+    @property
+    def grid(self) -> Grid:
+        """Steps of unit time."""
+        return step_grid([1.0], self.step * self.width / self.depth)
+
+    def with_fresh_paths(self, key: PRNGKeyArray, step: float) -> "Problem":
+        """The same problem on other paths, with another step."""
+        return dataclasses.replace(self, key=key, step=step)
+
+    @functools.cached_property
+    def _remembered(self) -> dict[bytes, list[Sample]]:
+        return {}
+
+    def samples(self, u: Float[np.ndarray, " coordinates"]) -> list[Sample]:
+        """The statistics of each prompt at free coordinates.
+
+        Raises:
+            InputError: for statistics or derivatives that are not finite.
+        """
+        where = np.asarray(u, float).tobytes()
+        if where not in self._remembered:
+            limit, slopes = self.limit(u)
+            found = [
+                sample_statistics(
+                    self.statistics,
+                    limit,
+                    slopes,
+                    V,
+                    self.grid,
+                    paths=self.paths,
+                    key=jax.random.fold_in(self.key, number),
+                )
+                for number, V in enumerate(self.V0)
+            ]
+            self._require_finite(u, found)
+            self._remembered[where] = found
+        return self._remembered[where]
+
+    def limit(self, u: Float[np.ndarray, " coordinates"]) -> tuple[LimitSteps, Any]:
+        """Coefficients over unit time and their derivatives."""
+        ends = np.asarray(self.grid.steps) if self.space.over_depth else np.array([0.0, 1.0])
+        middle = (ends[1:] + ends[:-1]) / 2
+        args = (jnp.asarray(x, float) for x in (middle, self.depth, self.width))
+        per_draw = bool(self.space.drawn)
+        limit, slopes = coefficients(self.space, jnp.asarray(u, float), self.fixed, *args, per_draw=per_draw)
+        limit, slopes = jax.tree.map(np.asarray, (limit, slopes))
+        return LimitSteps(limit, ends[:-1]), slopes
+
+    def _require_finite(self, u: np.ndarray, samples: list[Sample]) -> None:
+        at = ", ".join(f"{name} = {value:.4g}" for name, value in self.named(u).items())
+        for sample in samples:
+            for statistic, values, slopes in zip(self.statistics, sample.values, sample.slopes, strict=True):
+                for what, bad in (("", ~np.isfinite(values)), ("the derivative of ", ~np.isfinite(slopes).all(axis=0))):
+                    if bad.any():
+                        count = f"{bad.sum()} of {len(bad)} paths"
+                        raise InputError(f"{what}{statistic}: not finite on {count} at {at}")
+
+    def named(self, u: Float[np.ndarray, " coordinates"]) -> dict[str, float]:
+        """The free values, one per knot."""
+        values = np.concatenate([np.atleast_1d(x) for x in self.space.values(np.asarray(u)).values()])
+        return dict(zip(self.space.names, map(float, values), strict=True))
+
+    def criterion(self, criterion: AbstractCriterion, u: Float[np.ndarray, " coordinates"]) -> list[Value]:
+        """A criterion, smoothed: of each prompt, or their mean."""
+        number = self.statistics.index(criterion.statistic)  # pyright: ignore[reportArgumentType]
+        found = []
+        for sample in self.samples(u):
+            value, weights = _value_and_weights(criterion, sample.values[number], sample.exploded)
+            found.append(Value(float(value), sample.slopes[number] @ np.asarray(weights)))
+        return found if self.over == "worst" else [_mean(found)]
+
+    def objectives(self, u: Float[np.ndarray, " coordinates"]) -> list[Value]:
+        """What is to be maximised, of each prompt or their mean."""
+        if isinstance(self.objective, str):
+            number = [n for n, each in enumerate(self.space.names) if each.split("[")[0] == self.objective]
+            values, slopes = list(self.named(u).values()), self.space.slopes(np.asarray(u))
+            slope = np.zeros(len(u))
+            slope[number] = slopes[number] / len(number)
+            found = [Value(float(np.mean([values[n] for n in number])), slope)]
+        else:
+            found = self.criterion(self.objective, u)
+        return [Value(self.sign * value, self.sign * slope) for value, slope in found]
+
+    def residuals(self, u: Float[np.ndarray, " coordinates"]) -> list[Value]:
+        """The slacks of all constraints, scaled to be of order 1; negative where one does not hold.
+
+        A bound on a probability is one on a quantile, which has a gradient where the probability is next to 0 or 1.
+        Positive values are compared in logs.
+        """
+        found = []
+        for each in self.constraints:
+            criterion, bound, sign = _as_quantile(each)
+            for value, slope in self.criterion(criterion, u):
+                if value > 0 and bound > 0:
+                    found.append(Value(sign * math.log(value / bound), sign * slope / value))
+                else:
+                    size = max(abs(bound), 1.0)
+                    found.append(Value(sign * (value - bound) / size, sign * slope / size))
+        return found
+
+    def estimates(self, criterion: AbstractCriterion, u: Float[np.ndarray, " coordinates"]) -> list[Estimate]:
+        """A criterion without smoothing, with its Monte Carlo error: of each prompt, or their mean."""
+        number = self.statistics.index(criterion.statistic)  # pyright: ignore[reportArgumentType]
+        found = [criterion.estimate(sample.values[number], sample.exploded) for sample in self.samples(u)]
+        if self.over == "worst":
+            return found
+        error = math.sqrt(sum(each.error**2 for each in found)) / len(found)
+        return [Estimate(float(np.mean([each.value for each in found])), error)]
+
+    def exploded(self, u: Float[np.ndarray, " coordinates"]) -> float:
+        """The largest share, over prompts, of paths that explode."""
+        return max(float(sample.exploded.mean()) for sample in self.samples(u))
+
+
+def _as_quantile(constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
+    """A criterion, its bound and the sign of the slack."""
+    criterion, sign = constraint.criterion, constraint.sign
+    if not isinstance(criterion, Probability):
+        return criterion, constraint.bound, sign
+    # P(g < x) ≥ p means that the p-quantile is at most x, and P(g > x) ≥ p that the (1 − p)-quantile is at least x.
+    level = constraint.bound if criterion.sign < 0 else 1 - constraint.bound
+    return _Event(criterion.statistic, level, criterion.sign), criterion.value, criterion.sign * sign
+
+
+@dataclasses.dataclass(frozen=True)
+class _Event(Quantile):
+    """A quantile for which paths that explode have the worst value of all.
+
+    Attributes:
+        better: 1 if a large statistic is wanted, −1 if a small one is.
+    """
+
+    better: int
+
+    def smooth(self, values: Float[Array, " paths"], exploded: Bool[Array, " paths"]) -> Float[Array, ""]:
+        """The quantile."""
+        worst = values.min() if self.better > 0 else values.max()
+        return super().smooth(jnp.where(exploded, jax.lax.stop_gradient(worst), values), exploded)
+
+
+def _mean(values: list[Value]) -> Value:
+    return Value(float(np.mean([x.value for x in values])), np.mean([x.slope for x in values], axis=0))
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def _value_and_weights(criterion: AbstractCriterion, values: Array, exploded: Array) -> tuple[Array, Array]:
+    return jax.value_and_grad(lambda g: criterion.smooth(g, exploded))(values)

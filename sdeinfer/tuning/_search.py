@@ -1,0 +1,121 @@
+"""Search: a coarse scan for a start, then sequential quadratic programming with exact gradients of the sample."""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy import optimize
+from scipy.stats import qmc
+
+from sdeinfer.tuning._problem import Problem
+
+FEASIBLE = 1e-4
+"""Largest violation of a scaled constraint that counts as none."""
+
+SCANNED, SCAN_PATHS = 32, 256
+"""Points of the scan, and paths at each of them; fewer paths where V is large."""
+
+PRECISION = 1e-7
+"""Relative change of the objective at which the search ends."""
+
+
+class Found(NamedTuple):
+    """A solution.
+
+    Attributes:
+        u: the free coordinates.
+        violation: the largest violation of a scaled constraint.
+        iterations: iterations of SLSQP.
+        evaluations: samples drawn, each with its derivatives.
+        message: why the search ended.
+    """
+
+    u: Float[np.ndarray, " coordinates"]
+    violation: float
+    iterations: int
+    evaluations: int
+    message: str
+
+
+def search(problem: Problem) -> Found:
+    """Maximise the objective under the constraints; if no point meets them, find the one that violates them least."""
+    start, scanned = _scan(problem)
+    if problem.paths >= 4 * SCAN_PATHS:
+        start = _sequential(dataclasses.replace(problem, paths=problem.paths // 8), start).u
+    found = _sequential(problem, start)
+    if _violation(problem, found.u) > FEASIBLE:
+        nearest = _sequential(problem, found.u, elastic=True)
+        again = _sequential(problem, nearest.u) if _violation(problem, nearest.u) <= FEASIBLE else nearest
+        best = min((found, nearest, again), key=lambda each: _violation(problem, each.u))
+        found = again if _violation(problem, again.u) <= FEASIBLE else best
+    evaluations = scanned + len(problem._remembered)
+    return found._replace(violation=_violation(problem, found.u), evaluations=evaluations)
+
+
+def _scan(problem: Problem) -> tuple[np.ndarray, int]:
+    """The best of the stated start and of points spread over the box, on few paths."""
+    bounds, start = problem.space.bounds(), problem.space.start()
+    count = SCANNED if len(bounds) > 1 else SCANNED // 4
+    few = dataclasses.replace(
+        problem, paths=max(8, min(SCAN_PATHS, problem.paths, SCAN_PATHS * 32**2 // problem.V0[0].size))
+    )
+    sobol = qmc.Sobol(len(bounds), seed=0).random(count)
+    points = [start, *(bounds[:, 0] + sobol * (bounds[:, 1] - bounds[:, 0]))]
+    scores = []
+    for u in points:
+        violation = _violation(few, u)
+        value = min(each.value for each in few.objectives(u))
+        scores.append((violation if violation > 0.05 else 0.0, -value))
+    best = min(range(len(points)), key=lambda number: scores[number])
+    return points[best], len(points)
+
+
+def _violation(problem: Problem, u: np.ndarray) -> float:
+    return max((max(-each.value, 0.0) for each in problem.residuals(u)), default=0.0)
+
+
+def _sequential(problem: Problem, start: np.ndarray, *, elastic: bool = False) -> Found:
+    """SLSQP; with `elastic`, minimise the largest violation instead of the objective.
+
+    A further variable s is a lower bound on the objective of every prompt if there are several, or the violation.
+    """
+    bounds = problem.space.bounds()
+    several = not elastic and len(problem.objectives(start)) > 1
+    extra = elastic or several
+    size = len(start)
+
+    def goal(x: np.ndarray) -> tuple[float, np.ndarray]:
+        if extra:
+            slope = np.zeros(len(x))
+            slope[-1] = 1.0
+            return float(x[-1]), slope
+        (value,) = problem.objectives(x)
+        return -value.value, -value.slope
+
+    def slacks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = problem.residuals(x[:size])
+        rows = [(each.value + (x[-1] if elastic else 0.0), each.slope, 1.0 if elastic else 0.0) for each in found]
+        if several:
+            rows += [(each.value + x[-1], each.slope, 1.0) for each in problem.objectives(x[:size])]
+        values = np.array([value for value, _, _ in rows])
+        jacobian = np.array([np.append(slope, own) if extra else slope for _, slope, own in rows])
+        return values, jacobian.reshape(len(rows), -1)
+
+    x0, limits = np.array(start), [tuple(pair) for pair in bounds]
+    if extra:
+        first = _violation(problem, start) if elastic else -min(each.value for each in problem.objectives(start))
+        x0, limits = np.append(x0, first), [*limits, (0.0, None) if elastic else (None, None)]
+    constraints = {"type": "ineq", "fun": lambda x: slacks(x)[0], "jac": lambda x: slacks(x)[1]}
+    scale = max(abs(goal(x0)[0]), 1e-3) if not extra else 1.0
+    result = optimize.minimize(
+        lambda x: goal(x)[0] / scale,
+        x0,
+        jac=lambda x: goal(x)[1] / scale,
+        bounds=limits,
+        constraints=[constraints] if problem.constraints or several else [],
+        method="SLSQP",
+        options={"ftol": PRECISION, "maxiter": 60},
+    )
+    u = np.clip(result.x[:size], bounds[:, 0], bounds[:, 1])
+    return Found(u, np.inf, int(result.nit), 0, str(result.message))

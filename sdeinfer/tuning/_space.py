@@ -1,0 +1,272 @@
+"""The parameters that tuning chooses: their coordinates on the real line, and the coefficients of the SDE at them."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from diffrax import AbstractPath, LinearInterpolation
+from jaxtyping import Array, Float
+
+from sdeinfer._compiler import RUN_ONCE
+from sdeinfer._files import InputError
+from sdeinfer.layers import AbstractArchitecture, AbstractLayer, Limit, OverDepth, Profile, as_module
+from sdeinfer.parameters import BIJECTIONS, SLOPES
+
+DEPTH = "depth"
+"""Name of the depth, where it is chosen as well."""
+
+BOX = {"logit": (0.005, 0.999), "log": (0.02, 50.0), "identity": (-10.0, 10.0)}
+"""Smallest and largest value of a free parameter, by its bijection."""
+
+START = {"logit": 0.3, "log": 1.0, "identity": 0.0}
+"""Value at which a free parameter starts, by its bijection."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Free:
+    """A free coordinate.
+
+    Attributes:
+        name: name of the sampled coordinate, `gamma`, `tau0`, `c_gap`, …, or `depth`.
+        bijection: name of its map to the real line.
+        low: smallest value.
+        high: largest value.
+        start: value at which the search starts.
+        knots: 1, or the number of values over depth, equally spaced from 0 to the end and linear in between.
+    """
+
+    name: str
+    bijection: str
+    low: float
+    high: float
+    start: float
+    knots: int = 1
+
+    def from_real(self, u: Any) -> Any:
+        """The value at a coordinate."""
+        return BIJECTIONS[self.bijection].from_real(jnp if isinstance(u, jax.Array) else np, u)
+
+    def to_real(self, value: float) -> float:
+        """The coordinate of a value."""
+        return float(BIJECTIONS[self.bijection].to_real(np, np.float64(value)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """The free coordinates of a layer, and which of the others are fixed; hashable, for compiled programs.
+
+    Attributes:
+        kind: the kind of layer.
+        free: the free coordinates.
+        drawn: names of fixed parameters that have one value per posterior draw.
+        profiled: names of fixed parameters that are functions of depth-time.
+    """
+
+    kind: AbstractArchitecture
+    free: tuple[Free, ...]
+    drawn: tuple[str, ...] = ()
+    profiled: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """One name per coordinate, with the knot's number where there are several."""
+        return [
+            each.name if each.knots == 1 else f"{each.name}[{knot}]" for each in self.free for knot in range(each.knots)
+        ]
+
+    @property
+    def over_depth(self) -> bool:
+        """Whether a parameter changes with depth."""
+        return bool(self.profiled) or any(each.knots > 1 for each in self.free)
+
+    def bounds(self) -> Float[np.ndarray, "coordinates 2"]:
+        """Lowest and highest coordinate."""
+        ends = [(each.to_real(each.low), each.to_real(each.high)) for each in self.free for _ in range(each.knots)]
+        return np.array(ends).reshape(-1, 2)
+
+    def start(self) -> Float[np.ndarray, " coordinates"]:
+        """The coordinates at which the search starts."""
+        return np.array([each.to_real(each.start) for each in self.free for _ in range(each.knots)])
+
+    def values(self, u: Float[Any, " coordinates"]) -> dict[str, Any]:
+        """The free values by name: a scalar, or one value per knot."""
+        found, first = {}, 0
+        for each in self.free:
+            own = each.from_real(u[first : first + each.knots])
+            found[each.name] = own[0] if each.knots == 1 else own
+            first += each.knots
+        return found
+
+    def slopes(self, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
+        """Derivative of each free value by its coordinate."""
+        spread = 1e-6
+        high, low = (np.concatenate([np.atleast_1d(x) for x in self.values(u + s).values()]) for s in (spread, -spread))
+        return (high - low) / (2 * spread)
+
+    def layer(self, u: Float[Any, " coordinates"], fixed: Mapping[str, Any], time: Any) -> AbstractLayer:
+        """The layer at free coordinates, whose depth-time ends at `time`."""
+        values = {name: x for name, x in self.values(u).items() if name != DEPTH} | dict(fixed)
+        profiles: dict[str, Profile] = {
+            each.name: LinearInterpolation(jnp.linspace(0.0, time, each.knots), values[each.name])
+            for each in self.free
+            if each.knots > 1
+        }
+        profiles |= {name: fixed[name] for name in self.profiled}
+        single = {name: x for name, x in values.items() if name not in profiles}
+        parameters = _parameters(self.kind, single | {name: START[_bijection(self.kind, name)] for name in profiles})
+        layer = self.kind.layer(**parameters)
+        return OverDepth(layer, **profiles) if profiles else layer
+
+    def time(self, u: Float[Any, " coordinates"], depth: float, width: float) -> Any:
+        """Depth-time d/n."""
+        return self.values(u).get(DEPTH, depth) / width
+
+
+def space_of(
+    kind: AbstractArchitecture,
+    *,
+    fixed: Mapping[str, Any],
+    depth: int | tuple[int, int],
+    start: Mapping[str, float],
+    bounds: Mapping[str, tuple[float, float]],
+    knots: Mapping[str, int],
+    drawn: tuple[str, ...] = (),
+) -> Space:
+    """The space of all parameters of a layer that are not fixed.
+
+    Raises:
+        InputError: for names that the layer does not have, or for values out of range.
+    """
+    sampled, declared = kind.coordinates.sampled, kind.coordinates.declared
+    known = [*declared, *(name for name in sampled if name not in declared)]
+    for what, names in (("fixed", fixed), ("start", start), ("bounds", bounds), ("knots", knots), ("posterior", drawn)):
+        for name in names:
+            if name not in known and not (name == DEPTH and what in ("start", "bounds")):
+                raise InputError(f"{what}: {kind.name} has no parameter {name}; it has {', '.join(known)}")
+    settled = {*fixed, *drawn}
+    names = [name for name in sampled if name not in settled and not _is_settled(kind, name, settled)]
+    for what, given in (("start", start), ("bounds", bounds), ("knots", knots)):
+        for name in given:
+            if name not in names and not (name == DEPTH and isinstance(depth, tuple)):
+                raise InputError(f"{what}: {name} is not free; free are {', '.join(names) or 'none'}")
+    free = []
+    for name in names:
+        bijection = sampled[name].bijection
+        low, high = bounds.get(name, BOX[bijection])
+        if not all(BIJECTIONS[bijection].above < end < np.inf for end in (low, high)) or not low < high:
+            raise InputError(f"bounds: {name}: an increasing pair {BIJECTIONS[bijection].range} is needed")
+        first = float(np.clip(start.get(name, START[bijection]), low, high))
+        count = knots.get(name, 1)
+        if count < 1:
+            raise InputError(f"knots: {name}: at least 1 is needed, got {count}")
+        free.append(Free(name, bijection, float(low), float(high), first, count))
+    if isinstance(depth, tuple):
+        low, high = depth
+        if not 1 <= low < high:
+            raise InputError(f"depth: 1 ≤ fewest < most layers are needed, got {low} and {high}")
+        free.append(Free(DEPTH, "log", float(low), float(high), float(start.get(DEPTH, (low * high) ** 0.5))))
+    if not free:
+        raise InputError("fixed: no parameter is free")
+    profiled = tuple(name for name, value in fixed.items() if callable(value) or isinstance(value, AbstractPath))
+    for name in (*profiled, *(name for name in knots if knots[name] > 1)):
+        if name not in declared:
+            raise InputError(f"{name}: only the layer's own parameters, {', '.join(declared)}, change with depth")
+    return Space(kind, tuple(free), tuple(drawn), profiled)
+
+
+def fixed_values(kind: AbstractArchitecture, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The fixed values, checked; functions of depth-time as modules."""
+    found = {}
+    for name, value in fixed.items():
+        if callable(value) or isinstance(value, AbstractPath):
+            found[name] = as_module(value)
+        else:
+            parameters = kind.coordinates.sampled | kind.coordinates.declared
+            checked = np.asarray(parameters[name].checked(value), float)
+            if checked.ndim:
+                raise InputError(f"fixed: {name}: a number or a function of depth-time is needed")
+            found[name] = checked
+    return found
+
+
+def _is_settled(kind: AbstractArchitecture, name: str, settled: set[str]) -> bool:
+    """Whether a sampled coordinate follows from the fixed parameters, or changes nothing in the limit.
+
+    Of c₊, c₋ and their mean, one determines the others once the gap is known.
+    """
+    for parameters, sampled, rule in kind.coordinates.rules:
+        if name not in sampled or rule is None:
+            continue
+        if rule is not SLOPES:
+            return bool(settled & set(parameters))
+        return name == sampled[1] or settled.issuperset(parameters)
+    return False
+
+
+def _bijection(kind: AbstractArchitecture, name: str) -> str:
+    return kind.coordinates.declared[name].bijection
+
+
+def _parameters(kind: AbstractArchitecture, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer's parameters from values of parameters and of sampled coordinates."""
+    found = {}
+    for parameters, sampled, rule in kind.coordinates.rules:
+        if all(name in values for name in parameters):
+            found |= {name: values[name] for name in parameters}
+        elif rule is SLOPES:
+            gap, mean = values.get(sampled[0]), values.get(sampled[1], 0.0)
+            plus, minus = parameters
+            if plus in values:
+                mean = values[plus] - gap / 2
+            elif minus in values:
+                mean = values[minus] + gap / 2
+            found |= dict(zip(parameters, rule.from_sampled(gap, mean), strict=True))
+        elif rule is not None:
+            found |= dict(zip(parameters, rule.from_sampled(*(values[name] for name in sampled)), strict=True))
+    return found
+
+
+@functools.partial(jax.jit, static_argnums=(0,), static_argnames=("per_draw",), compiler_options=RUN_ONCE)
+def coefficients(
+    space: Space,
+    u: Float[Array, " coordinates"],
+    fixed: dict[str, Any],
+    middle: Float[Array, " intervals"],
+    depth: Array,
+    width: Array,
+    *,
+    per_draw: bool = False,
+) -> tuple[Limit, Limit]:
+    """Coefficients of the SDE over unit time, T = d/n times those of the layer, and their derivatives by u.
+
+    Arguments:
+        space: the free coordinates.
+        u: their values.
+        fixed: values of the other parameters: numbers, functions of depth-time, or one value per posterior draw.
+        middle: midpoints of intervals of unit time; one interval for layers that do not change with depth.
+        depth: d, where it is not free.
+        width: n.
+        per_draw: whether `space.drawn` have one value per draw.
+
+    Returns:
+        a `Limit` with coefficients of shape (intervals, draws), and one with a leading axis of coordinates.
+    """
+    drawn = {name: fixed[name] for name in space.drawn}
+    others = {name: value for name, value in fixed.items() if name not in drawn}
+
+    def limits(u: Float[Array, " coordinates"]) -> Limit:
+        time = space.time(u, depth, width)
+
+        def of_draw(own: dict[str, Any]) -> Limit:
+            layer = space.layer(u, others | own, time)
+            return jax.vmap(lambda t: layer.at(t * time).limit())(middle)
+
+        found = jax.vmap(of_draw, out_axes=1)(drawn) if per_draw else jax.tree.map(lambda c: c[:, None], of_draw({}))
+        return jax.tree.map(lambda c: c * time, found)
+
+    slopes = jax.vmap(lambda direction: jax.jvp(limits, (u,), (direction,))[1])(jnp.eye(len(u), dtype=u.dtype))
+    return limits(u), slopes

@@ -1,0 +1,270 @@
+"""Choose the parameters of a layer by gradient, for stated properties of its networks at initialisation."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.random as jr
+import numpy as np
+import pandas as pd
+import xarray as xr
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from sdeinfer._files import InputError
+from sdeinfer._progress import phase, with_progress_line
+from sdeinfer.covariance import validate_covariance
+from sdeinfer.criteria import AbstractCriterion, Constraint
+from sdeinfer.layers import AbstractArchitecture, AbstractLayer, Architecture, OverDepth, Profile, kind_of
+from sdeinfer.tuning._conditions import Conditions
+from sdeinfer.tuning._problem import Over, Problem
+from sdeinfer.tuning._search import FEASIBLE, Found, search
+from sdeinfer.tuning._space import fixed_values, space_of
+from sdeinfer.tuning._tuned import Tuned
+
+
+@with_progress_line
+def tune(
+    architecture: str | AbstractArchitecture | AbstractLayer,
+    V0: Float[Array | np.ndarray, "*prompts m m"],
+    *,
+    depth: int | tuple[int, int],
+    width: int,
+    maximise: str | AbstractCriterion | None = None,
+    minimise: str | AbstractCriterion | None = None,
+    subject_to: Sequence[Constraint] = (),
+    fixed: Mapping[str, ArrayLike | Profile] | None = None,
+    posterior: xr.DataTree | None = None,
+    start: Mapping[str, float] | None = None,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    knots: Mapping[str, int] | None = None,
+    over: Over = "worst",
+    paths: int = 4096,
+    step: float = 0.01,
+    key: PRNGKeyArray,
+) -> Tuned:
+    """Choose parameters of a layer so that networks of some width and depth have stated properties.
+
+    Criteria are estimated on paths of the covariance SDE over T = depth/width, with the same random numbers at all
+    parameters, and have exact derivatives along the paths. SLSQP finds the optimum; values and errors in the result are
+    those of fresh paths.
+
+        largest = si.tune(
+            "transformer", V0, width=256, depth=64, maximise="gamma", fixed={"tau0": 1.0, "c_gap": 1.0}, key=key,
+            subject_to=[probability(NormFactor(), below=2) >= 0.95, quantile(LargestCorrelation(), 0.95) <= 0.9],
+        )
+
+    Arguments:
+        architecture: a name, an `Architecture`, or a layer, whose own parameters do not matter.
+        V0: covariance of the tokens at layer 0, shape (m, m); or of several prompts, shape (prompts, m, m).
+        depth: number of layers d; or the fewest and the most, to choose it as well.
+        width: n.
+        maximise: a criterion, or the name of a free parameter, or "depth".
+        minimise: the same, to be minimised; exactly one of the two is needed.
+        subject_to: constraints, `criterion <= bound` or `criterion >= bound`.
+        fixed: values of parameters that are not free, by name; or functions of depth-time, as in `OverDepth`. All other
+            parameters are free: γ, τ0 and the gap c₊ − c₋, of which the limit depends. With neither c₊ nor c₋ fixed
+            their mean is 0.
+        posterior: a fit. Parameters that are not in `fixed`, `start`, `bounds`, `knots` and the objective are drawn
+            from it, one draw per path: probabilities and quantiles are then over networks and over what is not known.
+        start: values at which the search starts, by name.
+        bounds: lowest and highest value of free parameters, by name.
+        knots: number of values over depth of free parameters, by name; linear in between.
+        over: with several prompts, whether constraints and objective hold for the worst prompt or for their mean.
+        paths: number of paths of each prompt.
+        step: longest step in depth-time.
+        key: PRNG key.
+
+    Raises:
+        InputError: for goals that cannot be attained, with the nearest that can; for invalid arguments; and for
+            statistics without finite derivatives.
+    """
+    began = time.perf_counter()
+    kind = _kind(architecture)
+    V0 = _prompts(V0)
+    fixed, free_by_name = dict(fixed or {}), {*(start or {}), *(bounds or {}), *(knots or {})}
+    objective, sign = _objective(maximise, minimise)
+    constraints = tuple(subject_to)
+    for each in constraints:
+        if not isinstance(each, Constraint):
+            raise InputError(f"subject_to: a constraint, such as expectation(statistic) <= 1, is needed; got {each!r}")
+    for name, value in {"width": width, "paths": paths}.items():
+        if value < 1:
+            raise InputError(f"{name}: at least 1 is needed, got {value}")
+    if min(depth if isinstance(depth, tuple) else (depth,)) < 1:
+        raise InputError(f"depth: at least 1 is needed, got {depth}")
+    draws = _draws(kind, posterior, {*fixed, *free_by_name, objective}, paths, key)
+    named = {"start": start or {}, "bounds": bounds or {}, "knots": knots or {}}
+    space = space_of(kind, fixed=fixed, depth=depth, drawn=tuple(draws), **named)
+    if isinstance(objective, str) and objective not in [each.name for each in space.free]:
+        free = ", ".join(each.name for each in space.free)
+        raise InputError(f"objective: {objective} is not free; free are {free}")
+    problem = Problem(
+        space=space,
+        fixed=fixed_values(kind, fixed) | draws,
+        V0=V0,
+        width=width,
+        depth=float(max(depth) if isinstance(depth, tuple) else depth),
+        objective=objective,
+        sign=sign,
+        constraints=constraints,
+        over=over,
+        paths=paths,
+        step=step,
+        key=jr.fold_in(key, 0),
+    )
+    for statistic in problem.statistics:
+        statistic.check(V0.shape[-1])
+    phase("tuning")
+    found = search(problem)
+    fresh = problem.with_fresh_paths(jr.fold_in(key, 1), step / 2)
+    if found.violation > FEASIBLE:
+        raise InputError(_nearest(fresh, found))
+    return _tuned(problem, fresh, found, time.perf_counter() - began)
+
+
+def _kind(architecture: Any) -> AbstractArchitecture:
+    match architecture:
+        case str():
+            return Architecture(architecture)
+        case AbstractArchitecture():
+            return architecture
+        case OverDepth():
+            raise InputError("architecture: give the layer, and its functions of depth-time as `fixed`")
+        case AbstractLayer():
+            return kind_of(architecture)
+    raise InputError(f"architecture: a name, an Architecture or a layer is needed, got {architecture!r}")
+
+
+def _prompts(V0: ArrayLike) -> np.ndarray:
+    array = np.asarray(V0)
+    if array.ndim not in (2, 3):
+        raise InputError(f"V0: shape (m, m) or (prompts, m, m) is needed, got {array.shape}")
+    each = [validate_covariance(V) for V in (array if array.ndim == 3 else array[None])]
+    return np.stack([V.astype(jax.dtypes.canonicalize_dtype(V.dtype)) for V in each])
+
+
+def _objective(maximise: Any, minimise: Any) -> tuple[str | AbstractCriterion, int]:
+    if (maximise is None) == (minimise is None):
+        raise InputError("maximise: give either maximise or minimise")
+    objective, sign = (maximise, 1) if minimise is None else (minimise, -1)
+    if not isinstance(objective, str | AbstractCriterion):
+        raise InputError(f"maximise: the name of a parameter or a criterion is needed, got {objective!r}")
+    return objective, sign
+
+
+def _draws(
+    kind: AbstractArchitecture, posterior: xr.DataTree | None, settled: set[Any], paths: int, key: PRNGKeyArray
+) -> dict[str, Float[np.ndarray, " paths"]]:
+    """One posterior draw per path of each parameter that is neither fixed nor free by name."""
+    if posterior is None:
+        return {}
+    draws = posterior["posterior"].to_dataset()
+    taken = [name for name in kind.parameters if name not in settled and name in draws]
+    if kind.coordinates.sampled.keys() & settled & {"c_gap", "c_mean"}:
+        taken = [name for name in taken if name not in ("c_plus", "c_minus")]
+    if not taken:
+        raise InputError("posterior: it has none of the parameters that are not fixed or free")
+    stacked = draws[taken].stack(draw_of_all=("chain", "draw"))
+    if any(set(stacked[name].dims) != {"draw_of_all"} for name in taken):
+        raise InputError("posterior: one value per draw is needed, as from a fit of one layer")
+    number = np.asarray(jr.choice(jr.fold_in(key, 2), stacked.sizes["draw_of_all"], (paths,)))
+    return {name: stacked[name].values[number] for name in taken}
+
+
+def _nearest(problem: Problem, found: Found) -> str:
+    """The message for goals that cannot be attained."""
+    missed = []
+    for constraint in problem.constraints:
+        value = _worst(constraint, [each.value for each in problem.estimates(constraint.criterion, found.u)])
+        missed.append(
+            f"{constraint.criterion} = {value:.3g} (asked {'≥' if constraint.sign > 0 else '≤'} {constraint.bound:g})"
+        )
+    at = ", ".join(f"{name} = {value:.3g}" for name, value in problem.named(found.u).items())
+    return f"subject_to: these cannot all be had; the nearest is {'; '.join(missed)}, at {at}"
+
+
+def _worst(constraint: Constraint, values: list[float]) -> float:
+    return min(values) if constraint.sign > 0 else max(values)
+
+
+def _tuned(problem: Problem, fresh: Problem, found: Found, seconds: float) -> Tuned:
+    u, space = found.u, problem.space
+    gradients = Conditions(problem, u)
+    depth = round(float(space.time(u, problem.depth, 1)))
+    names, values = space.names, list(problem.named(u).values())
+    # Rows of constraints are in the order of `Problem.residuals`: by constraint, then by prompt.
+    rows, errors = [], []
+    prompts = 1 if problem.over == "mean" else len(problem.V0)
+    for constraint in problem.constraints:
+        for prompt, estimate in enumerate(fresh.estimates(constraint.criterion, u)):
+            number = len(rows)
+            rows.append(
+                {
+                    "criterion": str(constraint) + (f", prompt {prompt}" if prompts > 1 else ""),
+                    "value": estimate.value,
+                    "error": estimate.error,
+                    "bound": constraint.bound,
+                    "slack": constraint.sign * (estimate.value - constraint.bound),
+                    "active": bool(gradients.active[number]),
+                    "multiplier": gradients.multipliers[number],
+                }
+            )
+            errors.append(estimate.error)
+    if isinstance(problem.objective, AbstractCriterion):
+        for prompt, estimate in enumerate(fresh.estimates(problem.objective, u)):
+            name = f"{'maximise' if problem.sign > 0 else 'minimise'} {problem.objective}"
+            rows.append(
+                {
+                    "criterion": name + (f", prompt {prompt}" if prompts > 1 else ""),
+                    "value": estimate.value,
+                    "error": estimate.error,
+                }
+            )
+    columns = ["value", "error", "bound", "slack", "active", "multiplier"]
+    criteria = pd.DataFrame(rows, columns=["criterion", *columns]).set_index("criterion")
+    active = np.flatnonzero(gradients.active)
+    by_bound = gradients.sensitivity * space.slopes(u)[:, None]
+    sensitivity = pd.DataFrame(by_bound, index=names, columns=[rows[number]["criterion"] for number in active])
+    error = (
+        np.sqrt(by_bound**2 @ np.array([errors[number] for number in active]) ** 2) if len(active) else np.zeros(len(u))
+    )
+    parameters = pd.DataFrame({"value": values, "error": error, "at_end": gradients.at_end}, index=names)
+    layer = space.layer(u, {name: _median(x) for name, x in problem.fixed.items()}, depth / problem.width)
+    return Tuned(
+        layer=layer,
+        parameters=parameters,
+        criteria=criteria,
+        sensitivity=sensitivity,
+        found={
+            "start": problem.named(space.start()),
+            "evaluations": found.evaluations,
+            "iterations": found.iterations,
+            "message": found.message,
+            "paths": problem.paths,
+            "step": problem.step,
+            "seconds": seconds,
+            "exploded": fresh.exploded(u),
+            "logit_spread": _logit_spread(layer, problem.V0, problem.width),
+        },
+        V0=problem.V0,
+        width=problem.width,
+        depth=depth,
+        objective=problem.objective,
+        constraints=problem.constraints,
+    )
+
+
+def _median(value: Any) -> Any:
+    return float(np.median(value)) if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def _logit_spread(layer: AbstractLayer, V0: np.ndarray, width: int) -> float:
+    """The largest spread of the logits in a row of the softmax at layer 0; 0 without attention."""
+    from sdeinfer.infer import logit_spread
+
+    here = layer.at(0.0)
+    temperatures = [float(here.parameters()[name]) for name in here.coordinates.temperatures]
+    if not temperatures or V0.shape[-1] < 2:
+        return 0.0
+    return max(float(np.max(logit_spread(V, width, here.limit().pattern))) for V in V0) / min(temperatures)

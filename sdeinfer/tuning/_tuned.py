@@ -1,0 +1,99 @@
+"""The result of tuning."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from sdeinfer._files import staged_file
+from sdeinfer.criteria import AbstractCriterion, Constraint
+from sdeinfer.layers import AbstractLayer
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """A tuned layer, and what it promises.
+
+    Attributes:
+        layer: the layer; an `OverDepth` if a parameter changes with depth. With a posterior, parameters that come from
+            it have their posterior medians.
+        parameters: one row per free parameter: value; error, the Monte Carlo error by way of the active constraints;
+            and whether it is at the end of its box.
+        criteria: one row per constraint and prompt, and one for the objective: value and Monte Carlo error on fresh
+            paths with half the step; bound; slack, positive where the constraint holds; whether it is active; and its
+            multiplier, the change of the objective per change of the bound.
+        sensitivity: derivative of each free parameter by the bound of each active constraint.
+        found: how the answer was found: start, evaluations, iterations, paths, step, seconds, exploded share and spread
+            of the logits.
+        V0: initial covariances, shape (prompts, m, m).
+        width: n.
+        depth: d.
+        objective: the criterion, or the name of a parameter.
+        constraints: the constraints.
+    """
+
+    layer: AbstractLayer
+    parameters: pd.DataFrame
+    criteria: pd.DataFrame
+    sensitivity: pd.DataFrame
+    found: dict[str, Any]
+    V0: Float[np.ndarray, "prompts m m"] = dataclasses.field(repr=False)
+    width: int
+    depth: int
+    objective: AbstractCriterion | str = dataclasses.field(repr=False)
+    constraints: tuple[Constraint, ...] = dataclasses.field(repr=False)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The free parameters' values."""
+        return {str(name): float(value) for name, value in self.parameters["value"].items()}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know before they rely on the answer, one sentence each."""
+        found, notes = self.found, []
+        if found["exploded"] > 0:
+            notes.append(f"{found['exploded']:.2%} of paths explode; they count as outside of every range")
+        if found["logit_spread"] > 0.5:
+            notes.append(
+                f"logits have a spread of {found['logit_spread']:.2g} at width {self.width}: the limit is rough"
+            )
+        for name, row in self.parameters.iterrows():
+            if row["at_end"]:
+                notes.append(f"{name} is at the end of its box; `bounds` widens it")
+        return notes
+
+    def __str__(self) -> str:
+        rows = [f"width {self.width}, depth {self.depth}, {self.V0.shape[-1]} tokens"]
+        rows += [self.parameters.to_string(float_format=_short), "", self.criteria.to_string(float_format=_short)]
+        if len(self.sensitivity.columns):
+            rows += ["", "change of each parameter per change of a bound:"]
+            rows += [self.sensitivity.to_string(float_format=_short)]
+        return "\n".join([*rows, *(f"note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        tables = (self.parameters, self.criteria, self.sensitivity)
+        tables = "".join(table.to_html(float_format=_short, border=0) for table in tables if table.size)
+        return tables + "".join(f"<p>{note}</p>" for note in self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures in plain Python types."""
+        tables = {
+            name: json.loads(getattr(self, name).to_json(orient="index")) for name in ("parameters", "sensitivity")
+        }
+        criteria = json.loads(self.criteria.reset_index().to_json(orient="records"))
+        sizes = {"width": self.width, "depth": self.depth, "tokens": int(self.V0.shape[-1])}
+        return sizes | tables | {"criteria": criteria, "found": self.found, "notes": self.notes}
+
+    def write(self, path: str | Path) -> None:
+        """Write `to_dict` as JSON."""
+        with staged_file(Path(path)) as file:
+            file.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"

@@ -54,4 +54,5 @@ from .solve import simulate_from as simulate_from
 from .solve import simulate_stopped as simulate_stopped
 from .solve import tangents as tangents
 from .tuning import Tuned as Tuned
+from .tuning import transfer as transfer
 from .tuning import tune as tune

@@ -160,10 +160,9 @@ class Quantile(AbstractCriterion):
             return distribution((q - sample) / h).mean() - self.level
 
         span = {"lower": known.min() - 4 * h, "upper": known.max() + 4 * h}
-        precision = 100 * jnp.finfo(values.dtype).eps
+        precision = 100 * float(jnp.finfo(values.dtype).eps)
         solver = optx.Bisection(rtol=precision, atol=precision)
-        start = jnp.quantile(known, self.level)
-        return optx.root_find(excess, solver, start, (values, h), options=span, throw=False).value
+        return optx.root_find(excess, solver, known.mean(), (values, h), options=span, throw=False).value
 
     def estimate(self, values: np.ndarray, exploded: np.ndarray) -> Estimate:
         """The quantile and its error."""

@@ -49,19 +49,16 @@ class AbstractStatistic(abc.ABC):
     Attributes:
         fewest: smallest number of tokens for which it is defined.
         every_step: whether it needs V at the end of every step.
-        has_tangent: whether it needs a tangent, which starts at `token`.
-        token: the token of which it is the statistic; None or "all" for all tokens.
+        directions: where the tangent starts that it needs.
     """
 
     fewest: ClassVar[int] = 1
     every_step: ClassVar[bool] = False
-    has_tangent: ClassVar[bool] = False
-    token: int | Literal["all"] | None = None
 
     @property
     def directions(self) -> Directions:
-        """Where the tangent starts that it needs."""
-        return self.token if self.has_tangent else None
+        """No tangent, unless a statistic overrides this."""
+        return None
 
     @abc.abstractmethod
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
@@ -71,8 +68,6 @@ class AbstractStatistic(abc.ABC):
         """Raise an InputError if the statistic is not defined for so many tokens."""
         if tokens < self.fewest:
             raise InputError(f"{self}: at least {self.fewest} tokens are needed, got {tokens}")
-        if isinstance(self.token, int) and not 0 <= self.token < tokens:
-            raise InputError(f"{self}: a token from 0 to {tokens - 1} is needed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +125,10 @@ class LogNorm(AbstractStatistic):
         """The statistic of each path."""
         return jnp.log(paths.last[:, self.token, self.token] / paths.initial[self.token, self.token])
 
+    def check(self, tokens: int) -> None:
+        """Raise an InputError for a token that V0 does not have."""
+        _check_token(self, self.token, tokens)
+
     def __str__(self) -> str:
         return f"log norm of token {self.token}"
 
@@ -180,18 +179,33 @@ class RangeMargin(AbstractStatistic):
 
 
 @dataclasses.dataclass(frozen=True)
-class LogGradientNorm(AbstractStatistic):
+class AbstractTangentStatistic(AbstractStatistic):
+    """A statistic of a tangent.
+
+    Attributes:
+        token: the token at which the tangent starts in a random direction, or "all".
+    """
+
+    token: int | Literal["all"] = "all"
+
+    @property
+    def directions(self) -> Directions:
+        """Where the tangent starts."""
+        return self.token
+
+    def check(self, tokens: int) -> None:
+        """Raise an InputError for a token that V0 does not have."""
+        if self.token != "all":
+            _check_token(self, self.token, tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogGradientNorm(AbstractTangentStatistic):
     """log(tr D_T/tr D_0) of a tangent that starts in a random direction at a token, or at all tokens.
 
     It has the law of the log squared norm of the gradient that reaches the token from one white gradient of the outputs
     (`gradient_norms`), up to a constant: 0 means that gradients keep their size.
-
-    Attributes:
-        token: the token, or "all".
     """
-
-    token: int | Literal["all"] = "all"
-    has_tangent: ClassVar[bool] = True
 
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
         """The statistic of each path."""
@@ -203,15 +217,8 @@ class LogGradientNorm(AbstractStatistic):
 
 
 @dataclasses.dataclass(frozen=True)
-class GradientFactor(AbstractStatistic):
-    """The factor by which the squared norm of a gradient grows or shrinks, at least 1: exp|`LogGradientNorm`|.
-
-    Attributes:
-        token: the token, or "all".
-    """
-
-    token: int | Literal["all"] = "all"
-    has_tangent: ClassVar[bool] = True
+class GradientFactor(AbstractTangentStatistic):
+    """The factor by which the squared norm of a gradient grows or shrinks, at least 1: exp|`LogGradientNorm`|."""
 
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
         """The statistic of each path."""
@@ -254,6 +261,11 @@ def statistic_of(statistic: Statistic) -> AbstractStatistic:
     if not callable(statistic):
         raise InputError(f"statistic: a function of an Ensemble is needed, got {statistic!r}")
     return FunctionStatistic(statistic)
+
+
+def _check_token(statistic: AbstractStatistic, token: int, tokens: int) -> None:
+    if not 0 <= token < tokens:
+        raise InputError(f"{statistic}: a token from 0 to {tokens - 1} is needed")
 
 
 def _diagonal(V: Float[Any, "... m m"]) -> Float[Array, "... m"]:

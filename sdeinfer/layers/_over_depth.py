@@ -31,7 +31,7 @@ class FunctionOfTime(eqx.Module):
         return self.function(time)
 
 
-def as_module(profile: Profile) -> Profile:
+def as_module(profile: Profile) -> Any:
     """The profile as an Equinox module."""
     return profile if isinstance(profile, eqx.Module) else FunctionOfTime(profile)
 

@@ -6,6 +6,7 @@ from sdeinfer.solve._brownian import BrownianSteps as BrownianSteps
 from sdeinfer.solve._grid import Grid as Grid
 from sdeinfer.solve._grid import Times as Times
 from sdeinfer.solve._grid import step_grid as step_grid
+from sdeinfer.solve._limits import limit_over_on_host as limit_over_on_host
 from sdeinfer.solve._paths import block_size as block_size
 from sdeinfer.solve._paths import fill_after as fill_after
 from sdeinfer.solve._paths import in_blocks as in_blocks

@@ -1,4 +1,6 @@
 """Choose parameters at a stated risk, and prove it on networks."""
 
+from sdeinfer.tuning._transfer import Transfer as Transfer
+from sdeinfer.tuning._transfer import transfer as transfer
 from sdeinfer.tuning._tune import tune as tune
 from sdeinfer.tuning._tuned import Tuned as Tuned

@@ -3,7 +3,7 @@
 import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import diffrax
 import jax
@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.criteria import AbstractStatistic, Ensemble
-from sdeinfer.layers import Limit, LimitSteps
-from sdeinfer.solve import BrownianSteps, Grid, PSDEuler, Times, block_size, solve_paths
+from sdeinfer.layers import AbstractLayer, Limit, LimitSteps
+from sdeinfer.solve import BrownianSteps, Grid, PSDEuler, Times, block_size, limit_over_on_host, solve_paths, step_grid
 
 FORWARD = diffrax.ForwardMode()
 
@@ -76,6 +76,27 @@ def sample_statistics(
     return Sample(values, along, exploded)
 
 
+def statistics_of_layer(
+    statistics: tuple[AbstractStatistic, ...],
+    layer: AbstractLayer,
+    V0: Float[np.ndarray, "m m"],
+    time: float,
+    *,
+    paths: int,
+    step: float,
+    key: PRNGKeyArray,
+) -> tuple[dict[AbstractStatistic, Float[np.ndarray, " paths"]], Bool[np.ndarray, " paths"]]:
+    """The statistics of paths of a layer up to a depth-time, and whether each path exploded."""
+    grid = step_grid([time], step)
+    limit = limit_over_on_host(layer, grid)
+    if not isinstance(limit, LimitSteps):
+        columns = jax.tree.map(lambda c: np.asarray(c, V0.dtype).reshape(1, 1), limit)
+        limit = LimitSteps(columns, np.zeros(1, V0.dtype))
+    none = jax.tree.map(lambda c: np.zeros((0, *c.shape), c.dtype), limit.limit)
+    found = sample_statistics(statistics, limit, none, V0, grid, paths=paths, key=key)
+    return dict(zip(statistics, found.values, strict=True)), found.exploded
+
+
 def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangent, *, paths: int, key) -> Sample:
     dtype = V0.dtype
     every = any(each.every_step for each in statistics)
@@ -124,16 +145,20 @@ def _padded(c: np.ndarray, count: int) -> np.ndarray:
 
 
 def _joint(V0: np.ndarray, tangent) -> np.ndarray:
-    """V0, or the joint covariance of tokens and of a tangent with tr D = 1."""
+    """V0, or the joint covariance of tokens and of a tangent."""
     if tangent is None:
         return V0
-    tokens = len(V0)
-    D = np.eye(tokens, dtype=V0.dtype) / tokens
-    if tangent != "all":
-        D = np.zeros_like(D)
-        D[tangent, tangent] = 1
     zero = np.zeros_like(V0)
-    return np.block([[V0, zero], [zero, D]])
+    return np.block([[V0, zero], [zero, tangent_at(tangent, len(V0), V0.dtype)]])
+
+
+def tangent_at(tangent: int | Literal["all"], tokens: int, dtype: np.dtype) -> Float[np.ndarray, "m m"]:
+    """D with tr D = 1 of a tangent at a token, or at all."""
+    if tangent == "all":
+        return np.eye(tokens, dtype=dtype) / tokens
+    D = np.zeros((tokens, tokens), dtype)
+    D[tangent, tangent] = 1
+    return D
 
 
 @functools.partial(jax.jit, static_argnums=(0,), static_argnames=("size", "times_saved"))

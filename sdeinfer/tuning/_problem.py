@@ -16,7 +16,7 @@ from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, 
 from sdeinfer.layers import LimitSteps
 from sdeinfer.solve import Grid, step_grid
 from sdeinfer.tuning._ensemble import Sample, sample_statistics
-from sdeinfer.tuning._space import Space, coefficients
+from sdeinfer.tuning._space import DEPTH, Space, coefficients
 
 type Over = Literal["worst", "mean"]
 """How criteria are combined over several prompts: each must hold for every prompt, or for their mean."""
@@ -81,6 +81,18 @@ class Problem:
     def with_fresh_paths(self, key: PRNGKeyArray, step: float) -> "Problem":
         """The same problem on other paths, with another step."""
         return dataclasses.replace(self, key=key, step=step)
+
+    def with_whole_depth(self, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
+        """The coordinates with the depth, where it is free, rounded to the neighbour that violates constraints less."""
+        if DEPTH not in self.space.names:
+            return u
+        depth = float(self.space.values(u)[DEPTH])
+        whole = [np.append(u[:-1], math.log(number)) for number in (math.floor(depth), math.ceil(depth))]
+        scores = [
+            (max((max(-x.value, 0.0) for x in self.residuals(v)), default=0.0), -self.objectives(v)[0].value)
+            for v in whole
+        ]
+        return whole[scores.index(min(scores))]
 
     @functools.cached_property
     def _remembered(self) -> dict[bytes, list[Sample]]:

@@ -13,8 +13,8 @@ from sdeinfer.tuning._problem import Problem
 FEASIBLE = 1e-4
 """Largest violation of a scaled constraint that counts as none."""
 
-SCANNED, SCAN_PATHS = 32, 256
-"""Points of the scan, and paths at each of them; fewer paths where V is large."""
+SCANNED, SCAN_PATHS = 32, 512
+"""Points of the scan, and paths at each of them and of the first search; fewer where V is large."""
 
 PRECISION = 1e-7
 """Relative change of the objective at which the search ends."""
@@ -42,7 +42,7 @@ def search(problem: Problem) -> Found:
     """Maximise the objective under the constraints; if no point meets them, find the one that violates them least."""
     start, scanned = _scan(problem)
     if problem.paths >= 4 * SCAN_PATHS:
-        start = _sequential(dataclasses.replace(problem, paths=problem.paths // 8), start).u
+        start = _sequential(dataclasses.replace(problem, paths=SCAN_PATHS), start).u
     found = _sequential(problem, start)
     if _violation(problem, found.u) > FEASIBLE:
         nearest = _sequential(problem, found.u, elastic=True)
@@ -53,6 +53,11 @@ def search(problem: Problem) -> Found:
     return found._replace(violation=_violation(problem, found.u), evaluations=evaluations)
 
 
+def polish(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
+    """The optimum near u."""
+    return _sequential(problem, u).u
+
+
 def _scan(problem: Problem) -> tuple[np.ndarray, int]:
     """The best of the stated start and of points spread over the box, on few paths."""
     bounds, start = problem.space.bounds(), problem.space.start()
@@ -60,7 +65,7 @@ def _scan(problem: Problem) -> tuple[np.ndarray, int]:
     few = dataclasses.replace(
         problem, paths=max(8, min(SCAN_PATHS, problem.paths, SCAN_PATHS * 32**2 // problem.V0[0].size))
     )
-    sobol = qmc.Sobol(len(bounds), seed=0).random(count)
+    sobol = qmc.Sobol(len(bounds), rng=0).random(count)
     points = [start, *(bounds[:, 0] + sobol * (bounds[:, 1] - bounds[:, 0]))]
     scores = []
     for u in points:

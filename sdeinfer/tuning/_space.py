@@ -121,7 +121,7 @@ class Space:
         layer = self.kind.layer(**parameters)
         return OverDepth(layer, **profiles) if profiles else layer
 
-    def time(self, u: Float[Any, " coordinates"], depth: float, width: float) -> Any:
+    def time(self, u: Float[Any, " coordinates"], depth: Any, width: Any) -> Any:
         """Depth-time d/n."""
         return self.values(u).get(DEPTH, depth) / width
 
@@ -218,13 +218,11 @@ def _parameters(kind: AbstractArchitecture, values: Mapping[str, Any]) -> dict[s
         if all(name in values for name in parameters):
             found |= {name: values[name] for name in parameters}
         elif rule is SLOPES:
-            gap, mean = values.get(sampled[0]), values.get(sampled[1], 0.0)
-            plus, minus = parameters
-            if plus in values:
-                mean = values[plus] - gap / 2
-            elif minus in values:
-                mean = values[minus] + gap / 2
-            found |= dict(zip(parameters, rule.from_sampled(gap, mean), strict=True))
+            (plus, minus), (gap, mean) = parameters, sampled
+            middle = values.get(mean, 0.0)
+            middle = values[plus] - values[gap] / 2 if plus in values else middle
+            middle = values[minus] + values[gap] / 2 if minus in values else middle
+            found |= dict(zip(parameters, SLOPES.from_sampled(values[gap], middle), strict=True))
         elif rule is not None:
             found |= dict(zip(parameters, rule.from_sampled(*(values[name] for name in sampled)), strict=True))
     return found

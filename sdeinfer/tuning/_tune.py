@@ -120,7 +120,7 @@ def tune(
     fresh = problem.with_fresh_paths(jr.fold_in(key, 1), step / 2)
     if found.violation > FEASIBLE:
         raise InputError(_nearest(fresh, found))
-    return _tuned(problem, fresh, found, time.perf_counter() - began)
+    return _tuned(problem, fresh, found, began)
 
 
 def _kind(architecture: Any) -> AbstractArchitecture:
@@ -188,9 +188,9 @@ def _worst(constraint: Constraint, values: list[float]) -> float:
     return min(values) if constraint.sign > 0 else max(values)
 
 
-def _tuned(problem: Problem, fresh: Problem, found: Found, seconds: float) -> Tuned:
-    u, space = found.u, problem.space
-    gradients = Conditions(problem, u)
+def _tuned(problem: Problem, fresh: Problem, found: Found, began: float) -> Tuned:
+    space = problem.space
+    gradients, u = Conditions(problem, found.u), problem.with_whole_depth(found.u)
     depth = round(float(space.time(u, problem.depth, 1)))
     names, values = space.names, list(problem.named(u).values())
     # Rows of constraints are in the order of `Problem.residuals`: by constraint, then by prompt.
@@ -243,15 +243,13 @@ def _tuned(problem: Problem, fresh: Problem, found: Found, seconds: float) -> Tu
             "message": found.message,
             "paths": problem.paths,
             "step": problem.step,
-            "seconds": seconds,
+            "seconds": time.perf_counter() - began,
             "exploded": fresh.exploded(u),
             "logit_spread": _logit_spread(layer, problem.V0, problem.width),
         },
-        V0=problem.V0,
-        width=problem.width,
         depth=depth,
-        objective=problem.objective,
-        constraints=problem.constraints,
+        u=u,
+        problem=problem,
     )
 
 
@@ -267,4 +265,4 @@ def _logit_spread(layer: AbstractLayer, V0: np.ndarray, width: int) -> float:
     temperatures = [float(here.parameters()[name]) for name in here.coordinates.temperatures]
     if not temperatures or V0.shape[-1] < 2:
         return 0.0
-    return max(float(np.max(logit_spread(V, width, here.limit().pattern))) for V in V0) / min(temperatures)
+    return max(float(np.max(logit_spread(V, np.asarray(width), here.limit().pattern))) for V in V0) / min(temperatures)

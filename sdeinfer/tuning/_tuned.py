@@ -12,6 +12,7 @@ from jaxtyping import Float
 from sdeinfer._files import staged_file
 from sdeinfer.criteria import AbstractCriterion, Constraint
 from sdeinfer.layers import AbstractLayer
+from sdeinfer.tuning._problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +30,9 @@ class Tuned:
         sensitivity: derivative of each free parameter by the bound of each active constraint.
         found: how the answer was found: start, evaluations, iterations, paths, step, seconds, exploded share and spread
             of the logits.
-        V0: initial covariances, shape (prompts, m, m).
-        width: n.
         depth: d.
-        objective: the criterion, or the name of a parameter.
-        constraints: the constraints.
+        u: the solution's coordinates.
+        problem: the problem that was solved.
     """
 
     layer: AbstractLayer
@@ -41,16 +40,34 @@ class Tuned:
     criteria: pd.DataFrame
     sensitivity: pd.DataFrame
     found: dict[str, Any]
-    V0: Float[np.ndarray, "prompts m m"] = dataclasses.field(repr=False)
-    width: int
     depth: int
-    objective: AbstractCriterion | str = dataclasses.field(repr=False)
-    constraints: tuple[Constraint, ...] = dataclasses.field(repr=False)
+    u: Float[np.ndarray, " coordinates"] = dataclasses.field(repr=False)
+    problem: Problem = dataclasses.field(repr=False)
+
+    @property
+    def V0(self) -> Float[np.ndarray, "prompts m m"]:  # noqa: N802
+        """Initial covariances, shape (prompts, m, m)."""
+        return self.problem.V0
+
+    @property
+    def width(self) -> int:
+        """Width n."""
+        return self.problem.width
+
+    @property
+    def objective(self) -> AbstractCriterion | str:
+        """The criterion, or the name of a parameter."""
+        return self.problem.objective
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The constraints."""
+        return self.problem.constraints
 
     @property
     def values(self) -> dict[str, float]:
         """The free parameters' values."""
-        return {str(name): float(value) for name, value in self.parameters["value"].items()}
+        return dict(zip(map(str, self.parameters.index), self.parameters["value"].to_numpy(float), strict=True))
 
     @property
     def notes(self) -> list[str]:
@@ -62,9 +79,8 @@ class Tuned:
             notes.append(
                 f"logits have a spread of {found['logit_spread']:.2g} at width {self.width}: the limit is rough"
             )
-        for name, row in self.parameters.iterrows():
-            if row["at_end"]:
-                notes.append(f"{name} is at the end of its box; `bounds` widens it")
+        at_end = self.parameters.index[self.parameters["at_end"].to_numpy(bool)]
+        notes += [f"{name} is at the end of its box; `bounds` widens it" for name in at_end]
         return notes
 
     def __str__(self) -> str:
@@ -82,10 +98,9 @@ class Tuned:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures in plain Python types."""
-        tables = {
-            name: json.loads(getattr(self, name).to_json(orient="index")) for name in ("parameters", "sensitivity")
-        }
-        criteria = json.loads(self.criteria.reset_index().to_json(orient="records"))
+        rows = {"parameters": self.parameters, "sensitivity": self.sensitivity}
+        tables = {name: json.loads(str(table.to_json(orient="index"))) for name, table in rows.items()}
+        criteria = json.loads(str(self.criteria.reset_index().to_json(orient="records")))
         sizes = {"width": self.width, "depth": self.depth, "tokens": int(self.V0.shape[-1])}
         return sizes | tables | {"criteria": criteria, "found": self.found, "notes": self.notes}
 

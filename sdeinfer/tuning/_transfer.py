@@ -1,0 +1,224 @@
+"""Promises of a tuned layer against networks of other widths and depths."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pandas as pd
+from diffrax import AbstractPath
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from sdeinfer._files import InputError
+from sdeinfer._progress import phase, with_progress_line
+from sdeinfer.criteria import AbstractStatistic, Constraint, Ensemble
+from sdeinfer.layers import AbstractLayer, OverDepth, has_chain
+from sdeinfer.networks import check_chain_width, sample_chains, sample_networks, sample_tangents
+from sdeinfer.tuning._ensemble import statistics_of_layer, tangent_at
+from sdeinfer.tuning._search import polish
+from sdeinfer.tuning._tuned import Tuned
+
+RULES = {"constant": 0.0, "d^-1/2": -0.5, "d^-1": -1.0}
+"""Exponents of the depth in the rules that people use for γ."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """Criteria of a tuned layer at other widths and depths.
+
+    Attributes:
+        criteria: one row per width, depth, criterion and prompt: `promised`, the value by the SDE; `chain` and
+            `weights`, the values of networks, drawn as exact chains and with their weights (NaN where these cannot
+            be); each with its Monte Carlo error; and whether the promised value and that of the chain meet the bound.
+        rules: one row per width and depth: γ tuned for it, and γ by each rule from the tuned one, with the least slack
+            of the constraints that each leaves, in units of the scaled constraints (negative where one fails). None
+            if γ is not free.
+    """
+
+    criteria: pd.DataFrame
+    rules: pd.DataFrame | None
+
+
+@with_progress_line
+def transfer(
+    tuned: Tuned,
+    *,
+    widths: Sequence[int],
+    depths: Sequence[int],
+    networks: int = 2000,
+    with_weights: int = 64,
+    rules: bool = True,
+    key: PRNGKeyArray,
+) -> Transfer:
+    """Measure the criteria of a tuned layer on networks of some widths and depths.
+
+    At the width and depth of the tuning `promised` is what it promised; elsewhere it is what the SDE predicts for the
+    same parameters at T = depth/width. Parameters over depth are stretched to the new T.
+
+    Arguments:
+        tuned: the result of `tune`.
+        widths: widths n.
+        depths: depths d.
+        networks: number of networks without weights, as exact chains; statistics of tangents have no chain.
+        with_weights: number of networks with weights; 0 for none.
+        rules: whether to tune γ for every width and depth, and to set it beside γ constant, ∝ d^{−1/2} and ∝ d^{−1}.
+        key: PRNG key.
+
+    Raises:
+        InputError: for widths that the layer does not allow, and for numbers that are not positive.
+    """
+    for name, sizes in {"widths": widths, "depths": depths}.items():
+        if not len(sizes) or min(sizes) < 1:
+            raise InputError(f"{name}: positive numbers are needed, got {list(sizes)}")
+    if networks < 2 or with_weights < 0:
+        raise InputError("networks: at least 2 are needed")
+    rows, by_rule = [], []
+    for number, (width, depth) in enumerate((n, d) for n in widths for d in depths):
+        phase(f"networks of width {width} and depth {depth}")
+        own = jr.fold_in(key, number)
+        layer = stretched(tuned.layer, tuned.depth / tuned.width, depth / width)
+        rows += _rows(tuned, layer, width, depth, networks, with_weights, own)
+        if rules and "gamma" in tuned.values:
+            by_rule.append(_rules_at(tuned, width, depth))
+    index = ["width", "depth", "criterion"]
+    return Transfer(pd.DataFrame(rows).set_index(index), pd.DataFrame(by_rule) if by_rule else None)
+
+
+def _rows(
+    tuned: Tuned, layer: AbstractLayer, width: int, depth: int, networks: int, with_weights: int, key: PRNGKeyArray
+) -> list[dict[str, Any]]:
+    problem, rows = tuned.problem, []
+    keys = jr.split(key, (len(tuned.V0), 3))
+    found = [
+        {
+            "promised": statistics_of_layer(
+                problem.statistics, layer, V, depth / width, step=problem.step / 2, paths=problem.paths, key=own[0]
+            ),
+            "chain": _by_chain(problem.statistics, layer, V, width, depth, networks, own[1]),
+            "weights": _with_weights(problem.statistics, layer, V, width, depth, with_weights, own[2]),
+        }
+        for V, own in zip(tuned.V0, keys, strict=True)
+    ]
+    goals: list[tuple[Any, Constraint | None]] = [(each.criterion, each) for each in problem.constraints]
+    goals += [] if isinstance(problem.objective, str) else [(problem.objective, None)]
+    for criterion, constraint in goals:
+        for prompt, each in enumerate(found):
+            name = str(criterion if constraint is None else constraint) + (
+                f", prompt {prompt}" if len(found) > 1 else ""
+            )
+            row: dict[str, Any] = {"width": width, "depth": depth, "criterion": name}
+            for source, (values, exploded) in each.items():
+                value = error = math.nan
+                if criterion.statistic in values:
+                    estimate = criterion.estimate(values[criterion.statistic], exploded)
+                    value, error = estimate.value, estimate.error
+                row |= {source: value, f"{source}_error": error}
+                if constraint is not None and source != "weights":
+                    slack = constraint.sign * (value - constraint.bound)
+                    row[f"{source}_holds"] = bool(slack >= 0) if np.isfinite(slack) else None
+            rows.append(row)
+    return rows
+
+
+type Values = tuple[dict[AbstractStatistic, Float[np.ndarray, " networks"]], Bool[np.ndarray, " networks"]]
+
+
+def _by_chain(
+    statistics: tuple[AbstractStatistic, ...],
+    layer: AbstractLayer,
+    V0: np.ndarray,
+    width: int,
+    depth: int,
+    networks: int,
+    key: PRNGKeyArray,
+) -> Values:
+    mine = [each for each in statistics if each.directions is None]
+    if not mine or not has_chain(layer):
+        return {}, np.zeros(networks, bool)
+    check_chain_width(layer, tokens=len(V0), width=width)
+    every = 1 if any(each.every_step for each in mine) else depth
+    starts = np.broadcast_to(V0, (networks, *V0.shape))
+    V = sample_chains(layer, starts, width=width, observed=depth // every, observe_every=every, key=key)[:, 1:]
+    return _values(mine, V0, V)
+
+
+def _with_weights(
+    statistics: tuple[AbstractStatistic, ...],
+    layer: AbstractLayer,
+    V0: np.ndarray,
+    width: int,
+    depth: int,
+    networks: int,
+    key: PRNGKeyArray,
+) -> Values:
+    if not networks:
+        return {}, np.zeros(networks, bool)
+    sizes: dict[str, Any] = {"width": width, "depth": depth, "networks": networks}
+    tangents = list(dict.fromkeys(each.directions for each in statistics if each.directions is not None))
+    found, exploded = {}, np.zeros(networks, bool)
+    for number, tangent in enumerate(tangents or [None]):
+        mine = [each for each in statistics if each.directions == tangent or (each.directions is None and not number)]
+        every, tokens = 1 if any(each.every_step for each in mine) else depth, len(V0)
+        if tangent is None:
+            data = sample_networks(layer, V0, observe_every=every, method="weights", key=key, **sizes)
+            values, bad = _values(mine, V0, data["covariance"].values[:, 1:])
+        else:
+            D0 = tangent_at(tangent, tokens, V0.dtype)
+            S = sample_tangents(layer, V0, directions=D0, observe_every=every, key=key, **sizes)[:, 1:]
+            values, bad = _values(mine, V0, S[..., :tokens, :tokens], S[..., tokens:, tokens:])
+        found, exploded = found | values, exploded | bad
+    return found, exploded
+
+
+def _values(
+    statistics: Sequence[AbstractStatistic], V0: np.ndarray, V: np.ndarray, D: np.ndarray | None = None
+) -> Values:
+    """Statistics of networks; those whose covariance overflows count as exploded."""
+    exploded = ~np.isfinite(V).all(axis=(1, 2, 3))
+    V = np.where(exploded[:, None, None, None], V0, V)
+    paths = Ensemble(jnp.asarray(V0), jnp.asarray(V), None if D is None else jnp.asarray(D), jnp.asarray(exploded))
+    return {each: np.asarray(each(paths)) for each in statistics}, exploded
+
+
+def _rules_at(tuned: Tuned, width: int, depth: int) -> dict[str, Any]:
+    """γ tuned for a width and a depth, and by the rules; with the least slack of the constraints under each."""
+    problem = dataclasses.replace(tuned.problem, width=width, depth=float(depth))
+    names, u = problem.space.names, tuned.u
+    gamma = names.index("gamma")
+    best = polish(problem, u)
+    row: dict[str, Any] = {"width": width, "depth": depth, "tuned": problem.named(best)["gamma"]}
+    row["tuned_slack"] = _least_slack(problem, best)
+    logit = next(each for each in problem.space.free if each.name == "gamma")
+    for rule, exponent in RULES.items():
+        value = min(tuned.values["gamma"] * (depth / tuned.depth) ** exponent, logit.high)
+        moved = np.array(u)
+        moved[gamma] = logit.to_real(value)
+        row |= {rule: value, f"{rule}_slack": _least_slack(problem, moved)}
+    return row
+
+
+def _least_slack(problem: Any, u: np.ndarray) -> float:
+    return min((each.value for each in problem.residuals(u)), default=math.nan)
+
+
+class Stretched(eqx.Module):
+    """A function of depth-time, at a multiple of its argument."""
+
+    profile: Any
+    ratio: float
+
+    def __call__(self, time: Any) -> Array:
+        """The value at `ratio` times the depth-time."""
+        scaled = time * self.ratio
+        return self.profile.evaluate(scaled) if isinstance(self.profile, AbstractPath) else self.profile(scaled)
+
+
+def stretched(layer: AbstractLayer, time: float, new_time: float) -> AbstractLayer:
+    """The layer with its functions of depth-time stretched from [0, time] to [0, new_time]."""
+    if not isinstance(layer, OverDepth) or math.isclose(time, new_time):
+        return layer
+    return OverDepth(layer.layer, **{name: Stretched(each, time / new_time) for name, each in layer.profiles.items()})

@@ -1,5 +1,7 @@
 """Choose parameters at a stated risk, and prove it on networks."""
 
+from sdeinfer.tuning._goals import parse_constraint as parse_constraint
+from sdeinfer.tuning._goals import parse_criterion as parse_criterion
 from sdeinfer.tuning._transfer import Transfer as Transfer
 from sdeinfer.tuning._transfer import transfer as transfer
 from sdeinfer.tuning._tune import tune as tune

@@ -3,7 +3,7 @@
 import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import diffrax
 import jax
@@ -152,13 +152,11 @@ def _joint(V0: np.ndarray, tangent) -> np.ndarray:
     return np.block([[V0, zero], [zero, tangent_at(tangent, len(V0), V0.dtype)]])
 
 
-def tangent_at(tangent: int | Literal["all"], tokens: int, dtype: np.dtype) -> Float[np.ndarray, "m m"]:
+def tangent_at(tangent: int | str, tokens: int, dtype: np.dtype) -> Float[np.ndarray, "m m"]:
     """D with tr D = 1 of a tangent at a token, or at all."""
     if tangent == "all":
         return np.eye(tokens, dtype=dtype) / tokens
-    D = np.zeros((tokens, tokens), dtype)
-    D[tangent, tangent] = 1
-    return D
+    return np.diag((np.arange(tokens) == tangent).astype(dtype))
 
 
 @functools.partial(jax.jit, static_argnums=(0,), static_argnames=("size", "times_saved"))

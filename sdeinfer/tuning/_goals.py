@@ -44,8 +44,8 @@ CRITERIA: dict[str, Callable[..., AbstractCriterion]] = {
     r"sd\[(.+)\]": lambda name: Spread(_statistic(name)),
     rf"q{NUMBER}\((.+)\)": lambda percent, name: Quantile(_statistic(name), _share(percent)),
     rf"{NUMBER} ?% quantile of (.+)": lambda percent, name: Quantile(_statistic(name), _share(percent)),
-    rf"P\((.+?) ?< ?{NUMBER}\)": lambda name, value: Probability(_statistic(name), below=float(value)),
-    rf"P\((.+?) ?> ?{NUMBER}\)": lambda name, value: Probability(_statistic(name), above=float(value)),
+    rf"P\((.+?) ?< ?{NUMBER} ?\)": lambda name, value: Probability(_statistic(name), below=float(value)),
+    rf"P\((.+?) ?> ?{NUMBER} ?\)": lambda name, value: Probability(_statistic(name), above=float(value)),
 }
 """Criteria by the form of their text."""
 

@@ -107,9 +107,8 @@ def _rows(
     goals += [] if isinstance(problem.objective, str) else [(problem.objective, None)]
     for criterion, constraint in goals:
         for prompt, each in enumerate(found):
-            name = str(criterion if constraint is None else constraint) + (
-                f", prompt {prompt}" if len(found) > 1 else ""
-            )
+            name = str(criterion if constraint is None else constraint)
+            name += f", prompt {prompt}" if len(found) > 1 else ""
             row: dict[str, Any] = {"width": width, "depth": depth, "criterion": name}
             for source, (values, exploded) in each.items():
                 value = error = math.nan

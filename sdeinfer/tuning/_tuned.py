@@ -97,17 +97,21 @@ class Tuned:
         return tables + "".join(f"<p>{note}</p>" for note in self.notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures in plain Python types."""
+        """All figures in plain Python types; `layer` has all parameters of a layer that does not change with depth."""
         rows = {"parameters": self.parameters, "sensitivity": self.sensitivity}
         tables = {name: json.loads(str(table.to_json(orient="index"))) for name, table in rows.items()}
         criteria = json.loads(str(self.criteria.reset_index().to_json(orient="records")))
-        sizes = {"width": self.width, "depth": self.depth, "tokens": int(self.V0.shape[-1])}
+        sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "tokens": int(self.V0.shape[-1])}
+        space = self.problem.space
+        sizes |= space.kind.attributes()
+        if not space.over_depth:
+            sizes["layer"] = {name: float(value) for name, value in self.layer.parameters().items()}
         return sizes | tables | {"criteria": criteria, "found": self.found, "notes": self.notes}
 
     def write(self, path: str | Path) -> None:
         """Write `to_dict` as JSON."""
         with staged_file(Path(path)) as file:
-            file.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+            file.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _short(value: float) -> str:

@@ -1,0 +1,127 @@
+"""Criteria on samples: known distributions, derivatives against differences and exact laws, and bad input."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from budget import assert_estimate
+from scipy import integrate, stats
+
+import sdeinfer as si
+from sdeinfer.criteria import (
+    EffectiveRank,
+    Ensemble,
+    GradientFactor,
+    LargestCorrelation,
+    LogGradientNorm,
+    LogNorm,
+    MeanCorrelation,
+    NormFactor,
+    RangeMargin,
+    expectation,
+    probability,
+    quantile,
+    spread,
+)
+from sdeinfer.criteria._criteria import distribution
+
+COUNT = 4096
+CRITERIA = {
+    "mean": (expectation(LogNorm()), lambda law: law.mean()),
+    "spread": (spread(LogNorm()), lambda law: law.std()),
+    "quantile": (quantile(LogNorm(), 0.9), lambda law: law.ppf(0.9)),
+    "below": (probability(LogNorm(), below=0.7), lambda law: law.cdf(0.7)),
+    "above": (probability(LogNorm(), above=0.7), lambda law: law.sf(0.7)),
+}
+
+
+def test_the_kernel_is_of_fourth_order():
+    u = np.linspace(-12, 12, 10_001)
+    density = np.asarray(jax.vmap(jax.grad(distribution))(jnp.asarray(u)))
+    moments = [integrate.simpson(u**power * density, x=u) for power in range(4)]
+    np.testing.assert_allclose(moments, [1, 0, 0, 0], atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_estimates_and_their_smooth_values_are_those_of_a_known_law(name, key):
+    """The smooth value is biased by O(N^{−4/5}), far below the Monte Carlo error that both have."""
+    criterion, exact = CRITERIA[name]
+    law, never = stats.norm(0.2, 0.6), np.zeros(COUNT, bool)
+    values = 0.2 + 0.6 * np.asarray(jr.normal(key, (COUNT,)))
+    found = criterion.estimate(values, never)
+    assert_estimate(found.value, exact(law), found.error)
+    smooth = float(criterion.smooth(jnp.asarray(values), jnp.asarray(never)))
+    assert abs(smooth - found.value) < found.error
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_derivatives_are_those_of_the_law(name, key):
+    """By the mean μ and the sd σ of g = μ + σz, against the exact law; their spread over 16 samples is the error."""
+    criterion, exact = CRITERIA[name]
+    never = jnp.zeros(COUNT, bool)
+
+    def value(parameters, z):
+        return criterion.smooth(parameters[0] + parameters[1] * z, never)
+
+    at = np.array([0.2, 0.6])
+    found = jax.vmap(lambda z: jax.grad(value)(jnp.asarray(at), z))(jr.normal(key, (16, COUNT)))
+    change = 1e-5 * np.eye(2)
+    expected = [(exact(stats.norm(*(at + d))) - exact(stats.norm(*(at - d)))) / 2e-5 for d in change]
+    # The bias is allowed h⁴/8 of the fourth derivative of the distribution function, at most 1.4/σ⁴: see `_criteria`.
+    bias = 1.4 * COUNT ** (-4 / 5) / 8
+    error = np.std(found, axis=0, ddof=1) / 4
+    assert_estimate(np.mean(found, axis=0), expected, np.hypot(error, bias))
+
+
+def test_paths_that_explode_do_not_count_as_inside():
+    values, exploded = np.zeros(100), np.arange(100) < 30
+    for criterion in (probability(LogNorm(), below=1.0), probability(LogNorm(), above=-1.0)):
+        assert criterion.estimate(values, exploded).value == 0.7
+        assert np.isclose(criterion.smooth(jnp.asarray(values), jnp.asarray(exploded)), 0.7)
+
+
+def test_statistics_are_what_they_are_named(key):
+    V0 = np.array([[1.0, 0.2, 0.1], [0.2, 2.0, 0.3], [0.1, 0.3, 0.5]])
+    A = np.asarray(jr.normal(key, (5, 4, 3, 3)))
+    V, D = A @ A.swapaxes(-1, -2) + 0.1 * np.eye(3), A.swapaxes(-1, -2) @ A
+    paths = Ensemble(*map(jnp.asarray, (V0, V, D, np.zeros(5, bool))))
+    last = V[:, -1]
+    rho = np.stack([v / np.sqrt(np.outer(np.diag(v), np.diag(v))) for v in last])[:, *np.triu_indices(3, 1)]
+    change = np.log(np.diagonal(last, axis1=1, axis2=2) / np.diag(V0))
+    eigenvalues = np.linalg.eigvalsh(V)
+    margin = np.minimum(np.log(50 / eigenvalues[..., -1]), np.log(eigenvalues[..., 0] / 0.01)).min(axis=1)
+    growth = np.log(np.trace(D[:, -1], axis1=1, axis2=2))
+    expected = {
+        MeanCorrelation(): rho.mean(axis=1),
+        LargestCorrelation(): rho.max(axis=1),
+        EffectiveRank(): np.array(
+            [np.linalg.eigvalsh(v).sum() ** 2 / (np.linalg.eigvalsh(v) ** 2).sum() for v in last]
+        ),
+        LogNorm(1): change[:, 1],
+        NormFactor(): np.exp(abs(change).max(axis=1)),
+        RangeMargin(0.01, 50.0): margin,
+        LogGradientNorm(): growth,
+        GradientFactor(2): np.exp(abs(growth)),
+    }
+    for statistic, values in expected.items():
+        np.testing.assert_allclose(statistic(paths), values, rtol=1e-10, err_msg=str(statistic))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: quantile(LogNorm(), 1.0), "a level between 0 and 1 is needed, got 1"),
+        (lambda: probability(LogNorm()), "give either below or above"),
+        (lambda: probability(LogNorm(), below=np.inf), "a finite value is needed"),
+        (lambda: probability(LogNorm(), below=1.0) >= 1.5, "a bound between 0 and 1 is needed, got 1.5"),
+        (lambda: expectation(LogNorm()) <= np.nan, "a finite bound is needed"),
+        (lambda: 0.1 <= expectation(LogNorm()) <= 0.2, "chained comparisons are two constraints"),
+        (lambda: RangeMargin(2.0, 1.0), "lowest < highest"),
+        (lambda: LogNorm(4).check(3), "a token from 0 to 2 is needed"),
+    ],
+)
+def test_bad_input_is_one_line(make, message):
+    with pytest.raises(si.InputError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)

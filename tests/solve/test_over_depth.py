@@ -1,0 +1,76 @@
+"""Parameters that change with depth: paths, networks with and without weights, tangents, derivatives and bad input."""
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from budget import assert_same_distribution
+from conftest import LAYERS
+
+import sdeinfer as si
+
+V0 = np.asarray(si.equicorrelated(tokens=2, correlation=0.3, norm=1.0))
+TIMES = [0.1, 0.25]
+
+
+def line(start, end):
+    return diffrax.LinearInterpolation(jnp.array([0.0, 0.25]), jnp.array([start, end]))
+
+
+def test_a_constant_profile_changes_nothing(key):
+    layer = LAYERS["transformer"]()
+    over_depth = si.OverDepth(layer, gamma=line(layer.gamma, layer.gamma), tau0=lambda time: 0.6 + 0 * time)
+    plain, profiled = (si.simulate(each, V0, TIMES, paths=64, key=key) for each in (layer, over_depth))
+    np.testing.assert_allclose(profiled, plain, rtol=1e-12)
+
+
+def test_norms_have_the_integrated_variance(key):
+    """Var log V_T = 2 ∫ a(t) dt for one token, with a = γ²(2 − γ²)."""
+    layer = si.OverDepth(si.ShapedAttention(gamma=0.5, tau0=1.0), gamma=line(0.1, 0.9))
+    V = si.simulate(layer, np.eye(1), [0.25], paths=4096, step=0.005, key=key)[:, 0, 0, 0]
+    gamma = np.linspace(0.1, 0.9, 100_001)
+    variance = 2 * 0.25 * np.trapezoid(gamma**2 * (2 - gamma**2), dx=1 / 100_000)
+    exact = np.exp(-variance / 2 + np.sqrt(variance) * np.asarray(jr.normal(jr.fold_in(key, 1), (100_000,))))
+    assert_same_distribution(V, exact)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["chain", "weights"])
+def test_networks_agree_with_paths(method, key):
+    layer = si.OverDepth(LAYERS["transformer"](), gamma=line(0.1, 0.6))
+    V = si.simulate(layer, V0, [0.25], paths=2000, key=key)[:, 0]
+    data = si.sample_networks(layer, V0, width=64, depth=16, networks=500, method=method, observe_every=16, key=key)
+    networks = data["covariance"].values[:, -1]
+    for statistic in (lambda V: np.log(V[:, 0, 0]), lambda V: V[:, 0, 1] / np.sqrt(V[:, 0, 0] * V[:, 1, 1])):
+        assert_same_distribution(statistic(networks), statistic(np.asarray(V)))
+
+
+def test_derivatives_by_a_profile_are_those_of_differences(key):
+    layer = LAYERS["transformer"]()
+
+    def mean(ends):
+        V = si.simulate(si.OverDepth(layer, gamma=line(*ends)), V0, [0.25], paths=32, key=key)
+        return (V[:, 0] ** 2).mean()
+
+    ends, change = jnp.array([0.2, 0.5]), 1e-5
+    expected = [(mean(ends + d) - mean(ends - d)) / (2 * change) for d in change * np.eye(2)]
+    np.testing.assert_allclose(jax.grad(mean)(ends), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda layer: si.OverDepth(layer, gama=line(0.1, 0.2)), "gama: the layer has no such parameter"),
+        (
+            lambda layer: si.simulate(si.OverDepth(layer, gamma=line(0.1, 1.2)), V0, TIMES, paths=2, key=jr.key(0)),
+            "gamma",
+        ),
+        (lambda layer: si.OverDepth(layer, gamma=line(0.1, 0.2)).limit(), "parameters change with depth"),
+    ],
+)
+def test_bad_input_is_one_line(make, message):
+    with pytest.raises(si.InputError, match=message) as caught:
+        make(LAYERS["transformer"]())
+    assert "\n" not in str(caught.value)

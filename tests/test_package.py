@@ -26,6 +26,7 @@ ROOMS = [
     "models",
     "infer",
     "diagnostics",
+    "tuning",
     "covariance_dataset",
     "plots",
     "report",

@@ -4,7 +4,7 @@ from sdeinfer.cli._app import Command, app
 from sdeinfer.cli._calibrate import Calibrate, calibrate_command, fit_command
 from sdeinfer.cli._networks import observe_command, simulate_command
 from sdeinfer.cli._results import check_command, report_command
-from sdeinfer.cli._studies import compare_command, design_command
+from sdeinfer.cli._studies import compare_command, design_command, tune_command
 
 app.command("calibrate", cls=Calibrate)(calibrate_command)
 app.command("observe", cls=Command)(observe_command)
@@ -12,5 +12,6 @@ app.command("simulate", cls=Command)(simulate_command)
 app.command("fit", cls=Command)(fit_command)
 app.command("compare", cls=Command)(compare_command)
 app.command("design", cls=Command)(design_command)
+app.command("tune", cls=Command)(tune_command)
 app.command("check", cls=Command)(check_command)
 app.command("report", cls=Command)(report_command)

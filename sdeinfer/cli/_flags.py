@@ -77,6 +77,19 @@ def fixed_by(flags: list[str] | None) -> dict[str, float]:
     return fixed
 
 
+def bounds_by(flags: list[str] | None) -> dict[str, tuple[float, float]]:
+    """The ranges that `--bound NAME=LOW:HIGH` sets."""
+    bounds = {}
+    for flag in flags or []:
+        name, _, value = flag.partition("=")
+        try:
+            low, high = map(float, value.split(":"))
+        except ValueError:
+            raise si.InputError(f"--bound: NAME=LOW:HIGH is needed, as in gamma=0.1:0.9; got {flag!r}") from None
+        bounds[name] = (low, high)
+    return bounds
+
+
 def sampled(
     layer: "si.layers.AbstractLayer",
     V0: "jax.Array",

@@ -1,20 +1,25 @@
-"""The commands that compare architectures and design data: `compare` and `design`."""
+"""The commands that compare architectures, design data and tune networks: `compare`, `design` and `tune`."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 import sdeinfer as si
-from sdeinfer._files import staged_file
+from sdeinfer._files import staged_file, staged_folder
 from sdeinfer.cli import _options as options
 from sdeinfer.cli._app import phase, say
-from sdeinfer.cli._flags import key_of, kind_of
+from sdeinfer.cli._flags import bounds_by, fixed_by, key_of, kind_of
 from sdeinfer.cli._steps import settings_of, table_of
 from sdeinfer.infer import LARGEST_LOGIT
 
 if TYPE_CHECKING:
     import numpy as np
+
+FIGURE_PATHS = 2048
+"""Largest number of paths in the figure of a tuned layer."""
 
 
 def compare_command(
@@ -75,6 +80,88 @@ def design_command(
     for row in found.correlations:
         say(f"               {_row(row)}")
     say(f"expected standard deviations, relative except for logit γ:\n{table_of(found.expected.to_frame('sd'))}")
+
+
+def tune_command(
+    *,
+    architecture: Annotated[options.Kind, typer.Option()] = "transformer",
+    width: options.Width = 256,
+    depth: options.Depth = 16,
+    tokens: options.Tokens = 4,
+    heads: options.Heads = None,
+    output_projection: options.Projection = None,
+    expansion: options.Expansion = None,
+    causal: options.Causal = None,
+    prompts: options.Prompts = None,
+    norm: options.Norm = 1.6,
+    correlation: options.Correlation = 0.0,
+    maximise: Annotated[
+        str | None, typer.Option(help="parameter or criterion, as in gamma or 'E[effective rank]'")
+    ] = None,
+    minimise: Annotated[str | None, typer.Option(help="the same, to be minimised; one of the two is needed")] = None,
+    subject_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="constraint, as in 'P(norm factor < 2) >= 0.95' or 'q95(largest correlation) <= 0.9'; may be repeated"
+        ),
+    ] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option(help="fix a parameter that is not tuned, as in tau0=1; may be repeated")
+    ] = None,
+    bound: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="range of a free parameter, as in gamma=0.1:0.9; depth=8:64 tunes the depth; may be repeated"
+        ),
+    ] = None,
+    paths: Annotated[int, typer.Option(help="number of paths", min=1)] = 4096,
+    step: Annotated[float, typer.Option(help="longest step in depth-time")] = 0.01,
+    seed: options.Seed = 0,
+    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("tuned"),
+) -> None:
+    """Choose parameters for stated properties of the networks; write the result, its figure and its page."""
+    from sdeinfer.tuning import parse_constraint, parse_criterion
+
+    most, least = (None if text is None else parse_criterion(text) for text in (maximise, minimise))
+    constraints, bounds = [parse_constraint(text) for text in subject_to or []], bounds_by(bound)
+    count = tokens * (prompts or 1)
+    kind = kind_of({}, architecture, heads, output_projection, expansion, causal, prompts, count)
+    V0 = si.equicorrelated(tokens=count, correlation=correlation, norm=norm)
+    depths = _whole(bounds.pop("depth")) if "depth" in bounds else depth
+    with staged_folder(out) as folder:
+        tuned = si.tune(
+            kind,
+            V0,
+            width=width,
+            depth=depths,
+            maximise=most,
+            minimise=least,
+            subject_to=constraints,
+            fixed=fixed_by(fix),
+            bounds=bounds,
+            paths=paths,
+            step=step,
+            key=key_of(seed, 0),
+        )
+        drawn = {}
+        if constraints:
+            phase("drawing the figure")
+            panels = si.plots.plot_tuned(tuned, paths=min(paths, FIGURE_PATHS), key=key_of(seed, 1))
+            drawn["tuned"] = panels[0].get_figure(root=True)
+        phase("writing the report")
+        tuned.write(folder / "tuned.json")
+        si.report.write_figures(drawn, folder / "figures")
+        command = shlex.join(["uv", "run", "sdeinfer", *sys.argv[1:]])
+        si.report.write_tuned(tuned, drawn, folder / "report.html", command=command)
+    say(str(tuned))
+    say(f"written to {out}: report.html, tuned.json{', figures/' if drawn else ''}")
+
+
+def _whole(ends: tuple[float, float]) -> tuple[int, int]:
+    """Ends of a range of depths."""
+    if not all(end.is_integer() for end in ends):
+        raise si.InputError(f"--bound: depth: whole numbers are needed, got {ends[0]:g}:{ends[1]:g}")
+    return int(ends[0]), int(ends[1])
 
 
 def _row(values: "np.ndarray") -> str:

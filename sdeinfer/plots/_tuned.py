@@ -1,33 +1,34 @@
 """The statistics of a tuned layer over networks, with the bounds that it was tuned for."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float, PRNGKeyArray
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from sdeinfer._files import InputError
-from sdeinfer.criteria import Constraint, Expectation, Probability, Quantile, Spread
+from sdeinfer.criteria import Constraint, Expectation, GradientFactor, NormFactor, Probability, Quantile, Spread
 from sdeinfer.plots._correlations import NETWORKS, SDE
 from sdeinfer.tuning import Tuned
 
 MOST = 4
 """Number of panels of a new figure."""
 
-BINS = 40
+BINS = 30
 
 OUTER = 0.005
 """Share of networks on either side that an axis leaves out, so that single ones do not stretch it."""
 
 WIDE = 20.0
-"""Ratio of positive values from which their axis is logarithmic."""
+"""Ratio of factors from which their axis is logarithmic."""
 
 
 def plot_tuned(
-    tuned: Tuned, *, paths: int = 512, key: PRNGKeyArray, axes: Axes | Sequence[Axes] | None = None
+    tuned: Tuned, *, paths: int = 512, key: PRNGKeyArray, axes: Axes | Iterable[Axes] | None = None
 ) -> list[Axes]:
     """Plot the distribution over networks of the statistic of each constraint, with its bound, a panel for each.
 
@@ -49,7 +50,7 @@ def plot_tuned(
     count = prompts * len(tuned.constraints)
     if axes is None:
         shown = max(1, min(count, MOST))
-        figure = Figure(figsize=(5.6, 2.7 * shown), layout="constrained")
+        figure = Figure(figsize=(4.8, 2.6 * shown), layout=ConstrainedLayoutEngine(h_pad=0.12))
         panels: list[Axes] = list(figure.subplots(shown, 1, squeeze=False)[:, 0])
     else:
         panels = [axes] if isinstance(axes, Axes) else list(axes)
@@ -63,57 +64,60 @@ def plot_tuned(
     exploded = np.stack([sample.exploded for sample in samples])
     for number, panel in enumerate(panels):
         constraint, prompt = tuned.constraints[number // prompts], number % prompts
-        statistic = [str(each) for each in problem.statistics].index(str(constraint.criterion.statistic))
+        statistic = problem.statistics.index(constraint.criterion.statistic)  # pyright: ignore[reportArgumentType]
         values = np.stack([sample.values[statistic] for sample in samples])
         mine = slice(None) if problem.over == "mean" else slice(prompt, prompt + 1)
-        _panel(panel, constraint, tuned.criteria.iloc[number], values[mine].ravel(), exploded[mine].ravel())
+        value, error = tuned.criteria[["value", "error"]].to_numpy(float)[number]
+        _panel(panel, constraint, float(value), float(error), values[mine].ravel(), exploded[mine].ravel())
+        panel.set_title(str(tuned.criteria.index[number]), loc="left", fontsize="medium", pad=20)
     return panels
 
 
 def _panel(
     axes: Axes,
     constraint: Constraint,
-    row: pd.Series,
+    value: float,
+    error: float,
     values: Float[np.ndarray, " networks"],
     exploded: Bool[np.ndarray, " networks"],
 ) -> None:
     criterion, bound = constraint.criterion, constraint.bound
-    value, found = row["value"], f"{row['value']:.3g} ± {row['error']:.1g}"
-    parts, bounds, marks = {"networks": values}, {f"bound {bound:g}": bound}, {}
+    found = f"{value:.4g} ± {error:.2g}"
+    parts, bounds, marks = {"": values}, {f"bound {bound:g}": bound}, {}
     match criterion:
         case Probability():
             inside = (criterion.sign * (values - criterion.value) > 0) & ~exploded
-            parts = {f"P = {found}": values[inside], f"1 − P, bound {1 - bound:.3g}": values[~inside]}
+            parts = {f"P = {found}, bound {bound:g}": values[inside], "others": values[~inside]}
             bounds = {"": criterion.value}
         case Spread():
             middle = values.mean()
+            marks = {f"mean ± sd, sd {found}": middle - value, "": middle + value}
             bounds = {f"mean ± bound {bound:g}": middle - bound, "": middle + bound}
-            marks = {f"mean ± sd, {found}": middle - value, "": middle + value}
         case Quantile():
-            marks = {f"{100 * criterion.level:g}% quantile, {found}": value}
+            marks = {f"{100 * criterion.level:g}% quantile {found}": value}
         case Expectation():
-            marks = {f"mean, {found}": value}
-    edges, scale = _edges(values, [*bounds.values(), *marks.values()])
-    share = [np.full(len(part), 1 / len(values)) for part in parts.values()]
-    colours = [SDE, NETWORKS][: len(parts)]
-    axes.hist(
-        list(parts.values()), edges, weights=share, stacked=True, color=colours, alpha=0.55, label=list(parts)
-    )  # fmt: skip
-    for label, place in marks.items():
-        axes.axvline(place, color=SDE, label=label or None)
-    for label, place in bounds.items():
-        axes.axvline(place, color="black", ls="--", label=label or None)
+            marks = {f"mean {found}": value}
+    factor = isinstance(criterion.statistic, NormFactor | GradientFactor)
+    edges, scale = _edges(values, [*bounds.values(), *marks.values()], factor=factor)
+    # Red are networks that should be few.
+    colours = [SDE] if len(parts) == 1 else [SDE, NETWORKS][:: constraint.sign]
+    shares = [np.full(len(own), 1 / len(values)) for own in parts.values()]
+    labels = [label or "_" for label in parts]
+    axes.hist(list(parts.values()), edges, weights=shares, stacked=True, color=colours, alpha=0.5, label=labels)
+    for places, colour, style in ((marks, SDE, "-"), (bounds, "black", "--")):
+        for label, x in places.items():
+            axes.axvline(x, color=colour, ls=style, label=label or None)
     axes.set(xscale=scale, xlim=(edges[0], edges[-1]), xlabel=str(criterion.statistic), ylabel="share of networks")
-    axes.set_title(str(row.name), loc="left", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderpad": 0, "borderaxespad": 0.3}
+    axes.legend(frameon=False, fontsize="small", ncols=3, **above)
 
 
-def _edges(values: Float[np.ndarray, " networks"], marks: Sequence[float]) -> tuple[Float[np.ndarray, " edges"], str]:
+def _edges(values: Float[np.ndarray, " networks"], marks: Sequence[float], *, factor: bool) -> tuple[list[float], str]:
     """Edges of bins between the outer values, or the marks if these are further out; and the axis's scale."""
     low, high = np.quantile(values, [OUTER, 1 - OUTER])
     low, high = min(low, *marks), max(high, *marks)
-    if low > 0 and high / low > WIDE:
-        return np.geomspace(low / 1.1, high * 1.1, BINS + 1), "log"
+    if factor and low > 0 and high / low > WIDE:
+        return np.geomspace(low / 1.1, high * 1.1, BINS + 1).tolist(), "log"
     margin = 0.04 * (high - low) or max(abs(low), 1.0) / 20
-    return np.linspace(low - margin, high + margin, BINS + 1), "linear"
+    return np.linspace(low - margin, high + margin, BINS + 1).tolist(), "linear"

@@ -1,4 +1,4 @@
-"""The report of a fit: an HTML page, its figures, and a summary in JSON."""
+"""Reports of a fit and of a tuning: an HTML page with its figures; of a fit a summary in JSON too."""
 
 import lazy_loader
 

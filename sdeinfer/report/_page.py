@@ -1,14 +1,11 @@
 """A fit as one HTML page with everything inlined, so that it needs no network access."""
 
-import base64
 import hashlib
 import importlib.metadata
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
@@ -24,8 +21,7 @@ from sdeinfer.plots import (
     plot_ranks,
     plot_terminal_correlation,
 )
-
-DPI = 120
+from sdeinfer.report._render import inline, render
 
 QUESTIONS: dict[Topic, str] = {
     "converged": "Did the sampler converge?",
@@ -80,22 +76,11 @@ def figures(post: xr.DataTree) -> dict[str, Figure]:
     return drawn
 
 
-def write_figures(drawn: Mapping[str, Figure], folder: str | Path) -> None:
-    """Write each figure to `folder/<name>.png`."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in drawn.items():
-        with staged_file(folder / f"{name}.png") as temporary:
-            figure.savefig(temporary, dpi=DPI)
-
-
 def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure], path: str | Path) -> None:
     """Write the page."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("sdeinfer.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
     observed = post.children["observed_data"]
-    page = environment.get_template("page.html.jinja").render(
+    page = render(
+        "page.html.jinja",
         verdict=verdicts.verdict,
         passed=verdicts.passed,
         unidentified=verdicts.unidentified,
@@ -104,7 +89,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         identified=_identified(post),
         parameters=summarise(post),
         limit=summarise(post, group=LIMIT_POSTERIOR) if LIMIT_POSTERIOR in post.children else None,
-        figures=[(name, CAPTIONS[name], _inline(figure)) for name, figure in drawn.items()],
+        figures=[(name, CAPTIONS[name], inline(figure)) for name, figure in drawn.items()],
         sizes={
             "architecture": _architecture(post),
             "networks": observed.sizes["network"],
@@ -163,9 +148,3 @@ def _commands(post: xr.DataTree) -> str:
 def _architecture(post: xr.DataTree) -> str:
     sizes = [f"{name.replace('_', ' ')} {post.attrs[name]:g}" for name in SIZES if name in post.attrs]
     return ", ".join([str(post.attrs["architecture"]), *sizes])
-
-
-def _inline(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

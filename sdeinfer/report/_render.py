@@ -1,0 +1,38 @@
+"""Pages from templates, with everything inlined, so that they need no network access."""
+
+import base64
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from matplotlib.figure import Figure
+
+from sdeinfer._files import staged_file
+
+DPI = 120
+
+
+def render(template: str, **values: Any) -> str:
+    """Render a template of this folder; a missing value is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sdeinfer.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template(template).render(**values)
+
+
+def write_figures(drawn: Mapping[str, Figure], folder: str | Path) -> None:
+    """Write each figure to `folder/<name>.png`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+        with staged_file(folder / f"{name}.png") as temporary:
+            figure.savefig(temporary, dpi=DPI)
+
+
+def inline(figure: Figure) -> str:
+    """The figure as a data URL."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -96,12 +96,13 @@ def tune(
     draws = _draws(kind, posterior, {*fixed, *free_by_name, objective}, paths, key)
     named = {"start": start or {}, "bounds": bounds or {}, "knots": knots or {}}
     space = space_of(kind, fixed=fixed, depth=depth, drawn=tuple(draws), **named)
+    values = fixed_values(kind, fixed)
     if isinstance(objective, str) and objective not in [each.name for each in space.free]:
         free = ", ".join(each.name for each in space.free)
         raise InputError(f"objective: {objective} is not free; free are {free}")
     problem = Problem(
         space=space,
-        fixed=fixed_values(kind, fixed) | draws,
+        fixed=values | draws,
         V0=V0,
         width=width,
         depth=float(max(depth) if isinstance(depth, tuple) else depth),
@@ -265,4 +266,5 @@ def _logit_spread(layer: AbstractLayer, V0: np.ndarray, width: int) -> float:
     temperatures = [float(here.parameters()[name]) for name in here.coordinates.temperatures]
     if not temperatures or V0.shape[-1] < 2:
         return 0.0
-    return max(float(np.max(logit_spread(V, np.asarray(width), here.limit().pattern))) for V in V0) / min(temperatures)
+    spread = logit_spread(V0, np.full(len(V0), width), here.limit().pattern)
+    return float(spread.max()) / min(temperatures)

@@ -1,0 +1,75 @@
+"""What tuning promises, measured on networks of width 256: exact chains and networks with weights."""
+
+import numpy as np
+import pytest
+from budget import assert_estimate
+
+import sdeinfer as si
+from sdeinfer.criteria import (
+    EffectiveRank,
+    GradientFactor,
+    LargestCorrelation,
+    LogNorm,
+    MeanCorrelation,
+    NormFactor,
+    RangeMargin,
+    expectation,
+    probability,
+    quantile,
+    spread,
+)
+
+V0 = np.array([[1.0, 0.2, 0.1, 0.3], [0.2, 1.2, 0.25, 0.1], [0.1, 0.25, 0.8, 0.15], [0.3, 0.1, 0.15, 1.0]])
+PLAIN = {"tau0": 1.0, "c_gap": 1.0}
+CAUSAL = si.Architecture("transformer", pattern=si.CAUSAL)
+GOALS = {
+    "norms": ("transformer", "gamma", PLAIN, probability(NormFactor(), below=2) >= 0.95),
+    "largest correlation": ("transformer", "gamma", PLAIN, quantile(LargestCorrelation(), 0.95) <= 0.7),
+    "effective rank": ("transformer", "gamma", PLAIN, expectation(EffectiveRank()) >= 3),
+    "range": ("transformer", "gamma", PLAIN, probability(RangeMargin(0.1, 4.0), above=0) >= 0.9),
+    "causal": (CAUSAL, "gamma", PLAIN, probability(NormFactor(), below=2) >= 0.9),
+    "spread": ("attention", "gamma", {"tau0": 1.0}, spread(LogNorm(1)) <= 0.4),
+    "mean correlation": ("attention", "gamma", {"tau0": 0.5}, quantile(MeanCorrelation(), 0.95) <= 0.5),
+    "alignment": ("feedforward", "gamma", {"c_gap": 4.0}, expectation(MeanCorrelation()) <= 0.4),
+    "slopes": ("mlp", "c_gap", {}, quantile(LargestCorrelation(), 0.9) <= 0.8),
+    "gradients": ("transformer", "gamma", PLAIN, probability(GradientFactor(), below=2) >= 0.9),
+}
+WIDTH, DEPTHS = 256, {"slopes": 16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOALS)
+def test_networks_keep_what_is_promised(name, key):
+    """The tuned criterion on 2,000 chains and on 64 networks with weights, within the errors of all three."""
+    kind, free, fixed, goal = GOALS[name]
+    depth = DEPTHS.get(name, 64)
+    sizes = {"width": WIDTH, "depth": depth}
+    tuned = si.tune(kind, V0, **sizes, maximise=free, subject_to=[goal], fixed=fixed, paths=4096, key=key)
+    found = si.transfer(tuned, widths=[WIDTH], depths=[depth], rules=False, key=key)
+    row = found.criteria.iloc[0]
+    value, error = tuned.criteria[["value", "error"]].iloc[0]
+    print(f"\n{name}: {free} = {tuned.values[free]:.4f} ± {tuned.parameters['error'].iloc[0]:.4f}; {goal}")
+    for source in ("promised", "chain", "weights"):
+        print(f"  {source:9s}{row[source]:.4f} ± {row[f'{source}_error']:.4f}")
+        if np.isfinite(row[source]):
+            assert_estimate(row[source], value, np.hypot(error, row[f"{source}_error"]))
+    assert np.isfinite(row["weights"])
+
+
+@pytest.mark.slow
+def test_rules_and_stretched_profiles(key):
+    """γ ∝ d^{−1/2} keeps the promise at fixed width, where noise γ²d/n decides; γ constant does not at larger depth."""
+    goal = [probability(NormFactor(), below=2) >= 0.95]
+    arguments = {"maximise": "gamma", "subject_to": goal, "fixed": PLAIN, "paths": 2048, "key": key}
+    tuned = si.tune("transformer", V0, width=WIDTH, depth=32, knots={"gamma": 2}, **arguments)
+    found = si.transfer(tuned, widths=[WIDTH], depths=[64], networks=1000, with_weights=0, key=key)
+    row = found.criteria.iloc[0]
+    assert not row["promised_holds"]
+    assert_estimate(row["chain"], row["promised"], np.hypot(row["chain_error"], row["promised_error"]))
+    constant = si.tune("transformer", V0, width=WIDTH, depth=32, **arguments)
+    rules = si.transfer(constant, widths=[WIDTH], depths=[32, 128], networks=100, with_weights=0, key=key).rules
+    assert rules is not None
+    deep = rules.iloc[1]
+    assert deep["constant_slack"] < -0.2
+    assert abs(deep["d^-1/2_slack"]) < 0.1
+    assert abs(deep["d^-1/2"] / deep["tuned"] - 1) < 0.05

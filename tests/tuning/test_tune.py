@@ -1,0 +1,269 @@
+"""Tuning: exact answers of closed forms, derivatives, multipliers, prompts, posteriors and bad input."""
+
+import math
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import xarray as xr
+from budget import assert_estimate
+from scipy import optimize, stats
+
+import sdeinfer as si
+from sdeinfer.criteria import (
+    EffectiveRank,
+    GradientFactor,
+    LargestCorrelation,
+    LogGradientNorm,
+    LogNorm,
+    MeanCorrelation,
+    NormFactor,
+    RangeMargin,
+    expectation,
+    probability,
+    quantile,
+    spread,
+)
+
+T, WIDTH, DEPTH = 0.25, 256, 64
+ONE, FOUR = np.eye(1), np.asarray(si.equicorrelated(tokens=4, correlation=0.2, norm=1.0))
+SIZES = {"width": WIDTH, "depth": DEPTH}
+
+
+def noise(gamma):
+    """a of attention with one head and no projection; log V_T is N(−aT, 2aT) for one token."""
+    return gamma**2 * (2 - gamma**2)
+
+
+def squares(paths):
+    """tr V²."""
+    return (paths.last**2).sum(axis=(1, 2))
+
+
+def exact_spread(gamma):
+    return math.sqrt(2 * noise(gamma) * T)
+
+
+def exact_factor(gamma):
+    law = stats.norm(-noise(gamma) * T, exact_spread(gamma))
+    return law.cdf(math.log(2)) - law.cdf(-math.log(2))
+
+
+def exact_quantile(gamma):
+    return stats.norm(-noise(gamma) * T, exact_spread(gamma)).ppf(0.95)
+
+
+def exact_stay(gamma, step, highest=2.0):
+    """Probability that a Brownian motion with drift −a and variance 2a per unit stays below log `highest`.
+
+    Monitored at steps only, the barrier is that of continuous monitoring moved by 0.5826 sd of a step (Broadie,
+    Glasserman and Kou 1997).
+    """
+    a = noise(gamma)
+    b, sd = math.log(highest) + 0.5826 * math.sqrt(2 * a * step), math.sqrt(2 * a * T)
+    return stats.norm.cdf((b + a * T) / sd) - math.exp(-b) * stats.norm.cdf((-b + a * T) / sd)
+
+
+def exact_squares(gamma, tokens):
+    """E tr V² without attention from V0 = I: x′ = a(x + y), y′ = 2ax for y = E(tr V)², a = 2γ² (theory, §15)."""
+    a = 2 * gamma**2
+    rates, axes = np.linalg.eig(np.array([[a, a], [2 * a, 0.0]]))
+    return float((axes @ (np.exp(rates * T) * np.linalg.solve(axes, [tokens, tokens**2])))[0].real)
+
+
+GOALS = {
+    "spread": ("attention", ONE, lambda: spread(LogNorm()) <= 0.5, lambda g: exact_spread(g) - 0.5),
+    "probability": (
+        "attention",
+        ONE,
+        lambda: probability(NormFactor(), below=2) >= 0.95,
+        lambda g: exact_factor(g) - 0.95,
+    ),
+    "quantile": ("attention", ONE, lambda: quantile(LogNorm(), 0.95) <= 0.6, lambda g: exact_quantile(g) - 0.6),
+    "stopping": (
+        "attention",
+        ONE,
+        lambda: probability(RangeMargin(0.0, 2.0), above=0) >= 0.9,
+        lambda g: exact_stay(g, 0.01) - 0.9,
+    ),
+    "squares": ("feedforward", np.eye(6), lambda: expectation(squares) <= 9, lambda g: exact_squares(g, 6) - 9),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "spread" else pytest.param(name, marks=pytest.mark.slow) for name in GOALS]
+)
+def test_closed_forms(name, key):
+    """The largest γ of five goals, within its Monte Carlo error; and its derivative by the bound."""
+    kind, V0, goal, excess = GOALS[name]
+    fixed = {"tau0": 1.0} if kind == "attention" else {"c_plus": 0.0, "c_gap": 1e-9}
+    paths = 1024 if name == "spread" else 16_384
+    # The fourth moments of "squares" show the bias of the steps.
+    step = 0.0025 if name == "squares" else 0.01
+    arguments = {**SIZES, "maximise": "gamma", "fixed": fixed, "paths": paths, "step": step, "key": key}
+    found = si.tune(kind, V0, subject_to=[goal()], **arguments)
+    exact = optimize.brentq(excess, 0.01, 0.999)
+    row = found.parameters.loc["gamma"]
+    print(f"\n{name}: γ = {row['value']:.4f} ± {row['error']:.4f}, exact {exact:.4f}")
+    # Fresh paths have their own error, and so do those on which γ was found.
+    assert_estimate(row["value"], exact, row["error"])
+    assert_estimate(found.criteria["value"].iloc[0], goal().bound, math.sqrt(2) * found.criteria["error"].iloc[0])
+    by_bound = optimize.brentq(lambda g: excess(g) - 1e-4, 0.01, 0.999) - optimize.brentq(
+        lambda g: excess(g) + 1e-4, 0.01, 0.999
+    )
+    np.testing.assert_allclose(found.criteria["multiplier"].iloc[0], by_bound / 2e-4, rtol=0.15)
+    np.testing.assert_allclose(found.sensitivity.to_numpy(), by_bound / 2e-4, rtol=0.15)
+
+
+@pytest.mark.long
+def test_derivatives_of_expectations_are_those_of_differences(key):
+    """All statistics in one sample of 48 paths, by γ, τ0 and the gap; kinks of maxima are in none of them."""
+    statistics = [
+        *(MeanCorrelation(), LargestCorrelation(), EffectiveRank(), LogNorm(1), NormFactor(), RangeMargin(0.01, 50.0)),
+        *(LogGradientNorm(), LogGradientNorm(2), GradientFactor(), squares),
+    ]
+    criteria = [reduce(each) for each in statistics for reduce in (expectation, spread)]
+    V0 = np.array([[1.0, 0.2, 0.1], [0.2, 1.5, 0.3], [0.1, 0.3, 0.7]])
+    found = si.tune(
+        "transformer", V0, **SIZES, maximise="gamma", subject_to=[each >= -1e3 for each in criteria], paths=48, key=key
+    )
+    problem, at, change = found.problem, np.array([-0.5, 0.3, 0.4]), 1e-5
+    for criterion in criteria:
+        (value,) = problem.criterion(criterion, at)
+        ends = [[problem.criterion(criterion, at + s * change * e)[0].value for s in (1, -1)] for e in np.eye(3)]
+        expected = [(high - low) / (2 * change) for high, low in ends]
+        np.testing.assert_allclose(value.slope, expected, rtol=1e-6, atol=1e-8, err_msg=str(criterion))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["probability", "quantile"])
+def test_derivatives_of_quantiles_and_probabilities(name, key):
+    """By logit γ, on 32 samples of 4,096 paths, against the exact law; the bias is below their error."""
+    kind, V0, goal, excess = GOALS[name]
+    found = si.tune(kind, V0, **SIZES, maximise="gamma", subject_to=[goal()], fixed={"tau0": 1.0}, key=key)
+    gamma, change = 0.4, 1e-4
+    u = np.array([math.log(gamma / (1 - gamma))])
+    slopes = [
+        found.problem.with_fresh_paths(jr.fold_in(key, number), 0.01).criterion(goal().criterion, u)[0].slope[0]
+        for number in range(32)
+    ]
+    expected = gamma * (1 - gamma) * (excess(gamma + change) - excess(gamma - change)) / (2 * change)
+    error = np.std(slopes, ddof=1) / math.sqrt(len(slopes))
+    print(f"\n{name}: {np.mean(slopes):.4f} ± {error:.4f}, exact {expected:.4f}; one sample ± {np.std(slopes):.4f}")
+    assert_estimate(np.mean(slopes), expected, math.hypot(error, 0.01 * abs(expected)))
+
+
+@pytest.mark.slow
+def test_the_worst_prompt_decides(key):
+    near = np.asarray(si.equicorrelated(tokens=4, correlation=0.6, norm=1.0))
+    goal = [quantile(LargestCorrelation(), 0.95) <= 0.8]
+    arguments = {**SIZES, "maximise": "gamma", "subject_to": goal, "fixed": {"tau0": 1.0, "c_gap": 1.0}, "paths": 1024}
+    both, alone = (si.tune("transformer", V0, **arguments, key=key) for V0 in (np.stack([FOUR, near]), near))
+    assert_estimate(both.values["gamma"], alone.values["gamma"], math.sqrt(2) * alone.parameters["error"].iloc[0])
+    mean = si.tune("transformer", np.stack([FOUR, near]), **arguments, over="mean", key=key)
+    assert mean.values["gamma"] > both.values["gamma"] + 5 * both.parameters["error"].iloc[0]
+
+
+@pytest.mark.slow
+def test_a_posterior_is_part_of_the_risk(key):
+    """Exact: γ of one token drawn from a posterior, the depth chosen for P(norm factor < 2) ≥ .9."""
+    draws = np.clip(0.5 + 0.1 * np.asarray(jr.normal(key, (4, 2500))), 0.05, 0.95)
+    posterior = xr.DataTree.from_dict({"posterior": xr.Dataset({"gamma": (("chain", "draw"), draws)})})
+    found = si.tune(
+        "attention",
+        ONE,
+        width=WIDTH,
+        depth=(2, 200),
+        maximise="depth",
+        subject_to=[probability(NormFactor(), below=2) >= 0.9],
+        fixed={"tau0": 1.0},
+        posterior=posterior,
+        paths=16_384,
+        key=key,
+    )
+
+    def inside(depth):
+        a = noise(draws.ravel()) * depth / WIDTH
+        law = stats.norm(-a, np.sqrt(2 * a))
+        return np.mean(law.cdf(math.log(2)) - law.cdf(-math.log(2))) - 0.9
+
+    exact = optimize.brentq(inside, 2, 200)
+    print(f"\ndepth {found.depth}, exact {exact:.2f}")
+    # Depths are whole numbers.
+    assert_estimate(found.depth, exact, math.hypot(found.parameters["error"].iloc[0], 0.5))
+    assert found.layer.parameters()["gamma"] == pytest.approx(np.median(draws), abs=0.005)
+
+
+@pytest.mark.slow
+def test_a_profile_buys_what_a_constant_does_not(key):
+    """E[γ over depth] under a bound on E tr V²: with more freedom the optimum is at least as good."""
+    arguments = {
+        **SIZES,
+        "subject_to": [probability(NormFactor(), below=2) >= 0.95],
+        "maximise": "gamma",
+        "fixed": {"tau0": 1.0, "c_gap": 1.0},
+        "paths": 1024,
+        "key": key,
+    }
+    constant = si.tune("transformer", FOUR, **arguments)
+    profile = si.tune("transformer", FOUR, knots={"gamma": 3}, start={"gamma": constant.values["gamma"]}, **arguments)
+    assert isinstance(profile.layer, si.OverDepth)
+    assert np.mean(list(profile.values.values())) >= constant.values["gamma"] - 1e-4
+
+
+def never(paths):
+    return jnp.sqrt(paths.last[:, 0, 0] - paths.last[:, 0, 0])
+
+
+BAD = {
+    "one token has no correlation": (
+        {"V0": ONE, "subject_to": [quantile(LargestCorrelation(), 0.9) <= 0.5]},
+        "at least 2",
+    ),
+    "a parameter that it lacks": ({"architecture": "feedforward", "fixed": {"tau0": 1.0}}, "fixed: feedforward has no"),
+    "an objective that it lacks": ({"architecture": "feedforward", "maximise": "tau0"}, "tau0 is not free"),
+    "a bound on what is fixed": ({"fixed": {"tau0": 1.0}, "bounds": {"tau0": (0.1, 1.0)}}, "tau0 is not free"),
+    "a value out of range": ({"fixed": {"gamma": 1.5}}, "gamma: must be in"),
+    "nothing to choose": (
+        {"fixed": {"gamma": 0.5, "tau0": 1.0, "c_gap": 1.0}, "maximise": expectation(squares)},
+        "no parameter",
+    ),
+    "no objective": ({"maximise": None}, "give either maximise or minimise"),
+    "a token that is not there": ({"subject_to": [spread(LogNorm(7)) <= 1]}, "a token from 0 to 3"),
+    "an unknown architecture": ({"architecture": "mamba"}, "architecture: must be one of"),
+    "not a covariance": ({"V0": np.array([[1.0, 2.0], [2.0, 1.0]])}, "V0"),
+    "an inverted box": ({"bounds": {"gamma": (0.5, 0.1)}}, "increasing pair"),
+    "no depth": ({"depth": 0}, "depth: at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(name, key):
+    changed, message = BAD[name]
+    arguments = {"architecture": "transformer", "V0": FOUR, **SIZES, "maximise": "gamma", "paths": 64, **changed}
+    with pytest.raises(si.InputError, match=message) as caught:
+        si.tune(**arguments, key=key)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.long
+def test_goals_that_cannot_be_had_are_refused_with_the_nearest(key):
+    goals = [probability(NormFactor(), below=2) >= 0.95, spread(LogNorm()) >= 1.0]
+    with pytest.raises(si.InputError, match="cannot all be had; the nearest is .*at gamma") as caught:
+        si.tune("attention", ONE, **SIZES, maximise="gamma", subject_to=goals, fixed={"tau0": 1.0}, paths=512, key=key)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.long
+def test_values_that_are_not_finite_are_refused(key):
+    with pytest.raises(si.InputError, match="the derivative of never: not finite on .* paths at gamma"):
+        si.tune(
+            "attention",
+            ONE,
+            **SIZES,
+            maximise="gamma",
+            subject_to=[expectation(never) <= 1],
+            fixed={"tau0": 1.0},
+            key=key,
+        )

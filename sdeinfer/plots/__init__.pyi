@@ -7,4 +7,5 @@ from ._gradients import plot_gradient_norms as plot_gradient_norms
 from ._innovations import plot_innovations as plot_innovations
 from ._posterior import plot_posterior as plot_posterior
 from ._posterior import plot_ranks as plot_ranks
+from ._transfer import plot_transfer as plot_transfer
 from ._tuned import plot_tuned as plot_tuned

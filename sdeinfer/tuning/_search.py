@@ -16,7 +16,7 @@ FEASIBLE = 1e-4
 SCANNED, SCAN_PATHS = 32, 512
 """Points of the scan, and paths at each of them and of the first search; fewer where V is large."""
 
-PRECISION = 1e-7
+PRECISION = 1e-6
 """Relative change of the objective at which the search ends."""
 
 
@@ -120,7 +120,7 @@ def _sequential(problem: Problem, start: np.ndarray, *, elastic: bool = False) -
         bounds=limits,
         constraints=[constraints] if problem.constraints or several else [],
         method="SLSQP",
-        options={"ftol": PRECISION, "maxiter": 60},
+        options={"ftol": PRECISION, "maxiter": 40},
     )
     u = np.clip(result.x[:size], bounds[:, 0], bounds[:, 1])
     return Found(u, np.inf, int(result.nit), 0, str(result.message))

@@ -52,6 +52,7 @@ def transfer(
     networks: int = 2000,
     with_weights: int = 64,
     rules: bool = True,
+    progress: bool = False,
     key: PRNGKeyArray,
 ) -> Transfer:
     """Measure the criteria of a tuned layer on networks of some widths and depths.
@@ -66,11 +67,13 @@ def transfer(
         networks: number of networks without weights, as exact chains; statistics of tangents have no chain.
         with_weights: number of networks with weights; 0 for none.
         rules: whether to tune γ for every width and depth, and to set it beside γ constant, ∝ d^{−1/2} and ∝ d^{−1}.
+        progress: show the phase of the work.
         key: PRNG key.
 
     Raises:
         InputError: for widths that the layer does not allow, and for numbers that are not positive.
     """
+    del progress  # for `with_progress_line`
     for name, sizes in {"widths": widths, "depths": depths}.items():
         if not len(sizes) or min(sizes) < 1:
             raise InputError(f"{name}: positive numbers are needed, got {list(sizes)}")
@@ -109,7 +112,8 @@ def _rows(
         for prompt, each in enumerate(found):
             name = str(criterion if constraint is None else constraint)
             name += f", prompt {prompt}" if len(found) > 1 else ""
-            row: dict[str, Any] = {"width": width, "depth": depth, "criterion": name}
+            bound = math.nan if constraint is None else constraint.bound
+            row: dict[str, Any] = {"width": width, "depth": depth, "criterion": name, "bound": bound}
             for source, (values, exploded) in each.items():
                 value = error = math.nan
                 if criterion.statistic in values:

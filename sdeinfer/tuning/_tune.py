@@ -41,6 +41,7 @@ def tune(
     over: Over = "worst",
     paths: int = 4096,
     step: float = 0.01,
+    progress: bool = False,
     key: PRNGKeyArray,
 ) -> Tuned:
     """Choose parameters of a layer so that networks of some width and depth have stated properties.
@@ -73,12 +74,14 @@ def tune(
         over: with several prompts, whether constraints and objective hold for the worst prompt or for their mean.
         paths: number of paths of each prompt.
         step: longest step in depth-time.
+        progress: show the phase of the work.
         key: PRNG key.
 
     Raises:
         InputError: for goals that cannot be attained, with the nearest that can; for invalid arguments; and for
             statistics without finite derivatives.
     """
+    del progress  # for `with_progress_line`
     began = time.perf_counter()
     kind = _kind(architecture)
     V0 = _prompts(V0)
@@ -225,7 +228,7 @@ def _tuned(problem: Problem, fresh: Problem, found: Found, began: float) -> Tune
     columns = ["value", "error", "bound", "slack", "active", "multiplier"]
     criteria = pd.DataFrame(rows, columns=["criterion", *columns]).set_index("criterion")
     active = np.flatnonzero(gradients.active)
-    by_bound = gradients.sensitivity * space.slopes(u)[:, None]
+    by_bound = gradients.sensitivity * space.slopes(found.u)[:, None]
     sensitivity = pd.DataFrame(by_bound, index=names, columns=[rows[number]["criterion"] for number in active])
     error = (
         np.sqrt(by_bound**2 @ np.array([errors[number] for number in active]) ** 2) if len(active) else np.zeros(len(u))

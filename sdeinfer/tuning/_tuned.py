@@ -1,6 +1,7 @@
 """The result of tuning."""
 
 import dataclasses
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ class Tuned:
     def _repr_html_(self) -> str:
         tables = (self.parameters, self.criteria, self.sensitivity)
         tables = "".join(table.to_html(float_format=_short, border=0) for table in tables if table.size)
-        return tables + "".join(f"<p>{note}</p>" for note in self.notes)
+        return tables + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures in plain Python types; `layer` has all parameters of a layer that does not change with depth."""

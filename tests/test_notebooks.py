@@ -11,7 +11,9 @@ REDUCED = {
     "0_quickstart": "width, depth, networks = 64, 6, 12\nchains, draws, warmup = 2, 100, 1000\npaths = 256",
     "1_your_network": "width, depth, networks, heads = 32, 4, 8, 2\nchains, draws, warmup = 2, 100, 150",
     "2_figures_of_the_paper": "networks, paths = 16, 512\ngammas, unstable = (0.2, 0.8), (0.1, 0.5)",
-    "3_does_it_train": "shown = ((0.2, 0.5),)\nnetworks = 8",
+    "3_does_it_train": "shown = ((0.2, 0.5),)\nnetworks, paths = 8, 512",
+    "4_tune": "paths, networks, with_weights, depths = 512, 64, 4, (16, 32)\n"
+    "observed, chains, draws, warmup = 64, 2, 100, 200",
 }
 """What the cell tagged `parameters` holds in tests; README's example has a warmup of 1000 iterations, too."""
 

@@ -159,11 +159,8 @@ class Problem:
     def objectives(self, u: Float[np.ndarray, " coordinates"]) -> list[Value]:
         """What is to be maximised, of each prompt or their mean."""
         if isinstance(self.objective, str):
-            number = [n for n, each in enumerate(self.space.names) if each.split("[")[0] == self.objective]
-            values, slopes = list(self.named(u).values()), self.space.slopes(np.asarray(u))
-            slope = np.zeros(len(u))
-            slope[number] = slopes[number] / len(number)
-            found = [Value(float(np.mean([values[n] for n in number])), slope)]
+            values, weights = np.array(list(self.named(u).values())), self.space.mean_of(self.objective)
+            found = [Value(float(weights @ values), weights * self.space.slopes(np.asarray(u)))]
         else:
             found = self.criterion(self.objective, u)
         return [Value(self.sign * value, self.sign * slope) for value, slope in found]

@@ -101,6 +101,15 @@ class Space:
             first += each.knots
         return found
 
+    def mean_of(self, name: str) -> Float[np.ndarray, " coordinates"]:
+        """Weights of the free values in the mean over depth of one of them."""
+        weights = []
+        for each in self.free:
+            own = np.ones(each.knots)
+            own[[0, -1]] = 0.5 if each.knots > 1 else 1.0
+            weights.append(own / own.sum() * (each.name == name))
+        return np.concatenate(weights)
+
     def slopes(self, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
         """Derivative of each free value by its coordinate."""
         spread = 1e-6

@@ -60,7 +60,7 @@ def tune(
         V0: covariance of the tokens at layer 0, shape (m, m); or of several prompts, shape (prompts, m, m).
         depth: number of layers d; or the fewest and the most, to choose it as well.
         width: n.
-        maximise: a criterion, or the name of a free parameter, or "depth".
+        maximise: a criterion, or "depth", or the name of a free parameter; with knots, its mean over depth.
         minimise: the same, to be minimised; exactly one of the two is needed.
         subject_to: constraints, `criterion <= bound` or `criterion >= bound`.
         fixed: values of parameters that are not free, by name; or functions of depth-time, as in `OverDepth`. All other

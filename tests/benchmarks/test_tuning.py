@@ -33,6 +33,8 @@ def simulate(gamma, tau0, c_gap):
 
 
 def slack(V):
+    if not np.isfinite(V).all():
+        return -1.0
     norms = np.diagonal(V, axis1=1, axis2=2)
     rho = V[:, *np.triu_indices(4, 1)] / np.sqrt(norms[:, :, None] * norms[:, None])[:, *np.triu_indices(4, 1)]
     inside = np.exp(np.abs(np.log(norms / np.diag(V0))).max(axis=1)) < 2

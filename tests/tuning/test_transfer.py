@@ -31,7 +31,7 @@ GOALS = {
     "spread": ("attention", "gamma", {"tau0": 1.0}, spread(LogNorm(1)) <= 0.4),
     "mean correlation": ("attention", "gamma", {"tau0": 0.5}, quantile(MeanCorrelation(), 0.95) <= 0.5),
     "alignment": ("feedforward", "gamma", {"c_gap": 4.0}, expectation(MeanCorrelation()) <= 0.4),
-    "slopes": ("mlp", "c_gap", {}, quantile(LargestCorrelation(), 0.9) <= 0.8),
+    "slopes": ("mlp", "c_gap", {}, expectation(MeanCorrelation()) <= 0.25),
     "gradients": ("transformer", "gamma", PLAIN, probability(GradientFactor(), below=2) >= 0.9),
 }
 WIDTH, DEPTHS = 256, {"slopes": 16}

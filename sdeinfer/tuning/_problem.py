@@ -22,6 +22,10 @@ type Over = Literal["worst", "mean"]
 """How criteria are combined over several prompts: each must hold for every prompt, or for their mean."""
 
 
+SIGNIFICANT = 2.0
+"""Standard errors by which a criterion must change with the step for its bias to be removed."""
+
+
 class Value(NamedTuple):
     """A number and its gradient in the free coordinates."""
 
@@ -46,6 +50,7 @@ class Problem:
         paths: number of paths.
         step: longest step in depth-time.
         key: PRNG key.
+        offsets: what the steps leave out of each constraint's criterion, in the order of `residuals`; none if empty.
     """
 
     space: Space
@@ -60,6 +65,7 @@ class Problem:
     paths: int
     step: float
     key: PRNGKeyArray
+    offsets: tuple[float, ...] = ()
 
     @property
     def criteria(self) -> tuple[AbstractCriterion, ...]:
@@ -97,6 +103,11 @@ class Problem:
     @functools.cached_property
     def _remembered(self) -> dict[bytes, list[Sample]]:
         return {}
+
+    @property
+    def evaluations(self) -> int:
+        """Number of points at which samples were drawn."""
+        return len(self._remembered)
 
     def samples(self, u: Float[np.ndarray, " coordinates"]) -> list[Sample]:
         """The statistics of each prompt at free coordinates.
@@ -173,14 +184,36 @@ class Problem:
         """
         found = []
         for each in self.constraints:
-            criterion, bound, sign = _as_quantile(each)
+            criterion, bound, sign = self._searched(each)
             for value, slope in self.criterion(criterion, u):
+                value += self.offsets[len(found)] if self.offsets else 0.0
                 if value > 0 and bound > 0:
                     found.append(Value(sign * math.log(value / bound), sign * slope / value))
                 else:
                     size = max(abs(bound), 1.0)
                     found.append(Value(sign * (value - bound) / size, sign * slope / size))
         return found
+
+    def _searched(self, constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
+        """The criterion, the bound and the sign of the slack by which the search expresses a constraint."""
+        if self.over == "worst":
+            return _as_quantile(constraint)
+        # A bound on the mean of probabilities is not one on the mean of quantiles.
+        return constraint.criterion, constraint.bound, constraint.sign
+
+    def corrected(self, finer: "Problem", u: Float[np.ndarray, " coordinates"]) -> "Problem":
+        """The problem with the bias of its steps at u removed, where it shows.
+
+        The solver has weak order 1, so that twice the change by halving the step is what the steps leave out.
+        """
+        offsets = []
+        for each in self.constraints:
+            criterion, _, _ = self._searched(each)
+            pairs = zip(self.estimates(criterion, u), finer.estimates(criterion, u), strict=True)
+            offsets += [
+                extrapolated(rough, fine).value - rough.value if _differ(rough, fine) else 0.0 for rough, fine in pairs
+            ]
+        return dataclasses.replace(self, offsets=tuple(offsets) if any(offsets) else ())
 
     def estimates(self, criterion: AbstractCriterion, u: Float[np.ndarray, " coordinates"]) -> list[Estimate]:
         """A criterion without smoothing, with its Monte Carlo error: of each prompt, or their mean."""
@@ -194,6 +227,17 @@ class Problem:
     def exploded(self, u: Float[np.ndarray, " coordinates"]) -> float:
         """The largest share, over prompts, of paths that explode."""
         return max(float(sample.exploded.mean()) for sample in self.samples(u))
+
+
+def extrapolated(rough: Estimate, fine: Estimate) -> Estimate:
+    """Richardson's extrapolation from a step and its half, if the two differ by more than their errors."""
+    if not _differ(rough, fine):
+        return fine
+    return Estimate(2 * fine.value - rough.value, math.hypot(2 * fine.error, rough.error))
+
+
+def _differ(rough: Estimate, fine: Estimate) -> bool:
+    return abs(fine.value - rough.value) > SIGNIFICANT * math.hypot(fine.error, rough.error)
 
 
 def _as_quantile(constraint: Constraint) -> tuple[AbstractCriterion, float, int]:

@@ -49,7 +49,7 @@ def search(problem: Problem) -> Found:
         again = _sequential(problem, nearest.u) if _violation(problem, nearest.u) <= FEASIBLE else nearest
         best = min((found, nearest, again), key=lambda each: _violation(problem, each.u))
         found = again if _violation(problem, again.u) <= FEASIBLE else best
-    evaluations = scanned + len(problem._remembered)
+    evaluations = scanned + problem.evaluations
     return found._replace(violation=_violation(problem, found.u), evaluations=evaluations)
 
 

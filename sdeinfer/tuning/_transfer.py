@@ -79,6 +79,9 @@ def transfer(
             raise InputError(f"{name}: positive numbers are needed, got {list(sizes)}")
     if networks < 2 or with_weights < 0:
         raise InputError("networks: at least 2 are needed")
+    by_chain = has_chain(tuned.layer) and any(each.directions is None for each in tuned.problem.statistics)
+    for width in widths if by_chain else ():
+        check_chain_width(tuned.layer, tokens=tuned.V0.shape[-1], width=width)
     rows, by_rule = [], []
     for number, (width, depth) in enumerate((n, d) for n in widths for d in depths):
         phase(f"networks of width {width} and depth {depth}")
@@ -142,7 +145,6 @@ def _by_chain(
     mine = [each for each in statistics if each.directions is None]
     if not mine or not has_chain(layer):
         return {}, np.zeros(networks, bool)
-    check_chain_width(layer, tokens=len(V0), width=width)
     every = 1 if any(each.every_step for each in mine) else depth
     starts = np.broadcast_to(V0, (networks, *V0.shape))
     V = sample_chains(layer, starts, width=width, observed=depth // every, observe_every=every, key=key)[:, 1:]

@@ -14,13 +14,16 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
-from sdeinfer.criteria import AbstractCriterion, Constraint
+from sdeinfer.criteria import AbstractCriterion, Constraint, Estimate
 from sdeinfer.layers import AbstractArchitecture, AbstractLayer, Architecture, OverDepth, Profile, kind_of
 from sdeinfer.tuning._conditions import Conditions
-from sdeinfer.tuning._problem import Over, Problem
-from sdeinfer.tuning._search import FEASIBLE, Found, search
+from sdeinfer.tuning._problem import Over, Problem, extrapolated
+from sdeinfer.tuning._search import FEASIBLE, Found, polish, search
 from sdeinfer.tuning._space import fixed_values, space_of
 from sdeinfer.tuning._tuned import Tuned
+
+CORRECTIONS = 2
+"""Largest number of times that the bias of the steps is removed and the search goes on."""
 
 
 @with_progress_line
@@ -73,7 +76,8 @@ def tune(
         knots: number of values over depth of free parameters, by name; linear in between.
         over: with several prompts, whether constraints and objective hold for the worst prompt or for their mean.
         paths: number of paths of each prompt.
-        step: longest step in depth-time.
+        step: longest step in depth-time. Where halving it changes a criterion by more than its Monte Carlo error, the
+            bias is removed by extrapolation, and the search goes on.
         progress: show the phase of the work.
         key: PRNG key.
 
@@ -124,6 +128,12 @@ def tune(
     fresh = problem.with_fresh_paths(jr.fold_in(key, 1), step / 2)
     if found.violation > FEASIBLE:
         raise InputError(_nearest(fresh, found))
+    for _ in range(CORRECTIONS):
+        corrected = problem.corrected(fresh, found.u)
+        if corrected.offsets == problem.offsets:
+            break
+        problem = corrected
+        found = found._replace(u=polish(problem, found.u), evaluations=found.evaluations + problem.evaluations)
     return _tuned(problem, fresh, found, began)
 
 
@@ -201,7 +211,7 @@ def _tuned(problem: Problem, fresh: Problem, found: Found, began: float) -> Tune
     rows, errors = [], []
     prompts = 1 if problem.over == "mean" else len(problem.V0)
     for constraint in problem.constraints:
-        for prompt, estimate in enumerate(fresh.estimates(constraint.criterion, u)):
+        for prompt, estimate in enumerate(_estimates(problem, fresh, constraint.criterion, u)):
             number = len(rows)
             rows.append(
                 {
@@ -216,7 +226,7 @@ def _tuned(problem: Problem, fresh: Problem, found: Found, began: float) -> Tune
             )
             errors.append(estimate.error)
     if isinstance(problem.objective, AbstractCriterion):
-        for prompt, estimate in enumerate(fresh.estimates(problem.objective, u)):
+        for prompt, estimate in enumerate(_estimates(problem, fresh, problem.objective, u)):
             name = f"{'maximise' if problem.sign > 0 else 'minimise'} {problem.objective}"
             rows.append(
                 {
@@ -255,6 +265,12 @@ def _tuned(problem: Problem, fresh: Problem, found: Found, began: float) -> Tune
         u=u,
         problem=problem,
     )
+
+
+def _estimates(problem: Problem, fresh: Problem, criterion: AbstractCriterion, u: np.ndarray) -> list[Estimate]:
+    """A criterion on fresh paths, free of the bias of the steps where it shows."""
+    pairs = zip(problem.estimates(criterion, u), fresh.estimates(criterion, u), strict=True)
+    return [extrapolated(rough, fine) for rough, fine in pairs]
 
 
 def _median(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """What tuning promises, measured on networks of width 256: exact chains and networks with weights."""
 
+import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_estimate
@@ -35,6 +36,13 @@ GOALS = {
     "gradients": ("transformer", "gamma", PLAIN, probability(GradientFactor(), below=2) >= 0.9),
 }
 WIDTH, DEPTHS = 256, {"slopes": 16}
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    goal = [spread(LogNorm()) <= 0.3]
+    sizes = {"width": 64, "depth": 8, "paths": 64, "step": 0.1, "key": jr.key(0)}
+    return si.tune("attention", V0[:1, :1], maximise="gamma", subject_to=goal, fixed={"tau0": 1.0}, **sizes)
 
 
 @pytest.mark.slow
@@ -73,3 +81,19 @@ def test_rules_and_stretched_profiles(key):
     assert deep["constant_slack"] < -0.2
     assert abs(deep["d^-1/2_slack"]) < 0.1
     assert abs(deep["d^-1/2"] / deep["tuned"] - 1) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"widths": []}, "widths: positive numbers are needed"),
+        ({"depths": [0]}, "depths: positive numbers are needed"),
+        ({"networks": 1}, "networks: at least 2"),
+        ({"widths": [1]}, "width: 1 tokens need a width of at least"),
+    ],
+)
+def test_bad_sizes_are_refused(tuned, changed, message, key):
+    arguments = {"widths": [16], "depths": [2], "networks": 2, "with_weights": 0, "rules": False, "key": key} | changed
+    with pytest.raises(si.InputError, match=message) as caught:
+        si.transfer(tuned, **arguments)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,57 @@
+"""The figure of a transfer, through what it draws."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import sdeinfer as si
+from sdeinfer.plots import plot_transfer
+from sdeinfer.tuning import Transfer
+
+DEPTHS, WIDTHS = (16, 64), (128, 256)
+
+
+def transfer(*, rules: bool) -> Transfer:
+    rows = [
+        {
+            **{"width": width, "depth": depth, "criterion": "P(norm factor < 2) ≥ 0.95", "bound": 0.95},
+            **{"promised": 0.9 + depth / 1e3, "promised_error": 0.01},
+            **{"chain": 0.91, "chain_error": 0.01, "weights": np.nan, "weights_error": np.nan},
+        }
+        for width in WIDTHS
+        for depth in DEPTHS
+    ]
+    by_rule = [
+        {
+            "width": width,
+            "depth": depth,
+            "tuned": 0.3,
+            "constant": 0.2,
+            "d^-1/2": 1.6 / depth**0.5,
+            "d^-1": 12.8 / depth,
+        }
+        for width in WIDTHS
+        for depth in DEPTHS
+    ]
+    index = ["width", "depth", "criterion"]
+    return Transfer(pd.DataFrame(rows).set_index(index), pd.DataFrame(by_rule) if rules else None)
+
+
+def test_a_panel_for_each_criterion_and_one_for_the_rules():
+    criterion, rules = plot_transfer(transfer(rules=True))
+    lines = {line.get_label(): line for line in criterion.lines}
+    np.testing.assert_allclose(lines["n = 128, SDE"].get_ydata(), [0.916, 0.964])
+    np.testing.assert_allclose(lines["bound"].get_ydata(), 0.95)
+    assert len(criterion.containers) == len(WIDTHS)  # chains; networks with weights have no values
+    drawn = {line.get_label(): line.get_ydata() for line in rules.lines}
+    np.testing.assert_allclose(drawn["γ ∝ d^-1/2"], [0.4, 0.2])
+    np.testing.assert_allclose(drawn["tuned, n = 256"], [0.3, 0.3])
+
+
+def test_without_rules_there_is_one_panel_less():
+    assert len(plot_transfer(transfer(rules=False))) == 1
+
+
+def test_another_number_of_axes_is_refused():
+    with pytest.raises(si.InputError, match="axes: 2 are needed, got 0"):
+        plot_transfer(transfer(rules=True), axes=[])

@@ -42,6 +42,12 @@ class Ensemble(eqx.Module):
         """V at the last time."""
         return self.covariance[:, -1]
 
+    @property
+    def end(self) -> "Ensemble":
+        """The paths at the last time only."""
+        tangent = None if self.tangent is None else self.tangent[:, -1:]
+        return Ensemble(self.initial, self.covariance[:, -1:], tangent, self.exploded)
+
 
 class AbstractStatistic(abc.ABC):
     """A function of an `Ensemble` with one number per path; hashable, since programs are compiled for it.
@@ -195,6 +201,8 @@ class AbstractTangentStatistic(AbstractStatistic):
 
     def check(self, tokens: int) -> None:
         """Raise an InputError for a token that V0 does not have."""
+        if not isinstance(self.token, int) and self.token != "all":
+            raise InputError(f"token: a number or 'all' is needed, got {self.token!r}")
         if self.token != "all":
             _check_token(self, self.token, tokens)
 
@@ -241,6 +249,8 @@ class FunctionStatistic(AbstractStatistic):
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
         """The statistic of each path."""
         found = jnp.asarray(self.function(paths))
+        if not jnp.issubdtype(found.dtype, jnp.floating):
+            raise InputError(f"{self}: real numbers are needed, got {found.dtype}; events are for `probability`")
         if found.shape != (len(paths.covariance),):
             raise InputError(
                 f"{self}: one number per path is needed, shape ({len(paths.covariance)},); got {found.shape}"

@@ -22,18 +22,28 @@ type Profile = AbstractPath | Callable[[Any], Any]
 
 
 class FunctionOfTime(eqx.Module):
-    """A plain function as a module, for which the layer is compiled."""
+    """A profile as a module whose leaves are arrays; programs are compiled for the rest of it.
 
-    function: Callable[[Any], Any] = eqx.field(static=True)
+    Attributes:
+        arrays: the profile's arrays.
+        rest: all else.
+    """
+
+    arrays: Any
+    rest: Any = eqx.field(static=True)
 
     def __call__(self, time: Any) -> Any:
-        """The function's value."""
-        return self.function(time)
+        """The profile's value."""
+        profile = eqx.combine(self.arrays, self.rest)
+        return profile.evaluate(time) if isinstance(profile, AbstractPath) else profile(time)
 
 
-def as_module(profile: Profile) -> Any:
-    """The profile as an Equinox module."""
-    return profile if isinstance(profile, eqx.Module) else FunctionOfTime(profile)
+def as_module(profile: Profile) -> FunctionOfTime:
+    """The profile as a module whose leaves are arrays."""
+    if isinstance(profile, FunctionOfTime):
+        return profile
+    arrays, rest = eqx.partition(profile, eqx.is_array)
+    return FunctionOfTime(arrays, rest)
 
 
 class OverDepth(AbstractLayer):
@@ -49,7 +59,7 @@ class OverDepth(AbstractLayer):
     """
 
     layer: AbstractLayer
-    profiles: dict[str, Profile]
+    profiles: dict[str, FunctionOfTime]
 
     def __init__(self, layer: AbstractLayer, **profiles: Profile):
         for name, profile in profiles.items():
@@ -63,11 +73,7 @@ class OverDepth(AbstractLayer):
 
     def at(self, time: ArrayLike) -> AbstractLayer:
         """The layer at a depth-time; for an array of depth-times, with arrays of parameters."""
-        values = {
-            name: profile.evaluate(time) if isinstance(profile, AbstractPath) else profile(time)  # pyright: ignore[reportArgumentType]
-            for name, profile in self.profiles.items()
-        }
-        return self.layer.with_parameters(values)
+        return self.layer.with_parameters({name: profile(time) for name, profile in self.profiles.items()})
 
     def declared(self) -> dict[str, Parameter]:
         """The parameters that do not change with depth."""

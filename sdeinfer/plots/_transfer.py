@@ -54,7 +54,7 @@ def plot_transfer(found: Transfer, *, axes: Iterable[Axes] | None = None) -> lis
         if np.isfinite(bound):
             panel.axhline(bound, color="black", ls="--", lw=1, label="bound")
         panel.set_title(name, loc="left", fontsize="medium")
-        panel.set(ylabel=name.split(" ≥")[0].split(" ≤")[0])
+        panel.set(ylabel="value")
         _dress(panel, columns["depth"])
     if found.rules is not None:
         _plot_rules(panels[-1], {str(name): found.rules[name].to_numpy() for name in found.rules})
@@ -71,7 +71,10 @@ def _plot_rules(panel: Axes, columns: dict[str, np.ndarray]) -> None:
     panel.set_yscale("log")
     panel.set_title("rules for γ", loc="left", fontsize="medium")
     panel.set(ylabel="γ")
-    panel.yaxis.set_minor_formatter("{x:g}")
+    low, high = panel.get_ylim()
+    ticks = [x for x in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if low <= x <= high]
+    panel.set_yticks(ticks, [f"{x:g}" for x in ticks])
+    panel.yaxis.set_minor_formatter(NullFormatter())
     _dress(panel, depth)
 
 

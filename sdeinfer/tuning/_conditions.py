@@ -8,6 +8,9 @@ from sdeinfer.tuning._problem import Problem
 ACTIVE = 1e-3
 """Largest scaled slack of an active constraint."""
 
+STATIONARY = 0.05
+"""Largest relative misfit of the conditions; beyond it the search has not converged, and multipliers are NaN."""
+
 DIFFERENCE = 0.02
 """Step in the free coordinates for second derivatives, from differences of gradients."""
 
@@ -18,8 +21,9 @@ class Conditions:
     Attributes:
         active: mask of the active rows of the constraints.
         at_end: mask of the coordinates at the end of their box.
-        multipliers: change of the objective per change of each bound; 0 for constraints that are not active.
-        sensitivity: derivative of each coordinate by the bound of each active row.
+        multipliers: change of the objective per change of each bound; 0 for constraints that are not active, NaN where
+            the conditions do not hold.
+        sensitivity: derivative of each coordinate by the bound of each active row; NaN for several worst prompts.
     """
 
     def __init__(self, problem: Problem, u: np.ndarray):
@@ -31,17 +35,24 @@ class Conditions:
         residuals = problem.residuals(u)
         self.active = np.array([each.value < ACTIVE for each in residuals], bool)
         rows = self._constraints(u)[self.active][:, free]
-        goal = self._goal(u)[free]
+        goals = np.array([each.slope[free] for each in problem.objectives(u)])
         signs = np.concatenate([[each.sign] * self._prompts for each in problem.constraints] or [[]])[self.active]
-        # Stationarity: ∇objective + Σ λ sign ∇criterion = 0 with λ ≥ 0, and a bound moves the objective by −sign λ.
-        found, _ = (
-            optimize.nnls(-(signs[:, None] * rows).T, goal) if len(rows) and free.any() else (np.zeros(len(rows)), 0)
-        )
+        # Stationarity: Σ w ∇objective + Σ λ sign ∇criterion = 0 with w, λ ≥ 0 and Σ w = 1 over the prompts that are the
+        # worst; and a bound moves the objective by −sign λ.
+        values = np.array([each.value for each in problem.objectives(u)])
+        tied = np.flatnonzero(values - values.min() <= ACTIVE * max(abs(values.min()), 1e-3))
+        scale = max(float(np.abs(goals).max(initial=0.0)), 1e-12)
+        top = np.concatenate([goals[tied].T, (signs[:, None] * rows).T], axis=1) / scale
+        total = np.concatenate([np.ones(len(tied)), np.zeros(len(rows))])
+        found, misfit = optimize.nnls(np.vstack([top, total]), np.append(np.zeros(len(top)), 1.0))
+        weights, found = found[: len(tied)], found[len(tied) :]
+        known = misfit < STATIONARY and weights.sum() > 0
         self.multipliers = np.zeros(len(residuals))
-        self.multipliers[self.active] = -signs * found * problem.sign
+        self.multipliers[self.active] = -signs * found * problem.sign / weights.sum() if known else np.nan
         self.sensitivity = np.zeros((len(u), len(rows)))
         if len(rows) and free.any():
-            self.sensitivity[free] = self._solve(u, rows, signs * found, free)
+            solved = known and len(tied) == 1
+            self.sensitivity[free] = self._solve(u, rows, signs * found / weights.sum(), free) if solved else np.nan
 
     @property
     def _prompts(self) -> int:

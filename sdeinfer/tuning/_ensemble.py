@@ -177,7 +177,7 @@ def _solve_block(statistics, solver, limit: LimitSteps, slopes, start, V0, times
             tangent=S[..., tokens:, tokens:] if solver.tangents else None,
             exploded=jnp.isfinite(stopped),
         )
-        return jnp.stack([each(paths) for each in statistics]), paths.exploded
+        return jnp.stack([each(paths if each.every_step else paths.end) for each in statistics]), paths.exploded
 
     def along(direction: Limit) -> tuple[Array, Array, Array]:
         return jax.jvp(values, (limit.limit,), (direction,), has_aux=True)

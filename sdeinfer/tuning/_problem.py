@@ -33,7 +33,7 @@ class Value(NamedTuple):
     slope: Float[np.ndarray, " coordinates"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """Criteria of a layer as functions of its free coordinates.
 
@@ -89,13 +89,22 @@ class Problem:
         return dataclasses.replace(self, key=key, step=step)
 
     def with_whole_depth(self, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
-        """The coordinates with the depth, where it is free, rounded to the neighbour that violates constraints less."""
+        """The coordinates with the depth, where it is free, rounded to a neighbour.
+
+        The one that violates the constraints less; of two that do not, the one with the better objective.
+        """
         if DEPTH not in self.space.names:
             return u
-        depth = float(self.space.values(u)[DEPTH])
+        last = self.space.free[-1]
+        depth = float(np.clip(self.space.values(u)[DEPTH], last.low, last.high))
+        if abs(depth - round(depth)) < 1e-6:
+            return np.append(u[:-1], math.log(round(depth)))
         whole = [np.append(u[:-1], math.log(number)) for number in (math.floor(depth), math.ceil(depth))]
         scores = [
-            (max((max(-x.value, 0.0) for x in self.residuals(v)), default=0.0), -self.objectives(v)[0].value)
+            (
+                max((max(-x.value, 0.0) for x in self.residuals(v)), default=0.0),
+                -min(x.value for x in self.objectives(v)),
+            )
             for v in whole
         ]
         return whole[scores.index(min(scores))]
@@ -180,15 +189,17 @@ class Problem:
         """The slacks of all constraints, scaled to be of order 1; negative where one does not hold.
 
         A bound on a probability is one on a quantile, which has a gradient where the probability is next to 0 or 1.
-        Positive values are compared in logs.
+        Values are compared with positive bounds in logs, continued by a line for values below a third of the bound.
         """
         found = []
         for each in self.constraints:
             criterion, bound, sign = self._searched(each)
             for value, slope in self.criterion(criterion, u):
                 value += self.offsets[len(found)] if self.offsets else 0.0
-                if value > 0 and bound > 0:
+                if bound > 0 and value >= bound / math.e:
                     found.append(Value(sign * math.log(value / bound), sign * slope / value))
+                elif bound > 0:
+                    found.append(Value(sign * (math.e * value / bound - 2), sign * slope * math.e / bound))
                 else:
                     size = max(abs(bound), 1.0)
                     found.append(Value(sign * (value - bound) / size, sign * slope / size))
@@ -247,23 +258,32 @@ def _as_quantile(constraint: Constraint) -> tuple[AbstractCriterion, float, int]
         return criterion, constraint.bound, sign
     # P(g < x) ≥ p means that the p-quantile is at most x, and P(g > x) ≥ p that the (1 − p)-quantile is at least x.
     level = constraint.bound if criterion.sign < 0 else 1 - constraint.bound
-    return _Event(criterion.statistic, level, criterion.sign), criterion.value, criterion.sign * sign
+    return _Event(criterion.statistic, level, criterion.value, criterion.sign), criterion.value, criterion.sign * sign
 
 
 @dataclasses.dataclass(frozen=True)
 class _Event(Quantile):
-    """A quantile for which paths that explode have the worst value of all.
+    """A quantile for which paths that explode are on the wrong side of a value, beyond all others.
 
     Attributes:
-        better: 1 if a large statistic is wanted, −1 if a small one is.
+        value: the value.
+        better: 1 if a statistic above the value is wanted, −1 if one below it is.
     """
 
+    value: float
     better: int
 
     def smooth(self, values: Float[Array, " paths"], exploded: Bool[Array, " paths"]) -> Float[Array, ""]:
         """The quantile."""
-        worst = values.min() if self.better > 0 else values.max()
-        return super().smooth(jnp.where(exploded, jax.lax.stop_gradient(worst), values), exploded)
+        known = jax.lax.stop_gradient(values)
+        margin = known.std() + max(abs(self.value), 1.0)
+        least, most = jnp.minimum(known.min(), self.value), jnp.maximum(known.max(), self.value)
+        worst = least if self.better > 0 else most
+        return super().smooth(jnp.where(exploded, worst - self.better * margin, values), exploded)
+
+    def estimate(self, values: Float[np.ndarray, " paths"], exploded: Bool[np.ndarray, " paths"]) -> Estimate:
+        """The quantile and its error, among the paths that do not explode."""
+        return super().estimate(values[~exploded] if (~exploded).sum() > 1 else values, exploded)
 
 
 def _mean(values: list[Value]) -> Value:

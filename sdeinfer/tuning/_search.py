@@ -8,6 +8,7 @@ from jaxtyping import Float
 from scipy import optimize
 from scipy.stats import qmc
 
+from sdeinfer._files import InputError
 from sdeinfer.tuning._problem import Problem
 
 FEASIBLE = 1e-4
@@ -15,6 +16,9 @@ FEASIBLE = 1e-4
 
 SCANNED, SCAN_PATHS = 32, 512
 """Points of the scan, and paths at each of them and of the first search; fewer where V is large."""
+
+NEAR = 0.05
+"""Violation, plus share of paths that explode, up to which points of the scan are compared by their objective."""
 
 PRECISION = 1e-6
 """Relative change of the objective at which the search ends."""
@@ -29,6 +33,7 @@ class Found(NamedTuple):
         iterations: iterations of SLSQP.
         evaluations: samples drawn, each with its derivatives.
         message: why the search ended.
+        converged: whether SLSQP met its tolerance.
     """
 
     u: Float[np.ndarray, " coordinates"]
@@ -36,11 +41,15 @@ class Found(NamedTuple):
     iterations: int
     evaluations: int
     message: str
+    converged: bool
 
 
 def search(problem: Problem) -> Found:
     """Maximise the objective under the constraints; if no point meets them, find the one that violates them least."""
     start, scanned = _scan(problem)
+    if problem.space.over_depth:
+        # Values over depth have local optima; the best constant is a start that is not one of the worse.
+        start = _best_constant(problem, start)
     if problem.paths >= 4 * SCAN_PATHS:
         start = _sequential(dataclasses.replace(problem, paths=SCAN_PATHS), start).u
     found = _sequential(problem, start)
@@ -53,9 +62,18 @@ def search(problem: Problem) -> Found:
     return found._replace(violation=_violation(problem, found.u), evaluations=evaluations)
 
 
-def polish(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
+def _best_constant(problem: Problem, start: np.ndarray) -> np.ndarray:
+    """The optimum with one value for all knots of each parameter."""
+    free = problem.space.free
+    knots = [each.knots for each in free]
+    firsts = np.cumsum([0, *knots[:-1]])
+    constant = dataclasses.replace(problem.space, free=tuple(dataclasses.replace(each, knots=1) for each in free))
+    return np.repeat(_sequential(dataclasses.replace(problem, space=constant), start[firsts]).u, knots)
+
+
+def polish(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> Found:
     """The optimum near u."""
-    return _sequential(problem, u).u
+    return _sequential(problem, u)
 
 
 def _scan(problem: Problem) -> tuple[np.ndarray, int]:
@@ -68,10 +86,16 @@ def _scan(problem: Problem) -> tuple[np.ndarray, int]:
     sobol = qmc.Sobol(len(bounds), rng=0).random(count)
     points = [start, *(bounds[:, 0] + sobol * (bounds[:, 1] - bounds[:, 0]))]
     scores = []
-    for u in points:
-        violation = _violation(few, u)
-        value = min(each.value for each in few.objectives(u))
-        scores.append((violation if violation > 0.05 else 0.0, -value))
+    for number, u in enumerate(points):
+        try:
+            violation = _violation(few, u) + few.exploded(u)
+            value = min(each.value for each in few.objectives(u))
+        except InputError:
+            # Statistics may overflow in a corner of the box, but must be finite at the start.
+            if number == 0:
+                raise
+            violation, value = np.inf, -np.inf
+        scores.append((violation if violation > NEAR else 0.0, -value))
     best = min(range(len(points)), key=lambda number: scores[number])
     return points[best], len(points)
 
@@ -83,7 +107,7 @@ def _violation(problem: Problem, u: np.ndarray) -> float:
 def _sequential(problem: Problem, start: np.ndarray, *, elastic: bool = False) -> Found:
     """SLSQP; with `elastic`, minimise the largest violation instead of the objective.
 
-    A further variable s is a lower bound on the objective of every prompt if there are several, or the violation.
+    A further variable s is the violation; or −s is a lower bound on the objectives of several prompts.
     """
     bounds = problem.space.bounds()
     several = not elastic and len(problem.objectives(start)) > 1
@@ -123,4 +147,4 @@ def _sequential(problem: Problem, start: np.ndarray, *, elastic: bool = False) -
         options={"ftol": PRECISION, "maxiter": 40},
     )
     u = np.clip(result.x[:size], bounds[:, 0], bounds[:, 1])
-    return Found(u, np.inf, int(result.nit), 0, str(result.message))
+    return Found(u, _violation(problem, u), int(result.nit), 0, str(result.message), bool(result.success))

@@ -165,9 +165,13 @@ def space_of(
     free = []
     for name in names:
         bijection = sampled[name].bijection
-        low, high = bounds.get(name, BOX[bijection])
-        if not all(BIJECTIONS[bijection].above < end < np.inf for end in (low, high)) or not low < high:
-            raise InputError(f"bounds: {name}: an increasing pair {BIJECTIONS[bijection].range} is needed")
+        pair = bounds.get(name, BOX[bijection])
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not pair[0] < pair[1]:
+            raise InputError(f"bounds: {name}: an increasing pair is needed, got {pair}")
+        if not all(BIJECTIONS[bijection].above < end <= BIJECTIONS[bijection].most for end in pair):
+            raise InputError(f"bounds: {name}: values {BIJECTIONS[bijection].range} are needed, got {pair}")
+        # The upper end of γ is at infinity on the real line.
+        low, high = (min(float(end), BOX[bijection][1]) if bijection == "logit" else float(end) for end in pair)
         first = float(np.clip(start.get(name, START[bijection]), low, high))
         count = knots.get(name, 1)
         if count < 1:
@@ -184,6 +188,15 @@ def space_of(
     for name in (*profiled, *(name for name in knots if knots[name] > 1)):
         if name not in declared:
             raise InputError(f"{name}: only the layer's own parameters, {', '.join(declared)}, change with depth")
+    for names, sampled, rule in kind.coordinates.rules:
+        known = [name for name in (*names, *sampled) if name in settled]
+        if rule is not None and len(known) > len(sampled):
+            raise InputError(f"fixed: {', '.join(known)} are too many, {len(sampled)} of them fix the others")
+        if rule is SLOPES and sampled[1] in known and set(names) & set(known):
+            raise InputError(f"fixed: {', '.join(known)}: give {' and '.join(names)}, or one of them")
+        if rule is not None and (rule is not SLOPES or any(name in profiled for name in known)):
+            if known and not settled.issuperset(names):
+                raise InputError(f"fixed: give all of {', '.join(names)}, or none of them")
     return Space(kind, tuple(free), tuple(drawn), profiled)
 
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pandas as pd
-from diffrax import AbstractPath
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
@@ -20,13 +19,14 @@ from sdeinfer.layers import AbstractLayer, OverDepth, has_chain
 from sdeinfer.networks import check_chain_width, sample_chains, sample_networks, sample_tangents
 from sdeinfer.tuning._ensemble import statistics_of_layer, tangent_at
 from sdeinfer.tuning._search import polish
+from sdeinfer.tuning._space import DEPTH
 from sdeinfer.tuning._tuned import Tuned
 
 RULES = {"constant": 0.0, "d^-1/2": -0.5, "d^-1": -1.0}
 """Exponents of the depth in the rules that people use for γ."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Transfer:
     """Criteria of a tuned layer at other widths and depths.
 
@@ -36,7 +36,8 @@ class Transfer:
             be); each with its Monte Carlo error; and whether the promised value and that of the chain meet the bound.
         rules: one row per width and depth: γ tuned for it, and γ by each rule from the tuned one, with the least slack
             of the constraints that each leaves, in units of the scaled constraints (negative where one fails). None
-            if γ is not free.
+            if γ is not free or changes with depth, or if the depth is free. Tuning changes all free parameters, the
+            rules γ only.
     """
 
     criteria: pd.DataFrame
@@ -58,7 +59,8 @@ def transfer(
     """Measure the criteria of a tuned layer on networks of some widths and depths.
 
     At the width and depth of the tuning `promised` is what it promised; elsewhere it is what the SDE predicts for the
-    same parameters at T = depth/width. Parameters over depth are stretched to the new T.
+    same parameters at T = depth/width. Parameters from a posterior have their medians, here and in the
+    networks. Parameters over depth are stretched to the new T.
 
     Arguments:
         tuned: the result of `tune`.
@@ -77,8 +79,8 @@ def transfer(
     for name, sizes in {"widths": widths, "depths": depths}.items():
         if not len(sizes) or min(sizes) < 1:
             raise InputError(f"{name}: positive numbers are needed, got {list(sizes)}")
-    if networks < 2 or with_weights < 0:
-        raise InputError("networks: at least 2 are needed")
+    if networks < 2 or with_weights < 0 or with_weights == 1:
+        raise InputError("networks: at least 2 are needed, and 0 or at least 2 with weights")
     by_chain = has_chain(tuned.layer) and any(each.directions is None for each in tuned.problem.statistics)
     for width in widths if by_chain else ():
         check_chain_width(tuned.layer, tokens=tuned.V0.shape[-1], width=width)
@@ -88,7 +90,7 @@ def transfer(
         own = jr.fold_in(key, number)
         layer = stretched(tuned.layer, tuned.depth / tuned.width, depth / width)
         rows += _rows(tuned, layer, width, depth, networks, with_weights, own)
-        if rules and "gamma" in tuned.values:
+        if rules and "gamma" in tuned.values and DEPTH not in tuned.values and not tuned.problem.space.over_depth:
             by_rule.append(_rules_at(tuned, width, depth))
     index = ["width", "depth", "criterion"]
     return Transfer(pd.DataFrame(rows).set_index(index), pd.DataFrame(by_rule) if by_rule else None)
@@ -183,25 +185,27 @@ def _values(
     statistics: Sequence[AbstractStatistic], V0: np.ndarray, V: np.ndarray, D: np.ndarray | None = None
 ) -> Values:
     """Statistics of networks; those whose covariance overflows count as exploded."""
-    exploded = ~np.isfinite(V).all(axis=(1, 2, 3))
-    V = np.where(exploded[:, None, None, None], V0, V)
-    paths = Ensemble(jnp.asarray(V0), jnp.asarray(V), None if D is None else jnp.asarray(D), jnp.asarray(exploded))
-    return {each: np.asarray(each(paths)) for each in statistics}, exploded
+    exploded = ~np.isfinite(V if D is None else np.concatenate([V, D], axis=-1)).all(axis=(1, 2, 3))
+    kept = ~exploded[:, None, None, None]
+    covariance = jnp.asarray(np.where(kept, V, V0))
+    tangent = None if D is None else jnp.asarray(np.where(kept, D, np.eye(len(V0)) / len(V0)))
+    paths = Ensemble(jnp.asarray(V0), covariance, tangent, jnp.asarray(exploded))
+    return {each: np.asarray(each(paths if each.every_step else paths.end)) for each in statistics}, exploded
 
 
 def _rules_at(tuned: Tuned, width: int, depth: int) -> dict[str, Any]:
     """γ tuned for a width and a depth, and by the rules; with the least slack of the constraints under each."""
-    problem = dataclasses.replace(tuned.problem, width=width, depth=float(depth))
+    problem = dataclasses.replace(tuned.problem, width=width, depth=float(depth), offsets=())
     names, u = problem.space.names, tuned.u
     gamma = names.index("gamma")
-    best = polish(problem, u)
+    best = polish(problem, u).u
     row: dict[str, Any] = {"width": width, "depth": depth, "tuned": problem.named(best)["gamma"]}
     row["tuned_slack"] = _least_slack(problem, best)
-    logit = next(each for each in problem.space.free if each.name == "gamma")
+    free = next(each for each in problem.space.free if each.name == "gamma")
     for rule, exponent in RULES.items():
-        value = min(tuned.values["gamma"] * (depth / tuned.depth) ** exponent, logit.high)
+        value = min(tuned.values["gamma"] * (depth / tuned.depth) ** exponent, free.high)
         moved = np.array(u)
-        moved[gamma] = logit.to_real(value)
+        moved[gamma] = free.to_real(value)
         row |= {rule: value, f"{rule}_slack": _least_slack(problem, moved)}
     return row
 
@@ -218,8 +222,7 @@ class Stretched(eqx.Module):
 
     def __call__(self, time: Any) -> Array:
         """The value at `ratio` times the depth-time."""
-        scaled = time * self.ratio
-        return self.profile.evaluate(scaled) if isinstance(self.profile, AbstractPath) else self.profile(scaled)
+        return self.profile(time * self.ratio)
 
 
 def stretched(layer: AbstractLayer, time: float, new_time: float) -> AbstractLayer:

@@ -1,5 +1,6 @@
 """Choose the parameters of a layer by gradient, for stated properties of its networks at initialisation."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +15,16 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
-from sdeinfer.criteria import AbstractCriterion, Constraint, Estimate
+from sdeinfer.criteria import AbstractCriterion, Constraint, Estimate, Probability
 from sdeinfer.layers import AbstractArchitecture, AbstractLayer, Architecture, OverDepth, Profile, kind_of
 from sdeinfer.tuning._conditions import Conditions
 from sdeinfer.tuning._problem import Over, Problem, extrapolated
 from sdeinfer.tuning._search import FEASIBLE, Found, polish, search
 from sdeinfer.tuning._space import fixed_values, space_of
 from sdeinfer.tuning._tuned import Tuned
+
+MOST_EXPLODED = 0.05
+"""Largest share of paths that explode for criteria other than probabilities."""
 
 CORRECTIONS = 2
 """Largest number of times that the bias of the steps is removed and the search goes on."""
@@ -35,7 +39,7 @@ def tune(
     width: int,
     maximise: str | AbstractCriterion | None = None,
     minimise: str | AbstractCriterion | None = None,
-    subject_to: Sequence[Constraint] = (),
+    subject_to: Constraint | Sequence[Constraint] = (),
     fixed: Mapping[str, ArrayLike | Profile] | None = None,
     posterior: xr.DataTree | None = None,
     start: Mapping[str, float] | None = None,
@@ -91,13 +95,17 @@ def tune(
     V0 = _prompts(V0)
     fixed, free_by_name = dict(fixed or {}), {*(start or {}), *(bounds or {}), *(knots or {})}
     objective, sign = _objective(maximise, minimise)
-    constraints = tuple(subject_to)
+    constraints = (subject_to,) if isinstance(subject_to, Constraint) else tuple(subject_to)
     for each in constraints:
         if not isinstance(each, Constraint):
             raise InputError(f"subject_to: a constraint, such as expectation(statistic) <= 1, is needed; got {each!r}")
     for name, value in {"width": width, "paths": paths}.items():
         if value < 1:
             raise InputError(f"{name}: at least 1 is needed, got {value}")
+    if over not in ("worst", "mean"):
+        raise InputError(f"over: must be 'worst' or 'mean', got {over!r}")
+    if isinstance(depth, tuple) and len(depth) != 2:
+        raise InputError(f"depth: a number, or the fewest and the most layers, is needed; got {depth}")
     if min(depth if isinstance(depth, tuple) else (depth,)) < 1:
         raise InputError(f"depth: at least 1 is needed, got {depth}")
     draws = _draws(kind, posterior, {*fixed, *free_by_name, objective}, paths, key)
@@ -123,6 +131,12 @@ def tune(
     )
     for statistic in problem.statistics:
         statistic.check(V0.shape[-1])
+    first = space.start()
+    example = space.layer(first, {name: _median(x) for name, x in problem.fixed.items()}, problem.depth / width)
+    example.check_width(width)
+    if isinstance(example, OverDepth):
+        ends = np.asarray(problem.grid.steps) * problem.depth / width
+        example.check_range((ends[1:] + ends[:-1]) / 2)
     phase("tuning")
     found = search(problem)
     fresh = problem.with_fresh_paths(jr.fold_in(key, 1), step / 2)
@@ -133,7 +147,11 @@ def tune(
         if corrected.offsets == problem.offsets:
             break
         problem = corrected
-        found = found._replace(u=polish(problem, found.u), evaluations=found.evaluations + problem.evaluations)
+        again = polish(problem, found.u)
+        found = again._replace(evaluations=found.evaluations + problem.evaluations)
+    if found.violation > FEASIBLE:
+        raise InputError(_nearest(fresh, found))
+    _require_few_explosions(fresh, found.u)
     return _tuned(problem, fresh, found, began)
 
 
@@ -152,7 +170,7 @@ def _kind(architecture: Any) -> AbstractArchitecture:
 
 def _prompts(V0: ArrayLike) -> np.ndarray:
     array = np.asarray(V0)
-    if array.ndim not in (2, 3):
+    if array.ndim not in (2, 3) or not array.size:
         raise InputError(f"V0: shape (m, m) or (prompts, m, m) is needed, got {array.shape}")
     each = [validate_covariance(V) for V in (array if array.ndim == 3 else array[None])]
     return np.stack([V.astype(jax.dtypes.canonicalize_dtype(V.dtype)) for V in each])
@@ -173,10 +191,14 @@ def _draws(
     """One posterior draw per path of each parameter that is neither fixed nor free by name."""
     if posterior is None:
         return {}
+    if "posterior" not in posterior.children:
+        raise InputError("posterior: a DataTree with the group posterior is needed, as `fit` returns it")
     draws = posterior["posterior"].to_dataset()
-    taken = [name for name in kind.parameters if name not in settled and name in draws]
-    if kind.coordinates.sampled.keys() & settled & {"c_gap", "c_mean"}:
-        taken = [name for name in taken if name not in ("c_plus", "c_minus")]
+    taken = []
+    for names, sampled, _ in kind.coordinates.rules:
+        # Parameters that follow from sampled coordinates are drawn together, or not at all.
+        if not settled & {*names, *sampled} and draws.keys() >= {*names}:
+            taken += names
     if not taken:
         raise InputError("posterior: it has none of the parameters that are not fixed or free")
     stacked = draws[taken].stack(draw_of_all=("chain", "draw"))
@@ -186,16 +208,30 @@ def _draws(
     return {name: stacked[name].values[number] for name in taken}
 
 
+def _require_few_explosions(problem: Problem, u: np.ndarray) -> None:
+    """Raise an InputError where paths explode and a criterion is not the probability of an event.
+
+    An event does not count if its path explodes. Other criteria see a path as it was before.
+    """
+    others = [each for each in problem.criteria if not isinstance(each, Probability)]
+    share = problem.exploded(u)
+    if others and share > MOST_EXPLODED:
+        at = ", ".join(f"{name} = {value:.3g}" for name, value in problem.named(u).items())
+        raise InputError(
+            f"{others[0]}: {share:.0%} of paths explode at {at}; add a probability to subject_to, or set bounds"
+        )
+
+
 def _nearest(problem: Problem, found: Found) -> str:
     """The message for goals that cannot be attained."""
-    missed = []
+    nearest = []
     for constraint in problem.constraints:
         value = _worst(constraint, [each.value for each in problem.estimates(constraint.criterion, found.u)])
-        missed.append(
+        nearest.append(
             f"{constraint.criterion} = {value:.3g} (asked {'≥' if constraint.sign > 0 else '≤'} {constraint.bound:g})"
         )
     at = ", ".join(f"{name} = {value:.3g}" for name, value in problem.named(found.u).items())
-    return f"subject_to: these cannot all be had; the nearest is {'; '.join(missed)}, at {at}"
+    return f"subject_to: these cannot all be had; the nearest is {'; '.join(nearest)}, at {at}"
 
 
 def _worst(constraint: Constraint, values: list[float]) -> float:
@@ -255,10 +291,12 @@ def _tuned(problem: Problem, fresh: Problem, found: Found, began: float) -> Tune
             "evaluations": found.evaluations,
             "iterations": found.iterations,
             "message": found.message,
+            "converged": found.converged,
             "paths": problem.paths,
             "step": problem.step,
             "seconds": time.perf_counter() - began,
             "exploded": fresh.exploded(u),
+            "gap": _gap(layer, problem.width),
             "logit_spread": _logit_spread(layer, problem.V0, problem.width),
         },
         depth=depth,
@@ -275,6 +313,15 @@ def _estimates(problem: Problem, fresh: Problem, criterion: AbstractCriterion, u
 
 def _median(value: Any) -> Any:
     return float(np.median(value)) if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def _gap(layer: AbstractLayer, width: int) -> float:
+    """The largest gap of the slopes of a ReLU, (c₊ − c₋)/√n, at layer 0; 0 without one."""
+    values = {name: float(value) for name, value in layer.at(0.0).parameters().items()}
+    gaps = [
+        value - values[f"{name.removesuffix('plus')}minus"] for name, value in values.items() if name.endswith("c_plus")
+    ]
+    return max(gaps, default=0.0) / math.sqrt(width)
 
 
 def _logit_spread(layer: AbstractLayer, V0: np.ndarray, width: int) -> float:

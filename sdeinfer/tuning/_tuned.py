@@ -16,7 +16,7 @@ from sdeinfer.layers import AbstractLayer
 from sdeinfer.tuning._problem import Problem
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Tuned:
     """A tuned layer, and what it promises.
 
@@ -29,8 +29,8 @@ class Tuned:
             paths with half the step; bound; slack, positive where the constraint holds; whether it is active; and its
             multiplier, the change of the objective per change of the bound.
         sensitivity: derivative of each free parameter by the bound of each active constraint.
-        found: how the answer was found: start, evaluations, iterations, paths, step, seconds, exploded share and spread
-            of the logits.
+        found: how the answer was found: start, evaluations, iterations, paths, step, seconds, share of
+            paths that explode, gap of the slopes at width n and spread of the logits.
         depth: d.
         u: the solution's coordinates.
         problem: the problem that was solved.
@@ -80,6 +80,12 @@ class Tuned:
             notes.append(
                 f"logits have a spread of {found['logit_spread']:.2g} at width {self.width}: the limit is rough"
             )
+        if found["gap"] > 0.3:
+            notes.append(
+                f"the slopes of the ReLU differ by {found['gap']:.2g} at width {self.width}: the limit is rough"
+            )
+        if not found["converged"]:
+            notes.append(f"the search stopped early: {found['message']}")
         at_end = self.parameters.index[self.parameters["at_end"].to_numpy(bool)]
         notes += [f"{name} is at the end of its box; `bounds` widens it" for name in at_end]
         return notes
@@ -99,8 +105,11 @@ class Tuned:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures in plain Python types; `layer` has all parameters of a layer that does not change with depth."""
-        rows = {"parameters": self.parameters, "sensitivity": self.sensitivity}
-        tables = {name: json.loads(str(table.to_json(orient="index"))) for name, table in rows.items()}
+        # Two constraints may print alike.
+        tables = {
+            "parameters": json.loads(str(self.parameters.to_json(orient="index"))),
+            "sensitivity": json.loads(str(self.sensitivity.to_json(orient="split"))),
+        }
         criteria = json.loads(str(self.criteria.reset_index().to_json(orient="records")))
         sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "tokens": int(self.V0.shape[-1])}
         space = self.problem.space

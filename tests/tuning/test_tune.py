@@ -230,6 +230,13 @@ BAD = {
     "an unknown architecture": ({"architecture": "mamba"}, "architecture: must be one of"),
     "not a covariance": ({"V0": np.array([[1.0, 2.0], [2.0, 1.0]])}, "V0"),
     "an inverted box": ({"bounds": {"gamma": (0.5, 0.1)}}, "increasing pair"),
+    "a box out of range": ({"bounds": {"gamma": (0.5, 1.5)}}, "bounds: gamma: values in"),
+    "too many slopes": ({"fixed": {"c_plus": 1.0, "c_minus": 0.0, "c_gap": 1.0}}, "are too many"),
+    "a slope and the mean": ({"fixed": {"c_plus": 1.0, "c_mean": 0.0}}, "give c_plus and c_minus"),
+    "a slope over depth": ({"fixed": {"c_plus": lambda time: 3.0}}, "give all of c_plus, c_minus"),
+    "a function out of range": ({"fixed": {"tau0": lambda time: 1 - 8 * time}}, "tau0: must be greater than 0"),
+    "no posterior": ({"posterior": xr.DataTree()}, "posterior: a DataTree with the group posterior"),
+    "no prompts": ({"V0": np.empty((0, 4, 4))}, "V0: shape"),
     "no depth": ({"depth": 0}, "depth: at least 1"),
 }
 
@@ -249,6 +256,18 @@ def test_goals_that_cannot_be_had_are_refused_with_the_nearest(key):
     with pytest.raises(si.InputError, match="cannot all be had; the nearest is .*at gamma") as caught:
         si.tune("attention", ONE, **SIZES, maximise="gamma", subject_to=goals, fixed={"tau0": 1.0}, paths=512, key=key)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.long
+def test_explosions_are_no_success(key):
+    """A path that explodes early keeps V0, which meets every bound: it must not count, and must not be hidden."""
+    cold = {"fixed": {"tau0": 0.02}, "maximise": "gamma", "paths": 256, "step": 0.05, "key": key, **SIZES}
+    found = si.tune("attention", FOUR, subject_to=probability(NormFactor(), below=2) >= 0.95, **cold)
+    assert found.found["exploded"] < 0.1
+    assert abs(found.criteria["slack"].iloc[0]) < 6 * found.criteria["error"].iloc[0]
+    goal = quantile(LargestCorrelation(), 0.95) <= 0.9
+    with pytest.raises(si.InputError, match="of paths explode at gamma"):
+        si.tune("attention", FOUR, subject_to=goal, bounds={"gamma": (0.5, 0.9)}, **cold)
 
 
 @pytest.mark.long

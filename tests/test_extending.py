@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from budget import assert_estimate
 
 import sdeinfer as si
 
@@ -45,6 +46,13 @@ def test_the_likelihood_is_that_of_every_network():
     assert found["slope"].shape == (16, 8, 3, 3)
     assert np.isfinite(found["slope"]).all()
     assert found["networks"].shape == (2, 16, 9, 3, 3)
+
+
+def test_a_criterion_of_ones_own_is_kept_on_networks():
+    found = run("A criterion for tuning")
+    row = found["found"].criteria.iloc[0]
+    assert isinstance(found["tuned"].layer, si.OverDepth)
+    assert_estimate(row["chain"], -2.0, np.hypot(row["chain_error"], found["tuned"].criteria["error"].iloc[0]))
 
 
 def test_diffrax_saves_what_it_is_told_and_refuses_adaptive_steps():

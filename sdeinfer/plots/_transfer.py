@@ -9,8 +9,7 @@ from matplotlib.ticker import NullFormatter
 
 from sdeinfer._files import InputError
 from sdeinfer.plots._correlations import NETWORKS
-from sdeinfer.tuning import Transfer
-from sdeinfer.tuning._transfer import RULES
+from sdeinfer.tuning import RULES, Transfer
 
 STYLES = ("-", "--", "-.", ":")
 

@@ -1,5 +1,6 @@
 """Solve the covariance SDE with Diffrax."""
 
+from sdeinfer.solve._blocks import in_threads as in_threads
 from sdeinfer.solve._blocks import solve_in_blocks as solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray as BrownianArray
 from sdeinfer.solve._brownian import BrownianSteps as BrownianSteps

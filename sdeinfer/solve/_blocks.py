@@ -1,6 +1,7 @@
 """Many paths in blocks of one shape, one thread per core: one compiled program serves all data."""
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -56,12 +57,20 @@ def solve_in_blocks(
         V[members[:count]] = np.moveaxis(V_block[: len(grid.saved), ..., :count], -1, 0)
         stopped[members[:count]] = stopped_block[:count]
 
+    in_threads(solve, -(-paths // size))
+    return V, stopped
+
+
+def in_threads(solve: Callable[[int], None], blocks: int) -> None:
+    """Call a function with the number of each block, with one thread per core.
+
+    JAX's settings are thread-local: the function sets those that it needs.
+    """
     # The first block runs alone: threads that start together would each compile the same program.
     solve(0)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(solve, range(1, -(-paths // size))):
+        for _ in pool.map(solve, range(1, blocks)):
             pass
-    return V, stopped
 
 
 def _of_each_path(limit: Limit, paths: int, dtype: np.dtype) -> Limit:

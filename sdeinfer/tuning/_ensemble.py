@@ -1,8 +1,6 @@
 """Statistics of many paths and their derivatives along some directions, block by block, on common random numbers."""
 
 import functools
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import diffrax
@@ -14,7 +12,17 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.criteria import AbstractStatistic, Ensemble
 from sdeinfer.layers import AbstractLayer, Limit, LimitSteps
-from sdeinfer.solve import BrownianSteps, Grid, PSDEuler, Times, block_size, limit_over_on_host, solve_paths, step_grid
+from sdeinfer.solve import (
+    BrownianSteps,
+    Grid,
+    PSDEuler,
+    Times,
+    block_size,
+    in_threads,
+    limit_over_on_host,
+    solve_paths,
+    step_grid,
+)
 
 FORWARD = diffrax.ForwardMode()
 
@@ -131,11 +139,7 @@ def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangen
         chosen = members[:kept]
         values[:, chosen], along[:, :, chosen], exploded[chosen] = (x[..., :kept] for x in block)
 
-    # The first block runs alone: threads that start together would each compile the same program.
-    solve(0)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(solve, range(1, -(-paths // size))):
-            pass
+    in_threads(solve, -(-paths // size))
     return Sample(values, along, exploded)
 
 

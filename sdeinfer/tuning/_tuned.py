@@ -105,10 +105,12 @@ class Tuned:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures in plain Python types; `layer` has all parameters of a layer that does not change with depth."""
-        # Two constraints may print alike.
         tables = {
             "parameters": json.loads(str(self.parameters.to_json(orient="index"))),
-            "sensitivity": json.loads(str(self.sensitivity.to_json(orient="split"))),
+            "sensitivity": {
+                str(name): dict(zip(self.sensitivity, map(float, row), strict=True))
+                for name, row in zip(self.sensitivity.index, self.sensitivity.to_numpy(float), strict=True)
+            },
         }
         criteria = json.loads(str(self.criteria.reset_index().to_json(orient="records")))
         sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "tokens": int(self.V0.shape[-1])}

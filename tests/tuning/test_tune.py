@@ -125,9 +125,9 @@ def test_derivatives_of_expectations_are_those_of_differences(key):
     ]
     criteria = [reduce(each) for each in statistics for reduce in (expectation, spread)]
     V0 = np.array([[1.0, 0.2, 0.1], [0.2, 1.5, 0.3], [0.1, 0.3, 0.7]])
-    found = si.tune(
-        "transformer", V0, **SIZES, maximise="gamma", subject_to=[each >= -1e3 for each in criteria], paths=48, key=key
-    )
+    box = {"gamma": (0.1, 0.5), "tau0": (0.5, 2.0)}
+    goals = [each >= -1e3 for each in criteria]
+    found = si.tune("transformer", V0, **SIZES, maximise="gamma", subject_to=goals, bounds=box, paths=48, key=key)
     problem, at, change = found.problem, np.array([-0.5, 0.3, 0.4]), 1e-5
     for criterion in criteria:
         (value,) = problem.criterion(criterion, at)

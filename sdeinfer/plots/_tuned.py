@@ -59,7 +59,7 @@ def plot_tuned(
     if problem.space.drawn and paths > problem.paths:
         raise InputError(f"paths: the posterior was drawn for {problem.paths}, got {paths}")
     # As for `tuned.criteria`: new paths, with half the step.
-    fresh = dataclasses.replace(problem.with_fresh_paths(key, problem.step / 2), paths=paths)
+    fresh = dataclasses.replace(problem.with_fresh_paths(key, problem.finer_step), paths=paths)
     samples = fresh.samples(tuned.u)
     exploded = np.stack([sample.exploded for sample in samples])
     for number, panel in enumerate(panels):

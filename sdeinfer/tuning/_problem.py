@@ -22,7 +22,7 @@ type Over = Literal["worst", "mean"]
 """How criteria are combined over several prompts: each must hold for every prompt, or for their mean."""
 
 
-SIGNIFICANT = 2.0
+SIGNIFICANT = 3.0
 """Standard errors by which a criterion must change with the step for its bias to be removed."""
 
 
@@ -78,6 +78,11 @@ class Problem:
     def statistics(self) -> tuple[AbstractStatistic, ...]:
         """The statistics of the criteria, each once."""
         return tuple(dict.fromkeys(each.statistic for each in self.criteria))  # pyright: ignore[reportReturnType]
+
+    @property
+    def finer_step(self) -> float:
+        """The step of fresh paths: half of the step, or the same where statistics depend on every step."""
+        return self.step if any(each.every_step for each in self.statistics) else self.step / 2
 
     @property
     def grid(self) -> Grid:

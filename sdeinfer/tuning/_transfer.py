@@ -104,7 +104,13 @@ def _rows(
     found = [
         {
             "promised": statistics_of_layer(
-                problem.statistics, layer, V, depth / width, step=problem.step / 2, paths=problem.paths, key=own[0]
+                problem.statistics,
+                layer,
+                V,
+                depth / width,
+                step=min(problem.finer_step, 1 / width),
+                paths=problem.paths,
+                key=own[0],
             ),
             "chain": _by_chain(problem.statistics, layer, V, width, depth, networks, own[1]),
             "weights": _with_weights(problem.statistics, layer, V, width, depth, with_weights, own[2]),

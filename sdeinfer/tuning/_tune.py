@@ -1,5 +1,6 @@
 """Choose the parameters of a layer by gradient, for stated properties of its networks at initialisation."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -80,8 +81,8 @@ def tune(
         knots: number of values over depth of free parameters, by name; linear in between.
         over: with several prompts, whether constraints and objective hold for the worst prompt or for their mean.
         paths: number of paths of each prompt.
-        step: longest step in depth-time. Where halving it changes a criterion by more than its Monte Carlo error, the
-            bias is removed by extrapolation, and the search goes on.
+        step: longest step in depth-time; at most 1/n, a layer, for statistics of every step. Where halving it changes a
+            criterion by more than its Monte Carlo error, the bias is removed by extrapolation, and the search goes on.
         progress: show the phase of the work.
         key: PRNG key.
 
@@ -131,6 +132,8 @@ def tune(
     )
     for statistic in problem.statistics:
         statistic.check(V0.shape[-1])
+    if any(each.every_step for each in problem.statistics):
+        problem = dataclasses.replace(problem, step=min(step, 1 / width))
     first = space.start()
     example = space.layer(first, {name: _median(x) for name, x in problem.fixed.items()}, problem.depth / width)
     example.check_width(width)
@@ -139,7 +142,7 @@ def tune(
         example.check_range((ends[1:] + ends[:-1]) / 2)
     phase("tuning")
     found = search(problem)
-    fresh = problem.with_fresh_paths(jr.fold_in(key, 1), step / 2)
+    fresh = problem.with_fresh_paths(jr.fold_in(key, 1), problem.finer_step)
     if found.violation > FEASIBLE:
         raise InputError(_nearest(fresh, found))
     for _ in range(CORRECTIONS):

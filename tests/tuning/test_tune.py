@@ -85,7 +85,7 @@ GOALS = {
         "attention",
         ONE,
         lambda: probability(RangeMargin(0.0, 2.0), above=0) >= 0.9,
-        lambda g: exact_stay(g, 0.01) - 0.9,
+        lambda g: exact_stay(g, 1 / WIDTH) - 0.9,
     ),
     "squares": ("feedforward", np.eye(6), lambda: expectation(squares) <= 9, lambda g: exact_squares(g, 6) - 9),
 }

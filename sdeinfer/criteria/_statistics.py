@@ -18,7 +18,7 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import eigh
 
 type Directions = int | Literal["all"] | None
-"""Where a tangent starts: in a random direction at one token, at all tokens, or nowhere."""
+"""The start of a tangent: a random direction at one token, or at all; None for no tangent."""
 
 
 class Ensemble(eqx.Module):
@@ -196,7 +196,7 @@ class AbstractTangentStatistic(AbstractStatistic):
 
     @property
     def directions(self) -> Directions:
-        """Where the tangent starts."""
+        """The start of the tangent."""
         return self.token
 
     def check(self, tokens: int) -> None:

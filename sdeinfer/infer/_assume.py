@@ -16,7 +16,6 @@ from sdeinfer.layers import (
     AbstractLayer,
     Architecture,
     architecture_in,
-    example_of,
     kind_of,
     with_attention_pattern,
 )
@@ -61,12 +60,8 @@ def architecture_of(
     Raises:
         InputError: if no architecture is requested and the data name none.
     """
-    if isinstance(architecture, AbstractLayer):
+    if architecture is not None and not isinstance(architecture, str):
         return kind_of(architecture)
-    if isinstance(architecture, type):
-        return kind_of(example_of(architecture))
-    if isinstance(architecture, AbstractArchitecture):
-        return architecture
     if architecture is None or architecture == data.attrs.get("architecture"):
         kind = architecture_in(data.attrs)
     else:

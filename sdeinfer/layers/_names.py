@@ -17,6 +17,7 @@ from sdeinfer.layers._attention import ShapedAttention
 from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._feedforward import ResidualFeedForward
 from sdeinfer.layers._mlp import ShapedMLP
+from sdeinfer.layers._over_depth import OverDepth
 from sdeinfer.layers._stack import ShapedTransformer
 from sdeinfer.parameters import Coordinates
 
@@ -235,8 +236,21 @@ def example_of(kind: type[AbstractLayer]) -> AbstractLayer:
         raise InputError(f"architecture: give a layer, not its type: {error}") from error
 
 
-def kind_of(layer: AbstractLayer) -> AbstractArchitecture:
-    """The named architecture of a layer if it has one, otherwise its `LayerKind`."""
+def kind_of(layer: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer]) -> AbstractArchitecture:
+    """The architecture of a name, of a layer or of a type of layer; the `LayerKind` of a layer that has no name.
+
+    Raises:
+        InputError: for an unknown name, and for a layer whose parameters change with depth.
+    """
+    match layer:
+        case AbstractArchitecture():
+            return layer
+        case str():
+            return Architecture(layer)
+        case type():
+            return kind_of(example_of(layer))
+        case OverDepth():
+            raise InputError("architecture: the layer's parameters change with depth; give the layer within it")
     return architecture_of_layer(layer) or LayerKind.of(layer)
 
 

@@ -122,7 +122,7 @@ def _constraints(tuned: Tuned) -> list[dict[str, Any]]:
 
 
 def _relaxed(tuned: Tuned) -> list[dict[str, Any]]:
-    """What follows from a small step of each active bound."""
+    """The consequences of a small step of each active bound."""
     count, prompts = _prompts(tuned) * len(tuned.constraints), _prompts(tuned)
     rows = []
     # One column per active row, in their order.

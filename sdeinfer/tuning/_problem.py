@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, Estimate, Probability, Quantile
-from sdeinfer.layers import LimitSteps
+from sdeinfer.layers import AbstractLayer, LimitSteps
 from sdeinfer.solve import Grid, step_grid
 from sdeinfer.tuning._ensemble import Sample, sample_statistics
 from sdeinfer.tuning._space import DEPTH, Space, coefficients
@@ -105,13 +105,7 @@ class Problem:
         if abs(depth - round(depth)) < 1e-6:
             return np.append(u[:-1], math.log(round(depth)))
         whole = [np.append(u[:-1], math.log(number)) for number in (math.floor(depth), math.ceil(depth))]
-        scores = [
-            (
-                max((max(-x.value, 0.0) for x in self.residuals(v)), default=0.0),
-                -min(x.value for x in self.objectives(v)),
-            )
-            for v in whole
-        ]
+        scores = [(self.violation(v), -min(x.value for x in self.objectives(v))) for v in whole]
         return whole[scores.index(min(scores))]
 
     @functools.cached_property
@@ -148,6 +142,11 @@ class Problem:
             self._remembered[where] = found
         return self._remembered[where]
 
+    def layer(self, u: Float[np.ndarray, " coordinates"], depth: float) -> AbstractLayer:
+        """The layer of so many layers at free coordinates; parameters from a posterior have their medians."""
+        fixed = {name: np.median(x) if name in self.space.drawn else x for name, x in self.fixed.items()}
+        return self.space.layer(u, fixed, depth / self.width)
+
     def limit(self, u: Float[np.ndarray, " coordinates"]) -> tuple[LimitSteps, Any]:
         """Coefficients over unit time and their derivatives."""
         ends = np.asarray(self.grid.steps) if self.space.over_depth else np.array([0.0, 1.0])
@@ -182,7 +181,7 @@ class Problem:
         return found if self.over == "worst" else [_mean(found)]
 
     def objectives(self, u: Float[np.ndarray, " coordinates"]) -> list[Value]:
-        """What is to be maximised, of each prompt or their mean."""
+        """The value to be maximised, of each prompt or their mean."""
         if isinstance(self.objective, str):
             values, weights = np.array(list(self.named(u).values())), self.space.mean_of(self.objective)
             found = [Value(float(weights @ values), weights * self.space.slopes(np.asarray(u)))]
@@ -209,6 +208,10 @@ class Problem:
                     size = max(abs(bound), 1.0)
                     found.append(Value(sign * (value - bound) / size, sign * slope / size))
         return found
+
+    def violation(self, u: Float[np.ndarray, " coordinates"]) -> float:
+        """The largest violation of a scaled constraint; 0 if all hold."""
+        return max((max(-each.value, 0.0) for each in self.residuals(u)), default=0.0)
 
     def _searched(self, constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
         """The criterion, the bound and the sign of the slack by which the search expresses a constraint."""

@@ -51,15 +51,14 @@ def search(problem: Problem) -> Found:
         # Values over depth have local optima; the best constant is a start that is not one of the worse.
         start = _best_constant(problem, start)
     if problem.paths >= 4 * SCAN_PATHS:
-        start = _sequential(dataclasses.replace(problem, paths=SCAN_PATHS), start).u
-    found = _sequential(problem, start)
-    if _violation(problem, found.u) > FEASIBLE:
-        nearest = _sequential(problem, found.u, elastic=True)
-        again = _sequential(problem, nearest.u) if _violation(problem, nearest.u) <= FEASIBLE else nearest
-        best = min((found, nearest, again), key=lambda each: _violation(problem, each.u))
-        found = again if _violation(problem, again.u) <= FEASIBLE else best
-    evaluations = scanned + problem.evaluations
-    return found._replace(violation=_violation(problem, found.u), evaluations=evaluations)
+        start = polish(dataclasses.replace(problem, paths=SCAN_PATHS), start).u
+    found = polish(problem, start)
+    if found.violation > FEASIBLE:
+        nearest = polish(problem, found.u, elastic=True)
+        again = polish(problem, nearest.u) if nearest.violation <= FEASIBLE else nearest
+        best = min((found, nearest, again), key=lambda each: each.violation)
+        found = again if again.violation <= FEASIBLE else best
+    return found._replace(evaluations=scanned + problem.evaluations)
 
 
 def _best_constant(problem: Problem, start: np.ndarray) -> np.ndarray:
@@ -68,12 +67,7 @@ def _best_constant(problem: Problem, start: np.ndarray) -> np.ndarray:
     knots = [each.knots for each in free]
     firsts = np.cumsum([0, *knots[:-1]])
     constant = dataclasses.replace(problem.space, free=tuple(dataclasses.replace(each, knots=1) for each in free))
-    return np.repeat(_sequential(dataclasses.replace(problem, space=constant), start[firsts]).u, knots)
-
-
-def polish(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> Found:
-    """The optimum near u."""
-    return _sequential(problem, u)
+    return np.repeat(polish(dataclasses.replace(problem, space=constant), start[firsts]).u, knots)
 
 
 def _scan(problem: Problem) -> tuple[np.ndarray, int]:
@@ -88,7 +82,7 @@ def _scan(problem: Problem) -> tuple[np.ndarray, int]:
     scores = []
     for number, u in enumerate(points):
         try:
-            violation = _violation(few, u) + few.exploded(u)
+            violation = few.violation(u) + few.exploded(u)
             value = min(each.value for each in few.objectives(u))
         except InputError:
             # Statistics may overflow in a corner of the box, but must be finite at the start.
@@ -100,12 +94,8 @@ def _scan(problem: Problem) -> tuple[np.ndarray, int]:
     return points[best], len(points)
 
 
-def _violation(problem: Problem, u: np.ndarray) -> float:
-    return max((max(-each.value, 0.0) for each in problem.residuals(u)), default=0.0)
-
-
-def _sequential(problem: Problem, start: np.ndarray, *, elastic: bool = False) -> Found:
-    """SLSQP; with `elastic`, minimise the largest violation instead of the objective.
+def polish(problem: Problem, start: Float[np.ndarray, " coordinates"], *, elastic: bool = False) -> Found:
+    """The optimum near a start by SLSQP; with `elastic`, minimise the largest violation instead of the objective.
 
     A further variable s is the violation; or −s is a lower bound on the objectives of several prompts.
     """
@@ -133,7 +123,7 @@ def _sequential(problem: Problem, start: np.ndarray, *, elastic: bool = False) -
 
     x0, limits = np.array(start), [tuple(pair) for pair in bounds]
     if extra:
-        first = _violation(problem, start) if elastic else -min(each.value for each in problem.objectives(start))
+        first = problem.violation(start) if elastic else -min(each.value for each in problem.objectives(start))
         x0, limits = np.append(x0, first), [*limits, (0.0, None) if elastic else (None, None)]
     constraints = {"type": "ineq", "fun": lambda x: slacks(x)[0], "jac": lambda x: slacks(x)[1]}
     scale = max(abs(goal(x0)[0]), 1e-3) if not extra else 1.0
@@ -147,4 +137,4 @@ def _sequential(problem: Problem, start: np.ndarray, *, elastic: bool = False) -
         options={"ftol": PRECISION, "maxiter": 40},
     )
     u = np.clip(result.x[:size], bounds[:, 0], bounds[:, 1])
-    return Found(u, _violation(problem, u), int(result.nit), 0, str(result.message), bool(result.success))
+    return Found(u, problem.violation(u), int(result.nit), 0, str(result.message), bool(result.success))

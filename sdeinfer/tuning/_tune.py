@@ -17,7 +17,7 @@ from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.criteria import AbstractCriterion, Constraint, Estimate, Probability
-from sdeinfer.layers import AbstractArchitecture, AbstractLayer, Architecture, OverDepth, Profile, kind_of
+from sdeinfer.layers import AbstractArchitecture, AbstractLayer, OverDepth, Profile, kind_of
 from sdeinfer.tuning._conditions import Conditions
 from sdeinfer.tuning._problem import Over, Problem, extrapolated
 from sdeinfer.tuning._search import FEASIBLE, Found, polish, search
@@ -33,7 +33,7 @@ CORRECTIONS = 2
 
 @with_progress_line
 def tune(
-    architecture: str | AbstractArchitecture | AbstractLayer,
+    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer],
     V0: Float[Array | np.ndarray, "*prompts m m"],
     *,
     depth: int | tuple[int, int],
@@ -92,7 +92,7 @@ def tune(
     """
     del progress  # for `with_progress_line`
     began = time.perf_counter()
-    kind = _kind(architecture)
+    kind = kind_of(architecture)
     V0 = _prompts(V0)
     fixed, free_by_name = dict(fixed or {}), {*(start or {}), *(bounds or {}), *(knots or {})}
     objective, sign = _objective(maximise, minimise)
@@ -134,8 +134,7 @@ def tune(
         statistic.check(V0.shape[-1])
     if any(each.every_step for each in problem.statistics):
         problem = dataclasses.replace(problem, step=min(step, 1 / width))
-    first = space.start()
-    example = space.layer(first, {name: _median(x) for name, x in problem.fixed.items()}, problem.depth / width)
+    example = problem.layer(space.start(), problem.depth)
     example.check_width(width)
     if isinstance(example, OverDepth):
         ends = np.asarray(problem.grid.steps) * problem.depth / width
@@ -143,11 +142,9 @@ def tune(
     phase("tuning")
     found = search(problem)
     fresh = problem.with_fresh_paths(jr.fold_in(key, 1), problem.finer_step)
-    if found.violation > FEASIBLE:
-        raise InputError(_nearest(fresh, found))
     for _ in range(CORRECTIONS):
         corrected = problem.corrected(fresh, found.u)
-        if corrected.offsets == problem.offsets:
+        if found.violation > FEASIBLE or corrected.offsets == problem.offsets:
             break
         problem = corrected
         again = polish(problem, found.u)
@@ -156,19 +153,6 @@ def tune(
         raise InputError(_nearest(fresh, found))
     _require_few_explosions(fresh, found.u)
     return _tuned(problem, fresh, found, began)
-
-
-def _kind(architecture: Any) -> AbstractArchitecture:
-    match architecture:
-        case str():
-            return Architecture(architecture)
-        case AbstractArchitecture():
-            return architecture
-        case OverDepth():
-            raise InputError("architecture: give the layer, and its functions of depth-time as `fixed`")
-        case AbstractLayer():
-            return kind_of(architecture)
-    raise InputError(f"architecture: a name, an Architecture or a layer is needed, got {architecture!r}")
 
 
 def _prompts(V0: ArrayLike) -> np.ndarray:
@@ -283,7 +267,7 @@ def _tuned(problem: Problem, fresh: Problem, found: Found, began: float) -> Tune
         np.sqrt(by_bound**2 @ np.array([errors[number] for number in active]) ** 2) if len(active) else np.zeros(len(u))
     )
     parameters = pd.DataFrame({"value": values, "error": error, "at_end": gradients.at_end}, index=names)
-    layer = space.layer(u, {name: _median(x) for name, x in problem.fixed.items()}, depth / problem.width)
+    layer = problem.layer(u, depth)
     return Tuned(
         layer=layer,
         parameters=parameters,
@@ -312,10 +296,6 @@ def _estimates(problem: Problem, fresh: Problem, criterion: AbstractCriterion, u
     """A criterion on fresh paths, free of the bias of the steps where it shows."""
     pairs = zip(problem.estimates(criterion, u), fresh.estimates(criterion, u), strict=True)
     return [extrapolated(rough, fine) for rough, fine in pairs]
-
-
-def _median(value: Any) -> Any:
-    return float(np.median(value)) if isinstance(value, np.ndarray) and value.ndim else value
 
 
 def _gap(layer: AbstractLayer, width: int) -> float:

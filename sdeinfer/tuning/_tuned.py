@@ -29,8 +29,8 @@ class Tuned:
             paths with half the step; bound; slack, positive where the constraint holds; whether it is active; and its
             multiplier, the change of the objective per change of the bound.
         sensitivity: derivative of each free parameter by the bound of each active constraint.
-        found: how the answer was found: start, evaluations, iterations, paths, step, seconds, share of
-            paths that explode, gap of the slopes at width n and spread of the logits.
+        found: how the answer was found: start, evaluations, iterations, how the search ended, paths, step, seconds,
+            share of paths that explode, gap of the slopes at width n and spread of the logits.
         depth: d.
         u: the solution's coordinates.
         problem: the problem that was solved.
@@ -72,7 +72,7 @@ class Tuned:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know before they rely on the answer, one sentence each."""
+        """Warnings to read before relying on the answer, one sentence each."""
         found, notes = self.found, []
         if found["exploded"] > 0:
             notes.append(f"{found['exploded']:.2%} of paths explode; they count as outside of every range")
@@ -108,7 +108,10 @@ class Tuned:
         tables = {
             "parameters": json.loads(str(self.parameters.to_json(orient="index"))),
             "sensitivity": {
-                str(name): dict(zip(self.sensitivity, map(float, row), strict=True))
+                # JSON has no NaN.
+                str(name): {
+                    column: None if np.isnan(x) else float(x) for column, x in zip(self.sensitivity, row, strict=True)
+                }
                 for name, row in zip(self.sensitivity.index, self.sensitivity.to_numpy(float), strict=True)
             },
         }

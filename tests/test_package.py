@@ -6,6 +6,8 @@ import pkgutil
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -162,23 +164,85 @@ def test_imports_point_one_way(room):
                 assert imported in allowed, f"{file.name} imports {node.module}"
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_every_subpackage_and_imports(tmp_path):
-    shutil.copytree(
-        ROOT, tmp_path / "source", ignore=shutil.ignore_patterns(".*", "calibration", "*.egg-info", "build")
-    )
-    subprocess.run(
-        ["uv", "build", "--wheel", "--quiet", "--out-dir", tmp_path / "dist", tmp_path / "source"], check=True
-    )
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
+def test_the_version_is_written_once_or_the_same():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def build(source: Path, folder: Path, form: str) -> Path:
+    subprocess.run(["uv", "build", f"--{form}", "--quiet", "--out-dir", folder, source], check=True)
+    (built,) = folder.glob("*.whl" if form == "wheel" else "*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> dict[str, Path]:
+    """The wheel and the source distribution of this checkout."""
+    folder = tmp_path_factory.mktemp("built")
+    unused = shutil.ignore_patterns(".*", "calibration", "*.egg-info", "build", "dist", "_build")
+    shutil.copytree(ROOT, folder / "source", ignore=unused)
+    return {form: build(folder / "source", folder / form, form) for form in ("wheel", "sdist")}
+
+
+def members(wheel: Path) -> dict[str, int]:
+    """Names of the files, and their checksums."""
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        archive.extractall(tmp_path / "site")
-    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"sdeinfer"}
-    assert {"sdeinfer/report/page.html.jinja", "sdeinfer/py.typed", "sdeinfer/__init__.pyi"} <= set(names)
+        return {member.filename: member.CRC for member in archive.infolist()}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_file_of_the_package_and_no_other(built):
+    files = [file for file in (ROOT / "sdeinfer").rglob("*") if file.suffix in {".py", ".pyi", ".jinja", ".typed"}]
+    expected = {file.relative_to(ROOT).as_posix() for file in files}
+    expected |= {f"sdeinfer/models/{file.name}" for file in (ROOT / "models").glob("*.py")}
+    names = set(members(built["wheel"]))
+    assert {name for name in names if ".dist-info/" not in name} == expected
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+@pytest.mark.slow
+def test_the_source_distribution_builds_the_same_wheel(built, tmp_path):
+    assert members(build(built["sdist"], tmp_path, "wheel")) == members(built["wheel"])
+
+
+@pytest.mark.slow
+def test_the_source_distribution_holds_package_and_tests(built):
+    with tarfile.open(built["sdist"]) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "pyproject.toml",
+        "tests/conftest.py",
+        "models/full_path.py",
+    } <= names
+    folders = {name.split("/")[0] for name in names if "/" in name}
+    assert folders == {"sdeinfer", "sdeinfer.egg-info", "models", "tests"}
+
+
+@pytest.mark.slow
+def test_a_package_index_accepts_both(built):
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *built.values()], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["wheel", "sdist"])
+def test_it_runs_with_its_dependencies_alone(form, built, tmp_path):
+    subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run(["uv", "pip", "install", "--quiet", "--python", python, built[form]], check=True)
     packages = [module.name for module in pkgutil.walk_packages(si.__path__, "sdeinfer.")] + ["sdeinfer.models"]
-    script = f"import importlib, sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-    script += "import sdeinfer\nassert 'site' in sdeinfer.__file__\n"
-    script += f"for name in {packages!r}: importlib.import_module(name)\n"
-    script += "for name in dir(sdeinfer): getattr(sdeinfer, name)\n"
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
+    lines = (
+        "import importlib, jax, numpy, sdeinfer as si",
+        f"assert si.__file__.startswith({str(tmp_path)!r})",
+        f"for name in {packages!r}: importlib.import_module(name)",
+        "for name in dir(si): getattr(si, name)",
+        "layer = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=2.0, c_minus=-2.0)",
+        "V0 = si.equicorrelated(tokens=2, correlation=0.0, norm=1.0)",
+        "paths = si.simulate(layer, V0, [0.1], paths=8, key=jax.random.key(0))",
+        "assert paths.shape == (8, 1, 2, 2) and numpy.isfinite(paths).all()",
+    )
+    subprocess.run([python, "-c", "\n".join(lines)], check=True, cwd=tmp_path)
+    subprocess.run([python.with_name("sdeinfer"), "--help"], check=True, cwd=tmp_path, capture_output=True)

@@ -24,7 +24,8 @@ class Baseline(eqx.Module):
     modifications (Fig. 1 left, Fig. 4).
 
     Attributes:
-        gamma: γ; λ² + γ² = 1.
+        gamma: γ, the factor of the branches.
+        shortcut: λ, the factor of the shortcut; None for √(1 − γ²). A common Pre-LN Transformer has λ = γ = 1.
         tau0: τ0 of the shaped temperature τ0 √(n n_k); unused with the usual temperature.
         c: c₊ = −c₋ of the shaped ReLU; None for a plain ReLU.
         identity: add I to A (Eq. 9).
@@ -36,6 +37,7 @@ class Baseline(eqx.Module):
     """
 
     gamma: float = 0.5
+    shortcut: float | None = None
     tau0: float = 1.0
     c: float | None = 1.0
     identity: bool = True
@@ -47,7 +49,7 @@ class Baseline(eqx.Module):
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Apply one layer."""
-        shortcut = math.sqrt(1 - self.gamma**2)
+        shortcut = math.sqrt(1 - self.gamma**2) if self.shortcut is None else self.shortcut
         for branch, branch_key in zip((self._attention, self._feedforward), jr.split(key), strict=True):
             X = shortcut * X + self.gamma * branch(_normalised(X) if self.layer_norm else X, branch_key)
         return X

@@ -1,4 +1,4 @@
-"""Figures of a fit or an agreement study, as matplotlib figures."""
+"""Figures of samples, of a fit, of a tuning and of an agreement study, on Matplotlib axes."""
 
 import lazy_loader
 

@@ -1,0 +1,71 @@
+"""Densities of one statistic over networks and by the SDE."""
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
+from scipy.stats import gaussian_kde
+
+from sdeinfer._files import InputError
+from sdeinfer.plots._style import NETWORKS, SDE, finish, one_panel
+
+BINS = 24
+POINTS = 400
+
+MARGIN = 0.05
+"""Of the range of all samples, on either side."""
+
+
+def plot_densities(
+    networks: ArrayLike,
+    sde: ArrayLike,
+    *,
+    support: tuple[float, float] = (-np.inf, np.inf),
+    axes: Axes | None = None,
+) -> Axes:
+    """Plot the density of one statistic over networks, as histogram and kernel density, and by the SDE.
+
+    Samples that are not finite are left out; the legend counts those that remain. Samples that are all equal have a
+    histogram and no kernel density.
+
+    Arguments:
+        networks: the statistic of networks, shape (networks,).
+        sde: the statistic of paths of the SDE, shape (paths,).
+        support: the values that the statistic can take, beyond which no density is drawn.
+        axes: where to plot, without a legend; None for a new figure with one.
+
+    Raises:
+        InputError: for other shapes, or without finite samples.
+
+    Example:
+        ```python
+        axes = plots.plot_densities(rho_networks, rho_sde, support=(-1, 1))
+        axes.set_xlabel("correlation between tokens ρ")
+        ```
+    """
+    seen, predicted = _finite("networks", networks), _finite("sde", sde)
+    panel = one_panel(axes)
+    together = np.concatenate([seen, predicted])
+    margin = MARGIN * (np.ptp(together) or 1.0)
+    low, high = max(together.min() - margin, support[0]), min(together.max() + margin, support[1])
+    grid, bins = np.linspace(low, high, POINTS), np.linspace(low, high, BINS + 1)
+    for name, values, colour, style in (("networks", seen, NETWORKS, "-"), ("SDE", predicted, SDE, "--")):
+        label = f"{name} ({len(values)})"
+        smooth = len(values) > 2 and np.ptp(values) > 0
+        if colour == NETWORKS or not smooth:
+            panel.hist(values, bins, density=True, color=colour, alpha=0.25, label=None if smooth else label)
+        if smooth:
+            panel.plot(grid, gaussian_kde(values)(grid), color=colour, linestyle=style, label=label)
+    panel.set_ylabel("density")
+    finish(panel, legend=axes is None)
+    return panel
+
+
+def _finite(argument: str, values: ArrayLike) -> Float[np.ndarray, " samples"]:
+    flat = np.asarray(values, float)
+    if flat.ndim != 1:
+        raise InputError(f"{argument}: the shape (samples,) is needed, got {flat.shape}")
+    finite = flat[np.isfinite(flat)]
+    if not len(finite):
+        raise InputError(f"{argument}: no finite samples among {len(flat)}")
+    return finite

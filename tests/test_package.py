@@ -164,7 +164,7 @@ def test_imports_point_one_way(room):
                 assert imported in allowed, f"{file.name} imports {node.module}"
 
 
-def test_the_version_is_written_once_or_the_same():
+def test_changelog_and_citation_name_the_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -210,14 +210,8 @@ def test_the_source_distribution_builds_the_same_wheel(built, tmp_path):
 def test_the_source_distribution_holds_package_and_tests(built):
     with tarfile.open(built["sdist"]) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    assert {
-        "README.md",
-        "LICENSE",
-        "CHANGELOG.md",
-        "pyproject.toml",
-        "tests/conftest.py",
-        "models/full_path.py",
-    } <= names
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "models/full_path.py"} <= names
+    assert {"tests/conftest.py", "tests/references.py"} <= names
     folders = {name.split("/")[0] for name in names if "/" in name}
     assert folders == {"sdeinfer", "sdeinfer.egg-info", "models", "tests"}
 

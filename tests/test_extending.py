@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encodi
 SECTIONS = dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
 SETTING = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [pytest.mark.docs, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 
 
 def run(section: str, *, last: int | None = None) -> dict:

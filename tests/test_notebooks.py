@@ -18,7 +18,7 @@ REDUCED = {
 """What the cell tagged `parameters` holds in tests; README's example has a warmup of 1000 iterations, too."""
 
 
-@pytest.mark.long  # each compiles in a kernel of its own
+@pytest.mark.docs  # each compiles in a kernel of its own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings(
     "default"

@@ -15,7 +15,8 @@ import sdeinfer as si
 T, PATHS, STEP = 0.2, 2**11, 0.02
 
 
-@pytest.mark.parametrize("name", [pytest.param("feedforward", marks=pytest.mark.long), "mlp"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["feedforward", "mlp"])
 def test_one_token_without_attention_has_its_exact_laws(name, key):
     """N(−a, 2a/T) and N(−a, 4a/T).
 

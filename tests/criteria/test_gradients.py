@@ -60,7 +60,7 @@ def test_the_tokens_norms_have_the_sum_of_a_tangent_of_all_tokens(V0, key):
     assert_estimate(mean, other, np.hypot(error, other_error))
 
 
-@pytest.mark.parametrize("name", ["transformer", "causal transformer"])
+@pytest.mark.parametrize("name", ["transformer", pytest.param("causal transformer", marks=pytest.mark.long)])
 def test_weights_gradients_start_in_the_directions_of_a_change_of_the_weights(name, V0, key):
     """Just before the end: γ² tr V, and the mean γ²/τ0² Σ_α V_αα tr(V H_α V H_α)/m_α²."""
     layer = (LAYERS | CAUSAL)[name]()

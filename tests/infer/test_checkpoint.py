@@ -113,6 +113,7 @@ def test_numbers_of_a_fingerprint_do_not_run_together():
     assert fingerprint(40, 50, 20) == fingerprint(40, 50, 20)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_chunks")
 def test_the_fit_of_both_laws_goes_on_in_either(tmp_path, monkeypatch, networks):
     settings = {"law": "both", "chains": 1, "draws": 20, "warmup": 20, "predictions": 1, "key": jr.key(1)}

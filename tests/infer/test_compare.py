@@ -121,6 +121,7 @@ def test_one_network_and_one_token_say_what_is_missing():
         )
 
 
+@pytest.mark.long
 def test_sizes_of_one_architecture_are_compared():
     kinds = [Architecture("feedforward"), Architecture("feedforward", expansion=4)]
     data = networks("feedforward", 24, 8)

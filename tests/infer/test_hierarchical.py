@@ -81,7 +81,7 @@ def test_pooled_data_have_the_density_of_those_that_are_not(law):
     np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-@pytest.mark.parametrize("law", ["finite-width", "limit"])
+@pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.long), "limit"])
 def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
     """Of the program of networks that are all alike, at the group's parameters."""
     data, grouped = mixed(), prepared(law)

@@ -133,6 +133,7 @@ def test_single_precision_finds_the_same_mode(data, monkeypatch):
     assert (np.abs(single.x - double.x) < 0.3 * double.sd).all()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_chunks")
 def test_a_killed_fit_goes_on_with_the_same_draws(data, tmp_path, monkeypatch):
     model = si.models.thinned_path

@@ -178,7 +178,9 @@ def assert_next_order(name: str, widths: list[int], batches: int, key) -> None:
         assert_within(coefficient / error)
 
 
-@pytest.mark.parametrize("name", ["attention", "feed-forward, r = 4", "causal attention"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("attention", marks=pytest.mark.long), "feed-forward, r = 4", "causal attention"]
+)
 def test_moments_are_those_of_sampled_layers(name, key):
     assert_next_order(name, [8, 16], 2, key)
 

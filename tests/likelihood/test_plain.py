@@ -6,7 +6,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_mean
-from conftest import PATTERNS
+from conftest import LAYERS, PATTERNS
 from likelihood.paths import (
     LAWS,
     assert_dense_normals,
@@ -61,9 +61,8 @@ def test_a_layer_of_finite_width_is_the_dense_normal(layer):
         np.testing.assert_allclose(value, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "causal prompts" else pytest.mark.long) for name in PATTERNS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", PATTERNS)
 def test_a_layer_of_finite_width_with_a_pattern_is_the_dense_normal(name):
     pattern = PATTERNS[name](3)
     layer = si.ShapedTransformer(gamma=0.6, tau0=0.7, c_plus=0.4, c_minus=-1.1, pattern=pattern)
@@ -80,6 +79,11 @@ def test_a_layer_of_finite_width_with_a_pattern_is_the_dense_normal(name):
     np.testing.assert_allclose(np.sum(slope * step), (there - back) / 2, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    ["transformer", *(pytest.param(name, marks=pytest.mark.long) for name in LAYERS if name != "transformer")],
+    indirect=True,
+)
 def test_one_layer_for_each_network_is_the_density_of_each(layer):
     layers = jax.tree.map(lambda x: x * jnp.array([1.0, 0.9, 0.8]), layer)
     path = transitions_of(data_of(paths()))
@@ -96,7 +100,7 @@ def test_sufficient_statistics_are_a_compression_of_it(pattern):
     np.testing.assert_allclose(found, compressed, rtol=1e-9)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", [pytest.param("limit", marks=pytest.mark.long), "finite-width"])
 def test_derivatives_in_the_covariances_are_those_of_differences(law):
     path = transitions_of(data_of(paths()), Assumptions(law=law))
     V = np.asarray(path.observed)
@@ -129,7 +133,7 @@ def test_transitions_that_are_not_used_have_no_part():
     assert np.isfinite(slope).all()
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", [pytest.param("limit", marks=pytest.mark.long), "finite-width"])
 def test_the_packages_models_run_on_them(law):
     data = si.sample_networks(si.ShapedMLP(1.0, -1.0), np.eye(2) + 0.2, width=40, depth=3, networks=4, key=jr.key(0))
     path = si.transitions(data, law=law)

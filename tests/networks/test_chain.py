@@ -70,7 +70,11 @@ def assert_chain_has_the_law_of_the_weights(layer, *, networks, key, **sizes) ->
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("mlp", marks=pytest.mark.slow), "transformer, H = 4", "causal transformer, H = 4"]
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "transformer, H = 4")),
+        "causal transformer, H = 4",
+    ],
 )
 def test_chain_has_the_law_of_the_weights(name, key):
     # As narrow as four heads of three tokens allow: there the law is farthest from its limit.

@@ -231,6 +231,7 @@ def test_known_and_traced_arguments_give_the_same_paths(paths, key):
     np.testing.assert_allclose(jax.jit(simulate)(0.5), simulate(0.5), rtol=1e-10)
 
 
+@pytest.mark.long
 def test_second_derivatives_need_no_argument(V0, key):
     def expectation(c_gap):
         return jnp.mean(si.simulate(si.ShapedMLP(c_gap, 0.0), V0, [0.1, 0.2], paths=4, step=0.05, key=key))

@@ -35,7 +35,10 @@ CASES = {
 
 IN_DTYPES = pytest.mark.parametrize(
     ("case", "dtype"),
-    [(case, "float64") for case in CASES] + [(case, "float32") for case in ("narrow attention", "mlp")],
+    [
+        *(pytest.param(case, "float64", marks=pytest.mark.long if case == "mlp" else ()) for case in CASES),
+        *((case, "float32") for case in ("narrow attention", "mlp")),
+    ],
 )
 """In single precision those two that have all reasons between them."""
 

@@ -61,7 +61,7 @@ def test_the_drift_is_that_of_the_naive_twin(name, tokens):
 
 @pytest.mark.parametrize(
     "name",
-    [*(pytest.param(name, marks=pytest.mark.long) for name in ("transformer", "prompts")), "mlp", "causal transformer"],
+    [*(pytest.param(name, marks=pytest.mark.long) for name in ("transformer", "prompts", "mlp")), "causal transformer"],
 )
 def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
     tokens, samples, h = 2 if name == "transformer" else 3, 20_000, 1e-2
@@ -91,10 +91,9 @@ def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
 @pytest.mark.parametrize(
     "name",
     [
-        "attention",
         "mlp",
         "mask",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("transformer", "causal transformer")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("attention", "transformer", "causal transformer")),
     ],
 )
 def test_a_step_is_that_of_two_prompts_that_draw_near(name, key):
@@ -177,9 +176,9 @@ def assert_in_the_cone(layer, S0, *, h, steps, paths, key):
     ("name", "dtype"),
     [
         ("transformer", jnp.float32),
-        ("transformer", jnp.float64),
-        ("mlp", jnp.float32),
-        ("causal transformer", jnp.float32),
+        pytest.param("transformer", jnp.float64, marks=pytest.mark.long),
+        pytest.param("mlp", jnp.float32, marks=pytest.mark.long),
+        pytest.param("causal transformer", jnp.float32, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("start", ["full rank", "rank one", "equal", "opposite"])
@@ -188,7 +187,7 @@ def test_paths_stay_in_the_cone(name, dtype, start, key):
     assert_in_the_cone(layer, S0, h=0.02, steps=10, paths=200, key=key)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, *(pytest.param(tokens, marks=pytest.mark.slow) for tokens in (4, 8, 32))])
+@pytest.mark.parametrize("tokens", [pytest.param(tokens, marks=pytest.mark.slow) for tokens in (1, 2, 4, 8, 32)])
 def test_many_paths_stay_in_the_cone(tokens, key):
     layer = si.ShapedTransformer(0.5, 0.6, 0.3, -1.5)
     S0 = starts(tokens, "full rank").astype(jnp.float32)
@@ -203,7 +202,7 @@ def test_paths_that_explode_are_finite_and_say_so(key):
     assert (largest > 1).any()
 
 
-@pytest.mark.parametrize("name", ["feedforward", "mlp"])
+@pytest.mark.parametrize("name", [pytest.param("feedforward", marks=pytest.mark.long), "mlp"])
 def test_one_token_without_attention_has_its_exact_law(name, key):
     """log D ~ N(log D₀ − at, 2at), like log V and not independent of it."""
     layer, T = LAYERS[name](), 0.4

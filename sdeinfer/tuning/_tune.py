@@ -56,7 +56,7 @@ def tune(
 
     Criteria are estimated on paths of the covariance SDE over T = depth/width, with the same random numbers at all
     parameters, and have exact derivatives along the paths. SLSQP finds the optimum; values and errors in the result are
-    those of fresh paths.
+    those of fresh paths. The largest γ under two bounds::
 
         largest = si.tune(
             "transformer", V0, width=256, depth=64, maximise="gamma", fixed={"tau0": 1.0, "c_gap": 1.0}, key=key,

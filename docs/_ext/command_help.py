@@ -1,0 +1,31 @@
+"""The help text of a command, as the command prints it: ``.. command-help:: fit``."""
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+
+class CommandHelp(SphinxDirective):
+    """A section with the help text of one command."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Call the command with --help."""
+        from typer.testing import CliRunner
+
+        from sdeinfer.cli import app
+
+        name = self.arguments[0]
+        printed = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "90", "NO_COLOR": "1", "TERM": "dumb"})
+        if printed.exit_code:
+            raise self.error(f"sdeinfer {name} --help ended with {printed.exit_code}")
+        text = nodes.literal_block(printed.output, printed.output.strip())
+        text["language"] = "text"
+        return [text]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directive."""
+    app.add_directive("command-help", CommandHelp)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

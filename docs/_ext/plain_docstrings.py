@@ -1,0 +1,66 @@
+"""Docstrings are plain text: `names` are code, and signs of mathematics such as |x| and X* are themselves."""
+
+import inspect
+import re
+from typing import Any
+
+import numpyro.distributions as dist
+from sphinx.application import Sphinx
+
+import sdeinfer as si
+
+CODE = re.compile(r"`+([^`]+)`+")
+
+
+def escaped(line: str) -> str:
+    """A line of a docstring as reStructuredText."""
+    between = CODE.split(line)  # text, code, text, …
+    for place, part in enumerate(between):
+        if place % 2:
+            between[place] = f"``{part}``"
+        else:
+            between[place] = re.sub(r"\w_(?=\W|$)", lambda name: f"{name[0][:-1]}\\_", re.sub(r"([|*])", r"\\\1", part))
+    return "".join(between)
+
+
+def prior_of(parameter: si.Parameter) -> str:
+    """The default prior, as it is written in NumPyro."""
+    if parameter.prior is None:
+        return "none"
+    prior: Any = parameter.prior()
+    if isinstance(prior, dist.HalfNormal):
+        arguments = [prior.scale]
+    else:
+        arguments = [getattr(prior, name) for name in type(prior).arg_constraints]
+    return f"{type(prior).__name__}({', '.join(f'{float(value):.3g}' for value in arguments)})"
+
+
+def docstring_of(obj: Any) -> str | None:
+    """The text of an object whose own docstring is that of its type."""
+    if isinstance(obj, si.Parameter):
+        return (
+            f"{obj.symbol}: {obj.meaning}. Default prior {prior_of(obj)}; sampled by the bijection {obj.bijection!r}."
+        )
+    if isinstance(obj, si.likelihood.AbstractModel):
+        return inspect.getdoc(obj.program)
+    return None
+
+
+def escape(_app: Sphinx, _what: str, _name: str, obj: Any, _options: Any, lines: list[str]) -> None:
+    """Change the lines in place, but not those of an indented script after ``::``."""
+    own = docstring_of(obj)
+    if own is not None:
+        lines[:] = [*own.splitlines(), ""]
+    script = False
+    for place, line in enumerate(lines):
+        if line and not line.startswith(" "):
+            script = False
+        if not script:
+            lines[place] = escaped(line)
+        script = script or line.endswith("::")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Before napoleon, which writes markup of its own."""
+    app.connect("autodoc-process-docstring", escape, priority=100)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

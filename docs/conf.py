@@ -1,0 +1,49 @@
+"""The documentation: MyST-NB pages, notebooks as they are stored, and the API from the docstrings."""
+
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+project = "sdeinfer"
+author = "the sdeinfer authors"
+copyright = "the sdeinfer authors"  # noqa: A001
+release = version_of("sdeinfer")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "command_help",
+    "mathml",
+    "notebooks",
+    "plain_docstrings",
+    "public_names",
+]
+exclude_patterns = ["_build", "_ext"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # tests/test_notebooks.py runs them
+
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # else fields of dataclasses appear twice
+napoleon_custom_sections = [("Arguments", "params_style")]
+python_maximum_signature_line_length = 88
+
+html_theme = "sphinx_book_theme"
+html_title = "sdeinfer"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {"home_page_in_toc": True, "show_toc_level": 2, "use_download_button": False}

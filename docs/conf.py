@@ -20,6 +20,7 @@ extensions = [
     "sphinx_copybutton",
     "command_help",
     "mathml",
+    "notebook_figure",
     "notebooks",
     "plain_docstrings",
     "public_names",
@@ -36,7 +37,7 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # else fields of dataclasses appear twice
-napoleon_custom_sections = [("Arguments", "params_style")]
+napoleon_custom_sections = ["Returns"]  # in text; napoleon takes what is before a colon for the type
 python_maximum_signature_line_length = 88
 
 html_theme = "sphinx_book_theme"

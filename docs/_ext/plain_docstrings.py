@@ -9,6 +9,7 @@ from sphinx.application import Sphinx
 
 import sdeinfer as si
 
+KEY = re.compile(r"\S*Key\[Array, ''\] \| \S*UInt32\[Array, '2'\] \| \S*UInt32\[Array, '4'\]")
 CODE = re.compile(r"`+([^`]+)`+")
 
 
@@ -60,7 +61,14 @@ def escape(_app: Sphinx, _what: str, _name: str, obj: Any, _options: Any, lines:
         script = script or line.endswith("::")
 
 
+def shorten(_app: Sphinx, *about: Any) -> tuple[str, str | None]:
+    """The type of a PRNG key by its name."""
+    *_, signature, result = about
+    return (KEY.sub("PRNGKeyArray", signature) if signature else signature), result
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Before napoleon, which writes markup of its own."""
+    """Register the changes, the first before napoleon, which writes markup of its own."""
     app.connect("autodoc-process-docstring", escape, priority=100)
+    app.connect("autodoc-process-signature", shorten)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

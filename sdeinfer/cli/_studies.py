@@ -143,11 +143,8 @@ def tune_command(
             step=step,
             key=key_of(seed, 0),
         )
-        drawn = {}
-        if constraints:
-            phase("drawing the figure")
-            panels = si.plots.plot_tuned(tuned, paths=min(paths, FIGURE_PATHS), key=key_of(seed, 1))
-            drawn["tuned"] = panels[0].get_figure(root=True)
+        phase("drawing the figure")
+        drawn = si.report.tuned_figures(tuned, paths=min(paths, FIGURE_PATHS), key=key_of(seed, 1))
         phase("writing the report")
         tuned.write(folder / "tuned.json")
         si.report.write_figures(drawn, folder / "figures")

@@ -1,34 +1,43 @@
 """The distance between networks and the SDE against the width."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
-NETWORKS, SDE, FLOOR = "#d1495b", "#2e5eaa", "#777777"
+from sdeinfer.plots._style import NETWORKS, NEUTRAL, SDE, finish, legend_below, panels_of
+
 LABELS = {"correlations": "correlations ρ", "log_eigenvalues": "log-eigenvalues of V", "overall": "all quantities"}
 
 
-def plot_agreement(found: xr.Dataset, quantity: str | None = None) -> Figure:
+def plot_agreement(
+    found: xr.Dataset, quantity: str | None = None, *, axes: Axes | Iterable[Axes] | None = None
+) -> list[Axes]:
     """Plot the distances of `agreement` against the width n: raw, their floor, without the floor, and the fitted rate.
 
     Arguments:
         found: the result of `agreement`.
-        quantity: one of its quantities; None shows correlations and log-eigenvalues side by side.
+        quantity: one of its quantities; None for a panel of correlations and one of log-eigenvalues.
+        axes: where to plot, one for each quantity, without a legend; None for a new figure with one.
+
+    Raises:
+        InputError: for another number of axes.
     """
     groups = [name for name in ("correlations", "log_eigenvalues") if name in found["quantity"].values]
     shown = groups if quantity is None else [quantity]
-    figure = Figure(figsize=(4.5 * len(shown), 4), layout="constrained")
-    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    for axes, name in zip(panels, shown, strict=True):
-        _panel(axes, found.sel(quantity=name), LABELS.get(name, name))
-    panels[0].set_ylabel("distance between networks and SDE (sd)")
-    return figure
+    panels = panels_of(axes, len(shown), height=2.8)
+    for panel, name in zip(panels, shown, strict=True):
+        _panel(panel, found.sel(quantity=name), LABELS.get(name, name))
+    if axes is None:
+        legend_below(panels)
+    return panels
 
 
 def _panel(axes: Axes, found: xr.Dataset, title: str) -> None:
     width = found["width"].values
-    axes.plot(width, found["floor"], "--", color=FLOOR, label="floor: Wasserstein-1 of equal laws")
+    axes.plot(width, found["floor"], "--", color=NEUTRAL, label="floor: Wasserstein-1 of equal laws")
     error = found["distance_error"]
     axes.errorbar(width, found["distance"], error, fmt="o", color=NETWORKS, ms=5, label="Wasserstein-1 W")
     squared, error = found["squared"].values, found["squared_error"].values
@@ -44,11 +53,12 @@ def _panel(axes: Axes, found: xr.Dataset, title: str) -> None:
     rate, spread = float(found["rate"]), float(found["rate_error"])
     if np.isfinite(rate):
         line = float(found["constant"]) * width**-rate
-        axes.plot(width, line, color=SDE, lw=1, label=f"D ∝ n^(−r), r = {rate:.2f} ± {spread:.2f}")
+        axes.plot(width, line, color=SDE, lw=1, label="D ∝ n^(−r)")
+        title = f"{title}: r = {rate:.2f} ± {spread:.2f}"
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(width, [str(n) for n in width])
-    axes.minorticks_off()
-    axes.set(xlabel="width n", title=title)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_title(title, fontsize="medium")
+    axes.set(xlabel="width n", ylabel="distance to the SDE (sd)")
+    finish(axes, legend=False)

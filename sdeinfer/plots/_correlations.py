@@ -3,11 +3,10 @@
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from scipy.stats import gaussian_kde
 
-PROBABILITIES = (0.05, 0.25, 0.5, 0.75, 0.95)
-NETWORKS, SDE = "#d1495b", "#2e5eaa"
+from sdeinfer.plots._densities import plot_densities
+from sdeinfer.plots._quantiles import PROBABILITIES, draw_networks, draw_sde
+from sdeinfer.plots._style import finish, legend_below, one_panel
 
 
 def pair_correlations(covariance: xr.DataArray) -> xr.DataArray:
@@ -27,63 +26,46 @@ def correlation_bands(covariance: xr.DataArray) -> xr.DataArray:
     return rho.quantile(PROBABILITIES, dim=[dim for dim in rho.dims if dim != "layer"], skipna=True)
 
 
-def plot_correlation_paths(post: xr.DataTree) -> Figure:
-    """Plot median and bands of the correlations over depth-time t = ℓ/n, networks against SDE at posterior draws."""
+def plot_correlation_paths(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
+    """Plot median and bands of the correlations over depth-time t = ℓ/n, networks against SDE at posterior draws.
+
+    Arguments:
+        post: the result of `fit`.
+        axes: where to plot, without a legend; None for a new figure with one.
+    """
     predicted = correlation_bands(_covariance(post, "posterior_predictive"))
     observed = correlation_bands(_covariance(post, "observed_data").sel(layer=predicted["layer"]))
     scale, label = _depth_axis(post)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    panel = one_panel(axes, height=3.8)
     t = predicted["layer"].values / scale
-    for low, high, alpha in ((0.05, 0.95, 0.18), (0.25, 0.75, 0.3)):
-        band = predicted.sel(quantile=low), predicted.sel(quantile=high)
-        axes.fill_between(t, *band, color=SDE, alpha=alpha, lw=0, label=f"SDE, {high - low:.0%} of correlations")
-    axes.plot(t, predicted.sel(quantile=0.5), color=SDE, label="SDE, median")
-    axes.plot(t, observed.sel(quantile=0.5), "o", color=NETWORKS, ms=5, label="networks, median")
-    for probability in (0.05, 0.25, 0.75, 0.95):
-        name = "networks, 5, 25, 75 and 95%" if probability == PROBABILITIES[0] else None
-        axes.plot(t, observed.sel(quantile=probability), "_", color=NETWORKS, ms=9, mew=2, label=name)
-    axes.set(xlabel=label, ylabel="correlation between tokens ρ")
-    _finish(axes)
-    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
+    draw_sde(panel, t, predicted.values, population="correlations")
+    draw_networks(panel, t, observed.values)
+    panel.set(xlabel=label, ylabel="correlation between tokens ρ")
+    finish(panel, legend=False)
+    if axes is None:
+        legend_below([panel])
+    return panel
 
 
-def plot_terminal_correlation(post: xr.DataTree) -> Figure:
-    """Plot the density of the correlations at the last layer, networks against SDE: Fig. 1 (right) and 3 (left)."""
+def plot_terminal_correlation(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
+    """Plot the density of the correlations at the last layer, networks against SDE: Fig. 1 (right) and 3 (left).
+
+    Arguments:
+        post: the result of `fit`.
+        axes: where to plot, without a legend; None for a new figure with one.
+    """
     predicted = _covariance(post, "posterior_predictive").isel(layer=-1)
     observed = _covariance(post, "observed_data").sel(layer=predicted["layer"])
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    samples = {"networks": observed, "SDE at posterior draws": predicted}
-    finite = {name: _finite(pair_correlations(V)) for name, V in samples.items()}
-    together = np.concatenate(list(finite.values()))
-    grid = np.linspace(max(together.min() - 0.05, -1), min(together.max() + 0.05, 1), 400)
-    bins = np.linspace(grid[0], grid[-1], 25)
-    for (name, rho), colour in zip(finite.items(), (NETWORKS, SDE), strict=True):
-        label = f"{name} ({len(rho)} correlations)"
-        axes.hist(rho, bins=bins, density=True, color=colour, alpha=0.25, label=label if len(rho) < 3 else None)
-        if len(rho) >= 3:
-            axes.plot(grid, gaussian_kde(rho)(grid), color=colour, label=label)
-    axes.set(xlabel=f"correlation between tokens ρ after layer {predicted['layer'].item():g}", ylabel="density")
-    _finish(axes)
-    axes.legend(frameon=False, fontsize="small")
-    return figure
+    rho = (pair_correlations(V).values.ravel() for V in (observed, predicted))
+    panel = plot_densities(*rho, support=(-1.0, 1.0), axes=axes)
+    panel.set_xlabel(f"correlation between tokens ρ after layer {predicted['layer'].item():g}")
+    return panel
 
 
 def _covariance(post: xr.DataTree, group: str) -> xr.DataArray:
     return post.children[group].to_dataset()["covariance"]
 
 
-def _finite(values: xr.DataArray) -> np.ndarray:
-    flat = values.values.ravel()
-    return flat[np.isfinite(flat)]
-
-
 def _depth_axis(post: xr.DataTree) -> tuple[float, str]:
     widths = np.unique(post.children["constant_data"].to_dataset()["width"])
     return (float(widths[0]), "depth-time t = ℓ/n") if len(widths) == 1 else (1.0, "layer ℓ")
-
-
-def _finish(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)

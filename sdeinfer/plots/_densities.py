@@ -12,6 +12,9 @@ from sdeinfer.plots._style import NETWORKS, SDE, finish, one_panel
 BINS = 24
 POINTS = 400
 
+FEWEST = 3
+"""Samples of a kernel density."""
+
 MARGIN = 0.05
 """Of the range of all samples, on either side."""
 
@@ -25,8 +28,8 @@ def plot_densities(
 ) -> Axes:
     """Plot the density of one statistic over networks, as histogram and kernel density, and by the SDE.
 
-    Samples that are not finite are left out; the legend counts those that remain. Samples that are all equal have a
-    histogram and no kernel density.
+    Samples that are not finite are left out; the legend counts those that remain. Networks have a histogram and a
+    kernel density, the SDE a kernel density; fewer than three samples, or equal ones, have a histogram only.
 
     Arguments:
         networks: the statistic of networks, shape (networks,).
@@ -35,7 +38,7 @@ def plot_densities(
         axes: where to plot, without a legend; None for a new figure with one.
 
     Raises:
-        InputError: for other shapes, or without finite samples.
+        InputError: for other shapes, and where no sample is finite.
 
     Example:
         ```python
@@ -44,18 +47,21 @@ def plot_densities(
         ```
     """
     seen, predicted = _finite("networks", networks), _finite("sde", sde)
-    panel = one_panel(axes)
     together = np.concatenate([seen, predicted])
+    if not len(together):
+        raise InputError("networks, sde: no sample is finite")
+    panel = one_panel(axes)
     margin = MARGIN * (np.ptp(together) or 1.0)
     low, high = max(together.min() - margin, support[0]), min(together.max() + margin, support[1])
     grid, bins = np.linspace(low, high, POINTS), np.linspace(low, high, BINS + 1)
     for name, values, colour, style in (("networks", seen, NETWORKS, "-"), ("SDE", predicted, SDE, "--")):
         label = f"{name} ({len(values)})"
-        smooth = len(values) > 2 and np.ptp(values) > 0
-        if colour == NETWORKS or not smooth:
+        smooth = len(values) >= FEWEST and np.ptp(values) > 0
+        if len(values) and (colour == NETWORKS or not smooth):
             panel.hist(values, bins, density=True, color=colour, alpha=0.25, label=None if smooth else label)
-        if smooth:
-            panel.plot(grid, gaussian_kde(values)(grid), color=colour, linestyle=style, label=label)
+        if smooth or not len(values):
+            density = gaussian_kde(values)(grid) if smooth else np.full(POINTS, np.nan)
+            panel.plot(grid, density, color=colour, linestyle=style, label=label)
     panel.set_ylabel("density")
     finish(panel, legend=axes is None)
     return panel
@@ -65,7 +71,4 @@ def _finite(argument: str, values: ArrayLike) -> Float[np.ndarray, " samples"]:
     flat = np.asarray(values, float)
     if flat.ndim != 1:
         raise InputError(f"{argument}: the shape (samples,) is needed, got {flat.shape}")
-    finite = flat[np.isfinite(flat)]
-    if not len(finite):
-        raise InputError(f"{argument}: no finite samples among {len(flat)}")
-    return finite
+    return flat[np.isfinite(flat)]

@@ -2,10 +2,10 @@
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from sdeinfer.criteria import GradientNorms
-from sdeinfer.plots._correlations import NETWORKS, PROBABILITIES, SDE
+from sdeinfer.plots._quantiles import PROBABILITIES, draw_networks, draw_sde
+from sdeinfer.plots._style import finish, legend_below, one_panel
 
 
 def plot_gradient_norms(
@@ -22,23 +22,15 @@ def plot_gradient_norms(
         token: number of the token, from 0; 0 for gradients of weights.
         axes: where to plot, without a legend; None for a new figure with one.
     """
-    own = Figure(figsize=(7, 4), layout="constrained").subplots() if axes is None else axes
-    predicted = _quantiles(found, token)
-    for place, name, alpha in ((0, "90%", 0.18), (1, "50%", 0.3)):
-        band = predicted[place], predicted[-1 - place]
-        own.fill_between(found.times, *band, color=SDE, alpha=alpha, lw=0, label=f"SDE, {name} of networks")
-    own.plot(found.times, predicted[2], color=SDE, label="SDE, median")
+    panel = one_panel(axes, height=3.8)
+    draw_sde(panel, found.times, _quantiles(found, token), population="networks")
     if networks is not None:
-        observed = _quantiles(networks, token)
-        own.plot(networks.times, observed[2], "o", color=NETWORKS, ms=5, label="networks, median")
-        for place in (0, 1, 3, 4):
-            name = None if place else "networks, 5, 25, 75 and 95%"
-            own.plot(networks.times, observed[place], "_", color=NETWORKS, ms=9, mew=2, label=name)
-    own.set(yscale="log", xlabel="depth-time t = ℓ/n", ylabel="squared gradient norm / n")
-    own.spines[["top", "right"]].set_visible(False)
+        draw_networks(panel, networks.times, _quantiles(networks, token))
+    panel.set(yscale="log", xlabel="depth-time t = ℓ/n", ylabel="squared gradient norm / n")
+    finish(panel, legend=False)
     if axes is None:
-        own.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    return own
+        legend_below([panel])
+    return panel
 
 
 def _quantiles(found: GradientNorms, token: int) -> np.ndarray:

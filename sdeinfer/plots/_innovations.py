@@ -1,29 +1,34 @@
 """One-step innovations of the layers in each direction."""
 
 import xarray as xr
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from scipy.stats import norm
 
 from sdeinfer.diagnostics import LEVEL, innovation_tests, observed
+from sdeinfer.plots._style import NEUTRAL, SDE, WRONG, finish, one_panel
 
-GOOD, BAD = "#2e5eaa", "#d1495b"
 
-
-def plot_innovations(post: xr.DataTree) -> Figure:
+def plot_innovations(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
     """Plot the innovations in each direction, less their expectation, in standard errors.
 
-    If the law holds, at least one direction falls outside the shaded band with probability `LEVEL`.
+    If the law holds, at least one direction falls outside the shaded band with probability `LEVEL`; those that do are
+    crosses.
+
+    Arguments:
+        post: the result of `fit` for networks of which every layer was observed.
+        axes: where to plot; None for a new figure.
     """
     directions = innovation_tests(post, observed(post)).iloc[::-1]
     bound = float(norm.isf(LEVEL / len(directions) / 2))
-    figure = Figure(figsize=(7, 0.6 + 0.35 * len(directions)), layout="constrained")
-    axes = figure.subplots()
-    axes.axvspan(-bound, bound, color=GOOD, alpha=0.12, lw=0)
-    axes.axvline(0, color="#98a2b3", lw=1)
-    colours = [GOOD if abs(z) <= bound else BAD for z in directions["z"]]
-    axes.scatter(directions["z"], range(len(directions)), c=colours, zorder=3)
-    axes.set_yticks(range(len(directions)), [str(name) for name in directions.index])
-    axes.set_xlabel("innovations of the layers less their expectation, in standard errors")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(left=False)
-    return figure
+    panel = one_panel(axes, height=0.7 + 0.3 * len(directions))
+    panel.axvspan(-bound, bound, color=SDE, alpha=0.12, lw=0)
+    panel.axvline(0, color=NEUTRAL, lw=1)
+    for place, z in enumerate(directions["z"]):
+        colour, marker = (SDE, "o") if abs(z) <= bound else (WRONG, "X")
+        panel.plot(z, place, marker, color=colour)
+    panel.set_yticks(range(len(directions)), [str(name) for name in directions.index])
+    panel.set_xlabel("innovation − expectation (standard errors)")
+    panel.spines["left"].set_visible(False)
+    panel.tick_params(left=False)
+    finish(panel, legend=False)
+    return panel

@@ -1,17 +1,22 @@
 """The posterior of the parameters and the mixing of its chains, by arviz-plots."""
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import cast
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import arviz_plots
 import xarray as xr
 from arviz_base.labels import MapLabeller
 from arviz_plots.plot_collection import PlotCollection
-from matplotlib import pyplot
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from sdeinfer.diagnostics import HDI, identified_of, known_truth, parameters_of
 from sdeinfer.parameters import SYMBOLS
+from sdeinfer.plots._style import SDE, panels_of
+
+OUTER = 0.005
+"""Share of draws on either side that an axis leaves out: of a posterior with a long tail its bulk stays legible."""
+
+BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+"""Keeps a number legible on the dashed line of the truth."""
 
 
 def labels_of(names: Sequence[str]) -> Mapping[Hashable, Hashable]:
@@ -20,40 +25,71 @@ def labels_of(names: Sequence[str]) -> Mapping[Hashable, Hashable]:
     return {name: f"{part}{dot}{SYMBOLS[own]}" for name, (part, dot, own) in split.items() if own in SYMBOLS}
 
 
-def plot_posterior(post: xr.DataTree) -> Figure:
-    """Plot marginal posteriors with their 94 % intervals, and the truth as a dashed line if it is known."""
+def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
+    """Plot marginal posteriors with their 94 % intervals, and the truth as a dashed line if it is known.
+
+    Arguments:
+        post: the result of `fit`.
+        axes: where to plot, one for each parameter; None for a new figure.
+
+    Raises:
+        InputError: for another number of axes.
+    """
     names = parameters_of(post)
+    panels = panels_of(axes, len(names), columns=2, height=2.0)
     plot = arviz_plots.plot_dist(
         post,
         var_names=names,
+        plot_collection=_collection(post, names, panels),
         ci_kind="hdi",
         ci_prob=HDI,
         labeller=MapLabeller(var_name_map=labels_of(names)),
-        backend="matplotlib",
-        col_wrap=3,
-        figure_kwargs={"figsize": (9, 2.6 * -(-len(names) // 3)), "layout": "constrained"},
+        visuals={"dist": {"color": SDE}, "point_estimate_text": {"bbox": BEHIND}},
     )
     truth = {name: value for name, value in known_truth(post).items() if name in names}
     if truth:
         arviz_plots.add_lines(plot, truth)
-    return _closed(plot)
+    for name, panel in zip(names, panels, strict=True):
+        low, high = post.children["posterior"][name].quantile([OUTER, 1 - OUTER]).values
+        margin = 0.05 * (high - low)
+        true = truth.get(name, low)
+        panel.set_xlim(min(low, true) - margin, max(high, true) + margin)
+    return panels
 
 
-def plot_ranks(post: xr.DataTree) -> Figure:
-    """Plot fractional ranks of each chain's draws among all draws: flat lines within the band if the chains mix."""
+def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
+    """Plot fractional ranks of each chain's draws among all draws: flat lines if the chains mix.
+
+    Arguments:
+        post: the result of `fit`.
+        axes: where to plot, one for each identified parameter; None for a new figure.
+
+    Raises:
+        InputError: for another number of axes.
+    """
     names = identified_of(post)
-    plot = arviz_plots.plot_rank(
+    panels = panels_of(axes, len(names), columns=2, height=2.0)
+    arviz_plots.plot_rank(
         post,
         var_names=names,
+        plot_collection=_collection(post, names, panels, color=["chain"], overlay=["chain"]),
         labeller=MapLabeller(var_name_map=labels_of(names)),
-        backend="matplotlib",
-        figure_kwargs={"figsize": (3 * len(names), 2.6), "layout": "constrained"},
     )
-    return _closed(plot)
+    return panels
 
 
-def _closed(plot: PlotCollection) -> Figure:
-    """The figure, removed from pyplot's list of open figures, which would keep it in memory."""
-    figure = cast(Figure, plot.get_viz("figure"))
-    pyplot.close(figure)
-    return figure
+def _collection(
+    post: xr.DataTree, names: Sequence[str], panels: Sequence[Axes], **aesthetics: list[str]
+) -> PlotCollection:
+    """The panels as arviz-plots takes them, one for each variable."""
+    places = {
+        "plot": panels,
+        "row_index": range(len(panels)),
+        "col_index": [0] * len(panels),
+    }
+    tree = {
+        group: xr.Dataset({name: ((), value) for name, value in zip(names, values, strict=True)})
+        for group, values in places.items()
+    }
+    draws = post.children["posterior"].to_dataset()[list(names)]
+    return PlotCollection(draws, xr.DataTree.from_dict(tree), aes=aesthetics, backend="matplotlib")

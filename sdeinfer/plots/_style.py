@@ -1,14 +1,17 @@
-"""Colours, sizes and frames that all figures share."""
+"""Colours, sizes, frames and legends that all figures share."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sdeinfer._files import InputError
 
 NETWORKS, SDE, NEUTRAL = "#d1495b", "#2e5eaa", "#777777"
+WRONG = NETWORKS
+"""Of what should not be, or be rare."""
 
 COLOURS = (NETWORKS, SDE, "#e3a22f", "#2f7d4f", "#7a5195")
 """One for each label, in its order."""
@@ -17,39 +20,39 @@ STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v")
 
 WIDTH = 5.2
-"""Width of a figure in inches: text of 9 to 10 points stays legible where the figure is 400 pixels wide."""
+"""Width of a figure in inches: text of 8 to 10 points stays legible where the figure is 400 pixels wide."""
 
 HEIGHT = 3.2
-"""Height of a panel in inches."""
+"""Height of a figure with one panel."""
 
 
 def one_panel(axes: Axes | None, *, height: float = HEIGHT) -> Axes:
     """The given axes, or those of a new figure."""
-    return axes if axes is not None else new_panels(1, 1, height=height)[0]
+    return new_panels(1, height=height)[0] if axes is None else axes
 
 
 def panels_of(
     axes: Axes | Iterable[Axes] | None, count: int, *, columns: int = 1, height: float = HEIGHT
 ) -> list[Axes]:
-    """The given axes, or those of a new figure with a panel for each.
+    """The given axes, or those of a new figure with `count` panels.
 
     Raises:
-        InputError: for another number of axes than `count`.
+        InputError: for another number of axes.
     """
     if axes is None:
-        return new_panels(count, columns, height=height)
+        return new_panels(count, columns=columns, height=height)
     panels = [axes] if isinstance(axes, Axes) else list(axes)
     if len(panels) != count:
         raise InputError(f"axes: {count} are needed, got {len(panels)}")
     return panels
 
 
-def new_panels(count: int, columns: int, *, height: float = HEIGHT) -> list[Axes]:
-    """Panels of a new figure of pyplot, which a notebook shows at the end of its cell."""
+def new_panels(count: int, *, columns: int = 1, height: float = HEIGHT) -> list[Axes]:
+    """Panels of a new figure, each `height` inches high; pyplot opens it, so that a notebook shows it."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure, grid = pyplot.subplots(rows, columns, figsize=(WIDTH, height * rows), squeeze=False, layout="constrained")
-    panels = list(grid.ravel())
+    panels: list[Axes] = grid.ravel().tolist()
     for axes in panels[count:]:
         figure.delaxes(axes)
     return panels[:count]
@@ -64,7 +67,17 @@ def look(number: int) -> dict[str, Any]:
 
 
 def finish(axes: Axes, *, legend: bool) -> None:
-    """Leave out the frame's upper and right side; add a legend."""
+    """Leave out the upper and right sides of the frame; add a legend where there is most room."""
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
-        axes.legend(frameon=False, fontsize="small")
+        axes.legend(edgecolor="none", fontsize="small")
+
+
+def legend_below(panels: Sequence[Axes]) -> None:
+    """Add one legend to a new figure, below its panels."""
+    entries = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure = cast(Figure, panels[0].get_figure(root=True))
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
+    figure.legend(list(entries.values()), list(entries), **place, frameon=False, fontsize="small")

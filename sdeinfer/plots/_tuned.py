@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, PRNGKeyArray
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from sdeinfer._files import InputError
 from sdeinfer.criteria import Constraint, Expectation, GradientFactor, NormFactor, Probability, Quantile, Spread
-from sdeinfer.plots._correlations import NETWORKS, SDE
+from sdeinfer.plots._style import SDE, WRONG, finish, new_panels
 from sdeinfer.tuning import Tuned
 
 MOST = 4
@@ -49,9 +47,7 @@ def plot_tuned(
     prompts = 1 if problem.over == "mean" else len(tuned.V0)
     count = prompts * len(tuned.constraints)
     if axes is None:
-        shown = max(1, min(count, MOST))
-        figure = Figure(figsize=(4.8, 2.6 * shown), layout=ConstrainedLayoutEngine(h_pad=0.12))
-        panels: list[Axes] = list(figure.subplots(shown, 1, squeeze=False)[:, 0])
+        panels = new_panels(max(1, min(count, MOST)), height=2.7)
     else:
         panels = [axes] if isinstance(axes, Axes) else list(axes)
     if len(panels) > count:
@@ -99,16 +95,18 @@ def _panel(
             marks = {f"mean {found}": value}
     factor = isinstance(criterion.statistic, NormFactor | GradientFactor)
     edges, scale = _edges(values, [*bounds.values(), *marks.values()], factor=factor)
-    # Red are networks that should be few.
-    colours = [SDE] if len(parts) == 1 else [SDE, NETWORKS][:: constraint.sign]
+    # Red and hatched are networks that should be few.
+    looks = [(SDE, ""), (WRONG, "////")]
+    colours, hatches = zip(*(looks[:1] if len(parts) == 1 else looks[:: constraint.sign]), strict=True)
     shares = [np.full(len(own), 1 / len(values)) for own in parts.values()]
     labels = [label or "_" for label in parts]
-    axes.hist(list(parts.values()), edges, weights=shares, stacked=True, color=colours, alpha=0.5, label=labels)
+    bars: dict[str, Any] = {"color": colours, "hatch": hatches, "edgecolor": "white", "linewidth": 0, "alpha": 0.5}
+    axes.hist(list(parts.values()), edges, weights=shares, stacked=True, label=labels, **bars)
     for places, colour, style in ((marks, SDE, "-"), (bounds, "black", "--")):
         for label, x in places.items():
             axes.axvline(x, color=colour, ls=style, label=label or None)
     axes.set(xscale=scale, xlim=(edges[0], edges[-1]), xlabel=str(criterion.statistic), ylabel="share of networks")
-    axes.spines[["top", "right"]].set_visible(False)
+    finish(axes, legend=False)
     above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderpad": 0, "borderaxespad": 0.3}
     axes.legend(frameon=False, fontsize="small", ncols=3, **above)
 

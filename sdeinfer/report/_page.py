@@ -2,12 +2,13 @@
 
 import hashlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
@@ -21,7 +22,7 @@ from sdeinfer.plots import (
     plot_ranks,
     plot_terminal_correlation,
 )
-from sdeinfer.report._render import inline, render
+from sdeinfer.report._render import figure_of, inline, render
 
 QUESTIONS: dict[Topic, str] = {
     "converged": "Did the sampler converge?",
@@ -63,17 +64,14 @@ CAPTIONS = {
 
 def figures(post: xr.DataTree) -> dict[str, Figure]:
     """Make every figure that a posterior allows: correlations need two tokens, ranks need two chains."""
-    drawn = {"posterior": plot_posterior(post)}
+    plots: dict[str, Callable[[xr.DataTree], Axes | list[Axes]]] = {"posterior": plot_posterior}
     if post.children["observed_data"].sizes["token_a"] > 1:
-        drawn |= {
-            "correlation_paths": plot_correlation_paths(post),
-            "terminal_correlation": plot_terminal_correlation(post),
-        }
+        plots |= {"correlation_paths": plot_correlation_paths, "terminal_correlation": plot_terminal_correlation}
     if post.attrs.get("every_layer"):
-        drawn["innovations"] = plot_innovations(post)
+        plots["innovations"] = plot_innovations
     if post.children["posterior"].sizes["chain"] > 1:
-        drawn["ranks"] = plot_ranks(post)
-    return drawn
+        plots["ranks"] = plot_ranks
+    return {name: figure_of(plot(post)) for name, plot in plots.items()}
 
 
 def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure], path: str | Path) -> None:

@@ -2,16 +2,18 @@
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
+from matplotlib import pyplot
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
 
-DPI = 120
+DPI = 200
 
 
 def render(template: str, **values: Any) -> str:
@@ -20,6 +22,14 @@ def render(template: str, **values: Any) -> str:
         loader=jinja2.PackageLoader("sdeinfer.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
     return environment.get_template(template).render(**values)
+
+
+def figure_of(drawn: Axes | Sequence[Axes]) -> Figure:
+    """The figure of a plot, which pyplot keeps open no longer."""
+    axes = drawn if isinstance(drawn, Axes) else drawn[0]
+    figure = cast(Figure, axes.get_figure(root=True))
+    pyplot.close(figure)
+    return figure
 
 
 def write_figures(drawn: Mapping[str, Figure], folder: str | Path) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import PRNGKeyArray
 from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
 from sdeinfer.criteria import Constraint, Probability
-from sdeinfer.report._render import inline, render
+from sdeinfer.plots import plot_tuned
+from sdeinfer.report._render import figure_of, inline, render
 from sdeinfer.tuning import Tuned
 
 PACKAGES = ("sdeinfer", "jax", "diffrax", "scipy")
@@ -27,12 +29,17 @@ CAPTION = (
 )
 
 
+def tuned_figures(tuned: Tuned, *, paths: int = 512, key: PRNGKeyArray) -> dict[str, Figure]:
+    """Make the figure of a tuned layer, see `plot_tuned`; there is none without constraints."""
+    return {"tuned": figure_of(plot_tuned(tuned, paths=paths, key=key))} if tuned.constraints else {}
+
+
 def write_tuned(tuned: Tuned, drawn: Mapping[str, Figure], path: str | Path, *, command: str = "") -> None:
     """Write the page of a tuned layer.
 
     Arguments:
         tuned: the result of `tune`.
-        drawn: figures by name, as that of `plot_tuned`.
+        drawn: figures by name, as of `tuned_figures`.
         path: the file to write.
         command: the command that reproduces it, if there is one.
     """

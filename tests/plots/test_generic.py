@@ -112,8 +112,9 @@ def test_equal_samples_have_a_histogram_and_no_curve():
 def test_densities_need_finite_samples_in_one_dimension():
     with pytest.raises(si.InputError, match=r"networks: the shape \(samples,\) is needed, got \(2, 2\)"):
         plot_densities(np.ones((2, 2)), [1.0])
-    with pytest.raises(si.InputError, match="sde: no finite samples among 2"):
-        plot_densities([1.0], [np.nan, np.inf])
+    with pytest.raises(si.InputError, match="networks, sde: no sample is finite"):
+        plot_densities([], [np.nan, np.inf])
+    assert plot_densities([1.0], [np.inf]).get_legend_handles_labels()[1] == ["networks (1)", "SDE (0)"]
 
 
 @pytest.fixture

@@ -3,15 +3,19 @@
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib import pyplot
 from matplotlib.figure import Figure
 
+from sdeinfer import InputError
 from sdeinfer.criteria import GradientNorms
+from sdeinfer.diagnostics import innovation_tests, observed
 from sdeinfer.plots import (
     correlation_bands,
     pair_correlations,
     plot_agreement,
     plot_correlation_paths,
     plot_gradient_norms,
+    plot_innovations,
     plot_posterior,
     plot_ranks,
     plot_terminal_correlation,
@@ -41,7 +45,7 @@ def test_bands_leave_exploded_paths_out(networks):
 
 
 def test_correlation_paths_draw_networks_and_sde_over_depth_time(fitted):
-    axes = plot_correlation_paths(fitted).axes[0]
+    axes = plot_correlation_paths(fitted)
     assert axes.get_xlabel() == "depth-time t = ℓ/n"
     lines = {line.get_label(): line for line in axes.lines}
     np.testing.assert_allclose(lines["SDE, median"].get_xdata()[-1], 10 / 96)
@@ -50,15 +54,61 @@ def test_correlation_paths_draw_networks_and_sde_over_depth_time(fitted):
 
 
 def test_terminal_correlations_are_densities(fitted):
-    axes = plot_terminal_correlation(fitted).axes[0]
+    axes = plot_terminal_correlation(fitted)
+    assert axes.get_xlabel() == "correlation between tokens ρ after layer 10"
+    assert [line.get_label() for line in axes.lines] == ["networks (72)", "SDE (1440)"]
     for line in axes.lines:
         assert 0.9 < np.trapezoid(line.get_ydata(), line.get_xdata()) <= 1.001
+        assert np.abs(line.get_xdata()).max() <= 1
 
 
 def test_posterior_and_ranks_have_a_panel_a_parameter(fitted):
-    titles = {axes.get_title() for axes in plot_posterior(fitted).axes}
-    assert {"γ", "τ0", "c₊ − c₋", "c₊", "c₋"} <= titles
-    assert {"γ", "τ0", "c₊ − c₋"} <= {axes.get_title() for axes in plot_ranks(fitted).axes}
+    panels = plot_posterior(fitted)
+    assert [axes.get_title() for axes in panels] == ["γ", "τ0", "c₊ − c₋", "c₊", "c₋"]
+    assert len({axes.figure for axes in panels}) == 1
+    draws = fitted["posterior"]["gamma"].values
+    low, high = panels[0].get_xlim()
+    assert np.mean((low < draws) & (draws < high)) >= 0.99
+    truth = [line.get_xdata()[0] for line in panels[0].lines if line.get_linestyle() == "--"]
+    np.testing.assert_allclose(truth, [0.6])
+    assert [axes.get_title() for axes in plot_ranks(fitted)] == ["γ", "τ0", "c₊ − c₋"]
+
+
+@pytest.mark.parametrize(
+    ("plot", "count"),
+    [
+        (plot_correlation_paths, 1),
+        (plot_terminal_correlation, 1),
+        (plot_innovations, 1),
+        (plot_posterior, 5),
+        (plot_ranks, 3),
+    ],
+)
+def test_given_axes_are_drawn_on_and_returned(fitted, plot, count):
+    given = list(Figure().subplots(1, count, squeeze=False)[0])
+    if count == 1:
+        assert plot(fitted, axes=given[0]) is given[0]
+    else:
+        assert plot(fitted, axes=given) == given
+        with pytest.raises(InputError, match=f"axes: {count} are needed, got 1"):
+            plot(fitted, axes=given[0])
+    assert all(axes.has_data() for axes in given)
+    assert not pyplot.get_fignums()
+    plot(fitted)
+    assert len(pyplot.get_fignums()) == 1  # which a notebook shows at the end of the cell
+
+
+def test_innovations_in_each_direction_against_the_band(fitted):
+    axes = plot_innovations(fitted)
+    table = innovation_tests(fitted, observed(fitted))
+    found = {line.get_ydata()[0]: line for line in axes.lines if line.get_marker() in ("o", "X")}
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(table.index[::-1])
+    for place, z in enumerate(table["z"][::-1]):
+        np.testing.assert_allclose(found[place].get_xdata(), [z])
+    band = axes.patches[0].get_extents().transformed(axes.transData.inverted())
+    for line in found.values():
+        inside = band.x0 <= line.get_xdata()[0] <= band.x1
+        assert line.get_marker() == ("o" if inside else "X")
 
 
 @pytest.fixture
@@ -80,24 +130,31 @@ def distances():
 
 
 def test_agreement_has_a_panel_a_group_with_floor_rate_and_bounds(distances):
-    figure = plot_agreement(distances)
-    assert [axes.get_title() for axes in figure.axes] == ["correlations ρ", "log-eigenvalues of V"]
-    for axes, name in zip(figure.axes, distances["quantity"].values, strict=True):
+    panels = plot_agreement(distances)
+    titles = ["correlations ρ: r = 1.00 ± 0.10", "log-eigenvalues of V: r = 1.00 ± 0.20"]
+    assert [axes.get_title() for axes in panels] == titles
+    for axes, name in zip(panels, distances["quantity"].values, strict=True):
         found = distances.sel(quantity=name)
         assert axes.get_xscale() == axes.get_yscale() == "log"
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("width n", "distance to the SDE (sd)")
         lines = {line.get_label(): line for line in axes.lines}
         np.testing.assert_allclose(lines["floor: Wasserstein-1 of equal laws"].get_ydata(), found["floor"])
-        fitted = next(line for label, line in lines.items() if label.startswith("D ∝ n^(−r), r = 1.00 ± "))
-        np.testing.assert_allclose(fitted.get_ydata(), found["constant"] / found["width"])
+        np.testing.assert_allclose(lines["D ∝ n^(−r)"].get_ydata(), found["constant"] / found["width"])
         bounded = lines["D is below"]
         assert list(bounded.get_xdata()) == [256]
         np.testing.assert_allclose(bounded.get_ydata() ** 2, found["squared"][-1] + 2 * found["squared_error"][-1])
+    (legend,) = panels[0].figure.legends
+    assert len(legend.get_texts()) == 5
 
 
-def test_agreement_shows_one_quantity_without_a_rate(distances):
+def test_agreement_shows_one_quantity_without_a_rate_on_given_axes(distances):
     distances["rate"][0] = np.nan
-    (axes,) = plot_agreement(distances, "correlations").axes
+    given = Figure().subplots()
+    (axes,) = plot_agreement(distances, "correlations", axes=given)
+    assert axes is given
+    assert axes.get_title() == "correlations ρ"
     assert not [line for line in axes.lines if "∝" in str(line.get_label())]
+    assert axes.get_legend() is None
 
 
 @pytest.fixture
@@ -124,7 +181,7 @@ def test_gradient_norms_have_bands_of_paths_and_marks_of_networks(token, norms):
     np.testing.assert_array_equal(lines["networks, median"].get_xdata(), networks.times)
     marks = [line.get_ydata()[0] for line in axes.lines if line.get_marker() in ("o", "_")]
     np.testing.assert_allclose(sorted(marks), 3 * quantiles)
-    assert len(axes.get_legend().get_texts()) == 5
+    assert len(axes.figure.legends[0].get_texts()) == 5
 
 
 def test_gradient_norms_leave_a_band_open_that_explodes(norms):

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import pytest
+from matplotlib import pyplot
 
 import sdeinfer as si
 from sdeinfer.report import figures, write_figures, write_report, write_summary
@@ -22,8 +23,9 @@ def test_the_page_holds_every_figure_and_needs_no_network(fitted, networks, tmp_
         assert name in page
 
 
-def test_figures_are_written_by_name(fitted, tmp_path):
+def test_figures_are_written_by_name_and_not_left_open(fitted, tmp_path):
     write_figures(figures(fitted), tmp_path / "figures")
+    assert not pyplot.get_fignums()
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
         "correlation_paths.png",
         "innovations.png",

@@ -36,8 +36,8 @@ autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # else fields of dataclasses appear twice
-napoleon_custom_sections = ["Returns"]  # in text; napoleon takes what is before a colon for the type
+# Without the types that napoleon takes from the signature, or from what is before a colon.
+napoleon_custom_sections = [("Attributes", "params_style"), "Returns"]
 python_maximum_signature_line_length = 88
 
 html_theme = "sphinx_book_theme"

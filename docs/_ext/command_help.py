@@ -17,7 +17,9 @@ class CommandHelp(SphinxDirective):
         from sdeinfer.cli import app
 
         name = self.arguments[0]
-        printed = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "90", "NO_COLOR": "1", "TERM": "dumb"})
+        printed = CliRunner().invoke(
+            app, [name, "--help"], prog_name="sdeinfer", env={"COLUMNS": "78", "NO_COLOR": "1", "TERM": "dumb"}
+        )
         if printed.exit_code:
             raise self.error(f"sdeinfer {name} --help ended with {printed.exit_code}")
         text = nodes.literal_block(printed.output, printed.output.strip())

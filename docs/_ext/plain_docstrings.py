@@ -9,7 +9,10 @@ from sphinx.application import Sphinx
 
 import sdeinfer as si
 
-KEY = re.compile(r"\S*Key\[Array, ''\] \| \S*UInt32\[Array, '2'\] \| \S*UInt32\[Array, '4'\]")
+NAMES = {
+    "PRNGKeyArray": r"\S*Key\[Array, ''\] \| \S*UInt32\[Array, '2'\] \| \S*UInt32\[Array, '4'\]",
+    "ArrayLike": r"\S*Array \| \S*ndarray \| \S*bool \| \S*number \| bool \| int \| float \| complex",
+}
 CODE = re.compile(r"`+([^`]+)`+")
 
 
@@ -18,10 +21,10 @@ def escaped(line: str) -> str:
     between = CODE.split(line)  # text, code, text, …
     for place, part in enumerate(between):
         if place % 2:
-            between[place] = f"``{part}``"
+            between[place] = f"\\ ``{part}``\\ "
         else:
             between[place] = re.sub(r"\w_(?=\W|$)", lambda name: f"{name[0][:-1]}\\_", re.sub(r"([|*])", r"\\\1", part))
-    return "".join(between)
+    return "".join(between).replace(" \\ ``", " ``").removesuffix("\\ ").removeprefix("\\ ")
 
 
 def prior_of(parameter: si.Parameter) -> str:
@@ -62,9 +65,11 @@ def escape(_app: Sphinx, _what: str, _name: str, obj: Any, _options: Any, lines:
 
 
 def shorten(_app: Sphinx, *about: Any) -> tuple[str, str | None]:
-    """The type of a PRNG key by its name."""
+    """Names of types instead of the unions that they stand for."""
     *_, signature, result = about
-    return (KEY.sub("PRNGKeyArray", signature) if signature else signature), result
+    for name, union in NAMES.items():
+        signature = re.sub(union, name, signature) if signature else signature
+    return signature, result
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -24,7 +24,8 @@ def escaped(line: str) -> str:
             between[place] = f"\\ ``{part}``\\ "
         else:
             between[place] = re.sub(r"\w_(?=\W|$)", lambda name: f"{name[0][:-1]}\\_", re.sub(r"([|*])", r"\\\1", part))
-    return "".join(between).replace(" \\ ``", " ``").removesuffix("\\ ").removeprefix("\\ ")
+    text = re.sub(r"(?<=: )(\w)\.(?= |$)", r"\1\\.", "".join(between))  # `n.` is no list
+    return text.replace(" \\ ``", " ``").removesuffix("\\ ").removeprefix("\\ ")
 
 
 def prior_of(parameter: si.Parameter) -> str:

@@ -72,7 +72,7 @@ def tune(
         minimise: the same, to be minimised; exactly one of the two is needed.
         subject_to: constraints, `criterion <= bound` or `criterion >= bound`.
         fixed: values of parameters that are not free, by name; or functions of depth-time, as in `OverDepth`. All other
-            parameters are free: γ, τ0 and the gap c₊ − c₋, of which the limit depends. With neither c₊ nor c₋ fixed
+            parameters are free: γ, τ0 and the gap c₊ − c₋, on which the limit depends. With neither c₊ nor c₋ fixed
             their mean is 0.
         posterior: a fit. Parameters that are not in `fixed`, `start`, `bounds`, `knots` and the objective are drawn
             from it, one draw per path: probabilities and quantiles are then over networks and over what is not known.

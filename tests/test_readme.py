@@ -16,6 +16,11 @@ def test_the_example_runs(capsys):
     assert "gamma against truth" in capsys.readouterr().out
 
 
-def test_every_file_that_it_names_is_there():
-    for path in re.findall(r"`((?:sdeinfer|models)/[\w./]*)`", README) + re.findall(r"\]\((notebooks/[^)]+)\)", README):
-        assert (ROOT / path).exists(), path
+def test_every_file_that_it_links_to_is_there():
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert len(links) >= 6
+    assert all((ROOT / link).exists() for link in links), links
+
+
+def test_it_is_one_screen():
+    assert len(README.splitlines()) <= 50

@@ -20,6 +20,7 @@ extensions = [
     "sphinx_copybutton",
     "command_help",
     "mathml",
+    "named_files",
     "notebook_figure",
     "notebooks",
     "plain_docstrings",

@@ -10,10 +10,15 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 REDUCED = {
     "0_quickstart": "width, depth, networks = 64, 6, 12\nchains, draws, warmup = 2, 100, 1000\npaths = 256",
     "1_your_network": "width, depth, networks, heads = 32, 4, 8, 2\nchains, draws, warmup = 2, 100, 150",
-    "2_figures_of_the_paper": "networks, paths = 16, 512\ngammas, unstable = (0.2, 0.8), (0.1, 0.5)",
+    "2_figures_of_the_paper": "samples, samples3, weighted = 256, 256, 4\nd1, d3 = 20, 20\n"
+    "token_numbers, gammas = (2,), (0.1, 0.7, 1.0)",
     "3_does_it_train": "shown = ((0.2, 0.5),)\nnetworks, paths = 8, 512",
     "4_tune": "paths, networks, with_weights, depths = 512, 64, 4, (16, 32)\n"
     "observed, chains, draws, warmup = 64, 2, 100, 200",
+    "5_gradients": "networks, paths = 8, 256",
+    "8_softmax_expansion": "draws, networks, widths = 10_000, 4000, (16, 64, 128, 256)",
+    "9_stability": "samples, stopped, weighted, unstable = 256, 20, 2, (0.05, 0.5, 1.0)\n"
+    "grid_gammas, grid_taus = (0.2, 0.7, 1.0), (0.5, 8.0)",
 }
 """What the cell tagged `parameters` holds in tests; README's example has a warmup of 1000 iterations, too."""
 

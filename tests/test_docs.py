@@ -1,0 +1,282 @@
+"""The scripts of docs/start.md and of the guides, run as they are printed; what they promise is looked at afterwards.
+
+Scripts of one page share their names, in the order of the page. Those in ```{code-block} are shown only.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from budget import assert_estimate
+from typer.testing import CliRunner
+
+import sdeinfer as si
+from sdeinfer.cli import app
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = sorted(DOCS.glob("guides/*.md")) + [DOCS / "start.md"]
+
+pytestmark = [pytest.mark.docs, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the scripts of a page, or those before a heading; the names that they leave."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(page: str, *, before: str | None = None) -> dict:
+        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        if before is not None:
+            assert f"\n## {before}\n" in text
+            text = text.partition(f"\n## {before}\n")[0]
+        names: dict = {"__name__": page}
+        for script in scripts(text):
+            exec(compile(script, f"{page}.md", "exec"), names)
+        return names
+
+    yield run
+    plt.close("all")
+
+
+def scripts(text: str, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def deviations(post, name: str) -> float:
+    row = si.summarise(post).loc[name]
+    return abs(row["mean"] - row["truth"]) / row["sd"]
+
+
+def good(verdicts) -> bool:
+    return verdicts.verdict.startswith("good")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_scripts_are_short(page):
+    for script in scripts(page.read_text(encoding="utf-8")):
+        assert len([line for line in script.splitlines() if line.strip()]) <= 25
+        assert max(map(len, script.splitlines())) <= 120
+
+
+def test_every_guide_is_in_the_index():
+    listed = re.search(r"```{toctree}\n(.*?)```", (DOCS / "guides" / "index.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert listed is not None
+    assert sorted(re.findall(r"^\w+$", listed[1], re.MULTILINE)) == sorted(
+        page.stem for page in PAGES if page.parent.name == "guides" and page.stem != "index"
+    )
+
+
+def test_start(run, capsys):
+    found = run("start")
+    assert found["paths"].shape == (512, 2, 4, 4)
+    assert good(found["verdicts"])
+    fitted = si.summarise(found["post"])  # of the hidden states; the truth is not in the data
+    for name, truth in (("gamma", 0.6), ("tau0", 1.0), ("c_gap", 4.0)):
+        assert abs(fitted.loc[name, "mean"] - truth) < 4 * fitted.loc[name, "sd"], name
+    assert found["tuned"].criteria["active"].all()
+    assert "gamma against truth" in capsys.readouterr().out
+
+
+@pytest.mark.long  # a command for each line
+def test_commands_of_the_start(run, capsys):
+    run("start", before="A tuned γ")
+    text = (DOCS / "start.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for script in scripts(text, "sh")[1:] for line in script.splitlines()]
+    assert [line.split()[1] for line in lines] == ["observe", "fit", "check", "report", "tune"]
+    for line in lines:
+        result = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert result.exit_code == 0, (line, result.output)
+    assert Path("report/report.html").exists()
+    assert Path("tuned/report.html").exists()
+
+
+@pytest.mark.parametrize("page", ["initialisation", "design"])
+@pytest.mark.long  # a command for each line
+def test_commands_of_guides(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "guides" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in (line for script in scripts(text, "sh") for line in script.splitlines()):
+        result = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert result.exit_code == 0, (line, result.output)
+
+
+def test_networks_are_observed(run):
+    found = run("guides/your_networks", before="Some of the layers")
+    assert good(found["si"].check(found["post"]))
+    assert len(found["caught"]) == 1
+    assert found["caught"][0].category is si.LowPrecisionWarning
+    assert found["first"].attrs["causal"] == 1
+    assert found["both"].sizes["token_a"] == 4
+
+
+@pytest.mark.slow  # a sampler of latent layers, and one of groups
+def test_latent_layers_outputs_and_groups_are_fitted(run):
+    found = run("guides/your_networks")
+    groups = si.summarise(found["post"]).filter(like="group_gamma", axis=0)
+    assert (abs(groups["mean"] - 0.6) < 4 * groups["sd"]).all()
+    assert found["outputs"].attrs["outputs"] == 32
+
+
+@pytest.mark.long  # five plans
+def test_an_initialisation_is_tuned(run, capsys):
+    found = run("guides/initialisation")
+    assert "these cannot all be had" in capsys.readouterr().out
+    rows = found["moved"].criteria.xs(64, level="depth").reset_index()
+    for row in rows.to_dict("records")[:1]:
+        assert_estimate(row["chain"], 0.95, np.hypot(row["chain_error"], found["tuned"].criteria["error"].iloc[0]))
+    assert len(found["common"].criteria) == 4
+    assert found["careful"].values.keys() == {"gamma"}
+    assert isinstance(found["profile"].layer, si.OverDepth)
+    assert 8 < found["deepest"].depth < 128
+
+
+def test_a_verdict_is_read(run):
+    found = run("guides/verdict")
+    assert good(found["verdicts"])
+    assert not found["of_wrong"].passed
+    assert found["of_wrong"].cause.name == "misfit of the layers"
+    assert "growth" in found["of_wrong"].cause.advice
+
+
+def test_every_test_of_a_fit_is_explained():
+    """Rows that `check` can have, from its source."""
+    rows = re.findall(r"^\| ([^|]*) \| [≥≤<]", (DOCS / "guides" / "verdict.md").read_text(encoding="utf-8"), re.M)
+    explained = {name for row in rows for name in re.findall(r"`(?:… )?([^`]+)`", row)}
+    source = "".join(file.read_text(encoding="utf-8") for file in Path(si.diagnostics.__file__).parent.glob("*.py"))
+    named = set(re.findall(r'at_(?:most|least)\(\s*(?:THEORY|"[\w ]+"),\s*f?"(?:\{name\}\{?)?([^"{}]+)', source))
+    assert {name.strip() for name in named} <= explained | {"CONTRACTED"}
+
+
+@pytest.mark.long  # compiles for two times
+def test_networks_are_designed(run):
+    found = run("guides/design")
+    np.testing.assert_allclose(found["tokens"] @ found["tokens"].T / 128, found["plan"].V0, rtol=1e-10)
+    assert found["plan"].expected["tau0"] <= 0.05
+
+
+@pytest.mark.long  # a sampler with a fixed parameter to compile
+def test_a_prior_is_replaced_and_a_parameter_fixed(run, capsys):
+    post = run("guides/prior")["post"]
+    assert (post["posterior"]["tau0"] == 1.0).all()
+    assert post.attrs["fixed_tau0"] == 1.0
+    assert "good" in capsys.readouterr().out
+    assert max(deviations(post, name) for name in ("gamma", "c_gap")) < 4
+
+
+def test_the_priors_of_the_table_are_the_defaults():
+    from numpyro import distributions as dist
+
+    from sdeinfer.parameters import C_GAP, C_MEAN, GAMMA, TAU0
+
+    assert isinstance(GAMMA.prior(), dist.Uniform)
+    assert isinstance(TAU0.prior(), dist.LogNormal)
+    assert (C_GAP.prior().scale, C_MEAN.prior().scale) == pytest.approx((2 * np.sqrt(2), np.sqrt(2)))
+
+
+@pytest.mark.long  # a layer for each network; `test_models` has its densities
+def test_a_users_program_is_fitted_and_judged(run):
+    found = run("guides/model", before="The same posterior by NumPyro")
+    posterior = found["post"]["posterior"].to_dataset()
+    for name, truth in (("a", 0.1), ("b", 0.4), ("gamma", 0.6)):
+        assert abs(posterior[name].mean() - truth) < 4 * posterior[name].std(), name
+    assert found["verdicts"].passed
+    assert [reason.split(":")[0] for reason in found["verdicts"].skipped] == ["other architectures and sizes"]
+    assert {"misfit of the layers", "logit spread, mean"} <= set(found["verdicts"].to_frame().index)
+    assert set(found["post"]["layers"].data_vars) == {"gamma", "tau0"}
+
+
+@pytest.mark.slow  # NumPyro's NUTS and SVI compile for half a minute
+def test_a_users_program_has_one_posterior_by_every_inference(run):
+    found = run("guides/model")
+    posterior = found["post"]["posterior"].to_dataset()
+    fitted = {name: posterior[name].values.ravel() for name in ("a", "b", "gamma")}
+    mcmc, svi = found["mcmc"].get_samples(), found["by_svi"]
+    for name, draws in fitted.items():
+        # Of some 300 effective draws of each the means differ by no more than 4 · √(2/300) sds.
+        assert abs(np.mean(mcmc[name]) - draws.mean()) < 0.33 * draws.std(), name
+        assert 0.8 < np.std(mcmc[name]) / draws.std() < 1.25, name
+        # A normal law is near, not equal.
+        assert abs(np.mean(svi[name]) - draws.mean()) < 0.5 * draws.std(), name
+        assert 0.7 < np.std(svi[name]) / draws.std() < 1.4, name
+    assert found["replicates"].shape == (5, 32, 17, 3, 3)
+
+
+def test_a_users_layer_is_simulated_sampled_and_fitted(run):
+    found = run("guides/layer", before="A parameter, and the law of finite width")
+    assert found["paths"].shape == (64, 2, 3, 3)
+    assert deviations(found["post"], "gamma") < 4
+    assert found["verdicts"].passed
+    assert [reason.split(":")[0] for reason in found["verdicts"].skipped] == ["other architectures and sizes"]
+    unnamed = si.check(found["post"])
+    assert any("architecture=LinearResidual" in reason for reason in unnamed.skipped)
+
+
+@pytest.mark.slow  # two samplers to compile; the default suite fits a layer of a user by the limit's law
+def test_a_users_layer_with_a_law_of_finite_width_and_stacks_are_fitted(run):
+    found = run("guides/layer")
+    stacked = ("attention.gamma", "attention.tau0", "feedforward.gamma", "feedforward.c_gap")
+    assert max(deviations(found["post"], name) for name in stacked) < 4
+    for name in ("attention.gamma", "feedforward.gamma"):
+        assert si.summarise(found["post"]).loc[name, "sd"] < 0.1
+    assert found["verdicts"].passed
+
+
+def test_the_likelihood_is_that_of_every_network(run):
+    found = run("guides/sampler_and_likelihood", before="Diffrax")
+    assert found["each"].shape == (16,)
+    assert found["slope"].shape == (16, 8, 3, 3)
+    assert np.isfinite(found["slope"]).all()
+    assert found["networks"].shape == (2, 16, 9, 3, 3)
+
+
+def test_diffrax_saves_what_it_is_told_and_refuses_adaptive_steps(run):
+    found = run("guides/sampler_and_likelihood", before="Samplers")
+    ts, V = found["solution"].ts, found["solution"].ys
+    assert np.isfinite(ts).sum() == 11
+    np.testing.assert_allclose(V[0, ..., 0], si.equicorrelated(tokens=3, correlation=0.2, norm=1.5), rtol=1e-12)
+    assert (np.linalg.eigvalsh(np.moveaxis(V[:11], -1, 1)) > 0).all()
+    diffrax, adaptive = found["diffrax"], found["diffrax"].PIDController(rtol=1e-3, atol=1e-3)
+    with pytest.raises(RuntimeError, match="does not provide error estimates"):
+        diffrax.diffeqsolve(found["term"], found["PSDEuler"](), 0, 0.5, 0.05, found["X0"], stepsize_controller=adaptive)
+
+
+@pytest.mark.long  # a sampler of BlackJAX to compile
+def test_a_users_sampler_has_the_posterior_of_ours(run):
+    found = run("guides/sampler_and_likelihood")
+    ours = si.fit(si.models.full_path, found["data"], draws=500, warmup=500, key=found["jr"].key(2))
+    for name in ("gamma", "c_gap"):
+        theirs, own = (post["posterior"].to_dataset()[name].values for post in (found["post"], ours))
+        assert abs(theirs.mean() - own.mean()) < 0.35 * own.std(), name
+        assert 0.8 < theirs.std() / own.std() < 1.25, name
+
+
+def test_a_criterion_of_ones_own_is_kept_on_networks(run):
+    found = run("guides/criterion")
+    row = found["found"].criteria.iloc[0]
+    assert isinstance(found["tuned"].layer, si.OverDepth)
+    assert_estimate(row["chain"], -2.0, np.hypot(row["chain_error"], found["tuned"].criteria["error"].iloc[0]))
+
+
+@pytest.mark.long  # tangents and two widths
+def test_paths_gradients_and_distances(run):
+    found = run("guides/simulate")
+    assert found["V"].shape == (256, 2, 3, 3)
+    assert found["pair"].tangent.shape == (256, 2, 3, 3)
+    distance = found["found"]["distance"].sel(quantity="overall")
+    assert distance.sel(width=64) < distance.sel(width=16)
+
+
+def test_first_looks_and_checkpoints(run):
+    found = run("guides/speed")
+    assert found["look"].attrs["pareto_k"] < 0.7
+    assert not Path("fit.checkpoint").exists()
+
+
+@pytest.mark.long  # three samplers, and one for the limit's law
+def test_architectures_are_compared(run):
+    found = run("guides/compare")
+    assert found["table"].index[0] == "transformer"
+    assert "limit_posterior" in found["post"].children

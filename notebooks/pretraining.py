@@ -54,7 +54,7 @@ DEPTHS, GAMMAS = (18, 24), (0.05, 0.1, 0.2)
 MODELS = tuple(
     Model(variant, depth, gamma)
     for depth in DEPTHS
-    for variant, gamma in [("Baseline", 1.0), *itertools.product(("Recover", "Learn"), GAMMAS)]
+    for gamma, variant in [(1.0, "Baseline"), *itertools.product(GAMMAS, ("Recover", "Learn"))]
 )
 FIGURE = (Model("Baseline", 18, 1.0), Model("Recover", 18, 0.2))
 """Models of Fig. 6, of which every seed is trained at every rate."""
@@ -121,7 +121,7 @@ def pretrain(
         return masked_loss(nnx.merge(graph, parameters), windows, masked, remaining)
 
     def step(carry, inputs):
-        (parameters, state), (count, key) = carry, inputs
+        (parameters, state, _), (count, key) = carry, inputs
         key_starts, key_masks = jr.split(key)
         starts = jr.randint(key_starts, (settings.batch, 1), 0, text.size - settings.context + 1)
         windows = text[starts + jnp.arange(settings.context)]
@@ -129,10 +129,17 @@ def pretrain(
         masked = masks(key_masks, windows.shape, settings)
         (value, entropies), gradient = jax.value_and_grad(loss, has_aux=True)(parameters, windows, masked, remaining)
         updates, state = optimiser.update(gradient, state, parameters)
-        return (optax.apply_updates(parameters, updates), state), (value, entropies)
+        return (optax.apply_updates(parameters, updates), state, value), (value, entropies)
+
+    def diverged(carry, _):
+        return carry, (jnp.nan, jnp.full(depth, jnp.nan))
+
+    def step_unless_diverged(carry, inputs):
+        return jax.lax.cond(jnp.isfinite(carry[2]), step, diverged, carry, inputs)
 
     steps = (jnp.arange(settings.steps), jr.split(key_batches, settings.steps))
-    (parameters, _), (losses, entropies) = jax.lax.scan(step, (initial, optimiser.init(initial)), steps)
+    start = (initial, optimiser.init(initial), 0.0)
+    (parameters, *_), (losses, entropies) = jax.lax.scan(step_unless_diverged, start, steps)
 
     batches = test.size // (settings.batch * settings.context)
     shape = (batches, settings.batch, settings.context)

@@ -16,6 +16,9 @@ REDUCED = {
     "4_tune": "paths, networks, with_weights, depths = 512, 64, 4, (16, 32)\n"
     "observed, chains, draws, warmup = 64, 2, 100, 200",
     "5_gradients": "networks, paths = 8, 256",
+    "6_pretraining": "percentiles = (0.0, 1.0)",
+    "7_while_it_trains": "networks, width, depth, context, batch = 3, 16, 3, 8, 2\ncheckpoints = (0, 1, 4)\n"
+    "chains, draws, warmup = 2, 50, 100\nshown = (0, 4)",
     "8_softmax_expansion": "draws, networks, widths = 10_000, 4000, (16, 64, 128, 256)",
     "9_stability": "samples, stopped, weighted, unstable = 256, 20, 2, (0.05, 0.5, 1.0)\n"
     "grid_gammas, grid_taus = (0.2, 0.7, 1.0), (0.5, 8.0)",

@@ -5,9 +5,23 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from sdeinfer._html import render
+
 THEORY = "agrees with the theory"
 
 Topic = Literal["converged", "identified", "calibrated", "architecture", "agrees with the theory", "true"]
+
+State = Literal["pass", "unsure", "fail"]
+
+QUESTIONS: dict[Topic, str] = {
+    "converged": "Did the sampler converge?",
+    "identified": "Do the data say more than the prior?",
+    "calibrated": "Do the layers follow the fitted law?",
+    "architecture": "Is it the best architecture?",
+    "agrees with the theory": "Do the networks agree with the theory?",
+    "true": "Is the truth recovered?",
+}
+"""The question behind each topic."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +43,11 @@ class Verdict:
     threshold: float
     passed: bool
     advice: str
+
+    @property
+    def state(self) -> State:
+        """Whether it passed; "unsure" for a parameter that the data do not identify, which is no defect of the fit."""
+        return "pass" if self.passed else "unsure" if self.topic == "identified" else "fail"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +102,22 @@ class Check:
         """Whether a test of this topic failed."""
         return any(verdict.topic == topic and not verdict.passed for verdict in self.verdicts)
 
+    def by_question(self) -> list[tuple[str, State, list[Verdict]]]:
+        """For each topic with verdicts: its question, the state of the answer, and the verdicts."""
+        found: list[tuple[str, State, list[Verdict]]] = []
+        for topic, question in QUESTIONS.items():
+            own = [each for each in self.verdicts if each.topic == topic]
+            failed: list[State] = [each.state for each in own if not each.passed]
+            if own:
+                found.append((question, failed[0] if failed else "pass", own))
+        return found
+
     def to_frame(self) -> pd.DataFrame:
         """A table with one row per verdict."""
         return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts]).set_index("name")
+
+    def _repr_html_(self) -> str:
+        return render("check_cell.html.jinja", check=self)
 
     def _failed(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if not verdict.passed and verdict.topic != "identified"]

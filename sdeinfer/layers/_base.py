@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
+from sdeinfer.layers._cells import parameter_cell, value_text
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
@@ -105,6 +106,10 @@ class AbstractLayer(eqx.Module):
     def coordinates(self) -> Coordinates:
         """The coordinates in which the layer's parameters are sampled."""
         return Coordinates(self.declared())
+
+    def _repr_html_(self) -> str:
+        values = {name: value_text(value) for name, value in self.parameters().items()}
+        return parameter_cell(type(self).__name__, self, self.declared(), value=values)
 
 
 def has_chain(layer: AbstractLayer) -> bool:

@@ -15,6 +15,7 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers._attention import ShapedAttention
 from sdeinfer.layers._base import AbstractLayer
+from sdeinfer.layers._cells import parameter_cell, prior_text
 from sdeinfer.layers._feedforward import ResidualFeedForward
 from sdeinfer.layers._mlp import ShapedMLP
 from sdeinfer.layers._over_depth import OverDepth
@@ -72,6 +73,11 @@ class AbstractArchitecture(abc.ABC):
     def pattern(self) -> Pattern:
         """Which tokens each token attends to."""
         return jax.eval_shape(lambda layer: layer.limit(), self.template).pattern
+
+    def _repr_html_(self) -> str:
+        sampled = self.coordinates.sampled
+        priors = {name: prior_text(parameter) for name, parameter in sampled.items()}
+        return parameter_cell(self.name, self.template, sampled, prior=priors)
 
 
 EXAMPLE = {"gamma": 0.5, "tau0": 1.0, "c_plus": 0.5, "c_minus": -0.5}

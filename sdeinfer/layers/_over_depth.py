@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.layers._base import AbstractLayer
+from sdeinfer.layers._cells import parameter_cell, value_text
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
@@ -119,6 +120,12 @@ class OverDepth(AbstractLayer):
     ) -> Float[Array, "m m blocks networks"]:
         """Not defined: use the layer at a depth-time."""
         raise _needs_time("forward_covariance")
+
+    def _repr_html_(self) -> str:
+        values = {name: value_text(value) for name, value in self.parameters().items()}
+        values |= dict.fromkeys(self.profiles, "over depth")
+        title = f"OverDepth, {type(self.layer).__name__}"
+        return parameter_cell(title, self.layer, self.layer.declared(), value=values)
 
 
 def _needs_time(method: str) -> InputError:

@@ -44,7 +44,7 @@ def plot_tuned(
         InputError: if there are more axes than constraints, or no constraints; and for too many paths.
     """
     problem = tuned.problem
-    prompts = 1 if problem.over == "mean" else len(tuned.V0)
+    prompts = tuned.rows_per_constraint
     count = prompts * len(tuned.constraints)
     if axes is None:
         panels = new_panels(max(1, min(count, MOST)), height=2.7)

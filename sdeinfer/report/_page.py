@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
-from sdeinfer.diagnostics import Check, Topic, Verdict, identification, observed, summarise
+from sdeinfer._html import render
+from sdeinfer.diagnostics import Check, identification, observed, summarise
 from sdeinfer.infer import LIMIT_POSTERIOR
 from sdeinfer.layers import SIZES
 from sdeinfer.plots import (
@@ -22,17 +23,7 @@ from sdeinfer.plots import (
     plot_ranks,
     plot_terminal_correlation,
 )
-from sdeinfer.report._render import figure_of, inline, render
-
-QUESTIONS: dict[Topic, str] = {
-    "converged": "Did the sampler converge?",
-    "identified": "Do the data say more than the prior?",
-    "calibrated": "Do the layers follow the fitted law?",
-    "architecture": "Is it the best architecture?",
-    "agrees with the theory": "Do the networks agree with the theory?",
-    "true": "Is the truth recovered?",
-}
-"""The question behind each topic of `check`."""
+from sdeinfer.report._render import figure_of, inline
 
 TITLES = {
     "prior": "prior",
@@ -83,7 +74,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         passed=verdicts.passed,
         unidentified=verdicts.unidentified,
         notes=verdicts.notes,
-        questions=_questions(verdicts),
+        questions=verdicts.by_question(),
         identified=_identified(post),
         parameters=summarise(post),
         limit=summarise(post, group=LIMIT_POSTERIOR) if LIMIT_POSTERIOR in post.children else None,
@@ -103,15 +94,6 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
     )
     with staged_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
-
-
-def _questions(verdicts: Check) -> list[tuple[str, bool, list[Verdict]]]:
-    """For each topic with verdicts: its question, whether the answer is yes, and the verdicts."""
-    rows = [
-        (question, not verdicts.failed(topic), [v for v in verdicts.verdicts if v.topic == topic])
-        for topic, question in QUESTIONS.items()
-    ]
-    return [row for row in rows if row[-1]]
 
 
 def _identified(post: xr.DataTree) -> dict[str, Any]:

@@ -1,12 +1,11 @@
-"""Pages from templates, with everything inlined, so that they need no network access."""
+"""Figures of a report, as files and inlined in its page, which therefore needs no network access."""
 
 import base64
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import jinja2
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,14 +13,6 @@ from matplotlib.figure import Figure
 from sdeinfer._files import staged_file
 
 DPI = 200
-
-
-def render(template: str, **values: Any) -> str:
-    """Render a template of this folder; a missing value is an error."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("sdeinfer.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template(template).render(**values)
 
 
 def figure_of(drawn: Axes | Sequence[Axes]) -> Figure:

@@ -1,8 +1,8 @@
 """The result of tuning."""
 
 import dataclasses
-import html
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,13 @@ import pandas as pd
 from jaxtyping import Float
 
 from sdeinfer._files import staged_file
+from sdeinfer._html import render
 from sdeinfer.criteria import AbstractCriterion, Constraint
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.tuning._problem import Problem
+
+NOISE = 2.0
+"""Monte Carlo errors within which a value cannot be told from its bound."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,6 +94,73 @@ class Tuned:
         notes += [f"{name} is at the end of its box; `bounds` widens it" for name in at_end]
         return notes
 
+    @property
+    def rows_per_constraint(self) -> int:
+        """Rows of `criteria` for each constraint: one for each prompt, or one for their mean."""
+        return 1 if self.problem.over == "mean" else len(self.V0)
+
+    @property
+    def missed(self) -> int:
+        """Rows of constraints that miss their bounds on new paths, by more than two Monte Carlo errors."""
+        return sum(row["state"] == "fail" for row in self.constraint_rows())
+
+    @property
+    def verdict(self) -> str:
+        """The answer in one sentence."""
+        if isinstance(self.objective, str):
+            own = self.parameters[[str(name).split("[")[0] == self.objective for name in self.parameters.index]]
+            value, error = own["value"].mean(), own["error"].mean()
+        else:
+            # The worst prompt decides.
+            last = self.criteria.iloc[self.rows_per_constraint * len(self.constraints) :]
+            worst = last["value"].to_numpy(float).argsort()[0 if self.problem.sign > 0 else -1]
+            value, error = last["value"].iloc[worst], last["error"].iloc[worst]
+        found = f"{self.objective} = {value:.4g} ± {error:.2g}"
+        most, missed = "largest" if self.problem.sign > 0 else "smallest", self.missed
+        if missed:
+            count = f"{missed} of {self.rows_per_constraint * len(self.constraints)} constraints"
+            return f"{found}, but {count} {'misses its bound' if missed == 1 else 'miss their bounds'} on new paths"
+        if not self.constraints:
+            return f"{found} is the {most}, without constraints"
+        return f"{found} is the {most} for which every constraint holds"
+
+    def parameter_rows(self) -> list[dict[str, Any]]:
+        """Free parameters, fixed ones, and those of the layer that follow: name, value, error, origin and meaning."""
+        space, fixed = self.problem.space, self.problem.fixed
+        known = space.kind.coordinates.declared | space.kind.coordinates.sampled
+        values, errors = (self.parameters[column].to_numpy(float) for column in ("value", "error"))
+        origins = ["tuned, at an end" if at_end else "tuned" for at_end in self.parameters["at_end"]]
+        rows: list[dict[str, Any]] = [
+            {"name": name, "value": value, "error": error, "origin": origin}
+            for name, value, error, origin in zip(space.names, values, errors, origins, strict=True)
+        ]
+        own = {} if space.over_depth else {name: float(x) for name, x in self.layer.parameters().items()}
+        for name, value in fixed.items():
+            origin = "median of the posterior" if name in space.drawn else "fixed"
+            number = own.get(name, math.nan) if name in space.drawn or name in space.profiled else float(value)
+            rows.append({"name": name, "value": number, "error": None, "origin": origin})
+        listed = {row["name"] for row in rows}
+        rows += [
+            {"name": name, "value": value, "error": None, "origin": "follows"}
+            for name, value in own.items()
+            if name not in listed
+        ]
+        for row in rows:
+            parameter = known.get(row["name"].split("[")[0])
+            row["meaning"] = f"{parameter.symbol}, {parameter.meaning}" if parameter else "d, number of layers"
+        return rows
+
+    def constraint_rows(self) -> list[dict[str, Any]]:
+        """The constraints, for each prompt: name, value and error on new paths, and whether they hold."""
+        rows = []
+        for name, row in self.criteria.iloc[: self.rows_per_constraint * len(self.constraints)].iterrows():
+            slack, error = float(row["slack"]), float(row["error"])
+            state = "fail" if slack < -NOISE * error else "pass"
+            holds = "holds" if slack > NOISE * error else "holds, at its bound"
+            words = "misses its bound" if state == "fail" else holds
+            rows.append({"name": name, "value": row["value"], "error": error, "state": state, "words": words})
+        return rows
+
     def __str__(self) -> str:
         rows = [f"width {self.width}, depth {self.depth}, {self.V0.shape[-1]} tokens"]
         rows += [self.parameters.to_string(float_format=_short), "", self.criteria.to_string(float_format=_short)]
@@ -99,9 +170,7 @@ class Tuned:
         return "\n".join([*rows, *(f"note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
-        tables = (self.parameters, self.criteria, self.sensitivity)
-        tables = "".join(table.to_html(float_format=_short, border=0) for table in tables if table.size)
-        return tables + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return render("tuned_cell.html.jinja", tuned=self)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures in plain Python types; `layer` has all parameters of a layer that does not change with depth."""

@@ -1,0 +1,52 @@
+"""What a notebook shows of a layer and of a kind of layer."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sdeinfer._html import render
+from sdeinfer.covariance import is_concrete
+from sdeinfer.parameters import BIJECTIONS, Parameter
+
+
+def parameter_cell(title: str, layer: Any, parameters: Mapping[str, Parameter], **columns: Mapping[str, str]) -> str:
+    """A table in HTML with a row for each parameter.
+
+    Arguments:
+        title: name of the layer's type or kind.
+        layer: the layer, of which the static fields are shown, except those that are None.
+        parameters: the parameters by name.
+        columns: texts of further columns, by the parameter's name.
+    """
+    rows = [
+        {
+            **{"symbol": parameter.symbol, "name": name},
+            **{column: texts[name] for column, texts in columns.items()},
+            **{"range": BIJECTIONS[parameter.bijection].range, "meaning": parameter.meaning},
+        }
+        for name, parameter in parameters.items()
+    ]
+    fields = (field.name for field in dataclasses.fields(layer) if field.metadata.get("static"))
+    settings = {name.replace("_", " "): getattr(layer, name) for name in fields if getattr(layer, name) is not None}
+    return render("layer_cell.html.jinja", title=title, settings=settings, rows=rows)
+
+
+def value_text(value: Any) -> str:
+    """A parameter's value, or the range of the values of several networks."""
+    if not is_concrete(value):
+        return "traced"
+    values = np.asarray(value, float)
+    if values.ndim == 0:
+        return f"{values:.4g}"
+    return f"{values.min():.4g} … {values.max():.4g}, {values.size} values"
+
+
+def prior_text(parameter: Parameter) -> str:
+    """The default prior, with its arguments."""
+    if parameter.prior is None:
+        return "none"
+    prior = parameter.prior()
+    arguments = ", ".join(f"{name}={np.asarray(getattr(prior, name)):.3g}" for name in prior.arg_constraints)
+    return f"{type(prior).__name__}({arguments})"

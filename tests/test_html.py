@@ -1,0 +1,110 @@
+"""What a notebook shows of verdicts, of a tuned layer and of layers: their numbers in tables, with texts escaped."""
+
+import dataclasses
+import xml.etree.ElementTree as ET
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import pytest
+
+import sdeinfer as si
+from sdeinfer.criteria import NormFactor, probability
+from sdeinfer.diagnostics import Check, Verdict
+
+LAYER = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=1.0, c_minus=-3.0, heads=4, pattern=si.CAUSAL)
+
+
+def shown(thing) -> ET.Element:
+    return ET.fromstring(thing._repr_html_())
+
+
+def text(element: ET.Element) -> str:
+    return " ".join("".join(element.itertext()).split())
+
+
+def tables(element: ET.Element) -> list[list[list[str]]]:
+    return [[[text(cell) for cell in row] for row in table.iter("tr")] for table in element.iter("table")]
+
+
+def test_verdicts_are_rows_under_their_questions():
+    fit = Check(
+        (
+            Verdict("converged", "R-hat", 1.01, 1.05, passed=True, advice="draw more"),
+            Verdict("identified", "tau0 contraction", 0.3, 0.5, passed=False, advice="the data say little"),
+            Verdict("calibrated", "misfit", 2.0, 0.2, passed=False, advice="<b>not</b> & the law"),
+        ),
+        skipped=("ranks: one chain",),
+        notes=("these data do not exclude attention",),
+    )
+    page = shown(fit)
+    assert text(page.find("p")) == "Do not trust yet: misfit: <b>not</b> & the law."
+    (table,) = tables(page)
+    assert table == [
+        ["check", "found", "threshold", "verdict"],
+        ["Did the sampler converge? Yes."],
+        ["R-hat", "1.01", "1.05", "passed"],
+        ["Do the data say more than the prior? No."],
+        ["tau0 contraction", "0.3", "0.5", "the data say little"],
+        ["Do the layers follow the fitted law? No."],
+        ["misfit", "2", "0.2", "<b>not</b> & the law"],
+    ]
+    states = [row.get("class") for row in page.iter("tr") if row.get("class")]
+    assert states == ["row-pass", "row-unsure", "row-fail"]
+    assert [text(note) for note in page.iter("li")] == ["These data do not exclude attention.", "Ranks: one chain."]
+
+
+def test_a_tuned_layer_has_its_parameters_and_constraints():
+    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
+    goal = probability(NormFactor(), below=2) >= 0.95
+    sizes = {"width": 64, "depth": 32, "paths": 64, "step": 0.1, "key": jr.key(0)}
+    tuned = si.tune("feedforward", V0, maximise="gamma", subject_to=[goal], fixed={"c_gap": 1.0}, **sizes)
+    page = shown(tuned)
+    parameters, constraints, *_ = tables(page)
+    assert [row[0] for row in parameters[1:]] == ["gamma", "c_gap", "c_plus", "c_minus"]
+    assert parameters[1][1] == f"{tuned.values['gamma']:.4g}"
+    assert constraints[1][0] == str(goal)
+    assert text(page.find("p")) == f"{tuned.verdict}."
+    missed = dataclasses.replace(tuned, criteria=tuned.criteria.assign(slack=-1.0, error=0.01))
+    assert missed.missed == 1
+    assert [row.get("class") for row in shown(missed).iter("tr") if row.get("class")] == ["row-fail"]
+    assert "misses its bound" in missed.verdict
+
+
+def test_a_layer_has_the_values_of_its_parameters_and_its_settings():
+    page = shown(LAYER)
+    assert (
+        text(page.find("p"))
+        == "ShapedTransformer, heads 4, output projection False, expansion 1, pattern a causal mask"
+    )
+    (table,) = tables(page)
+    assert table[1] == ["γ", "gamma", "0.6", "in (0, 1]", "strength of the residual branch"]
+    assert [row[2] for row in table[1:]] == ["0.6", "1", "1", "-3"]
+
+
+def test_parameters_over_depth_of_many_networks_and_traced():
+    (table,) = tables(shown(si.OverDepth(LAYER, gamma=lambda t: 0.5 + t)))
+    assert [row[2] for row in table[1:]] == ["over depth", "1", "1", "-3"]
+    (table,) = tables(shown(si.ShapedMLP(c_plus=jnp.array([0.0, 2.0]), c_minus=-1.0)))
+    assert [row[2] for row in table[1:]] == ["0 … 2, 2 values", "-1"]
+    pages = []
+    jax.eval_shape(lambda tau0: pages.append(si.ShapedAttention(0.5, tau0)._repr_html_()), 1.0)
+    (table,) = tables(ET.fromstring(pages[0]))
+    assert [row[2] for row in table[1:]] == ["traced", "traced"]  # under jit, constants too
+
+
+@pytest.mark.parametrize("kind", ["attention", si.Stack([si.ShapedAttention(0.4, 1.1), si.ShapedMLP(1.0, -0.5)])])
+def test_a_kind_of_layer_has_the_priors_of_its_coordinates(kind):
+    kind = si.layers.kind_of(kind)
+    (table,) = tables(shown(kind))
+    assert [row[1] for row in table[1:]] == list(kind.coordinates.sampled)
+    assert table[1][2] == "Uniform(low=0, high=1)"
+    assert table[2][2] == "LogNormal(loc=0, scale=1)"
+
+
+def test_a_layer_without_parameters_has_no_table():
+    class Identity(si.ShapedMLP):
+        def declared(self):
+            return {}
+
+    assert not tables(shown(Identity(0.0, 0.0)))

@@ -23,6 +23,7 @@ extensions = [
     "named_files",
     "notebook_figure",
     "notebooks",
+    "other_names",
     "plain_docstrings",
     "public_names",
 ]

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpyro.distributions as dist
@@ -14,6 +15,7 @@ NAMES = {
     "ArrayLike": r"\S*Array \| \S*ndarray \| \S*bool \| \S*number \| bool \| int \| float \| complex",
 }
 CODE = re.compile(r"`+([^`]+)`+")
+SECTION = re.compile(r"[A-Z][a-z]+:")
 
 
 def escaped(line: str) -> str:
@@ -51,18 +53,35 @@ def docstring_of(obj: Any) -> str | None:
     return None
 
 
+def as_markup(lines: list[str]) -> Iterator[str]:
+    """Lines of a docstring as reStructuredText.
+
+    Scripts between fences, or indented after ``::``, stay as they are. So do indented paragraphs between others, which
+    are equations: as literal blocks they keep their lines and columns.
+    """
+    text = before = ""  # the last line that is not indented, and the line before
+    fenced = False
+    for line in lines:
+        if line.strip().startswith("```"):
+            fenced = not fenced
+            yield from [f"{line.partition('```')[0]}.. code-block:: python", ""] if fenced else [""]
+        elif fenced:
+            yield f"    {line}"
+        else:
+            if line and not line.startswith(" "):
+                text = line
+            elif line.startswith("    ") and not before and text and not SECTION.fullmatch(text):
+                if not text.endswith("::"):
+                    yield from ["::", ""]
+                    text = "::"
+            yield line if text.endswith("::") and line.startswith(" ") else escaped(line)
+        before = line
+
+
 def escape(_app: Sphinx, _what: str, _name: str, obj: Any, _options: Any, lines: list[str]) -> None:
-    """Change the lines in place, but not those of an indented script after ``::``."""
+    """Change the lines in place."""
     own = docstring_of(obj)
-    if own is not None:
-        lines[:] = [*own.splitlines(), ""]
-    script = False
-    for place, line in enumerate(lines):
-        if line and not line.startswith(" "):
-            script = False
-        if not script:
-            lines[place] = escaped(line)
-        script = script or line.endswith("::")
+    lines[:] = as_markup([*own.splitlines(), ""] if own is not None else lines)
 
 
 def shorten(_app: Sphinx, *about: Any) -> tuple[str, str | None]:
@@ -73,8 +92,14 @@ def shorten(_app: Sphinx, *about: Any) -> tuple[str, str | None]:
     return signature, result
 
 
+def skip_fields(_app: Sphinx, _what: str, _name: str, obj: Any, _skip: Any, _options: Any) -> bool | None:
+    """Leave out fields of named tuples, which the docstring of the class describes."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the changes, the first before napoleon, which writes markup of its own."""
     app.connect("autodoc-process-docstring", escape, priority=100)
     app.connect("autodoc-process-signature", shorten)
+    app.connect("autodoc-skip-member", skip_fields)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

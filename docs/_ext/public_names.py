@@ -3,12 +3,12 @@
 import importlib
 from types import ModuleType
 
+from other_names import public_names
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
-COMPLETE = ("sdeinfer", "sdeinfer.criteria", "sdeinfer.models", "sdeinfer.plots", "sdeinfer.tuning")
-"""Packages that are documented name by name; of others, what a user calls."""
+import sdeinfer as si
 
 logger = logging.getLogger(__name__)
 
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 def warn_of_missing(_: Sphinx, env: BuildEnvironment) -> None:
     """Compare the names of each package with the objects that the pages describe."""
     described = {name.rpartition(".")[2] for name in env.domains["py"].data["objects"]}
-    for package in COMPLETE:
+    subpackages = [each for each in public_names("sdeinfer") if isinstance(getattr(si, each), ModuleType)]
+    for package in ("sdeinfer", *(f"sdeinfer.{each}" for each in subpackages)):
         module = importlib.import_module(package)
-        names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
-        for name in names:
+        for name in public_names(package):
             if name not in described and not isinstance(getattr(module, name), ModuleType):
                 logger.warning("%s.%s is in no page of the API reference", package, name)
 

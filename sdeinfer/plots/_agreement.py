@@ -24,10 +24,16 @@ def plot_agreement(
 
     Raises:
         InputError: for another number of axes.
+
+    Example:
+        ```python
+        found = si.agreement(layer, V0, time=0.25, widths=[16, 32, 64], networks=2000, key=key)
+        plots.plot_agreement(found)
+        ```
     """
     groups = [name for name in ("correlations", "log_eigenvalues") if name in found["quantity"].values]
     shown = groups if quantity is None else [quantity]
-    panels = panels_of(axes, len(shown), height=2.8)
+    panels = panels_of(axes, len(shown), height=3.0)
     for panel, name in zip(panels, shown, strict=True):
         _panel(panel, found.sel(quantity=name), LABELS.get(name, name))
     if axes is None:

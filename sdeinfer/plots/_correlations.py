@@ -32,6 +32,12 @@ def plot_correlation_paths(post: xr.DataTree, *, axes: Axes | None = None) -> Ax
     Arguments:
         post: the result of `fit`.
         axes: where to plot, without a legend; None for a new figure with one.
+
+    Example:
+        ```python
+        post = si.fit(si.models.full_path, data, key=key)
+        plots.plot_correlation_paths(post)
+        ```
     """
     predicted = correlation_bands(_covariance(post, "posterior_predictive"))
     observed = correlation_bands(_covariance(post, "observed_data").sel(layer=predicted["layer"]))
@@ -53,6 +59,13 @@ def plot_terminal_correlation(post: xr.DataTree, *, axes: Axes | None = None) ->
     Arguments:
         post: the result of `fit`.
         axes: where to plot, without a legend; None for a new figure with one.
+
+    Example:
+        ```python
+        figure, (left, right) = pyplot.subplots(1, 2, layout="constrained")
+        plots.plot_correlation_paths(post, axes=left)
+        plots.plot_terminal_correlation(post, axes=right).legend()
+        ```
     """
     predicted = _covariance(post, "posterior_predictive").isel(layer=-1)
     observed = _covariance(post, "observed_data").sel(layer=predicted["layer"])

@@ -21,6 +21,12 @@ def plot_gradient_norms(
             `sample_gradients`. The law of the SDE is that for one gradient of the outputs: `cotangents=1`.
         token: number of the token, from 0; 0 for gradients of weights.
         axes: where to plot, without a legend; None for a new figure with one.
+
+    Example:
+        ```python
+        found = si.criteria.gradient_norms(layer, V0, [0.0, 0.1, 0.2], time=0.25, paths=1024, key=key)
+        plots.plot_gradient_norms(found)
+        ```
     """
     panel = one_panel(axes, height=3.8)
     draw_sde(panel, found.times, _quantiles(found, token), population="networks")

@@ -17,6 +17,12 @@ def plot_innovations(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
     Arguments:
         post: the result of `fit` for networks of which every layer was observed.
         axes: where to plot; None for a new figure.
+
+    Example:
+        ```python
+        axes = plots.plot_innovations(post)
+        axes.figure.savefig("innovations.pdf")
+        ```
     """
     directions = innovation_tests(post, observed(post)).iloc[::-1]
     bound = float(norm.isf(LEVEL / len(directions) / 2))

@@ -34,6 +34,12 @@ def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = No
 
     Raises:
         InputError: for another number of axes.
+
+    Example:
+        ```python
+        gamma, *others = plots.plot_posterior(post)
+        gamma.axvline(0.5)
+        ```
     """
     names = parameters_of(post)
     panels = panels_of(axes, len(names), columns=2, height=2.0)
@@ -66,6 +72,11 @@ def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) 
 
     Raises:
         InputError: for another number of axes.
+
+    Example:
+        ```python
+        plots.plot_ranks(post)
+        ```
     """
     names = identified_of(post)
     panels = panels_of(axes, len(names), columns=2, height=2.0)

@@ -6,6 +6,7 @@ from typing import Any, cast
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from sdeinfer._files import InputError
 
@@ -51,7 +52,8 @@ def new_panels(count: int, *, columns: int = 1, height: float = HEIGHT) -> list[
     """Panels of a new figure, each `height` inches high; pyplot opens it, so that a notebook shows it."""
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure, grid = pyplot.subplots(rows, columns, figsize=(WIDTH, height * rows), squeeze=False, layout="constrained")
+    layout = ConstrainedLayoutEngine(h_pad=0.08)
+    figure, grid = pyplot.subplots(rows, columns, figsize=(WIDTH, height * rows), squeeze=False, layout=layout)
     panels: list[Axes] = grid.ravel().tolist()
     for axes in panels[count:]:
         figure.delaxes(axes)

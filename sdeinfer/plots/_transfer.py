@@ -29,6 +29,12 @@ def plot_transfer(found: Transfer, *, axes: Axes | Iterable[Axes] | None = None)
 
     Raises:
         InputError: for another number of axes.
+
+    Example:
+        ```python
+        found = si.transfer(tuned, widths=[128, 256], depths=[16, 64], networks=128, key=key)
+        plots.plot_transfer(found)
+        ```
     """
     table = found.criteria.reset_index()
     columns = {str(name): table[name].to_numpy() for name in table}

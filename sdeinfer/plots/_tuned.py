@@ -42,6 +42,14 @@ def plot_tuned(
 
     Raises:
         InputError: if there are more axes than constraints, or no constraints; and for too many paths.
+
+    Example:
+        ```python
+        tuned = si.tune(
+            "transformer", V0, width=256, depth=64, maximise="gamma", subject_to=[goal], fixed={"tau0": 1.0}, key=key
+        )
+        plots.plot_tuned(tuned, key=key)
+        ```
     """
     problem = tuned.problem
     prompts = tuned.rows_per_constraint

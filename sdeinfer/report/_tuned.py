@@ -22,7 +22,7 @@ RELAXED = 0.01
 
 CAPTION = (
     "Statistics of the constraints over networks, on new paths of the SDE at the tuned parameters. Dashed: the bound, "
-    "or the value that a probability is about; red: networks that should be few."
+    "or the value that a probability is about; red and hatched: networks that should be few."
 )
 
 

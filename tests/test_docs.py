@@ -143,7 +143,7 @@ def test_a_verdict_is_read(run):
 
 def test_every_test_of_a_fit_is_explained():
     """Rows that `check` can have, from its source."""
-    rows = re.findall(r"^\| ([^|]*) \| [≥≤<]", (DOCS / "guides" / "verdict.md").read_text(encoding="utf-8"), re.M)
+    rows = re.findall(r"^\| (`[^|]*[≥≤<][^|]*) \|", (DOCS / "guides" / "verdict.md").read_text(encoding="utf-8"), re.M)
     explained = {name for row in rows for name in re.findall(r"`(?:… )?([^`]+)`", row)}
     source = "".join(file.read_text(encoding="utf-8") for file in Path(si.diagnostics.__file__).parent.glob("*.py"))
     named = set(re.findall(r'at_(?:most|least)\(\s*(?:THEORY|"[\w ]+"),\s*f?"(?:\{name\}\{?)?([^"{}]+)', source))

@@ -73,7 +73,8 @@ class ShapedAttention(AbstractLayer):
         queries, keys = (project(k, self.heads * key_width) for k in (key_queries, key_keys))
         tau = self.tau0 * math.sqrt(width * key_width)
         flat = self._flat(tokens, X.dtype)
-        scores = jnp.where(flat > 0, queries @ jnp.swapaxes(keys, 1, 2) / tau, -jnp.inf)
+        # The barrier is that of `_softmax`.
+        scores = jax.lax.optimization_barrier(jnp.where(flat > 0, queries @ jnp.swapaxes(keys, 1, 2) / tau, -jnp.inf))
         identity = jnp.eye(tokens, dtype=X.dtype)
         A = _times(self.gamma1, identity) + jax.nn.softmax(scores, axis=-1) - _times(self.gamma2, flat)
         Z = jnp.swapaxes(A @ project(key_values, width), 0, 1).reshape(tokens, width)

@@ -173,3 +173,10 @@ def test_feedforward_is_eq_4(expansion, X, key):
     h = np.asarray(X) @ W_pre / np.sqrt(n)
     shaped = np.where(h > 0, s_plus * h, s_minus * h) * np.sqrt(2 / (s_plus**2 + s_minus**2) / units)
     assert_agrees(forward(layer, X, key=key), np.sqrt(1 - gamma**2) * X + gamma * shaped @ W_post, rtol=1e-12)
+
+
+@pytest.mark.slow  # needs the optimised programs of users, in which XLA rounds the logits anew at each use
+def test_huge_logits_are_those_of_a_saturated_softmax():
+    layer, X = si.ShapedAttention(gamma=0.7, tau0=1.0, gamma2=0.0), 1e12 * jr.normal(jr.key(0), (4, 300))
+    found = jax.jit(jax.vmap(lambda key: layer.forward(X, key=key)))(jr.split(jr.key(1), 8))
+    assert np.isfinite(found).all()

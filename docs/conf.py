@@ -26,6 +26,7 @@ extensions = [
     "other_names",
     "plain_docstrings",
     "public_names",
+    "source_links",
 ]
 exclude_patterns = ["_build", "_ext"]
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]

@@ -15,6 +15,8 @@ NAMES = {
     "ArrayLike": r"\S*Array \| \S*ndarray \| \S*bool \| \S*number \| bool \| int \| float \| complex",
 }
 CODE = re.compile(r"`+([^`]+)`+")
+SIGN = re.compile(r"((?<![\w*])(\*{1,2})\w[^*]*?[\w.]\2(?![\w*]))|[*|]")
+"""An emphasis, which stays, or a sign of mathematics."""
 SECTION = re.compile(r"[A-Z][a-z]+:")
 
 
@@ -25,7 +27,8 @@ def escaped(line: str) -> str:
         if place % 2:
             between[place] = f"\\ ``{part}``\\ "
         else:
-            between[place] = re.sub(r"\w_(?=\W|$)", lambda name: f"{name[0][:-1]}\\_", re.sub(r"([|*])", r"\\\1", part))
+            plain = SIGN.sub(lambda sign: sign[1] or f"\\{sign[0]}", part)
+            between[place] = re.sub(r"\w_(?=\W|$)", lambda name: f"{name[0][:-1]}\\_", plain)
     text = re.sub(r"(?<=: )(\w)\.(?= |$)", r"\1\\.", "".join(between))  # `n.` is no list
     return text.replace(" \\ ``", " ``").removesuffix("\\ ").removeprefix("\\ ")
 

@@ -36,7 +36,9 @@ class NotebookFigure(SphinxDirective):
         self.env.note_dependency(f"notebooks/{name}.ipynb")
         code = nodes.literal_block(cell.source, cell.source, language="python")
         image = nodes.image(uri=f"/{FOLDER}/{path.name}", alt=f"{function} in the notebook {name}")
-        nested = self.parse_text_to_nodes(f"`sdeinfer.plots.{function}`, in the notebook {{doc}}`notebooks/{name}`.")
+        nested = self.parse_text_to_nodes(
+            f"{{py:func}}`sdeinfer.plots.{function}`, in the notebook {{doc}}`notebooks/{name}`."
+        )
         return [*nested, image, code]
 
 

@@ -1,6 +1,7 @@
-"""A build fails, under -W, if the API reference leaves out a public name."""
+"""A build fails, under -W, if the API reference leaves out a public name, or the gallery a plot."""
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 from other_names import public_names
@@ -22,6 +23,10 @@ def warn_of_missing(_: Sphinx, env: BuildEnvironment) -> None:
         for name in public_names(package):
             if name not in described and not isinstance(getattr(module, name), ModuleType):
                 logger.warning("%s.%s is in no page of the API reference", package, name)
+    gallery = Path(env.doc2path("gallery")).read_text(encoding="utf-8")
+    for name in public_names("sdeinfer.plots"):
+        if name.startswith("plot_") and name not in gallery:
+            logger.warning("sdeinfer.plots.%s has no picture in the gallery", name)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -133,6 +133,7 @@ def test_an_initialisation_is_tuned(run, capsys):
     assert 8 < found["deepest"].depth < 128
 
 
+@pytest.mark.long  # two fits, and ArviZ
 def test_a_verdict_is_read(run):
     found = run("guides/verdict")
     assert good(found["verdicts"])
@@ -224,6 +225,7 @@ def test_a_users_layer_with_a_law_of_finite_width_and_stacks_are_fitted(run):
     assert found["verdicts"].passed
 
 
+@pytest.mark.long  # programs of their own; `tests/likelihood` has the densities
 def test_the_likelihood_is_that_of_every_network(run):
     found = run("guides/sampler_and_likelihood", before="Diffrax")
     assert found["each"].shape == (16,)
@@ -232,6 +234,7 @@ def test_the_likelihood_is_that_of_every_network(run):
     assert found["networks"].shape == (2, 16, 9, 3, 3)
 
 
+@pytest.mark.long  # the scripts before it are of the likelihood
 def test_diffrax_saves_what_it_is_told_and_refuses_adaptive_steps(run):
     found = run("guides/sampler_and_likelihood", before="Samplers")
     ts, V = found["solution"].ts, found["solution"].ys
@@ -253,6 +256,7 @@ def test_a_users_sampler_has_the_posterior_of_ours(run):
         assert 0.8 < theirs.std() / own.std() < 1.25, name
 
 
+@pytest.mark.long  # a τ0 over depth to compile
 def test_a_criterion_of_ones_own_is_kept_on_networks(run):
     found = run("guides/criterion")
     row = found["found"].criteria.iloc[0]
@@ -269,6 +273,7 @@ def test_paths_gradients_and_distances(run):
     assert distance.sel(width=64) < distance.sel(width=16)
 
 
+@pytest.mark.long  # two fits and a first look
 def test_first_looks_and_checkpoints(run):
     found = run("guides/speed")
     assert found["look"].attrs["pareto_k"] < 0.7

@@ -11,7 +11,7 @@ from sdeinfer.diagnostics._identification import identification
 from sdeinfer.diagnostics._layers import LEVEL, has_alternatives, layers_against_law
 from sdeinfer.diagnostics._predictive import distance_from_theory, left_out_p_values
 from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise
-from sdeinfer.diagnostics._verdict import THEORY, Check, Verdict, at_least, at_most
+from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Check, Verdict, at_least, at_most
 from sdeinfer.infer import architecture_of, logit_scale, mean_spread
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, architecture_in
 from sdeinfer.likelihood import USED, used_of
@@ -246,12 +246,12 @@ def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | 
         "or the temperature is not τ0 √(n n_k)"
     )
     if "out_of_range" in post.attrs:
-        return [at_least(THEORY, "transitions in range", 0.0, LEAST_USED, str(post.attrs["out_of_range"])), *verdicts]
+        return [at_least(THEORY, IN_RANGE, 0.0, LEAST_USED, str(post.attrs["out_of_range"])), *verdicts]
     share, exact = float(used.mean()), None
     if share < LEAST_USED and post.attrs.get("model") == "full_path":
         exact = excluded_layers(post, data, kind, spread)
     if exact is None:
-        return [at_least(THEORY, "transitions in range", share, FEWEST_USED, outside), *verdicts]
+        return [at_least(THEORY, IN_RANGE, share, FEWEST_USED, outside), *verdicts]
     z = float(np.max(np.abs(exact["z"])))
     advice = f"{outside}, and they are not those of a shaped {kind.name} with these parameters"
     return [*verdicts, at_most("calibrated", "layers out of range, sds", z, EXCLUDED, advice)]

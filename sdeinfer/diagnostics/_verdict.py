@@ -9,6 +9,11 @@ from sdeinfer._html import render
 
 THEORY = "agrees with the theory"
 
+IN_RANGE = "transitions in range"
+
+MOST = 0.5
+"""Share of transitions in range below which the overall verdict states it: a fit to few says little of the others."""
+
 Topic = Literal["converged", "identified", "calibrated", "architecture", "agrees with the theory", "true"]
 
 State = Literal["pass", "unsure", "fail"]
@@ -96,6 +101,9 @@ class Check:
         parts += [f"these data do not tell {', '.join(self.unidentified)}"] if self.unidentified else []
         if self.assumed:
             parts.append(f"assumed, since these data do not tell: {', '.join(self.assumed)}")
+        share = next((each.value for each in self.verdicts if each.name == IN_RANGE), 1.0)
+        if share < MOST:
+            parts.append(f"only {share:.0%} of the transitions are in range and were fitted")
         return ": ".join(["good", "; ".join(parts)]) if parts else "good"
 
     def failed(self, topic: Topic) -> bool:

@@ -9,6 +9,7 @@ import sdeinfer as si
 from sdeinfer.diagnostics import known_truth, summarise
 from sdeinfer.diagnostics._check import EXCLUDED
 from sdeinfer.diagnostics._excluded import excluded_layers
+from sdeinfer.diagnostics._verdict import IN_RANGE, Check, at_least
 from sdeinfer.infer import logit_scale
 from sdeinfer.infer._tree import attributes_of
 from sdeinfer.layers import Architecture
@@ -138,3 +139,11 @@ def test_summary_knows_the_truth_in_the_order_in_which_slopes_are_sampled(fitted
     swapped.attrs |= {"truth_c_plus": -3.0, "truth_c_minus": 1.0}
     assert known_truth(swapped) == known_truth(fitted)
     assert ((table["hdi_low"] < table["mean"]) & (table["mean"] < table["hdi_high"])).all()
+
+
+def test_the_verdict_says_when_few_transitions_were_fitted():
+    def overall(share):
+        return Check((at_least("true", IN_RANGE, share, 0.01, "advice"),), told=("gamma ± 1 %",)).verdict
+
+    assert overall(0.9) == "good: trust gamma ± 1 %"
+    assert overall(0.12) == "good: trust gamma ± 1 %; only 12% of the transitions are in range and were fitted"

@@ -33,6 +33,9 @@ myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # tests/test_notebooks.py runs them
 
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!sdeinfer\.).*|.*\._.*")]  # types of other packages, and of private modules
+
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -81,10 +81,12 @@ def as_markup(lines: list[str]) -> Iterator[str]:
         before = line
 
 
-def escape(_app: Sphinx, _what: str, _name: str, obj: Any, _options: Any, lines: list[str]) -> None:
+def escape(_app: Sphinx, what: str, _name: str, obj: Any, _options: Any, lines: list[str]) -> None:
     """Change the lines in place."""
     own = docstring_of(obj)
     lines[:] = as_markup([*own.splitlines(), ""] if own is not None else lines)
+    if what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]  # a comment: napoleon takes what is before a colon in the first line for a type
 
 
 def shorten(_app: Sphinx, *about: Any) -> tuple[str, str | None]:

@@ -113,7 +113,7 @@ GAMMA, TAU0 = 0.5, 1.0
 
 
 def attention(X, W, mask, heads: int):
-    """Shaped attention (theory.md, section 2) with the weights as an argument, of shape (3, n, n)."""
+    """Shaped attention (Eq. 9) with the weights as an argument, of shape (3, n, n)."""
     tokens, width = X.shape
     queries, keys, values = jnp.swapaxes((X @ W / math.sqrt(width)).reshape(3, tokens, heads, -1), 1, 2)
     tau = TAU0 * math.sqrt(width * width / heads)

@@ -1,4 +1,4 @@
-"""What a notebook shows of verdicts, of a tuned layer and of layers: their numbers in tables, with texts escaped."""
+"""Tables of verdicts, tuned layers and layers in notebooks: their numbers, with texts escaped."""
 
 import dataclasses
 import xml.etree.ElementTree as ET

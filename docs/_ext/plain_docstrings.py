@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpyro.distributions as dist
 from sphinx.application import Sphinx
 
 import sdeinfer as si
+from sdeinfer.layers._cells import prior_text
 
 NAMES = {
     "PRNGKeyArray": r"\S*Key\[Array, ''\] \| \S*UInt32\[Array, '2'\] \| \S*UInt32\[Array, '4'\]",
@@ -33,23 +33,11 @@ def escaped(line: str) -> str:
     return text.replace(" \\ ``", " ``").removesuffix("\\ ").removeprefix("\\ ")
 
 
-def prior_of(parameter: si.Parameter) -> str:
-    """The default prior, as it is written in NumPyro."""
-    if parameter.prior is None:
-        return "none"
-    prior: Any = parameter.prior()
-    if isinstance(prior, dist.HalfNormal):
-        arguments = [prior.scale]
-    else:
-        arguments = [getattr(prior, name) for name in type(prior).arg_constraints]
-    return f"{type(prior).__name__}({', '.join(f'{float(value):.3g}' for value in arguments)})"
-
-
 def docstring_of(obj: Any) -> str | None:
     """The text of an object whose own docstring is that of its type."""
     if isinstance(obj, si.Parameter):
         return (
-            f"{obj.symbol}: {obj.meaning}. Default prior {prior_of(obj)}; sampled by the bijection {obj.bijection!r}."
+            f"{obj.symbol}: {obj.meaning}. Default prior {prior_text(obj)}; sampled by the bijection {obj.bijection!r}."
         )
     if isinstance(obj, si.likelihood.AbstractModel):
         return inspect.getdoc(obj.program)

@@ -1,4 +1,4 @@
-"""What a notebook shows of a layer and of a kind of layer."""
+"""Tables of layers and of kinds of layers in notebooks."""
 
 import dataclasses
 from collections.abc import Mapping

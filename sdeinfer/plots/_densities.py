@@ -13,10 +13,10 @@ BINS = 24
 POINTS = 400
 
 FEWEST = 3
-"""Samples of a kernel density."""
+"""Least number of samples for a kernel density."""
 
 MARGIN = 0.05
-"""Of the range of all samples, on either side."""
+"""Margin on either side, as a fraction of the range of all samples."""
 
 
 def plot_densities(

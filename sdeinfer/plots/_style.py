@@ -12,7 +12,7 @@ from sdeinfer._files import InputError
 
 NETWORKS, SDE, NEUTRAL = "#d1495b", "#2e5eaa", "#777777"
 WRONG = NETWORKS
-"""Of what should not be, or be rare."""
+"""Colour of failures, and of networks that should be rare."""
 
 COLOURS = (NETWORKS, SDE, "#e3a22f", "#2f7d4f", "#7a5195")
 """One for each label, in its order."""

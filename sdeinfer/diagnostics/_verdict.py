@@ -124,6 +124,11 @@ class Check:
         """A table with one row per verdict."""
         return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts]).set_index("name")
 
+    def __str__(self) -> str:
+        """The overall verdict, the notes, and the tests that could not be made, on one line each."""
+        notes, skipped = (f"note: {each}" for each in self.notes), (f"not tested: {each}" for each in self.skipped)
+        return "\n".join([self.verdict, *notes, *skipped])
+
     def _repr_html_(self) -> str:
         return render("check_cell.html.jinja", check=self)
 

@@ -147,3 +147,12 @@ def test_the_verdict_says_when_few_transitions_were_fitted():
 
     assert overall(0.9) == "good: trust gamma ± 1 %"
     assert overall(0.12) == "good: trust gamma ± 1 %; only 12% of the transitions are in range and were fitted"
+
+
+def test_a_check_prints_its_verdict_and_its_notes():
+    found = Check((), skipped=("predictions: no draws",), told=("gamma ± 1 %",), notes=("2 heads are not excluded",))
+    assert str(found).splitlines() == [
+        "good: trust gamma ± 1 %",
+        "note: 2 heads are not excluded",
+        "not tested: predictions: no draws",
+    ]

@@ -102,7 +102,8 @@ def tune_command(
     subject_to: Annotated[
         list[str] | None,
         typer.Option(
-            help="constraint, as in 'P(norm factor < 2) >= 0.95' or 'q95(largest correlation) <= 0.9'; may be repeated"
+            help="constraint, as in 'P(norm factor < 2) >= 0.95', of squared norms, or "
+            "'q95(largest correlation) <= 0.9'; may be repeated"
         ),
     ] = None,
     fix: Annotated[

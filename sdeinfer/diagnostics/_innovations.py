@@ -29,8 +29,8 @@ from sdeinfer.layers import AbstractArchitecture, architecture_in
 from sdeinfer.likelihood import Path, any_transitions, mean_features, with_pattern
 
 DIRECTIONS = {
-    "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, the weights have another variance, or attention "
-    "lacks its identity or centring",
+    "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, the weights have another variance, or "
+    "attention lacks its identity or centring",
     "growth of differences": "tokens spread or collapse at another rate than in the architecture",
     "attention's drift": "the drift is not that of shaped, centred attention",
     "ReLU's drift": "the drift is not that of a shaped ReLU",

@@ -433,6 +433,7 @@ def test_goals_out_of_reach_are_refused_with_the_nearest(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_prompts_and_masks_of_sampled_networks(tmp_path):
     sizes = ("--width", 32, "--depth", 2, "--networks", 3, "--tokens", 2)
     out = ("--out", tmp_path / "data.nc")

@@ -17,6 +17,8 @@ from flax import nnx
 
 import sdeinfer as si
 
+pytestmark = pytest.mark.docs
+
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 GAMMA, SLOPE = 0.6, 0.7
 

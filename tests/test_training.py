@@ -13,6 +13,8 @@ from flax import nnx
 
 import sdeinfer as si
 
+pytestmark = pytest.mark.docs
+
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 GAMMA, TAU0, C_PLUS, C_MINUS = 0.6, 0.7, 0.4, -1.1
 

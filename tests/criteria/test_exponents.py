@@ -31,6 +31,7 @@ def test_one_token_without_attention_has_its_exact_laws(name, key):
     assert_distribution(found.angle, stats.norm(-a, np.sqrt(4 * a / T)).cdf)
 
 
+@pytest.mark.long
 def test_the_angle_is_that_of_two_near_tokens_of_the_sde(key):
     layer, near, keys = LAYERS["attention"](), 2e-6, jr.split(key)
     V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=0.8)

@@ -100,7 +100,7 @@ def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
         np.testing.assert_allclose(found[:, groups.members(number)], expected, rtol=1e-11)
 
 
-@pytest.mark.parametrize("law", ["finite-width", "limit"])
+@pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.long), "limit"])
 def test_estimates_change_no_prior(law):
     """Where the sampler's coordinates are laid, groups are still normal about the population."""
     grouped = prepared(law).pooled()

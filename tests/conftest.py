@@ -36,6 +36,31 @@ MOST_WORKERS = 8
 LONGEST = ("test_notebooks", "test_latent", "test_cli", "test_readme", "tests/infer", "tests/diagnostics")
 """Where the tests that take longest are; the sort keeps the order of all others."""
 
+LONG_CASES = (
+    "test_innovations.py::test_what_breaks_the_law_is_named[switches0-growth-64]",
+    "test_innovations.py::test_what_breaks_the_law_is_named[switches3-growth-24]",
+    "test_bridge.py::test_gradients_are_finite_and_right[start0]",
+    "test_bridge.py::test_one_layer_by_the_change_of_variables[4-8]",
+    "test_chain.py::test_chain_has_the_law_of_the_weights[causal transformer, H = 4]",
+    "test_plain.py::test_derivatives_in_the_covariances_are_those_of_differences[finite-width]",
+    "test_plain.py::test_the_packages_models_run_on_them[finite-width]",
+    "test_plain.py::test_one_layer_for_each_network_is_the_density_of_each[transformer]",
+    "test_fit.py::test_every_architecture_fits_its_own_networks[feedforward]",
+    "test_tangents.py::test_the_end_has_a_gradient[equal]",
+    "test_tangents.py::test_one_small_step_has_the_generators_mean_and_covariance[causal transformer]",
+    "test_tangents.py::test_the_tokens_have_the_law_of_the_step_without_tangents[causal transformer]",
+    "test_eigen.py::test_decomposes_what_it_is_given[8-float64]",
+    "test_gradients.py::test_gradients_are_products_with_the_jacobian[causal transformer]",
+    "test_statistics.py::test_statistics_lose_nothing_wherever_the_prior_goes[transformer, 4 heads, W_O, r = 4]",
+    "test_baselines.py::test_switches_are_gains_and_a_temperature_of_shaped_attention[{}]",
+    "test_hierarchical.py::test_the_likelihood_of_a_group_is_that_of_a_full_path[limit]",
+    "test_stopped.py::test_paths_stop_for_every_reason_that_there_is[mlp-float32]",
+    "test_stopped.py::test_paths_stop_for_every_reason_that_there_is[narrow attention-float32]",
+    "test_widths.py::test_moments_of_one_layer_tend_to_the_limit[causal attention]",
+    "test_gradients.py::test_one_token_has_its_exact_law[transformer]",
+)
+"""Cases of 4 to 14 s whose tests have other cases; they are marked `long`."""
+
 COMPILED = pytest.StashKey[str]()
 
 LAYERS = {
@@ -143,8 +168,12 @@ def pytest_collection_finish():
     gc.set_threshold(100_000, 20, 20)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Start with what takes longest, so that no process is left with it at the end."""
+    """Mark the long cases; and start with what takes longest, so that no process is left with it at the end."""
+    for item in items:
+        if item.nodeid.endswith(LONG_CASES):
+            item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST)))
 
 

@@ -12,8 +12,10 @@ from sdeinfer.solve._paths import block_size as block_size
 from sdeinfer.solve._paths import fill_after as fill_after
 from sdeinfer.solve._paths import in_blocks as in_blocks
 from sdeinfer.solve._paths import solve_paths as solve_paths
+from sdeinfer.solve._psd import AbstractPSDSolver as AbstractPSDSolver
 from sdeinfer.solve._psd import CovarianceTerm as CovarianceTerm
 from sdeinfer.solve._psd import PSDEuler as PSDEuler
+from sdeinfer.solve._psd import PSDSplitting as PSDSplitting
 from sdeinfer.solve._scan import scan_paths as scan_paths
 from sdeinfer.solve._simulate import simulate as simulate
 from sdeinfer.solve._simulate import simulate_from as simulate_from

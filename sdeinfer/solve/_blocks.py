@@ -13,7 +13,7 @@ from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._grid import Grid, Times
 from sdeinfer.solve._paths import block_size, solve_paths
-from sdeinfer.solve._psd import PSDEuler
+from sdeinfer.solve._psd import AbstractPSDSolver, PSDEuler
 
 
 def solve_in_blocks(
@@ -22,7 +22,7 @@ def solve_in_blocks(
     grid: Grid,
     *,
     paths: int,
-    solver: PSDEuler = PSDEuler(),  # noqa: B008 an immutable module
+    solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
     key: PRNGKeyArray,
 ) -> tuple[Float[np.ndarray, "paths times m m"], Float[np.ndarray, " paths"]]:
     """Solve for many paths; no argument may be traced.
@@ -79,7 +79,7 @@ def _of_each_path(limit: Limit, paths: int, dtype: np.dtype) -> Limit:
 
 @jax.jit
 def _solve_block(
-    solver: PSDEuler,
+    solver: AbstractPSDSolver,
     limit: Limit | LimitSteps,
     X0: Float[Array, "m m paths"],
     times: Times,

@@ -14,7 +14,7 @@ from sdeinfer.covariance import matmul, transpose
 from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._grid import Grid, GridSteps, Times
-from sdeinfer.solve._psd import CovarianceTerm, PSDEuler
+from sdeinfer.solve._psd import AbstractPSDSolver, CovarianceTerm, PSDEuler
 
 type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
 
@@ -39,7 +39,7 @@ def solve_paths(
     grid: Grid | Times,
     brownian: diffrax.AbstractBrownianPath,
     *,
-    solver: PSDEuler = PSDEuler(),  # noqa: B008 an immutable module
+    solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
     adjoint: diffrax.AbstractAdjoint = CHECKPOINTED,
 ) -> Paths:
     """Solve from X0 over the grid's steps.
@@ -48,7 +48,7 @@ def solve_paths(
         limit: coefficients of the SDE: scalars, or one value per path; `LimitSteps` where they change with time.
         X0: factors of the initial covariances.
         grid: the solver's steps and the times to save.
-        brownian: increments of shape (*normals, *paths), with the `Limit.normals` of m tokens.
+        brownian: increments of shape (*normals, *paths), with the solver's `normals` of m tokens.
         solver: the solver, with its bounds on the eigenvalues.
         adjoint: how Diffrax differentiates the solve.
 
@@ -74,7 +74,7 @@ def solve_paths(
     )
     assert solution.ys is not None
     assert solution.solver_state is not None
-    return solution.ys, solution.solver_state
+    return solution.ys, solution.solver_state.stopped
 
 
 def _covariance(t, X, args):

@@ -1,28 +1,32 @@
-"""A Diffrax solver that steps a factor X of V = XXᵀ, so that V stays positive semi-definite for every step size."""
+"""Diffrax solvers that step a factor X of V = XXᵀ, so that V stays positive semi-definite for every step size."""
 
+import abc
+import functools
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import diffrax
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from sdeinfer.covariance import identity_like, is_positive_definite, matmul, transpose
 from sdeinfer.layers import Limit, LimitSteps
-from sdeinfer.solve._steps import psd_step
+from sdeinfer.solve._flows import attention_drift_flow, attention_noise_flow, kernel_flow, linear_noise_flow
+from sdeinfer.solve._steps import attention_change, psd_step
 from sdeinfer.solve._tangent_step import tangent_psd_step
 
 
 class CovarianceTerm(diffrax.AbstractTerm):
     """The covariance SDE of Corollary 4.3 as one Diffrax term: its coefficients and its Brownian motion.
 
-    It has no vector field, because `PSDEuler` does not step along one.
+    It has no vector field, because the solvers do not step along one.
 
     Attributes:
         limit: coefficients of the SDE: scalars, or one value per path; `LimitSteps` where they change with time.
-        brownian: Brownian motion of shape (*normals, *paths), with the `Limit.normals` of m tokens.
+        brownian: Brownian motion of shape (*normals, *paths), with the solver's `normals` of m tokens.
     """
 
     limit: Limit | LimitSteps
@@ -38,19 +42,105 @@ class CovarianceTerm(diffrax.AbstractTerm):
 
     def prod(self, vf: Limit, control) -> Float[Array, "m m ..."]:
         """Not defined: the step is not linear in the increments."""
-        raise NotImplementedError("the covariance SDE is stepped by PSDEuler only")
+        raise NotImplementedError("the covariance SDE is stepped by PSDEuler and PSDSplitting only")
 
 
-class PSDEuler(diffrax.AbstractItoSolver):
-    """Solver of weak order 1 for the covariance SDE, which steps a factor of V for many paths at once.
+class SolverState(NamedTuple):
+    """What a solver remembers from step to step.
+
+    Attributes:
+        stopped: stopping time of each path, +∞ while the path runs.
+        odd: whether the number of steps so far is odd.
+    """
+
+    stopped: Float[Array, "..."]
+    odd: Bool[Array, ""]
+
+
+class AbstractPSDSolver(diffrax.AbstractItoSolver):
+    """A solver for the covariance SDE, which steps a factor of V for many paths at once.
 
     The state y is the factor X, of shape (m, m, *paths); or, with tangents, the factor [X; Ẋ] of the joint covariance
-    of tokens and tangents, of shape (2m, 2m, *paths). The solver state is the stopping time of each path, +∞ while the
-    path runs; a stopped path keeps its state. A path is stopped
+    of tokens and tangents, of shape (2m, 2m, *paths). The solver state has the stopping time of each path; a stopped
+    path keeps its state. A path is stopped
 
     - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Definition 4.1), and
-    - at the start of a step over which attention's drift would change V by more than V itself: the drift is cubic, so
-      the path explodes within about that step (§4.4).
+    - at the start of a step over which attention's drift would change V by a large part of V: the drift is cubic, so the
+      path explodes within about that step (§4.4).
+    """
+
+    lowest: eqx.AbstractVar[Float[Array | np.ndarray, ""] | None]
+    highest: eqx.AbstractVar[Float[Array | np.ndarray, ""] | None]
+    term_structure: ClassVar = CovarianceTerm
+    interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
+
+    @abc.abstractmethod
+    def advance(
+        self, limit: Limit, X: Float[Array, "rows rows ..."], h: Float[Array, ""], G: Array, odd: Bool[Array, ""]
+    ) -> tuple[Float[Array, "rows rows ..."], Bool[Array, "..."]]:
+        """A factor after a step of length h, and whether the path explodes within about that step.
+
+        Arguments:
+            limit: coefficients of the SDE.
+            X: the factor; that of a path that explodes may become anything finite.
+            h: step in depth-time.
+            G: independent normals of variance h, with the shape of `normals`.
+            odd: whether the number of steps before is odd.
+        """
+
+    @abc.abstractmethod
+    def normals(self, limit: Limit | LimitSteps, rows: int) -> tuple[int, int]:
+        """Shape of the standard normals that advance a factor of so many rows by one step."""
+
+    @abc.abstractmethod
+    def tokens(self, X: Float[Array, "rows rows ..."]) -> Float[Array, "m rows ..."]:
+        """The rows of a factor that are tokens."""
+
+    def order(self, terms) -> None:
+        """None: the solver has no order for ODEs."""
+        return None
+
+    def strong_order(self, terms) -> float:
+        """½, as for Euler–Maruyama with non-commutative noise."""
+        return 0.5
+
+    def init(self, terms, t0, t1, y0, args) -> SolverState:
+        """No steps so far; a path that starts outside the bounds is stopped at t0."""
+        return SolverState(jnp.where(self._outside(y0), t0, jnp.inf), jnp.asarray(False))  # noqa: FBT003
+
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+        """Step the factor from t0 to t1."""
+        del args, made_jump
+        stopped, odd = solver_state
+        h, G = terms.contr(t0, t1)
+        # A stopped path steps from the identity: its own factor may be ill-conditioned, which would slow all paths.
+        running = jnp.isinf(stopped)
+        start = jnp.where(running, y0, identity_like(y0))
+        y1, explodes = self.advance(terms.vf((t0 + t1) / 2, y0, None), start, h.astype(y0.dtype), G, odd)
+        stopped = jnp.where(running & explodes, t0, stopped)
+        y1 = jnp.where(jnp.isinf(stopped), y1, y0)
+        stopped = jnp.where(jnp.isinf(stopped) & self._outside(y1), t1, stopped)
+        return y1, None, {"y0": y0, "y1": y1}, SolverState(stopped, ~odd), diffrax.RESULTS.successful
+
+    def func(self, terms, t0, y0, args):
+        """Not defined: there is no vector field."""
+        raise NotImplementedError("the covariance SDE has no vector field along which to step")
+
+    def _outside(self, X):
+        X = self.tokens(X)
+        outside = jnp.zeros(X.shape[2:], bool)
+        if self.lowest is None and self.highest is None:
+            return outside
+        V = matmul(X, transpose(X))
+        if self.lowest is not None:
+            outside |= below(V, self.lowest)
+        if self.highest is not None:
+            outside |= above(V, self.highest)
+        return outside
+
+
+class PSDEuler(AbstractPSDSolver):
+    """Solver of weak order 1, with the fewest normals; the only one for tangents. See `psd_step`.
 
     Attributes:
         lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
@@ -61,56 +151,81 @@ class PSDEuler(diffrax.AbstractItoSolver):
     lowest: Float[Array | np.ndarray, ""] | None = None
     highest: Float[Array | np.ndarray, ""] | None = None
     tangents: bool = eqx.field(default=False, static=True)
-    term_structure: ClassVar = CovarianceTerm
-    interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
 
-    def order(self, terms) -> None:
-        """None: the solver has no order for ODEs."""
-        return None
-
-    def strong_order(self, terms) -> float:
-        """½, as for Euler–Maruyama with non-commutative noise."""
-        return 0.5
-
-    def init(self, terms, t0, t1, y0, args) -> Float[Array, "..."]:
-        """The stopping time: t0 for a path that starts outside the bounds, otherwise +∞."""
-        return jnp.where(self._outside(y0), t0, jnp.inf)
-
-    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
-        """Step the factor from t0 to t1."""
-        del args, made_jump
-        stopped = solver_state
-        h, G = terms.contr(t0, t1)
-        # A stopped path steps from the identity: its own factor may be ill-conditioned, which would slow all paths.
-        running = jnp.isinf(stopped)
-        advance = tangent_psd_step if self.tangents else psd_step
-        y1, change = advance(
-            terms.vf((t0 + t1) / 2, y0, None), jnp.where(running, y0, identity_like(y0)), h.astype(y0.dtype), G
-        )
-        stopped = jnp.where(running & ~(change <= 1), t0, stopped)
-        y1 = jnp.where(jnp.isinf(stopped), y1, y0)
-        stopped = jnp.where(jnp.isinf(stopped) & self._outside(y1), t1, stopped)
-        return y1, None, {"y0": y0, "y1": y1}, stopped, diffrax.RESULTS.successful
-
-    def func(self, terms, t0, y0, args):
-        """Not defined: there is no vector field."""
-        raise NotImplementedError("the covariance SDE has no vector field along which to step")
+    def advance(self, limit, X, h, G, odd):
+        """One step; a path explodes where attention's drift would change V by more than V itself."""
+        del odd
+        X, change = tangent_psd_step(limit, X, h, G) if self.tangents else psd_step(limit, X, h, G)
+        return X, ~(change <= 1)  # NaN, where V overflows, counts as more than 1
 
     def normals(self, limit: Limit | LimitSteps, rows: int) -> tuple[int, int]:
-        """Shape of the standard normals that advance a factor of so many rows by one step."""
+        """As many as entries of the factor; twice as many with tangents or an attention pattern."""
         return (rows, 2 * rows) if self.tangents else limit.normals(rows)
 
-    def _outside(self, X):
-        X = X[: len(X) // 2] if self.tangents else X
-        outside = jnp.zeros(X.shape[2:], bool)
-        if self.lowest is None and self.highest is None:
-            return outside
-        V = matmul(X, transpose(X))
-        if self.lowest is not None:
-            outside |= below(V, self.lowest)
-        if self.highest is not None:
-            outside |= above(V, self.highest)
-        return outside
+    def tokens(self, X):
+        """The upper half of the rows with tangents, else all."""
+        return X[: len(X) // 2] if self.tangents else X
+
+
+class PSDSplitting(AbstractPSDSolver):
+    """Solver of weak order 2, which composes flows of the parts of the SDE, for every architecture and pattern.
+
+    The parts are the drift by kernels (ReLU), the drift that acts on the factor (attention), the noise of attention and
+    the linear noise; see `_flows`. The flows of a step are composed in this order and, in every other step, in reverse
+    order: two steps together are then symmetric. A single step more adds an error of O(h²), once.
+
+    Attributes:
+        lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
+        highest: eigenvalue of V at or above which a path is stopped; None for no bound.
+        attention: whether the layer has attention; without it a step takes a third of the normals.
+    """
+
+    lowest: Float[Array | np.ndarray, ""] | None = None
+    highest: Float[Array | np.ndarray, ""] | None = None
+    attention: bool = eqx.field(default=True, static=True)
+
+    def advance(self, limit, X, h, G, odd):
+        """Compose the flows; a path explodes where attention's drift would change V by more than half of V.
+
+        With dV/dt = θ₁ T V and T quadratic in V, V is infinite after 1/(2θ₁T): at this bound, after the step.
+        """
+        m = len(X)
+        linear = functools.partial(linear_noise_flow, limit, h=h, G=G[:, :m])
+        kernel = functools.partial(kernel_flow, limit, h=h)
+        if not self.attention:
+            return _composed([kernel, linear], X, odd), jnp.zeros(X.shape[2:], bool)
+        attends = (limit.attention_drift > 0) | (limit.attention_noise > 0)
+        # Without attention its terms, powers of X, must not overflow; an exploding path steps from the identity.
+        explodes = attends & ~(attention_change(limit, X, h) <= 0.5)  # NaN, where V overflows, counts as more
+        X = jnp.where(explodes, identity_like(X), X)
+        turn = functools.partial(attention_drift_flow, limit, h=h)
+        attended = functools.partial(attention_noise_flow, limit, h=h, G=G[:, m:])
+        return _composed([kernel, _where(attends, turn), _where(attends, attended), linear], X, odd), explodes
+
+    def normals(self, limit: Limit | LimitSteps, rows: int) -> tuple[int, int]:
+        """As many as entries of the factor, and twice that for attention."""
+        del limit
+        return (rows, 3 * rows) if self.attention else (rows, rows)
+
+    def tokens(self, X):
+        """All rows."""
+        return X
+
+
+def _where(condition: Bool[Array, "..."], flow: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """The flow of the paths for which the condition holds; the others stand still."""
+
+    def moved(X):
+        return jnp.where(condition, flow(X), X)
+
+    return lambda X: jax.lax.cond(jnp.any(condition), moved, lambda X: X, X)
+
+
+def _composed(flows: list[Callable[..., Array]], X: Array, odd: Bool[Array, ""]) -> Array:
+    """Apply the flows in their order, or in reverse order; each is compiled once."""
+    order = jnp.arange(len(flows))
+    X, _ = jax.lax.scan(lambda X, i: (jax.lax.switch(i, flows, X), None), X, jnp.where(odd, order[::-1], order))
+    return X
 
 
 def below(V: Float[Array, "m m ..."], lowest: ArrayLike) -> Array:

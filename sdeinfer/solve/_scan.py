@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 from sdeinfer.covariance import matmul, transpose
 from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._grid import Grid
-from sdeinfer.solve._psd import CovarianceTerm, PSDEuler
+from sdeinfer.solve._psd import AbstractPSDSolver, CovarianceTerm, PSDEuler
 
 CHUNK = 64
 """Steps between two checkpoints. Memory of a reverse pass grows with the number of chunks plus this number."""
@@ -26,22 +26,22 @@ def scan_paths(
     grid: Grid,
     brownian: AbstractBrownianPath,
     *,
-    solver: PSDEuler = PSDEuler(),  # noqa: B008 an immutable module
+    solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
 ) -> tuple[Float[Array, "times m m ..."], Float[Array, "..."]]:
     """The paths of `solve_paths`, which see for arguments and results, by a scan over the steps of a known grid."""
     limit = jax.tree.map(lambda c: c.astype(X0.dtype), limit)
     term = CovarianceTerm(limit, brownian)
     start = jnp.asarray(grid.steps[0], X0.dtype)
-    stopped = solver.init(term, start, start, X0, None)
+    initial = solver.init(term, start, start, X0, None)
     if len(grid.steps) == 1:
-        return matmul(X0, transpose(X0))[None], stopped
+        return matmul(X0, transpose(X0))[None], initial.stopped
 
     @jax.checkpoint
     def step(state, ends_and_real):
         ends, real = ends_and_real
-        X, stopped = state
-        X1, _, _, stopped1, _ = solver.step(term, ends[0], ends[1], X, None, stopped, made_jump=False)
-        return (jnp.where(real, X1, X), jnp.where(real, stopped1, stopped)), None
+        X, own = state
+        X1, _, _, own1, _ = solver.step(term, ends[0], ends[1], X, None, own, made_jump=False)
+        return jax.tree.map(lambda new, old: jnp.where(real, new, old), (X1, own1), state), None
 
     def chunk(state, steps):
         return jax.lax.scan(step, state, steps)
@@ -53,8 +53,8 @@ def scan_paths(
             state, _ = jax.lax.scan(jax.checkpoint(chunk), state, chunks)
         return state, matmul(state[0], transpose(state[0]))
 
-    (_, stopped), V = jax.lax.scan(interval, (X0, stopped), _intervals(grid, np.dtype(X0.dtype)))
-    return V, stopped
+    (_, last), V = jax.lax.scan(interval, (X0, initial), _intervals(grid, np.dtype(X0.dtype)))
+    return V, last.stopped
 
 
 def _intervals(

@@ -112,6 +112,23 @@ def _step_with_pattern(limit: Limit, X: Array, h: Array, G: Array) -> tuple[Arra
     return semidefinite_cholesky(V + 2 * w * relu_drift(V)), change
 
 
+def attention_change(limit: Limit, X: Float[Array, "m m ..."], h: Float[Array, ""]) -> Float[Array, "..."]:
+    """The change of V by attention's drift over a step of length h, relative to V: an upper bound with a pattern."""
+    theta, tokens = limit.attention_drift, len(X)
+    if limit.pattern.everything:
+        centred, K = centred_gram(X)
+        T = total(total(K * K)) / tokens**2
+        centred_norms = total(centred * centred, axis=1)
+        s = centred_norms - total(centred_norms) / tokens
+        push = h * theta / (2 * tokens) * total(X * X, axis=1)
+        return relative_change(h * theta * T, push[:, None] * total(s[:, None] * X)[None], X)
+    T = overlap(limit.pattern, tokens, gram(differences(limit.pattern, X)))
+    _, s = attention_drift_vectors(gram(X - total(X) / tokens), limit.pattern)
+    size = centring(limit.pattern, tokens).size.astype(X.dtype).reshape(-1, *(1,) * (X.ndim - 2))
+    push = h * theta / 2 * total(X * X, axis=1) / size
+    return relative_change(h * theta * jnp.max(diagonal(T), axis=0), push[:, None] * matmul(s, X), X)
+
+
 def relative_change(growth, turned, X):
     """Relative growth of V by the first term of attention's drift, plus twice ‖change of X‖/‖X‖ by the second."""
     growth, turned, X = jax.lax.stop_gradient((growth, turned, X))

@@ -71,6 +71,7 @@ def test_exponents_have_a_gradient(key):
     np.testing.assert_allclose(slope, (both(0.8 + step)[0] - both(0.8 - step)[0]) / (2 * step), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_paths_that_explode_are_counted(key):
     layer, V0 = si.ShapedAttention(0.9, 0.05), si.equicorrelated(tokens=2, correlation=0.2, norm=0.35)
     found = si.criteria.exponents(layer, V0, T, paths=PATHS, step=STEP, key=key)

@@ -69,6 +69,7 @@ def test_table_says_what_was_compared(linear):
     assert (linear["solver_correction"] < 0.1 * linear["distance"].sel(width=4)).all()
 
 
+@pytest.mark.long
 def test_single_precision_and_a_width_whose_depth_is_rounded():
     V0 = si.equicorrelated(tokens=2, correlation=0.3).astype(jnp.float32)
     found = agreement(LINEAR, V0, time=0.5, widths=[5], networks=[60], step=0.1, key=jr.key(0))
@@ -160,6 +161,7 @@ def test_coarse_steps_follow_the_fine_ones_noise(key):
         np.testing.assert_array_equal(pairs.evaluate(grid[i], grid[i + 2]), expected)
 
 
+@pytest.mark.long
 def test_extrapolation_over_the_step_leaves_the_exact_mean(key):
     # Per step E log is −h − h²/4: the correction is 0.00125, about ten of its errors.
     coarse, fine = coarse_and_fine(LINEAR, jnp.eye(1), 0.5, paths=200_000, step=0.02, key=key)

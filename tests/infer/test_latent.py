@@ -118,6 +118,7 @@ def test_outputs_are_predicted_as_what_is_observed_of_them(data):
     assert 0.5 < predicted.var() - of_layer.var() < 0.85
 
 
+@pytest.mark.long
 def test_single_precision_finds_the_same_mode(data, monkeypatch):
     # A key's normals of one precision are not those of the other.
     monkeypatch.setattr(

@@ -114,6 +114,7 @@ def test_derivatives_in_the_covariances_are_those_of_differences(law):
         np.testing.assert_allclose((slope * direction).sum(), difference, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.long
 def test_equal_correlations_have_no_derivative():
     V0 = np.asarray(si.equicorrelated(tokens=3, correlation=0.2))
     V = np.stack([np.stack([V0, *path[1:]]) for path in paths()])

@@ -47,6 +47,7 @@ def test_networks_agree_with_paths(method, key):
         assert_same_distribution(statistic(networks), statistic(np.asarray(V)))
 
 
+@pytest.mark.long
 def test_derivatives_by_a_profile_are_those_of_differences(key):
     layer = LAYERS["transformer"]()
 

@@ -176,6 +176,7 @@ def test_time_zero_alone_is_looked_at_too(key):
         assert_agrees(found.covariance, np.broadcast_to(V0, (2, 1, 2, 2)), rtol=1e-15)
 
 
+@pytest.mark.long
 def test_stopped_paths_can_be_differentiated_while_they_stop_in_the_same_step(key):
     def mean(values):
         layer, V0 = si.ShapedAttention(values[0], values[1]), values[2] * si.equicorrelated(tokens=2, correlation=0.2)
@@ -213,9 +214,10 @@ def test_a_path_that_stops_before_its_first_step_has_the_derivative_of_standing_
 
     def after(X):
         t0, t1 = brownian.grid
-        never = jnp.asarray(jnp.inf, dtype)
-        y1, _, _, time, _ = PSDEuler().step(CovarianceTerm(limit, brownian), t0, t1, X, None, never, made_jump=False)
-        return jnp.sum(y1), time
+        term, solver = CovarianceTerm(limit, brownian), PSDEuler()
+        state = solver.init(term, t0, t1, X, None)
+        y1, _, _, state, _ = solver.step(term, t0, t1, X, None, state, made_jump=False)
+        return jnp.sum(y1), state.stopped
 
     gradient, time = jax.jit(jax.grad(after, has_aux=True))(X)
     assert time == 0

@@ -76,6 +76,11 @@ class AbstractLayer(eqx.Module):
         return 1
 
     @property
+    def has_attention(self) -> bool:
+        """Whether the layer's limit may have terms of attention; without them solvers draw fewer normals."""
+        return True
+
+    @property
     def skewness(self) -> float:
         """Skewness of V_ii after one layer of small γ, divided by its relative standard deviation.
 

@@ -82,6 +82,11 @@ class ResidualFeedForward(AbstractLayer):
             far=wishart_factor(freedom, drawn.normals[0], drawn.chi[0]),
         )
 
+    @property
+    def has_attention(self) -> bool:
+        """False."""
+        return False
+
     def limit(self) -> Limit:
         """Theorem 3.2."""
         zero = jnp.zeros_like(self.gamma)

@@ -55,6 +55,11 @@ class ShapedMLP(AbstractLayer):
         drawn = wishart_draws([freedom], **sizes)
         return gram(matmul(F, wishart_factor(freedom, drawn.normals[0], drawn.chi[0])) / jnp.sqrt(n))
 
+    @property
+    def has_attention(self) -> bool:
+        """False."""
+        return False
+
     def limit(self) -> Limit:
         """Eq. 20."""
         zero = jnp.zeros_like(self.c_plus)

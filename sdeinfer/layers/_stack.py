@@ -47,6 +47,11 @@ class Stack(AbstractLayer):
         """Least common multiple of the layers' numbers of column blocks."""
         return math.lcm(*(layer.column_blocks for layer in self.layers))
 
+    @property
+    def has_attention(self) -> bool:
+        """Whether one of the layers has attention."""
+        return any(layer.has_attention for layer in self.layers)
+
     def check_width(self, width: int) -> None:
         """Raise an InputError for a width that one of the layers does not support."""
         for layer in self.layers:

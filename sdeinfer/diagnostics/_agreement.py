@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xarray as xr
@@ -13,9 +12,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import singular, validate_covariance
-from sdeinfer.diagnostics._two_steps import coarse_and_fine
 from sdeinfer.layers import AbstractLayer, check_parameters
 from sdeinfer.networks import check_chain_width, sample_networks
+from sdeinfer.solve import PSDEuler, coarse_and_fine
 
 BATCHES = 50
 """Number of independent parts of the samples, for the error bars."""
@@ -210,7 +209,9 @@ def _networks(layer, V0, *, width: int, depth: int, networks: int, key) -> tuple
 
 def _paths(layer, V0, time: float, *, paths: int, step: float, key) -> tuple[tuple[np.ndarray, np.ndarray], int]:
     """Quantities of the SDE's paths at both steps, and the number of exploded paths, which are left out."""
-    coarse, fine = coarse_and_fine(layer, jnp.asarray(V0), time, paths=paths, step=step, key=key)
+    # Errors of order 1: F_h = F + h F₁ + O(h²), so that 2 F_{h/2} − F_h = F + O(h²).
+    settings = {"paths": paths, "step": step, "solver": PSDEuler()}
+    coarse, fine = (V[:, 0] for V in coarse_and_fine(layer, V0, [time], **settings, key=key))
     finite = np.isfinite(fine).all(axis=(1, 2))
     lost = int(np.count_nonzero(~finite))
     if lost > EXPLODED * paths:

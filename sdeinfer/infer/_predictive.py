@@ -13,13 +13,10 @@ from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.layers import AbstractArchitecture, Limit
 from sdeinfer.observation import DIMS, outputs_of
-from sdeinfer.solve import fill_after, solve_in_blocks, step_grid
+from sdeinfer.solve import STEP, PSDSplitting, fill_after, solve_in_blocks, step_grid
 
 TIMES = 9
 """Largest number of observed layers, evenly spaced, at which predictions are kept; it bounds the file size."""
-
-STEP = 0.01
-"""Longest step of the solver, in depth-time."""
 
 AT_ONCE = 100
 """Number of layers whose limits are computed at a time."""
@@ -52,6 +49,7 @@ def predict(
     limits = _limits(np.asarray(layers, dtype).reshape(-1, layers.shape[-1]), architecture)
     # Limits have one value per draw, or per draw and network.
     limits = jax.tree.map(lambda c: np.broadcast_to(c.reshape(draws, -1), (draws, networks)), limits)
+    solver = PSDSplitting(attention=architecture.layer_at(layers.reshape(-1, layers.shape[-1])[0]).has_attention)
     replicate = np.empty((draws, networks, len(kept), *X0.shape[1:]), np.float32)
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)
@@ -59,7 +57,8 @@ def predict(
         # One path for each pair of a draw and a network.
         each = jax.tree.map(lambda c, same=same: c[:, same].reshape(-1), limits)
         starts = np.tile(X0[same], (draws, 1, 1))
-        V, stopped = solve_in_blocks(each, starts, grid, paths=len(starts), key=jr.fold_in(key, np.uint32(width)))
+        key_here = jr.fold_in(key, np.uint32(width))
+        V, stopped = solve_in_blocks(each, starts, grid, paths=len(starts), solver=solver, key=key_here)
         V = fill_after(stopped, V, grid.saved, np.nan)
         replicate[:, same] = V.reshape(draws, len(same), *V.shape[1:])
     if outputs_of(data):

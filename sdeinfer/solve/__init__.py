@@ -4,6 +4,7 @@ from sdeinfer.solve._blocks import in_threads as in_threads
 from sdeinfer.solve._blocks import solve_in_blocks as solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray as BrownianArray
 from sdeinfer.solve._brownian import BrownianSteps as BrownianSteps
+from sdeinfer.solve._brownian import BrownianSums as BrownianSums
 from sdeinfer.solve._grid import Grid as Grid
 from sdeinfer.solve._grid import Times as Times
 from sdeinfer.solve._grid import step_grid as step_grid
@@ -26,3 +27,8 @@ from sdeinfer.solve._stopped import stopping_times as stopping_times
 from sdeinfer.solve._tangents import TangentPaths as TangentPaths
 from sdeinfer.solve._tangents import tangents as tangents
 from sdeinfer.solve._tangents import tangents_from as tangents_from
+from sdeinfer.solve._weak_error import STEP as STEP
+from sdeinfer.solve._weak_error import WeakErrors as WeakErrors
+from sdeinfer.solve._weak_error import coarse_and_fine as coarse_and_fine
+from sdeinfer.solve._weak_error import step_within as step_within
+from sdeinfer.solve._weak_error import weak_errors as weak_errors

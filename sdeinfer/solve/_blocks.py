@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer.layers import Limit, LimitSteps
-from sdeinfer.solve._brownian import BrownianSteps
+from sdeinfer.solve._brownian import BrownianSteps, BrownianSums
 from sdeinfer.solve._grid import Grid, Times
 from sdeinfer.solve._paths import block_size, solve_paths
 from sdeinfer.solve._psd import AbstractPSDSolver, PSDEuler
@@ -23,6 +23,7 @@ def solve_in_blocks(
     *,
     paths: int,
     solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
+    noise: Grid | None = None,
     key: PRNGKeyArray,
 ) -> tuple[Float[np.ndarray, "paths times m m"], Float[np.ndarray, " paths"]]:
     """Solve for many paths; no argument may be traced.
@@ -33,6 +34,8 @@ def solve_in_blocks(
         grid: the solver's steps and the times to save.
         paths: number of paths.
         solver: the solver, with its bounds on the eigenvalues.
+        noise: the grid over whose steps the Brownian motion is drawn, with all times of `grid`; None for `grid`.
+            Solves with the same key and noise have the same Brownian motions.
         key: PRNG key.
 
     Returns:
@@ -43,6 +46,7 @@ def solve_in_blocks(
     limit = limit.padded(X0.dtype) if steps else _of_each_path(limit, paths, X0.dtype)
     size = block_size(paths, X0[0].size)
     times, x64 = grid.times(X0.dtype, padded=True), jax.config.jax_enable_x64
+    drawn = (grid if noise is None else noise).times(X0.dtype, padded=True).steps
     V = np.empty((paths, len(grid.saved), *X0.shape[1:]), X0.dtype)
     stopped = np.empty(paths, X0.dtype)
 
@@ -52,7 +56,9 @@ def solve_in_blocks(
         coefficients = limit if steps else jax.tree.map(lambda c: c[members], limit)
         # `jax.enable_x64` is thread-local.
         with jax.enable_x64(x64):
-            block = _solve_block(solver, coefficients, np.moveaxis(X0[members], 0, -1), times, key, np.uint32(number))
+            block = _solve_block(
+                solver, coefficients, np.moveaxis(X0[members], 0, -1), times, drawn, key, np.uint32(number)
+            )
             V_block, stopped_block = (np.asarray(x) for x in block)
         V[members[:count]] = np.moveaxis(V_block[: len(grid.saved), ..., :count], -1, 0)
         stopped[members[:count]] = stopped_block[:count]
@@ -83,8 +89,10 @@ def _solve_block(
     limit: Limit | LimitSteps,
     X0: Float[Array, "m m paths"],
     times: Times,
+    drawn: Float[Array, " times"],
     key: PRNGKeyArray,
     number: Array,
 ) -> tuple[Float[Array, "times m m paths"], Float[Array, " paths"]]:
     shape = jax.ShapeDtypeStruct((*solver.normals(limit, len(X0)), X0.shape[-1]), jnp.asarray(X0).dtype)
-    return solve_paths(limit, X0, times, BrownianSteps(shape=shape, key=key, block=number), solver=solver)
+    brownian = BrownianSums(BrownianSteps(shape=shape, key=key, block=number), drawn)
+    return solve_paths(limit, X0, times, brownian, solver=solver)

@@ -65,6 +65,40 @@ class BrownianSteps(AbstractBrownianPath):
         return kept * jnp.sqrt(t1 - t0).astype(self.shape.dtype)
 
 
+class BrownianSums(AbstractBrownianPath):
+    """A Brownian motion drawn over the steps of one grid, evaluated between any two of its times.
+
+    It gives solves on this grid and on coarser ones the same noise, in one compiled program.
+
+    Attributes:
+        single: increments over single steps of the grid.
+        grid: times of the grid, increasing, followed by +∞; exact, since the increments are drawn from them.
+    """
+
+    single: BrownianSteps
+    grid: Float[Array, " times"]
+    levy_area: type[BrownianIncrement] = eqx.field(static=True, default=BrownianIncrement)
+
+    @property
+    def t0(self):
+        return self.single.t0
+
+    @property
+    def t1(self):
+        return self.single.t1
+
+    def evaluate(self, t0, t1=None, left: bool = True, use_levy: bool = False) -> Float[Array, "..."]:  # noqa: FBT001, FBT002
+        """The increment over [t0, t1]: the sum of those over the grid's steps."""
+        if t1 is None:
+            raise ValueError(INCREMENTS_ONLY)
+        first, last = jnp.searchsorted(self.grid, jnp.stack([t0, t1]))
+
+        def add(number, total):
+            return total + self.single.evaluate(self.grid[number], self.grid[number + 1], left, use_levy)
+
+        return jax.lax.fori_loop(first, last, add, jnp.zeros(self.single.shape.shape, self.single.shape.dtype))
+
+
 class BrownianArray(AbstractBrownianPath):
     """A Brownian motion with given increments over the steps of one grid, to differentiate or infer them.
 

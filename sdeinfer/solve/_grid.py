@@ -49,11 +49,11 @@ class Grid(NamedTuple):
 
         Arguments:
             dtype: type of the times, that of the state: Diffrax would promote the state to another.
-            padded: pad to 64, 256, … steps and 16, 64, … times, so that few shapes are compiled.
+            padded: pad to 256, 1024, … steps and 16, 64, … times, so that few shapes are compiled.
         """
         steps, saved = len(self.steps), len(self.saved)
         if padded:
-            steps, saved = padded_size(steps, least=64), padded_size(saved, least=16)
+            steps, saved = padded_size(steps, least=256), padded_size(saved, least=16)
         return Times(
             np.array([*self.steps, *[np.inf] * (steps + 2 - len(self.steps))], dtype),
             np.array([*self.saved, *[self.saved[-1]] * (saved - len(self.saved))], dtype),

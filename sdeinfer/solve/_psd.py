@@ -65,12 +65,13 @@ class AbstractPSDSolver(diffrax.AbstractItoSolver):
     path keeps its state. A path is stopped
 
     - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Definition 4.1), and
-    - at the start of a step over which attention's drift would change V by a large part of V: the drift is cubic, so the
-      path explodes within about that step (§4.4).
+    - at the start of a step over which attention's drift would change V by a large part of V: the drift is cubic, so
+      the path explodes within about that step (§4.4).
     """
 
     lowest: eqx.AbstractVar[Float[Array | np.ndarray, ""] | None]
     highest: eqx.AbstractVar[Float[Array | np.ndarray, ""] | None]
+    weak_order: eqx.AbstractClassVar[int]
     term_structure: ClassVar = CovarianceTerm
     interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
 
@@ -151,6 +152,7 @@ class PSDEuler(AbstractPSDSolver):
     lowest: Float[Array | np.ndarray, ""] | None = None
     highest: Float[Array | np.ndarray, ""] | None = None
     tangents: bool = eqx.field(default=False, static=True)
+    weak_order: ClassVar = 1
 
     def advance(self, limit, X, h, G, odd):
         """One step; a path explodes where attention's drift would change V by more than V itself."""
@@ -183,6 +185,7 @@ class PSDSplitting(AbstractPSDSolver):
     lowest: Float[Array | np.ndarray, ""] | None = None
     highest: Float[Array | np.ndarray, ""] | None = None
     attention: bool = eqx.field(default=True, static=True)
+    weak_order: ClassVar = 2
 
     def advance(self, limit, X, h, G, odd):
         """Compose the flows; a path explodes where attention's drift would change V by more than half of V.

@@ -18,8 +18,9 @@ from sdeinfer.solve._brownian import BrownianArray
 from sdeinfer.solve._grid import Grid, step_grid
 from sdeinfer.solve._limits import limit_over, limit_over_on_host
 from sdeinfer.solve._paths import fill_after, in_blocks, solve_paths
-from sdeinfer.solve._psd import PSDEuler
+from sdeinfer.solve._psd import AbstractPSDSolver, PSDEuler, PSDSplitting
 from sdeinfer.solve._scan import scan_paths
+from sdeinfer.solve._weak_error import STEP, step_within
 
 
 def simulate(
@@ -28,7 +29,9 @@ def simulate(
     ts: ArrayLike,
     *,
     paths: int,
-    step: float = 0.01,
+    step: float | None = None,
+    tolerance: float | None = None,
+    solver: AbstractPSDSolver | None = None,
     adjoint: AbstractAdjoint | None = None,
     key: PRNGKeyArray,
 ) -> Float[Array, "paths times m m"]:
@@ -41,7 +44,12 @@ def simulate(
         V0: covariance at time 0, shape (m, m); it may be singular.
         ts: depth-times t = ℓ/n ≥ 0 at which to save, increasing (dimensionless).
         paths: number of independent paths.
-        step: longest step in depth-time; each interval between saved times is cut into equal steps no longer than this.
+        step: longest step in depth-time, 0.05 if None; each interval between saved times is cut into equal steps no
+            longer than this.
+        tolerance: largest weak error of the correlations, the logarithms of V_αα, and of the logarithm of the effective
+            rank, in place of `step`: pilot runs choose the step, see `solve.step_within`. The layer, V0 and the key
+            must not be traced then.
+        solver: how to step; `PSDSplitting`, of weak order 2, if None.
         adjoint: how Diffrax differentiates the solve, as `diffrax.RecursiveCheckpointAdjoint()`. Where None, the
             solver's steps run in a scan with checkpoints, differentiable in forward and reverse mode to any order.
         key: PRNG key; the paths also depend on `paths` and on the kind of device.
@@ -55,7 +63,13 @@ def simulate(
             values out of range raise at run time; `equinox.filter_jit` shows a clear message.
     """
     layer, V0 = check_inputs(layer, V0, paths)
-    V, stopped = solve_from_key(layer, V0, step_grid(ts, step), PSDEuler(), adjoint, paths, key)
+    solver = PSDSplitting(attention=layer.has_attention) if solver is None else solver
+    if tolerance is not None:
+        if step is not None:
+            raise InputError("tolerance: chooses the step, and needs step=None")
+        step = step_within(layer, V0, ts, tolerance=tolerance, solver=solver, key=key)
+    grid = step_grid(ts, STEP if step is None else step)
+    V, stopped = solve_from_key(layer, V0, grid, solver, adjoint, paths, key)
     return jax.device_put(fill_after(stopped, V, ts, np.inf))
 
 
@@ -65,18 +79,20 @@ def simulate_from(
     ts: ArrayLike,
     normals: Float[Array | np.ndarray, "paths steps m columns"],
     *,
-    step: float = 0.01,
+    step: float = STEP,
+    solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
     adjoint: AbstractAdjoint | None = None,
 ) -> Float[Array, "paths times m m"]:
-    """The paths of `simulate` as a function of the standard normals that drive them, so that these can be inferred.
+    """Paths as a function of the standard normals that drive them, so that these can be inferred.
 
     Arguments:
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m); it may be singular.
         ts: depth-times at which to save, increasing.
-        normals: one m×m matrix per path and step, m×2m with an attention pattern; the number of steps is
-            `len(step_grid(ts, step).steps) - 1`.
+        normals: one matrix per path and step, of the shape `solver.normals(layer.limit(), m)`: m×m for `PSDEuler`, m×2m
+            with an attention pattern. The number of steps is `len(step_grid(ts, step).steps) - 1`.
         step: longest step in depth-time.
+        solver: how to step; `PSDEuler` takes the fewest normals.
         adjoint: as in `simulate`.
 
     Returns:
@@ -87,10 +103,10 @@ def simulate_from(
     """
     layer, V0 = check_inputs(layer, V0, len(normals))
     grid = step_grid(ts, step)
-    expected = (len(grid.steps) - 1, *layer.at(0.0).limit().normals(len(V0)))
+    expected = (len(grid.steps) - 1, *solver.normals(layer.at(0.0).limit(), len(V0)))
     if normals.shape[1:] != expected:
         raise InputError(f"normals: shape (paths, {', '.join(map(str, expected))}) is needed, got {normals.shape}")
-    V, stopped = _solve_from_normals(layer, V0, grid, adjoint, normals)
+    V, stopped = _solve_from_normals(layer, V0, grid, solver, adjoint, normals)
     return fill_after(stopped, V, ts, jnp.inf)
 
 
@@ -105,7 +121,7 @@ def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple
     return layer, V0
 
 
-def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint | None, paths: int, key):
+def solve_from_key(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: AbstractAdjoint | None, paths: int, key):
     """V of shape (paths, times, m, m), and the stopping times of the paths.
 
     Concrete arguments are solved in blocks of one shape. Traced arguments, which may be differentiated, are solved in
@@ -118,7 +134,7 @@ def solve_from_key(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdj
 
 
 @eqx.filter_jit
-def _solve_traced(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjoint | None, paths: int, key):
+def _solve_traced(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: AbstractAdjoint | None, paths: int, key):
     X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
 
     def solve(brownian):
@@ -131,15 +147,17 @@ def _solve_traced(layer, V0, grid: Grid, solver: PSDEuler, adjoint: AbstractAdjo
 
 
 @eqx.filter_jit
-def _solve_from_normals(layer, V0, grid: Grid, adjoint: AbstractAdjoint | None, normals):
+def _solve_from_normals(
+    layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: AbstractAdjoint | None, normals: Array
+):
     X0 = jnp.broadcast_to(semidefinite_cholesky(V0)[..., None], (*V0.shape, len(normals)))
     normals = jnp.moveaxis(normals, 0, -1).astype(V0.dtype)
     brownian = BrownianArray(grid=jnp.asarray(grid.steps, V0.dtype), normals=normals)
     limit = limit_over(layer, grid)
     if adjoint is None:
-        V, stopped = scan_paths(limit, X0, grid, brownian)
+        V, stopped = scan_paths(limit, X0, grid, brownian, solver=solver)
     else:
-        V, stopped = solve_paths(limit, X0, grid, brownian, adjoint=adjoint)
+        V, stopped = solve_paths(limit, X0, grid, brownian, solver=solver, adjoint=adjoint)
     return jnp.moveaxis(V, -1, 0), stopped
 
 

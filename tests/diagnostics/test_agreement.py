@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -10,8 +9,7 @@ from scipy.stats import norm
 import sdeinfer as si
 from sdeinfer.diagnostics import _agreement, agreement
 from sdeinfer.diagnostics._agreement import BATCHES, _compare, _fit, _with_groups
-from sdeinfer.diagnostics._two_steps import Pairs, coarse_and_fine
-from sdeinfer.solve import BrownianSteps
+from sdeinfer.solve import PSDEuler, coarse_and_fine
 
 LINEAR = si.ShapedMLP(c_plus=0.0, c_minus=0.0)
 
@@ -152,20 +150,12 @@ def test_correlations_that_vary_by_rounding_only_are_left_out():
     assert table["overall"] == table["log_eigenvalues"] == 0
 
 
-def test_coarse_steps_follow_the_fine_ones_noise(key):
-    single = BrownianSteps(shape=jax.ShapeDtypeStruct((2, 2, 3), jnp.float64), key=key)
-    grid = jnp.linspace(0, 0.7, 7)
-    pairs = Pairs(single=single, grid=grid)
-    for i in (0, 2, 4):
-        expected = single.evaluate(grid[i], grid[i + 1]) + single.evaluate(grid[i + 1], grid[i + 2])
-        np.testing.assert_array_equal(pairs.evaluate(grid[i], grid[i + 2]), expected)
-
-
 @pytest.mark.long
 def test_extrapolation_over_the_step_leaves_the_exact_mean(key):
     # Per step E log is −h − h²/4: the correction is 0.00125, about ten of its errors.
-    coarse, fine = coarse_and_fine(LINEAR, jnp.eye(1), 0.5, paths=200_000, step=0.02, key=key)
-    log_coarse, log_fine = np.log(coarse[:, 0, 0]), np.log(fine[:, 0, 0])
+    settings = {"paths": 200_000, "step": 0.02, "solver": PSDEuler()}
+    coarse, fine = coarse_and_fine(LINEAR, np.eye(1), [0.5], **settings, key=key)
+    log_coarse, log_fine = np.log(coarse[:, 0, 0, 0]), np.log(fine[:, 0, 0, 0])
     correction, error = mean_and_error(log_fine - log_coarse)
     # The same noise makes the correction plain where it would drown otherwise.
     assert correction > 4 * error
@@ -175,7 +165,7 @@ def test_extrapolation_over_the_step_leaves_the_exact_mean(key):
 
 def test_exploded_paths_are_left_out_and_counted_and_refused_where_they_are_many(monkeypatch, key):
     def paths_of_which_explode(few):
-        V = np.tile(np.eye(2), (4000, 1, 1))
+        V = np.tile(np.eye(2), (4000, 1, 1, 1))
         V[:few] = np.inf
         monkeypatch.setattr(_agreement, "coarse_and_fine", lambda *_, **__: (V, V))
         return _agreement._paths(LINEAR, np.eye(2), 0.5, paths=4000, step=0.1, key=key)

@@ -1,0 +1,177 @@
+"""Weak errors of the solver by Richardson's extrapolation, from paths at two step sizes with the same noise."""
+
+import math
+from typing import NamedTuple
+
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import ArrayLike
+
+from sdeinfer._files import InputError
+from sdeinfer.covariance import factor_on_host, is_concrete, validate_covariance
+from sdeinfer.layers import AbstractLayer, check_parameters
+from sdeinfer.solve._blocks import solve_in_blocks
+from sdeinfer.solve._grid import Grid, step_grid
+from sdeinfer.solve._limits import limit_over_on_host
+from sdeinfer.solve._paths import fill_after
+from sdeinfer.solve._psd import AbstractPSDSolver, PSDSplitting
+
+STEP = 0.05
+"""Default of the longest step, in depth-time."""
+
+LONGEST, RUNS = 0.2, 8
+"""The step of the first pilot run, in depth-time, and the largest number of runs."""
+
+PILOT = 2**17
+"""Number of factor entries of a pilot run: paths times m²."""
+
+
+class WeakErrors(NamedTuple):
+    """Errors of the means of V's statistics, of the paths that do not explode; each of shape (times, statistics).
+
+    The statistics are the correlations ρ_αβ with α < β, log V_αα, and the logarithm of the effective rank
+    (tr V)²/tr V².
+
+    Attributes:
+        error: E f(V) by the solver less E f(V) of the SDE.
+        noise: Monte Carlo standard error of the estimate.
+    """
+
+    error: Float[np.ndarray, "times statistics"]
+    noise: Float[np.ndarray, "times statistics"]
+
+    @property
+    def bound(self) -> float:
+        """Largest absolute error of all statistics, each with twice its Monte Carlo error added."""
+        return float(np.max(np.abs(self.error) + 2 * self.noise))
+
+
+def weak_errors(
+    layer: AbstractLayer,
+    V0: Float[Array | np.ndarray, "m m"],
+    ts: ArrayLike,
+    *,
+    step: float = STEP,
+    solver: AbstractPSDSolver | None = None,
+    paths: int | None = None,
+    key: PRNGKeyArray,
+) -> WeakErrors:
+    """Estimate the weak errors of `simulate`.
+
+    With errors C h^q + …, paths at the steps h and h/2 differ by (1 − 2^{−q}) C h^q on average. Both have the same
+    Brownian motion, which removes most of the variance.
+
+    Arguments:
+        layer: the architecture, with its parameters.
+        V0: covariance at time 0, shape (m, m).
+        ts: depth-times, increasing.
+        step: longest step.
+        solver: as in `simulate`.
+        paths: number of paths; None for 2¹⁷/m².
+        key: PRNG key.
+
+    Raises:
+        InputError: as `simulate`; for traced arguments; and if all paths explode.
+    """
+    V0 = np.asarray(validate_covariance(V0))
+    solver = PSDSplitting(attention=layer.has_attention) if solver is None else solver
+    paths = max(256, PILOT // V0.size) if paths is None else paths
+    coarse, fine = coarse_and_fine(layer, V0, ts, paths=paths, step=step, solver=solver, key=key)
+    finite = np.isfinite(fine).all(axis=(1, 2, 3))
+    if finite.sum() < 2:
+        raise InputError("ts: all paths of the SDE explode; use shorter times or smaller tokens")
+    difference = _statistics(coarse[finite]) - _statistics(fine[finite])
+    scale = 1 / (1 - 0.5**solver.weak_order)
+    noise = difference.std(axis=0, ddof=1) / math.sqrt(len(difference))
+    return WeakErrors(scale * difference.mean(axis=0), scale * noise)
+
+
+def step_within(
+    layer: AbstractLayer,
+    V0: Float[Array | np.ndarray, "m m"],
+    ts: ArrayLike,
+    *,
+    tolerance: float,
+    solver: AbstractPSDSolver | None = None,
+    key: PRNGKeyArray,
+) -> float:
+    """A step at which the weak errors are no larger than a tolerance, by the bound of `weak_errors`.
+
+    Pilot runs start at the step 0.2; after a run that misses the tolerance, the step is that at which an error of the
+    solver's order would meet it.
+
+    Arguments:
+        layer: the architecture, with its parameters.
+        V0: covariance at time 0, shape (m, m).
+        ts: depth-times, increasing.
+        tolerance: largest weak error, positive.
+        solver: as in `simulate`.
+        key: PRNG key.
+
+    Raises:
+        InputError: as `weak_errors`, and if no step of eight runs meets the tolerance, because it is near the Monte
+            Carlo error of the runs.
+    """
+    if not (tolerance > 0 and math.isfinite(tolerance)):
+        raise InputError(f"tolerance: must be positive and finite, got {tolerance:g}")
+    if not all(map(is_concrete, (*layer.parameters().values(), V0, key))):
+        raise InputError("tolerance: the layer, V0 and key must be known when the step is chosen, got traced values")
+    solver = PSDSplitting(attention=layer.has_attention) if solver is None else solver
+    step, key, found = LONGEST, jr.fold_in(key, 2**31), math.inf
+    for _ in range(RUNS):
+        found = weak_errors(layer, V0, ts, step=step, solver=solver, key=key).bound
+        if found <= tolerance:
+            return step
+        step *= min(0.7, max(0.1, 0.9 * (tolerance / found) ** (1 / solver.weak_order)))
+    raise InputError(f"tolerance: {tolerance:g} is not met by {RUNS} pilot runs; the last one's bound is {found:.2g}")
+
+
+def coarse_and_fine(
+    layer: AbstractLayer,
+    V0: Float[np.ndarray, "m m"],
+    ts: ArrayLike,
+    *,
+    paths: int,
+    step: float,
+    solver: AbstractPSDSolver,
+    key: PRNGKeyArray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """V by steps h ≤ `step` and h/2, driven by the same Brownian motions; no argument may be traced.
+
+    Arguments:
+        layer: the architecture, with its parameters.
+        V0: covariance at time 0, shape (m, m).
+        ts: depth-times to save, increasing.
+        paths: number of paths.
+        step: longest step.
+        solver: the solver.
+        key: PRNG key.
+
+    Returns:
+        V at steps h and h/2, each of shape (paths, times, m, m); a path that explodes at either step is +∞ from then
+        on in both.
+    """
+    layer, coarse, X0 = check_parameters(layer), step_grid(ts, step), factor_on_host(V0)[None]
+    ends = np.asarray(coarse.steps)
+    middles = (ends[:-1] + ends[1:]) / 2
+    fine = Grid(tuple(np.sort(np.concatenate([ends, middles])).tolist()), coarse.saved)
+    V, stopped = zip(
+        *(
+            solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, solver=solver, noise=fine, key=key)
+            for grid in (coarse, fine)
+        ),
+        strict=True,
+    )
+    first = np.minimum(*stopped)
+    on_coarse, on_fine = (fill_after(first, each, coarse.saved, np.inf) for each in V)
+    return on_coarse, on_fine
+
+
+def _statistics(V: Float[np.ndarray, "paths times m m"]) -> Float[np.ndarray, "paths times statistics"]:
+    V = V.astype(np.float64)
+    norms = np.diagonal(V, axis1=-2, axis2=-1)
+    rows, columns = np.triu_indices(V.shape[-1], 1)
+    correlation = V[..., rows, columns] / np.sqrt(norms[..., rows] * norms[..., columns])
+    rank = 2 * np.log(norms.sum(axis=-1)) - np.log((V * V).sum(axis=(-2, -1)))
+    return np.concatenate([correlation, np.log(norms), rank[..., None]], axis=-1)

@@ -1,0 +1,300 @@
+"""The solver of weak order 2: its flows against their generators, its steps against the order of the composition."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from budget import assert_mean
+from conftest import CAUSAL, LAYERS, PATTERNS, random_covariance
+from numpy.polynomial.hermite_e import hermegauss
+
+import sdeinfer as si
+from sdeinfer.covariance import differences, gram, overlap, transpose, vech
+from sdeinfer.layers import Limit, relu_drift
+from sdeinfer.solve import BrownianArray, BrownianSteps, BrownianSums, PSDSplitting, _flows, scan_paths, step_grid
+
+NO_MASK = {"no mask": lambda tokens: si.Pattern()}
+EVERY_PATTERN = pytest.mark.parametrize("name", [*NO_MASK, *PATTERNS])
+
+
+def pattern_of(name: str, tokens: int) -> si.Pattern:
+    return (NO_MASK | PATTERNS)[name](tokens)
+
+
+def limit_of(*, theta=0.0, relu=0.0, linear=0.0, attention=0.0, pattern=si.Pattern()) -> Limit:  # noqa: B008
+    return Limit(*map(jnp.asarray, (theta, relu, linear, attention)), pattern=pattern)
+
+
+def factor(tokens: int):
+    return jnp.linalg.cholesky(random_covariance(tokens))[..., None]
+
+
+@EVERY_PATTERN
+@pytest.mark.parametrize("tokens", [2, 4, 5])
+def test_the_square_of_the_noise_is_its_sum_over_unit_matrices(name, tokens):
+    pattern, X, found = pattern_of(name, tokens), factor(tokens), 0.0
+    for unit in jnp.eye(tokens**2).reshape(-1, tokens, tokens, 1):
+
+        def noise(X, unit=unit):
+            return _flows.attention_noise(pattern, X, unit)
+
+        found = found + jax.jvp(noise, (X,), (noise(X),))[1]
+    np.testing.assert_allclose(_flows.attention_noise_square(pattern, X), found, atol=1e-13)
+
+
+@EVERY_PATTERN
+def test_the_noise_of_attention_has_the_covariance_of_the_theory(name):
+    tokens, pattern = 3, pattern_of(name, 3)
+    X, units = factor(tokens), jnp.eye(tokens**2).reshape(-1, tokens, tokens, 1)
+    dV = [_flows.attention_noise(pattern, X, unit)[..., 0] @ X[..., 0].T for unit in units]
+    diffusion = limit_of(attention=1.0, pattern=pattern).diffusion(gram(X)[..., 0])
+    # In the coordinates of the theory the noise is independent, with the theory's standard deviations.
+    z = jnp.stack([vech(diffusion.spectrum.whiten(one + one.T)) for one in dV])
+    np.testing.assert_allclose(z.T @ z, jnp.diag(diffusion.std**2), atol=1e-12)
+
+
+def generator(fields):
+    """f ↦ ½ Σ_k D²f(b_k, b_k) of the noises X ↦ [b_1, b_2, …]."""
+
+    def of(f):
+        def applied(X):
+            hessian = jax.hessian(f)(X).reshape(X.size, X.size)
+            b = fields(X).reshape(-1, X.size)
+            return jnp.einsum("ka,kb,ab->", b, b, hessian) / 2
+
+        return applied
+
+    return of
+
+
+OBSERVED = {
+    "V₁₁": lambda V: V[0, 0],
+    "V₁₂": lambda V: V[0, 1],
+    "V₁₂²": lambda V: V[0, 1] ** 2,
+    "V₁₁ V₂₂": lambda V: V[0, 0] * V[1, 1],
+    "(tr V)²": lambda V: jnp.trace(V) ** 2,
+}
+
+
+def local_errors(step, generator, nodes: int, lengths=(0.2, 0.1, 0.05)):
+    """E f(X_h) − f − h L f − h²/2 L² f for every observed f, over steps; Gauss–Hermite nodes in every normal."""
+    x, w = hermegauss(nodes)
+    normals = step.normals
+    points = np.array(list(itertools.product(range(nodes), repeat=normals)))
+    G, weight = x[points], (w[points] / w.sum()).prod(axis=1)
+    X = factor(2)[..., 0]
+    errors = []
+    for f in OBSERVED.values():
+
+        def of_factor(X, f=f):
+            return f(X @ X.T)
+
+        first = generator(of_factor)
+        expansion = [of_factor(X), first(X), generator(first)(X) / 2]
+        row = []
+        for h in lengths:
+            end = step(X, h, G)
+            mean = jnp.sum(jax.vmap(f, in_axes=-1)(end) * weight)
+            row.append(float(mean - expansion[0] - h * expansion[1] - h**2 * expansion[2]))
+        errors.append(row)
+    return np.array(errors)
+
+
+class Step:
+    """One step of a flow from X, for rows of normals."""
+
+    def __init__(self, flow, limit, normals, shape):
+        self.flow, self.limit, self.normals, self.shape = flow, limit, normals, shape
+
+    def __call__(self, X, h, G):
+        increments = jnp.sqrt(h) * jnp.asarray(G).T.reshape(*self.shape, -1)
+        X = jnp.broadcast_to(X[..., None], (*X.shape, increments.shape[-1]))
+        return gram(self.flow(self.limit, X, jnp.asarray(h), increments))
+
+
+def assert_third_order(errors) -> None:
+    """Halving the step divides a local error by about 8: by less than 4 if there were a term in h²."""
+    ratios = errors[:, :-1] / errors[:, 1:]
+    assert (np.abs(errors[:, -1]) > 1e-9).all()
+    np.testing.assert_array_less(6.5, ratios)
+    np.testing.assert_array_less(ratios, 10)
+
+
+@pytest.mark.parametrize("name", ["no mask", "causal"])
+def test_the_flow_of_attentions_noise_has_local_errors_of_the_third_order(name):
+    pattern, attention = pattern_of(name, 2), 0.8
+    limit = limit_of(theta=attention, attention=attention, pattern=pattern)
+    units = jnp.eye(4).reshape(-1, 2, 2, 1)
+
+    def fields(X):
+        one = jax.vmap(lambda unit: _flows.attention_noise(pattern, X[..., None], unit)[..., 0])
+        return jnp.sqrt(attention) * one(units)
+
+    step = Step(_flows.attention_noise_flow, limit, 8, (2, 4))
+    assert_third_order(local_errors(step, generator(fields), nodes=4))
+
+
+def test_the_flow_of_the_linear_noise_has_local_errors_of_the_third_order():
+    a = 1.5
+    limit, units = limit_of(linear=a), jnp.eye(4).reshape(-1, 2, 2)
+
+    def fields(X):
+        return jnp.sqrt(a / 2) * X @ units
+
+    def with_drift(f):
+        noise = generator(fields)(f)
+        return lambda X: noise(X) + jax.jvp(f, (X,), (-a * 2 / 4 * X,))[1]
+
+    errors = local_errors(Step(_flows.linear_noise_flow, limit, 4, (2, 2)), with_drift, nodes=10)
+    # The mean is exact.
+    np.testing.assert_allclose(errors[:2], 0, atol=1e-9)
+    assert_third_order(errors[2:])
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 6])
+def test_the_linear_flow_keeps_the_mean_and_scales_one_token_exactly(tokens, key):
+    a, h, paths = 1.3, 0.3, 200_000
+    X = jnp.broadcast_to(factor(tokens), (tokens, tokens, paths))
+    G = jnp.sqrt(h) * jr.normal(key, X.shape)
+    V = gram(_flows.linear_noise_flow(limit_of(linear=a), X, jnp.asarray(h), G))
+    if tokens == 1:
+        expected = jnp.log(gram(X)) - a * h + jnp.sqrt(2 * a) * G
+        np.testing.assert_allclose(jnp.log(V), expected, rtol=1e-12)
+    rows, columns = np.triu_indices(tokens)
+    assert_mean(np.asarray(V)[rows, columns].T, np.asarray(gram(X))[rows, columns, 0])
+
+
+def drift(limit: Limit, V):
+    V = V[..., None]
+    T = overlap(limit.pattern, len(V), differences(limit.pattern, transpose(differences(limit.pattern, V))))
+    attention = (limit.attention_drift - limit.attention_noise) * V * T
+    return (limit.relu_drift * relu_drift(V) + attention)[..., 0]
+
+
+@EVERY_PATTERN
+def test_the_drifts_flows_are_of_the_second_order(name):
+    """Together they are b(V) less the noise's κ² V ∘ T; each has the second derivative of its own ODE."""
+    pattern, X = pattern_of(name, 3), factor(3)
+    limit = limit_of(theta=0.9, relu=2.0, attention=0.4, pattern=pattern)
+    V, flows = gram(X)[..., 0], (_flows.kernel_flow, _flows.attention_drift_flow)
+
+    def after(flow, h):
+        return gram(flow(limit, X, h))[..., 0]
+
+    first = [jax.jacfwd(lambda h, flow=flow: after(flow, h))(0.0) for flow in flows]
+    T = overlap(pattern, 3, differences(pattern, transpose(differences(pattern, V[..., None]))))[..., 0]
+    np.testing.assert_allclose(sum(first), limit.drift(V) - 0.4 * V * T, atol=1e-12)
+    for flow, start in zip(flows, first, strict=True):
+        second = jax.jacfwd(jax.jacfwd(lambda h, flow=flow: after(flow, h)))(0.0)
+
+        def velocity(V, flow=flow):
+            def at(h):
+                return gram(flow(limit, jnp.linalg.cholesky(V)[..., None], h))[..., 0]
+
+            return jax.jacfwd(at)(0.0)
+
+        np.testing.assert_allclose(second, jax.jvp(velocity, (V,), (start,))[1], atol=1e-10)
+
+
+def test_coarse_steps_take_the_noise_of_the_fine_ones(key):
+    single = BrownianSteps(shape=jax.ShapeDtypeStruct((2, 2, 3), jnp.float64), key=key)
+    grid = jnp.append(jnp.linspace(0, 0.7, 7), jnp.inf)
+    sums = BrownianSums(single, grid)
+    for i in (0, 2, 4):
+        expected = single.evaluate(grid[i], grid[i + 1]) + single.evaluate(grid[i + 1], grid[i + 2])
+        np.testing.assert_allclose(sums.evaluate(grid[i], grid[i + 2]), expected, rtol=1e-14)
+        np.testing.assert_array_equal(sums.evaluate(grid[i], grid[i + 1]), single.evaluate(grid[i], grid[i + 1]))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("start", ["equal", "singular"])
+def test_paths_are_finite_covariances_at_any_step(dtype, start, key):
+    V0 = np.ones((4, 4)) if start == "equal" else np.diag([1.0, 2.0, 0.0, 1.0])
+    for layer in (LAYERS["transformer"](), CAUSAL["causal transformer"]()):
+        V = np.asarray(si.simulate(layer, jnp.asarray(V0, dtype), [0.5, 2.0], paths=512, step=0.5, key=key), float)
+        assert not np.isnan(V).any()
+        eigenvalues = np.linalg.eigvalsh(V[np.isfinite(V).all(axis=(1, 2, 3))])
+        assert len(eigenvalues) > 400
+        assert (eigenvalues[..., 0] >= -64 * np.finfo(dtype).eps * eigenvalues[..., -1]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [2, 4, 8])
+def test_the_papers_transformer_has_no_nan(tokens, key):
+    layer = si.ShapedTransformer(gamma=1 / np.sqrt(8), tau0=1.0, c_plus=0.0, c_minus=-1.0)
+    V0 = si.equicorrelated(tokens=tokens, correlation=0.2)
+    for dtype in (jnp.float32, jnp.float64):
+        V = si.simulate(layer, V0.astype(dtype), [0.75, 1.5], paths=2**13, key=key)
+        assert not np.isnan(np.asarray(V)).any()
+
+
+def test_gradients_are_central_differences(key):
+    V0, grid, solver = random_covariance(3), step_grid([0.2], 0.1), PSDSplitting()
+    normals = jr.normal(key, (2, 3, 9, 5))
+
+    def end(u):
+        limit = si.ShapedTransformer(gamma=u[0], tau0=u[1], c_plus=u[2], c_minus=-1.0).limit()
+        X0 = jnp.broadcast_to(jnp.linalg.cholesky(u[3] * V0)[..., None], (3, 3, 5))
+        V, _ = scan_paths(limit, X0, grid, BrownianArray(jnp.asarray(grid.steps), normals), solver=solver)
+        return jnp.sum(jnp.log(V[0, 0, 0]) + V[0, 1, 2])
+
+    end, u, h = jax.jit(end), jnp.array([0.5, 0.7, 0.4, 1.1]), 1e-5
+    expected = [(end(u.at[i].add(h)) - end(u.at[i].add(-h))) / (2 * h) for i in range(4)]
+    np.testing.assert_allclose(jax.jit(jax.grad(end))(u), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(end))(u), expected, rtol=1e-6)
+
+
+def test_one_tokens_law_is_exact_at_every_step(key):
+    layer = si.ResidualFeedForward(0.6, 0.4, -0.8)
+    a, time = float(layer.limit().linear_noise), 0.7
+    log = np.log(si.simulate(layer, jnp.ones((1, 1)), [time], paths=100_000, step=time, key=key)[:, 0, 0, 0])
+    assert_mean(log, -a * time)
+    assert_mean((log + a * time) ** 2, 2 * a * time)
+
+
+def test_errors_of_known_size_are_found(key):
+    """E log V of Euler's scheme for one token is off by h/2 − h²/4 … per unit of a² t: −h a² t/4 + O(h²)."""
+    layer = si.ShapedMLP(0.0, 0.0)
+    found = si.solve.weak_errors(layer, np.eye(1), [0.5], step=0.05, solver=si.solve.PSDEuler(), paths=200_000, key=key)
+    # With one normal G a step, E log(1 + √(h/2) G)² − log(1 + h/2), summed over 0.5/h steps, less −0.5.
+    x, w = hermegauss(60)
+
+    def exact(h):
+        return 0.5 / h * ((np.log((1 + np.sqrt(h / 2) * x) ** 2) @ w) / w.sum() - np.log1p(h / 2)) + 0.5
+
+    extrapolated = 2 * (exact(0.05) - exact(0.025))
+    assert abs(found.error[0, 0] - extrapolated) < 4.5 * found.noise[0, 0]
+    assert abs(found.error[0, 0]) > 10 * found.noise[0, 0]
+
+
+def test_a_tolerance_chooses_the_step(key):
+    layer, V0 = LAYERS["transformer"](), random_covariance(2)
+    loose = si.solve.step_within(layer, V0, [0.4], tolerance=0.1, key=key)
+    tight = si.solve.step_within(layer, V0, [0.4], tolerance=0.01, key=key)
+    assert tight < loose <= 0.2
+    V = si.simulate(layer, V0, [0.4], paths=64, tolerance=0.01, key=key)
+    np.testing.assert_array_equal(V, si.simulate(layer, V0, [0.4], paths=64, step=tight, key=key))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tolerance": 0.0}, "tolerance: must be positive"),
+        ({"tolerance": 0.1, "step": 0.1}, "tolerance: chooses the step"),
+    ],
+)
+def test_what_chooses_no_step_is_refused(settings, message, key):
+    with pytest.raises(si.InputError, match=message):
+        si.simulate(LAYERS["mlp"](), random_covariance(2), [0.4], paths=8, **settings, key=key)
+
+
+def test_a_tolerance_needs_known_arguments(key):
+    def end(gamma):
+        layer = si.ResidualFeedForward(gamma, 0.5, -0.5)
+        return si.simulate(layer, random_covariance(2), [0.4], paths=8, tolerance=0.1, key=key).sum()
+
+    with pytest.raises(si.InputError, match="tolerance: the layer, V0 and key must be known"):
+        jax.grad(end)(0.5)

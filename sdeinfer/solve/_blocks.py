@@ -89,7 +89,7 @@ def _solve_block(
     limit: Limit | LimitSteps,
     X0: Float[Array, "m m paths"],
     times: Times,
-    drawn: Float[Array, " times"],
+    drawn: Float[Array, " drawn"],
     key: PRNGKeyArray,
     number: Array,
 ) -> tuple[Float[Array, "times m m paths"], Float[Array, " paths"]]:

@@ -1,4 +1,4 @@
-"""The weak order of the solver, by regression over step sizes; run with `-m slow -s` to see the figures.
+"""The weak orders of the solvers, by regression over step sizes; run with `-m slow -s` to see the figures.
 
 Each bias comes from paths driven by the same normals as what it is a bias from, which leaves little of the Monte Carlo
 error: the exact solution, where one is known for these normals, or the solver itself at half the step.
@@ -15,20 +15,25 @@ from budget import assert_within, mean_and_error
 from conftest import random_covariance
 
 import sdeinfer as si
+from sdeinfer.solve import PSDEuler, PSDSplitting
 
 pytestmark = pytest.mark.slow
 
 BATCH, PATHS = 20_000, 60_000
+EULER = PSDEuler()
 
 
-def bias_from_the_exact_law(layer, V0, time: float, steps: int, statistic: Callable, expected, paths: int, key):
+def bias_from_the_exact_law(
+    layer, V0, time: float, steps: int, statistic: Callable, expected, paths: int, key, solver=EULER
+):
     """E statistic(V_T) − expected, with Σ tr E_k and Σ tr E_k² as control variates: most of the log volume's noise."""
     tokens, h = len(V0), time / steps
 
     @jax.jit
     def batch(key):
-        normals = jr.normal(key, (BATCH, steps, tokens, tokens))
-        V = si.simulate_from(layer, V0, [time], normals, step=h)[:, 0]
+        normals = jr.normal(key, (BATCH, steps, *solver.normals(layer.limit(), tokens)))
+        V = si.simulate_from(layer, V0, [time], normals, step=h, solver=solver)[:, 0]
+        normals = normals[..., :tokens]
         trace = jnp.einsum("psii->p", normals) / jnp.sqrt(1.0 * steps)
         square = jnp.einsum("psij,psji->p", normals, normals) / steps - tokens
         return jax.vmap(statistic)(V) - expected, jnp.stack([trace, square], axis=1)
@@ -39,16 +44,16 @@ def bias_from_the_exact_law(layer, V0, time: float, steps: int, statistic: Calla
     return mean_and_error(found - controls @ slopes)
 
 
-def bias_from_half_the_step(layer, V0, time: float, steps: int, statistic: Callable, paths: int, key):
+def bias_from_half_the_step(layer, V0, time: float, steps: int, statistic: Callable, paths: int, key, solver=EULER):
     """E statistic(V_T) at the step h minus that at h/2, on the same Brownian motion."""
     tokens = len(V0)
 
     @jax.jit
     def batch(key):
-        fine = jr.normal(key, (BATCH, 2 * steps, tokens, tokens))
+        fine = jr.normal(key, (BATCH, 2 * steps, *solver.normals(layer.limit(), tokens)))
         coarse = (fine[:, ::2] + fine[:, 1::2]) / jnp.sqrt(2.0)
         coarse, fine = (
-            jax.vmap(statistic)(si.simulate_from(layer, V0, [time], normals, step=time / count)[:, 0])
+            jax.vmap(statistic)(si.simulate_from(layer, V0, [time], normals, step=time / count, solver=solver)[:, 0])
             for normals, count in ((coarse, steps), (fine, 2 * steps))
         )
         return coarse - fine
@@ -66,10 +71,10 @@ def report(name: str, steps, biases, errors) -> None:
     print(f"\n{name}: bias at {steps} steps {values}: order {order:.2f} ± {1.96 * covariance[1, 1] ** 0.5:.2f}", end="")
 
 
-def assert_vanishes_linearly(steps, biases, errors) -> None:
-    """Bias = C₁h + C₂h² leaves nothing unexplained: no constant, no root of h."""
+def assert_vanishes(steps, biases, errors, order: int) -> None:
+    """Bias = C h^q + D h^{q + 1} leaves nothing unexplained: no constant, no lower power of h."""
     h = 1 / np.asarray(steps, float)
-    X = np.stack([h, h**2], axis=1) / errors[:, None]
+    X = np.stack([h**order, h ** (order + 1)], axis=1) / errors[:, None]
     # In the orthogonal complement of X the standardised biases are standard normal.
     complement = np.linalg.svd(X.T)[2][2:]
     assert_within(complement @ (biases / errors))
@@ -99,7 +104,7 @@ def test_bias_from_an_exact_law_is_of_the_first_order(name, key):
     ]
     biases, errors = (np.array(part) for part in zip(*found, strict=True))
     report(name, STEPS, biases, errors)
-    assert_vanishes_linearly(STEPS, biases, errors)
+    assert_vanishes(STEPS, biases, errors, 1)
 
 
 def test_mean_is_kept_exactly_at_every_step(key):
@@ -135,4 +140,46 @@ def test_bias_from_half_the_step_is_of_the_first_order(name, key):
     ]
     biases, errors = (np.array(part) for part in zip(*found, strict=True))
     report(name, STEPS, biases, errors)
-    assert_vanishes_linearly(STEPS, biases, errors)
+    assert_vanishes(STEPS, biases, errors, 1)
+
+
+def test_bias_from_an_exact_law_is_of_the_second_order(key):
+    name = "log det V, m = 3, no gap"
+    layer, V0, time, statistic = EXACT[name]
+    tokens, steps, solver = len(V0), np.array([2, 4, 8, 16]), PSDSplitting(attention=False)
+    expected = float(log_det(V0) - layer.limit().linear_noise * tokens * (tokens + 1) * time / 2)
+    found = [
+        bias_from_the_exact_law(layer, jnp.asarray(V0), time, int(count), statistic, expected, 4 * PATHS, k, solver)
+        for count, k in zip(steps, jr.split(key, len(steps)), strict=True)
+    ]
+    biases, errors = (np.array(part) for part in zip(*found, strict=True))
+    report(name, steps, biases, errors)
+    assert_vanishes(steps, biases, errors, 2)
+
+
+def effective_rank(V):
+    return jnp.trace(V) ** 2 / jnp.trace(V @ V)
+
+
+MORE = {
+    "ReLU drift: E log det V": (si.ResidualFeedForward(0.6, 3.0, -3.0), log_det),
+    "ReLU drift: E effective rank": (si.ResidualFeedForward(0.6, 3.0, -3.0), effective_rank),
+    "ReLU drift: P(ρ₁₂ > .5)": (si.ResidualFeedForward(0.6, 3.0, -3.0), lambda V: (rho(V) > 0.5) * 1.0),
+    "Transformer: E log det V": (si.ShapedTransformer(0.3, 0.2, 2.0, -2.0), log_det),
+    "Transformer: E log tr V": (si.ShapedTransformer(0.3, 0.2, 2.0, -2.0), lambda V: jnp.log(jnp.trace(V))),
+    "causal Transformer: E log det V": (si.ShapedTransformer(0.3, 0.2, 2.0, -2.0, pattern=si.CAUSAL), log_det),
+}
+
+
+@pytest.mark.parametrize("name", [*LEVELS, *MORE])
+def test_bias_from_half_the_step_is_of_the_second_order(name, key):
+    layer, statistic = (LEVELS | MORE)[name]
+    V0, steps = 0.4 * jnp.asarray(random_covariance(3)), np.array([2, 4, 8, 16])
+    solver = PSDSplitting(attention=layer.has_attention)
+    found = [
+        bias_from_half_the_step(layer, V0, 0.5, int(count), statistic, 4 * PATHS, k, solver)
+        for count, k in zip(steps, jr.split(key, len(steps)), strict=True)
+    ]
+    biases, errors = (np.array(part) for part in zip(*found, strict=True))
+    report(name, steps, biases, errors)
+    assert_vanishes(steps, biases, errors, 2)

@@ -228,7 +228,7 @@ def test_the_solver_has_no_vector_field_and_the_term_no_product():
     terms = CovarianceTerm(LAYERS["mlp"]().limit(), BrownianArray(jnp.asarray(GRID.steps), normals_for(2, paths=1)[0]))
     with pytest.raises(NotImplementedError, match="no vector field along which to step"):
         PSDEuler().func(terms, 0.0, jnp.eye(2), None)
-    with pytest.raises(NotImplementedError, match="stepped by PSDEuler only"):
+    with pytest.raises(NotImplementedError, match="stepped by PSDEuler and PSDSplitting only"):
         terms.prod(terms.limit, terms.contr(jnp.array(0.0), jnp.array(0.02)))
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from sdeinfer._devices import local_devices, turn_of
 from sdeinfer._progress import ProgressBar, phase
 from sdeinfer.infer._checkpoint import Checkpoint, Progress, fingerprint
 
@@ -52,7 +53,8 @@ def in_chunks(
     """Run chains to completion, chunk by chunk, with one thread per core.
 
     The compiled program advances one chain instead of a batch of chains: NUTS then compiles in a third of the time, and
-    no chain waits for the longest trajectory of the others.
+    no chain waits for the longest trajectory of the others. Of several devices each has its own chains, so draws do not
+    depend on the number of devices; the program is compiled for each device.
 
     Arguments:
         advance: compiled function that advances one chain.
@@ -73,11 +75,11 @@ def in_chunks(
         # The initial state includes a density, so the fingerprint changes if the model was edited.
         mark = fingerprint(fingerprinted, draws, warmup, chunk, start)
         done = checkpoint.load(mark, start)
-    x64 = jax.config.jax_enable_x64
+    x64, devices, numbers = jax.config.jax_enable_x64, local_devices(), range(len(start))
 
-    def advance_chain(state: PyTree, steps: int) -> tuple[PyTree, dict[str, dict[str, Array]]]:
+    def advance_chain(number: int, state: PyTree, steps: int) -> tuple[PyTree, dict[str, dict[str, Array]]]:
         # `jax.enable_x64` is thread-local.
-        with jax.enable_x64(x64):
+        with jax.enable_x64(x64), turn_of(number, devices):
             return jax.block_until_ready(advance(problem, state, np.asarray(steps)))
 
     with (
@@ -85,12 +87,12 @@ def in_chunks(
         ProgressBar(total=warmup + draws, initial=done.iterations, desc="sampling", show=progress) as bar,
     ):
         if done.iterations < warmup + draws:
-            # Compile by 0 iterations of one chain; otherwise each thread would compile the same program.
-            advance_chain(done.state[0], 0)
+            # Compile by 0 iterations of one chain per device; otherwise each thread would compile the same program.
+            list(pool.map(advance_chain, numbers[: len(devices)], done.state, itertools.repeat(0)))
         while done.iterations < warmup + draws:
             keep = done.iterations >= warmup
             steps = min(chunk, (warmup + draws if keep else warmup) - done.iterations)
-            states, drawn = zip(*pool.map(advance_chain, done.state, itertools.repeat(steps)), strict=True)
+            states, drawn = zip(*pool.map(advance_chain, numbers, done.state, itertools.repeat(steps)), strict=True)
             chunks = done.chunks
             if keep:
                 kept = jax.tree.map(

@@ -1,4 +1,4 @@
-"""Work on several devices: the batch of one large program is divided among them; chains take turns.
+"""Work on several devices: the batch of one large program is divided among them; each chain has its own.
 
 Keys belong to blocks of paths, networks and chains, so results do not depend on the number of devices. With one device
 nothing is placed, and the compiled programs are those without this module.
@@ -6,14 +6,18 @@ nothing is placed, and the compiled programs are those without this module.
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
-type Devices = Sequence[jax.Device]
+type Devices = Sequence[Any]
+"""JAX devices."""
 
 _DIVIDED = threading.Lock()
 
@@ -52,10 +56,23 @@ def launching(devices: Devices) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if len(devices) == 1 else _DIVIDED
 
 
-def turn_of(number: int, devices: Devices) -> contextlib.AbstractContextManager[object]:
-    """Run work that is not divided on the device whose turn it is.
+@eqx.filter_jit
+def one_per_device[S: PyTree, T: PyTree](
+    function: Callable[[Any, S, Any], T], problem: Any, items: Sequence[S], steps: Array, devices: Devices
+) -> list[T]:
+    """Call `function(problem, item, steps)` for each of as many items as devices, each on its own device.
 
-    The first device is the default one: programs that were compiled for it before are used again.
+    One program is compiled for all devices, in which none waits for another.
     """
-    turn = number % len(devices)
-    return jax.default_device(devices[turn]) if turn else contextlib.nullcontext()
+    arrays, static = eqx.partition(problem, eqx.is_array)
+
+    def own(arrays: Any, items: Any, steps: Array) -> Any:
+        result = function(eqx.combine(arrays, static), jax.tree.map(lambda x: x[0], items), steps)
+        return jax.tree.map(lambda x: x[None], result)
+
+    mesh, batch = Mesh(np.asarray(devices), ("batch",)), PartitionSpec("batch")
+    run = jax.shard_map(
+        own, mesh=mesh, in_specs=(PartitionSpec(), batch, PartitionSpec()), out_specs=batch, check_vma=False
+    )
+    results = run(arrays, jax.tree.map(lambda *each: jnp.stack(each), *items), steps)
+    return [jax.tree.map(lambda x, number=number: x[number], results) for number in range(len(items))]

@@ -15,9 +15,7 @@ import jax.random as jr
 import numpy as np
 
 import sdeinfer as si
-from sdeinfer.infer import NUTS, Metropolis
-from sdeinfer.infer import _samplers as samplers
-from sdeinfer.infer import _metropolis as metropolis
+from sdeinfer.infer import Metropolis, _chains, _metropolis
 from sdeinfer.networks import _sample as sample
 from sdeinfer.solve import _blocks as blocks
 
@@ -33,7 +31,7 @@ def watched(name: str, program: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         results = program(*args, **kwargs)
         for leaf in jax.tree.leaves(results):
-            used[name] |= {device.id for device in leaf.devices()}
+            used[name].update(device.id for device in leaf.devices())
         return results
 
     return run
@@ -56,10 +54,6 @@ def chain() -> dict[str, np.ndarray]:
     return {"covariance": networks()["covariance"].values}
 
 
-def nuts() -> dict[str, np.ndarray]:
-    return draws(si.fit(si.models.full_path, networks(20), predictions=4, sampler=NUTS(**SAMPLER), key=jr.key(2)))
-
-
 def bridges() -> dict[str, np.ndarray]:
     data = networks(20).isel(layer=[0, 3, 6])
     return draws(si.fit(si.models.thinned_path, data, predictions=4, sampler=Metropolis(**SAMPLER), key=jr.key(3)))
@@ -70,15 +64,17 @@ def draws(post: Any) -> dict[str, np.ndarray]:
     return found | {"predicted": post["posterior_predictive"]["covariance"].values}
 
 
-RUNS = {"paths": paths, "chain": chain, "nuts": nuts, "bridges": bridges}
+RUNS = {"paths": paths, "chain": chain, "bridges": bridges}
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)  # noqa: FBT003
     blocks._solve_block = watched("paths", blocks._solve_block)
     sample._few_chains = watched("chain", sample._few_chains)
-    samplers._advance = watched("nuts", samplers._advance)
-    metropolis._advance = watched("bridges", metropolis._advance)
     name, file = sys.argv[1:]
+    _metropolis._advance = watched(name, _metropolis._advance)
+    _chains.one_per_device = watched(name, _chains.one_per_device)
     started = time.perf_counter()
     np.savez(file, **RUNS[name]())
-    print(json.dumps({"devices": jax.local_device_count(), "used": len(used[name]), "s": time.perf_counter() - started}))
+    print(
+        json.dumps({"devices": jax.local_device_count(), "used": len(used[name]), "s": time.perf_counter() - started})
+    )

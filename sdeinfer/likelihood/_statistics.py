@@ -232,13 +232,12 @@ def mean_features(path: Path) -> Float[np.ndarray, "features p"]:
 
 def _sample_of_features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means of the variance features, shape (features, p), and e and G, over a sample of the transitions."""
-    sample = path.thinned(BLOCK)
-    total, mixing, next_terms = 0.0, [], []
+    sample, sums, mixing, next_terms = path.thinned(BLOCK), [], [], []
     for _, terms in terms_by_block(sample):
-        total = total + terms.variance.sum(axis=0)
+        sums.append(terms.variance.sum(axis=0))
         mixing.append(terms.mixing)
         next_terms.append(terms.variance[:, ATTENTION_NEXT])
-    return total / len(sample), np.concatenate(mixing), np.concatenate(next_terms)
+    return np.sum(sums, axis=0) / len(sample), np.concatenate(mixing), np.concatenate(next_terms)
 
 
 def path_statistics(

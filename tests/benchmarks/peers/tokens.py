@@ -74,7 +74,11 @@ class Clock:
         self.memory.clear()
         started = time.perf_counter()
         yield
-        found[name] = {"seconds": time.perf_counter() - started, "phases": dict(self.seconds), "memory": dict(self.memory)}
+        found[name] = {
+            "seconds": time.perf_counter() - started,
+            "phases": dict(self.seconds),
+            "memory": dict(self.memory),
+        }
 
 
 def reset_peak() -> None:
@@ -107,7 +111,9 @@ if __name__ == "__main__":
     for number in range(asked.runs):
         with clock.run(found, f"run {number}"):
             post = si.fit(si.models.full_path, data, key=jr.key(asked.seed + 1))
-    found["peak"] = max(peak(), *(value for run in found.values() if isinstance(run, dict) for value in run["memory"].values()))
+    found["peak"] = max(
+        peak(), *(value for run in found.values() if isinstance(run, dict) for value in run["memory"].values())
+    )
     draws = post["posterior"].to_dataset()
     for name, true in {"gamma": 0.6, "tau0": 1.0, "c_gap": 4.0}.items():
         mean, sd = float(draws[name].mean()), float(draws[name].std())

@@ -120,7 +120,7 @@ def _draws_at_once(prepared: PyTree) -> int:
     # The likelihood of one width at a draw has an array like a network's weights, or without rows if it is the width's
     # only network, see `_kernels.log_density`.
     rows, *nodes = path.weights.shape[1:]
-    entries = len(path.widths) * math.prod(nodes) * (1 if path.networks == len(path.widths) else rows)
+    entries = len(path.widths) * math.prod(nodes) * (1 if len(path.width) == len(path.widths) else rows)
     return max(1, min(BLOCK, ENTRIES // entries))
 
 

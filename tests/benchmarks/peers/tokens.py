@@ -29,7 +29,7 @@ PHASES = {
     "densities": [("sdeinfer.infer._samplers", "draws_of")],
     "predictions": [("sdeinfer.infer._fit", "predict")],
 }
-"""The functions whose calls are timed; the prior's predictions overlap with others in a second thread."""
+"""Functions whose calls are timed in the main thread; the predictions of the prior overlap with others in a second."""
 
 
 class Clock:
@@ -57,8 +57,8 @@ class Clock:
             try:
                 return function(*args, **kwargs)
             finally:
-                self.seconds[phase] += time.perf_counter() - started
                 if main:
+                    self.seconds[phase] += time.perf_counter() - started
                     self.memory[phase] = max(self.memory.get(phase, 0.0), peak())
 
         return timed
@@ -95,7 +95,15 @@ def peak() -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in {"tokens": 4, "networks": 16, "depth": 32, "width": 1024, "seed": 0, "runs": 2}.items():
+    for name, default in {
+        "tokens": 4,
+        "networks": 16,
+        "depth": 32,
+        "width": 1024,
+        "seed": 0,
+        "runs": 2,
+        "draws": 250,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
     jax.config.update("jax_enable_x64", True)  # noqa: FBT003
@@ -110,7 +118,9 @@ if __name__ == "__main__":
     clock.watch()
     for number in range(asked.runs):
         with clock.run(found, f"run {number}"):
-            post = si.fit(si.models.full_path, data, key=jr.key(asked.seed + 1))
+            post = si.fit(
+                si.models.full_path, data, draws=asked.draws, warmup=asked.draws, predictions=40, key=jr.key(asked.seed)
+            )
     found["peak"] = max(
         peak(), *(value for run in found.values() if isinstance(run, dict) for value in run["memory"].values())
     )

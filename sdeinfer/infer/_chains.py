@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from sdeinfer._devices import devices_for, launching, one_per_device
 from sdeinfer._progress import ProgressBar, phase
 from sdeinfer.infer._checkpoint import Checkpoint, Progress, fingerprint
 
@@ -48,6 +49,7 @@ def in_chunks(
     progress: bool,
     checkpoint: Checkpoint | None,
     fingerprinted: PyTree,
+    divided: Advance | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run chains to completion, chunk by chunk, with one thread per core.
 
@@ -64,6 +66,8 @@ def in_chunks(
         progress: show a progress bar.
         checkpoint: file for the state after every chunk.
         fingerprinted: further values on which the draws depend.
+        divided: the function that `advance` compiles, to run one chain on each of several devices; None runs all chains
+            on the default device.
 
     Raises:
         InputError: if the checkpoint to resume from belongs to another fit.
@@ -73,24 +77,34 @@ def in_chunks(
         # The initial state includes a density, so the fingerprint changes if the model was edited.
         mark = fingerprint(fingerprinted, draws, warmup, chunk, start)
         done = checkpoint.load(mark, start)
-    x64 = jax.config.jax_enable_x64
+    x64, devices = jax.config.jax_enable_x64, devices_for(len(start) if divided else 1)
 
     def advance_chain(state: PyTree, steps: int) -> tuple[PyTree, dict[str, dict[str, Array]]]:
         # `jax.enable_x64` is thread-local.
         with jax.enable_x64(x64):
             return jax.block_until_ready(advance(problem, state, np.asarray(steps)))
 
+    def advance_all(pool: ThreadPoolExecutor, states: tuple[PyTree, ...], steps: int) -> list[tuple[PyTree, Any]]:
+        if divided is None or len(devices) == 1:
+            return list(pool.map(advance_chain, states, itertools.repeat(steps)))
+        with launching(devices):
+            parts = [
+                one_per_device(divided, problem, each, jnp.asarray(steps), devices)
+                for each in itertools.batched(states, len(devices))
+            ]
+            return jax.block_until_ready([result for part in parts for result in part])
+
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
         ProgressBar(total=warmup + draws, initial=done.iterations, desc="sampling", show=progress) as bar,
     ):
-        if done.iterations < warmup + draws:
+        if done.iterations < warmup + draws and len(devices) == 1:
             # Compile by 0 iterations of one chain; otherwise each thread would compile the same program.
             advance_chain(done.state[0], 0)
         while done.iterations < warmup + draws:
             keep = done.iterations >= warmup
             steps = min(chunk, (warmup + draws if keep else warmup) - done.iterations)
-            states, drawn = zip(*pool.map(advance_chain, done.state, itertools.repeat(steps)), strict=True)
+            states, drawn = zip(*advance_all(pool, done.state, steps), strict=True)
             chunks = done.chunks
             if keep:
                 kept = jax.tree.map(

@@ -1,6 +1,7 @@
 """Values and log densities of a model's sites at many draws, in blocks of one shape."""
 
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,13 +15,16 @@ from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE
-from sdeinfer.likelihood import AbstractModel, layer_in
+from sdeinfer.likelihood import AbstractModel, GroupedStatistics, PathStatistics, layer_in
 
 HANDLERS = threading.RLock()
 """Lock to hold while tracing a model: NumPyro keeps its handlers on one stack for all threads."""
 
 BLOCK = 250
 """Number of draws evaluated at a time, so that one shape is compiled."""
+
+ENTRIES = 2**24
+"""Bound on the entries of the likelihood's arrays at the draws evaluated at a time; fewer draws with many tokens."""
 
 type Sites = dict[str, Any]
 
@@ -56,7 +60,7 @@ def log_densities(
         Two dictionaries by site name: of the observed sites, with a last axis of networks; and of the latent sites.
     """
     blocks = [
-        (count, _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites))
+        (count, _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites, _draws_at_once(block)))
         for block, count in model.blocks(prepared)
     ]
     observed = {
@@ -109,11 +113,22 @@ def _latent_structure(
         return dict(zip(names, found, strict=True))
 
 
-def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree) -> PyTree:
-    """Apply a compiled function of `BLOCK` draws to all draws, which have leading axes (chain, draw)."""
+def _draws_at_once(prepared: PyTree) -> int:
+    path = prepared.path if isinstance(prepared, GroupedStatistics) else prepared
+    if not isinstance(path, PathStatistics):
+        return BLOCK
+    # The likelihood of one width at a draw has an array like a network's weights, or without rows if it is the width's
+    # only network, see `_kernels.log_density`.
+    rows, *nodes = path.weights.shape[1:]
+    entries = len(path.widths) * math.prod(nodes) * (1 if len(path.width) == len(path.widths) else rows)
+    return max(1, min(BLOCK, ENTRIES // entries))
+
+
+def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree, together: int = BLOCK) -> PyTree:
+    """Apply a compiled function of `together` draws to all draws, which have leading axes (chain, draw)."""
     chains, count = np.shape(jax.tree.leaves(draws)[0])[:2]
     flat = jax.tree.map(lambda x: np.reshape(x, (chains * count, *np.shape(x)[2:])), draws)
-    parts = [function(block) for block in _blocks(flat, chains * count)]
+    parts = [function(block) for block in _blocks(flat, chains * count, together)]
     return jax.tree.map(
         lambda *each: np.concatenate([np.asarray(x) for x in each])[: chains * count].reshape(
             chains, count, *each[0].shape[1:]
@@ -122,10 +137,10 @@ def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree) -> PyTree:
     )
 
 
-def _blocks(draws: PyTree, count: int) -> Iterator[PyTree]:
+def _blocks(draws: PyTree, count: int, size: int) -> Iterator[PyTree]:
     """Blocks of one size; the last is padded with its last draw."""
-    for start in range(0, count, BLOCK):
-        chosen = np.minimum(np.arange(start, start + BLOCK), count - 1)
+    for start in range(0, count, size):
+        chosen = np.minimum(np.arange(start, start + size), count - 1)
         yield jax.tree.map(lambda x, chosen=chosen: x[chosen], draws)
 
 

@@ -52,7 +52,7 @@ CHUNK = 100
 
 @dataclasses.dataclass(frozen=True)
 class Metropolis(AbstractSampler):
-    """Metropolis–Hastings for models with latent layers; chains run in parallel on all cores."""
+    """Metropolis–Hastings for models with latent layers; chains run in parallel on all cores, or on several devices."""
 
     def sample(
         self,
@@ -79,6 +79,7 @@ class Metropolis(AbstractSampler):
             progress=progress,
             checkpoint=checkpoint,
             fingerprinted=(prepared, around.sites),
+            divided=LatentChains.advance,
         )
         samples = kept["samples"]
         prior = jax.tree.map(np.asarray, log_priors(model, prepared, {name: samples[name] for name in around.sites}))

@@ -35,7 +35,11 @@ FEWEST = 4096
 to be small; the scatter is then computed from this many transitions of exact networks, drawn at the mode from the
 transitions' starts."""
 
-FEWEST_TERMS = 40_960
+FEWEST_TERMS, FEWEST_OF_MANY = 2**18, 512
+"""With many tokens, `FEWEST` is the number of transitions with so many terms, but not less than the second number: a
+transition costs O(m⁴)."""
+
+FEWEST_TERMS_OF_PATTERN = 40_960
 """As `FEWEST`, in terms of the transitions with an attention pattern, which cost the cube of their number of terms."""
 
 OMITTED, OMITTED_OF_TWO = 1.0, 2.0
@@ -113,7 +117,9 @@ def sandwich(
 def _fewest(path: Path) -> int:
     """Smallest number of transitions whose scores determine their own scatter."""
     terms = path.tokens * (path.tokens + 1) // 2
-    return FEWEST if path.pattern.everything else min(FEWEST, FEWEST_TERMS // terms)
+    if path.pattern.everything:
+        return min(FEWEST, max(FEWEST_OF_MANY, FEWEST_TERMS // terms))
+    return min(FEWEST, FEWEST_TERMS_OF_PATTERN // terms)
 
 
 def _smallest_tau0(layer: AbstractLayer) -> float:

@@ -88,9 +88,10 @@ def _value_and_slopes(
 
     The derivatives are written out because automatic differentiation compiles three times as many kernels.
     """
-    count, square = weights[0], weights[1:].reshape(len(quadratic), -1)
-    r, S = 1 / variance, (quadratic @ square).reshape(variance.shape)
-    slopes = (square @ r.reshape(-1), r * (count - r * S))
+    count, rows = weights[0], weights.reshape(len(weights), -1)
+    # Products with all rows: XLA would copy the others in every evaluation.
+    r, S = 1 / variance, (jnp.concatenate([jnp.zeros_like(quadratic[:1]), quadratic]) @ rows).reshape(variance.shape)
+    slopes = ((rows @ r.reshape(-1))[1:], r * (count - r * S))
     return jnp.sum(count * jnp.log(variance) + r * S), slopes
 
 

@@ -53,8 +53,9 @@ ACCURACY = 1e-13
 NODES = (64, 192)
 """Numbers of nodes for which programs are compiled."""
 
-BLOCKS = (64, 256)
-"""Numbers of networks for which programs are compiled."""
+BLOCKS, BLOCK_ENTRIES = (64, 256), 2**25
+"""Numbers of networks for which programs are compiled, and a bound on the entries of their weights; fewer networks if
+there are many tokens."""
 
 
 class Layout(NamedTuple):
@@ -129,10 +130,7 @@ class PathStatistics(AbstractPath):
     def pooled(self) -> "PathStatistics":
         """The statistics summed over the networks of one width; the joint likelihood is the same."""
         count, width = len(self.widths), np.asarray(self.width)
-        weights, constant = (
-            np.stack([np.asarray(x)[width == number].sum(axis=0) for number in range(count)])
-            for x in (self.weights, self.constant)
-        )
+        weights, constant = (_sums_by_group(np.asarray(x), width, count) for x in (self.weights, self.constant))
         number = np.arange(count, dtype=width.dtype)
         weights, constant, number = map(jax.device_put, (weights, constant, number))
         return dataclasses.replace(self, weights=weights, constant=constant, width=number, initial=None, depth=0)
@@ -143,6 +141,7 @@ class PathStatistics(AbstractPath):
         `initial` and `depth` are dropped.
         """
         size = next((size for size in BLOCKS if size >= self.networks), BLOCKS[-1])
+        size = min(size, max(1, BLOCK_ENTRIES // math.prod(self.weights.shape[1:])))
         weights, constant, width = (np.asarray(x) for x in (self.weights, self.constant, self.width))
         for start in range(0, self.networks, size):
             count = min(size, self.networks - start)
@@ -173,13 +172,12 @@ def path_layout(path: Path, *, nodes: int | None = None) -> Layout:
         highest = np.maximum(highest, np.where(zero, 0.0, e).max(axis=0))
     lowest, highest = (np.where(highest == 0, 1.0, bound) for bound in (lowest, highest))
     half_width = np.maximum(np.log(highest / lowest) / 2, 1e-3)
-    sample = path.thinned(BLOCK).terms(slice(None))
-    centre = sample.variance.mean(axis=0)
+    centre, mixing, next_terms = _sample_of_features(path)
     # G is negative and of fourth order in V: its mean could make the variance negative at small V. In coordinates of a
     # pattern in which e is next to nothing, G is positive.
-    small = _is_small(sample.mixing) & (not path.pattern.everything)
+    small = _is_small(mixing) & (not path.pattern.everything)
     centre[ATTENTION_NEXT] = np.where(small, centre[ATTENTION_NEXT], 0.0)
-    next_order = _next_order_of(sample.mixing, sample.variance[:, ATTENTION_NEXT], highest, small)
+    next_order = _next_order_of(mixing, next_terms, highest, small)
     return Layout(
         middle=(np.log(lowest) + np.log(highest)) / 2,
         half_width=half_width,
@@ -229,7 +227,17 @@ def blank_statistics(
 
 def mean_features(path: Path) -> Float[np.ndarray, "features p"]:
     """Means of the variance features over a sample of the transitions."""
-    return path.thinned(BLOCK).terms(slice(None)).variance.mean(axis=0)
+    return _sample_of_features(path)[0]
+
+
+def _sample_of_features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means of the variance features, shape (features, p), and e and G, over a sample of the transitions."""
+    sample, sums, mixing, next_terms = path.thinned(BLOCK), [], [], []
+    for _, terms in terms_by_block(sample):
+        sums.append(terms.variance.sum(axis=0))
+        mixing.append(terms.mixing)
+        next_terms.append(terms.variance[:, ATTENTION_NEXT])
+    return np.sum(sums, axis=0) / len(sample), np.concatenate(mixing), np.concatenate(next_terms)
 
 
 def path_statistics(
@@ -270,7 +278,9 @@ def path_statistics(
         for start, stop in itertools.pairwise([*first, len(block)]):
             # (p, rows, transitions) @ (p, transitions, nodes)
             weights[group[block[start]]] += data[:, start:stop].swapaxes(1, 2) @ functions[:, start:stop]
-    weights[..., 1:] @= _moments_to_nodes(layout.nodes)
+    to_nodes = _moments_to_nodes(layout.nodes)
+    for own in weights:  # one at a time: the product is a copy
+        own[..., 1:] @= to_nodes
     statistics = dict(
         weights=weights.swapaxes(1, 2),
         nodes=layout.points,
@@ -323,6 +333,14 @@ def _cardinal(e: np.ndarray, layout: Layout) -> np.ndarray:
     x = (np.log(np.where(zero, 1.0, e)) - np.where(zero, 0.0, layout.middle)) / layout.half_width
     T = np.where(zero[..., None], 0.0, chebvander(x, layout.nodes - 1))
     return np.concatenate([zero[..., None], T], axis=-1).swapaxes(0, 1)
+
+
+def _sums_by_group(x: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    """Sums over the rows of each group, without a copy of the rows."""
+    sums = np.zeros((count, *x.shape[1:]), x.dtype)
+    for number, row in zip(group, x, strict=True):
+        sums[number] += row
+    return sums
 
 
 def _repeated(x: np.ndarray, length: int) -> np.ndarray:

@@ -29,11 +29,11 @@ from sdeinfer.covariance import (
 from sdeinfer.layers import drift_terms, variance_terms
 from sdeinfer.observation import outputs_of, validate
 
-BLOCK = 2048
-"""Number of transitions reduced at a time."""
+BLOCK, BLOCK_TERMS = 2048, 2**17
+"""Largest number of transitions reduced at a time, and of their terms: a transition has p = m(m + 1)/2."""
 
-REMEMBERED = 2**28
-"""Bytes of terms with an attention pattern that are kept."""
+REMEMBERED, MANY_TOKENS = 2**28, 16
+"""Bytes of terms that are kept: those with an attention pattern, and those of many tokens."""
 
 _TERMS: dict[bytes, "Terms"] = {}
 _LOCK = threading.Lock()
@@ -102,7 +102,8 @@ class Path:
     def terms(self, chosen: slice | np.ndarray) -> Terms:
         """Terms of transitions, each taken as one step of the SDE, with one leading axis."""
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
-        function = partial(terms_of if self.pattern.everything else remembered_terms, pattern=self.pattern)
+        cheap = self.pattern.everything and self.tokens < MANY_TOKENS
+        function = partial(terms_of if cheap else remembered_terms, pattern=self.pattern)
         return _in_parts(function, self.starts(chosen), self.ends(chosen), h)
 
     def coordinates(self, chosen: slice | np.ndarray) -> Spectrum | PatternSpectrum:
@@ -123,7 +124,8 @@ class Path:
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Iterate over blocks of indices of all transitions."""
-        yield from (np.arange(start, min(start + BLOCK, len(self))) for start in range(0, len(self), BLOCK))
+        size = max(1, min(BLOCK, BLOCK_TERMS // (self.tokens * (self.tokens + 1) // 2)))
+        yield from (np.arange(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
     def take(self, indices: np.ndarray) -> "Path":
         """The transitions with the given indices, in ascending order."""
@@ -269,9 +271,10 @@ def remembered_terms(
     *,
     pattern: Pattern,
 ) -> Terms:
-    """`terms_of` data with an attention pattern, from the last `REMEMBERED` bytes of them.
+    """`terms_of` data with an attention pattern or many tokens, from the last `REMEMBERED` bytes of them.
 
-    A fit and its check pass over the same data some ten times, and with a pattern a pass costs O(p³) per transition.
+    A fit and its check pass over the same data some ten times. A pass costs O(m⁴) per transition, and with a pattern
+    O(p³).
     """
     key = hashlib.blake2b(b"".join(np.ascontiguousarray(x).tobytes() for x in (V, after, h)))
     key.update(repr((pattern, V.shape, V.dtype)).encode())

@@ -15,6 +15,7 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
+from sdeinfer._devices import devices_for, divided, launching
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
@@ -131,7 +132,8 @@ def sample_chains(
 ) -> Float[np.ndarray, "networks layers m m"]:
     """Draw the covariances of networks by the chain, with one thread per core.
 
-    One compiled program serves every width and every number of networks and layers.
+    One compiled program serves every width and every number of networks and layers. Of several devices each draws
+    equally many networks of every batch.
 
     Arguments:
         layer: the architecture, with its parameters.
@@ -150,15 +152,16 @@ def sample_chains(
     batch = _chains_at_once(networks, tokens, layer.column_blocks, room)
     sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
     covariance = np.empty((networks, observed + 1, tokens, tokens), V0.dtype)
-    x64 = jax.config.jax_enable_x64
+    x64, devices = jax.config.jax_enable_x64, devices_for(batch)
 
     def draw(start: int) -> int:
         number = np.arange(start, start + batch)
         members = number[number < networks]
         # `jax.enable_x64` is thread-local.
-        with jax.enable_x64(x64):
-            starts = V0[np.minimum(number, networks - 1)]
-            drawn = chain_batch(layer, starts, number.astype(np.uint32), key, **sizes, room=room)
+        with jax.enable_x64(x64), launching(devices):
+            starts = divided(V0[np.minimum(number, networks - 1)], devices, axis=0)
+            numbers = divided(number.astype(np.uint32), devices)
+            drawn = chain_batch(layer, starts, numbers, key, **sizes, room=room)
             covariance[members] = np.asarray(drawn)[: len(members), : observed + 1]
         return len(members)
 

@@ -1,4 +1,4 @@
-"""Many paths in blocks of one shape, one thread per core: one compiled program serves all data."""
+"""Many paths in blocks of one shape, on all cores and devices: one compiled program serves all data."""
 
 import os
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer._devices import devices_for, divided, launching
 from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._brownian import BrownianSteps, BrownianSums
 from sdeinfer.solve._grid import Grid, Times
@@ -28,6 +29,9 @@ def solve_in_blocks(
 ) -> tuple[Float[np.ndarray, "paths times m m"], Float[np.ndarray, " paths"]]:
     """Solve for many paths; no argument may be traced.
 
+    Of several devices each solves equally many paths of every block. Keys belong to blocks, so the paths do not depend
+    on the number of devices.
+
     Arguments:
         limit: coefficients of the SDE: scalars, or one value per path; or of each step, the same for all paths.
         X0: factors of the initial covariances: one for all paths, or one per path.
@@ -45,6 +49,7 @@ def solve_in_blocks(
     steps = isinstance(limit, LimitSteps)
     limit = limit.padded(X0.dtype) if steps else _of_each_path(limit, paths, X0.dtype)
     size = block_size(paths, X0[0].size)
+    devices = devices_for(size)
     times, x64 = grid.times(X0.dtype, padded=True), jax.config.jax_enable_x64
     drawn = (grid if noise is None else noise).times(X0.dtype, padded=True).steps
     V = np.empty((paths, len(grid.saved), *X0.shape[1:]), X0.dtype)
@@ -54,11 +59,12 @@ def solve_in_blocks(
         members = np.minimum(np.arange(number * size, (number + 1) * size), paths - 1)
         count = min(size, paths - number * size)
         coefficients = limit if steps else jax.tree.map(lambda c: c[members], limit)
+        starts = np.moveaxis(X0[members], 0, -1)
         # `jax.enable_x64` is thread-local.
-        with jax.enable_x64(x64):
-            block = _solve_block(
-                solver, coefficients, np.moveaxis(X0[members], 0, -1), times, drawn, key, np.uint32(number)
-            )
+        with jax.enable_x64(x64), launching(devices):
+            coefficients = coefficients if steps else divided(coefficients, devices)
+            starts = divided(starts, devices)
+            block = _solve_block(solver, coefficients, starts, times, drawn, key, np.uint32(number))
             V_block, stopped_block = (np.asarray(x) for x in block)
         V[members[:count]] = np.moveaxis(V_block[: len(grid.saved), ..., :count], -1, 0)
         stopped[members[:count]] = stopped_block[:count]

@@ -1,0 +1,87 @@
+"""Fits of 16 tokens, p = 136 terms a transition; and that blocks, which keep their memory bounded, do not show."""
+
+import importlib
+
+import arviz_stats
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from budget import assert_within
+
+import sdeinfer as si
+from sdeinfer.infer._densities import log_densities
+from sdeinfer.layers import Architecture
+from sdeinfer.likelihood import Assumptions, observed_path, path_statistics
+
+TRUTH = {"gamma": 0.5, "tau0": 0.4, "c_plus": 1.5, "c_minus": -2.0}
+
+
+def sampled(tokens: int, *, networks: int, depth: int, seed: int, width: int = 128):
+    V0, layer = si.equicorrelated(tokens=tokens, correlation=0.2, norm=1.0), si.ShapedTransformer(**TRUTH)
+    return si.sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=jr.key(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_posterior_of_16_tokens_has_the_truth(seed):
+    """One z score for each parameter and set of networks; sds are those of the posterior."""
+    data = sampled(16, networks=24, depth=32, seed=seed)
+    post = si.fit(si.models.full_path, data, draws=300, warmup=300, predictions=4, key=jr.key(10 + seed))
+    draws = post["posterior"].to_dataset()
+    truth = {"gamma": 0.5, "tau0": 0.4, "c_gap": 3.5}
+    for name in truth:
+        assert np.asarray(arviz_stats.rhat(draws[name])) < 1.03
+        # Otherwise the prior would be compared with the truth.
+        assert draws[name].std() < 0.2 * truth[name]
+    z = [(float(draws[name].mean()) - value) / float(draws[name].std()) for name, value in truth.items()]
+    print(f"\nseed {seed}: z = {np.round(z, 2)}")
+    assert_within(z, "posterior means of 16 tokens")
+
+
+def test_blocks_have_a_bounded_number_of_terms():
+    transitions = importlib.import_module("sdeinfer.likelihood._transitions")
+    V = np.broadcast_to(np.eye(32), (5, 401, 32, 32))
+    layers = np.tile(np.arange(400), 5)
+    path = transitions.Path(V, np.full(5, 64.0), np.repeat(np.arange(5), 400), layers, np.ones(400, int))
+    blocks = list(path.blocks())
+    np.testing.assert_array_equal(np.concatenate(blocks), np.arange(2000))
+    assert 100 < max(map(len, blocks)) <= transitions.BLOCK_TERMS / 528
+
+
+def test_remembered_terms_of_many_tokens_are_the_terms(monkeypatch):
+    """Twice: computed, and then remembered."""
+    transitions = importlib.import_module("sdeinfer.likelihood._transitions")
+    path = observed_path(sampled(16, networks=2, depth=3, seed=3, width=64))
+    h = path.gap[path.layer] / path.width[path.network]
+    expected = transitions.terms_of(path.starts(slice(None)), path.ends(slice(None)), h)
+    for _ in range(2):
+        found = path.terms(slice(None))
+        monkeypatch.setattr(transitions, "terms_of", None)
+        for name, value in vars(expected).items():
+            np.testing.assert_allclose(getattr(found, name), value, rtol=1e-12)
+
+
+@pytest.mark.long
+def test_densities_in_small_blocks_are_the_same(monkeypatch):
+    model, data = si.models.full_path, sampled(3, networks=5, depth=4, seed=4)
+    statistics = path_statistics(observed_path(data), assumptions=Assumptions(Architecture("transformer")))
+    sites = {name: jnp.linspace(0.3, 0.6, 7)[None] for name in ("gamma", "tau0", "c_gap", "c_mean")}
+    whole, prior = log_densities(model, statistics, sites)
+    shapes = []
+    densities = importlib.import_module("sdeinfer.infer._densities")
+    evaluate = densities._evaluate
+
+    def watched(model, block, sites):
+        shapes.append((block.networks, len(sites["gamma"])))
+        return evaluate(model, block, sites)
+
+    monkeypatch.setattr(densities, "_evaluate", watched)
+    entries = int(np.prod(statistics.weights.shape[1:]))
+    monkeypatch.setattr(densities, "ENTRIES", 3 * entries)
+    monkeypatch.setattr(importlib.import_module("sdeinfer.likelihood._statistics"), "BLOCK_ENTRIES", 2 * entries)
+    parts, prior_of_parts = log_densities(model, jax.device_put(statistics), sites)
+    assert set(shapes) == {(2, 3)}
+    np.testing.assert_allclose(parts["covariance"], whole["covariance"], rtol=1e-12)
+    np.testing.assert_allclose(prior_of_parts["gamma"], prior["gamma"], rtol=1e-12)

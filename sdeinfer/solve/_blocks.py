@@ -100,5 +100,5 @@ def _solve_block(
     number: Array,
 ) -> tuple[Float[Array, "times m m paths"], Float[Array, " paths"]]:
     shape = jax.ShapeDtypeStruct((*solver.normals(limit, len(X0)), X0.shape[-1]), jnp.asarray(X0).dtype)
-    brownian = BrownianSums(BrownianSteps(shape=shape, key=key, block=number), drawn)
+    brownian = BrownianSums(single=BrownianSteps(shape=shape, key=key, block=number), grid=drawn)
     return solve_paths(limit, X0, times, brownian, solver=solver)

@@ -71,7 +71,6 @@ class AbstractPSDSolver(diffrax.AbstractItoSolver):
 
     lowest: eqx.AbstractVar[Float[Array | np.ndarray, ""] | None]
     highest: eqx.AbstractVar[Float[Array | np.ndarray, ""] | None]
-    weak_order: eqx.AbstractClassVar[int]
     term_structure: ClassVar = CovarianceTerm
     interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
 
@@ -96,6 +95,11 @@ class AbstractPSDSolver(diffrax.AbstractItoSolver):
     @abc.abstractmethod
     def tokens(self, X: Float[Array, "rows rows ..."]) -> Float[Array, "m rows ..."]:
         """The rows of a factor that are tokens."""
+
+    @property
+    @abc.abstractmethod
+    def weak_order(self) -> int:
+        """The power of the step with which errors of means vanish."""
 
     def order(self, terms) -> None:
         """None: the solver has no order for ODEs."""
@@ -152,7 +156,11 @@ class PSDEuler(AbstractPSDSolver):
     lowest: Float[Array | np.ndarray, ""] | None = None
     highest: Float[Array | np.ndarray, ""] | None = None
     tangents: bool = eqx.field(default=False, static=True)
-    weak_order: ClassVar = 1
+
+    @property
+    def weak_order(self) -> int:
+        """1."""
+        return 1
 
     def advance(self, limit, X, h, G, odd):
         """One step; a path explodes where attention's drift would change V by more than V itself."""
@@ -185,7 +193,11 @@ class PSDSplitting(AbstractPSDSolver):
     lowest: Float[Array | np.ndarray, ""] | None = None
     highest: Float[Array | np.ndarray, ""] | None = None
     attention: bool = eqx.field(default=True, static=True)
-    weak_order: ClassVar = 2
+
+    @property
+    def weak_order(self) -> int:
+        """2."""
+        return 2
 
     def advance(self, limit, X, h, G, odd):
         """Compose the flows; a path explodes where attention's drift would change V by more than half of V.

@@ -147,9 +147,7 @@ def _solve_traced(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: Abs
 
 
 @eqx.filter_jit
-def _solve_from_normals(
-    layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: AbstractAdjoint | None, normals: Array
-):
+def _solve_from_normals(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: AbstractAdjoint | None, normals):
     X0 = jnp.broadcast_to(semidefinite_cholesky(V0)[..., None], (*V0.shape, len(normals)))
     normals = jnp.moveaxis(normals, 0, -1).astype(V0.dtype)
     brownian = BrownianArray(grid=jnp.asarray(grid.steps, V0.dtype), normals=normals)

@@ -188,7 +188,7 @@ def test_the_drifts_flows_are_of_the_second_order(name):
 def test_coarse_steps_take_the_noise_of_the_fine_ones(key):
     single = BrownianSteps(shape=jax.ShapeDtypeStruct((2, 2, 3), jnp.float64), key=key)
     grid = jnp.append(jnp.linspace(0, 0.7, 7), jnp.inf)
-    sums = BrownianSums(single, grid)
+    sums = BrownianSums(single=single, grid=grid)
     for i in (0, 2, 4):
         expected = single.evaluate(grid[i], grid[i + 1]) + single.evaluate(grid[i + 1], grid[i + 2])
         np.testing.assert_allclose(sums.evaluate(grid[i], grid[i + 2]), expected, rtol=1e-14)

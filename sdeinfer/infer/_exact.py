@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.infer._innovations import innovations, law_at
+from sdeinfer.infer._innovations import LawAt, innovations, law_at
 from sdeinfer.layers import AbstractArchitecture
-from sdeinfer.likelihood import Path, PathStatistics
+from sdeinfer.likelihood import ChunkedPath, Path, PathStatistics, added
 
 PASSES = 8
 """Largest number of passes over the data."""
@@ -38,7 +38,7 @@ class _Exact(NamedTuple):
 
 
 def shift_to_exact_mode(
-    path: Path,
+    path: Path | ChunkedPath,
     statistics: PathStatistics,
     architecture: AbstractArchitecture,
     u: Float[np.ndarray, " coordinates"],
@@ -62,11 +62,11 @@ def shift_to_exact_mode(
 
     def exact(shift: np.ndarray) -> _Exact:
         law = law_at(architecture, u + shift, widths=widths, centre=centre)
-        density, score, information = of_priors @ shift - shift @ shift / 2, of_priors - shift, np.eye(len(u))
-        for here in innovations(path, law):
-            density -= np.sum(here.y**2 / 2 + np.log(here.sd))
-            score, information = score + here.score.sum(axis=0), information + here.information
-        return _Exact(float(density), score, information)
+        priors = _Exact(of_priors @ shift - shift @ shift / 2, of_priors - shift, np.eye(len(u)))
+        if isinstance(path, Path):
+            return _summed(path, law, priors)
+        zero = _Exact(0.0, np.zeros_like(u), np.zeros((len(u), len(u))))
+        return added(priors, path.reduced(partial(_summed, law=law, start=zero), added, name="exact"))
 
     shift = np.zeros_like(u)
     step, here = np.zeros_like(u), exact(shift)
@@ -87,6 +87,15 @@ def shift_to_exact_mode(
             there = exact(shift + step)
         shift, here = shift + step, there
     return shift
+
+
+def _summed(path: Path, law: LawAt, start: _Exact) -> _Exact:
+    """The log density of a path, its score and its information, added to those at the start."""
+    density, score, information = start
+    for here in innovations(path, law):
+        density -= np.sum(here.y**2 / 2 + np.log(here.sd))
+        score, information = score + here.score.sum(axis=0), information + here.information
+    return _Exact(float(density), score, information)
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)

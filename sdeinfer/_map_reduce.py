@@ -1,12 +1,13 @@
 """Map a function over chunks of data and combine the results, in an order that depends on the chunks alone.
 
-Dask runs the maps: on the current `distributed.Client`, or by the scheduler of Dask's configuration. `job_array` instead
-keeps the results of each pass in files, for parts of a job array that never meet.
+Dask runs the maps: on the current `distributed.Client`, or by the scheduler of Dask's configuration. With
+`passes_by`, the results of each pass are kept in files instead, see `sdeinfer._parts`.
 
 Sums of floating-point numbers depend on their order. Here it is that of a tree over the numbers of the chunks, so that
 the result has the same bits for any number of workers, and after any of them was killed.
 """
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -44,7 +45,7 @@ def passes_by(passes: Passes) -> Iterator[None]:
 
 
 class Task[C, T]:
-    """A function of a chunk, with the chunk; not a dataclass, into which Dask would look for data of its own to compute.
+    """A function of a chunk, with the chunk; no dataclass, in which Dask would look for data to compute.
 
     Arguments:
         function: function of the chunk, importable on the workers.
@@ -89,9 +90,9 @@ def reduce_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], combine
     tasks, passes = [Task(function, chunk) for chunk in chunks], _passes.get()
     if passes is not None:
         return tree(passes.results(name, tasks), combine)
-    import dask
+    from dask.delayed import delayed
 
-    (found,) = _computed([tree(_delayed(name, tasks), dask.delayed(combine, pure=False))], name)
+    (found,) = _computed([tree(_delayed(name, tasks), delayed(combine, pure=False))], name)
     return found
 
 
@@ -104,9 +105,9 @@ def tree[T](leaves: Sequence[T], combine: Combine[T]) -> T:
 
 
 def _delayed(name: str, tasks: Sequence[Task]) -> list[Any]:
-    import dask
+    from dask.delayed import delayed
 
-    run, pass_of = dask.delayed(_run, pure=False), dask.base.tokenize(object())
+    run, pass_of = delayed(_run, pure=False), uuid.uuid4().hex
     return [run(task, dask_key_name=f"{name}-{pass_of}-{number}") for number, task in enumerate(tasks)]
 
 
@@ -115,14 +116,14 @@ def _run(task: Task) -> Any:
 
 
 def _computed(found: Sequence[Any], name: str) -> list[Any]:
-    import dask
+    from dask.base import compute
 
     try:
-        return list(dask.compute(*found, optimize_graph=False))
+        return list(compute(*found, optimize_graph=False))
     except Exception as error:
         if type(error).__name__ != "KilledWorker":
             raise
         raise InputError(
-            f"{name}: workers were killed again and again by one chunk; give them more memory, or rechunk the data into "
+            f"{name}: one chunk killed several workers; give them more memory, or rechunk the data into "
             f"fewer networks each ({first_line(error)})"
         ) from error

@@ -32,7 +32,7 @@ def assume(
 ) -> tuple[xr.Dataset, Assumptions, AbstractArchitecture]:
     """Validate data for a model; return the model's part of them, the assumptions, and the kind of layer.
 
-    For law "both" the assumptions have the law "finite-width". Of data in chunks, covariances are not read: see `survey`.
+    For law "both" the assumptions have the law "finite-width". The covariances of data in chunks are not read here.
     """
     data = validate_labels(data)
     data = model.select(data if in_chunks(data) else validate(data))

@@ -207,10 +207,39 @@ def prepare(
     Raises:
         InputError: as in `fit`.
     """
-    model = as_model(model)
     require_settings(law, ("finite-width", "limit"))
+    settings = {"architecture": architecture, "law": law, "prior": prior, "largest_logit": largest_logit}
+    return _prepared(as_model(model), data, **settings, compressed=compressed)
+
+
+def prepare_in_parts(
+    model: Callable[..., None], data: xr.Dataset, *, law: Law = "finite-width", **settings: Any
+) -> None:
+    """Make the passes over data in chunks that `fit` makes, and in its order; see `sdeinfer._parts`.
+
+    Arguments:
+        model: as in `fit`.
+        data: as in `fit`.
+        law: as in `fit`.
+        settings: architecture, prior, largest_logit and leave_out_damaged, as in `fit`.
+    """
+    require_settings(law, LAWS)
+    _prepared(as_model(model), data, law=law, **settings)
+
+
+def _prepared(
+    model: AbstractModel,
+    data: xr.Dataset,
+    *,
+    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
+    law: Law,
+    prior: Mapping[str, Any] | None,
+    largest_logit: float,
+    compressed: bool = True,
+    leave_out_damaged: bool = False,
+) -> PyTree:
     data, assumptions, kind = assume(model, data, architecture, law, prior)
-    data = _examined(model, data, assumptions, kind, compressed=compressed)
+    data = _examined(model, data, assumptions, kind, compressed=compressed, leave_out_damaged=leave_out_damaged)
     data, _ = range_to_fit(model, data, assumptions, largest_logit)
     return prepare_for(model, data, assumptions, compressed=compressed)
 

@@ -52,6 +52,10 @@ FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
 """The first estimate of τ0 uses `FIRST_TERMS` terms (a transition has m(m + 1)/2), and all transitions whose spread is
 at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FACTOR` times as many transitions."""
 
+TOLD = 0.01
+"""Of data in chunks, the estimate of τ0 uses no more transitions than are in memory at a time, once the standard
+deviation of log τ0 is below this."""
+
 NODES = 64
 """Number of nodes for the estimates: the smallest number of a fit, so that they share its compiled programs."""
 
@@ -170,10 +174,11 @@ def _estimator(
         return of_bridges
 
     def of_full_path(chosen: np.ndarray, start: Mode | None) -> _Estimate:
-        seen = path.take(chosen)
         if isinstance(path, ChunkedPath):
             path.require_densities(chosen)
+            seen = path.take(chosen)
         else:
+            seen = path.take(chosen)
             require_densities(seen, data)
         statistics = reduced(model, seen, assumptions, nodes=NODES)
         mode = posterior_mode(model, statistics, start=start)
@@ -226,6 +231,8 @@ def _used(
         allowed = transitions_allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         # If τ0 is hardly told, it may be larger, and more transitions in range.
         more = transitions_allowed(sorted_scale / (tau0 * math.exp(sd)), largest_logit, seen=count, sd=sd)
+        if isinstance(path, ChunkedPath) and count >= path.at_once and allowed > 0 and sd < TOLD:
+            break
         if allowed == 0:
             # Few transitions determine τ0 poorly: raise an error only if the rule fails at larger τ0 too.
             tau0 *= math.exp(2 * sd)

@@ -20,6 +20,7 @@ from sdeinfer.likelihood import (
     Assumptions,
     EveryLayer,
     gathered_networks,
+    repeated_once,
     used_of,
     with_used,
 )
@@ -74,7 +75,8 @@ def survey(data: xr.Dataset, *, spreads: bool, leave_out_damaged: bool) -> xr.Da
     examined = with_used(data[["covariance"]], used)
     for name, values in ((SINGULAR, [each.singular for each in found]), (SPREAD, [each.spread for each in found])):
         if name != SPREAD or spreads:
-            examined = examined.assign({name: (("network", "layer"), _with_last(np.concatenate(values)))})
+            whole = np.concatenate([each for each in values if each is not None])
+            examined = examined.assign({name: (("network", "layer"), _with_last(whole))})
     return examined.assign_attrs({DAMAGED: int(damaged.sum())} if damaged.any() else {})
 
 
@@ -96,7 +98,7 @@ def attributes_of_chunks(data: xr.Dataset, kept: xr.Dataset) -> dict[str, int | 
     return {**counts, "kept_networks": kept.sizes["network"], **source}
 
 
-class _Surveyed(NamedTuple):
+class Surveyed(NamedTuple):
     """What one chunk holds, see `survey`."""
 
     damaged: Bool[np.ndarray, " networks"]
@@ -109,15 +111,15 @@ class _Labelled:
     """A chunk with its networks' widths."""
 
     def __init__(self, chunk: Chunk, data: xr.Dataset):
-        self.chunk, self.width = chunk, data["width"].values[chunk.first : chunk.last]
+        self.chunk, self.width = chunk, repeated_once(data["width"].values[chunk.first : chunk.last])
 
 
-def _survey(part: _Labelled, *, pattern: Pattern, spreads: bool) -> _Surveyed:
+def _survey(part: _Labelled, *, pattern: Pattern, spreads: bool) -> Surveyed:
     V, damaged, faults = part.chunk.inspected()
     starts = V[:, :-1]
     spread = logit_spread(starts, part.width[:, None], pattern) if spreads else None
     flat = np.stack([singular(starts[:, layer]) for layer in range(starts.shape[1])], axis=1)
-    return _Surveyed(damaged, faults, flat, spread)
+    return Surveyed(damaged, faults, flat, spread)
 
 
 def _with_last(values: np.ndarray) -> np.ndarray:

@@ -24,6 +24,10 @@ SPREAD, SINGULAR = "logit_spread", "singular"
 whether V is singular, at the start of each transition."""
 
 
+class GatheredPath(Path):
+    """Transitions of data in chunks that were taken into memory, each as a network of two layers."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChunkedPath:
     """The used transitions of networks observed at every layer, in chunks of networks.
@@ -46,7 +50,7 @@ class ChunkedPath:
     layers: np.ndarray
     tokens: int
     pattern: Pattern = EVERY_TOKEN
-    nearby: tuple[Int[np.ndarray, " some"], Path] | None = None
+    nearby: tuple[Int[np.ndarray, " some"], GatheredPath] | None = None
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.used))
@@ -102,12 +106,12 @@ class ChunkedPath:
         parts = [_PathOfChunk(self, chunk) for chunk in self.chunks if self.used[chunk.first : chunk.last].any()]
         return reduce_chunks(partial(_on_path, function), parts, combine, name=name)
 
-    def _gathered(self, indices: Int[np.ndarray, " some"]) -> Path:
-        """Some transitions in memory, each as a network of two layers; ascending indices."""
+    def _gathered(self, indices: Int[np.ndarray, " some"]) -> GatheredPath:
+        """Some transitions in memory; ascending indices."""
         network, layer = np.divmod(np.flatnonzero(self.used)[indices], self.used.shape[1])
         found = gathered_networks(self.chunks, network, layer)
         each = np.arange(len(indices))
-        return Path(found, self.width[network], each, np.zeros_like(each), np.ones(1, int), self.pattern)
+        return GatheredPath(found, self.width[network], each, np.zeros_like(each), np.ones(1, int), self.pattern)
 
 
 def chunked_path(data: xr.Dataset) -> ChunkedPath:
@@ -123,9 +127,7 @@ def chunked_path(data: xr.Dataset) -> ChunkedPath:
     )
 
 
-def over_chunks[T](
-    path: Path | ChunkedPath, function: Callable[[Path], T], combine: Combine[T], *, name: str
-) -> T:
+def over_chunks[T](path: Path | ChunkedPath, function: Callable[[Path], T], combine: Combine[T], *, name: str) -> T:
     """A function of a path: of all of it in memory, or combined over its chunks.
 
     Arguments:
@@ -154,20 +156,26 @@ def gathered_networks(
     return np.concatenate(map_chunks(_some, parts, name="gather"))
 
 
+def repeated_once(values: np.ndarray) -> np.ndarray:
+    """Values, or one of them if all are equal: what workers are sent should be small."""
+    return values[:1] if (values == values[0]).all() else values
+
+
 class _PathOfChunk:
     """The used transitions of a chunk, which a worker reads."""
 
     def __init__(self, path: ChunkedPath, chunk: Chunk):
         own = slice(chunk.first, chunk.last)
-        self.chunk, self.pattern, self.width, self.gap = chunk, path.pattern, path.width[own], path.gap
+        self.chunk, self.pattern, self.width, self.gap = chunk, path.pattern, repeated_once(path.width[own]), path.gap
         self.used = np.packbits(path.used[own])
 
     def read(self) -> Path:
-        networks, transitions = len(self.width), len(self.gap)
+        networks, transitions = len(self.chunk), len(self.gap)
         used = np.unpackbits(self.used, count=networks * transitions).astype(bool).reshape(networks, transitions)
         network, layer = np.nonzero(used)
         V = self.chunk.read(used.any(axis=1))
-        return Path(V, self.width, network, layer, self.gap, self.pattern, first=self.chunk.first)
+        width = np.broadcast_to(self.width, networks)
+        return Path(V, width, network, layer, self.gap, self.pattern, first=self.chunk.first)
 
 
 class _SomeOfChunk:

@@ -38,7 +38,7 @@ from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit, drift_count
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._chunked_path import ChunkedPath, added, over_chunks
+from sdeinfer.likelihood._chunked_path import ChunkedPath, GatheredPath, added, over_chunks
 from sdeinfer.likelihood._kernels import FEATURES, log_density, quadratic_pairs, rows_of
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
@@ -200,9 +200,7 @@ def _range_of_e(path: Path) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, 
     return lowest, highest
 
 
-def _wider(
-    one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
+def _wider(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The smallest range that holds two ranges."""
     return np.minimum(one[0], other[0]), np.maximum(one[1], other[1])
 
@@ -276,7 +274,7 @@ def path_statistics(
     widths, width = np.unique(path.width, return_inverse=True)
     padded = repeated_widths(widths)
     pooled = pooled or isinstance(path, ChunkedPath)
-    sums = _sums if isinstance(path, Path) else _sums_of_chunk
+    sums = _sums_of_chunk if isinstance(path, ChunkedPath | GatheredPath) and pooled else _sums
     weights, constant = over_chunks(
         path, partial(sums, layout=layout, widths=widths if pooled else None), added, name="statistics"
     )

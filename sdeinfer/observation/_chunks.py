@@ -42,7 +42,10 @@ class Chunk:
         self.ends = [end - self.first for end in ends]
         self.source = str(data.encoding.get("source", "covariance"))
         kept = data[["covariance"]].isel(network=slice(self.first, self.last))
-        self.covariance = kept["covariance"].drop_vars("width", errors="ignore")
+        covariance = kept["covariance"].drop_vars("width", errors="ignore")
+        if "network" in covariance.coords and np.array_equal(covariance["network"], np.arange(self.first, self.last)):
+            covariance = covariance.drop_vars("network")
+        self.covariance = covariance
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -161,8 +164,8 @@ def require_loaded(data: xr.Dataset, where: str) -> None:
     """
     if "covariance" in data and in_chunks(data):
         raise InputError(
-            f"{where}: data in chunks (Dask) are fitted by models.full_path alone; load them, or some of their networks, "
-            "as data.isel(network=slice(1000)).load()"
+            f"{where}: data in chunks (Dask) are for fit with models.full_path; load them, or some networks, as "
+            " data.isel(network=slice(1000)).load()"
         )
 
 

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -23,25 +23,20 @@ AT_ONCE = 512
 type Combine[T] = Callable[[T, T], T]
 
 
-class Passes(Protocol):
-    """Keeps the results of the passes over the data, in place of Dask."""
+type Results = Callable[[str, Sequence[Callable[[], Any]]], list[Any]]
+"""Function from the name and the tasks of a pass to the results of the tasks."""
 
-    def results(self, name: str, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of the tasks of one pass."""
-        ...
-
-
-_passes: ContextVar[Passes | None] = ContextVar("_passes", default=None)
+_results: ContextVar[Results | None] = ContextVar("_results", default=None)
 
 
 @contextmanager
-def passes_by(passes: Passes) -> Iterator[None]:
-    """Run passes by an object of `Passes` instead of Dask."""
-    token = _passes.set(passes)
+def passes_by(results: Callable[..., list[Any]]) -> Iterator[None]:
+    """Run passes by a function of the type `Results` instead of Dask."""
+    token = _results.set(results)
     try:
         yield
     finally:
-        _passes.reset(token)
+        _results.reset(token)
 
 
 class Task[C, T]:
@@ -69,9 +64,9 @@ def map_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], *, name: s
         chunks: the chunks.
         name: name of the pass, on Dask's dashboard and in errors.
     """
-    tasks, passes = [Task(function, chunk) for chunk in chunks], _passes.get()
-    if passes is not None:
-        return passes.results(name, tasks)
+    tasks, results = [Task(function, chunk) for chunk in chunks], _results.get()
+    if results is not None:
+        return results(name, tasks)
     found = []
     for start in range(0, len(tasks), AT_ONCE):
         found += _computed(_delayed(name, tasks[start : start + AT_ONCE]), name)
@@ -87,9 +82,9 @@ def reduce_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], combine
         combine: function of two results, of chunks in their order.
         name: name of the pass.
     """
-    tasks, passes = [Task(function, chunk) for chunk in chunks], _passes.get()
-    if passes is not None:
-        return tree(passes.results(name, tasks), combine)
+    tasks, results = [Task(function, chunk) for chunk in chunks], _results.get()
+    if results is not None:
+        return tree(results(name, tasks), combine)
     from dask.delayed import delayed
 
     (found,) = _computed([tree(_delayed(name, tasks), delayed(combine, pure=False))], name)

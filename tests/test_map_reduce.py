@@ -37,7 +37,7 @@ def test_results_are_in_the_order_of_chunks(monkeypatch):
 
 def test_parts_meet_in_a_folder(tmp_path):
     def run(part: int | None) -> str:
-        with passes_by(Parts(tmp_path / "parts", part, None if part is None else 3)):
+        with passes_by(Parts(tmp_path / "parts", part, None if part is None else 3).results):
             return reduce_chunks(named, range(7), paired, name="test")
 
     for part in (1, 2):
@@ -50,7 +50,7 @@ def test_parts_meet_in_a_folder(tmp_path):
 
 def test_parts_of_other_work_are_refused(tmp_path):
     def run(chunks, part, parts=2):
-        with passes_by(Parts(tmp_path, part, parts)):
+        with passes_by(Parts(tmp_path, part, parts).results):
             return reduce_chunks(named, chunks, paired, name="test")
 
     with pytest.raises(Unfinished):

@@ -167,7 +167,7 @@ def reduce_command(
     kind = kind_of(observed.attrs, architecture, *sizes, observed.sizes["token_a"])
     settings = {"law": law, "largest_logit": largest_logit, "prior": fixed_by(fix)}
     try:
-        with passes_by(Parts(folder, number, parts, wait=wait)):
+        with passes_by(Parts(folder, number, parts, wait=wait).results):
             prepare_in_parts(
                 model_of(observed), observed, architecture=kind, **settings, leave_out_damaged=leave_out_damaged
             )
@@ -208,7 +208,7 @@ def merge_command(
     settings |= {"leave_out_damaged": leave_out_damaged}
     observed, checkpoint = open_in_chunks(data), checkpoint_of(out, resume)
     try:
-        with staged_file(out) as file, passes_by(Parts(folder, None, None)):
+        with staged_file(out) as file, passes_by(Parts(folder, None, None).results):
             _fit(observed, file, architecture, sizes, settings, seed, checkpoint)
     except Unfinished as unfinished:
         raise si.InputError(f"{folder}: {unfinished}; run `sdeinfer reduce` for every part again") from unfinished

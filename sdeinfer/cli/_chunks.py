@@ -36,7 +36,7 @@ def workers_of(workers: int | None, scheduler: str | None) -> Iterator[bool]:
     phase("starting workers" if scheduler is None else "connecting to the scheduler")
     try:
         if scheduler is None:
-            client = distributed.Client(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+            client = distributed.Client(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0")
         else:
             client = distributed.Client(scheduler, timeout=CONNECT)
     except (OSError, ValueError) as error:

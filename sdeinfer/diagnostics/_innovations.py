@@ -75,7 +75,7 @@ def sums_of(post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitect
     assert kind is not None
     parts = [Sums.of(path, at, Omissions.of(kind, at, path, law)) for path, at in laws_of(post, data, kind)]
     sums = jax.tree.map(lambda *each: np.sum(each, axis=0), *parts)
-    return sums.repeated(repetitions(post, sums.layers))
+    return sums.repeated(repetitions(post, int(sums.layers)))
 
 
 def repetitions(post: xr.DataTree, transitions: int) -> float:

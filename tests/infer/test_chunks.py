@@ -87,6 +87,7 @@ def test_range(networks, chunks, largest_logit):
     assert used_of(expected).mean() < 1 or largest_logit == 0.6
 
 
+@pytest.mark.long
 def test_prepared(networks, chunks):
     expected, found = si.prepare(FULL_PATH, networks).pooled(), si.prepare(FULL_PATH, chunks)
     for x, y in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
@@ -134,7 +135,7 @@ def test_what_data_in_chunks_are_not_for(networks, chunks):
     with pytest.raises(si.InputError, match="models.full_path, compressed"):
         si.prepare(FULL_PATH, chunks, compressed=False)
     with pytest.raises(si.InputError, match="models.full_path"):
-        si.prepare(si.models.last_layer, chunks)
+        si.prepare(si.models.thinned_path, chunks)
     with pytest.raises(si.InputError, match="every layer was observed"):
         si.prepare(FULL_PATH, chunks.isel(layer=slice(None, None, 2)))
     with pytest.raises(si.InputError, match="compare: data in chunks"):
@@ -152,7 +153,7 @@ def test_workers_change_no_bit(chunks, monkeypatch):
     with dask.config.set(scheduler="synchronous"):
         expected = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))["posterior"].to_dataset()
     for workers, killed in [(1, False), (2, False), (2, True)]:
-        sizes = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
+        sizes = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
         with distributed.LocalCluster(**sizes) as cluster, distributed.Client(cluster) as client:
             pids = list(client.run(os.getpid).values())
             if killed:

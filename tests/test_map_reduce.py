@@ -35,6 +35,20 @@ def test_results_are_in_the_order_of_chunks(monkeypatch):
     assert map_chunks(named, range(10), name="test") == [str(number) for number in range(10)]
 
 
+def test_chunk_that_kills_workers_is_one_line(monkeypatch):
+    class KilledWorker(Exception):
+        """As that of `distributed`, which is not needed here."""
+
+    def compute(*found, **settings):
+        raise KilledWorker("Attempted to run task 4 times\nmore lines")
+
+    monkeypatch.setattr("dask.base.compute", compute)
+    with pytest.raises(
+        ValueError, match=r"^test: one chunk killed several workers.*\(Attempted to run task 4 times\)$"
+    ):
+        map_chunks(named, range(2), name="test")
+
+
 def test_parts_meet_in_a_folder(tmp_path):
     def run(part: int | None) -> str:
         with passes_by(Parts(tmp_path / "parts", part, None if part is None else 3).results):

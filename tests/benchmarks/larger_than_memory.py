@@ -85,8 +85,8 @@ def fit(folder: Path, terms: float, workers: int, kill_after: float | None) -> d
     else:
         from distributed import Client, LocalCluster
 
-        sizes = {"n_workers": workers, "threads_per_worker": 1, "memory_limit": LIMIT, "dashboard_address": "127.0.0.1:0"}
-        with LocalCluster(**sizes) as cluster, Client(cluster) as client:
+        sizes = {"n_workers": workers, "threads_per_worker": 1, "memory_limit": LIMIT}
+        with LocalCluster(**sizes, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
             if kill_after is not None:
                 victim = next(iter(client.run(os.getpid).values()))
                 threading.Timer(kill_after, os.kill, (victim, signal.SIGKILL)).start()

@@ -87,6 +87,13 @@ def test_range(networks, chunks, largest_logit):
     assert used_of(expected).mean() < 1 or largest_logit == 0.6
 
 
+def test_without_attention_all_are_in_range(chunks):
+    data = survey(chunks, spreads=False, leave_out_damaged=False)
+    found, pilot = in_range(FULL_PATH, data, Assumptions(Architecture("mlp")), 0.6)
+    assert used_of(found).all()
+    assert not pilot
+
+
 @pytest.mark.long
 def test_prepared(networks, chunks):
     expected, found = si.prepare(FULL_PATH, networks).pooled(), si.prepare(FULL_PATH, chunks)

@@ -71,11 +71,13 @@ def fit(folder: Path, terms: float, workers: int, kill_after: float | None) -> d
 
     def run() -> float:
         started = time.perf_counter()
-        post = si.fit(si.models.full_path, data, chains=2, draws=200, warmup=200, predictions=20, key=jr.key(1))
+        post = si.fit(si.models.full_path, data, chains=2, draws=200, warmup=1000, predictions=20, key=jr.key(1))
         draws = post["posterior"].to_dataset()
         content = b"".join(draws[name].values.tobytes() for name in sorted(draws.data_vars))
         found["draws"] = hashlib.sha256(content).hexdigest()[:16]
         found["gamma"] = [float(draws["gamma"].mean()), float(draws["gamma"].std())]
+        found["gamma_by_chain"] = draws["gamma"].mean("draw").values.tolist()
+        si.write(post, folder / f"terms_{terms:.0e}_workers_{workers}{'_killed' if kill_after is not None else ''}.nc")
         found["kept"] = 1 - post.attrs["left_out"]
         return time.perf_counter() - started
 

@@ -285,3 +285,11 @@ def test_architectures_are_compared(run):
     found = run("guides/compare")
     assert found["table"].index[0] == "transformer"
     assert "limit_posterior" in found["post"].children
+
+
+@pytest.mark.long
+def test_larger_than_memory(run):
+    names = run("guides/larger_than_memory")
+    assert names["post"].attrs["networks"] == names["post"]["observed_data"].sizes["network"] == 192
+    for name in ("gamma", "tau0"):
+        assert deviations(names["post"], name) < 4

@@ -97,15 +97,24 @@ def sampled(
     observe_every: str,
     outputs: int,
     seed: int,
+    *,
+    first: int = 0,
+    progress: bool = True,
 ) -> "xr.Dataset":
-    """Sample networks and observe them as `--observe-every` says."""
-    every = sizes["depth"] if observe_every in ("last", "outputs") else _whole(observe_every)
+    """Sample networks, from one of a number on, and observe them as `--observe-every` says."""
+    every = observed_every(observe_every, sizes["depth"])
     # Single precision halves the run time; its rounding is a millionth of a layer's noise.
     V0 = V0.astype("float32")
-    data = si.sample_networks(layer, V0, **sizes, observe_every=every, progress=True, key=key_of(seed, 0))
+    sizes = sizes | {"observe_every": every, "first_network": first}
+    data = si.sample_networks(layer, V0, **sizes, progress=progress, key=key_of(seed, 0))
     if observe_every == "outputs":
         data = si.sample_outputs(data, outputs=outputs, key=key_of(seed, 2))
     return data
+
+
+def observed_every(observe_every: str, depth: int) -> int:
+    """The number of layers from one observed layer to the next."""
+    return depth if observe_every in ("last", "outputs") else _whole(observe_every)
 
 
 def _whole(observe_every: str) -> int:

@@ -1,5 +1,6 @@
 """The commands that make data: `observe` and `simulate`."""
 
+import functools
 import math
 import warnings
 from collections.abc import Hashable, Mapping
@@ -9,13 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import sdeinfer as si
-from sdeinfer._files import staged_file
+from sdeinfer._files import ZARR, staged_file
 from sdeinfer.cli import _options as options
 from sdeinfer.cli._app import phase, say
-from sdeinfer.cli._flags import key_of, kind_of, pattern_of, sampled
+from sdeinfer.cli._chunks import workers_of
+from sdeinfer.cli._flags import key_of, kind_of, observed_every, pattern_of, sampled
 
 if TYPE_CHECKING:
+    import jax
     import xarray as xr
+
+
+PART_BYTES = 2**25
+"""Bytes of float64 of the networks that are sampled together, where they are written to Zarr."""
+
+BATCH = 64
+"""Their number is a multiple of the chain's batch on a CPU."""
 
 
 def observe_command(
@@ -46,12 +56,23 @@ def observe_command(
     correlation: options.Correlation = 0.0,
     observe_every: options.ObserveEvery = "1",
     outputs: options.Outputs = 64,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="sample networks into Zarr by this number of processes (needs sdeinfer[dask])", min=1),
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="sample networks into Zarr by the workers of the Dask scheduler at this address")
+    ] = None,
     seed: options.Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write, or Zarr with the suffix .zarr")] = Path("data.nc"),
 ) -> None:
-    """Reduce hidden states to covariances, or sample networks with known parameters."""
-    from sdeinfer.observation import observe_file, write_parts
+    """Reduce hidden states to covariances, or sample networks with known parameters; into Zarr some at a time."""
+    from sdeinfer.observation import observe_file, write_in_chunks, write_parts
 
+    if (workers is not None or scheduler is not None) and (
+        hidden_states is not None or out.suffix != ZARR or observe_every == "outputs"
+    ):
+        raise si.InputError("--workers, --scheduler: sample the layers of networks into Zarr (--out ….zarr) only")
     with staged_file(out) as file:
         if hidden_states is None:
             count = tokens * (prompts or 1)
@@ -59,7 +80,16 @@ def observe_command(
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks}
             V0 = si.equicorrelated(tokens=count, correlation=correlation, norm=norm)
-            parts = [sampled(layer, V0, sizes, observe_every, outputs, seed)]
+            in_parts = out.suffix == ZARR and observe_every != "outputs"
+            layers = depth // observed_every(observe_every, depth)
+            each = _networks_at_once(count, layers) if in_parts else networks
+            part = functools.partial(_part, layer, V0, sizes, observe_every, outputs, seed, each)
+            with workers_of(workers, scheduler) as by_workers:
+                if by_workers:
+                    write_in_chunks(part, networks, each, file)
+                    say(f"written to {out}: {networks} networks, {layers + 1} layers, {count} tokens")
+                    return
+            parts = (part(first) for first in range(0, networks, each))
         else:
             flags = (heads, output_projection, expansion, causal, prompts)
             phase("reducing hidden states")
@@ -119,6 +149,30 @@ def simulate_command(
         )
         si.write(result, file)
     say(f"written to {out}: {paths} paths, {result.attrs['exploded']:.2%} of them exploded")
+
+
+def _part(
+    layer: "si.layers.AbstractLayer",
+    V0: "jax.Array",
+    sizes: dict[str, Any],
+    observe_every: str,
+    outputs: int,
+    seed: int,
+    each: int,
+    first: int,
+) -> "xr.Dataset":
+    """Networks of an ensemble from the number `first` on, at most `each`."""
+    count = min(each, sizes["networks"] - first)
+    own = sizes | {"networks": count}
+    part = sampled(layer, V0, own, observe_every, outputs, seed, first=first, progress=each == sizes["networks"])
+    if first == 0 and count < sizes["networks"]:
+        part["covariance"].encoding["chunks"] = part["covariance"].shape
+    return part
+
+
+def _networks_at_once(tokens: int, layers: int) -> int:
+    """Number of networks that are sampled and written together, a multiple of those in a batch of the chain."""
+    return max(1, PART_BYTES // (8 * tokens**2 * (layers + 1)) // BATCH) * BATCH
 
 
 def _with_attributes(

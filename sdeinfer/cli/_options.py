@@ -43,3 +43,13 @@ Fix = Annotated[
     list[str] | None, typer.Option(help="fix a sampled coordinate, as in tau0=1 or c_mean=0; may be repeated")
 ]
 Seed = Annotated[int, typer.Option(help="seed of all random numbers", min=0, max=2**63 - 1)]
+Workers = Annotated[
+    int | None, typer.Option(help="read Zarr data in chunks, by this number of processes (needs sdeinfer[dask])", min=1)
+]
+Scheduler = Annotated[
+    str | None, typer.Option(help="read Zarr data in chunks, by the workers of the Dask scheduler at this address")
+]
+LeaveOutDamaged = Annotated[
+    bool,
+    typer.Option("--leave-out-damaged", help="of data in chunks, leave out networks that are damaged, and count them"),
+]

@@ -15,7 +15,7 @@ from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Check, Verdict, at_l
 from sdeinfer.infer import architecture_of, logit_scale, mean_spread
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, architecture_in
 from sdeinfer.likelihood import USED, used_of
-from sdeinfer.observation import validate
+from sdeinfer.observation import in_chunks, validate
 
 RHAT, ROUGH_RHAT = 1.05, 1.01
 """Upper bound on R-hat: the means of chains then differ by about 0.3 posterior sds. Above the second bound, means are
@@ -92,17 +92,19 @@ def check(
 
     Arguments:
         post: the result of `fit` or of `approximate`.
-        data: the data that were fitted; if None, the copy in the posterior.
+        data: the data that were fitted; if None, or if they are in chunks (Dask), those in the posterior. Of data in
+            chunks these are some of the networks, which a note says.
         architecture: the layer, for a custom type of layer, which the posterior does not store.
 
     Returns:
         The verdicts, each with value, threshold and advice; and the skipped tests.
     """
-    data = observed(post) if data is None else validate(data)
+    data = observed(post) if data is None or in_chunks(data) else validate(data)
     table = summarise(post)
     kind = _kind_of(post, data, architecture)
     verdicts, notes, assumed = layers_against_law(post, data, kind, table["sd"].to_dict())
     verdicts += _of_range(post, data, kind)
+    notes += _of_kept(post)
     left_out = float(post.attrs.get("left_out", 0.0))
     if left_out > MANY_LEFT_OUT:
         notes.append(f"{left_out:.1%} of the transitions start outside the range of the law, and are left out")
@@ -134,6 +136,16 @@ def check(
     return Check(
         tuple(verdicts), _skipped(post, kind), tuple(told), tuple(untold), tuple(notes), tuple(assumed) if told else ()
     )
+
+
+def _of_kept(post: xr.DataTree) -> list[str]:
+    """A note on networks of data in chunks that were damaged, or are not in the posterior."""
+    attrs, notes = post.attrs, []
+    if attrs.get("kept_networks", 0) < attrs.get("networks", 0):
+        notes.append(f"layers and predictions are checked on {attrs['kept_networks']} of {attrs['networks']} networks")
+    if "damaged_networks" in attrs:
+        notes.append(f"{attrs['damaged_networks']} damaged networks are left out")
+    return notes
 
 
 def _told(name: str, table: pd.DataFrame) -> str:
@@ -248,6 +260,8 @@ def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | 
     if "out_of_range" in post.attrs:
         return [at_least(THEORY, IN_RANGE, 0.0, LEAST_USED, str(post.attrs["out_of_range"])), *verdicts]
     share, exact = float(used.mean()), None
+    if "used_transitions" in post.attrs:  # of all networks, of which the data are some
+        share = 1 - float(post.attrs["left_out"])
     if share < LEAST_USED and post.attrs.get("model") == "full_path":
         exact = excluded_layers(post, data, kind, spread)
     if exact is None:

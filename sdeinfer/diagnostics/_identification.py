@@ -5,7 +5,7 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.psense import psense
 
-from sdeinfer.diagnostics._innovations import laws_of
+from sdeinfer.diagnostics._innovations import laws_of, repetitions
 from sdeinfer.diagnostics._summary import fixed_of, identified_of
 from sdeinfer.infer import innovations
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, architecture_in
@@ -38,7 +38,8 @@ def identification(
         closed-form likelihood at the posterior mean; `expected`, the contraction by this information and the priors,
         which is smaller than `contraction` if the data only exclude a part of the prior; `networks`, the factor in the
         number of networks that reduces the standard deviation to 0.1; and, by power-scaling (ArviZ), the sensitivity of
-        the posterior to the prior, `to_prior`, and to the likelihood, `to_likelihood`.
+        the posterior to the prior, `to_prior`, and to the likelihood, `to_likelihood`; the latter only if the posterior
+        holds the likelihoods of all networks, not of some as of data in chunks.
     """
     names = identified_of(post)
     groups = {group: post[group].to_dataset() for group in ("prior", "posterior")}
@@ -53,6 +54,7 @@ def identification(
         return table
     ((path, law),) = laws_of(post, data, kind)
     information = np.sum([here.information for here in innovations(path, law)], axis=0)
+    information = repetitions(post, len(path)) * information
     free = [name for name in known if name not in fixed_of(post)]
     taken, places = [list(known).index(name) for name in free], [free.index(name) for name in names]
     information = information[np.ix_(taken, taken)]
@@ -64,7 +66,8 @@ def identification(
     together = np.diag(np.linalg.inv(information + np.diag(prior)))[places]
     table["expected"] = 1 - together / table["prior"] ** 2
     table["networks"] = (table["information"] / PRECISION) ** 2
-    for scaled in ("prior", "likelihood"):
+    whole = post["observed_data"].sizes["network"] == post.attrs.get("networks", post["observed_data"].sizes["network"])
+    for scaled in ("prior", "likelihood") if whole else ("prior",):
         if _varies(post, scaled):
             moved = psense(post, var_names=names, group=scaled)
             table[f"to_{scaled}"] = [float(moved[name]) for name in names]

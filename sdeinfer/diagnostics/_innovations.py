@@ -74,7 +74,13 @@ def sums_of(post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitect
     kind, law = architecture or architecture_in(post.attrs), post.attrs.get("law", "limit")
     assert kind is not None
     parts = [Sums.of(path, at, Omissions.of(kind, at, path, law)) for path, at in laws_of(post, data, kind)]
-    return jax.tree.map(lambda *each: np.sum(each, axis=0), *parts)
+    sums = jax.tree.map(lambda *each: np.sum(each, axis=0), *parts)
+    return sums.repeated(repetitions(post, int(sums.layers)))
+
+
+def repetitions(post: xr.DataTree, transitions: int) -> float:
+    """The ratio of all transitions of a fit to those at hand; above 1 for data in chunks, of which some are kept."""
+    return float(post.attrs.get("used_transitions", transitions)) / transitions
 
 
 def laws_of(
@@ -204,6 +210,11 @@ class Sums(NamedTuple):
             omitted=information[parameters:, own],
             layers=len(path),
         )
+
+    def repeated(self, times: float) -> "Sums":
+        """The sums that determine moves and standard deviations, as of so many times the layers; not those of tests."""
+        names = ("along", "information", "scatter", "of_networks", "omitted")
+        return self._replace(**{name: times * getattr(self, name) for name in names})
 
     def tests(self) -> pd.DataFrame:
         """The table of `innovation_tests`."""

@@ -6,6 +6,7 @@ from ._checkpoint import Checkpoint as Checkpoint
 from ._compare import compare as compare
 from ._fit import fit as fit
 from ._fit import prepare as prepare
+from ._fit import prepare_in_parts as prepare_in_parts
 from ._fit import transitions as transitions
 from ._innovations import Innovations as Innovations
 from ._innovations import LawAt as LawAt

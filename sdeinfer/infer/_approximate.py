@@ -20,6 +20,7 @@ from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group
 from sdeinfer.layers import AbstractArchitecture, AbstractLayer
 from sdeinfer.likelihood import LatentLayers, as_model
+from sdeinfer.observation import require_loaded
 
 Method = Literal["laplace", "svi"]
 METHODS = get_args(Method)
@@ -78,6 +79,7 @@ def approximate(
     if draws < FEWEST:
         raise InputError(f"draws: at least {FEWEST} are needed for the Pareto k, got {draws}")
     key_svi, key_draws = jr.split(key)
+    require_loaded(data, "approximate")
     data, assumptions, kind = assume(model, data, architecture, law, prior)
     data, pilot = range_to_fit(model, data, assumptions, largest_logit)
     pooled = model.pool(prepare_for(model, data, assumptions))

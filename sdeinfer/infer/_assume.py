@@ -20,7 +20,7 @@ from sdeinfer.layers import (
     with_attention_pattern,
 )
 from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, checked_priors, with_pattern
-from sdeinfer.observation import INCOMPLETE, validate
+from sdeinfer.observation import INCOMPLETE, in_chunks, validate, validate_labels
 
 
 def assume(
@@ -32,9 +32,11 @@ def assume(
 ) -> tuple[xr.Dataset, Assumptions, AbstractArchitecture]:
     """Validate data for a model; return the model's part of them, the assumptions, and the kind of layer.
 
-    For law "both" the assumptions have the law "finite-width".
+    For law "both" the assumptions have the law "finite-width". The covariances of data in chunks are not read here.
     """
-    data, first = model.select(validate(data)), "limit" if law == "limit" else "finite-width"
+    data = validate_labels(data)
+    data = model.select(data if in_chunks(data) else validate(data))
+    first = "limit" if law == "limit" else "finite-width"
     if isinstance(model, EveryLayer) and model.makes_layers:
         if architecture is not None or prior:
             name = "prior" if prior else "architecture"

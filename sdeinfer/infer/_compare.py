@@ -41,7 +41,7 @@ from sdeinfer.likelihood import (
     used_of,
     with_used,
 )
-from sdeinfer.observation import validate
+from sdeinfer.observation import require_loaded, validate
 
 
 @with_progress_line
@@ -91,6 +91,7 @@ def compare(
         raise InputError("model: architectures are compared by the package's models; a program builds its own layers")
     if isinstance(model, LatentLayers):
         raise InputError(f"model: {model.name} has latent layers; compare needs networks observed at every layer")
+    require_loaded(data, "compare")
     data = validate(data)
     require_settings(law, ("finite-width", "limit"), chains=chains, draws=draws, warmup=warmup)
     phase("finding the range of the law")

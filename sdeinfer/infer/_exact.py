@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.infer._innovations import innovations, law_at
+from sdeinfer.infer._innovations import LawAt, innovations, law_at
 from sdeinfer.layers import AbstractArchitecture
-from sdeinfer.likelihood import Path, PathStatistics
+from sdeinfer.likelihood import ChunkedPath, Path, PathStatistics, added
 
 PASSES = 8
 """Largest number of passes over the data."""
@@ -29,7 +29,7 @@ SHORT = 0.25
 """Length of a Newton step, in posterior standard deviations, that is taken without a further pass over the data."""
 
 
-class _Exact(NamedTuple):
+class Exact(NamedTuple):
     """Log posterior density under the exact law, its gradient and its information."""
 
     density: float
@@ -38,7 +38,7 @@ class _Exact(NamedTuple):
 
 
 def shift_to_exact_mode(
-    path: Path,
+    path: Path | ChunkedPath,
     statistics: PathStatistics,
     architecture: AbstractArchitecture,
     u: Float[np.ndarray, " coordinates"],
@@ -60,13 +60,13 @@ def shift_to_exact_mode(
     # The priors' score at the statistics' mode is minus the statistics' score there; their curvature is about 1.
     of_priors = -np.asarray(_score(architecture, statistics.pooled(), u), np.float64)
 
-    def exact(shift: np.ndarray) -> _Exact:
+    def exact(shift: np.ndarray) -> Exact:
         law = law_at(architecture, u + shift, widths=widths, centre=centre)
-        density, score, information = of_priors @ shift - shift @ shift / 2, of_priors - shift, np.eye(len(u))
-        for here in innovations(path, law):
-            density -= np.sum(here.y**2 / 2 + np.log(here.sd))
-            score, information = score + here.score.sum(axis=0), information + here.information
-        return _Exact(float(density), score, information)
+        priors = Exact(float(of_priors @ shift - shift @ shift / 2), of_priors - shift, np.eye(len(u)))
+        if isinstance(path, Path):
+            return _summed(path, law, priors)
+        zero = Exact(0.0, np.zeros_like(u), np.zeros((len(u), len(u))))
+        return added(priors, path.reduced(partial(_summed, law=law, start=zero), added, name="exact"))
 
     shift = np.zeros_like(u)
     step, here = np.zeros_like(u), exact(shift)
@@ -87,6 +87,15 @@ def shift_to_exact_mode(
             there = exact(shift + step)
         shift, here = shift + step, there
     return shift
+
+
+def _summed(path: Path, law: LawAt, start: Exact) -> Exact:
+    """The log density of a path, its score and its information, added to those at the start."""
+    density, score, information = start
+    for here in innovations(path, law):
+        density -= np.sum(here.y**2 / 2 + np.log(here.sd))
+        score, information = score + here.score.sum(axis=0), information + here.information
+    return Exact(float(density), score, information)
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)

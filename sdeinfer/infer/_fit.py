@@ -15,20 +15,22 @@ from arviz_base import dict_to_dataset
 from jaxtyping import Float, PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
 
+from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
-from sdeinfer.infer._densities import prior_draws
+from sdeinfer.infer._densities import log_densities, prior_draws
 from sdeinfer.infer._groups import labelled_draws
 from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import Metropolis
 from sdeinfer.infer._nuts import NUTS, compile_nuts
 from sdeinfer.infer._predictive import predict
-from sdeinfer.infer._prepare import prepare_for
+from sdeinfer.infer._prepare import prepare_chunks, prepare_for
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
+from sdeinfer.infer._survey import attributes_of_chunks, kept_networks, require_one_layer, survey
 from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group
 from sdeinfer.layers import AbstractArchitecture, AbstractLayer, architecture_in
 from sdeinfer.likelihood import (
@@ -42,7 +44,7 @@ from sdeinfer.likelihood import (
     checked_priors,
     transitions_of,
 )
-from sdeinfer.observation import validate
+from sdeinfer.observation import in_chunks, require_loaded, validate
 
 
 @with_progress_line
@@ -62,6 +64,7 @@ def fit(
     compressed: bool = True,
     progress: bool = False,
     checkpoint: Checkpoint | None = None,
+    leave_out_damaged: bool = False,
     key: PRNGKeyArray,
 ) -> xr.DataTree:
     """Fit a model to observed covariances.
@@ -69,7 +72,9 @@ def fit(
     Arguments:
         model: one of `sdeinfer.models`; or any NumPyro program, a function of the prepared path that samples
             parameters, builds a layer (or one per network) and observes a `likelihood.CovariancePath` of it.
-        data: observed networks, see `covariance_dataset`.
+        data: observed networks, see `covariance_dataset`. Covariances backed by Dask, as of `xarray.open_zarr`, are
+            read in chunks of networks, on the current `distributed.Client` or by the scheduler of Dask's configuration;
+            for `full_path` and programs of one layer for all networks.
         architecture: "transformer", "attention", "feedforward" or "mlp"; an `Architecture`, for sizes such as the
             number of heads; or a layer such as a `Stack` or a custom layer, whose parameter values are ignored. If
             None, the architecture in the data's attributes. Must be None for a program that builds its own layers.
@@ -91,13 +96,16 @@ def fit(
         progress: show progress bars, and on a terminal the current phase.
         checkpoint: a file for the state of the sampler. A resumed fit gives the draws of an uninterrupted one. The file
             is kept until `Checkpoint.remove`.
+        leave_out_damaged: of data in chunks, leave out the networks that cannot be read or are no covariances; the
+            attribute `damaged_networks` counts them. Otherwise they are an error.
         key: PRNG key.
 
     Returns:
         A DataTree with the groups posterior, sample_stats, log_likelihood (one value per network), log_prior, prior,
         prior_predictive, posterior_predictive, layers (each network's parameters at the posterior mean of their
         coordinates), observed_data and constant_data. Its attributes hold the architecture, the model, the true
-        parameters if the data include them, and the version.
+        parameters if the data include them, and the version. Of data in chunks, all groups with networks have 256 of
+        them, evenly spaced; the attributes `networks` and `used_transitions` count those that were fitted.
 
     Raises:
         InputError: for invalid data, data that cannot identify the architecture's parameters, and priors outside a
@@ -113,6 +121,7 @@ def fit(
     key_sampler, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
     both = law == "both"
     data, assumptions, kind = assume(model, data, architecture, law, prior)
+    data = _examined(model, data, assumptions, kind, compressed=compressed, leave_out_damaged=leave_out_damaged)
     with _background_thread() as background:
         if isinstance(model, EveryLayer) and not model.makes_layers and type(sampler) is NUTS and compressed:
             shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "pattern": kind.pattern}
@@ -121,7 +130,15 @@ def fit(
         phase("finding the range of the law")
         data, pilot = range_to_fit(model, data, assumptions, largest_logit)
         phase("preparing the data")
-        prepared = prepare_for(model, data, assumptions, compressed=compressed)
+        whole, each = data, None
+        if in_chunks(data):
+            assert isinstance(model, EveryLayer)
+            # From here on `data` are some of the networks, in memory.
+            data = kept_networks(whole)
+            prepared, each = prepare_chunks(model, whole, data, assumptions)
+            pilot |= attributes_of_chunks(whole, data)
+        else:
+            prepared = prepare_for(model, data, assumptions, compressed=compressed)
         before, layers = _sample_prior(model, prepared, sampler.draws, key_prior)
         before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
         # The prior predictions compile and run while NUTS compiles.
@@ -129,6 +146,8 @@ def fit(
         phase("compiling the sampler")
         settings = {"progress": progress, "key": key_sampler}
         result = sampler.sample(model, prepared, **settings, checkpoint=checkpoint)
+        if each is not None:
+            result = result._replace(log_likelihood=log_densities(model, each, result.samples)[0])
         phase("predicting")
         groups = _sampled_groups(model, result, data)
         groups["prior"] = labelled_draws(model, {name: value[None] for name, value in before.items()}, data)
@@ -143,12 +162,15 @@ def fit(
     if both:
         limit = dataclasses.replace(assumptions, law="limit")
         limit_checkpoint = None if checkpoint is None else checkpoint.for_limit()
-        by_limit = prepare_for(model, data, limit, compressed=compressed)
+        if each is None:
+            by_limit = prepare_for(model, data, limit, compressed=compressed)
+        else:  # the statistics do not depend on the law
+            by_limit = dataclasses.replace(prepared, assumptions=limit, adjustment=None)
         by_limit = sampler.sample(model, by_limit, **settings, checkpoint=limit_checkpoint)
         groups[LIMIT_POSTERIOR] = labelled_draws(model, by_limit.samples, data)
     tree = xr.DataTree.from_dict(groups)
     sampled = [name for name, value in result.log_prior.items() if value.ndim == 2]
-    tree.attrs = attributes_of(model, data, assumptions, kind, sampled, largest_logit=largest_logit) | pilot
+    tree.attrs = attributes_of(model, whole, assumptions, kind, sampled, largest_logit=largest_logit) | pilot
     return tree
 
 
@@ -185,9 +207,39 @@ def prepare(
     Raises:
         InputError: as in `fit`.
     """
-    model = as_model(model)
     require_settings(law, ("finite-width", "limit"))
-    data, assumptions, _ = assume(model, data, architecture, law, prior)
+    settings = {"architecture": architecture, "law": law, "prior": prior, "largest_logit": largest_logit}
+    return _prepared(as_model(model), data, **settings, compressed=compressed)
+
+
+def prepare_in_parts(
+    model: Callable[..., None], data: xr.Dataset, *, law: Law = "finite-width", **settings: Any
+) -> None:
+    """Make the passes over data in chunks that `fit` makes, and in its order; see `sdeinfer._parts`.
+
+    Arguments:
+        model: as in `fit`.
+        data: as in `fit`.
+        law: as in `fit`.
+        settings: architecture, prior, largest_logit and leave_out_damaged, as in `fit`.
+    """
+    require_settings(law, LAWS)
+    _prepared(as_model(model), data, law=law, **settings)
+
+
+def _prepared(
+    model: AbstractModel,
+    data: xr.Dataset,
+    *,
+    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
+    law: Law,
+    prior: Mapping[str, Any] | None,
+    largest_logit: float,
+    compressed: bool = True,
+    leave_out_damaged: bool = False,
+) -> PyTree:
+    data, assumptions, kind = assume(model, data, architecture, law, prior)
+    data = _examined(model, data, assumptions, kind, compressed=compressed, leave_out_damaged=leave_out_damaged)
     data, _ = range_to_fit(model, data, assumptions, largest_logit)
     return prepare_for(model, data, assumptions, compressed=compressed)
 
@@ -214,10 +266,31 @@ def transitions(
         InputError: as in `fit`.
     """
     require_settings(law, ("finite-width", "limit"))
+    require_loaded(data, "transitions")
     if architecture is None and architecture_in(validate(data).attrs) is None:
         return transitions_of(data, Assumptions(law=law))
     kind = architecture_of(data, architecture)
     return transitions_of(masked(data, kind, law), Assumptions(kind, law, checked_priors(prior, kind)))
+
+
+def _examined(
+    model: AbstractModel,
+    data: xr.Dataset,
+    assumptions: Assumptions,
+    kind: AbstractArchitecture,
+    *,
+    compressed: bool,
+    leave_out_damaged: bool = False,
+) -> xr.Dataset:
+    """Data in chunks after their `survey`; others unchanged, which `assume` has validated."""
+    if not in_chunks(data):
+        if leave_out_damaged:
+            raise InputError("leave_out_damaged: is for data in chunks (Dask), as of xarray.open_zarr")
+        return data
+    phase("examining the data")
+    require_one_layer(model, data, assumptions, compressed=compressed)
+    spreads = bool(kind.coordinates.temperatures)
+    return survey(data, spreads=spreads, leave_out_damaged=leave_out_damaged)
 
 
 @contextlib.contextmanager

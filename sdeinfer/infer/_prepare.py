@@ -15,9 +15,11 @@ from sdeinfer.infer._exact import shift_to_exact_mode
 from sdeinfer.infer._mode import posterior_mode
 from sdeinfer.infer._reduce import form_of, reduced
 from sdeinfer.infer._sandwich import sandwich
+from sdeinfer.infer._survey import kept_networks
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
+    ChunkedPath,
     Estimates,
     EveryLayer,
     GroupedStatistics,
@@ -25,11 +27,14 @@ from sdeinfer.likelihood import (
     Layout,
     Path,
     PathStatistics,
+    chunked_path,
     grouped_statistics,
     observed_path,
+    path_layout,
     path_statistics,
     transitions_of,
 )
+from sdeinfer.observation import in_chunks
 
 SAMPLE = 16_384
 """Number of transitions used to find the scatter of the scores; all if there are fewer."""
@@ -65,11 +70,35 @@ def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions
         exact = dataclasses.replace(found, centre=found.centre + found.shift, shift=jnp.zeros_like(found.shift))
         return dataclasses.replace(plain, adjustment=exact)
     match model:
+        case EveryLayer() if in_chunks(data):
+            return prepare_chunks(model, data, kept_networks(data), assumptions)[0]
         case Groups(ungrouped=ungrouped):
             return _prepared_groups(ungrouped, data, assumptions)
         case EveryLayer() if assumptions.law == "finite-width":
             return adjusted_statistics(model, observed_path(data), assumptions)
     return model.reduce(data, assumptions)
+
+
+def prepare_chunks(
+    model: EveryLayer, data: xr.Dataset, kept: xr.Dataset, assumptions: Assumptions
+) -> tuple[PathStatistics, PathStatistics]:
+    """`prepare_for` data in chunks, pooled over the networks of one width; and each of some networks in memory.
+
+    Arguments:
+        model: the model.
+        data: the observed networks, which `survey` has examined.
+        kept: some of them in memory.
+        assumptions: assumptions of the fit.
+    """
+    path = chunked_path(data)
+    path.require_densities()
+    layout = path_layout(path)
+    if assumptions.law == "finite-width":
+        prepared = adjusted_statistics(model, path, assumptions, layout)
+    else:
+        prepared = path_statistics(path, layout, assumptions=assumptions)
+    each = path_statistics(observed_path(kept), layout, assumptions=assumptions)
+    return prepared, dataclasses.replace(each, adjustment=prepared.adjustment)
 
 
 def _prepared_groups(ungrouped: EveryLayer, data: xr.Dataset, assumptions: Assumptions) -> GroupedStatistics:
@@ -94,7 +123,7 @@ def _prepared_groups(ungrouped: EveryLayer, data: xr.Dataset, assumptions: Assum
 
 def adjusted_statistics(
     model: EveryLayer,
-    path: Path,
+    path: Path | ChunkedPath,
     assumptions: Assumptions,
     layout: Layout | None = None,
     *,

@@ -32,22 +32,29 @@ from sdeinfer.infer._reduce import kind_of_program, reduced
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import AbstractArchitecture, limit_on_host
 from sdeinfer.likelihood import (
+    SPREAD,
     AbstractModel,
     Assumptions,
+    ChunkedPath,
     Groups,
     LatentLayers,
     Path,
     any_transitions,
+    chunked_path,
     outputs_transitions,
     require_densities,
     used_of,
     with_used,
 )
-from sdeinfer.observation import groups_of, outputs_of
+from sdeinfer.observation import groups_of, in_chunks, outputs_of
 
 FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
 """The first estimate of τ0 uses `FIRST_TERMS` terms (a transition has m(m + 1)/2), and all transitions whose spread is
 at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FACTOR` times as many transitions."""
+
+TOLD = 0.01
+"""Of data in chunks, the estimate of τ0 uses no more transitions than are in memory at a time, once the standard
+deviation of log τ0 is below this."""
 
 NODES = 64
 """Number of nodes for the estimates: the smallest number of a fit, so that they share its compiled programs."""
@@ -122,6 +129,8 @@ def _in_range_of_groups(
 
 def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
     """The spread s of the logits at the start of each transition, times τ0."""
+    if SPREAD in data:
+        return data[SPREAD].values[:, :-1]
     starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
     return logit_spread(starts, data["width"].values[:, None], Pattern.in_attributes(data.attrs))
 
@@ -151,7 +160,7 @@ class _Estimate(NamedTuple):
 
 
 def _estimator(
-    model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, path: Path
+    model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, path: Path | ChunkedPath
 ) -> Callable[[np.ndarray, Mode | None], _Estimate]:
     """Return a function from indices of transitions, and a mode to start from or None, to the estimate."""
     if isinstance(model, LatentLayers):
@@ -165,8 +174,12 @@ def _estimator(
         return of_bridges
 
     def of_full_path(chosen: np.ndarray, start: Mode | None) -> _Estimate:
-        seen = path.take(chosen)
-        require_densities(seen, data)
+        if isinstance(path, ChunkedPath):
+            path.require_densities(chosen)
+            seen = path.take(chosen)
+        else:
+            seen = path.take(chosen)
+            require_densities(seen, data)
         statistics = reduced(model, seen, assumptions, nodes=NODES)
         mode = posterior_mode(model, statistics, start=start)
         return _Estimate(mode, layer_at(model, statistics, mode))
@@ -182,20 +195,25 @@ def _used(
     used: np.ndarray,
     largest_logit: float,
 ) -> tuple[np.ndarray, float]:
-    path = outputs_transitions(data) if outputs_of(data) else any_transitions(data)
-    estimate = _estimator(model, data, assumptions, path)
+    path = _all_transitions(data)
     coordinates = kind.coordinates
     places = [list(coordinates.sampled).index(name) for name in coordinates.temperatures]
-    scale = logit_scale(data)[path.network, path.layer]
+    scale = logit_scale(data)[used]
 
     def ordered(noise: ArrayLike, relative_tau0: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the transitions in ascending order of the spread to which each may grow; and these spreads."""
-        each = np.broadcast_to(relative_tau0, len(path.width))[path.network]
-        grown = scale / each * _growth(path, noise)
+        if isinstance(path, ChunkedPath):  # one layer for all networks, and no latent ones
+            grown = scale
+        else:
+            each = np.broadcast_to(relative_tau0, len(path.width))[path.network]
+            grown = scale / each * _growth(path, noise)
         order = np.argsort(grown)
         return order, grown[order]
 
     order, sorted_scale = ordered(1.0, 1.0)
+    if isinstance(path, ChunkedPath):
+        path = path.with_nearby(order[: path.at_once])
+    estimate = _estimator(model, data, assumptions, path)
     terms = path.tokens * (path.tokens + 1) // 2
     equal = int(np.searchsorted(sorted_scale, NEARLY_EQUAL * sorted_scale[0], side="right"))
     allowed, mode = min(len(order), max(1, FIRST_TERMS // terms, equal)), None
@@ -213,6 +231,8 @@ def _used(
         allowed = transitions_allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         # If τ0 is hardly told, it may be larger, and more transitions in range.
         more = transitions_allowed(sorted_scale / (tau0 * math.exp(sd)), largest_logit, seen=count, sd=sd)
+        if isinstance(path, ChunkedPath) and count >= path.at_once and allowed > 0 and sd < TOLD:
+            break
         if allowed == 0:
             # Few transitions determine τ0 poorly: raise an error only if the rule fails at larger τ0 too.
             tau0 *= math.exp(2 * sd)
@@ -223,10 +243,15 @@ def _used(
                 f"at least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
                 "smaller tokens or wider networks"
             )
-    kept = path.take(order[:allowed])
-    used = np.zeros_like(used)
-    used[kept.network, kept.layer] = True
-    return used, tau0
+    kept = np.zeros(used.size, bool)
+    kept[np.flatnonzero(used)[order[:allowed]]] = True
+    return kept.reshape(used.shape), tau0
+
+
+def _all_transitions(data: xr.Dataset) -> Path | ChunkedPath:
+    if in_chunks(data):
+        return chunked_path(data)
+    return outputs_transitions(data) if outputs_of(data) else any_transitions(data)
 
 
 def _growth(path: Path, noise: ArrayLike) -> np.ndarray:

@@ -11,6 +11,7 @@ from sdeinfer.layers import AbstractArchitecture, kind_of
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
+    ChunkedPath,
     EveryLayer,
     Layout,
     Path,
@@ -24,7 +25,7 @@ from sdeinfer.likelihood import (
 
 def reduced(
     model: AbstractModel,
-    path: Path,
+    path: Path | ChunkedPath,
     assumptions: Assumptions,
     layout: Layout | None = None,
     *,

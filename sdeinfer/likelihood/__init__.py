@@ -13,6 +13,14 @@ from sdeinfer.likelihood._bridge import bridge as bridge
 from sdeinfer.likelihood._bridges import Bridged as Bridged
 from sdeinfer.likelihood._bridges import Bridges as Bridges
 from sdeinfer.likelihood._bridges import bridges_of as bridges_of
+from sdeinfer.likelihood._chunked_path import SINGULAR as SINGULAR
+from sdeinfer.likelihood._chunked_path import SPREAD as SPREAD
+from sdeinfer.likelihood._chunked_path import ChunkedPath as ChunkedPath
+from sdeinfer.likelihood._chunked_path import added as added
+from sdeinfer.likelihood._chunked_path import chunked_path as chunked_path
+from sdeinfer.likelihood._chunked_path import gathered_networks as gathered_networks
+from sdeinfer.likelihood._chunked_path import over_chunks as over_chunks
+from sdeinfer.likelihood._chunked_path import repeated_once as repeated_once
 from sdeinfer.likelihood._full_path import CovariancePath as CovariancePath
 from sdeinfer.likelihood._full_path import FullPath as FullPath
 from sdeinfer.likelihood._groups import Estimates as Estimates

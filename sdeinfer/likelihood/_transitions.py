@@ -74,6 +74,7 @@ class Path:
         layer: index of the observed layer at which each transition starts; shape (transitions,).
         gap: number of layers from each observed layer to the next, shape (layers − 1,).
         pattern: the attention pattern of the coordinates.
+        first: number of the first network in the data, of which this may be a chunk; for errors.
     """
 
     covariance: np.ndarray
@@ -82,6 +83,7 @@ class Path:
     layer: np.ndarray
     gap: np.ndarray
     pattern: Pattern = EVERY_TOKEN
+    first: int = 0
 
     @property
     def tokens(self) -> int:

@@ -58,6 +58,7 @@ def sample_networks(
     networks: int,
     observe_every: int = 1,
     method: Literal["chain", "weights"] | None = None,
+    first_network: int = 0,
     progress: bool = False,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
@@ -79,6 +80,7 @@ def sample_networks(
         method: "chain" draws O(m² n) numbers per layer; "weights" draws the n × n matrices and applies them. Both have
             the same law. The state of the chain is V instead of X: in float32 it treats V as singular if an eigenvalue
             is below 10⁻⁶ of its diagonal. Where None, the chain if the layer has `forward_covariance`.
+        first_network: number of the first network, to draw an ensemble in several parts with one key, by the chain.
         progress: show a progress bar.
         key: PRNG key; the chain uses its own generator, equally fast for every key type.
 
@@ -96,6 +98,8 @@ def sample_networks(
         method = "chain" if has_chain(layer) else "weights"
     if method not in ("chain", "weights"):
         raise InputError(f"method: must be 'chain' or 'weights', got {method!r}")
+    if first_network and method != "chain":
+        raise InputError("first_network: an ensemble is drawn in parts by the chain only")
     if observe_every > depth:
         raise InputError(f"observe_every: must not exceed the depth {depth}, got {observe_every}")
     V0 = validate_covariance(V0)
@@ -108,16 +112,17 @@ def sample_networks(
         if method == "chain":
             check_chain_width(layer, tokens=len(V0), width=width)
             starts = np.broadcast_to(np.asarray(V0), (networks, *V0.shape))
-            covariance = sample_chains(layer, starts, **sizes, done=bar.update, key=key)
+            covariance = sample_chains(layer, starts, **sizes, first=first_network, done=bar.update, key=key)
         else:
             covariance = _sample_weights(layer, V0, networks, **sizes, done=bar.update, key=key)
-    return covariance_dataset(
+    data = covariance_dataset(
         covariance,
         width=width,
         layers=observe_every * np.arange(observed + 1),
         architecture=architecture_of_layer(layer),
         truth={name: float(value) for name, value in layer.parameters().items()},
     )
+    return data.assign_coords(network=first_network + data["network"].values) if first_network else data
 
 
 def sample_chains(
@@ -127,6 +132,7 @@ def sample_chains(
     width: int,
     observed: int,
     observe_every: int = 1,
+    first: int = 0,
     done: Callable[[int], object] = lambda count: None,
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, "networks layers m m"]:
@@ -141,6 +147,7 @@ def sample_chains(
         width: n, checked by `check_chain_width`.
         observed: number of layers to return beside layer 0.
         observe_every: k, to return layers 0, k, 2k, … only.
+        first: number of the first network.
         done: called after each batch with its number of networks.
         key: PRNG key; a network depends only on its number and the key.
     """
@@ -160,7 +167,7 @@ def sample_chains(
         # `jax.enable_x64` is thread-local.
         with jax.enable_x64(x64), launching(devices):
             starts = divided(V0[np.minimum(number, networks - 1)], devices, axis=0)
-            numbers = divided(number.astype(np.uint32), devices)
+            numbers = divided((first + number).astype(np.uint32), devices)
             drawn = chain_batch(layer, starts, numbers, key, **sizes, room=room)
             covariance[members] = np.asarray(drawn)[: len(members), : observed + 1]
         return len(members)

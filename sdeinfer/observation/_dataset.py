@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from sdeinfer._files import InputError
 from sdeinfer.covariance import covariance_fault
 from sdeinfer.layers import Architecture
+from sdeinfer.observation._chunks import in_chunks, require_undamaged
 
 DIMS = ("network", "layer", "token_a", "token_b")
 
@@ -79,13 +80,37 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     """Check a Dataset of covariances from any source, and put it in canonical order.
 
     Arguments:
-        data: a Dataset with the variable `covariance`; its dimensions may come in any order.
+        data: a Dataset with the variable `covariance`; its dimensions may come in any order. Where Dask backs it, the
+            covariances are read in chunks, and stay backed by Dask.
 
     Returns:
         The Dataset with the dimensions in order (network, layer, token_a, token_b).
 
     Raises:
         InputError: one line that says what is wrong and where.
+    """
+    data = validate_labels(data)
+    if in_chunks(data):
+        require_undamaged(data)
+        return data
+    V = data["covariance"].values
+    # Layer by layer, because the temporaries of a check are larger than its input.
+    for layer in range(V.shape[1]):
+        fault = covariance_fault(V[:, layer])
+        if fault is not None:
+            (network,), what = fault
+            raise InputError(
+                f"covariance: network {data['network'].values[network] if 'network' in data.coords else network}, "
+                f"layer {data['layer'].values[layer]}: {what}"
+            )
+    return data
+
+
+def validate_labels(data: xr.Dataset) -> xr.Dataset:
+    """What `validate` checks but the values of the covariances, which are not read.
+
+    Raises:
+        InputError: as `validate`.
     """
     if "covariance" not in data:
         raise InputError(f"data: no variable `covariance`, only {sorted(map(str, data.data_vars)) or 'none'}")
@@ -98,7 +123,7 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     if sorted(dims) != sorted(DIMS):
         raise InputError(f"covariance: needs dimensions {', '.join(DIMS)}, got {', '.join(dims)}")
     data = data.transpose(*DIMS, ...)
-    V = data["covariance"].values
+    V = data["covariance"]
     if not np.issubdtype(V.dtype, np.floating):
         raise InputError(f"covariance: real floating-point numbers are needed, got {V.dtype}")
     if V.shape[2] < 1:
@@ -112,15 +137,6 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     _validate_layers(data)
     data = _with_width_of_each_network(data)
     truth_of(data.attrs)
-    # Layer by layer, because the temporaries of a check are larger than its input.
-    for layer in range(V.shape[1]):
-        fault = covariance_fault(V[:, layer])
-        if fault is not None:
-            (network,), what = fault
-            raise InputError(
-                f"covariance: network {data['network'].values[network] if 'network' in data.coords else network}, "
-                f"layer {data['layer'].values[layer]}: {what}"
-            )
     return data
 
 

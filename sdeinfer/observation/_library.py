@@ -6,8 +6,12 @@ from typing import Any
 from sdeinfer._files import InputError
 
 
-def library(name: str) -> Any:
-    """Import an optional library; the extra that installs it has the same name.
+def library(name: str, extra: str | None = None) -> Any:
+    """Import an optional library.
+
+    Arguments:
+        name: name of the module.
+        extra: the extra that installs it; None if that has the same name.
 
     Raises:
         InputError: if it is not installed.
@@ -18,4 +22,4 @@ def library(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise InputError(f"{package}: not installed; pip install sdeinfer[{package}]") from error
+        raise InputError(f"{package}: not installed; pip install sdeinfer[{extra or package}]") from error

@@ -1,5 +1,6 @@
 """Files of covariances and of posteriors: NetCDF, or Zarr if the suffix is .zarr."""
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +10,8 @@ import numpy as np
 import xarray as xr
 
 from sdeinfer._files import ZARR, InputError, first_line, readable, staged_file
-from sdeinfer.observation._dataset import validate
+from sdeinfer._map_reduce import map_chunks
+from sdeinfer.observation._dataset import validate, validate_labels
 from sdeinfer.observation._library import library
 
 ENGINES: dict[str, dict[str, Any]] = {"h5netcdf": {}, "scipy": {"mmap": False}}
@@ -40,6 +42,27 @@ def read(path: str | Path) -> xr.Dataset:
     data = _loaded(path, xr.open_dataset)
     try:
         return validate(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def open_in_chunks(path: str | Path) -> xr.Dataset:
+    """Open covariances in Zarr as a Dataset backed by Dask, which is read in chunks.
+
+    Raises:
+        InputError: if the folder is missing or holds no covariances, or if Dask or Zarr is not installed.
+    """
+    path = readable(path).resolve()
+    if path.suffix != ZARR:
+        raise InputError(f"{path}: data in chunks are read from Zarr ({ZARR}) only; write(read(…), …) converts")
+    library("dask")
+    library("zarr", "dask")
+    try:
+        data = xr.open_zarr(path, consolidated=False)
+    except Exception as error:
+        raise InputError(f"{path}: cannot be read as Zarr ({first_line(error)})") from error
+    try:
+        return validate_labels(data)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -111,6 +134,48 @@ def write_parts(parts: Iterable[xr.Dataset], path: str | Path) -> Mapping[Hashab
             networks += part.sizes["network"]
             sizes = part.sizes
         return {**sizes, "network": networks}
+
+
+def write_in_chunks(part: Callable[[int], xr.Dataset], networks: int, each: int, path: Path) -> None:
+    """Write an ensemble of one width to Zarr, whose parts are made and written by the workers of Dask.
+
+    Arguments:
+        part: function from the number of the first network of a part to its networks, importable on the workers.
+        networks: number of networks.
+        each: number of networks of a part, the last excepted; a chunk of the folder.
+        path: the folder.
+
+    Raises:
+        InputError: as `write`.
+    """
+    import dask.array
+
+    with staged_file(path) as temporary:
+        store = str(temporary.resolve())
+        first, *others = range(0, networks, each)
+        template = part(first)
+        V = template["covariance"]
+        empty = dask.array.empty((networks, *V.shape[1:]), chunks=(len(V), *V.shape[1:]), dtype=V.dtype)
+        width = np.full(networks, template["width"].values[0])
+        coords = {"network": np.arange(networks), "layer": template["layer"], "width": ("network", width)}
+        whole = xr.Dataset({"covariance": (V.dims, empty)}, coords=coords, attrs=template.attrs)
+        # The fill value marks chunks that are missing.
+        whole.to_zarr(
+            temporary, mode="w", compute=False, encoding={"covariance": {"_FillValue": np.nan}}, **ZARR_FORMAT
+        )
+        _write_region(template, store, first)
+        if others:
+            map_chunks(functools.partial(_write_part, part, store), others, name="observe")
+
+
+def _write_part(part: Callable[[int], xr.Dataset], store: str, first: int) -> None:
+    _write_region(part(first), store, first)
+
+
+def _write_region(part: xr.Dataset, store: str, first: int) -> None:
+    V = part[["covariance"]].drop_vars(["network", "layer", "width"])
+    V["covariance"].encoding = {}
+    V.to_zarr(store, region={"network": slice(first, first + V.sizes["network"])}, consolidated=False)
 
 
 def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:

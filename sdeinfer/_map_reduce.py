@@ -1,0 +1,124 @@
+"""Map a function over chunks of data and combine the results, in an order that depends on the chunks alone.
+
+Dask runs the maps: on the current `distributed.Client`, or by the scheduler of Dask's configuration. With
+`passes_by`, the results of each pass are kept in files instead, see `sdeinfer._parts`.
+
+Sums of floating-point numbers depend on their order. Here it is that of a tree over the numbers of the chunks, so that
+the result has the same bits for any number of workers, and after any of them was killed.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+
+from sdeinfer._files import InputError, first_line
+
+AT_ONCE = 512
+"""Number of chunks whose results are on the workers at a time, where they are collected and not combined."""
+
+type Combine[T] = Callable[[T, T], T]
+
+
+type Results = Callable[[str, Sequence[Callable[[], Any]]], list[Any]]
+"""Function from the name and the tasks of a pass to the results of the tasks."""
+
+_results: ContextVar[Results | None] = ContextVar("_results", default=None)
+
+
+@contextmanager
+def passes_by(results: Callable[..., list[Any]]) -> Iterator[None]:
+    """Run passes by a function of the type `Results` instead of Dask."""
+    token = _results.set(results)
+    try:
+        yield
+    finally:
+        _results.reset(token)
+
+
+class Task[C, T]:
+    """A function of a chunk, with the chunk; no dataclass, in which Dask would look for data to compute.
+
+    Arguments:
+        function: function of the chunk, importable on the workers.
+        chunk: the chunk; it says where the data are, and holds none.
+    """
+
+    def __init__(self, function: Callable[[C], T], chunk: C):
+        self.function, self.chunk, self.x64 = function, chunk, bool(jax.config.jax_enable_x64)
+
+    def __call__(self) -> T:
+        """Run the function in the precision of the process that made the task."""
+        with jax.enable_x64(self.x64):
+            return self.function(self.chunk)
+
+
+def map_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], *, name: str) -> list[T]:
+    """The results of a function for each chunk, which must be small.
+
+    Arguments:
+        function: function of a chunk, importable on the workers.
+        chunks: the chunks.
+        name: name of the pass, on Dask's dashboard and in errors.
+    """
+    tasks, results = [Task(function, chunk) for chunk in chunks], _results.get()
+    if results is not None:
+        return results(name, tasks)
+    found = []
+    for start in range(0, len(tasks), AT_ONCE):
+        found += _computed(_delayed(name, tasks[start : start + AT_ONCE]), name)
+    return found
+
+
+def reduce_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], combine: Combine[T], *, name: str) -> T:
+    """The combined results of a function for each chunk; arguments as in `map_chunks`.
+
+    Arguments:
+        function: function of a chunk.
+        chunks: the chunks, at least one.
+        combine: function of two results, of chunks in their order.
+        name: name of the pass.
+    """
+    tasks, results = [Task(function, chunk) for chunk in chunks], _results.get()
+    if results is not None:
+        return tree(results(name, tasks), combine)
+    from dask.delayed import delayed
+
+    (found,) = _computed([tree(_delayed(name, tasks), delayed(combine, pure=False))], name)
+    return found
+
+
+def tree[T](leaves: Sequence[T], combine: Combine[T]) -> T:
+    """Combine neighbours, then neighbouring pairs, and so on."""
+    while len(leaves) > 1:
+        pairs = [combine(*leaves[i : i + 2]) for i in range(0, len(leaves) - 1, 2)]
+        leaves = pairs if len(leaves) % 2 == 0 else [*pairs, leaves[-1]]
+    return leaves[0]
+
+
+def _delayed(name: str, tasks: Sequence[Task]) -> list[Any]:
+    from dask.delayed import delayed
+
+    run, pass_of = delayed(_run, pure=False), uuid.uuid4().hex
+    return [run(task, dask_key_name=f"{name}-{pass_of}-{number}") for number, task in enumerate(tasks)]
+
+
+def _run(task: Task) -> Any:
+    return task()
+
+
+def _computed(found: Sequence[Any], name: str) -> list[Any]:
+    from dask.base import compute
+
+    try:
+        return list(compute(*found, optimize_graph=False))
+    except Exception as error:
+        if type(error).__name__ != "KilledWorker":
+            raise
+        raise InputError(
+            f"{name}: one chunk killed several workers; give them more memory, or rechunk the data into "
+            f"fewer networks each ({first_line(error)})"
+        ) from error

@@ -2,7 +2,7 @@
 
 Each fit runs twice in a process of its own. Of m, either the number of transitions is the same, or that of terms.
 Exponents are those of m from `MANY` tokens on; with fewer, other costs are larger. Seconds are of processors: those of
-the clock depend on what else the machine does. `SDEINFER_FIGURE=FILE` also draws the figure of docs/guides/speed.md.
+the clock depend on what else the machine does. `SDEINFER_FIGURE=FILE` also draws a figure.
 """
 
 import json

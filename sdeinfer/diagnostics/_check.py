@@ -150,7 +150,8 @@ def _of_kept(post: xr.DataTree) -> list[str]:
 
 def _told(name: str, table: pd.DataFrame) -> str:
     """A parameter with its relative standard deviation in percent."""
-    return f"{name} ± {100 * table.loc[name, 'sd'] / abs(table.loc[name, 'mean']):.2g} %"
+    percent = f"{100 * table.loc[name, 'sd'] / abs(table.loc[name, 'mean']):.2g}"
+    return f"{name} ± {float(percent):g} %"
 
 
 def _kind_of(

@@ -112,6 +112,11 @@ def validate_labels(data: xr.Dataset) -> xr.Dataset:
     Raises:
         InputError: as `validate`.
     """
+    if not isinstance(data, xr.Dataset):
+        raise InputError(
+            f"data: a Dataset of covariances is needed, got {type(data).__name__}; sdeinfer.observe makes one of "
+            "hidden states"
+        )
     if "covariance" not in data:
         raise InputError(f"data: no variable `covariance`, only {sorted(map(str, data.data_vars)) or 'none'}")
     dims = tuple(map(str, data["covariance"].dims))

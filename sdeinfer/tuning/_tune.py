@@ -96,7 +96,9 @@ def tune(
     V0 = _prompts(V0)
     fixed, free_by_name = dict(fixed or {}), {*(start or {}), *(bounds or {}), *(knots or {})}
     objective, sign = _objective(maximise, minimise)
-    constraints = (subject_to,) if isinstance(subject_to, Constraint) else tuple(subject_to)
+    each_one: Any = subject_to
+    several = isinstance(each_one, Sequence) and not isinstance(each_one, str)
+    constraints: tuple[Any, ...] = tuple(each_one) if several else (each_one,)
     for each in constraints:
         if not isinstance(each, Constraint):
             raise InputError(f"subject_to: a constraint, such as expectation(statistic) <= 1, is needed; got {each!r}")
@@ -115,7 +117,10 @@ def tune(
     values = fixed_values(kind, fixed)
     if isinstance(objective, str) and objective not in [each.name for each in space.free]:
         free = ", ".join(each.name for each in space.free)
-        raise InputError(f"objective: {objective} is not free; free are {free}")
+        range_of_depth = "; for depth give the fewest and the most layers" if objective == "depth" else ""
+        raise InputError(f"objective: {objective} is not free; free are {free}{range_of_depth}")
+    if isinstance(objective, str) and not constraints:
+        raise InputError(f"subject_to: without a constraint nothing limits {objective}")
     problem = Problem(
         space=space,
         fixed=values | draws,

@@ -134,3 +134,8 @@ def test_hidden_states_must_be_finite_numbers(bad):
 def test_one_width_serves_all_networks(covariance):
     data = covariance_dataset(covariance, width=8)
     xr.testing.assert_identical(validate(data.assign_coords(width=8)), data)
+
+
+def test_hidden_states_are_sent_to_observe(unchecked):
+    with pytest.raises(si.InputError, match="data: a Dataset of covariances is needed, got ndarray; sdeinfer.observe"):
+        si.validate(np.zeros((2, 3, 4, 8)))

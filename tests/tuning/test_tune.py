@@ -225,6 +225,9 @@ BAD = {
         {"fixed": {"gamma": 0.5, "tau0": 1.0, "c_gap": 1.0}, "maximise": expectation(squares)},
         "no parameter",
     ),
+    "no constraint": ({"fixed": {"tau0": 1.0, "c_gap": 1.0}}, "subject_to: without a constraint nothing limits gamma"),
+    "a constraint in words": ({"subject_to": "P(norm factor < 2) >= 0.95"}, "subject_to: a constraint, such as"),
+    "a criterion without a bound": ({"subject_to": spread(LogNorm())}, "subject_to: a constraint, such as"),
     "no objective": ({"maximise": None}, "give either maximise or minimise"),
     "a token that is not there": ({"subject_to": [spread(LogNorm(7)) <= 1]}, "a token from 0 to 3"),
     "an unknown architecture": ({"architecture": "mamba"}, "architecture: must be one of"),
@@ -234,7 +237,10 @@ BAD = {
     "too many slopes": ({"fixed": {"c_plus": 1.0, "c_minus": 0.0, "c_gap": 1.0}}, "are too many"),
     "a slope and the mean": ({"fixed": {"c_plus": 1.0, "c_mean": 0.0}}, "give c_plus and c_minus"),
     "a slope over depth": ({"fixed": {"c_plus": lambda time: 3.0}}, "give all of c_plus, c_minus"),
-    "a function out of range": ({"fixed": {"tau0": lambda time: 1 - 8 * time}}, "tau0: must be greater than 0"),
+    "a function out of range": (
+        {"fixed": {"tau0": lambda time: 1 - 8 * time}, "subject_to": spread(LogNorm()) <= 1},
+        "tau0: must be greater than 0",
+    ),
     "no posterior": ({"posterior": xr.DataTree()}, "posterior: a DataTree with the group posterior"),
     "no prompts": ({"V0": np.empty((0, 4, 4))}, "V0: shape"),
     "no depth": ({"depth": 0}, "depth: at least 1"),
@@ -242,7 +248,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(name, key):
+def test_bad_input_is_one_line(name, key, unchecked):
     changed, message = BAD[name]
     arguments = {"architecture": "transformer", "V0": FOUR, **SIZES, "maximise": "gamma", "paths": 64, **changed}
     with pytest.raises(si.InputError, match=message) as caught:

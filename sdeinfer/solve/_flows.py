@@ -81,6 +81,8 @@ def attention_noise_flow(
     """
     m, kappa = len(X), safe_sqrt(limit.attention_noise)
     G, U = G[:, :m], G[:, m:]
+    if limit.pattern.everything:
+        return matmul(X, _attention_multiplier(centred_gram(X)[1], kappa / m, h, G, U))
     first = attention_noise(limit.pattern, X, G)
     aside = attention_noise(limit.pattern, X, U)
     _, turned = jax.jvp(lambda X: attention_noise(limit.pattern, X, G + U / math.sqrt(2)), (X,), (first,))
@@ -88,6 +90,19 @@ def attention_noise_flow(
     beside = attention_noise(limit.pattern, X - math.sqrt(2) * kappa * aside, G)
     second = turned - h * attention_noise_square(limit.pattern, X)
     return X + kappa * (0.75 * first + 0.25 * beside) + limit.attention_noise / 2 * second
+
+
+def _attention_multiplier(K: Array, scale: Array, h: Array, G: Array, U: Array) -> Array:
+    """M of X ← X M without a pattern, where b(X)[G] = X E with E = (κ/m) G K.
+
+    A move of X by X F takes K to (I + F)ᵀ K (I + F). The step is that with a pattern, with two thirds of the products.
+    """
+    E, F, identity = scale * matmul(G, K), scale * matmul(U, K), identity_like(K)
+    moved, KE = identity - math.sqrt(2) * F, matmul(K, E)
+    beside = scale * matmul(moved, matmul(G, matmul(transpose(moved), matmul(K, moved))))
+    turned = matmul(E, E + F / math.sqrt(2)) + scale * matmul(G + U / math.sqrt(2), KE + transpose(KE))
+    square = scale**2 * (2 * matmul(K, K) + total(diagonal(K)) * K)
+    return identity + 0.75 * E + 0.25 * beside + (turned - h * square) / 2
 
 
 def attention_noise(

@@ -20,7 +20,7 @@ from sdeinfer.solve._limits import limit_over, limit_over_on_host
 from sdeinfer.solve._paths import fill_after, in_blocks, solve_paths
 from sdeinfer.solve._psd import AbstractPSDSolver, PSDEuler, PSDSplitting
 from sdeinfer.solve._scan import scan_paths
-from sdeinfer.solve._weak_error import STEP, step_within
+from sdeinfer.solve._weak_error import STEPS, step_within
 
 
 def simulate(
@@ -44,12 +44,13 @@ def simulate(
         V0: covariance at time 0, shape (m, m); it may be singular.
         ts: depth-times t = ℓ/n ≥ 0 at which to save, increasing (dimensionless).
         paths: number of independent paths.
-        step: longest step in depth-time, 0.05 if None; each interval between saved times is cut into equal steps no
-            longer than this.
+        step: longest step in depth-time; each interval between saved times is cut into equal steps no longer than this.
+            If None, 0.01 for a solver of weak order 1, 0.05 for one of order 2.
         tolerance: largest weak error of the correlations, the logarithms of V_αα, and of the logarithm of the effective
             rank, in place of `step`: pilot runs choose the step, see `solve.step_within`. The layer, V0 and the key
             must not be traced then.
-        solver: how to step; `PSDSplitting`, of weak order 2, if None.
+        solver: how to step. If None, `PSDEuler`, of weak order 1; with a tolerance `PSDSplitting`, of weak order 2,
+            which needs fewer steps, and takes several times as long to compile with derivatives.
         adjoint: how Diffrax differentiates the solve, as `diffrax.RecursiveCheckpointAdjoint()`. Where None, the
             solver's steps run in a scan with checkpoints, differentiable in forward and reverse mode to any order.
         key: PRNG key; the paths also depend on `paths` and on the kind of device.
@@ -63,12 +64,13 @@ def simulate(
             values out of range raise at run time; `equinox.filter_jit` shows a clear message.
     """
     layer, V0 = check_inputs(layer, V0, paths)
-    solver = PSDSplitting(attention=layer.has_attention) if solver is None else solver
+    if solver is None:
+        solver = PSDEuler() if tolerance is None else PSDSplitting(attention=layer.has_attention)
     if tolerance is not None:
         if step is not None:
             raise InputError("tolerance: chooses the step, and needs step=None")
         step = step_within(layer, V0, ts, tolerance=tolerance, solver=solver, key=key)
-    grid = step_grid(ts, STEP if step is None else step)
+    grid = step_grid(ts, STEPS[solver.weak_order] if step is None else step)
     V, stopped = solve_from_key(layer, V0, grid, solver, adjoint, paths, key)
     return jax.device_put(fill_after(stopped, V, ts, np.inf))
 
@@ -79,7 +81,7 @@ def simulate_from(
     ts: ArrayLike,
     normals: Float[Array | np.ndarray, "paths steps m columns"],
     *,
-    step: float = STEP,
+    step: float = STEPS[1],
     solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
     adjoint: AbstractAdjoint | None = None,
 ) -> Float[Array, "paths times m m"]:

@@ -17,8 +17,8 @@ from sdeinfer.solve._limits import limit_over_on_host
 from sdeinfer.solve._paths import fill_after
 from sdeinfer.solve._psd import AbstractPSDSolver, PSDSplitting
 
-STEP = 0.05
-"""Default of the longest step, in depth-time."""
+STEPS = {1: 0.01, 2: 0.05}
+"""Default of the longest step, in depth-time, for each weak order."""
 
 LONGEST, RUNS = 0.2, 8
 """The step of the first pilot run, in depth-time, and the largest number of runs."""
@@ -52,7 +52,7 @@ def weak_errors(
     V0: Float[Array | np.ndarray, "m m"],
     ts: ArrayLike,
     *,
-    step: float = STEP,
+    step: float | None = None,
     solver: AbstractPSDSolver | None = None,
     paths: int | None = None,
     key: PRNGKeyArray,
@@ -66,8 +66,8 @@ def weak_errors(
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m).
         ts: depth-times, increasing.
-        step: longest step.
-        solver: as in `simulate`.
+        step: longest step; the default of `simulate` if None.
+        solver: the solver; `PSDSplitting` if None.
         paths: number of paths; None for 2¹⁷/m².
         key: PRNG key.
 
@@ -76,6 +76,7 @@ def weak_errors(
     """
     V0 = np.asarray(validate_covariance(V0))
     solver = PSDSplitting(attention=layer.has_attention) if solver is None else solver
+    step = STEPS[solver.weak_order] if step is None else step
     paths = max(256, PILOT // V0.size) if paths is None else paths
     coarse, fine = coarse_and_fine(layer, V0, ts, paths=paths, step=step, solver=solver, key=key)
     finite = np.isfinite(fine).all(axis=(1, 2, 3))
@@ -106,7 +107,7 @@ def step_within(
         V0: covariance at time 0, shape (m, m).
         ts: depth-times, increasing.
         tolerance: largest weak error, positive.
-        solver: as in `simulate`.
+        solver: the solver; `PSDSplitting` if None.
         key: PRNG key.
 
     Raises:

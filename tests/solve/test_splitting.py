@@ -16,6 +16,7 @@ from sdeinfer.covariance import differences, gram, overlap, transpose, vech
 from sdeinfer.layers import Limit
 from sdeinfer.solve import BrownianArray, BrownianSteps, BrownianSums, PSDSplitting, _flows, scan_paths, step_grid
 
+SOLVER = PSDSplitting()
 NO_MASK = {"no mask": lambda tokens: si.Pattern()}
 EVERY_PATTERN = pytest.mark.parametrize("name", [*NO_MASK, *PATTERNS])
 
@@ -200,7 +201,9 @@ def test_coarse_steps_take_the_noise_of_the_fine_ones(key):
 def test_paths_are_finite_covariances_at_any_step(dtype, start, key):
     V0 = np.ones((4, 4)) if start == "equal" else np.diag([1.0, 2.0, 0.0, 1.0])
     for layer in (LAYERS["transformer"](), CAUSAL["causal transformer"]()):
-        V = np.asarray(si.simulate(layer, jnp.asarray(V0, dtype), [0.5, 1.0], paths=512, step=0.5, key=key), float)
+        V = np.asarray(
+            si.simulate(layer, jnp.asarray(V0, dtype), [0.5, 1.0], paths=512, step=0.5, solver=SOLVER, key=key), float
+        )
         assert not np.isnan(V).any()
         eigenvalues = np.linalg.eigvalsh(V[np.isfinite(V).all(axis=(1, 2, 3))])
         assert len(eigenvalues) > 256
@@ -213,7 +216,7 @@ def test_the_papers_transformer_has_no_nan(tokens, key):
     layer = si.ShapedTransformer(gamma=1 / np.sqrt(8), tau0=1.0, c_plus=0.0, c_minus=-1.0)
     V0 = si.equicorrelated(tokens=tokens, correlation=0.2)
     for dtype in (jnp.float32, jnp.float64):
-        V = si.simulate(layer, V0.astype(dtype), [0.75, 1.5], paths=2**13, key=key)
+        V = si.simulate(layer, V0.astype(dtype), [0.75, 1.5], paths=2**13, solver=SOLVER, key=key)
         assert not np.isnan(np.asarray(V)).any()
 
 
@@ -237,7 +240,11 @@ def test_gradients_are_central_differences(key):
 def test_one_tokens_law_is_exact_at_every_step(key):
     layer = si.ResidualFeedForward(0.6, 0.4, -0.8)
     a, time = float(layer.limit().linear_noise), 0.7
-    log = np.log(si.simulate(layer, jnp.ones((1, 1)), [time], paths=100_000, step=time, key=key)[:, 0, 0, 0])
+    log = np.log(
+        si.simulate(
+            layer, jnp.ones((1, 1)), [time], paths=100_000, step=time, solver=PSDSplitting(attention=False), key=key
+        )[:, 0, 0, 0]
+    )
     assert_mean(log, -a * time)
     assert_mean((log + a * time) ** 2, 2 * a * time)
 
@@ -263,7 +270,7 @@ def test_a_tolerance_chooses_the_step(key):
     tight = si.solve.step_within(layer, V0, [0.4], tolerance=0.01, key=key)
     assert tight < loose <= 0.2
     V = si.simulate(layer, V0, [0.4], paths=64, tolerance=0.01, key=key)
-    np.testing.assert_array_equal(V, si.simulate(layer, V0, [0.4], paths=64, step=tight, key=key))
+    np.testing.assert_array_equal(V, si.simulate(layer, V0, [0.4], paths=64, step=tight, solver=SOLVER, key=key))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ and the batch moves to the front.
 `transpose`, `diagonal`, `identity_like`, `matmul` and `total` also map NumPy arrays to NumPy arrays.
 """
 
-import functools
-import operator
 from typing import Any
 
 import jax
@@ -18,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from sdeinfer.covariance._factors import inverse_lower
+from sdeinfer.covariance._product import product
 
 UNROLLED = 16
 """Largest m whose loops are unrolled."""
@@ -52,13 +51,7 @@ def matmul[T: (Array, np.ndarray)](A: Float[T, "m k *#batch"], B: Float[T, "k l 
 def _matmul(A: Float[Array, "m k *#batch"], B: Float[Array, "k l *#batch"]) -> Any:
     if A.shape[0] > UNROLLED:
         return batch_last(jnp.matmul(batch_first(A), batch_first(B), precision="highest"))
-    # One barrier per operand: a shared barrier would tie A to B's tangents under differentiation.
-    A, B = jax.lax.optimization_barrier(A), jax.lax.optimization_barrier(B)
-    product = A[:, 0, None] * B[None, 0]
-    for k in range(1, A.shape[1]):
-        product = product + A[:, k, None] * B[None, k]
-    # Without the barrier XLA fuses the product into each of its uses and recomputes it for every entry.
-    return jax.lax.optimization_barrier(product)
+    return product(A, B)
 
 
 def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
@@ -66,11 +59,7 @@ def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
     if A.shape[0] > UNROLLED:
         first = batch_first(A)
         return batch_last(jnp.matmul(first, jnp.swapaxes(first, -1, -2), precision="highest"))
-    A = jax.lax.optimization_barrier(A)
-    product = A[:, None, 0] * A[None, :, 0]
-    for k in range(1, A.shape[1]):
-        product = product + A[:, None, k] * A[None, :, k]
-    return jax.lax.optimization_barrier(product)
+    return product(A, transpose(A))
 
 
 def total(A: Float[Any, "m ..."], axis: int = 0) -> Any:
@@ -79,8 +68,10 @@ def total(A: Float[Any, "m ..."], axis: int = 0) -> Any:
         return A.sum(axis=axis)
     if A.shape[axis] > UNROLLED:
         return jnp.sum(A, axis)
-    terms = (jax.lax.index_in_dim(A, k, axis, keepdims=False) for k in range(A.shape[axis]))
-    return jax.lax.optimization_barrier(functools.reduce(operator.add, terms))
+    A = jnp.moveaxis(A, axis, 0)
+    # A product with a row of ones, because the derivative of a product compiles faster than that of a sum of slices.
+    found = product(jnp.ones((1, len(A)), A.dtype), A if A.ndim > 1 else A[:, None])[0]
+    return found if A.ndim > 1 else found[0]
 
 
 def cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:

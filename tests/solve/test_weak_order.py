@@ -44,8 +44,8 @@ def bias_from_the_exact_law(
     return mean_and_error(found - controls @ slopes)
 
 
-def bias_from_half_the_step(layer, V0, time: float, steps: int, statistic: Callable, paths: int, key, solver=EULER):
-    """E statistic(V_T) at the step h minus that at h/2, on the same Brownian motion."""
+def bias_from_half_the_step(layer, V0, time: float, steps: int, statistics: dict, paths: int, key, solver=EULER):
+    """E statistic(V_T) at the step h minus that at h/2, on the same Brownian motion, with its error; for each statistic."""
     tokens = len(V0)
 
     @jax.jit
@@ -58,20 +58,23 @@ def bias_from_half_the_step(layer, V0, time: float, steps: int, statistic: Calla
         )
         # A path that explodes at either step is left out: at most one in 5000 of the second order's cases.
         finite = jnp.isfinite(coarse).all(axis=(1, 2)) & jnp.isfinite(fine).all(axis=(1, 2))
-        of_coarse, of_fine = (jax.vmap(statistic)(jnp.where(finite[:, None, None], V, V0)) for V in (coarse, fine))
-        return of_coarse - of_fine
+        coarse, fine = (jnp.where(finite[:, None, None], V, V0) for V in (coarse, fine))
+        each = [jax.vmap(statistic)(coarse) - jax.vmap(statistic)(fine) for statistic in statistics.values()]
+        return jnp.stack(each, axis=1)
 
     return mean_and_error(np.concatenate([batch(k) for k in jr.split(key, paths // BATCH)]))
 
 
 def report(name: str, steps, biases, errors) -> None:
-    """Print the biases, and the order as the slope of log |bias| in log h with its 95 % band."""
+    """Print the biases and the order: the slope of log |bias| in log h, and that over the last halving; 95 % bands."""
     x, y, weight = -np.log(steps), np.log(np.abs(biases)), np.abs(biases) / errors
     X = np.stack([np.ones_like(x), x], axis=1) * weight[:, None]
     covariance = np.linalg.inv(X.T @ X)
-    order = (covariance @ X.T @ (y * weight))[1]
+    order, band = (covariance @ X.T @ (y * weight))[1], 1.96 * covariance[1, 1] ** 0.5
+    last, last_band = (y[-2] - y[-1]) / np.log(2), 1.96 * np.hypot(*(1 / weight[-2:])) / np.log(2)
     values = ", ".join(f"{b:.2e} ± {e:.0e}" for b, e in zip(biases, errors, strict=True))
-    print(f"\n{name}: bias at {steps} steps {values}: order {order:.2f} ± {1.96 * covariance[1, 1] ** 0.5:.2f}", end="")
+    print(f"\n{name}: bias at {steps} steps {values}: order {order:.2f} ± {band:.2f}", end="")
+    print(f", of the last halving {last:.2f} ± {last_band:.2f}", end="")
 
 
 def assert_vanishes(steps, biases, errors, order: int) -> None:
@@ -124,26 +127,33 @@ def rho(V):
     return V[0, 1] / jnp.sqrt(V[0, 0] * V[1, 1])
 
 
+def log_trace(V):
+    return jnp.log(jnp.trace(V))
+
+
 LEVELS = {
-    "attention drift: E ρ₁₂": (si.ShapedAttention(0.1, 0.03), rho),
-    "attention drift: E log tr V": (si.ShapedAttention(0.1, 0.03), lambda V: jnp.log(jnp.trace(V))),
-    "ReLU drift: E ρ₁₂": (si.ResidualFeedForward(0.6, 3.0, -3.0), rho),
-    "ReLU drift: E V₁₂": (si.ResidualFeedForward(0.6, 3.0, -3.0), lambda V: V[0, 1]),
-    "Transformer: E ρ₁₂": (si.ShapedTransformer(0.1, 0.03, 3.0, -3.0), rho),
+    "attention drift": (si.ShapedAttention(0.1, 0.03), {"E ρ₁₂": rho, "E log tr V": log_trace}),
+    "ReLU drift": (si.ResidualFeedForward(0.6, 3.0, -3.0), {"E ρ₁₂": rho, "E V₁₂": lambda V: V[0, 1]}),
+    "Transformer": (si.ShapedTransformer(0.1, 0.03, 3.0, -3.0), {"E ρ₁₂": rho}),
 }
+
+
+def assert_order(name: str, layer, V0, time: float, steps, statistics: dict, paths: int, key, solver) -> None:
+    """Report the biases of each statistic from those at half the step, and check that they vanish with the order."""
+    found = [
+        bias_from_half_the_step(layer, V0, time, int(count), statistics, paths, k, solver)
+        for count, k in zip(steps, jr.split(key, len(steps)), strict=True)
+    ]
+    for number, statistic in enumerate(statistics):
+        biases, errors = (np.array(part)[:, number] for part in zip(*found, strict=True))
+        report(f"{name}: {statistic}", steps, biases, errors)
+        assert_vanishes(steps, biases, errors, solver.weak_order)
 
 
 @pytest.mark.parametrize("name", LEVELS)
 def test_bias_from_half_the_step_is_of_the_first_order(name, key):
-    layer, statistic = LEVELS[name]
-    V0 = 0.4 * jnp.asarray(random_covariance(3))
-    found = [
-        bias_from_half_the_step(layer, V0, 0.25, int(count), statistic, PATHS, k)
-        for count, k in zip(STEPS, jr.split(key, len(STEPS)), strict=True)
-    ]
-    biases, errors = (np.array(part) for part in zip(*found, strict=True))
-    report(name, STEPS, biases, errors)
-    assert_vanishes(STEPS, biases, errors, 1)
+    layer, statistics = LEVELS[name]
+    assert_order(name, layer, 0.4 * jnp.asarray(random_covariance(3)), 0.25, STEPS, statistics, PATHS, key, EULER)
 
 
 def test_bias_from_an_exact_law_is_of_the_second_order(key):
@@ -165,26 +175,35 @@ def effective_rank(V):
 
 
 SECOND = {
-    "ReLU drift: E ρ₁₂": (si.ResidualFeedForward(0.6, 3.0, -3.0), rho),
-    "ReLU drift: E V₁₂": (si.ResidualFeedForward(0.6, 3.0, -3.0), lambda V: V[0, 1]),
-    "ReLU drift: E log det V": (si.ResidualFeedForward(0.6, 3.0, -3.0), log_det),
-    "ReLU drift: E effective rank": (si.ResidualFeedForward(0.6, 3.0, -3.0), effective_rank),
-    "ReLU drift: P(ρ₁₂ > .5)": (si.ResidualFeedForward(0.6, 3.0, -3.0), lambda V: (rho(V) > 0.5) * 1.0),
-    "Transformer: E log det V": (si.ShapedTransformer(0.3, 0.2, 2.0, -2.0), log_det),
-    "Transformer: E log tr V": (si.ShapedTransformer(0.3, 0.2, 2.0, -2.0), lambda V: jnp.log(jnp.trace(V))),
-    "causal Transformer: E log det V": (si.ShapedTransformer(0.3, 0.2, 2.0, -2.0, pattern=si.CAUSAL), log_det),
+    "ReLU drift": (
+        si.ResidualFeedForward(0.6, 3.0, -3.0),
+        {
+            "E ρ₁₂": rho,
+            "E V₁₂": lambda V: V[0, 1],
+            "E log det V": log_det,
+            "E effective rank": effective_rank,
+            "P(ρ₁₂ > .5)": lambda V: (rho(V) > 0.5) * 1.0,
+        },
+        np.array([4, 8, 16, 32]),
+        16 * PATHS,
+    ),
+    "Transformer": (
+        si.ShapedTransformer(0.3, 0.2, 2.0, -2.0),
+        {"E log det V": log_det, "E log tr V": log_trace},
+        np.array([2, 4, 8, 16]),
+        16 * PATHS,
+    ),
+    "causal Transformer": (
+        si.ShapedTransformer(0.3, 0.2, 2.0, -2.0, pattern=si.CAUSAL),
+        {"E log det V": log_det},
+        np.array([2, 4, 8, 16]),
+        4 * PATHS,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", SECOND)
 def test_bias_from_half_the_step_is_of_the_second_order(name, key):
-    layer, statistic = SECOND[name]
-    V0, steps = 0.4 * jnp.asarray(random_covariance(3)), np.array([2, 4, 8, 16])
+    layer, statistics, steps, paths = SECOND[name]
     solver = PSDSplitting(attention=layer.has_attention)
-    found = [
-        bias_from_half_the_step(layer, V0, 0.5, int(count), statistic, 4 * PATHS, k, solver)
-        for count, k in zip(steps, jr.split(key, len(steps)), strict=True)
-    ]
-    biases, errors = (np.array(part) for part in zip(*found, strict=True))
-    report(name, steps, biases, errors)
-    assert_vanishes(steps, biases, errors, 2)
+    assert_order(name, layer, 0.4 * jnp.asarray(random_covariance(3)), 0.5, steps, statistics, paths, key, solver)

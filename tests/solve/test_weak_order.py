@@ -45,7 +45,7 @@ def bias_from_the_exact_law(
 
 
 def bias_from_half_the_step(layer, V0, time: float, steps: int, statistics: dict, paths: int, key, solver=EULER):
-    """E statistic(V_T) at the step h less that at h/2, on the same Brownian motion, and its error; for each statistic."""
+    """E statistic(V_T) at the step h less that at h/2, by the same normals, and its error; for each statistic."""
     tokens = len(V0)
 
     @jax.jit

@@ -39,8 +39,9 @@ from sdeinfer.observation import in_chunks
 SAMPLE = 16_384
 """Number of transitions used to find the scatter of the scores; all if there are fewer."""
 
-WORTH_A_SAMPLE = 4
-"""Ratio of all transitions to the sample's from which the mode under the exact law is first found for the sample."""
+STARTING = 131_072
+"""Number of transitions for which the mode under the exact law is found first, where there are several times as many:
+one pass over the data then finds it for all."""
 
 WEAK = 4.0
 """Information on a coordinate, in the units of `Coordinates.unconstrained`, that is subtracted from that of a group's
@@ -152,10 +153,11 @@ def adjusted_statistics(
     times, centre = len(path) / len(sample), np.asarray(statistics.centre)
     adjustment = sandwich(sample, form.kind, layer.u, centre, free=layer.sd > 0, times=times)
     if layer.u.ndim == 1:
-        of_sample = None
-        if times >= WORTH_A_SAMPLE:
-            own = path_statistics(sample, layout, pooled=True, assumptions=assumptions)
-            of_sample = shift_to_exact_mode(sample, own, form.kind, layer.u, layer.sd > 0)
-        shift = shift_to_exact_mode(path, statistics, form.kind, layer.u, layer.sd > 0, start=of_sample)
+        of_some = None
+        if len(path) > 4 * STARTING:
+            some = path.thinned(STARTING)
+            own = path_statistics(some, layout, pooled=True, assumptions=assumptions)
+            of_some = shift_to_exact_mode(some, own, form.kind, layer.u, layer.sd > 0)
+        shift = shift_to_exact_mode(path, statistics, form.kind, layer.u, layer.sd > 0, start=of_some)
         adjustment = dataclasses.replace(adjustment, shift=jax.device_put(np.asarray(shift, adjustment.centre.dtype)))
     return dataclasses.replace(statistics, adjustment=adjustment)

@@ -26,7 +26,7 @@ LARGEST, LARGE = 4.0, 0.1
 second in a coordinate. Then some features are so large that the exact law, an expansion in them, holds less than that
 of the statistics, as in networks that explode. With much data a small shift is many standard deviations long."""
 
-SHORT = 0.25
+SHORT = 0.5
 """Length of a step, in posterior standard deviations, that is taken without a further pass over the data. Its error is
 about a tenth of it for n = 32, since the information is that of normals, and less for wider networks."""
 

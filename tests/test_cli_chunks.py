@@ -32,6 +32,40 @@ def test_ensembles_are_written_in_parts(data, tmp_path, monkeypatch):
     xr.testing.assert_allclose(read(tmp_path / "parts.zarr"), read(data), rtol=1e-5)
 
 
+def test_workers_write_the_same_ensemble(tmp_path, monkeypatch):
+    """24 networks in parts of 10, 10 and 4, each written to its region of the folder."""
+    monkeypatch.setattr("sdeinfer.cli._networks._networks_at_once", lambda tokens, layers: 10)
+    assert run("observe", *SMALL_NETWORKS, "--out", tmp_path / "parts.zarr").exit_code == 0
+    monkeypatch.setattr("sdeinfer.cli._networks.workers_of", lambda *_: contextlib.nullcontext(enter_result=True))
+    with dask.config.set(scheduler="threads"):
+        result = run("observe", *SMALL_NETWORKS, "--workers", 2, "--out", tmp_path / "workers.zarr")
+    assert result.exit_code == 0, result.output
+    assert "24 networks, 11 layers, 3 tokens" in result.stdout
+    written = read(tmp_path / "workers.zarr")
+    xr.testing.assert_identical(written, read(tmp_path / "parts.zarr"))
+    assert written.attrs["architecture"] == "transformer"
+
+
+@pytest.mark.slow
+def test_a_scheduler_observes_and_fits(tmp_path):
+    """By the worker of a scheduler that runs already, as without one, to the last bit."""
+    distributed = pytest.importorskip("distributed")
+    sizes = ["--tokens", 2, "--width", 32, "--depth", 4, "--networks", 64]
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
+        to = ["--scheduler", cluster.scheduler_address]
+        for name, flags in (("here", []), ("there", to)):
+            assert run("observe", *sizes, *flags, "--out", tmp_path / f"{name}.zarr").exit_code == 0
+        xr.testing.assert_identical(read(tmp_path / "here.zarr"), read(tmp_path / "there.zarr"))
+        for name, flags in (("by_scheduler", to), ("by_workers", ["--workers", 2])):
+            out = ["--out", tmp_path / f"{name}.nc"]
+            result = run("fit", tmp_path / "there.zarr", *SMALL_FIT, *flags, *out)
+            assert result.exit_code == 0, result.output
+    fits = [
+        read_posterior(tmp_path / f"{name}.nc")["posterior"].to_dataset() for name in ("by_scheduler", "by_workers")
+    ]
+    xr.testing.assert_identical(*(fit.drop_attrs() for fit in fits))  # times of creation differ
+
+
 @pytest.mark.long
 def test_parts_of_a_job_array_give_the_fit(data, tmp_path, monkeypatch):
     monkeypatch.setattr("sdeinfer.observation._chunks.LEAST", 1)

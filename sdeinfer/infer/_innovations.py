@@ -74,7 +74,8 @@ class Innovations(NamedTuple):
     @property
     def information(self) -> np.ndarray:
         """Fisher information of all transitions, shape (parameters, parameters)."""
-        return self.information_of_each.sum(axis=0)
+        mean, log_variance = (x.reshape(-1, x.shape[-1]) for x in (self.mean, self.log_variance))
+        return mean.T @ mean + log_variance.T @ log_variance / 2
 
 
 def law_at(
@@ -109,7 +110,8 @@ def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
 
 def innovations_of(path: Path, block: np.ndarray, terms: Terms, law: LawAt) -> Innovations:
     """The innovations of some transitions of a path, from their indices and terms."""
-    width = path.width_index(law.widths, block)
+    # Networks of one width share one row of moments.
+    width = path.width_index(law.widths, block) if len(law.widths) > 1 else np.zeros(1, int)
     here, along = law.moments.at(width), law.slopes.at(width)
     mean, variance = mean_and_variance(terms, here, law.centre)
     sd = np.sqrt(variance)
@@ -127,9 +129,10 @@ def mean_and_variance(terms: Terms, moments: Moments, centre: np.ndarray) -> tup
 
 def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Derivatives of each term's mean and variance, for features f − f̄; shape (transitions, p, parameters)."""
-    mean = np.einsum("tsk,tsp->tpk", along.drift, terms.drift)
-    noise = along.noise + np.einsum("tfk,tfp->tpk", along.variance, own)
-    mixing = along.mixing + np.einsum("tfk,tfp->tpk", along.variance_mixing, own)
+    own = own.swapaxes(-1, -2)
+    mean = terms.drift.swapaxes(-1, -2) @ along.drift
+    noise = along.noise + own @ along.variance
+    mixing = along.mixing + own @ along.variance_mixing
     return mean, noise + mixing * terms.mixing[..., None]
 
 

@@ -39,6 +39,10 @@ from sdeinfer.observation import in_chunks
 SAMPLE = 16_384
 """Number of transitions used to find the scatter of the scores; all if there are fewer."""
 
+STARTING = 131_072
+"""Number of transitions for which the mode under the exact law is found first, where there are several times as many:
+one pass over the data then finds it for all."""
+
 WEAK = 4.0
 """Information on a coordinate, in the units of `Coordinates.unconstrained`, that is subtracted from that of a group's
 estimate: about twice the information in the population's prior. Below it the likelihood is flat and asymmetric, and the
@@ -141,13 +145,19 @@ def adjusted_statistics(
         pooled: as in `reduced`.
     """
     form = form_of(model, len(path.width), path.tokens, assumptions)
-    statistics = reduced(model, path, assumptions, layout, nodes=nodes, pooled=pooled)
+    layout = path_layout(path, nodes=nodes) if layout is None else layout
+    statistics = reduced(model, path, assumptions, layout, pooled=pooled)
     together = statistics.pooled() if form.pooled else statistics
     layer = layer_at(model, together, posterior_mode(model, together))
     sample = path.thinned(SAMPLE)
     times, centre = len(path) / len(sample), np.asarray(statistics.centre)
     adjustment = sandwich(sample, form.kind, layer.u, centre, free=layer.sd > 0, times=times)
     if layer.u.ndim == 1:
-        shift = shift_to_exact_mode(path, statistics, form.kind, layer.u, layer.sd > 0)
+        of_some = None
+        if len(path) > 4 * STARTING:
+            some = path.thinned(STARTING)
+            own = path_statistics(some, layout, pooled=True, assumptions=assumptions)
+            of_some = shift_to_exact_mode(some, own, form.kind, layer.u, layer.sd > 0)
+        shift = shift_to_exact_mode(path, statistics, form.kind, layer.u, layer.sd > 0, start=of_some)
         adjustment = dataclasses.replace(adjustment, shift=jax.device_put(np.asarray(shift, adjustment.centre.dtype)))
     return dataclasses.replace(statistics, adjustment=adjustment)

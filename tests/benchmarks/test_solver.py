@@ -1,7 +1,7 @@
 """Paths of the SDE: `simulate` against what one would write with Diffrax and a dense Σ, and against its random numbers.
 
-All take steps of order 1. The dense peers step the p entries of V by Euler–Maruyama with the Cholesky factor of the p×p matrix Σ(V). The floor is
-drawing p normals for each step and path inside a scan: the fewest that Σ^{1/2} dB can do with.
+All take steps of order 1: the dense peers step the p entries of V by Euler–Maruyama with the Cholesky factor of the p×p
+matrix Σ(V). The floor is drawing p normals for each step and path inside a scan: the fewest that Σ^{1/2} dB needs.
 """
 
 import math

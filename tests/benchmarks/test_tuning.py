@@ -1,7 +1,7 @@
 """Tuning three parameters under two constraints, over plain `simulate`s, and over a grid search of equal accuracy.
 
-All by `PSDEuler`, the solver of tuning. The grid search evaluates both criteria by `simulate` on a grid of 6³ points, in logs, and again around the best point,
-until neighbours differ by less than the Monte Carlo error of the tuned γ.
+All by `PSDEuler`, the solver of tuning. The grid search evaluates both criteria by `simulate` on a grid of 6³ points,
+in logs, and again around the best point, until neighbours differ by less than the Monte Carlo error of the tuned γ.
 """
 
 import time

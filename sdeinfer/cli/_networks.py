@@ -119,7 +119,7 @@ def simulate_command(
     correlation: options.Correlation = 0.0,
     time: Annotated[float, typer.Option(help="final depth-time T = d/n")] = 0.5,
     times: Annotated[int, typer.Option(help="number of equally spaced times to save, beside 0", min=1)] = 16,
-    step: Annotated[float | None, typer.Option(help="longest step in depth-time; 0.01 if not given")] = None,
+    step: Annotated[float | None, typer.Option(help="longest step in depth-time; 0.05 if not given")] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(help="largest error of correlations, log norms and log effective rank; sets the step"),

@@ -7,6 +7,7 @@ primitive is bilinear, so that its derivatives are dA B + A dB forwards, and G B
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -40,7 +41,9 @@ def _shape(A: ShapedArray, B: ShapedArray) -> ShapedArray:
     return ShapedArray((A.shape[0], B.shape[1], *A.shape[2:]), A.dtype)
 
 
-def _mapped(args: tuple[Array, Array], axes: tuple[int | None, int | None]) -> tuple[Array, int]:
+def _mapped(
+    args: tuple[Array | np.ndarray, Array | np.ndarray], axes: tuple[int | None, int | None]
+) -> tuple[Array, int]:
     """`jax.vmap`: the mapped axis becomes the last one."""
     (size,) = {x.shape[axis] for x, axis in zip(args, axes, strict=True) if axis is not None}
     A, B = (

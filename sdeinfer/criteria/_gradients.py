@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sdeinfer._files import InputError
 from sdeinfer.covariance import centring, factor_on_host
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.solve import TangentPaths, simulate, tangents_from
+from sdeinfer.solve import PSDEuler, TangentPaths, simulate, tangents_from
 
 
 def squared_jacobian_norm(paths: TangentPaths) -> Float[Array, "paths times"]:
@@ -79,7 +79,8 @@ def gradient_norms(
     times = np.asarray(ts, float)
     if times.ndim != 1 or not len(times) or times[0] < 0 or times[-1] >= time or (np.diff(times) <= 0).any():
         raise InputError(f"ts: increasing depth-times from 0 to less than {time:g} are needed, got {times.tolist()}")
-    V = np.asarray(simulate(layer, V0, times, paths=paths, step=step, key=jr.fold_in(key, 0)))
+    # Tangents, which go on from here, have steps of the same order and length.
+    V = np.asarray(simulate(layer, V0, times, paths=paths, step=step, solver=PSDEuler(), key=jr.fold_in(key, 0)))
     found = []
     for number, left in enumerate(time - times):
         key_start, *keys = jr.split(jr.fold_in(key, number + 1), len(V0) + 1)

@@ -145,7 +145,9 @@ class AbstractPSDSolver(diffrax.AbstractItoSolver):
 
 
 class PSDEuler(AbstractPSDSolver):
-    """Solver of weak order 1, with the fewest normals; the only one for tangents. See `psd_step`.
+    """Solver of weak order 1, which takes the fewest normals and compiles fastest; the only one for tangents.
+
+    See `psd_step`.
 
     Attributes:
         lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
@@ -178,7 +180,7 @@ class PSDEuler(AbstractPSDSolver):
 
 
 class PSDSplitting(AbstractPSDSolver):
-    """Solver of weak order 2, which composes flows of the parts of the SDE, for every architecture and pattern.
+    """Solver of weak order 2, the default of `simulate`: flows of the parts of the SDE, for every layer and pattern.
 
     The parts are the drift by kernels (ReLU), the drift that acts on the factor (attention), the noise of attention and
     the linear noise; see `_flows`. The flows of a step are composed in this order and, in every other step, in reverse

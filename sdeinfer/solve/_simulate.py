@@ -45,12 +45,11 @@ def simulate(
         ts: depth-times t = ℓ/n ≥ 0 at which to save, increasing (dimensionless).
         paths: number of independent paths.
         step: longest step in depth-time; each interval between saved times is cut into equal steps no longer than this.
-            If None, 0.01 for a solver of weak order 1, 0.05 for one of order 2.
+            If None, 0.05 for a solver of weak order 2, 0.01 for one of order 1.
         tolerance: largest weak error of the correlations, the logarithms of V_αα, and of the logarithm of the effective
             rank, in place of `step`: pilot runs choose the step, see `solve.step_within`. The layer, V0 and the key
             must not be traced then.
-        solver: how to step. If None, `PSDEuler`, of weak order 1; with a tolerance `PSDSplitting`, of weak order 2,
-            which needs fewer steps, and takes several times as long to compile with derivatives.
+        solver: how to step; `PSDSplitting`, of weak order 2, if None.
         adjoint: how Diffrax differentiates the solve, as `diffrax.RecursiveCheckpointAdjoint()`. Where None, the
             solver's steps run in a scan with checkpoints, differentiable in forward and reverse mode to any order.
         key: PRNG key; the paths also depend on `paths` and on the kind of device.
@@ -64,8 +63,7 @@ def simulate(
             values out of range raise at run time; `equinox.filter_jit` shows a clear message.
     """
     layer, V0 = check_inputs(layer, V0, paths)
-    if solver is None:
-        solver = PSDEuler() if tolerance is None else PSDSplitting(attention=layer.has_attention)
+    solver = PSDSplitting(attention=layer.has_attention) if solver is None else solver
     if tolerance is not None:
         if step is not None:
             raise InputError("tolerance: chooses the step, and needs step=None")

@@ -61,7 +61,7 @@ def simulate_stopped(
     """Simulate the covariance SDE up to the time at which an eigenvalue of V leaves a range (Definition 4.1).
 
     V is checked after every step: an excursion within one step is missed, so that stopping times are late by O(√step).
-    The steps are those of `PSDEuler`.
+    That takes short steps with any solver; these are steps of `PSDEuler`.
     In single precision an eigenvalue below about 10⁻⁶ of the largest is rounding, and stops the path at any lower
     bound. The time has no derivative; `covariance` has those of `simulate`.
 

@@ -66,8 +66,8 @@ def weak_errors(
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m).
         ts: depth-times, increasing.
-        step: longest step; the default of `simulate` if None.
-        solver: the solver; `PSDSplitting` if None.
+        step: longest step; if None, that of `simulate`.
+        solver: as in `simulate`.
         paths: number of paths; None for 2¹⁷/m².
         key: PRNG key.
 
@@ -107,7 +107,7 @@ def step_within(
         V0: covariance at time 0, shape (m, m).
         ts: depth-times, increasing.
         tolerance: largest weak error, positive.
-        solver: the solver; `PSDSplitting` if None.
+        solver: as in `simulate`.
         key: PRNG key.
 
     Raises:

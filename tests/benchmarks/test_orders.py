@@ -2,11 +2,17 @@
 
 The bias of a mean at a step h is measured as its difference from the same mean at h/2 on the same Brownian motion, and
 extrapolated by the solver's order: times 2 for order 1, times 4/3 for order 2. The step at which a bias is that of
-the default of order 1, h = 0.01, follows from the order; the cost, from the time of a step.
+the default of order 1, h = 0.01, follows from the order; the cost, from the time of a step. Another table has the
+seconds of first and later calls, at the default steps.
 """
 
+import json
 import math
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +33,7 @@ PATHS = {2: 400_000, 4: 200_000, 8: 40_000, 16: 6_000}
 BATCH = {2: 20_000, 4: 10_000, 8: 4_000, 16: 1_000}
 TIMED = {2: 4096, 4: 4096, 8: 4096, 16: 512}
 SOLVERS = {1: (PSDEuler(), (0.1, 0.05)), 2: (PSDSplitting(), (0.2, 0.1))}
+CALLS = Path(__file__).parent / "peers" / "orders.py"
 STATISTICS = ("correlation", "log det V", "effective rank", "log V₁₁", "share of ρ > .3")
 
 
@@ -102,3 +109,30 @@ def test_cost_at_equal_weak_error(tokens):
             f"  {name}: bias {first:.1e} at h = 0.01 of order 1 is that at h = {step:.3f} of order 2: {bound}", end=""
         )
         print(f"{step / 0.01 / ratio:.1f} times less work")
+
+
+def first_and_later(tokens: int, solver: str, what: str) -> tuple[float, float]:
+    """Seconds of the first and of later calls, in a process of its own without a cache of compiled programs."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    result = subprocess.run(
+        [sys.executable, str(CALLS), str(tokens), solver, what],
+        env=kept | {"SDEINFER_NO_CACHE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return tuple(json.loads(result.stdout))
+
+
+def test_seconds_of_first_and_later_calls():
+    """1,024 paths to time 0.8 in single precision, at the default step of each solver."""
+    print("\nseconds cold / warm by PSDEuler, h = 0.01, and by PSDSplitting, h = 0.05\n")
+    print("| m | simulate, order 1 | order 2 | its gradient, order 1 | order 2 |\n|---|---|---|---|---|")
+    for tokens in PATHS:
+        found = [
+            first_and_later(tokens, solver, what)
+            for what in ("simulate", "gradient")
+            for solver in ("PSDEuler", "PSDSplitting")
+        ]
+        print(f"| {tokens} | " + " | ".join(f"{cold:.1f} / {warm:.2g}" for cold, warm in found) + " |", flush=True)
+        assert all(0 < warm < cold for cold, warm in found)

@@ -1,7 +1,7 @@
 """Paths of the SDE: `simulate` against what one would write with Diffrax and a dense Σ, and against its random numbers.
 
-The dense peers step the p entries of V by Euler–Maruyama with the Cholesky factor of the p×p matrix Σ(V). The floor is
-drawing p normals for each step and path inside a scan: the fewest that Σ^{1/2} dB can do with.
+All take steps of order 1: the dense peers step the p entries of V by Euler–Maruyama with the Cholesky factor of the p×p
+matrix Σ(V). The floor is drawing p normals for each step and path inside a scan: the fewest that Σ^{1/2} dB needs.
 """
 
 import math
@@ -18,6 +18,7 @@ from dense import dense_diffusions
 
 import sdeinfer as si
 from sdeinfer.covariance import unvech, vech
+from sdeinfer.solve import PSDEuler
 
 pytestmark = pytest.mark.benchmark
 
@@ -45,7 +46,7 @@ def start(tokens: int):
 
 def ours(tokens: int, paths: int):
     V0, key = start(tokens), jr.key(0)
-    return lambda: si.simulate(layer(), V0, [STEP * STEPS], paths=paths, step=STEP, key=key)
+    return lambda: si.simulate(layer(), V0, [STEP * STEPS], paths=paths, step=STEP, solver=PSDEuler(), key=key)
 
 
 def floor(tokens: int, paths: int):

@@ -1,6 +1,6 @@
 """The solver against the SDE: the generator in one small step, and exact laws at a finite time.
 
-The solver has weak order 1. Its bias, linear in the step h, is removed by Richardson's extrapolation 2 E_{h/2} − E_h;
+`PSDEuler` has weak order 1. Its bias, linear in the step h, is removed by Richardson's extrapolation 2 E_{h/2} − E_h;
 what remains is of the order h² and far below the Monte Carlo errors at the steps chosen here.
 """
 
@@ -17,6 +17,7 @@ from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
+from sdeinfer.solve import PSDEuler
 from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._steps import psd_step
 
@@ -47,7 +48,7 @@ def richardson(layer, V0, time: float, step: float, statistic, key, paths: int =
     """Estimates of E statistic(V_t) and Var statistic(V_t) without the bias of order h, each with its error."""
     found = []
     for h, k in zip((step, step / 2), jr.split(key), strict=True):
-        V = si.simulate(layer, V0, [time], paths=paths, step=h, key=k)[:, 0]
+        V = si.simulate(layer, V0, [time], paths=paths, step=h, solver=PSDEuler(), key=k)[:, 0]
         x = np.asarray(statistic(V))
         found.append((mean_and_error(x), mean_and_error((x - x.mean(axis=0)) ** 2 * paths / (paths - 1))))
     return [(2 * half[0] - whole[0], np.hypot(2 * half[1], whole[1])) for whole, half in zip(*found, strict=True)]
@@ -71,7 +72,7 @@ def test_norm_of_one_token_has_the_whole_log_normal_law(key):
     # At this step the bias is (a h) of a standard deviation of one, less than 2,000 samples can see.
     layer, time = LAYERS["feedforward"](), 0.5
     a = float(layer.limit().linear_noise)
-    V = si.simulate(layer, jnp.array([[1.0]]), [time], paths=2_000, step=1 / 256, key=key)
+    V = si.simulate(layer, jnp.array([[1.0]]), [time], paths=2_000, step=1 / 256, solver=PSDEuler(), key=key)
     assert_distribution(np.log(V[:, 0, 0, 0]), stats.norm(-a * time, np.sqrt(2 * a * time)).cdf)
 
 

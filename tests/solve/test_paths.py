@@ -101,7 +101,7 @@ def normals_of_blocks(key):
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_hold_the_paths_of_their_own_normals(key):
     layer, V0 = LAYERS["mlp"](), random_covariance(3)
-    V = si.simulate(layer, V0, TIMES, paths=PATHS, step=STEP, key=key)
+    V = si.simulate(layer, V0, TIMES, paths=PATHS, step=STEP, solver=PSDEuler(), key=key)
     assert V.shape == (PATHS, 2, 3, 3)
     assert jnp.isfinite(V).all()
     assert len(np.unique(np.asarray(V)[:, 0, 0, 0])) == PATHS

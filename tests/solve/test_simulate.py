@@ -8,7 +8,7 @@ from conftest import LAYERS, random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.solve import step_grid
+from sdeinfer.solve import PSDEuler, step_grid
 from sdeinfer.solve._steps import psd_step
 
 TIMES = [0.0, 0.013, 0.1]
@@ -81,9 +81,19 @@ def test_saving_more_often_on_the_same_steps_changes_no_path(V0, key):
 
 
 @pytest.mark.parametrize(
-    "start", ["unequal", *(pytest.param(start, marks=pytest.mark.slow) for start in ("equicorrelated", "orthogonal"))]
+    ("start", "solver"),
+    [
+        ("unequal", None),
+        pytest.param("unequal", PSDEuler(), marks=pytest.mark.long),
+        *(
+            pytest.param(start, solver, marks=pytest.mark.slow)
+            for start in ("equicorrelated", "orthogonal")
+            for solver in (None, PSDEuler())
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "default" if value is None else "PSDEuler",
 )
-def test_gradient_is_the_central_difference_on_common_random_numbers(start, key):
+def test_gradient_is_the_central_difference_on_common_random_numbers(start, solver, key):
     # Equicorrelated and orthogonal tokens repeat eigenvalues, where eigenvectors have no derivative.
     V0 = {
         "unequal": random_covariance(3),
@@ -92,7 +102,8 @@ def test_gradient_is_the_central_difference_on_common_random_numbers(start, key)
     }[start]
 
     def expectation(values, V0, adjoint=None):
-        V = si.simulate(si.ShapedTransformer(*values), V0, [0.1, 0.3], paths=8, step=0.1, adjoint=adjoint, key=key)
+        layer, by = si.ShapedTransformer(*values), {"solver": solver, "adjoint": adjoint}
+        V = si.simulate(layer, V0, [0.1, 0.3], paths=8, step=0.1, **by, key=key)
         return jnp.mean(jnp.linalg.slogdet(V)[1] + jnp.trace(V, axis1=-2, axis2=-1) ** 2)
 
     values = jnp.array([0.5, 0.6, 0.3, -1.5])

@@ -218,6 +218,7 @@ def test_the_papers_transformer_has_no_nan(tokens, key):
     for dtype in (jnp.float32, jnp.float64):
         V = si.simulate(layer, V0.astype(dtype), [0.75, 1.5], paths=2**13, solver=SOLVER, key=key)
         assert not np.isnan(np.asarray(V)).any()
+        assert np.isfinite(np.asarray(V[:, -1, 0, 0])).mean() > 0.95
 
 
 @pytest.mark.long

@@ -57,7 +57,7 @@ def stopped(case: str, dtype: str):
 
 @functools.cache
 def unstopped(start: str, dtype: str) -> np.ndarray:
-    return np.asarray(si.simulate(**problem(start, dtype)))
+    return np.asarray(si.simulate(**problem(start, dtype), solver=PSDEuler()))
 
 
 def times_of(paths) -> np.ndarray:

@@ -17,6 +17,7 @@ from scipy import stats
 import sdeinfer as si
 from sdeinfer.covariance import gram, semidefinite_cholesky
 from sdeinfer.networks import tokens_with_covariance
+from sdeinfer.solve import PSDEuler
 from sdeinfer.solve._steps import psd_step
 from sdeinfer.solve._tangent_step import joint_drift, joint_relu_drift, tangent_psd_step
 
@@ -218,7 +219,7 @@ def test_the_tokens_have_the_law_of_the_step_without_tangents(name, key):
     V0, keys = random_covariance(tokens), jr.split(key)
     S, largest = end(layer, one_token_moves(V0), T / 20, steps=20, paths=paths, key=keys[0])
     V = np.moveaxis(np.asarray(S[:tokens, :tokens, largest <= 1]), -1, 0)
-    expected = np.asarray(si.simulate(layer, V0, [T], paths=paths, step=T / 20, key=keys[1])[:, 0])
+    expected = np.asarray(si.simulate(layer, V0, [T], paths=paths, step=T / 20, solver=PSDEuler(), key=keys[1])[:, 0])
     expected = expected[np.isfinite(expected).all(axis=(1, 2))]
     for statistic in (lambda V: V[:, 1, 2] / np.sqrt(V[:, 1, 1] * V[:, 2, 2]), lambda V: np.log(V[:, 2, 2])):
         assert_same_distribution(statistic(V), statistic(expected))

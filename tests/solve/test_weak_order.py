@@ -116,7 +116,7 @@ def test_bias_from_an_exact_law_is_of_the_first_order(name, key):
 def test_mean_is_kept_exactly_at_every_step(key):
     layer, V0, time = si.ResidualFeedForward(0.6, 0.4, 0.4), jnp.asarray(random_covariance(3)), 0.5
     for count, k in zip((1, 2, 8), jr.split(key, 3), strict=True):
-        V = si.simulate(layer, V0, [time], paths=200_000, step=time / count, key=k)[:, 0]
+        V = si.simulate(layer, V0, [time], paths=200_000, step=time / count, solver=EULER, key=k)[:, 0]
         mean, error = mean_and_error(V)
         z = (mean - V0) / error
         print(f"\nE V − V0, no gap, {count} steps: largest {np.abs(z).max():.1f} Monte Carlo errors", end="")

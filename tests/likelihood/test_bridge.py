@@ -222,6 +222,7 @@ def test_gradients_are_finite_and_right(start):
     np.testing.assert_allclose(found[1], numerical, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_single_precision_agrees_with_double():
     law, starts, ends, lengths, xi = three_spans()
     double = bridged(law, starts, ends, lengths, xi)[0]

@@ -194,13 +194,15 @@ def test_stopped_paths_can_be_differentiated_while_they_stop_in_the_same_step(ke
 
 
 @pytest.mark.slow
-def test_gradients_are_finite_where_paths_explode(key):
+@pytest.mark.parametrize(("solver", "norm"), [(None, 8.0), (PSDEuler(), 12.0)], ids=["default", "PSDEuler"])
+def test_gradients_are_finite_where_paths_explode(solver, norm, key):
     def mean_of_the_finite(values):
         layer, V0 = si.ShapedAttention(values[0], values[1]), values[2] * si.equicorrelated(tokens=2, correlation=0.2)
-        V = si.simulate(layer, V0.astype(jnp.float32), [0.1, 0.3], paths=24, step=0.05, key=key)
+        times = {"ts": [0.1, 0.3], "step": 0.05}
+        V = si.simulate(layer, V0.astype(jnp.float32), **times, paths=24, solver=solver, key=key)
         return jnp.mean(V, where=jnp.isfinite(V)), V
 
-    gradient, V = jax.jit(jax.grad(mean_of_the_finite, has_aux=True))(jnp.array([0.7, 0.8, 12.0]))
+    gradient, V = jax.jit(jax.grad(mean_of_the_finite, has_aux=True))(jnp.array([0.7, 0.8, norm]))
     assert set(np.isinf(V[:, -1, 0, 0]).tolist()) == {True, False}
     assert jnp.isfinite(gradient).all()
 

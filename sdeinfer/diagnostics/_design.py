@@ -262,7 +262,7 @@ def network_information(
         The information in the coordinates `Coordinates.unconstrained`, shape (k, k).
     """
     times = (np.arange(TIMES) + 0.5) / TIMES * depth / width
-    # The noise of so few paths exceeds the bias of order 1, whose gradient compiles in half the time of order 2.
+    # The noise of so few paths exceeds the bias of order 1, whose gradient compiles faster than that of order 2.
     V = simulate(layer, V0, times, paths=PATHS, step=float(times[0]), solver=PSDEuler(), key=key)
     paths = V.reshape(-1, *V0.shape)
     # A fit does not use transitions outside the range of the law.

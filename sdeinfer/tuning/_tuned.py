@@ -72,7 +72,7 @@ class Tuned:
     @property
     def values(self) -> dict[str, float]:
         """The free parameters' values."""
-        return dict(zip(map(str, self.parameters.index), self.parameters["value"].to_numpy(float), strict=True))
+        return dict(zip(map(str, self.parameters.index), self.parameters["value"].to_numpy(float).tolist(), strict=True))
 
     @property
     def notes(self) -> list[str]:

@@ -72,7 +72,8 @@ class Tuned:
     @property
     def values(self) -> dict[str, float]:
         """The free parameters' values."""
-        return dict(zip(map(str, self.parameters.index), self.parameters["value"].to_numpy(float).tolist(), strict=True))
+        values = self.parameters["value"].astype(float)
+        return dict(zip(map(str, values.index), values.tolist(), strict=True))
 
     @property
     def notes(self) -> list[str]:

@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -103,7 +102,9 @@ def fit(folder: Path, terms: float, workers: int, kill_after: float | None) -> d
 
 
 def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Peak resident memory in KiB since exec; `ru_maxrss` of a restarted worker includes its parent's."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def draw(folder: Path, figure: Path) -> None:

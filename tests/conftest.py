@@ -80,6 +80,18 @@ LONG_CASES = (
     "test_statistics.py::test_statistics_lose_nothing_wherever_the_prior_goes[attention, 4 heads]",
     "test_tangents.py::test_paths_stay_in_the_cone[full rank-transformer-float32]",
     "test_plain.py::test_a_layer_of_finite_width_is_the_dense_normal[transformer]",
+    "test_plain.py::test_a_layer_of_finite_width_is_the_dense_normal[stack]",
+    "test_adjustment.py::test_the_mode_is_that_of_the_exact_law[1]",
+    "test_stopped.py::test_paths_are_those_of_simulate_until_they_stop[mlp-float32]",
+    "test_stopped.py::test_paths_are_those_of_simulate_until_they_stop[narrow attention-float32]",
+    "test_gradients.py::test_tangents_are_differences_of_networks[transformer]",
+    "test_cone.py::test_explosions_are_of_the_sde_and_not_of_the_step[0.5-0.5-0.2]",
+    "test_chain.py::test_linear_layers_have_their_exact_moments[weights-projection]",
+    "test_batched.py::test_gradients_are_finite_in_a_batch_that_holds_singular_matrices[17]",
+    "test_pattern_order.py::test_derivatives_are_those_of_differences[causal]",
+    "test_statistics.py::test_statistics_lose_nothing_wherever_the_prior_goes[feedforward]",
+    "test_splitting.py::test_the_flow_of_attentions_noise_has_local_errors_of_the_third_order[causal]",
+    "test_paths.py::test_diffrax_alone_solves_one_path[transformer]",
 )
 """Cases of 4 to 14 s whose tests have other cases; they are marked `long`."""
 

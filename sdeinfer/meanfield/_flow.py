@@ -1,0 +1,162 @@
+"""Self-attention as a flow of tokens on the sphere."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+from sdeinfer._files import InputError
+
+
+class SelfAttentionFlow(eqx.Module):
+    """Tokens x_i on the sphere S^{D−1} that move by self-attention with fixed matrices (theory §11):
+
+        ẋ_i = P_{x_i} [ (1/H) Σ_h V_h Σ_j p^h_ij x_j + mlp(x_i) ],    P_x = I − x xᵀ,
+
+    with p^h = softmax of β⟨Q_h x_i, K_h x_j⟩ over j or, unnormalised, p^h_ij = exp(β⟨Q_h x_i, K_h x_j⟩)/n. It is the
+    limit of residual layers that add `step` times the bracket and normalise, as step → 0; see `layer`.
+
+    Attributes:
+        beta: inverse temperature β ≥ 0.
+        Q: query matrices, shape (D, D) or (heads, D, D); None for the identity.
+        K: key matrices, likewise.
+        V: value matrices, likewise.
+        heads: number of heads H.
+        normalised: whether attention is normalised (softmax).
+        mlp: function of one token, shape (D,) → (D,), whose field is added; None for none.
+    """
+
+    beta: Float[Array, ""]
+    Q: Float[Array, "heads D D"] | None
+    K: Float[Array, "heads D D"] | None
+    V: Float[Array, "heads D D"] | None
+    mlp: Callable[[Float[Array, " D"]], Float[Array, " D"]] | None
+    heads: int = eqx.field(static=True)
+    normalised: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        beta: Float[ArrayLike, ""] | float,
+        Q: Float[ArrayLike, "*heads D D"] | None = None,
+        K: Float[ArrayLike, "*heads D D"] | None = None,
+        V: Float[ArrayLike, "*heads D D"] | None = None,
+        *,
+        heads: int = 1,
+        normalised: bool = True,
+        mlp: Callable[[Float[Array, " D"]], Float[Array, " D"]] | None = None,
+    ):
+        """Make a flow.
+
+        Raises:
+            InputError: for β that is not one number ≥ 0, or matrices that are not (heads, D, D) or (D, D) with one D.
+        """
+        self.beta = jnp.asarray(beta, jnp.result_type(float, beta))
+        if self.beta.ndim:
+            raise InputError(f"beta: one number is needed, got shape {self.beta.shape}")
+        if not isinstance(self.beta, jax.core.Tracer) and not self.beta >= 0:
+            raise InputError(f"beta: must be at least 0, got {float(self.beta):g}")
+        matrices = {"Q": Q, "K": K, "V": V}
+        self.Q, self.K, self.V = (_per_head(name, matrix, heads) for name, matrix in matrices.items())
+        sizes = {matrix.shape[-1] for matrix in (self.Q, self.K, self.V) if matrix is not None}
+        if len(sizes) > 1:
+            raise InputError(f"Q, K, V: must have one size D, got {sorted(sizes)}")
+        self.mlp, self.heads, self.normalised = mlp, heads, normalised
+
+    def attention(
+        self, x: Float[Array, "q D"], tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
+    ) -> Float[Array, "heads q n"]:
+        """The attention of x to the tokens: p of each head.
+
+        Arguments:
+            x: points on the sphere, shape (q, D).
+            tokens: the tokens, shape (n, D).
+            weights: mass of each token, with sum 1; None for 1/n each.
+        """
+        logits, weights = self._logits(x, tokens), _masses(tokens, weights)
+        if not self.normalised:
+            return weights * jnp.exp(logits)
+        p = weights * jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
+        return p / p.sum(axis=-1, keepdims=True)
+
+    def residual(
+        self, x: Float[Array, "q D"], tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
+    ) -> Float[Array, "q D"]:
+        """What a residual layer adds at x per unit of step: the mean of the heads and the MLP, not projected."""
+        means = self.attention(x, tokens, weights) @ tokens
+        change = (means if self.V is None else means @ self.V.mT).mean(axis=0)
+        return change if self.mlp is None else change + jax.vmap(self.mlp)(x)
+
+    def velocity(
+        self, x: Float[Array, "q D"], tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
+    ) -> Float[Array, "q D"]:
+        """The field X[μ](x) of the measure μ = Σ_j w_j δ(tokens_j), tangent to the sphere at x.
+
+        Arguments:
+            x: points on the sphere, shape (q, D).
+            tokens: the tokens, shape (n, D).
+            weights: mass of each token, with sum 1; None for 1/n each.
+        """
+        return tangent(x, self.residual(x, tokens, weights))
+
+    def __call__(
+        self, tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
+    ) -> Float[Array, "n D"]:
+        """The velocity ẋ of the tokens."""
+        return self.velocity(tokens, tokens, weights)
+
+    def layer(
+        self, tokens: Float[Array, "n D"], step: Float[ArrayLike, ""] | float, *, normalise: bool = True
+    ) -> Float[Array, "n D"]:
+        """One residual layer, x ← N(x + step · residual): a step of Euler's method, up to O(step²).
+
+        Arguments:
+            tokens: the tokens, shape (n, D).
+            step: depth-time of the layer.
+            normalise: return to the sphere, as LayerNorm does in a Transformer; False for the layer of a ResNet.
+        """
+        moved = tokens + step * self.residual(tokens, tokens)
+        return on_sphere(moved) if normalise else moved
+
+    def energy(self, tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None) -> Float[Array, ""]:
+        """The energy (1/2β) Σ_ij w_i w_j exp(β⟨Qx_i, Kx_j⟩), averaged over the heads.
+
+        With Q = K = V = I and without normalisation the flow is its gradient ascent, ẋ_i = n P ∂E/∂x_i; the softmax form
+        ascends it too, at another speed of each token.
+        """
+        masses = _masses(tokens, weights)
+        kernel = jnp.exp(self._logits(tokens, tokens)).mean(axis=0)
+        return masses @ kernel @ masses / (2 * self.beta)
+
+    def _logits(self, x: Float[Array, "q D"], tokens: Float[Array, "n D"]) -> Float[Array, "heads q n"]:
+        logits = self.beta * (_applied(self.Q, x) @ _applied(self.K, tokens).mT)
+        return jnp.broadcast_to(logits, (self.heads, *logits.shape[1:]))
+
+
+def on_sphere(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+    """The nearest point of the unit sphere, x/‖x‖."""
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def tangent(x: Float[Array, "*batch D"], v: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+    """P_x v = v − ⟨x, v⟩ x, for x on the sphere."""
+    return v - (x * v).sum(axis=-1, keepdims=True) * x
+
+
+def _per_head(name: str, matrix: Float[ArrayLike, "*heads D D"] | None, heads: int) -> Float[Array, "heads D D"] | None:
+    if matrix is None:
+        return None
+    found = jnp.asarray(matrix)
+    found = found[None] if found.ndim == 2 else found
+    if found.ndim != 3 or found.shape[1] != found.shape[2] or found.shape[0] not in (1, heads):
+        raise InputError(f"{name}: shape (D, D) or ({heads}, D, D) is needed, got {jnp.shape(matrix)}")
+    return found
+
+
+def _masses(tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None) -> Float[Array, " n"]:
+    return jnp.full(len(tokens), 1 / len(tokens), tokens.dtype) if weights is None else weights
+
+
+def _applied(matrix: Float[Array, "heads D D"] | None, x: Float[Array, "n D"]) -> Float[Array, "heads n D"]:
+    return x[None] if matrix is None else x @ matrix.mT

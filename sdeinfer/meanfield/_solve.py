@@ -1,0 +1,104 @@
+"""Solve a self-attention flow on the sphere by Diffrax."""
+
+import diffrax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+from sdeinfer._files import InputError
+from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
+
+
+class OnSphere(diffrax.AbstractWrappedSolver):
+    """A solver whose every step ends on the sphere: the step of another solver, x ← x/‖x‖.
+
+    The order is unchanged, since the exact solution is on the sphere: the nearest point moves x by at most its local
+    error. Without it, errors of the norm grow like exp(−2∫⟨x, a⟩) with a the field before the projection, which is
+    exp(2t) where values repel (V = −I).
+
+    Attributes:
+        solver: the solver of the steps.
+    """
+
+    solver: diffrax.AbstractSolver
+
+    @property
+    def term_structure(self):
+        return self.solver.term_structure
+
+    @property
+    def interpolation_cls(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.solver.interpolation_cls
+
+    def order(self, terms):
+        return self.solver.order(terms)
+
+    def error_order(self, terms):
+        return self.solver.error_order(terms)
+
+    def init(self, terms, t0, t1, y0, args):
+        return self.solver.init(terms, t0, t1, y0, args)
+
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+        y1, *others = self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump)
+        return on_sphere(y1), *others
+
+    def func(self, terms, t0, y0, args):
+        return self.solver.func(terms, t0, y0, args)
+
+
+def solve(
+    flow: SelfAttentionFlow,
+    tokens: Float[ArrayLike, "n D"],
+    ts: Float[ArrayLike, " times"],
+    *,
+    weights: Float[Array, " n"] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    max_steps: int = 2**16,
+) -> Float[Array, "times n D"]:
+    """Tokens of a flow at times.
+
+    Differentiable in the flow, the tokens and the times. The tokens are on the sphere within rounding, ‖x‖ = 1 ± 4ε.
+
+    Arguments:
+        flow: the flow.
+        tokens: tokens on the unit sphere at time 0, shape (n, D).
+        ts: times ≥ 0, increasing.
+        weights: mass of each token, with sum 1; None for 1/n each.
+        rtol: relative tolerance of a step; None for 1e-7, or 1e-5 in single precision.
+        atol: absolute tolerance of a step; None for a tenth of rtol's default.
+        max_steps: largest number of steps, after which an error is raised.
+
+    Raises:
+        InputError: for tokens that are not on the unit sphere, and times that do not increase from ≥ 0.
+    """
+    x, times = jnp.asarray(tokens), jnp.asarray(ts)
+    require_on_sphere(x)
+    if times.ndim != 1 or not len(times) or not bool(times[0] >= 0) or not bool((jnp.diff(times) > 0).all()):
+        raise InputError("ts: increasing times ≥ 0 are needed")
+    usual = 1e-7 if jnp.finfo(x.dtype).bits == 64 else 1e-5
+    rtol, atol = (usual if rtol is None else rtol), (usual / 10 if atol is None else atol)
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, x, args: args[0](x, args[1])),
+        OnSphere(diffrax.Tsit5()),
+        t0=0.0,
+        t1=times[-1],
+        dt0=None,
+        y0=x,
+        args=(flow, weights),
+        saveat=diffrax.SaveAt(ts=times),
+        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
+        max_steps=max_steps,
+    )
+    return on_sphere(solution.ys)
+
+
+def require_on_sphere(tokens: Float[Array, "*batch n D"]) -> None:
+    """Refuse concrete tokens that are not on the unit sphere within √ε."""
+    error = jnp.abs(jnp.linalg.norm(tokens, axis=-1) - 1).max()
+    try:
+        far = bool(~(error <= jnp.finfo(tokens.dtype).eps ** 0.5))
+    except TypeError:
+        return
+    if far:
+        raise InputError(f"tokens: must be on the unit sphere, found ‖x‖ = 1 ± {float(error):.2g}: use on_sphere")

@@ -4,7 +4,8 @@ import diffrax
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 
@@ -12,8 +13,12 @@ RESOLVED = 1e-6
 """Largest amplitude, over that of mode 0, of the highest third of the modes."""
 
 
+MOST_STEPS = 4096
+"""Largest number of steps; a density that the points resolve takes some hundred."""
+
+
 class CircleContinuum(eqx.Module):
-    """The density ρ of infinitely many tokens on the circle, for Q = K = V = I:
+    """The density ρ of infinitely many tokens on the circle, for Q = K = V = I.
 
         ∂ρ/∂t = −∂(ρ u)/∂θ,    u = (1/β) ∂(W ∗ ρ)/∂θ  [/(W ∗ ρ) if normalised],    W(θ) = exp(β cos θ),
 
@@ -46,8 +51,8 @@ class CircleContinuum(eqx.Module):
 
 def solve_circle(
     continuum: CircleContinuum,
-    density: Float[ArrayLike, " points"],
-    ts: Float[ArrayLike, " times"],
+    density: ArrayLike,
+    ts: ArrayLike,
     *,
     rtol: float = 1e-8,
 ) -> Float[Array, "times points"]:
@@ -63,7 +68,8 @@ def solve_circle(
         InputError: for a density that is not positive with integral 1.
         RuntimeError: if clusters become too narrow for N points: use more points, or earlier times.
     """
-    rho, times = jnp.asarray(density), jnp.asarray(ts)
+    rho = jnp.asarray(density)
+    times = jnp.asarray(ts, rho.dtype)
     if not np.isclose(float(rho.mean()) * 2 * np.pi, 1, rtol=1e-4) or not bool((rho >= 0).all()):
         raise InputError("density: must be positive with integral 1 over the circle")
     solution = diffrax.diffeqsolve(
@@ -76,14 +82,15 @@ def solve_circle(
         args=continuum,
         saveat=diffrax.SaveAt(ts=times),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=rtol),
-        max_steps=2**16,
+        max_steps=MOST_STEPS,
+        throw=False,  # steps vanish where the clusters are too narrow
     )
     assert solution.ys is not None
     modes = jnp.abs(jnp.fft.rfft(solution.ys))
     highest = modes[:, _highest(modes.shape[-1]) * 3 // 4 : _highest(modes.shape[-1])].max()
     return eqx.error_if(
         solution.ys,
-        ~(highest <= RESOLVED * modes[:, 0].min()),
+        ~(highest <= RESOLVED * modes[:, 0].min()) | (solution.result != diffrax.RESULTS.successful),
         "the clusters are too narrow for this number of points: use more points, or earlier times",
     )
 

@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import ArrayLike, Float, Int
+from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
@@ -28,7 +29,7 @@ class Plateau(NamedTuple):
     end: float
 
 
-def clusters(tokens: Float[ArrayLike, "n D"], *, close: float = CLOSE) -> Int[np.ndarray, " n"]:
+def clusters(tokens: ArrayLike, *, close: float = CLOSE) -> Int[np.ndarray, " n"]:
     """The cluster of each token, numbered from 0: tokens linked by chains of neighbours with ⟨x, x′⟩ > `close`.
 
     Arguments:
@@ -44,9 +45,7 @@ def clusters(tokens: Float[ArrayLike, "n D"], *, close: float = CLOSE) -> Int[np
     return connected_components(graph, directed=False)[1]
 
 
-def cluster_counts(
-    trajectory: Float[ArrayLike, "times n D"], *, close: float = CLOSE, smallest: int = 1
-) -> Int[np.ndarray, " times"]:
+def cluster_counts(trajectory: ArrayLike, *, close: float = CLOSE, smallest: int = 1) -> Int[np.ndarray, " times"]:
     """The number of clusters at each time.
 
     Arguments:
@@ -54,14 +53,12 @@ def cluster_counts(
         close: smallest inner product of neighbours, see `clusters`.
         smallest: number of tokens from which a cluster is counted.
     """
-    return np.array([
-        (np.bincount(clusters(tokens, close=close)) >= smallest).sum() for tokens in np.asarray(trajectory)
-    ])
+    return np.array(
+        [(np.bincount(clusters(tokens, close=close)) >= smallest).sum() for tokens in np.asarray(trajectory)]
+    )
 
 
-def merging_times(
-    ts: Float[ArrayLike, " times"], trajectory: Float[ArrayLike, "times n D"], *, close: float = CLOSE
-) -> Float[np.ndarray, " n"]:
+def merging_times(ts: ArrayLike, trajectory: ArrayLike, *, close: float = CLOSE) -> Float[np.ndarray, " n"]:
     """The first times with at most 1, 2, …, n clusters; +∞ for what has not happened.
 
     The first entry is the time of synchronisation: all tokens in one cluster.
@@ -76,7 +73,7 @@ def merging_times(
     return np.where(reached.any(axis=1), times[reached.argmax(axis=1)], np.inf)
 
 
-def plateaus(ts: Float[ArrayLike, " times"], counts: Int[ArrayLike, " times"]) -> list[Plateau]:
+def plateaus(ts: ArrayLike, counts: ArrayLike) -> list[Plateau]:
     """The intervals of time with a constant number of clusters, in their order.
 
     A metastable state is a plateau that is long on the scale of log t, such as end > 2 start.
@@ -91,12 +88,12 @@ def plateaus(ts: Float[ArrayLike, " times"], counts: Int[ArrayLike, " times"]) -
     return [Plateau(int(counts[i]), float(times[i]), float(times[j])) for i, j in zip(starts, ends, strict=True)]
 
 
-def order_parameter(tokens: Float[ArrayLike, "*batch n D"]) -> Float[np.ndarray, "*batch"]:
+def order_parameter(tokens: ArrayLike) -> Float[np.ndarray, "*batch"]:
     """‖mean token‖: 0 for balanced tokens, 1 if all are synchronised."""
     return np.linalg.norm(np.asarray(tokens).mean(axis=-2), axis=-1)
 
 
-def mean_correlation(tokens: Float[ArrayLike, "*batch n D"]) -> Float[np.ndarray, "*batch"]:
+def mean_correlation(tokens: ArrayLike) -> Float[np.ndarray, "*batch"]:
     """Mean of ⟨x_i, x_j⟩ over pairs i ≠ j, which tends to 1 as the rank collapses: (n r² − 1)/(n − 1)."""
     n = np.shape(tokens)[-2]
     return (n * order_parameter(tokens) ** 2 - 1) / (n - 1)

@@ -2,13 +2,14 @@
 
 import diffrax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 
 
 def equiangular_tokens(number: int, inner: float, *, dimension: int | None = None) -> Float[Array, "n D"]:
-    """n unit vectors with ⟨x_i, x_j⟩ = `inner` for all i ≠ j.
+    """N unit vectors with ⟨x_i, x_j⟩ = `inner` for all i ≠ j.
 
     Arguments:
         number: number of tokens n.
@@ -30,15 +31,15 @@ def equiangular_tokens(number: int, inner: float, *, dimension: int | None = Non
 
 
 def equiangular(
-    beta: Float[ArrayLike, ""] | float,
+    beta: ArrayLike,
     number: int,
-    ts: Float[ArrayLike, " times"],
+    ts: ArrayLike,
     *,
     inner: float = 0.0,
     normalised: bool = True,
     rtol: float = 1e-10,
 ) -> Float[Array, " times"]:
-    """The common inner product g(t) of n tokens under the flow with Q = K = V = I (theory §11):
+    """The common inner product g(t) of n tokens under the flow with Q = K = V = I (theory §11).
 
         ġ = 2 (1 − g)(1 + (n − 1) g) / (e^{β(1 − g)} + n − 1),    or 2 e^{βg} (1 − g)(1 + (n − 1) g)/n unnormalised.
 
@@ -61,7 +62,9 @@ def equiangular(
 
     def speed(t, g, beta):
         numerator = 2 * (1 - g) * (1 + (number - 1) * g)
-        return numerator / (jnp.exp(beta * (1 - g)) + number - 1) if normalised else numerator * jnp.exp(beta * g) / number
+        return (
+            numerator / (jnp.exp(beta * (1 - g)) + number - 1) if normalised else numerator * jnp.exp(beta * g) / number
+        )
 
     g0 = jnp.asarray(inner, jnp.result_type(float))
     rtol = max(rtol, 10 * float(jnp.finfo(g0.dtype).eps))

@@ -5,13 +5,14 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 
 
 class SelfAttentionFlow(eqx.Module):
-    """Tokens x_i on the sphere S^{D−1} that move by self-attention with fixed matrices (theory §11):
+    """Tokens x_i on the sphere S^{D−1} that move by self-attention with fixed matrices (theory §11).
 
         ẋ_i = P_{x_i} [ (1/H) Σ_h V_h Σ_j p^h_ij x_j + mlp(x_i) ],    P_x = I − x xᵀ,
 
@@ -38,10 +39,10 @@ class SelfAttentionFlow(eqx.Module):
 
     def __init__(
         self,
-        beta: Float[ArrayLike, ""] | float,
-        Q: Float[ArrayLike, "*heads D D"] | None = None,
-        K: Float[ArrayLike, "*heads D D"] | None = None,
-        V: Float[ArrayLike, "*heads D D"] | None = None,
+        beta: ArrayLike,
+        Q: ArrayLike | None = None,
+        K: ArrayLike | None = None,
+        V: ArrayLike | None = None,
         *,
         heads: int = 1,
         normalised: bool = True,
@@ -100,15 +101,11 @@ class SelfAttentionFlow(eqx.Module):
         """
         return tangent(x, self.residual(x, tokens, weights))
 
-    def __call__(
-        self, tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
-    ) -> Float[Array, "n D"]:
+    def __call__(self, tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None) -> Float[Array, "n D"]:
         """The velocity ẋ of the tokens."""
         return self.velocity(tokens, tokens, weights)
 
-    def layer(
-        self, tokens: Float[Array, "n D"], step: Float[ArrayLike, ""] | float, *, normalise: bool = True
-    ) -> Float[Array, "n D"]:
+    def layer(self, tokens: Float[Array, "n D"], step: ArrayLike, *, normalise: bool = True) -> Float[Array, "n D"]:
         """One residual layer, x ← N(x + step · residual): a step of Euler's method, up to O(step²).
 
         Arguments:
@@ -122,8 +119,8 @@ class SelfAttentionFlow(eqx.Module):
     def energy(self, tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None) -> Float[Array, ""]:
         """The energy (1/2β) Σ_ij w_i w_j exp(β⟨Qx_i, Kx_j⟩), averaged over the heads.
 
-        With Q = K = V = I and without normalisation the flow is its gradient ascent, ẋ_i = n P ∂E/∂x_i; the softmax form
-        ascends it too, at another speed of each token.
+        With Q = K = V = I and without normalisation the flow is its gradient ascent, ẋ_i = n P ∂E/∂x_i. The softmax
+        form ascends it too; each token has a speed of its own.
         """
         masses = _masses(tokens, weights)
         kernel = jnp.exp(self._logits(tokens, tokens)).mean(axis=0)
@@ -144,7 +141,7 @@ def tangent(x: Float[Array, "*batch D"], v: Float[Array, "*batch D"]) -> Float[A
     return v - (x * v).sum(axis=-1, keepdims=True) * x
 
 
-def _per_head(name: str, matrix: Float[ArrayLike, "*heads D D"] | None, heads: int) -> Float[Array, "heads D D"] | None:
+def _per_head(name: str, matrix: ArrayLike | None, heads: int) -> Float[Array, "heads D D"] | None:
     if matrix is None:
         return None
     found = jnp.asarray(matrix)

@@ -1,7 +1,7 @@
 """Growth of small perturbations of the uniform state, for Q = K = V = I."""
 
 import numpy as np
-from jaxtyping import ArrayLike, Float, Int
+from jaxtyping import Float
 from scipy.special import gammaln, ive
 
 from sdeinfer._files import InputError

@@ -5,7 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
@@ -14,13 +15,13 @@ from sdeinfer.meanfield._solve import require_on_sphere
 
 def solve_random_values(
     flow: SelfAttentionFlow,
-    tokens: Float[ArrayLike, "n D"],
-    ts: Float[ArrayLike, " times"],
+    tokens: ArrayLike,
+    ts: ArrayLike,
     *,
     step: float,
     key: PRNGKeyArray,
 ) -> Float[Array, "times n D"]:
-    """Tokens at times of the flow whose value matrix is white noise in depth, common to all tokens:
+    """Tokens at times of the flow whose value matrix is white noise in depth, common to all tokens.
 
         dx_i = P_{x_i} dB a_i − ½ (D − 1) ‖a_i‖² x_i dt,    a_i = residual of x_i,
 
@@ -59,12 +60,12 @@ def solve_random_values(
 
 
 def antipodal_exponent(beta: float, *, dimension: int) -> float:
-    """The growth exponent of log ‖x + y‖ for two nearly antipodal tokens x, y ≈ −x with random values (theory §11):
+    """The growth exponent of log ‖x + y‖ for two nearly antipodal tokens x, y ≈ −x with random values (theory §11).
 
         ½ [(D − 3) − (D − 1) tanh² β].
 
-    Antipodal tokens are unstable where it is positive, and attract their neighbours where it is negative. For β → ∞ each
-    token attends to itself, and −1 is the gap of the Lyapunov exponents of a product of Gaussian matrices.
+    Antipodal tokens are unstable where it is positive, and attract their neighbours where it is negative. For β → ∞
+    each token attends to itself, and −1 is the gap of the Lyapunov exponents of a product of Gaussian matrices.
 
     Arguments:
         beta: inverse temperature β ≥ 0.

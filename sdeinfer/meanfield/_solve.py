@@ -2,7 +2,8 @@
 
 import diffrax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
@@ -48,8 +49,8 @@ class OnSphere(diffrax.AbstractWrappedSolver):
 
 def solve(
     flow: SelfAttentionFlow,
-    tokens: Float[ArrayLike, "n D"],
-    ts: Float[ArrayLike, " times"],
+    tokens: ArrayLike,
+    ts: ArrayLike,
     *,
     weights: Float[Array, " n"] | None = None,
     rtol: float | None = None,
@@ -72,7 +73,8 @@ def solve(
     Raises:
         InputError: for tokens that are not on the unit sphere, and times that do not increase from ≥ 0.
     """
-    x, times = jnp.asarray(tokens), jnp.asarray(ts)
+    x = jnp.asarray(tokens)
+    times = jnp.asarray(ts, x.dtype)
     require_on_sphere(x)
     if times.ndim != 1 or not len(times) or not bool(times[0] >= 0) or not bool((jnp.diff(times) > 0).all()):
         raise InputError("ts: increasing times ≥ 0 are needed")

@@ -3,7 +3,8 @@
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.meanfield._flow import on_sphere
@@ -22,9 +23,7 @@ def random_tokens(number: int, dimension: int, *, key: PRNGKeyArray) -> Float[Ar
     return on_sphere(jr.normal(key, (number, dimension)))
 
 
-def tokens_dataset(
-    tokens: Float[ArrayLike, "networks layers tokens D"], *, layers: ArrayLike | None = None
-) -> xr.Dataset:
+def tokens_dataset(tokens: ArrayLike, *, layers: ArrayLike | None = None) -> xr.Dataset:
     """Observed tokens as a Dataset, scaled to the unit sphere.
 
     Arguments:

@@ -1,0 +1,148 @@
+"""The self-attention flow against index sums, its symmetries, its energy, and its solver."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from sdeinfer import InputError, meanfield
+
+TOKENS, DIMENSION, HEADS = 6, 3, 2
+
+
+def naive_velocity(flow, x):
+    """Loops over tokens and heads of the field's definition (theory §11)."""
+    n, D = x.shape
+    identity = np.eye(D)
+    found = np.zeros((n, D))
+    for i in range(n):
+        change = np.zeros(D)
+        for h in range(flow.heads):
+            Q, K, V = (identity if M is None else np.asarray(M[h % len(M)]) for M in (flow.Q, flow.K, flow.V))
+            kernel = [np.exp(float(flow.beta) * (Q @ x[i]) @ (K @ x[j])) for j in range(n)]
+            scale = sum(kernel) if flow.normalised else n
+            change += V @ sum(kernel[j] * x[j] for j in range(n)) / scale / flow.heads
+        if flow.mlp is not None:
+            change += np.asarray(flow.mlp(x[i]))
+        found[i] = change - (x[i] @ change) * x[i]
+    return found
+
+
+def matrices(key):
+    return jr.normal(key, (3, HEADS, DIMENSION, DIMENSION))
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("heads", [1, HEADS])
+def test_velocity_is_the_sum_over_tokens_and_heads(heads, normalised, key):
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+    Q, K, V = matrices(jr.key(1))
+    flow = meanfield.SelfAttentionFlow(
+        1.3, Q[:heads], K[:heads], V[:1], heads=heads, normalised=normalised, mlp=jnp.tanh
+    )
+    np.testing.assert_allclose(flow(x), naive_velocity(flow, np.asarray(x)), rtol=1e-12, atol=1e-13)
+    plain = meanfield.SelfAttentionFlow(1.3, normalised=normalised)
+    np.testing.assert_allclose(plain(x), naive_velocity(plain, np.asarray(x)), rtol=1e-12, atol=1e-13)
+
+
+def test_masses_count_like_copies_of_a_token(key):
+    x = meanfield.random_tokens(4, DIMENSION, key=key)
+    flow = meanfield.SelfAttentionFlow(2.0)
+    copies = jnp.concatenate([x, x[:2]])
+    np.testing.assert_allclose(flow(x, jnp.array([2, 2, 1, 1]) / 6), flow(copies)[:4], rtol=1e-12)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_rotations_and_permutations_commute_with_the_flow(normalised, key):
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+    R = jnp.linalg.qr(jr.normal(jr.key(2), (DIMENSION, DIMENSION)))[0]
+    order = jr.permutation(jr.key(3), TOKENS)
+    flow, ts = meanfield.SelfAttentionFlow(4.0, normalised=normalised), [0.1, 0.5]
+    moved = meanfield.solve(flow, x, ts, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(meanfield.solve(flow, x @ R, ts, rtol=1e-10, atol=1e-12), moved @ R, atol=1e-8)
+    np.testing.assert_allclose(meanfield.solve(flow, x[order], ts, rtol=1e-10, atol=1e-12), moved[:, order], atol=1e-8)
+
+
+@pytest.mark.parametrize("beta", [0.5, 4.0, 16.0])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_energy_rises(beta, normalised, key):
+    x = meanfield.random_tokens(16, DIMENSION, key=key)
+    flow = meanfield.SelfAttentionFlow(beta, normalised=normalised)
+    # The unnormalised flow is faster by up to e^β.
+    ts = np.linspace(0, 20, 60)[1:] / (1 if normalised else np.exp(beta))
+    energy = np.array([flow.energy(tokens) for tokens in [x, *meanfield.solve(flow, x, ts, rtol=1e-9, atol=1e-11)]])
+    assert np.diff(energy).min() > -1e-9 * energy.max()
+    assert energy[-1] > 1.01 * energy[0]
+
+
+def test_the_unnormalised_flow_ascends_the_gradient_of_its_energy(key):
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+    flow = meanfield.SelfAttentionFlow(2.5, normalised=False)
+    gradient = TOKENS * jax.grad(flow.energy)(x)
+    np.testing.assert_allclose(flow(x), meanfield.tangent(x, gradient), rtol=1e-11, atol=1e-13)
+
+
+def test_layers_are_steps_of_eulers_method(key):
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+    flow, time = meanfield.SelfAttentionFlow(3.0, mlp=lambda x: 0.3 * x[::-1]), 1.0
+    exact = meanfield.solve(flow, x, [time], rtol=1e-11, atol=1e-12)[0]
+    errors = []
+    for layers in (32, 64, 128):
+        tokens = x
+        for _ in range(layers):
+            tokens = flow.layer(tokens, time / layers)
+        errors.append(float(jnp.abs(tokens - exact).max()))
+    np.testing.assert_allclose(np.divide(errors[:-1], errors[1:]), 2.0, rtol=0.1)
+    np.testing.assert_allclose(flow.layer(x, 0.1, normalise=False), x + 0.1 * flow.residual(x, x))
+
+
+def test_tokens_stay_on_the_sphere_where_values_repel(key):
+    x = meanfield.random_tokens(1, DIMENSION, key=key)
+    alone = meanfield.SelfAttentionFlow(1.0, V=-jnp.eye(DIMENSION))
+    found = meanfield.solve(alone, x, [30.0])
+    np.testing.assert_allclose(found[0], x, atol=1e-12)
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+    found = meanfield.solve(alone, x, [1.0, 30.0])
+    assert np.abs(np.linalg.norm(found, axis=-1) - 1).max() < 1e-15 * 4
+
+
+def test_the_end_has_a_gradient(key):
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+
+    def end(beta):
+        return meanfield.solve(meanfield.SelfAttentionFlow(beta), x, [1.0], rtol=1e-10, atol=1e-12)[0, 0, 0]
+
+    slope, h = jax.grad(end)(2.0), 1e-4
+    np.testing.assert_allclose(slope, (end(2.0 + h) - end(2.0 - h)) / (2 * h), rtol=1e-5)
+
+
+def test_single_precision(key):
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+    double = meanfield.solve(meanfield.SelfAttentionFlow(2.0), x, [1.0])
+    single = meanfield.solve(meanfield.SelfAttentionFlow(jnp.float32(2.0)), x.astype(jnp.float32), [1.0])
+    assert single.dtype == jnp.float32
+    np.testing.assert_allclose(single, double, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"beta": -1.0}, "beta: must be at least 0, got -1"),
+        ({"beta": 1.0, "Q": np.zeros((2, 3))}, r"Q: shape \(D, D\) or \(1, D, D\) is needed, got \(2, 3\)"),
+        ({"beta": 1.0, "V": np.zeros((3, 2, 2)), "heads": 2}, r"V: shape \(D, D\) or \(2, D, D\)"),
+        ({"beta": 1.0, "Q": np.eye(2), "K": np.eye(3)}, r"Q, K, V: must have one size D, got \[2, 3\]"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_bad_flows_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        meanfield.SelfAttentionFlow(**arguments)
+
+
+def test_bad_starts_and_times_are_refused(key):
+    x, flow = meanfield.random_tokens(3, 2, key=key), meanfield.SelfAttentionFlow(1.0)
+    with pytest.raises(InputError, match="tokens: must be on the unit sphere"):
+        meanfield.solve(flow, 2 * x, [1.0])
+    with pytest.raises(InputError, match="ts: increasing times"):
+        meanfield.solve(flow, x, [1.0, 0.5])

@@ -1,0 +1,153 @@
+"""Growth rates about the uniform state, the continuum on the circle, and the equation of equiangular tokens."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import eval_gegenbauer, iv, roots_gegenbauer
+
+from sdeinfer import InputError, meanfield
+
+BETAS = (2.0, 5.0, 9.0, 20.0, 50.0, 64.0)
+FASTEST = {2: (2, 3, 4, 6, 10, 11), 3: (2, 3, 4, 6, 10, 11), 8: (1, 1, 2, 4, 7, 9)}
+"""First modes (theory §11)."""
+
+
+def ring(dimension: int, nodes: int):
+    """cos φ and weights of uniform points of S^{D−2} seen from one of its axes."""
+    if dimension == 2:
+        return np.array([1.0, -1.0]), np.array([0.5, 0.5])
+    if dimension == 3:
+        return np.cos((np.arange(nodes) + 0.5) * np.pi / nodes), np.full(nodes, 1 / nodes)
+    c, w = roots_gegenbauer(nodes, (dimension - 3) / 2)
+    return c, w / w.sum()
+
+
+def measured_rate(beta: float, dimension: int, k: int, *, normalised: bool, nodes: int = 100) -> float:
+    """Growth rate of the displacement ε ∇Y_k of uniform tokens, Y_k the zonal harmonic: the velocity it makes, over it.
+
+    Tokens at polar angles s on rings, with quadrature weights. Seen from a point of the meridian, a token of a ring
+    has the coordinates (cos s, sin s cos φ) in the plane of the meridian, and a third that is orthogonal to it.
+    """
+    nu, step = dimension / 2 - 1, 1e-5
+    if dimension == 2:
+        s = (np.arange(nodes) + 0.5) * np.pi / nodes
+        weights = np.full(nodes, 1 / nodes)
+        slope = -k * np.sin(k * s)
+    elif dimension == 3:
+        t, weights = np.polynomial.legendre.leggauss(nodes)
+        s = np.arccos(t)
+        slope = -np.sin(s) * eval_gegenbauer(k - 1, 1.5, t)
+    else:
+        t, weights = roots_gegenbauer(nodes, nu)
+        s = np.arccos(t)
+        slope = -np.sin(s) * 2 * nu * eval_gegenbauer(k - 1, nu + 1, t)
+    weights = weights / weights.sum()
+    slope = slope / np.abs(slope).max()
+    c, ring_weights = ring(dimension, nodes)
+    flow = meanfield.SelfAttentionFlow(beta, normalised=normalised)
+
+    def velocity(size: float):
+        moved = s + size * slope
+        meridian = np.stack([np.cos(moved), np.sin(moved), 0 * s], axis=1)
+        along = np.stack([-np.sin(moved), np.cos(moved), 0 * s], axis=1)
+        rings = [
+            np.stack([np.cos(moved), np.sin(moved) * cosine, np.sin(moved) * (1 - cosine**2) ** 0.5], axis=1)
+            for cosine in c
+        ]
+        masses = np.concatenate([weights * w for w in ring_weights])
+        found = flow.velocity(jnp.asarray(meridian), jnp.asarray(np.concatenate(rings)), jnp.asarray(masses))
+        return (np.asarray(found) * along).sum(axis=1)
+
+    response = (velocity(step) - velocity(-step)) / (2 * step)
+    return float((weights * response * slope).sum() / (weights * slope**2).sum())
+
+
+@pytest.mark.parametrize("dimension", FASTEST)
+@pytest.mark.parametrize("beta", [2.0, 9.0, 64.0])
+def test_small_displacements_grow_at_these_rates(beta, dimension):
+    rates = meanfield.growth_rates(beta, dimension=dimension)
+    for k in {1, meanfield.fastest_mode(beta, dimension=dimension)}:
+        np.testing.assert_allclose(measured_rate(beta, dimension, k, normalised=True), rates[k - 1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("dimension", FASTEST)
+def test_rates_without_normalisation(dimension):
+    rates = meanfield.growth_rates(5.0, dimension=dimension, normalised=False)
+    np.testing.assert_allclose(measured_rate(5.0, dimension, 2, normalised=False), rates[1], rtol=1e-4)
+    if dimension == 2:
+        np.testing.assert_allclose(rates[:4], [k**2 * iv(k, 5.0) / 5.0 for k in range(1, 5)])
+
+
+@pytest.mark.parametrize("dimension", FASTEST)
+def test_the_fastest_modes_are_those_published(dimension):
+    assert tuple(meanfield.fastest_mode(beta, dimension=dimension) for beta in BETAS) == FASTEST[dimension]
+
+
+@pytest.mark.parametrize("beta", [2.0, 20.0, 64.0])
+def test_tokens_on_the_circle_grow_at_the_rate_of_their_mode(beta):
+    k, size = meanfield.fastest_mode(beta, dimension=2), 1e-6
+    angles = np.asarray(meanfield.angles(192))
+    angles = angles + size * np.sin(k * angles)
+    tokens = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    rate = meanfield.growth_rates(beta, dimension=2)[k - 1]
+    ts = np.array([1.0, 3.0]) / rate
+    found = meanfield.solve(meanfield.SelfAttentionFlow(beta), tokens, ts, rtol=1e-12, atol=1e-14)
+    moved = np.angle(np.exp(1j * (np.arctan2(found[..., 1], found[..., 0]) - np.asarray(meanfield.angles(192)))))
+    amplitudes = np.abs((moved * np.sin(k * np.asarray(meanfield.angles(192)))).mean(axis=1))
+    np.testing.assert_allclose(np.log(amplitudes[1] / amplitudes[0]) / (ts[1] - ts[0]), rate, rtol=0.01)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_continuum_keeps_its_mass_and_is_the_limit_of_tokens(normalised):
+    beta, points, n = 3.0, 128, 2000
+    theta = np.asarray(meanfield.angles(points))
+    density = (1 + 0.5 * np.cos(theta) + 0.3 * np.sin(2 * theta)) / (2 * np.pi)
+    ts = np.array([0.2, 0.6]) / (1 if normalised else 6)
+    found = meanfield.solve_circle(meanfield.CircleContinuum(beta, normalised=normalised), density, ts)
+    np.testing.assert_allclose(found.mean(axis=1) * 2 * np.pi, 1, rtol=1e-10)
+    # Tokens at the midpoints of n quantiles; their empirical modes are those of the density to O(n⁻²).
+    fine = np.linspace(0, 2 * np.pi, 200_001)
+    cumulative = (fine + 0.5 * np.sin(fine) + 0.15 * (1 - np.cos(2 * fine))) / (2 * np.pi)
+    start = np.interp((np.arange(n) + 0.5) / n, cumulative, fine)
+    tokens = np.stack([np.cos(start), np.sin(start)], axis=1)
+    moved = meanfield.solve(meanfield.SelfAttentionFlow(beta, normalised=normalised), tokens, ts, rtol=1e-8)
+    angle = np.arctan2(moved[..., 1], moved[..., 0])
+    for k in (1, 2, 3):
+        expected = np.abs(np.exp(1j * k * angle).mean(axis=1))
+        np.testing.assert_allclose(meanfield.fourier_modes(found)[:, k], expected, atol=1e-4)
+
+
+def test_clusters_too_narrow_for_the_points_are_an_error():
+    theta = np.asarray(meanfield.angles(64))
+    density = (1 + 0.5 * np.cos(theta)) / (2 * np.pi)
+    with pytest.raises(RuntimeError, match="too narrow"):
+        meanfield.solve_circle(meanfield.CircleContinuum(9.0), density, [20.0])
+    with pytest.raises(InputError, match="density: must be positive with integral 1"):
+        meanfield.solve_circle(meanfield.CircleContinuum(9.0), 2 * density, [1.0])
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize(("number", "inner"), [(2, -0.5), (5, 0.0), (9, 0.3)])
+def test_equiangular_tokens_follow_one_equation(number, inner, normalised):
+    beta, ts = 2.0, np.array([0.3, 1.0, 4.0])
+    start = meanfield.equiangular_tokens(number, inner)
+    flow = meanfield.SelfAttentionFlow(beta, normalised=normalised)
+    found = meanfield.solve(flow, start, ts, rtol=1e-11, atol=1e-12)
+    inner_products = np.einsum("tid,tjd->tij", found, found)[:, *np.triu_indices(number, 1)]
+    expected = meanfield.equiangular(beta, number, ts, inner=inner, normalised=normalised)
+    np.testing.assert_allclose(inner_products, np.broadcast_to(expected[:, None], inner_products.shape), atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: meanfield.growth_rates(0.0, dimension=2), "beta: must be positive, got 0"),
+        (lambda: meanfield.growth_rates(1.0, dimension=1), "dimension: at least 2 is needed, got 1"),
+        (lambda: meanfield.equiangular(1.0, 1, [1.0]), "number: at least 2 tokens are needed, got 1"),
+        (lambda: meanfield.equiangular_tokens(3, -0.6), "inner: between -0.5 and 1 is needed for 3 tokens, got -0.6"),
+        (lambda: meanfield.equiangular_tokens(3, 0.1, dimension=2), "dimension: at least 3 is needed for 3 tokens"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

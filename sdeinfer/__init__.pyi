@@ -4,6 +4,7 @@ from . import diagnostics as diagnostics
 from . import infer as infer
 from . import layers as layers
 from . import likelihood as likelihood
+from . import meanfield as meanfield
 from . import models as models  # pyright: ignore[reportAttributeAccessIssue]
 from . import networks as networks
 from . import observation as observation

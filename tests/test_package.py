@@ -21,6 +21,7 @@ ROOMS = [
     "covariance",
     "layers",
     "solve",
+    "meanfield",
     "criteria",
     "observation",
     "networks",

@@ -90,10 +90,10 @@ def plateaus(ts: ArrayLike, counts: ArrayLike) -> list[Plateau]:
 
 def order_parameter(tokens: ArrayLike) -> Float[np.ndarray, "*batch"]:
     """‖mean token‖: 0 for balanced tokens, 1 if all are synchronised."""
-    return np.linalg.norm(np.asarray(tokens).mean(axis=-2), axis=-1)
+    return np.asarray(np.linalg.norm(np.asarray(tokens).mean(axis=-2), axis=-1))
 
 
 def mean_correlation(tokens: ArrayLike) -> Float[np.ndarray, "*batch"]:
     """Mean of ⟨x_i, x_j⟩ over pairs i ≠ j, which tends to 1 as the rank collapses: (n r² − 1)/(n − 1)."""
     n = np.shape(tokens)[-2]
-    return (n * order_parameter(tokens) ** 2 - 1) / (n - 1)
+    return np.asarray((n * order_parameter(tokens) ** 2 - 1) / (n - 1))

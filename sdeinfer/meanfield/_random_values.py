@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
@@ -40,10 +41,10 @@ def solve_random_values(
     Raises:
         InputError: for tokens that are not on the unit sphere, and times that are no increasing multiples of the step.
     """
-    x, times = jnp.asarray(tokens), jnp.asarray(ts)
+    x, times = jnp.asarray(tokens), np.asarray(ts, np.float64)
     require_on_sphere(x)
-    numbers = jnp.round(times / step).astype(int)
-    if not bool(jnp.allclose(numbers * step, times)) or not bool((jnp.diff(numbers, prepend=-1) > 0).all()):
+    numbers = np.round(times / step).astype(int)
+    if not np.allclose(numbers * step, times) or not (np.diff(numbers, prepend=-1) > 0).all():
         raise InputError(f"ts: increasing multiples of the step {step:g} are needed")
 
     def until(carry: tuple[Array, Array], number: Array) -> tuple[tuple[Array, Array], Array]:
@@ -56,7 +57,7 @@ def solve_random_values(
         x = jax.lax.fori_loop(done, number, advance, x)
         return (x, number), x
 
-    return jax.lax.scan(until, (x, jnp.zeros((), numbers.dtype)), numbers)[1]
+    return jax.lax.scan(until, (x, jnp.asarray(0)), jnp.asarray(numbers))[1]
 
 
 def antipodal_exponent(beta: float, *, dimension: int) -> float:

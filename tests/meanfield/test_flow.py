@@ -64,8 +64,7 @@ def test_rotations_and_permutations_commute_with_the_flow(normalised, key):
     np.testing.assert_allclose(meanfield.solve(flow, x[order], ts, rtol=1e-10, atol=1e-12), moved[:, order], atol=1e-8)
 
 
-@pytest.mark.parametrize("beta", [0.5, 4.0, 16.0])
-@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize(("beta", "normalised"), [(0.5, True), (4.0, False), (16.0, False)])
 def test_energy_rises(beta, normalised, key):
     x = meanfield.random_tokens(16, DIMENSION, key=key)
     flow = meanfield.SelfAttentionFlow(beta, normalised=normalised)

@@ -12,7 +12,7 @@ from scipy.spatial import cKDTree
 from sdeinfer._files import InputError
 
 CLOSE = 0.999
-"""Smallest inner product of neighbours in a cluster, an angle of 2.6°: as others have published (theory §11)."""
+"""Smallest inner product of neighbours in a cluster, an angle of 2.6°: as in published experiments."""
 
 
 class Plateau(NamedTuple):

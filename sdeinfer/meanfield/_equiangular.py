@@ -39,7 +39,7 @@ def equiangular(
     normalised: bool = True,
     rtol: float = 1e-10,
 ) -> Float[Array, " times"]:
-    """The common inner product g(t) of n tokens under the flow with Q = K = V = I (theory §11).
+    """The common inner product g(t) of n tokens under the flow with Q = K = V = I.
 
         ġ = 2 (1 − g)(1 + (n − 1) g) / (e^{β(1 − g)} + n − 1),    or 2 e^{βg} (1 − g)(1 + (n − 1) g)/n unnormalised.
 

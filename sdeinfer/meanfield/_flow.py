@@ -12,7 +12,7 @@ from sdeinfer._files import InputError
 
 
 class SelfAttentionFlow(eqx.Module):
-    """Tokens x_i on the sphere S^{D−1} that move by self-attention with fixed matrices (theory §11).
+    """Tokens x_i on the sphere S^{D−1} that move by self-attention with fixed matrices.
 
         ẋ_i = P_{x_i} [ (1/H) Σ_h V_h Σ_j p^h_ij x_j + mlp(x_i) ],    P_x = I − x xᵀ,
 

@@ -10,7 +10,7 @@ from sdeinfer._files import InputError
 def growth_rates(
     beta: float, *, dimension: int, modes: int = 32, normalised: bool = True
 ) -> Float[np.ndarray, " modes"]:
-    """Growth rates λ_1 … λ_modes of the modes about uniformly distributed tokens (theory §11).
+    """Growth rates λ_1 … λ_modes of the modes about uniformly distributed tokens.
 
     A perturbation along the gradient of a spherical harmonic of degree k on S^{D−1} grows like exp(λ_k t), with
 

@@ -61,7 +61,7 @@ def solve_random_values(
 
 
 def antipodal_exponent(beta: float, *, dimension: int) -> float:
-    """The growth exponent of log ‖x + y‖ for two nearly antipodal tokens x, y ≈ −x with random values (theory §11).
+    """The growth exponent of log ‖x + y‖ for two nearly antipodal tokens x, y ≈ −x with random values.
 
         ½ [(D − 3) − (D − 1) tanh² β].
 

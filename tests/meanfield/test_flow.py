@@ -12,7 +12,7 @@ TOKENS, DIMENSION, HEADS = 6, 3, 2
 
 
 def naive_velocity(flow, x):
-    """Loops over tokens and heads of the field's definition (theory §11)."""
+    """Loops over tokens and heads of the field's definition."""
     n, D = x.shape
     identity = np.eye(D)
     found = np.zeros((n, D))

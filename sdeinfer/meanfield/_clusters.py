@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 from sdeinfer._files import InputError
 
@@ -40,7 +40,7 @@ def clusters(tokens: ArrayLike, *, close: float = CLOSE) -> Int[np.ndarray, " n"
     if x.ndim != 2:
         raise InputError(f"tokens: shape (n, D) is needed, got {x.shape}")
     # ‖x − x′‖² = 2 − 2⟨x, x′⟩.
-    pairs = cKDTree(x).query_pairs((2 - 2 * close) ** 0.5, output_type="ndarray")
+    pairs = KDTree(x).query_pairs((2 - 2 * close) ** 0.5, output_type="ndarray")
     graph = coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(x), len(x)))
     return connected_components(graph, directed=False)[1]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
@@ -56,7 +57,7 @@ class SelfAttentionFlow(eqx.Module):
         self.beta = jnp.asarray(beta, jnp.result_type(float, beta))
         if self.beta.ndim:
             raise InputError(f"beta: one number is needed, got shape {self.beta.shape}")
-        if not isinstance(self.beta, jax.core.Tracer) and not self.beta >= 0:
+        if not isinstance(self.beta, Tracer) and not self.beta >= 0:
             raise InputError(f"beta: must be at least 0, got {float(self.beta):g}")
         matrices = {"Q": Q, "K": K, "V": V}
         self.Q, self.K, self.V = (_per_head(name, matrix, heads) for name, matrix in matrices.items())
@@ -105,7 +106,9 @@ class SelfAttentionFlow(eqx.Module):
         """The velocity ẋ of the tokens."""
         return self.velocity(tokens, tokens, weights)
 
-    def layer(self, tokens: Float[Array, "n D"], step: ArrayLike, *, normalise: bool = True) -> Float[Array, "n D"]:
+    def layer(
+        self, tokens: Float[Array, "n D"], step: Float[Array, ""] | float, *, normalise: bool = True
+    ) -> Float[Array, "n D"]:
         """One residual layer, x ← N(x + step · residual): a step of Euler's method, up to O(step²).
 
         Arguments:
@@ -144,10 +147,10 @@ def tangent(x: Float[Array, "*batch D"], v: Float[Array, "*batch D"]) -> Float[A
 def _per_head(name: str, matrix: ArrayLike | None, heads: int) -> Float[Array, "heads D D"] | None:
     if matrix is None:
         return None
-    found = jnp.asarray(matrix)
-    found = found[None] if found.ndim == 2 else found
+    given = jnp.asarray(matrix)
+    found = given[None] if given.ndim == 2 else given
     if found.ndim != 3 or found.shape[1] != found.shape[2] or found.shape[0] not in (1, heads):
-        raise InputError(f"{name}: shape (D, D) or ({heads}, D, D) is needed, got {jnp.shape(matrix)}")
+        raise InputError(f"{name}: shape (D, D) or ({heads}, D, D) is needed, got {given.shape}")
     return found
 
 

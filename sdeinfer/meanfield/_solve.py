@@ -1,9 +1,9 @@
 """Solve a self-attention flow on the sphere by Diffrax."""
 
 import diffrax
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
@@ -22,14 +22,14 @@ class OnSphere(diffrax.AbstractWrappedSolver):
         solver: the solver of the steps.
     """
 
-    solver: diffrax.AbstractSolver
+    solver: diffrax.AbstractSolver  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @property
-    def term_structure(self):
+    def term_structure(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.solver.term_structure
 
     @property
-    def interpolation_cls(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+    def interpolation_cls(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.solver.interpolation_cls
 
     def order(self, terms):
@@ -42,8 +42,8 @@ class OnSphere(diffrax.AbstractWrappedSolver):
         return self.solver.init(terms, t0, t1, y0, args)
 
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
-        y1, *others = self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump)
-        return on_sphere(y1), *others
+        y1, error, dense_info, solver_state, result = self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump)
+        return on_sphere(y1), error, dense_info, solver_state, result
 
     def func(self, terms, t0, y0, args):
         return self.solver.func(terms, t0, y0, args)
@@ -78,7 +78,7 @@ def solve(
     x = jnp.asarray(tokens)
     times = jnp.asarray(ts, x.dtype)
     require_on_sphere(x)
-    if not isinstance(ts, jax.core.Tracer):
+    if not isinstance(ts, Tracer):
         given = np.asarray(ts)
         if given.ndim != 1 or not len(given) or not (np.diff(given, prepend=-1) > 0).all() or given[0] < 0:
             raise InputError("ts: increasing times ≥ 0 are needed")
@@ -96,12 +96,13 @@ def solve(
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
         max_steps=max_steps,
     )
+    assert solution.ys is not None
     return on_sphere(solution.ys)
 
 
 def require_on_sphere(tokens: Float[Array, "*batch n D"]) -> None:
     """Refuse tokens that are not on the unit sphere within √ε, unless they are traced."""
-    if isinstance(tokens, jax.core.Tracer):
+    if isinstance(tokens, Tracer):
         return
     error = np.abs(np.linalg.norm(tokens, axis=-1) - 1).max()
     if not error <= np.finfo(tokens.dtype).eps ** 0.5:

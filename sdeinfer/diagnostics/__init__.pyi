@@ -3,6 +3,8 @@ from ._alternatives import Alternative as Alternative
 from ._alternatives import alternatives as alternatives
 from ._check import check as check
 from ._check import observed as observed
+from ._check import sampler_verdicts as sampler_verdicts
+from ._check import with_precision as with_precision
 from ._consequences import consequences as consequences
 from ._design import Design as Design
 from ._design import design as design
@@ -10,7 +12,9 @@ from ._design import network_information as network_information
 from ._distance import distance as distance
 from ._identification import identification as identification
 from ._innovations import innovation_tests as innovation_tests
+from ._layers import EFFECT as EFFECT
 from ._layers import LEVEL as LEVEL
+from ._layers import MOVE as MOVE
 from ._predictive import at_last_layer as at_last_layer
 from ._predictive import distance_from_theory as distance_from_theory
 from ._predictive import left_out_transforms as left_out_transforms
@@ -20,6 +24,10 @@ from ._summary import identified_of as identified_of
 from ._summary import known_truth as known_truth
 from ._summary import parameters_of as parameters_of
 from ._summary import summarise as summarise
+from ._check import CONTRACTION as CONTRACTION
+from ._check import DEVIATIONS as DEVIATIONS
 from ._verdict import Check as Check
 from ._verdict import Topic as Topic
 from ._verdict import Verdict as Verdict
+from ._verdict import at_least as at_least
+from ._verdict import at_most as at_most

@@ -132,7 +132,7 @@ def check(
             advice = "posterior sds away: the model does not fit"
             verdicts.append(at_most("true", f"{name} against truth", deviations, DEVIATIONS, advice))
     untold = [v.name.removesuffix(CONTRACTED) for v in verdicts if v.topic == "identified" and not v.passed]
-    told = [_told(name, table) for name in identified_of(post) if name not in untold and name in table.index]
+    told = [with_precision(name, table) for name in identified_of(post) if name not in untold and name in table.index]
     return Check(
         tuple(verdicts), _skipped(post, kind), tuple(told), tuple(untold), tuple(notes), tuple(assumed) if told else ()
     )
@@ -148,8 +148,8 @@ def _of_kept(post: xr.DataTree) -> list[str]:
     return notes
 
 
-def _told(name: str, table: pd.DataFrame) -> str:
-    """A parameter with its relative standard deviation in percent."""
+def with_precision(name: str, table: pd.DataFrame) -> str:
+    """A parameter with its relative standard deviation in percent, such as "gamma ± 1 %"."""
     percent = f"{100 * table.loc[name, 'sd'] / abs(table.loc[name, 'mean']):.2g}"
     return f"{name} ± {float(percent):g} %"
 
@@ -189,6 +189,16 @@ def observed(post: xr.DataTree) -> xr.Dataset:
     if USED in constant:
         data = data.assign({USED: constant[USED]})
     return validate(data.assign_coords(width=("network", constant["width"].values)))
+
+
+def sampler_verdicts(post: xr.DataTree, table: pd.DataFrame) -> tuple[list[Verdict], list[str]]:
+    """Whether the sampler converged: verdicts and notes.
+
+    Arguments:
+        post: the result of a fit.
+        table: rows of `summarise` of the sampled parameters.
+    """
+    return [*_of_chains(table), *_of_geometry(post)], _rough(table)
 
 
 def _of_chains(table: pd.DataFrame) -> list[Verdict]:

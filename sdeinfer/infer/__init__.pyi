@@ -4,6 +4,7 @@ from ._assume import require_identifiable as require_identifiable
 from ._chains import Draws as Draws
 from ._checkpoint import Checkpoint as Checkpoint
 from ._compare import compare as compare
+from ._densities import prior_draws as prior_draws
 from ._fit import fit as fit
 from ._fit import prepare as prepare
 from ._fit import prepare_in_parts as prepare_in_parts

@@ -24,7 +24,8 @@ class Draws(NamedTuple):
 
     Attributes:
         samples: values of the latent and deterministic sites, without latent layers.
-        layers: `Coordinates.unconstrained` of the layer, with an axis of (pooled) networks if each has its own layer.
+        layers: `Coordinates.unconstrained` of the layer, with an axis of (pooled) networks if each has its own layer;
+            None for a program without a `CovariancePath`.
         log_likelihood: log likelihood of each observed site, one value per batch element. With latent layers, one value
             per network: the log of an unbiased estimate of the likelihood.
         log_prior: log prior density of each parameter.
@@ -32,7 +33,7 @@ class Draws(NamedTuple):
     """
 
     samples: dict[str, np.ndarray]
-    layers: Float[np.ndarray, "chains draws *networks coordinates"]
+    layers: Float[np.ndarray, "chains draws *networks coordinates"] | None
     log_likelihood: dict[str, np.ndarray]
     log_prior: dict[str, np.ndarray]
     statistics: dict[str, np.ndarray]

@@ -55,6 +55,7 @@ def _coordinates(
     if isinstance(model, EveryLayer) and model.makes_layers:
         chain = {site: np.asarray(values, jnp.result_type(float))[None] for site, values in z.items()}
         _, u = constrained_sites(model, jax.device_put(as_adjusted(model, prepared)), chain)
+        assert u is not None
         return np.asarray(u[0], np.float64)
     assumptions = prepared.assumptions
     columns = []

@@ -31,7 +31,7 @@ type Sites = dict[str, Any]
 
 def constrained_sites(
     model: AbstractModel, prepared: PyTree, z: Sites
-) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "chains draws *networks coordinates"]]:
+) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "chains draws *networks coordinates"] | None]:
     """Values of the sites and coordinates of the layers at draws of the unconstrained parameters.
 
     Arguments:
@@ -41,7 +41,7 @@ def constrained_sites(
 
     Returns:
         The latent and deterministic sites by name; and `Coordinates.unconstrained` of the layer, with an axis of
-        (pooled) networks if each has its own layer.
+        (pooled) networks if each has its own layer, None for a program without a `CovariancePath`.
     """
     return _over_draws(functools.partial(_constrain, model, prepared), z)
 
@@ -60,7 +60,7 @@ def log_densities(
         Two dictionaries by site name: of the observed sites, with a last axis of networks; and of the latent sites.
     """
     blocks = [
-        (count, _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites, _draws_at_once(block)))
+        (count, _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites, _draws_at_once(model, block)))
         for block, count in model.blocks(prepared)
     ]
     observed = {
@@ -113,10 +113,10 @@ def _latent_structure(
         return dict(zip(names, found, strict=True))
 
 
-def _draws_at_once(prepared: PyTree) -> int:
+def _draws_at_once(model: AbstractModel, prepared: PyTree) -> int:
     path = prepared.path if isinstance(prepared, GroupedStatistics) else prepared
     if not isinstance(path, PathStatistics):
-        return BLOCK
+        return max(1, min(BLOCK, ENTRIES // model.entries(prepared)))
     # The likelihood of one width at a draw has an array like a network's weights, or without rows if it is the width's
     # only network, see `_kernels.log_density`.
     rows, *nodes = path.weights.shape[1:]
@@ -155,18 +155,16 @@ def _is_latent(site: dict[str, Any]) -> bool:
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _constrain(model: AbstractModel, prepared: PyTree, z: Sites) -> tuple[Sites, Array]:
+def _constrain(model: AbstractModel, prepared: PyTree, z: Sites) -> tuple[Sites, Array | None]:
     with HANDLERS:
         return jax.vmap(functools.partial(sites_and_layers, model, prepared))(z)
 
 
-def sites_and_layers(model: AbstractModel, prepared: PyTree, z: Sites) -> tuple[Sites, Array]:
-    """Values of the sites and coordinates of the layers at unconstrained parameters."""
+def sites_and_layers(model: AbstractModel, prepared: PyTree, z: Sites) -> tuple[Sites, Array | None]:
+    """Values of the sites and coordinates of the layers at unconstrained parameters; None without a layer."""
     sites = constrain_fn(model, (prepared,), {}, z, return_deterministic=True)
     trace = handlers.trace(handlers.substitute(handlers.seed(model, jr.key(0)), sites)).get_trace(prepared)
-    layers = _coordinates_in(trace)
-    assert layers is not None
-    return sites, layers
+    return sites, _coordinates_in(trace)
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=BALANCED)

@@ -149,6 +149,7 @@ def fit(
         if each is not None:
             result = result._replace(log_likelihood=log_densities(model, each, result.samples)[0])
         phase("predicting")
+        assert result.layers is not None
         groups = _sampled_groups(model, result, data)
         groups["prior"] = labelled_draws(model, {name: value[None] for name, value in before.items()}, data)
         groups["prior_predictive"] = _labelled(predicted_before.result(), 1, before_at)

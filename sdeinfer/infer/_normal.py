@@ -131,6 +131,7 @@ def _at(
         x = mean + scale @ z
         named = dict(zip(sites, x, strict=True))
         values, layers = sites_and_layers(model, prepared, named)
+        assert layers is not None
         return values, layers, jnp.sum(z**2) / 2 - potential(model, prepared, named)
 
     return jax.lax.map(evaluate, standard, batch_size=BATCH)

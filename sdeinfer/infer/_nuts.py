@@ -28,7 +28,7 @@ from sdeinfer.likelihood import AbstractModel, Assumptions, blank_statistics
 
 @dataclasses.dataclass(frozen=True)
 class NUTS(AbstractMarkovChain):
-    """NumPyro's NUTS with a dense mass matrix.
+    """NumPyro's NUTS with a dense mass matrix, or the blocks of `AbstractModel.dense`.
 
     Attributes:
         chains: number of chains, run in parallel on all cores.
@@ -78,8 +78,9 @@ class NUTS(AbstractMarkovChain):
         `init` binds a NumPyro kernel, so every trace has to call it. Since `start` includes the potential and its
         gradient, `init` does not compute them.
         """
-        acceptance = posterior.model.acceptance
-        kernel = infer.NUTS(potential_fn=posterior.potential, dense_mass=True, target_accept_prob=acceptance)
+        model = posterior.model
+        settings: dict[str, Any] = {"dense_mass": model.dense, "target_accept_prob": model.acceptance}
+        kernel = infer.NUTS(potential_fn=posterior.potential, **settings)
         return kernel, kernel.init(key, self.warmup, start)
 
     def states_at(self, posterior: Posterior, keys: Sequence[np.ndarray], starts: Sequence[ParamInfo]) -> tuple:
@@ -90,7 +91,7 @@ class NUTS(AbstractMarkovChain):
         """
         structure = jax.eval_shape(lambda key, start: self.bind(posterior, key, start)[1], keys[0][:2], starts[0])
         blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), structure)
-        identity = jax.tree.map(lambda mass: np.eye(len(mass), dtype=mass.dtype), blank.adapt_state.inverse_mass_matrix)
+        identity = jax.tree.map(_identity, blank.adapt_state.inverse_mass_matrix)
         masses = ("inverse_mass_matrix", "mass_matrix_sqrt", "mass_matrix_sqrt_inv")
         *averages, centre = blank.adapt_state.ss_state
         adapt = blank.adapt_state._replace(
@@ -103,6 +104,11 @@ class NUTS(AbstractMarkovChain):
             blank._replace(rng_key=key[:2], adapt_state=adapt._replace(rng_key=key[2:]), **start._asdict())
             for key, start in zip(keys, starts, strict=True)
         )
+
+
+def _identity(mass: np.ndarray) -> np.ndarray:
+    """The identity of a dense block's shape (k, k), or of a diagonal's (k,)."""
+    return np.eye(len(mass), dtype=mass.dtype) if mass.ndim == 2 else np.ones_like(mass)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from jaxtyping import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractArchitecture, AbstractLayer
-from sdeinfer.parameters import BIJECTIONS, Parameter
+from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Assumptions:
     def sample_parameters(self) -> dict[str, ArrayLike]:
         """Draw the parameters of the layer from their priors."""
         coordinates = self.kind.coordinates
-        sampled = {name: _sample(name, self.prior_of(name)) for name in coordinates.sampled}
+        sampled = {name: sample_or_fix(name, self.prior_of(name)) for name in coordinates.sampled}
         values = coordinates.from_sampled(sampled)
         return {
             name: value if name in sampled else numpyro.deterministic(name, value) for name, value in values.items()
@@ -89,20 +89,28 @@ class Prior:
         return f"Prior({self._key})"
 
 
+class _Kind(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def coordinates(self) -> Coordinates: ...
+
+
 def checked_priors(
-    prior: Mapping[str, Any] | None, architecture: AbstractArchitecture
+    prior: Mapping[str, Any] | None, kind: "_Kind"
 ) -> tuple[tuple[str, Prior], ...]:
     """Check the priors that replace the defaults.
 
     Arguments:
         prior: for names of sampled coordinates, a NumPyro distribution or a number that fixes the coordinate. The two
             slopes can also be fixed together by their names c_plus and c_minus.
-        architecture: the kind of layer.
+        kind: the kind of layer, or another model with coordinates.
 
     Raises:
-        InputError: for a coordinate that the architecture does not have, or a prior outside the coordinate's range.
+        InputError: for a coordinate that the kind does not have, or a prior outside the coordinate's range.
     """
-    coordinates, given = architecture.coordinates, dict(prior or {})
+    coordinates, given = kind.coordinates, dict(prior or {})
     for names, sampled, rule in coordinates.rules:
         numbers = [given.get(name) for name in names]
         if rule is not None and all(isinstance(value, int | float) for value in numbers):
@@ -112,7 +120,7 @@ def checked_priors(
     for name, value in given.items():
         if name not in coordinates.sampled:
             raise InputError(
-                f"prior: {architecture.name} samples {', '.join(coordinates.sampled)}; got a prior of {name!r}"
+                f"prior: {kind.name} samples {', '.join(coordinates.sampled)}; got a prior of {name!r}"
             )
         given[name] = _checked(name, value, coordinates.sampled[name])
     return tuple((name, Prior(given[name])) for name in sorted(given))
@@ -153,7 +161,8 @@ def _default(name: str, parameter: Parameter) -> Any:
     return parameter.prior()
 
 
-def _sample(name: str, prior: Any) -> ArrayLike:
+def sample_or_fix(name: str, prior: Any) -> ArrayLike:
+    """A site by its prior; a deterministic one for a number."""
     if isinstance(prior, dist.Distribution):
         return numpyro.sample(name, prior)  # pyright: ignore[reportReturnType]
     return numpyro.deterministic(name, jax.numpy.asarray(prior, float))  # pyright: ignore[reportReturnType]

@@ -59,6 +59,11 @@ class AbstractModel(abc.ABC):
         """Target acceptance probability of NUTS."""
         return 0.8
 
+    @property
+    def dense(self) -> bool | list[tuple[str, ...]]:
+        """Sites with a dense block of NUTS's mass matrix, which is diagonal for others; all if True."""
+        return True
+
     def select(self, data: xr.Dataset) -> xr.Dataset:
         """The part of a Dataset that the model uses."""
         return data
@@ -74,6 +79,11 @@ class AbstractModel(abc.ABC):
     def blocks(self, prepared: Any) -> Iterator[tuple[Any, int | None]]:
         """Split prepared data into blocks of one shape, each with its number of actual networks (all if None)."""
         yield prepared, None
+
+    def entries(self, prepared: Any) -> int:
+        """Entries of the largest array of the likelihood at one draw, which bounds the draws evaluated at a time."""
+        del prepared
+        return 1
 
 
 @dataclasses.dataclass(frozen=True)

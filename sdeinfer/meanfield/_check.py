@@ -1,0 +1,142 @@
+"""Verdicts on a fit of observed tokens."""
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pandas as pd
+import xarray as xr
+from jaxtyping import Array, Float
+from numpyro import handlers
+
+from sdeinfer._files import InputError
+from sdeinfer.diagnostics import (
+    CONTRACTION,
+    DEVIATIONS,
+    EFFECT,
+    LEVEL,
+    MOVE,
+    Check,
+    Verdict,
+    at_least,
+    at_most,
+    fixed_of,
+    identified_of,
+    sampler_verdicts,
+    summarise,
+    with_precision,
+)
+from sdeinfer.likelihood import Assumptions
+from sdeinfer.meanfield import _models
+from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
+from sdeinfer.meanfield._laws import AbstractTokenLaw
+from sdeinfer.meanfield._misfits import CAUSES, misfits
+from sdeinfer.meanfield._models import TokenModel, token_model
+from sdeinfer.meanfield._path import TokenPath
+from sdeinfer.meanfield._tokens import DIMS
+
+
+def check(
+    post: xr.DataTree, *, model: TokenModel | None = None, flow: SelfAttentionFlow | None = None
+) -> Check:
+    """Check a fit of observed tokens: the law, convergence, identification, and the truth if known.
+
+    - calibrated: score tests of the law in the directions of `misfits`. A misfit fails if it is significant and larger
+      than `diagnostics.EFFECT`, or moves a parameter by more than `diagnostics.MOVE` posterior standard deviations: the
+      verdict then says "not this law". Others are notes.
+    - converged: R-hat, effective sample sizes, divergences and BFMI.
+    - identified: the contraction of each posterior from its prior, in logarithms. Left out if the law does not hold.
+    - true: each parameter against the truth, if known.
+
+    Arguments:
+        post: the result of `fit`.
+        model: the program that was fitted, if it is none of the package's.
+        flow: the flow that was given to `fit`.
+    """
+    model = _model_of(post, model)
+    table = summarise(post)
+    names = identified_of(post)
+    law, tokens = fitted_law(post, model, flow=flow)
+    verdicts, notes = _of_misfits(misfits(law, tokens), post, names)
+    obeyed = all(verdict.passed for verdict in verdicts)
+    of_sampler, rough = sampler_verdicts(post, table.loc[names])
+    verdicts += of_sampler
+    contractions = {name: _contraction(post, name) for name in names} if obeyed else {}
+    verdicts += [
+        at_least("identified", f"{name} contraction", value, CONTRACTION, f"the data say little of {name}")
+        for name, value in contractions.items()
+    ]
+    for name in names:
+        if np.isfinite(table.loc[name, "truth"]):
+            deviations = abs(table.loc[name, "mean"] - table.loc[name, "truth"]) / table.loc[name, "sd"]
+            advice = "posterior sds away: the model does not fit"
+            verdicts.append(at_most("true", f"{name} against truth", deviations, DEVIATIONS, advice))
+    unidentified = tuple(name for name, value in contractions.items() if value < CONTRACTION)
+    identified = tuple(with_precision(name, table) for name in names if name not in unidentified)
+    return Check(tuple(verdicts), (), identified, unidentified, tuple([*notes, *rough]))
+
+
+def fitted_law(
+    post: xr.DataTree, model: TokenModel | None = None, *, flow: SelfAttentionFlow | None = None
+) -> tuple[AbstractTokenLaw, Float[Array, "networks layers n D"]]:
+    """The law of the tokens at the posterior means, and the observed tokens.
+
+    Arguments:
+        post: the result of `fit`.
+        model: the program that was fitted, if it is none of the package's.
+        flow: the flow that was given to `fit`.
+    """
+    model = _model_of(post, model)
+    initial = post["constant_data"]["initial"].transpose(DIMS[0], *DIMS[2:])
+    tokens = jnp.asarray(post["observed_data"]["tokens"].transpose(*DIMS).values)
+    numbers = np.asarray(post["observed_data"]["layer"].values)
+    first = int(post["constant_data"]["layer"])
+    path = TokenPath(
+        jnp.asarray(initial.values),
+        tokens,
+        SelfAttentionFlow(1.0) if flow is None else flow,
+        tuple(int(number) - first for number in numbers),
+        Assumptions(),
+    )
+    means = {str(name): draws.mean(("chain", "draw")).values for name, draws in post["posterior"].data_vars.items()}
+    values = {name: jnp.asarray(value) for name, value in means.items()} | fixed_of(post)
+    if "start" in values:
+        values["start"] = on_sphere(values["start"])
+    trace = handlers.trace(handlers.substitute(handlers.seed(model, jr.key(0)), values)).get_trace(path)
+    return trace["tokens"]["fn"], tokens
+
+
+def _of_misfits(table: pd.DataFrame, post: xr.DataTree, names: list[str]) -> tuple[list[Verdict], list[str]]:
+    """Verdicts on the largest misfit and on the largest move, and notes on small ones."""
+    significant = table[table["p"] * len(table) < LEVEL]
+    sd = {name: float(np.log(post["posterior"][name]).std()) for name in names}
+    moves = pd.DataFrame(
+        {name: table[name].abs() / sd[name] if sd.get(name) else 0.0 for name in ("beta", "step", "noise")}
+    )
+    largest_move = moves.max(axis=1)
+    effect, moved = significant["effect"].max(), largest_move.loc[significant.index].max()
+    worst = significant["effect"].idxmax() if len(significant) else ""
+    mover = largest_move.loc[significant.index].idxmax() if len(significant) else ""
+    said = "not this law: " if len(significant) else ""
+    verdicts = [
+        at_most("calibrated", "misfit of the layers", np.nan_to_num(effect), EFFECT, said + CAUSES.get(worst, "")),
+        at_most(
+            "calibrated", "move by the misfit, posterior sds", np.nan_to_num(moved), MOVE, said + CAUSES.get(mover, "")
+        ),
+    ]
+    small = significant[(significant["effect"] <= EFFECT) & (largest_move.loc[significant.index] <= MOVE)]
+    return verdicts, [f"{name} {small.loc[name, 'effect']:.2g}, small: {CAUSES[name]}" for name in small.index]
+
+
+def _contraction(post: xr.DataTree, name: str) -> float:
+    """One minus the ratio of the posterior's variance to the prior's, of the logarithm."""
+    posterior, prior = (np.log(post[group][name].values) for group in ("posterior", "prior"))
+    return float(1 - posterior.var() / prior.var())
+
+
+def _model_of(post: xr.DataTree, model: TokenModel | None) -> TokenModel:
+    if model is not None:
+        return token_model(model)
+    found = getattr(_models, str(post.attrs.get("model")), None)
+    if not isinstance(found, TokenModel):
+        raise InputError(f"model: the fit is of {post.attrs.get('model')}, give the program: model=…")
+    return found

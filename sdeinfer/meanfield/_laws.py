@@ -1,0 +1,180 @@
+"""Laws of observed tokens: noise in every layer, or on observations of the exact flow."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PRNGKeyArray
+from numpyro.distributions import Distribution, constraints
+
+from sdeinfer._files import InputError
+from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
+from sdeinfer.meanfield._path import TokenPath
+from sdeinfer.meanfield._projected_normal import projected_normal
+from sdeinfer.meanfield._solve import solve
+
+ENTRIES = 2**20
+"""Bound on the entries of the attention of all networks that a gradient keeps at a time."""
+
+RTOL = 1e-6
+"""Relative tolerance of a step of the flow in `ObservedFlow`."""
+
+
+MAX_STEPS = 2**10
+"""Steps of the flow in `ObservedFlow`, beyond which a density is NaN."""
+
+
+class AbstractTokenLaw(Distribution):
+    """Law of the tokens of networks after their first observed layer, given a flow; one batch element is one network.
+
+    Attributes:
+        flow: the flow.
+        step: depth-time of a layer; 1 if the value matrix includes it.
+        noise: standard deviation of the noise.
+        path: the data.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("flow", "step", "noise", "path")
+    support = constraints.independent(constraints.sphere, 2)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def __init__(
+        self,
+        flow: SelfAttentionFlow,
+        step: ArrayLike,
+        noise: ArrayLike,
+        path: TokenPath,
+        *,
+        validate_args: bool | None = None,
+    ):
+        self.flow, self.step, self.noise, self.path = flow, jnp.asarray(step), jnp.asarray(noise), path
+        networks, *event = path.initial.shape
+        super().__init__((networks,), (len(path.layers), *event), validate_args=validate_args)
+
+    def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """Sample networks from their first observed layer, shape (*sample_shape, networks, layers, n, D)."""
+        assert key is not None
+        if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
+            key = jr.wrap_key_data(key)
+        if not sample_shape:
+            return self._draw(key)
+        drawn = jax.lax.map(self._draw, jr.split(key, math.prod(sample_shape)))
+        return drawn.reshape(*sample_shape, *drawn.shape[1:])
+
+    def means(self, value: Float[Array, "networks layers n D"]) -> Float[Array, "networks layers n D"]:
+        """Mean of each token before its noise and its projection to the sphere, given the networks."""
+        raise NotImplementedError
+
+    def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " networks"]:
+        """Log density of each network; `value` are the tokens after the first layer."""
+        del intermediates
+        value = jnp.asarray(value)
+        return projected_normal(value, self.means(value), self.noise).sum(axis=(1, 2))
+
+    def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
+        raise NotImplementedError
+
+
+class NoisyLayers(AbstractTokenLaw):
+    """Layers that add noise before they normalise: x ← N(x + step · F(x) + noise · ξ), ξ ~ N(0, I_D).
+
+    Every transition is a `ProjectedNormal`, so that the density is exact. A layer's own randomness, an MLP or heads that
+    the flow leaves out are noise. The path must have every layer.
+    """
+
+    def __init__(
+        self,
+        flow: SelfAttentionFlow,
+        step: ArrayLike,
+        noise: ArrayLike,
+        path: TokenPath,
+        *,
+        validate_args: bool | None = None,
+    ):
+        if not path.every_layer:
+            raise InputError(f"data: noisy layers need every layer, got those after the first at {path.layers}")
+        super().__init__(flow, step, noise, path, validate_args=validate_args)
+
+    def means(self, value: Float[Array, "networks layers n D"]) -> Float[Array, "networks layers n D"]:
+        """x + step · F(x) of each token x before a transition."""
+
+        def mean(x: Float[Array, "n D"]) -> Float[Array, "n D"]:
+            return self.flow.layer(x, self.step, normalise=False)
+
+        before = jnp.concatenate([self.path.initial[:, None], value[:, :-1]], axis=1)
+        return _in_blocks(jax.vmap(mean), before)
+
+    def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
+        def layer(x: Array, number: Array) -> tuple[Array, Array]:
+            moved = jax.vmap(lambda x: self.flow.layer(x, self.step, normalise=False))(x)
+            x = on_sphere(moved + self.noise * jr.normal(jr.fold_in(key, number), x.shape, x.dtype))
+            return x, x
+
+        found = jax.lax.scan(layer, self.path.initial, jnp.asarray(self.path.layers))[1]
+        return jnp.moveaxis(found, 0, 1)
+
+
+class ObservedFlow(AbstractTokenLaw):
+    """Observations of the exact flow with independent noise: x_ℓ = N(x(step · ℓ) + noise · ξ), ξ ~ N(0, I_D).
+
+    Attributes:
+        start: exact tokens at the first observed layer, shape (networks, n, D).
+    """
+
+    pytree_data_fields = ("flow", "step", "noise", "path", "start")
+
+    def __init__(
+        self,
+        flow: SelfAttentionFlow,
+        step: ArrayLike,
+        noise: ArrayLike,
+        path: TokenPath,
+        start: Float[Array, "networks n D"],
+        *,
+        validate_args: bool | None = None,
+    ):
+        self.start = start
+        super().__init__(flow, step, noise, path, validate_args=validate_args)
+
+    def means(self, value: Float[Array, "networks layers n D"] | None = None) -> Float[Array, "networks layers n D"]:
+        """The exact tokens at the observed layers."""
+        del value
+        times = self.step * jnp.asarray(self.path.layers, self.start.dtype)
+
+        def of_network(start: Float[Array, "n D"]) -> Float[Array, "layers n D"]:
+            return solve(self.flow, start, times, rtol=RTOL, atol=RTOL / 10, max_steps=MAX_STEPS, raise_errors=False)
+
+        return jax.lax.map(of_network, self.start)
+
+    def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
+        exact = self.means()
+        return on_sphere(exact + self.noise * jr.normal(key, exact.shape, exact.dtype))
+
+
+class ObservedLayers(ObservedFlow):
+    """Observations of exact layers x ← N(x + step · F(x)) with independent noise, in place of the flow."""
+
+    def means(self, value: Float[Array, "networks layers n D"] | None = None) -> Float[Array, "networks layers n D"]:
+        """The exact tokens at the observed layers."""
+        del value
+
+        def of_network(start: Float[Array, "n D"]) -> Float[Array, "layers n D"]:
+            def layer(x: Array, _: None) -> tuple[Array, Array]:
+                x = self.flow.layer(x, self.step)
+                return x, x
+
+            return jax.lax.scan(layer, start, length=self.path.layers[-1])[1]
+
+        return jax.lax.map(of_network, self.start)[:, jnp.asarray(self.path.layers) - 1]
+
+
+def _in_blocks(function, tokens: Float[Array, "networks layers n D"]) -> Float[Array, "networks layers n D"]:
+    """Apply a function of one network's tokens to all networks, with bounded memory for the gradient."""
+    networks, layers, n, _ = tokens.shape
+    together = max(1, ENTRIES // (layers * n**2))
+    if together >= networks:
+        return jax.vmap(function)(tokens)
+    return jax.lax.map(jax.checkpoint(function), tokens, batch_size=together)

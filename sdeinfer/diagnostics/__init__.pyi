@@ -1,6 +1,8 @@
 from ._agreement import agreement as agreement
 from ._alternatives import Alternative as Alternative
 from ._alternatives import alternatives as alternatives
+from ._check import CONTRACTION as CONTRACTION
+from ._check import DEVIATIONS as DEVIATIONS
 from ._check import check as check
 from ._check import observed as observed
 from ._check import sampler_verdicts as sampler_verdicts
@@ -24,8 +26,6 @@ from ._summary import identified_of as identified_of
 from ._summary import known_truth as known_truth
 from ._summary import parameters_of as parameters_of
 from ._summary import summarise as summarise
-from ._check import CONTRACTION as CONTRACTION
-from ._check import DEVIATIONS as DEVIATIONS
 from ._verdict import Check as Check
 from ._verdict import Topic as Topic
 from ._verdict import Verdict as Verdict

@@ -60,7 +60,10 @@ def log_densities(
         Two dictionaries by site name: of the observed sites, with a last axis of networks; and of the latent sites.
     """
     blocks = [
-        (count, _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites, _draws_at_once(model, block)))
+        (
+            count,
+            _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites, _together(model, block)),
+        )
         for block, count in model.blocks(prepared)
     ]
     observed = {
@@ -113,7 +116,8 @@ def _latent_structure(
         return dict(zip(names, found, strict=True))
 
 
-def _draws_at_once(model: AbstractModel, prepared: PyTree) -> int:
+def _together(model: AbstractModel, prepared: PyTree) -> int:
+    """Number of draws evaluated at a time."""
     path = prepared.path if isinstance(prepared, GroupedStatistics) else prepared
     if not isinstance(path, PathStatistics):
         return max(1, min(BLOCK, ENTRIES // model.entries(prepared)))

@@ -58,7 +58,7 @@ class NUTS(AbstractMarkovChain):
         return state, state.z, statistics
 
     def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[Any, ...]:
-        """Initial states uniform in (−2, 2) in each unconstrained parameter, as in NumPyro, without compiling `start`.
+        """Initial states uniform in the intervals of `AbstractModel.start_of`, without compiling `start`.
 
         NumPyro also searches for a start of positive density; the density of these models is positive everywhere.
         """
@@ -67,7 +67,10 @@ class NUTS(AbstractMarkovChain):
         keys, starts = [], []
         for chain in range(self.chains):
             random = np.random.default_rng([chain, *words])
-            z = {name: random.uniform(-2, 2, leaf.shape).astype(leaf.dtype) for name, leaf in structure.items()}
+            z = {}
+            for name, leaf in structure.items():
+                centre, half = model.start_of(name, prepared)
+                z[name] = random.uniform(centre - half, centre + half, leaf.shape).astype(leaf.dtype)
             starts.append(ParamInfo(z, *potential_and_slope(model, prepared, z)))
             keys.append(random.integers(2**32, size=4, dtype=np.uint32))
         return self.states_at(posterior, keys, starts)

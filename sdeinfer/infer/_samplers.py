@@ -47,13 +47,14 @@ class Posterior(eqx.Module):
         return sampled_potential(self.model, self.prepared, dict(z))
 
     def initial_position(self, key: PRNGKeyArray) -> dict[str, Array]:
-        """A point uniform in (−2, 2) in each unconstrained parameter, as in NumPyro; its density is positive."""
+        """A point uniform in the intervals of `AbstractModel.start_of`; its density is positive."""
         structure = latent_structure(self.model, self.prepared)
         keys = jr.split(key, len(structure))
-        return {
-            name: jr.uniform(own, leaf.shape, leaf.dtype, -2, 2)
-            for own, (name, leaf) in zip(keys, structure.items(), strict=True)
-        }
+        position = {}
+        for own, (name, leaf) in zip(keys, structure.items(), strict=True):
+            centre, half = self.model.start_of(name, self.prepared)
+            position[name] = jr.uniform(own, leaf.shape, leaf.dtype, centre - half, centre + half)
+        return position
 
 
 @dataclasses.dataclass(frozen=True)

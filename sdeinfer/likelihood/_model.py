@@ -64,6 +64,11 @@ class AbstractModel(abc.ABC):
         """Sites with a dense block of NUTS's mass matrix, which is diagonal for others; all if True."""
         return True
 
+    def start_of(self, name: str, prepared: Any) -> tuple[float, float]:
+        """Centre and half width of the interval in which chains start a site, in its unconstrained coordinate."""
+        del name, prepared
+        return 0.0, 2.0
+
     def select(self, data: xr.Dataset) -> xr.Dataset:
         """The part of a Dataset that the model uses."""
         return data

@@ -35,9 +35,7 @@ from sdeinfer.meanfield._path import TokenPath
 from sdeinfer.meanfield._tokens import DIMS
 
 
-def check(
-    post: xr.DataTree, *, model: TokenModel | None = None, flow: SelfAttentionFlow | None = None
-) -> Check:
+def check(post: xr.DataTree, *, model: TokenModel | None = None, flow: SelfAttentionFlow | None = None) -> Check:
     """Check a fit of observed tokens: the law, convergence, identification, and the truth if known.
 
     - calibrated: score tests of the law in the directions of `misfits`. A misfit fails if it is significant and larger
@@ -56,7 +54,11 @@ def check(
     table = summarise(post)
     names = identified_of(post)
     law, tokens = fitted_law(post, model, flow=flow)
-    verdicts, notes = _of_misfits(misfits(law, tokens), post, names)
+    if np.isfinite(law.means(tokens)).all():
+        verdicts, notes = _of_misfits(misfits(law, tokens), post, names)
+    else:
+        advice = "not this law: it is not finite at the posterior means, as where chains did not meet"
+        verdicts, notes = [at_most("calibrated", "misfit of the layers", np.nan, EFFECT, advice)], []
     obeyed = all(verdict.passed for verdict in verdicts)
     of_sampler, rough = sampler_verdicts(post, table.loc[names])
     verdicts += of_sampler
@@ -114,7 +116,7 @@ def _of_misfits(table: pd.DataFrame, post: xr.DataTree, names: list[str]) -> tup
     )
     largest_move = moves.max(axis=1)
     effect, moved = significant["effect"].max(), largest_move.loc[significant.index].max()
-    worst = significant["effect"].idxmax() if len(significant) else ""
+    worst = significant["statistic"].idxmax() if len(significant) else ""
     mover = largest_move.loc[significant.index].idxmax() if len(significant) else ""
     said = "not this law: " if len(significant) else ""
     verdicts = [

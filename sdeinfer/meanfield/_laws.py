@@ -3,9 +3,11 @@
 import math
 from typing import Any
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.distributions import Distribution, constraints
@@ -14,17 +16,10 @@ from sdeinfer._files import InputError
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
 from sdeinfer.meanfield._path import TokenPath
 from sdeinfer.meanfield._projected_normal import projected_normal
-from sdeinfer.meanfield._solve import solve
+from sdeinfer.meanfield._solve import OnSphere
 
 ENTRIES = 2**20
 """Bound on the entries of the attention of all networks that a gradient keeps at a time."""
-
-RTOL = 1e-6
-"""Relative tolerance of a step of the flow in `ObservedFlow`."""
-
-
-MAX_STEPS = 2**10
-"""Steps of the flow in `ObservedFlow`, beyond which a density is NaN."""
 
 
 class AbstractTokenLaw(Distribution):
@@ -81,8 +76,8 @@ class AbstractTokenLaw(Distribution):
 class NoisyLayers(AbstractTokenLaw):
     """Layers that add noise before they normalise: x ← N(x + step · F(x) + noise · ξ), ξ ~ N(0, I_D).
 
-    Every transition is a `ProjectedNormal`, so that the density is exact. A layer's own randomness, an MLP or heads that
-    the flow leaves out are noise. The path must have every layer.
+    Every transition is a `ProjectedNormal`, so that the density is exact. What a layer does beside the flow, as by an
+    MLP or heads that the flow leaves out, is noise. The path must have every layer.
     """
 
     def __init__(
@@ -99,7 +94,7 @@ class NoisyLayers(AbstractTokenLaw):
         super().__init__(flow, step, noise, path, validate_args=validate_args)
 
     def means(self, value: Float[Array, "networks layers n D"]) -> Float[Array, "networks layers n D"]:
-        """x + step · F(x) of each token x before a transition."""
+        """X + step · F(x) of each token x before a transition."""
 
         def mean(x: Float[Array, "n D"]) -> Float[Array, "n D"]:
             return self.flow.layer(x, self.step, normalise=False)
@@ -119,6 +114,9 @@ class NoisyLayers(AbstractTokenLaw):
 
 class ObservedFlow(AbstractTokenLaw):
     """Observations of the exact flow with independent noise: x_ℓ = N(x(step · ℓ) + noise · ξ), ξ ~ N(0, I_D).
+
+    The flow is solved by one step of Tsit5 for each layer. Its error is 4e-9 at β = 4, step = 0.2 and 2e-6 at β = 9,
+    step = 0.5; `check` compares it with the noise.
 
     Attributes:
         start: exact tokens at the first observed layer, shape (networks, n, D).
@@ -142,12 +140,24 @@ class ObservedFlow(AbstractTokenLaw):
     def means(self, value: Float[Array, "networks layers n D"] | None = None) -> Float[Array, "networks layers n D"]:
         """The exact tokens at the observed layers."""
         del value
-        times = self.step * jnp.asarray(self.path.layers, self.start.dtype)
-
-        def of_network(start: Float[Array, "n D"]) -> Float[Array, "layers n D"]:
-            return solve(self.flow, start, times, rtol=RTOL, atol=RTOL / 10, max_steps=MAX_STEPS, raise_errors=False)
-
-        return jax.lax.map(of_network, self.start)
+        # Time is counted in layers, so that the grid is known when the program is compiled.
+        count = self.path.layers[-1]
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, x, args: args[1] * jax.vmap(args[0])(x)),
+            OnSphere(diffrax.Tsit5()),
+            t0=0.0,
+            t1=float(count),
+            dt0=1.0,
+            y0=self.start,
+            args=(self.flow, self.step),
+            saveat=diffrax.SaveAt(ts=np.array(self.path.layers, float)),
+            stepsize_controller=diffrax.ConstantStepSize(),
+            max_steps=count,
+            adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=count),
+            throw=False,
+        )
+        assert solution.ys is not None
+        return jnp.moveaxis(solution.ys, 0, 1)
 
     def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
         exact = self.means()
@@ -161,14 +171,12 @@ class ObservedLayers(ObservedFlow):
         """The exact tokens at the observed layers."""
         del value
 
-        def of_network(start: Float[Array, "n D"]) -> Float[Array, "layers n D"]:
-            def layer(x: Array, _: None) -> tuple[Array, Array]:
-                x = self.flow.layer(x, self.step)
-                return x, x
+        def layer(x: Array, _: None) -> tuple[Array, Array]:
+            x = jax.vmap(lambda x: self.flow.layer(x, self.step))(x)
+            return x, x
 
-            return jax.lax.scan(layer, start, length=self.path.layers[-1])[1]
-
-        return jax.lax.map(of_network, self.start)[:, jnp.asarray(self.path.layers) - 1]
+        found = jax.lax.scan(layer, self.start, length=self.path.layers[-1])[1]
+        return jnp.moveaxis(found[jnp.asarray(self.path.layers) - 1], 0, 1)
 
 
 def _in_blocks(function, tokens: Float[Array, "networks layers n D"]) -> Float[Array, "networks layers n D"]:

@@ -2,8 +2,8 @@
 
 The law says that a token is x = N(m + σξ), given the layers before. Then e = σ ∂log p(x)/∂m has mean zero whatever the
 noise, and is uncorrelated between tokens and layers. A direction in which networks may leave the law, m → m + δ g, has
-the score ⟨e, g⟩/σ at δ = 0, summed over tokens and layers. Its square, divided by the sum of squares, after a projection
-from the scores of β, the step and the noise that are fitted, is χ² (Lagrange multiplier test).
+the score ⟨e, g⟩/σ at δ = 0, summed over tokens and layers. The square of this sum over the sum of squares is χ², after
+the scores of the fitted β, step and noise are projected out (Lagrange multiplier test).
 """
 
 import copy
@@ -31,6 +31,7 @@ CAUSES = {
     "values": "the value matrix is not the identity, or not the fitted one",
     "logits": "the query and key matrices are not the identity",
     "linear": "tokens also move by themselves, as by an MLP or a bias",
+    "speed": "tokens move faster or slower with many neighbours, as by attention without normalisation",
     "depth": "layers differ: the step changes with depth",
     "noise": "the noise differs between layers or tokens, or has heavier tails",
     "memory": "the noise of a layer is correlated with that of the layer before",
@@ -141,6 +142,9 @@ def _directions(found: Innovations) -> dict[str, Float[np.ndarray, "*units score
     # e is tangent up to the noise; m − ⟨m, x⟩x is what a direction changes.
     moved = np.einsum("klid,kljd->klij", e, points) - (e * attended).sum(-1)[..., None]
     logits = np.einsum("klhij,klij,klic,kljb->klicb", p, moved, of_points, of_points) / p.shape[2]
+    # With Q = K = I, the attention of a token to itself is e^β over the softmax's sum.
+    speed = -np.log(np.einsum("klhii->kli", p) / p.shape[2])
+    speed -= speed.mean()
     before = np.concatenate([np.zeros_like(e[:, :1]), e[:, :-1]], axis=1)
     together = e.sum(axis=2)
     pairs = [(together**2).sum(-1) - (e**2).sum((-1, -2))]
@@ -151,6 +155,7 @@ def _directions(found: Innovations) -> dict[str, Float[np.ndarray, "*units score
         "values": _products(of_e, of_attended) * growth,
         "logits": logits.reshape(*e.shape[:3], -1) * growth,
         "linear": np.concatenate([_products(of_e, of_points), of_e], axis=-1) * growth,
+        "speed": (e * attended).sum(-1, keepdims=True) * speed[..., None] * growth,
         "depth": (e * attended).sum(-1, keepdims=True) * layer[:, None, None],
         "noise": np.concatenate([by_layer, found.scatter[..., None]], axis=-1),
         "memory": (e * before).sum(-1, keepdims=True),

@@ -53,6 +53,14 @@ class TokenModel(AbstractModel):
         """Sites with a dense block of the mass matrix; all if True."""
         return [tuple(sorted(parameter.name for parameter in self.parameters))] if self.latent_start else True
 
+    def start_of(self, name: str, prepared: TokenPath) -> tuple[float, float]:
+        """About the median of the prior: far from it, tokens cluster at once and chains take long to leave."""
+        parameter = next((each for each in self.parameters if each.name == name), None)
+        if parameter is None:
+            return 0.0, 0.5 if name in LATENT else 2.0
+        prior = prior_of(prepared, parameter)
+        return float(dist.biject_to(prior.support).inv(prior.icdf(0.5))), 0.5
+
     def reduce(self, data: xr.Dataset, assumptions: Assumptions) -> TokenPath:
         """The tokens as arrays."""
         return token_path(data, assumptions=assumptions)
@@ -92,8 +100,8 @@ def one_step(path: TokenPath) -> None:
 def symmetric_values(path: TokenPath) -> None:
     """The same with a latent symmetric value matrix V, which includes the step; its spectrum is a site.
 
-    V = s · S with S from the Gaussian orthogonal ensemble, E S_ij² = (1 + δ_ij)/2. With heads of one attention, V is the
-    mean of their value matrices, and no more is identified.
+    V = s · S with S from the Gaussian orthogonal ensemble, E S_ij² = (1 + δ_ij)/2. With heads of one attention, V is
+    the mean of their value matrices, and no more is identified.
     """
     beta, scale, noise = (_sample(path, parameter) for parameter in (BETA, SCALE, NOISE))
     D = path.initial.shape[-1]
@@ -122,10 +130,15 @@ def layer_trajectory(path: TokenPath) -> None:
     numpyro.sample("tokens", law, obs=path.observed)
 
 
-def _sample(path: TokenPath, parameter: Parameter) -> ArrayLike:
+def prior_of(path: TokenPath, parameter: Parameter) -> Any:
+    """The prior of a parameter, or its fixed value."""
     replaced: dict[str, Any] = {name: prior.value for name, prior in path.assumptions.prior}
     assert parameter.prior is not None
-    return sample_or_fix(parameter.name, replaced.get(parameter.name, parameter.prior()))
+    return replaced.get(parameter.name, parameter.prior())
+
+
+def _sample(path: TokenPath, parameter: Parameter) -> ArrayLike:
+    return sample_or_fix(parameter.name, prior_of(path, parameter))
 
 
 def _start(path: TokenPath, noise: ArrayLike) -> Float[Array, "networks n D"]:

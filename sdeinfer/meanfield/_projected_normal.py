@@ -64,7 +64,7 @@ def projected_normal(
 
 
 def log_moment(t: Float[Array, "*batch"], k: int) -> Float[Array, "*batch"]:
-    """log E max(z, 0)^k of z ~ N(t, 1), k ≥ 1.
+    """Log E max(z, 0)^k of z ~ N(t, 1), k ≥ 1.
 
     The ratios R_j = N_j/N_{j−1} obey R_{j+1} = t + j/R_j, with R_1 = t + φ(t)/Φ(t). Forwards this is stable for
     positive t. For negative t, N_j is the minimal solution of the recursion, errors grow forwards by a factor of about

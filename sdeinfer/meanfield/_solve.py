@@ -58,7 +58,6 @@ def solve(
     rtol: float | None = None,
     atol: float | None = None,
     max_steps: int = 2**16,
-    raise_errors: bool = True,
 ) -> Float[Array, "times n D"]:
     """Tokens of a flow at times.
 
@@ -72,7 +71,6 @@ def solve(
         rtol: relative tolerance of a step; None for 1e-7, or 1e-5 in single precision.
         atol: absolute tolerance of a step; None for a tenth of rtol's default.
         max_steps: largest number of steps, after which an error is raised.
-        raise_errors: raise an error after `max_steps`; otherwise the tokens at the times not reached are NaN.
 
     Raises:
         InputError: for tokens that are not on the unit sphere, and times that do not increase from ≥ 0.
@@ -97,7 +95,6 @@ def solve(
         saveat=diffrax.SaveAt(ts=times),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
         max_steps=max_steps,
-        throw=raise_errors,
     )
     assert solution.ys is not None
     return on_sphere(solution.ys)

@@ -97,9 +97,7 @@ class _Kind(Protocol):
     def coordinates(self) -> Coordinates: ...
 
 
-def checked_priors(
-    prior: Mapping[str, Any] | None, kind: "_Kind"
-) -> tuple[tuple[str, Prior], ...]:
+def checked_priors(prior: Mapping[str, Any] | None, kind: "_Kind") -> tuple[tuple[str, Prior], ...]:
     """Check the priors that replace the defaults.
 
     Arguments:
@@ -119,9 +117,7 @@ def checked_priors(
             given |= dict(zip(sampled, rule.to_sampled(*numbers), strict=True))
     for name, value in given.items():
         if name not in coordinates.sampled:
-            raise InputError(
-                f"prior: {kind.name} samples {', '.join(coordinates.sampled)}; got a prior of {name!r}"
-            )
+            raise InputError(f"prior: {kind.name} samples {', '.join(coordinates.sampled)}; got a prior of {name!r}")
         given[name] = _checked(name, value, coordinates.sampled[name])
     return tuple((name, Prior(given[name])) for name in sorted(given))
 

@@ -133,7 +133,7 @@ class SelfAttentionFlow(eqx.Module):
         return masses @ kernel @ masses / (2 * self.beta)
 
     def _kernel(self, x: Float[Array, "q D"], tokens: Float[Array, "n D"]) -> Float[Array, "heads q n"]:
-        """Exp of the logits, over the largest of a row where attention is normalised."""
+        """Exponentials of the logits, over the largest of a row where attention is normalised."""
         logits = self._logits(x, tokens)
         return jnp.exp(
             logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)) if self.normalised else logits

@@ -62,8 +62,8 @@ def expected_first_clusters(beta: float, number: int) -> float:
     The mode k of the tokens is normal with variance 1/n at time 0, and grows like exp(λ_k t). The time t is where the
     displacements would have a gradient of variance 1: tokens meet, and linear growth ends. At this time the potential
     Σ_j exp(β⟨x, x_j⟩), with spectrum S, has that mean number of maxima by the formula of Rice. It tends to
-    `fastest_mode` as log n exceeds √(2β) and more, since the other modes are smaller only by n^{(λ_k/λ_max − 1)/2}. The
-    flow without normalisation has the same numbers. `first_clusters` counts them in a trajectory.
+    `fastest_mode` for log n ≫ β, as other modes fall behind like n^{(λ_k/λ_max − 1)/2}. The flow without normalisation
+    has the same numbers. `first_clusters` counts them in a trajectory.
 
     Arguments:
         beta: inverse temperature β > 0.

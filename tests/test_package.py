@@ -21,7 +21,6 @@ ROOMS = [
     "covariance",
     "layers",
     "solve",
-    "meanfield",
     "criteria",
     "observation",
     "networks",
@@ -29,6 +28,7 @@ ROOMS = [
     "models",
     "infer",
     "diagnostics",
+    "meanfield",
     "tuning",
     "covariance_dataset",
     "plots",
@@ -36,7 +36,16 @@ ROOMS = [
 ]
 """Imports point backwards in this list only."""
 
-LAZY = [si, *(importlib.import_module(f"sdeinfer.{room}") for room in ("infer", "diagnostics", "plots", "report"))]
+LAZY = [
+    si,
+    *(
+        importlib.import_module(f"sdeinfer.{room}")
+        for room in ("infer", "diagnostics", "meanfield", "plots", "report")
+    ),
+]
+    si,
+    *(importlib.import_module(f"sdeinfer.{room}") for room in ("infer", "diagnostics", "meanfield", "plots", "report")),
+]
 """Packages whose names are imported when they are used; a stub names them."""
 
 UNUSED = {

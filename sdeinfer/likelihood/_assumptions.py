@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -89,7 +89,10 @@ class Prior:
         return f"Prior({self._key})"
 
 
-class _Kind(Protocol):
+@runtime_checkable
+class HasCoordinates(Protocol):
+    """What has a name and sampled coordinates: a kind of layer, or another model."""
+
     @property
     def name(self) -> str: ...
 
@@ -97,7 +100,7 @@ class _Kind(Protocol):
     def coordinates(self) -> Coordinates: ...
 
 
-def checked_priors(prior: Mapping[str, Any] | None, kind: "_Kind") -> tuple[tuple[str, Prior], ...]:
+def checked_priors(prior: Mapping[str, Any] | None, kind: HasCoordinates) -> tuple[tuple[str, Prior], ...]:
     """Check the priors that replace the defaults.
 
     Arguments:

@@ -1,42 +1,5 @@
 """Mean-field self-attention: tokens on the sphere that cluster, and β inferred."""
 
-from sdeinfer.meanfield._check import check as check
-from sdeinfer.meanfield._check import fitted_law as fitted_law
-from sdeinfer.meanfield._circle import CircleContinuum as CircleContinuum
-from sdeinfer.meanfield._circle import angles as angles
-from sdeinfer.meanfield._circle import fourier_modes as fourier_modes
-from sdeinfer.meanfield._circle import solve_circle as solve_circle
-from sdeinfer.meanfield._clusters import Plateau as Plateau
-from sdeinfer.meanfield._clusters import cluster_counts as cluster_counts
-from sdeinfer.meanfield._clusters import clusters as clusters
-from sdeinfer.meanfield._clusters import mean_correlation as mean_correlation
-from sdeinfer.meanfield._clusters import merging_times as merging_times
-from sdeinfer.meanfield._clusters import order_parameter as order_parameter
-from sdeinfer.meanfield._clusters import plateaus as plateaus
-from sdeinfer.meanfield._equiangular import equiangular as equiangular
-from sdeinfer.meanfield._equiangular import equiangular_tokens as equiangular_tokens
-from sdeinfer.meanfield._fit import fit as fit
-from sdeinfer.meanfield._flow import SelfAttentionFlow as SelfAttentionFlow
-from sdeinfer.meanfield._flow import on_sphere as on_sphere
-from sdeinfer.meanfield._flow import tangent as tangent
-from sdeinfer.meanfield._laws import AbstractTokenLaw as AbstractTokenLaw
-from sdeinfer.meanfield._laws import NoisyLayers as NoisyLayers
-from sdeinfer.meanfield._laws import ObservedFlow as ObservedFlow
-from sdeinfer.meanfield._laws import ObservedLayers as ObservedLayers
-from sdeinfer.meanfield._misfits import misfits as misfits
-from sdeinfer.meanfield._models import TokenModel as TokenModel
-from sdeinfer.meanfield._models import layer_trajectory as layer_trajectory
-from sdeinfer.meanfield._models import one_step as one_step
-from sdeinfer.meanfield._models import symmetric_values as symmetric_values
-from sdeinfer.meanfield._models import trajectory as trajectory
-from sdeinfer.meanfield._modes import fastest_mode as fastest_mode
-from sdeinfer.meanfield._modes import growth_rates as growth_rates
-from sdeinfer.meanfield._path import TokenPath as TokenPath
-from sdeinfer.meanfield._path import token_path as token_path
-from sdeinfer.meanfield._projected_normal import ProjectedNormal as ProjectedNormal
-from sdeinfer.meanfield._random_values import antipodal_exponent as antipodal_exponent
-from sdeinfer.meanfield._random_values import solve_random_values as solve_random_values
-from sdeinfer.meanfield._solve import OnSphere as OnSphere
-from sdeinfer.meanfield._solve import solve as solve
-from sdeinfer.meanfield._tokens import random_tokens as random_tokens
-from sdeinfer.meanfield._tokens import tokens_dataset as tokens_dataset
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

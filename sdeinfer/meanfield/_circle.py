@@ -73,7 +73,7 @@ def solve_circle(
     if not np.isclose(float(rho.mean()) * 2 * np.pi, 1, rtol=1e-4) or not bool((rho >= 0).all()):
         raise InputError("density: must be positive with integral 1 over the circle")
     solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda t, rho, continuum: continuum(rho)),
+        diffrax.ODETerm(_field),
         diffrax.Tsit5(),
         t0=0.0,
         t1=times[-1],
@@ -93,6 +93,10 @@ def solve_circle(
         ~(highest <= RESOLVED * modes[:, 0].min()) | (solution.result != diffrax.RESULTS.successful),
         "the clusters are too narrow for this number of points: use more points, or earlier times",
     )
+
+
+def _field(t, rho, continuum):
+    return continuum(rho)
 
 
 def angles(points: int, dtype=None) -> Float[Array, " points"]:

@@ -1,18 +1,27 @@
 """Clusters of tokens: their number, how long it lasts, when they merge."""
 
+import math
 from typing import NamedTuple
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 
 from sdeinfer._files import InputError
+from sdeinfer.meanfield._circle import angles
+from sdeinfer.meanfield._flow import SelfAttentionFlow
 
 CLOSE = 0.999
 """Smallest inner product of neighbours in a cluster, an angle of 2.6°: as in published experiments."""
+
+POINTS = 128
+"""Points of the circle per √β, at which a potential is evaluated: 20 to its width 1/√β."""
 
 
 class Plateau(NamedTuple):
@@ -73,19 +82,85 @@ def merging_times(ts: ArrayLike, trajectory: ArrayLike, *, close: float = CLOSE)
     return np.where(reached.any(axis=1), times[reached.argmax(axis=1)], np.inf)
 
 
-def plateaus(ts: ArrayLike, counts: ArrayLike) -> list[Plateau]:
+def plateaus(ts: ArrayLike, counts: ArrayLike, *, lasting: float = 1.0) -> list[Plateau]:
     """The intervals of time with a constant number of clusters, in their order.
 
-    A metastable state is a plateau that is long on the scale of log t, such as end > 2 start.
+    A metastable state is a plateau that is long on the scale of log t: `lasting=2` keeps those that last until twice
+    their start, and no plateau from time 0. The last one ends with the times, not with its state.
 
     Arguments:
         ts: times.
         counts: number of clusters at each time, see `cluster_counts`.
+        lasting: smallest end/start, ≥ 1; 1 for all plateaus.
     """
     times, counts = np.asarray(ts, float), np.asarray(counts)
     starts = np.flatnonzero(np.diff(counts, prepend=counts[0] - 1))
     ends = np.append(starts[1:], len(counts) - 1)
-    return [Plateau(int(counts[i]), float(times[i]), float(times[j])) for i, j in zip(starts, ends, strict=True)]
+    found = [Plateau(int(counts[i]), float(times[i]), float(times[j])) for i, j in zip(starts, ends, strict=True)]
+    return [p for p in found if lasting == 1 or p.end >= lasting * p.start > 0]
+
+
+def peaks(tokens: ArrayLike, beta: float) -> Int[np.ndarray, "*times"]:
+    """Number of local maxima on the circle of the potential Σ_j exp(β⟨x, x_j⟩), whose gradient tokens follow.
+
+    These are the clusters that attention tells apart: two points are two peaks from an angle of 2/√β or so on. They
+    need no threshold, and count many tokens before they have come close, where `clusters` links all neighbours, and
+    after, where it counts each token that has not arrived.
+
+    Arguments:
+        tokens: tokens on the unit circle, shape (*times, n, 2).
+        beta: inverse temperature β > 0.
+    """
+    x = jnp.asarray(tokens)
+    if x.ndim < 2 or x.shape[-1] != 2:
+        raise InputError(f"tokens: shape (*times, n, 2) is needed, got {x.shape}")
+    points = POINTS * math.ceil(1 + beta**0.5)
+    potential = np.asarray(_potential(x.reshape(-1, *x.shape[-2:]), jnp.asarray(beta, x.dtype), points))
+    above = (potential > np.roll(potential, 1, axis=1)) & (potential >= np.roll(potential, -1, axis=1))
+    return above.sum(axis=1).reshape(x.shape[:-2])
+
+
+def first_clusters(flow: SelfAttentionFlow, ts: ArrayLike, trajectory: ArrayLike) -> Plateau:
+    """The first clusters of tokens on the circle, for Q = K = V = I: how many, from when, until when.
+
+    Small perturbations of uniform tokens grow, each mode at its rate λ_k > 0, and so does the tokens' mean square
+    speed. Its first maximum is where this growth ends, since tokens that arrive slow down; the peaks of the potential
+    then are the first clusters, see `peaks`. They end when their number changes. See `expected_first_clusters`.
+
+    Arguments:
+        flow: the flow, with a β > 0.
+        ts: times, some ten before the clusters form.
+        trajectory: tokens at these times, shape (times, n, 2).
+
+    Raises:
+        InputError: for other flows and shapes, and times that end before the speed falls.
+    """
+    x = jnp.asarray(trajectory)
+    if any(matrix is not None for matrix in (flow.Q, flow.K, flow.V, flow.mlp)):
+        raise InputError("flow: must have Q = K = V = None and no mlp")
+    if x.ndim != 3 or x.shape[2] != 2:
+        raise InputError(f"trajectory: shape (times, n, 2) is needed, got {x.shape}")
+    falling = np.flatnonzero(np.diff(_square_speeds(flow, x)) < 0)
+    if not len(falling):
+        raise InputError("ts: end before the tokens' speed falls: later times are needed")
+    start = falling[0]
+    return plateaus(np.asarray(ts)[start:], peaks(x[start:], float(flow.beta)))[0]
+
+
+@eqx.filter_jit
+def _potential(
+    trajectory: Float[Array, "times n 2"], beta: Float[Array, ""], points: int
+) -> Float[Array, "times points"]:
+    """Σ_j exp(β⟨x, x_j⟩ − β) at points of the circle."""
+    angle = angles(points, trajectory.dtype)
+    x = jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)
+    return jax.lax.map(lambda tokens: jnp.exp(beta * (x @ tokens.T - 1)).sum(axis=1), trajectory)
+
+
+@eqx.filter_jit
+def _square_speeds(flow: SelfAttentionFlow, trajectory: Float[Array, "times n D"]) -> Float[Array, " times"]:
+    """Mean over the tokens of ‖ẋ‖²."""
+    return jax.lax.map(lambda x: (flow(x) ** 2).sum(axis=1).mean(), trajectory)
 
 
 def order_parameter(tokens: ArrayLike) -> Float[np.ndarray, "*batch"]:

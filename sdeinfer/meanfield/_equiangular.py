@@ -58,27 +58,26 @@ def equiangular(
     """
     if number < 2:
         raise InputError(f"number: at least 2 tokens are needed, got {number}")
-    beta, times = jnp.asarray(beta), jnp.asarray(ts)
-
-    def speed(t, g, beta):
-        numerator = 2 * (1 - g) * (1 + (number - 1) * g)
-        return (
-            numerator / (jnp.exp(beta * (1 - g)) + number - 1) if normalised else numerator * jnp.exp(beta * g) / number
-        )
-
+    times = jnp.asarray(ts)
     g0 = jnp.asarray(inner, jnp.result_type(float))
     rtol = max(rtol, 10 * float(jnp.finfo(g0.dtype).eps))
     solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(speed),
+        diffrax.ODETerm(_speed),
         diffrax.Dopri8(),
         t0=0.0,
         t1=times[-1],
         dt0=None,
         y0=g0,
-        args=beta,
+        args=(jnp.asarray(beta), jnp.asarray(number), normalised),
         saveat=diffrax.SaveAt(ts=times),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=rtol),
         max_steps=2**16,
     )
     assert solution.ys is not None
     return solution.ys
+
+
+def _speed(t, g, args):
+    beta, number, normalised = args
+    numerator = 2 * (1 - g) * (1 + (number - 1) * g)
+    return numerator / (jnp.exp(beta * (1 - g)) + number - 1) if normalised else numerator * jnp.exp(beta * g) / number

@@ -76,17 +76,20 @@ class SelfAttentionFlow(eqx.Module):
             tokens: the tokens, shape (n, D).
             weights: mass of each token, with sum 1; None for 1/n each.
         """
-        logits, weights = self._logits(x, tokens), _masses(tokens, weights)
-        if not self.normalised:
-            return weights * jnp.exp(logits)
-        p = weights * jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
-        return p / p.sum(axis=-1, keepdims=True)
+        p = _masses(tokens, weights) * self._kernel(x, tokens)
+        return p / p.sum(axis=-1, keepdims=True) if self.normalised else p
 
     def residual(
         self, x: Float[Array, "q D"], tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
     ) -> Float[Array, "q D"]:
         """What a residual layer adds at x per unit of step: the mean of the heads and the MLP, not projected."""
-        means = self.attention(x, tokens, weights) @ tokens
+        # Divided by their sums after the product: a pass over n² numbers less than the mean by `attention`.
+        kernel, masses = self._kernel(x, tokens), _masses(tokens, weights)[:, None]
+        if self.normalised:
+            sums = kernel @ jnp.concatenate([masses * tokens, masses], axis=1)
+            means = sums[..., :-1] / sums[..., -1:]
+        else:
+            means = kernel @ (masses * tokens)
         change = (means if self.V is None else means @ self.V.mT).mean(axis=0)
         return change if self.mlp is None else change + jax.vmap(self.mlp)(x)
 
@@ -128,6 +131,13 @@ class SelfAttentionFlow(eqx.Module):
         masses = _masses(tokens, weights)
         kernel = jnp.exp(self._logits(tokens, tokens)).mean(axis=0)
         return masses @ kernel @ masses / (2 * self.beta)
+
+    def _kernel(self, x: Float[Array, "q D"], tokens: Float[Array, "n D"]) -> Float[Array, "heads q n"]:
+        """Exponentials of the logits, over the largest of a row where attention is normalised."""
+        logits = self._logits(x, tokens)
+        return jnp.exp(
+            logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)) if self.normalised else logits
+        )
 
     def _logits(self, x: Float[Array, "q D"], tokens: Float[Array, "n D"]) -> Float[Array, "heads q n"]:
         logits = self.beta * (_applied(self.Q, x) @ _applied(self.K, tokens).mT)

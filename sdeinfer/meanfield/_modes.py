@@ -2,6 +2,7 @@
 
 import numpy as np
 from jaxtyping import Float
+from scipy.optimize import brentq
 from scipy.special import gammaln, ive
 
 from sdeinfer._files import InputError
@@ -41,11 +42,42 @@ def growth_rates(
 
 
 def fastest_mode(beta: float, *, dimension: int) -> int:
-    """argmax_k λ_k: on the circle, the number of the first clusters of many tokens from a uniform random start.
+    """argmax_k λ_k: on the circle, what the number of the first clusters of random tokens tends to as n → ∞.
+
+    `expected_first_clusters` has the mean for n tokens.
 
     Arguments:
         beta: inverse temperature β > 0.
         dimension: dimension D ≥ 2 of the tokens.
     """
-    # λ_k is largest near k = √β, since I_k(β)/I_0(β) ≈ exp(−k²/2β).
+    # λ_k is largest near k = √(2β), since I_k(β)/I_0(β) ≈ exp(−k²/2β).
     return 1 + int(np.argmax(growth_rates(beta, dimension=dimension, modes=int(4 * beta**0.5) + 8)))
+
+
+def expected_first_clusters(beta: float, number: int) -> float:
+    """Mean number of the first clusters of n independent, uniform tokens on the circle, by linear growth.
+
+        (Σ_k k⁴ S_k / Σ_k k² S_k)^½,    S_k = I_k(β)² exp(2 λ_k t),    (2/n) Σ_k (exp(λ_k t) − 1)² = 1.
+
+    The mode k of the tokens is normal with variance 1/n at time 0, and grows like exp(λ_k t). The time t is where the
+    displacements would have a gradient of variance 1: tokens meet, and linear growth ends. At this time the potential
+    Σ_j exp(β⟨x, x_j⟩), with spectrum S, has that mean number of maxima by the formula of Rice. It tends to
+    `fastest_mode` for log n ≫ β, as other modes fall behind like n^{(λ_k/λ_max − 1)/2}. The flow without normalisation
+    has the same numbers. `first_clusters` counts them in a trajectory.
+
+    Arguments:
+        beta: inverse temperature β > 0.
+        number: number of tokens n ≥ 2.
+
+    Raises:
+        InputError: for β ≤ 0 or n < 2.
+    """
+    if number < 2:
+        raise InputError(f"number: at least 2 tokens are needed, got {number}")
+    rates = growth_rates(beta, dimension=2, modes=int(8 * beta**0.5) + 16)
+    # The fastest mode alone reaches the variance at `latest`.
+    latest = np.log1p((number / 2) ** 0.5) / rates.max()
+    time = brentq(lambda t: 2 / number * (np.expm1(rates * t) ** 2).sum() - 1, 0, latest)
+    k = np.arange(1, len(rates) + 1)
+    spectrum = (ive(k, beta) * np.exp(rates * time)) ** 2
+    return float(((k**4 * spectrum).sum() / (k**2 * spectrum).sum()) ** 0.5)

@@ -2,6 +2,7 @@
 
 import math
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -46,18 +47,7 @@ def solve_random_values(
     numbers = np.round(times / step).astype(int)
     if not np.allclose(numbers * step, times) or not (np.diff(numbers, prepend=-1) > 0).all():
         raise InputError(f"ts: increasing multiples of the step {step:g} are needed")
-
-    def until(carry: tuple[Array, Array], number: Array) -> tuple[tuple[Array, Array], Array]:
-        x, done = carry
-
-        def advance(i: Array, x: Array) -> Array:
-            noise = jr.normal(jr.fold_in(key, i), (x.shape[-1],) * 2, x.dtype)
-            return on_sphere(x + step**0.5 * flow.residual(x, x) @ noise.mT)
-
-        x = jax.lax.fori_loop(done, number, advance, x)
-        return (x, number), x
-
-    return jax.lax.scan(until, (x, jnp.asarray(0)), jnp.asarray(numbers))[1]
+    return _solved(flow, x, jnp.asarray(numbers), jnp.asarray(step), key)
 
 
 def antipodal_exponent(beta: float, *, dimension: int) -> float:
@@ -73,3 +63,20 @@ def antipodal_exponent(beta: float, *, dimension: int) -> float:
         dimension: dimension D ≥ 2 of the tokens.
     """
     return 0.5 * ((dimension - 3) - (dimension - 1) * math.tanh(beta) ** 2)
+
+
+@eqx.filter_jit
+def _solved(flow: SelfAttentionFlow, x: Array, numbers: Array, step: Array, key: PRNGKeyArray) -> Array:
+    """Tokens after so many steps."""
+
+    def until(carry: tuple[Array, Array], number: Array) -> tuple[tuple[Array, Array], Array]:
+        x, done = carry
+
+        def advance(i: Array, x: Array) -> Array:
+            noise = jr.normal(jr.fold_in(key, i), (x.shape[-1],) * 2, x.dtype)
+            return on_sphere(x + step.astype(x.dtype) ** 0.5 * flow.residual(x, x) @ noise.mT)
+
+        x = jax.lax.fori_loop(done, number, advance, x)
+        return (x, number), x
+
+    return jax.lax.scan(until, (x, jnp.zeros((), numbers.dtype)), numbers)[1]

@@ -85,7 +85,7 @@ def solve(
     usual = 1e-7 if jnp.finfo(x.dtype).bits == 64 else 1e-5
     rtol, atol = (usual if rtol is None else rtol), (usual / 10 if atol is None else atol)
     solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda t, x, args: args[0](x, args[1])),
+        diffrax.ODETerm(_field),
         OnSphere(diffrax.Tsit5()),
         t0=0.0,
         t1=times[-1],
@@ -98,6 +98,12 @@ def solve(
     )
     assert solution.ys is not None
     return on_sphere(solution.ys)
+
+
+def _field(t, x, args):
+    # Of the module: a function made in each call would be compiled in each.
+    flow, weights = args
+    return flow(x, weights)
 
 
 def require_on_sphere(tokens: Float[Array, "*batch n D"]) -> None:

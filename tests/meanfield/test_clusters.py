@@ -30,6 +30,7 @@ def test_counts_plateaus_and_merging_times():
     assert meanfield.merging_times(ts, trajectory).tolist() == [4, 2, 0]
     assert meanfield.merging_times(ts[:4], trajectory[:4]).tolist() == [np.inf, 2, 0]
     assert meanfield.plateaus(ts, counts) == [(3, 0.0, 2.0), (2, 2.0, 4.0), (1, 4.0, 4.0)]
+    assert meanfield.plateaus(ts, counts, lasting=2.0) == [(2, 2.0, 4.0)]
 
 
 def test_synchronisation_and_collapse(key):

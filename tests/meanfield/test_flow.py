@@ -145,3 +145,23 @@ def test_bad_starts_and_times_are_refused(key):
         meanfield.solve(flow, 2 * x, [1.0])
     with pytest.raises(InputError, match="ts: increasing times"):
         meanfield.solve(flow, x, [1.0, 0.5])
+
+
+def test_a_second_solve_compiles_nothing(key):
+    x, traced = meanfield.random_tokens(4, DIMENSION, key=key), []
+
+    def counted(token):
+        traced.append(1)
+        return jnp.tanh(token)
+
+    solvers = {
+        "flow": lambda beta: meanfield.solve(meanfield.SelfAttentionFlow(beta, mlp=counted), x, [0.1 * beta]),
+        "random values": lambda beta: meanfield.solve_random_values(
+            meanfield.SelfAttentionFlow(beta, mlp=counted), x, [0.1 * beta], step=0.1 * beta, key=key
+        ),
+    }
+    for name, run in solvers.items():
+        run(1.0)
+        before = len(traced)
+        run(2.0)
+        assert len(traced) == before, name

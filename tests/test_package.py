@@ -38,12 +38,6 @@ ROOMS = [
 
 LAZY = [
     si,
-    *(
-        importlib.import_module(f"sdeinfer.{room}")
-        for room in ("infer", "diagnostics", "meanfield", "plots", "report")
-    ),
-]
-    si,
     *(importlib.import_module(f"sdeinfer.{room}") for room in ("infer", "diagnostics", "meanfield", "plots", "report")),
 ]
 """Packages whose names are imported when they are used; a stub names them."""

@@ -61,8 +61,8 @@ def test_posteriors_with_latent_layers_are_calibrated(every, key):
         keys = jr.split(jr.fold_in(key, drawn), 4)
         truth = draw_parameters(Assumptions(architecture), keys[0])
         X = jr.normal(keys[1], (TOKENS, 4 * TOKENS))
-        limit, power = architecture.layer(**truth).limit(), power_of(architecture.skewness)
-        law = LayerLaw.of_limit(limit, h, tokens=TOKENS, power=power)
+        layer = architecture.layer(**truth)
+        law = LayerLaw.of_limit(layer.limit(), h, tokens=TOKENS, power=power_of(layer.skewness))
         V = chain(law, 0.25 * X @ X.T / (4 * TOKENS), DEPTH, keys[2])
         drawn += 1
         # Where τ0 is smallest chains explode; leaving a data set out by what its data say does not bias the others.

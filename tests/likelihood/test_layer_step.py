@@ -15,7 +15,6 @@ from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.covariance import square_of, unvech, vech
-from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import LayerLaw, layer_step
 from sdeinfer.likelihood._layer_step import POWERS, power_of
 
@@ -73,7 +72,7 @@ def test_its_mean_and_variance_are_those_of_the_law(name, tokens, power, key):
 def test_it_has_about_the_skewness_of_a_real_layer(name, key):
     """Of Z_ii, in units of its standard deviation, over 100,000 layers; Monte Carlo error 0.05."""
     layer, tokens = LAYERS[name](), 2
-    power = power_of(Architecture(name).skewness)
+    power = power_of(layer.skewness)
     V = si.equicorrelated(tokens=tokens, correlation=0.3, norm=0.5)
     data = si.sample_networks(layer, V, width=WIDTH, depth=1, networks=DRAWS, key=key)
     step = layer_step(limit_law(layer, tokens, power), V[..., None])

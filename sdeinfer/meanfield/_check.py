@@ -28,7 +28,7 @@ from sdeinfer.diagnostics import (
 from sdeinfer.likelihood import Assumptions
 from sdeinfer.meanfield import _models
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
-from sdeinfer.meanfield._laws import AbstractTokenLaw
+from sdeinfer.meanfield._laws import AbstractTokenLaw, ObservedFlow
 from sdeinfer.meanfield._misfits import CAUSES, misfits
 from sdeinfer.meanfield._models import TokenModel, token_model
 from sdeinfer.meanfield._path import TokenPath
@@ -41,7 +41,8 @@ def check(post: xr.DataTree, *, model: TokenModel | None = None, flow: SelfAtten
     - calibrated: score tests of the law in the directions of `misfits`. A misfit fails if it is significant and larger
       than `diagnostics.EFFECT`, or moves a parameter by more than `diagnostics.MOVE` posterior standard deviations: the
       verdict then says "not this law". Others are notes.
-    - converged: R-hat, effective sample sizes, divergences and BFMI.
+    - converged: R-hat, effective sample sizes, divergences and BFMI; and, of `trajectory`, that the error of the solver
+      moves no parameter by more than `diagnostics.MOVE` posterior standard deviations.
     - identified: the contraction of each posterior from its prior, in logarithms. Left out if the law does not hold.
     - true: each parameter against the truth, if known.
 
@@ -62,6 +63,9 @@ def check(post: xr.DataTree, *, model: TokenModel | None = None, flow: SelfAtten
     obeyed = all(verdict.passed for verdict in verdicts)
     of_sampler, rough = sampler_verdicts(post, table.loc[names])
     verdicts += of_sampler
+    if isinstance(law, ObservedFlow):
+        advice = "one step of the solver for each layer is too coarse: fit layer_trajectory, or observe more layers"
+        verdicts.append(at_most("converged", "error of the flow's solver", float(law.solver_error()), MOVE, advice))
     contractions = {name: _contraction(post, name) for name in names} if obeyed else {}
     verdicts += [
         at_least("identified", f"{name} contraction", value, CONTRACTION, f"the data say little of {name}")

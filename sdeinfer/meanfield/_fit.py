@@ -12,7 +12,7 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from arviz_base import dict_to_dataset
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpyro import handlers
 
 from sdeinfer._files import InputError
@@ -72,7 +72,7 @@ def fit(
         first ones).
 
     Raises:
-        InputError: for data without tokens, and priors outside a parameter's range.
+        InputError: for data without tokens, programs without the site, and priors outside a parameter's range.
     """
     model = token_model(model)
     if predictions < 1:
@@ -81,6 +81,7 @@ def fit(
     if checkpoint is not None and not checkpoint.resume:
         checkpoint.remove()
     path = token_path(data, flow=flow, assumptions=Assumptions(prior=checked_priors(prior, model)))
+    _require_tokens(model, path)
     key_sampler, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
     before, _ = prior_draws(model, path, draws=sampler.draws, key=key_prior)
     phase("compiling the sampler")
@@ -111,6 +112,18 @@ def fit(
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     return tree
+
+
+def _require_tokens(model: TokenModel, path: TokenPath) -> None:
+    """Refuse a program that observes no tokens, before it is compiled."""
+    names = []
+
+    def run(path: TokenPath) -> None:
+        names.extend(handlers.trace(handlers.seed(model, jr.key(0))).get_trace(path))
+
+    jax.eval_shape(run, path)
+    if "tokens" not in names:
+        raise InputError(f"model: no site of the name 'tokens' in {model.name}, which has {', '.join(names) or 'none'}")
 
 
 def _public(sites: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -146,7 +159,7 @@ def _predicted(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _simulated(
-    model: TokenModel, path: TokenPath, sites: dict[str, Array], keys: PRNGKeyArray
+    model: TokenModel, path: TokenPath, sites: dict[str, Array], keys: Key[Array, " draws"]
 ) -> Float[Array, "draws networks layers n D"]:
     def simulate(drawn: tuple[dict[str, Array], PRNGKeyArray]) -> Array:
         values, key = drawn

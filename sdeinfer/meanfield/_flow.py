@@ -144,8 +144,9 @@ class SelfAttentionFlow(eqx.Module):
         return jnp.broadcast_to(logits, (self.heads, *logits.shape[1:]))
 
 
-def on_sphere(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-    """The nearest point of the unit sphere, x/‖x‖."""
+def on_sphere(x: ArrayLike) -> Float[Array, "*batch D"]:
+    """The nearest points of the unit sphere, x/‖x‖, of points x of shape (*batch, D)."""
+    x = jnp.asarray(x)
     return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
 
 

@@ -1,0 +1,156 @@
+"""Fits of observed tokens, and verdicts on networks inside and outside of the law."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray as xr
+from budget import assert_distribution
+from scipy import stats
+
+import sdeinfer as si
+from sdeinfer import InputError, meanfield
+from sdeinfer.infer import NUTS
+from sdeinfer.meanfield import NoisyLayers, SelfAttentionFlow, on_sphere
+
+NETWORKS, LAYERS, TOKENS, DIMENSION = 6, 6, 16, 3
+BETA, STEP, NOISE = 4.0, 0.2, 0.05
+SAMPLER = NUTS(chains=2, draws=300, warmup=300)
+
+RNG = np.random.default_rng(0)
+Q, V = RNG.normal(size=(2, DIMENSION, DIMENSION))
+HIDDEN, READ = RNG.normal(size=(DIMENSION, 8)), RNG.normal(size=(8, DIMENSION)) / 4
+VALUES = RNG.normal(size=(LAYERS, DIMENSION, DIMENSION))
+LAW = SelfAttentionFlow(BETA)
+
+
+def by_flow(flow):
+    return lambda x, layer: flow.layer(x, STEP, normalise=False)
+
+
+OUTSIDE = {
+    "values": by_flow(SelfAttentionFlow(BETA, V=V)),
+    "queries": by_flow(SelfAttentionFlow(BETA, Q=Q)),
+    "mlp": by_flow(SelfAttentionFlow(BETA, mlp=lambda x: jax.nn.relu(x @ HIDDEN) @ READ)),
+    "depth": lambda x, layer: LAW.layer(x, 2 * STEP * layer / LAYERS, normalise=False),
+    "random values": lambda x, layer: x + STEP * LAW.residual(x, x) @ VALUES[layer],
+    "unnormalised": by_flow(SelfAttentionFlow(BETA, normalised=False)),
+}
+"""Layers of other networks, functions of the tokens and the number of the layer."""
+
+
+def observed(layer):
+    """Tokens of networks with these layers and the law's noise, normalised after each."""
+    x = jnp.stack([meanfield.random_tokens(TOKENS, DIMENSION, key=each) for each in jr.split(jr.key(3), NETWORKS)])
+    tokens = [x]
+    for number in range(LAYERS):
+        moved = jnp.stack([layer(each, number) for each in x])
+        x = on_sphere(moved + NOISE * jr.normal(jr.key(number + 10), x.shape))
+        tokens.append(x)
+    return meanfield.tokens_dataset(np.stack(tokens, axis=1))
+
+
+def in_law():
+    return observed(by_flow(LAW)).assign_attrs(truth_beta=BETA, truth_step=STEP, truth_noise=NOISE)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return in_law()
+
+
+@pytest.fixture(scope="module")
+def post(data):
+    return meanfield.fit(meanfield.one_step, data, sampler=SAMPLER, predictions=10, key=jr.key(1))
+
+
+def test_fit_recovers_the_parameters(post):
+    found = meanfield.check(post)
+    assert found.passed, found
+    assert {verdict.topic for verdict in found.verdicts} >= {"calibrated", "converged", "identified", "true"}
+    assert post["log_likelihood"]["tokens"].dims == ("chain", "draw", "network")
+    assert post["posterior_predictive"]["tokens"].shape == (2, 5, NETWORKS, LAYERS, TOKENS, DIMENSION)
+    assert post["prior_predictive"]["tokens"].dims == ("chain", "draw", "network", "layer", "token", "component")
+    np.testing.assert_allclose(np.linalg.norm(post["posterior_predictive"]["tokens"], axis=-1), 1)
+    assert set(post["posterior"]) == {"beta", "step", "noise"}
+
+
+CASES = [pytest.param(name, marks=[] if name == "values" else pytest.mark.long) for name in OUTSIDE]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_networks_are_not_this_law(name):
+    post = meanfield.fit(meanfield.one_step, observed(OUTSIDE[name]), sampler=SAMPLER, predictions=2, key=jr.key(1))
+    found = meanfield.check(post)
+    assert not found.passed
+    assert "not this law" in str(found)
+
+
+@pytest.mark.long
+def test_known_matrices_are_given_by_the_flow():
+    """The network that is not the law of Q = I is that of its own Q, with the true β."""
+    flow = SelfAttentionFlow(1.0, Q=Q)
+    data = observed(OUTSIDE["queries"]).assign_attrs(truth_beta=BETA)
+    post = meanfield.fit(meanfield.one_step, data, flow=flow, sampler=SAMPLER, predictions=2, key=jr.key(1))
+    assert meanfield.check(post, flow=flow).passed
+
+
+def test_a_program_of_ones_own(data):
+    """Two groups of networks share β and have a noise each; such parameters need no declaration."""
+
+    def two_noises(path):
+        beta = numpyro.sample("beta", dist.LogNormal(1.0, 1.0))
+        noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0).expand([2]).to_event(1))
+        each = jnp.repeat(noise, NETWORKS // 2)[:, None, None]
+        numpyro.sample("tokens", NoisyLayers(path.flow_at(beta), STEP, each, path), obs=path.observed)
+
+    post = meanfield.fit(two_noises, data, sampler=NUTS(chains=2, draws=200, warmup=200), predictions=2, key=jr.key(1))
+    noise = post["posterior"]["noise"]
+    assert noise.shape == (2, 200, 2)
+    assert abs(noise.mean(("chain", "draw")) - NOISE).max() < 0.005
+
+
+@pytest.mark.long
+def test_a_fixed_parameter_and_a_prior(data):
+    prior = {"step": STEP, "beta": dist.LogNormal(1.0, 0.2)}
+    post = meanfield.fit(meanfield.one_step, data, prior=prior, sampler=SAMPLER, predictions=2, key=jr.key(1))
+    assert post.attrs["fixed_step"] == STEP
+    assert post.attrs["identified"] == "beta noise"
+    assert meanfield.check(post).passed
+
+
+@pytest.mark.long
+def test_score_tests_are_uniform_inside_the_law(data):
+    """Over 200 sets of networks at the true parameters, all eight directions."""
+    law = NoisyLayers(LAW, STEP, NOISE, meanfield.token_path(data))
+    draw = jax.jit(law.sample)
+    p = np.stack([meanfield.misfits(law, draw(jr.fold_in(jr.key(5), i)))["p"] for i in range(200)])
+    for column in p.T:
+        assert_distribution(column, stats.uniform.cdf)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": si.models.full_path}, "model: a program of a TokenPath is needed, got 'full_path'"),
+        ({"data": xr.Dataset()}, "data: a Dataset with `tokens` over"),
+        ({"prior": {"gamma": 1.0}}, "prior: one_step samples beta, step, noise; got a prior of 'gamma'"),
+        ({"prior": {"beta": -1.0}}, "prior: beta"),
+        ({"predictions": 0}, "predictions: at least 1 is needed, got 0"),
+        ({"model": lambda path: numpyro.sample("x", dist.Normal())}, "model: no site of the name 'tokens'"),
+    ],
+)
+def test_bad_input(change, message, data):
+    arguments = {"model": meanfield.one_step, "data": data, "sampler": SAMPLER, "key": jr.key(0)} | change
+    with pytest.raises(InputError, match=message):
+        meanfield.fit(arguments.pop("model"), arguments.pop("data"), **arguments)
+
+
+def test_check_needs_the_program(post):
+    other = post.copy()
+    other.attrs = post.attrs | {"model": "mine"}
+    with pytest.raises(InputError, match="model: the fit is of mine, give the program"):
+        meanfield.check(other)

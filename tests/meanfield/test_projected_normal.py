@@ -1,0 +1,90 @@
+"""The projected normal distribution against its integral over radii, NumPyro's for D = 2 and 3, and its samples."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from budget import assert_mean
+from scipy import integrate, special
+
+from sdeinfer.meanfield import ProjectedNormal, on_sphere
+
+
+def log_integral(x, mean, scale):
+    """Log of ∫₀^∞ r^{D−1} N(r x; mean, scale² I) dr by quadrature."""
+    D, along = len(x), x @ mean
+    # The largest value of (D − 1) log r − (r − along)²/2 scale².
+    mode = (along + np.sqrt(along**2 + 4 * (D - 1) * scale**2)) / 2
+    width = scale / np.sqrt(1 + (D - 1) * (scale / mode) ** 2)
+
+    def exponent(r):
+        return (D - 1) * np.log(r / mode) - ((r - along) ** 2 - (mode - along) ** 2) / (2 * scale**2)
+
+    ends = max(mode - 40 * width, 0), mode + 40 * width
+    value, _ = integrate.quad(lambda r: np.exp(exponent(r)), *ends, epsabs=0, epsrel=1e-12, limit=500, points=[mode])
+    at_mode = np.sum((mode * x - mean) ** 2) / (2 * scale**2)
+    return np.log(value) + (D - 1) * np.log(mode) - at_mode - D / 2 * np.log(2 * np.pi * scale**2)
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 8, 40])
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 5.0])
+def test_density_is_the_integral_over_radii(dimension, scale):
+    """Along the mean, across it and against it, at −1e3 standard deviations too."""
+    rng = np.random.default_rng(dimension)
+    mean = 1.3 * on_sphere(rng.normal(size=dimension))
+    beside = on_sphere(mean + scale * rng.normal(size=dimension))
+    across = on_sphere(np.asarray(rng.normal(size=dimension)))
+    points = np.stack([beside, across, -beside])
+    expected = [log_integral(x, np.asarray(mean), scale) for x in points]
+    np.testing.assert_allclose(ProjectedNormal(mean, scale).log_prob(points), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dimension", [2, 3])
+def test_density_is_numpyros_for_unit_scale(dimension):
+    x, mean = np.random.default_rng(0).normal(size=(2, 7, dimension))
+    x = on_sphere(x)
+    np.testing.assert_allclose(
+        ProjectedNormal(mean, 1.0).log_prob(x), dist.ProjectedNormal(mean).log_prob(x), rtol=1e-9
+    )
+
+
+def test_samples_have_the_density(key):
+    """Powers of the component along the mean, over 10⁵ samples at D = 5, by quadrature of the density."""
+    D, scale = 5, 0.6
+    mean = jnp.zeros(D).at[0].set(0.8)
+    law = ProjectedNormal(mean, jnp.asarray(scale))
+    t, weights = special.roots_legendre(200)
+    points = np.stack([t, np.sqrt(1 - t**2), *np.zeros((D - 2, len(t)))], axis=1)
+    area = 2 * np.pi ** ((D - 1) / 2) / special.gamma((D - 1) / 2)
+    density = weights * np.exp(law.log_prob(points)) * area * (1 - t**2) ** ((D - 3) / 2)
+    assert density.sum() == pytest.approx(1, abs=1e-10)
+    along = np.asarray(law.sample(key, (100_000,)))[:, 0]
+    powers = np.arange(1, 4)
+    assert_mean(along[:, None] ** powers, density @ t[:, None] ** powers)
+
+
+def test_single_precision():
+    """Relative to the value or absolute, 1e-4; derivatives too."""
+    rng = np.random.default_rng(1)
+    mean, scale = on_sphere(rng.normal(size=(50, 6))), 10 ** rng.uniform(-3, 1, size=50)
+    x = on_sphere(mean + scale[:, None] * rng.normal(size=(50, 6)))
+
+    def results(dtype):
+        def log_prob(mean, scale):
+            return ProjectedNormal(mean, scale).log_prob(x.astype(dtype)).sum()
+
+        found = ProjectedNormal(mean.astype(dtype), scale.astype(dtype)).log_prob(x.astype(dtype))
+        slope = jax.grad(log_prob, 1)(mean.astype(dtype), jnp.asarray(scale, dtype)) * scale
+        assert found.dtype == dtype
+        return np.asarray(found, float), np.asarray(slope, float)
+
+    for found, expected in zip(results(jnp.float32), results(jnp.float64), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_density_is_one_over_the_area_for_mean_zero():
+    x = jr.normal(jr.key(0), (3, 7))
+    found = ProjectedNormal(jnp.zeros(7), 2.0).log_prob(on_sphere(x))
+    np.testing.assert_allclose(found, -np.log(2 * np.pi**3.5 / special.gamma(3.5)), rtol=1e-12)

@@ -20,6 +20,8 @@ REDUCED = {
     "7_while_it_trains": "networks, width, depth, context, batch = 3, 16, 3, 8, 2\ncheckpoints = (0, 1, 4)\n"
     "chains, draws, warmup = 2, 50, 100\nshown = (0, 4)",
     "8_softmax_expansion": "draws, networks, widths = 10_000, 4000, (16, 64, 128, 256)",
+    "10_clusters": "frames, starts, tokens = (0.0, 10.0), 3, 24\nbetas, times = (4.0, 9.0), (1.0, 30.0)\n"
+    "steps, chains, draws, warmup = 20, 2, 50, 100",
     "9_stability": "samples, stopped, weighted, unstable = 256, 20, 2, (0.05, 0.5, 1.0)\n"
     "grid_gammas, grid_taus = (0.2, 0.7, 1.0), (0.5, 8.0)",
 }

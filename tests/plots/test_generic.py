@@ -6,7 +6,7 @@ import xarray as xr
 from matplotlib import pyplot
 
 import sdeinfer as si
-from sdeinfer.plots import plot_bands, plot_densities, plot_grid
+from sdeinfer.plots import plot_bands, plot_densities, plot_grid, plot_tokens
 
 X = np.array([0.0, 0.5, 1.0])
 SAMPLES = np.arange(11.0)[:, None] * np.array([1.0, 2.0, 3.0])
@@ -156,3 +156,28 @@ def test_other_grids_are_refused(grid, changed, message):
     arguments = {"values": grid} | changed
     with pytest.raises(si.InputError, match=message):
         plot_grid(arguments.pop("values"), **arguments)
+
+
+def test_tokens_on_the_circle_and_on_the_sphere():
+    axes = plot_tokens([[2.0, 0.0], [0.0, -1.0]])
+    np.testing.assert_allclose(axes.collections[1].get_offsets(), [[1, 0], [0, -1]])
+    # The pole of the view is in the middle, its antipode is behind; distances to both are sines of the angle.
+    x = np.array([[1.0, 1, 1], [-1, -1, -1], [-1, 2, 0], [1, 0, 0]])
+    behind, front = plot_tokens(x, colours=["r", "g", "b", "k"]).collections
+    np.testing.assert_allclose(behind.get_offsets(), [[0, 0]], atol=1e-15)
+    np.testing.assert_allclose(
+        np.linalg.norm(front.get_offsets(), axis=1), [0, (14 / 15) ** 0.5, (2 / 3) ** 0.5], atol=1e-15
+    )
+    assert behind.get_alpha() < front.get_alpha()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": np.ones((3, 4))}, r"tokens: shape \(n, 2\) or \(n, 3\) is needed, got \(3, 4\)"),
+        ({"tokens": np.ones((3, 2)), "colours": ["r"]}, "colours: 3 are needed, got 1"),
+    ],
+)
+def test_bad_tokens(arguments, message):
+    with pytest.raises(si.InputError, match=message):
+        plot_tokens(arguments.pop("tokens"), **arguments)

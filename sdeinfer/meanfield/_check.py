@@ -29,7 +29,7 @@ from sdeinfer.likelihood import Assumptions
 from sdeinfer.meanfield import _models
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
 from sdeinfer.meanfield._laws import AbstractTokenLaw, ObservedFlow
-from sdeinfer.meanfield._misfits import CAUSES, misfits
+from sdeinfer.meanfield._misfits import CAUSES, FITTED, OF_NOISE, misfits
 from sdeinfer.meanfield._models import TokenModel, token_model
 from sdeinfer.meanfield._path import TokenPath
 from sdeinfer.meanfield._tokens import DIMS
@@ -95,7 +95,7 @@ def fitted_law(
     initial = post["constant_data"]["initial"].transpose(DIMS[0], *DIMS[2:])
     tokens = jnp.asarray(post["observed_data"]["tokens"].transpose(*DIMS).values)
     numbers = np.asarray(post["observed_data"]["layer"].values)
-    first = int(post["constant_data"]["layer"])
+    first = int(post["constant_data"].to_dataset()["layer"])
     path = TokenPath(
         jnp.asarray(initial.values),
         tokens,
@@ -104,7 +104,7 @@ def fitted_law(
         Assumptions(),
     )
     means = {str(name): draws.mean(("chain", "draw")).values for name, draws in post["posterior"].data_vars.items()}
-    values = {name: jnp.asarray(value) for name, value in means.items()} | fixed_of(post)
+    values = {name: jnp.asarray(value) for name, value in (means | fixed_of(post)).items()}
     if "start" in values:
         values["start"] = on_sphere(values["start"])
     trace = handlers.trace(handlers.substitute(handlers.seed(model, jr.key(0)), values)).get_trace(path)
@@ -114,28 +114,33 @@ def fitted_law(
 def _of_misfits(table: pd.DataFrame, post: xr.DataTree, names: list[str]) -> tuple[list[Verdict], list[str]]:
     """Verdicts on the largest misfit and on the largest move, and notes on small ones."""
     significant = table[table["p"] * len(table) < LEVEL]
-    sd = {name: float(np.log(post["posterior"][name]).std()) for name in names}
-    moves = pd.DataFrame(
-        {name: table[name].abs() / sd[name] if sd.get(name) else 0.0 for name in ("beta", "step", "noise")}
-    )
-    largest_move = moves.max(axis=1)
-    effect, moved = significant["effect"].max(), largest_move.loc[significant.index].max()
-    worst = significant["statistic"].idxmax() if len(significant) else ""
-    mover = largest_move.loc[significant.index].idxmax() if len(significant) else ""
-    said = "not this law: " if len(significant) else ""
+    sd = {name: float(np.log(post["posterior"].to_dataset()[name]).std()) for name in names}
+    moves = {name: np.abs(significant[name]) / sd[name] for name in FITTED if sd.get(name)}
+    sizes = {
+        "misfit of the layers": (dict(significant["effect"]), EFFECT),
+        "move by the misfit, posterior sds": (dict(pd.DataFrame(moves, significant.index).max(axis=1)), MOVE),
+    }
     verdicts = [
-        at_most("calibrated", "misfit of the layers", np.nan_to_num(effect), EFFECT, said + CAUSES.get(worst, "")),
-        at_most(
-            "calibrated", "move by the misfit, posterior sds", np.nan_to_num(moved), MOVE, said + CAUSES.get(mover, "")
-        ),
+        at_most("calibrated", name, max(each.values(), default=0.0), threshold, _cause(each, threshold))
+        for name, (each, threshold) in sizes.items()
     ]
-    small = significant[(significant["effect"] <= EFFECT) & (largest_move.loc[significant.index] <= MOVE)]
-    return verdicts, [f"{name} {small.loc[name, 'effect']:.2g}, small: {CAUSES[name]}" for name in small.index]
+    small = [name for name in dict(significant["p"]) if all(each[name] <= most for each, most in sizes.values())]
+    effects = dict(significant["effect"])
+    return verdicts, [f"{name} {effects[name]:.2g}, small: {CAUSES[str(name)]}" for name in small]
+
+
+def _cause(sizes: dict, threshold: float) -> str:
+    """Diagnosis by the largest misfit: one of the means if there is any, since it shows in the noise too."""
+    large = {name: size for name, size in sizes.items() if size > threshold}
+    if not large:
+        return ""
+    of_means = {name: size for name, size in large.items() if name not in OF_NOISE}
+    return f"not this law: {CAUSES[max(of_means or large, key=lambda name: large[name])]}"
 
 
 def _contraction(post: xr.DataTree, name: str) -> float:
     """One minus the ratio of the posterior's variance to the prior's, of the logarithm."""
-    posterior, prior = (np.log(post[group][name].values) for group in ("posterior", "prior"))
+    posterior, prior = (np.log(post[group].to_dataset()[name].values) for group in ("posterior", "prior"))
     return float(1 - posterior.var() / prior.var())
 
 

@@ -3,7 +3,7 @@
 import datetime
 import functools
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -132,8 +132,10 @@ def _public(sites: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _labelled(sites: Mapping[str, np.ndarray], data: xr.Dataset, last: list[str] | None = None) -> xr.Dataset:
     """Draws with leading axes (chain, draw) as a Dataset; `last` are the dimensions of all, or those of `SITE_DIMS`."""
-    dims = {name: last or SITE_DIMS[name] for name in sites if last or name in SITE_DIMS}
-    coords = {name: data[name].values for name in ("network",) if name in data.coords}
+    dims: dict[Hashable, Sequence[Hashable]] = {
+        name: last or SITE_DIMS[name] for name in sites if last or name in SITE_DIMS
+    }
+    coords: dict[Any, Any] = {name: data[name].values for name in ("network",) if name in data.coords}
     return dict_to_dataset(dict(sites), dims=dims, coords=coords)
 
 

@@ -1,6 +1,7 @@
 """Self-attention as a flow of tokens on the sphere."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -64,7 +65,8 @@ class SelfAttentionFlow(eqx.Module):
         sizes = {matrix.shape[-1] for matrix in (self.Q, self.K, self.V) if matrix is not None}
         if len(sizes) > 1:
             raise InputError(f"Q, K, V: must have one size D, got {sorted(sizes)}")
-        self.mlp, self.heads, self.normalised = mlp, heads, normalised
+        self.mlp = mlp if mlp is None or isinstance(mlp, _WithStaticParts) else _WithStaticParts(mlp)
+        self.heads, self.normalised = heads, normalised
 
     def attention(
         self, x: Float[Array, "q D"], tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
@@ -142,6 +144,19 @@ class SelfAttentionFlow(eqx.Module):
     def _logits(self, x: Float[Array, "q D"], tokens: Float[Array, "n D"]) -> Float[Array, "heads q n"]:
         logits = self.beta * (_applied(self.Q, x) @ _applied(self.K, tokens).mT)
         return jnp.broadcast_to(logits, (self.heads, *logits.shape[1:]))
+
+
+class _WithStaticParts(eqx.Module):
+    """A function as a pytree of its arrays, so that flows pass through `jax.jit`."""
+
+    arrays: Any
+    static: Any = eqx.field(static=True)
+
+    def __init__(self, function: Callable):
+        self.arrays, self.static = eqx.partition(function, eqx.is_array)
+
+    def __call__(self, x: ArrayLike) -> Float[Array, " D"]:
+        return eqx.combine(self.arrays, self.static)(x)
 
 
 def on_sphere(x: ArrayLike) -> Float[Array, "*batch D"]:

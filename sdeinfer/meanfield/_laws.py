@@ -7,7 +7,6 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.distributions import Distribution, constraints
@@ -177,7 +176,7 @@ class ObservedFlow(AbstractObservation):
             dt0=1 / steps,
             y0=self.start,
             args=(self.flow, self.step),
-            saveat=diffrax.SaveAt(ts=np.array(self.path.layers, float)),
+            saveat=diffrax.SaveAt(ts=list(map(float, self.path.layers))),
             stepsize_controller=diffrax.ConstantStepSize(),
             max_steps=steps * count,
             adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=steps * count),

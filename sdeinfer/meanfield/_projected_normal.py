@@ -1,5 +1,6 @@
 """The projected normal distribution on spheres of any dimension, with its log density in closed form."""
 
+import functools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpyro.distributions import Distribution, constraints
 from sdeinfer.meanfield._flow import on_sphere
 
 EXTRA = 256
-"""Ratios beyond the last one that is needed, from which `log_moment` computes them backwards."""
+"""Ratios beyond the last one that is needed, from which `moment` computes them backwards."""
 
 
 class ProjectedNormal(Distribution):
@@ -63,39 +64,56 @@ def projected_normal(
     return normal + log_moment(along / scale, dimension - 1)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def log_moment(t: Float[Array, "*batch"], k: int) -> Float[Array, "*batch"]:
-    """Log E max(z, 0)^k of z ~ N(t, 1), k ≥ 1.
+    """Log E max(z, 0)^k of z ~ N(t, 1), k ≥ 1; see `moment`."""
+    return moment(t, k)[0]
 
-    The ratios R_j = N_j/N_{j−1} obey R_{j+1} = t + j/R_j, with R_1 = t + φ(t)/Φ(t). Forwards this is stable for
-    positive t. For negative t, N_j is the minimal solution of the recursion, errors grow forwards by a factor of about
-    exp(2 |t| √k), and the ratios are computed backwards.
+
+@log_moment.defjvp
+def _(k: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    value, slope, _ = moment(*primals, k)
+    return value, slope * tangents[0]
+
+
+def moment(t: Float[Array, "*batch"], k: int) -> tuple[Float[Array, "*batch"], ...]:
+    """Log N_k(t), N_k = E max(z, 0)^k of z ~ N(t, 1), and its first two derivatives, k ≥ 1.
+
+    The ratios R_j = N_j/N_{j−1} obey R_{j+1} = t + j/R_j, with R_1 = t + φ(t)/Φ(t), and (log N_k)′ = k/R_k. Forwards
+    this is stable for positive t. For negative t, N_j is the minimal solution of the recursion, errors grow forwards by
+    a factor of about exp(2 |t| √k), and the ratios are computed backwards.
     """
     least = -min(2.0, 6 / k**0.5)
 
-    def forwards(t: Array) -> Array:
-        ratio = t + jnp.exp(norm.logpdf(t) - norm.logcdf(t))
+    def forwards(t: Array) -> tuple[Array, Array, Array]:
+        first = jnp.exp(norm.logpdf(t) - norm.logcdf(t))
+        ratio, slope = t + first, 1 - first * (t + first)
         total = jnp.log(ratio)
         for j in range(1, k):
-            ratio = t + j / ratio
+            ratio, slope = t + j / ratio, 1 - j * slope / ratio**2
             total += jnp.log(ratio)
-        return total
+        return total, ratio, slope
 
-    def backwards(t: Array) -> Array:
+    def backwards(t: Array) -> tuple[Array, Array, Array]:
         last = k + EXTRA
-        ratio = 2 * last / (jnp.sqrt(t**2 + 4 * last) - t)
+        root = jnp.sqrt(t**2 + 4 * last)
 
-        def step(i: Array, ratio: Array) -> Array:
-            return (last - i) / (ratio - t)
+        def step(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            ratio = (last - i) / (carry[0] - t)
+            return ratio, ratio**2 * (1 - carry[1]) / (last - i)
 
-        ratio = jax.lax.fori_loop(1, EXTRA + 1, step, ratio)  # R_k
-        total = jnp.log(ratio)
+        # R_k and its derivative.
+        ratio, slope = jax.lax.fori_loop(1, EXTRA + 1, step, (2 * last / (root - t), 2 * last / (root * (root - t))))
+        total, lower = jnp.log(ratio), ratio
         for j in range(k - 1, 0, -1):
-            ratio = j / (ratio - t)
-            total += jnp.log(ratio)
-        return total
+            lower = j / (lower - t)
+            total += jnp.log(lower)
+        return total, ratio, slope
 
-    def both(t: Array) -> Array:
+    def both(t: Array) -> tuple[Array, Array, Array]:
         low = t < least
-        return jnp.where(low, backwards(jnp.where(low, t, least)), forwards(jnp.where(low, 0.0, t)))
+        of_low, of_high = backwards(jnp.where(low, t, least)), forwards(jnp.where(low, 0.0, t))
+        return jax.tree.map(lambda a, b: jnp.where(low, a, b), of_low, of_high)
 
-    return norm.logcdf(t) + jax.lax.cond((t < least).any(), both, forwards, t)
+    total, ratio, slope = jax.lax.cond((t < least).any(), both, forwards, t)
+    return norm.logcdf(t) + total, k / ratio, -k * slope / ratio**2

@@ -1,5 +1,6 @@
 """The self-attention flow against index sums, its symmetries, its energy, and its solver."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -165,3 +166,12 @@ def test_a_second_solve_compiles_nothing(key):
         before = len(traced)
         run(2.0)
         assert len(traced) == before, name
+
+
+def test_flows_with_an_mlp_are_arguments_of_compiled_functions(key):
+    """Functions, and modules with functions inside."""
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+    for mlp in (jnp.tanh, eqx.nn.MLP(DIMENSION, DIMENSION, 4, 1, key=key)):
+        flow = meanfield.SelfAttentionFlow(1.3, mlp=mlp)
+        found = jax.jit(lambda flow, x: flow(x))(flow, x)
+        np.testing.assert_allclose(found, naive_velocity(flow, x), rtol=1e-12, atol=1e-13)

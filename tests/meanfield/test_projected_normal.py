@@ -10,6 +10,7 @@ from budget import assert_mean
 from scipy import integrate, special
 
 from sdeinfer.meanfield import ProjectedNormal, on_sphere
+from sdeinfer.meanfield._projected_normal import log_moment, moment
 
 
 def log_integral(x, mean, scale):
@@ -39,6 +40,18 @@ def test_density_is_the_integral_over_radii(dimension, scale):
     points = np.stack([beside, across, -beside])
     expected = [log_integral(x, np.asarray(mean), scale) for x in points]
     np.testing.assert_allclose(ProjectedNormal(mean, scale).log_prob(points), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 39])
+def test_derivatives_of_the_moment(k):
+    """N_k′ = k N_{k−1}, and the differential equation N_k″ + t N_k′ = k N_k, from −40 to 40."""
+    t = jnp.linspace(-40, 40, 41)
+    value, slope, curvature = moment(t, k)
+    np.testing.assert_allclose(slope, jax.vmap(jax.grad(lambda t: log_moment(t, k)))(t), rtol=1e-12)
+    if k > 1:
+        np.testing.assert_allclose(slope, k * np.exp(moment(t, k - 1)[0] - value), rtol=1e-10)
+    # The terms cancel to 1/t² of their size.
+    np.testing.assert_allclose(curvature, k - t * slope - slope**2, rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.parametrize("dimension", [2, 3])

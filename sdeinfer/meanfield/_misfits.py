@@ -90,9 +90,9 @@ def misfits(law: AbstractTokenLaw, tokens: Float[Array, "networks layers n D"]) 
         tokens: the observed tokens after the first layer.
 
     Returns:
-        One row per direction, with columns `effect`, the multiple correlation of the innovations with it (0 to 1);
-        `statistic` and `dof` of χ²; `p`; and the moves of log β, log step and log noise, if the direction is fitted
-        too, in columns of their names.
+        One row per direction, with columns `effect`, the root mean square of the misfit in standard deviations of the
+        noise (for common noise, in those of its scores); `statistic` and `dof` of χ²; `p`; and the moves of log β,
+        log step and log noise, if the direction is fitted too, in columns of their names.
     """
     step_by_step = isinstance(law, NoisyLayers)
     mean, noise = _means(law, tokens), jnp.broadcast_to(law.noise, tokens.shape[:-1])

@@ -5,13 +5,17 @@ import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from budget import share
 from calibration.study import assert_calibrated, report
 from numpyro import handlers
+from scipy import stats
 
 from sdeinfer import meanfield
+from sdeinfer.diagnostics import LEVEL
 from sdeinfer.infer import NUTS
 from sdeinfer.likelihood import Assumptions, checked_priors
 from sdeinfer.meanfield import SelfAttentionFlow, TokenPath, on_sphere, random_tokens
+from sdeinfer.meanfield._models import LATENT
 
 DATA_SETS = 200
 THIN = 5
@@ -46,9 +50,20 @@ def data_set(model, path, key):
     return truth, on_sphere(path.initial + noise), observed
 
 
+def is_rejected(model, path, draws) -> bool:
+    """Whether the law at the posterior means has a significant misfit, although the tokens are of the law."""
+    means = {site: value.mean(axis=(0, 1)) for site, value in draws.items() if site not in LATENT}
+    if model.latent_start:
+        means["start"] = on_sphere(means["start"])
+    trace = handlers.trace(handlers.substitute(handlers.seed(model, jr.key(0)), means)).get_trace(path)
+    found = meanfield.misfits(trace["tokens"]["fn"], path.observed)
+    return bool((found["p"] * len(found) < LEVEL).any())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_posteriors_of_tokens_are_calibrated(name, key):
+    """And their verdicts: the share of rejected laws is at most `LEVEL`."""
     model = getattr(meanfield, name)
     networks, layers, n, D = SIZES[name]
     priors = {parameter.name: PRIORS[parameter.name] for parameter in model.parameters}
@@ -64,9 +79,11 @@ def test_posteriors_of_tokens_are_calibrated(name, key):
         return truth, TokenPath(initial, tokens, path.flow, path.layers, assumptions)
 
     ranks: dict[str, list[float]] = {}
+    rejected = 0
     for number in range(DATA_SETS):
         truth, path = simulate(jr.fold_in(key, number))
         draws = sampler.sample(model, path, key=jr.fold_in(jr.fold_in(key, 10_000), number)).samples
+        rejected += is_rejected(model, path, draws)
         for site, value in truth.items():
             for place, own in np.ndenumerate(np.asarray(value)):
                 kept = draws[site][0, ::THIN][(slice(None), *place)]
@@ -75,3 +92,5 @@ def test_posteriors_of_tokens_are_calibrated(name, key):
     uniform = {site: np.array(u) for site, u in ranks.items()}
     report(uniform, f"meanfield.{name}")
     assert_calibrated(uniform, f"meanfield.{name}")
+    print(f"meanfield.{name}: {rejected} of {DATA_SETS} laws rejected")
+    assert stats.binom.sf(rejected - 1, DATA_SETS, LEVEL) > share()

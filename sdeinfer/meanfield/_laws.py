@@ -27,7 +27,7 @@ class AbstractTokenLaw(Distribution):
     Attributes:
         flow: the flow.
         step: depth-time of a layer; 1 if the value matrix includes it.
-        noise: standard deviation of the noise.
+        noise: standard deviation of the noise: a number, or an array that broadcasts to (networks, layers, n).
         path: the data.
     """
 
@@ -68,6 +68,10 @@ class AbstractTokenLaw(Distribution):
         value = jnp.asarray(value)
         return projected_normal(value, self.means(value), self.noise).sum(axis=(1, 2))
 
+    def scales(self) -> Float[Array, "networks layers n"]:
+        """Standard deviation of the noise of each token."""
+        return jnp.broadcast_to(self.noise, (*self.batch_shape, *self.event_shape[:-1]))
+
     def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
         raise NotImplementedError
 
@@ -102,12 +106,14 @@ class NoisyLayers(AbstractTokenLaw):
         return _in_blocks(jax.vmap(mean), before)
 
     def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
-        def layer(x: Array, number: Array) -> tuple[Array, Array]:
+        def layer(x: Array, of_layer: tuple[Array, Array]) -> tuple[Array, Array]:
+            number, scale = of_layer
             moved = jax.vmap(lambda x: self.flow.layer(x, self.step, normalise=False))(x)
-            x = on_sphere(moved + self.noise * jr.normal(jr.fold_in(key, number), x.shape, x.dtype))
+            x = on_sphere(moved + scale[..., None] * jr.normal(jr.fold_in(key, number), x.shape, x.dtype))
             return x, x
 
-        found = jax.lax.scan(layer, self.path.initial, jnp.asarray(self.path.layers))[1]
+        of_layers = jnp.asarray(self.path.layers), jnp.moveaxis(self.scales(), 1, 0)
+        found = jax.lax.scan(layer, self.path.initial, of_layers)[1]
         return jnp.moveaxis(found, 0, 1)
 
 
@@ -144,7 +150,7 @@ class AbstractObservation(AbstractTokenLaw):
 
     def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
         exact = self.exact()
-        return on_sphere(exact + self.noise * jr.normal(key, exact.shape, exact.dtype))
+        return on_sphere(exact + self.scales()[..., None] * jr.normal(key, exact.shape, exact.dtype))
 
 
 class ObservedFlow(AbstractObservation):
@@ -163,7 +169,8 @@ class ObservedFlow(AbstractObservation):
 
         A change of the means of this size moves no parameter by more posterior standard deviations, to first order.
         """
-        return jnp.sqrt(((self._solution(1) - self._solution(2)) ** 2).sum()) / self.noise
+        squares = ((self._solution(1) - self._solution(2)) ** 2).sum(axis=-1)
+        return jnp.sqrt((squares / self.scales() ** 2).sum())
 
     def _solution(self, steps: int) -> Float[Array, "networks layers n D"]:
         # Time is counted in layers, so that the grid is known when the program is compiled.

@@ -95,7 +95,7 @@ def misfits(law: AbstractTokenLaw, tokens: Float[Array, "networks layers n D"]) 
         log step and log noise, if the direction is fitted too, in columns of their names.
     """
     step_by_step = isinstance(law, NoisyLayers)
-    mean, noise = _means(law, tokens), jnp.broadcast_to(law.noise, tokens.shape[:-1])
+    mean, noise = _means(law, tokens), law.scales()
     changed = ((_changed(law, **{name: sign * DIFFERENCE}) for sign in (1, -1)) for name in ("beta", "step"))
     slopes = tuple((_means(up, tokens) - _means(down, tokens)) / (2 * DIFFERENCE) for up, down in changed)
     points = jnp.concatenate([law.path.initial[:, None], tokens[:, :-1]], axis=1) if step_by_step else mean

@@ -111,6 +111,24 @@ def test_observations_of_exact_tokens(key):
     np.testing.assert_allclose(law.log_prob(tokens[0]), expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("kind", [NoisyLayers, ObservedLayers])
+def test_noise_of_each_layer(kind, key):
+    """None in the first layer, and its density is the sum over layers with a noise each."""
+    path, noise = path_of((1, 2), key), jnp.array([[1e-12], [0.3]])
+
+    def law(noise):
+        start = (path.initial,) if kind is ObservedLayers else ()
+        return kind(SelfAttentionFlow(2.0), 0.3, noise, path, *start)
+
+    tokens = law(noise).sample(key)
+    exact = np.stack([on_sphere(naive_mean(2.0, 0.3, x)) for x in np.asarray(path.initial)])
+    np.testing.assert_allclose(tokens[:, 0], exact, atol=1e-10)
+    np.testing.assert_allclose(law(noise[1:]).sample(key), law(jnp.array(0.3)).sample(key), rtol=1e-12)
+    both = [law(jnp.array(each)).log_prob(tokens) for each in (0.2, 0.4)]
+    swapped = [law(jnp.array([[a], [b]])).log_prob(tokens) for a, b in ((0.2, 0.4), (0.4, 0.2))]
+    np.testing.assert_allclose(sum(both), sum(swapped), rtol=1e-12)
+
+
 def test_noisy_layers_need_every_layer(key):
     with pytest.raises(InputError, match="need every layer, got those after the first at \\(1, 3\\)"):
         NoisyLayers(SelfAttentionFlow(1.0), 0.1, 0.1, path_of((1, 3), key))

@@ -5,6 +5,7 @@ nothing is placed, and the compiled programs are those without this module.
 """
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,6 +50,11 @@ def divided[T: PyTree](arrays: T, devices: Devices, *, axis: int = -1) -> T:
         return NamedSharding(mesh, PartitionSpec(*names))
 
     return jax.device_put(arrays, jax.tree.map(sharding, arrays))
+
+
+def launching_threads() -> int:
+    """Number of threads that launch programs: one per core of a CPU, where a loop runs on one core; 1 elsewhere."""
+    return os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
 
 
 def launching(devices: Devices) -> contextlib.AbstractContextManager[object]:

@@ -1,6 +1,7 @@
 """One-line errors for unusable input, and files that are written completely or not at all."""
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -48,15 +49,14 @@ def staged_file(path: str | Path) -> Iterator[Path]:
         return
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: is not a file that could be replaced")
+    temporary = _beside(path)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-        os.close(handle)
+        # With the permissions of the user's new files, where `tempfile` would make private ones.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
-    temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or first_line(error)})") from error
@@ -70,14 +70,14 @@ def _staged_store(path: Path) -> Iterator[Path]:
     replaceable = path.is_dir() and ({".zgroup", "zarr.json"} & {file.name for file in path.iterdir()})
     if path.exists() and not replaceable and not _is_empty_folder(path):
         raise InputError(f"{path}: is not a Zarr folder that could be replaced")
+    temporary = _beside(path)
     try:
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.stem}-", suffix=ZARR, dir=path.parent))
+        temporary.mkdir()
         old = Path(tempfile.mkdtemp(prefix=f".{path.stem}-", dir=path.parent))
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     try:
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
         if path.exists():
             path.replace(old / path.name)
         temporary.replace(path)
@@ -131,7 +131,6 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _beside(path: Path) -> Path:
+    """A hidden path beside another, of the same type, that does not exist yet."""
+    return path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import centring, factor_on_host
-from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers import AbstractLayer, ShapedAttention, ShapedTransformer, Stack
 from sdeinfer.solve import PSDEuler, TangentPaths, simulate, tangents_from
 
 
@@ -98,17 +98,28 @@ def _starts(layer: AbstractLayer, V: np.ndarray, of: str, key: PRNGKeyArray) -> 
     tokens = V.shape[-1]
     if of == "tokens":
         return [np.diag(row).astype(V.dtype)[None] for row in np.eye(tokens)]
-    temperatures = layer.coordinates.temperatures
-    if of not in ("values", "queries") or len(temperatures) != 1:
-        raise InputError(f"of: tokens, or values or queries of a layer with one τ0, is needed; got {of!r}")
+    attention = _attention_in(layer)
+    if of not in ("values", "queries") or len(attention) != 1:
+        raise InputError(
+            "of: tokens, or values or queries of a layer with one ShapedAttention or ShapedTransformer, is needed; got "
+            f"{of!r}"
+        )
     finite = np.where(np.isfinite(V).all(axis=(1, 2), keepdims=True), V, np.eye(tokens, dtype=V.dtype))
-    limit, tau0 = layer.limit(), float(layer.parameters()[temperatures[0]])
-    drift = float(limit.attention_drift)
+    variance, tau0, heads = float(attention[0].gamma) ** 2, float(attention[0].tau0), attention[0].heads
     if of == "values":
-        return [drift * tau0**2 * finite]
-    heads = round((drift * tau0) ** 2 / float(limit.attention_noise))
+        return [variance * finite]
     L = factor_on_host(finite)[:, None]
     y = L @ np.asarray(jr.normal(key, (len(V), heads, tokens, tokens), V.dtype)) @ np.swapaxes(L, -1, -2)
-    _, differences, selected, _ = centring(limit.pattern, tokens)
+    _, differences, selected, _ = centring(attention[0].pattern, tokens)
     F = (y @ differences.T * selected) @ differences @ L
-    return [(drift * np.mean(F @ np.swapaxes(F, -1, -2), axis=1)).astype(V.dtype)]
+    return [(variance / tau0**2 * np.mean(F @ np.swapaxes(F, -1, -2), axis=1)).astype(V.dtype)]
+
+
+def _attention_in(layer: AbstractLayer) -> list[ShapedAttention | ShapedTransformer]:
+    """The layers with the attention of the package, whose γ and heads are known."""
+    match layer:
+        case Stack():
+            return [each for part in layer.layers for each in _attention_in(part)]
+        case ShapedAttention() | ShapedTransformer():
+            return [layer]
+    return []

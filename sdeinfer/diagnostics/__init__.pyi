@@ -4,7 +4,6 @@ from ._alternatives import alternatives as alternatives
 from ._check import CONTRACTION as CONTRACTION
 from ._check import DEVIATIONS as DEVIATIONS
 from ._check import check as check
-from ._check import observed as observed
 from ._check import sampler_verdicts as sampler_verdicts
 from ._check import with_precision as with_precision
 from ._consequences import consequences as consequences
@@ -12,6 +11,7 @@ from ._design import Design as Design
 from ._design import design as design
 from ._design import network_information as network_information
 from ._distance import distance as distance
+from ._fitted import fitted_data as fitted_data
 from ._identification import identification as identification
 from ._innovations import innovation_tests as innovation_tests
 from ._layers import EFFECT as EFFECT

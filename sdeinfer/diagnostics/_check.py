@@ -7,6 +7,7 @@ from arviz_stats.base.array import array_stats
 
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._excluded import excluded_layers
+from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.diagnostics._identification import identification
 from sdeinfer.diagnostics._layers import LEVEL, has_alternatives, layers_against_law
 from sdeinfer.diagnostics._predictive import distance_from_theory, left_out_p_values
@@ -14,8 +15,7 @@ from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise
 from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Check, Verdict, at_least, at_most
 from sdeinfer.infer import architecture_of, logit_scale, mean_spread
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, architecture_in
-from sdeinfer.likelihood import USED, used_of
-from sdeinfer.observation import in_chunks, validate
+from sdeinfer.likelihood import used_of
 
 RHAT, ROUGH_RHAT = 1.05, 1.01
 """Upper bound on R-hat: the means of chains then differ by about 0.3 posterior sds. Above the second bound, means are
@@ -92,14 +92,17 @@ def check(
 
     Arguments:
         post: the result of `fit` or of `approximate`.
-        data: the data that were fitted; if None, or if they are in chunks (Dask), those in the posterior. Of data in
-            chunks these are some of the networks, which a note says.
+        data: the data that were fitted, to be compared with those in the posterior, which are checked: the transitions
+            that the fit used; of data in chunks (Dask) some of the networks, which a note says.
         architecture: the layer, for a custom type of layer, which the posterior does not store.
 
     Returns:
         The verdicts, each with value, threshold and advice; and the skipped tests.
+
+    Raises:
+        InputError: for data that were not fitted.
     """
-    data = observed(post) if data is None or in_chunks(data) else validate(data)
+    data = fitted_data(post, data)
     table = summarise(post)
     kind = _kind_of(post, data, architecture)
     verdicts, notes, assumed = layers_against_law(post, data, kind, table["sd"].to_dict())
@@ -181,14 +184,6 @@ def _skipped(post: xr.DataTree, kind: AbstractArchitecture | None) -> tuple[str,
     if "posterior_predictive" not in post.children:
         skipped.append("networks left out and distance from the SDE: there are no predictions")
     return tuple(skipped)
-
-
-def observed(post: xr.DataTree) -> xr.Dataset:
-    """The data that a posterior was fitted to."""
-    data, constant = (post.children[group].to_dataset() for group in ("observed_data", "constant_data"))
-    if USED in constant:
-        data = data.assign({USED: constant[USED]})
-    return validate(data.assign_coords(width=("network", constant["width"].values)))
 
 
 def sampler_verdicts(post: xr.DataTree, table: pd.DataFrame) -> tuple[list[Verdict], list[str]]:

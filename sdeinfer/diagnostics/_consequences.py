@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, sums_of
 from sdeinfer.diagnostics._summary import fixed_of
 from sdeinfer.layers import AbstractArchitecture, architecture_in
@@ -18,7 +19,9 @@ SCATTER = "scatter of networks"
 """Name of the row of ratios of standard deviations."""
 
 
-def consequences(post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None) -> pd.DataFrame:
+def consequences(
+    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractArchitecture | None = None
+) -> pd.DataFrame:
     """Moves of the parameters by each way in which the layers may leave the law, in posterior standard deviations.
 
     The moves are in the coordinates on the real line, such as logit γ and log τ0, at the posterior mean. If networks
@@ -26,7 +29,7 @@ def consequences(post: xr.DataTree, data: xr.Dataset, architecture: AbstractArch
 
     Arguments:
         post: the result of `fit` to networks observed at every layer.
-        data: the data that were fitted.
+        data: the data that were fitted, to be compared with those in the posterior, as in `check`.
         architecture: the kind of layer, where the posterior's attributes do not name one that is known.
 
     Returns:
@@ -37,7 +40,7 @@ def consequences(post: xr.DataTree, data: xr.Dataset, architecture: AbstractArch
     """
     kind = architecture or architecture_in(post.attrs)
     assert kind is not None
-    return consequences_of(sums_of(post, data, kind), post, kind)
+    return consequences_of(sums_of(post, fitted_data(post, data), kind), post, kind)
 
 
 def consequences_of(sums: Sums, post: xr.DataTree, kind: AbstractArchitecture) -> pd.DataFrame:

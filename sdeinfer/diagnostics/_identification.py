@@ -5,9 +5,10 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.psense import psense
 
+from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.diagnostics._innovations import laws_of, repetitions
 from sdeinfer.diagnostics._summary import fixed_of, identified_of
-from sdeinfer.infer import innovations
+from sdeinfer.infer import ADJUSTED_LIKELIHOOD, innovations
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, architecture_in
 from sdeinfer.parameters import Parameter
 
@@ -19,7 +20,7 @@ SLOPES_INFORMATION = 0.5
 
 
 def identification(
-    post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None
+    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractArchitecture | None = None
 ) -> pd.DataFrame:
     """Compare the information in the data on the identified parameters with that in their priors.
 
@@ -28,7 +29,7 @@ def identification(
 
     Arguments:
         post: the result of `fit`.
-        data: the data that were fitted.
+        data: the data that were fitted, to be compared with those in the posterior, as in `check`.
         architecture: the kind of layer, where the posterior's attributes do not name one that is known.
 
     Returns:
@@ -41,7 +42,7 @@ def identification(
         the posterior to the prior, `to_prior`, and to the likelihood, `to_likelihood`; the latter only if the posterior
         holds the likelihoods of all networks, not of some as of data in chunks.
     """
-    names = identified_of(post)
+    data, names = fitted_data(post, data), identified_of(post)
     groups = {group: post[group].to_dataset() for group in ("prior", "posterior")}
     kind = architecture or _named(post)
     known = {} if kind is None else kind.coordinates.sampled
@@ -66,6 +67,9 @@ def identification(
     together = np.diag(np.linalg.inv(information + np.diag(prior)))[places]
     table["expected"] = 1 - together / table["prior"] ** 2
     table["networks"] = (table["information"] / PRECISION) ** 2
+    if ADJUSTED_LIKELIHOOD in post.children:
+        # The sensitivity is that of the posterior, whose likelihood is the adjusted one.
+        post = post.assign({"log_likelihood": post[ADJUSTED_LIKELIHOOD]})
     whole = post["observed_data"].sizes["network"] == post.attrs.get("networks", post["observed_data"].sizes["network"])
     for scaled in ("prior", "likelihood") if whole else ("prior",):
         if _varies(post, scaled):

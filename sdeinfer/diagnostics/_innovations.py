@@ -24,6 +24,7 @@ from scipy import stats
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import PatternSpectrum, Spectrum, pairs, tokens_of, unvech, vech
+from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at, mean_and_variance, omitted_order
 from sdeinfer.layers import AbstractArchitecture, architecture_in
 from sdeinfer.likelihood import Path, any_transitions, mean_features, with_pattern
@@ -52,13 +53,13 @@ LARGEST = 5.0
 
 
 def innovation_tests(
-    post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None
+    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractArchitecture | None = None
 ) -> pd.DataFrame:
     """Test the innovations of every layer at the posterior mean, in each direction.
 
     Arguments:
         post: the result of `fit` to networks observed at every layer.
-        data: the data that were fitted.
+        data: the data that were fitted, to be compared with those in the posterior, as in `check`.
         architecture: the kind of layer, where the posterior's attributes do not name one that is known.
 
     Returns:
@@ -66,11 +67,11 @@ def innovation_tests(
         deviations of a layer's increments, without the part that the parameters absorb; `z`, its deviation from zero in
         standard errors; and the two-sided `p`.
     """
-    return sums_of(post, data, architecture).tests()
+    return sums_of(post, fitted_data(post, data), architecture).tests()
 
 
 def sums_of(post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None) -> "Sums":
-    """The sums over the innovations of all distinct layers; arguments as in `innovation_tests`."""
+    """The sums over the innovations of all distinct layers, of the data in a posterior."""
     kind, law = architecture or architecture_in(post.attrs), post.attrs.get("law", "limit")
     assert kind is not None
     parts = [Sums.of(path, at, Omissions.of(kind, at, path, law)) for path, at in laws_of(post, data, kind)]
@@ -90,7 +91,7 @@ def laws_of(
 
     Arguments:
         post: the result of `fit`.
-        data: the data that were fitted.
+        data: the data in the posterior.
         architecture: the kind of layer, where the posterior's attributes do not name one that is known.
     """
     kind, law = architecture or architecture_in(post.attrs), post.attrs.get("law", "limit")

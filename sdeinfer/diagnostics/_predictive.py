@@ -11,6 +11,7 @@ from jaxtyping import Float
 from scipy.stats import kstest, wasserstein_distance
 
 from sdeinfer.diagnostics._distance import floor_of
+from sdeinfer.infer import ADJUSTED_LIKELIHOOD
 
 SMOOTHED = 50
 """Smallest number of draws for Pareto smoothing of the weights."""
@@ -110,7 +111,8 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
 
 def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
     """Normalised leave-one-out weights at the draws that have predictions."""
-    log_likelihood = post["log_likelihood"].to_dataset()["covariance"]
+    group = ADJUSTED_LIKELIHOOD if ADJUSTED_LIKELIHOOD in post.children else "log_likelihood"
+    log_likelihood = post[group].to_dataset()["covariance"]
     weights = -log_likelihood.stack(sample=("chain", "draw")).transpose("sample", "network")
     # The log likelihood of networks without used transitions is constant; their weights are equal.
     varies = np.ptp(weights.values, axis=0) > 0

@@ -34,6 +34,7 @@ from ._samplers import AbstractMarkovChain as AbstractMarkovChain
 from ._samplers import AbstractSampler as AbstractSampler
 from ._samplers import Posterior as Posterior
 from ._sandwich import omitted_order as omitted_order
+from ._settings import ADJUSTED_LIKELIHOOD as ADJUSTED_LIKELIHOOD
 from ._settings import LARGEST_LOGIT as LARGEST_LOGIT
 from ._settings import LIMIT_POSTERIOR as LIMIT_POSTERIOR
 from ._settings import Law as Law

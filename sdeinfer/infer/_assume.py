@@ -20,7 +20,7 @@ from sdeinfer.layers import (
     with_attention_pattern,
 )
 from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, checked_priors, with_pattern
-from sdeinfer.observation import INCOMPLETE, in_chunks, validate, validate_labels
+from sdeinfer.observation import INCOMPLETE, TOKENS, in_chunks, validate, validate_labels
 
 
 def assume(
@@ -112,12 +112,12 @@ def require_complete(kind: AbstractArchitecture, data: xr.Dataset) -> None:
     """
     if not kind.coordinates.temperatures:
         return
-    if data.attrs.get(INCOMPLETE):
+    tokens = data.sizes["token_a"]
+    if data.attrs.get(INCOMPLETE) or data.attrs.get(TOKENS, tokens) != tokens:
         raise InputError(
             f"tokens: {kind.name} attends to tokens that were left out: observe whole prompts, or with a causal mask "
-            "the first tokens of each"
+            "the first tokens of each, as by si.take(data, prompts=…, tokens=…)"
         )
-    tokens = data.sizes["token_a"]
     if tokens > LARGEST_TOKENS and not kind.pattern.everything:
         raise InputError(
             f"tokens: {tokens} tokens have {tokens * (tokens + 1) // 2} covariances, and a pattern costs the cube "

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -17,7 +16,7 @@ from jaxtyping import PRNGKeyArray
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import masked, require_identifiable, require_settings
-from sdeinfer.infer._densities import log_densities
+from sdeinfer.infer._densities import densities_of_data, log_densities
 from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import in_range
@@ -35,9 +34,7 @@ from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
     EveryLayer,
-    GroupedStatistics,
     LatentLayers,
-    PathStatistics,
     used_of,
     with_used,
 )
@@ -128,7 +125,7 @@ def compare(
 
 
 class _Fitted(NamedTuple):
-    """Draws of a posterior, and each network's adjusted log likelihood and unadjusted log density."""
+    """Draws of a posterior, and each network's log likelihood by the sampler and log density."""
 
     samples: dict[str, Any]
     log_likelihood: xr.DataArray
@@ -146,7 +143,7 @@ def _fitted(
 ) -> _Fitted:
     prepared = prepare_for(model, data, assumptions)
     result = sampler.sample(model, prepared, progress=progress, key=key)
-    densities, _ = log_densities(model, _unadjusted(prepared), result.samples)
+    densities, _ = log_densities(model, densities_of_data(prepared), result.samples)
     of_network = (dict_to_dataset(values)["covariance"] for values in (result.log_likelihood, densities))
     return _Fitted(result.samples, *(values.rename({values.dims[-1]: "network"}) for values in of_network))
 
@@ -159,10 +156,6 @@ def _left_out(fit: _Fitted, scale: xr.DataArray) -> Any:
         "log_likelihood": (fit.density - scale).to_dataset(name="covariance"),
     }
     return loo(xr.DataTree.from_dict(groups), log_weights=log_weights, pareto_k=pareto_k, pointwise=True)
-
-
-def _unadjusted[T: (PathStatistics, GroupedStatistics)](prepared: T) -> T:
-    return eqx.tree_at(lambda path: path.adjustment, prepared, None, is_leaf=lambda leaf: leaf is None)
 
 
 def _kinds(

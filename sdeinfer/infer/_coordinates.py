@@ -24,10 +24,21 @@ class LayerAt(NamedTuple):
     Attributes:
         u: `Coordinates.unconstrained`, shape (coordinates,) or (networks, coordinates).
         sd: standard deviations by the curvature at the mode; zero for a fixed coordinate.
+        along: derivatives in the unconstrained values of the sites.
     """
 
     u: Float[np.ndarray, "*networks coordinates"]
     sd: Float[np.ndarray, "*networks coordinates"]
+    along: Float[np.ndarray, "sites *networks coordinates"]
+
+    def precision(self, curvature: Float[np.ndarray, "sites sites"]) -> Float[np.ndarray, "coordinates coordinates"]:
+        """Precision of the coordinates, of the average network's, for a normal law of the sites; 0 for a fixed one."""
+        along = self.along.reshape(len(self.along), -1, self.along.shape[-1])
+        solved = np.linalg.solve(curvature, along.reshape(len(along), -1)).reshape(along.shape)
+        covariance = np.einsum("snk,snl->kl", along, solved) / along.shape[1]
+        free, precision = np.flatnonzero(np.diag(covariance) > 0), np.zeros_like(covariance)
+        precision[np.ix_(free, free)] = np.linalg.pinv(covariance[np.ix_(free, free)], hermitian=True)
+        return precision
 
 
 def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode) -> LayerAt:
@@ -46,7 +57,7 @@ def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode) -> LayerAt:
     along = (u[1 : 1 + count] - u[1 + count :]) / (2 * step)
     # Variance of each coordinate by the delta method; `along` has the shape (sites, ..., coordinates).
     variance = np.einsum("s...,st,t...->...", along, mode.covariance, along)
-    return LayerAt(u[0], np.sqrt(np.maximum(variance, 0.0)))
+    return LayerAt(u[0], np.sqrt(np.maximum(variance, 0.0)), along)
 
 
 def _coordinates(

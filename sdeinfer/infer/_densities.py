@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE
-from sdeinfer.likelihood import AbstractModel, GroupedStatistics, PathStatistics, layer_in
+from sdeinfer.likelihood import AbstractModel, AbstractPath, Adjustment, GroupedStatistics, PathStatistics, layer_in
 
 HANDLERS = threading.RLock()
 """Lock to hold while tracing a model: NumPyro keeps its handlers on one stack for all threads."""
@@ -71,6 +71,17 @@ def log_densities(
         for name in blocks[0][1][0]
     }
     return observed, blocks[0][1][1]
+
+
+def densities_of_data(prepared: PyTree) -> PyTree:
+    """Prepared data whose likelihood is the density of the data, where an adjustment has changed its curvature."""
+    adjustment = adjustment_of(prepared)
+    return prepared if adjustment is None else prepared.with_adjustment(jax.device_put(adjustment.of_densities()))
+
+
+def adjustment_of(prepared: PyTree) -> Adjustment | None:
+    """The adjustment of prepared data; None for latent layers, and for the limit's law."""
+    return prepared.adjustment if isinstance(prepared, AbstractPath | GroupedStatistics) else None
 
 
 def prior_draws(

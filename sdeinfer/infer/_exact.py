@@ -46,6 +46,7 @@ def shift_to_exact_mode(
     u: Float[np.ndarray, " coordinates"],
     free: Bool[np.ndarray, " coordinates"],
     *,
+    curvature: Float[np.ndarray, "coordinates coordinates"],
     start: Float[np.ndarray, " coordinates"] | None = None,
 ) -> Float[np.ndarray, " coordinates"]:
     """The mode of the exact posterior less that of the statistics' posterior; 0 if they are too far apart.
@@ -56,18 +57,20 @@ def shift_to_exact_mode(
         architecture: the kind of layer.
         u: coordinates of the layer at the mode of the statistics' posterior.
         free: the coordinates that vary; the others are fixed.
+        curvature: curvature of the priors.
         start: an estimate of the shift, as of a sample of the transitions, which saves passes over the data; or None.
     """
     if not free.any():
         return np.zeros_like(u)
     centre, widths = np.asarray(statistics.centre, np.float64), np.unique(path.width)
 
-    # The priors' score at the statistics' mode is minus the statistics' score there; their curvature is about 1.
+    # The priors' score at the statistics' mode is minus the statistics' score there.
     of_priors = -np.asarray(_score(architecture, statistics.pooled(), u), np.float64)
 
     def exact(shift: np.ndarray) -> Exact:
         law = law_at(architecture, u + shift, widths=widths, centre=centre)
-        priors = Exact(float(of_priors @ shift - shift @ shift / 2), of_priors - shift, np.eye(len(u)))
+        bent = curvature @ shift
+        priors = Exact(float((of_priors - bent / 2) @ shift), of_priors - bent, curvature)
         if isinstance(path, Path):
             return _summed(path, law, priors)
         zero = Exact(0.0, np.zeros_like(u), np.zeros((len(u), len(u))))

@@ -20,7 +20,7 @@ from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
-from sdeinfer.infer._densities import log_densities, prior_draws
+from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities, prior_draws
 from sdeinfer.infer._groups import labelled_draws
 from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import Metropolis
@@ -29,7 +29,7 @@ from sdeinfer.infer._predictive import predict
 from sdeinfer.infer._prepare import prepare_chunks, prepare_for
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
-from sdeinfer.infer._settings import LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
+from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
 from sdeinfer.infer._survey import attributes_of_chunks, kept_networks, require_one_layer, survey
 from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group
 from sdeinfer.layers import AbstractArchitecture, AbstractLayer, architecture_in
@@ -101,11 +101,14 @@ def fit(
         key: PRNG key.
 
     Returns:
-        A DataTree with the groups posterior, sample_stats, log_likelihood (one value per network), log_prior, prior,
-        prior_predictive, posterior_predictive, layers (each network's parameters at the posterior mean of their
-        coordinates), observed_data and constant_data. Its attributes hold the architecture, the model, the true
-        parameters if the data include them, and the version. Of data in chunks, all groups with networks have 256 of
-        them, evenly spaced; the attributes `networks` and `used_transitions` count those that were fitted.
+        A DataTree with the groups posterior, sample_stats, log_likelihood (the log density of each network's used
+        transitions), adjusted_log_likelihood (what the sampler used instead by the law of finite width, see
+        `likelihood.Adjustment`), log_prior, prior, prior_predictive, posterior_predictive, layers (each network's
+        parameters at the posterior mean of their coordinates), observed_data and constant_data. Its attributes hold the
+        architecture, the model, the true parameters if the data include them, the version, and `adjustment_error`, the
+        relative Monte Carlo error that the adjustment adds to the standard deviations. Of data in chunks, all groups
+        with networks have 256 of them, evenly spaced; the attributes `networks` and `used_transitions` count those that
+        were fitted.
 
     Raises:
         InputError: for invalid data, data that cannot identify the architecture's parameters, and priors outside a
@@ -150,7 +153,7 @@ def fit(
             result = result._replace(log_likelihood=log_densities(model, each, result.samples)[0])
         phase("predicting")
         assert result.layers is not None
-        groups = _sampled_groups(model, result, data)
+        groups = _sampled_groups(model, result, prepared if each is None else each, data)
         groups["prior"] = labelled_draws(model, {name: value[None] for name, value in before.items()}, data)
         groups["prior_predictive"] = _labelled(predicted_before.result(), 1, before_at)
     predicted = result.layers[:, after_at].reshape(-1, *result.layers.shape[2:])
@@ -172,6 +175,9 @@ def fit(
     tree = xr.DataTree.from_dict(groups)
     sampled = [name for name, value in result.log_prior.items() if value.ndim == 2]
     tree.attrs = attributes_of(model, whole, assumptions, kind, sampled, largest_logit=largest_logit) | pilot
+    adjustment = adjustment_of(prepared)
+    if adjustment is not None:
+        tree.attrs["adjustment_error"] = float(np.max(adjustment.error))
     return tree
 
 
@@ -342,12 +348,16 @@ def _labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Datas
     return predicted.rename(draw="sample").assign_coords(index).unstack("sample").transpose("chain", "draw", ...)
 
 
-def _sampled_groups(model: AbstractModel, result: Draws, data: xr.Dataset) -> dict[str, xr.Dataset]:
+def _sampled_groups(model: AbstractModel, result: Draws, prepared: PyTree, data: xr.Dataset) -> dict[str, xr.Dataset]:
     dims: dict[Hashable, Sequence[Hashable]] = dict.fromkeys(result.log_likelihood, ["network"])
     coords: dict[Any, ArrayLike] = {"network": data["network"].values}
+    densities = {"log_likelihood": result.log_likelihood}
+    if adjustment_of(prepared) is not None:
+        of_data, _ = log_densities(model, densities_of_data(prepared), result.samples)
+        densities = {"log_likelihood": of_data, ADJUSTED_LIKELIHOOD: result.log_likelihood}
     return {
         "posterior": labelled_draws(model, result.samples, data),
         "sample_stats": dict_to_dataset(result.statistics),
-        "log_likelihood": dict_to_dataset(result.log_likelihood, dims=dims, coords=coords),
+        **{group: dict_to_dataset(each, dims=dims, coords=coords) for group, each in densities.items()},
         "log_prior": labelled_draws(model, result.log_prior, data),
     }

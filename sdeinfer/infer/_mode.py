@@ -37,6 +37,9 @@ layers are fixed, and the mode is that of a much narrower posterior, anywhere in
 DIFFERENCES = {4: 1e-2, 8: 1e-5}
 """Step in the unconstrained parameters for finite differences, by the item size in bytes."""
 
+LEAST_CURVATURE = 0.05
+"""Least curvature of the priors: in their tails a log density may be straight, or convex."""
+
 NO_DENSITY = 1e10
 """Finite substitute for an infinite potential, whose differences would not be finite."""
 
@@ -96,6 +99,31 @@ def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None
         return float(value), np.concatenate([np.ravel(slope[site]) for site in sites]).astype(np.float64)
 
     return _found(objective, sites, start, shapes=shapes)
+
+
+def curvature_of_priors(
+    model: AbstractModel, prepared: PathStatistics, mode: Mode
+) -> Float[np.ndarray, "values values"]:
+    """Hessian of −log prior density at a mode; eigenvalues below `LEAST_CURVATURE` are raised to it.
+
+    Arguments:
+        model: the model.
+        prepared: pooled statistics of the model, with an adjustment or such that `as_adjusted` adds one.
+        mode: a mode of the posterior.
+    """
+    prepared = as_adjusted(model, prepared)
+    assert prepared.adjustment is not None
+    prepared = jax.device_put(dataclasses.replace(prepared, adjustment=prepared.adjustment.of_priors()))
+    dtype = jnp.result_type(float)
+    step = 10 * DIFFERENCES[dtype.itemsize]
+
+    def slope(x: np.ndarray) -> np.ndarray:
+        _, found = potential_and_slope(model, prepared, mode.by_site(np.asarray(x, dtype)))
+        return np.concatenate([np.ravel(found[site]) for site in mode.sites]).astype(np.float64)
+
+    change = np.array([slope(mode.x + along) - slope(mode.x - along) for along in step * np.eye(len(mode.x))])
+    values, axes = np.linalg.eigh((change + change.T) / (4 * step))
+    return (axes * np.maximum(values, LEAST_CURVATURE)) @ axes.T
 
 
 def latent_mode(

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from sdeinfer._files import InputError
 from sdeinfer.infer._coordinates import layer_at
 from sdeinfer.infer._exact import shift_to_exact_mode
-from sdeinfer.infer._mode import posterior_mode
+from sdeinfer.infer._mode import curvature_of_priors, posterior_mode
 from sdeinfer.infer._reduce import form_of, reduced
 from sdeinfer.infer._sandwich import sandwich
 from sdeinfer.infer._survey import kept_networks
@@ -148,16 +148,18 @@ def adjusted_statistics(
     layout = path_layout(path, nodes=nodes) if layout is None else layout
     statistics = reduced(model, path, assumptions, layout, pooled=pooled)
     together = statistics.pooled() if form.pooled else statistics
-    layer = layer_at(model, together, posterior_mode(model, together))
+    mode = posterior_mode(model, together)
+    layer = layer_at(model, together, mode)
+    priors = layer.precision(curvature_of_priors(model, together, mode))
     sample = path.thinned(SAMPLE)
     times, centre = len(path) / len(sample), np.asarray(statistics.centre)
-    adjustment = sandwich(sample, form.kind, layer.u, centre, free=layer.sd > 0, times=times)
+    adjustment = sandwich(sample, form.kind, layer.u, centre, priors=priors, free=layer.sd > 0, times=times)
     if layer.u.ndim == 1:
         of_some = None
         if len(path) > 4 * STARTING:
             some = path.thinned(STARTING)
             own = path_statistics(some, layout, pooled=True, assumptions=assumptions)
-            of_some = shift_to_exact_mode(some, own, form.kind, layer.u, layer.sd > 0)
-        shift = shift_to_exact_mode(path, statistics, form.kind, layer.u, layer.sd > 0, start=of_some)
+            of_some = shift_to_exact_mode(some, own, form.kind, layer.u, layer.sd > 0, curvature=priors)
+        shift = shift_to_exact_mode(path, statistics, form.kind, layer.u, layer.sd > 0, curvature=priors, start=of_some)
         adjustment = dataclasses.replace(adjustment, shift=jax.device_put(np.asarray(shift, adjustment.centre.dtype)))
     return dataclasses.replace(statistics, adjustment=adjustment)

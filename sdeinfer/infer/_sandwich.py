@@ -4,18 +4,25 @@ At width n the increments of one layer are normal only up to O(1/n), and their s
 unbiased, but a likelihood of independent normals gives too small standard deviations: by up to one half for γ near 1
 and n = 32, by a few percent at n = 512. As in composite likelihoods (Ribatet, Cooley and Davison 2012), the log
 likelihood is divided by a dispersion φ and its argument is transformed linearly about the mode û, so that its curvature
-at û agrees with the scatter of the score. With H the information and J the covariance of the score, both of ℓ/φ, and
-G = H + I:
+at û agrees with the scatter of the score. With H the information and J the covariance of the score, both of ℓ/φ, P the
+curvature of the priors at û, and G = H + P:
 
     ℓ(û + C (u − û))/φ,    C = G^{−1/2} (I + G^{−1/2} (J − H) G^{−1/2})^{−1/2} G^{1/2}.
 
-For informative data this is the sandwich, CᵀHC = H J⁻¹ H; without information C is the identity. G is the information
-of the posterior, since that of the priors is about I. φ is the ratio of J to H averaged over all directions, which
-keeps C near the identity; dividing by φ remains valid where ℓ is not quadratic. The omitted terms of the
-softmax expansion shift the score by approximately a known vector, whose outer product is added to J.
+For informative data this is the sandwich, CᵀHC = H J⁻¹ H; without information C is the identity. φ is the ratio of J to
+H averaged over all directions, which keeps C near the identity; dividing by φ remains valid where ℓ is not quadratic.
+The omitted terms of the softmax expansion shift the score by approximately a known vector, whose outer product is added
+to J.
+
+J is the sum over transitions of the covariance of their scores under exact layers. A few transitions, those with the
+largest logits, hold most of the information on τ0, and their scores have heavy tails: the squares of the observed
+scores would give J to 10 to 30 % only. Exact layers are therefore drawn at û from the starts of the transitions, most
+of them where the information is. Each draw depends on its start and its place in the order of the information, so that
+J depends neither on the order of the networks nor on that of exchangeable tokens.
 """
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,23 +31,25 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.linalg import sqrtm
 
+from sdeinfer.covariance import Pattern
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._range import logit_spread, mean_spread
 from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractArchitecture, AbstractLayer
 from sdeinfer.likelihood import Adjustment, Path
 from sdeinfer.networks import sample_layer
 
-FEWEST = 4096
-"""Smallest number of transitions whose scores determine their own scatter. With fewer, the estimate is noisy and tends
-to be small; the scatter is then computed from this many transitions of exact networks, drawn at the mode from the
-transitions' starts."""
+DRAWS, DRAWN_TERMS, FEWEST_DRAWS = 16_384, 2**18, 512
+"""Number of exact layers that are drawn; with many tokens as many as have so many terms, m(m + 1)/2 each, but not less
+than the third number: a layer costs O(m⁴)."""
 
-FEWEST_TERMS, FEWEST_OF_MANY = 2**18, 512
-"""With many tokens, `FEWEST` is the number of transitions with so many terms, but not less than the second number: a
-transition costs O(m⁴)."""
+DRAWN_TERMS_OF_PATTERN = 2**17
+"""As `DRAWN_TERMS`, with an attention pattern, where a layer costs the cube of its number of terms."""
 
-FEWEST_TERMS_OF_PATTERN = 40_960
-"""As `FEWEST`, in terms of the transitions with an attention pattern, which cost the cube of their number of terms."""
+EVENLY = 0.25
+"""Share of the draws that is divided equally among the transitions; the others are divided by their information."""
+
+PARTS = 16
+"""Number of parts of the draws whose estimates give the Monte Carlo error of the standard deviations."""
 
 OMITTED, OMITTED_OF_TWO = 1.0, 2.0
 """Estimated omitted order of attention: −OMITTED · s² times the last retained term, with a larger value for two tokens.
@@ -52,7 +61,22 @@ LARGEST_SPREAD = 0.75
 
 
 NEGLIGIBLE = 1e-3
-"""Regularisation of φ: information, relative to the priors' 1, below which φ tends to 1."""
+"""Regularisation of φ: information, relative to the priors', below which φ tends to 1."""
+
+
+class Scatter(NamedTuple):
+    """The information and the scatter of the score of one layer's transitions.
+
+    Attributes:
+        information: H, that of independent normals, shape (parameters, parameters).
+        parts: estimates of J by parts of the draws; one if the scores are those observed. Shape (parts, parameters,
+            parameters).
+        shift: effect of the omitted order on the score, see `OMITTED`; shape (parameters,).
+    """
+
+    information: Float[np.ndarray, "k k"]
+    parts: Float[np.ndarray, "parts k k"]
+    shift: Float[np.ndarray, " k"]
 
 
 def sandwich(
@@ -61,6 +85,7 @@ def sandwich(
     u: Float[np.ndarray, "*networks coordinates"],
     centre: Float[np.ndarray, "features p"],
     *,
+    priors: Float[np.ndarray, "coordinates coordinates"],
     free: Bool[np.ndarray, "*networks coordinates"] | None = None,
     times: float,
 ) -> Adjustment:
@@ -73,53 +98,43 @@ def sandwich(
         architecture: the kind of layer.
         u: coordinates of the layer, or of each network's layer, at the mode.
         centre: means of the variance features, shape (features, p).
+        priors: P, the curvature of the priors.
         free: mask of the coordinates that vary with the model's sites; the others are fixed. All if None.
         times: ratio of the number of all transitions to the sample's.
     """
     own = u.ndim > 1
     parts = [(path.of_networks(np.array([number])), here) for number, here in enumerate(u)] if own else [(path, u)]
     parts = [(part, here) for part, here in parts if len(part)]
-    totals = [np.zeros((u.shape[-1],) * 2), np.zeros((u.shape[-1],) * 2), np.zeros(u.shape[-1])]
-    laws = [law_at(architecture, here, widths=np.unique(part.width), centre=centre) for part, here in parts]
-    layers = [architecture.layer_at(here) for _, here in parts]
-    for (part, _), law, layer in zip(parts, laws, layers, strict=True):
-        for whole, found in zip(totals, _score(part, law, _smallest_tau0(layer)), strict=True):
-            whole += times * found
-    information, scatter, shift = totals
-    fewest = _fewest(path)
-    if len(path) < fewest:
-        # The exact transitions are divided among the parts in proportion to their sizes.
-        drawn = [
-            _one_layer(part, layer, max(1, fewest * len(part) // len(path)))
-            for (part, _), layer in zip(parts, layers, strict=True)
-        ]
-        exact = [each for each in drawn if each is not None]
-        if len(exact) == len(parts):
-            scatter = np.zeros_like(information)
-            for each, (part, _), law, layer in zip(exact, parts, laws, layers, strict=True):
-                scatter += times * _score(each, law, _smallest_tau0(layer))[1] * len(part) / len(each)
+    found = []
+    for part, here in parts:
+        law = law_at(architecture, here, widths=np.unique(part.width), centre=centre)
+        draws = math.ceil(_draws(path) * len(part) / len(path))
+        found.append(_scatter(part, law, architecture.layer_at(here), priors / times, draws))
+    information, scatters, shift = (times * np.sum(each, axis=0) for each in zip(*_of_one_length(found), strict=True))
     varies = np.ones(u.shape[-1], bool) if free is None else free.reshape(-1, u.shape[-1]).any(axis=0)
-    matrix, dispersion = np.eye(u.shape[-1]), 1.0
+    matrix, dispersion, error = np.eye(u.shape[-1]), 1.0, 0.0
     if varies.any():
         block = np.ix_(varies, varies)
-        dispersion = _dispersion(information[block], scatter[block])
-        scattered = scatter[block] + np.outer(shift[varies], shift[varies])
-        matrix[block] = _matrix(information[block] / dispersion, scattered / dispersion**2)
-    attends = np.isfinite(_smallest_tau0(layers[0]))
-    least_tau0 = _least_tau0(_logit_scale(path, slice(None))) if attends else 0.0
-    values = (dispersion, least_tau0, u, matrix, np.zeros_like(u))
+        H, P, shift = information[block], priors[block], shift[varies]
+        scatter = scatters.mean(axis=0)[block] + np.outer(shift, shift)
+        dispersion = _dispersion(H, scatter, P)
+        matrix[block] = _matrix(H / dispersion, scatter / dispersion**2, P)
+        each = [np.sqrt(_variances(H, part[block] + np.outer(shift, shift), P)) for part in scatters]
+        error = float(np.max(np.std(each, axis=0) / np.mean(each, axis=0)) / math.sqrt(max(len(each) - 1, 1)))
+    attends = np.isfinite(_smallest_tau0(architecture.layer_at(parts[0][1])))
+    least_tau0 = mean_spread(_logit_scale(path, slice(None))) / LARGEST_SPREAD if attends else 0.0
+    values = (dispersion, least_tau0, u, matrix, np.zeros_like(u), error)
     if own:
-        axes = ((), (), (u.shape[-1],), matrix.shape, (u.shape[-1],))
+        axes = ((), (), (u.shape[-1],), matrix.shape, (u.shape[-1],), ())
         values = tuple(np.broadcast_to(x, (len(u), *shape)) for x, shape in zip(values, axes, strict=True))
     return Adjustment(*jax.device_put([np.asarray(x, jnp.result_type(float)) for x in values]))
 
 
-def _fewest(path: Path) -> int:
-    """Smallest number of transitions whose scores determine their own scatter."""
+def _draws(path: Path) -> int:
+    """Number of exact layers that are drawn."""
     terms = path.tokens * (path.tokens + 1) // 2
-    if path.pattern.everything:
-        return min(FEWEST, max(FEWEST_OF_MANY, FEWEST_TERMS // terms))
-    return min(FEWEST, FEWEST_TERMS_OF_PATTERN // terms)
+    most = DRAWN_TERMS if path.pattern.everything else DRAWN_TERMS_OF_PATTERN
+    return min(DRAWS, max(FEWEST_DRAWS, most // terms))
 
 
 def _smallest_tau0(layer: AbstractLayer) -> float:
@@ -133,28 +148,75 @@ def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
     return logit_spread(path.starts(block), path.width[path.network[block]], path.pattern)
 
 
-def _least_tau0(scale: np.ndarray) -> float:
-    """τ0 at which the logits' mean spread is `LARGEST_SPREAD`."""
-    return mean_spread(scale) / LARGEST_SPREAD
+def _scatter(path: Path, law: LawAt, layer: AbstractLayer, priors: np.ndarray, draws: int) -> Scatter:
+    """The information and the scatter of the score, summed over transitions.
 
-
-def _score(path: Path, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Information, scatter and shift of the score, summed over transitions.
-
-    The information is that of independent normals. The scatter is the covariance of the score over transitions times
-    their number. The shift estimates the effect of the omitted order, see `OMITTED`.
+    Arguments:
+        path: the transitions.
+        law: the law at the mode.
+        layer: the layer at the mode.
+        priors: curvature of the priors, per sample of the transitions.
+        draws: number of exact layers.
     """
-    parameters = law.slopes.drift.shape[-1]
-    information, squares = np.zeros((2, parameters, parameters))
-    sums, shift = np.zeros((2, parameters))
+    observed, shift, tau0 = [], np.zeros(len(law.u)), _smallest_tau0(layer)
+    of_each = np.zeros((len(path), *priors.shape))
     for here in innovations(path, law):
-        information += here.information
-        squares += here.score.T @ here.score
-        sums += here.score.sum(axis=0)
+        observed.append(here.score)
+        of_each[here.transitions] = here.information_of_each
         mean_left, variance_left = omitted_order(path, here, law, tau0)
         shift += np.einsum("tp,tpk->k", mean_left, here.mean)
         shift += np.einsum("tp,tpk->k", variance_left, here.log_variance) / 2
-    return information, squares - np.outer(sums, sums) / len(path), shift
+    information = of_each.sum(axis=0)
+    leverage = np.einsum("tkl,kl->t", of_each, np.linalg.inv(information + priors + 1e-9 * np.eye(len(priors))))
+    parts = _drawn_scatters(path, law, layer, leverage, draws)
+    if parts is None:
+        scores = np.concatenate(observed)
+        parts = (scores - scores.mean(axis=0)).T @ (scores - scores.mean(axis=0))[None]
+    return Scatter(information, parts, shift)
+
+
+def _drawn_scatters(
+    path: Path, law: LawAt, layer: AbstractLayer, leverage: Float[np.ndarray, " transitions"], draws: int
+) -> Float[np.ndarray, "parts k k"] | None:
+    """Estimates of J by parts of the draws; None if exact layers cannot be drawn.
+
+    Transition t is drawn c_t times on average, by systematic sampling in the order of the leverages, and each draw has
+    the weight 1/c_t.
+    """
+    order = np.argsort(-leverage, kind="stable")
+    by_information = leverage / max(leverage.sum(), np.finfo(float).tiny)
+    expected = draws * (EVENLY / len(path) + (1 - EVENLY) * by_information)
+    expected *= draws / expected.sum()
+    last = np.floor(np.cumsum(expected[order]) + 0.5)
+    chosen = np.repeat(order, np.diff(last, prepend=0.0).astype(int))
+    starts, widths = _with_sorted_tokens(path.starts(chosen), path.pattern), path.width[path.network[chosen]]
+    ends = sample_layer(layer, starts, width=widths, key=jr.key(0))
+    if ends is None:
+        return None
+    both, number, first = np.stack([starts, ends], axis=1), np.arange(len(chosen)), np.zeros(len(chosen), int)
+    drawn = Path(both, widths, number, first, gap=np.ones(1, int), pattern=path.pattern)
+    weighted = np.concatenate([here.score for here in innovations(drawn, law)]) / np.sqrt(expected[chosen])[:, None]
+    parts = min(PARTS, len(chosen))
+    return np.stack([parts * weighted[part::parts].T @ weighted[part::parts] for part in range(parts)])
+
+
+def _with_sorted_tokens(V: Float[np.ndarray, "some m m"], pattern: Pattern) -> Float[np.ndarray, "some m m"]:
+    """The covariances with exchangeable tokens in an order that depends on their entries alone."""
+    if pattern.causal or pattern.rows:
+        return V
+    prompt = np.repeat(np.arange(max(len(pattern.prompts), 1)), pattern.prompts or V.shape[-1])
+    rows, norms = np.sort(V, axis=-1), np.diagonal(V, axis1=-2, axis2=-1)
+    keys = [*np.moveaxis(rows, -1, 0), norms, np.broadcast_to(prompt, norms.shape)]
+    order = np.lexsort(keys, axis=-1)
+    return np.take_along_axis(np.take_along_axis(V, order[..., None], -2), order[..., None, :], -1)
+
+
+def _of_one_length(found: list[Scatter]) -> list[Scatter]:
+    """Scatters with equally many parts: one, if one of them has one."""
+    least = min(len(each.parts) for each in found)
+    return [
+        each._replace(parts=np.stack([each.parts[part::least].mean(axis=0) for part in range(least)])) for each in found
+    ]
 
 
 def omitted_order(path: Path, here: Innovations, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray]:
@@ -180,32 +242,25 @@ def omitted_order(path: Path, here: Innovations, law: LawAt, tau0: float) -> tup
     return np.asarray(mean), np.asarray(variance / here.sd**2)
 
 
-def _one_layer(path: Path, layer: AbstractLayer, count: int) -> Path | None:
-    """Transitions of exact networks from the starts of a path; None if the chain cannot sample them."""
-    chosen = np.resize(np.arange(len(path)), count)
-    starts, widths = path.starts(chosen), path.width[path.network[chosen]]
-    ends = sample_layer(layer, starts, width=widths, key=jr.key(0))
-    if ends is None:
-        return None
-    starts = starts.astype(ends.dtype)
-    first = np.zeros(count, int)
-    ends_of = np.stack([starts, ends], axis=1)
-    return Path(ends_of, widths, np.arange(count), first, gap=np.ones(1, int), pattern=path.pattern)
-
-
-def _dispersion(information: np.ndarray, scatter: np.ndarray) -> float:
+def _dispersion(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) -> float:
     """φ of the module's docstring; 1 without information."""
-    _, inverse = _roots(information + np.eye(len(information)))
+    _, inverse = _roots(information + priors)
     of_information, of_scatter = (np.trace(inverse @ part @ inverse) for part in (information, scatter))
     return (of_scatter + NEGLIGIBLE) / (of_information + NEGLIGIBLE)
 
 
-def _matrix(information: np.ndarray, scatter: np.ndarray) -> np.ndarray:
+def _matrix(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) -> np.ndarray:
     """C of the module's docstring."""
     identity = np.eye(len(information))
-    root, inverse = _roots(information + identity)
+    root, inverse = _roots(information + priors)
     _, shrunk = _roots(identity + inverse @ (scatter - information) @ inverse)
     return inverse @ shrunk @ root
+
+
+def _variances(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) -> np.ndarray:
+    """Variances of the adjusted posterior where it is normal."""
+    inverse = np.linalg.inv(information + priors)
+    return np.diagonal(inverse @ (scatter + priors) @ inverse)
 
 
 def _roots(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

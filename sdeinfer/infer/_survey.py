@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt64
 
 from sdeinfer._files import InputError
 from sdeinfer._map_reduce import map_chunks
@@ -13,6 +13,7 @@ from sdeinfer.covariance import Pattern, singular
 from sdeinfer.infer._range import logit_spread
 from sdeinfer.infer._reduce import form_of
 from sdeinfer.likelihood import (
+    LARGEST,
     SINGULAR,
     SPREAD,
     USED,
@@ -20,11 +21,12 @@ from sdeinfer.likelihood import (
     Assumptions,
     EveryLayer,
     gathered_networks,
+    largest_variances,
     repeated_once,
     used_of,
     with_used,
 )
-from sdeinfer.observation import Chunk, chunks_of, refuse
+from sdeinfer.observation import Chunk, chunks_of, last_marks, refuse, require_different
 
 KEPT, KEPT_BYTES = 256, 2**27
 """Largest number of networks, and of bytes, that a posterior of data in chunks keeps, for predictions and checks."""
@@ -57,26 +59,26 @@ def survey(data: xr.Dataset, *, spreads: bool, leave_out_damaged: bool) -> xr.Da
         leave_out_damaged: leave out networks that cannot be read or are no covariances.
 
     Returns:
-        The covariances, still in chunks, with the variables `used`, `SINGULAR` and, if asked for, `SPREAD`, in memory:
-        2 or 10 bytes for each transition. The attribute `DAMAGED` counts the networks that were left out.
+        The covariances, still in chunks, with the variables `used`, `SINGULAR`, `LARGEST` and, if asked for, `SPREAD`,
+        in memory: 6 or 14 bytes for each transition. The attribute `DAMAGED` counts the networks that were left out.
 
     Raises:
-        InputError: for damaged networks, unless they are left out.
+        InputError: for damaged networks, unless they are left out, and for a network that was recorded twice.
     """
     function = partial(_survey, pattern=Pattern.in_attributes(data.attrs), spreads=spreads)
     parts = [_Labelled(chunk, data) for chunk in chunks_of(data)]
     found = map_chunks(function, parts, name="survey")
     if not leave_out_damaged:
         refuse([fault for each in found for fault in each.faults])
-    damaged = np.concatenate([each.damaged for each in found])
+    damaged, marks = (np.concatenate([getattr(each, name) for each in found]) for name in ("damaged", "marks"))
+    require_different(np.where(damaged, np.uint64(0), marks), np.arange(len(damaged)))
     if damaged.all():
         raise InputError(f"covariance: every network is damaged: {found[0].faults[0]}")
     used = used_of(data) & ~damaged[:, None]
     examined = with_used(data[["covariance"]], used)
-    for name, values in ((SINGULAR, [each.singular for each in found]), (SPREAD, [each.spread for each in found])):
-        if name != SPREAD or spreads:
-            whole = np.concatenate([each for each in values if each is not None])
-            examined = examined.assign({name: (("network", "layer"), _with_last(whole))})
+    for name in (SINGULAR, LARGEST, SPREAD) if spreads else (SINGULAR, LARGEST):
+        whole = np.concatenate([getattr(each, name) for each in found])
+        examined = examined.assign({name: (("network", "layer"), _with_last(whole))})
     return examined.assign_attrs({DAMAGED: int(damaged.sum())} if damaged.any() else {})
 
 
@@ -103,8 +105,10 @@ class Surveyed(NamedTuple):
 
     damaged: Bool[np.ndarray, " networks"]
     faults: tuple[str, ...]
+    marks: UInt64[np.ndarray, " networks"]
     singular: Bool[np.ndarray, "networks transitions"]
-    spread: Float[np.ndarray, "networks transitions"] | None
+    largest_variance: Float[np.ndarray, "networks transitions"]
+    logit_spread: Float[np.ndarray, "networks transitions"] | None
 
 
 class _Labelled:
@@ -119,7 +123,7 @@ def _survey(part: _Labelled, *, pattern: Pattern, spreads: bool) -> Surveyed:
     starts = V[:, :-1]
     spread = logit_spread(starts, part.width[:, None], pattern) if spreads else None
     flat = np.stack([singular(starts[:, layer]) for layer in range(starts.shape[1])], axis=1)
-    return Surveyed(damaged, faults, flat, spread)
+    return Surveyed(damaged, faults, last_marks(V), flat, largest_variances(V[:, 1:]), spread)
 
 
 def _with_last(values: np.ndarray) -> np.ndarray:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
@@ -214,10 +216,17 @@ PART_NAMES: dict[type[AbstractLayer], str] = {
 
 
 def _patterns(layer: AbstractLayer) -> set[Pattern]:
-    """The patterns of the attention layers; empty without attention."""
+    """The patterns of the layers whose limit has terms of attention; empty without attention."""
     match layer:
         case Stack():
             return set().union(*(_patterns(part) for part in layer.layers))
         case ShapedAttention() | ShapedTransformer():
             return {layer.pattern}
-    return set()
+    if not layer.has_attention:
+        return set()
+    # The coefficients may be traced; those at other parameters are zero for the same layers.
+    coordinates = layer.coordinates
+    with jax.ensure_compile_time_eval():
+        limit = layer.with_parameters(coordinates.constrained(np.zeros(len(coordinates)))).limit()
+        attends = bool(limit.attention_drift != 0) or bool(limit.attention_noise != 0)
+    return {limit.pattern} if attends else set()

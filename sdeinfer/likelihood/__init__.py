@@ -14,6 +14,7 @@ from sdeinfer.likelihood._bridge import bridge as bridge
 from sdeinfer.likelihood._bridges import Bridged as Bridged
 from sdeinfer.likelihood._bridges import Bridges as Bridges
 from sdeinfer.likelihood._bridges import bridges_of as bridges_of
+from sdeinfer.likelihood._chunked_path import LARGEST as LARGEST
 from sdeinfer.likelihood._chunked_path import SINGULAR as SINGULAR
 from sdeinfer.likelihood._chunked_path import SPREAD as SPREAD
 from sdeinfer.likelihood._chunked_path import ChunkedPath as ChunkedPath
@@ -55,6 +56,7 @@ from sdeinfer.likelihood._transitions import USED as USED
 from sdeinfer.likelihood._transitions import Path as Path
 from sdeinfer.likelihood._transitions import Terms as Terms
 from sdeinfer.likelihood._transitions import any_transitions as any_transitions
+from sdeinfer.likelihood._transitions import largest_variances as largest_variances
 from sdeinfer.likelihood._transitions import observed_path as observed_path
 from sdeinfer.likelihood._transitions import outputs_transitions as outputs_transitions
 from sdeinfer.likelihood._transitions import require_densities as require_densities

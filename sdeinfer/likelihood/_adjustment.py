@@ -1,5 +1,6 @@
 """Adjustment of a likelihood whose curvature does not match the scatter of its score."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -23,6 +24,7 @@ class Adjustment(eqx.Module):
         centre: û, shape (parameters,).
         matrix: C, shape (parameters, parameters).
         shift: s, the mode under the exact law of a layer less û; shape (parameters,).
+        error: relative Monte Carlo error of the adjusted standard deviations, the largest of all parameters.
     """
 
     dispersion: Float[Any, "*groups"]
@@ -30,6 +32,7 @@ class Adjustment(eqx.Module):
     centre: Float[Any, "*groups parameters"]
     matrix: Float[Any, "*groups parameters parameters"]
     shift: Float[Any, "*groups parameters"]
+    error: Float[Any, "*groups"]
 
     def __call__(self, layer: AbstractLayer) -> AbstractLayer:
         """The layer with adjusted parameters."""
@@ -41,6 +44,16 @@ class Adjustment(eqx.Module):
             values[name] = _at_least(values[name], self.least_tau0)
         return layer.with_parameters(values)
 
+    def of_densities(self) -> "Adjustment":
+        """The adjustment with the mode and the range of the data's density, and with its own curvature."""
+        identity = jnp.broadcast_to(jnp.eye(self.centre.shape[-1], dtype=self.matrix.dtype), self.matrix.shape)
+        return dataclasses.replace(self, dispersion=jnp.ones_like(self.dispersion), matrix=identity)
+
+    def of_priors(self) -> "Adjustment":
+        """An adjustment that leaves nothing of the likelihood, so that a joint density is that of the priors."""
+        largest = jnp.finfo(self.dispersion.dtype).max
+        return dataclasses.replace(self, dispersion=jnp.full_like(self.dispersion, largest))
+
 
 def no_adjustment(parameters: int, networks: int | None = None) -> Adjustment:
     """The identity adjustment; with it one compiled program serves adjusted and unadjusted likelihoods.
@@ -50,7 +63,7 @@ def no_adjustment(parameters: int, networks: int | None = None) -> Adjustment:
         networks: length of a leading axis; no such axis if None.
     """
     dtype, axes = jnp.result_type(float), () if networks is None else (networks,)
-    values = (1.0, 0.0, np.zeros(parameters), np.eye(parameters), np.zeros(parameters))
+    values = (1.0, 0.0, np.zeros(parameters), np.eye(parameters), np.zeros(parameters), 0.0)
     each = (np.broadcast_to(np.asarray(x, dtype), (*axes, *np.shape(x))) for x in values)
     return Adjustment(*jax.device_put(list(each)))
 

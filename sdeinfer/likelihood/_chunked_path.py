@@ -13,15 +13,15 @@ from jaxtyping import Bool, Float, Int
 from sdeinfer._files import InputError
 from sdeinfer._map_reduce import Combine, map_chunks, reduce_chunks
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.likelihood._transitions import Path, used_of
+from sdeinfer.likelihood._transitions import Path, evenly_by, used_of
 from sdeinfer.observation import Chunk, chunks_of
 
 GATHERED = 2**26
 """Bytes of the largest number of transitions that are taken into memory."""
 
-SPREAD, SINGULAR = "logit_spread", "singular"
+SPREAD, SINGULAR, LARGEST = "logit_spread", "singular", "largest_variance"
 """Variables over network and layer that `infer.survey` adds to data in chunks: the spread of the logits, times τ0, and
-whether V is singular, at the start of each transition."""
+whether V is singular, at the start of each transition; and the largest variance of a token at its end."""
 
 
 class GatheredPath(Path):
@@ -37,6 +37,7 @@ class ChunkedPath:
         width: n of each network, shape (networks,).
         used: whether each transition is used, shape (networks, transitions).
         singular: whether each transition starts at a singular covariance, shape (networks, transitions).
+        largest: the largest variance of a token at the end of each transition, shape (networks, transitions).
         layers: numbers of the observed layers.
         tokens: number of tokens m.
         pattern: the attention pattern of the coordinates.
@@ -47,6 +48,7 @@ class ChunkedPath:
     width: Float[np.ndarray, " networks"]
     used: Bool[np.ndarray, "networks transitions"]
     singular: Bool[np.ndarray, "networks transitions"]
+    largest: Float[np.ndarray, "networks transitions"]
     layers: np.ndarray
     tokens: int
     pattern: Pattern = EVERY_TOKEN
@@ -85,9 +87,8 @@ class ChunkedPath:
         return dataclasses.replace(self, nearby=(indices, self._gathered(indices)))
 
     def thinned(self, count: int) -> Path:
-        """At most `count` of the transitions, evenly spaced; the same as `Path.thinned`."""
-        count = min(count, len(self))
-        return self._gathered(np.unique(np.linspace(0, len(self) - 1, count).round().astype(int)))
+        """At most `count` of the transitions, the same as of `Path.thinned`."""
+        return self._gathered(evenly_by(self.largest[self.used], count))
 
     def require_densities(self, chosen: Int[np.ndarray, " some"] | None = None) -> None:
         """Raise an InputError if a transition, or one of those chosen, starts at a singular covariance."""
@@ -121,6 +122,7 @@ def chunked_path(data: xr.Dataset) -> ChunkedPath:
         width=data["width"].values.astype(np.float64),
         used=used_of(data),
         singular=data[SINGULAR].values[:, :-1],
+        largest=data[LARGEST].values[:, :-1],
         layers=data["layer"].values,
         tokens=data.sizes["token_a"],
         pattern=Pattern.in_attributes(data.attrs),

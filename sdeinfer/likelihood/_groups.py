@@ -1,5 +1,6 @@
 """Full-path data of networks in groups with separate parameters."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -58,6 +59,10 @@ class GroupedStatistics(eqx.Module):
     def adjustment(self) -> Adjustment | None:
         """Adjustment of each kind's parameters; None if there is none."""
         return self.path.adjustment
+
+    def with_adjustment(self, adjustment: Adjustment) -> "GroupedStatistics":
+        """The same data with another adjustment."""
+        return eqx.tree_at(lambda grouped: grouped.path, self, dataclasses.replace(self.path, adjustment=adjustment))
 
     @property
     def group_of_network(self) -> Int[Array, " networks"]:

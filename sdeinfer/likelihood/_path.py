@@ -71,6 +71,10 @@ class AbstractPath(eqx.Module):
         """The value that a program observes: pass it as `obs`."""
         return None if self.hidden else self.value
 
+    def with_adjustment(self, adjustment: Adjustment) -> "AbstractPath":
+        """The same data with another adjustment."""
+        return dataclasses.replace(self, adjustment=adjustment)
+
     def unobserved(self) -> "AbstractPath":
         """The same networks with `observed` None: a program run on them samples covariances."""
         return dataclasses.replace(self, hidden=True)

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import xarray as xr
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import (
@@ -141,8 +141,10 @@ class Path:
         return Path(self.covariance[networks], self.width[networks], network, self.layer[mine], self.gap, self.pattern)
 
     def thinned(self, count: int) -> "Path":
-        """At most `count` of the transitions, evenly spaced."""
-        return self.take(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)))
+        """At most `count` of the transitions; which ones does not depend on the order of networks and tokens."""
+        if count >= len(self):
+            return self
+        return self.take(evenly_by(largest_variances(self.covariance)[self.network, self.layer + 1], count))
 
     def width_index(self, widths: np.ndarray, chosen: slice | np.ndarray = slice(None)) -> np.ndarray:  # noqa: B008 immutable
         """Index of each transition's width in an ascending array of widths."""
@@ -238,6 +240,17 @@ def with_used(data: xr.Dataset, used: Bool[np.ndarray, "networks transitions"]) 
     """The Dataset with the variable `used` set."""
     from_last = np.zeros((len(used), 1), bool)
     return data.assign({USED: (("network", "layer"), np.concatenate([used, from_last], axis=1))})
+
+
+def largest_variances(V: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "..."]:
+    """The largest variance of a token, in float32; sorted by it, transitions have an order of their own."""
+    return np.diagonal(V, axis1=-2, axis2=-1).max(axis=-1).astype(np.float32)
+
+
+def evenly_by(key: Float[np.ndarray, " all"], count: int) -> Int[np.ndarray, " some"]:
+    """Indices of `count` values that are evenly spaced in the order of the values; fewer, if there are not so many."""
+    order = np.argsort(key, kind="stable")
+    return np.sort(order[np.linspace(0, len(key) - 1, min(count, len(key))).round().astype(int)])
 
 
 def _symmetric(V: np.ndarray) -> Float[np.ndarray, "transitions m m"]:

@@ -1,7 +1,6 @@
 """Covariances of many independent finite networks."""
 
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
@@ -15,7 +14,7 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
-from sdeinfer._devices import devices_for, divided, launching
+from sdeinfer._devices import devices_for, divided, launching, launching_threads
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
@@ -136,7 +135,7 @@ def sample_chains(
     done: Callable[[int], object] = lambda count: None,
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, "networks layers m m"]:
-    """Draw the covariances of networks by the chain, with one thread per core.
+    """Draw the covariances of networks by the chain, in the threads of `launching_threads`.
 
     One compiled program serves every width and every number of networks and layers. Of several devices each draws
     equally many networks of every batch.
@@ -172,11 +171,9 @@ def sample_chains(
             covariance[members] = np.asarray(drawn)[: len(members), : observed + 1]
         return len(members)
 
-    # On a CPU, XLA runs the body of a loop on one core.
-    threads = os.cpu_count() if jax.default_backend() == "cpu" else 1
     # The first batch runs alone: threads that start together would each compile the same program.
     done(draw(0))
-    pool = ThreadPoolExecutor(threads)
+    pool = ThreadPoolExecutor(launching_threads())
     try:
         for count in pool.map(draw, range(batch, networks, batch)):
             done(count)

@@ -8,10 +8,14 @@ from sdeinfer.observation._chunks import refuse as refuse
 from sdeinfer.observation._chunks import require_loaded as require_loaded
 from sdeinfer.observation._dataset import DIMS as DIMS
 from sdeinfer.observation._dataset import INCOMPLETE as INCOMPLETE
+from sdeinfer.observation._dataset import TOKENS as TOKENS
 from sdeinfer.observation._dataset import covariance_dataset as covariance_dataset
 from sdeinfer.observation._dataset import truth_of as truth_of
 from sdeinfer.observation._dataset import validate as validate
 from sdeinfer.observation._dataset import validate_labels as validate_labels
+from sdeinfer.observation._faults import labels_of as labels_of
+from sdeinfer.observation._faults import last_marks as last_marks
+from sdeinfer.observation._faults import require_different as require_different
 from sdeinfer.observation._groups import Groups as Groups
 from sdeinfer.observation._groups import blocks_of_layers as blocks_of_layers
 from sdeinfer.observation._groups import groups_of as groups_of

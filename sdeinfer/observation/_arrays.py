@@ -1,11 +1,13 @@
 """Arrays of any library as NumPy arrays of real numbers."""
 
+import re
 import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 
 from sdeinfer._files import InputError, first_line
 
@@ -31,6 +33,21 @@ def as_array(values: Any, name: str) -> np.ndarray:
         if array.dtype != object:
             return real(array, name)
     raise InputError(f"{name}: cannot be read as an array ({reasons[0]})")
+
+
+def in_order(array: xr.DataArray, names: tuple[str, ...], where: str) -> xr.DataArray:
+    """The array with its dimensions in the order of their names, "prompt" being optional; unchanged without names.
+
+    Raises:
+        InputError: for other dimensions.
+    """
+    dims = tuple(map(str, array.dims))
+    if all(re.fullmatch(r"dim_\d+", name) for name in dims):  # xarray's names of dimensions without one
+        return array
+    order = [name for name in names if name in dims or name != "prompt"]
+    if sorted(order) != sorted(dims):
+        raise InputError(f"{where}: dimensions {', '.join(order)} are needed, got {', '.join(dims)}")
+    return array.transpose(*order)
 
 
 def real(array: np.ndarray, name: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from sdeinfer._files import InputError, first_line
 from sdeinfer._map_reduce import map_chunks
-from sdeinfer.covariance import covariance_fault
+from sdeinfer.observation._faults import first_fault, last_marks, require_different
 
 LEAST = 2**25
 """Size in bytes of float64 up to which neighbouring chunks of a Dataset are read together."""
@@ -79,7 +79,7 @@ class Chunk:
                     faults.append(str(error))
         V[damaged] = np.eye(V.shape[-1])
         for start, stop in self._pieces():
-            if _fault(V[start:stop]) is not None:
+            if first_fault(V[start:stop]) is not None:
                 faults += self._examine(V[start:stop], damaged[start:stop], start)
         return Inspected(V, damaged, tuple(faults))
 
@@ -87,11 +87,11 @@ class Chunk:
         """Find the networks of a piece that are no covariances; replaces and marks them in place."""
         faults = []
         for number in range(len(V)):
-            fault = _fault(V[number : number + 1])
+            fault = first_fault(V[number : number + 1])
             if fault is not None:
                 damaged[number], V[number] = True, np.eye(V.shape[-1])
                 faults.append((number, fault))
-        number, (layer, what) = faults[0]
+        number, (_, layer, what) = faults[0]
         where = f"network {self._labels(start + number)}, layer {self.covariance['layer'].values[layer]}"
         more = "" if len(faults) == 1 else f", and {len(faults) - 1} more of its chunk, {self._name(start, len(V))}"
         return [f"{self.source}: covariance: {where}: {what}{more}"]
@@ -144,9 +144,11 @@ def require_undamaged(data: xr.Dataset) -> None:
     """Check every covariance of a Dataset in chunks.
 
     Raises:
-        InputError: naming the networks that cannot be read, or are no covariances.
+        InputError: naming the networks that cannot be read, are no covariances, or were recorded twice.
     """
-    refuse([fault for faults in map_chunks(_faults, chunks_of(data), name="validate") for fault in faults])
+    found = map_chunks(_faults_and_marks, chunks_of(data), name="validate")
+    refuse([fault for faults, _ in found for fault in faults])
+    require_different(np.concatenate([marks for _, marks in found]), np.arange(data.sizes["network"]))
 
 
 def refuse(faults: Sequence[str]) -> None:
@@ -169,15 +171,6 @@ def require_loaded(data: xr.Dataset, where: str) -> None:
         )
 
 
-def _faults(chunk: Chunk) -> tuple[str, ...]:
-    return chunk.inspected().faults
-
-
-def _fault(V: np.ndarray) -> tuple[int, str] | None:
-    """The first layer with a fault, and the fault."""
-    # Layer by layer, because the temporaries of a check are larger than its input.
-    for layer in range(V.shape[1]):
-        fault = covariance_fault(V[:, layer])
-        if fault is not None:
-            return layer, fault[1]
-    return None
+def _faults_and_marks(chunk: Chunk) -> tuple[tuple[str, ...], np.ndarray]:
+    V, _, faults = chunk.inspected()
+    return faults, last_marks(V)

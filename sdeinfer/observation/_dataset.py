@@ -8,14 +8,17 @@ import xarray as xr
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import covariance_fault
 from sdeinfer.layers import Architecture
 from sdeinfer.observation._chunks import in_chunks, require_undamaged
+from sdeinfer.observation._faults import first_fault, labels_of, last_marks, require_different
 
 DIMS = ("network", "layer", "token_a", "token_b")
 
 INCOMPLETE = "incomplete"
 """Attribute of a Dataset that lacks tokens to which its tokens would attend, if the layers had attention."""
+
+TOKENS = "tokens"
+"""Attribute of a Dataset: its number of tokens, which tells one that was cut by other means than `take`."""
 
 
 def covariance_dataset(
@@ -37,8 +40,8 @@ def covariance_dataset(
 
     Returns:
         A valid Dataset with the variable `covariance` over network, layer, token_a, token_b; `layer` holds the layer
-        numbers, `width` is a coordinate on network, and the attributes hold `architecture`, its sizes that are not 1
-        (see `Architecture`) and `truth_<name>`.
+        numbers, `width` is a coordinate on network, and the attributes hold the number of `tokens`, `architecture`, its
+        sizes that are not 1 (see `Architecture`) and `truth_<name>`.
 
     Raises:
         InputError: see `validate`.
@@ -54,7 +57,7 @@ def covariance_dataset(
             "layer": np.arange(V.shape[1]) if layers is None else np.asarray(layers),
             "width": ("network", np.broadcast_to(np.asarray(width), V.shape[:1]).copy()),
         },
-        attrs={} if architecture is None else architecture.attributes(),
+        attrs={TOKENS: V.shape[-1]} | ({} if architecture is None else architecture.attributes()),
     )
     data.attrs.update({f"truth_{name}": float(value) for name, value in (truth or {}).items()})
     return validate(data)
@@ -79,6 +82,8 @@ def truth_of(attrs: Mapping[Hashable, Any]) -> dict[str, float]:
 def validate(data: xr.Dataset) -> xr.Dataset:
     """Check a Dataset of covariances from any source, and put it in canonical order.
 
+    Layers and networks that were recorded twice are refused: they would count as further data.
+
     Arguments:
         data: a Dataset with the variable `covariance`; its dimensions may come in any order. Where Dask backs it, the
             covariances are read in chunks, and stay backed by Dask.
@@ -94,15 +99,11 @@ def validate(data: xr.Dataset) -> xr.Dataset:
         require_undamaged(data)
         return data
     V = data["covariance"].values
-    # Layer by layer, because the temporaries of a check are larger than its input.
-    for layer in range(V.shape[1]):
-        fault = covariance_fault(V[:, layer])
-        if fault is not None:
-            (network,), what = fault
-            raise InputError(
-                f"covariance: network {data['network'].values[network] if 'network' in data.coords else network}, "
-                f"layer {data['layer'].values[layer]}: {what}"
-            )
+    fault = first_fault(V)
+    if fault is not None:
+        network, layer, what = fault
+        raise InputError(f"covariance: network {labels_of(data)[network]}, layer {data['layer'].values[layer]}: {what}")
+    require_different(last_marks(V), labels_of(data))
     return data
 
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.observation._arrays import as_array
+from sdeinfer.observation._arrays import as_array, in_order
 from sdeinfer.observation._capture import observe_equinox, observe_flax, observe_torch
 from sdeinfer.observation._observer import Observer
 
@@ -35,11 +35,13 @@ class Observe:
         hidden_states: hidden states after every layer, the initial ones first, as floating-point numbers or integers of
             NumPy, JAX, PyTorch, or any library with `__array__` or DLPack. Either one array of shape (networks, layers,
             tokens, width) or (networks, layers, prompts, tokens, width); or a list, tuple or iterator of layers, each
-            of shape (networks, tokens, width) or (networks, prompts, tokens, width). The `hidden_states` of Hugging
+            of shape (networks, tokens, width) or (networks, prompts, tokens, width). An xarray.DataArray with the
+            dimensions network, layer, (prompt,) token and width may have them in any order; its coordinate `layer`
+            holds the layer numbers. The `hidden_states` of Hugging
             Face models are such a tuple, with the batch as the networks; if the batch holds prompts of one network, use
             `observe(state[None] for state in output.hidden_states)`. In most of these models the last entry has passed
             the final normalisation: leave it out.
-        width: n; None for the last dimension of the hidden states.
+        width: n, the number of features of the hidden states, to be checked; None for any.
         tokens: the tokens of each prompt to observe, as indices, a mask or a slice; None for all.
         prompts: the prompts to observe, likewise.
         pattern: which tokens each token attends to, as `si.CAUSAL` or, if the tokens of several prompts follow one
@@ -70,6 +72,9 @@ class Observe:
     ) -> xr.Dataset:
         """Reduce hidden states: see the class."""
         observer = Observer(width, tokens=tokens, prompts=prompts, pattern=pattern)
+        if isinstance(hidden_states, xr.DataArray):
+            hidden_states = in_order(hidden_states, ("network", "layer", "prompt", "token", "width"), "hidden_states")
+            layers = hidden_states["layer"].values if layers is None and "layer" in hidden_states.coords else layers
         for state in _states(hidden_states):
             observer.add(state)
         return observer.dataset(layers=layers)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError, first_line
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.observation._arrays import as_array
+from sdeinfer.observation._arrays import as_array, in_order
 from sdeinfer.observation._dataset import INCOMPLETE, covariance_dataset
 from sdeinfer.observation._precision import LARGEST_SHARE, LowPrecisionWarning, rounding_share
 
@@ -24,7 +24,7 @@ class Observer:
     It keeps covariances, not hidden states, and computes them at least in float32.
 
     Arguments:
-        width: n; None for the last dimension of the hidden states.
+        width: n, the number of features of the hidden states, to be checked; None for any.
         tokens: the tokens of each prompt to observe, as indices, a mask or a slice; None for all. `observe` says when a
             subset of the tokens can be fitted.
         prompts: the prompts to observe, likewise.
@@ -47,7 +47,6 @@ class Observer:
         if width is not None and width < 1:
             raise InputError(f"width: at least 1 is needed, got {width}")
         self.width = width
-        self.features = 0
         self.first_network = first_network
         self.covariances: list[np.ndarray] = []
         self.coarsest: np.dtype | None = None
@@ -67,11 +66,15 @@ class Observer:
                 are not real and finite.
         """
         name = f"hidden_states: layer {len(self.covariances)}"
+        if isinstance(state, xr.DataArray):
+            state = in_order(state, ("network", "prompt", "token", "width"), name)
         X = as_array(state, name)
         self._check_shape(X.shape, name)
         X = X.reshape(X.shape[0], -1, X.shape[-1])
         X = X if self._tokens is None and self._prompts is None else X[:, self._observed_tokens()]
         tokens, features = X.shape[-2:]
+        if self.width not in (None, features):
+            raise InputError(f"width: the hidden states have {features} features at {name}, got width {self.width}")
         if features < tokens:
             raise InputError(
                 f"{name}: {features} features for {tokens} tokens make the covariance singular, and no law of a layer "
@@ -80,8 +83,7 @@ class Observer:
         if _spacing(X.dtype) > _spacing(self.coarsest):
             self.coarsest = X.dtype
         X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
-        self.features = features
-        self.width = features if self.width is None else self.width
+        self.width = features
         with np.errstate(over="ignore", invalid="ignore"):
             V = X @ np.swapaxes(X, -1, -2) / self.width
         self._check_finite(V, X, name)
@@ -205,7 +207,7 @@ def _warn_of_rounding(observers: Sequence[Observer]) -> None:
     if coarsest is None:
         return
     spacing = _spacing(coarsest)
-    share = max(rounding_share(each.covariances, width=each.features, spacing=spacing) for each in observers)
+    share = max(rounding_share(each.covariances, width=each.width or 1, spacing=spacing) for each in observers)
     if share > LARGEST_SHARE:
         warnings.warn(
             f"hidden_states: {coarsest} rounds by {share:.0%} of the change from layer to layer (root mean squares), "

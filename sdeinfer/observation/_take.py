@@ -5,7 +5,7 @@ import xarray as xr
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import PATTERN_ATTRIBUTES, Pattern
-from sdeinfer.observation._dataset import INCOMPLETE
+from sdeinfer.observation._dataset import INCOMPLETE, TOKENS
 
 
 def take(data: xr.Dataset, *, prompts: list[int] | None = None, tokens: int | None = None) -> xr.Dataset:
@@ -41,5 +41,5 @@ def take(data: xr.Dataset, *, prompts: list[int] | None = None, tokens: int | No
     except InputError:
         attributes[INCOMPLETE] = 1.0
     part = data.isel(token_a=kept, token_b=kept)
-    part.attrs = attributes
+    part.attrs = attributes | {TOKENS: len(kept)}
     return part

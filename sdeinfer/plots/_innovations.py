@@ -4,7 +4,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from scipy.stats import norm
 
-from sdeinfer.diagnostics import LEVEL, innovation_tests, observed
+from sdeinfer.diagnostics import LEVEL, innovation_tests
 from sdeinfer.plots._style import NEUTRAL, SDE, WRONG, finish, one_panel
 
 
@@ -24,7 +24,7 @@ def plot_innovations(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
         axes.figure.savefig("innovations.pdf")
         ```
     """
-    directions = innovation_tests(post, observed(post)).iloc[::-1]
+    directions = innovation_tests(post).iloc[::-1]
     bound = float(norm.isf(LEVEL / len(directions) / 2))
     panel = one_panel(axes, height=0.7 + 0.3 * len(directions))
     panel.axvspan(-bound, bound, color=SDE, alpha=0.12, lw=0)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
 from sdeinfer._html import render
-from sdeinfer.diagnostics import Check, identification, observed, summarise
+from sdeinfer.diagnostics import Check, identification, summarise
 from sdeinfer.infer import LIMIT_POSTERIOR
 from sdeinfer.layers import SIZES
 from sdeinfer.plots import (
@@ -97,7 +97,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
 
 
 def _identified(post: xr.DataTree) -> dict[str, Any]:
-    table = identification(post, observed(post))
+    table = identification(post)
     return {
         "titles": [TITLES[column] for column in table.columns],
         "rows": [(name, list(row)) for name, row in zip(table.index, table.to_numpy(), strict=True)],

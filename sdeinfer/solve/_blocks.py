@@ -1,6 +1,5 @@
 """Many paths in blocks of one shape, on all cores and devices: one compiled program serves all data."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from sdeinfer._devices import devices_for, divided, launching
+from sdeinfer._devices import devices_for, divided, launching, launching_threads
 from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._brownian import BrownianSteps, BrownianSums
 from sdeinfer.solve._grid import Grid, Times
@@ -74,13 +73,13 @@ def solve_in_blocks(
 
 
 def in_threads(solve: Callable[[int], None], blocks: int) -> None:
-    """Call a function with the number of each block, with one thread per core.
+    """Call a function with the number of each block, in the threads of `launching_threads`.
 
     JAX's settings are thread-local: the function sets those that it needs.
     """
     # The first block runs alone: threads that start together would each compile the same program.
     solve(0)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(launching_threads()) as pool:
         for _ in pool.map(solve, range(1, blocks)):
             pass
 

@@ -81,8 +81,10 @@ class Problem:
 
     @property
     def finer_step(self) -> float:
-        """The step of fresh paths: half of the step, or the same where statistics depend on every step."""
-        return self.step if any(each.every_step for each in self.statistics) else self.step / 2
+        """The step of fresh paths: half of the steps taken, or the same where statistics depend on every step."""
+        if any(each.every_step for each in self.statistics):
+            return self.step
+        return self.depth / self.width / (2 * (len(self.grid.steps) - 1))
 
     @property
     def grid(self) -> Grid:
@@ -226,7 +228,7 @@ class Problem:
         The solver has weak order 1, so that twice the change by halving the step is what the steps leave out.
         """
         offsets = []
-        for each in self.constraints:
+        for each in self.constraints if finer.grid != self.grid else ():
             criterion, _, _ = self._searched(each)
             pairs = zip(self.estimates(criterion, u), finer.estimates(criterion, u), strict=True)
             offsets += [

@@ -298,9 +298,11 @@ def _tuned(problem: Problem, fresh: Problem, found: Found, began: float) -> Tune
 
 
 def _estimates(problem: Problem, fresh: Problem, criterion: AbstractCriterion, u: np.ndarray) -> list[Estimate]:
-    """A criterion on fresh paths, free of the bias of the steps where it shows."""
-    pairs = zip(problem.estimates(criterion, u), fresh.estimates(criterion, u), strict=True)
-    return [extrapolated(rough, fine) for rough, fine in pairs]
+    """A criterion on fresh paths, free of the bias of the steps where they were halved and it shows."""
+    found = fresh.estimates(criterion, u)
+    if fresh.grid == problem.grid:
+        return found
+    return [extrapolated(rough, fine) for rough, fine in zip(problem.estimates(criterion, u), found, strict=True)]
 
 
 def _gap(layer: AbstractLayer, width: int) -> float:

@@ -122,7 +122,7 @@ def test_some_networks_are_kept(chunks, monkeypatch):
     assert post["observed_data"]["network"].values.tolist() == [0, 3, 7, 10, 13, 16, 20, 23]
     assert "layers and predictions are checked on 8 of 24 networks" in si.check(post).notes
     # The scatter of the networks that were kept stands for that of all.
-    table = si.diagnostics.consequences(post, si.diagnostics.observed(post)).loc["scatter of networks"]
+    table = si.diagnostics.consequences(post).loc["scatter of networks"]
     assert (table.drop(["effect", "z", "p"]) < 2).all()
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from sdeinfer import InputError
 from sdeinfer.criteria import GradientNorms
-from sdeinfer.diagnostics import innovation_tests, observed
+from sdeinfer.diagnostics import innovation_tests
 from sdeinfer.plots import (
     correlation_bands,
     pair_correlations,
@@ -100,7 +100,7 @@ def test_given_axes_are_drawn_on_and_returned(fitted, plot, count):
 
 def test_innovations_in_each_direction_against_the_band(fitted):
     axes = plot_innovations(fitted)
-    table = innovation_tests(fitted, observed(fitted))
+    table = innovation_tests(fitted)
     found = {line.get_ydata()[0]: line for line in axes.lines if line.get_marker() in ("o", "X")}
     assert [label.get_text() for label in axes.get_yticklabels()] == list(table.index[::-1])
     for place, z in enumerate(table["z"][::-1]):

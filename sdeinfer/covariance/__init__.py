@@ -19,6 +19,7 @@ from sdeinfer.covariance._diffusion import factor_noise as factor_noise
 from sdeinfer.covariance._diffusion import smooth_noise as smooth_noise
 from sdeinfer.covariance._diffusion import spectrum as spectrum
 from sdeinfer.covariance._eigen import eigh as eigh
+from sdeinfer.covariance._factors import cholesky_of as cholesky_of
 from sdeinfer.covariance._factors import factor_on_host as factor_on_host
 from sdeinfer.covariance._factors import inverse_lower as inverse_lower
 from sdeinfer.covariance._matrix import centre as centre

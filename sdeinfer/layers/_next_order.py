@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sdeinfer.covariance import Spectrum, inverse_lower, safe_sqrt
+from sdeinfer.covariance import Spectrum, cholesky_of, inverse_lower, safe_sqrt
+from sdeinfer.layers._absolute_moments import excess_products
 from sdeinfer.layers._relu import relu_alignment
 
 
@@ -201,16 +202,17 @@ def relu_noise(at: Frame, drift: Float[Any, "... m m"]) -> ReluNoise:
     tokens = squares + squares.mT + 2 * products
     mixed = tokens + 2 * products
     hidden = mixed - 2 * (1 + 2 * equal) - 8 * equal * drift
-    square = 1 + 2 * equal - mixed + absolute_squares(R, between, U) - 16 * drift**2
+    closed = (absolute_squares(R, between, U) - 2 * products + 1 + 2 * equal) / (1 + equal)
+    square = (1 + equal) * excess_products(cholesky_of(V), R, closed)
+    square = square - squares - squares.mT - 2 * products - 16 * drift**2
     return ReluNoise(hidden / (1 + equal), square / (1 + equal), tokens / (1 + equal), response)
 
 
 def absolute_squares(R: Float[Any, "... m m"], between: Angles, U: Float[Any, "... m m"]) -> Float[Any, "... m m"]:
-    """E[u_i² u_j²] of u = R|h|, from E|h_a h_b h_c h_d|; exact for up to three tokens.
+    """E[u_i² u_j²] of u = R|h|, from E|h_a h_b h_c h_d|; exact for up to three tokens, see `_absolute_moments`.
 
-    E[h_a² |h_c h_d|] has a closed form; E|h_a h_b h_c h_d| of four different tokens has none and is replaced by the
-    moment of a normal with the mean and the covariance of |h|. The replaced terms have the coefficient q². The sum
-    starts from Isserlis' theorem for all indices and adds the exact corrections for each pattern of equal indices.
+    The sum starts from Isserlis' theorem for all indices and adds the exact corrections for each pattern of equal
+    indices.
 
     Arguments:
         R: Q⁻¹.

@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sdeinfer.covariance import Pattern, safe_sqrt
+from sdeinfer.covariance import Pattern, cholesky_of, safe_sqrt
+from sdeinfer.layers._absolute_moments import excess_forms
 from sdeinfer.layers._next_order import Angles, angles, diagonals, outer_product, relu_drift_along
 
 
@@ -238,14 +239,15 @@ def pattern_relu_noise(
     hidden = pairs - 2 * normal - 8 * size * drift
     mean = (2 / math.pi) * outer_product(between.norm, between.norm)
     absolute = (size + 4 * drift) ** 2 + 1 + 4 * growth + 16 * square - 2 * _inner(W, mean[..., None, :, :]) ** 2
-    absolute = absolute + excess_of_repeated(between, W)
-    return PatternReluNoise(size, hidden, normal - pairs + absolute - 16 * drift**2, 4 * mixed)
+    closed = absolute + excess_of_repeated(between, W) - 2 * (both + 2 * _inner(W, same)) + normal
+    square = excess_forms(cholesky_of(V), W, closed) - 4 * mixed - 16 * drift**2
+    return PatternReluNoise(size, hidden, square, 4 * mixed)
 
 
 def excess_of_repeated(between: Angles, W: Float[Any, "... p m m"]) -> Float[Any, "... p"]:
     """Excess of Σ W_ab W_cd E|h_a h_b h_c h_d| over that of a normal with the mean and the covariance of |h|.
 
-    As in `absolute_squares`, that is known where two of the four tokens are equal, and is left out for four others.
+    That is known where two of the four tokens are equal, and is left out for four others, see `_absolute_moments`.
     """
     xp, token = W.__array_namespace__(), np.arange(W.shape[-1])
     norm, rho, sine, turn = between

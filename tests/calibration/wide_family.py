@@ -101,7 +101,7 @@ def draw_family(seed: int) -> Family:
 
 
 def _initial(shape: str, tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """A Gram matrix of the initial tokens, with norms of .3 to 3 or so."""
+    """A Gram matrix of the initial tokens, whose largest norm is .3 to 4."""
     X = rng.normal(size=(tokens, tokens + 4))
     if shape == "equicorrelated":
         rho = rng.uniform(0, 0.9)
@@ -120,7 +120,7 @@ def _initial(shape: str, tokens: int, rng: np.random.Generator) -> np.ndarray:
         norms = np.exp(rng.uniform(0, np.log(10), tokens))
         norms[[0, -1]] = 1, 10
         V = V * np.outer(norms, norms) / 10
-    size = float(np.exp(rng.uniform(np.log(0.3), np.log(2.0))))
+    size = float(np.exp(rng.uniform(np.log(0.3), np.log(4.0))))
     return size**2 * V / np.diag(V).max()
 
 

@@ -22,6 +22,7 @@ from sdeinfer.covariance._eigen import eigh as eigh
 from sdeinfer.covariance._factors import cholesky_of as cholesky_of
 from sdeinfer.covariance._factors import factor_on_host as factor_on_host
 from sdeinfer.covariance._factors import inverse_lower as inverse_lower
+from sdeinfer.covariance._factors import whiten_by as whiten_by
 from sdeinfer.covariance._matrix import centre as centre
 from sdeinfer.covariance._matrix import correlation as correlation
 from sdeinfer.covariance._matrix import covariance_fault as covariance_fault

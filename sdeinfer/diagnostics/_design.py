@@ -188,10 +188,7 @@ def _sample(
     # The law is meaningless outside its range.
     order = np.argsort(spread)[: max(int((spread <= LARGEST_LOGIT).sum()), 1)]
     path, spread = path.take(order), spread[order]
-    centre = path.terms(every).variance.mean(axis=0)
-    law = law_at(
-        architecture, layer.coordinates.unconstrained(layer.parameters()), widths=np.array([width]), centre=centre
-    )
+    law = law_at(architecture, layer.coordinates.unconstrained(layer.parameters()), widths=np.array([width]))
     parts = list(innovations(path, law))
     back = np.argsort(np.concatenate([here.transitions for here in parts]))
     information, score = (

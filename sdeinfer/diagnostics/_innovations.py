@@ -27,7 +27,7 @@ from sdeinfer.covariance import PatternSpectrum, Spectrum, pairs, tokens_of, unv
 from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at, mean_and_variance, omitted_order
 from sdeinfer.layers import AbstractArchitecture, architecture_in
-from sdeinfer.likelihood import Path, any_transitions, mean_features, with_pattern
+from sdeinfer.likelihood import Path, any_transitions, with_pattern
 
 DIRECTIONS = {
     "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, the weights have another variance, or "
@@ -103,7 +103,7 @@ def laws_of(
     for index, here in enumerate(each):
         mine = path.of_networks(np.flatnonzero(number.reshape(-1) == index))
         if len(mine):
-            yield mine, law_at(kind, here, widths=np.unique(mine.width), centre=mean_features(mine), law=law)
+            yield mine, law_at(kind, here, widths=np.unique(mine.width), law=law)
 
 
 class Omissions(NamedTuple):
@@ -126,7 +126,7 @@ class Omissions(NamedTuple):
         if law == "limit" and kind.pattern.everything:
             # A layer of a user may have no law of finite width.
             with contextlib.suppress(InputError):
-                exact = law_at(kind, at.u, widths=at.widths, centre=at.centre, law="finite-width")
+                exact = law_at(kind, at.u, widths=at.widths, law="finite-width")
         return cls(tau0, exact)
 
     def at(self, path: Path, here: Innovations, law: LawAt) -> tuple[np.ndarray, np.ndarray]:
@@ -136,7 +136,7 @@ class Omissions(NamedTuple):
         width = (zero, zero)
         if self.exact is not None:
             number = path.width_index(law.widths, here.transitions)
-            fitted, exact = (mean_and_variance(here.terms, x.moments.at(number), x.centre) for x in (law, self.exact))
+            fitted, exact = (mean_and_variance(here.terms, x.moments.at(number)) for x in (law, self.exact))
             width = ((exact[0] - fitted[0]) / here.sd, exact[1] / fitted[1] - 1)
         mean, variance = (np.stack(each, axis=-1) for each in zip(softmax, width, strict=True))
         return mean, variance

@@ -62,13 +62,13 @@ def shift_to_exact_mode(
     """
     if not free.any():
         return np.zeros_like(u)
-    centre, widths = np.asarray(statistics.centre, np.float64), np.unique(path.width)
+    widths = np.unique(path.width)
 
     # The priors' score at the statistics' mode is minus the statistics' score there.
     of_priors = -np.asarray(_score(architecture, statistics.pooled(), u), np.float64)
 
     def exact(shift: np.ndarray) -> Exact:
-        law = law_at(architecture, u + shift, widths=widths, centre=centre)
+        law = law_at(architecture, u + shift, widths=widths)
         bent = curvature @ shift
         priors = Exact(float((of_priors - bent / 2) @ shift), of_priors - bent, curvature)
         if isinstance(path, Path):

@@ -28,14 +28,12 @@ class LawAt(NamedTuple):
     Attributes:
         u: unconstrained parameters.
         widths: the distinct widths, ascending.
-        centre: means of the variance features, shape (features, p).
         moments: moments at each width.
         slopes: derivatives of the moments, with a last axis of unconstrained parameters.
     """
 
     u: np.ndarray
     widths: np.ndarray
-    centre: np.ndarray
     moments: Moments
     slopes: Moments
 
@@ -83,7 +81,6 @@ def law_at(
     u: Float[Array | np.ndarray, " parameters"],
     *,
     widths: np.ndarray,
-    centre: np.ndarray,
     law: str = "finite-width",
 ) -> LawAt:
     """The law at unconstrained parameters, in float64.
@@ -92,14 +89,12 @@ def law_at(
         architecture: the kind of layer.
         u: `Coordinates.unconstrained` of the layer.
         widths: the distinct widths n.
-        centre: means of the variance features over some data, shape (features, p).
         law: "finite-width" or "limit".
     """
     widths, dtype = np.asarray(widths), jnp.result_type(float)
-    repeated, centre = (np.asarray(x, dtype) for x in (repeated_widths(widths), centre))
-    found = _moments_and_slopes(architecture, law, np.asarray(u, dtype), repeated, centre)
+    found = _moments_and_slopes(architecture, law, np.asarray(u, dtype), np.asarray(repeated_widths(widths), dtype))
     moments, slopes = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
-    return LawAt(np.asarray(u, np.float64), np.asarray(widths), np.asarray(centre, np.float64), moments, slopes)
+    return LawAt(np.asarray(u, np.float64), np.asarray(widths), moments, slopes)
 
 
 def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
@@ -113,23 +108,23 @@ def innovations_of(path: Path, block: np.ndarray, terms: Terms, law: LawAt) -> I
     # Networks of one width share one row of moments.
     width = path.width_index(law.widths, block) if len(law.widths) > 1 else np.zeros(1, int)
     here, along = law.moments.at(width), law.slopes.at(width)
-    mean, variance = mean_and_variance(terms, here, law.centre)
+    mean, variance = mean_and_variance(terms, here)
     sd = np.sqrt(variance)
-    of_mean, of_variance = _slopes(along, terms, np.asarray(terms.variance - law.centre))
+    of_mean, of_variance = _slopes(along, terms)
     y = np.asarray(terms.increments - mean) / sd
     return Innovations(block, terms, y, sd, of_mean / sd[..., None], of_variance / variance[..., None])
 
 
-def mean_and_variance(terms: Terms, moments: Moments, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def mean_and_variance(terms: Terms, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance of each increment, shape (transitions, p); moments with a leading axis of the transitions."""
     common = moments.common_variance(terms.mixing)
-    change = moments.own_variance(terms.mixing, terms.variance - centre) / common
+    change = moments.own_variance(terms.mixing, terms.variance) / common
     return np.asarray(moments.mean(terms)), common * at_least_a_quarter(change)
 
 
-def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Derivatives of each term's mean and variance, for features f − f̄; shape (transitions, p, parameters)."""
-    own = own.swapaxes(-1, -2)
+def _slopes(along: Moments, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
+    """Derivatives of each term's mean and variance, shape (transitions, p, parameters)."""
+    own = terms.variance.swapaxes(-1, -2)
     mean = terms.drift.swapaxes(-1, -2) @ along.drift
     noise = along.noise + own @ along.variance
     mixing = along.mixing + own @ along.variance_mixing
@@ -138,15 +133,14 @@ def _slopes(along: Moments, terms: Terms, own: np.ndarray) -> tuple[np.ndarray, 
 
 @partial(jax.jit, static_argnums=(0, 1), compiler_options=RUN_ONCE)
 def _moments_and_slopes(
-    architecture: AbstractArchitecture, law: str, u: Float[Array, " parameters"], widths: Array, centre: Array
+    architecture: AbstractArchitecture, law: str, u: Float[Array, " parameters"], widths: Array
 ) -> tuple[Moments, Moments]:
     def moments(u: Float[Array, " parameters"]) -> Moments:
         layer = architecture.layer_at(u)
 
         def at(width: Array) -> Moments:
-            return moments_of(
-                layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit()), centre
-            )
+            own = layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit())
+            return moments_of(own)
 
         return jax.vmap(at)(widths)
 

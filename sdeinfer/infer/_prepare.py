@@ -152,8 +152,8 @@ def adjusted_statistics(
     layer = layer_at(model, together, mode)
     priors = layer.precision(curvature_of_priors(model, together, mode))
     sample = path.thinned(SAMPLE)
-    times, centre = len(path) / len(sample), np.asarray(statistics.centre)
-    adjustment = sandwich(sample, form.kind, layer.u, centre, priors=priors, free=layer.sd > 0, times=times)
+    times = len(path) / len(sample)
+    adjustment = sandwich(sample, form.kind, layer.u, priors=priors, free=layer.sd > 0, times=times)
     if layer.u.ndim == 1:
         of_some = None
         if len(path) > 4 * STARTING:

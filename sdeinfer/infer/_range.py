@@ -1,6 +1,7 @@
-"""Selection of the transitions that start inside the range of validity of the law of a layer with attention.
+"""Selection of the transitions that start inside the range of validity of the law of a layer.
 
-The law is a series in the spread s of the logits in a row of the softmax: their standard deviation about the row mean,
+For attention the law is a series in the spread s of the logits in a row of the softmax: their standard deviation about
+the row mean,
 
     s² = max_α V_αα tr(H_α V)/((m_α − 1) n τ0²)
 
@@ -13,6 +14,10 @@ before the next observation.
 
 The rule needs τ0. It is estimated from the transitions with the smallest spreads; their number grows by a factor of
 four as long as the rule, at the current estimate, allows more.
+
+For a shaped ReLU the law is one of small relative changes of V in one layer, of size (θ₂/n) ‖L⁻¹ B₂ L⁻ᵀ‖ with V = LLᵀ.
+They are small except where V is nearly singular although its tokens are not near copies, such as two opposite ones:
+there one layer adds many times V in the directions in which V is small.
 """
 
 import math
@@ -25,17 +30,19 @@ import xarray as xr
 from jaxtyping import ArrayLike, Float, Real
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, singular, whiten_by
 from sdeinfer.infer._coordinates import LayerAt, layer_at
 from sdeinfer.infer._mode import Mode, latent_mode, posterior_mode
 from sdeinfer.infer._reduce import kind_of_program, reduced
 from sdeinfer.infer._settings import LARGEST_LOGIT
-from sdeinfer.layers import AbstractArchitecture, limit_on_host
+from sdeinfer.layers import AbstractArchitecture, limit_on_host, relu_drift
 from sdeinfer.likelihood import (
+    GROWTH,
     SPREAD,
     AbstractModel,
     Assumptions,
     ChunkedPath,
+    EveryLayer,
     Groups,
     LatentLayers,
     Path,
@@ -55,6 +62,12 @@ at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FAC
 TOLD = 0.01
 """Of data in chunks, the estimate of τ0 uses no more transitions than are in memory at a time, once the standard
 deviation of log τ0 is below this."""
+
+LARGEST_GROWTH = 1.0
+"""Largest relative change of V by the ReLU of one layer, at which a transition may start."""
+
+LARGEST_RELU_DRIFT = 36.0
+"""θ₂ = γ²(c₊ − c₋)² up to which no estimate is needed to tell that all transitions are in this range."""
 
 NODES = 64
 """Number of nodes for the estimates: the smallest number of a fit, so that they share its compiled programs."""
@@ -109,6 +122,8 @@ def in_range(
     kind = assumptions.architecture or kind_of_program(model, data, assumptions)
     if math.isfinite(largest_logit) and kind.coordinates.temperatures:
         used, tau0 = _used(model, data, assumptions, kind, used, largest_logit)
+    if isinstance(model, EveryLayer):
+        used = _of_small_growth(model, data, assumptions, kind, used)
     return with_used(data, used), {} if math.isnan(tau0) else {"pilot_tau0": tau0}
 
 
@@ -144,6 +159,15 @@ def logit_spread(
     about_mean = size * (variances @ mean.T - np.einsum("an,...nk,ak->...a", mean, V, mean, optimize=True))
     about_mean = np.maximum(about_mean / np.maximum(size - 1, 1), 0.0)
     return np.max(np.sqrt(variances) * np.sqrt(about_mean / np.asarray(width)[..., None]), axis=-1)
+
+
+def relu_growth(V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"]) -> Float[np.ndarray, "..."]:
+    """The largest relative change of V by the ReLU of one layer with θ₂ = 1; 0 for a singular V."""
+    drift = np.moveaxis(relu_drift(np.moveaxis(V, (-2, -1), (0, 1))), (0, 1), (-2, -1))
+    definite = ~singular(V)
+    safe = np.where(definite[..., None, None], V, np.eye(V.shape[-1]))
+    change = np.abs(np.linalg.eigvalsh(whiten_by(np.linalg.cholesky(safe), drift))).max(axis=-1)
+    return np.where(definite, change, 0.0) / np.asarray(width)
 
 
 def mean_spread(spread: np.ndarray) -> float:
@@ -246,6 +270,42 @@ def _used(
     kept = np.zeros(used.size, bool)
     kept[np.flatnonzero(used)[order[:allowed]]] = True
     return kept.reshape(used.shape), tau0
+
+
+def _of_small_growth(
+    model: EveryLayer, data: xr.Dataset, assumptions: Assumptions, kind: AbstractArchitecture, used: np.ndarray
+) -> np.ndarray:
+    """The used transitions that start where the ReLU changes V little; all of them if none does."""
+    if not limit_on_host(kind.template).relu_drift:
+        return used
+    growth = _growth_of(data)[used]
+    if growth.max() * LARGEST_RELU_DRIFT <= LARGEST_GROWTH:
+        return used
+    path = _all_transitions(with_used(data, used))
+    estimate, mode = _estimator(model, data, assumptions, path), None
+    kept = growth <= max(LARGEST_GROWTH / LARGEST_RELU_DRIFT, np.median(growth))
+    for _ in range(2):
+        mode, layer = estimate(np.flatnonzero(kept), mode)
+        each = [limit_on_host(kind.layer_at(here)).relu_drift for here in np.atleast_2d(layer.u)]
+        small = growth * (each[0] if len(each) == 1 else np.asarray(each)[_network_of(path)]) <= LARGEST_GROWTH
+        kept = small if small.any() else kept
+    found = np.zeros(used.size, bool)
+    found[np.flatnonzero(used)[kept]] = True
+    return found.reshape(used.shape)
+
+
+def _network_of(path: Path | ChunkedPath) -> np.ndarray:
+    """Index of each transition's network."""
+    assert isinstance(path, Path)  # data in chunks have one layer for all networks
+    return path.network
+
+
+def _growth_of(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
+    """The growth by a ReLU with θ₂ = 1 at the start of each transition."""
+    if GROWTH in data:
+        return data[GROWTH].values[:, :-1]
+    starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
+    return relu_growth(starts, data["width"].values[:, None])
 
 
 def _all_transitions(data: xr.Dataset) -> Path | ChunkedPath:

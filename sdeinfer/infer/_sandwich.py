@@ -83,7 +83,6 @@ def sandwich(
     path: Path,
     architecture: AbstractArchitecture,
     u: Float[np.ndarray, "*networks coordinates"],
-    centre: Float[np.ndarray, "features p"],
     *,
     priors: Float[np.ndarray, "coordinates coordinates"],
     free: Bool[np.ndarray, "*networks coordinates"] | None = None,
@@ -97,7 +96,6 @@ def sandwich(
         path: a sample of the transitions.
         architecture: the kind of layer.
         u: coordinates of the layer, or of each network's layer, at the mode.
-        centre: means of the variance features, shape (features, p).
         priors: P, the curvature of the priors.
         free: mask of the coordinates that vary with the model's sites; the others are fixed. All if None.
         times: ratio of the number of all transitions to the sample's.
@@ -107,7 +105,7 @@ def sandwich(
     parts = [(part, here) for part, here in parts if len(part)]
     found = []
     for part, here in parts:
-        law = law_at(architecture, here, widths=np.unique(part.width), centre=centre)
+        law = law_at(architecture, here, widths=np.unique(part.width))
         draws = math.ceil(_draws(path) * len(part) / len(path))
         found.append(_scatter(part, law, architecture.layer_at(here), priors / times, draws))
     information, scatters, shift = (times * np.sum(each, axis=0) for each in zip(*_of_one_length(found), strict=True))

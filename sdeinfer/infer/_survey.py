@@ -10,9 +10,10 @@ from jaxtyping import Bool, Float, UInt64
 from sdeinfer._files import InputError
 from sdeinfer._map_reduce import map_chunks
 from sdeinfer.covariance import Pattern, singular
-from sdeinfer.infer._range import logit_spread
+from sdeinfer.infer._range import logit_spread, relu_growth
 from sdeinfer.infer._reduce import form_of
 from sdeinfer.likelihood import (
+    GROWTH,
     LARGEST,
     SINGULAR,
     SPREAD,
@@ -59,8 +60,9 @@ def survey(data: xr.Dataset, *, spreads: bool, leave_out_damaged: bool) -> xr.Da
         leave_out_damaged: leave out networks that cannot be read or are no covariances.
 
     Returns:
-        The covariances, still in chunks, with the variables `used`, `SINGULAR`, `LARGEST` and, if asked for, `SPREAD`,
-        in memory: 6 or 14 bytes for each transition. The attribute `DAMAGED` counts the networks that were left out.
+        The covariances, still in chunks, with the variables `used`, `SINGULAR`, `LARGEST`, `GROWTH` and, if asked for,
+        `SPREAD`, in memory: 14 or 22 bytes for each transition. The attribute `DAMAGED` counts the networks that were
+        left out.
 
     Raises:
         InputError: for damaged networks, unless they are left out, and for a network that was recorded twice.
@@ -76,7 +78,7 @@ def survey(data: xr.Dataset, *, spreads: bool, leave_out_damaged: bool) -> xr.Da
         raise InputError(f"covariance: every network is damaged: {found[0].faults[0]}")
     used = used_of(data) & ~damaged[:, None]
     examined = with_used(data[["covariance"]], used)
-    for name in (SINGULAR, LARGEST, SPREAD) if spreads else (SINGULAR, LARGEST):
+    for name in (SINGULAR, LARGEST, GROWTH, *([SPREAD] if spreads else [])):
         whole = np.concatenate([getattr(each, name) for each in found])
         examined = examined.assign({name: (("network", "layer"), _with_last(whole))})
     return examined.assign_attrs({DAMAGED: int(damaged.sum())} if damaged.any() else {})
@@ -108,6 +110,7 @@ class Surveyed(NamedTuple):
     marks: UInt64[np.ndarray, " networks"]
     singular: Bool[np.ndarray, "networks transitions"]
     largest_variance: Float[np.ndarray, "networks transitions"]
+    relu_growth: Float[np.ndarray, "networks transitions"]
     logit_spread: Float[np.ndarray, "networks transitions"] | None
 
 
@@ -123,7 +126,8 @@ def _survey(part: _Labelled, *, pattern: Pattern, spreads: bool) -> Surveyed:
     starts = V[:, :-1]
     spread = logit_spread(starts, part.width[:, None], pattern) if spreads else None
     flat = np.stack([singular(starts[:, layer]) for layer in range(starts.shape[1])], axis=1)
-    return Surveyed(damaged, faults, last_marks(V), flat, largest_variances(V[:, 1:]), spread)
+    growth = relu_growth(starts, part.width[:, None])
+    return Surveyed(damaged, faults, last_marks(V), flat, largest_variances(V[:, 1:]), growth, spread)
 
 
 def _with_last(values: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from sdeinfer.likelihood._bridge import bridge as bridge
 from sdeinfer.likelihood._bridges import Bridged as Bridged
 from sdeinfer.likelihood._bridges import Bridges as Bridges
 from sdeinfer.likelihood._bridges import bridges_of as bridges_of
+from sdeinfer.likelihood._chunked_path import GROWTH as GROWTH
 from sdeinfer.likelihood._chunked_path import LARGEST as LARGEST
 from sdeinfer.likelihood._chunked_path import SINGULAR as SINGULAR
 from sdeinfer.likelihood._chunked_path import SPREAD as SPREAD
@@ -47,7 +48,6 @@ from sdeinfer.likelihood._plain import transitions_of as transitions_of
 from sdeinfer.likelihood._statistics import Layout as Layout
 from sdeinfer.likelihood._statistics import PathStatistics as PathStatistics
 from sdeinfer.likelihood._statistics import blank_statistics as blank_statistics
-from sdeinfer.likelihood._statistics import mean_features as mean_features
 from sdeinfer.likelihood._statistics import path_layout as path_layout
 from sdeinfer.likelihood._statistics import path_statistics as path_statistics
 from sdeinfer.likelihood._statistics import repeated_widths as repeated_widths

@@ -19,9 +19,10 @@ from sdeinfer.observation import Chunk, chunks_of
 GATHERED = 2**26
 """Bytes of the largest number of transitions that are taken into memory."""
 
-SPREAD, SINGULAR, LARGEST = "logit_spread", "singular", "largest_variance"
-"""Variables over network and layer that `infer.survey` adds to data in chunks: the spread of the logits, times τ0, and
-whether V is singular, at the start of each transition; and the largest variance of a token at its end."""
+SPREAD, GROWTH, SINGULAR, LARGEST = "logit_spread", "relu_growth", "singular", "largest_variance"
+"""Variables over network and layer that `infer.survey` adds to data in chunks: the spread of the logits, times τ0, the
+growth by a ReLU with θ₂ = 1 and whether V is singular, at the start of each transition; and the largest variance of a
+token at its end."""
 
 
 class GatheredPath(Path):

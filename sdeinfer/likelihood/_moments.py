@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance import reciprocal
-from sdeinfer.layers import FiniteWidth
+from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth
 from sdeinfer.likelihood._transitions import Terms
 
 
@@ -50,13 +50,14 @@ class Moments(eqx.Module):
         return (weight * features).sum(axis=-2)
 
 
-def moments_of(law: FiniteWidth, centre: Float[Array, "features p"]) -> Moments:
-    """The moments by the law at one width.
+def moments_of(law: FiniteWidth, centre: Float[Array, "features p"] | None = None) -> Moments:
+    """The moments by the law at one width, with features f − f̄ of means f̄ = `centre`, or f̄ = 0.
 
     In the tails of the prior, where the expansion in 1/n fails, negative feature means could make v negative; their
     reduction is bounded by half of the limit's variance.
     """
     limit = law.limit
+    centre = jnp.zeros((len(VARIANCE_FEATURES), 1)) if centre is None else centre
     return Moments(
         drift=law.drift,
         noise=_raised(limit.linear_noise, law.variance[:, None] * centre),

@@ -11,7 +11,7 @@ import xarray as xr
 from jaxtyping import Array, Bool, Float, Int
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth, Limit
+from sdeinfer.layers import FiniteWidth, Limit
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._moments import at_least_a_quarter, moments_of
@@ -114,7 +114,7 @@ def _log_density(
     # Unused transitions may start at a singular V; its NaN would enter every derivative.
     V0, V1 = (jnp.where(used[:, None, None], ends, jnp.eye(V.shape[-1])) for ends in (V[:-1], V[1:]))
     terms = terms_of(V0, V1, jnp.broadcast_to(1 / width, used.shape), pattern=pattern)
-    moments = moments_of(law, jnp.zeros((len(VARIANCE_FEATURES), terms.mixing.shape[-1])))
+    moments = moments_of(law)
     common = moments.common_variance(terms.mixing)
     variance = common * at_least_a_quarter(moments.own_variance(terms.mixing, terms.variance) / common)
     square = (terms.increments - moments.mean(terms)) ** 2 / variance

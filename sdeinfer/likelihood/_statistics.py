@@ -241,11 +241,6 @@ def blank_statistics(
     return PathStatistics(**shapes, pattern=pattern, assumptions=assumptions)
 
 
-def mean_features(path: Path | ChunkedPath) -> Float[np.ndarray, "features p"]:
-    """Means of the variance features over a sample of the transitions."""
-    return _sample_of_features(path)[0]
-
-
 def _sample_of_features(path: Path | ChunkedPath) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means of the variance features, shape (features, p), and e and G, over a sample of the transitions."""
     sample, sums, mixing, next_terms = path.thinned(BLOCK), [], [], []

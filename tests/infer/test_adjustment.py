@@ -47,7 +47,7 @@ def statistics(times: int = 1):
 def law_of(statistics, u=None) -> LawAt:
     """The law at some parameters, or at the truth."""
     u = U if u is None else u
-    return law_at(TRANSFORMER, u, widths=np.array([32.0]), centre=np.asarray(statistics.centre))
+    return law_at(TRANSFORMER, u, widths=np.array([32.0]))
 
 
 def exact(u, terms, centre):

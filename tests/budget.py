@@ -4,42 +4,63 @@ A correct library fails this suite with probability at most `SUITE` over the cho
 is every call of an assertion below, gets an equal share; a comparison of several numbers divides its share among them
 (Bonferroni). Nothing is tuned: a threshold follows from the share, and the error bars from the samples.
 
-The share is `SUITE / COMPARISONS` in every process. A process that makes more comparisons than were declared fails at
-once. Of several, each reports to pytest what it has spent, and the run fails where the sum is larger (`conftest`).
+The share is `SUITE / COMPARISONS`, where `COMPARISONS` counts the tests of every marker: one run of each kind of tests,
+in whatever order and however many processes, spends no more than `SUITE`. Each kind has its own part. A process that
+makes more comparisons of a kind than were declared fails at once. Of several, each reports to pytest what it has spent,
+and the run fails where the sum is larger (`conftest`).
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from arviz_stats.base import array_stats
 from numpy.typing import ArrayLike
 from scipy import stats
 
 SUITE = 1e-3
-"""Probability that any test of a correct library fails, slow tests included."""
+"""Probability that any test of a correct library fails, whatever its marker."""
 
-COMPARISONS = 907
-"""How many statistical comparisons the suite may make; the next one is an error, not a bigger budget."""
+DECLARED = {"default": 800, "long": 200, "slow": 900, "docs": 60, "torch": 60, "benchmark": 20}
+"""How many statistical comparisons the tests of each kind may make; the next one is an error, not a bigger budget."""
 
-_spent = 0
+COMPARISONS = sum(DECLARED.values())
+
+SHARE = SUITE / COMPARISONS
+"""Probability that one comparison fails."""
+
+_spent: Counter[str] = Counter()
+_kind = "default"
 
 
-def spend(comparisons: int) -> None:
-    """Count comparisons that are made, here or in another process."""
-    global _spent
-    _spent += comparisons
+def begin(kind: str) -> None:
+    """The comparisons that follow are of a test of this kind."""
+    global _kind
+    _kind = kind
 
 
-def spent() -> int:
-    """How many comparisons were made."""
-    return _spent
+def spend(comparisons: Mapping[str, int]) -> None:
+    """Count comparisons of each kind that are made, here or in another process."""
+    _spent.update(comparisons)
+
+
+def spent() -> dict[str, int]:
+    """How many comparisons of each kind were made."""
+    return dict(_spent)
+
+
+def overspent() -> dict[str, int]:
+    """The kinds of which more comparisons were made than declared, and how many."""
+    return {kind: count for kind, count in _spent.items() if count > DECLARED[kind]}
 
 
 def share() -> float:
     """Take one comparison's share of the budget."""
-    spend(1)
-    if spent() > COMPARISONS:
-        raise RuntimeError(f"budget: {COMPARISONS} statistical comparisons were declared, and all of them are made")
-    return SUITE / COMPARISONS
+    spend({_kind: 1})
+    if overspent():
+        raise RuntimeError(f"budget: {DECLARED[_kind]} comparisons of {_kind} tests were declared, and all are made")
+    return SHARE
 
 
 def assert_within(z: ArrayLike, what: str = "standardised differences") -> None:
@@ -57,6 +78,37 @@ def assert_estimate(estimate: ArrayLike, expected: ArrayLike, standard_error: Ar
     z = (estimate - expected) / np.maximum(np.hypot(error, rounding), np.finfo(np.float64).tiny)
     worst = np.unravel_index(np.argmax(np.abs(z)), z.shape)
     assert_within(z, f"{estimate[worst]:.6g} ± {error[worst]:.2g} (Monte Carlo) for {expected[worst]:.6g}")
+
+
+def assert_visible(difference: ArrayLike, standard_error: ArrayLike) -> None:
+    """Asymptotically normal differences are above 0 by more than chance makes them: the power of what is compared."""
+    z = np.atleast_1d(np.asarray(difference, np.float64) / np.asarray(standard_error, np.float64))
+    limit = stats.norm.isf(share())
+    assert z.min() >= limit, f"z = {z.min():.2f} above 0, and {limit:.2f} is needed"
+
+
+def assert_holds(draws: ArrayLike, truth: ArrayLike) -> None:
+    """A posterior, from draws of any shape, is within as many standard deviations of the truth as the budget allows."""
+    draws = np.asarray(draws, np.float64)
+    mean, sd = draws.mean(), draws.std()
+    assert_within((np.asarray(truth) - mean) / sd, f"{mean:.4g} ± {sd:.2g} for {truth}")
+
+
+def assert_same_posterior(x: ArrayLike, y: ArrayLike) -> None:
+    """Two sets of chains, of shape (chains, draws), have one mean and one standard deviation, up to their errors."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    means, sds = ([(_estimate(z, method), _chain_error(z, method)) for z in (x, y)] for method in ("mean", "sd"))
+    for (one, its_error), (other, error) in (means, sds):
+        assert_estimate(one, other, np.hypot(its_error, error))
+
+
+def _estimate(draws: np.ndarray, method: str) -> float:
+    return float(draws.mean() if method == "mean" else draws.std(ddof=1))
+
+
+def _chain_error(draws: np.ndarray, method: str) -> float:
+    """Monte Carlo error of the mean or the standard deviation of chains."""
+    return float(array_stats.mcse(draws, chain_axis=0, draw_axis=1, method=method))
 
 
 def assert_mean(samples: ArrayLike, expected: ArrayLike) -> None:

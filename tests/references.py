@@ -415,3 +415,11 @@ def spectral_coordinates(V) -> tuple[np.ndarray, np.ndarray]:
     L = np.linalg.cholesky(V)
     delta, U = np.linalg.eigh(L.T @ (np.eye(m) - 1 / m) @ L)
     return L @ U, delta
+
+
+def spectral_forms(V) -> np.ndarray:
+    """W_q with ⟨W_q, dV⟩ = Z_ij/√(1 + [i = j]), i ≤ j, in these coordinates."""
+    (Q, _), (rows, columns) = spectral_coordinates(V), np.triu_indices(len(V))
+    R = np.linalg.inv(Q)
+    product = R[rows][:, :, None] * R[columns][:, None]
+    return (product + product.swapaxes(1, 2)) / 2 / np.sqrt(1 + (rows == columns))[:, None, None]

@@ -51,16 +51,24 @@ def consequences_of(sums: Sums, post: xr.DataTree, kind: AbstractArchitecture) -
     names = [name for name, parameter in known.items() if parameter.identified and name not in fixed]
     if not names:
         return table
-    curvature = sums.information + np.diag([_prior_precision(post, name, kind) for name in known])
-    inverse = np.zeros_like(curvature)
-    inverse[np.ix_(free, free)] = np.linalg.inv(curvature[np.ix_(free, free)])
+    prior = np.diag([_prior_precision(post, name, kind) for name in known])
+
+    def inverse_of(information: np.ndarray) -> np.ndarray:
+        """The inverse of the curvature of the log posterior, among the free parameters."""
+        inverse, block = np.zeros_like(information), np.ix_(free, free)
+        inverse[block] = np.linalg.inv((information + prior)[block])
+        return inverse
+
+    inverse = inverse_of(sums.information)
     sd = np.array([_posterior_sd(post, name, kind) for name in known])
     by_scores = np.sqrt(np.diagonal(inverse @ sums.scatter @ inverse))
     sd = np.where(np.isnan(sd), by_scores, sd)
     sd = np.where(free & (sd > 0), sd, np.inf)
     kept = (sums.squares > 0) & (sums.sizes > 0)
     size = sums.corrected[kept] / sums.sizes[kept]
-    moves = [*(size[:, None] * (sums.along[kept] @ inverse)), *(sums.omitted @ inverse)]
+    # The mode of a law with the omitted part lies where that law's curvature says: its parameters correlate otherwise.
+    omitted = [by @ inverse_of(information) for by, information in zip(sums.omitted, sums.completed, strict=True)]
+    moves = [*(size[:, None] * (sums.along[kept] @ inverse)), *omitted]
     by_networks = np.sqrt(np.maximum(np.diagonal(inverse @ sums.of_networks @ inverse), 0.0))
     rows = pd.DataFrame(
         np.array([*moves, by_networks]) / sd, index=[*table.index, *OMISSIONS, SCATTER], columns=list(known)

@@ -154,6 +154,8 @@ class Sums(NamedTuple):
         scatter: Σ s sᵀ, shape (parameters, parameters).
         of_networks: Σ s sᵀ with s summed over the layers of a network, shape (parameters, parameters).
         omitted: shift of the score by each omission, shape (omissions, parameters).
+        completed: as `information`, by the law with each omission, where it is known; shape (omissions, parameters,
+            parameters).
         layers: number of layers.
     """
 
@@ -165,6 +167,7 @@ class Sums(NamedTuple):
     scatter: np.ndarray
     of_networks: np.ndarray
     omitted: np.ndarray
+    completed: np.ndarray
     layers: int
 
     @classmethod
@@ -200,21 +203,24 @@ class Sums(NamedTuple):
         scale = np.sqrt(np.diagonal(information))
         inverse = np.linalg.pinv(information / np.outer(scale, scale), hermitian=True) / np.outer(scale, scale)
         projected, own = along @ inverse, np.s_[:parameters]
+        information_left = information[own, own] - np.eye(parameters)
+        exact = information_left if omissions.exact is None else _information(path, omissions.exact)
         return cls(
             corrected=total - projected @ score,
             squares=squares - 2 * (projected * products).sum(axis=1) + (projected @ scatter * projected).sum(axis=1),
             sizes=weights - (projected * along).sum(axis=1),
             along=along[:, own],
-            information=information[own, own] - np.eye(parameters),
+            information=information_left,
             scatter=scatter[own, own],
             of_networks=(each.T @ each)[own, own],
             omitted=information[parameters:, own],
+            completed=np.stack([information_left, exact]),
             layers=len(path),
         )
 
     def repeated(self, times: float) -> "Sums":
         """The sums that determine moves and standard deviations, as of so many times the layers; not those of tests."""
-        names = ("along", "information", "scatter", "of_networks", "omitted")
+        names = ("along", "information", "scatter", "of_networks", "omitted", "completed")
         return self._replace(**{name: times * getattr(self, name) for name in names})
 
     def tests(self) -> pd.DataFrame:
@@ -231,6 +237,11 @@ class Sums(NamedTuple):
         whole = self.information + np.eye(len(self.information))
         scatter, information = (np.trace(np.linalg.solve(whole, x)) for x in (self.scatter, self.information))
         return max(1.0, float(scatter / information)) if information > 0 else 1.0
+
+
+def _information(path: Path, law: LawAt) -> np.ndarray:
+    """The information on the parameters by a law, shape (parameters, parameters)."""
+    return np.sum([here.information for here in innovations(path, law)], axis=0)
 
 
 def _weights(path: Path, here: Innovations, at: Spectrum | PatternSpectrum) -> tuple[np.ndarray, np.ndarray]:

@@ -15,8 +15,7 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from arviz_stats.base import array_stats
-from arviz_stats.ecdf_utils import ecdf_pit
-from budget import share
+from budget import SHARE, share
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 from scipy import stats
@@ -29,8 +28,6 @@ NODES = 48
 """As many for every data set, so that one function is compiled for all."""
 
 LEVELS = (0.5, 0.9)
-SIMULATIONS = 100_000
-"""Of ArviZ's simultaneous ECDF band."""
 
 POINTS, ROUNDS, FREEDOM = 4000, 3, 5
 FEW = 50
@@ -110,17 +107,45 @@ def nuts_draws(prepared: PathStatistics, key) -> dict[str, np.ndarray]:
     return {name: value.reshape(-1) for name, value in samples.items()}
 
 
-def assert_calibrated(ranks: dict[str, np.ndarray], what: str) -> None:
-    """Ranks of the truth are uniform: coverage inside binomial bands, and their ECDF inside its simultaneous band."""
+def assert_calibrated(ranks: dict[str, np.ndarray], what: str, *, draws: int = POINTS) -> None:
+    """Ranks of the truth are uniform: posteriors have the right width, are not moved, and have the right shape.
+
+    The first two are tests of one number each, of Φ⁻¹(rank), and have the power: see `power`. The third is that of
+    Kolmogorov and Smirnov.
+
+    Arguments:
+        ranks: posterior probabilities below the truth, for each parameter.
+        what: the study, for messages.
+        draws: independent draws in a posterior, which tell a rank from 0 and 1.
+    """
     for name, u in ranks.items():
-        for level in LEVELS:
-            inside = int(((u > (1 - level) / 2) & (u < (1 + level) / 2)).sum())
-            p = stats.binomtest(inside, len(u), level).pvalue
-            assert p >= share(), (
-                f"{what}: {inside} of {len(u)} {level:.0%} intervals of {name} cover the truth: p = {p:.2g}"
-            )
-        _, ecdf, lower, upper = ecdf_pit(u, ci_prob=1 - share(), n_simulations=SIMULATIONS)
-        assert ((ecdf >= lower) & (ecdf <= upper)).all(), f"{what}: the ECDF of the ranks of {name} leaves its band"
+        for test, p in p_values(u, draws).items():
+            assert p >= share(), f"{what}: {test} of posteriors of {name}, {len(u)} data sets: p = {p:.2g}"
+
+
+def p_values(u: np.ndarray, draws: int = POINTS) -> dict[str, float]:
+    """Two-sided p-values of uniform ranks, by the sum and the sum of squares of z = Φ⁻¹(u), and by all ranks."""
+    z, count = stats.norm.ppf(np.clip(u, 0.5 / draws, 1 - 0.5 / draws)), len(u)
+    squares, total = float(z @ z), float(z.sum())
+    return {
+        "width": 2 * min(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count)),
+        "place": 2 * float(stats.norm.sf(abs(total) / np.sqrt(count))),
+        "shape": float(stats.kstest(u, "uniform").pvalue),
+    }
+
+
+def power(data_sets: int, narrow: float) -> float:
+    """Probability that `assert_calibrated` rejects posteriors whose sds are too small by a factor `narrow`.
+
+    By the test of their width alone; 50 % and 90 % intervals then hold `covered(.5, narrow)` and `covered(.9, narrow)`.
+    """
+    low, high = stats.chi2(data_sets).ppf([SHARE / 2, 1 - SHARE / 2])
+    return float(stats.chi2.sf(high / narrow**2, data_sets) + stats.chi2.cdf(low / narrow**2, data_sets))
+
+
+def covered(level: float, narrow: float) -> float:
+    """How often intervals of a level hold the truth where posteriors' sds are too small by a factor `narrow`."""
+    return float(2 * stats.norm.cdf(stats.norm.ppf((1 + level) / 2) / narrow) - 1)
 
 
 class Coverage(NamedTuple):

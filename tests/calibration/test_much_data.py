@@ -2,6 +2,7 @@
 
 import jax.random as jr
 import pytest
+from budget import assert_within
 from calibration.study import posterior, statistics
 from sdeinfer.models import full_path
 
@@ -32,4 +33,4 @@ def test_gamma_is_recovered_from_two_thousand_networks_of_width_64():
             deviations[law].append((mean - TRUTH["gamma"]) / sd)
             line += f"; {law}: gamma {mean:.5f} ± {sd:.5f} ({deviations[law][-1]:+.1f} sd)"
         print(line, flush=True)
-    assert max(map(abs, deviations["finite-width"])) < 3.5
+    assert_within(deviations["finite-width"])

@@ -144,9 +144,10 @@ def test_the_finite_width_moves_a_fit_of_the_limit_as_predicted():
     table, sd = consequences(tree, data), sd_of(tree, data)
     happened, predicted = (limit - exact)[: len(NAMES)] / sd, table.loc[WIDTH, list(NAMES)].to_numpy(float)
     print(f"\nhappened {happened.round(2)}, predicted {predicted.round(2)}")
-    # γ moves by several standard deviations: one step of the score tells 2.2 of 3.5. The mode is 0.6 from the truth.
+    # γ moves by several standard deviations. It correlates with τ0 by −.69 in the limit's information and by −.80 in
+    # that of finite width: with the first, a step of the score would tell 2.2 of 3.5.
     assert abs(happened[0]) > 2
-    np.testing.assert_allclose(predicted[0], happened[0], rtol=0.4)
+    np.testing.assert_allclose(predicted, happened, rtol=0.25)
 
 
 def test_every_direction_and_omission_has_moves():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from budget import assert_holds
 
 import sdeinfer as si
 from sdeinfer.diagnostics import network_information
@@ -109,7 +110,7 @@ def test_tau0_is_told_to_five_percent(designed):
     tau0 = si.fit(si.models.full_path, data, key=jr.key(4))["posterior"]["tau0"].values
     print(f"\n{designed.networks} networks: tau0 {tau0.mean():.3f} ± {tau0.std():.3f}")
     assert tau0.std() / tau0.mean() < 0.05
-    assert abs(tau0.mean() - 1) < 4 * tau0.std()
+    assert_holds(tau0, 1)
 
 
 def _spread(V) -> float:

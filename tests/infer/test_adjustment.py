@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import references
 import xarray as xr
-from budget import assert_mean
+from budget import assert_estimate, assert_mean, mean_and_error
 
 import sdeinfer as si
 from sdeinfer.infer import LawAt, adjusted_statistics, innovations, law_at
@@ -177,6 +177,10 @@ def test_the_scatter_of_few_transitions_is_that_of_many():
     few, many = observed_path(sampled(40, depth=1, seed=3)), observed_path(sampled(40_000, depth=1, seed=4))
     law = law_of(statistics())
     drawn = _one_layer(few, si.ShapedTransformer(**TRUTH), FEWEST)
-    one, other = (np.diag(_score(path, law, TRUTH["tau0"])[1]) / len(path) for path in (drawn, many))
-    # 4,096 squares with the heavy tails of scores: 5 % of Monte Carlo error.
-    np.testing.assert_allclose(one, other, rtol=0.25)
+    squares = []
+    for path in (drawn, many):
+        scores = np.concatenate([here.score for here in innovations(path, law)])
+        squares.append((scores - scores.mean(axis=0)) ** 2)
+        np.testing.assert_allclose(np.diag(_score(path, law, TRUTH["tau0"])[1]), squares[-1].sum(axis=0), rtol=1e-8)
+    (one, its_error), (other, error) = map(mean_and_error, squares)
+    assert_estimate(one, other, np.hypot(its_error, error))

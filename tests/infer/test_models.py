@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from budget import assert_estimate, assert_same_distribution, mean_and_error
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro.infer.inspect import render_model
@@ -105,9 +106,9 @@ def test_networks_are_sampled_from_their_first_covariances(path, data):
     many = si.sample_networks(layer, data["covariance"].values[0, 0], width=48, depth=6, networks=2000, key=jr.key(2))
     expected = np.linalg.slogdet(many["covariance"].values[:, -1])[1]
     found = np.linalg.slogdet(np.asarray(drawn[:, :, -1]))[1].ravel()
-    # Both are of 2,000 independent networks; five standard errors.
-    assert abs(found.mean() - expected.mean()) < 5 * np.sqrt(2 * expected.var() / 2000)
-    assert abs(np.log(found.var() / expected.var())) < 5 * np.sqrt(4 / 2000)
+    assert_same_distribution(found, expected)
+    (one, its_error), (other, error) = (mean_and_error((x - x.mean()) ** 2) for x in (found, expected))
+    assert_estimate(one, other, np.hypot(its_error, error))
 
 
 def test_numpyros_predictive_samples_what_is_hidden(path):

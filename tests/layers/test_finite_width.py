@@ -16,9 +16,11 @@ import pytest
 import references
 from budget import assert_estimate, assert_within
 from conftest import LAYERS
+from moment_references import along, layer_moments
+from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.covariance import Spectrum, coordinates
+from sdeinfer.covariance import PatternSpectrum, coordinates
 from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth, Limit, drift_terms, variance_terms
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.networks._chain import _initial_blocks
@@ -112,12 +114,7 @@ def moments(layer, width: int, batches: int, key) -> list[tuple[np.ndarray, np.n
 def forms(pattern: si.Pattern) -> np.ndarray:
     """W_q with z_q = ⟨W_q, dV⟩."""
     at = coordinates(np.asarray(V), pattern)
-    if not isinstance(at, Spectrum):
-        return at.forms()[0]
-    rows, columns = np.triu_indices(len(V))
-    R = np.linalg.inv(at.cholesky @ at.rotation)
-    product = R[rows][:, :, None] * R[columns][:, None]
-    return (product + product.swapaxes(1, 2)) / 2 / np.sqrt(1 + (rows == columns))[:, None, None]
+    return at.forms()[0] if isinstance(at, PatternSpectrum) else references.spectral_forms(np.asarray(V))
 
 
 @functools.cache
@@ -191,6 +188,17 @@ def test_moments_are_those_of_sampled_layers_closely(name, key):
     layer = CASES[name]
     widths = [n for n in (16, 32, 64, 128) if n >= 2 * len(V) * layer.column_blocks]
     assert_next_order(name, widths, 32, jr.fold_in(key, 1))
+
+
+@pytest.mark.parametrize("width", [16, 400])
+@pytest.mark.parametrize("name", CASES)
+def test_moments_are_those_of_sums_over_tokens(name, width):
+    """The same order in 1/n, from tensors of moments of the layer's parts: exact."""
+    layer = CASES[name]
+    expected, W = layer_moments(layer, np.asarray(V), width), forms(layer.limit().pattern)
+    mean, variance = predicted(layer.finite_width(width))
+    assert_agrees(mean, width * np.einsum("qab,ab->q", W, expected.increment))
+    assert_agrees(variance, along(W, expected.covariance))
 
 
 @pytest.mark.parametrize("name", CASES)

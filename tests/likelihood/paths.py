@@ -5,13 +5,11 @@ import functools
 import jax
 import numpy as np
 import references
-import scipy.linalg
+from moment_references import dense_log_density
 from numpy.typing import ArrayLike
 from references import wishart_path
-from scipy.stats import multivariate_normal
 
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, coordinates, spectrum, unvech
-from sdeinfer.layers import drift_terms, variance_terms
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, Spectrum, coordinates
 from sdeinfer.likelihood import FullPath, Path, PathStatistics, Terms, observed_path, path_statistics, with_pattern
 from sdeinfer.observation import covariance_dataset
 
@@ -77,36 +75,16 @@ def common_path(tokens: int) -> np.ndarray:
     return np.stack([wishart_path(tokens, 6, width=WIDTH, seed=seed) for seed in range(3)])
 
 
-def drifts_and_features(V):
-    drift = drift_terms(V)
-    return drift, unvech(variance_terms(V, spectrum(V), drift))
+def forms(V, pattern: Pattern = EVERY_TOKEN) -> np.ndarray:
+    """The W_q of the coordinates ⟨W_q, dV⟩ in which densities are products."""
+    at = coordinates(np.asarray(V), pattern)
+    if not isinstance(at, Spectrum):
+        return at.forms()[0]
+    return references.spectral_forms(V)
 
 
-def dense_log_density(law, V, after, width: int) -> float:
-    """Normal on the entries α ≤ β with the mean and the spectral variances of a layer of finite width."""
-    m, (drifts, features) = len(V), drifts_and_features(V)
-    delta, Q = scipy.linalg.eigh(np.eye(m) - 1 / m, np.linalg.inv(V))  # Qᵀ H Q = diag δ, QQᵀ = V
-    mean = V + np.tensordot(law.drift, drifts, 1) / width
-    covariance = np.zeros((m * (m + 1) // 2,) * 2)
-    for i in range(m):
-        for j in range(i, m):
-            e, multiplicity = (delta[i] ** 2 + delta[j] ** 2) / m**2, 1 + (i == j)
-            v = law.limit.linear_noise + law.limit.attention_noise * e
-            v += (law.variance + e * law.variance_mixing) @ features[:, i, j]
-            direction = references.packed(np.outer(Q[:, i], Q[:, j]) + np.outer(Q[:, j], Q[:, i])) / multiplicity
-            covariance += np.outer(direction, direction) * float(v) * multiplicity / width
-    return float(multivariate_normal.logpdf(references.packed(after), references.packed(mean), covariance))
-
-
-def dense_pattern_density(law, V, after, width: int) -> float:
-    """The same with an attention pattern: Σ_q v_q U_q U_qᵀ, with the coordinates of NumPy."""
-    at, pattern = coordinates(V, law.limit.pattern), law.limit.pattern
-    drift = drift_terms(V, pattern)
-    features, e = variance_terms(V, at, drift, pattern), np.asarray(at.mixing)
-    base = law.limit.linear_noise + law.limit.attention_noise * e
-    change = ((law.variance[:, None] + law.variance_mixing[:, None] * e) * features).sum(axis=0) / base
-    assert (change > -0.5).all()  # where the likelihood bounds nothing
-    U = references.packed(at.forms()[1])
-    covariance = np.einsum("qa,q,qb->ab", U, base * (1 + change), U) / width
-    mean = V + np.tensordot(law.drift, drift, 1) / width
-    return float(multivariate_normal.logpdf(references.packed(after), references.packed(mean), covariance))
+def dense_log_likelihood(layer, path, width: float) -> float:
+    """Log density of a path by the law of layers of finite width, from sums over tokens and dense normals."""
+    pattern = layer.limit().pattern
+    ends = zip(path[:-1], path[1:], strict=True)
+    return sum(dense_log_density(layer, V, after, width, forms(V, pattern)) for V, after in ends)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_distribution
+from budget import assert_distribution, assert_holds
 from conftest import CAUSAL, random_covariance
 from likelihood.paths import (
     WIDTH,
@@ -165,7 +165,7 @@ def test_a_fit_recovers_the_truth_and_tells_the_mask(causal_networks, key):
         mean, sd = float(draws[name].mean()), float(draws[name].std())
         print(f"{name}: {mean:.4f} ± {sd:.4f} for {truth}; z = {(mean - truth) / sd:.1f}")
         assert sd <= 0.2 * truth
-        assert abs(mean - truth) <= 4 * sd
+        assert_holds(draws[name], truth)
     print(si.check(post, causal_networks).to_frame().drop(columns="advice").to_string())
     layer = si.layers.Architecture("transformer", pattern=si.CAUSAL).layer(
         gamma=0.6, tau0=0.6, c_plus=2.0, c_minus=-3.0

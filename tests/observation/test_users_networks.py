@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from budget import assert_holds
 
 import sdeinfer as si
 from sdeinfer.layers import Architecture
@@ -143,7 +144,7 @@ def assert_recovered(post):
     draws = {name: post["posterior"][name].values for name in TRUTH}
     for name, true in TRUTH.items():
         print(f"\n{name}: {draws[name].mean():.4g} ± {draws[name].std():.2g}, {true:g}", end="")
-        assert abs(draws[name].mean() - true) < 4 * draws[name].std()
+        assert_holds(draws[name], true)
     print(f"\n{found.verdict}")
     assert found.passed
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax.random as jr
 import numpy as np
 import pytest
+from budget import assert_within
 from matplotlib.figure import Figure
 
 import sdeinfer as si
@@ -63,7 +64,8 @@ def test_bars_are_shares_of_networks(tuned):
     inside, beyond, quantiles, _ = plot_tuned(tuned, paths=400, key=jr.key(1))
     for axes, row in ((inside, 0), (beyond, 1)):
         value, error = tuned.criteria[["value", "error"]].to_numpy(float)[row]
-        assert abs(shares(axes)[0] - value) < 0.01 + 8 * error
+        off = max(0.0, abs(shares(axes)[0] - value) - 0.01)
+        assert_within(off / np.hypot(error, np.sqrt(value * (1 - value) / 400)))
     for axes in (inside, beyond, quantiles):
         assert 0.98 < sum(shares(axes)) <= 1 + 1e-12
     wanted, others = (bars.patches[0].get_facecolor() for bars in inside.containers)

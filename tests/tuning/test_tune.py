@@ -7,7 +7,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from budget import assert_estimate
+from budget import assert_estimate, assert_visible
 from scipy import optimize, stats
 
 import sdeinfer as si
@@ -162,7 +162,8 @@ def test_the_worst_prompt_decides(key):
     both, alone = (si.tune("transformer", V0, **arguments, key=key) for V0 in (np.stack([FOUR, near]), near))
     assert_estimate(both.values["gamma"], alone.values["gamma"], math.sqrt(2) * alone.parameters["error"].iloc[0])
     mean = si.tune("transformer", np.stack([FOUR, near]), **arguments, over="mean", key=key)
-    assert mean.values["gamma"] > both.values["gamma"] + 5 * both.parameters["error"].iloc[0]
+    error = np.hypot(both.parameters["error"].iloc[0], mean.parameters["error"].iloc[0])
+    assert_visible(mean.values["gamma"] - both.values["gamma"], error)
 
 
 @pytest.mark.slow
@@ -270,7 +271,7 @@ def test_explosions_are_no_success(key):
     cold = {"fixed": {"tau0": 0.02}, "maximise": "gamma", "paths": 256, "step": 0.05, "key": key, **SIZES}
     found = si.tune("attention", FOUR, subject_to=probability(NormFactor(), below=2) >= 0.95, **cold)
     assert found.found["exploded"] < 0.1
-    assert abs(found.criteria["slack"].iloc[0]) < 6 * found.criteria["error"].iloc[0]
+    assert_estimate(found.criteria["slack"].iloc[0], 0, found.criteria["error"].iloc[0])
     goal = quantile(LargestCorrelation(), 0.95) <= 0.9
     with pytest.raises(si.InputError, match="of paths explode at gamma"):
         si.tune("attention", FOUR, subject_to=goal, bounds={"gamma": (0.5, 0.9)}, **cold)

@@ -1,0 +1,220 @@
+"""Coefficients that are wrong by 5 %, one at a time: the default tests must fail for each.
+
+    uv run python tests/mutations.py               # all, an hour on two cores
+    uv run python tests/mutations.py relu chain    # those whose name contains one of these words
+    uv run python tests/mutations.py --rooms       # only the tests of the rooms that are named beside a mutation
+
+Each is made in a copy of the working tree, which the tests of the rooms beside it are run in first, and the other
+default tests where these pass. The table says which tests failed; the exit code is 1 if none did for some mutation.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SHOWN = 2
+"""Failing tests after which a run stops."""
+
+
+class Mutation(NamedTuple):
+    """A coefficient, as it is in a file of the package and as it becomes; and the tests that are run first."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+LIMIT, NEXT, PATTERN = "layers/_limit.py", "layers/_next_order.py", "layers/_pattern_order.py"
+ATTENTION, FEEDFORWARD, MLP, FINITE = (
+    f"layers/{name}.py" for name in ("_attention", "_feedforward", "_mlp", "_finite_width")
+)
+WISHART, RELU, SANDWICH = "layers/_wishart.py", "layers/_relu.py", "infer/_sandwich.py"
+LIMITS = "tests/layers/test_limits.py tests/layers/test_patterns.py tests/covariance/test_diffusion.py"
+ORDERS = "tests/layers/test_finite_width.py tests/layers/test_next_order.py tests/layers/test_pattern_order.py"
+CHAIN = "tests/networks/test_chain.py tests/layers/test_widths.py tests/layers/test_forward.py"
+SCORES = "tests/infer/test_adjustment.py tests/likelihood/test_adjustment.py"
+SOLVE = (
+    "tests/solve/test_splitting.py tests/solve/test_simulate.py tests/solve/test_patterns.py tests/solve/test_laws.py"
+)
+
+MUTATIONS = (
+    # The drift.
+    Mutation("drift: attention, V ∘ T", LIMIT, "return V * total(total(V * centre(V)))", "return 1.05 * V * total(total(V * centre(V)))", LIMITS),
+    Mutation("drift: attention, v sᵀV", LIMIT, "(outer + transpose(outer)) / (2 * tokens)", "1.05 * (outer + transpose(outer)) / (2 * tokens)", LIMITS),
+    Mutation("drift: attention, s", LIMIT, "return v - row * 2 +", "return v - row * 2.1 +", LIMITS),
+    Mutation("drift: attention with a pattern, V ∘ T", LIMIT, "return V * overlap(pattern", "return 1.05 * V * overlap(pattern", LIMITS),
+    Mutation("drift: attention with a pattern, v s V", LIMIT, "between) + (outer + transpose(outer)) / 2", "between) + 1.05 * (outer + transpose(outer)) / 2", LIMITS),
+    Mutation("drift: attention, θ₁", ATTENTION, "attention_drift=variance * coldness**2,", "attention_drift=1.05 * variance * coldness**2,", LIMITS),
+    Mutation("drift: ReLU", RELU, "relu_alignment(rho) * scale, 0.0) / (2 * math.pi)", "relu_alignment(rho) * scale, 0.0) / (1.9 * math.pi)", LIMITS),
+    Mutation("drift: feed-forward, θ₂", FEEDFORWARD, "variance * (self.c_plus - self.c_minus) ** 2", "1.05 * variance * (self.c_plus - self.c_minus) ** 2", LIMITS),
+    Mutation("drift: MLP, θ₂", MLP, "Limit(zero, (self.c_plus - self.c_minus) ** 2", "Limit(zero, 1.05 * (self.c_plus - self.c_minus) ** 2", LIMITS),
+    # The noise.
+    Mutation("noise: attention, a", ATTENTION, "else 2 - variance)", "else 2.1 - variance)", LIMITS),
+    Mutation("noise: attention with W_O, a", ATTENTION, "(2 if self.output_projection else", "(2.1 if self.output_projection else", LIMITS),
+    Mutation("noise: feed-forward, a", FEEDFORWARD, "variance * (2 - variance * (1 - 1 / self.expansion))", "1.05 * variance * (2 - variance * (1 - 1 / self.expansion))", LIMITS),
+    Mutation("noise: MLP, a", MLP, "jnp.ones_like(self.c_plus)", "1.05 * jnp.ones_like(self.c_plus)", LIMITS),
+    Mutation("noise: κ²", ATTENTION, "attention_noise=(variance * coldness) ** 2", "attention_noise=1.05 * (variance * coldness) ** 2", LIMITS),
+    Mutation("noise: 𝒜 in spectral coordinates", "covariance/_diffusion.py", "self.delta[..., columns] ** 2) / self.tokens**2", "self.delta[..., columns] ** 2) / (0.95 * self.tokens**2)", "tests/covariance/test_diffusion.py"),
+    Mutation("noise: Σ_lin in spectral coordinates", "covariance/_diffusion.py", "jnp.where(rows == columns, 2.0, 1.0)", "jnp.where(rows == columns, 2.1, 1.0)", "tests/covariance/test_diffusion.py"),
+    Mutation("noise: 𝒜 of a factor", "covariance/_diffusion.py", "attention / K.shape[0] ** 2 * matmul(K, K)", "1.05 * attention / K.shape[0] ** 2 * matmul(K, K)", "tests/covariance/test_diffusion.py"),
+    # The solver.
+    Mutation("solver: attention's drift, first term", "solve/_flows.py", "(limit.attention_drift - limit.attention_noise) / 2 * T", "(1.05 * limit.attention_drift - limit.attention_noise) / 2 * T", SOLVE),
+    Mutation("solver: attention's drift, second term", "solve/_flows.py", "push = limit.attention_drift / (2 * tokens)", "push = limit.attention_drift / (1.9 * tokens)", SOLVE),
+    Mutation("solver: ReLU", "solve/_flows.py", "rate * (V + 2 * relu_drift(V))", "rate * (V + 2.1 * relu_drift(V))", SOLVE),
+    Mutation("solver: attention's noise", "solve/_flows.py", "E, F, identity = scale * matmul(G, K), scale", "E, F, identity = 1.05 * scale * matmul(G, K), scale", SOLVE),
+    Mutation("solver: linear noise", "solve/_flows.py", "safe_sqrt(limit.linear_noise / 2), identity_like(X)", "safe_sqrt(limit.linear_noise / 1.9), identity_like(X)", SOLVE),
+    # The next order in 1/n: functions of V.
+    Mutation("next order: B₁′, s", NEXT, "outer + outer.mT + second / (4 * tokens**2) + third", "1.05 * (outer + outer.mT) + second / (4 * tokens**2) + third", ORDERS),
+    Mutation("next order: B₁′, products", NEXT, "second / (4 * tokens**2) + third", "second / (4 * tokens**2) + 1.05 * third", ORDERS),
+    Mutation("next order: G, var T₂", NEXT, "return (second + 2 * first_third) / (1 + equal)", "return (1.05 * second + 2 * first_third) / (1 + equal)", ORDERS),
+    Mutation("next order: G, cov(T₁, T₃)", NEXT, "return (second + 2 * first_third) / (1 + equal)", "return (second + 2.1 * first_third) / (1 + equal)", ORDERS),
+    Mutation("next order: B₁′ with a pattern", PATTERN, "return fourth + fourth.mT + second + third + third.mT", "return fourth + fourth.mT + 1.05 * second + third + third.mT", ORDERS),
+    Mutation("next order: G with a pattern", PATTERN, "return variance + 2 * (third + _inner(along, D)), 4 * repeat", "return variance + 2.1 * (third + _inner(along, D)), 4 * repeat", ORDERS),
+    Mutation("next order: ½𝒜:∇²B₂", PATTERN, "change / (4 * math.pi *", "change / (3.8 * math.pi *", ORDERS),
+    Mutation("next order: DB₂", NEXT, "between.sine * between.ratio / 2", "between.sine * between.ratio / 1.9", ORDERS),
+    Mutation("next order: F of hidden units", NEXT, "mixed = tokens + 2 * products", "mixed = tokens + 2.1 * products", ORDERS),
+    Mutation("next order: F of tokens", NEXT, "tokens = squares + squares.mT + 2 * products", "tokens = 1.05 * (squares + squares.mT) + 2 * products", ORDERS),
+    Mutation("next order: response of a ReLU", NEXT, "response = products / (4 * (1 + equal)) - 1 / 4", "response = products / (3.8 * (1 + equal)) - 1 / 4", ORDERS),
+    # The next order in 1/n: coefficients.
+    Mutation("next order: attention, growth", ATTENTION, "attention_growth=variance * x *", "attention_growth=1.05 * variance * x *", ORDERS),
+    Mutation("next order: attention, B₁′", ATTENTION, "attention_drift_next=limit.attention_drift * x", "attention_drift_next=1.05 * limit.attention_drift * x", ORDERS),
+    Mutation("next order: attention, G", ATTENTION, "attention_next=limit.attention_noise * x", "attention_next=1.05 * limit.attention_noise * x", ORDERS),
+    Mutation("next order: attention, repeated noise", ATTENTION, "repeat = variance**2 * x", "repeat = 1.05 * variance**2 * x", ORDERS),
+    Mutation("next order: feed-forward, kink", RELU, "return half**2 * reciprocal(mean**2 + half**2)", "return 1.05 * half**2 * reciprocal(mean**2 + half**2)", ORDERS),
+    Mutation("next order: feed-forward, F", FEEDFORWARD, "relu_hidden=q * variance**2", "relu_hidden=1.05 * q * variance**2", ORDERS),
+    Mutation("next order: feed-forward, F₂", FEEDFORWARD, "relu_hidden_square=(q", "relu_hidden_square=1.05 * (q", ORDERS),
+    Mutation("next order: feed-forward, repeated noise", FEEDFORWARD, "linear_repeat=variance**2", "linear_repeat=1.05 * variance**2", ORDERS),
+    Mutation("next order: MLP, F", MLP, "relu_tokens=q", "relu_tokens=1.05 * q", ORDERS),
+    Mutation("next order: stack, DB₂[B₁]", FINITE, "drift_along=second.relu_drift * first.attention_drift * h", "drift_along=1.05 * second.relu_drift * first.attention_drift * h", ORDERS),
+    Mutation("next order: stack, response", FINITE, '"relu_response": 2 * second', '"relu_response": 2.1 * second', ORDERS),
+    Mutation("next order: stack, noise of the first layer", FINITE, "linear_repeat=moved * first.linear_noise", "linear_repeat=1.05 * moved * first.linear_noise", ORDERS),
+    # The likelihood.
+    Mutation("likelihood: variance of terms", "likelihood/_transitions.py", "increments=moved[0] / step", "increments=moved[0] / (0.95 * step)", "tests/likelihood/test_transitions.py"),
+    Mutation("likelihood: fit of G", "likelihood/_kernels.py", "next_order = path.next_order[0][:, None] +", "next_order = 1.05 * path.next_order[0][:, None] +", "tests/likelihood/test_statistics.py"),
+    Mutation("likelihood: latent layers, variance", "likelihood/_layer_step.py", "w = wanted / power**2", "w = 1.05 * wanted / power**2", "tests/likelihood/test_layer_step.py"),
+    # The adjustment.
+    Mutation("adjustment: dispersion", SANDWICH, "return (of_scatter + NEGLIGIBLE)", "return (1.05 * of_scatter + NEGLIGIBLE)", SCORES),
+    Mutation("adjustment: C", SANDWICH, "return inverse @ shrunk @ root", "return 1.05 * inverse @ shrunk @ root", SCORES),
+    Mutation("adjustment: C, scatter less information", SANDWICH, "identity + inverse @ (scatter - information) @ inverse", "identity + inverse @ (1.05 * scatter - information) @ inverse", SCORES),
+    Mutation("adjustment: scatter of the score", SANDWICH, "squares += here.score.T @ here.score", "squares += 1.05 * here.score.T @ here.score", SCORES),
+    Mutation("adjustment: omitted order", SANDWICH, "omitted = largest *", "omitted = 1.05 * largest *", SCORES),
+    Mutation("adjustment: how C moves parameters", "likelihood/_adjustment.py", "@ (", "@ (1.05 * ", SCORES),
+    # Finite networks, with weights and without.
+    Mutation("chain: residual scale", WISHART, "scale = gamma / jnp.sqrt", "scale = 1.05 * gamma / jnp.sqrt", CHAIN),
+    Mutation("chain: residual in the other directions", WISHART, "gram(scale * matmul(F, far))", "gram(1.05 * scale * matmul(F, far))", CHAIN),
+    Mutation("chain: temperature of the logits", ATTENTION, "Y / (self.tau0 * jnp.sqrt", "Y / (1.05 * self.tau0 * jnp.sqrt", CHAIN),
+    Mutation("chain: degrees of freedom", WISHART, "jnp.asarray(nu) - jnp.arange(tokens)", "jnp.asarray(nu) - 2 * jnp.arange(tokens)", CHAIN),
+    Mutation("chain: hidden units", FEEDFORWARD, "/ units.astype(V.dtype)", "/ (1.05 * units.astype(V.dtype))", CHAIN),
+    Mutation("chain: MLP", MLP, "drawn.chi[0])) / jnp.sqrt(n))", "drawn.chi[0])) / jnp.sqrt(1.05 * n))", CHAIN),
+    Mutation("networks: temperature of the logits", ATTENTION, "tau = self.tau0 * math.sqrt", "tau = 1.05 * self.tau0 * math.sqrt", CHAIN),
+    Mutation("networks: He constant", RELU, "he = 2 / (s_plus**2 + s_minus**2)", "he = 2.1 / (s_plus**2 + s_minus**2)", CHAIN),
+    Mutation("networks: shortcut", "layers/_base.py", "jnp.sqrt(", "1.05 * jnp.sqrt(", CHAIN),
+)  # fmt: skip
+
+
+class Found(NamedTuple):
+    """What a mutation led to: the failing tests, where they were found, and the seconds that it took."""
+
+    failed: list[str]
+    where: str
+    seconds: float
+
+
+def copied(folder: Path) -> Path:
+    """The tracked files and the new ones of the working tree."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        source = ROOT / name
+        if source.is_file():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    # The environment finds sdeinfer.models in the working tree; the copy has to come first.
+    (folder / "sdeinfer" / "models").symlink_to("../models")
+    return folder
+
+
+def mutated(tree: Path, mutation: Mutation) -> str:
+    """Change the copy; the text as it was."""
+    path = tree / "sdeinfer" / mutation.file
+    text = path.read_text("utf-8")
+    if text.count(mutation.old) != 1:
+        raise SystemExit(f"{mutation.name}: {mutation.old!r} is {text.count(mutation.old)} times in {mutation.file}")
+    path.write_text(text.replace(mutation.old, mutation.new), "utf-8")
+    return text
+
+
+def failing(tree: Path, tests: list[str], *, workers: str, compiled: Path) -> list[str]:
+    """The first tests that fail."""
+    environment = os.environ | {"PYTHONPATH": str(tree), "JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        workers,
+        f"--maxfail={SHOWN}",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    if done.returncode not in (0, 1, 2) or (done.returncode and not failed):
+        raise SystemExit(done.stdout + done.stderr)
+    return failed
+
+
+def found_by_tests(tree: Path, mutation: Mutation, *, rooms: bool, workers: str, compiled: Path) -> Found:
+    """The tests that a mutation fails: of its rooms, or else of all."""
+    start, text = time.monotonic(), mutated(tree, mutation)
+    try:
+        failed, where = failing(tree, mutation.tests.split(), workers=workers, compiled=compiled), "rooms"
+        if not failed and not rooms:
+            failed, where = failing(tree, [], workers=workers, compiled=compiled), "all"
+    finally:
+        (tree / "sdeinfer" / mutation.file).write_text(text, "utf-8")
+    return Found(failed, where, time.monotonic() - start)
+
+
+def main() -> int:
+    """Print a line for each mutation."""
+    parser = argparse.ArgumentParser(description="Run the default tests with wrong coefficients.")
+    parser.add_argument("words", nargs="*", help="mutations whose name contains one of these words; all if none")
+    parser.add_argument("--rooms", action="store_true", help="only the tests beside each mutation")
+    parser.add_argument("-n", dest="workers", default="auto", help="processes of pytest")
+    options = parser.parse_args()
+    chosen = [m for m in MUTATIONS if not options.words or any(word in m.name for word in options.words)]
+    survived = 0
+    with tempfile.TemporaryDirectory(prefix="sdeinfer-mutations-") as folder:
+        tree, compiled = copied(Path(folder) / "tree"), Path(folder) / "compiled"
+        for mutation in MUTATIONS:  # all are there, before the first hour is over
+            (tree / "sdeinfer" / mutation.file).write_text(mutated(tree, mutation), "utf-8")
+        settings = {"rooms": options.rooms, "workers": options.workers, "compiled": compiled}
+        for mutation in chosen:
+            found = found_by_tests(tree, mutation, **settings)
+            survived += not found.failed
+            names = "; ".join(name.removeprefix("tests/") for name in found.failed) or "NONE"
+            print(f"{mutation.name:45s} {found.seconds:5.0f} s  {names}", flush=True)
+    print(f"{len(chosen) - survived} of {len(chosen)} mutations fail the tests")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -5,6 +5,7 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.base.array import array_stats
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._excluded import excluded_layers
 from sdeinfer.diagnostics._identification import identification
@@ -65,6 +66,7 @@ FLOORS = 3.0
 CONTRACTED = " contraction"
 
 
+@checked
 def check(
     post: xr.DataTree,
     data: xr.Dataset | None = None,

@@ -6,6 +6,8 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.summary import summary
 
+from sdeinfer._arguments import checked
+from sdeinfer._files import InputError
 from sdeinfer.observation import truth_of
 from sdeinfer.parameters import C_GAP, C_MEAN, C_MINUS, C_PLUS, SLOPES, Parameter
 
@@ -57,6 +59,7 @@ def _is(name: str, parameter: Parameter) -> bool:
     return name.rpartition(".")[2] == parameter.name
 
 
+@checked
 def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
     """Summarise the posterior of every public parameter, and of those of groups of networks.
 
@@ -69,6 +72,8 @@ def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
         with columns mean, sd, hdi_low, hdi_high (94 % highest density), truth (NaN if unknown), rhat, ess_bulk and
         ess_tail.
     """
+    if group not in post.children:
+        raise InputError(f"group: one of {', '.join(post.children)} is needed, got {group!r}")
     names = parameters_of(post)
     of_groups = [name for name in map("group_{}".format, identified_of(post)) if name in post["posterior"].data_vars]
     table = summary(post, group=group, var_names=[*names, *of_groups], ci_kind="hdi", ci_prob=HDI, round_to="none")

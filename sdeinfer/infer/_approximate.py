@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.infer._assume import assume, require_settings
 from sdeinfer.infer._densities import latent_structure
@@ -26,6 +27,7 @@ Method = Literal["laplace", "svi"]
 METHODS = get_args(Method)
 
 
+@checked
 def approximate(
     model: Callable[..., None],
     data: xr.Dataset,

@@ -15,6 +15,7 @@ from arviz_base import dict_to_dataset
 from jaxtyping import Float, PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
@@ -47,6 +48,7 @@ from sdeinfer.likelihood import (
 from sdeinfer.observation import in_chunks, require_loaded, validate
 
 
+@checked
 @with_progress_line
 def fit(
     model: Callable[..., None],
@@ -175,6 +177,7 @@ def fit(
     return tree
 
 
+@checked
 def prepare(
     model: Callable[..., None],
     data: xr.Dataset,
@@ -245,6 +248,7 @@ def _prepared(
     return prepare_for(model, data, assumptions, compressed=compressed)
 
 
+@checked
 def transitions(
     data: xr.Dataset,
     *,

@@ -15,8 +15,9 @@ import jax.random as jr
 import xarray as xr
 from numpyro import handlers
 
+from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers import AbstractArchitecture, AbstractLayer
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._bridges import Bridges
 from sdeinfer.likelihood._full_path import CovariancePath
@@ -200,8 +201,8 @@ def as_model(model: Callable[..., None]) -> AbstractModel:
     """
     if isinstance(model, AbstractModel):
         return model
-    if not callable(model):
-        raise InputError(f"model: a NumPyro program is needed, got {model!r}")
+    if not callable(model) or isinstance(model, type | AbstractLayer | AbstractArchitecture):
+        raise InputError(f"model: a NumPyro program is needed, as si.models.full_path, got {shown(model)}")
     return _of_program(model)
 
 

@@ -8,6 +8,7 @@ import xarray as xr
 from jaxtyping import Array, Float
 from numpyro import handlers
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics import (
     CONTRACTION,
@@ -35,6 +36,7 @@ from sdeinfer.meanfield._path import TokenPath
 from sdeinfer.meanfield._tokens import DIMS
 
 
+@checked
 def check(post: xr.DataTree, *, model: TokenModel | None = None, flow: SelfAttentionFlow | None = None) -> Check:
     """Check a fit of observed tokens: the law, convergence, identification, and the truth if known.
 

@@ -7,6 +7,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import checked, shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import covariance_fault
 from sdeinfer.layers import Architecture
@@ -18,6 +19,7 @@ INCOMPLETE = "incomplete"
 """Attribute of a Dataset that lacks tokens to which its tokens would attend, if the layers had attention."""
 
 
+@checked
 def covariance_dataset(
     covariance: ArrayLike,
     *,
@@ -41,11 +43,15 @@ def covariance_dataset(
         (see `Architecture`) and `truth_<name>`.
 
     Raises:
-        InputError: see `validate`.
+        InputError: for another number of widths or layers, and see `validate`.
     """
     V = np.asarray(covariance)
     if V.ndim != 4:
         raise InputError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}")
+    if np.shape(width) not in ((), V.shape[:1]):
+        raise InputError(f"width: one number, or one for each of {V.shape[0]} networks, is needed, got {shown(width)}")
+    if layers is not None and np.shape(layers) != V.shape[1:2]:
+        raise InputError(f"layers: one number for each of {V.shape[1]} layers is needed, got {shown(layers)}")
     architecture = Architecture(architecture) if isinstance(architecture, str) else architecture
     data = xr.Dataset(
         {"covariance": (DIMS, V)},

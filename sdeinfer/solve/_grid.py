@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import numbers
 from sdeinfer._compiler import padded_size
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
@@ -98,7 +99,7 @@ def step_grid(ts: ArrayLike, step: float) -> Grid:
     """
     if not is_concrete(ts):
         raise InputError("ts: the times must be known when the solver is compiled, got traced values")
-    times = np.asarray(ts, np.float64)
+    times = numbers(ts, "ts", "a non-empty list of finite times")
     if times.ndim != 1 or times.size == 0 or not np.isfinite(times).all():
         raise InputError(f"ts: a non-empty list of finite times is needed, got shape {times.shape}")
     if times[0] < 0 or (np.diff(times) <= 0).any():

@@ -149,10 +149,10 @@ class ShapedTransformer(AbstractLayer):
         pattern: which tokens each token attends to.
     """
 
-    gamma: Float[Array, ""] = GAMMA.field()
-    tau0: Float[Array, ""] = TAU0.field()
-    c_plus: Float[Array, ""] = C_PLUS.field()
-    c_minus: Float[Array, ""] = C_MINUS.field()
+    gamma: Float[Any, ""] = GAMMA.field()
+    tau0: Float[Any, ""] = TAU0.field()
+    c_plus: Float[Any, ""] = C_PLUS.field()
+    c_minus: Float[Any, ""] = C_MINUS.field()
     key_width: int | None = eqx.field(default=None, static=True)
     heads: int = eqx.field(default=1, static=True)
     output_projection: bool = eqx.field(default=False, static=True)

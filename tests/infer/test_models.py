@@ -14,13 +14,13 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro.infer.inspect import render_model
 from numpyro.infer.util import log_density
-from sdeinfer.models import full_path
 
 import sdeinfer as si
 from sdeinfer.infer._coordinates import layer_at
 from sdeinfer.infer._mode import as_adjusted, posterior_mode, potential_and_slope
 from sdeinfer.infer._reduce import form_of
 from sdeinfer.likelihood import Assumptions, CovariancePath, as_model, observed_path, path_statistics
+from sdeinfer.models import full_path
 
 FEEDFORWARD = si.Architecture("feedforward")
 LAYER = {"gamma": 0.6, "c_plus": 1.0, "c_minus": -1.0}

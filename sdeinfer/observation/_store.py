@@ -27,7 +27,6 @@ ZARR_FORMAT: dict[str, Any] = {"zarr_format": 2, "consolidated": False}
 GROUPS = {
     "posterior": (),
     "sample_stats": ("diverging",),
-    "posterior_predictive": ("covariance",),
     "observed_data": ("covariance",),
     "constant_data": ("width",),
 }

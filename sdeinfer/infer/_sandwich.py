@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.linalg import sqrtm
 
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._range import logit_spread, mean_spread
@@ -204,11 +203,13 @@ def _matrix(information: np.ndarray, scatter: np.ndarray) -> np.ndarray:
     """C of the module's docstring."""
     identity = np.eye(len(information))
     root, inverse = _roots(information + identity)
-    _, shrunk = _roots(identity + inverse @ (scatter - information) @ inverse)
+    # I + G^{−1/2} (J − H) G^{−1/2} without the cancellation: G is H + I.
+    _, shrunk = _roots(inverse @ (scatter + identity) @ inverse)
     return inverse @ shrunk @ root
 
 
 def _roots(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The square roots of a positive definite matrix and of its inverse."""
-    root = sqrtm(matrix)
-    return root, np.linalg.inv(root)
+    """The square roots of a positive definite matrix and of its inverse; its eigenvalues are known up to rounding."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    root = np.sqrt(np.maximum(values, np.finfo(np.float64).eps * values[-1]))
+    return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T

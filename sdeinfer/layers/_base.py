@@ -150,14 +150,18 @@ def limit_on_host(layer: AbstractLayer) -> Limit:
         InputError: for anything but a `Limit`, and for negative noise.
     """
     # Concrete gains other than 1 raise a one-line error; under jit the error would come with a traceback.
-    gains = any(parameter.prior is None and parameter.of is None for parameter in layer.declared().values())
-    limit = jax.tree.map(np.asarray, limit_of(layer) if gains else _limit(layer))
+    limit = jax.tree.map(np.asarray, limit_of(layer) if has_gains(layer) else _limit(layer))
     for name in ("linear_noise", "attention_noise"):
         if not (getattr(limit, name) >= 0).all():
             raise InputError(
                 f"layer: {name} of the limit of {type(layer).__name__} must not be negative, got {getattr(limit, name)}"
             )
     return limit
+
+
+def has_gains(layer: AbstractLayer) -> bool:
+    """Whether a layer has parameters without a prior, such as the gains of attention."""
+    return any(parameter.prior is None and parameter.of is None for parameter in layer.declared().values())
 
 
 def limit_of(layer: AbstractLayer) -> Limit:

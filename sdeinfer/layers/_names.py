@@ -15,7 +15,7 @@ from sdeinfer._arguments import shown, whole_number
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers._attention import ShapedAttention
-from sdeinfer.layers._base import AbstractLayer, limit_on_host
+from sdeinfer.layers._base import AbstractLayer, has_gains, limit_of, limit_on_host
 from sdeinfer.layers._cells import parameter_cell, prior_text
 from sdeinfer.layers._feedforward import ResidualFeedForward
 from sdeinfer.layers._mlp import ShapedMLP
@@ -111,7 +111,10 @@ class LayerKind(AbstractArchitecture):
                 "parameters; make each a field by `Parameter.field`, or static"
             )
         kind = cls(structure, type(layer).__name__)
-        limit_on_host(kind.template)
+        jax.eval_shape(limit_of, kind.template)
+        # A gain has a limit at 1 only, and the template's coordinates are 0.
+        if not has_gains(layer):
+            limit_on_host(kind.template)
         return kind
 
     @functools.cached_property

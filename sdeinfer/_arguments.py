@@ -10,6 +10,7 @@ from typing import Any, Union, get_args, get_origin
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
@@ -105,7 +106,7 @@ def _is_a(value: Any, name: str, kind: Any) -> bool:
         case "int":
             return whole_number(value)
         case "float":
-            return hasattr(value, "__float__") and np.ndim(value) == 0
+            return hasattr(value, "__float__") and np.ndim(value) == 0 and not isinstance(value, Tracer)
         case "str" | "Path":
             return isinstance(value, str) or hasattr(value, "__fspath__")
         case "tuple":

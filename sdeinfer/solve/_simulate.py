@@ -131,7 +131,8 @@ def solve_from_key(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: Ab
     Concrete arguments are solved in blocks of one shape. Traced arguments, which may be differentiated, are solved in
     one program for this grid and number of paths.
     """
-    if all(map(is_concrete, jax.tree.leaves((layer, V0, key)))):
+    # Inside of `jax.jit` a new array is traced; known arguments are solved there as traced ones.
+    if all(map(is_concrete, (*jax.tree.leaves((layer, V0, key)), jnp.zeros(())))):
         X0 = factor_on_host(np.asarray(V0))[None]
         return solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, solver=solver, key=key)
     return _solve_traced(layer, V0, grid, solver, adjoint, paths, key)

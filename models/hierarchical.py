@@ -52,7 +52,8 @@ def _sample_groups(assumptions: Assumptions, grouped: GroupedStatistics) -> dict
     found = coordinates.constrained(u)
     for name, value in (found | coordinates.to_sampled(found)).items():
         if name not in coordinates.sampled or coordinates.sampled[name].identified:
-            numpyro.deterministic(f"group_{name}", value)
+            with numpyro.plate("group", grouped.groups):
+                numpyro.deterministic(f"group_{name}", value)
     return found
 
 

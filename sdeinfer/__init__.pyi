@@ -5,7 +5,7 @@ from . import infer as infer
 from . import layers as layers
 from . import likelihood as likelihood
 from . import meanfield as meanfield
-from . import models as models  # pyright: ignore[reportAttributeAccessIssue]
+from . import models as models
 from . import networks as networks
 from . import observation as observation
 from . import parameters as parameters
@@ -15,6 +15,7 @@ from . import solve as solve
 from . import tuning as tuning
 from ._cache import use_compilation_cache as use_compilation_cache
 from ._files import InputError as InputError
+from ._version import __version__ as __version__
 from .covariance import CAUSAL as CAUSAL
 from .covariance import Pattern as Pattern
 from .covariance import equicorrelated as equicorrelated

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
+from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
 
@@ -109,9 +110,12 @@ class Parameter:
         Raises:
             InputError: for a value that is not real or out of range.
         """
-        array = jnp.asarray(value)
+        try:
+            array = jnp.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{self.name}: a real scalar is needed, got {shown(value)}") from error
         if not jnp.issubdtype(array.dtype, jnp.number) or jnp.iscomplexobj(array):
-            raise InputError(f"{self.name}: a real scalar is needed, got {value!r}")
+            raise InputError(f"{self.name}: a real scalar is needed, got {shown(value)}")
         if array.ndim > 1:
             raise InputError(
                 f"{self.name}: a scalar or one value for each network is needed, got the shape {array.shape}"

@@ -161,6 +161,7 @@ def test_numpyro_is_whole_where_arviz_came_first(name):
 def test_imports_point_one_way(room):
     allowed = {
         *ROOMS[: ROOMS.index(room) + 1],
+        "_arguments",
         "_compiler",
         "_devices",
         "_files",
@@ -177,8 +178,16 @@ def test_imports_point_one_way(room):
                 assert imported in allowed, f"{file.name} imports {node.module}"
 
 
+def test_type_checkers_know_every_model():
+    stub = ast.parse((ROOT / "sdeinfer" / "models.pyi").read_text(encoding="utf-8"))
+    kinds = {node.target.id: node.annotation.id for node in stub.body if isinstance(node, ast.AnnAssign)}  # pyright: ignore
+    assert kinds == {name: type(getattr(si.models, name)).__name__ for name in dir(si.models) if name in kinds}
+    assert set(kinds) == {file.stem for file in source_folder("models").glob("[!_]*.py")}
+
+
 def test_changelog_and_citation_name_the_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert si.__version__ == version
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
@@ -253,3 +262,8 @@ def test_it_runs_with_its_dependencies_alone(form, built, tmp_path):
     )
     subprocess.run([python, "-c", "\n".join(lines)], check=True, cwd=tmp_path)
     subprocess.run([python.with_name("sdeinfer"), "--help"], check=True, cwd=tmp_path, capture_output=True)
+    example = tmp_path / "example.py"
+    example.write_text((ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0])
+    subprocess.run(
+        [Path(sys.executable).with_name("pyright"), "--pythonpath", python, example], check=True, cwd=tmp_path
+    )

@@ -125,7 +125,7 @@ def _whole(observe_every: str) -> int:
 
 def model_of(data: "xr.Dataset") -> "AbstractModel":
     """The model that fits the data: of outputs, of every layer, or of some layers."""
-    from sdeinfer.models import full_path, outputs, thinned_path  # pyright: ignore[reportMissingImports]
+    from sdeinfer.models import full_path, outputs, thinned_path
     from sdeinfer.observation import outputs_of
 
     if outputs_of(data):

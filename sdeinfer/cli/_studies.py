@@ -37,7 +37,7 @@ def compare_command(
     out: Annotated[Path, typer.Option(help="CSV file to write")] = Path("comparison.csv"),
 ) -> None:
     """Rank architectures by leave-one-network-out predictive densities, best first; write ArviZ's table."""
-    from sdeinfer.models import full_path  # pyright: ignore[reportMissingImports]
+    from sdeinfer.models import full_path
 
     with staged_file(out) as file:
         table = si.compare(

@@ -10,6 +10,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import checked, shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance._batched import diagonal, identity_like
 
@@ -86,6 +87,7 @@ def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
     return vectors * jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
 
 
+@checked
 def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Float[Array, "m m"]:
     """Covariance of m tokens with equal norms and equal pairwise correlations.
 
@@ -129,7 +131,10 @@ def validate_covariance(V: ArrayLike, name: str = "V0") -> np.ndarray:
     Raises:
         InputError: with the property that fails, where, and by how much.
     """
-    V = np.asarray(V)
+    try:
+        V = np.asarray(V)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: a square matrix (tokens, tokens) is needed, got {shown(V)}") from error
     if V.dtype.kind in "iu":
         V = V.astype(float)
     if V.dtype.kind != "f" and not np.issubdtype(V.dtype, np.inexact):

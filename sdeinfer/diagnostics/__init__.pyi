@@ -5,6 +5,7 @@ from ._check import CONTRACTION as CONTRACTION
 from ._check import DEVIATIONS as DEVIATIONS
 from ._check import check as check
 from ._check import sampler_verdicts as sampler_verdicts
+from ._check import with_chains as with_chains
 from ._check import with_precision as with_precision
 from ._consequences import consequences as consequences
 from ._design import Design as Design
@@ -12,6 +13,7 @@ from ._design import design as design
 from ._design import network_information as network_information
 from ._distance import distance as distance
 from ._fitted import fitted_data as fitted_data
+from ._identification import has_prior as has_prior
 from ._identification import identification as identification
 from ._innovations import innovation_tests as innovation_tests
 from ._layers import EFFECT as EFFECT
@@ -21,6 +23,7 @@ from ._predictive import at_last_layer as at_last_layer
 from ._predictive import distance_from_theory as distance_from_theory
 from ._predictive import left_out_transforms as left_out_transforms
 from ._summary import HDI as HDI
+from ._summary import draws_of as draws_of
 from ._summary import fixed_of as fixed_of
 from ._summary import identified_of as identified_of
 from ._summary import known_truth as known_truth

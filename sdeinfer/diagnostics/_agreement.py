@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import singular, validate_covariance
@@ -38,6 +39,7 @@ RATES = np.linspace(-1.0, 4.0, 501)
 """Grid of rates for the fit."""
 
 
+@checked
 @with_progress_line
 def agreement(
     layer: AbstractLayer,

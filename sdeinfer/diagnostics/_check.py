@@ -5,13 +5,14 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.base.array import array_stats
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._excluded import excluded_layers
 from sdeinfer.diagnostics._fitted import fitted_data
-from sdeinfer.diagnostics._identification import identification
+from sdeinfer.diagnostics._identification import has_prior, identification
 from sdeinfer.diagnostics._layers import LEVEL, has_alternatives, layers_against_law
-from sdeinfer.diagnostics._predictive import distance_from_theory, left_out_p_values
-from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise
+from sdeinfer.diagnostics._predictive import all_exploded, count_predictions, distance_from_theory, left_out_p_values
+from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise, with_chain
 from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Check, Verdict, at_least, at_most
 from sdeinfer.infer import architecture_of, logit_scale, mean_spread
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, architecture_in
@@ -64,7 +65,12 @@ FLOORS = 3.0
 
 CONTRACTED = " contraction"
 
+DISTANCE = "distance from the SDE, floors"
 
+ALL_EXPLODE = "every prediction explodes before the last layer, as no network does: see the priors, and the range"
+
+
+@checked
 def check(
     post: xr.DataTree,
     data: xr.Dataset | None = None,
@@ -102,6 +108,9 @@ def check(
     Raises:
         InputError: for data that were not fitted.
     """
+    if "tokens" in post.children.get("observed_data", xr.DataTree()).data_vars:
+        raise InputError("post: is a fit of observed tokens; si.meanfield.check takes it")
+    post = with_chains(post)
     data = fitted_data(post, data)
     table = summarise(post)
     kind = _kind_of(post, data, architecture)
@@ -176,6 +185,11 @@ def _skipped(post: xr.DataTree, kind: AbstractArchitecture | None) -> tuple[str,
     skipped = []
     if not post.attrs.get("every_layer"):
         skipped.append("one-step innovations: layers are latent")
+    elif "layers" not in post.children:
+        skipped.append(
+            "one-step innovations, other architectures and the range of the law: the program has no single layer, and "
+            "its likelihood has no adjustment, without which intervals of narrow networks are too short"
+        )
     elif kind is None:
         name = post.attrs.get("architecture")
         skipped.append(f"one-step innovations and the range of the law: give the layer, architecture={name}")
@@ -183,7 +197,20 @@ def _skipped(post: xr.DataTree, kind: AbstractArchitecture | None) -> tuple[str,
         skipped.append("other architectures and sizes: they are tried for a named architecture, one layer for all")
     if "posterior_predictive" not in post.children:
         skipped.append("networks left out and distance from the SDE: there are no predictions")
+    elif not count_predictions(post):
+        skipped.append(
+            "networks left out and distance from the SDE: no draw that is left has predictions; select by sel"
+        )
+    if "pareto_k" not in post.attrs and post["posterior"].sizes["chain"] == 1:
+        skipped.append("agreement of chains: there is one, and R-hat compares its halves; run two chains or more")
     return tuple(skipped)
+
+
+def with_chains(post: xr.DataTree) -> xr.DataTree:
+    """A posterior with its axis of chains, also where one chain was selected, as by `post.isel(chain=0)`."""
+    tree = xr.DataTree.from_dict({name: with_chain(group.to_dataset()) for name, group in post.children.items()})
+    tree.attrs = dict(post.attrs)
+    return tree
 
 
 def sampler_verdicts(post: xr.DataTree, table: pd.DataFrame) -> tuple[list[Verdict], list[str]]:
@@ -231,7 +258,7 @@ def _of_approximation(post: xr.DataTree) -> list[Verdict]:
 
 
 def _of_identification(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None) -> list[Verdict]:
-    if "prior" not in post.children:
+    if not has_prior(post):
         return []
     verdicts = []
     table = identification(post, data, kind)
@@ -278,8 +305,10 @@ def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | 
 
 
 def _of_predictions(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
-    if "posterior_predictive" not in post.children:
+    if not count_predictions(post):
         return []
+    if all_exploded(post):
+        return [at_most(THEORY, DISTANCE, np.inf, FLOORS, ALL_EXPLODE)]
     verdicts = []
     if data.sizes["network"] >= FEWEST:
         each = left_out_p_values(post)
@@ -287,10 +316,10 @@ def _of_predictions(post: xr.DataTree, data: xr.Dataset) -> list[Verdict]:
         p = min(1.0, each.min() * len(each))
         verdicts.append(at_least("calibrated", "networks left out, p", p, LEVEL, advice))
     distances = distance_from_theory(post)
-    ratio = distances["wasserstein"] / distances["floor"]
+    ratio = (distances["wasserstein"] / distances["floor"]).fillna(0.0)  # 0/0 where all are equal
     far = distances.loc[ratio.idxmax()]
     advice = (
         f"{ratio.idxmax()} after the last layer is {far['wasserstein']:.2g} sds from the SDE, where samples of one law "
         f"would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
     )
-    return [*verdicts, at_most(THEORY, "distance from the SDE, floors", ratio.max(), FLOORS, advice)]
+    return [*verdicts, at_most(THEORY, DISTANCE, ratio.max(), FLOORS, advice)]

@@ -11,9 +11,10 @@ import pandas as pd
 import xarray as xr
 
 from sdeinfer.diagnostics._fitted import fitted_data
-from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, sums_of
+from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, inverse_of, sums_of
 from sdeinfer.diagnostics._summary import fixed_of
 from sdeinfer.layers import AbstractArchitecture, architecture_in
+from sdeinfer.likelihood import PATH
 
 SCATTER = "scatter of networks"
 """Name of the row of ratios of standard deviations."""
@@ -51,23 +52,24 @@ def consequences_of(sums: Sums, post: xr.DataTree, kind: AbstractArchitecture) -
     names = [name for name, parameter in known.items() if parameter.identified and name not in fixed]
     if not names:
         return table
-    prior = np.diag([_prior_precision(post, name, kind) for name in known])
+    prior = np.diag(_precision_besides(sums.information, post, kind))
+    block = np.ix_(free, free)
 
-    def inverse_of(information: np.ndarray) -> np.ndarray:
+    def covariance(information: np.ndarray) -> np.ndarray:
         """The inverse of the curvature of the log posterior, among the free parameters."""
-        inverse, block = np.zeros_like(information), np.ix_(free, free)
-        inverse[block] = np.linalg.inv((information + prior)[block])
+        inverse = np.zeros_like(information)
+        inverse[block] = inverse_of((information + prior)[block])
         return inverse
 
-    inverse = inverse_of(sums.information)
+    inverse = covariance(sums.information)
     sd = np.array([_posterior_sd(post, name, kind) for name in known])
-    by_scores = np.sqrt(np.diagonal(inverse @ sums.scatter @ inverse))
+    by_scores = np.sqrt(np.maximum(np.diagonal(inverse @ sums.scatter @ inverse), 0.0))
     sd = np.where(np.isnan(sd), by_scores, sd)
     sd = np.where(free & (sd > 0), sd, np.inf)
     kept = (sums.squares > 0) & (sums.sizes > 0)
     size = sums.corrected[kept] / sums.sizes[kept]
     # The mode of a law with the omitted part lies where that law's curvature says: its parameters correlate otherwise.
-    omitted = [by @ inverse_of(information) for by, information in zip(sums.omitted, sums.completed, strict=True)]
+    omitted = [by @ covariance(information) for by, information in zip(sums.omitted, sums.completed, strict=True)]
     moves = [*(size[:, None] * (sums.along[kept] @ inverse)), *omitted]
     by_networks = np.sqrt(np.maximum(np.diagonal(inverse @ sums.of_networks @ inverse), 0.0))
     rows = pd.DataFrame(
@@ -85,10 +87,22 @@ def _posterior_sd(post: xr.DataTree, name: str, kind: AbstractArchitecture) -> f
     return float(np.std(kind.coordinates.sampled[name].to_real(draws[name].values)))
 
 
+def _precision_besides(information: np.ndarray, post: xr.DataTree, kind: AbstractArchitecture) -> np.ndarray:
+    """Precision of each coordinate without the networks: that of the prior, or more if a program observes more."""
+    known = kind.coordinates.sampled
+    prior = np.array([_prior_precision(post, name, kind) for name in known])
+    densities = post["log_likelihood"].to_dataset() if "log_likelihood" in post.children else {}
+    if not {*densities} - {PATH}:
+        return prior
+    alone = 1 / np.maximum(np.diagonal(inverse_of(information + np.diag(prior))), np.finfo(float).tiny)
+    sd = np.array([_posterior_sd(post, name, kind) for name in known])
+    return prior + np.maximum(np.nan_to_num(1 / np.where(sd > 0, sd, np.inf) ** 2 - alone), 0.0)
+
+
 def _prior_precision(post: xr.DataTree, name: str, kind: AbstractArchitecture) -> float:
     """Precision of a coordinate's prior on the real line, from its draws; 1 without them."""
     draws = post["prior"].to_dataset() if "prior" in post.children else {}
-    if name not in draws:
+    if name not in draws or not draws[name].size:
         return 1.0
     variance = float(np.var(kind.coordinates.sampled[name].to_real(draws[name].values)))
     return 1 / variance if variance > 0 else 1.0

@@ -24,6 +24,7 @@ import pandas as pd
 from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.optimize import minimize
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.covariance import centre, pairs, vech
 from sdeinfer.diagnostics._identification import SLOPES_INFORMATION
@@ -88,6 +89,7 @@ class Design:
         return self.V0 / np.outer(self.norms, self.norms)
 
 
+@checked
 def design(
     layer: AbstractLayer,
     *,

@@ -9,10 +9,12 @@ import xarray as xr
 from arviz_stats.base.array import array_stats
 from scipy.stats import wasserstein_distance
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
-from sdeinfer.diagnostics._summary import parameters_of
+from sdeinfer.diagnostics._summary import draws_of, parameters_of
 
 
+@checked
 def distance(post: xr.DataTree, reference: xr.DataTree) -> pd.DataFrame:
     """Compare the marginals of a posterior with those of a reference.
 
@@ -44,7 +46,7 @@ def distance(post: xr.DataTree, reference: xr.DataTree) -> pd.DataFrame:
 
 
 def _chains(tree: xr.DataTree, name: str) -> np.ndarray:
-    return tree["posterior"][name].transpose("chain", "draw").values
+    return draws_of(tree)[name].transpose("chain", "draw").values
 
 
 def _effective(chains: np.ndarray) -> float:

@@ -1,13 +1,15 @@
 """Information in the data on each parameter, compared with its prior."""
 
+import contextlib
+
 import numpy as np
 import pandas as pd
 import xarray as xr
 from arviz_stats.psense import psense
 
 from sdeinfer.diagnostics._fitted import fitted_data
-from sdeinfer.diagnostics._innovations import laws_of, repetitions
-from sdeinfer.diagnostics._summary import fixed_of, identified_of
+from sdeinfer.diagnostics._innovations import inverse_of, laws_of, repetitions
+from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of
 from sdeinfer.infer import ADJUSTED_LIKELIHOOD, innovations
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, architecture_in
 from sdeinfer.parameters import Parameter
@@ -43,7 +45,7 @@ def identification(
         holds the likelihoods of all networks, not of some as of data in chunks.
     """
     data, names = fitted_data(post, data), identified_of(post)
-    groups = {group: post[group].to_dataset() for group in ("prior", "posterior")}
+    groups = {group: draws_of(post, group) for group in ("prior", "posterior")}
     kind = architecture or _named(post)
     known = {} if kind is None else kind.coordinates.sampled
     sd = {
@@ -63,8 +65,8 @@ def identification(
     # have a flat prior for `information`, and their own for `expected`.
     flat, prior = np.full(len(free), SLOPES_INFORMATION), np.full(len(free), SLOPES_INFORMATION)
     flat[places], prior[places] = 1e-9, table["prior"] ** -2
-    table["information"] = np.sqrt(np.diag(np.linalg.inv(information + np.diag(flat))))[places]
-    together = np.diag(np.linalg.inv(information + np.diag(prior)))[places]
+    table["information"] = np.sqrt(np.diag(inverse_of(information + np.diag(flat))))[places]
+    together = np.diag(inverse_of(information + np.diag(prior)))[places]
     table["expected"] = 1 - together / table["prior"] ** 2
     table["networks"] = (table["information"] / PRECISION) ** 2
     if ADJUSTED_LIKELIHOOD in post.children:
@@ -72,12 +74,18 @@ def identification(
         post = post.assign({"log_likelihood": post[ADJUSTED_LIKELIHOOD]})
     whole = post["observed_data"].sizes["network"] == post.attrs.get("networks", post["observed_data"].sizes["network"])
     for scaled in ("prior", "likelihood") if whole else ("prior",):
+        table[f"to_{scaled}"] = 0.0  # power-scaling a flat prior has no effect
         if _varies(post, scaled):
-            moved = psense(post, var_names=names, group=scaled)
-            table[f"to_{scaled}"] = [float(moved[name]) for name in names]
-        else:  # power-scaling a flat prior has no effect
-            table[f"to_{scaled}"] = 0.0
+            table[f"to_{scaled}"] = np.nan
+            with contextlib.suppress(ValueError):  # weights with a constant tail have no Pareto k
+                moved = psense(post, var_names=names, group=scaled)
+                table[f"to_{scaled}"] = [float(moved[name]) for name in names]
     return table
+
+
+def has_prior(post: xr.DataTree) -> bool:
+    """Whether a posterior has draws of its prior; a selection of chains may leave none."""
+    return "prior" in post.children and bool(post["prior"].sizes["chain"] * post["prior"].sizes["draw"])
 
 
 def _varies(post: xr.DataTree, scaled: str) -> bool:

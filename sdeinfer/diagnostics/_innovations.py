@@ -199,10 +199,7 @@ class Sums(NamedTuple):
             total, squares, products = total + g.sum(axis=0), squares + (g**2).sum(axis=0), products + g.T @ s
             score, information, scatter = score + s.sum(axis=0), information + here.information, scatter + s.T @ s
             np.add.at(each, path.network[here.transitions], s)
-        # Exploding networks make the information so ill-conditioned that small eigenvalues are lost to rounding.
-        scale = np.sqrt(np.diagonal(information))
-        inverse = np.linalg.pinv(information / np.outer(scale, scale), hermitian=True) / np.outer(scale, scale)
-        projected, own = along @ inverse, np.s_[:parameters]
+        projected, own = along @ inverse_of(information), np.s_[:parameters]
         information_left = information[own, own] - np.eye(parameters)
         exact = information_left if omissions.exact is None else _information(path, omissions.exact)
         return cls(
@@ -234,14 +231,26 @@ class Sums(NamedTuple):
 
     def dispersion(self) -> float:
         """Scatter of the score relative to the information, averaged over directions; at least 1."""
-        whole = self.information + np.eye(len(self.information))
-        scatter, information = (np.trace(np.linalg.solve(whole, x)) for x in (self.scatter, self.information))
+        inverse = inverse_of(self.information + np.eye(len(self.information)))
+        scatter, information = (np.trace(inverse @ x) for x in (self.scatter, self.information))
         return max(1.0, float(scatter / information)) if information > 0 else 1.0
 
 
 def _information(path: Path, law: LawAt) -> np.ndarray:
     """The information on the parameters by a law, shape (parameters, parameters)."""
     return np.sum([here.information for here in innovations(path, law)], axis=0)
+
+
+def inverse_of(information: np.ndarray) -> np.ndarray:
+    """The inverse of a positive definite matrix.
+
+    Exploding networks, and nearly equal tokens, make an information so ill-conditioned that small eigenvalues are lost
+    to rounding; they count as zero, and the others are those of coordinates with one unit of information each.
+    """
+    scale = np.sqrt(np.diagonal(information))
+    inverse = np.linalg.pinv(information / np.outer(scale, scale), hermitian=True) / np.outer(scale, scale)
+    inverse[np.diag_indices_from(inverse)] = np.maximum(np.diagonal(inverse), 0.0)
+    return inverse
 
 
 def _weights(path: Path, here: Innovations, at: Spectrum | PatternSpectrum) -> tuple[np.ndarray, np.ndarray]:

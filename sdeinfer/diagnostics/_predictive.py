@@ -1,6 +1,7 @@
 """Comparison of networks with predictions of the SDE: leave-one-out, and all together."""
 
 import contextlib
+import math
 import warnings
 
 import numpy as np
@@ -18,11 +19,16 @@ SMOOTHED = 50
 
 
 def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
-    """Mean correlation, smallest and largest log-eigenvalue of V after the last layer; +∞ if exploded."""
+    """Mean correlation, smallest and largest log-eigenvalue of V after the last layer; +∞ if exploded.
+
+    The smallest log-eigenvalue of a singular V, such as the sample covariance of fewer outputs than tokens, is −∞.
+    """
     V = covariance.isel(layer=-1).transpose(..., "token_a", "token_b").values
     exploded = ~np.isfinite(V).all(axis=(-2, -1))
     V = np.where(exploded[..., None, None], np.eye(V.shape[-1]), V)
     values = np.linalg.eigvalsh(V)
+    rounding = np.finfo(V.dtype).eps * V.shape[-1] * values[..., -1]
+    values[..., 0] = np.where(values[..., 0] > rounding, values[..., 0], 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         found = {"largest log-eigenvalue": np.log(values[..., -1])}
         if V.shape[-1] > 1:
@@ -72,9 +78,10 @@ def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
     The predictions of each network are weighted by Pareto-smoothed inverse likelihoods.
 
     Returns:
-        One row per network, one column per quantity of `last_layer`; uniform if the model holds.
+        One row per network, one column per quantity of `last_layer` that is finite in every network; uniform if the
+        model holds.
     """
-    observed, predicted = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
+    observed, predicted = _compared(post)
     weights = _left_out_weights(post)
     # The observed network is ranked as one further draw among its predictions.
     count = weights.shape[0]
@@ -95,18 +102,47 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
     """Wasserstein distances of networks from the SDE at posterior draws, in the SDE's standard deviations.
 
     Returns:
-        One row per quantity of `last_layer`, with columns `wasserstein` and `floor`, the mean distance between samples
+        One row per quantity of `last_layer` that is finite in every network, with columns `wasserstein`, +∞ if every
+        prediction explodes, or all are equal and the networks are not; and `floor`, the mean distance between samples
         of one law.
     """
-    observed, predicted = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
+    observed, predicted = _compared(post)
     rows = {}
     for name, x in observed.items():
-        y = predicted[name].ravel()
-        y = y[np.isfinite(y)]
-        sd = y.std()
-        floor = floor_of(np.sort(y), np.sqrt(1 / x.size + 1 / y.size))
-        rows[name] = wasserstein_distance(x, y) / sd, floor / sd
+        y = predicted[name][np.isfinite(predicted[name])]
+        sd = float(y.std()) if y.size else 0.0
+        if sd > 0:
+            floor = floor_of(np.sort(y), np.sqrt(1 / x.size + 1 / y.size))
+            rows[name] = wasserstein_distance(x, y) / sd, floor / sd
+        else:
+            rows[name] = 0.0 if y.size and np.ptp([*x, y[0]]) == 0 else np.inf, 0.0
     return pd.DataFrame.from_dict(rows, orient="index", columns=["wasserstein", "floor"])
+
+
+def count_predictions(post: xr.DataTree) -> int:
+    """Number of predictions at draws that a selection of draws has left."""
+    if "posterior_predictive" not in post.children:
+        return 0
+    return math.prod(len(labels) for labels in _common_draws(post).values())
+
+
+def all_exploded(post: xr.DataTree) -> bool:
+    """Whether every prediction explodes before the last layer."""
+    last = _covariance(post, "posterior_predictive").isel(layer=-1, token_a=0, token_b=0)
+    return not bool(np.isfinite(last).any())
+
+
+def _common_draws(post: xr.DataTree) -> dict[str, np.ndarray]:
+    """Labels of the draws with both predictions and a likelihood."""
+    predicted, likelihood = (post[group].to_dataset() for group in ("posterior_predictive", "log_likelihood"))
+    return {dim: np.intersect1d(predicted[dim], likelihood[dim]) for dim in ("chain", "draw")}
+
+
+def _compared(post: xr.DataTree) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The quantities of the last layer, of observed networks and of predictions."""
+    observed, predicted = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
+    kept = {name: x for name, x in observed.items() if not (np.isnan(x) | np.isneginf(x)).any()}
+    return kept, predicted
 
 
 def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
@@ -114,6 +150,10 @@ def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
     group = ADJUSTED_LIKELIHOOD if ADJUSTED_LIKELIHOOD in post.children else "log_likelihood"
     log_likelihood = post[group].to_dataset()["covariance"]
     weights = -log_likelihood.stack(sample=("chain", "draw")).transpose("sample", "network")
+    # A likelihood of zero, such as the estimate by a bridge that explodes, has no inverse: it gets the least weight.
+    finite = np.isfinite(weights.values)
+    least = np.where(finite, weights.values, np.inf).min(axis=0)
+    weights.values = np.where(finite, weights.values, np.where(np.isfinite(least), least, 0.0))
     # The log likelihood of networks without used transitions is constant; their weights are equal.
     varies = np.ptp(weights.values, axis=0) > 0
     if len(weights) >= SMOOTHED and varies.any():
@@ -123,9 +163,7 @@ def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
             with contextlib.suppress(ValueError):
                 smoothed, _ = array_stats.psislw(-weights.values[:, varies].T)
                 weights.values[:, varies] = smoothed.T
-    predicted = post["posterior_predictive"].to_dataset()
-    chains = np.intersect1d(predicted["chain"], log_likelihood["chain"])
-    at = weights.unstack("sample").sel(chain=chains, draw=np.intersect1d(predicted["draw"], log_likelihood["draw"]))
+    at = weights.unstack("sample").sel(_common_draws(post))
     taken = at.stack(sample=("chain", "draw")).transpose("sample", "network").values
     normal = np.exp(taken - taken.max(axis=0))
     return normal / normal.sum(axis=0)
@@ -134,5 +172,6 @@ def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
 def _covariance(post: xr.DataTree, group: str) -> xr.DataArray:
     covariance = post[group].to_dataset()["covariance"]
     if "chain" in covariance.dims:
+        covariance = covariance.sel(_common_draws(post)) if group == "posterior_predictive" else covariance
         covariance = covariance.stack(sample=("chain", "draw")).transpose("sample", "network", ...)
     return covariance

@@ -1,26 +1,32 @@
 """Summary of the posterior of each parameter."""
 
 import math
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import xarray as xr
 from arviz_stats.summary import summary
 
+from sdeinfer._arguments import checked
+from sdeinfer._files import InputError
 from sdeinfer.observation import truth_of
 from sdeinfer.parameters import C_GAP, C_MEAN, C_MINUS, C_PLUS, SLOPES, Parameter
 
 HDI = 0.94
 """Probability of the highest-density intervals."""
 
+FEWEST = 4
+"""Smallest number of draws of each chain; with fewer there is neither an R-hat nor an interval."""
+
 
 def parameters_of(post: xr.DataTree) -> list[str]:
-    """Names of the scalar sites of a posterior: the identified ones first, then the slopes, then the others.
+    """Names of the parameters of a posterior: the identified ones first, then the slopes, then the others.
 
     Fixed ones are left out, and the mean of the slopes, which is redundant with c₊ and c₋.
     """
     constant = constants_of(post)
-    scalars = [str(name) for name, draws in post["posterior"].data_vars.items() if draws.ndim == 2]
-    scalars = [name for name in scalars if name not in constant]
+    scalars = [str(name) for name in draws_of(post).data_vars if name not in constant]
     first = [name for name in identified_of(post) if name in scalars]
     slopes = [name for own in (C_PLUS, C_MINUS) for name in scalars if _is(name, own)]
     rest = [name for name in scalars if name not in (*first, *slopes) and not _is(name, C_MEAN)]
@@ -29,7 +35,38 @@ def parameters_of(post: xr.DataTree) -> list[str]:
 
 def identified_of(post: xr.DataTree) -> list[str]:
     """Sampled coordinates on which the limit depends, without fixed ones; for a custom program, all sampled sites."""
-    return str(post.attrs.get("identified", "")).split()
+    known = [str(name) for name in draws_of(post).data_vars]
+    sites = str(post.attrs.get("identified", "")).split()
+    return [name for site in sites for name in known if name == site or name.startswith(f"{site}[")]
+
+
+def draws_of(post: xr.DataTree, group: str = "posterior") -> xr.Dataset:
+    """Draws with a variable for each parameter: `w[0]`, `w[1]`, … for the numbers of a site `w` of several.
+
+    Sites of each network or group are left out, unless there are no others.
+
+    Raises:
+        InputError: for a posterior of fewer than `FEWEST` draws.
+    """
+    draws = with_chain(post[group].to_dataset())
+    if group == "posterior" and not (draws.sizes.get("chain", 0) and draws.sizes.get("draw", 0) >= FEWEST):
+        raise InputError(f"post: a chain of at least {FEWEST} draws is needed, got {dict(draws.sizes)}")
+    axes = {name: values.dims[2:] for name, values in draws.transpose("chain", "draw", ...).data_vars.items()}
+    named = {name for name, dims in axes.items() if any(not str(dim).startswith(f"{name}_dim_") for dim in dims)}
+    found: dict[str, xr.DataArray] = {}
+    for name, dims in axes.items():
+        if name in named and len(named) < len(axes):
+            continue
+        for place in np.ndindex(*(draws.sizes[dim] for dim in dims)):
+            at = dict(zip(dims, place, strict=True))
+            labels = ", ".join(str(draws[dim].values[number]) for dim, number in at.items())
+            found[f"{name}[{labels}]" if at else str(name)] = draws[name].isel(at, drop=True)
+    return xr.Dataset(found, attrs=draws.attrs)
+
+
+def with_chain(draws: xr.Dataset) -> xr.Dataset:
+    """Draws with their axis of chains, which the selection of one chain, as by `isel(chain=0)`, leaves out."""
+    return draws.expand_dims("chain") if "chain" in draws.coords and "chain" not in draws.dims else draws
 
 
 def fixed_of(post: xr.DataTree) -> dict[str, float]:
@@ -57,6 +94,7 @@ def _is(name: str, parameter: Parameter) -> bool:
     return name.rpartition(".")[2] == parameter.name
 
 
+@checked
 def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
     """Summarise the posterior of every public parameter, and of those of groups of networks.
 
@@ -65,13 +103,21 @@ def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
         group: "posterior"; or `LIMIT_POSTERIOR` for a fit by both laws.
 
     Returns:
-        One row per parameter, fixed ones last with an sd of 0, and `group_<name>[<label>]` for parameters of groups;
-        with columns mean, sd, hdi_low, hdi_high (94 % highest density), truth (NaN if unknown), rhat, ess_bulk and
-        ess_tail.
+        One row per parameter, `w[0]`, `w[1]`, … for a site of several numbers; fixed ones last with an sd of 0, and
+        `group_<name>[<label>]` for parameters of groups; with columns mean, sd, hdi_low, hdi_high (94 % highest
+        density), truth (NaN if unknown), rhat, ess_bulk and ess_tail. Of a single chain, `rhat` compares its halves.
     """
+    if group not in post.children:
+        raise InputError(f"group: one of {', '.join(post.children)} is needed, got {group!r}")
     names = parameters_of(post)
-    of_groups = [name for name in map("group_{}".format, identified_of(post)) if name in post["posterior"].data_vars]
-    table = summary(post, group=group, var_names=[*names, *of_groups], ci_kind="hdi", ci_prob=HDI, round_to="none")
+    groups = with_chain(post[group].to_dataset())
+    groups = groups[[name for name in map("group_{}".format, identified_of(post)) if name in groups]]
+    draws = xr.merge([draws_of(post, group)[names], groups], compat="override", join="override")
+    tree = xr.DataTree.from_dict({"posterior": draws})
+    with np.errstate(invalid="ignore"):  # of chains that do not move
+        table = summary(tree, ci_kind="hdi", ci_prob=HDI, round_to="none")
+    if draws.sizes["chain"] == 1:
+        table["r_hat"] = _of_halves(draws)
     interval = [column for column in table.columns if column.startswith("hdi")]
     table = table.rename(columns={interval[0]: "hdi_low", interval[1]: "hdi_high", "r_hat": "rhat"})
     truth = known_truth(post)
@@ -82,6 +128,15 @@ def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
             table.loc[name, list(known)] = list(known.values())
     columns = ["mean", "sd", "hdi_low", "hdi_high", "truth", "rhat", "ess_bulk", "ess_tail"]
     return table.loc[:, columns].astype(float)
+
+
+def _of_halves(draws: xr.Dataset) -> Any:
+    """R-hat of the two halves of a single chain; ArviZ has none of one chain."""
+    half = draws.sizes["draw"] // 2
+    first = draws.isel(chain=0, draw=slice(2 * half), drop=True).drop_vars("draw", errors="ignore")
+    halves = xr.DataTree.from_dict({"posterior": first.coarsen(draw=half).construct(draw=("chain", "draw"))})
+    with np.errstate(invalid="ignore"):
+        return summary(halves, kind="diagnostics", round_to="none")["r_hat"]
 
 
 def known_truth(post: xr.DataTree) -> dict[str, float]:

@@ -9,15 +9,16 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.infer._assume import assume, require_settings
 from sdeinfer.infer._densities import latent_structure
-from sdeinfer.infer._groups import labelled_draws
+from sdeinfer.infer._groups import Labels
 from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
 from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import LARGEST_LOGIT
-from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group
+from sdeinfer.infer._tree import attributes_of, fixed_by_program, groups_of_data, layers_group
 from sdeinfer.layers import AbstractArchitecture, AbstractLayer
 from sdeinfer.likelihood import LatentLayers, as_model
 from sdeinfer.observation import require_loaded
@@ -26,6 +27,7 @@ Method = Literal["laplace", "svi"]
 METHODS = get_args(Method)
 
 
+@checked
 def approximate(
     model: Callable[..., None],
     data: xr.Dataset,
@@ -82,7 +84,8 @@ def approximate(
     require_loaded(data, "approximate")
     data, assumptions, kind = assume(model, data, architecture, law, prior)
     data, pilot = range_to_fit(model, data, assumptions, largest_logit)
-    pooled = model.pool(prepare_for(model, data, assumptions))
+    prepared = prepare_for(model, data, assumptions)
+    pooled = model.pool(prepared)
     of_each = [name for name, leaf in latent_structure(model, pooled).items() if leaf.shape]
     if of_each:
         raise InputError(f"model: {model.name} samples {', '.join(of_each)}, several numbers each; use fit")
@@ -90,10 +93,14 @@ def approximate(
     if method == "svi":
         normal = svi(model, pooled, start=normal, key=key_svi)
     samples, layers, log_weights = jax.tree.map(np.asarray, draw(model, pooled, normal, draws=draws, key=key_draws))
-    posterior = labelled_draws(model, {name: value[None] for name, value in samples.items()}, data)
-    mean = np.broadcast_to(layers.mean(axis=0), (data.sizes["network"], layers.shape[-1]))
-    groups = {"posterior": posterior, "layers": layers_group(kind, mean, data), **groups_of_data(data)}
+    labels = Labels.of(model, prepared, data)
+    groups = {"posterior": labels.of_draws({name: value[None] for name, value in samples.items()})}
+    if kind is not None and layers is not None:
+        mean = np.broadcast_to(layers.mean(axis=0), (data.sizes["network"], layers.shape[-1]))
+        groups["layers"] = layers_group(kind, mean, data)
+    groups |= groups_of_data(data)
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = attributes_of(model, data, assumptions, kind, list(normal.sites), largest_logit=largest_logit) | pilot
+    tree.attrs |= fixed_by_program(model, kind, layers, {name: samples[name] for name in normal.sites})
     tree.attrs |= {"method": method, "pareto_k": pareto_k(log_weights)}
     return tree

@@ -19,7 +19,7 @@ from sdeinfer.layers import (
     kind_of,
     with_attention_pattern,
 )
-from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, checked_priors, with_pattern
+from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, NoArchitecture, checked_priors, with_pattern
 from sdeinfer.observation import INCOMPLETE, TOKENS, in_chunks, validate, validate_labels
 
 
@@ -29,25 +29,33 @@ def assume(
     architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None,
     law: Law,
     prior: Mapping[str, Any] | None = None,
-) -> tuple[xr.Dataset, Assumptions, AbstractArchitecture]:
+) -> tuple[xr.Dataset, Assumptions, AbstractArchitecture | None]:
     """Validate data for a model; return the model's part of them, the assumptions, and the kind of layer.
 
-    For law "both" the assumptions have the law "finite-width". The covariances of data in chunks are not read here.
+    A program that calls a model of the package takes an architecture and priors as the model does. The kind is None if
+    the program has no single layer, see `Form`. For law "both" the assumptions have the law "finite-width". The
+    covariances of data in chunks are not read here.
     """
     data = validate_labels(data)
     data = model.select(data if in_chunks(data) else validate(data))
     first = "limit" if law == "limit" else "finite-width"
-    if isinstance(model, EveryLayer) and model.makes_layers:
-        if architecture is not None or prior:
-            name = "prior" if prior else "architecture"
-            raise InputError(f"{name}: {model.name} builds its layers itself; the package's models take one")
-        assumptions = Assumptions(law=first)
-        kind = kind_of_program(model, data, assumptions)
-    else:
+    assumptions, kind = Assumptions(law=first), None
+    takes_architecture = not (isinstance(model, EveryLayer) and model.makes_layers)
+    if not takes_architecture:
+        try:
+            kind = kind_of_program(model, data, assumptions)
+        except NoArchitecture:
+            takes_architecture = True
+    if takes_architecture:
         kind = architecture_of(data, architecture)
         assumptions = Assumptions(kind, first, checked_priors(prior, kind))
-    require_identifiable(kind, data.sizes["token_a"])
-    require_complete(kind, data)
+        kind = kind_of_program(model, data, assumptions)
+    elif architecture is not None or prior:
+        name = "prior" if prior else "architecture"
+        raise InputError(f"{name}: {model.name} builds its layers itself; the package's models take one")
+    if kind is not None:
+        require_identifiable(kind, data.sizes["token_a"])
+        require_complete(kind, data)
     return masked(data, kind, law, model), assumptions, kind
 
 
@@ -73,12 +81,16 @@ def architecture_of(
     return kind
 
 
-def masked(data: xr.Dataset, kind: AbstractArchitecture, law: str, model: AbstractModel | None = None) -> xr.Dataset:
-    """The data in the coordinates of an architecture's attention pattern.
+def masked(
+    data: xr.Dataset, kind: AbstractArchitecture | None, law: str, model: AbstractModel | None = None
+) -> xr.Dataset:
+    """The data in the coordinates of an architecture's attention pattern; unchanged without an architecture.
 
     Raises:
         InputError: for a pattern with a model that does not support it, or of another number of tokens.
     """
+    if kind is None:
+        return data
     if not kind.pattern.everything and not isinstance(model, EveryLayer | None):
         raise InputError(f"model: {model.name} knows no attention pattern but the full one; models.full_path does")
     if law != "limit":

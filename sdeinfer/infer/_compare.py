@@ -13,6 +13,7 @@ from arviz_stats.loo import loo
 from arviz_stats.loo.compare import compare as compare_elpd
 from jaxtyping import PRNGKeyArray
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import masked, require_identifiable, require_settings
@@ -41,12 +42,13 @@ from sdeinfer.likelihood import (
 from sdeinfer.observation import require_loaded, validate
 
 
+@checked
 @with_progress_line
 def compare(
     model: AbstractModel,
     data: xr.Dataset,
     *,
-    architectures: Sequence[str | AbstractArchitecture | AbstractLayer] | None = None,
+    architectures: Sequence[str | AbstractArchitecture | AbstractLayer | type[AbstractLayer]] | None = None,
     law: str = "finite-width",
     largest_logit: float = LARGEST_LOGIT,
     chains: int = 4,
@@ -65,7 +67,8 @@ def compare(
         model: one of `sdeinfer.models`.
         data: observed networks.
         architectures: names, whose sizes, such as the number of heads, are those of the data; or `Architecture`s, with
-            sizes of their own. If None, all named architectures that the number of tokens can identify.
+            sizes of their own; or layers, whose parameters are ignored, or types of layers. If None, all named
+            architectures that the number of tokens can identify.
         law: "finite-width" or "limit".
         largest_logit: as in `fit`.
         chains: number of chains.
@@ -159,7 +162,8 @@ def _left_out(fit: _Fitted, scale: xr.DataArray) -> Any:
 
 
 def _kinds(
-    data: xr.Dataset, architectures: Sequence[str | AbstractArchitecture | AbstractLayer] | None
+    data: xr.Dataset,
+    architectures: Sequence[str | AbstractArchitecture | AbstractLayer | type[AbstractLayer]] | None,
 ) -> list[AbstractArchitecture]:
     tokens = data.sizes["token_a"]
     if isinstance(architectures, str):
@@ -174,7 +178,7 @@ def _kinds(
             if known is not None:
                 kind = dataclasses.replace(kind, **{size: getattr(known, size) for size in kind.sizes})
         else:
-            kind = kind_of(each) if isinstance(each, AbstractLayer) else each
+            kind = kind_of(each)
         require_identifiable(kind, tokens)
         kinds.append(kind)
     if len(set(kinds)) < max(len(kinds), 2):
@@ -184,9 +188,14 @@ def _kinds(
 
 
 def _labelled(kinds: Sequence[AbstractArchitecture]) -> dict[str, AbstractArchitecture]:
-    """Architectures by their names, with sizes where two have one name."""
+    """Architectures by their names, with sizes where two have one name, and numbers where these are equal too."""
     names = [kind.name for kind in kinds]
-    return {described(kind) if names.count(kind.name) > 1 else kind.name: kind for kind in kinds}
+    names = [described(kind) if names.count(kind.name) > 1 else kind.name for kind in kinds]
+    # Custom layers, such as two stacks, may have one name.
+    return {
+        f"{name} {names[: place + 1].count(name)}" if names.count(name) > 1 else name: kind
+        for place, (name, kind) in enumerate(zip(names, kinds, strict=True))
+    }
 
 
 def _attends(kind: AbstractArchitecture) -> bool:

@@ -15,6 +15,7 @@ from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE
+from sdeinfer._files import InputError
 from sdeinfer.likelihood import AbstractModel, AbstractPath, Adjustment, GroupedStatistics, PathStatistics, layer_in
 
 HANDLERS = threading.RLock()
@@ -105,7 +106,11 @@ def prior_draws(
 
 
 def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of the latent sites of a program by name, in the program's order."""
+    """Shapes and types of the latent sites of a program by name, in the program's order.
+
+    Raises:
+        InputError: if there is none.
+    """
     leaves, structure = jax.tree.flatten(data)
     return _latent_structure(model, structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
 
@@ -124,7 +129,9 @@ def _latent_structure(
 
     with HANDLERS:
         found = jax.eval_shape(run, *structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
-        return dict(zip(names, found, strict=True))
+    if not names:
+        raise InputError("model: nothing is left to be sampled, every parameter is fixed")
+    return dict(zip(names, found, strict=True))
 
 
 def _together(model: AbstractModel, prepared: PyTree) -> int:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -13,15 +13,15 @@ import pandas as pd
 import xarray as xr
 from arviz_base import dict_to_dataset
 from jaxtyping import Float, PRNGKeyArray, PyTree
-from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities, prior_draws
-from sdeinfer.infer._groups import labelled_draws
+from sdeinfer.infer._groups import Labels
 from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import Metropolis
 from sdeinfer.infer._nuts import NUTS, compile_nuts
@@ -31,7 +31,7 @@ from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
 from sdeinfer.infer._survey import attributes_of_chunks, kept_networks, require_one_layer, survey
-from sdeinfer.infer._tree import attributes_of, groups_of_data, layers_group
+from sdeinfer.infer._tree import attributes_of, fixed_by_program, groups_of_data, layers_group
 from sdeinfer.layers import AbstractArchitecture, AbstractLayer, architecture_in
 from sdeinfer.likelihood import (
     AbstractModel,
@@ -47,6 +47,7 @@ from sdeinfer.likelihood import (
 from sdeinfer.observation import in_chunks, require_loaded, validate
 
 
+@checked
 @with_progress_line
 def fit(
     model: Callable[..., None],
@@ -127,7 +128,11 @@ def fit(
     data = _examined(model, data, assumptions, kind, compressed=compressed, leave_out_damaged=leave_out_damaged)
     with _background_thread() as background:
         if isinstance(model, EveryLayer) and not model.makes_layers and type(sampler) is NUTS and compressed:
-            shapes = {"tokens": data.sizes["token_a"], "widths": len(np.unique(data["width"])), "pattern": kind.pattern}
+            shapes = {
+                "tokens": data.sizes["token_a"],
+                "widths": len(np.unique(data["width"])),
+                "pattern": assumptions.kind.pattern,
+            }
             x64 = jax.config.jax_enable_x64
             background.submit(compile_nuts, sampler, model, assumptions, **shapes, x64=x64)
         phase("finding the range of the law")
@@ -145,23 +150,32 @@ def fit(
         before, layers = _sample_prior(model, prepared, sampler.draws, key_prior)
         before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
         # The prior predictions compile and run while NUTS compiles.
-        predicted_before = background.submit(predict, layers[before_at], data, architecture=kind, key=key_before)
+        predicted_before = None
+        if kind is not None and layers is not None:
+            predicted_before = background.submit(predict, layers[before_at], data, architecture=kind, key=key_before)
         phase("compiling the sampler")
         settings = {"progress": progress, "key": key_sampler}
         result = sampler.sample(model, prepared, **settings, checkpoint=checkpoint)
         if each is not None:
             result = result._replace(log_likelihood=log_densities(model, each, result.samples)[0])
         phase("predicting")
-        assert result.layers is not None
-        groups = _sampled_groups(model, result, prepared if each is None else each, data)
-        groups["prior"] = labelled_draws(model, {name: value[None] for name, value in before.items()}, data)
-        groups["prior_predictive"] = _labelled(predicted_before.result(), 1, before_at)
-    predicted = result.layers[:, after_at].reshape(-1, *result.layers.shape[2:])
-    replicates = predict(_of_networks(model, prepared, predicted), data, architecture=kind, key=key_after)
-    groups["posterior_predictive"] = _labelled(replicates, sampler.chains, after_at)
-    layers = _of_networks(model, prepared, result.layers.reshape(-1, *result.layers.shape[2:]))
-    mean = np.broadcast_to(layers.mean(axis=0), (data.sizes["network"], layers.shape[-1]))
-    groups["layers"] = layers_group(kind, mean, data)
+        labels = Labels.of(model, prepared, data)
+        groups = {
+            "posterior": labels.of_draws(result.samples),
+            "sample_stats": dict_to_dataset(result.statistics),
+            **_likelihoods(model, result, prepared if each is None else each, labels),
+            "log_prior": labels.of_densities(result.log_prior),
+            "prior": labels.of_draws({name: value[None] for name, value in before.items()}),
+        }
+        if predicted_before is not None:
+            groups["prior_predictive"] = _labelled(predicted_before.result(), 1, before_at)
+    if kind is not None and result.layers is not None:
+        predicted = result.layers[:, after_at].reshape(-1, *result.layers.shape[2:])
+        replicates = predict(_of_networks(model, prepared, predicted), data, architecture=kind, key=key_after)
+        groups["posterior_predictive"] = _labelled(replicates, sampler.chains, after_at)
+        layers = _of_networks(model, prepared, result.layers.reshape(-1, *result.layers.shape[2:]))
+        mean = np.broadcast_to(layers.mean(axis=0), (data.sizes["network"], layers.shape[-1]))
+        groups["layers"] = layers_group(kind, mean, data)
     groups |= groups_of_data(data)
     if both:
         limit = dataclasses.replace(assumptions, law="limit")
@@ -171,16 +185,18 @@ def fit(
         else:  # the statistics do not depend on the law
             by_limit = dataclasses.replace(prepared, assumptions=limit, adjustment=None)
         by_limit = sampler.sample(model, by_limit, **settings, checkpoint=limit_checkpoint)
-        groups[LIMIT_POSTERIOR] = labelled_draws(model, by_limit.samples, data)
+        groups[LIMIT_POSTERIOR] = labels.of_draws(by_limit.samples)
     tree = xr.DataTree.from_dict(groups)
-    sampled = [name for name, value in result.log_prior.items() if value.ndim == 2]
+    sampled = [name for name in result.log_prior if labels.of_all(name)]
     tree.attrs = attributes_of(model, whole, assumptions, kind, sampled, largest_logit=largest_logit) | pilot
     adjustment = adjustment_of(prepared)
     if adjustment is not None:
         tree.attrs["adjustment_error"] = float(np.max(adjustment.error))
+    tree.attrs |= fixed_by_program(model, kind, result.layers, {name: result.samples[name] for name in sampled})
     return tree
 
 
+@checked
 def prepare(
     model: Callable[..., None],
     data: xr.Dataset,
@@ -251,6 +267,7 @@ def _prepared(
     return prepare_for(model, data, assumptions, compressed=compressed)
 
 
+@checked
 def transitions(
     data: xr.Dataset,
     *,
@@ -284,7 +301,7 @@ def _examined(
     model: AbstractModel,
     data: xr.Dataset,
     assumptions: Assumptions,
-    kind: AbstractArchitecture,
+    kind: AbstractArchitecture | None,
     *,
     compressed: bool,
     leave_out_damaged: bool = False,
@@ -296,7 +313,7 @@ def _examined(
         return data
     phase("examining the data")
     require_one_layer(model, data, assumptions, compressed=compressed)
-    spreads = bool(kind.coordinates.temperatures)
+    spreads = kind is not None and bool(kind.coordinates.temperatures)
     return survey(data, spreads=spreads, leave_out_damaged=leave_out_damaged)
 
 
@@ -314,11 +331,13 @@ def _background_thread() -> Iterator[ThreadPoolExecutor]:
 
 def _sample_prior(
     model: AbstractModel, prepared: PyTree, draws: int, key: PRNGKeyArray
-) -> tuple[dict[str, Any], Float[np.ndarray, "draws *networks coordinates"]]:
+) -> tuple[dict[str, Any], Float[np.ndarray, "draws *networks coordinates"] | None]:
     """Prior draws of the unobserved sites except latent layers; and the coordinates of every network's layer."""
     pooled = model.pool(prepared)
     latent = draw_latent(model, pooled, key) if isinstance(model, LatentLayers) else None
     sites, layers = prior_draws(given_latent(model), pooled, latent, draws=draws, key=key)
+    if layers is None and isinstance(model, EveryLayer):
+        return sites, None
     if layers is None:
         coordinates = prepared.assumptions.kind.coordinates
         layers = np.moveaxis(coordinates.unconstrained({name: sites[name] for name in coordinates.declared}), 0, -1)
@@ -348,16 +367,12 @@ def _labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Datas
     return predicted.rename(draw="sample").assign_coords(index).unstack("sample").transpose("chain", "draw", ...)
 
 
-def _sampled_groups(model: AbstractModel, result: Draws, prepared: PyTree, data: xr.Dataset) -> dict[str, xr.Dataset]:
-    dims: dict[Hashable, Sequence[Hashable]] = dict.fromkeys(result.log_likelihood, ["network"])
-    coords: dict[Any, ArrayLike] = {"network": data["network"].values}
-    densities = {"log_likelihood": result.log_likelihood}
-    if adjustment_of(prepared) is not None:
-        of_data, _ = log_densities(model, densities_of_data(prepared), result.samples)
-        densities = {"log_likelihood": of_data, ADJUSTED_LIKELIHOOD: result.log_likelihood}
+def _likelihoods(model: AbstractModel, result: Draws, prepared: PyTree, labels: Labels) -> dict[str, xr.Dataset]:
+    """The groups of log densities of the data, and of what the sampler used where that differs."""
+    if adjustment_of(prepared) is None:
+        return {"log_likelihood": labels.of_densities(result.log_likelihood)}
+    of_data, _ = log_densities(model, densities_of_data(prepared), result.samples)
     return {
-        "posterior": labelled_draws(model, result.samples, data),
-        "sample_stats": dict_to_dataset(result.statistics),
-        **{group: dict_to_dataset(each, dims=dims, coords=coords) for group, each in densities.items()},
-        "log_prior": labelled_draws(model, result.log_prior, data),
+        "log_likelihood": labels.of_densities(of_data),
+        ADJUSTED_LIKELIHOOD: labels.of_densities(result.log_likelihood),
     }

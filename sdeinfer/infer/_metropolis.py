@@ -201,7 +201,8 @@ class LatentChains(eqx.Module):
         taken &= ~jnp.isnan(weight)
         latent = jnp.where(taken[:, None, None], proposed, state.latent)
         log_weight = jnp.where(taken, weight, state.log_weight)
-        estimate = self.prepared.by_network(weight)
+        # A bridge that explodes has no density at its end.
+        estimate = self.prepared.by_network(jnp.where(jnp.isnan(weight), -jnp.inf, weight))
         return state._replace(latent=latent, log_weight=log_weight), estimate, jnp.mean(taken)
 
     def _moved(self, state: State, near: Array, adapting: Array, key: PRNGKeyArray) -> tuple[State, Array]:

@@ -227,7 +227,10 @@ def as_adjusted(model: AbstractModel, prepared: PyTree) -> PyTree:
     if not model.makes_layers:
         count, own = len(prepared.assumptions.kind.coordinates), False
     else:
-        count, own = len(layer_of(model, prepared).coordinates), model.has_own_layers(prepared)
+        layer = layer_of(model, prepared)
+        if layer is None:
+            return prepared
+        count, own = len(layer.coordinates), model.has_own_layers(prepared)
     return dataclasses.replace(prepared, adjustment=no_adjustment(count, len(prepared.widths) if own else None))
 
 

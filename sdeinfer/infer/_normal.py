@@ -105,7 +105,7 @@ def pareto_k(log_weights: Float[np.ndarray, " draws"]) -> float:
 
 def draw(
     model: AbstractModel, prepared: PyTree, normal: Normal, *, draws: int, key: PRNGKeyArray
-) -> tuple[dict[str, Array], Float[Array, "draws *networks coordinates"], Float[Array, " draws"]]:
+) -> tuple[dict[str, Array], Float[Array, "draws *networks coordinates"] | None, Float[Array, " draws"]]:
     """Draw from a normal law.
 
     Arguments:
@@ -116,8 +116,8 @@ def draw(
         key: PRNG key.
 
     Returns:
-        Values of the latent and deterministic sites; the coordinates of the layer; and the log ratio of the posterior
-        density to the normal density, up to a constant.
+        Values of the latent and deterministic sites; the coordinates of the layer, None without a single layer; and the
+        log ratio of the posterior density to the normal density, up to a constant.
     """
     standard = jr.normal(key, (draws, len(normal.sites)), normal.mean.dtype)
     return _at(model, prepared, *normal, standard)
@@ -126,12 +126,11 @@ def draw(
 @eqx.filter_jit
 def _at(
     model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], mean: Array, scale: Array, standard: Array
-) -> tuple[dict[str, Array], Array, Array]:
-    def evaluate(z: Array) -> tuple[dict[str, Any], Array, Array]:
+) -> tuple[dict[str, Array], Array | None, Array]:
+    def evaluate(z: Array) -> tuple[dict[str, Any], Array | None, Array]:
         x = mean + scale @ z
         named = dict(zip(sites, x, strict=True))
         values, layers = sites_and_layers(model, prepared, named)
-        assert layers is not None
         return values, layers, jnp.sum(z**2) / 2 - potential(model, prepared, named)
 
     return jax.lax.map(evaluate, standard, batch_size=BATCH)

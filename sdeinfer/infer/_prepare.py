@@ -70,6 +70,8 @@ def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions
         if assumptions.law == "limit":
             return plain
         found = prepare_for(model, data, assumptions).adjustment
+        if found is None:
+            return plain
         # The plain likelihood has its mode there already.
         exact = dataclasses.replace(found, centre=found.centre + found.shift, shift=jnp.zeros_like(found.shift))
         return dataclasses.replace(plain, adjustment=exact)
@@ -136,6 +138,8 @@ def adjusted_statistics(
 ) -> PathStatistics:
     """Reduce a path for a model with the law of finite width, and compute the likelihood's adjustment.
 
+    There is none for a program without a single layer.
+
     Arguments:
         model: the model.
         path: the transitions.
@@ -144,9 +148,11 @@ def adjusted_statistics(
         nodes: as in `reduced`.
         pooled: as in `reduced`.
     """
-    form = form_of(model, len(path.width), path.tokens, assumptions)
+    form = form_of(model, len(path.width), path.tokens, assumptions, path.pattern)
     layout = path_layout(path, nodes=nodes) if layout is None else layout
     statistics = reduced(model, path, assumptions, layout, pooled=pooled)
+    if form.kind is None:
+        return statistics
     together = statistics.pooled() if form.pooled else statistics
     mode = posterior_mode(model, together)
     layer = layer_at(model, together, mode)

@@ -107,7 +107,7 @@ def in_range(
     Returns:
         The data with the variable `used` over network and layer, and attributes for the posterior: `pilot_tau0`, the τ0
         that determined the range, if there is one. It has one value per group; if each network has its own τ0, it is
-        the smallest.
+        the smallest. For a program without a single layer all transitions are marked.
 
     Raises:
         OutOfRange: if no transition is left.
@@ -120,9 +120,9 @@ def in_range(
     used = used_of(data)
     tau0 = math.nan
     kind = assumptions.architecture or kind_of_program(model, data, assumptions)
-    if math.isfinite(largest_logit) and kind.coordinates.temperatures:
+    if kind is not None and math.isfinite(largest_logit) and kind.coordinates.temperatures:
         used, tau0 = _used(model, data, assumptions, kind, used, largest_logit)
-    if isinstance(model, EveryLayer):
+    if kind is not None and isinstance(model, EveryLayer):
         used = _of_small_growth(model, data, assumptions, kind, used)
     return with_used(data, used), {} if math.isnan(tau0) else {"pilot_tau0": tau0}
 

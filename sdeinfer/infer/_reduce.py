@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers import AbstractArchitecture, kind_of
 from sdeinfer.likelihood import (
     AbstractModel,
@@ -43,7 +44,7 @@ def reduced(
         pooled: sum over the networks of one width, unless the model needs every network.
     """
     layout = path_layout(path, nodes=nodes) if layout is None else layout
-    form = form_of(model, len(path.width), path.tokens, assumptions)
+    form = form_of(model, len(path.width), path.tokens, assumptions, path.pattern)
     return path_statistics(path, layout, pooled=pooled and form.pooled, assumptions=assumptions)
 
 
@@ -52,30 +53,34 @@ class Form:
     """The form of the statistics that a model's joint density needs.
 
     Attributes:
-        kind: the kind of layer.
+        kind: the kind of layer; None for a program that observes the path without a single layer, as by a mixture.
         pooled: whether the statistics can be summed over the networks of one width.
     """
 
-    kind: AbstractArchitecture
+    kind: AbstractArchitecture | None
     pooled: bool = True
 
 
 @lru_cache(maxsize=64)
-def form_of(model: AbstractModel, networks: int, tokens: int, assumptions: Assumptions) -> Form:
+def form_of(
+    model: AbstractModel, networks: int, tokens: int, assumptions: Assumptions, pattern: Pattern = EVERY_TOKEN
+) -> Form:
     """The form of statistics that a model needs, found by tracing its program on blank data."""
-    if assumptions.architecture is not None:
-        return Form(assumptions.architecture)
-    assert isinstance(model, EveryLayer)
-    blank = blank_statistics(tokens, 1, assumptions=assumptions)
+    if not (isinstance(model, EveryLayer) and model.makes_layers):
+        return Form(assumptions.kind)
+    blank = blank_statistics(tokens, 1, pattern=pattern, assumptions=assumptions)
     zeros = {"weights": np.zeros((networks, *blank.weights.shape[1:])), "width": np.zeros(networks, int)}
     probe = dataclasses.replace(blank, **zeros, constant=jnp.zeros(networks))
     layer = layer_of(model, probe)
+    if layer is None:
+        return Form(None, pooled=False)
     kind = kind_of(layer)
     if any(value.ndim for value in layer.parameters().values()):
         return Form(kind, pooled=False)
     return Form(kind, pooled=model.pool(probe) is not probe)
 
 
-def kind_of_program(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> AbstractArchitecture:
-    """The kind of layer that a custom program builds."""
-    return form_of(model, data.sizes["network"], data.sizes["token_a"], assumptions).kind
+def kind_of_program(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> AbstractArchitecture | None:
+    """The kind of layer that a custom program builds, see `Form`."""
+    pattern = Pattern.in_attributes(data.attrs)
+    return form_of(model, data.sizes["network"], data.sizes["token_a"], assumptions, pattern).kind

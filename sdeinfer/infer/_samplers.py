@@ -15,6 +15,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from sdeinfer._arguments import shown, whole_number
 from sdeinfer._compiler import BALANCED
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
@@ -73,8 +74,9 @@ class AbstractSampler(abc.ABC):
 
     def __post_init__(self):
         for name, least in (("chains", 1), ("draws", 1), ("warmup", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}: at least {least} is needed, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not whole_number(value) or value < least:
+                raise InputError(f"{name}: a whole number of at least {least} is needed, got {shown(value)}")
 
     @abc.abstractmethod
     def sample(

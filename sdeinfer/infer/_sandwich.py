@@ -29,7 +29,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.linalg import sqrtm
 
 from sdeinfer.covariance import Pattern
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
@@ -249,19 +248,21 @@ def _dispersion(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray
 
 def _matrix(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) -> np.ndarray:
     """C of the module's docstring."""
-    identity = np.eye(len(information))
     root, inverse = _roots(information + priors)
-    _, shrunk = _roots(identity + inverse @ (scatter - information) @ inverse)
+    # I + G^{−1/2} (J − H) G^{−1/2} without the cancellation: G is H and the curvature of the priors.
+    _, shrunk = _roots(inverse @ (scatter + priors) @ inverse)
     return inverse @ shrunk @ root
 
 
 def _variances(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) -> np.ndarray:
     """Variances of the adjusted posterior where it is normal."""
-    inverse = np.linalg.inv(information + priors)
+    _, root = _roots(information + priors)
+    inverse = root @ root
     return np.diagonal(inverse @ (scatter + priors) @ inverse)
 
 
 def _roots(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The square roots of a positive definite matrix and of its inverse."""
-    root = sqrtm(matrix)
-    return root, np.linalg.inv(root)
+    """The square roots of a positive definite matrix and of its inverse; its eigenvalues are known up to rounding."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    root = np.sqrt(np.maximum(values, np.finfo(np.float64).eps * values[-1]))
+    return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -47,14 +48,14 @@ class ShapedAttention(AbstractLayer):
         gamma2: gain γ₂ of the centring; if None, 1 and not a parameter.
     """
 
-    gamma: Float[Array, ""] = GAMMA.field()
-    tau0: Float[Array, ""] = TAU0.field()
+    gamma: Float[Any, ""] = GAMMA.field()
+    tau0: Float[Any, ""] = TAU0.field()
     key_width: int | None = eqx.field(default=None, static=True)
     heads: int = eqx.field(default=1, static=True)
     output_projection: bool = eqx.field(default=False, static=True)
     pattern: Pattern = eqx.field(default=EVERY_TOKEN, static=True)
-    gamma1: Float[Array, ""] | None = GAMMA1.field(default=None)
-    gamma2: Float[Array, ""] | None = GAMMA2.field(default=None)
+    gamma1: Float[Any, ""] | None = GAMMA1.field(default=None)
+    gamma2: Float[Any, ""] | None = GAMMA2.field(default=None)
 
     def __check_init__(self):
         check_heads(self.key_width, self.heads)

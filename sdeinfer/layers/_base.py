@@ -144,15 +144,41 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
 
 
 def limit_on_host(layer: AbstractLayer) -> Limit:
-    """The limit of a layer with concrete parameters as NumPy arrays, by one compiled program."""
+    """The limit of a layer with concrete parameters as NumPy arrays, by one compiled program.
+
+    Raises:
+        InputError: for anything but a `Limit`, and for negative noise.
+    """
     # Concrete gains other than 1 raise a one-line error; under jit the error would come with a traceback.
-    gains = any(parameter.prior is None and parameter.of is None for parameter in layer.declared().values())
-    return jax.tree.map(np.asarray, layer.limit() if gains else _limit(layer))
+    limit = jax.tree.map(np.asarray, limit_of(layer) if has_gains(layer) else _limit(layer))
+    for name in ("linear_noise", "attention_noise"):
+        if not (getattr(limit, name) >= 0).all():
+            raise InputError(
+                f"layer: {name} of the limit of {type(layer).__name__} must not be negative, got {getattr(limit, name)}"
+            )
+    return limit
 
 
-@functools.partial(jax.jit, compiler_options=RUN_ONCE)
-def _limit(layer: AbstractLayer) -> Limit:
-    return layer.limit()
+def has_gains(layer: AbstractLayer) -> bool:
+    """Whether a layer has parameters without a prior, such as the gains of attention."""
+    return any(parameter.prior is None and parameter.of is None for parameter in layer.declared().values())
+
+
+def limit_of(layer: AbstractLayer) -> Limit:
+    """The limit of a layer, whose type is checked: a layer may be a user's.
+
+    Raises:
+        InputError: for anything but a `Limit`.
+    """
+    limit = layer.limit()
+    if not isinstance(limit, Limit):
+        raise InputError(
+            f"layer: limit of {type(layer).__name__} must return a si.layers.Limit, got a {type(limit).__name__}"
+        )
+    return limit
+
+
+_limit = jax.jit(limit_of, compiler_options=RUN_ONCE)
 
 
 def shortcut(gamma: Float[Array, ""]) -> Float[Array, ""]:

@@ -1,6 +1,7 @@
 """The residual feed-forward layer, Eq. 4 and Theorem 3.2."""
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -30,9 +31,9 @@ class ResidualFeedForward(AbstractLayer):
         expansion: r, the hidden width divided by n; r n must be a whole number.
     """
 
-    gamma: Float[Array, ""] = GAMMA.field()
-    c_plus: Float[Array, ""] = C_PLUS.field()
-    c_minus: Float[Array, ""] = C_MINUS.field()
+    gamma: Float[Any, ""] = GAMMA.field()
+    c_plus: Float[Any, ""] = C_PLUS.field()
+    c_minus: Float[Any, ""] = C_MINUS.field()
     expansion: float = eqx.field(default=1, static=True)
 
     def __check_init__(self):

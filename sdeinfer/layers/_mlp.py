@@ -1,6 +1,7 @@
 """The shaped MLP, Eq. 19 and 20."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -24,8 +25,8 @@ class ShapedMLP(AbstractLayer):
         c_minus: c₋ of the slope 1 + c₋/√n.
     """
 
-    c_plus: Float[Array, ""] = C_PLUS.field()
-    c_minus: Float[Array, ""] = C_MINUS.field()
+    c_plus: Float[Any, ""] = C_PLUS.field()
+    c_minus: Float[Any, ""] = C_MINUS.field()
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Eq. 19."""

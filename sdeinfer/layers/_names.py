@@ -11,10 +11,11 @@ import jax
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
+from sdeinfer._arguments import shown, whole_number
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers._attention import ShapedAttention
-from sdeinfer.layers._base import AbstractLayer
+from sdeinfer.layers._base import AbstractLayer, has_gains, limit_of, limit_on_host
 from sdeinfer.layers._cells import parameter_cell, prior_text
 from sdeinfer.layers._feedforward import ResidualFeedForward
 from sdeinfer.layers._mlp import ShapedMLP
@@ -101,7 +102,7 @@ class LayerKind(AbstractArchitecture):
         """The kind of a layer.
 
         Raises:
-            InputError: if the layer has arrays that are not declared as parameters.
+            InputError: if the layer has arrays that are not declared as parameters, or no valid limit.
         """
         leaves, structure = jax.tree.flatten(layer)
         if len(leaves) != len(layer.declared()):
@@ -109,7 +110,12 @@ class LayerKind(AbstractArchitecture):
                 f"architecture: {type(layer).__name__} has {len(leaves)} arrays, of which {len(layer.declared())} are "
                 "parameters; make each a field by `Parameter.field`, or static"
             )
-        return cls(structure, type(layer).__name__)
+        kind = cls(structure, type(layer).__name__)
+        jax.eval_shape(limit_of, kind.template)
+        # A gain has a limit at 1 only, and the template's coordinates are 0.
+        if not has_gains(layer):
+            limit_on_host(kind.template)
+        return kind
 
     @functools.cached_property
     def template(self) -> AbstractLayer:
@@ -143,8 +149,8 @@ class Architecture(AbstractArchitecture):
 
     def __post_init__(self):
         architecture_named(self.name)
-        if int(self.heads) != self.heads or self.heads < 1:
-            raise InputError(f"heads: a whole number of at least 1 is needed, got {self.heads}")
+        if not whole_number(self.heads) or self.heads < 1:
+            raise InputError(f"heads: a whole number of at least 1 is needed, got {shown(self.heads)}")
         if not 0 < self.expansion < math.inf:
             raise InputError(f"expansion: must be positive and finite, got {self.expansion:g}")
         if not self.pattern.everything and "pattern" not in self.sizes:
@@ -246,18 +252,20 @@ def kind_of(layer: str | AbstractArchitecture | AbstractLayer | type[AbstractLay
     """The architecture of a name, of a layer or of a type of layer; the `LayerKind` of a layer that has no name.
 
     Raises:
-        InputError: for an unknown name, and for a layer whose parameters change with depth.
+        InputError: for an unknown name, for what is no layer, and for a layer whose parameters change with depth.
     """
     match layer:
         case AbstractArchitecture():
             return layer
         case str():
             return Architecture(layer)
-        case type():
+        case type() if issubclass(layer, AbstractLayer):
             return kind_of(example_of(layer))
         case OverDepth():
             raise InputError("architecture: the layer's parameters change with depth; give the layer within it")
-    return architecture_of_layer(layer) or LayerKind.of(layer)
+        case AbstractLayer():
+            return architecture_of_layer(layer) or LayerKind.of(layer)
+    raise InputError(f"architecture: a name, an Architecture, a layer or its type is needed, got {shown(layer)}")
 
 
 def architecture_of_layer(layer: AbstractLayer) -> Architecture | None:

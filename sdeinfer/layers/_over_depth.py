@@ -10,6 +10,7 @@ import numpy as np
 from diffrax import AbstractPath
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._cells import parameter_cell, value_text
@@ -62,6 +63,7 @@ class OverDepth(AbstractLayer):
     layer: AbstractLayer
     profiles: dict[str, FunctionOfTime]
 
+    @checked
     def __init__(self, layer: AbstractLayer, **profiles: Profile):
         for name, profile in profiles.items():
             if name not in layer.parameters():

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -13,6 +13,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
+from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers._attention import ShapedAttention, check_heads
@@ -25,6 +26,10 @@ from sdeinfer.layers._mlp import ShapedMLP
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA, TAU0, Parameter
 
 
+def _as_tuple(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, Iterable) else (given,)
+
+
 class Stack(AbstractLayer):
     """Several layers that count as one: together they advance depth-time by dt = 1/n.
 
@@ -32,11 +37,14 @@ class Stack(AbstractLayer):
         layers: the layers in order of application, each with its own parameters.
     """
 
-    layers: tuple[AbstractLayer, ...] = eqx.field(converter=tuple)
+    layers: tuple[AbstractLayer, ...] = eqx.field(converter=_as_tuple)
 
     def __check_init__(self):
         if not self.layers:
             raise InputError("layers: at least one is needed, got none")
+        for layer in self.layers:
+            if not isinstance(layer, AbstractLayer):
+                raise InputError(f"layers: a layer is needed, got {shown(layer)}")
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Apply the layers in order."""
@@ -143,10 +151,10 @@ class ShapedTransformer(AbstractLayer):
         pattern: which tokens each token attends to.
     """
 
-    gamma: Float[Array, ""] = GAMMA.field()
-    tau0: Float[Array, ""] = TAU0.field()
-    c_plus: Float[Array, ""] = C_PLUS.field()
-    c_minus: Float[Array, ""] = C_MINUS.field()
+    gamma: Float[Any, ""] = GAMMA.field()
+    tau0: Float[Any, ""] = TAU0.field()
+    c_plus: Float[Any, ""] = C_PLUS.field()
+    c_minus: Float[Any, ""] = C_MINUS.field()
     key_width: int | None = eqx.field(default=None, static=True)
     heads: int = eqx.field(default=1, static=True)
     output_projection: bool = eqx.field(default=False, static=True)

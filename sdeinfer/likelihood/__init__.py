@@ -6,6 +6,7 @@ import numpyro as numpyro
 from sdeinfer.likelihood._adjustment import Adjustment as Adjustment
 from sdeinfer.likelihood._adjustment import no_adjustment as no_adjustment
 from sdeinfer.likelihood._assumptions import Assumptions as Assumptions
+from sdeinfer.likelihood._assumptions import NoArchitecture as NoArchitecture
 from sdeinfer.likelihood._assumptions import checked_priors as checked_priors
 from sdeinfer.likelihood._assumptions import sample_or_fix as sample_or_fix
 from sdeinfer.likelihood._assumptions import support_bounds as support_bounds
@@ -32,6 +33,7 @@ from sdeinfer.likelihood._groups import grouped_statistics as grouped_statistics
 from sdeinfer.likelihood._layer_step import LayerLaw as LayerLaw
 from sdeinfer.likelihood._layer_step import LayerStep as LayerStep
 from sdeinfer.likelihood._layer_step import layer_step as layer_step
+from sdeinfer.likelihood._model import PATH as PATH
 from sdeinfer.likelihood._model import AbstractModel as AbstractModel
 from sdeinfer.likelihood._model import EveryLayer as EveryLayer
 from sdeinfer.likelihood._model import Groups as Groups
@@ -39,6 +41,7 @@ from sdeinfer.likelihood._model import LatentLayers as LatentLayers
 from sdeinfer.likelihood._model import as_model as as_model
 from sdeinfer.likelihood._model import layer_in as layer_in
 from sdeinfer.likelihood._model import layer_of as layer_of
+from sdeinfer.likelihood._model import observes_path as observes_path
 from sdeinfer.likelihood._moments import Moments as Moments
 from sdeinfer.likelihood._moments import at_least_a_quarter as at_least_a_quarter
 from sdeinfer.likelihood._moments import moments_of as moments_of

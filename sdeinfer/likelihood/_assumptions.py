@@ -15,6 +15,10 @@ from sdeinfer.layers import AbstractArchitecture, AbstractLayer
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
 
 
+class NoArchitecture(InputError):
+    """A program asks for an architecture, of data that were prepared for one that builds its own layers."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
     """The inputs of a model besides the data; hashable, so that equal assumptions share compiled programs.
@@ -32,9 +36,9 @@ class Assumptions:
 
     @property
     def kind(self) -> AbstractArchitecture:
-        """The architecture; raises an InputError if there is none."""
+        """The architecture; raises a `NoArchitecture` if there is none."""
         if self.architecture is None:
-            raise InputError("architecture: these data were not prepared for a model of the package")
+            raise NoArchitecture("architecture: these data were not prepared for a model of the package")
         return self.architecture
 
     def sample_layer(self) -> AbstractLayer:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -45,6 +46,19 @@ class FullPath(Distribution):
         self.law = law
         self.path = path
         super().__init__((path.networks,), path.value.shape[1:], validate_args=validate_args)
+
+    def expand(self, batch_shape: Sequence[int]) -> "FullPath":
+        """The law itself; as each network is observed once, it cannot be repeated by a plate of another size.
+
+        Raises:
+            InputError: for another batch shape.
+        """
+        if tuple(batch_shape) != self.batch_shape:
+            raise InputError(
+                f"plate: one of the path's {self.path.networks} networks is needed around their law, got plates of the "
+                f"shape {tuple(batch_shape)}"
+            )
+        return self
 
     def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " networks"]:
         """Log density of each network; `value` has the shape of the path's `value`."""

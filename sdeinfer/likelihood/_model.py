@@ -11,20 +11,27 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import xarray as xr
 from numpyro import handlers
+from numpyro.distributions import Unit
+from numpyro.primitives import Messenger
 
-from sdeinfer._files import InputError
-from sdeinfer.layers import AbstractLayer
+from sdeinfer._arguments import shown
+from sdeinfer._files import InputError, first_line
+from sdeinfer.layers import AbstractArchitecture, AbstractLayer
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._bridges import Bridges
-from sdeinfer.likelihood._full_path import CovariancePath
+from sdeinfer.likelihood._full_path import CovariancePath, FullPath
 from sdeinfer.likelihood._groups import GroupedStatistics, grouped_statistics
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._plain import Transitions
 from sdeinfer.likelihood._statistics import PathStatistics, path_statistics
 from sdeinfer.likelihood._transitions import observed_path
+
+PATH = "covariance"
+"""Name of the observed networks in results, whatever the name of a program's site."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +51,17 @@ class AbstractModel(abc.ABC):
                 f"model: {self.name} takes prepared data, not a Dataset: run it on si.prepare({self.name}, data), or "
                 "use si.fit"
             )
+        if isinstance(prepared, AbstractPath) and not isinstance(self, EveryLayer):
+            raise InputError(
+                f"model: {self.name} takes data of its own, see si.prepare, so no program can call it and no handler "
+                "change it: fit it itself, with prior={…} for its parameters"
+            )
         self.program(prepared)
 
     @property
     def name(self) -> str:
         """The program's name."""
-        program = self.program
-        while isinstance(program, functools.partial):
-            program = program.func
-        return getattr(program, "__name__", type(program).__name__)
+        return _name_of(self.program)
 
     @property
     def acceptance(self) -> float:
@@ -108,19 +117,20 @@ class EveryLayer(AbstractModel):
     def pool(self, prepared: AbstractPath) -> AbstractPath:
         """Sum the statistics over the networks of one width, unless the program needs every network.
 
-        It does if each network has its own layer, a site or a covariate. `Transitions` are not pooled.
+        It does if each network has its own layer, a site or a covariate, or if the path is not observed by one layer,
+        as in a mixture. `Transitions` are not pooled.
         """
         if isinstance(prepared, Transitions):
             return prepared
         assert isinstance(prepared, PathStatistics)
         if not self.makes_layers:
             return prepared.pooled()
-        if self.has_own_layers(prepared):
+        if layer_of(self, prepared) is None or self.has_own_layers(prepared):
             return prepared
         pooled = prepared.pooled()
         try:
             same = _site_shapes(self, pooled) == _site_shapes(self, prepared)
-        except (TypeError, ValueError):  # a covariate of every network does not fit the pooled ones
+        except (TypeError, ValueError):  # a covariate or a plate of every network does not fit the pooled ones
             same = False
         return pooled if same else prepared
 
@@ -200,8 +210,8 @@ def as_model(model: Callable[..., None]) -> AbstractModel:
     """
     if isinstance(model, AbstractModel):
         return model
-    if not callable(model):
-        raise InputError(f"model: a NumPyro program is needed, got {model!r}")
+    if not callable(model) or isinstance(model, type | AbstractLayer | AbstractArchitecture):
+        raise InputError(f"model: a NumPyro program is needed, as si.models.full_path, got {shown(model)}")
     return _of_program(model)
 
 
@@ -211,39 +221,93 @@ def _of_program(program: Callable[..., None]) -> EveryLayer:
     return EveryLayer(program, makes_layers=True)
 
 
-def layer_of(model: AbstractModel, prepared: Any) -> AbstractLayer:
+def layer_of(model: AbstractModel, prepared: Any) -> AbstractLayer | None:
     """Shapes and types of the layer that a program observes, with a leading axis if each network has its own.
 
+    None for a program that observes the path otherwise, by a mixture, by several distributions or by a factor.
+
     Raises:
-        InputError: unless the program observes exactly one `CovariancePath`.
+        InputError: if the program observes neither a path nor a factor, or has a plate of another number of networks.
     """
 
     def run(prepared: Any) -> AbstractLayer | None:
-        return layer_in(handlers.trace(handlers.seed(model, jr.key(0))).get_trace(prepared))
+        trace = _trace_of_program(model, prepared)
+        if not any(observes_path(site) or _is_factor(site) for site in trace.values()):
+            raise InputError(f"model: {model.name} must observe one si.likelihood.CovariancePath, obs=path.observed")
+        namesake = trace.get(PATH)
+        if namesake is not None and namesake.get("is_observed") and not observes_path(namesake):
+            raise InputError(
+                f"model: {PATH} is the name of the observed networks; the site of {model.name} needs another"
+            )
+        return layer_in(trace)
 
-    found = jax.eval_shape(run, prepared)
-    if found is None:
-        raise InputError(f"model: {model.name} must observe one si.likelihood.CovariancePath, obs=path.observed")
-    return found
+    return jax.eval_shape(run, prepared)
+
+
+def _trace_of_program(model: AbstractModel, prepared: Any) -> Mapping[str, dict[str, Any]]:
+    """The sites of a program; where a plate does not fit, an error that names it."""
+    with handlers.trace() as trace, handlers.seed(rng_seed=jr.key(0)):
+        try:
+            model(prepared)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, InputError) or "broadcast" not in str(error):
+                raise
+            sizes = {name: len(site["value"]) for name, site in trace.items() if site["type"] == "plate"}
+            wrong = [f"{name} of {size}" for name, size in sizes.items() if size != prepared.networks]
+            if not wrong:
+                raise
+            raise InputError(
+                f"model: {model.name} has a plate {' and '.join(wrong)}, which does not fit {prepared.networks} "
+                f"networks: numpyro.plate(…, path.networks) does ({first_line(error)})"
+            ) from None
+    return trace
+
+
+def observes_path(site: Mapping[str, Any]) -> bool:
+    """Whether a site of a trace is observed networks, by one law or by a mixture of several."""
+    return site["type"] == "sample" and site["is_observed"] and bool(_paths_in(site["fn"]))
+
+
+def _paths_in(distribution: Any) -> list[FullPath]:
+    """The laws of paths in a distribution."""
+    base = _unwrapped(distribution)
+    each = [_unwrapped(part) for part in getattr(base, "component_distributions", [base])]
+    return [part for part in each if isinstance(part, FullPath)]
+
+
+def _is_factor(site: Mapping[str, Any]) -> bool:
+    return site["type"] == "sample" and isinstance(_unwrapped(site["fn"]), Unit)
 
 
 def layer_in(trace: Mapping[str, dict[str, Any]]) -> AbstractLayer | None:
-    """The layer of the `CovariancePath` in a trace; None unless there is exactly one."""
+    """The layer of the `CovariancePath` in a trace; None unless it is the only law of paths."""
     distributions = [_unwrapped(site["fn"]) for site in trace.values() if site["type"] == "sample"]
-    layers = [fn.layer for fn in distributions if isinstance(fn, CovariancePath)]
-    return layers[0] if len(layers) == 1 else None
+    paths = [path for each in distributions for path in _paths_in(each)]
+    return paths[0].layer if len(paths) == 1 and isinstance(paths[0], CovariancePath) else None
 
 
 def _site_shapes(model: AbstractModel, prepared: Any) -> dict[str, Any]:
-    """Shapes and types of the sites that are sampled and not observed."""
+    """Shapes of all sites but the observed path, and of their laws."""
+    shapes: dict[str, Any] = {}
 
-    def run(prepared: Any) -> dict[str, Any]:
-        trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(prepared)
-        return {
-            name: site["value"] for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]
-        }
+    def run(prepared: Any) -> None:
+        for name, site in handlers.trace(handlers.seed(model, jr.key(0))).get_trace(prepared).items():
+            if site["type"] == "sample" and not observes_path(site):
+                shapes[name] = jnp.shape(site["value"]), site["fn"].batch_shape
 
-    return jax.eval_shape(run, prepared)
+    jax.eval_shape(run, prepared)
+    return shapes
+
+
+def _name_of(program: Any) -> str:
+    """The name of a program, of one with some arguments given, or of one in a handler."""
+    while isinstance(program, functools.partial):
+        program = program.func
+    if isinstance(program, AbstractModel):
+        return program.name
+    if isinstance(program, Messenger) and program.fn is not None:
+        return f"{type(program).__name__}({_name_of(program.fn)})"
+    return getattr(program, "__name__", type(program).__name__)
 
 
 def _unwrapped(distribution: Any) -> Any:

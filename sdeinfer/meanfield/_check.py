@@ -1,5 +1,7 @@
 """Verdicts on a fit of observed tokens."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -8,6 +10,7 @@ import xarray as xr
 from jaxtyping import Array, Float
 from numpyro import handlers
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics import (
     CONTRACTION,
@@ -19,6 +22,7 @@ from sdeinfer.diagnostics import (
     Verdict,
     at_least,
     at_most,
+    draws_of,
     fixed_of,
     identified_of,
     sampler_verdicts,
@@ -35,7 +39,10 @@ from sdeinfer.meanfield._path import TokenPath
 from sdeinfer.meanfield._tokens import DIMS
 
 
-def check(post: xr.DataTree, *, model: TokenModel | None = None, flow: SelfAttentionFlow | None = None) -> Check:
+@checked
+def check(
+    post: xr.DataTree, *, model: Callable[..., None] | None = None, flow: SelfAttentionFlow | None = None
+) -> Check:
     """Check a fit of observed tokens: the law, convergence, identification, and the truth if known.
 
     - calibrated: score tests of the law in the directions of `misfits`. A misfit fails if it is significant and larger
@@ -51,6 +58,8 @@ def check(post: xr.DataTree, *, model: TokenModel | None = None, flow: SelfAtten
         model: the program that was fitted, if it is none of the package's.
         flow: the flow that was given to `fit`.
     """
+    if "covariance" in post.children.get("observed_data", xr.DataTree()).data_vars:
+        raise InputError("post: is a fit of covariances; si.check takes it")
     model = _model_of(post, model)
     table = summarise(post)
     names = identified_of(post)
@@ -82,7 +91,7 @@ def check(post: xr.DataTree, *, model: TokenModel | None = None, flow: SelfAtten
 
 
 def fitted_law(
-    post: xr.DataTree, model: TokenModel | None = None, *, flow: SelfAttentionFlow | None = None
+    post: xr.DataTree, model: Callable[..., None] | None = None, *, flow: SelfAttentionFlow | None = None
 ) -> tuple[AbstractTokenLaw, Float[Array, "networks layers n D"]]:
     """The law of the tokens at the posterior means, and the observed tokens.
 
@@ -114,7 +123,7 @@ def fitted_law(
 def _of_misfits(table: pd.DataFrame, post: xr.DataTree, names: list[str]) -> tuple[list[Verdict], list[str]]:
     """Verdicts on the largest misfit and on the largest move, and notes on small ones."""
     significant = table[table["p"] * len(table) < LEVEL]
-    sd = {name: float(np.log(post["posterior"].to_dataset()[name]).std()) for name in names}
+    sd = {name: float(np.log(draws_of(post)[name]).std()) for name in names}
     moves = {name: np.abs(significant[name]) / sd[name] for name in FITTED if sd.get(name)}
     sizes = {
         "misfit of the layers": (dict(significant["effect"]), EFFECT),
@@ -140,11 +149,11 @@ def _cause(sizes: dict, threshold: float) -> str:
 
 def _contraction(post: xr.DataTree, name: str) -> float:
     """One minus the ratio of the posterior's variance to the prior's, of the logarithm."""
-    posterior, prior = (np.log(post[group].to_dataset()[name].values) for group in ("posterior", "prior"))
+    posterior, prior = (np.log(draws_of(post, group)[name].values) for group in ("posterior", "prior"))
     return float(1 - posterior.var() / prior.var())
 
 
-def _model_of(post: xr.DataTree, model: TokenModel | None) -> TokenModel:
+def _model_of(post: xr.DataTree, model: Callable[..., None] | None) -> TokenModel:
     if model is not None:
         return token_model(model)
     found = getattr(_models, str(post.attrs.get("model")), None)

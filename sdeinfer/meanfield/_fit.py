@@ -15,6 +15,7 @@ from arviz_base import dict_to_dataset
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpyro import handlers
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer import NUTS, AbstractSampler, Checkpoint, prior_draws
@@ -32,6 +33,7 @@ SITE_DIMS = {
 """Dimensions of the sites of the package's programs that are no scalars."""
 
 
+@checked
 @with_progress_line
 def fit(
     model: Callable[..., None],

@@ -5,11 +5,13 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.layers import architecture_in
 from sdeinfer.observation import observe_outputs, truth_of, validate
 
 
+@checked
 def sample_outputs(data: xr.Dataset, *, outputs: int, key: PRNGKeyArray) -> xr.Dataset:
     """Draw outputs of observed networks: X_out = X W_out with N(0, 1/n) weights is N(0, V_T ⊗ I_q) given V_T (Eq. 21).
 

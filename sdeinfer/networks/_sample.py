@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer._arguments import checked
 from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
 from sdeinfer._devices import devices_for, divided, launching, launching_threads
 from sdeinfer._files import InputError
@@ -47,6 +48,7 @@ FEW_NORMALS = 2**22
 is five times as fast takes 1.3 s longer to compile."""
 
 
+@checked
 @with_progress_line
 def sample_networks(
     layer: AbstractLayer,

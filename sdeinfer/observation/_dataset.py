@@ -7,6 +7,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import checked, shown
 from sdeinfer._files import InputError
 from sdeinfer.layers import Architecture
 from sdeinfer.observation._chunks import in_chunks, require_undamaged
@@ -21,6 +22,7 @@ TOKENS = "tokens"
 """Attribute of a Dataset: its number of tokens, which tells one that was cut by other means than `take`."""
 
 
+@checked
 def covariance_dataset(
     covariance: ArrayLike,
     *,
@@ -44,11 +46,15 @@ def covariance_dataset(
         sizes that are not 1 (see `Architecture`) and `truth_<name>`.
 
     Raises:
-        InputError: see `validate`.
+        InputError: for another number of widths or layers, and see `validate`.
     """
     V = np.asarray(covariance)
     if V.ndim != 4:
         raise InputError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}")
+    if np.shape(width) not in ((), V.shape[:1]):
+        raise InputError(f"width: one number, or one for each of {V.shape[0]} networks, is needed, got {shown(width)}")
+    if layers is not None and np.shape(layers) != V.shape[1:2]:
+        raise InputError(f"layers: one number for each of {V.shape[1]} layers is needed, got {shown(layers)}")
     architecture = Architecture(architecture) if isinstance(architecture, str) else architecture
     data = xr.Dataset(
         {"covariance": (DIMS, V)},

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError, first_line
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._arrays import as_array, in_order
@@ -35,6 +36,7 @@ class Observer:
         InputError: for a width below 1.
     """
 
+    @checked
     def __init__(
         self,
         width: int | None = None,

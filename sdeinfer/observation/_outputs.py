@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import checked, numbers
 from sdeinfer._files import InputError
 from sdeinfer.layers import Architecture
 from sdeinfer.observation._dataset import covariance_dataset
@@ -14,6 +15,7 @@ OUTPUTS = "outputs"
 """Name of the attribute that holds q, in a Dataset whose last covariances are sample covariances of q outputs."""
 
 
+@checked
 def observe_outputs(
     outputs: ArrayLike,
     initial: ArrayLike,
@@ -39,7 +41,8 @@ def observe_outputs(
     Raises:
         InputError: for arrays of other shapes, outputs that are not finite, and an `initial` that is not a covariance.
     """
-    X, V0 = np.asarray(outputs, float), np.asarray(initial, float)
+    X = numbers(outputs, "outputs", "an array of shape (networks, tokens, outputs)")
+    V0 = numbers(initial, "initial", "an array of shape (tokens, tokens), or (networks, tokens, tokens),")
     if X.ndim != 3 or 0 in X.shape:
         raise InputError(f"outputs: shape (networks, tokens, outputs) is needed, got {X.shape}")
     if not np.isfinite(X).all():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import ZARR, InputError, first_line, readable, staged_file
 from sdeinfer._map_reduce import map_chunks
 from sdeinfer.observation._dataset import validate, validate_labels
@@ -26,13 +27,13 @@ ZARR_FORMAT: dict[str, Any] = {"zarr_format": 2, "consolidated": False}
 GROUPS = {
     "posterior": (),
     "sample_stats": ("diverging",),
-    "posterior_predictive": ("covariance",),
     "observed_data": ("covariance",),
     "constant_data": ("width",),
 }
 """The groups, with their variables, that a posterior file must hold to be checked and reported."""
 
 
+@checked
 def read(path: str | Path) -> xr.Dataset:
     """Read and validate a Dataset of covariances, written by this package or by another program.
 
@@ -67,6 +68,7 @@ def open_in_chunks(path: str | Path) -> xr.Dataset:
         raise InputError(f"{path}: {error}") from error
 
 
+@checked
 def read_posterior(path: str | Path) -> xr.DataTree:
     """Read the result of a fit.
 
@@ -83,6 +85,7 @@ def read_posterior(path: str | Path) -> xr.DataTree:
     return tree
 
 
+@checked
 def write(data: xr.Dataset | xr.DataTree, path: str | Path, *, append: bool = False) -> None:
     """Write to NetCDF, or to Zarr if the suffix is .zarr; the file is written completely or not at all.
 

@@ -3,11 +3,13 @@
 import numpy as np
 import xarray as xr
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.covariance import PATTERN_ATTRIBUTES, Pattern
 from sdeinfer.observation._dataset import INCOMPLETE, TOKENS
 
 
+@checked
 def take(data: xr.Dataset, *, prompts: list[int] | None = None, tokens: int | None = None) -> xr.Dataset:
     """Take some prompts of observed networks, and the first tokens of each.
 

@@ -1,9 +1,12 @@
 """Correlations of observed networks against predictions of the SDE: over depth-time, and at the last layer."""
 
+import warnings
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from sdeinfer._files import InputError
 from sdeinfer.plots._densities import plot_densities
 from sdeinfer.plots._quantiles import PROBABILITIES, draw_networks, draw_sde
 from sdeinfer.plots._style import finish, legend_below, one_panel
@@ -23,7 +26,9 @@ def pair_correlations(covariance: xr.DataArray) -> xr.DataArray:
 def correlation_bands(covariance: xr.DataArray) -> xr.DataArray:
     """Quantiles of the correlations of all pairs, networks and draws, per layer; exploded paths are left out."""
     rho = pair_correlations(covariance)
-    return rho.quantile(PROBABILITIES, dim=[dim for dim in rho.dims if dim != "layer"], skipna=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)  # where all have exploded
+        return rho.quantile(PROBABILITIES, dim=[dim for dim in rho.dims if dim != "layer"], skipna=True)
 
 
 def plot_correlation_paths(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
@@ -76,6 +81,8 @@ def plot_terminal_correlation(post: xr.DataTree, *, axes: Axes | None = None) ->
 
 
 def _covariance(post: xr.DataTree, group: str) -> xr.DataArray:
+    if group not in post.children or not post[group]["covariance"].size:
+        raise InputError(f"post: has no {group}")
     return post.children[group].to_dataset()["covariance"]
 
 

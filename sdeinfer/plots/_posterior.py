@@ -3,12 +3,14 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import arviz_plots
+import numpy as np
 import xarray as xr
 from arviz_base.labels import MapLabeller
 from arviz_plots.plot_collection import PlotCollection
 from matplotlib.axes import Axes
 
-from sdeinfer.diagnostics import HDI, identified_of, known_truth, parameters_of
+from sdeinfer._files import InputError
+from sdeinfer.diagnostics import HDI, draws_of, identified_of, known_truth, parameters_of
 from sdeinfer.parameters import SYMBOLS
 from sdeinfer.plots._style import SDE, panels_of
 
@@ -43,10 +45,11 @@ def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = No
     """
     names = parameters_of(post)
     panels = panels_of(axes, len(names), columns=2, height=2.0)
+    draws = xr.DataTree.from_dict({"posterior": draws_of(post)})
     plot = arviz_plots.plot_dist(
-        post,
+        draws,
         var_names=names,
-        plot_collection=_collection(post, names, panels),
+        plot_collection=_collection(draws, names, panels),
         ci_kind="hdi",
         ci_prob=HDI,
         labeller=MapLabeller(var_name_map=labels_of(names)),
@@ -56,7 +59,7 @@ def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = No
     if truth:
         arviz_plots.add_lines(plot, truth)
     for name, panel in zip(names, panels, strict=True):
-        low, high = post.children["posterior"][name].quantile([OUTER, 1 - OUTER]).values
+        low, high = draws["posterior"][name].quantile([OUTER, 1 - OUTER]).values
         margin = 0.05 * (high - low)
         true = truth.get(name, low)
         panel.set_xlim(min(low, true) - margin, max(high, true) + margin)
@@ -71,19 +74,23 @@ def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) 
         axes: where to plot, one for each identified parameter; None for a new figure.
 
     Raises:
-        InputError: for another number of axes.
+        InputError: for another number of axes, and for a single chain.
 
     Example:
         ```python
         plots.plot_ranks(post)
         ```
     """
-    names = identified_of(post)
+    names, chains = identified_of(post), draws_of(post)
+    if chains.sizes["chain"] < 2:
+        raise InputError("post: ranks compare two chains or more, got 1")
     panels = panels_of(axes, len(names), columns=2, height=2.0)
+    # arviz-plots counts chains from 0, whatever their labels.
+    draws = xr.DataTree.from_dict({"posterior": chains.assign_coords(chain=np.arange(chains.sizes["chain"]))})
     arviz_plots.plot_rank(
-        post,
+        draws,
         var_names=names,
-        plot_collection=_collection(post, names, panels, color=["chain"], overlay=["chain"]),
+        plot_collection=_collection(draws, names, panels, color=["chain"], overlay=["chain"]),
         labeller=MapLabeller(var_name_map=labels_of(names)),
     )
     return panels

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
 from sdeinfer._html import render
-from sdeinfer.diagnostics import Check, identification, summarise
+from sdeinfer.diagnostics import Check, has_prior, identification, identified_of, summarise, with_chains
 from sdeinfer.infer import LIMIT_POSTERIOR
-from sdeinfer.layers import SIZES
+from sdeinfer.layers import ARCHITECTURES, SIZES
 from sdeinfer.plots import (
     plot_correlation_paths,
     plot_innovations,
@@ -54,19 +55,22 @@ CAPTIONS = {
 
 
 def figures(post: xr.DataTree) -> dict[str, Figure]:
-    """Make every figure that a posterior allows: correlations need two tokens, ranks need two chains."""
+    """Make every figure that a posterior allows: correlations need two tokens and predictions, ranks two chains."""
+    post = with_chains(post)
+    predicted = post.children.get("posterior_predictive")
     plots: dict[str, Callable[[xr.DataTree], Axes | list[Axes]]] = {"posterior": plot_posterior}
-    if post.children["observed_data"].sizes["token_a"] > 1:
+    if post.children["observed_data"].sizes["token_a"] > 1 and predicted is not None and predicted.sizes["draw"]:
         plots |= {"correlation_paths": plot_correlation_paths, "terminal_correlation": plot_terminal_correlation}
-    if post.attrs.get("every_layer"):
+    if post.attrs.get("every_layer") and post.attrs.get("architecture") in ARCHITECTURES:
         plots["innovations"] = plot_innovations
-    if post.children["posterior"].sizes["chain"] > 1:
+    if post.children["posterior"].sizes["chain"] > 1 and identified_of(post):
         plots["ranks"] = plot_ranks
     return {name: figure_of(plot(post)) for name, plot in plots.items()}
 
 
 def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure], path: str | Path) -> None:
     """Write the page."""
+    post = with_chains(post)
     observed = post.children["observed_data"]
     page = render(
         "page.html.jinja",
@@ -87,7 +91,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
             "width": ", ".join(f"{n:g}" for n in np.unique(post.children["constant_data"].to_dataset()["width"])),
             "law": post.attrs.get("law", "limit"),
             "transitions left out": f"{post.attrs.get('left_out', 0.0):.2%}",
-            "exploded predictions": f"{post.children['posterior_predictive'].attrs['exploded']:.2%}",
+            **_exploded(post),
         },
         provenance=_provenance(post),
         commands=_commands(post),
@@ -96,8 +100,13 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         temporary.write_text(page, encoding="utf-8")
 
 
+def _exploded(post: xr.DataTree) -> dict[str, str]:
+    predicted = post.children.get("posterior_predictive")
+    return {} if predicted is None else {"exploded predictions": f"{predicted.attrs['exploded']:.2%}"}
+
+
 def _identified(post: xr.DataTree) -> dict[str, Any]:
-    table = identification(post)
+    table = identification(post) if has_prior(post) else pd.DataFrame()
     return {
         "titles": [TITLES[column] for column in table.columns],
         "rows": [(name, list(row)) for name, row in zip(table.index, table.to_numpy(), strict=True)],

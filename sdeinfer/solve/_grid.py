@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import diffrax
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import numbers
 from sdeinfer._compiler import padded_size
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
@@ -96,9 +98,12 @@ def step_grid(ts: ArrayLike, step: float) -> Grid:
         InputError: for times that are traced, not finite or not increasing from 0 on, and for a step that is not
             positive, needs too many steps, or is too short for single precision.
     """
-    if not is_concrete(ts):
-        raise InputError("ts: the times must be known when the solver is compiled, got traced values")
-    times = np.asarray(ts, np.float64)
+    if not all(map(is_concrete, jax.tree.leaves(ts))):
+        raise InputError(
+            "ts: the times must be known when the solver is compiled, got traced values; inside of jax.jit make them "
+            "by NumPy, as np.linspace"
+        )
+    times = numbers(ts, "ts", "a non-empty list of finite times")
     if times.ndim != 1 or times.size == 0 or not np.isfinite(times).all():
         raise InputError(f"ts: a non-empty list of finite times is needed, got shape {times.shape}")
     if times[0] < 0 or (np.diff(times) <= 0).any():

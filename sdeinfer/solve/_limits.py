@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.layers import AbstractLayer, Limit, LimitSteps, OverDepth, limit_on_host
+from sdeinfer.layers import AbstractLayer, Limit, LimitSteps, OverDepth, limit_of, limit_on_host
 from sdeinfer.solve._grid import Grid
 
 
 def limit_over(layer: AbstractLayer, grid: Grid) -> Limit | LimitSteps:
     """The coefficients over a grid, those of a step at its midpoint; a path has the last axis if they have two."""
     if not isinstance(layer, OverDepth):
-        return layer.limit()
+        return limit_of(layer)
     starts, middle = _steps(grid)
     limits = jax.vmap(lambda time: layer.at(time).limit())(jnp.asarray(middle, float))
     return LimitSteps(jax.tree.map(lambda c: c[:, None], limits), jnp.asarray(starts, float))

@@ -10,6 +10,7 @@ from diffrax import AbstractAdjoint
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor_on_host, is_concrete, semidefinite_cholesky, validate_covariance
 from sdeinfer.layers import AbstractLayer, check_parameters
@@ -23,6 +24,7 @@ from sdeinfer.solve._scan import scan_paths
 from sdeinfer.solve._weak_error import STEPS, step_within
 
 
+@checked
 def simulate(
     layer: AbstractLayer,
     V0: Float[Array | np.ndarray, "m m"],
@@ -73,6 +75,7 @@ def simulate(
     return jax.device_put(fill_after(stopped, V, ts, np.inf))
 
 
+@checked
 def simulate_from(
     layer: AbstractLayer,
     V0: Float[Array | np.ndarray, "m m"],
@@ -101,11 +104,12 @@ def simulate_from(
     Raises:
         InputError: as `simulate`, and for normals of another shape.
     """
-    layer, V0 = check_inputs(layer, V0, len(normals))
+    shape = np.shape(normals)
+    layer, V0 = check_inputs(layer, V0, shape[0] if shape else 0)
     grid = step_grid(ts, step)
     expected = (len(grid.steps) - 1, *solver.normals(layer.at(0.0).limit(), len(V0)))
-    if normals.shape[1:] != expected:
-        raise InputError(f"normals: shape (paths, {', '.join(map(str, expected))}) is needed, got {normals.shape}")
+    if shape[1:] != expected:
+        raise InputError(f"normals: shape (paths, {', '.join(map(str, expected))}) is needed, got {shape}")
     V, stopped = _solve_from_normals(layer, V0, grid, solver, adjoint, normals)
     return fill_after(stopped, V, ts, jnp.inf)
 
@@ -127,7 +131,8 @@ def solve_from_key(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: Ab
     Concrete arguments are solved in blocks of one shape. Traced arguments, which may be differentiated, are solved in
     one program for this grid and number of paths.
     """
-    if all(map(is_concrete, jax.tree.leaves((layer, V0, key)))):
+    # Inside of `jax.jit` a new array is traced; known arguments are solved there as traced ones.
+    if all(map(is_concrete, (*jax.tree.leaves((layer, V0, key)), jnp.zeros(())))):
         X0 = factor_on_host(np.asarray(V0))[None]
         return solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, solver=solver, key=key)
     return _solve_traced(layer, V0, grid, solver, adjoint, paths, key)

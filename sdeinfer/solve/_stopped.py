@@ -10,6 +10,7 @@ from diffrax import AbstractAdjoint
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve._grid import step_grid
@@ -47,6 +48,7 @@ class StoppedPaths(eqx.Module):
     reason: Int[Array, " paths"]
 
 
+@checked
 def simulate_stopped(
     layer: AbstractLayer,
     V0: Float[Array | np.ndarray, "m m"],

@@ -7,6 +7,7 @@ from diffrax import AbstractAdjoint
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor_on_host, is_concrete, validate_covariance
 from sdeinfer.layers import AbstractLayer
@@ -37,6 +38,7 @@ class TangentPaths(eqx.Module):
     reason: Int[Array, " paths"]
 
 
+@checked
 def tangents(
     layer: AbstractLayer,
     V0: Float[Array | np.ndarray, "m m"],

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.criteria import AbstractStatistic, Constraint, Ensemble
@@ -44,6 +45,7 @@ class Transfer:
     rules: pd.DataFrame | None
 
 
+@checked
 @with_progress_line
 def transfer(
     tuned: Tuned,

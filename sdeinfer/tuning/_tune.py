@@ -13,6 +13,7 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from sdeinfer._arguments import checked, whole_number
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
@@ -31,6 +32,7 @@ CORRECTIONS = 2
 """Largest number of times that the bias of the steps is removed and the search goes on."""
 
 
+@checked
 @with_progress_line
 def tune(
     architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer],
@@ -107,7 +109,9 @@ def tune(
             raise InputError(f"{name}: at least 1 is needed, got {value}")
     if over not in ("worst", "mean"):
         raise InputError(f"over: must be 'worst' or 'mean', got {over!r}")
-    if isinstance(depth, tuple) and len(depth) != 2:
+    ends: Any = tuple(depth) if isinstance(depth, list) else depth
+    depth = ends
+    if isinstance(depth, tuple) and (len(depth) != 2 or not all(map(whole_number, depth))):
         raise InputError(f"depth: a number, or the fewest and the most layers, is needed; got {depth}")
     if min(depth if isinstance(depth, tuple) else (depth,)) < 1:
         raise InputError(f"depth: at least 1 is needed, got {depth}")
@@ -183,8 +187,6 @@ def _draws(
     """One posterior draw per path of each parameter that is neither fixed nor free by name."""
     if posterior is None:
         return {}
-    if "posterior" not in posterior.children:
-        raise InputError("posterior: a DataTree with the group posterior is needed, as `fit` returns it")
     draws = posterior["posterior"].to_dataset()
     taken = []
     for names, sampled, _ in kind.coordinates.rules:

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from calibration.study import NODES, importance_sample, report
 from calibration.test_finite_width import ASSUMED, SIZES, TRANSFORMER, data_set
-from sdeinfer.models import full_path
 
 import sdeinfer as si
 from sdeinfer.diagnostics._design import _networks, _sample
 from sdeinfer.infer import adjusted_statistics, in_range
 from sdeinfer.layers import NetworkKeys, architecture_of_layer
 from sdeinfer.likelihood import observed_path
+from sdeinfer.models import full_path
 
 pytestmark = pytest.mark.benchmark
 

@@ -11,11 +11,11 @@ import jax.random as jr
 import numpy as np
 import pytest
 from calibration.study import posterior, statistics
-from sdeinfer.models import full_path
 
 import sdeinfer as si
 from sdeinfer.infer import in_range
 from sdeinfer.likelihood import Assumptions
+from sdeinfer.models import full_path
 from sdeinfer.solve._steps import psd_step
 from sdeinfer.solve._tangent_step import tangent_psd_step
 

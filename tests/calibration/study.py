@@ -19,10 +19,10 @@ from budget import SHARE, share
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 from scipy import stats
-from sdeinfer.models import full_path
 
 from sdeinfer.infer import NUTS, adjusted_statistics, posterior_mode, potential
 from sdeinfer.likelihood import Assumptions, PathStatistics, observed_path, path_layout, path_statistics
+from sdeinfer.models import full_path
 
 NODES = 48
 """As many for every data set, so that one function is compiled for all."""

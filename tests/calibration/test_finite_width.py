@@ -27,12 +27,12 @@ from calibration.study import (
     report,
     statistics,
 )
-from sdeinfer.models import full_path
 
 import sdeinfer as si
 from sdeinfer.infer import in_range
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions
+from sdeinfer.models import full_path
 
 DATA_SETS = 200
 SIZES = {32: (50, 4), 64: (200, 8), 128: (500, 16), 512: (500, 64)}

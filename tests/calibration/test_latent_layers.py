@@ -11,7 +11,6 @@ import jax.random as jr
 import numpy as np
 import pytest
 from calibration.study import assert_calibrated, draw_parameters, report
-from sdeinfer.models import thinned_path
 
 import sdeinfer as si
 from sdeinfer.covariance import singular, unvech
@@ -19,6 +18,7 @@ from sdeinfer.infer import Metropolis, in_range
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, LayerLaw, layer_step
 from sdeinfer.likelihood._layer_step import power_of
+from sdeinfer.models import thinned_path
 from sdeinfer.observation import covariance_dataset
 
 DATA_SETS = 128

@@ -4,12 +4,12 @@ import jax.random as jr
 import pytest
 from budget import assert_within
 from calibration.study import posterior, statistics
-from sdeinfer.models import full_path
 
 import sdeinfer as si
 from sdeinfer.infer import in_range
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions
+from sdeinfer.models import full_path
 
 TRUTH = {"gamma": 0.6, "tau0": 0.5, "c_plus": 0.3, "c_minus": -1.5}
 SEEDS = 10

@@ -4,11 +4,14 @@ import arviz as az
 import jax.random as jr
 import numpy as np
 import pytest
+from arviz_stats.base.array import array_stats
+from matplotlib import pyplot
 
 import sdeinfer as si
 from sdeinfer.diagnostics import at_last_layer
 from sdeinfer.diagnostics._predictive import last_layer
 from sdeinfer.observation import read_posterior
+from sdeinfer.report import figures
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning", "ignore::FutureWarning")
 
@@ -65,6 +68,46 @@ def test_the_last_layer_is_at_the_draws_that_were_predicted_at(post, by_network)
 def test_posteriors_that_were_cut_are_checked(cut, post, data):
     whole, part = (si.check(tree, data).to_frame() for tree in (post, post.sel(cut)))
     assert list(whole.index) == list(part.index)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("cut", "predicted"),
+    [
+        (lambda tree: tree.isel(draw=slice(65, None)), False),
+        (lambda tree: tree.isel(draw=slice(None, None, 3)), True),
+        (lambda tree: tree.isel(chain=0), True),
+        (lambda tree: tree.isel(chain=slice(1, 2)), True),
+    ],
+    ids=["second half", "every third draw", "a chain", "chains, none of the prior"],
+)
+def test_posteriors_that_were_cut_by_position_are_checked(cut, predicted, post):
+    """Of groups with fewer draws, such as predictions and the prior, the same positions are other draws, or none."""
+    part = cut(post)
+    found = si.check(part)
+    left_out = "networks left out and distance from the SDE: no draw that is left has predictions; select by sel"
+    assert (left_out not in found.skipped) == predicted
+    assert np.isfinite(found.to_frame().loc[["R-hat", "bulk ESS"], "value"].astype(float)).all()
+    assert np.isfinite(si.summarise(part)["mean"]).all()
+    assert "posterior" in figures(part)
+    pyplot.close("all")
+
+
+def test_a_single_chain_is_compared_with_itself(post):
+    one = post.isel(chain=[0])
+    gamma = one["posterior"]["gamma"].values
+    expected = array_stats.rhat(gamma.reshape(2, -1))
+    assert si.summarise(one).loc["gamma", "rhat"] == pytest.approx(expected, rel=1e-12)
+    assert "agreement of chains: there is one, and R-hat compares its halves; run two chains or more" in (
+        si.check(one).skipped
+    )
+
+
+@pytest.mark.parametrize("cut", [{"draw": slice(0, 3)}, {"draw": 0}])
+def test_few_draws_are_refused(cut, post):
+    for function in (si.check, si.summarise):
+        with pytest.raises(si.InputError, match="post: a chain of at least 4 draws is needed, got"):
+            function(post.isel(cut))
 
 
 def test_a_posterior_comes_back_from_a_file(post, data, tmp_path):

@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 import xarray as xr
 from budget import share
+from matplotlib import pyplot
 from scipy import stats
 
+import sdeinfer as si
 from sdeinfer.diagnostics import distance_from_theory, left_out_transforms
+from sdeinfer.diagnostics._check import ALL_EXPLODE
 from sdeinfer.diagnostics._predictive import left_out_p_values
+from sdeinfer.report import figures
 
 DRAWS, NETWORKS, TOKENS, WIDTH = 60, 200, 3, 24
 
@@ -88,6 +92,53 @@ def test_exploded_networks_are_larger_than_all_others(group):
     data[group] = exploded
     found = left_out_transforms(data)["largest log-eigenvalue"].iloc[0]
     assert (found > 0.98) if group == "observed_data" else (found < 0.02)
+
+
+@pytest.mark.filterwarnings("error")
+def test_predictions_that_all_explode_are_infinitely_far(fitted):
+    """As of priors that are tight and wrong: the verdict says so, and no figure fails."""
+    exploded = fitted.copy()
+    predicted = exploded["posterior_predictive"].to_dataset()
+    predicted["covariance"][..., 1:, :, :] = np.nan
+    exploded["posterior_predictive"] = predicted
+    assert np.isposinf(distance_from_theory(exploded)["wasserstein"]).all()
+    notes = [note for note in si.check(exploded).notes if note.startswith("distance from the SDE")]
+    assert notes == ["distance from the SDE, floors inf: " + ALL_EXPLODE]
+    latent = exploded.copy()
+    latent.attrs = exploded.attrs | {"every_layer": 0.0}
+    row = si.check(latent).to_frame().loc["distance from the SDE, floors"]
+    assert not row["passed"]
+    assert set(figures(exploded)) >= {"correlation_paths", "terminal_correlation"}
+    pyplot.close("all")
+
+
+def test_equal_predictions_have_no_scale():
+    data = tree()
+    for group in ("observed_data", "posterior_predictive"):
+        equal = data[group].to_dataset()
+        equal["covariance"][...] = np.eye(TOKENS)
+        data[group] = equal
+    np.testing.assert_array_equal(distance_from_theory(data)["wasserstein"], 0.0)
+    data["observed_data"] = tree()["observed_data"].to_dataset()
+    np.testing.assert_array_equal(distance_from_theory(data)["wasserstein"], np.inf)
+
+
+def test_singular_covariances_have_no_smallest_eigenvalue_to_compare():
+    """Such as the sample covariances of fewer outputs than tokens."""
+    data = tree()
+    singular = data["observed_data"].to_dataset()
+    X = np.random.default_rng(5).normal(size=(NETWORKS, 1, TOKENS, 2))
+    singular["covariance"][...] = X @ np.swapaxes(X, -1, -2) / 2
+    data["observed_data"] = singular
+    assert list(distance_from_theory(data).index) == ["largest log-eigenvalue", "mean correlation"]
+    assert np.isfinite(left_out_transforms(data)).all(axis=None)
+
+
+def test_a_likelihood_that_is_zero_in_a_draw_has_the_least_weight():
+    log_likelihood = 0.1 * np.random.default_rng(6).normal(size=(2, DRAWS, NETWORKS))
+    log_likelihood[0, :3, 7] = -np.inf
+    log_likelihood[..., 8] = -np.inf
+    assert np.isfinite(left_out_transforms(tree(log_likelihood=log_likelihood))).all(axis=None)
 
 
 def _mean_correlation(V):

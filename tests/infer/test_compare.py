@@ -1,14 +1,18 @@
 """Which architecture made the data."""
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
 from conftest import WARMUP
+from jaxtyping import Array, Float
 
 import sdeinfer as si
+from sdeinfer.infer._compare import _labelled
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED, FullPath, observed_path, path_layout, path_statistics
+from sdeinfer.parameters import GAMMA
 
 LAYERS = {
     "transformer": si.ShapedTransformer(0.6, 0.8, 1.0, -1.0),
@@ -136,3 +140,32 @@ def test_the_architecture_that_made_the_data_is_preferred(name):
     table = si.compare(si.models.full_path, networks(name, 256, 32), **SIZES, key=jr.key(0))
     print(f"\nmade by {name}:\n{table[['elpd_diff', 'dse', 'weight', 'p']].to_string()}")
     assert table.index[0] == name
+
+
+class Linear(si.layers.AbstractLayer):
+    """A custom layer with linear noise only."""
+
+    gamma: Float[Array, ""] = GAMMA.field()
+
+    def forward(self, X, *, key):
+        return X
+
+    def limit(self):
+        zero = jnp.zeros_like(self.gamma)
+        return si.layers.Limit(zero, zero, self.gamma**2 * (2 - self.gamma**2), zero)
+
+
+def test_types_of_layers_are_compared():
+    data = networks("mlp", 4, 3)
+    sizes = {"law": "limit", "chains": 1, "draws": 30, "warmup": WARMUP, "key": jr.key(0)}
+    with pytest.raises(si.InputError, match="two or more different ones are needed, got mlp"):
+        si.compare(si.models.full_path, data, architectures=["mlp", si.ShapedMLP], **sizes)
+    table = si.compare(si.models.full_path, data, architectures=[si.ShapedMLP, Linear], **sizes)
+    assert set(table.index) == {"mlp", "Linear"}
+    assert np.isfinite(table["elpd"]).all()
+
+
+def test_layers_of_one_name_are_numbered():
+    parts = (si.ShapedMLP(1.0, -1.0), LAYERS["feedforward"])
+    kinds = [si.layers.kind_of(si.Stack(each)) for each in (parts, parts[:1])]
+    assert list(_labelled(kinds)) == ["Stack 1", "Stack 2"]

@@ -8,7 +8,6 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
-from sdeinfer.models import full_path
 
 import sdeinfer as si
 from sdeinfer.infer._coordinates import layer_at
@@ -16,6 +15,7 @@ from sdeinfer.infer._densities import latent_structure
 from sdeinfer.infer._mode import Mode
 from sdeinfer.layers import kind_of
 from sdeinfer.likelihood import Assumptions, blank_statistics, checked_priors
+from sdeinfer.models import full_path
 
 TRANSFORMER = si.Architecture("transformer")
 

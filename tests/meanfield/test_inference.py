@@ -129,6 +129,8 @@ def test_a_program_of_ones_own(data):
     assert noise.shape == (2, 200, 2)
     for group in range(2):
         assert_holds(noise[..., group], NOISE)
+    found = meanfield.check(post, model=two_noises)
+    assert [each.split(" ±")[0] for each in found.told] == ["beta", "noise[0]", "noise[1]"]
 
 
 @pytest.mark.long
@@ -165,6 +167,13 @@ def test_bad_input(change, message, data):
     arguments = {"model": meanfield.one_step, "data": data, "sampler": SAMPLER, "key": jr.key(0)} | change
     with pytest.raises(InputError, match=message):
         meanfield.fit(arguments.pop("model"), arguments.pop("data"), **arguments)
+
+
+def test_each_fit_has_its_check(post, fitted):
+    with pytest.raises(InputError, match="post: is a fit of observed tokens; si.meanfield.check takes it"):
+        si.check(post)
+    with pytest.raises(InputError, match="post: is a fit of covariances; si.check takes it"):
+        meanfield.check(fitted)
 
 
 def test_check_needs_the_program(post):

@@ -178,6 +178,10 @@ def test_what_makes_no_grid_is_refused(change, message, V0, key):
 def test_traced_times_are_refused(V0, key):
     with pytest.raises(ValueError, match="ts: the times must be known when the solver is compiled, got traced values"):
         jax.jit(lambda ts: si.simulate(LAYERS["mlp"](), V0, ts, paths=1, key=key))(jnp.array([0.1]))
+    with pytest.raises(ValueError, match=r"got traced values; inside of jax.jit make them by NumPy, as np.linspace"):
+        jax.jit(lambda: si.simulate(LAYERS["mlp"](), V0, jnp.linspace(0.1, 0.2, 2), paths=1, key=key))()
+    with pytest.raises(ValueError, match=r"ts: the times must be known"):
+        jax.jit(lambda t: si.simulate(LAYERS["mlp"](), V0, [t, 2 * t], paths=1, key=key))(0.1)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +243,10 @@ def test_known_and_traced_arguments_give_the_same_paths(paths, key):
     def simulate(gamma):
         return si.simulate(si.ResidualFeedForward(gamma, 1.0, -1.0), V0, [0.1, 0.2], paths=paths, step=0.05, key=key)
 
-    np.testing.assert_allclose(jax.jit(simulate)(0.5), simulate(0.5), rtol=1e-10)
+    known = simulate(0.5)
+    np.testing.assert_allclose(jax.jit(simulate)(0.5), known, rtol=1e-10)
+    if paths < 10:  # known arguments inside of jit
+        np.testing.assert_allclose(jax.jit(lambda: simulate(0.5))(), known, rtol=1e-10)
 
 
 @pytest.mark.long

@@ -242,7 +242,7 @@ BAD = {
         {"fixed": {"tau0": lambda time: 1 - 8 * time}, "subject_to": spread(LogNorm()) <= 1},
         "tau0: must be greater than 0",
     ),
-    "no posterior": ({"posterior": xr.DataTree()}, "posterior: a DataTree with the group posterior"),
+    "no posterior": ({"posterior": xr.DataTree()}, "posterior: the result of a fit, .* is needed, got a DataTree"),
     "no prompts": ({"V0": np.empty((0, 4, 4))}, "V0: shape"),
     "no depth": ({"depth": 0}, "depth: at least 1"),
 }

@@ -1,0 +1,121 @@
+"""One-line errors for arguments of another type than a public function is annotated with."""
+
+import functools
+import inspect
+import operator
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union, get_args, get_origin
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import PRNGKeyArray
+
+from sdeinfer._files import InputError
+
+NEEDED = {
+    "NoneType": "",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a name",
+    "Path": "a path",
+    "tuple": "a pair",
+    "Mapping": "a dict",
+    "Sequence": "a list",
+    "type": "the type of a layer",
+    "key": "a key, as jax.random.key(0),",
+    "Dataset": "a Dataset, as of si.observe or si.read,",
+    "DataTree": "the result of a fit, of a file by si.observation.read_posterior,",
+    "AbstractLayer": "a layer, as si.ShapedAttention(gamma=0.5, tau0=1.0),",
+    "AbstractArchitecture": "an Architecture",
+    "Architecture": "an Architecture",
+    "AbstractSampler": "a sampler, as si.NUTS(),",
+    "AbstractPSDSolver": "a solver, as si.solve.PSDSplitting(),",
+    "Checkpoint": "a si.Checkpoint",
+    "Tuned": "the result of si.tune",
+}
+"""The types that are checked, by the name of the class in the annotation, in words."""
+
+
+def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a function so that an argument of another type than those of its annotation raises an `InputError`.
+
+    Annotations with a type that is not in `NEEDED`, such as arrays, are left to the function.
+    """
+    signature = inspect.signature(function)
+    known = {name: _types(each.annotation) for name, each in signature.parameters.items()}
+    known = {name: kinds for name, kinds in known.items() if all(kind in NEEDED for kind, _ in kinds)}
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # missing or unknown arguments, which the call itself names
+            given = {}
+        for name, value in given.items():
+            if name in known and not any(_is_a(value, *each) for each in known[name]):
+                needed = " or ".join(dict.fromkeys(NEEDED[kind] for kind, _ in known[name] if NEEDED[kind]))
+                raise InputError(f"{name}: {needed} is needed, got {shown(value)}")
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+def numbers(value: Any, name: str, needed: str) -> np.ndarray:
+    """A value as an array of floating-point numbers; an `InputError` where it is none."""
+    try:
+        return np.asarray(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: {needed} is needed, got {shown(value)}") from error
+
+
+def shown(value: Any) -> str:
+    """A value in an error, on one line; its type if that is long."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
+
+
+def whole_number(value: Any) -> bool:
+    """Whether a value is an integer of Python, NumPy or JAX."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _types(annotation: Any) -> list[tuple[str, Any]]:
+    """The types of an annotation: their names in `NEEDED`, and the classes."""
+    if annotation == PRNGKeyArray:
+        return [("key", annotation)]
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        return [kind for each in get_args(annotation) for kind in _types(each)]
+    kind = annotation if origin is None else origin
+    of = get_args(annotation)[0] if kind is type and origin else kind
+    return [(getattr(kind, "__name__", ""), of)]
+
+
+def _is_a(value: Any, name: str, kind: Any) -> bool:
+    match name:
+        case "key":
+            dtype, dims = getattr(value, "dtype", np.float64), getattr(value, "ndim", 0)
+            return (dims == 0 and jnp.issubdtype(dtype, jax.dtypes.prng_key)) or (dims, dtype) == (1, np.uint32)
+        case "int":
+            return whole_number(value)
+        case "float":
+            return hasattr(value, "__float__") and np.ndim(value) == 0 and not isinstance(value, Tracer)
+        case "str" | "Path":
+            return isinstance(value, str) or hasattr(value, "__fspath__")
+        case "tuple":
+            return isinstance(value, tuple | list)
+        case "Mapping" | "Sequence":
+            return isinstance(value, Mapping if name == "Mapping" else Sequence)
+        case "type":
+            return isinstance(value, type) and issubclass(value, kind)
+        case "DataTree":
+            return isinstance(value, kind) and "posterior" in value.children
+        case _:
+            return isinstance(value, kind)

@@ -1,0 +1,5 @@
+"""The version of the installed package."""
+
+import importlib.metadata
+
+__version__ = importlib.metadata.version("sdeinfer")

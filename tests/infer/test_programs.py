@@ -1,0 +1,216 @@
+"""Programs of users: sites of several numbers, further observations, plates, handlers, mixtures."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from matplotlib import pyplot
+from numpyro import handlers
+from numpyro.infer.util import log_density
+
+import sdeinfer as si
+from sdeinfer.diagnostics import identified_of
+from sdeinfer.infer._groups import Labels
+from sdeinfer.likelihood import CovariancePath, as_model
+from sdeinfer.observation import read_posterior
+from sdeinfer.report import figures, summary
+
+FULL_PATH, NETWORKS = si.models.full_path, 5
+SHORT = {"chains": 2, "draws": 40, "warmup": 40, "predictions": 4, "key": jr.key(1)}
+
+
+@pytest.fixture(scope="module")
+def data():
+    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
+    layer = si.ResidualFeedForward(gamma=0.6, c_plus=1.0, c_minus=-1.0)
+    return si.sample_networks(layer, V0, width=48, depth=6, networks=NETWORKS, key=jr.key(0))
+
+
+def law(gamma, path):
+    return CovariancePath(si.ResidualFeedForward(gamma=gamma, c_plus=1.0, c_minus=-1.0), path)
+
+
+def several(path):
+    """As many numbers in one site as there are networks, which are of no network; and further observations."""
+    w = numpyro.sample("w", dist.Normal(0, 0.1).expand([NETWORKS]).to_event(1))
+    with numpyro.plate("halves", 2):
+        half = numpyro.sample("half", dist.Normal())
+    gamma = numpyro.deterministic("gamma", jax.nn.sigmoid(half.sum() + w.sum()))
+    numpyro.sample("y", dist.Normal(gamma, 0.1), obs=0.6)
+    with numpyro.plate("observations", 3):
+        numpyro.sample("z", dist.Normal(gamma, 0.1), obs=jnp.array([0.5, 0.6, 0.7]))
+    with numpyro.plate("net", path.networks):
+        effect = numpyro.sample("effect", dist.Normal(0, 0.1))
+        numpyro.sample("V", law(gamma * jnp.exp(-(effect**2)), path), obs=path.observed)
+
+
+@pytest.fixture(scope="module")
+def post(data):
+    return si.fit(several, data, **SHORT)
+
+
+def test_axes_are_those_of_plates(post, data):
+    dims = {name: values.dims[2:] for name, values in post["posterior"].data_vars.items()}
+    assert dims == {"effect": ("network",), "gamma": (), "half": ("half_dim_0",), "w": ("w_dim_0",)}
+    dims = {name: values.dims[2:] for name, values in post["log_likelihood"].data_vars.items()}
+    assert dims == {"covariance": ("network",), "y": (), "z": ("z_dim_0",)}
+    np.testing.assert_array_equal(post["log_likelihood"]["network"], data["network"])
+
+
+def test_further_observations_have_their_densities(post):
+    gamma = post["posterior"]["gamma"].values
+    expected = dist.Normal(gamma[..., None], 0.1).log_prob(np.array([0.5, 0.6, 0.7]))
+    np.testing.assert_allclose(post["log_likelihood"]["z"], expected, rtol=1e-10)
+
+
+def test_sites_of_several_numbers_are_checked_number_by_number(post):
+    names = ["half[0]", "half[1]", *(f"w[{number}]" for number in range(NETWORKS))]
+    assert identified_of(post) == names
+    table = si.summarise(post)
+    assert list(table.index) == [*names, "gamma", "c_gap", "c_plus", "c_minus"]
+    np.testing.assert_allclose(table.loc["w[3]", "mean"], post["posterior"]["w"][..., 3].mean())
+    found = si.check(post)
+    assert set(found.unidentified) >= set(names[2:])  # they are known only in their sum, and hardly by it
+    assert "these data do not tell" in str(found) or not found.passed
+    assert {"w[0] contraction", "half[1] contraction"} <= set(found.to_frame().index)
+    assert set(summary(post, found)["parameters"]) == set(table.index)  # pyright: ignore
+    assert set(figures(post)) == {"posterior", "correlation_paths", "terminal_correlation", "innovations", "ranks"}
+    assert si.distance(post, post).loc["half[0]", "sd"] == 1.0
+    pyplot.close("all")
+
+
+def test_what_a_program_fixes_is_fixed(post):
+    """c₊ and c₋ are constants of the program, and no parameters that could move."""
+    assert {name: value for name, value in post.attrs.items() if name.startswith("fixed_")} == {
+        "fixed_c_gap": pytest.approx(2.0),
+        "fixed_c_mean": pytest.approx(0.0),
+    }
+
+
+def in_plate(size, *, outer=None):
+    def program(path):
+        gamma = numpyro.sample("gamma", dist.Uniform(0, 1))
+        with contextlib.nullcontext() if outer is None else numpyro.plate("outer", outer, dim=-2):
+            with numpyro.plate("network", size, dim=-1):
+                numpyro.sample("covariance", law(gamma, path), obs=path.observed)
+
+    return program
+
+
+def test_wrong_plates_are_named(data):
+    with pytest.raises(si.InputError, match="model: program has a plate network of 7, which does not fit 5 networks"):
+        si.fit(in_plate(7), data, key=jr.key(0))
+    with pytest.raises(si.InputError, match=r"plate: one of the path's 5 networks .* the shape \(3, 5\)"):
+        si.fit(in_plate(NETWORKS, outer=3), data, key=jr.key(0))
+
+
+def test_a_plate_of_a_number_counts_each_network_once(data):
+    """Pooled networks are one for a program that takes their number from the path; here it is a constant."""
+    path, at = si.prepare(in_plate(NETWORKS), data, law="limit"), {"gamma": 0.5}
+    model = as_model(in_plate(NETWORKS))
+    expected = float(log_density(model, (path,), {}, at)[0])
+    assert float(log_density(model, (model.pool(path),), {}, at)[0]) == pytest.approx(expected, rel=1e-10)
+
+
+def mixture(path):
+    gamma = numpyro.sample("gamma", dist.Uniform(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("network", path.networks):
+        parts = [law(gamma[0], path), law(gamma[1], path)]
+        numpyro.sample("covariance", dist.MixtureGeneral(dist.Categorical(jnp.full(2, 0.5)), parts), obs=path.observed)
+
+
+def by_factor(path):
+    gamma = numpyro.sample("gamma", dist.Uniform(0, 1).expand([2]).to_event(1))
+    each = jnp.stack([law(value, path).log_prob(path.observed) for value in gamma])
+    with numpyro.plate("network", path.networks):
+        numpyro.factor("marginal", jax.nn.logsumexp(each, axis=0) - jnp.log(2))
+
+
+def test_a_mixture_is_fitted_without_what_needs_a_layer(data, tmp_path):
+    post = si.fit(mixture, data, **SHORT)
+    path = si.prepare(mixture, data)
+    gamma = post["posterior"]["gamma"].values[1, 7]
+    each = np.stack([law(value, path).log_prob(path.observed) for value in gamma])
+    expected = np.log(np.exp(each).mean(axis=0))
+    np.testing.assert_allclose(post["log_likelihood"]["covariance"].values[1, 7], expected, rtol=1e-10)
+    assert not {"layers", "prior_predictive", "posterior_predictive"} & set(post.children)
+    assert post.attrs["architecture"] == "none"
+    si.write(post, tmp_path / "post.nc")
+    back = read_posterior(tmp_path / "post.nc")
+    told = str(si.check(back))
+    assert "not tested: one-step innovations, other architectures and the range of the law: the program has no" in told
+    assert "not tested: networks left out and distance from the SDE: there are no predictions" in told
+    assert set(figures(back)) == {"posterior", "ranks"}
+    pyplot.close("all")
+
+
+def test_a_factor_has_the_density_of_its_mixture(data):
+    path, at = si.prepare(mixture, data), {"gamma": jnp.array([0.4, 0.7])}
+    ours, theirs = (float(log_density(program, (path,), {}, at)[0]) for program in (mixture, by_factor))
+    assert theirs == pytest.approx(ours, rel=1e-10)
+    model = as_model(by_factor)
+    assert model.pool(path) is path
+    labels = Labels.of(model, path, data)
+    assert labels.densities["marginal"] == ["network"]
+
+
+def test_a_name_of_the_path_is_its_own(data):
+    def other(path):
+        several(path)
+        numpyro.sample("covariance", dist.Normal(), obs=0.0)
+
+    with pytest.raises(si.InputError, match="covariance is the name of the observed networks"):
+        si.fit(other, data, key=jr.key(0))
+
+
+def calls(path):
+    numpyro.sample("other", dist.Normal())
+    FULL_PATH(path)
+
+
+@pytest.mark.parametrize(
+    ("model", "fixed"),
+    [
+        (calls, {}),
+        (handlers.condition(FULL_PATH, data={"gamma": 0.6}), {"gamma": 0.6}),
+        (handlers.substitute(FULL_PATH, data={"gamma": 0.6}), {}),  # for NumPyro this is where a chain may start
+        (handlers.reparam(FULL_PATH, config={"c_mean": numpyro.infer.reparam.LocScaleReparam(0.0)}), {}),
+    ],
+    ids=["called", "conditioned", "substituted", "reparameterised"],
+)
+def test_wrapped_models_have_the_density_of_the_model(model, fixed, data):
+    """Up to a constant, with the architecture of the data, priors as for the model, and the same adjustment."""
+    prior = {"c_gap": dist.LogNormal(0.0, 0.5)}
+    ours, theirs = (si.prepare(each, data, prior=more) for each, more in ((FULL_PATH, prior | fixed), (model, prior)))
+    np.testing.assert_allclose(theirs.adjustment.matrix, ours.adjustment.matrix, atol=1e-4)
+    at = [{"gamma": 0.6, "c_gap": gap, "c_mean": mean, "other": 0.0} for gap, mean in ((1.0, 0.1), (2.5, 0.4))]
+    decentered = [each | {"c_mean_decentered": each["c_mean"] / np.sqrt(2)} for each in at]
+    expected = [float(log_density(FULL_PATH, (ours,), {}, each)[0]) for each in at]
+    found = [float(log_density(model, (theirs,), {}, each)[0]) for each in decentered]
+    np.testing.assert_allclose(np.diff(found), np.diff(expected), rtol=1e-3)
+
+
+def test_a_conditioned_model_is_fitted(data):
+    post = si.fit(handlers.condition(FULL_PATH, data={"gamma": 0.6}), data, **SHORT)
+    assert post.attrs["model"] == "condition(full_path)"
+    assert post.attrs["identified"] == "c_gap"
+    table = si.summarise(post)
+    assert list(table.index) == ["c_gap", "c_plus", "c_minus", "gamma"]
+    assert tuple(table.loc["gamma", ["mean", "sd"]]) == (pytest.approx(0.6), 0.0)
+    np.testing.assert_allclose(post["layers"]["gamma"], 0.6)
+    assert si.check(post).to_frame().loc["c_gap contraction", "topic"] == "identified"
+
+
+def test_what_cannot_be_wrapped_is_one_line(data):
+    grouped = data.assign_coords(group=("network", [0, 0, 1, 1, 1]))
+    for model in (si.models.hierarchical, si.models.terminal):
+        with pytest.raises(si.InputError, match=f"model: {model.name} takes data of its own"):
+            si.fit(handlers.condition(model, data={"gamma": 0.6}), grouped, key=jr.key(0))
+    everything = handlers.condition(FULL_PATH, data={"gamma": 0.6, "c_gap": 2.0, "c_mean": 0.0})
+    with pytest.raises(si.InputError, match="model: nothing is left to be sampled"):
+        si.fit(everything, data, key=jr.key(0))

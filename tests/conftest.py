@@ -36,6 +36,65 @@ MOST_WORKERS = 8
 LONGEST = ("test_notebooks", "test_latent", "test_cli", "test_readme", "tests/infer", "tests/diagnostics")
 """Where the tests that take longest are; the sort keeps the order of all others."""
 
+LONG_CASES = (
+    "test_innovations.py::test_what_breaks_the_law_is_named[switches0-growth-64]",
+    "test_innovations.py::test_what_breaks_the_law_is_named[switches3-growth-24]",
+    "test_bridge.py::test_gradients_are_finite_and_right[start0]",
+    "test_bridge.py::test_one_layer_by_the_change_of_variables[4-8]",
+    "test_chain.py::test_chain_has_the_law_of_the_weights[causal transformer, H = 4]",
+    "test_plain.py::test_derivatives_in_the_covariances_are_those_of_differences[finite-width]",
+    "test_plain.py::test_the_packages_models_run_on_them[finite-width]",
+    "test_plain.py::test_one_layer_for_each_network_is_the_density_of_each[transformer]",
+    "test_fit.py::test_every_architecture_fits_its_own_networks[feedforward]",
+    "test_tangents.py::test_the_end_has_a_gradient[equal]",
+    "test_tangents.py::test_one_small_step_has_the_generators_mean_and_covariance[causal transformer]",
+    "test_tangents.py::test_the_tokens_have_the_law_of_the_step_without_tangents[causal transformer]",
+    "test_eigen.py::test_decomposes_what_it_is_given[8-float64]",
+    "test_gradients.py::test_gradients_are_products_with_the_jacobian[causal transformer]",
+    "test_statistics.py::test_statistics_lose_nothing_wherever_the_prior_goes[transformer, 4 heads, W_O, r = 4]",
+    "test_baselines.py::test_switches_are_gains_and_a_temperature_of_shaped_attention[{}]",
+    "test_hierarchical.py::test_the_likelihood_of_a_group_is_that_of_a_full_path[limit]",
+    "test_stopped.py::test_paths_stop_for_every_reason_that_there_is[mlp-float32]",
+    "test_stopped.py::test_paths_stop_for_every_reason_that_there_is[narrow attention-float32]",
+    "test_widths.py::test_moments_of_one_layer_tend_to_the_limit[causal attention]",
+    "test_gradients.py::test_one_token_has_its_exact_law[transformer]",
+    "test_splitting.py::test_paths_are_finite_covariances_at_any_step[equal-float64]",
+    "test_splitting.py::test_paths_are_finite_covariances_at_any_step[equal-float32]",
+    "test_splitting.py::test_paths_are_finite_covariances_at_any_step[singular-float32]",
+    "test_simulate.py::test_gradient_is_the_central_difference_on_common_random_numbers[unequal-PSDEuler]",
+    "test_hierarchical.py::test_pooled_data_have_the_density_of_those_that_are_not[limit]",
+    "test_gradients.py::test_gradients_are_products_with_the_jacobian[transformer]",
+    "test_innovations.py::test_what_breaks_the_law_is_named[switches2-growth-24]",
+    "test_plain.py::test_sufficient_statistics_are_a_compression_of_it[a causal mask]",
+    "test_tune.py::test_closed_forms[spread]",
+    "test_finite_width.py::test_moments_are_those_of_sampled_layers[feed-forward, r = 4]",
+    "test_finite_width.py::test_moments_are_those_of_sampled_layers[causal attention]",
+    "test_chain.py::test_many_tokens_have_the_law_of_their_weights[mlp]",
+    "test_chain.py::test_linear_layers_have_their_exact_moments[weights-heads]",
+    "test_patterns.py::test_paths_stay_in_the_cone[full rank]",
+    "test_eigen.py::test_equal_zero_and_nearly_equal_eigenvalues[8]",
+    "test_widths.py::test_moments_of_one_layer_tend_to_the_limit[attention]",
+    "test_bridge.py::test_bridges_have_the_density_of_layers_that_know_nothing_of_the_end[transformer-2-4]",
+    "test_stopped.py::test_paths_are_inside_until_they_stop_and_stay_as_they_were[mlp-float32]",
+    "test_stopped.py::test_paths_are_inside_until_they_stop_and_stay_as_they_were[narrow attention-float32]",
+    "test_statistics.py::test_statistics_lose_nothing_wherever_the_prior_goes[attention, 4 heads]",
+    "test_tangents.py::test_paths_stay_in_the_cone[full rank-transformer-float32]",
+    "test_plain.py::test_a_layer_of_finite_width_is_the_dense_normal[transformer]",
+    "test_plain.py::test_a_layer_of_finite_width_is_the_dense_normal[stack]",
+    "test_adjustment.py::test_the_mode_is_that_of_the_exact_law[1]",
+    "test_stopped.py::test_paths_are_those_of_simulate_until_they_stop[mlp-float32]",
+    "test_stopped.py::test_paths_are_those_of_simulate_until_they_stop[narrow attention-float32]",
+    "test_gradients.py::test_tangents_are_differences_of_networks[transformer]",
+    "test_cone.py::test_explosions_are_of_the_sde_and_not_of_the_step[0.5-0.5-0.2]",
+    "test_chain.py::test_linear_layers_have_their_exact_moments[weights-projection]",
+    "test_batched.py::test_gradients_are_finite_in_a_batch_that_holds_singular_matrices[17]",
+    "test_pattern_order.py::test_derivatives_are_those_of_differences[causal]",
+    "test_statistics.py::test_statistics_lose_nothing_wherever_the_prior_goes[feedforward]",
+    "test_splitting.py::test_the_flow_of_attentions_noise_has_local_errors_of_the_third_order[causal]",
+    "test_paths.py::test_diffrax_alone_solves_one_path[transformer]",
+)
+"""Cases of 4 to 14 s whose tests have other cases; they are marked `long`."""
+
 COMPILED = pytest.StashKey[str]()
 
 LAYERS = {
@@ -145,7 +204,10 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Refuse tests without a default case; and start with what takes longest, so that no process is left with it."""
+    """Mark the long cases; refuse tests without a default case; and start with what takes longest."""
+    for item in items:
+        if item.nodeid.endswith(LONG_CASES):
+            item.add_marker(pytest.mark.long)
     if not any("[" in argument for argument in config.args):  # cases that were named one by one are not all cases
         without = tests_without_a_default_case(items)
         if without:

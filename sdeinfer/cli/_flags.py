@@ -32,9 +32,14 @@ def kind_of(
     """The architecture from the flags; the data's attributes supply what the flags leave out.
 
     `tokens` is the number of all tokens, of all prompts together.
+
+    Raises:
+        InputError: if neither names an architecture, and for sizes that it does not have.
     """
     if name is None or name == attrs.get("architecture"):
-        kind = si.layers.architecture_in(attrs) or si.Architecture(name or "transformer")
+        kind = si.layers.architecture_in(attrs) or (None if name is None else si.Architecture(name))
+        if kind is None:
+            raise si.InputError(f"--architecture: the data do not name one; give {', '.join(si.layers.ARCHITECTURES)}")
     else:
         kind = si.Architecture(name)
     if "pattern" in kind.sizes:

@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import Pattern
+from sdeinfer.diagnostics._summary import priors_of
 from sdeinfer.infer import LARGEST_COORDINATE
 from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth, named_size, with_attention_pattern
 from sdeinfer.likelihood import PathStatistics, any_transitions, path_statistics, with_pattern
@@ -28,9 +29,6 @@ SAMPLE = 16_384
 
 VALUES = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4)}
 """Values of each size that are compared."""
-
-PRIOR_SD = 1.5
-"""Prior standard deviation of every coordinate on the real line, about 0; close to those of the default priors."""
 
 STEP = {4: 1e-2, 8: 1e-4}
 """Step of the differences in the coordinates, by the item size in bytes."""
@@ -55,6 +53,9 @@ def alternatives(
 ) -> list[Alternative]:
     """Compare the fitted architecture with others, and with other sizes of its own.
 
+    The coordinates have normal priors on the real line, with the moments of the draws of the fit's prior; those that
+    only another architecture has have the default ones. What the fit fixed stays fixed.
+
     Arguments:
         post: the result of `fit` to networks observed at every layer, with one layer for all of them.
         data: the data that were fitted.
@@ -74,7 +75,10 @@ def alternatives(
         path = any_transitions(with_pattern(data, pattern)).thinned(SAMPLE)
         statistics[pattern] = path_statistics(path, pooled=True)
     modes = [
-        _mode(number, kinds, law, statistics[each.pattern], start, dispersion) for number, each in enumerate(kinds)
+        _mode(
+            number, kinds, law, statistics[each.pattern], start, priors_of(post, each.coordinates.sampled), dispersion
+        )
+        for number, each in enumerate(kinds)
     ]
     found = [
         Alternative(each, evidence - modes[0][1], _values(each, u))
@@ -111,31 +115,43 @@ def _mode(
     law: str,
     statistics: PathStatistics,
     start: Mapping[str, float],
+    priors: Mapping[str, tuple[float, float]],
     dispersion: float,
 ) -> tuple[np.ndarray, float]:
     """The mode from the fitted values of the common coordinates, and the evidence there."""
-    names, step = list(kinds[number].coordinates.sampled), STEP[statistics.nodes.dtype.itemsize]
-    count, longest = len(names), max(len(kind.coordinates) for kind in kinds)
-    steps = step * np.eye(longest)[:count, :count]
-    points = 1 + 2 * longest
+    step, longest = STEP[statistics.nodes.dtype.itemsize], max(len(kind.coordinates) for kind in kinds)
+    mean, sd = np.array(list(priors.values())).T
+    first = np.clip([start.get(name, 0.0) for name in priors], -LARGEST_COORDINATE, LARGEST_COORDINATE)
+    free = np.flatnonzero(sd > 0)
+    first = np.where(sd > 0, first, mean)
+    count, sd = len(free), sd[free]
+    steps, points = step * np.eye(count), 1 + 2 * longest
+
+    def whole(each: np.ndarray) -> np.ndarray:
+        """Free coordinates with the fixed ones."""
+        every = np.tile(first, (*each.shape[:-1], 1))
+        every[..., free] = each
+        return every
 
     def potentials(each: np.ndarray) -> np.ndarray:
         """−log density at some points, padded to the shape of the program."""
         padded = np.zeros((points, longest))
-        padded[: len(each), :count] = each
+        padded[: len(each), : len(first)] = whole(each)
         found = -_densities(kinds, number, law, padded, statistics)[: len(each)] / dispersion
-        return np.asarray(found, np.float64) + (each**2).sum(axis=1) / (2 * PRIOR_SD**2)
+        return np.asarray(found, np.float64) + (((each - mean[free]) / sd) ** 2).sum(axis=1) / 2
 
     def objective(u: np.ndarray) -> tuple[float, np.ndarray]:
         here, *around = potentials(np.concatenate([u[None], u + steps, u - steps]))
         return here, (np.array(around[:count]) - np.array(around[count:])) / (2 * step)
 
-    u = np.clip([start.get(name, 0.0) for name in names], -LARGEST_COORDINATE, LARGEST_COORDINATE)
+    if not count:
+        return first, -float(potentials(first[None, free])[0])
     bounds = [(-LARGEST_COORDINATE, LARGEST_COORDINATE)] * count
-    found = minimize(objective, u, jac=True, method="L-BFGS-B", bounds=bounds)
+    found = minimize(objective, first[free], jac=True, method="L-BFGS-B", bounds=bounds)
     change = np.array([objective(found.x + along)[1] - objective(found.x - along)[1] for along in steps])
-    curvature = np.maximum(np.linalg.eigvalsh((change + change.T) / (4 * step)), PRIOR_SD**-2)
-    return found.x, float(-found.fun - np.log(curvature).sum() / 2 - count * np.log(PRIOR_SD))
+    # In units of the priors the curvature is at least 1.
+    curvature = np.maximum(np.linalg.eigvalsh(np.outer(sd, sd) * (change + change.T) / (4 * step)), 1.0)
+    return whole(found.x), float(-found.fun - np.log(curvature).sum() / 2)
 
 
 def _values(kind: Architecture, u: np.ndarray) -> dict[str, float]:

@@ -12,7 +12,7 @@ import xarray as xr
 
 from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, inverse_of, sums_of
-from sdeinfer.diagnostics._summary import fixed_of
+from sdeinfer.diagnostics._summary import fixed_of, priors_of
 from sdeinfer.layers import AbstractArchitecture, architecture_in
 from sdeinfer.likelihood import PATH
 
@@ -90,19 +90,11 @@ def _posterior_sd(post: xr.DataTree, name: str, kind: AbstractArchitecture) -> f
 def _precision_besides(information: np.ndarray, post: xr.DataTree, kind: AbstractArchitecture) -> np.ndarray:
     """Precision of each coordinate without the networks: that of the prior, or more if a program observes more."""
     known = kind.coordinates.sampled
-    prior = np.array([_prior_precision(post, name, kind) for name in known])
+    spread = np.array([sd for _, sd in priors_of(post, known).values()])
+    prior = np.where(spread > 0, spread, 1.0) ** -2  # that of a fixed coordinate is not used
     densities = post["log_likelihood"].to_dataset() if "log_likelihood" in post.children else {}
     if not {*densities} - {PATH}:
         return prior
     alone = 1 / np.maximum(np.diagonal(inverse_of(information + np.diag(prior))), np.finfo(float).tiny)
     sd = np.array([_posterior_sd(post, name, kind) for name in known])
     return prior + np.maximum(np.nan_to_num(1 / np.where(sd > 0, sd, np.inf) ** 2 - alone), 0.0)
-
-
-def _prior_precision(post: xr.DataTree, name: str, kind: AbstractArchitecture) -> float:
-    """Precision of a coordinate's prior on the real line, from its draws; 1 without them."""
-    draws = post["prior"].to_dataset() if "prior" in post.children else {}
-    if name not in draws or not draws[name].size:
-        return 1.0
-    variance = float(np.var(kind.coordinates.sampled[name].to_real(draws[name].values)))
-    return 1 / variance if variance > 0 else 1.0

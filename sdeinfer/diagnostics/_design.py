@@ -27,12 +27,14 @@ from scipy.optimize import minimize
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.covariance import centre, pairs, vech
-from sdeinfer.diagnostics._identification import SLOPES_INFORMATION
 from sdeinfer.infer import LARGEST_LOGIT, innovations, law_at, logit_spread, transitions_allowed
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_of_layer, attention_drift, relu_drift
 from sdeinfer.likelihood import any_transitions, used_of, with_used
 from sdeinfer.networks import sample_networks
 from sdeinfer.solve import PSDEuler, simulate
+
+SLOPES_INFORMATION = 0.5
+"""Information of the default prior on (c₊ + c₋)/2; networks of one width determine only q."""
 
 SPREAD = 0.3
 """Spread of the logits at V0 in the optimisation of the tokens' shape."""

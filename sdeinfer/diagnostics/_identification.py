@@ -9,16 +9,13 @@ from arviz_stats.psense import psense
 
 from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.diagnostics._innovations import inverse_of, laws_of, repetitions
-from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of
+from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of, priors_of
 from sdeinfer.infer import ADJUSTED_LIKELIHOOD, innovations
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, architecture_in
 from sdeinfer.parameters import Parameter
 
 PRECISION = 0.1
 """Target standard deviation (of logit γ, log τ0 or log gap) for the column `networks` of `identification`."""
-
-SLOPES_INFORMATION = 0.5
-"""Prior information (inverse variance) on (c₊ + c₋)/2; networks of one width determine only q."""
 
 
 def identification(
@@ -61,10 +58,10 @@ def identification(
     free = [name for name in known if name not in fixed_of(post)]
     taken, places = [list(known).index(name) for name in free], [free.index(name) for name in names]
     information = information[np.ix_(taken, taken)]
-    # Coordinates that are not identified, such as the mean of the slopes, have a substitute prior. The identified ones
-    # have a flat prior for `information`, and their own for `expected`.
-    flat, prior = np.full(len(free), SLOPES_INFORMATION), np.full(len(free), SLOPES_INFORMATION)
-    flat[places], prior[places] = 1e-9, table["prior"] ** -2
+    # The identified coordinates have a flat prior for `information`, all others and those of `expected` their own.
+    prior = np.array([priors_of(post, known)[name][1] for name in free]) ** -2
+    flat = prior.copy()
+    flat[places] = 1e-9
     table["information"] = np.sqrt(np.diag(inverse_of(information + np.diag(flat))))[places]
     together = np.diag(inverse_of(information + np.diag(prior)))[places]
     table["expected"] = 1 - together / table["prior"] ** 2

@@ -1,6 +1,7 @@
 """Summary of the posterior of each parameter."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from sdeinfer.parameters import C_GAP, C_MEAN, C_MINUS, C_PLUS, SLOPES, Paramete
 
 HDI = 0.94
 """Probability of the highest-density intervals."""
+
+PRIOR_SD = 1.5
+"""Standard deviation of a coordinate on the real line, about 0, by the default priors."""
 
 FEWEST = 4
 """Smallest number of draws of each chain; with fewer there is neither an R-hat nor an interval."""
@@ -76,6 +80,25 @@ def fixed_of(post: xr.DataTree) -> dict[str, float]:
         for name, value in post.attrs.items()
         if str(name).startswith("fixed_")
     }
+
+
+def priors_of(post: xr.DataTree, coordinates: Mapping[str, Parameter]) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of each coordinate on the real line by its prior, from the draws of the fit.
+
+    A coordinate without draws, as one that only another architecture has, has the default priors'. A fixed one has its
+    value and a standard deviation of 0.
+    """
+    draws, fixed = post["prior"].to_dataset() if "prior" in post.children else {}, fixed_of(post)
+    found = {}
+    for name, parameter in coordinates.items():
+        if name in fixed:
+            found[name] = float(parameter.to_real(np.float64(fixed[name]))), 0.0
+        elif name in draws and draws[name].size:
+            real = np.asarray(parameter.to_real(draws[name].values))
+            found[name] = float(real.mean()), float(real.std())
+        else:
+            found[name] = 0.0, PRIOR_SD
+    return found
 
 
 def constants_of(post: xr.DataTree) -> dict[str, float]:

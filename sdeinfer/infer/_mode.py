@@ -51,7 +51,7 @@ class Mode(NamedTuple):
         sites: names of the latent sites.
         x: unconstrained values of the sites, raveled and concatenated; shape (values,).
         potential: −log density at x.
-        covariance: inverse curvature (Laplace approximation) with eigenvalues at most 1, shape (values, values).
+        covariance: inverse curvature (Laplace approximation), shape (values, values).
         curvature: Hessian of the potential at x, by differences of gradients; shape (values, values).
         shapes: shape of each site's unconstrained value; all scalar if None.
     """
@@ -181,8 +181,8 @@ def _found(
     if polished:
         x, value = _polished(objective, found.x, curvature)
     values, axes = np.linalg.eigh(curvature)
-    # If the posterior is flat, or its mode on the bound, the priors still have a curvature of about 1.
-    covariance = (axes / np.maximum(values, 1.0)) @ axes.T
+    # Where the mode is on the bound, the priors still have a curvature of about 1.
+    covariance = (axes / np.where(values > LEAST_CURVATURE, values, 1.0)) @ axes.T
     return Mode(sites, x, value, covariance, curvature, shapes)
 
 

@@ -8,8 +8,9 @@ import xarray as xr
 
 import sdeinfer as si
 from sdeinfer.diagnostics import alternatives
-from sdeinfer.diagnostics._alternatives import PRIOR_SD, different_sizes
+from sdeinfer.diagnostics._alternatives import different_sizes
 from sdeinfer.diagnostics._layers import EVIDENCE
+from sdeinfer.diagnostics._summary import PRIOR_SD
 from sdeinfer.layers import Architecture, constructor, described
 from sdeinfer.likelihood import any_transitions, path_statistics
 

@@ -125,7 +125,6 @@ def test_calibrate_reads_a_file_that_xarray_alone_wrote(tmp_path, networks):
     assert "truth" not in (tmp_path / "out" / "summary.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.long
 def test_one_token_is_fitted_by_architectures_without_tau0(tmp_path):
     sizes = [*SMALL_NETWORKS, "--tokens", 1]
     ok = run("calibrate", *sizes, *SMALL_FIT, "--architecture", "feedforward", "--out", tmp_path / "ok")
@@ -240,7 +239,6 @@ def test_bad_data_leave_nothing_behind(broken_file, words, tmp_path):
 @pytest.mark.parametrize(
     ("observed", "model"), [pytest.param("4", "thinned_path", marks=pytest.mark.slow), ("outputs", "outputs")]
 )
-@pytest.mark.long
 def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monkeypatch):
     # Architecture, sizes and chunks of `test_latent`, whose sampler this is.
     monkeypatch.setattr("sdeinfer.infer._metropolis.CHUNK", 20)
@@ -434,7 +432,6 @@ def test_goals_out_of_reach_are_refused_with_the_nearest(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
 def test_prompts_and_masks_of_sampled_networks(tmp_path):
     sizes = ("--width", 32, "--depth", 2, "--networks", 3, "--tokens", 2)
     out = ("--out", tmp_path / "data.nc")

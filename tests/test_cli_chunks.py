@@ -66,7 +66,6 @@ def test_a_scheduler_observes_and_fits(tmp_path):
     xr.testing.assert_identical(*(fit.drop_attrs() for fit in fits))  # times of creation differ
 
 
-@pytest.mark.long
 def test_parts_of_a_job_array_give_the_fit(data, tmp_path, monkeypatch):
     monkeypatch.setattr("sdeinfer.observation._chunks.LEAST", 1)
     flags = ["--folder", tmp_path / "parts", "--law", "both"]

@@ -54,7 +54,6 @@ def test_verdicts_are_rows_under_their_questions():
     assert [text(note) for note in page.iter("li")] == ["These data do not exclude attention.", "Ranks: one chain."]
 
 
-@pytest.mark.long
 def test_a_tuned_layer_has_its_parameters_and_constraints():
     V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
     goal = probability(NormFactor(), below=2) >= 0.95

@@ -83,7 +83,6 @@ def test_rules_and_stretched_profiles(key):
     assert abs(deep["d^-1/2"] / deep["tuned"] - 1) < 0.05
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -116,7 +116,6 @@ def test_closed_forms(name, key):
     np.testing.assert_allclose(found.sensitivity.to_numpy(), by_bound / 2e-4, rtol=0.15)
 
 
-@pytest.mark.long
 def test_derivatives_of_expectations_are_those_of_differences(key):
     """All statistics in one sample of 48 paths, by γ, τ0 and the gap; kinks of maxima are in none of them."""
     statistics = [
@@ -257,7 +256,6 @@ def test_bad_input_is_one_line(name, key, unchecked):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.long
 def test_goals_that_cannot_be_had_are_refused_with_the_nearest(key):
     goals = [probability(NormFactor(), below=2) >= 0.95, spread(LogNorm()) >= 1.0]
     with pytest.raises(si.InputError, match="cannot all be had; the nearest is .*at gamma") as caught:
@@ -265,7 +263,6 @@ def test_goals_that_cannot_be_had_are_refused_with_the_nearest(key):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.long
 def test_explosions_are_no_success(key):
     """A path that explodes early keeps V0, which meets every bound: it must not count, and must not be hidden."""
     cold = {"fixed": {"tau0": 0.02}, "maximise": "gamma", "paths": 256, "step": 0.05, "key": key, **SIZES}
@@ -277,7 +274,6 @@ def test_explosions_are_no_success(key):
         si.tune("attention", FOUR, subject_to=goal, bounds={"gamma": (0.5, 0.9)}, **cold)
 
 
-@pytest.mark.long
 def test_values_that_are_not_finite_are_refused(key):
     with pytest.raises(si.InputError, match="the derivative of never: not finite on .* paths at gamma"):
         si.tune(

@@ -76,7 +76,9 @@ def observe_command(
     with staged_file(out) as file:
         if hidden_states is None:
             count = tokens * (prompts or 1)
-            kind = kind_of({}, architecture, heads, output_projection, expansion, causal, prompts, count)
+            kind = kind_of(
+                {}, architecture or "transformer", heads, output_projection, expansion, causal, prompts, count
+            )
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks}
             V0 = si.equicorrelated(tokens=count, correlation=correlation, norm=norm)
@@ -133,7 +135,7 @@ def simulate_command(
     import xarray as xr
 
     count = tokens * (prompts or 1)
-    kind = kind_of({}, architecture, heads, output_projection, expansion, causal, prompts, count)
+    kind = kind_of({}, architecture or "transformer", heads, output_projection, expansion, causal, prompts, count)
     layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
     V0 = si.equicorrelated(tokens=count, correlation=correlation, norm=norm)
     if not 0 < time < math.inf:

@@ -14,6 +14,7 @@ from arviz_stats.loo.compare import compare as compare_elpd
 from jaxtyping import PRNGKeyArray
 
 from sdeinfer._arguments import checked
+from sdeinfer._compiler import make_room
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import masked, require_identifiable, require_settings
@@ -144,6 +145,7 @@ def _fitted(
     progress: bool,
     key: PRNGKeyArray,
 ) -> _Fitted:
+    make_room()
     prepared = prepare_for(model, data, assumptions)
     result = sampler.sample(model, prepared, progress=progress, key=key)
     densities, _ = log_densities(model, densities_of_data(prepared), result.samples)

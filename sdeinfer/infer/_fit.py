@@ -20,7 +20,13 @@ from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
-from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities, prior_draws
+from sdeinfer.infer._densities import (
+    adjustment_of,
+    attributes_of_adjustment,
+    densities_of_data,
+    log_densities,
+    prior_draws,
+)
 from sdeinfer.infer._groups import Labels
 from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import Metropolis
@@ -189,9 +195,7 @@ def fit(
     tree = xr.DataTree.from_dict(groups)
     sampled = [name for name in result.log_prior if labels.of_all(name)]
     tree.attrs = attributes_of(model, whole, assumptions, kind, sampled, largest_logit=largest_logit) | pilot
-    adjustment = adjustment_of(prepared)
-    if adjustment is not None:
-        tree.attrs["adjustment_error"] = float(np.max(adjustment.error))
+    tree.attrs |= attributes_of_adjustment(prepared)
     tree.attrs |= fixed_by_program(model, kind, result.layers, {name: result.samples[name] for name in sampled})
     return tree
 

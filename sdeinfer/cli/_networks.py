@@ -99,8 +99,8 @@ def observe_command(
             parts = (_with_attributes(part, architecture, flags) for part in observed)
         with warnings.catch_warnings(record=True, action="always", category=si.LowPrecisionWarning) as caught:
             written = write_parts(parts, file)
-    for warning in dict.fromkeys(str(each.message) for each in caught):
-        say(f"sdeinfer: {warning}", err=True)
+    for each in caught[:1]:  # the networks are read in parts, each of which warns
+        say(f"sdeinfer: {each.message}", err=True)
     say(f"written to {out}: {_size(written)}")
 
 

@@ -15,6 +15,7 @@ from sdeinfer.infer._assume import assume, require_settings
 from sdeinfer.infer._densities import attributes_of_adjustment, latent_structure
 from sdeinfer.infer._groups import Labels
 from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
+from sdeinfer.infer._precision import in_enough_precision
 from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import LARGEST_LOGIT
@@ -28,6 +29,7 @@ METHODS = get_args(Method)
 
 
 @checked
+@in_enough_precision
 def approximate(
     model: Callable[..., None],
     data: xr.Dataset,

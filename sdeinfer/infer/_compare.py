@@ -20,6 +20,7 @@ from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import masked, require_identifiable, require_settings
 from sdeinfer.infer._densities import densities_of_data, log_densities
 from sdeinfer.infer._nuts import NUTS
+from sdeinfer.infer._precision import in_enough_precision
 from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import in_range
 from sdeinfer.infer._settings import LARGEST_LOGIT
@@ -45,6 +46,7 @@ from sdeinfer.observation import require_loaded, validate
 
 @checked
 @with_progress_line
+@in_enough_precision
 def compare(
     model: AbstractModel,
     data: xr.Dataset,

@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
+from sdeinfer._compiler import make_room
 from sdeinfer._files import InputError
 
 NEEDED = {
@@ -40,7 +41,7 @@ NEEDED = {
 
 
 def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function so that an argument of another type than those of its annotation raises an `InputError`.
+    """Wrap a public function: a wrong type of an argument is an `InputError`, and there is room for its programs.
 
     Annotations with a type that is not in `NEEDED`, such as arrays, are left to the function.
     """
@@ -58,6 +59,7 @@ def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
             if name in known and not any(_is_a(value, *each) for each in known[name]):
                 needed = " or ".join(dict.fromkeys(NEEDED[kind] for kind, _ in known[name] if NEEDED[kind]))
                 raise InputError(f"{name}: {needed} is needed, got {shown(value)}")
+        make_room()
         return function(*args, **kwargs)
 
     return wrapped

@@ -39,6 +39,11 @@ def passes_by(results: Callable[..., list[Any]]) -> Iterator[None]:
         _results.reset(token)
 
 
+def in_parts() -> bool:
+    """Whether passes are run by parts, see `passes_by`."""
+    return _results.get() is not None
+
+
 class Task[C, T]:
     """A function of a chunk, with the chunk; no dataclass, in which Dask would look for data to compute.
 

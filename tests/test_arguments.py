@@ -14,7 +14,7 @@ from sdeinfer.parameters import GAMMA
 
 LAYER = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=1.0, c_minus=-1.0)
 V0 = np.eye(2)
-V = np.tile(V0, (3, 4, 1, 1))
+V = np.arange(1.0, 13.0).reshape(3, 4, 1, 1) * V0
 DATA = si.covariance_dataset(V, width=8)
 FULL_PATH, KEY = si.models.full_path, jr.key(0)
 

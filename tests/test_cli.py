@@ -156,10 +156,10 @@ def test_observe_from_one_zarr_to_another(tmp_path, monkeypatch):
     assert result.stdout == f"written to {tmp_path / 'data.zarr'}: 3 networks, 4 layers, 2 tokens\n"
     data = read(tmp_path / "data.zarr")
     np.testing.assert_allclose(data["covariance"][1, 2], X[1, 2, 1] @ X[1, 2, 1].T / 32, rtol=1e-12)
-    assert data.attrs == {"architecture": "mlp"}
+    assert data.attrs == {"architecture": "mlp", "tokens": 2}
     assert run(*observed, "--architecture", "attention", "--causal").exit_code == 0
     data = read(tmp_path / "data.zarr")
-    assert data.attrs == {"architecture": "attention", "causal": 1, "prompts": "2,2"}
+    assert data.attrs == {"architecture": "attention", "causal": 1, "prompts": "2,2", "tokens": 4}
     assert data.sizes["token_a"] == 4
 
 
@@ -183,7 +183,8 @@ def test_hidden_states_that_break_off_leave_nothing(tmp_path, out, monkeypatch):
 
 def test_rounding_that_matters_is_said_once(tmp_path, monkeypatch):
     monkeypatch.setattr(_stored, "AT_ONCE", 1)
-    X = np.random.default_rng(0).normal(size=(3, 1, 2, 32)).repeat(4, axis=1).astype(np.float16)
+    X = np.random.default_rng(0).normal(size=(3, 1, 2, 32)).repeat(4, axis=1)
+    X = (X * np.array([1, 1.0006, 1, 1.0006])[:, None, None]).astype(np.float16)
     np.save(tmp_path / "X.npy", X)
     result = run("observe", "--hidden-states", tmp_path / "X.npy", "--out", tmp_path / "data.nc")
     assert result.exit_code == 0

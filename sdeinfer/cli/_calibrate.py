@@ -48,7 +48,9 @@ class Calibrate(Command):
 def calibrate_command(
     *,
     data: Annotated[Path | None, typer.Option(help="NetCDF file of observed covariances")] = None,
-    architecture: Annotated[options.Kind | None, typer.Option(help="default: from the data, or transformer")] = None,
+    architecture: Annotated[
+        options.Kind | None, typer.Option(help="default: from the data, or transformer for sampled networks")
+    ] = None,
     width: options.Width = 256,
     depth: options.Depth = 16,
     tokens: options.Tokens = 4,
@@ -82,7 +84,9 @@ def calibrate_command(
     with staged_folder(out) as folder:
         if data is None:
             count = tokens * (prompts or 1)
-            kind = kind_of({}, architecture, heads, output_projection, expansion, causal, prompts, count)
+            kind = kind_of(
+                {}, architecture or "transformer", heads, output_projection, expansion, causal, prompts, count
+            )
             si.infer.require_identifiable(kind, tokens)
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks}
@@ -106,7 +110,7 @@ def calibrate_command(
 def fit_command(
     data: Annotated[Path, typer.Argument(help="NetCDF file of observed covariances, or Zarr")],
     *,
-    architecture: Annotated[options.Kind | None, typer.Option(help="default: from the data, or transformer")] = None,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: from the data")] = None,
     heads: options.Heads = None,
     output_projection: options.Projection = None,
     expansion: options.Expansion = None,
@@ -141,7 +145,7 @@ def reduce_command(
     part: Annotated[str, typer.Option(help="which part of how many, as in 3/8")],
     folder: Annotated[Path, typer.Option(help="folder for the results of all parts")],
     wait: Annotated[float, typer.Option(help="seconds to wait for the other parts in each pass", min=0)] = 0.0,
-    architecture: Annotated[options.Kind | None, typer.Option(help="default: from the data, or transformer")] = None,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: from the data")] = None,
     heads: options.Heads = None,
     output_projection: options.Projection = None,
     expansion: options.Expansion = None,
@@ -181,7 +185,7 @@ def merge_command(
     data: Annotated[Path, typer.Argument(help="Zarr folder of observed covariances")],
     *,
     folder: Annotated[Path, typer.Option(help="folder of the parts that `reduce` wrote")],
-    architecture: Annotated[options.Kind | None, typer.Option(help="default: from the data, or transformer")] = None,
+    architecture: Annotated[options.Kind | None, typer.Option(help="default: from the data")] = None,
     heads: options.Heads = None,
     output_projection: options.Projection = None,
     expansion: options.Expansion = None,

@@ -76,7 +76,9 @@ def observe_command(
     with staged_file(out) as file:
         if hidden_states is None:
             count = tokens * (prompts or 1)
-            kind = kind_of({}, architecture, heads, output_projection, expansion, causal, prompts, count)
+            kind = kind_of(
+                {}, architecture or "transformer", heads, output_projection, expansion, causal, prompts, count
+            )
             layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
             sizes = {"width": width, "depth": depth, "networks": networks}
             V0 = si.equicorrelated(tokens=count, correlation=correlation, norm=norm)
@@ -97,8 +99,8 @@ def observe_command(
             parts = (_with_attributes(part, architecture, flags) for part in observed)
         with warnings.catch_warnings(record=True, action="always", category=si.LowPrecisionWarning) as caught:
             written = write_parts(parts, file)
-    for warning in dict.fromkeys(str(each.message) for each in caught):
-        say(f"sdeinfer: {warning}", err=True)
+    for each in caught[:1]:  # the networks are read in parts, each of which warns
+        say(f"sdeinfer: {each.message}", err=True)
     say(f"written to {out}: {_size(written)}")
 
 
@@ -133,7 +135,7 @@ def simulate_command(
     import xarray as xr
 
     count = tokens * (prompts or 1)
-    kind = kind_of({}, architecture, heads, output_projection, expansion, causal, prompts, count)
+    kind = kind_of({}, architecture or "transformer", heads, output_projection, expansion, causal, prompts, count)
     layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
     V0 = si.equicorrelated(tokens=count, correlation=correlation, norm=norm)
     if not 0 < time < math.inf:

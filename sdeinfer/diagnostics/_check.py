@@ -14,7 +14,7 @@ from sdeinfer.diagnostics._layers import LEVEL, has_alternatives, layers_against
 from sdeinfer.diagnostics._predictive import all_exploded, count_predictions, distance_from_theory, left_out_p_values
 from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise, with_chain
 from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Check, Verdict, at_least, at_most
-from sdeinfer.infer import architecture_of, logit_scale, mean_spread
+from sdeinfer.infer import architecture_of, in_enough_precision, logit_scale, mean_spread
 from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, architecture_in
 from sdeinfer.likelihood import used_of
 
@@ -71,6 +71,7 @@ ALL_EXPLODE = "every prediction explodes before the last layer, as no network do
 
 
 @checked
+@in_enough_precision
 def check(
     post: xr.DataTree,
     data: xr.Dataset | None = None,

@@ -21,6 +21,7 @@ from ._mode import Mode as Mode
 from ._mode import posterior_mode as posterior_mode
 from ._mode import potential as potential
 from ._nuts import NUTS as NUTS
+from ._precision import in_enough_precision as in_enough_precision
 from ._predictive import predict as predict
 from ._prepare import adjusted_statistics as adjusted_statistics
 from ._range import in_range as in_range

@@ -12,9 +12,10 @@ from jaxtyping import PRNGKeyArray
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.infer._assume import assume, require_settings
-from sdeinfer.infer._densities import latent_structure
+from sdeinfer.infer._densities import attributes_of_adjustment, latent_structure
 from sdeinfer.infer._groups import Labels
 from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
+from sdeinfer.infer._precision import in_enough_precision
 from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import LARGEST_LOGIT
@@ -28,6 +29,7 @@ METHODS = get_args(Method)
 
 
 @checked
+@in_enough_precision
 def approximate(
     model: Callable[..., None],
     data: xr.Dataset,
@@ -102,5 +104,6 @@ def approximate(
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = attributes_of(model, data, assumptions, kind, list(normal.sites), largest_logit=largest_logit) | pilot
     tree.attrs |= fixed_by_program(model, kind, layers, {name: samples[name] for name in normal.sites})
+    tree.attrs |= attributes_of_adjustment(prepared)
     tree.attrs |= {"method": method, "pareto_k": pareto_k(log_weights)}
     return tree

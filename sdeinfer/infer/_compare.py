@@ -14,11 +14,13 @@ from arviz_stats.loo.compare import compare as compare_elpd
 from jaxtyping import PRNGKeyArray
 
 from sdeinfer._arguments import checked
+from sdeinfer._compiler import make_room
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import masked, require_identifiable, require_settings
 from sdeinfer.infer._densities import densities_of_data, log_densities
 from sdeinfer.infer._nuts import NUTS
+from sdeinfer.infer._precision import in_enough_precision
 from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import in_range
 from sdeinfer.infer._settings import LARGEST_LOGIT
@@ -44,6 +46,7 @@ from sdeinfer.observation import require_loaded, validate
 
 @checked
 @with_progress_line
+@in_enough_precision
 def compare(
     model: AbstractModel,
     data: xr.Dataset,
@@ -144,6 +147,7 @@ def _fitted(
     progress: bool,
     key: PRNGKeyArray,
 ) -> _Fitted:
+    make_room()
     prepared = prepare_for(model, data, assumptions)
     result = sampler.sample(model, prepared, progress=progress, key=key)
     densities, _ = log_densities(model, densities_of_data(prepared), result.samples)

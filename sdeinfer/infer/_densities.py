@@ -85,6 +85,12 @@ def adjustment_of(prepared: PyTree) -> Adjustment | None:
     return prepared.adjustment if isinstance(prepared, AbstractPath | GroupedStatistics) else None
 
 
+def attributes_of_adjustment(prepared: PyTree) -> dict[str, float]:
+    """The attribute `adjustment_error` of a posterior; none without an adjustment."""
+    adjustment = adjustment_of(prepared)
+    return {} if adjustment is None else {"adjustment_error": float(np.max(adjustment.error))}
+
+
 def prior_draws(
     model: Callable[..., None], *data: PyTree, draws: int, key: PRNGKeyArray
 ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "draws *networks coordinates"] | None]:
@@ -123,7 +129,7 @@ def _latent_structure(
 
     def run(*data: PyTree) -> list[Array]:
         trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(*data)
-        sites = {name: site["value"] for name, site in trace.items() if _is_latent(site)}
+        sites = {name: jnp.asarray(site["value"]) for name, site in trace.items() if _is_latent(site)}
         names.extend(sites)
         return list(sites.values())
 

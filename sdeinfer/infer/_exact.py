@@ -21,12 +21,12 @@ from sdeinfer.likelihood import ChunkedPath, Path, PathStatistics, added
 PASSES = 8
 """Largest number of passes over the data."""
 
-LARGEST, LARGE = 4.0, 0.1
+LARGEST, LARGE = 4.0, 0.5
 """The shift is not used if it is longer than the first number, in posterior standard deviations, and larger than the
 second in a coordinate. Then some features are so large that the exact law, an expansion in them, holds less than that
 of the statistics, as in networks that explode. With much data a small shift is many standard deviations long."""
 
-SHORT = 0.5
+SHORT = 0.25
 """Length of a step, in posterior standard deviations, that is taken without a further pass over the data. Its error is
 about a tenth of it for n = 32, since the information is that of normals, and less for wider networks."""
 

@@ -20,11 +20,18 @@ from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._checkpoint import Checkpoint
-from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities, prior_draws
+from sdeinfer.infer._densities import (
+    adjustment_of,
+    attributes_of_adjustment,
+    densities_of_data,
+    log_densities,
+    prior_draws,
+)
 from sdeinfer.infer._groups import Labels
 from sdeinfer.infer._latent import draw_latent, given_latent
 from sdeinfer.infer._metropolis import Metropolis
 from sdeinfer.infer._nuts import NUTS, compile_nuts
+from sdeinfer.infer._precision import in_enough_precision
 from sdeinfer.infer._predictive import predict
 from sdeinfer.infer._prepare import prepare_chunks, prepare_for
 from sdeinfer.infer._range import range_to_fit
@@ -49,6 +56,7 @@ from sdeinfer.observation import in_chunks, require_loaded, validate
 
 @checked
 @with_progress_line
+@in_enough_precision
 def fit(
     model: Callable[..., None],
     data: xr.Dataset,
@@ -75,7 +83,8 @@ def fit(
             parameters, builds a layer (or one per network) and observes a `likelihood.CovariancePath` of it.
         data: observed networks, see `covariance_dataset`. Covariances backed by Dask, as of `xarray.open_zarr`, are
             read in chunks of networks, on the current `distributed.Client` or by the scheduler of Dask's configuration;
-            for `full_path` and programs of one layer for all networks.
+            for `full_path` and programs of one layer for all networks. With more than 65,536 terms, m(m + 1)/2 of each
+            transition, sums are made in double precision also where JAX is in single precision.
         architecture: "transformer", "attention", "feedforward" or "mlp"; an `Architecture`, for sizes such as the
             number of heads; or a layer such as a `Stack` or a custom layer, whose parameter values are ignored. If
             None, the architecture in the data's attributes. Must be None for a program that builds its own layers.
@@ -152,7 +161,8 @@ def fit(
         # The prior predictions compile and run while NUTS compiles.
         predicted_before = None
         if kind is not None and layers is not None:
-            predicted_before = background.submit(predict, layers[before_at], data, architecture=kind, key=key_before)
+            x64 = jax.config.jax_enable_x64
+            predicted_before = background.submit(_predict, x64, layers[before_at], data, kind, key_before)
         phase("compiling the sampler")
         settings = {"progress": progress, "key": key_sampler}
         result = sampler.sample(model, prepared, **settings, checkpoint=checkpoint)
@@ -189,9 +199,7 @@ def fit(
     tree = xr.DataTree.from_dict(groups)
     sampled = [name for name in result.log_prior if labels.of_all(name)]
     tree.attrs = attributes_of(model, whole, assumptions, kind, sampled, largest_logit=largest_logit) | pilot
-    adjustment = adjustment_of(prepared)
-    if adjustment is not None:
-        tree.attrs["adjustment_error"] = float(np.max(adjustment.error))
+    tree.attrs |= attributes_of_adjustment(prepared)
     tree.attrs |= fixed_by_program(model, kind, result.layers, {name: result.samples[name] for name in sampled})
     return tree
 
@@ -315,6 +323,18 @@ def _examined(
     require_one_layer(model, data, assumptions, compressed=compressed)
     spreads = kind is not None and bool(kind.coordinates.temperatures)
     return survey(data, spreads=spreads, leave_out_damaged=leave_out_damaged)
+
+
+def _predict(
+    x64: bool,  # noqa: FBT001
+    layers: Float[np.ndarray, "draws *networks coordinates"],
+    data: xr.Dataset,
+    kind: AbstractArchitecture,
+    key: PRNGKeyArray,
+) -> xr.Dataset:
+    """Predict in another thread; `jax.enable_x64` is thread-local."""
+    with jax.enable_x64(x64):
+        return predict(layers, data, architecture=kind, key=key)
 
 
 @contextlib.contextmanager

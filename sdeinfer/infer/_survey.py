@@ -8,7 +8,7 @@ import xarray as xr
 from jaxtyping import Bool, Float, UInt64
 
 from sdeinfer._files import InputError
-from sdeinfer._map_reduce import map_chunks
+from sdeinfer._map_reduce import in_parts, map_chunks
 from sdeinfer.covariance import Pattern, singular
 from sdeinfer.infer._range import logit_spread, relu_growth
 from sdeinfer.infer._reduce import form_of
@@ -31,6 +31,9 @@ from sdeinfer.observation import Chunk, chunks_of, last_marks, refuse, require_d
 
 KEPT, KEPT_BYTES = 256, 2**27
 """Largest number of networks, and of bytes, that a posterior of data in chunks keeps, for predictions and checks."""
+
+COMPARED = 16
+"""Number of networks of which a part of a job compares its data with those of other parts."""
 
 DAMAGED = "damaged_networks"
 """Attribute of a posterior: the number of networks that were damaged and left out."""
@@ -74,6 +77,7 @@ def survey(data: xr.Dataset, *, spreads: bool, leave_out_damaged: bool) -> xr.Da
         refuse([fault for each in found for fault in each.faults])
     damaged, marks = (np.concatenate([getattr(each, name) for each in found]) for name in ("damaged", "marks"))
     require_different(np.where(damaged, np.uint64(0), marks), np.arange(len(damaged)))
+    _require_marks(data, marks, damaged)
     if damaged.all():
         raise InputError(f"covariance: every network is damaged: {found[0].faults[0]}")
     used = used_of(data) & ~damaged[:, None]
@@ -82,6 +86,20 @@ def survey(data: xr.Dataset, *, spreads: bool, leave_out_damaged: bool) -> xr.Da
         whole = np.concatenate([getattr(each, name) for each in found])
         examined = examined.assign({name: (("network", "layer"), _with_last(whole))})
     return examined.assign_attrs({DAMAGED: int(damaged.sum())} if damaged.any() else {})
+
+
+def _require_marks(data: xr.Dataset, marks: UInt64[np.ndarray, " networks"], damaged: Bool[np.ndarray, " networks"]):
+    """Check some networks against their marks, which other parts of a job may have read from other data."""
+    sound = np.flatnonzero(~damaged)
+    if not in_parts() or not len(sound):
+        return
+    for number in sound[np.linspace(0, len(sound) - 1, COMPARED).round().astype(int)]:
+        V = data["covariance"].isel(network=[number]).compute(scheduler="synchronous").values
+        if last_marks(V) != marks[number]:
+            raise InputError(
+                f"covariance: network {number} is not the one of which the folder holds a part: parts of other data "
+                "are there; remove them"
+            )
 
 
 def kept_networks(data: xr.Dataset) -> xr.Dataset:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtri
-from scipy.stats import qmc
+
+from sdeinfer.covariance import spectrum
 
 NODES = 512
 """Number of nodes of the quadrature, a power of two; they give the moments to 5 to 25 % of 1 plus their size."""
@@ -30,52 +30,63 @@ left out, since the error of the replacement is not amplified there."""
 @functools.lru_cache(maxsize=64)
 def normal_nodes(tokens: int) -> Float[np.ndarray, "nodes m"]:
     """Standard normals by a scrambled Sobol sequence, with mean 0 and covariance I."""
+    from scipy.special import ndtri
+    from scipy.stats import qmc
+
     z = ndtri(qmc.Sobol(tokens, scramble=True, rng=np.random.default_rng(0)).random(NODES))
     z = z - z.mean(axis=0)
     return np.linalg.solve(np.linalg.cholesky(z.T @ z / NODES), z.T).T
 
 
 def excess_products(
-    L: Float[Any, "... m m"], R: Float[Any, "... m m"], closed: Float[Any, "... m m"]
+    Q: Float[Any, "... m m"], R: Float[Any, "... m m"], closed: Float[Any, "... m m"]
 ) -> Float[Any, "... m m"]:
     """E[(u_i u_j − g_i g_j)²]/(1 + [i = j]) of g = Rh and u = R|h|, by closed forms or by quadrature.
 
     Arguments:
-        L: factor V = LLᵀ.
-        R: a matrix.
+        Q: factor V = QQᵀ in spectral coordinates, so that the nodes do not depend on the order of the tokens.
+        R: its inverse.
         closed: the moments by closed forms.
     """
-    z = normal_nodes(L.shape[-1]).astype(L.dtype)
+    z = normal_nodes(Q.shape[-1]).astype(Q.dtype)
 
-    def checked(L: Any, R: Any, closed: Any) -> Any:
-        xp, h = L.__array_namespace__(), z @ L.mT
+    def checked(Q: Any, R: Any, closed: Any) -> Any:
+        xp = Q.__array_namespace__()
+        h = z @ _oriented(Q).mT
         g, u = h @ R.mT, xp.abs(h) @ R.mT
         uu, gg, ug = ((x * y).mT @ (x * y) / NODES for x, y in ((u, u), (g, g), (u, g)))
-        return _checked(closed, (uu + gg - 2 * ug) / (1 + np.eye(L.shape[-1], dtype=L.dtype)))
+        return _checked(closed, (uu + gg - 2 * ug) / (1 + np.eye(Q.shape[-1], dtype=Q.dtype)))
 
-    return closed if L.shape[-1] <= CLOSED else _where_amplified(checked, closed, 2, L, R)
+    return closed if Q.shape[-1] <= CLOSED else _where_amplified(checked, closed, 2, Q, R)
 
 
 def excess_forms(
-    L: Float[Any, "... m m"], W: Float[Any, "... p m m"], closed: Float[Any, "... p"]
+    V: Float[Any, "... m m"], W: Float[Any, "... p m m"], closed: Float[Any, "... p"]
 ) -> Float[Any, "... p"]:
     """E[(|h|ᵀW_q|h| − hᵀW_qh)²], by closed forms or by quadrature.
 
     Arguments:
-        L: factor V = LLᵀ.
+        V: covariances of h.
         W: W_q.
         closed: the moments by closed forms.
     """
-    z = normal_nodes(L.shape[-1]).astype(L.dtype)
+    z = normal_nodes(V.shape[-1]).astype(V.dtype)
 
-    def checked(L: Any, W: Any, closed: Any) -> Any:
-        xp, h = L.__array_namespace__(), z @ L.mT
+    def checked(V: Any, W: Any, closed: Any) -> Any:
+        xp, at = V.__array_namespace__(), spectrum(V)
+        h = z @ _oriented(at.cholesky @ at.rotation).mT
         products = xp.abs(h)[..., :, None] * xp.abs(h)[..., None, :] - h[..., :, None] * h[..., None, :]
         flat = (X.reshape(*X.shape[:-2], -1) for X in (products, W))
         excess = xp.matmul(next(flat), next(flat).mT)
         return _checked(closed, (excess**2).mean(axis=-2))
 
-    return closed if L.shape[-1] <= CLOSED else _where_amplified(checked, closed, 1, L, W)
+    return closed if V.shape[-1] <= CLOSED else _where_amplified(checked, closed, 1, V, W)
+
+
+def _oriented(Q: Float[Any, "... m m"]) -> Float[Any, "... m m"]:
+    """Spectral coordinates with a sign of each eigenvector that does not depend on the order of the tokens."""
+    xp = Q.__array_namespace__()
+    return Q * xp.where((Q**3).sum(axis=-2, keepdims=True) < 0, -1, 1)
 
 
 def _checked(closed: Any, quadrature: Any) -> Any:

@@ -34,6 +34,12 @@ SIZES = ("heads", "output_projection", "expansion", "pattern")
 """Settings, besides the parameters, on which the limit of a layer depends; an architecture has some of them."""
 
 
+@functools.lru_cache(maxsize=256)
+def _template(kind: "AbstractArchitecture", x64: bool) -> AbstractLayer:  # noqa: FBT001
+    del x64  # the precision of the arrays
+    return kind.make_template()
+
+
 class AbstractArchitecture(abc.ABC):
     """A kind of layer with unspecified parameters; hashable, compared by value.
 
@@ -43,10 +49,14 @@ class AbstractArchitecture(abc.ABC):
 
     name: str
 
-    @functools.cached_property
-    @abc.abstractmethod
+    @property
     def template(self) -> AbstractLayer:
-        """A layer of this kind with arbitrary parameters."""
+        """A layer of this kind with arbitrary parameters, in the precision of JAX's configuration."""
+        return _template(self, bool(jax.config.jax_enable_x64))
+
+    @abc.abstractmethod
+    def make_template(self) -> AbstractLayer:
+        """Make `template`."""
 
     @abc.abstractmethod
     def attributes(self) -> dict[str, Any]:
@@ -117,8 +127,7 @@ class LayerKind(AbstractArchitecture):
             limit_on_host(kind.template)
         return kind
 
-    @functools.cached_property
-    def template(self) -> AbstractLayer:
+    def make_template(self) -> AbstractLayer:
         """A layer of this kind with coordinates 0."""
         blank = jax.tree.unflatten(self.structure, range(self.structure.num_leaves))
         coordinates = blank.coordinates
@@ -156,8 +165,7 @@ class Architecture(AbstractArchitecture):
         if not self.pattern.everything and "pattern" not in self.sizes:
             raise InputError(f"pattern: {self.name} has no attention to be masked")
 
-    @functools.cached_property
-    def template(self) -> AbstractLayer:
+    def make_template(self) -> AbstractLayer:
         """A layer of this kind."""
         kind = ARCHITECTURES[self.name]
         own = {name: value for name, value in EXAMPLE.items() if name in kind.__dataclass_fields__}

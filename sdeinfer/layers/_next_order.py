@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sdeinfer.covariance import Spectrum, cholesky_of, inverse_lower, safe_sqrt
+from sdeinfer.covariance import Spectrum, inverse_lower, safe_sqrt
 from sdeinfer.layers._absolute_moments import excess_products
 from sdeinfer.layers._relu import relu_alignment
 
@@ -203,7 +203,7 @@ def relu_noise(at: Frame, drift: Float[Any, "... m m"]) -> ReluNoise:
     mixed = tokens + 2 * products
     hidden = mixed - 2 * (1 + 2 * equal) - 8 * equal * drift
     closed = (absolute_squares(R, between, U) - 2 * products + 1 + 2 * equal) / (1 + equal)
-    square = (1 + equal) * excess_products(cholesky_of(V), R, closed)
+    square = (1 + equal) * excess_products(Q, R, closed)
     square = square - squares - squares.mT - 2 * products - 16 * drift**2
     return ReluNoise(hidden / (1 + equal), square / (1 + equal), tokens / (1 + equal), response)
 

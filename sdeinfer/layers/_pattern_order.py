@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sdeinfer.covariance import Pattern, cholesky_of, safe_sqrt
+from sdeinfer.covariance import Pattern, safe_sqrt
 from sdeinfer.layers._absolute_moments import excess_forms
 from sdeinfer.layers._next_order import Angles, angles, diagonals, outer_product, relu_drift_along
 
@@ -240,7 +240,7 @@ def pattern_relu_noise(
     mean = (2 / math.pi) * outer_product(between.norm, between.norm)
     absolute = (size + 4 * drift) ** 2 + 1 + 4 * growth + 16 * square - 2 * _inner(W, mean[..., None, :, :]) ** 2
     closed = absolute + excess_of_repeated(between, W) - 2 * (both + 2 * _inner(W, same)) + normal
-    square = excess_forms(cholesky_of(V), W, closed) - 4 * mixed - 16 * drift**2
+    square = excess_forms(V, W, closed) - 4 * mixed - 16 * drift**2
     return PatternReluNoise(size, hidden, square, 4 * mixed)
 
 

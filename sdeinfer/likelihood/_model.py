@@ -65,8 +65,12 @@ class AbstractModel(abc.ABC):
 
     @property
     def acceptance(self) -> float:
-        """Target acceptance probability of NUTS."""
-        return 0.8
+        """Target acceptance probability of NUTS.
+
+        Where data say little of τ0 or of the gap, the posterior bends: with 0.8, half to 2 % of the draws diverge
+        there, with 0.9 a tenth as many, for 1.3 times the steps.
+        """
+        return 0.9
 
     @property
     def dense(self) -> bool | list[tuple[str, ...]]:

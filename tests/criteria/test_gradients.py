@@ -97,8 +97,12 @@ def test_quantiles_are_over_paths():
         ("mlp", {"ts": [-0.1]}, r"ts: increasing depth-times from 0 to less than 0.2 are needed, got \[-0.1\]"),
         ("mlp", {"ts": [0.1, 0.1]}, "ts: increasing depth-times"),
         ("mlp", {"ts": []}, "ts: increasing depth-times"),
-        ("mlp", {"of": "values"}, "of: tokens, or values or queries of a layer with one τ0, is needed; got 'values'"),
-        ("transformer", {"of": "keys"}, "of: tokens, or values or queries of a layer with one τ0"),
+        (
+            "mlp",
+            {"of": "values"},
+            "of a layer with one ShapedAttention or ShapedTransformer, is needed; got 'values'",
+        ),
+        ("transformer", {"of": "keys"}, "of: tokens, or values or queries of a layer with one ShapedAttention"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -90,7 +90,8 @@ def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
     tree, swollen = fitted.copy(), networks.copy(deep=True)
     tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=lambda s: xr.ones_like(s["diverging"]))
     swollen["covariance"] = networks["covariance"] * 1.2 ** networks["layer"]
-    found = si.check(tree, swollen)
+    tree["observed_data"] = tree["observed_data"].to_dataset().assign(covariance=swollen["covariance"])
+    found = si.check(tree)
     assert found.cause is not None
     assert found.cause.name == "misfit of the layers"
     assert found.verdict.startswith(
@@ -111,7 +112,9 @@ def test_a_wrong_truth_is_seen(fitted, networks):
 def test_large_covariances_leave_the_range_of_the_law(fitted, networks):
     exploded = networks.copy(deep=True)
     exploded["covariance"][3, 4:] *= 100
-    rows = si.check(fitted, exploded).to_frame()
+    tree = fitted.copy()
+    tree["observed_data"] = tree["observed_data"].to_dataset().assign(covariance=exploded["covariance"])
+    rows = si.check(tree).to_frame()
     assert not rows.loc["logit spread, mean", "passed"]
 
 

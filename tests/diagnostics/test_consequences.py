@@ -17,8 +17,9 @@ from sdeinfer.diagnostics._consequences import SCATTER
 from sdeinfer.diagnostics._innovations import DIRECTIONS, SOFTMAX, WIDTH, _weights, laws_of, sums_of
 from sdeinfer.infer import adjusted_statistics, innovations, posterior_mode
 from sdeinfer.infer._coordinates import layer_at
+from sdeinfer.infer._tree import groups_of_data
 from sdeinfer.layers import Architecture, drift_terms
-from sdeinfer.likelihood import Assumptions, observed_path, path_statistics
+from sdeinfer.likelihood import Assumptions, observed_path, path_statistics, used_of, with_used
 from sdeinfer.observation import covariance_dataset
 
 TRANSFORMER = Architecture("transformer")
@@ -54,7 +55,8 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
         u = np.asarray(layer_at(FULL_PATH, statistics, posterior_mode(FULL_PATH, statistics)).u)
     values = TRANSFORMER.coordinates.constrained(u)
     layers = xr.Dataset({name: ("network", np.full(data.sizes["network"], x)) for name, x in values.items()})
-    tree = xr.DataTree.from_dict({"posterior": xr.Dataset(), "layers": layers})
+    groups = groups_of_data(with_used(data, used_of(data)))
+    tree = xr.DataTree.from_dict({"posterior": xr.Dataset(), "layers": layers, **groups})
     tree.attrs = {**TRANSFORMER.attributes(), "law": law, "every_layer": 1.0}
     return u, tree
 

@@ -114,5 +114,5 @@ def test_tau0_is_told_to_five_percent(designed):
 
 
 def _spread(V) -> float:
-    path = np.stack([np.asarray(V)] * 2)[None]
+    path = np.stack([np.asarray(V), 2 * np.asarray(V)])[None]
     return float(logit_scale(covariance_dataset(path, width=SIZES["width"], layers=[0, 1]))[0, 0])

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from budget import assert_estimate
 
-from sdeinfer.diagnostics import identification, observed
+from sdeinfer.diagnostics import identification
 from sdeinfer.diagnostics._identification import PRECISION
 
 
 @pytest.fixture(scope="module")
 def table(fitted):
-    return identification(fitted, observed(fitted))
+    return identification(fitted)
 
 
 def test_priors_are_those_of_the_models(table, fitted):
@@ -40,4 +40,4 @@ def test_power_scaling_moves_what_the_prior_holds(table):
 def test_without_a_likelihood_in_closed_form_there_is_the_contraction(fitted):
     tree = fitted.copy()
     tree.attrs["model"] = "thinned_path"
-    assert list(identification(tree, observed(tree)).columns) == ["prior", "posterior", "contraction"]
+    assert list(identification(tree).columns) == ["prior", "posterior", "contraction"]

@@ -15,8 +15,9 @@ import sdeinfer as si
 from sdeinfer.diagnostics import innovation_tests
 from sdeinfer.diagnostics._design import layer_information
 from sdeinfer.infer import innovations, law_at
+from sdeinfer.infer._tree import groups_of_data
 from sdeinfer.layers import Architecture, architecture_of_layer
-from sdeinfer.likelihood import any_transitions
+from sdeinfer.likelihood import any_transitions, used_of, with_used
 from sdeinfer.networks import Baseline, sample_baseline
 from sdeinfer.observation import covariance_dataset
 
@@ -25,12 +26,16 @@ SIZES = {"width": 96, "depth": 16, "networks": 64}
 TRANSFORMER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=1.0, c_minus=-1.0)
 
 
-def known(layer, networks: int) -> xr.DataTree:
-    """A posterior that is sure of the truth."""
+def known(layer, data: xr.Dataset) -> xr.DataTree:
+    """A posterior of data that is sure of the truth."""
     architecture = architecture_of_layer(layer)
     posterior = xr.Dataset({name: (("chain", "draw"), [[float(x)]]) for name, x in layer.parameters().items()})
-    layers = xr.Dataset({name: ("network", np.full(networks, float(x))) for name, x in layer.parameters().items()})
-    tree = xr.DataTree.from_dict({"posterior": posterior, "layers": layers})
+    layers = xr.Dataset(
+        {name: ("network", np.full(data.sizes["network"], float(x))) for name, x in layer.parameters().items()}
+    )
+    tree = xr.DataTree.from_dict(
+        {"posterior": posterior, "layers": layers, **groups_of_data(with_used(data, used_of(data)))}
+    )
     tree.attrs = {**architecture.attributes(), "law": "finite-width", "every_layer": 1.0}
     return tree
 
@@ -40,8 +45,7 @@ def one_layer(layer, tokens: int, width: int = 64):
     V, after = references.wishart_path(tokens, 1, width=width, seed=tokens)
     path = any_transitions(covariance_dataset(np.stack([V, after])[None], width=width))
     u = layer.coordinates.unconstrained(layer.parameters())
-    centre = np.asarray(path.terms(slice(None)).variance)[0]
-    law = law_at(architecture_of_layer(layer), u, widths=np.array([float(width)]), centre=centre, law="limit")
+    law = law_at(architecture_of_layer(layer), u, widths=np.array([float(width)]), law="limit")
     return V, after, next(innovations(path, law)), u
 
 
@@ -83,7 +87,7 @@ def test_a_baseline_with_every_modification_is_a_shaped_transformer(key):
 
 def test_layers_of_the_law_are_not_flagged(key):
     data = si.sample_networks(TRANSFORMER, V0, **SIZES, key=key)
-    table = innovation_tests(known(TRANSFORMER, SIZES["networks"]), data)
+    table = innovation_tests(known(TRANSFORMER, data))
     assert len(table) == 8
     assert_within(table["z"])
 
@@ -92,7 +96,6 @@ def test_layers_of_the_law_are_not_flagged(key):
     ("switches", "direction", "networks"),
     [
         ({"weights": 1.1}, "growth", 64),
-        ({"shared": True}, "memory", 64),
         ({"identity": False}, "growth", 24),
         ({"centred": False}, "growth", 24),
     ],
@@ -100,14 +103,20 @@ def test_layers_of_the_law_are_not_flagged(key):
 def test_what_breaks_the_law_is_named(switches, direction, networks, key):
     """Networks without an identity or without a mean taken off are so far from the law that few of them show it."""
     data = sample_baseline(Baseline(**switches), V0, **(SIZES | {"networks": networks}), key=key)
-    table = innovation_tests(known(TRANSFORMER, networks), data)
+    table = innovation_tests(known(TRANSFORMER, data))
     assert table["z"].abs().idxmax() == direction
     assert table.loc[direction, "p"] < 1e-6
+
+
+def test_shared_weights_leave_a_memory(key):
+    """Every direction fails where one matrix acts again and again; one of them is that layers are correlated."""
+    data = sample_baseline(Baseline(shared=True), V0, **SIZES, key=key)
+    assert innovation_tests(known(TRANSFORMER, data)).loc["memory", "p"] < 1e-6
 
 
 def test_networks_of_one_token_have_the_directions_that_one_token_can_show(key):
     layer = LAYERS["feedforward"]()
     data = si.sample_networks(layer, jnp.eye(1), **SIZES, key=key)
-    table = innovation_tests(known(layer, SIZES["networks"]), data)
+    table = innovation_tests(known(layer, data))
     assert {"growth", "noise of variances", "memory"} <= set(table.index)
     assert "noise of correlations" not in table.index

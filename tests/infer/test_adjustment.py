@@ -10,12 +10,12 @@ import jax.random as jr
 import numpy as np
 import pytest
 import references
-import xarray as xr
 from budget import assert_estimate, assert_mean, mean_and_error
 
 import sdeinfer as si
 from sdeinfer.infer import LawAt, adjusted_statistics, innovations, law_at
-from sdeinfer.infer._sandwich import FEWEST, _dispersion, _matrix, _one_layer, _score
+from sdeinfer.infer._mode import curvature_of_priors, posterior_mode
+from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, FullPath, Path, observed_path
 
@@ -50,12 +50,23 @@ def law_of(statistics, u=None) -> LawAt:
     return law_at(TRANSFORMER, u, widths=np.array([32.0]))
 
 
-def exact(u, terms, centre):
+def exact_moments(law, terms):
+    """Mean and variance of each increment with its own features."""
+    of_variance, of_mixing = ((w[:, None] * terms.variance).sum(axis=1) for w in (law.variance, law.variance_mixing))
+    variance = law.limit.linear_noise + of_variance + (law.limit.attention_noise + of_mixing) * terms.mixing
+    return (law.drift[:, None] * terms.drift).sum(axis=1), variance
+
+
+def exact(u, terms):
     """Log density of normals with all of v, but for the constant."""
-    law = TRANSFORMER.layer_at(u).finite_width(32.0)
-    common, own = references.finite_width_variances(law, terms.mixing, terms.variance, centre, jnp)
-    mean = (law.drift[:, None] * terms.drift).sum(axis=1)
-    return -((terms.increments - mean) ** 2 / (common + own) + jnp.log(common + own)).sum(axis=1) / 2
+    mean, variance = exact_moments(TRANSFORMER.layer_at(u).finite_width(32.0), terms)
+    return -((terms.increments - mean) ** 2 / variance + jnp.log(variance)).sum(axis=1) / 2
+
+
+def scatters_of(path):
+    """The information, and the estimates of J by the parts of the layers that are drawn at the truth."""
+    found = _scatter(path, law_of(None), si.ShapedTransformer(**TRUTH), np.eye(4), 16_384)
+    return found.information, found.parts
 
 
 @pytest.mark.parametrize("times", [1, 300])
@@ -75,47 +86,43 @@ def test_the_mode_is_that_of_the_exact_law(times):
         )
         return times * of_terms.sum()
 
-    exact_score = times * jax.grad(lambda u: exact(u, terms, found.centre).sum())(jnp.asarray(u + shift))
+    exact_score = times * jax.grad(lambda u: exact(u, terms).sum())(jnp.asarray(u + shift))
     of_data = sum(here.information for here in innovations(path(), law_of(found, u + shift)))
-    information = times * of_data + np.eye(len(u))
-    left = np.asarray(exact_score) - np.asarray(jax.grad(smooth)(jnp.asarray(u))) - shift
+    mode = posterior_mode(FULL_PATH, found.pooled())
+    priors = curvature_of_priors(FULL_PATH, found.pooled(), mode)  # of the sites, which are the coordinates
+    information = times * of_data + priors
+    left = np.asarray(exact_score) - np.asarray(jax.grad(smooth)(jnp.asarray(u))) - priors @ shift
 
     def length(score):
         return float(np.sqrt(score @ np.linalg.solve(information, score)))
 
     assert length(left) < 0.05
     # It does move: without the shift the score is not zero.
-    at_start = times * jax.grad(lambda u: exact(u, terms, found.centre).sum())(jnp.asarray(u))
+    at_start = times * jax.grad(lambda u: exact(u, terms).sum())(jnp.asarray(u))
     moved = length(np.asarray(at_start) - np.asarray(jax.grad(smooth)(jnp.asarray(u))))
     assert moved > 2 * length(left)
 
 
-def test_scores_and_information_are_the_derivatives_of_the_log_density():
-    u, centre = U, statistics().centre
+def test_scores_are_the_derivatives_of_the_log_density():
     terms = path().terms(np.arange(len(path())))
-    _, scatter, _ = _score(path(), law_of(statistics()), TRUTH["tau0"])
-    scores = np.asarray(jax.jit(jax.jacfwd(exact))(u, terms, centre))
-    expected = np.cov(scores.T, ddof=0) * len(scores)
-    np.testing.assert_allclose(scatter, expected, rtol=1e-8, atol=1e-8 * np.abs(expected).max())
+    found = np.concatenate([here.score for here in innovations(path(), law_of(statistics()))])
+    expected = np.asarray(jax.jit(jax.jacfwd(exact))(U, terms))
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8 * np.abs(expected).max())
 
 
 def test_information_is_the_variance_of_the_score_of_normals(key):
     """Terms drawn from the law: their scores have mean zero, and the information for their covariance."""
-    u, centre = U, statistics().centre
-    at = law_of(statistics())
     terms = path().terms(np.arange(len(path())))
-    law = TRANSFORMER.layer(**TRUTH).finite_width(32.0)
-    common, own = references.finite_width_variances(law, terms.mixing, terms.variance, centre, jnp)
-    mean = (law.drift[:, None] * terms.drift).sum(axis=1)
+    mean, variance = exact_moments(TRANSFORMER.layer(**TRUTH).finite_width(32.0), terms)
 
     @jax.jit
     def score(key):
-        z = mean + jnp.sqrt(common + own) * jr.normal(key, mean.shape)
+        z = mean + jnp.sqrt(variance) * jr.normal(key, mean.shape)
         drawn = eqx.tree_at(lambda terms: terms.increments, terms, z)
-        return jax.grad(lambda u: exact(u, drawn, centre).sum())(u)
+        return jax.grad(lambda u: exact(u, drawn).sum())(U)
 
     scores = np.asarray(jax.lax.map(score, jr.split(key, 2000)))
-    information, *_ = _score(path(), at, TRUTH["tau0"])
+    information, _ = scatters_of(path())
     root = np.linalg.cholesky(np.linalg.inv(information[:3, :3]))
     white = scores[:, :3] @ root
     assert_mean(white, np.zeros(3))
@@ -126,15 +133,15 @@ def test_much_information_gives_the_sandwich_and_none_gives_nothing():
     rng = np.random.default_rng(0)
     A, B = rng.normal(size=(2, 4, 6))
     information, scatter = 1e8 * A @ A.T, 1e8 * B @ B.T
-    C = _matrix(information, scatter)
+    C = _matrix(information, scatter, np.eye(4))
     wanted = information @ np.linalg.inv(scatter) @ information
     np.testing.assert_allclose(C.T @ information @ C, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
-    np.testing.assert_allclose(_matrix(1e-9 * information / 1e8, 1e-9 * scatter / 1e8), np.eye(4), atol=1e-7)
+    np.testing.assert_allclose(_matrix(1e-17 * information, 1e-17 * scatter, np.eye(4)), np.eye(4), atol=1e-7)
     half = np.zeros((4, 4))
     half[0, 0] = 1e8
-    np.testing.assert_allclose(_matrix(half, 4 * half), np.diag([0.5, 1, 1, 1]), atol=1e-6)
-    assert _dispersion(half, 4 * half) == pytest.approx(4, rel=4e-3)
-    assert _dispersion(0 * half, 0 * half) == 1
+    np.testing.assert_allclose(_matrix(half, 4 * half, np.eye(4)), np.diag([0.5, 1, 1, 1]), atol=1e-6)
+    assert _dispersion(half, 4 * half, np.eye(4)) == pytest.approx(4, rel=4e-3)
+    assert _dispersion(0 * half, 0 * half, np.eye(4)) == 1
 
 
 @pytest.mark.slow
@@ -155,32 +162,30 @@ def test_statistics_for_a_law_of_finite_width_are_refused_by_the_limit():
         FullPath(si.ShapedTransformer(**TRUTH).limit(), statistics())
 
 
-@pytest.mark.slow
-def test_drawn_transitions_start_where_those_of_the_data_do():
-    data = xr.concat([sampled(3), sampled(2, width=64)], "network", combine_attrs="override")
-    mixed, layer = observed_path(data), si.ShapedTransformer(**TRUTH)
-    drawn = _one_layer(mixed, layer, FEWEST)
-    assert drawn is not None
-    assert len(drawn) == FEWEST
-    chosen = np.resize(np.arange(len(mixed)), FEWEST)
-    np.testing.assert_array_equal(drawn.starts(slice(None)), mixed.starts(chosen))
-    np.testing.assert_array_equal(drawn.width, mixed.width[mixed.network[chosen]])
-    # At width n an increment has a variance of order 1/n: relative to it, both widths move alike.
-    moved = (np.diff(drawn.covariance, axis=1)[:, 0] * np.sqrt(drawn.width)[:, None, None]) ** 2
-    ratio = np.mean(moved[drawn.width == 32]) / np.mean(moved[drawn.width == 64])
-    assert 0.5 < ratio < 2
-    assert _one_layer(mixed, si.ShapedAttention(0.5, 1.0, heads=8), FEWEST) is None
+def test_the_scatter_is_that_of_many_networks():
+    """J by layers drawn at the mode, against the scores of independent networks with one start."""
+    one, many = observed_path(sampled(1, depth=1)), observed_path(sampled(40_000, depth=1, seed=4))
+    scores = np.concatenate([here.score for here in innovations(many, law_of(None))])
+    (expected, error), (found, its_error) = map(
+        mean_and_error, (scores**2, np.diagonal(scatters_of(one)[1], axis1=1, axis2=2))
+    )
+    assert_estimate(found, expected, np.hypot(error, its_error))
 
 
-def test_the_scatter_of_few_transitions_is_that_of_many():
-    """Drawn at the mode of few data, it does not depend on where those happened to go."""
-    few, many = observed_path(sampled(40, depth=1, seed=3)), observed_path(sampled(40_000, depth=1, seed=4))
-    law = law_of(statistics())
-    drawn = _one_layer(few, si.ShapedTransformer(**TRUTH), FEWEST)
-    squares = []
-    for path in (drawn, many):
-        scores = np.concatenate([here.score for here in innovations(path, law)])
-        squares.append((scores - scores.mean(axis=0)) ** 2)
-        np.testing.assert_allclose(np.diag(_score(path, law, TRUTH["tau0"])[1]), squares[-1].sum(axis=0), rtol=1e-8)
-    (one, its_error), (other, error) = map(mean_and_error, squares)
-    assert_estimate(one, other, np.hypot(its_error, error))
+@pytest.mark.parametrize("exchanged", ["networks", "tokens"])
+def test_the_adjustment_does_not_depend_on_the_order(exchanged):
+    """Of networks, and of tokens with different norms: with equal ones the spectral coordinates are not unique."""
+    norms = np.sqrt([0.7, 1.0, 1.5])
+    V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.0) * np.outer(norms, norms)
+    layer = si.ShapedTransformer(**TRUTH)
+    data = si.sample_networks(layer, V0, width=32, depth=4, networks=12, key=jr.key(7))
+    order = [2, 0, 1]
+    other = data.isel(network=np.random.default_rng(1).permutation(12))
+    if exchanged == "tokens":
+        other = data.isel(token_a=order, token_b=order)
+    one, two = (
+        sandwich(observed_path(each), TRANSFORMER, np.asarray(U), priors=np.eye(4), times=1.0) for each in (data, other)
+    )
+    assert float(one.error) < 0.05
+    np.testing.assert_allclose(two.dispersion, one.dispersion, rtol=1e-8)
+    np.testing.assert_allclose(two.matrix, one.matrix, rtol=1e-7, atol=1e-8)

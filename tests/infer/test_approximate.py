@@ -23,7 +23,7 @@ from sdeinfer.observation import covariance_dataset
 
 METHODS = ["laplace", "svi"]
 DRAWS = 4000
-NAMELESS = covariance_dataset(np.ones((2, 3, 1, 1)), width=64)
+NAMELESS = covariance_dataset(np.arange(1.0, 7.0).reshape(2, 3, 1, 1), width=64)
 """Covariances, at which the programs below do not look."""
 
 X = np.array([-2.0, -1.0, 0.5, 1.0, 3.0])

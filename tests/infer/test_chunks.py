@@ -12,7 +12,9 @@ import pytest
 from conftest import WARMUP
 
 import sdeinfer as si
-from sdeinfer.infer import in_range
+from sdeinfer._map_reduce import passes_by
+from sdeinfer._parts import Parts, Unfinished
+from sdeinfer.infer import in_range, prepare_in_parts
 from sdeinfer.infer._survey import survey
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, any_transitions, chunked_path, path_layout, path_statistics, used_of
@@ -166,3 +168,21 @@ def test_workers_change_no_bit(chunks, monkeypatch):
             assert (pids[0] in client.run(os.getpid).values()) is not killed
         for name, draws in expected.data_vars.items():
             np.testing.assert_array_equal(draws, found[name])
+
+
+def test_parts_of_other_data_are_refused(store, networks, tmp_path):
+    """Networks of equal shape, whose parts would otherwise be summed with those of the first."""
+    other = si.sample_networks(
+        si.ShapedTransformer(0.6, 1.0, 1.0, -3.0),
+        networks["covariance"].values[0, 0],
+        width=96,
+        depth=10,
+        networks=24,
+        key=jr.key(2),
+    )
+    other["covariance"].encoding = {"chunks": (3, *networks["covariance"].shape[1:])}
+    write(other, tmp_path / "other.zarr")
+    for part, path in ((1, store), (2, tmp_path / "other.zarr")):
+        refusal = pytest.raises(Unfinished) if part == 1 else pytest.raises(si.InputError, match="parts of other data")
+        with refusal, passes_by(Parts(tmp_path / "parts", part, 2).results):
+            prepare_in_parts(FULL_PATH, open_in_chunks(path), architecture=None, prior=None, largest_logit=0.6)

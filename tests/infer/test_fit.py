@@ -1,4 +1,5 @@
 import dataclasses
+import warnings
 
 import arviz_stats
 import jax
@@ -34,6 +35,7 @@ def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
         "prior_predictive",
         "sample_stats",
         "log_likelihood",
+        "adjusted_log_likelihood",
         "log_prior",
         "layers",
         "observed_data",
@@ -42,6 +44,7 @@ def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
     names = {"gamma", "tau0", "c_gap", "c_mean", "c_plus", "c_minus"}
     assert set(fitted["posterior"].data_vars) == set(fitted["prior"].data_vars) == names
     assert fitted["log_likelihood"]["covariance"].dims == ("chain", "draw", "network")
+    assert fitted["log_likelihood"].sizes == fitted["adjusted_log_likelihood"].sizes
     assert fitted["log_likelihood"].sizes["network"] == networks.sizes["network"]
     assert fitted.attrs["architecture"] == "transformer"
     assert fitted.attrs["truth_gamma"] == 0.6
@@ -52,7 +55,12 @@ def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
 
 
 def test_leave_one_network_out_and_power_scaling_work(fitted):
-    assert np.isfinite(arviz_stats.loo(fitted).elpd)
+    # The weights are those of the likelihood that was sampled, the densities those of the data.
+    adjusted = fitted.assign({"log_likelihood": fitted["adjusted_log_likelihood"]})
+    log_weights, pareto_k = adjusted["log_likelihood"]["covariance"].azstats.psislw(dim=["chain", "draw"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
+        assert np.isfinite(arviz_stats.loo(fitted, log_weights=log_weights, pareto_k=pareto_k).elpd)
     assert np.isfinite(arviz_stats.psense(fitted)["gamma"].values).all()
 
 
@@ -60,9 +68,11 @@ def test_log_likelihood_and_prior_are_those_of_the_draws(fitted, networks):
     path = prepared_as_in(fitted, networks)
     draw = fitted["posterior"].to_dataset().isel(chain=1, draw=7)
     drawn = {name: draw[name].item() for name in ("gamma", "tau0", "c_plus", "c_minus")}
-    layer = path.adjustment(si.ShapedTransformer(**drawn))
-    expected = log_prob(layer, path, "finite-width")
-    np.testing.assert_allclose(fitted["log_likelihood"]["covariance"].isel(chain=1, draw=7), expected, rtol=1e-10)
+    of_data = path.adjustment.of_densities()
+    for adjustment, group in ((of_data, "log_likelihood"), (path.adjustment, "adjusted_log_likelihood")):
+        layer, prepared = adjustment(si.ShapedTransformer(**drawn)), path.with_adjustment(adjustment)
+        expected = log_prob(layer, prepared, "finite-width")
+        np.testing.assert_allclose(fitted[group]["covariance"].isel(chain=1, draw=7), expected, rtol=1e-10)
     tau0 = draw["tau0"].item()
     log_normal = -np.log(tau0) - np.log(tau0) ** 2 / 2 - np.log(2 * np.pi) / 2
     np.testing.assert_allclose(fitted["log_prior"]["tau0"].isel(chain=1, draw=7), log_normal, rtol=1e-10)
@@ -132,7 +142,7 @@ def test_predictions_start_at_the_observed_covariances_of_networks_of_any_width(
 
 
 def test_data_that_cannot_identify_tau0_are_refused():
-    data = covariance_dataset(np.ones((2, 3, 1, 1)), width=64)
+    data = covariance_dataset(np.arange(1.0, 7.0).reshape(2, 3, 1, 1), width=64)
     with pytest.raises(ValueError, match="tau0, which one token cannot identify"):
         si.fit(si.models.full_path, data, architecture="transformer", key=jr.key(0))
 

@@ -13,9 +13,12 @@ from budget import assert_estimate, assert_mean, mean_and_error
 from conftest import random_covariance
 from pattern_references import covariance
 from references import assert_agrees
+from scipy.special import ndtri
+from scipy.stats import qmc
 
 from sdeinfer.covariance import CAUSAL, EVERY_TOKEN, Pattern, spectrum, unvech, vech
 from sdeinfer.layers import VARIANCE_FEATURES, attention_drift, relu_drift
+from sdeinfer.layers._absolute_moments import LARGEST_ERROR
 from sdeinfer.layers._next_order import attention_drift_next, attention_noise_next, frame, relu_drift_along, relu_noise
 from sdeinfer.layers._pattern_order import (
     attention_noise_tensor,
@@ -131,13 +134,17 @@ def test_relu_noise_is_a_sum_over_tokens(name):
     # h_a h_b |h_c||h_d| with the two absolute values in one W, or one in each.
     same, each = (np.einsum(f"{order}->abcd", mixed) for order in ("abcd", "acbd"))
     normal, pairs = along(W, pattern_references.isserlis(V)), 2 * along(W, same) + 4 * along(W, each)
-    q = 0.3
-    mean = np.einsum("qab,ab->q", W, V + 4 * q * relu)
-    four = along(W, pattern_references.all_absolute(V, absolute))
-    expected = (1 - q) ** 2 * normal + q * (1 - q) * pairs + q**2 * four - mean**2
-    found = 1 + q * features[FEATURES["relu_hidden"]] + q**2 * features[FEATURES["relu_hidden_square"]]
-    assert_agrees(found, expected)
+    drift = 4 * np.einsum("qab,ab->q", W, relu)
+    size = np.einsum("qab,ab->q", W, V)
+    assert_agrees(features[FEATURES["relu_hidden"]], pairs - 2 * normal - 2 * size * drift)
     assert_agrees(features[FEATURES["relu_tokens"]], 4 * along(W, each))
+    # Four absolute values have no closed form; the quadrature is good to a quarter of 1 plus the moment.
+    h = np.linalg.cholesky(V) @ ndtri(qmc.Sobol(len(V), rng=np.random.default_rng(1)).random(2**16)).T
+    squares = np.stack([(np.einsum("an,qab,bn->qn", x, W, x)) for x in (np.abs(h), h)])
+    moment = ((squares[0] - squares[1]) ** 2).mean(axis=1)
+    four = (squares[0] ** 2).mean(axis=1)
+    error = features[FEATURES["relu_hidden_square"]] - (normal - pairs + four - drift**2)
+    assert (np.abs(error) <= LARGEST_ERROR * (1 + moment)).all()
 
 
 def test_relu_noise_is_that_of_sampled_units(key):

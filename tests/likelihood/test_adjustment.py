@@ -43,8 +43,10 @@ def test_unconstrained_values_are_those_of_numpyro():
 def test_an_adjustment_leaves_its_centre_and_the_identity_leaves_all(name):
     u = jnp.asarray(Architecture(name).coordinates.unconstrained(of(name)))
     rng = np.random.default_rng(0)
-    centred = Adjustment(jnp.ones(()), jnp.zeros(()), u, jnp.asarray(rng.normal(size=(len(u), len(u)))), 0 * u)
-    nothing = Adjustment(jnp.ones(()), jnp.zeros(()), u + 1, jnp.eye(len(u)), 0 * u)
+    centred = Adjustment(
+        jnp.ones(()), jnp.zeros(()), u, jnp.asarray(rng.normal(size=(len(u), len(u)))), 0 * u, jnp.zeros(())
+    )
+    nothing = Adjustment(jnp.ones(()), jnp.zeros(()), u + 1, jnp.eye(len(u)), 0 * u, jnp.zeros(()))
     for adjustment in (centred, nothing):
         for parameter, value in adjusted(adjustment, of(name), name).items():
             np.testing.assert_allclose(value, of(name)[parameter], rtol=1e-12)
@@ -54,14 +56,14 @@ def test_an_adjustment_is_affine():
     matrix = np.random.default_rng(1).normal(size=(4, 4)) / 4
     centre = jnp.array([0.1, -0.2, 0.3, 0.4])
     shift = jnp.array([0.05, 0.1, -0.1, 0.2])
-    moved = Adjustment(jnp.ones(()), jnp.zeros(()), centre, jnp.asarray(matrix), shift)
+    moved = Adjustment(jnp.ones(()), jnp.zeros(()), centre, jnp.asarray(matrix), shift, jnp.zeros(()))
     expected = centre + matrix @ (COORDINATES.unconstrained(PARAMETERS) - centre - shift)
     np.testing.assert_allclose(COORDINATES.unconstrained(adjusted(moved, PARAMETERS)), expected, rtol=1e-10)
 
 
 def test_below_the_least_tau0_nothing_changes_any_more():
     u = jnp.asarray(COORDINATES.unconstrained(PARAMETERS))
-    adjustment = Adjustment(jnp.ones(()), jnp.asarray(0.5), u, jnp.eye(4), jnp.zeros(4))
+    adjustment = Adjustment(jnp.ones(()), jnp.asarray(0.5), u, jnp.eye(4), jnp.zeros(4), jnp.zeros(()))
     found = [float(adjusted(adjustment, PARAMETERS | {"tau0": tau0})["tau0"]) for tau0 in (1e-3, 0.1, 0.5, 0.75, 2.0)]
     np.testing.assert_allclose(found, [0.5, 0.5, 0.5 * 2 ** (1 / 8), 0.75, 2.0], rtol=6e-3)
     assert found == sorted(found)

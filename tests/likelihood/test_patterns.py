@@ -139,7 +139,7 @@ def test_models_that_know_no_mask_are_refused(model, key):
 
 
 def test_many_tokens_are_refused_with_a_pattern_only():
-    data = covariance_dataset(np.broadcast_to(np.eye(25), (1, 2, 25, 25)), width=100)
+    data = covariance_dataset(np.stack([np.eye(25), 2 * np.eye(25)])[None], width=100)
     kind = si.Architecture("attention", pattern=si.CAUSAL)
     with pytest.raises(ValueError, match="tokens: 25 tokens have 325 covariances, .* take at most 24, by si.take"):
         require_complete(kind, data)

@@ -197,7 +197,7 @@ def test_statistics_lose_nothing_for_nearly_coincident_tokens(layer, decades):
 @pytest.mark.parametrize("law", LAWS)
 def test_networks_of_one_width_pool(law):
     layer = LAYERS["transformer"]()
-    path = path_of(np.concatenate([common_path(3), common_path(3)[:2]]), width=[40, 15, 40, 300, 15])
+    path = path_of(np.concatenate([common_path(3), common_path(3)[:2, ::-1]]), width=[40, 15, 40, 300, 15])
     statistics = path_statistics(path)
     each = log_prob(layer, statistics, law)
     # Three widths in four places: few numbers of widths are compiled for, and the last has no networks.

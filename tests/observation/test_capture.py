@@ -268,7 +268,7 @@ def test_a_batch_of_torch_is_prompts(torch, torch_network):
     X = torch[0].randn(2, TOKENS, WIDTH)
     data = si.observe.torch(lambda seed: torch_network(), X, layers=lambda model: model.blocks, networks=2, seed=0)
     assert dict(data.sizes) == {"network": 2, "layer": DEPTH + 1, "token_a": 2 * TOKENS, "token_b": 2 * TOKENS}
-    assert data.attrs == {"prompts": f"{TOKENS},{TOKENS}"}
+    assert data.attrs == {"prompts": f"{TOKENS},{TOKENS}", "tokens": 2 * TOKENS}
 
 
 @pytest.mark.parametrize(

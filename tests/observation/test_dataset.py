@@ -30,9 +30,11 @@ def test_half_precision_is_not_multiplied_in_half_precision():
     np.testing.assert_allclose(half["covariance"], si.observe(X)["covariance"], atol=5e-3)
 
 
-def test_another_width_may_be_given():
+def test_a_width_that_is_not_the_number_of_features_is_refused():
     X = jr.normal(jr.key(0), (1, 2, 3, 16))
-    np.testing.assert_allclose(si.observe(X, width=32)["covariance"] * 2, si.observe(X)["covariance"], rtol=1e-12)
+    xr.testing.assert_identical(si.observe(X, width=16), si.observe(X))
+    with pytest.raises(si.InputError, match="width: the hidden states have 16 features at .*, got width 32"):
+        si.observe(X, width=32)
 
 
 def test_hidden_states_of_another_shape_are_refused():

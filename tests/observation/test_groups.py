@@ -40,6 +40,6 @@ def test_layers_that_cannot_be_shared_are_refused(networks):
         with pytest.raises(si.InputError, match=f"at least 2 and divide the 10 transitions, got {blocks}"):
             blocks_of_layers(networks, blocks)
     V = np.asarray(si.equicorrelated(tokens=2, correlation=0.1, norm=1.0))
-    uneven = covariance_dataset(np.broadcast_to(V, (1, 5, 2, 2)), width=64, layers=[0, 1, 2, 4, 8])
+    uneven = covariance_dataset(np.arange(1, 6)[:, None, None] * V[None, None], width=64, layers=[0, 1, 2, 4, 8])
     with pytest.raises(si.InputError, match="layer: blocks of layers need the same layers of every block"):
         blocks_of_layers(uneven, 2)

@@ -63,24 +63,28 @@ def test_every_type_is_accumulated_in_single_precision_at_least(X, dtype, throug
 
 
 def test_an_observer_takes_one_layer_at_a_time(X):
-    observer = si.Observer(width=16)
+    observer = si.Observer(width=8)
     for state in layers_of(X):
         observer.add(state)
-    xr.testing.assert_identical(observer.dataset(), si.observe(X, width=16))
+    xr.testing.assert_identical(observer.dataset(), si.observe(X))
 
 
 def test_prompts_of_a_network_have_one_covariance(X):
     prompts = X.reshape(1, 3, 4, 2, 8).swapaxes(1, 2)
     data = si.observe(prompts)
     tokens = prompts.reshape(1, 4, 6, 8)
-    assert data.attrs == {"prompts": "2,2,2"}
+    assert data.attrs == {"prompts": "2,2,2", "tokens": 6}
     np.testing.assert_allclose(data["covariance"], tokens @ tokens.swapaxes(-1, -2) / 8, rtol=1e-12)
     xr.testing.assert_identical(si.observe(layers_of(prompts)), data)
     xr.testing.assert_identical(si.observe(tokens, pattern=si.Pattern(prompts=(2, 2, 2))), data)
     xr.testing.assert_allclose(si.observe(prompts, prompts=1), si.observe(X[1:2]))
-    assert si.observe(prompts, prompts=[1]).attrs == {}
-    assert si.observe(prompts, prompts=[0, 2], pattern=si.CAUSAL, tokens=[0]).attrs == {"causal": 1.0, "prompts": "1,1"}
-    assert si.observe(prompts, tokens=[0]).attrs == {"incomplete": 1.0}
+    assert si.observe(prompts, prompts=[1]).attrs == {"tokens": 2}
+    assert si.observe(prompts, prompts=[0, 2], pattern=si.CAUSAL, tokens=[0]).attrs == {
+        "causal": 1.0,
+        "prompts": "1,1",
+        "tokens": 2,
+    }
+    assert si.observe(prompts, tokens=[0]).attrs == {"incomplete": 1.0, "tokens": 3}
 
 
 def test_what_is_wrong_with_prompts(X):
@@ -106,7 +110,7 @@ def test_prompts_and_tokens_are_taken_from_covariances(X):
     xr.testing.assert_allclose(si.take(data, prompts=[2, 0], tokens=1), part)
     assert si.take(data, prompts=[2, 0], tokens=1).attrs == part.attrs
     left_out = si.take(si.observe(prompts), tokens=1)
-    assert left_out.attrs == {"incomplete": 1.0}
+    assert left_out.attrs == {"incomplete": 1.0, "tokens": 3}
     with pytest.raises(si.InputError, match="tokens: attention attends to tokens that were left out"):
         si.prepare(si.models.full_path, left_out, architecture="attention")
     for options, message in (({"prompts": [3]}, "prompts: some of 0 to 2 are needed"), ({"tokens": 0}, "tokens: at")):

@@ -81,8 +81,8 @@ def test_half_precision_in_files(X, tmp_path):
 
 def test_layers_have_their_numbers(X, tmp_path):
     as_data(X).assign_coords(layer=4 * np.arange(12)).to_netcdf(tmp_path / "X.nc", engine="h5netcdf")
-    (data,) = observe_file(tmp_path / "X.nc", width=16)
-    xr.testing.assert_identical(data, si.observe(X, 16, layers=4 * np.arange(12)))
+    (data,) = observe_file(tmp_path / "X.nc", width=8)
+    xr.testing.assert_identical(data, si.observe(X, layers=4 * np.arange(12)))
 
 
 def test_prompts_are_chosen(X, tmp_path):

@@ -1,0 +1,144 @@
+"""One question by many roads: the posterior of some networks, and the verdict on it."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import xarray as xr
+from budget import assert_same_posterior, assert_within
+from conftest import WARMUP
+from numpyro.infer import MCMC
+from numpyro.infer import NUTS as NumPyroNUTS
+from typer.testing import CliRunner
+
+import sdeinfer as si
+from sdeinfer.cli import app
+from sdeinfer.observation import open_in_chunks, read_posterior, write
+
+FULL_PATH = si.models.full_path
+SHORT = {"chains": 2, "draws": 400, "warmup": WARMUP, "predictions": 20}
+
+
+def draws_of(post: xr.DataTree) -> dict[str, np.ndarray]:
+    """Logit γ and log τ0, in which the posterior is nearly normal."""
+    gamma, tau0 = (np.asarray(post["posterior"][name], np.float64) for name in ("gamma", "tau0"))
+    return {"gamma": np.log(gamma / (1 - gamma)), "tau0": np.log(tau0)}
+
+
+def of_fit(data: xr.Dataset, **options) -> dict[str, np.ndarray]:
+    return draws_of(si.fit(FULL_PATH, data, **SHORT, key=jr.key(11), **options))
+
+
+def by_prepare(networks, _):
+    kernel, each = NumPyroNUTS(FULL_PATH, dense_mass=True), {"num_warmup": WARMUP, "num_samples": 400}
+    sampler = MCMC(kernel, **each, num_chains=2, chain_method="sequential", progress_bar=False)
+    sampler.run(jr.key(12), si.prepare(FULL_PATH, networks))
+    groups = {name: (("chain", "draw"), value) for name, value in sampler.get_samples(group_by_chain=True).items()}
+    return draws_of(xr.DataTree.from_dict({"posterior": xr.Dataset(groups)}))
+
+
+def by_command_line(networks, folder):
+    si.write(networks, folder / "data.nc")
+    flags = ["--chains", 2, "--draws", 400, "--warmup", WARMUP, "--out", folder / "post.nc"]
+    result = CliRunner().invoke(app, [str(word) for word in ("fit", folder / "data.nc", *flags)])
+    assert result.exit_code == 0, result.output
+    return draws_of(read_posterior(folder / "post.nc"))
+
+
+def in_chunks(networks, folder):
+    part = networks.copy()
+    part["covariance"].encoding = {"chunks": (6, *networks["covariance"].shape[1:])}
+    write(part, folder / "data.zarr")
+    return of_fit(open_in_chunks(folder / "data.zarr"))
+
+
+def in_another_order_of_networks(networks, _):
+    return of_fit(networks.isel(network=np.random.default_rng(0).permutation(24)))
+
+
+def in_another_order_of_tokens(networks, _):
+    return of_fit(networks.isel(token_a=[2, 0, 1], token_b=[2, 0, 1]))
+
+
+def in_single_precision(networks, _):
+    with jax.enable_x64(False):  # noqa: FBT003
+        return of_fit(networks.assign(covariance=networks["covariance"].astype(np.float32)))
+
+
+ROADS = (
+    by_prepare,
+    by_command_line,
+    in_chunks,
+    in_another_order_of_networks,
+    in_another_order_of_tokens,
+    in_single_precision,
+)
+
+
+@pytest.mark.parametrize("road", ROADS, ids=lambda road: road.__name__)
+def test_the_posterior_is_the_same(road, fitted, networks, tmp_path):
+    expected = draws_of(fitted)
+    for name, found in road(networks, tmp_path).items():
+        assert_same_posterior(found, expected[name])
+
+
+@pytest.mark.parametrize("road", ["data", "permuted data", "file"])
+def test_the_verdict_is_the_same(road, fitted, networks, tmp_path):
+    expected = si.check(fitted)
+    if road == "file":
+        si.write(fitted, tmp_path / "post.nc")
+        found = si.check(read_posterior(tmp_path / "post.nc"))
+    else:
+        order = np.arange(24)[:: -1 if road == "permuted data" else 1]
+        found = si.check(fitted, networks.isel(network=order))
+    assert str(found) == str(expected)
+    np.testing.assert_allclose(found.to_frame()["value"], expected.to_frame()["value"], rtol=1e-12)
+
+
+def test_the_verdict_is_on_the_transitions_that_were_fitted():
+    """Many are out of range; they are no more judged with `data` than without."""
+    V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.4)
+    layer, sizes = si.ShapedTransformer(0.6, 0.35, 1.0, -3.0), {"width": 96, "depth": 10, "networks": 24}
+    data = si.sample_networks(layer, V0, **sizes, key=jr.key(1))
+    post = si.fit(FULL_PATH, data, **SHORT, key=jr.key(2))
+    assert 0.1 < post.attrs["left_out"] < 0.9
+    assert str(si.check(post, data)) == str(si.check(post))
+
+
+OTHERS = {
+    "V doubled": (lambda data: data.assign(covariance=2 * data["covariance"]), "network 0 differs at layer 0"),
+    "fewer networks": (lambda data: data.isel(network=slice(8)), "8 networks, where 24 were fitted"),
+    "fewer layers": (lambda data: data.isel(layer=slice(5)), "other layers"),
+    "another width": (lambda data: data.assign_coords(width=("network", np.full(24, 128))), "other widths"),
+    "other tokens": (lambda data: data.isel(token_a=[1, 0, 2], token_b=[1, 0, 2]), "network 0 differs at layer 1"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_data_are_refused(name, fitted, networks):
+    change, message = OTHERS[name]
+    with pytest.raises(si.InputError, match=f"data: not the data that were fitted: {message}"):
+        si.check(fitted, change(networks))
+
+
+def test_architectures_are_ranked_by_arvizs_group_as_by_compare(fitted, networks):
+    """The group `log_likelihood` holds densities of the data; those of two fits can be compared."""
+    kinds = ["transformer", "attention"]
+    other = si.fit(FULL_PATH, networks, architecture="attention", **SHORT, key=jr.key(3))
+    table = si.compare(FULL_PATH, networks, architectures=kinds, draws=400, warmup=WARMUP, key=jr.key(4))
+    assert list(table.index) == kinds
+    np.testing.assert_array_equal(*(post["constant_data"]["used"].values for post in (fitted, other)))
+    # Means over the draws, which need no importance weights.
+    mean = [post["log_likelihood"]["covariance"].mean(("chain", "draw")) for post in (fitted, other)]
+    difference = float((mean[0] - mean[1]).sum())
+    assert difference > 0
+    assert_within((difference - abs(table.loc["attention", "elpd_diff"])) / table.loc["attention", "dse"])
+
+
+def test_double_precision_where_single_does_not_resolve_the_sums(networks, monkeypatch):
+    monkeypatch.setattr("sdeinfer.infer._precision.SINGLE", 1000)
+    with jax.enable_x64(False):  # noqa: FBT003
+        post = si.fit(FULL_PATH, networks, **(SHORT | {"draws": 20}), key=jr.key(1))
+        assert post["posterior"]["gamma"].dtype == np.float64
+        assert jnp.ones(1).dtype == np.float32

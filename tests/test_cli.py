@@ -86,7 +86,6 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
     assert read_posterior(folder / "out" / "posterior.nc").attrs["seed"] == 3
 
 
-@pytest.mark.slow
 def test_compare_ranks_architectures_and_writes_a_table(tmp_path):
     run("observe", *SMALL_NETWORKS, "--architecture", "feedforward", "--out", tmp_path / "data.nc")
     options = ["--architecture", "mlp", "--architecture", "feedforward", *SMALL_FIT, "--out", tmp_path / "table.csv"]
@@ -97,6 +96,15 @@ def test_compare_ranks_architectures_and_writes_a_table(tmp_path):
     assert {row.split(",")[0] for row in rows[1:]} == {"mlp", "feedforward"}
     refused(run("compare", tmp_path / "data.nc", "--architecture", "mlp", "--out", tmp_path / "b.csv"), "architectures")
     assert files(tmp_path) == ["data.nc", "table.csv"]
+
+
+def test_design_prints_tokens_and_a_number_of_networks():
+    sizes = ("--tokens", 3, "--width", 128, "--gamma", 0.5)  # of `test_design`
+    result = run("design", *sizes)
+    assert result.exit_code == 0, result.output
+    assert re.match(r"\d+ networks of width 128 and depth 16, all layers observed", result.stdout)
+    assert re.search(r"^tau0 +0\.0[45]", result.stdout, re.MULTILINE)
+    refused(run("design", *sizes, "--parameter", "beta"), "parameter", "beta")
 
 
 def test_single_steps_give_what_calibrate_gives(tmp_path, calibrated):

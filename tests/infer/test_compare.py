@@ -32,7 +32,7 @@ def networks(name: str, count: int, depth: int) -> xr.Dataset:
 @pytest.fixture(scope="module")
 def feedforward():
     """Networks of feed-forward layers, and the table of them."""
-    data = networks("feedforward", 24, 8)
+    data = networks("feedforward", 24, 10)
     return data, si.compare(si.models.full_path, data, architectures=KINDS, **SIZES, key=jr.key(0))
 
 

@@ -170,6 +170,14 @@ def test_the_range_counts_what_the_spread_may_grow_to():
     assert scale[used].max() < 0.3 * found["pilot_tau0"]
 
 
+def test_the_last_layer_alone_is_a_thinned_path(data):
+    found = si.prepare(si.models.terminal, data, architecture=FEEDFORWARD)
+    expected = si.prepare(si.models.thinned_path, data.isel(layer=[0, -1]), architecture=FEEDFORWARD)
+    assert len(found) == 16
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_bridges_of_a_path_know_their_networks_and_widths(data):
     wide = data.assign_coords(width=("network", np.r_[[64] * 8, [128] * 8]))
     bridges = bridges_of(any_transitions(wide.isel(layer=[0, 3, 4, 9])))

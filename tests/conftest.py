@@ -317,3 +317,19 @@ def networks():
 def fitted(networks):
     """A short fit of them."""
     return si.fit(si.models.full_path, networks, chains=2, draws=400, warmup=WARMUP, predictions=20, key=jr.key(3))
+
+
+@pytest.fixture(scope="session")
+def tuned():
+    """A feed-forward layer tuned for a constraint of each kind, of which the first is active."""
+    of = si.criteria
+    constraints = [
+        of.probability(of.NormFactor(), below=2) >= 0.95,
+        of.probability(of.LogNorm(1), above=0.5) <= 0.3,
+        of.quantile(of.LogNorm(1), 0.9) <= 30,
+        of.spread(of.LogNorm(1)) <= 5,
+        of.expectation(of.NormFactor()) <= 300,
+    ]
+    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
+    sizes = {"width": 64, "depth": 32, "paths": 256, "step": 0.1, "key": jr.key(0)}
+    return si.tune("feedforward", V0, maximise="gamma", subject_to=constraints, fixed={"c_gap": 1.0}, **sizes)

@@ -37,6 +37,11 @@ LONGEST = ("test_notebooks", "test_latent", "test_cli", "test_readme", "tests/in
 """Where the tests that take longest are; the sort keeps the order of all others."""
 
 LONG_CASES = (
+    "test_gradients.py::test_tangents_are_differences_of_networks[mlp]",
+    "test_stopped.py::test_observed_paths_stop_when_and_why_simulated_ones_do[mlp-float32]",
+    "test_laws.py::test_one_step_of_the_solver_for_each_layer[4.0-0.2-4e-09]",
+    "test_modes.py::test_the_continuum_keeps_its_mass_and_is_the_limit_of_tokens[False]",
+    "test_flow.py::test_energy_rises[0.5-True]",
     "test_innovations.py::test_what_breaks_the_law_is_named[switches0-growth-64]",
     "test_innovations.py::test_what_breaks_the_law_is_named[switches3-growth-24]",
     "test_bridge.py::test_gradients_are_finite_and_right[start0]",

@@ -107,7 +107,7 @@ def test_sufficient_statistics_are_a_compression_of_it(pattern):
 @pytest.mark.parametrize(
     ("law", "name"),
     [
-        ("limit", "transformer"),
+        pytest.param("limit", "transformer", marks=pytest.mark.long),
         ("finite-width", "transformer"),
         *(pytest.param("finite-width", name, marks=pytest.mark.long) for name in PATTERNS),
     ],
@@ -129,7 +129,7 @@ def test_derivatives_in_the_covariances_are_those_of_differences(law, name):
 def test_equal_correlations_have_no_derivative():
     V0 = np.asarray(si.equicorrelated(tokens=3, correlation=0.2))
     V = np.stack([np.stack([V0, *path[1:]]) for path in paths()])
-    path = transitions_of(data_of(V), Assumptions(law="limit"))
+    path = transitions_of(data_of(V))
     slope = slope_of(TRANSFORMER, path, path.observed)
     assert np.isnan(slope[:, 0]).any()
     assert np.isfinite(slope[:, 1:]).all()
@@ -139,7 +139,7 @@ def test_transitions_that_are_not_used_have_no_part():
     V, used = paths(), np.ones((3, 4), bool)
     used[0, 1], used[2, 2] = False, False
     V[0, 1], V[2, 2] = 1.0, 1.0  # singular
-    path = transitions_of(data_of(V).assign({USED: (("network", "layer"), used)}), Assumptions(law="limit"))
+    path = transitions_of(data_of(V).assign({USED: (("network", "layer"), used)}))
     slope = slope_of(TRANSFORMER, path, path.observed)
     assert np.isfinite(density(TRANSFORMER, path)).all()
     assert np.isfinite(slope).all()

@@ -37,6 +37,10 @@ LONGEST = ("test_notebooks", "test_latent", "test_cli", "test_readme", "tests/in
 """Where the tests that take longest are; the sort keeps the order of all others."""
 
 LONG_CASES = (
+    "test_plain.py::test_the_limit_is_the_dense_normal[attention]",
+    "test_plain.py::test_the_limit_is_the_dense_normal[feedforward]",
+    "test_plain.py::test_the_limit_is_the_dense_normal[mlp]",
+    "test_plain.py::test_a_layer_of_finite_width_is_the_dense_normal[feedforward]",
     "test_gradients.py::test_tangents_are_differences_of_networks[mlp]",
     "test_stopped.py::test_observed_paths_stop_when_and_why_simulated_ones_do[mlp-float32]",
     "test_laws.py::test_one_step_of_the_solver_for_each_layer[4.0-0.2-4e-09]",

@@ -185,7 +185,7 @@ def test_latent_layers_have_no_plain_likelihood():
 
 def test_draws_of_a_fit_have_the_density_of_compressed_data():
     data, model = a_few_networks(), si.models.full_path
-    sizes = {"law": "limit", "chains": 1, "draws": 10, "warmup": 20, "predictions": 2}
+    sizes = {"law": "limit", "chains": 1, "draws": 40, "warmup": 20, "predictions": 4}
     post = si.fit(model, data, compressed=False, **sizes, key=jr.key(1))
     sites = {name: post["posterior"][name].values for name in ("c_gap", "c_mean")}
     assumptions = Assumptions(si.Architecture("mlp"), "limit")

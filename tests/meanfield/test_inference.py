@@ -144,11 +144,12 @@ def test_a_fixed_parameter_and_a_prior(data):
     assert meanfield.check(post).passed
 
 
-def test_score_tests_are_uniform_inside_the_law(data):
-    """Over 200 sets of networks at the true parameters, all eight directions."""
+@pytest.mark.parametrize("sets", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_score_tests_are_uniform_inside_the_law(data, sets):
+    """Over sets of networks at the true parameters, all eight directions."""
     law = NoisyLayers(LAW, STEP, NOISE, meanfield.token_path(data))
     draw = jax.jit(law.sample)
-    p = np.stack([meanfield.misfits(law, draw(jr.fold_in(jr.key(5), i)))["p"] for i in range(200)])
+    p = np.stack([meanfield.misfits(law, draw(jr.fold_in(jr.key(5), i)))["p"] for i in range(sets)])
     for column in p.T:
         assert_distribution(column, stats.uniform.cdf)
 

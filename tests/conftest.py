@@ -37,23 +37,23 @@ LONGEST = ("test_notebooks", "test_latent", "test_cli", "test_readme", "tests/in
 """Where the tests that take longest are; the sort keeps the order of all others."""
 
 LONG_CASES = (
+    "test_plain.py::test_the_limit_is_the_dense_normal[attention]",
+    "test_plain.py::test_the_limit_is_the_dense_normal[feedforward]",
+    "test_plain.py::test_the_limit_is_the_dense_normal[mlp]",
+    "test_plain.py::test_a_layer_of_finite_width_is_the_dense_normal[feedforward]",
+    "test_gradients.py::test_tangents_are_differences_of_networks[mlp]",
+    "test_stopped.py::test_observed_paths_stop_when_and_why_simulated_ones_do[mlp-float32]",
+    "test_laws.py::test_one_step_of_the_solver_for_each_layer[4.0-0.2-4e-09]",
+    "test_modes.py::test_the_continuum_keeps_its_mass_and_is_the_limit_of_tokens[False]",
+    "test_flow.py::test_energy_rises[0.5-True]",
     "test_innovations.py::test_what_breaks_the_law_is_named[switches0-growth-64]",
     "test_innovations.py::test_what_breaks_the_law_is_named[switches3-growth-24]",
     "test_bridge.py::test_gradients_are_finite_and_right[start0]",
     "test_bridge.py::test_one_layer_by_the_change_of_variables[4-8]",
-    "test_chain.py::test_chain_has_the_law_of_the_weights[causal transformer, H = 4]",
-    "test_plain.py::test_derivatives_in_the_covariances_are_those_of_differences[finite-width]",
-    "test_plain.py::test_the_packages_models_run_on_them[finite-width]",
-    "test_plain.py::test_one_layer_for_each_network_is_the_density_of_each[transformer]",
-    "test_fit.py::test_every_architecture_fits_its_own_networks[feedforward]",
-    "test_tangents.py::test_the_end_has_a_gradient[equal]",
-    "test_tangents.py::test_one_small_step_has_the_generators_mean_and_covariance[causal transformer]",
-    "test_tangents.py::test_the_tokens_have_the_law_of_the_step_without_tangents[causal transformer]",
     "test_eigen.py::test_decomposes_what_it_is_given[8-float64]",
     "test_gradients.py::test_gradients_are_products_with_the_jacobian[causal transformer]",
     "test_statistics.py::test_statistics_lose_nothing_wherever_the_prior_goes[transformer, 4 heads, W_O, r = 4]",
     "test_baselines.py::test_switches_are_gains_and_a_temperature_of_shaped_attention[{}]",
-    "test_hierarchical.py::test_the_likelihood_of_a_group_is_that_of_a_full_path[limit]",
     "test_stopped.py::test_paths_stop_for_every_reason_that_there_is[mlp-float32]",
     "test_stopped.py::test_paths_stop_for_every_reason_that_there_is[narrow attention-float32]",
     "test_widths.py::test_moments_of_one_layer_tend_to_the_limit[causal attention]",
@@ -62,19 +62,14 @@ LONG_CASES = (
     "test_splitting.py::test_paths_are_finite_covariances_at_any_step[equal-float32]",
     "test_splitting.py::test_paths_are_finite_covariances_at_any_step[singular-float32]",
     "test_simulate.py::test_gradient_is_the_central_difference_on_common_random_numbers[unequal-PSDEuler]",
-    "test_hierarchical.py::test_pooled_data_have_the_density_of_those_that_are_not[limit]",
     "test_gradients.py::test_gradients_are_products_with_the_jacobian[transformer]",
     "test_innovations.py::test_what_breaks_the_law_is_named[switches2-growth-24]",
     "test_plain.py::test_sufficient_statistics_are_a_compression_of_it[a causal mask]",
-    "test_tune.py::test_closed_forms[spread]",
-    "test_finite_width.py::test_moments_are_those_of_sampled_layers[feed-forward, r = 4]",
-    "test_finite_width.py::test_moments_are_those_of_sampled_layers[causal attention]",
     "test_chain.py::test_many_tokens_have_the_law_of_their_weights[mlp]",
     "test_chain.py::test_linear_layers_have_their_exact_moments[weights-heads]",
     "test_patterns.py::test_paths_stay_in_the_cone[full rank]",
     "test_eigen.py::test_equal_zero_and_nearly_equal_eigenvalues[8]",
     "test_widths.py::test_moments_of_one_layer_tend_to_the_limit[attention]",
-    "test_bridge.py::test_bridges_have_the_density_of_layers_that_know_nothing_of_the_end[transformer-2-4]",
     "test_stopped.py::test_paths_are_inside_until_they_stop_and_stay_as_they_were[mlp-float32]",
     "test_stopped.py::test_paths_are_inside_until_they_stop_and_stay_as_they_were[narrow attention-float32]",
     "test_statistics.py::test_statistics_lose_nothing_wherever_the_prior_goes[attention, 4 heads]",
@@ -331,3 +326,19 @@ def networks():
 def fitted(networks):
     """A short fit of them."""
     return si.fit(si.models.full_path, networks, chains=2, draws=400, warmup=WARMUP, predictions=20, key=jr.key(3))
+
+
+@pytest.fixture(scope="session")
+def tuned():
+    """A feed-forward layer tuned for a constraint of each kind, of which the first is active."""
+    of = si.criteria
+    constraints = [
+        of.probability(of.NormFactor(), below=2) >= 0.95,
+        of.probability(of.LogNorm(1), above=0.5) <= 0.3,
+        of.quantile(of.LogNorm(1), 0.9) <= 30,
+        of.spread(of.LogNorm(1)) <= 5,
+        of.expectation(of.NormFactor()) <= 300,
+    ]
+    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
+    sizes = {"width": 64, "depth": 32, "paths": 256, "step": 0.1, "key": jr.key(0)}
+    return si.tune("feedforward", V0, maximise="gamma", subject_to=constraints, fixed={"c_gap": 1.0}, **sizes)

@@ -155,7 +155,6 @@ def test_a_start_leaves_the_programs_used_last_and_removes_damaged_ones(home, mo
     assert list(folder.parent.iterdir()) == [folder]
 
 
-@pytest.mark.long
 def test_processes_share_programs_at_once_on_a_full_disk_and_after_damage(home):
     """A program on a full disk is cut off, and removed by the next process."""
     assert hits(started(size=100)) == 0

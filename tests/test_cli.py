@@ -86,7 +86,6 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
     assert read_posterior(folder / "out" / "posterior.nc").attrs["seed"] == 3
 
 
-@pytest.mark.slow
 def test_compare_ranks_architectures_and_writes_a_table(tmp_path):
     run("observe", *SMALL_NETWORKS, "--architecture", "feedforward", "--out", tmp_path / "data.nc")
     options = ["--architecture", "mlp", "--architecture", "feedforward", *SMALL_FIT, "--out", tmp_path / "table.csv"]
@@ -97,6 +96,15 @@ def test_compare_ranks_architectures_and_writes_a_table(tmp_path):
     assert {row.split(",")[0] for row in rows[1:]} == {"mlp", "feedforward"}
     refused(run("compare", tmp_path / "data.nc", "--architecture", "mlp", "--out", tmp_path / "b.csv"), "architectures")
     assert files(tmp_path) == ["data.nc", "table.csv"]
+
+
+def test_design_prints_tokens_and_a_number_of_networks():
+    sizes = ("--tokens", 3, "--width", 128, "--gamma", 0.5)  # of `test_design`
+    result = run("design", *sizes)
+    assert result.exit_code == 0, result.output
+    assert re.match(r"\d+ networks of width 128 and depth 16, all layers observed", result.stdout)
+    assert re.search(r"^tau0 +0\.0[45]", result.stdout, re.MULTILINE)
+    refused(run("design", *sizes, "--parameter", "beta"), "parameter", "beta")
 
 
 def test_single_steps_give_what_calibrate_gives(tmp_path, calibrated):
@@ -125,7 +133,6 @@ def test_calibrate_reads_a_file_that_xarray_alone_wrote(tmp_path, networks):
     assert "truth" not in (tmp_path / "out" / "summary.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.long
 def test_one_token_is_fitted_by_architectures_without_tau0(tmp_path):
     sizes = [*SMALL_NETWORKS, "--tokens", 1]
     ok = run("calibrate", *sizes, *SMALL_FIT, "--architecture", "feedforward", "--out", tmp_path / "ok")
@@ -241,7 +248,6 @@ def test_bad_data_leave_nothing_behind(broken_file, words, tmp_path):
 @pytest.mark.parametrize(
     ("observed", "model"), [pytest.param("4", "thinned_path", marks=pytest.mark.slow), ("outputs", "outputs")]
 )
-@pytest.mark.long
 def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monkeypatch):
     # Architecture, sizes and chunks of `test_latent`, whose sampler this is.
     monkeypatch.setattr("sdeinfer.infer._metropolis.CHUNK", 20)
@@ -435,7 +441,6 @@ def test_goals_out_of_reach_are_refused_with_the_nearest(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
 def test_prompts_and_masks_of_sampled_networks(tmp_path):
     sizes = ("--width", 32, "--depth", 2, "--networks", 3, "--tokens", 2)
     out = ("--out", tmp_path / "data.nc")

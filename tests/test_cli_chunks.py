@@ -66,10 +66,9 @@ def test_a_scheduler_observes_and_fits(tmp_path):
     xr.testing.assert_identical(*(fit.drop_attrs() for fit in fits))  # times of creation differ
 
 
-@pytest.mark.long
 def test_parts_of_a_job_array_give_the_fit(data, tmp_path, monkeypatch):
     monkeypatch.setattr("sdeinfer.observation._chunks.LEAST", 1)
-    flags = ["--folder", tmp_path / "parts", "--law", "both"]
+    flags = ["--folder", tmp_path / "parts"]
     fit = ["merge", data, *flags, *SMALL_FIT, "--out", tmp_path / "merged.nc"]
     refused(run(*fit), "no such folder")
     assert "lacks part 2 of 2" in run("reduce", data, "--part", "1/2", *flags).stdout
@@ -83,12 +82,11 @@ def test_parts_of_a_job_array_give_the_fit(data, tmp_path, monkeypatch):
     refused(run(*fit, "--largest-logit", "0.3"), "other data, settings")
     monkeypatch.setattr("sdeinfer.cli._calibrate.observed_in", _in_this_process)
     with dask.config.set(scheduler="synchronous"):
-        result = run("fit", data, "--law", "both", *SMALL_FIT, "--out", tmp_path / "fitted.nc")
+        result = run("fit", data, *SMALL_FIT, "--out", tmp_path / "fitted.nc")
         assert result.exit_code == 0, result.output
     merged, fitted = (read_posterior(tmp_path / name) for name in ("merged.nc", "fitted.nc"))
-    for group in ("posterior", "limit_posterior"):
-        for name, draws in fitted[group].data_vars.items():
-            np.testing.assert_array_equal(draws, merged[group][name])
+    for name, draws in fitted["posterior"].data_vars.items():
+        np.testing.assert_array_equal(draws, merged["posterior"][name])
 
 
 def test_errors(data, tmp_path):

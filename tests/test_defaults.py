@@ -32,7 +32,6 @@ def paths():
     return covariance_dataset(np.asarray(V), width=width)
 
 
-@pytest.mark.long
 def test_the_defaults_identify_every_parameter_that_the_limit_knows(paths):
     """Fisher information of the full path, in the logarithms of γ, τ0 and c₊ − c₋."""
     statistics = path_statistics(observed_path(paths))
@@ -50,7 +49,6 @@ def test_the_defaults_identify_every_parameter_that_the_limit_knows(paths):
     assert (relative < [0.01, 0.11, 0.11]).all()
 
 
-@pytest.mark.long
 def test_the_defaults_stay_inside_the_range_of_the_law(paths):
     logits = logit_scale(paths) / DEFAULT["tau0"]
     left_out = (logits > LARGEST_LOGIT).mean()

@@ -27,8 +27,7 @@ def results(name: str, devices: int, folder: Path) -> tuple[dict[str, np.ndarray
         return dict(arrays), json.loads(run.stdout)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["paths", "chain"])
+@pytest.mark.parametrize("name", [pytest.param("paths", marks=pytest.mark.long), "chain"])
 def test_paths_and_networks_are_the_same_bits_on_four_devices(name, tmp_path):
     one, alone = results(name, 1, tmp_path)
     four, together = results(name, 4, tmp_path)

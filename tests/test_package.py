@@ -126,7 +126,6 @@ def test_nothing_is_imported_before_it_is_used():
     )
 
 
-@pytest.mark.long  # imports in processes of their own
 def test_numpyro_is_whole_after_a_report_and_functions_are_not_replaced_by_packages():
     """In one process: most of the time goes into its imports."""
     in_new_process(
@@ -145,8 +144,7 @@ def test_numpyro_is_whole_after_a_report_and_functions_are_not_replaced_by_packa
     )
 
 
-@pytest.mark.long  # imports in processes of their own
-@pytest.mark.parametrize("name", ["NUTS", "check"])
+@pytest.mark.parametrize("name", ["NUTS", pytest.param("check", marks=pytest.mark.long)])
 def test_numpyro_is_whole_where_arviz_came_first(name):
     """ArviZ leaves a NumPyro that is loaded when a name of it is looked up: a subpackage imported then comes twice."""
     in_new_process(

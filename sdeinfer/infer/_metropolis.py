@@ -153,7 +153,7 @@ class LatentChains(eqx.Module):
         x = mean + START * sd * jr.normal(key_x, mean.shape)
         latent = draw_latent(self.model, self.prepared, key_latent)
         zero = jnp.zeros_like(mean)
-        step = jnp.log(2.4 / jnp.sqrt(len(mean)))
+        step = jnp.asarray(np.log(2.4 / np.sqrt(len(mean))), mean.dtype)  # of a weak type, the chunks compile twice
         proposal = Proposal(mean, jnp.diag(sd), step, jnp.zeros(()), zero, jnp.outer(zero, zero))
         return State(jnp.asarray(0), x, self._prior(x, latent), latent, self._weights(x, latent), proposal, key)
 

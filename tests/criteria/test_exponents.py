@@ -15,8 +15,7 @@ import sdeinfer as si
 T, PATHS, STEP = 0.2, 2**11, 0.02
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["feedforward", "mlp"])
+@pytest.mark.parametrize("name", [pytest.param("feedforward", marks=pytest.mark.long), "mlp"])
 def test_one_token_without_attention_has_its_exact_laws(name, key):
     """N(−a, 2a/T) and N(−a, 4a/T).
 
@@ -31,7 +30,6 @@ def test_one_token_without_attention_has_its_exact_laws(name, key):
     assert_distribution(found.angle, stats.norm(-a, np.sqrt(4 * a / T)).cdf)
 
 
-@pytest.mark.long
 def test_the_angle_is_that_of_two_near_tokens_of_the_sde(key):
     layer, near, keys = LAYERS["attention"](), 2e-6, jr.split(key)
     V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=0.8)
@@ -56,7 +54,6 @@ def test_the_parted_tokens_start_with_the_given_token():
     np.testing.assert_array_equal(apart, expected)
 
 
-@pytest.mark.long
 def test_exponents_have_a_gradient(key):
     V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.2)
 
@@ -71,7 +68,6 @@ def test_exponents_have_a_gradient(key):
     np.testing.assert_allclose(slope, (both(0.8 + step)[0] - both(0.8 - step)[0]) / (2 * step), rtol=1e-5)
 
 
-@pytest.mark.long
 def test_paths_that_explode_are_counted(key):
     layer, V0 = si.ShapedAttention(0.9, 0.05), si.equicorrelated(tokens=2, correlation=0.2, norm=0.35)
     found = si.criteria.exponents(layer, V0, T, paths=PATHS, step=STEP, key=key)

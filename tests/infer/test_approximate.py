@@ -178,7 +178,6 @@ def test_what_cannot_be_approximated_is_refused(networks, options, message):
         si.approximate(si.models.full_path, networks, key=jr.key(0), **options)
 
 
-@pytest.mark.long
 def test_latent_layers_groups_and_a_posterior_without_curvature_are_refused(networks):
     with pytest.raises(si.InputError, match="model: thinned_path has latent layers, .* use fit"):
         si.approximate(si.models.thinned_path, networks, key=jr.key(0))

@@ -36,10 +36,14 @@ def sampled(prepared, checkpoint: Checkpoint | None = None, *, key, **sizes: int
 
 
 @pytest.fixture(scope="module")
-def prepared():
+def data():
     V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
     layer = si.ResidualFeedForward(0.6, 1.0, -1.0)
-    data = si.sample_networks(layer, V0, width=64, depth=5, networks=8, key=jr.key(1))
+    return si.sample_networks(layer, V0, width=64, depth=5, networks=8, key=jr.key(1))
+
+
+@pytest.fixture(scope="module")
+def prepared(data):
     return prepare_for(FULL_PATH, data, FEEDFORWARD)
 
 
@@ -113,24 +117,25 @@ def test_numbers_of_a_fingerprint_do_not_run_together():
     assert fingerprint(40, 50, 20) == fingerprint(40, 50, 20)
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("short_chunks")
-def test_the_fit_of_both_laws_goes_on_in_either(tmp_path, monkeypatch, networks):
-    settings = {"law": "both", "chains": 1, "draws": 20, "warmup": 20, "predictions": 1, "key": jr.key(1)}
-    whole = si.fit(si.models.full_path, networks, **settings)
+def test_the_fit_of_both_laws_goes_on_in_either(tmp_path, monkeypatch, data):
+    # Of the others' warmup, which is compiled in.
+    sizes = {"chains": 1, "draws": 20, "warmup": SIZES["warmup"], "predictions": 1}
+    settings = {"architecture": "feedforward", "law": "both", **sizes, "key": jr.key(1)}
+    whole = si.fit(si.models.full_path, data, **settings)
     advance, calls = runner._advance, itertools.count()
 
     def die_in_the_second_law(*arguments):
-        # Each law calls once to compile, and once for each of its two chunks.
-        if next(calls) == 5:
+        # Each law calls once to compile, and once for each of its four chunks.
+        if next(calls) == 8:
             raise Killed
         return advance(*arguments)
 
     monkeypatch.setattr(runner, "_advance", die_in_the_second_law)
     checkpoint = Checkpoint(str(tmp_path / "fit.checkpoint"), resume=True)
     with pytest.raises(Killed):
-        si.fit(si.models.full_path, networks, **settings, checkpoint=checkpoint)
-    resumed = si.fit(si.models.full_path, networks, **settings, checkpoint=checkpoint)
+        si.fit(si.models.full_path, data, **settings, checkpoint=checkpoint)
+    resumed = si.fit(si.models.full_path, data, **settings, checkpoint=checkpoint)
     for group in ("posterior", "limit_posterior"):
         np.testing.assert_array_equal(resumed[group]["gamma"], whole[group]["gamma"])
     assert checkpoint.for_limit().file.exists()

@@ -96,14 +96,12 @@ def test_without_attention_all_are_in_range(chunks):
     assert not pilot
 
 
-@pytest.mark.long
 def test_prepared(networks, chunks):
     expected, found = si.prepare(FULL_PATH, networks).pooled(), si.prepare(FULL_PATH, chunks)
     for x, y in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-6, atol=1e-9 * np.abs(x).max())
 
 
-@pytest.mark.long
 def test_fit_and_check(networks, chunks):
     with dask.config.set(scheduler="synchronous"):
         post = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))
@@ -116,7 +114,6 @@ def test_fit_and_check(networks, chunks):
     assert [each.name for each in verdicts.verdicts] == [each.name for each in si.check(post).verdicts]
 
 
-@pytest.mark.long
 def test_some_networks_are_kept(chunks, monkeypatch):
     monkeypatch.setattr("sdeinfer.infer._survey.KEPT", 8)
     post = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))

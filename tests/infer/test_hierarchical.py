@@ -160,7 +160,6 @@ def short_fit() -> xr.DataTree:
     return si.fit(MODEL, mixed(), **SHORT, key=jr.key(3))
 
 
-@pytest.mark.long  # a fit of groups, beside those of their densities
 def test_a_fit_has_groups_by_their_labels_and_survives_a_file(tmp_path):
     data, post = mixed(), short_fit()
     labels = list(groups_of(data).labels)

@@ -76,7 +76,7 @@ def short_chunks(monkeypatch):
     ("model", "reduce"),
     [
         # The command line fits outputs in the default suite.
-        pytest.param(si.models.thinned_path, lambda data: thinned(data, 4), marks=pytest.mark.long),
+        (si.models.thinned_path, lambda data: thinned(data, 4)),
         pytest.param(si.models.thinned_path, lambda data: data.isel(layer=[0, 3, 4, 9]), marks=pytest.mark.slow),
         pytest.param(si.models.terminal, lambda data: data, marks=pytest.mark.slow),
         pytest.param(
@@ -102,7 +102,6 @@ def test_a_fit_has_all_groups_and_is_judged(data, model, reduce, tmp_path):
         assert post["observed_data"].sizes["layer"] == 2
 
 
-@pytest.mark.long
 def test_outputs_are_predicted_as_what_is_observed_of_them(data):
     """The sample covariance of few outputs scatters about V by far more than V does."""
     seen = si.sample_outputs(data, outputs=3, key=jr.key(7))
@@ -118,7 +117,6 @@ def test_outputs_are_predicted_as_what_is_observed_of_them(data):
     assert 0.5 < predicted.var() - of_layer.var() < 0.85
 
 
-@pytest.mark.long
 def test_single_precision_finds_the_same_mode(data, monkeypatch):
     # A key's normals of one precision are not those of the other.
     monkeypatch.setattr(
@@ -128,13 +126,12 @@ def test_single_precision_finds_the_same_mode(data, monkeypatch):
     model, modes = si.models.thinned_path, []
     for x64 in (True, False):
         with jax.enable_x64(x64):
-            prepared = model.reduce(thinned(data, 4), Assumptions(FEEDFORWARD, "limit"))
+            prepared = model.reduce(thinned(data, 4), Assumptions(FEEDFORWARD))
             modes.append(latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.key(0)))
     double, single = modes
     assert (np.abs(single.x - double.x) < 0.3 * double.sd).all()
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("short_chunks")
 def test_a_killed_fit_goes_on_with_the_same_draws(data, tmp_path, monkeypatch):
     model = si.models.thinned_path
@@ -171,6 +168,14 @@ def test_the_range_counts_what_the_spread_may_grow_to():
     used, scale = used_of(marked), logit_scale(seen)
     np.testing.assert_array_equal(used, scale <= scale[used].max())
     assert scale[used].max() < 0.3 * found["pilot_tau0"]
+
+
+def test_the_last_layer_alone_is_a_thinned_path(data):
+    found = si.prepare(si.models.terminal, data, architecture=FEEDFORWARD)
+    expected = si.prepare(si.models.thinned_path, data.isel(layer=[0, -1]), architecture=FEEDFORWARD)
+    assert len(found) == 16
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_bridges_of_a_path_know_their_networks_and_widths(data):

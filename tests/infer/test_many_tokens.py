@@ -64,7 +64,6 @@ def test_remembered_terms_of_many_tokens_are_the_terms(monkeypatch):
             np.testing.assert_allclose(getattr(found, name), value, rtol=1e-12)
 
 
-@pytest.mark.long
 def test_densities_in_small_blocks_are_the_same(monkeypatch):
     model, data = si.models.full_path, sampled(3, networks=5, depth=4, seed=4)
     statistics = path_statistics(observed_path(data), assumptions=Assumptions(Architecture("transformer")))

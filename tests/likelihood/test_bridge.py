@@ -166,7 +166,6 @@ def three_spans():
     return law, starts, starts * np.array([1.0, 1.2, 0.9]), np.array([1, 2, 4]), normals(3, 3, 3)
 
 
-@pytest.mark.long
 def test_spans_of_several_lengths_side_by_side_are_those_alone():
     law, starts, ends, lengths, xi = three_spans()
     together, path = (np.asarray(x) for x in bridged(law, starts, ends, lengths, xi))
@@ -179,7 +178,6 @@ def test_spans_of_several_lengths_side_by_side_are_those_alone():
         np.testing.assert_allclose(path[4 - length :, :, :, i], mine[..., 0], rtol=1e-12)
 
 
-@pytest.mark.long
 def test_the_bridge_is_good_where_the_textbooks_is_not():
     """Sixteen layers of width 128 and three tokens: log w varies by a third of what one layer's noise is on."""
     layer, tokens, layers, batch = LAYERS["feedforward"](), 3, 16, 2000
@@ -222,7 +220,6 @@ def test_gradients_are_finite_and_right(start):
     np.testing.assert_allclose(found[1], numerical, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.long
 def test_single_precision_agrees_with_double():
     law, starts, ends, lengths, xi = three_spans()
     double = bridged(law, starts, ends, lengths, xi)[0]

@@ -90,7 +90,6 @@ def test_other_networks_are_not_this_law(name):
     assert "not this law" in str(found)
 
 
-@pytest.mark.long
 def test_collapsed_tokens_do_not_identify_beta():
     """Their means have the same direction whatever the weights; the step still brings tokens back to it."""
     post = meanfield.fit(meanfield.one_step, observed(by_flow(LAW), collapsed=True), sampler=SAMPLER, key=jr.key(1))
@@ -99,13 +98,17 @@ def test_collapsed_tokens_do_not_identify_beta():
     assert found.unidentified == ("beta",)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "flow"),
     [
         ("queries", SelfAttentionFlow(1.0, Q=Q)),
-        ("mlp", SelfAttentionFlow(1.0, mlp=lambda x: jax.nn.relu(x @ HIDDEN) @ READ)),
-        ("unnormalised", SelfAttentionFlow(1.0, normalised=False)),
+        *(
+            pytest.param(name, flow, marks=pytest.mark.long)
+            for name, flow in (
+                ("mlp", SelfAttentionFlow(1.0, mlp=lambda x: jax.nn.relu(x @ HIDDEN) @ READ)),
+                ("unnormalised", SelfAttentionFlow(1.0, normalised=False)),
+            )
+        ),
     ],
 )
 def test_what_is_known_is_given_by_the_flow(name, flow):
@@ -133,7 +136,6 @@ def test_a_program_of_ones_own(data):
     assert [each.split(" ±")[0] for each in found.told] == ["beta", "noise[0]", "noise[1]"]
 
 
-@pytest.mark.long
 def test_a_fixed_parameter_and_a_prior(data):
     prior = {"step": STEP, "beta": dist.LogNormal(1.0, 0.2)}
     post = meanfield.fit(meanfield.one_step, data, prior=prior, sampler=SAMPLER, predictions=2, key=jr.key(1))
@@ -142,12 +144,12 @@ def test_a_fixed_parameter_and_a_prior(data):
     assert meanfield.check(post).passed
 
 
-@pytest.mark.long
-def test_score_tests_are_uniform_inside_the_law(data):
-    """Over 200 sets of networks at the true parameters, all eight directions."""
+@pytest.mark.parametrize("sets", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_score_tests_are_uniform_inside_the_law(data, sets):
+    """Over sets of networks at the true parameters, all eight directions."""
     law = NoisyLayers(LAW, STEP, NOISE, meanfield.token_path(data))
     draw = jax.jit(law.sample)
-    p = np.stack([meanfield.misfits(law, draw(jr.fold_in(jr.key(5), i)))["p"] for i in range(200)])
+    p = np.stack([meanfield.misfits(law, draw(jr.fold_in(jr.key(5), i)))["p"] for i in range(sets)])
     for column in p.T:
         assert_distribution(column, stats.uniform.cdf)
 

@@ -108,7 +108,6 @@ def test_at_the_output_gradients_are_the_cotangents(V0, key):
     assert np.isfinite(V).all()
 
 
-@pytest.mark.long
 def test_single_precision_tokens_give_single_precision(V0, directions, key):
     V0, directions = V0.astype(jnp.float32), directions.astype(jnp.float32)
     layer = LAYERS["transformer"]()

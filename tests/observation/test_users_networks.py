@@ -191,7 +191,6 @@ def test_a_vanilla_gpt_is_said_not_to_be_shaped():
     assert "not layers of a shaped transformer" in found.cause.advice
 
 
-@pytest.mark.long
 def test_these_blocks_keep_the_mean_covariance_of_white_tokens():
     """λ² + γ² = 1: E[tr V] stays, up to O(1/n) of attention and of the nonlinearity."""
     traces = np.trace(observed_equinox(32, 64)["covariance"].values, axis1=2, axis2=3)

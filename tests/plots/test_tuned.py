@@ -9,23 +9,7 @@ from budget import assert_within
 from matplotlib.figure import Figure
 
 import sdeinfer as si
-from sdeinfer.criteria import LogNorm, NormFactor, expectation, probability, quantile, spread
 from sdeinfer.plots import plot_tuned
-
-CONSTRAINTS = [
-    probability(NormFactor(), below=2) >= 0.95,
-    probability(LogNorm(1), above=0.5) <= 0.3,
-    quantile(LogNorm(1), 0.9) <= 30,
-    spread(LogNorm(1)) <= 5,
-    expectation(NormFactor()) <= 300,
-]
-
-
-@pytest.fixture(scope="module")
-def tuned():
-    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
-    sizes = {"width": 64, "depth": 32, "paths": 256, "step": 0.1, "key": jr.key(0)}
-    return si.tune("feedforward", V0, maximise="gamma", subject_to=CONSTRAINTS, fixed={"c_gap": 1.0}, **sizes)
 
 
 def labels(axes) -> dict[str, float]:
@@ -39,22 +23,23 @@ def shares(axes) -> list[float]:
 
 
 def test_each_constraint_has_a_panel_with_its_bound(tuned):
+    constraints = tuned.problem.constraints
     panels = plot_tuned(tuned, key=jr.key(1))
-    assert [axes.get_title("left") for axes in panels] == [str(each) for each in CONSTRAINTS[:4]]
-    assert [axes.get_xlabel() for axes in panels] == [str(each.criterion.statistic) for each in CONSTRAINTS[:4]]
+    assert [axes.get_title("left") for axes in panels] == [str(each) for each in constraints[:4]]
+    assert [axes.get_xlabel() for axes in panels] == [str(each.criterion.statistic) for each in constraints[:4]]
     value = {str(name): float(row["value"]) for name, row in tuned.criteria.iterrows()}
     inside, beyond, quantiles, spreads = panels
     assert list(labels(inside).values()) == [2]
     share, others = inside.get_legend_handles_labels()[1]
-    assert share.startswith(f"P = {value[str(CONSTRAINTS[0])]:.4g} ± ")
+    assert share.startswith(f"P = {value[str(constraints[0])]:.4g} ± ")
     assert share.endswith(", bound 0.95")
     assert others == "others"
     assert list(labels(beyond).values()) == [0.5]
     found = {label.split(" ± ")[0]: x for label, x in labels(quantiles).items()}
     assert found["bound 30"] == 30
-    np.testing.assert_allclose(found[f"90% quantile {value[str(CONSTRAINTS[2])]:.4g}"], value[str(CONSTRAINTS[2])])
+    np.testing.assert_allclose(found[f"90% quantile {value[str(constraints[2])]:.4g}"], value[str(constraints[2])])
     low, high, *bounds = [line.get_xdata()[0] for line in spreads.lines]
-    np.testing.assert_allclose(high - low, 2 * value[str(CONSTRAINTS[3])])
+    np.testing.assert_allclose(high - low, 2 * value[str(constraints[3])])
     np.testing.assert_allclose(bounds[1] - bounds[0], 10)
     assert len({axes.figure for axes in panels}) == 1
 
@@ -75,7 +60,7 @@ def test_bars_are_shares_of_networks(tuned):
 def test_given_axes_are_filled_in_order(tuned):
     given = Figure().subplots(1, 5)
     assert plot_tuned(tuned, key=jr.key(1), axes=given) == list(given)
-    assert given[4].get_title("left") == str(CONSTRAINTS[4])
+    assert given[4].get_title("left") == str(tuned.problem.constraints[4])
     assert [axes.get_xscale() for axes in given] == ["linear"] * 4 + ["log"]  # a factor with a bound far away
     one = Figure().subplots()
     assert plot_tuned(tuned, paths=16, key=jr.key(1), axes=one) == [one]
@@ -86,7 +71,7 @@ def test_given_axes_are_filled_in_order(tuned):
 def test_prompts_have_panels_of_their_own_unless_it_is_their_mean_that_counts(tuned):
     rows = tuned.criteria.iloc[[0, 0]].set_axis(["goal, prompt 0", "goal, prompt 1"])
     V0 = np.concatenate([tuned.V0, 4 * tuned.V0])
-    problem = dataclasses.replace(tuned.problem, V0=V0, constraints=tuple(CONSTRAINTS[:1]))
+    problem = dataclasses.replace(tuned.problem, V0=V0, constraints=tuned.problem.constraints[:1])
     both = plot_tuned(dataclasses.replace(tuned, problem=problem, criteria=rows), key=jr.key(1))
     assert [axes.get_title("left") for axes in both] == ["goal, prompt 0", "goal, prompt 1"]
     assert shares(both[0]) != shares(both[1])

@@ -97,7 +97,6 @@ def normals_of_blocks(key):
     return np.moveaxis(np.concatenate(blocks, axis=-1), -1, 0)[:PATHS]
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_hold_the_paths_of_their_own_normals(key):
     layer, V0 = LAYERS["mlp"](), random_covariance(3)
@@ -215,7 +214,6 @@ def test_diffrax_alone_solves_one_path(name):
         assert_agrees(found, si.simulate_from(layer, V0, grid[1:], normals[None], step=0.05)[0])
 
 
-@pytest.mark.long
 def test_diffrax_alone_takes_its_own_brownian_motion(key):
     layer, V0, times = LAYERS["transformer"](), random_covariance(3), np.linspace(0, 0.2, 5)
     brownian = diffrax.VirtualBrownianTree(0.0, 0.2, tol=0.01, shape=(3, 3), key=key)

@@ -103,7 +103,6 @@ def test_paths_that_explode_are_infinite_and_never_nan(key):
     assert jnp.isinf(V[:, -1]).any()
 
 
-@pytest.mark.long
 def test_paths_have_a_gradient(key):
     V0 = random_covariance(3)
 

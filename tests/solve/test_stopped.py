@@ -176,7 +176,6 @@ def test_time_zero_alone_is_looked_at_too(key):
         assert_agrees(found.covariance, np.broadcast_to(V0, (2, 1, 2, 2)), rtol=1e-15)
 
 
-@pytest.mark.long
 def test_stopped_paths_can_be_differentiated_while_they_stop_in_the_same_step(key):
     def mean(values):
         layer, V0 = si.ShapedAttention(values[0], values[1]), values[2] * si.equicorrelated(tokens=2, correlation=0.2)

@@ -45,6 +45,14 @@ def tuned():
     return si.tune("attention", V0[:1, :1], maximise="gamma", subject_to=goal, fixed={"tau0": 1.0}, **sizes)
 
 
+def test_a_tuned_spread_is_kept_by_networks(tuned, key):
+    """So wide that nothing is left of the corrections of order 1/n."""
+    found = si.transfer(tuned, widths=[4096], depths=[256], networks=2000, with_weights=0, rules=False, key=key)
+    row = found.criteria.iloc[0]
+    assert found.rules is None
+    assert_estimate(row["chain"], row["promised"], np.hypot(row["chain_error"], row["promised_error"]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GOALS)
 def test_networks_keep_what_is_promised(name, key):
@@ -83,7 +91,6 @@ def test_rules_and_stretched_profiles(key):
     assert abs(deep["d^-1/2"] / deep["tuned"] - 1) < 0.05
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

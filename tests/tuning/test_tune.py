@@ -116,13 +116,22 @@ def test_closed_forms(name, key):
     np.testing.assert_allclose(found.sensitivity.to_numpy(), by_bound / 2e-4, rtol=0.15)
 
 
-@pytest.mark.long
-def test_derivatives_of_expectations_are_those_of_differences(key):
-    """All statistics in one sample of 48 paths, by γ, τ0 and the gap; kinks of maxima are in none of them."""
-    statistics = [
-        *(MeanCorrelation(), LargestCorrelation(), EffectiveRank(), LogNorm(1), NormFactor(), RangeMargin(0.01, 50.0)),
-        *(LogGradientNorm(), GradientFactor(), squares),
-    ]
+@pytest.mark.parametrize(
+    "statistics",
+    [
+        [MeanCorrelation()],
+        pytest.param(
+            [
+                *(LargestCorrelation(), EffectiveRank(), LogNorm(1), NormFactor(), RangeMargin(0.01, 50.0)),
+                *(LogGradientNorm(), GradientFactor(), squares),
+            ],
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["one", "the others"],
+)
+def test_derivatives_of_expectations_are_those_of_differences(statistics, key):
+    """Statistics in one sample of 48 paths, by γ, τ0 and the gap; kinks of maxima are in none of them."""
     criteria = [reduce(each) for each in statistics for reduce in (expectation, spread)]
     V0 = np.array([[1.0, 0.2, 0.1], [0.2, 1.5, 0.3], [0.1, 0.3, 0.7]])
     box = {"gamma": (0.1, 0.5), "tau0": (0.5, 2.0)}
@@ -257,7 +266,6 @@ def test_bad_input_is_one_line(name, key, unchecked):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.long
 def test_goals_that_cannot_be_had_are_refused_with_the_nearest(key):
     goals = [probability(NormFactor(), below=2) >= 0.95, spread(LogNorm()) >= 1.0]
     with pytest.raises(si.InputError, match="cannot all be had; the nearest is .*at gamma") as caught:
@@ -265,19 +273,19 @@ def test_goals_that_cannot_be_had_are_refused_with_the_nearest(key):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.long
 def test_explosions_are_no_success(key):
     """A path that explodes early keeps V0, which meets every bound: it must not count, and must not be hidden."""
-    cold = {"fixed": {"tau0": 0.02}, "maximise": "gamma", "paths": 256, "step": 0.05, "key": key, **SIZES}
+    # γ found with coarser steps misses the bound on new paths, and its verdict says so.
+    cold = {"fixed": {"tau0": 0.02}, "maximise": "gamma", "paths": 256, "step": 0.0125, "key": key, **SIZES}
     found = si.tune("attention", FOUR, subject_to=probability(NormFactor(), below=2) >= 0.95, **cold)
     assert found.found["exploded"] < 0.1
-    assert_estimate(found.criteria["slack"].iloc[0], 0, found.criteria["error"].iloc[0])
+    # Fresh paths have their own error, and so do those on which γ was found.
+    assert_estimate(found.criteria["slack"].iloc[0], 0, math.sqrt(2) * found.criteria["error"].iloc[0])
     goal = quantile(LargestCorrelation(), 0.95) <= 0.9
     with pytest.raises(si.InputError, match="of paths explode at gamma"):
         si.tune("attention", FOUR, subject_to=goal, bounds={"gamma": (0.5, 0.9)}, **cold)
 
 
-@pytest.mark.long
 def test_values_that_are_not_finite_are_refused(key):
     with pytest.raises(si.InputError, match="the derivative of never: not finite on .* paths at gamma"):
         si.tune(

@@ -72,9 +72,8 @@ def design_command(
     """Find tokens and a number of networks that identify a parameter; the parameter flags are a guess at the truth."""
     kind = kind_of({}, architecture, heads, output_projection, expansion, None, None, tokens)
     layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
-    sizes = {"tokens": tokens, "width": width, "depth": depth}
-    phase("searching for tokens")
-    found = si.design(layer, **sizes, parameter=parameter, relative_sd=relative_sd, key=key_of(seed, 0))
+    goal = {"parameter": parameter, "relative_sd": relative_sd}
+    found = si.design(layer, tokens=tokens, width=width, depth=depth, **goal, progress=True, key=key_of(seed, 0))
     say(f"{found.networks} networks of width {width} and depth {depth}, all layers observed, from tokens with")
     say(f"norms ‖x‖/√n   {_row(found.norms)}\ncorrelations")
     for row in found.correlations:

@@ -13,6 +13,7 @@ sampling networks and computing the precision of a fit to them.
 """
 
 import dataclasses
+import itertools
 import math
 from functools import partial
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from scipy.optimize import minimize
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
+from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance import centre, pairs, vech
 from sdeinfer.infer import LARGEST_LOGIT, innovations, law_at, logit_spread, transitions_allowed
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_of_layer, attention_drift, relu_drift
@@ -92,6 +94,7 @@ class Design:
 
 
 @checked
+@with_progress_line
 def design(
     layer: AbstractLayer,
     *,
@@ -100,6 +103,7 @@ def design(
     depth: int,
     parameter: str = "tau0",
     relative_sd: float = 0.05,
+    progress: bool = False,
     key: PRNGKeyArray,
 ) -> Design:
     """Find the most informative tokens for a parameter, and the number of networks for a given relative sd.
@@ -111,6 +115,7 @@ def design(
         depth: d.
         parameter: "gamma", "tau0" or "c_gap".
         relative_sd: wanted relative standard deviation; for "gamma", the standard deviation of logit γ.
+        progress: show the current phase, on a terminal.
         key: PRNG key.
 
     Returns:
@@ -142,10 +147,14 @@ def design(
         V0, information = of_network(x)
         return -jnp.log(marginal_information(NOMINAL * information, names)[place]), (V0, information)
 
+    steps = itertools.count(1)
+
     def value_and_slope(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (value, _), slope = objective(np.asarray(x, jnp.result_type(float)))
+        phase(f"searching for tokens, evaluation {next(steps)}")
         return np.asarray(value, np.float64), np.asarray(slope, np.float64)
 
+    phase("searching for tokens")
     found = minimize(value_and_slope, vech(np.eye(tokens) + 0.1 * np.tri(tokens)), jac=True)
     (_, (V0, information)), _ = objective(np.asarray(found.x, jnp.result_type(float)))
     V0, information = np.asarray(V0), np.asarray(information)
@@ -153,6 +162,7 @@ def design(
         raise InputError(f"parameter: {parameter} of this architecture cannot be identified with tokens={tokens}")
     best = None
     for size in SIZES if "tau0" in names else (1.0,):
+        phase(f"counting networks, tokens scaled by {size:.3g}")
         sampled = _sample(layer, architecture, size * V0, key, width=width, depth=depth)
         networks = _networks(sampled, names, parameter, relative_sd)
         if networks is not None and (best is None or networks < best.networks):

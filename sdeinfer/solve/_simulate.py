@@ -1,16 +1,18 @@
 """Paths of the neural covariance SDE."""
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from diffrax import AbstractAdjoint
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import checked
+from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor_on_host, is_concrete, semidefinite_cholesky, validate_covariance
 from sdeinfer.layers import AbstractLayer, check_parameters
@@ -22,6 +24,9 @@ from sdeinfer.solve._paths import fill_after, in_blocks, solve_paths
 from sdeinfer.solve._psd import AbstractPSDSolver, PSDEuler, PSDSplitting
 from sdeinfer.solve._scan import scan_paths
 from sdeinfer.solve._weak_error import STEPS, step_within
+
+ONCE: dict[str, Any] = {"compiler_options": RUN_ONCE}
+"""A derivative outside of `jax.jit` is mostly computed once; with LLVM's optimisations it compiles for 20 to 80 s."""
 
 
 @checked
@@ -39,7 +44,9 @@ def simulate(
 ) -> Float[Array, "paths times m m"]:
     """Simulate the covariance SDE dV = b(V) dt + Σ(V)^{1/2} dB of Corollary 4.3 from V0 at time 0.
 
-    The result is differentiable with respect to the layer's parameters and V0.
+    The result is differentiable with respect to the layer's parameters and V0. A derivative inside of `jax.jit` takes
+    longer to compile than one outside, and a tenth of the time to evaluate; `jax.jit`'s
+    `compiler_options={"xla_backend_optimization_level": 0}` makes it as the one outside.
 
     Arguments:
         layer: the architecture, with its parameters.
@@ -110,7 +117,9 @@ def simulate_from(
     expected = (len(grid.steps) - 1, *solver.normals(layer.at(0.0).limit(), len(V0)))
     if shape[1:] != expected:
         raise InputError(f"normals: shape (paths, {', '.join(map(str, expected))}) is needed, got {shape}")
-    V, stopped = _solve_from_normals(layer, V0, grid, solver, adjoint, normals)
+    once = not _known((layer, V0, normals)) and not _inside_jit()
+    solve = _solve_normals_once if once else _solve_normals
+    V, stopped = solve(layer, V0, grid, solver, adjoint, normals)
     return fill_after(stopped, V, ts, jnp.inf)
 
 
@@ -131,14 +140,22 @@ def solve_from_key(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: Ab
     Concrete arguments are solved in blocks of one shape. Traced arguments, which may be differentiated, are solved in
     one program for this grid and number of paths.
     """
-    # Inside of `jax.jit` a new array is traced; known arguments are solved there as traced ones.
-    if all(map(is_concrete, (*jax.tree.leaves((layer, V0, key)), jnp.zeros(())))):
+    if _known((layer, V0, key)) and not _inside_jit():
         X0 = factor_on_host(np.asarray(V0))[None]
         return solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, solver=solver, key=key)
-    return _solve_traced(layer, V0, grid, solver, adjoint, paths, key)
+    solve = _solve_in_jit if _inside_jit() else _solve_once
+    return solve(layer, V0, grid, solver, adjoint, paths, key)
 
 
-@eqx.filter_jit
+def _known(arguments: PyTree) -> bool:
+    return all(map(is_concrete, jax.tree.leaves(arguments)))
+
+
+def _inside_jit() -> bool:
+    """Whether new arrays are traced, as inside of `jax.jit`, whose options hold for every program that it calls."""
+    return not is_concrete(jnp.zeros(()))
+
+
 def _solve_traced(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: AbstractAdjoint | None, paths: int, key):
     X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
 
@@ -151,7 +168,9 @@ def _solve_traced(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: Abs
     return in_blocks(solve, X0, paths, key, normals=solver.normals(limit, len(X0)))
 
 
-@eqx.filter_jit
+_solve_in_jit, _solve_once = eqx.filter_jit(_solve_traced), eqx.filter_jit(_solve_traced, **ONCE)
+
+
 def _solve_from_normals(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: AbstractAdjoint | None, normals):
     X0 = jnp.broadcast_to(semidefinite_cholesky(V0)[..., None], (*V0.shape, len(normals)))
     normals = jnp.moveaxis(normals, 0, -1).astype(V0.dtype)
@@ -162,6 +181,10 @@ def _solve_from_normals(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoin
     else:
         V, stopped = solve_paths(limit, X0, grid, brownian, solver=solver, adjoint=adjoint)
     return jnp.moveaxis(V, -1, 0), stopped
+
+
+_solve_normals = eqx.filter_jit(_solve_from_normals)
+_solve_normals_once = eqx.filter_jit(_solve_from_normals, **ONCE)
 
 
 def _raise_unless_covariance(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:

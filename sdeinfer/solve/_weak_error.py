@@ -20,8 +20,11 @@ from sdeinfer.solve._psd import AbstractPSDSolver, PSDSplitting
 STEPS = {1: 0.01, 2: 0.05}
 """Default of the longest step, in depth-time, for each weak order."""
 
-LONGEST, RUNS = 0.2, 8
-"""The step of the first pilot run, in depth-time, and the largest number of runs."""
+LONGEST = 0.2
+"""The step of the first pilot run, in depth-time."""
+
+WORK = 2**28
+"""Largest number of factor entries times steps of all pilot runs: some seconds."""
 
 PILOT = 2**17
 """Number of factor entries of a pilot run: paths times m²."""
@@ -99,8 +102,9 @@ def step_within(
 ) -> float:
     """A step at which the weak errors are no larger than a tolerance, by the bound of `weak_errors`.
 
-    Pilot runs start at the step 0.2; after a run that misses the tolerance, the step is that at which an error of the
-    solver's order would meet it.
+    Pilot runs start at the step 0.2. After a run that misses the tolerance the step is that at which an error of the
+    solver's order would take half of it, and there are as many paths as leave the other half to their Monte Carlo
+    error.
 
     Arguments:
         layer: the architecture, with its parameters.
@@ -111,21 +115,30 @@ def step_within(
         key: PRNG key.
 
     Raises:
-        InputError: as `weak_errors`, and if no step of eight runs meets the tolerance, because it is near the Monte
-            Carlo error of the runs.
+        InputError: as `weak_errors`, and if the tolerance takes more than some seconds of pilot runs.
     """
     if not (tolerance > 0 and math.isfinite(tolerance)):
         raise InputError(f"tolerance: must be positive and finite, got {tolerance:g}")
     if not all(map(is_concrete, (*layer.parameters().values(), V0, key))):
         raise InputError("tolerance: the layer, V0 and key must be known when the step is chosen, got traced values")
     solver = PSDSplitting(attention=layer.has_attention) if solver is None else solver
-    step, key, found = LONGEST, jr.fold_in(key, 2**31), math.inf
-    for _ in range(RUNS):
-        found = weak_errors(layer, V0, ts, step=step, solver=solver, key=key).bound
+    step, paths, key, work, found = LONGEST, max(256, PILOT // np.size(V0)), jr.fold_in(key, 2**31), 0, math.inf
+    while True:
+        steps = len(step_grid(ts, step).steps) - 1
+        work += 3 * steps * paths * np.size(V0)
+        if work > WORK:
+            raise InputError(
+                f"tolerance: {tolerance:g} takes pilot runs of {paths} paths by {steps} steps and more, too many to "
+                f"choose a step by; the last run's bound is {found:.2g}: give a larger tolerance, or a step"
+            )
+        errors = weak_errors(layer, V0, ts, step=step, solver=solver, paths=paths, key=key)
+        found, error, noise = errors.bound, np.abs(errors.error).max(), errors.noise.max()
         if found <= tolerance:
             return step
-        step *= min(0.7, max(0.1, 0.9 * (tolerance / found) ** (1 / solver.weak_order)))
-    raise InputError(f"tolerance: {tolerance:g} is not met by {RUNS} pilot runs; the last one's bound is {found:.2g}")
+        # Up to the noise an error may be smaller than it seems.
+        if error > tolerance / 2:
+            step *= min(0.7, max(0.1, 0.9 * (tolerance / 2 / error) ** (1 / solver.weak_order)))
+        paths = math.ceil(paths * max(1.0, (2 * noise / (tolerance / 2)) ** 2))
 
 
 def coarse_and_fine(

@@ -285,6 +285,12 @@ def test_what_chooses_no_step_is_refused(settings, message, key):
         si.simulate(LAYERS["mlp"](), random_covariance(2), [0.4], paths=8, **settings, key=key)
 
 
+def test_a_tolerance_that_takes_long_is_refused_at_once(key):
+    layer, V0 = LAYERS["transformer"](), random_covariance(2)
+    with pytest.raises(si.InputError, match="tolerance: 0.0001 takes pilot runs of .* paths by .* give a larger"):
+        si.simulate(layer, V0, [0.4], paths=8, tolerance=1e-4, key=key)
+
+
 def test_a_tolerance_needs_known_arguments(key):
     def end(gamma):
         layer = si.ResidualFeedForward(gamma, 0.5, -0.5)

@@ -128,7 +128,7 @@ def check(
     if not approximate:
         notes += _rough(sampled)
     if obeyed:
-        verdicts += _of_identification(post, data, kind)
+        verdicts += _of_identification(post, kind)
     if not approximate:
         verdicts += _of_geometry(post)
     predictions = _of_predictions(post, data)
@@ -258,11 +258,11 @@ def _of_approximation(post: xr.DataTree) -> list[Verdict]:
     return [at_most("converged", "Pareto k", post.attrs["pareto_k"], PARETO_K, advice)]
 
 
-def _of_identification(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None) -> list[Verdict]:
+def _of_identification(post: xr.DataTree, kind: AbstractArchitecture | None) -> list[Verdict]:
     if not has_prior(post):
         return []
     verdicts = []
-    table = identification(post, data, kind)
+    table = identification(post, architecture=kind)
     for name in table.index:
         advice = f"the data say little of {name}"
         if "networks" in table:

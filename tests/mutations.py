@@ -105,7 +105,7 @@ MUTATIONS = (
     # The adjustment.
     Mutation("adjustment: dispersion", SANDWICH, "return (of_scatter + NEGLIGIBLE)", "return (1.05 * of_scatter + NEGLIGIBLE)", SCORES),
     Mutation("adjustment: C", SANDWICH, "return inverse @ shrunk @ root", "return 1.05 * inverse @ shrunk @ root", SCORES),
-    Mutation("adjustment: C, scatter less information", SANDWICH, "identity + inverse @ (scatter - information) @ inverse", "identity + inverse @ (1.05 * scatter - information) @ inverse", SCORES),
+    Mutation("adjustment: C, scatter beside the priors", SANDWICH, "_roots(inverse @ (scatter + priors) @ inverse)", "_roots(inverse @ (1.05 * scatter + priors) @ inverse)", SCORES),
     Mutation("adjustment: scatter of the score", SANDWICH, "squares += here.score.T @ here.score", "squares += 1.05 * here.score.T @ here.score", SCORES),
     Mutation("adjustment: omitted order", SANDWICH, "omitted = largest *", "omitted = 1.05 * largest *", SCORES),
     Mutation("adjustment: how C moves parameters", "likelihood/_adjustment.py", "@ (", "@ (1.05 * ", SCORES),

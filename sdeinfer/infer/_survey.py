@@ -10,9 +10,10 @@ from jaxtyping import Bool, Float, UInt64
 from sdeinfer._files import InputError
 from sdeinfer._map_reduce import in_parts, map_chunks
 from sdeinfer.covariance import Pattern, singular
-from sdeinfer.infer._range import logit_spread, relu_growth
+from sdeinfer.infer._range import attention_growth, logit_spread, relu_growth
 from sdeinfer.infer._reduce import form_of
 from sdeinfer.likelihood import (
+    ATTENTION_GROWTH,
     GROWTH,
     LARGEST,
     SINGULAR,
@@ -64,8 +65,8 @@ def survey(data: xr.Dataset, *, spreads: bool, leave_out_damaged: bool) -> xr.Da
 
     Returns:
         The covariances, still in chunks, with the variables `used`, `SINGULAR`, `LARGEST`, `GROWTH` and, if asked for,
-        `SPREAD`, in memory: 14 or 22 bytes for each transition. The attribute `DAMAGED` counts the networks that were
-        left out.
+        `SPREAD` and `ATTENTION_GROWTH`, in memory: 14 or 30 bytes for each transition. The attribute `DAMAGED` counts
+        the networks that were left out.
 
     Raises:
         InputError: for damaged networks, unless they are left out, and for a network that was recorded twice.
@@ -82,7 +83,7 @@ def survey(data: xr.Dataset, *, spreads: bool, leave_out_damaged: bool) -> xr.Da
         raise InputError(f"covariance: every network is damaged: {found[0].faults[0]}")
     used = used_of(data) & ~damaged[:, None]
     examined = with_used(data[["covariance"]], used)
-    for name in (SINGULAR, LARGEST, GROWTH, *([SPREAD] if spreads else [])):
+    for name in (SINGULAR, LARGEST, GROWTH, *([SPREAD, ATTENTION_GROWTH] if spreads else [])):
         whole = np.concatenate([getattr(each, name) for each in found])
         examined = examined.assign({name: (("network", "layer"), _with_last(whole))})
     return examined.assign_attrs({DAMAGED: int(damaged.sum())} if damaged.any() else {})
@@ -130,6 +131,7 @@ class Surveyed(NamedTuple):
     largest_variance: Float[np.ndarray, "networks transitions"]
     relu_growth: Float[np.ndarray, "networks transitions"]
     logit_spread: Float[np.ndarray, "networks transitions"] | None
+    attention_growth: Float[np.ndarray, "networks transitions"] | None
 
 
 class _Labelled:
@@ -142,10 +144,13 @@ class _Labelled:
 def _survey(part: _Labelled, *, pattern: Pattern, spreads: bool) -> Surveyed:
     V, damaged, faults = part.chunk.inspected()
     starts = V[:, :-1]
-    spread = logit_spread(starts, part.width[:, None], pattern) if spreads else None
+    width = part.width[:, None]
+    of_attention = (
+        (logit_spread(starts, width, pattern), attention_growth(starts, width, pattern)) if spreads else (None, None)
+    )
     flat = np.stack([singular(starts[:, layer]) for layer in range(starts.shape[1])], axis=1)
-    growth = relu_growth(starts, part.width[:, None])
-    return Surveyed(damaged, faults, last_marks(V), flat, largest_variances(V[:, 1:]), growth, spread)
+    growth = relu_growth(starts, width)
+    return Surveyed(damaged, faults, last_marks(V), flat, largest_variances(V[:, 1:]), growth, *of_attention)
 
 
 def _with_last(values: np.ndarray) -> np.ndarray:

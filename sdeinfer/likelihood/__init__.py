@@ -15,6 +15,7 @@ from sdeinfer.likelihood._bridge import bridge as bridge
 from sdeinfer.likelihood._bridges import Bridged as Bridged
 from sdeinfer.likelihood._bridges import Bridges as Bridges
 from sdeinfer.likelihood._bridges import bridges_of as bridges_of
+from sdeinfer.likelihood._chunked_path import ATTENTION_GROWTH as ATTENTION_GROWTH
 from sdeinfer.likelihood._chunked_path import GROWTH as GROWTH
 from sdeinfer.likelihood._chunked_path import LARGEST as LARGEST
 from sdeinfer.likelihood._chunked_path import SINGULAR as SINGULAR

@@ -5,12 +5,13 @@ import math
 import jax.random as jr
 import numpy as np
 import pytest
+import references
 from budget import assert_estimate
-from conftest import WARMUP
+from conftest import WARMUP, random_covariance
 
 import sdeinfer as si
 from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, range_to_fit, transitions_allowed
-from sdeinfer.infer._range import OutOfRange
+from sdeinfer.infer._range import OutOfRange, attention_growth
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED, Assumptions, used_of
 from sdeinfer.observation import covariance_dataset
@@ -56,6 +57,26 @@ def test_the_rule_looks_at_the_start_of_a_transition_only(burst):
     assert 0 < used.sum() < used.size
     # Some of those kept end outside.
     assert (scale[:, 1:][used[:, :-1]] > bound).any()
+
+
+def test_growth_by_attention_is_the_largest_relative_change_of_the_drift():
+    V = np.asarray(random_covariance(4))
+    change = np.linalg.eigvals(np.linalg.solve(V, references.attention_drift(V)))
+    np.testing.assert_allclose(attention_growth(V[None], np.array([32])), abs(change).max() / 32, rtol=1e-10)
+
+
+def test_near_copies_beside_another_token_are_left_out_at_small_logits():
+    """One layer moves them by tens of standard deviations, which the series gives to 10 % only."""
+    truth = si.ShapedTransformer(gamma=0.75, tau0=1.0, c_plus=0.4, c_minus=-0.4)
+    rng = np.random.default_rng(0)
+    X = np.concatenate([rng.normal(size=(1, 64)) + 0.03 * rng.normal(size=(2, 64)), rng.normal(size=(1, 64))])
+    networks = si.sample_networks(truth, X @ X.T / 64, width=64, depth=10, networks=24, key=jr.key(1))
+    marked, found = in_range(FULL_PATH, networks, TRANSFORMER, LARGEST_LOGIT)
+    used, spread = used_of(marked), logit_scale(networks) / found["pilot_tau0"]
+    growth = attention_growth(networks["covariance"].values[:, :-1], networks["width"].values[:, None])
+    left_out = ~used & (spread < spread[used].max())
+    assert left_out.any()
+    assert growth[left_out].min() > np.median(growth[used])
 
 
 def test_a_fit_says_what_it_left_out(burst):

@@ -3,15 +3,21 @@
 The number of heads, an output projection, the expansion and the architecture itself change the law by factors that the
 parameters can absorb: the fit is good, and the parameters are wrong. Each alternative is therefore fitted to the same
 sufficient statistics, and compared with the fitted architecture by Laplace's approximation of its evidence.
+
+The laws are normal ones, and wrong by O(1/n) in each transition: over many narrow layers that may favour another
+architecture. What exact layers of the fitted one, from the same starts, would give is therefore subtracted, as in Cox's
+test of separate families: their mean log ratio and three of its standard deviations, where that is positive.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
@@ -22,13 +28,20 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.diagnostics._summary import priors_of
 from sdeinfer.infer import LARGEST_COORDINATE
 from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth, named_size, with_attention_pattern
-from sdeinfer.likelihood import PathStatistics, any_transitions, path_statistics, with_pattern
+from sdeinfer.likelihood import Path, PathStatistics, any_transitions, path_statistics
+from sdeinfer.networks import sample_layer
 
 SAMPLE = 16_384
 """Largest number of transitions to which alternatives are fitted."""
 
 VALUES = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4)}
 """Values of each size that are compared."""
+
+EVIDENCE = math.log(100)
+"""Log evidence by which another architecture must exceed the fitted one, or fall short of it to be excluded."""
+
+REPLICATES, DEVIATIONS = 16, 3.0
+"""Number of sets of exact layers, and of standard deviations of their log ratio that are no evidence."""
 
 STEP = {4: 1e-2, 8: 1e-4}
 """Step of the differences in the coordinates, by the item size in bytes."""
@@ -39,7 +52,7 @@ class Alternative(NamedTuple):
 
     Attributes:
         architecture: the architecture.
-        evidence: its log evidence less that of the fitted architecture.
+        evidence: its log evidence less that of the fitted architecture, and less what the errors of the laws explain.
         values: the identified coordinates, such as γ, at the mode.
     """
 
@@ -70,21 +83,52 @@ def alternatives(
     u = kind.coordinates.unconstrained({name: float(layers[name].values[0]) for name in kind.coordinates.declared})
     start = dict(zip(kind.coordinates.sampled, np.asarray(u), strict=True))
     kinds = (kind, *neighbours(kind, data, law))
-    statistics: dict[Pattern, PathStatistics] = {}
-    for pattern in {each.pattern for each in kinds}:
-        path = any_transitions(with_pattern(data, pattern)).thinned(SAMPLE)
-        statistics[pattern] = path_statistics(path, pooled=True)
+    path, patterns = any_transitions(data).thinned(SAMPLE), {each.pattern for each in kinds}
+    statistics = _statistics(path, patterns)
     modes = [
         _mode(
             number, kinds, law, statistics[each.pattern], start, priors_of(post, each.coordinates.sampled), dispersion
         )
         for number, each in enumerate(kinds)
     ]
+    evidence = np.array([each for _, each in modes]) - modes[0][1]
+    if (better := evidence > EVIDENCE).any():
+        mean, sd = log_ratios(path, kinds, law, [u for u, _ in modes])
+        evidence[better] -= np.maximum(mean + DEVIATIONS * sd, 0.0)[better] / dispersion
     found = [
-        Alternative(each, evidence - modes[0][1], _values(each, u))
-        for each, (u, evidence) in zip(kinds, modes, strict=True)
+        Alternative(each, float(more), _values(each, u))
+        for each, (u, _), more in zip(kinds, modes, evidence, strict=True)
     ]
     return sorted(found, key=lambda each: -each.evidence)
+
+
+def _statistics(path: Path, patterns: set[Pattern]) -> dict[Pattern, PathStatistics]:
+    """Sufficient statistics of transitions in the coordinates of each pattern."""
+    return {each: path_statistics(dataclasses.replace(path, pattern=each), pooled=True) for each in patterns}
+
+
+def log_ratios(
+    path: Path, kinds: tuple[Architecture, ...], law: str, modes: list[np.ndarray]
+) -> tuple[Float[np.ndarray, " kinds"], Float[np.ndarray, " kinds"]]:
+    """Mean and standard deviation of the log ratio of each density to the first, for exact layers of the first.
+
+    The layers start where the transitions do; both are 0 if they cannot be drawn.
+    """
+    every, patterns = slice(None), {each.pattern for each in kinds}
+    starts, width = path.starts(every), path.width[path.network]
+    number, first = np.arange(len(path)), np.zeros(len(path), int)
+    ratios = np.zeros((REPLICATES, len(kinds)))
+    for replicate, key in enumerate(jr.split(jr.key(0), REPLICATES)):
+        ends = sample_layer(kinds[0].layer_at(modes[0]), starts, width=width, key=key)
+        if ends is None:
+            return ratios[0], ratios[0]
+        drawn = Path(np.stack([starts, ends], axis=1), width, number, first, gap=np.ones(1, int), pattern=path.pattern)
+        statistics = _statistics(drawn, patterns)
+        densities = [
+            _densities_at(u[None], each, kinds, law, statistics[kinds[each].pattern])[0] for each, u in enumerate(modes)
+        ]
+        ratios[replicate] = np.array(densities) - densities[0]
+    return ratios.mean(axis=0), ratios.std(axis=0, ddof=1)
 
 
 def neighbours(kind: Architecture, data: xr.Dataset, law: str) -> list[Architecture]:
@@ -119,13 +163,13 @@ def _mode(
     dispersion: float,
 ) -> tuple[np.ndarray, float]:
     """The mode from the fitted values of the common coordinates, and the evidence there."""
-    step, longest = STEP[statistics.nodes.dtype.itemsize], max(len(kind.coordinates) for kind in kinds)
+    step = STEP[statistics.nodes.dtype.itemsize]
     mean, sd = np.array(list(priors.values())).T
     first = np.clip([start.get(name, 0.0) for name in priors], -LARGEST_COORDINATE, LARGEST_COORDINATE)
     free = np.flatnonzero(sd > 0)
     first = np.where(sd > 0, first, mean)
     count, sd = len(free), sd[free]
-    steps, points = step * np.eye(count), 1 + 2 * longest
+    steps = step * np.eye(count)
 
     def whole(each: np.ndarray) -> np.ndarray:
         """Free coordinates with the fixed ones."""
@@ -134,11 +178,9 @@ def _mode(
         return every
 
     def potentials(each: np.ndarray) -> np.ndarray:
-        """−log density at some points, padded to the shape of the program."""
-        padded = np.zeros((points, longest))
-        padded[: len(each), : len(first)] = whole(each)
-        found = -_densities(kinds, number, law, padded, statistics)[: len(each)] / dispersion
-        return np.asarray(found, np.float64) + (((each - mean[free]) / sd) ** 2).sum(axis=1) / 2
+        """−log density at some points."""
+        found = -_densities_at(whole(each), number, kinds, law, statistics) / dispersion
+        return found + (((each - mean[free]) / sd) ** 2).sum(axis=1) / 2
 
     def objective(u: np.ndarray) -> tuple[float, np.ndarray]:
         here, *around = potentials(np.concatenate([u[None], u + steps, u - steps]))
@@ -162,6 +204,20 @@ def _values(kind: Architecture, u: np.ndarray) -> dict[str, float]:
         for (name, parameter), x in zip(sampled.items(), u, strict=True)
         if parameter.identified
     }
+
+
+def _densities_at(
+    u: Float[np.ndarray, "some coordinates"],
+    number: int,
+    kinds: tuple[Architecture, ...],
+    law: str,
+    statistics: PathStatistics,
+) -> Float[np.ndarray, " some"]:
+    """Log density of the data by one of the architectures at up to 1 + 2k points, padded to the program's shape."""
+    longest = max(len(kind.coordinates) for kind in kinds)
+    padded = np.zeros((1 + 2 * longest, longest))
+    padded[: len(u), : u.shape[1]] = u
+    return np.asarray(_densities(kinds, number, law, padded, statistics)[: len(u)], np.float64)
 
 
 @partial(jax.jit, static_argnums=(0, 2), compiler_options=RUN_ONCE)

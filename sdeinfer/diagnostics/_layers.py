@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
-from sdeinfer.diagnostics._alternatives import Alternative, alternatives, different_sizes
+from sdeinfer.diagnostics._alternatives import EVIDENCE, Alternative, alternatives, different_sizes
 from sdeinfer.diagnostics._consequences import SCATTER, consequences_of
 from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, WIDTH, sums_of
 from sdeinfer.diagnostics._verdict import THEORY, Verdict, at_most
@@ -22,9 +22,6 @@ MOVE = 1.0
 EFFECT = 0.2
 """Root mean square of a misfit, in standard deviations of a layer's increments, above which layers are of something
 else, whether or not it moves a parameter. Shaped layers at the edge of the law's range are below 0.1."""
-
-EVIDENCE = math.log(100)
-"""Log evidence by which another architecture must exceed the fitted one, or fall short of it to be excluded."""
 
 SCATTER_RATIO = 1.5
 """Largest acceptable ratio of a standard deviation by the scatter of networks to that of the posterior."""

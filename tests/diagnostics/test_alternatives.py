@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xarray as xr
+from budget import assert_within
 
 import sdeinfer as si
 from sdeinfer.diagnostics import alternatives
-from sdeinfer.diagnostics._alternatives import different_sizes
+from sdeinfer.diagnostics._alternatives import different_sizes, log_ratios
 from sdeinfer.diagnostics._layers import EVIDENCE
 from sdeinfer.diagnostics._summary import PRIOR_SD
 from sdeinfer.layers import Architecture, constructor, described
@@ -70,3 +71,30 @@ def test_sizes_are_named():
         "an output projection"
     ]
     assert different_sizes(ONE, Architecture("mlp")) == []
+
+
+def test_log_ratios_of_exact_layers_are_those_of_networks():
+    """Whatever the error of the normal laws, what it adds to the evidence for another architecture is subtracted."""
+    u = np.array([ONE.coordinates.sampled[name].to_real(np.float64(value)) for name, value in TRUTH.items()])
+    path = any_transitions(data_of(ONE, 64))
+    mean, sd = log_ratios(path, (ONE, FOUR), "finite-width", [u, u])
+    assert mean[0] == sd[0] == 0
+    assert mean[1] < 0
+    laws = [kind.layer_at(u).finite_width(64.0) for kind in (ONE, FOUR)]
+    own, other = (
+        float(jnp.sum(statistics.log_density(jax.tree.map(lambda x: jnp.asarray(x)[None], law), statistics.value)))
+        for statistics, law in zip([path_statistics(path, pooled=True)] * 2, laws, strict=True)
+    )
+    assert_within((other - own - mean[1]) / sd[1])
+
+
+def test_only_what_the_laws_do_not_explain_is_evidence(monkeypatch):
+    data = data_of(FOUR)
+    ratios = iter([(0.0, 1e9), (-10.0, 1.0)])
+    monkeypatch.setattr("sdeinfer.diagnostics._alternatives.log_ratios", lambda _, kinds, *__: _of_each(kinds, ratios))
+    assert max(each.evidence for each in alternatives(at_truth(ONE), data, ONE)) < EVIDENCE
+    assert max(each.evidence for each in alternatives(at_truth(ONE), data, ONE)) > EVIDENCE
+
+
+def _of_each(kinds, ratios):
+    return tuple(np.full(len(kinds), value) for value in next(ratios))

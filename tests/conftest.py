@@ -29,7 +29,7 @@ from sdeinfer import _compiler  # noqa: E402
 jax.config.update("jax_enable_x64", True)  # noqa: FBT003
 os.environ["SDEINFER_NO_CACHE"] = "1"  # commands leave the user's folder alone, and compile as on the first day
 
-MOST_MAPS = 20_000
+MOST_MAPS = 32_000
 MOST_WORKERS = 8
 """Each takes some GB of memory."""
 

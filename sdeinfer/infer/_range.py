@@ -254,7 +254,7 @@ def _used(
     def ordered(noise: ArrayLike, relative_tau0: ArrayLike, drift: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the transitions in ascending order of the spread to which each may grow; and these spreads."""
         if isinstance(path, ChunkedPath):  # one layer for all networks, and no latent ones
-            grown = _with_growth(scale, drift * growth)
+            grown = _with_growth(scale, np.asarray(drift) * growth)
         else:
             each, of_each = (np.broadcast_to(x, len(path.width))[path.network] for x in (relative_tau0, drift))
             grown = _with_growth(scale, of_each * growth) / each * _growth(path, noise)

@@ -106,7 +106,7 @@ MUTATIONS = (
     Mutation("adjustment: dispersion", SANDWICH, "return (of_scatter + NEGLIGIBLE)", "return (1.05 * of_scatter + NEGLIGIBLE)", SCORES),
     Mutation("adjustment: C", SANDWICH, "return inverse @ shrunk @ root", "return 1.05 * inverse @ shrunk @ root", SCORES),
     Mutation("adjustment: C, scatter beside the priors", SANDWICH, "_roots(inverse @ (scatter + priors) @ inverse)", "_roots(inverse @ (1.05 * scatter + priors) @ inverse)", SCORES),
-    Mutation("adjustment: scatter of the score", SANDWICH, "squares += here.score.T @ here.score", "squares += 1.05 * here.score.T @ here.score", SCORES),
+    Mutation("adjustment: scatter of the score", SANDWICH, "parts * weighted[part::parts].T @ weighted[part::parts]", "1.05 * parts * weighted[part::parts].T @ weighted[part::parts]", SCORES),
     Mutation("adjustment: omitted order", SANDWICH, "omitted = largest *", "omitted = 1.05 * largest *", SCORES),
     Mutation("adjustment: how C moves parameters", "likelihood/_adjustment.py", "@ (", "@ (1.05 * ", SCORES),
     # Finite networks, with weights and without.

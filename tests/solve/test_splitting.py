@@ -265,7 +265,7 @@ def test_errors_of_known_size_are_found(key):
 
 
 def test_a_tolerance_chooses_the_step(key):
-    layer, V0 = LAYERS["mlp"](), random_covariance(2)
+    layer, V0 = LAYERS["transformer"](), random_covariance(2)
     loose = si.solve.step_within(layer, V0, [0.4], tolerance=0.1, key=key)
     tight = si.solve.step_within(layer, V0, [0.4], tolerance=0.01, key=key)
     assert tight < loose <= 0.2

@@ -184,11 +184,14 @@ def attention_growth(
 
 def _growth_by(of: Callable[[np.ndarray], np.ndarray], V: np.ndarray, width: np.ndarray) -> np.ndarray:
     """The largest relative change of V by a drift, whose axes of tokens come first, at width n."""
-    drift = np.moveaxis(of(np.moveaxis(V, (-2, -1), (0, 1))), (0, 1), (-2, -1))
     definite = ~singular(V)
     safe = np.where(definite[..., None, None], V, np.eye(V.shape[-1]))
-    change = np.abs(np.linalg.eigvalsh(whiten_by(np.linalg.cholesky(safe), drift))).max(axis=-1)
-    return np.where(definite, change, 0.0) / np.asarray(width)
+    with np.errstate(over="ignore", invalid="ignore"):
+        drift = np.moveaxis(of(np.moveaxis(V, (-2, -1), (0, 1))), (0, 1), (-2, -1))
+        change = whiten_by(np.linalg.cholesky(safe), drift)
+    finite = np.isfinite(change).all(axis=(-2, -1))  # too large a V has too large a drift
+    size = np.abs(np.linalg.eigvalsh(np.where(finite[..., None, None], change, 0.0))).max(axis=-1)
+    return np.where(definite, np.where(finite, size, np.inf), 0.0) / np.asarray(width)
 
 
 def _with_growth(spread: np.ndarray, growth: np.ndarray) -> np.ndarray:

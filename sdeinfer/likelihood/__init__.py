@@ -1,8 +1,6 @@
 """Likelihoods of observed networks as NumPyro distributions; everything that depends on data only is computed once."""
 
-# Must come first: if arviz-stats is imported before a name of numpyro.distributions, that package lacks submodules.
-import numpyro as numpyro
-
+from sdeinfer import _numpyro as _numpyro
 from sdeinfer.likelihood._adjustment import Adjustment as Adjustment
 from sdeinfer.likelihood._adjustment import no_adjustment as no_adjustment
 from sdeinfer.likelihood._assumptions import Assumptions as Assumptions

@@ -149,8 +149,10 @@ def _linear(X: np.ndarray, outputs: int, rng: np.random.Generator, *, explicit: 
     networks, tokens, features = X.shape
     if explicit:
         return X @ rng.normal(size=(networks, features, outputs)) / math.sqrt(features)
-    values, axes = np.linalg.eigh(X @ X.swapaxes(1, 2) / features)
-    root = axes * np.sqrt(np.maximum(values, 0.0))[:, None]
+    gram = X @ X.swapaxes(1, 2) / features
+    finite = np.isfinite(gram).all(axis=(1, 2))[:, None, None]  # a network that has exploded
+    values, axes = np.linalg.eigh(np.where(finite, gram, 0.0))
+    root = np.where(finite, axes, np.nan) * np.sqrt(np.maximum(values, 0.0))[:, None]
     return root @ rng.normal(size=(networks, tokens, outputs))
 
 

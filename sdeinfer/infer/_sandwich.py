@@ -28,13 +28,13 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from sdeinfer.covariance import Pattern
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._range import logit_spread, mean_spread
 from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractArchitecture, AbstractLayer
-from sdeinfer.likelihood import Adjustment, Path
+from sdeinfer.likelihood import Adjustment, Path, increments_of
 from sdeinfer.networks import sample_layer
 
 DRAWS, DRAWN_TERMS, FEWEST_DRAWS = 16_384, 2**18, 512
@@ -186,15 +186,42 @@ def _drawn_scatters(
     expected *= draws / expected.sum()
     last = np.floor(np.cumsum(expected[order]) + 0.5)
     chosen = np.repeat(order, np.diff(last, prepend=0.0).astype(int))
-    starts, widths = _with_sorted_tokens(path.starts(chosen), path.pattern), path.width[path.network[chosen]]
-    ends = sample_layer(layer, starts, width=widths, key=jr.key(0))
+    starts = _with_sorted_tokens(path.starts(slice(None)), path.pattern)
+    ends = sample_layer(layer, starts[chosen], width=path.width[path.network[chosen]], key=jr.key(0))
     if ends is None:
         return None
-    both, number, first = np.stack([starts, ends], axis=1), np.arange(len(chosen)), np.zeros(len(chosen), int)
-    drawn = Path(both, widths, number, first, gap=np.ones(1, int), pattern=path.pattern)
-    weighted = np.concatenate([here.score for here in innovations(drawn, law)]) / np.sqrt(expected[chosen])[:, None]
+    weighted = _scores_of_ends(path, starts, law, chosen, ends) / np.sqrt(expected[chosen])[:, None]
     parts = min(PARTS, len(chosen))
     return np.stack([parts * weighted[part::parts].T @ weighted[part::parts] for part in range(parts)])
+
+
+def _scores_of_ends(
+    path: Path,
+    starts: Float[np.ndarray, "transitions m m"],
+    law: LawAt,
+    chosen: Int[np.ndarray, " draws"],
+    ends: Float[np.ndarray, "draws m m"],
+) -> Float[np.ndarray, "draws k"]:
+    """Scores of layers from the starts of transitions, each of which `chosen` may name many times, to given ends.
+
+    All that depends on a start is computed once for it.
+    """
+    distinct, place = np.unique(chosen, return_inverse=True)
+    widths, number = path.width[path.network[distinct]], np.arange(len(distinct))
+    both = np.stack([starts[distinct]] * 2, axis=1)
+    stays = Path(both, widths, number, np.zeros_like(number), gap=np.ones(1, int), pattern=path.pattern)
+    order, scores = np.argsort(place, kind="stable"), np.empty((len(chosen), len(law.u)))
+    for here in innovations(stays, law):
+        block = here.transitions
+        first, last = np.searchsorted(place[order], [block[0], block[-1] + 1])
+        drawn = order[first:last]
+        mine = place[drawn] - block[0]
+        z = increments_of(stays.coordinates(block), mine, ends[drawn] - starts[chosen[drawn]], widths[place[drawn]])
+        moved = here._replace(
+            y=here.y[mine] + z / here.sd[mine], mean=here.mean[mine], log_variance=here.log_variance[mine]
+        )
+        scores[drawn] = moved.score
+    return scores
 
 
 def _with_sorted_tokens(V: Float[np.ndarray, "some m m"], pattern: Pattern) -> Float[np.ndarray, "some m m"]:

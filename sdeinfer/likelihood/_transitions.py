@@ -279,6 +279,18 @@ def terms_of(
     )
 
 
+def increments_of(
+    at: Spectrum | PatternSpectrum,
+    which: Int[np.ndarray, " draws"],
+    dV: Float[np.ndarray, "draws m m"],
+    width: Float[np.ndarray, " draws"],
+) -> Float[np.ndarray, "draws p"]:
+    """The increments z of `Terms` for changes dV by one layer, in the coordinates of the starts with these indices."""
+    rows, columns = pairs(dV.shape[-1])
+    chosen = jax.tree.map(lambda x: x[which], at)
+    return vech(chosen.whiten(dV)) * np.sqrt(width[:, None] / np.where(rows == columns, 2.0, 1.0))
+
+
 def remembered_terms(
     V: Float[np.ndarray, "transitions m m"],
     after: Float[np.ndarray, "transitions m m"],

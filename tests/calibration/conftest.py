@@ -1,13 +1,26 @@
-"""`--record FILE` writes the coverage that the studies found, as a table in Markdown."""
+"""`--record FILE` writes the coverage that the studies found; `--held-out` runs studies of verdicts on unseen seeds."""
 
 from pathlib import Path
 
 import pytest
-from calibration import study
+from calibration import runs, study
 
 
 def pytest_addoption(parser):
-    parser.addoption("--record", type=Path, help="write every coverage found to this file")
+    parser.addoption("--record", type=Path, help="write every coverage found to this file, in Markdown")
+    parser.addoption("--held-out", action="store_true", help="studies of verdicts: the seeds that are for releases")
+
+
+@pytest.fixture
+def first_seed(request) -> int:
+    """The first seed of a study of verdicts."""
+    return runs.HELD_OUT if request.config.getoption("--held-out") else 0
+
+
+@pytest.fixture
+def kept_results(request) -> Path:
+    """The folder of finished data sets."""
+    return request.config.cache.mkdir("studies")
 
 
 @pytest.hookimpl(trylast=True)

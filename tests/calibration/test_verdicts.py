@@ -6,14 +6,15 @@ more than 4 posterior standard deviations from the truth. A *false alarm* is a f
 parameters are within 2. The verdicts do not see the truth.
 
 The data sets run in parallel processes; finished ones are kept in pytest's cache and are not run again by the same
-source code (`--cache-clear` removes them).
+source code (`--cache-clear` removes them). `--held-out` takes data sets that no rule was chosen by.
 """
 
 import collections
 from typing import Any
 
 import pytest
-from calibration.verdicts import PLANTED, UNTOLD, results, source_hash
+from calibration.runs import run_all
+from calibration.verdicts import PLANTED, UNTOLD, cases, judged
 
 FAR, NEAR = 4.0, 2.0
 FALSE_ALARMS = {"in range": 0.05, "at the edge": 0.15}
@@ -38,8 +39,8 @@ def is_false_alarm(each: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-def test_verdicts_are_right(request):
-    found = results(request.config.cache.mkdir(f"verdicts-{source_hash()}"))
+def test_verdicts_are_right(first_seed, kept_results):
+    found = run_all(judged, cases(first_seed), kept_results)
     rows = collections.defaultdict(list)
     for each in found:
         rows[each["group"], each["name"]].append(each)

@@ -36,6 +36,12 @@ def phase(text: str) -> None:
         line.set_description_str(text)
 
 
+def done(share: float) -> None:
+    """Show what share of the phase's pass over the data is done, if there is a line."""
+    if (line := _line.get()) is not None and share > 0:
+        line.set_description_str(f"{line.desc.split(' …')[0]} … {share:.0%}")
+
+
 def with_progress_line[**P, T](function: Callable[P, T]) -> Callable[P, T]:
     """Wrap a function so that its keyword `progress` opens the line for its phases."""
 

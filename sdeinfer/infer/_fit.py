@@ -100,7 +100,7 @@ def fit(
         warmup: warmup iterations of each chain.
         sampler: a sampler, whose chains, draws and warmup replace the three arguments above. If None, `NUTS`, or
             `Metropolis` for models with latent layers.
-        predictions: number of prior and posterior draws at which the SDE is simulated.
+        predictions: number of prior and posterior draws at which the SDE is simulated, at 9 or fewer observed layers.
         compressed: reduce the transitions to sufficient statistics; otherwise sample with the plain likelihood, see
             `likelihood.Transitions`. Models of networks observed at every layer only.
         progress: show progress bars, and on a terminal the current phase.

@@ -18,7 +18,6 @@ from sdeinfer.likelihood import (
     at_least_a_quarter,
     moments_of,
     repeated_widths,
-    terms_by_block,
 )
 
 
@@ -99,8 +98,7 @@ def law_at(
 
 def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
     """Iterate over the innovations of a path under a law, block by block."""
-    for block, terms in terms_by_block(path):
-        yield innovations_of(path, block, terms, law)
+    yield from path.over_blocks(lambda block: innovations_of(path, block, path.terms(block), law))
 
 
 def innovations_of(path: Path, block: np.ndarray, terms: Terms, law: LawAt) -> Innovations:

@@ -23,6 +23,7 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
 from sdeinfer.infer._mode import as_adjusted, potential_and_slope
 from sdeinfer.infer._samplers import AbstractMarkovChain, Posterior, advance_compiled
+from sdeinfer.infer._whitening import no_whitening
 from sdeinfer.likelihood import AbstractModel, Assumptions, blank_statistics
 
 
@@ -71,7 +72,8 @@ class NUTS(AbstractMarkovChain):
             for name, leaf in structure.items():
                 centre, half = model.start_of(name, prepared)
                 z[name] = random.uniform(centre - half, centre + half, leaf.shape).astype(leaf.dtype)
-            starts.append(ParamInfo(z, *potential_and_slope(model, prepared, z)))
+            value, slope = potential_and_slope(model, prepared, posterior.unconstrained(z))
+            starts.append(ParamInfo(z, value, posterior.pulled_back(slope)))
             keys.append(random.integers(2**32, size=4, dtype=np.uint32))
         return self.states_at(posterior, keys, starts)
 
@@ -133,8 +135,8 @@ def compile_nuts(
     # `jax.enable_x64` is thread-local.
     with jax.enable_x64(x64):
         blank = as_adjusted(model, blank_statistics(tokens, widths, pattern=pattern, assumptions=assumptions))
-        posterior = Posterior(model, blank)
         zero = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in latent_structure(model, blank).items()}
+        posterior = Posterior(model, blank, no_whitening(len(zero)))
         start = ParamInfo(zero, np.zeros((), jnp.result_type(float)), zero)
         (state,) = sampler.states_at(posterior, [np.zeros(4, np.uint32)], [start])
         jax.block_until_ready(advance_compiled(sampler, posterior, state, np.asarray(0)))

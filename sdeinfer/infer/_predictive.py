@@ -15,8 +15,9 @@ from sdeinfer.layers import AbstractArchitecture, Limit
 from sdeinfer.observation import DIMS, outputs_of
 from sdeinfer.solve import STEPS, PSDSplitting, fill_after, solve_in_blocks, step_grid
 
-TIMES = 9
-"""Largest number of observed layers, evenly spaced, at which predictions are kept; it bounds the file size."""
+TIMES, FEWEST, ENTRIES = 9, 3, 2**24
+"""Largest and least number of observed layers, evenly spaced, at which predictions are kept; and the number of entries
+of predictions above which there are fewer than `TIMES`."""
 
 AT_ONCE = 100
 """Number of layers whose limits are computed at a time."""
@@ -38,14 +39,15 @@ def predict(
         key: PRNG key.
 
     Returns:
-        A Dataset with `covariance` over draw, network, layer, token_a, token_b, at up to `TIMES` of the observed
-        layers. Paths are NaN after an explosion; the attribute `exploded` is the fraction of exploded paths.
+        A Dataset with `covariance` over draw, network, layer, token_a, token_b, at 3 to 9 of the observed layers, fewer
+        for many networks. Paths are NaN after an explosion; the attribute `exploded` is the fraction of exploded paths.
     """
     numbers = data["layer"].values
-    kept = np.unique(np.linspace(0, len(numbers) - 1, min(TIMES, len(numbers))).round().astype(int))
     dtype, widths = jnp.result_type(float), data["width"].values
     X0 = factor_on_host(np.asarray(data["covariance"].values[:, 0], dtype))
     draws, networks = len(layers), len(X0)
+    times = min(TIMES, max(FEWEST, ENTRIES // (draws * X0.size)), len(numbers))
+    kept = np.unique(np.linspace(0, len(numbers) - 1, times).round().astype(int))
     limits = _limits(np.asarray(layers, dtype).reshape(-1, layers.shape[-1]), architecture)
     # Limits have one value per draw, or per draw and network.
     limits = jax.tree.map(lambda c: np.broadcast_to(c.reshape(draws, -1), (draws, networks)), limits)

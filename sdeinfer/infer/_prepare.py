@@ -37,11 +37,8 @@ from sdeinfer.likelihood import (
 from sdeinfer.observation import in_chunks
 
 SAMPLE = 16_384
-"""Number of transitions used to find the scatter of the scores; all if there are fewer."""
-
-STARTING = 131_072
-"""Number of transitions for which the mode under the exact law is found first, where there are several times as many:
-one pass over the data then finds it for all."""
+"""Number of transitions used to find the scatter of the scores. Where there are several times as many, the mode under
+the exact law is found for these first, and one pass over the data then finds it for all."""
 
 WEAK = 4.0
 """Information on a coordinate, in the units of `Coordinates.unconstrained`, that is subtracted from that of a group's
@@ -162,10 +159,9 @@ def adjusted_statistics(
     adjustment = sandwich(sample, form.kind, layer.u, priors=priors, free=layer.sd > 0, times=times)
     if layer.u.ndim == 1:
         of_some = None
-        if len(path) > 4 * STARTING:
-            some = path.thinned(STARTING)
-            own = path_statistics(some, layout, pooled=True, assumptions=assumptions)
-            of_some = shift_to_exact_mode(some, own, form.kind, layer.u, layer.sd > 0, curvature=priors)
+        if times > 4:
+            own = path_statistics(sample, layout, pooled=True, assumptions=assumptions)
+            of_some = shift_to_exact_mode(sample, own, form.kind, layer.u, layer.sd > 0, curvature=priors)
         shift = shift_to_exact_mode(path, statistics, form.kind, layer.u, layer.sd > 0, curvature=priors, start=of_some)
         adjustment = dataclasses.replace(adjustment, shift=jax.device_put(np.asarray(shift, adjustment.centre.dtype)))
     return dataclasses.replace(statistics, adjustment=adjustment)

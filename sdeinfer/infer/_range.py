@@ -52,6 +52,7 @@ from sdeinfer.likelihood import (
     Path,
     any_transitions,
     chunked_path,
+    evenly_by,
     outputs_transitions,
     require_densities,
     used_of,
@@ -74,6 +75,9 @@ six tokens, five of them near copies, the score of log τ0 is biased by 0.02 of 
 
 LARGEST_GROWTH = 1.0
 """Largest relative change of V by the ReLU of one layer, at which a transition may start."""
+
+FOR_GROWTH = 16_384
+"""Largest number of transitions from which θ₂ is estimated to tell the range of the ReLU, which is not sharp."""
 
 LARGEST_RELU_DRIFT = 36.0
 """θ₂ = γ²(c₊ − c₋)² up to which no estimate is needed to tell that all transitions are in this range."""
@@ -316,13 +320,18 @@ def _of_small_growth(
     estimate, mode = _estimator(model, data, assumptions, path), None
     kept = growth <= max(LARGEST_GROWTH / LARGEST_RELU_DRIFT, np.median(growth))
     for _ in range(2):
-        mode, layer = estimate(np.flatnonzero(kept), mode)
+        mode, layer = estimate(_some(np.flatnonzero(kept), growth), mode)
         each = [limit_on_host(kind.layer_at(here)).relu_drift for here in np.atleast_2d(layer.u)]
         small = growth * (each[0] if len(each) == 1 else np.asarray(each)[_network_of(path)]) <= LARGEST_GROWTH
         kept = small if small.any() else kept
     found = np.zeros(used.size, bool)
     found[np.flatnonzero(used)[kept]] = True
     return found.reshape(used.shape)
+
+
+def _some(indices: np.ndarray, growth: np.ndarray) -> np.ndarray:
+    """At most `FOR_GROWTH` transitions, evenly spaced in the order of their growths."""
+    return indices[evenly_by(growth[indices], FOR_GROWTH)]
 
 
 def _network_of(path: Path | ChunkedPath) -> np.ndarray:

@@ -22,6 +22,7 @@ from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
 from sdeinfer.infer._mode import sampled_potential
+from sdeinfer.infer._whitening import Whitening, whitening_of
 from sdeinfer.likelihood import AbstractModel, LatentLayers
 
 CHUNK = 250
@@ -29,15 +30,17 @@ CHUNK = 250
 
 
 class Posterior(eqx.Module):
-    """A posterior density of NumPyro's unconstrained parameters by site name.
+    """A posterior density of NumPyro's unconstrained parameters by site name, or of coordinates that whiten them.
 
     Attributes:
         model: the model; static.
         prepared: pooled data of the model; an argument of compiled functions.
+        whitening: the coordinates; None for the unconstrained parameters themselves.
     """
 
     model: AbstractModel = eqx.field(static=True)
     prepared: PyTree
+    whitening: Whitening | None = None
 
     def log_density(self, z: Mapping[str, Array]) -> Float[Array, ""]:
         """Log density up to a constant, differentiable in z."""
@@ -45,7 +48,15 @@ class Posterior(eqx.Module):
 
     def potential(self, z: Mapping[str, Array]) -> Float[Array, ""]:
         """−log density up to a constant, differentiable in z."""
-        return sampled_potential(self.model, self.prepared, dict(z))
+        return sampled_potential(self.model, self.prepared, self.unconstrained(z))
+
+    def unconstrained(self, z: Mapping[str, Any], *, axes: int = 0) -> dict[str, Any]:
+        """NumPyro's unconstrained parameters at z, see `Whitening.unconstrained`."""
+        return dict(z) if self.whitening is None else self.whitening.unconstrained(z, axes=axes)
+
+    def pulled_back(self, slope: Mapping[str, Any]) -> dict[str, Any]:
+        """The derivatives in z of a function with these derivatives in the unconstrained parameters."""
+        return dict(slope) if self.whitening is None else self.whitening.pulled_back(slope)
 
     def initial_position(self, key: PRNGKeyArray) -> dict[str, Array]:
         """A point uniform in the intervals of `AbstractModel.start_of`; its density is positive."""
@@ -123,8 +134,8 @@ class AbstractMarkovChain(AbstractSampler):
             state: state of one chain.
 
         Returns:
-            The new state; its unconstrained parameters by site name; and statistics by ArviZ's names, such as
-            `diverging` and `acceptance_rate`.
+            The new state; its position by site name, of which `posterior.log_density` is a function; and statistics by
+            ArviZ's names, such as `diverging` and `acceptance_rate`.
         """
 
     def sample(
@@ -139,7 +150,8 @@ class AbstractMarkovChain(AbstractSampler):
         """Sample the posterior of a model without latent layers; see `AbstractSampler.sample`."""
         if isinstance(model, LatentLayers):
             raise InputError(f"sampler: {model.name} has latent layers, for which there is Metropolis only")
-        posterior = Posterior(model, jax.device_put(model.pool(prepared)))
+        pooled = jax.device_put(model.pool(prepared))
+        posterior = Posterior(model, pooled, whitening_of(model, pooled))
         kept = in_chunks(
             _advance,
             (self, posterior),
@@ -151,7 +163,8 @@ class AbstractMarkovChain(AbstractSampler):
             checkpoint=checkpoint,
             fingerprinted=(posterior.prepared, repr(self), model.acceptance),
         )
-        return draws_of(model, prepared, posterior.prepared, kept)
+        z = posterior.unconstrained(kept["unconstrained"], axes=2)
+        return draws_of(model, prepared, posterior.prepared, kept | {"unconstrained": z})
 
     def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[PyTree, ...]:
         """The initial states of all chains."""

@@ -19,6 +19,9 @@ from sdeinfer.covariance import spectrum
 NODES = 512
 """Number of nodes of the quadrature, a power of two; they give the moments to 5 to 25 % of 1 plus their size."""
 
+IN_CACHE = 2**16
+"""Number of entries of the largest arrays of the quadrature that are made at a time."""
+
 LARGEST_ERROR = 0.25
 """Largest distance from the quadrature, relative to 1 plus it, at which closed forms are confirmed."""
 
@@ -99,8 +102,11 @@ def _where_amplified(checked: Callable[..., Any], closed: Any, axes: int, *array
     """Checked moments; NumPy checks only those V whose moments are large."""
     if not isinstance(closed, np.ndarray):
         return checked(*arrays, closed)
-    large = ~(np.abs(closed).max(axis=tuple(range(-axes, 0))) <= BENIGN)
-    closed = np.array(closed)
-    if large.any():
-        closed[large] = checked(*(x[large] for x in arrays), closed[large])
-    return closed
+    stack = closed.shape[:-axes]
+    flat, *others = (x.reshape(-1, *x.shape[len(stack) :]) for x in (closed, *arrays))
+    large = np.flatnonzero(~(np.abs(flat).max(axis=tuple(range(1, flat.ndim))) <= BENIGN))
+    flat, at_once = flat.copy(), max(1, IN_CACHE // (NODES * arrays[0].shape[-1] ** (3 - axes)))
+    for start in range(0, len(large), at_once):
+        some = large[start : start + at_once]
+        flat[some] = checked(*(x[some] for x in others), flat[some])
+    return flat.reshape(closed.shape)

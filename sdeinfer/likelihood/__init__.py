@@ -58,6 +58,7 @@ from sdeinfer.likelihood._transitions import USED as USED
 from sdeinfer.likelihood._transitions import Path as Path
 from sdeinfer.likelihood._transitions import Terms as Terms
 from sdeinfer.likelihood._transitions import any_transitions as any_transitions
+from sdeinfer.likelihood._transitions import evenly_by as evenly_by
 from sdeinfer.likelihood._transitions import increments_of as increments_of
 from sdeinfer.likelihood._transitions import largest_variances as largest_variances
 from sdeinfer.likelihood._transitions import observed_path as observed_path

@@ -26,10 +26,6 @@ growth by attention with θ₁ = 1, by a ReLU with θ₂ = 1 and whether V is si
 the largest variance of a token at its end."""
 
 
-class GatheredPath(Path):
-    """Transitions of data in chunks that were taken into memory, each as a network of two layers."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChunkedPath:
     """The used transitions of networks observed at every layer, in chunks of networks.
@@ -54,7 +50,7 @@ class ChunkedPath:
     layers: np.ndarray
     tokens: int
     pattern: Pattern = EVERY_TOKEN
-    nearby: tuple[Int[np.ndarray, " some"], GatheredPath] | None = None
+    nearby: tuple[Int[np.ndarray, " some"], Path] | None = None
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.used))
@@ -109,12 +105,12 @@ class ChunkedPath:
         parts = [_PathOfChunk(self, chunk) for chunk in self.chunks if self.used[chunk.first : chunk.last].any()]
         return reduce_chunks(partial(_on_path, function), parts, combine, name=name)
 
-    def _gathered(self, indices: Int[np.ndarray, " some"]) -> GatheredPath:
+    def _gathered(self, indices: Int[np.ndarray, " some"]) -> Path:
         """Some transitions in memory; ascending indices."""
         network, layer = np.divmod(np.flatnonzero(self.used)[indices], self.used.shape[1])
         found = gathered_networks(self.chunks, network, layer)
         each = np.arange(len(indices))
-        return GatheredPath(found, self.width[network], each, np.zeros_like(each), np.ones(1, int), self.pattern)
+        return Path(found, self.width[network], each, np.zeros_like(each), np.ones(1, int), self.pattern)
 
 
 def chunked_path(data: xr.Dataset) -> ChunkedPath:

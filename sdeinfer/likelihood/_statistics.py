@@ -31,14 +31,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from numpy.polynomial.chebyshev import chebvander
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit, drift_count
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._chunked_path import ChunkedPath, GatheredPath, added, over_chunks
+from sdeinfer.likelihood._chunked_path import ChunkedPath, added, over_chunks
 from sdeinfer.likelihood._kernels import FEATURES, log_density, quadratic_pairs, rows_of
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
@@ -189,8 +188,7 @@ def _range_of_e(path: Path) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, 
     """The smallest and the largest e of each pair that is not zero."""
     p = path.tokens * (path.tokens + 1) // 2
     lowest, highest = np.full(p, np.inf), np.zeros(p)
-    for block in path.blocks():
-        e = path.mixing(block)
+    for block, e in path.over_blocks(lambda block: (block, path.mixing(block))):
         _require_finite({"mixing": e}, path.first + path.network[block])
         zero = _at_zero(e)
         lowest = np.minimum(lowest, np.where(zero, np.inf, e).min(axis=0))
@@ -277,9 +275,8 @@ def path_statistics(
     widths, width = np.unique(path.width, return_inverse=True)
     padded = repeated_widths(widths)
     pooled = pooled or isinstance(path, ChunkedPath)
-    sums = _sums_of_chunk if isinstance(path, ChunkedPath | GatheredPath) and pooled else _sums
     weights, constant = over_chunks(
-        path, partial(sums, layout=layout, widths=widths if pooled else None), added, name="statistics"
+        path, partial(_sums, layout=layout, widths=widths if pooled else None), added, name="statistics"
     )
     groups, weights = len(constant), np.require(weights, requirements="W")
     to_nodes = _moments_to_nodes(layout.nodes)
@@ -304,31 +301,12 @@ def _sums(
     path: Path, *, layout: Layout, widths: Float[np.ndarray, " widths"] | None
 ) -> tuple[Float[np.ndarray, "groups p rows nodes"], Float[np.ndarray, " groups"]]:
     """Sums over the transitions of each network, or of each of the widths: of rows times T_k(e), and the constant."""
-    p, group, groups = len(layout.middle), path.network, len(path.width)
+    p, nodes, group, groups = len(layout.middle), layout.nodes, path.network, len(path.width)
     if widths is not None:
         group, groups = path.width_index(widths), len(repeated_widths(widths))
-    weights = np.zeros((groups, p, rows_of(drift_count(path.pattern)), layout.nodes + 1))
-    constant = np.zeros(groups)
-    for block, terms in terms_by_block(path):
-        _require_finite(vars(terms), path.first + path.network[block])
-        np.add.at(constant, group[block], terms.log_jacobian - p * math.log(2 * math.pi) / 2)
-        data = _rows(terms)
-        functions = _cardinal(terms.mixing, layout)
-        first = np.flatnonzero(np.diff(group[block], prepend=-1))
-        for start, stop in itertools.pairwise([*first, len(block)]):
-            # (p, rows, transitions) @ (p, transitions, nodes)
-            weights[group[block[start]]] += data[:, start:stop].swapaxes(1, 2) @ functions[:, start:stop]
-    return weights, constant
-
-
-def _sums_of_chunk(
-    path: Path, *, layout: Layout, widths: Float[np.ndarray, " widths"]
-) -> tuple[Float[np.ndarray, "groups p rows nodes"], Float[np.ndarray, " groups"]]:
-    """`_sums`, equal up to rounding and several times as fast: in the cache, and with strides that BLAS takes."""
-    p, nodes, groups = len(layout.middle), layout.nodes, len(repeated_widths(widths))
     weights = np.zeros((groups, p, rows_of(drift_count(path.pattern)), nodes + 1))
     constant = np.zeros(groups)
-    group = path.width_index(widths)
+    # The functions of so many transitions fit in the cache.
     at_once = max(1, CACHED // (8 * p * (nodes + 1)))
     for block, terms in terms_by_block(path):
         _require_finite(vars(terms), path.first + path.network[block])
@@ -348,7 +326,13 @@ def _sums_of_chunk(
 
 
 def _chebyshev(x: np.ndarray, away: np.ndarray, nodes: int) -> Float[np.ndarray, "nodes p transitions"]:
-    """`_cardinal` with the nodes first, for x and whether e is away from zero, both of shape (p, transitions)."""
+    """Indicator of e = 0, and T_k(x) for the other terms, with the nodes first, so that BLAS takes the strides.
+
+    Arguments:
+        x: log e, scaled to [−1, 1]; shape (p, transitions).
+        away: whether e is not zero, shape (p, transitions).
+        nodes: number of polynomials.
+    """
     T = np.empty((nodes + 1, *x.shape))
     T[0], T[1] = ~away, away
     if nodes > 1:
@@ -367,8 +351,7 @@ def repeated_widths(widths: np.ndarray) -> np.ndarray:
 
 def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:
     """Iterate over blocks of transitions: their indices and their terms."""
-    for block in path.blocks():
-        yield block, path.terms(block)
+    yield from path.over_blocks(lambda block: (block, path.terms(block)))
 
 
 def nodes_needed(half_width: float) -> int:
@@ -389,14 +372,6 @@ def _rows(terms: Terms) -> np.ndarray:
 def _at_zero(e: np.ndarray) -> np.ndarray:
     """Whether each e is zero up to rounding, relative to the largest e of its transition."""
     return e <= (ROUNDING * float(jnp.finfo(float).eps)) ** 2 * e.max(axis=-1, keepdims=True)
-
-
-def _cardinal(e: np.ndarray, layout: Layout) -> np.ndarray:
-    """Indicator of e = 0, and Chebyshev polynomials T_k of log e for the other terms; shape (p, transitions, nodes)."""
-    zero = _at_zero(e)
-    x = (np.log(np.where(zero, 1.0, e)) - np.where(zero, 0.0, layout.middle)) / layout.half_width
-    T = np.where(zero[..., None], 0.0, chebvander(x, layout.nodes - 1))
-    return np.concatenate([zero[..., None], T], axis=-1).swapaxes(0, 1)
 
 
 def _sums_by_group(x: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:

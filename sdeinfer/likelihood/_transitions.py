@@ -1,10 +1,13 @@
 """Transitions between observed layers, and the data terms of their likelihood."""
 
+import collections
 import dataclasses
 import hashlib
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -15,6 +18,7 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 
 from sdeinfer._files import InputError
+from sdeinfer._progress import done
 from sdeinfer.covariance import (
     EVERY_TOKEN,
     PATTERN_ATTRIBUTES,
@@ -128,6 +132,24 @@ class Path:
         """Iterate over blocks of indices of all transitions."""
         size = max(1, min(BLOCK, BLOCK_TERMS // (self.tokens * (self.tokens + 1) // 2)))
         yield from (np.arange(start, min(start + size, len(self))) for start in range(0, len(self), size))
+
+    def over_blocks[T](self, function: Callable[[np.ndarray], T]) -> Iterator[T]:
+        """Iterate over the results of a function of blocks of indices, in order; threads compute the next ones.
+
+        The share of the blocks that are done shows on the line of the current phase.
+        """
+        blocks, cores = list(self.blocks()), os.cpu_count() or 1
+        if len(blocks) == 1:
+            yield function(blocks[0])
+            return
+        with ThreadPoolExecutor(cores) as pool:
+            ahead = collections.deque(pool.submit(function, block) for block in blocks[:cores])
+            for number in range(len(blocks)):
+                done(number / len(blocks))
+                found = ahead.popleft().result()
+                if number + cores < len(blocks):
+                    ahead.append(pool.submit(function, blocks[number + cores]))
+                yield found
 
     def take(self, indices: np.ndarray) -> "Path":
         """The transitions with the given indices, in ascending order."""

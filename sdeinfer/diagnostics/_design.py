@@ -15,11 +15,12 @@ sampling networks and computing the precision of a fit to them.
 import dataclasses
 import itertools
 import math
-from functools import partial
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pandas as pd
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -44,11 +45,14 @@ SPREAD = 0.3
 SIZES = np.geomspace(0.5, 1.6, 7)
 """Multiples of V0 among which the best size is chosen."""
 
-LAYERS = 4096
+LAYERS = 8192
 """Number of layers sampled at each size."""
 
 TIMES, PATHS = 4, 64
 """Numbers of depth-times and of paths over which the information is averaged."""
+
+FADING = 16
+"""Power of the spread by which transitions fade at the end of the range."""
 
 NUMBERS = np.geomspace(1, 1e8, 769)
 """Candidate numbers of networks, in steps of 2.4 %."""
@@ -116,7 +120,7 @@ def design(
         parameter: "gamma", "tau0" or "c_gap".
         relative_sd: wanted relative standard deviation; for "gamma", the standard deviation of logit γ.
         progress: show the current phase, on a terminal.
-        key: PRNG key.
+        key: PRNG key of the networks that are sampled to count how many are needed; the tokens do not depend on it.
 
     Returns:
         The `Design`.
@@ -137,26 +141,22 @@ def design(
         raise InputError(f"relative_sd: must be positive, got {relative_sd:g}")
     place = names.index(parameter)
 
-    def of_network(x: Array) -> tuple[Array, Array]:
-        V0 = _tokens_at(x, layer, tokens, width)
-        return V0, network_information(layer, V0, width=width, depth=depth, key=key)
+    sizes = {"tokens": tokens, "width": width, "depth": depth, "place": place}
 
-    @jax.jit
-    @partial(jax.value_and_grad, has_aux=True)
-    def objective(x: Array) -> tuple[Array, tuple[Array, Array]]:
-        V0, information = of_network(x)
-        return -jnp.log(marginal_information(NOMINAL * information, names)[place]), (V0, information)
+    def objective(x: np.ndarray) -> tuple[tuple[Array, tuple[Array, Array]], Array]:
+        return _information_lost(np.asarray(x, jnp.result_type(float)), layer, **sizes)
 
     steps = itertools.count(1)
 
     def value_and_slope(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        (value, _), slope = objective(np.asarray(x, jnp.result_type(float)))
+        (value, _), slope = objective(x)
         phase(f"searching for tokens, evaluation {next(steps)}")
         return np.asarray(value, np.float64), np.asarray(slope, np.float64)
 
     phase("searching for tokens")
-    found = minimize(value_and_slope, vech(np.eye(tokens) + 0.1 * np.tri(tokens)), jac=True)
-    (_, (V0, information)), _ = objective(np.asarray(found.x, jnp.result_type(float)))
+    ends = [minimize(value_and_slope, start, jac=True) for start in _starts(tokens)]
+    found = min(ends, key=lambda end: end.fun)
+    (_, (V0, information)), _ = objective(found.x)
     V0, information = np.asarray(V0), np.asarray(information)
     if not marginal_information(NOMINAL * information, names)[place] > NOMINAL * LEAST_INFORMATION:
         raise InputError(f"parameter: {parameter} of this architecture cannot be identified with tokens={tokens}")
@@ -276,15 +276,15 @@ def network_information(
     # The noise of so few paths exceeds the bias of order 1, whose gradient compiles faster than that of order 2.
     V = simulate(layer, V0, times, paths=PATHS, step=float(times[0]), solver=PSDEuler(), key=key)
     paths = V.reshape(-1, *V0.shape)
-    # A fit does not use transitions outside the range of the law.
-    within = jnp.isfinite(paths).all(axis=(1, 2))
+    finite = jnp.isfinite(paths).all(axis=(1, 2))
+    safe = jnp.where(finite[:, None, None], paths, V0)
+    each, used = jax.vmap(lambda V: layer_information(layer, V, width))(safe), finite.astype(V0.dtype)
     if "tau0" in layer.parameters():
-        spread = jnp.where(within, jax.vmap(_spread)(jnp.where(within[:, None, None], paths, V0)), jnp.inf)
-        within &= spread / jnp.sqrt(width) < LARGEST_LOGIT * layer.parameters()["tau0"]
-    safe = jnp.where(within[:, None, None], paths, V0)
-    each = jax.vmap(lambda V: layer_information(layer, V, width))(safe)
+        # A fit does not use transitions outside the range of the law; they fade, so that the search is of a smooth one.
+        spread = jax.vmap(_spread)(safe) / (LARGEST_LOGIT * layer.parameters()["tau0"] * math.sqrt(width))
+        used = used / (1 + spread**FADING)
     slopes = _slopes_at_width(layer, width)
-    return depth * slopes.T @ jnp.mean(jnp.where(within[:, None, None], each, 0.0), axis=0) @ slopes
+    return depth * slopes.T @ jnp.mean(used[:, None, None] * each, axis=0) @ slopes
 
 
 def _slopes_at_width(layer: AbstractLayer, width: int) -> Float[Array, "k k"]:
@@ -328,6 +328,38 @@ def layer_information(layer: AbstractLayer, V: Float[Array, "m m"], width: int) 
     scaled = jnp.stack([inverse @ linear, inverse @ mixing])
     of_variance = slopes[2:].T @ jnp.einsum("apq,bqp->ab", scaled, scaled) @ slopes[2:] / 2
     return of_mean + of_variance
+
+
+@eqx.filter_jit
+def _information_lost(
+    x: Float[Array | np.ndarray, " p"], layer: AbstractLayer, *, tokens: int, width: int, depth: int, place: int
+) -> tuple[tuple[Array, tuple[Array, Array]], Array]:
+    """−log of a parameter's information at tokens of the shape x, with these tokens and all information; its gradient.
+
+    It is one function for all keys, so that the tokens of a design do not depend on the key.
+    """
+
+    def lost(x: Array) -> tuple[Array, tuple[Array, Array]]:
+        V0 = _tokens_at(x, layer, tokens, width)
+        information = network_information(layer, V0, width=width, depth=depth, key=jr.key(0))
+        own = marginal_information(NOMINAL * information, tuple(layer.coordinates.sampled))
+        return -jnp.log(own[place]), (V0, information)
+
+    return jax.value_and_grad(lost, has_aux=True)(x)
+
+
+def _starts(tokens: int) -> list[Float[np.ndarray, " p"]]:
+    """Where the search for tokens starts: different ones; and copies of one token, of which some are turned round.
+
+    The information has several local maxima. The largest is most often between the last two starts.
+    """
+    rows, columns = pairs(tokens)
+    starts = [vech(np.eye(tokens) + 0.1 * np.tri(tokens))]
+    for turned in sorted({0, 1, tokens // 2}):
+        L = 0.1 * np.eye(tokens)
+        L[:, 0] = np.where(np.arange(tokens) < turned, -1.0, 1.0)
+        starts.append(L[columns, rows])
+    return starts
 
 
 def _tokens_at(x: Float[Array, " p"], layer: AbstractLayer, tokens: int, width: int) -> Float[Array, "m m"]:

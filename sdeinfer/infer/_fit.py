@@ -36,6 +36,7 @@ from sdeinfer.infer._predictive import predict
 from sdeinfer.infer._prepare import prepare_chunks, prepare_for
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
+from sdeinfer.infer._sandwich import compile_scatter
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
 from sdeinfer.infer._survey import attributes_of_chunks, kept_networks, require_one_layer, survey
 from sdeinfer.infer._tree import attributes_of, fixed_by_program, groups_of_data, layers_group
@@ -135,15 +136,13 @@ def fit(
     both = law == "both"
     data, assumptions, kind = assume(model, data, architecture, law, prior)
     data = _examined(model, data, assumptions, kind, compressed=compressed, leave_out_damaged=leave_out_damaged)
-    with _background_thread() as background:
+    with _background_threads() as background:
         if isinstance(model, EveryLayer) and not model.makes_layers and type(sampler) is NUTS and compressed:
-            shapes = {
-                "tokens": data.sizes["token_a"],
-                "widths": len(np.unique(data["width"])),
-                "pattern": assumptions.kind.pattern,
-            }
-            x64 = jax.config.jax_enable_x64
-            background.submit(compile_nuts, sampler, model, assumptions, **shapes, x64=x64)
+            widths = np.unique(data["width"])
+            shapes = {"tokens": data.sizes["token_a"], "widths": len(widths), "x64": jax.config.jax_enable_x64}
+            if assumptions.law != "limit":
+                background.submit(compile_scatter, assumptions.kind, **shapes, width=int(widths[0]))
+            background.submit(compile_nuts, sampler, model, assumptions, **shapes, pattern=assumptions.kind.pattern)
         phase("finding the range of the law")
         data, pilot = range_to_fit(model, data, assumptions, largest_logit)
         phase("preparing the data")
@@ -338,9 +337,9 @@ def _predict(
 
 
 @contextlib.contextmanager
-def _background_thread() -> Iterator[ThreadPoolExecutor]:
-    """A background thread; its pending tasks are cancelled if the fit raises an error."""
-    pool = ThreadPoolExecutor(1)
+def _background_threads() -> Iterator[ThreadPoolExecutor]:
+    """Background threads; their pending tasks are cancelled if the fit raises an error."""
+    pool = ThreadPoolExecutor(2)
     try:
         yield pool
     except BaseException:

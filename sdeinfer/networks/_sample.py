@@ -155,8 +155,7 @@ def sample_chains(
     networks, tokens = V0.shape[:2]
     layer = jax.tree.map(lambda value: np.asarray(value, V0.dtype), layer)
     room = padded_size(observed, least=16)
-    normals = networks * observed * observe_every * tokens * (4 * tokens + width)
-    chain_batch = _few_chains if normals <= FEW_NORMALS and jax.default_backend() == "cpu" else _many_chains
+    chain_batch = _program(networks * observed * observe_every * tokens * (4 * tokens + width))
     batch = _chains_at_once(networks, tokens, layer.column_blocks, room)
     sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
     covariance = np.empty((networks, observed + 1, tokens, tokens), V0.dtype)
@@ -182,6 +181,22 @@ def sample_chains(
     finally:
         pool.shutdown(cancel_futures=True)
     return covariance
+
+
+def compile_layer(layer: AbstractLayer, networks: int, tokens: int, *, width: int) -> None:
+    """Compile the program by which `sample_layer` draws so many networks."""
+    dtype, room = jnp.result_type(float), padded_size(1, least=16)
+    layer = jax.tree.map(lambda value: np.asarray(value, dtype), layer)
+    batch = _chains_at_once(networks, tokens, layer.column_blocks, room)
+    V0 = np.broadcast_to(np.eye(tokens, dtype=dtype), (batch, tokens, tokens))
+    sizes = {"width": np.int32(width), "observed": np.int32(0), "observe_every": np.int32(1)}
+    program = _program(networks * tokens * (4 * tokens + width))
+    program(layer, V0, np.arange(batch, dtype=np.uint32), jr.key(0), **sizes, room=room)
+
+
+def _program(normals: int) -> Callable[..., Array]:
+    """The chain's program for so many normals."""
+    return _few_chains if normals <= FEW_NORMALS and jax.default_backend() == "cpu" else _many_chains
 
 
 def _chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:

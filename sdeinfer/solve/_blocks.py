@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer._compiler import BALANCED
 from sdeinfer._devices import devices_for, divided, launching, launching_threads
 from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._brownian import BrownianSteps, BrownianSums
@@ -88,7 +90,7 @@ def _of_each_path(limit: Limit, paths: int, dtype: np.dtype) -> Limit:
     return jax.tree.map(lambda c: np.broadcast_to(np.asarray(c, dtype), paths), limit)
 
 
-@jax.jit
+@partial(jax.jit, compiler_options=BALANCED)
 def _solve_block(
     solver: AbstractPSDSolver,
     limit: Limit | LimitSteps,

@@ -66,6 +66,14 @@ def test_the_gap_is_told_no_better_than_the_mean_of_the_slopes(designed):
     assert 0.9 < designed.expected["c_gap"] * np.sqrt(SIZES["width"] / 2) < 1.2
 
 
+def test_the_plan_is_one_for_all_keys(designed):
+    """The tokens are equal; the numbers of networks are estimates."""
+    other = si.design(LAYER, tokens=3, **SIZES, relative_sd=0.05, key=jr.key(2))
+    shapes = [V / V[0, 0] for V in (designed.V0, other.V0)]
+    np.testing.assert_allclose(*shapes, rtol=1e-12)
+    assert 0.85 < other.networks / designed.networks < 1.15
+
+
 def test_designed_numbers_belong_together(designed):
     np.testing.assert_allclose(designed.norms**2, np.diag(designed.V0))
     np.testing.assert_allclose(np.diag(designed.correlations), 1.0)

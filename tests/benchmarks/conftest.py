@@ -1,7 +1,8 @@
 """Benchmarks print ratios to named peers measured in the same run; run them with `-m benchmark -s`."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import pytest
@@ -32,3 +33,19 @@ def seconds(run: Callable[[], object], *, repeats: int = 7, least: float = 0.05)
 @pytest.fixture
 def timed() -> Callable[..., float]:
     return seconds
+
+
+@pytest.fixture
+def bounded() -> Iterator[Callable[..., str]]:
+    """Says what was found and its bound; the benchmark fails at its end if a bound was missed."""
+    missed = []
+
+    def said(name: str, found: float, *, most: float = math.inf, least: float = -math.inf) -> str:
+        bounds = [f"at most {most:g}"] * (most < math.inf) + [f"at least {least:g}"] * (least > -math.inf)
+        text = f"{name} {found:.3g} ({', '.join(bounds) or 'no bound'})"
+        if not least <= found <= most:
+            missed.append(text)
+        return text
+
+    yield said
+    assert not missed, "; ".join(missed)

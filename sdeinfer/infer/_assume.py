@@ -138,12 +138,18 @@ def require_complete(kind: AbstractArchitecture, data: xr.Dataset) -> None:
 
 
 def require_identifiable(kind: AbstractArchitecture, tokens: int) -> None:
-    """Check that the number of tokens suffices to identify the parameters of an architecture.
+    """Check that the tokens suffice to identify the parameters of an architecture.
 
     Raises:
-        InputError: for τ0 and one token, since a softmax over one token is 1.
+        InputError: for τ0 where every token attends to one token only, since a softmax over one token is 1.
     """
-    if tokens == 1 and kind.coordinates.temperatures:
+    if not kind.coordinates.temperatures or kind.pattern.mask(tokens).sum(axis=1).max() > 1:
+        return
+    if tokens == 1:
         raise InputError(
             f"tokens: {kind.name} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
         )
+    raise InputError(
+        f"pattern: {kind.name} has tau0, which tokens that attend to one token each cannot identify, as with prompts of "
+        "one token; use feedforward or mlp"
+    )

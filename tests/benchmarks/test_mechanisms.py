@@ -1,6 +1,6 @@
 """Losses without each mechanism: coverage on real finite networks, seconds, networks.
 
-Parameters come from the prior, data from the exact covariance chain, as in `calibration/test_finite_width.py`. `-s`
+Parameters come from the prior, data from the exact covariance chain, as in `calibration/finite_width.py`. `-s`
 shows the shares of 50 % and 90 % intervals that hold the truth, beside those of the whole fit on the same data sets.
 """
 
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from calibration.finite_width import ASSUMED, SIZES, TRANSFORMER, data_set
 from calibration.study import NODES, importance_sample, report
-from calibration.test_finite_width import ASSUMED, SIZES, TRANSFORMER, data_set
 
 import sdeinfer as si
 from sdeinfer.diagnostics._design import _networks, _sample

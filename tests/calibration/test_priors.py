@@ -10,12 +10,12 @@ import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from calibration.finite_width import TRANSFORMER, data_set
 from calibration.study import PARETO_K, assert_calibrated, posterior, report, statistics
-from calibration.test_finite_width import DATA_SETS, TRANSFORMER, data_set
 
 from sdeinfer.likelihood import Assumptions, checked_priors
 
-WIDTH = 64
+WIDTH, DATA_SETS = 64, 200
 
 PRIORS = {
     "τ0 ~ Uniform(.2, 3)": {"tau0": dist.Uniform(0.2, 3.0)},

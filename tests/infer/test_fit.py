@@ -145,6 +145,11 @@ def test_data_that_cannot_identify_tau0_are_refused():
     data = covariance_dataset(np.arange(1.0, 7.0).reshape(2, 3, 1, 1), width=64)
     with pytest.raises(ValueError, match="tau0, which one token cannot identify"):
         si.fit(si.models.full_path, data, architecture="transformer", key=jr.key(0))
+    V0, alone = si.equicorrelated(tokens=2, correlation=0.2), si.Pattern(prompts=(1, 1))
+    layer = si.ShapedAttention(gamma=0.5, tau0=1.0, pattern=alone)
+    data = si.sample_networks(layer, V0, width=32, depth=2, networks=2, key=jr.key(0))
+    with pytest.raises(ValueError, match="pattern: attention has tau0, which tokens that attend to one token each"):
+        si.fit(si.models.full_path, data, key=jr.key(0))
 
 
 @pytest.mark.usefixtures("nothing_ahead")

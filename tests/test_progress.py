@@ -5,7 +5,7 @@ import sys
 from contextlib import suppress
 
 import sdeinfer as si
-from sdeinfer._progress import ProgressBar, phase, progress_line
+from sdeinfer._progress import ProgressBar, done, phase, progress_line
 
 
 class Terminal(io.StringIO):
@@ -40,6 +40,20 @@ def test_phases_replace_each_other_and_are_cleared(monkeypatch):
     before = terminal.getvalue()
     phase("without a line")
     assert terminal.getvalue() == before
+
+
+def test_a_pass_over_the_data_says_how_far_it_is(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+    with progress_line(show=True):
+        phase("preparing the data")
+        done(0.0)
+        assert terminal.line() == "preparing the data …"
+        done(0.3)
+        done(0.6)
+        assert terminal.line() == "preparing the data … 60%"
+        phase("predicting")
+        assert terminal.line() == "predicting …"
+    done(0.5)
 
 
 def test_a_line_is_cleared_before_an_error(monkeypatch):

@@ -150,6 +150,6 @@ def require_identifiable(kind: AbstractArchitecture, tokens: int) -> None:
             f"tokens: {kind.name} has tau0, which one token cannot identify; use feedforward or mlp, or two tokens"
         )
     raise InputError(
-        f"pattern: {kind.name} has tau0, which tokens that attend to one token each cannot identify, as with prompts of "
-        "one token; use feedforward or mlp"
+        f"pattern: {kind.name} has tau0, which tokens that attend to one token each cannot identify, as with prompts "
+        "of one token; use feedforward or mlp"
     )

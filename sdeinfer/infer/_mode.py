@@ -1,6 +1,7 @@
 """The mode of a posterior, its potential and its gradient."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from numpyro.infer.util import potential_energy
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
+from sdeinfer._progress import phase
 from sdeinfer.infer._densities import HANDLERS, latent_structure
 from sdeinfer.infer._latent import draw_latent, given_latent, log_prior, log_weights
 from sdeinfer.likelihood import AbstractModel, EveryLayer, LatentLayers, PathStatistics, layer_of, no_adjustment
@@ -147,7 +149,10 @@ def latent_mode(
     def potential(x: np.ndarray) -> float:
         return float(_potential_of_chosen(model, prepared, keys, jnp.asarray(chosen), sites, jnp.asarray(x)))
 
+    evaluations = itertools.count(1)
+
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+        phase(f"searching for the mode, evaluation {next(evaluations)}")
         # An automatic gradient takes six times longer to evaluate and ten times longer to compile.
         slope = [potential(x + step) - potential(x - step) for step in difference * np.eye(len(x))]
         return potential(x), np.array(slope) / (2 * difference)

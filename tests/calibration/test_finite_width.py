@@ -17,6 +17,10 @@ from calibration.runs import run_all
 from calibration.study import Posterior, assert_calibrated, importance_sample, nuts_draws, report, statistics
 
 DATA_SETS, MORE = 200, 40
+MOST_LEFT_OUT = 0.5
+"""Posteriors of few transitions are not asserted to be calibrated: some are of networks all of whose layers are out of
+the range of the law. `check` says that they are of few, or that the layers are not those of the law."""
+
 CASES = [(name, width) for name in PATTERNS for width in SIZES if name != "prompts" or width == 64]
 
 
@@ -28,17 +32,17 @@ def test_posteriors_of_finite_networks_are_calibrated(pattern, width, kept_resul
         more = range(len(found), len(found) + (MORE if found else DATA_SETS))
         found += run_all(ranks_of, [(pattern, width, number) for number in more], kept_results)
     fitted = fitted[:DATA_SETS]
-    by_nuts, left_out = sum(each["by_nuts"] for each in fitted), np.mean([each["left_out"] > 0.5 for each in fitted])
-    print(
-        f"\n{pattern}, n = {width}: {by_nuts} fits by NUTS; {left_out:.0%} of the sets have half their layers in range"
-    )
-    uniform = {
-        law: {name: np.array([each["ranks"][law][name] for each in fitted]) for name in IDENTIFIED}
-        for law in (*LAWS, NOT_MOVED)
-    }
-    for law, ranks in uniform.items():
-        report(ranks, f"{pattern}, n = {width}, {law}")
-    assert_calibrated(uniform["finite-width"], f"{pattern}, n = {width}")
+    most = [each for each in fitted if each["left_out"] <= MOST_LEFT_OUT]
+    by_nuts = sum(each["by_nuts"] for each in fitted)
+    print(f"\n{pattern}, n = {width}: {by_nuts} fits by NUTS; {len(most)} sets have most transitions in range")
+    for law in (*LAWS, NOT_MOVED):
+        report(_ranks(fitted, law), f"{pattern}, n = {width}, {law}")
+        report(_ranks(most, law), f"{pattern}, n = {width}, {law}, in range")
+    assert_calibrated(_ranks(most, "finite-width"), f"{pattern}, n = {width}")
+
+
+def _ranks(found: list[dict], law: str) -> dict[str, np.ndarray]:
+    return {name: np.array([each["ranks"][law][name] for each in found]) for name in IDENTIFIED}
 
 
 def estimates_and_errors(sampled: Posterior, draws: dict[str, np.ndarray], name: str) -> tuple[list, np.ndarray]:

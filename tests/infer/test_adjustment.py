@@ -18,6 +18,7 @@ from sdeinfer.infer._mode import curvature_of_priors, posterior_mode
 from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, FullPath, Path, observed_path
+from sdeinfer.networks import sample_layer
 
 TRUTH = {"gamma": 0.9, "tau0": 0.8, "c_plus": 1.0, "c_minus": -3.0}
 TRANSFORMER = Architecture("transformer")
@@ -170,6 +171,18 @@ def test_the_scatter_is_that_of_many_networks():
         mean_and_error, (scores**2, np.diagonal(scatters_of(one)[1], axis1=1, axis2=2))
     )
     assert_estimate(found, expected, np.hypot(error, its_error))
+
+
+def test_the_scatter_is_the_mean_of_products_of_the_scores_of_its_draws():
+    """Draws from one start, whose scores are naive derivatives of the density."""
+    one, layer, draws = observed_path(sampled(1, depth=1)), si.ShapedTransformer(**TRUTH), 512
+    starts, number = np.repeat(one.starts(slice(None)), draws, axis=0), np.arange(draws)
+    ends = sample_layer(layer, starts, width=np.full(draws, 32.0), key=jr.key(0))
+    steps = Path(np.stack([starts, ends], axis=1), np.full(draws, 32.0), number, 0 * number, gap=np.ones(1, int))
+    scores = np.asarray(jax.jit(jax.jacfwd(exact))(U, steps.terms(number)))
+    found = _scatter(one, law_of(None), layer, np.eye(4), draws).parts.mean(axis=0)
+    expected = scores.T @ scores / draws
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("exchanged", ["networks", "tokens"])

@@ -124,7 +124,6 @@ LONG_CASES = (
     "test_models.py::test_one_layer_for_each_network_has_the_density_of_one_for_all_where_they_are_equal[finite-width]",
     "test_patterns.py::test_one_small_step_has_the_generators_mean_and_covariance[causal stack]",
     "test_modes.py::test_tokens_on_the_circle_grow_at_the_rate_of_their_mode[2.0]",
-    "test_splitting.py::test_the_drifts_flows_are_of_the_second_order[no mask]",
     "test_bridge.py::test_one_token_by_quadrature[1]",
     "test_bridge.py::test_one_layer_by_the_change_of_variables[2-2]",
     "test_forward.py::test_causal_attention_is_eq_9_over_the_tokens_so_far[2]",

@@ -16,7 +16,7 @@ import sdeinfer as si
 from sdeinfer.infer import LawAt, adjusted_statistics, innovations, law_at
 from sdeinfer.infer._mode import curvature_of_priors, posterior_mode
 from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import ATTENTION_NEXT, Architecture
 from sdeinfer.likelihood import Assumptions, FullPath, Path, observed_path
 from sdeinfer.networks import sample_layer
 
@@ -183,6 +183,29 @@ def test_the_scatter_is_the_mean_of_products_of_the_scores_of_its_draws():
     found = _scatter(one, law_of(None), layer, np.eye(4), draws).parts.mean(axis=0)
     expected = scores.T @ scores / draws
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def test_the_omitted_order_shifts_the_score_as_more_of_the_last_order_would():
+    """The derivative of the mean score where the last retained terms of attention are larger by s², naively."""
+    terms, V = path().terms(np.arange(len(path()))), path().starts(slice(None))
+    law = TRANSFORMER.layer_at(U).finite_width(32.0)
+    mean, variance = exact_moments(law, terms)
+    centred = V - V.mean(axis=1, keepdims=True)
+    centred = centred - centred.mean(axis=2, keepdims=True)
+    norms = np.diagonal(V, axis1=1, axis2=2).max(axis=1)
+    squares = norms * np.trace(centred, axis1=1, axis2=2) / (len(V[0]) - 1) / (32 * TRUTH["tau0"] ** 2)
+    assert squares.max() < 1
+    more_mean = squares[:, None] * law.attention_drift_next * terms.drift[:, 3]
+    more_variance = squares[:, None] * law.variance[ATTENTION_NEXT] * terms.variance[:, ATTENTION_NEXT]
+
+    def mean_density(u, size):
+        own_mean, own_variance = exact_moments(TRANSFORMER.layer_at(u).finite_width(32.0), terms)
+        about = (mean + size * more_mean - own_mean) ** 2 + variance + size * more_variance
+        return -(about / own_variance + jnp.log(own_variance)).sum() / 2
+
+    expected = jax.jit(jax.jacfwd(jax.grad(mean_density), 1))(U, 0.0)
+    found = _scatter(path(), law_of(None), si.ShapedTransformer(**TRUTH), np.eye(4), 16).shift
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("exchanged", ["networks", "tokens"])

@@ -11,7 +11,6 @@ from sdeinfer.likelihood import (
     LatentLayers,
     bridges_of,
     outputs_transitions,
-    require_densities,
 )
 from sdeinfer.observation import outputs_of
 
@@ -19,7 +18,7 @@ from sdeinfer.observation import outputs_of
 def output_bridges(data: xr.Dataset, assumptions: Assumptions) -> Bridges:
     """Bridges from the initial tokens to the outputs."""
     path = outputs_transitions(data)
-    require_densities(path, data)
+    path.require_densities()
     return bridges_of(path, outputs=outputs_of(data), assumptions=assumptions)
 
 

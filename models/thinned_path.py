@@ -14,7 +14,6 @@ from sdeinfer.likelihood import (
     LatentLayers,
     any_transitions,
     bridges_of,
-    require_densities,
 )
 
 INNOVATIONS = "innovations"
@@ -23,7 +22,7 @@ INNOVATIONS = "innovations"
 def observed_bridges(data: xr.Dataset, assumptions: Assumptions) -> Bridges:
     """Bridges from each observed layer to the next."""
     path = any_transitions(data)
-    require_densities(path, data, ends=True)
+    path.require_densities(ends=True)
     return bridges_of(path, assumptions=assumptions)
 
 

@@ -25,7 +25,6 @@ from .diagnostics import design as design
 from .diagnostics import distance as distance
 from .diagnostics import summarise as summarise
 from .infer import NUTS as NUTS
-from .infer import Checkpoint as Checkpoint
 from .infer import Metropolis as Metropolis
 from .infer import approximate as approximate
 from .infer import compare as compare

@@ -34,7 +34,6 @@ NEEDED = {
     "Architecture": "an Architecture",
     "AbstractSampler": "a sampler, as si.NUTS(),",
     "AbstractPSDSolver": "a solver, as si.solve.PSDSplitting(),",
-    "Checkpoint": "a si.Checkpoint",
     "Tuned": "the result of si.tune",
 }
 """The types that are checked, by the name of the class in the annotation, in words."""

@@ -1,16 +1,13 @@
 """Map a function over chunks of data and combine the results, in an order that depends on the chunks alone.
 
-Dask runs the maps: on the current `distributed.Client`, or by the scheduler of Dask's configuration. With
-`passes_by`, the results of each pass are kept in files instead, see `sdeinfer._parts`.
+Dask runs the maps: on the current `distributed.Client`, or by the scheduler of Dask's configuration.
 
 Sums of floating-point numbers depend on their order. Here it is that of a tree over the numbers of the chunks, so that
 the result has the same bits for any number of workers, and after any of them was killed.
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,27 +18,6 @@ AT_ONCE = 512
 """Number of chunks whose results are on the workers at a time, where they are collected and not combined."""
 
 type Combine[T] = Callable[[T, T], T]
-
-
-type Results = Callable[[str, Sequence[Callable[[], Any]]], list[Any]]
-"""Function from the name and the tasks of a pass to the results of the tasks."""
-
-_results: ContextVar[Results | None] = ContextVar("_results", default=None)
-
-
-@contextmanager
-def passes_by(results: Callable[..., list[Any]]) -> Iterator[None]:
-    """Run passes by a function of the type `Results` instead of Dask."""
-    token = _results.set(results)
-    try:
-        yield
-    finally:
-        _results.reset(token)
-
-
-def in_parts() -> bool:
-    """Whether passes are run by parts, see `passes_by`."""
-    return _results.get() is not None
 
 
 class Task[C, T]:
@@ -69,9 +45,7 @@ def map_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], *, name: s
         chunks: the chunks.
         name: name of the pass, on Dask's dashboard and in errors.
     """
-    tasks, results = [Task(function, chunk) for chunk in chunks], _results.get()
-    if results is not None:
-        return results(name, tasks)
+    tasks = [Task(function, chunk) for chunk in chunks]
     found = []
     for start in range(0, len(tasks), AT_ONCE):
         found += _computed(_delayed(name, tasks[start : start + AT_ONCE]), name)
@@ -87,12 +61,11 @@ def reduce_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], combine
         combine: function of two results, of chunks in their order.
         name: name of the pass.
     """
-    tasks, results = [Task(function, chunk) for chunk in chunks], _results.get()
-    if results is not None:
-        return tree(results(name, tasks), combine)
     from dask.delayed import delayed
 
-    (found,) = _computed([tree(_delayed(name, tasks), delayed(combine, pure=False))], name)
+    (found,) = _computed(
+        [tree(_delayed(name, [Task(function, chunk) for chunk in chunks]), delayed(combine, pure=False))], name
+    )
     return found
 
 

@@ -99,7 +99,7 @@ MUTATIONS = (
     Mutation("next order: stack, response", FINITE, '"relu_response": 2 * second', '"relu_response": 2.1 * second', ORDERS),
     Mutation("next order: stack, noise of the first layer", FINITE, "linear_repeat=moved * first.linear_noise", "linear_repeat=1.05 * moved * first.linear_noise", ORDERS),
     # The likelihood.
-    Mutation("likelihood: variance of terms", "likelihood/_transitions.py", "increments=moved[0] / step", "increments=moved[0] / (0.95 * step)", "tests/likelihood/test_transitions.py"),
+    Mutation("likelihood: variance of terms", "likelihood/_terms.py", "increments=moved[0] / step", "increments=moved[0] / (0.95 * step)", "tests/likelihood/test_transitions.py"),
     Mutation("likelihood: fit of G", "likelihood/_kernels.py", "next_order = path.next_order[0][:, None] +", "next_order = 1.05 * path.next_order[0][:, None] +", "tests/likelihood/test_statistics.py"),
     Mutation("likelihood: latent layers, variance", "likelihood/_layer_step.py", "w = wanted / power**2", "w = 1.05 * wanted / power**2", "tests/likelihood/test_layer_step.py"),
     # The adjustment.

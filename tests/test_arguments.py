@@ -54,7 +54,6 @@ REFUSED = [
     (lambda: fit(prior=[1], key=KEY), r"prior: a dict is needed, got \[1\]"),
     (lambda: fit(largest_logit="large", key=KEY), "largest_logit: a number is needed"),
     (lambda: fit(sampler=si.NUTS, key=KEY), r"sampler: a sampler, as si.NUTS\(\), is needed"),
-    (lambda: fit(checkpoint="state", key=KEY), "checkpoint: a si.Checkpoint is needed, got 'state'"),
     (lambda: si.NUTS(draws=1.5), "draws: a whole number of at least 1 is needed, got 1.5"),
     (lambda: si.approximate(FULL_PATH, DATA, draws=1e3, key=KEY), "draws: a whole number is needed, got 1000.0"),
     (lambda: si.compare(FULL_PATH, DATA, architectures=5, key=KEY), "architectures: a list is needed, got 5"),

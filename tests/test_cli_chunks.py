@@ -3,19 +3,11 @@
 import contextlib
 
 import dask
-import numpy as np
 import pytest
 import xarray as xr
 from test_cli import SMALL_FIT, SMALL_NETWORKS, refused, run
 
-from sdeinfer.observation import open_in_chunks, read, read_posterior
-
-
-@contextlib.contextmanager
-def _in_this_process(data, workers, scheduler):
-    assert workers is None
-    assert scheduler is None
-    yield open_in_chunks(data)
+from sdeinfer.observation import read, read_posterior
 
 
 @pytest.fixture
@@ -66,32 +58,7 @@ def test_a_scheduler_observes_and_fits(tmp_path):
     xr.testing.assert_identical(*(fit.drop_attrs() for fit in fits))  # times of creation differ
 
 
-def test_parts_of_a_job_array_give_the_fit(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("sdeinfer.observation._chunks.LEAST", 1)
-    flags = ["--folder", tmp_path / "parts"]
-    fit = ["merge", data, *flags, *SMALL_FIT, "--out", tmp_path / "merged.nc"]
-    refused(run(*fit), "no such folder")
-    assert "lacks part 2 of 2" in run("reduce", data, "--part", "1/2", *flags).stdout
-    refused(run(*fit), "lacks part 2 of 2", "run `sdeinfer reduce`")
-    for _ in range(10):
-        said = [run("reduce", data, "--part", f"{part}/2", *flags).stdout for part in (2, 1)]
-        if all("complete" in each for each in said):
-            break
-    result = run(*fit)
-    assert result.exit_code == 0, result.output
-    refused(run(*fit, "--largest-logit", "0.3"), "other data, settings")
-    monkeypatch.setattr("sdeinfer.cli._calibrate.observed_in", _in_this_process)
-    with dask.config.set(scheduler="synchronous"):
-        result = run("fit", data, *SMALL_FIT, "--out", tmp_path / "fitted.nc")
-        assert result.exit_code == 0, result.output
-    merged, fitted = (read_posterior(tmp_path / name) for name in ("merged.nc", "fitted.nc"))
-    for name, draws in fitted["posterior"].data_vars.items():
-        np.testing.assert_array_equal(draws, merged["posterior"][name])
-
-
 def test_errors(data, tmp_path):
     refused(run("fit", data, "--workers", "2", "--scheduler", "tcp://a:1"), "--workers", "omit one")
-    refused(run("reduce", data, "--part", "3/2", "--folder", tmp_path / "parts"), "--part", "i/N")
-    refused(run("reduce", tmp_path / "no.zarr", "--part", "1/2", "--folder", tmp_path / "parts"), "no such file")
     refused(run("observe", "--workers", "2", "--out", tmp_path / "a.nc"), "Zarr")
     refused(run("fit", data, "--leave-out-damaged", "--out", tmp_path / "a.nc"), "leave_out_damaged")

@@ -271,10 +271,9 @@ def test_paths_gradients_and_distances(run):
 
 
 @pytest.mark.long  # two fits and a first look
-def test_first_looks_and_checkpoints(run):
+def test_first_looks(run):
     found = run("guides/speed")
     assert found["look"].attrs["pareto_k"] < 0.7
-    assert not Path("fit.checkpoint").exists()
 
 
 @pytest.mark.long  # three samplers, and one for the limit's law

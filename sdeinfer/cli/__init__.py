@@ -1,7 +1,7 @@
 """The command line: observe → fit → check → report, in one command or in single steps through files."""
 
 from sdeinfer.cli._app import Command, app
-from sdeinfer.cli._calibrate import Calibrate, calibrate_command, fit_command, merge_command, reduce_command
+from sdeinfer.cli._calibrate import Calibrate, calibrate_command, fit_command
 from sdeinfer.cli._networks import observe_command, simulate_command
 from sdeinfer.cli._results import check_command, report_command
 from sdeinfer.cli._studies import compare_command, design_command, tune_command
@@ -10,8 +10,6 @@ app.command("calibrate", cls=Calibrate)(calibrate_command)
 app.command("observe", cls=Command)(observe_command)
 app.command("simulate", cls=Command)(simulate_command)
 app.command("fit", cls=Command)(fit_command)
-app.command("reduce", cls=Command)(reduce_command)
-app.command("merge", cls=Command)(merge_command)
 app.command("compare", cls=Command)(compare_command)
 app.command("design", cls=Command)(design_command)
 app.command("tune", cls=Command)(tune_command)

@@ -1,6 +1,5 @@
 """Data in chunks on the command line: who reads them."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,11 +55,3 @@ def observed_in(data: Path, workers: int | None, scheduler: str | None) -> Itera
     opened = open_in_chunks(data)
     with workers_of(workers, scheduler):
         yield opened
-
-
-def part_of(text: str) -> tuple[int, int]:
-    """The numbers of `--part i/N`."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise si.InputError(f"--part: i/N with 1 ≤ i ≤ N is needed, as in 3/8; got {text!r}")
-    return int(found[1]), int(found[2])

@@ -38,7 +38,6 @@ Outputs = Annotated[int, typer.Option(help="number of outputs per network, if on
 Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
 Draws = Annotated[int, typer.Option(help="draws of each chain after warmup", min=1)]
 Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]
-Resume = Annotated[bool, typer.Option("--resume", help="continue from the checkpoint of a fit that was killed")]
 Fix = Annotated[
     list[str] | None, typer.Option(help="fix a sampled coordinate, as in tau0=1 or c_mean=0; may be repeated")
 ]

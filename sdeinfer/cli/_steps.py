@@ -23,22 +23,11 @@ def settings_of(law: Law, largest_logit: float, chains: int, draws: int, warmup:
     return {"law": law, "largest_logit": largest_logit, **sizes, "progress": True, "key": key_of(seed, 1)}
 
 
-def fit_with_flags(
-    data: "xr.Dataset", kind: "si.Architecture", settings: dict[str, Any], seed: int, checkpoint: "si.Checkpoint"
-) -> "xr.DataTree":
+def fit_with_flags(data: "xr.Dataset", kind: "si.Architecture", settings: dict[str, Any], seed: int) -> "xr.DataTree":
     """Fit data with the model that suits them, and record the command in the result."""
-    post = si.fit(model_of(data), data, architecture=kind, **settings, checkpoint=checkpoint)
+    post = si.fit(model_of(data), data, architecture=kind, **settings)
     post.attrs |= {"seed": seed, "command": shlex.join(["sdeinfer", *sys.argv[1:]])}
     return post
-
-
-def checkpoint_of(out: Path, resume: bool) -> "si.Checkpoint":  # noqa: FBT001
-    """The checkpoint in or beside `out`, where it survives a killed fit."""
-    out = out.resolve()
-    file = (out if out.is_dir() else out.parent) / f"{out.name}.checkpoint"
-    if resume and not file.exists():
-        say(f"no checkpoint at {file}: starting from the beginning", err=True)
-    return si.Checkpoint(file, resume)
 
 
 def write_results(post: "xr.DataTree", folder: Path) -> "Check":

@@ -2,12 +2,10 @@ from ._approximate import approximate as approximate
 from ._assume import architecture_of as architecture_of
 from ._assume import require_identifiable as require_identifiable
 from ._chains import Draws as Draws
-from ._checkpoint import Checkpoint as Checkpoint
 from ._compare import compare as compare
 from ._densities import prior_draws as prior_draws
 from ._fit import fit as fit
 from ._fit import prepare as prepare
-from ._fit import prepare_in_parts as prepare_in_parts
 from ._fit import transitions as transitions
 from ._innovations import Innovations as Innovations
 from ._innovations import LawAt as LawAt
@@ -15,6 +13,9 @@ from ._innovations import innovations as innovations
 from ._innovations import innovations_of as innovations_of
 from ._innovations import law_at as law_at
 from ._innovations import mean_and_variance as mean_and_variance
+from ._measures import logit_scale as logit_scale
+from ._measures import logit_spread as logit_spread
+from ._measures import mean_spread as mean_spread
 from ._metropolis import Metropolis as Metropolis
 from ._mode import LARGEST_COORDINATE as LARGEST_COORDINATE
 from ._mode import Mode as Mode
@@ -25,9 +26,6 @@ from ._precision import in_enough_precision as in_enough_precision
 from ._predictive import predict as predict
 from ._prepare import adjusted_statistics as adjusted_statistics
 from ._range import in_range as in_range
-from ._range import logit_scale as logit_scale
-from ._range import logit_spread as logit_spread
-from ._range import mean_spread as mean_spread
 from ._range import range_to_fit as range_to_fit
 from ._range import transitions_allowed as transitions_allowed
 from ._reduce import form_of as form_of

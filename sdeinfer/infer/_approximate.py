@@ -1,10 +1,9 @@
-"""Fast normal approximations of a posterior."""
+"""Laplace's approximation of a posterior."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
-import jax.random as jr
 import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
@@ -14,7 +13,7 @@ from sdeinfer._files import InputError
 from sdeinfer.infer._assume import assume, require_settings
 from sdeinfer.infer._densities import attributes_of_adjustment, latent_structure
 from sdeinfer.infer._groups import Labels
-from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k, svi
+from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k
 from sdeinfer.infer._precision import in_enough_precision
 from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import range_to_fit
@@ -24,9 +23,6 @@ from sdeinfer.layers import AbstractArchitecture, AbstractLayer
 from sdeinfer.likelihood import LatentLayers, as_model
 from sdeinfer.observation import require_loaded
 
-Method = Literal["laplace", "svi"]
-METHODS = get_args(Method)
-
 
 @checked
 @in_enough_precision
@@ -34,7 +30,6 @@ def approximate(
     model: Callable[..., None],
     data: xr.Dataset,
     *,
-    method: Method = "laplace",
     architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
     law: Literal["finite-width", "limit"] = "finite-width",
     prior: Mapping[str, Any] | None = None,
@@ -42,7 +37,7 @@ def approximate(
     draws: int = 4000,
     key: PRNGKeyArray,
 ) -> xr.DataTree:
-    """Approximate a posterior by a normal law of the unconstrained parameters: logit γ, log τ0, log(c₊ − c₋).
+    """Approximate a posterior by a normal law with its mode and curvature in logit γ, log τ0 and log(c₊ − c₋).
 
     The draws are draws of the normal law, without reweighting. The Pareto k of their importance weights measures the
     quality: up to 0.7, the weights would turn them into draws of the posterior; above, use `fit`. This criterion is
@@ -52,9 +47,6 @@ def approximate(
     Arguments:
         model: one of `sdeinfer.models`, or a program as in `fit`, without latent layers and with one number a site.
         data: observed networks, see `covariance_dataset`.
-        method: "laplace", a normal with the mode and the curvature of the posterior; or "svi", the normal q that
-            minimises KL(q ‖ posterior). The latter is closer to skewed posteriors, but too narrow for heavy tails, with
-            a larger k.
         architecture: as in `fit`.
         law: "finite-width" or "limit".
         prior: as in `fit`.
@@ -64,7 +56,7 @@ def approximate(
 
     Returns:
         A DataTree with the groups posterior (one chain), observed_data and constant_data. Its attributes are those of
-        a fit, and `method` and `pareto_k`.
+        a fit, and `pareto_k`.
 
     Raises:
         InputError: for a model with latent layers or with parameters of each group or network, for invalid data or data
@@ -78,11 +70,8 @@ def approximate(
     if isinstance(model, LatentLayers):
         raise InputError(f"model: {model.name} has latent layers, which no normal law approximates; use fit")
     require_settings(law, ("finite-width", "limit"))
-    if method not in METHODS:
-        raise InputError(f"method: must be one of {', '.join(METHODS)}, got {method!r}")
     if draws < FEWEST:
         raise InputError(f"draws: at least {FEWEST} are needed for the Pareto k, got {draws}")
-    key_svi, key_draws = jr.split(key)
     require_loaded(data, "approximate")
     data, assumptions, kind = assume(model, data, architecture, law, prior)
     data, pilot = range_to_fit(model, data, assumptions, largest_logit)
@@ -92,18 +81,15 @@ def approximate(
     if of_each:
         raise InputError(f"model: {model.name} samples {', '.join(of_each)}, several numbers each; use fit")
     normal = laplace(model, pooled)
-    if method == "svi":
-        normal = svi(model, pooled, start=normal, key=key_svi)
-    samples, layers, log_weights = jax.tree.map(np.asarray, draw(model, pooled, normal, draws=draws, key=key_draws))
+    samples, layers, log_weights = jax.tree.map(np.asarray, draw(model, pooled, normal, draws=draws, key=key))
     labels = Labels.of(model, prepared, data)
     groups = {"posterior": labels.of_draws({name: value[None] for name, value in samples.items()})}
     if kind is not None and layers is not None:
-        mean = np.broadcast_to(layers.mean(axis=0), (data.sizes["network"], layers.shape[-1]))
-        groups["layers"] = layers_group(kind, mean, data)
+        groups["layers"] = layers_group(kind, layers.mean(axis=0), data)
     groups |= groups_of_data(data)
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = attributes_of(model, data, assumptions, kind, list(normal.sites), largest_logit=largest_logit) | pilot
     tree.attrs |= fixed_by_program(model, kind, layers, {name: samples[name] for name in normal.sites})
     tree.attrs |= attributes_of_adjustment(prepared)
-    tree.attrs |= {"method": method, "pareto_k": pareto_k(log_weights)}
+    tree.attrs |= {"pareto_k": pareto_k(log_weights)}
     return tree

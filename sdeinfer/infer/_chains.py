@@ -1,4 +1,4 @@
-"""Run the chains of any sampler in chunks, on several cores, with a progress bar and a checkpoint."""
+"""Run the chains of any sampler in chunks, on several cores, with a progress bar."""
 
 import itertools
 import os
@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, PyTree
 
 from sdeinfer._devices import devices_for, launching, one_per_device
 from sdeinfer._progress import ProgressBar, phase
-from sdeinfer.infer._checkpoint import Checkpoint, Progress, fingerprint
 
 type Advance = Callable[[Any, PyTree, np.ndarray], tuple[PyTree, dict[str, dict[str, Array]]]]
 """Function from a problem, the state of one chain and a number of iterations to the new state and the draws."""
@@ -48,8 +47,6 @@ def in_chunks(
     draws: int,
     chunk: int,
     progress: bool,
-    checkpoint: Checkpoint | None,
-    fingerprinted: PyTree,
     divided: Advance | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run chains to completion, chunk by chunk, with one thread per core.
@@ -65,19 +62,9 @@ def in_chunks(
         draws: number of iterations that are kept.
         chunk: largest number of iterations per call.
         progress: show a progress bar.
-        checkpoint: file for the state after every chunk.
-        fingerprinted: further values on which the draws depend.
         divided: the function that `advance` compiles, to run one chain on each of several devices; None runs all chains
             on the default device.
-
-    Raises:
-        InputError: if the checkpoint to resume from belongs to another fit.
     """
-    done, mark = Progress(0, start, ()), ""
-    if checkpoint is not None:
-        # The initial state includes a density, so the fingerprint changes if the model was edited.
-        mark = fingerprint(fingerprinted, draws, warmup, chunk, start)
-        done = checkpoint.load(mark, start)
     x64, devices = jax.config.jax_enable_x64, devices_for(len(start) if divided else 1)
 
     def advance_chain(state: PyTree, steps: int) -> tuple[PyTree, dict[str, dict[str, Array]]]:
@@ -95,29 +82,25 @@ def in_chunks(
             ]
             return jax.block_until_ready([result for part in parts for result in part])
 
+    states, kept, done = start, [], 0
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
-        ProgressBar(total=warmup + draws, initial=done.iterations, desc="sampling", show=progress) as bar,
+        ProgressBar(total=warmup + draws, desc="sampling", show=progress) as bar,
     ):
-        if done.iterations < warmup + draws and len(devices) == 1:
+        if len(devices) == 1:
             # Compile by 0 iterations of one chain; otherwise each thread would compile the same program.
-            advance_chain(done.state[0], 0)
-        while done.iterations < warmup + draws:
-            keep = done.iterations >= warmup
-            steps = min(chunk, (warmup + draws if keep else warmup) - done.iterations)
-            states, drawn = zip(*advance_all(pool, done.state, steps), strict=True)
-            chunks = done.chunks
-            if keep:
-                kept = jax.tree.map(
-                    lambda *chains, steps=steps: np.stack([x[:steps] for x in map(np.asarray, chains)]), *drawn
+            advance_chain(states[0], 0)
+        while done < warmup + draws:
+            steps = min(chunk, (warmup + draws if done >= warmup else warmup) - done)
+            states, drawn = zip(*advance_all(pool, states, steps), strict=True)
+            if done >= warmup:
+                kept.append(
+                    jax.tree.map(lambda *each, n=steps: np.stack([x[:n] for x in map(np.asarray, each)]), *drawn)
                 )
-                chunks = (*chunks, kept)
-            done = Progress(done.iterations + steps, states, chunks)
-            if checkpoint is not None:
-                checkpoint.save(mark, done)
+            done += steps
             bar.update(steps)
     phase("evaluating the draws")
-    return done.draws
+    return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *kept)
 
 
 def recorded(

@@ -71,10 +71,7 @@ def shift_to_exact_mode(
         law = law_at(architecture, u + shift, widths=widths)
         bent = curvature @ shift
         priors = Exact(float((of_priors - bent / 2) @ shift), of_priors - bent, curvature)
-        if isinstance(path, Path):
-            return _summed(path, law, priors)
-        zero = Exact(0.0, np.zeros_like(u), np.zeros((len(u), len(u))))
-        return added(priors, path.reduced(partial(_summed, law=law, start=zero), added, name="exact"))
+        return added(priors, path.reduced(partial(_summed, law=law), added, name="exact"))
 
     shift = np.zeros_like(u) if start is None else start
     step, here = np.zeros_like(u), exact(shift)
@@ -98,9 +95,9 @@ def shift_to_exact_mode(
     return shift
 
 
-def _summed(path: Path, law: LawAt, start: Exact) -> Exact:
-    """The log density of a path, its score and its information, added to those at the start."""
-    density, score, information = start
+def _summed(path: Path, *, law: LawAt) -> Exact:
+    """The log density of a path, its score and its information."""
+    density, score, information = 0.0, np.zeros_like(law.u), np.zeros((len(law.u), len(law.u)))
     for here in innovations(path, law):
         density -= np.sum(here.y**2 / 2 + np.log(here.sd))
         score, information = score + here.score.sum(axis=0), information + here.information

@@ -22,7 +22,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
-from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._latent import draw_latent, log_prior, log_priors, log_weights, sites_at
 from sdeinfer.infer._mode import latent_mode
 from sdeinfer.infer._samplers import AbstractSampler
@@ -47,7 +46,7 @@ PREVIOUS_WEIGHT = 20.0
 """Weight, in draws, of the previous covariance estimate."""
 
 CHUNK = 100
-"""Iterations between updates of the progress bar and the checkpoint."""
+"""Iterations between updates of the progress bar."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +58,12 @@ class Metropolis(AbstractSampler):
         model: AbstractModel,
         prepared: PyTree,
         *,
+        each: PyTree | None = None,
         progress: bool = False,
-        checkpoint: Checkpoint | None = None,
         key: PRNGKeyArray,
     ) -> Draws:
         """Sample the posterior of a model with latent layers; see `AbstractSampler.sample`."""
+        del each  # bridges are not pooled
         if not isinstance(model, LatentLayers):
             raise InputError(f"sampler: {model.name} has no latent layers; use NUTS")
         around = latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.fold_in(key, self.chains))
@@ -77,8 +77,6 @@ class Metropolis(AbstractSampler):
             draws=self.draws,
             chunk=CHUNK,
             progress=progress,
-            checkpoint=checkpoint,
-            fingerprinted=(prepared, around.sites),
             divided=LatentChains.advance,
         )
         samples = kept["samples"]

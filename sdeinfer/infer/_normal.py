@@ -1,4 +1,4 @@
-"""Normal approximations of a posterior in its unconstrained parameters: Laplace and variational.
+"""Laplace's approximation of a posterior in its unconstrained parameters.
 
 Programs are compiled once per process, model and shape of the pooled data.
 """
@@ -11,23 +11,13 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from arviz_stats.base.array import array_stats
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
-from numpyro import handlers
-from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoMultivariateNormal
-from numpyro.infer.initialization import init_to_value
-from numpyro.optim import Adam
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._densities import sites_and_layers
 from sdeinfer.infer._mode import posterior_mode, potential
 from sdeinfer.likelihood import AbstractModel
-
-STEPS, PARTICLES, RATE = 500, 64, 0.05
-"""Settings of Adam: number of steps, draws per ELBO estimate, and initial learning rate in sds of the start."""
 
 FEWEST = 100
 """Smallest number of draws for a Pareto k; at this size it is estimated from the largest fifth of the weights."""
@@ -71,18 +61,6 @@ def laplace(model: AbstractModel, prepared: PyTree) -> Normal:
             "covariance: the posterior is not concave at its mode, so no normal law is near it; use fit"
         ) from error
     return Normal(mode.sites, jnp.asarray(mode.x), jnp.asarray(scale))
-
-
-def svi(model: AbstractModel, prepared: PyTree, *, start: Normal, key: PRNGKeyArray) -> Normal:
-    """The normal law q that minimises KL(q ‖ posterior), by stochastic variational inference.
-
-    Arguments:
-        model: the model.
-        prepared: pooled data of the model.
-        start: initial normal law.
-        key: PRNG key.
-    """
-    return Normal(start.sites, *_svi(model, prepared, *start, key))
 
 
 def pareto_k(log_weights: Float[np.ndarray, " draws"]) -> float:
@@ -134,28 +112,3 @@ def _at(
         return values, layers, jnp.sum(z**2) / 2 - potential(model, prepared, named)
 
     return jax.lax.map(evaluate, standard, batch_size=BATCH)
-
-
-@eqx.filter_jit
-def _svi(
-    model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], mean: Array, scale: Array, key: PRNGKeyArray
-) -> tuple[Array, Array]:
-    """SVI in coordinates z in which the start is standard normal, so that Adam's steps have one scale."""
-    count = len(sites)
-
-    def standardised() -> None:
-        z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real_vector, (), (count,)))
-        with handlers.block():
-            energy = potential(model, prepared, dict(zip(sites, mean + scale @ z, strict=True)))
-        numpyro.factor("posterior", -energy)
-
-    def rate(step: Array) -> Array:
-        # Cosine decay to 0 averages out the noise of the ELBO's gradient.
-        return RATE * (1 + jnp.cos(jnp.pi * step / STEPS)) / 2
-
-    start = init_to_value(values={"z": jnp.zeros(count, mean.dtype)})
-    guide = AutoMultivariateNormal(standardised, init_loc_fn=start, init_scale=1.0)
-    inference = SVI(standardised, guide, Adam(rate), Trace_ELBO(num_particles=PARTICLES))
-    state, _ = jax.lax.scan(lambda state, _: inference.update(state), inference.init(key), length=STEPS)
-    found = guide.get_posterior(inference.get_params(state))
-    return mean + scale @ found.loc, scale @ found.scale_tril

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pandas as pd
 import xarray as xr
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
@@ -73,6 +74,36 @@ def predict(
         coords={"layer": numbers[kept], "network": data["network"].values},
         attrs={"exploded": float(np.isnan(replicate[:, :, -1, 0, 0]).mean())},
     )
+
+
+def predict_in(
+    x64: bool,  # noqa: FBT001
+    layers: Float[np.ndarray, "draws *networks coordinates"],
+    data: xr.Dataset,
+    kind: AbstractArchitecture,
+    key: PRNGKeyArray,
+) -> xr.Dataset:
+    """Predict in another thread, in the precision of this one; `jax.enable_x64` is thread-local."""
+    with jax.enable_x64(x64):
+        return predict(layers, data, architecture=kind, key=key)
+
+
+def predicted_draws(predictions: int, draws: int, chains: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the draws of the prior and of each chain at which to predict, evenly spaced.
+
+    The draws of the chains are among those of the prior, so `post.sel(draw=post.posterior_predictive.draw)` has the
+    same draws in all groups, as ArviZ's predictive functions require.
+    """
+    count = min(predictions, draws)
+    of_prior = draws // count * np.arange(count)
+    return of_prior, of_prior[::chains]
+
+
+def labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Dataset:
+    """Predictions with the chain and draw labels of their parameters."""
+    both = pd.MultiIndex.from_product([np.arange(chains), draws], names=["chain", "draw"])
+    index = xr.Coordinates.from_pandas_multiindex(both, "sample")
+    return predicted.rename(draw="sample").assign_coords(index).unstack("sample").transpose("chain", "draw", ...)
 
 
 def _limits(u: Float[np.ndarray, "layers coordinates"], architecture: AbstractArchitecture) -> Limit:

@@ -1,6 +1,7 @@
 """Prepare data for a model: reduce transitions, find the mode of the posterior, adjust the likelihood about it."""
 
 import dataclasses
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,7 +10,6 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PyTree
 
-from sdeinfer._files import InputError
 from sdeinfer.infer._coordinates import layer_at
 from sdeinfer.infer._exact import shift_to_exact_mode
 from sdeinfer.infer._mode import curvature_of_priors, posterior_mode
@@ -27,12 +27,11 @@ from sdeinfer.likelihood import (
     Layout,
     Path,
     PathStatistics,
-    chunked_path,
     grouped_statistics,
     observed_path,
     path_layout,
+    path_of,
     path_statistics,
-    transitions_of,
 )
 from sdeinfer.observation import in_chunks
 
@@ -46,7 +45,7 @@ estimate: about twice the information in the population's prior. Below it the li
 group's offset is not centred at its estimate."""
 
 
-def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, *, compressed: bool = True) -> PyTree:
+def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> PyTree:
     """Reduce the data for a model; with the law of finite width, adjust the likelihood about the posterior's mode.
 
     Each group of networks has its own mode and adjustment.
@@ -55,53 +54,40 @@ def prepare_for(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions
         model: the model.
         data: the observed networks.
         assumptions: assumptions of the fit.
-        compressed: reduce transitions to sufficient statistics.
-
-    Raises:
-        InputError: for a model with latent layers or groups, if not compressed.
     """
-    if not compressed:
-        if not isinstance(model, EveryLayer):
-            raise InputError(f"compressed: {model.name} has no plain likelihood; models.full_path has")
-        plain = transitions_of(data, assumptions)
-        if assumptions.law == "limit":
-            return plain
-        found = prepare_for(model, data, assumptions).adjustment
-        if found is None:
-            return plain
-        # The plain likelihood has its mode there already.
-        exact = dataclasses.replace(found, centre=found.centre + found.shift, shift=jnp.zeros_like(found.shift))
-        return dataclasses.replace(plain, adjustment=exact)
     match model:
-        case EveryLayer() if in_chunks(data):
-            return prepare_chunks(model, data, kept_networks(data), assumptions)[0]
         case Groups(ungrouped=ungrouped):
             return _prepared_groups(ungrouped, data, assumptions)
-        case EveryLayer() if assumptions.law == "finite-width":
-            return adjusted_statistics(model, observed_path(data), assumptions)
+        case EveryLayer():
+            return adjusted_statistics(model, path_of(data), assumptions)
     return model.reduce(data, assumptions)
 
 
-def prepare_chunks(
-    model: EveryLayer, data: xr.Dataset, kept: xr.Dataset, assumptions: Assumptions
-) -> tuple[PathStatistics, PathStatistics]:
-    """`prepare_for` data in chunks, pooled over the networks of one width; and each of some networks in memory.
+class Prepared(NamedTuple):
+    """Prepared data of a fit.
 
-    Arguments:
-        model: the model.
-        data: the observed networks, which `survey` has examined.
-        kept: some of them in memory.
-        assumptions: assumptions of the fit.
+    Attributes:
+        joint: what the sampler's joint density needs; networks may be pooled.
+        each: data of which every network has a density.
+        kept: these networks, in memory.
     """
-    path = chunked_path(data)
-    path.require_densities()
+
+    joint: PyTree
+    each: PyTree
+    kept: xr.Dataset
+
+
+def prepare_networks(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> Prepared:
+    """Prepare data for a fit; of data in chunks, only some of the networks are kept."""
+    if not in_chunks(data):
+        each = prepare_for(model, data, assumptions)
+        return Prepared(model.pool(each), each, data)
+    assert isinstance(model, EveryLayer)
+    path, kept = path_of(data), kept_networks(data)
     layout = path_layout(path)
-    if assumptions.law == "finite-width":
-        prepared = adjusted_statistics(model, path, assumptions, layout)
-    else:
-        prepared = path_statistics(path, layout, assumptions=assumptions)
+    joint = adjusted_statistics(model, path, assumptions, layout)
     each = path_statistics(observed_path(kept), layout, assumptions=assumptions)
-    return prepared, dataclasses.replace(each, adjustment=prepared.adjustment)
+    return Prepared(joint, dataclasses.replace(each, adjustment=joint.adjustment), kept)
 
 
 def _prepared_groups(ungrouped: EveryLayer, data: xr.Dataset, assumptions: Assumptions) -> GroupedStatistics:
@@ -109,10 +95,7 @@ def _prepared_groups(ungrouped: EveryLayer, data: xr.Dataset, assumptions: Assum
     layers = []
 
     def reduce_group(path: Path, layout: Layout) -> PathStatistics:
-        if assumptions.law == "finite-width":
-            statistics = adjusted_statistics(ungrouped, path, assumptions, layout)
-        else:
-            statistics = path_statistics(path, layout, assumptions=assumptions)
+        statistics = adjusted_statistics(ungrouped, path, assumptions, layout)
         together = statistics.pooled()
         layers.append(layer_at(ungrouped, together, posterior_mode(ungrouped, together)))
         return statistics
@@ -133,9 +116,9 @@ def adjusted_statistics(
     nodes: int | None = None,
     pooled: bool = False,
 ) -> PathStatistics:
-    """Reduce a path for a model with the law of finite width, and compute the likelihood's adjustment.
+    """Reduce a path for a model, and compute the likelihood's adjustment.
 
-    There is none for a program without a single layer.
+    There is none for the limit's law, and for a program without a single layer.
 
     Arguments:
         model: the model.
@@ -145,8 +128,10 @@ def adjusted_statistics(
         nodes: as in `reduced`.
         pooled: as in `reduced`.
     """
-    form = form_of(model, len(path.width), path.tokens, assumptions, path.pattern)
     layout = path_layout(path, nodes=nodes) if layout is None else layout
+    if assumptions.law == "limit":
+        return path_statistics(path, layout, pooled=pooled, assumptions=assumptions)
+    form = form_of(model, len(path.width), path.tokens, assumptions, path.pattern)
     statistics = reduced(model, path, assumptions, layout, pooled=pooled)
     if form.kind is None:
         return statistics

@@ -24,21 +24,20 @@ that it does not matter, g s² < 0.005. For a ReLU they are tokens that are not 
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from jaxtyping import ArrayLike, Float, Real
+from jaxtyping import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, singular, whiten_by
 from sdeinfer.infer._coordinates import LayerAt, layer_at
+from sdeinfer.infer._measures import logit_scale, measure, measured, names_of
 from sdeinfer.infer._mode import Mode, latent_mode, posterior_mode
 from sdeinfer.infer._reduce import kind_of_program, reduced
 from sdeinfer.infer._settings import LARGEST_LOGIT
-from sdeinfer.layers import AbstractArchitecture, attention_drift, limit_on_host, relu_drift
+from sdeinfer.layers import AbstractArchitecture, limit_on_host
 from sdeinfer.likelihood import (
     ATTENTION_GROWTH,
     GROWTH,
@@ -54,7 +53,6 @@ from sdeinfer.likelihood import (
     chunked_path,
     evenly_by,
     outputs_transitions,
-    require_densities,
     used_of,
     with_used,
 )
@@ -133,6 +131,8 @@ def in_range(
     used = used_of(data)
     tau0 = math.nan
     kind = assumptions.architecture or kind_of_program(model, data, assumptions)
+    if kind is not None and not in_chunks(data):
+        data = measured(data, kind)
     if kind is not None and math.isfinite(largest_logit) and kind.coordinates.temperatures:
         used, tau0 = _used(model, data, assumptions, kind, used, largest_logit)
     if kind is not None and isinstance(model, EveryLayer):
@@ -155,59 +155,10 @@ def _in_range_of_groups(
     return with_used(data, used), {name: [pilot[name] for pilot in pilots] for name in pilots[0]}
 
 
-def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
-    """The spread s of the logits at the start of each transition, times τ0."""
-    if SPREAD in data:
-        return data[SPREAD].values[:, :-1]
-    starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
-    return logit_spread(starts, data["width"].values[:, None], Pattern.in_attributes(data.attrs))
-
-
-def logit_spread(
-    V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"], pattern: Pattern = EVERY_TOKEN
-) -> Float[np.ndarray, "..."]:
-    """The spread s of the logits for τ0 = 1."""
-    variances, matrices = np.diagonal(V, axis1=-2, axis2=-1), centring(pattern, V.shape[-1])
-    mean, size = matrices.mean.astype(V.dtype), matrices.size.astype(V.dtype)
-    about_mean = size * (variances @ mean.T - np.einsum("an,...nk,ak->...a", mean, V, mean, optimize=True))
-    about_mean = np.maximum(about_mean / np.maximum(size - 1, 1), 0.0)
-    return np.max(np.sqrt(variances) * np.sqrt(about_mean / np.asarray(width)[..., None]), axis=-1)
-
-
-def relu_growth(V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"]) -> Float[np.ndarray, "..."]:
-    """The largest relative change of V by the ReLU of one layer with θ₂ = 1; 0 for a singular V."""
-    return _growth_by(relu_drift, V, width)
-
-
-def attention_growth(
-    V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"], pattern: Pattern = EVERY_TOKEN
-) -> Float[np.ndarray, "..."]:
-    """The largest relative change of V by the attention of one layer with θ₁ = 1; 0 for a singular V."""
-    return _growth_by(partial(attention_drift, pattern=pattern), V, width)
-
-
-def _growth_by(of: Callable[[np.ndarray], np.ndarray], V: np.ndarray, width: np.ndarray) -> np.ndarray:
-    """The largest relative change of V by a drift, whose axes of tokens come first, at width n."""
-    definite = ~singular(V)
-    safe = np.where(definite[..., None, None], V, np.eye(V.shape[-1]))
-    with np.errstate(over="ignore", invalid="ignore"):
-        drift = np.moveaxis(of(np.moveaxis(V, (-2, -1), (0, 1))), (0, 1), (-2, -1))
-        change = whiten_by(np.linalg.cholesky(safe), drift)
-    finite = np.isfinite(change).all(axis=(-2, -1))  # too large a V has too large a drift
-    size = np.abs(np.linalg.eigvalsh(np.where(finite[..., None, None], change, 0.0))).max(axis=-1)
-    return np.where(definite, np.where(finite, size, np.inf), 0.0) / np.asarray(width)
-
-
 def _with_growth(spread: np.ndarray, growth: np.ndarray) -> np.ndarray:
     """The spreads that count, from the spreads and the growths of V by attention, both for τ0 = 1."""
     of_growth = ATTENTION_GROWTH_AS_SPREAD * np.sqrt(growth)
     return np.maximum(spread, np.minimum(of_growth, WITH_SPREAD * np.sqrt(spread * np.sqrt(growth))))
-
-
-def mean_spread(spread: np.ndarray) -> float:
-    """Mean of spreads (root mean square), weighted by the information on τ0 (∝ s⁴)."""
-    relative = spread / spread.max()
-    return float(spread.max() * np.sqrt((relative**6).sum() / (relative**4).sum()))
 
 
 class _Estimate(NamedTuple):
@@ -232,13 +183,8 @@ def _estimator(
         return of_bridges
 
     def of_full_path(chosen: np.ndarray, start: Mode | None) -> _Estimate:
-        if isinstance(path, ChunkedPath):
-            path.require_densities(chosen)
-            seen = path.take(chosen)
-        else:
-            seen = path.take(chosen)
-            require_densities(seen, data)
-        statistics = reduced(model, seen, assumptions, nodes=NODES)
+        path.require_densities(chosen)
+        statistics = reduced(model, path.take(chosen), assumptions, nodes=NODES)
         mode = posterior_mode(model, statistics, start=start)
         return _Estimate(mode, layer_at(model, statistics, mode))
 
@@ -256,21 +202,17 @@ def _used(
     path = _all_transitions(data)
     coordinates = kind.coordinates
     places = [list(coordinates.sampled).index(name) for name in coordinates.temperatures]
-    scale, growth = logit_scale(data)[used], _attention_growth_of(data)[used]
+    scale, growth = measure(data, SPREAD)[used], measure(data, ATTENTION_GROWTH)[used]
 
     def ordered(noise: ArrayLike, relative_tau0: ArrayLike, drift: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the transitions in ascending order of the spread to which each may grow; and these spreads."""
-        if isinstance(path, ChunkedPath):  # one layer for all networks, and no latent ones
-            grown = _with_growth(scale, np.asarray(drift) * growth)
-        else:
-            each, of_each = (np.broadcast_to(x, len(path.width))[path.network] for x in (relative_tau0, drift))
-            grown = _with_growth(scale, of_each * growth) / each * _growth(path, noise)
+        grown = _with_growth(scale, _of_each(drift, used) * growth)
+        grown = grown / _of_each(relative_tau0, used) * _latent_growth(data, used, noise)
         order = np.argsort(grown)
         return order, grown[order]
 
     order, sorted_scale = ordered(1.0, 1.0, 1.0)
-    if isinstance(path, ChunkedPath):
-        path = path.with_nearby(order[: path.at_once])
+    path = path.with_nearby(order[: path.at_once])
     estimate = _estimator(model, data, assumptions, path)
     terms = path.tokens * (path.tokens + 1) // 2
     equal = int(np.searchsorted(sorted_scale, NEARLY_EQUAL * sorted_scale[0], side="right"))
@@ -290,7 +232,7 @@ def _used(
         allowed = transitions_allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
         # If τ0 is hardly told, it may be larger, and more transitions in range.
         more = transitions_allowed(sorted_scale / (tau0 * math.exp(sd)), largest_logit, seen=count, sd=sd)
-        if isinstance(path, ChunkedPath) and count >= path.at_once and allowed > 0 and sd < TOLD:
+        if count >= path.at_once and allowed > 0 and sd < TOLD:
             break
         if allowed == 0:
             # Few transitions determine τ0 poorly: raise an error only if the rule fails at larger τ0 too.
@@ -311,9 +253,9 @@ def _of_small_growth(
     model: EveryLayer, data: xr.Dataset, assumptions: Assumptions, kind: AbstractArchitecture, used: np.ndarray
 ) -> np.ndarray:
     """The used transitions that start where the ReLU changes V little; all of them if none does."""
-    if not limit_on_host(kind.template).relu_drift:
+    if GROWTH not in names_of(kind):
         return used
-    growth = _growth_of(data)[used]
+    growth = measure(data, GROWTH)[used]
     if growth.max() * LARGEST_RELU_DRIFT <= LARGEST_GROWTH:
         return used
     path = _all_transitions(with_used(data, used))
@@ -321,8 +263,7 @@ def _of_small_growth(
     kept = growth <= max(LARGEST_GROWTH / LARGEST_RELU_DRIFT, np.median(growth))
     for _ in range(2):
         mode, layer = estimate(_some(np.flatnonzero(kept), growth), mode)
-        each = [limit_on_host(kind.layer_at(here)).relu_drift for here in np.atleast_2d(layer.u)]
-        small = growth * (each[0] if len(each) == 1 else np.asarray(each)[_network_of(path)]) <= LARGEST_GROWTH
+        small = growth * _of_each(_coefficient(kind, layer.u, "relu_drift"), used) <= LARGEST_GROWTH
         kept = small if small.any() else kept
     found = np.zeros(used.size, bool)
     found[np.flatnonzero(used)[kept]] = True
@@ -334,39 +275,25 @@ def _some(indices: np.ndarray, growth: np.ndarray) -> np.ndarray:
     return indices[evenly_by(growth[indices], FOR_GROWTH)]
 
 
-def _network_of(path: Path | ChunkedPath) -> np.ndarray:
-    """Index of each transition's network."""
-    assert isinstance(path, Path)  # data in chunks have one layer for all networks
-    return path.network
-
-
-def _growth_of(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
-    """The growth by a ReLU with θ₂ = 1 at the start of each transition."""
-    if GROWTH in data:
-        return data[GROWTH].values[:, :-1]
-    starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
-    return relu_growth(starts, data["width"].values[:, None])
-
-
-def _attention_growth_of(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
-    """The growth by attention with θ₁ = 1 at the start of each transition."""
-    if ATTENTION_GROWTH in data:
-        return data[ATTENTION_GROWTH].values[:, :-1]
-    starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
-    return attention_growth(starts, data["width"].values[:, None], Pattern.in_attributes(data.attrs))
-
-
 def _all_transitions(data: xr.Dataset) -> Path | ChunkedPath:
     if in_chunks(data):
         return chunked_path(data)
     return outputs_transitions(data) if outputs_of(data) else any_transitions(data)
 
 
-def _growth(path: Path, noise: ArrayLike) -> np.ndarray:
+def _of_each(values: ArrayLike, used: np.ndarray) -> np.ndarray:
+    """A value of each used transition, from one for all networks or one for each."""
+    values = np.asarray(values)
+    return values[np.nonzero(used)[0]] if values.ndim else values
+
+
+def _latent_growth(data: xr.Dataset, used: np.ndarray, noise: ArrayLike) -> np.ndarray | float:
     """Factor by which the spread may grow (two standard deviations) in latent layers before the next observation."""
-    latent = (path.gap[path.layer] - 1) / path.width[path.network]
-    each = np.broadcast_to(noise, len(path.width))[path.network]
-    return np.exp(2 * np.sqrt(2 * each * latent))
+    latent = np.diff(data["layer"].values) - 1
+    if not latent.any():
+        return 1.0
+    network, layer = np.nonzero(used)
+    return np.exp(2 * np.sqrt(2 * _of_each(noise, used) * latent[layer] / data["width"].values[network]))
 
 
 def _coefficient(kind: AbstractArchitecture, u: np.ndarray, name: str) -> np.ndarray:

@@ -19,14 +19,13 @@ from sdeinfer._arguments import shown, whole_number
 from sdeinfer._compiler import BALANCED
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
-from sdeinfer.infer._checkpoint import Checkpoint
 from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
 from sdeinfer.infer._mode import sampled_potential
 from sdeinfer.infer._whitening import Whitening, whitening_of
 from sdeinfer.likelihood import AbstractModel, LatentLayers
 
 CHUNK = 250
-"""Iterations between updates of the progress bar and the checkpoint."""
+"""Iterations between updates of the progress bar."""
 
 
 class Posterior(eqx.Module):
@@ -95,22 +94,21 @@ class AbstractSampler(abc.ABC):
         model: AbstractModel,
         prepared: PyTree,
         *,
+        each: PyTree | None = None,
         progress: bool = False,
-        checkpoint: Checkpoint | None = None,
         key: PRNGKeyArray,
     ) -> Draws:
         """Sample the posterior of a model.
 
         Arguments:
             model: the model.
-            prepared: data prepared for the model.
+            prepared: data prepared for the model; networks may be pooled.
+            each: prepared data of networks whose log likelihoods are returned; `prepared` if None.
             progress: show a progress bar.
-            checkpoint: file for the state after every chunk; the caller removes it.
             key: PRNG key.
 
         Raises:
-            InputError: for a model that the sampler does not support, or if the checkpoint to resume from belongs to
-                another fit.
+            InputError: for a model that the sampler does not support.
         """
 
 
@@ -118,7 +116,7 @@ class AbstractSampler(abc.ABC):
 class AbstractMarkovChain(AbstractSampler):
     """A sampler defined by `start` and `step` of one chain, both traced by JAX.
 
-    Iterations run in chunks, with a progress bar and checkpoints; chains run with one thread per core.
+    Iterations run in chunks, with a progress bar; chains run with one thread per core.
     """
 
     @abc.abstractmethod
@@ -143,8 +141,8 @@ class AbstractMarkovChain(AbstractSampler):
         model: AbstractModel,
         prepared: PyTree,
         *,
+        each: PyTree | None = None,
         progress: bool = False,
-        checkpoint: Checkpoint | None = None,
         key: PRNGKeyArray,
     ) -> Draws:
         """Sample the posterior of a model without latent layers; see `AbstractSampler.sample`."""
@@ -160,11 +158,9 @@ class AbstractMarkovChain(AbstractSampler):
             draws=self.draws,
             chunk=CHUNK,
             progress=progress,
-            checkpoint=checkpoint,
-            fingerprinted=(posterior.prepared, repr(self), model.acceptance),
         )
         z = posterior.unconstrained(kept["unconstrained"], axes=2)
-        return draws_of(model, prepared, posterior.prepared, kept | {"unconstrained": z})
+        return draws_of(model, prepared if each is None else each, pooled, kept | {"unconstrained": z})
 
     def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[PyTree, ...]:
         """The initial states of all chains."""

@@ -33,7 +33,7 @@ from jaxtyping import Bool, Float, Int
 
 from sdeinfer.covariance import Pattern
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
-from sdeinfer.infer._range import logit_spread, mean_spread
+from sdeinfer.infer._measures import logit_spread, mean_spread
 from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractArchitecture, AbstractLayer, has_chain
 from sdeinfer.likelihood import Adjustment, Path, increments_of
 from sdeinfer.networks import compile_layer, sample_layer

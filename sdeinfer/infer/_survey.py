@@ -5,19 +5,18 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Bool, Float, UInt64
+from jaxtyping import Bool, UInt64
 
 from sdeinfer._files import InputError
-from sdeinfer._map_reduce import in_parts, map_chunks
+from sdeinfer._map_reduce import map_chunks
+from sdeinfer._progress import phase
 from sdeinfer.covariance import Pattern, singular
-from sdeinfer.infer._range import attention_growth, logit_spread, relu_growth
+from sdeinfer.infer._measures import Measures, measures_of, names_of, with_measures
 from sdeinfer.infer._reduce import form_of
+from sdeinfer.layers import AbstractArchitecture
 from sdeinfer.likelihood import (
-    ATTENTION_GROWTH,
-    GROWTH,
     LARGEST,
     SINGULAR,
-    SPREAD,
     USED,
     AbstractModel,
     Assumptions,
@@ -28,79 +27,70 @@ from sdeinfer.likelihood import (
     used_of,
     with_used,
 )
-from sdeinfer.observation import Chunk, chunks_of, last_marks, refuse, require_different
+from sdeinfer.observation import Chunk, chunks_of, in_chunks, last_marks, refuse, require_different
 
 KEPT, KEPT_BYTES = 256, 2**27
 """Largest number of networks, and of bytes, that a posterior of data in chunks keeps, for predictions and checks."""
-
-COMPARED = 16
-"""Number of networks of which a part of a job compares its data with those of other parts."""
 
 DAMAGED = "damaged_networks"
 """Attribute of a posterior: the number of networks that were damaged and left out."""
 
 
-def require_one_layer(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, *, compressed: bool) -> None:
-    """Check that a model can be fitted to data in chunks.
+def examined(
+    model: AbstractModel,
+    data: xr.Dataset,
+    assumptions: Assumptions,
+    kind: AbstractArchitecture | None,
+    *,
+    leave_out_damaged: bool = False,
+) -> xr.Dataset:
+    """Data in chunks after a first pass over them; data in memory unchanged, which `assume` has validated.
 
     Raises:
-        InputError: unless the model is one of a single layer for networks observed at every layer.
+        InputError: for data in chunks unless the model is one of a single layer for networks observed at every layer;
+            and as `survey`.
     """
+    if not in_chunks(data):
+        if leave_out_damaged:
+            raise InputError("leave_out_damaged: is for data in chunks (Dask), as of xarray.open_zarr")
+        return data
+    phase("examining the data")
     what = "data in chunks (Dask) are for"
-    if not isinstance(model, EveryLayer) or not compressed:
-        raise InputError(f"model: {what} models.full_path, compressed; load the data, as data.load()")
+    if not isinstance(model, EveryLayer):
+        raise InputError(f"model: {what} models.full_path; load the data, as data.load()")
     if not form_of(model, data.sizes["network"], data.sizes["token_a"], assumptions).pooled:
         raise InputError(f"model: {what} one layer for all networks, which {model.name} has not; load the data")
     if (np.diff(data["layer"].values) != 1).any():
         raise InputError(f"layer: {what} networks of which every layer was observed; load the data")
+    return survey(data, names_of(kind), leave_out_damaged=leave_out_damaged)
 
 
-def survey(data: xr.Dataset, *, spreads: bool, leave_out_damaged: bool) -> xr.Dataset:
+def survey(data: xr.Dataset, names: set[str], *, leave_out_damaged: bool) -> xr.Dataset:
     """Examine data in chunks, in one pass.
 
     Arguments:
         data: the observed networks.
-        spreads: whether the model has attention, so that the spreads of the logits are needed.
+        names: the measures that the range of the law needs, see `measures_of`.
         leave_out_damaged: leave out networks that cannot be read or are no covariances.
 
     Returns:
-        The covariances, still in chunks, with the variables `used`, `SINGULAR`, `LARGEST`, `GROWTH` and, if asked for,
-        `SPREAD` and `ATTENTION_GROWTH`, in memory: 14 or 30 bytes for each transition. The attribute `DAMAGED` counts
-        the networks that were left out.
+        The covariances, still in chunks, with the variables `used`, `SINGULAR`, `LARGEST` and the measures, in memory:
+        6 to 30 bytes for each transition. The attribute `DAMAGED` counts the networks that were left out.
 
     Raises:
         InputError: for damaged networks, unless they are left out, and for a network that was recorded twice.
     """
-    function = partial(_survey, pattern=Pattern.in_attributes(data.attrs), spreads=spreads)
-    parts = [_Labelled(chunk, data) for chunk in chunks_of(data)]
-    found = map_chunks(function, parts, name="survey")
+    function = partial(_survey, pattern=Pattern.in_attributes(data.attrs), names=names)
+    found = map_chunks(function, [_Labelled(chunk, data) for chunk in chunks_of(data)], name="survey")
     if not leave_out_damaged:
         refuse([fault for each in found for fault in each.faults])
     damaged, marks = (np.concatenate([getattr(each, name) for each in found]) for name in ("damaged", "marks"))
     require_different(np.where(damaged, np.uint64(0), marks), np.arange(len(damaged)))
-    _require_marks(data, marks, damaged)
     if damaged.all():
         raise InputError(f"covariance: every network is damaged: {found[0].faults[0]}")
-    used = used_of(data) & ~damaged[:, None]
-    examined = with_used(data[["covariance"]], used)
-    for name in (SINGULAR, LARGEST, GROWTH, *([SPREAD, ATTENTION_GROWTH] if spreads else [])):
-        whole = np.concatenate([getattr(each, name) for each in found])
-        examined = examined.assign({name: (("network", "layer"), _with_last(whole))})
-    return examined.assign_attrs({DAMAGED: int(damaged.sum())} if damaged.any() else {})
-
-
-def _require_marks(data: xr.Dataset, marks: UInt64[np.ndarray, " networks"], damaged: Bool[np.ndarray, " networks"]):
-    """Check some networks against their marks, which other parts of a job may have read from other data."""
-    sound = np.flatnonzero(~damaged)
-    if not in_parts() or not len(sound):
-        return
-    for number in sound[np.linspace(0, len(sound) - 1, COMPARED).round().astype(int)]:
-        V = data["covariance"].isel(network=[number]).compute(scheduler="synchronous").values
-        if last_marks(V) != marks[number]:
-            raise InputError(
-                f"covariance: network {number} is not the one of which the folder holds a part: parts of other data "
-                "are there; remove them"
-            )
+    measures = {name: np.concatenate([each.measures[name] for each in found]) for name in found[0].measures}
+    result = with_measures(with_used(data[["covariance"]], used_of(data) & ~damaged[:, None]), measures)
+    return result.assign_attrs({DAMAGED: int(damaged.sum())} if damaged.any() else {})
 
 
 def kept_networks(data: xr.Dataset) -> xr.Dataset:
@@ -116,6 +106,8 @@ def kept_networks(data: xr.Dataset) -> xr.Dataset:
 
 def attributes_of_chunks(data: xr.Dataset, kept: xr.Dataset) -> dict[str, int | str]:
     """Attributes of the posterior of data in chunks: how many networks and transitions there are, and where."""
+    if not in_chunks(data):
+        return {}
     counts = {"networks": data.sizes["network"], "used_transitions": int(np.count_nonzero(used_of(data)))}
     source = {"source": str(data.encoding["source"])} if "source" in data.encoding else {}
     return {**counts, "kept_networks": kept.sizes["network"], **source}
@@ -127,11 +119,7 @@ class Surveyed(NamedTuple):
     damaged: Bool[np.ndarray, " networks"]
     faults: tuple[str, ...]
     marks: UInt64[np.ndarray, " networks"]
-    singular: Bool[np.ndarray, "networks transitions"]
-    largest_variance: Float[np.ndarray, "networks transitions"]
-    relu_growth: Float[np.ndarray, "networks transitions"]
-    logit_spread: Float[np.ndarray, "networks transitions"] | None
-    attention_growth: Float[np.ndarray, "networks transitions"] | None
+    measures: Measures
 
 
 class _Labelled:
@@ -141,18 +129,9 @@ class _Labelled:
         self.chunk, self.width = chunk, repeated_once(data["width"].values[chunk.first : chunk.last])
 
 
-def _survey(part: _Labelled, *, pattern: Pattern, spreads: bool) -> Surveyed:
+def _survey(part: _Labelled, *, pattern: Pattern, names: set[str]) -> Surveyed:
     V, damaged, faults = part.chunk.inspected()
-    starts = V[:, :-1]
-    width = part.width[:, None]
-    of_attention = (
-        (logit_spread(starts, width, pattern), attention_growth(starts, width, pattern)) if spreads else (None, None)
-    )
-    flat = np.stack([singular(starts[:, layer]) for layer in range(starts.shape[1])], axis=1)
-    growth = relu_growth(starts, width)
-    return Surveyed(damaged, faults, last_marks(V), flat, largest_variances(V[:, 1:]), growth, *of_attention)
-
-
-def _with_last(values: np.ndarray) -> np.ndarray:
-    """Values over transitions as values over layers."""
-    return np.concatenate([values, np.zeros_like(values[:, :1])], axis=1)
+    measures = measures_of(V[:, :-1], part.width[:, None], pattern, names)
+    measures[SINGULAR] = np.stack([singular(V[:, layer]) for layer in range(V.shape[1] - 1)], axis=1)
+    measures[LARGEST] = largest_variances(V[:, 1:])
+    return Surveyed(damaged, faults, last_marks(V), measures)

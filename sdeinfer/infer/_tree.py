@@ -25,9 +25,12 @@ def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
     }
 
 
-def layers_group(kind: AbstractArchitecture, layers: Float[np.ndarray, "networks coordinates"], data: xr.Dataset):
-    """The group `layers`: the parameters of each network's layer at the posterior mean of its coordinates."""
-    values = kind.coordinates.constrained(np.asarray(layers, np.float64).T)
+def layers_group(
+    kind: AbstractArchitecture, layers: Float[np.ndarray, "*networks coordinates"], data: xr.Dataset
+) -> xr.Dataset:
+    """The group `layers`: the parameters of each network's layer, or of that of all, at the mean of its coordinates."""
+    each = np.broadcast_to(np.asarray(layers, np.float64), (data.sizes["network"], layers.shape[-1]))
+    values = kind.coordinates.constrained(each.T)
     return xr.Dataset(
         {name: ("network", value) for name, value in values.items()}, coords={"network": data["network"].values}
     )

@@ -22,7 +22,6 @@ from sdeinfer.likelihood._chunked_path import ChunkedPath as ChunkedPath
 from sdeinfer.likelihood._chunked_path import added as added
 from sdeinfer.likelihood._chunked_path import chunked_path as chunked_path
 from sdeinfer.likelihood._chunked_path import gathered_networks as gathered_networks
-from sdeinfer.likelihood._chunked_path import over_chunks as over_chunks
 from sdeinfer.likelihood._chunked_path import repeated_once as repeated_once
 from sdeinfer.likelihood._full_path import CovariancePath as CovariancePath
 from sdeinfer.likelihood._full_path import FullPath as FullPath
@@ -44,6 +43,10 @@ from sdeinfer.likelihood._model import observes_path as observes_path
 from sdeinfer.likelihood._moments import Moments as Moments
 from sdeinfer.likelihood._moments import at_least_a_quarter as at_least_a_quarter
 from sdeinfer.likelihood._moments import moments_of as moments_of
+from sdeinfer.likelihood._observed import any_transitions as any_transitions
+from sdeinfer.likelihood._observed import observed_path as observed_path
+from sdeinfer.likelihood._observed import outputs_transitions as outputs_transitions
+from sdeinfer.likelihood._observed import path_of as path_of
 from sdeinfer.likelihood._path import AbstractPath as AbstractPath
 from sdeinfer.likelihood._plain import Transitions as Transitions
 from sdeinfer.likelihood._plain import transitions_of as transitions_of
@@ -54,16 +57,12 @@ from sdeinfer.likelihood._statistics import path_layout as path_layout
 from sdeinfer.likelihood._statistics import path_statistics as path_statistics
 from sdeinfer.likelihood._statistics import repeated_widths as repeated_widths
 from sdeinfer.likelihood._statistics import terms_by_block as terms_by_block
+from sdeinfer.likelihood._terms import Terms as Terms
+from sdeinfer.likelihood._terms import increments_of as increments_of
 from sdeinfer.likelihood._transitions import USED as USED
 from sdeinfer.likelihood._transitions import Path as Path
-from sdeinfer.likelihood._transitions import Terms as Terms
-from sdeinfer.likelihood._transitions import any_transitions as any_transitions
 from sdeinfer.likelihood._transitions import evenly_by as evenly_by
-from sdeinfer.likelihood._transitions import increments_of as increments_of
 from sdeinfer.likelihood._transitions import largest_variances as largest_variances
-from sdeinfer.likelihood._transitions import observed_path as observed_path
-from sdeinfer.likelihood._transitions import outputs_transitions as outputs_transitions
-from sdeinfer.likelihood._transitions import require_densities as require_densities
 from sdeinfer.likelihood._transitions import used_of as used_of
 from sdeinfer.likelihood._transitions import with_pattern as with_pattern
 from sdeinfer.likelihood._transitions import with_used as with_used

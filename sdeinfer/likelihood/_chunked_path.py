@@ -3,17 +3,16 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 
-from sdeinfer._files import InputError
 from sdeinfer._map_reduce import Combine, map_chunks, reduce_chunks
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.likelihood._transitions import Path, evenly_by, used_of
+from sdeinfer.likelihood._transitions import Path, evenly_by, used_of, without_density
 from sdeinfer.observation import Chunk, chunks_of
 
 GATHERED = 2**26
@@ -41,6 +40,9 @@ class ChunkedPath:
         pattern: the attention pattern of the coordinates.
         nearby: indices of some transitions, ascending, and these transitions, which are in memory.
     """
+
+    in_memory: ClassVar[Literal[False]] = False
+    initial: ClassVar[None] = None
 
     chunks: tuple[Chunk, ...]
     width: Float[np.ndarray, " networks"]
@@ -90,15 +92,12 @@ class ChunkedPath:
 
     def require_densities(self, chosen: Int[np.ndarray, " some"] | None = None) -> None:
         """Raise an InputError if a transition, or one of those chosen, starts at a singular covariance."""
-        without_density = np.flatnonzero(self.used & self.singular)
-        if chosen is not None and len(without_density):
-            without_density = np.intersect1d(without_density, np.flatnonzero(self.used)[chosen])
-        if len(without_density):
-            network, layer = divmod(int(without_density[0]), self.used.shape[1])
-            raise InputError(
-                f"covariance: network {network}, layer {self.layers[layer]:g}: singular, so that its transition has "
-                "no density (two tokens coincide, up to rounding)"
-            )
+        flat = np.flatnonzero(self.used & self.singular)
+        if chosen is not None and len(flat):
+            flat = np.intersect1d(flat, np.flatnonzero(self.used)[chosen])
+        if len(flat):
+            network, layer = divmod(int(flat[0]), self.used.shape[1])
+            raise without_density(network, float(self.layers[layer]))
 
     def reduced[T](self, function: Callable[[Path], T], combine: Combine[T], *, name: str) -> T:
         """The combined results of a function of the transitions of each chunk that has some."""
@@ -125,18 +124,6 @@ def chunked_path(data: xr.Dataset) -> ChunkedPath:
         tokens=data.sizes["token_a"],
         pattern=Pattern.in_attributes(data.attrs),
     )
-
-
-def over_chunks[T](path: Path | ChunkedPath, function: Callable[[Path], T], combine: Combine[T], *, name: str) -> T:
-    """A function of a path: of all of it in memory, or combined over its chunks.
-
-    Arguments:
-        path: the transitions.
-        function: function of a path.
-        combine: function of two results, of transitions in their order.
-        name: name of the pass over the data.
-    """
-    return function(path) if isinstance(path, Path) else path.reduced(function, combine, name=name)
 
 
 def added[T](one: T, other: T) -> T:

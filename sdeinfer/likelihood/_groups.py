@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 from sdeinfer._files import InputError
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._observed import observed_path
 from sdeinfer.likelihood._statistics import PathStatistics, path_layout, path_statistics
-from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.observation import groups_of
 
 

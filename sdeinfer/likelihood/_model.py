@@ -25,10 +25,10 @@ from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._bridges import Bridges
 from sdeinfer.likelihood._full_path import CovariancePath, FullPath
 from sdeinfer.likelihood._groups import GroupedStatistics, grouped_statistics
+from sdeinfer.likelihood._observed import observed_path
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._plain import Transitions
 from sdeinfer.likelihood._statistics import PathStatistics, path_statistics
-from sdeinfer.likelihood._transitions import observed_path
 
 PATH = "covariance"
 """Name of the observed networks in results, whatever the name of a program's site."""

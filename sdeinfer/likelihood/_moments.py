@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from sdeinfer.covariance import reciprocal
 from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth
-from sdeinfer.likelihood._transitions import Terms
+from sdeinfer.likelihood._terms import Terms
 
 
 class Moments(eqx.Module):

@@ -15,8 +15,10 @@ from sdeinfer.layers import FiniteWidth, Limit
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._moments import at_least_a_quarter, moments_of
+from sdeinfer.likelihood._observed import observed_path
 from sdeinfer.likelihood._path import AbstractPath
-from sdeinfer.likelihood._transitions import observed_path, terms_of, used_of
+from sdeinfer.likelihood._terms import terms_of
+from sdeinfer.likelihood._transitions import used_of
 
 ENTRIES = 2**20
 """Bound on the number of entries of the largest arrays (m⁴ per transition) computed at a time."""

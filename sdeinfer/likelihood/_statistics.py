@@ -37,10 +37,11 @@ from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit, drift_count
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._chunked_path import ChunkedPath, added, over_chunks
+from sdeinfer.likelihood._chunked_path import ChunkedPath, added
 from sdeinfer.likelihood._kernels import FEATURES, log_density, quadratic_pairs, rows_of
 from sdeinfer.likelihood._path import AbstractPath
-from sdeinfer.likelihood._transitions import BLOCK, Path, Terms
+from sdeinfer.likelihood._terms import Terms
+from sdeinfer.likelihood._transitions import BLOCK, Path
 
 ROUNDING = 64
 """Bound, in units of eps times the largest δ, below which an eigenvalue δ counts as zero; e is quadratic in δ."""
@@ -166,7 +167,7 @@ def path_layout(path: Path | ChunkedPath, *, nodes: int | None = None) -> Layout
         path: the observed transitions.
         nodes: number of nodes besides the one at e = 0; see `nodes_needed` if None.
     """
-    lowest, highest = over_chunks(path, _range_of_e, _wider, name="range of e")
+    lowest, highest = path.reduced(_range_of_e, _wider, name="range of e")
     lowest, highest = (np.where(highest == 0, 1.0, bound) for bound in (lowest, highest))
     half_width = np.maximum(np.log(highest / lowest) / 2, 1e-3)
     centre, mixing, next_terms = _sample_of_features(path)
@@ -274,9 +275,9 @@ def path_statistics(
     layout = path_layout(path) if layout is None else layout
     widths, width = np.unique(path.width, return_inverse=True)
     padded = repeated_widths(widths)
-    pooled = pooled or isinstance(path, ChunkedPath)
-    weights, constant = over_chunks(
-        path, partial(_sums, layout=layout, widths=widths if pooled else None), added, name="statistics"
+    pooled = pooled or not path.in_memory
+    weights, constant = path.reduced(
+        partial(_sums, layout=layout, widths=widths if pooled else None), added, name="statistics"
     )
     groups, weights = len(constant), np.require(weights, requirements="W")
     to_nodes = _moments_to_nodes(layout.nodes)
@@ -290,7 +291,7 @@ def path_statistics(
         constant=constant,
         widths=padded,
         width=np.arange(groups) if pooled else width,
-        initial=None if pooled or isinstance(path, ChunkedPath) else path.covariance[:, 0],
+        initial=None if pooled else path.initial,
     )
     arrays = jax.device_put(jax.tree.map(_in_default_type, statistics))
     depth = 0 if pooled else int(path.gap.sum())

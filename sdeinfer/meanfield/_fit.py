@@ -18,7 +18,7 @@ from numpyro import handlers
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer import NUTS, AbstractSampler, Checkpoint, prior_draws
+from sdeinfer.infer import NUTS, AbstractSampler, prior_draws
 from sdeinfer.likelihood import Assumptions, checked_priors
 from sdeinfer.meanfield._flow import SelfAttentionFlow
 from sdeinfer.meanfield._models import LATENT, TokenModel, token_model
@@ -47,7 +47,6 @@ def fit(
     sampler: AbstractSampler | None = None,
     predictions: int = 100,
     progress: bool = False,
-    checkpoint: Checkpoint | None = None,
     key: PRNGKeyArray,
 ) -> xr.DataTree:
     """Fit a program to observed tokens.
@@ -65,7 +64,6 @@ def fit(
         sampler: a sampler, whose chains, draws and warmup replace the three arguments above; None for `infer.NUTS`.
         predictions: number of prior and posterior draws at which networks are simulated from their first layer.
         progress: show progress bars, and on a terminal the current phase.
-        checkpoint: a file for the state of the sampler; see `sdeinfer.fit`.
         key: PRNG key.
 
     Returns:
@@ -80,14 +78,12 @@ def fit(
     if predictions < 1:
         raise InputError(f"predictions: at least 1 is needed, got {predictions}")
     sampler = NUTS(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
-    if checkpoint is not None and not checkpoint.resume:
-        checkpoint.remove()
     path = token_path(data, flow=flow, assumptions=Assumptions(prior=checked_priors(prior, model)))
     _require_tokens(model, path)
     key_sampler, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
     before, _ = prior_draws(model, path, draws=sampler.draws, key=key_prior)
     phase("compiling the sampler")
-    result = sampler.sample(model, path, progress=progress, checkpoint=checkpoint, key=key_sampler)
+    result = sampler.sample(model, path, progress=progress, key=key_sampler)
     phase("predicting")
     groups = {
         "posterior": _labelled(_public(result.samples), data),

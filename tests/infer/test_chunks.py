@@ -12,15 +12,14 @@ import pytest
 from conftest import WARMUP
 
 import sdeinfer as si
-from sdeinfer._map_reduce import passes_by
-from sdeinfer._parts import Parts, Unfinished
-from sdeinfer.infer import in_range, prepare_in_parts
+from sdeinfer.infer import in_range
 from sdeinfer.infer._survey import survey
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, any_transitions, chunked_path, path_layout, path_statistics, used_of
 from sdeinfer.observation import open_in_chunks, write
 
 FULL_PATH = si.models.full_path
+MEASURES = {"logit_spread", "attention_growth", "relu_growth"}
 SETTINGS = {"chains": 2, "draws": 60, "warmup": WARMUP, "predictions": 20}
 
 
@@ -40,7 +39,7 @@ def chunks(store):
 
 
 def examined(data):
-    return survey(data, spreads=True, leave_out_damaged=False)
+    return survey(data, MEASURES, leave_out_damaged=False)
 
 
 def of_two_widths(data):
@@ -90,7 +89,7 @@ def test_range(networks, chunks, largest_logit):
 
 
 def test_without_attention_all_are_in_range(chunks):
-    data = survey(chunks, spreads=False, leave_out_damaged=False)
+    data = survey(chunks, {"relu_growth"}, leave_out_damaged=False)
     found, pilot = in_range(FULL_PATH, data, Assumptions(Architecture("mlp")), 0.6)
     assert used_of(found).all()
     assert not pilot
@@ -129,7 +128,7 @@ def test_damaged_networks_are_left_out_on_request(store):
     (store / "covariance" / "2.0.0.0").write_bytes(b"nothing")
     with pytest.raises(si.InputError, match="networks 6 to 8 cannot be read"):
         si.prepare(FULL_PATH, open_in_chunks(store))
-    found = survey(open_in_chunks(store), spreads=True, leave_out_damaged=True)
+    found = survey(open_in_chunks(store), MEASURES, leave_out_damaged=True)
     assert np.flatnonzero(~used_of(found).any(axis=1)).tolist() == [6, 7, 8]
     assert found.attrs["damaged_networks"] == 3
     without = np.delete(np.arange(24), [6, 7, 8])
@@ -138,8 +137,6 @@ def test_damaged_networks_are_left_out_on_request(store):
 
 
 def test_what_data_in_chunks_are_not_for(networks, chunks):
-    with pytest.raises(si.InputError, match="models.full_path, compressed"):
-        si.prepare(FULL_PATH, chunks, compressed=False)
     with pytest.raises(si.InputError, match="models.full_path"):
         si.prepare(si.models.thinned_path, chunks)
     with pytest.raises(si.InputError, match="every layer was observed"):
@@ -168,21 +165,3 @@ def test_workers_change_no_bit(chunks, monkeypatch):
             assert (pids[0] in client.run(os.getpid).values()) is not killed
         for name, draws in expected.data_vars.items():
             np.testing.assert_array_equal(draws, found[name])
-
-
-def test_parts_of_other_data_are_refused(store, networks, tmp_path):
-    """Networks of equal shape, whose parts would otherwise be summed with those of the first."""
-    other = si.sample_networks(
-        si.ShapedTransformer(0.6, 1.0, 1.0, -3.0),
-        networks["covariance"].values[0, 0],
-        width=96,
-        depth=10,
-        networks=24,
-        key=jr.key(2),
-    )
-    other["covariance"].encoding = {"chunks": (3, *networks["covariance"].shape[1:])}
-    write(other, tmp_path / "other.zarr")
-    for part, path in ((1, store), (2, tmp_path / "other.zarr")):
-        refusal = pytest.raises(Unfinished) if part == 1 else pytest.raises(si.InputError, match="parts of other data")
-        with refusal, passes_by(Parts(tmp_path / "parts", part, 2).results):
-            prepare_in_parts(FULL_PATH, open_in_chunks(path), architecture=None, prior=None, largest_logit=0.6)

@@ -1,7 +1,5 @@
 """Fits with latent layers: their sampler against NUTS on all latent variables, and what fits of them say."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -12,9 +10,9 @@ from budget import assert_estimate
 from numpyro.infer import MCMC, NUTS
 
 import sdeinfer as si
-from sdeinfer.infer import Checkpoint, Metropolis, in_range, logit_scale, predict
+from sdeinfer.infer import Metropolis, in_range, logit_scale, predict
 from sdeinfer.infer._mode import latent_mode
-from sdeinfer.infer._range import _growth
+from sdeinfer.infer._range import _latent_growth
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, any_transitions, bridges_of, used_of
 from sdeinfer.observation import outputs_of
@@ -132,37 +130,14 @@ def test_single_precision_finds_the_same_mode(data, monkeypatch):
     assert (np.abs(single.x - double.x) < 0.3 * double.sd).all()
 
 
-@pytest.mark.usefixtures("short_chunks")
-def test_a_killed_fit_goes_on_with_the_same_draws(data, tmp_path, monkeypatch):
-    model = si.models.thinned_path
-    prepared = model.reduce(thinned(data, 4), Assumptions(FEEDFORWARD))
-    sample = functools.partial(Metropolis(2, 40, SHORT["warmup"]).sample, model, prepared, key=jr.key(5))
-    whole = sample()
-    saved, path = [], tmp_path / "checkpoint"
-    save = Checkpoint.save
-
-    def until_killed(self, *state):
-        save(self, *state)
-        saved.append(1)
-        if len(saved) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Checkpoint, "save", until_killed)
-    with pytest.raises(KeyboardInterrupt):
-        sample(checkpoint=Checkpoint(path))
-    monkeypatch.setattr(Checkpoint, "save", save)
-    resumed = sample(checkpoint=Checkpoint(path, resume=True))
-    jax.tree.map(np.testing.assert_array_equal, resumed._asdict(), whole._asdict())
-
-
 def test_the_range_counts_what_the_spread_may_grow_to():
     """By two standard deviations of log V over the latent layers; the rule still looks at the start alone."""
     truth = si.ShapedAttention(gamma=0.6, tau0=0.5)
     V0 = si.equicorrelated(tokens=2, correlation=0.0, norm=1.1)
     data = si.sample_networks(truth, V0, width=128, depth=16, networks=16, key=jr.key(1))
-    every, seen = any_transitions(data), thinned(data, 8)
-    np.testing.assert_array_equal(_growth(every, 0.9), 1.0)
-    growth = _growth(any_transitions(seen), 0.9)
+    seen = thinned(data, 8)
+    assert _latent_growth(data, used_of(data), 0.9) == 1.0
+    growth = _latent_growth(seen, used_of(seen), 0.9)
     np.testing.assert_allclose(growth, np.exp(2 * np.sqrt(2 * 0.9 * 7 / 128)))
     marked, found = in_range(si.models.thinned_path, seen, Assumptions(Architecture("attention")), 0.3)
     used, scale = used_of(marked), logit_scale(seen)

@@ -53,7 +53,7 @@ def test_blocks_have_a_bounded_number_of_terms():
 
 def test_remembered_terms_of_many_tokens_are_the_terms(monkeypatch):
     """Twice: computed, and then remembered."""
-    transitions = importlib.import_module("sdeinfer.likelihood._transitions")
+    transitions = importlib.import_module("sdeinfer.likelihood._terms")
     path = observed_path(sampled(16, networks=2, depth=3, seed=3, width=64))
     h = path.gap[path.layer] / path.width[path.network]
     expected = transitions.terms_of(path.starts(slice(None)), path.ends(slice(None)), h)

@@ -11,7 +11,8 @@ from conftest import WARMUP, random_covariance
 
 import sdeinfer as si
 from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, range_to_fit, transitions_allowed
-from sdeinfer.infer._range import OutOfRange, attention_growth
+from sdeinfer.infer._measures import attention_growth
+from sdeinfer.infer._range import OutOfRange
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED, Assumptions, used_of
 from sdeinfer.observation import covariance_dataset

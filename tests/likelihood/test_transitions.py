@@ -82,7 +82,7 @@ def test_terms_are_those_of_their_parts(monkeypatch, pattern):
     path = path_of([wishart_path(3, 5, width=9, seed=s) for s in range(3)], width=9)
     path = dataclasses.replace(path, pattern=pattern)
     whole, mixing = path.terms(slice(None)), path.mixing(slice(None))
-    monkeypatch.setattr(importlib.import_module("sdeinfer.likelihood._transitions"), "ENTRIES", 4 * 27)
+    monkeypatch.setattr(importlib.import_module("sdeinfer.likelihood._terms"), "ENTRIES", 4 * 27)
     jax.tree.map(np.testing.assert_array_equal, path.terms(slice(None)), whole)
     np.testing.assert_array_equal(path.mixing(slice(None)), mixing)
 

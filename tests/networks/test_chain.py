@@ -123,6 +123,12 @@ def test_linear_layers_have_their_exact_moments(layer, method, key):
     assert_mean(difference[:, :, None] * difference[:, None, :], expected)
 
 
+def test_the_chain_of_an_mlp_keeps_the_mean_norms(key):
+    V = random_covariance(2)
+    found = np.asarray(one_layer(CHAINS["mlp"], V, 20_000, 12, key))
+    assert_mean(np.diagonal(found, axis1=1, axis2=2), np.diagonal(V))
+
+
 @pytest.mark.parametrize("projection", [False, True])
 def test_noise_of_heads_is_that_of_their_limit(projection, key):
     # A layer of attention costs nothing at a width where nothing is left of the corrections of order 1/n.

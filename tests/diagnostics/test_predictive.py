@@ -97,7 +97,7 @@ def test_exploded_networks_are_larger_than_all_others(group):
 @pytest.mark.filterwarnings("error")
 def test_predictions_that_all_explode_are_infinitely_far(fitted):
     """As of priors that are tight and wrong: the verdict says so, and no figure fails."""
-    exploded = fitted.copy()
+    exploded = fitted.copy(deep=True)
     predicted = exploded["posterior_predictive"].to_dataset()
     predicted["covariance"][..., 1:, :, :] = np.nan
     exploded["posterior_predictive"] = predicted

@@ -26,18 +26,25 @@ from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
 class AbstractLayer(eqx.Module):
     """One layer of a shaped network: a Markov kernel on representations, and the SDE of its covariance in the limit.
 
-    A custom layer subclasses this, defines `forward` and `limit`, and declares its parameters as fields by
-    `Parameter.field`. It can then be simulated, sampled with its weights, and fitted with the limit's law. Defining
-    `finite_width` adds the finite-width law; defining `forward_covariance` samples networks without weights.
+    A custom layer subclasses this, defines `forward`, and declares its parameters as fields by `Parameter.field`. Its
+    networks can then be sampled with their weights. Defining `limit` lets it be simulated, and fitted with the limit's
+    law; `finite_width` adds the finite-width law; `forward_covariance` samples networks without weights.
     """
 
     @abc.abstractmethod
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Apply one layer with fresh N(0, 1) weights to the representations X of m tokens at width n."""
 
-    @abc.abstractmethod
     def limit(self) -> Limit:
-        """Coefficients of the covariance SDE; one layer advances depth-time by 1/n."""
+        """Coefficients of the covariance SDE; one layer advances depth-time by 1/n.
+
+        Raises:
+            InputError: for a layer that has none.
+        """
+        raise InputError(
+            f"layer: {type(self).__name__} has no limit; its networks can be sampled, observed and compared, not "
+            "simulated or fitted"
+        )
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
         """Coefficients of the law of one layer of width n, to the next order in 1/n; n may be traced.

@@ -230,7 +230,7 @@ def _sample_weights(layer, V0, networks, *, width, observed, observe_every, done
 
 @eqx.filter_jit
 def _weights_batch(layer, V0, keys, *, width, observe_every, observed):
-    layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
+    layer = jax.tree.map(lambda value: jnp.asarray(value, V0.dtype), layer)
 
     def network(key):
         key_tokens, key_layers = jr.split(key)

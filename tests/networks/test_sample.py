@@ -128,6 +128,28 @@ def test_networks_that_explode_are_refused_with_the_place(key):
         covariance(layer, 1e38 * jnp.eye(2, dtype=jnp.float32), depth=40, key=key)
 
 
+class PreLN(si.layers.AbstractLayer):
+    """A layer without a limit, of which only the weights are known."""
+
+    strength: Any = si.Parameter("strength", "s", "residual strength", "log").field()
+
+    def forward(self, X, *, key):
+        Z = (X - X.mean(axis=1, keepdims=True)) / X.std(axis=1, keepdims=True)
+        return X + self.strength * Z @ jr.normal(key, (X.shape[1], X.shape[1]), X.dtype) / jnp.sqrt(X.shape[1])
+
+
+def test_a_layer_without_a_limit_is_sampled_and_refused_where_one_is_needed(V0, key):
+    """Each token's norm grows by s² in the mean, whatever it is."""
+    data = si.sample_networks(PreLN(0.5), V0, width=64, depth=4, networks=400, key=key)
+    norms = np.diagonal(data["covariance"].values, axis1=2, axis2=3)
+    assert_mean(np.diff(norms, axis=1).reshape(400, -1), 0.25)
+    assert truth_of(data.attrs) == {"strength": 0.5}
+    with pytest.raises(si.InputError, match="layer: PreLN has no limit; its networks can be sampled"):
+        si.simulate(PreLN(0.5), V0, [0.0, 0.1], paths=4, key=key)
+    with pytest.raises(si.InputError, match="layer: PreLN has no limit"):
+        si.fit(si.models.full_path, data, architecture=PreLN(0.5), key=key)
+
+
 def test_deep_linear_networks_lose_volume_as_products_of_wishart_matrices_do(V0, key):
     width, depth, m = 10, 4, 3
     V = covariance(si.ShapedMLP(0.0, 0.0), V0, width=width, depth=depth, networks=2_000, key=key)

@@ -10,7 +10,6 @@ from ._check import with_precision as with_precision
 from ._consequences import consequences as consequences
 from ._design import Design as Design
 from ._design import design as design
-from ._design import network_information as network_information
 from ._distance import distance as distance
 from ._fitted import fitted_data as fitted_data
 from ._identification import has_prior as has_prior

@@ -1,71 +1,46 @@
 """Design of data: the tokens and the number of networks that determine a parameter to a given precision.
 
-The mean and the variance of one layer in the coordinates L⁻¹ dV L⁻ᵀ depend on the parameters u through the four
-coefficients θ₁, θ₂, a and κ². The Fisher information of one layer starting from V is
-
-    I(V) = h b′ᵀ Ω⁻¹ b′ + ½ tr(Ω⁻¹ Ω′ Ω⁻¹ Ω′),    ⟨S, Ω T⟩ = 2a⟨S, T⟩ + 2κ²⟨S, MT + TM⟩,    M = (LᵀHL)²/m²,
-
-and that of a network is the sum over its layers, in expectation the mean over paths of the SDE, a smooth function of
-V0. The information on τ0 grows with the fourth power of V/τ0², but so do the omitted terms of the softmax expansion
-(`infer.in_range`): small tokens need many networks, and large tokens put most layers outside the range of the law. The
-shape of the tokens is therefore optimised by gradients of I, and their size and the number of networks are found by
-sampling networks and computing the precision of a fit to them.
+The information on τ0 grows with the fourth power of V/τ0², but so do the omitted terms of the softmax expansion
+(`infer.in_range`): small tokens need many networks, and large tokens put most layers outside the range of the law. For
+some shapes and sizes of tokens, networks are sampled, and the precision of a fit to them is computed; the tokens that
+need the fewest networks win. Tokens from a search by gradients of the information need as many, up to 10 %.
 """
 
 import dataclasses
-import itertools
 import math
 from typing import NamedTuple
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, PRNGKeyArray
-from scipy.optimize import minimize
+from jaxtyping import Float, PRNGKeyArray
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.covariance import centre, pairs, vech
-from sdeinfer.infer import LARGEST_LOGIT, innovations, law_at, logit_spread, transitions_allowed
-from sdeinfer.layers import AbstractLayer, Architecture, architecture_of_layer, attention_drift, relu_drift
+from sdeinfer.infer import LARGEST_LOGIT, innovations, law_at, logit_spread, require_identifiable, transitions_allowed
+from sdeinfer.layers import AbstractLayer, Architecture, architecture_of_layer
 from sdeinfer.likelihood import any_transitions, used_of, with_used
 from sdeinfer.networks import sample_networks
-from sdeinfer.solve import PSDEuler, simulate
 
 SLOPES_INFORMATION = 0.5
 """Information of the default prior on (c₊ + c₋)/2; networks of one width determine only q."""
 
 SPREAD = 0.3
-"""Spread of the logits at V0 in the optimisation of the tokens' shape."""
+"""Spread of the logits at the start of networks of tokens of size 1."""
 
 SIZES = np.geomspace(0.5, 1.6, 7)
-"""Multiples of V0 among which the best size is chosen."""
+"""Multiples of V0 that are compared."""
 
-LAYERS = 8192
-"""Number of layers sampled at each size."""
+CORRELATION = 0.5
+"""Absolute correlation of the tokens that are not uncorrelated. Nearly collinear tokens are more informative under the
+limit's law, but attention to their small differences is outside the range of the law of finite width."""
 
-TIMES, PATHS = 4, 64
-"""Numbers of depth-times and of paths over which the information is averaged."""
-
-FADING = 16
-"""Power of the spread by which transitions fade at the end of the range."""
+LAYERS, SEARCHED = 8192, 2048
+"""Numbers of layers that are sampled: at the tokens of the plan, and at each of those among which they are chosen."""
 
 NUMBERS = np.geomspace(1, 1e8, 769)
 """Candidate numbers of networks, in steps of 2.4 %."""
-
-NOMINAL = 100
-"""Number of networks in the optimisation of the tokens' shape."""
-
-LEAST_INFORMATION = 1e-3
-"""Information per network, in the units of `Coordinates.unconstrained`, below which a parameter is not identified."""
-
-RIDGE = 1.0
-"""Multiple of the mean variance added to the variance of each token. Nearly collinear tokens are more informative under
-the limit's law, but attention to their small differences is outside the range of the law of finite width."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +85,9 @@ def design(
     progress: bool = False,
     key: PRNGKeyArray,
 ) -> Design:
-    """Find the most informative tokens for a parameter, and the number of networks for a given relative sd.
+    """Find informative tokens for a parameter, and the number of networks for a given relative sd.
+
+    The tokens have equal norms and are uncorrelated, or have correlations of ±½.
 
     Arguments:
         layer: the architecture, with a guess of its parameters.
@@ -139,40 +116,38 @@ def design(
         raise InputError(f"parameter: must be one of {', '.join(names[:3])}, got {parameter!r}")
     if not relative_sd > 0:
         raise InputError(f"relative_sd: must be positive, got {relative_sd:g}")
-    place = names.index(parameter)
-
-    sizes = {"tokens": tokens, "width": width, "depth": depth, "place": place}
-
-    def objective(x: np.ndarray) -> tuple[tuple[Array, tuple[Array, Array]], Array]:
-        return _information_lost(np.asarray(x, jnp.result_type(float)), layer, **sizes)
-
-    steps = itertools.count(1)
-
-    def value_and_slope(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        (value, _), slope = objective(x)
-        phase(f"searching for tokens, evaluation {next(steps)}")
-        return np.asarray(value, np.float64), np.asarray(slope, np.float64)
-
-    phase("searching for tokens")
-    ends = [minimize(value_and_slope, start, jac=True) for start in _starts(tokens)]
-    found = min(ends, key=lambda end: end.fun)
-    (_, (V0, information)), _ = objective(found.x)
-    V0, information = np.asarray(V0), np.asarray(information)
-    if not marginal_information(NOMINAL * information, names)[place] > NOMINAL * LEAST_INFORMATION:
-        raise InputError(f"parameter: {parameter} of this architecture cannot be identified with tokens={tokens}")
-    best = None
-    for size in SIZES if "tau0" in names else (1.0,):
-        phase(f"counting networks, tokens scaled by {size:.3g}")
-        sampled = _sample(layer, architecture, size * V0, key, width=width, depth=depth)
+    require_identifiable(architecture, tokens)
+    sizes = SIZES if "tau0" in names else (1.0,)
+    candidates = [size * V for V in _shapes(layer, tokens, width) for size in sizes]
+    found = []
+    for number, V0 in enumerate(candidates):
+        phase(f"searching for tokens, {number} of {len(candidates)}")
+        # With one key for all candidates and calls, the tokens do not depend on the key of the networks.
+        sampled = _sample(layer, architecture, V0, jr.key(0), width=width, depth=depth, layers=SEARCHED)
         networks = _networks(sampled, names, parameter, relative_sd)
-        if networks is not None and (best is None or networks < best.networks):
-            expected = pd.Series(_expected(sampled, names, networks), index=list(names)).drop("c_mean", errors="ignore")
-            best = Design(np.asarray(size * V0), width, depth, networks, expected)
-    if best is None:
+        found.append((math.inf if networks is None else networks, number))
+    phase("counting networks")
+    V0 = candidates[min(found)[1]]
+    sampled = _sample(layer, architecture, V0, key, width=width, depth=depth)
+    networks = _networks(sampled, names, parameter, relative_sd)
+    if networks is None:
         raise InputError(
             f"relative_sd: no number of networks of width {width} determines {parameter} to {relative_sd:g}"
         )
-    return best
+    expected = pd.Series(_expected(sampled, names, networks), index=list(names)).drop("c_mean", errors="ignore")
+    return Design(V0, width, depth, networks, expected)
+
+
+def _shapes(layer: AbstractLayer, tokens: int, width: int) -> list[Float[np.ndarray, "m m"]]:
+    """Tokens of equal norms: uncorrelated; or correlated, with none, one or half of them turned round."""
+    turned = [np.where(np.arange(tokens) < number, -1.0, 1.0) for number in sorted({0, 1, tokens // 2})]
+    unit = np.eye(tokens)
+    shapes = [unit, *((1 - CORRELATION) * unit + CORRELATION * np.outer(s, s) for s in turned)]
+    if "tau0" not in layer.parameters():
+        return shapes
+    largest = SPREAD * float(layer.parameters()["tau0"])
+    spreads = logit_spread(np.stack(shapes), np.full(len(shapes), width))
+    return [V * largest / spread for V, spread in zip(shapes, spreads, strict=True)]
 
 
 class _Layers(NamedTuple):
@@ -192,9 +167,16 @@ class _Layers(NamedTuple):
 
 
 def _sample(
-    layer: AbstractLayer, architecture: Architecture, V0: np.ndarray, key: PRNGKeyArray, *, width: int, depth: int
+    layer: AbstractLayer,
+    architecture: Architecture,
+    V0: np.ndarray,
+    key: PRNGKeyArray,
+    *,
+    width: int,
+    depth: int,
+    layers: int = LAYERS,
 ) -> _Layers:
-    networks = math.ceil(LAYERS / depth)
+    networks = math.ceil(layers / depth)
     data = sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=key)
     every, tau0 = slice(None), float(getattr(layer, "tau0", np.inf))
     path = any_transitions(with_used(data, used_of(data)))
@@ -247,133 +229,6 @@ def _prior(names: tuple[str, ...]) -> Float[np.ndarray, "k k"]:
     return np.diag([SLOPES_INFORMATION if name == "c_mean" else 1e-9 for name in names])
 
 
-def marginal_information[T: (Array, np.ndarray)](
-    information: Float[T, "k k"], names: tuple[str, ...]
-) -> Float[T, " k"]:
+def marginal_information(information: Float[np.ndarray, "k k"], names: tuple[str, ...]) -> Float[np.ndarray, " k"]:
     """Marginal information on each parameter: the inverse of its variance with the other parameters unknown."""
-    xp = information.__array_namespace__()
-    return 1 / xp.diagonal(xp.linalg.inv(information + _prior(names)))
-
-
-def network_information(
-    layer: AbstractLayer, V0: Float[Array, "m m"], *, width: int, depth: int, key: PRNGKeyArray
-) -> Float[Array, "k k"]:
-    """Expected Fisher information of a network observed at every layer, by the limit's law; differentiable.
-
-    Networks of one width determine q instead of the gap (see `sdeinfer.parameters`); this is accounted for.
-
-    Arguments:
-        layer: a named architecture, with its parameters.
-        V0: covariance of the initial tokens, shape (m, m).
-        width: n.
-        depth: d.
-        key: PRNG key of the paths.
-
-    Returns:
-        The information in the coordinates `Coordinates.unconstrained`, shape (k, k).
-    """
-    times = (np.arange(TIMES) + 0.5) / TIMES * depth / width
-    # The noise of so few paths exceeds the bias of order 1, whose gradient compiles faster than that of order 2.
-    V = simulate(layer, V0, times, paths=PATHS, step=float(times[0]), solver=PSDEuler(), key=key)
-    paths = V.reshape(-1, *V0.shape)
-    finite = jnp.isfinite(paths).all(axis=(1, 2))
-    safe = jnp.where(finite[:, None, None], paths, V0)
-    each, used = jax.vmap(lambda V: layer_information(layer, V, width))(safe), finite.astype(V0.dtype)
-    if "tau0" in layer.parameters():
-        # A fit does not use transitions outside the range of the law; they fade, so that the search is of a smooth one.
-        spread = jax.vmap(_spread)(safe) / (LARGEST_LOGIT * layer.parameters()["tau0"] * math.sqrt(width))
-        used = used / (1 + spread**FADING)
-    slopes = _slopes_at_width(layer, width)
-    return depth * slopes.T @ jnp.mean(used[:, None, None] * each, axis=0) @ slopes
-
-
-def _slopes_at_width(layer: AbstractLayer, width: int) -> Float[Array, "k k"]:
-    """Derivatives of the limit's coordinates in those of networks, whose law depends on q instead of the gap."""
-    names = tuple(layer.parameters())
-
-    def of_limit(u: Array) -> Array:
-        values = layer.coordinates.constrained(u)
-        half_sum, half_difference = ((values["c_plus"] + sign * values["c_minus"]) / 2 for sign in (1, -1))
-        squares = (1 + half_sum / math.sqrt(width)) ** 2 + half_difference**2 / width
-        return u.at[-2].add(-jnp.log(squares) / 2)
-
-    u = layer.coordinates.unconstrained(layer.parameters())
-    return jax.jacfwd(of_limit)(u) if "c_plus" in names else jnp.eye(len(u))
-
-
-def layer_information(layer: AbstractLayer, V: Float[Array, "m m"], width: int) -> Float[Array, "k k"]:
-    """Fisher information of one layer starting from V, by the limit's law."""
-    architecture = architecture_of_layer(layer)
-    assert architecture is not None
-
-    def coefficients(u: Array) -> Array:
-        limit = architecture.layer_at(u).limit()
-        return jnp.stack([limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise])
-
-    u = layer.coordinates.unconstrained(layer.parameters())
-    (_, _, a, kappa2), slopes = coefficients(u), jax.jacfwd(coefficients)(u)
-    tokens, (rows, columns) = len(V), pairs(len(V))
-    unit = jnp.eye(tokens)
-    basis = (unit[rows][:, :, None] * unit[columns][:, None] + unit[columns][:, :, None] * unit[rows][:, None]) / 2
-    L = jnp.linalg.cholesky(V)
-    half = L - jnp.mean(L, axis=0)
-    M = half.T @ half
-    M = M @ M / tokens**2
-    linear = 2 * jnp.einsum("pij,qij->pq", basis, basis)
-    mixing = 2 * jnp.einsum("pij,qij->pq", basis, M @ basis + basis @ M)
-    R = jnp.linalg.inv(L)
-    drift = jnp.stack([vech(R @ B @ R.T) for B in (attention_drift(V), relu_drift(V))])
-    inverse = jnp.linalg.inv(a * linear + kappa2 * mixing)
-    of_mean = slopes[:2].T @ (drift @ inverse @ drift.T) @ slopes[:2] / width
-    scaled = jnp.stack([inverse @ linear, inverse @ mixing])
-    of_variance = slopes[2:].T @ jnp.einsum("apq,bqp->ab", scaled, scaled) @ slopes[2:] / 2
-    return of_mean + of_variance
-
-
-@eqx.filter_jit
-def _information_lost(
-    x: Float[Array | np.ndarray, " p"], layer: AbstractLayer, *, tokens: int, width: int, depth: int, place: int
-) -> tuple[tuple[Array, tuple[Array, Array]], Array]:
-    """−log of a parameter's information at tokens of the shape x, with these tokens and all information; its gradient.
-
-    It is one function for all keys, so that the tokens of a design do not depend on the key.
-    """
-
-    def lost(x: Array) -> tuple[Array, tuple[Array, Array]]:
-        V0 = _tokens_at(x, layer, tokens, width)
-        information = network_information(layer, V0, width=width, depth=depth, key=jr.key(0))
-        own = marginal_information(NOMINAL * information, tuple(layer.coordinates.sampled))
-        return -jnp.log(own[place]), (V0, information)
-
-    return jax.value_and_grad(lost, has_aux=True)(x)
-
-
-def _starts(tokens: int) -> list[Float[np.ndarray, " p"]]:
-    """Where the search for tokens starts: different ones; and copies of one token, of which some are turned round.
-
-    The information has several local maxima. The largest is most often between the last two starts.
-    """
-    rows, columns = pairs(tokens)
-    starts = [vech(np.eye(tokens) + 0.1 * np.tri(tokens))]
-    for turned in sorted({0, 1, tokens // 2}):
-        L = 0.1 * np.eye(tokens)
-        L[:, 0] = np.where(np.arange(tokens) < turned, -1.0, 1.0)
-        starts.append(L[columns, rows])
-    return starts
-
-
-def _tokens_at(x: Float[Array, " p"], layer: AbstractLayer, tokens: int, width: int) -> Float[Array, "m m"]:
-    """The covariance with shape given by x, scaled to the spread `SPREAD` of the logits."""
-    rows, columns = pairs(tokens)
-    L = jnp.zeros((tokens, tokens)).at[columns, rows].set(x)
-    V = L @ L.T
-    V = V + RIDGE * jnp.trace(V) / tokens * jnp.eye(tokens)
-    if "tau0" not in layer.parameters():
-        return V * tokens / jnp.trace(V)
-    return V * (SPREAD * layer.parameters()["tau0"] * math.sqrt(width) / _spread(V))
-
-
-def _spread(V: Float[Array, "m m"]) -> Float[Array, ""]:
-    """Spread of the logits for n = τ0 = 1 (see `infer.logit_spread`)."""
-    tokens = len(V)
-    return jnp.sqrt(jnp.max(jnp.diagonal(V)) * jnp.trace(centre(V)) / max(tokens - 1, 1))
+    return 1 / np.diagonal(np.linalg.inv(information + _prior(names)))

@@ -68,8 +68,8 @@ MUTATIONS = (
     Mutation("noise: Σ_lin in spectral coordinates", "covariance/_diffusion.py", "jnp.where(rows == columns, 2.0, 1.0)", "jnp.where(rows == columns, 2.1, 1.0)", "tests/covariance/test_diffusion.py"),
     Mutation("noise: 𝒜 of a factor", "covariance/_diffusion.py", "attention / K.shape[0] ** 2 * matmul(K, K)", "1.05 * attention / K.shape[0] ** 2 * matmul(K, K)", "tests/covariance/test_diffusion.py"),
     # The solver.
-    Mutation("solver: attention's drift, first term", "solve/_flows.py", "(limit.attention_drift - limit.attention_noise) / 2 * T", "(1.05 * limit.attention_drift - limit.attention_noise) / 2 * T", SOLVE),
-    Mutation("solver: attention's drift, second term", "solve/_flows.py", "push = limit.attention_drift / (2 * tokens)", "push = limit.attention_drift / (1.9 * tokens)", SOLVE),
+    Mutation("solver: attention's drift, first term", "solve/_flows.py", "(limit.attention_drift - limit.attention_noise) / 2 * drift", "(1.05 * limit.attention_drift - limit.attention_noise) / 2 * drift", SOLVE),
+    Mutation("solver: attention's drift, second term", "solve/_attention.py", "return self.v[:, None] * moved / 2", "return self.v[:, None] * moved / 1.9", SOLVE),
     Mutation("solver: ReLU", "solve/_flows.py", "rate * (V + 2 * relu_drift(V))", "rate * (V + 2.1 * relu_drift(V))", SOLVE),
     Mutation("solver: attention's noise", "solve/_flows.py", "E, F, identity = scale * matmul(G, K), scale", "E, F, identity = 1.05 * scale * matmul(G, K), scale", SOLVE),
     Mutation("solver: linear noise", "solve/_flows.py", "safe_sqrt(limit.linear_noise / 2), identity_like(X)", "safe_sqrt(limit.linear_noise / 1.9), identity_like(X)", SOLVE),

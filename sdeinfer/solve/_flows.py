@@ -27,7 +27,8 @@ from sdeinfer.covariance import (
     total,
     transpose,
 )
-from sdeinfer.layers import Limit, attention_drift_vectors, relu_drift
+from sdeinfer.layers import Limit, relu_drift
+from sdeinfer.solve._attention import AttentionDrift
 
 
 def linear_noise_flow(
@@ -146,26 +147,13 @@ def attention_drift_flow(limit: Limit, X: Float[Array, "m m ..."], h: Float[Arra
     """
 
     def velocity(X):
-        return _turn(limit, X) if limit.pattern.everything else _pattern_turn(limit, X)
+        drift = AttentionDrift.at(limit.pattern, X)
+        turned = limit.attention_drift * drift.turn(X)
+        if not limit.pattern.everything:
+            return turned
+        return (limit.attention_drift - limit.attention_noise) / 2 * drift.overlap * X + turned
 
     return X + h * velocity(X + h / 2 * velocity(X))
-
-
-def _turn(limit: Limit, X: Array) -> Array:
-    tokens, (centred, K) = len(X), centred_gram(X)
-    T = total(total(K * K)) / tokens**2
-    centred_norms = total(centred * centred, axis=1)
-    s = centred_norms - total(centred_norms) / tokens
-    push = limit.attention_drift / (2 * tokens) * total(X * X, axis=1)
-    growth = (limit.attention_drift - limit.attention_noise) / 2 * T
-    return growth * X + push[:, None] * total(s[:, None] * X)[None]
-
-
-def _pattern_turn(limit: Limit, X: Array) -> Array:
-    # s does not depend on a common shift of all tokens; removing the shift avoids its rounding.
-    _, s = attention_drift_vectors(gram(X - total(X) / len(X)), limit.pattern)
-    size = constant_like(centring(limit.pattern, len(X)).size[:, None], X)[:, 0]
-    return (limit.attention_drift / 2 * total(X * X, axis=1) / size)[:, None] * matmul(s, X)
 
 
 def kernel_flow(limit: Limit, X: Float[Array, "m m ..."], h: Float[Array, ""]) -> Float[Array, "m m ..."]:

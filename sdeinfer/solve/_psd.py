@@ -14,8 +14,9 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from sdeinfer.covariance import identity_like, is_positive_definite, matmul, transpose
 from sdeinfer.layers import Limit, LimitSteps
+from sdeinfer.solve._attention import attention_change
 from sdeinfer.solve._flows import attention_drift_flow, attention_noise_flow, kernel_flow, linear_noise_flow
-from sdeinfer.solve._steps import attention_change, psd_step
+from sdeinfer.solve._steps import psd_step
 from sdeinfer.solve._tangent_step import tangent_psd_step
 
 

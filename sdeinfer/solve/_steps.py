@@ -8,19 +8,15 @@ from jaxtyping import Array, Float
 
 from sdeinfer.covariance import (
     centred_gram,
-    centring,
-    diagonal,
-    differences,
     factor_noise,
     gram,
     matmul,
-    overlap,
     pattern_noise,
     semidefinite_cholesky,
-    total,
     transpose,
 )
-from sdeinfer.layers import Limit, attention_drift_vectors, relu_drift
+from sdeinfer.layers import Limit, relu_drift
+from sdeinfer.solve._attention import AttentionDrift
 
 
 @jax.jit
@@ -56,24 +52,17 @@ def _step_without_mask(limit: Limit, X: Array, h: Array, G: Array) -> tuple[Arra
     - The ReLU's drift: V ← (1 − w) V + w κ₁(V) with w = 1 − e^{−hθ₂/2} and κ₁ = V + 2B₂ the arc-cosine kernel, which is
       positive semi-definite; X becomes a Cholesky factor of the sum.
     """
-    tokens = len(X)
-    centred, K = centred_gram(X)
     # Without attention these terms do not enter the step and must not overflow.
-    attends = (limit.attention_drift > 0) | (limit.attention_noise > 0)
-    K, centred = jnp.where(attends, K, 0.0), jnp.where(attends, centred, 0.0)
-    T = total(total(K * K)) / tokens**2
-    centred_norms = total(centred * centred, axis=1)
-    s = centred_norms - total(centred_norms) / tokens
-    push = h * limit.attention_drift / (2 * tokens) * total(X * X, axis=1)
+    seen = _attended(limit, X)
+    drift, K, theta = AttentionDrift.at(limit.pattern, seen), centred_gram(seen)[1], h * limit.attention_drift
+    change = drift.change(theta, X)
+    goes_on = change <= 1  # not where V overflows, either
+    drift, K = drift.where(goes_on), jnp.where(goes_on, K, 0.0)
 
-    change = relative_change(h * limit.attention_drift * T, push[:, None] * total(s[:, None] * X)[None], X)
-    explodes = ~(change <= 1)  # NaN, where V overflows, counts as more than 1
-    K, T, push = (jnp.where(explodes, 0.0, x) for x in (K, T, push))
-
-    spread = limit.linear_noise * tokens / 2 + limit.attention_noise * T
+    spread = limit.linear_noise * len(X) / 2 + limit.attention_noise * drift.overlap
     X = X + matmul(X, factor_noise(K, G, limit.linear_noise, limit.attention_noise))
-    X = X * jnp.sqrt((1 + h * limit.attention_drift * T) / (1 + h * spread))
-    X = X + push[:, None] * total(s[:, None] * X)[None]
+    X = X * jnp.sqrt((1 + theta * drift.overlap) / (1 + h * spread))
+    X = X + theta * drift.turn(X)
     return _align(X, -jnp.expm1(-h * limit.relu_drift / 2)), change
 
 
@@ -87,53 +76,24 @@ def _step_with_pattern(limit: Limit, X: Array, h: Array, G: Array) -> tuple[Arra
     - The attention drift's second term: X ← (I + (h θ₁/2) v s) X, with v = diag V/m_α scaling the rows of s.
     - The ReLU's drift as without a mask; X becomes a Cholesky factor of the sum.
     """
-    tokens = len(X)
-    theta, kappa2 = limit.attention_drift, limit.attention_noise
-    # Without attention these terms do not enter the step and must not overflow.
-    seen = jnp.where((theta > 0) | (kappa2 > 0), X, 0.0)
-    T = overlap(limit.pattern, tokens, gram(differences(limit.pattern, seen)))
-    # s does not depend on a common shift of all tokens; removing the shift avoids its rounding.
-    _, s = attention_drift_vectors(gram(seen - total(seen) / tokens), limit.pattern)
-    size = centring(limit.pattern, tokens).size.astype(X.dtype).reshape(-1, *(1,) * (X.ndim - 2))
-    push = h * theta / 2 * total(X * X, axis=1) / size
+    theta, kappa2, seen = h * limit.attention_drift, limit.attention_noise, _attended(limit, X)
+    drift = AttentionDrift.at(limit.pattern, seen)
+    change = drift.change(theta, X)
+    goes_on = change <= 1  # not where V overflows, either
+    drift = drift.where(goes_on)
 
-    # ‖V ∘ T‖ is at most ‖V‖ times the largest entry of T, which is on its diagonal.
-    growth = h * theta * jnp.max(diagonal(T), axis=0)
-    change = relative_change(growth, push[:, None] * matmul(s, X), X)
-    explodes = ~(change <= 1)  # NaN, where V overflows, counts as more than 1
-    T, push, s = (jnp.where(explodes, 0.0, x) for x in (T, push, s))
-
-    growth = h * (theta - kappa2) * gram(X) * T
-    X = X + pattern_noise(limit.pattern, X, G, limit.linear_noise, jnp.where(explodes, 0.0, kappa2))
-    X = X / jnp.sqrt(1 + h * limit.linear_noise * tokens / 2)
-    X = X + push[:, None] * matmul(s, X)
+    growth = (theta - h * kappa2) * gram(X) * drift.overlap
+    X = X + pattern_noise(limit.pattern, X, G, limit.linear_noise, jnp.where(goes_on, kappa2, 0.0))
+    X = X / jnp.sqrt(1 + h * limit.linear_noise * len(X) / 2)
+    X = X + theta * drift.turn(X)
     V = gram(X) + growth
     w = -jnp.expm1(-h * limit.relu_drift / 2)
     return semidefinite_cholesky(V + 2 * w * relu_drift(V)), change
 
 
-def attention_change(limit: Limit, X: Float[Array, "m m ..."], h: Float[Array, ""]) -> Float[Array, "..."]:
-    """The change of V by attention's drift over a step of length h, relative to V: an upper bound with a pattern."""
-    theta, tokens = limit.attention_drift, len(X)
-    if limit.pattern.everything:
-        centred, K = centred_gram(X)
-        T = total(total(K * K)) / tokens**2
-        centred_norms = total(centred * centred, axis=1)
-        s = centred_norms - total(centred_norms) / tokens
-        push = h * theta / (2 * tokens) * total(X * X, axis=1)
-        return relative_change(h * theta * T, push[:, None] * total(s[:, None] * X)[None], X)
-    T = overlap(limit.pattern, tokens, gram(differences(limit.pattern, X)))
-    _, s = attention_drift_vectors(gram(X - total(X) / tokens), limit.pattern)
-    size = centring(limit.pattern, tokens).size.astype(X.dtype).reshape(-1, *(1,) * (X.ndim - 2))
-    push = h * theta / 2 * total(X * X, axis=1) / size
-    return relative_change(h * theta * jnp.max(diagonal(T), axis=0), push[:, None] * matmul(s, X), X)
-
-
-def relative_change(growth, turned, X):
-    """Relative growth of V by the first term of attention's drift, plus twice ‖change of X‖/‖X‖ by the second."""
-    growth, turned, X = jax.lax.stop_gradient((growth, turned, X))
-    size = total(total(X * X))
-    return growth + 2 * jnp.sqrt(total(total(turned * turned)) / jnp.where(size > 0, size, 1.0))
+def _attended(limit: Limit, X: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+    """The factors of paths with attention, 0 of the others."""
+    return jnp.where((limit.attention_drift > 0) | (limit.attention_noise > 0), X, 0.0)
 
 
 def _align(X: Float[Array, "m m ..."], w: Float[Array, "..."]) -> Float[Array, "m m ..."]:

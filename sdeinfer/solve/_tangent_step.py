@@ -28,7 +28,7 @@ from sdeinfer.covariance import (
     transpose,
 )
 from sdeinfer.layers import Limit, attention_drift_vectors, relu_drift
-from sdeinfer.solve._steps import relative_change
+from sdeinfer.solve._attention import relative_change
 
 
 class Kernel(NamedTuple):

@@ -30,7 +30,6 @@ NEEDED = {
     "Dataset": "a Dataset, as of si.observe or si.read,",
     "DataTree": "the result of a fit, of a file by si.observation.read_posterior,",
     "AbstractLayer": "a layer, as si.ShapedAttention(gamma=0.5, tau0=1.0),",
-    "AbstractArchitecture": "an Architecture",
     "Architecture": "an Architecture",
     "AbstractSampler": "a sampler, as si.NUTS(),",
     "AbstractPSDSolver": "a solver, as si.solve.PSDSplitting(),",

@@ -1,6 +1,5 @@
 """Values made from flags: a key, an architecture, sampled networks, and the model of the data."""
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import sdeinfer as si
@@ -43,15 +42,15 @@ def kind_of(
     else:
         kind = si.Architecture(name)
     if "pattern" in kind.sizes:
-        kind = dataclasses.replace(kind, pattern=pattern_of(attrs, causal, prompts, tokens))
+        kind = kind.with_sizes(pattern=pattern_of(attrs, causal, prompts, tokens))
     elif causal:
         raise si.InputError(f"--causal: {kind.name} has none")
     flags = {"heads": heads, "output_projection": output_projection, "expansion": expansion}
-    kind = dataclasses.replace(kind, **{flag: value for flag, value in flags.items() if value is not None})
-    for size, value in flags.items():
-        if value is not None and size not in kind.sizes:
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    for size in given:
+        if size not in kind.sizes:
             raise si.InputError(f"--{size.replace('_', '-')}: {kind.name} has none")
-    return kind
+    return kind.with_sizes(**given)
 
 
 def pattern_of(

@@ -27,7 +27,7 @@ from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import Pattern
 from sdeinfer.diagnostics._summary import priors_of
 from sdeinfer.infer import LARGEST_COORDINATE
-from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth, named_size, with_attention_pattern
+from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth
 from sdeinfer.likelihood import Path, PathStatistics, any_transitions, path_statistics
 from sdeinfer.networks import sample_layer
 
@@ -134,15 +134,17 @@ def log_ratios(
 def neighbours(kind: Architecture, data: xr.Dataset, law: str) -> list[Architecture]:
     """The other architectures with the default sizes, and the same architecture with one other size."""
     tokens, widths = data.sizes["token_a"], data["width"].values
-    found = [with_attention_pattern(Architecture(name), kind.pattern) for name in ARCHITECTURES if name != kind.name]
+    found = [Architecture(name).with_sizes(pattern=kind.pattern) for name in ARCHITECTURES if name != kind.name]
     for size in kind.sizes:
-        others = (dataclasses.replace(kind, **{size: value}) for value in VALUES.get(size, ()))
+        others = (kind.with_sizes(**{size: value}) for value in VALUES.get(size, ()))
         found.extend(other for other in others if other != kind)
     pattern = kind.pattern
     if "pattern" in kind.sizes and not pattern.rows and (law == "limit" or not pattern.everything):
-        found.append(dataclasses.replace(kind, pattern=dataclasses.replace(pattern, causal=not pattern.causal)))
+        found.append(kind.with_sizes(pattern=dataclasses.replace(pattern, causal=not pattern.causal)))
     return [
-        each for each in found if (tokens > 1 or not each.coordinates.temperatures) and not (widths % each.heads).any()
+        each
+        for each in found
+        if (tokens > 1 or not each.coordinates.temperatures) and not (widths % each.sizes.get("heads", 1)).any()
     ]
 
 
@@ -150,7 +152,7 @@ def different_sizes(kind: Architecture, other: Architecture) -> list[str]:
     """The sizes of an architecture that differ from those of another of the same name, in words."""
     if kind.name != other.name:
         return []
-    return [named_size(kind, size) for size in kind.sizes if getattr(kind, size) != getattr(other, size)]
+    return [kind.in_words(size) for size in kind.sizes if kind.sizes[size] != other.sizes[size]]
 
 
 def _mode(

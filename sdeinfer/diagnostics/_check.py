@@ -15,7 +15,7 @@ from sdeinfer.diagnostics._predictive import all_exploded, count_predictions, di
 from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise, with_chain
 from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Check, Verdict, at_least, at_most
 from sdeinfer.infer import architecture_of, in_enough_precision, logit_scale, mean_spread
-from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, AbstractLayer, architecture_in
+from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture, architecture_in
 from sdeinfer.likelihood import used_of
 
 RHAT, ROUGH_RHAT = 1.05, 1.01
@@ -76,7 +76,7 @@ def check(
     post: xr.DataTree,
     data: xr.Dataset | None = None,
     *,
-    architecture: AbstractLayer | type[AbstractLayer] | AbstractArchitecture | None = None,
+    architecture: AbstractLayer | type[AbstractLayer] | Architecture | None = None,
 ) -> Check:
     """Check a fit: convergence, identification, calibration, agreement with the theory, and the truth if known.
 
@@ -170,8 +170,8 @@ def with_precision(name: str, table: pd.DataFrame) -> str:
 def _kind_of(
     post: xr.DataTree,
     data: xr.Dataset,
-    architecture: AbstractLayer | type[AbstractLayer] | AbstractArchitecture | None,
-) -> AbstractArchitecture | None:
+    architecture: AbstractLayer | type[AbstractLayer] | Architecture | None,
+) -> Architecture | None:
     """The kind of layer that was fitted; None for a custom layer that is not given."""
     if architecture is None:
         return architecture_in(post.attrs) if post.attrs.get("architecture") in ARCHITECTURES else None
@@ -181,7 +181,7 @@ def _kind_of(
     return kind
 
 
-def _skipped(post: xr.DataTree, kind: AbstractArchitecture | None) -> tuple[str, ...]:
+def _skipped(post: xr.DataTree, kind: Architecture | None) -> tuple[str, ...]:
     """The tests that cannot be made, with reasons."""
     skipped = []
     if not post.attrs.get("every_layer"):
@@ -258,7 +258,7 @@ def _of_approximation(post: xr.DataTree) -> list[Verdict]:
     return [at_most("converged", "Pareto k", post.attrs["pareto_k"], PARETO_K, advice)]
 
 
-def _of_identification(post: xr.DataTree, kind: AbstractArchitecture | None) -> list[Verdict]:
+def _of_identification(post: xr.DataTree, kind: Architecture | None) -> list[Verdict]:
     if not has_prior(post):
         return []
     verdicts = []
@@ -274,7 +274,7 @@ def _of_identification(post: xr.DataTree, kind: AbstractArchitecture | None) -> 
     return verdicts
 
 
-def _of_range(post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None) -> list[Verdict]:
+def _of_range(post: xr.DataTree, data: xr.Dataset, kind: Architecture | None) -> list[Verdict]:
     if kind is None or not kind.coordinates.temperatures:
         return []
     used = used_of(data)

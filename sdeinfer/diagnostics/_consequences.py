@@ -13,7 +13,7 @@ import xarray as xr
 from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, inverse_of, sums_of
 from sdeinfer.diagnostics._summary import fixed_of, priors_of
-from sdeinfer.layers import AbstractArchitecture, architecture_in
+from sdeinfer.layers import Architecture, architecture_in
 from sdeinfer.likelihood import PATH
 
 SCATTER = "scatter of networks"
@@ -21,7 +21,7 @@ SCATTER = "scatter of networks"
 
 
 def consequences(
-    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractArchitecture | None = None
+    post: xr.DataTree, data: xr.Dataset | None = None, architecture: Architecture | None = None
 ) -> pd.DataFrame:
     """Moves of the parameters by each way in which the layers may leave the law, in posterior standard deviations.
 
@@ -44,7 +44,7 @@ def consequences(
     return consequences_of(sums_of(post, fitted_data(post, data), kind), post, kind)
 
 
-def consequences_of(sums: Sums, post: xr.DataTree, kind: AbstractArchitecture) -> pd.DataFrame:
+def consequences_of(sums: Sums, post: xr.DataTree, kind: Architecture) -> pd.DataFrame:
     """The table of `consequences`."""
     table = sums.tests()
     fixed, known = fixed_of(post), kind.coordinates.sampled
@@ -79,7 +79,7 @@ def consequences_of(sums: Sums, post: xr.DataTree, kind: AbstractArchitecture) -
     return table.reindex(present).join(rows.loc[present, names]).rename_axis("direction")
 
 
-def _posterior_sd(post: xr.DataTree, name: str, kind: AbstractArchitecture) -> float:
+def _posterior_sd(post: xr.DataTree, name: str, kind: Architecture) -> float:
     """Posterior standard deviation of a coordinate on the real line; NaN if it is not a site of one layer for all."""
     draws = post["posterior"].to_dataset()
     if name not in draws or draws[name].ndim != 2:
@@ -87,7 +87,7 @@ def _posterior_sd(post: xr.DataTree, name: str, kind: AbstractArchitecture) -> f
     return float(np.std(kind.coordinates.sampled[name].to_real(draws[name].values)))
 
 
-def _precision_besides(information: np.ndarray, post: xr.DataTree, kind: AbstractArchitecture) -> np.ndarray:
+def _precision_besides(information: np.ndarray, post: xr.DataTree, kind: Architecture) -> np.ndarray:
     """Precision of each coordinate without the networks: that of the prior, or more if a program observes more."""
     known = kind.coordinates.sampled
     spread = np.array([sd for _, sd in priors_of(post, known).values()])

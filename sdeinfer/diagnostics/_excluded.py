@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from sdeinfer.layers import AbstractArchitecture
+from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import any_transitions, used_of, with_used
 from sdeinfer.networks import sample_layer
 
@@ -20,9 +20,7 @@ LARGEST = 1e6
 """Largest entry of V in a layer that is compared."""
 
 
-def excluded_layers(
-    post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture, spread: np.ndarray
-) -> pd.DataFrame | None:
+def excluded_layers(post: xr.DataTree, data: xr.Dataset, kind: Architecture, spread: np.ndarray) -> pd.DataFrame | None:
     """Compare layers outside the range of the law with exact layers from the same starts.
 
     Arguments:

@@ -11,7 +11,7 @@ from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.diagnostics._innovations import inverse_of, laws_of, repetitions
 from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of, priors_of
 from sdeinfer.infer import ADJUSTED_LIKELIHOOD, innovations
-from sdeinfer.layers import ARCHITECTURES, AbstractArchitecture, architecture_in
+from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
 from sdeinfer.parameters import Parameter
 
 PRECISION = 0.1
@@ -19,7 +19,7 @@ PRECISION = 0.1
 
 
 def identification(
-    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractArchitecture | None = None
+    post: xr.DataTree, data: xr.Dataset | None = None, architecture: Architecture | None = None
 ) -> pd.DataFrame:
     """Compare the information in the data on the identified parameters with that in their priors.
 
@@ -91,7 +91,7 @@ def _varies(post: xr.DataTree, scaled: str) -> bool:
     return any(float(np.ptp(density.values)) > 0 for density in densities.data_vars.values())
 
 
-def _named(post: xr.DataTree) -> AbstractArchitecture | None:
+def _named(post: xr.DataTree) -> Architecture | None:
     return architecture_in(post.attrs) if post.attrs.get("architecture") in ARCHITECTURES else None
 
 

@@ -26,7 +26,7 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import PatternSpectrum, Spectrum, pairs, tokens_of, unvech, vech
 from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at, mean_and_variance, omitted_order
-from sdeinfer.layers import AbstractArchitecture, architecture_in
+from sdeinfer.layers import Architecture, architecture_in
 from sdeinfer.likelihood import Path, any_transitions, with_pattern
 
 DIRECTIONS = {
@@ -53,7 +53,7 @@ LARGEST = 5.0
 
 
 def innovation_tests(
-    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractArchitecture | None = None
+    post: xr.DataTree, data: xr.Dataset | None = None, architecture: Architecture | None = None
 ) -> pd.DataFrame:
     """Test the innovations of every layer at the posterior mean, in each direction.
 
@@ -70,7 +70,7 @@ def innovation_tests(
     return sums_of(post, fitted_data(post, data), architecture).tests()
 
 
-def sums_of(post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None) -> "Sums":
+def sums_of(post: xr.DataTree, data: xr.Dataset, architecture: Architecture | None = None) -> "Sums":
     """The sums over the innovations of all distinct layers, of the data in a posterior."""
     kind, law = architecture or architecture_in(post.attrs), post.attrs.get("law", "limit")
     assert kind is not None
@@ -85,7 +85,7 @@ def repetitions(post: xr.DataTree, transitions: int) -> float:
 
 
 def laws_of(
-    post: xr.DataTree, data: xr.Dataset, architecture: AbstractArchitecture | None = None
+    post: xr.DataTree, data: xr.Dataset, architecture: Architecture | None = None
 ) -> Iterator[tuple[Path, LawAt]]:
     """Iterate over the distinct layers: the transitions of a layer's networks, and the law at its posterior mean.
 
@@ -118,7 +118,7 @@ class Omissions(NamedTuple):
     exact: LawAt | None
 
     @classmethod
-    def of(cls, kind: AbstractArchitecture, at: LawAt, path: Path, law: str) -> "Omissions":
+    def of(cls, kind: Architecture, at: LawAt, path: Path, law: str) -> "Omissions":
         """The omissions of a law of one kind of layer."""
         values = kind.coordinates.constrained(at.u)
         tau0 = min((float(values[name]) for name in kind.coordinates.temperatures), default=math.inf)

@@ -11,7 +11,7 @@ from sdeinfer.diagnostics._alternatives import EVIDENCE, Alternative, alternativ
 from sdeinfer.diagnostics._consequences import SCATTER, consequences_of
 from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, WIDTH, sums_of
 from sdeinfer.diagnostics._verdict import THEORY, Verdict, at_most
-from sdeinfer.layers import AbstractArchitecture, Architecture, constructor, described
+from sdeinfer.layers import Architecture
 
 LEVEL = 0.01
 """False-alarm probability of each of the two tests of calibration."""
@@ -28,7 +28,7 @@ SCATTER_RATIO = 1.5
 
 
 def layers_against_law(
-    post: xr.DataTree, data: xr.Dataset, kind: AbstractArchitecture | None, sd: Mapping[Any, float]
+    post: xr.DataTree, data: xr.Dataset, kind: Architecture | None, sd: Mapping[Any, float]
 ) -> tuple[list[Verdict], list[str], list[str]]:
     """Verdicts on the layers against the law, notes, and the sizes that the data do not confirm.
 
@@ -50,7 +50,7 @@ def layers_against_law(
     return large + others + small, notes + more, assumed
 
 
-def has_alternatives(post: xr.DataTree, kind: AbstractArchitecture) -> bool:
+def has_alternatives(post: xr.DataTree, kind: Architecture) -> bool:
     """Whether other architectures are tried: for a named architecture with one layer for all networks."""
     return isinstance(kind, Architecture) and post.attrs.get("model") == "full_path"
 
@@ -61,7 +61,7 @@ def _seen(table: pd.DataFrame) -> pd.DataFrame:
     return tests.loc[[name for name, p in tests["p"].to_dict().items() if p * len(tests) < LEVEL]]
 
 
-def _of_large_misfits(table: pd.DataFrame, kind: AbstractArchitecture) -> list[Verdict]:
+def _of_large_misfits(table: pd.DataFrame, kind: Architecture) -> list[Verdict]:
     """Verdicts on what the limit's law leaves out, and on layers that are clearly of something else."""
     verdicts, moves = [], _moves(table)
     if WIDTH in moves.index:
@@ -126,14 +126,14 @@ def _of_alternatives(
         if each.evidence < -EVIDENCE or max(moves.values(), default=0.0) <= MOVE:
             continue
         name = max(shared, key=lambda name: moves[name])
-        what = f"{described(each.architecture)} ({name} {each.values[name]:.3g} instead of {own.values[name]:.3g})"
+        what = f"{str(each.architecture)} ({name} {each.values[name]:.3g} instead of {own.values[name]:.3g})"
         if each.evidence <= EVIDENCE:
             notes.append(f"these data do not exclude {what}")
             assumed += different_sizes(kind, each.architecture)
         elif each.evidence > best:
             best, remedy = (
                 each.evidence,
-                f"check the network's code, or fit by architecture={constructor(each.architecture)}",
+                f"check the network's code, or fit by architecture={repr(each.architecture)}",
             )
             advice = f"{what} fits better, by a log evidence of {best:.2g}: {remedy}"
     verdict = at_most("architecture", "evidence for another architecture", best, EVIDENCE, advice)

@@ -19,7 +19,7 @@ from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.infer._tree import attributes_of, fixed_by_program, groups_of_data, layers_group
-from sdeinfer.layers import AbstractArchitecture, AbstractLayer
+from sdeinfer.layers import AbstractLayer, Architecture
 from sdeinfer.likelihood import LatentLayers, as_model
 from sdeinfer.observation import require_loaded
 
@@ -30,7 +30,7 @@ def approximate(
     model: Callable[..., None],
     data: xr.Dataset,
     *,
-    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
+    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None = None,
     law: Literal["finite-width", "limit"] = "finite-width",
     prior: Mapping[str, Any] | None = None,
     largest_logit: float = LARGEST_LOGIT,

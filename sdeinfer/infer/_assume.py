@@ -12,12 +12,10 @@ from sdeinfer.infer._reduce import kind_of_program
 from sdeinfer.infer._settings import Law
 from sdeinfer.layers import (
     ARCHITECTURES,
-    AbstractArchitecture,
     AbstractLayer,
     Architecture,
     architecture_in,
     kind_of,
-    with_attention_pattern,
 )
 from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, NoArchitecture, checked_priors, with_pattern
 from sdeinfer.observation import INCOMPLETE, TOKENS, in_chunks, validate, validate_labels
@@ -26,10 +24,10 @@ from sdeinfer.observation import INCOMPLETE, TOKENS, in_chunks, validate, valida
 def assume(
     model: AbstractModel,
     data: xr.Dataset,
-    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None,
+    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None,
     law: Law,
     prior: Mapping[str, Any] | None = None,
-) -> tuple[xr.Dataset, Assumptions, AbstractArchitecture | None]:
+) -> tuple[xr.Dataset, Assumptions, Architecture | None]:
     """Validate data for a model; return the model's part of them, the assumptions, and the kind of layer.
 
     A program that calls a model of the package takes an architecture and priors as the model does. The kind is None if
@@ -60,8 +58,8 @@ def assume(
 
 
 def architecture_of(
-    data: xr.Dataset, architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None
-) -> AbstractArchitecture:
+    data: xr.Dataset, architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None
+) -> Architecture:
     """The architecture to fit: the one requested, or the one named by the data.
 
     If the requested name is that of the data, sizes such as the number of heads are taken from the data; the attention
@@ -75,15 +73,13 @@ def architecture_of(
     if architecture is None or architecture == data.attrs.get("architecture"):
         kind = architecture_in(data.attrs)
     else:
-        kind = with_attention_pattern(Architecture(architecture), Pattern.in_attributes(data.attrs))
+        kind = Architecture(architecture).with_sizes(pattern=Pattern.in_attributes(data.attrs))
     if kind is None:
         raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}, or a layer")
     return kind
 
 
-def masked(
-    data: xr.Dataset, kind: AbstractArchitecture | None, law: str, model: AbstractModel | None = None
-) -> xr.Dataset:
+def masked(data: xr.Dataset, kind: Architecture | None, law: str, model: AbstractModel | None = None) -> xr.Dataset:
     """The data in the coordinates of an architecture's attention pattern; unchanged without an architecture.
 
     Raises:
@@ -116,7 +112,7 @@ LARGEST_TOKENS = 24
 """Largest number of tokens of a fit with an attention pattern, for which p = 300."""
 
 
-def require_complete(kind: AbstractArchitecture, data: xr.Dataset) -> None:
+def require_complete(kind: Architecture, data: xr.Dataset) -> None:
     """Check that the data of layers with attention have all tokens to which theirs attend, and not too many.
 
     Raises:
@@ -137,7 +133,7 @@ def require_complete(kind: AbstractArchitecture, data: xr.Dataset) -> None:
         )
 
 
-def require_identifiable(kind: AbstractArchitecture, tokens: int) -> None:
+def require_identifiable(kind: Architecture, tokens: int) -> None:
     """Check that the tokens suffice to identify the parameters of an architecture.
 
     Raises:

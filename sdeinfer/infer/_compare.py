@@ -1,6 +1,5 @@
 """Comparison of architectures by leave-one-network-out predictive densities."""
 
-import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,11 +25,9 @@ from sdeinfer.infer._range import in_range
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import (
     ARCHITECTURES,
-    AbstractArchitecture,
     AbstractLayer,
     Architecture,
     architecture_in,
-    described,
     kind_of,
 )
 from sdeinfer.likelihood import (
@@ -51,7 +48,7 @@ def compare(
     model: AbstractModel,
     data: xr.Dataset,
     *,
-    architectures: Sequence[str | AbstractArchitecture | AbstractLayer | type[AbstractLayer]] | None = None,
+    architectures: Sequence[str | Architecture | AbstractLayer | type[AbstractLayer]] | None = None,
     law: str = "finite-width",
     largest_logit: float = LARGEST_LOGIT,
     chains: int = 4,
@@ -167,20 +164,20 @@ def _left_out(fit: _Fitted, scale: xr.DataArray) -> Any:
 
 def _kinds(
     data: xr.Dataset,
-    architectures: Sequence[str | AbstractArchitecture | AbstractLayer | type[AbstractLayer]] | None,
-) -> list[AbstractArchitecture]:
+    architectures: Sequence[str | Architecture | AbstractLayer | type[AbstractLayer]] | None,
+) -> list[Architecture]:
     tokens = data.sizes["token_a"]
     if isinstance(architectures, str):
         raise InputError(f"architectures: a list of them is needed, got {architectures!r}")
     if architectures is None:
         architectures = [name for name in ARCHITECTURES if tokens > 1 or not _attends(Architecture(name))]
     known = architecture_in(data.attrs)
-    kinds: list[AbstractArchitecture] = []
+    kinds: list[Architecture] = []
     for each in architectures:
         if isinstance(each, str):
             kind = Architecture(each)
             if known is not None:
-                kind = dataclasses.replace(kind, **{size: getattr(known, size) for size in kind.sizes})
+                kind = kind.with_sizes(**{size: known.sizes[size] for size in kind.sizes if size in known.sizes})
         else:
             kind = kind_of(each)
         require_identifiable(kind, tokens)
@@ -191,10 +188,10 @@ def _kinds(
     return kinds
 
 
-def _labelled(kinds: Sequence[AbstractArchitecture]) -> dict[str, AbstractArchitecture]:
+def _labelled(kinds: Sequence[Architecture]) -> dict[str, Architecture]:
     """Architectures by their names, with sizes where two have one name, and numbers where these are equal too."""
     names = [kind.name for kind in kinds]
-    names = [described(kind) if names.count(kind.name) > 1 else kind.name for kind in kinds]
+    names = [str(kind) if names.count(kind.name) > 1 else kind.name for kind in kinds]
     # Custom layers, such as two stacks, may have one name.
     return {
         f"{name} {names[: place + 1].count(name)}" if names.count(name) > 1 else name: kind
@@ -202,5 +199,5 @@ def _labelled(kinds: Sequence[AbstractArchitecture]) -> dict[str, AbstractArchit
     }
 
 
-def _attends(kind: AbstractArchitecture) -> bool:
+def _attends(kind: Architecture) -> bool:
     return bool(kind.coordinates.temperatures)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.infer._innovations import LawAt, innovations, law_at
-from sdeinfer.layers import AbstractArchitecture
+from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import ChunkedPath, Path, PathStatistics, added
 
 PASSES = 8
@@ -42,7 +42,7 @@ class Exact(NamedTuple):
 def shift_to_exact_mode(
     path: Path | ChunkedPath,
     statistics: PathStatistics,
-    architecture: AbstractArchitecture,
+    architecture: Architecture,
     u: Float[np.ndarray, " coordinates"],
     free: Bool[np.ndarray, " coordinates"],
     *,
@@ -106,7 +106,7 @@ def _summed(path: Path, *, law: LawAt) -> Exact:
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _score(
-    architecture: AbstractArchitecture, statistics: PathStatistics, u: Float[Array, " coordinates"]
+    architecture: Architecture, statistics: PathStatistics, u: Float[Array, " coordinates"]
 ) -> Float[Array, " coordinates"]:
     """Score of the statistics' likelihood."""
 

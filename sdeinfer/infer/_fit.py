@@ -35,7 +35,7 @@ from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
 from sdeinfer.infer._survey import attributes_of_chunks, examined
 from sdeinfer.infer._tree import attributes_of, fixed_by_program, groups_of_data, layers_group
-from sdeinfer.layers import AbstractArchitecture, AbstractLayer, architecture_in
+from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
@@ -57,7 +57,7 @@ def fit(
     model: Callable[..., None],
     data: xr.Dataset,
     *,
-    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
+    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None = None,
     law: Law = "finite-width",
     prior: Mapping[str, Any] | None = None,
     largest_logit: float = LARGEST_LOGIT,
@@ -192,7 +192,7 @@ def prepare(
     model: Callable[..., None],
     data: xr.Dataset,
     *,
-    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
+    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None = None,
     law: Literal["finite-width", "limit"] = "finite-width",
     prior: Mapping[str, Any] | None = None,
     largest_logit: float = LARGEST_LOGIT,
@@ -229,7 +229,7 @@ def prepare(
 def transitions(
     data: xr.Dataset,
     *,
-    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer] | None = None,
+    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None = None,
     law: Literal["finite-width", "limit"] = "finite-width",
     prior: Mapping[str, Any] | None = None,
 ) -> Transitions:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.layers import AbstractArchitecture, FiniteWidth
+from sdeinfer.layers import Architecture, FiniteWidth
 from sdeinfer.likelihood import (
     Moments,
     Path,
@@ -76,7 +76,7 @@ class Innovations(NamedTuple):
 
 
 def law_at(
-    architecture: AbstractArchitecture,
+    architecture: Architecture,
     u: Float[Array | np.ndarray, " parameters"],
     *,
     widths: np.ndarray,
@@ -131,7 +131,7 @@ def _slopes(along: Moments, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
 
 @partial(jax.jit, static_argnums=(0, 1), compiler_options=RUN_ONCE)
 def _moments_and_slopes(
-    architecture: AbstractArchitecture, law: str, u: Float[Array, " parameters"], widths: Array
+    architecture: Architecture, law: str, u: Float[Array, " parameters"], widths: Array
 ) -> tuple[Moments, Moments]:
     def moments(u: Float[Array, " parameters"]) -> Moments:
         layer = architecture.layer_at(u)

@@ -8,7 +8,7 @@ import xarray as xr
 from jaxtyping import Float, Real
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, singular, whiten_by
-from sdeinfer.layers import AbstractArchitecture, attention_drift, limit_on_host, relu_drift
+from sdeinfer.layers import Architecture, attention_drift, limit_on_host, relu_drift
 from sdeinfer.likelihood import ATTENTION_GROWTH, GROWTH, SPREAD
 
 Measures = dict[str, Float[np.ndarray, "networks transitions"]]
@@ -16,7 +16,7 @@ Measures = dict[str, Float[np.ndarray, "networks transitions"]]
 θ₂ = 1."""
 
 
-def measured(data: xr.Dataset, kind: AbstractArchitecture) -> xr.Dataset:
+def measured(data: xr.Dataset, kind: Architecture) -> xr.Dataset:
     """Data in memory with the measures that the range of an architecture needs, as `survey` adds them to others."""
     if names_of(kind) <= set(data.data_vars):
         return data
@@ -25,7 +25,7 @@ def measured(data: xr.Dataset, kind: AbstractArchitecture) -> xr.Dataset:
     return with_measures(data, measures_of(starts, data["width"].values[:, None], pattern, names_of(kind)))
 
 
-def names_of(kind: AbstractArchitecture | None) -> set[str]:
+def names_of(kind: Architecture | None) -> set[str]:
     """Names of the measures that the range of an architecture needs."""
     if kind is None:
         return set()

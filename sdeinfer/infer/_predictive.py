@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import factor_on_host
-from sdeinfer.layers import AbstractArchitecture, Limit
+from sdeinfer.layers import Architecture, Limit
 from sdeinfer.observation import DIMS, outputs_of
 from sdeinfer.solve import STEPS, PSDSplitting, fill_after, solve_in_blocks, step_grid
 
@@ -28,7 +28,7 @@ def predict(
     layers: Float[np.ndarray, "draws *networks coordinates"],
     data: xr.Dataset,
     *,
-    architecture: AbstractArchitecture,
+    architecture: Architecture,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
     """Replicate the observed networks from their first observed covariances, one replicate for each draw.
@@ -80,7 +80,7 @@ def predict_in(
     x64: bool,  # noqa: FBT001
     layers: Float[np.ndarray, "draws *networks coordinates"],
     data: xr.Dataset,
-    kind: AbstractArchitecture,
+    kind: Architecture,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
     """Predict in another thread, in the precision of this one; `jax.enable_x64` is thread-local."""
@@ -106,7 +106,7 @@ def labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Datase
     return predicted.rename(draw="sample").assign_coords(index).unstack("sample").transpose("chain", "draw", ...)
 
 
-def _limits(u: Float[np.ndarray, "layers coordinates"], architecture: AbstractArchitecture) -> Limit:
+def _limits(u: Float[np.ndarray, "layers coordinates"], architecture: Architecture) -> Limit:
     """The limit at each row of coordinates."""
     number = np.minimum(np.arange(-(-len(u) // AT_ONCE) * AT_ONCE), len(u) - 1).reshape(-1, AT_ONCE)
     parts = [_limits_of_block(architecture, u[some]) for some in number]
@@ -114,7 +114,7 @@ def _limits(u: Float[np.ndarray, "layers coordinates"], architecture: AbstractAr
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _limits_of_block(architecture: AbstractArchitecture, u: Float[Array, "layers coordinates"]) -> Limit:
+def _limits_of_block(architecture: Architecture, u: Float[Array, "layers coordinates"]) -> Limit:
     return jax.vmap(lambda own: architecture.layer_at(own).limit())(u)
 
 

@@ -37,7 +37,7 @@ from sdeinfer.infer._measures import logit_scale, measure, measured, names_of
 from sdeinfer.infer._mode import Mode, latent_mode, posterior_mode
 from sdeinfer.infer._reduce import kind_of_program, reduced
 from sdeinfer.infer._settings import LARGEST_LOGIT
-from sdeinfer.layers import AbstractArchitecture, limit_on_host
+from sdeinfer.layers import Architecture, limit_on_host
 from sdeinfer.likelihood import (
     ATTENTION_GROWTH,
     GROWTH,
@@ -195,7 +195,7 @@ def _used(
     model: AbstractModel,
     data: xr.Dataset,
     assumptions: Assumptions,
-    kind: AbstractArchitecture,
+    kind: Architecture,
     used: np.ndarray,
     largest_logit: float,
 ) -> tuple[np.ndarray, float]:
@@ -250,7 +250,7 @@ def _used(
 
 
 def _of_small_growth(
-    model: EveryLayer, data: xr.Dataset, assumptions: Assumptions, kind: AbstractArchitecture, used: np.ndarray
+    model: EveryLayer, data: xr.Dataset, assumptions: Assumptions, kind: Architecture, used: np.ndarray
 ) -> np.ndarray:
     """The used transitions that start where the ReLU changes V little; all of them if none does."""
     if GROWTH not in names_of(kind):
@@ -296,7 +296,7 @@ def _latent_growth(data: xr.Dataset, used: np.ndarray, noise: ArrayLike) -> np.n
     return np.exp(2 * np.sqrt(2 * _of_each(noise, used) * latent[layer] / data["width"].values[network]))
 
 
-def _coefficient(kind: AbstractArchitecture, u: np.ndarray, name: str) -> np.ndarray:
+def _coefficient(kind: Architecture, u: np.ndarray, name: str) -> np.ndarray:
     """A coefficient of the limit at coordinates u."""
     each = [getattr(limit_on_host(kind.layer_at(here)), name) for here in np.atleast_2d(u)]
     return np.asarray(each).reshape(u.shape[:-1])

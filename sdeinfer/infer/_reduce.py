@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.layers import AbstractArchitecture, kind_of
+from sdeinfer.layers import Architecture, kind_of
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
@@ -57,7 +57,7 @@ class Form:
         pooled: whether the statistics can be summed over the networks of one width.
     """
 
-    kind: AbstractArchitecture | None
+    kind: Architecture | None
     pooled: bool = True
 
 
@@ -80,7 +80,7 @@ def form_of(
     return Form(kind, pooled=model.pool(probe) is not probe)
 
 
-def kind_of_program(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> AbstractArchitecture | None:
+def kind_of_program(model: AbstractModel, data: xr.Dataset, assumptions: Assumptions) -> Architecture | None:
     """The kind of layer that a custom program builds, see `Form`."""
     pattern = Pattern.in_attributes(data.attrs)
     return form_of(model, data.sizes["network"], data.sizes["token_a"], assumptions, pattern).kind

@@ -34,7 +34,7 @@ from jaxtyping import Bool, Float, Int
 from sdeinfer.covariance import Pattern
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._measures import logit_spread, mean_spread
-from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractArchitecture, AbstractLayer, has_chain
+from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractLayer, Architecture, has_chain
 from sdeinfer.likelihood import Adjustment, Path, increments_of
 from sdeinfer.networks import compile_layer, sample_layer
 
@@ -81,7 +81,7 @@ class Scatter(NamedTuple):
 
 def sandwich(
     path: Path,
-    architecture: AbstractArchitecture,
+    architecture: Architecture,
     u: Float[np.ndarray, "*networks coordinates"],
     *,
     priors: Float[np.ndarray, "coordinates coordinates"],
@@ -129,7 +129,7 @@ def sandwich(
 
 
 @functools.cache
-def compile_scatter(kind: AbstractArchitecture, *, tokens: int, width: int, widths: int, x64: bool) -> None:
+def compile_scatter(kind: Architecture, *, tokens: int, width: int, widths: int, x64: bool) -> None:
     """Compile what the scatter of the scores needs, once per process; see `compile_nuts`."""
     with jax.enable_x64(x64):
         if has_chain(kind.template):

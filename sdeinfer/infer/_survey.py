@@ -13,7 +13,7 @@ from sdeinfer._progress import phase
 from sdeinfer.covariance import Pattern, singular
 from sdeinfer.infer._measures import Measures, measures_of, names_of, with_measures
 from sdeinfer.infer._reduce import form_of
-from sdeinfer.layers import AbstractArchitecture
+from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import (
     LARGEST,
     SINGULAR,
@@ -40,7 +40,7 @@ def examined(
     model: AbstractModel,
     data: xr.Dataset,
     assumptions: Assumptions,
-    kind: AbstractArchitecture | None,
+    kind: Architecture | None,
     *,
     leave_out_damaged: bool = False,
 ) -> xr.Dataset:

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from sdeinfer.layers import SIZES, AbstractArchitecture
+from sdeinfer.layers import SIZES, Architecture
 from sdeinfer.likelihood import USED, AbstractModel, Assumptions, EveryLayer, LatentLayers, used_of
 
 
@@ -26,7 +26,7 @@ def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
 
 
 def layers_group(
-    kind: AbstractArchitecture, layers: Float[np.ndarray, "*networks coordinates"], data: xr.Dataset
+    kind: Architecture, layers: Float[np.ndarray, "*networks coordinates"], data: xr.Dataset
 ) -> xr.Dataset:
     """The group `layers`: the parameters of each network's layer, or of that of all, at the mean of its coordinates."""
     each = np.broadcast_to(np.asarray(layers, np.float64), (data.sizes["network"], layers.shape[-1]))
@@ -43,7 +43,7 @@ def makes_layers(model: AbstractModel) -> bool:
 
 def fixed_by_program(
     model: AbstractModel,
-    kind: AbstractArchitecture | None,
+    kind: Architecture | None,
     layers: Float[np.ndarray, "*draws coordinates"] | None,
     samples: Mapping[str, np.ndarray],
 ) -> dict[str, float]:
@@ -69,7 +69,7 @@ def attributes_of(
     model: AbstractModel,
     data: xr.Dataset,
     assumptions: Assumptions,
-    kind: AbstractArchitecture | None,
+    kind: Architecture | None,
     sampled: Sequence[str],
     *,
     largest_logit: float,

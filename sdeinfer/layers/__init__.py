@@ -1,5 +1,12 @@
 """Shaped layers: the finite-width layer and its covariance limit, one architecture per file."""
 
+from sdeinfer.layers._architecture import ARCHITECTURES as ARCHITECTURES
+from sdeinfer.layers._architecture import SIZES as SIZES
+from sdeinfer.layers._architecture import Architecture as Architecture
+from sdeinfer.layers._architecture import architecture_in as architecture_in
+from sdeinfer.layers._architecture import architecture_named as architecture_named
+from sdeinfer.layers._architecture import architecture_of_layer as architecture_of_layer
+from sdeinfer.layers._architecture import kind_of as kind_of
 from sdeinfer.layers._attention import ShapedAttention as ShapedAttention
 from sdeinfer.layers._base import AbstractLayer as AbstractLayer
 from sdeinfer.layers._base import check_parameters as check_parameters
@@ -23,26 +30,13 @@ from sdeinfer.layers._limit import attention_drift as attention_drift
 from sdeinfer.layers._limit import attention_drift_vectors as attention_drift_vectors
 from sdeinfer.layers._limit import centred_norms as centred_norms
 from sdeinfer.layers._mlp import ShapedMLP as ShapedMLP
-from sdeinfer.layers._names import ARCHITECTURES as ARCHITECTURES
-from sdeinfer.layers._names import SIZES as SIZES
-from sdeinfer.layers._names import AbstractArchitecture as AbstractArchitecture
-from sdeinfer.layers._names import Architecture as Architecture
-from sdeinfer.layers._names import LayerKind as LayerKind
-from sdeinfer.layers._names import architecture_in as architecture_in
-from sdeinfer.layers._names import architecture_named as architecture_named
-from sdeinfer.layers._names import architecture_of_layer as architecture_of_layer
-from sdeinfer.layers._names import constructor as constructor
-from sdeinfer.layers._names import described as described
-from sdeinfer.layers._names import example_of as example_of
-from sdeinfer.layers._names import kind_of as kind_of
-from sdeinfer.layers._names import named_size as named_size
-from sdeinfer.layers._names import with_attention_pattern as with_attention_pattern
 from sdeinfer.layers._over_depth import OverDepth as OverDepth
 from sdeinfer.layers._over_depth import Profile as Profile
 from sdeinfer.layers._over_depth import as_module as as_module
 from sdeinfer.layers._relu import relu_alignment as relu_alignment
 from sdeinfer.layers._relu import relu_drift as relu_drift
 from sdeinfer.layers._relu import shaped_relu as shaped_relu
+from sdeinfer.layers._sizes import size as size
 from sdeinfer.layers._stack import ShapedTransformer as ShapedTransformer
 from sdeinfer.layers._stack import Stack as Stack
 from sdeinfer.layers._wishart import COLUMNS_AT_ONCE as COLUMNS_AT_ONCE

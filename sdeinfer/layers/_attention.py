@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
+from sdeinfer._arguments import shown, whole_number
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, gram, is_concrete, matmul, reciprocal, total, transpose
 from sdeinfer.layers._base import AbstractLayer, shortcut
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
+from sdeinfer.layers._sizes import heads_in_words, projection_in_words, size
 from sdeinfer.layers._wishart import factor, residual_covariance, whole, wishart_draws, wishart_factor
 from sdeinfer.parameters import GAMMA, TAU0, Parameter
 
@@ -48,12 +50,14 @@ class ShapedAttention(AbstractLayer):
         gamma2: gain γ₂ of the centring; if None, 1 and not a parameter.
     """
 
+    architecture: ClassVar[str | None] = "attention"
+
     gamma: Float[Any, ""] = GAMMA.field()
     tau0: Float[Any, ""] = TAU0.field()
     key_width: int | None = eqx.field(default=None, static=True)
-    heads: int = eqx.field(default=1, static=True)
-    output_projection: bool = eqx.field(default=False, static=True)
-    pattern: Pattern = eqx.field(default=EVERY_TOKEN, static=True)
+    heads: int = size(1, heads_in_words)
+    output_projection: bool = size(False, projection_in_words)  # noqa: FBT003
+    pattern: Pattern = size(EVERY_TOKEN, str)
     gamma1: Float[Any, ""] | None = GAMMA1.field(default=None)
     gamma2: Float[Any, ""] | None = GAMMA2.field(default=None)
 
@@ -197,8 +201,8 @@ def check_heads(key_width: int | None, heads: int) -> None:
     """Raise an InputError unless the width of queries and keys and the number of heads are positive."""
     if key_width is not None and key_width < 1:
         raise InputError(f"key_width: at least 1 is needed, got {key_width}")
-    if heads < 1:
-        raise InputError(f"heads: at least 1 is needed, got {heads}")
+    if not whole_number(heads) or heads < 1:
+        raise InputError(f"heads: a whole number of at least 1 is needed, got {shown(heads)}")
 
 
 def _times(gain: Float[Array, ""] | None, A: Array) -> Array:

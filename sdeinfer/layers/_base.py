@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -29,7 +29,12 @@ class AbstractLayer(eqx.Module):
     A custom layer subclasses this, defines `forward`, and declares its parameters as fields by `Parameter.field`. Its
     networks can then be sampled with their weights. Defining `limit` lets it be simulated, and fitted with the limit's
     law; `finite_width` adds the finite-width law; `forward_covariance` samples networks without weights.
+
+    Attributes:
+        architecture: name of the type in files and on the command line; None for a type without one.
     """
+
+    architecture: ClassVar[str | None] = None
 
     @abc.abstractmethod
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:

@@ -1,9 +1,8 @@
 """The residual feed-forward layer, Eq. 4 and Theorem 3.2."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
-import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
@@ -15,6 +14,7 @@ from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._relu import relu_kink, shaped_relu
+from sdeinfer.layers._sizes import expansion_in_words, size
 from sdeinfer.layers._wishart import column_sum, factor, residual_covariance, whole, wishart_draws, wishart_factor
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA
 
@@ -31,10 +31,12 @@ class ResidualFeedForward(AbstractLayer):
         expansion: r, the hidden width divided by n; r n must be a whole number.
     """
 
+    architecture: ClassVar[str | None] = "feedforward"
+
     gamma: Float[Any, ""] = GAMMA.field()
     c_plus: Float[Any, ""] = C_PLUS.field()
     c_minus: Float[Any, ""] = C_MINUS.field()
-    expansion: float = eqx.field(default=1, static=True)
+    expansion: float = size(1, expansion_in_words)
 
     def __check_init__(self):
         check_expansion(self.expansion)

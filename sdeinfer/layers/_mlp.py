@@ -1,7 +1,7 @@
 """The shaped MLP, Eq. 19 and 20."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -24,6 +24,8 @@ class ShapedMLP(AbstractLayer):
         c_plus: c₊ of the slope 1 + c₊/√n.
         c_minus: c₋ of the slope 1 + c₋/√n.
     """
+
+    architecture: ClassVar[str | None] = "mlp"
 
     c_plus: Float[Any, ""] = C_PLUS.field()
     c_minus: Float[Any, ""] = C_MINUS.field()

@@ -5,7 +5,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -23,6 +23,7 @@ from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._mlp import ShapedMLP
+from sdeinfer.layers._sizes import expansion_in_words, heads_in_words, projection_in_words, size
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA, TAU0, Parameter
 
 
@@ -101,7 +102,7 @@ class Stack(AbstractLayer):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the layers, used as prefixes of their parameters, such as attention, feedforward or mlp_2."""
-        kinds = [PART_NAMES.get(type(layer), type(layer).__name__.lower()) for layer in self.layers]
+        kinds = [layer.architecture or type(layer).__name__.lower() for layer in self.layers]
         earlier = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
         return tuple(f"{kind}_{count + 1}" if count else kind for kind, count in zip(kinds, earlier, strict=True))
 
@@ -151,15 +152,17 @@ class ShapedTransformer(AbstractLayer):
         pattern: which tokens each token attends to.
     """
 
+    architecture: ClassVar[str | None] = "transformer"
+
     gamma: Float[Any, ""] = GAMMA.field()
     tau0: Float[Any, ""] = TAU0.field()
     c_plus: Float[Any, ""] = C_PLUS.field()
     c_minus: Float[Any, ""] = C_MINUS.field()
     key_width: int | None = eqx.field(default=None, static=True)
-    heads: int = eqx.field(default=1, static=True)
-    output_projection: bool = eqx.field(default=False, static=True)
-    expansion: float = eqx.field(default=1, static=True)
-    pattern: Pattern = eqx.field(default=EVERY_TOKEN, static=True)
+    heads: int = size(1, heads_in_words)
+    output_projection: bool = size(False, projection_in_words)  # noqa: FBT003
+    expansion: float = size(1, expansion_in_words)
+    pattern: Pattern = size(EVERY_TOKEN, str)
 
     def __check_init__(self):
         check_heads(self.key_width, self.heads)
@@ -212,15 +215,6 @@ class ShapedTransformer(AbstractLayer):
     def skewness(self) -> float:
         """Skewness of the stack of the two layers."""
         return self.stack.skewness
-
-
-PART_NAMES: dict[type[AbstractLayer], str] = {
-    ShapedTransformer: "transformer",
-    ShapedAttention: "attention",
-    ResidualFeedForward: "feedforward",
-    ShapedMLP: "mlp",
-}
-"""Names of layers in a `Stack`; other types use their lower-case type name."""
 
 
 def _patterns(layer: AbstractLayer) -> set[Pattern]:

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 from jaxtyping import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.layers import AbstractArchitecture, AbstractLayer
+from sdeinfer.layers import AbstractLayer, Architecture
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
 
 
@@ -30,12 +30,12 @@ class Assumptions:
         prior: pairs of a sampled coordinate's name and the prior that replaces its default.
     """
 
-    architecture: AbstractArchitecture | None = None
+    architecture: Architecture | None = None
     law: Literal["finite-width", "limit"] = "finite-width"
     prior: tuple[tuple[str, "Prior"], ...] = ()
 
     @property
-    def kind(self) -> AbstractArchitecture:
+    def kind(self) -> Architecture:
         """The architecture; raises a `NoArchitecture` if there is none."""
         if self.architecture is None:
             raise NoArchitecture("architecture: these data were not prepared for a model of the package")

@@ -20,7 +20,7 @@ from numpyro.primitives import Messenger
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError, first_line
-from sdeinfer.layers import AbstractArchitecture, AbstractLayer
+from sdeinfer.layers import AbstractLayer, Architecture
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._bridges import Bridges
 from sdeinfer.likelihood._full_path import CovariancePath, FullPath
@@ -214,7 +214,7 @@ def as_model(model: Callable[..., None]) -> AbstractModel:
     """
     if isinstance(model, AbstractModel):
         return model
-    if not callable(model) or isinstance(model, type | AbstractLayer | AbstractArchitecture):
+    if not callable(model) or isinstance(model, type | AbstractLayer | Architecture):
         raise InputError(f"model: a NumPyro program is needed, as si.models.full_path, got {shown(model)}")
     return _of_program(model)
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
-from sdeinfer.layers import AbstractArchitecture, AbstractLayer, Limit, OverDepth, Profile, as_module
+from sdeinfer.layers import AbstractLayer, Architecture, Limit, OverDepth, Profile, as_module
 from sdeinfer.parameters import BIJECTIONS, SLOPES
 
 DEPTH = "depth"
@@ -66,7 +66,7 @@ class Space:
         profiled: names of fixed parameters that are functions of depth-time.
     """
 
-    kind: AbstractArchitecture
+    kind: Architecture
     free: tuple[Free, ...]
     drawn: tuple[str, ...] = ()
     profiled: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ class Space:
 
 
 def space_of(
-    kind: AbstractArchitecture,
+    kind: Architecture,
     *,
     fixed: Mapping[str, Any],
     depth: int | tuple[int, int],
@@ -200,7 +200,7 @@ def space_of(
     return Space(kind, tuple(free), tuple(drawn), profiled)
 
 
-def fixed_values(kind: AbstractArchitecture, fixed: Mapping[str, Any]) -> dict[str, Any]:
+def fixed_values(kind: Architecture, fixed: Mapping[str, Any]) -> dict[str, Any]:
     """The fixed values, checked; functions of depth-time as modules."""
     found = {}
     for name, value in fixed.items():
@@ -215,7 +215,7 @@ def fixed_values(kind: AbstractArchitecture, fixed: Mapping[str, Any]) -> dict[s
     return found
 
 
-def _is_settled(kind: AbstractArchitecture, name: str, settled: set[str]) -> bool:
+def _is_settled(kind: Architecture, name: str, settled: set[str]) -> bool:
     """Whether a sampled coordinate follows from the fixed parameters, or changes nothing in the limit.
 
     Of c₊, c₋ and their mean, one determines the others once the gap is known.
@@ -229,11 +229,11 @@ def _is_settled(kind: AbstractArchitecture, name: str, settled: set[str]) -> boo
     return False
 
 
-def _bijection(kind: AbstractArchitecture, name: str) -> str:
+def _bijection(kind: Architecture, name: str) -> str:
     return kind.coordinates.declared[name].bijection
 
 
-def _parameters(kind: AbstractArchitecture, values: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(kind: Architecture, values: Mapping[str, Any]) -> dict[str, Any]:
     """The layer's parameters from values of parameters and of sampled coordinates."""
     found = {}
     for parameters, sampled, rule in kind.coordinates.rules:

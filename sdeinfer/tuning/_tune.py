@@ -18,7 +18,7 @@ from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.criteria import AbstractCriterion, Constraint, Estimate, Probability
-from sdeinfer.layers import AbstractArchitecture, AbstractLayer, OverDepth, Profile, kind_of
+from sdeinfer.layers import AbstractLayer, Architecture, OverDepth, Profile, kind_of
 from sdeinfer.tuning._conditions import Conditions
 from sdeinfer.tuning._problem import Over, Problem, extrapolated
 from sdeinfer.tuning._search import FEASIBLE, Found, polish, search
@@ -35,7 +35,7 @@ CORRECTIONS = 2
 @checked
 @with_progress_line
 def tune(
-    architecture: str | AbstractArchitecture | AbstractLayer | type[AbstractLayer],
+    architecture: str | Architecture | AbstractLayer | type[AbstractLayer],
     V0: Float[Array | np.ndarray, "*prompts m m"],
     *,
     depth: int | tuple[int, int],
@@ -182,7 +182,7 @@ def _objective(maximise: Any, minimise: Any) -> tuple[str | AbstractCriterion, i
 
 
 def _draws(
-    kind: AbstractArchitecture, posterior: xr.DataTree | None, settled: set[Any], paths: int, key: PRNGKeyArray
+    kind: Architecture, posterior: xr.DataTree | None, settled: set[Any], paths: int, key: PRNGKeyArray
 ) -> dict[str, Float[np.ndarray, " paths"]]:
     """One posterior draw per path of each parameter that is neither fixed nor free by name."""
     if posterior is None:

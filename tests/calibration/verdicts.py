@@ -7,7 +7,7 @@ import jax.random as jr
 import numpy as np
 
 import sdeinfer as si
-from sdeinfer.layers import Architecture, named_size
+from sdeinfer.layers import Architecture
 from sdeinfer.networks import Baseline, sample_baseline
 
 SEEDS = {"in range": 150, "at the edge": 100, "wrong sizes": 8, "planted": 8}
@@ -141,7 +141,7 @@ def judged(group: str, name: str, seed: int) -> dict[str, Any]:
         if each in known and parameter.identified:
             u = parameter.to_real(draws[each].values)
             z[each] = float((u.mean() - parameter.to_real(np.asarray(known[each]))) / u.std())
-    wrong = [] if name not in WRONG else [named_size(architecture, size) for size in (WRONG[name][1] | WRONG[name][2])]
+    wrong = [] if name not in WRONG else [architecture.in_words(size) for size in (WRONG[name][1] | WRONG[name][2])]
     return {
         "group": group,
         "name": name,

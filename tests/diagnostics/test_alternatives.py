@@ -12,7 +12,7 @@ from sdeinfer.diagnostics import alternatives
 from sdeinfer.diagnostics._alternatives import different_sizes, log_ratios
 from sdeinfer.diagnostics._layers import EVIDENCE
 from sdeinfer.diagnostics._summary import PRIOR_SD
-from sdeinfer.layers import Architecture, constructor, described
+from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import any_transitions, path_statistics
 
 TRUTH = {"gamma": 0.6, "tau0": 0.8}
@@ -63,9 +63,9 @@ def test_evidence_is_the_integral_of_the_likelihood():
 
 
 def test_sizes_are_named():
-    assert described(Architecture("transformer")) == "transformer"
-    assert constructor(FOUR) == "Architecture('attention', heads=4)"
-    assert described(Architecture("attention", heads=2, pattern=si.CAUSAL)) == "attention, 2 heads, a causal mask"
+    assert str(Architecture("transformer")) == "transformer"
+    assert repr(FOUR) == "Architecture('attention', heads=4)"
+    assert str(Architecture("attention", heads=2, pattern=si.CAUSAL)) == "attention, 2 heads, a causal mask"
     assert different_sizes(ONE, FOUR) == ["1 head"]
     assert different_sizes(Architecture("transformer", output_projection=True), Architecture("transformer")) == [
         "an output projection"

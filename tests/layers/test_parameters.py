@@ -31,7 +31,7 @@ GOOD: dict[str, Any] = {"gamma": 0.5, "tau0": 1.0, "c_plus": 0.0, "c_minus": -1.
         ("c_plus", float("inf"), "c_plus: must be finite, got inf"),
         ("c_minus", float("nan"), "c_minus: must be finite, got nan"),
         ("key_width", 0, "key_width: at least 1 is needed, got 0"),
-        ("heads", 0, "heads: at least 1 is needed, got 0"),
+        ("heads", 0, "heads: a whole number of at least 1 is needed, got 0"),
         ("expansion", 0, "expansion: must be positive and finite, got 0"),
         ("expansion", float("nan"), "expansion: must be positive and finite, got nan"),
     ],

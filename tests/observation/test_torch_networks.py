@@ -47,7 +47,7 @@ def drawn(folder: Path, kind: Architecture, width: int, seed: int) -> xr.Dataset
     if why_not() is not None:
         pytest.skip(f"{PYTHON} has no torch, set SDEINFER_TORCH_PYTHON: {why_not()}")
     out = folder / "networks.npz"
-    command = [PYTHON, str(SCRIPT), str(out), "--kind", kind.name, "--heads", str(kind.heads)]
+    command = [PYTHON, str(SCRIPT), str(out), "--kind", kind.name, "--heads", str(kind.sizes.get("heads", 1))]
     command += ["--causal"] if kind.causal else []
     sizes = {"width": width, "depth": DEPTH, "networks": NETWORKS, "seed": seed}
     for name, value in (sizes | {"gamma": GAMMA, "tau0": TAU0, "slope": SLOPE}).items():

@@ -144,10 +144,15 @@ def check(
             deviations = abs(row["mean"] - row["truth"]) / row["sd"]
             advice = "posterior sds away: the model does not fit"
             verdicts.append(at_most("true", f"{name} against truth", deviations, DEVIATIONS, advice))
-    untold = [v.name.removesuffix(CONTRACTED) for v in verdicts if v.topic == "identified" and not v.passed]
-    told = [with_precision(name, table) for name in identified_of(post) if name not in untold and name in table.index]
+    unidentified = [v.name.removesuffix(CONTRACTED) for v in verdicts if v.topic == "identified" and not v.passed]
+    known = [name for name in identified_of(post) if name not in unidentified and name in table.index]
     return Check(
-        tuple(verdicts), _skipped(post, kind), tuple(told), tuple(untold), tuple(notes), tuple(assumed) if told else ()
+        tuple(verdicts),
+        skipped=_skipped(post, kind),
+        identified=tuple(with_precision(name, table) for name in known),
+        unidentified=tuple(unidentified),
+        notes=tuple(notes),
+        assumed=tuple(assumed) if known else (),
     )
 
 

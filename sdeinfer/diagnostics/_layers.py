@@ -45,14 +45,13 @@ def layers_against_law(
     large, (small, notes) = _of_large_misfits(table, kind), _of_small_misfits(table, post)
     if not has_alternatives(post, kind):
         return large + small, notes, []
-    assert isinstance(kind, Architecture)
     others, more, assumed = _of_alternatives(alternatives(post, data, kind, dispersion=sums.dispersion()), kind, sd)
     return large + others + small, notes + more, assumed
 
 
 def has_alternatives(post: xr.DataTree, kind: Architecture) -> bool:
     """Whether other architectures are tried: for a named architecture with one layer for all networks."""
-    return isinstance(kind, Architecture) and post.attrs.get("model") == "full_path"
+    return kind.is_named and post.attrs.get("model") == "full_path"
 
 
 def _seen(table: pd.DataFrame) -> pd.DataFrame:

@@ -66,15 +66,15 @@ class Check:
         verdicts: all verdicts, causes before consequences: a law that does not hold affects sampler and posterior, and
             these affect predictions.
         skipped: the tests that could not be made, with reasons.
-        told: the identified parameters with their relative precision, such as "gamma ± 1 %".
-        unidentified: parameters that the data do not tell.
+        identified: the identified parameters with their relative precision, such as "gamma ± 1 %".
+        unidentified: parameters that the data do not identify.
         notes: misfits that were seen and do not matter, and alternatives that the data do not exclude.
         assumed: sizes of the architecture on which the parameters depend and which the data do not confirm.
     """
 
     verdicts: tuple[Verdict, ...]
     skipped: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    identified: tuple[str, ...] = ()
     unidentified: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
@@ -97,10 +97,10 @@ class Check:
             return f"do not trust yet: {self.cause.name}: {self.cause.advice}" + (
                 f" (also: {others})" if others else ""
             )
-        parts = [f"trust {', '.join(self.told)}"] if self.told else []
-        parts += [f"these data do not tell {', '.join(self.unidentified)}"] if self.unidentified else []
+        parts = [f"trust {', '.join(self.identified)}"] if self.identified else []
+        parts += [f"these data do not identify {', '.join(self.unidentified)}"] if self.unidentified else []
         if self.assumed:
-            parts.append(f"assumed, since these data do not tell: {', '.join(self.assumed)}")
+            parts.append(f"assumed, since these data do not identify: {', '.join(self.assumed)}")
         share = next((each.value for each in self.verdicts if each.name == IN_RANGE), 1.0)
         if share < MOST:
             parts.append(f"only {share:.0%} of the transitions are in range and were fitted")

@@ -24,7 +24,7 @@ that it does not matter, g s² < 0.005. For a ReLU they are tokens that are not 
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.random as jr
 import numpy as np
@@ -62,7 +62,7 @@ FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
 """The first estimate of τ0 uses `FIRST_TERMS` terms (a transition has m(m + 1)/2), and all transitions whose spread is
 at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FACTOR` times as many transitions."""
 
-TOLD = 0.01
+PRECISE = 0.01
 """Of data in chunks, the estimate of τ0 uses no more transitions than are in memory at a time, once the standard
 deviation of log τ0 is below this."""
 
@@ -161,32 +161,25 @@ def _with_growth(spread: np.ndarray, growth: np.ndarray) -> np.ndarray:
     return np.maximum(spread, np.minimum(of_growth, WITH_SPREAD * np.sqrt(spread * np.sqrt(growth))))
 
 
-class _Estimate(NamedTuple):
-    """The mode of the posterior given some transitions, and the layer (or each network's layer) at the mode."""
-
-    mode: Mode
-    layer: LayerAt
-
-
 def _estimator(
     model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, path: Path | ChunkedPath
-) -> Callable[[np.ndarray, Mode | None], _Estimate]:
+) -> Callable[[np.ndarray, Mode | None], tuple[Mode, LayerAt]]:
     """Return a function from indices of transitions, and a mode to start from or None, to the estimate."""
     if isinstance(model, LatentLayers):
         prepared = model.reduce(data, assumptions)
 
-        def of_bridges(chosen: np.ndarray, start: Mode | None) -> _Estimate:
+        def of_bridges(chosen: np.ndarray, start: Mode | None) -> tuple[Mode, LayerAt]:
             seen = np.isin(np.arange(len(path)), chosen)
             mode = latent_mode(model, prepared, seen, start=start, key=jr.key(0))
-            return _Estimate(mode, layer_at(model, prepared, mode))
+            return mode, layer_at(model, prepared, mode)
 
         return of_bridges
 
-    def of_full_path(chosen: np.ndarray, start: Mode | None) -> _Estimate:
+    def of_full_path(chosen: np.ndarray, start: Mode | None) -> tuple[Mode, LayerAt]:
         path.require_densities(chosen)
         statistics = reduced(model, path.take(chosen), assumptions, nodes=NODES)
         mode = posterior_mode(model, statistics, start=start)
-        return _Estimate(mode, layer_at(model, statistics, mode))
+        return mode, layer_at(model, statistics, mode)
 
     return of_full_path
 
@@ -230,9 +223,9 @@ def _used(
         drift = np.exp(2 * log_tau0) * _coefficient(kind, layer.u, "attention_drift")
         order, sorted_scale = ordered(noise, np.exp(log_tau0 - log_tau0.min()), drift)
         allowed = transitions_allowed(sorted_scale / tau0, largest_logit, seen=count, sd=sd)
-        # If τ0 is hardly told, it may be larger, and more transitions in range.
+        # If τ0 is hardly identified, it may be larger, and more transitions in range.
         more = transitions_allowed(sorted_scale / (tau0 * math.exp(sd)), largest_logit, seen=count, sd=sd)
-        if count >= path.at_once and allowed > 0 and sd < TOLD:
+        if count >= path.at_once and allowed > 0 and sd < PRECISE:
             break
         if allowed == 0:
             # Few transitions determine τ0 poorly: raise an error only if the rule fails at larger τ0 too.

@@ -90,6 +90,19 @@ class Architecture:
         """The sizes by name."""
         return {name: getattr(self.template, name) for name in sizes_of(self.template)}
 
+    @property
+    def is_named(self) -> bool:
+        """Whether files know it."""
+        return architecture_of_layer(self.template) is not None
+
+    def own_sizes(self) -> dict[str, Any]:
+        """The sizes that differ from their defaults, by name."""
+        return {
+            name: self.sizes[name]
+            for name, field in sizes_of(self.template).items()
+            if self.sizes[name] != field.default
+        }
+
     def with_sizes(self, **sizes: Any) -> "Architecture":
         """The architecture with other sizes; of those that it does not have, only an attention pattern is ignored."""
         known = {name: value for name, value in sizes.items() if name in self.sizes or name != "pattern"}
@@ -121,9 +134,9 @@ class Architecture:
 
     def attributes(self) -> dict[str, Any]:
         """Dataset attributes: the name, and the sizes that differ from their defaults, if files know the name."""
-        if self.name not in ARCHITECTURES:
+        if not self.is_named:
             return {"architecture": self.name}
-        sizes = {name: float(self.sizes[name]) for name in self._own_sizes() if name != "pattern"}
+        sizes = {name: float(value) for name, value in self.own_sizes().items() if name != "pattern"}
         return {"architecture": self.name, **sizes, **self.pattern.attributes()}
 
     def in_words(self, size: str) -> str:
@@ -132,18 +145,14 @@ class Architecture:
 
     def __str__(self) -> str:
         """The name, and the sizes that are not the default, such as "attention, 4 heads"."""
-        return ", ".join([self.name, *map(self.in_words, self._own_sizes())])
+        return ", ".join([self.name, *map(self.in_words, self.own_sizes())])
 
     def __repr__(self) -> str:
         """The call that makes it."""
-        if self.name not in ARCHITECTURES:
+        if not self.is_named:
             return f"Architecture.of({self.template!r})"
-        sizes = (f"{name}={self.sizes[name]!r}" for name in self._own_sizes())
+        sizes = (f"{name}={value!r}" for name, value in self.own_sizes().items())
         return f"Architecture({', '.join([repr(self.name), *sizes])})"
-
-    def _own_sizes(self) -> list[str]:
-        """Names of the sizes that differ from their defaults."""
-        return [name for name, field in sizes_of(self.template).items() if self.sizes[name] != field.default]
 
     def _repr_html_(self) -> str:
         sampled = self.coordinates.sampled

@@ -1,6 +1,6 @@
 """Verdicts of `check` against what is true: a confusion matrix over data sets with known parameters or known failures.
 
-A verdict is *conditional* if it names the wrong size of an architecture as one that the data do not tell.
+A verdict is *conditional* if it names the wrong size of an architecture as one that the data do not identify.
 A *miss* is a fit that is trusted without such a condition on a wrong size, although a parameter that it calls told is
 more than 4 posterior standard deviations from the truth. A *false alarm* is a fit that is not trusted although all
 parameters are within 2. The verdicts do not see the truth.
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from calibration.runs import run_all
-from calibration.verdicts import PLANTED, UNTOLD, cases, judged
+from calibration.verdicts import PLANTED, UNIDENTIFIED, cases, judged
 
 FAR, NEAR = 4.0, 2.0
 FALSE_ALARMS = {"in range": 0.05, "at the edge": 0.15}
@@ -24,12 +24,12 @@ MISSED = 0.1
 """Bound on the rate at which a planted failure is trusted; a τ0 at the threshold may be told by chance."""
 
 
-def told(each: dict[str, Any]) -> dict[str, float]:
-    return {name: z for name, z in each["z"].items() if name not in each["untold"]}
+def identified(each: dict[str, Any]) -> dict[str, float]:
+    return {name: z for name, z in each["z"].items() if name not in each["unidentified"]}
 
 
 def is_miss(each: dict[str, Any]) -> bool:
-    far = any(abs(z) > FAR for z in told(each).values())
+    far = any(abs(z) > FAR for z in identified(each).values())
     return each["trusted"] and not each["conditional"] and far
 
 
@@ -69,6 +69,6 @@ def test_verdicts_are_right(first_seed, kept_results):
             continue
         mine = [each for each in ran if each["name"] == name]
         assert sum(each["trusted"] for each in mine) <= MISSED * len(mine), name
-    for name, (_, _, parameter) in UNTOLD.items():
+    for name, (_, _, parameter) in UNIDENTIFIED.items():
         mine = [each for each in ran if each["name"] == name]
-        assert sum(parameter in each["untold"] for each in mine) >= (1 - MISSED) * len(mine), name
+        assert sum(parameter in each["unidentified"] for each in mine) >= (1 - MISSED) * len(mine), name

@@ -15,8 +15,8 @@ SEEDS = {"in range": 150, "at the edge": 100, "wrong sizes": 8, "planted": 8}
 
 SIZES = {"width": 128, "depth": 16, "networks": 128}
 MANY = 512
-"""Networks that know every parameter. Of data sets of 128, one in six leaves the gap or τ0 open, and most do not tell
-two architectures apart, since the noise of one is that of the other at another γ."""
+"""Networks that know every parameter. Of data sets of 128, one in six leaves the gap or τ0 open, and most do not
+tell two architectures apart, since the noise of one is that of the other at another γ."""
 
 V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.5)
 TRANSFORMER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
@@ -48,7 +48,7 @@ PLANTED = {
 }
 """How the data are made, what is fitted to them and how."""
 
-UNTOLD = {
+UNIDENTIFIED = {
     "one token": (shaped(FEEDFORWARD, si.equicorrelated(tokens=1, correlation=0.0, norm=1.5)), "feedforward", "c_gap"),
     "unit norms, τ0 = 5": (
         shaped(
@@ -59,7 +59,7 @@ UNTOLD = {
         "tau0",
     ),
 }
-"""Data that do not tell a parameter, and its name."""
+"""Data that do not identify a parameter, and its name."""
 
 WRONG = {
     "4 heads as 1": (ATTENTION, {"heads": 4}, {}),
@@ -96,7 +96,7 @@ def cases(first: int) -> list[tuple[str, str, int]]:
     """
     seeds = {group: range(first, first + count) for group, count in SEEDS.items()}
     found = [(group, group, seed) for group in ("in range", "at the edge") for seed in seeds[group]]
-    for group, names in (("wrong sizes", WRONG), ("planted", PLANTED), ("planted", UNTOLD)):
+    for group, names in (("wrong sizes", WRONG), ("planted", PLANTED), ("planted", UNIDENTIFIED)):
         found += [(group, name, seed) for name in names for seed in seeds[group]]
     return found
 
@@ -112,8 +112,8 @@ def judged(group: str, name: str, seed: int) -> dict[str, Any]:
         own = {field: getattr(layer, field) for field in layer.parameters()}
         sample = shaped(type(layer)(**own, **true), networks=MANY)
         kind = "attention" if layer is ATTENTION else "feedforward"
-    elif name in UNTOLD:
-        sample, kind, _ = UNTOLD[name]
+    elif name in UNIDENTIFIED:
+        sample, kind, _ = UNIDENTIFIED[name]
     else:
         sample, kind, options = PLANTED[name]
     try:
@@ -149,7 +149,7 @@ def judged(group: str, name: str, seed: int) -> dict[str, Any]:
         "trusted": found.passed,
         "cause": found.cause.name if found.cause else "",
         "conditional": any(size in found.assumed for size in wrong),
-        "untold": found.unidentified,
+        "unidentified": found.unidentified,
         "z": z,
         "verdict": found.verdict,
         "used": 1 - post.attrs["left_out"],

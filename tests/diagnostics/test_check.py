@@ -37,13 +37,13 @@ def test_a_good_fit_passes(fitted, networks):
 def test_what_the_data_do_not_tell_is_said_apart(fitted, networks):
     found = si.check(fitted, networks)
     assert set(found.unidentified) <= {"tau0", "c_gap"}
-    assert {each.split(" ±")[0] for each in found.told} == {"gamma", "tau0", "c_gap"} - set(found.unidentified)
+    assert {each.split(" ±")[0] for each in found.identified} == {"gamma", "tau0", "c_gap"} - set(found.unidentified)
     converged = dataclasses.replace(found, verdicts=tuple(v for v in found.verdicts if v.topic != "converged"))
     assert converged.passed
     assert converged.verdict.startswith("good: trust gamma ± ")
-    assert f"these data do not tell {', '.join(found.unidentified)}" in converged.verdict
-    # So few networks do not tell the sizes of the layer either.
-    assert "assumed, since these data do not tell: " in converged.verdict
+    assert f"these data do not identify {', '.join(found.unidentified)}" in converged.verdict
+    # So few networks do not identify the sizes of the layer either.
+    assert "assumed, since these data do not identify: " in converged.verdict
     assert any(note.startswith("these data do not exclude transformer, ") for note in found.notes)
 
 
@@ -146,14 +146,16 @@ def test_summary_knows_the_truth_in_the_order_in_which_slopes_are_sampled(fitted
 
 def test_the_verdict_says_when_few_transitions_were_fitted():
     def overall(share):
-        return Check((at_least("true", IN_RANGE, share, 0.01, "advice"),), told=("gamma ± 1 %",)).verdict
+        return Check((at_least("true", IN_RANGE, share, 0.01, "advice"),), identified=("gamma ± 1 %",)).verdict
 
     assert overall(0.9) == "good: trust gamma ± 1 %"
     assert overall(0.12) == "good: trust gamma ± 1 %; only 12% of the transitions are in range and were fitted"
 
 
 def test_a_check_prints_its_verdict_and_its_notes():
-    found = Check((), skipped=("predictions: no draws",), told=("gamma ± 1 %",), notes=("2 heads are not excluded",))
+    found = Check(
+        (), skipped=("predictions: no draws",), identified=("gamma ± 1 %",), notes=("2 heads are not excluded",)
+    )
     assert str(found).splitlines() == [
         "good: trust gamma ± 1 %",
         "note: 2 heads are not excluded",

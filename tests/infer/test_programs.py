@@ -76,7 +76,7 @@ def test_sites_of_several_numbers_are_checked_number_by_number(post):
     np.testing.assert_allclose(table.loc["w[3]", "mean"], post["posterior"]["w"][..., 3].mean())
     found = si.check(post)
     assert set(found.unidentified) & set(names[2:])  # they are known only in their sum, and hardly by it
-    assert "these data do not tell" in str(found) or not found.passed
+    assert "these data do not identify" in str(found) or not found.passed
     assert {"w[0] contraction", "half[1] contraction"} <= set(found.to_frame().index)
     assert set(summary(post, found)["parameters"]) == set(table.index)  # pyright: ignore
     assert set(figures(post)) == {"posterior", "correlation_paths", "terminal_correlation", "innovations", "ranks"}

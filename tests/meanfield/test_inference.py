@@ -133,7 +133,7 @@ def test_a_program_of_ones_own(data):
     for group in range(2):
         assert_holds(noise[..., group], NOISE)
     found = meanfield.check(post, model=two_noises)
-    assert [each.split(" ±")[0] for each in found.told] == ["beta", "noise[0]", "noise[1]"]
+    assert [each.split(" ±")[0] for each in found.identified] == ["beta", "noise[0]", "noise[1]"]
 
 
 def test_a_fixed_parameter_and_a_prior(data):

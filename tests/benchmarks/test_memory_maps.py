@@ -1,6 +1,6 @@
 """Fits of 300 shapes in one process: the memory maps of its compiled programs, of which Linux allows 65,530.
 
-pytest -m benchmark -s tests/benchmarks/test_memory_maps.py       # half an hour on one core
+pytest -m benchmark -s tests/benchmarks/test_memory_maps.py       # an hour on one core
 """
 
 import itertools

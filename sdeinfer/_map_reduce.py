@@ -63,9 +63,8 @@ def reduce_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], combine
     """
     from dask.delayed import delayed
 
-    (found,) = _computed(
-        [tree(_delayed(name, [Task(function, chunk) for chunk in chunks]), delayed(combine, pure=False))], name
-    )
+    tasks = [Task(function, chunk) for chunk in chunks]
+    (found,) = _computed([tree(_delayed(name, tasks), delayed(combine, pure=False))], name)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a fit compiles in other threads while it prepares the data."""
+"""Programs that a fit compiles in other threads while it prepares the data."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What decides whether a transition starts inside the range of the law, as functions of its start."""
+"""Measures of the start of a transition, by which it is inside the range of the law or not."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,13 +16,13 @@ Measures = dict[str, Float[np.ndarray, "networks transitions"]]
 θ₂ = 1."""
 
 
-def measured(data: xr.Dataset, kind: Architecture) -> xr.Dataset:
-    """Data in memory with the measures that the range of an architecture needs, as `survey` adds them to others."""
-    if names_of(kind) <= set(data.data_vars):
+def measured(data: xr.Dataset, names: set[str]) -> xr.Dataset:
+    """Data with measures of these names; those of data in chunks are there, by `survey`."""
+    if names <= set(data.data_vars):
         return data
     starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
     pattern = Pattern.in_attributes(data.attrs)
-    return with_measures(data, measures_of(starts, data["width"].values[:, None], pattern, names_of(kind)))
+    return with_measures(data, measures_of(starts, data["width"].values[:, None], pattern, names))
 
 
 def names_of(kind: Architecture | None) -> set[str]:
@@ -59,10 +59,7 @@ def measure(data: xr.Dataset, name: str) -> Float[np.ndarray, "networks transiti
 
 def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
     """The spread s of the logits at the start of each transition, times τ0."""
-    if SPREAD in data:
-        return measure(data, SPREAD)
-    starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
-    return logit_spread(starts, data["width"].values[:, None], Pattern.in_attributes(data.attrs))
+    return measure(measured(data, {SPREAD}), SPREAD)
 
 
 def logit_spread(

@@ -67,7 +67,7 @@ class Prepared(NamedTuple):
     """Prepared data of a fit.
 
     Attributes:
-        joint: what the sampler's joint density needs; networks may be pooled.
+        joint: data of the sampler, which pools networks where it can.
         each: data of which every network has a density.
         kept: these networks, in memory.
     """
@@ -81,7 +81,7 @@ def prepare_networks(model: AbstractModel, data: xr.Dataset, assumptions: Assump
     """Prepare data for a fit; of data in chunks, only some of the networks are kept."""
     if not in_chunks(data):
         each = prepare_for(model, data, assumptions)
-        return Prepared(model.pool(each), each, data)
+        return Prepared(each, each, data)
     assert isinstance(model, EveryLayer)
     path, kept = path_of(data), kept_networks(data)
     layout = path_layout(path)

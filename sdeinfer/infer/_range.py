@@ -131,11 +131,15 @@ def in_range(
     used = used_of(data)
     tau0 = math.nan
     kind = assumptions.architecture or kind_of_program(model, data, assumptions)
-    if kind is not None and not in_chunks(data):
-        data = measured(data, kind)
-    if kind is not None and math.isfinite(largest_logit) and kind.coordinates.temperatures:
+    names = names_of(kind)
+    if not math.isfinite(largest_logit):
+        names -= {SPREAD, ATTENTION_GROWTH}
+    if not isinstance(model, EveryLayer):
+        names -= {GROWTH}
+    data = measured(data, names)
+    if kind is not None and SPREAD in names:
         used, tau0 = _used(model, data, assumptions, kind, used, largest_logit)
-    if kind is not None and isinstance(model, EveryLayer):
+    if kind is not None and GROWTH in names:
         used = _of_small_growth(model, data, assumptions, kind, used)
     return with_used(data, used), {} if math.isnan(tau0) else {"pilot_tau0": tau0}
 
@@ -243,11 +247,9 @@ def _used(
 
 
 def _of_small_growth(
-    model: EveryLayer, data: xr.Dataset, assumptions: Assumptions, kind: Architecture, used: np.ndarray
+    model: AbstractModel, data: xr.Dataset, assumptions: Assumptions, kind: Architecture, used: np.ndarray
 ) -> np.ndarray:
     """The used transitions that start where the ReLU changes V little; all of them if none does."""
-    if GROWTH not in names_of(kind):
-        return used
     growth = measure(data, GROWTH)[used]
     if growth.max() * LARGEST_RELU_DRIFT <= LARGEST_GROWTH:
         return used

@@ -97,11 +97,8 @@ class Architecture:
 
     def own_sizes(self) -> dict[str, Any]:
         """The sizes that differ from their defaults, by name."""
-        return {
-            name: self.sizes[name]
-            for name, field in sizes_of(self.template).items()
-            if self.sizes[name] != field.default
-        }
+        fields = sizes_of(self.template)
+        return {name: value for name, value in self.sizes.items() if value != fields[name].default}
 
     def with_sizes(self, **sizes: Any) -> "Architecture":
         """The architecture with other sizes; of those that it does not have, only an attention pattern is ignored."""

@@ -103,6 +103,7 @@ def remembered_terms(
 
 
 def next_order_terms(V: Float[np.ndarray, "transitions m m"]) -> tuple[np.ndarray, np.ndarray]:
+    """Drift terms beyond the limit and variance features of V."""
     drift = drift_terms(V)
     return drift[2:].swapaxes(0, 1), variance_terms(V, coordinates(V), drift).swapaxes(0, 1)
 

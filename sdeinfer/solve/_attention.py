@@ -37,7 +37,7 @@ class AttentionDrift(NamedTuple):
         return cls(overlap(pattern, tokens, gram(differences(pattern, X))), norms / size, s)
 
     def turn(self, X: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-        """V s X/2, by which the second term moves a factor."""
+        """The move v s X/2 of a factor by the second term."""
         moved = matmul(self.s, X) if self.s.ndim == X.ndim else total(self.s[:, None] * X)[None]
         return self.v[:, None] * moved / 2
 

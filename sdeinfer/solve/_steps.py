@@ -52,7 +52,6 @@ def _step_without_mask(limit: Limit, X: Array, h: Array, G: Array) -> tuple[Arra
     - The ReLU's drift: V ← (1 − w) V + w κ₁(V) with w = 1 − e^{−hθ₂/2} and κ₁ = V + 2B₂ the arc-cosine kernel, which is
       positive semi-definite; X becomes a Cholesky factor of the sum.
     """
-    # Without attention these terms do not enter the step and must not overflow.
     seen = _attended(limit, X)
     drift, K, theta = AttentionDrift.at(limit.pattern, seen), centred_gram(seen)[1], h * limit.attention_drift
     change = drift.change(theta, X)
@@ -92,7 +91,7 @@ def _step_with_pattern(limit: Limit, X: Array, h: Array, G: Array) -> tuple[Arra
 
 
 def _attended(limit: Limit, X: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-    """The factors of paths with attention, 0 of the others."""
+    """The factors of paths with attention, 0 of the others, whose terms of attention must not overflow."""
     return jnp.where((limit.attention_drift > 0) | (limit.attention_noise > 0), X, 0.0)
 
 

@@ -28,7 +28,7 @@ def needed(V0) -> float:
 
 
 def test_fewer_networks_than_of_other_tokens(designed):
-    """Of uncorrelated tokens with one spread of the logits, and of these tokens at other sizes."""
+    """The others are uncorrelated with one spread of the logits, or these tokens at other sizes."""
     plain = si.equicorrelated(tokens=3, correlation=0.0)
     assert needed(designed.V0) == designed.networks
     assert needed(plain * _spread(designed.V0) / _spread(plain)) >= designed.networks

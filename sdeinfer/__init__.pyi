@@ -12,6 +12,7 @@ from . import parameters as parameters
 from . import plots as plots
 from . import report as report
 from . import solve as solve
+from . import terms as terms
 from . import tuning as tuning
 from ._cache import use_compilation_cache as use_compilation_cache
 from ._files import InputError as InputError

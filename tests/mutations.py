@@ -34,11 +34,11 @@ class Mutation(NamedTuple):
     tests: str
 
 
-LIMIT, NEXT, PATTERN = "layers/_limit.py", "layers/_next_order.py", "layers/_pattern_order.py"
+LIMIT, NEXT, PATTERN = "terms/_attention.py", "layers/_next_order.py", "layers/_pattern_order.py"
 ATTENTION, FEEDFORWARD, MLP, FINITE = (
     f"layers/{name}.py" for name in ("_attention", "_feedforward", "_mlp", "_finite_width")
 )
-WISHART, RELU, SANDWICH = "layers/_wishart.py", "layers/_relu.py", "infer/_sandwich.py"
+WISHART, RELU, SANDWICH = "layers/_wishart.py", "terms/_relu.py", "infer/_sandwich.py"
 LIMITS = "tests/layers/test_limits.py tests/layers/test_patterns.py tests/covariance/test_diffusion.py"
 ORDERS = "tests/layers/test_finite_width.py tests/layers/test_next_order.py tests/layers/test_pattern_order.py"
 CHAIN = "tests/networks/test_chain.py tests/layers/test_widths.py tests/layers/test_forward.py"
@@ -57,7 +57,7 @@ MUTATIONS = (
     Mutation("drift: attention, θ₁", ATTENTION, "attention_drift=variance * coldness**2,", "attention_drift=1.05 * variance * coldness**2,", LIMITS),
     Mutation("drift: ReLU", RELU, "relu_alignment(rho) * scale, 0.0) / (2 * math.pi)", "relu_alignment(rho) * scale, 0.0) / (1.9 * math.pi)", LIMITS),
     Mutation("drift: feed-forward, θ₂", FEEDFORWARD, "variance * (self.c_plus - self.c_minus) ** 2", "1.05 * variance * (self.c_plus - self.c_minus) ** 2", LIMITS),
-    Mutation("drift: MLP, θ₂", MLP, "Limit(zero, (self.c_plus - self.c_minus) ** 2", "Limit(zero, 1.05 * (self.c_plus - self.c_minus) ** 2", LIMITS),
+    Mutation("drift: MLP, θ₂", MLP, "Limit(relu_drift=(self.c_plus - self.c_minus) ** 2", "Limit(relu_drift=1.05 * (self.c_plus - self.c_minus) ** 2", LIMITS),
     # The noise.
     Mutation("noise: attention, a", ATTENTION, "else 2 - variance)", "else 2.1 - variance)", LIMITS),
     Mutation("noise: attention with W_O, a", ATTENTION, "(2 if self.output_projection else", "(2.1 if self.output_projection else", LIMITS),
@@ -68,11 +68,14 @@ MUTATIONS = (
     Mutation("noise: Σ_lin in spectral coordinates", "covariance/_diffusion.py", "jnp.where(rows == columns, 2.0, 1.0)", "jnp.where(rows == columns, 2.1, 1.0)", "tests/covariance/test_diffusion.py"),
     Mutation("noise: 𝒜 of a factor", "covariance/_diffusion.py", "attention / K.shape[0] ** 2 * matmul(K, K)", "1.05 * attention / K.shape[0] ** 2 * matmul(K, K)", "tests/covariance/test_diffusion.py"),
     # The solver.
-    Mutation("solver: attention's drift, first term", "solve/_flows.py", "(limit.attention_drift - limit.attention_noise) / 2 * drift", "(1.05 * limit.attention_drift - limit.attention_noise) / 2 * drift", SOLVE),
-    Mutation("solver: attention's drift, second term", "solve/_attention.py", "return self.v[:, None] * moved / 2", "return self.v[:, None] * moved / 1.9", SOLVE),
-    Mutation("solver: ReLU", "solve/_flows.py", "rate * (V + 2 * relu_drift(V))", "rate * (V + 2.1 * relu_drift(V))", SOLVE),
-    Mutation("solver: attention's noise", "solve/_flows.py", "E, F, identity = scale * matmul(G, K), scale", "E, F, identity = 1.05 * scale * matmul(G, K), scale", SOLVE),
-    Mutation("solver: linear noise", "solve/_flows.py", "safe_sqrt(limit.linear_noise / 2), identity_like(X)", "safe_sqrt(limit.linear_noise / 1.9), identity_like(X)", SOLVE),
+    Mutation("solver: attention's drift, first term", LIMIT, "else (c.drift - c.noise) / 2 * at", "else (1.05 * c.drift - c.noise) / 2 * at", SOLVE),
+    Mutation("solver: attention's drift, second term", LIMIT, "return self.v[:, None] * moved / 2", "return self.v[:, None] * moved / 1.9", SOLVE),
+    Mutation("solver: attention's kernel", LIMIT, "return strength * V * overlap", "return 1.05 * strength * V * overlap", SOLVE),
+    Mutation("solver: attention's kernel of tangents", LIMIT, "return strength * (Kernel", "return 1.05 * strength * (Kernel", "tests/solve/test_tangents.py"),
+    Mutation("solver: ReLU", RELU, "rate * (V + 2 * relu_drift(V))", "rate * (V + 2.1 * relu_drift(V))", SOLVE),
+    Mutation("solver: ReLU of tangents", RELU, "rate * (S + 2 * joint", "rate * (S + 2.1 * joint", "tests/solve/test_tangents.py"),
+    Mutation("solver: attention's noise", "terms/_attention_noise.py", "E, F, identity = scale * matmul(G, K), scale", "E, F, identity = 1.05 * scale * matmul(G, K), scale", SOLVE),
+    Mutation("solver: linear noise", "terms/_linear.py", "safe_sqrt(a / 2), identity_like(G)", "safe_sqrt(a / 1.9), identity_like(G)", SOLVE),
     # The next order in 1/n: functions of V.
     Mutation("next order: B₁′, s", NEXT, "outer + outer.mT + second / (4 * tokens**2) + third", "1.05 * (outer + outer.mT) + second / (4 * tokens**2) + third", ORDERS),
     Mutation("next order: B₁′, products", NEXT, "second / (4 * tokens**2) + third", "second / (4 * tokens**2) + 1.05 * third", ORDERS),
@@ -90,7 +93,7 @@ MUTATIONS = (
     Mutation("next order: attention, B₁′", ATTENTION, "attention_drift_next=limit.attention_drift * x", "attention_drift_next=1.05 * limit.attention_drift * x", ORDERS),
     Mutation("next order: attention, G", ATTENTION, "attention_next=limit.attention_noise * x", "attention_next=1.05 * limit.attention_noise * x", ORDERS),
     Mutation("next order: attention, repeated noise", ATTENTION, "repeat = variance**2 * x", "repeat = 1.05 * variance**2 * x", ORDERS),
-    Mutation("next order: feed-forward, kink", RELU, "return half**2 * reciprocal(mean**2 + half**2)", "return 1.05 * half**2 * reciprocal(mean**2 + half**2)", ORDERS),
+    Mutation("next order: feed-forward, kink", "layers/_relu.py", "return half**2 * reciprocal(mean**2 + half**2)", "return 1.05 * half**2 * reciprocal(mean**2 + half**2)", ORDERS),
     Mutation("next order: feed-forward, F", FEEDFORWARD, "relu_hidden=q * variance**2", "relu_hidden=1.05 * q * variance**2", ORDERS),
     Mutation("next order: feed-forward, F₂", FEEDFORWARD, "relu_hidden_square=(q", "relu_hidden_square=1.05 * (q", ORDERS),
     Mutation("next order: feed-forward, repeated noise", FEEDFORWARD, "linear_repeat=variance**2", "linear_repeat=1.05 * variance**2", ORDERS),
@@ -117,7 +120,7 @@ MUTATIONS = (
     Mutation("chain: hidden units", FEEDFORWARD, "/ units.astype(V.dtype)", "/ (1.05 * units.astype(V.dtype))", CHAIN),
     Mutation("chain: MLP", MLP, "drawn.chi[0])) / jnp.sqrt(n))", "drawn.chi[0])) / jnp.sqrt(1.05 * n))", CHAIN),
     Mutation("networks: temperature of the logits", ATTENTION, "tau = self.tau0 * math.sqrt", "tau = 1.05 * self.tau0 * math.sqrt", CHAIN),
-    Mutation("networks: He constant", RELU, "he = 2 / (s_plus**2 + s_minus**2)", "he = 2.1 / (s_plus**2 + s_minus**2)", CHAIN),
+    Mutation("networks: He constant", "layers/_relu.py", "he = 2 / (s_plus**2 + s_minus**2)", "he = 2.1 / (s_plus**2 + s_minus**2)", CHAIN),
     Mutation("networks: shortcut", "layers/_base.py", "jnp.sqrt(", "1.05 * jnp.sqrt(", CHAIN),
 )  # fmt: skip
 

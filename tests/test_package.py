@@ -19,6 +19,7 @@ import sdeinfer as si
 ROOT = Path(__file__).parent.parent
 ROOMS = [
     "covariance",
+    "terms",
     "layers",
     "solve",
     "criteria",

@@ -161,7 +161,7 @@ def factor_noise(
     return matmul(G, transpose(cholesky(square)))
 
 
-def centred_gram(X: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Float[Array, "m m ..."]]:
+def centred_gram(X: Float[Array, "m k ..."]) -> tuple[Float[Array, "m k ..."], Float[Array, "k k ..."]]:
     """The token-centred factor H_m X, and K = XᵀH_mX."""
     centred = X - total(X) / X.shape[0]
     return centred, matmul(transpose(centred), centred)

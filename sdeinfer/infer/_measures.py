@@ -8,8 +8,9 @@ import xarray as xr
 from jaxtyping import Float, Real
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, singular, whiten_by
-from sdeinfer.layers import Architecture, attention_drift, limit_on_host, relu_drift
+from sdeinfer.layers import Architecture, limit_on_host
 from sdeinfer.likelihood import ATTENTION_GROWTH, GROWTH, SPREAD
+from sdeinfer.terms import attention_drift, relu_drift
 
 Measures = dict[str, Float[np.ndarray, "networks transitions"]]
 """Measures by their names: the spread of the logits times τ0, the growth by attention with θ₁ = 1, and by a ReLU with

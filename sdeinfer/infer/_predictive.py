@@ -52,7 +52,7 @@ def predict(
     limits = _limits(np.asarray(layers, dtype).reshape(-1, layers.shape[-1]), architecture)
     # Limits have one value per draw, or per draw and network.
     limits = jax.tree.map(lambda c: np.broadcast_to(c.reshape(draws, -1), (draws, networks)), limits)
-    solver = PSDSplitting(attention=architecture.layer_at(layers.reshape(-1, layers.shape[-1])[0]).has_attention)
+    solver = PSDSplitting()
     replicate = np.empty((draws, networks, len(kept), *X0.shape[1:]), np.float32)
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)

@@ -24,17 +24,10 @@ from sdeinfer.layers._finite_width import variance_terms as variance_terms
 from sdeinfer.layers._keys import NetworkKeys as NetworkKeys
 from sdeinfer.layers._keys import key_words as key_words
 from sdeinfer.layers._keys import threefry as threefry
-from sdeinfer.layers._limit import Limit as Limit
-from sdeinfer.layers._limit import LimitSteps as LimitSteps
-from sdeinfer.layers._limit import attention_drift as attention_drift
-from sdeinfer.layers._limit import attention_drift_vectors as attention_drift_vectors
-from sdeinfer.layers._limit import centred_norms as centred_norms
 from sdeinfer.layers._mlp import ShapedMLP as ShapedMLP
 from sdeinfer.layers._over_depth import OverDepth as OverDepth
 from sdeinfer.layers._over_depth import Profile as Profile
 from sdeinfer.layers._over_depth import as_module as as_module
-from sdeinfer.layers._relu import relu_alignment as relu_alignment
-from sdeinfer.layers._relu import relu_drift as relu_drift
 from sdeinfer.layers._relu import shaped_relu as shaped_relu
 from sdeinfer.layers._sizes import size as size
 from sdeinfer.layers._stack import ShapedTransformer as ShapedTransformer
@@ -44,3 +37,4 @@ from sdeinfer.layers._wishart import whole as whole
 from sdeinfer.layers._wishart import wishart_draws as wishart_draws
 from sdeinfer.layers._wishart import wishart_factor as wishart_factor
 from sdeinfer.layers._wishart import with_gram as with_gram
+from sdeinfer.terms import Limit as Limit

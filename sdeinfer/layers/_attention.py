@@ -16,10 +16,10 @@ from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, gram, is_concret
 from sdeinfer.layers._base import AbstractLayer, shortcut
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._sizes import heads_in_words, projection_in_words, size
 from sdeinfer.layers._wishart import factor, residual_covariance, whole, wishart_draws, wishart_factor
 from sdeinfer.parameters import GAMMA, TAU0, Parameter
+from sdeinfer.terms import Limit
 
 GAMMA1 = Parameter("gamma1", "γ₁", "gain of the identity (Eq. 33)")
 GAMMA2 = Parameter("gamma2", "γ₂", "gain of the centring (Eq. 33)")
@@ -152,7 +152,6 @@ class ShapedAttention(AbstractLayer):
         variance, coldness = layer.gamma**2, reciprocal(layer.tau0)
         return Limit(
             attention_drift=variance * coldness**2,
-            relu_drift=jnp.zeros_like(variance),
             linear_noise=variance * (2 if self.output_projection else 2 - variance),
             attention_noise=(variance * coldness) ** 2 * (1 / self.heads),
             pattern=self.pattern,

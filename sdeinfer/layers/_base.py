@@ -19,8 +19,8 @@ from sdeinfer.covariance import is_concrete
 from sdeinfer.layers._cells import parameter_cell, value_text
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._limit import Limit
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
+from sdeinfer.terms import Limit
 
 
 class AbstractLayer(eqx.Module):
@@ -86,11 +86,6 @@ class AbstractLayer(eqx.Module):
     def column_blocks(self) -> int:
         """Number of equal column blocks of X that the layer treats differently: 1, or the number of heads."""
         return 1
-
-    @property
-    def has_attention(self) -> bool:
-        """Whether the layer's limit may have terms of attention; without them solvers draw fewer normals."""
-        return True
 
     @property
     def skewness(self) -> float:

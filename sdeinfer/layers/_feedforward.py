@@ -12,11 +12,11 @@ from sdeinfer.covariance import matmul, reciprocal
 from sdeinfer.layers._base import AbstractLayer, shortcut
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._relu import relu_kink, shaped_relu
 from sdeinfer.layers._sizes import expansion_in_words, size
 from sdeinfer.layers._wishart import column_sum, factor, residual_covariance, whole, wishart_draws, wishart_factor
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA
+from sdeinfer.terms import Limit
 
 
 class ResidualFeedForward(AbstractLayer):
@@ -85,17 +85,11 @@ class ResidualFeedForward(AbstractLayer):
             far=wishart_factor(freedom, drawn.normals[0], drawn.chi[0]),
         )
 
-    @property
-    def has_attention(self) -> bool:
-        """False."""
-        return False
-
     def limit(self) -> Limit:
         """Theorem 3.2."""
-        zero = jnp.zeros_like(self.gamma)
         variance = self.gamma**2
         noise = variance * (2 - variance * (1 - 1 / self.expansion))
-        return Limit(zero, variance * (self.c_plus - self.c_minus) ** 2, noise, zero)
+        return Limit(relu_drift=variance * (self.c_plus - self.c_minus) ** 2, linear_noise=noise)
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
         """The exact mean of the layer, and its variance; both depend on c₊ and c₋ only through q.

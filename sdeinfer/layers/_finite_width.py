@@ -19,7 +19,6 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, PatternSpectrum, Spectrum, reciprocal, vech
-from sdeinfer.layers._limit import Limit, attention_drift
 from sdeinfer.layers._next_order import (
     attention_drift_next,
     attention_noise_next,
@@ -35,7 +34,7 @@ from sdeinfer.layers._pattern_order import (
     pattern_features,
     relu_drift_curvature,
 )
-from sdeinfer.layers._relu import relu_drift
+from sdeinfer.terms import Limit, attention_drift, relu_drift
 
 VARIANCE_FEATURES = (
     *("attention_growth", "relu_growth", "attention_next", "relu_hidden", "relu_tokens", "relu_response"),
@@ -83,7 +82,7 @@ class FiniteWidth(eqx.Module):
         """The law of a layer without attention, with its w_k by name."""
         zero = jnp.zeros_like(relu_drift)
         return cls(
-            limit=Limit(zero, relu_drift, jnp.asarray(linear_noise) + zero, zero),
+            limit=Limit(relu_drift=relu_drift, linear_noise=jnp.asarray(linear_noise) + zero),
             drift_along=zero,
             attention_drift_next=zero,
             drift_curvature=zero,

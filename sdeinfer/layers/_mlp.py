@@ -11,10 +11,10 @@ from sdeinfer.covariance import gram, matmul
 from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._relu import relu_kink, shaped_relu
 from sdeinfer.layers._wishart import column_sum, factor, whole, wishart_draws, wishart_factor, with_gram
 from sdeinfer.parameters import C_MINUS, C_PLUS
+from sdeinfer.terms import Limit
 
 
 class ShapedMLP(AbstractLayer):
@@ -58,15 +58,9 @@ class ShapedMLP(AbstractLayer):
         drawn = wishart_draws([freedom], **sizes)
         return gram(matmul(F, wishart_factor(freedom, drawn.normals[0], drawn.chi[0])) / jnp.sqrt(n))
 
-    @property
-    def has_attention(self) -> bool:
-        """False."""
-        return False
-
     def limit(self) -> Limit:
         """Eq. 20."""
-        zero = jnp.zeros_like(self.c_plus)
-        return Limit(zero, (self.c_plus - self.c_minus) ** 2, jnp.ones_like(self.c_plus), zero)
+        return Limit(relu_drift=(self.c_plus - self.c_minus) ** 2, linear_noise=jnp.ones_like(self.c_plus))
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
         """The exact mean of the layer, and its variance up to q²; both depend on c₊ and c₋ only through q."""

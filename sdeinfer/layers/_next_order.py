@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from sdeinfer.covariance import Spectrum, inverse_lower, safe_sqrt
 from sdeinfer.layers._absolute_moments import excess_products
-from sdeinfer.layers._relu import relu_alignment
+from sdeinfer.terms import relu_alignment
 
 
 class Frame(NamedTuple):

@@ -16,8 +16,8 @@ from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._cells import parameter_cell, value_text
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._limit import Limit
 from sdeinfer.parameters import Parameter
+from sdeinfer.terms import Limit
 
 type Profile = AbstractPath | Callable[[Any], Any]
 """A function of depth-time t, or a path of Diffrax, such as `diffrax.LinearInterpolation(ts, ys)`."""
@@ -100,11 +100,6 @@ class OverDepth(AbstractLayer):
     def column_blocks(self) -> int:
         """Number of column blocks of the layer."""
         return self.layer.column_blocks
-
-    @property
-    def has_attention(self) -> bool:
-        """Whether the layer has attention."""
-        return self.layer.has_attention
 
     def check_width(self, width: int) -> None:
         """Raise an InputError for a width that the layer does not support."""

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import shown
@@ -21,10 +19,10 @@ from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._feedforward import ResidualFeedForward, check_expansion
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._limit import Limit
 from sdeinfer.layers._mlp import ShapedMLP
 from sdeinfer.layers._sizes import expansion_in_words, heads_in_words, projection_in_words, size
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA, TAU0, Parameter
+from sdeinfer.terms import Limit
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:
@@ -58,11 +56,6 @@ class Stack(AbstractLayer):
         """Least common multiple of the layers' numbers of column blocks."""
         return math.lcm(*(layer.column_blocks for layer in self.layers))
 
-    @property
-    def has_attention(self) -> bool:
-        """Whether one of the layers has attention."""
-        return any(layer.has_attention for layer in self.layers)
-
     def check_width(self, width: int) -> None:
         """Raise an InputError for a width that one of the layers does not support."""
         for layer in self.layers:
@@ -82,8 +75,6 @@ class Stack(AbstractLayer):
         Raises:
             InputError: if attention layers differ in their patterns.
         """
-        if len(_patterns(self)) > 1:
-            raise InputError("pattern: layers of attention with different patterns have no limit in common")
         return functools.reduce(operator.add, (layer.limit() for layer in self.layers))
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
@@ -215,20 +206,3 @@ class ShapedTransformer(AbstractLayer):
     def skewness(self) -> float:
         """Skewness of the stack of the two layers."""
         return self.stack.skewness
-
-
-def _patterns(layer: AbstractLayer) -> set[Pattern]:
-    """The patterns of the layers whose limit has terms of attention; empty without attention."""
-    match layer:
-        case Stack():
-            return set().union(*(_patterns(part) for part in layer.layers))
-        case ShapedAttention() | ShapedTransformer():
-            return {layer.pattern}
-    if not layer.has_attention:
-        return set()
-    # The coefficients may be traced; those at other parameters are zero for the same layers.
-    coordinates = layer.coordinates
-    with jax.ensure_compile_time_eval():
-        limit = layer.with_parameters(coordinates.constrained(np.zeros(len(coordinates)))).limit()
-        attends = bool(limit.attention_drift != 0) or bool(limit.attention_noise != 0)
-    return {limit.pattern} if attends else set()

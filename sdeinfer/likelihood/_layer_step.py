@@ -29,8 +29,8 @@ from sdeinfer.covariance import (
     total,
     transpose,
 )
-from sdeinfer.layers import Limit, attention_drift, relu_drift
 from sdeinfer.likelihood._moments import Moments, bounded
+from sdeinfer.terms import Limit, attention_drift, relu_drift
 
 POWERS = (2, 4, 8, 16)
 """Allowed powers p; powers of two need few matrix products."""

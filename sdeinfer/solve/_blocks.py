@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +12,67 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._compiler import BALANCED
 from sdeinfer._devices import devices_for, divided, launching, launching_threads
-from sdeinfer.layers import Limit, LimitSteps
 from sdeinfer.solve._brownian import BrownianSteps, BrownianSums
 from sdeinfer.solve._grid import Grid, Times
-from sdeinfer.solve._paths import block_size, solve_paths
 from sdeinfer.solve._psd import AbstractPSDSolver, PSDEuler
+from sdeinfer.solve._solve import Paths, solve_paths
+from sdeinfer.terms import Limit, LimitSteps
+
+TOGETHER, FEWEST_ENTRIES = 256, 4096
+"""Paths per block on a CPU, for every number of paths, so that one compiled shape serves all; and the fewest factor
+entries per block: with few tokens a block holds more paths, because calls would take longer than the work."""
+
+ENTRIES = 2**15
+"""Largest number of factor entries per block on a CPU."""
+
+ENTRIES_ELSEWHERE = 2**26
+"""Largest number of factor entries per block on an accelerator, which is fastest with all paths at once: a bound on
+memory only."""
+
+
+def block_size(paths: int, entries: int) -> int:
+    """The number of paths that are drawn and solved at a time.
+
+    Arguments:
+        paths: number of paths.
+        entries: number of entries of one factor.
+    """
+    if jax.default_backend() == "cpu":
+        return max(1, min(max(TOGETHER, FEWEST_ENTRIES // entries), ENTRIES // entries))
+    return min(1 << (paths - 1).bit_length(), max(1, ENTRIES_ELSEWHERE // entries))
+
+
+def in_blocks(
+    solve: Callable[[diffrax.AbstractBrownianPath], Paths],
+    X0: Float[Array, "m m"],
+    paths: int,
+    key: PRNGKeyArray,
+    *,
+    normals: tuple[int, int],
+) -> tuple[Float[Array, "paths times m m"], Float[Array, " paths"]]:
+    """Solve for many paths in blocks that fit the cache; the saved values bound the memory.
+
+    Blocks and keys are those of `solve_in_blocks`: traced and concrete arguments give the same paths.
+
+    Arguments:
+        solve: maps Brownian motions of shape (*normals, paths of one block) to their paths.
+        X0: a factor, used for its shape and type.
+        paths: number of paths.
+        key: PRNG key.
+        normals: `Limit.normals` of m tokens.
+    """
+    size = block_size(paths, X0.size)
+    shape = jax.ShapeDtypeStruct((*normals, min(paths, size)), X0.dtype)
+
+    def block(number):
+        V, stopped = solve(BrownianSteps(shape=shape, key=key, block=number, together=size))
+        return jnp.moveaxis(V, -1, 0), stopped
+
+    if paths <= size:
+        return block(0)
+    # Reverse mode solves a block again instead of storing it.
+    V, stopped = jax.lax.map(jax.checkpoint(block), jnp.arange(-(-paths // size)))
+    return V.reshape(-1, *V.shape[2:])[:paths], stopped.reshape(-1)[:paths]
 
 
 def solve_in_blocks(

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.layers import AbstractLayer, Limit, LimitSteps, OverDepth, limit_of, limit_on_host
+from sdeinfer.layers import AbstractLayer, OverDepth, limit_of, limit_on_host
 from sdeinfer.solve._grid import Grid
+from sdeinfer.terms import Limit, LimitSteps
 
 
 def limit_over(layer: AbstractLayer, grid: Grid) -> Limit | LimitSteps:

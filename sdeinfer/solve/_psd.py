@@ -1,23 +1,19 @@
 """Diffrax solvers that step a factor X of V = XXᵀ, so that V stays positive semi-definite for every step size."""
 
 import abc
-import functools
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import diffrax
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from sdeinfer.covariance import identity_like, is_positive_definite, matmul, transpose
-from sdeinfer.layers import Limit, LimitSteps
-from sdeinfer.solve._attention import attention_change
-from sdeinfer.solve._flows import attention_drift_flow, attention_noise_flow, kernel_flow, linear_noise_flow
+from sdeinfer.solve._splitting import composed, explosion, flows_of
 from sdeinfer.solve._steps import psd_step
-from sdeinfer.solve._tangent_step import tangent_psd_step
+from sdeinfer.terms import Limit, LimitSteps
 
 
 class CovarianceTerm(diffrax.AbstractTerm):
@@ -146,9 +142,42 @@ class AbstractPSDSolver(diffrax.AbstractItoSolver):
 
 
 class PSDEuler(AbstractPSDSolver):
-    """Solver of weak order 1, which takes the fewest normals and compiles fastest; the only one for tangents.
+    """Solver of weak order 1, which takes the fewest normals and compiles fastest; see `psd_step`.
 
-    See `psd_step`.
+    Attributes:
+        lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
+        highest: eigenvalue of V at or above which a path is stopped; None for no bound.
+    """
+
+    lowest: Float[Array | np.ndarray, ""] | None = None
+    highest: Float[Array | np.ndarray, ""] | None = None
+
+    @property
+    def weak_order(self) -> int:
+        """1."""
+        return 1
+
+    def advance(self, limit, X, h, G, odd):
+        """One step; a path explodes where attention's drift would change V by more than V itself."""
+        del odd
+        X, change = psd_step(limit, X, h, G)
+        return X, ~(change <= 1)  # NaN, where V overflows, counts as more than 1
+
+    def normals(self, limit: Limit | LimitSteps, rows: int) -> tuple[int, int]:
+        """As many as entries of the factor; twice as many with an attention pattern."""
+        return limit.normals(rows)
+
+    def tokens(self, X):
+        """All rows."""
+        return X
+
+
+class PSDSplitting(AbstractPSDSolver):
+    """Solver of weak order 2, the default: flows of the terms of the SDE, for every layer and pattern.
+
+    The flows are those of the drifts that add covariances (ReLU), of the drifts that move the factor (attention), and
+    of the noises, see `solve._splitting`. The flows of a step are composed in this order and, in every other step, in
+    reverse order: two steps together are then symmetric. A single step more adds an error of O(h²), once.
 
     Attributes:
         lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
@@ -162,88 +191,26 @@ class PSDEuler(AbstractPSDSolver):
 
     @property
     def weak_order(self) -> int:
-        """1."""
-        return 1
-
-    def advance(self, limit, X, h, G, odd):
-        """One step; a path explodes where attention's drift would change V by more than V itself."""
-        del odd
-        X, change = tangent_psd_step(limit, X, h, G) if self.tangents else psd_step(limit, X, h, G)
-        return X, ~(change <= 1)  # NaN, where V overflows, counts as more than 1
-
-    def normals(self, limit: Limit | LimitSteps, rows: int) -> tuple[int, int]:
-        """As many as entries of the factor; twice as many with tangents or an attention pattern."""
-        return (rows, 2 * rows) if self.tangents else limit.normals(rows)
-
-    def tokens(self, X):
-        """The upper half of the rows with tangents, else all."""
-        return X[: len(X) // 2] if self.tangents else X
-
-
-class PSDSplitting(AbstractPSDSolver):
-    """Solver of weak order 2, the default of `simulate`: flows of the parts of the SDE, for every layer and pattern.
-
-    The parts are the drift by kernels (ReLU), the drift that acts on the factor (attention), the noise of attention and
-    the linear noise; see `_flows`. The flows of a step are composed in this order and, in every other step, in reverse
-    order: two steps together are then symmetric. A single step more adds an error of O(h²), once.
-
-    Attributes:
-        lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
-        highest: eigenvalue of V at or above which a path is stopped; None for no bound.
-        attention: whether the layer has attention; without it a step takes a third of the normals.
-    """
-
-    lowest: Float[Array | np.ndarray, ""] | None = None
-    highest: Float[Array | np.ndarray, ""] | None = None
-    attention: bool = eqx.field(default=True, static=True)
-
-    @property
-    def weak_order(self) -> int:
         """2."""
         return 2
 
     def advance(self, limit, X, h, G, odd):
-        """Compose the flows; a path explodes where attention's drift would change V by more than half of V.
+        """Compose the flows; a path explodes where its drift would change V by more than half of V.
 
         With dV/dt = θ₁ T V and T quadratic in V, V is infinite after 1/(2θ₁T): at this bound, after the step.
         """
-        m = len(X)
-        linear = functools.partial(linear_noise_flow, limit, h=h, G=G[:, :m])
-        kernel = functools.partial(kernel_flow, limit, h=h)
-        if not self.attention:
-            return _composed([kernel, linear], X, odd), jnp.zeros(X.shape[2:], bool)
-        attends = (limit.attention_drift > 0) | (limit.attention_noise > 0)
-        # Without attention its terms, powers of X, must not overflow; an exploding path steps from the identity.
-        explodes = attends & ~(attention_change(limit, X, h) <= 0.5)  # NaN, where V overflows, counts as more
+        explodes = explosion(limit, self.tokens(X), h)
+        # The terms of a path that explodes must not overflow.
         X = jnp.where(explodes, identity_like(X), X)
-        turn = functools.partial(attention_drift_flow, limit, h=h)
-        attended = functools.partial(attention_noise_flow, limit, h=h, G=G[:, m:])
-        return _composed([kernel, _where(attends, turn), _where(attends, attended), linear], X, odd), explodes
+        return composed(flows_of(limit, h, G, tangents=self.tangents), X, odd), explodes
 
     def normals(self, limit: Limit | LimitSteps, rows: int) -> tuple[int, int]:
-        """As many as entries of the factor, and twice that for attention."""
-        del limit
-        return (rows, 3 * rows) if self.attention else (rows, rows)
+        """As many as entries of the factor for the linear noise, and twice that for attention."""
+        return rows, rows * sum(term.columns for term in limit.terms)
 
     def tokens(self, X):
-        """All rows."""
-        return X
-
-
-def _where(condition: Bool[Array, "..."], flow: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """The flow of the paths for which the condition holds; the others stand still."""
-
-    def moved(X):
-        return jnp.where(condition, flow(X), X)
-
-    return lambda X: jax.lax.cond(jnp.any(condition), moved, lambda X: X, X)
-
-
-def _composed(flows: list[Callable[..., Array]], X: Array, odd: Bool[Array, ""]) -> Array:
-    """Apply the flows in their order, or in reverse order; each is compiled once."""
-    order = jnp.arange(len(flows))
-    X, _ = jax.lax.scan(lambda X, i: (jax.lax.switch(i, flows, X), None), X, jnp.where(odd, order[::-1], order))
-    return X
+        """The upper half of the rows with tangents, else all."""
+        return X[: len(X) // 2] if self.tangents else X
 
 
 def below(V: Float[Array, "m m ..."], lowest: ArrayLike) -> Array:

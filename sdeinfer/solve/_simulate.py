@@ -16,13 +16,12 @@ from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor_on_host, is_concrete, semidefinite_cholesky, validate_covariance
 from sdeinfer.layers import AbstractLayer, check_parameters
-from sdeinfer.solve._blocks import solve_in_blocks
+from sdeinfer.solve._blocks import in_blocks, solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray
 from sdeinfer.solve._grid import Grid, step_grid
 from sdeinfer.solve._limits import limit_over, limit_over_on_host
-from sdeinfer.solve._paths import fill_after, in_blocks, solve_paths
 from sdeinfer.solve._psd import AbstractPSDSolver, PSDEuler, PSDSplitting
-from sdeinfer.solve._scan import scan_paths
+from sdeinfer.solve._solve import fill_after, scan_paths, solve_paths
 from sdeinfer.solve._weak_error import STEPS, step_within
 
 ONCE: dict[str, Any] = {"compiler_options": RUN_ONCE}
@@ -72,7 +71,7 @@ def simulate(
             values out of range raise at run time; `equinox.filter_jit` shows a clear message.
     """
     layer, V0 = check_inputs(layer, V0, paths)
-    solver = PSDSplitting(attention=layer.has_attention) if solver is None else solver
+    solver = PSDSplitting() if solver is None else solver
     if tolerance is not None:
         if step is not None:
             raise InputError("tolerance: chooses the step, and needs step=None")

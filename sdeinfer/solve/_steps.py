@@ -15,8 +15,7 @@ from sdeinfer.covariance import (
     semidefinite_cholesky,
     transpose,
 )
-from sdeinfer.layers import Limit, relu_drift
-from sdeinfer.solve._attention import AttentionDrift
+from sdeinfer.terms import AttentionDrift, Limit, relu_drift
 
 
 @jax.jit
@@ -39,7 +38,10 @@ def psd_step(
         Where this change exceeds 1 the factor is finite but invalid.
     """
     step = _step_without_mask if limit.pattern.everything else _step_with_pattern
-    return step(limit, X, h, G)
+    X, change = step(limit, X, h, G)
+    for term, c in limit.others.items():
+        X = term.flow(c, X, h)
+    return X, change
 
 
 def _step_without_mask(limit: Limit, X: Array, h: Array, G: Array) -> tuple[Array, Array]:

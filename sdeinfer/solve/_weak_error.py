@@ -14,8 +14,8 @@ from sdeinfer.layers import AbstractLayer, check_parameters
 from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._grid import Grid, step_grid
 from sdeinfer.solve._limits import limit_over_on_host
-from sdeinfer.solve._paths import fill_after
 from sdeinfer.solve._psd import AbstractPSDSolver, PSDSplitting
+from sdeinfer.solve._solve import fill_after
 
 STEPS = {1: 0.01, 2: 0.05}
 """Default of the longest step, in depth-time, for each weak order."""
@@ -78,7 +78,7 @@ def weak_errors(
         InputError: as `simulate`; for traced arguments; and if all paths explode.
     """
     V0 = np.asarray(validate_covariance(V0))
-    solver = PSDSplitting(attention=layer.has_attention) if solver is None else solver
+    solver = PSDSplitting() if solver is None else solver
     step = STEPS[solver.weak_order] if step is None else step
     paths = max(256, PILOT // V0.size) if paths is None else paths
     coarse, fine = coarse_and_fine(layer, V0, ts, paths=paths, step=step, solver=solver, key=key)
@@ -121,7 +121,7 @@ def step_within(
         raise InputError(f"tolerance: must be positive and finite, got {tolerance:g}")
     if not all(map(is_concrete, (*layer.parameters().values(), V0, key))):
         raise InputError("tolerance: the layer, V0 and key must be known when the step is chosen, got traced values")
-    solver = PSDSplitting(attention=layer.has_attention) if solver is None else solver
+    solver = PSDSplitting() if solver is None else solver
     step, paths, key, work, found = LONGEST, max(256, PILOT // np.size(V0)), jr.fold_in(key, 2**31), 0, math.inf
     while True:
         steps = len(step_grid(ts, step).steps) - 1

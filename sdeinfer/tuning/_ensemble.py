@@ -11,11 +11,11 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.criteria import AbstractStatistic, Ensemble
-from sdeinfer.layers import AbstractLayer, Limit, LimitSteps
+from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve import (
     BrownianSteps,
     Grid,
-    PSDEuler,
+    PSDSplitting,
     Times,
     block_size,
     in_threads,
@@ -23,6 +23,7 @@ from sdeinfer.solve import (
     solve_paths,
     step_grid,
 )
+from sdeinfer.terms import Limit, LimitSteps
 
 FORWARD = diffrax.ForwardMode()
 
@@ -119,7 +120,7 @@ def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangen
     count = len(limit.starts)
     slopes = jax.tree.map(lambda c: _padded(np.asarray(c, dtype), count), slopes)
     own = limit.limit.linear_noise.shape[-1] > 1
-    solver = PSDEuler(tangents=tangent is not None)
+    solver = PSDSplitting(tangents=tangent is not None)
     values = np.empty((len(statistics), paths), dtype)
     along = np.empty((len(statistics), slopes.linear_noise.shape[0], paths), dtype)
     exploded = np.empty(paths, bool)

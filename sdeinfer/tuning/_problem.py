@@ -13,8 +13,9 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, Estimate, Probability, Quantile
-from sdeinfer.layers import AbstractLayer, LimitSteps
+from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve import Grid, step_grid
+from sdeinfer.terms import LimitSteps
 from sdeinfer.tuning._ensemble import Sample, sample_statistics
 from sdeinfer.tuning._space import DEPTH, Space, coefficients
 

@@ -22,9 +22,10 @@ import sdeinfer as si
 from sdeinfer.covariance import vech
 from sdeinfer.infer import NUTS, adjusted_statistics
 from sdeinfer.infer._prepare import prepare_for
-from sdeinfer.layers import Architecture, attention_drift, relu_drift
+from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, FullPath, observed_path, path_statistics
 from sdeinfer.observation import covariance_dataset
+from sdeinfer.terms import attention_drift, relu_drift
 
 pytestmark = pytest.mark.benchmark
 

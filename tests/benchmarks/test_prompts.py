@@ -16,8 +16,8 @@ import sdeinfer as si
 from sdeinfer.infer import in_range
 from sdeinfer.likelihood import Assumptions
 from sdeinfer.models import full_path
+from sdeinfer.solve import PSDSplitting
 from sdeinfer.solve._steps import psd_step
-from sdeinfer.solve._tangent_step import tangent_psd_step
 
 pytestmark = pytest.mark.benchmark
 
@@ -101,6 +101,12 @@ def test_steps_of_tangents(kind, tokens, key):
     """Time of one step of a tangent over two of 2m tokens without one."""
     layer = si.Architecture(kind).layer(gamma=0.5, tau0=1.0, c_plus=1.0, c_minus=-1.0)
     limit, rows = jax.tree.map(jnp.float32, layer.limit()), 2 * tokens
-    tangent = seconds(tangent_psd_step, limit, *setting(tokens, rows, (rows, 2 * rows), key))
-    plain = seconds(psd_step, limit, *setting(tokens, rows, (rows, rows), key))
+
+    def time_of(solver, of: int) -> float:
+        def step(limit, X, h, G):
+            return solver.advance(limit, X, h, G, jnp.asarray(0) == 1)
+
+        return seconds(jax.jit(step), limit, *setting(of, rows, solver.normals(limit, rows), key))
+
+    tangent, plain = time_of(PSDSplitting(tangents=True), tokens), time_of(PSDSplitting(), tokens)
     print(f"\n{kind}, m = {tokens}: {tangent / (2 * plain):.2f} of two steps of {rows} tokens")

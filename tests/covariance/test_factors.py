@@ -9,7 +9,7 @@ from conftest import random_covariance
 from references import assert_agrees
 
 from sdeinfer.covariance import Pattern, coordinates, inverse_lower, spectrum
-from sdeinfer.layers import attention_drift, relu_drift
+from sdeinfer.terms import attention_drift, relu_drift
 
 
 def stack(tokens: int) -> np.ndarray:

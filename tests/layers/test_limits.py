@@ -7,14 +7,8 @@ from conftest import LAYERS, random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.layers import (
-    ARCHITECTURES,
-    Limit,
-    architecture_named,
-    architecture_of_layer,
-    attention_drift,
-    centred_norms,
-)
+from sdeinfer.layers import ARCHITECTURES, Limit, architecture_named, architecture_of_layer
+from sdeinfer.terms import attention_drift, centred_norms
 
 # One program for all layers of one number of tokens.
 compiled_drift = jax.jit(lambda limit, V: limit.drift(V))

@@ -22,8 +22,9 @@ from references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.covariance import spectrum, unvech, vech
-from sdeinfer.layers import VARIANCE_FEATURES, drift_terms, relu_drift, variance_terms
+from sdeinfer.layers import VARIANCE_FEATURES, drift_terms, variance_terms
 from sdeinfer.layers._next_order import Frame, absolute_squares, angles, frame, relu_drift_along
+from sdeinfer.terms import relu_drift
 
 FEW = pytest.mark.parametrize("tokens", [1, 2, 4])
 B1, B2, B2_ALONG_B1, B1_NEXT = range(4)

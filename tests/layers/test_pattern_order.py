@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from scipy.stats import qmc
 
 from sdeinfer.covariance import CAUSAL, EVERY_TOKEN, Pattern, spectrum, unvech, vech
-from sdeinfer.layers import VARIANCE_FEATURES, attention_drift, relu_drift
+from sdeinfer.layers import VARIANCE_FEATURES
 from sdeinfer.layers._absolute_moments import LARGEST_ERROR
 from sdeinfer.layers._next_order import attention_drift_next, attention_noise_next, frame, relu_drift_along, relu_noise
 from sdeinfer.layers._pattern_order import (
@@ -26,6 +26,7 @@ from sdeinfer.layers._pattern_order import (
     pattern_features,
     relu_drift_curvature,
 )
+from sdeinfer.terms import attention_drift, relu_drift
 
 PATTERNS = {
     "no mask": (EVERY_TOKEN, 3),

@@ -9,7 +9,7 @@ from conftest import CAUSAL, PATTERNS, masked_layer_of, random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.layers import attention_drift, attention_drift_vectors
+from sdeinfer.terms import attention_drift, attention_drift_vectors
 
 # One program for all layers of one number of tokens: operation by operation there are dozens of each.
 compiled_drift = jax.jit(lambda limit, V: limit.drift(V))

@@ -13,7 +13,8 @@ from conftest import random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.layers import relu_alignment, relu_drift, shaped_relu
+from sdeinfer.layers import shaped_relu
+from sdeinfer.terms import relu_alignment, relu_drift
 
 compiled_drift, compiled_jacobian = jax.jit(relu_drift), jax.jit(jax.jacobian(relu_drift))
 

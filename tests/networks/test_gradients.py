@@ -15,7 +15,6 @@ from references import assert_agrees
 import sdeinfer as si
 from sdeinfer.networks import tokens_with_covariance
 from sdeinfer.networks._gradients import sample_gradients, sample_tangents
-from sdeinfer.solve._tangent_step import tangent_psd_step
 
 SIZES: dict[str, Any] = {"width": 8, "depth": 4, "networks": 5}
 
@@ -187,14 +186,9 @@ def test_networks_have_the_sdes_tangents_and_gradients(key):
     single = V0.astype(jnp.float32)
     S = sample_tangents(layer, single, directions=D0, observe_every=depth, **sizes, key=keys[0])[:, -1]
     norms, _ = sample_gradients(layer, single, layers=[0], **sizes, key=keys[1])
-    limit, h = layer.limit(), jnp.asarray(depth / width / 50)
-
-    def step(Z, key):
-        return tangent_psd_step(limit, Z, h, jnp.sqrt(h) * jr.normal(key, (6, 12, paths)))[0], None
-
-    Z0 = jnp.diag(jnp.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0])).at[:3, :3].set(jnp.linalg.cholesky(V0))
-    Z, _ = jax.jit(lambda Z: jax.lax.scan(step, Z, jr.split(keys[2], 50)))(jnp.repeat(Z0[..., None], paths, axis=-1))
-    of_paths = np.einsum("aip,bip->pab", Z, Z)
+    end = si.tangents(layer, V0, [depth / width], D0, paths=paths, key=keys[2])
+    V, C, D = (np.asarray(x[:, -1]) for x in (end.covariance, end.cross, end.tangent))
+    of_paths = np.block([[V, C], [C.mT, D]])
     for statistic in (
         lambda S: np.log(S[:, 3, 3]),
         lambda S: np.log(S[:, 4, 4]),

@@ -52,7 +52,8 @@ def test_many_v0_and_many_coefficients_are_solved_side_by_side():
     layers = [LAYERS[name]() for name in LAYERS]
     V0 = [random_covariance(3, seed) for seed in range(len(layers))]
     normals = normals_for(3)
-    limit = jax.tree.map(lambda *c: np.stack(c), *(layer.limit() for layer in layers))
+    names = ("attention_drift", "relu_drift", "linear_noise", "attention_noise")
+    limit = si.layers.Limit(*(np.stack([getattr(layer.limit(), name) for layer in layers]) for name in names))
 
     @jax.jit
     def solve(limit, V0, normals):
@@ -80,7 +81,7 @@ IN_A_BLOCK = 2
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr("sdeinfer.solve._paths.ENTRIES", 9 * IN_A_BLOCK)
+    monkeypatch.setattr("sdeinfer.solve._blocks.ENTRIES", 9 * IN_A_BLOCK)
 
 
 def normals_of_blocks(key):

@@ -1,5 +1,6 @@
 """The solver of weak order 2: its flows against their generators, its steps against the order of the composition."""
 
+import functools
 import itertools
 
 import jax
@@ -13,8 +14,11 @@ from numpy.polynomial.hermite_e import hermegauss
 
 import sdeinfer as si
 from sdeinfer.covariance import differences, gram, overlap, transpose, vech
-from sdeinfer.layers import Limit
-from sdeinfer.solve import BrownianArray, BrownianSteps, BrownianSums, PSDSplitting, _flows, scan_paths, step_grid
+from sdeinfer.solve import BrownianArray, BrownianSteps, BrownianSums, PSDSplitting, scan_paths, step_grid
+from sdeinfer.solve._splitting import flows_of
+from sdeinfer.terms import Limit
+from sdeinfer.terms._attention_noise import attention_noise, attention_noise_flow, attention_noise_square
+from sdeinfer.terms._linear import linear_noise_flow
 
 SOLVER = PSDSplitting()
 NO_MASK = {"no mask": lambda tokens: si.Pattern()}
@@ -41,12 +45,12 @@ def test_the_square_of_the_noise_is_its_sum_over_unit_matrices(name, tokens):
     @jax.jit
     def square(unit):
         def noise(X):
-            return _flows.attention_noise(pattern, X, unit)
+            return attention_noise(pattern, X, unit)
 
         return jax.jvp(noise, (X,), (noise(X),))[1]
 
     expected = sum(square(unit) for unit in jnp.eye(tokens**2).reshape(-1, tokens, tokens, 1))
-    found = jax.jit(_flows.attention_noise_square, static_argnums=0)(pattern, X)
+    found = jax.jit(attention_noise_square, static_argnums=0)(pattern, X)
     np.testing.assert_allclose(found, expected, atol=1e-13)
 
 
@@ -54,7 +58,7 @@ def test_the_square_of_the_noise_is_its_sum_over_unit_matrices(name, tokens):
 def test_the_noise_of_attention_has_the_covariance_of_the_theory(name):
     tokens, pattern = 3, pattern_of(name, 3)
     X, units = factor(tokens), jnp.eye(tokens**2).reshape(-1, tokens, tokens, 1)
-    noise = jax.jit(lambda unit: _flows.attention_noise(pattern, X, unit)[..., 0])
+    noise = jax.jit(lambda unit: attention_noise(pattern, X, unit)[..., 0])
     dV = [noise(unit) @ X[..., 0].T for unit in units]
     diffusion = limit_of(attention=1.0, pattern=pattern).diffusion(gram(X)[..., 0])
     # In the coordinates of the theory the noise is independent, with the theory's standard deviations.
@@ -105,13 +109,13 @@ def local_errors(step, generator, nodes: int, lengths=(0.2, 0.1, 0.05)):
 class Step:
     """One step of a flow from X, for rows of normals."""
 
-    def __init__(self, flow, limit, normals, shape):
-        self.flow, self.limit, self.normals, self.shape = flow, limit, normals, shape
+    def __init__(self, flow, normals, shape):
+        self.flow, self.normals, self.shape = flow, normals, shape
 
     def __call__(self, X, h, G):
         increments = jnp.sqrt(h) * jnp.asarray(G).T.reshape(*self.shape, -1)
         X = jnp.broadcast_to(X[..., None], (*X.shape, increments.shape[-1]))
-        return gram(self.flow(self.limit, X, jnp.asarray(h), increments))
+        return gram(self.flow(X, jnp.asarray(h), increments))
 
 
 def assert_third_order(errors) -> None:
@@ -126,20 +130,18 @@ def assert_third_order(errors) -> None:
 @pytest.mark.parametrize("name", ["no mask", "causal"])
 def test_the_flow_of_attentions_noise_has_local_errors_of_the_third_order(name):
     pattern, attention = pattern_of(name, 2), 0.8
-    limit = limit_of(theta=attention, attention=attention, pattern=pattern)
     units = jnp.eye(4).reshape(-1, 2, 2, 1)
 
     def fields(X):
-        one = jax.vmap(lambda unit: _flows.attention_noise(pattern, X[..., None], unit)[..., 0])
+        one = jax.vmap(lambda unit: attention_noise(pattern, X[..., None], unit)[..., 0])
         return jnp.sqrt(attention) * one(units)
 
-    step = Step(_flows.attention_noise_flow, limit, 8, (2, 4))
+    step = Step(functools.partial(attention_noise_flow, pattern, jnp.asarray(attention)), 8, (2, 4))
     assert_third_order(local_errors(step, generator(fields), nodes=4))
 
 
 def test_the_flow_of_the_linear_noise_has_local_errors_of_the_third_order():
-    a = 1.5
-    limit, units = limit_of(linear=a), jnp.eye(4).reshape(-1, 2, 2)
+    a, units = 1.5, jnp.eye(4).reshape(-1, 2, 2)
 
     def fields(X):
         return jnp.sqrt(a / 2) * X @ units
@@ -148,7 +150,7 @@ def test_the_flow_of_the_linear_noise_has_local_errors_of_the_third_order():
         noise = generator(fields)(f)
         return lambda X: noise(X) + jax.jvp(f, (X,), (-a * 2 / 4 * X,))[1]
 
-    errors = local_errors(Step(_flows.linear_noise_flow, limit, 4, (2, 2)), with_drift, nodes=10)
+    errors = local_errors(Step(functools.partial(linear_noise_flow, jnp.asarray(a)), 4, (2, 2)), with_drift, nodes=10)
     # The mean is exact.
     np.testing.assert_allclose(errors[:2], 0, atol=1e-9)
     assert_third_order(errors[2:])
@@ -159,7 +161,7 @@ def test_the_linear_flow_keeps_the_mean_and_scales_one_token_exactly(tokens, key
     a, h, paths = 1.3, 0.3, 200_000
     X = jnp.broadcast_to(factor(tokens), (tokens, tokens, paths))
     G = jnp.sqrt(h) * jr.normal(key, X.shape)
-    V = jax.jit(lambda G: gram(_flows.linear_noise_flow(limit_of(linear=a), X, jnp.asarray(h), G)))(G)
+    V = jax.jit(lambda G: gram(linear_noise_flow(jnp.asarray(a), X, jnp.asarray(h), G)))(G)
     if tokens == 1:
         expected = jnp.log(gram(X)) - a * h + jnp.sqrt(2 * a) * G
         np.testing.assert_allclose(jnp.log(V), expected, atol=1e-14)
@@ -173,13 +175,12 @@ def test_the_drifts_flows_are_of_the_second_order(name):
     pattern, X = pattern_of(name, 3), factor(3)
     limit = limit_of(theta=0.9, relu=2.0, attention=0.4, pattern=pattern)
     V, velocity = gram(X)[..., 0], 0.0
-    for flow in (_flows.kernel_flow, _flows.attention_drift_flow):
-        flow = jax.jit(flow)
-        velocity += (gram(flow(limit, X, 1e-5)) - V[..., None])[..., 0] / 1e-5
+    for number in range(2):
+        flow = jax.jit(lambda X, h, number=number: flows_of(limit, h, jnp.zeros((3, 9, 1)), tangents=False)[number](X))
+        velocity += (gram(flow(X, 1e-5)) - V[..., None])[..., 0] / 1e-5
         errors = []
         for h in (0.04, 0.02):
-            halves = flow(limit, flow(limit, X, h / 2), h / 2)
-            errors.append(jnp.abs(gram(flow(limit, X, h)) - gram(halves)).max())
+            errors.append(jnp.abs(gram(flow(X, h)) - gram(flow(flow(X, h / 2), h / 2))).max())
         exact = max(errors) < 1e-15
         assert exact or 6.5 < errors[0] / errors[1] < 10
     T = overlap(pattern, 3, differences(pattern, transpose(differences(pattern, V[..., None]))))[..., 0]
@@ -240,11 +241,7 @@ def test_gradients_are_central_differences(key):
 def test_one_tokens_law_is_exact_at_every_step(key):
     layer = si.ResidualFeedForward(0.6, 0.4, -0.8)
     a, time = float(layer.limit().linear_noise), 0.7
-    log = np.log(
-        si.simulate(
-            layer, jnp.ones((1, 1)), [time], paths=100_000, step=time, solver=PSDSplitting(attention=False), key=key
-        )[:, 0, 0, 0]
-    )
+    log = np.log(si.simulate(layer, jnp.ones((1, 1)), [time], paths=100_000, step=time, key=key)[:, 0, 0, 0])
     assert_mean(log, -a * time)
     assert_mean((log + a * time) ** 2, 2 * a * time)
 

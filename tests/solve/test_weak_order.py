@@ -159,7 +159,7 @@ def test_bias_from_half_the_step_is_of_the_first_order(name, key):
 def test_bias_from_an_exact_law_is_of_the_second_order(key):
     name = "log det V, m = 3, no gap"
     layer, V0, time, statistic = EXACT[name]
-    tokens, steps, solver = len(V0), np.array([2, 4, 8, 16]), PSDSplitting(attention=False)
+    tokens, steps, solver = len(V0), np.array([2, 4, 8, 16]), PSDSplitting()
     expected = float(log_det(V0) - layer.limit().linear_noise * tokens * (tokens + 1) * time / 2)
     found = [
         bias_from_the_exact_law(layer, jnp.asarray(V0), time, int(count), statistic, expected, 4 * PATHS, k, solver)
@@ -205,5 +205,5 @@ SECOND = {
 @pytest.mark.parametrize("name", SECOND)
 def test_bias_from_half_the_step_is_of_the_second_order(name, key):
     layer, statistics, steps, paths = SECOND[name]
-    solver = PSDSplitting(attention=layer.has_attention)
+    solver = PSDSplitting()
     assert_order(name, layer, 0.4 * jnp.asarray(random_covariance(3)), 0.5, steps, statistics, paths, key, solver)

@@ -1,4 +1,9 @@
-"""One Diffrax solve of many paths at once, and sequential blocks of paths."""
+"""One solve of many paths at once: by Diffrax, or as a scan that is differentiable in every mode.
+
+Diffrax's loops are differentiated backwards (`RecursiveCheckpointAdjoint`) or forwards (`ForwardMode`), not one after
+the other; its `DirectAdjoint`, which is, takes several times the compilation and twice the time. Where the grid is
+known, a scan with checkpoints does all of it.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,30 +12,21 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
 from sdeinfer.covariance import matmul, transpose
-from sdeinfer.layers import Limit, LimitSteps
-from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._grid import Grid, GridSteps, Times
 from sdeinfer.solve._psd import AbstractPSDSolver, CovarianceTerm, PSDEuler
+from sdeinfer.terms import Limit, LimitSteps
 
 type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
 
 CHECKPOINTED = diffrax.RecursiveCheckpointAdjoint()
 """Reverse mode, with memory that does not grow with the number of steps; forward mode needs `diffrax.ForwardMode()`."""
 
-TOGETHER, FEWEST_ENTRIES = 256, 4096
-"""Paths per block on a CPU, for every number of paths, so that one compiled shape serves all; and the fewest factor
-entries per block: with few tokens a block holds more paths, because calls would take longer than the work."""
-
-ENTRIES = 2**15
-"""Largest number of factor entries per block on a CPU."""
-
-ENTRIES_ELSEWHERE = 2**26
-"""Largest number of factor entries per block on an accelerator, which is fastest with all paths at once: a bound on
-memory only."""
+CHUNK = 64
+"""Steps between two checkpoints. Memory of a reverse pass grows with the number of chunks plus this number."""
 
 
 def solve_paths(
@@ -93,46 +89,56 @@ def fill_after[T: Array | np.ndarray](
     return where(later[:, :, None, None], V.dtype.type(value), V)
 
 
-def block_size(paths: int, entries: int) -> int:
-    """The number of paths that are drawn and solved at a time.
-
-    Arguments:
-        paths: number of paths.
-        entries: number of entries of one factor.
-    """
-    if jax.default_backend() == "cpu":
-        return max(1, min(max(TOGETHER, FEWEST_ENTRIES // entries), ENTRIES // entries))
-    return min(1 << (paths - 1).bit_length(), max(1, ENTRIES_ELSEWHERE // entries))
-
-
-def in_blocks(
-    solve: Callable[[diffrax.AbstractBrownianPath], Paths],
-    X0: Float[Array, "m m"],
-    paths: int,
-    key: PRNGKeyArray,
+def scan_paths(
+    limit: Limit | LimitSteps,
+    X0: Float[Array, "m m ..."],
+    grid: Grid,
+    brownian: diffrax.AbstractBrownianPath,
     *,
-    normals: tuple[int, int],
-) -> tuple[Float[Array, "paths times m m"], Float[Array, " paths"]]:
-    """Solve for many paths in blocks that fit the cache; the saved values bound the memory.
+    solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
+) -> Paths:
+    """The paths of `solve_paths`, which see for arguments and results, by a scan over the steps of a known grid."""
+    limit = jax.tree.map(lambda c: c.astype(X0.dtype), limit)
+    term = CovarianceTerm(limit, brownian)
+    start = jnp.asarray(grid.steps[0], X0.dtype)
+    initial = solver.init(term, start, start, X0, None)
+    if len(grid.steps) == 1:
+        return matmul(X0, transpose(X0))[None], initial.stopped
 
-    Blocks and keys are those of `solve_in_blocks`: traced and concrete arguments give the same paths.
+    @jax.checkpoint
+    def step(state, ends_and_real):
+        ends, real = ends_and_real
+        X, own = state
+        X1, _, _, own1, _ = solver.step(term, ends[0], ends[1], X, None, own, made_jump=False)
+        return jax.tree.map(lambda new, old: jnp.where(real, new, old), (X1, own1), state), None
 
-    Arguments:
-        solve: maps Brownian motions of shape (*normals, paths of one block) to their paths.
-        X0: a factor, used for its shape and type.
-        paths: number of paths.
-        key: PRNG key.
-        normals: `Limit.normals` of m tokens.
-    """
-    size = block_size(paths, X0.size)
-    shape = jax.ShapeDtypeStruct((*normals, min(paths, size)), X0.dtype)
+    def chunk(state, steps):
+        return jax.lax.scan(step, state, steps)
 
-    def block(number):
-        V, stopped = solve(BrownianSteps(shape=shape, key=key, block=number, together=size))
-        return jnp.moveaxis(V, -1, 0), stopped
+    def interval(state, chunks):
+        if len(chunks[0]) == 1:
+            state, _ = chunk(state, jax.tree.map(lambda x: x[0], chunks))
+        else:
+            state, _ = jax.lax.scan(jax.checkpoint(chunk), state, chunks)
+        return state, matmul(state[0], transpose(state[0]))
 
-    if paths <= size:
-        return block(0)
-    # Reverse mode solves a block again instead of storing it.
-    V, stopped = jax.lax.map(jax.checkpoint(block), jnp.arange(-(-paths // size)))
-    return V.reshape(-1, *V.shape[2:])[:paths], stopped.reshape(-1)[:paths]
+    (_, last), V = jax.lax.scan(interval, (X0, initial), _intervals(grid, np.dtype(X0.dtype)))
+    return V, last.stopped
+
+
+def _intervals(
+    grid: Grid, dtype: np.dtype
+) -> tuple[Float[np.ndarray, "times chunks steps 2"], Bool[np.ndarray, "times chunks steps"]]:
+    """Ends of the steps up to each saved time, and which are steps; the first step of all stands for none."""
+    times = np.asarray(grid.steps, dtype)
+    last = np.searchsorted(grid.steps, grid.saved)
+    counts = np.diff(last, prepend=0)
+    longest = max(int(counts.max()), 1)
+    size = min(CHUNK, longest)
+    room = -(-longest // size) * size
+    number = last[:, None] - counts[:, None] + np.arange(room)
+    real = np.arange(room) < counts[:, None]
+    number = np.where(real, number, 0)
+    ends = np.stack([times[number], times[number + 1]], axis=-1)
+    shape = (len(grid.saved), room // size, size)
+    return ends.reshape(*shape, 2), real.reshape(shape)

@@ -1,0 +1,113 @@
+"""A step of weak order 2 as a composition of flows of the terms of a limit.
+
+Every flow maps a factor X of V = XXᵀ to a factor, so that V stays positive semi-definite. With tangents the state is a
+factor Z = [X; Ẋ] of 𝒱 = [[V, C], [Cᵀ, D]], the limit ε → 0 of two prompts, X and X + εẊ, through one network. A flow
+that moves X by its tokens and the normals moves Ẋ by its derivative along Ẋ. A kernel k(x_α, x_β) that is added to V
+adds its derivative in the second argument to C and the mixed derivative in both to D, which is again a positive
+semi-definite kernel: the covariance of a random function and of its derivative.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from sdeinfer.covariance import gram, semidefinite_cholesky
+from sdeinfer.terms import AbstractTerm, AddedKernel, Limit
+from sdeinfer.terms._base import is_present
+
+type Flow = Callable[[Array], Array]
+
+
+def flows_of(limit: Limit, h: Float[Array, ""], G: Float[Array, "k columns ..."], *, tangents: bool) -> list[Flow]:
+    """The flows of a step: that of all kernels, of the other drifts, and of the noises.
+
+    Arguments:
+        limit: the terms and their coefficients.
+        h: step in depth-time.
+        G: independent normals of variance h.
+        tangents: whether the flows are of a factor [X; Ẋ].
+    """
+    parts = [(term.of_prompts() if tangents else term, c) for term, c in limit.parts.items()]
+    kernels = [kernel for term, c in parts if (kernel := term.kernel(c)) is not None]
+    moves: list[Flow] = [functools.partial(term.flow, c, h=h) for term, c in parts if _moves(term)]
+    noises, used = [], 0
+    for term, c in parts:
+        if term.columns:
+            columns = slice(used, used := used + term.columns * len(G))
+            noises.insert(0, functools.partial(term.noise, c, h=h, G=G[:, columns]))
+    first = [functools.partial(kernel_flow, kernels, h=h, tangents=tangents)] if kernels else []
+    return [*first, *(map(along_tangents, [*moves, *noises]) if tangents else [*moves, *noises])]
+
+
+def _moves(term: AbstractTerm) -> bool:
+    return type(term).flow is not AbstractTerm.flow
+
+
+def along_tangents(flow: Flow) -> Flow:
+    """The flow of [X; Ẋ] of which X moves by `flow` and Ẋ by its derivative."""
+
+    def of_both(Z):
+        half = len(Z) // 2
+        return jnp.concatenate(jax.jvp(flow, (Z[:half],), (Z[half:],)))
+
+    return of_both
+
+
+def composed(flows: list[Flow], X: Array, odd: Bool[Array, ""]) -> Array:
+    """Apply the flows in their order, or in reverse order; each is compiled once."""
+    order = jnp.arange(len(flows))
+    X, _ = jax.lax.scan(lambda X, i: (jax.lax.switch(i, flows, X), None), X, jnp.where(odd, order[::-1], order))
+    return X
+
+
+def explosion(limit: Limit, X: Float[Array, "m k ..."], h: Float[Array, ""]) -> Bool[Array, "..."]:
+    """Whether the drift would change V by more than half of V over the step."""
+    explodes = jnp.zeros(X.shape[2:], bool)
+    for term, c in limit.parts.items():
+        change = term.change(c, X, h)
+        if change is not None:
+            # Terms that are absent are powers of X, and may overflow; NaN, where V overflows, counts as more.
+            explodes |= is_present(c) & ~(change <= 0.5)
+    return explodes
+
+
+def kernel_flow(kernels: list[AddedKernel], X: Array, h: Float[Array, ""], *, tangents: bool) -> Array:
+    """The drift dV/dt = N(V) − λV of all kernels together, or that of the joint covariance.
+
+    The exponential Heun scheme, with s = λh,
+
+        V* = e^{−s} V + h φ₁ N(V),    V′ = e^{−s} V + h (φ₁ − φ₂) N(V) + h φ₂ N(V*),
+
+    φ₁ = (1 − e^{−s})/s and φ₂ = (e^{−s} − 1 + s)/s², adds positive semi-definite matrices with positive weights. X
+    becomes a Cholesky factor of V′; without such a drift it stays as it is, without a factorisation.
+    """
+    rate = functools.reduce(operator.add, [kernel.decay for kernel in kernels])
+    moves = functools.reduce(operator.or_, [kernel.strength > 0 for kernel in kernels])
+
+    def added(V):
+        of = [kernel.of_tangents if tangents else kernel.of_tokens for kernel in kernels]
+        return functools.reduce(operator.add, [each(V) for each in of])
+
+    def factorise(X):
+        V, s = gram(X), h * rate
+        decay, (first, second) = jnp.exp(-s), _phi(s)
+        N = added(V)
+        N_end = added(decay * V + h * first * N)
+        end = semidefinite_cholesky(decay * V + h * (first - second) * N + h * second * N_end)
+        return jnp.where(moves, end, X)
+
+    return jax.lax.cond(jnp.any(moves), factorise, lambda X: X, X)
+
+
+def _phi(s: Float[Array, "..."]) -> tuple[Array, Array]:
+    """φ₁ and φ₂ of s ≥ 0; by their series where s is small."""
+    small = s < 0.1
+    away = jnp.where(small, 1.0, s)
+    decayed = -jnp.expm1(-away)
+    first = 1 - s / 2 * (1 - s / 3 * (1 - s / 4 * (1 - s / 5 * (1 - s / 6 * (1 - s / 7)))))
+    second = (1 - s / 3 * (1 - s / 4 * (1 - s / 5 * (1 - s / 6 * (1 - s / 7 * (1 - s / 8)))))) / 2
+    return jnp.where(small, first, decayed / away), jnp.where(small, second, (away - decayed) / away**2)

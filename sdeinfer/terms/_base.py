@@ -1,0 +1,87 @@
+"""The interface of a term of the covariance SDE."""
+
+import abc
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+class AddedKernel(NamedTuple):
+    """A drift dV/dt = N(V) − λV whose N adds a covariance, such as a kernel of two tokens.
+
+    Attributes:
+        strength: 0 where the drift vanishes, else positive.
+        decay: λ ≥ 0.
+        of_tokens: N of covariances V, shape (m, m, ...).
+        of_tangents: N of joint covariances [[V, C], [Cᵀ, D]] of tokens and tangents, see `Kernel`.
+    """
+
+    strength: Float[Array, "..."]
+    decay: Float[Array, "..."]
+    of_tokens: Callable[[Array], Array]
+    of_tangents: Callable[[Array], Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractTerm(abc.ABC):
+    """One term of the covariance SDE. A `Limit` is the sum of its terms, each with a coefficient c.
+
+    A term is hashable and has no arrays: programs are compiled for it. Its drift consists of a part that moves a factor
+    X of V = XXᵀ (`flow`) and of one that adds covariances to V (`kernel`). Every method takes stacks: tokens come
+    first, the batch last.
+
+    `PSDSplitting` composes `kernel`, `flow` and `noise`, each of weak order 2. A term of yours, say of an activation,
+    has `drift` and `flow`; for tangents `flow` is differentiated.
+    """
+
+    @abc.abstractmethod
+    def drift(self, c: Any, V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+        """The drift of V, per unit of depth-time."""
+
+    def flow(self, c: Any, X: Float[Array, "m k ..."], h: Float[Array, ""]) -> Float[Array, "m k ..."]:
+        """A factor after the step h of the drift's first part: of weak order 2, and equivariant to X ↦ XU, UUᵀ = I."""
+        del c, h
+        return X
+
+    def kernel(self, c: Any) -> AddedKernel | None:
+        """The drift's second part; None if there is none."""
+        del c
+        return None
+
+    @property
+    def columns(self) -> int:
+        """Normals that the noise takes in a step, over the number of entries of X."""
+        return 0
+
+    def noise(
+        self, c: Any, X: Float[Array, "m k ..."], h: Float[Array, ""], G: Float[Array, "k columns*k ..."]
+    ) -> Float[Array, "m k ..."]:
+        """A factor after the step h of the noise, which leaves E V unchanged; G are normals of variance h."""
+        del c, h, G
+        return X
+
+    def change(self, c: Any, X: Float[Array, "m k ..."], h: Float[Array, ""]) -> Float[Array, "..."] | None:
+        """The change of V over the step h, relative to V; None for a term by which paths cannot explode."""
+        del c, X, h
+        return None
+
+    def of_prompts(self) -> "AbstractTerm":
+        """The same term without shortcuts that hold for one prompt only, for tangents."""
+        return self
+
+
+def is_present(c: Any) -> Bool[Array, "..."]:
+    """Whether a coefficient is not zero."""
+    return functools.reduce(operator.or_, [jnp.asarray(part) != 0 for part in jax.tree.leaves(c)])
+
+
+def where_present(c: Any, flow: Callable[[Array], Array], X: Array) -> Array:
+    """The flow of the paths whose coefficient is not zero; the others stand still."""
+    present = is_present(c)
+    return jax.lax.cond(jnp.any(present), lambda X: jnp.where(present, flow(X), X), lambda X: X, X)

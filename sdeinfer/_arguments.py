@@ -32,7 +32,6 @@ NEEDED = {
     "AbstractLayer": "a layer, as si.ShapedAttention(gamma=0.5, tau0=1.0),",
     "Architecture": "an Architecture",
     "AbstractSampler": "a sampler, as si.NUTS(),",
-    "AbstractPSDSolver": "a solver, as si.solve.PSDSplitting(),",
     "Tuned": "the result of si.tune",
 }
 """The types that are checked, by the name of the class in the annotation, in words."""

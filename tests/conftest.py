@@ -61,7 +61,6 @@ LONG_CASES = (
     "test_splitting.py::test_paths_are_finite_covariances_at_any_step[equal-float64]",
     "test_splitting.py::test_paths_are_finite_covariances_at_any_step[equal-float32]",
     "test_splitting.py::test_paths_are_finite_covariances_at_any_step[singular-float32]",
-    "test_simulate.py::test_gradient_is_the_central_difference_on_common_random_numbers[unequal-PSDEuler]",
     "test_gradients.py::test_gradients_are_products_with_the_jacobian[transformer]",
     "test_innovations.py::test_what_breaks_the_law_is_named[switches2-growth-24]",
     "test_plain.py::test_sufficient_statistics_are_a_compression_of_it[a causal mask]",

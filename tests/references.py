@@ -255,54 +255,6 @@ def arc_cosine_kernel(V) -> np.ndarray:
     return kernel
 
 
-def solver_step(layer, X, h: float, G) -> np.ndarray:
-    """A factor of V after one step from V = XXᵀ with normals G: noise and growth, then attention, then the ReLU."""
-    theta1, theta2, a, kappa2 = coefficients(layer)
-    m = len(X)
-    identity = np.eye(m)
-    H = identity - np.full((m, m), 1 / m)
-    V, K = X @ X.T, X.T @ H @ X
-    T = np.trace(V @ H @ V @ H) / m**2
-    E = math.sqrt(h) * G @ np.linalg.cholesky(a / 2 * identity + kappa2 / m**2 * K @ K).T
-    growth = (1 + h * theta1 * T) / (1 + h * (a * m / 2 + kappa2 * T))
-    v = np.diag(V)
-    s = v - 2 * V.mean(axis=1) + 2 * V.mean() - v.mean()
-    X = (identity + h * theta1 / (2 * m) * np.outer(v, s)) @ X @ (identity + E) * math.sqrt(growth)
-    if theta2 == 0:
-        return X
-    w = 1 - math.exp(-h * theta2 / 2)
-    V = X @ X.T
-    return np.linalg.cholesky((1 - w) * V + w * arc_cosine_kernel(V))
-
-
-def masked_solver_step(layer, X, h: float, G) -> np.ndarray:
-    """The same with an attention pattern, token by token, and with normals G = (G₁, G₂)."""
-    theta1, theta2, a, kappa2 = coefficients(layer)
-    m, V, mask = len(X), X @ X.T, pattern_of(layer).mask(len(X))
-    size = mask.sum(axis=1)
-    H = [np.diag(row * 1.0) - np.outer(row, row) / row.sum() for row in mask]
-    G1, G2 = math.sqrt(h) * G[:, :m], math.sqrt(h) * G[:, m:]
-    noise = np.stack(
-        [X[i] @ (math.sqrt(a / 2) * G1 + math.sqrt(kappa2) * G2 @ X.T @ H[i] @ X / size[i]) for i in range(m)]
-    )
-    overlap = np.array([[np.trace(V @ H[i] @ V @ H[j]) / (size[i] * size[j]) for j in range(m)] for i in range(m)])
-    left = np.eye(m) + h * theta1 * masked_S2(V, mask) / (2 * size[:, None])
-    X = left @ (X + noise) / math.sqrt(1 + h * a * m / 2)
-    V = X @ X.T + h * (theta1 - kappa2) * V * overlap
-    w = 1 - math.exp(-h * theta2 / 2)
-    return np.linalg.cholesky((1 - w) * V + w * arc_cosine_kernel(V))
-
-
-def solver_path(layer, V0, lengths, normals) -> np.ndarray:
-    """V at the start of one path, and after each step of so many lengths with so many m×m normals."""
-    X = np.linalg.cholesky(V0)
-    path = [X @ X.T]
-    for h, G in zip(lengths, normals, strict=True):
-        X = solver_step(layer, X, h, G)
-        path.append(X @ X.T)
-    return np.stack(path)
-
-
 def wishart_path(tokens: int, layers: int, *, width: int, seed: int) -> np.ndarray:
     """A path of positive definite covariances with unequal norms: V′ | V ~ Wishart(n, V/n)."""
     rng = np.random.default_rng(seed)

@@ -241,7 +241,9 @@ def test_diffrax_saves_what_it_is_told_and_refuses_adaptive_steps(run):
     assert (np.linalg.eigvalsh(np.moveaxis(V[:11], -1, 1)) > 0).all()
     diffrax, adaptive = found["diffrax"], found["diffrax"].PIDController(rtol=1e-3, atol=1e-3)
     with pytest.raises(RuntimeError, match="does not provide error estimates"):
-        diffrax.diffeqsolve(found["term"], found["PSDEuler"](), 0, 0.5, 0.05, found["X0"], stepsize_controller=adaptive)
+        diffrax.diffeqsolve(
+            found["term"], found["PSDSplitting"](), 0, 0.5, 0.05, found["X0"], stepsize_controller=adaptive
+        )
 
 
 @pytest.mark.long  # a sampler of BlackJAX to compile

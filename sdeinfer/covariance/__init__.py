@@ -49,5 +49,4 @@ from sdeinfer.covariance._pattern_noise import attended_mean as attended_mean
 from sdeinfer.covariance._pattern_noise import constant_like as constant_like
 from sdeinfer.covariance._pattern_noise import differences as differences
 from sdeinfer.covariance._pattern_noise import overlap as overlap
-from sdeinfer.covariance._pattern_noise import pattern_noise as pattern_noise
 from sdeinfer.covariance._pattern_noise import pattern_spectrum as pattern_spectrum

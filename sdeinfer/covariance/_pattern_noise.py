@@ -9,13 +9,12 @@ import math
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance._batched import matmul, transpose
 from sdeinfer.covariance._factors import cholesky_of, eigh_of, inverse_lower, log_volume_of, whiten_by
-from sdeinfer.covariance._matrix import pairs, safe_sqrt, unvech, vech
+from sdeinfer.covariance._matrix import pairs, unvech, vech
 from sdeinfer.covariance._pattern import Pattern, centring
 
 ROUNDING = 64
@@ -36,30 +35,6 @@ def overlap[T: (Array, np.ndarray)](pattern: Pattern, tokens: int, F: Float[T, "
     """The positive semi-definite T_αβ = tr(V H_α V H_β)/(m_α m_β), from F = R V Rᵀ."""
     selected = constant_like(centring(pattern, tokens).selected, F)
     return transpose(matmul(selected, transpose(matmul(selected, F * F))))
-
-
-def pattern_noise(
-    pattern: Pattern,
-    X: Float[Array, "m c ..."],
-    G: Float[Array, "c 2*c ..."],
-    linear: Float[Array, "..."],
-    attention: Float[Array, "..."],
-) -> Float[Array, "m c ..."]:
-    """N = √(a/2) X G₁ + κ [N̂ ∘ (X G₂ Eᵀ)] E: noise of a factor of V = XXᵀ, such that X Nᵀ + N Xᵀ has covariance Σ.
-
-    Unlike `factor_noise` it takes 2m² normals: tokens that attend to different ones have noises of different
-    covariances.
-
-    Arguments:
-        pattern: the attention pattern.
-        X: a factor of V.
-        G: the normals G₁ and G₂, side by side.
-        linear: a.
-        attention: κ².
-    """
-    columns, E = X.shape[1], differences(pattern, X)
-    attended = constant_like(centring(pattern, len(X)).selected, X) * matmul(matmul(X, G[:, columns:]), transpose(E))
-    return jnp.sqrt(linear / 2) * matmul(X, G[:, :columns]) + safe_sqrt(attention) * matmul(attended, E)
 
 
 class PatternSpectrum(eqx.Module):

@@ -14,7 +14,7 @@ from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.layers import Architecture, Limit
 from sdeinfer.observation import DIMS, outputs_of
-from sdeinfer.solve import STEPS, PSDSplitting, fill_after, solve_in_blocks, step_grid
+from sdeinfer.solve import STEP, fill_after, solve_in_blocks, step_grid
 
 TIMES, FEWEST, ENTRIES = 9, 3, 2**24
 """Largest and least number of observed layers, evenly spaced, at which predictions are kept; and the number of entries
@@ -52,16 +52,15 @@ def predict(
     limits = _limits(np.asarray(layers, dtype).reshape(-1, layers.shape[-1]), architecture)
     # Limits have one value per draw, or per draw and network.
     limits = jax.tree.map(lambda c: np.broadcast_to(c.reshape(draws, -1), (draws, networks)), limits)
-    solver = PSDSplitting()
     replicate = np.empty((draws, networks, len(kept), *X0.shape[1:]), np.float32)
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)
-        grid = step_grid((numbers[kept] - numbers[0]) / width, STEPS[solver.weak_order])
+        grid = step_grid((numbers[kept] - numbers[0]) / width, STEP)
         # One path for each pair of a draw and a network.
         each = jax.tree.map(lambda c, same=same: c[:, same].reshape(-1), limits)
         starts = np.tile(X0[same], (draws, 1, 1))
         key_here = jr.fold_in(key, np.uint32(width))
-        V, stopped = solve_in_blocks(each, starts, grid, paths=len(starts), solver=solver, key=key_here)
+        V, stopped = solve_in_blocks(each, starts, grid, paths=len(starts), key=key_here)
         V = fill_after(stopped, V, grid.saved, np.nan)
         # What single precision cannot hold has exploded as well.
         V = np.where(np.abs(V) < np.finfo(replicate.dtype).max, V, np.nan)

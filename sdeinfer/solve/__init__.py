@@ -11,9 +11,7 @@ from sdeinfer.solve._grid import Grid as Grid
 from sdeinfer.solve._grid import Times as Times
 from sdeinfer.solve._grid import step_grid as step_grid
 from sdeinfer.solve._limits import limit_over_on_host as limit_over_on_host
-from sdeinfer.solve._psd import AbstractPSDSolver as AbstractPSDSolver
 from sdeinfer.solve._psd import CovarianceTerm as CovarianceTerm
-from sdeinfer.solve._psd import PSDEuler as PSDEuler
 from sdeinfer.solve._psd import PSDSplitting as PSDSplitting
 from sdeinfer.solve._simulate import simulate as simulate
 from sdeinfer.solve._simulate import simulate_from as simulate_from
@@ -27,7 +25,7 @@ from sdeinfer.solve._stopped import stopping_times as stopping_times
 from sdeinfer.solve._tangents import TangentPaths as TangentPaths
 from sdeinfer.solve._tangents import tangents as tangents
 from sdeinfer.solve._tangents import tangents_from as tangents_from
-from sdeinfer.solve._weak_error import STEPS as STEPS
+from sdeinfer.solve._weak_error import STEP as STEP
 from sdeinfer.solve._weak_error import WeakErrors as WeakErrors
 from sdeinfer.solve._weak_error import coarse_and_fine as coarse_and_fine
 from sdeinfer.solve._weak_error import step_within as step_within

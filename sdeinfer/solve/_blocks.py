@@ -14,7 +14,7 @@ from sdeinfer._compiler import BALANCED
 from sdeinfer._devices import devices_for, divided, launching, launching_threads
 from sdeinfer.solve._brownian import BrownianSteps, BrownianSums
 from sdeinfer.solve._grid import Grid, Times
-from sdeinfer.solve._psd import AbstractPSDSolver, PSDEuler
+from sdeinfer.solve._psd import PSDSplitting
 from sdeinfer.solve._solve import Paths, solve_paths
 from sdeinfer.terms import Limit, LimitSteps
 
@@ -81,7 +81,7 @@ def solve_in_blocks(
     grid: Grid,
     *,
     paths: int,
-    solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
+    solver: PSDSplitting = PSDSplitting(),  # noqa: B008 an immutable module
     noise: Grid | None = None,
     key: PRNGKeyArray,
 ) -> tuple[Float[np.ndarray, "paths times m m"], Float[np.ndarray, " paths"]]:
@@ -149,7 +149,7 @@ def _of_each_path(limit: Limit, paths: int, dtype: np.dtype) -> Limit:
 
 @partial(jax.jit, compiler_options=BALANCED)
 def _solve_block(
-    solver: AbstractPSDSolver,
+    solver: PSDSplitting,
     limit: Limit | LimitSteps,
     X0: Float[Array, "m m paths"],
     times: Times,
@@ -157,6 +157,6 @@ def _solve_block(
     key: PRNGKeyArray,
     number: Array,
 ) -> tuple[Float[Array, "times m m paths"], Float[Array, " paths"]]:
-    shape = jax.ShapeDtypeStruct((*solver.normals(limit, len(X0)), X0.shape[-1]), jnp.asarray(X0).dtype)
+    shape = jax.ShapeDtypeStruct((*limit.normals(len(X0)), X0.shape[-1]), jnp.asarray(X0).dtype)
     brownian = BrownianSums(single=BrownianSteps(shape=shape, key=key, block=number), grid=drawn)
     return solve_paths(limit, X0, times, brownian, solver=solver)

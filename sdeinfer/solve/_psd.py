@@ -1,6 +1,5 @@
-"""Diffrax solvers that step a factor X of V = XXᵀ, so that V stays positive semi-definite for every step size."""
+"""A Diffrax solver that steps a factor X of V = XXᵀ, so that V stays positive semi-definite for every step size."""
 
-import abc
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -11,19 +10,18 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from sdeinfer.covariance import identity_like, is_positive_definite, matmul, transpose
-from sdeinfer.solve._splitting import composed, explosion, flows_of
-from sdeinfer.solve._steps import psd_step
+from sdeinfer.solve._splitting import splitting_step
 from sdeinfer.terms import Limit, LimitSteps
 
 
 class CovarianceTerm(diffrax.AbstractTerm):
     """The covariance SDE of Corollary 4.3 as one Diffrax term: its coefficients and its Brownian motion.
 
-    It has no vector field, because the solvers do not step along one.
+    It has no vector field, because the solver does not step along one.
 
     Attributes:
         limit: coefficients of the SDE: scalars, or one value per path; `LimitSteps` where they change with time.
-        brownian: Brownian motion of shape (*normals, *paths), with the solver's `normals` of m tokens.
+        brownian: Brownian motion of shape (*normals, *paths), with the limit's `normals` of m tokens.
     """
 
     limit: Limit | LimitSteps
@@ -39,11 +37,11 @@ class CovarianceTerm(diffrax.AbstractTerm):
 
     def prod(self, vf: Limit, control) -> Float[Array, "m m ..."]:
         """Not defined: the step is not linear in the increments."""
-        raise NotImplementedError("the covariance SDE is stepped by PSDEuler and PSDSplitting only")
+        raise NotImplementedError("the covariance SDE is stepped by PSDSplitting only")
 
 
 class SolverState(NamedTuple):
-    """What a solver remembers from step to step.
+    """What the solver remembers from step to step.
 
     Attributes:
         stopped: stopping time of each path, +∞ while the path runs.
@@ -54,49 +52,33 @@ class SolverState(NamedTuple):
     odd: Bool[Array, ""]
 
 
-class AbstractPSDSolver(diffrax.AbstractItoSolver):
-    """A solver for the covariance SDE, which steps a factor of V for many paths at once.
+class PSDSplitting(diffrax.AbstractItoSolver):
+    """Solver of weak order 2, which steps a factor of V for many paths at once by the flows of the SDE's terms.
 
     The state y is the factor X, of shape (m, m, *paths); or, with tangents, the factor [X; Ẋ] of the joint covariance
-    of tokens and tangents, of shape (2m, 2m, *paths). The solver state has the stopping time of each path; a stopped
-    path keeps its state. A path is stopped
+    of tokens and tangents, of shape (2m, 2m, *paths). The flows are those of the drifts that add covariances (ReLU), of
+    the drifts that move the factor (attention), and of the noises, see `solve._splitting`. The flows of a step are
+    composed in this order and, in every other step, in reverse order: two steps together are then symmetric. A single
+    step more adds an error of O(h²), once.
+
+    The solver state has the stopping time of each path; a stopped path keeps its state. A path is stopped
 
     - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Definition 4.1), and
-    - at the start of a step over which attention's drift would change V by a large part of V: the drift is cubic, so
-      the path explodes within about that step (§4.4).
+    - at the start of a step over which its drift would change V by more than half of V: the attention drift is cubic,
+      so the path explodes within about that step (§4.4). With dV/dt = θ₁ T V and T quadratic in V, V is infinite after
+      1/(2θ₁T): at this bound, after the step.
+
+    Attributes:
+        lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
+        highest: eigenvalue of V at or above which a path is stopped; None for no bound.
+        tangents: whether the state has tangents.
     """
 
-    lowest: eqx.AbstractVar[Float[Array | np.ndarray, ""] | None]
-    highest: eqx.AbstractVar[Float[Array | np.ndarray, ""] | None]
+    lowest: Float[Array | np.ndarray, ""] | None = None
+    highest: Float[Array | np.ndarray, ""] | None = None
+    tangents: bool = eqx.field(default=False, static=True)
     term_structure: ClassVar = CovarianceTerm
     interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
-
-    @abc.abstractmethod
-    def advance(
-        self, limit: Limit, X: Float[Array, "rows rows ..."], h: Float[Array, ""], G: Array, odd: Bool[Array, ""]
-    ) -> tuple[Float[Array, "rows rows ..."], Bool[Array, "..."]]:
-        """A factor after a step of length h, and whether the path explodes within about that step.
-
-        Arguments:
-            limit: coefficients of the SDE.
-            X: the factor; that of a path that explodes may become anything finite.
-            h: step in depth-time.
-            G: independent normals of variance h, with the shape of `normals`.
-            odd: whether the number of steps before is odd.
-        """
-
-    @abc.abstractmethod
-    def normals(self, limit: Limit | LimitSteps, rows: int) -> tuple[int, int]:
-        """Shape of the standard normals that advance a factor of so many rows by one step."""
-
-    @abc.abstractmethod
-    def tokens(self, X: Float[Array, "rows rows ..."]) -> Float[Array, "m rows ..."]:
-        """The rows of a factor that are tokens."""
-
-    @property
-    @abc.abstractmethod
-    def weak_order(self) -> int:
-        """The power of the step with which errors of means vanish."""
 
     def order(self, terms) -> None:
         """None: the solver has no order for ODEs."""
@@ -118,7 +100,8 @@ class AbstractPSDSolver(diffrax.AbstractItoSolver):
         # A stopped path steps from the identity: its own factor may be ill-conditioned, which would slow all paths.
         running = jnp.isinf(stopped)
         start = jnp.where(running, y0, identity_like(y0))
-        y1, explodes = self.advance(terms.vf((t0 + t1) / 2, y0, None), start, h.astype(y0.dtype), G, odd)
+        limit = terms.vf((t0 + t1) / 2, y0, None)
+        y1, explodes = splitting_step(limit, start, h.astype(y0.dtype), G, odd, tangents=self.tangents)
         stopped = jnp.where(running & explodes, t0, stopped)
         y1 = jnp.where(jnp.isinf(stopped), y1, y0)
         stopped = jnp.where(jnp.isinf(stopped) & self._outside(y1), t1, stopped)
@@ -129,7 +112,7 @@ class AbstractPSDSolver(diffrax.AbstractItoSolver):
         raise NotImplementedError("the covariance SDE has no vector field along which to step")
 
     def _outside(self, X):
-        X = self.tokens(X)
+        X = X[: len(X) // 2] if self.tangents else X
         outside = jnp.zeros(X.shape[2:], bool)
         if self.lowest is None and self.highest is None:
             return outside
@@ -139,78 +122,6 @@ class AbstractPSDSolver(diffrax.AbstractItoSolver):
         if self.highest is not None:
             outside |= above(V, self.highest)
         return outside
-
-
-class PSDEuler(AbstractPSDSolver):
-    """Solver of weak order 1, which takes the fewest normals and compiles fastest; see `psd_step`.
-
-    Attributes:
-        lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
-        highest: eigenvalue of V at or above which a path is stopped; None for no bound.
-    """
-
-    lowest: Float[Array | np.ndarray, ""] | None = None
-    highest: Float[Array | np.ndarray, ""] | None = None
-
-    @property
-    def weak_order(self) -> int:
-        """1."""
-        return 1
-
-    def advance(self, limit, X, h, G, odd):
-        """One step; a path explodes where attention's drift would change V by more than V itself."""
-        del odd
-        X, change = psd_step(limit, X, h, G)
-        return X, ~(change <= 1)  # NaN, where V overflows, counts as more than 1
-
-    def normals(self, limit: Limit | LimitSteps, rows: int) -> tuple[int, int]:
-        """As many as entries of the factor; twice as many with an attention pattern."""
-        return limit.normals(rows)
-
-    def tokens(self, X):
-        """All rows."""
-        return X
-
-
-class PSDSplitting(AbstractPSDSolver):
-    """Solver of weak order 2, the default: flows of the terms of the SDE, for every layer and pattern.
-
-    The flows are those of the drifts that add covariances (ReLU), of the drifts that move the factor (attention), and
-    of the noises, see `solve._splitting`. The flows of a step are composed in this order and, in every other step, in
-    reverse order: two steps together are then symmetric. A single step more adds an error of O(h²), once.
-
-    Attributes:
-        lowest: eigenvalue of V at or below which a path is stopped; None for no bound.
-        highest: eigenvalue of V at or above which a path is stopped; None for no bound.
-        tangents: whether the state has tangents.
-    """
-
-    lowest: Float[Array | np.ndarray, ""] | None = None
-    highest: Float[Array | np.ndarray, ""] | None = None
-    tangents: bool = eqx.field(default=False, static=True)
-
-    @property
-    def weak_order(self) -> int:
-        """2."""
-        return 2
-
-    def advance(self, limit, X, h, G, odd):
-        """Compose the flows; a path explodes where its drift would change V by more than half of V.
-
-        With dV/dt = θ₁ T V and T quadratic in V, V is infinite after 1/(2θ₁T): at this bound, after the step.
-        """
-        explodes = explosion(limit, self.tokens(X), h)
-        # The terms of a path that explodes must not overflow.
-        X = jnp.where(explodes, identity_like(X), X)
-        return composed(flows_of(limit, h, G, tangents=self.tangents), X, odd), explodes
-
-    def normals(self, limit: Limit | LimitSteps, rows: int) -> tuple[int, int]:
-        """As many as entries of the factor for the linear noise, and twice that for attention."""
-        return rows, rows * sum(term.columns for term in limit.terms)
-
-    def tokens(self, X):
-        """The upper half of the rows with tangents, else all."""
-        return X[: len(X) // 2] if self.tangents else X
 
 
 def below(V: Float[Array, "m m ..."], lowest: ArrayLike) -> Array:

@@ -20,9 +20,9 @@ from sdeinfer.solve._blocks import in_blocks, solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray
 from sdeinfer.solve._grid import Grid, step_grid
 from sdeinfer.solve._limits import limit_over, limit_over_on_host
-from sdeinfer.solve._psd import AbstractPSDSolver, PSDEuler, PSDSplitting
+from sdeinfer.solve._psd import PSDSplitting
 from sdeinfer.solve._solve import fill_after, scan_paths, solve_paths
-from sdeinfer.solve._weak_error import STEPS, step_within
+from sdeinfer.solve._weak_error import STEP, step_within
 
 ONCE: dict[str, Any] = {"compiler_options": RUN_ONCE}
 """A derivative outside of `jax.jit` is mostly computed once; with LLVM's optimisations it compiles for 20 to 80 s."""
@@ -37,7 +37,6 @@ def simulate(
     paths: int,
     step: float | None = None,
     tolerance: float | None = None,
-    solver: AbstractPSDSolver | None = None,
     adjoint: AbstractAdjoint | None = None,
     key: PRNGKeyArray,
 ) -> Float[Array, "paths times m m"]:
@@ -53,11 +52,10 @@ def simulate(
         ts: depth-times t = ℓ/n ≥ 0 at which to save, increasing (dimensionless).
         paths: number of independent paths.
         step: longest step in depth-time; each interval between saved times is cut into equal steps no longer than this.
-            If None, 0.05 for a solver of weak order 2, 0.01 for one of order 1.
+            None for 0.05, or for the step that `tolerance` asks for.
         tolerance: largest weak error of the correlations, the logarithms of V_αα, and of the logarithm of the effective
             rank, in place of `step`: pilot runs choose the step, see `solve.step_within`. The layer, V0 and the key
             must not be traced then.
-        solver: how to step; `PSDSplitting`, of weak order 2, if None.
         adjoint: how Diffrax differentiates the solve, as `diffrax.RecursiveCheckpointAdjoint()`. Where None, the
             solver's steps run in a scan with checkpoints, differentiable in forward and reverse mode to any order.
         key: PRNG key; the paths also depend on `paths` and on the kind of device.
@@ -71,13 +69,12 @@ def simulate(
             values out of range raise at run time; `equinox.filter_jit` shows a clear message.
     """
     layer, V0 = check_inputs(layer, V0, paths)
-    solver = PSDSplitting() if solver is None else solver
     if tolerance is not None:
         if step is not None:
             raise InputError("tolerance: chooses the step, and needs step=None")
-        step = step_within(layer, V0, ts, tolerance=tolerance, solver=solver, key=key)
-    grid = step_grid(ts, STEPS[solver.weak_order] if step is None else step)
-    V, stopped = solve_from_key(layer, V0, grid, solver, adjoint, paths, key)
+        step = step_within(layer, V0, ts, tolerance=tolerance, key=key)
+    grid = step_grid(ts, STEP if step is None else step)
+    V, stopped = solve_from_key(layer, V0, grid, PSDSplitting(), adjoint, paths, key)
     return jax.device_put(fill_after(stopped, V, ts, np.inf))
 
 
@@ -88,8 +85,7 @@ def simulate_from(
     ts: ArrayLike,
     normals: Float[Array | np.ndarray, "paths steps m columns"],
     *,
-    step: float = STEPS[1],
-    solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
+    step: float = STEP,
     adjoint: AbstractAdjoint | None = None,
 ) -> Float[Array, "paths times m m"]:
     """Paths as a function of the standard normals that drive them, so that these can be inferred.
@@ -98,10 +94,9 @@ def simulate_from(
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m); it may be singular.
         ts: depth-times at which to save, increasing.
-        normals: one matrix per path and step, of the shape `solver.normals(layer.limit(), m)`: m×m for `PSDEuler`, m×2m
-            with an attention pattern. The number of steps is `len(step_grid(ts, step).steps) - 1`.
+        normals: one matrix per path and step, of the shape `layer.limit().normals(m)`. The number of steps is
+            `len(step_grid(ts, step).steps) - 1`.
         step: longest step in depth-time.
-        solver: how to step; `PSDEuler` takes the fewest normals.
         adjoint: as in `simulate`.
 
     Returns:
@@ -113,12 +108,12 @@ def simulate_from(
     shape = np.shape(normals)
     layer, V0 = check_inputs(layer, V0, shape[0] if shape else 0)
     grid = step_grid(ts, step)
-    expected = (len(grid.steps) - 1, *solver.normals(layer.at(0.0).limit(), len(V0)))
+    expected = (len(grid.steps) - 1, *layer.at(0.0).limit().normals(len(V0)))
     if shape[1:] != expected:
         raise InputError(f"normals: shape (paths, {', '.join(map(str, expected))}) is needed, got {shape}")
     once = not _known((layer, V0, normals)) and not _inside_jit()
     solve = _solve_normals_once if once else _solve_normals
-    V, stopped = solve(layer, V0, grid, solver, adjoint, normals)
+    V, stopped = solve(layer, V0, grid, adjoint, normals)
     return fill_after(stopped, V, ts, jnp.inf)
 
 
@@ -133,7 +128,7 @@ def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple
     return layer, V0
 
 
-def solve_from_key(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: AbstractAdjoint | None, paths: int, key):
+def solve_from_key(layer, V0, grid: Grid, solver: PSDSplitting, adjoint: AbstractAdjoint | None, paths: int, key):
     """V of shape (paths, times, m, m), and the stopping times of the paths.
 
     Concrete arguments are solved in blocks of one shape. Traced arguments, which may be differentiated, are solved in
@@ -155,7 +150,7 @@ def _inside_jit() -> bool:
     return not is_concrete(jnp.zeros(()))
 
 
-def _solve_traced(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: AbstractAdjoint | None, paths: int, key):
+def _solve_traced(layer, V0, grid: Grid, solver: PSDSplitting, adjoint: AbstractAdjoint | None, paths: int, key):
     X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
 
     def solve(brownian):
@@ -164,21 +159,21 @@ def _solve_traced(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: Abs
             return scan_paths(limit, block, grid, brownian, solver=solver)
         return solve_paths(limit, block, grid, brownian, solver=solver, adjoint=adjoint)
 
-    return in_blocks(solve, X0, paths, key, normals=solver.normals(limit, len(X0)))
+    return in_blocks(solve, X0, paths, key, normals=limit.normals(len(X0)))
 
 
 _solve_in_jit, _solve_once = eqx.filter_jit(_solve_traced), eqx.filter_jit(_solve_traced, **ONCE)
 
 
-def _solve_from_normals(layer, V0, grid: Grid, solver: AbstractPSDSolver, adjoint: AbstractAdjoint | None, normals):
+def _solve_from_normals(layer, V0, grid: Grid, adjoint: AbstractAdjoint | None, normals):
     X0 = jnp.broadcast_to(semidefinite_cholesky(V0)[..., None], (*V0.shape, len(normals)))
     normals = jnp.moveaxis(normals, 0, -1).astype(V0.dtype)
     brownian = BrownianArray(grid=jnp.asarray(grid.steps, V0.dtype), normals=normals)
     limit = limit_over(layer, grid)
     if adjoint is None:
-        V, stopped = scan_paths(limit, X0, grid, brownian, solver=solver)
+        V, stopped = scan_paths(limit, X0, grid, brownian)
     else:
-        V, stopped = solve_paths(limit, X0, grid, brownian, solver=solver, adjoint=adjoint)
+        V, stopped = solve_paths(limit, X0, grid, brownian, adjoint=adjoint)
     return jnp.moveaxis(V, -1, 0), stopped
 
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from sdeinfer.covariance import matmul, transpose
 from sdeinfer.solve._grid import Grid, GridSteps, Times
-from sdeinfer.solve._psd import AbstractPSDSolver, CovarianceTerm, PSDEuler
+from sdeinfer.solve._psd import CovarianceTerm, PSDSplitting
 from sdeinfer.terms import Limit, LimitSteps
 
 type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
@@ -35,7 +35,7 @@ def solve_paths(
     grid: Grid | Times,
     brownian: diffrax.AbstractBrownianPath,
     *,
-    solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
+    solver: PSDSplitting = PSDSplitting(),  # noqa: B008 an immutable module
     adjoint: diffrax.AbstractAdjoint = CHECKPOINTED,
 ) -> Paths:
     """Solve from X0 over the grid's steps.
@@ -44,7 +44,7 @@ def solve_paths(
         limit: coefficients of the SDE: scalars, or one value per path; `LimitSteps` where they change with time.
         X0: factors of the initial covariances.
         grid: the solver's steps and the times to save.
-        brownian: increments of shape (*normals, *paths), with the solver's `normals` of m tokens.
+        brownian: increments of shape (*normals, *paths), with the limit's `normals` of m tokens.
         solver: the solver, with its bounds on the eigenvalues.
         adjoint: how Diffrax differentiates the solve.
 
@@ -95,7 +95,7 @@ def scan_paths(
     grid: Grid,
     brownian: diffrax.AbstractBrownianPath,
     *,
-    solver: AbstractPSDSolver = PSDEuler(),  # noqa: B008 an immutable module
+    solver: PSDSplitting = PSDSplitting(),  # noqa: B008 an immutable module
 ) -> Paths:
     """The paths of `solve_paths`, which see for arguments and results, by a scan over the steps of a known grid."""
     limit = jax.tree.map(lambda c: c.astype(X0.dtype), limit)

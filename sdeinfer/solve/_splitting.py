@@ -15,11 +15,36 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from sdeinfer.covariance import gram, semidefinite_cholesky
+from sdeinfer.covariance import gram, identity_like, semidefinite_cholesky
 from sdeinfer.terms import AbstractTerm, AddedKernel, Limit
 from sdeinfer.terms._base import is_present
 
 type Flow = Callable[[Array], Array]
+
+
+def splitting_step(
+    limit: Limit,
+    X: Float[Array, "rows rows ..."],
+    h: Float[Array, ""],
+    G: Array,
+    odd: Bool[Array, ""],
+    *,
+    tangents: bool,
+) -> tuple[Float[Array, "rows rows ..."], Bool[Array, "..."]]:
+    """A factor after a step, and whether the path explodes within about that step.
+
+    Arguments:
+        limit: the terms and their coefficients.
+        X: the factor; that of a path that explodes becomes anything finite.
+        h: step in depth-time.
+        G: independent normals of variance h, with the shape of `Limit.normals`.
+        odd: whether the flows are composed in reverse order.
+        tangents: whether the factor is [X; Ẋ].
+    """
+    explodes = explosion(limit, X[: len(X) // 2] if tangents else X, h)
+    # The terms of a path that explodes must not overflow.
+    X = jnp.where(explodes, identity_like(X), X)
+    return composed(flows_of(limit, h, G, tangents=tangents), X, odd), explodes
 
 
 def flows_of(limit: Limit, h: Float[Array, ""], G: Float[Array, "k columns ..."], *, tangents: bool) -> list[Flow]:

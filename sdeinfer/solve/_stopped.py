@@ -14,7 +14,7 @@ from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve._grid import step_grid
-from sdeinfer.solve._psd import PSDEuler, above, below
+from sdeinfer.solve._psd import PSDSplitting, above, below
 from sdeinfer.solve._simulate import check_inputs, solve_from_key
 
 PAPERS_RANGE = (1e-4, 1e4)
@@ -63,7 +63,6 @@ def simulate_stopped(
     """Simulate the covariance SDE up to the time at which an eigenvalue of V leaves a range (Definition 4.1).
 
     V is checked after every step: an excursion within one step is missed, so that stopping times are late by O(√step).
-    That takes short steps with any solver; these are steps of `PSDEuler`.
     In single precision an eigenvalue below about 10⁻⁶ of the largest is rounding, and stops the path at any lower
     bound. The time has no derivative; `covariance` has those of `simulate`.
 
@@ -83,7 +82,7 @@ def simulate_stopped(
     lowest, highest = bounds_of(within)
     layer, V0 = check_inputs(layer, V0, paths)
     # Data of the compiled program, so that it serves every range.
-    solver = PSDEuler(np.asarray(lowest, V0.dtype), np.asarray(highest, V0.dtype))
+    solver = PSDSplitting(np.asarray(lowest, V0.dtype), np.asarray(highest, V0.dtype))
     V, time = solve_from_key(layer, V0, step_grid(ts, step), solver, adjoint, paths, key)
     return StoppedPaths(jnp.asarray(V), jnp.asarray(time), reason_of(time, V[:, -1], lowest, highest))
 

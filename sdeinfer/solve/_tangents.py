@@ -18,7 +18,7 @@ from sdeinfer.solve._psd import PSDSplitting
 from sdeinfer.solve._simulate import check_inputs, solve_from_key
 from sdeinfer.solve._solve import fill_after
 from sdeinfer.solve._stopped import Reason, bounds_of, reason_of
-from sdeinfer.solve._weak_error import STEPS
+from sdeinfer.solve._weak_error import STEP
 
 
 class TangentPaths(eqx.Module):
@@ -49,7 +49,7 @@ def tangents(
     cross: Float[Array | np.ndarray, "m m"] | None = None,
     within: tuple[float, float] | None = None,
     paths: int,
-    step: float = STEPS[2],
+    step: float = STEP,
     adjoint: AbstractAdjoint | None = None,
     key: PRNGKeyArray,
 ) -> TangentPaths:
@@ -98,7 +98,7 @@ def tangents_from(
     ts: ArrayLike,
     directions: Float[np.ndarray, "#paths m m"],
     *,
-    step: float = STEPS[2],
+    step: float = STEP,
     key: PRNGKeyArray,
 ) -> TangentPaths:
     """`tangents` from a V0 for each path, orthogonal to the tokens; no argument may be traced.

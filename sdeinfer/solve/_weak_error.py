@@ -14,11 +14,13 @@ from sdeinfer.layers import AbstractLayer, check_parameters
 from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._grid import Grid, step_grid
 from sdeinfer.solve._limits import limit_over_on_host
-from sdeinfer.solve._psd import AbstractPSDSolver, PSDSplitting
 from sdeinfer.solve._solve import fill_after
 
-STEPS = {1: 0.01, 2: 0.05}
-"""Default of the longest step, in depth-time, for each weak order."""
+STEP = 0.05
+"""Default of the longest step, in depth-time."""
+
+ORDER = 2
+"""Weak order of the solver."""
 
 LONGEST = 0.2
 """The step of the first pilot run, in depth-time."""
@@ -55,22 +57,20 @@ def weak_errors(
     V0: Float[Array | np.ndarray, "m m"],
     ts: ArrayLike,
     *,
-    step: float | None = None,
-    solver: AbstractPSDSolver | None = None,
+    step: float = STEP,
     paths: int | None = None,
     key: PRNGKeyArray,
 ) -> WeakErrors:
     """Estimate the weak errors of `simulate`.
 
-    With errors C h^q + …, paths at the steps h and h/2 differ by (1 − 2^{−q}) C h^q on average. Both have the same
+    With errors C h² + …, paths at the steps h and h/2 differ by ¾ C h² on average. Both have the same
     Brownian motion, which removes most of the variance.
 
     Arguments:
         layer: the architecture, with its parameters.
         V0: covariance at time 0, shape (m, m).
         ts: depth-times, increasing.
-        step: longest step; if None, that of `simulate`.
-        solver: as in `simulate`.
+        step: longest step.
         paths: number of paths; None for 2¹⁷/m².
         key: PRNG key.
 
@@ -78,15 +78,13 @@ def weak_errors(
         InputError: as `simulate`; for traced arguments; and if all paths explode.
     """
     V0 = np.asarray(validate_covariance(V0))
-    solver = PSDSplitting() if solver is None else solver
-    step = STEPS[solver.weak_order] if step is None else step
     paths = max(256, PILOT // V0.size) if paths is None else paths
-    coarse, fine = coarse_and_fine(layer, V0, ts, paths=paths, step=step, solver=solver, key=key)
+    coarse, fine = coarse_and_fine(layer, V0, ts, paths=paths, step=step, key=key)
     finite = np.isfinite(fine).all(axis=(1, 2, 3))
     if finite.sum() < 2:
         raise InputError("ts: all paths of the SDE explode; use shorter times or smaller tokens")
     difference = _statistics(coarse[finite]) - _statistics(fine[finite])
-    scale = 1 / (1 - 0.5**solver.weak_order)
+    scale = 1 / (1 - 0.5**ORDER)
     noise = difference.std(axis=0, ddof=1) / math.sqrt(len(difference))
     return WeakErrors(scale * difference.mean(axis=0), scale * noise)
 
@@ -97,7 +95,6 @@ def step_within(
     ts: ArrayLike,
     *,
     tolerance: float,
-    solver: AbstractPSDSolver | None = None,
     key: PRNGKeyArray,
 ) -> float:
     """A step at which the weak errors are no larger than a tolerance, by the bound of `weak_errors`.
@@ -111,7 +108,6 @@ def step_within(
         V0: covariance at time 0, shape (m, m).
         ts: depth-times, increasing.
         tolerance: largest weak error, positive.
-        solver: as in `simulate`.
         key: PRNG key.
 
     Raises:
@@ -121,7 +117,6 @@ def step_within(
         raise InputError(f"tolerance: must be positive and finite, got {tolerance:g}")
     if not all(map(is_concrete, (*layer.parameters().values(), V0, key))):
         raise InputError("tolerance: the layer, V0 and key must be known when the step is chosen, got traced values")
-    solver = PSDSplitting() if solver is None else solver
     step, paths, key, work, found = LONGEST, max(256, PILOT // np.size(V0)), jr.fold_in(key, 2**31), 0, math.inf
     while True:
         steps = len(step_grid(ts, step).steps) - 1
@@ -131,13 +126,13 @@ def step_within(
                 f"tolerance: {tolerance:g} takes pilot runs of {paths} paths by {steps} steps and more, too many to "
                 f"choose a step by; the last run's bound is {found:.2g}: give a larger tolerance, or a step"
             )
-        errors = weak_errors(layer, V0, ts, step=step, solver=solver, paths=paths, key=key)
+        errors = weak_errors(layer, V0, ts, step=step, paths=paths, key=key)
         found, error, noise = errors.bound, np.abs(errors.error).max(), errors.noise.max()
         if found <= tolerance:
             return step
         # Up to the noise an error may be smaller than it seems.
         if error > tolerance / 2:
-            step *= min(0.7, max(0.1, 0.9 * (tolerance / 2 / error) ** (1 / solver.weak_order)))
+            step *= min(0.7, max(0.1, 0.9 * (tolerance / 2 / error) ** (1 / ORDER)))
         paths = math.ceil(paths * max(1.0, (2 * noise / (tolerance / 2)) ** 2))
 
 
@@ -148,7 +143,6 @@ def coarse_and_fine(
     *,
     paths: int,
     step: float,
-    solver: AbstractPSDSolver,
     key: PRNGKeyArray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """V by steps h ≤ `step` and h/2, driven by the same Brownian motions; no argument may be traced.
@@ -159,7 +153,6 @@ def coarse_and_fine(
         ts: depth-times to save, increasing.
         paths: number of paths.
         step: longest step.
-        solver: the solver.
         key: PRNG key.
 
     Returns:
@@ -172,7 +165,7 @@ def coarse_and_fine(
     fine = Grid(tuple(np.sort(np.concatenate([ends, middles])).tolist()), coarse.saved)
     V, stopped = zip(
         *(
-            solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, solver=solver, noise=fine, key=key)
+            solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, noise=fine, key=key)
             for grid in (coarse, fine)
         ),
         strict=True,

@@ -75,7 +75,7 @@ def _attention_multiplier(K: Array, scale: Array, h: Array, G: Array, U: Array) 
 def attention_noise(
     pattern: Pattern, X: Float[Array, "m k ..."], G: Float[Array, "k k ..."]
 ) -> Float[Array, "m k ..."]:
-    """b(X)[G] for κ = 1: X G XᵀH_mX/m, or [N̂ ∘ (X G Eᵀ)] E with a pattern (see `pattern_noise`)."""
+    """b(X)[G] for κ = 1: X G XᵀH_mX/m, or [N̂ ∘ (X G Eᵀ)] E with a pattern."""
     if pattern.everything:
         _, K = centred_gram(X)
         return matmul(matmul(X, G), K) / len(X)

@@ -135,8 +135,8 @@ class Limit(eqx.Module):
         return Diffusion(coordinates(V, self.pattern), self.linear_noise, self.attention_noise)
 
     def normals(self, tokens: int) -> tuple[int, int]:
-        """Shape of the standard normals that advance a factor of V by one step of `PSDEuler`."""
-        return (tokens, tokens) if self.pattern.everything else (tokens, 2 * tokens)
+        """Shape of the standard normals that advance a factor of V of so many tokens, or rows, by one step."""
+        return tokens, tokens * sum(term.columns for term in self.terms)
 
     def at(self, time: Any) -> "Limit":
         """The coefficients at a depth-time: the same at all."""

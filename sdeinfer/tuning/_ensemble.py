@@ -168,7 +168,7 @@ def tangent_at(tangent: int | str, tokens: int, dtype: np.dtype) -> Float[np.nda
 def _solve_block(statistics, solver, limit: LimitSteps, slopes, start, V0, times, key, number, *, size, times_saved):
     """Values of the statistics of one block of paths, their derivatives, and whether paths exploded."""
     tokens = len(V0)
-    shape = jax.ShapeDtypeStruct((*solver.normals(limit, len(start)), size), start.dtype)
+    shape = jax.ShapeDtypeStruct((*limit.normals(len(start)), size), start.dtype)
     brownian = BrownianSteps(shape=shape, key=key, block=number)
     X0 = jnp.broadcast_to(start[..., None], (*start.shape, size))
 

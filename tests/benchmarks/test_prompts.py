@@ -3,6 +3,7 @@
 pytest -m benchmark -s tests/benchmarks/test_prompts.py
 """
 
+import functools
 import time
 
 import jax
@@ -16,8 +17,7 @@ import sdeinfer as si
 from sdeinfer.infer import in_range
 from sdeinfer.likelihood import Assumptions
 from sdeinfer.models import full_path
-from sdeinfer.solve import PSDSplitting
-from sdeinfer.solve._steps import psd_step
+from sdeinfer.solve._splitting import splitting_step
 
 pytestmark = pytest.mark.benchmark
 
@@ -75,6 +75,11 @@ def setting(tokens: int, rows: int, normals: tuple[int, int], key):
     return X, h, jnp.sqrt(h) * jr.normal(keys[1], (*normals, BLOCK), jnp.float32)
 
 
+@functools.partial(jax.jit, static_argnames="tangents")
+def solver_step(limit, X, h, G, *, tangents=False):
+    return splitting_step(limit, X, h, G, h < 0, tangents=tangents)[0]
+
+
 @pytest.mark.parametrize("kind", ["attention", "transformer"])
 @pytest.mark.parametrize("tokens", [8, 32])
 def test_steps_with_patterns(kind, tokens, key):
@@ -91,7 +96,7 @@ def test_steps_with_patterns(kind, tokens, key):
     for name, pattern in patterns.items():
         layer = si.Architecture(kind, pattern=pattern).layer(gamma=0.5, tau0=1.0, c_plus=1.0, c_minus=-1.0)
         limit = jax.tree.map(jnp.float32, layer.limit())
-        found[name] = seconds(psd_step, limit, *setting(tokens, tokens, limit.normals(tokens), key))
+        found[name] = seconds(solver_step, limit, *setting(tokens, tokens, limit.normals(tokens), key))
     print(f"\n{kind}, m = {tokens}: " + ", ".join(f"{k} {s / found['no mask']:.2f}" for k, s in found.items()))
 
 
@@ -102,11 +107,9 @@ def test_steps_of_tangents(kind, tokens, key):
     layer = si.Architecture(kind).layer(gamma=0.5, tau0=1.0, c_plus=1.0, c_minus=-1.0)
     limit, rows = jax.tree.map(jnp.float32, layer.limit()), 2 * tokens
 
-    def time_of(solver, of: int) -> float:
-        def step(limit, X, h, G):
-            return solver.advance(limit, X, h, G, jnp.asarray(0) == 1)
+    def time_of(of: int, *, tangents: bool) -> float:
+        step = functools.partial(solver_step, tangents=tangents)
+        return seconds(step, limit, *setting(of, rows, limit.normals(rows), key))
 
-        return seconds(jax.jit(step), limit, *setting(of, rows, solver.normals(limit, rows), key))
-
-    tangent, plain = time_of(PSDSplitting(tangents=True), tokens), time_of(PSDSplitting(), tokens)
+    tangent, plain = time_of(tokens, tangents=True), time_of(rows, tangents=False)
     print(f"\n{kind}, m = {tokens}: {tangent / (2 * plain):.2f} of two steps of {rows} tokens")

@@ -18,7 +18,6 @@ from dense import dense_diffusions
 
 import sdeinfer as si
 from sdeinfer.covariance import unvech, vech
-from sdeinfer.solve import PSDEuler
 
 pytestmark = pytest.mark.benchmark
 
@@ -46,7 +45,7 @@ def start(tokens: int):
 
 def ours(tokens: int, paths: int):
     V0, key = start(tokens), jr.key(0)
-    return lambda: si.simulate(layer(), V0, [STEP * STEPS], paths=paths, step=STEP, solver=PSDEuler(), key=key)
+    return lambda: si.simulate(layer(), V0, [STEP * STEPS], paths=paths, step=STEP, key=key)
 
 
 def floor(tokens: int, paths: int):

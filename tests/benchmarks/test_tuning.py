@@ -1,6 +1,6 @@
 """Tuning three parameters under two constraints, over plain `simulate`s, and over a grid search of equal accuracy.
 
-All by `PSDEuler`, the solver of tuning. The grid search evaluates both criteria by `simulate` on a grid of 6³ points,
+The grid search evaluates both criteria by `simulate` on a grid of 6³ points,
 in logs, and again around the best point, until neighbours differ by less than the Monte Carlo error of the tuned γ.
 """
 
@@ -13,7 +13,6 @@ import pytest
 
 import sdeinfer as si
 from sdeinfer.criteria import LargestCorrelation, NormFactor, probability, quantile
-from sdeinfer.solve import PSDEuler
 
 pytestmark = pytest.mark.benchmark
 
@@ -30,7 +29,7 @@ def tune(seed):
 
 def simulate(gamma, tau0, c_gap):
     layer = si.ShapedTransformer(gamma=gamma, tau0=tau0, c_plus=c_gap / 2, c_minus=-c_gap / 2)
-    return np.asarray(si.simulate(layer, V0, [DEPTH / WIDTH], paths=PATHS, solver=PSDEuler(), key=jr.key(0)))[:, 0]
+    return np.asarray(si.simulate(layer, V0, [DEPTH / WIDTH], paths=PATHS, key=jr.key(0)))[:, 0]
 
 
 def slack(V):

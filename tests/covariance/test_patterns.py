@@ -14,10 +14,10 @@ from sdeinfer.covariance import (
     attended_mean,
     centring,
     factor,
-    pattern_noise,
     pattern_spectrum,
     vech,
 )
+from sdeinfer.terms._attention_noise import attention_noise
 
 
 @jax.jit
@@ -28,7 +28,8 @@ def of_diffusion(limit, V, rotation, dV):
 
     def root(X):
         def move(G):
-            N = pattern_noise(limit.pattern, X, G, limit.linear_noise, limit.attention_noise)
+            linear, attention = X @ G[:, :tokens], attention_noise(limit.pattern, X, G[:, tokens:])
+            N = jnp.sqrt(limit.linear_noise / 2) * linear + jnp.sqrt(limit.attention_noise) * attention
             return vech(X @ N.T + N @ X.T)
 
         return jax.vmap(move)(jnp.eye(2 * tokens**2).reshape(-1, tokens, 2 * tokens)).T

@@ -1,7 +1,7 @@
 """The solver against the SDE: the generator in one small step, and exact laws at a finite time.
 
-`PSDEuler` has weak order 1. Its bias, linear in the step h, is removed by Richardson's extrapolation 2 E_{h/2} − E_h;
-what remains is of the order h² and far below the Monte Carlo errors at the steps chosen here.
+The solver has weak order 2. Its bias, quadratic in the step h, is removed by Richardson's extrapolation
+(4 E_{h/2} − E_h)/3; what remains is of the order h³ and far below the Monte Carlo errors at the steps chosen here.
 """
 
 import jax
@@ -17,9 +17,8 @@ from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
-from sdeinfer.solve import PSDEuler
 from sdeinfer.solve._brownian import BrownianSteps
-from sdeinfer.solve._steps import psd_step
+from sdeinfer.solve._splitting import splitting_step
 
 
 def test_one_small_step_has_the_generators_mean_and_covariance(layer, key):
@@ -27,7 +26,7 @@ def test_one_small_step_has_the_generators_mean_and_covariance(layer, key):
     X = jnp.linalg.cholesky(V)
 
     def increment(G, h):
-        Y, _ = psd_step(limit, X, jnp.asarray(h), jnp.sqrt(h) * G)
+        Y, _ = splitting_step(limit, X, jnp.asarray(h), jnp.sqrt(h) * G, jnp.asarray(h) < 0, tangents=False)
         return vech(Y @ Y.T - V)
 
     @jax.vmap
@@ -39,19 +38,21 @@ def test_one_small_step_has_the_generators_mean_and_covariance(layer, key):
             found.append(((there + back) / 2 / step, (jnp.outer(there, there) + jnp.outer(back, back)) / 2 / step))
         return jax.tree.map(lambda half, whole: 2 * half - whole, *found)
 
-    drift, covariance = jax.jit(moments)(jr.normal(key, (samples, 3, 3)))
+    drift, covariance = jax.jit(moments)(jr.normal(key, (samples, *limit.normals(3))))
     assert_mean(drift, packed(references.drift(layer, V)))
     assert_mean(covariance, references.diffusion(layer, V))
 
 
 def richardson(layer, V0, time: float, step: float, statistic, key, paths: int = 10_000):
-    """Estimates of E statistic(V_t) and Var statistic(V_t) without the bias of order h, each with its error."""
+    """Estimates of E statistic(V_t) and Var statistic(V_t) without the bias of order h², each with its error."""
     found = []
     for h, k in zip((step, step / 2), jr.split(key), strict=True):
-        V = si.simulate(layer, V0, [time], paths=paths, step=h, solver=PSDEuler(), key=k)[:, 0]
+        V = si.simulate(layer, V0, [time], paths=paths, step=h, key=k)[:, 0]
         x = np.asarray(statistic(V))
         found.append((mean_and_error(x), mean_and_error((x - x.mean(axis=0)) ** 2 * paths / (paths - 1))))
-    return [(2 * half[0] - whole[0], np.hypot(2 * half[1], whole[1])) for whole, half in zip(*found, strict=True)]
+    return [
+        ((4 * half[0] - whole[0]) / 3, np.hypot(4 * half[1], whole[1]) / 3) for whole, half in zip(*found, strict=True)
+    ]
 
 
 def log_det(V):
@@ -69,10 +70,9 @@ def test_norm_of_one_token_is_log_normal(name, key):
 
 
 def test_norm_of_one_token_has_the_whole_log_normal_law(key):
-    # At this step the bias is (a h) of a standard deviation of one, less than 2,000 samples can see.
     layer, time = LAYERS["feedforward"](), 0.5
     a = float(layer.limit().linear_noise)
-    V = si.simulate(layer, jnp.array([[1.0]]), [time], paths=2_000, step=1 / 256, solver=PSDEuler(), key=key)
+    V = si.simulate(layer, jnp.array([[1.0]]), [time], paths=2_000, key=key)
     assert_distribution(np.log(V[:, 0, 0, 0]), stats.norm(-a * time, np.sqrt(2 * a * time)).cdf)
 
 

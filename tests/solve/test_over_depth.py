@@ -22,7 +22,7 @@ def line(start, end):
 def test_a_constant_profile_changes_nothing(key):
     layer = LAYERS["transformer"]()
     over_depth = si.OverDepth(layer, gamma=line(layer.gamma, layer.gamma), tau0=lambda time: 0.6 + 0 * time)
-    settings = {"paths": 64, "solver": si.solve.PSDEuler(), "key": key}
+    settings = {"paths": 64, "key": key}
     plain, profiled = (si.simulate(each, V0, TIMES, **settings) for each in (layer, over_depth))
     np.testing.assert_allclose(profiled, plain, rtol=1e-12)
 

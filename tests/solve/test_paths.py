@@ -1,4 +1,6 @@
-"""Single paths: against the naive twin, against forward mode, by Diffrax alone, and from singular covariances."""
+"""Single paths: against composed flows, against forward mode, by Diffrax alone, and from singular starts."""
+
+import functools
 
 import diffrax
 import equinox as eqx
@@ -13,7 +15,8 @@ from references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.covariance import semidefinite_cholesky
-from sdeinfer.solve import BrownianArray, BrownianSteps, CovarianceTerm, PSDEuler, solve_paths, step_grid
+from sdeinfer.solve import BrownianArray, BrownianSteps, CovarianceTerm, PSDSplitting, solve_paths, step_grid
+from sdeinfer.solve._splitting import flows_of
 
 DTYPES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["float32", "float64"])
 TIMES, STEP, PATHS = [0.02, 0.13], 0.06, 5
@@ -22,8 +25,26 @@ GRID = step_grid(TIMES, STEP)
 LENGTHS = np.diff(GRID.steps)
 
 
-def normals_for(tokens: int, paths: int = PATHS, grid=GRID):
-    return jr.normal(jr.key(tokens), (paths, len(grid.steps) - 1, tokens, tokens))
+def normals_for(layer, tokens: int, paths: int = PATHS, grid=GRID):
+    return jr.normal(jr.key(tokens), (paths, len(grid.steps) - 1, *layer.limit().normals(tokens)))
+
+
+@functools.partial(jax.jit, static_argnames="odd")
+def one_step(limit, X, h, G, *, odd: bool):
+    flows = flows_of(limit, h, jnp.sqrt(h) * G, tangents=False)
+    for flow in reversed(flows) if odd else flows:
+        X = flow(X)
+    return X
+
+
+def composed_path(limit, V0, lengths, normals) -> np.ndarray:
+    """V at the start of one path and after each step: the flows one after the other, by turns in both orders."""
+    X = np.linalg.cholesky(V0)
+    path = [X @ X.T]
+    for number, (h, G) in enumerate(zip(lengths, normals, strict=True)):
+        X = np.asarray(one_step(limit, X, h, G, odd=number % 2 == 1))
+        path.append(X @ X.T)
+    return np.stack(path)
 
 
 def test_the_steps_of_these_tests_are_unequal():
@@ -31,10 +52,11 @@ def test_the_steps_of_these_tests_are_unequal():
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 18])
-def test_paths_are_those_of_the_naive_twin(tokens):
-    layer, V0, normals = LAYERS["transformer"](), random_covariance(tokens), normals_for(tokens)
+def test_paths_are_compositions_of_flows(tokens):
+    layer, V0 = LAYERS["transformer"](), random_covariance(tokens)
+    normals = normals_for(layer, tokens)
     found = si.simulate_from(layer, V0, TIMES, normals, step=STEP)
-    expected = [references.solver_path(layer, V0, LENGTHS, path)[[1, 3]] for path in np.asarray(normals)]
+    expected = [composed_path(layer.limit(), V0, LENGTHS, path)[[1, 3]] for path in np.asarray(normals)]
     assert_agrees(found, np.stack(expected))
 
 
@@ -51,7 +73,7 @@ def test_the_twins_coefficients_are_those_of_its_drift_and_diffusion(name):
 def test_many_v0_and_many_coefficients_are_solved_side_by_side():
     layers = [LAYERS[name]() for name in LAYERS]
     V0 = [random_covariance(3, seed) for seed in range(len(layers))]
-    normals = normals_for(3)
+    normals = normals_for(LAYERS["transformer"](), 3)
     names = ("attention_drift", "relu_drift", "linear_noise", "attention_noise")
     limit = si.layers.Limit(*(np.stack([getattr(layer.limit(), name) for layer in layers]) for name in names))
 
@@ -62,14 +84,15 @@ def test_many_v0_and_many_coefficients_are_solved_side_by_side():
 
     V, stopped = solve(limit, np.stack(V0, axis=-1), np.moveaxis(normals, 0, -1))
     assert np.isinf(stopped).all()
-    for number, layer in enumerate(layers):
-        expected = references.solver_path(layer, V0[number], LENGTHS, np.asarray(normals[number]))
+    for number, each in enumerate(layers):
+        one = si.layers.Limit(*(getattr(each.limit(), name) for name in names))
+        expected = composed_path(one, V0[number], LENGTHS, np.asarray(normals[number]))
         assert_agrees(np.asarray(V)[..., number], expected[[1, 3]])
 
 
 def test_paths_under_vmap_are_those_of_a_loop():
     layer, V0 = LAYERS["transformer"](), jnp.stack([random_covariance(3), jnp.ones((3, 3))])
-    normals = normals_for(3)
+    normals = normals_for(layer, 3)
     together = jax.jit(jax.vmap(lambda V0: si.simulate_from(layer, V0, TIMES, normals, step=STEP)))(V0)
     for number in range(2):
         assert_agrees(together[number], si.simulate_from(layer, V0[number], TIMES, normals, step=STEP))
@@ -101,7 +124,7 @@ def normals_of_blocks(key):
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_hold_the_paths_of_their_own_normals(key):
     layer, V0 = LAYERS["mlp"](), random_covariance(3)
-    V = si.simulate(layer, V0, TIMES, paths=PATHS, step=STEP, solver=PSDEuler(), key=key)
+    V = si.simulate(layer, V0, TIMES, paths=PATHS, step=STEP, key=key)
     assert V.shape == (PATHS, 2, 3, 3)
     assert jnp.isfinite(V).all()
     assert len(np.unique(np.asarray(V)[:, 0, 0, 0])) == PATHS
@@ -134,7 +157,7 @@ def test_gradient_across_blocks_is_that_of_forward_mode(key):
 
 
 def test_given_increments_are_the_normals_times_the_root_of_the_step():
-    normals = normals_for(2, paths=1)[0]
+    normals = normals_for(LAYERS["mlp"](), 2, paths=1)[0]
     brownian = BrownianArray(jnp.asarray(GRID.steps), normals)
     increment = jax.jit(lambda t0, t1: brownian.evaluate(t0, t1))
     assert (brownian.t0, brownian.t1) == (GRID.steps[0], GRID.steps[-1])
@@ -148,7 +171,8 @@ def test_given_increments_are_the_normals_times_the_root_of_the_step():
 
 
 def test_paths_can_be_differentiated_in_their_normals():
-    layer, V0, normals = LAYERS["transformer"](), random_covariance(2), normals_for(2, paths=2)
+    layer, V0 = LAYERS["transformer"](), random_covariance(2)
+    normals = normals_for(layer, 2, paths=2)
     direction = jr.normal(jr.key(1), normals.shape)
 
     @jax.jit
@@ -168,7 +192,7 @@ def test_paths_can_be_differentiated_in_their_normals():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_normals_take_the_type_of_v0(dtype):
-    V0, normals = random_covariance(3).astype(dtype), normals_for(3)
+    V0, normals = random_covariance(3).astype(dtype), normals_for(LAYERS["mlp"](), 3)
     V = si.simulate_from(LAYERS["mlp"](), V0, TIMES, normals, step=STEP)
     assert V.dtype == dtype
     exact = si.simulate_from(LAYERS["mlp"](), random_covariance(3), TIMES, normals, step=STEP)
@@ -192,7 +216,7 @@ def by_diffrax(layer, V0, brownian):
 def _by_diffrax(limit, X0, brownian):
     solution = diffrax.diffeqsolve(
         CovarianceTerm(limit, brownian),
-        PSDEuler(),
+        PSDSplitting(),
         t0=0.0,
         t1=0.2,
         dt0=0.05,
@@ -208,26 +232,27 @@ def _by_diffrax(limit, X0, brownian):
 @pytest.mark.parametrize("name", LAYERS)
 def test_diffrax_alone_solves_one_path(name):
     layer, V0, grid = LAYERS[name](), random_covariance(3), jnp.linspace(0, 0.2, 5)
-    normals = jr.normal(jr.key(0), (4, 3, 3))
+    normals = jr.normal(jr.key(0), (4, *layer.limit().normals(3)))
     found = by_diffrax(layer, V0, BrownianArray(grid, normals))
-    assert_agrees(found, references.solver_path(layer, V0, [0.05] * 4, np.asarray(normals))[1:])
+    assert_agrees(found, composed_path(layer.limit(), V0, [0.05] * 4, np.asarray(normals))[1:])
     if name == "transformer":
         assert_agrees(found, si.simulate_from(layer, V0, grid[1:], normals[None], step=0.05)[0])
 
 
 def test_diffrax_alone_takes_its_own_brownian_motion(key):
     layer, V0, times = LAYERS["transformer"](), random_covariance(3), np.linspace(0, 0.2, 5)
-    brownian = diffrax.VirtualBrownianTree(0.0, 0.2, tol=0.01, shape=(3, 3), key=key)
+    brownian = diffrax.VirtualBrownianTree(0.0, 0.2, tol=0.01, shape=layer.limit().normals(3), key=key)
     increments = [np.asarray(brownian.evaluate(a, b)) for a, b in zip(times[:-1], times[1:], strict=True)]
-    expected = references.solver_path(layer, V0, [0.05] * 4, np.stack(increments) / np.sqrt(0.05))
+    expected = composed_path(layer.limit(), V0, [0.05] * 4, np.stack(increments) / np.sqrt(0.05))
     assert_agrees(by_diffrax(layer, V0, brownian), expected[1:])
 
 
 def test_the_solver_has_no_vector_field_and_the_term_no_product():
-    terms = CovarianceTerm(LAYERS["mlp"]().limit(), BrownianArray(jnp.asarray(GRID.steps), normals_for(2, paths=1)[0]))
+    normals = normals_for(LAYERS["mlp"](), 2, paths=1)[0]
+    terms = CovarianceTerm(LAYERS["mlp"]().limit(), BrownianArray(jnp.asarray(GRID.steps), normals))
     with pytest.raises(NotImplementedError, match="no vector field along which to step"):
-        PSDEuler().func(terms, 0.0, jnp.eye(2), None)
-    with pytest.raises(NotImplementedError, match="stepped by PSDEuler and PSDSplitting only"):
+        PSDSplitting().func(terms, 0.0, jnp.eye(2), None)
+    with pytest.raises(NotImplementedError, match="stepped by PSDSplitting only"):
         terms.prod(terms.limit, terms.contr(jnp.array(0.0), jnp.array(0.02)))
 
 
@@ -263,7 +288,7 @@ def solve_from(limit, V0, normals):
 def test_singular_starts_stay_covariances_of_the_rank_that_the_theory_says(name, dtype):
     starts = singular_starts()
     V0 = np.stack(list(starts.values()), axis=-1).astype(dtype)
-    normals = np.moveaxis(normals_for(4, paths=len(starts), grid=HANDFUL), 0, -1)
+    normals = np.moveaxis(normals_for(LAYERS[name](), 4, paths=len(starts), grid=HANDFUL), 0, -1)
     V, stopped = solve_from(LAYERS[name]().limit(), V0, normals)
     assert V.dtype == dtype
     assert jnp.isinf(stopped).all()
@@ -299,27 +324,10 @@ def diagonals(V) -> np.ndarray:
 
 
 @DTYPES
-@pytest.mark.parametrize("rho", [-1.0, 1.0])
-def test_two_tokens_at_an_end_are_turned_by_the_relu_alone(rho, dtype):
-    """Without noise: ν(1) = 0 leaves equal tokens equal, and ν(−1) = 1/2 takes opposite ones from ρ = −1 to w − 1."""
-    layer, h = LAYERS["transformer"](), 0.1
-    V0 = si.equicorrelated(tokens=2, correlation=rho, norm=0.7).astype(dtype)
-    V = si.simulate_from(layer, V0, [h], jnp.zeros((1, 1, 2, 2)), step=h)[0, 0]
-    theta1, theta2, a, kappa2 = references.coefficients(layer)
-    # Centred, equal tokens are zero, and opposite ones as they were: T = tr(V²)/m².
-    T = 0.0 if rho == 1 else 0.7**4
-    norm = 0.49 * (1 + h * theta1 * T) / (1 + h * (a + kappa2 * T))
-    expected = np.array([[1, rho], [rho, 1]]) * norm
-    if rho == -1:
-        expected *= np.where(np.eye(2) == 1, 1, np.exp(-h * theta2 / 2))
-    assert_agrees(V, expected, rtol=32 * float(jnp.finfo(dtype).eps))
-
-
-@DTYPES
 @pytest.mark.parametrize("exponent", [-40, -10, 10, 40])
 def test_relu_networks_have_no_scale(exponent, dtype):
     """Without attention the SDE is linear in V's scale; that of a power of four is exact in floating point."""
-    V0, normals = random_covariance(3).astype(dtype), normals_for(3)
+    V0, normals = random_covariance(3).astype(dtype), normals_for(LAYERS["mlp"](), 3)
     one = si.simulate_from(LAYERS["mlp"](), V0, TIMES, normals, step=STEP)
     scaled = si.simulate_from(LAYERS["mlp"](), V0 * 4.0**exponent, TIMES, normals, step=STEP)
     np.testing.assert_array_equal(scaled, one * 4.0**exponent)

@@ -7,21 +7,12 @@ import numpy as np
 import pytest
 import references
 from budget import assert_mean, assert_same_distribution
-from conftest import CAUSAL, masked_layer_of, random_covariance
-from references import assert_agrees, packed
+from conftest import masked_layer_of, random_covariance
+from references import packed
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
-from sdeinfer.solve._steps import psd_step
-
-
-def test_a_step_is_that_of_the_naive_twin(masked_layer, V, key):
-    layer = masked_layer(len(V))
-    X, h, tokens = jnp.linalg.cholesky(V), 0.05, len(V)
-    G = jr.normal(key, layer.limit().normals(tokens))
-    Y, _ = psd_step(layer.limit(), X, jnp.asarray(h), jnp.sqrt(h) * G)
-    step = references.solver_step if layer.limit().pattern.everything else references.masked_solver_step
-    assert_agrees(Y, step(layer, np.asarray(X), h, np.asarray(G)))
+from sdeinfer.solve._splitting import splitting_step
 
 
 @pytest.mark.parametrize("name", ["causal stack", "causal prompts", "mask"])
@@ -31,7 +22,7 @@ def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
     X = jnp.linalg.cholesky(V)
 
     def increment(G, h):
-        Y, _ = psd_step(limit, X, jnp.asarray(h), jnp.sqrt(h) * G)
+        Y, _ = splitting_step(limit, X, jnp.asarray(h), jnp.sqrt(h) * G, jnp.asarray(h) < 0, tangents=False)
         return vech(Y @ Y.T - V)
 
     @jax.vmap
@@ -46,20 +37,6 @@ def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
     drift, covariance = jax.jit(moments)(jr.normal(key, (samples, *limit.normals(3))))
     assert_mean(drift, packed(references.drift(layer, V)))
     assert_mean(covariance, references.diffusion(layer, V))
-
-
-def test_paths_from_normals_are_steps(key):
-    layer, V0, h = CAUSAL["causal transformer"](), random_covariance(3), 0.05
-    normals = jr.normal(key, (2, 4, 3, 6))
-    found = si.simulate_from(layer, V0, [2 * h, 4 * h], normals, step=h)
-    for path in range(2):
-        X = np.linalg.cholesky(V0)
-        for number, G in enumerate(np.asarray(normals[path])):
-            X = references.masked_solver_step(layer, X, h, G)
-            if number % 2:
-                assert_agrees(found[path, number // 2], X @ X.T)
-    with pytest.raises(ValueError, match=r"normals: shape \(paths, 4, 3, 6\) is needed"):
-        si.simulate_from(layer, V0, [2 * h, 4 * h], normals[..., :3], step=h)
 
 
 @pytest.mark.parametrize("start", ["full rank", "rank one", "equal", "opposite"])

@@ -8,8 +8,8 @@ from conftest import LAYERS, random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.solve import PSDEuler, step_grid
-from sdeinfer.solve._steps import psd_step
+from sdeinfer.solve import step_grid
+from sdeinfer.solve._splitting import splitting_step
 
 TIMES = [0.0, 0.013, 0.1]
 GOOD = {"ts": TIMES, "paths": 2, "step": 0.02}
@@ -81,19 +81,9 @@ def test_saving_more_often_on_the_same_steps_changes_no_path(V0, key):
 
 
 @pytest.mark.parametrize(
-    ("start", "solver"),
-    [
-        ("unequal", None),
-        pytest.param("unequal", PSDEuler(), marks=pytest.mark.long),
-        *(
-            pytest.param(start, solver, marks=pytest.mark.slow)
-            for start in ("equicorrelated", "orthogonal")
-            for solver in (None, PSDEuler())
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "default" if value is None else "PSDEuler",
+    "start", ["unequal", *(pytest.param(s, marks=pytest.mark.slow) for s in ("equicorrelated", "orthogonal"))]
 )
-def test_gradient_is_the_central_difference_on_common_random_numbers(start, solver, key):
+def test_gradient_is_the_central_difference_on_common_random_numbers(start, key):
     # Equicorrelated and orthogonal tokens repeat eigenvalues, where eigenvectors have no derivative.
     V0 = {
         "unequal": random_covariance(3),
@@ -102,8 +92,8 @@ def test_gradient_is_the_central_difference_on_common_random_numbers(start, solv
     }[start]
 
     def expectation(values, V0, adjoint=None):
-        layer, by = si.ShapedTransformer(*values), {"solver": solver, "adjoint": adjoint}
-        V = si.simulate(layer, V0, [0.1, 0.3], paths=8, step=0.1, **by, key=key)
+        layer = si.ShapedTransformer(*values)
+        V = si.simulate(layer, V0, [0.1, 0.3], paths=8, step=0.1, adjoint=adjoint, key=key)
         return jnp.mean(jnp.linalg.slogdet(V)[1] + jnp.trace(V, axis1=-2, axis2=-1) ** 2)
 
     values = jnp.array([0.5, 0.6, 0.3, -1.5])
@@ -140,7 +130,8 @@ def test_gradient_is_the_central_difference_on_common_random_numbers(start, solv
 def test_gradient_in_the_slopes_is_finite_where_the_relu_is_linear(V0, key):
     def entry(c_plus):
         limit = si.ResidualFeedForward(0.5, c_plus, 0.3).limit()
-        X, _ = psd_step(limit, jnp.linalg.cholesky(V0), jnp.asarray(0.1), jr.normal(key, (3, 3)))
+        h, G = jnp.asarray(0.1), jr.normal(key, limit.normals(3))
+        X, _ = splitting_step(limit, jnp.linalg.cholesky(V0), h, G, h < 0, tangents=False)
         return X[1, 0]
 
     assert jax.grad(entry)(0.3) == 0

@@ -8,19 +8,18 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate, assert_mean, assert_visible
+from budget import assert_estimate, assert_mean, assert_visible, mean_and_error
 from conftest import CAUSAL, LAYERS, PATTERNS, random_covariance
 from numpy.polynomial.hermite_e import hermegauss
 
 import sdeinfer as si
 from sdeinfer.covariance import differences, gram, overlap, transpose, vech
-from sdeinfer.solve import BrownianArray, BrownianSteps, BrownianSums, PSDSplitting, scan_paths, step_grid
+from sdeinfer.solve import BrownianArray, BrownianSteps, BrownianSums, scan_paths, step_grid
 from sdeinfer.solve._splitting import flows_of
 from sdeinfer.terms import Limit
 from sdeinfer.terms._attention_noise import attention_noise, attention_noise_flow, attention_noise_square
 from sdeinfer.terms._linear import linear_noise_flow
 
-SOLVER = PSDSplitting()
 NO_MASK = {"no mask": lambda tokens: si.Pattern()}
 EVERY_PATTERN = pytest.mark.parametrize("name", [*NO_MASK, *PATTERNS])
 
@@ -202,9 +201,7 @@ def test_coarse_steps_take_the_noise_of_the_fine_ones(key):
 def test_paths_are_finite_covariances_at_any_step(dtype, start, key):
     V0 = np.ones((4, 4)) if start == "equal" else np.diag([1.0, 2.0, 0.0, 1.0])
     for layer in (LAYERS["transformer"](), CAUSAL["causal transformer"]()):
-        V = np.asarray(
-            si.simulate(layer, jnp.asarray(V0, dtype), [0.5, 1.0], paths=512, step=0.5, solver=SOLVER, key=key), float
-        )
+        V = np.asarray(si.simulate(layer, jnp.asarray(V0, dtype), [0.5, 1.0], paths=512, step=0.5, key=key), float)
         assert not np.isnan(V).any()
         eigenvalues = np.linalg.eigvalsh(V[np.isfinite(V).all(axis=(1, 2, 3))])
         assert len(eigenvalues) > 256
@@ -217,19 +214,19 @@ def test_the_papers_transformer_has_no_nan(tokens, key):
     layer = si.ShapedTransformer(gamma=1 / np.sqrt(8), tau0=1.0, c_plus=0.0, c_minus=-1.0)
     V0 = si.equicorrelated(tokens=tokens, correlation=0.2)
     for dtype in (jnp.float32, jnp.float64):
-        V = si.simulate(layer, V0.astype(dtype), [0.75, 1.5], paths=2**13, solver=SOLVER, key=key)
+        V = si.simulate(layer, V0.astype(dtype), [0.75, 1.5], paths=2**13, key=key)
         assert not np.isnan(np.asarray(V)).any()
         assert np.isfinite(np.asarray(V[:, -1, 0, 0])).mean() > 0.95
 
 
 def test_gradients_are_central_differences(key):
-    V0, grid, solver = random_covariance(3), step_grid([0.2], 0.1), PSDSplitting()
+    V0, grid = random_covariance(3), step_grid([0.2], 0.1)
     normals = jr.normal(key, (2, 3, 9, 5))
 
     def end(u):
         limit = si.ShapedTransformer(gamma=u[0], tau0=u[1], c_plus=u[2], c_minus=-1.0).limit()
         X0 = jnp.broadcast_to(jnp.linalg.cholesky(u[3] * V0)[..., None], (3, 3, 5))
-        V, _ = scan_paths(limit, X0, grid, BrownianArray(jnp.asarray(grid.steps), normals), solver=solver)
+        V, _ = scan_paths(limit, X0, grid, BrownianArray(jnp.asarray(grid.steps), normals))
         return jnp.sum(jnp.log(V[0, 0, 0]) + V[0, 1, 2])
 
     both, u, h = jax.jit(jax.value_and_grad(end)), jnp.array([0.5, 0.7, 0.4, 1.1]), 1e-5
@@ -246,19 +243,19 @@ def test_one_tokens_law_is_exact_at_every_step(key):
     assert_mean((log + a * time) ** 2, 2 * a * time)
 
 
-def test_errors_of_known_size_are_found(key):
-    """E log V of Euler's scheme for one token is off by h/2 − h²/4 … per unit of a² t: −h a² t/4 + O(h²)."""
-    layer = si.ShapedMLP(0.0, 0.0)
-    found = si.solve.weak_errors(layer, np.eye(1), [0.5], step=0.05, solver=si.solve.PSDEuler(), paths=200_000, key=key)
-    # With one normal G a step, E log(1 + √(h/2) G)² − log(1 + h/2), summed over 0.5/h steps, less −0.5.
-    x, w = hermegauss(60)
+def test_errors_are_those_from_a_much_smaller_step(key):
+    def rho(V):
+        return V[:, 0, 1] / np.sqrt(V[:, 0, 0] * V[:, 1, 1])
 
-    def exact(h):
-        return 0.5 / h * ((np.log((1 + np.sqrt(h / 2) * x) ** 2) @ w) / w.sum() - np.log1p(h / 2)) + 0.5
-
-    extrapolated = 2 * (exact(0.05) - exact(0.025))
-    assert_estimate(found.error[0, 0], extrapolated, found.noise[0, 0])
+    layer, V0, h = si.ResidualFeedForward(0.6, 3.0, -3.0), random_covariance(2), 0.25
+    found = si.solve.weak_errors(layer, V0, [0.5], step=h, paths=100_000, key=key)
+    coarse, fine = (
+        rho(np.asarray(si.simulate(layer, V0, [0.5], paths=100_000, step=step, key=k))[:, 0])
+        for step, k in zip((h, h / 16), jr.split(key), strict=True)
+    )
+    (mean, error), (exact, exact_error) = mean_and_error(coarse), mean_and_error(fine)
     assert_visible(abs(found.error[0, 0]), found.noise[0, 0])
+    assert_estimate(found.error[0, 0], mean - exact, np.sqrt(found.noise[0, 0] ** 2 + error**2 + exact_error**2))
 
 
 def test_a_tolerance_chooses_the_step(key):
@@ -267,7 +264,7 @@ def test_a_tolerance_chooses_the_step(key):
     tight = si.solve.step_within(layer, V0, [0.4], tolerance=0.003, key=key)
     assert tight < loose <= 0.2
     V = si.simulate(layer, V0, [0.4], paths=64, tolerance=0.003, key=key)
-    np.testing.assert_array_equal(V, si.simulate(layer, V0, [0.4], paths=64, step=tight, solver=SOLVER, key=key))
+    np.testing.assert_array_equal(V, si.simulate(layer, V0, [0.4], paths=64, step=tight, key=key))
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,17 @@ from scipy import stats
 import sdeinfer as si
 from sdeinfer.covariance import gram, semidefinite_cholesky
 from sdeinfer.networks import tokens_with_covariance
-from sdeinfer.solve import PSDSplitting
+from sdeinfer.solve._splitting import splitting_step
 from sdeinfer.terms import joint_relu_drift
-
-SOLVER = PSDSplitting(tangents=True)
 
 
 def advance(limit, Z, h, G, odd=False):  # noqa: FBT002
     """One step of the joint factor, and whether the path explodes."""
-    return SOLVER.advance(limit, Z, h, G, jnp.asarray(odd))
+    return splitting_step(limit, Z, h, G, jnp.asarray(odd), tangents=True)
 
 
 def normals(limit, rows: int, *batch: int, key) -> jax.Array:
-    return jr.normal(key, (*SOLVER.normals(limit, rows), *batch))
+    return jr.normal(key, (*limit.normals(rows), *batch))
 
 
 def layer_of(name: str, tokens: int) -> si.layers.AbstractLayer:
@@ -113,7 +111,7 @@ def test_a_step_is_that_of_two_prompts_that_draw_near(name, key):
     def difference(epsilon):
         X, X_dot = Z[:tokens], Z[tokens:]
         both = jnp.concatenate([X, X + epsilon * X_dot])
-        stepped, explodes = PSDSplitting().advance(of_two, both, h, G, odd=jnp.asarray(True))  # noqa: FBT003
+        stepped, explodes = splitting_step(of_two, both, h, G, h > 0, tangents=False)
         J = jnp.block([[identity, zero], [-identity / epsilon, identity / epsilon]])
         return J @ gram(stepped) @ J.T, explodes
 

@@ -60,29 +60,54 @@ def at_least(topic: Topic, name: str, value: Any, threshold: float, advice: str)
     return Verdict(topic, name, value, threshold, value >= threshold, advice)
 
 
-def of_large_misfits(table: pd.DataFrame, kind: Architecture) -> list[Verdict]:
+def of_layers(
+    misfits: pd.DataFrame,
+    others: Sequence[Alternative],
+    kind: Architecture,
+    sd: Mapping[Any, float],
+    *,
+    law: str,
+    networks: int,
+) -> tuple[list[Verdict], list[str], list[str]]:
+    """Verdicts on the layers against the law, notes, and the sizes that the data do not confirm.
+
+    Arguments:
+        misfits: the table of `consequences`.
+        others: the result of `alternatives`; empty where none were tried.
+        kind: the fitted architecture.
+        sd: posterior standard deviations of the parameters.
+        law: the law that was fitted.
+        networks: number of networks.
+    """
+    large, (small, notes) = _of_large_misfits(misfits, kind), _of_small_misfits(misfits, law, networks)
+    if not others:
+        return large + small, notes, []
+    verdict, more, assumed = _of_alternatives(others, kind, sd)
+    return [*large, verdict, *small], notes + more, assumed
+
+
+def _of_large_misfits(table: pd.DataFrame, kind: Architecture) -> list[Verdict]:
     """Verdicts on what the limit's law leaves out, and on layers that are clearly of something else."""
-    verdicts, moves = [], _moves(table)
-    if WIDTH in moves.index:
-        largest, moved = _largest(moves.loc[[WIDTH]])
+    verdicts = []
+    if WIDTH in table.index:
+        largest, moved = _largest(table.loc[[WIDTH]])
         advice = (
             f"the limit's law leaves out what moves {moved} by {largest:.2g} posterior sds: fit by law='finite-width'"
         )
         verdicts.append(at_most(THEORY, "finite width, posterior sds", largest, MOVE, advice))
-    large = {name: abs(each["effect"]) for name, each in _seen(table).to_dict("index").items()}
-    p = table["p"].to_dict()
+    p, large = table["p"].to_dict(), _seen(table)["effect"].abs().to_dict()
     worst = min([name for name in large if large[name] > EFFECT], key=lambda name: p[name], default="")
     what = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS.get(str(worst), '')}"
     largest = large[worst] if worst else max(large.values(), default=0.0)
     return [*verdicts, at_most("calibrated", "misfit of the layers", largest, EFFECT, what)]
 
 
-def of_small_misfits(table: pd.DataFrame, *, law: str, networks: int) -> tuple[list[Verdict], list[str]]:
+def _of_small_misfits(table: pd.DataFrame, law: str, networks: int) -> tuple[list[Verdict], list[str]]:
     """Verdicts on misfits that move a parameter, and on the scatter of networks; notes on those that do not matter."""
     seen, notes, what = _seen(table), [], ""
-    largest, moved = _largest(_moves(seen))
+    largest, moved = _largest(seen)
     if moved:
-        worst = str(_moves(seen)[moved].idxmax())
+        worst = str(seen[moved].abs().idxmax())
         effect = abs(float(table["effect"].to_dict()[worst]))
         what = f"{worst}: a misfit of {effect:.1%} of an increment's sd moves {moved} by {largest:.2g} posterior sds; "
         if largest <= MOVE:
@@ -91,7 +116,7 @@ def of_small_misfits(table: pd.DataFrame, *, law: str, networks: int) -> tuple[l
         what += f"{DIRECTIONS[worst]}: {remedy}"
     verdicts = [at_most("calibrated", "move by the misfit, posterior sds", largest, MOVE, what)]
     if SCATTER in table.index:
-        largest, moved = _largest(_moves(table.loc[[SCATTER]]))
+        largest, moved = _largest(table.loc[[SCATTER]])
         advice = (
             f"the networks scatter more than the posterior of {moved} by this factor: layers of a network are not "
             "independent; fit fewer layers, as by `data.isel(layer=slice(2))`"
@@ -107,28 +132,18 @@ def _seen(table: pd.DataFrame) -> pd.DataFrame:
     return tests.loc[[name for name, p in tests["p"].to_dict().items() if p * len(tests) < LEVEL]]
 
 
-def _moves(table: pd.DataFrame) -> pd.DataFrame:
-    return table.drop(columns=["effect", "z", "p"]).abs()
-
-
-def _largest(moves: pd.DataFrame) -> tuple[float, str]:
+def _largest(table: pd.DataFrame) -> tuple[float, str]:
     """The largest move, and the parameter that it moves; 0 and no name if there is none."""
-    if moves.empty:
+    of_each = table.drop(columns=["effect", "z", "p"]).abs().max()
+    if of_each.isna().all():
         return 0.0, ""
-    of_each = moves.max()
     return float(of_each.max()), str(of_each.idxmax())
 
 
-def of_alternatives(
+def _of_alternatives(
     found: Sequence[Alternative], kind: Architecture, sd: Mapping[Any, float]
 ) -> tuple[Verdict, list[str], list[str]]:
-    """The verdict on other architectures, notes, and the sizes that the data do not confirm.
-
-    Arguments:
-        found: the result of `alternatives`.
-        kind: the fitted architecture.
-        sd: posterior standard deviations of the parameters.
-    """
+    """The verdict on other architectures, notes, and the sizes that the data do not confirm."""
     own = next(each for each in found if each.architecture == kind)
     best, advice, notes, assumed = 0.0, "", [], []
     for each in found:
@@ -137,15 +152,13 @@ def of_alternatives(
         if each.evidence < -EVIDENCE or max(moves.values(), default=0.0) <= MOVE:
             continue
         name = max(shared, key=lambda name: moves[name])
-        what = f"{str(each.architecture)} ({name} {each.values[name]:.3g} instead of {own.values[name]:.3g})"
+        what = f"{each.architecture} ({name} {each.values[name]:.3g} instead of {own.values[name]:.3g})"
         if each.evidence <= EVIDENCE:
             notes.append(f"these data do not exclude {what}")
             assumed += different_sizes(kind, each.architecture)
         elif each.evidence > best:
-            best, remedy = (
-                each.evidence,
-                f"check the network's code, or fit by architecture={repr(each.architecture)}",
-            )
+            best = each.evidence
+            remedy = f"check the network's code, or fit by architecture={each.architecture!r}"
             advice = f"{what} fits better, by a log evidence of {best:.2g}: {remedy}"
     verdict = at_most("architecture", "evidence for another architecture", best, EVIDENCE, advice)
     return verdict, notes, list(dict.fromkeys(assumed))

@@ -112,7 +112,6 @@ def agreement(
         raise InputError(f"paths: at least {BATCHES} are needed, got {paths}")
     times = [depth / width for depth, width in zip(depths, widths, strict=True)]
     key_networks, key_paths = jr.split(key)
-
     phase("simulating the SDE")
     # The SDE is cheaper than the networks, so its errors should come first.
     limits, exploded = {}, 0
@@ -137,10 +136,10 @@ def agreement(
     names, measured = _with_groups(
         len(start), {name: np.stack([found[i][name] for i in range(len(widths))], axis=1) for name in found[0]}
     )
-    attributes |= {"step": step, "paths": paths, "exploded": exploded}
-    table = _table(names, np.asarray(widths), measured)
     of_widths = {"networks": counts, "depth": depths, "time": times}
-    return table.assign_coords({name: ("width", each) for name, each in of_widths.items()}).assign_attrs(attributes)
+    table = _table(names, np.asarray(widths), measured)
+    table = table.assign_coords({name: ("width", each) for name, each in of_widths.items()})
+    return table.assign_attrs(attributes | {"step": step, "paths": paths, "exploded": exploded})
 
 
 def quantities(V: Float[np.ndarray, "samples m m"], where: str) -> Float[np.ndarray, "samples quantities"]:

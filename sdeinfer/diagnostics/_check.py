@@ -6,17 +6,15 @@ from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._advice import (
     CONTRACTED,
-    of_alternatives,
     of_approximation,
     of_chains,
     of_geometry,
     of_identification,
     of_kept,
-    of_large_misfits,
+    of_layers,
     of_predictions,
     of_range,
     of_rough,
-    of_small_misfits,
     of_truth,
     with_precision,
 )
@@ -77,24 +75,18 @@ def check(
     tree, kind, table = posterior.tree, posterior.kind, posterior.table
     attrs, sampled = tree.attrs, table.drop(index=[*posterior.constants], errors="ignore")
 
-    sums = misfits = information = None
-    if kind is not None and posterior.every_layer:
-        sums = sums_of(posterior)
-        misfits, information = consequences_of(sums, posterior), sums.information
+    sums = sums_of(posterior) if kind is not None and posterior.every_layer else None
+    misfits = None if sums is None else consequences_of(sums, posterior)
     others = alternatives_of(posterior, sums.dispersion) if sums is not None and posterior.has_alternatives else []
-    in_range = range_of(posterior)
-    predicted = predictions_of(tree)
+    in_range, predicted = range_of(posterior), predictions_of(tree)
+    information = None if sums is None else sums.information
     contractions = identification_of(posterior, information) if has_prior(tree) else None
     skipped = _skipped(posterior, predicted=predicted is not None)
 
     verdicts, notes, assumed = [], [], []
     if kind is not None and misfits is not None:
-        verdicts = of_large_misfits(misfits, kind)
-        small, notes = of_small_misfits(misfits, law=posterior.law, networks=posterior.data.sizes["network"])
-        if others:
-            verdict, more, assumed = of_alternatives(others, kind, table["sd"].to_dict())
-            verdicts, notes = [*verdicts, verdict], notes + more
-        verdicts += small
+        sizes = {"law": posterior.law, "networks": posterior.data.sizes["network"]}
+        verdicts, notes, assumed = of_layers(misfits, others, kind, table["sd"].to_dict(), **sizes)
     if kind is not None and in_range is not None:
         verdicts += of_range(in_range, kind, attrs)
     notes += of_kept(attrs)

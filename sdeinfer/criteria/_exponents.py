@@ -15,7 +15,7 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.criteria._gradients import squared_jacobian_norm
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.solve import tangents
+from sdeinfer.solve import STEP, tangents
 
 
 class Exponents(NamedTuple):
@@ -48,7 +48,7 @@ def exponents(
     *,
     token: int = 0,
     paths: int,
-    step: float = 0.01,
+    step: float = STEP,
     key: PRNGKeyArray,
 ) -> Exponents:
     """The angle and the gradient exponent over [0, time].

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sdeinfer._files import InputError
 from sdeinfer.covariance import centring, factor_on_host
 from sdeinfer.layers import AbstractLayer, ShapedAttention, ShapedTransformer, Stack
-from sdeinfer.solve import PSDEuler, TangentPaths, simulate, tangents_from
+from sdeinfer.solve import STEP, TangentPaths, simulate, tangents_from
 
 
 def squared_jacobian_norm(paths: TangentPaths) -> Float[Array, "paths times"]:
@@ -48,7 +48,7 @@ def gradient_norms(
     time: float,
     of: Literal["tokens", "values", "queries"] = "tokens",
     paths: int,
-    step: float = 0.01,
+    step: float = STEP,
     key: PRNGKeyArray,
 ) -> GradientNorms:
     """Squared norms of the gradients that reach depth-times ts, for white gradients of the outputs at the last time.
@@ -79,15 +79,14 @@ def gradient_norms(
     times = np.asarray(ts, float)
     if times.ndim != 1 or not len(times) or times[0] < 0 or times[-1] >= time or (np.diff(times) <= 0).any():
         raise InputError(f"ts: increasing depth-times from 0 to less than {time:g} are needed, got {times.tolist()}")
-    # Tangents, which go on from here, have steps of the same order and length.
-    V = np.asarray(simulate(layer, V0, times, paths=paths, step=step, solver=PSDEuler(), key=jr.fold_in(key, 0)))
+    V = np.asarray(simulate(layer, V0, times, paths=paths, step=step, key=jr.fold_in(key, 0)))
     found = []
     for number, left in enumerate(time - times):
         key_start, *keys = jr.split(jr.fold_in(key, number + 1), len(V0) + 1)
         starts = _starts(layer, V[:, number], of, key_start)
         ends = [
             tangents_from(layer, V[:, number], [left], D0, step=step, key=each)
-            for D0, each in zip(starts, keys, strict=False)
+            for D0, each in zip(starts, keys, strict=False)  # weights have one start
         ]
         found.append(np.stack([np.asarray(squared_jacobian_norm(end))[:, 0] for end in ends], axis=-1))
     return GradientNorms(times, np.stack(found, axis=1))

@@ -53,11 +53,13 @@ class AbstractStatistic(abc.ABC):
     """A function of an `Ensemble` with one number per path; hashable, since programs are compiled for it.
 
     Attributes:
+        label: what it is called, with its fields in braces; the name of its type if empty.
         fewest: smallest number of tokens for which it is defined.
         every_step: whether it needs V at the end of every step.
         directions: where the tangent starts that it needs.
     """
 
+    label: ClassVar[str] = ""
     fewest: ClassVar[int] = 1
     every_step: ClassVar[bool] = False
 
@@ -75,46 +77,41 @@ class AbstractStatistic(abc.ABC):
         if tokens < self.fewest:
             raise InputError(f"{self}: at least {self.fewest} tokens are needed, got {tokens}")
 
+    def __str__(self) -> str:
+        return self.label.format(**vars(self)) if self.label else type(self).__name__
+
 
 @dataclasses.dataclass(frozen=True)
 class MeanCorrelation(AbstractStatistic):
     """The mean over pairs of tokens of the correlation V_αβ/√(V_αα V_ββ)."""
 
+    label: ClassVar[str] = "mean correlation"
     fewest: ClassVar[int] = 2
 
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
-        """The statistic of each path."""
         return _correlations(paths.last).mean(axis=-1)
-
-    def __str__(self) -> str:
-        return "mean correlation"
 
 
 @dataclasses.dataclass(frozen=True)
 class LargestCorrelation(AbstractStatistic):
     """The largest correlation of two tokens."""
 
+    label: ClassVar[str] = "largest correlation"
     fewest: ClassVar[int] = 2
 
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
-        """The statistic of each path."""
         return _correlations(paths.last).max(axis=-1)
-
-    def __str__(self) -> str:
-        return "largest correlation"
 
 
 @dataclasses.dataclass(frozen=True)
 class EffectiveRank(AbstractStatistic):
     """The effective rank (tr V)²/tr V², between 1 and m."""
 
+    label: ClassVar[str] = "effective rank"
+
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
-        """The statistic of each path."""
         V = paths.last
         return jnp.trace(V, axis1=-2, axis2=-1) ** 2 / (V * V).sum(axis=(-2, -1))
-
-    def __str__(self) -> str:
-        return "effective rank"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,31 +122,26 @@ class LogNorm(AbstractStatistic):
         token: α.
     """
 
+    label: ClassVar[str] = "log norm of token {token}"
     token: int = 0
 
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
-        """The statistic of each path."""
         return jnp.log(paths.last[:, self.token, self.token] / paths.initial[self.token, self.token])
 
     def check(self, tokens: int) -> None:
         """Raise an InputError for a token that V0 does not have."""
         _check_token(self, self.token, tokens)
 
-    def __str__(self) -> str:
-        return f"log norm of token {self.token}"
-
 
 @dataclasses.dataclass(frozen=True)
 class NormFactor(AbstractStatistic):
     """The factor by which the squared norm of a token grows or shrinks: the largest of all tokens, at least 1."""
 
+    label: ClassVar[str] = "norm factor"
+
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
-        """The statistic of each path."""
         change = jnp.log(_diagonal(paths.last) / _diagonal(paths.initial))
         return jnp.exp(jnp.abs(change).max(axis=-1))
-
-    def __str__(self) -> str:
-        return "norm factor"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +155,7 @@ class RangeMargin(AbstractStatistic):
         highest: upper end of the range.
     """
 
+    label: ClassVar[str] = "margin in [{lowest:g}, {highest:g}]"
     lowest: float
     highest: float
     every_step: ClassVar[bool] = True
@@ -172,16 +165,12 @@ class RangeMargin(AbstractStatistic):
             raise InputError(f"range: 0 ≤ lowest < highest < ∞ is needed, got {self.lowest:g} and {self.highest:g}")
 
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
-        """The statistic of each path."""
         eigenvalues, _ = eigh(jnp.moveaxis(paths.covariance, (-2, -1), (0, 1)))
         below = jnp.log(self.highest / eigenvalues[-1]).min(axis=-1)
         if self.lowest == 0:
             return below
         tiny = jnp.finfo(eigenvalues.dtype).tiny
         return jnp.minimum(below, jnp.log(jnp.maximum(eigenvalues[0], tiny) / self.lowest).min(axis=-1))
-
-    def __str__(self) -> str:
-        return f"margin in [{self.lowest:g}, {self.highest:g}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +195,9 @@ class AbstractTangentStatistic(AbstractStatistic):
         if self.token != "all":
             _check_token(self, self.token, tokens)
 
+    def __str__(self) -> str:
+        return self.label if self.token == "all" else f"{self.label} of token {self.token}"
+
 
 @dataclasses.dataclass(frozen=True)
 class LogGradientNorm(AbstractTangentStatistic):
@@ -215,25 +207,21 @@ class LogGradientNorm(AbstractTangentStatistic):
     (`gradient_norms`), up to a constant: 0 means that gradients keep their size.
     """
 
+    label: ClassVar[str] = "log gradient norm"
+
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
-        """The statistic of each path."""
         assert paths.tangent is not None
         return jnp.log(jnp.trace(paths.tangent[:, -1], axis1=-2, axis2=-1))
-
-    def __str__(self) -> str:
-        return "log gradient norm" if self.token == "all" else f"log gradient norm of token {self.token}"
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientFactor(AbstractTangentStatistic):
     """The factor by which the squared norm of a gradient grows or shrinks, at least 1: exp|`LogGradientNorm`|."""
 
-    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
-        """The statistic of each path."""
-        return jnp.exp(jnp.abs(LogGradientNorm(self.token)(paths)))
+    label: ClassVar[str] = "gradient factor"
 
-    def __str__(self) -> str:
-        return "gradient factor" if self.token == "all" else f"gradient factor of token {self.token}"
+    def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
+        return jnp.exp(jnp.abs(LogGradientNorm(self.token)(paths)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +235,6 @@ class FunctionStatistic(AbstractStatistic):
     function: Callable[[Ensemble], Float[Array, " paths"]]
 
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
-        """The statistic of each path."""
         found = jnp.asarray(self.function(paths))
         if not jnp.issubdtype(found.dtype, jnp.floating):
             raise InputError(f"{self}: real numbers are needed, got {found.dtype}; events are for `probability`")

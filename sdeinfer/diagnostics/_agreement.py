@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax.random as jr
 import numpy as np
@@ -13,9 +12,10 @@ from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer.covariance import singular, validate_covariance
+from sdeinfer.diagnostics._rate import fit_rate, jackknife
 from sdeinfer.layers import AbstractLayer, check_parameters
 from sdeinfer.networks import check_chain_width, sample_networks
-from sdeinfer.solve import PSDEuler, coarse_and_fine
+from sdeinfer.solve import simulate
 
 BATCHES = 50
 """Number of independent parts of the samples, for the error bars."""
@@ -28,15 +28,6 @@ POINTS = 512
 
 ROUNDING = 1000
 """Bound on the standard deviation of a quantity, in units of rounding, below which it counts as constant."""
-
-CURVATURE = 4.0
-"""Assumed size of the next order in 1/n, as a multiple of D²/n; 2 to 3.5 were measured."""
-
-SIGNAL = 3.0
-"""Smallest ratio of D² to its error, required at one width at least, for a rate to be fitted."""
-
-RATES = np.linspace(-1.0, 4.0, 501)
-"""Grid of rates for the fit."""
 
 
 @checked
@@ -80,8 +71,8 @@ def agreement(
     order 1/n in the drift and the variance of a step, with one exception: the drift of the ReLU is multiplied by its He
     constant c = 2/(s₊² + s₋²) = 1 − (c₊ + c₋)/√n + O(1/n). So r = 1 without ReLU or with c₊ + c₋ = 0. Otherwise the
     laws differ by A (c₊ + c₋)/√n + B/n, whose terms may cancel at moderate widths, and r approaches ½ only at large
-    widths: clearly for correlations, which the ReLU changes, and hardly for eigenvalues. The solver's error, of order
-    `step`, is corrected to first order, see `coarse_and_fine`.
+    widths: clearly for correlations, which the ReLU changes, and hardly for eigenvalues. The error of the solver is of
+    order `step`², of the size of 1/n² at the width 1/`step`.
 
     Arguments:
         layer: the architecture, with its parameters.
@@ -91,7 +82,7 @@ def agreement(
         widths: n, increasing; each at least 2m (per head, for attention without an output projection).
         networks: number of networks, or one number per width; at least `BATCHES`. A network costs n² T.
         paths: number of paths of the SDE; if None, the largest number of networks.
-        step: longest step of the solver; half of it is used too.
+        step: longest step of the solver.
         progress: show a progress bar.
         key: PRNG key.
 
@@ -102,8 +93,6 @@ def agreement(
         - distance, distance_error, floor: in standard deviations; squared, squared_error: their squares. See above.
         - rate, rate_error, constant: r and C over `quantity`; NaN for a single width, or if no D² exceeds `SIGNAL`
           times its error.
-        - solver_correction: Wasserstein-1 distance between the SDE at the solver's two steps, the size of the
-          first-order correction; the remaining error is of second order.
         - networks, depth and time over `width`.
 
         Correlations so close to ±1 that their variation is rounding are NaN and left out of the averages. Attributes:
@@ -123,7 +112,6 @@ def agreement(
         raise InputError(f"paths: at least {BATCHES} are needed, got {paths}")
     times = [depth / width for depth, width in zip(depths, widths, strict=True)]
     key_networks, key_paths = jr.split(key)
-
     phase("simulating the SDE")
     # The SDE is cheaper than the networks, so its errors should come first.
     limits, exploded = {}, 0
@@ -148,10 +136,10 @@ def agreement(
     names, measured = _with_groups(
         len(start), {name: np.stack([found[i][name] for i in range(len(widths))], axis=1) for name in found[0]}
     )
-    attributes |= {"step": step, "paths": paths, "exploded": exploded}
-    table = _table(names, np.asarray(widths), measured)
     of_widths = {"networks": counts, "depth": depths, "time": times}
-    return table.assign_coords({name: ("width", each) for name, each in of_widths.items()}).assign_attrs(attributes)
+    table = _table(names, np.asarray(widths), measured)
+    table = table.assign_coords({name: ("width", each) for name, each in of_widths.items()})
+    return table.assign_attrs(attributes | {"step": step, "paths": paths, "exploded": exploded})
 
 
 def quantities(V: Float[np.ndarray, "samples m m"], where: str) -> Float[np.ndarray, "samples quantities"]:
@@ -209,45 +197,37 @@ def _networks(layer, V0, *, width: int, depth: int, networks: int, key) -> tuple
     return data["covariance"].values[:, -1], dict(data.attrs)
 
 
-def _paths(layer, V0, time: float, *, paths: int, step: float, key) -> tuple[tuple[np.ndarray, np.ndarray], int]:
-    """Quantities of the SDE's paths at both steps, and the number of exploded paths, which are left out."""
-    # Errors of order 1: F_h = F + h F₁ + O(h²), so that 2 F_{h/2} − F_h = F + O(h²).
-    settings = {"paths": paths, "step": step, "solver": PSDEuler()}
-    coarse, fine = (V[:, 0] for V in coarse_and_fine(layer, V0, [time], **settings, key=key))
-    finite = np.isfinite(fine).all(axis=(1, 2))
+def _paths(layer, V0, time: float, *, paths: int, step: float, key) -> tuple[np.ndarray, int]:
+    """Quantities of the SDE's paths, and the number of exploded paths, which are left out."""
+    V = np.asarray(simulate(layer, V0, [time], paths=paths, step=step, key=key))[:, 0]
+    finite = np.isfinite(V).all(axis=(1, 2))
     lost = int(np.count_nonzero(~finite))
     if lost > EXPLODED * paths:
         raise InputError(
             f"time: {lost} of the SDE's {paths} paths explode before {time:g}, and at most {EXPLODED:g} of them may; "
             "use a shorter time or smaller tokens"
         )
-    coarse, fine = (quantities(V[finite], "paths of the SDE") for V in (coarse, fine))
-    return (coarse, fine), lost
+    return quantities(V[finite], "paths of the SDE"), lost
 
 
-def _compare(
-    limit: tuple[np.ndarray, np.ndarray], sampled: list[np.ndarray], dtype: np.dtype
-) -> list[dict[str, np.ndarray]]:
+def _compare(limit: np.ndarray, sampled: list[np.ndarray], dtype: np.dtype) -> list[dict[str, np.ndarray]]:
     """All measures of each quantity, for each sample of networks; jackknife replicates have a last axis of parts."""
-    coarse, fine = limit
     compared = [[] for _ in sampled]
-    for q in range(fine.shape[1]):
-        together = [fine[:, q], coarse[:, q], *(x[:, q] for x in sampled)]
-        scale = fine[:, q].std()
-        if scale <= ROUNDING * np.finfo(dtype).eps * np.abs(fine[:, q]).max():
+    for q in range(limit.shape[1]):
+        paths, networks = limit[:, q], [x[:, q] for x in sampled]
+        scale = paths.std()
+        if scale <= ROUNDING * np.finfo(dtype).eps * np.abs(paths).max():
             scale = np.nan
         # Quantiles resolve the bulk, even spacing the tails; the distribution functions agree outside the range.
-        ends = min(x.min() for x in together), max(x.max() for x in together)
-        bulk = np.quantile(fine[:, q], (np.arange(POINTS) + 0.5) / POINTS)
+        ends = min(x.min() for x in (paths, *networks)), max(x.max() for x in (paths, *networks))
+        bulk = np.quantile(paths, (np.arange(POINTS) + 0.5) / POINTS)
         x = np.union1d(bulk, np.linspace(*ends, POINTS))
         weights = np.zeros(len(x))
         weights[:-1] += np.diff(x) / (2 * scale)
         weights[1:] += np.diff(x) / (2 * scale)
-        F_coarse, F_fine = _distribution(coarse[:, q], x), _distribution(fine[:, q], x)
-        correction = np.abs(np.mean(F_fine - F_coarse, axis=0)) @ weights
-        for measured, networks in zip(compared, sampled, strict=True):
-            G = _distribution(networks[:, q], x) - (2 * F_fine - F_coarse)
-            measured.append({**_distances(G, weights), "solver_correction": correction})
+        F = _distribution(paths, x)
+        for measured, each in zip(compared, networks, strict=True):
+            measured.append(_distances(_distribution(each, x) - F, weights))
     return [{name: np.stack([one[name] for one in measured]) for name in measured[0]} for measured in compared]
 
 
@@ -299,10 +279,11 @@ def _with_groups(tokens: int, measured: dict[str, np.ndarray]) -> tuple[list[str
 
 
 def _table(names: list[str], widths: np.ndarray, measured: dict[str, np.ndarray]) -> xr.Dataset:
-    distance_error = _jackknife(measured["distance_without"])
-    squared_error = _jackknife(measured["squared_without"])
+    distance_error = jackknife(measured["distance_without"])
+    squared_error = jackknife(measured["squared_without"])
     fits = [
-        _fit(widths, *row) for row in zip(measured["squared"], measured["squared_without"], squared_error, strict=True)
+        fit_rate(widths, *row)
+        for row in zip(measured["squared"], measured["squared_without"], squared_error, strict=True)
     ]
     columns = {
         "distance": measured["distance"],
@@ -310,44 +291,8 @@ def _table(names: list[str], widths: np.ndarray, measured: dict[str, np.ndarray]
         "floor": measured["floor"],
         "squared": measured["squared"],
         "squared_error": squared_error,
-        "solver_correction": measured["solver_correction"],
     }
     data = {name: (("quantity", "width"), values) for name, values in columns.items()}
     rates = dict(zip(("rate", "rate_error", "constant"), np.asarray(fits).T, strict=True))
     data |= {name: ("quantity", values) for name, values in rates.items()}
     return xr.Dataset(data, coords={"quantity": names, "width": widths})
-
-
-def _jackknife(without: np.ndarray) -> Any:
-    """Jackknife standard error from the estimates without each part, along the last axis."""
-    parts = without.shape[-1]
-    return np.sqrt((parts - 1) * without.var(axis=-1))
-
-
-def _fit(widths: np.ndarray, squared: np.ndarray, without: np.ndarray, error: np.ndarray) -> tuple[float, float, float]:
-    """Rate r, its error, and constant C of D² = C² n^(−2r); `without` is D² without each part, (widths, parts)."""
-    if len(widths) < 2 or not np.isfinite(squared).all() or (squared <= SIGNAL * error).all():
-        return math.nan, math.nan, math.nan
-    weight = 1 / (error**2 + (CURVATURE * squared / widths) ** 2)
-    # In units of the widths' geometric mean, amplitude and rate are nearly uncorrelated.
-    unit = np.exp(np.log(widths).mean())
-    powers = (widths / unit) ** (-2 * RATES[:, None])
-    curved = squared * (1 + CURVATURE / widths)
-    replicates = np.stack([squared, curved, *without.T])
-    # Reduction of the sum of squares by the best amplitude, for each rate.
-    overlap = np.maximum((weight * replicates) @ powers.T, 0.0)
-    gain = overlap**2 / (weight * powers**2).sum(axis=1)
-    rate = _peak(gain)
-    error_of_rate = math.hypot(float(_jackknife(rate[2:])), rate[1] - rate[0])
-    power = (widths / unit) ** (-2 * rate[0])
-    amplitude = (weight * squared * power).sum() / (weight * power**2).sum()
-    return float(rate[0]), error_of_rate, math.sqrt(amplitude) * unit ** rate[0]
-
-
-def _peak(gain: np.ndarray) -> np.ndarray:
-    """Rate with the largest gain in each row, by a parabola through the three nearest points."""
-    best = np.clip(gain.argmax(axis=1), 1, len(RATES) - 2)
-    below, at, above = (np.take_along_axis(gain, best[:, None] + i, axis=1)[:, 0] for i in (-1, 0, 1))
-    bend = below - 2 * at + above
-    shift = np.where(bend < 0, (below - above) / np.where(bend < 0, 2 * bend, 1.0), 0.0)
-    return RATES[best] + np.clip(shift, -1, 1) * (RATES[1] - RATES[0])

@@ -10,7 +10,6 @@ test of separate families: their mean log ratio and three of its standard deviat
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
@@ -25,9 +24,10 @@ from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import Pattern
-from sdeinfer.diagnostics._summary import priors_of
+from sdeinfer.diagnostics._posterior import Posterior, with_chains
+from sdeinfer.diagnostics._thresholds import EVIDENCE
 from sdeinfer.infer import LARGEST_COORDINATE
-from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth
+from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth, Limit
 from sdeinfer.likelihood import Path, PathStatistics, any_transitions, path_statistics
 from sdeinfer.networks import sample_layer
 
@@ -36,9 +36,6 @@ SAMPLE = 16_384
 
 VALUES = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4)}
 """Values of each size that are compared."""
-
-EVIDENCE = math.log(100)
-"""Log evidence by which another architecture must exceed the fitted one, or fall short of it to be excluded."""
 
 REPLICATES, DEVIATIONS = 16, 3.0
 """Number of sets of exact layers, and of standard deviations of their log ratio that are no evidence."""
@@ -78,17 +75,20 @@ def alternatives(
     Returns:
         The architectures, the best first, among them the fitted one with evidence 0.
     """
-    law = str(post.attrs.get("law", "limit"))
-    layers = post["layers"].to_dataset()
+    return alternatives_of(Posterior(with_chains(post), data, kind), dispersion)
+
+
+def alternatives_of(posterior: Posterior, dispersion: float) -> list[Alternative]:
+    """The result of `alternatives`."""
+    data, kind, law = posterior.data, posterior.known_kind, posterior.law
+    layers = posterior.tree["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: float(layers[name].values[0]) for name in kind.coordinates.declared})
     start = dict(zip(kind.coordinates.sampled, np.asarray(u), strict=True))
     kinds = (kind, *neighbours(kind, data, law))
     path, patterns = any_transitions(data).thinned(SAMPLE), {each.pattern for each in kinds}
     statistics = _statistics(path, patterns)
     modes = [
-        _mode(
-            number, kinds, law, statistics[each.pattern], start, priors_of(post, each.coordinates.sampled), dispersion
-        )
+        _mode(number, kinds, law, statistics[each.pattern], start, posterior.priors, dispersion)
         for number, each in enumerate(kinds)
     ]
     evidence = np.array([each for _, each in modes]) - modes[0][1]
@@ -148,13 +148,6 @@ def neighbours(kind: Architecture, data: xr.Dataset, law: str) -> list[Architect
     ]
 
 
-def different_sizes(kind: Architecture, other: Architecture) -> list[str]:
-    """The sizes of an architecture that differ from those of another of the same name, in words."""
-    if kind.name != other.name:
-        return []
-    return [kind.in_words(size) for size in kind.sizes if kind.sizes[size] != other.sizes[size]]
-
-
 def _mode(
     number: int,
     kinds: tuple[Architecture, ...],
@@ -165,9 +158,9 @@ def _mode(
     dispersion: float,
 ) -> tuple[np.ndarray, float]:
     """The mode from the fitted values of the common coordinates, and the evidence there."""
-    step = STEP[statistics.nodes.dtype.itemsize]
-    mean, sd = np.array(list(priors.values())).T
-    first = np.clip([start.get(name, 0.0) for name in priors], -LARGEST_COORDINATE, LARGEST_COORDINATE)
+    step, names = STEP[statistics.nodes.dtype.itemsize], kinds[number].coordinates.sampled
+    mean, sd = np.array([priors[name] for name in names]).T
+    first = np.clip([start.get(name, 0.0) for name in names], -LARGEST_COORDINATE, LARGEST_COORDINATE)
     free = np.flatnonzero(sd > 0)
     first = np.where(sd > 0, first, mean)
     count, sd = len(free), sd[free]
@@ -234,9 +227,12 @@ def _densities(
 
     def law_of(kind: Architecture, u: Array) -> FiniteWidth:
         layer = kind.layer_at(u[: len(kind.coordinates)])
-        if fitted == "limit":
-            return jax.vmap(lambda _: FiniteWidth.of_limit(layer.limit()))(statistics.widths)
-        return jax.vmap(layer.finite_width)(statistics.widths)
+        at = layer.finite_width if fitted == "finite-width" else lambda _: FiniteWidth.of_limit(layer.limit())
+        law = jax.vmap(at)(statistics.widths)
+        limit = law.limit
+        # With the terms of all architectures, and one pattern, laws are arrays of one structure.
+        coefficients = limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise
+        return dataclasses.replace(law, limit=Limit(*coefficients, pattern=statistics.pattern))
 
     def at(u: Array) -> Array:
         laws = [law_of(kind, u) for kind in kinds]
@@ -244,7 +240,6 @@ def _densities(
         leaves = zip(*(jax.tree.leaves(each) for each in laws), strict=True)
         chosen = [jnp.stack([jnp.asarray(x) for x in each])[number] for each in leaves]
         law = jax.tree.unflatten(jax.tree.structure(laws[0]), chosen)
-        law = dataclasses.replace(law, limit=law.limit.with_pattern(statistics.pattern))
         return jnp.sum(statistics.log_density(law, statistics.value))
 
     return jax.vmap(at)(u)

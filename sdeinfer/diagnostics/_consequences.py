@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, inverse_of, sums_of
-from sdeinfer.diagnostics._summary import fixed_of, priors_of
-from sdeinfer.layers import Architecture, architecture_in
+from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import PATH
 
 SCATTER = "scatter of networks"
@@ -39,20 +38,19 @@ def consequences(
         and the row "scatter of networks", whose columns are the ratios of the standard deviations by the scatter of
         the networks' scores to those of the posterior: above 1 where layers of a network are not independent.
     """
-    kind = architecture or architecture_in(post.attrs)
-    assert kind is not None
-    return consequences_of(sums_of(post, fitted_data(post, data), kind), post, kind)
+    posterior = Posterior.of(post, data, architecture)
+    return consequences_of(sums_of(posterior), posterior)
 
 
-def consequences_of(sums: Sums, post: xr.DataTree, kind: Architecture) -> pd.DataFrame:
+def consequences_of(sums: Sums, posterior: Posterior) -> pd.DataFrame:
     """The table of `consequences`."""
-    table = sums.tests()
-    fixed, known = fixed_of(post), kind.coordinates.sampled
-    free = np.array([name not in fixed for name in known])
+    table, fixed = sums.tests, posterior.fixed
+    known = posterior.known_kind.coordinates.sampled
     names = [name for name, parameter in known.items() if parameter.identified and name not in fixed]
     if not names:
         return table
-    prior = np.diag(_precision_besides(sums.information, post, kind))
+    free = np.array([name not in fixed for name in known])
+    prior = np.diag(_precision_besides(sums.information, posterior))
     block = np.ix_(free, free)
 
     def covariance(information: np.ndarray) -> np.ndarray:
@@ -62,39 +60,31 @@ def consequences_of(sums: Sums, post: xr.DataTree, kind: Architecture) -> pd.Dat
         return inverse
 
     inverse = covariance(sums.information)
-    sd = np.array([_posterior_sd(post, name, kind) for name in known])
-    by_scores = np.sqrt(np.maximum(np.diagonal(inverse @ sums.scatter @ inverse), 0.0))
+    by_scores, by_networks = (
+        np.sqrt(np.maximum(np.diagonal(inverse @ scatter @ inverse), 0.0))
+        for scatter in (sums.scatter, sums.of_networks)
+    )
+    sd = np.array([posterior.sds[name] for name in known])
     sd = np.where(np.isnan(sd), by_scores, sd)
     sd = np.where(free & (sd > 0), sd, np.inf)
     kept = (sums.squares > 0) & (sums.sizes > 0)
     size = sums.corrected[kept] / sums.sizes[kept]
     # The mode of a law with the omitted part lies where that law's curvature says: its parameters correlate otherwise.
     omitted = [by @ covariance(information) for by, information in zip(sums.omitted, sums.completed, strict=True)]
-    moves = [*(size[:, None] * (sums.along[kept] @ inverse)), *omitted]
-    by_networks = np.sqrt(np.maximum(np.diagonal(inverse @ sums.of_networks @ inverse), 0.0))
-    rows = pd.DataFrame(
-        np.array([*moves, by_networks]) / sd, index=[*table.index, *OMISSIONS, SCATTER], columns=list(known)
-    )
+    moves = [*(size[:, None] * (sums.along[kept] @ inverse)), *omitted, by_networks]
+    rows = pd.DataFrame(np.array(moves) / sd, index=[*table.index, *OMISSIONS, SCATTER], columns=list(known))
     present = [*table.index, *(name for name, by in zip(OMISSIONS, sums.omitted, strict=True) if by.any()), SCATTER]
     return table.reindex(present).join(rows.loc[present, names]).rename_axis("direction")
 
 
-def _posterior_sd(post: xr.DataTree, name: str, kind: Architecture) -> float:
-    """Posterior standard deviation of a coordinate on the real line; NaN if it is not a site of one layer for all."""
-    draws = post["posterior"].to_dataset()
-    if name not in draws or draws[name].ndim != 2:
-        return np.nan
-    return float(np.std(kind.coordinates.sampled[name].to_real(draws[name].values)))
-
-
-def _precision_besides(information: np.ndarray, post: xr.DataTree, kind: Architecture) -> np.ndarray:
+def _precision_besides(information: np.ndarray, posterior: Posterior) -> np.ndarray:
     """Precision of each coordinate without the networks: that of the prior, or more if a program observes more."""
-    known = kind.coordinates.sampled
-    spread = np.array([sd for _, sd in priors_of(post, known).values()])
+    known = posterior.known_kind.coordinates.sampled
+    spread = np.array([posterior.priors[name][1] for name in known])
     prior = np.where(spread > 0, spread, 1.0) ** -2  # that of a fixed coordinate is not used
-    densities = post["log_likelihood"].to_dataset() if "log_likelihood" in post.children else {}
-    if not {*densities} - {PATH}:
+    groups = posterior.tree.children
+    if not {*(groups["log_likelihood"].data_vars if "log_likelihood" in groups else ())} - {PATH}:
         return prior
     alone = 1 / np.maximum(np.diagonal(inverse_of(information + np.diag(prior))), np.finfo(float).tiny)
-    sd = np.array([_posterior_sd(post, name, kind) for name in known])
+    sd = np.array([posterior.sds[name] for name in known])
     return prior + np.maximum(np.nan_to_num(1 / np.where(sd > 0, sd, np.inf) ** 2 - alone), 0.0)

@@ -11,6 +11,7 @@ from scipy.stats import wasserstein_distance
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
+from sdeinfer.diagnostics._predictive import floor_of
 from sdeinfer.diagnostics._summary import draws_of, parameters_of
 
 
@@ -65,9 +66,3 @@ def _of_marginals(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, fl
         float(wasserstein_distance(x.ravel(), y.ravel()) / sd),
         floor_of(u, error) / float(sd),
     )
-
-
-def floor_of(sorted_sample: np.ndarray, error: float) -> float:
-    """Mean Wasserstein distance of two samples of one law, given by a large sample, with error = √(1/n + 1/n′)."""
-    F = np.arange(1, sorted_sample.size) / sorted_sample.size
-    return error * math.sqrt(2 / math.pi) * float(np.sum(np.diff(sorted_sample) * np.sqrt(F * (1 - F))))

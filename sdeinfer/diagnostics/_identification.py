@@ -7,12 +7,10 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.psense import psense
 
-from sdeinfer.diagnostics._fitted import fitted_data
-from sdeinfer.diagnostics._innovations import inverse_of, laws_of, repetitions
-from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of, priors_of
-from sdeinfer.infer import ADJUSTED_LIKELIHOOD, innovations
-from sdeinfer.layers import ARCHITECTURES, Architecture, architecture_in
-from sdeinfer.parameters import Parameter
+from sdeinfer.diagnostics._innovations import inverse_of, sums_of
+from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.infer import ADJUSTED_LIKELIHOOD
+from sdeinfer.layers import Architecture
 
 PRECISION = 0.1
 """Target standard deviation (of logit γ, log τ0 or log gap) for the column `networks` of `identification`."""
@@ -41,60 +39,49 @@ def identification(
         the posterior to the prior, `to_prior`, and to the likelihood, `to_likelihood`; the latter only if the posterior
         holds the likelihoods of all networks, not of some as of data in chunks.
     """
-    data, names = fitted_data(post, data), identified_of(post)
-    groups = {group: draws_of(post, group) for group in ("prior", "posterior")}
-    kind = architecture or _named(post)
+    posterior = Posterior.of(post, data, architecture)
+    information = sums_of(posterior).information if posterior.one_layer and posterior.kind is not None else None
+    return identification_of(posterior, information)
+
+
+def identification_of(posterior: Posterior, information: np.ndarray | None) -> pd.DataFrame:
+    """The table of `identification`, from the Fisher information on all coordinates; None if it is not known."""
+    names, kind = posterior.identified, posterior.kind
     known = {} if kind is None else kind.coordinates.sampled
-    sd = {
-        group: [_real(draws[name].values, known.get(name)).std() for name in names] for group, draws in groups.items()
-    }
+    # A site of a custom program has no other coordinate.
+    real = {name: known[name].to_real if name in known else np.asarray for name in names}
+    sd = {group: [real[name](draws[name].values).std() for name in names] for group, draws in posterior.draws.items()}
     table = pd.DataFrame(sd, index=pd.Index(names, name="parameter"))
     table["contraction"] = 1 - (table["posterior"] / table["prior"]) ** 2
-    if post.attrs.get("model") != "full_path" or kind is None or not names:
+    if information is None or not posterior.one_layer or not names:
         return table
-    ((path, law),) = laws_of(post, data, kind)
-    information = np.sum([here.information for here in innovations(path, law)], axis=0)
-    information = repetitions(post, len(path)) * information
-    free = [name for name in known if name not in fixed_of(post)]
+    free = [name for name in known if name not in posterior.fixed]
     taken, places = [list(known).index(name) for name in free], [free.index(name) for name in names]
     information = information[np.ix_(taken, taken)]
     # The identified coordinates have a flat prior for `information`, all others and those of `expected` their own.
-    prior = np.array([priors_of(post, known)[name][1] for name in free]) ** -2
+    prior = np.array([posterior.priors[name][1] for name in free]) ** -2
     flat = prior.copy()
     flat[places] = 1e-9
     table["information"] = np.sqrt(np.diag(inverse_of(information + np.diag(flat))))[places]
     together = np.diag(inverse_of(information + np.diag(prior)))[places]
     table["expected"] = 1 - together / table["prior"] ** 2
     table["networks"] = (table["information"] / PRECISION) ** 2
-    if ADJUSTED_LIKELIHOOD in post.children:
+    return table.assign(**_sensitivities(posterior))
+
+
+def _sensitivities(posterior: Posterior) -> dict[str, float | list[float]]:
+    """Sensitivity of the posterior to the prior and to the likelihood by power-scaling, NaN where it has none."""
+    tree, names, found = posterior.tree, posterior.identified, {}
+    if ADJUSTED_LIKELIHOOD in tree.children:
         # The sensitivity is that of the posterior, whose likelihood is the adjusted one.
-        post = post.assign({"log_likelihood": post[ADJUSTED_LIKELIHOOD]})
-    whole = post["observed_data"].sizes["network"] == post.attrs.get("networks", post["observed_data"].sizes["network"])
+        tree = tree.assign({"log_likelihood": tree[ADJUSTED_LIKELIHOOD]})
+    whole = posterior.data.sizes["network"] == posterior.networks
     for scaled in ("prior", "likelihood") if whole else ("prior",):
-        table[f"to_{scaled}"] = 0.0  # power-scaling a flat prior has no effect
-        if _varies(post, scaled):
-            table[f"to_{scaled}"] = np.nan
+        found[f"to_{scaled}"] = 0.0  # power-scaling a flat prior has no effect
+        densities = tree[f"log_{scaled}"].to_dataset().data_vars.values()
+        if any(float(np.ptp(density.values)) > 0 for density in densities):
+            found[f"to_{scaled}"] = np.nan
             with contextlib.suppress(ValueError):  # weights with a constant tail have no Pareto k
-                moved = psense(post, var_names=names, group=scaled)
-                table[f"to_{scaled}"] = [float(moved[name]) for name in names]
-    return table
-
-
-def has_prior(post: xr.DataTree) -> bool:
-    """Whether a posterior has draws of its prior; a selection of chains may leave none."""
-    return "prior" in post.children and bool(post["prior"].sizes["chain"] * post["prior"].sizes["draw"])
-
-
-def _varies(post: xr.DataTree, scaled: str) -> bool:
-    """Whether the log density of the priors, or of the data, differs between draws."""
-    densities = post[f"log_{scaled}"].to_dataset()
-    return any(float(np.ptp(density.values)) > 0 for density in densities.data_vars.values())
-
-
-def _named(post: xr.DataTree) -> Architecture | None:
-    return architecture_in(post.attrs) if post.attrs.get("architecture") in ARCHITECTURES else None
-
-
-def _real(values: np.ndarray, parameter: Parameter | None) -> np.ndarray:
-    """Draws in the coordinate on the real line; unchanged for a site of a custom program."""
-    return values if parameter is None else parameter.to_real(values)
+                moved = psense(tree, var_names=names, group=scaled)
+                found[f"to_{scaled}"] = [float(moved[name]) for name in names]
+    return found

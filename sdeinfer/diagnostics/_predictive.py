@@ -3,6 +3,7 @@
 import contextlib
 import math
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,37 @@ from arviz_stats.base.array import array_stats
 from jaxtyping import Float
 from scipy.stats import kstest, wasserstein_distance
 
-from sdeinfer.diagnostics._distance import floor_of
+from sdeinfer.diagnostics._thresholds import FEWEST_NETWORKS
 from sdeinfer.infer import ADJUSTED_LIKELIHOOD
 
 SMOOTHED = 50
 """Smallest number of draws for Pareto smoothing of the weights."""
+
+
+class Predictions(NamedTuple):
+    """Networks after the last layer against predictions of them.
+
+    Attributes:
+        p_values: Kolmogorov–Smirnov p-value of the LOO-PIT of each quantity; None for fewer than `FEWEST_NETWORKS`
+            networks, and if every prediction explodes.
+        distances: the table of `distance_from_theory`.
+        exploded: whether every prediction explodes before the last layer.
+    """
+
+    p_values: pd.Series | None
+    distances: pd.DataFrame
+    exploded: bool
+
+
+def predictions_of(post: xr.DataTree) -> Predictions | None:
+    """Compare networks with predictions in all ways; None without predictions at the draws that are left."""
+    if "posterior_predictive" not in post.children or not all(map(len, _common_draws(post).values())):
+        return None
+    observed, predicted = _compared(post)
+    exploded = not np.isfinite(predicted["largest log-eigenvalue"]).any()
+    enough = post["observed_data"].sizes["network"] >= FEWEST_NETWORKS and not exploded
+    p_values = _uniform(_transforms(post, observed, predicted)) if enough else None
+    return Predictions(p_values, _distances(observed, predicted), exploded)
 
 
 def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
@@ -81,7 +108,10 @@ def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
         One row per network, one column per quantity of `last_layer` that is finite in every network; uniform if the
         model holds.
     """
-    observed, predicted = _compared(post)
+    return _transforms(post, *_compared(post))
+
+
+def _transforms(post: xr.DataTree, observed: dict[str, np.ndarray], predicted: dict[str, np.ndarray]) -> pd.DataFrame:
     weights = _left_out_weights(post)
     # The observed network is ranked as one further draw among its predictions.
     count = weights.shape[0]
@@ -92,9 +122,8 @@ def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
     return pd.DataFrame(transforms, index=_covariance(post, "observed_data")["network"].values)
 
 
-def left_out_p_values(post: xr.DataTree) -> pd.Series:
-    """Kolmogorov–Smirnov p-value of the LOO-PIT of each quantity."""
-    transforms = left_out_transforms(post)
+def _uniform(transforms: pd.DataFrame) -> pd.Series:
+    """Kolmogorov–Smirnov p-value of each column."""
     return pd.Series({str(name): float(kstest(u, "uniform").pvalue) for name, u in transforms.items()})
 
 
@@ -106,7 +135,10 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
         prediction explodes, or all are equal and the networks are not; and `floor`, the mean distance between samples
         of one law.
     """
-    observed, predicted = _compared(post)
+    return _distances(*_compared(post))
+
+
+def _distances(observed: dict[str, np.ndarray], predicted: dict[str, np.ndarray]) -> pd.DataFrame:
     rows = {}
     for name, x in observed.items():
         y = predicted[name][np.isfinite(predicted[name])]
@@ -119,17 +151,10 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=["wasserstein", "floor"])
 
 
-def count_predictions(post: xr.DataTree) -> int:
-    """Number of predictions at draws that a selection of draws has left."""
-    if "posterior_predictive" not in post.children:
-        return 0
-    return math.prod(len(labels) for labels in _common_draws(post).values())
-
-
-def all_exploded(post: xr.DataTree) -> bool:
-    """Whether every prediction explodes before the last layer."""
-    last = _covariance(post, "posterior_predictive").isel(layer=-1, token_a=0, token_b=0)
-    return not bool(np.isfinite(last).any())
+def floor_of(sorted_sample: np.ndarray, error: float) -> float:
+    """Mean Wasserstein distance of two samples of one law, given by a large sample, with error = √(1/n + 1/n′)."""
+    F = np.arange(1, sorted_sample.size) / sorted_sample.size
+    return error * math.sqrt(2 / math.pi) * float(np.sum(np.diff(sorted_sample) * np.sqrt(F * (1 - F))))
 
 
 def _common_draws(post: xr.DataTree) -> dict[str, np.ndarray]:

@@ -1,7 +1,6 @@
-"""Summary of the posterior of each parameter."""
+"""The parameters of a posterior, and the summary of each."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,58 @@ from sdeinfer.parameters import C_GAP, C_MEAN, C_MINUS, C_PLUS, SLOPES, Paramete
 HDI = 0.94
 """Probability of the highest-density intervals."""
 
-PRIOR_SD = 1.5
-"""Standard deviation of a coordinate on the real line, about 0, by the default priors."""
-
 FEWEST = 4
 """Smallest number of draws of each chain; with fewer there is neither an R-hat nor an interval."""
+
+
+@checked
+def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
+    """Summarise the posterior of every public parameter, and of those of groups of networks.
+
+    Arguments:
+        post: the result of `fit`.
+        group: "posterior"; or `LIMIT_POSTERIOR` for a fit by both laws.
+
+    Returns:
+        One row per parameter, `w[0]`, `w[1]`, … for a site of several numbers; fixed ones last with an sd of 0, and
+        `group_<name>[<label>]` for parameters of groups; with columns mean, sd, hdi_low, hdi_high (94 % highest
+        density), truth (NaN if unknown), rhat, ess_bulk and ess_tail. Of a single chain, `rhat` compares its halves.
+    """
+    if group not in post.children:
+        raise InputError(f"group: one of {', '.join(post.children)} is needed, got {group!r}")
+    names = parameters_of(post)
+    groups = with_chain(post[group].to_dataset())
+    groups = groups[[name for name in map("group_{}".format, identified_of(post)) if name in groups]]
+    draws = xr.merge([draws_of(post, group)[names], groups], compat="override", join="override")
+    tree = xr.DataTree.from_dict({"posterior": draws})
+    with np.errstate(invalid="ignore"):  # of chains that do not move
+        table = summary(tree, ci_kind="hdi", ci_prob=HDI, round_to="none")
+    if draws.sizes["chain"] == 1:
+        table["r_hat"] = _of_halves(draws)
+    interval = [column for column in table.columns if column.startswith("hdi")]
+    table = table.rename(columns={interval[0]: "hdi_low", interval[1]: "hdi_high", "r_hat": "rhat"})
+    truth = known_truth(post)
+    table["truth"] = [truth.get(str(name), float("nan")) for name in table.index]
+    for name, value in constants_of(post).items():
+        if not _is(name, C_MEAN):
+            known = {"mean": value, "sd": 0.0, "hdi_low": value, "hdi_high": value, "truth": truth.get(name, math.nan)}
+            table.loc[name, list(known)] = list(known.values())
+    columns = ["mean", "sd", "hdi_low", "hdi_high", "truth", "rhat", "ess_bulk", "ess_tail"]
+    return table.loc[:, columns].astype(float)
+
+
+def _of_halves(draws: xr.Dataset) -> Any:
+    """R-hat of the two halves of a single chain; ArviZ has none of one chain."""
+    half = draws.sizes["draw"] // 2
+    first = draws.isel(chain=0, draw=slice(2 * half), drop=True).drop_vars("draw", errors="ignore")
+    halves = xr.DataTree.from_dict({"posterior": first.coarsen(draw=half).construct(draw=("chain", "draw"))})
+    with np.errstate(invalid="ignore"):
+        return summary(halves, kind="diagnostics", round_to="none")["r_hat"]
+
+
+def with_chain(draws: xr.Dataset) -> xr.Dataset:
+    """Draws with their axis of chains, which the selection of one chain leaves out."""
+    return draws.expand_dims("chain") if "chain" in draws.coords and "chain" not in draws.dims else draws
 
 
 def parameters_of(post: xr.DataTree) -> list[str]:
@@ -68,11 +114,6 @@ def draws_of(post: xr.DataTree, group: str = "posterior") -> xr.Dataset:
     return xr.Dataset(found, attrs=draws.attrs)
 
 
-def with_chain(draws: xr.Dataset) -> xr.Dataset:
-    """Draws with their axis of chains, which the selection of one chain, as by `isel(chain=0)`, leaves out."""
-    return draws.expand_dims("chain") if "chain" in draws.coords and "chain" not in draws.dims else draws
-
-
 def fixed_of(post: xr.DataTree) -> dict[str, float]:
     """Values of the fixed coordinates by name."""
     return {
@@ -80,25 +121,6 @@ def fixed_of(post: xr.DataTree) -> dict[str, float]:
         for name, value in post.attrs.items()
         if str(name).startswith("fixed_")
     }
-
-
-def priors_of(post: xr.DataTree, coordinates: Mapping[str, Parameter]) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of each coordinate on the real line by its prior, from the draws of the fit.
-
-    A coordinate without draws, as one that only another architecture has, has the default priors'. A fixed one has its
-    value and a standard deviation of 0.
-    """
-    draws, fixed = post["prior"].to_dataset() if "prior" in post.children else {}, fixed_of(post)
-    found = {}
-    for name, parameter in coordinates.items():
-        if name in fixed:
-            found[name] = float(parameter.to_real(np.float64(fixed[name]))), 0.0
-        elif name in draws and draws[name].size:
-            real = np.asarray(parameter.to_real(draws[name].values))
-            found[name] = float(real.mean()), float(real.std())
-        else:
-            found[name] = 0.0, PRIOR_SD
-    return found
 
 
 def constants_of(post: xr.DataTree) -> dict[str, float]:
@@ -115,51 +137,6 @@ def constants_of(post: xr.DataTree) -> dict[str, float]:
 def _is(name: str, parameter: Parameter) -> bool:
     """Whether a name is that of a parameter, possibly with the prefix of a layer in a stack."""
     return name.rpartition(".")[2] == parameter.name
-
-
-@checked
-def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
-    """Summarise the posterior of every public parameter, and of those of groups of networks.
-
-    Arguments:
-        post: the result of `fit`.
-        group: "posterior"; or `LIMIT_POSTERIOR` for a fit by both laws.
-
-    Returns:
-        One row per parameter, `w[0]`, `w[1]`, … for a site of several numbers; fixed ones last with an sd of 0, and
-        `group_<name>[<label>]` for parameters of groups; with columns mean, sd, hdi_low, hdi_high (94 % highest
-        density), truth (NaN if unknown), rhat, ess_bulk and ess_tail. Of a single chain, `rhat` compares its halves.
-    """
-    if group not in post.children:
-        raise InputError(f"group: one of {', '.join(post.children)} is needed, got {group!r}")
-    names = parameters_of(post)
-    groups = with_chain(post[group].to_dataset())
-    groups = groups[[name for name in map("group_{}".format, identified_of(post)) if name in groups]]
-    draws = xr.merge([draws_of(post, group)[names], groups], compat="override", join="override")
-    tree = xr.DataTree.from_dict({"posterior": draws})
-    with np.errstate(invalid="ignore"):  # of chains that do not move
-        table = summary(tree, ci_kind="hdi", ci_prob=HDI, round_to="none")
-    if draws.sizes["chain"] == 1:
-        table["r_hat"] = _of_halves(draws)
-    interval = [column for column in table.columns if column.startswith("hdi")]
-    table = table.rename(columns={interval[0]: "hdi_low", interval[1]: "hdi_high", "r_hat": "rhat"})
-    truth = known_truth(post)
-    table["truth"] = [truth.get(str(name), float("nan")) for name in table.index]
-    for name, value in constants_of(post).items():
-        if not _is(name, C_MEAN):
-            known = {"mean": value, "sd": 0.0, "hdi_low": value, "hdi_high": value, "truth": truth.get(name, math.nan)}
-            table.loc[name, list(known)] = list(known.values())
-    columns = ["mean", "sd", "hdi_low", "hdi_high", "truth", "rhat", "ess_bulk", "ess_tail"]
-    return table.loc[:, columns].astype(float)
-
-
-def _of_halves(draws: xr.Dataset) -> Any:
-    """R-hat of the two halves of a single chain; ArviZ has none of one chain."""
-    half = draws.sizes["draw"] // 2
-    first = draws.isel(chain=0, draw=slice(2 * half), drop=True).drop_vars("draw", errors="ignore")
-    halves = xr.DataTree.from_dict({"posterior": first.coarsen(draw=half).construct(draw=("chain", "draw"))})
-    with np.errstate(invalid="ignore"):
-        return summary(halves, kind="diagnostics", round_to="none")["r_hat"]
 
 
 def known_truth(post: xr.DataTree) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Result of a check: single verdicts and the overall verdict."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 
@@ -134,15 +134,3 @@ class Check:
 
     def _failed(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if not verdict.passed and verdict.topic != "identified"]
-
-
-def at_most(topic: Topic, name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:
-    """A verdict that passes if the value is at most the threshold (`strict`: below it); NaN fails."""
-    value = float(value)
-    return Verdict(topic, name, value, threshold, value < threshold if strict else value <= threshold, advice)
-
-
-def at_least(topic: Topic, name: str, value: Any, threshold: float, advice: str) -> Verdict:
-    """A verdict that passes if the value is at least the threshold; NaN fails."""
-    value = float(value)
-    return Verdict(topic, name, value, threshold, value >= threshold, advice)

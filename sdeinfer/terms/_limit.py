@@ -119,13 +119,6 @@ class Limit(eqx.Module):
             )
         return _limit_of(parts)
 
-    def with_pattern(self, pattern: Pattern) -> "Limit":
-        """The same coefficients with another attention pattern."""
-        parts = self.parts
-        if (attention := parts.pop(Attention(self.pattern), None)) is not None:
-            parts[Attention(pattern)] = attention
-        return _limit_of(parts)
-
     def drift(self, V: Float[Array, "m m"]) -> Float[Array, "m m"]:
         """Drift b(V), per unit of depth-time."""
         return sum((term.drift(c, V) for term, c in self.parts.items()), jnp.zeros_like(V))

@@ -1,7 +1,7 @@
 """Statistics of many paths and their derivatives along some directions, block by block, on common random numbers."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import diffrax
 import jax
@@ -57,8 +57,6 @@ def sample_statistics(
 ) -> Sample:
     """Simulate paths and evaluate statistics, in memory that does not grow with the number of paths.
 
-    Statistics with the same tangent share a solve, and so do those without one with any other.
-
     Arguments:
         statistics: the statistics.
         limit: coefficients of each interval and, in their last axis, of one path or all.
@@ -68,21 +66,26 @@ def sample_statistics(
         paths: number of paths.
         key: PRNG key.
     """
-    tangents = list(dict.fromkeys(each.directions for each in statistics if each.directions is not None)) or [None]
-    first = tangents[0]
     values = np.empty((len(statistics), paths), V0.dtype)
     along = np.empty((len(statistics), len(slopes.linear_noise), paths), V0.dtype)
     exploded = np.zeros(paths, bool)
-    for tangent in tangents:
-        mine = [
-            number
-            for number, each in enumerate(statistics)
-            if each.directions == tangent or (each.directions is None and tangent == first)
-        ]
-        found = _blocks(tuple(statistics[n] for n in mine), limit, slopes, V0, grid, tangent, paths=paths, key=key)
-        values[mine], along[mine] = found.values, found.slopes
+    for tangent, mine in by_tangent(statistics).items():
+        found = _blocks(mine, limit, slopes, V0, grid, tangent, paths=paths, key=key)
+        places = [statistics.index(each) for each in mine]
+        values[places], along[places] = found.values, found.slopes
         exploded |= found.exploded
     return Sample(values, along, exploded)
+
+
+def by_tangent(statistics: tuple[AbstractStatistic, ...]) -> dict[Any, tuple[AbstractStatistic, ...]]:
+    """The statistics that share paths: those of one tangent; those without one are with the first."""
+    tangents = list(dict.fromkeys(each.directions for each in statistics if each.directions is not None)) or [None]
+    return {
+        tangent: tuple(
+            each for each in statistics if (tangents[0] if each.directions is None else each.directions) == tangent
+        )
+        for tangent in tangents
+    }
 
 
 def statistics_of_layer(

@@ -23,10 +23,6 @@ type Over = Literal["worst", "mean"]
 """How criteria are combined over several prompts: each must hold for every prompt, or for their mean."""
 
 
-SIGNIFICANT = 3.0
-"""Standard errors by which a criterion must change with the step for its bias to be removed."""
-
-
 class Value(NamedTuple):
     """A number and its gradient in the free coordinates."""
 
@@ -51,7 +47,6 @@ class Problem:
         paths: number of paths.
         step: longest step in depth-time.
         key: PRNG key.
-        offsets: what the steps leave out of each constraint's criterion, in the order of `residuals`; none if empty.
     """
 
     space: Space
@@ -66,7 +61,11 @@ class Problem:
     paths: int
     step: float
     key: PRNGKeyArray
-    offsets: tuple[float, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Number of values of a criterion: one for each prompt, or one for their mean."""
+        return 1 if self.over == "mean" else len(self.V0)
 
     @property
     def criteria(self) -> tuple[AbstractCriterion, ...]:
@@ -129,17 +128,10 @@ class Problem:
         where = np.asarray(u, float).tobytes()
         if where not in self._remembered:
             limit, slopes = self.limit(u)
+            keys = [jax.random.fold_in(self.key, number) for number in range(len(self.V0))]
             found = [
-                sample_statistics(
-                    self.statistics,
-                    limit,
-                    slopes,
-                    V,
-                    self.grid,
-                    paths=self.paths,
-                    key=jax.random.fold_in(self.key, number),
-                )
-                for number, V in enumerate(self.V0)
+                sample_statistics(self.statistics, limit, slopes, V, self.grid, paths=self.paths, key=key)
+                for V, key in zip(self.V0, keys, strict=True)
             ]
             self._require_finite(u, found)
             self._remembered[where] = found
@@ -155,9 +147,8 @@ class Problem:
         ends = np.asarray(self.grid.steps) if self.space.over_depth else np.array([0.0, 1.0])
         middle = (ends[1:] + ends[:-1]) / 2
         args = (jnp.asarray(x, float) for x in (middle, self.depth, self.width))
-        per_draw = bool(self.space.drawn)
-        limit, slopes = coefficients(self.space, jnp.asarray(u, float), self.fixed, *args, per_draw=per_draw)
-        limit, slopes = jax.tree.map(np.asarray, (limit, slopes))
+        found = coefficients(self.space, jnp.asarray(u, float), self.fixed, *args)
+        limit, slopes = jax.tree.map(np.asarray, found)
         return LimitSteps(limit, ends[:-1]), slopes
 
     def _require_finite(self, u: np.ndarray, samples: list[Sample]) -> None:
@@ -200,9 +191,9 @@ class Problem:
         """
         found = []
         for each in self.constraints:
-            criterion, bound, sign = self._searched(each)
+            # A bound on the mean of probabilities is not one on the mean of quantiles.
+            criterion, bound, sign = _as_quantile(each) if self.over == "worst" else _as_stated(each)
             for value, slope in self.criterion(criterion, u):
-                value += self.offsets[len(found)] if self.offsets else 0.0
                 if bound > 0 and value >= bound / math.e:
                     found.append(Value(sign * math.log(value / bound), sign * slope / value))
                 elif bound > 0:
@@ -215,27 +206,6 @@ class Problem:
     def violation(self, u: Float[np.ndarray, " coordinates"]) -> float:
         """The largest violation of a scaled constraint; 0 if all hold."""
         return max((max(-each.value, 0.0) for each in self.residuals(u)), default=0.0)
-
-    def _searched(self, constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
-        """The criterion, the bound and the sign of the slack by which the search expresses a constraint."""
-        if self.over == "worst":
-            return _as_quantile(constraint)
-        # A bound on the mean of probabilities is not one on the mean of quantiles.
-        return constraint.criterion, constraint.bound, constraint.sign
-
-    def corrected(self, finer: "Problem", u: Float[np.ndarray, " coordinates"]) -> "Problem":
-        """The problem with the bias of its steps at u removed, where it shows.
-
-        The solver has weak order 1, so that twice the change by halving the step is what the steps leave out.
-        """
-        offsets = []
-        for each in self.constraints if finer.grid != self.grid else ():
-            criterion, _, _ = self._searched(each)
-            pairs = zip(self.estimates(criterion, u), finer.estimates(criterion, u), strict=True)
-            offsets += [
-                extrapolated(rough, fine).value - rough.value if _differ(rough, fine) else 0.0 for rough, fine in pairs
-            ]
-        return dataclasses.replace(self, offsets=tuple(offsets) if any(offsets) else ())
 
     def estimates(self, criterion: AbstractCriterion, u: Float[np.ndarray, " coordinates"]) -> list[Estimate]:
         """A criterion without smoothing, with its Monte Carlo error: of each prompt, or their mean."""
@@ -251,24 +221,18 @@ class Problem:
         return max(float(sample.exploded.mean()) for sample in self.samples(u))
 
 
-def extrapolated(rough: Estimate, fine: Estimate) -> Estimate:
-    """Richardson's extrapolation from a step and its half, if the two differ by more than their errors."""
-    if not _differ(rough, fine):
-        return fine
-    return Estimate(2 * fine.value - rough.value, math.hypot(2 * fine.error, rough.error))
-
-
-def _differ(rough: Estimate, fine: Estimate) -> bool:
-    return abs(fine.value - rough.value) > SIGNIFICANT * math.hypot(fine.error, rough.error)
+def _as_stated(constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
+    """The criterion, its bound and the sign of the slack."""
+    return constraint.criterion, constraint.bound, constraint.sign
 
 
 def _as_quantile(constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
-    """A criterion, its bound and the sign of the slack."""
-    criterion, sign = constraint.criterion, constraint.sign
+    """As `_as_stated`, with a bound on a quantile in place of one on a probability."""
+    criterion, bound, sign = _as_stated(constraint)
     if not isinstance(criterion, Probability):
-        return criterion, constraint.bound, sign
+        return criterion, bound, sign
     # P(g < x) ≥ p means that the p-quantile is at most x, and P(g > x) ≥ p that the (1 − p)-quantile is at least x.
-    level = constraint.bound if criterion.sign < 0 else 1 - constraint.bound
+    level = bound if criterion.sign < 0 else 1 - bound
     return _Event(criterion.statistic, level, criterion.value, criterion.sign), criterion.value, criterion.sign * sign
 
 

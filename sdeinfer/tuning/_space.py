@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from diffrax import AbstractPath, LinearInterpolation
+from diffrax import LinearInterpolation
 from jaxtyping import Array, Float
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer._files import InputError
-from sdeinfer.layers import AbstractLayer, Architecture, Limit, OverDepth, Profile, as_module
+from sdeinfer.layers import AbstractLayer, Architecture, Limit, OverDepth, Profile
 from sdeinfer.parameters import BIJECTIONS, SLOPES
 
 DEPTH = "depth"
@@ -126,111 +125,14 @@ class Space:
         }
         profiles |= {name: fixed[name] for name in self.profiled}
         single = {name: x for name, x in values.items() if name not in profiles}
-        parameters = _parameters(self.kind, single | {name: START[_bijection(self.kind, name)] for name in profiles})
+        declared = self.kind.coordinates.declared
+        parameters = _parameters(self.kind, single | {name: START[declared[name].bijection] for name in profiles})
         layer = self.kind.layer(**parameters)
         return OverDepth(layer, **profiles) if profiles else layer
 
     def time(self, u: Float[Any, " coordinates"], depth: Any, width: Any) -> Any:
         """Depth-time d/n."""
         return self.values(u).get(DEPTH, depth) / width
-
-
-def space_of(
-    kind: Architecture,
-    *,
-    fixed: Mapping[str, Any],
-    depth: int | tuple[int, int],
-    start: Mapping[str, float],
-    bounds: Mapping[str, tuple[float, float]],
-    knots: Mapping[str, int],
-    drawn: tuple[str, ...] = (),
-) -> Space:
-    """The space of all parameters of a layer that are not fixed.
-
-    Raises:
-        InputError: for names that the layer does not have, or for values out of range.
-    """
-    sampled, declared = kind.coordinates.sampled, kind.coordinates.declared
-    known = [*declared, *(name for name in sampled if name not in declared)]
-    for what, names in (("fixed", fixed), ("start", start), ("bounds", bounds), ("knots", knots), ("posterior", drawn)):
-        for name in names:
-            if name not in known and not (name == DEPTH and what in ("start", "bounds")):
-                raise InputError(f"{what}: {kind.name} has no parameter {name}; it has {', '.join(known)}")
-    settled = {*fixed, *drawn}
-    names = [name for name in sampled if name not in settled and not _is_settled(kind, name, settled)]
-    for what, given in (("start", start), ("bounds", bounds), ("knots", knots)):
-        for name in given:
-            if name not in names and not (name == DEPTH and isinstance(depth, tuple)):
-                raise InputError(f"{what}: {name} is not free; free are {', '.join(names) or 'none'}")
-    free = []
-    for name in names:
-        bijection = sampled[name].bijection
-        pair = bounds.get(name, BOX[bijection])
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not pair[0] < pair[1]:
-            raise InputError(f"bounds: {name}: an increasing pair is needed, got {pair}")
-        if not all(BIJECTIONS[bijection].above < end <= BIJECTIONS[bijection].most for end in pair):
-            raise InputError(f"bounds: {name}: values {BIJECTIONS[bijection].range} are needed, got {pair}")
-        # The upper end of γ is at infinity on the real line.
-        low, high = (min(float(end), BOX[bijection][1]) if bijection == "logit" else float(end) for end in pair)
-        first = float(np.clip(start.get(name, START[bijection]), low, high))
-        count = knots.get(name, 1)
-        if count < 1:
-            raise InputError(f"knots: {name}: at least 1 is needed, got {count}")
-        free.append(Free(name, bijection, float(low), float(high), first, count))
-    if isinstance(depth, tuple):
-        low, high = depth
-        if not 1 <= low < high:
-            raise InputError(f"depth: 1 ≤ fewest < most layers are needed, got {low} and {high}")
-        free.append(Free(DEPTH, "log", float(low), float(high), float(start.get(DEPTH, (low * high) ** 0.5))))
-    if not free:
-        raise InputError("fixed: no parameter is free")
-    profiled = tuple(name for name, value in fixed.items() if callable(value) or isinstance(value, AbstractPath))
-    for name in (*profiled, *(name for name in knots if knots[name] > 1)):
-        if name not in declared:
-            raise InputError(f"{name}: only the layer's own parameters, {', '.join(declared)}, change with depth")
-    for names, sampled, rule in kind.coordinates.rules:
-        known = [name for name in (*names, *sampled) if name in settled]
-        if rule is not None and len(known) > len(sampled):
-            raise InputError(f"fixed: {', '.join(known)} are too many, {len(sampled)} of them fix the others")
-        if rule is SLOPES and sampled[1] in known and set(names) & set(known):
-            raise InputError(f"fixed: {', '.join(known)}: give {' and '.join(names)}, or one of them")
-        if rule is not None and (rule is not SLOPES or any(name in profiled for name in known)):
-            if known and not settled.issuperset(names):
-                raise InputError(f"fixed: give all of {', '.join(names)}, or none of them")
-    return Space(kind, tuple(free), tuple(drawn), profiled)
-
-
-def fixed_values(kind: Architecture, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """The fixed values, checked; functions of depth-time as modules."""
-    found = {}
-    for name, value in fixed.items():
-        if callable(value) or isinstance(value, AbstractPath):
-            found[name] = as_module(value)
-        else:
-            parameters = kind.coordinates.sampled | kind.coordinates.declared
-            checked = np.asarray(parameters[name].checked(value), float)
-            if checked.ndim:
-                raise InputError(f"fixed: {name}: a number or a function of depth-time is needed")
-            found[name] = checked
-    return found
-
-
-def _is_settled(kind: Architecture, name: str, settled: set[str]) -> bool:
-    """Whether a sampled coordinate follows from the fixed parameters, or changes nothing in the limit.
-
-    Of c₊, c₋ and their mean, one determines the others once the gap is known.
-    """
-    for parameters, sampled, rule in kind.coordinates.rules:
-        if name not in sampled or rule is None:
-            continue
-        if rule is not SLOPES:
-            return bool(settled & set(parameters))
-        return name == sampled[1] or settled.issuperset(parameters)
-    return False
-
-
-def _bijection(kind: Architecture, name: str) -> str:
-    return kind.coordinates.declared[name].bijection
 
 
 def _parameters(kind: Architecture, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,7 +152,7 @@ def _parameters(kind: Architecture, values: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
-@functools.partial(jax.jit, static_argnums=(0,), static_argnames=("per_draw",), compiler_options=RUN_ONCE)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def coefficients(
     space: Space,
     u: Float[Array, " coordinates"],
@@ -258,8 +160,6 @@ def coefficients(
     middle: Float[Array, " intervals"],
     depth: Array,
     width: Array,
-    *,
-    per_draw: bool = False,
 ) -> tuple[Limit, Limit]:
     """Coefficients of the SDE over unit time, T = d/n times those of the layer, and their derivatives by u.
 
@@ -270,7 +170,6 @@ def coefficients(
         middle: midpoints of intervals of unit time; one interval for layers that do not change with depth.
         depth: d, where it is not free.
         width: n.
-        per_draw: whether `space.drawn` have one value per draw.
 
     Returns:
         a `Limit` with coefficients of shape (intervals, draws), and one with a leading axis of coordinates.
@@ -285,7 +184,7 @@ def coefficients(
             layer = space.layer(u, others | own, time)
             return jax.vmap(lambda t: layer.at(t * time).limit())(middle)
 
-        found = jax.vmap(of_draw, out_axes=1)(drawn) if per_draw else jax.tree.map(lambda c: c[:, None], of_draw({}))
+        found = jax.vmap(of_draw, out_axes=1)(drawn) if drawn else jax.tree.map(lambda c: c[:, None], of_draw({}))
         return jax.tree.map(lambda c: c * time, found)
 
     slopes = jax.vmap(lambda direction: jax.jvp(limits, (u,), (direction,))[1])(jnp.eye(len(u), dtype=u.dtype))

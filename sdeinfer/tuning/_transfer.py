@@ -18,7 +18,7 @@ from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.criteria import AbstractStatistic, Constraint, Ensemble
 from sdeinfer.layers import AbstractLayer, OverDepth, has_chain
 from sdeinfer.networks import check_chain_width, sample_chains, sample_networks, sample_tangents
-from sdeinfer.tuning._ensemble import statistics_of_layer, tangent_at
+from sdeinfer.tuning._ensemble import by_tangent, statistics_of_layer, tangent_at
 from sdeinfer.tuning._search import polish
 from sdeinfer.tuning._space import DEPTH
 from sdeinfer.tuning._tuned import Tuned
@@ -102,23 +102,16 @@ def _rows(
     tuned: Tuned, layer: AbstractLayer, width: int, depth: int, networks: int, with_weights: int, key: PRNGKeyArray
 ) -> list[dict[str, Any]]:
     problem, rows = tuned.problem, []
-    keys = jr.split(key, (len(tuned.V0), 3))
-    found = [
-        {
-            "promised": statistics_of_layer(
-                problem.statistics,
-                layer,
-                V,
-                depth / width,
-                step=min(problem.finer_step, 1 / width),
-                paths=problem.paths,
-                key=own[0],
-            ),
-            "chain": _by_chain(problem.statistics, layer, V, width, depth, networks, own[1]),
-            "weights": _with_weights(problem.statistics, layer, V, width, depth, with_weights, own[2]),
-        }
-        for V, own in zip(tuned.V0, keys, strict=True)
-    ]
+    step, found = min(problem.finer_step, 1 / width), []
+    for V0, own in zip(tuned.V0, jr.split(key, (len(tuned.V0), 3)), strict=True):
+        here = _Setting(problem.statistics, layer, V0, width, depth)
+        found.append(
+            {
+                "promised": here.promised(problem.paths, step, own[0]),
+                "chain": here.by_chain(networks, own[1]),
+                "weights": here.with_weights(with_weights, own[2]),
+            }
+        )
     goals: list[tuple[Any, Constraint | None]] = [(each.criterion, each) for each in problem.constraints]
     goals += [] if isinstance(problem.objective, str) else [(problem.objective, None)]
     for criterion, constraint in goals:
@@ -143,50 +136,50 @@ def _rows(
 type Values = tuple[dict[AbstractStatistic, Float[np.ndarray, " networks"]], Bool[np.ndarray, " networks"]]
 
 
-def _by_chain(
-    statistics: tuple[AbstractStatistic, ...],
-    layer: AbstractLayer,
-    V0: np.ndarray,
-    width: int,
-    depth: int,
-    networks: int,
-    key: PRNGKeyArray,
-) -> Values:
-    mine = [each for each in statistics if each.directions is None]
-    if not mine or not has_chain(layer):
-        return {}, np.zeros(networks, bool)
-    every = 1 if any(each.every_step for each in mine) else depth
-    starts = np.broadcast_to(V0, (networks, *V0.shape))
-    V = sample_chains(layer, starts, width=width, observed=depth // every, observe_every=every, key=key)[:, 1:]
-    return _values(mine, V0, V)
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    """Statistics of networks of one width and depth, from one prompt; each with whether a network explodes."""
 
+    statistics: tuple[AbstractStatistic, ...]
+    layer: AbstractLayer
+    V0: Float[np.ndarray, "m m"]
+    width: int
+    depth: int
 
-def _with_weights(
-    statistics: tuple[AbstractStatistic, ...],
-    layer: AbstractLayer,
-    V0: np.ndarray,
-    width: int,
-    depth: int,
-    networks: int,
-    key: PRNGKeyArray,
-) -> Values:
-    if not networks:
-        return {}, np.zeros(networks, bool)
-    sizes: dict[str, Any] = {"width": width, "depth": depth, "networks": networks}
-    tangents = list(dict.fromkeys(each.directions for each in statistics if each.directions is not None))
-    found, exploded = {}, np.zeros(networks, bool)
-    for number, tangent in enumerate(tangents or [None]):
-        mine = [each for each in statistics if each.directions == tangent or (each.directions is None and not number)]
-        every, tokens = 1 if any(each.every_step for each in mine) else depth, len(V0)
-        if tangent is None:
-            data = sample_networks(layer, V0, observe_every=every, method="weights", key=key, **sizes)
-            values, bad = _values(mine, V0, data["covariance"].values[:, 1:])
-        else:
-            D0 = tangent_at(tangent, tokens, V0.dtype)
-            S = sample_tangents(layer, V0, directions=D0, observe_every=every, key=key, **sizes)[:, 1:]
-            values, bad = _values(mine, V0, S[..., :tokens, :tokens], S[..., tokens:, tokens:])
-        found, exploded = found | values, exploded | bad
-    return found, exploded
+    def promised(self, paths: int, step: float, key: PRNGKeyArray) -> Values:
+        """Of paths of the SDE."""
+        time = self.depth / self.width
+        return statistics_of_layer(self.statistics, self.layer, self.V0, time, paths=paths, step=step, key=key)
+
+    def by_chain(self, networks: int, key: PRNGKeyArray) -> Values:
+        """Of exact chains, without statistics of tangents."""
+        mine = [each for each in self.statistics if each.directions is None]
+        if not mine or not has_chain(self.layer):
+            return {}, np.zeros(networks, bool)
+        every = self._every(mine)
+        starts = np.broadcast_to(self.V0, (networks, *self.V0.shape))
+        sizes: dict[str, Any] = {"width": self.width, "observed": self.depth // every, "observe_every": every}
+        return _values(mine, self.V0, sample_chains(self.layer, starts, **sizes, key=key)[:, 1:])
+
+    def with_weights(self, networks: int, key: PRNGKeyArray) -> Values:
+        """Of networks with weights."""
+        found, exploded = {}, np.zeros(networks, bool)
+        sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "networks": networks}
+        for tangent, mine in by_tangent(self.statistics).items() if networks else ():
+            sizes["observe_every"], tokens = self._every(mine), len(self.V0)
+            if tangent is None:
+                data = sample_networks(self.layer, self.V0, method="weights", key=key, **sizes)
+                values, bad = _values(mine, self.V0, data["covariance"].values[:, 1:])
+            else:
+                D0 = tangent_at(tangent, tokens, self.V0.dtype)
+                S = sample_tangents(self.layer, self.V0, directions=D0, key=key, **sizes)[:, 1:]
+                values, bad = _values(mine, self.V0, S[..., :tokens, :tokens], S[..., tokens:, tokens:])
+            found, exploded = found | values, exploded | bad
+        return found, exploded
+
+    def _every(self, statistics: Sequence[AbstractStatistic]) -> int:
+        """Layers from one observation to the next."""
+        return 1 if any(each.every_step for each in statistics) else self.depth
 
 
 def _values(
@@ -203,7 +196,7 @@ def _values(
 
 def _rules_at(tuned: Tuned, width: int, depth: int) -> dict[str, Any]:
     """γ tuned for a width and a depth, and by the rules; with the least slack of the constraints under each."""
-    problem = dataclasses.replace(tuned.problem, width=width, depth=float(depth), offsets=())
+    problem = dataclasses.replace(tuned.problem, width=width, depth=float(depth))
     names, u = problem.space.names, tuned.u
     gamma = names.index("gamma")
     best = polish(problem, u).u

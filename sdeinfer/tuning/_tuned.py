@@ -98,7 +98,7 @@ class Tuned:
     @property
     def rows_per_constraint(self) -> int:
         """Rows of `criteria` for each constraint: one for each prompt, or one for their mean."""
-        return 1 if self.problem.over == "mean" else len(self.V0)
+        return self.problem.rows
 
     @property
     def missed(self) -> int:

@@ -9,30 +9,16 @@ from budget import assert_estimate
 from scipy import integrate, stats
 
 import sdeinfer as si
-from sdeinfer.criteria import (
-    EffectiveRank,
-    Ensemble,
-    GradientFactor,
-    LargestCorrelation,
-    LogGradientNorm,
-    LogNorm,
-    MeanCorrelation,
-    NormFactor,
-    RangeMargin,
-    expectation,
-    probability,
-    quantile,
-    spread,
-)
+from sdeinfer import criteria as of
 from sdeinfer.criteria._criteria import distribution
 
 COUNT = 4096
 CRITERIA = {
-    "mean": (expectation(LogNorm()), lambda law: law.mean()),
-    "spread": (spread(LogNorm()), lambda law: law.std()),
-    "quantile": (quantile(LogNorm(), 0.9), lambda law: law.ppf(0.9)),
-    "below": (probability(LogNorm(), below=0.7), lambda law: law.cdf(0.7)),
-    "above": (probability(LogNorm(), above=0.7), lambda law: law.sf(0.7)),
+    "mean": (of.expectation(of.LogNorm()), lambda law: law.mean()),
+    "spread": (of.spread(of.LogNorm()), lambda law: law.std()),
+    "quantile": (of.quantile(of.LogNorm(), 0.9), lambda law: law.ppf(0.9)),
+    "below": (of.probability(of.LogNorm(), below=0.7), lambda law: law.cdf(0.7)),
+    "above": (of.probability(of.LogNorm(), above=0.7), lambda law: law.sf(0.7)),
 }
 
 
@@ -76,7 +62,7 @@ def test_derivatives_are_those_of_the_law(name, key):
 
 def test_paths_that_explode_do_not_count_as_inside():
     values, exploded = np.zeros(100), np.arange(100) < 30
-    for criterion in (probability(LogNorm(), below=1.0), probability(LogNorm(), above=-1.0)):
+    for criterion in (of.probability(of.LogNorm(), below=1.0), of.probability(of.LogNorm(), above=-1.0)):
         assert criterion.estimate(values, exploded).value == 0.7
         assert np.isclose(criterion.smooth(jnp.asarray(values), jnp.asarray(exploded)), 0.7)
 
@@ -85,7 +71,7 @@ def test_statistics_are_what_they_are_named(key):
     V0 = np.array([[1.0, 0.2, 0.1], [0.2, 2.0, 0.3], [0.1, 0.3, 0.5]])
     A = np.asarray(jr.normal(key, (5, 4, 3, 3)))
     V, D = A @ A.swapaxes(-1, -2) + 0.1 * np.eye(3), A.swapaxes(-1, -2) @ A
-    paths = Ensemble(*map(jnp.asarray, (V0, V, D, np.zeros(5, bool))))
+    paths = of.Ensemble(*map(jnp.asarray, (V0, V, D, np.zeros(5, bool))))
     last = V[:, -1]
     rho = np.stack([v / np.sqrt(np.outer(np.diag(v), np.diag(v))) for v in last])[:, *np.triu_indices(3, 1)]
     change = np.log(np.diagonal(last, axis1=1, axis2=2) / np.diag(V0))
@@ -93,16 +79,16 @@ def test_statistics_are_what_they_are_named(key):
     margin = np.minimum(np.log(50 / eigenvalues[..., -1]), np.log(eigenvalues[..., 0] / 0.01)).min(axis=1)
     growth = np.log(np.trace(D[:, -1], axis1=1, axis2=2))
     expected = {
-        MeanCorrelation(): rho.mean(axis=1),
-        LargestCorrelation(): rho.max(axis=1),
-        EffectiveRank(): np.array(
+        of.MeanCorrelation(): rho.mean(axis=1),
+        of.LargestCorrelation(): rho.max(axis=1),
+        of.EffectiveRank(): np.array(
             [np.linalg.eigvalsh(v).sum() ** 2 / (np.linalg.eigvalsh(v) ** 2).sum() for v in last]
         ),
-        LogNorm(1): change[:, 1],
-        NormFactor(): np.exp(abs(change).max(axis=1)),
-        RangeMargin(0.01, 50.0): margin,
-        LogGradientNorm(): growth,
-        GradientFactor(2): np.exp(abs(growth)),
+        of.LogNorm(1): change[:, 1],
+        of.NormFactor(): np.exp(abs(change).max(axis=1)),
+        of.RangeMargin(0.01, 50.0): margin,
+        of.LogGradientNorm(): growth,
+        of.GradientFactor(2): np.exp(abs(growth)),
     }
     for statistic, values in expected.items():
         np.testing.assert_allclose(statistic(paths), values, rtol=1e-10, err_msg=str(statistic))
@@ -111,14 +97,14 @@ def test_statistics_are_what_they_are_named(key):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: quantile(LogNorm(), 1.0), "a level between 0 and 1 is needed, got 1"),
-        (lambda: probability(LogNorm()), "give either below or above"),
-        (lambda: probability(LogNorm(), below=np.inf), "a finite value is needed"),
-        (lambda: probability(LogNorm(), below=1.0) >= 1.5, "a bound between 0 and 1 is needed, got 1.5"),
-        (lambda: expectation(LogNorm()) <= np.nan, "a finite bound is needed"),
-        (lambda: 0.1 <= expectation(LogNorm()) <= 0.2, "chained comparisons are two constraints"),
-        (lambda: RangeMargin(2.0, 1.0), "lowest < highest"),
-        (lambda: LogNorm(4).check(3), "a token from 0 to 2 is needed"),
+        (lambda: of.quantile(of.LogNorm(), 1.0), "a level between 0 and 1 is needed, got 1"),
+        (lambda: of.probability(of.LogNorm()), "give either below or above"),
+        (lambda: of.probability(of.LogNorm(), below=np.inf), "a finite value is needed"),
+        (lambda: of.probability(of.LogNorm(), below=1.0) >= 1.5, "a bound between 0 and 1 is needed, got 1.5"),
+        (lambda: of.expectation(of.LogNorm()) <= np.nan, "a finite bound is needed"),
+        (lambda: 0.1 <= of.expectation(of.LogNorm()) <= 0.2, "chained comparisons are two constraints"),
+        (lambda: of.RangeMargin(2.0, 1.0), "lowest < highest"),
+        (lambda: of.LogNorm(4).check(3), "a token from 0 to 2 is needed"),
     ],
 )
 def test_bad_input_is_one_line(make, message):

@@ -29,15 +29,6 @@ def gradient_norms(layer, V0, ts, *, key, time=T, **options):
     return si.criteria.gradient_norms(layer, V0, ts, time=time, paths=PATHS, step=STEP, key=key, **options)
 
 
-def test_the_squared_norm_of_a_tangent_starts_at_that_of_its_directions(V0, key):
-    D0 = random_covariance(3, seed=1)
-    paths = si.tangents(LAYERS["transformer"](), V0, [0.0, T], D0, paths=PATHS, step=STEP, key=key)
-    norms = si.criteria.squared_jacobian_norm(paths)
-    assert norms.shape == (PATHS, 2)
-    assert_agrees(norms[:, 0], np.full(PATHS, jnp.trace(D0)))
-    assert_agrees(norms[:, 1], np.einsum("pii->p", paths.tangent[:, 1]))
-
-
 @pytest.mark.parametrize("name", ["transformer", "mlp"])
 def test_one_token_has_its_exact_law(name, key):
     """log D ~ N(−a(T − t), 2a(T − t)), from every depth-time t."""

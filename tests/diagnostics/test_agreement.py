@@ -2,14 +2,14 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate, assert_mean, assert_visible, mean_and_error
+from budget import assert_estimate, assert_mean, mean_and_error
 from scipy.special import loggamma
 from scipy.stats import norm
 
 import sdeinfer as si
 from sdeinfer.diagnostics import _agreement, agreement
-from sdeinfer.diagnostics._agreement import BATCHES, _compare, _fit, _with_groups
-from sdeinfer.solve import PSDEuler, coarse_and_fine
+from sdeinfer.diagnostics._agreement import BATCHES, _compare, _with_groups
+from sdeinfer.diagnostics._rate import fit_rate
 
 LINEAR = si.ShapedMLP(c_plus=0.0, c_minus=0.0)
 
@@ -33,9 +33,9 @@ def exact_distances(width: int, depth: int) -> tuple[float, float]:
 
 
 def shifted_normals(rng, shift: float, count: int) -> dict[str, np.ndarray]:
-    """What is measured of two samples of normals, one shifted; the solver at both steps is the same."""
+    """What is measured of two samples of normals, one shifted."""
     paths = rng.normal(size=(count, 1))
-    return _compare((paths, paths), [shift + rng.normal(size=(count, 1))], paths.dtype)[0]
+    return _compare(paths, [shift + rng.normal(size=(count, 1))], paths.dtype)[0]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,6 @@ def test_table_says_what_was_compared(linear):
     assert linear.attrs | {"paths": 20_000, "exploded": 0, "architecture": "mlp"} == linear.attrs
     xr_alone = linear["squared"].sel(quantity="log_eigenvalue[0]")
     np.testing.assert_array_equal(xr_alone, linear["squared"].sel(quantity="overall"))
-    assert (linear["solver_correction"] < 0.1 * linear["distance"].sel(width=4)).all()
 
 
 def test_single_precision_and_a_width_whose_depth_is_rounded():
@@ -113,7 +112,7 @@ def test_squared_distance_has_no_floor_and_its_error_bar_is_right(shift):
 def test_rate_is_exact_without_noise():
     widths = 2.0 ** np.arange(4, 12)
     squared = (1.7 * widths**-0.8) ** 2
-    rate, error, constant = _fit(widths, squared, np.tile(squared[:, None], BATCHES), 1e-3 * squared)
+    rate, error, constant = fit_rate(widths, squared, np.tile(squared[:, None], BATCHES), 1e-3 * squared)
     np.testing.assert_allclose([rate, constant], [0.8, 1.7], rtol=1e-3)
     assert 0 < error < 0.2
 
@@ -126,7 +125,7 @@ def test_widths_drowned_in_noise_do_not_bias_the_rate():
     for _ in range(100):
         parts = exact[:, None] + np.sqrt(BATCHES) * error[:, None] * rng.normal(size=(8, BATCHES))
         without = (parts.sum(axis=1, keepdims=True) - parts) / (BATCHES - 1)
-        fits.append(_fit(widths, parts.mean(axis=1), without, error))
+        fits.append(fit_rate(widths, parts.mean(axis=1), without, error))
     rate, spread, _ = np.array(fits).T
     assert_mean(rate, 1)
     # The error bar leaves room for the next order, of which there is none here.
@@ -135,42 +134,30 @@ def test_widths_drowned_in_noise_do_not_bias_the_rate():
 
 def test_nothing_but_noise_has_no_rate():
     squared = np.array([1e-5, -2e-5, 0.5e-5])
-    assert np.isnan(_fit(np.array([16, 32, 64]), squared, np.tile(squared[:, None], 50), np.full(3, 1e-5))).all()
+    assert np.isnan(fit_rate(np.array([16, 32, 64]), squared, np.tile(squared[:, None], 50), np.full(3, 1e-5))).all()
 
 
 def test_correlations_that_vary_by_rounding_only_are_left_out():
     rng = np.random.default_rng(3)
     paths = np.stack([np.full(100, 1.0), rng.normal(size=100), rng.normal(size=100)], axis=1)
     paths[::2, 0] -= 1e-7
-    found = _compare((paths, paths), [paths], np.dtype(np.float32))[0]
+    found = _compare(paths, [paths], np.dtype(np.float32))[0]
     names, measured = _with_groups(2, {name: values[:, None] for name, values in found.items()})
     table = dict(zip(names, measured["distance"][:, 0], strict=True))
     assert np.isnan([table["rho[0,1]"], table["correlations"]]).all()
     assert table["overall"] == table["log_eigenvalues"] == 0
 
 
-def test_extrapolation_over_the_step_leaves_the_exact_mean(key):
-    # Per step E log is −h − h²/4: the correction is 0.00125, about ten of its errors.
-    settings = {"paths": 200_000, "step": 0.02, "solver": PSDEuler()}
-    coarse, fine = coarse_and_fine(LINEAR, np.eye(1), [0.5], **settings, key=key)
-    log_coarse, log_fine = np.log(coarse[:, 0, 0, 0]), np.log(fine[:, 0, 0, 0])
-    correction, error = mean_and_error(log_fine - log_coarse)
-    # The same noise makes the correction plain where it would drown otherwise.
-    assert_visible(correction, error)
-    assert mean_and_error(log_fine)[1] > correction
-    assert_mean(2 * log_fine - log_coarse, -0.5)
-
-
 def test_exploded_paths_are_left_out_and_counted_and_refused_where_they_are_many(monkeypatch, key):
     def paths_of_which_explode(few):
         V = np.tile(np.eye(2), (4000, 1, 1, 1))
         V[:few] = np.inf
-        monkeypatch.setattr(_agreement, "coarse_and_fine", lambda *_, **__: (V, V))
+        monkeypatch.setattr(_agreement, "simulate", lambda *_, **__: V)
         return _agreement._paths(LINEAR, np.eye(2), 0.5, paths=4000, step=0.1, key=key)
 
-    (coarse, fine), lost = paths_of_which_explode(4)
+    quantities, lost = paths_of_which_explode(4)
     assert lost == 4
-    assert len(coarse) == len(fine) == 3996
+    assert len(quantities) == 3996
     with pytest.raises(si.InputError, match="time: 5 of the SDE's 4000 paths explode before 0.5"):
         paths_of_which_explode(5)
 

@@ -9,9 +9,10 @@ from budget import assert_within
 
 import sdeinfer as si
 from sdeinfer.diagnostics import alternatives
-from sdeinfer.diagnostics._alternatives import different_sizes, log_ratios
-from sdeinfer.diagnostics._layers import EVIDENCE
-from sdeinfer.diagnostics._summary import PRIOR_SD
+from sdeinfer.diagnostics._advice import different_sizes
+from sdeinfer.diagnostics._alternatives import log_ratios
+from sdeinfer.diagnostics._posterior import PRIOR_SD
+from sdeinfer.diagnostics._thresholds import EVIDENCE
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import any_transitions, path_statistics
 

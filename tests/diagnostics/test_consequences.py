@@ -14,7 +14,9 @@ import sdeinfer as si
 from sdeinfer.covariance import pairs, unvech
 from sdeinfer.diagnostics import consequences
 from sdeinfer.diagnostics._consequences import SCATTER
-from sdeinfer.diagnostics._innovations import DIRECTIONS, SOFTMAX, WIDTH, _weights, laws_of, sums_of
+from sdeinfer.diagnostics._directions import DIRECTIONS, weights
+from sdeinfer.diagnostics._innovations import SOFTMAX, WIDTH, laws_of, sums_of
+from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import adjusted_statistics, innovations, posterior_mode
 from sdeinfer.infer._coordinates import layer_at
 from sdeinfer.infer._tree import groups_of_data
@@ -64,11 +66,11 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
 def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -> xr.Dataset:
     """The layers with a misfit of some size in one direction of `innovation_tests`, under the law of the tree."""
     number = list(DIRECTIONS).index(misfit)
-    ((path, law),) = laws_of(tree, data)
+    ((path, law),) = laws_of(Posterior.of(tree, data))
     ends = []
     for here in innovations(path, law):
         at = path.coordinates(here.transitions)
-        of_mean, of_variance = (weights[number] for weights in _weights(path, here, at))
+        of_mean, of_variance = (each[..., number] for each in weights(path, here, at))
         y = (here.y + size * of_mean) * (1 + size * of_variance / 2)
         change = (y - here.y) * here.sd / np.sqrt(path.width[path.network[here.transitions], None])
         rows, columns = pairs(path.tokens)
@@ -93,7 +95,7 @@ def with_other_layers(data: xr.Dataset, misfit: str, size: float) -> xr.Dataset:
 
 def sd_of(tree: xr.DataTree, data: xr.Dataset) -> np.ndarray:
     """Standard deviations by the scatter of the scores, in which the predicted moves are."""
-    sums = sums_of(tree, data)
+    sums = sums_of(Posterior.of(tree, data))
     inverse = np.linalg.inv(sums.information + np.eye(len(sums.information)))
     return np.sqrt(np.diagonal(inverse @ sums.scatter @ inverse))[: len(NAMES)]
 

@@ -9,8 +9,8 @@ from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.diagnostics import distance_from_theory, left_out_transforms
-from sdeinfer.diagnostics._check import ALL_EXPLODE
-from sdeinfer.diagnostics._predictive import left_out_p_values
+from sdeinfer.diagnostics._advice import ALL_EXPLODE
+from sdeinfer.diagnostics._predictive import predictions_of
 from sdeinfer.report import figures
 
 DRAWS, NETWORKS, TOKENS, WIDTH = 60, 200, 3, 24
@@ -49,7 +49,10 @@ def test_transforms_of_one_law_are_uniform():
 
 
 def test_another_law_is_seen():
-    p = left_out_p_values(tree(scale=1.5))
+    found = predictions_of(tree(scale=1.5))
+    assert found is not None
+    assert found.p_values is not None
+    p = found.p_values
     assert p["largest log-eigenvalue"] < 1e-6
     assert p["mean correlation"] > 1e-4
 

@@ -5,42 +5,29 @@ import itertools
 import pytest
 
 import sdeinfer as si
-from sdeinfer.criteria import (
-    EffectiveRank,
-    GradientFactor,
-    LargestCorrelation,
-    LogGradientNorm,
-    LogNorm,
-    MeanCorrelation,
-    NormFactor,
-    RangeMargin,
-    expectation,
-    probability,
-    quantile,
-    spread,
-)
+from sdeinfer import criteria as of
 from sdeinfer.tuning import parse_constraint, parse_criterion
 
 STATISTICS = [
-    MeanCorrelation(),
-    LargestCorrelation(),
-    EffectiveRank(),
-    LogNorm(0),
-    LogNorm(12),
-    NormFactor(),
-    RangeMargin(0, 5),
-    RangeMargin(1e-5, 12.5),
-    LogGradientNorm(),
-    LogGradientNorm(3),
-    GradientFactor(),
-    GradientFactor(3),
+    of.MeanCorrelation(),
+    of.LargestCorrelation(),
+    of.EffectiveRank(),
+    of.LogNorm(0),
+    of.LogNorm(12),
+    of.NormFactor(),
+    of.RangeMargin(0, 5),
+    of.RangeMargin(1e-5, 12.5),
+    of.LogGradientNorm(),
+    of.LogGradientNorm(3),
+    of.GradientFactor(),
+    of.GradientFactor(3),
 ]
 CRITERIA = [
-    expectation,
-    spread,
-    *(lambda statistic, level=level: quantile(statistic, level) for level in (1e-6, 0.07, 0.5, 0.95, 0.999)),
-    *(lambda statistic, value=value: probability(statistic, below=value) for value in (-1.5, 0, 2, 1e-7, 1e20)),
-    lambda statistic: probability(statistic, above=-2.5e-4),
+    of.expectation,
+    of.spread,
+    *(lambda statistic, level=level: of.quantile(statistic, level) for level in (1e-6, 0.07, 0.5, 0.95, 0.999)),
+    *(lambda statistic, value=value: of.probability(statistic, below=value) for value in (-1.5, 0, 2, 1e-7, 1e20)),
+    lambda statistic: of.probability(statistic, above=-2.5e-4),
 ]
 
 
@@ -65,12 +52,12 @@ def test_what_is_printed_is_read(statistic):
 @pytest.mark.parametrize(
     ("text", "constraint"),
     [
-        ("q95(largest correlation) <= 0.9", quantile(LargestCorrelation(), 0.95) <= 0.9),
-        ("q99.9(norm factor)<=.5", quantile(NormFactor(), 0.999) <= 0.5),
-        ("  95 %  quantile of norm factor ≤ 2 ", quantile(NormFactor(), 0.95) <= 2),
-        ("P(norm factor<2)>=0.95", probability(NormFactor(), below=2) >= 0.95),
-        ("P( log gradient norm  > -1 ) ≥ 9e-1", probability(LogGradientNorm(), above=-1) >= 0.9),
-        ("sd[log norm of token 0] >= +0.5", spread(LogNorm(0)) >= 0.5),
+        ("q95(largest correlation) <= 0.9", of.quantile(of.LargestCorrelation(), 0.95) <= 0.9),
+        ("q99.9(norm factor)<=.5", of.quantile(of.NormFactor(), 0.999) <= 0.5),
+        ("  95 %  quantile of norm factor ≤ 2 ", of.quantile(of.NormFactor(), 0.95) <= 2),
+        ("P(norm factor<2)>=0.95", of.probability(of.NormFactor(), below=2) >= 0.95),
+        ("P( log gradient norm  > -1 ) ≥ 9e-1", of.probability(of.LogGradientNorm(), above=-1) >= 0.9),
+        ("sd[log norm of token 0] >= +0.5", of.spread(of.LogNorm(0)) >= 0.5),
     ],
 )
 def test_short_forms_and_spaces(text, constraint):
@@ -79,7 +66,7 @@ def test_short_forms_and_spaces(text, constraint):
 
 def test_a_word_is_a_parameter():
     assert parse_criterion(" gamma ") == "gamma"
-    assert parse_criterion("E[effective rank]") == expectation(EffectiveRank())
+    assert parse_criterion("E[effective rank]") == of.expectation(of.EffectiveRank())
 
 
 @pytest.mark.parametrize(

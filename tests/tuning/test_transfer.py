@@ -6,41 +6,29 @@ import pytest
 from budget import assert_estimate
 
 import sdeinfer as si
-from sdeinfer.criteria import (
-    EffectiveRank,
-    GradientFactor,
-    LargestCorrelation,
-    LogNorm,
-    MeanCorrelation,
-    NormFactor,
-    RangeMargin,
-    expectation,
-    probability,
-    quantile,
-    spread,
-)
+from sdeinfer import criteria as of
 
 V0 = np.array([[1.0, 0.2, 0.1, 0.3], [0.2, 1.2, 0.25, 0.1], [0.1, 0.25, 0.8, 0.15], [0.3, 0.1, 0.15, 1.0]])
 PLAIN = {"tau0": 1.0, "c_gap": 1.0}
 CAUSAL = si.Architecture("transformer", pattern=si.CAUSAL)
 GOALS = {
-    "norms": ("transformer", "gamma", PLAIN, probability(NormFactor(), below=2) >= 0.95),
-    "largest correlation": ("transformer", "gamma", PLAIN, quantile(LargestCorrelation(), 0.95) <= 0.7),
-    "effective rank": ("transformer", "gamma", PLAIN, expectation(EffectiveRank()) >= 3),
-    "range": ("transformer", "gamma", PLAIN, probability(RangeMargin(0.1, 4.0), above=0) >= 0.9),
-    "causal": (CAUSAL, "gamma", PLAIN, probability(NormFactor(), below=2) >= 0.9),
-    "spread": ("attention", "gamma", {"tau0": 1.0}, spread(LogNorm(1)) <= 0.4),
-    "mean correlation": ("attention", "gamma", {"tau0": 0.5}, quantile(MeanCorrelation(), 0.95) <= 0.5),
-    "alignment": ("feedforward", "gamma", {"c_gap": 4.0}, expectation(MeanCorrelation()) <= 0.4),
-    "slopes": ("mlp", "c_gap", {}, expectation(MeanCorrelation()) <= 0.25),
-    "gradients": ("transformer", "gamma", PLAIN, probability(GradientFactor(), below=2) >= 0.9),
+    "norms": ("transformer", "gamma", PLAIN, of.probability(of.NormFactor(), below=2) >= 0.95),
+    "largest correlation": ("transformer", "gamma", PLAIN, of.quantile(of.LargestCorrelation(), 0.95) <= 0.7),
+    "effective rank": ("transformer", "gamma", PLAIN, of.expectation(of.EffectiveRank()) >= 3),
+    "range": ("transformer", "gamma", PLAIN, of.probability(of.RangeMargin(0.1, 4.0), above=0) >= 0.9),
+    "causal": (CAUSAL, "gamma", PLAIN, of.probability(of.NormFactor(), below=2) >= 0.9),
+    "spread": ("attention", "gamma", {"tau0": 1.0}, of.spread(of.LogNorm(1)) <= 0.4),
+    "mean correlation": ("attention", "gamma", {"tau0": 0.5}, of.quantile(of.MeanCorrelation(), 0.95) <= 0.5),
+    "alignment": ("feedforward", "gamma", {"c_gap": 4.0}, of.expectation(of.MeanCorrelation()) <= 0.4),
+    "slopes": ("mlp", "c_gap", {}, of.expectation(of.MeanCorrelation()) <= 0.25),
+    "gradients": ("transformer", "gamma", PLAIN, of.probability(of.GradientFactor(), below=2) >= 0.9),
 }
 WIDTH, DEPTHS = 256, {"slopes": 16}
 
 
 @pytest.fixture(scope="module")
 def tuned():
-    goal = [spread(LogNorm()) <= 0.3]
+    goal = [of.spread(of.LogNorm()) <= 0.3]
     sizes = {"width": 64, "depth": 8, "paths": 64, "step": 0.1, "key": jr.key(0)}
     return si.tune("attention", V0[:1, :1], maximise="gamma", subject_to=goal, fixed={"tau0": 1.0}, **sizes)
 
@@ -75,7 +63,7 @@ def test_networks_keep_what_is_promised(name, key):
 @pytest.mark.slow
 def test_rules_and_stretched_profiles(key):
     """γ ∝ d^{−1/2} keeps the promise at fixed width, where noise γ²d/n decides; γ constant does not at larger depth."""
-    goal = [probability(NormFactor(), below=2) >= 0.95]
+    goal = [of.probability(of.NormFactor(), below=2) >= 0.95]
     arguments = {"maximise": "gamma", "subject_to": goal, "fixed": PLAIN, "paths": 2048, "key": key}
     tuned = si.tune("transformer", V0, width=WIDTH, depth=32, knots={"gamma": 2}, **arguments)
     found = si.transfer(tuned, widths=[WIDTH], depths=[64], networks=1000, with_weights=0, key=key)

@@ -11,20 +11,7 @@ from budget import assert_estimate, assert_visible
 from scipy import optimize, stats
 
 import sdeinfer as si
-from sdeinfer.criteria import (
-    EffectiveRank,
-    GradientFactor,
-    LargestCorrelation,
-    LogGradientNorm,
-    LogNorm,
-    MeanCorrelation,
-    NormFactor,
-    RangeMargin,
-    expectation,
-    probability,
-    quantile,
-    spread,
-)
+from sdeinfer import criteria as of
 
 T, WIDTH, DEPTH = 0.25, 256, 64
 ONE, FOUR = np.eye(1), np.asarray(si.equicorrelated(tokens=4, correlation=0.2, norm=1.0))
@@ -73,21 +60,21 @@ def exact_squares(gamma, tokens):
 
 
 GOALS = {
-    "spread": ("attention", ONE, lambda: spread(LogNorm()) <= 0.5, lambda g: exact_spread(g) - 0.5),
+    "spread": ("attention", ONE, lambda: of.spread(of.LogNorm()) <= 0.5, lambda g: exact_spread(g) - 0.5),
     "probability": (
         "attention",
         ONE,
-        lambda: probability(NormFactor(), below=2) >= 0.95,
+        lambda: of.probability(of.NormFactor(), below=2) >= 0.95,
         lambda g: exact_factor(g) - 0.95,
     ),
-    "quantile": ("attention", ONE, lambda: quantile(LogNorm(), 0.95) <= 0.6, lambda g: exact_quantile(g) - 0.6),
+    "quantile": ("attention", ONE, lambda: of.quantile(of.LogNorm(), 0.95) <= 0.6, lambda g: exact_quantile(g) - 0.6),
     "stopping": (
         "attention",
         ONE,
-        lambda: probability(RangeMargin(0.0, 2.0), above=0) >= 0.9,
+        lambda: of.probability(of.RangeMargin(0.0, 2.0), above=0) >= 0.9,
         lambda g: exact_stay(g, 1 / WIDTH) - 0.9,
     ),
-    "squares": ("feedforward", np.eye(6), lambda: expectation(squares) <= 9, lambda g: exact_squares(g, 6) - 9),
+    "squares": ("feedforward", np.eye(6), lambda: of.expectation(squares) <= 9, lambda g: exact_squares(g, 6) - 9),
 }
 
 
@@ -99,9 +86,7 @@ def test_closed_forms(name, key):
     kind, V0, goal, excess = GOALS[name]
     fixed = {"tau0": 1.0} if kind == "attention" else {"c_plus": 0.0, "c_gap": 1e-9}
     paths = 1024 if name == "spread" else 16_384
-    # The fourth moments of "squares" show the bias of the steps.
-    step = 0.0025 if name == "squares" else 0.01
-    arguments = {**SIZES, "maximise": "gamma", "fixed": fixed, "paths": paths, "step": step, "key": key}
+    arguments = {**SIZES, "maximise": "gamma", "fixed": fixed, "paths": paths, "key": key}
     found = si.tune(kind, V0, subject_to=[goal()], **arguments)
     exact = optimize.brentq(excess, 0.01, 0.999)
     row = found.parameters.loc["gamma"]
@@ -119,11 +104,17 @@ def test_closed_forms(name, key):
 @pytest.mark.parametrize(
     "statistics",
     [
-        [MeanCorrelation()],
+        [of.MeanCorrelation()],
         pytest.param(
             [
-                *(LargestCorrelation(), EffectiveRank(), LogNorm(1), NormFactor(), RangeMargin(0.01, 50.0)),
-                *(LogGradientNorm(), GradientFactor(), squares),
+                *(
+                    of.LargestCorrelation(),
+                    of.EffectiveRank(),
+                    of.LogNorm(1),
+                    of.NormFactor(),
+                    of.RangeMargin(0.01, 50.0),
+                ),
+                *(of.LogGradientNorm(), of.GradientFactor(), squares),
             ],
             marks=pytest.mark.long,
         ),
@@ -132,7 +123,7 @@ def test_closed_forms(name, key):
 )
 def test_derivatives_of_expectations_are_those_of_differences(statistics, key):
     """Statistics in one sample of 48 paths, by γ, τ0 and the gap; kinks of maxima are in none of them."""
-    criteria = [reduce(each) for each in statistics for reduce in (expectation, spread)]
+    criteria = [reduce(each) for each in statistics for reduce in (of.expectation, of.spread)]
     V0 = np.array([[1.0, 0.2, 0.1], [0.2, 1.5, 0.3], [0.1, 0.3, 0.7]])
     box = {"gamma": (0.1, 0.5), "tau0": (0.5, 2.0)}
     goals = [each >= -1e3 for each in criteria]
@@ -166,7 +157,7 @@ def test_derivatives_of_quantiles_and_probabilities(name, key):
 @pytest.mark.slow
 def test_the_worst_prompt_decides(key):
     near = np.asarray(si.equicorrelated(tokens=4, correlation=0.6, norm=1.0))
-    goal = [quantile(LargestCorrelation(), 0.95) <= 0.8]
+    goal = [of.quantile(of.LargestCorrelation(), 0.95) <= 0.8]
     arguments = {**SIZES, "maximise": "gamma", "subject_to": goal, "fixed": {"tau0": 1.0, "c_gap": 1.0}, "paths": 1024}
     both, alone = (si.tune("transformer", V0, **arguments, key=key) for V0 in (np.stack([FOUR, near]), near))
     assert_estimate(both.values["gamma"], alone.values["gamma"], math.sqrt(2) * alone.parameters["error"].iloc[0])
@@ -186,7 +177,7 @@ def test_a_posterior_is_part_of_the_risk(key):
         width=WIDTH,
         depth=(2, 200),
         maximise="depth",
-        subject_to=[probability(NormFactor(), below=2) >= 0.9],
+        subject_to=[of.probability(of.NormFactor(), below=2) >= 0.9],
         fixed={"tau0": 1.0},
         posterior=posterior,
         paths=16_384,
@@ -208,7 +199,7 @@ def test_a_posterior_is_part_of_the_risk(key):
 @pytest.mark.slow
 def test_a_constant_has_the_largest_mean_where_noise_decides(key):
     """Var log V_T = 2 ∫ a dt bounds ∫ γ² for small γ, and by Jensen a constant has the largest mean γ."""
-    goal = [spread(LogNorm()) <= 0.2]
+    goal = [of.spread(of.LogNorm()) <= 0.2]
     arguments = {**SIZES, "subject_to": goal, "maximise": "gamma", "fixed": {"tau0": 1.0}, "paths": 1024, "key": key}
     found = si.tune("attention", ONE, knots={"gamma": 3}, start={"gamma": 0.1}, **arguments)
     assert isinstance(found.layer, si.OverDepth)
@@ -224,7 +215,7 @@ def never(paths):
 
 BAD = {
     "one token has no correlation": (
-        {"V0": ONE, "subject_to": [quantile(LargestCorrelation(), 0.9) <= 0.5]},
+        {"V0": ONE, "subject_to": [of.quantile(of.LargestCorrelation(), 0.9) <= 0.5]},
         "at least 2",
     ),
     "a parameter that it lacks": ({"architecture": "feedforward", "fixed": {"tau0": 1.0}}, "fixed: feedforward has no"),
@@ -232,14 +223,14 @@ BAD = {
     "a bound on what is fixed": ({"fixed": {"tau0": 1.0}, "bounds": {"tau0": (0.1, 1.0)}}, "tau0 is not free"),
     "a value out of range": ({"fixed": {"gamma": 1.5}}, "gamma: must be in"),
     "nothing to choose": (
-        {"fixed": {"gamma": 0.5, "tau0": 1.0, "c_gap": 1.0}, "maximise": expectation(squares)},
+        {"fixed": {"gamma": 0.5, "tau0": 1.0, "c_gap": 1.0}, "maximise": of.expectation(squares)},
         "no parameter",
     ),
     "no constraint": ({"fixed": {"tau0": 1.0, "c_gap": 1.0}}, "subject_to: without a constraint nothing limits gamma"),
     "a constraint in words": ({"subject_to": "P(norm factor < 2) >= 0.95"}, "subject_to: a constraint, such as"),
-    "a criterion without a bound": ({"subject_to": spread(LogNorm())}, "subject_to: a constraint, such as"),
+    "a criterion without a bound": ({"subject_to": of.spread(of.LogNorm())}, "subject_to: a constraint, such as"),
     "no objective": ({"maximise": None}, "give either maximise or minimise"),
-    "a token that is not there": ({"subject_to": [spread(LogNorm(7)) <= 1]}, "a token from 0 to 3"),
+    "a token that is not there": ({"subject_to": [of.spread(of.LogNorm(7)) <= 1]}, "a token from 0 to 3"),
     "an unknown architecture": ({"architecture": "mamba"}, "architecture: must be one of"),
     "not a covariance": ({"V0": np.array([[1.0, 2.0], [2.0, 1.0]])}, "V0"),
     "an inverted box": ({"bounds": {"gamma": (0.5, 0.1)}}, "increasing pair"),
@@ -248,7 +239,7 @@ BAD = {
     "a slope and the mean": ({"fixed": {"c_plus": 1.0, "c_mean": 0.0}}, "give c_plus and c_minus"),
     "a slope over depth": ({"fixed": {"c_plus": lambda time: 3.0}}, "give all of c_plus, c_minus"),
     "a function out of range": (
-        {"fixed": {"tau0": lambda time: 1 - 8 * time}, "subject_to": spread(LogNorm()) <= 1},
+        {"fixed": {"tau0": lambda time: 1 - 8 * time}, "subject_to": of.spread(of.LogNorm()) <= 1},
         "tau0: must be greater than 0",
     ),
     "no posterior": ({"posterior": xr.DataTree()}, "posterior: the result of a fit, .* is needed, got a DataTree"),
@@ -267,7 +258,7 @@ def test_bad_input_is_one_line(name, key, unchecked):
 
 
 def test_goals_that_cannot_be_had_are_refused_with_the_nearest(key):
-    goals = [probability(NormFactor(), below=2) >= 0.95, spread(LogNorm()) >= 1.0]
+    goals = [of.probability(of.NormFactor(), below=2) >= 0.95, of.spread(of.LogNorm()) >= 1.0]
     with pytest.raises(si.InputError, match="cannot all be had; the nearest is .*at gamma") as caught:
         si.tune("attention", ONE, **SIZES, maximise="gamma", subject_to=goals, fixed={"tau0": 1.0}, paths=512, key=key)
     assert "\n" not in str(caught.value)
@@ -277,11 +268,11 @@ def test_explosions_are_no_success(key):
     """A path that explodes early keeps V0, which meets every bound: it must not count, and must not be hidden."""
     # γ found with coarser steps misses the bound on new paths, and its verdict says so.
     cold = {"fixed": {"tau0": 0.02}, "maximise": "gamma", "paths": 256, "step": 0.0125, "key": key, **SIZES}
-    found = si.tune("attention", FOUR, subject_to=probability(NormFactor(), below=2) >= 0.95, **cold)
+    found = si.tune("attention", FOUR, subject_to=of.probability(of.NormFactor(), below=2) >= 0.95, **cold)
     assert found.found["exploded"] < 0.1
     # Fresh paths have their own error, and so do those on which γ was found.
     assert_estimate(found.criteria["slack"].iloc[0], 0, math.sqrt(2) * found.criteria["error"].iloc[0])
-    goal = quantile(LargestCorrelation(), 0.95) <= 0.9
+    goal = of.quantile(of.LargestCorrelation(), 0.95) <= 0.9
     with pytest.raises(si.InputError, match="of paths explode at gamma"):
         si.tune("attention", FOUR, subject_to=goal, bounds={"gamma": (0.5, 0.9)}, **cold)
 
@@ -293,7 +284,7 @@ def test_values_that_are_not_finite_are_refused(key):
             ONE,
             **SIZES,
             maximise="gamma",
-            subject_to=[expectation(never) <= 1],
+            subject_to=[of.expectation(never) <= 1],
             fixed={"tau0": 1.0},
             key=key,
         )

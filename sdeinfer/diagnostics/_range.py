@@ -1,15 +1,19 @@
-"""Layers outside the range of the law against exact layers at the posterior's draws.
+"""The range of the law: how far the softmax is from its expansion, and layers outside the range against exact ones.
 
 The law of a layer is a series that does not hold there, but exact layers of width n can be drawn from any start, by the
 covariance chain. This tells data that left the range from data of another architecture.
 """
 
+from typing import NamedTuple
+
 import jax.random as jr
 import numpy as np
 import pandas as pd
-import xarray as xr
+from jaxtyping import Float
 
-from sdeinfer.layers import Architecture
+from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._thresholds import LEAST_USED
+from sdeinfer.infer import logit_scale, mean_spread
 from sdeinfer.likelihood import any_transitions, used_of, with_used
 from sdeinfer.networks import sample_layer
 
@@ -20,19 +24,46 @@ LARGEST = 1e6
 """Largest entry of V in a layer that is compared."""
 
 
-def excluded_layers(post: xr.DataTree, data: xr.Dataset, kind: Architecture, spread: np.ndarray) -> pd.DataFrame | None:
+class Range(NamedTuple):
+    """What is known of the range of the law.
+
+    Attributes:
+        spread: mean spread of the logits in a row of the softmax, of the transitions that the fit used.
+        share: share of the transitions that the fit used.
+        exact: the table of `excluded_layers`, where few transitions were used and exact layers can be drawn.
+    """
+
+    spread: float
+    share: float
+    exact: pd.DataFrame | None
+
+
+def range_of(posterior: Posterior) -> Range | None:
+    """The range of the law at the posterior mean; None without attention, or for a kind of layer that is not known."""
+    kind, attrs = posterior.kind, posterior.tree.attrs
+    if kind is None or not kind.coordinates.temperatures:
+        return None
+    used, layers = used_of(posterior.data), posterior.tree["layers"].to_dataset()
+    tau0 = np.min([layers[name].values for name in kind.coordinates.temperatures], axis=0)
+    spread = logit_scale(posterior.data) / tau0[:, None]
+    # Of data in chunks, all networks count, of which the data are some.
+    share = 1 - float(attrs["left_out"]) if "used_transitions" in attrs else float(used.mean())
+    rare = share < LEAST_USED and posterior.one_layer and "out_of_range" not in attrs
+    return Range(mean_spread(spread[used]), share, excluded_layers(posterior, spread) if rare else None)
+
+
+def excluded_layers(posterior: Posterior, spread: Float[np.ndarray, "networks layers"]) -> pd.DataFrame | None:
     """Compare layers outside the range of the law with exact layers from the same starts.
 
     Arguments:
-        post: the result of `fit`, with one layer for all networks.
-        data: the data that were fitted.
-        kind: the kind of layer.
-        spread: spread of the logits at the start of each layer, shape (networks, layers).
+        posterior: the result of `fit`, with one layer for all networks.
+        spread: spread of the logits at the start of each layer.
 
     Returns:
         One row for each mean over layers, of log tr V′/tr V and of log |V′|/|V|, with columns `observed`, `predicted`,
         `sd` (over posterior draws, each with layers of its own) and `z`. None if exact layers cannot be drawn.
     """
+    data, kind = posterior.data, posterior.known_kind
     values = data["covariance"].transpose("network", "layer", "token_a", "token_b").values
     with np.errstate(invalid="ignore"):
         small = np.abs(values).max(axis=(-2, -1)) < LARGEST
@@ -40,10 +71,9 @@ def excluded_layers(post: xr.DataTree, data: xr.Dataset, kind: Architecture, spr
     if not outside.any():
         return None
     path = any_transitions(with_used(data, outside))
-    nearest = np.argsort(spread[path.network, path.layer], kind="stable")[:LAYERS]
-    path = path.take(nearest)
+    path = path.take(np.argsort(spread[path.network, path.layer], kind="stable")[:LAYERS])
     starts, ends, widths = path.starts(slice(None)), path.ends(slice(None)), path.width[path.network]
-    draws = {name: post["posterior"].to_dataset()[name].values.reshape(-1) for name in kind.parameters}
+    draws = {name: posterior.tree["posterior"].to_dataset()[name].values.reshape(-1) for name in kind.parameters}
     chosen = np.linspace(0, len(next(iter(draws.values()))) - 1, DRAWS).round().astype(int)
     found = []
     for number, draw in enumerate(chosen):

@@ -29,14 +29,12 @@ from sdeinfer.diagnostics import (
     summarise,
     with_precision,
 )
-from sdeinfer.likelihood import Assumptions
 from sdeinfer.meanfield import _models
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
 from sdeinfer.meanfield._laws import AbstractTokenLaw, ObservedFlow
 from sdeinfer.meanfield._misfits import CAUSES, FITTED, OF_NOISE, misfits
 from sdeinfer.meanfield._models import TokenModel, token_model
-from sdeinfer.meanfield._path import TokenPath
-from sdeinfer.meanfield._tokens import DIMS
+from sdeinfer.meanfield._path import token_path
 
 
 @checked
@@ -60,7 +58,6 @@ def check(
     """
     if "covariance" in post.children.get("observed_data", xr.DataTree()).data_vars:
         raise InputError("post: is a fit of covariances; si.check takes it")
-    model = _model_of(post, model)
     table = summarise(post)
     names = identified_of(post)
     law, tokens = fitted_law(post, model, flow=flow)
@@ -93,31 +90,17 @@ def check(
 def fitted_law(
     post: xr.DataTree, model: Callable[..., None] | None = None, *, flow: SelfAttentionFlow | None = None
 ) -> tuple[AbstractTokenLaw, Float[Array, "networks layers n D"]]:
-    """The law of the tokens at the posterior means, and the observed tokens.
-
-    Arguments:
-        post: the result of `fit`.
-        model: the program that was fitted, if it is none of the package's.
-        flow: the flow that was given to `fit`.
-    """
-    model = _model_of(post, model)
-    initial = post["constant_data"]["initial"].transpose(DIMS[0], *DIMS[2:])
-    tokens = jnp.asarray(post["observed_data"]["tokens"].transpose(*DIMS).values)
-    numbers = np.asarray(post["observed_data"]["layer"].values)
-    first = int(post["constant_data"].to_dataset()["layer"])
-    path = TokenPath(
-        jnp.asarray(initial.values),
-        tokens,
-        SelfAttentionFlow(1.0) if flow is None else flow,
-        tuple(int(number) - first for number in numbers),
-        Assumptions(),
-    )
+    """The law of the tokens at the posterior means, and the observed tokens; arguments as of `check`."""
+    first, later = (post[group].to_dataset() for group in ("constant_data", "observed_data"))
+    tokens = [first["initial"].expand_dims("layer"), later["tokens"]]
+    path = token_path(xr.concat(tokens, "layer").to_dataset(name="tokens"), flow=flow)
     means = {str(name): draws.mean(("chain", "draw")).values for name, draws in post["posterior"].data_vars.items()}
     values = {name: jnp.asarray(value) for name, value in (means | fixed_of(post)).items()}
     if "start" in values:
         values["start"] = on_sphere(values["start"])
-    trace = handlers.trace(handlers.substitute(handlers.seed(model, jr.key(0)), values)).get_trace(path)
-    return trace["tokens"]["fn"], tokens
+    program = handlers.substitute(handlers.seed(_model_of(post, model), jr.key(0)), values)
+    assert path.observed is not None
+    return handlers.trace(program).get_trace(path)["tokens"]["fn"], path.observed
 
 
 def _of_misfits(table: pd.DataFrame, post: xr.DataTree, names: list[str]) -> tuple[list[Verdict], list[str]]:
@@ -133,9 +116,11 @@ def _of_misfits(table: pd.DataFrame, post: xr.DataTree, names: list[str]) -> tup
         at_most("calibrated", name, max(each.values(), default=0.0), threshold, _cause(each, threshold))
         for name, (each, threshold) in sizes.items()
     ]
-    small = [name for name in dict(significant["p"]) if all(each[name] <= most for each, most in sizes.values())]
-    effects = dict(significant["effect"])
-    return verdicts, [f"{name} {effects[name]:.2g}, small: {CAUSES[str(name)]}" for name in small]
+    return verdicts, [
+        f"{name} {effect:.2g}, small: {CAUSES[str(name)]}"
+        for name, effect in dict(significant["effect"]).items()
+        if all(each[name] <= most for each, most in sizes.values())
+    ]
 
 
 def _cause(sizes: dict, threshold: float) -> str:

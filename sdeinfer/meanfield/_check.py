@@ -48,7 +48,8 @@ def check(
       verdict then says "not this law". Others are notes.
     - converged: R-hat, effective sample sizes, divergences and BFMI; and, of `trajectory`, that the error of the solver
       moves no parameter by more than `diagnostics.MOVE` posterior standard deviations.
-    - identified: the contraction of each posterior from its prior, in logarithms. Left out if the law does not hold.
+    - identified: the contraction of each posterior from its prior, of positive parameters in logarithms. Left out if
+      the law does not hold.
     - true: each parameter against the truth, if known.
 
     Arguments:
@@ -105,36 +106,33 @@ def fitted_law(
 
 def _of_misfits(table: pd.DataFrame, post: xr.DataTree, names: list[str]) -> tuple[list[Verdict], list[str]]:
     """Verdicts on the largest misfit and on the largest move, and notes on small ones."""
-    significant = table[table["p"] * len(table) < LEVEL]
-    sd = {name: float(np.log(draws_of(post)[name]).std()) for name in names}
-    moves = {name: np.abs(significant[name]) / sd[name] for name in FITTED if sd.get(name)}
+    significant = table.loc[table["p"] * len(table) < LEVEL]
+    draws = draws_of(post)
+    sds = pd.Series({name: float(np.log(draws[name]).std()) for name in FITTED if name in names}, dtype=float)
+    each = significant.loc[:, list(sds.index)].abs() / sds
+    moves = each.max(axis=1) if len(sds) else pd.Series(0.0, significant.index)
     sizes = {
-        "misfit of the layers": (dict(significant["effect"]), EFFECT),
-        "move by the misfit, posterior sds": (dict(pd.DataFrame(moves, significant.index).max(axis=1)), MOVE),
+        "misfit of the layers": (significant["effect"], EFFECT),
+        "move by the misfit, posterior sds": (moves, MOVE),
     }
     verdicts = [
-        at_most("calibrated", name, max(each.values(), default=0.0), threshold, _cause(each, threshold))
-        for name, (each, threshold) in sizes.items()
+        at_most("calibrated", name, max(size, default=0.0), threshold, _cause(size[size > threshold]))
+        for name, (size, threshold) in sizes.items()
     ]
-    return verdicts, [
-        f"{name} {effect:.2g}, small: {CAUSES[str(name)]}"
-        for name, effect in dict(significant["effect"]).items()
-        if all(each[name] <= most for each, most in sizes.values())
-    ]
+    small = dict(significant.loc[(significant["effect"] <= EFFECT) & (moves <= MOVE), "effect"])
+    return verdicts, [f"{name} {effect:.2g}, small: {CAUSES[str(name)]}" for name, effect in small.items()]
 
 
-def _cause(sizes: dict, threshold: float) -> str:
+def _cause(large: pd.Series) -> str:
     """Diagnosis by the largest misfit: one of the means if there is any, since it shows in the noise too."""
-    large = {name: size for name, size in sizes.items() if size > threshold}
-    if not large:
-        return ""
-    of_means = {name: size for name, size in large.items() if name not in OF_NOISE}
-    return f"not this law: {CAUSES[max(of_means or large, key=lambda name: large[name])]}"
+    of_means = large.drop(index=[name for name in OF_NOISE if name in large.index])
+    return f"not this law: {CAUSES[str((of_means if len(of_means) else large).idxmax())]}" if len(large) else ""
 
 
 def _contraction(post: xr.DataTree, name: str) -> float:
-    """One minus the ratio of the posterior's variance to the prior's, of the logarithm."""
-    posterior, prior = (np.log(draws_of(post, group)[name].values) for group in ("posterior", "prior"))
+    """One minus the ratio of the posterior's variance to the prior's; of the logarithm, if there is one."""
+    draws = [draws_of(post, group)[name].values for group in ("posterior", "prior")]
+    posterior, prior = map(np.log, draws) if all((x > 0).all() for x in draws) else draws
     return float(1 - posterior.var() / prior.var())
 
 

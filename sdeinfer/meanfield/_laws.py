@@ -14,7 +14,7 @@ from numpyro.distributions import Distribution, constraints
 from sdeinfer._files import InputError
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
 from sdeinfer.meanfield._path import TokenPath
-from sdeinfer.meanfield._projected_normal import projected_normal
+from sdeinfer.meanfield._projected_normal import ProjectedNormal
 from sdeinfer.meanfield._solve import OnSphere
 
 ENTRIES = 2**20
@@ -68,7 +68,7 @@ class AbstractTokenLaw(Distribution):
         """Log density of each network; `value` are the tokens after the first layer."""
         del intermediates
         value = jnp.asarray(value)
-        return projected_normal(value, self.means(value), self.noise).sum(axis=(1, 2))
+        return ProjectedNormal(self.means(value), self.noise).log_prob(value).sum(axis=(1, 2))
 
     def scales(self) -> Float[Array, "networks layers n"]:
         """Standard deviation of the noise of each token."""
@@ -107,7 +107,7 @@ class NoisyLayers(AbstractTokenLaw):
     def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
         def layer(x: Array, of_layer: tuple[Array, Array]) -> tuple[Array, Array]:
             number, scale = of_layer
-            x = on_sphere(self._moved(x) + scale[..., None] * jr.normal(jr.fold_in(key, number), x.shape, x.dtype))
+            x = ProjectedNormal(self._moved(x), scale).sample(jr.fold_in(key, number))
             return x, x
 
         of_layers = jnp.asarray(self.path.layers), jnp.moveaxis(self.scales(), 1, 0)
@@ -131,8 +131,7 @@ class AbstractObservation(AbstractTokenLaw):
         return self.exact()
 
     def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
-        exact = self.exact()
-        return on_sphere(exact + self.scales()[..., None] * jr.normal(key, exact.shape, exact.dtype))
+        return ProjectedNormal(self.exact(), self.noise).sample(key)
 
 
 class ObservedFlow(AbstractObservation):

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 from scipy import stats
 
-from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
+from sdeinfer.meanfield._flow import SelfAttentionFlow
 from sdeinfer.meanfield._laws import AbstractTokenLaw, NoisyLayers
-from sdeinfer.meanfield._projected_normal import slope_and_curvature
+from sdeinfer.meanfield._projected_normal import ProjectedNormal, slope_and_curvature
 
 AXES = 3
 """Number of principal axes of the tokens along which matrices are tested."""
@@ -80,7 +80,7 @@ def misfits(law: AbstractTokenLaw, tokens: Float[Array, "networks layers n D"]) 
     second: dict[str, np.ndarray] = {}
     repeats = math.ceil(SIMULATED / noise.size)
     for key in jr.split(jr.key(0), repeats):
-        for name, scores in scores_of(_drawn(mean, noise, key)).items():
+        for name, scores in scores_of(ProjectedNormal(mean, noise).sample(key)).items():
             second[name] = second.get(name, np.zeros(())) + scores.T @ scores / repeats
     rows = {}
     for name, scores in scores_of(tokens).items():
@@ -100,13 +100,6 @@ def _attention(
     flow: SelfAttentionFlow, points: Float[Array, "networks layers n D"]
 ) -> Float[Array, "networks layers heads n n"]:
     return jax.lax.map(jax.vmap(lambda x: flow.attention(x, x)), points)
-
-
-@jax.jit
-def _drawn(
-    mean: Float[Array, "networks layers n D"], noise: Float[Array, "networks layers n"], key: PRNGKeyArray
-) -> Float[Array, "networks layers n D"]:
-    return on_sphere(mean + noise[..., None] * jr.normal(key, mean.shape, mean.dtype))
 
 
 def _slope(

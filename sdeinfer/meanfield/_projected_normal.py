@@ -50,18 +50,12 @@ class ProjectedNormal(Distribution):
     def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, "..."]:
         """Log density with respect to the area of the sphere."""
         del intermediates
-        return projected_normal(jnp.asarray(value), self.location, self.scale)
-
-
-def projected_normal(
-    x: Float[Array, "*batch D"], mean: Float[Array, "*#batch D"], scale: Float[Array, "*#batch"]
-) -> Float[Array, "*batch"]:
-    """Log density of `ProjectedNormal` at x on the sphere."""
-    dimension = x.shape[-1]
-    along = (x * mean).sum(axis=-1)
-    across = mean - along[..., None] * x
-    normal = -((across**2).sum(axis=-1)) / (2 * scale**2) - (dimension - 1) / 2 * math.log(2 * math.pi)
-    return normal + log_moment(along / scale, dimension - 1)
+        x = jnp.asarray(value)
+        k = x.shape[-1] - 1
+        along = (x * self.location).sum(axis=-1)
+        across = self.location - along[..., None] * x
+        normal = -((across**2).sum(axis=-1)) / (2 * self.scale**2) - k / 2 * math.log(2 * math.pi)
+        return normal + log_moment(along / self.scale, k)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

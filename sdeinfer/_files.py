@@ -1,8 +1,5 @@
 """One-line errors for unusable input, and files that are written completely or not at all."""
 
-import os
-import secrets
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,7 +32,7 @@ def readable(path: str | Path) -> Path:
 
 @contextmanager
 def staged_file(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary file beside `path` and rename it to `path` at the end, so that no partial file appears.
+    """Yield a path in a temporary folder beside `path`; what is written there moves to `path` at the end, whole.
 
     With the suffix .zarr, both are folders.
 
@@ -43,53 +40,18 @@ def staged_file(path: str | Path) -> Iterator[Path]:
         InputError: at the start if `path` cannot be written; later if writing fails.
     """
     path = Path(path)
-    if path.suffix == ZARR:
-        with _staged_store(path) as store:
-            yield store
-        return
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is not a file that could be replaced")
-    temporary = _beside(path)
-    try:
-        # With the permissions of the user's new files, where `tempfile` would make private ones.
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
-    try:
+    if path.exists() and not _is_replaceable(path):
+        what = "Zarr folder" if path.suffix == ZARR else "file"
+        raise InputError(f"{path}: is not a {what} that could be replaced")
+    with _written(path), _folder_beside(path, path.parent) as name:
+        folder = Path(name)
+        temporary = folder / path.name
+        if path.suffix == ZARR:
+            temporary.mkdir()
         yield temporary
+        if path.is_dir():
+            path.replace(folder / "old")
         temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or first_line(error)})") from error
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-
-
-@contextmanager
-def _staged_store(path: Path) -> Iterator[Path]:
-    replaceable = path.is_dir() and ({".zgroup", "zarr.json"} & {file.name for file in path.iterdir()})
-    if path.exists() and not replaceable and not _is_empty_folder(path):
-        raise InputError(f"{path}: is not a Zarr folder that could be replaced")
-    temporary = _beside(path)
-    try:
-        temporary.mkdir()
-        old = Path(tempfile.mkdtemp(prefix=f".{path.stem}-", dir=path.parent))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
-    try:
-        yield temporary
-        if path.exists():
-            path.replace(old / path.name)
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or first_line(error)})") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 @contextmanager
@@ -106,24 +68,22 @@ def staged_folder(path: str | Path) -> Iterator[Path]:
         raise InputError(f"{path}: is a file, not a folder")
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path if path.exists() else path.parent))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
-    try:
-        yield stage
-        files = {file: path / file.relative_to(stage) for file in sorted(stage.rglob("*")) if file.is_file()}
-        for target in files.values():
-            if target.is_dir() or (target.parent.exists() and not target.parent.is_dir()):
-                raise InputError(f"{target}: cannot be written (something else of this name is there)")
-        for file, target in files.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(target)
+        with _written(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folder = _folder_beside(path, path if path.exists() else path.parent)
+        with folder as name:
+            yield (stage := Path(name))
+            files = {file: path / file.relative_to(stage) for file in sorted(stage.rglob("*")) if file.is_file()}
+            for target in files.values():
+                if target.is_dir() or (target.parent.exists() and not target.parent.is_dir()):
+                    raise InputError(f"{target}: cannot be written (something else of this name is there)")
+            for file, target in files.items():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
     finally:
-        shutil.rmtree(stage, ignore_errors=True)
-        for folder in missing:
+        for empty in missing:
             with suppress(OSError):  # not empty: it holds the results
-                folder.rmdir()
+                empty.rmdir()
 
 
 def first_line(error: Exception) -> str:
@@ -131,6 +91,22 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _beside(path: Path) -> Path:
-    """A hidden path beside another, of the same type, that does not exist yet."""
-    return path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """An `InputError` that names the path where it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or first_line(error)})") from error
+
+
+def _folder_beside(path: Path, parent: Path) -> tempfile.TemporaryDirectory:
+    """A hidden temporary folder, made at once."""
+    return tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=parent, ignore_cleanup_errors=True)
+
+
+def _is_replaceable(path: Path) -> bool:
+    if path.suffix != ZARR:
+        return path.is_file()
+    files = {file.name for file in path.iterdir()} if path.is_dir() else {""}
+    return not files or bool(files & {".zgroup", "zarr.json"})

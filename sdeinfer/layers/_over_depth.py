@@ -23,11 +23,11 @@ type Profile = AbstractPath | Callable[[Any], Any]
 """A function of depth-time t, or a path of Diffrax, such as `diffrax.LinearInterpolation(ts, ys)`."""
 
 
-class FunctionOfTime(eqx.Module):
-    """A profile as a module whose leaves are arrays; programs are compiled for the rest of it.
+class FunctionModule(eqx.Module):
+    """A function as a module whose leaves are arrays; programs are compiled for the rest of it.
 
     Attributes:
-        arrays: the profile's arrays.
+        arrays: the function's arrays.
         rest: all else.
     """
 
@@ -35,17 +35,17 @@ class FunctionOfTime(eqx.Module):
     rest: Any = eqx.field(static=True)
 
     def __call__(self, time: Any) -> Any:
-        """The profile's value."""
+        """The function's value at a depth-time, or another argument."""
         profile = eqx.combine(self.arrays, self.rest)
         return profile.evaluate(time) if isinstance(profile, AbstractPath) else profile(time)
 
 
-def as_module(profile: Profile) -> FunctionOfTime:
-    """The profile as a module whose leaves are arrays."""
-    if isinstance(profile, FunctionOfTime):
+def as_module(profile: Profile) -> FunctionModule:
+    """A profile, or any other function of one argument, as a module whose leaves are arrays."""
+    if isinstance(profile, FunctionModule):
         return profile
     arrays, rest = eqx.partition(profile, eqx.is_array)
-    return FunctionOfTime(arrays, rest)
+    return FunctionModule(arrays, rest)
 
 
 class OverDepth(AbstractLayer):
@@ -61,7 +61,7 @@ class OverDepth(AbstractLayer):
     """
 
     layer: AbstractLayer
-    profiles: dict[str, FunctionOfTime]
+    profiles: dict[str, FunctionModule]
 
     @checked
     def __init__(self, layer: AbstractLayer, **profiles: Profile):

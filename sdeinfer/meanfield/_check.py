@@ -29,14 +29,12 @@ from sdeinfer.diagnostics import (
     summarise,
     with_precision,
 )
-from sdeinfer.likelihood import Assumptions
 from sdeinfer.meanfield import _models
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
 from sdeinfer.meanfield._laws import AbstractTokenLaw, ObservedFlow
 from sdeinfer.meanfield._misfits import CAUSES, FITTED, OF_NOISE, misfits
 from sdeinfer.meanfield._models import TokenModel, token_model
-from sdeinfer.meanfield._path import TokenPath
-from sdeinfer.meanfield._tokens import DIMS
+from sdeinfer.meanfield._path import token_path
 
 
 @checked
@@ -50,7 +48,8 @@ def check(
       verdict then says "not this law". Others are notes.
     - converged: R-hat, effective sample sizes, divergences and BFMI; and, of `trajectory`, that the error of the solver
       moves no parameter by more than `diagnostics.MOVE` posterior standard deviations.
-    - identified: the contraction of each posterior from its prior, in logarithms. Left out if the law does not hold.
+    - identified: the contraction of each posterior from its prior, of positive parameters in logarithms. Left out if
+      the law does not hold.
     - true: each parameter against the truth, if known.
 
     Arguments:
@@ -60,7 +59,6 @@ def check(
     """
     if "covariance" in post.children.get("observed_data", xr.DataTree()).data_vars:
         raise InputError("post: is a fit of covariances; si.check takes it")
-    model = _model_of(post, model)
     table = summarise(post)
     names = identified_of(post)
     law, tokens = fitted_law(post, model, flow=flow)
@@ -93,63 +91,48 @@ def check(
 def fitted_law(
     post: xr.DataTree, model: Callable[..., None] | None = None, *, flow: SelfAttentionFlow | None = None
 ) -> tuple[AbstractTokenLaw, Float[Array, "networks layers n D"]]:
-    """The law of the tokens at the posterior means, and the observed tokens.
-
-    Arguments:
-        post: the result of `fit`.
-        model: the program that was fitted, if it is none of the package's.
-        flow: the flow that was given to `fit`.
-    """
-    model = _model_of(post, model)
-    initial = post["constant_data"]["initial"].transpose(DIMS[0], *DIMS[2:])
-    tokens = jnp.asarray(post["observed_data"]["tokens"].transpose(*DIMS).values)
-    numbers = np.asarray(post["observed_data"]["layer"].values)
-    first = int(post["constant_data"].to_dataset()["layer"])
-    path = TokenPath(
-        jnp.asarray(initial.values),
-        tokens,
-        SelfAttentionFlow(1.0) if flow is None else flow,
-        tuple(int(number) - first for number in numbers),
-        Assumptions(),
-    )
+    """The law of the tokens at the posterior means, and the observed tokens; arguments as of `check`."""
+    first, later = (post[group].to_dataset() for group in ("constant_data", "observed_data"))
+    tokens = [first["initial"].expand_dims("layer"), later["tokens"]]
+    path = token_path(xr.concat(tokens, "layer").to_dataset(name="tokens"), flow=flow)
     means = {str(name): draws.mean(("chain", "draw")).values for name, draws in post["posterior"].data_vars.items()}
     values = {name: jnp.asarray(value) for name, value in (means | fixed_of(post)).items()}
     if "start" in values:
         values["start"] = on_sphere(values["start"])
-    trace = handlers.trace(handlers.substitute(handlers.seed(model, jr.key(0)), values)).get_trace(path)
-    return trace["tokens"]["fn"], tokens
+    program = handlers.substitute(handlers.seed(_model_of(post, model), jr.key(0)), values)
+    assert path.observed is not None
+    return handlers.trace(program).get_trace(path)["tokens"]["fn"], path.observed
 
 
 def _of_misfits(table: pd.DataFrame, post: xr.DataTree, names: list[str]) -> tuple[list[Verdict], list[str]]:
     """Verdicts on the largest misfit and on the largest move, and notes on small ones."""
-    significant = table[table["p"] * len(table) < LEVEL]
-    sd = {name: float(np.log(draws_of(post)[name]).std()) for name in names}
-    moves = {name: np.abs(significant[name]) / sd[name] for name in FITTED if sd.get(name)}
+    significant = table.loc[table["p"] * len(table) < LEVEL]
+    draws = draws_of(post)
+    sds = pd.Series({name: float(np.log(draws[name]).std()) for name in FITTED if name in names}, dtype=float)
+    each = significant.loc[:, list(sds.index)].abs() / sds
+    moves = each.max(axis=1) if len(sds) else pd.Series(0.0, significant.index)
     sizes = {
-        "misfit of the layers": (dict(significant["effect"]), EFFECT),
-        "move by the misfit, posterior sds": (dict(pd.DataFrame(moves, significant.index).max(axis=1)), MOVE),
+        "misfit of the layers": (significant["effect"], EFFECT),
+        "move by the misfit, posterior sds": (moves, MOVE),
     }
     verdicts = [
-        at_most("calibrated", name, max(each.values(), default=0.0), threshold, _cause(each, threshold))
-        for name, (each, threshold) in sizes.items()
+        at_most("calibrated", name, max(size, default=0.0), threshold, _cause(size[size > threshold]))
+        for name, (size, threshold) in sizes.items()
     ]
-    small = [name for name in dict(significant["p"]) if all(each[name] <= most for each, most in sizes.values())]
-    effects = dict(significant["effect"])
-    return verdicts, [f"{name} {effects[name]:.2g}, small: {CAUSES[str(name)]}" for name in small]
+    small = dict(significant.loc[(significant["effect"] <= EFFECT) & (moves <= MOVE), "effect"])
+    return verdicts, [f"{name} {effect:.2g}, small: {CAUSES[str(name)]}" for name, effect in small.items()]
 
 
-def _cause(sizes: dict, threshold: float) -> str:
+def _cause(large: pd.Series) -> str:
     """Diagnosis by the largest misfit: one of the means if there is any, since it shows in the noise too."""
-    large = {name: size for name, size in sizes.items() if size > threshold}
-    if not large:
-        return ""
-    of_means = {name: size for name, size in large.items() if name not in OF_NOISE}
-    return f"not this law: {CAUSES[max(of_means or large, key=lambda name: large[name])]}"
+    of_means = large.drop(index=[name for name in OF_NOISE if name in large.index])
+    return f"not this law: {CAUSES[str((of_means if len(of_means) else large).idxmax())]}" if len(large) else ""
 
 
 def _contraction(post: xr.DataTree, name: str) -> float:
-    """One minus the ratio of the posterior's variance to the prior's, of the logarithm."""
-    posterior, prior = (np.log(draws_of(post, group)[name].values) for group in ("posterior", "prior"))
+    """One minus the ratio of the posterior's variance to the prior's; of the logarithm, if there is one."""
+    draws = [draws_of(post, group)[name].values for group in ("posterior", "prior")]
+    posterior, prior = map(np.log, draws) if all((x > 0).all() for x in draws) else draws
     return float(1 - posterior.var() / prior.var())
 
 

@@ -8,10 +8,10 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
+from sdeinfer.meanfield._solve import integrate
 
 RESOLVED = 1e-6
-"""Largest amplitude, over that of mode 0, of the highest third of the modes."""
-
+"""Largest amplitude, over that of mode 0, of the highest quarter of the modes that are kept."""
 
 MOST_STEPS = 4096
 """Largest number of steps; a density that the points resolve takes some hundred."""
@@ -46,7 +46,9 @@ class CircleContinuum(eqx.Module):
     def __call__(self, density: Float[Array, " points"]) -> Float[Array, " points"]:
         """∂ρ/∂t at the points."""
         flux = jnp.fft.rfft(density * self.velocity(density))
-        return jnp.fft.irfft(_without_highest(-1j * jnp.arange(len(flux)) * flux), len(density))
+        k = jnp.arange(len(flux))
+        # Without the highest third, into which alone the products of two other modes alias.
+        return jnp.fft.irfft(jnp.where(k < _kept(len(k)), -1j * k * flux, 0), len(density))
 
 
 def solve_circle(
@@ -69,28 +71,24 @@ def solve_circle(
         RuntimeError: if clusters become too narrow for N points: use more points, or earlier times.
     """
     rho = jnp.asarray(density)
-    times = jnp.asarray(ts, rho.dtype)
     if not np.isclose(float(rho.mean()) * 2 * np.pi, 1, rtol=1e-4) or not bool((rho >= 0).all()):
         raise InputError("density: must be positive with integral 1 over the circle")
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(_field),
-        diffrax.Tsit5(),
-        t0=0.0,
-        t1=times[-1],
-        dt0=None,
-        y0=rho,
-        args=continuum,
-        saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=rtol),
+    found, successful = integrate(
+        _field,
+        rho,
+        ts,
+        continuum,
+        solver=diffrax.Tsit5(),
+        rtol=rtol,
+        atol=rtol,
         max_steps=MOST_STEPS,
         throw=False,  # steps vanish where the clusters are too narrow
     )
-    assert solution.ys is not None
-    modes = jnp.abs(jnp.fft.rfft(solution.ys))
-    highest = modes[:, _highest(modes.shape[-1]) * 3 // 4 : _highest(modes.shape[-1])].max()
+    modes = jnp.abs(jnp.fft.rfft(found))
+    kept = _kept(modes.shape[-1])
     return eqx.error_if(
-        solution.ys,
-        ~(highest <= RESOLVED * modes[:, 0].min()) | (solution.result != diffrax.RESULTS.successful),
+        found,
+        ~(modes[:, kept * 3 // 4 : kept].max() <= RESOLVED * modes[:, 0].min()) | ~successful,
         "the clusters are too narrow for this number of points: use more points, or earlier times",
     )
 
@@ -109,10 +107,6 @@ def fourier_modes(density: Float[Array, "*times points"]) -> Float[Array, "*time
     return jnp.abs(jnp.fft.rfft(density)) * (2 * jnp.pi / density.shape[-1])
 
 
-def _without_highest(modes: Array) -> Array:
-    """Zero the highest third: products of two densities then alias into these modes only."""
-    return jnp.where(jnp.arange(len(modes)) < _highest(len(modes)), modes, 0)
-
-
-def _highest(modes: int) -> int:
+def _kept(modes: int) -> int:
+    """Number of modes below the highest third."""
     return 2 * modes // 3

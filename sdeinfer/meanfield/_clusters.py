@@ -54,17 +54,14 @@ def clusters(tokens: ArrayLike, *, close: float = CLOSE) -> Int[np.ndarray, " n"
     return connected_components(graph, directed=False)[1]
 
 
-def cluster_counts(trajectory: ArrayLike, *, close: float = CLOSE, smallest: int = 1) -> Int[np.ndarray, " times"]:
+def cluster_counts(trajectory: ArrayLike, *, close: float = CLOSE) -> Int[np.ndarray, " times"]:
     """The number of clusters at each time.
 
     Arguments:
         trajectory: tokens at times, shape (times, n, D).
         close: smallest inner product of neighbours, see `clusters`.
-        smallest: number of tokens from which a cluster is counted.
     """
-    return np.array(
-        [(np.bincount(clusters(tokens, close=close)) >= smallest).sum() for tokens in np.asarray(trajectory)]
-    )
+    return np.array([1 + clusters(tokens, close=close).max() for tokens in np.asarray(trajectory)])
 
 
 def merging_times(ts: ArrayLike, trajectory: ArrayLike, *, close: float = CLOSE) -> Float[np.ndarray, " n"]:

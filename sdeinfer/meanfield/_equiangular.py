@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
+from sdeinfer.meanfield._solve import integrate
 
 
 def equiangular_tokens(number: int, inner: float, *, dimension: int | None = None) -> Float[Array, "n D"]:
@@ -58,23 +59,10 @@ def equiangular(
     """
     if number < 2:
         raise InputError(f"number: at least 2 tokens are needed, got {number}")
-    times = jnp.asarray(ts)
     g0 = jnp.asarray(inner, jnp.result_type(float))
     rtol = max(rtol, 10 * float(jnp.finfo(g0.dtype).eps))
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(_speed),
-        diffrax.Dopri8(),
-        t0=0.0,
-        t1=times[-1],
-        dt0=None,
-        y0=g0,
-        args=(jnp.asarray(beta), jnp.asarray(number), normalised),
-        saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=rtol),
-        max_steps=2**16,
-    )
-    assert solution.ys is not None
-    return solution.ys
+    args = jnp.asarray(beta), jnp.asarray(number), normalised
+    return integrate(_speed, g0, ts, args, solver=diffrax.Dopri8(), rtol=rtol, atol=rtol)[0]
 
 
 def _speed(t, g, args):

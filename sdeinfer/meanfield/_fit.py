@@ -3,7 +3,7 @@
 import datetime
 import functools
 import importlib.metadata
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -85,25 +85,23 @@ def fit(
     phase("compiling the sampler")
     result = sampler.sample(model, path, progress=progress, key=key_sampler)
     phase("predicting")
+    tokens = data["tokens"].transpose(*DIMS)
     groups = {
-        "posterior": _labelled(_public(result.samples), data),
         "sample_stats": dict_to_dataset(result.statistics),
-        "log_likelihood": _labelled(result.log_likelihood, data, last=["network"]),
+        "log_likelihood": _labelled(result.log_likelihood, data, dict.fromkeys(result.log_likelihood, ["network"])),
         "log_prior": dict_to_dataset(result.log_prior),
-        "prior": _labelled({name: value[None] for name, value in _public(before).items()}, data),
+        "observed_data": tokens.isel(layer=slice(1, None)).to_dataset(),
+        "constant_data": tokens.isel(layer=0).rename("initial").to_dataset(),
     }
     of_prior = {name: value[None] for name, value in before.items()}
     for name, sites, own in (("prior", of_prior, key_before), ("posterior", result.samples, key_after)):
+        groups[name] = _labelled({name: value for name, value in sites.items() if name not in LATENT}, data, SITE_DIMS)
         groups[f"{name}_predictive"] = _predicted(model, path, sites, data, predictions, key=own)
-    tokens = data["tokens"].transpose(*DIMS)
-    groups["observed_data"] = tokens.isel(layer=slice(1, None)).to_dataset()
-    groups["constant_data"] = tokens.isel(layer=0).rename("initial").to_dataset()
     tree = xr.DataTree.from_dict(groups)
-    fixed = {name: each.value for name, each in path.assumptions.prior if isinstance(each.value, float)}
     sampled = [name for name, value in result.log_prior.items() if value.ndim == 2 and name not in LATENT]
     tree.attrs = {
         **data.attrs,
-        **{f"fixed_{name}": value for name, value in fixed.items()},
+        **{f"fixed_{name}": value for name, value in path.assumptions.fixed.items()},
         "model": model.name,
         "identified": " ".join(sampled),
         "sdeinfer_version": importlib.metadata.version("sdeinfer"),
@@ -114,27 +112,16 @@ def fit(
 
 def _require_tokens(model: TokenModel, path: TokenPath) -> None:
     """Refuse a program that observes no tokens, before it is compiled."""
-    names = []
-
-    def run(path: TokenPath) -> None:
-        names.extend(handlers.trace(handlers.seed(model, jr.key(0))).get_trace(path))
-
-    jax.eval_shape(run, path)
+    trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace
+    names = jax.eval_shape(lambda path: dict.fromkeys(trace(path), 0), path)
     if "tokens" not in names:
         raise InputError(f"model: no site of the name 'tokens' in {model.name}, which has {', '.join(names) or 'none'}")
 
 
-def _public(sites: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: value for name, value in sites.items() if name not in LATENT}
-
-
-def _labelled(sites: Mapping[str, np.ndarray], data: xr.Dataset, last: list[str] | None = None) -> xr.Dataset:
-    """Draws with leading axes (chain, draw) as a Dataset; `last` are the dimensions of all, or those of `SITE_DIMS`."""
-    dims: dict[Hashable, Sequence[Hashable]] = {
-        name: last or SITE_DIMS[name] for name in sites if last or name in SITE_DIMS
-    }
+def _labelled(sites: Mapping[str, np.ndarray], data: xr.Dataset, dims: Mapping[Any, list[str]]) -> xr.Dataset:
+    """Draws with leading axes (chain, draw) as a Dataset, with the other dimensions of some sites by name."""
     coords: dict[Any, Any] = {name: data[name].values for name in ("network",) if name in data.coords}
-    return dict_to_dataset(dict(sites), dims=dims, coords=coords)
+    return dict_to_dataset(dict(sites), dims={**dims}, coords=coords)
 
 
 def _predicted(

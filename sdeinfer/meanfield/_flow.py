@@ -1,7 +1,6 @@
 """Self-attention as a flow of tokens on the sphere."""
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,6 +10,7 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
+from sdeinfer.layers import as_module
 
 
 class SelfAttentionFlow(eqx.Module):
@@ -65,7 +65,7 @@ class SelfAttentionFlow(eqx.Module):
         sizes = {matrix.shape[-1] for matrix in (self.Q, self.K, self.V) if matrix is not None}
         if len(sizes) > 1:
             raise InputError(f"Q, K, V: must have one size D, got {sorted(sizes)}")
-        self.mlp = mlp if mlp is None or isinstance(mlp, _WithStaticParts) else _WithStaticParts(mlp)
+        self.mlp = mlp if mlp is None else as_module(mlp)
         self.heads, self.normalised = heads, normalised
 
     def attention(
@@ -100,10 +100,7 @@ class SelfAttentionFlow(eqx.Module):
     ) -> Float[Array, "q D"]:
         """The field X[μ](x) of the measure μ = Σ_j w_j δ(tokens_j), tangent to the sphere at x.
 
-        Arguments:
-            x: points on the sphere, shape (q, D).
-            tokens: the tokens, shape (n, D).
-            weights: mass of each token, with sum 1; None for 1/n each.
+        Arguments as of `attention`.
         """
         return tangent(x, self.residual(x, tokens, weights))
 
@@ -137,26 +134,12 @@ class SelfAttentionFlow(eqx.Module):
     def _kernel(self, x: Float[Array, "q D"], tokens: Float[Array, "n D"]) -> Float[Array, "heads q n"]:
         """Exponentials of the logits, over the largest of a row where attention is normalised."""
         logits = self._logits(x, tokens)
-        return jnp.exp(
-            logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)) if self.normalised else logits
-        )
+        largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)) if self.normalised else 0.0
+        return jnp.exp(logits - largest)
 
     def _logits(self, x: Float[Array, "q D"], tokens: Float[Array, "n D"]) -> Float[Array, "heads q n"]:
         logits = self.beta * (_applied(self.Q, x) @ _applied(self.K, tokens).mT)
         return jnp.broadcast_to(logits, (self.heads, *logits.shape[1:]))
-
-
-class _WithStaticParts(eqx.Module):
-    """A function as a pytree of its arrays, so that flows pass through `jax.jit`."""
-
-    arrays: Any
-    static: Any = eqx.field(static=True)
-
-    def __init__(self, function: Callable):
-        self.arrays, self.static = eqx.partition(function, eqx.is_array)
-
-    def __call__(self, x: ArrayLike) -> Float[Array, " D"]:
-        return eqx.combine(self.arrays, self.static)(x)
 
 
 def on_sphere(x: ArrayLike) -> Float[Array, "*batch D"]:

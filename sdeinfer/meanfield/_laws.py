@@ -14,7 +14,7 @@ from numpyro.distributions import Distribution, constraints
 from sdeinfer._files import InputError
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
 from sdeinfer.meanfield._path import TokenPath
-from sdeinfer.meanfield._projected_normal import projected_normal
+from sdeinfer.meanfield._projected_normal import ProjectedNormal
 from sdeinfer.meanfield._solve import OnSphere
 
 ENTRIES = 2**20
@@ -29,11 +29,13 @@ class AbstractTokenLaw(Distribution):
         step: depth-time of a layer; 1 if the value matrix includes it.
         noise: standard deviation of the noise: a number, or an array that broadcasts to (networks, layers, n).
         path: the data.
+        start: tokens at the first observed layer, shape (networks, n, D); if None, the observed ones.
     """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_data_fields = ("flow", "step", "noise", "path")
+    pytree_data_fields = ("flow", "step", "noise", "path", "start")
     support = constraints.independent(constraints.sphere, 2)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    needs_every_layer = False
 
     def __init__(
         self,
@@ -41,18 +43,18 @@ class AbstractTokenLaw(Distribution):
         step: ArrayLike,
         noise: ArrayLike,
         path: TokenPath,
-        *,
-        validate_args: bool | None = None,
+        start: Float[Array, "networks n D"] | None = None,
     ):
+        if self.needs_every_layer and not path.every_layer:
+            raise InputError(f"data: noisy layers need every layer, got those after the first at {path.layers}")
         self.flow, self.step, self.noise, self.path = flow, jnp.asarray(step), jnp.asarray(noise), path
+        self.start = path.initial if start is None else start
         networks, *event = path.initial.shape
-        super().__init__((networks,), (len(path.layers), *event), validate_args=validate_args)
+        super().__init__((networks,), (len(path.layers), *event))
 
     def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Sample networks from their first observed layer, shape (*sample_shape, networks, layers, n, D)."""
         assert key is not None
-        if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
-            key = jr.wrap_key_data(key)
         if not sample_shape:
             return self._draw(key)
         drawn = jax.lax.map(self._draw, jr.split(key, math.prod(sample_shape)))
@@ -66,7 +68,7 @@ class AbstractTokenLaw(Distribution):
         """Log density of each network; `value` are the tokens after the first layer."""
         del intermediates
         value = jnp.asarray(value)
-        return projected_normal(value, self.means(value), self.noise).sum(axis=(1, 2))
+        return ProjectedNormal(self.means(value), self.noise).log_prob(value).sum(axis=(1, 2))
 
     def scales(self) -> Float[Array, "networks layers n"]:
         """Standard deviation of the noise of each token."""
@@ -74,6 +76,10 @@ class AbstractTokenLaw(Distribution):
 
     def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
         raise NotImplementedError
+
+    def _moved(self, x: Float[Array, "sets n D"]) -> Float[Array, "sets n D"]:
+        """X + step · F(x) of each token x of sets of tokens."""
+        return jax.vmap(lambda x: self.flow.layer(x, self.step, normalise=False))(x)
 
 
 class NoisyLayers(AbstractTokenLaw):
@@ -83,61 +89,37 @@ class NoisyLayers(AbstractTokenLaw):
     MLP or heads that the flow leaves out, is noise. The path must have every layer.
     """
 
-    def __init__(
-        self,
-        flow: SelfAttentionFlow,
-        step: ArrayLike,
-        noise: ArrayLike,
-        path: TokenPath,
-        *,
-        validate_args: bool | None = None,
-    ):
-        if not path.every_layer:
-            raise InputError(f"data: noisy layers need every layer, got those after the first at {path.layers}")
-        super().__init__(flow, step, noise, path, validate_args=validate_args)
+    needs_every_layer = True
+
+    def before(self, value: Float[Array, "networks layers n D"]) -> Float[Array, "networks layers n D"]:
+        """The tokens before each layer, given those after it."""
+        return jnp.concatenate([self.start[:, None], value[:, :-1]], axis=1)
 
     def means(self, value: Float[Array, "networks layers n D"]) -> Float[Array, "networks layers n D"]:
-        """X + step · F(x) of each token x before a transition."""
-
-        def mean(x: Float[Array, "n D"]) -> Float[Array, "n D"]:
-            return self.flow.layer(x, self.step, normalise=False)
-
-        before = jnp.concatenate([self.path.initial[:, None], value[:, :-1]], axis=1)
-        return _in_blocks(jax.vmap(mean), before)
+        """X + step · F(x) of each token x before a layer."""
+        before = self.before(value)
+        networks, layers, n, _ = before.shape
+        together = max(1, ENTRIES // (layers * n**2))
+        if together >= networks:
+            return jax.vmap(self._moved)(before)
+        return jax.lax.map(jax.checkpoint(self._moved), before, batch_size=together)
 
     def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
         def layer(x: Array, of_layer: tuple[Array, Array]) -> tuple[Array, Array]:
             number, scale = of_layer
-            moved = jax.vmap(lambda x: self.flow.layer(x, self.step, normalise=False))(x)
-            x = on_sphere(moved + scale[..., None] * jr.normal(jr.fold_in(key, number), x.shape, x.dtype))
+            x = ProjectedNormal(self._moved(x), scale).sample(jr.fold_in(key, number))
             return x, x
 
         of_layers = jnp.asarray(self.path.layers), jnp.moveaxis(self.scales(), 1, 0)
-        found = jax.lax.scan(layer, self.path.initial, of_layers)[1]
+        found = jax.lax.scan(layer, self.start, of_layers)[1]
         return jnp.moveaxis(found, 0, 1)
 
 
 class AbstractObservation(AbstractTokenLaw):
     """Observations of exact tokens with independent noise: x_ℓ = N(exact_ℓ + noise · ξ), ξ ~ N(0, I_D).
 
-    Attributes:
-        start: exact tokens at the first observed layer, shape (networks, n, D).
+    `start` are the exact tokens at the first observed layer.
     """
-
-    pytree_data_fields = ("flow", "step", "noise", "path", "start")
-
-    def __init__(
-        self,
-        flow: SelfAttentionFlow,
-        step: ArrayLike,
-        noise: ArrayLike,
-        path: TokenPath,
-        start: Float[Array, "networks n D"],
-        *,
-        validate_args: bool | None = None,
-    ):
-        self.start = start
-        super().__init__(flow, step, noise, path, validate_args=validate_args)
 
     def exact(self) -> Float[Array, "networks layers n D"]:
         """The exact tokens at the observed layers."""
@@ -149,8 +131,7 @@ class AbstractObservation(AbstractTokenLaw):
         return self.exact()
 
     def _draw(self, key: PRNGKeyArray) -> Float[Array, "networks layers n D"]:
-        exact = self.exact()
-        return on_sphere(exact + self.scales()[..., None] * jr.normal(key, exact.shape, exact.dtype))
+        return ProjectedNormal(self.exact(), self.noise).sample(key)
 
 
 class ObservedFlow(AbstractObservation):
@@ -160,31 +141,27 @@ class ObservedFlow(AbstractObservation):
     step = 0.5; `check` compares `solver_error` with the posterior.
     """
 
-    def exact(self) -> Float[Array, "networks layers n D"]:
-        """The flow at the observed layers."""
-        return self._solution(1)
-
     def solver_error(self) -> Float[Array, ""]:
         """√Σ|x − x′|² over the noise, of the solution x and that of half the step, x′.
 
         A change of the means of this size moves no parameter by more posterior standard deviations, to first order.
         """
-        squares = ((self._solution(1) - self._solution(2)) ** 2).sum(axis=-1)
+        squares = ((self.exact() - self.exact(steps=2)) ** 2).sum(axis=-1)
         return jnp.sqrt((squares / self.scales() ** 2).sum())
 
-    def _solution(self, steps: int) -> Float[Array, "networks layers n D"]:
+    def exact(self, *, steps: int = 1) -> Float[Array, "networks layers n D"]:
+        """The flow at the observed layers, by so many steps of the solver for each layer."""
         # Time is counted in layers, so that the grid is known when the program is compiled.
         count = self.path.layers[-1]
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(lambda t, x, args: args[1] * jax.vmap(args[0])(x)),
-            OnSphere(diffrax.Tsit5()),
+            OnSphere(),
             t0=0.0,
             t1=float(count),
             dt0=1 / steps,
             y0=self.start,
             args=(self.flow, self.step),
             saveat=diffrax.SaveAt(ts=list(map(float, self.path.layers))),
-            stepsize_controller=diffrax.ConstantStepSize(),
             max_steps=steps * count,
             adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=steps * count),
             throw=False,
@@ -200,17 +177,8 @@ class ObservedLayers(AbstractObservation):
         """The tokens after the exact layers."""
 
         def layer(x: Array, _: None) -> tuple[Array, Array]:
-            x = jax.vmap(lambda x: self.flow.layer(x, self.step))(x)
+            x = on_sphere(self._moved(x))
             return x, x
 
         found = jax.lax.scan(layer, self.start, length=self.path.layers[-1])[1]
         return jnp.moveaxis(found[jnp.asarray(self.path.layers) - 1], 0, 1)
-
-
-def _in_blocks(function, tokens: Float[Array, "networks layers n D"]) -> Float[Array, "networks layers n D"]:
-    """Apply a function of one network's tokens to all networks, with bounded memory for the gradient."""
-    networks, layers, n, _ = tokens.shape
-    together = max(1, ENTRIES // (layers * n**2))
-    if together >= networks:
-        return jax.vmap(function)(tokens)
-    return jax.lax.map(jax.checkpoint(function), tokens, batch_size=together)

@@ -8,9 +8,9 @@ are simulated from the law, given the observed layers before: the sums of square
 since scores of the noise have long tails.
 """
 
-import copy
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 from scipy import stats
 
-from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
+from sdeinfer.meanfield._flow import SelfAttentionFlow
 from sdeinfer.meanfield._laws import AbstractTokenLaw, NoisyLayers
-from sdeinfer.meanfield._projected_normal import moment
+from sdeinfer.meanfield._projected_normal import ProjectedNormal, slope_and_curvature
 
 AXES = 3
 """Number of principal axes of the tokens along which matrices are tested."""
@@ -49,37 +49,8 @@ CAUSES = {
 OF_NOISE = ("noise", "memory", "common")
 """Directions in which a misfit of the means shows as well, and which are the cause only if no other direction is."""
 
-
 FITTED = ("beta", "step", "noise")
 """Parameters whose scores are projected out."""
-
-
-class Innovations(NamedTuple):
-    """One-step innovations of tokens by a fitted law; every array has leading axes (networks, layers, tokens).
-
-    Attributes:
-        e: scores of the means in units of the noise, shape (…, D).
-        scores: scores of log β, log step and log noise, shape (…, 3).
-        scatter: the score of a scatter of the noise between tokens, which has mean zero by Bartlett's identity.
-    """
-
-    e: Float[np.ndarray, "networks layers n D"]
-    scores: Float[np.ndarray, "networks layers n parameters"]
-    scatter: Float[np.ndarray, "networks layers n"]
-
-
-class Regressors(NamedTuple):
-    """Numbers on which the directions depend, beside the innovations.
-
-    Attributes:
-        points: tokens at which the directions are evaluated, shape (networks, layers, n, D).
-        p: the attention, shape (networks, layers, heads, n, n).
-        growth: factor of a direction at each layer: observations of a flow add up what every layer does.
-    """
-
-    points: Float[np.ndarray, "networks layers n D"]
-    p: Float[np.ndarray, "networks layers heads n n"]
-    growth: Float[np.ndarray, " layers"]
 
 
 def misfits(law: AbstractTokenLaw, tokens: Float[Array, "networks layers n D"]) -> pd.DataFrame:
@@ -94,23 +65,22 @@ def misfits(law: AbstractTokenLaw, tokens: Float[Array, "networks layers n D"]) 
         noise (for common noise, in those of its scores); `statistic` and `dof` of χ²; `p`; and the moves of log β,
         log step and log noise, if the direction is fitted too, in columns of their names.
     """
-    step_by_step = isinstance(law, NoisyLayers)
     mean, noise = _means(law, tokens), law.scales()
-    changed = ((_changed(law, **{name: sign * DIFFERENCE}) for sign in (1, -1)) for name in ("beta", "step"))
-    slopes = tuple((_means(up, tokens) - _means(down, tokens)) / (2 * DIFFERENCE) for up, down in changed)
-    points = jnp.concatenate([law.path.initial[:, None], tokens[:, :-1]], axis=1) if step_by_step else mean
-    layers = jnp.asarray(law.path.layers, float)
-    growth = jnp.ones_like(layers) if step_by_step else layers / layers.mean()
-    regressors = Regressors(*map(np.asarray, (points, _attention(law.flow, points), growth)))
+    slopes = _slope(law, tokens, lambda law: law.flow.beta), _slope(law, tokens, lambda law: law.step)
+    points = law.before(tokens) if isinstance(law, NoisyLayers) else mean
+    layers = np.asarray(law.path.layers, float)
+    # Observations of a flow add up what every layer does.
+    growth = np.ones_like(layers) if isinstance(law, NoisyLayers) else layers / layers.mean()
+    p = np.asarray(_attention(law.flow, points))
 
     def scores_of(x: Array) -> dict[str, Float[np.ndarray, "units k"]]:
-        found = Innovations(*map(np.asarray, _innovations(x, mean, noise, slopes)))
-        return _directions(found, regressors)
+        e, scores, scatter = map(np.asarray, _innovations(x, mean, noise, slopes))
+        return _directions(e, scores, scatter, points=np.asarray(points), p=p, growth=growth[:, None, None])
 
     second: dict[str, np.ndarray] = {}
     repeats = math.ceil(SIMULATED / noise.size)
     for key in jr.split(jr.key(0), repeats):
-        for name, scores in scores_of(_drawn(mean, noise, key)).items():
+        for name, scores in scores_of(ProjectedNormal(mean, noise).sample(key)).items():
             second[name] = second.get(name, np.zeros(())) + scores.T @ scores / repeats
     rows = {}
     for name, scores in scores_of(tokens).items():
@@ -132,18 +102,12 @@ def _attention(
     return jax.lax.map(jax.vmap(lambda x: flow.attention(x, x)), points)
 
 
-@jax.jit
-def _drawn(
-    mean: Float[Array, "networks layers n D"], noise: Float[Array, "networks layers n"], key: PRNGKeyArray
+def _slope(
+    law: AbstractTokenLaw, tokens: Float[Array, "networks layers n D"], parameter: Callable[[Any], Any]
 ) -> Float[Array, "networks layers n D"]:
-    return on_sphere(mean + noise[..., None] * jr.normal(key, mean.shape, mean.dtype))
-
-
-def _changed(law: AbstractTokenLaw, *, beta: float = 0.0, step: float = 0.0) -> AbstractTokenLaw:
-    changed = copy.copy(law)
-    changed.flow = eqx.tree_at(lambda flow: flow.beta, law.flow, law.flow.beta * (1 + beta))
-    changed.step = law.step * (1 + step)
-    return changed
+    """Derivative of the means by the logarithm of a parameter, as a central difference."""
+    up, down = (eqx.tree_at(parameter, law, replace_fn=lambda x, by=1 + d: x * by) for d in (DIFFERENCE, -DIFFERENCE))
+    return (_means(up, tokens) - _means(down, tokens)) / (2 * DIFFERENCE)
 
 
 @jax.jit
@@ -153,11 +117,17 @@ def _innovations(
     noise: Float[Array, "networks layers n"],
     slopes: tuple[Float[Array, "networks layers n D"], ...],
 ) -> tuple[Array, Array, Array]:
-    """e, the scores, and the score of a scatter of the noise, of every token."""
+    """One-step innovations of every token by a fitted law.
+
+    Returns:
+        e, the scores of the means in units of the noise, shape (networks, layers, n, D); the scores of log β, log step
+        and log noise, shape (networks, layers, n, 3); and the score of a scatter of the noise between tokens, shape
+        (networks, layers, n), which has mean zero by Bartlett's identity.
+    """
     k = mean.shape[-1] - 1
     t = (tokens * mean).sum(axis=-1) / noise
     across = (mean - (noise * t)[..., None] * tokens) / noise[..., None]
-    _, slope, curvature = moment(t, k)
+    slope, curvature = slope_and_curvature(t, k)
     e = slope[..., None] * tokens - across
     scores = [(e * each).sum(axis=-1) / noise for each in slopes]
     of_noise = (across**2).sum(axis=-1) - t * slope
@@ -165,14 +135,28 @@ def _innovations(
     return e, jnp.stack([*scores, of_noise], axis=-1), of_scatter
 
 
-def _directions(found: Innovations, regressors: Regressors) -> dict[str, Float[np.ndarray, "units k"]]:
+def _directions(
+    e: Float[np.ndarray, "networks layers n D"],
+    of_fitted: Float[np.ndarray, "networks layers n parameters"],
+    scatter: Float[np.ndarray, "networks layers n"],
+    *,
+    points: Float[np.ndarray, "networks layers n D"],
+    p: Float[np.ndarray, "networks layers heads n n"],
+    growth: Float[np.ndarray, "layers 1 1"],
+) -> dict[str, Float[np.ndarray, "units k"]]:
     """Scores of every direction, and then those of the fitted parameters: one row per token.
 
     Those of common noise have one row per layer of a network, and no parameters.
+
+    Arguments:
+        e: see `_innovations`, also for the next two.
+        of_fitted: scores of the fitted parameters.
+        scatter: scores of a scatter of the noise.
+        points: tokens at which the directions are evaluated.
+        p: the attention.
+        growth: factor of a direction at each layer.
     """
-    e, (points, p, growth) = found.e, regressors
     axes = np.linalg.svd(points.reshape(-1, points.shape[-1]), full_matrices=False)[2][:AXES]
-    growth = growth[:, None, None]
     attended = np.einsum("klhij,kljd->klihd", p, points).mean(axis=3)
     of_e, of_points, of_attended = (x @ axes.T for x in (e, points, attended))
     layer = np.arange(e.shape[1]) - (e.shape[1] - 1) / 2
@@ -183,18 +167,18 @@ def _directions(found: Innovations, regressors: Regressors) -> dict[str, Float[n
     speed = -np.log(np.einsum("klhii->kli", p) / p.shape[2])
     speed -= speed.mean()
     before = np.concatenate([np.zeros_like(e[:, :1]), e[:, :-1]], axis=1)
-    by_layer = found.scores[..., -1:] * layer[:, None, None]
+    by_layer = of_fitted[..., -1:] * layer[:, None, None]
     of_tokens = {
         "values": _products(of_e, of_attended) * growth,
         "logits": logits.reshape(*e.shape[:3], -1) * growth,
         "linear": np.concatenate([_products(of_e, of_points), of_e], axis=-1) * growth,
         "speed": (e * attended).sum(-1, keepdims=True) * speed[..., None] * growth,
         "depth": (e * attended).sum(-1, keepdims=True) * layer[:, None, None],
-        "noise": np.concatenate([by_layer, found.scatter[..., None]], axis=-1),
+        "noise": np.concatenate([by_layer, scatter[..., None]], axis=-1),
         "memory": (e * before).sum(-1, keepdims=True),
     }
     rows = {
-        name: np.concatenate([scores, found.scores], axis=-1).reshape(found.scatter.size, -1)
+        name: np.concatenate([scores, of_fitted], axis=-1).reshape(scatter.size, -1)
         for name, scores in of_tokens.items()
     }
     along = np.einsum("klid,klic->kldc", e, points)

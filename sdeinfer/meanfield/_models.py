@@ -10,12 +10,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import xarray as xr
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.likelihood import AbstractModel, Assumptions, sample_or_fix
 from sdeinfer.meanfield._flow import on_sphere
-from sdeinfer.meanfield._laws import NoisyLayers, ObservedFlow, ObservedLayers
+from sdeinfer.meanfield._laws import AbstractObservation, NoisyLayers, ObservedFlow, ObservedLayers
 from sdeinfer.meanfield._path import TokenPath, token_path
 from sdeinfer.parameters import Coordinates, Parameter
 
@@ -55,10 +55,9 @@ class TokenModel(AbstractModel):
 
     def start_of(self, name: str, prepared: TokenPath) -> tuple[float, float]:
         """About the median of the prior: far from it, tokens cluster at once and chains take long to leave."""
-        parameter = next((each for each in self.parameters if each.name == name), None)
-        if parameter is None:
+        if name not in self.coordinates.sampled:
             return 0.0, 0.5 if name in LATENT else 2.0
-        prior = prior_of(prepared, parameter)
+        prior = prior_of(prepared, self.coordinates.sampled[name])
         return float(dist.biject_to(prior.support).inv(prior.icdf(0.5))), 0.5
 
     def reduce(self, data: xr.Dataset, assumptions: Assumptions) -> TokenPath:
@@ -67,7 +66,8 @@ class TokenModel(AbstractModel):
 
     def entries(self, prepared: TokenPath) -> int:
         """Entries of the attention of all networks and layers."""
-        return prepared.networks * len(prepared.layers) * prepared.initial.shape[1] ** 2
+        networks, n, _ = prepared.initial.shape
+        return networks * len(prepared.layers) * n**2
 
 
 def token_model(model: Callable[..., None]) -> TokenModel:
@@ -92,7 +92,7 @@ def _of_program(program: Callable[..., None]) -> TokenModel:
 @functools.partial(TokenModel, parameters=(BETA, STEP, NOISE))
 def one_step(path: TokenPath) -> None:
     """β, the step and the noise of layers that add noise, with the matrices of `path.flow`; see `NoisyLayers`."""
-    beta, step, noise = (_sample(path, parameter) for parameter in (BETA, STEP, NOISE))
+    beta, step, noise = _sampled(path, BETA, STEP, NOISE)
     numpyro.sample("tokens", NoisyLayers(path.flow_at(beta), step, noise, path), obs=path.observed)
 
 
@@ -103,7 +103,7 @@ def symmetric_values(path: TokenPath) -> None:
     V = s · S with S from the Gaussian orthogonal ensemble, E S_ij² = (1 + δ_ij)/2. With heads of one attention, V is
     the mean of their value matrices, and no more is identified.
     """
-    beta, scale, noise = (_sample(path, parameter) for parameter in (BETA, SCALE, NOISE))
+    beta, scale, noise = _sampled(path, BETA, SCALE, NOISE)
     D = path.initial.shape[-1]
     rows, columns = np.triu_indices(D)
     normals = jnp.asarray(numpyro.sample("values_normals", dist.Normal(0, 1).expand([len(rows)]).to_event(1)))
@@ -117,17 +117,13 @@ def symmetric_values(path: TokenPath) -> None:
 @functools.partial(TokenModel, parameters=(BETA, STEP, NOISE), latent_start=True)
 def trajectory(path: TokenPath) -> None:
     """β, the step and the noise of observations of the exact flow, with latent first tokens; see `ObservedFlow`."""
-    beta, step, noise = (_sample(path, parameter) for parameter in (BETA, STEP, NOISE))
-    law = ObservedFlow(path.flow_at(beta), step, noise, path, _start(path, noise))
-    numpyro.sample("tokens", law, obs=path.observed)
+    _observe_exact_tokens(path, ObservedFlow)
 
 
 @functools.partial(TokenModel, parameters=(BETA, STEP, NOISE), latent_start=True)
 def layer_trajectory(path: TokenPath) -> None:
     """The same with exact layers in place of the flow, as in a network of few of them; see `ObservedLayers`."""
-    beta, step, noise = (_sample(path, parameter) for parameter in (BETA, STEP, NOISE))
-    law = ObservedLayers(path.flow_at(beta), step, noise, path, _start(path, noise))
-    numpyro.sample("tokens", law, obs=path.observed)
+    _observe_exact_tokens(path, ObservedLayers)
 
 
 def prior_of(path: TokenPath, parameter: Parameter) -> Any:
@@ -137,16 +133,18 @@ def prior_of(path: TokenPath, parameter: Parameter) -> Any:
     return replaced.get(parameter.name, parameter.prior())
 
 
-def _sample(path: TokenPath, parameter: Parameter) -> ArrayLike:
-    return sample_or_fix(parameter.name, prior_of(path, parameter))
+def _sampled(path: TokenPath, *parameters: Parameter) -> list[ArrayLike]:
+    return [sample_or_fix(parameter.name, prior_of(path, parameter)) for parameter in parameters]
 
 
-def _start(path: TokenPath, noise: ArrayLike) -> Float[Array, "networks n D"]:
-    """The exact tokens at the first layer, given the observed ones.
+def _observe_exact_tokens(path: TokenPath, law: type[AbstractObservation]) -> None:
+    """Observe exact tokens with latent first ones, given the observed ones.
 
     With a flat prior on the sphere they have the law of the observation about themselves, since its density depends on
     their inner product only; and the observed ones are uniform, whatever the noise.
     """
+    beta, step, noise = _sampled(path, BETA, STEP, NOISE)
     standard = dist.Normal(0, 1).expand(path.initial.shape).to_event(path.initial.ndim)
     normals = numpyro.sample("start_normals", standard)
-    return numpyro.deterministic("start", on_sphere(path.initial + noise * normals))  # pyright: ignore
+    start: Any = numpyro.deterministic("start", on_sphere(path.initial + noise * normals))
+    numpyro.sample("tokens", law(path.flow_at(beta), step, noise, path, start), obs=path.observed)

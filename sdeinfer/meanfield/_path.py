@@ -31,11 +31,6 @@ class TokenPath(eqx.Module):
     assumptions: Assumptions = eqx.field(static=True, default=Assumptions())
 
     @property
-    def networks(self) -> int:
-        """Number of networks."""
-        return len(self.initial)
-
-    @property
     def every_layer(self) -> bool:
         """Whether no layer between the first and the last is left out."""
         return self.layers == tuple(range(1, len(self.layers) + 1))

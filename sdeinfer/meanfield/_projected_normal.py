@@ -14,7 +14,7 @@ from numpyro.distributions import Distribution, constraints
 from sdeinfer.meanfield._flow import on_sphere
 
 EXTRA = 256
-"""Ratios beyond the last one that is needed, from which `moment` computes them backwards."""
+"""Ratios beyond the last one that is needed, from which they are computed backwards."""
 
 
 class ProjectedNormal(Distribution):
@@ -36,10 +36,10 @@ class ProjectedNormal(Distribution):
     pytree_data_fields = ("location", "scale")
     support = constraints.sphere  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
-    def __init__(self, mean: ArrayLike, scale: ArrayLike, *, validate_args: bool | None = None):
+    def __init__(self, mean: ArrayLike, scale: ArrayLike):
         self.location, self.scale = jnp.asarray(mean), jnp.asarray(scale)
         shape = jnp.broadcast_shapes(self.location.shape[:-1], self.scale.shape)
-        super().__init__(shape, self.location.shape[-1:], validate_args=validate_args)
+        super().__init__(shape, self.location.shape[-1:])
 
     def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Sample points on the sphere, shape (*sample_shape, …, D)."""
@@ -50,70 +50,63 @@ class ProjectedNormal(Distribution):
     def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, "..."]:
         """Log density with respect to the area of the sphere."""
         del intermediates
-        return projected_normal(jnp.asarray(value), self.location, self.scale)
-
-
-def projected_normal(
-    x: Float[Array, "*batch D"], mean: Float[Array, "*#batch D"], scale: Float[Array, "*#batch"]
-) -> Float[Array, "*batch"]:
-    """Log density of `ProjectedNormal` at x on the sphere."""
-    dimension = x.shape[-1]
-    along = (x * mean).sum(axis=-1)
-    across = mean - along[..., None] * x
-    normal = -((across**2).sum(axis=-1)) / (2 * scale**2) - (dimension - 1) / 2 * math.log(2 * math.pi)
-    return normal + log_moment(along / scale, dimension - 1)
+        x = jnp.asarray(value)
+        k = x.shape[-1] - 1
+        along = (x * self.location).sum(axis=-1)
+        across = self.location - along[..., None] * x
+        normal = -((across**2).sum(axis=-1)) / (2 * self.scale**2) - k / 2 * math.log(2 * math.pi)
+        return normal + log_moment(along / self.scale, k)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def log_moment(t: Float[Array, "*batch"], k: int) -> Float[Array, "*batch"]:
-    """Log E max(z, 0)^k of z ~ N(t, 1), k ≥ 1; see `moment`."""
-    return moment(t, k)[0]
+    """Log N_k(t), N_k = E max(z, 0)^k of z ~ N(t, 1), k ≥ 1."""
+    return _log_moment_and_ratio(t, k)[0]
 
 
 @log_moment.defjvp
 def _(k: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    value, slope, _ = moment(*primals, k)
-    return value, slope * tangents[0]
+    value, ratio = _log_moment_and_ratio(*primals, k)
+    return value, k / ratio * tangents[0]
 
 
-def moment(t: Float[Array, "*batch"], k: int) -> tuple[Float[Array, "*batch"], ...]:
-    """Log N_k(t), N_k = E max(z, 0)^k of z ~ N(t, 1), and its first two derivatives, k ≥ 1.
+def slope_and_curvature(t: Float[Array, "*batch"], k: int) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """First and second derivative of `log_moment`."""
+    ratio, change = jax.jvp(lambda t: _log_moment_and_ratio(t, k)[1], (t,), (jnp.ones_like(t),))
+    return k / ratio, -k * change / ratio**2
 
-    The ratios R_j = N_j/N_{j−1} obey R_{j+1} = t + j/R_j, with R_1 = t + φ(t)/Φ(t), and (log N_k)′ = k/R_k. Forwards
-    this is stable for positive t. For negative t, N_j is the minimal solution of the recursion, errors grow forwards by
-    a factor of about exp(2 |t| √k), and the ratios are computed backwards.
+
+def _log_moment_and_ratio(t: Float[Array, "*batch"], k: int) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """Log N_k(t) and R_k = N_k/N_{k−1}, of which (log N_k)′ = k/R_k.
+
+    R_{j+1} = t + j/R_j, with R_1 = t + φ(t)/Φ(t). Forwards this is stable for positive t. For negative t, N_j is the
+    minimal solution of the recursion, errors grow forwards by a factor of about exp(2 |t| √k), and the ratios are
+    computed backwards.
     """
     least = -min(2.0, 6 / k**0.5)
 
-    def forwards(t: Array) -> tuple[Array, Array, Array]:
-        first = jnp.exp(norm.logpdf(t) - norm.logcdf(t))
-        ratio, slope = t + first, 1 - first * (t + first)
+    def forwards(t: Array) -> tuple[Array, Array]:
+        ratio = t + jnp.exp(norm.logpdf(t) - norm.logcdf(t))
         total = jnp.log(ratio)
         for j in range(1, k):
-            ratio, slope = t + j / ratio, 1 - j * slope / ratio**2
+            ratio = t + j / ratio
             total += jnp.log(ratio)
-        return total, ratio, slope
+        return total, ratio
 
-    def backwards(t: Array) -> tuple[Array, Array, Array]:
+    def backwards(t: Array) -> tuple[Array, Array]:
         last = k + EXTRA
-        root = jnp.sqrt(t**2 + 4 * last)
-
-        def step(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            ratio = (last - i) / (carry[0] - t)
-            return ratio, ratio**2 * (1 - carry[1]) / (last - i)
-
-        # R_k and its derivative.
-        ratio, slope = jax.lax.fori_loop(1, EXTRA + 1, step, (2 * last / (root - t), 2 * last / (root * (root - t))))
-        total, lower = jnp.log(ratio), ratio
+        first = 2 * last / (jnp.sqrt(t**2 + 4 * last) - t)
+        ratio = lower = jax.lax.fori_loop(1, EXTRA + 1, lambda i, ratio: (last - i) / (ratio - t), first)
+        total = jnp.log(ratio)
         for j in range(k - 1, 0, -1):
             lower = j / (lower - t)
             total += jnp.log(lower)
-        return total, ratio, slope
+        return total, ratio
 
-    def both(t: Array) -> tuple[Array, Array, Array]:
+    def both(t: Array) -> tuple[Array, Array]:
         low = t < least
         of_low, of_high = backwards(jnp.where(low, t, least)), forwards(jnp.where(low, 0.0, t))
         return jax.tree.map(lambda a, b: jnp.where(low, a, b), of_low, of_high)
 
-    total, ratio, slope = jax.lax.cond((t < least).any(), both, forwards, t)
-    return norm.logcdf(t) + total, k / ratio, -k * slope / ratio**2
+    total, ratio = jax.lax.cond((t < least).any(), both, forwards, t)
+    return norm.logcdf(t) + total, ratio

@@ -1,52 +1,30 @@
 """Solve a self-attention flow on the sphere by Diffrax."""
 
+from collections.abc import Callable
+from typing import Any
+
 import diffrax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
 
 
-class OnSphere(diffrax.AbstractWrappedSolver):
-    """A solver whose every step ends on the sphere: the step of another solver, x ← x/‖x‖.
+class OnSphere(diffrax.Tsit5):
+    """Diffrax's Tsit5, every step of which ends on the sphere: x ← x/‖x‖.
 
     The order is unchanged, since the exact solution is on the sphere: the nearest point moves x by at most its local
     error. Without it, errors of the norm grow like exp(−2∫⟨x, a⟩) with a the field before the projection, which is
     exp(2t) where values repel (V = −I).
-
-    Attributes:
-        solver: the solver of the steps.
     """
 
-    solver: diffrax.AbstractSolver  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    @property
-    def term_structure(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.solver.term_structure
-
-    @property
-    def interpolation_cls(self):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.solver.interpolation_cls
-
-    def order(self, terms):
-        return self.solver.order(terms)
-
-    def error_order(self, terms):
-        return self.solver.error_order(terms)
-
-    def init(self, terms, t0, t1, y0, args):
-        return self.solver.init(terms, t0, t1, y0, args)
-
-    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
-        y1, error, dense_info, solver_state, result = self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump)
-        return on_sphere(y1), error, dense_info, solver_state, result
-
-    def func(self, terms, t0, y0, args):
-        return self.solver.func(terms, t0, y0, args)
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):  # pyright: ignore[reportIncompatibleMethodOverride]
+        y1, *rest = super().step(terms, t0, t1, y0, args, solver_state, made_jump)
+        return on_sphere(y1), *rest
 
 
 def solve(
@@ -76,34 +54,56 @@ def solve(
         InputError: for tokens that are not on the unit sphere, and times that do not increase from ≥ 0.
     """
     x = jnp.asarray(tokens)
-    times = jnp.asarray(ts, x.dtype)
     require_on_sphere(x)
-    if not isinstance(ts, Tracer):
-        given = np.asarray(ts)
-        if given.ndim != 1 or not len(given) or not (np.diff(given, prepend=-1) > 0).all() or given[0] < 0:
-            raise InputError("ts: increasing times ≥ 0 are needed")
     usual = 1e-7 if jnp.finfo(x.dtype).bits == 64 else 1e-5
     rtol, atol = (usual if rtol is None else rtol), (usual / 10 if atol is None else atol)
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(_field),
-        OnSphere(diffrax.Tsit5()),
-        t0=0.0,
-        t1=times[-1],
-        dt0=None,
-        y0=x,
-        args=(flow, weights),
-        saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
-        max_steps=max_steps,
-    )
-    assert solution.ys is not None
-    return on_sphere(solution.ys)
+    found, _ = integrate(_field, x, ts, (flow, weights), solver=OnSphere(), rtol=rtol, atol=atol, max_steps=max_steps)
+    return on_sphere(found)
 
 
 def _field(t, x, args):
     # Of the module: a function made in each call would be compiled in each.
     flow, weights = args
     return flow(x, weights)
+
+
+def integrate(
+    field: Callable[[Any, Any, Any], Array],
+    start: Float[Array, "..."],
+    ts: ArrayLike,
+    args: Any,
+    *,
+    solver: diffrax.AbstractSolver,
+    rtol: float,
+    atol: float,
+    max_steps: int = 2**16,
+    throw: bool = True,
+) -> tuple[Float[Array, "times ..."], Bool[Array, ""]]:
+    """The solution of ẏ = field(t, y, args) at times, by adaptive steps from time 0; and whether it was found.
+
+    The field is a function of a module, so that it is compiled once. If there is no solution, that is an error unless
+    `throw` is False.
+    """
+    if not isinstance(ts, Tracer):
+        given = np.asarray(ts)
+        if given.ndim != 1 or not len(given) or not (np.diff(given, prepend=-1) > 0).all() or given[0] < 0:
+            raise InputError("ts: increasing times ≥ 0 are needed")
+    times = jnp.asarray(ts, start.dtype)
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(field),
+        solver,
+        t0=0.0,
+        t1=times[-1],
+        dt0=None,
+        y0=start,
+        args=args,
+        saveat=diffrax.SaveAt(ts=times),
+        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
+        max_steps=max_steps,
+        throw=throw,
+    )
+    assert solution.ys is not None
+    return solution.ys, solution.result == diffrax.RESULTS.successful
 
 
 def require_on_sphere(tokens: Float[Array, "*batch n D"]) -> None:

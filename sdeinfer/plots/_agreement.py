@@ -49,22 +49,20 @@ def _panel(axes: Axes, found: xr.Dataset, title: str) -> None:
     squared, error = found["squared"].values, found["squared_error"].values
     resolved = squared > error
     D = np.sqrt(np.where(resolved, squared, np.nan))
-    ends = np.sqrt(np.maximum(np.stack([squared - error, squared + error]), 0))
-    reach = np.abs(ends - D)
-    axes.errorbar(width, D, reach, fmt="s", mfc="none", color=SDE, ms=5, label="D, without the floor")
+    ends = np.sqrt(np.maximum([squared - error, squared + error], 0))
+    axes.errorbar(width, D, abs(ends - D), fmt="s", mfc="none", color=SDE, ms=5, label="D, without the floor")
     # A distance that cannot be told from zero is shown as an upper bound, two errors above its estimate.
     upper = np.sqrt(np.maximum(squared + 2 * error, 0))
     label = "D is below" if any(~resolved) else None
     axes.plot(width[~resolved], upper[~resolved], "v", mfc="none", color=SDE, ms=6, label=label)
-    rate, spread = float(found["rate"]), float(found["rate_error"])
+    rate = float(found["rate"])
     if np.isfinite(rate):
-        line = float(found["constant"]) * width**-rate
-        axes.plot(width, line, color=SDE, lw=1, label="D ∝ n^(−r)")
-        title = f"{title}: r = {rate:.2f} ± {spread:.2f}"
+        axes.plot(width, float(found["constant"]) * width**-rate, color=SDE, lw=1, label="D ∝ n^(−r)")
+        title = f"{title}: r = {rate:.2f} ± {float(found['rate_error']):.2f}"
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(width, [str(n) for n in width])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_title(title, fontsize="medium")
     axes.set(xlabel="width n", ylabel="distance to the SDE (sd)")
-    finish(axes, legend=False)
+    finish(axes)

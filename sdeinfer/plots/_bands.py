@@ -1,10 +1,10 @@
 """A line and a band of samples over a number, for each of several labels."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
@@ -57,10 +57,9 @@ def plot_bands(
             low, high = _quantiles(values, interval)
             inside, edge = (style["color"], 0.2), (style["color"], 0.7)
             panel.fill_between(points, low, high, fc=inside, ec=edge, ls=style["linestyle"], lw=0.7)
-        heights = _quantiles(values, [0.5])[0] if line == "median" else _means(values)
+        heights = _quantiles(values, [0.5])[0] if line == "median" else _finite(pd.DataFrame(values).mean())
         panel.plot(points, heights, **style, ms=4.5, markevery=-(-len(points) // MARKERS), label=label)
-    finish(panel, legend=axes is None)
-    return panel
+    return finish(panel, legend=axes is None)
 
 
 def _check(
@@ -81,19 +80,12 @@ def _quantiles(
     values: Float[np.ndarray, "samples points"], levels: Sequence[float]
 ) -> Float[np.ndarray, "levels points"]:
     """Quantiles of samples that are not NaN; NaN where they are infinite, which leaves a line or a band open."""
-    with warnings.catch_warnings():
-        # Differences of infinite samples, and points at which all are NaN.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        found, below, above = (
-            np.nanquantile(values, levels, axis=0, method=method) for method in ("linear", "lower", "higher")
-        )
+    table = pd.DataFrame(values)
+    with np.errstate(invalid="ignore"):  # differences of infinite samples
+        found, below, above = (table.quantile(levels, interpolation=each) for each in ("linear", "lower", "higher"))
     # Without the interpolation from one sample to the next, which may be infinite.
-    found = np.where(below == above, below, found)
-    return np.where(np.isfinite(found), found, np.nan)
+    return _finite(found.mask(below == above, below))
 
 
-def _means(values: Float[np.ndarray, "samples points"]) -> Float[np.ndarray, " points"]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        found = np.nanmean(values, axis=0)
-    return np.where(np.isfinite(found), found, np.nan)
+def _finite(found: pd.DataFrame | pd.Series) -> np.ndarray:
+    return found.where(np.isfinite(found)).to_numpy()

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 
 from sdeinfer._files import InputError
 from sdeinfer.plots._densities import plot_densities
-from sdeinfer.plots._quantiles import PROBABILITIES, draw_networks, draw_sde
-from sdeinfer.plots._style import finish, legend_below, one_panel
+from sdeinfer.plots._quantiles import PROBABILITIES, plot_quantiles
 
 
 def pair_correlations(covariance: xr.DataArray) -> xr.DataArray:
@@ -47,15 +46,9 @@ def plot_correlation_paths(post: xr.DataTree, *, axes: Axes | None = None) -> Ax
     predicted = correlation_bands(_covariance(post, "posterior_predictive"))
     observed = correlation_bands(_covariance(post, "observed_data").sel(layer=predicted["layer"]))
     scale, label = _depth_axis(post)
-    panel = one_panel(axes, height=3.8)
     t = predicted["layer"].values / scale
-    draw_sde(panel, t, predicted.values, population="correlations")
-    draw_networks(panel, t, observed.values)
-    panel.set(xlabel=label, ylabel="correlation between tokens ρ")
-    finish(panel, legend=False)
-    if axes is None:
-        legend_below([panel])
-    return panel
+    labels = {"xlabel": label, "ylabel": "correlation between tokens ρ"}
+    return plot_quantiles((t, predicted.values), (t, observed.values), population="correlations", axes=axes, **labels)
 
 
 def plot_terminal_correlation(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:

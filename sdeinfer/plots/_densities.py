@@ -63,8 +63,7 @@ def plot_densities(
             density = gaussian_kde(values)(grid) if smooth else np.full(POINTS, np.nan)
             panel.plot(grid, density, color=colour, linestyle=style, label=label)
     panel.set_ylabel("density")
-    finish(panel, legend=axes is None)
-    return panel
+    return finish(panel, legend=axes is None)
 
 
 def _finite(argument: str, values: ArrayLike) -> Float[np.ndarray, " samples"]:

@@ -4,8 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from sdeinfer.criteria import GradientNorms
-from sdeinfer.plots._quantiles import PROBABILITIES, draw_networks, draw_sde
-from sdeinfer.plots._style import finish, legend_below, one_panel
+from sdeinfer.plots._quantiles import PROBABILITIES, Quantiles, plot_quantiles
 
 
 def plot_gradient_norms(
@@ -28,18 +27,12 @@ def plot_gradient_norms(
         plots.plot_gradient_norms(found)
         ```
     """
-    panel = one_panel(axes, height=3.8)
-    draw_sde(panel, found.times, _quantiles(found, token), population="networks")
-    if networks is not None:
-        draw_networks(panel, networks.times, _quantiles(networks, token))
-    panel.set(yscale="log", xlabel="depth-time t = ℓ/n", ylabel="squared gradient norm / n")
-    finish(panel, legend=False)
-    if axes is None:
-        legend_below([panel])
-    return panel
+    of_networks = None if networks is None else _quantiles(networks, token)
+    labels = {"yscale": "log", "xlabel": "depth-time t = ℓ/n", "ylabel": "squared gradient norm / n"}
+    return plot_quantiles(_quantiles(found, token), of_networks, population="networks", axes=axes, **labels)
 
 
-def _quantiles(found: GradientNorms, token: int) -> np.ndarray:
+def _quantiles(found: GradientNorms, token: int) -> Quantiles:
     """Those that are drawn, of one token's norms; NaN instead of +∞, which opens a band."""
     norms = found.quantiles(np.array(PROBABILITIES))[..., token]
-    return np.where(np.isfinite(norms), norms, np.nan)
+    return found.times, np.where(np.isfinite(norms), norms, np.nan)

@@ -36,5 +36,4 @@ def plot_innovations(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
     panel.set_xlabel("innovation − expectation (standard errors)")
     panel.spines["left"].set_visible(False)
     panel.tick_params(left=False)
-    finish(panel, legend=False)
-    return panel
+    return finish(panel)

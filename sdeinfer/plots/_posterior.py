@@ -1,6 +1,7 @@
 """The posterior of the parameters and the mixing of its chains, by arviz-plots."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import arviz_plots
 import numpy as np
@@ -21,12 +22,6 @@ BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 """Keeps a number legible on the dashed line of the truth."""
 
 
-def labels_of(names: Sequence[str]) -> Mapping[Hashable, Hashable]:
-    """Symbols of parameters by their names; those of a part of a stack after the part's name."""
-    split = {name: name.rpartition(".") for name in names}
-    return {name: f"{part}{dot}{SYMBOLS[own]}" for name, (part, dot, own) in split.items() if own in SYMBOLS}
-
-
 def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
     """Plot marginal posteriors with their 94 % intervals, and the truth as a dashed line if it is known.
 
@@ -45,21 +40,14 @@ def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = No
     """
     names = parameters_of(post)
     panels = panels_of(axes, len(names), columns=2, height=2.0)
-    draws = xr.DataTree.from_dict({"posterior": draws_of(post)})
-    plot = arviz_plots.plot_dist(
-        draws,
-        var_names=names,
-        plot_collection=_collection(draws, names, panels),
-        ci_kind="hdi",
-        ci_prob=HDI,
-        labeller=MapLabeller(var_name_map=labels_of(names)),
-        visuals={"dist": {"color": SDE}, "point_estimate_text": {"bbox": BEHIND}},
-    )
+    draws = draws_of(post)[names]
+    visuals = {"dist": {"color": SDE}, "point_estimate_text": {"bbox": BEHIND}}
+    plot = _plot(arviz_plots.plot_dist, draws, panels, {}, ci_kind="hdi", ci_prob=HDI, visuals=visuals)
     truth = {name: value for name, value in known_truth(post).items() if name in names}
     if truth:
         arviz_plots.add_lines(plot, truth)
     for name, panel in zip(names, panels, strict=True):
-        low, high = draws["posterior"][name].quantile([OUTER, 1 - OUTER]).values
+        low, high = draws[name].quantile([OUTER, 1 - OUTER]).values
         margin = 0.05 * (high - low)
         true = truth.get(name, low)
         panel.set_xlim(min(low, true) - margin, max(high, true) + margin)
@@ -86,28 +74,29 @@ def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) 
         raise InputError("post: ranks compare two chains or more, got 1")
     panels = panels_of(axes, len(names), columns=2, height=2.0)
     # arviz-plots counts chains from 0, whatever their labels.
-    draws = xr.DataTree.from_dict({"posterior": chains.assign_coords(chain=np.arange(chains.sizes["chain"]))})
-    arviz_plots.plot_rank(
-        draws,
-        var_names=names,
-        plot_collection=_collection(draws, names, panels, color=["chain"], overlay=["chain"]),
-        labeller=MapLabeller(var_name_map=labels_of(names)),
-    )
+    draws = chains[names].assign_coords(chain=np.arange(chains.sizes["chain"]))
+    _plot(arviz_plots.plot_rank, draws, panels, {"color": ["chain"], "overlay": ["chain"]})
     return panels
 
 
-def _collection(
-    post: xr.DataTree, names: Sequence[str], panels: Sequence[Axes], **aesthetics: list[str]
+def _plot(
+    function: Callable[..., PlotCollection],
+    draws: xr.Dataset,
+    panels: Sequence[Axes],
+    aesthetics: dict[str, list[str]],
+    **settings: Any,
 ) -> PlotCollection:
-    """The panels as arviz-plots takes them, one for each variable."""
-    places = {
-        "plot": panels,
-        "row_index": range(len(panels)),
-        "col_index": [0] * len(panels),
-    }
-    tree = {
-        group: xr.Dataset({name: ((), value) for name, value in zip(names, values, strict=True)})
+    """Plot by arviz-plots on given panels, one for each variable, with its symbol."""
+    places = {"plot": panels, "row_index": range(len(panels)), "col_index": [0] * len(panels)}
+    groups = {
+        group: xr.Dataset({name: ((), value) for name, value in zip(draws, values, strict=True)})
         for group, values in places.items()
     }
-    draws = post.children["posterior"].to_dataset()[list(names)]
-    return PlotCollection(draws, xr.DataTree.from_dict(tree), aes=aesthetics, backend="matplotlib")
+    collection = PlotCollection(draws, xr.DataTree.from_dict(groups), aes=aesthetics, backend="matplotlib")
+    names = [str(name) for name in draws]
+    # The symbol of a part of a stack comes after the part's name.
+    parts = {name: name.rpartition(".") for name in names}
+    symbols = {name: f"{part}{dot}{SYMBOLS[own]}" for name, (part, dot, own) in parts.items() if own in SYMBOLS}
+    labels: Any = MapLabeller(var_name_map={**symbols})
+    tree = xr.DataTree.from_dict({"posterior": draws})
+    return function(tree, var_names=names, plot_collection=collection, labeller=labels, **settings)

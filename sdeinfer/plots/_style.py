@@ -29,35 +29,29 @@ HEIGHT = 3.2
 
 def one_panel(axes: Axes | None, *, height: float = HEIGHT) -> Axes:
     """The given axes, or those of a new figure."""
-    return new_panels(1, height=height)[0] if axes is None else axes
+    return panels_of(axes, 1, height=height)[0]
 
 
 def panels_of(
     axes: Axes | Iterable[Axes] | None, count: int, *, columns: int = 1, height: float = HEIGHT
 ) -> list[Axes]:
-    """The given axes, or those of a new figure with `count` panels.
+    """The given axes, or `count` panels of a new figure, each `height` inches high; pyplot opens it for notebooks.
 
     Raises:
         InputError: for another number of axes.
     """
-    if axes is None:
-        return new_panels(count, columns=columns, height=height)
-    panels = [axes] if isinstance(axes, Axes) else list(axes)
-    if len(panels) != count:
-        raise InputError(f"axes: {count} are needed, got {len(panels)}")
-    return panels
-
-
-def new_panels(count: int, *, columns: int = 1, height: float = HEIGHT) -> list[Axes]:
-    """Panels of a new figure, each `height` inches high; pyplot opens it, so that a notebook shows it."""
+    if axes is not None:
+        given = [axes] if isinstance(axes, Axes) else list(axes)
+        if len(given) != count:
+            raise InputError(f"axes: {count} are needed, got {len(given)}")
+        return given
     columns = min(columns, count)
     rows = -(-count // columns)
     layout = ConstrainedLayoutEngine(h_pad=0.08)
     figure, grid = pyplot.subplots(rows, columns, figsize=(WIDTH, height * rows), squeeze=False, layout=layout)
-    panels: list[Axes] = grid.ravel().tolist()
-    for axes in panels[count:]:
-        figure.delaxes(axes)
-    return panels[:count]
+    for empty in grid.ravel()[count:]:
+        figure.delaxes(empty)
+    return grid.ravel()[:count].tolist()
 
 
 def look(number: int) -> dict[str, Any]:
@@ -68,11 +62,12 @@ def look(number: int) -> dict[str, Any]:
     }
 
 
-def finish(axes: Axes, *, legend: bool) -> None:
+def finish(axes: Axes, *, legend: bool = False) -> Axes:
     """Leave out the upper and right sides of the frame; add a legend where there is most room."""
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
         axes.legend(edgecolor="none", fontsize="small")
+    return axes
 
 
 def legend_below(panels: Sequence[Axes]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
@@ -37,15 +38,12 @@ def plot_transfer(found: Transfer, *, axes: Axes | Iterable[Axes] | None = None)
         ```
     """
     table = found.criteria.reset_index()
-    columns = {str(name): table[name].to_numpy() for name in table}
-    names = list(dict.fromkeys(columns["criterion"]))
-    count = len(names) + (found.rules is not None)
-    panels = panels_of(axes, count, height=2.7)
-    looks = _looks(np.unique(columns["width"]))
-    for name, panel in zip(names, panels, strict=False):
-        mine = columns["criterion"] == name
+    criteria = dict(list(table.groupby("criterion", sort=False)))
+    panels = panels_of(axes, len(criteria) + (found.rules is not None), height=2.7)
+    looks = _looks(np.unique(table["width"]))
+    for (name, mine), panel in zip(criteria.items(), panels, strict=False):
         for width, style in looks.items():
-            own = {key: values[mine & (columns["width"] == width)] for key, values in columns.items()}
+            own = mine[mine["width"] == width]
             line = {"color": style["color"], "linestyle": style["linestyle"]}
             panel.plot(own["depth"], own["promised"], **line, label=f"n = {width:g}, SDE")
             for source, words, filled, shift in SOURCES:
@@ -54,50 +52,42 @@ def plot_transfer(found: Transfer, *, axes: Axes | Iterable[Axes] | None = None)
                     mark = {"fmt": style["marker"], "color": style["color"], "ms": 5, "mfc": inside}
                     label = f"n = {width:g}, {words}"
                     panel.errorbar(own["depth"] * shift, own[source], own[f"{source}_error"], **mark, label=label)
-        bound = columns["bound"][mine][0]
+        bound = mine["bound"].iloc[0]
         if np.isfinite(bound):
             panel.axhline(bound, color="black", ls=":", label="bound")
-        panel.set_title(name, loc="left", fontsize="medium")
-        panel.set(ylabel="value")
-        _dress(panel, columns["depth"], legend=panel is panels[0])
+        _dress(panel, str(name), "value", np.unique(table["depth"]), legend=panel is panels[0])
     if found.rules is not None:
-        _plot_rules(panels[-1], {str(name): found.rules[name].to_numpy() for name in found.rules}, looks)
+        _plot_rules(panels[-1], found.rules, looks)
     return panels
 
 
 def _looks(widths: np.ndarray) -> dict[float, dict[str, Any]]:
     """A colour, a line style and a marker for each width; wider is darker."""
     shades = map(to_hex, colormaps["viridis_r"](np.linspace(0.3, 0.9, len(widths))))
-    return {
-        width: look(number) | {"color": shade}
-        for number, (width, shade) in enumerate(zip(widths.tolist(), shades, strict=True))
-    }
+    each = enumerate(zip(widths, shades, strict=True))
+    return {float(width): look(number) | {"color": shade} for number, (width, shade) in each}
 
 
-def _plot_rules(panel: Axes, columns: dict[str, np.ndarray], looks: dict[float, dict[str, Any]]) -> None:
+def _plot_rules(panel: Axes, rules: pd.DataFrame, looks: dict[float, dict[str, Any]]) -> None:
     for width, style in looks.items():
-        mine = columns["width"] == width
-        mark = {"color": style["color"], "marker": style["marker"], "linestyle": ""}
-        panel.plot(columns["depth"][mine], columns["tuned"][mine], **mark, label=f"tuned, n = {width:g}")
-    depth, first = np.unique(columns["depth"], return_index=True)
+        own = rules[rules["width"] == width]
+        mark: dict[str, Any] = style | {"linestyle": ""}
+        panel.plot(own["depth"], own["tuned"], **mark, label=f"tuned, n = {width:g}")
+    first = rules.drop_duplicates("depth").sort_values("depth")
     for style, name in zip(STYLES, RULES, strict=False):
-        panel.plot(depth, columns[name][first], style, color=NEUTRAL, lw=1, label=f"γ {_in_words(name)}")
+        words = name if name == "constant" else f"∝ {name}"
+        panel.plot(first["depth"], first[name], style, color=NEUTRAL, lw=1, label=f"γ {words}")
     panel.set_yscale("log")
-    panel.set_title("rules for γ", loc="left", fontsize="medium")
-    panel.set(ylabel="γ")
     low, high = panel.get_ylim()
     ticks = [x for x in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if low <= x <= high]
     panel.set_yticks(ticks, [f"{x:g}" for x in ticks])
     panel.yaxis.set_minor_formatter(NullFormatter())
-    _dress(panel, depth, legend=True)
+    _dress(panel, "rules for γ", "γ", np.unique(rules["depth"]), legend=True)
 
 
-def _in_words(rule: str) -> str:
-    return rule if rule == "constant" else f"∝ {rule}"
-
-
-def _dress(panel: Axes, depth: np.ndarray, *, legend: bool) -> None:
-    panel.set(xlabel="depth d (layers)", xscale="log")
-    panel.set_xticks(np.unique(depth), [f"{x:g}" for x in np.unique(depth)])
+def _dress(panel: Axes, title: str, value: str, depths: np.ndarray, *, legend: bool) -> None:
+    panel.set_title(title, loc="left", fontsize="medium")
+    panel.set(xlabel="depth d (layers)", ylabel=value, xscale="log")
+    panel.set_xticks(depths, [f"{x:g}" for x in depths])
     panel.xaxis.set_minor_formatter(NullFormatter())
     finish(panel, legend=legend)

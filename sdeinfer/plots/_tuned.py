@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from sdeinfer._files import InputError
 from sdeinfer.criteria import Constraint, Expectation, GradientFactor, NormFactor, Probability, Quantile, Spread
-from sdeinfer.plots._style import SDE, WRONG, finish, new_panels
+from sdeinfer.plots._style import SDE, WRONG, finish, panels_of
 from sdeinfer.tuning import Tuned
 
 MOST = 4
@@ -51,42 +51,41 @@ def plot_tuned(
         plots.plot_tuned(tuned, key=key)
         ```
     """
-    problem = tuned.problem
-    prompts = tuned.rows_per_constraint
-    count = prompts * len(tuned.constraints)
-    if axes is None:
-        panels = new_panels(max(1, min(count, MOST)), height=2.7)
-    else:
-        panels = [axes] if isinstance(axes, Axes) else list(axes)
-    if len(panels) > count:
-        raise InputError(f"axes: there are {count} constraints to plot, got {len(panels)} axes")
+    problem, rows = tuned.problem, tuned.constraint_rows()
+    if not rows:
+        raise InputError("tuned: it was tuned without constraints, of which this figure has a panel each")
+    if axes is not None:
+        axes = [axes] if isinstance(axes, Axes) else list(axes)
+    count = min(len(rows), MOST) if axes is None else len(axes)
+    if count > len(rows):
+        raise InputError(f"axes: there are {len(rows)} constraints to plot, got {count} axes")
     if problem.space.drawn and paths > problem.paths:
         raise InputError(f"paths: the posterior was drawn for {problem.paths}, got {paths}")
     # As for `tuned.criteria`: new paths, with half the step.
     fresh = dataclasses.replace(problem.with_fresh_paths(key, problem.finer_step), paths=paths)
     samples = fresh.samples(tuned.u)
-    exploded = np.stack([sample.exploded for sample in samples])
-    for number, panel in enumerate(panels):
-        constraint, prompt = tuned.constraints[number // prompts], number % prompts
+    panels = panels_of(axes, count, height=2.7)
+    for number, (panel, row) in enumerate(zip(panels, rows, strict=False)):
+        of_constraint, prompt = divmod(number, tuned.rows_per_constraint)
+        constraint = tuned.constraints[of_constraint]
         statistic = problem.statistics.index(constraint.criterion.statistic)  # pyright: ignore[reportArgumentType]
-        values = np.stack([sample.values[statistic] for sample in samples])
-        mine = slice(None) if problem.over == "mean" else slice(prompt, prompt + 1)
-        value, error = tuned.criteria[["value", "error"]].to_numpy(float)[number]
-        _panel(panel, constraint, float(value), float(error), values[mine].ravel(), exploded[mine].ravel())
-        panel.set_title(str(tuned.criteria.index[number]), loc="left", fontsize="medium", pad=20)
+        mine = samples if problem.over == "mean" else samples[prompt : prompt + 1]
+        values = np.concatenate([sample.values[statistic] for sample in mine])
+        exploded = np.concatenate([sample.exploded for sample in mine])
+        _panel(panel, constraint, f"{row['value']:.4g} ± {row['error']:.2g}", float(row["value"]), values, exploded)
+        panel.set_title(str(row["name"]), loc="left", fontsize="medium", pad=20)
     return panels
 
 
 def _panel(
     axes: Axes,
     constraint: Constraint,
+    found: str,
     value: float,
-    error: float,
     values: Float[np.ndarray, " networks"],
     exploded: Bool[np.ndarray, " networks"],
 ) -> None:
     criterion, bound = constraint.criterion, constraint.bound
-    found = f"{value:.4g} ± {error:.2g}"
     parts, bounds, marks = {"": values}, {f"bound {bound:g}": bound}, {}
     match criterion:
         case Probability():
@@ -114,7 +113,7 @@ def _panel(
         for label, x in places.items():
             axes.axvline(x, color=colour, ls=style, label=label or None)
     axes.set(xscale=scale, xlim=(edges[0], edges[-1]), xlabel=str(criterion.statistic), ylabel="share of networks")
-    finish(axes, legend=False)
+    finish(axes)
     above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderpad": 0, "borderaxespad": 0.3}
     axes.legend(frameon=False, fontsize="small", ncols=3, **above)
 

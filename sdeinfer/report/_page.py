@@ -16,7 +16,7 @@ from sdeinfer._files import staged_file
 from sdeinfer._html import render
 from sdeinfer.diagnostics import Check, has_prior, identification, identified_of, summarise, with_chains
 from sdeinfer.infer import LIMIT_POSTERIOR
-from sdeinfer.layers import ARCHITECTURES, SIZES
+from sdeinfer.layers import ARCHITECTURES, architecture_in
 from sdeinfer.plots import (
     plot_correlation_paths,
     plot_innovations,
@@ -72,6 +72,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
     """Write the page."""
     post = with_chains(post)
     observed = post.children["observed_data"]
+    kind = architecture_in(post.attrs) if post.attrs["architecture"] in ARCHITECTURES else None
     page = render(
         "page.html.jinja",
         verdict=verdicts.verdict,
@@ -79,12 +80,12 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         unidentified=verdicts.unidentified,
         notes=verdicts.notes,
         questions=verdicts.by_question(),
-        identified=_identified(post),
+        identified=identification(post).rename(columns=TITLES) if has_prior(post) else pd.DataFrame(),
         parameters=summarise(post),
         limit=summarise(post, group=LIMIT_POSTERIOR) if LIMIT_POSTERIOR in post.children else None,
         figures=[(name, CAPTIONS[name], inline(figure)) for name, figure in drawn.items()],
         sizes={
-            "architecture": _architecture(post),
+            "architecture": str(kind or post.attrs["architecture"]),
             "networks": observed.sizes["network"],
             "observed layers": observed.sizes["layer"],
             "tokens": observed.sizes["token_a"],
@@ -103,14 +104,6 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
 def _exploded(post: xr.DataTree) -> dict[str, str]:
     predicted = post.children.get("posterior_predictive")
     return {} if predicted is None else {"exploded predictions": f"{predicted.attrs['exploded']:.2%}"}
-
-
-def _identified(post: xr.DataTree) -> dict[str, Any]:
-    table = identification(post) if has_prior(post) else pd.DataFrame()
-    return {
-        "titles": [TITLES[column] for column in table.columns],
-        "rows": [(name, list(row)) for name, row in zip(table.index, table.to_numpy(), strict=True)],
-    }
 
 
 def _provenance(post: xr.DataTree) -> dict[str, Any]:
@@ -132,8 +125,3 @@ def _commands(post: xr.DataTree) -> str:
         f"post = si.fit(si.models.{post.attrs['model']}, data, architecture={post.attrs['architecture']!r}, "
         f"law={post.attrs.get('law', 'limit')!r}, chains={sizes['chain']}, draws={sizes['draw']}, key=…)"
     )
-
-
-def _architecture(post: xr.DataTree) -> str:
-    sizes = [f"{name.replace('_', ' ')} {post.attrs[name]:g}" for name in SIZES if name in post.attrs]
-    return ", ".join([str(post.attrs["architecture"]), *sizes])

@@ -42,7 +42,7 @@ def write_tuned(tuned: Tuned, drawn: Mapping[str, Figure], path: str | Path, *, 
     """
     page = render(
         "tuned.html.jinja",
-        title=f"{tuned.problem.space.kind.name}, width {tuned.width}, depth {tuned.depth}",
+        title=f"{tuned.problem.space.kind}, width {tuned.width}, depth {tuned.depth}",
         verdict=tuned.verdict,
         passed=not tuned.missed,
         parameters=tuned.parameter_rows(),
@@ -93,18 +93,10 @@ def _step(constraint: Constraint) -> float:
     return -constraint.sign * size
 
 
-def _sizes(attributes: Mapping[str, Any]) -> list[str]:
-    """The sizes of an architecture in words."""
-    return [
-        f"{name.replace('_', ' ')} {value if isinstance(value, str) else format(value, 'g')}"
-        for name, value in attributes.items()
-    ]
-
-
 def _provenance(tuned: Tuned) -> dict[str, str]:
-    found, attributes = tuned.found, tuned.problem.space.kind.attributes()
+    found = tuned.found
     return {
-        "architecture": ", ".join([attributes.pop("architecture"), *_sizes(attributes)]),
+        "architecture": str(tuned.problem.space.kind),
         "tokens": str(tuned.V0.shape[-1]) + (f", {len(tuned.V0)} prompts" if len(tuned.V0) > 1 else ""),
         "search": f"{found['paths']} paths, step {found['step']:g}, {found['evaluations']} evaluations, "
         f"{found['iterations']} iterations, {found['seconds']:.0f} s",

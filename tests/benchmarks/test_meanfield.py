@@ -73,7 +73,8 @@ def test_against_numpy_at_equal_accuracy(seed):
         runs = [measured(lambda rtol=rtol: solve(rtol)) for _ in range(4)][1:]  # the first compiles
         ours[rtol] = error(runs[0][0]), float(np.median([seconds for _, seconds in runs]))
     mine, warm = ours[TOLERANCES[-1]]
-    print(f"\nn = {TOKENS}, D = {DIMENSION}, β = {BETA:g}, T = {TIME:g}, seed {seed}: {clusters(reference)} clusters")
+    count = meanfield.clusters(reference).max() + 1
+    print(f"\nn = {TOKENS}, D = {DIMENSION}, β = {BETA:g}, T = {TIME:g}, seed {seed}: {count} clusters")
     print(f"solve: {warm:.2f} s warm, {cold:.2f} s cold, error {mine:.1e} at its default tolerance")
 
     end, seconds = measured(lambda: runge_kutta(x))
@@ -90,7 +91,3 @@ def test_against_numpy_at_equal_accuracy(seed):
     whole = seconds * error(end) / mine
     print(f"Euler at the error {mine:.1e}, extrapolated: {whole:.3g} s, ", end="")
     print(f"ratio {whole / warm:.2g} warm, {whole / cold:.2g} cold")
-
-
-def clusters(tokens: np.ndarray) -> int:
-    return int(meanfield.clusters(tokens).max()) + 1

@@ -4,6 +4,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_estimate, assert_mean, assert_within, mean_and_error
+from meanfield.test_clusters import on_circle
 from scipy.special import iv
 
 from sdeinfer import InputError, meanfield
@@ -53,8 +54,7 @@ def test_random_tokens_form_the_clusters_of_the_fastest_modes(beta, normalised):
 @pytest.mark.parametrize("beta", [5.0, 50.0])
 def test_random_tokens_have_the_peaks_of_a_normal_potential(beta):
     """The formula of Rice, before any growth: 400 starts, error 0.03 (β = 5) and 0.06 (β = 50)."""
-    angles = np.random.default_rng(0).uniform(0, 2 * np.pi, (400, 2000))
-    tokens = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+    tokens = on_circle(np.random.default_rng(0).uniform(0, 2 * np.pi, (400, 2000)))
     k = np.arange(1, 100)
     spectrum = iv(k, beta) ** 2
     expected = ((k**4 * spectrum).sum() / (k**2 * spectrum).sum()) ** 0.5
@@ -76,8 +76,7 @@ def test_peaks_part_at_the_width_of_the_potential():
     middle = (-1 + (1 + 4 * beta**2) ** 0.5) / (2 * beta)  # the cosine c of a/2 with β(1 − c²) = c
     for factor, expected in ((0.97, 1), (1.03, 2)):
         half = factor * np.arccos(middle)
-        tokens = np.array([[np.cos(half), np.sin(half)], [np.cos(half), -np.sin(half)]])
-        assert meanfield.peaks(tokens, beta) == expected
+        assert meanfield.peaks(on_circle([half, -half]), beta) == expected
     assert meanfield.peaks(np.eye(2), 1e4) == 2
     with pytest.raises(InputError, match=r"tokens: shape \(\*times, n, 2\) is needed"):
         meanfield.peaks(np.eye(3), beta)
@@ -86,8 +85,7 @@ def test_peaks_part_at_the_width_of_the_potential():
 def test_first_clusters_of_a_perturbed_ring():
     """Mode 3 alone grows to three clusters, which stay while the trajectory lasts."""
     angles = np.asarray(meanfield.angles(90))
-    angles = angles + 0.01 * np.sin(3 * angles)
-    tokens, ts = np.stack([np.cos(angles), np.sin(angles)], axis=1), np.linspace(0, 12, 49)
+    tokens, ts = on_circle(angles + 0.01 * np.sin(3 * angles)), np.linspace(0, 12, 49)
     flow = meanfield.SelfAttentionFlow(5.0)
     trajectory = meanfield.solve(flow, tokens, ts)
     found = meanfield.first_clusters(flow, ts, trajectory)

@@ -6,6 +6,7 @@ import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 import xarray as xr
 from budget import assert_distribution, assert_holds
@@ -15,6 +16,8 @@ import sdeinfer as si
 from sdeinfer import InputError, meanfield
 from sdeinfer.infer import NUTS
 from sdeinfer.meanfield import NoisyLayers, SelfAttentionFlow, on_sphere
+from sdeinfer.meanfield._check import _of_misfits
+from sdeinfer.meanfield._misfits import CAUSES
 
 NETWORKS, LAYERS, TOKENS, DIMENSION = 6, 6, 16, 3
 BETA, STEP, NOISE = 4.0, 0.2, 0.05
@@ -119,11 +122,12 @@ def test_what_is_known_is_given_by_the_flow(name, flow):
 
 
 def test_a_program_of_ones_own(data):
-    """Two groups of networks share β and have a noise each; such parameters need no declaration."""
+    """Two groups of networks share β and have a noise each; such parameters need no declaration, nor one sign."""
 
     def two_noises(path):
         beta = numpyro.sample("beta", dist.LogNormal(1.0, 1.0))
         noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("shift", dist.Normal())
         each = jnp.repeat(noise, NETWORKS // 2)[:, None, None]
         numpyro.sample("tokens", NoisyLayers(path.flow_at(beta), STEP, each, path), obs=path.observed)
 
@@ -134,6 +138,15 @@ def test_a_program_of_ones_own(data):
         assert_holds(noise[..., group], NOISE)
     found = meanfield.check(post, model=two_noises)
     assert [each.split(" ±")[0] for each in found.identified] == ["beta", "noise[0]", "noise[1]"]
+    assert found.unidentified == ("shift",)
+
+
+def test_small_misfits_are_notes_whatever_the_names_of_the_parameters(post):
+    table = pd.DataFrame({"effect": 0.1, "p": 1e-9, "beta": 1e-4, "step": 0.0, "noise": 0.0}, ["depth"])
+    for names in (["beta"], []):
+        verdicts, notes = _of_misfits(table, post, names)
+        assert all(verdict.passed for verdict in verdicts)
+        assert notes == [f"depth 0.1, small: {CAUSES['depth']}"]
 
 
 def test_a_fixed_parameter_and_a_prior(data):

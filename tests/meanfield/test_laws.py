@@ -54,15 +54,9 @@ def with_step(path, tokens, step):
 
 
 def test_samples_of_noisy_layers(key):
-    """Without noise they are the layers; with it, the score of the next layer has mean zero, over 20,000 networks."""
-    path, flow = path_of((1, 2, 3), key), SelfAttentionFlow(2.0)
-    x, found = np.asarray(path.initial), np.asarray(NoisyLayers(flow, 0.3, 1e-12, path).sample(key))
-    for layer in range(3):
-        x = np.stack([on_sphere(naive_mean(2.0, 0.3, each)) for each in x])
-        np.testing.assert_allclose(found[:, layer], x, atol=1e-10)
+    """The score of the next layer has mean zero, over 20,000 networks."""
     many = path_of((1, 2), key, networks=20_000)
-    law = NoisyLayers(flow, 0.3, 0.5, many)
-    tokens = law.sample(key)
+    tokens = NoisyLayers(SelfAttentionFlow(2.0), 0.3, 0.5, many).sample(key)
 
     @jax.jit
     def scores(changes):
@@ -89,13 +83,16 @@ def test_one_step_of_the_solver_for_each_layer(beta, step, error, key):
 
 
 def test_exact_layers(key):
-    path = path_of((2, 3), key)
-    found = ObservedLayers(SelfAttentionFlow(2.0), 0.3, 0.1, path, path.initial).exact()
+    """And noisy ones without noise."""
+    path, every = path_of((2, 3), key), path_of((1, 2, 3), key)
+    exact = ObservedLayers(SelfAttentionFlow(2.0), 0.3, 0.1, path, path.initial).exact()
+    noisy = NoisyLayers(SelfAttentionFlow(2.0), 0.3, 1e-12, every).sample(key)
     x = np.asarray(path.initial)
-    for layer in range(1, 4):
+    for layer in range(3):
         x = np.stack([on_sphere(naive_mean(2.0, 0.3, each)) for each in x])
-        if layer > 1:
-            np.testing.assert_allclose(found[:, layer - 2], x, rtol=1e-12)
+        np.testing.assert_allclose(noisy[:, layer], x, atol=1e-10)
+        if layer:
+            np.testing.assert_allclose(exact[:, layer - 1], x, rtol=1e-12)
 
 
 def test_observations_of_exact_tokens(key):

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from meanfield.test_clusters import on_circle
 from scipy.special import eval_gegenbauer, iv, roots_gegenbauer
 
 from sdeinfer import InputError, meanfield
@@ -16,8 +17,6 @@ def ring(dimension: int, nodes: int):
     """cos φ and weights of uniform points of S^{D−2} seen from one of its axes."""
     if dimension == 2:
         return np.array([1.0, -1.0]), np.array([0.5, 0.5])
-    if dimension == 3:
-        return np.cos((np.arange(nodes) + 0.5) * np.pi / nodes), np.full(nodes, 1 / nodes)
     c, w = roots_gegenbauer(nodes, (dimension - 3) / 2)
     return c, w / w.sum()
 
@@ -29,19 +28,9 @@ def measured_rate(beta: float, dimension: int, k: int, *, normalised: bool, node
     has the coordinates (cos s, sin s cos φ) in the plane of the meridian, and a third that is orthogonal to it.
     """
     nu, step = dimension / 2 - 1, 1e-5
-    if dimension == 2:
-        s = (np.arange(nodes) + 0.5) * np.pi / nodes
-        weights = np.full(nodes, 1 / nodes)
-        slope = -k * np.sin(k * s)
-    elif dimension == 3:
-        t, weights = np.polynomial.legendre.leggauss(nodes)
-        s = np.arccos(t)
-        slope = -np.sin(s) * eval_gegenbauer(k - 1, 1.5, t)
-    else:
-        t, weights = roots_gegenbauer(nodes, nu)
-        s = np.arccos(t)
-        slope = -np.sin(s) * 2 * nu * eval_gegenbauer(k - 1, nu + 1, t)
-    weights = weights / weights.sum()
+    t, weights = roots_gegenbauer(nodes, nu)
+    s, weights = np.arccos(t), weights / weights.sum()
+    slope = -np.sin(s) * eval_gegenbauer(k - 1, nu + 1, t)
     slope = slope / np.abs(slope).max()
     c, ring_weights = ring(dimension, nodes)
     flow = meanfield.SelfAttentionFlow(beta, normalised=normalised)
@@ -86,14 +75,13 @@ def test_the_fastest_modes_are_those_published(dimension):
 @pytest.mark.parametrize("beta", [2.0, 20.0, 64.0])
 def test_tokens_on_the_circle_grow_at_the_rate_of_their_mode(beta):
     k, size = meanfield.fastest_mode(beta, dimension=2), 1e-6
-    angles = np.asarray(meanfield.angles(192))
-    angles = angles + size * np.sin(k * angles)
-    tokens = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    at_rest = np.asarray(meanfield.angles(192))
+    tokens = on_circle(at_rest + size * np.sin(k * at_rest))
     rate = meanfield.growth_rates(beta, dimension=2)[k - 1]
     ts = np.array([1.0, 3.0]) / rate
     found = meanfield.solve(meanfield.SelfAttentionFlow(beta), tokens, ts, rtol=1e-12, atol=1e-14)
-    moved = np.angle(np.exp(1j * (np.arctan2(found[..., 1], found[..., 0]) - np.asarray(meanfield.angles(192)))))
-    amplitudes = np.abs((moved * np.sin(k * np.asarray(meanfield.angles(192)))).mean(axis=1))
+    moved = np.angle(np.exp(1j * (np.arctan2(found[..., 1], found[..., 0]) - at_rest)))
+    amplitudes = np.abs((moved * np.sin(k * at_rest)).mean(axis=1))
     np.testing.assert_allclose(np.log(amplitudes[1] / amplitudes[0]) / (ts[1] - ts[0]), rate, rtol=0.01)
 
 
@@ -109,8 +97,7 @@ def test_the_continuum_keeps_its_mass_and_is_the_limit_of_tokens(normalised):
     fine = np.linspace(0, 2 * np.pi, 200_001)
     cumulative = (fine + 0.5 * np.sin(fine) + 0.15 * (1 - np.cos(2 * fine))) / (2 * np.pi)
     start = np.interp((np.arange(n) + 0.5) / n, cumulative, fine)
-    tokens = np.stack([np.cos(start), np.sin(start)], axis=1)
-    moved = meanfield.solve(meanfield.SelfAttentionFlow(beta, normalised=normalised), tokens, ts, rtol=1e-8)
+    moved = meanfield.solve(meanfield.SelfAttentionFlow(beta, normalised=normalised), on_circle(start), ts, rtol=1e-8)
     angle = np.arctan2(moved[..., 1], moved[..., 0])
     for k in (1, 2, 3):
         expected = np.abs(np.exp(1j * k * angle).mean(axis=1))

@@ -12,29 +12,12 @@ DEPTHS, WIDTHS = (16, 64), (128, 256)
 
 
 def transfer(*, rules: bool) -> Transfer:
-    rows = [
-        {
-            **{"width": width, "depth": depth, "criterion": "P(norm factor < 2) ≥ 0.95", "bound": 0.95},
-            **{"promised": 0.9 + depth / 1e3, "promised_error": 0.01},
-            **{"chain": 0.91, "chain_error": 0.01, "weights": np.nan, "weights_error": np.nan},
-        }
-        for width in WIDTHS
-        for depth in DEPTHS
-    ]
-    by_rule = [
-        {
-            "width": width,
-            "depth": depth,
-            "tuned": 0.3,
-            "constant": 0.2,
-            "d^-1/2": 1.6 / depth**0.5,
-            "d^-1": 12.8 / depth,
-        }
-        for width in WIDTHS
-        for depth in DEPTHS
-    ]
-    index = ["width", "depth", "criterion"]
-    return Transfer(pd.DataFrame(rows).set_index(index), pd.DataFrame(by_rule) if rules else None)
+    table = pd.MultiIndex.from_product([WIDTHS, DEPTHS], names=["width", "depth"]).to_frame(index=False)
+    depth = table["depth"]
+    by_rule = table.assign(tuned=0.3, constant=0.2, **{"d^-1/2": 1.6 / depth**0.5, "d^-1": 12.8 / depth})
+    criteria = table.assign(criterion="P(norm factor < 2) ≥ 0.95", bound=0.95, promised=0.9 + depth / 1e3)
+    criteria = criteria.assign(promised_error=0.01, chain=0.91, chain_error=0.01, weights=np.nan, weights_error=np.nan)
+    return Transfer(criteria.set_index(["width", "depth", "criterion"]), by_rule if rules else None)
 
 
 def test_a_panel_for_each_criterion_and_one_for_the_rules():

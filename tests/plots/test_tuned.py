@@ -6,6 +6,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_within
+from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 import sdeinfer as si
@@ -66,6 +67,13 @@ def test_given_axes_are_filled_in_order(tuned):
     assert plot_tuned(tuned, paths=16, key=jr.key(1), axes=one) == [one]
     with pytest.raises(si.InputError, match="there are 5 constraints to plot, got 6 axes"):
         plot_tuned(tuned, key=jr.key(1), axes=Figure().subplots(1, 6))
+
+
+def test_without_constraints_there_is_no_figure(tuned):
+    free = dataclasses.replace(tuned, problem=dataclasses.replace(tuned.problem, constraints=()))
+    with pytest.raises(si.InputError, match="tuned: it was tuned without constraints"):
+        plot_tuned(free, key=jr.key(1))
+    assert not pyplot.get_fignums()
 
 
 def test_prompts_have_panels_of_their_own_unless_it_is_their_mean_that_counts(tuned):

@@ -8,6 +8,7 @@ import pytest
 from matplotlib import pyplot
 
 import sdeinfer as si
+from sdeinfer.diagnostics import Check
 from sdeinfer.report import figures, write_figures, write_report, write_summary
 
 
@@ -23,6 +24,15 @@ def test_the_page_holds_every_figure_and_needs_no_network(fitted, networks, tmp_
         assert name in page
 
 
+def test_the_page_names_the_sizes_in_words(fitted, tmp_path):
+    tree = fitted.copy()
+    tree.attrs = fitted.attrs | {"heads": 4.0}
+    write_report(tree, Check(()), {}, tmp_path / "report.html")
+    assert "<h1>Posterior of a shaped transformer, 4 heads</h1>" in (tmp_path / "report.html").read_text(
+        encoding="utf-8"
+    )
+
+
 def test_figures_are_written_by_name_and_not_left_open(fitted, tmp_path):
     write_figures(figures(fitted), tmp_path / "figures")
     assert not pyplot.get_fignums()
@@ -36,19 +46,17 @@ def test_figures_are_written_by_name_and_not_left_open(fitted, tmp_path):
 
 
 def test_the_summary_has_the_agreed_keys(fitted, networks, tmp_path):
-    write_summary(fitted, si.check(fitted, networks), tmp_path / "summary.json")
+    verdicts = si.check(fitted, networks)
+    write_summary(fitted, verdicts, tmp_path / "summary.json")
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     row = summary["parameters"]["gamma"]
     assert set(row) == {"mean", "sd", "hdi_low", "hdi_high", "truth", "rhat", "ess_bulk", "ess_tail"}
     assert row["truth"] == 0.6
     assert summary["divergences"] == fitted["sample_stats"]["diverging"].values.sum()
     assert {"elapsed_s", "verdict"} <= set(summary)
-
-
-def test_unknown_truth_is_left_out(fitted, networks, tmp_path):
-    tree = fitted.copy()
-    tree.attrs = {name: value for name, value in fitted.attrs.items() if not name.startswith("truth_")}
-    write_summary(tree, si.check(tree, networks), tmp_path / "summary.json")
+    unknown = fitted.copy()
+    unknown.attrs = {name: value for name, value in fitted.attrs.items() if not name.startswith("truth_")}
+    write_summary(unknown, verdicts, tmp_path / "summary.json")
     assert "truth" not in json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["parameters"]["gamma"]
 
 

@@ -244,7 +244,7 @@ def _densities(
         leaves = zip(*(jax.tree.leaves(each) for each in laws), strict=True)
         chosen = [jnp.stack([jnp.asarray(x) for x in each])[number] for each in leaves]
         law = jax.tree.unflatten(jax.tree.structure(laws[0]), chosen)
-        law = dataclasses.replace(law, limit=dataclasses.replace(law.limit, pattern=statistics.pattern))
+        law = dataclasses.replace(law, limit=law.limit.with_pattern(statistics.pattern))
         return jnp.sum(statistics.log_density(law, statistics.value))
 
     return jax.vmap(at)(u)

@@ -70,7 +70,7 @@ class Limit(eqx.Module):
 
     @property
     def attention(self) -> AttentionStrength:
-        """θ₁ and κ², 0 without attention."""
+        """The coefficients of attention, 0 without it."""
         return self.parts.get(Attention(self.pattern), AttentionStrength(self._zero, self._zero))
 
     @property
@@ -90,7 +90,7 @@ class Limit(eqx.Module):
 
     @property
     def linear_noise(self) -> Float[Any, "..."]:
-        """A."""
+        """The coefficient a of Σ_lin."""
         return self.parts.get(LinearNoise(), self._zero)
 
     @property
@@ -109,24 +109,22 @@ class Limit(eqx.Module):
         Raises:
             InputError: if both have attention, with different patterns.
         """
-        sum_of = {**self.parts}
+        parts = self.parts
         for term, c in other.parts.items():
-            sum_of[term] = jax.tree.map(operator.add, sum_of[term], c) if term in sum_of else c
-        patterns = [term.pattern for term in sum_of if isinstance(term, Attention)] or [EVERY_TOKEN]
-        if len(patterns) > 1:
+            parts[term] = jax.tree.map(operator.add, parts[term], c) if term in parts else c
+        if sum(isinstance(term, Attention) for term in parts) > 1:
             raise InputError(
                 "pattern: layers of attention with different patterns have no limit in common; a limit without "
                 "attention leaves out attention_drift and attention_noise"
             )
-        attention = sum_of.pop(Attention(patterns[0]), AttentionStrength(None, None))
-        return Limit(
-            attention.drift,
-            sum_of.pop(ShapedReLU(), None),
-            sum_of.pop(LinearNoise(), None),
-            attention.noise,
-            pattern=patterns[0],
-            others=sum_of,
-        )
+        return _limit_of(parts)
+
+    def with_pattern(self, pattern: Pattern) -> "Limit":
+        """The same coefficients with another attention pattern."""
+        parts = self.parts
+        if (attention := parts.pop(Attention(self.pattern), None)) is not None:
+            parts[Attention(pattern)] = attention
+        return _limit_of(parts)
 
     def drift(self, V: Float[Array, "m m"]) -> Float[Array, "m m"]:
         """Drift b(V), per unit of depth-time."""
@@ -148,6 +146,15 @@ class Limit(eqx.Module):
     @property
     def _zero(self) -> Any:
         return jax.tree.leaves(self.coefficients)[0] * 0
+
+
+def _limit_of(parts: Mapping[AbstractTerm, Any]) -> Limit:
+    """The limit of terms with their coefficients, at most one of them attention."""
+    parts = dict(parts)
+    pattern = next((term.pattern for term in parts if isinstance(term, Attention)), EVERY_TOKEN)
+    attention = parts.pop(Attention(pattern), AttentionStrength(None, None))
+    relu_drift, linear_noise = parts.pop(ShapedReLU(), None), parts.pop(LinearNoise(), None)
+    return Limit(attention.drift, relu_drift, linear_noise, attention.noise, pattern=pattern, others=parts)
 
 
 def _array(c: ArrayLike) -> Any:

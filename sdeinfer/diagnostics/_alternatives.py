@@ -27,7 +27,7 @@ from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import Pattern
 from sdeinfer.diagnostics._summary import priors_of
 from sdeinfer.infer import LARGEST_COORDINATE
-from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth
+from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth, Limit
 from sdeinfer.likelihood import Path, PathStatistics, any_transitions, path_statistics
 from sdeinfer.networks import sample_layer
 
@@ -234,9 +234,12 @@ def _densities(
 
     def law_of(kind: Architecture, u: Array) -> FiniteWidth:
         layer = kind.layer_at(u[: len(kind.coordinates)])
-        if fitted == "limit":
-            return jax.vmap(lambda _: FiniteWidth.of_limit(layer.limit()))(statistics.widths)
-        return jax.vmap(layer.finite_width)(statistics.widths)
+        at = layer.finite_width if fitted == "finite-width" else lambda _: FiniteWidth.of_limit(layer.limit())
+        law = jax.vmap(at)(statistics.widths)
+        limit = law.limit
+        # With the terms of all architectures, and one pattern, laws are arrays of one structure.
+        coefficients = limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise
+        return dataclasses.replace(law, limit=Limit(*coefficients, pattern=statistics.pattern))
 
     def at(u: Array) -> Array:
         laws = [law_of(kind, u) for kind in kinds]
@@ -244,7 +247,6 @@ def _densities(
         leaves = zip(*(jax.tree.leaves(each) for each in laws), strict=True)
         chosen = [jnp.stack([jnp.asarray(x) for x in each])[number] for each in leaves]
         law = jax.tree.unflatten(jax.tree.structure(laws[0]), chosen)
-        law = dataclasses.replace(law, limit=law.limit.with_pattern(statistics.pattern))
         return jnp.sum(statistics.log_density(law, statistics.value))
 
     return jax.vmap(at)(u)

@@ -300,6 +300,7 @@ def test_output_that_cannot_be_written_is_refused_before_the_work(tmp_path):
         (["--observe-every", "some"], ("--observe-every", "last", "outputs", "some")),
         (["--observe-every", 0], ("observe_every", "at least 1", "0")),
         (["--tokens", 1], ("tokens", "tau0", "one token")),
+        (["--tokens", 1, "--prompts", 2], ("pattern", "tau0", "attend to one token each")),
         (["--norm", "1e200"], ("norm", "1e+200")),
         (["--tau0", "inf"], ("tau0", "finite", "inf")),
         (["--width", 0], ("--width",)),

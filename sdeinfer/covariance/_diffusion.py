@@ -12,9 +12,7 @@ Why: Q diagonalises V (to I) and the centred covariance together: with C = H V H
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -42,8 +40,7 @@ class Spectrum(eqx.Module):
 
     def whiten[T: (Array, np.ndarray)](self, S: Float[T, "... m m"]) -> Float[T, "... m m"]:
         """Q⁻¹ S Q⁻ᵀ for a symmetric S."""
-        Z = whiten_by(self.cholesky, S)
-        return self.rotation.mT @ Z @ self.rotation
+        return self.rotation.mT @ whiten_by(self.cholesky, S) @ self.rotation
 
     def colour[T: (Array, np.ndarray)](self, Z: Float[T, "... m m"]) -> Float[T, "... m m"]:
         """Q Z Qᵀ: the inverse of `whiten`."""
@@ -71,7 +68,7 @@ def spectrum(V: Float[Any, "... m m"]) -> Spectrum:
     """Find the coordinates Q in which Σ(V) is diagonal, in O(m³); NumPy handles NumPy arrays.
 
     V must be positive definite: for a singular V, where Σ has no density, the result holds NaN. The eigenvectors have
-    no derivative where δ repeats; use `smooth_noise` for gradients through V.
+    no derivative where δ repeats; `factor_noise` needs none.
     """
     L = cholesky_of(V)
     centred = L - L.mean(axis=-2, keepdims=True)
@@ -116,34 +113,6 @@ class Diffusion(eqx.Module):
         """The log-determinant of Σ, Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of `vech`."""
         tokens = self.spectrum.tokens
         return 2 * jnp.sum(jnp.log(self.std)) + 2 * (tokens + 1) * self.spectrum.log_volume
-
-    def as_operator(self) -> lx.AbstractLinearOperator:
-        """Σ^{1/2} as a lineax operator from p normals to the packed upper triangle of dV, never materialised."""
-        structure = jax.ShapeDtypeStruct(self.std.shape, self.std.dtype)
-        return lx.FunctionLinearOperator(lambda xi: vech(self.sample(xi)), structure)
-
-
-def smooth_noise(
-    X: Float[Array, "m m"], linear: Float[Array, ""], attention: Float[Array, ""]
-) -> lx.AbstractLinearOperator:
-    """Σ(V)^{1/2} at V = XXᵀ as M + Mᵀ, differentiable everywhere, from m² normals and without eigenvectors.
-
-    M = X E Xᵀ with the E of `factor_noise`; every square X with V = XXᵀ gives the same law.
-
-    Arguments:
-        X: a factor of V.
-        linear: a > 0.
-        attention: κ² ≥ 0.
-
-    Returns:
-        A lineax operator from normals of shape (m, m) to dV of shape (m, m).
-    """
-
-    def colour(G: Float[Array, "m m"]) -> Float[Array, "m m"]:
-        M = X @ factor_noise(centred_gram(X)[1], G, linear, attention) @ X.T
-        return M + M.T
-
-    return lx.FunctionLinearOperator(colour, jax.ShapeDtypeStruct(X.shape, X.dtype))
 
 
 def factor_noise(

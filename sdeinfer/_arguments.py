@@ -62,6 +62,17 @@ def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
+def at_least_one(**sizes: int | None) -> None:
+    """Check sizes by name; None is one that was not given.
+
+    Raises:
+        InputError: for a size below 1.
+    """
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise InputError(f"{name}: at least 1 is needed, got {size}")
+
+
 def numbers(value: Any, name: str, needed: str) -> np.ndarray:
     """A value as an array of floating-point numbers; an `InputError` where it is none."""
     try:

@@ -8,6 +8,7 @@ benchmarks.
 
 import functools
 import gc
+import math
 import os
 import shutil
 import tempfile
@@ -331,6 +332,17 @@ def random_covariance(tokens: int, seed: int = 0):
     with jax.ensure_compile_time_eval():  # also where a traced function asks first
         X = np.asarray(jr.normal(jr.key(seed), (tokens, tokens + 3)))
         return jnp.asarray(X @ X.T / (tokens + 3))
+
+
+def matrix_of(move, *shape: int, dtype=float):
+    """A linear map from normals of this shape to symmetric matrices, as the matrix of their packed entries."""
+    normals = jnp.eye(math.prod(shape), dtype=dtype).reshape(-1, *shape)
+    return si.covariance.vech(jax.vmap(move)(normals)).T
+
+
+def root_of(diffusion):
+    """Σ^{1/2} as a matrix."""
+    return matrix_of(diffusion.sample, len(diffusion.std), dtype=diffusion.std.dtype)
 
 
 @pytest.fixture(params=range(1, 7), ids=lambda m: f"m{m}")

@@ -208,41 +208,16 @@ def test_simulate_writes_paths(tmp_path):
         assert paths["time"].values[-1] == 0.1
 
 
-@pytest.fixture
-def broken_file(tmp_path, networks, request):
-    data = networks.isel(network=slice(4)).copy(deep=True)
-    match request.param:
-        case "asymmetric":
-            data["covariance"][1, 2, 0, 1] += 0.5
-        case "indefinite":
-            data["covariance"][1, 2] -= 10 * np.eye(3)
-        case "NaN":
-            data["covariance"][1, 2, 0, 0] = np.nan
-        case "names":
-            data = data.rename(layer="depth")
-        case "single":
-            data = data.isel(layer=[0])
-        case "one token":
-            data = data.isel(token_a=[0], token_b=[0])
-    write(data, tmp_path / "data.nc")
-    return tmp_path / "data.nc"
-
-
-@pytest.mark.parametrize(
-    ("broken_file", "words"),
-    [
-        ("asymmetric", ("data.nc", "network 1, layer 2", "not symmetric")),
-        ("indefinite", ("data.nc", "network 1, layer 2", "not positive semi-definite")),
-        ("NaN", ("data.nc", "network 1, layer 2", "NaN")),
-        ("names", ("data.nc", "dimensions network, layer, token_a, token_b", "depth")),
-        ("single", ("data.nc", "at least 2 layers", "got 1")),
-        ("one token", ("tau0", "one token")),
-    ],
-    indirect=["broken_file"],
-)
-def test_bad_data_leave_nothing_behind(broken_file, words, tmp_path):
-    refused(run("calibrate", "--data", broken_file, "--out", tmp_path / "out"), *words)
-    assert files(tmp_path) == ["data.nc"]
+def test_bad_data_leave_nothing_behind(networks, tmp_path):
+    asymmetric = networks.copy(deep=True)
+    asymmetric["covariance"][1, 2, 0, 1] += 0.5
+    for data, words in (
+        (asymmetric, ("data.nc", "network 1, layer 2", "not symmetric")),
+        (networks.isel(token_a=[0], token_b=[0]), ("tau0", "one token")),
+    ):
+        write(data, tmp_path / "data.nc")
+        refused(run("calibrate", "--data", tmp_path / "data.nc", "--out", tmp_path / "out"), *words)
+        assert files(tmp_path) == ["data.nc"]
 
 
 @pytest.mark.parametrize(
@@ -261,14 +236,10 @@ def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monk
     assert post.attrs["fixed_c_mean"] == 0.5
 
 
-@pytest.mark.parametrize("flag", ["tau0", "tau0=", "tau0=warm"])
-def test_what_fixes_nothing_is_refused(flag, tmp_path):
-    run("observe", *SMALL_NETWORKS, "--out", tmp_path / "data.nc")
-    refused(run("fit", tmp_path / "data.nc", "--fix", flag), "--fix", "NAME=NUMBER", flag)
-
-
-def test_a_coordinate_that_is_not_sampled_cannot_be_fixed(tmp_path):
-    run("observe", *SMALL_NETWORKS, "--out", tmp_path / "data.nc")
+def test_what_cannot_be_fixed_is_refused(networks, tmp_path):
+    write(networks, tmp_path / "data.nc")
+    for flag in ("tau0", "tau0=", "tau0=warm"):
+        refused(run("fit", tmp_path / "data.nc", "--fix", flag), "--fix", "NAME=NUMBER", flag)
     refused(run("fit", tmp_path / "data.nc", "--fix", "tau=1"), "prior", "transformer samples gamma, tau0", "'tau'")
 
 
@@ -293,15 +264,9 @@ def test_output_that_cannot_be_written_is_refused_before_the_work(tmp_path):
     ("flags", "words"),
     [
         (["--gamma", 1.5], ("gamma", "(0, 1]", "1.5")),
-        (["--tau0", -1], ("tau0", "greater than 0", "-1")),
-        (["--norm", 0], ("norm", "positive")),
-        (["--correlation", -0.9], ("correlation", "-0.3333", "-0.9")),
-        (["--width", 3], ("width", "4 tokens", "3")),
         (["--observe-every", "some"], ("--observe-every", "last", "outputs", "some")),
-        (["--observe-every", 0], ("observe_every", "at least 1", "0")),
         (["--tokens", 1], ("tokens", "tau0", "one token")),
-        (["--norm", "1e200"], ("norm", "1e+200")),
-        (["--tau0", "inf"], ("tau0", "finite", "inf")),
+        (["--tokens", 1, "--prompts", 2], ("pattern", "tau0", "attend to one token each")),
         (["--width", 0], ("--width",)),
         (["--architecture", "rnn"], ("--architecture", "rnn", "transformer")),
         (["--tokens", "many"], ("--tokens",)),
@@ -410,23 +375,15 @@ def test_tune_writes_parameters_a_figure_and_a_page(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--maximise", "gamma", "--minimise", "gamma"], ("maximise or minimise",)),
         ([], ("maximise or minimise",)),
         (["--maximise", "effective rank"], ("criterion: 'effective rank' is not understood", "E[…]", "norm factor")),
-        (["--maximise", "gama"], ("gama is not free", "gamma, c_gap")),
-        (["--maximise", "gamma", "--subject-to", "norm factor < 2"], ("constraint: 'norm factor < 2'", "<= or >=")),
         (["--maximise", "gamma", "--subject-to", "E[norm] <= 2"], ("statistic: 'norm' is not understood", "effective")),
-        (["--maximise", "gamma", "--subject-to", "E[log norm of token 7] <= 2"], ("token from 0 to 1",)),
         (["--maximise", "gamma", "--fix", "c_gap"], ("--fix: NAME=NUMBER",)),
-        (["--maximise", "gamma", "--fix", "tau0=1"], ("feedforward has no parameter tau0",)),
         (["--maximise", "gamma", "--bound", "gamma=0.1"], ("--bound: NAME=LOW:HIGH", "'gamma=0.1'")),
-        (["--maximise", "gamma", "--bound", "gamma=0.5:0.1"], ("bounds: gamma: an increasing pair",)),
         (["--maximise", "depth", "--bound", "depth=8:nan"], ("--bound: depth: whole numbers", "8:nan")),
         (["--maximise", "depth", "--bound", "depth=8:4"], ("depth: 1 ≤ fewest < most",)),
         (["--maximise", "gamma", "--subject-to", "E[norm factor] <= 3", "--step", 0], ("step",)),
-        (["--maximise", "gamma"], ("subject_to: without a constraint nothing limits gamma",)),
         (["--maximise", "gamma", "--causal"], ("--causal: feedforward has none",)),
-        (["--maximise", "gamma", "--correlation", 2], ("correlation",)),
     ],
 )
 def test_goals_that_cannot_be_are_refused(flags, words, tmp_path):

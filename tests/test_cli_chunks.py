@@ -28,7 +28,7 @@ def test_workers_write_the_same_ensemble(tmp_path, monkeypatch):
     """24 networks in parts of 10, 10 and 4, each written to its region of the folder."""
     monkeypatch.setattr("sdeinfer.cli._networks._networks_at_once", lambda tokens, layers: 10)
     assert run("observe", *SMALL_NETWORKS, "--out", tmp_path / "parts.zarr").exit_code == 0
-    monkeypatch.setattr("sdeinfer.cli._networks.workers_of", lambda *_: contextlib.nullcontext(enter_result=True))
+    monkeypatch.setattr("sdeinfer.cli._networks.at_work", lambda *_: contextlib.nullcontext(enter_result=True))
     with dask.config.set(scheduler="threads"):
         result = run("observe", *SMALL_NETWORKS, "--workers", 2, "--out", tmp_path / "workers.zarr")
     assert result.exit_code == 0, result.output

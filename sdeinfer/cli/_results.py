@@ -1,4 +1,4 @@
-"""The commands that check a fit and write its report: `check` and `report`."""
+"""The results of a fit, in files and in the terminal, and the commands for them: `check` and `report`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,13 +8,18 @@ import typer
 import sdeinfer as si
 from sdeinfer._files import staged_folder
 from sdeinfer.cli._app import phase, say
-from sdeinfer.cli._steps import print_results, write_results
+from sdeinfer.infer import LIMIT_POSTERIOR
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
+    from sdeinfer.diagnostics import Check
 
-def check_command(posterior: Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")]) -> None:
+Posterior = Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")]
+
+
+def check_command(posterior: Posterior) -> None:
     """Check a fit and print the verdicts."""
     post = _read(posterior)
     phase("checking the fit")
@@ -22,7 +27,7 @@ def check_command(posterior: Annotated[Path, typer.Argument(help="NetCDF file th
 
 
 def report_command(
-    posterior: Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")],
+    posterior: Posterior,
     *,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
 ) -> None:
@@ -34,7 +39,41 @@ def report_command(
 
 
 def _read(posterior: Path) -> "xr.DataTree":
-    from sdeinfer.observation import read_posterior
-
     phase("reading the posterior")
-    return read_posterior(posterior)
+    return si.observation.read_posterior(posterior)
+
+
+def write_results(post: "xr.DataTree", folder: Path) -> "Check":
+    """Check a fit, and write its figures, summary and report."""
+    phase("checking the fit")
+    verdicts = si.check(post)
+    phase("drawing the figures")
+    drawn = si.report.figures(post)
+    si.report.write_figures(drawn, folder / "figures")
+    phase("writing the report")
+    si.report.write_summary(post, verdicts, folder / "summary.json")
+    si.report.write_report(post, verdicts, drawn, folder / "report.html")
+    return verdicts
+
+
+def print_results(post: "xr.DataTree", verdicts: "Check") -> None:
+    """Print the table of parameters and the verdicts."""
+    say(table_of(si.summarise(post)))
+    for name, value in si.diagnostics.fixed_of(post).items():
+        say(f"fixed: {name} = {value:g}")
+    if LIMIT_POSTERIOR in post.children:
+        say(f"by the limit's law:\n{table_of(si.summarise(post, group=LIMIT_POSTERIOR))}")
+    if post.attrs.get("left_out"):
+        say(f"left out: {post.attrs['left_out']:.1%} of transitions, which start outside the range of the law")
+    for verdict in verdicts.verdicts:
+        advice = "" if verdict.passed else f": {verdict.advice}"
+        mark = "passed" if verdict.passed else "FAILED"
+        say(f"  {mark}  {verdict.name} {verdict.value:.4g} (threshold {verdict.threshold:g}){advice}")
+    for note in verdicts.notes:
+        say(f"  note    {note}")
+    say(f"verdict: {verdicts.verdict}")
+
+
+def table_of(rows: "pd.DataFrame") -> str:
+    """A table as text."""
+    return rows.to_string(float_format=lambda x: f"{x:.4g}", na_rep="–")

@@ -9,10 +9,10 @@ import typer
 
 import sdeinfer as si
 from sdeinfer._files import staged_file, staged_folder
-from sdeinfer.cli import _options as options
+from sdeinfer.cli import _groups as flags
 from sdeinfer.cli._app import phase, say
-from sdeinfer.cli._flags import bounds_by, fixed_by, key_of, kind_of
-from sdeinfer.cli._steps import settings_of, table_of
+from sdeinfer.cli._groups import bounds_by, fixed_by, key_of, with_groups
+from sdeinfer.cli._results import table_of
 from sdeinfer.infer import LARGEST_LOGIT
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ def compare_command(
         list[str] | None, typer.Option(help="one to compare, given at least twice; default: all that the data allow")
     ] = None,
     law: Annotated[Literal["finite-width", "limit"], typer.Option(help="law of a layer")] = "finite-width",
-    largest_logit: options.LargestLogit = LARGEST_LOGIT,
-    chains: options.Chains = 4,
-    draws: options.Draws = 500,
-    warmup: options.Warmup = 500,
-    seed: options.Seed = 0,
+    largest_logit: flags.LargestLogit = LARGEST_LOGIT,
+    chains: flags.Chains = 4,
+    draws: flags.Draws = 500,
+    warmup: flags.Warmup = 500,
+    seed: flags.Seed = 0,
     out: Annotated[Path, typer.Option(help="CSV file to write")] = Path("comparison.csv"),
 ) -> None:
     """Rank architectures by leave-one-network-out predictive densities, best first; write ArviZ's table."""
@@ -44,7 +44,13 @@ def compare_command(
             full_path,
             si.read(data),
             architectures=architecture or None,
-            **settings_of(law, largest_logit, chains, draws, warmup, seed),
+            law=law,
+            largest_logit=largest_logit,
+            chains=chains,
+            draws=draws,
+            warmup=warmup,
+            progress=True,
+            key=key_of(seed, 1),
         )
         table.to_csv(file, index_label="architecture")
     columns = ["elpd_diff", "dse", "weight", "elpd", "p", "diag_diff", "diag_elpd"]
@@ -52,26 +58,20 @@ def compare_command(
     say(f"written to {out}")
 
 
+@with_groups
 def design_command(
     *,
-    architecture: Annotated[options.Kind, typer.Option()] = "transformer",
+    kind: flags.Kind,
     parameter: Annotated[str, typer.Option(help="parameter to identify: gamma, tau0 or c_gap")] = "tau0",
     relative_sd: Annotated[float, typer.Option(help="target: its relative sd; for γ, the sd of logit γ")] = 0.05,
-    width: options.Width = 256,
-    depth: options.Depth = 16,
-    tokens: options.Tokens = 4,
-    heads: options.Heads = None,
-    output_projection: options.Projection = None,
-    expansion: options.Expansion = None,
-    gamma: options.Gamma = 0.6,
-    tau0: options.Tau0 = 1.0,
-    c_plus: options.CPlus = 2.0,
-    c_minus: options.CMinus = -2.0,
-    seed: options.Seed = 0,
+    width: flags.Width = 256,
+    depth: flags.Depth = 16,
+    tokens: flags.Tokens = 4,
+    truth: flags.Truth,
+    seed: flags.Seed = 0,
 ) -> None:
     """Find tokens and a number of networks that identify a parameter; the parameter flags are a guess at the truth."""
-    kind = kind_of({}, architecture, heads, output_projection, expansion, None, None, tokens)
-    layer = kind.layer(gamma=gamma, tau0=tau0, c_plus=c_plus, c_minus=c_minus)
+    layer = truth.layer(kind.of({"architecture": "transformer"}, tokens))
     goal = {"parameter": parameter, "relative_sd": relative_sd}
     found = si.design(layer, tokens=tokens, width=width, depth=depth, **goal, progress=True, key=key_of(seed, 0))
     say(f"{found.networks} networks of width {width} and depth {depth}, all layers observed, from tokens with")
@@ -81,19 +81,13 @@ def design_command(
     say(f"expected standard deviations, relative except for logit γ:\n{table_of(found.expected.to_frame('sd'))}")
 
 
+@with_groups
 def tune_command(
     *,
-    architecture: Annotated[options.Kind, typer.Option()] = "transformer",
-    width: options.Width = 256,
-    depth: options.Depth = 16,
-    tokens: options.Tokens = 4,
-    heads: options.Heads = None,
-    output_projection: options.Projection = None,
-    expansion: options.Expansion = None,
-    causal: options.Causal = None,
-    prompts: options.Prompts = None,
-    norm: options.Norm = 1.6,
-    correlation: options.Correlation = 0.0,
+    kind: flags.Kind,
+    width: flags.Width = 256,
+    depth: flags.Depth = 16,
+    start: flags.Start,
     maximise: Annotated[
         str | None, typer.Option(help="parameter or criterion, as in gamma or 'E[effective rank]'")
     ] = None,
@@ -116,7 +110,7 @@ def tune_command(
     ] = None,
     paths: Annotated[int, typer.Option(help="number of paths", min=1)] = 4096,
     step: Annotated[float, typer.Option(help="longest step in depth-time")] = 0.01,
-    seed: options.Seed = 0,
+    seed: flags.Seed = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("tuned"),
 ) -> None:
     """Choose parameters for stated properties of the networks; write the result, its figure and its page."""
@@ -124,13 +118,11 @@ def tune_command(
 
     most, least = (None if text is None else parse_criterion(text) for text in (maximise, minimise))
     constraints, bounds = [parse_constraint(text) for text in subject_to or []], bounds_by(bound)
-    count = tokens * (prompts or 1)
-    kind = kind_of({}, architecture, heads, output_projection, expansion, causal, prompts, count)
-    V0 = si.equicorrelated(tokens=count, correlation=correlation, norm=norm)
+    architecture, V0 = start.of(kind)
     depths = _whole(bounds.pop("depth")) if "depth" in bounds else depth
     with staged_folder(out) as folder:
         tuned = si.tune(
-            kind,
+            architecture,
             V0,
             width=width,
             depth=depths,

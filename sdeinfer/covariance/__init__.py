@@ -15,16 +15,12 @@ from sdeinfer.covariance._diffusion import Diffusion as Diffusion
 from sdeinfer.covariance._diffusion import Spectrum as Spectrum
 from sdeinfer.covariance._diffusion import centred_gram as centred_gram
 from sdeinfer.covariance._diffusion import coordinates as coordinates
-from sdeinfer.covariance._diffusion import factor_noise as factor_noise
-from sdeinfer.covariance._diffusion import smooth_noise as smooth_noise
 from sdeinfer.covariance._diffusion import spectrum as spectrum
 from sdeinfer.covariance._eigen import eigh as eigh
-from sdeinfer.covariance._factors import cholesky_of as cholesky_of
 from sdeinfer.covariance._factors import factor_on_host as factor_on_host
 from sdeinfer.covariance._factors import inverse_lower as inverse_lower
 from sdeinfer.covariance._factors import whiten_by as whiten_by
 from sdeinfer.covariance._matrix import centre as centre
-from sdeinfer.covariance._matrix import correlation as correlation
 from sdeinfer.covariance._matrix import covariance_fault as covariance_fault
 from sdeinfer.covariance._matrix import equicorrelated as equicorrelated
 from sdeinfer.covariance._matrix import factor as factor
@@ -41,7 +37,6 @@ from sdeinfer.covariance._matrix import vech as vech
 from sdeinfer.covariance._pattern import CAUSAL as CAUSAL
 from sdeinfer.covariance._pattern import EVERY_TOKEN as EVERY_TOKEN
 from sdeinfer.covariance._pattern import PATTERN_ATTRIBUTES as PATTERN_ATTRIBUTES
-from sdeinfer.covariance._pattern import Centring as Centring
 from sdeinfer.covariance._pattern import Pattern as Pattern
 from sdeinfer.covariance._pattern import centring as centring
 from sdeinfer.covariance._pattern_noise import PatternSpectrum as PatternSpectrum

@@ -41,25 +41,19 @@ def identity_like[T: (Array, np.ndarray)](A: Float[T, "m m ..."]) -> Float[T, "m
     return xp.eye(A.shape[0], dtype=A.dtype).reshape(A.shape[:2] + (1,) * (A.ndim - 2))
 
 
-def matmul[T: (Array, np.ndarray)](A: Float[T, "m k *#batch"], B: Float[T, "k l *#batch"]) -> Float[T, "m l ..."]:
+def matmul[T: (Array, np.ndarray)](A: Float[T, "m k *#batch"], B: Float[T, "k l *#batch"]) -> Float[Any, "m l ..."]:
     """A B."""
     if isinstance(A, np.ndarray) and isinstance(B, np.ndarray):
         return np.einsum("ik...,kj...->ij...", A, B)
-    return _matmul(jnp.asarray(A), jnp.asarray(B))
-
-
-def _matmul(A: Float[Array, "m k *#batch"], B: Float[Array, "k l *#batch"]) -> Any:
+    factors = jnp.asarray(A), jnp.asarray(B)
     if A.shape[0] > UNROLLED:
-        return batch_last(jnp.matmul(batch_first(A), batch_first(B), precision="highest"))
-    return product(A, B)
+        return batch_last(jnp.matmul(*map(batch_first, factors), precision="highest"))
+    return product(*factors)
 
 
 def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
     """A Aᵀ."""
-    if A.shape[0] > UNROLLED:
-        first = batch_first(A)
-        return batch_last(jnp.matmul(first, jnp.swapaxes(first, -1, -2), precision="highest"))
-    return product(A, transpose(A))
+    return matmul(jnp.asarray(A), transpose(A))
 
 
 def total(A: Float[Any, "m ..."], axis: int = 0) -> Any:

@@ -12,13 +12,11 @@ Why: Q diagonalises V (to I) and the centred covariance together: with C = H V H
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance._batched import cholesky, identity_like, matmul, total, transpose
+from sdeinfer.covariance._batched import matmul, total, transpose
 from sdeinfer.covariance._factors import cholesky_of, eigh_of, log_volume_of, whiten_by
 from sdeinfer.covariance._matrix import pairs, unvech, vech
 from sdeinfer.covariance._pattern import EVERY_TOKEN, Pattern
@@ -42,8 +40,7 @@ class Spectrum(eqx.Module):
 
     def whiten[T: (Array, np.ndarray)](self, S: Float[T, "... m m"]) -> Float[T, "... m m"]:
         """Q⁻¹ S Q⁻ᵀ for a symmetric S."""
-        Z = whiten_by(self.cholesky, S)
-        return self.rotation.mT @ Z @ self.rotation
+        return self.rotation.mT @ whiten_by(self.cholesky, S) @ self.rotation
 
     def colour[T: (Array, np.ndarray)](self, Z: Float[T, "... m m"]) -> Float[T, "... m m"]:
         """Q Z Qᵀ: the inverse of `whiten`."""
@@ -71,7 +68,7 @@ def spectrum(V: Float[Any, "... m m"]) -> Spectrum:
     """Find the coordinates Q in which Σ(V) is diagonal, in O(m³); NumPy handles NumPy arrays.
 
     V must be positive definite: for a singular V, where Σ has no density, the result holds NaN. The eigenvectors have
-    no derivative where δ repeats; use `smooth_noise` for gradients through V.
+    no derivative where δ repeats.
     """
     L = cholesky_of(V)
     centred = L - L.mean(axis=-2, keepdims=True)
@@ -116,49 +113,6 @@ class Diffusion(eqx.Module):
         """The log-determinant of Σ, Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of `vech`."""
         tokens = self.spectrum.tokens
         return 2 * jnp.sum(jnp.log(self.std)) + 2 * (tokens + 1) * self.spectrum.log_volume
-
-    def as_operator(self) -> lx.AbstractLinearOperator:
-        """Σ^{1/2} as a lineax operator from p normals to the packed upper triangle of dV, never materialised."""
-        structure = jax.ShapeDtypeStruct(self.std.shape, self.std.dtype)
-        return lx.FunctionLinearOperator(lambda xi: vech(self.sample(xi)), structure)
-
-
-def smooth_noise(
-    X: Float[Array, "m m"], linear: Float[Array, ""], attention: Float[Array, ""]
-) -> lx.AbstractLinearOperator:
-    """Σ(V)^{1/2} at V = XXᵀ as M + Mᵀ, differentiable everywhere, from m² normals and without eigenvectors.
-
-    M = X E Xᵀ with the E of `factor_noise`; every square X with V = XXᵀ gives the same law.
-
-    Arguments:
-        X: a factor of V.
-        linear: a > 0.
-        attention: κ² ≥ 0.
-
-    Returns:
-        A lineax operator from normals of shape (m, m) to dV of shape (m, m).
-    """
-
-    def colour(G: Float[Array, "m m"]) -> Float[Array, "m m"]:
-        M = X @ factor_noise(centred_gram(X)[1], G, linear, attention) @ X.T
-        return M + M.T
-
-    return lx.FunctionLinearOperator(colour, jax.ShapeDtypeStruct(X.shape, X.dtype))
-
-
-def factor_noise(
-    K: Float[Array, "m m ..."],
-    G: Float[Array, "m m ..."],
-    linear: Float[Array, "..."],
-    attention: Float[Array, "..."],
-) -> Float[Array, "m m ..."]:
-    """E = G Rᵀ with R Rᵀ = (a/2) I + (κ²/m²) K², K = XᵀH_mX: noise that acts on the factor of V = XXᵀ from the right.
-
-    Why: E has the law of √(a/2) G₁ + (κ/m) G₂ K. The G₁ term gives X E Xᵀ + X Eᵀ Xᵀ the covariance a Σ_lin; the G₂
-    term, (κ/m) X G₂ Xᵀ H V, gives it κ² 𝒜. One draw of their sum needs half the normals.
-    """
-    square = linear / 2 * identity_like(K) + attention / K.shape[0] ** 2 * matmul(K, K)
-    return matmul(G, transpose(cholesky(square)))
 
 
 def centred_gram(X: Float[Array, "m k ..."]) -> tuple[Float[Array, "m k ..."], Float[Array, "k k ..."]]:

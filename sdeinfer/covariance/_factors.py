@@ -20,20 +20,34 @@ divides by this distance, and would be a finite wrong number."""
 
 def cholesky_of[T: (Array, np.ndarray)](A: Float[T, "... m m"]) -> Float[T, "... m m"]:
     """The lower triangular L with L Lᵀ = A; NaN where A is not positive definite."""
-    return _numpy_cholesky(A) if isinstance(A, np.ndarray) else jnp.linalg.cholesky(A)
+    if not isinstance(A, np.ndarray):
+        return jnp.linalg.cholesky(A)
+    try:
+        return np.linalg.cholesky(A)
+    except np.linalg.LinAlgError:
+        if A.ndim == 2:
+            return np.full_like(A, np.nan)
+        return np.stack([cholesky_of(each) for each in A])
 
 
 def eigh_of[T: (Array, np.ndarray)](
     A: Float[T, "... m m"], null: int = 0
 ) -> tuple[Float[T, "... m"], Float[T, "... m m"]]:
-    """Eigenvalues, ascending, and eigenvectors, in columns; the derivative is NaN where eigenvalues repeat.
+    """Eigenvalues, ascending, and eigenvectors, in columns; NaN where A is not finite.
+
+    The derivative is NaN where eigenvalues repeat.
 
     Arguments:
         A: symmetric matrices.
         null: number of eigenvalues, the first ones, that are zero for every A. Their eigenvectors are an arbitrary
             basis of the null space, which does not turn in itself as A changes.
     """
-    return _numpy_eigh(A) if isinstance(A, np.ndarray) else _jax_eigh(A, null)
+    if not isinstance(A, np.ndarray):
+        return _jax_eigh(A, null)
+    finite = np.isfinite(A).all(axis=(-2, -1))
+    values, vectors = np.linalg.eigh(np.where(finite[..., None, None], A, 0.0))
+    values[~finite], vectors[~finite] = np.nan, np.nan
+    return values, vectors
 
 
 def inverse_lower[T: (Array, np.ndarray)](L: Float[T, "... m m"]) -> Float[T, "... m m"]:
@@ -87,28 +101,6 @@ def _pivoted(V: np.ndarray, rounding: float) -> np.ndarray:
         rest = rest - column[..., :, None] * column[..., None, :]
         columns.append(column)
     return np.stack(columns, axis=-1)
-
-
-def _numpy_cholesky(A: Any) -> Any:
-    """The lower triangular L with L Lᵀ = A; NaN where A is not positive definite."""
-    try:
-        return np.linalg.cholesky(A)
-    except np.linalg.LinAlgError:
-        L = np.empty_like(A)
-        for index in np.ndindex(A.shape[:-2]):
-            try:
-                L[index] = np.linalg.cholesky(A[index])
-            except np.linalg.LinAlgError:
-                L[index] = np.nan
-        return L
-
-
-def _numpy_eigh(A: Any) -> tuple[Any, Any]:
-    """Eigenvalues, ascending, and eigenvectors, in columns; NaN where A is not finite."""
-    finite = np.isfinite(A).all(axis=(-2, -1))
-    values, vectors = np.linalg.eigh(np.where(finite[..., None, None], A, 0.0))
-    values[~finite], vectors[~finite] = np.nan, np.nan
-    return values, vectors
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -10,9 +10,8 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from sdeinfer._arguments import checked, shown
+from sdeinfer._arguments import at_least_one, checked, shown
 from sdeinfer._files import InputError
-from sdeinfer.covariance._batched import diagonal, identity_like
 
 
 def pairs(tokens: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,16 +61,6 @@ def _reciprocal_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, A
     return inverse, -inverse * inverse * dx
 
 
-def correlation(V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-    """Correlations ρ_αβ = V_αβ / √(V_αα V_ββ), 1 on the diagonal and never outside [−1, 1].
-
-    Clipping removes rounding only; a token of zero norm gives NaN.
-    """
-    scale = jnp.sqrt(diagonal(V))
-    rho = jnp.clip(V / (scale[:, None] * scale[None, :]), -1.0, 1.0)
-    return jnp.where(identity_like(V) == 1, 1.0, rho)
-
-
 def centre[T: (Array, np.ndarray)](V: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
     """Token-centred covariance C = H V H with H = I − 11ᵀ/m."""
     rows = V - V.mean(axis=0, keepdims=True)
@@ -102,15 +91,12 @@ def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Flo
     Raises:
         InputError: if no such covariance exists, or for a norm that is not in [1e-15, 1e15].
     """
-    if tokens < 1:
-        raise InputError(f"tokens: at least 1 is needed, got {tokens}")
+    at_least_one(tokens=tokens)
     lowest = -1.0 if tokens == 1 else -1.0 / (tokens - 1)
     if not lowest <= correlation <= 1.0:
         raise InputError(f"correlation: {tokens} tokens allow {lowest:.4g} to 1 between every pair, got {correlation}")
-    if not (norm > 0.0 and math.isfinite(norm)):
-        raise InputError(f"norm: must be positive and finite, got {norm}")
     if not 1e-15 <= norm <= 1e15:
-        raise InputError(f"norm: must be between 1e-15 and 1e15, so that its square is representable, got {norm}")
+        raise InputError(f"norm: must be positive, from 1e-15 to 1e15, got {norm}")
     V = norm**2 * ((1.0 - correlation) * np.eye(tokens) + correlation * np.ones((tokens, tokens)))
     return jax.device_put(V.astype(jnp.result_type(float)))
 
@@ -137,7 +123,7 @@ def validate_covariance(V: ArrayLike, name: str = "V0") -> np.ndarray:
         raise InputError(f"{name}: a square matrix (tokens, tokens) is needed, got {shown(V)}") from error
     if V.dtype.kind in "iu":
         V = V.astype(float)
-    if V.dtype.kind != "f" and not np.issubdtype(V.dtype, np.inexact):
+    if not np.issubdtype(V.dtype, np.floating):
         raise InputError(f"{name}: real numbers are needed, got {V.dtype}")
     if V.ndim != 2 or V.shape[0] != V.shape[1] or V.shape[0] == 0:
         raise InputError(f"{name}: a square matrix (tokens, tokens) is needed, got shape {V.shape}")

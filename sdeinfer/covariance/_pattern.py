@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
@@ -80,12 +80,13 @@ class Pattern:
             InputError: if the pattern is one of another number of tokens.
         """
         if self.rows:
-            self._require(tokens, len(self.rows), f"a mask of {len(self.rows)} tokens")
-            return np.array(self.rows)
-        lengths = self.prompts or (tokens,)
-        self._require(tokens, sum(lengths), f"prompts of {' + '.join(map(str, lengths))} tokens")
-        prompt = np.repeat(np.arange(len(lengths)), lengths)
-        mask = prompt[:, None] == prompt
+            mask, what = np.array(self.rows), f"a mask of {len(self.rows)} tokens"
+        else:
+            lengths = self.prompts or (tokens,)
+            prompt, what = _prompt_of(lengths), f"prompts of {' + '.join(map(str, lengths))} tokens"
+            mask = prompt[:, None] == prompt
+        if len(mask) != tokens:
+            raise InputError(f"pattern: {what} for {tokens} tokens")
         return np.tril(mask) if self.causal else mask
 
     def restricted(self, tokens: Sequence[int], of: int) -> "Pattern":
@@ -110,29 +111,19 @@ class Pattern:
                 )
         if self.rows:
             return Pattern.of_mask(mask[np.ix_(tokens, tokens)])
-        lengths = self.prompts or (of,)
-        prompt = np.repeat(np.arange(len(lengths)), lengths)[list(tokens)]
-        kept = tuple(int(np.sum(prompt == number)) for number in np.unique(prompt))
-        return Pattern(causal=self.causal, prompts=kept)
+        prompt = _prompt_of(self.prompts or (of,))[list(tokens)]
+        _, kept = np.unique(prompt, return_counts=True)
+        return Pattern(causal=self.causal, prompts=tuple(kept.tolist()))
 
     def __str__(self) -> str:
         """The pattern in words."""
         if self.rows:
             return "a mask of its own"
-        mask = "a causal mask" if self.causal else "no mask"
-        if self.prompts:
-            same = len(set(self.prompts)) == 1
-            lengths = f"{self.prompts[0]} tokens" if same else f"{', '.join(map(str, self.prompts))} tokens"
-            return f"{len(self.prompts)} prompts of {lengths}" + (", a causal mask" if self.causal else "")
-        return mask
-
-    def __repr__(self) -> str:
-        """The call that makes the pattern."""
-        if self.rows:
-            return f"Pattern.of_mask({[list(map(int, row)) for row in self.rows]})"
-        arguments = ["causal=True"] if self.causal else []
-        arguments += [f"prompts={self.prompts}"] if self.prompts else []
-        return f"Pattern({', '.join(arguments)})"
+        if not self.prompts:
+            return "a causal mask" if self.causal else "no mask"
+        different = self.prompts[:1] if len(set(self.prompts)) == 1 else self.prompts
+        prompts = f"{len(self.prompts)} prompts of {', '.join(map(str, different))} tokens"
+        return prompts + (", a causal mask" if self.causal else "")
 
     def attributes(self) -> dict[str, Any]:
         """The pattern as attributes of a Dataset; empty if every token attends to all tokens."""
@@ -154,14 +145,15 @@ class Pattern:
             prompts = str(attributes.get("prompts", ""))
             lengths = tuple(map(int, filter(None, prompts.split(","))))
             return cls(causal=bool(float(attributes.get("causal", 0))), prompts=lengths)
+        except InputError:
+            raise
         except (TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(f"causal, prompts, mask: numbers are needed ({error})") from error
 
-    def _require(self, tokens: int, needed: int, what: str) -> None:
-        if tokens != needed:
-            raise InputError(f"pattern: {what} for {tokens} tokens")
+
+def _prompt_of(lengths: Sequence[int]) -> Int[np.ndarray, " m"]:
+    """The number of each token's prompt."""
+    return np.repeat(np.arange(len(lengths)), lengths)
 
 
 EVERY_TOKEN = Pattern()

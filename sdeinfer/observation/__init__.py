@@ -1,7 +1,6 @@
 """Observed networks: hidden states or files reduced to one validated Dataset."""
 
 from sdeinfer.observation._chunks import Chunk as Chunk
-from sdeinfer.observation._chunks import Inspected as Inspected
 from sdeinfer.observation._chunks import chunks_of as chunks_of
 from sdeinfer.observation._chunks import in_chunks as in_chunks
 from sdeinfer.observation._chunks import refuse as refuse
@@ -17,7 +16,6 @@ from sdeinfer.observation._faults import labels_of as labels_of
 from sdeinfer.observation._faults import last_marks as last_marks
 from sdeinfer.observation._faults import require_different as require_different
 from sdeinfer.observation._groups import Groups as Groups
-from sdeinfer.observation._groups import blocks_of_layers as blocks_of_layers
 from sdeinfer.observation._groups import groups_of as groups_of
 from sdeinfer.observation._library import library as library
 from sdeinfer.observation._observe import observe as observe

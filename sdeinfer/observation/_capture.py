@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import PRNGKeyArray
 from tqdm import tqdm
 
+from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._library import library
@@ -52,12 +53,12 @@ def observe_equinox[Model](
     Raises:
         InputError: as `observe`, and for fewer than one network.
     """
-    run = eqx.filter_jit(lambda layer, X: layer(X))
+    run = _compiled(eqx.filter_jit, eqx.Module)
 
     def network(number: int, observer: Observer) -> None:
-        _layer_by_layer(make(jr.fold_in(key, number)), inputs, layers, embed, run, eqx.Module, observer)
+        _layer_by_layer(make(jr.fold_in(key, number)), inputs, layers, embed, run, observer)
 
-    return _observed(network, networks, Observer(width, tokens=tokens, pattern=pattern), progress=progress)
+    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
 
 
 def observe_flax[Model](
@@ -89,18 +90,18 @@ def observe_flax[Model](
         key: PRNG key for the weights.
 
     Returns:
-        The Dataset of `observe`: layer 0 holds the initial hidden states, layer l those after l layers.
+        The Dataset of `observe.equinox`.
 
     Raises:
-        InputError: as `observe`, for fewer than one network, and if Flax is not installed.
+        InputError: as `observe.equinox`, and if Flax is not installed.
     """
     nnx = library("flax.nnx")
-    run = nnx.jit(lambda layer, X: layer(X))
+    run = _compiled(nnx.jit, nnx.Module)
 
     def network(number: int, observer: Observer) -> None:
-        _layer_by_layer(make(nnx.Rngs(jr.fold_in(key, number))), inputs, layers, embed, run, nnx.Module, observer)
+        _layer_by_layer(make(nnx.Rngs(jr.fold_in(key, number))), inputs, layers, embed, run, observer)
 
-    return _observed(network, networks, Observer(width, tokens=tokens, pattern=pattern), progress=progress)
+    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
 
 
 def observe_torch(
@@ -147,18 +148,25 @@ def observe_torch(
             model = make(seeds[number]).eval()
         _through_hooks(torch, model, list(layers(model)), inputs, observer)
 
-    return _observed(network, networks, Observer(width, tokens=tokens, pattern=pattern), progress=progress)
+    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
 
 
 def _observed(
-    network: Callable[[int, Observer], None], networks: int, blank: Observer, *, progress: bool
+    network: Callable[[int, Observer], None], networks: int, *, progress: bool, **settings: Any
 ) -> xr.Dataset:
-    if networks < 1:
-        raise InputError(f"networks: at least 1 is needed, got {networks}")
-    observers = [blank.of_network(number) for number in range(networks)]
+    """Observe networks one after another, each by an `Observer` with these settings."""
+    at_least_one(networks=networks)
+    observers = [Observer(**settings, first_network=number) for number in range(networks)]
     for number, observer in enumerate(tqdm(observers, desc="networks", disable=not progress)):
         network(number, observer)
     return joined(observers)
+
+
+def _compiled(jit: Callable[[Callable], Callable], module: type) -> Callable[[Callable, Any], Any]:
+    """A function that applies a layer, compiled once for all networks."""
+    run = jit(lambda layer, X: layer(X))
+    # A callable that is not a module would be compiled again for every network.
+    return lambda layer, X: run(layer, X) if isinstance(layer, module) else layer(X)
 
 
 def _layer_by_layer[Model](
@@ -166,15 +174,13 @@ def _layer_by_layer[Model](
     inputs: Any,
     layers: Callable[[Model], Iterable[Callable]],
     embed: Callable[[Model], Callable] | None,
-    run: Callable,
-    module: type,
+    run: Callable[[Callable, Any], Any],
     observer: Observer,
 ) -> None:
     X = inputs if embed is None else embed(model)(inputs)
     observer.add(_one_network(X))
     for layer in layers(model):
-        # A callable that is not a module would be compiled again for every network.
-        X = run(layer, X) if isinstance(layer, module) else layer(X)
+        X = run(layer, X)
         observer.add(_one_network(X))
 
 

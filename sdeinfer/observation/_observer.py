@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from sdeinfer._arguments import checked
+from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._files import InputError, first_line
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._arrays import as_array, in_order
@@ -46,16 +46,16 @@ class Observer:
         pattern: Pattern = EVERY_TOKEN,
         first_network: int = 0,
     ):
-        if width is not None and width < 1:
-            raise InputError(f"width: at least 1 is needed, got {width}")
+        at_least_one(width=width)
         self.width = width
         self.first_network = first_network
         self.covariances: list[np.ndarray] = []
-        self.coarsest: np.dtype | None = None
-        self._tokens = tokens
-        self._prompts = prompts
+        self.coarsest = np.dtype(np.float32)
+        self.attributes: dict[str, Any] = {}
+        self._choice = {"tokens": tokens, "prompts": prompts}
         self._pattern = pattern
         self._shape: tuple[int, ...] = ()
+        self._observed = np.zeros(0, int)
 
     def add(self, state: Any) -> None:
         """Reduce the hidden states after the next layer; the initial ones come first.
@@ -71,9 +71,13 @@ class Observer:
         if isinstance(state, xr.DataArray):
             state = in_order(state, ("network", "prompt", "token", "width"), name)
         X = as_array(state, name)
-        self._check_shape(X.shape, name)
+        if not self._shape:
+            self._start(X.shape, name)
+        if X.shape != self._shape:
+            raise InputError(f"{name}: has shape {X.shape}, where layer 0 has {self._shape}")
         X = X.reshape(X.shape[0], -1, X.shape[-1])
-        X = X if self._tokens is None and self._prompts is None else X[:, self._observed_tokens()]
+        if not np.array_equal(self._observed, np.arange(X.shape[1])):
+            X = X[:, self._observed]
         tokens, features = X.shape[-2:]
         if self.width not in (None, features):
             raise InputError(f"width: the hidden states have {features} features at {name}, got width {self.width}")
@@ -105,55 +109,37 @@ class Observer:
         """
         return joined([self], layers=layers)
 
-    def of_network(self, number: int) -> "Observer":
-        """An empty observer with the same settings, of the network with the given number."""
-        settings = {"tokens": self._tokens, "prompts": self._prompts, "pattern": self._pattern}
-        return Observer(self.width, **settings, first_network=number)
-
-    def attributes(self) -> dict[str, Any]:
-        """The attention pattern of the observed tokens as attributes of a Dataset."""
-        prompts, tokens = self._sizes()
-        if prompts > 1 and self._pattern.rows:
-            raise InputError("pattern: prompts are masked by si.CAUSAL or not at all; flatten them for a mask")
-        lengths = (tokens,) * prompts if prompts > 1 else self._pattern.prompts
-        pattern = dataclasses.replace(self._pattern, prompts=lengths)
-        pattern.mask(prompts * tokens)
-        try:
-            return pattern.restricted(self._observed_tokens().tolist(), prompts * tokens).attributes()
-        except InputError:
-            return {INCOMPLETE: 1.0}
-
-    def _sizes(self) -> tuple[int, int]:
-        """The numbers of prompts and of tokens of each."""
-        return (1 if len(self._shape) == 3 else self._shape[1]), self._shape[-2]
-
-    def _observed_tokens(self) -> np.ndarray:
-        """Indices into the tokens of all prompts."""
-        count, tokens = self._sizes()
-        if self._prompts is not None and len(self._shape) == 3:
-            raise InputError("prompts: the hidden states have no dimension of prompts")
-        prompts = np.arange(count) if self._prompts is None else _indices(self._prompts, count, "prompts")
-        within = np.arange(tokens) if self._tokens is None else _indices(self._tokens, tokens, "tokens")
-        return (prompts[:, None] * tokens + within).reshape(-1)
-
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        if self._shape and shape != self._shape:
-            raise InputError(f"{name}: has shape {shape}, where layer 0 has {self._shape}")
+    def _start(self, shape: tuple[int, ...], name: str) -> None:
+        """Find the observed tokens, among those of all prompts, and their pattern from the shape of layer 0."""
         if len(shape) not in (3, 4) or 0 in shape:
             raise InputError(
                 f"{name}: shape (networks, tokens, width) or (networks, prompts, tokens, width) is needed, got {shape}"
             )
+        count, tokens = (1 if len(shape) == 3 else shape[1]), shape[-2]
+        if self._choice["prompts"] is not None and len(shape) == 3:
+            raise InputError("prompts: the hidden states have no dimension of prompts")
+        prompts = _indices(self._choice["prompts"], count, "prompts")
+        self._observed = (prompts[:, None] * tokens + _indices(self._choice["tokens"], tokens, "tokens")).reshape(-1)
+        pattern = self._pattern
+        if count > 1:
+            if pattern.rows:
+                raise InputError("pattern: prompts are masked by si.CAUSAL or not at all; flatten them for a mask")
+            pattern = dataclasses.replace(pattern, prompts=(tokens,) * count)
+        pattern.mask(count * tokens)
+        try:
+            self.attributes = pattern.restricted(self._observed.tolist(), count * tokens).attributes()
+        except InputError:
+            self.attributes = {INCOMPLETE: 1.0}
         self._shape = shape
 
     def _check_finite(self, V: np.ndarray, X: np.ndarray, name: str) -> None:
         # A NaN or an infinity in X appears on the diagonal of V, which is much smaller.
-        finite = np.isfinite(np.diagonal(V, axis1=-2, axis2=-1)).all(axis=-1)
-        if finite.all():
+        faulty = np.argwhere(~np.isfinite(np.diagonal(V, axis1=-2, axis2=-1)))
+        if not len(faulty):
             return
-        network, token = (int(i) for i in np.argwhere(~np.isfinite(np.diagonal(V, axis1=-2, axis2=-1)))[0])
+        network, token = map(int, faulty[0])
         where = f"{name}, network {self.first_network + network}"
-        tokens = self._sizes()[1]
-        where += f", prompt {self._observed_tokens()[token] // tokens}" if len(self._shape) == 4 else ""
+        where += f", prompt {self._observed[token] // self._shape[-2]}" if len(self._shape) == 4 else ""
         bad = np.count_nonzero(~np.isfinite(X[network]))
         raise InputError(f"{where}: " + (f"{bad} entries are NaN or infinite" if bad else f"XXᵀ overflows {X.dtype}"))
 
@@ -180,12 +166,9 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
             )
     if not shapes or not shapes[0]:
         raise InputError("hidden_states: no layer was given")
-    numbers = np.arange(len(shapes[0])) if layers is None else np.asarray(layers)
-    if numbers.shape != (len(shapes[0]),):
-        raise InputError(f"layers: one number for each of {len(shapes[0])} layers is needed, got {numbers.tolist()}")
     width = np.concatenate([np.full(len(each.covariances[0]), each.width) for each in observers])
     V = _stacked([each.covariances for each in observers])
-    data = covariance_dataset(V, width=width, layers=numbers).assign_attrs(observers[0].attributes())
+    data = covariance_dataset(V, width=width, layers=layers).assign_attrs(observers[0].attributes)
     _warn_of_rounding(observers)
     return data.assign_coords(network=observers[0].first_network + data["network"].values)
 
@@ -205,10 +188,10 @@ def _stacked(parts: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
 
 
 def _warn_of_rounding(observers: Sequence[Observer]) -> None:
-    coarsest = max((each.coarsest for each in observers if each.coarsest is not None), key=_spacing, default=None)
-    if coarsest is None:
-        return
+    coarsest = max((each.coarsest for each in observers), key=_spacing)
     spacing = _spacing(coarsest)
+    if spacing == 0:
+        return
     share = max(rounding_share(each.covariances, width=each.width or 1, spacing=spacing) for each in observers)
     if share > LARGEST_SHARE:
         warnings.warn(
@@ -219,17 +202,16 @@ def _warn_of_rounding(observers: Sequence[Observer]) -> None:
         )
 
 
-def _spacing(dtype: np.dtype | None) -> float:
+def _spacing(dtype: np.dtype) -> float:
     """The spacing above 1 of a type's numbers if it is coarser than that of float32, otherwise 0."""
-    if dtype is None or dtype.kind in "iu":
-        return 0.0
-    spacing = float(ml_dtypes.finfo(dtype).eps)
+    spacing = 0.0 if dtype.kind in "iu" else float(ml_dtypes.finfo(dtype).eps)
     return spacing if spacing > np.finfo(np.float32).eps else 0.0
 
 
 def _indices(chosen: Any, count: int, name: str) -> np.ndarray:
+    """The chosen ones of so many; None chooses all."""
     try:
-        indices = np.atleast_1d(np.arange(count)[chosen])
+        indices = np.atleast_1d(np.arange(count)[... if chosen is None else chosen])
     except (IndexError, TypeError, ValueError) as error:
         raise InputError(f"{name}: cannot choose among {count} {name} by {chosen!r} ({first_line(error)})") from error
     if indices.ndim != 1 or len(indices) == 0 or len(np.unique(indices)) < len(indices):

@@ -1,8 +1,8 @@
 """Files of covariances and of posteriors: NetCDF, or Zarr if the suffix is .zarr."""
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,9 @@ def read(path: str | Path) -> xr.Dataset:
     Raises:
         InputError: if the file is missing, cannot be read, or holds no valid data (see `validate`).
     """
-    data = _loaded(path, xr.open_dataset)
-    try:
-        return validate(data)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+    path = readable(path)
+    with reading(path), closing(opened(path, xr.open_dataset)) as file:
+        return validate(file.load())
 
 
 def open_in_chunks(path: str | Path) -> xr.Dataset:
@@ -58,14 +56,8 @@ def open_in_chunks(path: str | Path) -> xr.Dataset:
         raise InputError(f"{path}: data in chunks are read from Zarr ({ZARR}) only; write(read(…), …) converts")
     library("dask")
     library("zarr", "dask")
-    try:
-        data = xr.open_zarr(path, consolidated=False)
-    except Exception as error:
-        raise InputError(f"{path}: cannot be read as Zarr ({first_line(error)})") from error
-    try:
-        return validate_labels(data)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+    with reading(path):
+        return validate_labels(xr.open_zarr(path, consolidated=False))
 
 
 @checked
@@ -75,7 +67,9 @@ def read_posterior(path: str | Path) -> xr.DataTree:
     Raises:
         InputError: if the file is missing, cannot be read, or holds no posterior.
     """
-    tree = _loaded(path, xr.open_datatree)
+    path = readable(path)
+    with reading(path), closing(opened(path, xr.open_datatree)) as file:
+        tree = file.load()
     for group, variables in GROUPS.items():
         if group not in tree.children or not set(variables) <= set(tree[group].data_vars):
             needed = " with ".join([f"group `{group}`", *(f"`{name}`" for name in variables)])
@@ -139,7 +133,7 @@ def write_parts(parts: Iterable[xr.Dataset], path: str | Path) -> Mapping[Hashab
         return {**sizes, "network": networks}
 
 
-def write_in_chunks(part: Callable[[int], xr.Dataset], networks: int, each: int, path: Path) -> None:
+def write_in_chunks(part: Callable[[int], xr.Dataset], networks: int, each: int, path: Path) -> Mapping[Hashable, int]:
     """Write an ensemble of one width to Zarr, whose parts are made and written by the workers of Dask.
 
     Arguments:
@@ -147,6 +141,9 @@ def write_in_chunks(part: Callable[[int], xr.Dataset], networks: int, each: int,
         networks: number of networks.
         each: number of networks of a part, the last excepted; a chunk of the folder.
         path: the folder.
+
+    Returns:
+        The number of networks, layers and tokens written.
 
     Raises:
         InputError: as `write`.
@@ -169,6 +166,7 @@ def write_in_chunks(part: Callable[[int], xr.Dataset], networks: int, each: int,
         _write_region(template, store, first)
         if others:
             map_chunks(functools.partial(_write_part, part, store), others, name="observe")
+        return whole.sizes
 
 
 def _write_part(part: Callable[[int], xr.Dataset], store: str, first: int) -> None:
@@ -187,7 +185,7 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
     if not path.exists() or not any(path.iterdir()):
         write(data, path)
         return
-    with closing(xr.open_zarr(path, chunks=None, consolidated=False)) as stored:
+    with closing(opened(path, xr.open_dataset)) as stored:
         for what, old, new in [
             ("variables", set(stored.variables), set(data.variables)),
             ("tokens", stored.sizes.get("token_a"), data.sizes["token_a"]),
@@ -202,17 +200,33 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
     data.to_zarr(path, append_dim="network", **ZARR_FORMAT)
 
 
-def _loaded[T: (xr.Dataset, xr.DataTree)](path: str | Path, opener: Callable[..., T]) -> T:
-    path = readable(path)
-    engines = ENGINES
+def opened[T: (xr.Dataset, xr.DataTree)](path: Path, opener: Callable[..., T]) -> T:
+    """Open a NetCDF file or a Zarr folder, by the first engine that can."""
     if path.suffix == ZARR:
         library("zarr")
-        engines = ZARR_ENGINE
     reasons = []
-    for engine, options in engines.items():
+    for engine, options in (ZARR_ENGINE if path.suffix == ZARR else ENGINES).items():
         try:
-            with closing(opener(path, engine=engine, **options)) as file:
-                return file.load()
+            return opener(path, engine=engine, **options)
         except Exception as error:
-            reasons.append(first_line(error))
-    raise InputError(f"{path}: cannot be read as {'Zarr' if path.suffix == ZARR else 'NetCDF'} ({reasons[0]})")
+            reasons.append(error)
+    raise reasons[0]
+
+
+@contextmanager
+def reading(path: str | Path, form: str | None = None) -> Iterator[None]:
+    """Name the file in every error of reading it; all become `InputError`s, except for a lack of memory.
+
+    Arguments:
+        path: the file.
+        form: the form that it should have; None for Zarr or NetCDF, by its suffix.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except Exception as error:
+        form = form or ("Zarr" if Path(path).suffix == ZARR else "NetCDF")
+        raise InputError(f"{path}: cannot be read as {form} ({first_line(error)})") from error

@@ -2,18 +2,18 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
-from sdeinfer._files import ZARR, InputError, first_line, readable
+from sdeinfer._files import ZARR, InputError, readable
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._library import library
 from sdeinfer.observation._observer import Observer
-from sdeinfer.observation._store import ENGINES
+from sdeinfer.observation._store import opened, reading
 
 AT_ONCE = 2**30
 """Largest size, in bytes of float64, of one layer plus all covariances of the networks that are observed together."""
@@ -62,12 +62,9 @@ def observe_file(
         InputError: if the file is missing, damaged or of an unknown type, and as `observe`.
     """
     path = readable(path)
-    with _opened(path) as stored:
-        if len(stored.shape) not in (3, 4) or 0 in stored.shape:
-            raise InputError(
-                f"{path}: a layer of shape (networks, tokens, width) or (networks, prompts, tokens, width) is needed, "
-                f"got {stored.shape}"
-            )
+    with ExitStack() as stack:
+        with reading(path, path.suffix):
+            stored = _opened(path, stack)
         *_, tokens, features = stored.shape
         observed = tokens * (stored.shape[1] if len(stored.shape) == 4 else 1)
         each = 8 * observed * (features + len(stored.layers) * observed)
@@ -75,136 +72,92 @@ def observe_file(
         for first in range(0, stored.shape[0], at_once):
             observer = Observer(width, prompts=prompts, pattern=pattern, first_network=first)
             for layer in range(len(stored.layers)):
-                state = stored.read(layer, slice(first, min(first + at_once, stored.shape[0])))
+                with reading(path, path.suffix):  # a truncated file may open, and fail only where it ends
+                    state = stored.read(layer, slice(first, min(first + at_once, stored.shape[0])))
                 observer.add(state)
             yield observer.dataset(layers=stored.layers)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[StoredStates]:
-    openers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".nc": _netcdf, ZARR: _zarr}
+def _opened(path: Path, stack: ExitStack) -> StoredStates:
+    openers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".nc": _xarray, ZARR: _xarray}
     if path.suffix not in openers:
-        known = ", ".join(openers)
+        known, other = ", ".join(openers), path.suffix or "a file without a suffix"
+        raise InputError(f"hidden states are read from {known}, not from {other}")
+    stored = openers[path.suffix](path, stack)
+    if len(stored.shape) not in (3, 4) or 0 in stored.shape:
         raise InputError(
-            f"{path}: hidden states are read from {known}, not from {path.suffix or 'a file without a suffix'}"
+            "a layer of shape (networks, tokens, width) or (networks, prompts, tokens, width) is needed, "
+            f"got {stored.shape}"
         )
-    with ExitStack() as stack:
-        with _read_errors(path):
-            stored = openers[path.suffix](path, stack)
-
-        def read(layer: int, networks: slice) -> Any:
-            # A truncated file may open, and fail only where it ends.
-            with _read_errors(path):
-                return stored.read(layer, networks)
-
-        yield stored._replace(read=read)
-
-
-@contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
-    """Raise an `InputError` for any error of reading a file."""
-    try:
-        yield
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:
-        raise InputError(f"{path}: cannot be read as {path.suffix} ({first_line(error)})") from error
+    return stored
 
 
 def _npy(path: Path, stack: ExitStack) -> StoredStates:
     del stack
-    return _from_array(np.load(path, mmap_mode="r", allow_pickle=False), path)
+    return _of_array(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def _npz(path: Path, stack: ExitStack) -> StoredStates:
     # Opened here, because NumPy does not close a file that is not an archive.
     arrays = stack.enter_context(np.load(stack.enter_context(path.open("rb")), allow_pickle=False))
-    names = _sorted_names(arrays.files, path)
-    if len(names) == 1:
-        return _from_array(arrays[names[0]], path)
-    return StoredStates(
-        arrays[names[0]].shape, np.arange(len(names)), lambda layer, networks: arrays[names[layer]][networks]
-    )
+    return _of_names(arrays.files, arrays.__getitem__)
 
 
 def _safetensors(path: Path, stack: ExitStack) -> StoredStates:
     file = stack.enter_context(library("safetensors").safe_open(path, framework="numpy"))
-    names = _sorted_names(file.keys(), path)
-    shapes = [tuple(file.get_slice(name).get_shape()) for name in names]
-    if len(names) == 1:
-        return _from_array(_Slices(shapes[0], file.get_slice(names[0])), path)
-    return StoredStates(
-        shapes[0], np.arange(len(names)), lambda layer, networks: file.get_slice(names[layer])[networks]
-    )
+    return _of_names(list(file.keys()), lambda name: _Slices(file.get_slice(name)))
 
 
 class _Slices(NamedTuple):
-    """A slice of safetensors with the attribute `shape` of an array."""
+    """A tensor of safetensors, of which slices are read, with the shape of an array."""
 
-    shape: tuple[int, ...]
     tensor: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.get_shape())
 
     def __getitem__(self, index: Any) -> Any:
         return self.tensor[index]
 
 
-def _netcdf(path: Path, stack: ExitStack) -> StoredStates:
-    reasons = []
-    for engine, options in ENGINES.items():
-        try:
-            file = stack.enter_context(closing(xr.open_dataset(path, engine=engine, **options)))
-        except Exception as error:
-            reasons.append(error)
-        else:
-            return _from_dataset(file, path)
-    raise reasons[0]
-
-
-def _zarr(path: Path, stack: ExitStack) -> StoredStates:
-    zarr = library("zarr")
-    file = stack.enter_context(closing(xr.open_zarr(path, chunks=None, consolidated=False)))
-    stored = _from_dataset(file, path)
-    array = zarr.open_group(path, mode="r")[_variable(file, path)]
-    if array.nchunks_initialized < array.nchunks:
-        # Zarr reads a missing chunk as zeros.
-        raise InputError(f"{path}: {array.nchunks - array.nchunks_initialized} of {array.nchunks} chunks are missing")
-    return stored
-
-
-def _from_array(array: Any, path: Path) -> StoredStates:
-    shape = tuple(array.shape)
-    if len(shape) not in (4, 5):
-        raise InputError(
-            f"{path}: shape (networks, layers, tokens, width) or (networks, layers, prompts, tokens, width) is needed, "
-            f"got {shape}"
-        )
-    return StoredStates((shape[0], *shape[2:]), np.arange(shape[1]), lambda layer, networks: array[networks, layer])
-
-
-def _from_dataset(file: xr.Dataset, path: Path) -> StoredStates:
-    array = file[_variable(file, path)]
+def _xarray(path: Path, stack: ExitStack) -> StoredStates:
+    file = stack.enter_context(closing(opened(path, xr.open_dataset)))
+    names = sorted(map(str, file.data_vars))
+    name = names[0] if len(names) == 1 else VARIABLE
+    if name not in names:
+        raise InputError(f"no variable `{VARIABLE}`, only {', '.join(names) or 'none'}")
+    if path.suffix == ZARR:
+        chunks = library("zarr").open_group(path, mode="r")[name]
+        missing = chunks.nchunks - chunks.nchunks_initialized
+        if missing:  # Zarr reads a missing chunk as zeros
+            raise InputError(f"{missing} of {chunks.nchunks} chunks are missing")
+    array = file[name]
     if {"network", "layer"} <= set(array.dims):
         array = array.transpose("network", "layer", ...)
     # Loaded on reading, so that damage raises there.
-    stored = _from_array(array, path)._replace(read=lambda layer, networks: array[networks, layer].values)
-    if "layer" in array.coords:
-        stored = stored._replace(layers=array["layer"].values)
-    return stored
+    stored = _of_array(array)._replace(read=lambda layer, networks: array[networks, layer].values)
+    return stored._replace(layers=array["layer"].values) if "layer" in array.coords else stored
 
 
-def _variable(file: xr.Dataset, path: Path) -> str:
-    names = [str(name) for name in file.data_vars]
-    if VARIABLE in names:
-        return VARIABLE
-    if len(names) != 1:
-        raise InputError(f"{path}: no variable `{VARIABLE}`, only {', '.join(sorted(names)) or 'none'}")
-    return names[0]
-
-
-def _sorted_names(names: Sequence[str], path: Path) -> list[str]:
-    """Names sorted by the numbers in them."""
+def _of_names(names: Sequence[str], array_of: Callable[[str], Any]) -> StoredStates:
+    """One array of all layers, or one of each layer, sorted by the numbers in their names."""
     if not names:
-        raise InputError(f"{path}: holds no array")
-    return sorted(
+        raise InputError("holds no array")
+    if len(names) == 1:
+        return _of_array(array_of(names[0]))
+    names = sorted(
         names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
     )
+    shape = tuple(array_of(names[0]).shape)
+    return StoredStates(shape, np.arange(len(names)), lambda layer, networks: array_of(names[layer])[networks])
+
+
+def _of_array(array: Any) -> StoredStates:
+    shape = tuple(array.shape)
+    if len(shape) not in (4, 5):
+        raise InputError(
+            "shape (networks, layers, tokens, width) or (networks, layers, prompts, tokens, width) is needed, "
+            f"got {shape}"
+        )
+    return StoredStates((shape[0], *shape[2:]), np.arange(shape[1]), lambda layer, networks: array[networks, layer])

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer.covariance import gram, identity_like, semidefinite_cholesky
-from sdeinfer.terms import AbstractTerm, AddedKernel, Limit
-from sdeinfer.terms._base import is_present
+from sdeinfer.terms import AbstractTerm, AddedKernel, Limit, is_present
 
 type Flow = Callable[[Array], Array]
 

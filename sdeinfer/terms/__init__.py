@@ -8,6 +8,7 @@ from sdeinfer.terms._attention import attention_drift_vectors as attention_drift
 from sdeinfer.terms._attention import centred_norms as centred_norms
 from sdeinfer.terms._base import AbstractTerm as AbstractTerm
 from sdeinfer.terms._base import AddedKernel as AddedKernel
+from sdeinfer.terms._base import is_present as is_present
 from sdeinfer.terms._limit import Limit as Limit
 from sdeinfer.terms._limit import LimitSteps as LimitSteps
 from sdeinfer.terms._linear import LinearNoise as LinearNoise

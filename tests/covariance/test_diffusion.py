@@ -1,38 +1,49 @@
+"""Roots, densities and noise of Σ(V), with and without attention patterns, against index sums."""
+
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pytest
 import references
 from budget import assert_mean
-from conftest import random_covariance
+from conftest import CAUSAL, LAYERS, PATTERNS, masked_layer_of, matrix_of, random_covariance, root_of
 from references import assert_agrees, packed
 
 import sdeinfer as si
-from sdeinfer.covariance import factor, smooth_noise, spectrum
+from sdeinfer.covariance import factor
+from sdeinfer.terms._attention_noise import attention_noise
+
+
+@pytest.fixture(params=[*LAYERS, *CAUSAL, *list(PATTERNS)[1:]])
+def layer_of(request):
+    """Maps a number of tokens to a layer, with or without an attention pattern."""
+    name = request.param
+    return (lambda tokens: LAYERS[name]()) if name in LAYERS else functools.partial(masked_layer_of, name)
+
+
+def noise(limit, X, G):
+    """X Nᵀ + N Xᵀ for the noise N of a factor of V = XXᵀ."""
+    linear, attention = X @ G[:, : len(X)], attention_noise(limit.pattern, X, G[:, len(X) :])
+    N = jnp.sqrt(limit.linear_noise / 2) * linear + jnp.sqrt(limit.attention_noise) * attention
+    return X @ N.T + N @ X.T
 
 
 @jax.jit
 def of_diffusion(limit, V, rotation, dV, xi):
     """All that the tests look at, in one program for all layers of one number of tokens."""
-    diffusion, at = limit.diffusion(V), spectrum(V)
-    noises = [
-        smooth_noise(X, limit.linear_noise, limit.attention_noise).as_matrix()
-        for X in (factor(V), jnp.linalg.cholesky(V) @ rotation)
-    ]
+    tokens, diffusion = len(V), limit.diffusion(V)
+    factors = factor(V), jnp.linalg.cholesky(V) @ rotation
     return {
-        "root": diffusion.as_operator().as_matrix(),
-        "smooth roots": [noise[pair_rows(len(V))] for noise in noises],
+        "root": root_of(diffusion),
+        "roots of factors": [matrix_of(functools.partial(noise, limit, X), tokens, 2 * tokens) for X in factors],
         "log det": diffusion.log_det(),
         "white": diffusion.whiten(dV),
         "returned": diffusion.whiten(diffusion.sample(xi)),
-        "coloured": at.colour(at.whiten(dV)),
+        "coloured": diffusion.spectrum.colour(diffusion.spectrum.whiten(dV)),
     }
-
-
-def pair_rows(tokens: int) -> np.ndarray:
-    """Where the entries α ≤ β are among all of a matrix, row by row."""
-    rows, columns = np.triu_indices(tokens)
-    return rows * tokens + columns
 
 
 def symmetric(tokens: int, seed: int = 0) -> np.ndarray:
@@ -48,40 +59,25 @@ def found_at(layer, V):
     return jax.tree.map(np.asarray, of_diffusion(layer.limit(), V, rotation, dV, xi)) | {"dV": dV, "xi": xi}
 
 
-def test_spectral_root_is_a_root_of_sigma(layer, V):
-    S = found_at(layer, V)["root"]
-    assert_agrees(S @ S.T, references.diffusion(layer, V))
-
-
-def test_smooth_noise_is_a_root_of_sigma_for_any_factor(layer, V):
-    for S in found_at(layer, V)["smooth roots"]:
+def test_spectral_root_and_noise_of_any_factor_are_roots_of_sigma(layer_of, V):
+    layer = layer_of(len(V))
+    found = found_at(layer, V)
+    for S in (found["root"], *found["roots of factors"]):
         assert_agrees(S @ S.T, references.diffusion(layer, V))
 
 
-def test_log_det(layer, V):
-    _, expected = np.linalg.slogdet(references.diffusion(layer, V))
-    np.testing.assert_allclose(found_at(layer, V)["log det"], expected, rtol=1e-10, atol=1e-10)
-
-
-def test_whitening_gives_the_mahalanobis_norm(layer, V):
-    found = found_at(layer, V)
+def test_log_det_and_whitening(layer_of, V):
+    layer = layer_of(len(V))
+    sigma, found = references.diffusion(layer, V), found_at(layer, V)
+    np.testing.assert_allclose(found["log det"], np.linalg.slogdet(sigma)[1], rtol=1e-10, atol=1e-10)
     dV = packed(found["dV"])
-    expected = dV @ np.linalg.solve(references.diffusion(layer, V), dV)
-    np.testing.assert_allclose(found["white"] @ found["white"], expected, rtol=1e-10)
-
-
-def test_whitening_inverts_sampling(layer, V):
-    found = found_at(layer, V)
+    np.testing.assert_allclose(found["white"] @ found["white"], dV @ np.linalg.solve(sigma, dV), rtol=1e-10)
     assert_agrees(found["returned"], found["xi"])
-
-
-def test_colouring_inverts_whitening(layer, V):
-    found = found_at(layer, V)
     assert_agrees(found["coloured"], found["dV"])
 
 
-def test_repeated_eigenvalues_do_no_harm_to_the_values(layer):
-    V = si.equicorrelated(tokens=5, correlation=0.2, norm=1.3)
+def test_repeated_eigenvalues_do_no_harm_to_the_values(layer_of):
+    V, layer = si.equicorrelated(tokens=5, correlation=0.2, norm=1.3), layer_of(5)
     S = found_at(layer, V)["root"]
     assert_agrees(S @ S.T, references.diffusion(layer, V))
 
@@ -89,13 +85,12 @@ def test_repeated_eigenvalues_do_no_harm_to_the_values(layer):
 @jax.jit
 @jax.value_and_grad
 def size_of_noise(V, limit, G):
-    noise = smooth_noise(jnp.linalg.cholesky(V), limit.linear_noise, limit.attention_noise)
-    return jnp.sum(noise.mv(G) ** 2)
+    return jnp.sum(noise(limit, jnp.linalg.cholesky(V), G) ** 2)
 
 
-def test_smooth_noise_has_a_gradient_where_eigenvalues_repeat(layer):
+def test_noise_of_a_factor_has_a_gradient_where_eigenvalues_repeat(layer):
     V = np.asarray(si.equicorrelated(tokens=4, correlation=0.2))
-    limit, G = layer.limit(), np.random.default_rng(20230630).normal(size=(4, 4))
+    limit, G = layer.limit(), np.random.default_rng(20230630).normal(size=(4, 8))
     direction, step = symmetric(4, seed=1), 1e-5
     slope = np.vdot(size_of_noise(V, limit, G)[1], direction)
     up, down = (size_of_noise(V + sign * step * direction, limit, G)[0] for sign in (1, -1))
@@ -109,7 +104,7 @@ def test_a_singular_covariance_has_no_density(layer):
 
 @jax.jit
 def root_of_diffusion(limit, V):
-    return limit.diffusion(V).as_operator().as_matrix()
+    return root_of(limit.diffusion(V))
 
 
 def test_single_precision_stays_single_and_close(layer):

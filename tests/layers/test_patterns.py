@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-from conftest import CAUSAL, PATTERNS, masked_layer_of, random_covariance
+from conftest import CAUSAL, PATTERNS, masked_layer_of, random_covariance, root_of
 from references import assert_agrees
 
 import sdeinfer as si
@@ -13,7 +13,7 @@ from sdeinfer.terms import attention_drift, attention_drift_vectors
 
 # One program for all layers of one number of tokens: operation by operation there are dozens of each.
 compiled_drift = jax.jit(lambda limit, V: limit.drift(V))
-compiled_root = jax.jit(lambda limit, V: limit.diffusion(V).as_operator().as_matrix())
+compiled_root = jax.jit(lambda limit, V: root_of(limit.diffusion(V)))
 
 
 def test_drift_is_the_index_sum(masked_layer, V):

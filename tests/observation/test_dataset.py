@@ -1,4 +1,3 @@
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
@@ -14,32 +13,11 @@ def covariance() -> np.ndarray:
     return X @ np.swapaxes(X, -1, -2) / 8
 
 
-def test_hidden_states_become_covariances():
-    X = jr.normal(jr.key(0), (2, 3, 4, 16))
-    data = si.observe(X)
-    assert data["covariance"].dims == ("network", "layer", "token_a", "token_b")
-    np.testing.assert_allclose(data["covariance"].values[1, 2], X[1, 2] @ X[1, 2].T / 16, rtol=1e-12)
-    assert (data["width"] == 16).all()
-    assert list(data["layer"].values) == [0, 1, 2]
-
-
-def test_half_precision_is_not_multiplied_in_half_precision():
-    X = jr.normal(jr.key(0), (1, 2, 3, 512))
-    half = si.observe(X.astype(jnp.float16))
-    assert half["covariance"].dtype == np.float32
-    np.testing.assert_allclose(half["covariance"], si.observe(X)["covariance"], atol=5e-3)
-
-
 def test_a_width_that_is_not_the_number_of_features_is_refused():
     X = jr.normal(jr.key(0), (1, 2, 3, 16))
     xr.testing.assert_identical(si.observe(X, width=16), si.observe(X))
     with pytest.raises(si.InputError, match="width: the hidden states have 16 features at .*, got width 32"):
         si.observe(X, width=32)
-
-
-def test_hidden_states_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"hidden_states: shape \(networks, layers, tokens, width\)"):
-        si.observe(jnp.ones((2, 3, 4)))
 
 
 def test_dimensions_may_come_in_any_order(covariance):
@@ -125,12 +103,6 @@ def test_bad_data_get_one_line_that_says_what_and_where(covariance, what, messag
     with pytest.raises(ValueError, match=message) as refusal:
         validate(broken(covariance, what))
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("bad", [np.full((1, 2, 3, 4), "x"), np.ones((1, 2, 0, 4)), np.full((1, 2, 3, 4), np.nan)])
-def test_hidden_states_must_be_finite_numbers(bad):
-    with pytest.raises(ValueError, match="^hidden_states: "):
-        si.observe(bad)
 
 
 def test_one_width_serves_all_networks(covariance):

@@ -6,14 +6,14 @@ from sdeinfer._files import staged_folder
 from sdeinfer.observation import read, read_posterior, write
 
 
-def test_round_trip(networks, tmp_path):
-    write(networks, tmp_path / "data.nc")
-    xr.testing.assert_identical(read(tmp_path / "data.nc"), networks)
-
-
-def test_posterior_round_trip(fitted, tmp_path):
-    write(fitted, tmp_path / "posterior.nc")
-    back = read_posterior(tmp_path / "posterior.nc")
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_round_trips(networks, fitted, suffix, tmp_path):
+    if suffix == ".zarr":
+        pytest.importorskip("zarr")
+    write(networks, tmp_path / f"data{suffix}")
+    xr.testing.assert_identical(read(tmp_path / f"data{suffix}"), networks)
+    write(fitted, tmp_path / f"posterior{suffix}")
+    back = read_posterior(tmp_path / f"posterior{suffix}")
     xr.testing.assert_equal(back["posterior"].to_dataset(), fitted["posterior"].to_dataset())
     assert back.attrs == fitted.attrs
 

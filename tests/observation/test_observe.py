@@ -49,6 +49,9 @@ FORMS = {
 def test_every_form_gives_one_dataset(X, form):
     data = si.observe(FORMS[form](X))
     np.testing.assert_allclose(data["covariance"], X @ np.swapaxes(X, -1, -2) / 8, rtol=1e-12)
+    assert data["covariance"].dims == ("network", "layer", "token_a", "token_b")
+    assert data["width"].values.tolist() == [8] * 3
+    assert data["layer"].values.tolist() == [0, 1, 2, 3]
     xr.testing.assert_identical(data.drop_vars("covariance"), si.observe(X).drop_vars("covariance"))
 
 
@@ -165,6 +168,7 @@ BAD = {
     "nothing": (lambda X: None, "cannot be read as an array"),
     "ragged": (lambda X: [[1.0], [1.0, 2.0]], "cannot be read as an array"),
     "no layer": (lambda X: [], "no layer was given"),
+    "an empty dimension": (lambda X: X[:, :, :0], "shape .* is needed, got"),
 }
 
 

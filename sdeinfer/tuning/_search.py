@@ -20,6 +20,9 @@ SCANNED, SCAN_PATHS = 32, 512
 NEAR = 0.05
 """Violation, plus share of paths that explode, up to which points of the scan are compared by their objective."""
 
+SHORT, SHORT_SEARCHES = 0.5, 20
+"""Largest change of a coordinate on the real line in a search by short steps, and largest number of these searches."""
+
 PRECISION = 1e-6
 """Relative change of the objective at which the search ends."""
 
@@ -54,11 +57,24 @@ def search(problem: Problem) -> Found:
         start = polish(dataclasses.replace(problem, paths=SCAN_PATHS), start).u
     found = polish(problem, start)
     if found.violation > FEASIBLE:
+        found = min((found, _by_short_steps(problem, start)), key=lambda each: each.violation)
+    if found.violation > FEASIBLE:
         nearest = polish(problem, found.u, elastic=True)
         again = polish(problem, nearest.u) if nearest.violation <= FEASIBLE else nearest
         best = min((found, nearest, again), key=lambda each: each.violation)
         found = again if again.violation <= FEASIBLE else best
     return found._replace(evaluations=scanned + problem.evaluations)
+
+
+def _by_short_steps(problem: Problem, start: np.ndarray) -> Found:
+    """The optimum near a start, without steps so long that they end where every path explodes and slopes are 0."""
+    found = polish(problem, start, within=SHORT)
+    for _ in range(SHORT_SEARCHES):
+        if found.violation > FEASIBLE or np.abs(found.u - start).max() < 0.99 * SHORT:
+            break
+        start = found.u
+        found = polish(problem, start, within=SHORT)
+    return found
 
 
 def _best_constant(problem: Problem, start: np.ndarray) -> np.ndarray:
@@ -94,12 +110,15 @@ def _scan(problem: Problem) -> tuple[np.ndarray, int]:
     return points[best], len(points)
 
 
-def polish(problem: Problem, start: Float[np.ndarray, " coordinates"], *, elastic: bool = False) -> Found:
+def polish(
+    problem: Problem, start: Float[np.ndarray, " coordinates"], *, elastic: bool = False, within: float = np.inf
+) -> Found:
     """The optimum near a start by SLSQP; with `elastic`, minimise the largest violation instead of the objective.
 
-    A further variable s is the violation; or −s is a lower bound on the objectives of several prompts.
+    A further variable s is the violation; or −s is a lower bound on the objectives of several prompts. Each coordinate
+    stays `within` a distance from its start.
     """
-    bounds = problem.space.bounds()
+    bounds = np.clip(problem.space.bounds(), start[:, None] - within, start[:, None] + within)
     several = not elastic and len(problem.objectives(start)) > 1
     extra = elastic or several
     size = len(start)

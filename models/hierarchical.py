@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 from sdeinfer.models.full_path import full_path  # pyright: ignore[reportMissingImports]
 
-from sdeinfer.likelihood import Assumptions, CovariancePath, GroupedStatistics, Groups
+from sdeinfer.likelihood import CovariancePath, Groups, PathStatistics
 
 SPREAD_SCALE = 0.5
 """Scale of the half-normal prior of the standard deviation between groups, in the real coordinates. A distance of 1 is
@@ -17,7 +17,7 @@ deviations are 1.8 (logit γ), 1 (log τ0) and 1.1 (log gap). Groups of similar 
 
 
 @partial(Groups, ungrouped=full_path)
-def hierarchical(grouped: GroupedStatistics) -> None:
+def hierarchical(path: PathStatistics) -> None:
     """Networks of one architecture in groups (partial pooling), each observed at every layer.
 
     With u = those of logit γ, log τ0 and log(c₊ − c₋) that the architecture has, group g has
@@ -30,36 +30,34 @@ def hierarchical(grouped: GroupedStatistics) -> None:
     groups' values. The mean (c₊ + c₋)/2, which networks of one width do not identify, is common to all groups.
 
     Arguments:
-        grouped: the data from `sdeinfer.prepare`, for a Dataset with a coordinate `group`.
+        path: the data from `sdeinfer.prepare`, for a Dataset with a coordinate `group`.
     """
-    path, assumptions = grouped.path, grouped.assumptions
-    of_group = _sample_groups(assumptions, grouped)
-    own = {name: value[grouped.group_of_network] for name, value in of_group.items()}
-    layer = assumptions.kind.layer(**own)
+    of_group = _sample_groups(path)
+    own = {name: value[path.group_of_network] for name, value in of_group.items()}
+    layer = path.assumptions.kind.layer(**own)
     with numpyro.plate("network", path.networks):
         numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
 
 
-def _sample_groups(assumptions: Assumptions, grouped: GroupedStatistics) -> dict[str, Float[Array, " groups"]]:
+def _sample_groups(path: PathStatistics) -> dict[str, Float[Array, " groups"]]:
     """Draw the parameters of each group about those of the population."""
+    assumptions = path.assumptions
     coordinates = assumptions.kind.coordinates
     mu = coordinates.unconstrained(assumptions.sample_parameters())
     # Fixed coordinates, and those on which the limit does not depend, such as the mean of the slopes, are common.
-    u = jnp.repeat(mu[:, None], grouped.groups, axis=1)
+    u = jnp.repeat(mu[:, None], path.groups, axis=1)
     for place, (name, parameter) in enumerate(coordinates.sampled.items()):
         if parameter.identified and name not in assumptions.fixed:
-            u = u.at[place].set(_sample_coordinate(name, mu[place], place, grouped))
+            u = u.at[place].set(_sample_coordinate(name, mu[place], place, path))
     found = coordinates.constrained(u)
     for name, value in (found | coordinates.to_sampled(found)).items():
         if name not in coordinates.sampled or coordinates.sampled[name].identified:
-            with numpyro.plate("group", grouped.groups):
+            with numpyro.plate("group", path.groups):
                 numpyro.deterministic(f"group_{name}", value)
     return found
 
 
-def _sample_coordinate(
-    name: str, mu: Float[Array, ""], place: int, grouped: GroupedStatistics
-) -> Float[Array, " groups"]:
+def _sample_coordinate(name: str, mu: Float[Array, ""], place: int, path: PathStatistics) -> Float[Array, " groups"]:
     """Draw u_g ~ N(μ, σ²) as a function of z_g, which is approximately N(0, 1) in the posterior for every μ and σ.
 
     Without information in a group's data, the non-centred u_g = μ + σ z_g is suitable, also for σ near zero. For data
@@ -72,11 +70,11 @@ def _sample_coordinate(
     which gives u_g the law N(μ, σ²) for every û and s; s = ∞ is the non-centred form.
     """
     sd = numpyro.sample(f"{name}_sd", dist.HalfNormal(SPREAD_SCALE))
-    centre, precision = jnp.zeros((2, grouped.groups))
-    if grouped.estimates is not None:
-        centre, precision = grouped.estimates.centre[:, place], grouped.estimates.precision[:, place]
+    centre, precision = jnp.zeros((2, path.groups))
+    if path.estimates is not None:
+        centre, precision = path.estimates.centre[:, place], path.estimates.precision[:, place]
     marginal_information = sd**2 * precision
     ratio = jnp.sqrt(1 + marginal_information)  # σ/b
-    with numpyro.plate("group", grouped.groups):
+    with numpyro.plate("group", path.groups):
         z = numpyro.sample(f"{name}_offset", dist.Normal(sd * precision * (mu - centre) / ratio, ratio))
     return (mu + marginal_information * centre) / ratio**2 + sd / ratio * z

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import jax
 import numpyro
 import numpyro.distributions as dist
 import xarray as xr
@@ -34,9 +33,6 @@ def thinned_path(bridges: Bridges) -> None:
         bridges: the data from `sdeinfer.prepare`.
     """
     layer = bridges.assumptions.sample_layer()
-    limit = bridges.assumptions.law == "limit"
-    coefficients = layer.limit() if limit else jax.vmap(layer.finite_width)(bridges.widths)
     with numpyro.plate("bridge", len(bridges)):
         innovations = numpyro.sample(INNOVATIONS, dist.Normal().expand(bridges.innovations).to_event(2))
-        observed = Bridged(coefficients, bridges, innovations, skewness=layer.skewness)
-        numpyro.sample("covariance", observed, obs=bridges.end)
+        numpyro.sample("covariance", Bridged(layer, bridges, innovations), obs=bridges.end)

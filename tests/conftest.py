@@ -365,12 +365,6 @@ WARMUP = 300
 
 
 @pytest.fixture
-def nothing_ahead(monkeypatch):
-    """For fits that are refused, and would wait for the sampler that was being compiled in the meantime."""
-    monkeypatch.setattr("sdeinfer.infer._background.compile_nuts", lambda *_, **__: None)
-
-
-@pytest.fixture
 def unchecked():
     """For tests of what the package itself says of bad input, and of where its warnings point."""
     jaxtyping.config.update("jaxtyping_disable", True)  # noqa: FBT003

@@ -1,5 +1,6 @@
 from ._approximate import approximate as approximate
 from ._assume import architecture_of as architecture_of
+from ._assume import problem_of as problem_of
 from ._assume import require_identifiable as require_identifiable
 from ._chains import Draws as Draws
 from ._compare import compare as compare
@@ -9,10 +10,11 @@ from ._fit import prepare as prepare
 from ._fit import transitions as transitions
 from ._innovations import Innovations as Innovations
 from ._innovations import LawAt as LawAt
+from ._innovations import Scores as Scores
 from ._innovations import innovations as innovations
-from ._innovations import innovations_of as innovations_of
 from ._innovations import law_at as law_at
 from ._innovations import mean_and_variance as mean_and_variance
+from ._innovations import scores_of as scores_of
 from ._measures import logit_scale as logit_scale
 from ._measures import logit_spread as logit_spread
 from ._measures import mean_spread as mean_spread
@@ -21,14 +23,13 @@ from ._mode import LARGEST_COORDINATE as LARGEST_COORDINATE
 from ._mode import Mode as Mode
 from ._mode import posterior_mode as posterior_mode
 from ._mode import potential as potential
+from ._networks import Networks as Networks
 from ._nuts import NUTS as NUTS
 from ._precision import in_enough_precision as in_enough_precision
 from ._predictive import predict as predict
-from ._prepare import adjusted_statistics as adjusted_statistics
+from ._problem import AbstractProblem as AbstractProblem
 from ._range import in_range as in_range
 from ._range import range_to_fit as range_to_fit
-from ._range import transitions_allowed as transitions_allowed
-from ._reduce import form_of as form_of
 from ._samplers import AbstractMarkovChain as AbstractMarkovChain
 from ._samplers import AbstractSampler as AbstractSampler
 from ._samplers import Posterior as Posterior
@@ -37,3 +38,4 @@ from ._settings import ADJUSTED_LIKELIHOOD as ADJUSTED_LIKELIHOOD
 from ._settings import LARGEST_LOGIT as LARGEST_LOGIT
 from ._settings import LIMIT_POSTERIOR as LIMIT_POSTERIOR
 from ._settings import Law as Law
+from ._spreads import transitions_allowed as transitions_allowed

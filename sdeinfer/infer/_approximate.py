@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
-import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
@@ -13,12 +12,12 @@ from sdeinfer._files import InputError
 from sdeinfer.infer._assume import assume, require_settings
 from sdeinfer.infer._densities import attributes_of_adjustment, latent_structure
 from sdeinfer.infer._groups import Labels
-from sdeinfer.infer._normal import FEWEST, draw, laplace, pareto_k
+from sdeinfer.infer._mode import posterior_mode
+from sdeinfer.infer._normal import FEWEST, draw, pareto_k
 from sdeinfer.infer._precision import in_enough_precision
-from sdeinfer.infer._prepare import prepare_for
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import LARGEST_LOGIT
-from sdeinfer.infer._tree import attributes_of, fixed_by_program, groups_of_data, layers_group
+from sdeinfer.infer._tree import attributes_of, attributes_of_draws, groups_of_data, layers_group
 from sdeinfer.layers import AbstractLayer, Architecture
 from sdeinfer.likelihood import LatentLayers, as_model
 from sdeinfer.observation import require_loaded
@@ -73,23 +72,23 @@ def approximate(
     if draws < FEWEST:
         raise InputError(f"draws: at least {FEWEST} are needed for the Pareto k, got {draws}")
     require_loaded(data, "approximate")
-    data, assumptions, kind = assume(model, data, architecture, law, prior)
-    data, pilot = range_to_fit(model, data, assumptions, largest_logit)
-    prepared = prepare_for(model, data, assumptions)
-    pooled = model.pool(prepared)
+    data, problem = assume(model, data, architecture, law, prior)
+    data, pilot = range_to_fit(problem, data, largest_logit)
+    prepared = problem.prepare(data).each
+    pooled, kind = jax.device_put(model.pool(prepared)), problem.kind
     of_each = [name for name, leaf in latent_structure(model, pooled).items() if leaf.shape]
     if of_each:
         raise InputError(f"model: {model.name} samples {', '.join(of_each)}, several numbers each; use fit")
-    normal = laplace(model, pooled)
-    samples, layers, log_weights = jax.tree.map(np.asarray, draw(model, pooled, normal, draws=draws, key=key))
-    labels = Labels.of(model, prepared, data)
+    mode = posterior_mode(model, pooled)
+    samples, layers, log_weights = draw(model, pooled, mode, draws=draws, key=key)
+    labels = Labels.of(problem, prepared, data)
     groups = {"posterior": labels.of_draws({name: value[None] for name, value in samples.items()})}
     if kind is not None and layers is not None:
         groups["layers"] = layers_group(kind, layers.mean(axis=0), data)
     groups |= groups_of_data(data)
     tree = xr.DataTree.from_dict(groups)
-    tree.attrs = attributes_of(model, data, assumptions, kind, list(normal.sites), largest_logit=largest_logit) | pilot
-    tree.attrs |= fixed_by_program(model, kind, layers, {name: samples[name] for name in normal.sites})
+    tree.attrs = attributes_of(problem, data, largest_logit=largest_logit) | pilot
+    tree.attrs |= attributes_of_draws(problem, layers, {name: samples[name] for name in mode.sites})
     tree.attrs |= attributes_of_adjustment(prepared)
     tree.attrs |= {"pareto_k": pareto_k(log_weights)}
     return tree

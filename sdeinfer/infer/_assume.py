@@ -1,14 +1,19 @@
 """Assumptions of a fit: the architecture, the law and the priors, checked before anything is computed."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import xarray as xr
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import Pattern
-from sdeinfer.infer._reduce import kind_of_program
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.infer._bridged import Latent
+from sdeinfer.infer._grouped import Grouped
+from sdeinfer.infer._networks import Networks
+from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._settings import Law
 from sdeinfer.layers import (
     ARCHITECTURES,
@@ -17,7 +22,17 @@ from sdeinfer.layers import (
     architecture_in,
     kind_of,
 )
-from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, NoArchitecture, checked_priors, with_pattern
+from sdeinfer.likelihood import (
+    AbstractModel,
+    Assumptions,
+    EveryLayer,
+    Groups,
+    LatentLayers,
+    NoArchitecture,
+    blank_statistics,
+    checked_priors,
+    with_pattern,
+)
 from sdeinfer.observation import INCOMPLETE, TOKENS, in_chunks, validate, validate_labels
 
 
@@ -27,34 +42,31 @@ def assume(
     architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None,
     law: Law,
     prior: Mapping[str, Any] | None = None,
-) -> tuple[xr.Dataset, Assumptions, Architecture | None]:
-    """Validate data for a model; return the model's part of them, the assumptions, and the kind of layer.
+) -> tuple[xr.Dataset, AbstractProblem]:
+    """Validate data for a model; return the model's part of them, and the problem.
 
-    A program that calls a model of the package takes an architecture and priors as the model does. The kind is None if
-    the program has no single layer, see `Form`. For law "both" the assumptions have the law "finite-width". The
-    covariances of data in chunks are not read here.
+    A program that calls a model of the package takes an architecture and priors as the model does. For law "both" the
+    law of the problem is "finite-width". The covariances of data in chunks are not read here.
     """
     data = validate_labels(data)
     data = model.select(data if in_chunks(data) else validate(data))
     first = "limit" if law == "limit" else "finite-width"
-    assumptions, kind = Assumptions(law=first), None
-    takes_architecture = not (isinstance(model, EveryLayer) and model.makes_layers)
-    if not takes_architecture:
-        try:
-            kind = kind_of_program(model, data, assumptions)
-        except NoArchitecture:
-            takes_architecture = True
-    if takes_architecture:
+    pattern = Pattern.in_attributes(data.attrs)
+    of_shape = partial(problem_of, model, networks=data.sizes["network"], tokens=data.sizes["token_a"], pattern=pattern)
+    problem = None
+    if isinstance(model, EveryLayer) and model.makes_layers:
+        with contextlib.suppress(NoArchitecture):  # a program that calls a model of the package needs one
+            problem = of_shape(Assumptions(law=first))
+    if problem is None:
         kind = architecture_of(data, architecture)
-        assumptions = Assumptions(kind, first, checked_priors(prior, kind))
-        kind = kind_of_program(model, data, assumptions)
+        problem = of_shape(Assumptions(kind, first, checked_priors(prior, kind)))
     elif architecture is not None or prior:
         name = "prior" if prior else "architecture"
         raise InputError(f"{name}: {model.name} builds its layers itself; the package's models take one")
-    if kind is not None:
-        require_identifiable(kind, data.sizes["token_a"])
-        require_complete(kind, data)
-    return masked(data, kind, law, model), assumptions, kind
+    if problem.kind is not None:
+        require_identifiable(problem.kind, data.sizes["token_a"])
+        require_complete(problem.kind, data)
+    return masked(data, problem.kind, law, model), problem
 
 
 def architecture_of(
@@ -87,7 +99,7 @@ def masked(data: xr.Dataset, kind: Architecture | None, law: str, model: Abstrac
     """
     if kind is None:
         return data
-    if not kind.pattern.everything and not isinstance(model, EveryLayer | None):
+    if not kind.pattern.everything and (isinstance(model, Groups) or not isinstance(model, EveryLayer | None)):
         raise InputError(f"model: {model.name} knows no attention pattern but the full one; models.full_path does")
     if law != "limit":
         # Raise the one-line error of a layer without this law.
@@ -149,3 +161,28 @@ def require_identifiable(kind: Architecture, tokens: int) -> None:
         f"pattern: {kind.name} has tau0, which tokens that attend to one token each cannot identify, as with prompts "
         "of one token; use feedforward or mlp"
     )
+
+
+def problem_of(
+    model: AbstractModel,
+    assumptions: Assumptions,
+    *,
+    networks: int = 2,
+    tokens: int = 2,
+    pattern: Pattern = EVERY_TOKEN,
+) -> AbstractProblem:
+    """The problem of fitting a model; a program of a user is traced on data of this shape.
+
+    Raises:
+        NoArchitecture: for a program that calls a model of the package, if the assumptions have no architecture.
+        InputError: as `likelihood.form_of`.
+    """
+    match model:
+        case LatentLayers():
+            return Latent(model, assumptions, assumptions.kind)
+        case Groups(ungrouped=ungrouped):
+            return Grouped(model, assumptions, assumptions.kind, Networks.of(ungrouped, assumptions))
+        case EveryLayer():
+            blank = blank_statistics(tokens, 1, networks=networks, pattern=pattern, assumptions=assumptions)
+            return Networks.of(model, assumptions, blank)
+    raise InputError(f"model: {model.name} is no model of observed networks")

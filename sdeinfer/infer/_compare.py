@@ -1,7 +1,7 @@
 """Comparison of architectures by leave-one-network-out predictive densities."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +16,11 @@ from sdeinfer._arguments import checked
 from sdeinfer._compiler import make_room
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer._assume import masked, require_identifiable, require_settings
+from sdeinfer.infer._assume import masked, problem_of, require_identifiable, require_settings
 from sdeinfer.infer._densities import densities_of_data, log_densities
 from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._precision import in_enough_precision
-from sdeinfer.infer._prepare import prepare_for
+from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._range import in_range
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import (
@@ -96,12 +96,11 @@ def compare(
     require_settings(law, ("finite-width", "limit"), chains=chains, draws=draws, warmup=warmup)
     phase("finding the range of the law")
     kinds = _labelled(_kinds(data, architectures))
-    assumed = {name: Assumptions(kind, law) for name, kind in kinds.items()}  # pyright: ignore[reportArgumentType]
-    used = used_of(data)
-    for name, assumptions in assumed.items():
-        seen = masked(data, kinds[name], law, model)
-        used &= used_of(in_range(model, seen, assumptions, largest_logit)[0])
-    data = with_used(data, used).isel(network=used.any(axis=1))
+    problems = {
+        name: problem_of(model, Assumptions(kind, law))  # pyright: ignore[reportArgumentType]
+        for name, kind in kinds.items()
+    }
+    data = _in_every_range(data, problems.values(), largest_logit)
     if data.sizes["network"] < 2:
         raise InputError(
             f"covariance: two networks inside the range of the law are needed, one to leave out; there are "
@@ -109,8 +108,8 @@ def compare(
         )
     sampler = NUTS(chains=chains, draws=draws, warmup=warmup)
     fits = {
-        name: _fitted(model, masked(data, kinds[name], law, model), assumptions, sampler, progress=progress, key=key)
-        for name, assumptions in assumed.items()
+        name: _fitted(problem, masked(data, problem.kind, law, model), sampler, progress=progress, key=key)
+        for name, problem in problems.items()
     }
     phase("comparing")
     # ArviZ exponentiates each network's log density, which could overflow; a common factor changes no weight.
@@ -127,6 +126,15 @@ def compare(
     return table
 
 
+def _in_every_range(data: xr.Dataset, problems: Iterable[AbstractProblem], largest_logit: float) -> xr.Dataset:
+    """The networks with transitions in the range of all problems, and these transitions."""
+    used = used_of(data)
+    for problem in problems:
+        seen = masked(data, problem.kind, problem.assumptions.law, problem.model)
+        used &= used_of(in_range(problem, seen, largest_logit)[0])
+    return with_used(data, used).isel(network=used.any(axis=1))
+
+
 class _Fitted(NamedTuple):
     """Draws of a posterior, and each network's log likelihood by the sampler and log density."""
 
@@ -136,16 +144,15 @@ class _Fitted(NamedTuple):
 
 
 def _fitted(
-    model: AbstractModel,
+    problem: AbstractProblem,
     data: xr.Dataset,
-    assumptions: Assumptions,
     sampler: NUTS,
     *,
     progress: bool,
     key: PRNGKeyArray,
 ) -> _Fitted:
     make_room()
-    prepared = prepare_for(model, data, assumptions)
+    model, prepared = problem.model, problem.prepare(data).each
     result = sampler.sample(model, prepared, progress=progress, key=key)
     densities, _ = log_densities(model, densities_of_data(prepared), result.samples)
     of_network = (dict_to_dataset(values)["covariance"] for values in (result.log_likelihood, densities))

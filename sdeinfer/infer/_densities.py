@@ -1,8 +1,6 @@
 """Values and log densities of a model's sites at many draws, in blocks of one shape."""
 
 import functools
-import math
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,10 +14,8 @@ from numpyro.infer.util import constrain_fn
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE
 from sdeinfer._files import InputError
-from sdeinfer.likelihood import AbstractModel, AbstractPath, Adjustment, GroupedStatistics, PathStatistics, layer_in
-
-HANDLERS = threading.RLock()
-"""Lock to hold while tracing a model: NumPyro keeps its handlers on one stack for all threads."""
+from sdeinfer.infer._latent import given_latent
+from sdeinfer.likelihood import AbstractModel, AbstractPath, Adjustment, Shapes, layer_in
 
 BLOCK = 250
 """Number of draws evaluated at a time, so that one shape is compiled."""
@@ -31,7 +27,7 @@ type Sites = dict[str, Any]
 
 
 def constrained_sites(
-    model: AbstractModel, prepared: PyTree, z: Sites
+    model: AbstractModel, prepared: PyTree, z: Sites, latent: Array | None = None
 ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "chains draws *networks coordinates"] | None]:
     """Values of the sites and coordinates of the layers at draws of the unconstrained parameters.
 
@@ -39,12 +35,13 @@ def constrained_sites(
         model: the model.
         prepared: pooled data of the model.
         z: unconstrained draws by site name, with leading axes (chain, draw).
+        latent: any latent layers, for a model that has some.
 
     Returns:
         The latent and deterministic sites by name; and `Coordinates.unconstrained` of the layer, with an axis of
-        (pooled) networks if each has its own layer, None for a program without a `CovariancePath`.
+        (pooled) networks if each has its own layer, None for a program without a single layer.
     """
-    return _over_draws(functools.partial(_constrain, model, prepared), z)
+    return _over_draws(functools.partial(_constrain, given_latent(model), (prepared, latent)), z)
 
 
 def log_densities(
@@ -60,13 +57,11 @@ def log_densities(
     Returns:
         Two dictionaries by site name: of the observed sites, with a last axis of networks; and of the latent sites.
     """
-    blocks = [
-        (
-            count,
-            _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites, _together(model, block)),
-        )
-        for block, count in model.blocks(prepared)
-    ]
+    blocks = []
+    for block, count in model.blocks(prepared):
+        together = max(1, min(BLOCK, ENTRIES // model.entries(block)))
+        found = _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites, together)
+        blocks.append((count, found))
     observed = {
         name: np.concatenate([found[0][name][..., :count] for count, found in blocks], axis=-1)
         for name in blocks[0][1][0]
@@ -82,7 +77,7 @@ def densities_of_data(prepared: PyTree) -> PyTree:
 
 def adjustment_of(prepared: PyTree) -> Adjustment | None:
     """The adjustment of prepared data; None for latent layers, and for the limit's law."""
-    return prepared.adjustment if isinstance(prepared, AbstractPath | GroupedStatistics) else None
+    return prepared.adjustment if isinstance(prepared, AbstractPath) else None
 
 
 def attributes_of_adjustment(prepared: PyTree) -> dict[str, float]:
@@ -104,7 +99,7 @@ def prior_draws(
 
     Returns:
         The sites by name; and `Coordinates.unconstrained` of the layers, None for a program without a
-        `CovariancePath`.
+        single layer.
     """
     numbers = np.arange(draws, dtype=np.uint32)
     found, layers = _over_draws(functools.partial(_draw_prior, model, data, key), numbers[None])
@@ -117,14 +112,11 @@ def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax
     Raises:
         InputError: if there is none.
     """
-    leaves, structure = jax.tree.flatten(data)
-    return _latent_structure(model, structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
+    return _latent_structure(model, Shapes(data))
 
 
 @functools.lru_cache(maxsize=64)
-def _latent_structure(
-    model: Callable[..., None], structure: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]
-) -> dict[str, jax.ShapeDtypeStruct]:
+def _latent_structure(model: Callable[..., None], shapes: Shapes) -> dict[str, jax.ShapeDtypeStruct]:
     names: list[str] = []
 
     def run(*data: PyTree) -> list[Array]:
@@ -133,23 +125,10 @@ def _latent_structure(
         names.extend(sites)
         return list(sites.values())
 
-    with HANDLERS:
-        found = jax.eval_shape(run, *structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
+    found = jax.eval_shape(run, *shapes.tree())
     if not names:
         raise InputError("model: nothing is left to be sampled, every parameter is fixed")
     return dict(zip(names, found, strict=True))
-
-
-def _together(model: AbstractModel, prepared: PyTree) -> int:
-    """Number of draws evaluated at a time."""
-    path = prepared.path if isinstance(prepared, GroupedStatistics) else prepared
-    if not isinstance(path, PathStatistics):
-        return max(1, min(BLOCK, ENTRIES // model.entries(prepared)))
-    # The likelihood of one width at a draw has an array like a network's weights, or without rows if it is the width's
-    # only network, see `_kernels.log_density`.
-    rows, *nodes = path.weights.shape[1:]
-    entries = len(path.widths) * math.prod(nodes) * (1 if len(path.width) == len(path.widths) else rows)
-    return max(1, min(BLOCK, ENTRIES // entries))
 
 
 def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree, together: int = BLOCK) -> PyTree:
@@ -183,16 +162,13 @@ def _is_latent(site: dict[str, Any]) -> bool:
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _constrain(model: AbstractModel, prepared: PyTree, z: Sites) -> tuple[Sites, Array | None]:
-    with HANDLERS:
-        return jax.vmap(functools.partial(sites_and_layers, model, prepared))(z)
+def _constrain(program: Callable[..., None], data: tuple[PyTree, ...], z: Sites) -> tuple[Sites, Array | None]:
+    def at(z: Sites) -> tuple[Sites, Array | None]:
+        sites = constrain_fn(program, data, {}, z, return_deterministic=True)
+        trace = handlers.trace(handlers.substitute(handlers.seed(program, jr.key(0)), sites)).get_trace(*data)
+        return sites, _coordinates_in(trace)
 
-
-def sites_and_layers(model: AbstractModel, prepared: PyTree, z: Sites) -> tuple[Sites, Array | None]:
-    """Values of the sites and coordinates of the layers at unconstrained parameters; None without a layer."""
-    sites = constrain_fn(model, (prepared,), {}, z, return_deterministic=True)
-    trace = handlers.trace(handlers.substitute(handlers.seed(model, jr.key(0)), sites)).get_trace(prepared)
-    return sites, _coordinates_in(trace)
+    return jax.vmap(at)(z)
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=BALANCED)
@@ -208,8 +184,7 @@ def _evaluate(model: AbstractModel, prepared: PyTree, sites: Sites) -> tuple[Sit
             {name: value for name, value in density.items() if name not in observed},
         )
 
-    with HANDLERS:
-        return jax.vmap(at)(sites)
+    return jax.vmap(at)(sites)
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
@@ -223,5 +198,4 @@ def _draw_prior(
         }
         return sites, _coordinates_in(trace)
 
-    with HANDLERS:
-        return jax.vmap(draw)(numbers)
+    return jax.vmap(draw)(numbers)

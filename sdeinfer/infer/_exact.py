@@ -7,14 +7,13 @@ strong. Newton steps with the score of the exact law find the difference of the 
 
 import math
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.infer._innovations import LawAt, innovations, law_at
+from sdeinfer.infer._innovations import Scores, law_at, scores_of
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import ChunkedPath, Path, PathStatistics, added
 
@@ -29,14 +28,6 @@ of the statistics, as in networks that explode. With much data a small shift is 
 SHORT = 0.25
 """Length of a step, in posterior standard deviations, that is taken without a further pass over the data. Its error is
 about a tenth of it for n = 32, since the information is that of normals, and less for wider networks."""
-
-
-class Exact(NamedTuple):
-    """Log posterior density under the exact law, its gradient and its information."""
-
-    density: float
-    score: np.ndarray
-    information: np.ndarray
 
 
 def shift_to_exact_mode(
@@ -67,11 +58,11 @@ def shift_to_exact_mode(
     # The priors' score at the statistics' mode is minus the statistics' score there.
     of_priors = -np.asarray(_score(architecture, statistics.pooled(), u), np.float64)
 
-    def exact(shift: np.ndarray) -> Exact:
+    def exact(shift: np.ndarray) -> Scores:
         law = law_at(architecture, u + shift, widths=widths)
         bent = curvature @ shift
-        priors = Exact(float((of_priors - bent / 2) @ shift), of_priors - bent, curvature)
-        return added(priors, path.reduced(partial(_summed, law=law), added, name="exact"))
+        priors = Scores(float((of_priors - bent / 2) @ shift), of_priors - bent, curvature)
+        return added(priors, path.reduced(partial(scores_of, law=law), added, name="exact"))
 
     shift = np.zeros_like(u) if start is None else start
     step, here = np.zeros_like(u), exact(shift)
@@ -93,15 +84,6 @@ def shift_to_exact_mode(
             there = exact(shift + step)
         shift, here = shift + step, there
     return shift
-
-
-def _summed(path: Path, *, law: LawAt) -> Exact:
-    """The log density of a path, its score and its information."""
-    density, score, information = 0.0, np.zeros_like(law.u), np.zeros((len(law.u), len(law.u)))
-    for here in innovations(path, law):
-        density -= np.sum(here.y**2 / 2 + np.log(here.sd))
-        score, information = score + here.score.sum(axis=0), information + here.information
-    return Exact(float(density), score, information)
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)

@@ -1,47 +1,31 @@
 """Fit a model to data."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import jax
 import jax.random as jr
 import numpy as np
 import xarray as xr
 from arviz_base import dict_to_dataset
-from jaxtyping import Float, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
 from sdeinfer._arguments import checked
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
-from sdeinfer.infer._background import background_threads, compile_ahead
 from sdeinfer.infer._chains import Draws
-from sdeinfer.infer._densities import (
-    adjustment_of,
-    attributes_of_adjustment,
-    densities_of_data,
-    log_densities,
-    prior_draws,
-)
+from sdeinfer.infer._densities import adjustment_of, attributes_of_adjustment, densities_of_data, log_densities
 from sdeinfer.infer._groups import Labels
-from sdeinfer.infer._latent import draw_latent, given_latent
-from sdeinfer.infer._metropolis import Metropolis
-from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._precision import in_enough_precision
-from sdeinfer.infer._predictive import labelled, predict, predict_in, predicted_draws
-from sdeinfer.infer._prepare import prepare_for, prepare_networks
+from sdeinfer.infer._predictive import labelled, predict, predicted_draws
+from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
-from sdeinfer.infer._survey import attributes_of_chunks, examined
-from sdeinfer.infer._tree import attributes_of, fixed_by_program, groups_of_data, layers_group
+from sdeinfer.infer._tree import attributes_of, attributes_of_draws, groups_of_data, layers_group
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
-    EveryLayer,
-    Groups,
-    LatentLayers,
     Transitions,
     as_model,
     checked_priors,
@@ -116,75 +100,68 @@ def fit(
     """
     model = as_model(model)
     require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, predictions=predictions)
-    if sampler is None:
-        kind_of_sampler = Metropolis if isinstance(model, LatentLayers) else NUTS
-        sampler = kind_of_sampler(chains=chains, draws=draws, warmup=warmup)
-    settings = {"architecture": architecture, "prior": prior, "predictions": predictions, "progress": progress}
-    first = {"largest_logit": largest_logit, "leave_out_damaged": leave_out_damaged, **settings}
-    if law != "both":
-        return _fit(model, data, sampler, law=law, **first, key=key)[0]
-    tree, used = _fit(model, data, sampler, law="finite-width", **first, key=key)
-    by_limit, _ = _fit(model, used, sampler, law="limit", largest_logit=math.inf, **settings, key=key)
-    tree[LIMIT_POSTERIOR] = by_limit["posterior"]
+    data, problem = assume(model, data, architecture, law, prior)
+    data = problem.examined(data, leave_out_damaged=leave_out_damaged)
+    phase("finding the range of the law")
+    data, pilot = range_to_fit(problem, data, largest_logit)
+    sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
+    tree = _fitted(problem, data, sampler, predictions=predictions, progress=progress, key=key)
+    kept = tree["observed_data"].sizes["network"]
+    tree.attrs = attributes_of(problem, data, largest_logit=largest_logit, kept=kept) | pilot | tree.attrs
+    if law == "both":
+        of_limit = problem.by_limit()
+        prepared = of_limit.prepare(data)
+        limit = sampler.sample(model, prepared.joint, each=prepared.each, progress=progress, key=_keys(key)[0])
+        tree[LIMIT_POSTERIOR] = Labels.of(of_limit, prepared.each, prepared.kept).of_draws(limit.samples)
     return tree
 
 
-def _fit(
-    model: AbstractModel,
+def _fitted(
+    problem: AbstractProblem,
     data: xr.Dataset,
     sampler: AbstractSampler,
     *,
-    architecture: Any,
-    law: Law,
-    prior: Mapping[str, Any] | None,
-    largest_logit: float,
-    leave_out_damaged: bool = False,
     predictions: int,
     progress: bool,
     key: PRNGKeyArray,
-) -> tuple[xr.DataTree, xr.Dataset]:
-    """A fit by one law, and the data with the transitions that it used."""
-    keys = [jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32)]
-    data, assumptions, kind = assume(model, data, architecture, law, prior)
-    data = examined(model, data, assumptions, kind, leave_out_damaged=leave_out_damaged)
-    with background_threads() as background:
-        compile_ahead(background, model, data, assumptions, sampler)
-        phase("finding the range of the law")
-        data, pilot = range_to_fit(model, data, assumptions, largest_logit)
-        phase("preparing the data")
-        prepared = prepare_networks(model, data, assumptions)
-        before, layers = _sample_prior(model, prepared.each, sampler.draws, keys[1])
+) -> xr.DataTree:
+    """The groups of a fit of the used transitions, and the attributes that come from the draws."""
+    keys, model, kind = _keys(key), problem.model, problem.kind
+    phase("preparing the data")
+    prepared = problem.prepare(data)
+    each, kept = prepared.each, prepared.kept
+    phase("compiling the sampler")
+    draws = sampler.sample(model, prepared.joint, each=each, progress=progress, key=keys[0])
+    phase("predicting")
+    before, layers_before = problem.prior(each, draws=sampler.draws, key=keys[1])
+    labels = Labels.of(problem, each, kept)
+    groups = {
+        "posterior": labels.of_draws(draws.samples),
+        "sample_stats": dict_to_dataset(draws.statistics),
+        **_likelihoods(model, draws, each, labels),
+        "log_prior": labels.of_densities(draws.log_prior),
+        "prior": labels.of_draws({name: value[None] for name, value in before.items()}),
+        **groups_of_data(kept),
+    }
+    if kind is not None and draws.layers is not None and layers_before is not None:
         before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
-        # The prior predictions compile and run while NUTS compiles.
-        replicated = None
-        if kind is not None and layers is not None:
-            x64 = jax.config.jax_enable_x64
-            replicated = background.submit(predict_in, x64, layers[before_at], prepared.kept, kind, keys[2])
-        phase("compiling the sampler")
-        draws = sampler.sample(model, prepared.joint, each=prepared.each, progress=progress, key=keys[0])
-        phase("predicting")
-        labels = Labels.of(model, prepared.each, prepared.kept)
-        groups = {
-            "posterior": labels.of_draws(draws.samples),
-            "sample_stats": dict_to_dataset(draws.statistics),
-            **_likelihoods(model, draws, prepared.each, labels),
-            "log_prior": labels.of_densities(draws.log_prior),
-            "prior": labels.of_draws({name: value[None] for name, value in before.items()}),
-        }
-        if replicated is not None:
-            groups["prior_predictive"] = labelled(replicated.result(), 1, before_at)
-    if kind is not None and draws.layers is not None:
-        layers = _of_networks(model, prepared.each, draws.layers)
-        chosen = layers[:, after_at].reshape(-1, *layers.shape[2:])
-        after = predict(chosen, prepared.kept, architecture=kind, key=keys[3])
-        groups["posterior_predictive"] = labelled(after, sampler.chains, after_at)
-        groups["layers"] = layers_group(kind, layers.mean(axis=(0, 1)), prepared.kept)
-    tree = xr.DataTree.from_dict(groups | groups_of_data(prepared.kept))
-    sampled = [name for name in draws.log_prior if labels.of_all(name)]
-    tree.attrs = attributes_of(model, data, assumptions, kind, sampled, largest_logit=largest_logit) | pilot
-    tree.attrs |= attributes_of_chunks(data, prepared.kept) | attributes_of_adjustment(prepared.each)
-    tree.attrs |= fixed_by_program(model, kind, draws.layers, {name: draws.samples[name] for name in sampled})
-    return tree, data
+        layers = problem.of_networks(each, draws.layers)
+        for group, own, at, own_key in (
+            ("prior_predictive", problem.of_networks(each, layers_before)[None], before_at, keys[2]),
+            ("posterior_predictive", layers, after_at, keys[3]),
+        ):
+            chosen = own[:, at].reshape(-1, *own.shape[2:])
+            groups[group] = labelled(predict(chosen, kept, architecture=kind, key=own_key), len(own), at)
+        groups["layers"] = layers_group(kind, layers.mean(axis=(0, 1)), kept)
+    tree = xr.DataTree.from_dict(groups)
+    sampled = {name: draws.samples[name] for name in draws.log_prior if labels.of_all(name)}
+    tree.attrs = attributes_of_draws(problem, draws.layers, sampled) | attributes_of_adjustment(each)
+    return tree
+
+
+def _keys(key: PRNGKeyArray) -> list[PRNGKeyArray]:
+    """Keys of the sampler, of the prior's draws, and of the predictions before and after the data."""
+    return [jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32)]
 
 
 @checked
@@ -213,16 +190,15 @@ def prepare(
         largest_logit: as in `fit`.
 
     Returns:
-        The program's argument: a `PathStatistics`, a `GroupedStatistics`, or `Bridges`.
+        The program's argument: `PathStatistics` or `Bridges`.
 
     Raises:
         InputError: as in `fit`.
     """
     require_settings(law, ("finite-width", "limit"))
-    model = as_model(model)
-    data, assumptions, kind = assume(model, data, architecture, law, prior)
-    data, _ = range_to_fit(model, examined(model, data, assumptions, kind), assumptions, largest_logit)
-    return prepare_for(model, data, assumptions)
+    data, problem = assume(as_model(model), data, architecture, law, prior)
+    data, _ = range_to_fit(problem, problem.examined(data), largest_logit)
+    return problem.prepare(data).joint
 
 
 @checked
@@ -253,26 +229,6 @@ def transitions(
         return transitions_of(data, Assumptions(law=law))
     kind = architecture_of(data, architecture)
     return transitions_of(masked(data, kind, law), Assumptions(kind, law, checked_priors(prior, kind)))
-
-
-def _sample_prior(
-    model: AbstractModel, prepared: PyTree, draws: int, key: PRNGKeyArray
-) -> tuple[dict[str, Any], Float[np.ndarray, "draws *networks coordinates"] | None]:
-    """Prior draws of the unobserved sites except latent layers; and the coordinates of every network's layer."""
-    pooled = model.pool(prepared)
-    latent = draw_latent(model, pooled, key) if isinstance(model, LatentLayers) else None
-    sites, layers = prior_draws(given_latent(model), pooled, latent, draws=draws, key=key)
-    if layers is None and isinstance(model, EveryLayer):
-        return sites, None
-    if layers is None:
-        coordinates = prepared.assumptions.kind.coordinates
-        layers = np.moveaxis(coordinates.unconstrained({name: sites[name] for name in coordinates.declared}), 0, -1)
-    return sites, _of_networks(model, prepared, layers)
-
-
-def _of_networks(model: AbstractModel, prepared: PyTree, layers: np.ndarray) -> np.ndarray:
-    """Layers of every network, shape (..., networks, coordinates), from the layers of pooled groups."""
-    return layers[..., np.asarray(prepared.path.width), :] if isinstance(model, Groups) else layers
 
 
 def _likelihoods(model: AbstractModel, result: Draws, prepared: PyTree, labels: Labels) -> dict[str, xr.Dataset]:

@@ -12,8 +12,10 @@ from arviz_base import dict_to_dataset
 from jaxtyping import ArrayLike, PyTree
 from numpyro import handlers
 
-from sdeinfer.infer._densities import HANDLERS
-from sdeinfer.likelihood import PATH, AbstractModel, Groups, LatentLayers, observes_path
+from sdeinfer.infer._bridged import Latent
+from sdeinfer.infer._grouped import Grouped
+from sdeinfer.infer._problem import AbstractProblem
+from sdeinfer.likelihood import PATH, observes_path
 from sdeinfer.observation import groups_of
 
 NETWORK, GROUP = "network", "group"
@@ -39,23 +41,23 @@ class Labels(NamedTuple):
     coords: Mapping[Hashable, np.ndarray]
 
     @classmethod
-    def of(cls, model: AbstractModel, prepared: PyTree, data: xr.Dataset) -> "Labels":
+    def of(cls, problem: AbstractProblem, prepared: PyTree, data: xr.Dataset) -> "Labels":
         """The labels of a model's sites, from a trace of its program on its data."""
         coords: dict[Hashable, np.ndarray] = {NETWORK: data[NETWORK].values}
-        if isinstance(model, LatentLayers):
+        if isinstance(problem, Latent):
             return cls({}, {PATH: [NETWORK]}, [PATH], coords)
-        if isinstance(model, Groups):
+        if isinstance(problem, Grouped):
             coords[GROUP] = np.asarray(groups_of(data).labels)
         values: Axes = {}
         densities: Axes = {}
         paths: list[str] = []
 
         def run(prepared: PyTree) -> None:
-            trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(prepared)
+            trace = handlers.trace(handlers.seed(problem.model, jr.key(0))).get_trace(prepared)
             paths.extend(name for name, site in trace.items() if observes_path(site))
             around = [frame.name for name in paths for frame in trace[name]["cond_indep_stack"]]
             plates = dict.fromkeys(around or [NETWORK], NETWORK)
-            plates |= {GROUP: GROUP} if isinstance(model, Groups) else {}
+            plates |= {GROUP: GROUP} if isinstance(problem, Grouped) else {}
             for name, site in trace.items():
                 if site["type"] in ("sample", "deterministic"):
                     whole = jnp.shape(site["value"])
@@ -68,8 +70,7 @@ class Labels(NamedTuple):
                     values[name] = axes[: len(whole)]
                     densities[name] = [NETWORK] if name in paths else axes[: len(batch)]
 
-        with HANDLERS:
-            jax.eval_shape(run, prepared)
+        jax.eval_shape(run, prepared)
         return cls(values, densities, paths, coords)
 
     def of_all(self, name: str) -> bool:

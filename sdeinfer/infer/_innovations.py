@@ -101,6 +101,29 @@ def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
     yield from path.over_blocks(lambda block: innovations_of(path, block, path.terms(block), law))
 
 
+class Scores(NamedTuple):
+    """Sums over transitions by the law of independent normals.
+
+    Attributes:
+        density: log density, up to a constant.
+        score: its gradient, shape (parameters,).
+        information: Fisher information, shape (parameters, parameters).
+    """
+
+    density: float
+    score: np.ndarray
+    information: np.ndarray
+
+
+def scores_of(path: Path, law: LawAt) -> Scores:
+    """The log density of a path, its score and its information."""
+    density, score, information = 0.0, np.zeros_like(law.u), np.zeros((len(law.u), len(law.u)))
+    for here in innovations(path, law):
+        density -= np.sum(here.y**2 / 2 + np.log(here.sd))
+        score, information = score + here.score.sum(axis=0), information + here.information
+    return Scores(float(density), score, information)
+
+
 def innovations_of(path: Path, block: np.ndarray, terms: Terms, law: LawAt) -> Innovations:
     """The innovations of some transitions of a path, from their indices and terms."""
     # Networks of one width share one row of moments.

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._latent import draw_latent, log_prior, log_priors, log_weights, sites_at
-from sdeinfer.infer._mode import latent_mode
+from sdeinfer.infer._latent_mode import latent_mode
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel, LatentLayers
 

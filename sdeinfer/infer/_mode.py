@@ -1,29 +1,24 @@
 """The mode of a posterior, its potential and its gradient."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 
 # NumPyro must be imported before its subpackages, see `sdeinfer.likelihood`.
 import numpyro as numpyro
-from jaxtyping import Array, Float, Key, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PyTree
 from numpyro.infer.util import potential_energy
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer._progress import phase
-from sdeinfer.infer._densities import HANDLERS, latent_structure
-from sdeinfer.infer._latent import draw_latent, given_latent, log_prior, log_weights
-from sdeinfer.likelihood import AbstractModel, EveryLayer, LatentLayers, PathStatistics, layer_of, no_adjustment
+from sdeinfer.infer._densities import latent_structure
+from sdeinfer.likelihood import AbstractModel, PathStatistics
 from sdeinfer.parameters import TAU0
 
 LARGEST_COORDINATE = 8.0
@@ -32,18 +27,11 @@ LARGEST_COORDINATE = 8.0
 NEWTON_STEPS, CLOSE = 8, 1e-3
 """Largest number of Newton steps, and the length in posterior standard deviations below which the mode is reached."""
 
-SETS = 8
-"""Number of draws of the innovations over which each bridge's likelihood is averaged. Given a single draw the latent
-layers are fixed, and the mode is that of a much narrower posterior, anywhere in the support of the actual one."""
-
 DIFFERENCES = {4: 1e-2, 8: 1e-5}
 """Step in the unconstrained parameters for finite differences, by the item size in bytes."""
 
 LEAST_CURVATURE = 0.05
 """Least curvature of the priors: in their tails a log density may be straight, or convex."""
-
-NO_DENSITY = 1e10
-"""Finite substitute for an infinite potential, whose differences would not be finite."""
 
 
 class Mode(NamedTuple):
@@ -94,13 +82,13 @@ def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None
     """
     structure = latent_structure(model, prepared)
     sites, shapes = tuple(structure), tuple(leaf.shape for leaf in structure.values())
-    prepared, dtype = jax.device_put(as_adjusted(model, prepared)), jnp.result_type(float)
+    prepared, dtype = jax.device_put(prepared), jnp.result_type(float)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = potential_and_slope(model, prepared, by_site(sites, shapes, np.asarray(x, dtype)))
         return float(value), np.concatenate([np.ravel(slope[site]) for site in sites]).astype(np.float64)
 
-    return _found(objective, sites, start, shapes=shapes)
+    return found_from(objective, sites, start, shapes=shapes)
 
 
 def curvature_of_priors(
@@ -110,10 +98,9 @@ def curvature_of_priors(
 
     Arguments:
         model: the model.
-        prepared: pooled statistics of the model, with an adjustment or such that `as_adjusted` adds one.
+        prepared: pooled statistics of the model, with an adjustment.
         mode: a mode of the posterior.
     """
-    prepared = as_adjusted(model, prepared)
     assert prepared.adjustment is not None
     prepared = jax.device_put(dataclasses.replace(prepared, adjustment=prepared.adjustment.of_priors()))
     dtype = jnp.result_type(float)
@@ -128,40 +115,7 @@ def curvature_of_priors(
     return (axes * np.maximum(values, LEAST_CURVATURE)) @ axes.T
 
 
-def latent_mode(
-    model: LatentLayers, prepared: PyTree, chosen: np.ndarray, *, start: Mode | None = None, key: PRNGKeyArray
-) -> Mode:
-    """The mode of a posterior with latent layers, whose likelihood is averaged over `SETS` draws of the innovations.
-
-    Arguments:
-        model: the model.
-        prepared: data of the model.
-        chosen: mask of the bridges in the likelihood, shape (bridges,).
-        start: as in `posterior_mode`.
-        key: PRNG key of the draws.
-    """
-    keys = jr.split(key, SETS)
-    if start is None:
-        sites = tuple(latent_structure(given_latent(model), prepared, draw_latent(model, prepared, key)))
-    else:
-        sites = start.sites
-
-    def potential(x: np.ndarray) -> float:
-        return float(_potential_of_chosen(model, prepared, keys, jnp.asarray(chosen), sites, jnp.asarray(x)))
-
-    evaluations = itertools.count(1)
-
-    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        phase(f"searching for the mode, evaluation {next(evaluations)}")
-        # An automatic gradient takes six times longer to evaluate and ten times longer to compile.
-        slope = [potential(x + step) - potential(x - step) for step in difference * np.eye(len(x))]
-        return potential(x), np.array(slope) / (2 * difference)
-
-    difference = DIFFERENCES[jnp.asarray(1.0).dtype.itemsize]
-    return _found(objective, sites, start, curvature_step=10 * difference, polished=False)
-
-
-def _found(
+def found_from(
     objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
     sites: tuple[str, ...],
     start: Mode | None,
@@ -223,36 +177,19 @@ def _starts(sites: Sequence[str]) -> list[np.ndarray]:
     return [log_tau0 * temperatures for log_tau0 in (-1.5, 0.0, 1.5)]
 
 
-def as_adjusted(model: AbstractModel, prepared: PyTree) -> PyTree:
-    """Add the identity adjustment where one will follow, so that one program serves the mode before and after it."""
-    if not isinstance(prepared, PathStatistics) or prepared.adjustment is not None:
-        return prepared
-    if prepared.assumptions.law == "limit" or not isinstance(model, EveryLayer):
-        return prepared
-    if not model.makes_layers:
-        count, own = len(prepared.assumptions.kind.coordinates), False
-    else:
-        layer = layer_of(model, prepared)
-        if layer is None:
-            return prepared
-        count, own = len(layer.coordinates), model.has_own_layers(prepared)
-    return dataclasses.replace(prepared, adjustment=no_adjustment(count, len(prepared.widths) if own else None))
-
-
 @partial(jax.jit, static_argnums=0)
 def potential(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> Float[Array, ""]:
     """−log posterior density at unconstrained parameters by site name, up to a constant.
 
     It is jitted so that it is traced once for all programs that call it.
     """
-    with HANDLERS:
-        return jnp.asarray(potential_energy(model, (prepared,), {}, z))
+    return jnp.asarray(potential_energy(model, (prepared,), {}, z))
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def potential_and_slope(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     """The potential and its gradient in the unconstrained parameters."""
-    return _traced_once(model, prepared, z)
+    return _value_and_slope(model, prepared, z)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -266,36 +203,9 @@ def _pulled_back(model: AbstractModel, slope: dict[str, Array], change: Array) -
     return None, {name: change * along for name, along in slope.items()}
 
 
-def _traced_once(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-    # Two threads compile the mode search and the sampler; the lock lets the second reuse the trace of the first.
-    with HANDLERS:
-        return _value_and_slope(model, prepared, z)
-
-
-sampled_potential.defvjp(_traced_once, _pulled_back)
-
-
 @partial(jax.jit, static_argnums=0)
 def _value_and_slope(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     return jax.value_and_grad(lambda z: potential(model, prepared, z))(z)
 
 
-@eqx.filter_jit
-def _potential_of_chosen(
-    model: LatentLayers,
-    prepared: PyTree,
-    keys: Key[Array, " sets"],
-    chosen: Array,
-    sites: tuple[str, ...],
-    x: Float[Array, " sites"],
-) -> Array:
-    z = dict(zip(sites, x, strict=True))
-
-    def weights(key: PRNGKeyArray) -> Array:
-        weight = log_weights(model, prepared, z, draw_latent(model, prepared, key))
-        return jnp.where(jnp.isnan(weight), -jnp.inf, weight)
-
-    of_bridges = jax.nn.logsumexp(jax.lax.map(weights, keys), axis=0)
-    prior = log_prior(model, prepared, z, draw_latent(model, prepared, keys[0]))
-    density = prior + jnp.sum(jnp.where(chosen, of_bridges, 0.0))
-    return jnp.where(jnp.isfinite(density), -density, NO_DENSITY)
+sampled_potential.defvjp(_value_and_slope, _pulled_back)

@@ -4,9 +4,8 @@ Programs are compiled once per process, model and shape of the pooled data.
 """
 
 import math
-from typing import Any, NamedTuple
+from functools import partial
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -15,8 +14,8 @@ from arviz_stats.base.array import array_stats
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._densities import sites_and_layers
-from sdeinfer.infer._mode import posterior_mode, potential
+from sdeinfer.infer._densities import constrained_sites
+from sdeinfer.infer._mode import Mode, potential
 from sdeinfer.likelihood import AbstractModel
 
 FEWEST = 100
@@ -24,43 +23,6 @@ FEWEST = 100
 
 BATCH = 250
 """Number of draws evaluated at a time."""
-
-
-class Normal(NamedTuple):
-    """A normal law of the unconstrained parameters.
-
-    Attributes:
-        sites: names of the latent sites, all scalar.
-        mean: mean, shape (sites,).
-        scale: lower triangular L of the covariance L Lᵀ, shape (sites, sites).
-    """
-
-    sites: tuple[str, ...]
-    mean: Float[Array, " sites"]
-    scale: Float[Array, "sites sites"]
-
-
-def laplace(model: AbstractModel, prepared: PyTree) -> Normal:
-    """The normal law with the mode and the curvature of the posterior.
-
-    The curvature is from finite differences, which need no further compilation; a Hessian by automatic differentiation
-    agrees to 1e-5 and takes longer to compile than everything else.
-
-    Arguments:
-        model: the model.
-        prepared: pooled data of the model.
-
-    Raises:
-        InputError: if the posterior is not concave at its mode.
-    """
-    mode = posterior_mode(model, prepared)
-    try:
-        scale = np.linalg.cholesky(np.linalg.inv(mode.curvature))
-    except np.linalg.LinAlgError as error:
-        raise InputError(
-            "covariance: the posterior is not concave at its mode, so no normal law is near it; use fit"
-        ) from error
-    return Normal(mode.sites, jnp.asarray(mode.x), jnp.asarray(scale))
 
 
 def pareto_k(log_weights: Float[np.ndarray, " draws"]) -> float:
@@ -82,33 +44,41 @@ def pareto_k(log_weights: Float[np.ndarray, " draws"]) -> float:
 
 
 def draw(
-    model: AbstractModel, prepared: PyTree, normal: Normal, *, draws: int, key: PRNGKeyArray
-) -> tuple[dict[str, Array], Float[Array, "draws *networks coordinates"] | None, Float[Array, " draws"]]:
-    """Draw from a normal law.
+    model: AbstractModel, prepared: PyTree, mode: Mode, *, draws: int, key: PRNGKeyArray
+) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "draws *networks coordinates"] | None, Float[np.ndarray, " draws"]]:
+    """Draw from the normal law of a mode.
 
     Arguments:
         model: the model.
         prepared: pooled data of the model.
-        normal: the normal law.
+        mode: the mode of the posterior.
         draws: number of draws.
         key: PRNG key.
 
     Returns:
         Values of the latent and deterministic sites; the coordinates of the layer, None without a single layer; and the
         log ratio of the posterior density to the normal density, up to a constant.
+
+    Raises:
+        InputError: if the posterior is not concave at its mode.
     """
-    standard = jr.normal(key, (draws, len(normal.sites)), normal.mean.dtype)
-    return _at(model, prepared, *normal, standard)
+    try:
+        # The curvature is from finite differences, which need no further compilation; a Hessian by automatic
+        # differentiation agrees to 1e-5.
+        scale = np.linalg.cholesky(np.linalg.inv(mode.curvature))
+    except np.linalg.LinAlgError as error:
+        raise InputError(
+            "covariance: the posterior is not concave at its mode, so no normal law is near it; use fit"
+        ) from error
+    dtype = jnp.result_type(float)
+    standard = np.asarray(jr.normal(key, (draws, len(mode.x)), dtype))
+    z = mode.by_site(np.asarray(mode.x + standard @ scale.T, dtype))
+    sites, layers = constrained_sites(model, prepared, {name: value[None] for name, value in z.items()})
+    target = np.asarray(_potentials(model, prepared, z))
+    samples = {name: value[0] for name, value in sites.items()}
+    return samples, None if layers is None else layers[0], (standard**2).sum(axis=1) / 2 - target
 
 
-@eqx.filter_jit
-def _at(
-    model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], mean: Array, scale: Array, standard: Array
-) -> tuple[dict[str, Array], Array | None, Array]:
-    def evaluate(z: Array) -> tuple[dict[str, Any], Array | None, Array]:
-        x = mean + scale @ z
-        named = dict(zip(sites, x, strict=True))
-        values, layers = sites_and_layers(model, prepared, named)
-        return values, layers, jnp.sum(z**2) / 2 - potential(model, prepared, named)
-
-    return jax.lax.map(evaluate, standard, batch_size=BATCH)
+@partial(jax.jit, static_argnums=0)
+def _potentials(model: AbstractModel, prepared: PyTree, z: dict[str, Array]) -> Float[Array, " draws"]:
+    return jax.lax.map(lambda z: potential(model, prepared, z), z, batch_size=BATCH)

@@ -6,25 +6,20 @@ networks are computed afterwards for the kept draws.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpyro import infer
 from numpyro.infer.util import ParamInfo
 
-from sdeinfer.covariance import Pattern
-from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
-from sdeinfer.infer._mode import as_adjusted, potential_and_slope
-from sdeinfer.infer._samplers import AbstractMarkovChain, Posterior, advance_compiled
-from sdeinfer.infer._whitening import no_whitening
-from sdeinfer.likelihood import AbstractModel, Assumptions, blank_statistics
+from sdeinfer.infer._densities import latent_structure
+from sdeinfer.infer._mode import potential_and_slope
+from sdeinfer.infer._samplers import AbstractMarkovChain, Posterior
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,31 +109,3 @@ class NUTS(AbstractMarkovChain):
 def _identity(mass: np.ndarray) -> np.ndarray:
     """The identity of a dense block's shape (k, k), or of a diagonal's (k,)."""
     return np.eye(len(mass), dtype=mass.dtype) if mass.ndim == 2 else np.ones_like(mass)
-
-
-@functools.cache
-def compile_nuts(
-    sampler: NUTS,
-    model: AbstractModel,
-    assumptions: Assumptions,
-    *,
-    tokens: int,
-    widths: int,
-    pattern: Pattern,
-    x64: bool,
-) -> None:
-    """Compile the programs that sample full paths and evaluate the draws, on blank data, once per process.
-
-    `fit` calls this in a thread while it prepares the data. If the data need a different number of nodes, the programs
-    are compiled again.
-    """
-    # `jax.enable_x64` is thread-local.
-    with jax.enable_x64(x64):
-        blank = as_adjusted(model, blank_statistics(tokens, widths, pattern=pattern, assumptions=assumptions))
-        zero = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in latent_structure(model, blank).items()}
-        posterior = Posterior(model, blank, no_whitening(len(zero)))
-        start = ParamInfo(zero, np.zeros((), jnp.result_type(float)), zero)
-        (state,) = sampler.states_at(posterior, [np.zeros(4, np.uint32)], [start])
-        jax.block_until_ready(advance_compiled(sampler, posterior, state, np.asarray(0)))
-        sites, _ = constrained_sites(model, blank, {name: value[None, None] for name, value in zero.items()})
-        log_densities(model, blank, sites)

@@ -9,60 +9,25 @@ from jaxtyping import Bool, UInt64
 
 from sdeinfer._files import InputError
 from sdeinfer._map_reduce import map_chunks
-from sdeinfer._progress import phase
 from sdeinfer.covariance import Pattern, singular
-from sdeinfer.infer._measures import Measures, measures_of, names_of, with_measures
-from sdeinfer.infer._reduce import form_of
-from sdeinfer.layers import Architecture
+from sdeinfer.infer._measures import Measures, measures_of, with_measures
 from sdeinfer.likelihood import (
     LARGEST,
     SINGULAR,
     USED,
-    AbstractModel,
-    Assumptions,
-    EveryLayer,
     gathered_networks,
     largest_variances,
     repeated_once,
     used_of,
     with_used,
 )
-from sdeinfer.observation import Chunk, chunks_of, in_chunks, last_marks, refuse, require_different
+from sdeinfer.observation import Chunk, chunks_of, last_marks, refuse, require_different
 
 KEPT, KEPT_BYTES = 256, 2**27
 """Largest number of networks, and of bytes, that a posterior of data in chunks keeps, for predictions and checks."""
 
 DAMAGED = "damaged_networks"
 """Attribute of a posterior: the number of networks that were damaged and left out."""
-
-
-def examined(
-    model: AbstractModel,
-    data: xr.Dataset,
-    assumptions: Assumptions,
-    kind: Architecture | None,
-    *,
-    leave_out_damaged: bool = False,
-) -> xr.Dataset:
-    """Data in chunks after a first pass over them; data in memory unchanged, which `assume` has validated.
-
-    Raises:
-        InputError: for data in chunks unless the model is one of a single layer for networks observed at every layer;
-            and as `survey`.
-    """
-    if not in_chunks(data):
-        if leave_out_damaged:
-            raise InputError("leave_out_damaged: is for data in chunks (Dask), as of xarray.open_zarr")
-        return data
-    phase("examining the data")
-    what = "data in chunks (Dask) are for"
-    if not isinstance(model, EveryLayer):
-        raise InputError(f"model: {what} models.full_path; load the data, as data.load()")
-    if not form_of(model, data.sizes["network"], data.sizes["token_a"], assumptions).pooled:
-        raise InputError(f"model: {what} one layer for all networks, which {model.name} has not; load the data")
-    if (np.diff(data["layer"].values) != 1).any():
-        raise InputError(f"layer: {what} networks of which every layer was observed; load the data")
-    return survey(data, names_of(kind), leave_out_damaged=leave_out_damaged)
 
 
 def survey(data: xr.Dataset, names: set[str], *, leave_out_damaged: bool) -> xr.Dataset:
@@ -81,7 +46,8 @@ def survey(data: xr.Dataset, names: set[str], *, leave_out_damaged: bool) -> xr.
         InputError: for damaged networks, unless they are left out, and for a network that was recorded twice.
     """
     function = partial(_survey, pattern=Pattern.in_attributes(data.attrs), names=names)
-    found = map_chunks(function, [_Labelled(chunk, data) for chunk in chunks_of(data)], name="survey")
+    labelled = [_Labelled(chunk, data) for chunk in chunks_of(data)]
+    found = map_chunks(function, labelled, name="survey")
     if not leave_out_damaged:
         refuse([fault for each in found for fault in each.faults])
     damaged, marks = (np.concatenate([getattr(each, name) for each in found]) for name in ("damaged", "marks"))
@@ -102,15 +68,6 @@ def kept_networks(data: xr.Dataset) -> xr.Dataset:
     V = gathered_networks(tuple(chunks_of(data)), chosen, None)
     kept = data.drop_vars("covariance").isel(network=chosen)
     return kept.assign(covariance=(data["covariance"].dims, V))[["covariance", USED]]
-
-
-def attributes_of_chunks(data: xr.Dataset, kept: xr.Dataset) -> dict[str, int | str]:
-    """Attributes of the posterior of data in chunks: how many networks and transitions there are, and where."""
-    if not in_chunks(data):
-        return {}
-    counts = {"networks": data.sizes["network"], "used_transitions": int(np.count_nonzero(used_of(data)))}
-    source = {"source": str(data.encoding["source"])} if "source" in data.encoding else {}
-    return {**counts, "kept_networks": kept.sizes["network"], **source}
 
 
 class Surveyed(NamedTuple):

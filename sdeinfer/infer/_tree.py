@@ -2,15 +2,18 @@
 
 import datetime
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
+from sdeinfer.infer._bridged import Latent
+from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.layers import SIZES, Architecture
-from sdeinfer.likelihood import USED, AbstractModel, Assumptions, EveryLayer, LatentLayers, used_of
+from sdeinfer.likelihood import USED, used_of
+from sdeinfer.observation import in_chunks
 
 
 def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
@@ -36,70 +39,67 @@ def layers_group(
     )
 
 
-def makes_layers(model: AbstractModel) -> bool:
-    """Whether a model is a program of a user."""
-    return isinstance(model, EveryLayer) and model.makes_layers
-
-
-def fixed_by_program(
-    model: AbstractModel,
-    kind: Architecture | None,
+def attributes_of_draws(
+    problem: AbstractProblem,
     layers: Float[np.ndarray, "*draws coordinates"] | None,
     samples: Mapping[str, np.ndarray],
-) -> dict[str, float]:
-    """Attributes with the coordinates that a program gives one value for all, as those of a conditioned model.
+) -> dict[str, Any]:
+    """Attributes with the names of the parameters that are sampled, and the values of those that a program fixes.
+
+    The latter are coordinates with one value for all, as those of a conditioned model.
 
     Arguments:
-        model: the model.
-        kind: the kind of layer.
+        problem: the problem.
         layers: draws of the coordinates of the layers.
-        samples: draws of the sampled sites; if one of them does not vary, nothing is taken for fixed.
+        samples: draws of the sampled sites that are no parameters of each network or group; if one of them does not
+            vary, nothing is taken for fixed.
     """
-    if not makes_layers(model) or kind is None or layers is None or any(np.ptp(x) == 0 for x in samples.values()):
-        return {}
-    values = {name: layers[..., place] for place, name in enumerate(kind.coordinates.sampled)}
-    return {
-        f"fixed_{name}": float(kind.coordinates.sampled[name].from_real(u.flat[0]))
-        for name, u in values.items()
-        if np.ptp(u) == 0 and name not in samples
-    }
+    known = problem.assumptions.architecture.coordinates if problem.assumptions.architecture else None
+    # A program may have further sites; those of the package's models are not public.
+    names = list(samples) if problem.by_user else () if known is None else known.identified
+    if known is not None:
+        names = [name for name in names if name not in known.sampled or name in known.identified]
+    found: dict[str, Any] = {"identified": " ".join(name for name in names if name in samples)}
+    if not problem.by_user or problem.kind is None or layers is None or any(np.ptp(x) == 0 for x in samples.values()):
+        return found
+    for place, (name, parameter) in enumerate(problem.kind.coordinates.sampled.items()):
+        if np.ptp(layers[..., place]) == 0 and name not in samples:
+            found[f"fixed_{name}"] = float(parameter.from_real(layers[..., place].flat[0]))
+    return found
 
 
 def attributes_of(
-    model: AbstractModel,
+    problem: AbstractProblem,
     data: xr.Dataset,
-    assumptions: Assumptions,
-    kind: Architecture | None,
-    sampled: Sequence[str],
     *,
     largest_logit: float,
+    kept: int | None = None,
 ) -> dict[str, Any]:
     """Attributes of a result: those of the data, the architecture, the model, its law and range, and the version.
 
     Arguments:
-        model: the model.
+        problem: the problem.
         data: the observed networks, with the transitions that were used.
-        assumptions: assumptions of the fit.
-        kind: the kind of layer; None for a program without a single one.
-        sampled: names of the sampled sites that are no parameters of each network or group.
         largest_logit: bound on the spread of the logits, see `in_range`.
+        kept: of data in chunks, the number of networks in the groups of the result.
     """
+    assumptions = problem.assumptions
     fixed = {f"fixed_{name}": value for name, value in assumptions.fixed.items()}
-    known = assumptions.architecture.coordinates if assumptions.architecture else None
-    # A program may have further sites; those of the package's models are not public.
-    coordinates = sampled if makes_layers(model) else () if known is None else known.identified
-    if known is not None:
-        coordinates = [name for name in coordinates if name not in known.sampled or name in known.identified]
     # The data may come from layers of other sizes than those that are fitted.
     own = {name: value for name, value in data.attrs.items() if name not in SIZES}
-    architecture = {"architecture": "none"} if kind is None else kind.attributes()
+    of_chunks: dict[str, Any] = {}
+    if in_chunks(data):
+        counts = {"networks": data.sizes["network"], "used_transitions": int(np.count_nonzero(used_of(data)))}
+        source = {"source": str(data.encoding["source"])} if "source" in data.encoding else {}
+        of_chunks = {**counts, "kept_networks": kept, **source}
+    architecture = {"architecture": "none"} if problem.kind is None else problem.kind.attributes()
     return {
         **own,
         **architecture,
         **fixed,
-        "model": model.name,
-        "identified": " ".join(name for name in coordinates if name in sampled),
-        "every_layer": float(not isinstance(model, LatentLayers)),
+        **of_chunks,
+        "model": problem.model.name,
+        "every_layer": float(not isinstance(problem, Latent)),
         "law": assumptions.law,
         "largest_logit": largest_logit,
         "left_out": float(1 - used_of(data).mean()),

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.infer._mode import posterior_mode
-from sdeinfer.likelihood import AbstractModel, EveryLayer, PathStatistics, layer_of
+from sdeinfer.likelihood import AbstractModel, EveryLayer, PathStatistics
 
 
 class Whitening(eqx.Module):
@@ -49,17 +49,13 @@ def whitening_of(model: AbstractModel, prepared: Any) -> Whitening | None:
     """The coordinates for pooled data; None unless the sufficient statistics are those of one layer."""
     if not isinstance(model, EveryLayer) or not isinstance(prepared, PathStatistics):
         return None
-    if model.makes_layers and (layer_of(model, prepared) is None or model.has_own_layers(prepared)):
+    form = model.form(prepared)
+    if form.kind is None or form.own or prepared.group is not None:
         return None
     mode = posterior_mode(model, prepared)
     order = _joined(mode.by_site(np.arange(len(mode.x), dtype=float)), 0).astype(int)
     scale = np.linalg.cholesky(mode.covariance[np.ix_(order, order)])
     return Whitening(*jax.device_put([np.asarray(x, jnp.result_type(float)) for x in (mode.x[order], scale)]))
-
-
-def no_whitening(values: int) -> Whitening:
-    """The unconstrained parameters themselves, for programs that are compiled before there are data."""
-    return Whitening(*jax.device_put([x.astype(jnp.result_type(float)) for x in (np.zeros(values), np.eye(values))]))
 
 
 def _joined(z: Mapping[str, Any], axes: int) -> Any:

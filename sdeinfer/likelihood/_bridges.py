@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from numpyro.distributions import Distribution, constraints
 
 from sdeinfer.covariance import square_of
-from sdeinfer.layers import ATTENTION_NEXT, FiniteWidth, Limit
+from sdeinfer.layers import ATTENTION_NEXT, AbstractLayer, Limit
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._bridge import Span, bridge, innovations_needed
 from sdeinfer.likelihood._layer_step import LayerLaw, power_of
@@ -105,30 +105,32 @@ class Bridged(Distribution):
     One batch element is one bridge.
 
     Attributes:
-        law: coefficients of the SDE; or those of one layer, with a leading axis of the bridges' `widths`.
-        bridges: the data.
+        layer: the layer.
+        bridges: the data, whose assumptions choose the law: one layer at each network's width to the next order in 1/n,
+            or the limit.
         innovations: standard normals, shape (bridges, latent, p).
         power: power p of the step of one layer, chosen by the skewness of the architecture.
     """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_data_fields = ("law", "bridges", "innovations")
+    pytree_data_fields = ("layer", "law", "bridges", "innovations")
     pytree_aux_fields = ("power",)
     support = constraints.independent(constraints.real, 2)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     def __init__(
         self,
-        law: Limit | FiniteWidth,
+        layer: AbstractLayer,
         bridges: Bridges,
         innovations: Float[Array, "bridges latent p"],
         *,
-        skewness: float,
         validate_args: bool | None = None,
     ):
-        self.law = law
+        self.layer = layer
+        limit = bridges.assumptions.law == "limit"
+        self.law = layer.limit() if limit else jax.vmap(layer.finite_width)(bridges.widths)
         self.bridges = bridges
         self.innovations = innovations
-        self.power = power_of(skewness)
+        self.power = power_of(layer.skewness)
         super().__init__((len(bridges),), bridges.end.shape[1:], validate_args=validate_args)
 
     def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " bridges"]:

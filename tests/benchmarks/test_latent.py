@@ -41,7 +41,7 @@ def test_ways_to_fit_every_eighth_layer():
     V0 = si.equicorrelated(tokens=3, correlation=0.2)
     data = si.sample_networks(truth, V0, width=256, depth=32, networks=4, observe_every=8, key=jr.key(1))
     latent, coarse, assumptions = si.models.thinned_path, si.models.full_path, Assumptions(kind, "limit")
-    bridges, steps = latent.reduce(data, assumptions), path_statistics(any_transitions(data), assumptions=assumptions)
+    bridges, steps = latent.bridges(data, assumptions), path_statistics(any_transitions(data), assumptions=assumptions)
     ways = {
         "Metropolis, bridges": lambda key: Metropolis(**SIZES).sample(latent, bridges, key=key).samples,
         "NUTS, bridges": lambda key: on_everything(latent, bridges, key),

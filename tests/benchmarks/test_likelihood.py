@@ -20,10 +20,9 @@ from numpyro.distributions import MultivariateNormal
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
-from sdeinfer.infer import NUTS, adjusted_statistics
-from sdeinfer.infer._prepare import prepare_for
+from sdeinfer.infer import NUTS, Networks
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Assumptions, FullPath, observed_path, path_statistics
+from sdeinfer.likelihood import Assumptions, FullPath, observed_path, path_layout, path_statistics
 from sdeinfer.observation import covariance_dataset
 from sdeinfer.terms import attention_drift, relu_drift
 
@@ -81,7 +80,9 @@ def test_gradient_of_the_finite_width_law(tokens, timed, bounded):
     data = simulated(tokens, NETWORKS, DEPTH)
     steps, costs = 64, []
     for law in ("limit", "finite-width"):
-        path = prepare_for(si.models.full_path, data, Assumptions(Architecture("transformer"), law)).pooled()
+        path = (
+            Networks.of(si.models.full_path, Assumptions(Architecture("transformer"), law)).prepare(data).each.pooled()
+        )
 
         def log_prob(parameters, path):
             layer = si.ShapedTransformer(*parameters)
@@ -146,12 +147,14 @@ def _fit_of(terms: int) -> None:
     sampler, key = NUTS(chains=4, draws=500, warmup=500), jr.key(1)
     first = observed_path(data.isel(network=slice(1)))
     # Compilation, the same for every size, and its memory.
-    sampler.sample(model, adjusted_statistics(model, first, assumptions, nodes=48, pooled=True), key=key)
+    sampler.sample(
+        model, Networks.of(model, assumptions).adjusted(first, path_layout(first, nodes=48), pooled=True), key=key
+    )
     data = covariance_dataset(V, width=WIDTH)
     before, started = _peak(), time.perf_counter()
     path = observed_path(data)
     checked = time.perf_counter()
-    statistics = adjusted_statistics(model, path, assumptions, nodes=48, pooled=True)
+    statistics = Networks.of(model, assumptions).adjusted(path, path_layout(path, nodes=48), pooled=True)
     prepared, peak = time.perf_counter(), _peak()
     draws = sampler.sample(model, statistics, key=key)
     sampled = time.perf_counter()

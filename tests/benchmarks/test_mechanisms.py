@@ -6,8 +6,6 @@ shows the shares of 50 % and 90 % intervals that hold the truth, beside those of
 
 import dataclasses
 import math
-import subprocess
-import sys
 import time
 
 import jax
@@ -20,9 +18,9 @@ from calibration.study import NODES, importance_sample, report
 
 import sdeinfer as si
 from sdeinfer.diagnostics._design import _networks, _sample
-from sdeinfer.infer import adjusted_statistics, in_range
+from sdeinfer.infer import Networks, in_range, problem_of
 from sdeinfer.layers import NetworkKeys, architecture_of_layer
-from sdeinfer.likelihood import observed_path
+from sdeinfer.likelihood import observed_path, path_layout
 from sdeinfer.models import full_path
 
 pytestmark = pytest.mark.benchmark
@@ -32,7 +30,8 @@ LAW = ASSUMED["full"]["finite-width"]
 
 
 def whole(data):
-    return adjusted_statistics(full_path, observed_path(data), LAW, nodes=NODES, pooled=True)
+    path = observed_path(data)
+    return Networks.of(full_path, LAW).adjusted(path, path_layout(path, nodes=NODES), pooled=True)
 
 
 def without_adjustment(data):
@@ -40,7 +39,7 @@ def without_adjustment(data):
 
 
 def without_range(data):
-    return whole(in_range(full_path, data.drop_vars("used"), LAW, math.inf)[0])
+    return whole(in_range(problem_of(full_path, LAW), data.drop_vars("used"), math.inf)[0])
 
 
 MECHANISMS = {
@@ -109,33 +108,6 @@ def test_the_generator_against_jax_random(monkeypatch):
             seconds[name].append(time.perf_counter() - started)
     for name, (first, *later) in seconds.items():
         print(f"\n{name}: first {first:.2f} s, later {min(later):.2f} s", end="")
-    print()
-
-
-FIRST_FIT = """
-import sys, time
-import jax, jax.random as jr
-jax.config.update("jax_enable_x64", True)
-import sdeinfer as si
-if sys.argv[1] == "off":
-    import sdeinfer.infer._fit as fits
-    fits.compile_ahead = lambda *_: None
-truth = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=2.0, c_minus=-2.0)
-V0 = si.equicorrelated(tokens=4, correlation=0.0, norm=1.6)
-data = si.sample_networks(truth, V0, width=256, depth=16, networks=128, key=jr.key(0))
-started = time.perf_counter()
-si.fit(si.models.full_path, data, key=jr.key(1))
-print(time.perf_counter() - started)
-"""
-
-
-def test_compilation_in_the_background():
-    """Seconds of a first fit of README's example with it and without, in turns."""
-    for background in ("on", "off") * 3:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", FIRST_FIT, background], capture_output=True, text=True, check=True
-        )
-        print(f"\n{background}: {float(done.stdout):.1f} s", end="")
     print()
 
 

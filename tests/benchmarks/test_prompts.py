@@ -14,7 +14,7 @@ import pytest
 from calibration.study import posterior, statistics
 
 import sdeinfer as si
-from sdeinfer.infer import in_range
+from sdeinfer.infer import in_range, problem_of
 from sdeinfer.likelihood import Assumptions
 from sdeinfer.models import full_path
 from sdeinfer.solve._splitting import splitting_step
@@ -32,7 +32,7 @@ def sd_of(pattern: si.Pattern, tokens: int, networks: int, key) -> dict[str, flo
     V0 = si.equicorrelated(tokens=tokens, correlation=0.1, norm=2.2)
     data = si.sample_networks(kind.layer(**truth), V0, width=256, depth=16, networks=networks, key=key)
     assumptions = Assumptions(kind)
-    found = posterior(statistics(in_range(full_path, data, assumptions)[0], assumptions), key)
+    found = posterior(statistics(in_range(problem_of(full_path, assumptions), data)[0], assumptions), key)
     return {name: found.mean_and_sd(name)[1] / truth[name] for name in ("gamma", "tau0")}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from calibration.study import PARETO_K, draw_parameters, posterior, statistics
 
 import sdeinfer as si
-from sdeinfer.infer import in_range
+from sdeinfer.infer import in_range, problem_of
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions
 from sdeinfer.models import full_path
@@ -50,7 +50,7 @@ def data_set(width, key, assumptions=ASSUMED["full"]["finite-width"], *, more: i
     try:
         layer = kind.layer(**truth)
         data = si.sample_networks(layer, V0, width=width, depth=depth, networks=more * networks, key=key_networks)
-        return truth, in_range(full_path, data, assumptions)[0]
+        return truth, in_range(problem_of(full_path, assumptions), data)[0]
     except si.InputError:
         return truth, None
 

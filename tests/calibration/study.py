@@ -20,7 +20,7 @@ from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 from scipy import stats
 
-from sdeinfer.infer import NUTS, adjusted_statistics, posterior_mode, potential
+from sdeinfer.infer import NUTS, Networks, posterior_mode, potential
 from sdeinfer.likelihood import Assumptions, PathStatistics, observed_path, path_layout, path_statistics
 from sdeinfer.models import full_path
 
@@ -60,7 +60,7 @@ def statistics(data: xr.Dataset, assumptions: Assumptions) -> PathStatistics:
     """Of one data set, its networks taken together, as a fit of full paths prepares them."""
     path = observed_path(data)
     if assumptions.law == "finite-width":
-        return adjusted_statistics(full_path, path, assumptions, nodes=NODES, pooled=True)
+        return Networks.of(full_path, assumptions).adjusted(path, path_layout(path, nodes=NODES), pooled=True)
     return path_statistics(path, path_layout(path, nodes=NODES), pooled=True, assumptions=assumptions)
 
 

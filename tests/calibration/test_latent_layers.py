@@ -14,7 +14,7 @@ from calibration.study import assert_calibrated, draw_parameters, report
 
 import sdeinfer as si
 from sdeinfer.covariance import singular, unvech
-from sdeinfer.infer import Metropolis, in_range
+from sdeinfer.infer import Metropolis, in_range, problem_of
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, LayerLaw, layer_step
 from sdeinfer.likelihood._layer_step import power_of
@@ -72,7 +72,7 @@ def test_posteriors_with_latent_layers_are_calibrated(every, key):
             continue
         fitted += 1
         seen = covariance_dataset(np.asarray(V)[:, ::every], width=WIDTH, layers=np.arange(0, DEPTH + 1, every))
-        draws = sampler.sample(thinned_path, thinned_path.reduce(seen, assumptions), key=keys[3]).samples
+        draws = sampler.sample(thinned_path, thinned_path.bridges(seen, assumptions), key=keys[3]).samples
         for site in IDENTIFIED:
             ranks.setdefault(site, []).append(float(np.mean(draws[site] < truth[site])))
     uniform = {site: np.array(u) for site, u in ranks.items()}
@@ -99,11 +99,11 @@ def test_posteriors_of_thinned_networks_are_calibrated(name, key):
         try:
             layer, V0 = architecture.layer(**truth), 0.5 * X @ X.T / (4 * TOKENS)
             data = si.sample_networks(layer, V0, **sizes, key=keys[2]).isel(layer=slice(None, None, 4))
-            used = in_range(thinned_path, data, assumptions)[0]
+            used = in_range(problem_of(thinned_path, assumptions), data)[0]
         except si.InputError:
             refused += 1
             continue
-        draws = sampler.sample(thinned_path, thinned_path.reduce(used, assumptions), key=keys[3]).samples
+        draws = sampler.sample(thinned_path, thinned_path.bridges(used, assumptions), key=keys[3]).samples
         for site in identified:
             ranks[site].append(float(np.mean(draws[site] < truth[site])))
     uniform = {site: np.array(u) for site, u in ranks.items()}

@@ -17,11 +17,11 @@ from sdeinfer.diagnostics._consequences import SCATTER
 from sdeinfer.diagnostics._directions import DIRECTIONS, weights
 from sdeinfer.diagnostics._innovations import SOFTMAX, WIDTH, laws_of, sums_of
 from sdeinfer.diagnostics._posterior import Posterior
-from sdeinfer.infer import adjusted_statistics, innovations, posterior_mode
+from sdeinfer.infer import Networks, innovations, posterior_mode
 from sdeinfer.infer._coordinates import layer_at
 from sdeinfer.infer._tree import groups_of_data
 from sdeinfer.layers import Architecture, drift_terms
-from sdeinfer.likelihood import Assumptions, observed_path, path_statistics, used_of, with_used
+from sdeinfer.likelihood import Assumptions, observed_path, path_layout, path_statistics, used_of, with_used
 from sdeinfer.observation import covariance_dataset
 
 TRANSFORMER = Architecture("transformer")
@@ -46,7 +46,7 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
     if law == "limit":
         statistics = path_statistics(path, pooled=True, assumptions=assumptions)
     else:
-        statistics = adjusted_statistics(FULL_PATH, path, assumptions, nodes=64, pooled=True)
+        statistics = Networks.of(FULL_PATH, assumptions).adjusted(path, path_layout(path, nodes=64), pooled=True)
     u = np.asarray(layer_at(FULL_PATH, statistics, posterior_mode(FULL_PATH, statistics)).u)
     if law == "finite-width":
         # What else the adjustment changes is not of interest here.

@@ -13,7 +13,7 @@ import references
 from budget import assert_estimate, assert_mean, mean_and_error
 
 import sdeinfer as si
-from sdeinfer.infer import LawAt, adjusted_statistics, innovations, law_at
+from sdeinfer.infer import LawAt, Networks, innovations, law_at
 from sdeinfer.infer._mode import curvature_of_priors, posterior_mode
 from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
 from sdeinfer.layers import ATTENTION_NEXT, Architecture
@@ -42,7 +42,7 @@ def path() -> Path:
 def statistics(times: int = 1):
     """Statistics of the path, each of whose transitions is there several times."""
     each = {name: np.repeat(getattr(path(), name), times) for name in ("network", "layer")}
-    return adjusted_statistics(FULL_PATH, dataclasses.replace(path(), **each), ASSUMPTIONS)
+    return Networks.of(FULL_PATH, ASSUMPTIONS).adjusted(dataclasses.replace(path(), **each))
 
 
 def law_of(statistics, u=None) -> LawAt:
@@ -149,7 +149,7 @@ def test_much_information_gives_the_sandwich_and_none_gives_nothing():
 def test_wide_networks_need_less_widening():
     dispersions = [
         float(
-            adjusted_statistics(FULL_PATH, observed_path(sampled(400, width=width)), ASSUMPTIONS).adjustment.dispersion
+            Networks.of(FULL_PATH, ASSUMPTIONS).adjusted(observed_path(sampled(400, width=width))).adjustment.dispersion
         )
         for width in (32, 512)
     ]

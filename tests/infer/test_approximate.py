@@ -14,11 +14,10 @@ from arviz_stats.base import array_stats
 from budget import assert_estimate, assert_within, mean_and_error
 
 import sdeinfer as si
-from sdeinfer.infer import NUTS
-from sdeinfer.infer._normal import draw, laplace, pareto_k
-from sdeinfer.infer._prepare import prepare_for
+from sdeinfer.infer import NUTS, posterior_mode, problem_of
+from sdeinfer.infer._normal import draw, pareto_k
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import AbstractModel, Assumptions, CovariancePath, blank_statistics
+from sdeinfer.likelihood import Assumptions, CovariancePath
 from sdeinfer.observation import covariance_dataset
 
 DRAWS = 4000
@@ -50,22 +49,15 @@ def unbounded(points):
     numpyro.factor("no_mode", x**2 / 2 + x)
 
 
-class OfPoints(AbstractModel):
-    """A program of points, beside networks of which nothing was observed: their density is 1."""
-
-    def reduce(self, data, assumptions):
-        return jnp.array([X, Y]), blank_statistics(1, 1, assumptions=assumptions)
-
-
 @functools.cache
-def program(model) -> OfPoints:
-    @functools.wraps(model)
-    def beside_networks(prepared):
-        points, path = prepared
-        model(points)
+def program(model):
+    """A program of points, beside networks whose layers are known: their density is a constant."""
+
+    def beside_networks(path):
+        model(jnp.array([X, Y]))
         numpyro.sample("covariance", CovariancePath(si.ShapedMLP(1.0, -1.0), path), obs=path.observed)
 
-    return OfPoints(beside_networks)
+    return beside_networks
 
 
 def draws_of(post: xr.DataTree, *names: str) -> np.ndarray:
@@ -83,7 +75,7 @@ def test_a_normal_posterior_is_found_exactly():
     design = np.stack([X, np.ones_like(X)], axis=1)
     covariance = np.linalg.inv(np.eye(2) + design.T @ design / NOISE**2)
     mean = covariance @ design.T @ Y / NOISE**2
-    post = si.approximate(program(line), NAMELESS, architecture="mlp", draws=DRAWS, key=jr.key(0))
+    post = si.approximate(program(line), NAMELESS, draws=DRAWS, key=jr.key(0))
     drawn = draws_of(post, "slope", "intercept")
     # Standard normals, if it is this law: two means, and two variances and a covariance.
     z = np.linalg.solve(np.linalg.cholesky(covariance), (drawn - mean).T).T
@@ -95,8 +87,7 @@ def test_a_normal_posterior_is_found_exactly():
 
 def test_a_skewed_posterior_has_a_larger_k():
     found = {
-        model.__name__: si.approximate(program(model), NAMELESS, architecture="mlp", draws=DRAWS, key=jr.key(0))
-        for model in (line, scale)
+        model.__name__: si.approximate(program(model), NAMELESS, draws=DRAWS, key=jr.key(0)) for model in (line, scale)
     }
     # Weights of a normal posterior are all the same; those of one with heavier tails have no bound.
     assert found["line"].attrs["pareto_k"] < 0 < found["scale"].attrs["pareto_k"]
@@ -106,8 +97,10 @@ def test_a_skewed_posterior_has_a_larger_k():
 def test_weights_make_draws_of_nuts(many_networks):
     """Means and variances of the posterior: importance weights turn draws of the normal law into those of NUTS."""
     model = si.models.full_path
-    pooled = model.pool(prepare_for(model, many_networks, Assumptions(Architecture("feedforward"), "limit")))
-    normal = laplace(model, pooled)
+    pooled = model.pool(
+        problem_of(model, Assumptions(Architecture("feedforward"), "limit")).prepare(many_networks).each
+    )
+    normal = posterior_mode(model, pooled)
     drawn, _, log_weights = jax.tree.map(np.asarray, draw(model, pooled, normal, draws=DRAWS, key=jr.key(1)))
     assert pareto_k(log_weights) < 0.7
     weights = np.exp(log_weights - log_weights.max())
@@ -167,4 +160,4 @@ def test_latent_layers_groups_and_a_posterior_without_curvature_are_refused(netw
     with pytest.raises(si.InputError, match="model: hierarchical samples gamma_offset, .*, several numbers each; use"):
         si.approximate(si.models.hierarchical, grouped, key=jr.key(0))
     with pytest.raises(si.InputError, match="the posterior is not concave at its mode"):
-        si.approximate(program(unbounded), NAMELESS, architecture="mlp", key=jr.key(0))
+        si.approximate(program(unbounded), NAMELESS, key=jr.key(0))

@@ -12,7 +12,7 @@ import pytest
 from conftest import WARMUP
 
 import sdeinfer as si
-from sdeinfer.infer import in_range
+from sdeinfer.infer import in_range, problem_of
 from sdeinfer.infer._survey import survey
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, any_transitions, chunked_path, path_layout, path_statistics, used_of
@@ -81,8 +81,8 @@ def test_many_transitions_stay_in_chunks(networks, chunks, monkeypatch):
 @pytest.mark.parametrize("largest_logit", [0.6, 0.15])
 def test_range(networks, chunks, largest_logit):
     assumptions = Assumptions(Architecture("transformer"))
-    expected, pilot = in_range(FULL_PATH, networks, assumptions, largest_logit)
-    found, same = in_range(FULL_PATH, examined(chunks), assumptions, largest_logit)
+    expected, pilot = in_range(problem_of(FULL_PATH, assumptions), networks, largest_logit)
+    found, same = in_range(problem_of(FULL_PATH, assumptions), examined(chunks), largest_logit)
     np.testing.assert_array_equal(used_of(found), used_of(expected))
     np.testing.assert_allclose(same["pilot_tau0"], pilot["pilot_tau0"], rtol=1e-6)
     assert used_of(expected).mean() < 1 or largest_logit == 0.6
@@ -90,7 +90,7 @@ def test_range(networks, chunks, largest_logit):
 
 def test_without_attention_all_are_in_range(chunks):
     data = survey(chunks, {"relu_growth"}, leave_out_damaged=False)
-    found, pilot = in_range(FULL_PATH, data, Assumptions(Architecture("mlp")), 0.6)
+    found, pilot = in_range(problem_of(FULL_PATH, Assumptions(Architecture("mlp"))), data, 0.6)
     assert used_of(found).all()
     assert not pilot
 

@@ -11,10 +11,9 @@ from conftest import WARMUP
 from likelihood.paths import log_prob
 
 import sdeinfer as si
-from sdeinfer.infer import NUTS, predict
-from sdeinfer.infer._prepare import prepare_for
+from sdeinfer.infer import NUTS, predict, problem_of
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import USED, Assumptions
+from sdeinfer.likelihood import USED, Assumptions, observed_path, path_statistics
 from sdeinfer.observation import covariance_dataset
 
 FULL_PATH = si.models.full_path
@@ -24,7 +23,7 @@ TRANSFORMER = Assumptions(Architecture("transformer"))
 def prepared_as_in(post, data):
     """The statistics of the transitions that a fit of a transformer used."""
     assumptions = dataclasses.replace(TRANSFORMER, law=post.attrs["law"])
-    return prepare_for(FULL_PATH, data.assign({USED: post["constant_data"][USED]}), assumptions)
+    return problem_of(FULL_PATH, assumptions).prepare(data.assign({USED: post["constant_data"][USED]})).each
 
 
 def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
@@ -85,7 +84,7 @@ def test_slopes_come_ordered_with_their_gap(fitted):
 
 
 def test_one_key_gives_one_posterior(networks):
-    prepared = prepare_for(FULL_PATH, networks, TRANSFORMER)
+    prepared = problem_of(FULL_PATH, TRANSFORMER).prepare(networks).each
     sampler = NUTS(chains=2, draws=30, warmup=WARMUP)
     first, second, other = (sampler.sample(FULL_PATH, prepared, key=jr.key(seed)) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first.samples["gamma"], second.samples["gamma"])
@@ -95,7 +94,10 @@ def test_one_key_gives_one_posterior(networks):
 @pytest.mark.slow
 def test_chunks_do_not_show(networks, monkeypatch):
     """Iterations run in chunks for the progress bar; the draws do not depend on where they end."""
-    prepared, sampler = FULL_PATH.reduce(networks, TRANSFORMER), NUTS(chains=2, draws=40, warmup=60)
+    prepared, sampler = (
+        path_statistics(observed_path(networks), assumptions=TRANSFORMER),
+        NUTS(chains=2, draws=40, warmup=60),
+    )
     whole = sampler.sample(FULL_PATH, prepared, key=jr.key(5))
     monkeypatch.setattr("sdeinfer.infer._samplers.CHUNK", 17)
     parts = sampler.sample(FULL_PATH, prepared, key=jr.key(5))
@@ -152,7 +154,6 @@ def test_data_that_cannot_identify_tau0_are_refused():
         si.fit(si.models.full_path, data, key=jr.key(0))
 
 
-@pytest.mark.usefixtures("nothing_ahead")
 def test_unnamed_and_unknown_architectures_are_refused(networks):
     nameless = networks.copy()
     del nameless.attrs["architecture"]
@@ -162,7 +163,6 @@ def test_unnamed_and_unknown_architectures_are_refused(networks):
         si.fit(si.models.full_path, networks, architecture="rnn", key=jr.key(0))
 
 
-@pytest.mark.usefixtures("nothing_ahead")
 def test_skipped_layers_and_singular_covariances_are_refused(networks):
     with pytest.raises(ValueError, match="the full path needs every layer, got layers 0, 2, 4, 6"):
         si.fit(si.models.full_path, networks.isel(layer=slice(None, None, 2)), key=jr.key(0))
@@ -189,7 +189,6 @@ def test_a_fit_says_by_which_law_and_of_which_layer_it_is(fitted, networks):
     np.testing.assert_allclose(post["log_likelihood"]["covariance"].isel(chain=0, draw=3), expected, rtol=1e-10)
 
 
-@pytest.mark.usefixtures("nothing_ahead")
 @pytest.mark.usefixtures("unchecked")
 def test_an_unknown_law_is_refused(networks):
     with pytest.raises(ValueError, match="law: must be one of finite-width, limit"):
@@ -199,7 +198,7 @@ def test_an_unknown_law_is_refused(networks):
 def test_networks_of_several_widths_are_fitted_together(networks):
     """Each network's own likelihood, though networks of one width are pooled while sampling."""
     mixed = networks.assign_coords(width=("network", np.where(np.arange(24) % 3 == 0, 48, 96)))
-    path = FULL_PATH.reduce(mixed, TRANSFORMER)
+    path = path_statistics(observed_path(mixed), assumptions=TRANSFORMER)
     np.testing.assert_array_equal(path.widths, [48, 96])
     result = NUTS(chains=2, draws=20, warmup=20).sample(FULL_PATH, path, key=jr.key(3))
     parameters = [result.samples[name][1, 5] for name in ("gamma", "tau0", "c_plus", "c_minus")]

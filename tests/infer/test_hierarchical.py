@@ -15,9 +15,9 @@ from scipy.special import expit, logit
 from scipy.stats import halfnorm, lognorm, norm, uniform
 
 import sdeinfer as si
-from sdeinfer.infer import NUTS, adjusted_statistics, in_range, predict
+from sdeinfer.infer import NUTS, in_range, predict, problem_of
 from sdeinfer.infer._densities import log_densities
-from sdeinfer.infer._prepare import WEAK, prepare_for
+from sdeinfer.infer._grouped import WEAK
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, FullPath, observed_path, path_layout, path_statistics
 from sdeinfer.observation import groups_of, read_posterior
@@ -59,7 +59,7 @@ def assumed(data: xr.Dataset, law: Any = "finite-width") -> Assumptions:
 
 @functools.cache
 def prepared(law: str):
-    return prepare_for(MODEL, mixed(), assumed(mixed(), law))
+    return problem_of(MODEL, assumed(mixed(), law)).prepare(mixed()).each
 
 
 def draws_of(grouped, count: int, seed: int = 0):
@@ -73,8 +73,8 @@ def draws_of(grouped, count: int, seed: int = 0):
 @pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.slow), "limit"])
 def test_pooled_data_have_the_density_of_those_that_are_not(law):
     grouped = prepared(law)
-    assert grouped.path.networks == 16
-    assert MODEL.pool(grouped).path.networks == 4
+    assert grouped.networks == 16
+    assert MODEL.pool(grouped).networks == 4
     sites = {name: value for name, value in draws_of(grouped, 5).items() if not name.startswith("group_")}
     density = jax.jit(lambda data, sites: jax.vmap(lambda sites: log_density(MODEL, (data,), {}, sites)[0])(sites))
     one, other = (density(data, sites) for data in (grouped, MODEL.pool(grouped)))
@@ -91,10 +91,7 @@ def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
     for number in range(len(groups)):
         path = observed_path(data.isel(network=groups.members(number)))
         alike = MODEL.ungrouped
-        if law == "finite-width":
-            one = adjusted_statistics(alike, path, assumptions, layout)
-        else:
-            one = path_statistics(path, layout, assumptions=assumptions)
+        one = problem_of(alike, assumptions).adjusted(path, layout)
         at = {name: sites[f"group_{name}"][..., number] for name in ("gamma", "tau0", "c_gap", "c_plus", "c_minus")}
         expected = log_densities(alike, one, at | {"c_mean": sites["c_mean"]})[0]["covariance"][0]
         np.testing.assert_allclose(found[:, groups.members(number)], expected, rtol=1e-11)
@@ -122,15 +119,15 @@ def test_a_network_of_each_width_has_its_own_likelihood():
     layer = si.ShapedTransformer(gamma=0.5, tau0=0.8, c_plus=0.0, c_minus=-2.0)
 
     def log_prob(data):
-        path = si.models.full_path.reduce(data, assumed(data))
+        path = path_statistics(observed_path(data), assumptions=assumed(data))
         return FullPath(jax.vmap(layer.finite_width)(path.widths), path).log_prob(path.weights)
 
     np.testing.assert_allclose(log_prob(few), log_prob(few.isel(network=[1, 0]))[::-1], rtol=1e-12)
 
 
 def posterior(data, seed: int = 5) -> tuple[Any, dict[str, np.ndarray]]:
-    assumptions = assumed(data)
-    grouped = prepare_for(MODEL, in_range(MODEL, data, assumptions)[0], assumptions)
+    problem = problem_of(MODEL, assumed(data))
+    grouped = problem.prepare(in_range(problem, data)[0]).each
     result = NUTS(chains=2, draws=300, warmup=300).sample(MODEL, grouped, key=jr.key(seed))
     return grouped, {name: np.asarray(value) for name, value in result.samples.items()}
 

@@ -10,9 +10,9 @@ from budget import assert_estimate
 from numpyro.infer import MCMC, NUTS
 
 import sdeinfer as si
-from sdeinfer.infer import Metropolis, in_range, logit_scale, predict
-from sdeinfer.infer._mode import latent_mode
-from sdeinfer.infer._range import _latent_growth
+from sdeinfer.infer import Metropolis, in_range, logit_scale, predict, problem_of
+from sdeinfer.infer._latent_mode import latent_mode
+from sdeinfer.infer._spreads import latent_growth
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, any_transitions, bridges_of, used_of
 from sdeinfer.observation import outputs_of
@@ -41,7 +41,7 @@ def mean_and_error(samples) -> tuple[float, float]:
 def test_metropolis_draws_from_the_posterior_that_nuts_draws_from(data):
     """NUTS moves all innovations at once with the parameters."""
     model = si.models.thinned_path
-    prepared = model.reduce(thinned(data, 3).isel(network=slice(4)), Assumptions(FEEDFORWARD))
+    prepared = model.bridges(thinned(data, 3).isel(network=slice(4)), Assumptions(FEEDFORWARD))
     ours = Metropolis(**SIZES).sample(model, prepared, key=jr.key(2)).samples
     sizes = {"num_warmup": SIZES["warmup"], "num_samples": SIZES["draws"], "num_chains": SIZES["chains"]}
     chains = MCMC(NUTS(model, dense_mass=True), **sizes, chain_method="sequential", progress_bar=False)
@@ -118,13 +118,13 @@ def test_outputs_are_predicted_as_what_is_observed_of_them(data):
 def test_single_precision_finds_the_same_mode(data, monkeypatch):
     # A key's normals of one precision are not those of the other.
     monkeypatch.setattr(
-        "sdeinfer.infer._mode.draw_latent",
+        "sdeinfer.infer._latent_mode.draw_latent",
         lambda model, prepared, key: jnp.zeros((len(prepared), *prepared.innovations)),
     )
     model, modes = si.models.thinned_path, []
     for x64 in (True, False):
         with jax.enable_x64(x64):
-            prepared = model.reduce(thinned(data, 4), Assumptions(FEEDFORWARD))
+            prepared = model.bridges(thinned(data, 4), Assumptions(FEEDFORWARD))
             modes.append(latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.key(0)))
     double, single = modes
     assert (np.abs(single.x - double.x) < 0.3 * double.sd).all()
@@ -136,10 +136,10 @@ def test_the_range_counts_what_the_spread_may_grow_to():
     V0 = si.equicorrelated(tokens=2, correlation=0.0, norm=1.1)
     data = si.sample_networks(truth, V0, width=128, depth=16, networks=16, key=jr.key(1))
     seen = thinned(data, 8)
-    assert _latent_growth(data, used_of(data), 0.9) == 1.0
-    growth = _latent_growth(seen, used_of(seen), 0.9)
+    assert latent_growth(data, used_of(data), 0.9) == 1.0
+    growth = latent_growth(seen, used_of(seen), 0.9)
     np.testing.assert_allclose(growth, np.exp(2 * np.sqrt(2 * 0.9 * 7 / 128)))
-    marked, found = in_range(si.models.thinned_path, seen, Assumptions(Architecture("attention")), 0.3)
+    marked, found = in_range(problem_of(si.models.thinned_path, Assumptions(Architecture("attention"))), seen, 0.3)
     used, scale = used_of(marked), logit_scale(seen)
     np.testing.assert_array_equal(used, scale <= scale[used].max())
     assert scale[used].max() < 0.3 * found["pilot_tau0"]
@@ -173,7 +173,6 @@ def test_outputs_are_reduced_to_their_covariance():
     assert data.attrs["truth_c_plus"] == 1.0
 
 
-@pytest.mark.usefixtures("nothing_ahead")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

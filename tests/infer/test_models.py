@@ -1,7 +1,6 @@
 """Models as NumPyro sees them: what they take, what they refuse, and that a program of a user is one of them."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,7 @@ from numpyro.infer.util import log_density
 
 import sdeinfer as si
 from sdeinfer.infer._coordinates import layer_at
-from sdeinfer.infer._mode import as_adjusted, posterior_mode, potential_and_slope
-from sdeinfer.infer._reduce import form_of
+from sdeinfer.infer._mode import posterior_mode, potential_and_slope
 from sdeinfer.likelihood import Assumptions, CovariancePath, as_model, observed_path, path_statistics
 from sdeinfer.models import full_path
 
@@ -52,13 +50,6 @@ def own_program(path, layers=None):
 def test_a_program_of_a_user_has_the_density_of_the_packages_model(path):
     at = {"gamma": 0.5, "c_gap": 2.5, "c_mean": 0.3}
     ours, theirs = (log_density(model, (path,), {}, at)[0] for model in (full_path, own_program))
-    np.testing.assert_allclose(theirs, ours, rtol=1e-12)
-
-
-def test_one_layer_for_each_network_has_the_density_of_one_for_all_where_they_are_equal(path):
-    at = {"gamma": 0.5, "c_gap": 2.5, "c_mean": 0.3}
-    each = partial(own_program, layers=jnp.ones(path.networks))
-    ours, theirs = (log_density(model, (path,), {}, at)[0] for model in (full_path, each))
     np.testing.assert_allclose(theirs, ours, rtol=1e-12)
 
 
@@ -136,7 +127,7 @@ def test_sites_of_each_network_have_modes_of_their_own(path):
     at = mode.by_site(mode.x)
     assert at["effect"].shape == (5,)
     assert np.ptp(at["effect"]) > 1e-3
-    _, slope = potential_and_slope(model, as_adjusted(model, own), at)
+    _, slope = potential_and_slope(model, own, at)
     np.testing.assert_allclose(slope["effect"], 0.0, atol=1e-2)
     assert layer_at(model, own, mode).u.shape == (5, 3)
 
@@ -148,10 +139,7 @@ def test_networks_are_pooled_where_a_program_allows_it(path):
             numpyro.sample("noise", dist.Normal(0.0, 1.0))
 
     assert as_model(own_program).pool(path).networks == 1
-    by_network = as_model(with_sites)
-    assert by_network.pool(path) is path
-    form = form_of(by_network, 5, 2, Assumptions(None, path.assumptions.law))
-    assert not form.pooled
+    assert as_model(with_sites).pool(path) is path
 
 
 @pytest.mark.parametrize("program", [full_path, own_program], ids=["package", "user"])

@@ -10,7 +10,7 @@ from budget import assert_estimate
 from conftest import WARMUP, random_covariance
 
 import sdeinfer as si
-from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, range_to_fit, transitions_allowed
+from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, problem_of, range_to_fit, transitions_allowed
 from sdeinfer.infer._measures import attention_growth
 from sdeinfer.infer._range import OutOfRange
 from sdeinfer.layers import Architecture
@@ -43,14 +43,14 @@ def quiet():
 
 
 def test_small_covariances_are_all_kept(quiet):
-    marked, found = in_range(FULL_PATH, quiet, TRANSFORMER, LARGEST_LOGIT)
+    marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), quiet, LARGEST_LOGIT)
     assert used_of(marked).all()
     assert found["pilot_tau0"] > 0
     assert USED not in quiet
 
 
 def test_the_rule_looks_at_the_start_of_a_transition_only(burst):
-    marked, found = in_range(FULL_PATH, burst, TRANSFORMER, LARGEST_LOGIT)
+    marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), burst, LARGEST_LOGIT)
     scale, used = logit_scale(burst), used_of(marked)
     bound = scale[used].max()
     assert bound <= LARGEST_LOGIT * found["pilot_tau0"]
@@ -72,7 +72,7 @@ def test_near_copies_beside_another_token_are_left_out_at_small_logits():
     rng = np.random.default_rng(0)
     X = np.concatenate([rng.normal(size=(1, 64)) + 0.03 * rng.normal(size=(2, 64)), rng.normal(size=(1, 64))])
     networks = si.sample_networks(truth, X @ X.T / 64, width=64, depth=10, networks=24, key=jr.key(1))
-    marked, found = in_range(FULL_PATH, networks, TRANSFORMER, LARGEST_LOGIT)
+    marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), networks, LARGEST_LOGIT)
     used, spread = used_of(marked), logit_scale(networks) / found["pilot_tau0"]
     growth = attention_growth(networks["covariance"].values[:, :-1], networks["width"].values[:, None])
     left_out = ~used & (spread < spread[used].max())
@@ -87,14 +87,14 @@ def test_a_fit_says_what_it_left_out(burst):
     assert post.attrs["left_out"] == 1 - used.mean()
     assert post.attrs["largest_logit"] == LARGEST_LOGIT
     assert 0 < post.attrs["left_out"] < 1
-    np.testing.assert_array_equal(used, used_of(in_range(FULL_PATH, burst, TRANSFORMER, LARGEST_LOGIT)[0]))
+    np.testing.assert_array_equal(used, used_of(in_range(problem_of(FULL_PATH, TRANSFORMER), burst, LARGEST_LOGIT)[0]))
 
 
 def test_without_a_bound_or_without_attention_all_is_kept(burst):
-    marked, found = in_range(FULL_PATH, burst, TRANSFORMER, math.inf)
+    marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), burst, math.inf)
     assert used_of(marked).all()
     assert not found
-    marked, found = in_range(FULL_PATH, burst, Assumptions(Architecture("feedforward")), LARGEST_LOGIT)
+    marked, found = in_range(problem_of(FULL_PATH, Assumptions(Architecture("feedforward"))), burst, LARGEST_LOGIT)
     assert used_of(marked).all()
     assert not found
 
@@ -102,7 +102,9 @@ def test_without_a_bound_or_without_attention_all_is_kept(burst):
 def test_what_was_left_out_before_stays_so(quiet):
     used = np.ones((quiet.sizes["network"], quiet.sizes["layer"]), bool)
     used[:3] = False
-    marked, _ = in_range(FULL_PATH, quiet.assign({USED: (("network", "layer"), used)}), TRANSFORMER, LARGEST_LOGIT)
+    marked, _ = in_range(
+        problem_of(FULL_PATH, TRANSFORMER), quiet.assign({USED: (("network", "layer"), used)}), LARGEST_LOGIT
+    )
     np.testing.assert_array_equal(used_of(marked), used[:, :-1])
 
 
@@ -112,7 +114,7 @@ def test_networks_of_several_widths_are_each_judged_by_their_own(networks):
     scale, whole = logit_scale(mixed), logit_scale(networks)
     np.testing.assert_allclose(scale[:12], whole[:12], rtol=1e-12)
     np.testing.assert_allclose(scale[12:], whole[12:] * math.sqrt(10), rtol=1e-12)
-    marked, found = in_range(FULL_PATH, mixed, TRANSFORMER, LARGEST_LOGIT)
+    marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), mixed, LARGEST_LOGIT)
     used = used_of(marked)
     np.testing.assert_array_equal(used, scale <= scale[used].max())
     assert scale[used].max() <= LARGEST_LOGIT * found["pilot_tau0"]
@@ -139,18 +141,17 @@ def test_nothing_in_range_is_refused(late):
     with pytest.raises(
         ValueError, match=r"covariance: no transition starts inside the range of the law: .* is allowed"
     ):
-        in_range(FULL_PATH, late, TRANSFORMER, 1e-6)
+        in_range(problem_of(FULL_PATH, TRANSFORMER), late, 1e-6)
 
 
 def test_a_fit_keeps_half_of_what_is_not_in_range(late):
-    marked, found = range_to_fit(FULL_PATH, late, TRANSFORMER, 1e-6)
+    marked, found = range_to_fit(problem_of(FULL_PATH, TRANSFORMER), late, 1e-6)
     used, spread = used_of(marked), logit_scale(late)
     assert used.sum() == used.size / 2
     assert spread[used].max() < spread[~used].min()
     assert "no transition starts inside the range" in found["out_of_range"]
 
 
-@pytest.mark.usefixtures("nothing_ahead")
 @pytest.mark.parametrize("largest", [0.0, -1.0, math.nan])
 def test_a_bound_that_is_not_positive_is_refused(networks, largest):
     with pytest.raises(ValueError, match="largest_logit: must be positive"):
@@ -166,7 +167,7 @@ def test_few_networks_that_explode_at_once_keep_what_starts_small():
         for first in range(0, 4 * count, count):
             part = data.isel(network=slice(first, first + count))
             try:
-                marked, found = in_range(FULL_PATH, part, TRANSFORMER, LARGEST_LOGIT)
+                marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), part, LARGEST_LOGIT)
             except OutOfRange:
                 refused += 1
                 continue

@@ -52,16 +52,12 @@ def test_statistics_lose_nothing_at_wild_parameters(gamma, tau0):
     assert_dense_normals(log_prob(layer, statistics_of(paths, pattern=si.CAUSAL)), layer, paths, WIDTH)
 
 
-def test_more_nodes_and_parts_change_nothing():
+def test_more_nodes_and_pooling_change_nothing():
     layer, paths = CAUSAL["causal transformer"](), common_path(4)
     path = path_of(paths, pattern=si.CAUSAL)
     whole = log_prob(layer, path_statistics(path))
     finer = path_statistics(path, path_layout(path, nodes=200))
     np.testing.assert_allclose(log_prob(layer, finer), whole, rtol=1e-11)
-    layout = path_layout(path)
-    parts = [path_of(paths[:, :4], pattern=si.CAUSAL), path_of(paths[:, 3:], layers=[3, 4, 5, 6], pattern=si.CAUSAL)]
-    added = path_statistics(parts[0], layout) + path_statistics(parts[1], layout)
-    np.testing.assert_allclose(log_prob(layer, added), whole, rtol=1e-11)
     pooled = path_statistics(path, pooled=True)
     np.testing.assert_allclose(log_prob(layer, pooled).sum(), whole.sum(), rtol=1e-11)
 

@@ -1,6 +1,5 @@
 """The law of a path from its statistics: it must be the naive sum over terms, for every layer and every parameter."""
 
-import dataclasses
 import functools
 import importlib
 import itertools
@@ -208,19 +207,6 @@ def test_networks_of_one_width_pool(law):
     np.testing.assert_allclose(log_prob(layer, statistics.pooled().pooled(), law), expected, rtol=1e-11)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_parts_of_a_path_add_up(law):
-    layer, paths = LAYERS["transformer"](), common_path(4)
-    layout = path_layout(path_of(paths))
-    whole = path_statistics(path_of(paths), layout)
-    parts = [path_of(paths[:, :4]), path_of(paths[:, 3:], layers=[3, 4, 5, 6])]
-    added = path_statistics(parts[0], layout) + path_statistics(parts[1], layout)
-    assert added.initial is None
-    expected = dataclasses.replace(whole, initial=None, depth=0)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9), added, expected)
-    np.testing.assert_allclose(log_prob(layer, added, law), log_prob(layer, whole, law), rtol=1e-11)
-
-
 def test_transitions_that_are_not_used_do_not_count(layer):
     paths = common_path(3)
     data = covariance_dataset(paths, width=WIDTH)
@@ -301,7 +287,7 @@ def test_covariances_too_large_for_their_law_are_refused():
 
 @pytest.mark.parametrize("widths", [[40, 40, 40], [15, 40, 300]], ids=["one width", "three widths"])
 def test_blank_statistics_have_the_shapes_of_data(widths):
-    """Programs that are compiled ahead, on blank data, are those of a fit."""
+    """Programs of users are traced on blank data."""
     path = path_of(common_path(3), width=widths)
     pooled = path_statistics(path, pooled=True)
     blank = blank_statistics(path.tokens, len(set(widths)))

@@ -21,15 +21,15 @@ import sdeinfer as si
 
 PHASES = {
     "range": [("sdeinfer.infer._fit", "range_to_fit")],
-    "statistics": [("sdeinfer.infer._prepare", "reduced")],
-    "mode": [("sdeinfer.infer._prepare", "posterior_mode")],
-    "sandwich": [("sdeinfer.infer._prepare", "sandwich")],
-    "exact passes": [("sdeinfer.infer._prepare", "shift_to_exact_mode")],
+    "statistics": [("sdeinfer.infer._networks", "path_statistics")],
+    "mode": [("sdeinfer.infer._adjust", "posterior_mode")],
+    "sandwich": [("sdeinfer.infer._adjust", "sandwich")],
+    "exact passes": [("sdeinfer.infer._adjust", "shift_to_exact_mode")],
     "sampling": [("sdeinfer.infer._samplers", "in_chunks")],
     "densities": [("sdeinfer.infer._samplers", "draws_of")],
     "predictions": [("sdeinfer.infer._fit", "predict")],
 }
-"""Functions whose calls are timed in the main thread; the predictions of the prior overlap with others in a second."""
+"""Functions whose calls are timed."""
 
 
 class Clock:

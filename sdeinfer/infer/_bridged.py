@@ -1,0 +1,57 @@
+"""The problem of networks with latent layers."""
+
+import dataclasses
+
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int, PRNGKeyArray, PyTree
+
+from sdeinfer.infer._coordinates import LayerAt, Pilot, layer_at
+from sdeinfer.infer._densities import prior_draws
+from sdeinfer.infer._latent import draw_latent, given_latent
+from sdeinfer.infer._latent_mode import latent_mode
+from sdeinfer.infer._metropolis import Metropolis
+from sdeinfer.infer._mode import Mode
+from sdeinfer.infer._problem import AbstractProblem, Prepared
+from sdeinfer.infer._samplers import AbstractSampler
+from sdeinfer.likelihood import GROWTH, ChunkedPath, LatentLayers, Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent(AbstractProblem):
+    """Networks with latent layers."""
+
+    model: LatentLayers
+
+    @property
+    def measures(self) -> set[str]:
+        """Those of attention only: the spread may grow over the latent layers."""
+        return super().measures - {GROWTH}
+
+    def sampler(self, **settings: int) -> AbstractSampler:
+        """Metropolis, which has moves for the latent layers."""
+        return Metropolis(**settings)
+
+    def prior(
+        self, each: PyTree, *, draws: int, key: PRNGKeyArray
+    ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "draws *networks coordinates"] | None]:
+        """Prior draws of the unobserved sites, without latent layers, and of the layers."""
+        latent = draw_latent(self.model, each, key)
+        return prior_draws(given_latent(self.model), each, latent, draws=draws, key=key)
+
+    def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot:
+        """The modes given some of the bridges, whose likelihoods are averaged over draws of the latent layers."""
+        bridges = self.model.bridges(data, self.assumptions)
+
+        def estimate(chosen: Int[np.ndarray, " some"], start: Mode | None) -> tuple[Mode, LayerAt]:
+            seen = np.isin(np.arange(len(path)), chosen)
+            mode = latent_mode(self.model, bridges, seen, start=start, key=jr.key(0))
+            return mode, layer_at(self.model, bridges, mode, draw_latent(self.model, bridges, jr.key(0)))
+
+        return estimate
+
+    def prepare(self, data: xr.Dataset) -> Prepared:
+        """Make bridges from each observation to the next."""
+        bridges = self.model.bridges(data, self.assumptions)
+        return Prepared(bridges, bridges, data)

@@ -1,0 +1,83 @@
+"""The problem of networks in groups."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Int, PyTree
+
+from sdeinfer._files import InputError
+from sdeinfer.infer._coordinates import LayerAt, Pilot, layer_at
+from sdeinfer.infer._mode import posterior_mode
+from sdeinfer.infer._networks import Networks
+from sdeinfer.infer._problem import AbstractProblem, Prepared
+from sdeinfer.likelihood import ChunkedPath, Estimates, Path, observed_path, path_layout
+from sdeinfer.observation import groups_of
+
+WEAK = 4.0
+"""Information on a coordinate, in the units of `Coordinates.unconstrained`, that is subtracted from that of a group's
+estimate: about twice the information in the population's prior. Below it the likelihood is flat and asymmetric, and the
+group's offset is not centred at its estimate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped(AbstractProblem):
+    """Networks in groups, observed at every layer.
+
+    Attributes:
+        alone: the problem of a single group, which determines each group's range, mode and adjustment.
+    """
+
+    alone: Networks
+
+    def parts(self, data: xr.Dataset) -> Iterator[tuple[str | None, Int[np.ndarray, " members"], AbstractProblem]]:
+        """Each group, with the problem of a single group."""
+        groups = groups_of(data)
+        for number, label in enumerate(groups.labels):
+            yield str(label), groups.members(number), self.alone
+
+    def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot:
+        """The estimates as if all networks were one group."""
+        return self.alone.pilot(data, path)
+
+    def prepare(self, data: xr.Dataset) -> Prepared:
+        """Reduce networks in groups, with the adjustment and the estimates of each group by the model of one group."""
+        path, groups, model = observed_path(data), groups_of(data), self.alone.model
+        layout, adjustments, layers = path_layout(path), [], []
+        each = self.alone.statistics(path, layout, pooled=False)
+        for number, label in enumerate(groups.labels):
+            members = groups.members(number)
+            own = path.of_networks(members)
+            if not len(own):
+                raise InputError(f"group {label}: used: no transition is left")
+            try:
+                statistics = model.pool(self.alone.adjusted(own, layout, each.of_networks(members)))
+            except InputError as error:
+                raise InputError(f"group {label}: {error}") from error
+            layers.append(layer_at(model, statistics, posterior_mode(model, statistics)))
+            adjustments.append(statistics.adjustment)
+        each = each.in_groups(groups)
+        if each.adjustment is not None:
+            adjustment = jax.tree.map(lambda *of_groups: jnp.stack(of_groups)[each.group], *adjustments)
+            each = dataclasses.replace(each, adjustment=adjustment)
+        each = dataclasses.replace(each, estimates=_estimates(layers))
+        return Prepared(each, each, data)
+
+    def of_networks(self, each: PyTree, layers: np.ndarray) -> np.ndarray:
+        """Layers of every network from those of each group and width."""
+        return layers[..., np.asarray(each.width), :]
+
+    def by_limit(self) -> "Grouped":
+        """The same problem by the limit's law."""
+        alone = self.alone.by_limit()
+        return dataclasses.replace(self, assumptions=alone.assumptions, alone=alone)
+
+
+def _estimates(layers: list[LayerAt]) -> Estimates:
+    """The estimates of groups, less `WEAK`."""
+    centre, sd = (np.stack([getattr(layer, name) for layer in layers]) for name in ("u", "sd"))
+    precision = np.maximum(1 / np.maximum(sd, 1e-12) ** 2 - WEAK, 0.0)
+    return Estimates(*(jnp.asarray(x, float) for x in (centre, precision)))

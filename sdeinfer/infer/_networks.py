@@ -1,0 +1,125 @@
+"""The problem of networks observed at every layer."""
+
+import dataclasses
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Int
+
+from sdeinfer._files import InputError
+from sdeinfer.infer._adjust import adjusted
+from sdeinfer.infer._coordinates import LayerAt, Pilot, layer_at
+from sdeinfer.infer._mode import Mode, posterior_mode
+from sdeinfer.infer._problem import AbstractProblem, Prepared
+from sdeinfer.infer._survey import kept_networks
+from sdeinfer.likelihood import (
+    Assumptions,
+    ChunkedPath,
+    EveryLayer,
+    Form,
+    Layout,
+    Path,
+    PathStatistics,
+    blank_statistics,
+    no_adjustment,
+    observed_path,
+    path_layout,
+    path_of,
+    path_statistics,
+)
+from sdeinfer.observation import in_chunks
+
+NODES = 64
+"""Number of nodes for the pilot estimates: the smallest number of a fit, so that they share its compiled programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Networks(AbstractProblem):
+    """Networks observed at every layer.
+
+    Attributes:
+        form: the form in which the program observes them.
+    """
+
+    model: EveryLayer
+    form: Form
+
+    @classmethod
+    def of(cls, model: EveryLayer, assumptions: Assumptions, blank: PathStatistics | None = None) -> "Networks":
+        """The problem of a model; a program of a user needs blank data of the shape of the actual ones."""
+        form = model.form(blank_statistics(2, 1, assumptions=assumptions) if blank is None else blank)
+        return cls(model, assumptions, form.kind, form)
+
+    def refuse_chunks(self, data: xr.Dataset) -> None:
+        """Raise an InputError unless there is one layer for all networks, and every layer was observed."""
+        what = "data in chunks (Dask) are for"
+        if not self.form.pooled:
+            raise InputError(
+                f"model: {what} one layer for all networks, which {self.model.name} has not; load the data"
+            )
+        if (np.diff(data["layer"].values) != 1).any():
+            raise InputError(f"layer: {what} networks of which every layer was observed; load the data")
+
+    def statistics(
+        self, path: Path | ChunkedPath, layout: Layout | None = None, *, pooled: bool = True
+    ) -> PathStatistics:
+        """The statistics of transitions, with the identity adjustment where the likelihood will be adjusted.
+
+        Arguments:
+            path: the transitions.
+            layout: nodes and mean features; `path_layout` if None.
+            pooled: sum over the networks of one width, unless the model needs every network.
+        """
+        pooled = pooled and self.form.pooled
+        found = path_statistics(path, layout, pooled=pooled, assumptions=self.assumptions)
+        if self.kind is None or self.assumptions.law == "limit":
+            return found
+        found = found.by_network() if self.form.own else found
+        axis = found.networks if self.form.own else None
+        return dataclasses.replace(found, adjustment=no_adjustment(len(self.kind.coordinates), axis))
+
+    def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot:
+        """The modes of the posteriors given some of the transitions."""
+        del data
+
+        def estimate(chosen: Int[np.ndarray, " some"], start: Mode | None) -> tuple[Mode, LayerAt]:
+            path.require_densities(chosen)
+            some = path.take(chosen)
+            statistics = self.statistics(some, path_layout(some, nodes=NODES))
+            mode = posterior_mode(self.model, statistics, start=start)
+            return mode, layer_at(self.model, statistics, mode)
+
+        return estimate
+
+    def adjusted(
+        self,
+        path: Path | ChunkedPath,
+        layout: Layout | None = None,
+        statistics: PathStatistics | None = None,
+        *,
+        pooled: bool = False,
+    ) -> PathStatistics:
+        """`statistics`, with the likelihood's adjustment; there is none for the limit and without a single layer.
+
+        Arguments:
+            path: the transitions.
+            layout: nodes and mean features; `path_layout` if None.
+            statistics: the statistics with this layout, if they are there.
+            pooled: as of `statistics`.
+        """
+        layout = path_layout(path) if layout is None else layout
+        statistics = self.statistics(path, layout, pooled=pooled) if statistics is None else statistics
+        if self.kind is None or self.assumptions.law == "limit":
+            return statistics
+        return adjusted(self.model, self.kind, path, layout, statistics)
+
+    def prepare(self, data: xr.Dataset) -> Prepared:
+        """Prepare data for a fit; of data in chunks, only some of the networks are kept."""
+        path = path_of(data)
+        if not in_chunks(data):
+            each = self.adjusted(path)
+            return Prepared(each, each, data)
+        layout, kept = path_layout(path), kept_networks(data)
+        joint = self.adjusted(path, layout)
+        each = self.statistics(observed_path(kept), layout, pooled=False)
+        return Prepared(joint, dataclasses.replace(each, adjustment=joint.adjustment), kept)

@@ -110,9 +110,9 @@ class PathStatistics(AbstractPath):
     @property
     def entries(self) -> int:
         """Entries of the largest array of the likelihood at one draw: of a width, like the weights of a network."""
-        rows, *nodes = self.weights.shape[1:]
+        networks, rows, *nodes = self.weights.shape
         # Without rows for widths of one network, see `_kernels.log_density`.
-        return len(self.widths) * math.prod(nodes) * (1 if self.networks == len(self.widths) else rows)
+        return len(self.widths) * math.prod(nodes) * (1 if networks == len(self.widths) else rows)
 
     def by_network(self) -> "PathStatistics":
         """The same data with one width, group and adjustment per network."""

@@ -213,9 +213,15 @@ def test_a_users_layer_is_simulated_sampled_and_fitted(run):
     assert any("architecture=LinearResidual" in reason for reason in unnamed.skipped)
 
 
+@pytest.mark.long  # a sampler to compile
+def test_an_activation_of_ones_own_is_fitted(run):
+    assert_recovered(run("guides/layer", before="Stacks")["post"], "kappa")
+
+
 @pytest.mark.slow  # two samplers to compile; the default suite fits a layer of a user by the limit's law
 def test_a_users_layer_with_a_law_of_finite_width_and_stacks_are_fitted(run):
     found = run("guides/layer")
+    assert found["paths"].shape == (512, 2, 3, 3)
     stacked = ("attention.gamma", "attention.tau0", "feedforward.gamma", "feedforward.c_gap")
     assert_recovered(found["post"], *stacked)
     for name in ("attention.gamma", "feedforward.gamma"):

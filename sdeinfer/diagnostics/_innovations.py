@@ -65,7 +65,7 @@ def sums_of(posterior: Posterior) -> "Sums":
 def laws_of(posterior: Posterior) -> Iterator[tuple[Path, LawAt]]:
     """Iterate over the distinct layers: the transitions of a layer's networks, and the law at its posterior mean."""
     kind = posterior.known_kind
-    path = any_transitions(with_pattern(posterior.data, kind.pattern))
+    path = any_transitions(with_pattern(posterior.data, kind.pattern), kind.other_terms)
     layers = posterior.tree["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: layers[name].values for name in kind.coordinates.declared}).T
     each, number = np.unique(u, axis=0, return_inverse=True)

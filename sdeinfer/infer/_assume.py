@@ -179,6 +179,10 @@ def problem_of(
     """
     match model:
         case LatentLayers():
+            if assumptions.other_terms:
+                raise InputError(
+                    f"model: {model.name} knows the package's terms of a limit only; models.full_path takes others"
+                )
             return Latent(model, assumptions, assumptions.kind)
         case Groups(ungrouped=ungrouped):
             return Grouped(model, assumptions, assumptions.kind, Networks.of(ungrouped, assumptions))

@@ -45,7 +45,7 @@ class Grouped(AbstractProblem):
 
     def prepare(self, data: xr.Dataset) -> Prepared:
         """Reduce networks in groups, with the adjustment and the estimates of each group by the model of one group."""
-        path, groups, model = observed_path(data), groups_of(data), self.alone.model
+        path, groups, model = observed_path(data, self.assumptions.other_terms), groups_of(data), self.alone.model
         layout, adjustments, layers = path_layout(path), [], []
         each = self.alone.statistics(path, layout, pooled=False)
         for number, label in enumerate(groups.labels):

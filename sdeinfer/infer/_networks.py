@@ -115,11 +115,12 @@ class Networks(AbstractProblem):
 
     def prepare(self, data: xr.Dataset) -> Prepared:
         """Prepare data for a fit; of data in chunks, only some of the networks are kept."""
-        path = path_of(data)
+        others = self.assumptions.other_terms
+        path = path_of(data, others)
         if not in_chunks(data):
             each = self.adjusted(path)
             return Prepared(each, each, data)
         layout, kept = path_layout(path), kept_networks(data)
         joint = self.adjusted(path, layout)
-        each = self.statistics(observed_path(kept), layout, pooled=False)
+        each = self.statistics(observed_path(kept, others), layout, pooled=False)
         return Prepared(joint, dataclasses.replace(each, adjustment=joint.adjustment), kept)

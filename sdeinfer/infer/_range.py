@@ -138,7 +138,7 @@ def _of_small_spread(
 ) -> tuple[np.ndarray, float]:
     """The used transitions of small spreads, and τ0."""
     assert problem.kind is not None
-    path, spreads = _all_transitions(data), Spreads(data, used)
+    path, spreads = _all_transitions(problem, data), Spreads(data, used)
     order, sorted_scale = spreads.ordered()
     path = path.with_nearby(order[: path.at_once])
     estimate = problem.pilot(data, path)
@@ -180,7 +180,7 @@ def _of_small_growth(problem: AbstractProblem, data: xr.Dataset, used: np.ndarra
         return used
     assert problem.kind is not None
     data = with_used(data, used)
-    estimate, mode = problem.pilot(data, _all_transitions(data)), None
+    estimate, mode = problem.pilot(data, _all_transitions(problem, data)), None
     kept = growth <= max(LARGEST_GROWTH / LARGEST_RELU_DRIFT, np.median(growth))
     for _ in range(2):
         mode, layer = estimate(_some(np.flatnonzero(kept), growth), mode)
@@ -196,7 +196,8 @@ def _some(indices: np.ndarray, growth: np.ndarray) -> np.ndarray:
     return indices[evenly_by(growth[indices], FOR_GROWTH)]
 
 
-def _all_transitions(data: xr.Dataset) -> Path | ChunkedPath:
+def _all_transitions(problem: AbstractProblem, data: xr.Dataset) -> Path | ChunkedPath:
+    others = problem.assumptions.other_terms
     if in_chunks(data):
-        return chunked_path(data)
-    return outputs_transitions(data) if outputs_of(data) else any_transitions(data)
+        return chunked_path(data, others)
+    return outputs_transitions(data) if outputs_of(data) else any_transitions(data, others)

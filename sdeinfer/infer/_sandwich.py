@@ -209,7 +209,9 @@ def _scores_of_ends(
     distinct, place = np.unique(chosen, return_inverse=True)
     widths, number = path.width[path.network[distinct]], np.arange(len(distinct))
     both = np.stack([starts[distinct]] * 2, axis=1)
-    stays = Path(both, widths, number, np.zeros_like(number), gap=np.ones(1, int), pattern=path.pattern)
+    stays = Path(
+        both, widths, number, np.zeros_like(number), gap=np.ones(1, int), pattern=path.pattern, others=path.others
+    )
     order, scores = np.argsort(place, kind="stable"), np.empty((len(chosen), len(law.u)))
     for here in innovations(stays, law):
         block = here.transitions

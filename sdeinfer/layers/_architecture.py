@@ -21,6 +21,7 @@ from sdeinfer.layers._over_depth import OverDepth
 from sdeinfer.layers._sizes import sizes_of
 from sdeinfer.layers._stack import ShapedTransformer
 from sdeinfer.parameters import Coordinates
+from sdeinfer.terms import AbstractTerm, Limit
 
 ARCHITECTURES: dict[str, type[AbstractLayer]] = {
     str(kind.architecture): kind for kind in (ShapedTransformer, ShapedAttention, ResidualFeedForward, ShapedMLP)
@@ -127,7 +128,16 @@ class Architecture:
     def pattern(self) -> Pattern:
         """Which tokens each token attends to."""
         own = self.sizes.get("pattern")
-        return jax.eval_shape(lambda layer: layer.limit(), self.template).pattern if own is None else own
+        return self._limit.pattern if own is None else own
+
+    @property
+    def other_terms(self) -> tuple[AbstractTerm, ...]:
+        """The terms of the layer's limit beside the package's."""
+        return tuple(self._limit.others)
+
+    @property
+    def _limit(self) -> Limit:
+        return jax.eval_shape(lambda layer: layer.limit(), self.template)
 
     def attributes(self) -> dict[str, Any]:
         """Dataset attributes: the name, and the sizes that differ from their defaults, if files know the name."""

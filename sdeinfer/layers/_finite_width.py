@@ -34,7 +34,7 @@ from sdeinfer.layers._pattern_order import (
     pattern_features,
     relu_drift_curvature,
 )
-from sdeinfer.terms import Limit, attention_drift, relu_drift
+from sdeinfer.terms import AbstractTerm, Limit, attention_drift, relu_drift
 
 VARIANCE_FEATURES = (
     *("attention_growth", "relu_growth", "attention_next", "relu_hidden", "relu_tokens", "relu_response"),
@@ -98,10 +98,10 @@ class FiniteWidth(eqx.Module):
 
     @property
     def drift(self) -> Float[Array, "... drifts"]:
-        """The coefficients θ₁ to θ₄, and θ₅ with an attention pattern."""
+        """The coefficients θ₁ to θ₄, θ₅ with an attention pattern, and those of other terms of the limit."""
         terms = (self.limit.attention_drift, self.limit.relu_drift, self.drift_along, self.attention_drift_next)
         more = () if self.limit.pattern.everything else (self.drift_curvature,)
-        return jnp.stack(terms + more, axis=-1)
+        return jnp.stack(jnp.broadcast_arrays(*terms, *more, *self.limit.others.values()), axis=-1)
 
     def then(self, feedforward: "FiniteWidth", width: ArrayLike) -> "FiniteWidth":
         """The law of attention followed by a layer without attention; both together count as one layer.
@@ -131,9 +131,9 @@ class FiniteWidth(eqx.Module):
         )
 
 
-def drift_count(pattern: Pattern) -> int:
+def drift_count(pattern: Pattern, others: tuple[AbstractTerm, ...] = ()) -> int:
     """Number of drift terms of a layer of finite width."""
-    return 4 if pattern.everything else 5
+    return (4 if pattern.everything else 5) + len(others)
 
 
 def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
@@ -142,8 +142,10 @@ def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
     return jnp.stack([named.get(name, zero) for name in VARIANCE_FEATURES])
 
 
-def drift_terms(V: Float[Any, "... m m"], pattern: Pattern = EVERY_TOKEN) -> Float[Any, "drifts ... m m"]:
-    """Drift terms B₁, B₂, DB₂[B₁], B₁′ and, with a pattern, ½𝒜:∇²B₂ of one layer of finite width.
+def drift_terms(
+    V: Float[Any, "... m m"], pattern: Pattern = EVERY_TOKEN, others: tuple[AbstractTerm, ...] = ()
+) -> Float[Any, "drifts ... m m"]:
+    """Drift terms B₁, B₂, DB₂[B₁], B₁′, with a pattern ½𝒜:∇²B₂, and those of other terms, of one layer of finite width.
 
     NumPy handles NumPy arrays.
     """
@@ -153,9 +155,12 @@ def drift_terms(V: Float[Any, "... m m"], pattern: Pattern = EVERY_TOKEN) -> Flo
     b1, b2 = (xp.moveaxis(B, (0, 1), (-2, -1)) for B in (attention_drift(last, pattern), relu_drift(last)))
     terms = [b1, b2, relu_drift_along(V, b1)]
     if pattern.everything:
-        return xp.stack([*terms, attention_drift_next(V)])
-    curvature = relu_drift_curvature(V, attention_noise_tensor(V, pattern))
-    return xp.stack([*terms, pattern_drift_next(V, pattern), curvature])
+        terms.append(attention_drift_next(V))
+    else:
+        curvature = relu_drift_curvature(V, attention_noise_tensor(V, pattern))
+        terms += [pattern_drift_next(V, pattern), curvature]
+    own = [xp.moveaxis(xp.asarray(term.drift(1.0, last)), (0, 1), (-2, -1)) for term in others]
+    return xp.stack([*terms, *own])
 
 
 def variance_terms(

@@ -13,6 +13,7 @@ from jaxtyping import ArrayLike
 from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer, Architecture
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
+from sdeinfer.terms import AbstractTerm
 
 
 class NoArchitecture(InputError):
@@ -40,6 +41,11 @@ class Assumptions:
         if self.architecture is None:
             raise NoArchitecture("architecture: these data were not prepared for a model of the package")
         return self.architecture
+
+    @property
+    def other_terms(self) -> tuple[AbstractTerm, ...]:
+        """The terms of the architecture's limit beside the package's."""
+        return () if self.architecture is None else self.architecture.other_terms
 
     def sample_layer(self) -> AbstractLayer:
         """Draw the layer from its prior inside a NumPyro program; sites have the names of the coordinates.

@@ -14,6 +14,7 @@ from sdeinfer._map_reduce import Combine, map_chunks, reduce_chunks
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.likelihood._transitions import Path, evenly_by, used_of, without_density
 from sdeinfer.observation import Chunk, chunks_of
+from sdeinfer.terms import AbstractTerm
 
 GATHERED = 2**26
 """Bytes of the largest number of transitions that are taken into memory."""
@@ -38,6 +39,7 @@ class ChunkedPath:
         layers: numbers of the observed layers.
         tokens: number of tokens m.
         pattern: the attention pattern of the coordinates.
+        others: terms of the limit beside the package's.
         nearby: indices of some transitions, ascending, and these transitions, which are in memory.
     """
 
@@ -52,6 +54,7 @@ class ChunkedPath:
     layers: np.ndarray
     tokens: int
     pattern: Pattern = EVERY_TOKEN
+    others: tuple[AbstractTerm, ...] = ()
     nearby: tuple[Int[np.ndarray, " some"], Path] | None = None
 
     def __len__(self) -> int:
@@ -109,10 +112,10 @@ class ChunkedPath:
         network, layer = np.divmod(np.flatnonzero(self.used)[indices], self.used.shape[1])
         found = gathered_networks(self.chunks, network, layer)
         each = np.arange(len(indices))
-        return Path(found, self.width[network], each, np.zeros_like(each), np.ones(1, int), self.pattern)
+        return Path(found, self.width[network], each, np.zeros_like(each), np.ones(1, int), self.pattern, self.others)
 
 
-def chunked_path(data: xr.Dataset) -> ChunkedPath:
+def chunked_path(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> ChunkedPath:
     """The used transitions of a Dataset in chunks, which `infer.survey` has examined."""
     return ChunkedPath(
         chunks=tuple(chunks_of(data)),
@@ -123,6 +126,7 @@ def chunked_path(data: xr.Dataset) -> ChunkedPath:
         layers=data["layer"].values,
         tokens=data.sizes["token_a"],
         pattern=Pattern.in_attributes(data.attrs),
+        others=others,
     )
 
 
@@ -154,7 +158,7 @@ class _PathOfChunk:
     def __init__(self, path: ChunkedPath, chunk: Chunk):
         own = slice(chunk.first, chunk.last)
         self.chunk, self.pattern, self.width, self.gap = chunk, path.pattern, repeated_once(path.width[own]), path.gap
-        self.used = np.packbits(path.used[own])
+        self.others, self.used = path.others, np.packbits(path.used[own])
 
     def read(self) -> Path:
         networks, transitions = len(self.chunk), len(self.gap)
@@ -162,7 +166,7 @@ class _PathOfChunk:
         network, layer = np.nonzero(used)
         V = self.chunk.read(used.any(axis=1))
         width = np.broadcast_to(self.width, networks)
-        return Path(V, width, network, layer, self.gap, self.pattern, first=self.chunk.first)
+        return Path(V, width, network, layer, self.gap, self.pattern, self.others, first=self.chunk.first)
 
 
 class _SomeOfChunk:

@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from sdeinfer.layers import ATTENTION_NEXT, VARIANCE_FEATURES, FiniteWidth, Limit
-from sdeinfer.likelihood._moments import Moments, bounded, moments_of
+from sdeinfer.likelihood._moments import Moments, bounded, moments_of, of_limits
 
 if TYPE_CHECKING:
     from sdeinfer.likelihood._statistics import PathStatistics
@@ -38,7 +38,7 @@ def log_density(
     law: Limit | FiniteWidth, path: "PathStatistics", weights: Float[Array, "networks rows p nodes"]
 ) -> Float[Array, " networks"]:
     """Log density of each network; see `AbstractPath.log_density`."""
-    if isinstance(law, Limit):
+    if isinstance(law, Limit) and not law.others:
         weights = weights[:, : rows_of(LIMIT_DRIFTS)]
         drift = jnp.stack([law.attention_drift, law.relu_drift], axis=-1)
         variance = law.linear_noise[..., None, None] + law.attention_noise[..., None, None] * path.nodes
@@ -47,6 +47,7 @@ def log_density(
             for x, axes in ((drift, 1), (variance, 2))
         )
     else:
+        law = of_limits(law, len(path.widths)) if isinstance(law, Limit) else law
         moments = jax.vmap(lambda law: moments_of(law, path.centre))(law)
         drift, variance = moments.drift, jax.vmap(variance_at_nodes, (0, None))(moments, path)
     quadratic = jax.vmap(products)(drift)

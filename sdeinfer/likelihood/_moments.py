@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance import reciprocal
-from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth
+from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth, Limit
 from sdeinfer.likelihood._terms import Terms
 
 
@@ -95,3 +95,8 @@ def _raised(base: Float[Array, ""], features: Float[Array, "features p"]) -> Flo
     present = base > 0
     inverse = reciprocal(jnp.where(present, base / 2, 1.0))
     return base + above - jnp.where(present, below * bounded(below * inverse), 0.0)
+
+
+def of_limits(limit: Limit, widths: int) -> FiniteWidth:
+    """A limit, whose coefficients are scalars or of each width, as the law of every width."""
+    return jax.vmap(FiniteWidth.of_limit)(jax.tree.map(lambda x: jnp.broadcast_to(x, widths), limit))

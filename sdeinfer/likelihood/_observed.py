@@ -1,5 +1,7 @@
 """The used transitions of a Dataset."""
 
+import dataclasses
+
 import numpy as np
 import xarray as xr
 
@@ -8,16 +10,21 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.likelihood._chunked_path import ChunkedPath, chunked_path
 from sdeinfer.likelihood._transitions import Path, used_of
 from sdeinfer.observation import in_chunks, outputs_of, validate
+from sdeinfer.terms import AbstractTerm
 
 
-def observed_path(data: xr.Dataset) -> Path:
+def observed_path(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> Path:
     """The used transitions of a Dataset in which every layer was observed.
+
+    Arguments:
+        data: observed networks.
+        others: terms of the limit beside the package's.
 
     Raises:
         InputError: for invalid data, for data that skip layers, or if a transition starts at a singular covariance and
             so has no density.
     """
-    path = any_transitions(data)
+    path = any_transitions(data, others)
     if (path.gap != 1).any():
         layers = ", ".join(f"{number:g}" for number in data["layer"].values[:4])
         raise InputError(f"layer: the full path needs every layer, got layers {layers}, …; use models.thinned_path")
@@ -25,21 +32,21 @@ def observed_path(data: xr.Dataset) -> Path:
     return path
 
 
-def path_of(data: xr.Dataset) -> Path | ChunkedPath:
+def path_of(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> Path | ChunkedPath:
     """`observed_path` of a Dataset in memory, or of one in chunks, which `infer.survey` has examined."""
     if not in_chunks(data):
-        return observed_path(data)
-    path = chunked_path(data)
+        return observed_path(data, others)
+    path = chunked_path(data, others)
     path.require_densities()
     return path
 
 
-def any_transitions(data: xr.Dataset) -> Path:
+def any_transitions(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> Path:
     """The used transitions from each observed layer to the next; they may skip layers or start at singular V."""
     data = validate(data)
     if outputs_of(data):
         raise InputError("outputs: the data hold covariances of outputs, not of the last layer; use models.outputs")
-    return _path(data)
+    return dataclasses.replace(_path(data), others=others)
 
 
 def outputs_transitions(data: xr.Dataset) -> Path:

@@ -14,11 +14,12 @@ from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers import FiniteWidth, Limit
 from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._moments import at_least_a_quarter, moments_of
+from sdeinfer.likelihood._moments import at_least_a_quarter, moments_of, of_limits
 from sdeinfer.likelihood._observed import observed_path
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._terms import terms_of
 from sdeinfer.likelihood._transitions import used_of
+from sdeinfer.terms import AbstractTerm
 
 ENTRIES = 2**20
 """Bound on the number of entries of the largest arrays (m⁴ per transition) computed at a time."""
@@ -68,13 +69,13 @@ class Transitions(AbstractPath):
         The adjustment's dispersion divides the terms that depend on the parameters.
         """
         networks, layers, tokens, _ = jnp.shape(value)
-        own = _of_limits(law, len(self.widths)) if isinstance(law, Limit) else law
+        own = of_limits(law, len(self.widths)) if isinstance(law, Limit) else law
         own, width = jax.tree.map(lambda x: x[self.width], (own, self.widths))
         batch = max(1, min(networks, ENTRIES // (layers * tokens**4)))
 
         @jax.checkpoint
         def of_network(network: tuple[Any, ...]) -> tuple[Array, Array]:
-            return _log_density(*network, pattern=self.pattern)
+            return _log_density(*network, pattern=self.pattern, others=self.assumptions.other_terms)
 
         density, constant = jax.lax.map(of_network, (own, width, jnp.asarray(value), self.used), batch_size=batch)
         dispersion = jnp.ones(()) if self.adjustment is None else self.adjustment.dispersion
@@ -87,7 +88,7 @@ def transitions_of(data: xr.Dataset, assumptions: Assumptions = NOTHING_ASSUMED)
     Raises:
         InputError: as `observed_path`.
     """
-    path = observed_path(data)
+    path = observed_path(data, assumptions.other_terms)
     widths, width = np.unique(path.width, return_inverse=True)
     return Transitions(
         covariance=jnp.asarray(path.covariance, float),
@@ -99,10 +100,6 @@ def transitions_of(data: xr.Dataset, assumptions: Assumptions = NOTHING_ASSUMED)
     )
 
 
-def _of_limits(limit: Limit, widths: int) -> FiniteWidth:
-    return jax.vmap(FiniteWidth.of_limit)(jax.tree.map(lambda x: jnp.broadcast_to(x, widths), limit))
-
-
 def _log_density(
     law: FiniteWidth,
     width: Float[Array, ""],
@@ -110,12 +107,13 @@ def _log_density(
     used: Bool[Array, " transitions"],
     *,
     pattern: Pattern,
+    others: tuple[AbstractTerm, ...],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Sums over the transitions of one network: of the terms that depend on the parameters, and of the others."""
     V = (V + V.mT) / 2
     # Unused transitions may start at a singular V; its NaN would enter every derivative.
     V0, V1 = (jnp.where(used[:, None, None], ends, jnp.eye(V.shape[-1])) for ends in (V[:-1], V[1:]))
-    terms = terms_of(V0, V1, jnp.broadcast_to(1 / width, used.shape), pattern=pattern)
+    terms = terms_of(V0, V1, jnp.broadcast_to(1 / width, used.shape), pattern=pattern, others=others)
     moments = moments_of(law)
     common = moments.common_variance(terms.mixing)
     variance = common * at_least_a_quarter(moments.own_variance(terms.mixing, terms.variance) / common)

@@ -77,7 +77,7 @@ def _sums(
     p, nodes, group, groups = len(layout.middle), layout.nodes, path.network, len(path.width)
     if widths is not None:
         group, groups = path.width_index(widths), len(repeated_widths(widths))
-    weights = np.zeros((groups, p, rows_of(drift_count(path.pattern)), nodes + 1))
+    weights = np.zeros((groups, p, rows_of(drift_count(path.pattern, path.others)), nodes + 1))
     constant = np.zeros(groups)
     # The functions of so many transitions fit in the cache.
     at_once = max(1, CACHED // (8 * p * (nodes + 1)))

@@ -93,7 +93,7 @@ class PathStatistics(AbstractPath):
     estimates: Estimates | None = None
 
     @property
-    def value(self) -> Float[Array, "networks rows p nodes"]:
+    def value(self) -> Float[Array | np.ndarray, "networks rows p nodes"]:
         """The weights."""
         return self.weights
 
@@ -175,7 +175,7 @@ def blank_statistics(
     width = np.arange(count) if networks is None else np.zeros(networks, int)
     shapes: Any = jax.device_put(
         {
-            "weights": np.zeros((len(width), rows_of(drift_count(pattern)), p, nodes)),
+            "weights": np.zeros((len(width), rows_of(drift_count(pattern, assumptions.other_terms)), p, nodes)),
             "nodes": np.ones((p, nodes)),
             "centre": np.ones((FEATURES, p)),
             "next_order": np.zeros((3, p)),

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, PatternSpectrum, Spectrum, coordinates, pairs, vech
 from sdeinfer.layers import drift_terms, variance_terms
+from sdeinfer.terms import AbstractTerm
 
 REMEMBERED = 2**28
 """Bytes of terms that are kept."""
@@ -51,11 +52,12 @@ def terms_of(
     h: Float[Any, " transitions"],
     *,
     pattern: Pattern = EVERY_TOKEN,
+    others: tuple[AbstractTerm, ...] = (),
 ) -> Terms:
     """Terms of transitions from V to `after` over steps h; NumPy handles NumPy arrays, JAX differentiates."""
     xp, (rows, columns) = V.__array_namespace__(), pairs(V.shape[-1])
     root, step = np.where(rows == columns, math.sqrt(2), 1.0).astype(V.dtype), xp.sqrt(h)[:, None]
-    at, drift = coordinates(V, pattern), drift_terms(V, pattern)
+    at, drift = coordinates(V, pattern), drift_terms(V, pattern, others)
     moved = vech(at.whiten(xp.concatenate([(after - V)[None], drift]))) / root
     return Terms(
         increments=moved[0] / step,
@@ -84,6 +86,7 @@ def remembered_terms(
     h: Float[np.ndarray, " transitions"],
     *,
     pattern: Pattern,
+    others: tuple[AbstractTerm, ...] = (),
 ) -> Terms:
     """`terms_of` data with an attention pattern or many tokens, from the last `REMEMBERED` bytes of them.
 
@@ -91,10 +94,10 @@ def remembered_terms(
     O(p³).
     """
     key = hashlib.blake2b(b"".join(np.ascontiguousarray(x).tobytes() for x in (V, after, h)))
-    key.update(repr((pattern, V.shape, V.dtype)).encode())
+    key.update(repr((pattern, others, V.shape, V.dtype)).encode())
     with _LOCK:
         found = _TERMS.pop(key.digest(), None)
-    found = terms_of(V, after, h, pattern=pattern) if found is None else found
+    found = terms_of(V, after, h, pattern=pattern, others=others) if found is None else found
     with _LOCK:
         _TERMS[key.digest()] = found
         while len(_TERMS) > 1 and sum(x.nbytes for terms in _TERMS.values() for x in vars(terms).values()) > REMEMBERED:

@@ -25,6 +25,7 @@ from sdeinfer.covariance import (
     singular,
 )
 from sdeinfer.likelihood._terms import Terms, in_blocks, next_order_terms, remembered_terms, terms_of
+from sdeinfer.terms import AbstractTerm
 
 BLOCK, BLOCK_TERMS = 2048, 2**17
 """Largest number of transitions reduced at a time, and of their terms: a transition has p = m(m + 1)/2."""
@@ -44,6 +45,7 @@ class Path:
         layer: index of the observed layer at which each transition starts; shape (transitions,).
         gap: number of layers from each observed layer to the next, shape (layers − 1,).
         pattern: the attention pattern of the coordinates.
+        others: terms of the limit beside the package's.
         first: number of the first network in the data, of which this may be a chunk; for errors.
         first_layer: number of the first observed layer; for errors.
     """
@@ -56,6 +58,7 @@ class Path:
     layer: np.ndarray
     gap: np.ndarray
     pattern: Pattern = EVERY_TOKEN
+    others: tuple[AbstractTerm, ...] = ()
     first: int = 0
     first_layer: int = 0
 
@@ -79,7 +82,7 @@ class Path:
         """Terms of transitions, each taken as one step of the SDE, with one leading axis."""
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
         cheap = self.pattern.everything and self.tokens < MANY_TOKENS
-        function = partial(terms_of if cheap else remembered_terms, pattern=self.pattern)
+        function = partial(terms_of if cheap else remembered_terms, pattern=self.pattern, others=self.others)
         return in_blocks(function, self.starts(chosen), self.ends(chosen), h)
 
     def coordinates(self, chosen: slice | np.ndarray) -> Spectrum | PatternSpectrum:
@@ -169,7 +172,8 @@ class Path:
         """The transitions of the networks with the given ascending indices; the networks are renumbered."""
         mine = np.isin(self.network, networks)
         network = np.searchsorted(networks, self.network[mine])
-        return Path(self.covariance[networks], self.width[networks], network, self.layer[mine], self.gap, self.pattern)
+        own = {"covariance": self.covariance[networks], "width": self.width[networks], "network": network}
+        return dataclasses.replace(self, **own, layer=self.layer[mine], first=0)
 
     def thinned(self, count: int) -> "Path":
         """At most `count` of the transitions; which ones does not depend on the order of networks and tokens."""

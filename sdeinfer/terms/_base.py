@@ -41,8 +41,8 @@ class AbstractTerm(abc.ABC):
     """
 
     @abc.abstractmethod
-    def drift(self, c: Any, V: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-        """The drift of V, per unit of depth-time."""
+    def drift(self, c: Any, V: Float[Any, "m m ..."]) -> Float[Any, "m m ..."]:
+        """The drift of V, per unit of depth-time; linear in c, the coefficient of a likelihood's regressor."""
 
     def flow(self, c: Any, X: Float[Array, "m k ..."], h: Float[Array, ""]) -> Float[Array, "m k ..."]:
         """A factor after the step h of the drift's first part: of weak order 2, and equivariant to X ↦ XU, UUᵀ = I."""

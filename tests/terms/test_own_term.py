@@ -1,13 +1,17 @@
-"""A term and a layer of a user's (`tanh_mlp`): the drift and its flow, paths, networks with weights."""
+"""A term and a layer of a user's (`tanh_mlp`): the drift and its flow, paths, networks with weights, densities."""
+
+import functools
 
 import jax
 import numpy as np
 from budget import assert_estimate, mean_and_error
 from conftest import random_covariance
 from numpy.polynomial.hermite_e import hermegauss
+from scipy import stats
 from tanh_mlp import CubicDrift, TanhMLP
 
 import sdeinfer as si
+from sdeinfer.likelihood import CovariancePath
 
 
 def test_the_drift_is_that_of_a_wide_layer():
@@ -42,12 +46,29 @@ def test_the_flow_is_that_of_the_drift():
 
 
 def test_networks_have_the_norms_of_paths(key):
-    """At n = 256 the mean of log V_αα is off by O(1/n), a tenth of the errors of 400 networks."""
-    layer, V0, width = TanhMLP(kappa=0.5), si.equicorrelated(tokens=2, correlation=0.3, norm=1.6), 256
-    data = si.sample_networks(layer, V0, width=width, depth=128, networks=400, observe_every=128, key=key)
+    """At n = 128 the mean of log V_αα is off by O(1/n), a tenth of the errors of 100 networks."""
+    layer, V0, width = TanhMLP(kappa=0.5), si.equicorrelated(tokens=2, correlation=0.3, norm=1.6), 128
+    data = si.sample_networks(layer, V0, width=width, depth=64, networks=100, observe_every=64, key=key)
     V = np.asarray(si.simulate(layer, V0, [0.5], paths=4000, key=jax.random.fold_in(key, 1)))[:, 0]
     for statistic in (lambda V: np.log(V[:, 0, 0]), lambda V: V[:, 0, 1] / np.sqrt(V[:, 0, 0] * V[:, 1, 1])):
         (networks, error), (paths, paths_error) = (
             mean_and_error(statistic(each)) for each in (data["covariance"].values[:, -1], V)
         )
         assert_estimate(networks, paths, np.hypot(error, paths_error))
+
+
+def test_densities_have_its_drift(key):
+    """Of one token, a layer's V′ given V is N(V + 2c (V − 1) V/n, 2V²/n) by the limit's law, with c = −3κ."""
+    width, V0 = 64, np.array([[1.8]])
+    data = si.sample_networks(TanhMLP(kappa=0.5), V0, width=width, depth=12, networks=3, key=key)
+    path, prepared = (
+        make(data, architecture=TanhMLP, law="limit")
+        for make in (si.transitions, functools.partial(si.prepare, si.models.full_path))
+    )
+    V = data["covariance"].values[:, :, 0, 0]
+    for kappa in (0.2, 1.5):
+        mean = V[:, :-1] - 6 * kappa * (V[:, :-1] - 1) * V[:, :-1] / width
+        expected = stats.norm(mean, V[:, :-1] * np.sqrt(2 / width)).logpdf(V[:, 1:]).sum(axis=1)
+        for each in (path, prepared):
+            found = CovariancePath(TanhMLP(kappa=kappa), each).log_prob(each.value)
+            np.testing.assert_allclose(found, expected, rtol=1e-9)

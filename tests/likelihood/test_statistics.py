@@ -272,7 +272,7 @@ def test_blocks_change_nothing(monkeypatch):
     path = path_of(common_path(4))
     layout = path_layout(path)
     whole = path_statistics(path, layout)
-    for module in ("_statistics", "_transitions"):
+    for module in ("_layout", "_transitions"):
         monkeypatch.setattr(importlib.import_module(f"sdeinfer.likelihood.{module}"), "BLOCK", 18)
     parts = path_statistics(path, layout)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11), parts, whole)

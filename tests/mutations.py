@@ -66,7 +66,6 @@ MUTATIONS = (
     Mutation("noise: κ²", ATTENTION, "attention_noise=(variance * coldness) ** 2", "attention_noise=1.05 * (variance * coldness) ** 2", LIMITS),
     Mutation("noise: 𝒜 in spectral coordinates", "covariance/_diffusion.py", "self.delta[..., columns] ** 2) / self.tokens**2", "self.delta[..., columns] ** 2) / (0.95 * self.tokens**2)", "tests/covariance/test_diffusion.py"),
     Mutation("noise: Σ_lin in spectral coordinates", "covariance/_diffusion.py", "jnp.where(rows == columns, 2.0, 1.0)", "jnp.where(rows == columns, 2.1, 1.0)", "tests/covariance/test_diffusion.py"),
-    Mutation("noise: 𝒜 of a factor", "covariance/_diffusion.py", "attention / K.shape[0] ** 2 * matmul(K, K)", "1.05 * attention / K.shape[0] ** 2 * matmul(K, K)", "tests/covariance/test_diffusion.py"),
     # The solver.
     Mutation("solver: attention's drift, first term", LIMIT, "else (c.drift - c.noise) / 2 * at", "else (1.05 * c.drift - c.noise) / 2 * at", SOLVE),
     Mutation("solver: attention's drift, second term", LIMIT, "return self.v[:, None] * moved / 2", "return self.v[:, None] * moved / 1.9", SOLVE),

@@ -64,8 +64,9 @@ def test_more_nodes_and_pooling_change_nothing():
 
 def test_without_attention_the_mask_makes_no_difference():
     limit = si.ResidualFeedForward(0.6, 0.5, -1.0).limit()
+    of = 0.0, limit.relu_drift, limit.linear_noise, 0.0
     one, other = (
-        FullPath(dataclasses.replace(limit, pattern=path.pattern), path).log_prob(path.weights)
+        FullPath(si.layers.Limit(*of, pattern=path.pattern), path).log_prob(path.weights)
         for path in (statistics_of(common_path(4), pattern=pattern) for pattern in (si.CAUSAL, si.Pattern()))
     )
     np.testing.assert_allclose(one, other, rtol=1e-11)

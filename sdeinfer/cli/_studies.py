@@ -17,6 +17,7 @@ from sdeinfer.infer import LARGEST_LOGIT
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.figure import Figure
 
 FIGURE_PATHS = 2048
 """Largest number of paths in the figure of a tuned layer."""
@@ -135,15 +136,21 @@ def tune_command(
             step=step,
             key=key_of(seed, 0),
         )
-        phase("drawing the figure")
-        drawn = si.report.tuned_figures(tuned, paths=min(paths, FIGURE_PATHS), key=key_of(seed, 1))
-        phase("writing the report")
-        tuned.write(folder / "tuned.json")
-        si.report.write_figures(drawn, folder / "figures")
-        command = shlex.join(["uv", "run", "sdeinfer", *sys.argv[1:]])
-        si.report.write_tuned(tuned, drawn, folder / "report.html", command=command)
+        drawn = _write_tuned(tuned, folder, paths=min(paths, FIGURE_PATHS), seed=seed)
     say(str(tuned))
     say(f"written to {out}: report.html, tuned.json{', figures/' if drawn else ''}")
+
+
+def _write_tuned(tuned: "si.Tuned", folder: Path, *, paths: int, seed: int) -> dict[str, "Figure"]:
+    """Write the result, its figures, which are returned, and its page."""
+    phase("drawing the figure")
+    drawn = si.report.tuned_figures(tuned, paths=paths, key=key_of(seed, 1))
+    phase("writing the report")
+    tuned.write(folder / "tuned.json")
+    si.report.write_figures(drawn, folder / "figures")
+    command = shlex.join(["uv", "run", "sdeinfer", *sys.argv[1:]])
+    si.report.write_tuned(tuned, drawn, folder / "report.html", command=command)
+    return drawn
 
 
 def _whole(ends: tuple[float, float]) -> tuple[int, int]:

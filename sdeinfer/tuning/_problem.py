@@ -250,10 +250,10 @@ class _Event(Quantile):
 
     def smooth(self, values: Float[Array, " paths"], exploded: Bool[Array, " paths"]) -> Float[Array, ""]:
         """The quantile."""
-        known = jax.lax.stop_gradient(values)
+        # Paths that explode end at any size, whose square may overflow.
+        known = jnp.where(exploded, self.value, jax.lax.stop_gradient(values))
         margin = known.std() + max(abs(self.value), 1.0)
-        least, most = jnp.minimum(known.min(), self.value), jnp.maximum(known.max(), self.value)
-        worst = least if self.better > 0 else most
+        worst = jnp.minimum(known.min(), self.value) if self.better > 0 else jnp.maximum(known.max(), self.value)
         return super().smooth(jnp.where(exploded, worst - self.better * margin, values), exploded)
 
     def estimate(self, values: Float[np.ndarray, " paths"], exploded: Bool[np.ndarray, " paths"]) -> Estimate:

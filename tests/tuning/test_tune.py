@@ -12,6 +12,7 @@ from scipy import optimize, stats
 
 import sdeinfer as si
 from sdeinfer import criteria as of
+from sdeinfer.tuning._problem import _as_quantile
 
 T, WIDTH, DEPTH = 0.25, 256, 64
 ONE, FOUR = np.eye(1), np.asarray(si.equicorrelated(tokens=4, correlation=0.2, norm=1.0))
@@ -275,6 +276,15 @@ def test_explosions_are_no_success(key):
     goal = of.quantile(of.LargestCorrelation(), 0.95) <= 0.9
     with pytest.raises(si.InputError, match="of paths explode at gamma"):
         si.tune("attention", FOUR, subject_to=goal, bounds={"gamma": (0.5, 0.9)}, **cold)
+
+
+def test_paths_that_explode_count_alike_at_any_size():
+    """Values whose squares overflow in single precision too."""
+    criterion, _, _ = _as_quantile(of.probability(of.NormFactor(), below=2) >= 0.7)
+    values, exploded = jnp.linspace(1, 3, 64, dtype=jnp.float32), jnp.arange(64) >= 48
+    small, large = (criterion.smooth(jnp.where(exploded, x, values), exploded) for x in (5.0, 1e25))
+    assert jnp.isfinite(small)
+    assert small == large
 
 
 def test_values_that_are_not_finite_are_refused(key):

@@ -1,8 +1,10 @@
 """Fit a model to data."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+import jax
 import jax.random as jr
 import numpy as np
 import xarray as xr
@@ -16,7 +18,7 @@ from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import adjustment_of, attributes_of_adjustment, densities_of_data, log_densities
 from sdeinfer.infer._groups import Labels
 from sdeinfer.infer._precision import in_enough_precision
-from sdeinfer.infer._predictive import labelled, predict, predicted_draws
+from sdeinfer.infer._predictive import labelled, predict, predict_in, predicted_draws
 from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
@@ -130,10 +132,17 @@ def _fitted(
     phase("preparing the data")
     prepared = problem.prepare(data)
     each, kept = prepared.each, prepared.kept
-    phase("compiling the sampler")
-    draws = sampler.sample(model, prepared.joint, each=each, progress=progress, key=keys[0])
-    phase("predicting")
     before, layers_before = problem.prior(each, draws=sampler.draws, key=keys[1])
+    before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
+    phase("compiling the sampler")
+    with ThreadPoolExecutor(1) as background:
+        # The prior predictions compile and run while the sampler compiles.
+        replicated = None
+        if kind is not None and layers_before is not None:
+            chosen = problem.of_networks(each, layers_before)[before_at]
+            replicated = background.submit(predict_in, jax.config.jax_enable_x64, chosen, kept, kind, keys[2])
+        draws = sampler.sample(model, prepared.joint, each=each, progress=progress, key=keys[0])
+    phase("predicting")
     labels = Labels.of(problem, each, kept)
     groups = {
         "posterior": labels.of_draws(draws.samples),
@@ -143,15 +152,13 @@ def _fitted(
         "prior": labels.of_draws({name: value[None] for name, value in before.items()}),
         **groups_of_data(kept),
     }
-    if kind is not None and draws.layers is not None and layers_before is not None:
-        before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
+    if replicated is not None:
+        groups["prior_predictive"] = labelled(replicated.result(), 1, before_at)
+    if kind is not None and draws.layers is not None:
         layers = problem.of_networks(each, draws.layers)
-        for group, own, at, own_key in (
-            ("prior_predictive", problem.of_networks(each, layers_before)[None], before_at, keys[2]),
-            ("posterior_predictive", layers, after_at, keys[3]),
-        ):
-            chosen = own[:, at].reshape(-1, *own.shape[2:])
-            groups[group] = labelled(predict(chosen, kept, architecture=kind, key=own_key), len(own), at)
+        chosen = layers[:, after_at].reshape(-1, *layers.shape[2:])
+        after = predict(chosen, kept, architecture=kind, key=keys[3])
+        groups["posterior_predictive"] = labelled(after, sampler.chains, after_at)
         groups["layers"] = layers_group(kind, layers.mean(axis=(0, 1)), kept)
     tree = xr.DataTree.from_dict(groups)
     sampled = {name: draws.samples[name] for name in draws.log_prior if labels.of_all(name)}

@@ -75,6 +75,18 @@ def predict(
     )
 
 
+def predict_in(
+    x64: bool,  # noqa: FBT001
+    layers: Float[np.ndarray, "draws *networks coordinates"],
+    data: xr.Dataset,
+    kind: Architecture,
+    key: PRNGKeyArray,
+) -> xr.Dataset:
+    """Predict in another thread, in the precision of this one; `jax.enable_x64` is thread-local."""
+    with jax.enable_x64(x64):
+        return predict(layers, data, architecture=kind, key=key)
+
+
 def predicted_draws(predictions: int, draws: int, chains: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the draws of the prior and of each chain at which to predict, evenly spaced.
 

@@ -104,8 +104,10 @@ def fit(
     require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, predictions=predictions)
     data, problem = assume(model, data, architecture, law, prior)
     data = problem.examined(data, leave_out_damaged=leave_out_damaged)
-    phase("finding the range of the law")
-    data, pilot = range_to_fit(problem, data, largest_logit)
+    with ThreadPoolExecutor(1) as background:
+        background.submit(problem.compile_ahead, data, x64=jax.config.jax_enable_x64)
+        phase("finding the range of the law")
+        data, pilot = range_to_fit(problem, data, largest_logit)
     sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
     tree = _fitted(problem, data, sampler, predictions=predictions, progress=progress, key=key)
     kept = tree["observed_data"].sizes["network"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import xarray as xr
 from jaxtyping import Int
@@ -11,6 +12,7 @@ from sdeinfer.infer._adjust import adjusted
 from sdeinfer.infer._coordinates import LayerAt, Pilot, layer_at
 from sdeinfer.infer._mode import Mode, posterior_mode
 from sdeinfer.infer._problem import AbstractProblem, Prepared
+from sdeinfer.infer._sandwich import compile_scatter
 from sdeinfer.infer._survey import kept_networks
 from sdeinfer.likelihood import (
     Assumptions,
@@ -59,6 +61,14 @@ class Networks(AbstractProblem):
             )
         if (np.diff(data["layer"].values) != 1).any():
             raise InputError(f"layer: {what} networks of which every layer was observed; load the data")
+
+    def compile_ahead(self, data: xr.Dataset, *, x64: bool) -> None:
+        """Compile what the adjustment needs for a model of the package."""
+        if self.kind is None or self.by_user or self.assumptions.law == "limit":
+            return
+        widths = np.unique(data["width"])
+        with jax.enable_x64(x64):
+            compile_scatter(self.kind, tokens=data.sizes["token_a"], width=int(widths[0]), widths=len(widths))
 
     def statistics(
         self, path: Path | ChunkedPath, layout: Layout | None = None, *, pooled: bool = True

@@ -82,6 +82,10 @@ class AbstractProblem(abc.ABC):
         phase("examining the data")
         return survey(data, self.measures, leave_out_damaged=leave_out_damaged)
 
+    def compile_ahead(self, data: xr.Dataset, *, x64: bool) -> None:
+        """Compile what `prepare` needs, in another thread: `jax.enable_x64` is thread-local. By default nothing."""
+        del data, x64
+
     def refuse_chunks(self, data: xr.Dataset) -> None:
         """Raise an InputError for data in chunks that the model cannot have."""
         del data

@@ -33,9 +33,9 @@ from jaxtyping import Bool, Float, Int
 from sdeinfer.covariance import Pattern
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._measures import logit_spread, mean_spread
-from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractLayer, Architecture
+from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractLayer, Architecture, has_chain
 from sdeinfer.likelihood import Adjustment, Path, increments_of
-from sdeinfer.networks import sample_layer
+from sdeinfer.networks import compile_layer, sample_layer
 
 DRAWS, DRAWN_TERMS, FEWEST_DRAWS = 16_384, 2**18, 512
 """Number of exact layers that are drawn; with many tokens as many as have so many terms, m(m + 1)/2 each, but not less
@@ -125,6 +125,13 @@ def sandwich(
         axes = ((), (), (u.shape[-1],), matrix.shape, (u.shape[-1],), ())
         values = tuple(np.broadcast_to(x, (len(u), *shape)) for x, shape in zip(values, axes, strict=True))
     return Adjustment(*jax.device_put([np.asarray(x, jnp.result_type(float)) for x in values]))
+
+
+def compile_scatter(kind: Architecture, *, tokens: int, width: int, widths: int) -> None:
+    """Compile what the scatter of the scores needs."""
+    if has_chain(kind.template):
+        compile_layer(kind.template, DRAWS, tokens, width=width)
+    law_at(kind, np.zeros(len(kind.coordinates)), widths=np.arange(widths) + 1.0)
 
 
 def _draws(path: Path) -> int:

@@ -27,6 +27,5 @@ from sdeinfer.solve._tangents import tangents as tangents
 from sdeinfer.solve._tangents import tangents_from as tangents_from
 from sdeinfer.solve._weak_error import STEP as STEP
 from sdeinfer.solve._weak_error import WeakErrors as WeakErrors
-from sdeinfer.solve._weak_error import coarse_and_fine as coarse_and_fine
 from sdeinfer.solve._weak_error import step_within as step_within
 from sdeinfer.solve._weak_error import weak_errors as weak_errors

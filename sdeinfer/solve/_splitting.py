@@ -34,7 +34,7 @@ def splitting_step(
 
     Arguments:
         limit: the terms and their coefficients.
-        X: the factor; that of a path that explodes becomes anything finite.
+        X: the factor; that of a path that explodes becomes anything.
         h: step in depth-time.
         G: independent normals of variance h, with the shape of `Limit.normals`.
         odd: whether the flows are composed in reverse order.
@@ -43,7 +43,9 @@ def splitting_step(
     explodes = explosion(limit, X[: len(X) // 2] if tangents else X, h)
     # The terms of a path that explodes must not overflow.
     X = jnp.where(explodes, identity_like(X), X)
-    return composed(flows_of(limit, h, G, tangents=tangents), X, odd), explodes
+    moved = composed(flows_of(limit, h, G, tangents=tangents), X, odd)
+    # Noise may take a path so far that the drift after it overflows. No entry of V exceeds this sum.
+    return moved, explodes | ~jnp.isfinite(jnp.sum(moved * moved, axis=(0, 1)))
 
 
 def flows_of(limit: Limit, h: Float[Array, ""], G: Float[Array, "k columns ..."], *, tangents: bool) -> list[Flow]:

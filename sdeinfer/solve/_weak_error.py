@@ -79,7 +79,7 @@ def weak_errors(
     """
     V0 = np.asarray(validate_covariance(V0))
     paths = max(256, PILOT // V0.size) if paths is None else paths
-    coarse, fine = coarse_and_fine(layer, V0, ts, paths=paths, step=step, key=key)
+    coarse, fine = _coarse_and_fine(layer, V0, ts, paths=paths, step=step, key=key)
     finite = np.isfinite(fine).all(axis=(1, 2, 3))
     if finite.sum() < 2:
         raise InputError("ts: all paths of the SDE explode; use shorter times or smaller tokens")
@@ -136,7 +136,7 @@ def step_within(
         paths = math.ceil(paths * max(1.0, (2 * noise / (tolerance / 2)) ** 2))
 
 
-def coarse_and_fine(
+def _coarse_and_fine(
     layer: AbstractLayer,
     V0: Float[np.ndarray, "m m"],
     ts: ArrayLike,

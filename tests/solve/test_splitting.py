@@ -15,7 +15,7 @@ from numpy.polynomial.hermite_e import hermegauss
 import sdeinfer as si
 from sdeinfer.covariance import differences, gram, overlap, transpose, vech
 from sdeinfer.solve import BrownianArray, BrownianSteps, BrownianSums, scan_paths, step_grid
-from sdeinfer.solve._splitting import flows_of
+from sdeinfer.solve._splitting import explosion, flows_of, splitting_step
 from sdeinfer.terms import Limit
 from sdeinfer.terms._attention_noise import attention_noise, attention_noise_flow, attention_noise_square
 from sdeinfer.terms._linear import linear_noise_flow
@@ -233,6 +233,19 @@ def test_gradients_are_central_differences(key):
     expected = [(both(u.at[i].add(h))[0] - both(u.at[i].add(-h))[0]) / (2 * h) for i in range(4)]
     np.testing.assert_allclose(both(u)[1], expected, rtol=1e-6)
     np.testing.assert_allclose(jax.jit(jax.jacfwd(end))(u), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tangents", [False, True])
+def test_a_step_that_overflows_is_an_explosion(tangents):
+    """Noise takes one of two paths so far that its drift overflows; at the start of the step it is far from that."""
+    limit, tokens, h = jax.tree.map(jnp.float32, LAYERS["transformer"]().limit()), 3, jnp.float32(0.01)
+    rows = tokens * (1 + tangents)
+    X = jnp.broadcast_to(jnp.eye(rows, dtype=jnp.float32)[..., None], (rows, rows, 2))
+    G = 0.1 * jr.normal(jr.key(0), (*limit.normals(rows), 2), jnp.float32) * jnp.array([1, 1e12], jnp.float32)
+    assert not explosion(limit, X[:tokens], h).any()
+    moved, explodes = splitting_step(limit, X, h, G, h < 0, tangents=tangents)
+    np.testing.assert_array_equal(explodes, [False, True])
+    assert jnp.isfinite(moved[..., 0]).all()
 
 
 def test_one_tokens_law_is_exact_at_every_step(key):

@@ -14,6 +14,7 @@ from sdeinfer.infer._mode import Mode, posterior_mode
 from sdeinfer.infer._problem import AbstractProblem, Prepared
 from sdeinfer.infer._sandwich import compile_scatter
 from sdeinfer.infer._survey import kept_networks
+from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import (
     Assumptions,
     ChunkedPath,
@@ -52,6 +53,11 @@ class Networks(AbstractProblem):
         form = model.form(blank_statistics(2, 1, assumptions=assumptions) if blank is None else blank)
         return cls(model, assumptions, form.kind, form)
 
+    @property
+    def adjusted_kind(self) -> Architecture | None:
+        """The kind of layer, for which the likelihood is adjusted; None by the limit's law, which is not."""
+        return None if self.assumptions.law == "limit" else self.kind
+
     def refuse_chunks(self, data: xr.Dataset) -> None:
         """Raise an InputError unless there is one layer for all networks, and every layer was observed."""
         what = "data in chunks (Dask) are for"
@@ -64,11 +70,11 @@ class Networks(AbstractProblem):
 
     def compile_ahead(self, data: xr.Dataset, *, x64: bool) -> None:
         """Compile what the adjustment needs for a model of the package."""
-        if self.kind is None or self.by_user or self.assumptions.law == "limit":
+        if (kind := self.adjusted_kind) is None or self.by_user:
             return
         widths = np.unique(data["width"])
         with jax.enable_x64(x64):
-            compile_scatter(self.kind, tokens=data.sizes["token_a"], width=int(widths[0]), widths=len(widths))
+            compile_scatter(kind, tokens=data.sizes["token_a"], width=int(widths[0]), widths=len(widths))
 
     def statistics(
         self, path: Path | ChunkedPath, layout: Layout | None = None, *, pooled: bool = True
@@ -82,11 +88,11 @@ class Networks(AbstractProblem):
         """
         pooled = pooled and self.form.pooled
         found = path_statistics(path, layout, pooled=pooled, assumptions=self.assumptions)
-        if self.kind is None or self.assumptions.law == "limit":
+        if (kind := self.adjusted_kind) is None:
             return found
         found = found.by_network() if self.form.own else found
         axis = found.networks if self.form.own else None
-        return dataclasses.replace(found, adjustment=no_adjustment(len(self.kind.coordinates), axis))
+        return dataclasses.replace(found, adjustment=no_adjustment(len(kind.coordinates), axis))
 
     def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot:
         """The modes of the posteriors given some of the transitions."""
@@ -119,9 +125,9 @@ class Networks(AbstractProblem):
         """
         layout = path_layout(path) if layout is None else layout
         statistics = self.statistics(path, layout, pooled=pooled) if statistics is None else statistics
-        if self.kind is None or self.assumptions.law == "limit":
+        if (kind := self.adjusted_kind) is None:
             return statistics
-        return adjusted(self.model, self.kind, path, layout, statistics)
+        return adjusted(self.model, kind, path, layout, statistics)
 
     def prepare(self, data: xr.Dataset) -> Prepared:
         """Prepare data for a fit; of data in chunks, only some of the networks are kept."""

@@ -45,6 +45,7 @@ from sdeinfer.likelihood import (
     evenly_by,
     outputs_transitions,
     used_of,
+    used_only,
     with_used,
 )
 from sdeinfer.observation import in_chunks, outputs_of
@@ -54,8 +55,8 @@ FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
 at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FACTOR` times as many transitions."""
 
 PRECISE = 0.01
-"""Of data in chunks, the estimate of τ0 uses no more transitions than are in memory at a time, once the standard
-deviation of log τ0 is below this."""
+"""The standard deviation of log τ0 below which an estimate from data in chunks takes no more transitions than are in
+memory at a time."""
 
 LARGEST_GROWTH = 1.0
 """Largest relative change of V by the ReLU of one layer, at which a transition may start."""
@@ -170,7 +171,7 @@ def _of_small_spread(
                 f"at least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
                 "smaller tokens or wider networks"
             )
-    return spreads.marked(order[:allowed]), tau0
+    return used_only(used, order[:allowed]), tau0
 
 
 def _of_small_growth(problem: AbstractProblem, data: xr.Dataset, used: np.ndarray) -> np.ndarray:
@@ -186,9 +187,7 @@ def _of_small_growth(problem: AbstractProblem, data: xr.Dataset, used: np.ndarra
         mode, layer = estimate(_some(np.flatnonzero(kept), growth), mode)
         small = growth * of_each(coefficient(problem.kind, layer.u, "relu_drift"), used) <= LARGEST_GROWTH
         kept = small if small.any() else kept
-    found = np.zeros(used.size, bool)
-    found[np.flatnonzero(used)[kept]] = True
-    return found.reshape(used.shape)
+    return used_only(used, kept)
 
 
 def _some(indices: np.ndarray, growth: np.ndarray) -> np.ndarray:

@@ -43,12 +43,6 @@ class Spreads:
         order = np.argsort(grown)
         return order, grown[order]
 
-    def marked(self, indices: np.ndarray) -> np.ndarray:
-        """Whether each transition is one of these used ones."""
-        found = np.zeros(self.used.size, bool)
-        found[np.flatnonzero(self.used)[indices]] = True
-        return found.reshape(self.used.shape)
-
 
 class Coldest(NamedTuple):
     """The smallest of a layer's temperatures, which determines the spread, or of each network's layer.

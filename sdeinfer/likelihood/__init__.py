@@ -60,5 +60,6 @@ from sdeinfer.likelihood._transitions import Path as Path
 from sdeinfer.likelihood._transitions import evenly_by as evenly_by
 from sdeinfer.likelihood._transitions import largest_variances as largest_variances
 from sdeinfer.likelihood._transitions import used_of as used_of
+from sdeinfer.likelihood._transitions import used_only as used_only
 from sdeinfer.likelihood._transitions import with_pattern as with_pattern
 from sdeinfer.likelihood._transitions import with_used as with_used

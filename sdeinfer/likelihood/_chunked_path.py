@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from sdeinfer._map_reduce import Combine, map_chunks, reduce_chunks
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.likelihood._transitions import Path, evenly_by, used_of, without_density
+from sdeinfer.likelihood._transitions import Path, evenly_by, used_of, used_only, without_density
 from sdeinfer.observation import Chunk, chunks_of
 from sdeinfer.terms import AbstractTerm
 
@@ -80,9 +80,7 @@ class ChunkedPath:
                 return path.take(place)
         if len(indices) <= self.at_once:
             return self._gathered(indices)
-        used = np.zeros(self.used.size, bool)
-        used[np.flatnonzero(self.used)[indices]] = True
-        return dataclasses.replace(self, used=used.reshape(self.used.shape), nearby=None)
+        return dataclasses.replace(self, used=used_only(self.used, indices), nearby=None)
 
     def with_nearby(self, indices: Int[np.ndarray, " some"]) -> "ChunkedPath":
         """The path with some transitions in memory, from which `take` takes."""

@@ -222,6 +222,15 @@ def with_used(data: xr.Dataset, used: Bool[np.ndarray, "networks transitions"]) 
     return data.assign({USED: (("network", "layer"), np.concatenate([used, from_last], axis=1))})
 
 
+def used_only(
+    used: Bool[np.ndarray, "networks transitions"], chosen: np.ndarray
+) -> Bool[np.ndarray, "networks transitions"]:
+    """The marks with some of the used transitions only, by their indices or a mask among the used ones."""
+    found = np.zeros(used.size, bool)
+    found[np.flatnonzero(used)[chosen]] = True
+    return found.reshape(used.shape)
+
+
 def largest_variances(V: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "..."]:
     """The largest variance of a token, in float32; sorted by it, transitions have an order of their own."""
     return np.diagonal(V, axis1=-2, axis2=-1).max(axis=-1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What is being done: on one line of a terminal, cleared at the end; nowhere else."""
+"""The current phase: on one line of a terminal, cleared at the end; nowhere else."""
 
 import io
 import sys

@@ -25,7 +25,7 @@ LARGEST = 1e6
 
 
 class Range(NamedTuple):
-    """What is known of the range of the law.
+    """Measures of the range of the law.
 
     Attributes:
         spread: mean spread of the logits in a row of the softmax, of the transitions that the fit used.
@@ -46,7 +46,7 @@ def range_of(posterior: Posterior) -> Range | None:
     used, layers = used_of(posterior.data), posterior.tree["layers"].to_dataset()
     tau0 = np.min([layers[name].values for name in kind.coordinates.temperatures], axis=0)
     spread = logit_scale(posterior.data) / tau0[:, None]
-    # Of data in chunks, all networks count, of which the data are some.
+    # All networks of data in chunks count, of which the data are some.
     share = 1 - float(attrs["left_out"]) if "used_transitions" in attrs else float(used.mean())
     rare = share < LEAST_USED and posterior.one_layer and "out_of_range" not in attrs
     return Range(mean_spread(spread[used]), share, excluded_layers(posterior, spread) if rare else None)

@@ -140,7 +140,7 @@ def found_from(
     if polished:
         x, value = _polished(objective, found.x, curvature)
     values, axes = np.linalg.eigh(curvature)
-    # Where the mode is on the bound, the priors still have a curvature of about 1.
+    # The priors still have a curvature of about 1 where the mode is on the bound.
     covariance = (axes / np.where(values > LEAST_CURVATURE, values, 1.0)) @ axes.T
     return Mode(sites, x, value, covariance, curvature, shapes)
 

@@ -62,7 +62,7 @@ def predict(
         key_here = jr.fold_in(key, np.uint32(width))
         V, stopped = solve_in_blocks(each, starts, grid, paths=len(starts), key=key_here)
         V = fill_after(stopped, V, grid.saved, np.nan)
-        # What single precision cannot hold has exploded as well.
+        # Values that single precision cannot hold have exploded as well.
         V = np.where(np.abs(V) < np.finfo(replicate.dtype).max, V, np.nan)
         replicate[:, same] = V.reshape(draws, len(same), *V.shape[1:])
     if outputs_of(data):

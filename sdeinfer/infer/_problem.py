@@ -1,4 +1,4 @@
-"""What is to be fitted: a model, with what is assumed of its layers, for one kind of data.
+"""The problem of a fit: a model, with the assumptions on its layers, for one kind of data.
 
 Networks (`infer._networks`), networks in groups (`infer._grouped`), and networks with latent layers (`infer._bridged`)
 differ in what determines their range, how they are prepared and which sampler they need.

@@ -71,7 +71,7 @@ def kept_networks(data: xr.Dataset) -> xr.Dataset:
 
 
 class Surveyed(NamedTuple):
-    """What one chunk holds, see `survey`."""
+    """The measures and marks of one chunk, see `survey`."""
 
     damaged: Bool[np.ndarray, " networks"]
     faults: tuple[str, ...]

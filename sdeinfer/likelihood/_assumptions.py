@@ -101,7 +101,7 @@ class Prior:
 
 @runtime_checkable
 class HasCoordinates(Protocol):
-    """What has a name and sampled coordinates: a kind of layer, or another model."""
+    """A kind of layer, or another model, with a name and sampled coordinates."""
 
     @property
     def name(self) -> str: ...

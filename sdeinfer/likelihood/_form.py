@@ -1,4 +1,4 @@
-"""What a NumPyro program observes: one layer for all networks, one for each, or networks without a single layer."""
+"""The form of a NumPyro program: one layer for all networks, one for each, or networks without a single layer."""
 
 import dataclasses
 import functools

@@ -84,7 +84,7 @@ class SelfAttentionFlow(eqx.Module):
     def residual(
         self, x: Float[Array, "q D"], tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
     ) -> Float[Array, "q D"]:
-        """What a residual layer adds at x per unit of step: the mean of the heads and the MLP, not projected."""
+        """The branch of a residual layer at x per unit of step: the mean of the heads and the MLP, not projected."""
         # Divided by their sums after the product: a pass over n² numbers less than the mean by `attention`.
         kernel, masses = self._kernel(x, tokens), _masses(tokens, weights)[:, None]
         if self.normalised:

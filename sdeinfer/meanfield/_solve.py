@@ -62,7 +62,7 @@ def solve(
 
 
 def _field(t, x, args):
-    # Of the module: a function made in each call would be compiled in each.
+    # A function of the module: one made in each call would be compiled in each.
     flow, weights = args
     return flow(x, weights)
 

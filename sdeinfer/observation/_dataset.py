@@ -114,7 +114,7 @@ def validate(data: xr.Dataset) -> xr.Dataset:
 
 
 def validate_labels(data: xr.Dataset) -> xr.Dataset:
-    """What `validate` checks but the values of the covariances, which are not read.
+    """As `validate`, without the values of the covariances, which are not read.
 
     Raises:
         InputError: as `validate`.

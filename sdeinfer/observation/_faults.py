@@ -1,4 +1,4 @@
-"""What makes covariances no observations of independent networks: no covariance at all, or one recorded twice."""
+"""Faults of covariances as observations of independent networks: no covariance at all, or one recorded twice."""
 
 import hashlib
 

@@ -147,12 +147,12 @@ class _Setting:
     depth: int
 
     def promised(self, paths: int, step: float, key: PRNGKeyArray) -> Values:
-        """Of paths of the SDE."""
+        """Statistics of paths of the SDE."""
         time = self.depth / self.width
         return statistics_of_layer(self.statistics, self.layer, self.V0, time, paths=paths, step=step, key=key)
 
     def by_chain(self, networks: int, key: PRNGKeyArray) -> Values:
-        """Of exact chains, without statistics of tangents."""
+        """Statistics of exact chains, without those of tangents."""
         mine = [each for each in self.statistics if each.directions is None]
         if not mine or not has_chain(self.layer):
             return {}, np.zeros(networks, bool)
@@ -162,7 +162,7 @@ class _Setting:
         return _values(mine, self.V0, sample_chains(self.layer, starts, **sizes, key=key)[:, 1:])
 
     def with_weights(self, networks: int, key: PRNGKeyArray) -> Values:
-        """Of networks with weights."""
+        """Statistics of networks with weights."""
         found, exploded = {}, np.zeros(networks, bool)
         sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "networks": networks}
         for tangent, mine in by_tangent(self.statistics).items() if networks else ():

@@ -58,7 +58,7 @@ def test_networks_have_the_norms_of_paths(key):
 
 
 def test_densities_have_its_drift(key):
-    """Of one token, a layer's V′ given V is N(V + 2c (V − 1) V/n, 2V²/n) by the limit's law, with c = −3κ."""
+    """A layer's V′ of one token, given V, is N(V + 2c (V − 1) V/n, 2V²/n) by the limit's law, with c = −3κ."""
     width, V0 = 64, np.array([[1.8]])
     data = si.sample_networks(TanhMLP(kappa=0.5), V0, width=width, depth=12, networks=3, key=key)
     path, prepared = (

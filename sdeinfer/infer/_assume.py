@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import xarray as xr
 
+from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.infer._bridged import Latent
@@ -115,9 +116,7 @@ def require_settings(law: str, laws: Sequence[str], **counts: int) -> None:
     """
     if law not in laws:
         raise InputError(f"law: must be one of {', '.join(laws)}, got {law!r}")
-    for name, value in counts.items():
-        if value < 1:
-            raise InputError(f"{name}: at least 1 is needed, got {value}")
+    at_least_one(**counts)
 
 
 LARGEST_TOKENS = 24

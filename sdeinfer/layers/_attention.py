@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from sdeinfer._arguments import shown, whole_number
+from sdeinfer._arguments import at_least_one, shown, whole_number
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, gram, is_concrete, matmul, reciprocal, total, transpose
 from sdeinfer.layers._base import AbstractLayer, shortcut
@@ -198,8 +198,7 @@ class ShapedAttention(AbstractLayer):
 
 def check_heads(key_width: int | None, heads: int) -> None:
     """Raise an InputError unless the width of queries and keys and the number of heads are positive."""
-    if key_width is not None and key_width < 1:
-        raise InputError(f"key_width: at least 1 is needed, got {key_width}")
+    at_least_one(key_width=key_width)
     if not whole_number(heads) or heads < 1:
         raise InputError(f"heads: a whole number of at least 1 is needed, got {shown(heads)}")
 

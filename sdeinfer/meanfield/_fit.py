@@ -15,7 +15,7 @@ from arviz_base import dict_to_dataset
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpyro import handlers
 
-from sdeinfer._arguments import checked
+from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer import NUTS, AbstractSampler, prior_draws
@@ -75,8 +75,7 @@ def fit(
         InputError: for data without tokens, programs without the site, and priors outside a parameter's range.
     """
     model = token_model(model)
-    if predictions < 1:
-        raise InputError(f"predictions: at least 1 is needed, got {predictions}")
+    at_least_one(predictions=predictions)
     sampler = NUTS(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
     path = token_path(data, flow=flow, assumptions=Assumptions(prior=checked_priors(prior, model)))
     _require_tokens(model, path)

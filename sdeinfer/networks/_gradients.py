@@ -10,6 +10,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor, validate_covariance
 from sdeinfer.layers import AbstractLayer, check_parameters
@@ -178,9 +179,7 @@ def _gradients_batch(layer, V0, keys, recorded, *, width, depth, cotangents):
 
 def _check(layer, V0, *, width: int, **sizes: int) -> tuple[AbstractLayer, np.ndarray]:
     """Check the parameters, V0 and the sizes, and convert V0 to JAX's floating-point type."""
-    for name, value in {"width": width, **sizes}.items():
-        if value < 1:
-            raise InputError(f"{name}: at least 1 is needed, got {value}")
+    at_least_one(width=width, **sizes)
     V0, layer = validate_covariance(V0), check_parameters(layer)
     most = 2 * len(V0) if "observe_every" in sizes else len(V0)
     what = "tokens and their tangents need" if "observe_every" in sizes else "tokens need"

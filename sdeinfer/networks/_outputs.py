@@ -5,7 +5,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
-from sdeinfer._arguments import checked
+from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._files import InputError
 from sdeinfer.layers import architecture_in
 from sdeinfer.observation import observe_outputs, truth_of, validate
@@ -27,8 +27,7 @@ def sample_outputs(data: xr.Dataset, *, outputs: int, key: PRNGKeyArray) -> xr.D
         InputError: for invalid data, data that do not start at layer 0, and fewer than one output.
     """
     data = validate(data)
-    if outputs < 1:
-        raise InputError(f"outputs: at least 1 is needed, got {outputs}")
+    at_least_one(outputs=outputs)
     layers = data["layer"].values
     if layers[0] != 0:
         raise InputError(f"layer: the initial covariance, of layer 0, is needed; the first layer is {layers[0]:g}")

@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from sdeinfer._arguments import checked
+from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
 from sdeinfer._devices import devices_for, divided, launching, launching_threads
 from sdeinfer._files import InputError
@@ -92,9 +92,7 @@ def sample_networks(
         InputError: for a V0 that is not a covariance, sizes that are not positive, or a network whose covariance
             overflows.
     """
-    for name, value in {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}.items():
-        if value < 1:
-            raise InputError(f"{name}: at least 1 is needed, got {value}")
+    at_least_one(width=width, depth=depth, networks=networks, observe_every=observe_every)
     if method is None:
         method = "chain" if has_chain(layer) else "weights"
     if method not in ("chain", "weights"):

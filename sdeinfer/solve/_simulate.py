@@ -11,7 +11,7 @@ from diffrax import AbstractAdjoint
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from numpy.typing import ArrayLike
 
-from sdeinfer._arguments import checked
+from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor_on_host, is_concrete, semidefinite_cholesky, validate_covariance
@@ -123,8 +123,7 @@ def check_inputs[T: AbstractLayer](layer: T, V0: ArrayLike, paths: int) -> tuple
     V0 = validate_covariance(V0) if is_concrete(V0) else _raise_unless_covariance(jnp.asarray(V0))
     # The factorisation reads one triangle: without this line the derivative would have that triangle only.
     V0 = (V0 + V0.T) / 2
-    if paths < 1:
-        raise InputError(f"paths: at least 1 is needed, got {paths}")
+    at_least_one(paths=paths)
     return layer, V0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from sdeinfer._arguments import checked, whole_number
+from sdeinfer._arguments import at_least_one, checked, whole_number
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
@@ -121,9 +121,7 @@ def tune(
 
 
 def _check_sizes(over: str, **sizes: int) -> None:
-    for name, value in sizes.items():
-        if value < 1:
-            raise InputError(f"{name}: at least 1 is needed, got {value}")
+    at_least_one(**sizes)
     if over not in ("worst", "mean"):
         raise InputError(f"over: must be 'worst' or 'mean', got {over!r}")
 

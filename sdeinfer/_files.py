@@ -54,6 +54,12 @@ def staged_file(path: str | Path) -> Iterator[Path]:
         temporary.replace(path)
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file, see `staged_file`."""
+    with staged_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def staged_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`, whose files move to `path` at the end.

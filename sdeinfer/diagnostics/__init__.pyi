@@ -1,5 +1,6 @@
 from ._advice import at_least as at_least
 from ._advice import at_most as at_most
+from ._advice import of_truth as of_truth
 from ._advice import sampler_verdicts as sampler_verdicts
 from ._advice import with_precision as with_precision
 from ._agreement import agreement as agreement
@@ -26,7 +27,6 @@ from ._summary import known_truth as known_truth
 from ._summary import parameters_of as parameters_of
 from ._summary import summarise as summarise
 from ._thresholds import CONTRACTION as CONTRACTION
-from ._thresholds import DEVIATIONS as DEVIATIONS
 from ._thresholds import EFFECT as EFFECT
 from ._thresholds import LEVEL as LEVEL
 from ._thresholds import MOVE as MOVE

@@ -14,7 +14,6 @@ from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics import (
     CONTRACTION,
-    DEVIATIONS,
     EFFECT,
     LEVEL,
     MOVE,
@@ -25,6 +24,7 @@ from sdeinfer.diagnostics import (
     draws_of,
     fixed_of,
     identified_of,
+    of_truth,
     sampler_verdicts,
     summarise,
     with_precision,
@@ -78,11 +78,7 @@ def check(
         at_least("identified", f"{name} contraction", value, CONTRACTION, f"the data say little of {name}")
         for name, value in contractions.items()
     ]
-    for name in names:
-        if np.isfinite(table.loc[name, "truth"]):
-            deviations = abs(table.loc[name, "mean"] - table.loc[name, "truth"]) / table.loc[name, "sd"]
-            advice = "posterior sds away: the model does not fit"
-            verdicts.append(at_most("true", f"{name} against truth", deviations, DEVIATIONS, advice))
+    verdicts += of_truth(table.loc[names])
     unidentified = tuple(name for name, value in contractions.items() if value < CONTRACTION)
     identified = tuple(with_precision(name, table) for name in names if name not in unidentified)
     return Check(tuple(verdicts), (), identified, unidentified, tuple([*notes, *rough]))

@@ -12,7 +12,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sdeinfer._files import staged_file
+from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.diagnostics import Check, has_prior, identification, identified_of, summarise, with_chains
 from sdeinfer.infer import LIMIT_POSTERIOR
@@ -97,8 +97,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         provenance=_provenance(post),
         commands=_commands(post),
     )
-    with staged_file(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_text(path, page)
 
 
 def _exploded(post: xr.DataTree) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import xarray as xr
 
-from sdeinfer._files import staged_file
+from sdeinfer._files import write_text
 from sdeinfer.diagnostics import Check, fixed_of, summarise
 
 
@@ -59,7 +59,4 @@ def _number(value: float) -> float | None:
 def write_summary(post: xr.DataTree, verdicts: Check, path: str | Path) -> None:
     """Write the summary as JSON."""
     numbers = summary(post, verdicts)
-    with staged_file(path) as temporary:
-        temporary.write_text(
-            json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-        )
+    write_text(path, json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

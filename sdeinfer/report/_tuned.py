@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import PRNGKeyArray
 from matplotlib.figure import Figure
 
-from sdeinfer._files import staged_file
+from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.criteria import Constraint, Probability
 from sdeinfer.plots import plot_tuned
@@ -56,8 +56,7 @@ def write_tuned(tuned: Tuned, drawn: Mapping[str, Figure], path: str | Path, *, 
         time=tuned.depth / tuned.width,
         command=command,
     )
-    with staged_file(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_text(path, page)
 
 
 def _relaxed(tuned: Tuned) -> list[dict[str, Any]]:

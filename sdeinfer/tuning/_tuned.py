@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from sdeinfer._files import staged_file
+from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.criteria import AbstractCriterion, Constraint
 from sdeinfer.layers import AbstractLayer
@@ -195,8 +195,7 @@ class Tuned:
 
     def write(self, path: str | Path) -> None:
         """Write `to_dict` as JSON."""
-        with staged_file(Path(path)) as file:
-            file.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
 
 def _short(value: float) -> str:

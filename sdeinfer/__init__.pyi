@@ -1,3 +1,4 @@
+from . import blocks as blocks
 from . import covariance as covariance
 from . import criteria as criteria
 from . import diagnostics as diagnostics

@@ -163,22 +163,22 @@ class Reparameterisation:
     from_sampled: Callable[..., tuple[Any, ...]]
 
 
-def _distributions() -> Any:
+def distributions() -> Any:
     """NumPyro's distributions, imported with the first prior so that layers do not need NumPyro."""
     return importlib.import_module("numpyro").distributions
 
 
-GAMMA = Parameter("gamma", "γ", "strength of the residual branch", "logit", lambda: _distributions().Uniform(0, 1))
-TAU0 = Parameter("tau0", "τ0", "constant of the softmax temperature", "log", lambda: _distributions().LogNormal(0, 1))
+GAMMA = Parameter("gamma", "γ", "strength of the residual branch", "logit", lambda: distributions().Uniform(0, 1))
+TAU0 = Parameter("tau0", "τ0", "constant of the softmax temperature", "log", lambda: distributions().LogNormal(0, 1))
 C_GAP = Parameter(
-    "c_gap", "c₊ − c₋", "gap of the slopes", "log", lambda: _distributions().HalfNormal(math.sqrt(2) * SLOPE_SCALE)
+    "c_gap", "c₊ − c₋", "gap of the slopes", "log", lambda: distributions().HalfNormal(math.sqrt(2) * SLOPE_SCALE)
 )
 C_MEAN = Parameter(
     "c_mean",
     "(c₊ + c₋)/2",
     "mean of the slopes",
     "identity",
-    lambda: _distributions().Normal(0, SLOPE_SCALE / math.sqrt(2)),
+    lambda: distributions().Normal(0, SLOPE_SCALE / math.sqrt(2)),
     identified=False,
 )
 SLOPES = Reparameterisation(

@@ -33,6 +33,8 @@ from sdeinfer.layers._sizes import size as size
 from sdeinfer.layers._stack import ShapedTransformer as ShapedTransformer
 from sdeinfer.layers._stack import Stack as Stack
 from sdeinfer.layers._wishart import COLUMNS_AT_ONCE as COLUMNS_AT_ONCE
+from sdeinfer.layers._wishart import factor as factor
+from sdeinfer.layers._wishart import residual_covariance as residual_covariance
 from sdeinfer.layers._wishart import whole as whole
 from sdeinfer.layers._wishart import wishart_draws as wishart_draws
 from sdeinfer.layers._wishart import wishart_factor as wishart_factor

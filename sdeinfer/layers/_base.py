@@ -83,6 +83,11 @@ class AbstractLayer(eqx.Module):
         return self
 
     @property
+    def part_name(self) -> str:
+        """The name in a `Stack`, a prefix of the layer's parameters there."""
+        return self.architecture or type(self).__name__.lower()
+
+    @property
     def column_blocks(self) -> int:
         """Number of equal column blocks of X that the layer treats differently: 1, or the number of heads."""
         return 1

@@ -93,7 +93,7 @@ class Stack(AbstractLayer):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the layers, used as prefixes of their parameters, such as attention, feedforward or mlp_2."""
-        kinds = [layer.architecture or type(layer).__name__.lower() for layer in self.layers]
+        kinds = [layer.part_name for layer in self.layers]
         earlier = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
         return tuple(f"{kind}_{count + 1}" if count else kind for kind, count in zip(kinds, earlier, strict=True))
 

@@ -1,0 +1,17 @@
+"""Residual blocks of Transformers in use: Pre-LN and Post-LN, RMSNorm, GELU, SwiGLU, softmax with masks, GQA and RoPE.
+
+A branch ends in a Gaussian linear map, so that its law at width n needs expectations over a few Gaussian vectors and no
+limit. `Block` is a layer; `increment_moments` and `output_moments` are its law.
+"""
+
+from sdeinfer.blocks._activations import ACTIVATIONS as ACTIVATIONS
+from sdeinfer.blocks._attention import SelfAttention as SelfAttention
+from sdeinfer.blocks._block import Block as Block
+from sdeinfer.blocks._branch import AbstractBranch as AbstractBranch
+from sdeinfer.blocks._branch import HiddenMoments as HiddenMoments
+from sdeinfer.blocks._law import LogMatrixNormal as LogMatrixNormal
+from sdeinfer.blocks._law import Moments as Moments
+from sdeinfer.blocks._law import increment_moments as increment_moments
+from sdeinfer.blocks._law import output_moments as output_moments
+from sdeinfer.blocks._mlp import MLP as MLP
+from sdeinfer.blocks._norms import normalised_covariance as normalised_covariance

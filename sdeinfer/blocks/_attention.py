@@ -1,0 +1,207 @@
+"""The branch of self-attention: softmax as it is, with masks, groups of heads and rotations of positions."""
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from scipy.stats import chi2
+
+from sdeinfer._arguments import at_least_one, shown
+from sdeinfer._files import InputError
+from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, projected, projection
+from sdeinfer.blocks._nodes import LARGEST_DIMENSION, normal_nodes, uniform_nodes
+from sdeinfer.blocks._parameters import GAIN, TEMPERATURE
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, pairs, square_of, total, transpose, vech
+from sdeinfer.layers import NetworkKeys, factor, wishart_draws, wishart_factor
+from sdeinfer.parameters import Parameter
+
+
+class AttentionNodes(NamedTuple):
+    """Random numbers of the parts of attention, one for each group of heads with common keys.
+
+    Attributes:
+        keys: without rotations the factor B of a Wishart matrix of d_k degrees of freedom, shape (nodes, m, m); with
+            rotations the normals of the keys, shape (nodes, m, d_k).
+        queries: normals, of shape (nodes, heads, m, m) or (nodes, heads, m, d_k).
+    """
+
+    keys: Float[Any, "nodes m k"]
+    queries: Float[Any, "nodes heads m k"]
+
+
+class SelfAttention(AbstractBranch):
+    """h: for each head softmax(q kᵀ/(τ √d_k)) v, with masked logits; heads are concatenated.
+
+    Heads that share keys and values, in groups as in GQA and MQA, make one part of S; a part is their mean. The gain of
+    the values is a factor of the strength, that of queries and keys one of 1/τ.
+
+    Attributes:
+        temperature: τ; √d_k for a softmax without the factor 1/√d_k.
+        gain: w = n σ² of queries, keys and values, with weights of standard deviation σ; it is known.
+        heads: number H of heads.
+        key_value_heads: number of groups of heads with common keys and values; None for H.
+        head_size: d_k; n/H if None.
+        pattern: which tokens each token attends to.
+        rope: base of the rotations of queries and keys by their positions (10,000 in Llama); None for none.
+        bias: variance of the biases of queries, keys and values.
+    """
+
+    kind: ClassVar[str] = "attention"
+    shape: ClassVar[Parameter] = TEMPERATURE
+
+    temperature: Float[Any, ""] = TEMPERATURE.field(default=1.0)
+    gain: Float[Any, ""] = eqx.field(converter=GAIN.checked, default=1.0)
+    heads: int = eqx.field(default=1, static=True)
+    key_value_heads: int | None = eqx.field(default=None, static=True)
+    head_size: int | None = eqx.field(default=None, static=True)
+    pattern: Pattern = eqx.field(default=EVERY_TOKEN, static=True)
+    rope: float | None = eqx.field(default=None, static=True)
+    bias: float = eqx.field(default=0.0, static=True)
+
+    def __check_init__(self):
+        at_least_one(heads=self.heads, key_value_heads=self.key_value_heads, head_size=self.head_size)
+        check_bias(self.bias)
+        if self.heads % self.groups:
+            raise InputError(f"key_value_heads: {self.heads} heads are not a multiple of {self.groups}")
+        if self.rope is not None and not (isinstance(self.rope, int | float) and 1 < self.rope < math.inf):
+            raise InputError(f"rope: a base above 1 is needed, got {shown(self.rope)}")
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of heads with common keys and values."""
+        return self.heads if self.key_value_heads is None else self.key_value_heads
+
+    def check_width(self, width: int) -> None:
+        """Raise an InputError for a width that is not a multiple of the heads, and for rotations of odd d_k."""
+        if self.head_size is None and width % self.heads:
+            raise InputError(f"heads: the width {width} is not a multiple of {self.heads}; or give head_size")
+        if self.rope is not None and self._head_size(width) % 2:
+            raise InputError(f"rope: rotations need an even head_size, got {self._head_size(width)}")
+
+    def hidden(self, U: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m u"]:
+        """Draw weights and compute h."""
+        tokens, width = U.shape
+        size = self._head_size(width)
+        counts = (self.heads, self.groups, self.groups)
+        drawn = []
+        for count, own in zip(counts, jr.split(key, 3), strict=True):
+            key_weights, key_biases = jr.split(own)
+            W, offset = jr.normal(key_weights, (width, count * size)), jr.normal(key_biases, (count * size,))
+            flat = projection(U, W.astype(U.dtype), offset.astype(U.dtype), self.gain, self.bias)
+            drawn.append(jnp.moveaxis(flat.reshape(tokens, count, size), 1, 0))
+        q, k, v = drawn
+        if self.rope is not None:
+            q, k = self._rotated(q), self._rotated(k)
+        k, v = (jnp.repeat(each, self.heads // self.groups, axis=0) for each in (k, v))
+        A = self._softmax(jnp.einsum("hac,hbc->hab", q, k), size)
+        return jnp.moveaxis(A @ v, 0, 1).reshape(tokens, self.heads * size)
+
+    def hidden_covariance(
+        self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
+    ) -> Float[Array, "m m 1 networks"]:
+        """The mean over heads of A vvᵀAᵀ/d_k; products of Gaussian matrices by Bartlett's decomposition."""
+        tokens, size, shared = len(V), self._head_size(width), self.heads // self.groups
+        drawn = wishart_draws([size, size], tokens=tokens, blocks=self.groups, normals=shared, dtype=V.dtype, keys=keys)
+        B, values = (wishart_factor(size, drawn.normals[k], drawn.chi[k]) for k in range(2))
+        L = factor(projected(V, self.gain, self.bias))
+        Lv, S = matmul(L, values), jnp.zeros_like(V)
+        rotated = None if self.rope is None else self._rotated_logits(L, size, keys)
+        for head in range(shared):
+            if rotated is None:
+                logits = matmul(matmul(L, matmul(drawn.normals[2 + head], transpose(B))), transpose(L))
+            else:
+                logits = rotated[head]
+            A = jnp.moveaxis(self._softmax(jnp.moveaxis(logits, (0, 1), (-2, -1)), size), (-2, -1), (0, 1))
+            S = S + total(gram(matmul(A, Lv)), axis=2)[:, :, None]
+        return S / (self.heads * jnp.asarray(size, V.dtype))
+
+    def nodes(self, tokens: int, width: int, *, log2: int, seed: int = 0) -> AttentionNodes:
+        """Keys and queries of one group."""
+        size, shared = self._head_size(width), self.heads // self.groups
+        if self.rope is not None:
+            dimension = (1 + shared) * tokens * size
+            if dimension > LARGEST_DIMENSION:
+                normals = np.random.default_rng([seed, dimension]).standard_normal((2**log2, dimension))
+            else:
+                normals = normal_nodes(dimension, log2, seed)
+            drawn = normals.reshape(-1, 1 + shared, tokens, size)
+            return AttentionNodes(drawn[:, 0], drawn[:, 1:])
+        p = tokens * (tokens + 1) // 2
+        uniforms = uniform_nodes(p + shared * tokens**2, log2, seed)
+        normals = normal_nodes(p + shared * tokens**2, log2, seed)
+        B = np.zeros((len(normals), tokens, tokens))
+        a, b = np.tril_indices(tokens, -1)
+        B[:, a, b] = normals[:, tokens:p]
+        for k in range(min(tokens, size)):
+            B[:, k, k] = np.sqrt(chi2.ppf(uniforms[:, k], size - k))
+        B[:, :, size:] = 0.0
+        return AttentionNodes(B, normals[:, p:].reshape(-1, shared, tokens, tokens))
+
+    def moments(self, V: Float[Array, "m m"], nodes: AttentionNodes, *, width: int) -> HiddenMoments:
+        """Means over nodes; given the softmax, a part has the moments of normal values, which are integrated out."""
+        size, tokens = self._head_size(width), len(V)
+        G = projected(V, self.gain, self.bias)
+        L = jnp.linalg.cholesky(G)
+        if self.rope is None:
+            logits = jnp.einsum("ai,rhij,rkj,bk->rhab", L, nodes.queries, nodes.keys, L)
+        else:
+            q = self._rotated(jnp.einsum("ai,rhik->rhak", L, nodes.queries))
+            k = self._rotated(jnp.einsum("ai,rik->rak", L, nodes.keys))
+            logits = jnp.einsum("rhak,rbk->rhab", q, k)
+        A = self._softmax(logits, size)
+        shared, count, (a, b) = A.shape[1], len(A), pairs(tokens)
+        # P is A_h G A_h′ᵀ for two heads of a group; S has the mean of those with h = h′ given the softmax.
+        P = jnp.einsum("rhai,ij,rgbj->rhgab", A, G, A)
+        part = vech(jnp.einsum("rhhab->rab", P) / shared)
+        mean = part.mean(0)
+        spread = part.T @ part / count - jnp.outer(mean, mean)
+        straight, across = P[..., a[:, None], a] * P[..., b[:, None], b], P[..., a[:, None], b] * P[..., b[:, None], a]
+        of_values = (straight + across).sum((0, 1, 2)) / (count * shared**2 * size)
+        return HiddenMoments(mean[square_of(tokens)], (spread + of_values) / self.groups)
+
+    def _softmax(self, logits: Float[Array, "... m m"], size: Any) -> Float[Array, "... m m"]:
+        scaled = logits / (self.temperature * jnp.sqrt(jnp.asarray(size, logits.dtype)))
+        return jax.nn.softmax(jnp.where(self.pattern.mask(logits.shape[-1]), scaled, -jnp.inf), axis=-1)
+
+    def _head_size(self, width: Any) -> Any:
+        return width // self.heads if self.head_size is None else self.head_size
+
+    def _positions(self, tokens: int) -> np.ndarray:
+        """The place of each token in its prompt."""
+        prompts = self.pattern.prompts or (tokens,)
+        return np.concatenate([np.arange(length) for length in prompts])
+
+    def _rotated(self, x: Float[Array, "... m k"]) -> Float[Array, "... m k"]:
+        """Rotate entries c and c + d_k/2 of token a by the angle of a · base^(−2c/d_k)."""
+        tokens, size = x.shape[-2:]
+        angles = self._positions(tokens)[:, None] * self.rope ** (-2 * np.arange(size // 2) / size)
+        first, second = x[..., : size // 2], x[..., size // 2 :]
+        cos, sin = (jnp.asarray(f(angles), x.dtype) for f in (np.cos, np.sin))
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _rotated_logits(
+        self, L: Float[Array, "m m 1 networks"], size: Any, keys: NetworkKeys
+    ) -> Float[Array, "heads m m groups networks"]:
+        """Logits of rotated queries and keys, as a sum over the planes of rotation."""
+        tokens, shared = len(L), self.heads // self.groups
+        positions = jnp.asarray(self._positions(tokens), L.dtype)
+
+        def add(plane: Int[Array, ""], logits: Array) -> Array:
+            drawn = keys.normals((1 + shared, 2, tokens, 1, self.groups), L.dtype, stream=3, block=plane)
+            one, other = ([matmul(L, x)[:, 0] for x in drawn[:, side]] for side in range(2))
+            angles = positions * jnp.asarray(self.rope, L.dtype) ** (-2 * plane / jnp.asarray(size, L.dtype))
+            turned = (angles[:, None] - angles)[:, :, None, None]
+            cos, sin = jnp.cos(turned), jnp.sin(turned)
+            added = [
+                cos * (q[:, None] * one[0] + r[:, None] * other[0]) + sin * (q[:, None] * other[0] - r[:, None] * one[0])
+                for q, r in zip(one[1:], other[1:], strict=True)
+            ]
+            return logits + jnp.stack(added)
+
+        start = jnp.zeros((shared, tokens, tokens, self.groups, L.shape[-1]), L.dtype)
+        return jax.lax.fori_loop(0, size // 2, add, start)

@@ -1,0 +1,95 @@
+"""The interface of a branch: what a residual block computes before its last linear map."""
+
+import abc
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+
+from sdeinfer._arguments import shown
+from sdeinfer._files import InputError
+from sdeinfer.covariance import square_of
+from sdeinfer.layers import NetworkKeys
+from sdeinfer.parameters import Parameter
+
+
+class HiddenMoments(NamedTuple):
+    """Mean and covariance of S = hhᵀ/u, the Gram matrix of a branch's u hidden features h.
+
+    Attributes:
+        mean: K = E S.
+        covariance: C of the entries of S on and above the diagonal, in the order of `covariance.pairs`.
+    """
+
+    mean: Float[Array, "m m"]
+    covariance: Float[Array, "p p"]
+
+    @property
+    def full_covariance(self) -> Float[Array, "m m m m"]:
+        """C_ab,cd with one axis for each index."""
+        place = square_of(len(self.mean))
+        return self.covariance[place[:, :, None, None], place[None, None]]
+
+
+class AbstractBranch(eqx.Module):
+    """The hidden features h (m × u) of a residual branch with Gaussian weights, given what it reads, U (m × n).
+
+    Their Gram matrix S = hhᵀ/u is all that the rest of the network depends on: the branch adds Δ = g hW/√u with W of
+    independent N(0, 1), so that given U and h the n columns of Δ are independent N(0, g² S).
+
+    S is a mean of independent parts, whose law depends on U through G = w UUᵀ/n + b, the covariance of the first
+    projections; w is the gain and b the variance of their biases.
+
+    Attributes:
+        kind: name of the kind in Datasets and of the branch's parameters.
+        shape: the parameter that the data identify beside the strength where the branch is far from linear.
+    """
+
+    kind: ClassVar[str]
+    shape: ClassVar[Parameter]
+
+    @abc.abstractmethod
+    def hidden(self, U: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m u"]:
+        """Draw weights and compute h."""
+
+    @abc.abstractmethod
+    def hidden_covariance(
+        self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
+    ) -> Float[Array, "m m 1 networks"]:
+        """Draw S for many networks without drawing weights, given V = UUᵀ/n."""
+
+    @abc.abstractmethod
+    def nodes(self, tokens: int, width: int, *, log2: int, seed: int = 0) -> Any:
+        """Random numbers of 2^`log2` parts, for `moments`; the same for all covariances and parameters."""
+
+    @abc.abstractmethod
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> HiddenMoments:
+        """Mean and covariance of S given V = UUᵀ/n; differentiable in V and in the branch's parameters."""
+
+    @abc.abstractmethod
+    def check_width(self, width: int) -> None:
+        """Raise an InputError for a width that the branch does not support."""
+
+    def declared(self) -> dict[str, Parameter]:
+        """The branch's parameters by name."""
+        return {self.shape.name: self.shape}
+
+
+def projected(V: Float[Array, "m m *networks"], gain: ArrayLike, bias: float) -> Float[Array, "m m *networks"]:
+    """G = w V + b, the covariance of projections with biases."""
+    return gain * V + bias
+
+
+def projection(
+    U: Float[Array, "m n"], W: Float[Array, "n u"], offset: Float[Array, " u"], gain: ArrayLike, bias: float
+) -> Float[Array, "m u"]:
+    """√(w/n) U W + √b (bias normals)."""
+    return U @ W * jnp.sqrt(gain / U.shape[1]) + np.sqrt(bias) * offset
+
+
+def check_bias(bias: float) -> None:
+    """Raise an InputError for a negative variance."""
+    if not (isinstance(bias, int | float) and 0 <= bias < np.inf):
+        raise InputError(f"bias: the variance of the biases must not be negative, got {shown(bias)}")

@@ -1,0 +1,126 @@
+"""The law of one residual block: moments of its increments and of V′, and the density of a covariance near its mean."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+from sdeinfer.blocks._branch import HiddenMoments
+from sdeinfer.covariance import pairs, square_of, tokens_of, vech
+
+
+class Moments(NamedTuple):
+    """Mean and covariance of a random symmetric matrix.
+
+    Attributes:
+        mean: the mean.
+        covariance: covariance of the entries on and above the diagonal, in the order of `covariance.pairs`.
+    """
+
+    mean: Float[Array, "m m"]
+    covariance: Float[Array, "p p"]
+
+
+def increment_moments(hidden: HiddenMoments, *, width: int) -> Moments:
+    """Exact moments of ΔΔᵀ/n for an increment of strength 1.
+
+    Given S it is Wishart_m(n, S)/n, and so has the mean K and the covariance C + E[S_ac S_bd + S_ad S_bc]/n.
+    """
+    K, C = hidden.mean, hidden.full_covariance
+    a, b = pairs(len(K))
+    rows, columns = (a[:, None], b[:, None]), (a, b)
+    across = _crossed(K, K, rows, columns)
+    across += C[rows[0], columns[0], rows[1], columns[1]] + C[rows[0], columns[1], rows[1], columns[0]]
+    return Moments(K, hidden.covariance + across / width)
+
+
+def output_moments(
+    V: Float[Array, "m m"], increment: Moments, *, strength: ArrayLike, skip: ArrayLike = 1.0, width: int
+) -> Moments:
+    """Exact moments of V′ = X′X′ᵀ/n for X′ = αX + Δ, given V; the moments of ΔΔᵀ/n are of strength 1.
+
+    Given V and S, XΔᵀ/√n is normal with the covariance g² V_ac S_bd of its entries ab and cd.
+    """
+    squared = jnp.square(strength)
+    a, b = pairs(len(V))
+    rows, columns = (a[:, None], b[:, None]), (a, b)
+    cross = _crossed(V, increment.mean, rows, columns) + _crossed(increment.mean, V, rows, columns)
+    covariance = jnp.square(skip) * squared / width * cross + jnp.square(squared) * increment.covariance
+    return Moments(jnp.square(skip) * V + squared * increment.mean, covariance)
+
+
+class LogMatrixNormal(NamedTuple):
+    """A random covariance D whose logarithm about its mean, log(L⁻¹ D L⁻ᵀ) with L Lᵀ = E D, is nearly normal.
+
+    A factor of D, such as g², shifts the logarithm, so that the density tells of it by its place only, as the exact one
+    does; a normal density of D itself would count its width too. With E = L⁻¹ D L⁻ᵀ − I of the covariance Σ, the
+    logarithm E − E²/2 + … has the mean −E[E²]/2 and the covariance Σ up to terms of higher order in Σ.
+
+    Attributes:
+        logarithm: log(L⁻¹ D L⁻ᵀ) at the observed D, packed by `vech`.
+        expected: its mean.
+        covariance: its covariance.
+        log_volume: logarithm of the density's factor from entries of the logarithm to entries of D, up to a function of
+            D: Σ_{i<j} log((δ/2)/sinh(δ/2)) ≈ −Σ δ²/24 for differences δ of eigenvalues of the logarithm.
+    """
+
+    logarithm: Float[Array, " p"]
+    expected: Float[Array, " p"]
+    covariance: Float[Array, "p p"]
+    log_volume: Float[Array, ""]
+
+    @classmethod
+    def of(cls, D: Float[Array, "m m"], moments: Moments) -> "LogMatrixNormal":
+        """The law with these moments, at an observed D."""
+        m = len(D)
+        inverse = jnp.linalg.inv(jnp.linalg.cholesky(moments.mean))
+        values, vectors = jnp.linalg.eigh(inverse @ D @ inverse.T)
+        logs = jnp.log(values)
+        logarithm = (vectors * logs) @ vectors.T
+        whiten = _congruence(inverse)
+        covariance = whiten @ moments.covariance @ whiten.T
+        a, b = pairs(m)
+        place = square_of(m)
+        # E[E²]_ab sums the covariances of the entries ac and cb over c.
+        squares = covariance[place[a], place[b]].sum(-1)
+        volume = -(m * jnp.square(logs).sum() - jnp.square(logs.sum())) / 24
+        return cls(vech(logarithm), -squares / 2, covariance, volume)
+
+    def log_density(self, log_factor: ArrayLike = 0.0) -> Float[Array, ""]:
+        """Log density of D e^(−`log_factor`), up to a function of D."""
+        constant, linear, quadratic = self.in_factor()
+        return constant + linear * log_factor + quadratic * jnp.square(log_factor)
+
+    def in_factor(self) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+        """The log density as a polynomial of degree 2 in the logarithm ℓ of a factor of the mean, such as log g²."""
+        (residual, along), log_det = self._whitened()
+        constant = -residual @ residual / 2 - log_det + self.log_volume
+        return constant, residual @ along, -along @ along / 2
+
+    def standardised(self, log_factor: ArrayLike) -> Float[Array, " p"]:
+        """Independent standard normals, at the logarithm ℓ of a factor of the mean."""
+        (residual, along), _ = self._whitened()
+        return residual - log_factor * along
+
+    def _whitened(self) -> tuple[Float[Array, "2 p"], Float[Array, ""]]:
+        """The residual for ℓ = 0 and its change with ℓ, whitened; and half the log determinant of the covariance."""
+        root = jnp.linalg.cholesky(self.covariance)
+        unit = vech(jnp.eye(tokens_of(len(self.logarithm)), dtype=root.dtype))
+        both = jnp.stack([self.logarithm - self.expected, unit], axis=1)
+        whitened = jax.scipy.linalg.solve_triangular(root, both, lower=True).T
+        return whitened, jnp.log(jnp.diagonal(root)).sum()
+
+
+def _crossed(A: Array, B: Array, rows: tuple, columns: tuple) -> Array:
+    """A_ac B_bd + A_ad B_bc for entries ab and cd."""
+    (a, b), (c, d) = rows, columns
+    return A[a, c] * B[b, d] + A[a, d] * B[b, c]
+
+
+def _congruence(A: Float[Array, "m m"]) -> Float[Array, "p p"]:
+    """The matrix of D ↦ A D Aᵀ on packed matrices."""
+    a, b = pairs(len(A))
+    straight, across = A[a[:, None], a] * A[b[:, None], b], A[a[:, None], b] * A[b[:, None], a]
+    return jnp.where(a == b, straight, straight + across)
+

@@ -1,0 +1,110 @@
+"""The MLP branch, plain or gated."""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from sdeinfer._arguments import shown
+from sdeinfer._files import InputError
+from sdeinfer.blocks._activations import activation_of
+from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, projected, projection
+from sdeinfer.blocks._nodes import normal_nodes
+from sdeinfer.blocks._parameters import GAIN
+from sdeinfer.covariance import gram, matmul, pairs, square_of
+from sdeinfer.layers import COLUMNS_AT_ONCE, NetworkKeys, factor
+from sdeinfer.parameters import Parameter
+
+
+class MLP(AbstractBranch):
+    """h = φ(z), or φ(z) ⊙ z′ if gated, of projections z and z′ to `expansion` · n hidden units.
+
+    The u parts of S are φφᵀ of one unit. ReLU is homogeneous, so that its gain is a factor of the strength.
+
+    Attributes:
+        gain: w = n σ², for weights of standard deviation σ.
+        activation: φ, a name of `ACTIVATIONS` or a function of an array.
+        expansion: number u of hidden units divided by n.
+        gated: whether φ is multiplied by a second projection, as in SwiGLU ("silu") and GeGLU ("gelu").
+        bias: variance of the biases of the first projections.
+    """
+
+    kind: ClassVar[str] = "mlp"
+    shape: ClassVar[Parameter] = GAIN
+
+    gain: Float[Any, ""] = GAIN.field(default=1.0)
+    activation: str | Callable[[Array], Array] = eqx.field(default="gelu", static=True)
+    expansion: float = eqx.field(default=4.0, static=True)
+    gated: bool = eqx.field(default=False, static=True)
+    bias: float = eqx.field(default=0.0, static=True)
+
+    def __check_init__(self):
+        activation_of(self.activation)
+        check_bias(self.bias)
+        if not (isinstance(self.expansion, int | float) and 0 < self.expansion < math.inf):
+            raise InputError(f"expansion: must be positive, got {shown(self.expansion)}")
+
+    def check_width(self, width: int) -> None:
+        """Raise an InputError for a width of less than one hidden unit."""
+        if self._units(width) < 1:
+            raise InputError(f"expansion: {self.expansion:g} times a width of {width} is less than one hidden unit")
+
+    def hidden(self, U: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m u"]:
+        """Draw weights and compute h."""
+        width = U.shape[1]
+        key_weights, key_biases = jr.split(key)
+        count, units = 1 + self.gated, self._units(width)
+        W = jr.normal(key_weights, (count, width, units), U.dtype)
+        offsets = jr.normal(key_biases, (count, units), U.dtype)
+        return self._features(*(projection(U, W[k], offsets[k], self.gain, self.bias) for k in range(count)))
+
+    def hidden_covariance(
+        self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
+    ) -> Float[Array, "m m 1 networks"]:
+        """The sum over units of hhᵀ, for projections z = L × normals with L Lᵀ = G."""
+        tokens, units = len(V), self._units(width)
+        L = factor(projected(V, self.gain, self.bias))
+
+        def add(number: Int[Array, ""], S: Array) -> Array:
+            shape = (1 + self.gated, tokens, COLUMNS_AT_ONCE, 1)
+            h = self._features(*(matmul(L, z) for z in keys.normals(shape, V.dtype, stream=1, block=number)))
+            there = number * COLUMNS_AT_ONCE + jnp.arange(COLUMNS_AT_ONCE) < units
+            return S + gram(jnp.where(there[:, None, None], h, 0.0))
+
+        return jax.lax.fori_loop(0, -(-units // COLUMNS_AT_ONCE), add, jnp.zeros_like(V)) / units
+
+    def nodes(self, tokens: int, width: int, *, log2: int, seed: int = 0) -> Float[np.ndarray, "nodes m"]:
+        """Standard normals; the gate's are integrated out."""
+        del width
+        return normal_nodes(tokens, log2, seed)
+
+    def moments(
+        self, V: Float[Array, "m m"], nodes: Float[Array, "nodes m"], *, width: int
+    ) -> HiddenMoments:
+        """Means over nodes; given φ, a gated unit has the fourth moments of the normal gate (Isserlis)."""
+        G = projected(V, self.gain, self.bias)
+        phi = activation_of(self.activation)(nodes @ jnp.linalg.cholesky(G).T)
+        a, b = pairs(len(V))
+        products = phi[:, a] * phi[:, b]
+        mean, square = products.mean(0), products.T @ products / len(nodes)
+        if self.gated:
+            gate = G[a, b]
+            mean = mean * gate
+            crossed = G[a[:, None], a] * G[b[:, None], b] + G[a[:, None], b] * G[b[:, None], a]
+            square = square * (jnp.outer(gate, gate) + crossed)
+        return HiddenMoments(mean[square_of(len(V))], (square - jnp.outer(mean, mean)) / self._units(width))
+
+    def _features(self, z: Array, gate: Array | None = None) -> Array:
+        phi = activation_of(self.activation)(z)
+        return phi if gate is None else phi * gate
+
+    def _units(self, width: Any) -> Any:
+        if isinstance(width, int | np.integer):
+            return round(self.expansion * int(width))
+        return jnp.round(self.expansion * width).astype(int)

@@ -1,7 +1,8 @@
 """The interface of a branch: what a residual block computes before its last linear map."""
 
 import abc
-from typing import Any, ClassVar, NamedTuple
+import dataclasses
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -75,6 +76,10 @@ class AbstractBranch(eqx.Module):
     def declared(self) -> dict[str, Parameter]:
         """The branch's parameters by name."""
         return {self.shape.name: self.shape}
+
+    def reshaped(self, factor: ArrayLike) -> Self:
+        """The branch with its parameter `shape` multiplied by a factor."""
+        return dataclasses.replace(self, **{self.shape.name: factor * getattr(self, self.shape.name)})
 
 
 def projected(V: Float[Array, "m m *networks"], gain: ArrayLike, bias: float) -> Float[Array, "m m *networks"]:

@@ -1,0 +1,155 @@
+"""Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float
+
+from sdeinfer._files import InputError
+from sdeinfer.blocks._block import Block
+from sdeinfer.blocks._branch import HiddenMoments
+from sdeinfer.blocks._law import LogMatrixNormal, increment_moments
+from sdeinfer.blocks._norms import normalised_covariance
+from sdeinfer.layers import AbstractLayer, Stack
+
+GRID = 33
+"""Number of values of each gain or temperature at which the law is computed, odd, so that 1 is one of them."""
+
+WIDEST = 32.0
+"""Largest factor between them and the block's own value."""
+
+NODES = {"mlp": 12, "attention": 10}
+"""Logarithm of the number of nodes by kind of branch; for other kinds that of "mlp"."""
+
+LOG_FACTORS = -np.log(WIDEST) * np.cos(np.pi * np.arange(GRID) / (GRID - 1))
+"""Logarithms of the factors, at Chebyshev's points."""
+LOG_FACTORS[GRID // 2] = 0.0
+
+
+class Layout(NamedTuple):
+    """The blocks of a network in the order of the observed branches.
+
+    Attributes:
+        blocks: the blocks of one layer.
+        names: their names, as in `Stack.names`.
+        part: for each branch the index of its block.
+    """
+
+    blocks: tuple[Block, ...]
+    names: tuple[str, ...]
+    part: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layer: AbstractLayer, data: xr.Dataset) -> "Layout":
+        """The blocks of the branches of a Dataset, whose kinds have to be those of the layer, repeated.
+
+        Raises:
+            InputError: for a layer that is no block or `Stack` of blocks, and for branches of other kinds.
+        """
+        blocks = tuple(layer.layers) if isinstance(layer, Stack) else (layer,)
+        if not all(isinstance(block, Block) for block in blocks):
+            raise InputError("architecture: a si.blocks.Block, or a Stack of blocks, is needed for increments")
+        names = layer.names if isinstance(layer, Stack) else (layer.part_name,)
+        part = tuple(number % len(blocks) for number in range(data.sizes["branch"]))
+        for branch, (kind, block) in enumerate(zip(data["kind"].values, part, strict=True)):
+            if blocks[block].branch.kind != kind:
+                raise InputError(
+                    f"architecture: branch {branch} is of kind {kind!r} in the data, and {blocks[block].branch.kind!r} "
+                    "in the architecture: give the blocks in the order of the branches"
+                )
+        return cls(blocks, names, part)
+
+
+def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.ndarray, "networks m m"]:
+    """The covariance of what a branch reads: as observed, or of the residual stream after the block's norm."""
+    V = data["input"].values[:, branch]
+    if data.attrs.get("reads") != "stream" or block.position == "post":
+        return V
+    mean = data["mean"].values[:, branch]
+    found = normalised_covariance(np.moveaxis(V, 0, -1), block.norm, np.moveaxis(mean, 0, -1))
+    return np.moveaxis(np.asarray(found), -1, 0)
+
+
+def branch_coefficients(
+    data: xr.Dataset, layout: Layout, *, log2: int | None = None, seed: int = 0
+) -> Float[np.ndarray, "networks branches grid 3"]:
+    """Log densities of the increments as polynomials of degree 2 in log g², at each of `LOG_FACTORS`.
+
+    Arguments:
+        data: a Dataset of branches.
+        layout: its blocks.
+        log2: logarithm of the number of nodes; None for `NODES`.
+        seed: number of their scrambling.
+    """
+    networks, branches = data.sizes["network"], data.sizes["branch"]
+    found = np.empty((networks, branches, GRID, 3))
+    widths = np.unique(data["width"].values)
+    for width in widths:
+        rows = np.flatnonzero(data["width"].values == width)
+        for part, block in enumerate(layout.blocks):
+            own = [branch for branch, number in enumerate(layout.part) if number == part]
+            V = np.stack([read_covariance(data, block, branch)[rows] for branch in own], axis=1)
+            D = data["increment"].values[rows][:, own]
+            nodes = nodes_of(block, V.shape[-1], int(width), log2=log2, seed=seed)
+            with jax.enable_x64(True):  # noqa: FBT003
+                flat = (each.reshape(-1, *each.shape[2:]) for each in (V, D))
+                table = np.asarray(_table(block, *flat, nodes, jnp.exp(jnp.asarray(LOG_FACTORS)), int(width)))
+            found[np.ix_(rows, own)] = table.reshape(len(rows), len(own), GRID, 3)
+    return found
+
+
+def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, seed: int = 0) -> object:
+    """The nodes of a block's branch."""
+    log2 = NODES.get(block.branch.kind, NODES["mlp"]) if log2 is None else log2
+    return block.branch.nodes(tokens, width, log2=log2, seed=seed)
+
+
+def increment_law(
+    block: Block, V: Float[Array, "m m"], D: Float[Array, "m m"], nodes: object, *, width: int
+) -> LogMatrixNormal:
+    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads."""
+    hidden = block.branch.moments(V, nodes, width=width)
+    # The biases of the last map have the ratio to its weights that the block declares.
+    hidden = HiddenMoments(hidden.mean + block.bias / jnp.square(block.strength), hidden.covariance)
+    return LogMatrixNormal.of(D, increment_moments(hidden, width=width))
+
+
+@eqx.filter_jit
+def _table(block, V, D, nodes, factors, width):
+    def at(factor, V, D):
+        reshaped = eqx.tree_at(lambda block: block.branch, block, block.branch.reshaped(factor))
+        return jnp.stack(increment_law(reshaped, V, D, nodes, width=width).in_factor())
+
+    return jax.lax.map(lambda both: jax.lax.map(lambda factor: at(factor, *both), factors), (V, D))
+
+
+@eqx.filter_jit
+def standardised_increments(block, V, D, nodes, log_factor, width):
+    """Independent standard normals of increments, at logarithms of g²; shapes (rows, m, m) and (rows,)."""
+
+    def one(row):
+        V, D, log_factor = row
+        return increment_law(block, V, D, nodes, width=width).standardised(log_factor)
+
+    return jax.lax.map(one, (V, D, log_factor))
+
+
+def interpolated(
+    coefficients: Float[Array, "... grid 3"], log_factor: Float[Array, ""]
+) -> Float[Array, "... 3"]:
+    """The polynomials at another factor, by barycentric interpolation at Chebyshev's points."""
+    weights = np.where(np.arange(GRID) % 2, -1.0, 1.0) * np.where(np.isin(np.arange(GRID), (0, GRID - 1)), 0.5, 1.0)
+    distance = log_factor - LOG_FACTORS
+    here = distance == 0
+    ratio = jnp.where(here.any(), here.astype(float), weights / jnp.where(here, 1.0, distance))
+    return jnp.einsum("...gk,g->...k", coefficients, ratio / ratio.sum())
+
+
+def parts_of(values: Sequence[float], layout: Layout) -> Float[np.ndarray, " branches"]:
+    """The value of each branch's block."""
+    return np.asarray(values, float)[list(layout.part)]

@@ -1,7 +1,7 @@
 """Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
 
+import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,6 +16,7 @@ from sdeinfer.blocks._branch import HiddenMoments
 from sdeinfer.blocks._law import LogMatrixNormal, increment_moments
 from sdeinfer.blocks._norms import normalised_covariance
 from sdeinfer.layers import AbstractLayer, Stack
+from sdeinfer.parameters import Coordinates
 
 GRID = 33
 """Number of values of each gain or temperature at which the law is computed, odd, so that 1 is one of them."""
@@ -31,7 +32,8 @@ LOG_FACTORS = -np.log(WIDEST) * np.cos(np.pi * np.arange(GRID) / (GRID - 1))
 LOG_FACTORS[GRID // 2] = 0.0
 
 
-class Layout(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
     """The blocks of a network in the order of the observed branches.
 
     Attributes:
@@ -43,6 +45,32 @@ class Layout(NamedTuple):
     blocks: tuple[Block, ...]
     names: tuple[str, ...]
     part: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The names of the blocks, for messages."""
+        return " and ".join(self.names)
+
+    @property
+    def strengths(self) -> dict[str, float]:
+        """The declared strengths, by the names of their sites such as "attention.strength"."""
+        return {f"{name}.strength": float(block.strength) for name, block in self._named()}
+
+    @property
+    def shapes(self) -> dict[str, float]:
+        """The gains and temperatures of the blocks, by the names of their sites such as "mlp.gain"."""
+        branches = ((name, block.branch) for name, block in self._named())
+        return {f"{name}.{each.shape.name}": float(getattr(each, each.shape.name)) for name, each in branches}
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The parameters of all blocks."""
+        return Coordinates(
+            {f"{name}.{own}": each for name, block in self._named() for own, each in block.declared().items()}
+        )
+
+    def _named(self) -> list[tuple[str, Block]]:
+        return list(zip(self.names, self.blocks, strict=True))
 
     @classmethod
     def of(cls, layer: AbstractLayer, data: xr.Dataset) -> "Layout":

@@ -14,9 +14,11 @@ from jaxtyping import PRNGKeyArray, PyTree
 from sdeinfer._arguments import checked
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
+from sdeinfer.infer._branches import fit_branches
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import adjustment_of, attributes_of_adjustment, densities_of_data, log_densities
 from sdeinfer.infer._groups import Labels
+from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._precision import in_enough_precision
 from sdeinfer.infer._predictive import labelled, predict, predict_in, predicted_draws
 from sdeinfer.infer._problem import AbstractProblem
@@ -28,6 +30,7 @@ from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
+    BranchModel,
     Transitions,
     as_model,
     checked_priors,
@@ -102,6 +105,10 @@ def fit(
     """
     model = as_model(model)
     require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, predictions=predictions)
+    if isinstance(model, BranchModel):
+        sampler = NUTS(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
+        settings = {"architecture": architecture, "prior": prior, "sampler": sampler, "progress": progress}
+        return fit_branches(model, data, **settings, key=key)
     data, problem = assume(model, data, architecture, law, prior)
     data = problem.examined(data, leave_out_damaged=leave_out_damaged)
     with ThreadPoolExecutor(1) as background:

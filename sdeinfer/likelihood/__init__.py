@@ -33,6 +33,9 @@ from sdeinfer.likelihood._layer_step import LayerLaw as LayerLaw
 from sdeinfer.likelihood._layer_step import layer_step as layer_step
 from sdeinfer.likelihood._layout import Layout as Layout
 from sdeinfer.likelihood._layout import path_layout as path_layout
+from sdeinfer.likelihood._increments import BranchModel as BranchModel
+from sdeinfer.likelihood._increments import BranchPath as BranchPath
+from sdeinfer.likelihood._increments import Increments as Increments
 from sdeinfer.likelihood._model import AbstractModel as AbstractModel
 from sdeinfer.likelihood._model import EveryLayer as EveryLayer
 from sdeinfer.likelihood._model import Groups as Groups

@@ -1,0 +1,89 @@
+"""Fit strengths, gains and temperatures to the increments of residual branches."""
+
+import datetime
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from arviz_base import dict_to_dataset
+from jaxtyping import PRNGKeyArray
+
+from sdeinfer._files import InputError
+from sdeinfer._progress import phase
+from sdeinfer.blocks import Layout
+from sdeinfer.infer._densities import prior_draws
+from sdeinfer.infer._samplers import AbstractSampler
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.likelihood import BranchModel, BranchPath
+
+INCREMENTS = ("input", "increment", "cross", "between")
+"""Variables of a Dataset of branches."""
+
+
+def fit_branches(
+    model: BranchModel,
+    data: xr.Dataset,
+    *,
+    architecture: Any,
+    prior: Mapping[str, Any] | None,
+    sampler: AbstractSampler,
+    progress: bool,
+    key: PRNGKeyArray,
+) -> xr.DataTree:
+    """`fit` for a model of increments; see there.
+
+    Arguments:
+        model: the program.
+        data: a Dataset of branches, see `observe_branches`.
+        architecture: a `Block`, or a `Stack` of the blocks of a layer. Its gains and temperatures are assumed, unless
+            they have a prior; its strengths are what `check` compares with.
+        prior: for names of strengths, gains and temperatures, a NumPyro distribution, or a number that fixes it.
+        sampler: the sampler.
+        progress: show progress bars.
+        key: PRNG key.
+
+    Returns:
+        A DataTree with the groups posterior, sample_stats, log_likelihood, log_prior, prior, observed_data and
+        constant_data; the declared values are attributes such as `declared_attention.strength`.
+    """
+    if not {"input", "increment"} <= {*data.data_vars}:
+        raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")
+    if not isinstance(architecture, AbstractLayer):
+        raise InputError("architecture: a si.blocks.Block, or a si.Stack of the blocks of a layer, is needed")
+    layout = Layout.of(architecture, data)
+    phase("preparing the increments")
+    path = BranchPath.of(data, layout, prior)
+    key_sampler, key_prior = (jr.fold_in(key, number) for number in np.arange(2, dtype=np.uint32))
+    before, _ = prior_draws(model, path, draws=sampler.draws, key=key_prior)
+    phase("compiling the sampler")
+    draws = sampler.sample(model, path, progress=progress, key=key_sampler)
+    coords = {name: data[name].values for name in ("network", "branch")}
+    sampled = {**draws.samples, **{name: value[None] for name, value in before.items()}}
+    dims = {name: ["layer"] for name, value in sampled.items() if value.ndim == 3}
+    observed = [name for name in data.data_vars if name not in ("input", "mean")]
+    tree = xr.DataTree.from_dict(
+        {
+            "posterior": dict_to_dataset(draws.samples, dims=dims),
+            "sample_stats": dict_to_dataset(draws.statistics),
+            "log_likelihood": dict_to_dataset(
+                draws.log_likelihood, dims={"increments": ["network", "branch"]}, coords=coords
+            ),
+            "log_prior": dict_to_dataset(draws.log_prior, dims=dims),
+            "prior": dict_to_dataset({name: value[None] for name, value in before.items()}, dims=dims),
+            "observed_data": data[observed],
+            "constant_data": data[[name for name in ("input", "mean") if name in data]],
+        }
+    )
+    tree.attrs = {
+        **data.attrs,
+        **{f"declared_{name}": value for name, value in (layout.strengths | layout.shapes).items()},
+        **{f"fixed_{name}": each.value for name, each in path.prior if isinstance(each.value, float)},
+        "model": model.name,
+        "identified": " ".join(name for name, value in draws.log_prior.items() if value.ndim == 2),
+        "sdeinfer_version": importlib.metadata.version("sdeinfer"),
+        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    return tree

@@ -1,0 +1,116 @@
+"""Increments of residual branches: prepared data, their distribution, and models of them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import xarray as xr
+from jaxtyping import Array, Float
+
+from sdeinfer.blocks import LOG_STRENGTH, Layout, branch_coefficients, interpolated
+from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
+from sdeinfer.likelihood._model import AbstractModel
+
+
+class BranchPath(eqx.Module):
+    """The increments of networks' branches, and the assumptions on their blocks.
+
+    Attributes:
+        coefficients: log densities, see `blocks.branch_coefficients`.
+        observed: the value of the observed site; the increments themselves are in the coefficients.
+        own_shapes: gains or temperatures of the blocks.
+        part: for each branch the index of its block; static.
+        strengths: names of the blocks' strengths, such as "attention.strength"; static.
+        shapes: names of their gains or temperatures, such as "mlp.gain"; static.
+        prior: priors by name, which replace those of strengths and make gains and temperatures latent; static.
+    """
+
+    coefficients: Float[Array, "networks branches grid 3"]
+    observed: Float[Array, "networks branches"]
+    own_shapes: Float[Array, " blocks"]
+    part: tuple[int, ...] = eqx.field(static=True)
+    strengths: tuple[str, ...] = eqx.field(static=True)
+    shapes: tuple[str, ...] = eqx.field(static=True)
+    prior: tuple[tuple[str, Prior], ...] = eqx.field(static=True, default=())
+
+    @classmethod
+    def of(cls, data: xr.Dataset, layout: Layout, prior: Mapping[str, Any] | None = None) -> "BranchPath":
+        """The path of a Dataset of branches.
+
+        Raises:
+            InputError: for priors of parameters that the blocks do not have.
+        """
+        coefficients = jnp.asarray(branch_coefficients(data, layout))
+        return cls(
+            coefficients,
+            jnp.zeros(coefficients.shape[:2]),
+            jnp.asarray(list(layout.shapes.values()), float),
+            part=layout.part,
+            strengths=tuple(layout.strengths),
+            shapes=tuple(layout.shapes),
+            prior=checked_priors(prior, layout),
+        )
+
+    @property
+    def layers(self) -> int:
+        """Number of layers; the last may be without its last blocks."""
+        return -(-len(self.part) // len(self.strengths))
+
+    def prior_of(self, name: str) -> Any:
+        """The prior of a strength, or its fixed value."""
+        replaced = dict(self.prior)
+        return replaced[name].value if name in replaced else dist.LogNormal(*LOG_STRENGTH)
+
+    def sample_shapes(self) -> Float[Array, " blocks"]:
+        """Draw the gains and temperatures that have a prior; log factors to the blocks' own values."""
+        given = dict(self.prior)
+        found = [
+            jnp.log(jnp.asarray(sample_or_fix(name, given[name].value)) / own) if name in given else jnp.zeros(())
+            for name, own in zip(self.shapes, self.own_shapes, strict=True)
+        ]
+        return jnp.stack(found)
+
+
+class Increments(dist.Distribution):
+    """The increments of all branches, given strengths, gains and temperatures; independent given what is read.
+
+    Arguments:
+        path: the increments.
+        strengths: g of each branch.
+        log_factors: logarithms of gains or temperatures over the blocks' own, for each block. Beyond a factor of
+            `blocks.WIDEST` the density is 0.
+    """
+
+    support = dist.constraints.real
+
+    def __init__(
+        self, path: BranchPath, strengths: Float[Array, " branches"], log_factors: Float[Array, " blocks"]
+    ):
+        self.path, self.strengths, self.log_factors = path, strengths, log_factors
+        super().__init__(batch_shape=path.observed.shape)
+
+    def log_prob(self, value: Float[Array, "networks branches"]) -> Float[Array, "networks branches"]:
+        """Log density of each increment."""
+        del value
+        found = jnp.zeros(self.batch_shape)
+        for number in range(len(self.path.shapes)):
+            own = np.flatnonzero(np.asarray(self.path.part) == number)
+            at = interpolated(self.path.coefficients[:, own], self.log_factors[number])
+            log_factor = 2 * jnp.log(self.strengths[own])
+            density = at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2
+            found = found.at[:, own].set(density)
+        return found
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """Zeros: the density has the observed increments in its coefficients."""
+        del key
+        return jnp.zeros((*sample_shape, *self.batch_shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class BranchModel(AbstractModel):
+    """A program of the increments of residual branches, a function of a `BranchPath`."""

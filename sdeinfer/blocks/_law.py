@@ -61,8 +61,9 @@ class LogMatrixNormal(NamedTuple):
         logarithm: log(L⁻¹ D L⁻ᵀ) at the observed D, packed by `vech`.
         expected: its mean.
         covariance: its covariance.
-        log_volume: logarithm of the density's factor from entries of the logarithm to entries of D, up to a function of
-            D: Σ_{i<j} log((δ/2)/sinh(δ/2)) ≈ −Σ δ²/24 for differences δ of eigenvalues of the logarithm.
+        log_volume: logarithm of the density's factor from entries of the logarithm to entries of D,
+            det D^{−(m+1)/2} Π_{i<j} (δ/2)/sinh(δ/2) ≈ … e^{−Σ δ²/24} for differences δ of eigenvalues of the logarithm,
+            and of (2π)^{−p/2}.
     """
 
     logarithm: Float[Array, " p"]
@@ -84,19 +85,26 @@ class LogMatrixNormal(NamedTuple):
         place = square_of(m)
         # E[E²]_ab sums the covariances of the entries ac and cb over c.
         squares = covariance[place[a], place[b]].sum(-1)
-        volume = -(m * jnp.square(logs).sum() - jnp.square(logs.sum())) / 24
+        log_det = logs.sum() - 2 * jnp.log(jnp.diagonal(inverse)).sum()
+        volume = -(m * jnp.square(logs).sum() - jnp.square(logs.sum())) / 24 - (m + 1) / 2 * log_det
+        volume -= len(a) / 2 * jnp.log(2 * jnp.pi)
         return cls(vech(logarithm), -squares / 2, covariance, volume)
 
     def log_density(self, log_factor: ArrayLike = 0.0) -> Float[Array, ""]:
-        """Log density of D e^(−`log_factor`), up to a function of D."""
-        constant, linear, quadratic = self.in_factor()
-        return constant + linear * log_factor + quadratic * jnp.square(log_factor)
+        """Log density of D if its mean is multiplied by e^`log_factor`."""
+        residual = self.standardised(log_factor)
+        return -residual @ residual / 2 + self.log_volume - self._whitened()[1]
 
-    def in_factor(self) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-        """The log density as a polynomial of degree 2 in the logarithm ℓ of a factor of the mean, such as log g²."""
+    def in_factor(self) -> Float[Array, "4"]:
+        """The log density as a polynomial in the logarithm ℓ of a factor of the mean, such as log g².
+
+        The coefficients of ℓ⁰, ℓ and ℓ² of −χ²/2, the sum of squares of `standardised`; and what is left, which does
+        not depend on ℓ.
+        """
         (residual, along), log_det = self._whitened()
-        constant = -residual @ residual / 2 - log_det + self.log_volume
-        return constant, residual @ along, -along @ along / 2
+        return jnp.stack(
+            [-residual @ residual / 2, residual @ along, -along @ along / 2, self.log_volume - log_det]
+        )
 
     def standardised(self, log_factor: ArrayLike) -> Float[Array, " p"]:
         """Independent standard normals, at the logarithm ℓ of a factor of the mean."""

@@ -1,7 +1,6 @@
 """Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -54,22 +53,23 @@ class Layout:
     @property
     def strengths(self) -> dict[str, float]:
         """The declared strengths, by the names of their sites such as "attention.strength"."""
-        return {f"{name}.strength": float(block.strength) for name, block in self._named()}
+        return {f"{name}.strength": float(block.strength) for name, block in self.named()}
 
     @property
     def shapes(self) -> dict[str, float]:
         """The gains and temperatures of the blocks, by the names of their sites such as "mlp.gain"."""
-        branches = ((name, block.branch) for name, block in self._named())
+        branches = ((name, block.branch) for name, block in self.named())
         return {f"{name}.{each.shape.name}": float(getattr(each, each.shape.name)) for name, each in branches}
 
     @property
     def coordinates(self) -> Coordinates:
         """The parameters of all blocks."""
         return Coordinates(
-            {f"{name}.{own}": each for name, block in self._named() for own, each in block.declared().items()}
+            {f"{name}.{own}": each for name, block in self.named() for own, each in block.declared().items()}
         )
 
-    def _named(self) -> list[tuple[str, Block]]:
+    def named(self) -> list[tuple[str, Block]]:
+        """The blocks with their names."""
         return list(zip(self.names, self.blocks, strict=True))
 
     @classmethod
@@ -105,8 +105,8 @@ def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.nda
 
 def branch_coefficients(
     data: xr.Dataset, layout: Layout, *, log2: int | None = None, seed: int = 0
-) -> Float[np.ndarray, "networks branches grid 3"]:
-    """Log densities of the increments as polynomials of degree 2 in log g², at each of `LOG_FACTORS`.
+) -> Float[np.ndarray, "networks branches grid 4"]:
+    """Log densities of the increments as polynomials in log g², at each of `LOG_FACTORS`; see `in_factor`.
 
     Arguments:
         data: a Dataset of branches.
@@ -115,7 +115,7 @@ def branch_coefficients(
         seed: number of their scrambling.
     """
     networks, branches = data.sizes["network"], data.sizes["branch"]
-    found = np.empty((networks, branches, GRID, 3))
+    found = np.empty((networks, branches, GRID, 4))
     widths = np.unique(data["width"].values)
     for width in widths:
         rows = np.flatnonzero(data["width"].values == width)
@@ -127,7 +127,7 @@ def branch_coefficients(
             with jax.enable_x64(True):  # noqa: FBT003
                 flat = (each.reshape(-1, *each.shape[2:]) for each in (V, D))
                 table = np.asarray(_table(block, *flat, nodes, jnp.exp(jnp.asarray(LOG_FACTORS)), int(width)))
-            found[np.ix_(rows, own)] = table.reshape(len(rows), len(own), GRID, 3)
+            found[np.ix_(rows, own)] = table.reshape(len(rows), len(own), GRID, 4)
     return found
 
 
@@ -151,25 +151,14 @@ def increment_law(
 def _table(block, V, D, nodes, factors, width):
     def at(factor, V, D):
         reshaped = eqx.tree_at(lambda block: block.branch, block, block.branch.reshaped(factor))
-        return jnp.stack(increment_law(reshaped, V, D, nodes, width=width).in_factor())
+        return increment_law(reshaped, V, D, nodes, width=width).in_factor()
 
     return jax.lax.map(lambda both: jax.lax.map(lambda factor: at(factor, *both), factors), (V, D))
 
 
-@eqx.filter_jit
-def standardised_increments(block, V, D, nodes, log_factor, width):
-    """Independent standard normals of increments, at logarithms of g²; shapes (rows, m, m) and (rows,)."""
-
-    def one(row):
-        V, D, log_factor = row
-        return increment_law(block, V, D, nodes, width=width).standardised(log_factor)
-
-    return jax.lax.map(one, (V, D, log_factor))
-
-
 def interpolated(
-    coefficients: Float[Array, "... grid 3"], log_factor: Float[Array, ""]
-) -> Float[Array, "... 3"]:
+    coefficients: Float[Array, "... grid 4"], log_factor: Float[Array, ""]
+) -> Float[Array, "... 4"]:
     """The polynomials at another factor, by barycentric interpolation at Chebyshev's points."""
     weights = np.where(np.arange(GRID) % 2, -1.0, 1.0) * np.where(np.isin(np.arange(GRID), (0, GRID - 1)), 0.5, 1.0)
     distance = log_factor - LOG_FACTORS
@@ -177,7 +166,3 @@ def interpolated(
     ratio = jnp.where(here.any(), here.astype(float), weights / jnp.where(here, 1.0, distance))
     return jnp.einsum("...gk,g->...k", coefficients, ratio / ratio.sum())
 
-
-def parts_of(values: Sequence[float], layout: Layout) -> Float[np.ndarray, " branches"]:
-    """The value of each branch's block."""
-    return np.asarray(values, float)[list(layout.part)]

@@ -19,6 +19,7 @@ from sdeinfer.diagnostics._advice import (
     with_precision,
 )
 from sdeinfer.diagnostics._alternatives import alternatives_of
+from sdeinfer.diagnostics._branches import check_branches
 from sdeinfer.diagnostics._consequences import consequences_of
 from sdeinfer.diagnostics._identification import identification_of
 from sdeinfer.diagnostics._innovations import sums_of
@@ -71,6 +72,8 @@ def check(
     """
     if "tokens" in post.children.get("observed_data", xr.DataTree()).data_vars:
         raise InputError("post: is a fit of observed tokens; si.meanfield.check takes it")
+    if "coefficients" in post.children:
+        return check_branches(post)
     posterior = Posterior.of(post, data, architecture)
     tree, kind, table = posterior.tree, posterior.kind, posterior.table
     attrs, sampled = tree.attrs, table.drop(index=[*posterior.constants], errors="ignore")

@@ -13,15 +13,11 @@ from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase
-from sdeinfer.blocks import Layout
+from sdeinfer.blocks import LOG_FACTORS, Layout
 from sdeinfer.infer._densities import prior_draws
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood import BranchModel, BranchPath
-
-INCREMENTS = ("input", "increment", "cross", "between")
-"""Variables of a Dataset of branches."""
-
 
 def fit_branches(
     model: BranchModel,
@@ -46,8 +42,8 @@ def fit_branches(
         key: PRNG key.
 
     Returns:
-        A DataTree with the groups posterior, sample_stats, log_likelihood, log_prior, prior, observed_data and
-        constant_data; the declared values are attributes such as `declared_attention.strength`.
+        A DataTree with the groups posterior, sample_stats, log_likelihood, log_prior, prior, observed_data,
+        constant_data and coefficients (of `blocks.branch_coefficients`, for `check`); the declared values are attributes such as `declared_attention.strength`.
     """
     if not {"input", "increment"} <= {*data.data_vars}:
         raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")
@@ -75,6 +71,10 @@ def fit_branches(
             "prior": dict_to_dataset({name: value[None] for name, value in before.items()}, dims=dims),
             "observed_data": data[observed],
             "constant_data": data[[name for name in ("input", "mean") if name in data]],
+            "coefficients": xr.Dataset(
+                {"log_density": (("network", "branch", "log_factor", "degree"), np.asarray(path.coefficients))},
+                coords=coords | {"log_factor": LOG_FACTORS, "part": ("branch", np.asarray(layout.names)[[*layout.part]])},
+            ),
         }
     )
     tree.attrs = {
@@ -82,7 +82,8 @@ def fit_branches(
         **{f"declared_{name}": value for name, value in (layout.strengths | layout.shapes).items()},
         **{f"fixed_{name}": each.value for name, each in path.prior if isinstance(each.value, float)},
         "model": model.name,
-        "identified": " ".join(name for name, value in draws.log_prior.items() if value.ndim == 2),
+        "identified": " ".join(name for name in draws.log_prior if not name.endswith("log_strength")),
+        "normed": " ".join(name for name, block in layout.named() if block.norm and block.position == "pre"),
         "sdeinfer_version": importlib.metadata.version("sdeinfer"),
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

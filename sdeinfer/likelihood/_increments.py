@@ -29,7 +29,7 @@ class BranchPath(eqx.Module):
         prior: priors by name, which replace those of strengths and make gains and temperatures latent; static.
     """
 
-    coefficients: Float[Array, "networks branches grid 3"]
+    coefficients: Float[Array, "networks branches grid 4"]
     observed: Float[Array, "networks branches"]
     own_shapes: Float[Array, " blocks"]
     part: tuple[int, ...] = eqx.field(static=True)
@@ -101,7 +101,7 @@ class Increments(dist.Distribution):
             own = np.flatnonzero(np.asarray(self.path.part) == number)
             at = interpolated(self.path.coefficients[:, own], self.log_factors[number])
             log_factor = 2 * jnp.log(self.strengths[own])
-            density = at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2
+            density = at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2 + at[..., 3]
             found = found.at[:, own].set(density)
         return found
 

@@ -1,0 +1,58 @@
+"""Tests of independence of two groups of normal rows by Wilks's Λ."""
+
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int
+from scipy import stats
+
+
+class Dependence(NamedTuple):
+    """The most significant of several tests.
+
+    Attributes:
+        where: the branch, or the two branches.
+        share: mean squared canonical correlation beyond that of independent rows, m/n.
+        p: probability of the largest statistic, times the number of tests.
+    """
+
+    where: tuple[int, ...]
+    share: float
+    p: float
+
+
+def dependence_on_input(observed: xr.Dataset, read: xr.Dataset) -> Dependence:
+    """Whether increments depend linearly on what their branch reads, summed over networks.
+
+    Given what is read, and the hidden features, the columns of Δ are independent normals, so that −log Λ is that of
+    normal rows whatever U.
+    """
+    V, C, D = read["input"].values, observed["cross"].values, observed["increment"].values
+    return _largest(V, C, D, observed["width"].values, [(branch,) for branch in range(V.shape[1])])
+
+
+def dependence_of_pairs(observed: xr.Dataset) -> Dependence:
+    """Whether the increments of two branches depend linearly on each other, for the worst pair."""
+    D, between = observed["increment"].values, observed["between"].values
+    first, second = np.triu_indices(D.shape[1], 1)
+    pairs = list(zip(first.tolist(), second.tolist(), strict=True))
+    return _largest(D[:, first], between[:, first, second], D[:, second], observed["width"].values, pairs)
+
+
+def _largest(
+    A: Float[np.ndarray, "networks tests m m"],
+    C: Float[np.ndarray, "networks tests m m"],
+    B: Float[np.ndarray, "networks tests m m"],
+    width: Int[np.ndarray, " networks"],
+    where: list[tuple[int, ...]],
+) -> Dependence:
+    """The largest statistic −(n − m − ½) log det(I − A⁻¹ C B⁻¹ Cᵀ), with χ² of m² degrees of freedom (Bartlett)."""
+    m = A.shape[-1]
+    R = np.linalg.solve(A, C) @ np.linalg.solve(B, np.swapaxes(C, -1, -2))
+    _, log_det = np.linalg.slogdet(np.eye(m) - R)
+    statistic = -((width - m - 0.5)[:, None] * log_det).sum(0)
+    freedom = len(width) * m**2
+    worst = int(statistic.argmax())
+    share = np.trace(R[:, worst], axis1=-2, axis2=-1).mean() / m - np.mean(m / width)
+    return Dependence(where[worst], float(share), min(1.0, float(stats.chi2.sf(statistic[worst], freedom)) * len(where)))

@@ -24,7 +24,7 @@ def branch_sums(U, D):
     }
 
 
-def assert_branches(data, U, D, rtol=1e-9):
+def assert_branches(data, U, D, tolerance=1e-9):
     """Compare a Dataset with U and D of shape (networks, branches, tokens, width)."""
     for number, (u, d) in enumerate(zip(U, D, strict=True)):
         for name, expected in branch_sums(np.asarray(u, np.float64), np.asarray(d, np.float64)).items():
@@ -32,5 +32,7 @@ def assert_branches(data, U, D, rtol=1e-9):
             assert found.dtype == np.float64
             # The mean vanishes after a norm.
             scale = np.sqrt(np.mean(np.square(u))) if name == "mean" else np.abs(expected).max()
+            # The kurtosis divides by increments that uniform attention makes nearly parallel.
+            rtol = 1e3 * tolerance if name == "kurtosis" else tolerance
             np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol * scale, err_msg=name)
     assert len(U) == data.sizes["network"]

@@ -101,14 +101,8 @@ def observe_flax_branches(
 
     Arguments:
         make: a module, which is one network; or a function that draws a network from `nnx.Rngs`.
-        inputs: the network's input: one positional argument, or a mapping of keyword arguments.
-        branches: returns (kind, module) or (kind, reader, writer) of each branch, in the order of their calls. A module
-            inside `jax.vmap` is seen with the mapped axes first.
-        networks: number of networks.
-        width: n, to be checked; None for any.
-        tokens: the tokens of each prompt to observe, see `observe`.
-        pattern: which tokens each token attends to, see `observe`.
-        progress: show a progress bar.
+        inputs, branches, networks, width, tokens, pattern, progress: see there. A module inside `jax.vmap` is seen with
+            the mapped axes first.
         key: PRNG key for the weights; None for a module.
 
     Returns:
@@ -155,14 +149,8 @@ def observe_equinox_branches(
 
     Arguments:
         make: a module, which is one network; or a function that draws a network from a key.
-        inputs: the network's input: one positional argument, or a mapping of keyword arguments.
-        branches: returns (kind, module) or (kind, reader, writer) of each branch, in the order of their calls; the
-            modules must be parts of the model. A module inside `jax.vmap` is seen with the mapped axes first.
-        networks: number of networks.
-        width: n, to be checked; None for any.
-        tokens: the tokens of each prompt to observe, see `observe`.
-        pattern: which tokens each token attends to, see `observe`.
-        progress: show a progress bar.
+        inputs, branches, networks, width, tokens, pattern, progress: see `observe_flax_branches`; the modules of
+            `branches` must be parts of the model.
         key: PRNG key for the weights; None for a module.
 
     Returns:
@@ -182,7 +170,7 @@ def observe_equinox_branches(
             tapped = functools.partial(Tapped, (branch, part, recorder))
             try:
                 model = eqx.tree_at(where, model, replace_fn=tapped)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise InputError(f"branches: {recorder.label(branch)}: is not a module of the model") from error
         jax.block_until_ready(jax.tree.leaves(_call(model, inputs)))
         recorder.finish()

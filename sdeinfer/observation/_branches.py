@@ -155,8 +155,8 @@ def require_regular(S: Float[np.ndarray, "m m"], where: str) -> None:
     if len(parallel):
         a, b = parallel[0]
         raise InputError(
-            f"increment: {where}: tokens {a} and {b} get parallel increments, as equal tokens do, which have no "
-            "density: leave one of them out"
+            f"increment: {where}: tokens {a} and {b} get parallel increments, as equal tokens or uniform attention do, "
+            "which have no density: leave one of them out"
         )
     tokens = np.flatnonzero(np.abs(vectors[:, 0]) > 1e-3).tolist()
     raise InputError(f"increment: {where}: tokens {', '.join(map(str, tokens))} get linearly dependent increments")

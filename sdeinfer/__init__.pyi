@@ -42,10 +42,12 @@ from .layers import ShapedTransformer as ShapedTransformer
 from .layers import Stack as Stack
 from .networks import sample_networks as sample_networks
 from .networks import sample_outputs as sample_outputs
+from .observation import BranchObserver as BranchObserver
 from .observation import LowPrecisionWarning as LowPrecisionWarning
 from .observation import Observer as Observer
 from .observation import covariance_dataset as covariance_dataset
 from .observation import observe as observe
+from .observation import observe_branches as observe_branches
 from .observation import observe_outputs as observe_outputs
 from .observation import read as read
 from .observation import take as take

@@ -1,5 +1,14 @@
 """Observed networks: hidden states or files reduced to one validated Dataset."""
 
+from sdeinfer.observation._branch_hooks import observe_equinox_branches as observe_equinox_branches
+from sdeinfer.observation._branch_hooks import observe_flax_branches as observe_flax_branches
+from sdeinfer.observation._branch_hooks import observe_torch_branches as observe_torch_branches
+from sdeinfer.observation._branch_observer import BranchObserver as BranchObserver
+from sdeinfer.observation._branch_observer import joined_branches as joined_branches
+from sdeinfer.observation._branch_observer import observe_branches as observe_branches
+from sdeinfer.observation._branches import BRANCH_DIMS as BRANCH_DIMS
+from sdeinfer.observation._branches import branches_dataset as branches_dataset
+from sdeinfer.observation._branches import validate_branches as validate_branches
 from sdeinfer.observation._chunks import Chunk as Chunk
 from sdeinfer.observation._chunks import chunks_of as chunks_of
 from sdeinfer.observation._chunks import in_chunks as in_chunks

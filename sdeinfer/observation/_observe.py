@@ -75,7 +75,7 @@ class Observe:
         if isinstance(hidden_states, xr.DataArray):
             hidden_states = in_order(hidden_states, ("network", "layer", "prompt", "token", "width"), "hidden_states")
             layers = hidden_states["layer"].values if layers is None and "layer" in hidden_states.coords else layers
-        for state in _states(hidden_states):
+        for state in states_of(hidden_states):
             observer.add(state)
         return observer.dataset(layers=layers)
 
@@ -83,7 +83,8 @@ class Observe:
 observe = Observe()
 
 
-def _states(hidden_states: Any) -> Iterator[Any]:
+def states_of(hidden_states: Any) -> Iterator[Any]:
+    """The hidden states of one layer after another, see `Observe`."""
     # Nested lists are one array, not a list of layers.
     if isinstance(hidden_states, Iterator) or (
         isinstance(hidden_states, list | tuple) and not any(isinstance(each, list | tuple) for each in hidden_states)

@@ -1,22 +1,21 @@
 """Reduce hidden states to covariances, with one layer in memory at a time."""
 
-import dataclasses
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import at_least_one, checked
-from sdeinfer._files import InputError, first_line
+from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._arrays import as_array, in_order
-from sdeinfer.observation._dataset import INCOMPLETE, covariance_dataset
-from sdeinfer.observation._precision import LARGEST_SHARE, LowPrecisionWarning, rounding_share
+from sdeinfer.observation._choice import choose
+from sdeinfer.observation._dataset import covariance_dataset
+from sdeinfer.observation._precision import LARGEST_SHARE, LowPrecisionWarning, rounding_share, spacing_of
 
 
 class Observer:
@@ -86,7 +85,7 @@ class Observer:
                 f"{name}: {features} features for {tokens} tokens make the covariance singular, and no law of a layer "
                 f"has a density there: observe at most {features} tokens, or wider networks"
             )
-        if _spacing(X.dtype) > _spacing(self.coarsest):
+        if spacing_of(X.dtype) > spacing_of(self.coarsest):
             self.coarsest = X.dtype
         X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
         self.width = features
@@ -118,18 +117,7 @@ class Observer:
         count, tokens = (1 if len(shape) == 3 else shape[1]), shape[-2]
         if self._choice["prompts"] is not None and len(shape) == 3:
             raise InputError("prompts: the hidden states have no dimension of prompts")
-        prompts = _indices(self._choice["prompts"], count, "prompts")
-        self._observed = (prompts[:, None] * tokens + _indices(self._choice["tokens"], tokens, "tokens")).reshape(-1)
-        pattern = self._pattern
-        if count > 1:
-            if pattern.rows:
-                raise InputError("pattern: prompts are masked by si.CAUSAL or not at all; flatten them for a mask")
-            pattern = dataclasses.replace(pattern, prompts=(tokens,) * count)
-        pattern.mask(count * tokens)
-        try:
-            self.attributes = pattern.restricted(self._observed.tolist(), count * tokens).attributes()
-        except InputError:
-            self.attributes = {INCOMPLETE: 1.0}
+        self._observed, self.attributes = choose(count, tokens, **self._choice, pattern=self._pattern)
         self._shape = shape
 
     def _check_finite(self, V: np.ndarray, X: np.ndarray, name: str) -> None:
@@ -188,8 +176,8 @@ def _stacked(parts: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
 
 
 def _warn_of_rounding(observers: Sequence[Observer]) -> None:
-    coarsest = max((each.coarsest for each in observers), key=_spacing)
-    spacing = _spacing(coarsest)
+    coarsest = max((each.coarsest for each in observers), key=spacing_of)
+    spacing = spacing_of(coarsest)
     if spacing == 0:
         return
     share = max(rounding_share(each.covariances, width=each.width or 1, spacing=spacing) for each in observers)
@@ -200,23 +188,6 @@ def _warn_of_rounding(observers: Sequence[Observer]) -> None:
             LowPrecisionWarning,
             skip_file_prefixes=(str(Path(__file__).parent),),
         )
-
-
-def _spacing(dtype: np.dtype) -> float:
-    """The spacing above 1 of a type's numbers if it is coarser than that of float32, otherwise 0."""
-    spacing = 0.0 if dtype.kind in "iu" else float(ml_dtypes.finfo(dtype).eps)
-    return spacing if spacing > np.finfo(np.float32).eps else 0.0
-
-
-def _indices(chosen: Any, count: int, name: str) -> np.ndarray:
-    """The chosen ones of so many; None chooses all."""
-    try:
-        indices = np.atleast_1d(np.arange(count)[... if chosen is None else chosen])
-    except (IndexError, TypeError, ValueError) as error:
-        raise InputError(f"{name}: cannot choose among {count} {name} by {chosen!r} ({first_line(error)})") from error
-    if indices.ndim != 1 or len(indices) == 0 or len(np.unique(indices)) < len(indices):
-        raise InputError(f"{name}: at least one of the {name}, and each only once, is needed, got {indices.tolist()}")
-    return indices
 
 
 def _sizes(shapes: Sequence[tuple[int, ...]]) -> str:

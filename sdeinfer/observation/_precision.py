@@ -16,6 +16,7 @@ The bias σ²V_αα, 2·10⁻⁶ V_αα for bfloat16, is nearly the same in ever
 import math
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 
 LARGEST_SHARE = 0.1
@@ -52,3 +53,9 @@ def rounding_share(covariances: Sequence[np.ndarray] | np.ndarray, *, width: flo
     if rounded == 0:
         return 0.0
     return math.sqrt(rounded / changed) if changed > 0 else math.inf
+
+
+def spacing_of(dtype: np.dtype) -> float:
+    """The spacing above 1 of a type's numbers if it is coarser than that of float32, otherwise 0."""
+    spacing = 0.0 if dtype.kind in "iu" else float(ml_dtypes.finfo(dtype).eps)
+    return spacing if spacing > np.finfo(np.float32).eps else 0.0

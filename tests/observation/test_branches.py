@@ -1,0 +1,505 @@
+"""Residual branches, observed: against sums over indices, and with everything that may be wrong with them."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import ml_dtypes
+import numpy as np
+import pytest
+import xarray as xr
+from branch_references import assert_branches, branch_sums
+
+import sdeinfer as si
+from sdeinfer.observation import (
+    BRANCH_DIMS,
+    branches_dataset,
+    joined_branches,
+    observe_equinox_branches,
+    observe_flax_branches,
+    validate_branches,
+)
+
+NETWORKS, TOKENS, WIDTH = 2, 3, 8
+KINDS = ("attention", "mlp", "attention", "mlp")
+
+
+@pytest.fixture
+def U():
+    return np.random.default_rng(0).normal(size=(NETWORKS, len(KINDS), TOKENS, WIDTH)) + 0.3
+
+
+@pytest.fixture
+def D():
+    return 0.1 * np.random.default_rng(1).standard_t(4, size=(NETWORKS, len(KINDS), TOKENS, WIDTH))
+
+
+def observed(U, D, **settings):
+    """One network, branch by branch."""
+    observer = si.BranchObserver(**settings)
+    for u, d, kind in zip(U, D, KINDS, strict=False):
+        observer.add(u, d, kind=kind)
+    return observer
+
+
+@pytest.fixture
+def data(U, D):
+    return joined_branches([observed(*each) for each in zip(U, D, strict=True)])
+
+
+def test_an_observer_sums_over_features(data, U, D):
+    assert_branches(data, U, D)
+    assert {name: data[name].dims for name in data} == BRANCH_DIMS
+    assert data["kind"].values.tolist() == list(KINDS)
+    assert data["name"].values.tolist() == ["attention.0", "mlp.1", "attention.2", "mlp.3"]
+    assert data["width"].values.tolist() == [WIDTH] * NETWORKS
+    assert data["network"].values.tolist() == [0, 1]
+    assert data["other_branch"].values.tolist() == data["branch"].values.tolist() == [0, 1, 2, 3]
+    assert data.attrs == {"reads": "branch"}
+
+
+def test_gaussian_increments_have_kurtosis_one():
+    D = np.linalg.cholesky(np.eye(3) + 0.5) @ np.random.default_rng(0).normal(size=(3, 200_000))
+    np.testing.assert_allclose(observed([D], [D]).dataset()["kurtosis"], 1, atol=0.02)
+
+
+@pytest.mark.parametrize("form", [np.float32, jnp.asarray, lambda X: np.float64(X).tolist()])
+def test_arrays_of_any_library(form, U, D):
+    exact = np.float32(U[0]), np.float32(D[0])
+    found = observed(*([form(branch) for branch in part] for part in exact)).dataset()
+    assert_branches(found, exact[0][None], exact[1][None])
+
+
+def test_prompts_are_flattened_as_observe_does(U, D):
+    prompts = [X[0].reshape(2, 2, TOKENS, WIDTH) for X in (U, D)]
+    wide = [np.concatenate([X, np.sin(2 * X)], -1) for X in prompts]
+    found = observed(*wide, pattern=si.CAUSAL).dataset()
+    assert_branches(found, *(X.reshape(1, 2, 2 * TOKENS, 2 * WIDTH) for X in wide))
+    assert found.attrs == {"causal": 1.0, "prompts": "3,3", "reads": "branch"}
+    first = observed(*wide, pattern=si.CAUSAL, tokens=[0]).dataset()
+    assert_branches(first, *(X[None, :, :, 0] for X in wide))
+    assert first.attrs == {"causal": 1.0, "prompts": "1,1", "reads": "branch"}
+    assert observed(*wide, tokens=[1]).dataset().attrs == {"incomplete": 1.0, "reads": "branch"}
+    assert observed(U[0][:, None], D[0][:, None]).dataset().attrs == {"reads": "branch"}
+
+
+@pytest.mark.parametrize("form", [np.asarray, lambda X: list(np.swapaxes(X, 0, 1)), jnp.asarray])
+def test_the_stream_is_read_by_differences(form, U, D):
+    stream = np.cumsum(np.concatenate([U[:, :1], D], axis=1), axis=1)
+    data = si.observe_branches(form(stream), ("attention", "mlp"), width=WIDTH, pattern=si.CAUSAL)
+    assert_branches(data, stream[:, :-1], D)
+    assert data["kind"].values.tolist() == list(KINDS)
+    assert data.attrs == {"causal": 1.0, "reads": "stream"}
+
+
+def test_a_stream_of_prompts(U, D):
+    stream = np.cumsum(np.concatenate([U[:, :1], D], axis=1), axis=1)
+    data = si.observe_branches(np.swapaxes(stream, 0, 1)[None, :, :, :2], ["mlp"])
+    assert data.attrs == {"prompts": "2,2", "reads": "stream"}
+    prompts = np.swapaxes(stream, 0, 1)[:, :, :2].reshape(1, 5, 4, WIDTH)
+    assert_branches(data, prompts[:, :-1], np.diff(prompts, axis=1))
+
+
+def test_a_stream_that_is_rounded(U, D):
+    stream = np.cumsum(np.concatenate([U[:, :1], 0.1 * D], axis=1), axis=1)
+    with pytest.warns(si.LowPrecisionWarning, match="bfloat16 rounds by"):
+        si.observe_branches(stream.astype(ml_dtypes.bfloat16), ["mlp"])
+    with pytest.raises(si.InputError, match=r"^kinds: 3 kinds do not divide the 4 branches of the hidden states$"):
+        si.observe_branches(stream, ["a", "b", "c"])
+    with pytest.raises(si.InputError, match="kinds: a list of at least one kind is needed, got \\(\\)"):
+        si.observe_branches(stream, ())
+
+
+def change(X, index, value):
+    X = X.copy()
+    X[index] = value
+    return X
+
+
+ARRAYS = {
+    "finite input": (lambda U, D: (change(U, (1, 0, 0), np.nan), D), "input: {1}: 1 entries are NaN or infinite"),
+    "finite": (lambda U, D: (U, change(D, (2, 1), np.inf)), "increment: {2}: 8 entries are NaN or infinite"),
+    "zero": (lambda U, D: (U, change(D, (0, 1), 0)), "increment: {0}: token 1 gets no increment, which has no density"),
+    "equal": (
+        lambda U, D: (U, change(D, (3, 2), D[3, 0])),
+        "increment: {3}: tokens 0 and 2 get parallel increments, as equal tokens or uniform attention do, which have "
+        "no density: leave one of them out",
+    ),
+    "dependent": (
+        lambda U, D: (U, change(D, (3, 2), D[3, 0] + D[3, 1])),
+        "increment: {3}: tokens 0, 1, 2 get linearly dependent increments",
+    ),
+    "equal in single precision": (
+        lambda U, D: (U, change(D, (3, 2), np.float32(D[3, 0]))),
+        "increment: {3}: tokens 0 and 2 get parallel increments, as equal tokens or uniform attention do, which have "
+        "no density: leave one of them out",
+    ),
+    "one dimension": (
+        lambda U, D: (U[:, 0], D),
+        "input: {0}: shape (tokens, width) or (prompts, tokens, width) is needed, got (8,)",
+    ),
+    "another shape": (
+        lambda U, D: (U, D[..., :4]),
+        "increment: {0}: has shape (3, 4), where the first branch reads (3, 8)",
+    ),
+    "narrow": (
+        lambda U, D: (U[..., :2], D[..., :2]),
+        "input: {0}: 2 features for 3 tokens make the covariances singular: observe at most 2 tokens, or wider "
+        "networks",
+    ),
+    "half": (
+        lambda U, D: (U, D.astype(np.float16)),
+        "increment: {0}: float16 rounds the sums inside the branch: run the network in float32",
+    ),
+    "complex": (lambda U, D: (U + 1j, D), "input: {0}: real numbers are needed, got complex128"),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_that_are_no_branches(name, U, D):
+    make, message = ARRAYS[name]
+    places = [f"network 5, branch {b} ({kind}.{b})" for b, kind in enumerate(KINDS)]
+    with pytest.raises(si.InputError) as caught:
+        observed(*make(U[0], D[0]), network=5)
+    assert str(caught.value) == message.format(*places)
+
+
+def test_observers_that_are_refused(U, D):
+    for make, message in (
+        (lambda: si.BranchObserver(0), "width: at least 1 is needed, got 0"),
+        (lambda: si.BranchObserver(reads="both"), "reads: one of branch, stream is needed, got 'both'"),
+        (lambda: si.BranchObserver().dataset(), "branches: no branch was given"),
+        (lambda: observed(U[0], D[0], width=9), r"width: input: network 0, .* has 8 features, got width 9"),
+        (lambda: joined_branches([]), "branches: no network was given"),
+        (
+            lambda: joined_branches([observed(U[0], D[0]), observed(U[0], D[0][:2])]),
+            r"branches: network 1 has branches \['attention.0', 'mlp.1'\], where network 0 has \['attention.0', 'mlp",
+        ),
+        (
+            lambda: joined_branches([observed(U[0], D[0]), observed(U[0, :, :2], D[0, :, :2])]),
+            "branches: network 1 has tokens 2, where network 0 has 3",
+        ),
+        (lambda: joined_branches([observed(U[0], D[0])] * 2), "increment: networks 0 and 1: the same increments"),
+    ):
+        with pytest.raises(si.InputError, match=f"^{message}"):
+            make()
+
+
+def test_a_dataset_of_arrays(data, U, D):
+    sums = [branch_sums(*each) for each in zip(U, D, strict=True)]
+    arrays = {name: np.stack([each[name] for each in sums]) for name in BRANCH_DIMS}
+    found = branches_dataset(**arrays, width=WIDTH, kinds=KINDS)
+    xr.testing.assert_allclose(found, data, rtol=1e-9)
+    named = branches_dataset(**arrays, width=[8, 9], kinds=KINDS, names=list("abcd"), reads="stream")
+    assert named["name"].values.tolist() == list("abcd")
+    assert named["width"].values.tolist() == [8, 9]
+    for wrong, message in (
+        ({"input": arrays["mean"]}, r"input: dimensions network, branch, token_a, token_b are needed, got shape"),
+        ({"kurtosis": np.ones((2, 3))}, r"kurtosis: shape \(2, 4\) is needed beside `mean`, got \(2, 3\)"),
+        ({"kinds": ["mlp"]}, r"kinds: one for each of 4 branches is needed, got \['mlp'\]"),
+        ({"names": "abcd"}, "names: one for each of 4 branches is needed, got 'abcd'"),
+        ({"width": [8]}, r"width: one number, or one for each of 2 networks, is needed, got \(1,\)"),
+        ({"pattern": si.Pattern(prompts=(2, 2))}, r"pattern: prompts of 2 \+ 2 tokens for 3 tokens"),
+    ):
+        with pytest.raises(si.InputError, match=f"^{message}"):
+            branches_dataset(**(arrays | {"width": WIDTH, "kinds": KINDS} | wrong))
+
+
+def with_entry(name, value, **place):
+    def make(data):
+        data = data.copy(deep=True)
+        data[name][place] = value
+        return data
+
+    return make
+
+
+DATASETS = {
+    "no dataset": (lambda data: 3, "data: a Dataset of residual branches is needed, got int"),
+    "variable": (lambda data: data.drop_vars("cross"), "data: no variable `cross`, only"),
+    "dimensions": (lambda data: data.isel(token_a=0), "input: needs dimensions network, branch, token_a, token_b, got"),
+    "type": (lambda data: data.assign(mean=data["mean"].astype(int)), "mean: real floating-point numbers are needed"),
+    "empty": (lambda data: data.isel(network=[]), "data: no network in it"),
+    "lengths": (lambda data: data.isel(token_a=[0]), "data: token_a and token_b must have one length, got 1, 3"),
+    "coordinate": (lambda data: data.drop_vars("kind"), "kind: a coordinate on branch is needed"),
+    "width": (lambda data: data.assign_coords(width=data["width"] * 0 + 2), "width: whole numbers of at least 3"),
+    "reads": (lambda data: data.assign_attrs(reads="x"), "reads: one of branch, stream is needed, got 'x'"),
+    "pattern": (lambda data: data.assign_attrs(prompts="1,1"), r"pattern: prompts of 1 \+ 1 tokens for 3 tokens"),
+    "finite": (
+        with_entry("input", np.nan, network=1, branch=2, token_a=0),
+        r"input: network 1, branch 2 \(attention.2\): 3 entries are NaN or infinite",
+    ),
+    "symmetric": (
+        with_entry("increment", 0.5, network=0, branch=1, token_a=0, token_b=1),
+        r"increment: network 0, branch 1 \(mlp.1\): not symmetric",
+    ),
+    "semi-definite": (
+        with_entry("input", -1.0, network=0, branch=0, token_a=1, token_b=1),
+        r"input: network 0, branch 0 \(attention.0\): not positive semi-definite",
+    ),
+    "mean": (with_entry("mean", 9.0, network=1, branch=0), r"mean: network 1, .* not positive semi-definite"),
+    "cross": (with_entry("cross", 9.0, network=1, branch=3), r"cross: network 1, branch 3 .* not positive semi-def"),
+    "between": (
+        with_entry("between", 9.0, network=1, branch=1, other_branch=2),
+        r"between: network 1, branch 1 \(mlp.1\): disagrees with `increment`, or with its transpose at branch 2",
+    ),
+    "not finite between": (
+        with_entry("between", np.nan, network=1, branch=1, other_branch=1),
+        r"between: network 1, branch 1 \(mlp.1\): disagrees",
+    ),
+    "kurtosis": (with_entry("kurtosis", -1.0, network=0, branch=3), r"kurtosis: network 0, branch 3 .* positive"),
+    "singular": (lambda data: doubled(data), r"increment: network 0, branch 0 .*: tokens 0 and 1 get parallel"),
+    "twice": (lambda data: data.isel(network=[0, 0]), "increment: networks 0 and 0: the same increments"),
+}
+
+
+def doubled(data):
+    """Tokens 0 and 1 are the same."""
+    return data.isel(token_a=[0, 0, 2], token_b=[0, 0, 2])
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_datasets_that_are_refused(name, data, unchecked):
+    make, message = DATASETS[name]
+    with pytest.raises(si.InputError, match=f"^{message}") as caught:
+        validate_branches(make(data))
+    assert "\n" not in str(caught.value)
+
+
+def test_canonical_order(data):
+    xr.testing.assert_identical(validate_branches(data.transpose("token_b", "other_branch", "branch", ...)), data)
+
+
+def test_a_file_holds_all(data, tmp_path):
+    data.to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
+    with xr.open_dataset(tmp_path / "data.nc", engine="h5netcdf") as file:
+        xr.testing.assert_identical(validate_branches(file.load()), data)
+
+
+X0 = jr.normal(jr.key(1), (TOKENS, WIDTH))
+
+
+class Block(eqx.Module):
+    """Attention, and a perceptron that acts on single tokens."""
+
+    norm: eqx.nn.LayerNorm
+    attention: eqx.nn.MultiheadAttention
+    mlp: eqx.nn.MLP
+
+    def __init__(self, key):
+        self.norm = eqx.nn.LayerNorm(WIDTH)
+        self.attention = eqx.nn.MultiheadAttention(2, WIDTH, dropout_p=0.5, key=key)
+        self.mlp = eqx.nn.MLP(WIDTH, WIDTH, 16, 1, key=jr.fold_in(key, 1))
+
+    def branches(self, X):
+        """(U, D) of both branches, and the stream after them."""
+        U = jax.vmap(self.norm)(X)
+        D = eqx.nn.inference_mode(self.attention)(U, U, value=U)
+        V = jax.vmap(self.norm)(X + D)
+        E = jax.vmap(self.mlp)(V)
+        return [(U, D), (V, E)], X + D + E
+
+    def __call__(self, X):
+        U = jax.vmap(self.norm)(X)
+        X = X + self.attention(query=U, key_=U, value=U)
+        return X + jax.vmap(self.mlp)(jax.vmap(self.norm)(X))
+
+
+class Network(eqx.Module):
+    blocks: list[Block]
+    compiled: bool
+    prompts: bool
+
+    def __init__(self, key, *, compiled=False, prompts=False):
+        self.blocks = [Block(each) for each in jr.split(key, 2)]
+        self.compiled, self.prompts = compiled, prompts
+
+    def __call__(self, X):
+        for block in self.blocks:
+            layer = jax.vmap(block) if self.prompts else block
+            X = eqx.filter_jit(lambda layer, X: layer(X))(layer, X) if self.compiled else layer(X)
+        return X
+
+
+def whole(model):
+    return [part for block in model.blocks for part in (("attention", block.attention), ("mlp", block.mlp))]
+
+
+def ends(model):
+    """The writers are inside the readers, or beside them."""
+    return [
+        part
+        for block in model.blocks
+        for part in (
+            ("attention", block.attention, block.attention.output_proj),
+            ("mlp", block.mlp.layers[0], block.mlp.layers[1]),
+        )
+    ]
+
+
+def by_hand(models, X):
+    """U and D of every branch, shape (networks, branches, tokens, width)."""
+    seen = []
+    for model in models:
+        state, found = X, []
+        for block in model.blocks:
+            pairs, state = block.branches(state)
+            found += pairs
+        seen.append(found)
+    return [np.array([[pair[part] for pair in found] for found in seen]) for part in (0, 1)]
+
+
+@pytest.mark.parametrize("branches", [whole, ends])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_equinox(branches, compiled):
+    def make(key):
+        return Network(key, compiled=compiled)
+
+    data = observe_equinox_branches(make, X0, branches, networks=2, pattern=si.CAUSAL, key=jr.key(0))
+    models = [Network(jr.fold_in(jr.key(0), number)) for number in range(2)]
+    assert_branches(data, *by_hand(models, X0))
+    last = "blocks.1.mlp" if branches is whole else "blocks.1.mlp.layers.0"
+    assert data["name"].values.tolist()[:1] + data["name"].values.tolist()[-1:] == ["blocks.0.attention", last]
+    assert data.attrs == {"causal": 1.0, "reads": "branch"}
+
+
+def test_equinox_with_prompts():
+    model = Network(jr.key(0), prompts=True)
+    X = jr.normal(jr.key(2), (2, TOKENS, WIDTH))
+    data = observe_equinox_branches(model, {"X": X}, whole, width=WIDTH)
+    U, D = zip(*(by_hand([model], each) for each in X), strict=True)
+    assert_branches(data, np.concatenate(U, axis=2), np.concatenate(D, axis=2))
+    assert data.attrs == {"prompts": "3,3", "reads": "branch"}
+
+
+def test_what_is_wrong_with_models_of_equinox():
+    model = Network(jr.key(0))
+
+    def later(model):
+        return [("mlp", model.blocks[0].mlp), ("attention", model.blocks[0].attention)]
+
+    for make, branches, options, message in (
+        (Network, whole, {}, r"key: a function that draws networks needs one, as jax.random.key\(0\)"),
+        (model, whole, {"networks": 2}, "networks: a module is one network, got 2: pass a function that draws them"),
+        (model, whole, {"networks": 0}, "networks: at least 1 is needed, got 0"),
+        (model, whole, {"width": 9}, "width: input: network 0, branch 0 .blocks.0.attention. has 8 features"),
+        (model, lambda model: [], {}, "branches: no branch was given"),
+        (model, lambda model: [model.blocks[0]], {}, "branches: .kind, module. or .kind, reader, writer. is needed"),
+        (model, later, {}, r"branches: network 0, branch 1 \(blocks.0.attention\): is called twice or out of order"),
+        (
+            model,
+            lambda model: [("mlp", jax.vmap(model.blocks[0].mlp))],
+            {},
+            r"branches: network 0, branch 0 \(mlp.0\): is not a module of the model",
+        ),
+        (
+            model,
+            lambda model: [("mlp", model.blocks[0].mlp.layers[0])],
+            {},
+            r"branches: network 0, branch 0 .*: reads shape \(3, 8\) and adds \(3, 16\): one shape is needed",
+        ),
+        (
+            eqx.tree_at(lambda model: model.blocks[0].mlp.layers[1].weight, model, replace_fn=lambda W: W * jnp.nan),
+            whole,
+            {},
+            r"increment: network 0, branch 1 \(blocks.0.mlp\): 24 entries are NaN or infinite",
+        ),
+    ):
+        with pytest.raises(si.InputError, match=f"^{message}"):
+            observe_equinox_branches(make, X0, branches, **options)
+    with pytest.raises(si.InputError, match="increment: networks 0 and 1: the same increments"):
+        observe_equinox_branches(lambda key: model, X0, whole, networks=2, key=jr.key(0))
+
+
+@pytest.fixture
+def flax_network():
+    nnx = pytest.importorskip("flax.nnx")
+
+    class FlaxBlock(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
+            self.up, self.down = nnx.Linear(WIDTH, 16, rngs=rngs), nnx.Linear(16, WIDTH, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+            self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+        def __call__(self, X):
+            X = X + self.linear(inputs=self.norm(X))
+            return X + self.dropout(jax.vmap(self.mlp)(self.norm(X)))
+
+        def mlp(self, X):
+            return self.down(jnp.tanh(self.up(X)))
+
+    class FlaxNetwork(nnx.Module):
+        def __init__(self, rngs):
+            self.blocks = nnx.List([FlaxBlock(rngs) for _ in range(2)])
+            self.unused = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+        def __call__(self, X):
+            for block in self.blocks:
+                X = block(X)
+            return X
+
+    return FlaxNetwork
+
+
+def of_flax(model):
+    return [part for block in model.blocks for part in (("linear", block.linear), ("mlp", block.up, block.down))]
+
+
+def flax_by_hand(model, X):
+    found = []
+    for block in model.blocks:
+        U = block.norm(X)
+        D = block.linear(U)
+        V = block.norm(X + D)
+        E = block.down(jnp.tanh(block.up(V)))
+        found += [(U, D), (V, E)]
+        X = X + D + E
+    return [np.array([[pair[part] for pair in found]]) for part in (0, 1)]
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_flax(flax_network, single):
+    from flax import nnx
+
+    X = X0[None] if single else jr.normal(jr.key(2), (2, TOKENS, WIDTH))
+    data = observe_flax_branches(flax_network, X, of_flax, networks=2, key=jr.key(0))
+    for number in range(2):
+        model = flax_network(nnx.Rngs(jr.fold_in(jr.key(0), number)))
+        U, D = (each.reshape(1, 4, -1, WIDTH) for each in flax_by_hand(model, X))
+        assert_branches(data.isel(network=[number]), U, D, tolerance=1e-5)
+    assert data["name"].values.tolist() == ["blocks.0.linear", "blocks.0.up", "blocks.1.linear", "blocks.1.up"]
+    assert data.attrs == ({} if single else {"prompts": "3,3"}) | {"reads": "branch"}
+
+
+def test_a_model_of_flax_is_left_as_it_was(flax_network):
+    from flax import nnx
+
+    model = flax_network(nnx.Rngs(0))
+    data = observe_flax_branches(model, X0, of_flax)
+    assert_branches(data, *flax_by_hand(model, X0), tolerance=1e-5)
+    assert type(model.blocks[0].linear) is nnx.Linear
+    assert not model.blocks[0].dropout.deterministic
+
+
+def test_what_is_wrong_with_models_of_flax(flax_network):
+    from flax import nnx
+
+    model = flax_network(nnx.Rngs(0))
+    for make, branches, message in (
+        (flax_network, of_flax, "key: a function that draws networks needs one"),
+        (model, lambda model: [("a", jnp.tanh)], r"branches: network 0, branch 0 \(a.0\): a module of Flax is needed"),
+        (
+            model,
+            lambda model: [("a", model.unused)],
+            r"branches: network 0, branch 0 \(unused\): its input is not seen",
+        ),
+        (
+            model,
+            lambda model: of_flax(model)[::-1],
+            "branches: network 0, branch 3 .*: is called twice or out of order",
+        ),
+        (model, lambda model: of_flax(model)[:1] * 2, "branches: network 0, branch 1 .*: is called twice or out of"),
+    ):
+        with pytest.raises(si.InputError, match=f"^{message}"):
+            observe_flax_branches(make, X0, branches)

@@ -19,9 +19,9 @@ from sdeinfer.blocks._parameters import LOG_STRENGTH as LOG_STRENGTH
 from sdeinfer.blocks._statistics import GRID as GRID
 from sdeinfer.blocks._statistics import LOG_FACTORS as LOG_FACTORS
 from sdeinfer.blocks._statistics import WIDEST as WIDEST
-from sdeinfer.blocks._statistics import Layout as Layout
+from sdeinfer.blocks._statistics import BlockOrder as BlockOrder
 from sdeinfer.blocks._statistics import branch_coefficients as branch_coefficients
-from sdeinfer.blocks._statistics import interpolated as interpolated
 from sdeinfer.blocks._statistics import increment_law as increment_law
+from sdeinfer.blocks._statistics import interpolated as interpolated
 from sdeinfer.blocks._statistics import nodes_of as nodes_of
 from sdeinfer.blocks._statistics import read_covariance as read_covariance

@@ -198,7 +198,8 @@ class SelfAttention(AbstractBranch):
             turned = (angles[:, None] - angles)[:, :, None, None]
             cos, sin = jnp.cos(turned), jnp.sin(turned)
             added = [
-                cos * (q[:, None] * one[0] + r[:, None] * other[0]) + sin * (q[:, None] * other[0] - r[:, None] * one[0])
+                cos * (q[:, None] * one[0] + r[:, None] * other[0])
+                + sin * (q[:, None] * other[0] - r[:, None] * one[0])
                 for q, r in zip(one[1:], other[1:], strict=True)
             ]
             return logits + jnp.stack(added)

@@ -121,4 +121,3 @@ class Block(AbstractLayer):
         own = {name: value for name, value in values.items() if name == "strength"}
         of_branch = {name: value for name, value in values.items() if name != "strength"}
         return dataclasses.replace(self, **own, branch=dataclasses.replace(self.branch, **of_branch))
-

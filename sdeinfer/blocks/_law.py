@@ -102,9 +102,7 @@ class LogMatrixNormal(NamedTuple):
         not depend on ℓ.
         """
         (residual, along), log_det = self._whitened()
-        return jnp.stack(
-            [-residual @ residual / 2, residual @ along, -along @ along / 2, self.log_volume - log_det]
-        )
+        return jnp.stack([-residual @ residual / 2, residual @ along, -along @ along / 2, self.log_volume - log_det])
 
     def standardised(self, log_factor: ArrayLike) -> Float[Array, " p"]:
         """Independent standard normals, at the logarithm ℓ of a factor of the mean."""
@@ -131,4 +129,3 @@ def _congruence(A: Float[Array, "m m"]) -> Float[Array, "p p"]:
     a, b = pairs(len(A))
     straight, across = A[a[:, None], a] * A[b[:, None], b], A[a[:, None], b] * A[b[:, None], a]
     return jnp.where(a == b, straight, straight + across)
-

@@ -8,9 +8,7 @@ LOG_STRENGTH = (-1.0, 2.0)
 STRENGTH = Parameter(
     "strength", "g", "strength √u σ of a residual branch", "log", lambda: distributions().LogNormal(*LOG_STRENGTH)
 )
-GAIN = Parameter(
-    "gain", "w", "gain n σ² of the first projections", "log", lambda: distributions().LogNormal(0.0, 1.0)
-)
+GAIN = Parameter("gain", "w", "gain n σ² of the first projections", "log", lambda: distributions().LogNormal(0.0, 1.0))
 TEMPERATURE = Parameter(
     "temperature", "τ", "softmax temperature over √d_k", "log", lambda: distributions().LogNormal(0.0, 1.0)
 )

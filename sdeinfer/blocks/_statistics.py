@@ -32,7 +32,7 @@ LOG_FACTORS[GRID // 2] = 0.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Layout:
+class BlockOrder:
     """The blocks of a network in the order of the observed branches.
 
     Attributes:
@@ -73,7 +73,7 @@ class Layout:
         return list(zip(self.names, self.blocks, strict=True))
 
     @classmethod
-    def of(cls, layer: AbstractLayer, data: xr.Dataset) -> "Layout":
+    def of(cls, layer: AbstractLayer, data: xr.Dataset) -> "BlockOrder":
         """The blocks of the branches of a Dataset, whose kinds have to be those of the layer, repeated.
 
         Raises:
@@ -104,13 +104,13 @@ def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.nda
 
 
 def branch_coefficients(
-    data: xr.Dataset, layout: Layout, *, log2: int | None = None, seed: int = 0
+    data: xr.Dataset, order: BlockOrder, *, log2: int | None = None, seed: int = 0
 ) -> Float[np.ndarray, "networks branches grid 4"]:
     """Log densities of the increments as polynomials in log g², at each of `LOG_FACTORS`; see `in_factor`.
 
     Arguments:
         data: a Dataset of branches.
-        layout: its blocks.
+        order: its blocks.
         log2: logarithm of the number of nodes; None for `NODES`.
         seed: number of their scrambling.
     """
@@ -119,8 +119,8 @@ def branch_coefficients(
     widths = np.unique(data["width"].values)
     for width in widths:
         rows = np.flatnonzero(data["width"].values == width)
-        for part, block in enumerate(layout.blocks):
-            own = [branch for branch, number in enumerate(layout.part) if number == part]
+        for part, block in enumerate(order.blocks):
+            own = [branch for branch, number in enumerate(order.part) if number == part]
             V = np.stack([read_covariance(data, block, branch)[rows] for branch in own], axis=1)
             D = data["increment"].values[rows][:, own]
             nodes = nodes_of(block, V.shape[-1], int(width), log2=log2, seed=seed)
@@ -156,13 +156,10 @@ def _table(block, V, D, nodes, factors, width):
     return jax.lax.map(lambda both: jax.lax.map(lambda factor: at(factor, *both), factors), (V, D))
 
 
-def interpolated(
-    coefficients: Float[Array, "... grid 4"], log_factor: Float[Array, ""]
-) -> Float[Array, "... 4"]:
+def interpolated(coefficients: Float[Array, "... grid 4"], log_factor: Float[Array, ""]) -> Float[Array, "... 4"]:
     """The polynomials at another factor, by barycentric interpolation at Chebyshev's points."""
     weights = np.where(np.arange(GRID) % 2, -1.0, 1.0) * np.where(np.isin(np.arange(GRID), (0, GRID - 1)), 0.5, 1.0)
     distance = log_factor - LOG_FACTORS
     here = distance == 0
     ratio = jnp.where(here.any(), here.astype(float), weights / jnp.where(here, 1.0, distance))
     return jnp.einsum("...gk,g->...k", coefficients, ratio / ratio.sum())
-

@@ -130,13 +130,13 @@ class _Fitted:
             found += list(zip(own, np.exp(each / 2) / self.means[f"{name}.strength"], sd / 2, z, strict=True))
         count = len(found)
         large = [
-            (branch, ratio, sd)
-            for branch, ratio, sd, z in found
-            if 2 * stats.norm.sf(abs(z)) * count < LEVEL / TESTS
+            (branch, ratio, sd) for branch, ratio, sd, z in found if 2 * stats.norm.sf(abs(z)) * count < LEVEL / TESTS
         ]
         large.sort(key=lambda each: -abs(np.log(each[1])))
         value = max((float(np.exp(abs(np.log(ratio)))) for _, ratio, _ in large), default=1.0)
-        listed = ", ".join(f"{self.parts[b]} of branch {b}: {ratio:.3g} ± {ratio * sd:.1g}" for b, ratio, sd in large[:3])
+        listed = ", ".join(
+            f"{self.parts[b]} of branch {b}: {ratio:.3g} ± {ratio * sd:.1g}" for b, ratio, sd in large[:3]
+        )
         more = f" and {len(large) - 3} more" if len(large) > 3 else ""
         advice = f"strengths differ between layers, in units of the common one {listed}{more}; fit models.every_branch"
         return at_most("calibrated", "largest ratio of a layer's strength", value, ALIKE, advice)

@@ -55,4 +55,6 @@ def _largest(
     freedom = len(width) * m**2
     worst = int(statistic.argmax())
     share = np.trace(R[:, worst], axis1=-2, axis2=-1).mean() / m - np.mean(m / width)
-    return Dependence(where[worst], float(share), min(1.0, float(stats.chi2.sf(statistic[worst], freedom)) * len(where)))
+    return Dependence(
+        where[worst], float(share), min(1.0, float(stats.chi2.sf(statistic[worst], freedom)) * len(where))
+    )

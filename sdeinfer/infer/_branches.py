@@ -13,11 +13,12 @@ from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase
-from sdeinfer.blocks import LOG_FACTORS, Layout
+from sdeinfer.blocks import LOG_FACTORS, BlockOrder
 from sdeinfer.infer._densities import prior_draws
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood import BranchModel, BranchPath
+
 
 def fit_branches(
     model: BranchModel,
@@ -49,9 +50,9 @@ def fit_branches(
         raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")
     if not isinstance(architecture, AbstractLayer):
         raise InputError("architecture: a si.blocks.Block, or a si.Stack of the blocks of a layer, is needed")
-    layout = Layout.of(architecture, data)
+    order = BlockOrder.of(architecture, data)
     phase("preparing the increments")
-    path = BranchPath.of(data, layout, prior)
+    path = BranchPath.of(data, order, prior)
     key_sampler, key_prior = (jr.fold_in(key, number) for number in np.arange(2, dtype=np.uint32))
     before, _ = prior_draws(model, path, draws=sampler.draws, key=key_prior)
     phase("compiling the sampler")
@@ -73,17 +74,17 @@ def fit_branches(
             "constant_data": data[[name for name in ("input", "mean") if name in data]],
             "coefficients": xr.Dataset(
                 {"log_density": (("network", "branch", "log_factor", "degree"), np.asarray(path.coefficients))},
-                coords=coords | {"log_factor": LOG_FACTORS, "part": ("branch", np.asarray(layout.names)[[*layout.part]])},
+                coords=coords | {"log_factor": LOG_FACTORS, "part": ("branch", np.asarray(order.names)[[*order.part]])},
             ),
         }
     )
     tree.attrs = {
         **data.attrs,
-        **{f"declared_{name}": value for name, value in (layout.strengths | layout.shapes).items()},
+        **{f"declared_{name}": value for name, value in (order.strengths | order.shapes).items()},
         **{f"fixed_{name}": each.value for name, each in path.prior if isinstance(each.value, float)},
         "model": model.name,
         "identified": " ".join(name for name in draws.log_prior if not name.endswith("log_strength")),
-        "normed": " ".join(name for name, block in layout.named() if block.norm and block.position == "pre"),
+        "normed": " ".join(name for name, block in order.named() if block.norm and block.position == "pre"),
         "sdeinfer_version": importlib.metadata.version("sdeinfer"),
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -29,13 +29,13 @@ from sdeinfer.likelihood._form import layer_in as layer_in
 from sdeinfer.likelihood._form import observes_path as observes_path
 from sdeinfer.likelihood._full_path import CovariancePath as CovariancePath
 from sdeinfer.likelihood._full_path import FullPath as FullPath
+from sdeinfer.likelihood._increments import BranchModel as BranchModel
+from sdeinfer.likelihood._increments import BranchPath as BranchPath
+from sdeinfer.likelihood._increments import Increments as Increments
 from sdeinfer.likelihood._layer_step import LayerLaw as LayerLaw
 from sdeinfer.likelihood._layer_step import layer_step as layer_step
 from sdeinfer.likelihood._layout import Layout as Layout
 from sdeinfer.likelihood._layout import path_layout as path_layout
-from sdeinfer.likelihood._increments import BranchModel as BranchModel
-from sdeinfer.likelihood._increments import BranchPath as BranchPath
-from sdeinfer.likelihood._increments import Increments as Increments
 from sdeinfer.likelihood._model import AbstractModel as AbstractModel
 from sdeinfer.likelihood._model import EveryLayer as EveryLayer
 from sdeinfer.likelihood._model import Groups as Groups

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import xarray as xr
 from jaxtyping import Array, Float
 
-from sdeinfer.blocks import LOG_STRENGTH, Layout, branch_coefficients, interpolated
+from sdeinfer.blocks import LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.likelihood._model import AbstractModel
 
@@ -38,21 +38,21 @@ class BranchPath(eqx.Module):
     prior: tuple[tuple[str, Prior], ...] = eqx.field(static=True, default=())
 
     @classmethod
-    def of(cls, data: xr.Dataset, layout: Layout, prior: Mapping[str, Any] | None = None) -> "BranchPath":
+    def of(cls, data: xr.Dataset, order: BlockOrder, prior: Mapping[str, Any] | None = None) -> "BranchPath":
         """The path of a Dataset of branches.
 
         Raises:
             InputError: for priors of parameters that the blocks do not have.
         """
-        coefficients = jnp.asarray(branch_coefficients(data, layout))
+        coefficients = jnp.asarray(branch_coefficients(data, order))
         return cls(
             coefficients,
             jnp.zeros(coefficients.shape[:2]),
-            jnp.asarray(list(layout.shapes.values()), float),
-            part=layout.part,
-            strengths=tuple(layout.strengths),
-            shapes=tuple(layout.shapes),
-            prior=checked_priors(prior, layout),
+            jnp.asarray(list(order.shapes.values()), float),
+            part=order.part,
+            strengths=tuple(order.strengths),
+            shapes=tuple(order.shapes),
+            prior=checked_priors(prior, order),
         )
 
     @property
@@ -87,9 +87,7 @@ class Increments(dist.Distribution):
 
     support = dist.constraints.real
 
-    def __init__(
-        self, path: BranchPath, strengths: Float[Array, " branches"], log_factors: Float[Array, " blocks"]
-    ):
+    def __init__(self, path: BranchPath, strengths: Float[Array, " branches"], log_factors: Float[Array, " blocks"]):
         self.path, self.strengths, self.log_factors = path, strengths, log_factors
         super().__init__(batch_shape=path.observed.shape)
 

@@ -1,9 +1,11 @@
 """Increments of residual branches: one strength for each kind of block, one for each layer, or partial pooling."""
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jaxtyping import Array, Float
+from jaxtyping import ArrayLike, Float
 
 from sdeinfer.likelihood import BranchModel, BranchPath, Increments, sample_or_fix
 
@@ -48,7 +50,7 @@ def branches_over_depth(path: BranchPath) -> None:
     _observe(path, strengths)
 
 
-def _observe(path: BranchPath, strengths: list[Float[Array, "*layers"]]) -> None:
+def _observe(path: BranchPath, strengths: Sequence[Float[ArrayLike, "*layers"]]) -> None:
     """Observe the increments; strengths are of each block, for all layers or for each."""
     each = jnp.stack([jnp.broadcast_to(strength, path.layers) for strength in strengths], axis=1).reshape(-1)
     law = Increments(path, each[: len(path.part)], path.sample_shapes())

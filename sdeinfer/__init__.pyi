@@ -40,6 +40,7 @@ from .layers import ShapedAttention as ShapedAttention
 from .layers import ShapedMLP as ShapedMLP
 from .layers import ShapedTransformer as ShapedTransformer
 from .layers import Stack as Stack
+from .networks import sample_branches as sample_branches
 from .networks import sample_networks as sample_networks
 from .networks import sample_outputs as sample_outputs
 from .observation import BranchObserver as BranchObserver

@@ -179,7 +179,7 @@ class SelfAttention(AbstractBranch):
     def _rotated(self, x: Float[Array, "... m k"]) -> Float[Array, "... m k"]:
         """Rotate entries c and c + d_k/2 of token a by the angle of a · base^(−2c/d_k)."""
         tokens, size = x.shape[-2:]
-        angles = self._positions(tokens)[:, None] * self.rope ** (-2 * np.arange(size // 2) / size)
+        angles = self._positions(tokens)[:, None] * float(self.rope or 1) ** (-2 * np.arange(size // 2) / size)
         first, second = x[..., : size // 2], x[..., size // 2 :]
         cos, sin = (jnp.asarray(f(angles), x.dtype) for f in (np.cos, np.sin))
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -197,12 +197,10 @@ class SelfAttention(AbstractBranch):
             angles = positions * jnp.asarray(self.rope, L.dtype) ** (-2 * plane / jnp.asarray(size, L.dtype))
             turned = (angles[:, None] - angles)[:, :, None, None]
             cos, sin = jnp.cos(turned), jnp.sin(turned)
-            added = [
-                cos * (q[:, None] * one[0] + r[:, None] * other[0])
-                + sin * (q[:, None] * other[0] - r[:, None] * one[0])
-                for q, r in zip(one[1:], other[1:], strict=True)
-            ]
-            return logits + jnp.stack(added)
+            (k, other_k), (q, other_q) = (one[0], other[0]), (one[1:], other[1:])
+            straight = jnp.stack([a[:, None] * k + b[:, None] * other_k for a, b in zip(q, other_q, strict=True)])
+            across = jnp.stack([a[:, None] * other_k - b[:, None] * k for a, b in zip(q, other_q, strict=True)])
+            return logits + cos * straight + sin * across
 
         start = jnp.zeros((shared, tokens, tokens, self.groups, L.shape[-1]), L.dtype)
         return jax.lax.fori_loop(0, size // 2, add, start)

@@ -84,14 +84,14 @@ class AbstractBranch(eqx.Module):
 
 def projected(V: Float[Array, "m m *networks"], gain: ArrayLike, bias: float) -> Float[Array, "m m *networks"]:
     """G = w V + b, the covariance of projections with biases."""
-    return gain * V + bias
+    return jnp.asarray(gain) * V + bias
 
 
 def projection(
     U: Float[Array, "m n"], W: Float[Array, "n u"], offset: Float[Array, " u"], gain: ArrayLike, bias: float
 ) -> Float[Array, "m u"]:
     """√(w/n) U W + √b (bias normals)."""
-    return U @ W * jnp.sqrt(gain / U.shape[1]) + np.sqrt(bias) * offset
+    return U @ W * jnp.sqrt(gain / U.shape[1]) + jnp.sqrt(bias) * offset
 
 
 def check_bias(bias: float) -> None:

@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer._files import InputError
+from sdeinfer.blocks._attention import SelfAttention
 from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._branch import HiddenMoments
 from sdeinfer.blocks._law import LogMatrixNormal, increment_moments
 from sdeinfer.blocks._norms import normalised_covariance
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers import AbstractLayer, Stack
 from sdeinfer.parameters import Coordinates
 
@@ -73,24 +75,42 @@ class BlockOrder:
         return list(zip(self.names, self.blocks, strict=True))
 
     @classmethod
-    def of(cls, layer: AbstractLayer, data: xr.Dataset) -> "BlockOrder":
+    def of(cls, layer: AbstractLayer, *, depth: int) -> "BlockOrder":
+        """The blocks of a layer, repeated.
+
+        Raises:
+            InputError: for a layer that is no block or `Stack` of blocks.
+        """
+        layers = tuple(layer.layers) if isinstance(layer, Stack) else (layer,)
+        blocks = tuple(block for block in layers if isinstance(block, Block))
+        if len(blocks) < len(layers):
+            raise InputError("architecture: a si.blocks.Block, or a si.Stack of blocks, is needed for increments")
+        names = layer.names if isinstance(layer, Stack) else (layer.part_name,)
+        return cls(blocks, names, tuple(range(len(blocks))) * depth)
+
+    @classmethod
+    def of_data(cls, layer: AbstractLayer, data: xr.Dataset) -> "BlockOrder":
         """The blocks of the branches of a Dataset, whose kinds have to be those of the layer, repeated.
 
         Raises:
-            InputError: for a layer that is no block or `Stack` of blocks, and for branches of other kinds.
+            InputError: as `of`, and for branches of other kinds.
         """
-        blocks = tuple(layer.layers) if isinstance(layer, Stack) else (layer,)
-        if not all(isinstance(block, Block) for block in blocks):
-            raise InputError("architecture: a si.blocks.Block, or a Stack of blocks, is needed for increments")
-        names = layer.names if isinstance(layer, Stack) else (layer.part_name,)
-        part = tuple(number % len(blocks) for number in range(data.sizes["branch"]))
+        order = cls.of(layer, depth=1)
+        kinds, count = [block.branch.kind for block in order.blocks], data.sizes["branch"]
+        part = tuple(number % len(kinds) for number in range(count))
         for branch, (kind, block) in enumerate(zip(data["kind"].values, part, strict=True)):
-            if blocks[block].branch.kind != kind:
+            if kinds[block] != kind:
                 raise InputError(
-                    f"architecture: branch {branch} is of kind {kind!r} in the data, and {blocks[block].branch.kind!r} "
-                    "in the architecture: give the blocks in the order of the branches"
+                    f"architecture: branch {branch} is of kind {kind!r} in the data, and {kinds[block]!r} in the "
+                    "architecture: give the blocks in the order of the branches"
                 )
-        return cls(blocks, names, part)
+        return dataclasses.replace(order, part=part)
+
+    @property
+    def pattern(self) -> Pattern:
+        """Which tokens each token attends to, by the first block with attention."""
+        patterns = (block.branch.pattern for block in self.blocks if isinstance(block.branch, SelfAttention))
+        return next(patterns, EVERY_TOKEN)
 
 
 def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.ndarray, "networks m m"]:
@@ -99,7 +119,7 @@ def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.nda
     if data.attrs.get("reads") != "stream" or block.position == "post":
         return V
     mean = data["mean"].values[:, branch]
-    found = normalised_covariance(np.moveaxis(V, 0, -1), block.norm, np.moveaxis(mean, 0, -1))
+    found = normalised_covariance(jnp.moveaxis(V, 0, -1), block.norm, jnp.moveaxis(mean, 0, -1))
     return np.moveaxis(np.asarray(found), -1, 0)
 
 
@@ -125,8 +145,8 @@ def branch_coefficients(
             D = data["increment"].values[rows][:, own]
             nodes = nodes_of(block, V.shape[-1], int(width), log2=log2, seed=seed)
             with jax.enable_x64(True):  # noqa: FBT003
-                flat = (each.reshape(-1, *each.shape[2:]) for each in (V, D))
-                table = np.asarray(_table(block, *flat, nodes, jnp.exp(jnp.asarray(LOG_FACTORS)), int(width)))
+                V, D = (each.reshape(-1, *each.shape[2:]) for each in (V, D))
+                table = np.asarray(_table(block, V, D, nodes, jnp.exp(jnp.asarray(LOG_FACTORS)), int(width)))
             found[np.ix_(rows, own)] = table.reshape(len(rows), len(own), GRID, 4)
     return found
 
@@ -156,7 +176,9 @@ def _table(block, V, D, nodes, factors, width):
     return jax.lax.map(lambda both: jax.lax.map(lambda factor: at(factor, *both), factors), (V, D))
 
 
-def interpolated(coefficients: Float[Array, "... grid 4"], log_factor: Float[Array, ""]) -> Float[Array, "... 4"]:
+def interpolated(
+    coefficients: Float[ArrayLike, "... grid 4"], log_factor: Float[ArrayLike, ""]
+) -> Float[Array, "... 4"]:
     """The polynomials at another factor, by barycentric interpolation at Chebyshev's points."""
     weights = np.where(np.arange(GRID) % 2, -1.0, 1.0) * np.where(np.isin(np.arange(GRID), (0, GRID - 1)), 0.5, 1.0)
     distance = log_factor - LOG_FACTORS

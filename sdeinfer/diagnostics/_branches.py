@@ -81,12 +81,12 @@ class _Fitted:
 
     def __init__(self, post: xr.DataTree):
         self.post = post
-        found = post["coefficients"]
+        found = post["coefficients"].to_dataset()
         self.log_factors = found["log_factor"].values
         self.at_one = len(self.log_factors) // 2
         self.parts = found["part"].values
         self.names = list(dict.fromkeys(self.parts))
-        self.coefficients: Float[np.ndarray, "networks branches grid 4"] = found["log_density"].values
+        self.coefficients = found["log_density"].values
         self.tokens = post["observed_data"].sizes["token_a"]
         self.means = {str(k): v.values for k, v in post["posterior"].mean(("chain", "draw")).data_vars.items()}
         self.means |= {name: np.asarray(value) for name, value in fixed_of(post).items()}
@@ -98,7 +98,7 @@ class _Fitted:
         if self.post.attrs.get("reads") != "branch" or not normed:
             return []
         own = np.flatnonzero(np.isin(self.parts, normed))
-        squares = np.diagonal(self.post["constant_data"]["input"].values[:, own], axis1=-2, axis2=-1)
+        squares = np.diagonal(self.post["constant_data"].to_dataset()["input"].values[:, own], axis1=-2, axis2=-1)
         worst = own[np.unravel_index(np.abs(squares - 1).argmax(), squares.shape)[1]]
         value = np.abs(squares - 1).max()
         advice = f"branch {worst} ({self.parts[worst]}) reads tokens that are not normalised: is a norm left out?"
@@ -106,7 +106,7 @@ class _Fitted:
 
     def tails(self) -> Verdict | None:
         """Fourth moments of the increments over those of normals."""
-        observed = self.post["observed_data"]
+        observed = self.post["observed_data"].to_dataset()
         if "kurtosis" not in observed:
             return None
         m, n = self.tokens, observed["width"].values[:, None]
@@ -230,7 +230,7 @@ def _independence(post: xr.DataTree) -> list[Verdict | None]:
     """Whether increments are independent of what is read, and of each other."""
     found = []
     observed, read = post["observed_data"].to_dataset(), post["constant_data"].to_dataset()
-    parts = post["coefficients"]["part"].values
+    parts = post["coefficients"].to_dataset()["part"].values
     if "between" in observed and len(parts) > 1:
         worst = dependence_of_pairs(observed)
         b, c = worst.where

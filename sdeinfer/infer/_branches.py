@@ -2,7 +2,7 @@
 
 import datetime
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax.random as jr
@@ -18,6 +18,7 @@ from sdeinfer.infer._densities import prior_draws
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood import BranchModel, BranchPath
+from sdeinfer.observation import validate_branches
 
 
 def fit_branches(
@@ -44,38 +45,36 @@ def fit_branches(
 
     Returns:
         A DataTree with the groups posterior, sample_stats, log_likelihood, log_prior, prior, observed_data,
-        constant_data and coefficients (of `blocks.branch_coefficients`, for `check`); the declared values are attributes such as `declared_attention.strength`.
+        constant_data and coefficients (of `blocks.branch_coefficients`, for `check`); declared values are attributes
+        such as `declared_attention.strength`.
     """
-    if not {"input", "increment"} <= {*data.data_vars}:
+    if "increment" not in data:
         raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")
+    data = validate_branches(data)
     if not isinstance(architecture, AbstractLayer):
         raise InputError("architecture: a si.blocks.Block, or a si.Stack of the blocks of a layer, is needed")
-    order = BlockOrder.of(architecture, data)
+    order = BlockOrder.of_data(architecture, data)
     phase("preparing the increments")
     path = BranchPath.of(data, order, prior)
     key_sampler, key_prior = (jr.fold_in(key, number) for number in np.arange(2, dtype=np.uint32))
     before, _ = prior_draws(model, path, draws=sampler.draws, key=key_prior)
     phase("compiling the sampler")
     draws = sampler.sample(model, path, progress=progress, key=key_sampler)
-    coords = {name: data[name].values for name in ("network", "branch")}
+    coords: dict[Any, Any] = {name: data[name].values for name in ("network", "branch")}
     sampled = {**draws.samples, **{name: value[None] for name, value in before.items()}}
-    dims = {name: ["layer"] for name, value in sampled.items() if value.ndim == 3}
-    observed = [name for name in data.data_vars if name not in ("input", "mean")]
+    dims: dict[Hashable, Sequence[Hashable]] = {name: ["layer"] for name, value in sampled.items() if value.ndim == 3}
+    of_data: dict[Hashable, Sequence[Hashable]] = {"increments": ["network", "branch"]}
+    read = ["input", "mean"]
     tree = xr.DataTree.from_dict(
         {
             "posterior": dict_to_dataset(draws.samples, dims=dims),
             "sample_stats": dict_to_dataset(draws.statistics),
-            "log_likelihood": dict_to_dataset(
-                draws.log_likelihood, dims={"increments": ["network", "branch"]}, coords=coords
-            ),
+            "log_likelihood": dict_to_dataset(draws.log_likelihood, dims=of_data, coords=coords),
             "log_prior": dict_to_dataset(draws.log_prior, dims=dims),
             "prior": dict_to_dataset({name: value[None] for name, value in before.items()}, dims=dims),
-            "observed_data": data[observed],
-            "constant_data": data[[name for name in ("input", "mean") if name in data]],
-            "coefficients": xr.Dataset(
-                {"log_density": (("network", "branch", "log_factor", "degree"), np.asarray(path.coefficients))},
-                coords=coords | {"log_factor": LOG_FACTORS, "part": ("branch", np.asarray(order.names)[[*order.part]])},
-            ),
+            "observed_data": data.drop_vars(read),
+            "constant_data": data[read],
+            "coefficients": _coefficients(path, order).assign_coords(coords),
         }
     )
     tree.attrs = {
@@ -89,3 +88,11 @@ def fit_branches(
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     return tree
+
+
+def _coefficients(path: BranchPath, order: BlockOrder) -> xr.Dataset:
+    """The log densities of the increments, with the name of each branch's block."""
+    parts = np.asarray(order.names)[list(order.part)]
+    dims = ("network", "branch", "log_factor", "degree")
+    found = xr.Dataset({"log_density": (dims, np.asarray(path.coefficients))}, coords={"log_factor": LOG_FACTORS})
+    return found.assign_coords(part=("branch", parts))

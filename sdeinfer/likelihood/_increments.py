@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from numpyro.distributions import constraints
 
 from sdeinfer.blocks import LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
@@ -85,15 +86,15 @@ class Increments(dist.Distribution):
             `blocks.WIDEST` the density is 0.
     """
 
-    support = dist.constraints.real
+    support = constraints.independent(constraints.real, 0)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     def __init__(self, path: BranchPath, strengths: Float[Array, " branches"], log_factors: Float[Array, " blocks"]):
         self.path, self.strengths, self.log_factors = path, strengths, log_factors
         super().__init__(batch_shape=path.observed.shape)
 
-    def log_prob(self, value: Float[Array, "networks branches"]) -> Float[Array, "networks branches"]:
+    def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, "networks branches"]:
         """Log density of each increment."""
-        del value
+        del value, intermediates
         found = jnp.zeros(self.batch_shape)
         for number in range(len(self.path.shapes)):
             own = np.flatnonzero(np.asarray(self.path.part) == number)
@@ -103,7 +104,7 @@ class Increments(dist.Distribution):
             found = found.at[:, own].set(density)
         return found
 
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Zeros: the density has the observed increments in its coefficients."""
         del key
         return jnp.zeros((*sample_shape, *self.batch_shape))

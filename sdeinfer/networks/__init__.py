@@ -2,6 +2,7 @@
 
 from sdeinfer.networks._baselines import Baseline as Baseline
 from sdeinfer.networks._baselines import sample_baseline as sample_baseline
+from sdeinfer.networks._branches import sample_branches as sample_branches
 from sdeinfer.networks._chain import check_chain_width as check_chain_width
 from sdeinfer.networks._chain import covariance_chain as covariance_chain
 from sdeinfer.networks._gradients import sample_gradients as sample_gradients

@@ -1,0 +1,86 @@
+"""Increments of residual blocks, by sampling networks with their weights."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from sdeinfer._arguments import at_least_one, checked
+from sdeinfer._files import InputError
+from sdeinfer.blocks import BlockOrder
+from sdeinfer.covariance import validate_covariance
+from sdeinfer.layers import AbstractLayer, check_parameters
+from sdeinfer.networks._chain import layer_time
+from sdeinfer.networks._tokens import tokens_with_covariance
+from sdeinfer.observation import BranchObserver, joined_branches
+
+
+@checked
+def sample_branches(
+    layer: AbstractLayer,
+    V0: Float[Array | np.ndarray, "m m"],
+    *,
+    width: int,
+    depth: int,
+    networks: int = 1,
+    key: PRNGKeyArray,
+) -> xr.Dataset:
+    """Draw networks of residual blocks with their weights, and observe what every branch reads and adds.
+
+    Arguments:
+        layer: a `Block`, a `Stack` of blocks, or `OverDepth` of one of them; repeated `depth` times with fresh weights.
+        V0: covariance of the initial tokens, shape (m, m).
+        width: n, at least m.
+        depth: number of layers.
+        networks: number of networks; one is in memory at a time.
+        key: PRNG key.
+
+    Returns:
+        The Dataset of `branches_dataset`, with the values of parameters that do not change with depth as attributes.
+
+    Raises:
+        InputError: for a layer that is not of blocks, a V0 that is no covariance, and sizes that are not positive.
+    """
+    at_least_one(width=width, depth=depth, networks=networks)
+    order = BlockOrder.of(layer.at(0.0), depth=depth)
+    V0 = jnp.asarray(validate_covariance(V0))
+    check_parameters(layer)
+    for block in order.blocks:
+        block.check_width(width)
+    if width < len(V0):
+        raise InputError(f"width: at least {len(V0)}, the number of tokens, is needed, got {width}")
+    kinds = [block.branch.kind for block in order.blocks] * depth
+    observers = []
+    for number in range(networks):
+        observer = BranchObserver(width, pattern=order.pattern, network=number)
+        read, added = _increments(layer, V0, jr.fold_in(key, number), width, depth)
+        for kind, U, D in zip(kinds, np.asarray(read), np.asarray(added), strict=True):
+            observer.add(U, D, kind=kind)
+        observers.append(observer)
+    truth = {f"truth_{name}": float(value) for name, value in layer.parameters().items()}
+    return joined_branches(observers).assign_attrs(truth)
+
+
+@eqx.filter_jit
+def _increments(
+    layer: AbstractLayer, V0: Float[Array, "m m"], key: PRNGKeyArray, width: int, depth: int
+) -> tuple[Float[Array, "branches m n"], Float[Array, "branches m n"]]:
+    """What each branch of one network reads, and what it adds."""
+    key_start, key_layers = jr.split(key)
+
+    def one_layer(X: Array, number: Array) -> tuple[Array, tuple[list[Array], list[Array]]]:
+        blocks = BlockOrder.of(layer.at(layer_time(number, width, V0.dtype)), depth=1).blocks
+        read, added = [], []
+        for block, own in zip(blocks, jr.split(jr.fold_in(key_layers, number), len(blocks)), strict=True):
+            read.append(block.read(X))
+            added.append(block.increment(read[-1], key=own))
+            X = block.with_increment(X, added[-1])
+        return X, (read, added)
+
+    X = tokens_with_covariance(V0, width, key=key_start)
+    _, (read, added) = jax.lax.scan(one_layer, X, jnp.arange(depth))
+    tokens = len(V0)
+    return tuple(jnp.stack(each, axis=1).reshape(-1, tokens, width) for each in (read, added))

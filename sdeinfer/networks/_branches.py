@@ -80,7 +80,7 @@ def _increments(
             X = block.with_increment(X, added[-1])
         return X, (read, added)
 
-    X = tokens_with_covariance(V0, width, key=key_start)
+    X = tokens_with_covariance(V0, width=width, key=key_start)
     _, (read, added) = jax.lax.scan(one_layer, X, jnp.arange(depth))
-    tokens = len(V0)
-    return tuple(jnp.stack(each, axis=1).reshape(-1, tokens, width) for each in (read, added))
+    flat = [jnp.stack(each, axis=1).reshape(-1, len(V0), width) for each in (read, added)]
+    return flat[0], flat[1]

@@ -255,8 +255,7 @@ def _hooked(recorder: Recorder, sequence_first: str | None) -> Iterator[None]:
     try:
         for number, part, module in recorder.ends():
             if part == "input":
-                hook = functools.partial(before, number)
-                hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+                hooks.append(module.register_forward_pre_hook(functools.partial(before, number), with_kwargs=True))
             else:
                 hooks.append(module.register_forward_hook(functools.partial(after, number)))
         yield

@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
+from sdeinfer.blocks._logarithm import LogMoments, log_moments
 from sdeinfer.covariance import square_of
 from sdeinfer.layers import NetworkKeys
 from sdeinfer.parameters import Parameter
@@ -68,6 +69,21 @@ class AbstractBranch(eqx.Module):
     @abc.abstractmethod
     def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> HiddenMoments:
         """Mean and covariance of S given V = UUᵀ/n; differentiable in V and in the branch's parameters."""
+
+    def hidden_logarithm(
+        self, V: Float[Array, "m m"], hidden: HiddenMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
+    ) -> LogMoments:
+        """Moments of the logarithm of S + b about its mean; by default to leading order in C, for many parts.
+
+        Arguments:
+            V: UUᵀ/n.
+            hidden: the result of `moments`.
+            nodes: those of `nodes`.
+            bias: b, the variance of the biases of the last map over g².
+            width: n.
+        """
+        del V, nodes, width
+        return log_moments(hidden.mean + bias, hidden.covariance)
 
     @abc.abstractmethod
     def check_width(self, width: int) -> None:

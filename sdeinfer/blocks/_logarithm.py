@@ -7,6 +7,10 @@ from jaxtyping import Array, Float
 
 from sdeinfer.covariance import pairs, square_of, vech
 
+SINGULAR = 1e-8
+"""Least eigenvalue of a draw of S, relative to its mean. Two tokens that attend to one and the same token in all heads
+make S singular, and its logarithm is far from normal then; this happens at temperatures near 0."""
+
 
 class LogMoments(NamedTuple):
     """Mean and covariance of log(L⁻¹ S L⁻ᵀ) for a random covariance S with E S = L Lᵀ, packed by `vech`."""
@@ -41,6 +45,7 @@ def sampled_log_moments(mean: Float[Array, "m m"], draws: Float[Array, "draws m 
     inverse = jnp.linalg.inv(jnp.linalg.cholesky(mean))
     scaled = inverse @ draws @ inverse.T
     values, vectors = jnp.linalg.eigh(scaled)
+    values = jnp.maximum(values, SINGULAR)
     logarithm = vech((vectors * jnp.log(values)[:, None]) @ jnp.swapaxes(vectors, -1, -2))
     one = vech(jnp.eye(len(mean), dtype=mean.dtype))
     return LogMoments((logarithm - vech(scaled) + one).mean(0), jnp.cov(logarithm.T))

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.blocks import LOG_FACTORS, Block, BlockOrder, SelfAttention, MLP, branch_coefficients, interpolated
+from sdeinfer.blocks import LOG_FACTORS, MLP, Block, BlockOrder, SelfAttention, branch_coefficients, interpolated
 
 FINE = 1001
 """Points of the grid of log factors."""

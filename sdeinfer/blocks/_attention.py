@@ -14,11 +14,11 @@ from scipy.stats import chi2
 
 from sdeinfer._arguments import at_least_one, shown
 from sdeinfer._files import InputError
-from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, projected, projection
+from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, fourth_moments, projected, projection
 from sdeinfer.blocks._logarithm import LogMoments, sampled_log_moments
 from sdeinfer.blocks._nodes import LARGEST_DIMENSION, uniform_nodes
 from sdeinfer.blocks._parameters import GAIN, TEMPERATURE
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, pairs, square_of, total, transpose, vech
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, square_of, total, transpose, vech
 from sdeinfer.layers import NetworkKeys, factor, wishart_draws, wishart_factor
 from sdeinfer.parameters import Parameter
 
@@ -144,22 +144,22 @@ class SelfAttention(AbstractBranch):
         keys, queries = _wishart_factors(uniforms[:, :p], tokens, size), normals[:, p:]
         return AttentionNodes(keys, queries.reshape(-1, shared, tokens, tokens), values, members)
 
-    def moments(self, V: Float[Array, "m m"], nodes: AttentionNodes, *, width: int) -> HiddenMoments:
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> HiddenMoments:
         """Means over nodes; given the softmax, a part has the moments of normal values, which are integrated out."""
         size, tokens = self._head_size(width), len(V)
-        A, G = self._attention(V, nodes, size), projected(V, self.gain, self.bias)
-        shared, count, (a, b) = A.shape[1], len(A), pairs(tokens)
+        A = self._attention(V, nodes, size)
+        h = A @ jnp.linalg.cholesky(projected(V, self.gain, self.bias))
+        shared, count = A.shape[1], len(A)
         # P is A_h G A_h′ᵀ for two heads of a group; S has the mean of those with h = h′ given the softmax.
-        P = jnp.einsum("rhai,ij,rgbj->rhgab", A, G, A)
+        P = jnp.einsum("rhai,rgbi->rhgab", h, h)
         part = vech(jnp.einsum("rhhab->rab", P) / shared)
         mean = part.mean(0)
-        spread = part.T @ part / count - jnp.outer(mean, mean)
-        straight, across = P[..., a[:, None], a] * P[..., b[:, None], b], P[..., a[:, None], b] * P[..., b[:, None], a]
-        of_values = (straight + across).sum((0, 1, 2)) / (count * shared**2 * size)
-        return HiddenMoments(mean[square_of(tokens)], (spread + of_values) / self.groups)
+        centred = part - mean
+        of_values = fourth_moments(P.reshape(-1, tokens, tokens)) / (shared**2 * size)
+        return HiddenMoments(mean[square_of(tokens)], (centred.T @ centred + of_values) / (count * self.groups))
 
     def hidden_logarithm(
-        self, V: Float[Array, "m m"], hidden: HiddenMoments, nodes: AttentionNodes, *, bias: ArrayLike = 0.0, width: int
+        self, V: Float[Array, "m m"], hidden: HiddenMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
     ) -> LogMoments:
         """Moments of the logarithm by draws of S, which is far from its mean for few heads of nearly uniform attention.
 
@@ -172,7 +172,7 @@ class SelfAttention(AbstractBranch):
         parts = jnp.einsum("rhak,rhbk->rab", h, h) / (A.shape[1] * size)
         return sampled_log_moments(hidden.mean + bias, parts[nodes.members].mean(0) + bias)
 
-    def _attention(self, V: Float[Array, "m m"], nodes: AttentionNodes, size: int) -> Float[Array, "nodes heads m m"]:
+    def _attention(self, V: Float[Array, "m m"], nodes: Any, size: int) -> Float[Array, "nodes heads m m"]:
         L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
         if self.rope is None:
             return self._softmax(jnp.einsum("ai,rhij,rkj,bk->rhab", L, nodes.queries, nodes.keys, L), size)

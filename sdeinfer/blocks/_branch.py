@@ -12,7 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._logarithm import LogMoments, log_moments
-from sdeinfer.covariance import square_of
+from sdeinfer.covariance import pairs, square_of
 from sdeinfer.layers import NetworkKeys
 from sdeinfer.parameters import Parameter
 
@@ -96,6 +96,17 @@ class AbstractBranch(eqx.Module):
     def reshaped(self, factor: ArrayLike) -> "AbstractBranch":
         """The branch with its parameter `shape` multiplied by a factor."""
         return dataclasses.replace(self, **{self.shape.name: factor * getattr(self, self.shape.name)})
+
+
+def fourth_moments(P: Float[Array, "parts m m"]) -> Float[Array, "p p"]:
+    """The sum over parts of P_ac P_bd + P_ad P_bc for entries ab and cd, as of products of normals (Isserlis)."""
+    m = P.shape[-1]
+    a, b = pairs(m)
+    flat = P.reshape(-1, m * m)
+    products = (flat.T @ flat).reshape(m, m, m, m)
+    rows, columns = (a[:, None], b[:, None]), (a, b)
+    straight = products[rows[0], columns[0], rows[1], columns[1]]
+    return straight + products[rows[0], columns[1], rows[1], columns[0]]
 
 
 def projected(V: Float[Array, "m m *networks"], gain: ArrayLike, bias: float) -> Float[Array, "m m *networks"]:

@@ -9,6 +9,8 @@ from sdeinfer.blocks._attention import SelfAttention as SelfAttention
 from sdeinfer.blocks._block import Block as Block
 from sdeinfer.blocks._branch import AbstractBranch as AbstractBranch
 from sdeinfer.blocks._branch import HiddenMoments as HiddenMoments
+from sdeinfer.blocks._depth import MomentsOverDepth as MomentsOverDepth
+from sdeinfer.blocks._depth import moments_over_depth as moments_over_depth
 from sdeinfer.blocks._law import LogMatrixNormal as LogMatrixNormal
 from sdeinfer.blocks._law import Moments as Moments
 from sdeinfer.blocks._law import increment_law as increment_law

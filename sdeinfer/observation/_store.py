@@ -39,7 +39,8 @@ def read(path: str | Path) -> xr.Dataset:
     """Read and validate a Dataset of covariances or of branches, written by this package or by another program.
 
     Raises:
-        InputError: if the file is missing, cannot be read, or holds no valid data (see `validate`, `validate_branches`).
+        InputError: if the file is missing, cannot be read, or holds no valid data, see `validate` and
+            `validate_branches`.
     """
     path = readable(path)
     with reading(path), closing(opened(path, xr.open_dataset)) as file:

@@ -77,7 +77,12 @@ def configuration(name, width, sigma):
         sized = hf.BertConfig(**kwargs, vocab_size=99) if name == "bert" else None
         return sized or hf.ViTConfig(**kwargs, image_size=8, patch_size=4)
     # Llama 2 and Gemma have 8/3 n and 8 n units; Llama, Mistral and Qwen2 share keys among heads, Gemma's 2B all.
-    kwargs |= {"vocab_size": 99, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 8 * width // 3}
+    kwargs |= {
+        "vocab_size": 99,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 8 * width // 3,
+    }
     if name == "gemma":
         kwargs |= {"num_key_value_heads": 1, "head_dim": HEAD_SIZE, "intermediate_size": 8 * width}
     kind = {"llama": hf.LlamaConfig, "mistral": hf.MistralConfig, "qwen2": hf.Qwen2Config, "gemma": hf.GemmaConfig}

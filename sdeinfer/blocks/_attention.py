@@ -13,10 +13,10 @@ from scipy.stats import chi2
 
 from sdeinfer._arguments import at_least_one, shown
 from sdeinfer._files import InputError
-from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, projected, projection
+from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, fourth_moments, projected, projection
 from sdeinfer.blocks._nodes import LARGEST_DIMENSION, normal_nodes, uniform_nodes
 from sdeinfer.blocks._parameters import GAIN, TEMPERATURE
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, pairs, square_of, total, transpose, vech
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, square_of, total, transpose, vech
 from sdeinfer.layers import NetworkKeys, factor, wishart_draws, wishart_factor
 from sdeinfer.parameters import Parameter
 
@@ -142,7 +142,9 @@ class SelfAttention(AbstractBranch):
         B[:, :, size:] = 0.0
         return AttentionNodes(B, normals[:, p:].reshape(-1, shared, tokens, tokens))
 
-    def moments(self, V: Float[Array, "m m"], nodes: AttentionNodes, *, width: int) -> HiddenMoments:
+    def moments(
+        self, V: Float[Array, "m m"], nodes: AttentionNodes, *, width: int, frame: Float[Array, "m m"] | None = None
+    ) -> HiddenMoments:
         """Means over nodes; given the softmax, a part has the moments of normal values, which are integrated out."""
         size, tokens = self._head_size(width), len(V)
         G = projected(V, self.gain, self.bias)
@@ -154,15 +156,15 @@ class SelfAttention(AbstractBranch):
             k = self._rotated(jnp.einsum("ai,rik->rak", L, nodes.keys))
             logits = jnp.einsum("rhak,rbk->rhab", q, k)
         A = self._softmax(logits, size)
-        shared, count, (a, b) = A.shape[1], len(A), pairs(tokens)
+        A = A if frame is None else jnp.einsum("ai,rhij->rhaj", frame, A)
+        shared, count = A.shape[1], len(A)
         # P is A_h G A_h′ᵀ for two heads of a group; S has the mean of those with h = h′ given the softmax.
-        P = jnp.einsum("rhai,ij,rgbj->rhgab", A, G, A)
+        P = jnp.einsum("rhai,rgbi->rhgab", A @ L, A @ L)
         part = vech(jnp.einsum("rhhab->rab", P) / shared)
         mean = part.mean(0)
-        spread = part.T @ part / count - jnp.outer(mean, mean)
-        straight, across = P[..., a[:, None], a] * P[..., b[:, None], b], P[..., a[:, None], b] * P[..., b[:, None], a]
-        of_values = (straight + across).sum((0, 1, 2)) / (count * shared**2 * size)
-        return HiddenMoments(mean[square_of(tokens)], (spread + of_values) / self.groups)
+        centred = part - mean
+        of_values = fourth_moments(P.reshape(-1, tokens, tokens)) / (shared**2 * size)
+        return HiddenMoments(mean[square_of(tokens)], (centred.T @ centred + of_values) / (count * self.groups))
 
     def _softmax(self, logits: Float[Array, "... m m"], size: Any) -> Float[Array, "... m m"]:
         scaled = logits / (self.temperature * jnp.sqrt(jnp.asarray(size, logits.dtype)))

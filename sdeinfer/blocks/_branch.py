@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.covariance import square_of
+from sdeinfer.covariance import pairs, square_of
 from sdeinfer.layers import NetworkKeys
 from sdeinfer.parameters import Parameter
 
@@ -66,8 +66,18 @@ class AbstractBranch(eqx.Module):
         """Random numbers of 2^`log2` parts, for `moments`; the same for all covariances and parameters."""
 
     @abc.abstractmethod
-    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> HiddenMoments:
-        """Mean and covariance of S given V = UUᵀ/n; differentiable in V and in the branch's parameters."""
+    def moments(
+        self, V: Float[Array, "m m"], nodes: Any, *, width: int, frame: Float[Array, "m m"] | None = None
+    ) -> HiddenMoments:
+        """Mean and covariance of S given V = UUᵀ/n, or of T S Tᵀ; differentiable in V and in the branch's parameters.
+
+        Arguments:
+            V: covariance of what is read.
+            nodes: see `nodes`.
+            width: n.
+            frame: T; None for the identity. Where S is nearly singular, as of nearly uniform attention, T S Tᵀ near the
+                identity keeps the digits that a product of T with the covariance of S has lost.
+        """
 
     @abc.abstractmethod
     def check_width(self, width: int) -> None:
@@ -80,6 +90,17 @@ class AbstractBranch(eqx.Module):
     def reshaped(self, factor: ArrayLike) -> Self:
         """The branch with its parameter `shape` multiplied by a factor."""
         return dataclasses.replace(self, **{self.shape.name: factor * getattr(self, self.shape.name)})
+
+
+def fourth_moments(P: Float[Array, "parts m m"]) -> Float[Array, "p p"]:
+    """The sum over parts of P_ac P_bd + P_ad P_bc for entries ab and cd, as of products of normals (Isserlis)."""
+    m = P.shape[-1]
+    a, b = pairs(m)
+    flat = P.reshape(-1, m * m)
+    products = (flat.T @ flat).reshape(m, m, m, m)
+    rows, columns = (a[:, None], b[:, None]), (a, b)
+    straight = products[rows[0], columns[0], rows[1], columns[1]]
+    return straight + products[rows[0], columns[1], rows[1], columns[0]]
 
 
 def projected(V: Float[Array, "m m *networks"], gain: ArrayLike, bias: float) -> Float[Array, "m m *networks"]:

@@ -14,10 +14,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._activations import activation_of
-from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, projected, projection
+from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, fourth_moments, projected, projection
 from sdeinfer.blocks._nodes import normal_nodes
 from sdeinfer.blocks._parameters import GAIN
-from sdeinfer.covariance import gram, matmul, pairs, square_of
+from sdeinfer.covariance import gram, matmul, pairs, square_of, vech
 from sdeinfer.layers import COLUMNS_AT_ONCE, NetworkKeys, factor
 from sdeinfer.parameters import Parameter
 
@@ -84,19 +84,31 @@ class MLP(AbstractBranch):
         del width
         return normal_nodes(tokens, log2, seed)
 
-    def moments(self, V: Float[Array, "m m"], nodes: Float[Array, "nodes m"], *, width: int) -> HiddenMoments:
-        """Means over nodes; given φ, a gated unit has the fourth moments of the normal gate (Isserlis)."""
-        G = projected(V, self.gain, self.bias)
-        phi = activation_of(self.activation)(nodes @ jnp.linalg.cholesky(G).T)
-        a, b = pairs(len(V))
-        products = phi[:, a] * phi[:, b]
-        mean, square = products.mean(0), products.T @ products / len(nodes)
+    def moments(
+        self,
+        V: Float[Array, "m m"],
+        nodes: Float[Array, "nodes m"],
+        *,
+        width: int,
+        frame: Float[Array, "m m"] | None = None,
+    ) -> HiddenMoments:
+        """Means over nodes; given φ, a gated unit is normal with the covariance φ_a G_ab φ_b."""
+        tokens, count = len(V), len(nodes)
+        T = jnp.eye(tokens, dtype=V.dtype) if frame is None else frame
+        L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
+        phi = activation_of(self.activation)(nodes @ L.T)
         if self.gated:
-            gate = G[a, b]
-            mean = mean * gate
-            crossed = G[a[:, None], a] * G[b[:, None], b] + G[a[:, None], b] * G[b[:, None], a]
-            square = square * (jnp.outer(gate, gate) + crossed)
-        return HiddenMoments(mean[square_of(len(V))], (square - jnp.outer(mean, mean)) / self._units(width))
+            M = T @ (phi[:, :, None] * L)
+            P = M @ M.mT
+            part, of_gates = vech(P), fourth_moments(P)
+        else:
+            h = phi @ T.T
+            a, b = pairs(tokens)
+            part, of_gates = h[:, a] * h[:, b], 0.0
+        mean = part.mean(0)
+        centred = part - mean
+        covariance = (centred.T @ centred + of_gates) / (count * self._units(width))
+        return HiddenMoments(mean[square_of(tokens)], covariance)
 
     def _features(self, z: Array, gate: Array | None = None) -> Array:
         phi = activation_of(self.activation)(z)

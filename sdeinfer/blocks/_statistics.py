@@ -160,11 +160,20 @@ def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, 
 def increment_law(
     block: Block, V: Float[Array, "m m"], D: Float[Array, "m m"], nodes: object, *, width: int
 ) -> LogMatrixNormal:
-    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads."""
-    hidden = block.branch.moments(V, nodes, width=width)
+    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads.
+
+    It is computed for T D Tᵀ = I, where D is what is observed: of increments that are nearly parallel, as by nearly
+    uniform attention, the covariance of entries of D has lost the digits that tell of their differences.
+    """
+    T = jnp.linalg.inv(jnp.linalg.cholesky(D))
+    hidden = block.branch.moments(V, nodes, width=width, frame=T)
     # The biases of the last map have the ratio to its weights that the block declares.
-    hidden = HiddenMoments(hidden.mean + block.bias / jnp.square(block.strength), hidden.covariance)
-    return LogMatrixNormal.of(D, increment_moments(hidden, width=width))
+    ones = T.sum(1)
+    mean = hidden.mean + block.bias / jnp.square(block.strength) * ones[:, None] * ones
+    moments = increment_moments(HiddenMoments(mean, hidden.covariance), width=width)
+    law = LogMatrixNormal.of(jnp.eye(len(D), dtype=D.dtype), moments)
+    volume = law.log_volume + (len(D) + 1) * jnp.log(jnp.diagonal(T)).sum()
+    return law._replace(log_volume=volume)
 
 
 @eqx.filter_jit

@@ -11,8 +11,12 @@ from sdeinfer.blocks._branch import AbstractBranch as AbstractBranch
 from sdeinfer.blocks._branch import HiddenMoments as HiddenMoments
 from sdeinfer.blocks._law import LogMatrixNormal as LogMatrixNormal
 from sdeinfer.blocks._law import Moments as Moments
+from sdeinfer.blocks._law import increment_law as increment_law
 from sdeinfer.blocks._law import increment_moments as increment_moments
 from sdeinfer.blocks._law import output_moments as output_moments
+from sdeinfer.blocks._logarithm import LogMoments as LogMoments
+from sdeinfer.blocks._logarithm import log_moments as log_moments
+from sdeinfer.blocks._logarithm import sampled_log_moments as sampled_log_moments
 from sdeinfer.blocks._mlp import MLP as MLP
 from sdeinfer.blocks._norms import normalised_covariance as normalised_covariance
 from sdeinfer.blocks._parameters import LOG_STRENGTH as LOG_STRENGTH
@@ -21,7 +25,7 @@ from sdeinfer.blocks._statistics import LOG_FACTORS as LOG_FACTORS
 from sdeinfer.blocks._statistics import WIDEST as WIDEST
 from sdeinfer.blocks._statistics import BlockOrder as BlockOrder
 from sdeinfer.blocks._statistics import branch_coefficients as branch_coefficients
-from sdeinfer.blocks._statistics import increment_law as increment_law
 from sdeinfer.blocks._statistics import interpolated as interpolated
+from sdeinfer.blocks._statistics import law_of_increment as law_of_increment
 from sdeinfer.blocks._statistics import nodes_of as nodes_of
 from sdeinfer.blocks._statistics import read_covariance as read_covariance

@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from scipy.special import ndtri
 from scipy.stats import chi2
 
 from sdeinfer._arguments import at_least_one, shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, fourth_moments, projected, projection
-from sdeinfer.blocks._nodes import LARGEST_DIMENSION, normal_nodes, uniform_nodes
+from sdeinfer.blocks._logarithm import LogMoments, sampled_log_moments
+from sdeinfer.blocks._nodes import LARGEST_DIMENSION, uniform_nodes
 from sdeinfer.blocks._parameters import GAIN, TEMPERATURE
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, square_of, total, transpose, vech
 from sdeinfer.layers import NetworkKeys, factor, wishart_draws, wishart_factor
@@ -28,10 +30,14 @@ class AttentionNodes(NamedTuple):
         keys: without rotations the factor B of a Wishart matrix of d_k degrees of freedom, shape (nodes, m, m); with
             rotations the normals of the keys, shape (nodes, m, d_k).
         queries: normals, of shape (nodes, heads, m, m) or (nodes, heads, m, d_k).
+        values: factor of a Wishart matrix of d_k degrees of freedom.
+        members: parts of which S is the mean, shape (groups, nodes): every node in random order.
     """
 
     keys: Float[Any, "nodes m k"]
     queries: Float[Any, "nodes heads m k"]
+    values: Float[Any, "nodes m m"]
+    members: Int[Any, "groups nodes"]
 
 
 class SelfAttention(AbstractBranch):
@@ -121,50 +127,58 @@ class SelfAttention(AbstractBranch):
         return S / (self.heads * jnp.asarray(size, V.dtype))
 
     def nodes(self, tokens: int, width: int, *, log2: int, seed: int = 0) -> AttentionNodes:
-        """Keys and queries of one group."""
+        """Keys, queries and values of one group."""
         size, shared = self._head_size(width), self.heads // self.groups
-        if self.rope is not None:
-            dimension = (1 + shared) * tokens * size
-            if dimension > LARGEST_DIMENSION:
-                normals = np.random.default_rng([seed, dimension]).standard_normal((2**log2, dimension))
-            else:
-                normals = normal_nodes(dimension, log2, seed)
-            drawn = normals.reshape(-1, 1 + shared, tokens, size)
-            return AttentionNodes(drawn[:, 0], drawn[:, 1:])
         p = tokens * (tokens + 1) // 2
-        uniforms = uniform_nodes(p + shared * tokens**2, log2, seed)
-        normals = normal_nodes(p + shared * tokens**2, log2, seed)
-        B = np.zeros((len(normals), tokens, tokens))
-        a, b = np.tril_indices(tokens, -1)
-        B[:, a, b] = normals[:, tokens:p]
-        for k in range(min(tokens, size)):
-            B[:, k, k] = np.sqrt(chi2.ppf(uniforms[:, k], size - k))
-        B[:, :, size:] = 0.0
-        return AttentionNodes(B, normals[:, p:].reshape(-1, shared, tokens, tokens))
+        rng = np.random.default_rng([seed, tokens, size])
+        members = np.stack([rng.permutation(2**log2) for _ in range(self.groups)])
+        own = (1 + shared) * tokens * size if self.rope is not None else p + shared * tokens**2
+        if own + p > LARGEST_DIMENSION:
+            uniforms = rng.random((2**log2, own + p))
+        else:
+            uniforms = uniform_nodes(own + p, log2, seed)
+        normals, values = ndtri(uniforms[:, :own]), _wishart_factors(uniforms[:, own:], tokens, size)
+        if self.rope is not None:
+            drawn = normals.reshape(-1, 1 + shared, tokens, size)
+            return AttentionNodes(drawn[:, 0], drawn[:, 1:], values, members)
+        keys, queries = _wishart_factors(uniforms[:, :p], tokens, size), normals[:, p:]
+        return AttentionNodes(keys, queries.reshape(-1, shared, tokens, tokens), values, members)
 
-    def moments(
-        self, V: Float[Array, "m m"], nodes: AttentionNodes, *, width: int, frame: Float[Array, "m m"] | None = None
-    ) -> HiddenMoments:
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> HiddenMoments:
         """Means over nodes; given the softmax, a part has the moments of normal values, which are integrated out."""
         size, tokens = self._head_size(width), len(V)
-        G = projected(V, self.gain, self.bias)
-        L = jnp.linalg.cholesky(G)
-        if self.rope is None:
-            logits = jnp.einsum("ai,rhij,rkj,bk->rhab", L, nodes.queries, nodes.keys, L)
-        else:
-            q = self._rotated(jnp.einsum("ai,rhik->rhak", L, nodes.queries))
-            k = self._rotated(jnp.einsum("ai,rik->rak", L, nodes.keys))
-            logits = jnp.einsum("rhak,rbk->rhab", q, k)
-        A = self._softmax(logits, size)
-        A = A if frame is None else jnp.einsum("ai,rhij->rhaj", frame, A)
+        A = self._attention(V, nodes, size)
+        h = A @ jnp.linalg.cholesky(projected(V, self.gain, self.bias))
         shared, count = A.shape[1], len(A)
         # P is A_h G A_h′ᵀ for two heads of a group; S has the mean of those with h = h′ given the softmax.
-        P = jnp.einsum("rhai,rgbi->rhgab", A @ L, A @ L)
+        P = jnp.einsum("rhai,rgbi->rhgab", h, h)
         part = vech(jnp.einsum("rhhab->rab", P) / shared)
         mean = part.mean(0)
         centred = part - mean
         of_values = fourth_moments(P.reshape(-1, tokens, tokens)) / (shared**2 * size)
         return HiddenMoments(mean[square_of(tokens)], (centred.T @ centred + of_values) / (count * self.groups))
+
+    def hidden_logarithm(
+        self, V: Float[Array, "m m"], hidden: HiddenMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
+    ) -> LogMoments:
+        """Moments of the logarithm by draws of S, which is far from its mean for few heads of nearly uniform attention.
+
+        Draws are means of parts at random nodes, one for each group.
+        """
+        size = self._head_size(width)
+        A = self._attention(V, nodes, size)
+        L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
+        h = jnp.einsum("rhai,ij,rjk->rhak", A, L, nodes.values)
+        parts = jnp.einsum("rhak,rhbk->rab", h, h) / (A.shape[1] * size)
+        return sampled_log_moments(hidden.mean + bias, parts[nodes.members].mean(0) + bias)
+
+    def _attention(self, V: Float[Array, "m m"], nodes: Any, size: int) -> Float[Array, "nodes heads m m"]:
+        L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
+        if self.rope is None:
+            return self._softmax(jnp.einsum("ai,rhij,rkj,bk->rhab", L, nodes.queries, nodes.keys, L), size)
+        q = self._rotated(jnp.einsum("ai,rhik->rhak", L, nodes.queries))
+        k = self._rotated(jnp.einsum("ai,rik->rak", L, nodes.keys))
+        return self._softmax(jnp.einsum("rhak,rbk->rhab", q, k), size)
 
     def _softmax(self, logits: Float[Array, "... m m"], size: Any) -> Float[Array, "... m m"]:
         scaled = logits / (self.temperature * jnp.sqrt(jnp.asarray(size, logits.dtype)))
@@ -206,3 +220,16 @@ class SelfAttention(AbstractBranch):
 
         start = jnp.zeros((shared, tokens, tokens, self.groups, L.shape[-1]), L.dtype)
         return jax.lax.fori_loop(0, size // 2, add, start)
+
+
+def _wishart_factors(
+    uniforms: Float[np.ndarray, "nodes p"], tokens: int, freedom: int
+) -> Float[np.ndarray, "nodes m m"]:
+    """Bartlett's factors of Wishart matrices from uniform numbers; see `layers.wishart_factor`."""
+    B = np.zeros((len(uniforms), tokens, tokens))
+    a, b = np.tril_indices(tokens, -1)
+    B[:, a, b] = ndtri(uniforms[:, tokens:])
+    for k in range(min(tokens, freedom)):
+        B[:, k, k] = np.sqrt(chi2.ppf(uniforms[:, k], freedom - k))
+    B[:, :, freedom:] = 0.0
+    return B

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
+from sdeinfer.blocks._logarithm import LogMoments, log_moments
 from sdeinfer.covariance import pairs, square_of
 from sdeinfer.layers import NetworkKeys
 from sdeinfer.parameters import Parameter
@@ -66,18 +67,23 @@ class AbstractBranch(eqx.Module):
         """Random numbers of 2^`log2` parts, for `moments`; the same for all covariances and parameters."""
 
     @abc.abstractmethod
-    def moments(
-        self, V: Float[Array, "m m"], nodes: Any, *, width: int, frame: Float[Array, "m m"] | None = None
-    ) -> HiddenMoments:
-        """Mean and covariance of S given V = UUᵀ/n, or of T S Tᵀ; differentiable in V and in the branch's parameters.
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> HiddenMoments:
+        """Mean and covariance of S given V = UUᵀ/n; differentiable in V and in the branch's parameters."""
+
+    def hidden_logarithm(
+        self, V: Float[Array, "m m"], hidden: HiddenMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
+    ) -> LogMoments:
+        """Moments of the logarithm of S + b about its mean; by default to leading order in C, for many parts.
 
         Arguments:
-            V: covariance of what is read.
-            nodes: see `nodes`.
+            V: UUᵀ/n.
+            hidden: the result of `moments`.
+            nodes: those of `nodes`.
+            bias: b, the variance of the biases of the last map over g².
             width: n.
-            frame: T; None for the identity. Where S is nearly singular, as of nearly uniform attention, T S Tᵀ near the
-                identity keeps the digits that a product of T with the covariance of S has lost.
         """
+        del V, nodes, width
+        return log_moments(hidden.mean + bias, hidden.covariance)
 
     @abc.abstractmethod
     def check_width(self, width: int) -> None:
@@ -87,7 +93,7 @@ class AbstractBranch(eqx.Module):
         """The branch's parameters by name."""
         return {self.shape.name: self.shape}
 
-    def reshaped(self, factor: ArrayLike) -> Self:
+    def reshaped(self, factor: ArrayLike) -> "AbstractBranch":
         """The branch with its parameter `shape` multiplied by a factor."""
         return dataclasses.replace(self, **{self.shape.name: factor * getattr(self, self.shape.name)})
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer.blocks._branch import HiddenMoments
-from sdeinfer.covariance import pairs, square_of, tokens_of, vech
+from sdeinfer.blocks._logarithm import LogMoments, log_moments
+from sdeinfer.covariance import pairs, tokens_of, vech
 
 
 class Moments(NamedTuple):
@@ -20,34 +21,6 @@ class Moments(NamedTuple):
 
     mean: Float[Array, "m m"]
     covariance: Float[Array, "p p"]
-
-
-def increment_moments(hidden: HiddenMoments, *, width: int) -> Moments:
-    """Exact moments of ΔΔᵀ/n for an increment of strength 1.
-
-    Given S it is Wishart_m(n, S)/n, and so has the mean K and the covariance C + E[S_ac S_bd + S_ad S_bc]/n.
-    """
-    K, C = hidden.mean, hidden.full_covariance
-    a, b = pairs(len(K))
-    rows, columns = (a[:, None], b[:, None]), (a, b)
-    across = _crossed(K, K, rows, columns)
-    across += C[rows[0], columns[0], rows[1], columns[1]] + C[rows[0], columns[1], rows[1], columns[0]]
-    return Moments(K, hidden.covariance + across / width)
-
-
-def output_moments(
-    V: Float[Array, "m m"], increment: Moments, *, strength: ArrayLike, skip: ArrayLike = 1.0, width: int
-) -> Moments:
-    """Exact moments of V′ = X′X′ᵀ/n for X′ = αX + Δ, given V; the moments of ΔΔᵀ/n are of strength 1.
-
-    Given V and S, XΔᵀ/√n is normal with the covariance g² V_ac S_bd of its entries ab and cd.
-    """
-    squared = jnp.square(strength)
-    a, b = pairs(len(V))
-    rows, columns = (a[:, None], b[:, None]), (a, b)
-    cross = _crossed(V, increment.mean, rows, columns) + _crossed(increment.mean, V, rows, columns)
-    covariance = jnp.square(skip) * squared / width * cross + jnp.square(squared) * increment.covariance
-    return Moments(jnp.square(skip) * V + squared * increment.mean, covariance)
 
 
 class LogMatrixNormal(NamedTuple):
@@ -74,21 +47,19 @@ class LogMatrixNormal(NamedTuple):
     @classmethod
     def of(cls, D: Float[Array, "m m"], moments: Moments) -> "LogMatrixNormal":
         """The law with these moments, at an observed D."""
+        return cls.about(D, moments.mean, log_moments(moments.mean, moments.covariance))
+
+    @classmethod
+    def about(cls, D: Float[Array, "m m"], mean: Float[Array, "m m"], logarithm: LogMoments) -> "LogMatrixNormal":
+        """The law with a mean, and with moments of the logarithm about it, at an observed D."""
         m = len(D)
-        inverse = jnp.linalg.inv(jnp.linalg.cholesky(moments.mean))
+        inverse = jnp.linalg.inv(jnp.linalg.cholesky(mean))
         values, vectors = jnp.linalg.eigh(inverse @ D @ inverse.T)
         logs = jnp.log(values)
-        logarithm = (vectors * logs) @ vectors.T
-        whiten = _congruence(inverse)
-        covariance = whiten @ moments.covariance @ whiten.T
-        a, b = pairs(m)
-        place = square_of(m)
-        # E[E²]_ab sums the covariances of the entries ac and cb over c.
-        squares = covariance[place[a], place[b]].sum(-1)
         log_det = logs.sum() - 2 * jnp.log(jnp.diagonal(inverse)).sum()
         volume = -(m * jnp.square(logs).sum() - jnp.square(logs.sum())) / 24 - (m + 1) / 2 * log_det
-        volume -= len(a) / 2 * jnp.log(2 * jnp.pi)
-        return cls(vech(logarithm), -squares / 2, covariance, volume)
+        volume -= m * (m + 1) / 4 * jnp.log(2 * jnp.pi)
+        return cls(vech((vectors * logs) @ vectors.T), logarithm.mean, logarithm.covariance, volume)
 
     def log_density(self, log_factor: ArrayLike = 0.0) -> Float[Array, ""]:
         """Log density of D if its mean is multiplied by e^`log_factor`."""
@@ -118,14 +89,56 @@ class LogMatrixNormal(NamedTuple):
         return whitened, jnp.log(jnp.diagonal(root)).sum()
 
 
+def increment_moments(hidden: HiddenMoments, *, width: int) -> Moments:
+    """Exact moments of ΔΔᵀ/n for an increment of strength 1.
+
+    Given S it is Wishart_m(n, S)/n, and so has the mean K and the covariance C + E[S_ac S_bd + S_ad S_bc]/n.
+    """
+    K, C = hidden.mean, hidden.full_covariance
+    a, b = pairs(len(K))
+    rows, columns = (a[:, None], b[:, None]), (a, b)
+    across = _crossed(K, K, rows, columns)
+    across += C[rows[0], columns[0], rows[1], columns[1]] + C[rows[0], columns[1], rows[1], columns[0]]
+    return Moments(K, hidden.covariance + across / width)
+
+
+def increment_law(
+    D: Float[Array, "m m"], mean: Float[Array, "m m"], hidden: LogMoments, *, width: int
+) -> LogMatrixNormal:
+    """The law of ΔΔᵀ/n for an increment of strength 1, at an observed D.
+
+    Given S, D is S^{1/2} W S^{1/2} with W ~ Wishart_m(n, I)/n. To leading order in the fluctuations of W its logarithm
+    about K is the sum of those of S and of W, which are independent.
+
+    Arguments:
+        D: ΔΔᵀ/n.
+        mean: K = E S = L Lᵀ.
+        hidden: moments of log S̃.
+        width: n.
+    """
+    one = jnp.eye(len(mean), dtype=mean.dtype)
+    a, b = pairs(len(mean))
+    of_wishart = log_moments(one, _crossed(one, one, (a[:, None], b[:, None]), (a, b)) / width)
+    both = LogMoments(hidden.mean + of_wishart.mean, hidden.covariance + of_wishart.covariance)
+    return LogMatrixNormal.about(D, mean, both)
+
+
+def output_moments(
+    V: Float[Array, "m m"], increment: Moments, *, strength: ArrayLike, skip: ArrayLike = 1.0, width: int
+) -> Moments:
+    """Exact moments of V′ = X′X′ᵀ/n for X′ = αX + Δ, given V; the moments of ΔΔᵀ/n are of strength 1.
+
+    Given V and S, XΔᵀ/√n is normal with the covariance g² V_ac S_bd of its entries ab and cd.
+    """
+    squared = jnp.square(strength)
+    a, b = pairs(len(V))
+    rows, columns = (a[:, None], b[:, None]), (a, b)
+    cross = _crossed(V, increment.mean, rows, columns) + _crossed(increment.mean, V, rows, columns)
+    covariance = jnp.square(skip) * squared / width * cross + jnp.square(squared) * increment.covariance
+    return Moments(jnp.square(skip) * V + squared * increment.mean, covariance)
+
+
 def _crossed(A: Array, B: Array, rows: tuple, columns: tuple) -> Array:
     """A_ac B_bd + A_ad B_bc for entries ab and cd."""
     (a, b), (c, d) = rows, columns
     return A[a, c] * B[b, d] + A[a, d] * B[b, c]
-
-
-def _congruence(A: Float[Array, "m m"]) -> Float[Array, "p p"]:
-    """The matrix of D ↦ A D Aᵀ on packed matrices."""
-    a, b = pairs(len(A))
-    straight, across = A[a[:, None], a] * A[b[:, None], b], A[a[:, None], b] * A[b[:, None], a]
-    return jnp.where(a == b, straight, straight + across)

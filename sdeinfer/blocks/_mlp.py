@@ -84,27 +84,18 @@ class MLP(AbstractBranch):
         del width
         return normal_nodes(tokens, log2, seed)
 
-    def moments(
-        self,
-        V: Float[Array, "m m"],
-        nodes: Float[Array, "nodes m"],
-        *,
-        width: int,
-        frame: Float[Array, "m m"] | None = None,
-    ) -> HiddenMoments:
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> HiddenMoments:
         """Means over nodes; given φ, a gated unit is normal with the covariance φ_a G_ab φ_b."""
         tokens, count = len(V), len(nodes)
-        T = jnp.eye(tokens, dtype=V.dtype) if frame is None else frame
         L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
         phi = activation_of(self.activation)(nodes @ L.T)
         if self.gated:
-            M = T @ (phi[:, :, None] * L)
+            M = phi[:, :, None] * L
             P = M @ M.mT
             part, of_gates = vech(P), fourth_moments(P)
         else:
-            h = phi @ T.T
             a, b = pairs(tokens)
-            part, of_gates = h[:, a] * h[:, b], 0.0
+            part, of_gates = phi[:, a] * phi[:, b], 0.0
         mean = part.mean(0)
         centred = part - mean
         covariance = (centred.T @ centred + of_gates) / (count * self._units(width))

@@ -12,8 +12,7 @@ from jaxtyping import Array, ArrayLike, Float
 from sdeinfer._files import InputError
 from sdeinfer.blocks._attention import SelfAttention
 from sdeinfer.blocks._block import Block
-from sdeinfer.blocks._branch import HiddenMoments
-from sdeinfer.blocks._law import LogMatrixNormal, increment_moments
+from sdeinfer.blocks._law import LogMatrixNormal, increment_law
 from sdeinfer.blocks._norms import normalised_covariance
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers import AbstractLayer, Stack
@@ -157,30 +156,22 @@ def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, 
     return block.branch.nodes(tokens, width, log2=log2, seed=seed)
 
 
-def increment_law(
+def law_of_increment(
     block: Block, V: Float[Array, "m m"], D: Float[Array, "m m"], nodes: object, *, width: int
 ) -> LogMatrixNormal:
-    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads.
-
-    It is computed for T D Tᵀ = I, where D is what is observed: of increments that are nearly parallel, as by nearly
-    uniform attention, the covariance of entries of D has lost the digits that tell of their differences.
-    """
-    T = jnp.linalg.inv(jnp.linalg.cholesky(D))
-    hidden = block.branch.moments(V, nodes, width=width, frame=T)
+    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads."""
+    hidden = block.branch.moments(V, nodes, width=width)
     # The biases of the last map have the ratio to its weights that the block declares.
-    ones = T.sum(1)
-    mean = hidden.mean + block.bias / jnp.square(block.strength) * ones[:, None] * ones
-    moments = increment_moments(HiddenMoments(mean, hidden.covariance), width=width)
-    law = LogMatrixNormal.of(jnp.eye(len(D), dtype=D.dtype), moments)
-    volume = law.log_volume + (len(D) + 1) * jnp.log(jnp.diagonal(T)).sum()
-    return law._replace(log_volume=volume)
+    bias = block.bias / jnp.square(block.strength)
+    logarithm = block.branch.hidden_logarithm(V, hidden, nodes, bias=bias, width=width)
+    return increment_law(D, hidden.mean + bias, logarithm, width=width)
 
 
 @eqx.filter_jit
 def _table(block, V, D, nodes, factors, width):
     def at(factor, V, D):
         reshaped = eqx.tree_at(lambda block: block.branch, block, block.branch.reshaped(factor))
-        return increment_law(reshaped, V, D, nodes, width=width).in_factor()
+        return law_of_increment(reshaped, V, D, nodes, width=width).in_factor()
 
     return jax.lax.map(lambda both: jax.lax.map(lambda factor: at(factor, *both), factors), (V, D))
 

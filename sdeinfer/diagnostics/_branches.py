@@ -8,7 +8,7 @@ from scipy import stats
 
 from sdeinfer.blocks import interpolated
 from sdeinfer.diagnostics._advice import CONTRACTED, at_least, at_most, sampler_verdicts, with_precision
-from sdeinfer.diagnostics._dependence import Dependence, dependence_of_pairs, dependence_on_input
+from sdeinfer.diagnostics._dependence import Dependence, dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of, summarise
 from sdeinfer.diagnostics._thresholds import CONTRACTION, LEVEL
 from sdeinfer.diagnostics._verdict import Check, Verdict
@@ -109,15 +109,16 @@ class _Fitted:
         observed = self.post["observed_data"].to_dataset()
         if "kurtosis" not in observed:
             return None
-        m, n = self.tokens, observed["width"].values[:, None]
-        excess = observed["kurtosis"].values * (n + 2) / n - 1
-        of_branch = excess.mean(0)
-        error = np.sqrt(np.mean(8 / (m * (m + 2) * n)) / len(excess))
+        null = np.array([kurtosis_of_normals(self.tokens, int(n)) for n in observed["width"].values])
+        of_branch = (observed["kurtosis"].values - null[:, :1]).mean(0)
         worst = int(np.abs(of_branch).argmax())
-        p = min(1.0, 2 * stats.norm.sf(abs(of_branch[worst]) / error) * len(of_branch))
-        value = abs(of_branch[worst]) if p < LEVEL / TESTS else 0.0
+        # Cumulants of a mean over networks.
+        count, sd = len(null), np.sqrt(np.square(null[:, 1]).sum()) / len(null)
+        skewness = (null[:, 2] * null[:, 1] ** 3).sum() / (count * sd) ** 3
+        p = stats.pearson3(skewness, scale=sd).sf(of_branch[worst]) * len(of_branch)
+        value = of_branch[worst] if p < LEVEL / TESTS else 0.0
         advice = f"increments of branch {worst} ({self.parts[worst]}) have outlying features, as in a trained network"
-        return at_most("calibrated", "fourth moments, relative excess", value, KURTOSIS, advice)
+        return at_most("calibrated", "fourth moments, excess", value, KURTOSIS, advice)
 
     def layers(self) -> Verdict:
         """Strengths of single layers against those of all."""
@@ -226,7 +227,7 @@ class _Fitted:
         return self.coefficients[:, :, self.at_one]
 
 
-def _independence(post: xr.DataTree) -> list[Verdict | None]:
+def _independence(post: xr.DataTree) -> list[Verdict]:
     """Whether increments are independent of what is read, and of each other."""
     found = []
     observed, read = post["observed_data"].to_dataset(), post["constant_data"].to_dataset()
@@ -246,7 +247,8 @@ def _independence(post: xr.DataTree) -> list[Verdict | None]:
             "network, or with an identity in the branch"
         )
         found.append(_of_dependence("share of an increment in its input", worst, advice))
-    return found
+    # Dependence of one kind causes some of the other.
+    return sorted(found, key=lambda verdict: -verdict.value)
 
 
 def _of_dependence(name: str, worst: Dependence, advice: str) -> Verdict:

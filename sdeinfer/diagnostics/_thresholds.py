@@ -29,7 +29,7 @@ MANY_LEFT_OUT = 0.5
 """Fraction of transitions left out above which a note says so."""
 
 EXCLUDED = 6.0
-"""Largest acceptable distance of layers outside the range from exact ones, in standard deviations of 24 draws."""
+"""Largest acceptable distance of layers outside the range from exact ones, in standard deviations of 96 draws."""
 
 RHAT, ROUGH_RHAT = 1.05, 1.01
 """Upper bound on R-hat: the means of chains then differ by about 0.3 posterior sds. Above the second bound, means are

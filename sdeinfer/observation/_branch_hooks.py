@@ -101,8 +101,14 @@ def observe_flax_branches(
 
     Arguments:
         make: a module, which is one network; or a function that draws a network from `nnx.Rngs`.
-        inputs, branches, networks, width, tokens, pattern, progress: see there. A module inside `jax.vmap` is seen with
-            the mapped axes first.
+        inputs: the network's input: one positional argument, or a mapping of keyword arguments.
+        branches: returns (kind, module) or (kind, reader, writer) of each branch, in the order of their calls. A
+            module inside `jax.vmap` is seen with the mapped axes first.
+        networks: number of networks.
+        width: n, to be checked; None for any.
+        tokens: the tokens of each prompt to observe, see `observe`.
+        pattern: which tokens each token attends to, see `observe`.
+        progress: show a progress bar.
         key: PRNG key for the weights; None for a module.
 
     Returns:
@@ -149,8 +155,14 @@ def observe_equinox_branches(
 
     Arguments:
         make: a module, which is one network; or a function that draws a network from a key.
-        inputs, branches, networks, width, tokens, pattern, progress: see `observe_flax_branches`; the modules of
-            `branches` must be parts of the model.
+        inputs: the network's input: one positional argument, or a mapping of keyword arguments.
+        branches: returns (kind, module) or (kind, reader, writer) of each branch, in the order of their calls; the
+            modules must be parts of the model. One inside `jax.vmap` is seen with the mapped axes first.
+        networks: number of networks.
+        width: n, to be checked; None for any.
+        tokens: the tokens of each prompt to observe, see `observe`.
+        pattern: which tokens each token attends to, see `observe`.
+        progress: show a progress bar.
         key: PRNG key for the weights; None for a module.
 
     Returns:
@@ -229,7 +241,7 @@ def _hooked(recorder: Recorder, sequence_first: str | None) -> Iterator[None]:
         place = first_array(arguments, keywords)
         del module
         if place is None:
-            return
+            return  # `finish` says that nothing was seen
         U = keywords[place] if isinstance(place, str) else arguments[place]
         if sequence_first is not None and len(U.shape) == 3:
             raise InputError(f"branches: {sequence_first} takes (tokens, batch, width): make it with batch_first=True")
@@ -243,8 +255,7 @@ def _hooked(recorder: Recorder, sequence_first: str | None) -> Iterator[None]:
     try:
         for number, part, module in recorder.ends():
             if part == "input":
-                hook = functools.partial(before, number)
-                hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+                hooks.append(module.register_forward_pre_hook(functools.partial(before, number), with_kwargs=True))
             else:
                 hooks.append(module.register_forward_hook(functools.partial(after, number)))
         yield

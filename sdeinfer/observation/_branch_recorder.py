@@ -119,18 +119,18 @@ def tapped_call(
 class Tapped(eqx.Module):
     """An Equinox module, with its attributes, whose input or output is seen."""
 
-    tap: tuple[int, str, Recorder] = eqx.field(static=True)
-    module: Any
+    recorded_tap: tuple[int, str, Recorder] = eqx.field(static=True)
+    recorded_module: Any
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the module."""
-        return tapped_call(self.module, [self.tap], arguments, keywords)
+        return tapped_call(self.recorded_module, [self.recorded_tap], arguments, keywords)
 
     def __getattr__(self, name: str) -> Any:
         """The module's attribute."""
-        if name == "module":  # while it is being built
+        if name == "recorded_module":  # while it is being built
             raise AttributeError(name)
-        return getattr(self.module, name)
+        return getattr(self.recorded_module, name)
 
 
 def _tap(values: Any, number: int, part: str, recorder: Recorder) -> Any:

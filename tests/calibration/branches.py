@@ -1,0 +1,90 @@
+"""Random networks of residual blocks, the ranks of their parameters in the posteriors, and the verdicts.
+
+A posterior factorises over blocks, and the log density of increments is a polynomial of degree 2 in log g² at every
+gain or temperature, so that it is summed over a grid of both instead of sampled.
+"""
+
+from typing import Any
+
+import jax
+import jax.random as jr
+import numpy as np
+from scipy import stats
+
+import sdeinfer as si
+from sdeinfer.blocks import LOG_FACTORS, MLP, Block, BlockOrder, SelfAttention, branch_coefficients, interpolated
+
+FINE = 1001
+"""Points of the grid of log factors."""
+
+SHAPE_SD = 1.0
+"""Standard deviation of the log of gains and temperatures, in the networks and in the prior."""
+
+
+def drawn_layer(rng: np.random.Generator) -> tuple[si.Stack, dict[str, int]]:
+    """One layer of a Transformer with random norms, branches, strengths, gains and temperature, and its sizes."""
+    heads = int(rng.choice([2, 4, 8]))
+    width, tokens = int(rng.choice([64, 128, 192])), int(rng.choice([2, 3, 4, 5]))
+    norm = str(rng.choice(["layer", "rms"]))
+    position = str(rng.choice(["pre", "pre", "post"]))
+    pattern = si.CAUSAL if rng.random() < 0.6 else si.Pattern()
+    attention = SelfAttention(
+        temperature=np.exp(SHAPE_SD * rng.standard_normal()),
+        gain=float(rng.choice([0.3, 1.0, 3.0])),
+        heads=heads,
+        key_value_heads=int(rng.choice([heads, max(2, heads // 2)])),
+        pattern=pattern,
+        rope=float(rng.choice([1e4])) if rng.random() < 0.4 else None,
+    )
+    mlp = MLP(
+        gain=np.exp(SHAPE_SD * rng.standard_normal()),
+        activation=str(rng.choice(["gelu", "silu", "relu", "tanh"])),
+        expansion=float(rng.choice([2.0, 4.0])),
+        gated=bool(rng.random() < 0.4),
+    )
+    strengths = np.exp(rng.uniform(np.log(0.05), np.log(0.7), 2))
+    blocks = [Block(each, g, norm, position) for each, g in zip((attention, mlp), strengths, strict=True)]
+    return si.Stack(blocks), {"width": width, "tokens": tokens, "depth": int(rng.integers(4, 49))}
+
+
+def ranks_of(seed: int) -> dict[str, Any]:
+    """Ranks of the truth with gains and temperatures known and unknown, and the verdict with known ones."""
+    rng = np.random.default_rng([38, seed])
+    layer, sizes = drawn_layer(rng)
+    tokens = sizes.pop("tokens")
+    V0 = si.equicorrelated(tokens=tokens, correlation=rng.uniform(0.0, 0.6), norm=1.0)
+    data = si.sample_branches(layer, V0, **sizes, key=jr.key(seed))
+    order = BlockOrder.of_data(layer, data)
+    coefficients = branch_coefficients(data, order)
+    found: dict[str, Any] = {"seed": seed, **sizes, "tokens": tokens, "ranks": {}}
+    for part, (name, block) in enumerate(order.named()):
+        own = np.flatnonzero(np.asarray(order.part) == part)
+        of_block = coefficients[:, own].sum((0, 1))
+        shape = float(getattr(block.branch, block.branch.shape.name))
+        found["ranks"] |= {f"{name}.{key}": rank for key, rank in ranks(of_block, float(block.strength), shape).items()}
+    post = si.fit(si.models.branches, data, architecture=layer, chains=2, draws=500, warmup=500, key=jr.key(seed))
+    check = si.check(post)
+    jax.clear_caches()
+    return found | {"trusted": check.passed, "verdict": check.verdict, "layer": repr(layer)[:600]}
+
+
+def ranks(coefficients: np.ndarray, strength: float, shape: float) -> dict[str, float]:
+    """Posterior probabilities below the truth, of a block whose own shape is the true one.
+
+    Strengths have a flat prior in the logarithm, gains and temperatures a log-normal one about 1.
+    """
+    fine = np.linspace(LOG_FACTORS[0], LOG_FACTORS[-1], FINE)
+    at = np.asarray(jax.vmap(lambda x: interpolated(coefficients, x))(fine))
+    mean, sd = -at[:, 1] / at[:, 2] / 2, np.sqrt(-1 / (2 * at[:, 2]))
+    log_weight = at[:, 0] - at[:, 1] ** 2 / (4 * at[:, 2]) + at[:, 3] + np.log(sd)
+    log_weight += stats.norm.logpdf(fine + np.log(shape), 0.0, SHAPE_SD)
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    below = stats.norm.cdf((2 * np.log(strength) - mean) / sd)
+    one = FINE // 2
+    return {
+        "strength, shape known": float(below[one]),
+        "strength": float(weight @ below),
+        "shape": float(weight[:one].sum() + weight[one] / 2),
+        "shape sd": float(np.sqrt(weight @ fine**2 - (weight @ fine) ** 2)),
+    }

@@ -1,0 +1,159 @@
+"""A Pre-LN Transformer written apart from the package, with what may be wrong with one, and the verdicts on it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+import sdeinfer as si
+from sdeinfer.blocks import MLP, Block, SelfAttention
+from sdeinfer.observation import BranchObserver
+
+WIDTH, HEADS, DEPTH, TOKENS, GAIN = 128, 4, 8, 4, 0.5
+STEPS, RATE, BATCH = 100, 3e-3, 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Switches:
+    """What the forward pass does: all True in a correct network."""
+
+    scaled_logits: bool = True
+    norm_of: int | None = None  # the layer whose MLP reads without a norm
+
+
+def weights(rng: np.random.Generator, *, uniform: bool = False) -> dict[str, np.ndarray]:
+    """Weights of all layers: first projections of variance w/n, last ones scaled down by √(2L)."""
+    n, sizes = WIDTH, {"q": 1, "k": 1, "v": 1, "o": 1, "up": 4, "down": 4}
+
+    def draw(shape):
+        return rng.uniform(-np.sqrt(3), np.sqrt(3), shape) if uniform else rng.standard_normal(shape)
+
+    found = {}
+    for name, times in sizes.items():
+        shape = (DEPTH, times * n, n) if name == "down" else (DEPTH, n, times * n)
+        sd = np.sqrt(GAIN / n) / (np.sqrt(2 * DEPTH) if name in ("o", "down") else 1)
+        found[name] = sd * draw(shape)
+    return found
+
+
+CORRECT = Switches()
+
+
+def branches_of(p: dict, X: Any, switches: Switches = CORRECT) -> list[tuple[Any, Any]]:
+    """What each branch reads and adds."""
+    found = []
+    mask = jnp.tril(jnp.ones((TOKENS, TOKENS), bool))
+    size = WIDTH // HEADS
+    for layer in range(DEPTH):
+        U = _norm(X)
+        q, k, v = (jnp.stack(jnp.split(U @ p[name][layer], HEADS, axis=1)) for name in "qkv")
+        logits = q @ jnp.swapaxes(k, -1, -2) / (np.sqrt(size) if switches.scaled_logits else 1)
+        A = jax.nn.softmax(jnp.where(mask, logits, -jnp.inf), axis=-1)
+        D = jnp.concatenate(list(A @ v), axis=1) @ p["o"][layer]
+        found.append((U, D))
+        X = X + D
+        U = X if switches.norm_of == layer else _norm(X)
+        D = jax.nn.gelu(U @ p["up"][layer], approximate=False) @ p["down"][layer]
+        found.append((U, D))
+        X = X + D
+    return found
+
+
+def _norm(X):
+    X = X - X.mean(axis=1, keepdims=True)
+    return X / jnp.sqrt(jnp.square(X).mean(axis=1, keepdims=True))
+
+
+def trained(p: dict, rng: np.random.Generator) -> dict:
+    """The weights after steps of Adam on random tokens and random targets."""
+    X = jnp.asarray(rng.standard_normal((BATCH, TOKENS, WIDTH)))
+    Y = jnp.asarray(rng.standard_normal((BATCH, TOKENS)))
+
+    def loss(p):
+        def one(X):
+            return (X + sum(D for _, D in branches_of(p, X)))[:, 0]
+
+        return jnp.mean(jnp.square(jax.vmap(one)(X) - Y))
+
+    @jax.jit
+    def step(number, state):
+        p, first, second = state
+        g = jax.grad(loss)(p)
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, g)
+        second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g**2, second, g)
+        scale = RATE * jnp.sqrt(1 - 0.99 ** (number + 1)) / (1 - 0.9 ** (number + 1))
+        return jax.tree.map(lambda w, m, v: w - scale * m / (jnp.sqrt(v) + 1e-8), p, first, second), first, second
+
+    zero = jax.tree.map(jnp.zeros_like, p)
+    state = (jax.tree.map(jnp.asarray, p), zero, zero)
+    for number in range(STEPS):
+        p, first, second = step(number, state)
+        state = (p, first, second)
+    return jax.tree.map(np.asarray, state[0])
+
+
+def planted(name: str, rng: np.random.Generator) -> tuple[dict, Switches]:
+    """Weights and forward pass of a network with one thing wrong, or none."""
+    p = weights(rng, uniform=name == "uniform weights")
+    layer = int(rng.integers(DEPTH))
+    match name:
+        case "one layer × 1.5":
+            p["o"][layer] *= 1.5
+        case "no depth scaling":
+            p["o"] *= np.sqrt(2 * DEPTH)
+            p["down"] *= np.sqrt(2 * DEPTH)
+        case "q and k scaled instead of o":
+            p["o"] *= np.sqrt(2 * DEPTH)
+            p["q"] /= np.sqrt(2 * DEPTH)
+            p["k"] /= np.sqrt(2 * DEPTH)
+        case "copied layers":
+            p = {key: np.broadcast_to(W[:1], W.shape).copy() for key, W in p.items()}
+        case "tied weights":
+            p["down"] = np.swapaxes(p["up"], 1, 2) / np.sqrt(2 * DEPTH)
+        case "no 1/√d_k":
+            return p, Switches(scaled_logits=False)
+        case "a norm left out":
+            return p, Switches(norm_of=layer)
+        case "100 steps of training":
+            p = trained(p, rng)
+    return p, CORRECT
+
+
+CAUSES = {
+    "right": "",
+    "uniform weights": "",
+    "one layer × 1.5": "largest ratio of a layer's strength",
+    "no depth scaling": "declared",
+    "q and k scaled instead of o": "declared",
+    "copied layers": "share of an increment in another branch's",
+    "tied weights": "share of an increment in its input",
+    "no 1/√d_k": "ratio of attention.temperature to the assumed one",
+    "a norm left out": "mean squares after norms, less 1",
+    "100 steps of training": "",
+}
+"""What `check` should name: a failed test, or a note on the declared strength."""
+
+
+def layer_declared() -> si.Stack:
+    """The architecture as it should be."""
+    g = {"attention": np.sqrt(GAIN / (2 * DEPTH)), "mlp": np.sqrt(4 * GAIN / (2 * DEPTH))}
+    attention = SelfAttention(gain=GAIN, heads=HEADS, pattern=si.CAUSAL)
+    return si.Stack((Block(attention, g["attention"], "layer"), Block(MLP(GAIN), g["mlp"], "layer")))
+
+
+def judged(name: str, seed: int) -> dict[str, Any]:
+    """The verdict on one network, from one prompt."""
+    rng = np.random.default_rng([*name.encode(), seed])
+    p, switches = planted(name, rng)
+    X = rng.standard_normal((TOKENS, WIDTH))
+    observer = BranchObserver(pattern=si.CAUSAL)
+    for number, (U, D) in enumerate(branches_of(p, jnp.asarray(X), switches)):
+        observer.add(np.asarray(U), np.asarray(D), kind=("attention", "mlp")[number % 2])
+    post = si.fit(si.models.branches, observer.dataset(), architecture=layer_declared(), key=jr.key(seed))
+    check = si.check(post)
+    failed = [each.name for each in check.verdicts if not each.passed and each.topic != "identified"]
+    declared = [note for note in check.notes if "times the declared" in note]
+    return {"name": name, "seed": seed, "cause": failed[0] if failed else "", "failed": failed, "declared": declared}

@@ -1,0 +1,32 @@
+"""Posteriors of strengths, gains and temperatures are calibrated on networks of random residual blocks."""
+
+import collections
+
+import numpy as np
+import pytest
+from calibration.branches import ranks_of
+from calibration.runs import run_all
+from calibration.study import assert_calibrated, report
+
+DATA_SETS = 200
+
+FALSE_ALARMS = 0.04
+"""Largest share of sets of these blocks that are not trusted."""
+
+
+@pytest.mark.slow
+def test_strengths_gains_and_temperatures_are_calibrated(kept_results):
+    found = run_all(ranks_of, [(seed,) for seed in range(DATA_SETS)], kept_results)
+    assert not [each for each in found if "error" in each]
+    names = [name for name in found[0]["ranks"] if not name.endswith("sd")]
+    ranks = {name: np.array([each["ranks"][name] for each in found]) for name in names}
+    report(ranks, "branches")
+    not_trusted = collections.Counter(each["verdict"][:80] for each in found if not each["trusted"])
+    print(f"{len(found)} sets, not trusted: {dict(not_trusted)}")
+    assert sum(not_trusted.values()) <= FALSE_ALARMS * len(found)
+    assert_calibrated(ranks, "branches")
+
+
+def test_ranks_of_one_network():
+    found = ranks_of(0)
+    assert all(0 < rank < 1 for name, rank in found["ranks"].items() if not name.endswith("sd"))

@@ -1,0 +1,42 @@
+"""Networks with one thing wrong are named by `check`, and correct ones pass."""
+
+import collections
+
+import numpy as np
+import pytest
+from calibration.planted_branches import CAUSES, judged
+from calibration.runs import run_all
+
+SEEDS = 20
+
+CORRECT = ("right", "uniform weights")
+
+LEAST_NAMED = 0.9
+"""Least share of networks of which the cause is named, or is seen at all after training."""
+
+
+def verdict_on(found: dict) -> str:
+    """The cause that `check` names: a failed test, or else declared strengths that differ."""
+    if CAUSES[found["name"]] == "declared" and found["declared"]:
+        return "declared"
+    return found["cause"] or ("declared" if found["declared"] else "")
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_named(kept_results):
+    found = run_all(judged, [(name, seed) for name in CAUSES for seed in range(SEEDS)], kept_results)
+    assert not [each for each in found if "error" in each]
+    named = collections.defaultdict(collections.Counter)
+    for each in found:
+        named[each["name"]][verdict_on(each)] += 1
+    for name, counts in named.items():
+        print(f"{name:30} {dict(counts)}")
+    assert sum(named[name][""] for name in CORRECT) >= (1 - 0.04) * len(CORRECT) * SEEDS
+    for name, cause in CAUSES.items():
+        right = SEEDS - named[name][""] if name == "100 steps of training" else named[name][cause]
+        assert name in CORRECT or right >= LEAST_NAMED * SEEDS, name
+
+
+def test_a_planted_layer_is_named():
+    assert verdict_on(judged("one layer × 1.5", 0)) == CAUSES["one layer × 1.5"]
+    assert np.array_equal([judged("right", 0)["failed"]], [[]])

@@ -23,7 +23,7 @@ IDS = [[3, 1, 4, 15], [9, 2, 6, 5], [35, 8, 97, 93]]
 """Prompts; no token is in two of them, since equal first tokens have equal states under a causal mask."""
 
 LLAMA = {"norm": "rms", "gated": True, "activation": "silu"}
-TRAITS = {
+MODELS = {
     "gpt2": {"norm": "layer", "activation": "gelu_tanh", "residual": math.sqrt(2 * LAYERS)},
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -93,7 +93,7 @@ def sizes_of(name, config):
     """What the configuration declares."""
     heads = config.num_attention_heads
     rope = getattr(config, "rope_parameters", None)
-    return TRAITS[name] | {
+    return MODELS[name] | {
         "width": config.hidden_size,
         "sigma": config.initializer_range,
         "units": getattr(config, "intermediate_size", 4 * config.hidden_size),
@@ -146,7 +146,7 @@ def main():
     """Observe, and fit if times are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--models", nargs="+", default=list(TRAITS), choices=list(TRAITS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--sigma", type=float, default=0.02)
     parser.add_argument("--seeds", type=int, default=1)

@@ -20,6 +20,7 @@ from torch_blocks import MODELS, stack_of
 
 import sdeinfer as si
 from sdeinfer.blocks import GRID
+from sdeinfer.diagnostics import Check
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +40,7 @@ def run(folder: Path, *arguments: str, cache: Path | None = None) -> str:
     return subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
 
 
-def fitted(folder: Path, name: str, seed: int) -> tuple[si.Check, np.ndarray, np.ndarray]:
+def fitted(folder: Path, name: str, seed: int) -> tuple[Check, np.ndarray, np.ndarray]:
     """The check; mean and standard deviation of strengths over the declared ones; χ² and its degrees of freedom."""
     data = xr.load_dataset(folder / f"{name}-{seed}.nc", engine="h5netcdf")
     declared = stack_of(json.loads((folder / f"{name}.json").read_text()))
@@ -77,9 +78,9 @@ def test_declared_strengths_are_recovered(name, width, sigma, tmp_path):
     for k, kind in enumerate(("attention", "mlp")):
         low, high = stats.chi2.ppf([0.005, 0.995], total[k, 1]) / total[k, 1]
         print(
-            f"\n{name}, n = {width}, σ = {sigma}, {SEEDS} networks, {kind}: {pooled[k]:.4f} ± {error[k]:.4f}, "
-            f"single ± {ratios[:, k, 1].mean():.4f}, χ²/df {total[k, 0] / total[k, 1]:.3f} (99 %: {low:.3f}–{high:.3f}),"
-            f" single {(squares[:, k, 0] / squares[:, k, 1]).round(2)}"
+            f"\n{name}, n = {width}, σ = {sigma}, {SEEDS} networks, {kind}: {pooled[k]:.4f} ± {error[k]:.4f}, single"
+            f" ± {ratios[:, k, 1].mean():.4f}, χ²/df {total[k, 0] / total[k, 1]:.3f} (99 %: {low:.3f}–{high:.3f}), "
+            f"single {(squares[:, k, 0] / squares[:, k, 1]).round(2)}"
         )
     budget.assert_within((ratios[..., 0] - 1) / ratios[..., 1], "strengths")
     budget.assert_within((pooled - 1) / error, "pooled strengths")

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import sdeinfer as si
-from sdeinfer.observation import observe_torch_branches
+from sdeinfer import observe_branches
 
 LAYERS, HEAD_SIZE, TOKENS = 12, 64, 4
 IDS = [[3, 1, 4, 15], [9, 2, 6, 5], [35, 8, 97, 93]]
@@ -139,7 +139,7 @@ def observed(name, config, seed):
     """The Dataset of one network's branches."""
     make, inputs, branches = model_of(name, config)
     pattern = si.Pattern(causal=name in CAUSAL)
-    return observe_torch_branches(make, inputs, branches, pattern=pattern, seed=seed)
+    return observe_branches.torch(make, inputs, branches, pattern=pattern, seed=seed)
 
 
 def main():

@@ -12,7 +12,7 @@ import xarray as xr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 
-from sdeinfer.blocks import LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
+from sdeinfer.blocks import LOG_FACTORS, LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.likelihood._model import AbstractModel
 
@@ -98,10 +98,12 @@ class Increments(dist.Distribution):
         found = jnp.zeros(self.batch_shape)
         for number in range(len(self.path.shapes)):
             own = np.flatnonzero(np.asarray(self.path.part) == number)
-            at = interpolated(self.path.coefficients[:, own], self.log_factors[number])
+            log_scale = self.log_factors[number]
+            inside = jnp.abs(log_scale) <= LOG_FACTORS[-1]
+            at = interpolated(self.path.coefficients[:, own], jnp.where(inside, log_scale, 0.0))
             log_factor = 2 * jnp.log(self.strengths[own])
             density = at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2 + at[..., 3]
-            found = found.at[:, own].set(density)
+            found = found.at[:, own].set(jnp.where(inside, density, -jnp.inf))
         return found
 
     def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:

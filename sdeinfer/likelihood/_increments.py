@@ -12,7 +12,7 @@ import xarray as xr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 
-from sdeinfer.blocks import LOG_FACTORS, LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
+from sdeinfer.blocks import GRID, LOG_FACTORS, LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.likelihood._model import AbstractModel
 
@@ -65,6 +65,14 @@ class BranchPath(eqx.Module):
         """The prior of a strength, or its fixed value."""
         replaced = dict(self.prior)
         return replaced[name].value if name in replaced else dist.LogNormal(*LOG_STRENGTH)
+
+    def estimates(self, block: int) -> tuple[Float[Array, " layers"], Float[Array, " layers"]]:
+        """What the data say of log g of a block in each layer, at its own gain or temperature: place and precision."""
+        at = self.coefficients[:, :, GRID // 2].sum(0)
+        own = np.flatnonzero(np.asarray(self.part) == block)
+        # −χ²/2 is a polynomial in log g², twice log g; a last layer without the block has no precision.
+        linear, quadratic = (jnp.zeros(self.layers).at[: len(own)].set(at[own, degree]) for degree in (1, 2))
+        return -linear / jnp.where(quadratic < 0, quadratic, -1.0) / 4, -8 * quadratic
 
     def sample_shapes(self) -> Float[Array, " blocks"]:
         """Draw the gains and temperatures that have a prior; log factors to the blocks' own values."""

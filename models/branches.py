@@ -38,8 +38,8 @@ def every_branch(path: BranchPath) -> None:
 def branches_over_depth(path: BranchPath) -> None:
     """Strengths of layers about that of their block (partial pooling): log g_ℓ ~ N(log g, σ²), σ ~ |N(0, ½²)|.
 
-    `attention.strength` is g, `attention.strength_sd` is σ, and `attention.layer_strength` holds the layers' values. The
-    site `attention.strength_offset` reparameterises them.
+    `attention.strength` is g, `attention.strength_sd` is σ, and `attention.layer_strength` holds the values of layers.
+    The site `attention.strength_offset` reparameterises them.
     """
     strengths = []
     for block, name in enumerate(path.strengths):

@@ -91,8 +91,8 @@ class SelfAttention(AbstractBranch):
         drawn = []
         for count, own in zip(counts, jr.split(key, 3), strict=True):
             key_weights, key_biases = jr.split(own)
-            W, offset = jr.normal(key_weights, (width, count * size)), jr.normal(key_biases, (count * size,))
-            flat = projection(U, W.astype(U.dtype), offset.astype(U.dtype), self.gain, self.bias)
+            W = jr.normal(key_weights, (width, count * size), U.dtype)
+            flat = projection(U, W, jr.normal(key_biases, (count * size,), U.dtype), self.gain, self.bias)
             drawn.append(jnp.moveaxis(flat.reshape(tokens, count, size), 1, 0))
         q, k, v = drawn
         if self.rope is not None:

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ class AbstractBranch(eqx.Module):
         """The branch's parameters by name."""
         return {self.shape.name: self.shape}
 
-    def reshaped(self, factor: ArrayLike) -> Self:
+    def reshaped(self, factor: ArrayLike) -> "AbstractBranch":
         """The branch with its parameter `shape` multiplied by a factor."""
         return dataclasses.replace(self, **{self.shape.name: factor * getattr(self, self.shape.name)})
 

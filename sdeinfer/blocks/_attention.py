@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy.stats import chi2
 
-from sdeinfer._arguments import at_least_one, shown
+from sdeinfer._arguments import shown, whole_number
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, projected, projection
 from sdeinfer.blocks._nodes import LARGEST_DIMENSION, normal_nodes, uniform_nodes
@@ -64,7 +64,10 @@ class SelfAttention(AbstractBranch):
     bias: float = eqx.field(default=0.0, static=True)
 
     def __check_init__(self):
-        at_least_one(heads=self.heads, key_value_heads=self.key_value_heads, head_size=self.head_size)
+        for name in ("heads", "key_value_heads", "head_size"):
+            size = getattr(self, name)
+            if not (size is None and name != "heads" or whole_number(size) and size > 0):
+                raise InputError(f"{name}: a whole number of at least 1 is needed, got {shown(size)}")
         check_bias(self.bias)
         if self.heads % self.groups:
             raise InputError(f"key_value_heads: {self.heads} heads are not a multiple of {self.groups}")

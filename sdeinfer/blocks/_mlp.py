@@ -84,10 +84,12 @@ class MLP(AbstractBranch):
         del width
         return normal_nodes(tokens, log2, seed)
 
-    def moments(self, V: Float[Array, "m m"], nodes: Float[Array, "nodes m"], *, width: int) -> HiddenMoments:
+    def moments(
+        self, V: Float[Array, "m m"], nodes: Float[Array | np.ndarray, "nodes m"], *, width: int
+    ) -> HiddenMoments:
         """Means over nodes; given φ, a gated unit has the fourth moments of the normal gate (Isserlis)."""
         G = projected(V, self.gain, self.bias)
-        phi = activation_of(self.activation)(nodes @ jnp.linalg.cholesky(G).T)
+        phi = activation_of(self.activation)(jnp.asarray(nodes) @ jnp.linalg.cholesky(G).T)
         a, b = pairs(len(V))
         products = phi[:, a] * phi[:, b]
         mean, square = products.mean(0), products.T @ products / len(nodes)

@@ -12,7 +12,8 @@ import xarray as xr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 
-from sdeinfer.blocks import LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
+from sdeinfer._files import InputError
+from sdeinfer.blocks import LOG_FACTORS, LOG_STRENGTH, WIDEST, BlockOrder, branch_coefficients, interpolated
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.likelihood._model import AbstractModel
 
@@ -43,8 +44,11 @@ class BranchPath(eqx.Module):
         """The path of a Dataset of branches.
 
         Raises:
-            InputError: for priors of parameters that the blocks do not have.
+            InputError: for priors of parameters that the blocks do not have, and gains and temperatures that are fixed
+                beyond a factor of `blocks.WIDEST` of the blocks' own.
         """
+        given = checked_priors(prior, order)
+        _require_tabulated(given, order)
         coefficients = jnp.asarray(branch_coefficients(data, order))
         return cls(
             coefficients,
@@ -53,7 +57,7 @@ class BranchPath(eqx.Module):
             part=order.part,
             strengths=tuple(order.strengths),
             shapes=tuple(order.shapes),
-            prior=checked_priors(prior, order),
+            prior=given,
         )
 
     @property
@@ -74,6 +78,17 @@ class BranchPath(eqx.Module):
             for name, own in zip(self.shapes, self.own_shapes, strict=True)
         ]
         return jnp.stack(found)
+
+
+def _require_tabulated(given: tuple[tuple[str, Prior], ...], order: BlockOrder) -> None:
+    """Check that fixed gains and temperatures are where the law is tabulated."""
+    for name, each in given:
+        own = order.shapes.get(name)
+        if own and isinstance(each.value, float) and not 1 / WIDEST <= each.value / own <= WIDEST:
+            raise InputError(
+                f"prior: {name}: a fixed value must be within a factor of {WIDEST:g} of the architecture's {own:g}, "
+                f"got {each.value:g}"
+            )
 
 
 class Increments(dist.Distribution):
@@ -98,10 +113,12 @@ class Increments(dist.Distribution):
         found = jnp.zeros(self.batch_shape)
         for number in range(len(self.path.shapes)):
             own = np.flatnonzero(np.asarray(self.path.part) == number)
-            at = interpolated(self.path.coefficients[:, own], self.log_factors[number])
+            # Far beyond its points the interpolation grows without bound.
+            inside = jnp.abs(self.log_factors[number]) <= LOG_FACTORS[-1]
+            at = interpolated(self.path.coefficients[:, own], jnp.where(inside, self.log_factors[number], 0.0))
             log_factor = 2 * jnp.log(self.strengths[own])
             density = at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2 + at[..., 3]
-            found = found.at[:, own].set(density)
+            found = found.at[:, own].set(jnp.where(inside, density, -jnp.inf))
         return found
 
     def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:

@@ -80,7 +80,7 @@ class BlockOrder:
         for branch, (kind, block) in enumerate(zip(data["kind"].values, part, strict=True)):
             if kinds[block] != kind:
                 raise InputError(
-                    f"architecture: branch {branch} is of kind {kind!r} in the data, and {kinds[block]!r} in the "
+                    f"architecture: branch {branch} is of kind {str(kind)!r} in the data, and {kinds[block]!r} in the "
                     "architecture: give the blocks in the order of the branches"
                 )
         return dataclasses.replace(order, part=part)

@@ -17,7 +17,7 @@ import transformers as hf  # pyright: ignore[reportMissingImports]
 from torch import nn  # pyright: ignore[reportMissingImports]
 
 import sdeinfer as si
-from sdeinfer.observation import observe_torch_branches
+from sdeinfer import observe_branches
 
 WIDTH, LAYERS, TOKENS = 32, 2, 5
 IDS = torch.tensor([[3, 1, 4, 15, 9]])
@@ -171,11 +171,11 @@ def write_models(folder):
         draw, drawn = double(make)
         pattern = si.Pattern() if name in ("vit", "encoder") else si.CAUSAL
         branches = lambda model: pairs(blocks(model), attention, mlp)  # noqa: B023, E731
-        data = observe_torch_branches(draw, inputs, branches, networks=2, pattern=pattern)
+        data = observe_branches.torch(draw, inputs, branches, networks=2, pattern=pattern)
         write(folder, name, data, [before_norms(model, inputs, blocks, names, last) for model in drawn])
     draw, drawn = double(lambda: bert()[0])
     inputs = {"input_ids": IDS}
-    data = observe_torch_branches(draw, inputs, bert()[1], networks=2, seed=3)
+    data = observe_branches.torch(draw, inputs, bert()[1], networks=2, seed=3)
     write(folder, "bert", data, [of_bert(model, inputs) for model in drawn])
 
 
@@ -215,7 +215,7 @@ def write_errors(folder):
         x = x.bfloat16() if options.pop("half", False) else x
         try:
             draw = make if isinstance(make, nn.Module) else lambda seed, make=make: make()
-            observe_torch_branches(draw, x, branches, **options)
+            observe_branches.torch(draw, x, branches, **options)
         except si.InputError as error:
             messages[name] = str(error)
     (folder / "errors.json").write_text(json.dumps(messages))
@@ -227,8 +227,8 @@ def write_states(folder):
     model.h[0].eval()
     modes = [module.training for module in model.modules()]
     before = torch.random.get_rng_state()
-    one, other = (observe_torch_branches(model, {"input_ids": IDS}, branches_of_gpt2) for _ in range(2))
-    observe_torch_branches(lambda seed: gpt2(), {"input_ids": IDS}, branches_of_gpt2)
+    one, other = (observe_branches.torch(model, {"input_ids": IDS}, branches_of_gpt2) for _ in range(2))
+    observe_branches.torch(lambda seed: gpt2(), {"input_ids": IDS}, branches_of_gpt2)
     states = {
         "modes": modes == [module.training for module in model.modules()],
         "fast path": torch.backends.mha.get_fastpath_enabled(),

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
-from scipy.special import ndtri
-from scipy.stats import chi2
+from scipy.special import gammaincinv, ndtri
 
 from sdeinfer._arguments import at_least_one, shown
 from sdeinfer._files import InputError
@@ -230,6 +229,7 @@ def _wishart_factors(
     a, b = np.tril_indices(tokens, -1)
     B[:, a, b] = ndtri(uniforms[:, tokens:])
     for k in range(min(tokens, freedom)):
-        B[:, k, k] = np.sqrt(chi2.ppf(uniforms[:, k], freedom - k))
+        # A chi-square variable of ν degrees of freedom is twice a gamma variable of ν/2.
+        B[:, k, k] = np.sqrt(2 * gammaincinv((freedom - k) / 2, uniforms[:, k]))
     B[:, :, freedom:] = 0.0
     return B

@@ -5,7 +5,6 @@ import functools
 import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
-from scipy.stats import qmc
 
 LARGEST_DIMENSION = 16_384
 """Largest dimension of the nodes; SciPy's Sobol sequence ends at 21,201."""
@@ -20,6 +19,8 @@ def uniform_nodes(dimension: int, log2: int, seed: int = 0) -> Float[np.ndarray,
         log2: logarithm of the number of points, so that the sequence is balanced.
         seed: number of the scrambling; means over two scramblings are independent and unbiased.
     """
+    from scipy.stats import qmc  # noqa: PLC0415 half a second
+
     points = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([seed, dimension])).random_base2(log2)
     # A coordinate of 0 has probability 2⁻³⁰.
     points = np.clip(points, 2.0**-31, 1 - 2.0**-31)

@@ -1,11 +1,7 @@
 """Observed networks: hidden states or files reduced to one validated Dataset."""
 
-from sdeinfer.observation._branch_hooks import observe_equinox_branches as observe_equinox_branches
-from sdeinfer.observation._branch_hooks import observe_flax_branches as observe_flax_branches
-from sdeinfer.observation._branch_hooks import observe_torch_branches as observe_torch_branches
 from sdeinfer.observation._branch_observer import BranchObserver as BranchObserver
 from sdeinfer.observation._branch_observer import joined_branches as joined_branches
-from sdeinfer.observation._branch_observer import observe_branches as observe_branches
 from sdeinfer.observation._branches import BRANCH_DIMS as BRANCH_DIMS
 from sdeinfer.observation._branches import branches_dataset as branches_dataset
 from sdeinfer.observation._branches import validate_branches as validate_branches
@@ -28,6 +24,7 @@ from sdeinfer.observation._groups import Groups as Groups
 from sdeinfer.observation._groups import groups_of as groups_of
 from sdeinfer.observation._library import library as library
 from sdeinfer.observation._observe import observe as observe
+from sdeinfer.observation._observe_branches import observe_branches as observe_branches
 from sdeinfer.observation._observer import Observer as Observer
 from sdeinfer.observation._outputs import observe_outputs as observe_outputs
 from sdeinfer.observation._outputs import outputs_of as outputs_of

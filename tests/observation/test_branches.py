@@ -15,8 +15,6 @@ from sdeinfer.observation import (
     BRANCH_DIMS,
     branches_dataset,
     joined_branches,
-    observe_equinox_branches,
-    observe_flax_branches,
     validate_branches,
 )
 
@@ -355,7 +353,7 @@ def test_equinox(branches, compiled):
     def make(key):
         return Network(key, compiled=compiled)
 
-    data = observe_equinox_branches(make, X0, branches, networks=2, pattern=si.CAUSAL, key=jr.key(0))
+    data = si.observe_branches.equinox(make, X0, branches, networks=2, pattern=si.CAUSAL, key=jr.key(0))
     models = [Network(jr.fold_in(jr.key(0), number)) for number in range(2)]
     assert_branches(data, *by_hand(models, X0))
     last = "blocks.1.mlp" if branches is whole else "blocks.1.mlp.layers.0"
@@ -366,7 +364,7 @@ def test_equinox(branches, compiled):
 def test_equinox_with_prompts():
     model = Network(jr.key(0), prompts=True)
     X = jr.normal(jr.key(2), (2, TOKENS, WIDTH))
-    data = observe_equinox_branches(model, {"X": X}, whole, width=WIDTH)
+    data = si.observe_branches.equinox(model, {"X": X}, whole, width=WIDTH)
     U, D = zip(*(by_hand([model], each) for each in X), strict=True)
     assert_branches(data, np.concatenate(U, axis=2), np.concatenate(D, axis=2))
     assert data.attrs == {"prompts": "3,3", "reads": "branch"}
@@ -406,9 +404,9 @@ def test_what_is_wrong_with_models_of_equinox():
         ),
     ):
         with pytest.raises(si.InputError, match=f"^{message}"):
-            observe_equinox_branches(make, X0, branches, **options)
+            si.observe_branches.equinox(make, X0, branches, **options)
     with pytest.raises(si.InputError, match="increment: networks 0 and 1: the same increments"):
-        observe_equinox_branches(lambda key: model, X0, whole, networks=2, key=jr.key(0))
+        si.observe_branches.equinox(lambda key: model, X0, whole, networks=2, key=jr.key(0))
 
 
 @pytest.fixture
@@ -463,7 +461,7 @@ def test_flax(flax_network, single):
     from flax import nnx
 
     X = X0[None] if single else jr.normal(jr.key(2), (2, TOKENS, WIDTH))
-    data = observe_flax_branches(flax_network, X, of_flax, networks=2, key=jr.key(0))
+    data = si.observe_branches.flax(flax_network, X, of_flax, networks=2, key=jr.key(0))
     for number in range(2):
         model = flax_network(nnx.Rngs(jr.fold_in(jr.key(0), number)))
         U, D = (each.reshape(1, 4, -1, WIDTH) for each in flax_by_hand(model, X))
@@ -476,7 +474,7 @@ def test_a_model_of_flax_is_left_as_it_was(flax_network):
     from flax import nnx
 
     model = flax_network(nnx.Rngs(0))
-    data = observe_flax_branches(model, X0, of_flax)
+    data = si.observe_branches.flax(model, X0, of_flax)
     assert_branches(data, *flax_by_hand(model, X0), tolerance=1e-5)
     assert type(model.blocks[0].linear) is nnx.Linear
     assert not model.blocks[0].dropout.deterministic
@@ -502,4 +500,4 @@ def test_what_is_wrong_with_models_of_flax(flax_network):
         (model, lambda model: of_flax(model)[:1] * 2, "branches: network 0, branch 1 .*: is called twice or out of"),
     ):
         with pytest.raises(si.InputError, match=f"^{message}"):
-            observe_flax_branches(make, X0, branches)
+            si.observe_branches.flax(make, X0, branches)

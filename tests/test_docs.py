@@ -142,9 +142,27 @@ def test_a_verdict_is_read(run):
     assert "growth" in found["of_wrong"].cause.advice
 
 
+@pytest.mark.long  # a GPT-2 with its weights, four times
+def test_blocks_are_fitted_and_judged(run):
+    found = run("guides/blocks")
+    assert good(found["verdicts"])
+    assert found["verdicts"].assumed == ("mlp.gain",)
+    notes = [note.partition(" ± ")[0] for note in found["without_factor"].notes]
+    assert found["without_factor"].passed
+    assert notes == ["attention.strength is 4.93", "mlp.strength is 4.9"]
+    assert found["one_strong"].cause.name == "largest ratio of a layer's strength"
+    assert "attention of branch 6" in found["one_strong"].cause.advice
+    every = found["every"]["posterior"]["attention.strength"].sel(layer=3)
+    assert_within((every.mean() - 1.5 * 0.11314) / every.std())
+    assert found["si"].check(found["post"]).passed
+    moments = found["moments"]
+    assert_estimate(found["norms"].mean(), moments.mean[-1, 0, 0], moments.covariance[-1, 0, 0] ** 0.5 / 8)
+
+
 def test_every_test_of_a_fit_is_explained():
     """Rows that `check` can have, from its source."""
-    rows = re.findall(r"^\| (`[^|]*[≥≤<][^|]*) \|", (DOCS / "guides" / "verdict.md").read_text(encoding="utf-8"), re.M)
+    pages = "".join((DOCS / "guides" / f"{page}.md").read_text(encoding="utf-8") for page in ("verdict", "blocks"))
+    rows = re.findall(r"^\| (`[^|]*[≥≤<][^|]*) \|", pages, re.M)
     explained = {name for row in rows for name in re.findall(r"`(?:… )?([^`]+)`", row)}
     source = "".join(file.read_text(encoding="utf-8") for file in Path(si.diagnostics.__file__).parent.glob("*.py"))
     named = set(re.findall(r'at_(?:most|least)\(\s*(?:THEORY|"[\w ]+"),\s*f?"(?:\{name\}\{?)?([^"{}]+)', source))

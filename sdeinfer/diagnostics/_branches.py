@@ -77,7 +77,7 @@ def check_branches(post: xr.DataTree) -> Check:
 
 
 class _Fitted:
-    """Sums of the log densities of branches, at the posterior means."""
+    """Sums of the log densities of branches, at `_centre`."""
 
     def __init__(self, post: xr.DataTree):
         self.post = post
@@ -88,8 +88,7 @@ class _Fitted:
         self.names = list(dict.fromkeys(self.parts))
         self.coefficients = found["log_density"].values
         self.tokens = post["observed_data"].sizes["token_a"]
-        self.means = {str(k): v.values for k, v in post["posterior"].mean(("chain", "draw")).data_vars.items()}
-        self.means |= {name: np.asarray(value) for name, value in fixed_of(post).items()}
+        self.means = _centre(post) | {name: np.asarray(value) for name, value in fixed_of(post).items()}
         self.by_layer = any(value.ndim for value in self.means.values())
 
     def norms(self) -> list[Verdict]:
@@ -218,13 +217,26 @@ class _Fitted:
         return self.means[f"{name}.strength"] if of_layer is None else of_layer
 
     def _at_means(self, name: str) -> Float[np.ndarray, "networks branches 4"]:
-        """Coefficients at the posterior mean of the block's gain or temperature."""
+        """Coefficients at the block's gain or temperature."""
         for own, value in self.means.items():
             part, _, parameter = own.rpartition(".")
             if part == name and f"declared_{own}" in self.post.attrs and parameter != "strength":
                 log_factor = float(np.log(value / self.post.attrs[f"declared_{own}"]))
                 return np.asarray(interpolated(self.coefficients, log_factor))
         return self.coefficients[:, :, self.at_one]
+
+
+def _centre(post: xr.DataTree) -> dict[str, np.ndarray]:
+    """The posterior means; with a latent gain or temperature the draw of the largest likelihood.
+
+    Strength and gain lie along a curve where the branch is nearly linear, and their means do not.
+    """
+    draws = post["posterior"].to_dataset()
+    if all(str(name).endswith(("strength", "strength_sd")) for name in draws.data_vars):
+        return {str(name): values.values for name, values in draws.mean(("chain", "draw")).data_vars.items()}
+    likelihood = post["log_likelihood"].to_dataset()["increments"].sum(("network", "branch"))
+    best = draws.isel(likelihood.argmax(("chain", "draw")))
+    return {str(name): values.values for name, values in best.data_vars.items()}
 
 
 def _independence(post: xr.DataTree) -> list[Verdict]:

@@ -97,7 +97,7 @@ class BlockOrder:
         order = cls.of(layer, depth=1)
         kinds, count = [block.branch.kind for block in order.blocks], data.sizes["branch"]
         part = tuple(number % len(kinds) for number in range(count))
-        for branch, (kind, block) in enumerate(zip(data["kind"].values, part, strict=True)):
+        for branch, (kind, block) in enumerate(zip(data["kind"].values.tolist(), part, strict=True)):
             if kinds[block] != kind:
                 raise InputError(
                     f"architecture: branch {branch} is of kind {kind!r} in the data, and {kinds[block]!r} in the "
@@ -151,7 +151,12 @@ def branch_coefficients(
 
 
 def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, seed: int = 0) -> object:
-    """The nodes of a block's branch."""
+    """The nodes of a block's branch.
+
+    Raises:
+        InputError: for a width that the branch does not support.
+    """
+    block.check_width(width)
     log2 = NODES.get(block.branch.kind, NODES["mlp"]) if log2 is None else log2
     return block.branch.nodes(tokens, width, log2=log2, seed=seed)
 

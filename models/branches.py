@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jaxtyping import ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer.likelihood import BranchModel, BranchPath, Increments, sample_or_fix
 
@@ -37,17 +37,32 @@ def every_branch(path: BranchPath) -> None:
 def branches_over_depth(path: BranchPath) -> None:
     """Strengths of layers about that of their block (partial pooling): log g_ℓ ~ N(log g, σ²), σ ~ |N(0, ½²)|.
 
-    `attention.strength` is g, `attention.strength_sd` is σ, and `attention.layer_strength` holds the layers' values.
+    `attention.strength` is g, `attention.strength_sd` is σ, and `attention.layer_strength` holds the layers' values;
+    `attention.offset` reparameterises them, see `_about`.
     """
     strengths = []
-    for name in path.strengths:
+    for number, name in enumerate(path.strengths):
         middle = jnp.log(jnp.asarray(sample_or_fix(name, path.prior_of(name))))
-        sd = numpyro.sample(f"{name}_sd", dist.HalfNormal(SPREAD_SCALE))
+        of_layer = jnp.exp(_about(middle, name, number, path))
         with numpyro.plate("layer", path.layers):
-            # The data of one layer give log g_ℓ to some percent, so that the centred form is the easy one.
-            of_layer = jnp.asarray(numpyro.sample(name.replace("strength", "log_strength"), dist.Normal(middle, sd)))
-            strengths.append(numpyro.deterministic(name.replace("strength", "layer_strength"), jnp.exp(of_layer)))
+            strengths.append(numpyro.deterministic(name.replace("strength", "layer_strength"), of_layer))
     _observe(path, strengths)
+
+
+def _about(middle: Float[Array, ""], name: str, number: int, path: BranchPath) -> Float[Array, " layers"]:
+    """Draw log g_ℓ ~ N(μ, σ²) as a function of z_ℓ that are nearly independent of μ and σ in the posterior.
+
+    Layers are often alike, so that σ is nearly 0, a funnel in the centred form; and often each is known to some
+    percent, for which the non-centred form is inefficient. The form between is that of `hierarchical`.
+    """
+    sd = numpyro.sample(f"{name}_sd", dist.HalfNormal(SPREAD_SCALE))
+    centre, precision = path.estimates(number)
+    information = sd**2 * precision
+    ratio = jnp.sqrt(1 + information)
+    with numpyro.plate("layer", path.layers):
+        law = dist.Normal(sd * precision * (middle - centre) / ratio, ratio)
+        z = numpyro.sample(name.replace("strength", "offset"), law)
+    return (middle + information * centre) / ratio**2 + sd / ratio * jnp.asarray(z)
 
 
 def _observe(path: BranchPath, strengths: Sequence[Float[ArrayLike, "*layers"]]) -> None:

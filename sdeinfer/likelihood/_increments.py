@@ -12,7 +12,7 @@ import xarray as xr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 
-from sdeinfer.blocks import LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
+from sdeinfer.blocks import GRID, LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.likelihood._model import AbstractModel
 
@@ -65,6 +65,13 @@ class BranchPath(eqx.Module):
         """The prior of a strength, or its fixed value."""
         replaced = dict(self.prior)
         return replaced[name].value if name in replaced else dist.LogNormal(*LOG_STRENGTH)
+
+    def estimates(self, number: int) -> Float[Array, "2 layers"]:
+        """Log strengths of the layers of a block by the data alone, and their precisions, at the block's own shape."""
+        own = np.flatnonzero(np.asarray(self.part) == number)
+        at = self.coefficients[:, own, GRID // 2].sum(0)
+        found = jnp.stack([-at[:, 1] / (4 * at[:, 2]), -8 * at[:, 2]])
+        return jnp.zeros((2, self.layers)).at[:, : len(own)].set(found)
 
     def sample_shapes(self) -> Float[Array, " blocks"]:
         """Draw the gains and temperatures that have a prior; log factors to the blocks' own values."""

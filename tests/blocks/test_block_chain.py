@@ -76,7 +76,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [pytest.param("pre", marks=pytest.mark.long), "post"])
 def test_chain_has_the_moments_of_the_weights(name, key):
     sizes = {"width": 32, "depth": 4, "networks": 1_500}
     both = [sampled(LAYERS[name](), each, key=k, **sizes) for each, k in zip(METHODS, jr.split(key), strict=True)]
@@ -115,7 +115,7 @@ def test_strengths_over_depth_are_those_of_each_layer(key):
     np.testing.assert_allclose(whole.covariance[:3], first.covariance, rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", ["mlp.strength", "attention.temperature"])
+@pytest.mark.parametrize("name", [pytest.param("mlp.strength", marks=pytest.mark.long), "attention.temperature"])
 def test_gradients_of_the_chain_are_differences_of_networks(name, key):
     V0 = random_covariance(3)
 
@@ -128,7 +128,7 @@ def test_gradients_of_the_chain_are_differences_of_networks(name, key):
     np.testing.assert_allclose(slope, (last(0.8 + h) - last(0.8 - h)) / (2 * h), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize("position", ["pre", pytest.param("post", marks=pytest.mark.long)])
 def test_moments_over_depth_are_those_of_networks(position, key):
     """Up to the next order in 1/n, which is allowed as an error bar of 1/n, of variances as one of 1/√n of them."""
     width, depth = 256, 4

@@ -85,7 +85,7 @@ def test_a_strength_that_is_fixed():
     )
 
 
-@pytest.mark.parametrize("model", ["every_branch", "branches_over_depth"])
+@pytest.mark.parametrize("model", [pytest.param("every_branch", marks=pytest.mark.long), "branches_over_depth"])
 def test_strengths_of_layers(model):
     post = fitted(network(), getattr(si.models, model))
     for name, value in TRUTH.items():
@@ -95,6 +95,23 @@ def test_strengths_of_layers(model):
         assert own.sizes["layer"] == DEPTH
         for number in range(DEPTH):
             assert_holds(np.log(own.isel(layer=number).values), np.log(value))
+    assert si.check(post).passed, si.check(post).verdict
+
+
+@pytest.mark.slow
+def test_layers_that_differ_are_told_apart():
+    """As easy for the sampler as equal ones."""
+    strengths = 0.3 * np.exp(0.5 * np.random.default_rng(3).standard_normal(DEPTH))
+
+    def profile(time):
+        return jnp.asarray(strengths)[jnp.floor(time * WIDTH).astype(int)]
+
+    data = si.sample_branches(
+        OverDepth(layer(), **{"mlp.strength": profile}), random_covariance(3), width=WIDTH, depth=DEPTH, key=jr.key(4)
+    )
+    post = fitted(data, si.models.branches_over_depth)
+    for number, value in enumerate(strengths):
+        assert_holds(np.log(post["posterior"]["mlp.layer_strength"].isel(layer=number).values), np.log(value))
     assert si.check(post).passed, si.check(post).verdict
 
 
@@ -137,6 +154,7 @@ def increments(rng: np.random.Generator, widths, branches: int = 2, tokens: int 
         found.append(np.einsum("bik,cjk->bcij", rows, rows) / width)
     between = np.stack(found)
     own = np.moveaxis(np.diagonal(between, axis1=1, axis2=2), -1, 1)
+    # The smallest Dataset that they take.
     return xr.Dataset(
         {"between": (tuple("nbcij"), between), "increment": (tuple("nbij"), own)}, coords={"width": ("n", list(widths))}
     )
@@ -149,7 +167,7 @@ def on_input(data: xr.Dataset):
     return dependence_on_input(of_second.assign_coords(width=data["width"]), read)
 
 
-@pytest.mark.parametrize("widths", [(24,), (32, 64)])
+@pytest.mark.parametrize("widths", [pytest.param((24,), marks=pytest.mark.long), (32, 64)])
 @pytest.mark.parametrize("test", [on_input, dependence_of_pairs])
 def test_p_values_of_independent_rows_are_uniform(test, widths):
     rng = np.random.default_rng(list(widths))

@@ -112,7 +112,9 @@ def test_attention_is_uniform_at_a_huge_temperature(heads, groups, rope):
     np.testing.assert_allclose(found.covariance, isserlis(P) / (groups * 2), rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize(
+    "name", ["swiglu", "GQA with RoPE", *(pytest.param(name, marks=pytest.mark.long) for name in list(TWINS)[::2])]
+)
 def test_moments_are_differentiable(name):
     branch, _ = TWINS[name]
     nodes, change = branch.nodes(3, WIDTH, log2=6), np.random.default_rng(1).standard_normal((3, 3))
@@ -190,7 +192,14 @@ def test_interpolation_of_polynomials_is_exact():
         np.testing.assert_allclose(blocks.interpolated(table, between), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("branch", [MLP(), MLP(gated=True), SelfAttention(heads=4, pattern=si.CAUSAL)], ids=repr)
+@pytest.mark.parametrize(
+    "branch",
+    [
+        MLP(),
+        *(pytest.param(each, marks=pytest.mark.long) for each in (MLP(gated=True), SelfAttention(heads=4))),
+    ],
+    ids=["gelu", "gated", "attention"],
+)
 def test_interpolation_of_densities_between_the_points(branch):
     """Up to a hundredth, where a likelihood is a matter of ones."""
     layer, width = Block(branch, strength=0.5, norm="rms"), 32

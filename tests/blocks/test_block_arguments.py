@@ -71,9 +71,8 @@ def test_widths(match, sample):
     more = {} if sample is moments_over_depth else {"networks": 2, "key": jr.key(0)}
     layer, V0 = si.Stack((Block(MLP(), norm="rms"), Block(branch))), random_covariance(2)
     assert_refused(lambda: sample(layer, V0, width=width, depth=1, **more), match)
-    assert_refused(
-        lambda: sample(OverDepth(layer.layers[1], strength=lambda t: t), V0, width=width, depth=1, **more), match
-    )
+    over_depth = OverDepth(layer.layers[1], strength=lambda t: 1 + t)
+    assert_refused(lambda: sample(over_depth, V0, width=width, depth=1, **more), match)
 
 
 BAD_NETWORKS = {

@@ -1,93 +1,85 @@
-"""Naive twins of the law of residual blocks: sums over heads, units and tokens, without an import of the package.
+"""One branch by plain Monte Carlo, as in `theory.md`, blocks in use: loops over units, heads and tokens.
 
-A branch is known here by its parameters; S = hhᵀ/u is drawn from its definition, for `count` networks at once, given
-the covariance G of the first projections.
+Nothing here imports sdeinfer. Draws are along the first axis.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
-from scipy.special import polygamma, psi
 
 
-def hidden_of_mlp(G, phi, *, units: int, gated: bool, count: int, rng) -> np.ndarray:
-    """S of shape (count, m, m), a mean over units of φ(z)φ(z)ᵀ, or of the same with φ(z) ⊙ z′."""
-    m, L = len(G), np.linalg.cholesky(G)
-    S = np.zeros((count, m, m))
+def mlp_gram(
+    G: np.ndarray, activation: Callable, units: int, *, gated: bool = False, draws: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws of S = hhᵀ/u of an MLP, whose first projections have the covariance G over tokens."""
+    L, S = np.linalg.cholesky(G), np.zeros((draws, *G.shape))
     for _ in range(units):
-        h = phi(rng.standard_normal((count, m)) @ L.T)
+        h = activation(rng.standard_normal((draws, len(G))) @ L.T)
         if gated:
-            h = h * (rng.standard_normal((count, m)) @ L.T)
-        S += h[:, :, None] * h[:, None, :]
-    return S / units
+            h = h * (rng.standard_normal((draws, len(G))) @ L.T)
+        S += h[:, :, None] * h[:, None, :] / units
+    return S
 
 
-def hidden_of_attention(G, mask, *, heads, groups, size, temperature, rope, positions, count: int, rng) -> np.ndarray:
-    """S of shape (count, m, m), a mean over heads and over columns of values of A v vᵀAᵀ."""
-    m, L = len(G), np.linalg.cholesky(G)
-    S = np.zeros((count, m, m))
+def attention_gram(
+    G: np.ndarray,
+    mask: np.ndarray,
+    *,
+    heads: int,
+    groups: int,
+    size: int,
+    temperature: float,
+    base: float | None = None,
+    draws: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Draws of S of attention, with rotations of queries and keys if there is a base."""
+    L, S = np.linalg.cholesky(G), np.zeros((draws, *G.shape))
+
+    def projected() -> np.ndarray:
+        return L @ rng.standard_normal((draws, len(G), size))
+
+    def turned(x: np.ndarray) -> np.ndarray:
+        return x if base is None else rotated(x, base)
+
     for _ in range(groups):
-        k, v = (np.einsum("ab,rbc->rac", L, rng.standard_normal((count, m, size))) for _ in range(2))
-        k = turned(k, rope, positions)
+        k, v = turned(projected()), projected()
         for _ in range(heads // groups):
-            q = turned(np.einsum("ab,rbc->rac", L, rng.standard_normal((count, m, size))), rope, positions)
-            for column in range(size):
-                h = np.zeros((count, m))
-                for a in range(m):
-                    seen = [b for b in range(m) if mask[a][b]]
-                    logits = np.stack([(q[:, a] * k[:, b]).sum(1) for b in seen], axis=1)
-                    weights = np.exp(logits / (temperature * math.sqrt(size)))
-                    weights /= weights.sum(1, keepdims=True)
-                    h[:, a] = sum(weights[:, i] * v[:, b, column] for i, b in enumerate(seen))
-                S += h[:, :, None] * h[:, None, :]
-    return S / (heads * size)
+            q = turned(projected())
+            logits = np.einsum("dac,dbc->dab", q, k) / (temperature * math.sqrt(size))
+            h = np.zeros_like(v)
+            for a in range(len(G)):
+                weights = np.exp(logits[:, a]) * mask[a]
+                for b in range(len(G)):
+                    h[:, a] += (weights[:, b] / weights.sum(1))[:, None] * v[:, b]
+            S += np.einsum("dac,dbc->dab", h, h) / (heads * size)
+    return S
 
 
-def turned(x, rope, positions) -> np.ndarray:
-    """Rows of x, of shape (count, m, d), as d/2 complex numbers that turn by angles of their own."""
-    if rope is None:
-        return x
-    d = x.shape[-1]
+def rotated(x: np.ndarray, base: float) -> np.ndarray:
+    """Entries c and c + d_k/2 of token a, as a complex number, times e^{i a base^(−2c/d_k)}."""
+    size = x.shape[-1]
     found = np.empty_like(x)
-    for a, position in enumerate(positions):
-        for c in range(d // 2):
-            z = (x[:, a, c] + 1j * x[:, a, c + d // 2]) * np.exp(1j * position * rope ** (-2 * c / d))
-            found[:, a, c], found[:, a, c + d // 2] = z.real, z.imag
+    for a in range(x.shape[-2]):
+        for c in range(size // 2):
+            turn = complex(math.cos(a * base ** (-2 * c / size)), math.sin(a * base ** (-2 * c / size)))
+            z = (x[..., a, c] + 1j * x[..., a, c + size // 2]) * turn
+            found[..., a, c], found[..., a, c + size // 2] = z.real, z.imag
     return found
 
 
-def isserlis(V) -> np.ndarray:
-    """Cov(z_a z_b, z_c z_d) = V_ac V_bd + V_ad V_bc for z ~ N(0, V), as an array of four indices."""
-    m = len(V)
-    found = np.empty((m, m, m, m))
-    for a in range(m):
-        for b in range(m):
-            for c in range(m):
-                for d in range(m):
-                    found[a, b, c, d] = V[a, c] * V[b, d] + V[a, d] * V[b, c]
-    return found
+def packed_moments(S: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Mean and covariance of the entries on and above the diagonal, each with its Monte Carlo error."""
+    a, b = np.triu_indices(S.shape[-1])
+    x = S[:, a, b]
+    difference = x - x.mean(0)
+    products = difference[:, :, None] * difference[:, None, :]
+    root = math.sqrt(len(x))
+    return (x.mean(0), x.std(0, ddof=1) / root), (products.mean(0), products.std(0, ddof=1) / root)
 
 
-def relu_kernel(V) -> np.ndarray:
-    """E φ(z_a) φ(z_b) of ReLUs: the arc-cosine kernel of order one, √(V_aa V_bb)(sin θ + (π − θ) cos θ)/(2π)."""
-    m = len(V)
-    found = np.empty((m, m))
-    for a in range(m):
-        for b in range(m):
-            scale = math.sqrt(V[a, a] * V[b, b])
-            theta = math.acos(min(1.0, max(-1.0, V[a, b] / scale)))
-            found[a, b] = scale * (math.sin(theta) + (math.pi - theta) * math.cos(theta)) / (2 * math.pi)
-    return found
-
-
-def log_det_of_wishart(m: int, freedom: int) -> tuple[float, float]:
-    """Mean and variance of log det W for W ~ Wishart_m(freedom, I)/freedom."""
-    halves = [(freedom - i) / 2 for i in range(m)]
-    mean = sum(psi(half) for half in halves) + m * math.log(2 / freedom)
-    return float(mean), float(sum(polygamma(1, half) for half in halves))
-
-
-def log_wilks(A, C, B) -> float:
-    """log Λ of two groups of rows by determinants: log det of their joint Gram matrix, less those of each."""
-    joint = np.block([[A, C], [C.T, B]])
-    return float(np.linalg.slogdet(joint)[1] - np.linalg.slogdet(A)[1] - np.linalg.slogdet(B)[1])
+def isserlis(P: np.ndarray) -> np.ndarray:
+    """P_ac P_bd + P_ad P_bc for entries ab and cd on and above the diagonal: the covariance of products of normals."""
+    pairs = list(zip(*np.triu_indices(len(P)), strict=True))
+    return np.array([[P[a, c] * P[b, d] + P[a, d] * P[b, c] for c, d in pairs] for a, b in pairs])

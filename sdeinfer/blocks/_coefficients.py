@@ -7,6 +7,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, ArrayLike, Float
 
+from sdeinfer._files import InputError
 from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._law import LogMatrixNormal, increment_law
 from sdeinfer.blocks._norms import normalised_covariance
@@ -60,12 +61,32 @@ def branch_coefficients(
             with jax.enable_x64(True):  # noqa: FBT003
                 V, D = (each.reshape(-1, *each.shape[2:]) for each in (V, D))
                 table = np.asarray(_table(block, V, D, nodes, jnp.exp(jnp.asarray(LOG_FACTORS)), int(width)))
+            _require_finite(table, own)
             found[np.ix_(rows, own)] = table.reshape(len(rows), len(own), GRID, 4)
     return found
 
 
+def _require_finite(table: Float[np.ndarray, "rows grid 4"], branches: list[int]) -> None:
+    """Refuse a table with a hole, which interpolation would spread over all of it.
+
+    Raises:
+        InputError: naming the branch.
+    """
+    faulty = ~np.isfinite(table).all(axis=(1, 2))
+    if faulty.any():
+        branch = branches[int(np.argmax(faulty)) % len(branches)]
+        raise InputError(
+            f"increment: branch {branch}: has no density by the law of its block: are tokens nearly equal?"
+        )
+
+
 def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, seed: int = 0) -> object:
-    """The nodes of a block's branch."""
+    """The nodes of a block's branch.
+
+    Raises:
+        InputError: for a width that the branch does not support.
+    """
+    block.check_width(width)
     log2 = NODES.get(block.branch.kind, NODES["mlp"]) if log2 is None else log2
     return block.branch.nodes(tokens, width, log2=log2, seed=seed)
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer._arguments import at_least_one, checked
+from sdeinfer._files import InputError
 from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._coefficients import nodes_of
 from sdeinfer.blocks._law import increment_moments, output_moments
@@ -57,7 +58,10 @@ def moments_over_depth(
     """
     at_least_one(width=width, depth=depth)
     V0 = jnp.asarray(validate_covariance(V0))
-    blocks = BlockOrder.of(layer.at(0.0), depth=1).blocks
+    if width < len(V0):
+        raise InputError(f"width: at least {len(V0)}, the number of tokens, is needed, got {width}")
+    # A profile may be out of its range at depth-time 0, where no layer is.
+    blocks = BlockOrder.of(layer.at(0.5 / width), depth=1).blocks
     nodes = [nodes_of(block, len(V0), width, log2=log2) for block in blocks]
     return _over_depth(layer, V0, nodes, width, depth)
 

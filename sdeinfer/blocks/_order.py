@@ -72,7 +72,7 @@ class BlockOrder:
         """The blocks of the branches of a Dataset, whose kinds have to be those of the layer, repeated.
 
         Raises:
-            InputError: as `of`, and for branches of other kinds.
+            InputError: as `of`, for branches of other kinds, and for attention with another pattern.
         """
         order = cls.of(layer, depth=1)
         kinds, count = [block.branch.kind for block in order.blocks], data.sizes["branch"]
@@ -83,7 +83,17 @@ class BlockOrder:
                     f"architecture: branch {branch} is of kind {str(kind)!r} in the data, and {kinds[block]!r} in the "
                     "architecture: give the blocks in the order of the branches"
                 )
+        seen = Pattern.in_attributes(data.attrs)
+        if order.has_attention and seen != order.pattern:
+            raise InputError(
+                f"pattern: {order.pattern} in the architecture, {seen} in the data: give both the same si.Pattern"
+            )
         return dataclasses.replace(order, part=part)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether a block has attention."""
+        return any(isinstance(block.branch, SelfAttention) for block in self.blocks)
 
     @property
     def pattern(self) -> Pattern:

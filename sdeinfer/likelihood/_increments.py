@@ -12,7 +12,8 @@ import xarray as xr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 
-from sdeinfer.blocks import GRID, LOG_FACTORS, LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
+from sdeinfer._files import InputError
+from sdeinfer.blocks import GRID, LOG_FACTORS, LOG_STRENGTH, WIDEST, BlockOrder, branch_coefficients, interpolated
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.likelihood._model import AbstractModel
 
@@ -43,8 +44,16 @@ class BranchPath(eqx.Module):
         """The path of a Dataset of branches.
 
         Raises:
-            InputError: for priors of parameters that the blocks do not have.
+            InputError: for priors of parameters that the blocks do not have, and for gains and temperatures that are
+                fixed beyond a factor of `blocks.WIDEST` of the blocks' own.
         """
+        given = checked_priors(prior, order)
+        for name, own in order.shapes.items():
+            fixed = dict(given).get(name, Prior(own)).value
+            if isinstance(fixed, float) and not 1 / WIDEST <= fixed / own <= WIDEST:
+                raise InputError(
+                    f"prior: {name}: must be within a factor of {WIDEST:g} of the block's own {own:g}, got {fixed:g}"
+                )
         coefficients = jnp.asarray(branch_coefficients(data, order))
         return cls(
             coefficients,
@@ -53,7 +62,7 @@ class BranchPath(eqx.Module):
             part=order.part,
             strengths=tuple(order.strengths),
             shapes=tuple(order.shapes),
-            prior=checked_priors(prior, order),
+            prior=given,
         )
 
     @property

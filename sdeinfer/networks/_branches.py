@@ -45,7 +45,8 @@ def sample_branches(
         InputError: for a layer that is not of blocks, a V0 that is no covariance, and sizes that are not positive.
     """
     at_least_one(width=width, depth=depth, networks=networks)
-    order = BlockOrder.of(layer.at(0.0), depth=depth)
+    # A profile may be out of its range at depth-time 0, where no layer is.
+    order = BlockOrder.of(layer.at(0.5 / width), depth=depth)
     V0 = jnp.asarray(validate_covariance(V0))
     check_parameters(layer)
     for block in order.blocks:

@@ -19,20 +19,19 @@ from sdeinfer.covariance import vech
 from sdeinfer.networks import tokens_with_covariance
 
 NORMS = (None, "rms", "layer")
-POSITIONS_OF_ROPE = 10.0
+BASE_OF_ROPE = 10.0
 """A base at which four tokens turn by angles of order one in most planes."""
 
 BRANCHES = {
     "gelu": blocks.MLP(gain=2.0, expansion=1.0),
     "swiglu with bias": blocks.MLP(activation="silu", gated=True, bias=0.3, expansion=1.5),
     "causal": blocks.SelfAttention(heads=4, pattern=si.CAUSAL, gain=1.5),
-    "GQA with RoPE": blocks.SelfAttention(
-        heads=4, key_value_heads=2, rope=POSITIONS_OF_ROPE, pattern=si.CAUSAL, gain=2.0
-    ),
+    "GQA with RoPE": blocks.SelfAttention(heads=4, key_value_heads=2, rope=BASE_OF_ROPE, pattern=si.CAUSAL, gain=2.0),
     "full mask": blocks.SelfAttention(heads=4, temperature=0.5, bias=0.2),
 }
+DEFAULT = ("swiglu with bias", "GQA with RoPE", "full mask")
 STRENGTH, SKIP, BIAS = 0.7, 0.9, 0.2
-SCRAMBLINGS, LOG2 = 4, 13
+SCRAMBLINGS, LOG2 = 4, 12
 
 
 def block_of(branch: blocks.AbstractBranch, norm) -> si.blocks.Block:
@@ -91,11 +90,9 @@ def assert_moments(name: str, norms, *, width: int, tokens: int, networks: int, 
     return largest
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name == "full mask" else []) for name in BRANCHES]
-)
+@pytest.mark.parametrize("name", DEFAULT)
 def test_one_block_has_the_moments_of_its_weights(name, key):
-    assert_moments(name, NORMS, width=64, tokens=4, networks=4_000, key=key)
+    assert_moments(name, ("layer",), width=64, tokens=3, networks=2_000, key=key)
 
 
 @pytest.mark.slow

@@ -1,0 +1,282 @@
+"""The law of one branch: moments of S by other means, and the density of an increment."""
+
+import dataclasses
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from block_references import attention_gram, isserlis, mlp_gram, packed_moments
+from budget import assert_estimate, assert_mean, assert_variance, assert_within
+from conftest import random_covariance
+from references import arc_cosine_kernel, assert_agrees, packed
+from scipy import special, stats
+
+import sdeinfer as si
+from sdeinfer import blocks
+from sdeinfer.blocks import MLP, Block, LogMatrixNormal, Moments, SelfAttention, increment_moments, law_of_increment
+from sdeinfer.covariance import vech
+from sdeinfer.networks import tokens_with_covariance
+
+SCRAMBLINGS = 16
+V3 = np.asarray(random_covariance(3))
+BASE = 10.0
+WIDTH = 8
+
+TWINS = {
+    "gelu with bias": (
+        MLP(gain=2.0, bias=0.3, expansion=0.5),
+        lambda draws, rng: mlp_gram(2 * V3 + 0.3, lambda z: z * special.ndtr(z), 4, draws=draws, rng=rng),
+    ),
+    "swiglu": (
+        MLP(gain=1.5, activation="silu", gated=True, expansion=0.5),
+        lambda draws, rng: mlp_gram(1.5 * V3, lambda z: z * special.expit(z), 4, gated=True, draws=draws, rng=rng),
+    ),
+    "causal attention with bias": (
+        SelfAttention(temperature=0.7, gain=2.0, heads=2, bias=0.1, pattern=si.CAUSAL),
+        lambda draws, rng: attention_gram(
+            2 * V3 + 0.1, np.tri(3), heads=2, groups=2, size=4, temperature=0.7, draws=draws, rng=rng
+        ),
+    ),
+    "GQA with RoPE": (
+        SelfAttention(gain=2.0, heads=4, key_value_heads=2, head_size=4, rope=BASE),
+        lambda draws, rng: attention_gram(
+            2 * V3, np.ones((3, 3)), heads=4, groups=2, size=4, temperature=1.0, base=BASE, draws=draws, rng=rng
+        ),
+    ),
+}
+
+
+@eqx.filter_jit
+def moments(branch, V, nodes, width):
+    return branch.moments(V, nodes, width=width)
+
+
+def scrambled(branch, V, *, width: int = WIDTH, log2: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Packed means and covariances of S, for several scramblings of the nodes."""
+    each = [
+        moments(branch, jnp.asarray(V), branch.nodes(len(V), width, log2=log2, seed=seed), width)
+        for seed in range(SCRAMBLINGS)
+    ]
+    return np.stack([packed(one.mean) for one in each]), np.stack([one.covariance for one in each])
+
+
+def assert_by_nodes(values: np.ndarray, expected: np.ndarray) -> None:
+    """Means over few scramblings: t-distributed."""
+    error = np.maximum(values.std(0, ddof=1) / np.sqrt(len(values)), 1e-12 * np.abs(expected).max())
+    t = (values.mean(0) - expected) / error
+    z = stats.norm.isf(stats.t.sf(np.abs(t), len(values) - 1))
+    assert_within(z, "means over scramblings, as normal scores")
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_moments_are_those_of_plain_sampling(name):
+    branch, draw = TWINS[name]
+    sampled = packed_moments(draw(40_000, np.random.default_rng(0)))
+    for (estimate, error), by_nodes in zip(sampled, scrambled(branch, V3), strict=True):
+        of_nodes = by_nodes.std(0, ddof=1) / np.sqrt(SCRAMBLINGS)
+        # The few scramblings' own error counts little; their share is asserted.
+        assert of_nodes.max() < error.max() / 2
+        assert_estimate(estimate, by_nodes.mean(0), np.hypot(error, of_nodes))
+
+
+def test_relu_has_the_arc_cosine_kernel():
+    mean, _ = scrambled(MLP(gain=1.7, activation="relu", bias=0.2), V3)
+    assert_by_nodes(mean, packed(arc_cosine_kernel(1.7 * V3 + 0.2)) / 2)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_identity_has_the_moments_of_normals(gated):
+    G, units = 1.3 * V3 + 0.1, 4
+    mean, covariance = scrambled(MLP(gain=1.3, activation="identity", bias=0.1, gated=gated, expansion=0.5), V3)
+    of_products = isserlis(G)
+    second = of_products + np.outer(packed(G), packed(G))
+    assert_by_nodes(mean, packed(G) ** (1 + gated))
+    if gated:
+        of_products = second**2 - np.outer(packed(G), packed(G)) ** 2
+    assert_by_nodes(covariance, of_products / units)
+
+
+@pytest.mark.parametrize("rope", [None, BASE])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2)])
+def test_attention_is_uniform_at_a_huge_temperature(heads, groups, rope):
+    branch = SelfAttention(1e12, 1.4, heads, groups, 2, pattern=si.CAUSAL, rope=rope, bias=0.1)
+    nodes = branch.nodes(3, WIDTH, log2=4)
+    A = np.tri(3) / np.arange(1, 4)[:, None]
+    P = A @ (1.4 * V3 + 0.1) @ A.T
+    found = moments(branch, jnp.asarray(V3), nodes, WIDTH)
+    np.testing.assert_allclose(found.mean, P, rtol=1e-9)
+    np.testing.assert_allclose(found.covariance, isserlis(P) / (groups * 2), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["swiglu", "GQA with RoPE", *(pytest.param(name, marks=pytest.mark.long) for name in list(TWINS)[::2])]
+)
+def test_moments_are_differentiable(name):
+    branch, _ = TWINS[name]
+    nodes, change = branch.nodes(3, WIDTH, log2=6), np.random.default_rng(1).standard_normal((3, 3))
+
+    @jax.jit
+    def along(h):
+        changed = branch.reshaped(1 + h)
+        found = changed.moments(V3 + h * (change + change.T) / 9, nodes, width=WIDTH)
+        return jnp.concatenate([vech(found.mean), found.covariance.ravel()])
+
+    slope, h = jax.jvp(along, (0.0,), (1.0,))[1], 1e-5
+    # The error of a central difference is of order h² plus rounding over h.
+    np.testing.assert_allclose(slope, (along(h) - along(-h)) / (2 * h), rtol=1e-6, atol=1e-8)
+
+
+def wishart_gap(E: np.ndarray, width: float) -> float:
+    """Log density by `LogMatrixNormal` less that of the Wishart law, at D = L e^{E/√n} Lᵀ with L Lᵀ its mean."""
+    L = np.linalg.cholesky(V3)
+    values, vectors = np.linalg.eigh(E / np.sqrt(width))
+    D = L @ (vectors * np.exp(values)) @ vectors.T @ L.T
+    law = LogMatrixNormal.of(jnp.asarray(D), Moments(jnp.asarray(V3), jnp.asarray(isserlis(V3) / width)))
+    # W = nD has a density n^p times smaller.
+    exact = stats.wishart.logpdf(width * D, width, V3) + len(packed(D)) * np.log(width)
+    return float(law.log_density()) - exact
+
+
+def test_density_of_a_wishart_matrix():
+    """The difference is of order 1/n at the mean, and one of order 1/√n, odd in E, is added away from it."""
+    E = np.random.default_rng(2).standard_normal((3, 3))
+    E = (E + E.T) / np.sqrt(2)
+    gaps = np.array([[wishart_gap(sign * E, n) for sign in (0, 1, -1)] for n in (4e3, 16e3)])
+    at_mean, odd, even = gaps[:, 0], gaps[:, 1] - gaps[:, 2], gaps[:, 1] + gaps[:, 2] - 2 * gaps[:, 0]
+    assert np.abs(gaps).max() < 0.1
+    # Next terms are smaller by 1/n.
+    np.testing.assert_allclose([at_mean[0] / at_mean[1], odd[0] / odd[1], even[0] / even[1]], [4, 2, 4], rtol=30 / 4e3)
+
+
+@functools.cache
+def one_law(name: str, factor: float = 1.0) -> LogMatrixNormal:
+    branch, _ = TWINS[name]
+    rng = np.random.default_rng(3)
+    root = np.linalg.cholesky(V3) @ rng.standard_normal((3, 12))
+    block = Block(branch, strength=0.7, bias=0.1)
+    nodes = branch.nodes(3, WIDTH, log2=8)
+    return law_of_increment(block, jnp.asarray(V3), jnp.asarray(factor * root @ root.T / 12), nodes, width=WIDTH)
+
+
+@pytest.mark.parametrize("name", ["gelu with bias", "causal attention with bias"])
+def test_a_factor_shifts_the_logarithm(name):
+    factor = 5.3
+    law, scaled = one_law(name), one_law(name, factor)
+    shift = np.log(factor)
+    assert_agrees(scaled.standardised(shift + 0.2), law.standardised(0.2))
+    # The volume of a symmetric matrix of 3 × 3 scales with the sixth power.
+    assert_agrees(scaled.log_density(shift + 0.2), law.log_density(0.2) - 6 * shift)
+
+
+def test_density_is_a_polynomial_in_the_log_factor():
+    law = one_law("gelu with bias")
+    c = np.asarray(law.in_factor())
+    for log_factor in (-3.0, 0.0, 0.4):
+        assert_agrees(c[0] + c[1] * log_factor + c[2] * log_factor**2 + c[3], law.log_density(log_factor))
+        residual = law.standardised(log_factor)
+        assert_agrees(c[0] + c[1] * log_factor + c[2] * log_factor**2, -residual @ residual / 2)
+
+
+def test_interpolation_of_polynomials_is_exact():
+    coefficients = np.random.default_rng(4).standard_normal((2, 33, 4))
+    scaled = blocks.LOG_FACTORS / np.log(blocks.WIDEST)
+    table = np.moveaxis(np.polynomial.chebyshev.chebval(scaled, np.moveaxis(coefficients, 1, 0)), -1, 1)
+    for number in (0, 5, blocks.GRID // 2, blocks.GRID - 1):
+        np.testing.assert_array_equal(blocks.interpolated(table, blocks.LOG_FACTORS[number]), table[:, number])
+    for between in (-3.1, -0.01, 1e-9, 2.2):
+        expected = np.polynomial.chebyshev.chebval(between / np.log(blocks.WIDEST), np.moveaxis(coefficients, 1, 0))
+        np.testing.assert_allclose(blocks.interpolated(table, between), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        MLP(),
+        *(pytest.param(each, marks=pytest.mark.long) for each in (MLP(gated=True), SelfAttention(heads=4))),
+    ],
+    ids=["gelu", "gated", "attention"],
+)
+def test_interpolation_of_densities_between_the_points(branch):
+    """Up to a hundredth, where a likelihood is a matter of ones."""
+    layer, width = Block(branch, strength=0.5, norm="rms"), 32
+    data = si.sample_branches(layer, random_covariance(3), width=width, depth=2, key=jr.key(1))
+    order = blocks.BlockOrder.of_data(layer, data)
+    table = blocks.branch_coefficients(data, order)
+    for log_factor in (-1.31, 0.37, 2.05):
+        moved = dataclasses.replace(layer, branch=branch.reshaped(np.exp(log_factor)))
+        exact = blocks.branch_coefficients(data, blocks.BlockOrder.of_data(moved, data))[:, :, blocks.GRID // 2]
+        found = np.asarray(blocks.interpolated(table, log_factor))
+        density = [c[..., 0] + c[..., 1] * x + c[..., 2] * x**2 + c[..., 3] for c in (exact, found) for x in (-2, 0)]
+        np.testing.assert_allclose(density[2:], density[:2], atol=0.01)
+
+
+def test_moments_of_the_logarithm_by_draws_are_the_leading_order_for_small_fluctuations():
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((200, 3, 3))
+    X = np.concatenate([X + X.transpose(0, 2, 1), -X - X.transpose(0, 2, 1)])
+
+    def gaps(size):
+        draws = V3 + size * X
+        flat = np.stack([packed(each) for each in draws])
+        found = blocks.sampled_log_moments(jnp.asarray(V3), jnp.asarray(draws))
+        leading = blocks.log_moments(jnp.asarray(V3), jnp.asarray(np.cov(flat.T, ddof=0)))
+        of_sample = 1 - 1 / len(draws)
+        covariance = np.asarray(found.covariance) * of_sample - np.asarray(leading.covariance)
+        scale = np.abs(leading.covariance).max()
+        return np.abs(found.mean - leading.mean).max() / scale, np.abs(covariance).max() / scale
+
+    # Of these draws, which are symmetric, the next order is that of the fluctuations squared.
+    one, half = gaps(1e-3), gaps(5e-4)
+    assert max(one) < 0.01
+    np.testing.assert_allclose(np.divide(one, half), 4, rtol=0.02)
+
+
+INCREMENTS = {
+    "causal attention, 4 heads": SelfAttention(heads=4, pattern=si.CAUSAL),
+    "gelu": MLP(expansion=2.0),
+}
+
+
+@eqx.filter_jit
+def standardised_increments(block, U, nodes, keys):
+    width = U.shape[1]
+
+    def one(key):
+        D = jax.tree.map(lambda x: x.astype(U.dtype), block).increment(U, key=key)
+        return D @ D.T / width
+
+    D = jax.lax.map(one, keys, batch_size=100).astype(float)
+    V = (U @ U.T / width).astype(float)
+    law = jax.vmap(
+        lambda D: law_of_increment(block, V, D, nodes, width=width).standardised(2 * jnp.log(block.strength))
+    )
+    return law(D)
+
+
+@pytest.mark.parametrize("name", INCREMENTS)
+def test_standardised_increments_of_networks_are_standard(name, key):
+    block, width = Block(INCREMENTS[name], strength=0.6, norm="layer"), 64
+    U = block.read(tokens_with_covariance(jnp.asarray(V3), width=width, key=key))
+    nodes = blocks.nodes_of(block, 3, width)
+    # Networks are sampled in single precision, whose rounding is far below the Monte Carlo errors.
+    U = U.astype(jnp.float32)
+    z = np.asarray(standardised_increments(block, U, nodes, jr.split(key, 2_000)))
+    assert_mean(z, 0.0)
+    assert_variance(z, 1.0)
+
+
+def test_increments_have_the_moments_of_a_mixture_of_wishart_matrices():
+    """By draws of S and of a Wishart matrix given S."""
+    branch, draw = TWINS["gelu with bias"]
+    rng = np.random.default_rng(6)
+    S = draw(40_000, rng)
+    G = np.linalg.cholesky(S) @ rng.standard_normal((len(S), 3, WIDTH))
+    sampled = packed_moments(G @ np.swapaxes(G, 1, 2) / WIDTH)
+    hidden = moments(branch, jnp.asarray(V3), branch.nodes(3, WIDTH, log2=16), WIDTH)
+    found = increment_moments(hidden, width=WIDTH)
+    for (estimate, error), exact in zip(sampled, (packed(found.mean), found.covariance), strict=True):
+        assert_estimate(estimate, exact, error)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from scipy.special import gammaincinv, ndtri
 
-from sdeinfer._arguments import at_least_one, shown
+from sdeinfer._arguments import shown, whole_number
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, fourth_moments, projected, projection
 from sdeinfer.blocks._logarithm import LogMoments, sampled_log_moments
@@ -69,7 +69,10 @@ class SelfAttention(AbstractBranch):
     bias: float = eqx.field(default=0.0, static=True)
 
     def __check_init__(self):
-        at_least_one(heads=self.heads, key_value_heads=self.key_value_heads, head_size=self.head_size)
+        for name in ("heads", "key_value_heads", "head_size"):
+            size = getattr(self, name)
+            if not (size is None and name != "heads" or whole_number(size) and size > 0):
+                raise InputError(f"{name}: a whole number of at least 1 is needed, got {shown(size)}")
         check_bias(self.bias)
         if self.heads % self.groups:
             raise InputError(f"key_value_heads: {self.heads} heads are not a multiple of {self.groups}")
@@ -96,8 +99,8 @@ class SelfAttention(AbstractBranch):
         drawn = []
         for count, own in zip(counts, jr.split(key, 3), strict=True):
             key_weights, key_biases = jr.split(own)
-            W, offset = jr.normal(key_weights, (width, count * size)), jr.normal(key_biases, (count * size,))
-            flat = projection(U, W.astype(U.dtype), offset.astype(U.dtype), self.gain, self.bias)
+            W = jr.normal(key_weights, (width, count * size), U.dtype)
+            flat = projection(U, W, jr.normal(key_biases, (count * size,), U.dtype), self.gain, self.bias)
             drawn.append(jnp.moveaxis(flat.reshape(tokens, count, size), 1, 0))
         q, k, v = drawn
         if self.rope is not None:

@@ -10,9 +10,10 @@ from jaxtyping import Array, Float
 
 from sdeinfer._arguments import at_least_one, checked
 from sdeinfer.blocks._block import Block
+from sdeinfer.blocks._coefficients import nodes_of
 from sdeinfer.blocks._law import increment_moments, output_moments
 from sdeinfer.blocks._norms import normalised_covariance
-from sdeinfer.blocks._statistics import BlockOrder, nodes_of
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance import unvech, validate_covariance, vech
 from sdeinfer.layers import AbstractLayer
 

@@ -56,6 +56,10 @@ def check(
       out if the layers do not obey the law.
     - true: each parameter against the truth, if known.
 
+    Of increments of residual branches, calibrated means: norms, independence of what is read and of other branches,
+    fourth moments, assumed gains and temperatures, strengths of layers against each other, and χ². Strengths that
+    differ from the declared ones are notes.
+
     No check of a solver's step is needed for latent layers: they are the layers of the networks, not solver steps.
 
     Arguments:

@@ -82,7 +82,7 @@ def fit_branches(
         **{f"declared_{name}": value for name, value in (order.strengths | order.shapes).items()},
         **{f"fixed_{name}": each.value for name, each in path.prior if isinstance(each.value, float)},
         "model": model.name,
-        "identified": " ".join(name for name in draws.log_prior if not name.endswith("log_strength")),
+        "identified": " ".join(name for name in draws.log_prior if not name.endswith("_offset")),
         "normed": " ".join(name for name, block in order.named() if block.norm and block.position == "pre"),
         "sdeinfer_version": importlib.metadata.version("sdeinfer"),
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

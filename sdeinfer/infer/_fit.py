@@ -64,13 +64,16 @@ def fit(
     Arguments:
         model: one of `sdeinfer.models`; or any NumPyro program, a function of the prepared path that samples
             parameters, builds a layer (or one per network) and observes a `likelihood.CovariancePath` of it.
+            `models.branches` and others of its kind take increments of residual branches, see `observe_branches`.
         data: observed networks, see `covariance_dataset`. Covariances backed by Dask, as of `xarray.open_zarr`, are
             read in chunks of networks, on the current `distributed.Client` or by the scheduler of Dask's configuration;
             for `full_path` and programs of one layer for all networks. With more than 65,536 terms, m(m + 1)/2 of each
             transition, sums are made in double precision also where JAX is in single precision.
         architecture: "transformer", "attention", "feedforward" or "mlp"; an `Architecture`, for sizes such as the
             number of heads; or a layer such as a `Stack` or a custom layer, whose parameter values are ignored. If
-            None, the architecture in the data's attributes. Must be None for a program that builds its own layers.
+            None, the architecture in the data's attributes. Must be None for a program that builds its own layers. For
+            increments, a `blocks.Block` or a `Stack` of blocks, whose gains and temperatures are assumed unless they
+            have a prior, and with whose strengths `check` compares.
         law: "finite-width", the law of one layer at each network's width to the next order in 1/n; "limit"; or "both",
             the first, with the posterior by the limit's law in the group `limit_posterior`.
         prior: for names of sampled coordinates (such as gamma, tau0, c_gap, c_mean), a NumPyro distribution that

@@ -12,7 +12,7 @@ import xarray as xr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 
-from sdeinfer.blocks import LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
+from sdeinfer.blocks import GRID, LOG_FACTORS, LOG_STRENGTH, BlockOrder, branch_coefficients, interpolated
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.likelihood._model import AbstractModel
 
@@ -66,6 +66,14 @@ class BranchPath(eqx.Module):
         replaced = dict(self.prior)
         return replaced[name].value if name in replaced else dist.LogNormal(*LOG_STRENGTH)
 
+    def estimates(self, block: int) -> tuple[Float[Array, " layers"], Float[Array, " layers"]]:
+        """What the data say of log g of a block in each layer, at its own gain or temperature: place and precision."""
+        at = self.coefficients[:, :, GRID // 2].sum(0)
+        own = np.flatnonzero(np.asarray(self.part) == block)
+        # −χ²/2 is a polynomial in log g², twice log g; a last layer without the block has no precision.
+        linear, quadratic = (jnp.zeros(self.layers).at[: len(own)].set(at[own, degree]) for degree in (1, 2))
+        return -linear / jnp.where(quadratic < 0, quadratic, -1.0) / 4, -8 * quadratic
+
     def sample_shapes(self) -> Float[Array, " blocks"]:
         """Draw the gains and temperatures that have a prior; log factors to the blocks' own values."""
         given = dict(self.prior)
@@ -98,10 +106,12 @@ class Increments(dist.Distribution):
         found = jnp.zeros(self.batch_shape)
         for number in range(len(self.path.shapes)):
             own = np.flatnonzero(np.asarray(self.path.part) == number)
-            at = interpolated(self.path.coefficients[:, own], self.log_factors[number])
+            log_scale = self.log_factors[number]
+            inside = jnp.abs(log_scale) <= LOG_FACTORS[-1]
+            at = interpolated(self.path.coefficients[:, own], jnp.where(inside, log_scale, 0.0))
             log_factor = 2 * jnp.log(self.strengths[own])
             density = at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2 + at[..., 3]
-            found = found.at[:, own].set(density)
+            found = found.at[:, own].set(jnp.where(inside, density, -jnp.inf))
         return found
 
     def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:

@@ -12,6 +12,7 @@ import xarray as xr
 from sdeinfer._arguments import checked
 from sdeinfer._files import ZARR, InputError, first_line, readable, staged_file
 from sdeinfer._map_reduce import map_chunks
+from sdeinfer.observation._branches import validate_branches
 from sdeinfer.observation._dataset import validate, validate_labels
 from sdeinfer.observation._library import library
 
@@ -35,14 +36,16 @@ GROUPS = {
 
 @checked
 def read(path: str | Path) -> xr.Dataset:
-    """Read and validate a Dataset of covariances, written by this package or by another program.
+    """Read and validate a Dataset of covariances or of branches, written by this package or by another program.
 
     Raises:
-        InputError: if the file is missing, cannot be read, or holds no valid data (see `validate`).
+        InputError: if the file is missing, cannot be read, or holds no valid data, see `validate` and
+            `validate_branches`.
     """
     path = readable(path)
     with reading(path), closing(opened(path, xr.open_dataset)) as file:
-        return validate(file.load())
+        data = file.load()
+        return validate_branches(data) if "increment" in data else validate(data)
 
 
 def open_in_chunks(path: str | Path) -> xr.Dataset:

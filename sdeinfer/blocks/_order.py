@@ -1,0 +1,92 @@
+"""The blocks of a network in the order of its branches."""
+
+import dataclasses
+
+import xarray as xr
+
+from sdeinfer._files import InputError
+from sdeinfer.blocks._attention import SelfAttention
+from sdeinfer.blocks._block import Block
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.layers import AbstractLayer, Stack
+from sdeinfer.parameters import Coordinates
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockOrder:
+    """The blocks of a network in the order of the observed branches.
+
+    Attributes:
+        blocks: the blocks of one layer.
+        names: their names, as in `Stack.names`.
+        part: for each branch the index of its block.
+    """
+
+    blocks: tuple[Block, ...]
+    names: tuple[str, ...]
+    part: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The names of the blocks, for messages."""
+        return " and ".join(self.names)
+
+    @property
+    def strengths(self) -> dict[str, float]:
+        """The declared strengths, by the names of their sites such as "attention.strength"."""
+        return {f"{name}.strength": float(block.strength) for name, block in self.named()}
+
+    @property
+    def shapes(self) -> dict[str, float]:
+        """The gains and temperatures of the blocks, by the names of their sites such as "mlp.gain"."""
+        branches = ((name, block.branch) for name, block in self.named())
+        return {f"{name}.{each.shape.name}": float(getattr(each, each.shape.name)) for name, each in branches}
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The parameters of all blocks."""
+        return Coordinates(
+            {f"{name}.{own}": each for name, block in self.named() for own, each in block.declared().items()}
+        )
+
+    def named(self) -> list[tuple[str, Block]]:
+        """The blocks with their names."""
+        return list(zip(self.names, self.blocks, strict=True))
+
+    @classmethod
+    def of(cls, layer: AbstractLayer, *, depth: int) -> "BlockOrder":
+        """The blocks of a layer, repeated.
+
+        Raises:
+            InputError: for a layer that is no block or `Stack` of blocks.
+        """
+        layers = tuple(layer.layers) if isinstance(layer, Stack) else (layer,)
+        blocks = tuple(block for block in layers if isinstance(block, Block))
+        if len(blocks) < len(layers):
+            raise InputError("architecture: a si.blocks.Block, or a si.Stack of blocks, is needed for increments")
+        names = layer.names if isinstance(layer, Stack) else (layer.part_name,)
+        return cls(blocks, names, tuple(range(len(blocks))) * depth)
+
+    @classmethod
+    def of_data(cls, layer: AbstractLayer, data: xr.Dataset) -> "BlockOrder":
+        """The blocks of the branches of a Dataset, whose kinds have to be those of the layer, repeated.
+
+        Raises:
+            InputError: as `of`, and for branches of other kinds.
+        """
+        order = cls.of(layer, depth=1)
+        kinds, count = [block.branch.kind for block in order.blocks], data.sizes["branch"]
+        part = tuple(number % len(kinds) for number in range(count))
+        for branch, (kind, block) in enumerate(zip(data["kind"].values, part, strict=True)):
+            if kinds[block] != kind:
+                raise InputError(
+                    f"architecture: branch {branch} is of kind {str(kind)!r} in the data, and {kinds[block]!r} in the "
+                    "architecture: give the blocks in the order of the branches"
+                )
+        return dataclasses.replace(order, part=part)
+
+    @property
+    def pattern(self) -> Pattern:
+        """Which tokens each token attends to, by the first block with attention."""
+        patterns = (block.branch.pattern for block in self.blocks if isinstance(block.branch, SelfAttention))
+        return next(patterns, EVERY_TOKEN)

@@ -1,0 +1,96 @@
+"""Transformers of Hugging Face's library at initialisation: from hooks to pooled strengths and a verdict.
+
+`SDEINFER_TORCH_PYTHON` names an interpreter with torch, transformers and this package; its default is the one that runs
+the tests. Versions 5.0 to 5.14 of transformers do not scale GPT-2's last matrices by 1/√(2L).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import budget
+import jax.random as jr
+import numpy as np
+import pytest
+import xarray as xr
+from scipy import stats
+from torch_blocks import MODELS, stack_of
+
+import sdeinfer as si
+from sdeinfer.blocks import GRID
+from sdeinfer.diagnostics import Check
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[2]
+PYTHON = os.environ.get("SDEINFER_TORCH_PYTHON", sys.executable)
+SEEDS = 5
+
+
+def run(folder: Path, *arguments: str, cache: Path | None = None) -> str:
+    """What the script prints."""
+    probe = subprocess.run([PYTHON, "-c", "import torch, transformers, equinox"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")
+    command = [PYTHON, str(ROOT / "tests" / "torch_blocks.py"), str(folder), *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "JAX_ENABLE_X64": "1"}
+    environment |= {} if cache is None else {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+    return subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
+
+
+def fitted(folder: Path, name: str, seed: int) -> tuple[Check, np.ndarray, np.ndarray]:
+    """The check; mean and standard deviation of strengths over the declared ones; χ² and its degrees of freedom."""
+    data = xr.load_dataset(folder / f"{name}-{seed}.nc", engine="h5netcdf")
+    declared = stack_of(json.loads((folder / f"{name}.json").read_text()))
+    post = si.fit(si.models.branches, data, architecture=declared, key=jr.key(seed))  # pyright: ignore[reportAttributeAccessIssue]
+    ratios, squares = [], []
+    found, m = post["coefficients"].to_dataset(), data.sizes["token_a"]
+    for kind in ("attention", "mlp"):
+        strength = post["posterior"].to_dataset()[f"{kind}.strength"].values
+        ratio = strength / post.attrs[f"declared_{kind}.strength"]
+        ratios.append((ratio.mean(), ratio.std()))
+        at = found["log_density"].values[:, found["part"].values == kind, GRID // 2]
+        log_factor = 2 * np.log(strength.mean())
+        squares.append(
+            (
+                -2 * (at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2).sum(),
+                at[..., 0].size * m * (m + 1) // 2 - 1,
+            )
+        )
+    return si.check(post, data), np.array(ratios), np.array(squares)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "sigma"),
+    [(name, 384, 0.02) for name in MODELS] + [("llama", 256, 0.08)],
+    ids=[*MODELS, "llama of large weights"],
+)
+def test_declared_strengths_are_recovered(name, width, sigma, tmp_path):
+    """In the last case logits and activations are far from linear."""
+    run(tmp_path, "--models", name, "--width", str(width), "--sigma", str(sigma), "--seeds", str(SEEDS))
+    checks, ratios, squares = zip(*(fitted(tmp_path, name, seed) for seed in range(SEEDS)), strict=True)
+    ratios, squares = np.stack(ratios), np.stack(squares)
+    weights = ratios[..., 1] ** -2
+    pooled, error = (weights * ratios[..., 0]).sum(0) / weights.sum(0), weights.sum(0) ** -0.5
+    total = squares.sum(0)
+    for k, kind in enumerate(("attention", "mlp")):
+        low, high = stats.chi2.ppf([0.005, 0.995], total[k, 1]) / total[k, 1]
+        print(
+            f"\n{name}, n = {width}, σ = {sigma}, {SEEDS} networks, {kind}: {pooled[k]:.4f} ± {error[k]:.4f}, single"
+            f" ± {ratios[:, k, 1].mean():.4f}, χ²/df {total[k, 0] / total[k, 1]:.3f} (99 %: {low:.3f}–{high:.3f}), "
+            f"single {(squares[:, k, 0] / squares[:, k, 1]).round(2)}"
+        )
+    budget.assert_within((ratios[..., 0] - 1) / ratios[..., 1], "strengths")
+    budget.assert_within((pooled - 1) / error, "pooled strengths")
+    budget.assert_within(stats.norm.isf(stats.chi2.sf(total[:, 0], total[:, 1])), "χ²")
+    assert [each.verdict[:4] for each in checks] == ["good"] * SEEDS, [each.verdict for each in checks]
+
+
+def test_a_model_of_real_size_takes_seconds(tmp_path):
+    """12 layers of n = 768, without the time of imports; `cold` compiles."""
+    for name in ("gpt2", "llama", "bert", "vit"):
+        printed = run(tmp_path, "--models", name, "--width", "768", "--time", cache=tmp_path / f"cache-{name}")
+        print(f"\n{printed}")
+        assert printed.count("good: trust attention.strength") == 2

@@ -71,7 +71,9 @@ class SelfAttention(AbstractBranch):
     def __check_init__(self):
         for name in ("heads", "key_value_heads", "head_size"):
             size = getattr(self, name)
-            if not (size is None and name != "heads" or whole_number(size) and size > 0):
+            if size is None and name != "heads":
+                continue
+            if not whole_number(size) or size < 1:
                 raise InputError(f"{name}: a whole number of at least 1 is needed, got {shown(size)}")
         check_bias(self.bias)
         if self.heads % self.groups:
@@ -83,6 +85,11 @@ class SelfAttention(AbstractBranch):
     def groups(self) -> int:
         """Number of groups of heads with common keys and values."""
         return self.heads if self.key_value_heads is None else self.key_value_heads
+
+    @property
+    def log2_nodes(self) -> int:
+        """Rotations need the queries and keys themselves, hundreds of normals, and more nodes for the same error."""
+        return 10 if self.rope is None else 12
 
     def check_width(self, width: int) -> None:
         """Raise an InputError for a width that is not a multiple of the heads, and for rotations of odd d_k."""

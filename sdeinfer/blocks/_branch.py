@@ -62,6 +62,11 @@ class AbstractBranch(eqx.Module):
     ) -> Float[Array, "m m 1 networks"]:
         """Draw S for many networks without drawing weights, given V = UUᵀ/n."""
 
+    @property
+    def log2_nodes(self) -> int:
+        """Logarithm of the number of nodes of a fit, which give a mean increment to 2 % of its standard deviation."""
+        return 12
+
     @abc.abstractmethod
     def nodes(self, tokens: int, width: int, *, log2: int, seed: int = 0) -> Any:
         """Random numbers of 2^`log2` parts, for `moments`; the same for all covariances and parameters."""

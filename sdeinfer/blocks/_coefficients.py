@@ -19,9 +19,6 @@ GRID = 33
 WIDEST = 32.0
 """Largest factor between them and the block's own value."""
 
-NODES = {"mlp": 12, "attention": 10}
-"""Logarithm of the number of nodes by kind of branch; for other kinds that of "mlp"."""
-
 LOG_FACTORS = -np.log(WIDEST) * np.cos(np.pi * np.arange(GRID) / (GRID - 1))
 """Logarithms of the factors, at Chebyshev's points."""
 LOG_FACTORS[GRID // 2] = 0.0
@@ -45,7 +42,7 @@ def branch_coefficients(
     Arguments:
         data: a Dataset of branches.
         order: its blocks.
-        log2: logarithm of the number of nodes; None for `NODES`.
+        log2: logarithm of the number of nodes; None for the branch's own.
         seed: number of their scrambling.
     """
     networks, branches = data.sizes["network"], data.sizes["branch"]
@@ -75,9 +72,7 @@ def _require_finite(table: Float[np.ndarray, "rows grid 4"], branches: list[int]
     faulty = ~np.isfinite(table).all(axis=(1, 2))
     if faulty.any():
         branch = branches[int(np.argmax(faulty)) % len(branches)]
-        raise InputError(
-            f"increment: branch {branch}: has no density by the law of its block: are tokens nearly equal?"
-        )
+        raise InputError(f"increment: branch {branch}: has no density by its block's law: are tokens nearly equal?")
 
 
 def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, seed: int = 0) -> object:
@@ -87,7 +82,7 @@ def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, 
         InputError: for a width that the branch does not support.
     """
     block.check_width(width)
-    log2 = NODES.get(block.branch.kind, NODES["mlp"]) if log2 is None else log2
+    log2 = block.branch.log2_nodes if log2 is None else log2
     return block.branch.nodes(tokens, width, log2=log2, seed=seed)
 
 

@@ -73,7 +73,7 @@ class SelfAttention(AbstractBranch):
             size = getattr(self, name)
             if size is None and name != "heads":
                 continue
-            if not whole_number(size) or size < 1:
+            if not whole_number(size) or int(size or 0) < 1:
                 raise InputError(f"{name}: a whole number of at least 1 is needed, got {shown(size)}")
         check_bias(self.bias)
         if self.heads % self.groups:

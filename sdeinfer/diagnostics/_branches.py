@@ -166,7 +166,8 @@ class _Fitted:
     def _profiles(self) -> list[tuple[str, float, np.ndarray, float]]:
         """For each assumed shape its best log factor, the profile of the log likelihood, and what the best gains.
 
-        The strengths of single branches are free in the profile, so that layers that differ do not count.
+        The strength of each branch is integrated out, so that layers that differ do not count; at its largest instead,
+        one number for each of many branches, the likelihood would prefer gains of a wide law.
         """
         shapes = [str(name).removeprefix("declared_") for name in self.post.attrs if str(name).startswith("declared_")]
         found = []
@@ -175,7 +176,8 @@ class _Fitted:
             if own == "strength" or name in self.means:
                 continue
             c = self.coefficients[:, self.parts == part].sum(0)
-            profile = (c[..., 0] - c[..., 1] ** 2 / (4 * c[..., 2]) + c[..., 3]).sum(0)
+            of_branch = c[..., 0] - c[..., 1] ** 2 / (4 * c[..., 2]) + c[..., 3] - np.log(-c[..., 2]) / 2
+            profile = of_branch.sum(0)
             best = int(profile.argmax())
             found.append((name, float(self.log_factors[best]), profile, float(profile[best] - profile[self.at_one])))
         return found

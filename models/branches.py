@@ -1,14 +1,13 @@
 """Increments of residual branches: one strength for each kind of block, one for each layer, or partial pooling."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import ArrayLike, Float
 
-from sdeinfer.likelihood import BranchModel, BranchPath, Increments, sample_or_fix
+from sdeinfer.likelihood import BranchModel, BranchPath, Increments, sample_members, sample_or_fix
 
 SPREAD_SCALE = 0.5
 """Scale of the half-normal prior of the standard deviation of log strengths over depth; 0.5 is a factor of 1.6."""
@@ -39,29 +38,15 @@ def branches_over_depth(path: BranchPath) -> None:
     """Strengths of layers about that of their block (partial pooling): log g_ℓ ~ N(log g, σ²), σ ~ |N(0, ½²)|.
 
     `attention.strength` is g, `attention.strength_sd` is σ, and `attention.layer_strength` holds the values of layers.
-    The site `attention.strength_offset` reparameterises them.
+    The site `attention.strength_offset` reparameterises them, see `sample_members`.
     """
     strengths = []
     for block, name in enumerate(path.strengths):
         middle = jnp.log(jnp.asarray(sample_or_fix(name, path.prior_of(name))))
         sd = numpyro.sample(f"{name}_sd", dist.HalfNormal(SPREAD_SCALE))
-        of_layer = _sample_layers(f"{name}_offset", middle, sd, *path.estimates(block))
+        of_layer = sample_members(f"{name}_offset", "layer", middle, sd, *path.estimates(block))
         strengths.append(numpyro.deterministic(name.replace("strength", "layer_strength"), jnp.exp(of_layer)))
     _observe(path, strengths)
-
-
-def _sample_layers(
-    name: str, middle: Array, sd: Any, centre: Float[Array, " layers"], precision: Float[Array, " layers"]
-) -> Float[Array, " layers"]:
-    """Draw u_ℓ ~ N(μ, σ²) as a function of z_ℓ that is nearly N(0, 1) in the posterior for every μ and σ.
-
-    The data give u_ℓ as `centre` with a `precision`; see `models.hierarchical` for the derivation.
-    """
-    information = jnp.square(sd) * precision
-    ratio = jnp.sqrt(1 + information)
-    with numpyro.plate("layer", len(centre)):
-        z = numpyro.sample(name, dist.Normal(sd * precision * (middle - centre) / ratio, ratio))
-    return jnp.asarray((middle + information * centre) / ratio**2 + sd / ratio * z)
 
 
 def _observe(path: BranchPath, strengths: Sequence[Float[ArrayLike, "*layers"]]) -> None:

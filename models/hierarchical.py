@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 from sdeinfer.models.full_path import full_path  # pyright: ignore[reportMissingImports]
 
-from sdeinfer.likelihood import CovariancePath, Groups, PathStatistics
+from sdeinfer.likelihood import CovariancePath, Groups, PathStatistics, sample_members
 
 SPREAD_SCALE = 0.5
 """Scale of the half-normal prior of the standard deviation between groups, in the real coordinates. A distance of 1 is
@@ -24,7 +24,7 @@ def hierarchical(path: PathStatistics) -> None:
 
         u_g ~ N(μ, σ²),    σ ~ |N(0, ½²)|.
 
-    The sampled sites `gamma_offset`, `tau0_offset` and `c_gap_offset` reparameterise u_g, see `_sample_coordinate`.
+    The sampled sites `gamma_offset`, `tau0_offset` and `c_gap_offset` reparameterise u_g, see `sample_members`.
     `gamma`, `tau0` and `c_gap` are the values at μ, the population's medians, with the same priors as in other models;
     `gamma_sd`, `tau0_sd` and `c_gap_sd` are σ; `group_gamma`, `group_tau0` and `group_c_gap`, over `group`, are the
     groups' values. The mean (c₊ + c₋)/2, which networks of one width do not identify, is common to all groups.
@@ -58,23 +58,9 @@ def _sample_groups(path: PathStatistics) -> dict[str, Float[Array, " groups"]]:
 
 
 def _sample_coordinate(name: str, mu: Float[Array, ""], place: int, path: PathStatistics) -> Float[Array, " groups"]:
-    """Draw u_g ~ N(μ, σ²) as a function of z_g, which is approximately N(0, 1) in the posterior for every μ and σ.
-
-    Without information in a group's data, the non-centred u_g = μ + σ z_g is suitable, also for σ near zero. For data
-    that give û ± s, its z_g would have posterior standard deviation s/σ, which varies with σ, and a sampler with one
-    step size is inefficient. Given μ, σ and the data, u_g is approximately N(a, b²) with b⁻² = σ⁻² + s⁻² and
-    a = b² (μ/σ² + û/s²). Therefore
-
-        u_g = a + b z_g,    z_g ~ N((μ − a)/b, σ²/b²),
-
-    which gives u_g the law N(μ, σ²) for every û and s; s = ∞ is the non-centred form.
-    """
+    """Draw a coordinate of each group about that of the population, see `sample_members`."""
     sd = numpyro.sample(f"{name}_sd", dist.HalfNormal(SPREAD_SCALE))
     centre, precision = jnp.zeros((2, path.groups))
     if path.estimates is not None:
         centre, precision = path.estimates.centre[:, place], path.estimates.precision[:, place]
-    marginal_information = sd**2 * precision
-    ratio = jnp.sqrt(1 + marginal_information)  # σ/b
-    with numpyro.plate("group", path.groups):
-        z = numpyro.sample(f"{name}_offset", dist.Normal(sd * precision * (mu - centre) / ratio, ratio))
-    return (mu + marginal_information * centre) / ratio**2 + sd / ratio * z
+    return sample_members(f"{name}_offset", "group", mu, sd, centre, precision)

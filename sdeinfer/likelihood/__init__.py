@@ -51,6 +51,7 @@ from sdeinfer.likelihood._observed import path_of as path_of
 from sdeinfer.likelihood._path import AbstractPath as AbstractPath
 from sdeinfer.likelihood._plain import Transitions as Transitions
 from sdeinfer.likelihood._plain import transitions_of as transitions_of
+from sdeinfer.likelihood._pooling import sample_members as sample_members
 from sdeinfer.likelihood._reduction import path_statistics as path_statistics
 from sdeinfer.likelihood._statistics import Estimates as Estimates
 from sdeinfer.likelihood._statistics import PathStatistics as PathStatistics

@@ -8,7 +8,6 @@ from sdeinfer.blocks._activations import ACTIVATIONS as ACTIVATIONS
 from sdeinfer.blocks._attention import SelfAttention as SelfAttention
 from sdeinfer.blocks._block import Block as Block
 from sdeinfer.blocks._branch import AbstractBranch as AbstractBranch
-from sdeinfer.blocks._branch import HiddenMoments as HiddenMoments
 from sdeinfer.blocks._coefficients import GRID as GRID
 from sdeinfer.blocks._coefficients import LOG_FACTORS as LOG_FACTORS
 from sdeinfer.blocks._coefficients import WIDEST as WIDEST
@@ -20,7 +19,6 @@ from sdeinfer.blocks._coefficients import read_covariance as read_covariance
 from sdeinfer.blocks._depth import MomentsOverDepth as MomentsOverDepth
 from sdeinfer.blocks._depth import moments_over_depth as moments_over_depth
 from sdeinfer.blocks._law import LogMatrixNormal as LogMatrixNormal
-from sdeinfer.blocks._law import Moments as Moments
 from sdeinfer.blocks._law import increment_law as increment_law
 from sdeinfer.blocks._law import increment_moments as increment_moments
 from sdeinfer.blocks._law import output_moments as output_moments
@@ -28,6 +26,7 @@ from sdeinfer.blocks._logarithm import LogMoments as LogMoments
 from sdeinfer.blocks._logarithm import log_moments as log_moments
 from sdeinfer.blocks._logarithm import sampled_log_moments as sampled_log_moments
 from sdeinfer.blocks._mlp import MLP as MLP
+from sdeinfer.blocks._moments import MatrixMoments as MatrixMoments
 from sdeinfer.blocks._norms import normalised_covariance as normalised_covariance
 from sdeinfer.blocks._order import BlockOrder as BlockOrder
-from sdeinfer.blocks._parameters import LOG_STRENGTH as LOG_STRENGTH
+from sdeinfer.blocks._parameters import STRENGTH as STRENGTH

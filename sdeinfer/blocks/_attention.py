@@ -13,8 +13,9 @@ from scipy.special import gammaincinv, ndtri
 
 from sdeinfer._arguments import shown, whole_number
 from sdeinfer._files import InputError
-from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, fourth_moments, projected, projection
+from sdeinfer.blocks._branch import AbstractBranch, check_bias, projected, projection
 from sdeinfer.blocks._logarithm import LogMoments, sampled_log_moments
+from sdeinfer.blocks._moments import MatrixMoments, fourth_moments
 from sdeinfer.blocks._nodes import LARGEST_DIMENSION, uniform_nodes
 from sdeinfer.blocks._parameters import GAIN, TEMPERATURE
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, square_of, total, transpose, vech
@@ -153,7 +154,7 @@ class SelfAttention(AbstractBranch):
         keys, queries = _wishart_factors(uniforms[:, :p], tokens, size), normals[:, p:]
         return AttentionNodes(keys, queries.reshape(-1, shared, tokens, tokens), values, members)
 
-    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> HiddenMoments:
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> MatrixMoments:
         """Means over nodes; given the softmax, a part has the moments of normal values, which are integrated out."""
         size, tokens = self._head_size(width), len(V)
         A = self._attention(V, nodes, size)
@@ -165,10 +166,10 @@ class SelfAttention(AbstractBranch):
         mean = part.mean(0)
         centred = part - mean
         of_values = fourth_moments(P.reshape(-1, tokens, tokens)) / (shared**2 * size)
-        return HiddenMoments(mean[square_of(tokens)], (centred.T @ centred + of_values) / (count * self.groups))
+        return MatrixMoments(mean[square_of(tokens)], (centred.T @ centred + of_values) / (count * self.groups))
 
     def hidden_logarithm(
-        self, V: Float[Array, "m m"], hidden: HiddenMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
+        self, V: Float[Array, "m m"], hidden: MatrixMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
     ) -> LogMoments:
         """Moments of the logarithm by draws of S, which is far from its mean for few heads of nearly uniform attention.
 

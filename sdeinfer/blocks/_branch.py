@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -12,27 +12,9 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._logarithm import LogMoments, log_moments
-from sdeinfer.covariance import pairs, square_of
+from sdeinfer.blocks._moments import MatrixMoments
 from sdeinfer.layers import NetworkKeys
 from sdeinfer.parameters import Parameter
-
-
-class HiddenMoments(NamedTuple):
-    """Mean and covariance of S = hhᵀ/u, the Gram matrix of a branch's u hidden features h.
-
-    Attributes:
-        mean: K = E S.
-        covariance: C of the entries of S on and above the diagonal, in the order of `covariance.pairs`.
-    """
-
-    mean: Float[Array, "m m"]
-    covariance: Float[Array, "p p"]
-
-    @property
-    def full_covariance(self) -> Float[Array, "m m m m"]:
-        """C_ab,cd with one axis for each index."""
-        place = square_of(len(self.mean))
-        return self.covariance[place[:, :, None, None], place[None, None]]
 
 
 class AbstractBranch(eqx.Module):
@@ -72,11 +54,11 @@ class AbstractBranch(eqx.Module):
         """Random numbers of 2^`log2` parts, for `moments`; the same for all covariances and parameters."""
 
     @abc.abstractmethod
-    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> HiddenMoments:
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> MatrixMoments:
         """Mean and covariance of S given V = UUᵀ/n; differentiable in V and in the branch's parameters."""
 
     def hidden_logarithm(
-        self, V: Float[Array, "m m"], hidden: HiddenMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
+        self, V: Float[Array, "m m"], hidden: MatrixMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
     ) -> LogMoments:
         """Moments of the logarithm of S + b about its mean; by default to leading order in C, for many parts.
 
@@ -101,17 +83,6 @@ class AbstractBranch(eqx.Module):
     def reshaped(self, factor: ArrayLike) -> "AbstractBranch":
         """The branch with its parameter `shape` multiplied by a factor."""
         return dataclasses.replace(self, **{self.shape.name: factor * getattr(self, self.shape.name)})
-
-
-def fourth_moments(P: Float[Array, "parts m m"]) -> Float[Array, "p p"]:
-    """The sum over parts of P_ac P_bd + P_ad P_bc for entries ab and cd, as of products of normals (Isserlis)."""
-    m = P.shape[-1]
-    a, b = pairs(m)
-    flat = P.reshape(-1, m * m)
-    products = (flat.T @ flat).reshape(m, m, m, m)
-    rows, columns = (a[:, None], b[:, None]), (a, b)
-    straight = products[rows[0], columns[0], rows[1], columns[1]]
-    return straight + products[rows[0], columns[1], rows[1], columns[0]]
 
 
 def projected(V: Float[Array, "m m *networks"], gain: ArrayLike, bias: float) -> Float[Array, "m m *networks"]:

@@ -6,21 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from sdeinfer.blocks._branch import HiddenMoments
 from sdeinfer.blocks._logarithm import LogMoments, log_moments
-from sdeinfer.covariance import pairs, tokens_of, vech
-
-
-class Moments(NamedTuple):
-    """Mean and covariance of a random symmetric matrix.
-
-    Attributes:
-        mean: the mean.
-        covariance: covariance of the entries on and above the diagonal, in the order of `covariance.pairs`.
-    """
-
-    mean: Float[Array, "m m"]
-    covariance: Float[Array, "p p"]
+from sdeinfer.blocks._moments import MatrixMoments, fourth_moments, paired
+from sdeinfer.covariance import tokens_of, vech
 
 
 class LogMatrixNormal(NamedTuple):
@@ -45,7 +33,7 @@ class LogMatrixNormal(NamedTuple):
     log_volume: Float[Array, ""]
 
     @classmethod
-    def of(cls, D: Float[Array, "m m"], moments: Moments) -> "LogMatrixNormal":
+    def of(cls, D: Float[Array, "m m"], moments: MatrixMoments) -> "LogMatrixNormal":
         """The law with these moments, at an observed D."""
         return cls.about(D, moments.mean, log_moments(moments.mean, moments.covariance))
 
@@ -89,17 +77,13 @@ class LogMatrixNormal(NamedTuple):
         return whitened, jnp.log(jnp.diagonal(root)).sum()
 
 
-def increment_moments(hidden: HiddenMoments, *, width: int) -> Moments:
+def increment_moments(hidden: MatrixMoments, *, width: int) -> MatrixMoments:
     """Exact moments of ΔΔᵀ/n for an increment of strength 1.
 
     Given S it is Wishart_m(n, S)/n, and so has the mean K and the covariance C + E[S_ac S_bd + S_ad S_bc]/n.
     """
-    K, C = hidden.mean, hidden.full_covariance
-    a, b = pairs(len(K))
-    rows, columns = (a[:, None], b[:, None]), (a, b)
-    across = _crossed(K, K, rows, columns)
-    across += C[rows[0], columns[0], rows[1], columns[1]] + C[rows[0], columns[1], rows[1], columns[0]]
-    return Moments(K, hidden.covariance + across / width)
+    across = fourth_moments(hidden.mean[None]) + paired(hidden.full_covariance)
+    return MatrixMoments(hidden.mean, hidden.covariance + across / width)
 
 
 def increment_law(
@@ -113,32 +97,23 @@ def increment_law(
     Arguments:
         D: ΔΔᵀ/n.
         mean: K = E S = L Lᵀ.
-        hidden: moments of log S̃.
+        hidden: moments of log(L⁻¹ S L⁻ᵀ).
         width: n.
     """
     one = jnp.eye(len(mean), dtype=mean.dtype)
-    a, b = pairs(len(mean))
-    of_wishart = log_moments(one, _crossed(one, one, (a[:, None], b[:, None]), (a, b)) / width)
+    of_wishart = log_moments(one, fourth_moments(one[None]) / width)
     both = LogMoments(hidden.mean + of_wishart.mean, hidden.covariance + of_wishart.covariance)
     return LogMatrixNormal.about(D, mean, both)
 
 
 def output_moments(
-    V: Float[Array, "m m"], increment: Moments, *, strength: ArrayLike, skip: ArrayLike = 1.0, width: int
-) -> Moments:
+    V: Float[Array, "m m"], increment: MatrixMoments, *, strength: ArrayLike, skip: ArrayLike = 1.0, width: int
+) -> MatrixMoments:
     """Exact moments of V′ = X′X′ᵀ/n for X′ = αX + Δ, given V; the moments of ΔΔᵀ/n are of strength 1.
 
     Given V and S, XΔᵀ/√n is normal with the covariance g² V_ac S_bd of its entries ab and cd.
     """
-    squared = jnp.square(strength)
-    a, b = pairs(len(V))
-    rows, columns = (a[:, None], b[:, None]), (a, b)
-    cross = _crossed(V, increment.mean, rows, columns) + _crossed(increment.mean, V, rows, columns)
+    squared, K = jnp.square(strength), increment.mean
+    cross = paired(V[:, :, None, None] * K + K[:, :, None, None] * V)
     covariance = jnp.square(skip) * squared / width * cross + jnp.square(squared) * increment.covariance
-    return Moments(jnp.square(skip) * V + squared * increment.mean, covariance)
-
-
-def _crossed(A: Array, B: Array, rows: tuple, columns: tuple) -> Array:
-    """A_ac B_bd + A_ad B_bc for entries ab and cd."""
-    (a, b), (c, d) = rows, columns
-    return A[a, c] * B[b, d] + A[a, d] * B[b, c]
+    return MatrixMoments(jnp.square(skip) * V + squared * increment.mean, covariance)

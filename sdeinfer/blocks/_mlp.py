@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._activations import activation_of
-from sdeinfer.blocks._branch import AbstractBranch, HiddenMoments, check_bias, fourth_moments, projected, projection
+from sdeinfer.blocks._branch import AbstractBranch, check_bias, projected, projection
+from sdeinfer.blocks._moments import MatrixMoments, fourth_moments
 from sdeinfer.blocks._nodes import normal_nodes
 from sdeinfer.blocks._parameters import GAIN
 from sdeinfer.covariance import gram, matmul, pairs, square_of, vech
@@ -84,7 +85,7 @@ class MLP(AbstractBranch):
         del width
         return normal_nodes(tokens, log2, seed)
 
-    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> HiddenMoments:
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> MatrixMoments:
         """Means over nodes; given φ, a gated unit is normal with the covariance φ_a G_ab φ_b."""
         tokens, count = len(V), len(nodes)
         L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
@@ -99,7 +100,7 @@ class MLP(AbstractBranch):
         mean = part.mean(0)
         centred = part - mean
         covariance = (centred.T @ centred + of_gates) / (count * self._units(width))
-        return HiddenMoments(mean[square_of(tokens)], covariance)
+        return MatrixMoments(mean[square_of(tokens)], covariance)
 
     def _features(self, z: Array, gate: Array | None = None) -> Array:
         phi = activation_of(self.activation)(z)

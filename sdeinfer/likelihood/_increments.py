@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks import GRID, LOG_FACTORS, LOG_STRENGTH, WIDEST, BlockOrder, branch_coefficients, interpolated
+from sdeinfer.blocks import GRID, LOG_FACTORS, STRENGTH, WIDEST, BlockOrder, branch_coefficients, interpolated
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.likelihood._model import AbstractModel
 
@@ -73,10 +73,11 @@ class BranchPath(eqx.Module):
     def prior_of(self, name: str) -> Any:
         """The prior of a strength, or its fixed value."""
         replaced = dict(self.prior)
-        return replaced[name].value if name in replaced else dist.LogNormal(*LOG_STRENGTH)
+        assert STRENGTH.prior is not None
+        return replaced[name].value if name in replaced else STRENGTH.prior()
 
     def estimates(self, block: int) -> tuple[Float[Array, " layers"], Float[Array, " layers"]]:
-        """What the data say of log g of a block in each layer, at its own gain or temperature: place and precision."""
+        """Estimates of log g of a block in each layer, at its own gain or temperature, and their precisions."""
         at = self.coefficients[:, :, GRID // 2].sum(0)
         own = np.flatnonzero(np.asarray(self.part) == block)
         # −χ²/2 is a polynomial in log g², twice log g; a last layer without the block has no precision.

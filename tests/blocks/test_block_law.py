@@ -17,7 +17,15 @@ from scipy import special, stats
 
 import sdeinfer as si
 from sdeinfer import blocks
-from sdeinfer.blocks import MLP, Block, LogMatrixNormal, Moments, SelfAttention, increment_moments, law_of_increment
+from sdeinfer.blocks import (
+    MLP,
+    Block,
+    LogMatrixNormal,
+    MatrixMoments,
+    SelfAttention,
+    increment_moments,
+    law_of_increment,
+)
 from sdeinfer.covariance import vech
 from sdeinfer.networks import tokens_with_covariance
 
@@ -135,7 +143,7 @@ def wishart_gap(E: np.ndarray, width: float) -> float:
     L = np.linalg.cholesky(V3)
     values, vectors = np.linalg.eigh(E / np.sqrt(width))
     D = L @ (vectors * np.exp(values)) @ vectors.T @ L.T
-    law = LogMatrixNormal.of(jnp.asarray(D), Moments(jnp.asarray(V3), jnp.asarray(isserlis(V3) / width)))
+    law = LogMatrixNormal.of(jnp.asarray(D), MatrixMoments(jnp.asarray(V3), jnp.asarray(isserlis(V3) / width)))
     # W = nD has a density n^p times smaller.
     exact = stats.wishart.logpdf(width * D, width, V3) + len(packed(D)) * np.log(width)
     return float(law.log_density()) - exact

@@ -57,7 +57,7 @@ def sampled(block, read, X, keys):
 def expected(block, V, U, nodes, width):
     """The same in expectation, and the covariances, by one set of nodes."""
     read = block.branch.moments(U @ U.T / width, nodes, width=width)
-    hidden = blocks.HiddenMoments(read.mean + block.bias / block.strength**2, read.covariance)
+    hidden = blocks.MatrixMoments(read.mean + block.bias / block.strength**2, read.covariance)
     increment = blocks.increment_moments(hidden, width=width)
     output = blocks.output_moments(V, increment, strength=block.strength, skip=block.skip, width=width)
     squared = block.strength**2

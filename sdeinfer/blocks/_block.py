@@ -66,11 +66,11 @@ class Block(AbstractLayer):
         return self.with_increment(X, self.increment(self.read(X), key=key))
 
     def read(self, X: Float[Array, "m n"]) -> Float[Array, "m n"]:
-        """What the branch reads."""
+        """The input of the branch."""
         return normalised_tokens(X, self.norm) if self.position == "pre" else X
 
     def increment(self, U: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
-        """What the branch adds, with fresh weights."""
+        """The increment of the branch, with fresh weights."""
         key_hidden, key_out, key_bias = jr.split(key, 3)
         h = self.branch.hidden(U, key=key_hidden)
         W = jr.normal(key_out, (h.shape[1], U.shape[1]), U.dtype)

@@ -9,14 +9,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer._arguments import at_least_one, checked
-from sdeinfer._files import InputError
 from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._coefficients import nodes_of
 from sdeinfer.blocks._law import increment_moments, output_moments
 from sdeinfer.blocks._norms import normalised_covariance
 from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance import unvech, validate_covariance, vech
-from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers import AbstractLayer, layer_time
 
 
 class MomentsOverDepth(NamedTuple):
@@ -58,10 +57,7 @@ def moments_over_depth(
     """
     at_least_one(width=width, depth=depth)
     V0 = jnp.asarray(validate_covariance(V0))
-    if width < len(V0):
-        raise InputError(f"width: at least {len(V0)}, the number of tokens, is needed, got {width}")
-    # A profile may be out of its range at depth-time 0, where no layer is.
-    blocks = BlockOrder.of(layer.at(0.5 / width), depth=1).blocks
+    blocks = BlockOrder.of_network(layer, tokens=len(V0), width=width, depth=1).blocks
     nodes = [nodes_of(block, len(V0), width, log2=log2) for block in blocks]
     return _over_depth(layer, V0, nodes, width, depth)
 
@@ -69,7 +65,7 @@ def moments_over_depth(
 @eqx.filter_jit
 def _over_depth(layer, V0, nodes, width, depth):
     def one_layer(state, number):
-        blocks = BlockOrder.of(layer.at((number + 0.5) / width), depth=1).blocks
+        blocks = BlockOrder.of(layer.at(layer_time(number, width, V0.dtype)), depth=1).blocks
         for block, own in zip(blocks, nodes, strict=True):
             state = _after(block, *state, own, width)
         return state, state

@@ -68,6 +68,21 @@ class BlockOrder:
         return cls(blocks, names, tuple(range(len(blocks))) * depth)
 
     @classmethod
+    def of_network(cls, layer: AbstractLayer, *, tokens: int, width: int, depth: int) -> "BlockOrder":
+        """The blocks of the first layer of a network, repeated, of which each supports the width.
+
+        Raises:
+            InputError: as `of`, and for a width below the number of tokens or of another multiple than a block needs.
+        """
+        # A profile may be out of its range at depth-time 0, where no layer is.
+        order = cls.of(layer.at(0.5 / width), depth=depth)
+        for block in order.blocks:
+            block.check_width(width)
+        if width < tokens:
+            raise InputError(f"width: at least {tokens}, the number of tokens, is needed, got {width}")
+        return order
+
+    @classmethod
     def of_data(cls, layer: AbstractLayer, data: xr.Dataset) -> "BlockOrder":
         """The blocks of the branches of a Dataset, whose kinds have to be those of the layer, repeated.
 

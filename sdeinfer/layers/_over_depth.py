@@ -130,5 +130,10 @@ class OverDepth(AbstractLayer):
         return parameter_cell(title, self.layer, self.layer.declared(), value=values)
 
 
+def layer_time(number: Int[Array, ""], width: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, ""]:
+    """Depth-time of the middle of a layer, counted from 0."""
+    return (number.astype(dtype) + 0.5) / width
+
+
 def _needs_time(method: str) -> InputError:
     return InputError(f"layer: its parameters change with depth; layer.at(t).{method} is defined at each depth-time")

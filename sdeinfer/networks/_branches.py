@@ -9,11 +9,9 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, checked
-from sdeinfer._files import InputError
 from sdeinfer.blocks import BlockOrder
 from sdeinfer.covariance import validate_covariance
-from sdeinfer.layers import AbstractLayer, check_parameters
-from sdeinfer.networks._chain import layer_time
+from sdeinfer.layers import AbstractLayer, check_parameters, layer_time
 from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observation import BranchObserver, joined_branches
 
@@ -45,14 +43,9 @@ def sample_branches(
         InputError: for a layer that is not of blocks, a V0 that is no covariance, and sizes that are not positive.
     """
     at_least_one(width=width, depth=depth, networks=networks)
-    # A profile may be out of its range at depth-time 0, where no layer is.
-    order = BlockOrder.of(layer.at(0.5 / width), depth=depth)
     V0 = jnp.asarray(validate_covariance(V0))
+    order = BlockOrder.of_network(layer, tokens=len(V0), width=width, depth=depth)
     check_parameters(layer)
-    for block in order.blocks:
-        block.check_width(width)
-    if width < len(V0):
-        raise InputError(f"width: at least {len(V0)}, the number of tokens, is needed, got {width}")
     kinds = [block.branch.kind for block in order.blocks] * depth
     observers = []
     for number in range(networks):
@@ -69,7 +62,7 @@ def sample_branches(
 def _increments(
     layer: AbstractLayer, V0: Float[Array, "m m"], key: PRNGKeyArray, width: int, depth: int
 ) -> tuple[Float[Array, "branches m n"], Float[Array, "branches m n"]]:
-    """What each branch of one network reads, and what it adds."""
+    """The inputs of the branches of one network, and their increments."""
     key_start, key_layers = jr.split(key)
 
     def one_layer(X: Array, number: Array) -> tuple[Array, tuple[list[Array], list[Array]]]:

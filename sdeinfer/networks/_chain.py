@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import gram, matmul, transpose
-from sdeinfer.layers import AbstractLayer, NetworkKeys, whole, wishart_draws, wishart_factor, with_gram
+from sdeinfer.layers import AbstractLayer, NetworkKeys, layer_time, whole, wishart_draws, wishart_factor, with_gram
 
 
 def covariance_chain(
@@ -57,11 +57,6 @@ def covariance_chain(
     path = jnp.zeros((int(count) if room is None else room, *V.shape[:2], networks), V.dtype)
     _, path = jax.lax.fori_loop(0, count, observed, (V, path))
     return jnp.concatenate([V0[:, None], jnp.moveaxis(path, -1, 0)], axis=1)
-
-
-def layer_time(number: Int[Array, ""], width: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, ""]:
-    """Depth-time of the middle of a layer, counted from 0."""
-    return (number.astype(dtype) + 0.5) / width
 
 
 def check_chain_width(layer: AbstractLayer, *, tokens: int, width: int) -> None:

@@ -13,8 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor, validate_covariance
-from sdeinfer.layers import AbstractLayer, check_parameters
-from sdeinfer.networks._chain import layer_time
+from sdeinfer.layers import AbstractLayer, check_parameters, layer_time
 from sdeinfer.networks._sample import WEIGHTS_IN_MEMORY, covariance_of
 from sdeinfer.networks._tokens import tokens_with_covariance
 

@@ -26,8 +26,9 @@ from sdeinfer.layers import (
     architecture_of_layer,
     check_parameters,
     has_chain,
+    layer_time,
 )
-from sdeinfer.networks._chain import check_chain_width, covariance_chain, layer_time
+from sdeinfer.networks._chain import check_chain_width, covariance_chain
 from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observation import covariance_dataset
 

@@ -1,5 +1,6 @@
 from ._advice import at_least as at_least
 from ._advice import at_most as at_most
+from ._advice import of_contractions as of_contractions
 from ._advice import of_truth as of_truth
 from ._advice import sampler_verdicts as sampler_verdicts
 from ._advice import with_precision as with_precision

@@ -15,6 +15,7 @@ from sdeinfer.diagnostics._directions import DIRECTIONS
 from sdeinfer.diagnostics._innovations import OMISSIONS, WIDTH
 from sdeinfer.diagnostics._predictive import Predictions
 from sdeinfer.diagnostics._range import Range
+from sdeinfer.diagnostics._summary import draws_of
 from sdeinfer.diagnostics._thresholds import (
     BFMI,
     CONTRACTION,
@@ -291,6 +292,21 @@ def of_truth(table: pd.DataFrame) -> list[Verdict]:
     advice = "posterior sds away: the model does not fit"
     known = [str(name) for name in table.index if np.isfinite(table.loc[name, "truth"])]
     return [at_most("true", f"{name} against truth", deviations[name], DEVIATIONS, advice) for name in known]
+
+
+def of_contractions(post: xr.DataTree, names: Sequence[str]) -> tuple[list[Verdict], tuple[str, ...]]:
+    """Whether the data say more of parameters than their priors, by draws of both; and names of which they do not.
+
+    The contraction is one minus the ratio of the posterior's variance to the prior's, of positive parameters in
+    logarithms.
+    """
+    verdicts = []
+    for name in names:
+        draws = [draws_of(post, group)[name].values for group in ("posterior", "prior")]
+        posterior, prior = map(np.log, draws) if all((x > 0).all() for x in draws) else draws
+        value, advice = 1 - posterior.var() / prior.var(), f"the data say little of {name}"
+        verdicts.append(at_least("identified", f"{name}{CONTRACTED}", value, CONTRACTION, advice))
+    return verdicts, tuple(name for name, each in zip(names, verdicts, strict=True) if each.value < CONTRACTION)
 
 
 def with_precision(name: str, table: pd.DataFrame) -> str:

@@ -1,5 +1,7 @@
 """Verdicts on a fit of increments: are they those of the blocks, and independent?"""
 
+import functools
+
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -7,10 +9,10 @@ from jaxtyping import Float
 from scipy import stats
 
 from sdeinfer.blocks import interpolated
-from sdeinfer.diagnostics._advice import CONTRACTED, at_least, at_most, sampler_verdicts, with_precision
+from sdeinfer.diagnostics._advice import at_most, of_contractions, sampler_verdicts, with_precision
 from sdeinfer.diagnostics._dependence import Dependence, dependence_of_pairs, dependence_on_input, kurtosis_of_normals
-from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of, summarise
-from sdeinfer.diagnostics._thresholds import CONTRACTION, LEVEL
+from sdeinfer.diagnostics._summary import fixed_of, identified_of, summarise
+from sdeinfer.diagnostics._thresholds import LEVEL
 from sdeinfer.diagnostics._verdict import Check, Verdict
 
 TESTS = 7
@@ -48,7 +50,7 @@ def check_branches(post: xr.DataTree) -> Check:
     fitted = _Fitted(post)
     table = summarise(post)
     names = identified_of(post)
-    law = [
+    verdicts = [
         *fitted.norms(),
         *_independence(post),
         fitted.tails(),
@@ -56,16 +58,10 @@ def check_branches(post: xr.DataTree) -> Check:
         *([] if fitted.by_layer else [fitted.layers()]),
         fitted.spread(),
     ]
-    verdicts = [verdict for verdict in law if verdict is not None]
     of_sampler, rough = sampler_verdicts(post, table.loc[names])
     obeyed = all(verdict.passed for verdict in verdicts)
-    contractions = {name: _contraction(post, name) for name in names} if obeyed else {}
-    verdicts += of_sampler
-    verdicts += [
-        at_least("identified", f"{name}{CONTRACTED}", value, CONTRACTION, f"the data say little of {name}")
-        for name, value in contractions.items()
-    ]
-    unidentified = tuple(name for name, value in contractions.items() if value < CONTRACTION)
+    contracted, unidentified = of_contractions(post, names if obeyed else [])
+    verdicts += [*of_sampler, *contracted]
     known = [name for name in names if name not in unidentified]
     return Check(
         tuple(verdicts),
@@ -103,11 +99,9 @@ class _Fitted:
         advice = f"branch {worst} ({self.parts[worst]}) reads tokens that are not normalised: is a norm left out?"
         return [at_most("calibrated", "mean squares after norms, less 1", value, UNNORMED, advice)]
 
-    def tails(self) -> Verdict | None:
+    def tails(self) -> Verdict:
         """Fourth moments of the increments over those of normals."""
         observed = self.post["observed_data"].to_dataset()
-        if "kurtosis" not in observed:
-            return None
         null = np.array([kurtosis_of_normals(self.tokens, int(n)) for n in observed["width"].values])
         of_branch = (observed["kurtosis"].values - null[:, :1]).mean(0)
         worst = int(np.abs(of_branch).argmax())
@@ -144,7 +138,7 @@ class _Fitted:
     def shapes(self) -> list[Verdict]:
         """Assumed gains and temperatures against what the increments of single branches prefer."""
         found = []
-        for name, best, _, gain in self._profiles():
+        for name, best, _, gain in self._profiles:
             significant = stats.chi2.sf(2 * gain, 1) < LEVEL / TESTS
             value = np.exp(abs(best)) if significant else 1.0
             advice = (
@@ -157,12 +151,13 @@ class _Fitted:
     def unconfirmed(self) -> list[str]:
         """The assumed gains and temperatures of which twice or half the value is as likely."""
         found = []
-        for name, _, profile, _ in self._profiles():
+        for name, _, profile, _ in self._profiles:
             at = np.interp([-np.log(2), np.log(2)], self.log_factors, profile) - profile[self.at_one]
             if 2 * -at.max() < stats.chi2.isf(LEVEL, 1):
                 found.append(name)
         return found
 
+    @functools.cached_property
     def _profiles(self) -> list[tuple[str, float, np.ndarray, float]]:
         """For each assumed shape its best log factor, the profile of the log likelihood, and what the best gains.
 
@@ -246,7 +241,7 @@ def _independence(post: xr.DataTree) -> list[Verdict]:
     found = []
     observed, read = post["observed_data"].to_dataset(), post["constant_data"].to_dataset()
     parts = post["coefficients"].to_dataset()["part"].values
-    if "between" in observed and len(parts) > 1:
+    if len(parts) > 1:
         worst = dependence_of_pairs(observed)
         b, c = worst.where
         advice = (
@@ -254,13 +249,12 @@ def _independence(post: xr.DataTree) -> list[Verdict]:
             "weights, or a trained network"
         )
         found.append(_of_dependence("share of an increment in another branch's", worst, advice))
-    if "cross" in observed:
-        worst = dependence_on_input(observed, read)
-        advice = (
-            f"increments of branch {worst.where[0]} ({parts[worst.where[0]]}) depend on what it reads, as in a trained "
-            "network, or with an identity in the branch"
-        )
-        found.append(_of_dependence("share of an increment in its input", worst, advice))
+    worst = dependence_on_input(observed, read)
+    advice = (
+        f"increments of branch {worst.where[0]} ({parts[worst.where[0]]}) depend on what it reads, as in a trained "
+        "network, or with an identity in the branch"
+    )
+    found.append(_of_dependence("share of an increment in its input", worst, advice))
     # Dependence of one kind causes some of the other.
     return sorted(found, key=lambda verdict: -verdict.value)
 
@@ -268,9 +262,3 @@ def _independence(post: xr.DataTree) -> list[Verdict]:
 def _of_dependence(name: str, worst: Dependence, advice: str) -> Verdict:
     value = worst.share if worst.p < LEVEL / TESTS else 0.0
     return at_most("calibrated", name, value, CORRELATED, advice)
-
-
-def _contraction(post: xr.DataTree, name: str) -> float:
-    """One minus the ratio of the posterior's variance to the prior's, in logarithms."""
-    posterior, prior = (np.log(draws_of(post, group)[name].values) for group in ("posterior", "prior"))
-    return float(1 - posterior.var() / prior.var())

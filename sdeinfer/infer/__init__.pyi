@@ -39,3 +39,4 @@ from ._settings import LARGEST_LOGIT as LARGEST_LOGIT
 from ._settings import LIMIT_POSTERIOR as LIMIT_POSTERIOR
 from ._settings import Law as Law
 from ._spreads import transitions_allowed as transitions_allowed
+from ._tree import stamp as stamp

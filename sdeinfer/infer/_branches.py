@@ -1,7 +1,5 @@
 """Fit strengths, gains and temperatures to the increments of residual branches."""
 
-import datetime
-import importlib.metadata
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from sdeinfer._progress import phase
 from sdeinfer.blocks import LOG_FACTORS, BlockOrder
 from sdeinfer.infer._densities import prior_draws
 from sdeinfer.infer._samplers import AbstractSampler
+from sdeinfer.infer._tree import stamp
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood import BranchModel, BranchPath
 from sdeinfer.observation import validate_branches
@@ -84,8 +83,7 @@ def fit_branches(
         "model": model.name,
         "identified": " ".join(name for name in draws.log_prior if not name.endswith("_offset")),
         "normed": " ".join(name for name, block in order.named() if block.norm and block.position == "pre"),
-        "sdeinfer_version": importlib.metadata.version("sdeinfer"),
-        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **stamp(),
     }
     return tree
 

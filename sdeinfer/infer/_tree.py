@@ -103,6 +103,11 @@ def attributes_of(
         "law": assumptions.law,
         "largest_logit": largest_logit,
         "left_out": float(1 - used_of(data).mean()),
-        "sdeinfer_version": importlib.metadata.version("sdeinfer"),
-        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **stamp(),
     }
+
+
+def stamp() -> dict[str, str]:
+    """Attributes of any result: the version of the package, and the time."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"sdeinfer_version": importlib.metadata.version("sdeinfer"), "created_at": now}

@@ -13,17 +13,16 @@ from numpyro import handlers
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics import (
-    CONTRACTION,
     EFFECT,
     LEVEL,
     MOVE,
     Check,
     Verdict,
-    at_least,
     at_most,
     draws_of,
     fixed_of,
     identified_of,
+    of_contractions,
     of_truth,
     sampler_verdicts,
     summarise,
@@ -73,13 +72,8 @@ def check(
     if isinstance(law, ObservedFlow):
         advice = "one step of the solver for each layer is too coarse: fit layer_trajectory, or observe more layers"
         verdicts.append(at_most("converged", "error of the flow's solver", float(law.solver_error()), MOVE, advice))
-    contractions = {name: _contraction(post, name) for name in names} if obeyed else {}
-    verdicts += [
-        at_least("identified", f"{name} contraction", value, CONTRACTION, f"the data say little of {name}")
-        for name, value in contractions.items()
-    ]
-    verdicts += of_truth(table.loc[names])
-    unidentified = tuple(name for name, value in contractions.items() if value < CONTRACTION)
+    contracted, unidentified = of_contractions(post, names if obeyed else [])
+    verdicts += [*contracted, *of_truth(table.loc[names])]
     identified = tuple(with_precision(name, table) for name in names if name not in unidentified)
     return Check(tuple(verdicts), (), identified, unidentified, tuple([*notes, *rough]))
 
@@ -123,13 +117,6 @@ def _cause(large: pd.Series) -> str:
     """Diagnosis by the largest misfit: one of the means if there is any, since it shows in the noise too."""
     of_means = large.drop(index=[name for name in OF_NOISE if name in large.index])
     return f"not this law: {CAUSES[str((of_means if len(of_means) else large).idxmax())]}" if len(large) else ""
-
-
-def _contraction(post: xr.DataTree, name: str) -> float:
-    """One minus the ratio of the posterior's variance to the prior's; of the logarithm, if there is one."""
-    draws = [draws_of(post, group)[name].values for group in ("posterior", "prior")]
-    posterior, prior = map(np.log, draws) if all((x > 0).all() for x in draws) else draws
-    return float(1 - posterior.var() / prior.var())
 
 
 def _model_of(post: xr.DataTree, model: Callable[..., None] | None) -> TokenModel:

@@ -1,8 +1,6 @@
 """Fit a program to observed tokens."""
 
-import datetime
 import functools
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +16,7 @@ from numpyro import handlers
 from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer import NUTS, AbstractSampler, prior_draws
+from sdeinfer.infer import NUTS, AbstractSampler, prior_draws, stamp
 from sdeinfer.likelihood import Assumptions, checked_priors
 from sdeinfer.meanfield._flow import SelfAttentionFlow
 from sdeinfer.meanfield._models import LATENT, TokenModel, token_model
@@ -103,8 +101,7 @@ def fit(
         **{f"fixed_{name}": value for name, value in path.assumptions.fixed.items()},
         "model": model.name,
         "identified": " ".join(sampled),
-        "sdeinfer_version": importlib.metadata.version("sdeinfer"),
-        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **stamp(),
     }
     return tree
 

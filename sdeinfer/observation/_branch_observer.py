@@ -171,6 +171,6 @@ def joined_networks(parts: Iterable[xr.Dataset]) -> xr.Dataset:
 
 
 def _labels(part: xr.Dataset) -> dict[str, Any]:
-    """What all networks of a Dataset share."""
+    """Labels that all networks of a Dataset share."""
     names = {"branches": part["name"].values.tolist(), "kinds": part["kind"].values.tolist()}
     return names | {"tokens": part.sizes["token_a"], "attributes": part.attrs}

@@ -1,4 +1,4 @@
-"""What residual branches read and add during one pass of a model, passed on to an observer, whatever the library."""
+"""One pass of a model of any library, whose residual branches are shown to an observer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -91,7 +91,7 @@ class Recorder:
 
 
 def first_array(arguments: tuple, keywords: Mapping[str, Any]) -> int | str | None:
-    """Where the first array is: an index of the positional arguments or a keyword, `hidden_states` before others."""
+    """The place of the first array, an index or a keyword; `hidden_states` comes before other keywords."""
     for place, value in enumerate(arguments):
         if hasattr(value, "shape"):
             return place

@@ -26,7 +26,7 @@ BRANCH_DIMS = {
 """Dimensions of each variable of a Dataset of branches."""
 
 READS = ("branch", "stream")
-"""Where U was seen: at the branch's input, after any norm before it, or in the residual stream."""
+"""Places where U is seen: at the branch's input, after any norm before it, or in the residual stream."""
 
 DEPENDENT = 1e-12
 """Smallest eigenvalue of the increments' correlations; float32 leaves some 10⁻¹⁴ of tokens that are equal."""

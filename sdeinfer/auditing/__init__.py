@@ -1,0 +1,5 @@
+"""Audits: is a network initialised as it claims?"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

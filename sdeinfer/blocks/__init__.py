@@ -13,6 +13,7 @@ from sdeinfer.blocks._coefficients import LOG_FACTORS as LOG_FACTORS
 from sdeinfer.blocks._coefficients import WIDEST as WIDEST
 from sdeinfer.blocks._coefficients import branch_coefficients as branch_coefficients
 from sdeinfer.blocks._coefficients import interpolated as interpolated
+from sdeinfer.blocks._coefficients import labelled as labelled
 from sdeinfer.blocks._coefficients import law_of_increment as law_of_increment
 from sdeinfer.blocks._coefficients import nodes_of as nodes_of
 from sdeinfer.blocks._coefficients import read_covariance as read_covariance

@@ -63,6 +63,16 @@ def branch_coefficients(
     return found
 
 
+def labelled(
+    coefficients: Float[np.ndarray, "networks branches grid 4"], order: BlockOrder, data: xr.Dataset
+) -> xr.Dataset:
+    """The result of `branch_coefficients` as a Dataset, with the name of each branch's block as `part`."""
+    dims = ("network", "branch", "log_factor", "degree")
+    coords = {"log_factor": LOG_FACTORS} | {name: data[name].values for name in ("network", "branch")}
+    found = xr.Dataset({"log_density": (dims, coefficients)}, coords=coords)
+    return found.assign_coords(part=("branch", np.asarray(order.names)[list(order.part)]))
+
+
 def _require_finite(table: Float[np.ndarray, "rows grid 4"], branches: list[int]) -> None:
     """Refuse a table with a hole, which interpolation would spread over all of it.
 

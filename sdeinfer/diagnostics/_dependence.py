@@ -26,22 +26,22 @@ class Dependence(NamedTuple):
     p: float
 
 
-def dependence_on_input(observed: xr.Dataset, read: xr.Dataset) -> Dependence:
+def dependence_on_input(data: xr.Dataset) -> Dependence:
     """Whether increments depend linearly on what their branch reads, summed over networks.
 
     Given what is read, and the hidden features, the columns of Δ are independent normals, so that −log Λ is that of
     normal rows whatever U.
     """
-    V, C, D = read["input"].values, observed["cross"].values, observed["increment"].values
-    return _largest(V, C, D, observed["width"].values, [(branch,) for branch in range(V.shape[1])])
+    V, C, D = (data[name].values for name in ("input", "cross", "increment"))
+    return _largest(V, C, D, data["width"].values, [(branch,) for branch in range(V.shape[1])])
 
 
-def dependence_of_pairs(observed: xr.Dataset) -> Dependence:
+def dependence_of_pairs(data: xr.Dataset) -> Dependence:
     """Whether the increments of two branches depend linearly on each other, for the worst pair."""
-    D, between = observed["increment"].values, observed["between"].values
+    D, between = data["increment"].values, data["between"].values
     first, second = np.triu_indices(D.shape[1], 1)
     pairs = list(zip(first.tolist(), second.tolist(), strict=True))
-    return _largest(D[:, first], between[:, first, second], D[:, second], observed["width"].values, pairs)
+    return _largest(D[:, first], between[:, first, second], D[:, second], data["width"].values, pairs)
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase
-from sdeinfer.blocks import LOG_FACTORS, BlockOrder
+from sdeinfer.blocks import BlockOrder, labelled
 from sdeinfer.infer._densities import prior_draws
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._tree import stamp
@@ -73,7 +73,7 @@ def fit_branches(
             "prior": dict_to_dataset({name: value[None] for name, value in before.items()}, dims=dims),
             "observed_data": data.drop_vars(read),
             "constant_data": data[read],
-            "coefficients": _coefficients(path, order).assign_coords(coords),
+            "coefficients": labelled(np.asarray(path.coefficients), order, data),
         }
     )
     tree.attrs = {
@@ -82,15 +82,7 @@ def fit_branches(
         **{f"fixed_{name}": each.value for name, each in path.prior if isinstance(each.value, float)},
         "model": model.name,
         "identified": " ".join(name for name in draws.log_prior if not name.endswith("_offset")),
-        "normed": " ".join(name for name, block in order.named() if block.norm and block.position == "pre"),
+        "normed": " ".join(order.normed),
         **stamp(),
     }
     return tree
-
-
-def _coefficients(path: BranchPath, order: BlockOrder) -> xr.Dataset:
-    """The log densities of the increments, with the name of each branch's block."""
-    parts = np.asarray(order.names)[list(order.part)]
-    dims = ("network", "branch", "log_factor", "degree")
-    found = xr.Dataset({"log_density": (dims, np.asarray(path.coefficients))}, coords={"log_factor": LOG_FACTORS})
-    return found.assign_coords(part=("branch", parts))

@@ -162,9 +162,9 @@ def increments(rng: np.random.Generator, widths, branches: int = 2, tokens: int 
 
 def on_input(data: xr.Dataset):
     """The first branch as what the second one reads."""
-    read = xr.Dataset({"input": data["increment"][:, :1]})
-    of_second = xr.Dataset({"cross": data["between"][:, 0, 1:2], "increment": data["increment"][:, 1:2]})
-    return dependence_on_input(of_second.assign_coords(width=data["width"]), read)
+    cross, D = data["between"][:, 0, 1:2].rename(c="b"), data["increment"]
+    of_second = xr.Dataset({"input": D[:, :1], "cross": cross, "increment": D[:, 1:2]})
+    return dependence_on_input(of_second.assign_coords(width=data["width"]))
 
 
 @pytest.mark.parametrize("widths", [pytest.param((24,), marks=pytest.mark.long), (32, 64)])

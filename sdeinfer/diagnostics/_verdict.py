@@ -14,7 +14,7 @@ IN_RANGE = "transitions in range"
 MOST = 0.5
 """Share of transitions in range below which the overall verdict states it: a fit to few says little of the others."""
 
-Topic = Literal["converged", "identified", "calibrated", "architecture", "agrees with the theory", "true"]
+Topic = Literal["converged", "identified", "calibrated", "declared", "architecture", "agrees with the theory", "true"]
 
 State = Literal["pass", "unsure", "fail"]
 
@@ -22,6 +22,7 @@ QUESTIONS: dict[Topic, str] = {
     "converged": "Did the sampler converge?",
     "identified": "Do the data say more than the prior?",
     "calibrated": "Do the layers follow the fitted law?",
+    "declared": "Are strengths the declared ones?",
     "architecture": "Is it the best architecture?",
     "agrees with the theory": "Do the networks agree with the theory?",
     "true": "Is the truth recovered?",

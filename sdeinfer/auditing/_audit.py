@@ -1,0 +1,89 @@
+"""Is a network initialised as it claims?"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import xarray as xr
+from jaxtyping import PRNGKeyArray
+
+from sdeinfer._files import InputError
+from sdeinfer.auditing._describe import describe
+from sdeinfer.auditing._inputs import default_inputs
+from sdeinfer.auditing._judge import judge
+from sdeinfer.auditing._observe import Seen, observed
+from sdeinfer.auditing._recipe import Recipe, declared
+from sdeinfer.auditing._recipes import recipe_of
+from sdeinfer.auditing._result import Audit
+from sdeinfer.blocks import SelfAttention
+from sdeinfer.covariance import Pattern
+from sdeinfer.layers import Stack
+from sdeinfer.observation import validate_branches
+
+TOKENS = 4
+"""Number of tokens of a causal prompt that are observed."""
+
+
+def audit(
+    model: Any,
+    inputs: Any = None,
+    *,
+    recipe: str | Recipe | Mapping[str, float] | None = None,
+    branches: Mapping[str, Any] | None = None,
+    architecture: Stack | None = None,
+    networks: int = 1,
+    tokens: int = TOKENS,
+    seed: int = 0,
+    key: PRNGKeyArray | None = None,
+) -> Audit:
+    """Compare the residual branches of a network at initialisation with what a recipe declares, by one forward pass.
+
+    Arguments:
+        model: a module of PyTorch, Flax (NNX) or Equinox; a function that draws one from a seed, `nnx.Rngs` or a key;
+            or a Dataset of `observe_branches`.
+        inputs: the model's input: one positional argument, or a mapping of keyword arguments. A model that is not
+            causal needs short prompts, of at most 12 tokens. None for a short prompt, or a small image, that fits the
+            configuration of a Hugging Face model.
+        recipe: what is declared: a name of `audit.recipes.RECIPES`, a `Recipe`, or the standard deviation for each role
+            of matrix; None to say only what is.
+        branches: where the branches are, if their names are not well-known: for each kind a glob of module names, or a
+            pair of them for what reads and what adds, as {"attention": "h.*.attn", "mlp": ("h.*.fc1", "h.*.fc2")}.
+        architecture: the blocks of one layer; None for those of the model's configuration.
+        networks: number of networks, if `model` is a function.
+        tokens: number of tokens of each causal prompt that are observed, the first ones.
+        seed: seed of the weights, if `model` is a function.
+        key: PRNG key of the weights, if `model` is a function of a key or of `nnx.Rngs`; None for that of the seed.
+
+    Returns:
+        The `Audit`: its `passed`, `verdict`, `to_frame()` and `plot()`.
+
+    Raises:
+        InputError: if no branch is found, the blocks are not known, and as `observe_branches`.
+    """
+    if isinstance(model, xr.Dataset):
+        if architecture is None:
+            raise InputError("architecture: the blocks of one layer are needed beside a Dataset, as a si.Stack")
+        name, sd, seen = "Dataset", None, Seen(validate_branches(model))
+    else:
+        described = describe(model, patterns=branches, architecture=architecture)
+        name, sd, architecture = described.name, described.sd, described.architecture
+        inputs = default_inputs(model) if inputs is None else inputs
+        seen = observed(model, inputs, described, networks=networks, tokens=tokens, seed=seed, key=key)
+    assert architecture is not None
+    blocks = with_pattern(architecture, Pattern.in_attributes(seen.data.attrs))
+    rule = None if recipe is None else recipe_of(recipe, sd=sd)
+    if rule is not None:
+        layers = -(-seen.data.sizes["branch"] // len(blocks.layers))
+        blocks = declared(blocks, rule, width=int(seen.data["width"].values[0]), layers=layers)
+    return judge(seen, blocks, rule, name=name)
+
+
+def with_pattern(architecture: Stack, pattern: Pattern) -> Stack:
+    """The blocks with another attention pattern: that of the observed tokens."""
+    blocks = [
+        dataclasses.replace(block, branch=dataclasses.replace(block.branch, pattern=pattern))
+        if isinstance(block.branch, SelfAttention)
+        else block
+        for block in architecture.layers
+    ]
+    return Stack(tuple(blocks))

@@ -1,0 +1,96 @@
+"""Posteriors of the parameters of blocks over their declared values, without a sampler.
+
+The log density of increments is a polynomial of degree 2 in log g² at every gain or temperature, so that strengths are
+log-normal under a flat prior in log g, and a gain or temperature needs sums over a grid.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+from scipy.interpolate import BarycentricInterpolator
+
+from sdeinfer.blocks import LOG_FACTORS
+
+FINE = 1001
+"""Points of the grid of gains and temperatures."""
+
+IDENTIFIED = 0.35
+"""Largest standard deviation of the log of a gain or temperature that is reported; the interval is a factor of 4."""
+
+PROBABILITY = 0.95
+"""Probability of intervals."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A parameter over its declared value, of a log-normal posterior.
+
+    Attributes:
+        name: the parameter's name, as "attention.strength".
+        declared: its declared value.
+        log_ratio: posterior mean of the log of the parameter over its declared value.
+        sd: posterior standard deviation of that log.
+    """
+
+    name: str
+    declared: float
+    log_ratio: float
+    sd: float
+
+    @property
+    def ratio(self) -> float:
+        """The parameter over its declared value."""
+        return math.exp(self.log_ratio)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The central interval of the ratio, of probability `PROBABILITY`."""
+        low, high = (math.exp(x) for x in stats.norm.interval(PROBABILITY, self.log_ratio, self.sd))
+        return low, high
+
+    @property
+    def value(self) -> float:
+        """The parameter itself."""
+        return self.ratio * self.declared
+
+    def p(self, tolerance: float) -> float:
+        """Two-sided p-value of a ratio within a factor of `tolerance` of 1."""
+        distance = max(abs(self.log_ratio) - math.log(tolerance), 0.0)
+        return float(2 * stats.norm.sf(distance / self.sd))
+
+    def __str__(self) -> str:
+        """The ratio with one standard deviation."""
+        return with_error(self.ratio, self.ratio * self.sd)
+
+
+def with_error(value: float, sd: float) -> str:
+    """A number with the digits that its standard deviation leaves, as 4.88 ± 0.03."""
+    digits = max(0, -math.floor(math.log10(sd)) if sd > 0 else 3)
+    return f"{value:.{digits}f} ± {sd:.{digits}f}"
+
+
+def strength_estimate(name: str, declared: float, coefficients: Float[np.ndarray, "*terms 4"]) -> Estimate:
+    """The strength that increments have in common.
+
+    Arguments:
+        name: its name.
+        declared: its declared value.
+        coefficients: of the log density in log g², see `blocks.LogMatrixNormal.in_factor`.
+    """
+    _, linear, quadratic, _ = coefficients.reshape(-1, 4).sum(0)
+    return Estimate(name, declared, -linear / quadratic / 4 - math.log(declared), math.sqrt(-1 / (8 * quadratic)))
+
+
+def shape_estimate(name: str, declared: float, coefficients: Float[np.ndarray, "networks branches grid 4"]) -> Estimate:
+    """The gain or temperature that branches have in common; the strength of each branch is integrated out."""
+    c = coefficients.sum(0)
+    table = (c[..., 0] - c[..., 1] ** 2 / (4 * c[..., 2]) + c[..., 3] - np.log(-c[..., 2]) / 2).sum(0)
+    fine = np.linspace(LOG_FACTORS[0], LOG_FACTORS[-1], FINE)
+    log_weight = BarycentricInterpolator(LOG_FACTORS, table)(fine)
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    mean = float(weight @ fine)
+    return Estimate(name, declared, mean, math.sqrt(max(float(weight @ (fine - mean) ** 2), 0.0)))

@@ -1,0 +1,86 @@
+"""One pass of a model, seen by an audit."""
+
+import dataclasses
+from typing import Any
+
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, PRNGKeyArray
+
+from sdeinfer.auditing._description import Description
+from sdeinfer.auditing._stream import Stream, watched
+from sdeinfer.blocks import SelfAttention
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.observation import observe_branches
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Seen:
+    """What an audit saw of networks.
+
+    Attributes:
+        data: their Dataset of branches; increments have the factors of the sums.
+        stream: covariances of the residual stream before the first and after each layer, or None.
+    """
+
+    data: xr.Dataset
+    stream: Float[np.ndarray, "networks layers m m"] | None = None
+
+
+def observed(
+    model: Any,
+    inputs: Any,
+    described: Description,
+    *,
+    networks: int,
+    tokens: int,
+    seed: int,
+    key: PRNGKeyArray | None,
+) -> Seen:
+    """Run networks, and observe their branches; of PyTorch's also the stream and the factors of branches in its sums.
+
+    Arguments:
+        model: a module, or a function that draws one.
+        inputs: its input.
+        described: its branches and blocks.
+        networks: number of networks.
+        tokens: number of tokens of each causal prompt that are observed.
+        seed: seed of the weights of PyTorch's networks.
+        key: PRNG key of those of others; None for the one of `seed`.
+    """
+    pattern = pattern_of(described)
+    # A prefix of a causal prompt attends to itself only.
+    first = slice(0, tokens if pattern.causal else None)
+    settings = {"networks": networks, "tokens": first, "pattern": pattern}
+    if described.library != "torch":
+        run = observe_branches.flax if described.library == "flax" else observe_branches.equinox
+        return Seen(run(model, inputs, described.branches, key=jr.key(seed) if key is None else key, **settings))
+    streams: list[Stream] = []
+    try:
+        branches = watched(described.branches, described.layers, first, streams)
+        data = observe_branches.torch(model, inputs, branches, seed=seed, **settings)
+    finally:
+        for each in streams:
+            each.remove()
+    factors = [each.factors for each in streams]
+    if all(each for each in factors):
+        data = scaled(data, np.stack([np.concatenate([layer[1:] for layer in each or ()]) for each in factors]))
+    covariances = [each.covariances for each in streams]
+    return Seen(data, np.array(covariances) if all(covariances) else None)
+
+
+def pattern_of(described: Description) -> Pattern:
+    """Which tokens each token of the model attends to."""
+    assert described.architecture is not None
+    blocks = described.architecture.layers
+    return next((b.branch.pattern for b in blocks if isinstance(b.branch, SelfAttention)), EVERY_TOKEN)
+
+
+def scaled(data: xr.Dataset, factors: Float[np.ndarray, "networks branches"]) -> xr.Dataset:
+    """A Dataset of branches whose increments are multiplied by factors."""
+    if np.allclose(factors, 1.0, rtol=1e-5):
+        return data
+    a = xr.DataArray(factors, dims=("network", "branch"))
+    other = a.rename(branch="other_branch")
+    return data.assign(increment=data["increment"] * a**2, cross=data["cross"] * a, between=data["between"] * a * other)

@@ -1,0 +1,143 @@
+"""The result of an audit."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from jaxtyping import Float
+
+from sdeinfer._files import write_text
+from sdeinfer._html import render
+from sdeinfer.auditing._estimates import Estimate
+from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.diagnostics import Verdict
+from sdeinfer.layers import Stack
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Audit:
+    """What one network's branches say of its initialisation.
+
+    Attributes:
+        name: what was audited, as "GPT2Model".
+        recipe: what was declared; None if nothing was.
+        strengths: for each block its strength over the declared one, common to all layers.
+        shapes: gains and temperatures over the declared ones, where the data identify them.
+        assumed: gains and temperatures that the data do not identify.
+        branches: one row for each branch: block, layer, strength, ratio to the declared one, its 95 % interval, and the
+            standard deviation of its log.
+        verdicts: tests of the law of the blocks, and of the strengths against the declared ones.
+        causes: what bugs would make factors that were found.
+        words: what the weights of the branches are, without a recipe.
+        architecture: the declared blocks of one layer.
+        data: the observed Dataset of branches.
+        stream: covariances of the residual stream before the first and after each layer, shape (networks, layers + 1,
+            tokens, tokens); None if it was not seen.
+    """
+
+    name: str
+    recipe: Recipe | None
+    strengths: tuple[Estimate, ...]
+    shapes: tuple[Estimate, ...]
+    assumed: tuple[str, ...]
+    branches: pd.DataFrame
+    verdicts: tuple[Verdict, ...]
+    causes: tuple[str, ...]
+    words: str
+    architecture: Stack
+    data: xr.Dataset
+    stream: Float[np.ndarray, "networks layers m m"] | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every test passed."""
+        return all(verdict.passed for verdict in self.verdicts)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers L."""
+        return -(-self.data.sizes["branch"] // len(self.strengths))
+
+    @property
+    def failed(self) -> tuple[Verdict, ...]:
+        """The failed tests, causes before consequences."""
+        return tuple(verdict for verdict in self.verdicts if not verdict.passed)
+
+    @property
+    def found(self) -> Stack:
+        """The blocks of one layer with the strengths that were found."""
+        return self.architecture.with_parameters({each.name: each.value for each in self.strengths})
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in one sentence."""
+        against = "" if self.recipe is None else f" times what {self.recipe.name} declares"
+        ratios = ", ".join(f"{each.name} {each}" for each in self.strengths)
+        if self.passed:
+            found = self.words if self.recipe is None else f"{ratios}{against}"
+            assumed = f"; assumed: {', '.join(self.assumed)}" if self.assumed else ""
+            return f"passed: {self.name}: {found}{assumed}"
+        of_law = [each for each in self.failed if each.topic != "declared"]
+        if not of_law:
+            causes = f": {'; '.join(self.causes)}" if self.causes else ""
+            different = " and ".join(each.advice.partition(" times ")[0] for each in self.failed)
+            return f"failed: {self.name}: {different}{against}{causes}"
+        others = ", ".join(each.name for each in self.failed if each is not of_law[0])
+        return f"failed: {self.name}: {of_law[0].name}: {of_law[0].advice}" + (f" (also: {others})" if others else "")
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table with one row for each block, and for each branch."""
+        pooled = pd.DataFrame(
+            [
+                {
+                    "branch": f"all {each.name.partition('.')[0]}",
+                    "block": each.name.partition(".")[0],
+                    "strength": each.value,
+                    "ratio": each.ratio,
+                    "low": each.interval[0],
+                    "high": each.interval[1],
+                    "sd": each.sd,
+                }
+                for each in self.strengths
+            ]
+        ).set_index("branch")
+        return pd.concat([pooled, self.branches])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as numbers, text and lists of them, for JSON."""
+        return {
+            "name": self.name,
+            "recipe": None if self.recipe is None else {"name": self.recipe.name, "source": self.recipe.source},
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "causes": list(self.causes),
+            "strengths": [_estimate(each) for each in self.strengths],
+            "shapes": [_estimate(each) for each in self.shapes],
+            "assumed": list(self.assumed),
+            "branches": self.branches.reset_index().to_dict("records"),
+            "tests": [dataclasses.asdict(each) for each in self.verdicts],
+        }
+
+    def write(self, path: str | Path) -> None:
+        """Write `to_dict` as JSON."""
+        write_text(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
+
+    def __repr__(self) -> str:
+        """The verdict; a failed assertion of `passed` shows it."""
+        notes = (
+            [] if self.passed else [f"  {each.name} {each.value:.3g} > {each.threshold:.3g}" for each in self.failed]
+        )
+        return "\n".join([self.verdict, *notes])
+
+    def _repr_html_(self) -> str:
+        return render("audit_cell.html.jinja", audit=self)
+
+
+def _estimate(each: Estimate) -> dict[str, Any]:
+    low, high = each.interval
+    found = {"name": each.name, "declared": each.declared, "ratio": each.ratio, "low": low, "high": high, "sd": each.sd}
+    return {key: value if isinstance(value, str) else float(value) for key, value in found.items()}

@@ -14,7 +14,7 @@ EXACT = 1e-3
 class Stream:
     """Hooks that see the residual stream before and after every layer, and what its branches add, in one pass.
 
-    A layer computes X′ = αX + Σ a_b D_b of the increments D_b of its branches. A factor a_b that a model applies outside
+    A layer computes X′ = αX + Σ a_b D_b of increments D_b. A factor a_b that a model applies outside
     of a branch is found by least squares, since X, X′ and all D_b are seen.
 
     Arguments:

@@ -60,7 +60,7 @@ def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str) 
         strengths=tuple(strengths),
         shapes=tuple(shapes),
         assumed=tuple(assumed),
-        branches=_by_branch(data, order, at_declared),
+        branches=_by_branch(data, order, at_declared).assign(p=tests.of_each()),
         verdicts=(*tests.verdicts(), *of_strengths),
         causes=(),
         words="",

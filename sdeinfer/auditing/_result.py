@@ -28,8 +28,8 @@ class Audit:
         strengths: for each block its strength over the declared one, common to all layers.
         shapes: gains and temperatures over the declared ones, where the data identify them.
         assumed: gains and temperatures that the data do not identify.
-        branches: one row for each branch: block, layer, strength, ratio to the declared one, its 95 % interval, and the
-            standard deviation of its log.
+        branches: one row for each branch: block, layer, strength, ratio to the declared one, its 95 % interval, the
+            standard deviation of its log, and the p-value of its increments, by their law at the common strength.
         verdicts: tests of the law of the blocks, and of the strengths against the declared ones.
         causes: what bugs would make factors that were found.
         words: what the weights of the branches are, without a recipe.

@@ -10,7 +10,13 @@ from scipy import stats
 
 from sdeinfer.blocks import interpolated
 from sdeinfer.diagnostics._advice import at_most
-from sdeinfer.diagnostics._dependence import Dependence, dependence_of_pairs, dependence_on_input, kurtosis_of_normals
+from sdeinfer.diagnostics._dependence import (
+    Dependence,
+    dependence_of_pairs,
+    dependence_on_input,
+    dependences_on_input,
+    kurtosis_of_normals,
+)
 from sdeinfer.diagnostics._thresholds import LEVEL
 from sdeinfer.diagnostics._verdict import Verdict
 
@@ -186,14 +192,9 @@ class BranchTests:
 
     def spread(self) -> Verdict:
         """χ² of all increments over its degrees of freedom."""
-        total, count = 0.0, 0
-        for name in self.names:
-            own = np.flatnonzero(self.parts == name)
-            at = self._at_values(name)[:, own]
-            log_factor = 2 * np.log(np.broadcast_to(self._strengths(name), len(own)))
-            total += -2 * (at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2).sum()
-            count += at[..., 0].size
-        freedom = count * self.tokens * (self.tokens + 1) // 2 - sum(np.size(self._strengths(n)) for n in self.names)
+        squares = self._chi_squares()
+        total = float(squares.sum())
+        freedom = self._freedom * squares.size - sum(np.size(self._strengths(n)) for n in self.names)
         p = 2 * min(stats.chi2.sf(total, freedom), stats.chi2.cdf(total, freedom))
         value = abs(total / freedom - 1) if p < LEVEL / TESTS else 0.0
         word = "more" if total > freedom else "less"
@@ -202,6 +203,29 @@ class BranchTests:
             "initialisation"
         )
         return at_most("calibrated", "χ² over degrees of freedom, less 1", value, SPREAD, advice)
+
+    def of_each(self) -> Float[np.ndarray, " branches"]:
+        """For each branch a p-value: of its χ², and of its dependence on what it reads, by Bonferroni's bound."""
+        squares = self._chi_squares()
+        law = stats.chi2(self._freedom * len(squares))
+        total = squares.sum(0)
+        spread = 2 * np.minimum(law.sf(total), law.cdf(total))
+        _, on_input = dependences_on_input(self.data)
+        return np.minimum(2 * np.minimum(spread, on_input), 1.0)
+
+    @property
+    def _freedom(self) -> int:
+        return self.tokens * (self.tokens + 1) // 2
+
+    def _chi_squares(self) -> Float[np.ndarray, "networks branches"]:
+        """χ² of each increment."""
+        found = np.empty(self.coefficients.shape[:2])
+        for name in self.names:
+            own = np.flatnonzero(self.parts == name)
+            at = self._at_values(name)[:, own]
+            log_factor = 2 * np.log(np.broadcast_to(self._strengths(name), len(own)))
+            found[:, own] = -2 * (at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2)
+        return found
 
     def _strengths(self, name: str) -> np.ndarray:
         of_layer = self.values.get(f"{name}.layer_strength")

@@ -27,13 +27,18 @@ class Dependence(NamedTuple):
 
 
 def dependence_on_input(data: xr.Dataset) -> Dependence:
-    """Whether increments depend linearly on what their branch reads, summed over networks.
+    """Whether increments depend linearly on what their branch reads, for the worst branch; see `dependences_on_input`."""
+    return _largest(*dependences_on_input(data), [(branch,) for branch in range(data["input"].shape[1])])
+
+
+def dependences_on_input(data: xr.Dataset) -> tuple[Float[np.ndarray, " branches"], Float[np.ndarray, " branches"]]:
+    """Whether the increments of each branch depend linearly on what it reads: shares and p-values.
 
     Given what is read, and the hidden features, the columns of Δ are independent normals, so that −log Λ is that of
     normal rows whatever U.
     """
     V, C, D = (data[name].values for name in ("input", "cross", "increment"))
-    return _largest(V, C, D, data["width"].values, [(branch,) for branch in range(V.shape[1])])
+    return _dependences(V, C, D, data["width"].values)
 
 
 def dependence_of_pairs(data: xr.Dataset) -> Dependence:
@@ -41,7 +46,7 @@ def dependence_of_pairs(data: xr.Dataset) -> Dependence:
     D, between = data["increment"].values, data["between"].values
     first, second = np.triu_indices(D.shape[1], 1)
     pairs = list(zip(first.tolist(), second.tolist(), strict=True))
-    return _largest(D[:, first], between[:, first, second], D[:, second], data["width"].values, pairs)
+    return _largest(*_dependences(D[:, first], between[:, first, second], D[:, second], data["width"].values), pairs)
 
 
 @functools.lru_cache(maxsize=64)
@@ -56,21 +61,24 @@ def kurtosis_of_normals(tokens: int, width: int) -> tuple[float, float, float]:
     return float(draws.mean()), float(draws.std()), float(stats.skew(draws))
 
 
-def _largest(
+def _dependences(
     A: Float[np.ndarray, "networks tests m m"],
     C: Float[np.ndarray, "networks tests m m"],
     B: Float[np.ndarray, "networks tests m m"],
     width: Int[np.ndarray, " networks"],
-    where: list[tuple[int, ...]],
-) -> Dependence:
-    """The largest statistic −(n − m − ½) log det(I − A⁻¹ C B⁻¹ Cᵀ), with χ² of m² degrees of freedom (Bartlett)."""
+) -> tuple[Float[np.ndarray, " tests"], Float[np.ndarray, " tests"]]:
+    """Shares, and p-values of −(n − m − ½) log det(I − A⁻¹ C B⁻¹ Cᵀ), with χ² of m² degrees of freedom (Bartlett)."""
     m = A.shape[-1]
     R = np.linalg.solve(A, C) @ np.linalg.solve(B, np.swapaxes(C, -1, -2))
     _, log_det = np.linalg.slogdet(np.eye(m) - R)
     statistic = -((width - m - 0.5)[:, None] * log_det).sum(0)
-    freedom = len(width) * m**2
-    worst = int(statistic.argmax())
-    share = np.trace(R[:, worst], axis1=-2, axis2=-1).mean() / m - np.mean(m / width)
-    return Dependence(
-        where[worst], float(share), min(1.0, float(stats.chi2.sf(statistic[worst], freedom)) * len(where))
-    )
+    shares = np.trace(R, axis1=-2, axis2=-1).mean(0) / m - np.mean(m / width)
+    return shares, stats.chi2.sf(statistic, len(width) * m**2)
+
+
+def _largest(
+    shares: Float[np.ndarray, " tests"], p: Float[np.ndarray, " tests"], where: list[tuple[int, ...]]
+) -> Dependence:
+    """The most significant of several tests; of those without a p above 0 the largest share."""
+    worst = int(np.lexsort((-shares, p))[0])
+    return Dependence(where[worst], float(shares[worst]), min(1.0, float(p[worst]) * len(where)))

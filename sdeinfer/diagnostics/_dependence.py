@@ -27,7 +27,7 @@ class Dependence(NamedTuple):
 
 
 def dependence_on_input(data: xr.Dataset) -> Dependence:
-    """Whether increments depend linearly on what their branch reads, for the worst branch; see `dependences_on_input`."""
+    """Whether increments depend linearly on what their branch reads: the worst branch of `dependences_on_input`."""
     return _largest(*dependences_on_input(data), [(branch,) for branch in range(data["input"].shape[1])])
 
 

@@ -1,3 +1,4 @@
+from ._audit import write_audit as write_audit
 from ._page import figures as figures
 from ._page import write_report as write_report
 from ._render import write_figures as write_figures

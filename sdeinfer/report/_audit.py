@@ -1,0 +1,45 @@
+"""An audit as one HTML page."""
+
+import importlib.metadata
+from pathlib import Path
+
+from sdeinfer._files import write_text
+from sdeinfer._html import render
+from sdeinfer.auditing import Audit, plot_audit
+from sdeinfer.report._render import figure_of, inline
+
+PACKAGES = ("sdeinfer", "jax")
+
+CAPTION = (
+    "Strength of each branch over the declared one, with 95 % intervals. Below: the residual stream of the audited "
+    "network (dots), and 80 % of 128 networks with the declared and the found strengths."
+)
+CAPTION_WITHOUT_STREAM = "Strength of each branch over the declared one, with 95 % intervals."
+
+
+def write_audit(audit: Audit, path: str | Path, *, command: str = "") -> None:
+    """Write the page of an audit.
+
+    Arguments:
+        audit: the audit.
+        path: the file to write.
+        command: the command that reproduces it, if there is one.
+    """
+    sizes = audit.data.sizes
+    provenance = {
+        "recipe": "none" if audit.recipe is None else f"{audit.recipe.name}: {audit.recipe.source}",
+        "width": str(int(audit.data["width"].values[0])),
+        "layers": str(audit.layers),
+        "networks": str(sizes["network"]),
+        "tokens": str(sizes["token_a"]),
+        "page by": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
+    }
+    figure = inline(figure_of(plot_audit(audit)))
+    page = render(
+        "audit.html.jinja",
+        audit=audit,
+        figures=[("audit", CAPTION_WITHOUT_STREAM if audit.stream is None else CAPTION, figure)],
+        provenance=provenance,
+        command=command,
+    )
+    write_text(path, page)

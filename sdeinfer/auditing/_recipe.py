@@ -1,12 +1,21 @@
 """What a recipe of initialisation declares, and the blocks that follow from it."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Mapping
 from typing import Literal
 
-from sdeinfer.layers import Stack
+import jax
+import jax.random as jr
+
+from sdeinfer._arguments import shown
+from sdeinfer._files import InputError
+from sdeinfer.blocks import MLP, Block, SelfAttention
+from sdeinfer.layers import AbstractLayer, Stack
 
 Role = Literal["query", "key", "value", "attention output", "gate", "up", "mlp output"]
+NEEDED = "blocks of SelfAttention and MLP"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +52,11 @@ def _one(size: int) -> float:
     return 1.0
 
 
+def _no_factors(matrix: Matrix) -> Mapping[str, float]:
+    del matrix
+    return {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """A rule that gives the weights of a Transformer their standard deviations.
@@ -55,6 +69,8 @@ class Recipe:
         multiplier: the factor of every branch in the forward pass, a function of L.
         skip: the factor of the residual stream in every sum, a function of L.
         temperature: the softmax temperature over √d_k, a function of d_k: √d_k for logits that are divided by d_k.
+        factors: by name, factors of the standard deviation of a matrix and, for a last matrix, of the multiplier: those
+            that an implementation may miss.
     """
 
     name: str
@@ -64,10 +80,15 @@ class Recipe:
     multiplier: Callable[[int], float] = _one
     skip: Callable[[int], float] = _one
     temperature: Callable[[int], float] = _one
+    factors: Callable[[Matrix], Mapping[str, float]] = _no_factors
 
 
 def declared(architecture: Stack, recipe: Recipe, *, width: int, layers: int) -> Stack:
     """The blocks of an architecture with the strengths, gains, temperatures and biases of a recipe.
+
+    A branch has one gain. In attention it is that of the values; other variances of queries and keys are a factor of
+    the temperature. In a gated MLP it is that of the gate, the argument of the activation; another variance of what the
+    gate multiplies is a factor of the strength.
 
     Arguments:
         architecture: the blocks of one layer; only its structure counts.
@@ -76,7 +97,89 @@ def declared(architecture: Stack, recipe: Recipe, *, width: int, layers: int) ->
         layers: L.
 
     Raises:
-        InputError: if the recipe gives a standard deviation that is not positive, and for a width that a block does not
-            support.
+        InputError: if the recipe gives a standard deviation that is not positive, biases of the first matrices of a
+            branch that are not in proportion to their weights, or another branch than `SelfAttention` and `MLP`; and
+            for a width that a block does not support.
     """
-    raise NotImplementedError
+    architecture.check_width(width)
+    blocks = [_require_block(layer) for layer in architecture.layers]
+    return Stack(tuple(_declared_block(block, recipe, width, layers) for block in blocks))
+
+
+def matrices(block: Block, *, width: int, layers: int) -> dict[Role, Matrix]:
+    """The weight matrices of a block by their roles; the last one is the last of its branch.
+
+    Raises:
+        InputError: for another branch than `SelfAttention` and `MLP`.
+    """
+    branch = block.branch
+    sizes: dict[Role, tuple[int, int]]
+    match branch:
+        case SelfAttention():
+            u = _features(branch, width)
+            of_keys = u // branch.heads * branch.groups
+            sizes = {"query": (width, u), "key": (width, of_keys), "value": (width, of_keys)}
+            sizes |= {"attention output": (u, width)}
+        case MLP():
+            u = _features(branch, width)
+            sizes = {"gate": (width, u)} if branch.gated else {}
+            sizes |= {"up": (width, u), "mlp output": (u, width)}
+        case _:
+            raise InputError(f"architecture: a recipe is for {NEEDED}, got {shown(branch)}")
+    return {role: Matrix(role, *size, width=width, layers=layers) for role, size in sizes.items()}
+
+
+def _features(branch: SelfAttention | MLP, width: int) -> int:
+    """The number of hidden features, rows of the last matrix."""
+    hidden = functools.partial(branch.hidden, key=jr.key(0))
+    return jax.eval_shape(hidden, jax.ShapeDtypeStruct((1, width), float)).shape[1]
+
+
+def _require_block(layer: AbstractLayer) -> Block:
+    if not isinstance(layer, Block):
+        raise InputError(f"architecture: a recipe is for {NEEDED}, got {shown(layer)}")
+    return layer
+
+
+def _declared_block(block: Block, recipe: Recipe, width: int, layers: int) -> Block:
+    of_role = matrices(block, width=width, layers=layers)
+    # Gains, that of the last matrix being g², and variances of biases.
+    gain, bias = {}, {}
+    for role, matrix in of_role.items():
+        gain[role], bias[role] = _gain_and_bias(matrix, recipe)
+    *first, last = of_role
+    _require_proportion([bias[role] / gain[role] for role in first], recipe)
+    multiplier = _positive(recipe.multiplier(layers), "multiplier", recipe)
+    strength, branch = multiplier * math.sqrt(gain[last]), block.branch
+    if isinstance(branch, SelfAttention):
+        temperature = _positive(recipe.temperature(of_role[last].fan_in // branch.heads), "temperature", recipe)
+        temperature *= gain["value"] / math.sqrt(gain["query"] * gain["key"])
+        branch = dataclasses.replace(branch, gain=gain["value"], bias=bias["value"], temperature=temperature)
+    else:
+        strength *= math.sqrt(gain["up"] / gain[first[0]])
+        branch = dataclasses.replace(branch, gain=gain[first[0]], bias=bias[first[0]])
+    skip = _positive(recipe.skip(layers), "skip", recipe)
+    return dataclasses.replace(block, branch=branch, strength=strength, skip=skip, bias=multiplier**2 * bias[last])
+
+
+def _gain_and_bias(matrix: Matrix, recipe: Recipe) -> tuple[float, float]:
+    sd = _positive(recipe.sd(matrix), f"standard deviation of the {matrix.role}", recipe)
+    bias = recipe.bias_sd(matrix)
+    if not 0 <= bias < math.inf:
+        raise InputError(f"recipe: the biases of the {matrix.role} have the standard deviation {bias} in {recipe.name}")
+    return matrix.fan_in * sd**2, bias**2
+
+
+def _positive(value: float, name: str, recipe: Recipe) -> float:
+    if not 0 < value < math.inf:
+        raise InputError(f"recipe: the {name} must be positive, and is {value} in {recipe.name}")
+    return float(value)
+
+
+def _require_proportion(ratios: list[float], recipe: Recipe) -> None:
+    """One variance of biases serves all first matrices if each has the same ratio to its weights."""
+    if not all(math.isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios):
+        raise InputError(
+            f"recipe: {recipe.name} has biases of first matrices of a branch that are not in proportion to their"
+            " weights: no block has those"
+        )

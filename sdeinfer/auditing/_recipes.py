@@ -1,0 +1,300 @@
+"""Recipes of initialisation in use, each with its source."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+from sdeinfer._arguments import at_least_one, shown
+from sdeinfer._files import InputError
+from sdeinfer.auditing._recipe import Matrix, Recipe
+
+SD = 0.02
+"""The standard deviation of GPT-2, BERT and Llama, the default `initializer_range` of their configurations."""
+
+_QUERY_KEY = ("query", "key")
+_GAINS = {
+    "linear": 1.0,
+    "sigmoid": 1.0,
+    "tanh": 5 / 3,
+    "relu": math.sqrt(2),
+    "leaky_relu": math.sqrt(2 / (1 + 0.01**2)),
+    "selu": 0.75,
+}
+"""`torch.nn.init.calculate_gain`."""
+
+
+def gpt2(sd: float = SD) -> Recipe:
+    """All weights N(0, sd²), and the last of each branch N(0, sd²/(2L)); biases are 0.
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", §2.3; `_init_weights` in
+    transformers/models/gpt2/modeling_gpt2.py.
+    """
+
+    def factors(matrix: Matrix) -> dict[str, float]:
+        return {"1/√(2L)": 1 / math.sqrt(2 * matrix.layers)} if matrix.last else {}
+
+    return Recipe(
+        "gpt2", "Radford et al. 2019, §2.3; modeling_gpt2.py", _scaled(_constant(sd), factors), factors=factors
+    )
+
+
+def normal(sd: float = SD) -> Recipe:
+    """All weights N(0, sd²), biases are 0: Llama, Mistral, Qwen, Gemma, BERT, ViT.
+
+    Source: Devlin et al. 2018, arXiv 1810.04805, whose code truncates at 2 sd; `_init_weights` in
+    transformers/modeling_utils.py, which does not.
+    """
+    return Recipe("normal", "transformers/modeling_utils.py: _init_weights", _constant(sd))
+
+
+def pytorch(*, biases: bool = True) -> Recipe:
+    """The defaults of `torch.nn.MultiheadAttention` and `Linear`, as in `torch.nn.TransformerEncoderLayer`.
+
+    Queries, keys and values are one matrix of shape (3n, n), Xavier uniform, with biases 0; the last matrix of
+    attention is uniform within ±1/√fan_in, with biases 0; those of the MLP and their biases are within ±1/√fan_in.
+
+    Source: `_reset_parameters` in torch/nn/modules/activation.py; `reset_parameters` in torch/nn/modules/linear.py.
+
+    Arguments:
+        biases: whether there are any.
+    """
+
+    def sd(matrix: Matrix) -> float:
+        if matrix.role in (*_QUERY_KEY, "value"):
+            return math.sqrt(2 / (matrix.width + 3 * matrix.width))
+        return _linear(matrix)
+
+    def bias_sd(matrix: Matrix) -> float:
+        of_mlp = matrix.role in ("gate", "up", "mlp output")
+        return _linear(matrix) if biases and of_mlp else 0.0
+
+    return Recipe("pytorch", "torch/nn/modules/activation.py and linear.py", sd, bias_sd)
+
+
+def pytorch_linear(*, biases: bool = True) -> Recipe:
+    """The default of `torch.nn.Linear` for every matrix: weights and biases are uniform within ±1/√fan_in.
+
+    Source: `reset_parameters` in torch/nn/modules/linear.py; equinox/nn/_linear.py has the same.
+
+    Arguments:
+        biases: whether there are any.
+    """
+    bias_sd = _linear if biases else _constant(0.0)
+    return Recipe("pytorch_linear", "torch/nn/modules/linear.py: reset_parameters", _linear, bias_sd)
+
+
+def lecun() -> Recipe:
+    """Variance 1/fan_in, biases are 0: the default of Flax.
+
+    Source: LeCun et al. 1998, "Efficient BackProp", §4.6; `default_kernel_init` in flax/nnx/nn/linear.py.
+    """
+    return Recipe("lecun", "LeCun et al. 1998, §4.6; flax/nnx/nn/linear.py", lambda matrix: matrix.fan_in**-0.5)
+
+
+def xavier(gain: float = 1.0) -> Recipe:
+    """Variance 2 gain²/(fan_in + fan_out), with one matrix each for queries, keys and values; biases are 0.
+
+    Source: Glorot and Bengio 2010, PMLR 9:249–256, Eq. 16; `xavier_normal_` in torch/nn/init.py.
+    """
+
+    def factors(matrix: Matrix) -> dict[str, float]:
+        del matrix
+        return {} if gain == 1 else {"the gain": gain}
+
+    return Recipe(
+        "xavier", "Glorot and Bengio 2010, Eq. 16; torch/nn/init.py", _scaled(_xavier, factors), factors=factors
+    )
+
+
+def kaiming(nonlinearity: str = "relu", mode: str = "fan_in") -> Recipe:
+    """Variance gain²/fan, biases are 0; the gain is √2 for "relu" and 1 for "linear".
+
+    Source: He et al. 2015, arXiv 1502.01852, Eq. 10 (fan_in) and 14 (fan_out); `kaiming_normal_` in torch/nn/init.py.
+
+    Raises:
+        InputError: for an unknown nonlinearity or mode.
+    """
+    if nonlinearity not in _GAINS:
+        raise InputError(f"nonlinearity: one of {', '.join(_GAINS)} is needed, got {shown(nonlinearity)}")
+    if mode not in ("fan_in", "fan_out"):
+        raise InputError(f"mode: 'fan_in' or 'fan_out' is needed, got {shown(mode)}")
+    gain = _GAINS[nonlinearity]
+
+    def factors(matrix: Matrix) -> dict[str, float]:
+        del matrix
+        return {} if gain == 1 else {f"the gain of {nonlinearity}": gain}
+
+    sd = _scaled(lambda matrix: getattr(matrix, mode) ** -0.5, factors)
+    return Recipe("kaiming", "arXiv 1502.01852, Eq. 10 and 14; torch/nn/init.py", sd, factors=factors)
+
+
+def mup(sd: float = SD, *, base_width: int, base_head_size: float = 1.0) -> Recipe:
+    """μP: hidden weights N(0, sd² base_width/n), logits over d_k in place of √d_k; biases are 0.
+
+    Source: Yang et al. 2022, arXiv 2203.03466, Table 3 and Definition 4.1; mup/init.py.
+
+    Arguments:
+        sd: standard deviation at the base width.
+        base_width: n of the base model; hidden sizes have one ratio to n.
+        base_head_size: head size at which logits are as usual, `attn_mult` in the examples of mup, which multiply them
+            by its root; 1 for qᵀk/d_k.
+    """
+    at_least_one(base_width=base_width)
+
+    def factors(matrix: Matrix) -> dict[str, float]:
+        return _of_width(matrix, base_width)
+
+    return Recipe(
+        "mup",
+        "arXiv 2203.03466, Table 3 and Definition 4.1; mup/init.py",
+        _scaled(_constant(sd), factors),
+        temperature=lambda size: math.sqrt(size / base_head_size),
+        factors=factors,
+    )
+
+
+def completep(
+    sd: float = SD, *, base_width: int, base_layers: int, alpha: float = 1.0, base_head_size: float = 1.0
+) -> Recipe:
+    """CompleteP: μP, and every branch is multiplied by (L/base_layers)^−α; depth-μP is α = ½.
+
+    Source: Dey et al. 2025, arXiv 2505.01618, Table 1; the branch completep of EleutherAI/nanoGPT-mup, model.py. For
+    α = ½ Yang et al. 2023, arXiv 2310.02244.
+
+    Arguments:
+        sd: standard deviation at the base width.
+        base_width: n of the base model.
+        base_layers: L of the base model.
+        alpha: α.
+        base_head_size: see `mup`.
+    """
+    at_least_one(base_layers=base_layers)
+    wide = mup(sd, base_width=base_width, base_head_size=base_head_size)
+
+    def multiplier(layers: int) -> float:
+        return (layers / base_layers) ** -alpha
+
+    def factors(matrix: Matrix) -> dict[str, float]:
+        own = _of_width(matrix, base_width)
+        return own | {f"(L/base_layers)^−{alpha:g}": multiplier(matrix.layers)} if matrix.last else own
+
+    return Recipe(
+        "completep",
+        "arXiv 2505.01618, Table 1; EleutherAI/nanoGPT-mup, branch completep, model.py",
+        wide.sd,
+        multiplier=multiplier,
+        temperature=wide.temperature,
+        factors=factors,
+    )
+
+
+def deepnet(base: Recipe | None = None) -> Recipe:
+    """DeepNorm, of encoders alone or decoders alone: x′ = norm(αx + f(x)) with α = (2L)^¼.
+
+    Weights are Xavier normal; those of the MLP, the values and the last of attention have the gain β = (8L)^−¼.
+
+    Source: Wang et al. 2022, arXiv 2203.00555, Figure 2; torchscale/architecture/encoder.py multiplies the weights and
+    biases of `pytorch_linear` by β.
+
+    Arguments:
+        base: the recipe whose weights and biases are multiplied by β; None for `xavier()`.
+    """
+    return dataclasses.replace(
+        _all_but_logits(xavier() if base is None else base, "β = (8L)^−¼", lambda layers: (8 * layers) ** -0.25),
+        name="deepnet",
+        source="arXiv 2203.00555, Figure 2; torchscale/architecture/encoder.py",
+        skip=lambda layers: (2 * layers) ** 0.25,
+    )
+
+
+def t_fixup(*, decoder: bool = False, query_key_gain: float = 1.0) -> Recipe:
+    """T-Fixup: Xavier; weights of the MLP, the values and the last of attention are multiplied by .67 L^−¼.
+
+    Source: Huang et al. 2020, ICML, PMLR 119; fairseq/modules/transformer_layer.py of layer6ai-labs/T-Fixup.
+
+    Arguments:
+        decoder: whether the layers are a decoder's, of an encoder and a decoder: (9L)^−¼ in place of .67 L^−¼.
+        query_key_gain: gain of queries and keys: 1 in the paper, 1/√2 in the authors' code.
+    """
+    plain = xavier()
+
+    def sd(matrix: Matrix) -> float:
+        return plain.sd(matrix) * (query_key_gain if matrix.role in _QUERY_KEY else 1.0)
+
+    def scale(layers: int) -> float:
+        return (9 * layers) ** -0.25 if decoder else 0.67 * layers**-0.25
+
+    return dataclasses.replace(
+        _all_but_logits(dataclasses.replace(plain, sd=sd), "(9L)^−¼" if decoder else ".67 L^−¼", scale),
+        name="t_fixup",
+        source="Huang et al. 2020, PMLR 119; layer6ai-labs/T-Fixup, fairseq/modules/transformer_layer.py",
+    )
+
+
+def shaped() -> Recipe:
+    """No recipe: the shaped Transformer has another law.
+
+    Raises:
+        InputError: always, with what to use in its place.
+    """
+    raise InputError(
+        "recipe: shaped layers have another law: their parameters are fitted by"
+        ' si.fit(si.models.full_path, data, architecture="transformer")'
+    )
+
+
+RECIPES: dict[str, Callable[..., Recipe]] = {
+    make.__name__: make
+    for make in (
+        gpt2,
+        normal,
+        pytorch,
+        pytorch_linear,
+        lecun,
+        xavier,
+        kaiming,
+        mup,
+        completep,
+        deepnet,
+        t_fixup,
+        shaped,
+    )
+}
+"""Functions that make recipes, by name."""
+
+
+def _constant(value: float) -> Callable[[Matrix], float]:
+    return lambda matrix: value
+
+
+def _linear(matrix: Matrix) -> float:
+    """Uniform within ±1/√fan_in."""
+    return 1 / math.sqrt(3 * matrix.fan_in)
+
+
+def _xavier(matrix: Matrix) -> float:
+    return math.sqrt(2 / (matrix.fan_in + matrix.fan_out))
+
+
+def _of_width(matrix: Matrix, base_width: int) -> dict[str, float]:
+    return {"√(base_width/n)": math.sqrt(base_width / matrix.width)}
+
+
+def _scaled(
+    sd: Callable[[Matrix], float], factors: Callable[[Matrix], Mapping[str, float]]
+) -> Callable[[Matrix], float]:
+    return lambda matrix: sd(matrix) * math.prod(factors(matrix).values())
+
+
+def _all_but_logits(base: Recipe, name: str, scale: Callable[[int], float]) -> Recipe:
+    """A recipe with the weights and biases of all but queries and keys multiplied by a function of L."""
+
+    def own(matrix: Matrix) -> dict[str, float]:
+        return {} if matrix.role in _QUERY_KEY else {name: scale(matrix.layers)}
+
+    return dataclasses.replace(
+        base,
+        sd=_scaled(base.sd, own),
+        bias_sd=_scaled(base.bias_sd, own),
+        factors=lambda matrix: dict(base.factors(matrix)) | own(matrix),
+    )

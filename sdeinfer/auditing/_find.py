@@ -1,0 +1,232 @@
+"""Find the residual branches of a model by the names of its modules.
+
+A model of any library is a tree of named children: those of a PyTorch module, the attributes of one of Flax or Equinox,
+and the entries of lists, tuples and dicts. The path of a module is the names on its way, as in "h.0.attn".
+"""
+
+import fnmatch
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+
+from sdeinfer._arguments import shown
+from sdeinfer._files import InputError
+
+type Ends = tuple[str, str]
+"""Paths of the reader and the writer of a branch."""
+
+ATTENTION = (
+    ("attention.self", "attention.output.dense"),  # as BERT: `attention` has the sum and the norm inside
+    "attn",
+    "self_attn",
+    "attention",
+    "self_attention",
+    "mha",
+)
+MLP = (
+    ("intermediate.dense", "output.dense"),
+    "mlp",
+    "ffn",
+    "feed_forward",
+    "feedforward",
+    "mlp_block",
+    ("linear1", "linear2"),
+    ("fc1", "fc2"),
+    ("mlp.c_fc", "mlp.c_proj"),
+)
+"""Names of a branch inside its layer, one or those of (reader, writer); the first that a layer has is taken."""
+
+MULTIHEAD = ("MultiheadAttention", "MultiHeadAttention")
+"""Classes of attention of PyTorch, Equinox and Flax."""
+
+CROSS_ATTENTION = ("crossattention", "encoder_attn", "multihead_attn", "cross_attn", "cross_attention")
+NORM_AFTER = re.compile(r"post_(feedforward|feed_forward|ffn|mlp|self_attn)_?(layer)?norm")
+"""A norm between a branch and its sum; the `post_attention_layernorm` of a Llama is one before the MLP."""
+
+CONTAINERS = ("ModuleList", "ModuleDict")
+"""Modules of PyTorch that are never called."""
+
+
+def find(
+    model: Any, patterns: Mapping[str, Any] | None = None
+) -> tuple[Callable[[Any], list[tuple[str, Any, Any]]], Callable[[Any], list[Any]]]:
+    """Functions that return the branches and the layers of a model, and of others with modules of the same names.
+
+    Arguments:
+        model: a module.
+        patterns: for each kind a glob of paths, or those of (reader, writer), as {"attention": "h.*.attn", "mlp":
+            ("h.*.fc1", "h.*.fc2")}; None for Transformer layers with attention and an MLP by well-known names. Branches
+            are in the order of what stands for `*`, and of the kinds within that.
+
+    Returns:
+        `branches` and `layers` of a `Description`.
+
+    Raises:
+        InputError: if no branch is found, for globs that match nothing or different numbers of readers and writers, and
+            for layers with cross-attention, a norm after a branch, or of several classes.
+    """
+    tree, name = modules(model), type(model).__name__
+    found = _layers(tree, name) if patterns is None else {}
+    places = [branch for layer in found.values() for branch in layer]
+    if patterns is not None:
+        places = _named(tree, patterns, name)
+
+    def branches(network: Any) -> list[tuple[str, Any, Any]]:
+        return [(kind, module_at(network, reader), module_at(network, writer)) for kind, (reader, writer) in places]
+
+    def layers(network: Any) -> list[Any]:
+        return [module_at(network, path) for path in found]
+
+    return branches, layers
+
+
+def modules(model: Any) -> dict[str, Any]:
+    """All modules of a model by their paths, from the outside in, and each in the first of its places."""
+    found, seen = {}, set()
+
+    def visit(path: str, node: Any) -> None:
+        if id(node) not in seen:
+            seen.add(id(node))
+            found[path] = node
+            for name, child in children(node):
+                visit(_inside(path, name), child)
+
+    visit("", model)
+    return found
+
+
+def module_at(model: Any, path: str) -> Any:
+    """The module at a path."""
+    node = model
+    for name in filter(None, path.split(".")):
+        if isinstance(node, Mapping):
+            node = {str(key): value for key, value in node.items()}[name]
+        elif isinstance(node, Sequence):
+            node = node[int(name)]
+        else:
+            node = getattr(node, name)  # of a tapped module of Equinox, too, whose attributes are not its own
+    return node
+
+
+def children(node: Any) -> Iterator[tuple[str, Any]]:
+    """Names and modules that are directly inside a module or a container."""
+    if hasattr(node, "named_children"):
+        yield from node.named_children()
+        return
+    if isinstance(node, Mapping):
+        named = ((str(key), value) for key, value in node.items())
+    elif isinstance(node, Sequence):
+        named = ((str(number), value) for number, value in enumerate(node))
+    else:
+        named = ((name, value) for name, value in vars(node).items() if not name.startswith("_pytree__"))
+    yield from ((name, value) for name, value in named if _is_node(value))
+
+
+def multihead(module: Any) -> bool:
+    """Whether it is a library's module of attention."""
+    return _is_a(module, MULTIHEAD)
+
+
+def _is_node(value: Any) -> bool:
+    flax = getattr(sys.modules.get("flax.nnx"), "Module", eqx.Module)
+    return hasattr(value, "named_children") or isinstance(value, Mapping | list | tuple | eqx.Module | flax)
+
+
+def _inside(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _layers(tree: Mapping[str, Any], name: str) -> dict[str, list[tuple[str, Ends]]]:
+    """For each Transformer layer, by its path, the kinds and ends of its branches."""
+    found: dict[str, list[tuple[str, Ends]]] = {}
+    for path, module in tree.items():
+        if any(not layer or path.startswith(f"{layer}.") for layer in found):
+            continue
+        by_class = tuple(child for child, node in children(module) if multihead(node))
+        attention, mlp = _ends(tree, path, ATTENTION + by_class), _ends(tree, path, MLP)
+        if attention and mlp:
+            _require_plain(path, module, name)
+            found[path] = [("attention", attention), ("mlp", mlp)]
+    if not found:
+        raise InputError(
+            f"branches: no residual branch found in {name}: no module has attention and an MLP by well-known names; "
+            'name them, as branches={"attention": "h.*.attn", "mlp": "h.*.mlp"}'
+        )
+    classes = dict.fromkeys(type(tree[path]).__name__ for path in found)
+    if len(classes) > 1:
+        raise InputError(
+            f"branches: {name} has layers of {' and '.join(classes)}: one kind of layers is needed; name those of one, "
+            'as branches={"attention": "h.*.attn", "mlp": "h.*.mlp"}'
+        )
+    return found
+
+
+def _ends(tree: Mapping[str, Any], path: str, choices: Sequence[str | Ends]) -> Ends | None:
+    """The first choice that is inside a module."""
+    for choice in choices:
+        reader, writer = (_inside(path, end) for end in ((choice, choice) if isinstance(choice, str) else choice))
+        if _called(tree.get(reader)) and _called(tree.get(writer)):
+            return reader, writer
+    return None
+
+
+def _called(module: Any) -> bool:
+    return callable(module) and not _is_a(module, CONTAINERS)
+
+
+def _is_a(module: Any, classes: Sequence[str]) -> bool:
+    return any(kind.__name__ in classes for kind in type(module).__mro__)
+
+
+def _require_plain(path: str, layer: Any, name: str) -> None:
+    """Check that what branches return is added to the stream as it is, and that they read nothing else."""
+    for child, _ in children(layer):
+        if NORM_AFTER.fullmatch(child):
+            raise InputError(
+                f"branches: {path or 'the layer'} of {name} has a norm after a branch ({child}): increments that are "
+                "normalised have another law"
+            )
+        if child in CROSS_ATTENTION:
+            raise InputError(
+                f"branches: {path or 'the layer'} of {name} has cross-attention ({child}), for which there is no law"
+            )
+
+
+def _named(tree: Mapping[str, Any], patterns: Any, name: str) -> list[tuple[str, Ends]]:
+    """The kinds and ends of the branches that patterns name, in order."""
+    if not isinstance(patterns, Mapping) or not patterns:
+        raise InputError(f"branches: a dict of kinds and globs of paths is needed, got {shown(patterns)}")
+    found = []
+    for place, (kind, given) in enumerate(patterns.items()):
+        globs = (given,) if isinstance(given, str) else given
+        if (
+            not isinstance(globs, tuple | list)
+            or len(globs) not in (1, 2)
+            or not all(isinstance(g, str) for g in globs)
+        ):
+            raise InputError(f"branches: {kind}: a glob of paths, or (reader, writer), is needed, got {shown(given)}")
+        readers, writers = (_matches(tree, glob, kind, name) for glob in (globs[0], globs[-1]))
+        if len(readers) != len(writers):
+            counts = f"{globs[0]!r} matches {len(readers)} modules and {globs[-1]!r} {len(writers)}"
+            raise InputError(f"branches: {kind}: {counts}: each reader needs a writer")
+        ends = zip(readers, writers, strict=True)
+        found += [(index, place, kind, (reader, writer)) for (index, reader), (_, writer) in ends]
+    return [(kind, ends) for *_, kind, ends in sorted(found)]
+
+
+def _matches(tree: Mapping[str, Any], glob: str, kind: str, name: str) -> list[tuple[list[tuple], str]]:
+    """The paths that a glob matches, with what stands for its wildcards, in the order of that; numbers by size."""
+    parts, found = glob.split("."), []
+    for path in tree:
+        names = path.split(".")
+        if len(names) == len(parts) and all(map(fnmatch.fnmatchcase, names, parts)):
+            wild = [own for own, part in zip(names, parts, strict=True) if own != part]
+            found.append(([(not own.isdigit(), int(own) if own.isdigit() else 0, own) for own in wild], path))
+    if not found:
+        ending = next((path for path in tree if path and path.split(".")[-1] == parts[-1]), None)
+        hint = f"; there is {ending!r}" if ending else ""
+        raise InputError(f"branches: {kind}: {glob!r} matches no module of {name}{hint}")
+    return sorted(found)

@@ -1,3 +1,4 @@
+from . import auditing as auditing
 from . import blocks as blocks
 from . import covariance as covariance
 from . import criteria as criteria
@@ -18,6 +19,7 @@ from . import tuning as tuning
 from ._cache import use_compilation_cache as use_compilation_cache
 from ._files import InputError as InputError
 from ._version import __version__ as __version__
+from .auditing import audit as audit
 from .covariance import CAUSAL as CAUSAL
 from .covariance import Pattern as Pattern
 from .covariance import equicorrelated as equicorrelated

@@ -1,8 +1,11 @@
-from ._audit import audit as audit
+from ._call import audit as audit
 from ._estimates import Estimate as Estimate
 from ._figure import plot_audit as plot_audit
+from ._monitor import Monitor as Monitor
 from ._over_depth import over_depth as over_depth
 from ._recipe import Matrix as Matrix
 from ._recipe import Recipe as Recipe
 from ._recipe import declared as declared
 from ._result import Audit as Audit
+from ._scaling import Scaling as Scaling
+from ._scaling import scaling as scaling

@@ -8,20 +8,17 @@ import xarray as xr
 from jaxtyping import PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._describe import describe
-from sdeinfer.auditing._inputs import default_inputs
+from sdeinfer.auditing._describe import describe, drawn
+from sdeinfer.auditing._inputs import TOKENS, check_inputs, default_inputs
 from sdeinfer.auditing._judge import judge
 from sdeinfer.auditing._observe import Seen, observed
 from sdeinfer.auditing._recipe import Recipe, declared
-from sdeinfer.auditing._recipes import recipe_of
+from sdeinfer.auditing._lookup import recipe_of
 from sdeinfer.auditing._result import Audit
 from sdeinfer.blocks import SelfAttention
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers import Stack
 from sdeinfer.observation import validate_branches
-
-TOKENS = 4
-"""Number of tokens of a causal prompt that are observed."""
 
 
 def audit(
@@ -65,11 +62,13 @@ def audit(
             raise InputError("architecture: the blocks of one layer are needed beside a Dataset, as a si.Stack")
         name, sd, seen = "Dataset", None, Seen(validate_branches(model))
     else:
-        described = describe(model, patterns=branches, architecture=architecture)
+        network, _ = drawn(model)
+        described = describe(network, patterns=branches, architecture=architecture)
         name, sd, architecture = described.name, described.sd, described.architecture
-        inputs = default_inputs(model) if inputs is None else inputs
-        seen = observed(model, inputs, described, networks=networks, tokens=tokens, seed=seed, key=key)
-    assert architecture is not None
+        inputs = default_inputs(network) if inputs is None else inputs
+        first = check_inputs(network, inputs, architecture, tokens=tokens)
+        del network  # one network in memory at a time
+        seen = observed(model, inputs, described, networks=networks, tokens=first, seed=seed, key=key)
     blocks = with_pattern(architecture, Pattern.in_attributes(seen.data.attrs))
     rule = None if recipe is None else recipe_of(recipe, sd=sd)
     if rule is not None:

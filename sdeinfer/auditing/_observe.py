@@ -10,8 +10,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from sdeinfer.auditing._description import Description
 from sdeinfer.auditing._stream import Stream, watched
-from sdeinfer.blocks import SelfAttention
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.blocks import BlockOrder
 from sdeinfer.observation import observe_branches
 
 
@@ -34,7 +33,7 @@ def observed(
     described: Description,
     *,
     networks: int,
-    tokens: int,
+    tokens: slice | None,
     seed: int,
     key: PRNGKeyArray | None,
 ) -> Seen:
@@ -45,20 +44,18 @@ def observed(
         inputs: its input.
         described: its branches and blocks.
         networks: number of networks.
-        tokens: number of tokens of each causal prompt that are observed.
+        tokens: the tokens of each prompt to observe; None for all.
         seed: seed of the weights of PyTorch's networks.
         key: PRNG key of those of others; None for the one of `seed`.
     """
-    pattern = pattern_of(described)
-    # A prefix of a causal prompt attends to itself only.
-    first = slice(0, tokens if pattern.causal else None)
-    settings = {"networks": networks, "tokens": first, "pattern": pattern}
+    pattern = BlockOrder.of(described.architecture, depth=1).pattern
+    settings = {"networks": networks, "tokens": tokens, "pattern": pattern}
     if described.library != "torch":
         run = observe_branches.flax if described.library == "flax" else observe_branches.equinox
         return Seen(run(model, inputs, described.branches, key=jr.key(seed) if key is None else key, **settings))
     streams: list[Stream] = []
     try:
-        branches = watched(described.branches, described.layers, first, streams)
+        branches = watched(described.branches, described.layers, tokens or slice(None), streams)
         data = observe_branches.torch(model, inputs, branches, seed=seed, **settings)
     finally:
         for each in streams:
@@ -68,13 +65,6 @@ def observed(
         data = scaled(data, np.stack([np.concatenate([layer[1:] for layer in each or ()]) for each in factors]))
     covariances = [each.covariances for each in streams]
     return Seen(data, np.array(covariances) if all(covariances) else None)
-
-
-def pattern_of(described: Description) -> Pattern:
-    """Which tokens each token of the model attends to."""
-    assert described.architecture is not None
-    blocks = described.architecture.layers
-    return next((b.branch.pattern for b in blocks if isinstance(b.branch, SelfAttention)), EVERY_TOKEN)
 
 
 def scaled(data: xr.Dataset, factors: Float[np.ndarray, "networks branches"]) -> xr.Dataset:

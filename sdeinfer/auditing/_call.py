@@ -1,0 +1,18 @@
+"""`si.audit`, with what belongs to it."""
+
+from sdeinfer.auditing import _recipes
+from sdeinfer.auditing._audit import audit as _audit
+from sdeinfer.auditing._monitor import Monitor
+from sdeinfer.auditing._scaling import scaling
+
+
+class Auditing:
+    """`audit(model, inputs, recipe=…)`; `audit.recipes`, `audit.scaling` and `audit.Monitor` are beside it."""
+
+    recipes = _recipes
+    scaling = staticmethod(scaling)
+    Monitor = Monitor
+    __call__ = staticmethod(_audit)
+
+
+audit = Auditing()

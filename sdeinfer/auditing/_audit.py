@@ -11,9 +11,9 @@ from sdeinfer._files import InputError
 from sdeinfer.auditing._describe import describe, drawn
 from sdeinfer.auditing._inputs import TOKENS, check_inputs, default_inputs
 from sdeinfer.auditing._judge import judge
+from sdeinfer.auditing._lookup import recipe_of
 from sdeinfer.auditing._observe import Seen, observed
 from sdeinfer.auditing._recipe import Recipe, declared
-from sdeinfer.auditing._lookup import recipe_of
 from sdeinfer.auditing._result import Audit
 from sdeinfer.blocks import SelfAttention
 from sdeinfer.covariance import Pattern

@@ -1,5 +1,3 @@
-from ._advice import at_least as at_least
-from ._advice import at_most as at_most
 from ._advice import of_contractions as of_contractions
 from ._advice import of_truth as of_truth
 from ._advice import sampler_verdicts as sampler_verdicts
@@ -35,3 +33,5 @@ from ._thresholds import MOVE as MOVE
 from ._verdict import Check as Check
 from ._verdict import Topic as Topic
 from ._verdict import Verdict as Verdict
+from ._verdict import at_least as at_least
+from ._verdict import at_most as at_most

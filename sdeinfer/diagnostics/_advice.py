@@ -39,7 +39,7 @@ from sdeinfer.diagnostics._thresholds import (
     SCATTER_RATIO,
     SPREAD,
 )
-from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Topic, Verdict
+from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Verdict, at_least, at_most
 from sdeinfer.layers import Architecture
 
 CONTRACTED = " contraction"
@@ -47,18 +47,6 @@ CONTRACTED = " contraction"
 DISTANCE = "distance from the SDE, floors"
 
 ALL_EXPLODE = "every prediction explodes before the last layer, as no network does: see the priors, and the range"
-
-
-def at_most(topic: Topic, name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:
-    """A verdict that passes if the value is at most the threshold (`strict`: below it); NaN fails."""
-    value = float(value)
-    return Verdict(topic, name, value, threshold, value < threshold if strict else value <= threshold, advice)
-
-
-def at_least(topic: Topic, name: str, value: Any, threshold: float, advice: str) -> Verdict:
-    """A verdict that passes if the value is at least the threshold; NaN fails."""
-    value = float(value)
-    return Verdict(topic, name, value, threshold, value >= threshold, advice)
 
 
 def of_layers(

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from scipy import stats
 
 from sdeinfer.blocks import interpolated
-from sdeinfer.diagnostics._advice import at_most
 from sdeinfer.diagnostics._dependence import (
     Dependence,
     dependence_of_pairs,
@@ -18,7 +17,7 @@ from sdeinfer.diagnostics._dependence import (
     kurtosis_of_normals,
 )
 from sdeinfer.diagnostics._thresholds import LEVEL
-from sdeinfer.diagnostics._verdict import Verdict
+from sdeinfer.diagnostics._verdict import Verdict, at_most
 
 TESTS = 7
 """Number of tests of the law, among which `LEVEL` is divided."""

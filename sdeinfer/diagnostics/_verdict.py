@@ -1,7 +1,7 @@
 """Result of a check: single verdicts and the overall verdict."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -54,6 +54,18 @@ class Verdict:
     def state(self) -> State:
         """Whether it passed; "unsure" for a parameter that the data do not identify, which is no defect of the fit."""
         return "pass" if self.passed else "unsure" if self.topic == "identified" else "fail"
+
+
+def at_most(topic: Topic, name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:
+    """A verdict that passes if the value is at most the threshold (`strict`: below it); NaN fails."""
+    value = float(value)
+    return Verdict(topic, name, value, threshold, value < threshold if strict else value <= threshold, advice)
+
+
+def at_least(topic: Topic, name: str, value: Any, threshold: float, advice: str) -> Verdict:
+    """A verdict that passes if the value is at least the threshold; NaN fails."""
+    value = float(value)
+    return Verdict(topic, name, value, threshold, value >= threshold, advice)
 
 
 @dataclasses.dataclass(frozen=True)

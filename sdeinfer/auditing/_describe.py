@@ -141,7 +141,9 @@ def _require_plain_attention(network: Any, name: str) -> None:
     """Check that attention does not normalise queries and keys, which configurations need not say."""
     for path in modules(network):
         if path.rpartition(".")[2] in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"):
-            raise InputError(f"model: {name} has normalised queries and keys ({path}), and the law of blocks has not")
+            raise InputError(
+                f"model: {name} has normalised queries and keys ({path}), for which there is no law of blocks"
+            )
 
 
 def _checked(architecture: AbstractLayer, found: list[tuple[str, Any, Any]], pattern: Pattern | None) -> Stack:
@@ -150,8 +152,6 @@ def _checked(architecture: AbstractLayer, found: list[tuple[str, Any, Any]], pat
     Raises:
         InputError: for what is no block, and for other heads or another pattern.
     """
-    if not isinstance(architecture, AbstractLayer):
-        raise InputError(f"architecture: a si.Stack of si.blocks.Block is needed, got {shown(architecture)}")
     order = BlockOrder.of(architecture, depth=1)
     blocks = [block.branch for block in order.blocks if isinstance(block.branch, SelfAttention)]
     for _, reader, _ in found:

@@ -195,10 +195,8 @@ def _require_plain(path: str, layer: Any, name: str) -> None:
             )
 
 
-def _named(tree: Mapping[str, Any], patterns: Any, name: str) -> list[tuple[str, Ends]]:
+def _named(tree: Mapping[str, Any], patterns: Mapping[str, Any], name: str) -> list[tuple[str, Ends]]:
     """The kinds and ends of the branches that patterns name, in order."""
-    if not isinstance(patterns, Mapping) or not patterns:
-        raise InputError(f"branches: a dict of kinds and globs of paths is needed, got {shown(patterns)}")
     found = []
     for place, (kind, given) in enumerate(patterns.items()):
         globs = (given,) if isinstance(given, str) else given

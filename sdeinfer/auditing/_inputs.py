@@ -1,6 +1,7 @@
 """Inputs of a model: a default for Hugging Face models, and how many tokens of them are observed."""
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ from sdeinfer._files import InputError
 from sdeinfer.auditing._describe import configuration_of, drawn
 from sdeinfer.blocks import BlockOrder
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.observation._library import library
 
 MOST_TOKENS = 12
 """Largest number of observed tokens, of all prompts: the law of an increment is one of m (m + 1)/2 numbers."""
@@ -77,7 +77,7 @@ def check_inputs(model: Any, inputs: Any, architecture: AbstractLayer, *, tokens
 
 def _prompt(network: Any, config: Any) -> dict[str, Any]:
     """Tokens from the middle of the vocabulary, since special ones are at its ends."""
-    torch = library("torch")
+    torch = sys.modules["torch"]
     special = set()
     for name, value in config.to_dict().items():
         if name.endswith(("_token_id", "_token_index")):
@@ -91,7 +91,7 @@ def _prompt(network: Any, config: Any) -> dict[str, Any]:
 
 def _image(network: Any, config: Any) -> dict[str, Any]:
     """An image of independent normal pixels, of which no two patches are equal."""
-    torch = library("torch")
+    torch = sys.modules["torch"]
     patch = getattr(config, "patch_size", None)
     if patch is None:
         raise InputError(f"inputs: needed for {type(network).__name__}: an image of few patches")

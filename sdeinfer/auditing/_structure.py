@@ -91,7 +91,7 @@ def of_configuration(config: Any, name: str, pattern: Pattern | None = None) -> 
     """
     for what, has in WITHOUT_LAW.items():
         if has(config):
-            raise InputError(f"model: {name} has {what}, and the law of blocks has not")
+            raise InputError(f"model: {name} has {what}, for which there is no law of blocks")
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise unknown(f"{name} (model type {config.model_type!r})")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 
 from sdeinfer._arguments import shown
@@ -132,7 +133,7 @@ def matrices(block: Block, *, width: int, layers: int) -> dict[Role, Matrix]:
 def _features(branch: SelfAttention | MLP, width: int) -> int:
     """The number of hidden features, rows of the last matrix."""
     hidden = functools.partial(branch.hidden, key=jr.key(0))
-    return jax.eval_shape(hidden, jax.ShapeDtypeStruct((1, width), float)).shape[1]
+    return jax.eval_shape(hidden, jax.ShapeDtypeStruct((1, width), jnp.float32)).shape[1]
 
 
 def _require_block(layer: AbstractLayer) -> Block:

@@ -1,6 +1,7 @@
 """Recipes by name, and from a user's own standard deviations."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -45,7 +46,7 @@ def _named(name: str, sd: float | None) -> Recipe:
 
 
 def _own(sds: Mapping[Any, Any]) -> Recipe:
-    """A recipe of standard deviations by role."""
+    """A recipe of standard deviations by role; it has the scale 1/√(2L) if those of the last matrices have."""
     roles = get_args(Role)
     for role, sd in sds.items():
         if role not in roles:
@@ -58,4 +59,10 @@ def _own(sds: Mapping[Any, Any]) -> Recipe:
             raise InputError(f"recipe: a standard deviation is needed for {matrix.role}, got none")
         return sds[matrix.role]
 
-    return Recipe("the given standard deviations", "the user", of)
+    def factors(matrix: Matrix) -> dict[str, float]:
+        first = {"attention output": "value", "mlp output": "up"}.get(matrix.role)
+        scale = 1 / math.sqrt(2 * matrix.layers)
+        known = first in sds and matrix.role in sds
+        return {"1/√(2L)": scale} if known and math.isclose(sds[matrix.role], scale * sds[first], rel_tol=0.01) else {}
+
+    return Recipe("the given standard deviations", "the user", of, factors=factors)

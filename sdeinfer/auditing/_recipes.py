@@ -10,7 +10,6 @@ from sdeinfer.auditing._recipe import Matrix, Recipe
 
 SD = 0.02
 """The standard deviation of GPT-2, BERT and Llama, the default `initializer_range` of their configurations."""
-
 _QUERY_KEY = ("query", "key")
 _GAINS = {
     "linear": 1.0,
@@ -99,7 +98,7 @@ def xavier(gain: float = 1.0) -> Recipe:
 
     def factors(matrix: Matrix) -> dict[str, float]:
         del matrix
-        return {} if gain == 1 else {"the gain": gain}
+        return {} if gain == 1 else {"gain": gain}
 
     return Recipe(
         "xavier", "Glorot and Bengio 2010, Eq. 16; torch/nn/init.py", _scaled(_xavier, factors), factors=factors
@@ -122,7 +121,7 @@ def kaiming(nonlinearity: str = "relu", mode: str = "fan_in") -> Recipe:
 
     def factors(matrix: Matrix) -> dict[str, float]:
         del matrix
-        return {} if gain == 1 else {f"the gain of {nonlinearity}": gain}
+        return {} if gain == 1 else {"gain": gain}
 
     sd = _scaled(lambda matrix: getattr(matrix, mode) ** -0.5, factors)
     return Recipe("kaiming", "arXiv 1502.01852, Eq. 10 and 14; torch/nn/init.py", sd, factors=factors)

@@ -3,12 +3,15 @@
 import dataclasses
 import math
 
+import equinox as eqx
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pytest
 from block_references import rotated
 from budget import assert_mean
 from conftest import random_covariance
+from flax import nnx
 from references import packed
 from scipy import special
 
@@ -82,6 +85,18 @@ def test_what_beside_weights_a_recipe_gives():
     assert completep(base_width=16, base_layers=2, alpha=0.5).multiplier(8) == 0.5
     query = Matrix("query", 64, 64, WIDTH, LAYERS)
     assert t_fixup(query_key_gain=math.sqrt(0.5)).sd(query) == pytest.approx(128**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kernel"),
+    [
+        (lecun(), lambda: nnx.Linear(64, 256, rngs=nnx.Rngs(0)).kernel[...]),
+        (pytorch_linear(), lambda: eqx.nn.Linear(64, 256, key=jr.key(0)).weight),
+    ],
+    ids=["flax", "equinox"],
+)
+def test_the_defaults_of_libraries(recipe, kernel):
+    assert_mean(np.ravel(kernel()) ** 2, recipe.sd(Matrix("up", 64, 256, WIDTH, LAYERS)) ** 2)
 
 
 @pytest.mark.parametrize(

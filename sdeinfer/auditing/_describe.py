@@ -1,7 +1,8 @@
 """Describe a model before it runs: its library, residual branches, and the structure of its blocks."""
 
+import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +16,9 @@ from sdeinfer.auditing._structure import of_configuration, of_encoder_layer, unk
 from sdeinfer.blocks import BlockOrder, SelfAttention
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers import AbstractLayer, Stack
+
+QUERY_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+"""Names of norms inside of attention."""
 
 
 def describe(
@@ -57,18 +61,18 @@ def drawn(model: Any) -> tuple[Any, Library]:
     Raises:
         InputError: for anything else.
     """
-    kinds = _modules_of_libraries()
-    for library, kind in kinds.items():
+    libraries = list(_libraries())
+    for library, kind, _ in libraries:
         if isinstance(model, kind):
             return model, library
     needed = "a module of PyTorch, Flax (NNX) or Equinox, or a function that makes one of a seed, nnx.Rngs or a key,"
     if not callable(model):
         raise InputError(f"model: {needed} is needed, got {shown(model)}")
     problems = []
-    for library, kind in kinds.items():
+    for library, kind, draw in libraries:
         try:
-            network = _drawing(library)(model)
-        except Exception as error:  # noqa: BLE001  a function of another library's argument raises what it will
+            network = draw(model)
+        except Exception as error:  # a function of another library's argument raises what it will
             problems.append(f"{library}: {first_line(error)}")
             continue
         if isinstance(network, kind):
@@ -86,30 +90,19 @@ def configuration_of(network: Any) -> Any:
     return None if model is None else model.config.get_text_config()
 
 
-def _modules_of_libraries() -> dict[Library, type]:
-    """The class of modules of each library that is imported: no other can have made a module."""
-    found: dict[Library, type] = {}
+def _libraries() -> Iterator[tuple[Library, type, Callable[[Callable], Any]]]:
+    """Each imported library, as no other can have made a module: its class of modules, and how it calls a function."""
     if torch := sys.modules.get("torch"):
-        found["torch"] = torch.nn.Module
+        yield "torch", torch.nn.Module, functools.partial(_seeded, torch)
     if nnx := sys.modules.get("flax.nnx"):
-        found["flax"] = nnx.Module
-    found["equinox"] = eqx.Module
-    return found
+        yield "flax", nnx.Module, lambda make: make(nnx.Rngs(0))
+    yield "equinox", eqx.Module, lambda make: make(jr.key(0))
 
 
-def _drawing(library: Library) -> Callable[[Callable], Any]:
-    """Calls a function with the argument that `observe_branches` passes."""
-
-    def by_seed(make: Callable) -> Any:
-        torch = sys.modules["torch"]
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            return make(0)
-
-    def by_rngs(make: Callable) -> Any:
-        return make(sys.modules["flax.nnx"].Rngs(0))
-
-    return {"torch": by_seed, "flax": by_rngs, "equinox": lambda make: make(jr.key(0))}[library]
+def _seeded(torch: Any, make: Callable) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make(0)
 
 
 def _require_floats(network: Any, library: Library) -> None:
@@ -129,21 +122,15 @@ def _told(network: Any, layers: list[Any], pattern: Pattern | None) -> Stack:
     """The blocks that a model tells."""
     name, config = type(network).__name__, configuration_of(network)
     if config is not None:
-        _require_plain_attention(network, name)
+        for path in modules(network):
+            if path.rpartition(".")[2] in QUERY_NORMS:  # not in every configuration
+                what = f"normalised queries and keys ({path})"
+                raise InputError(f"model: {name} has {what}, for which there is no law of blocks")
         return of_configuration(config, name, pattern)
     encoder = getattr(getattr(sys.modules.get("torch"), "nn", None), "TransformerEncoderLayer", None)
     if encoder is not None and layers and all(isinstance(layer, encoder) for layer in layers):
         return of_encoder_layer(layers[0], name, pattern)
     raise unknown(name)
-
-
-def _require_plain_attention(network: Any, name: str) -> None:
-    """Check that attention does not normalise queries and keys, which configurations need not say."""
-    for path in modules(network):
-        if path.rpartition(".")[2] in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"):
-            raise InputError(
-                f"model: {name} has normalised queries and keys ({path}), for which there is no law of blocks"
-            )
 
 
 def _checked(architecture: AbstractLayer, found: list[tuple[str, Any, Any]], pattern: Pattern | None) -> Stack:

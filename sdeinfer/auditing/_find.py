@@ -39,15 +39,9 @@ MLP = (
 )
 """Names of a branch inside its layer, one or those of (reader, writer); the first that a layer has is taken."""
 
-MULTIHEAD = ("MultiheadAttention", "MultiHeadAttention")
-"""Classes of attention of PyTorch, Equinox and Flax."""
-
 CROSS_ATTENTION = ("crossattention", "encoder_attn", "multihead_attn", "cross_attn", "cross_attention")
 NORM_AFTER = re.compile(r"post_(feedforward|feed_forward|ffn|mlp|self_attn)_?(layer)?norm")
 """A norm between a branch and its sum; the `post_attention_layernorm` of a Llama is one before the MLP."""
-
-CONTAINERS = ("ModuleList", "ModuleDict")
-"""Modules of PyTorch that are never called."""
 
 
 def find(
@@ -66,13 +60,12 @@ def find(
 
     Raises:
         InputError: if no branch is found, for globs that match nothing or different numbers of readers and writers, and
-            for layers with cross-attention, a norm after a branch, or of several classes.
+            for layers with cross-attention, a norm or LayerScale after a branch, or of several classes.
     """
     tree, name = modules(model), type(model).__name__
     found = _layers(tree, name) if patterns is None else {}
-    places = [branch for layer in found.values() for branch in layer]
-    if patterns is not None:
-        places = _named(tree, patterns, name)
+    named = [] if patterns is None else _named(tree, patterns, name)
+    places = [branch for layer in found.values() for branch in layer] + named
 
     def branches(network: Any) -> list[tuple[str, Any, Any]]:
         return [(kind, module_at(network, reader), module_at(network, writer)) for kind, (reader, writer) in places]
@@ -126,8 +119,8 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def multihead(module: Any) -> bool:
-    """Whether it is a library's module of attention."""
-    return _is_a(module, MULTIHEAD)
+    """Whether it is the attention of PyTorch, Equinox or Flax."""
+    return _is_a(module, ("MultiheadAttention", "MultiHeadAttention"))
 
 
 def _is_node(value: Any) -> bool:
@@ -174,7 +167,7 @@ def _ends(tree: Mapping[str, Any], path: str, choices: Sequence[str | Ends]) -> 
 
 
 def _called(module: Any) -> bool:
-    return callable(module) and not _is_a(module, CONTAINERS)
+    return callable(module) and not _is_a(module, ("ModuleList", "ModuleDict"))  # which PyTorch cannot call
 
 
 def _is_a(module: Any, classes: Sequence[str]) -> bool:
@@ -183,35 +176,37 @@ def _is_a(module: Any, classes: Sequence[str]) -> bool:
 
 def _require_plain(path: str, layer: Any, name: str) -> None:
     """Check that what branches return is added to the stream as it is, and that they read nothing else."""
-    for child, _ in children(layer):
+    for child, module in children(layer):
+        problem = None
         if NORM_AFTER.fullmatch(child):
-            raise InputError(
-                f"branches: {path or 'the layer'} of {name} has a norm after a branch ({child}): increments that are "
-                "normalised have another law"
-            )
-        if child in CROSS_ATTENTION:
-            raise InputError(
-                f"branches: {path or 'the layer'} of {name} has cross-attention ({child}), for which there is no law"
-            )
+            problem = f"a norm after a branch ({child}): increments that are normalised have another law"
+        elif _is_a(module, ("LayerScale",)):
+            problem = f"LayerScale ({child}): increments that are rescaled have another law"
+        elif child in CROSS_ATTENTION:
+            problem = f"cross-attention ({child}), for which there is no law"
+        if problem:
+            raise InputError(f"branches: {path or 'the layer'} of {name} has {problem}")
 
 
 def _named(tree: Mapping[str, Any], patterns: Mapping[str, Any], name: str) -> list[tuple[str, Ends]]:
     """The kinds and ends of the branches that patterns name, in order."""
     found = []
     for place, (kind, given) in enumerate(patterns.items()):
-        globs = (given,) if isinstance(given, str) else given
-        if (
-            not isinstance(globs, tuple | list)
-            or len(globs) not in (1, 2)
-            or not all(isinstance(g, str) for g in globs)
-        ):
-            raise InputError(f"branches: {kind}: a glob of paths, or (reader, writer), is needed, got {shown(given)}")
-        readers, writers = (_matches(tree, glob, kind, name) for glob in (globs[0], globs[-1]))
+        match given:
+            case str():
+                ends = given, given
+            case (str(), str()):
+                ends = tuple(given)
+            case _:
+                raise InputError(
+                    f"branches: {kind}: a glob of paths, or (reader, writer), is needed, got {shown(given)}"
+                )
+        readers, writers = (_matches(tree, glob, kind, name) for glob in ends)
         if len(readers) != len(writers):
-            counts = f"{globs[0]!r} matches {len(readers)} modules and {globs[-1]!r} {len(writers)}"
+            counts = f"{ends[0]!r} matches {len(readers)} modules and {ends[1]!r} {len(writers)}"
             raise InputError(f"branches: {kind}: {counts}: each reader needs a writer")
-        ends = zip(readers, writers, strict=True)
-        found += [(index, place, kind, (reader, writer)) for (index, reader), (_, writer) in ends]
+        pairs = zip(readers, writers, strict=True)
+        found += [(index, place, kind, (reader, writer)) for (index, reader), (_, writer) in pairs]
     return [(kind, ends) for *_, kind, ends in sorted(found)]
 
 
@@ -222,7 +217,7 @@ def _matches(tree: Mapping[str, Any], glob: str, kind: str, name: str) -> list[t
         names = path.split(".")
         if len(names) == len(parts) and all(map(fnmatch.fnmatchcase, names, parts)):
             wild = [own for own, part in zip(names, parts, strict=True) if own != part]
-            found.append(([(not own.isdigit(), int(own) if own.isdigit() else 0, own) for own in wild], path))
+            found.append(([(int(own) if own.isdigit() else -1, own) for own in wild], path))
     if not found:
         ending = next((path for path in tree if path and path.split(".")[-1] == parts[-1]), None)
         hint = f"; there is {ending!r}" if ending else ""

@@ -57,7 +57,7 @@ ACTIVATIONS = {
 
 SAME_ROTATIONS = ("default", "dynamic", "llama3")
 """Types of rotations that turn the first tokens as the default does: "dynamic" is equal up to the longest prompt of the
-configuration, and "llama3" slows only angles that are below 0.04 for a dozen tokens."""
+configuration, and "llama3" slows only turns of more than 2,000 tokens, a dozen tokens by at most 0.04."""
 
 WITHOUT_LAW: dict[str, Callable[[Any], bool]] = {
     "ALiBi": lambda config: config.model_type in ("bloom", "mpt") or _any(config, "alibi"),
@@ -67,8 +67,6 @@ WITHOUT_LAW: dict[str, Callable[[Any], bool]] = {
     ),
     "rotations of a part of each head": lambda config: _rotated_part(config) < 1,
     "rescaled rotations": lambda config: _rotations(config).get("rope_type", "default") not in SAME_ROTATIONS,
-    "normalised queries and keys": lambda config: _any(config, "use_qk_norm", "qk_layernorm"),
-    "capped logits": lambda config: _any(config, "attn_logit_softcapping"),
     "logits with another factor than 1/√d_k": lambda config: (
         _any(config, "scale_attn_by_inverse_layer_idx") or not getattr(config, "scale_attn_weights", True)
     ),

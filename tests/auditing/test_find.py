@@ -53,6 +53,10 @@ class MultiheadAttention(Tree):
     pass
 
 
+class LayerScale(Tree):
+    pass
+
+
 def tree(*paths):
     """A tree with modules at these paths."""
     inside = {}
@@ -124,6 +128,11 @@ def test_patterns_name_branches_in_the_order_of_layers():
     [
         (tree("h.0.mlp"), None, "branches: no residual branch found in Tree: no module has attention and an MLP"),
         (tree("attn", "mlp", "post_feedforward_layernorm"), None, "branches: the layer of Tree has a norm after a br"),
+        (
+            Tree(attn=Tree(), mlp=Tree(), ls1=LayerScale()),
+            None,
+            r"branches: the layer of Tree has LayerScale \(ls1\): inc",
+        ),
         (tree("h.0.attn", "h.0.mlp", "h.0.crossattention"), None, "branches: h.0 of Tree has cross-attention"),
         (
             Tree(a=tree("attn", "mlp"), b=OtherLayer(attn=Tree(), mlp=Tree())),
@@ -297,8 +306,6 @@ def test_a_configuration_tells_its_blocks(kind, values, expected):
         ("gpt2", GPT2 | {"scale_attn_weights": False}, "model: Model has logits with another factor than 1/√d_k"),
         ("dinov2", BERT | {"layerscale_value": 1.0}, "model: Model has LayerScale"),
         ("mixtral", LLAMA | {"num_local_experts": 8}, "model: Model has experts"),
-        ("gemma2", LLAMA | {"attn_logit_softcapping": 50.0}, "model: Model has capped logits"),
-        ("stablelm", LLAMA | {"qk_layernorm": True}, "model: Model has normalised queries and keys"),
         ("vit", BERT | {"hidden_act": "quick_gelu"}, "model: Model has the activation 'quick_gelu', which is none of"),
         ("falcon", BERT, r"architecture: Model \(model type 'falcon'\) does not tell its blocks; give them, as arch"),
     ],

@@ -71,10 +71,11 @@ def audit(
         seen = observed(model, inputs, described, networks=networks, tokens=first, seed=seed, key=key)
     blocks = with_pattern(architecture, Pattern.in_attributes(seen.data.attrs))
     rule = None if recipe is None else recipe_of(recipe, sd=sd)
-    if rule is not None:
+    if rule is not None or sd is not None:
+        # Without a recipe the first matrices are assumed to be as configured.
         layers = -(-seen.data.sizes["branch"] // len(blocks.layers))
-        blocks = declared(blocks, rule, width=int(seen.data["width"].values[0]), layers=layers)
-    return judge(seen, blocks, rule, name=name)
+        blocks = declared(blocks, rule or recipe_of("normal", sd=sd), width=int(seen.data["width"][0]), layers=layers)
+    return judge(seen, blocks, rule, name=name, sd=sd)
 
 
 def with_pattern(architecture: Stack, pattern: Pattern) -> Stack:

@@ -56,10 +56,10 @@ class Estimate:
         """The parameter itself."""
         return self.ratio * self.declared
 
-    def p(self, tolerance: float) -> float:
-        """Two-sided p-value of a ratio within a factor of `tolerance` of 1."""
-        distance = max(abs(self.log_ratio) - math.log(tolerance), 0.0)
-        return float(2 * stats.norm.sf(distance / self.sd))
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of the declared value."""
+        return float(2 * stats.norm.sf(abs(self.log_ratio) / self.sd))
 
     def __str__(self) -> str:
         """The ratio with one standard deviation."""

@@ -1,15 +1,20 @@
 """Observed branches against declared blocks: estimates, and tests of the law."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import xarray as xr
+from jaxtyping import Float
 
+from sdeinfer.auditing._causes import causes
 from sdeinfer.auditing._estimates import IDENTIFIED, Estimate, shape_estimate, strength_estimate
+from sdeinfer.auditing._in_words import Found, in_words
 from sdeinfer.auditing._observe import Seen
-from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.auditing._recipe import Recipe, matrices
 from sdeinfer.auditing._result import Audit
-from sdeinfer.blocks import BlockOrder, branch_coefficients, labelled
-from sdeinfer.diagnostics import BranchTests, Verdict
+from sdeinfer.blocks import Block, BlockOrder, branch_coefficients, labelled
+from sdeinfer.diagnostics import BranchTests, Verdict, dependences_of_pairs
 from sdeinfer.layers import Stack
 
 ALIKE = 1.05
@@ -18,8 +23,24 @@ ALIKE = 1.05
 SIGNIFICANT = 0.002
 """False-alarm probability of the strengths of all blocks together."""
 
+COPIED = 0.5
+"""Share of an increment in that of the same block of another layer, above which their weights are called the same."""
 
-def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str) -> Audit:
+
+@dataclasses.dataclass(frozen=True)
+class _OfBlock:
+    """Estimates of a block, common to all layers."""
+
+    block: Block
+    strength: Estimate
+    shape: Estimate
+
+    @property
+    def parameter(self) -> str:
+        return self.shape.name.rpartition(".")[2]
+
+
+def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str, sd: float | None = None) -> Audit:
     """Compare observed branches with blocks.
 
     Arguments:
@@ -27,6 +48,7 @@ def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str) 
         architecture: the declared blocks of one layer.
         recipe: what declares their strengths, which are not judged if it is None.
         name: what was observed, in sentences.
+        sd: standard deviation of weights in the model's configuration, or None.
 
     Raises:
         InputError: for branches of other kinds or patterns than those of the blocks, see `BlockOrder.of_data`.
@@ -35,42 +57,52 @@ def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str) 
     order = BlockOrder.of_data(architecture, data)
     coefficients = branch_coefficients(data, order)
     at_declared = coefficients[:, :, coefficients.shape[2] // 2]
-    part = np.asarray(order.part)
-    strengths, shapes, assumed = [], [], []
-    for number, block in enumerate(order.names):
-        key = f"{block}.strength"
-        strengths.append(strength_estimate(key, order.strengths[key], at_declared[:, part == number]))
-        shape = next(key for key in order.shapes if key.startswith(f"{block}."))
-        found = shape_estimate(shape, order.shapes[shape], coefficients[:, part == number])
-        if found.sd < IDENTIFIED:
-            shapes.append(found)
-        else:
-            assumed.append(shape)
+    found = _estimates(order, coefficients, at_declared)
     tests = BranchTests(
         data,
         labelled(coefficients, order, data),
-        values={each.name: np.asarray(each.value) for each in strengths},
+        values={each.strength.name: np.asarray(each.strength.value) for each in found},
         declared=order.strengths | order.shapes,
         normed=order.normed,
     )
-    of_strengths = [] if recipe is None else [_of_strength(each, recipe, len(strengths)) for each in strengths]
+    branches = _by_branch(data, order, at_declared).assign(p=tests.of_each())
+    verdicts = tests.verdicts()
+    if recipe is not None:
+        verdicts += [_of_strength(each.strength, recipe, len(found)) for each in found]
+    sizes = {"width": int(data["width"].values[0]), "layers": -(-len(order.part) // len(order.blocks))}
     return Audit(
         name=name,
         recipe=recipe,
-        strengths=tuple(strengths),
-        shapes=tuple(shapes),
-        assumed=tuple(assumed),
-        branches=_by_branch(data, order, at_declared).assign(p=tests.of_each()),
-        verdicts=(*tests.verdicts(), *of_strengths),
-        causes=(),
-        words="",
+        strengths=tuple(each.strength for each in found),
+        shapes=tuple(each.shape for each in found if each.shape.sd < IDENTIFIED),
+        assumed=tuple(each.shape.name for each in found if each.shape.sd >= IDENTIFIED),
+        branches=branches,
+        verdicts=tuple(verdicts),
+        causes=(*_copies(data, order), *(() if recipe is None else _causes(found, verdicts, recipe, sizes))),
+        words=_words(found, branches, sizes, sd),
         architecture=architecture,
         data=data,
         stream=seen.stream,
     )
 
 
-def _by_branch(data: xr.Dataset, order: BlockOrder, at_declared: np.ndarray) -> pd.DataFrame:
+def _estimates(
+    order: BlockOrder,
+    coefficients: Float[np.ndarray, "networks branches grid 4"],
+    at_declared: Float[np.ndarray, "networks branches 4"],
+) -> list[_OfBlock]:
+    found, part = [], np.asarray(order.part)
+    shapes = list(order.shapes.items())
+    for number, (name, block) in enumerate(order.named()):
+        strength = strength_estimate(f"{name}.strength", float(block.strength), at_declared[:, part == number])
+        shape = shape_estimate(*shapes[number], coefficients[:, part == number])
+        found.append(_OfBlock(block, strength, shape))
+    return found
+
+
+def _by_branch(
+    data: xr.Dataset, order: BlockOrder, at_declared: Float[np.ndarray, "networks branches 4"]
+) -> pd.DataFrame:
     rows = []
     for branch, number in enumerate(order.part):
         name = f"{order.names[number]}.strength"
@@ -92,6 +124,44 @@ def _by_branch(data: xr.Dataset, order: BlockOrder, at_declared: np.ndarray) -> 
 
 def _of_strength(found: Estimate, recipe: Recipe, count: int) -> Verdict:
     """The strength of a block against the declared one."""
-    value = float(np.exp(abs(found.log_ratio))) if found.p(1.0) < SIGNIFICANT / count else 1.0
+    value = float(np.exp(abs(found.log_ratio))) if found.p < SIGNIFICANT / count else 1.0
     advice = f"{found.name} is {found} times what {recipe.name} declares"
     return Verdict("declared", f"ratio of {found.name} to the declared one", value, ALIKE, value <= ALIKE, advice)
+
+
+def _causes(found: list[_OfBlock], verdicts: list[Verdict], recipe: Recipe, sizes: dict[str, int]) -> list[str]:
+    """The likeliest mistake behind each parameter that failed."""
+    failed = {each.name.removeprefix("ratio of ").partition(" to the ")[0] for each in verdicts if not each.passed}
+    sentences = []
+    for each in found:
+        for parameter, estimate in (("strength", each.strength), (each.parameter, each.shape)):
+            if estimate.name in failed:
+                likely = causes(
+                    estimate.ratio, estimate.sd, parameter=parameter, block=each.block, recipe=recipe, **sizes
+                )
+                sentences += [likely[0].sentence] if likely else []
+    return sentences
+
+
+def _copies(data: xr.Dataset, order: BlockOrder) -> list[str]:
+    """The layers of each block that have the same weights."""
+    pairs, shares, _ = dependences_of_pairs(data) if len(order.part) > 1 else ([], np.zeros(0), None)
+    same: dict[int, set[int]] = {}
+    for (b, c), share in zip(pairs, shares, strict=True):
+        if share > COPIED and order.part[b] == order.part[c]:
+            same.setdefault(order.part[b], set()).update((b // len(order.blocks), c // len(order.blocks)))
+    return [
+        f"{order.names[part]} branches of layers {', '.join(map(str, sorted(layers)))} have the same weights"
+        for part, layers in same.items()
+    ]
+
+
+def _words(found: list[_OfBlock], branches: pd.DataFrame, sizes: dict[str, int], sd: float | None) -> str:
+    """What the last matrices are, in words."""
+    kinds = []
+    for each in found:
+        own = branches[branches["block"] == each.strength.name.rpartition(".")[0]]
+        *_, last = matrices(each.block, **sizes).values()
+        gain = float(each.block.branch.gain)
+        kinds.append(Found(own["block"].iloc[0], own["strength"].to_numpy(), own["sd"].to_numpy(), last.fan_in, gain))
+    return in_words(kinds, width=sizes["width"], sd=sd)

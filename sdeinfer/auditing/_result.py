@@ -87,7 +87,8 @@ class Audit:
             different = " and ".join(each.advice.partition(" times ")[0] for each in self.failed)
             return f"failed: {self.name}: {different}{against}{causes}"
         others = ", ".join(each.name for each in self.failed if each is not of_law[0])
-        return f"failed: {self.name}: {of_law[0].name}: {of_law[0].advice}" + (f" (also: {others})" if others else "")
+        also = f" (also: {others})" if others else ""
+        return f"failed: {self.name}: {'; '.join(self.causes) or of_law[0].advice}{also}"
 
     def to_frame(self) -> pd.DataFrame:
         """A table with one row for each block, and for each branch."""

@@ -8,6 +8,7 @@ from ._alternatives import alternatives as alternatives
 from ._branch_tests import BranchTests as BranchTests
 from ._check import check as check
 from ._consequences import consequences as consequences
+from ._dependence import dependences_of_pairs as dependences_of_pairs
 from ._design import Design as Design
 from ._design import design as design
 from ._distance import distance as distance

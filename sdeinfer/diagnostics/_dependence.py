@@ -42,11 +42,19 @@ def dependences_on_input(data: xr.Dataset) -> tuple[Float[np.ndarray, " branches
 
 
 def dependence_of_pairs(data: xr.Dataset) -> Dependence:
-    """Whether the increments of two branches depend linearly on each other, for the worst pair."""
+    """Whether the increments of two branches depend linearly on each other: the worst pair of `dependences_of_pairs`."""
+    pairs, shares, p = dependences_of_pairs(data)
+    return _largest(shares, p, pairs)
+
+
+def dependences_of_pairs(
+    data: xr.Dataset,
+) -> tuple[list[tuple[int, ...]], Float[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]:
+    """Whether the increments of two branches depend linearly on each other: all pairs, with shares and p-values."""
     D, between = data["increment"].values, data["between"].values
     first, second = np.triu_indices(D.shape[1], 1)
     pairs = list(zip(first.tolist(), second.tolist(), strict=True))
-    return _largest(*_dependences(D[:, first], between[:, first, second], D[:, second], data["width"].values), pairs)
+    return pairs, *_dependences(D[:, first], between[:, first, second], D[:, second], data["width"].values)
 
 
 @functools.lru_cache(maxsize=64)

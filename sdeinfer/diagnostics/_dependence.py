@@ -42,7 +42,7 @@ def dependences_on_input(data: xr.Dataset) -> tuple[Float[np.ndarray, " branches
 
 
 def dependence_of_pairs(data: xr.Dataset) -> Dependence:
-    """Whether the increments of two branches depend linearly on each other: the worst pair of `dependences_of_pairs`."""
+    """Whether the increments of two branches depend on each other: the worst pair of `dependences_of_pairs`."""
     pairs, shares, p = dependences_of_pairs(data)
     return _largest(shares, p, pairs)
 

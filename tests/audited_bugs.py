@@ -142,10 +142,15 @@ def empty(seed, fixed):
     model.to_empty(device="cpu")
     for each in model.parameters():
         INIT.zeros_(each)  # what fresh memory often is
+    for name, each in model.named_parameters():
+        if fixed or "embeddings" in name:
+            INIT.normal_(each, std=SD)
     for module in model.modules():
-        if isinstance(module, nn.LayerNorm | nn.Conv2d):
-            module.reset_parameters()  # patches differ
-    return drawn(model, lambda name, W: INIT.normal_(W, std=SD)) if fixed else model
+        if isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+        elif fixed and isinstance(module, nn.Linear):
+            INIT.zeros_(module.bias)
+    return model
 
 
 def third_of_variance(seed, fixed):
@@ -227,7 +232,7 @@ BUGS = {
             "pytorch/pytorch/pull/130122",
             transposed,
             KAIMING,
-            "fan_in and fan_out are exchanged",
+            "one matrix, whose fan_in and fan_out are exchanged",
         ),
         Bug(
             "Equinox",
@@ -269,7 +274,7 @@ BUGS = {
             "NVIDIA-BioNeMo/bionemo-recipes/pull/1368",
             empty,
             RECIPES.normal(),
-            "zero",
+            "its weights are zero, as if never initialised",
         ),
         Bug(
             "ViT",
@@ -338,7 +343,7 @@ BUGS = {
             "clankur/einygpt/pull/3",
             of_jax.fan_of_a_head,
             LECUN,
-            "fan_in is that of one head",
+            "the query, key and value matrices: fan_in is that of one head",
             OF_JAX,
         ),
     )

@@ -13,6 +13,9 @@ from sdeinfer.blocks import Block, SelfAttention
 NEAR, SDS = 0.03, 3.0
 """A number is explained by one within so much of its logarithm, and within so many of its standard deviations."""
 
+FAR = 0.5
+"""The same for the strength at a shape that is so far from the declared one that the likelihood is not known there."""
+
 TRUNCATED = 0.87962566
 """Standard deviation of a standard normal variable between −2 and 2."""
 
@@ -83,7 +86,8 @@ def _explains(cause: Cause, found: Likelihood, *, plain: bool) -> bool:
     beyond = (math.log(cause.shape) - log_shape) / 2 if plain else 0.0
     log_strength, sd, below = found.at(log_shape)
     distance = abs(log_strength - math.log(cause.strength) - beyond)
-    return below <= SDS**2 / 2 and distance <= min(SDS * sd, max(NEAR, 2 * sd))
+    known = math.isclose(log_shape, math.log(cause.shape), abs_tol=1e-9)
+    return below <= SDS**2 / 2 and distance <= (min(SDS * sd, max(NEAR, 2 * sd)) if known else FAR)
 
 
 def _plain(block: Block) -> bool:

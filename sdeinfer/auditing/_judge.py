@@ -14,7 +14,7 @@ from sdeinfer.auditing._observe import Seen
 from sdeinfer.auditing._recipe import Recipe, matrices
 from sdeinfer.auditing._result import Audit
 from sdeinfer.blocks import Block, BlockOrder, branch_coefficients, labelled
-from sdeinfer.diagnostics import BranchTests, Verdict, dependences_of_pairs
+from sdeinfer.diagnostics import OF_OTHERS, BranchTests, Verdict, dependences_of_pairs
 from sdeinfer.layers import Stack
 
 ALIKE = 1.05
@@ -78,7 +78,7 @@ def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str, 
         assumed=tuple(each.shape.name for each in found if each.shape.sd >= IDENTIFIED),
         branches=branches,
         verdicts=tuple(verdicts),
-        causes=(*_copies(data, order), *(() if recipe is None else _causes(found, verdicts, recipe, sizes))),
+        causes=_copies(data, order, verdicts) | (_causes(found, verdicts, recipe, sizes) if recipe else {}),
         words=_words(found, branches, sizes, sd),
         architecture=architecture,
         data=data,
@@ -129,31 +129,38 @@ def _of_strength(found: Estimate, recipe: Recipe, count: int) -> Verdict:
     return Verdict("declared", f"ratio of {found.name} to the declared one", value, ALIKE, value <= ALIKE, advice)
 
 
-def _causes(found: list[_OfBlock], verdicts: list[Verdict], recipe: Recipe, sizes: dict[str, int]) -> list[str]:
-    """The likeliest mistake behind each parameter that failed."""
-    failed = {each.name.removeprefix("ratio of ").partition(" to the ")[0] for each in verdicts if not each.passed}
-    sentences = []
-    for each in found:
-        for parameter, estimate in (("strength", each.strength), (each.parameter, each.shape)):
-            if estimate.name in failed:
-                likely = causes(
-                    estimate.ratio, estimate.sd, parameter=parameter, block=each.block, recipe=recipe, **sizes
-                )
-                sentences += [likely[0].sentence] if likely else []
+def _causes(
+    found: list[_OfBlock], verdicts: list[Verdict], recipe: Recipe, sizes: dict[str, int]
+) -> dict[str, tuple[str, ...]]:
+    """The mistakes that explain each parameter that failed."""
+    sentences = {}
+    for verdict in verdicts:
+        name = verdict.name.removeprefix("ratio of ").partition(" to the ")[0]
+        for each in found:
+            for parameter, estimate in (("strength", each.strength), (each.parameter, each.shape)):
+                if estimate.name == name and not verdict.passed:
+                    likely = causes(
+                        estimate.ratio, estimate.sd, parameter=parameter, block=each.block, recipe=recipe, **sizes
+                    )
+                    sentences |= {verdict.name: tuple(cause.sentence for cause in likely)} if likely else {}
     return sentences
 
 
-def _copies(data: xr.Dataset, order: BlockOrder) -> list[str]:
-    """The layers of each block that have the same weights."""
-    pairs, shares, _ = dependences_of_pairs(data) if len(order.part) > 1 else ([], np.zeros(0), None)
+def _copies(data: xr.Dataset, order: BlockOrder, verdicts: list[Verdict]) -> dict[str, tuple[str, ...]]:
+    """The layers of each block that have the same weights, if increments are correlated."""
+    failed = next((each.name for each in verdicts if each.name == OF_OTHERS and not each.passed), None)
+    if failed is None:
+        return {}
+    pairs, shares, _ = dependences_of_pairs(data)
     same: dict[int, set[int]] = {}
     for (b, c), share in zip(pairs, shares, strict=True):
         if share > COPIED and order.part[b] == order.part[c]:
             same.setdefault(order.part[b], set()).update((b // len(order.blocks), c // len(order.blocks)))
-    return [
+    sentences = (
         f"{order.names[part]} branches of layers {', '.join(map(str, sorted(layers)))} have the same weights"
         for part, layers in same.items()
-    ]
+    )
+    return {failed: tuple(sentences)} if same else {}
 
 
 def _words(found: list[_OfBlock], branches: pd.DataFrame, sizes: dict[str, int], sd: float | None) -> str:

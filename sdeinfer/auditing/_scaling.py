@@ -13,6 +13,10 @@ from tqdm import tqdm
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._audit import audit
+from sdeinfer.auditing._describe import drawn
+from sdeinfer.auditing._find import find
+from sdeinfer.auditing._gradients import gradient_growth
+from sdeinfer.auditing._inputs import default_inputs
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._result import Audit
 
@@ -24,6 +28,8 @@ LEVEL = 0.01
 
 PROBABILITY = 0.95
 """Probability of intervals."""
+
+_UNKNOWN = {"sd": math.nan, "declared": math.nan}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -80,6 +86,7 @@ def scaling(
     widths: Iterable[int],
     depths: Iterable[int],
     recipe: str | Recipe | Mapping[str, float] | None = None,
+    gradients: bool = False,
     progress: bool = False,
     **settings: Any,
 ) -> Scaling:
@@ -95,6 +102,7 @@ def scaling(
         widths: the widths.
         depths: the numbers of layers.
         recipe: what is declared; see `audit`.
+        gradients: measure the growth of gradients from the last to the first layer, too; for PyTorch modules.
         progress: show a progress bar.
         settings: other arguments of `audit`.
 
@@ -109,9 +117,16 @@ def scaling(
     rule = None
     for width, layers in tqdm(list(itertools.product(widths, depths)), desc="networks", disable=not progress):
         given = inputs(width) if callable(inputs) else inputs
-        found = audit(make(width, layers), given, recipe=recipe, **settings)
+        model = make(width, layers)
+        found = audit(model, given, recipe=recipe, **settings)
         rule = found.recipe
-        rows += _rows(found, {"width": width, "layers": layers})
+        size = {"width": width, "layers": layers}
+        rows += _rows(found, size)
+        if gradients:
+            network, _ = drawn(model)
+            asked = default_inputs(network) if given is None else given
+            growth = gradient_growth(network, asked, find(network, settings.get("branches"))[1])
+            rows.append({**size, "quantity": "growth of gradients", **_UNKNOWN, "log_value": growth})
     sizes = pd.DataFrame(rows)
     fitted = {
         (quantity, over): row

@@ -19,6 +19,9 @@ from sdeinfer.diagnostics._dependence import (
 from sdeinfer.diagnostics._thresholds import LEVEL
 from sdeinfer.diagnostics._verdict import Verdict, at_most
 
+OF_OTHERS = "share of an increment in another branch's"
+"""Name of the test of independence of branches."""
+
 TESTS = 7
 """Number of tests of the law, among which `LEVEL` is divided."""
 
@@ -103,7 +106,7 @@ class BranchTests:
                 f"increments of branches {b} ({parts[b]}) and {c} ({parts[c]}) are correlated: shared, tied or copied "
                 "weights, or a trained network"
             )
-            found.append(_of_dependence("share of an increment in another branch's", worst, advice))
+            found.append(_of_dependence(OF_OTHERS, worst, advice))
         worst = dependence_on_input(self.data)
         advice = (
             f"increments of branch {worst.where[0]} ({parts[worst.where[0]]}) depend on what it reads, as in a trained "

@@ -1,0 +1,52 @@
+"""The growth of gradients through the layers of a PyTorch model."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sdeinfer._files import InputError
+from sdeinfer.observation._library import library
+
+
+def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]], *, seed: int = 0) -> float:
+    """log(‖∂ℓ/∂X₀‖²/‖∂ℓ/∂X_L‖²) for the stream X before the first and after the last layer, and ℓ = ⟨X_L, G⟩, G white.
+
+    Arguments:
+        model: the module, which runs once in evaluation mode.
+        inputs: its input, see `audit`.
+        layers: its layers.
+        seed: seed of G.
+
+    Raises:
+        InputError: for a module of another library, or without layers.
+    """
+    torch = library("torch")
+    found = layers(model) if isinstance(model, torch.nn.Module) else []
+    if not found:
+        raise InputError("gradients: need a PyTorch module whose layers are found by their names")
+    stream: list[Any] = []
+
+    def reads(module: Any, arguments: tuple, keywords: Mapping[str, Any]) -> None:
+        del module
+        X = arguments[0] if arguments else keywords["hidden_states"]
+        stream.append(X if X.requires_grad else X.requires_grad_())
+
+    def returns(module: Any, arguments: tuple, output: Any) -> None:
+        del module, arguments
+        stream.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [found[0].register_forward_pre_hook(reads, with_kwargs=True)]
+    hooks.append(found[-1].register_forward_hook(returns))
+    training = model.training
+    model.eval()
+    try:
+        model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    before, after = stream
+    G = torch.as_tensor(np.random.default_rng(seed).standard_normal(tuple(after.shape)), dtype=after.dtype)
+    (gradient,) = torch.autograd.grad(after, before, G.to(after.device))
+    return float(torch.log(gradient.square().sum() / G.square().sum()))

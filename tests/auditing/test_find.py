@@ -111,6 +111,12 @@ def test_attention_is_known_by_its_class_and_containers_are_not_called():
     assert layers(layer) == [layer]
 
 
+def test_a_layer_in_two_places_is_found_once():
+    layer = tree("attn", "mlp")
+    _, layers = find(Tree(h=Tree(first=layer, second=layer)))
+    assert len(layers(Tree(h=Tree(first=layer)))) == 1
+
+
 def test_patterns_name_branches_in_the_order_of_layers():
     model = tree(*(f"h.{layer}.{name}" for layer in range(12) for name in ("mix", "fc1", "fc2")))
     branches, layers = find(model, {"mixer": "h.*.mix", "mlp": ("h.*.fc1", "h.*.fc2")})

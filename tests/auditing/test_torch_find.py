@@ -31,11 +31,12 @@ MODELS = {
     "vit": ("layers", "attention", "attention", "mlp", "mlp"),
     "encoder": ENCODER,
     "encoder with norms first": ENCODER,
+    "encoder with a mask": ENCODER,
     "nanogpt": ("transformer.h", "attn", "attn", "mlp", "mlp"),
 }
 """The list of layers, and inside a layer the reader and the writer of attention and of the MLP."""
 
-WITHOUT_CONFIGURATION = ("encoder", "encoder with norms first", "nanogpt")
+WITHOUT_CONFIGURATION = ("encoder", "encoder with norms first", "encoder with a mask", "nanogpt")
 WITHOUT_MASK = ("bert", "roberta", "distilbert", "vit", "encoder", "encoder with norms first")
 
 

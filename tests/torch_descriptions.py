@@ -148,8 +148,6 @@ MODELS = {
 }
 """Functions that make the models, blocks by hand, and the inputs and options of those without a configuration."""
 
-UNOBSERVED = ("opt",)
-"""Models whose MLP reads tokens of all prompts as one dimension, which branches cannot yet be observed with."""
 
 
 def described(make, by_hand, inputs=None, options=None):

@@ -7,6 +7,7 @@ from typing import Any
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.auditing._describe import describe, drawn
 from sdeinfer.auditing._inputs import TOKENS, check_inputs, default_inputs
@@ -21,13 +22,14 @@ from sdeinfer.layers import Stack
 from sdeinfer.observation import validate_branches
 
 
+@checked
 def audit(
     model: Any,
     inputs: Any = None,
     *,
     recipe: str | Recipe | Mapping[str, float] | None = None,
     branches: Mapping[str, Any] | None = None,
-    architecture: Stack | None = None,
+    architecture: AbstractLayer | None = None,
     networks: int = 1,
     tokens: int = TOKENS,
     seed: int = 0,

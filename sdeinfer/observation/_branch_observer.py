@@ -1,5 +1,6 @@
 """Reduce what residual branches read and add to covariances, one branch at a time."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -117,6 +118,8 @@ class BranchObserver:
             raise InputError(f"{where}: {X.dtype} rounds the sums inside the branch: run the network in float32")
         if not self._shape:
             self._start(X.shape, where)
+        if X.shape == (math.prod(self._shape[:-1]), self._shape[-1]):
+            X = X.reshape(self._shape)  # OPT joins the dimensions of prompts and tokens before its MLP
         if X.shape != self._shape:
             raise InputError(f"{where}: has shape {X.shape}, where the first branch reads {self._shape}")
         X = X.reshape(-1, X.shape[-1])[self._observed].astype(np.float64)

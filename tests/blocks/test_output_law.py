@@ -141,7 +141,10 @@ def test_without_a_skip_it_is_the_law_of_the_increment(name):
     def both(after):
         increment = law_of_increment(block, read, after, nodes, width=width)
         output = output_law(block, V3, after, nodes, width=width)
-        return [(increment.standardised(shift), output.standardised(0.0)), (increment.log_density(shift), output.log_density())]
+        return [
+            (increment.standardised(shift), output.standardised(0.0)),
+            (increment.log_density(shift), output.log_density()),
+        ]
 
     for of_increment, of_output in both(1.2 * V3):
         assert_agrees(of_output, of_increment)

@@ -157,6 +157,7 @@ def test_blocks_are_fitted_and_judged(run):
     assert found["si"].check(found["post"]).passed
     moments = found["moments"]
     assert_estimate(found["norms"].mean(), moments.mean[-1, 0, 0], moments.covariance[-1, 0, 0] ** 0.5 / 8)
+    assert_holds(found["strengths"], 0.3)
 
 
 def test_every_test_of_a_fit_is_explained():

@@ -30,4 +30,5 @@ from sdeinfer.blocks._mlp import MLP as MLP
 from sdeinfer.blocks._moments import MatrixMoments as MatrixMoments
 from sdeinfer.blocks._norms import normalised_covariance as normalised_covariance
 from sdeinfer.blocks._order import BlockOrder as BlockOrder
+from sdeinfer.blocks._output import output_law as output_law
 from sdeinfer.blocks._parameters import STRENGTH as STRENGTH

@@ -66,7 +66,7 @@ class AbstractBranch(eqx.Module):
             V: UUᵀ/n.
             hidden: the result of `moments`.
             nodes: those of `nodes`.
-            bias: b, the variance of the biases of the last map over g².
+            bias: b, the variance of the biases of the last map over g², or a matrix.
             width: n.
         """
         del V, nodes, width

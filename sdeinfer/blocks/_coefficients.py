@@ -99,7 +99,12 @@ def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, 
 def law_of_increment(
     block: Block, V: Float[Array, "m m"], D: Float[Array, "m m"], nodes: object, *, width: int
 ) -> LogMatrixNormal:
-    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads."""
+    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads.
+
+    Raises:
+        InputError: for dropout.
+    """
+    block.require_no_dropout("the density of increments has none: observe networks in evaluation mode")
     hidden = block.branch.moments(V, nodes, width=width)
     # The biases of the last map have the ratio to its weights that the block declares.
     bias = block.bias / jnp.square(block.strength)

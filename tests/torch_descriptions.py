@@ -149,7 +149,6 @@ MODELS = {
 """Functions that make the models, blocks by hand, and the inputs and options of those without a configuration."""
 
 
-
 def described(make, by_hand, inputs=None, options=None):
     """What is found in a model, and what is observed with it."""
     found = describe(lambda seed: make(), **(options or {}))

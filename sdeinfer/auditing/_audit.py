@@ -16,9 +16,9 @@ from sdeinfer.auditing._lookup import recipe_of
 from sdeinfer.auditing._observe import Seen, observed
 from sdeinfer.auditing._recipe import Recipe, declared
 from sdeinfer.auditing._result import Audit
-from sdeinfer.blocks import SelfAttention
+from sdeinfer.blocks import Block, SelfAttention
 from sdeinfer.covariance import Pattern
-from sdeinfer.layers import Stack
+from sdeinfer.layers import AbstractLayer, Stack
 from sdeinfer.observation import validate_branches
 
 
@@ -80,12 +80,13 @@ def audit(
     return judge(seen, blocks, rule, name=name, sd=sd)
 
 
-def with_pattern(architecture: Stack, pattern: Pattern) -> Stack:
+def with_pattern(architecture: AbstractLayer, pattern: Pattern) -> Stack:
     """The blocks with another attention pattern: that of the observed tokens."""
+    layers = architecture.layers if isinstance(architecture, Stack) else (architecture,)
     blocks = [
         dataclasses.replace(block, branch=dataclasses.replace(block.branch, pattern=pattern))
-        if isinstance(block.branch, SelfAttention)
+        if isinstance(block, Block) and isinstance(block.branch, SelfAttention)
         else block
-        for block in architecture.layers
+        for block in layers
     ]
     return Stack(tuple(blocks))

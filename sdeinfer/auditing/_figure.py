@@ -54,6 +54,8 @@ def _plot_ratios(audit: Audit, panel: Axes) -> None:
     panel.axhline(1.0, color=NEUTRAL, lw=0.8)
     if audit.branches["high"].max() > 1.5 or audit.branches["low"].min() < 1 / 1.5:
         panel.set_yscale("log")
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_formatter("{x:g}")
     panel.set(ylabel="strength over declared", xlabel="layer" if audit.stream is None else "")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     finish(panel)

@@ -85,9 +85,7 @@ class Audit:
         first, *others = self.failed
         if first.topic == "declared":
             different = " and ".join(each.advice.partition(" times ")[0] for each in self.failed)
-            likely = "; ".join(
-                dict.fromkeys(self.causes[each.name][0] for each in self.failed if each.name in self.causes)
-            )
+            likely = _joined([self.causes[each.name][0] for each in self.failed if each.name in self.causes])
             return f"failed: {self.name}: {different}{against}" + (f": {likely}" if likely else "")
         also = f" (also: {', '.join(each.name for each in others)})" if others else ""
         what = "; ".join(self.causes.get(first.name, (first.advice,)))
@@ -126,6 +124,12 @@ class Audit:
             "tests": [dataclasses.asdict(each) for each in self.verdicts],
         }
 
+    def plot(self, *, axes: Any = None) -> list[Any]:
+        """Plot the strengths of branches, and what follows for the stream over depth: see `plot_audit`."""
+        from sdeinfer.auditing._figure import plot_audit  # loads Matplotlib
+
+        return plot_audit(self, axes=axes)
+
     def write(self, path: str | Path) -> None:
         """Write `to_dict` as JSON."""
         write_text(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
@@ -139,6 +143,22 @@ class Audit:
 
     def _repr_html_(self) -> str:
         return render("audit_cell.html.jinja", audit=self)
+
+
+def _joined(sentences: list[str]) -> str:
+    """Sentences that differ in the middle only, as in a name of a matrix, become one."""
+    found: list[str] = []
+    for sentence in dict.fromkeys(sentences):
+        before, after = (found[-1].split() if found else []), sentence.split()
+        same = [a == b for a, b in zip(before, after, strict=False)]
+        start = same.index(False) if False in same else 0
+        end = next((k for k in range(len(same)) if before[-1 - k] != after[-1 - k]), 0)
+        if start and ":" in " ".join(after[:start]) and len(before) == len(after):
+            between = [*before[start : len(before) - end], "and", *after[start : len(after) - end]]
+            found[-1] = " ".join([*before[:start], *between, *after[len(after) - end :]])
+        else:
+            found.append(sentence)
+    return "; ".join(found)
 
 
 def _estimate(each: Estimate) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
 
+import itertools
+from collections.abc import Iterator
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -24,7 +27,7 @@ LOG_FACTORS = -np.log(WIDEST) * np.cos(np.pi * np.arange(GRID) / (GRID - 1))
 LOG_FACTORS[GRID // 2] = 0.0
 
 
-def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.ndarray, "networks m m"]:
+def read_covariance(data: xr.Dataset, block: Block, branch: int | np.integer) -> Float[np.ndarray, "networks m m"]:
     """The covariance of what a branch reads: as observed, or of the residual stream after the block's norm."""
     V = data["input"].values[:, branch]
     if data.attrs.get("reads") != "stream" or block.position == "post":
@@ -43,35 +46,42 @@ def branch_coefficients(
         data: a Dataset of branches.
         order: its blocks.
         log2: logarithm of the number of nodes; None for the branch's own.
-        seed: number of their scrambling.
+        seed: number of their scramblings; each increment has its own.
     """
     networks, branches = data.sizes["network"], data.sizes["branch"]
     found = np.empty((networks, branches, GRID, 4))
-    widths = np.unique(data["width"].values)
-    for width in widths:
-        rows = np.flatnonzero(data["width"].values == width)
-        for part, block in enumerate(order.blocks):
-            own = [branch for branch, number in enumerate(order.part) if number == part]
-            V = np.stack([read_covariance(data, block, branch)[rows] for branch in own], axis=1)
-            D = data["increment"].values[rows][:, own]
-            nodes = nodes_of(block, V.shape[-1], int(width), log2=log2, seed=seed)
+    # Errors of the nodes are independent, so that they do not add up over branches.
+    seeds = np.random.SeedSequence(seed).generate_state(networks * branches).reshape(networks, branches)
+    for block, width, rows, own, V in readings(data, order):
+        for (i, row), (j, branch) in itertools.product(enumerate(rows), enumerate(own)):
+            D = data["increment"].values[row, branch]
+            nodes = nodes_of(block, V.shape[-1], width, log2=log2, seed=int(seeds[row, branch]))
             with jax.enable_x64(True):  # noqa: FBT003
-                V, D = (each.reshape(-1, *each.shape[2:]) for each in (V, D))
-                table = np.asarray(_table(block, V, D, nodes, jnp.exp(jnp.asarray(LOG_FACTORS)), int(width)))
-            _require_finite(table, own)
-            found[np.ix_(rows, own)] = table.reshape(len(rows), len(own), GRID, 4)
+                found[row, branch] = _table(block, jnp.asarray(V[i, j]), jnp.asarray(D), nodes, LOG_FACTORS, width)
+    _require_finite(found)
     return found
 
 
-def _require_finite(table: Float[np.ndarray, "rows grid 4"], branches: list[int]) -> None:
+def readings(data: xr.Dataset, order: BlockOrder) -> Iterator[tuple[Block, int, np.ndarray, np.ndarray, np.ndarray]]:
+    """For each width and block: the block, the width, the networks and branches, and the covariances that these read.
+
+    Networks and branches are indices; covariances have the shape (networks, branches, m, m).
+    """
+    widths = data["width"].values
+    for width, (part, block) in itertools.product(np.unique(widths), enumerate(order.blocks)):
+        rows, own = np.flatnonzero(widths == width), np.flatnonzero(np.asarray(order.part) == part)
+        yield block, int(width), rows, own, np.stack([read_covariance(data, block, b)[rows] for b in own], axis=1)
+
+
+def _require_finite(table: Float[np.ndarray, "networks branches grid 4"]) -> None:
     """Refuse a table with a hole, which interpolation would spread over all of it.
 
     Raises:
         InputError: naming the branch.
     """
-    faulty = ~np.isfinite(table).all(axis=(1, 2))
+    faulty = ~np.isfinite(table).all(axis=(0, 2, 3))
     if faulty.any():
-        branch = branches[int(np.argmax(faulty)) % len(branches)]
+        branch = int(np.argmax(faulty))
         raise InputError(f"increment: branch {branch}: has no density by its block's law: are tokens nearly equal?")
 
 
@@ -103,12 +113,16 @@ def law_of_increment(
 
 
 @eqx.filter_jit
-def _table(block, V, D, nodes, factors, width):
-    def at(factor, V, D):
-        reshaped = eqx.tree_at(lambda block: block.branch, block, block.branch.reshaped(factor))
-        return law_of_increment(reshaped, V, D, nodes, width=width).in_factor()
+def _table(block, V, D, nodes, log_factors, width):
+    def at(log_factor):
+        return law_of_increment(reshaped(block, log_factor), V, D, nodes, width=width).in_factor()
 
-    return jax.lax.map(lambda both: jax.lax.map(lambda factor: at(factor, *both), factors), (V, D))
+    return jax.lax.map(at, jnp.asarray(log_factors))
+
+
+def reshaped(block: Block, log_factor: ArrayLike) -> Block:
+    """The block with its gain or temperature multiplied by a factor."""
+    return eqx.tree_at(lambda block: block.branch, block, block.branch.reshaped(jnp.exp(log_factor)))
 
 
 def interpolated(

@@ -12,7 +12,16 @@ import numpy as np
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.blocks import LOG_FACTORS, MLP, Block, BlockOrder, SelfAttention, branch_coefficients, interpolated
+from sdeinfer.blocks import (
+    LOG_FACTORS,
+    MLP,
+    Block,
+    BlockOrder,
+    SelfAttention,
+    adjusted_coefficients,
+    branch_coefficients,
+    interpolated,
+)
 
 FINE = 1001
 """Points of the grid of log factors."""
@@ -61,7 +70,7 @@ def ranks_of(seed: int) -> dict[str, Any]:
     except si.InputError as error:  # tokens of deep Post-LN networks become parallel
         return {"seed": seed, "refused": str(error)}
     order = BlockOrder.of_data(layer, data)
-    coefficients = branch_coefficients(data, order)
+    coefficients = adjusted_coefficients(branch_coefficients(data, order), data, order)
     found: dict[str, Any] = {"seed": seed, **sizes, "tokens": tokens, "ranks": {}}
     for part, (name, block) in enumerate(order.named()):
         own = np.flatnonzero(np.asarray(order.part) == part)

@@ -16,6 +16,7 @@ from sdeinfer.blocks._coefficients import interpolated as interpolated
 from sdeinfer.blocks._coefficients import law_of_increment as law_of_increment
 from sdeinfer.blocks._coefficients import nodes_of as nodes_of
 from sdeinfer.blocks._coefficients import read_covariance as read_covariance
+from sdeinfer.blocks._coefficients import reshaped as reshaped
 from sdeinfer.blocks._depth import MomentsOverDepth as MomentsOverDepth
 from sdeinfer.blocks._depth import moments_over_depth as moments_over_depth
 from sdeinfer.blocks._information import adjusted_coefficients as adjusted_coefficients

@@ -1,7 +1,7 @@
 """Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
 
-import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -27,7 +27,7 @@ LOG_FACTORS = -np.log(WIDEST) * np.cos(np.pi * np.arange(GRID) / (GRID - 1))
 LOG_FACTORS[GRID // 2] = 0.0
 
 
-def read_covariance(data: xr.Dataset, block: Block, branch: int | np.integer) -> Float[np.ndarray, "networks m m"]:
+def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.ndarray, "networks m m"]:
     """The covariance of what a branch reads: as observed, or of the residual stream after the block's norm."""
     V = data["input"].values[:, branch]
     if data.attrs.get("reads") != "stream" or block.position == "post":
@@ -48,29 +48,47 @@ def branch_coefficients(
         log2: logarithm of the number of nodes; None for the branch's own.
         seed: number of their scramblings; each increment has its own.
     """
-    networks, branches = data.sizes["network"], data.sizes["branch"]
-    found = np.empty((networks, branches, GRID, 4))
-    # Errors of the nodes are independent, so that they do not add up over branches.
-    seeds = np.random.SeedSequence(seed).generate_state(networks * branches).reshape(networks, branches)
-    for block, width, rows, own, V in readings(data, order):
-        for (i, row), (j, branch) in itertools.product(enumerate(rows), enumerate(own)):
-            D = data["increment"].values[row, branch]
-            nodes = nodes_of(block, V.shape[-1], width, log2=log2, seed=int(seeds[row, branch]))
-            with jax.enable_x64(True):  # noqa: FBT003
-                found[row, branch] = _table(block, jnp.asarray(V[i, j]), jnp.asarray(D), nodes, LOG_FACTORS, width)
+    found = np.empty((data.sizes["network"], data.sizes["branch"], GRID, 4))
+    for here in readings(data, order):
+        D = data["increment"].values[here.network, here.branch]
+        nodes = here.nodes(log2=log2, seed=seed)
+        with jax.enable_x64(True):  # noqa: FBT003
+            table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, LOG_FACTORS, here.width)
+        found[here.network, here.branch] = table
     _require_finite(found)
     return found
 
 
-def readings(data: xr.Dataset, order: BlockOrder) -> Iterator[tuple[Block, int, np.ndarray, np.ndarray, np.ndarray]]:
-    """For each width and block: the block, the width, the networks and branches, and the covariances that these read.
+class Reading(NamedTuple):
+    """What a branch of a network reads.
 
-    Networks and branches are indices; covariances have the shape (networks, branches, m, m).
+    Attributes:
+        network: index of the network.
+        branch: index of the branch.
+        block: the block.
+        width: n.
+        V: the covariance.
     """
-    widths = data["width"].values
-    for width, (part, block) in itertools.product(np.unique(widths), enumerate(order.blocks)):
-        rows, own = np.flatnonzero(widths == width), np.flatnonzero(np.asarray(order.part) == part)
-        yield block, int(width), rows, own, np.stack([read_covariance(data, block, b)[rows] for b in own], axis=1)
+
+    network: int
+    branch: int
+    block: Block
+    width: int
+    V: Float[np.ndarray, "m m"]
+
+    def nodes(self, *, log2: int | None = None, seed: int = 0) -> object:
+        """Nodes of its own, so that the errors of increments are independent and do not add up over layers."""
+        own = np.random.SeedSequence([seed, self.network, self.branch]).generate_state(1)[0]
+        return nodes_of(self.block, len(self.V), self.width, log2=log2, seed=int(own))
+
+
+def readings(data: xr.Dataset, order: BlockOrder) -> Iterator[Reading]:
+    """What the branches of a Dataset read, by branches and then networks."""
+    for branch, part in enumerate(order.part):
+        block = order.blocks[part]
+        V = read_covariance(data, block, branch)
+        for network, width in enumerate(data["width"].values):
+            yield Reading(network, branch, block, int(width), V[network])
 
 
 def _require_finite(table: Float[np.ndarray, "networks branches grid 4"]) -> None:

@@ -9,13 +9,14 @@ score by draws of exact increments.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Float
 
 from sdeinfer.blocks._coefficients import LOG_FACTORS, Reading, law_of_increment, readings, reshaped
 from sdeinfer.blocks._logarithm import SINGULAR
@@ -28,14 +29,16 @@ STEP = 0.05
 """Step of the differences in the logarithm of a gain or temperature."""
 
 
-def scale_free(coefficients: Float[ArrayLike, "... 4"]) -> Float[Array, "..."]:
+def scale_free(coefficients: Float[Any, "... 4"]) -> Float[Any, "..."]:
     """Log density of an increment without its scale: log g² is integrated out; up to a constant.
 
     The density of an increment is the product of this one, which does not depend on g, and of a normal density of the
     scale about log g².
     """
-    constant, linear, quadratic, rest = (jnp.asarray(coefficients)[..., degree] for degree in range(4))
-    return constant - linear**2 / (4 * quadratic) + rest - jnp.log(-quadratic) / 2
+    constant, linear, quadratic, rest = (coefficients[..., degree] for degree in range(4))
+    # NumPy's arrays are of double precision, whatever JAX's are.
+    log = coefficients.__array_namespace__().log
+    return constant - linear**2 / (4 * quadratic) + rest - log(-quadratic) / 2
 
 
 def adjusted_coefficients(
@@ -53,7 +56,7 @@ def adjusted_coefficients(
         order: its blocks.
         seed: number of the nodes of `branch_coefficients`.
     """
-    found, free = coefficients.copy(), np.asarray(scale_free(coefficients))
+    found, free = coefficients.copy(), scale_free(coefficients)
     part, each = np.asarray(order.part), list(readings(data, order))
     for number in range(len(order.blocks)):
         own = part == number
@@ -67,9 +70,9 @@ def _information_share(each: Sequence[Reading], log_factor: float, seed: int) ->
     """H/J of a block's increments at a factor of its gain or temperature, at most 1."""
     found = np.zeros(2)
     for here in each[:: math.ceil(len(each) / INCREMENTS)]:
-        block, V, B = reshaped(here.block, log_factor), jnp.asarray(here.V), _wishart_factors(here, seed)
         with jax.enable_x64(True):  # noqa: FBT003
-            draws = _draws(block, V, here.nodes(seed=seed + 1), B, here.width)
+            block, V = reshaped(here.block, log_factor), jnp.asarray(here.V)
+            draws = _draws(block, V, here.nodes(seed=seed + 1), _wishart_factors(here, seed), here.width)
             if draws is None:
                 return 1.0
             found += np.asarray(_information(block, V, draws, here.nodes(seed=seed), here.width))

@@ -170,7 +170,7 @@ class _Fitted:
             part, _, own = name.rpartition(".")
             if own == "strength" or name in self.means:
                 continue
-            profile = np.asarray(scale_free(self.coefficients[:, self.parts == part].sum(0))).sum(0)
+            profile = scale_free(self.coefficients[:, self.parts == part].sum(0)).sum(0)
             best = int(profile.argmax())
             found.append((name, float(self.log_factors[best]), profile, float(profile[best] - profile[self.at_one])))
         return found

@@ -48,7 +48,7 @@ def scores(block, U, nodes, keys):
 def test_information_on_a_temperature_agrees_with_the_scatter_of_scores_of_networks(key):
     data, order = data_of(PEAKED, networks=20)
     table = blocks.branch_coefficients(data, order)
-    free = np.asarray(blocks.scale_free(table))
+    free = blocks.scale_free(table)
     mode = int(free.sum((0, 1)).argmax())
     U = tokens_with_covariance(jnp.asarray(V3), width=WIDTH, key=key)
     block = blocks.reshaped(PEAKED, blocks.LOG_FACTORS[mode])
@@ -58,7 +58,7 @@ def test_information_on_a_temperature_agrees_with_the_scatter_of_scores_of_netwo
         score, information = scores(block, U, nodes, jr.split(own, 200))
         parts.append((information.mean(), jnp.square(score).mean()))
     H, J = np.transpose(parts)
-    adjusted = np.asarray(blocks.scale_free(blocks.adjusted_coefficients(table, data, order)))
+    adjusted = blocks.scale_free(blocks.adjusted_coefficients(table, data, order))
     shares = (adjusted[..., 0] - adjusted[..., mode]) / (free[..., 0] - free[..., mode])
     # One factor for all increments of a block; at the mode nothing changes.
     assert_agrees(shares, np.broadcast_to(shares[0, 0], shares.shape), rtol=1e-9)
@@ -83,7 +83,7 @@ def test_errors_of_nodes_are_independent():
     data, order = data_of(PEAKED, networks=40)
     for name in ("input", "increment"):
         data[name].values[:] = data[name].values[:1]
-    gain = np.diff(np.asarray(blocks.scale_free(blocks.branch_coefficients(data, order, log2=5)))[..., 12:21:4])
+    gain = np.diff(blocks.scale_free(blocks.branch_coefficients(data, order, log2=5))[..., 12:21:4])
     z = (gain - gain.mean(0)) / gain.std(0, ddof=1)
     assert np.unique(gain).size == gain.size
     # Neighbours are as far apart as any two.

@@ -30,8 +30,8 @@ INCREMENTS, DRAWS = 16, 1024
 STEP = 0.05
 """Step of the differences in the logarithm of a gain or temperature."""
 
-FREEDOM = 8.0
-"""Degrees of freedom of the t law, near those of the largest H²/J and density for two to eight peaked heads."""
+NEGLIGIBLE = 0.1
+"""Information on the logarithm of a gain or temperature below which nothing is adjusted."""
 
 LARGEST_MOVE = math.log(2)
 """Largest move of a log temperature by the bias of its score."""
@@ -55,13 +55,19 @@ def _split(coefficients: Any) -> tuple[Any, Any]:
     return linear**2 / (2 * quadratic) - 2 * constant, rest - log(-quadratic) / 2
 
 
-def _by_t(coefficients: Any, tokens: int) -> Any:
-    """The same by the t law."""
+def _by_t(coefficients: Float[np.ndarray, "... 4"], count: int, freedom: float) -> Float[np.ndarray, "..."]:
+    """The same by a t law of `count` variables; +∞ degrees of freedom are the normal law."""
+    if not math.isfinite(freedom):
+        return scale_free(coefficients)
     chi_square, rest = _split(coefficients)
-    count = tokens * (tokens + 1) / 2 - 1
-    log1p = coefficients.__array_namespace__().log1p
-    constant = math.lgamma((FREEDOM + count) / 2) - math.lgamma(FREEDOM / 2) - count / 2 * math.log(FREEDOM / 2 - 1)
-    return rest + constant - (FREEDOM + count) / 2 * log1p(chi_square / (FREEDOM - 2))
+    constant = math.lgamma((freedom + count) / 2) - math.lgamma(freedom / 2) - count / 2 * math.log(freedom / 2 - 1)
+    return rest + constant - (freedom + count) / 2 * np.log1p(chi_square / (freedom - 2))
+
+
+def _freedom(chi_square: Float[np.ndarray, " draws"], count: int) -> float:
+    """Degrees of freedom of the t law of `count` variables that has the fourth moments of draws; +∞ for light tails."""
+    ratio = np.square(chi_square).mean() / chi_square.mean() ** 2 * count / (count + 2)
+    return (4 * ratio - 2) / (ratio - 1) if ratio > 1 else math.inf
 
 
 def adjusted_coefficients(
@@ -80,27 +86,36 @@ def adjusted_coefficients(
         seed: number of the nodes of `branch_coefficients`.
     """
     found, tokens = coefficients.copy(), data.sizes["token_a"]
-    part, each = np.asarray(order.part), list(readings(data, order))
+    part, each, count = np.asarray(order.part), list(readings(data, order)), tokens * (tokens + 1) // 2 - 1
     for number in range(len(order.blocks)):
         own = np.flatnonzero(part == number)
-        free, by_t = scale_free(coefficients[:, own]), _by_t(coefficients[:, own], tokens)
-        mode = int(by_t.sum((0, 1)).argmax())
-        used = [here for here in each if here.branch in own]
-        moments = _score_moments(used, float(LOG_FACTORS[mode]), seed)
-        if moments is None:
+        free = scale_free(coefficients[:, own])
+        mode = int(free.sum((0, 1)).argmax())
+        drawn = _drawn_coefficients([here for here in each if here.branch in own], float(LOG_FACTORS[mode]), seed)
+        if drawn is None or not count:
             continue
-        information, bias, square = moments
-        # The added 1 is the information of a unit of the logarithm: without any the temperature does not move.
-        move = np.clip(bias / (information + 1 / len(used)), -LARGEST_MOVE, LARGEST_MOVE)
-        share = max(information, 0.0) / max(square - bias**2, np.finfo(float).tiny)
+        freedom = _freedom(_split(drawn[1])[0], count)
+        move, share = _adjustment(_by_t(drawn, count, freedom), free[..., 0].size)
         at = np.clip(LOG_FACTORS + move, LOG_FACTORS[0], LOG_FACTORS[-1])
-        moved = barycentric_interpolate(LOG_FACTORS, by_t, at, axis=-1)
+        moved = barycentric_interpolate(LOG_FACTORS, _by_t(coefficients[:, own], count, freedom), at, axis=-1)
         found[..., 3][:, own] += moved[..., mode, None] + share * (moved - moved[..., mode, None]) - free
     return found
 
 
-def _score_moments(each: Sequence[Reading], log_factor: float, seed: int) -> np.ndarray | None:
-    """H, and means of the score and of its square, of a block's increments at a factor of its gain or temperature.
+def _adjustment(density: Float[np.ndarray, "steps draws"], increments: int) -> tuple[float, float]:
+    """b/H and H/J, from log densities of draws at three steps of a log temperature."""
+    below, here, above = density
+    score, information = (above - below) / (2 * STEP), -(above - 2 * here + below).mean() / STEP**2
+    least = NEGLIGIBLE / increments
+    move = score.mean() / (max(information, 0.0) + least)
+    share = (max(information, 0.0) + least) / (score.var() + least)
+    return float(np.clip(move, -LARGEST_MOVE, LARGEST_MOVE)), float(share)
+
+
+def _drawn_coefficients(
+    each: Sequence[Reading], log_factor: float, seed: int
+) -> Float[np.ndarray, "steps draws 4"] | None:
+    """Coefficients of draws of a block's increments at three steps about a factor of its gain or temperature.
 
     None for a branch without draws of S.
     """
@@ -111,8 +126,8 @@ def _score_moments(each: Sequence[Reading], log_factor: float, seed: int) -> np.
             draws = _draws(block, V, here.nodes(seed=seed + 1), _wishart_factors(here, seed), here.width)
             if draws is None:
                 return None
-            found.append(np.asarray(_information(block, V, draws, here.nodes(seed=seed), here.width)))
-    return np.mean(found, axis=0)
+            found.append(np.asarray(_at_steps(block, V, draws, here.nodes(seed=seed), here.width)))
+    return np.concatenate(found, axis=1)
 
 
 @eqx.filter_jit
@@ -128,16 +143,11 @@ def _draws(block, V, nodes, factors, width):
 
 
 @eqx.filter_jit
-def _information(block, V, draws, nodes, width):
-    """Means over draws of less the second derivative of the scale-free log density, the first, and its square."""
-
+def _at_steps(block, V, draws, nodes, width):
     def at(step):
-        law = jax.vmap(lambda D: law_of_increment(reshaped(block, step), V, D, nodes, width=width).in_factor())
-        return _by_t(law(draws), len(V))
+        return jax.vmap(lambda D: law_of_increment(reshaped(block, step), V, D, nodes, width=width).in_factor())(draws)
 
-    below, here, above = jax.lax.map(at, STEP * jnp.arange(-1.0, 2.0))
-    first, second = (above - below) / (2 * STEP), (above - 2 * here + below) / STEP**2
-    return jnp.stack([-second.mean(), first.mean(), jnp.square(first).mean()])
+    return jax.lax.map(at, STEP * jnp.arange(-1.0, 2.0))
 
 
 def _wishart_factors(here: Reading, seed: int) -> Float[np.ndarray, "draws m m"]:

@@ -1,5 +1,8 @@
 """Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -43,23 +46,16 @@ def branch_coefficients(
         data: a Dataset of branches.
         order: its blocks.
         log2: logarithm of the number of nodes; None for the branch's own.
-        seed: number of their scrambling.
+        seed: number of their scramblings; each increment has its own.
     """
-    networks, branches = data.sizes["network"], data.sizes["branch"]
-    found = np.empty((networks, branches, GRID, 4))
-    widths = np.unique(data["width"].values)
-    for width in widths:
-        rows = np.flatnonzero(data["width"].values == width)
-        for part, block in enumerate(order.blocks):
-            own = [branch for branch, number in enumerate(order.part) if number == part]
-            V = np.stack([read_covariance(data, block, branch)[rows] for branch in own], axis=1)
-            D = data["increment"].values[rows][:, own]
-            nodes = nodes_of(block, V.shape[-1], int(width), log2=log2, seed=seed)
-            with jax.enable_x64(True):  # noqa: FBT003
-                V, D = (each.reshape(-1, *each.shape[2:]) for each in (V, D))
-                table = np.asarray(_table(block, V, D, nodes, jnp.exp(jnp.asarray(LOG_FACTORS)), int(width)))
-            _require_finite(table, own)
-            found[np.ix_(rows, own)] = table.reshape(len(rows), len(own), GRID, 4)
+    found = np.empty((data.sizes["network"], data.sizes["branch"], GRID, 4))
+    for here in readings(data, order):
+        D = data["increment"].values[here.network, here.branch]
+        nodes = here.nodes(log2=log2, seed=seed)
+        with jax.enable_x64(True):  # noqa: FBT003
+            table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, LOG_FACTORS, here.width)
+        found[here.network, here.branch] = table
+    _require_finite(found)
     return found
 
 
@@ -73,15 +69,47 @@ def labelled(
     return found.assign_coords(part=("branch", np.asarray(order.names)[list(order.part)]))
 
 
-def _require_finite(table: Float[np.ndarray, "rows grid 4"], branches: list[int]) -> None:
+class Reading(NamedTuple):
+    """What a branch of a network reads.
+
+    Attributes:
+        network: index of the network.
+        branch: index of the branch.
+        block: the block.
+        width: n.
+        V: the covariance.
+    """
+
+    network: int
+    branch: int
+    block: Block
+    width: int
+    V: Float[np.ndarray, "m m"]
+
+    def nodes(self, *, log2: int | None = None, seed: int = 0) -> object:
+        """Nodes of its own, so that the errors of increments are independent and do not add up over layers."""
+        own = np.random.SeedSequence([seed, self.network, self.branch]).generate_state(1)[0]
+        return nodes_of(self.block, len(self.V), self.width, log2=log2, seed=int(own))
+
+
+def readings(data: xr.Dataset, order: BlockOrder) -> Iterator[Reading]:
+    """What the branches of a Dataset read, by branches and then networks."""
+    for branch, part in enumerate(order.part):
+        block = order.blocks[part]
+        V = read_covariance(data, block, branch)
+        for network, width in enumerate(data["width"].values):
+            yield Reading(network, branch, block, int(width), V[network])
+
+
+def _require_finite(table: Float[np.ndarray, "networks branches grid 4"]) -> None:
     """Refuse a table with a hole, which interpolation would spread over all of it.
 
     Raises:
         InputError: naming the branch.
     """
-    faulty = ~np.isfinite(table).all(axis=(1, 2))
+    faulty = ~np.isfinite(table).all(axis=(0, 2, 3))
     if faulty.any():
-        branch = branches[int(np.argmax(faulty)) % len(branches)]
+        branch = int(np.argmax(faulty))
         raise InputError(f"increment: branch {branch}: has no density by its block's law: are tokens nearly equal?")
 
 
@@ -113,12 +141,16 @@ def law_of_increment(
 
 
 @eqx.filter_jit
-def _table(block, V, D, nodes, factors, width):
-    def at(factor, V, D):
-        reshaped = eqx.tree_at(lambda block: block.branch, block, block.branch.reshaped(factor))
-        return law_of_increment(reshaped, V, D, nodes, width=width).in_factor()
+def _table(block, V, D, nodes, log_factors, width):
+    def at(log_factor):
+        return law_of_increment(reshaped(block, log_factor), V, D, nodes, width=width).in_factor()
 
-    return jax.lax.map(lambda both: jax.lax.map(lambda factor: at(factor, *both), factors), (V, D))
+    return jax.lax.map(at, jnp.asarray(log_factors))
+
+
+def reshaped(block: Block, log_factor: ArrayLike) -> Block:
+    """The block with its gain or temperature multiplied by a factor."""
+    return eqx.tree_at(lambda block: block.branch, block, block.branch.reshaped(jnp.exp(log_factor)))
 
 
 def interpolated(

@@ -8,7 +8,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
-from sdeinfer.blocks import interpolated
+from sdeinfer.blocks import interpolated, scale_free
 from sdeinfer.diagnostics._dependence import (
     Dependence,
     dependence_of_pairs,
@@ -185,9 +185,7 @@ class BranchTests:
             part, _, own = name.rpartition(".")
             if own == "strength" or name in self.values:
                 continue
-            c = self.coefficients[:, self.parts == part].sum(0)
-            of_branch = c[..., 0] - c[..., 1] ** 2 / (4 * c[..., 2]) + c[..., 3] - np.log(-c[..., 2]) / 2
-            profile = of_branch.sum(0)
+            profile = scale_free(self.coefficients[:, self.parts == part].sum(0)).sum(0)
             best = int(profile.argmax())
             found.append((name, float(self.log_factors[best]), profile, float(profile[best] - profile[self.at_one])))
         return found

@@ -13,7 +13,7 @@ from sdeinfer.auditing._in_words import Found, in_words
 from sdeinfer.auditing._observe import Seen
 from sdeinfer.auditing._recipe import Recipe, matrices
 from sdeinfer.auditing._result import Audit
-from sdeinfer.blocks import Block, BlockOrder, branch_coefficients, labelled
+from sdeinfer.blocks import Block, BlockOrder, adjusted_coefficients, branch_coefficients, labelled
 from sdeinfer.diagnostics import OF_OTHERS, BranchTests, Verdict, dependences_of_pairs
 from sdeinfer.layers import Stack
 
@@ -55,7 +55,7 @@ def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str, 
     """
     data = seen.data
     order = BlockOrder.of_data(architecture, data)
-    coefficients = branch_coefficients(data, order)
+    coefficients = adjusted_coefficients(branch_coefficients(data, order), data, order)
     at_declared = coefficients[:, :, coefficients.shape[2] // 2]
     found = _estimates(order, coefficients, at_declared)
     tests = BranchTests(

@@ -1,6 +1,7 @@
 """Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import equinox as eqx
@@ -10,6 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, ArrayLike, Float
 
+from sdeinfer._devices import launching_threads
 from sdeinfer._files import InputError
 from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._law import LogMatrixNormal, increment_law
@@ -49,12 +51,19 @@ def branch_coefficients(
         seed: number of their scramblings; each increment has its own.
     """
     found = np.empty((data.sizes["network"], data.sizes["branch"], GRID, 4))
-    for here in readings(data, order):
-        D = data["increment"].values[here.network, here.branch]
-        nodes = here.nodes(log2=log2, seed=seed)
+
+    def fill(here: Reading) -> None:
+        D, nodes = data["increment"].values[here.network, here.branch], here.nodes(log2=log2, seed=seed)
         with jax.enable_x64(True):  # noqa: FBT003
             table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, LOG_FACTORS, here.width)
         found[here.network, here.branch] = table
+
+    # One increment of each program first, so that it is compiled once; the loop of a program runs on one core.
+    each = list(readings(data, order))
+    first = {(here.width, order.part[here.branch]): number for number, here in enumerate(each)}
+    with ThreadPoolExecutor(launching_threads()) as pool:
+        list(pool.map(fill, (each[number] for number in first.values())))
+        list(pool.map(fill, (here for number, here in enumerate(each) if number not in first.values())))
     _require_finite(found)
     return found
 

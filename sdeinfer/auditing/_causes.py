@@ -1,35 +1,46 @@
-"""Mistakes in an initialisation that explain the factor between what is found and what is declared."""
+"""Mistakes in an initialisation that explain what is found of a block, over what is declared."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
 
-from sdeinfer._files import InputError
+from sdeinfer.auditing._estimates import Likelihood
 from sdeinfer.auditing._recipe import Matrix, Recipe, Role, matrices
 from sdeinfer.auditing._recipes import SD
 from sdeinfer.blocks import Block, SelfAttention
 
 NEAR, SDS = 0.03, 3.0
-"""A factor is explained by one within so much of its logarithm, and within so many of its standard deviations."""
+"""A number is explained by one within so much of its logarithm, and within so many of its standard deviations."""
+
+FAR = 0.5
+"""The same for the strength at a shape that is so far from the declared one that the likelihood is not known there."""
 
 TRUNCATED = 0.87962566
 """Standard deviation of a standard normal variable between −2 and 2."""
-
 
 ROOT = "1/√(2L)"
 """The factor of GPT-2, by its name in recipes."""
 
 
+type _Change = Callable[[Matrix], tuple[int, int]]
+"""Another fan_in and fan_out of a matrix."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """A mistake that makes the factor that was found.
+    """A mistake, and what it makes of the parameters of a block.
 
     Attributes:
-        factor: what it makes of the declared value.
+        strength: the strength over the declared one.
+        shape: the temperature of attention, or the gain of an MLP, over the declared one.
+        factor: what a reader sees: the factor of the strength at the declared shape, if increments are small, or else
+            that of the shape.
         sentence: the factor and the mistake: "√(2L) = 4.90: the factor 1/√(2L) of the mlp output is missing".
     """
 
+    strength: float
+    shape: float
     factor: float
     sentence: str
 
@@ -42,93 +53,100 @@ class _Mistake:
         symbol: the factor in symbols, of one matrix; and of two, where both have it. Empty if it has none.
         of: the standard deviation that it gives a matrix over that of the recipe.
         says: a sentence, with a place for the matrices.
+        anywhere: whether any of the matrices may have it alone; else the last one, the values or what is before the
+            activation with it, or all.
     """
 
     symbol: tuple[str, str]
     of: Callable[[Matrix], float]
     says: str
+    anywhere: bool = True
 
 
-def causes(
-    ratio: float,
-    sd_log: float,
-    *,
-    parameter: Literal["strength", "gain", "temperature"],
-    block: Block,
-    recipe: Recipe,
-    width: int,
-    layers: int,
-) -> list[Cause]:
-    """The mistakes that explain a factor, likely ones first; none if the factor agrees with 1.
+def causes(found: Likelihood, *, block: Block, recipe: Recipe, width: int, layers: int) -> list[Cause]:
+    """The mistakes that explain the strength and the shape of a block together, likely ones first.
 
-    A mistake explains it if its own factor is within three standard deviations and 3 %.
+    A mistake explains a shape if its log likelihood is within that of three standard deviations of the largest one;
+    and then the strength, if that at this shape is within three standard deviations, and within 3 % or two of them.
 
     Arguments:
-        ratio: found over declared value.
-        sd_log: standard deviation of its logarithm.
-        parameter: which parameter of the block.
+        found: the log likelihood of the factors of strength and shape.
         block: the block; only its structure counts.
-        recipe: what declares the value.
+        recipe: what declares the values.
         width: n.
         layers: L.
-
-    Raises:
-        InputError: for a factor that is not positive, and a gain of attention.
     """
-    if not (0 < ratio < math.inf and 0 <= sd_log < math.inf):
-        raise InputError(f"ratio: a positive number and its error are needed, got {ratio} and {sd_log}")
-    if parameter == "gain" and isinstance(block.branch, SelfAttention):
-        raise InputError("parameter: the gain of attention is a factor of the strength and the temperature")
-    tolerance = min(SDS * sd_log, NEAR)
-    if abs(math.log(ratio)) <= SDS * sd_log:
-        return []
-    known = candidates(parameter=parameter, block=block, recipe=recipe, width=width, layers=layers)
-    return [each for each in known if abs(math.log(ratio / each.factor)) <= tolerance]
+    known = candidates(block=block, recipe=recipe, width=width, layers=layers)
+    return [each for each in known if _explains(each, found, plain=_plain(block))]
 
 
-def candidates(
-    *,
-    parameter: Literal["strength", "gain", "temperature"],
-    block: Block,
-    recipe: Recipe,
-    width: int,
-    layers: int,
-) -> Iterator[Cause]:
-    """Every cause that `causes` compares with, likely ones first.
+def _explains(cause: Cause, found: Likelihood, *, plain: bool) -> bool:
+    log_shape = found.inside(math.log(cause.shape))
+    # Far out an activation is as good as homogeneous, so that a gain is a factor of the strength.
+    beyond = (math.log(cause.shape) - log_shape) / 2 if plain else 0.0
+    log_strength, sd, below = found.at(log_shape)
+    distance = abs(log_strength - math.log(cause.strength) - beyond)
+    known = math.isclose(log_shape, math.log(cause.shape), abs_tol=1e-9)
+    return below <= SDS**2 / 2 and distance <= (min(SDS * sd, max(NEAR, 2 * sd)) if known else FAR)
 
-    A mistake in both matrices of a plain MLP makes the product of their factors where its activation is nearly linear,
-    as GELU and SiLU at small gains, or homogeneous, as ReLU.
-    """
+
+def _plain(block: Block) -> bool:
+    """Whether it is an MLP without a gate."""
+    return not isinstance(block.branch, SelfAttention) and not block.branch.gated
+
+
+def candidates(*, block: Block, recipe: Recipe, width: int, layers: int) -> Iterator[Cause]:
+    """Every cause that `causes` compares with, likely ones first."""
     of_role = matrices(block, width=width, layers=layers)
     *_, last = of_role.values()
     first = of_role["value"] if "value" in of_role else of_role["up"]
     heads = groups = 1
     if isinstance(block.branch, SelfAttention):
         heads, groups = block.branch.heads, block.branch.groups
-    if parameter == "temperature":
         yield from _of_logits(recipe, last.fan_in // heads, width)
-    mistakes = [*_of_recipe(recipe, last, first), *_of_laws(recipe), *_of_fans(recipe, of_role, heads, groups)]
-    for mistake in mistakes:
-        match parameter:
-            case "temperature":
-                factor = 1 / (mistake.of(of_role["query"]) * mistake.of(of_role["key"]))
-                yield from _cause(factor, "", mistake.says, "the query and key matrices")
-            case "gain":
-                role: Role = "gate" if "gate" in of_role else "up"
-                yield from _cause(mistake.of(of_role[role]) ** 2, mistake.symbol[1], mistake.says, f"the {role} matrix")
-            case "strength":
-                alone, both = mistake.of(last), mistake.of(last) * mistake.of(first)
-                yield from _cause(alone, mistake.symbol[0], mistake.says, f"the {last.role} matrix")
-                if not math.isclose(both, alone):
-                    symbol = mistake.symbol[0 if math.isclose(alone, 1) else 1]
-                    yield from _cause(both, symbol, mistake.says, f"the {first.role} and {last.role} matrices")
+    mistakes = [*_of_recipe(recipe, last, first), *_of_fans(recipe, of_role, heads, groups), *_of_laws(recipe)]
+    known: set[tuple[float, float, str]] = set()
+    for mistake, (roles, where) in itertools.product(mistakes, _places(of_role, last.role, first.role)):
+        own = [role for role in roles if not math.isclose(mistake.of(of_role[role]), 1.0, rel_tol=1e-3)]
+        if not own or (len(own) < len(roles) < len(of_role)) or not (mistake.anywhere or last.role in roles):
+            continue
+        of = {role: mistake.of(matrix) if role in own else 1.0 for role, matrix in of_role.items()}
+        strength, shape = _parameters(of)
+        if (strength, shape, mistake.says) not in known:
+            known.add((strength, shape, mistake.says))
+            both = first.role in own and last.role in own
+            yield _cause(strength, shape, of[first.role] * of[last.role], mistake.symbol[both], mistake.says, where)
 
 
-def _cause(factor: float, symbol: str, says: str, where: str) -> Iterator[Cause]:
-    """The cause, if it makes a factor other than 1."""
-    if not math.isclose(factor, 1.0, rel_tol=1e-3):
-        symbol = f"{symbol} = " if symbol else ""
-        yield Cause(factor, f"{symbol}{in_digits(factor)}: {says.format(where=where)}")
+def _places(of_role: dict[Role, Matrix], last: Role, first: Role) -> Iterator[tuple[tuple[Role, ...], str]]:
+    """Sets of matrices that may have a mistake, and their names."""
+    roles = tuple(of_role)
+    yield (last,), f"the {last} matrix"
+    yield (first, last), f"the {first} and {last} matrices"
+    yield roles, "all matrices"
+    if "value" in of_role:
+        yield ("query", "key"), "the query and key matrices"
+        yield ("query", "key", "value"), "the query, key and value matrices"
+    elif "gate" in of_role:
+        yield ("gate", "up"), "the gate and up matrices"
+        yield ("gate",), "the gate matrix"
+    yield (first,), f"the {first} matrix"
+
+
+def _parameters(of: dict[Role, float]) -> tuple[float, float]:
+    """Factors of the strength and the shape of a block whose matrices have other standard deviations."""
+    if "value" in of:
+        return of["value"] * of["attention output"], 1 / (of["query"] * of["key"])
+    if "gate" in of:
+        return of["mlp output"] * of["up"] / of["gate"], of["gate"] ** 2
+    return of["mlp output"], of["up"] ** 2
+
+
+def _cause(strength: float, shape: float, together: float, symbol: str, says: str, where: str = "") -> Cause:
+    if math.isclose(together, 1.0, rel_tol=1e-3):
+        together, symbol = shape, symbol if not where else ""
+    symbol = f"{symbol} = " if symbol else ""
+    return Cause(strength, shape, together, f"{symbol}{in_digits(together)}: {says.format(where=where)}")
 
 
 def _of_recipe(recipe: Recipe, last: Matrix, first: Matrix) -> Iterator[_Mistake]:
@@ -141,6 +159,7 @@ def _of_recipe(recipe: Recipe, last: Matrix, first: Matrix) -> Iterator[_Mistake
         ("default/σ", "default²/(σσ′)"),
         lambda matrix: 1 / math.sqrt(3 * matrix.fan_in) / recipe.sd(matrix),
         "{where}: the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised",
+        anywhere=False,
     )
     # Otherwise it is the factors that are missing.
     if not math.isclose(recipe.sd(first), SD * math.prod(recipe.factors(first).values())):
@@ -148,6 +167,7 @@ def _of_recipe(recipe: Recipe, last: Matrix, first: Matrix) -> Iterator[_Mistake
             (f"{SD}/σ", f"{SD}²/(σσ′)"),
             lambda matrix: SD / recipe.sd(matrix),
             f"{{where}}: a standard deviation of {SD}, the default of many configurations",
+            anywhere=False,
         )
     by_fan = not math.isclose(recipe.sd(last), recipe.sd(dataclasses.replace(last, fan_in=4 * last.fan_in)))
     if by_fan and "gain" not in names:
@@ -198,12 +218,12 @@ def _of_depth(recipe: Recipe, last: Matrix) -> Iterator[_Mistake]:
 def _of_fans(recipe: Recipe, of_role: dict[Role, Matrix], heads: int, groups: int) -> Iterator[_Mistake]:
     """Mistakes in fan_in and fan_out, of recipes that depend on them."""
 
-    def mistake(symbol: str, says: str, change: Callable[[Matrix], tuple[int, int]]) -> _Mistake:
+    def mistake(symbol: str, says: str, change: _Change, *, anywhere: bool = True) -> _Mistake:
         def of(matrix: Matrix) -> float:
             fan_in, fan_out = change(matrix)
             return recipe.sd(dataclasses.replace(matrix, fan_in=fan_in, fan_out=fan_out)) / recipe.sd(matrix)
 
-        return _Mistake((symbol, symbol), of, says)
+        return _Mistake((symbol, symbol), of, says, anywhere)
 
     exchanged = "{where}: fan_in and fan_out are exchanged"
     yield mistake("σ of exchanged fans/σ", exchanged, lambda matrix: (matrix.fan_out, matrix.fan_in))
@@ -211,16 +231,22 @@ def _of_fans(recipe: Recipe, of_role: dict[Role, Matrix], heads: int, groups: in
         return
     together = sum(of_role[role].fan_out for role in ("query", "key", "value"))
 
-    def fused(matrix: Matrix) -> tuple[int, int]:
-        return matrix.fan_in, matrix.fan_out if matrix.last else together
+    def of_first(change: _Change) -> _Change:
+        return lambda matrix: (matrix.fan_in, matrix.fan_out) if matrix.last else change(matrix)
 
-    def of_last(share: int) -> Callable[[Matrix], tuple[int, int]]:
-        return lambda matrix: (matrix.fan_in // share if matrix.last else matrix.fan_in, matrix.fan_out)
-
-    yield mistake("σ of one matrix/σ", "queries, keys and values are initialised as one matrix", fused)
-    yield mistake("σ of d_k/σ", "{where}: fan_in is that of one head", of_last(heads))
+    fused = of_first(lambda matrix: (matrix.fan_in, together))
+    says = "queries, keys and values are initialised as one matrix"
+    yield mistake("σ of one matrix/σ", says, fused, anywhere=False)
+    fused = of_first(lambda matrix: (together, matrix.fan_in))
+    yield mistake(
+        "σ of one exchanged matrix/σ", f"{says}, whose fan_in and fan_out are exchanged", fused, anywhere=False
+    )
+    of_head = "{where}: fan_in is that of one head"
+    yield mistake("σ of d_k/σ", of_head, lambda matrix: (matrix.fan_in // heads, matrix.fan_out))
     if 1 < groups < heads:
-        yield mistake("σ of grouped heads/σ", "{where}: fan_in is that of the keys", of_last(heads // groups))
+        of_keys = "{where}: fan_in is that of the keys"
+        share = heads // groups
+        yield mistake("σ of grouped heads/σ", of_keys, lambda matrix: (matrix.fan_in // share, matrix.fan_out))
 
 
 def _of_logits(recipe: Recipe, size: int, width: int) -> Iterator[Cause]:
@@ -233,8 +259,10 @@ def _of_logits(recipe: Recipe, size: int, width: int) -> Iterator[Cause]:
         "logits are divided by √n in place of √d_k": ("√(n/d_k)", math.sqrt(width / size)),
     }
     for says, (symbol, temperature) in scales.items():
-        over = symbol if declared == 1 else f"{symbol}/{in_digits(declared)}"
-        yield from _cause(temperature / declared, over, says, "")
+        factor = temperature / declared
+        if not math.isclose(factor, 1.0, rel_tol=1e-3):
+            over = symbol if declared == 1 else f"{symbol}/{in_digits(declared)}"
+            yield _cause(1.0, factor, factor, over, says)
 
 
 def in_digits(value: float) -> str:

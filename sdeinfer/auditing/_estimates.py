@@ -5,6 +5,7 @@ log-normal under a flat prior in log g, and a gain or temperature needs sums ove
 """
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -70,6 +71,39 @@ def with_error(value: float, sd: float) -> str:
     """A number with the digits that its standard deviation leaves, as 4.88 ± 0.03."""
     digits = max(0, -math.floor(math.log10(sd)) if sd > 0 else 3)
     return f"{value:.{digits}f} ± {sd:.{digits}f}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Likelihood:
+    """The log likelihood of a block's strength and its gain or temperature, over the declared ones.
+
+    Attributes:
+        declared: the declared strength.
+        coefficients: of the log density in log g² at each of `LOG_FACTORS`, summed over increments.
+    """
+
+    declared: float
+    coefficients: Float[np.ndarray, "grid 4"]
+
+    def inside(self, log_shape: float) -> float:
+        """The nearest log factor of a gain or temperature that the grid has."""
+        return min(max(log_shape, float(LOG_FACTORS[0])), float(LOG_FACTORS[-1]))
+
+    def at(self, log_shape: float) -> tuple[float, float, float]:
+        """At a shape: the likeliest log strength, its standard deviation, and how far below the largest this is."""
+        c = BarycentricInterpolator(LOG_FACTORS, self.coefficients)(log_shape)
+        log_strength = -c[1] / c[2] / 4 - math.log(self.declared)
+        return log_strength, math.sqrt(-1 / (8 * c[2])), self._largest - float(_profile(c))
+
+    @functools.cached_property
+    def _largest(self) -> float:
+        fine = np.linspace(LOG_FACTORS[0], LOG_FACTORS[-1], FINE)
+        return float(_profile(BarycentricInterpolator(LOG_FACTORS, self.coefficients)(fine)).max())
+
+
+def _profile(c: Float[np.ndarray, "*terms 4"]) -> Float[np.ndarray, "*terms"]:
+    """The log likelihood at the likeliest strength."""
+    return c[..., 0] - c[..., 1] ** 2 / (4 * c[..., 2]) + c[..., 3]
 
 
 def strength_estimate(name: str, declared: float, coefficients: Float[np.ndarray, "*terms 4"]) -> Estimate:

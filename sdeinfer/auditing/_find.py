@@ -148,6 +148,7 @@ def _layers(tree: Mapping[str, Any], name: str) -> dict[str, list[tuple[str, End
             f"branches: no residual branch found in {name}: no module has attention and an MLP by well-known names; "
             'name them, as branches={"attention": "h.*.attn", "mlp": "h.*.mlp"}'
         )
+    _require_own(tree, found, name)
     classes = dict.fromkeys(type(tree[path]).__name__ for path in found)
     if len(classes) > 1:
         raise InputError(
@@ -155,6 +156,21 @@ def _layers(tree: Mapping[str, Any], name: str) -> dict[str, list[tuple[str, End
             'as branches={"attention": "h.*.attn", "mlp": "h.*.mlp"}'
         )
     return found
+
+
+def _require_own(tree: Mapping[str, Any], found: Mapping[str, list[tuple[str, Ends]]], name: str) -> None:
+    """Check that no other layer of the same class has a module of those that were found, which is listed once."""
+    kinds = {type(tree[path]) for path in found}
+    modules_found = {id(tree[reader]): reader for layer in found.values() for _, (reader, _) in layer}
+    for path, module in tree.items():
+        if path in found or type(module) not in kinds:
+            continue
+        for child, node in children(module):
+            if id(node) in modules_found:
+                raise InputError(
+                    f"branches: {_inside(path, child)} and {modules_found[id(node)]} of {name} are one module: these "
+                    "layers have the same weights"
+                )
 
 
 def _ends(tree: Mapping[str, Any], path: str, choices: Sequence[str | Ends]) -> Ends | None:

@@ -8,7 +8,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from sdeinfer.auditing._causes import causes
-from sdeinfer.auditing._estimates import IDENTIFIED, Estimate, shape_estimate, strength_estimate
+from sdeinfer.auditing._estimates import IDENTIFIED, Estimate, Likelihood, shape_estimate, strength_estimate
 from sdeinfer.auditing._in_words import Found, in_words
 from sdeinfer.auditing._observe import Seen
 from sdeinfer.auditing._recipe import Recipe, matrices
@@ -34,10 +34,7 @@ class _OfBlock:
     block: Block
     strength: Estimate
     shape: Estimate
-
-    @property
-    def parameter(self) -> str:
-        return self.shape.name.rpartition(".")[2]
+    likelihood: Likelihood
 
 
 def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str, sd: float | None = None) -> Audit:
@@ -94,9 +91,10 @@ def _estimates(
     found, part = [], np.asarray(order.part)
     shapes = list(order.shapes.items())
     for number, (name, block) in enumerate(order.named()):
-        strength = strength_estimate(f"{name}.strength", float(block.strength), at_declared[:, part == number])
-        shape = shape_estimate(*shapes[number], coefficients[:, part == number])
-        found.append(_OfBlock(block, strength, shape))
+        own, declared = coefficients[:, part == number], float(block.strength)
+        strength = strength_estimate(f"{name}.strength", declared, at_declared[:, part == number])
+        likelihood = Likelihood(declared, own.sum((0, 1)))
+        found.append(_OfBlock(block, strength, shape_estimate(*shapes[number], own), likelihood))
     return found
 
 
@@ -132,17 +130,14 @@ def _of_strength(found: Estimate, recipe: Recipe, count: int) -> Verdict:
 def _causes(
     found: list[_OfBlock], verdicts: list[Verdict], recipe: Recipe, sizes: dict[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """The mistakes that explain each parameter that failed."""
+    """The mistakes that explain the parameters of each block that failed."""
     sentences = {}
     for verdict in verdicts:
         name = verdict.name.removeprefix("ratio of ").partition(" to the ")[0]
         for each in found:
-            for parameter, estimate in (("strength", each.strength), (each.parameter, each.shape)):
-                if estimate.name == name and not verdict.passed:
-                    likely = causes(
-                        estimate.ratio, estimate.sd, parameter=parameter, block=each.block, recipe=recipe, **sizes
-                    )
-                    sentences |= {verdict.name: tuple(cause.sentence for cause in likely)} if likely else {}
+            if not verdict.passed and name in (each.strength.name, each.shape.name):
+                likely = causes(each.likelihood, block=each.block, recipe=recipe, **sizes)
+                sentences |= {verdict.name: tuple(cause.sentence for cause in likely)} if likely else {}
     return sentences
 
 

@@ -145,6 +145,8 @@ def require_regular(S: Float[np.ndarray, "m m"], where: str) -> None:
         InputError: naming the branch and the tokens.
     """
     scale = np.sqrt(np.diagonal(S))
+    if not scale.any():
+        raise InputError(f"increment: {where}: is zero: its weights are zero, as if never initialised")
     if not scale.all():
         raise InputError(f"increment: {where}: token {int(np.argmin(scale))} gets no increment, which has no density")
     correlation = S / scale[:, None] / scale

@@ -37,6 +37,8 @@ def audit(
 ) -> Audit:
     """Compare the residual branches of a network at initialisation with what a recipe declares, by one forward pass.
 
+    `audit.recipes` has the recipes; `audit.scaling` is for models of several sizes, `audit.Monitor` for training.
+
     Arguments:
         model: a module of PyTorch, Flax (NNX) or Equinox; a function that draws one from a seed, `nnx.Rngs` or a key;
             or a Dataset of `observe_branches`.

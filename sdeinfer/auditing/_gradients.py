@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
+from sdeinfer.observation._branch_hooks import evaluated
+from sdeinfer.observation._branch_recorder import first_array
 from sdeinfer.observation._library import library
 
 
@@ -27,10 +29,13 @@ def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]],
         raise InputError("gradients: need a PyTorch module whose layers are found by their names")
     stream: list[Any] = []
 
-    def reads(module: Any, arguments: tuple, keywords: Mapping[str, Any]) -> None:
+    def reads(module: Any, arguments: tuple, keywords: dict) -> tuple[tuple, dict]:
         del module
-        X = arguments[0] if arguments else keywords["hidden_states"]
-        stream.append(X if X.requires_grad else X.requires_grad_())
+        place = first_array(arguments, keywords)
+        given = {**dict(enumerate(arguments)), **keywords}
+        given[place] = given[place].detach().requires_grad_()  # the caller's own tensor stays as it is
+        stream.append(given[place])
+        return tuple(given[index] for index in range(len(arguments))), {name: given[name] for name in keywords}
 
     def returns(module: Any, arguments: tuple, output: Any) -> None:
         del module, arguments
@@ -38,12 +43,10 @@ def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]],
 
     hooks = [found[0].register_forward_pre_hook(reads, with_kwargs=True)]
     hooks.append(found[-1].register_forward_hook(returns))
-    training = model.training
-    model.eval()
     try:
-        model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+        with torch.enable_grad(), evaluated(torch, model):
+            model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     finally:
-        model.train(training)
         for hook in hooks:
             hook.remove()
     before, after = stream

@@ -78,7 +78,7 @@ def observe_torch_branches(
                 model = make(seeds[number])
         names = {id(module): name for name, module in model.named_modules()}
         recorder = Recorder(observer, branches(model), names)
-        with torch.no_grad(), _evaluated(torch, model), _hooked(recorder, _sequence_first(model)):
+        with torch.no_grad(), evaluated(torch, model), _hooked(recorder, _sequence_first(model)):
             _call(model, inputs)
         recorder.finish()
 
@@ -216,7 +216,7 @@ def _key(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray:
 
 
 @contextmanager
-def _evaluated(torch: Any, model: Any) -> Iterator[None]:
+def evaluated(torch: Any, model: Any) -> Iterator[None]:
     """Evaluation mode, without the kernels that replace the modules of a Transformer's block."""
     modes = [(module, module.training) for module in model.modules()]
     mha = getattr(torch.backends, "mha", None)

@@ -7,6 +7,7 @@ log-normal under a flat prior in log g, and a gain or temperature needs sums ove
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -101,7 +102,7 @@ class Likelihood:
         return float(_profile(BarycentricInterpolator(LOG_FACTORS, self.coefficients)(fine)).max())
 
 
-def _profile(c: Float[np.ndarray, "*terms 4"]) -> Float[np.ndarray, "*terms"]:
+def _profile(c: Float[np.ndarray, "*terms 4"]) -> Any:
     """The log likelihood at the likeliest strength."""
     return c[..., 0] - c[..., 1] ** 2 / (4 * c[..., 2]) + c[..., 3]
 

@@ -52,7 +52,8 @@ def _plot_ratios(audit: Audit, panel: Axes) -> None:
         place = own["layer"].to_numpy() + 0.12 * (number - 2.5)
         panel.errorbar(place, own["ratio"], errors, fmt=style["marker"], color=style["color"], ms=4, lw=1, label=name)
     panel.axhline(1.0, color=NEUTRAL, lw=0.8)
-    if audit.branches["high"].max() > 1.5 or audit.branches["low"].min() < 1 / 1.5:
+    limits = audit.branches[["low", "high"]].to_numpy()
+    if limits.max() > 1.5 or limits.min() < 1 / 1.5:
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_formatter("{x:g}")

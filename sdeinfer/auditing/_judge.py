@@ -162,8 +162,9 @@ def _words(found: list[_OfBlock], branches: pd.DataFrame, sizes: dict[str, int],
     """What the last matrices are, in words."""
     kinds = []
     for each in found:
-        own = branches[branches["block"] == each.strength.name.rpartition(".")[0]]
+        block = each.strength.name.rpartition(".")[0]
+        own = branches.loc[branches["block"] == block]
         *_, last = matrices(each.block, **sizes).values()
-        gain = float(each.block.branch.gain)
-        kinds.append(Found(own["block"].iloc[0], own["strength"].to_numpy(), own["sd"].to_numpy(), last.fan_in, gain))
+        strengths, sds = own[["strength", "sd"]].to_numpy().T
+        kinds.append(Found(block, strengths, sds, last.fan_in, float(getattr(each.block.branch, "gain"))))  # noqa: B009
     return in_words(kinds, width=sizes["width"], sd=sd)

@@ -69,7 +69,11 @@ class Monitor:
         """The branches that have left the law, with the first step at which each had; the earliest first."""
         frame = self.to_frame()
         beyond = frame < LEVEL / max(len(frame), 1)
-        steps = {str(branch): int(row.idxmax()) for branch, row in beyond.iterrows() if row.any()}
+        steps = {
+            str(branch): list(self.audits)[int(row.argmax())]
+            for branch, row in zip(beyond.index, beyond.to_numpy(), strict=True)
+            if row.any()
+        }
         return dict(sorted(steps.items(), key=lambda item: item[1]))
 
     @property

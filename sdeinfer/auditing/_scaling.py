@@ -51,23 +51,24 @@ class Scaling:
     @property
     def wrong(self) -> pd.DataFrame:
         """The exponents that differ from the declared ones."""
-        known = self.exponents[self.exponents["declared"].notna()]
-        z = (known["exponent"] - known["declared"]).abs() / known["sd"]
-        return known[2 * stats.norm.sf(z) * max(len(known), 1) < LEVEL]
+        known = self.exponents.dropna(subset="declared")
+        z = np.abs(known["exponent"].to_numpy() - known["declared"].to_numpy()) / known["sd"].to_numpy()
+        return known.iloc[np.flatnonzero(2 * stats.norm.sf(z) * len(known) < LEVEL)]
 
     @property
     def passed(self) -> bool:
         """Whether every exponent is the declared one."""
-        return self.wrong.empty
+        return len(self.wrong) == 0
 
     @property
     def verdict(self) -> str:
         """The verdict in one sentence."""
         rows = self.exponents if self.passed else self.wrong
         parts = []
-        for (quantity, over), row in rows.iterrows():
+        for row in rows.reset_index().to_dict("records"):
             declared = "" if math.isnan(row["declared"]) else f" (declared {row['declared']:.2f})"
-            parts.append(f"{quantity} ∝ {over}^{row['exponent']:.3f} ± {row['sd']:.3f}{declared}")
+            of_size = f"{row['over']}^{row['exponent']:.3f} ± {row['sd']:.3f}"
+            parts.append(f"{row['quantity']} ∝ {of_size}{declared}")
         return f"{'passed' if self.passed else 'failed'}: {', '.join(parts)}"
 
     def to_frame(self) -> pd.DataFrame:
@@ -156,13 +157,14 @@ def _exponents(rows: pd.DataFrame, varied: list[str]) -> dict[str, dict[str, flo
     """Weighted least squares of log values on the logs of the sizes that vary."""
     design = np.column_stack([np.ones(len(rows)), *(np.log(rows[name].to_numpy(float)) for name in varied)])
     free = len(rows) - design.shape[1]
-    known = rows["sd"].notna().all()
+    sds, values = rows["sd"].to_numpy(float), rows["log_value"].to_numpy(float)
+    known = bool(np.isfinite(sds).all())
     if free < 1 and not known:
         return {}
-    weight = 1 / rows["sd"].to_numpy() if known else np.ones(len(rows))
+    weight = 1 / sds if known else np.ones(len(rows))
     covariance = np.linalg.inv((design * weight[:, None] ** 2).T @ design)
-    found = covariance @ (design.T @ (weight**2 * rows["log_value"].to_numpy()))
-    spread = np.square(weight * (rows["log_value"].to_numpy() - design @ found)).sum() / free if free > 0 else 1.0
+    found = covariance @ (design.T @ (weight**2 * values))
+    spread = np.square(weight * (values - design @ found)).sum() / free if free > 0 else 1.0
     # Posterior errors alone where the values scatter less.
     sd = np.sqrt(np.diagonal(covariance) * (max(spread, 1.0) if known else spread))
     law = stats.norm if known else stats.t(free)

@@ -7,7 +7,6 @@ log-normal under a flat prior in log g, and a gain or temperature needs sums ove
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -92,9 +91,9 @@ class Likelihood:
 
     def at(self, log_shape: float) -> tuple[float, float, float]:
         """At a shape: the likeliest log strength, its standard deviation, and how far below the largest this is."""
-        c = BarycentricInterpolator(LOG_FACTORS, self.coefficients)(log_shape)
-        log_strength = -c[1] / c[2] / 4 - math.log(self.declared)
-        return log_strength, math.sqrt(-1 / (8 * c[2])), self._largest - float(_profile(c))
+        c = BarycentricInterpolator(LOG_FACTORS, self.coefficients)([log_shape])
+        log_strength = float(-c[0, 1] / c[0, 2] / 4) - math.log(self.declared)
+        return log_strength, math.sqrt(-1 / (8 * c[0, 2])), self._largest - float(_profile(c)[0])
 
     @functools.cached_property
     def _largest(self) -> float:
@@ -102,9 +101,9 @@ class Likelihood:
         return float(_profile(BarycentricInterpolator(LOG_FACTORS, self.coefficients)(fine)).max())
 
 
-def _profile(c: Float[np.ndarray, "*terms 4"]) -> Any:
+def _profile(c: Float[np.ndarray, "points 4"]) -> Float[np.ndarray, " points"]:
     """The log likelihood at the likeliest strength."""
-    return c[..., 0] - c[..., 1] ** 2 / (4 * c[..., 2]) + c[..., 3]
+    return c[:, 0] - c[:, 1] ** 2 / (4 * c[:, 2]) + c[:, 3]
 
 
 def strength_estimate(name: str, declared: float, coefficients: Float[np.ndarray, "*terms 4"]) -> Estimate:

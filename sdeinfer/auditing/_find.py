@@ -163,7 +163,8 @@ def _require_own(tree: Mapping[str, Any], found: Mapping[str, list[tuple[str, En
     kinds = {type(tree[path]) for path in found}
     modules_found = {id(tree[reader]): reader for layer in found.values() for _, (reader, _) in layer}
     for path, module in tree.items():
-        if path in found or type(module) not in kinds:
+        inside = any(path == layer or path.startswith(f"{layer}.") for layer in found)
+        if inside or type(module) not in kinds:
             continue
         for child, node in children(module):
             if id(node) in modules_found:

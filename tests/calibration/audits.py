@@ -1,0 +1,98 @@
+"""Audits of networks of random residual blocks: as declared, and with a factor in one kind of branch or in one layer.
+
+A factor of the increments of a kind, or of a layer, is a factor of the strength there, without consequences for other
+branches before norms: what they read keeps its covariance up to them, since increments of the data are multiplied.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.random as jr
+import numpy as np
+import xarray as xr
+from calibration.branches import drawn_layer
+
+import sdeinfer as si
+from sdeinfer.auditing._inputs import MOST_TOKENS
+from sdeinfer.auditing._judge import judge
+from sdeinfer.auditing._observe import Seen
+from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.blocks import SelfAttention
+
+IN_KIND = 1.2
+"""The factor in one kind of branch."""
+
+IN_LAYER, LAYERS = (1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5, 1.7, 2.0), 12
+"""The factors in one layer of so many."""
+
+AS_DECLARED = Recipe("the declared blocks", "this study", lambda matrix: matrix.fan_in**-0.5)
+"""Its standard deviations are not used: the blocks have their strengths."""
+
+
+def drawn_data(seed: int) -> tuple[si.Stack, xr.Dataset]:
+    """Random blocks of one layer, and the branches of one network of them, with one to three prompts."""
+    rng = np.random.default_rng([91, seed])
+    layer, sizes = drawn_layer(rng)
+    tokens = sizes.pop("tokens")
+    prompts = (tokens,) * min(int(rng.choice([1, 2, 3])), MOST_TOKENS // tokens)
+    layer = with_prompts(layer, prompts)
+    V0 = si.equicorrelated(tokens=sum(prompts), correlation=rng.uniform(0.0, 0.6), norm=1.0)
+    return layer, si.sample_branches(layer, V0, **sizes, key=jr.key(seed))
+
+
+def with_prompts(layer: si.Stack, prompts: tuple[int, ...]) -> si.Stack:
+    """The blocks, whose attention is inside of prompts."""
+    blocks = [
+        dataclasses.replace(
+            block, branch=dataclasses.replace(block.branch, pattern=si.Pattern(block.branch.pattern.causal, prompts))
+        )
+        if isinstance(block.branch, SelfAttention)
+        else block
+        for block in layer.layers
+    ]
+    return si.Stack(blocks)
+
+
+def changed(data: xr.Dataset, factors: np.ndarray) -> xr.Dataset:
+    """The Dataset with the increments of each branch multiplied by a factor."""
+    a = xr.DataArray(factors, dims="branch")
+    other = a.rename(branch="other_branch")
+    return data.assign(increment=data["increment"] * a**2, cross=data["cross"] * a, between=data["between"] * a * other)
+
+
+def passed(data: xr.Dataset, layer: si.Stack) -> tuple[bool, str]:
+    """Whether an audit passes, and its verdict."""
+    found = judge(Seen(data), layer, AS_DECLARED, name="network")
+    return found.passed, found.verdict[:160]
+
+
+def audits_of(seed: int) -> dict[str, Any]:
+    """Verdicts on one network: as it is, with a factor in one kind of branch, and in one of the first 12 layers."""
+    try:
+        layer, data = drawn_data(seed)
+        own, verdict = passed(data, layer)
+    except si.InputError as error:  # tokens of deep Post-LN networks become parallel
+        return {"seed": seed, "refused": str(error)}
+    branches, rng = data.sizes["branch"], np.random.default_rng([92, seed])
+    kind = int(rng.integers(2))
+    of_kind = np.where(np.arange(branches) % 2 == kind, IN_KIND, 1.0)
+    sizes = {"width": int(data["width"][0]), "depth": branches // 2, "tokens": data.sizes["token_a"]}
+    found = {"seed": seed, **sizes, "kind": kind, "passed": own, "verdict": verdict}
+    found["passed_kind"] = passed(changed(data, of_kind), layer)[0]
+    if branches >= 2 * LAYERS:
+        first = data.isel(branch=slice(2 * LAYERS), other_branch=slice(2 * LAYERS))
+        where = 2 * int(rng.integers(LAYERS)) + kind
+        found["passed_layer"] = [
+            passed(changed(first, np.where(np.arange(2 * LAYERS) == where, factor, 1.0)), layer)[0]
+            for factor in IN_LAYER
+        ]
+    jax.clear_caches()
+    return found
+
+
+def found_factor(shares: np.ndarray, share: float = 0.95) -> float:
+    """The least factor of `IN_LAYER` from which on so many networks do not pass; infinite if there is none."""
+    enough = np.minimum.accumulate((1 - shares >= share)[::-1])[::-1]
+    return IN_LAYER[int(enough.argmax())] if enough.any() else math.inf

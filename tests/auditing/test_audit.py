@@ -87,4 +87,4 @@ def test_a_network_leaves_its_law_in_training():
     assert monitor.verdict.startswith("not at initialisation from step 2 on, in layers.")
     monitor.model = eqx.tree_at(lambda model: model.layers[0].mlp.layers[-1].weight, network, replace_fn=jnp.zeros_like)
     assert monitor(4) is None
-    assert "gets no increment" in monitor.refused[4]
+    assert "its weights are zero" in monitor.refused[4]

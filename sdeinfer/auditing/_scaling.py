@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax.random as jr
 import numpy as np
 import pandas as pd
+from jaxtyping import PRNGKeyArray
 from scipy import stats
 from tqdm import tqdm
 
@@ -89,6 +91,8 @@ def scaling(
     recipe: str | Recipe | Mapping[str, float] | None = None,
     gradients: bool = False,
     progress: bool = False,
+    seed: int = 0,
+    key: PRNGKeyArray | None = None,
     **settings: Any,
 ) -> Scaling:
     """Measure how strengths of branches and norms of the residual stream grow with width and depth.
@@ -105,6 +109,8 @@ def scaling(
         recipe: what is declared; see `audit`.
         gradients: measure the growth of gradients from the last to the first layer, too; for PyTorch modules.
         progress: show a progress bar.
+        seed: seed of the weights; each size has its own, since networks of one seed may have the same first layers.
+        key: PRNG key of the weights, see `audit`.
         settings: other arguments of `audit`.
 
     Raises:
@@ -116,10 +122,12 @@ def scaling(
         raise InputError("widths: at least two widths, or two depths, are needed")
     rows: list[dict[str, Any]] = []
     rule = None
-    for width, layers in tqdm(list(itertools.product(widths, depths)), desc="networks", disable=not progress):
+    pairs = list(itertools.product(widths, depths))
+    for number, (width, layers) in enumerate(tqdm(pairs, desc="networks", disable=not progress)):
         given = inputs(width) if callable(inputs) else inputs
         model = make(width, layers)
-        found = audit(model, given, recipe=recipe, **settings)
+        own = {"seed": seed + number, "key": None if key is None else jr.fold_in(key, number)}
+        found = audit(model, given, recipe=recipe, **own, **settings)
         rule = found.recipe
         size = {"width": width, "layers": layers}
         rows += _rows(found, size)

@@ -8,8 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sdeinfer.auditing._over_depth import STATISTICS, over_depth
 from sdeinfer.auditing._result import Audit
-from sdeinfer.plots import plot_bands
-from sdeinfer.plots._style import NEUTRAL, finish, legend_below, look, panels_of
+from sdeinfer.plots import NEUTRAL, finish, legend_below, look, panels_of, plot_bands
 
 PANEL = 2.1
 """Height of a panel in inches."""

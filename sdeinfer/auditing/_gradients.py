@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.observation._branch_hooks import evaluated
-from sdeinfer.observation._branch_recorder import first_array
-from sdeinfer.observation._library import library
+from sdeinfer.observation import evaluated, first_array, library
 
 
 def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]], *, seed: int = 0) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from sdeinfer.observation._branch_recorder import first_array
+from sdeinfer.observation import first_array
 
 EXACT = 1e-3
 """Largest share of a layer's change that its branches may leave unexplained; rounding of float32 leaves some 10⁻⁶."""

@@ -13,6 +13,7 @@ import jax.random as jr
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks import MLP, Block, SelfAttention
+from sdeinfer.covariance import EVERY_TOKEN
 from sdeinfer.layers import AbstractLayer, Stack
 
 Role = Literal["query", "key", "value", "attention output", "gate", "up", "mlp output"]
@@ -133,7 +134,9 @@ def matrices(block: Block, *, width: int, layers: int) -> dict[Role, Matrix]:
 def _features(branch: SelfAttention | MLP, width: int) -> int:
     """The number of hidden features, rows of the last matrix."""
     hidden = functools.partial(branch.hidden, key=jr.key(0))
-    return jax.eval_shape(hidden, jax.ShapeDtypeStruct((1, width), jnp.float32)).shape[1]
+    pattern = branch.pattern if isinstance(branch, SelfAttention) else EVERY_TOKEN
+    tokens = sum(pattern.prompts) or len(pattern.rows) or 1
+    return jax.eval_shape(hidden, jax.ShapeDtypeStruct((tokens, width), jnp.float32)).shape[1]
 
 
 def _require_block(layer: AbstractLayer) -> Block:

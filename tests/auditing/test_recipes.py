@@ -283,3 +283,10 @@ def test_recipes_by_name_take_the_sd_of_the_configuration():
     for name, make in RECIPES.items():
         if name not in ("mup", "completep", "shaped"):
             assert recipe_of(name).name == name == make().name
+
+
+@pytest.mark.parametrize("pattern", [si.CAUSAL, si.Pattern(causal=True, prompts=(2, 3)), si.Pattern.of_mask(np.eye(3))])
+def test_matrices_do_not_depend_on_the_pattern(pattern):
+    plain, other = (SelfAttention(heads=4, rope=1e4, pattern=each) for each in (si.Pattern(), pattern))
+    of_both = [matrices(Block(each), width=WIDTH, layers=LAYERS) for each in (plain, other)]
+    assert of_both[0] == of_both[1]

@@ -24,7 +24,7 @@ from sdeinfer.blocks import SelfAttention
 IN_KIND = 1.2
 """The factor in one kind of branch."""
 
-IN_LAYER, LAYERS = (1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5, 1.7, 2.0), 12
+IN_LAYER, LAYERS = (1.1, 1.2, 1.35, 1.6, 2.0), 12
 """The factors in one layer of so many."""
 
 AS_DECLARED = Recipe("the declared blocks", "this study", lambda matrix: matrix.fan_in**-0.5)
@@ -69,7 +69,7 @@ def passed(data: xr.Dataset, layer: si.Stack) -> tuple[bool, str]:
 
 
 def audits_of(seed: int) -> dict[str, Any]:
-    """Verdicts on one network: as it is, with a factor in one kind of branch, and in one of the first 12 layers."""
+    """Verdicts on one network: as it is, with a factor in one kind of branch, and with one in one of 12 layers."""
     try:
         layer, data = drawn_data(seed)
         own, verdict = passed(data, layer)

@@ -37,7 +37,7 @@ def test_audits_of_random_blocks(kept_results, first_seed):
 
 
 def test_audits_of_one_network():
-    layer, data = drawn_data(1)
+    layer, data = drawn_data(38)
     assert passed(data, layer)[0]
     branches = np.arange(data.sizes["branch"])
     assert not passed(changed(data, np.where(branches % 2, 1.2, 1.0)), layer)[0]
@@ -45,5 +45,5 @@ def test_audits_of_one_network():
 
 
 def test_the_factor_that_is_found():
-    assert found_factor(np.array([1.0, 0.9, 0.5, 0.04, 0.06, 0.02, 0.0, 0.0, 0.0])) == IN_LAYER[5]
-    assert found_factor(np.ones(9)) == np.inf
+    assert found_factor(np.array([1.0, 0.04, 0.06, 0.02, 0.0])) == IN_LAYER[3]
+    assert found_factor(np.ones(5)) == np.inf

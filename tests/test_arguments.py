@@ -145,5 +145,5 @@ def test_limits_of_custom_layers_are_checked(limit, message):
 @pytest.mark.usefixtures("unchecked")
 def test_numbers_of_numpy_and_jax_are_whole_numbers():
     assert si.equicorrelated(tokens=np.int64(2), correlation=np.float32(0.5)).shape == (2, 2)
-    with pytest.raises(si.InputError, match="paths: at least 1 is needed, got 0"):
+    with pytest.raises(si.InputError, match="paths: a whole number of at least 1 is needed, got 0"):
         simulate(paths=jnp.int32(0), key=jr.PRNGKey(0))

@@ -183,7 +183,10 @@ def test_outputs_are_reduced_to_their_covariance():
             "outputs: the data hold covariances of outputs",
         ),
         (lambda data: si.compare(si.models.thinned_path, data, key=jr.key(0)), "model: thinned_path has latent layers"),
-        (lambda data: si.sample_outputs(data, outputs=0, key=jr.key(0)), "outputs: at least 1 is needed, got 0"),
+        (
+            lambda data: si.sample_outputs(data, outputs=0, key=jr.key(0)),
+            "outputs: a whole number of at least 1 is needed, got 0",
+        ),
         (lambda data: si.sample_outputs(data.isel(layer=slice(1, 3)), outputs=2, key=jr.key(0)), "layer: the initial"),
         (lambda data: si.observe_outputs(np.ones((2, 3)), np.eye(3), width=9, depth=2), "outputs: shape"),
         (lambda data: si.observe_outputs(np.ones((2, 3, 4)), np.eye(2), width=9, depth=2), "initial: shape"),

@@ -174,7 +174,7 @@ def test_score_tests_are_uniform_inside_the_law(data, sets):
         ({"data": xr.Dataset()}, "data: a Dataset with `tokens` over"),
         ({"prior": {"gamma": 1.0}}, "prior: one_step samples beta, step, noise; got a prior of 'gamma'"),
         ({"prior": {"beta": -1.0}}, "prior: beta"),
-        ({"predictions": 0}, "predictions: at least 1 is needed, got 0"),
+        ({"predictions": 0}, "predictions: a whole number of at least 1 is needed, got 0"),
         ({"model": lambda path: numpyro.sample("x", dist.Normal())}, "model: no site of the name 'tokens'"),
     ],
 )

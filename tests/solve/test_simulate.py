@@ -148,7 +148,7 @@ def test_parameters_that_are_traced_and_out_of_range_raise(V0, key):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"paths": 0}, "paths: at least 1 is needed, got 0"),
+        ({"paths": 0}, "paths: a whole number of at least 1 is needed, got 0"),
         ({"step": 0.0}, "step: must be positive and finite, got 0.0"),
         ({"step": -0.1}, "step: must be positive and finite, got -0.1"),
         ({"step": float("inf")}, "step: must be positive and finite, got inf"),

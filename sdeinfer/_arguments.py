@@ -70,7 +70,8 @@ def at_least_one(**sizes: Any) -> None:
     """
     for name, size in sizes.items():
         if not whole_number(size) or size < 1:
-            raise InputError(f"{name}: a whole number of at least 1 is needed, got {shown(size)}")
+            got = int(size) if whole_number(size) else shown(size)
+            raise InputError(f"{name}: a whole number of at least 1 is needed, got {got}")
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy.special import gammaincinv, ndtri
 
-from sdeinfer._arguments import shown, whole_number
+from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import AbstractBranch, check_bias, projected, projection
 from sdeinfer.blocks._moments import MatrixMoments, fourth_moments
@@ -69,12 +69,7 @@ class SelfAttention(AbstractBranch):
     bias: float = eqx.field(default=0.0, static=True)
 
     def __check_init__(self):
-        for name in ("heads", "key_value_heads", "head_size"):
-            size = getattr(self, name)
-            if size is None and name != "heads":
-                continue
-            if not whole_number(size) or int(size or 0) < 1:
-                raise InputError(f"{name}: a whole number of at least 1 is needed, got {shown(size)}")
+        at_least_one(heads=self.heads, **given(key_value_heads=self.key_value_heads, head_size=self.head_size))
         check_bias(self.bias)
         if self.heads % self.groups:
             raise InputError(f"key_value_heads: {self.heads} heads are not a multiple of {self.groups}")

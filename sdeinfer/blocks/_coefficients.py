@@ -166,8 +166,9 @@ def interpolated(
     coefficients: Float[ArrayLike, "... grid 4"], log_factor: Float[ArrayLike, ""]
 ) -> Float[Array, "... 4"]:
     """The polynomials at another factor, by barycentric interpolation at Chebyshev's points."""
+    dtype = jnp.result_type(coefficients, log_factor)
     weights = np.where(np.arange(GRID) % 2, -1.0, 1.0) * np.where(np.isin(np.arange(GRID), (0, GRID - 1)), 0.5, 1.0)
-    distance = log_factor - LOG_FACTORS
+    distance = log_factor - jnp.asarray(LOG_FACTORS, dtype)
     here = distance == 0
-    ratio = jnp.where(here.any(), here.astype(float), weights / jnp.where(here, 1.0, distance))
+    ratio = jnp.where(here.any(), here.astype(dtype), weights.astype(dtype) / jnp.where(here, 1.0, distance))
     return jnp.einsum("...gk,g->...k", coefficients, ratio / ratio.sum())

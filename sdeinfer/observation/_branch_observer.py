@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from sdeinfer._arguments import at_least_one, checked
+from sdeinfer._arguments import at_least_one, checked, given
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._arrays import as_array
@@ -43,7 +43,7 @@ class BranchObserver:
         reads: str = "branch",
         network: int = 0,
     ):
-        at_least_one(width=width)
+        at_least_one(**given(width=width))
         if reads not in READS:
             raise InputError(f"reads: one of {', '.join(READS)} is needed, got {reads!r}")
         self.width = width

@@ -34,5 +34,5 @@ def test_strengths_gains_and_temperatures_are_calibrated(kept_results):
 
 
 def test_ranks_of_one_network():
-    found = ranks_of(0)
+    found = ranks_of(1)
     assert all(0 < rank < 1 for name, rank in found["ranks"].items() if not name.endswith("sd"))

@@ -170,7 +170,7 @@ def test_arrays_that_are_no_branches(name, U, D):
 
 def test_observers_that_are_refused(U, D):
     for make, message in (
-        (lambda: si.BranchObserver(0), "width: at least 1 is needed, got 0"),
+        (lambda: si.BranchObserver(0), "width: a whole number of at least 1 is needed, got 0"),
         (lambda: si.BranchObserver(reads="both"), "reads: one of branch, stream is needed, got 'both'"),
         (lambda: si.BranchObserver().dataset(), "branches: no branch was given"),
         (lambda: observed(U[0], D[0], width=9), r"width: input: network 0, .* has 8 features, got width 9"),

@@ -92,7 +92,7 @@ def adjusted_coefficients(
         free = scale_free(coefficients[:, own])
         mode = int(free.sum((0, 1)).argmax())
         drawn = _drawn_coefficients([here for here in each if here.branch in own], float(LOG_FACTORS[mode]), seed)
-        if drawn is None or not count:
+        if drawn is None or not count or not drawn.size:
             continue
         freedom = _freedom(_split(drawn[1])[0], count)
         move, share = _adjustment(_by_t(drawn, count, freedom), free[..., 0].size)
@@ -127,7 +127,9 @@ def _drawn_coefficients(
             if draws is None:
                 return None
             found.append(np.asarray(_at_steps(block, V, draws, here.nodes(seed=seed), here.width)))
-    return np.concatenate(found, axis=1)
+    drawn = np.concatenate(found, axis=1)
+    # Nearly equal tokens make some draws singular.
+    return drawn[:, np.isfinite(drawn).all((0, 2))]
 
 
 @eqx.filter_jit

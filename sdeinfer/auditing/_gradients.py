@@ -1,6 +1,6 @@
 """The growth of gradients through the layers of a PyTorch model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from sdeinfer._files import InputError
 from sdeinfer.observation._branch_hooks import evaluated
 from sdeinfer.observation._branch_recorder import first_array
 from sdeinfer.observation._library import library
+from sdeinfer.observation._networks import called
 
 
 def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]], *, seed: int = 0) -> float:
@@ -45,7 +46,7 @@ def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]],
     hooks.append(found[-1].register_forward_hook(returns))
     try:
         with torch.enable_grad(), evaluated(torch, model):
-            model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+            called(model, inputs)
     finally:
         for hook in hooks:
             hook.remove()

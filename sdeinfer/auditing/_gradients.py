@@ -1,12 +1,12 @@
 """The growth of gradients through the layers of a PyTorch model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.observation import evaluated, first_array, library
+from sdeinfer.observation import called, evaluated, first_array, library
 
 
 def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]], *, seed: int = 0) -> float:
@@ -43,7 +43,7 @@ def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]],
     hooks.append(found[-1].register_forward_hook(returns))
     try:
         with torch.enable_grad(), evaluated(torch, model):
-            model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+            called(model, inputs)
     finally:
         for hook in hooks:
             hook.remove()

@@ -351,7 +351,7 @@ def test_first_tokens_are_observed_where_those_after_them_do_not_matter():
         (many, DECLARED, 4, "inputs: 20 tokens to observe, at most 12 are possible; without a causal mask all are"),
         (np.zeros((4, 5), int), causal, 4, "inputs: 4 × 4 tokens to observe, at most 12 are possible; pass fewer, or"),
         ({"input_ids": X, "attention_mask": np.array([[1, 0]])}, causal, 4, "inputs: attention_mask leaves tokens out"),
-        (X, causal, 0, "tokens: at least 1 is needed, got 0"),
+        (X, causal, 0, "tokens: a whole number of at least 1 is needed, got 0"),
     ):
         with pytest.raises(si.InputError, match=f"^{message}"):
             check_inputs(model, inputs, architecture, tokens=tokens)

@@ -49,10 +49,10 @@ def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            received = signature.bind(*args, **kwargs).arguments
         except TypeError:  # missing or unknown arguments, which the call itself names
-            given = {}
-        for name, value in given.items():
+            received = {}
+        for name, value in received.items():
             if name in known and not any(_is_a(value, *each) for each in known[name]):
                 needed = " or ".join(dict.fromkeys(NEEDED[kind] for kind, _ in known[name] if NEEDED[kind]))
                 raise InputError(f"{name}: {needed} is needed, got {shown(value)}")
@@ -62,15 +62,21 @@ def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
-def at_least_one(**sizes: int | None) -> None:
-    """Check sizes by name; None is one that was not given.
+def at_least_one(**sizes: Any) -> None:
+    """Check sizes by name.
 
     Raises:
-        InputError: for a size below 1.
+        InputError: for a size that is not a whole number of at least 1.
     """
     for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise InputError(f"{name}: at least 1 is needed, got {size}")
+        if not whole_number(size) or size < 1:
+            got = int(size) if whole_number(size) else shown(size)
+            raise InputError(f"{name}: a whole number of at least 1 is needed, got {got}")
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Those values by name that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def numbers(value: Any, name: str, needed: str) -> np.ndarray:

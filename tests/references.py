@@ -20,6 +20,11 @@ def assert_agrees(fast, naive, *, rtol: float = 1e-10) -> None:
     assert error <= rtol * scale, f"off by {error:.3g}, which is {error / scale:.3g} of the largest entry {scale:.3g}"
 
 
+def extrapolated(whole, half, order: int = 2):
+    """Richardson's extrapolation: a value whose error is C hᵖ + …, from its values at h and at h/2."""
+    return (2**order * half - whole) / (2**order - 1)
+
+
 def packed(V) -> np.ndarray:
     """The entries α ≤ β of a matrix, or of the last two axes of a stack."""
     V = np.asarray(V)

@@ -221,7 +221,7 @@ def test_bad_data_leave_nothing_behind(networks, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("observed", "model"), [pytest.param("4", "thinned_path", marks=pytest.mark.slow), ("outputs", "outputs")]
+    ("observed", "model"), [("4", "thinned_path"), pytest.param("outputs", "outputs", marks=pytest.mark.long)]
 )
 def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monkeypatch):
     # Architecture, sizes and chunks of `test_latent`, whose sampler this is.

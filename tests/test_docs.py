@@ -157,6 +157,15 @@ def test_blocks_are_fitted_and_judged(run):
     assert found["si"].check(found["post"]).passed
     moments = found["moments"]
     assert_estimate(found["norms"].mean(), moments.mean[-1, 0, 0], moments.covariance[-1, 0, 0] ** 0.5 / 8)
+    assert_holds(found["strengths"], 0.3)
+
+
+def test_models_are_audited(run):
+    found = run("guides/audit")
+    assert found["correct"].passed
+    assert found["wrong"].verdict.count("of layers 0, 1, 2, 3, 4, 5 have the same weights") == 2
+    assert found["study"].passed
+    assert (found["study"].exponents["declared"].abs() < 1e-12).all()
 
 
 def test_every_test_of_a_fit_is_explained():

@@ -34,13 +34,17 @@ ROOMS = [
     "tuning",
     "covariance_dataset",
     "plots",
+    "auditing",
     "report",
 ]
 """Imports point backwards in this list only."""
 
 LAZY = [
     si,
-    *(importlib.import_module(f"sdeinfer.{room}") for room in ("infer", "diagnostics", "meanfield", "plots", "report")),
+    *(
+        importlib.import_module(f"sdeinfer.{room}")
+        for room in ("infer", "diagnostics", "meanfield", "plots", "auditing", "report")
+    ),
 ]
 """Packages whose names are imported when they are used; a stub names them."""
 

@@ -138,12 +138,15 @@ MODELS = {
         stack(SelfAttention(heads=4), MLP(activation="gelu_tanh", expansion=2.0)),
         X,
     ),
+    "encoder with a mask": (
+        lambda: encoder(norm_first=True),
+        stack(CAUSAL, MLP(activation="relu", expansion=2.0)),
+        {"src": X, "mask": nn.Transformer.generate_square_subsequent_mask(4)},
+        {"pattern": si.CAUSAL},
+    ),
     "nanogpt": (NanoGPT, NANO, torch.tensor([[3, 1, 4, 15]]), {"architecture": NANO}),
 }
 """Functions that make the models, blocks by hand, and the inputs and options of those without a configuration."""
-
-UNOBSERVED = ("opt",)
-"""Models whose MLP reads tokens of all prompts as one dimension, which branches cannot yet be observed with."""
 
 
 def described(make, by_hand, inputs=None, options=None):

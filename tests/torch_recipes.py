@@ -30,7 +30,7 @@ def pooled(layers):
 
 
 def transformers():
-    """GPT-2, Llama, BERT and ViT of transformers."""
+    """GPT-2, Llama and BERT of transformers."""
     import transformers as hf  # pyright: ignore[reportMissingImports]
 
     common = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "hidden_size": WIDTH}
@@ -71,7 +71,7 @@ def transformers():
 
 
 def torch_layers():
-    """`TransformerEncoderLayer`, with its biases, and `nn.Transformer`."""
+    """`TransformerEncoderLayer`, with its biases."""
     layers = [nn.TransformerEncoderLayer(WIDTH, HEADS, UNITS) for _ in range(LAYERS)]
 
     def of(layer):

@@ -1,4 +1,4 @@
-"""A build fails, under -W, if the API reference leaves out a public name, or the gallery a plot."""
+"""A build fails, under -W, if the API reference leaves out a public name or a recipe, or the gallery a plot."""
 
 import importlib
 from pathlib import Path
@@ -23,6 +23,9 @@ def warn_of_missing(_: Sphinx, env: BuildEnvironment) -> None:
         for name in public_names(package):
             if name not in described and not isinstance(getattr(module, name), ModuleType):
                 logger.warning("%s.%s is in no page of the API reference", package, name)
+    for name in si.audit.recipes.RECIPES:
+        if f"sdeinfer.audit.recipes.{name}" not in env.domains["py"].data["objects"]:
+            logger.warning("the recipe %s is in no page of the API reference", name)
     gallery = Path(env.doc2path("gallery")).read_text(encoding="utf-8")
     for name in public_names("sdeinfer.plots"):
         if name.startswith("plot_") and name not in gallery:

@@ -7,6 +7,7 @@ from typing import Any
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.auditing._describe import describe, drawn
 from sdeinfer.auditing._inputs import TOKENS, check_inputs, default_inputs
@@ -15,25 +16,28 @@ from sdeinfer.auditing._lookup import recipe_of
 from sdeinfer.auditing._observe import Seen, observed
 from sdeinfer.auditing._recipe import Recipe, declared
 from sdeinfer.auditing._result import Audit
-from sdeinfer.blocks import SelfAttention
+from sdeinfer.blocks import Block, SelfAttention
 from sdeinfer.covariance import Pattern
-from sdeinfer.layers import Stack
+from sdeinfer.layers import AbstractLayer, Stack
 from sdeinfer.observation import validate_branches
 
 
+@checked
 def audit(
     model: Any,
     inputs: Any = None,
     *,
     recipe: str | Recipe | Mapping[str, float] | None = None,
     branches: Mapping[str, Any] | None = None,
-    architecture: Stack | None = None,
+    architecture: AbstractLayer | None = None,
     networks: int = 1,
     tokens: int = TOKENS,
     seed: int = 0,
     key: PRNGKeyArray | None = None,
 ) -> Audit:
     """Compare the residual branches of a network at initialisation with what a recipe declares, by one forward pass.
+
+    `audit.recipes` has the recipes; `audit.scaling` is for models of several sizes, `audit.Monitor` for training.
 
     Arguments:
         model: a module of PyTorch, Flax (NNX) or Equinox; a function that draws one from a seed, `nnx.Rngs` or a key;
@@ -78,12 +82,13 @@ def audit(
     return judge(seen, blocks, rule, name=name, sd=sd)
 
 
-def with_pattern(architecture: Stack, pattern: Pattern) -> Stack:
+def with_pattern(architecture: AbstractLayer, pattern: Pattern) -> Stack:
     """The blocks with another attention pattern: that of the observed tokens."""
+    layers = architecture.layers if isinstance(architecture, Stack) else (architecture,)
     blocks = [
         dataclasses.replace(block, branch=dataclasses.replace(block.branch, pattern=pattern))
-        if isinstance(block.branch, SelfAttention)
+        if isinstance(block, Block) and isinstance(block.branch, SelfAttention)
         else block
-        for block in architecture.layers
+        for block in layers
     ]
     return Stack(tuple(blocks))

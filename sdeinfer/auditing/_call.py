@@ -7,8 +7,7 @@ from sdeinfer.auditing._scaling import scaling
 
 
 class Auditing:
-    """`audit(model, inputs, recipe=…)`; `audit.recipes`, `audit.scaling` and `audit.Monitor` are beside it."""
-
+    __doc__ = _audit.__doc__
     recipes = _recipes
     scaling = staticmethod(scaling)
     Monitor = Monitor

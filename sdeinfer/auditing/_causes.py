@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from sdeinfer.auditing._estimates import Likelihood
 from sdeinfer.auditing._recipe import Matrix, Recipe, Role, matrices
 from sdeinfer.auditing._recipes import SD
-from sdeinfer.blocks import Block, SelfAttention
+from sdeinfer.blocks import MLP, Block, SelfAttention
 
 NEAR, SDS = 0.03, 3.0
 """A number is explained by one within so much of its logarithm, and within so many of its standard deviations."""
@@ -87,12 +87,12 @@ def _explains(cause: Cause, found: Likelihood, *, plain: bool) -> bool:
     log_strength, sd, below = found.at(log_shape)
     distance = abs(log_strength - math.log(cause.strength) - beyond)
     known = math.isclose(log_shape, math.log(cause.shape), abs_tol=1e-9)
-    return below <= SDS**2 / 2 and distance <= (min(SDS * sd, max(NEAR, 2 * sd)) if known else FAR)
+    return bool(below <= SDS**2 / 2 and distance <= (min(SDS * sd, max(NEAR, 2 * sd)) if known else FAR))
 
 
 def _plain(block: Block) -> bool:
     """Whether it is an MLP without a gate."""
-    return not isinstance(block.branch, SelfAttention) and not block.branch.gated
+    return isinstance(block.branch, MLP) and not block.branch.gated
 
 
 def candidates(*, block: Block, recipe: Recipe, width: int, layers: int) -> Iterator[Cause]:
@@ -110,7 +110,7 @@ def candidates(*, block: Block, recipe: Recipe, width: int, layers: int) -> Iter
         own = [role for role in roles if not math.isclose(mistake.of(of_role[role]), 1.0, rel_tol=1e-3)]
         if not own or (len(own) < len(roles) < len(of_role)) or not (mistake.anywhere or last.role in roles):
             continue
-        of = {role: mistake.of(matrix) if role in own else 1.0 for role, matrix in of_role.items()}
+        of: dict[Role, float] = {role: mistake.of(matrix) if role in own else 1.0 for role, matrix in of_role.items()}
         strength, shape = _parameters(of)
         if (strength, shape, mistake.says) not in known:
             known.add((strength, shape, mistake.says))

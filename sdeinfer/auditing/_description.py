@@ -20,7 +20,7 @@ class Description:
         layers: returns the modules whose input and output are the residual stream, one for each Transformer layer; none
             if they are not known.
         architecture: the blocks of one layer with everything but sizes of weights: heads, activation, norms, masks.
-            Strengths, gains and biases are those of a recipe. None if the model does not tell them.
+            Strengths, gains and biases are those of a recipe.
         sd: standard deviation of weights in the model's configuration, as `initializer_range`; None if it has none.
         name: what the model is, for sentences: "GPT2Model".
     """
@@ -28,6 +28,6 @@ class Description:
     library: Library
     branches: Callable[[Any], list[tuple[str, Any, Any]]]
     layers: Callable[[Any], list[Any]]
-    architecture: Stack | None
+    architecture: Stack
     sd: float | None
     name: str

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from scipy import stats
 from scipy.interpolate import BarycentricInterpolator
 
-from sdeinfer.blocks import LOG_FACTORS
+from sdeinfer.blocks import LOG_FACTORS, scale_free
 
 FINE = 1001
 """Points of the grid of gains and temperatures."""
@@ -120,8 +120,7 @@ def strength_estimate(name: str, declared: float, coefficients: Float[np.ndarray
 
 def shape_estimate(name: str, declared: float, coefficients: Float[np.ndarray, "networks branches grid 4"]) -> Estimate:
     """The gain or temperature that branches have in common; the strength of each branch is integrated out."""
-    c = coefficients.sum(0)
-    table = (c[..., 0] - c[..., 1] ** 2 / (4 * c[..., 2]) + c[..., 3] - np.log(-c[..., 2]) / 2).sum(0)
+    table = scale_free(coefficients.sum(0)).sum(0)
     fine = np.linspace(LOG_FACTORS[0], LOG_FACTORS[-1], FINE)
     log_weight = BarycentricInterpolator(LOG_FACTORS, table)(fine)
     weight = np.exp(log_weight - log_weight.max())

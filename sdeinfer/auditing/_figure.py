@@ -8,8 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sdeinfer.auditing._over_depth import STATISTICS, over_depth
 from sdeinfer.auditing._result import Audit
-from sdeinfer.plots import plot_bands
-from sdeinfer.plots._style import NEUTRAL, finish, legend_below, look, panels_of
+from sdeinfer.plots import NEUTRAL, finish, legend_below, look, panels_of, plot_bands
 
 PANEL = 2.1
 """Height of a panel in inches."""
@@ -52,8 +51,11 @@ def _plot_ratios(audit: Audit, panel: Axes) -> None:
         place = own["layer"].to_numpy() + 0.12 * (number - 2.5)
         panel.errorbar(place, own["ratio"], errors, fmt=style["marker"], color=style["color"], ms=4, lw=1, label=name)
     panel.axhline(1.0, color=NEUTRAL, lw=0.8)
-    if audit.branches["high"].max() > 1.5 or audit.branches["low"].min() < 1 / 1.5:
+    limits = audit.branches[["low", "high"]].to_numpy()
+    if limits.max() > 1.5 or limits.min() < 1 / 1.5:
         panel.set_yscale("log")
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_formatter("{x:g}")
     panel.set(ylabel="strength over declared", xlabel="layer" if audit.stream is None else "")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     finish(panel)

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.auditing._describe import configuration_of, drawn
@@ -58,7 +56,7 @@ def check_inputs(model: Any, inputs: Any, architecture: AbstractLayer, *, tokens
     order = BlockOrder.of(architecture, depth=1)
     first = not order.has_attention or order.pattern.causal
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-    if mask is not None and len(mask.shape) == 2 and not bool(np.asarray(mask).all()):
+    if mask is not None and len(mask.shape) == 2 and not bool((mask != 0).all()):
         raise InputError("inputs: attention_mask leaves tokens out: pass prompts of one length without padding")
     shape = _shape_of(inputs, config)
     if shape is None:

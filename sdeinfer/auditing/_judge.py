@@ -13,8 +13,8 @@ from sdeinfer.auditing._in_words import Found, in_words
 from sdeinfer.auditing._observe import Seen
 from sdeinfer.auditing._recipe import Recipe, matrices
 from sdeinfer.auditing._result import Audit
-from sdeinfer.blocks import Block, BlockOrder, branch_coefficients, labelled
-from sdeinfer.diagnostics import BranchTests, Verdict, dependences_of_pairs
+from sdeinfer.blocks import Block, BlockOrder, adjusted_coefficients, branch_coefficients, labelled
+from sdeinfer.diagnostics import OF_OTHERS, BranchTests, Verdict, dependences_of_pairs
 from sdeinfer.layers import Stack
 
 ALIKE = 1.05
@@ -52,7 +52,7 @@ def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str, 
     """
     data = seen.data
     order = BlockOrder.of_data(architecture, data)
-    coefficients = branch_coefficients(data, order)
+    coefficients = adjusted_coefficients(branch_coefficients(data, order), data, order)
     at_declared = coefficients[:, :, coefficients.shape[2] // 2]
     found = _estimates(order, coefficients, at_declared)
     tests = BranchTests(
@@ -75,7 +75,7 @@ def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str, 
         assumed=tuple(each.shape.name for each in found if each.shape.sd >= IDENTIFIED),
         branches=branches,
         verdicts=tuple(verdicts),
-        causes=(*_copies(data, order), *(() if recipe is None else _causes(found, verdicts, recipe, sizes))),
+        causes=_copies(data, order, verdicts) | (_causes(found, verdicts, recipe, sizes) if recipe else {}),
         words=_words(found, branches, sizes, sd),
         architecture=architecture,
         data=data,
@@ -127,36 +127,44 @@ def _of_strength(found: Estimate, recipe: Recipe, count: int) -> Verdict:
     return Verdict("declared", f"ratio of {found.name} to the declared one", value, ALIKE, value <= ALIKE, advice)
 
 
-def _causes(found: list[_OfBlock], verdicts: list[Verdict], recipe: Recipe, sizes: dict[str, int]) -> list[str]:
-    """The likeliest mistake behind the parameters of each block that failed."""
-    failed = {each.name.removeprefix("ratio of ").partition(" to the ")[0] for each in verdicts if not each.passed}
-    sentences = []
-    for each in found:
-        if failed & {each.strength.name, each.shape.name}:
-            likely = causes(each.likelihood, block=each.block, recipe=recipe, **sizes)
-            sentences += [f"{each.strength.name.rpartition('.')[0]}: {likely[0].sentence}"] if likely else []
+def _causes(
+    found: list[_OfBlock], verdicts: list[Verdict], recipe: Recipe, sizes: dict[str, int]
+) -> dict[str, tuple[str, ...]]:
+    """The mistakes that explain the parameters of each block that failed."""
+    sentences = {}
+    for verdict in verdicts:
+        name = verdict.name.removeprefix("ratio of ").partition(" to the ")[0]
+        for each in found:
+            if not verdict.passed and name in (each.strength.name, each.shape.name):
+                likely = causes(each.likelihood, block=each.block, recipe=recipe, **sizes)
+                sentences |= {verdict.name: tuple(cause.sentence for cause in likely)} if likely else {}
     return sentences
 
 
-def _copies(data: xr.Dataset, order: BlockOrder) -> list[str]:
-    """The layers of each block that have the same weights."""
-    pairs, shares, _ = dependences_of_pairs(data) if len(order.part) > 1 else ([], np.zeros(0), None)
+def _copies(data: xr.Dataset, order: BlockOrder, verdicts: list[Verdict]) -> dict[str, tuple[str, ...]]:
+    """The layers of each block that have the same weights, if increments are correlated."""
+    failed = next((each.name for each in verdicts if each.name == OF_OTHERS and not each.passed), None)
+    if failed is None:
+        return {}
+    pairs, shares, _ = dependences_of_pairs(data)
     same: dict[int, set[int]] = {}
     for (b, c), share in zip(pairs, shares, strict=True):
         if share > COPIED and order.part[b] == order.part[c]:
             same.setdefault(order.part[b], set()).update((b // len(order.blocks), c // len(order.blocks)))
-    return [
+    sentences = (
         f"{order.names[part]} branches of layers {', '.join(map(str, sorted(layers)))} have the same weights"
         for part, layers in same.items()
-    ]
+    )
+    return {failed: tuple(sentences)} if same else {}
 
 
 def _words(found: list[_OfBlock], branches: pd.DataFrame, sizes: dict[str, int], sd: float | None) -> str:
     """What the last matrices are, in words."""
     kinds = []
     for each in found:
-        own = branches[branches["block"] == each.strength.name.rpartition(".")[0]]
+        block = each.strength.name.rpartition(".")[0]
+        own = branches.loc[branches["block"] == block]
         *_, last = matrices(each.block, **sizes).values()
-        gain = float(each.block.branch.gain)
-        kinds.append(Found(own["block"].iloc[0], own["strength"].to_numpy(), own["sd"].to_numpy(), last.fan_in, gain))
+        strengths, sds = own[["strength", "sd"]].to_numpy().T
+        kinds.append(Found(block, strengths, sds, last.fan_in, float(getattr(each.block.branch, "gain"))))  # noqa: B009
     return in_words(kinds, width=sizes["width"], sd=sd)

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 
 from sdeinfer._arguments import at_least_one
+from sdeinfer._files import InputError
 from sdeinfer.auditing._audit import audit
 from sdeinfer.auditing._result import Audit
 
@@ -26,6 +27,8 @@ class Monitor:
 
     Attributes:
         audits: the audit of each step.
+        refused: the steps whose increments have no density, as of collapsed tokens, with the reason. Nothing is raised,
+            so that training goes on; a first audit raises.
 
     Example:
         ```python
@@ -41,13 +44,19 @@ class Monitor:
         at_least_one(every=every)
         self.model, self.inputs, self.every, self.settings = model, inputs, every, settings
         self.audits: dict[int, Audit] = {}
+        self.refused: dict[int, str] = {}
 
     def __call__(self, step: int) -> Audit | None:
         """Audit the network if `step` is a multiple of k."""
         if step % self.every:
             return None
-        self.audits[step] = audit(self.model, self.inputs, **self.settings)
-        return self.audits[step]
+        try:
+            self.audits[step] = audit(self.model, self.inputs, **self.settings)
+        except InputError as error:
+            if not self.audits:
+                raise
+            self.refused[step] = str(error)
+        return self.audits.get(step)
 
     def to_frame(self) -> pd.DataFrame:
         """The p-value of each branch (rows) at each step (columns), see `Audit.branches`."""
@@ -60,7 +69,11 @@ class Monitor:
         """The branches that have left the law, with the first step at which each had; the earliest first."""
         frame = self.to_frame()
         beyond = frame < LEVEL / max(len(frame), 1)
-        steps = {str(branch): int(row.idxmax()) for branch, row in beyond.iterrows() if row.any()}
+        steps = {
+            str(branch): list(self.audits)[int(row.argmax())]
+            for branch, row in zip(beyond.index, beyond.to_numpy(), strict=True)
+            if row.any()
+        }
         return dict(sorted(steps.items(), key=lambda item: item[1]))
 
     @property
@@ -68,9 +81,11 @@ class Monitor:
         """From which step on the network is not that of its initialisation, and where first, in one sentence."""
         if not self.audits:
             return "no step was audited"
-        if not self.left:
+        first, refused = (min(steps, default=None) for steps in (self.left.values(), self.refused))
+        if refused is not None and (first is None or refused < first):
+            return f"not at initialisation from step {refused} on: {self.refused[refused]}"
+        if first is None:
             return f"at initialisation up to step {max(self.audits)}"
-        first = next(iter(self.left.values()))
         names = [name for name, step in self.left.items() if step == first]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return f"not at initialisation from step {first} on, in {', '.join(names[:3])}{more}"

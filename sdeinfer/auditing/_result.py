@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class Audit:
         branches: one row for each branch: block, layer, strength, ratio to the declared one, its 95 % interval, the
             standard deviation of its log, and the p-value of its increments, by their law at the common strength.
         verdicts: tests of the law of the blocks, and of the strengths against the declared ones.
-        causes: what bugs would make factors that were found.
+        causes: for a failed test, by its name, the mistakes that explain it, likely ones first.
         words: what the weights of the branches are, without a recipe.
         architecture: the declared blocks of one layer.
         data: the observed Dataset of branches.
@@ -46,7 +47,7 @@ class Audit:
     assumed: tuple[str, ...]
     branches: pd.DataFrame
     verdicts: tuple[Verdict, ...]
-    causes: tuple[str, ...]
+    causes: Mapping[str, tuple[str, ...]]
     words: str
     architecture: Stack
     data: xr.Dataset
@@ -81,14 +82,14 @@ class Audit:
             found = self.words if self.recipe is None else f"{ratios}{against}"
             assumed = f"; assumed: {', '.join(self.assumed)}" if self.assumed else ""
             return f"passed: {self.name}: {found}{assumed}"
-        of_law = [each for each in self.failed if each.topic != "declared"]
-        if not of_law:
-            causes = f": {'; '.join(self.causes)}" if self.causes else ""
+        first, *others = self.failed
+        if first.topic == "declared":
             different = " and ".join(each.advice.partition(" times ")[0] for each in self.failed)
-            return f"failed: {self.name}: {different}{against}{causes}"
-        others = ", ".join(each.name for each in self.failed if each is not of_law[0])
-        also = f" (also: {others})" if others else ""
-        return f"failed: {self.name}: {'; '.join(self.causes) or of_law[0].advice}{also}"
+            likely = _joined([self.causes[each.name][0] for each in self.failed if each.name in self.causes])
+            return f"failed: {self.name}: {different}{against}" + (f": {likely}" if likely else "")
+        also = f" (also: {', '.join(each.name for each in others)})" if others else ""
+        what = "; ".join(self.causes.get(first.name, (first.advice,)))
+        return f"failed: {self.name}: {what}{also}"
 
     def to_frame(self) -> pd.DataFrame:
         """A table with one row for each block, and for each branch."""
@@ -115,13 +116,19 @@ class Audit:
             "recipe": None if self.recipe is None else {"name": self.recipe.name, "source": self.recipe.source},
             "passed": self.passed,
             "verdict": self.verdict,
-            "causes": list(self.causes),
+            "causes": {name: list(sentences) for name, sentences in self.causes.items()},
             "strengths": [_estimate(each) for each in self.strengths],
             "shapes": [_estimate(each) for each in self.shapes],
             "assumed": list(self.assumed),
             "branches": self.branches.reset_index().to_dict("records"),
             "tests": [dataclasses.asdict(each) for each in self.verdicts],
         }
+
+    def plot(self, *, axes: Any = None) -> list[Any]:
+        """Plot the strengths of branches, and what follows for the stream over depth: see `plot_audit`."""
+        from sdeinfer.auditing._figure import plot_audit  # loads Matplotlib
+
+        return plot_audit(self, axes=axes)
 
     def write(self, path: str | Path) -> None:
         """Write `to_dict` as JSON."""
@@ -136,6 +143,22 @@ class Audit:
 
     def _repr_html_(self) -> str:
         return render("audit_cell.html.jinja", audit=self)
+
+
+def _joined(sentences: list[str]) -> str:
+    """Sentences that differ in the middle only, as in a name of a matrix, become one."""
+    found: list[str] = []
+    for sentence in dict.fromkeys(sentences):
+        before, after = (found[-1].split() if found else []), sentence.split()
+        same = [a == b for a, b in zip(before, after, strict=False)]
+        start = same.index(False) if False in same else 0
+        end = next((k for k in range(len(same)) if before[-1 - k] != after[-1 - k]), 0)
+        if start and ":" in " ".join(after[:start]) and len(before) == len(after):
+            between = [*before[start : len(before) - end], "and", *after[start : len(after) - end]]
+            found[-1] = " ".join([*before[:start], *between, *after[len(after) - end :]])
+        else:
+            found.append(sentence)
+    return "; ".join(found)
 
 
 def _estimate(each: Estimate) -> dict[str, Any]:

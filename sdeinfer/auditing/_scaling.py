@@ -6,13 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax.random as jr
 import numpy as np
 import pandas as pd
+from jaxtyping import PRNGKeyArray
 from scipy import stats
 from tqdm import tqdm
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._audit import audit
+from sdeinfer.auditing._describe import drawn
+from sdeinfer.auditing._find import find
+from sdeinfer.auditing._gradients import gradient_growth
+from sdeinfer.auditing._inputs import default_inputs
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._result import Audit
 
@@ -24,6 +30,8 @@ LEVEL = 0.01
 
 PROBABILITY = 0.95
 """Probability of intervals."""
+
+_UNKNOWN = {"sd": math.nan, "declared": math.nan}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -45,23 +53,24 @@ class Scaling:
     @property
     def wrong(self) -> pd.DataFrame:
         """The exponents that differ from the declared ones."""
-        known = self.exponents[self.exponents["declared"].notna()]
-        z = (known["exponent"] - known["declared"]).abs() / known["sd"]
-        return known[2 * stats.norm.sf(z) * max(len(known), 1) < LEVEL]
+        known = self.exponents.dropna(subset="declared")
+        z = np.abs(known["exponent"].to_numpy() - known["declared"].to_numpy()) / known["sd"].to_numpy()
+        return known.iloc[np.flatnonzero(2 * stats.norm.sf(z) * len(known) < LEVEL)]
 
     @property
     def passed(self) -> bool:
         """Whether every exponent is the declared one."""
-        return self.wrong.empty
+        return len(self.wrong) == 0
 
     @property
     def verdict(self) -> str:
         """The verdict in one sentence."""
         rows = self.exponents if self.passed else self.wrong
         parts = []
-        for (quantity, over), row in rows.iterrows():
+        for row in rows.reset_index().to_dict("records"):
             declared = "" if math.isnan(row["declared"]) else f" (declared {row['declared']:.2f})"
-            parts.append(f"{quantity} ∝ {over}^{row['exponent']:.3f} ± {row['sd']:.3f}{declared}")
+            of_size = f"{row['over']}^{row['exponent']:.3f} ± {row['sd']:.3f}"
+            parts.append(f"{row['quantity']} ∝ {of_size}{declared}")
         return f"{'passed' if self.passed else 'failed'}: {', '.join(parts)}"
 
     def to_frame(self) -> pd.DataFrame:
@@ -80,7 +89,10 @@ def scaling(
     widths: Iterable[int],
     depths: Iterable[int],
     recipe: str | Recipe | Mapping[str, float] | None = None,
+    gradients: bool = False,
     progress: bool = False,
+    seed: int = 0,
+    key: PRNGKeyArray | None = None,
     **settings: Any,
 ) -> Scaling:
     """Measure how strengths of branches and norms of the residual stream grow with width and depth.
@@ -95,7 +107,10 @@ def scaling(
         widths: the widths.
         depths: the numbers of layers.
         recipe: what is declared; see `audit`.
+        gradients: measure the growth of gradients from the last to the first layer, too; for PyTorch modules.
         progress: show a progress bar.
+        seed: seed of the weights; each size has its own, since networks of one seed may have the same first layers.
+        key: PRNG key of the weights, see `audit`.
         settings: other arguments of `audit`.
 
     Raises:
@@ -107,11 +122,20 @@ def scaling(
         raise InputError("widths: at least two widths, or two depths, are needed")
     rows: list[dict[str, Any]] = []
     rule = None
-    for width, layers in tqdm(list(itertools.product(widths, depths)), desc="networks", disable=not progress):
+    pairs = list(itertools.product(widths, depths))
+    for number, (width, layers) in enumerate(tqdm(pairs, desc="networks", disable=not progress)):
         given = inputs(width) if callable(inputs) else inputs
-        found = audit(make(width, layers), given, recipe=recipe, **settings)
+        model = make(width, layers)
+        own = {"seed": seed + number, "key": None if key is None else jr.fold_in(key, number)}
+        found = audit(model, given, recipe=recipe, **own, **settings)
         rule = found.recipe
-        rows += _rows(found, {"width": width, "layers": layers})
+        size = {"width": width, "layers": layers}
+        rows += _rows(found, size)
+        if gradients:
+            network, _ = drawn(model)
+            asked = default_inputs(network) if given is None else given
+            growth = gradient_growth(network, asked, find(network, settings.get("branches"))[1])
+            rows.append({**size, "quantity": "growth of gradients", **_UNKNOWN, "log_value": growth})
     sizes = pd.DataFrame(rows)
     fitted = {
         (quantity, over): row
@@ -141,13 +165,14 @@ def _exponents(rows: pd.DataFrame, varied: list[str]) -> dict[str, dict[str, flo
     """Weighted least squares of log values on the logs of the sizes that vary."""
     design = np.column_stack([np.ones(len(rows)), *(np.log(rows[name].to_numpy(float)) for name in varied)])
     free = len(rows) - design.shape[1]
-    known = rows["sd"].notna().all()
+    sds, values = rows["sd"].to_numpy(float), rows["log_value"].to_numpy(float)
+    known = bool(np.isfinite(sds).all())
     if free < 1 and not known:
         return {}
-    weight = 1 / rows["sd"].to_numpy() if known else np.ones(len(rows))
+    weight = 1 / sds if known else np.ones(len(rows))
     covariance = np.linalg.inv((design * weight[:, None] ** 2).T @ design)
-    found = covariance @ (design.T @ (weight**2 * rows["log_value"].to_numpy()))
-    spread = np.square(weight * (rows["log_value"].to_numpy() - design @ found)).sum() / free if free > 0 else 1.0
+    found = covariance @ (design.T @ (weight**2 * values))
+    spread = np.square(weight * (values - design @ found)).sum() / free if free > 0 else 1.0
     # Posterior errors alone where the values scatter less.
     sd = np.sqrt(np.diagonal(covariance) * (max(spread, 1.0) if known else spread))
     law = stats.norm if known else stats.t(free)

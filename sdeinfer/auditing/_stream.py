@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from sdeinfer.observation import first_array
+
 EXACT = 1e-3
 """Largest share of a layer's change that its branches may leave unexplained; rounding of float32 leaves some 10⁻⁶."""
 
@@ -44,7 +46,8 @@ class Stream:
 
     def _layer_reads(self, module: Any, arguments: tuple, keywords: dict) -> None:
         del module
-        X = self._array(arguments[0] if arguments else keywords["hidden_states"])
+        place = first_array(arguments, keywords)
+        X = self._array(keywords[place] if isinstance(place, str) else arguments[place or 0])
         if not self.covariances:
             self.covariances.append(X @ X.T / X.shape[1])
         self._before, self._added = X, []
@@ -66,7 +69,7 @@ class Stream:
         self.factors = [*self.factors, found] if unexplained < EXACT else None
 
     def _array(self, values: Any) -> Float[np.ndarray, "m n"]:
-        array = values.detach().double().cpu().numpy()
+        array = np.array(values.detach().double().cpu().numpy())  # a copy: layers may add in place
         return array[..., self._tokens, :].reshape(-1, array.shape[-1])
 
 

@@ -17,8 +17,11 @@ from sdeinfer.blocks._coefficients import labelled as labelled
 from sdeinfer.blocks._coefficients import law_of_increment as law_of_increment
 from sdeinfer.blocks._coefficients import nodes_of as nodes_of
 from sdeinfer.blocks._coefficients import read_covariance as read_covariance
+from sdeinfer.blocks._coefficients import reshaped as reshaped
 from sdeinfer.blocks._depth import MomentsOverDepth as MomentsOverDepth
 from sdeinfer.blocks._depth import moments_over_depth as moments_over_depth
+from sdeinfer.blocks._information import adjusted_coefficients as adjusted_coefficients
+from sdeinfer.blocks._information import scale_free as scale_free
 from sdeinfer.blocks._law import LogMatrixNormal as LogMatrixNormal
 from sdeinfer.blocks._law import increment_law as increment_law
 from sdeinfer.blocks._law import increment_moments as increment_moments
@@ -30,4 +33,5 @@ from sdeinfer.blocks._mlp import MLP as MLP
 from sdeinfer.blocks._moments import MatrixMoments as MatrixMoments
 from sdeinfer.blocks._norms import normalised_covariance as normalised_covariance
 from sdeinfer.blocks._order import BlockOrder as BlockOrder
+from sdeinfer.blocks._output import output_law as output_law
 from sdeinfer.blocks._parameters import STRENGTH as STRENGTH

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy.special import gammaincinv, ndtri
 
-from sdeinfer._arguments import shown, whole_number
+from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import AbstractBranch, check_bias, projected, projection
-from sdeinfer.blocks._logarithm import LogMoments, sampled_log_moments
 from sdeinfer.blocks._moments import MatrixMoments, fourth_moments
 from sdeinfer.blocks._nodes import LARGEST_DIMENSION, uniform_nodes
 from sdeinfer.blocks._parameters import GAIN, TEMPERATURE
@@ -70,12 +69,7 @@ class SelfAttention(AbstractBranch):
     bias: float = eqx.field(default=0.0, static=True)
 
     def __check_init__(self):
-        for name in ("heads", "key_value_heads", "head_size"):
-            size = getattr(self, name)
-            if size is None and name != "heads":
-                continue
-            if not whole_number(size) or int(size or 0) < 1:
-                raise InputError(f"{name}: a whole number of at least 1 is needed, got {shown(size)}")
+        at_least_one(heads=self.heads, **given(key_value_heads=self.key_value_heads, head_size=self.head_size))
         check_bias(self.bias)
         if self.heads % self.groups:
             raise InputError(f"key_value_heads: {self.heads} heads are not a multiple of {self.groups}")
@@ -168,19 +162,14 @@ class SelfAttention(AbstractBranch):
         of_values = fourth_moments(P.reshape(-1, tokens, tokens)) / (shared**2 * size)
         return MatrixMoments(mean[square_of(tokens)], (centred.T @ centred + of_values) / (count * self.groups))
 
-    def hidden_logarithm(
-        self, V: Float[Array, "m m"], hidden: MatrixMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
-    ) -> LogMoments:
-        """Moments of the logarithm by draws of S, which is far from its mean for few heads of nearly uniform attention.
-
-        Draws are means of parts at random nodes, one for each group.
-        """
+    def hidden_draws(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> Float[Array, "nodes m m"]:
+        """Means of parts at random nodes, one for each group of heads, with values drawn too."""
         size = self._head_size(width)
         A = self._attention(V, nodes, size)
         L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
         h = jnp.einsum("rhai,ij,rjk->rhak", A, L, nodes.values)
         parts = jnp.einsum("rhak,rhbk->rab", h, h) / (A.shape[1] * size)
-        return sampled_log_moments(hidden.mean + bias, parts[nodes.members].mean(0) + bias)
+        return parts[nodes.members].mean(0)
 
     def _attention(self, V: Float[Array, "m m"], nodes: Any, size: int) -> Float[Array, "nodes heads m m"]:
         L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))

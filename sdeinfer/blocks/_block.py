@@ -34,6 +34,8 @@ class Block(AbstractLayer):
         position: "pre", for a norm of what the branch reads, or "post", for one of the sum.
         skip: α.
         bias: variance of the biases of the last linear map.
+        dropout: p; training sets each entry of the increment to 0 with this probability, independently, and divides the
+            others by 1 − p. Only networks with weights and moments have it, see `require_no_dropout`.
     """
 
     branch: AbstractBranch
@@ -42,6 +44,7 @@ class Block(AbstractLayer):
     position: Literal["pre", "post"] = eqx.field(default="pre", static=True)
     skip: float = eqx.field(default=1.0, static=True)
     bias: float = eqx.field(default=0.0, static=True)
+    dropout: float = eqx.field(default=0.0, static=True)
 
     def __check_init__(self):
         if not isinstance(self.branch, AbstractBranch):
@@ -51,6 +54,8 @@ class Block(AbstractLayer):
         if self.position not in ("pre", "post"):
             raise InputError(f"position: 'pre' or 'post' is needed, got {shown(self.position)}")
         check_bias(self.bias)
+        if not (isinstance(self.dropout, int | float) and 0 <= self.dropout < 1):
+            raise InputError(f"dropout: a probability below 1 is needed, got {shown(self.dropout)}")
 
     @property
     def part_name(self) -> str:
@@ -61,6 +66,11 @@ class Block(AbstractLayer):
         """Raise an InputError for a width that the branch does not support."""
         self.branch.check_width(width)
 
+    def require_no_dropout(self, instead: str) -> None:
+        """Raise an InputError for a block with dropout, under which V is not a Markov chain."""
+        if self.dropout:
+            raise InputError(f"dropout: {instead}, got {self.dropout:g}")
+
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Apply the block with fresh weights."""
         return self.with_increment(X, self.increment(self.read(X), key=key))
@@ -70,12 +80,15 @@ class Block(AbstractLayer):
         return normalised_tokens(X, self.norm) if self.position == "pre" else X
 
     def increment(self, U: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
-        """The increment of the branch, with fresh weights."""
-        key_hidden, key_out, key_bias = jr.split(key, 3)
+        """The increment of the branch, with fresh weights and a fresh mask of dropout."""
+        key_hidden, key_out, key_bias, key_kept = jr.split(key, 4)
         h = self.branch.hidden(U, key=key_hidden)
         W = jr.normal(key_out, (h.shape[1], U.shape[1]), U.dtype)
         offset = jr.normal(key_bias, (U.shape[1],), U.dtype)
-        return self.strength * h @ W / jnp.sqrt(h.shape[1]) + jnp.sqrt(self.bias) * offset
+        found = self.strength * h @ W / jnp.sqrt(h.shape[1]) + jnp.sqrt(self.bias) * offset
+        if not self.dropout:
+            return found
+        return jnp.where(jr.bernoulli(key_kept, 1 - self.dropout, found.shape), found / (1 - self.dropout), 0.0)
 
     def with_increment(self, X: Float[Array, "m n"], increment: Float[Array, "m n"]) -> Float[Array, "m n"]:
         """The output, given what the branch adds."""
@@ -89,7 +102,11 @@ class Block(AbstractLayer):
 
         LayerNorm also needs the means of the tokens over features. Before a branch they are drawn anew from their law
         given V, although those of successive layers are dependent: an error of 1/n in V̂ that has mean zero.
+
+        Raises:
+            InputError: for dropout; networks with weights have it.
         """
+        self.require_no_dropout("the chain has none: use method='weights'")
         tokens, pre = len(V), self.position == "pre"
         key_read, key_branch, key_out = keys.split(3)
         read = normalised(V, self.norm, width=width, keys=key_read) if pre else V

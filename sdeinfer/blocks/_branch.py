@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.blocks._logarithm import LogMoments, log_moments
+from sdeinfer.blocks._logarithm import LogMoments, log_moments, sampled_log_moments
 from sdeinfer.blocks._moments import MatrixMoments
 from sdeinfer.layers import NetworkKeys
 from sdeinfer.parameters import Parameter
@@ -57,20 +57,33 @@ class AbstractBranch(eqx.Module):
     def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> MatrixMoments:
         """Mean and covariance of S given V = UUᵀ/n; differentiable in V and in the branch's parameters."""
 
+    def hidden_draws(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> Float[Array, "nodes m m"] | None:
+        """Draws of S, for a branch whose S is a mean of few parts; None if the leading order in C is enough.
+
+        Arguments:
+            V: UUᵀ/n.
+            nodes: those of `nodes`.
+            width: n.
+        """
+        del V, nodes, width
+        return None
+
     def hidden_logarithm(
         self, V: Float[Array, "m m"], hidden: MatrixMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
     ) -> LogMoments:
-        """Moments of the logarithm of S + b about its mean; by default to leading order in C, for many parts.
+        """Moments of the logarithm of S + b about its mean: by `hidden_draws`, or to leading order in C.
 
         Arguments:
             V: UUᵀ/n.
             hidden: the result of `moments`.
             nodes: those of `nodes`.
-            bias: b, the variance of the biases of the last map over g².
+            bias: b, the variance of the biases of the last map over g², or a matrix.
             width: n.
         """
-        del V, nodes, width
-        return log_moments(hidden.mean + bias, hidden.covariance)
+        draws = self.hidden_draws(V, nodes, width=width)
+        if draws is None:
+            return log_moments(hidden.mean + bias, hidden.covariance)
+        return sampled_log_moments(hidden.mean + bias, draws + bias)
 
     @abc.abstractmethod
     def check_width(self, width: int) -> None:

@@ -1,5 +1,9 @@
 """Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,6 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, ArrayLike, Float
 
+from sdeinfer._devices import launching_threads
 from sdeinfer._files import InputError
 from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._law import LogMatrixNormal, increment_law
@@ -43,23 +48,23 @@ def branch_coefficients(
         data: a Dataset of branches.
         order: its blocks.
         log2: logarithm of the number of nodes; None for the branch's own.
-        seed: number of their scrambling.
+        seed: number of their scramblings; each increment has its own.
     """
-    networks, branches = data.sizes["network"], data.sizes["branch"]
-    found = np.empty((networks, branches, GRID, 4))
-    widths = np.unique(data["width"].values)
-    for width in widths:
-        rows = np.flatnonzero(data["width"].values == width)
-        for part, block in enumerate(order.blocks):
-            own = [branch for branch, number in enumerate(order.part) if number == part]
-            V = np.stack([read_covariance(data, block, branch)[rows] for branch in own], axis=1)
-            D = data["increment"].values[rows][:, own]
-            nodes = nodes_of(block, V.shape[-1], int(width), log2=log2, seed=seed)
-            with jax.enable_x64(True):  # noqa: FBT003
-                V, D = (each.reshape(-1, *each.shape[2:]) for each in (V, D))
-                table = np.asarray(_table(block, V, D, nodes, jnp.exp(jnp.asarray(LOG_FACTORS)), int(width)))
-            _require_finite(table, own)
-            found[np.ix_(rows, own)] = table.reshape(len(rows), len(own), GRID, 4)
+    found = np.empty((data.sizes["network"], data.sizes["branch"], GRID, 4))
+
+    def fill(here: Reading) -> None:
+        D, nodes = data["increment"].values[here.network, here.branch], here.nodes(log2=log2, seed=seed)
+        with jax.enable_x64(True):  # noqa: FBT003
+            table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, LOG_FACTORS, here.width)
+        found[here.network, here.branch] = table
+
+    # One increment of each program first, so that it is compiled once; the loop of a program runs on one core.
+    each = list(readings(data, order))
+    first = {(here.width, order.part[here.branch]): number for number, here in enumerate(each)}
+    with ThreadPoolExecutor(launching_threads()) as pool:
+        list(pool.map(fill, (each[number] for number in first.values())))
+        list(pool.map(fill, (here for number, here in enumerate(each) if number not in first.values())))
+    _require_finite(found)
     return found
 
 
@@ -73,15 +78,47 @@ def labelled(
     return found.assign_coords(part=("branch", np.asarray(order.names)[list(order.part)]))
 
 
-def _require_finite(table: Float[np.ndarray, "rows grid 4"], branches: list[int]) -> None:
+class Reading(NamedTuple):
+    """What a branch of a network reads.
+
+    Attributes:
+        network: index of the network.
+        branch: index of the branch.
+        block: the block.
+        width: n.
+        V: the covariance.
+    """
+
+    network: int
+    branch: int
+    block: Block
+    width: int
+    V: Float[np.ndarray, "m m"]
+
+    def nodes(self, *, log2: int | None = None, seed: int = 0) -> object:
+        """Nodes of its own, so that the errors of increments are independent and do not add up over layers."""
+        own = np.random.SeedSequence([seed, self.network, self.branch]).generate_state(1)[0]
+        return nodes_of(self.block, len(self.V), self.width, log2=log2, seed=int(own))
+
+
+def readings(data: xr.Dataset, order: BlockOrder) -> Iterator[Reading]:
+    """What the branches of a Dataset read, by branches and then networks."""
+    for branch, part in enumerate(order.part):
+        block = order.blocks[part]
+        V = read_covariance(data, block, branch)
+        for network, width in enumerate(data["width"].values):
+            yield Reading(network, branch, block, int(width), V[network])
+
+
+def _require_finite(table: Float[np.ndarray, "networks branches grid 4"]) -> None:
     """Refuse a table with a hole, which interpolation would spread over all of it.
 
     Raises:
         InputError: naming the branch.
     """
-    faulty = ~np.isfinite(table).all(axis=(1, 2))
+    faulty = ~np.isfinite(table).all(axis=(0, 2, 3))
     if faulty.any():
-        branch = branches[int(np.argmax(faulty)) % len(branches)]
+        branch = int(np.argmax(faulty))
         raise InputError(f"increment: branch {branch}: has no density by its block's law: are tokens nearly equal?")
 
 
@@ -99,7 +136,12 @@ def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, 
 def law_of_increment(
     block: Block, V: Float[Array, "m m"], D: Float[Array, "m m"], nodes: object, *, width: int
 ) -> LogMatrixNormal:
-    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads."""
+    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads.
+
+    Raises:
+        InputError: for dropout.
+    """
+    block.require_no_dropout("the density of increments has none: observe networks in evaluation mode")
     hidden = block.branch.moments(V, nodes, width=width)
     # The biases of the last map have the ratio to its weights that the block declares.
     bias = block.bias / jnp.square(block.strength)
@@ -108,20 +150,25 @@ def law_of_increment(
 
 
 @eqx.filter_jit
-def _table(block, V, D, nodes, factors, width):
-    def at(factor, V, D):
-        reshaped = eqx.tree_at(lambda block: block.branch, block, block.branch.reshaped(factor))
-        return law_of_increment(reshaped, V, D, nodes, width=width).in_factor()
+def _table(block, V, D, nodes, log_factors, width):
+    def at(log_factor):
+        return law_of_increment(reshaped(block, log_factor), V, D, nodes, width=width).in_factor()
 
-    return jax.lax.map(lambda both: jax.lax.map(lambda factor: at(factor, *both), factors), (V, D))
+    return jax.lax.map(at, jnp.asarray(log_factors))
+
+
+def reshaped(block: Block, log_factor: ArrayLike) -> Block:
+    """The block with its gain or temperature multiplied by a factor."""
+    return eqx.tree_at(lambda block: block.branch, block, block.branch.reshaped(jnp.exp(log_factor)))
 
 
 def interpolated(
     coefficients: Float[ArrayLike, "... grid 4"], log_factor: Float[ArrayLike, ""]
 ) -> Float[Array, "... 4"]:
     """The polynomials at another factor, by barycentric interpolation at Chebyshev's points."""
+    dtype = jnp.result_type(coefficients, log_factor)
     weights = np.where(np.arange(GRID) % 2, -1.0, 1.0) * np.where(np.isin(np.arange(GRID), (0, GRID - 1)), 0.5, 1.0)
-    distance = log_factor - LOG_FACTORS
+    distance = log_factor - jnp.asarray(LOG_FACTORS, dtype)
     here = distance == 0
-    ratio = jnp.where(here.any(), here.astype(float), weights / jnp.where(here, 1.0, distance))
+    ratio = jnp.where(here.any(), here.astype(dtype), weights.astype(dtype) / jnp.where(here, 1.0, distance))
     return jnp.einsum("...gk,g->...k", coefficients, ratio / ratio.sum())

@@ -86,7 +86,7 @@ def _after(
         read = normalised_covariance(V, block.norm) if block.position == "pre" else V
         hidden = block.branch.moments(read, nodes, width=width)
         hidden = hidden._replace(mean=hidden.mean + block.bias / jnp.square(block.strength))
-        increment = increment_moments(hidden, width=width)
+        increment = increment_moments(hidden, width=width, dropout=block.dropout)
         out = output_moments(V, increment, strength=block.strength, skip=block.skip, width=width)
         return vech(out.mean), out.covariance
 

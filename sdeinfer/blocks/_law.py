@@ -4,11 +4,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer.blocks._logarithm import LogMoments, log_moments
 from sdeinfer.blocks._moments import MatrixMoments, fourth_moments, paired
-from sdeinfer.covariance import tokens_of, vech
+from sdeinfer.covariance import pairs, tokens_of, vech
 
 
 class LogMatrixNormal(NamedTuple):
@@ -77,13 +78,25 @@ class LogMatrixNormal(NamedTuple):
         return whitened, jnp.log(jnp.diagonal(root)).sum()
 
 
-def increment_moments(hidden: MatrixMoments, *, width: int) -> MatrixMoments:
+def increment_moments(hidden: MatrixMoments, *, width: int, dropout: float = 0.0) -> MatrixMoments:
     """Exact moments of ΔΔᵀ/n for an increment of strength 1.
 
-    Given S it is Wishart_m(n, S)/n, and so has the mean K and the covariance C + E[S_ac S_bd + S_ad S_bc]/n.
+    Given S it is Wishart_m(n, S)/n, and so has the mean K and the covariance C + E[S_ac S_bd + S_ad S_bc]/n. Dropout
+    multiplies the entries of Δ by independent ξ with E ξᵏ = r^{k−1}, r = 1/(1 − p): means of products of entries get a
+    factor r for each of their tokens that is repeated.
     """
     across = fourth_moments(hidden.mean[None]) + paired(hidden.full_covariance)
-    return MatrixMoments(hidden.mean, hidden.covariance + across / width)
+    if not dropout:
+        return MatrixMoments(hidden.mean, hidden.covariance + across / width)
+    a, b = pairs(len(hidden.mean))
+    factor = 1 / (1 - dropout)
+    tokens = np.sort(np.stack(np.broadcast_arrays(a[:, None], b[:, None], a, b)), axis=0)
+    of_four = factor ** (np.diff(tokens, axis=0) == 0).sum(0)
+    of_two = factor ** (a == b)
+    of_both = np.outer(of_two, of_two)
+    squares = hidden.covariance + jnp.outer(vech(hidden.mean), vech(hidden.mean))
+    covariance = of_both * hidden.covariance + (of_four * (across + squares) - of_both * squares) / width
+    return MatrixMoments(jnp.where(jnp.eye(len(hidden.mean)), factor, 1.0) * hidden.mean, covariance)
 
 
 def increment_law(
@@ -111,7 +124,7 @@ def output_moments(
 ) -> MatrixMoments:
     """Exact moments of V′ = X′X′ᵀ/n for X′ = αX + Δ, given V; the moments of ΔΔᵀ/n are of strength 1.
 
-    Given V and S, XΔᵀ/√n is normal with the covariance g² V_ac S_bd of its entries ab and cd.
+    Given V and S, XΔᵀ/√n has the covariance g² V_ac S_bd of its entries ab and cd, and is normal without dropout.
     """
     squared, K = jnp.square(strength), increment.mean
     cross = paired(V[:, :, None, None] * K + K[:, :, None, None] * V)

@@ -10,7 +10,7 @@ LARGEST_DIMENSION = 16_384
 """Largest dimension of the nodes; SciPy's Sobol sequence ends at 21,201."""
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=4)
 def uniform_nodes(dimension: int, log2: int, seed: int = 0) -> Float[np.ndarray, "nodes dimension"]:
     """2^`log2` points of a scrambled Sobol sequence in the open unit cube, read-only.
 

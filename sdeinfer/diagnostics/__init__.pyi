@@ -5,6 +5,7 @@ from ._advice import with_precision as with_precision
 from ._agreement import agreement as agreement
 from ._alternatives import Alternative as Alternative
 from ._alternatives import alternatives as alternatives
+from ._branch_tests import OF_OTHERS as OF_OTHERS
 from ._branch_tests import BranchTests as BranchTests
 from ._check import check as check
 from ._consequences import consequences as consequences

@@ -8,7 +8,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
-from sdeinfer.blocks import interpolated
+from sdeinfer.blocks import interpolated, scale_free
 from sdeinfer.diagnostics._dependence import (
     Dependence,
     dependence_of_pairs,
@@ -18,6 +18,9 @@ from sdeinfer.diagnostics._dependence import (
 )
 from sdeinfer.diagnostics._thresholds import LEVEL
 from sdeinfer.diagnostics._verdict import Verdict, at_most
+
+OF_OTHERS = "share of an increment in another branch's"
+"""Name of the test of independence of branches."""
 
 TESTS = 7
 """Number of tests of the law, among which `LEVEL` is divided."""
@@ -103,7 +106,7 @@ class BranchTests:
                 f"increments of branches {b} ({parts[b]}) and {c} ({parts[c]}) are correlated: shared, tied or copied "
                 "weights, or a trained network"
             )
-            found.append(_of_dependence("share of an increment in another branch's", worst, advice))
+            found.append(_of_dependence(OF_OTHERS, worst, advice))
         worst = dependence_on_input(self.data)
         advice = (
             f"increments of branch {worst.where[0]} ({parts[worst.where[0]]}) depend on what it reads, as in a trained "
@@ -182,9 +185,7 @@ class BranchTests:
             part, _, own = name.rpartition(".")
             if own == "strength" or name in self.values:
                 continue
-            c = self.coefficients[:, self.parts == part].sum(0)
-            of_branch = c[..., 0] - c[..., 1] ** 2 / (4 * c[..., 2]) + c[..., 3] - np.log(-c[..., 2]) / 2
-            profile = of_branch.sum(0)
+            profile = scale_free(self.coefficients[:, self.parts == part].sum(0)).sum(0)
             best = int(profile.argmax())
             found.append((name, float(self.log_factors[best]), profile, float(profile[best] - profile[self.at_one])))
         return found

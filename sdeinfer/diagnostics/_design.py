@@ -134,7 +134,9 @@ def design(
         raise InputError(
             f"relative_sd: no number of networks of width {width} determines {parameter} to {relative_sd:g}"
         )
-    expected = pd.Series(_expected(sampled, names, networks), index=list(names)).drop("c_mean", errors="ignore")
+    expected = pd.Series(_expected(sampled, names, np.array([float(networks)]))[0], index=list(names)).drop(
+        "c_mean", errors="ignore"
+    )
     return Design(V0, width, depth, networks, expected)
 
 
@@ -198,29 +200,37 @@ def _networks(sampled: _Layers, names: tuple[str, ...], parameter: str, relative
 
     With few networks a fit would use layers at the edge of the range, where the law overestimates the information.
     """
-    place = names.index(parameter)
-    enough = [_expected(sampled, names, number)[place] <= relative_sd for number in NUMBERS]
-    first = len(NUMBERS) - int(np.argmin(enough[::-1])) if not all(enough) else 0
+    enough = _expected(sampled, names, NUMBERS)[:, names.index(parameter)] <= relative_sd
+    first = len(NUMBERS) - int(np.argmin(enough[::-1])) if not enough.all() else 0
     return None if first == len(NUMBERS) else math.ceil(NUMBERS[first])
 
 
-def _expected(sampled: _Layers, names: tuple[str, ...], networks: float) -> Float[np.ndarray, " k"]:
-    """Expected standard deviations of a fit to this number of networks.
+def _expected(
+    sampled: _Layers, names: tuple[str, ...], networks: Float[np.ndarray, " numbers"]
+) -> Float[np.ndarray, "numbers k"]:
+    """Expected standard deviations of fits to these numbers of networks.
 
     They are the larger of those by the information and by the scatter of the scores (`infer._sandwich`), for the layers
     that a fit would use; that of τ0 includes the error of the series.
     """
-    times, spread, used = networks / sampled.networks, sampled.spread, len(sampled.spread)
-    prior = _prior(names)
+    times, spread = networks[:, None, None] / sampled.networks, sampled.spread
+    # Sums over the layers of the smallest spreads, by how many they are.
+    information, scatter = (
+        np.cumsum(of_layer, axis=0)
+        for of_layer in (sampled.information, sampled.score[:, :, None] * sampled.score[:, None])
+    )
+    last = np.full(len(networks), len(spread) - 1)
     place = names.index("tau0") if "tau0" in names else None
     if place is not None:
-        sd = float(marginal_information(times * sampled.information.sum(axis=0), names)[place] ** -0.5)
-        used = transitions_allowed(spread, LARGEST_LOGIT, seen=used, sd=sd)
-    score = sampled.score[:used]
-    inverse = np.linalg.inv(times * sampled.information[:used].sum(axis=0) + prior)
-    variance = np.maximum(np.diag(inverse), np.diag(inverse @ (times * score.T @ score + prior) @ inverse))
+        sds = marginal_information(times * information[-1], names)[:, place] ** -0.5
+        last = np.array([transitions_allowed(spread, LARGEST_LOGIT, seen=len(spread), sd=sd) for sd in sds]) - 1
+    prior = _prior(names)
+    inverse = np.linalg.inv(times * information[last] + prior)
+    both = inverse, inverse @ (times * scatter[last] + prior) @ inverse
+    variance = np.maximum(*(np.diagonal(each, axis1=1, axis2=2) for each in both))
+    variance[last < 0] = np.inf
     if place is not None:
-        variance[place] += ((spread[:used] ** 8).sum() / (spread[:used] ** 4).sum()) ** 2
+        variance[:, place] += ((np.cumsum(spread**8) / np.cumsum(spread**4))[last]) ** 2
     return np.sqrt(variance)
 
 
@@ -229,6 +239,8 @@ def _prior(names: tuple[str, ...]) -> Float[np.ndarray, "k k"]:
     return np.diag([SLOPES_INFORMATION if name == "c_mean" else 1e-9 for name in names])
 
 
-def marginal_information(information: Float[np.ndarray, "k k"], names: tuple[str, ...]) -> Float[np.ndarray, " k"]:
+def marginal_information(
+    information: Float[np.ndarray, "*batch k k"], names: tuple[str, ...]
+) -> Float[np.ndarray, "*batch k"]:
     """Marginal information on each parameter: the inverse of its variance with the other parameters unknown."""
-    return 1 / np.diagonal(np.linalg.inv(information + _prior(names)))
+    return 1 / np.diagonal(np.linalg.inv(information + _prior(names)), axis1=-2, axis2=-1)

@@ -44,7 +44,7 @@ def fit_branches(
 
     Returns:
         A DataTree with the groups posterior, sample_stats, log_likelihood, log_prior, prior, observed_data,
-        constant_data and coefficients (of `blocks.branch_coefficients`, for `check`); declared values are attributes
+        constant_data and coefficients (of `blocks.adjusted_coefficients`, for `check`); declared values are attributes
         such as `declared_attention.strength`.
     """
     if "increment" not in data:

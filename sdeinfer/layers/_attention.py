@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from sdeinfer._arguments import at_least_one, shown, whole_number
+from sdeinfer._arguments import at_least_one, given
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, gram, is_concrete, matmul, reciprocal, total, transpose
 from sdeinfer.layers._base import AbstractLayer, shortcut
@@ -62,7 +62,7 @@ class ShapedAttention(AbstractLayer):
     gamma2: Float[Any, ""] | None = GAMMA2.field(default=None)
 
     def __check_init__(self):
-        check_heads(self.key_width, self.heads)
+        at_least_one(heads=self.heads, **given(key_width=self.key_width))
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Eq. 1 with the attention matrix of Eq. 9, or Eq. 33."""
@@ -194,13 +194,6 @@ class ShapedAttention(AbstractLayer):
             if not is_concrete(gain):
                 layer = eqx.error_if(layer, gain != 1, message)
         return layer
-
-
-def check_heads(key_width: int | None, heads: int) -> None:
-    """Raise an InputError unless the width of queries and keys and the number of heads are positive."""
-    at_least_one(key_width=key_width)
-    if not whole_number(heads) or heads < 1:
-        raise InputError(f"heads: a whole number of at least 1 is needed, got {shown(heads)}")
 
 
 def _times(gain: Float[Array, ""] | None, A: Array) -> Array:

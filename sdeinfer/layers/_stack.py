@@ -11,10 +11,10 @@ import equinox as eqx
 import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from sdeinfer._arguments import shown
+from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.layers._attention import ShapedAttention, check_heads
+from sdeinfer.layers._attention import ShapedAttention
 from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._feedforward import ResidualFeedForward, check_expansion
 from sdeinfer.layers._finite_width import FiniteWidth
@@ -156,7 +156,7 @@ class ShapedTransformer(AbstractLayer):
     pattern: Pattern = size(EVERY_TOKEN, str)
 
     def __check_init__(self):
-        check_heads(self.key_width, self.heads)
+        at_least_one(heads=self.heads, **given(key_width=self.key_width))
         check_expansion(self.expansion)
 
     @property

@@ -13,7 +13,16 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks import GRID, LOG_FACTORS, STRENGTH, WIDEST, BlockOrder, branch_coefficients, interpolated
+from sdeinfer.blocks import (
+    GRID,
+    LOG_FACTORS,
+    STRENGTH,
+    WIDEST,
+    BlockOrder,
+    adjusted_coefficients,
+    branch_coefficients,
+    interpolated,
+)
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.likelihood._model import AbstractModel
 
@@ -22,7 +31,7 @@ class BranchPath(eqx.Module):
     """The increments of networks' branches, and the assumptions on their blocks.
 
     Attributes:
-        coefficients: log densities, see `blocks.branch_coefficients`.
+        coefficients: log densities, see `blocks.adjusted_coefficients`.
         observed: the value of the observed site; the increments themselves are in the coefficients.
         own_shapes: gains or temperatures of the blocks.
         part: for each branch the index of its block; static.
@@ -54,7 +63,7 @@ class BranchPath(eqx.Module):
                 raise InputError(
                     f"prior: {name}: must be within a factor of {WIDEST:g} of the block's own {own:g}, got {fixed:g}"
                 )
-        coefficients = jnp.asarray(branch_coefficients(data, order))
+        coefficients = jnp.asarray(adjusted_coefficients(branch_coefficients(data, order), data, order))
         return cls(
             coefficients,
             jnp.zeros(coefficients.shape[:2]),

@@ -1,7 +1,9 @@
 """Observed networks: hidden states or files reduced to one validated Dataset."""
 
+from sdeinfer.observation._branch_hooks import evaluated as evaluated
 from sdeinfer.observation._branch_observer import BranchObserver as BranchObserver
 from sdeinfer.observation._branch_observer import joined_branches as joined_branches
+from sdeinfer.observation._branch_recorder import first_array as first_array
 from sdeinfer.observation._branches import BRANCH_DIMS as BRANCH_DIMS
 from sdeinfer.observation._branches import branches_dataset as branches_dataset
 from sdeinfer.observation._branches import validate_branches as validate_branches
@@ -23,6 +25,7 @@ from sdeinfer.observation._faults import require_different as require_different
 from sdeinfer.observation._groups import Groups as Groups
 from sdeinfer.observation._groups import groups_of as groups_of
 from sdeinfer.observation._library import library as library
+from sdeinfer.observation._networks import called as called
 from sdeinfer.observation._observe import observe as observe
 from sdeinfer.observation._observe_branches import observe_branches as observe_branches
 from sdeinfer.observation._observer import Observer as Observer

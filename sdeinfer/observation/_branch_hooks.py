@@ -5,24 +5,23 @@ returns, or the first entry of a tuple.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.random as jr
-import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
-from tqdm import tqdm
 
-from sdeinfer._arguments import at_least_one, shown
+from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._branch_observer import BranchObserver, joined_networks
 from sdeinfer.observation._branch_recorder import Recorder, Tapped, first_array, tapped_call
 from sdeinfer.observation._library import library
+from sdeinfer.observation._networks import called, one_by_one, torch_network
 
 TAPS = "recorded_taps"
 """Attribute of a Flax module: where to show what it gets and returns."""
@@ -67,19 +66,14 @@ def observe_torch_branches(
             module, and if PyTorch is not installed.
     """
     torch = library("torch")
-    seeds = [int(each) for each in np.random.SeedSequence(seed).generate_state(max(networks, 0))]
     given = isinstance(make, torch.nn.Module)
 
     def network(number: int, observer: BranchObserver) -> None:
-        model = make
-        if not given:
-            with torch.random.fork_rng():
-                torch.manual_seed(seeds[number])
-                model = make(seeds[number])
+        model = make if given else torch_network(torch, make, seed, number)
         names = {id(module): name for name, module in model.named_modules()}
         recorder = Recorder(observer, branches(model), names)
-        with torch.no_grad(), _evaluated(torch, model), _hooked(recorder, _sequence_first(model)):
-            _call(model, inputs)
+        with torch.no_grad(), evaluated(torch, model), _hooked(recorder, _sequence_first(model)):
+            called(model, inputs)
         recorder.finish()
 
     return _observed(network, networks, given=given, progress=progress, width=width, tokens=tokens, pattern=pattern)
@@ -133,7 +127,7 @@ def observe_flax_branches(
                 setattr(module, TAPS, ())
                 object.__setattr__(module, "__class__", _tapped_class(type(module)))
             setattr(module, TAPS, (*getattr(module, TAPS), (branch, part, recorder)))
-        jax.block_until_ready(jax.tree.leaves(_call(model, inputs)))
+        jax.block_until_ready(jax.tree.leaves(called(model, inputs)))
         recorder.finish()
 
     return _observed(network, networks, given=given, progress=progress, width=width, tokens=tokens, pattern=pattern)
@@ -184,7 +178,7 @@ def observe_equinox_branches(
                 model = eqx.tree_at(where, model, replace_fn=tapped)
             except (TypeError, ValueError) as error:
                 raise InputError(f"branches: {recorder.label(branch)}: is not a module of the model") from error
-        jax.block_until_ready(jax.tree.leaves(_call(model, inputs)))
+        jax.block_until_ready(jax.tree.leaves(called(model, inputs)))
         recorder.finish()
 
     return _observed(network, networks, given=given, progress=progress, width=width, tokens=tokens, pattern=pattern)
@@ -194,19 +188,15 @@ def _observed(
     network: Callable[[int, BranchObserver], None], networks: int, *, given: bool, progress: bool, **settings: Any
 ) -> xr.Dataset:
     """Observe networks one after another, each by a `BranchObserver` with these settings."""
-    at_least_one(networks=networks)
     if given and networks > 1:
         raise InputError(f"networks: a module is one network, got {networks}: pass a function that draws them")
-    parts = []
-    for number in tqdm(range(networks), desc="networks", disable=not progress):
+
+    def observed(number: int) -> xr.Dataset:
         observer = BranchObserver(**settings, network=number)
         network(number, observer)
-        parts.append(observer.dataset())
-    return joined_networks(parts)
+        return observer.dataset()
 
-
-def _call(model: Any, inputs: Any) -> Any:
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    return joined_networks(one_by_one(observed, networks, progress=progress))
 
 
 def _key(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray:
@@ -216,7 +206,7 @@ def _key(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray:
 
 
 @contextmanager
-def _evaluated(torch: Any, model: Any) -> Iterator[None]:
+def evaluated(torch: Any, model: Any) -> Iterator[None]:
     """Evaluation mode, without the kernels that replace the modules of a Transformer's block."""
     modes = [(module, module.training) for module in model.modules()]
     mha = getattr(torch.backends, "mha", None)

@@ -1,5 +1,6 @@
 """Reduce what residual branches read and add to covariances, one branch at a time."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from sdeinfer._arguments import at_least_one, checked
+from sdeinfer._arguments import at_least_one, checked, given
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._arrays import as_array
@@ -42,7 +43,7 @@ class BranchObserver:
         reads: str = "branch",
         network: int = 0,
     ):
-        at_least_one(width=width)
+        at_least_one(**given(width=width))
         if reads not in READS:
             raise InputError(f"reads: one of {', '.join(READS)} is needed, got {reads!r}")
         self.width = width
@@ -117,6 +118,8 @@ class BranchObserver:
             raise InputError(f"{where}: {X.dtype} rounds the sums inside the branch: run the network in float32")
         if not self._shape:
             self._start(X.shape, where)
+        if X.shape == (math.prod(self._shape[:-1]), self._shape[-1]):
+            X = X.reshape(self._shape)  # OPT joins the dimensions of prompts and tokens before its MLP
         if X.shape != self._shape:
             raise InputError(f"{where}: has shape {X.shape}, where the first branch reads {self._shape}")
         X = X.reshape(-1, X.shape[-1])[self._observed].astype(np.float64)

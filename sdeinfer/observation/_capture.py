@@ -1,19 +1,17 @@
 """Draw models of Equinox, Flax and PyTorch, run them on inputs, and observe them one layer at a time."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax.random as jr
-import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
-from tqdm import tqdm
 
-from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._library import library
+from sdeinfer.observation._networks import called, one_by_one, torch_network
 from sdeinfer.observation._observer import Observer, joined
 
 
@@ -140,12 +138,9 @@ def observe_torch(
             PyTorch is not installed.
     """
     torch = library("torch")
-    seeds = [int(each) for each in np.random.SeedSequence(seed).generate_state(max(networks, 0))]
 
     def network(number: int, observer: Observer) -> None:
-        with torch.random.fork_rng():
-            torch.manual_seed(seeds[number])
-            model = make(seeds[number]).eval()
+        model = torch_network(torch, make, seed, number).eval()
         _through_hooks(torch, model, list(layers(model)), inputs, observer)
 
     return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
@@ -155,11 +150,13 @@ def _observed(
     network: Callable[[int, Observer], None], networks: int, *, progress: bool, **settings: Any
 ) -> xr.Dataset:
     """Observe networks one after another, each by an `Observer` with these settings."""
-    at_least_one(networks=networks)
-    observers = [Observer(**settings, first_network=number) for number in range(networks)]
-    for number, observer in enumerate(tqdm(observers, desc="networks", disable=not progress)):
+
+    def observed(number: int) -> Observer:
+        observer = Observer(**settings, first_network=number)
         network(number, observer)
-    return joined(observers)
+        return observer
+
+    return joined(one_by_one(observed, networks, progress=progress))
 
 
 def _compiled(jit: Callable[[Callable], Callable], module: type) -> Callable[[Callable, Any], Any]:
@@ -206,7 +203,7 @@ def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, 
     hooks += [module.register_forward_hook(after(number)) for number, module in enumerate(modules, start=1)]
     try:
         with torch.no_grad():
-            model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+            called(model, inputs)
     finally:
         for hook in hooks:
             hook.remove()

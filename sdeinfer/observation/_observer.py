@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from sdeinfer._arguments import at_least_one, checked
+from sdeinfer._arguments import at_least_one, checked, given
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._arrays import as_array, in_order
@@ -45,7 +45,7 @@ class Observer:
         pattern: Pattern = EVERY_TOKEN,
         first_network: int = 0,
     ):
-        at_least_one(width=width)
+        at_least_one(**given(width=width))
         self.width = width
         self.first_network = first_network
         self.covariances: list[np.ndarray] = []

@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from sdeinfer._arguments import at_least_one, checked
+from sdeinfer._arguments import at_least_one, checked, given
 from sdeinfer._files import InputError
 from sdeinfer.covariance import PATTERN_ATTRIBUTES, Pattern
 from sdeinfer.observation._dataset import INCOMPLETE, TOKENS
@@ -33,7 +33,7 @@ def take(data: xr.Dataset, *, prompts: list[int] | None = None, tokens: int | No
     chosen = range(len(lengths)) if prompts is None else sorted(set(prompts))
     if not chosen or chosen[0] < 0 or chosen[-1] >= len(lengths):
         raise InputError(f"prompts: some of 0 to {len(lengths) - 1} are needed, got {list(chosen)}")
-    at_least_one(tokens=tokens)
+    at_least_one(**given(tokens=tokens))
     starts = np.cumsum((0, *lengths))
     kept = [int(token) for prompt in chosen for token in np.arange(starts[prompt], starts[prompt + 1])[:tokens]]
     attributes = {name: value for name, value in data.attrs.items() if name not in PATTERN_ATTRIBUTES}

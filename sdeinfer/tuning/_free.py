@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from diffrax import AbstractPath
 
+from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.layers import Architecture, as_module
 from sdeinfer.parameters import BIJECTIONS, SLOPES
@@ -85,8 +86,7 @@ def _free(
         raise InputError(f"bounds: {name}: an increasing pair is needed, got {pair}")
     if not all(range_of.above < end <= range_of.most for end in pair):
         raise InputError(f"bounds: {name}: values {range_of.range} are needed, got {pair}")
-    if knots < 1:
-        raise InputError(f"knots: {name}: at least 1 is needed, got {knots}")
+    at_least_one(**{f"knots: {name}": knots})
     # The upper end of γ is at infinity on the real line.
     low, high = (min(float(end), BOX[bijection][1]) if bijection == "logit" else float(end) for end in pair)
     return Free(name, bijection, low, high, float(np.clip(start.get(name, START[bijection]), low, high)), knots)

@@ -1,6 +1,5 @@
 """Branches and blocks of models, found by names and told by configurations, against those written by hand."""
 
-import sys
 from types import SimpleNamespace
 
 import equinox as eqx
@@ -109,6 +108,12 @@ def test_attention_is_known_by_its_class_and_containers_are_not_called():
     mlp = layer.mlp
     assert branches(layer) == [("attention", layer.mixer, layer.mixer), ("mlp", mlp.c_fc, mlp.c_proj)]
     assert layers(layer) == [layer]
+
+
+def test_a_layer_in_two_places_is_found_once():
+    layer = tree("attn", "mlp")
+    _, layers = find(Tree(h=Tree(first=layer, second=layer)))
+    assert len(layers(Tree(h=Tree(first=layer)))) == 1
 
 
 def test_patterns_name_branches_in_the_order_of_layers():
@@ -346,7 +351,7 @@ def test_first_tokens_are_observed_where_those_after_them_do_not_matter():
         (many, DECLARED, 4, "inputs: 20 tokens to observe, at most 12 are possible; without a causal mask all are"),
         (np.zeros((4, 5), int), causal, 4, "inputs: 4 × 4 tokens to observe, at most 12 are possible; pass fewer, or"),
         ({"input_ids": X, "attention_mask": np.array([[1, 0]])}, causal, 4, "inputs: attention_mask leaves tokens out"),
-        (X, causal, 0, "tokens: at least 1 is needed, got 0"),
+        (X, causal, 0, "tokens: a whole number of at least 1 is needed, got 0"),
     ):
         with pytest.raises(si.InputError, match=f"^{message}"):
             check_inputs(model, inputs, architecture, tokens=tokens)
@@ -358,4 +363,3 @@ def test_a_function_is_called_with_what_its_library_draws_from():
     network, library = drawn(lambda key: Network(jr.fold_in(key, 3)))
     assert (type(network), library) == (Network, "equinox")
     assert drawn(network)[0] is network
-    assert "torch" not in sys.modules

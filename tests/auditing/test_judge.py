@@ -11,7 +11,8 @@ from budget import assert_estimate
 
 import sdeinfer as si
 from sdeinfer.auditing import Recipe, over_depth
-from sdeinfer.blocks import MLP, Block, SelfAttention
+from sdeinfer.auditing._estimates import strength_estimate
+from sdeinfer.blocks import GRID, MLP, Block, BlockOrder, SelfAttention, branch_coefficients
 
 WIDTH, LAYERS, TOKENS, SD = 64, 6, 3, 0.1
 DECLARED = {"attention.strength": math.sqrt(WIDTH) * SD, "mlp.strength": math.sqrt(4 * WIDTH) * SD}
@@ -79,14 +80,16 @@ def test_without_a_recipe_nothing_is_declared():
     assert found.recipe is None
 
 
-def test_the_intervals_hold_the_ratio():
-    count, ratios = 40, []
-    for seed in range(count):
-        each = audited(sampled(seed + 10)).strengths[1]
-        ratios.append(each.log_ratio / each.sd)
-    sd = np.std(ratios, ddof=1)
-    assert_estimate(np.mean(ratios), 0.0, sd / math.sqrt(count))
-    assert_estimate(np.square(ratios).mean(), 1.0, math.sqrt(2 / count))
+def test_errors_of_ratios_are_those_that_are_stated():
+    count, order = 60, BlockOrder.of(blocks(), depth=1)
+    V0 = si.equicorrelated(tokens=TOKENS, correlation=0.2)
+    data = si.sample_branches(blocks(), V0, width=WIDTH, depth=1, networks=count, key=jr.key(3))
+    at_declared = branch_coefficients(data, order)[:, :, GRID // 2]
+    for branch, (name, declared) in enumerate(order.strengths.items()):
+        found = [strength_estimate(name, declared, at_declared[network, branch]) for network in range(count)]
+        ratios = np.array([each.log_ratio / each.sd for each in found])
+        assert_estimate(ratios.mean(), 0.0, 1 / math.sqrt(count))
+        assert_estimate(np.square(ratios).mean(), 1.0, math.sqrt(2 / count))
 
 
 def test_over_depth_needs_the_stream():

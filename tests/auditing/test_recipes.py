@@ -262,8 +262,8 @@ def test_unusable_arguments_of_recipes_are_refused():
     for make, message in (
         (lambda: kaiming("gelu"), "nonlinearity: one of linear"),
         (lambda: kaiming(mode="fan"), "mode: 'fan_in' or 'fan_out'"),
-        (lambda: mup(base_width=0), "base_width: at least 1"),
-        (lambda: completep(base_width=1, base_layers=0), "base_layers: at least 1"),
+        (lambda: mup(base_width=0), "base_width: a whole number of at least 1"),
+        (lambda: completep(base_width=1, base_layers=0), "base_layers: a whole number of at least 1"),
     ):
         with pytest.raises(si.InputError, match=message):
             make()

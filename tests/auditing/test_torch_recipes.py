@@ -47,10 +47,8 @@ def found() -> dict[str, dict[str, list[float]]]:
     probe = subprocess.run([PYTHON, "-c", "import torch"], capture_output=True, text=True)
     if probe.returncode:
         pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")
-    command, environment = (
-        [PYTHON, str(Path(__file__).parents[1] / "torch_recipes.py")],
-        os.environ | {"HF_HUB_OFFLINE": "1"},
-    )
+    command = [PYTHON, str(Path(__file__).parents[1] / "torch_recipes.py")]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     return json.loads(subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout)
 
 

@@ -30,6 +30,9 @@ BAD_BLOCKS = {
     "branch: a branch is needed, as si.blocks.MLP.., got 'mlp'": lambda: Block("mlp"),
     "branch: .* got ShapedMLP": lambda: Block(si.ShapedMLP(0.1, -0.1)),
     "bias: the variance of the biases must not be negative, got -1": lambda: Block(MLP(), bias=-1.0),
+    "dropout: a probability below 1 is needed, got 1": lambda: Block(MLP(), dropout=1.0),
+    "dropout: .* got -0.1": lambda: Block(MLP(), dropout=-0.1),
+    "dropout: .* got 'yes'": lambda: Block(MLP(), dropout="yes"),
     "bias: .* got nan": lambda: MLP(bias=float("nan")),
     "bias: .* got inf": lambda: SelfAttention(bias=float("inf")),
     "bias: .* got 'yes'": lambda: MLP(bias="yes"),
@@ -77,8 +80,8 @@ def test_widths(match, sample):
 
 BAD_NETWORKS = {
     "width: at least 3, the number of tokens, is needed, got 2": {"width": 2},
-    "width: at least 1 is needed, got 0": {"width": 0},
-    "depth: at least 1 is needed, got 0": {"depth": 0},
+    "width: a whole number of at least 1 is needed, got 0": {"width": 0},
+    "depth: a whole number of at least 1 is needed, got 0": {"depth": 0},
     "depth: a whole number is needed, got 2.5": {"depth": 2.5},
     "layer: a layer, as .* is needed, got 'transformer'": {"layer": "transformer"},
     "architecture: a si.blocks.Block, or a si.Stack of blocks, is needed": {"layer": si.ShapedMLP(0.1, -0.1)},
@@ -96,7 +99,7 @@ def test_networks(match, sample, unchecked):
 
 def test_number_of_networks_and_stacks_with_other_layers(unchecked):
     V0 = random_covariance(3)
-    few = "networks: at least 1 is needed, got 0"
+    few = "networks: a whole number of at least 1 is needed, got 0"
     assert_refused(lambda: si.sample_branches(LAYER, V0, width=16, depth=1, networks=0, key=jr.key(0)), few)
     mixed = si.Stack((Block(MLP()), si.ShapedMLP(0.1, -0.1)))
     needed = "architecture: a si.blocks.Block, or a si.Stack of blocks"

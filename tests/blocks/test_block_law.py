@@ -198,6 +198,10 @@ def test_interpolation_of_polynomials_is_exact():
     for between in (-3.1, -0.01, 1e-9, 2.2):
         expected = np.polynomial.chebyshev.chebval(between / np.log(blocks.WIDEST), np.moveaxis(coefficients, 1, 0))
         np.testing.assert_allclose(blocks.interpolated(table, between), expected, rtol=1e-9, atol=1e-9)
+        single = blocks.interpolated(table.astype(np.float32), np.float32(between))
+        assert single.dtype == np.float32
+        # Between the points the rounding of log_factor is multiplied by the slope, of degree 32.
+        np.testing.assert_allclose(single, expected, atol=32**2 * 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ import numpy as np
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.blocks import LOG_FACTORS, MLP, Block, BlockOrder, SelfAttention, branch_coefficients, interpolated
+from sdeinfer.blocks import (
+    LOG_FACTORS,
+    MLP,
+    Block,
+    BlockOrder,
+    SelfAttention,
+    adjusted_coefficients,
+    branch_coefficients,
+    interpolated,
+)
 
 FINE = 1001
 """Points of the grid of log factors."""
@@ -51,7 +60,10 @@ def drawn_layer(rng: np.random.Generator) -> tuple[si.Stack, dict[str, int]]:
 
 
 def ranks_of(seed: int) -> dict[str, Any]:
-    """Ranks of the truth with gains and temperatures known and unknown, and the verdict with known ones."""
+    """Ranks of the truth with gains and temperatures known and unknown, and the verdict with known ones.
+
+    The key "unadjusted" has the ranks by the law alone, without `adjusted_coefficients`.
+    """
     rng = np.random.default_rng([38, seed])
     layer, sizes = drawn_layer(rng)
     tokens = sizes.pop("tokens")
@@ -61,13 +73,15 @@ def ranks_of(seed: int) -> dict[str, Any]:
     except si.InputError as error:  # tokens of deep Post-LN networks become parallel
         return {"seed": seed, "refused": str(error)}
     order = BlockOrder.of_data(layer, data)
-    coefficients = branch_coefficients(data, order)
-    found: dict[str, Any] = {"seed": seed, **sizes, "tokens": tokens, "ranks": {}}
+    table = branch_coefficients(data, order)
+    both = {"ranks": adjusted_coefficients(table, data, order), "unadjusted": table}
+    found: dict[str, Any] = {"seed": seed, **sizes, "tokens": tokens, **{name: {} for name in both}}
     for part, (name, block) in enumerate(order.named()):
         own = np.flatnonzero(np.asarray(order.part) == part)
-        of_block = coefficients[:, own].sum((0, 1))
         shape = float(getattr(block.branch, block.branch.shape.name))
-        found["ranks"] |= {f"{name}.{key}": rank for key, rank in ranks(of_block, float(block.strength), shape).items()}
+        for kind, coefficients in both.items():
+            of_block = ranks(coefficients[:, own].sum((0, 1)), float(block.strength), shape)
+            found[kind] |= {f"{name}.{key}": rank for key, rank in of_block.items()}
     if seed % VERDICTS:
         return found
     post = si.fit(si.models.branches, data, architecture=layer, chains=2, draws=500, warmup=500, key=jr.key(seed))

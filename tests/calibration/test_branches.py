@@ -24,6 +24,8 @@ def test_strengths_gains_and_temperatures_are_calibrated(kept_results):
     names = [name for name in found[0]["ranks"] if not name.endswith("sd")]
     ranks = {name: np.array([each["ranks"][name] for each in found]) for name in names}
     report(ranks, "branches")
+    unadjusted = {name: np.array([each["unadjusted"][name] for each in found]) for name in names if "attention" in name}
+    report(unadjusted, "branches, unadjusted")
     checked = [each for each in found if "trusted" in each]
     not_trusted = collections.Counter(each["verdict"][:80] for each in checked if not each["trusted"])
     print(f"{len(checked)} sets checked, not trusted: {dict(not_trusted)}")
@@ -32,5 +34,5 @@ def test_strengths_gains_and_temperatures_are_calibrated(kept_results):
 
 
 def test_ranks_of_one_network():
-    found = ranks_of(0)
+    found = ranks_of(1)
     assert all(0 < rank < 1 for name, rank in found["ranks"].items() if not name.endswith("sd"))

@@ -85,7 +85,7 @@ def test_equicorrelated_has_one_norm_and_one_correlation(tokens, rho):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tokens": 0, "correlation": 0.0}, "tokens: at least 1 is needed, got 0"),
+        ({"tokens": 0, "correlation": 0.0}, "tokens: a whole number of at least 1 is needed, got 0"),
         ({"tokens": 4, "correlation": -0.5}, "correlation: 4 tokens allow -0.3333 to 1 .* got -0.5"),
         ({"tokens": 2, "correlation": 1.1}, "correlation: 2 tokens allow -1 to 1 .* got 1.1"),
         ({"tokens": 2, "correlation": float("nan")}, "correlation: .* got nan"),

@@ -102,7 +102,7 @@ def test_densities_too_large_to_be_exponentiated_have_weights():
         ({"architectures": ["mlp", "mlp"]}, "architectures: two or more different ones are needed"),
         ({"architectures": "mlp"}, "architectures: a list of them is needed, got 'mlp'"),
         ({"law": "both"}, "law: must be one of finite-width, limit, got 'both'"),
-        ({"draws": 0}, "draws: at least 1 is needed, got 0"),
+        ({"draws": 0}, "draws: a whole number of at least 1 is needed, got 0"),
         ({"largest_logit": 0.0}, "largest_logit: must be positive"),
     ],
 )

@@ -118,9 +118,12 @@ def test_a_network_of_each_width_has_its_own_likelihood():
     few = data.isel(network=[int(np.argmax(data["width"].values == n)) for n in (96, 64)])
     layer = si.ShapedTransformer(gamma=0.5, tau0=0.8, c_plus=0.0, c_minus=-2.0)
 
-    def log_prob(data):
-        path = path_statistics(observed_path(data), assumptions=assumed(data))
+    @jax.jit
+    def density(path):
         return FullPath(jax.vmap(layer.finite_width)(path.widths), path).log_prob(path.weights)
+
+    def log_prob(data):
+        return density(path_statistics(observed_path(data), assumptions=assumed(data)))
 
     np.testing.assert_allclose(log_prob(few), log_prob(few.isel(network=[1, 0]))[::-1], rtol=1e-12)
 

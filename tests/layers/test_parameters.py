@@ -30,7 +30,7 @@ GOOD: dict[str, Any] = {"gamma": 0.5, "tau0": 1.0, "c_plus": 0.0, "c_minus": -1.
         ("tau0", float("inf"), "tau0: must be greater than 0 and finite, got inf"),
         ("c_plus", float("inf"), "c_plus: must be finite, got inf"),
         ("c_minus", float("nan"), "c_minus: must be finite, got nan"),
-        ("key_width", 0, "key_width: at least 1 is needed, got 0"),
+        ("key_width", 0, "key_width: a whole number of at least 1 is needed, got 0"),
         ("heads", 0, "heads: a whole number of at least 1 is needed, got 0"),
         ("expansion", 0, "expansion: must be positive and finite, got 0"),
         ("expansion", float("nan"), "expansion: must be positive and finite, got nan"),
@@ -42,7 +42,7 @@ def test_a_parameter_out_of_range_is_refused_by_name(name, value, message):
 
 
 def test_attention_refuses_a_key_width_below_one():
-    with pytest.raises(ValueError, match="key_width: at least 1 is needed, got 0"):
+    with pytest.raises(ValueError, match="key_width: a whole number of at least 1 is needed, got 0"):
         si.ShapedAttention(gamma=0.5, tau0=1.0, key_width=0)
 
 
@@ -64,7 +64,7 @@ def test_gains_have_a_limit_at_one_only(gain):
 
 
 def test_a_transformer_refuses_a_key_width_below_one_at_once():
-    with pytest.raises(ValueError, match="key_width: at least 1 is needed, got 0"):
+    with pytest.raises(ValueError, match="key_width: a whole number of at least 1 is needed, got 0"):
         si.ShapedTransformer(**GOOD, key_width=0)
 
 

@@ -137,7 +137,7 @@ def test_the_difference_from_the_limit_shrinks_like_one_over_n(key):
         # Entries depend on each other: the sum of their errors bounds the error of the sum.
         errors.append(np.vdot(error, np.abs(sigma)) / excess / np.log(2))
     wide, wider = logs[0] - logs[1], logs[1] - logs[2]
-    assert_estimate(2 * wider - wide, 1, np.linalg.norm(np.array(errors) * [1, 3, 2]))
+    assert_estimate(references.extrapolated(wide, wider, 1), 1, np.linalg.norm(np.array(errors) * [1, 3, 2]))
 
 
 @pytest.mark.parametrize("name", ["mlp", "feedforward"])

@@ -6,7 +6,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_distribution
-from conftest import LAYERS
+from conftest import CAUSAL, LAYERS, random_covariance
 from likelihood.paths import (
     LAWS,
     WIDTH,
@@ -101,10 +101,10 @@ def test_wide_networks_have_the_likelihood_of_the_limit():
     assert gaps[1] < gaps[0] / 8
 
 
-def test_data_of_the_euler_chain_have_independent_normal_residuals(key):
+@pytest.mark.parametrize("layer", [LAYERS["transformer"](), CAUSAL["causal transformer"]()], ids=["all", "causal"])
+def test_data_of_the_euler_chain_have_independent_normal_residuals(layer, key):
     """The limit is that of the chain V′ = V + b/n + Σ^{1/2}ξ/√n: its standardised residuals are standard normal."""
-    layer, width = LAYERS["transformer"](), 200
-    limit = layer.limit()
+    limit, width = layer.limit(), 200
 
     @jax.jit
     def chain(key):
@@ -113,12 +113,11 @@ def test_data_of_the_euler_chain_have_independent_normal_residuals(key):
             V = V + limit.drift(V) / width + noise / np.sqrt(width)
             return V, V
 
-        V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=0.7)
+        V0 = random_covariance(3) / 2
         return jnp.concatenate([V0[None], jax.lax.scan(step, V0, jr.split(key, 20))[1]])
 
-    residual, variance = residual_and_variance(
-        all_terms(path_of(jax.vmap(chain)(jr.split(key, 50)), width=width)), layer
-    )
+    path = path_of(jax.vmap(chain)(jr.split(key, 50)), width=width, pattern=limit.pattern)
+    residual, variance = residual_and_variance(all_terms(path), layer)
     assert_distribution(residual / np.sqrt(variance), stats.norm.cdf)
 
 

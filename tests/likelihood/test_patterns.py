@@ -2,13 +2,11 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_distribution, assert_holds
-from conftest import CAUSAL, random_covariance
+from budget import assert_holds
+from conftest import CAUSAL
 from likelihood.paths import (
     WIDTH,
     all_terms,
@@ -16,11 +14,9 @@ from likelihood.paths import (
     common_path,
     log_prob,
     path_of,
-    residual_and_variance,
     statistics_of,
 )
 from references import wishart_path
-from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.infer import compare
@@ -99,25 +95,6 @@ def test_data_say_whether_there_is_a_mask():
     without = with_pattern(data, si.Pattern())
     assert observed_path(without).pattern.everything
     assert data.attrs["causal"] == 1
-
-
-def test_data_of_the_euler_chain_have_independent_normal_residuals(key):
-    layer, width = CAUSAL["causal transformer"](), 200
-    limit = layer.limit()
-
-    @jax.jit
-    def chain(key):
-        def step(V, key):
-            noise = limit.diffusion(V).sample(jr.normal(key, (6,)))
-            V = V + limit.drift(V) / width + noise / np.sqrt(width)
-            return V, V
-
-        V0 = random_covariance(3) / 2
-        return jnp.concatenate([V0[None], jax.lax.scan(step, V0, jr.split(key, 20))[1]])
-
-    path = path_of(jax.vmap(chain)(jr.split(key, 50)), width=width, pattern=si.CAUSAL)
-    residual, variance = residual_and_variance(all_terms(path), layer)
-    assert_distribution(residual / np.sqrt(variance), stats.norm.cdf)
 
 
 @pytest.fixture(scope="module")

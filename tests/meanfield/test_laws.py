@@ -45,7 +45,7 @@ def test_density_of_noisy_layers_is_the_product_over_transitions(key, monkeypatc
     assert found == pytest.approx(expected, rel=1e-10)
     # Networks one at a time, as where their attention is large.
     monkeypatch.setattr(laws, "ENTRIES", 1)
-    in_blocks = jax.value_and_grad(lambda step: with_step(path, tokens, step).sum())(0.3)
+    in_blocks = eqx.filter_jit(jax.value_and_grad(lambda step: with_step(path, tokens, step).sum()))(0.3)
     np.testing.assert_allclose(in_blocks, (found, slope), rtol=1e-12)
 
 

@@ -140,8 +140,8 @@ def test_thinned_tangents_are_of_the_same_networks(V0, directions, key):
     ("sizes", "message"),
     [
         ({"width": 5}, "width: 3 tokens and their tangents need a width of at least 6, got 5"),
-        ({"depth": 0}, "depth: at least 1 is needed, got 0"),
-        ({"networks": 0}, "networks: at least 1 is needed, got 0"),
+        ({"depth": 0}, "depth: a whole number of at least 1 is needed, got 0"),
+        ({"networks": 0}, "networks: a whole number of at least 1 is needed, got 0"),
         ({"observe_every": 5}, "observe_every: must not exceed the depth 4, got 5"),
         ({"directions": np.eye(2)}, r"directions: shape \(3, 3\), that of V0, is needed, got \(2, 2\)"),
         ({"directions": -np.eye(3)}, "directions: not positive semi-definite"),
@@ -157,7 +157,7 @@ def test_tangents_that_cannot_be_are_refused(sizes, message, V0, directions, key
     ("sizes", "message"),
     [
         ({"width": 2}, "width: 3 tokens need a width of at least 3, got 2"),
-        ({"cotangents": 0}, "cotangents: at least 1 is needed, got 0"),
+        ({"cotangents": 0}, "cotangents: a whole number of at least 1 is needed, got 0"),
         ({"layers": []}, "layers: a list of whole numbers is needed"),
         ({"layers": [0.5]}, "layers: a list of whole numbers is needed"),
         ({"layers": [0, 5]}, r"layers: ascending numbers from 0 to the depth 4 are needed, got \[0, 5\]"),

@@ -105,9 +105,9 @@ def test_equal_tokens_are_allowed_and_stay_equal(key):
         ({"width": 5}, "width: 3 tokens need a width of at least 6, got 5; method='weights' allows less"),
         ({"width": 2, "method": "weights"}, "width: 3 tokens need a width of at least 3, got 2"),
         ({"method": "exact"}, "method: must be 'chain' or 'weights', got 'exact'"),
-        ({"depth": 0}, "depth: at least 1 is needed, got 0"),
-        ({"networks": 0}, "networks: at least 1 is needed, got 0"),
-        ({"observe_every": 0}, "observe_every: at least 1 is needed, got 0"),
+        ({"depth": 0}, "depth: a whole number of at least 1 is needed, got 0"),
+        ({"networks": 0}, "networks: a whole number of at least 1 is needed, got 0"),
+        ({"observe_every": 0}, "observe_every: a whole number of at least 1 is needed, got 0"),
         ({"observe_every": 7}, "observe_every: must not exceed the depth 6, got 7"),
     ],
 )

@@ -118,7 +118,7 @@ def test_what_is_wrong_with_models_of_equinox():
     for make, branches, options, message in (
         (Network, whole, {}, r"key: a function that draws networks needs one, as jax.random.key\(0\)"),
         (model, whole, {"networks": 2}, "networks: a module is one network, got 2: pass a function that draws them"),
-        (model, whole, {"networks": 0}, "networks: at least 1 is needed, got 0"),
+        (model, whole, {"networks": 0}, "networks: a whole number of at least 1 is needed, got 0"),
         (model, whole, {"width": 9}, "width: input: network 0, branch 0 .blocks.0.attention. has 8 features"),
         (model, lambda model: [], {}, "branches: no branch was given"),
         (model, lambda model: [model.blocks[0]], {}, "branches: .kind, module. or .kind, reader, writer. is needed"),

@@ -78,6 +78,15 @@ def test_prompts_are_flattened_as_observe_does(U, D):
     assert observed(U[0][:, None], D[0][:, None]).dataset().attrs == {"reads": "branch"}
 
 
+def test_a_branch_may_join_prompts_and_tokens(U, D):
+    prompts = [X[0].reshape(2, 2, TOKENS, WIDTH) for X in (U, D)]
+    wide = [np.concatenate([X, np.sin(2 * X)], -1) for X in prompts]
+    observer = si.BranchObserver()
+    observer.add(wide[0][0], wide[1][0], kind="attention")
+    observer.add(*(X[1].reshape(2 * TOKENS, -1) for X in wide), kind="mlp")
+    assert_branches(observer.dataset(), *(X.reshape(1, 2, 2 * TOKENS, 2 * WIDTH) for X in wide))
+
+
 @pytest.mark.parametrize("form", [np.asarray, lambda X: list(np.swapaxes(X, 0, 1)), jnp.asarray])
 def test_the_stream_is_read_by_differences(form, U, D):
     stream = np.cumsum(np.concatenate([U[:, :1], D], axis=1), axis=1)
@@ -161,7 +170,7 @@ def test_arrays_that_are_no_branches(name, U, D):
 
 def test_observers_that_are_refused(U, D):
     for make, message in (
-        (lambda: si.BranchObserver(0), "width: at least 1 is needed, got 0"),
+        (lambda: si.BranchObserver(0), "width: a whole number of at least 1 is needed, got 0"),
         (lambda: si.BranchObserver(reads="both"), "reads: one of branch, stream is needed, got 'both'"),
         (lambda: si.BranchObserver().dataset(), "branches: no branch was given"),
         (lambda: observed(U[0], D[0], width=9), r"width: input: network 0, .* has 8 features, got width 9"),

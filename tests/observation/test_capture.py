@@ -84,7 +84,7 @@ def test_what_is_wrong_in_a_network_is_said_with_its_number():
 
     with pytest.raises(si.InputError, match="layer 3, network 1: 24 entries are NaN"):
         si.observe.equinox(make, X0, layers=lambda model: model.blocks, networks=2, key=jr.key(0))
-    with pytest.raises(si.InputError, match="networks: at least 1 is needed, got 0"):
+    with pytest.raises(si.InputError, match="networks: a whole number of at least 1 is needed, got 0"):
         si.observe.equinox(Network, X0, layers=lambda model: model.blocks, networks=0, key=jr.key(0))
 
 

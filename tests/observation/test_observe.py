@@ -181,7 +181,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(X, what):
 
 
 def test_a_width_must_be_positive(X):
-    with pytest.raises(si.InputError, match="^width: at least 1 is needed, got 0"):
+    with pytest.raises(si.InputError, match="^width: a whole number of at least 1 is needed, got 0"):
         si.observe(X, width=0)
 
 

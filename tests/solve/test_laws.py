@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import references
 from budget import assert_distribution, assert_estimate, assert_mean, assert_variance, mean_and_error
-from conftest import LAYERS, random_covariance
-from references import packed
+from conftest import LAYERS, masked_layer_of, random_covariance
+from references import extrapolated, packed
 from scipy import stats
 
 import sdeinfer as si
@@ -21,7 +21,9 @@ from sdeinfer.solve._brownian import BrownianSteps
 from sdeinfer.solve._splitting import splitting_step
 
 
-def test_one_small_step_has_the_generators_mean_and_covariance(layer, key):
+@pytest.mark.parametrize("name", [*LAYERS, "causal stack", "causal prompts", "mask"])
+def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
+    layer = LAYERS[name]() if name in LAYERS else masked_layer_of(name, 3)
     V, limit, samples, h = random_covariance(3), layer.limit(), 20_000, 1e-2
     X = jnp.linalg.cholesky(V)
 
@@ -32,11 +34,13 @@ def test_one_small_step_has_the_generators_mean_and_covariance(layer, key):
     @jax.vmap
     def moments(G):
         """Samples of E dV/h and E dV dVᵀ/h, from the pair ±G, which cancels most of the noise, and from h and h/2."""
+        # In a loop, which compiles the step once.
+        signs, steps = np.array([1.0, -1.0, 1.0, -1.0]), h * np.array([0.5, 0.5, 1.0, 1.0])
+        changes = jax.lax.map(lambda at: increment(at[0] * G, at[1]), (signs, steps))
         found = []
-        for step in (h / 2, h):
-            there, back = increment(G, step), increment(-G, step)
+        for step, there, back in ((h / 2, *changes[:2]), (h, *changes[2:])):
             found.append(((there + back) / 2 / step, (jnp.outer(there, there) + jnp.outer(back, back)) / 2 / step))
-        return jax.tree.map(lambda half, whole: 2 * half - whole, *found)
+        return jax.tree.map(lambda half, whole: extrapolated(whole, half, 1), *found)
 
     drift, covariance = jax.jit(moments)(jr.normal(key, (samples, *limit.normals(3))))
     assert_mean(drift, packed(references.drift(layer, V)))
@@ -51,7 +55,8 @@ def richardson(layer, V0, time: float, step: float, statistic, key, paths: int =
         x = np.asarray(statistic(V))
         found.append((mean_and_error(x), mean_and_error((x - x.mean(axis=0)) ** 2 * paths / (paths - 1))))
     return [
-        ((4 * half[0] - whole[0]) / 3, np.hypot(4 * half[1], whole[1]) / 3) for whole, half in zip(*found, strict=True)
+        (extrapolated(whole[0], half[0]), np.hypot(4 * half[1], whole[1]) / 3)
+        for whole, half in zip(*found, strict=True)
     ]
 
 

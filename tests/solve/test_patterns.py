@@ -5,38 +5,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
-from budget import assert_mean, assert_same_distribution
-from conftest import masked_layer_of, random_covariance
-from references import packed
+from budget import assert_same_distribution
+from conftest import random_covariance
 
 import sdeinfer as si
-from sdeinfer.covariance import vech
-from sdeinfer.solve._splitting import splitting_step
-
-
-@pytest.mark.parametrize("name", ["causal stack", "causal prompts", "mask"])
-def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
-    layer = masked_layer_of(name, 3)
-    V, limit, samples, h = random_covariance(3), layer.limit(), 20_000, 1e-2
-    X = jnp.linalg.cholesky(V)
-
-    def increment(G, h):
-        Y, _ = splitting_step(limit, X, jnp.asarray(h), jnp.sqrt(h) * G, jnp.asarray(h) < 0, tangents=False)
-        return vech(Y @ Y.T - V)
-
-    @jax.vmap
-    def moments(G):
-        """Samples of E dV/h and E dV dVᵀ/h, from the pair ±G, which cancels most of the noise, and from h and h/2."""
-        found = []
-        for step in (h / 2, h):
-            there, back = increment(G, step), increment(-G, step)
-            found.append(((there + back) / 2 / step, (jnp.outer(there, there) + jnp.outer(back, back)) / 2 / step))
-        return jax.tree.map(lambda half, whole: 2 * half - whole, *found)
-
-    drift, covariance = jax.jit(moments)(jr.normal(key, (samples, *limit.normals(3))))
-    assert_mean(drift, packed(references.drift(layer, V)))
-    assert_mean(covariance, references.diffusion(layer, V))
 
 
 @pytest.mark.parametrize("start", ["full rank", "rank one", "equal", "opposite"])

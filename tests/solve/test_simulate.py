@@ -5,7 +5,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from conftest import LAYERS, random_covariance
-from references import assert_agrees
+from references import assert_agrees, extrapolated
 
 import sdeinfer as si
 from sdeinfer.solve import step_grid
@@ -111,7 +111,7 @@ def test_gradient_is_the_central_difference_on_common_random_numbers(start, key)
             )
             return (up - down) / (2 * h)
 
-        return (4 * central(step) - central(2 * step)) / 3
+        return extrapolated(central(2 * step), central(step))
 
     @jax.jit
     def forward(values_direction, V0_direction):
@@ -148,7 +148,7 @@ def test_parameters_that_are_traced_and_out_of_range_raise(V0, key):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"paths": 0}, "paths: at least 1 is needed, got 0"),
+        ({"paths": 0}, "paths: a whole number of at least 1 is needed, got 0"),
         ({"step": 0.0}, "step: must be positive and finite, got 0.0"),
         ({"step": -0.1}, "step: must be positive and finite, got -0.1"),
         ({"step": float("inf")}, "step: must be positive and finite, got inf"),

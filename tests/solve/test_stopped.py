@@ -267,5 +267,5 @@ def test_what_is_no_range_is_refused(within, got, key):
 def test_parameters_and_v0_are_checked_as_simulate_checks_them(key):
     with pytest.raises(si.InputError, match="V0: not positive semi-definite: smallest eigenvalue -1"):
         si.simulate_stopped(LAYERS["mlp"](), jnp.array([[1.0, 2.0], [2.0, 1.0]]), [0.1], paths=1, key=key)
-    with pytest.raises(si.InputError, match="paths: at least 1 is needed, got 0"):
+    with pytest.raises(si.InputError, match="paths: a whole number of at least 1 is needed, got 0"):
         si.simulate_stopped(LAYERS["mlp"](), jnp.eye(2), [0.1], paths=0, key=key)

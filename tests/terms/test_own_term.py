@@ -1,12 +1,14 @@
 """A term and a layer of a user's (`tanh_mlp`): the drift and its flow, paths, networks with weights, densities."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
 from budget import assert_estimate, mean_and_error
 from conftest import random_covariance
 from numpy.polynomial.hermite_e import hermegauss
+from references import extrapolated
 from scipy import stats
 from tanh_mlp import CubicDrift, TanhMLP
 
@@ -29,9 +31,7 @@ def test_the_drift_is_that_of_a_wide_layer():
     widths = 4000 * 2 ** np.arange(4)
     table = [drift(width) for width in widths]
     for power in range(1, len(table)):
-        table = [
-            (2**power * fine - coarse) / (2**power - 1) for coarse, fine in zip(table[:-1], table[1:], strict=True)
-        ]
+        table = [extrapolated(*pair, power) for pair in itertools.pairwise(table)]
     np.testing.assert_allclose(layer.limit().drift(V), table[0], rtol=1e-6)
 
 

@@ -1,0 +1,70 @@
+"""The command `audit`: exit codes, its files, and one line for unusable input."""
+
+import json
+import textwrap
+
+import pytest
+from typer.testing import CliRunner
+
+from sdeinfer.cli import app
+
+MODEL = """
+import equinox_transformer as of_tests
+
+architecture, inputs = of_tests.blocks(), of_tests.prompt()
+make, copied = of_tests.Transformer, of_tests.copied
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    return tmp_path / "model.py"
+
+
+def run(*flags):
+    return CliRunner().invoke(app, ["audit", *map(str, flags)])
+
+
+def test_a_correct_model_and_a_wrong_one(model, tmp_path):
+    # Weights of a linear layer are uniform; the MLP has no biases.
+    found = run(model, "--recipe", "lecun", "--out", tmp_path / "out")
+    assert found.exit_code == 1, found.output
+    assert "√3" not in found.output.splitlines()[0]
+    written = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert not written["passed"]
+    assert written["verdict"] in found.output
+    page = (tmp_path / "out" / "audit.html").read_text()
+    assert "Audit of Transformer" in page
+    assert "layers.2.mlp" in page
+    assert run(model).exit_code == 0
+    copied = run(f"{model}:copied")
+    assert copied.exit_code == 1
+    assert "have the same weights" in copied.output
+
+
+@pytest.mark.parametrize(
+    ("files", "model", "line"),
+    [
+        ({}, "model.py", "no such file"),
+        ({"model.py": "1 / 0"}, "model.py", "cannot be run (ZeroDivisionError"),
+        ({"model.py": "pass"}, "model.py:net", "no function 'net' that makes a model"),
+        ({}, "config.json", "no such configuration"),
+        ({"config.json": "{"}, "config.json", "is not JSON"),
+        ({"config.json": "{}"}, "config.json", "no `model_type` in it"),
+        ({"model.py": "def make(seed): return 3"}, "model.py", "model: a module of PyTorch, Flax"),
+    ],
+)
+def test_unusable_input(files, model, line, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(textwrap.dedent(text), encoding="utf-8")
+    found = run(tmp_path / model)
+    assert found.exit_code == 2
+    (message,) = found.output.strip().splitlines()
+    assert line in message
+
+
+def test_an_unknown_recipe(model):
+    found = run(model, "--recipe", "gpt3")
+    assert found.exit_code == 2
+    assert "recipe: " in found.output

@@ -1,0 +1,136 @@
+"""What increments tell of a temperature: the t law, and its scores by draws and by networks with weights."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from budget import assert_estimate, assert_within, mean_and_error
+from conftest import random_covariance
+from references import assert_agrees
+from scipy import interpolate, stats
+
+import sdeinfer as si
+from sdeinfer import blocks
+from sdeinfer.blocks import MLP, Block, SelfAttention
+from sdeinfer.blocks._coefficients import Reading, readings
+from sdeinfer.blocks._information import STEP, _by_t, _drawn_coefficients
+from sdeinfer.networks import tokens_with_covariance
+
+WIDTH, PARTS, FREEDOM = 32, 24, 8.0
+COUNT = 5
+"""Entries of three tokens' increments, less their scale."""
+V3 = np.asarray(random_covariance(3))
+PEAKED = Block(SelfAttention(heads=2, temperature=0.5, gain=1.5), strength=0.6)
+"""Two heads that attend to single tokens."""
+
+
+def data_of(block, *, networks: int):
+    """Increments of networks of one layer, which all read `V3`."""
+    data = si.sample_branches(block, V3, width=WIDTH, depth=1, networks=networks, key=jr.key(1))
+    return data, blocks.BlockOrder.of_data(block, data)
+
+
+@eqx.filter_jit
+def coefficients_of_networks(block, U, nodes, keys):
+    """Coefficients of increments of networks with weights, at three steps of log τ."""
+
+    def increment(key):
+        D = block.increment(U, key=key)
+        return D @ D.T / (WIDTH * block.strength**2)
+
+    D = jax.lax.map(increment, keys, batch_size=100)
+
+    def at(step):
+        moved = blocks.reshaped(block, step)
+        return jax.vmap(lambda D: blocks.law_of_increment(moved, jnp.asarray(V3), D, nodes, width=WIDTH).in_factor())(D)
+
+    return jax.lax.map(at, STEP * jnp.arange(-1.0, 2.0))
+
+
+def score_moments(coefficients, freedom: float) -> np.ndarray:
+    """Chi-square and its square, the score, its square and the information, as means over draws."""
+    c = np.asarray(coefficients)
+    chi_square = -2 * (c[1, :, 0] - c[1, :, 1] ** 2 / (4 * c[1, :, 2]))
+    below, here, above = _by_t(c, COUNT, freedom)
+    score = (above - below) / (2 * STEP)
+    each = [chi_square, chi_square**2, score, score**2, (2 * here - above - below) / STEP**2]
+    return np.mean(each, axis=1)
+
+
+def test_draws_have_the_scores_of_networks_with_weights(key):
+    """Means over several sets of nodes, which draws and networks have of their own."""
+    U = tokens_with_covariance(jnp.asarray(V3), width=WIDTH, key=key)
+    each = [Reading(0, number, PEAKED, WIDTH, np.asarray(V3)) for number in range(PARTS)]
+    drawn = [score_moments(_drawn_coefficients([here], 0.0, 0), FREEDOM) for here in each]
+    networks = [
+        score_moments(coefficients_of_networks(PEAKED, U, here.nodes(seed=5), own), FREEDOM)
+        for here, own in zip(each, jr.split(key, (PARTS, 250)), strict=True)
+    ]
+    (one, of_one), (other, of_other) = mean_and_error(drawn), mean_and_error(networks)
+    assert_estimate(one, other, np.hypot(of_one, of_other))
+    # By the normal law the scatter of the score is several times the information.
+    by_normal = np.mean([score_moments(_drawn_coefficients([here], 0.0, 0), np.inf) for here in each[:4]], axis=0)
+    assert by_normal[3] > 2 * by_normal[4]
+
+
+def test_a_block_has_the_information_of_the_scatter_of_its_scores():
+    """The adjusted density is the t law's, moved and multiplied."""
+    data, order = data_of(PEAKED, networks=6)
+    table = blocks.branch_coefficients(data, order)
+    mode = int(blocks.scale_free(table).sum((0, 1)).argmax())
+    each = list(readings(data, order))
+    drawn = _drawn_coefficients(each, float(blocks.LOG_FACTORS[mode]), 0)
+    chi, chi_squared, *_ = score_moments(drawn, np.inf)
+    freedom = 4 + 2 / (chi_squared / chi**2 * COUNT / (COUNT + 2) - 1)
+    _, _, bias, square, information = score_moments(drawn, freedom)
+    least = 0.1 / len(each)
+    share, move = (information + least) / (square - bias**2 + least), bias / (information + least)
+    assert abs(share - 1) > 0.1
+    found = blocks.scale_free(blocks.adjusted_coefficients(table, data, order))[:, 0]
+    by_t = interpolate.CubicSpline(blocks.LOG_FACTORS, _by_t(table[:, 0], COUNT, freedom), axis=1)
+    near = np.abs(blocks.LOG_FACTORS) < 1.5
+    expected = share * by_t(blocks.LOG_FACTORS[near] + move)
+    gap = found[:, near] - expected
+    # A constant, and the error of the spline.
+    np.testing.assert_allclose(gap - gap[:, :1], 0.0, atol=0.02)
+
+
+def test_the_scale_free_density_is_that_of_a_t_law():
+    """Of the standardised entries without the direction of the scale."""
+    rng, freedom = np.random.default_rng(0), 7.0
+    nodes = blocks.nodes_of(PEAKED, 3, WIDTH, log2=6)
+    G = np.linalg.cholesky(V3) @ rng.standard_normal((2, 3, WIDTH))
+    found, expected = [], []
+    for D in G @ np.swapaxes(G, 1, 2) / WIDTH:
+        law = blocks.law_of_increment(PEAKED, jnp.asarray(V3), jnp.asarray(D), nodes, width=WIDTH)
+        residual, along = np.asarray(law.standardised(0.0)), np.asarray(law.standardised(0.0) - law.standardised(1.0))
+        basis = np.linalg.svd(along[None])[2][1:]
+        t = stats.multivariate_t(np.zeros(COUNT), (freedom - 2) / freedom * np.eye(COUNT), df=freedom)
+        normal = stats.multivariate_normal(np.zeros(COUNT))
+        c = np.asarray(law.in_factor())[None]
+        found.append(_by_t(c, COUNT, freedom)[0] - blocks.scale_free(c)[0])
+        expected.append(t.logpdf(basis @ residual) - normal.logpdf(basis @ residual))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_the_scale_free_density_does_not_depend_on_the_scale():
+    data, order = data_of(Block(MLP(gated=True), strength=0.5), networks=1)
+    table, factor = blocks.branch_coefficients(data, order, log2=6), 5.3
+    scaled = blocks.branch_coefficients(data.assign(increment=factor * data["increment"]), order, log2=6)
+    # A volume of symmetric matrices of 3 × 3 scales with the sixth power.
+    assert_agrees(blocks.scale_free(scaled), blocks.scale_free(table) - 6 * np.log(factor))
+    np.testing.assert_array_equal(blocks.adjusted_coefficients(table, data, order), table)
+
+
+def test_errors_of_nodes_are_independent():
+    """Of equal increments, so that they do not add up over layers."""
+    data, order = data_of(PEAKED, networks=40)
+    for name in ("input", "increment"):
+        data[name].values[:] = data[name].values[:1]
+    gain = np.diff(blocks.scale_free(blocks.branch_coefficients(data, order, log2=5))[..., 12:21:4])
+    z = (gain - gain.mean(0)) / gain.std(0, ddof=1)
+    assert np.unique(gain).size == gain.size
+    # Neighbours are as far apart as any two.
+    of_neighbours = np.square(np.diff(z, axis=0)) / 2
+    assert_within((of_neighbours.mean(0) - 1) * np.sqrt(len(gain)) / 2)

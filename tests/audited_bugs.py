@@ -47,7 +47,7 @@ class Bug:
     inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-ROOT_MISSING = "the factor 1/√(2L) of the {} matrix is missing"
+ROOT_MISSING = "the factor 1/√(2L) of the attention and mlp output matrix is missing"
 LECUN, KAIMING = RECIPES.lecun(), RECIPES.kaiming("linear")
 ENCODER, OF_JAX = {"inputs": of_torch.X}, {"inputs": of_jax.TOKENS, "architecture": of_jax.BLOCKS}
 BUGS = {
@@ -59,7 +59,7 @@ BUGS = {
             "huggingface/transformers/issues/47458",
             of_torch.scaling_never_applied,
             RECIPES.gpt2(),
-            ROOT_MISSING.format("attention output"),
+            ROOT_MISSING,
         ),
         Bug(
             "Llama",
@@ -67,7 +67,7 @@ BUGS = {
             "",
             of_torch.scaling_of_queries,
             RECIPES.gpt2(),
-            ROOT_MISSING.format("mlp output"),
+            ROOT_MISSING,
         ),
         Bug(
             "Llama",
@@ -75,7 +75,7 @@ BUGS = {
             "karpathy/llama2.c/issues/579",
             of_torch.scaling_of_up,
             RECIPES.gpt2(),
-            ROOT_MISSING.format("mlp output"),
+            ROOT_MISSING,
         ),
         Bug(
             "GPT-2",

@@ -10,23 +10,18 @@ this package; nothing is downloaded.
 import argparse
 import dataclasses
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import audited_jax as of_jax
+import audited_torch as of_torch
 import torch  # pyright: ignore[reportMissingImports]
-import transformers as hf  # pyright: ignore[reportMissingImports]
-from torch import nn  # pyright: ignore[reportMissingImports]
 
 import sdeinfer as si
 from sdeinfer.auditing import Recipe
 
-WIDTH, LAYERS, HEADS, SD = 256, 6, 4, 0.02
-RECIPES, INIT, GITHUB = si.audit.recipes, nn.init, "https://github.com/"
-SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 1024}
-X = torch.randn(1, 4, WIDTH, generator=torch.Generator().manual_seed(1))
+RECIPES, GITHUB = si.audit.recipes, "https://github.com/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,153 +47,9 @@ class Bug:
     inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def gpt2():
-    model = hf.GPT2Model(hf.GPT2Config(vocab_size=99, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS))
-    return drawn(model, lambda name, W: INIT.normal_(W, std=SD))
-
-
-def llama(groups=HEADS):
-    config = hf.LlamaConfig(**SIZES, num_key_value_heads=groups, vocab_size=99, pad_token_id=None)
-    return drawn(hf.LlamaModel(config), lambda name, W: INIT.normal_(W, std=SD))
-
-
-def vit():
-    return hf.ViTModel(hf.ViTConfig(**SIZES, image_size=8, patch_size=4), add_pooling_layer=False)
-
-
-def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True), LAYERS)
-
-
-def drawn(model, draw):
-    """The model with the matrices of its layers drawn anew."""
-    for name, W in model.named_parameters():
-        if W.ndim == 2 and any(part.isdigit() for part in name.split(".")):
-            draw(name, W)
-    return model
-
-
-def scaling_never_applied(seed, fixed):
-    del seed
-    model = gpt2()
-    for name, W in model.named_parameters():
-        if name.endswith("c_proj.weight") if fixed else name == "c_proj.weight":
-            INIT.normal_(W, std=SD / math.sqrt(2 * LAYERS))
-    return model
-
-
-def scaling_of_queries(seed, fixed):
-    del seed
-    model = llama()
-    for name, W in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight") if fixed else ("q_proj.weight", "k_proj.weight")):
-            INIT.normal_(W, std=SD / math.sqrt(2 * LAYERS))
-    return model
-
-
-def scaling_of_up(seed, fixed):
-    del seed
-    model = llama()
-    for name, W in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight" if fixed else "up_proj.weight")):
-            INIT.normal_(W, std=SD / math.sqrt(2 * LAYERS))
-    return model
-
-
-def transposed(seed, fixed):
-    del seed  # Conv1D keeps (fan_in, fan_out)
-    return drawn(
-        gpt2(), lambda name, W: INIT.kaiming_normal_(W.T if fixed else W, mode="fan_in", nonlinearity="linear")
-    )
-
-
-def divided_by_width(seed, fixed):
-    del seed
-    ratio = WIDTH / 64
-    return drawn(gpt2(), lambda name, W: INIT.normal_(W, std=SD / (math.sqrt(ratio) if fixed else ratio)))
-
-
-def never_initialised(seed, fixed):
-    del seed
-    model = llama(groups=2)
-    wrapped = "_checkpoint_wrapped_module."  # activation checkpointing adds it to names of parameters
-    for layer in model.layers:
-        for linear in (each for each in layer.modules() if isinstance(each, nn.Linear)):
-            linear.reset_parameters()
-
-    def draw(name, W):
-        path = name.replace("self_attn.", f"self_attn.{wrapped}").replace("mlp.", f"mlp.{wrapped}")
-        path = path.replace(wrapped, "") if fixed else path
-        if path.split(".")[2:][0] in ("self_attn", "mlp") and path.split(".")[3].endswith("_proj"):
-            INIT.normal_(W, std=SD)
-
-    return drawn(model, draw)
-
-
-def empty(seed, fixed):
-    del seed
-    with torch.device("meta"):
-        model = vit()
-    model.to_empty(device="cpu")
-    for each in model.parameters():
-        INIT.zeros_(each)  # what fresh memory often is
-    for name, each in model.named_parameters():
-        if fixed or "embeddings" in name:
-            INIT.normal_(each, std=SD)
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.reset_parameters()
-        elif fixed and isinstance(module, nn.Linear):
-            INIT.zeros_(module.bias)
-    return model
-
-
-def third_of_variance(seed, fixed):
-    del seed
-
-    def draw(name, W):
-        bound = math.sqrt((3 if fixed else 1) / W.shape[1])
-        INIT.uniform_(W, -bound, bound)
-
-    return drawn(vit(), draw)
-
-
-def copied_layers(seed, fixed):
-    del seed
-    model = encoder()
-    for layer in model.layers if fixed else ():
-        layer.self_attn._reset_parameters()
-        for linear in (layer.self_attn.out_proj, layer.linear1, layer.linear2):
-            linear.reset_parameters()
-        layer.self_attn.out_proj.bias.data.zero_()
-    return model
-
-
-def shared_mlp(seed, fixed):
-    del seed
-    model = llama()
-    for layer in () if fixed else model.layers[1:]:
-        layer.mlp = model.layers[0].mlp
-    return model
-
-
-def fused(seed, fixed):
-    del seed
-
-    def draw(name, W):
-        for part in W.chunk(3) if fixed and name.endswith("in_proj_weight") else (W,):
-            INIT.xavier_uniform_(part)
-
-    model = drawn(encoder(), draw)
-    for name, each in model.named_parameters():
-        if "bias" in name:
-            INIT.zeros_(each)
-    return model
-
-
 ROOT_MISSING = "the factor 1/√(2L) of the {} matrix is missing"
 LECUN, KAIMING = RECIPES.lecun(), RECIPES.kaiming("linear")
-ENCODER, OF_JAX = {"inputs": X}, {"inputs": of_jax.TOKENS, "architecture": of_jax.BLOCKS}
+ENCODER, OF_JAX = {"inputs": of_torch.X}, {"inputs": of_jax.TOKENS, "architecture": of_jax.BLOCKS}
 BUGS = {
     bug.make.__name__: bug
     for bug in (
@@ -206,7 +57,7 @@ BUGS = {
             "GPT-2",
             "the residual scale 1/√(2L) is never applied: names of parameters do not match",
             "huggingface/transformers/issues/47458",
-            scaling_never_applied,
+            of_torch.scaling_never_applied,
             RECIPES.gpt2(),
             ROOT_MISSING.format("attention output"),
         ),
@@ -214,7 +65,7 @@ BUGS = {
             "Llama",
             "1/√(2L) on queries and keys in place of the last matrices",
             "",
-            scaling_of_queries,
+            of_torch.scaling_of_queries,
             RECIPES.gpt2(),
             ROOT_MISSING.format("mlp output"),
         ),
@@ -222,7 +73,7 @@ BUGS = {
             "Llama",
             "1/√(2L) on the up projection in place of the down projection",
             "karpathy/llama2.c/issues/579",
-            scaling_of_up,
+            of_torch.scaling_of_up,
             RECIPES.gpt2(),
             ROOT_MISSING.format("mlp output"),
         ),
@@ -230,7 +81,7 @@ BUGS = {
             "GPT-2",
             "Kaiming's fan_in of Conv1D's transposed weights",
             "pytorch/pytorch/pull/130122",
-            transposed,
+            of_torch.transposed,
             KAIMING,
             "one matrix, whose fan_in and fan_out are exchanged",
         ),
@@ -247,8 +98,8 @@ BUGS = {
             "GPT-2",
             "μP divides the standard deviation by the ratio of widths, not by its root",
             "EleutherAI/gpt-neox/pull/1087",
-            divided_by_width,
-            RECIPES.mup(base_width=64, base_head_size=WIDTH // HEADS),
+            of_torch.divided_by_width,
+            RECIPES.mup(base_width=64, base_head_size=of_torch.WIDTH // of_torch.HEADS),
             "is there twice, or squared",
         ),
         Bug(
@@ -264,7 +115,7 @@ BUGS = {
             "Llama",
             "names of wrapped modules match no rule: nn.Linear's default is kept",
             "Modalities/modalities/pull/460",
-            never_initialised,
+            of_torch.never_initialised,
             RECIPES.normal(),
             "the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised",
         ),
@@ -272,7 +123,7 @@ BUGS = {
             "ViT",
             "weights of the meta device are never initialised, and zero",
             "NVIDIA-BioNeMo/bionemo-recipes/pull/1368",
-            empty,
+            of_torch.empty,
             RECIPES.normal(),
             "its weights are zero, as if never initialised",
         ),
@@ -280,7 +131,7 @@ BUGS = {
             "ViT",
             "uniform within ±1/√fan_in has a third of the variance 1/fan_in",
             "pytorch/pytorch/issues/5168",
-            third_of_variance,
+            of_torch.third_of_variance,
             LECUN,
             "the default 1/√(3 fan_in) of torch.nn.Linear",
         ),
@@ -288,7 +139,7 @@ BUGS = {
             "TransformerEncoder",
             "layers are copies of one layer",
             "pytorch/pytorch/issues/86274",
-            copied_layers,
+            of_torch.copied_layers,
             RECIPES.pytorch(),
             "have the same weights",
             ENCODER,
@@ -297,7 +148,7 @@ BUGS = {
             "Llama",
             "all layers share one MLP",
             "habla-liaa/encodecmae/issues/3",
-            shared_mlp,
+            of_torch.shared_mlp,
             RECIPES.normal(),
             "have the same weights",
         ),
@@ -305,7 +156,7 @@ BUGS = {
             "TransformerEncoder",
             "Xavier of queries, keys and values as one matrix",
             "pytorch/pytorch/issues/166378",
-            fused,
+            of_torch.fused,
             RECIPES.xavier(),
             "queries, keys and values are initialised as one matrix",
             ENCODER,

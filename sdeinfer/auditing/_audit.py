@@ -11,7 +11,7 @@ from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.auditing._describe import describe, drawn
 from sdeinfer.auditing._inputs import TOKENS, check_inputs, default_inputs
-from sdeinfer.auditing._judge import judge
+from sdeinfer.auditing._judge import judge, log_densities
 from sdeinfer.auditing._lookup import recipe_of
 from sdeinfer.auditing._observe import Seen, observed
 from sdeinfer.auditing._recipe import Recipe, declared
@@ -79,7 +79,7 @@ def audit(
         # Without a recipe the first matrices are assumed to be as configured.
         layers = -(-seen.data.sizes["branch"] // len(blocks.layers))
         blocks = declared(blocks, rule or recipe_of("normal", sd=sd), width=int(seen.data["width"][0]), layers=layers)
-    return judge(seen, blocks, rule, name=name, sd=sd)
+    return judge(seen, blocks, log_densities(seen.data, blocks), rule, name=name, sd=sd)
 
 
 def with_pattern(architecture: AbstractLayer, pattern: Pattern) -> Stack:

@@ -37,22 +37,41 @@ class _OfBlock:
     likelihood: Likelihood
 
 
-def judge(seen: Seen, architecture: Stack, recipe: Recipe | None, *, name: str, sd: float | None = None) -> Audit:
+def log_densities(data: xr.Dataset, architecture: Stack) -> Float[np.ndarray, "networks branches grid 4"]:
+    """All that a judgement needs of the law of the blocks; see `blocks.adjusted_coefficients`.
+
+    Arguments:
+        data: a Dataset of branches.
+        architecture: the declared blocks of one layer.
+
+    Raises:
+        InputError: for branches of other kinds or patterns than those of the blocks, see `BlockOrder.of_data`.
+    """
+    order = BlockOrder.of_data(architecture, data)
+    return adjusted_coefficients(branch_coefficients(data, order), data, order)
+
+
+def judge(
+    seen: Seen,
+    architecture: Stack,
+    coefficients: Float[np.ndarray, "networks branches grid 4"],
+    recipe: Recipe | None,
+    *,
+    name: str,
+    sd: float | None = None,
+) -> Audit:
     """Compare observed branches with blocks.
 
     Arguments:
         seen: what was observed.
         architecture: the declared blocks of one layer.
+        coefficients: the `log_densities` of what was observed.
         recipe: what declares their strengths, which are not judged if it is None.
         name: what was observed, in sentences.
         sd: standard deviation of weights in the model's configuration, or None.
-
-    Raises:
-        InputError: for branches of other kinds or patterns than those of the blocks, see `BlockOrder.of_data`.
     """
     data = seen.data
     order = BlockOrder.of_data(architecture, data)
-    coefficients = adjusted_coefficients(branch_coefficients(data, order), data, order)
     at_declared = coefficients[:, :, coefficients.shape[2] // 2]
     found = _estimates(order, coefficients, at_declared)
     tests = BranchTests(

@@ -16,7 +16,7 @@ from calibration.branches import drawn_layer
 
 import sdeinfer as si
 from sdeinfer.auditing._inputs import MOST_TOKENS
-from sdeinfer.auditing._judge import judge
+from sdeinfer.auditing._judge import judge, log_densities
 from sdeinfer.auditing._observe import Seen
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.blocks import SelfAttention
@@ -62,17 +62,32 @@ def changed(data: xr.Dataset, factors: np.ndarray) -> xr.Dataset:
     return data.assign(increment=data["increment"] * a**2, cross=data["cross"] * a, between=data["between"] * a * other)
 
 
-def passed(data: xr.Dataset, layer: si.Stack) -> tuple[bool, str]:
-    """Whether an audit passes, and its verdict."""
-    found = judge(Seen(data), layer, AS_DECLARED, name="network")
+def passed(data: xr.Dataset, layer: si.Stack, coefficients: np.ndarray, factors: Any = 1.0) -> tuple[bool, str]:
+    """Whether an audit passes, and its verdict, with the increments of each branch multiplied by a factor."""
+    factors = np.broadcast_to(factors, data.sizes["branch"])
+    found = judge(Seen(changed(data, factors)), layer, moved(coefficients, factors), AS_DECLARED, name="network")
     return found.passed, found.verdict[:160]
+
+
+def moved(coefficients: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """The coefficients of increments that are multiplied by factors a: the polynomials at log g² − log a².
+
+    What does not depend on g moves by a constant, which is left out.
+    """
+    c, log_factor = coefficients, 2 * np.log(factors)[:, None]
+    constant, linear = (
+        c[..., 0] - c[..., 1] * log_factor + c[..., 2] * log_factor**2,
+        c[..., 1] - 2 * c[..., 2] * log_factor,
+    )
+    return np.stack([constant, linear, c[..., 2], c[..., 3]], axis=-1)
 
 
 def audits_of(seed: int) -> dict[str, Any]:
     """Verdicts on one network: as it is, with a factor in one kind of branch, and with one in one of 12 layers."""
     try:
         layer, data = drawn_data(seed)
-        own, verdict = passed(data, layer)
+        coefficients = log_densities(data, layer)
+        own, verdict = passed(data, layer, coefficients)
     except si.InputError as error:  # tokens of deep Post-LN networks become parallel
         return {"seed": seed, "refused": str(error)}
     branches, rng = data.sizes["branch"], np.random.default_rng([92, seed])
@@ -80,12 +95,13 @@ def audits_of(seed: int) -> dict[str, Any]:
     of_kind = np.where(np.arange(branches) % 2 == kind, IN_KIND, 1.0)
     sizes = {"width": int(data["width"][0]), "depth": branches // 2, "tokens": data.sizes["token_a"]}
     found = {"seed": seed, **sizes, "kind": kind, "passed": own, "verdict": verdict}
-    found["passed_kind"] = passed(changed(data, of_kind), layer)[0]
+    found["passed_kind"] = passed(data, layer, coefficients, of_kind)[0]
     if branches >= 2 * LAYERS:
         first = data.isel(branch=slice(2 * LAYERS), other_branch=slice(2 * LAYERS))
+        of_first = coefficients[:, : 2 * LAYERS]
         where = 2 * int(rng.integers(LAYERS)) + kind
         found["passed_layer"] = [
-            passed(changed(first, np.where(np.arange(2 * LAYERS) == where, factor, 1.0)), layer)[0]
+            passed(first, layer, of_first, np.where(np.arange(2 * LAYERS) == where, factor, 1.0))[0]
             for factor in IN_LAYER
         ]
     jax.clear_caches()

@@ -4,9 +4,11 @@ import collections
 
 import numpy as np
 import pytest
-from calibration.audits import IN_LAYER, audits_of, changed, drawn_data, found_factor, passed
+from calibration.audits import IN_LAYER, audits_of, changed, drawn_data, found_factor, moved, passed
 from calibration.runs import run_all
 from scipy import stats
+
+from sdeinfer.auditing._judge import log_densities
 
 NETWORKS, MORE = 200, 40
 """Number of networks, and of those beside them for networks that are refused."""
@@ -38,10 +40,14 @@ def test_audits_of_random_blocks(kept_results, first_seed):
 
 def test_audits_of_one_network():
     layer, data = drawn_data(38)
-    assert passed(data, layer)[0]
+    coefficients = log_densities(data, layer)
+    assert passed(data, layer, coefficients)[0]
     branches = np.arange(data.sizes["branch"])
-    assert not passed(changed(data, np.where(branches % 2, 1.2, 1.0)), layer)[0]
-    assert not passed(changed(data, np.where(branches == 2, 3.0, 1.0)), layer)[0]
+    in_kind = np.where(branches % 2, 1.2, 1.0)
+    assert not passed(data, layer, coefficients, in_kind)[0]
+    assert not passed(data, layer, coefficients, np.where(branches == 2, 3.0, 1.0))[0]
+    of_changed = log_densities(changed(data, in_kind), layer)
+    np.testing.assert_allclose(moved(coefficients, in_kind)[..., :3], of_changed[..., :3], rtol=1e-6, atol=1e-6)
 
 
 def test_the_factor_that_is_found():

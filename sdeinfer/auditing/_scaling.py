@@ -68,7 +68,7 @@ class Scaling:
         rows = self.exponents if self.passed else self.wrong
         parts = []
         for (quantity, over), row in rows.iterrows():
-            declared = "" if math.isnan(row["declared"]) else f" (declared {row['declared']:.2f})"
+            declared = "" if math.isnan(row["declared"]) else f" (declared {row['declared']:z.2f})"
             parts.append(f"{quantity} ∝ {over}^{row['exponent']:.3f} ± {row['sd']:.3f}{declared}")
         return f"{'passed' if self.passed else 'failed'}: {', '.join(parts)}"
 

@@ -1,4 +1,7 @@
-"""A figure of a notebook with the lines that drew it: ``.. notebook-figure:: 0_quickstart plot_posterior``."""
+"""A figure of a notebook with the lines that drew it: ``.. notebook-figure:: 0_quickstart plot_posterior``.
+
+The package of a function that is not in ``sdeinfer.plots`` follows: ``12_audit plot_audit sdeinfer.auditing``.
+"""
 
 import base64
 from pathlib import Path
@@ -15,10 +18,11 @@ class NotebookFigure(SphinxDirective):
     """The stored image of the first cell that calls a function, its source, and a link to the notebook."""
 
     required_arguments = 2
+    optional_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         """Write the image beside the copied notebooks."""
-        name, function = self.arguments
+        name, function, package = (*self.arguments, "sdeinfer.plots")[:3]
         source = Path(self.env.srcdir)
         stored = source / "notebooks" / f"{name}.ipynb"
         if not stored.exists():
@@ -37,7 +41,7 @@ class NotebookFigure(SphinxDirective):
         code = nodes.literal_block(cell.source, cell.source, language="python")
         image = nodes.image(uri=f"/{FOLDER}/{path.name}", alt=f"{function} in the notebook {name}")
         nested = self.parse_text_to_nodes(
-            f"{{py:func}}`sdeinfer.plots.{function}`, in the notebook {{doc}}`notebooks/{name}`."
+            f"{{py:func}}`{package}.{function}`, in the notebook {{doc}}`notebooks/{name}`."
         )
         return [*nested, image, code]
 

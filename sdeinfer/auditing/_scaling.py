@@ -68,7 +68,7 @@ class Scaling:
         rows = self.exponents if self.passed else self.wrong
         parts = []
         for row in rows.reset_index().to_dict("records"):
-            declared = "" if math.isnan(row["declared"]) else f" (declared {row['declared']:.2f})"
+            declared = "" if math.isnan(row["declared"]) else f" (declared {row['declared']:z.2f})"
             of_size = f"{row['over']}^{row['exponent']:.3f} ± {row['sd']:.3f}"
             parts.append(f"{row['quantity']} ∝ {of_size}{declared}")
         return f"{'passed' if self.passed else 'failed'}: {', '.join(parts)}"

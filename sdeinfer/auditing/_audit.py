@@ -48,7 +48,7 @@ def audit(
         recipe: what is declared: a name of `audit.recipes.RECIPES`, a `Recipe`, or the standard deviation for each role
             of matrix; None to say only what is.
         branches: where the branches are, if their names are not well-known: for each kind a glob of module names, or a
-            pair of them for what reads and what adds, as {"attention": "h.*.attn", "mlp": ("h.*.fc1", "h.*.fc2")}.
+            pair of them for what reads and what adds: `{"attention": "h.*.attn", "mlp": ("h.*.fc1", "h.*.fc2")}`.
         architecture: the blocks of one layer; None for those of the model's configuration.
         networks: number of networks, if `model` is a function.
         tokens: number of tokens of each causal prompt that are observed, the first ones.

@@ -116,7 +116,10 @@ def test_prompts_and_tokens_are_taken_from_covariances(X):
     assert left_out.attrs == {"incomplete": 1.0, "tokens": 3}
     with pytest.raises(si.InputError, match="tokens: attention attends to tokens that were left out"):
         si.prepare(si.models.full_path, left_out, architecture="attention")
-    for options, message in (({"prompts": [3]}, "prompts: some of 0 to 2 are needed"), ({"tokens": 0}, "tokens: at")):
+    for options, message in (
+        ({"prompts": [3]}, "prompts: some of 0 to 2 are needed"),
+        ({"tokens": 0}, "tokens: a whole"),
+    ):
         with pytest.raises(si.InputError, match=message):
             si.take(data, **options)
 

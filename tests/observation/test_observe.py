@@ -118,7 +118,7 @@ def test_prompts_and_tokens_are_taken_from_covariances(X):
         si.prepare(si.models.full_path, left_out, architecture="attention")
     for options, message in (
         ({"prompts": [3]}, "prompts: some of 0 to 2 are needed"),
-        ({"tokens": 0}, "tokens: a whole"),
+        ({"tokens": 0}, "tokens: a "),
     ):
         with pytest.raises(si.InputError, match=message):
             si.take(data, **options)

@@ -49,18 +49,17 @@ def scaling_never_applied(seed, fixed):
 
 def scaling_of_queries(seed, fixed):
     del seed
-    model = llama()
-    for name, W in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight") if fixed else ("q_proj.weight", "k_proj.weight")):
-            INIT.normal_(W, std=SD / math.sqrt(2 * LAYERS))
-    return model
+    return scaled_down(llama(), ("o_proj.weight", "down_proj.weight") if fixed else ("q_proj.weight", "k_proj.weight"))
 
 
 def scaling_of_up(seed, fixed):
     del seed
-    model = llama()
+    return scaled_down(llama(), ("o_proj.weight", "down_proj.weight" if fixed else "up_proj.weight"))
+
+
+def scaled_down(model, names):
     for name, W in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight" if fixed else "up_proj.weight")):
+        if name.endswith(names):
             INIT.normal_(W, std=SD / math.sqrt(2 * LAYERS))
     return model
 

@@ -16,7 +16,7 @@ from sdeinfer.auditing._lookup import recipe_of
 from sdeinfer.auditing._observe import Seen, observed
 from sdeinfer.auditing._recipe import Recipe, declared
 from sdeinfer.auditing._result import Audit
-from sdeinfer.blocks import Block, SelfAttention
+from sdeinfer.blocks import Block, BlockOrder, SelfAttention
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers import AbstractLayer, Stack
 from sdeinfer.observation import validate_branches
@@ -77,7 +77,7 @@ def audit(
     rule = None if recipe is None else recipe_of(recipe, sd=sd)
     if rule is not None or sd is not None:
         # Without a recipe the first matrices are assumed to be as configured.
-        layers = -(-seen.data.sizes["branch"] // len(blocks.layers))
+        layers = BlockOrder.of_data(blocks, seen.data).layers
         blocks = declared(blocks, rule or recipe_of("normal", sd=sd), width=int(seen.data["width"][0]), layers=layers)
     return judge(seen, blocks, log_densities(seen.data, blocks), rule, name=name, sd=sd)
 

@@ -1,6 +1,5 @@
 """Describe a model before it runs: its library, residual branches, and the structure of its blocks."""
 
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from sdeinfer.auditing._structure import of_configuration, of_encoder_layer, unk
 from sdeinfer.blocks import BlockOrder, SelfAttention
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers import AbstractLayer, Stack
+from sdeinfer.observation import torch_network
 
 QUERY_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 """Names of norms inside of attention."""
@@ -93,16 +93,10 @@ def configuration_of(network: Any) -> Any:
 def _libraries() -> Iterator[tuple[Library, type, Callable[[Callable], Any]]]:
     """Each imported library, as no other can have made a module: its class of modules, and how it calls a function."""
     if torch := sys.modules.get("torch"):
-        yield "torch", torch.nn.Module, functools.partial(_seeded, torch)
+        yield "torch", torch.nn.Module, lambda make: torch_network(torch, make, 0, 0)
     if nnx := sys.modules.get("flax.nnx"):
         yield "flax", nnx.Module, lambda make: make(nnx.Rngs(0))
     yield "equinox", eqx.Module, lambda make: make(jr.key(0))
-
-
-def _seeded(torch: Any, make: Callable) -> Any:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return make(0)
 
 
 def _require_floats(network: Any, library: Library) -> None:

@@ -1,4 +1,4 @@
-"""What an audit knows of a model before it runs it."""
+"""A model as an audit knows it before it runs."""
 
 import dataclasses
 from collections.abc import Callable

@@ -91,14 +91,18 @@ class Likelihood:
 
     def at(self, log_shape: float) -> tuple[float, float, float]:
         """At a shape: the likeliest log strength, its standard deviation, and how far below the largest this is."""
-        c = BarycentricInterpolator(LOG_FACTORS, self.coefficients)([log_shape])
+        c = self._interpolator([log_shape])
         log_strength = float(-c[0, 1] / c[0, 2] / 4) - math.log(self.declared)
         return log_strength, math.sqrt(-1 / (8 * c[0, 2])), self._largest - float(_profile(c)[0])
 
     @functools.cached_property
     def _largest(self) -> float:
         fine = np.linspace(LOG_FACTORS[0], LOG_FACTORS[-1], FINE)
-        return float(_profile(BarycentricInterpolator(LOG_FACTORS, self.coefficients)(fine)).max())
+        return float(_profile(self._interpolator(fine)).max())
+
+    @functools.cached_property
+    def _interpolator(self) -> BarycentricInterpolator:
+        return BarycentricInterpolator(LOG_FACTORS, self.coefficients)
 
 
 def _profile(c: Float[np.ndarray, "points 4"]) -> Float[np.ndarray, " points"]:

@@ -1,4 +1,4 @@
-"""What increments tell of an initialisation, in words, without a recipe."""
+"""An initialisation in words, from its increments, without a recipe."""
 
 import dataclasses
 import itertools

@@ -85,7 +85,7 @@ def judge(
     verdicts = tests.verdicts()
     if recipe is not None:
         verdicts += [_of_strength(each.strength, recipe, len(found)) for each in found]
-    sizes = {"width": int(data["width"].values[0]), "layers": -(-len(order.part) // len(order.blocks))}
+    sizes = {"width": int(data["width"].values[0]), "layers": order.layers}
     return Audit(
         name=name,
         recipe=recipe,
@@ -178,7 +178,7 @@ def _copies(data: xr.Dataset, order: BlockOrder, verdicts: list[Verdict]) -> dic
 
 
 def _words(found: list[_OfBlock], branches: pd.DataFrame, sizes: dict[str, int], sd: float | None) -> str:
-    """What the last matrices are, in words."""
+    """The standard deviations of the last matrices, in words."""
     kinds = []
     for each in found:
         block = each.strength.name.rpartition(".")[0]

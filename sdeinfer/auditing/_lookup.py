@@ -11,7 +11,7 @@ from sdeinfer.auditing._recipe import Matrix, Recipe, Role
 from sdeinfer.auditing._recipes import RECIPES
 
 EXAMPLES = {"base_width": 256, "base_layers": 2}
-"""What an error suggests for the sizes that a recipe needs."""
+"""Examples, in errors, of the sizes that a recipe needs."""
 
 
 def recipe_of(recipe: Any, sd: float | None = None) -> Recipe:

@@ -16,7 +16,7 @@ from sdeinfer.observation import observe_branches
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Seen:
-    """What an audit saw of networks.
+    """Observed networks.
 
     Attributes:
         data: their Dataset of branches; increments have the factors of the sums.

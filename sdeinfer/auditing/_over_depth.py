@@ -1,4 +1,4 @@
-"""What the strengths of branches do to the residual stream over depth."""
+"""The residual stream over depth, for the declared and the found strengths of branches."""
 
 from typing import Any
 

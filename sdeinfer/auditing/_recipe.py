@@ -1,4 +1,4 @@
-"""What a recipe of initialisation declares, and the blocks that follow from it."""
+"""Recipes of initialisation, and the blocks that they declare."""
 
 import dataclasses
 import functools

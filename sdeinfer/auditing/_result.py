@@ -21,7 +21,7 @@ from sdeinfer.layers import Stack
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Audit:
-    """What one network's branches say of its initialisation.
+    """The residual branches of a network against their declared blocks.
 
     Attributes:
         name: what was audited, as "GPT2Model".
@@ -61,7 +61,7 @@ class Audit:
     @property
     def layers(self) -> int:
         """Number of layers L."""
-        return -(-self.data.sizes["branch"] // len(self.strengths))
+        return 1 + int(self.branches["layer"].to_numpy().max())
 
     @property
     def failed(self) -> tuple[Verdict, ...]:

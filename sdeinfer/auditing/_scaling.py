@@ -16,6 +16,7 @@ from tqdm import tqdm
 from sdeinfer._files import InputError
 from sdeinfer.auditing._audit import audit
 from sdeinfer.auditing._describe import drawn
+from sdeinfer.auditing._estimates import PROBABILITY
 from sdeinfer.auditing._find import find
 from sdeinfer.auditing._gradients import gradient_growth
 from sdeinfer.auditing._inputs import default_inputs
@@ -27,9 +28,6 @@ OVER = ("width", "layers")
 
 LEVEL = 0.01
 """False-alarm probability of all exponents together."""
-
-PROBABILITY = 0.95
-"""Probability of intervals."""
 
 _UNKNOWN = {"sd": math.nan, "declared": math.nan}
 
@@ -155,9 +153,7 @@ def _rows(found: Audit, size: dict[str, int]) -> list[dict[str, Any]]:
     if found.stream is not None:
         squares = np.trace(found.stream, axis1=-2, axis2=-1)
         growth = np.log(squares[:, -1] / squares[:, 0]).mean()
-        rows.append(
-            {**size, "quantity": "growth of the stream", "log_value": growth, "sd": math.nan, "declared": math.nan}
-        )
+        rows.append({**size, "quantity": "growth of the stream", **_UNKNOWN, "log_value": growth})
     return rows
 
 

@@ -13,7 +13,7 @@ from sdeinfer.layers import Stack
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What the configurations of a model type leave to its code.
+    """Features of a model type that its code has and its configurations leave out.
 
     Attributes:
         norm: the norm.
@@ -73,7 +73,7 @@ WITHOUT_LAW: dict[str, Callable[[Any], bool]] = {
     "LayerScale": lambda config: _any(config, "layerscale_value", "layer_scale_init_value"),
     "experts": lambda config: _any(config, "num_experts", "num_local_experts", "n_routed_experts"),
 }
-"""What makes the law of blocks another one, and whether a configuration has it."""
+"""Features that change the law of blocks, and whether a configuration has each."""
 
 
 def of_configuration(config: Any, name: str, pattern: Pattern | None = None) -> Stack:

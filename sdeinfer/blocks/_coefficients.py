@@ -79,7 +79,7 @@ def labelled(
 
 
 class Reading(NamedTuple):
-    """What a branch of a network reads.
+    """The input of a branch of a network.
 
     Attributes:
         network: index of the network.
@@ -102,7 +102,7 @@ class Reading(NamedTuple):
 
 
 def readings(data: xr.Dataset, order: BlockOrder) -> Iterator[Reading]:
-    """What the branches of a Dataset read, by branches and then networks."""
+    """The inputs of the branches of a Dataset, by branches and then networks."""
     for branch, part in enumerate(order.part):
         block = order.blocks[part]
         V = read_covariance(data, block, branch)

@@ -1,4 +1,4 @@
-"""What increments tell of a temperature where the logarithm of S has heavy tails.
+"""The information of increments on a temperature where the logarithm of S has heavy tails.
 
 A branch with few heads has an S that is nearly singular where tokens attend to the same single tokens in all heads, and
 the logarithm of its least eigenvalue has a heavy tail. By a normal law such increments tell too much of the

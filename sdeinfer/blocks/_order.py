@@ -43,6 +43,11 @@ class BlockOrder:
         return {f"{name}.{each.shape.name}": float(getattr(each, each.shape.name)) for name, each in branches}
 
     @property
+    def layers(self) -> int:
+        """Number of layers; the last may be without its last blocks."""
+        return -(-len(self.part) // len(self.blocks))
+
+    @property
     def normed(self) -> tuple[str, ...]:
         """The names of the blocks whose branch reads tokens after a norm."""
         return tuple(name for name, block in self.named() if block.norm and block.position == "pre")

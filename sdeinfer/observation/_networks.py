@@ -10,7 +10,7 @@ from sdeinfer._arguments import at_least_one
 
 
 def one_by_one[Part](observed: Callable[[int], Part], networks: int, *, progress: bool) -> list[Part]:
-    """What is observed of each network, from its number, with one network in memory at a time.
+    """Observe each network, by its number, with one network in memory at a time.
 
     Raises:
         InputError: for fewer than one network.

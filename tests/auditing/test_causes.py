@@ -183,7 +183,7 @@ def test_a_factor_is_explained_within_its_error_and_three_percent():
 
 
 def test_gains_beyond_the_grid_are_factors_of_the_strength():
-    """Where GELU is linear: g √w."""
+    """The factor of the increments where GELU is linear: g √w."""
     sigma, gain = 0.02 / math.sqrt(24), 0.0004
     within = math.exp(LOG_FACTORS[0])
     found = of_gpt2(sigma * math.sqrt(gain / within), 0.003, shape=within)

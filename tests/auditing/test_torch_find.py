@@ -42,7 +42,7 @@ WITHOUT_MASK = ("bert", "roberta", "distilbert", "vit", "encoder", "encoder with
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict:
-    """What the script writes."""
+    """The results that the script writes."""
     probe = subprocess.run([PYTHON, "-c", "import torch, transformers, equinox"], capture_output=True, text=True)
     if probe.returncode:
         pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")

@@ -53,7 +53,7 @@ def measured(audits: int) -> dict:
 
 
 def in_process(audits: int, cache: str | None) -> dict:
-    """What a new process measures."""
+    """The measurements of a new process."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     environment |= {} if cache is None else {"JAX_COMPILATION_CACHE_DIR": cache}
     command = [sys.executable, "-W", "ignore", __file__, "--measure", str(audits)]

@@ -1,4 +1,4 @@
-"""What increments tell of a temperature: the t law, and its scores by draws and by networks with weights."""
+"""The information of increments on a temperature: the t law, and its scores by draws and by networks with weights."""
 
 import equinox as eqx
 import jax
@@ -97,7 +97,7 @@ def test_a_block_has_the_information_of_the_scatter_of_its_scores():
 
 
 def test_the_scale_free_density_is_that_of_a_t_law():
-    """Of the standardised entries without the direction of the scale."""
+    """The t law is that of the standardised entries without the direction of the scale."""
     rng, freedom = np.random.default_rng(0), 7.0
     nodes = blocks.nodes_of(PEAKED, 3, WIDTH, log2=6)
     G = np.linalg.cholesky(V3) @ rng.standard_normal((2, 3, WIDTH))
@@ -124,7 +124,7 @@ def test_the_scale_free_density_does_not_depend_on_the_scale():
 
 
 def test_errors_of_nodes_are_independent():
-    """Of equal increments, so that they do not add up over layers."""
+    """Equal increments have independent errors, which do not add up over layers."""
     data, order = data_of(PEAKED, networks=40)
     for name in ("input", "increment"):
         data[name].values[:] = data[name].values[:1]

@@ -20,7 +20,7 @@ DROPPED = 0.3
 
 
 def test_moments_are_those_over_masks():
-    """Of S with two values, by all masks of four tokens: the fourth moments of tokens repeated in every way."""
+    """For S with two values, by all masks of four tokens: the fourth moments of tokens repeated in every way."""
     tokens, width = 4, 5
     each = [np.asarray(random_covariance(tokens, seed=seed)) for seed in (1, 2)]
     flat = np.stack([packed(S) for S in each])

@@ -17,7 +17,7 @@ from calibration.branches import drawn_layer
 import sdeinfer as si
 from sdeinfer.auditing._inputs import MOST_TOKENS
 from sdeinfer.auditing._judge import judge, log_densities
-from sdeinfer.auditing._observe import Seen
+from sdeinfer.auditing._observe import Seen, scaled
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.blocks import SelfAttention
 
@@ -55,17 +55,10 @@ def with_prompts(layer: si.Stack, prompts: tuple[int, ...]) -> si.Stack:
     return si.Stack(blocks)
 
 
-def changed(data: xr.Dataset, factors: np.ndarray) -> xr.Dataset:
-    """The Dataset with the increments of each branch multiplied by a factor."""
-    a = xr.DataArray(factors, dims="branch")
-    other = a.rename(branch="other_branch")
-    return data.assign(increment=data["increment"] * a**2, cross=data["cross"] * a, between=data["between"] * a * other)
-
-
 def passed(data: xr.Dataset, layer: si.Stack, coefficients: np.ndarray, factors: Any = 1.0) -> tuple[bool, str]:
     """Whether an audit passes, and its verdict, with the increments of each branch multiplied by a factor."""
     factors = np.broadcast_to(factors, data.sizes["branch"])
-    found = judge(Seen(changed(data, factors)), layer, moved(coefficients, factors), AS_DECLARED, name="network")
+    found = judge(Seen(scaled(data, factors[None])), layer, moved(coefficients, factors), AS_DECLARED, name="network")
     return found.passed, found.verdict[:160]
 
 
@@ -75,11 +68,8 @@ def moved(coefficients: np.ndarray, factors: np.ndarray) -> np.ndarray:
     What does not depend on g moves by a constant, which is left out.
     """
     c, log_factor = coefficients, 2 * np.log(factors)[:, None]
-    constant, linear = (
-        c[..., 0] - c[..., 1] * log_factor + c[..., 2] * log_factor**2,
-        c[..., 1] - 2 * c[..., 2] * log_factor,
-    )
-    return np.stack([constant, linear, c[..., 2], c[..., 3]], axis=-1)
+    constant = c[..., 0] - c[..., 1] * log_factor + c[..., 2] * log_factor**2
+    return np.stack([constant, c[..., 1] - 2 * c[..., 2] * log_factor, c[..., 2], c[..., 3]], axis=-1)
 
 
 def audits_of(seed: int) -> dict[str, Any]:

@@ -4,11 +4,12 @@ import collections
 
 import numpy as np
 import pytest
-from calibration.audits import IN_LAYER, audits_of, changed, drawn_data, found_factor, moved, passed
+from calibration.audits import IN_LAYER, audits_of, drawn_data, found_factor, moved, passed
 from calibration.runs import run_all
 from scipy import stats
 
 from sdeinfer.auditing._judge import log_densities
+from sdeinfer.auditing._observe import scaled
 
 NETWORKS, MORE = 200, 40
 """Number of networks, and of those beside them for networks that are refused."""
@@ -46,7 +47,7 @@ def test_audits_of_one_network():
     in_kind = np.where(branches % 2, 1.2, 1.0)
     assert not passed(data, layer, coefficients, in_kind)[0]
     assert not passed(data, layer, coefficients, np.where(branches == 2, 3.0, 1.0))[0]
-    of_changed = log_densities(changed(data, in_kind), layer)
+    of_changed = log_densities(scaled(data, in_kind[None]), layer)
     np.testing.assert_allclose(moved(coefficients, in_kind)[..., :3], of_changed[..., :3], rtol=1e-6, atol=1e-6)
 
 

@@ -47,7 +47,7 @@ def describe(
     branches, layers = find(network, patterns)
     _require_floats(network, library)
     if architecture is None:
-        blocks = _told(network, layers(network), pattern)
+        blocks = _of_model(network, layers(network), pattern)
     else:
         blocks = _checked(architecture, branches(network), pattern)
     config = configuration_of(network)
@@ -55,13 +55,13 @@ def describe(
     return Description(library, branches, layers, blocks, sd, type(network).__name__)
 
 
-def drawn(model: Any) -> tuple[Any, Library]:
-    """A module and its library; of a function, the module that it makes.
+def drawn(model: Any, *, seed: int = 0) -> tuple[Any, Library]:
+    """A module and its library; of a function, the module that it makes of a seed.
 
     Raises:
         InputError: for anything else.
     """
-    libraries = list(_libraries())
+    libraries = list(_libraries(seed))
     for library, kind, _ in libraries:
         if isinstance(model, kind):
             return model, library
@@ -90,13 +90,13 @@ def configuration_of(network: Any) -> Any:
     return None if model is None else model.config.get_text_config()
 
 
-def _libraries() -> Iterator[tuple[Library, type, Callable[[Callable], Any]]]:
+def _libraries(seed: int) -> Iterator[tuple[Library, type, Callable[[Callable], Any]]]:
     """Each imported library, as no other can have made a module: its class of modules, and how it calls a function."""
     if torch := sys.modules.get("torch"):
-        yield "torch", torch.nn.Module, lambda make: torch_network(torch, make, 0, 0)
+        yield "torch", torch.nn.Module, lambda make: torch_network(torch, make, seed, 0)
     if nnx := sys.modules.get("flax.nnx"):
-        yield "flax", nnx.Module, lambda make: make(nnx.Rngs(0))
-    yield "equinox", eqx.Module, lambda make: make(jr.key(0))
+        yield "flax", nnx.Module, lambda make: make(nnx.Rngs(seed))
+    yield "equinox", eqx.Module, lambda make: make(jr.key(seed))
 
 
 def _require_floats(network: Any, library: Library) -> None:
@@ -112,7 +112,7 @@ def _require_floats(network: Any, library: Library) -> None:
             raise InputError(f"model: {path} is {weights.dtype}: quantised weights are not those of a recipe")
 
 
-def _told(network: Any, layers: list[Any], pattern: Pattern | None) -> Stack:
+def _of_model(network: Any, layers: list[Any], pattern: Pattern | None) -> Stack:
     """The blocks that a model tells."""
     name, config = type(network).__name__, configuration_of(network)
     if config is not None:

@@ -82,7 +82,7 @@ def judge(
         normed=order.normed,
     )
     branches = _by_branch(data, order, at_declared).assign(p=tests.of_each())
-    verdicts = tests.verdicts()
+    verdicts = [_of_shape(verdict, found, recipe) for verdict in tests.verdicts()]
     if recipe is not None:
         verdicts += [_of_strength(each.strength, recipe, len(found)) for each in found]
     sizes = {"width": int(data["width"].values[0]), "layers": order.layers}
@@ -142,8 +142,21 @@ def _by_branch(
 def _of_strength(found: Estimate, recipe: Recipe, count: int) -> Verdict:
     """The strength of a block against the declared one."""
     value = float(np.exp(abs(found.log_ratio))) if found.p < SIGNIFICANT / count else 1.0
-    advice = f"{found.name} is {found} times what {recipe.name} declares"
+    advice = f"{found.name} is {found} {_times(recipe)}"
     return Verdict("declared", f"ratio of {found.name} to the declared one", value, ALIKE, value <= ALIKE, advice)
+
+
+def _of_shape(verdict: Verdict, found: list[_OfBlock], recipe: Recipe | None) -> Verdict:
+    """A test of a gain or temperature in words of an audit; another test as it is."""
+    for each in found:
+        if verdict.name == f"ratio of {each.shape.name} to the assumed one":
+            advice = f"{each.shape.name} is {each.shape} {_times(recipe)}"
+            return dataclasses.replace(verdict, topic="declared", advice=advice)
+    return verdict
+
+
+def _times(recipe: Recipe | None) -> str:
+    return "times the configured one" if recipe is None else f"times what {recipe.name} declares"
 
 
 def _causes(

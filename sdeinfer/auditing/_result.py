@@ -76,20 +76,21 @@ class Audit:
     @property
     def verdict(self) -> str:
         """The verdict in one sentence."""
-        against = "" if self.recipe is None else f" times what {self.recipe.name} declares"
-        ratios = ", ".join(f"{each.name} {each}" for each in self.strengths)
         if self.passed:
-            found = self.words if self.recipe is None else f"{ratios}{against}"
+            ratios = ", ".join(f"{each.name} {each}" for each in self.strengths)
+            found = self.words if self.recipe is None else f"{ratios} times what {self.recipe.name} declares"
             assumed = f"; assumed: {', '.join(self.assumed)}" if self.assumed else ""
             return f"passed: {self.name}: {found}{assumed}"
-        first, *others = self.failed
+        first = self.failed[0]
         if first.topic == "declared":
-            different = " and ".join(each.advice.partition(" times ")[0] for each in self.failed)
-            likely = _joined([self.causes[each.name][0] for each in self.failed if each.name in self.causes])
-            return f"failed: {self.name}: {different}{against}" + (f": {likely}" if likely else "")
-        also = f" (also: {', '.join(each.name for each in others)})" if others else ""
-        what = "; ".join(self.causes.get(first.name, (first.advice,)))
-        return f"failed: {self.name}: {what}{also}"
+            reasons = [each for each in self.failed if each.topic == "declared"]
+            what = " and ".join([*(each.advice.partition(" times ")[0] for each in reasons[:-1]), reasons[-1].advice])
+            likely = _joined([self.causes[each.name][0] for each in reasons if each.name in self.causes])
+            what += f": {likely}" if likely else ""
+        else:
+            reasons, what = [first], "; ".join(self.causes.get(first.name, (first.advice,)))
+        others = ", ".join(each.name for each in self.failed if each not in reasons)
+        return f"failed: {self.name}: {what}" + (f" (also: {others})" if others else "")
 
     def to_frame(self) -> pd.DataFrame:
         """A table with one row for each block, and for each branch."""

@@ -130,7 +130,7 @@ def scaling(
         size = {"width": width, "layers": layers}
         rows += _rows(found, size)
         if gradients:
-            network, _ = drawn(model)
+            network, _ = drawn(model, seed=seed + number)
             asked = default_inputs(network) if given is None else given
             growth = gradient_growth(network, asked, find(network, settings.get("branches"))[1])
             rows.append({**size, "quantity": "growth of gradients", **_UNKNOWN, "log_value": growth})

@@ -1,6 +1,6 @@
 """Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -58,12 +58,7 @@ def branch_coefficients(
             table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, LOG_FACTORS, here.width)
         found[here.network, here.branch] = table
 
-    # One increment of each program first, so that it is compiled once; the loop of a program runs on one core.
-    each = list(readings(data, order))
-    first = {(here.width, order.part[here.branch]): number for number, here in enumerate(each)}
-    with ThreadPoolExecutor(launching_threads()) as pool:
-        list(pool.map(fill, (each[number] for number in first.values())))
-        list(pool.map(fill, (here for number, here in enumerate(each) if number not in first.values())))
+    in_threads(fill, list(readings(data, order)))
     _require_finite(found)
     return found
 
@@ -84,6 +79,7 @@ class Reading(NamedTuple):
     Attributes:
         network: index of the network.
         branch: index of the branch.
+        part: index of the block among those of a layer.
         block: the block.
         width: n.
         V: the covariance.
@@ -91,6 +87,7 @@ class Reading(NamedTuple):
 
     network: int
     branch: int
+    part: int
     block: Block
     width: int
     V: Float[np.ndarray, "m m"]
@@ -107,7 +104,20 @@ def readings(data: xr.Dataset, order: BlockOrder) -> Iterator[Reading]:
         block = order.blocks[part]
         V = read_covariance(data, block, branch)
         for network, width in enumerate(data["width"].values):
-            yield Reading(network, branch, block, int(width), V[network])
+            yield Reading(network, branch, part, block, int(width), V[network])
+
+
+def in_threads[T](run: Callable[[Reading], T], each: Sequence[Reading]) -> list[T]:
+    """Results of a program for many readings; its loops run on one core each.
+
+    One reading of each width and block is first, so that its program is compiled once.
+    """
+    first = {(here.width, here.part): number for number, here in reversed(list(enumerate(each)))}
+    with ThreadPoolExecutor(launching_threads()) as pool:
+        found = dict(zip(first.values(), pool.map(run, (each[number] for number in first.values())), strict=True))
+        rest = [number for number in range(len(each)) if number not in found]
+        found |= zip(rest, pool.map(run, (each[number] for number in rest)), strict=True)
+    return [found[number] for number in range(len(each))]
 
 
 def _require_finite(table: Float[np.ndarray, "networks branches grid 4"]) -> None:

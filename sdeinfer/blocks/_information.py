@@ -20,7 +20,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy.interpolate import barycentric_interpolate
 
-from sdeinfer.blocks._coefficients import LOG_FACTORS, Reading, law_of_increment, readings, reshaped
+from sdeinfer.blocks._coefficients import LOG_FACTORS, Reading, in_threads, law_of_increment, readings, reshaped
 from sdeinfer.blocks._logarithm import SINGULAR
 from sdeinfer.blocks._order import BlockOrder
 
@@ -119,14 +119,16 @@ def _drawn_coefficients(
 
     None for a branch without draws of S.
     """
-    found = []
-    for here in each[:: math.ceil(len(each) / INCREMENTS)]:
+
+    def at_steps(here: Reading) -> np.ndarray | None:
         with jax.enable_x64(True):  # noqa: FBT003
             block, V = reshaped(here.block, log_factor), jnp.asarray(here.V)
             draws = _draws(block, V, here.nodes(seed=seed + 1), _wishart_factors(here, seed), here.width)
-            if draws is None:
-                return None
-            found.append(np.asarray(_at_steps(block, V, draws, here.nodes(seed=seed), here.width)))
+            return None if draws is None else np.asarray(_at_steps(block, V, draws, here.nodes(seed=seed), here.width))
+
+    found = in_threads(at_steps, each[:: math.ceil(len(each) / INCREMENTS)])
+    if any(drawn is None for drawn in found):
+        return None
     drawn = np.concatenate(found, axis=1)
     # Nearly equal tokens make some draws singular.
     return drawn[:, np.isfinite(drawn).all((0, 2))]

@@ -89,7 +89,7 @@ class MLP(AbstractBranch):
         """Means over nodes; given φ, a gated unit is normal with the covariance φ_a G_ab φ_b."""
         tokens, count = len(V), len(nodes)
         L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
-        phi = activation_of(self.activation)(nodes @ L.T)
+        phi = jax.lax.optimization_barrier(activation_of(self.activation)(nodes @ L.T))
         if self.gated:
             M = phi[:, :, None] * L
             P = M @ M.mT

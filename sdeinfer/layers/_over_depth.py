@@ -1,13 +1,12 @@
 """Layers whose parameters change with depth."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from diffrax import AbstractPath
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import checked
@@ -19,8 +18,17 @@ from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.parameters import Parameter
 from sdeinfer.terms import Limit
 
-type Profile = AbstractPath | Callable[[Any], Any]
-"""A function of depth-time t, or a path of Diffrax, such as `diffrax.LinearInterpolation(ts, ys)`."""
+
+@runtime_checkable
+class Path(Protocol):
+    """A path of Diffrax, such as `diffrax.LinearInterpolation(ts, ys)`."""
+
+    def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:  # noqa: FBT001, FBT002 as Diffrax has it
+        """The value at t0."""
+
+
+type Profile = Path | Callable[[Any], Any]
+"""A function of depth-time t, or a path of Diffrax."""
 
 
 class FunctionModule(eqx.Module):
@@ -37,7 +45,7 @@ class FunctionModule(eqx.Module):
     def __call__(self, time: Any) -> Any:
         """The function's value at a depth-time, or another argument."""
         profile = eqx.combine(self.arrays, self.rest)
-        return profile.evaluate(time) if isinstance(profile, AbstractPath) else profile(time)
+        return profile.evaluate(time) if isinstance(profile, Path) else profile(time)
 
 
 def as_module(profile: Profile) -> FunctionModule:
@@ -69,7 +77,7 @@ class OverDepth(AbstractLayer):
             if name not in layer.parameters():
                 has = ", ".join(layer.parameters())
                 raise InputError(f"{name}: the layer has no such parameter; it has {has}")
-            if not callable(profile) and not isinstance(profile, AbstractPath):
+            if not callable(profile) and not isinstance(profile, Path):
                 raise InputError(f"{name}: a function of depth-time is needed, got {profile!r}")
         self.layer = layer
         self.profiles = {name: as_module(profile) for name, profile in profiles.items()}

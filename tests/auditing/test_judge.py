@@ -20,13 +20,13 @@ GAIN = WIDTH * SD**2
 RECIPE = Recipe("normal weights", "this test", lambda matrix: SD)
 
 
-def blocks(attention: float = 1.0, mlp: float = 1.0, gain: float = 1.0) -> si.Stack:
+def blocks(attention: float = 1.0, mlp: float = 1.0, temperature: float = 1.0) -> si.Stack:
     """One layer, with factors of the declared values."""
-    of_attention = SelfAttention(gain=GAIN, heads=4, pattern=si.CAUSAL)
+    of_attention = SelfAttention(gain=GAIN, temperature=temperature, heads=4, pattern=si.CAUSAL)
     return si.Stack(
         (
             Block(of_attention, attention * DECLARED["attention.strength"], "rms"),
-            Block(MLP(gain * GAIN), mlp * DECLARED["mlp.strength"], "rms"),
+            Block(MLP(GAIN), mlp * DECLARED["mlp.strength"], "rms"),
         )
     )
 
@@ -72,6 +72,16 @@ def test_a_factor_in_one_kind_is_named():
     with pytest.raises(AssertionError, match=r"failed: Dataset: mlp.strength is 1\.\d+ ±"):
         assert found.passed, repr(found)
     assert not any(math.isnan(row["ratio"]) for row in found.to_dict()["branches"])
+
+
+def test_a_temperature_and_a_strength_are_in_one_sentence():
+    found = audited(sampled(mlp=1.3, temperature=0.15))
+    temperature = next(each for each in found.shapes if each.name == "attention.temperature")
+    assert temperature.interval[0] < 0.15 < temperature.interval[1]
+    mlp = found.strengths[1]
+    expected = f"attention.temperature is {temperature} and mlp.strength is {mlp} times what normal weights declares"
+    assert expected in found.verdict
+    assert "prior" not in found.verdict
 
 
 def test_without_a_recipe_nothing_is_declared():

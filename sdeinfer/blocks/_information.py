@@ -126,8 +126,8 @@ def _drawn_coefficients(
             draws = _draws(block, V, here.nodes(seed=seed + 1), _wishart_factors(here, seed), here.width)
             return None if draws is None else np.asarray(_at_steps(block, V, draws, here.nodes(seed=seed), here.width))
 
-    found = in_threads(at_steps, each[:: math.ceil(len(each) / INCREMENTS)])
-    if any(drawn is None for drawn in found):
+    found = [drawn for drawn in in_threads(at_steps, each[:: math.ceil(len(each) / INCREMENTS)]) if drawn is not None]
+    if not found:
         return None
     drawn = np.concatenate(found, axis=1)
     # Nearly equal tokens make some draws singular.

@@ -1,6 +1,5 @@
 """The statistics of a tuned layer over networks, with the bounds that it was tuned for."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -62,7 +61,7 @@ def plot_tuned(
     if problem.space.drawn and paths > problem.paths:
         raise InputError(f"paths: the posterior was drawn for {problem.paths}, got {paths}")
     # As for `tuned.criteria`: new paths, with half the step.
-    fresh = dataclasses.replace(problem.with_fresh_paths(key, problem.finer_step), paths=paths)
+    fresh = tuned.on_new_samples(paths=paths, key=key)
     samples = fresh.samples(tuned.u)
     panels = panels_of(axes, count, height=2.7)
     for number, (panel, row) in enumerate(zip(panels, rows, strict=False)):

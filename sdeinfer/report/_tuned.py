@@ -21,7 +21,7 @@ RELAXED = 0.01
 """Relative change of a bound, in the table of what follows from it; absolute for probabilities."""
 
 CAPTION = (
-    "Statistics of the constraints over networks, on new paths of the SDE at the tuned parameters. Dashed: the bound, "
+    "Statistics of the constraints over new networks, or paths of the SDE, at the tuned parameters. Dashed: the bound, "
     "or the value that a probability is about; red and hatched: networks that should be few."
 )
 
@@ -100,9 +100,10 @@ def _provenance(tuned: Tuned) -> dict[str, str]:
         "search": f"{found['paths']} paths, step {found['step']:g}, {found['evaluations']} evaluations, "
         f"{found['iterations']} iterations, {found['seconds']:.0f} s",
         "search ended": found["message"],
-        "values": f"{found['paths']} new paths, step {found['step'] / 2:g}",
+        "values": f"{found['paths']} new {tuned.samples}"
+        + (f", step {found['step'] / 2:g}" if tuned.law == "limit" else ""),
         "start": ", ".join(f"{name} = {value:.4g}" for name, value in found["start"].items()),
-        "exploded paths": f"{found['exploded']:.2%}",
+        f"exploded {tuned.samples}": f"{found['exploded']:.2%}",
         "spread of logits": f"{found['logit_spread']:.2g}",
         "page by": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
     }

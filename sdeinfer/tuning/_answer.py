@@ -10,18 +10,19 @@ import pandas as pd
 from sdeinfer.criteria import AbstractCriterion
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.tuning._conditions import Conditions, conditions_at
-from sdeinfer.tuning._problem import Problem
+from sdeinfer.tuning._problem import Law, Problem
 from sdeinfer.tuning._search import Found
 from sdeinfer.tuning._tuned import Tuned
 
 
-def answer(problem: Problem, fresh: Problem, found: Found, began: float) -> Tuned:
+def answer(problem: Problem, fresh: Problem, found: Found, law: Law, began: float) -> Tuned:
     """The answer at a solution.
 
     Arguments:
         problem: the problem.
         fresh: the same problem on other paths.
         found: the solution.
+        law: that of the criteria.
         began: when the work began, by `time.perf_counter`.
     """
     space = problem.space
@@ -55,6 +56,7 @@ def answer(problem: Problem, fresh: Problem, found: Found, began: float) -> Tune
             "logit_spread": _logit_spread(layer, problem.V0, problem.width),
         },
         depth=depth,
+        law=law,
         u=u,
         problem=problem,
     )

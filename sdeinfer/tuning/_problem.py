@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -16,11 +17,15 @@ from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, 
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve import Grid, step_grid
 from sdeinfer.terms import LimitSteps
+from sdeinfer.tuning._chains import statistics_at_width
 from sdeinfer.tuning._ensemble import Sample, sample_statistics
 from sdeinfer.tuning._space import DEPTH, Space, coefficients
 
 type Over = Literal["worst", "mean"]
 """How criteria are combined over several prompts: each must hold for every prompt, or for their mean."""
+
+type Law = Literal["finite-width", "limit"]
+"""Whose statistics are sampled: networks of width n, without derivatives, or paths of the SDE."""
 
 
 class Value(NamedTuple):
@@ -47,6 +52,8 @@ class Problem:
         paths: number of paths.
         step: longest step in depth-time.
         key: PRNG key.
+        law: whose statistics are sampled.
+        offsets: what is added to criteria, one number for each row.
     """
 
     space: Space
@@ -61,6 +68,8 @@ class Problem:
     paths: int
     step: float
     key: PRNGKeyArray
+    law: Law = "limit"
+    offsets: Mapping[AbstractCriterion, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -78,6 +87,11 @@ class Problem:
     def statistics(self) -> tuple[AbstractStatistic, ...]:
         """The statistics of the criteria, each once."""
         return tuple(dict.fromkeys(each.statistic for each in self.criteria))  # pyright: ignore[reportReturnType]
+
+    @property
+    def compared(self) -> tuple[AbstractCriterion, ...]:
+        """The criteria, and those that `residuals` compares with bounds in their place."""
+        return tuple(dict.fromkeys([*(self._in_residuals(each)[0] for each in self.constraints), *self.criteria]))
 
     @property
     def finer_step(self) -> float:
@@ -110,6 +124,10 @@ class Problem:
         scores = [(self.violation(v), -min(x.value for x in self.objectives(v))) for v in whole]
         return whole[scores.index(min(scores))]
 
+    def with_nearest_depth(self, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
+        """The coordinates with the depth, where it is free, rounded to the nearest whole number."""
+        return np.append(u[:-1], math.log(self.layers(u))) if DEPTH in self.space.names else u
+
     @functools.cached_property
     def _remembered(self) -> dict[bytes, list[Sample]]:
         return {}
@@ -127,15 +145,35 @@ class Problem:
         """
         where = np.asarray(u, float).tobytes()
         if where not in self._remembered:
-            limit, slopes = self.limit(u)
-            keys = [jax.random.fold_in(self.key, number) for number in range(len(self.V0))]
-            found = [
-                sample_statistics(self.statistics, limit, slopes, V, self.grid, paths=self.paths, key=key)
-                for V, key in zip(self.V0, keys, strict=True)
-            ]
+            sample = self._of_limit(u) if self.law == "limit" else self._of_networks(u)
+            found = [sample(V, jax.random.fold_in(self.key, number)) for number, V in enumerate(self.V0)]
             self._require_finite(u, found)
             self._remembered[where] = found
         return self._remembered[where]
+
+    def _of_limit(self, u: Float[np.ndarray, " coordinates"]) -> Callable[[np.ndarray, PRNGKeyArray], Sample]:
+        """Draws statistics of paths from a V0 by a key."""
+        limit, slopes = self.limit(u)
+        return lambda V0, key: sample_statistics(
+            self.statistics, limit, slopes, V0, self.grid, paths=self.paths, key=key
+        )
+
+    def _of_networks(self, u: Float[np.ndarray, " coordinates"]) -> Callable[[np.ndarray, PRNGKeyArray], Sample]:
+        """The same of networks of width n; statistics of gradients, which have no chain, are those of the limit."""
+        depth = self.layers(u)
+        layer = self.layer(u, depth)
+        sizes: dict[str, Any] = {"width": self.width, "depth": depth, "networks": self.paths, "step": self.step}
+
+        def sample(V0: np.ndarray, key: PRNGKeyArray) -> Sample:
+            values, exploded = statistics_at_width(self.statistics, layer, V0, **sizes, key=key)
+            each = np.stack([values[statistic] for statistic in self.statistics])
+            return Sample(each, np.zeros((len(each), 0, self.paths)), exploded)
+
+        return sample
+
+    def layers(self, u: Float[np.ndarray, " coordinates"]) -> int:
+        """Number of layers, the nearest whole one where it is free."""
+        return round(float(self.space.time(u, self.depth, 1)))
 
     def layer(self, u: Float[np.ndarray, " coordinates"], depth: float) -> AbstractLayer:
         """The layer of so many layers at free coordinates; parameters from a posterior have their medians."""
@@ -172,7 +210,14 @@ class Problem:
         for sample in self.samples(u):
             value, weights = _value_and_weights(criterion, sample.values[number], sample.exploded)
             found.append(Value(float(value), sample.slopes[number] @ np.asarray(weights)))
-        return found if self.over == "worst" else [_mean(found)]
+        found = found if self.over == "worst" else [_mean(found)]
+        return [
+            Value(value + offset, slope) for (value, slope), offset in zip(found, self.offset(criterion), strict=True)
+        ]
+
+    def offset(self, criterion: AbstractCriterion) -> tuple[float, ...]:
+        """What is added to a criterion, for each row."""
+        return self.offsets.get(criterion, (0.0,) * self.rows)
 
     def objectives(self, u: Float[np.ndarray, " coordinates"]) -> list[Value]:
         """The value to be maximised, of each prompt or their mean."""
@@ -191,8 +236,7 @@ class Problem:
         """
         found = []
         for each in self.constraints:
-            # A bound on the mean of probabilities is not one on the mean of quantiles.
-            criterion, bound, sign = _as_quantile(each) if self.over == "worst" else _as_stated(each)
+            criterion, bound, sign = self._in_residuals(each)
             for value, slope in self.criterion(criterion, u):
                 if bound > 0 and value >= bound / math.e:
                     found.append(Value(sign * math.log(value / bound), sign * slope / value))
@@ -203,6 +247,10 @@ class Problem:
                     found.append(Value(sign * (value - bound) / size, sign * slope / size))
         return found
 
+    def _in_residuals(self, constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
+        # A bound on the mean of probabilities is not one on the mean of quantiles.
+        return _as_quantile(constraint) if self.over == "worst" else _as_stated(constraint)
+
     def violation(self, u: Float[np.ndarray, " coordinates"]) -> float:
         """The largest violation of a scaled constraint; 0 if all hold."""
         return max((max(-each.value, 0.0) for each in self.residuals(u)), default=0.0)
@@ -211,10 +259,13 @@ class Problem:
         """A criterion without smoothing, with its Monte Carlo error: of each prompt, or their mean."""
         number = self.statistics.index(criterion.statistic)  # pyright: ignore[reportArgumentType]
         found = [criterion.estimate(sample.values[number], sample.exploded) for sample in self.samples(u)]
-        if self.over == "worst":
-            return found
-        error = math.sqrt(sum(each.error**2 for each in found)) / len(found)
-        return [Estimate(float(np.mean([each.value for each in found])), error)]
+        if self.over == "mean":
+            error = math.sqrt(sum(each.error**2 for each in found)) / len(found)
+            found = [Estimate(float(np.mean([each.value for each in found])), error)]
+        return [
+            Estimate(each.value + offset, each.error)
+            for each, offset in zip(found, self.offset(criterion), strict=True)
+        ]
 
     def exploded(self, u: Float[np.ndarray, " coordinates"]) -> float:
         """The largest share, over prompts, of paths that explode."""

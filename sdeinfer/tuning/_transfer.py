@@ -1,24 +1,32 @@
 """Promises of a tuned layer against networks of other widths and depths."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.criteria import AbstractStatistic, Constraint, Ensemble
+from sdeinfer.criteria import AbstractStatistic, Constraint
 from sdeinfer.layers import AbstractLayer, OverDepth, has_chain
-from sdeinfer.networks import check_chain_width, sample_chains, sample_networks, sample_tangents
-from sdeinfer.tuning._ensemble import by_tangent, statistics_of_layer, tangent_at
+from sdeinfer.networks import check_chain_width
+from sdeinfer.tuning._chains import (
+    Values,
+    statistics_at_width,
+    statistics_of_chains,
+    statistics_of_networks,
+    without_tangents,
+)
+from sdeinfer.tuning._ensemble import statistics_of_layer
+from sdeinfer.tuning._problem import Law
 from sdeinfer.tuning._search import polish
 from sdeinfer.tuning._space import DEPTH
 from sdeinfer.tuning._tuned import Tuned
@@ -32,9 +40,10 @@ class Transfer:
     """Criteria of a tuned layer at other widths and depths.
 
     Attributes:
-        criteria: one row per width, depth, criterion and prompt: `promised`, the value by the SDE; `chain` and
-            `weights`, the values of networks, drawn as exact chains and with their weights (NaN where these cannot
-            be); each with its Monte Carlo error; and whether the promised value and that of the chain meet the bound.
+        criteria: one row per width, depth, criterion and prompt: `promised`, the value by the law of the tuning;
+            `chain` and `weights`, the values of networks, drawn as exact chains and with their weights (NaN where these
+            cannot be); each with its Monte Carlo error; and whether the promised value and that of the chain meet the
+            bound.
         rules: one row per width and depth: γ tuned for it, and γ by each rule from the tuned one, with the least slack
             of the constraints that each leaves, in units of the scaled constraints (negative where one fails). None
             if γ is not free or changes with depth, or if the depth is free. Tuning changes all free parameters, the
@@ -60,9 +69,9 @@ def transfer(
 ) -> Transfer:
     """Measure the criteria of a tuned layer on networks of some widths and depths.
 
-    At the width and depth of the tuning `promised` is what it promised; elsewhere it is what the SDE predicts for the
-    same parameters at T = depth/width. Parameters from a posterior have their medians, here and in the
-    networks. Parameters over depth are stretched to the new T.
+    At the width and depth of the tuning `promised` is what it promised; elsewhere it is what its law predicts for the
+    same parameters: other exact chains, or the SDE at T = depth/width. Parameters from a posterior have their medians,
+    here and in the networks. Parameters over depth are stretched to the new T.
 
     Arguments:
         tuned: the result of `tune`.
@@ -83,7 +92,7 @@ def transfer(
             raise InputError(f"{name}: positive numbers are needed, got {list(sizes)}")
     if networks < 2 or with_weights < 0 or with_weights == 1:
         raise InputError("networks: at least 2 are needed, and 0 or at least 2 with weights")
-    by_chain = has_chain(tuned.layer) and any(each.directions is None for each in tuned.problem.statistics)
+    by_chain = has_chain(tuned.layer) and bool(without_tangents(tuned.problem.statistics))
     for width in widths if by_chain else ():
         check_chain_width(tuned.layer, tokens=tuned.V0.shape[-1], width=width)
     rows, by_rule = [], []
@@ -107,7 +116,7 @@ def _rows(
         here = _Setting(problem.statistics, layer, V0, width, depth)
         found.append(
             {
-                "promised": here.promised(problem.paths, step, own[0]),
+                "promised": here.promised(tuned.law, problem.paths, step, own[0]),
                 "chain": here.by_chain(networks, own[1]),
                 "weights": here.with_weights(with_weights, own[2]),
             }
@@ -133,9 +142,6 @@ def _rows(
     return rows
 
 
-type Values = tuple[dict[AbstractStatistic, Float[np.ndarray, " networks"]], Bool[np.ndarray, " networks"]]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Setting:
     """Statistics of networks of one width and depth, from one prompt; each with whether a network explodes."""
@@ -146,57 +152,29 @@ class _Setting:
     width: int
     depth: int
 
-    def promised(self, paths: int, step: float, key: PRNGKeyArray) -> Values:
-        """Statistics of paths of the SDE."""
+    def promised(self, law: Law, paths: int, step: float, key: PRNGKeyArray) -> Values:
+        """Statistics by the law of the tuning: of networks of this width, or of paths of the SDE."""
+        if law == "finite-width":
+            return self._of(functools.partial(statistics_at_width, step=step), paths, key)
         time = self.depth / self.width
         return statistics_of_layer(self.statistics, self.layer, self.V0, time, paths=paths, step=step, key=key)
 
     def by_chain(self, networks: int, key: PRNGKeyArray) -> Values:
         """Statistics of exact chains, without those of tangents."""
-        mine = [each for each in self.statistics if each.directions is None]
-        if not mine or not has_chain(self.layer):
-            return {}, np.zeros(networks, bool)
-        every = self._every(mine)
-        starts = np.broadcast_to(self.V0, (networks, *self.V0.shape))
-        sizes: dict[str, Any] = {"width": self.width, "observed": self.depth // every, "observe_every": every}
-        return _values(mine, self.V0, sample_chains(self.layer, starts, **sizes, key=key)[:, 1:])
+        return self._of(statistics_of_chains, networks, key)
 
     def with_weights(self, networks: int, key: PRNGKeyArray) -> Values:
         """Statistics of networks with weights."""
-        found, exploded = {}, np.zeros(networks, bool)
-        sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "networks": networks}
-        for tangent, mine in by_tangent(self.statistics).items() if networks else ():
-            sizes["observe_every"], tokens = self._every(mine), len(self.V0)
-            if tangent is None:
-                data = sample_networks(self.layer, self.V0, method="weights", key=key, **sizes)
-                values, bad = _values(mine, self.V0, data["covariance"].values[:, 1:])
-            else:
-                D0 = tangent_at(tangent, tokens, self.V0.dtype)
-                S = sample_tangents(self.layer, self.V0, directions=D0, key=key, **sizes)[:, 1:]
-                values, bad = _values(mine, self.V0, S[..., :tokens, :tokens], S[..., tokens:, tokens:])
-            found, exploded = found | values, exploded | bad
-        return found, exploded
+        return self._of(statistics_of_networks, networks, key)
 
-    def _every(self, statistics: Sequence[AbstractStatistic]) -> int:
-        """Layers from one observation to the next."""
-        return 1 if any(each.every_step for each in statistics) else self.depth
-
-
-def _values(
-    statistics: Sequence[AbstractStatistic], V0: np.ndarray, V: np.ndarray, D: np.ndarray | None = None
-) -> Values:
-    """Statistics of networks; those whose covariance overflows count as exploded."""
-    exploded = ~np.isfinite(V if D is None else np.concatenate([V, D], axis=-1)).all(axis=(1, 2, 3))
-    kept = ~exploded[:, None, None, None]
-    covariance = jnp.asarray(np.where(kept, V, V0))
-    tangent = None if D is None else jnp.asarray(np.where(kept, D, np.eye(len(V0)) / len(V0)))
-    paths = Ensemble(jnp.asarray(V0), covariance, tangent, jnp.asarray(exploded))
-    return {each: np.asarray(each(paths if each.every_step else paths.end)) for each in statistics}, exploded
+    def _of(self, sampler: Callable[..., Values], networks: int, key: PRNGKeyArray) -> Values:
+        sizes = {"width": self.width, "depth": self.depth, "networks": networks}
+        return sampler(self.statistics, self.layer, self.V0, **sizes, key=key)
 
 
 def _rules_at(tuned: Tuned, width: int, depth: int) -> dict[str, Any]:
     """γ tuned for a width and a depth, and by the rules; with the least slack of the constraints under each."""
-    problem = dataclasses.replace(tuned.problem, width=width, depth=float(depth))
+    problem = dataclasses.replace(tuned.problem, width=width, depth=float(depth), offsets={})
     names, u = problem.space.names, tuned.u
     gamma = names.index("gamma")
     best = polish(problem, u).u

@@ -16,13 +16,16 @@ from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.criteria import AbstractCriterion, Constraint, Probability
-from sdeinfer.layers import AbstractLayer, Architecture, OverDepth, Profile, kind_of
+from sdeinfer.layers import AbstractLayer, Architecture, OverDepth, Profile, has_chain, kind_of
+from sdeinfer.networks import check_chain_width
 from sdeinfer.tuning._answer import answer
+from sdeinfer.tuning._chains import without_tangents
 from sdeinfer.tuning._free import fixed_values, space_of
-from sdeinfer.tuning._problem import Over, Problem
+from sdeinfer.tuning._problem import Law, Over, Problem
 from sdeinfer.tuning._search import FEASIBLE, Found, search
 from sdeinfer.tuning._space import DEPTH
 from sdeinfer.tuning._tuned import Tuned
+from sdeinfer.tuning._width import on_new_samples, search_at_width
 
 MOST_EXPLODED = 0.05
 """Largest share of paths that explode for criteria other than probabilities."""
@@ -45,6 +48,7 @@ def tune(
     bounds: Mapping[str, tuple[float, float]] | None = None,
     knots: Mapping[str, int] | None = None,
     over: Over = "worst",
+    law: Law = "finite-width",
     paths: int = 4096,
     step: float = 0.01,
     progress: bool = False,
@@ -53,8 +57,9 @@ def tune(
     """Choose parameters of a layer so that networks of some width and depth have stated properties.
 
     Criteria are estimated on paths of the covariance SDE over T = depth/width, with the same random numbers at all
-    parameters, and have exact derivatives along the paths. SLSQP finds the optimum; values and errors in the result are
-    those of fresh paths. The largest γ under two bounds::
+    parameters, and have exact derivatives along the paths. SLSQP finds the optimum. By the law of finite width,
+    criteria are then moved to those of networks of width n, drawn as exact chains, and the search goes on until they
+    agree. Values and errors in the result are those of fresh networks. The largest γ under two bounds::
 
         largest = si.tune(
             "transformer", V0, width=256, depth=64, maximise="gamma", fixed={"tau0": 1.0, "c_gap": 1.0}, key=key,
@@ -78,9 +83,12 @@ def tune(
         bounds: lowest and highest value of free parameters, by name.
         knots: number of values over depth of free parameters, by name; linear in between.
         over: with several prompts, whether constraints and objective hold for the worst prompt or for their mean.
-        paths: number of paths of each prompt.
+        law: "finite-width", networks of width n; or "limit", the SDE alone. Criteria of gradients, and of layers
+            without a chain, are always those of the limit.
+        paths: number of paths of each prompt, and of networks.
         step: longest step in depth-time of a solver of weak order 2; at most 1/n, a layer, for statistics of every
-            step. Fresh paths have half of it, so that a step which is too long shows in `Tuned.missed`.
+            step. By the limit fresh paths have half of it, so that a step which is too long shows in
+            `Tuned.missed`.
         progress: show the phase of the work.
         key: PRNG key.
 
@@ -93,7 +101,7 @@ def tune(
     kind, ends = kind_of(architecture), _depths(depth)
     objective, sign = _objective(maximise, minimise)
     constraints = _constraints(subject_to)
-    _check_sizes(over, width=width, paths=paths)
+    _check_sizes(over, law, width=width, paths=paths)
     fixed, own = dict(fixed or {}), {"start": start or {}, "bounds": bounds or {}, "knots": knots or {}}
     draws = _draws(
         kind, posterior, {*fixed, *(name for given in own.values() for name in given), objective}, paths, key
@@ -113,17 +121,32 @@ def tune(
         key=jr.fold_in(key, 0),
     )
     problem = _checked(stated)
+    law = _law_of(problem, law)
     phase("tuning")
-    found = search(problem)
-    fresh = problem.with_fresh_paths(jr.fold_in(key, 1), problem.finer_step)
+    problem, found = (problem, search(problem)) if law == "limit" else search_at_width(problem)
+    fresh = on_new_samples(problem, found.u, law, paths=paths, key=jr.fold_in(key, 1))
     _check_found(fresh, found)
-    return answer(problem, fresh, found, began)
+    return answer(problem, fresh, found, law, began)
 
 
-def _check_sizes(over: str, **sizes: int) -> None:
+def _law_of(problem: Problem, law: Law) -> Law:
+    """The law by which criteria are known: that of the limit for gradients, and for layers without a chain.
+
+    Raises:
+        InputError: for a width at which the chain is not defined.
+    """
+    layer = problem.layer(problem.space.start(), problem.depth)
+    if law == "limit" or not has_chain(layer) or not without_tangents(problem.statistics):
+        return "limit"
+    check_chain_width(layer, tokens=problem.V0.shape[-1], width=problem.width)
+    return law
+
+
+def _check_sizes(over: str, law: str, **sizes: int) -> None:
     at_least_one(**sizes)
-    if over not in ("worst", "mean"):
-        raise InputError(f"over: must be 'worst' or 'mean', got {over!r}")
+    for name, (value, allowed) in {"over": (over, ("worst", "mean")), "law": (law, ("finite-width", "limit"))}.items():
+        if value not in allowed:
+            raise InputError(f"{name}: must be {allowed[0]!r} or {allowed[1]!r}, got {value!r}")
 
 
 def _constraints(subject_to: Any) -> tuple[Constraint, ...]:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, PRNGKeyArray
 
 from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.criteria import AbstractCriterion, Constraint
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.tuning._problem import Problem
+from sdeinfer.tuning._problem import Law, Problem
+from sdeinfer.tuning._width import on_new_samples
 
 NOISE = 2.0
 """Monte Carlo errors within which a value cannot be told from its bound."""
@@ -30,12 +31,13 @@ class Tuned:
         parameters: one row per free parameter: value; error, the Monte Carlo error by way of the active constraints;
             and whether it is at the end of its box.
         criteria: one row per constraint and prompt, and one for the objective: value and Monte Carlo error on fresh
-            paths with half the step; bound; slack, positive where the constraint holds; whether it is active; and its
-            multiplier, the change of the objective per change of the bound.
+            networks, or by the limit on fresh paths with half the step; bound; slack, positive where the constraint
+            holds; whether it is active; and its multiplier, the change of the objective per change of the bound.
         sensitivity: derivative of each free parameter by the bound of each active constraint.
         found: how the answer was found: start, evaluations, iterations, how the search ended, paths, step, seconds,
             share of paths that explode, gap of the slopes at width n and spread of the logits.
         depth: d.
+        law: "finite-width", if criteria are those of networks of width n; else "limit".
         u: the solution's coordinates.
         problem: the problem that was solved.
     """
@@ -46,6 +48,7 @@ class Tuned:
     sensitivity: pd.DataFrame
     found: dict[str, Any]
     depth: int
+    law: Law
     u: Float[np.ndarray, " coordinates"] = dataclasses.field(repr=False)
     problem: Problem = dataclasses.field(repr=False)
 
@@ -76,16 +79,26 @@ class Tuned:
         return dict(zip(map(str, values.index), values.tolist(), strict=True))
 
     @property
+    def samples(self) -> str:
+        """What criteria are estimated on, in sentences."""
+        return "paths" if self.law == "limit" else "networks"
+
+    def on_new_samples(self, *, paths: int, key: PRNGKeyArray) -> Problem:
+        """The problem on new networks, or on new paths by the limit, to evaluate criteria at `u`."""
+        return on_new_samples(self.problem, self.u, self.law, paths=paths, key=key)
+
+    @property
     def notes(self) -> list[str]:
         """Warnings to read before relying on the answer, one sentence each."""
         found, notes = self.found, []
         if found["exploded"] > 0:
-            notes.append(f"{found['exploded']:.2%} of paths explode; they count as outside of every range")
-        if found["logit_spread"] > 0.5:
+            notes.append(f"{found['exploded']:.2%} of {self.samples} explode; they count as outside of every range")
+        by_limit = any(each.directions is not None for each in self.problem.statistics) or self.law == "limit"
+        if by_limit and found["logit_spread"] > 0.5:
             notes.append(
                 f"logits have a spread of {found['logit_spread']:.2g} at width {self.width}: the limit is rough"
             )
-        if found["gap"] > 0.3:
+        if by_limit and found["gap"] > 0.3:
             notes.append(
                 f"the slopes of the ReLU differ by {found['gap']:.2g} at width {self.width}: the limit is rough"
             )
@@ -120,7 +133,8 @@ class Tuned:
         most, missed = "largest" if self.problem.sign > 0 else "smallest", self.missed
         if missed:
             count = f"{missed} of {self.rows_per_constraint * len(self.constraints)} constraints"
-            return f"{found}, but {count} {'misses its bound' if missed == 1 else 'miss their bounds'} on new paths"
+            miss = "misses its bound" if missed == 1 else "miss their bounds"
+            return f"{found}, but {count} {miss} on new {self.samples}"
         if not self.constraints:
             return f"{found} is the {most}, without constraints"
         return f"{found} is the {most} for which every constraint holds"

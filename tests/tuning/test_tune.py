@@ -16,7 +16,7 @@ from sdeinfer.tuning._problem import _as_quantile
 
 T, WIDTH, DEPTH = 0.25, 256, 64
 ONE, FOUR = np.eye(1), np.asarray(si.equicorrelated(tokens=4, correlation=0.2, norm=1.0))
-SIZES = {"width": WIDTH, "depth": DEPTH}
+SIZES = {"width": WIDTH, "depth": DEPTH, "law": "limit"}
 
 
 def noise(gamma):
@@ -181,6 +181,7 @@ def test_a_posterior_is_part_of_the_risk(key):
         subject_to=[of.probability(of.NormFactor(), below=2) >= 0.9],
         fixed={"tau0": 1.0},
         posterior=posterior,
+        law="limit",
         paths=16_384,
         key=key,
     )
@@ -246,6 +247,8 @@ BAD = {
     "no posterior": ({"posterior": xr.DataTree()}, "posterior: the result of a fit, .* is needed, got a DataTree"),
     "no prompts": ({"V0": np.empty((0, 4, 4))}, "V0: shape"),
     "no depth": ({"depth": 0}, "depth: at least 1"),
+    "a law of nobody": ({"law": "both"}, "law: must be 'finite-width' or 'limit', got 'both'"),
+    "too narrow": ({"law": "finite-width", "width": 6}, "width: 4 tokens need a width of at least 8, got 6"),
 }
 
 

@@ -1,0 +1,93 @@
+"""Tuning at width n: exact laws of one token, and what networks keep of its promises."""
+
+import functools
+import math
+from typing import Any
+
+import jax.random as jr
+import numpy as np
+import pytest
+import xarray as xr
+from budget import assert_estimate, assert_visible
+from scipy import optimize, stats
+
+import sdeinfer as si
+from sdeinfer import criteria as of
+
+ONE, WIDTH, DEPTH, BOUND = np.eye(1), 4, 4, 1.0
+ARGUMENTS: dict[str, Any] = {"width": WIDTH, "depth": DEPTH, "fixed": {"tau0": 1.0}, "paths": 2048, "maximise": "gamma"}
+
+
+@functools.cache
+def log_factor(gamma):
+    """Mean and variance of log V′/V of one layer of attention for one token, by quadrature.
+
+    V′/V = |λ√n e + γ g|²/n with λ² = 1 − γ² and n normals g: γ²/n times a noncentral chi-square variable.
+    """
+    law = stats.ncx2(WIDTH, WIDTH * (1 - gamma**2) / gamma**2)
+    logs = np.log(law.ppf((np.arange(20_000) + 0.5) / 20_000) * gamma**2 / WIDTH)
+    return logs.mean(), logs.var()
+
+
+def exact_spread(gamma):
+    return math.sqrt(DEPTH * log_factor(gamma)[1])
+
+
+def limit_spread(gamma):
+    return math.sqrt(2 * gamma**2 * (2 - gamma**2) * DEPTH / WIDTH)
+
+
+def largest(spread, bound=BOUND):
+    return optimize.brentq(lambda gamma: spread(gamma) - bound, 0.05, 0.99)
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    return si.tune("attention", ONE, subject_to=[of.spread(of.LogNorm()) <= BOUND], **ARGUMENTS, key=jr.key(0))
+
+
+def test_the_exact_law_of_one_token(tuned):
+    row = tuned.parameters.loc["gamma"]
+    # Fresh networks have their own error, and so do those on which γ was found.
+    assert_estimate(row["value"], largest(exact_spread), row["error"])
+    assert_visible(largest(limit_spread) - largest(exact_spread), row["error"])
+    assert tuned.law == "finite-width"
+
+
+def test_values_are_those_of_networks(tuned, key):
+    """Of fresh networks, at the tuned γ."""
+    spread, error = tuned.criteria[["value", "error"]].iloc[0]
+    assert_estimate(spread, exact_spread(tuned.values["gamma"]), error)
+    (again,) = tuned.on_new_samples(paths=2048, key=key).estimates(tuned.constraints[0].criterion, tuned.u)
+    assert_estimate(again.value, spread, math.hypot(again.error, error))
+    found = si.transfer(tuned, widths=[WIDTH], depths=[DEPTH], networks=2048, with_weights=256, rules=False, key=key)
+    row = found.criteria.iloc[0]
+    for source in ("promised", "chain", "weights"):
+        assert_estimate(row[source], spread, math.hypot(row[f"{source}_error"], error))
+
+
+@pytest.mark.slow
+def test_a_depth_that_is_free(key):
+    """The largest depth for γ = 0.5."""
+    goal = [of.spread(of.LogNorm()) <= 1.5]
+    arguments: dict[str, Any] = ARGUMENTS | {"depth": (2, 40), "maximise": "depth", "fixed": {"tau0": 1.0, "gamma": 0.5}}
+    found = si.tune("attention", ONE, subject_to=goal, **arguments, key=key)
+    exact = 1.5**2 / log_factor(0.5)[1]
+    print(f"\ndepth {found.depth}, exact {exact:.2f}")
+    # Depths are whole numbers.
+    assert_estimate(found.depth, exact, math.hypot(found.parameters["error"].iloc[0], 0.5))
+
+
+def test_a_posterior_moves_the_values_of_paths(key):
+    """Networks at the medians move the values: a posterior without width gives the same γ."""
+    draws = xr.Dataset({"tau0": (("chain", "draw"), np.ones((2, 50)))})
+    arguments: dict[str, Any] = ARGUMENTS | {"fixed": None, "posterior": xr.DataTree.from_dict({"posterior": draws})}
+    found = si.tune("attention", ONE, subject_to=[of.spread(of.LogNorm()) <= BOUND], **arguments, key=key)
+    assert_estimate(found.values["gamma"], largest(exact_spread), found.parameters["error"].iloc[0])
+    assert found.criteria["value"].iloc[0] == pytest.approx(BOUND, abs=5 * found.criteria["error"].iloc[0])
+
+
+def test_gradients_are_those_of_the_limit(key):
+    goal = [of.spread(of.LogGradientNorm()) <= 0.5]
+    found = si.tune("attention", ONE, subject_to=goal, **{**ARGUMENTS, "paths": 64}, key=key)
+    assert found.law == "limit"

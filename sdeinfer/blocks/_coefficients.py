@@ -112,7 +112,9 @@ def in_threads[T](run: Callable[[Reading], T], each: Sequence[Reading]) -> list[
 
     One reading of each width and block is first, so that its program is compiled once.
     """
-    first = {(here.width, here.part): number for number, here in reversed(list(enumerate(each)))}
+    first: dict[tuple[int, int], int] = {}
+    for number, here in enumerate(each):
+        first.setdefault((here.width, here.part), number)
     with ThreadPoolExecutor(launching_threads()) as pool:
         found = dict(zip(first.values(), pool.map(run, (each[number] for number in first.values())), strict=True))
         rest = [number for number in range(len(each)) if number not in found]

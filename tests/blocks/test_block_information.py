@@ -61,7 +61,7 @@ def score_moments(coefficients, freedom: float) -> np.ndarray:
 def test_draws_have_the_scores_of_networks_with_weights(key):
     """Means over several sets of nodes, which draws and networks have of their own."""
     U = tokens_with_covariance(jnp.asarray(V3), width=WIDTH, key=key)
-    each = [Reading(0, number, PEAKED, WIDTH, np.asarray(V3)) for number in range(PARTS)]
+    each = [Reading(0, number, 0, PEAKED, WIDTH, np.asarray(V3)) for number in range(PARTS)]
     drawn = [score_moments(_drawn_coefficients([here], 0.0, 0), FREEDOM) for here in each]
     networks = [
         score_moments(coefficients_of_networks(PEAKED, U, here.nodes(seed=5), own), FREEDOM)

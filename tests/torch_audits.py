@@ -143,6 +143,18 @@ def audited(make, recipe):
     }
 
 
+def masked():
+    """An encoder whose causal mask is an input."""
+    torch.manual_seed(0)
+    given = {"src": prompt(), "mask": nn.Transformer.generate_square_subsequent_mask(prompt().shape[-2])}
+    found = si.audit(encoder(), given, recipe="pytorch", pattern=si.CAUSAL)
+    return {
+        "passed": found.passed,
+        "verdict": found.verdict,
+        "pattern": str(si.Pattern.in_attributes(found.data.attrs)),
+    }
+
+
 def factors():
     """Strengths with the factors of the sums, and those of the modules alone, from their observed increments."""
     torch.manual_seed(0)
@@ -298,6 +310,7 @@ def main(folder):
     _, monitor = trained(monitored=True)
     written = {
         "models": {name: audited(*each) for name, each in MODELS.items()},
+        "masked": masked(),
         "factors": factors(),
         "gradients": growths(),
         "untouched": untouched(),

@@ -30,6 +30,7 @@ def audit(
     recipe: str | Recipe | Mapping[str, float] | None = None,
     branches: Mapping[str, Any] | None = None,
     architecture: AbstractLayer | None = None,
+    pattern: Pattern | None = None,
     networks: int = 1,
     tokens: int = TOKENS,
     seed: int = 0,
@@ -50,6 +51,8 @@ def audit(
         branches: where the branches are, if their names are not well-known: for each kind a glob of module names, or a
             pair of them for what reads and what adds: `{"attention": "h.*.attn", "mlp": ("h.*.fc1", "h.*.fc2")}`.
         architecture: the blocks of one layer; None for those of the model's configuration.
+        pattern: which tokens each token attends to, where neither the model nor the architecture tells, as for a mask
+            that is an input of `nn.TransformerEncoder`.
         networks: number of networks, if `model` is a function.
         tokens: number of tokens of each causal prompt that are observed, the first ones.
         seed: seed of the weights, if `model` is a function.
@@ -67,7 +70,7 @@ def audit(
         name, sd, seen = "Dataset", None, Seen(validate_branches(model))
     else:
         network, _ = drawn(model)
-        described = describe(network, patterns=branches, architecture=architecture)
+        described = describe(network, patterns=branches, architecture=architecture, pattern=pattern)
         name, sd, architecture = described.name, described.sd, described.architecture
         inputs = default_inputs(network) if inputs is None else inputs
         first = check_inputs(network, inputs, architecture, tokens=tokens)

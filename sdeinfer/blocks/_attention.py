@@ -1,6 +1,5 @@
 """The branch of self-attention: softmax as it is, with masks, groups of heads and rotations of positions."""
 
-import functools
 import math
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,14 +9,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
-from scipy.interpolate import CubicSpline
-from scipy.special import gammaincinv, ndtr, ndtri
+from scipy.special import ndtri
 
 from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import AbstractBranch, check_bias, projected, projection
 from sdeinfer.blocks._moments import MatrixMoments, fourth_moments
-from sdeinfer.blocks._nodes import LARGEST_DIMENSION, uniform_nodes
+from sdeinfer.blocks._nodes import LARGEST_DIMENSION, uniform_nodes, wishart_factors
 from sdeinfer.blocks._parameters import GAIN, TEMPERATURE
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, square_of, total, transpose, vech
 from sdeinfer.layers import NetworkKeys, factor, wishart_draws, wishart_factor
@@ -143,11 +141,11 @@ class SelfAttention(AbstractBranch):
             uniforms = rng.random((2**log2, own + p))
         else:
             uniforms = uniform_nodes(own + p, log2, seed)
-        normals, values = ndtri(uniforms[:, :own]), _wishart_factors(uniforms[:, own:], tokens, size)
+        normals, values = ndtri(uniforms[:, :own]), wishart_factors(uniforms[:, own:], tokens, size)
         if self.rope is not None:
             drawn = normals.reshape(-1, 1 + shared, tokens, size)
             return AttentionNodes(drawn[:, 0], drawn[:, 1:], values, members)
-        keys, queries = _wishart_factors(uniforms[:, :p], tokens, size), normals[:, p:]
+        keys, queries = wishart_factors(uniforms[:, :p], tokens, size), normals[:, p:]
         return AttentionNodes(keys, queries.reshape(-1, shared, tokens, tokens), values, members)
 
     def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> MatrixMoments:
@@ -221,24 +219,3 @@ class SelfAttention(AbstractBranch):
 
         start = jnp.zeros((shared, tokens, tokens, self.groups, L.shape[-1]), L.dtype)
         return jax.lax.fori_loop(0, size // 2, add, start)
-
-
-def _wishart_factors(
-    uniforms: Float[np.ndarray, "nodes p"], tokens: int, freedom: int
-) -> Float[np.ndarray, "nodes m m"]:
-    """Bartlett's factors of Wishart matrices from uniform numbers; see `layers.wishart_factor`."""
-    B = np.zeros((len(uniforms), tokens, tokens))
-    a, b = np.tril_indices(tokens, -1)
-    B[:, a, b] = ndtri(uniforms[:, tokens:])
-    for k in range(min(tokens, freedom)):
-        B[:, k, k] = _chi_quantile(freedom - k)(ndtri(uniforms[:, k]))
-    B[:, :, freedom:] = 0.0
-    return B
-
-
-@functools.lru_cache(maxsize=256)
-def _chi_quantile(freedom: int) -> CubicSpline:
-    """The quantile of a chi variable at that of a normal variable; to 1e-7, in a seventh of SciPy's time."""
-    z = np.linspace(-6.5, 6.5, 521)
-    # A chi-square variable of ν degrees of freedom is twice a gamma variable of ν/2.
-    return CubicSpline(z, np.sqrt(2 * gammaincinv(freedom / 2, ndtr(z))))

@@ -22,6 +22,7 @@ from scipy.interpolate import barycentric_interpolate
 
 from sdeinfer.blocks._coefficients import LOG_FACTORS, Reading, in_threads, law_of_increment, readings, reshaped
 from sdeinfer.blocks._logarithm import SINGULAR
+from sdeinfer.blocks._nodes import wishart_factors
 from sdeinfer.blocks._order import BlockOrder
 
 INCREMENTS, DRAWS = 16, 1024
@@ -155,9 +156,7 @@ def _at_steps(block, V, draws, nodes, width):
 
 
 def _wishart_factors(here: Reading, seed: int) -> Float[np.ndarray, "draws m m"]:
-    """Draws of lower triangular B with B Bᵀ ~ Wishart_m(n, I)/n (Bartlett's decomposition)."""
+    """Draws of lower triangular B with B Bᵀ ~ Wishart_m(n, I)/n."""
     rng, tokens = np.random.default_rng([seed, here.network, here.branch]), len(here.V)
-    B = np.tril(rng.standard_normal((DRAWS, tokens, tokens)), -1)
-    diagonal = np.arange(tokens)
-    B[:, diagonal, diagonal] = np.sqrt(rng.chisquare(here.width - diagonal, (DRAWS, tokens)))
-    return B / np.sqrt(here.width)
+    uniforms = rng.random((DRAWS, tokens * (tokens + 1) // 2))
+    return wishart_factors(uniforms, tokens, here.width) / np.sqrt(here.width)

@@ -42,6 +42,12 @@ def test_correct_models_pass(name, written):
     np.testing.assert_allclose(stream, found["own"], rtol=1e-5, atol=1e-6 * stream.max())
 
 
+def test_a_mask_may_be_an_input(written):
+    found = written["masked"]
+    assert found["passed"], found["verdict"]
+    assert found["pattern"] == "a causal mask"
+
+
 def test_copies_of_one_layer_are_seen(written):
     found = written["models"]["encoder of copies"]
     assert "attention branches of layers 0, 1, 2, 3 have the same weights; mlp branches of" in found["verdict"]

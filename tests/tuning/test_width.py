@@ -70,7 +70,11 @@ def test_values_are_those_of_networks(tuned, key):
 def test_a_depth_that_is_free(key):
     """The largest depth for γ = 0.5."""
     goal = [of.spread(of.LogNorm()) <= 1.5]
-    arguments: dict[str, Any] = ARGUMENTS | {"depth": (2, 40), "maximise": "depth", "fixed": {"tau0": 1.0, "gamma": 0.5}}
+    arguments: dict[str, Any] = ARGUMENTS | {
+        "depth": (2, 40),
+        "maximise": "depth",
+        "fixed": {"tau0": 1.0, "gamma": 0.5},
+    }
     found = si.tune("attention", ONE, subject_to=goal, **arguments, key=key)
     exact = 1.5**2 / log_factor(0.5)[1]
     print(f"\ndepth {found.depth}, exact {exact:.2f}")

@@ -109,7 +109,10 @@ def tune_command(
             help="range of a free parameter, as in gamma=0.1:0.9; depth=8:64 tunes the depth; may be repeated"
         ),
     ] = None,
-    paths: Annotated[int, typer.Option(help="number of paths", min=1)] = 4096,
+    law: Annotated[
+        Literal["finite-width", "limit"], typer.Option(help="law of the networks: at their width, or in the limit")
+    ] = "finite-width",
+    paths: Annotated[int, typer.Option(help="number of paths, and of networks", min=1)] = 4096,
     step: Annotated[float, typer.Option(help="longest step in depth-time")] = 0.01,
     seed: flags.Seed = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("tuned"),
@@ -132,6 +135,7 @@ def tune_command(
             subject_to=constraints,
             fixed=fixed_by(fix),
             bounds=bounds,
+            law=law,
             paths=paths,
             step=step,
             key=key_of(seed, 0),

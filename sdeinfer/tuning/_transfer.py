@@ -30,6 +30,7 @@ from sdeinfer.tuning._problem import Law
 from sdeinfer.tuning._search import polish
 from sdeinfer.tuning._space import DEPTH
 from sdeinfer.tuning._tuned import Tuned
+from sdeinfer.tuning._width import at_width
 
 RULES = {"constant": 0.0, "d^-1/2": -0.5, "d^-1": -1.0}
 """Exponents of the depth in the rules that people use for γ."""
@@ -174,8 +175,10 @@ class _Setting:
 
 def _rules_at(tuned: Tuned, width: int, depth: int) -> dict[str, Any]:
     """γ tuned for a width and a depth, and by the rules; with the least slack of the constraints under each."""
-    problem = dataclasses.replace(tuned.problem, width=width, depth=float(depth), offsets={})
-    names, u = problem.space.names, tuned.u
+    problem, u = dataclasses.replace(tuned.problem, width=width, depth=float(depth), offsets={}), tuned.u
+    if tuned.law == "finite-width":
+        problem, _ = at_width(problem, u)
+    names = problem.space.names
     gamma = names.index("gamma")
     best = polish(problem, u).u
     row: dict[str, Any] = {"width": width, "depth": depth, "tuned": problem.named(best)["gamma"]}

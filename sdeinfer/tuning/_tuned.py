@@ -81,7 +81,7 @@ class Tuned:
     @property
     def samples(self) -> str:
         """What criteria are estimated on, in sentences."""
-        return "paths" if self.law == "limit" else "networks"
+        return "paths" if self.law == "limit" or self.problem.space.drawn else "networks"
 
     def on_new_samples(self, *, paths: int, key: PRNGKeyArray) -> Problem:
         """The problem on new networks, or on new paths by the limit, to evaluate criteria at `u`."""

@@ -248,7 +248,10 @@ BAD = {
     "no prompts": ({"V0": np.empty((0, 4, 4))}, "V0: shape"),
     "no depth": ({"depth": 0}, "depth: at least 1"),
     "a law of nobody": ({"law": "both"}, "law: must be 'finite-width' or 'limit', got 'both'"),
-    "too narrow": ({"law": "finite-width", "width": 6}, "width: 4 tokens need a width of at least 8, got 6"),
+    "too narrow": (
+        {"law": "finite-width", "width": 6, "subject_to": of.spread(of.LogNorm()) <= 1},
+        "width: 4 tokens need a width of at least 8, got 6",
+    ),
 }
 
 

@@ -91,6 +91,7 @@ def test_a_posterior_moves_the_values_of_paths(key):
     assert found.criteria["value"].iloc[0] == pytest.approx(BOUND, abs=5 * found.criteria["error"].iloc[0])
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_limit(key):
     goal = [of.spread(of.LogGradientNorm()) <= 0.5]
     found = si.tune("attention", ONE, subject_to=goal, **{**ARGUMENTS, "paths": 64}, key=key)

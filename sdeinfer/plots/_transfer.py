@@ -18,9 +18,9 @@ SOURCES = (("chain", "networks", True, 0.97), ("weights", "with weights", False,
 
 
 def plot_transfer(found: Transfer, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
-    """Plot each criterion over the depth, a colour for each width: what the SDE predicts, and networks.
+    """Plot each criterion over the depth, a colour for each width: what is promised, and networks.
 
-    Lines are the SDE, filled marks exact chains, and open ones networks with weights, with error bars of one standard
+    Lines are promises, filled marks exact chains, and open ones networks with weights, with error bars of one standard
     error; the dotted line is the bound. If γ was tuned for every size, a last panel has γ over the depth, with the
     rules. The first panel and that of the rules have a legend.
 
@@ -45,7 +45,7 @@ def plot_transfer(found: Transfer, *, axes: Axes | Iterable[Axes] | None = None)
         for width, style in looks.items():
             own = mine[mine["width"] == width]
             line = {"color": style["color"], "linestyle": style["linestyle"]}
-            panel.plot(own["depth"], own["promised"], **line, label=f"n = {width:g}, SDE")
+            panel.plot(own["depth"], own["promised"], **line, label=f"n = {width:g}, promised")
             for source, words, filled, shift in SOURCES:
                 if np.isfinite(own[source]).any():
                     inside = style["color"] if filled else "white"

@@ -23,7 +23,7 @@ def transfer(*, rules: bool) -> Transfer:
 def test_a_panel_for_each_criterion_and_one_for_the_rules():
     criterion, rules = plot_transfer(transfer(rules=True))
     lines = {line.get_label(): line for line in criterion.lines}
-    np.testing.assert_allclose(lines["n = 128, SDE"].get_ydata(), [0.916, 0.964])
+    np.testing.assert_allclose(lines["n = 128, promised"].get_ydata(), [0.916, 0.964])
     np.testing.assert_allclose(lines["bound"].get_ydata(), 0.95)
     assert len(criterion.containers) == len(WIDTHS)  # chains; networks with weights have no values
     looks = {(lines[label].get_linestyle(), lines[label].get_color()) for label in lines if str(label).endswith("SDE")}

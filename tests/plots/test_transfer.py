@@ -26,7 +26,9 @@ def test_a_panel_for_each_criterion_and_one_for_the_rules():
     np.testing.assert_allclose(lines["n = 128, promised"].get_ydata(), [0.916, 0.964])
     np.testing.assert_allclose(lines["bound"].get_ydata(), 0.95)
     assert len(criterion.containers) == len(WIDTHS)  # chains; networks with weights have no values
-    looks = {(lines[label].get_linestyle(), lines[label].get_color()) for label in lines if str(label).endswith("promised")}
+    looks = {
+        (lines[label].get_linestyle(), lines[label].get_color()) for label in lines if str(label).endswith("promised")
+    }
     assert len({style for style, _ in looks}) == len(WIDTHS)
     drawn = {line.get_label(): line.get_ydata() for line in rules.lines}
     np.testing.assert_allclose(drawn["γ ∝ d^-1/2"], [0.4, 0.2])

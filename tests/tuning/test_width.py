@@ -55,7 +55,7 @@ def test_the_exact_law_of_one_token(tuned):
 
 
 def test_values_are_those_of_networks(tuned, key):
-    """Of fresh networks, at the tuned γ."""
+    """Fresh networks at the tuned γ have the stated value."""
     spread, error = tuned.criteria[["value", "error"]].iloc[0]
     assert_estimate(spread, exact_spread(tuned.values["gamma"]), error)
     (again,) = tuned.on_new_samples(paths=2048, key=key).estimates(tuned.constraints[0].criterion, tuned.u)

@@ -52,7 +52,7 @@ def audit(
             pair of them for what reads and what adds: `{"attention": "h.*.attn", "mlp": ("h.*.fc1", "h.*.fc2")}`.
         architecture: the blocks of one layer; None for those of the model's configuration.
         pattern: which tokens each token attends to, where neither the model nor the architecture tells, as for a mask
-            that is an input of `nn.TransformerEncoder`.
+            that is an input of `nn.TransformerEncoder`. A Dataset has its own.
         networks: number of networks, if `model` is a function.
         tokens: number of tokens of each causal prompt that are observed, the first ones.
         seed: seed of the weights, if `model` is a function.

@@ -28,6 +28,7 @@ from sdeinfer.layers._mlp import ShapedMLP as ShapedMLP
 from sdeinfer.layers._over_depth import OverDepth as OverDepth
 from sdeinfer.layers._over_depth import Profile as Profile
 from sdeinfer.layers._over_depth import as_module as as_module
+from sdeinfer.layers._over_depth import is_profile as is_profile
 from sdeinfer.layers._over_depth import layer_time as layer_time
 from sdeinfer.layers._relu import shaped_relu as shaped_relu
 from sdeinfer.layers._sizes import size as size

@@ -31,6 +31,11 @@ type Profile = Path | Callable[[Any], Any]
 """A function of depth-time t, or a path of Diffrax."""
 
 
+def is_profile(value: Any) -> bool:
+    """Whether a value is a function of depth-time, or a path of Diffrax."""
+    return callable(value) or isinstance(value, Path)
+
+
 class FunctionModule(eqx.Module):
     """A function as a module whose leaves are arrays; programs are compiled for the rest of it.
 
@@ -77,7 +82,7 @@ class OverDepth(AbstractLayer):
             if name not in layer.parameters():
                 has = ", ".join(layer.parameters())
                 raise InputError(f"{name}: the layer has no such parameter; it has {has}")
-            if not callable(profile) and not isinstance(profile, Path):
+            if not is_profile(profile):
                 raise InputError(f"{name}: a function of depth-time is needed, got {profile!r}")
         self.layer = layer
         self.profiles = {name: as_module(profile) for name, profile in profiles.items()}

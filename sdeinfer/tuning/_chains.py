@@ -1,5 +1,6 @@
 """Statistics of finite networks: exact chains, and networks with weights."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,76 +22,59 @@ def without_tangents(statistics: Sequence[AbstractStatistic]) -> list[AbstractSt
     return [each for each in statistics if each.directions is None]
 
 
-def statistics_of_chains(
-    statistics: Sequence[AbstractStatistic],
-    layer: AbstractLayer,
-    V0: Float[np.ndarray, "m m"],
-    *,
-    width: int,
-    depth: int,
-    networks: int,
-    key: PRNGKeyArray,
-) -> Values:
-    """Statistics of exact chains, without those of tangents; none for a layer without chain."""
-    mine = without_tangents(statistics)
-    if not mine or not has_chain(layer):
-        return {}, np.zeros(networks, bool)
-    every = _every(mine, depth)
-    starts = np.broadcast_to(V0, (networks, *V0.shape))
-    sizes: dict[str, Any] = {"width": width, "observed": depth // every, "observe_every": every}
-    return _values(mine, V0, sample_chains(layer, starts, **sizes, key=key)[:, 1:])
+@dataclasses.dataclass(frozen=True)
+class Networks:
+    """Networks of one width and depth, from one prompt, and the statistics that are wanted of them."""
 
+    statistics: tuple[AbstractStatistic, ...]
+    layer: AbstractLayer
+    V0: Float[np.ndarray, "m m"]
+    width: int
+    depth: int
 
-def statistics_at_width(
-    statistics: Sequence[AbstractStatistic],
-    layer: AbstractLayer,
-    V0: Float[np.ndarray, "m m"],
-    *,
-    width: int,
-    depth: int,
-    networks: int,
-    step: float,
-    key: PRNGKeyArray,
-) -> Values:
-    """Statistics of exact chains, and by paths of the limit with a longest step those that chains do not have."""
-    sizes: dict[str, Any] = {"width": width, "depth": depth, "networks": networks}
-    values, exploded = statistics_of_chains(statistics, layer, V0, **sizes, key=key)
-    rest = tuple(each for each in statistics if each not in values)
-    if not rest:
-        return values, exploded
-    by_limit, others = statistics_of_layer(rest, layer, V0, depth / width, paths=networks, step=step, key=key)
-    return values | by_limit, exploded | others
+    def by_limit(self, paths: int, step: float, key: PRNGKeyArray) -> Values:
+        """Statistics of paths of the SDE in their place, with a longest step."""
+        time = self.depth / self.width
+        return statistics_of_layer(self.statistics, self.layer, self.V0, time, paths=paths, step=step, key=key)
 
+    def by_chain(self, networks: int, key: PRNGKeyArray) -> Values:
+        """Statistics of exact chains, without those of tangents; none for a layer without chain."""
+        mine = without_tangents(self.statistics)
+        if not mine or not has_chain(self.layer):
+            return {}, np.zeros(networks, bool)
+        every = self._every(mine)
+        starts = np.broadcast_to(self.V0, (networks, *self.V0.shape))
+        sizes: dict[str, Any] = {"width": self.width, "observed": self.depth // every, "observe_every": every}
+        return _values(mine, self.V0, sample_chains(self.layer, starts, **sizes, key=key)[:, 1:])
 
-def statistics_of_networks(
-    statistics: Sequence[AbstractStatistic],
-    layer: AbstractLayer,
-    V0: Float[np.ndarray, "m m"],
-    *,
-    width: int,
-    depth: int,
-    networks: int,
-    key: PRNGKeyArray,
-) -> Values:
-    """Statistics of networks with weights."""
-    found, exploded = {}, np.zeros(networks, bool)
-    sizes: dict[str, Any] = {"width": width, "depth": depth, "networks": networks}
-    for tangent, mine in by_tangent(tuple(statistics)).items() if networks else ():
-        sizes["observe_every"], tokens = _every(mine, depth), len(V0)
-        if tangent is None:
-            data = sample_networks(layer, V0, method="weights", key=key, **sizes)
-            values, bad = _values(mine, V0, data["covariance"].values[:, 1:])
-        else:
-            D0 = tangent_at(tangent, tokens, V0.dtype)
-            S = sample_tangents(layer, V0, directions=D0, key=key, **sizes)[:, 1:]
-            values, bad = _values(mine, V0, S[..., :tokens, :tokens], S[..., tokens:, tokens:])
-        found, exploded = found | values, exploded | bad
-    return found, exploded
+    def at_width(self, networks: int, step: float, key: PRNGKeyArray) -> Values:
+        """Statistics of exact chains, and by the limit those that chains do not have."""
+        values, exploded = self.by_chain(networks, key)
+        rest = tuple(each for each in self.statistics if each not in values)
+        if not rest:
+            return values, exploded
+        others, bad = dataclasses.replace(self, statistics=rest).by_limit(networks, step, key)
+        return values | others, exploded | bad
 
+    def with_weights(self, networks: int, key: PRNGKeyArray) -> Values:
+        """Statistics of networks with weights."""
+        found, exploded = {}, np.zeros(networks, bool)
+        sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "networks": networks}
+        for tangent, mine in by_tangent(self.statistics).items() if networks else ():
+            sizes["observe_every"], tokens = self._every(mine), len(self.V0)
+            if tangent is None:
+                data = sample_networks(self.layer, self.V0, method="weights", key=key, **sizes)
+                values, bad = _values(mine, self.V0, data["covariance"].values[:, 1:])
+            else:
+                D0 = tangent_at(tangent, tokens, self.V0.dtype)
+                S = sample_tangents(self.layer, self.V0, directions=D0, key=key, **sizes)[:, 1:]
+                values, bad = _values(mine, self.V0, S[..., :tokens, :tokens], S[..., tokens:, tokens:])
+            found, exploded = found | values, exploded | bad
+        return found, exploded
 
-def _every(statistics: Sequence[AbstractStatistic], depth: int) -> int:
-    """Layers from one observation to the next."""
-    return 1 if any(each.every_step for each in statistics) else depth
+    def _every(self, statistics: Sequence[AbstractStatistic]) -> int:
+        """Layers from one observation to the next."""
+        return 1 if any(each.every_step for each in statistics) else self.depth
 
 
 def _values(

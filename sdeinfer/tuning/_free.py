@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from diffrax import AbstractPath
 
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
-from sdeinfer.layers import Architecture, as_module
+from sdeinfer.layers import Architecture, as_module, is_profile
 from sdeinfer.parameters import BIJECTIONS, SLOPES
 from sdeinfer.tuning._space import BOX, DEPTH, START, Free, Space
 
@@ -48,7 +47,7 @@ def space_of(
         free.append(Free(DEPTH, "log", float(low), float(high), float(start.get(DEPTH, (low * high) ** 0.5))))
     if not free:
         raise InputError("fixed: no parameter is free")
-    profiled = tuple(name for name, value in fixed.items() if _is_profile(value))
+    profiled = tuple(name for name, value in fixed.items() if is_profile(value))
     for name in (*profiled, *(name for name in knots if knots[name] > 1)):
         if name not in declared:
             raise InputError(f"{name}: only the layer's own parameters, {', '.join(declared)}, change with depth")
@@ -60,7 +59,7 @@ def fixed_values(kind: Architecture, fixed: Mapping[str, Any]) -> dict[str, Any]
     """The fixed values, checked; functions of depth-time as modules."""
     found = {}
     for name, value in fixed.items():
-        if _is_profile(value):
+        if is_profile(value):
             found[name] = as_module(value)
         else:
             parameters = kind.coordinates.sampled | kind.coordinates.declared
@@ -68,10 +67,6 @@ def fixed_values(kind: Architecture, fixed: Mapping[str, Any]) -> dict[str, Any]
             if found[name].ndim:
                 raise InputError(f"fixed: {name}: a number or a function of depth-time is needed")
     return found
-
-
-def _is_profile(value: Any) -> bool:
-    return callable(value) or isinstance(value, AbstractPath)
 
 
 def _free(

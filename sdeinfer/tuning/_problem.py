@@ -17,7 +17,7 @@ from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, 
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve import Grid, step_grid
 from sdeinfer.terms import LimitSteps
-from sdeinfer.tuning._chains import statistics_at_width
+from sdeinfer.tuning._chains import Networks
 from sdeinfer.tuning._ensemble import Sample, sample_statistics
 from sdeinfer.tuning._space import DEPTH, Space, coefficients
 
@@ -162,10 +162,10 @@ class Problem:
         """The same of networks of width n; statistics of gradients, which have no chain, are those of the limit."""
         depth = self.layers(u)
         layer = self.layer(u, depth)
-        sizes: dict[str, Any] = {"width": self.width, "depth": depth, "networks": self.paths, "step": self.step}
 
         def sample(V0: np.ndarray, key: PRNGKeyArray) -> Sample:
-            values, exploded = statistics_at_width(self.statistics, layer, V0, **sizes, key=key)
+            networks = Networks(self.statistics, layer, V0, self.width, depth)
+            values, exploded = networks.at_width(self.paths, self.step, key)
             each = np.stack([values[statistic] for statistic in self.statistics])
             return Sample(each, np.zeros((len(each), 0, self.paths)), exploded)
 
@@ -216,7 +216,7 @@ class Problem:
         ]
 
     def offset(self, criterion: AbstractCriterion) -> tuple[float, ...]:
-        """What is added to a criterion, for each row."""
+        """The number that is added to a criterion, for each row."""
         return self.offsets.get(criterion, (0.0,) * self.rows)
 
     def objectives(self, u: Float[np.ndarray, " coordinates"]) -> list[Value]:

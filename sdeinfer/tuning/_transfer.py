@@ -1,32 +1,23 @@
 """Promises of a tuned layer against networks of other widths and depths."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
 import jax.random as jr
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.criteria import AbstractStatistic, Constraint
+from sdeinfer.criteria import Constraint
 from sdeinfer.layers import AbstractLayer, OverDepth, has_chain
 from sdeinfer.networks import check_chain_width
-from sdeinfer.tuning._chains import (
-    Values,
-    statistics_at_width,
-    statistics_of_chains,
-    statistics_of_networks,
-    without_tangents,
-)
-from sdeinfer.tuning._ensemble import statistics_of_layer
-from sdeinfer.tuning._problem import Law
+from sdeinfer.tuning._chains import Networks, without_tangents
 from sdeinfer.tuning._search import polish
 from sdeinfer.tuning._space import DEPTH
 from sdeinfer.tuning._tuned import Tuned
@@ -113,11 +104,12 @@ def _rows(
 ) -> list[dict[str, Any]]:
     problem, rows = tuned.problem, []
     step, found = min(problem.finer_step, 1 / width), []
+    promised = Networks.at_width if tuned.law == "finite-width" else Networks.by_limit
     for V0, own in zip(tuned.V0, jr.split(key, (len(tuned.V0), 3)), strict=True):
-        here = _Setting(problem.statistics, layer, V0, width, depth)
+        here = Networks(problem.statistics, layer, V0, width, depth)
         found.append(
             {
-                "promised": here.promised(tuned.law, problem.paths, step, own[0]),
+                "promised": promised(here, problem.paths, step, own[0]),
                 "chain": here.by_chain(networks, own[1]),
                 "weights": here.with_weights(with_weights, own[2]),
             }
@@ -141,36 +133,6 @@ def _rows(
                     row[f"{source}_holds"] = bool(slack >= 0) if np.isfinite(slack) else None
             rows.append(row)
     return rows
-
-
-@dataclasses.dataclass(frozen=True)
-class _Setting:
-    """Statistics of networks of one width and depth, from one prompt; each with whether a network explodes."""
-
-    statistics: tuple[AbstractStatistic, ...]
-    layer: AbstractLayer
-    V0: Float[np.ndarray, "m m"]
-    width: int
-    depth: int
-
-    def promised(self, law: Law, paths: int, step: float, key: PRNGKeyArray) -> Values:
-        """Statistics by the law of the tuning: of networks of this width, or of paths of the SDE."""
-        if law == "finite-width":
-            return self._of(functools.partial(statistics_at_width, step=step), paths, key)
-        time = self.depth / self.width
-        return statistics_of_layer(self.statistics, self.layer, self.V0, time, paths=paths, step=step, key=key)
-
-    def by_chain(self, networks: int, key: PRNGKeyArray) -> Values:
-        """Statistics of exact chains, without those of tangents."""
-        return self._of(statistics_of_chains, networks, key)
-
-    def with_weights(self, networks: int, key: PRNGKeyArray) -> Values:
-        """Statistics of networks with weights."""
-        return self._of(statistics_of_networks, networks, key)
-
-    def _of(self, sampler: Callable[..., Values], networks: int, key: PRNGKeyArray) -> Values:
-        sizes = {"width": self.width, "depth": self.depth, "networks": networks}
-        return sampler(self.statistics, self.layer, self.V0, **sizes, key=key)
 
 
 def _rules_at(tuned: Tuned, width: int, depth: int) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Tuned:
 
     @property
     def samples(self) -> str:
-        """What criteria are estimated on, in sentences."""
+        """The word for the samples that criteria are estimated on."""
         return "paths" if self.law == "limit" or self.problem.space.drawn else "networks"
 
     def on_new_samples(self, *, paths: int, key: PRNGKeyArray) -> Problem:

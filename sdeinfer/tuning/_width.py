@@ -24,8 +24,8 @@ def search_at_width(problem: Problem) -> tuple[Problem, Found]:
     found = search(problem)
     evaluations = found.evaluations
     for _ in range(ROUNDS):
-        moved, change = at_width(problem, found.u)
-        if change < SETTLED:
+        moved, changed = at_width(problem, found.u)
+        if not changed:
             break
         problem, found = moved, polish(moved, found.u)
         if found.violation > FEASIBLE:
@@ -34,28 +34,28 @@ def search_at_width(problem: Problem) -> tuple[Problem, Found]:
     return problem, found._replace(evaluations=evaluations)
 
 
-def at_width(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> tuple[Problem, float]:
+def at_width(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> tuple[Problem, bool]:
     """The problem by the limit, whose criteria are moved to those of networks of width n at free coordinates.
 
     Parameters from a posterior have their medians where the two are compared.
 
     Returns:
-        the problem, and the largest change of its criteria, in Monte Carlo errors.
+        the problem, and whether one of its criteria changes by more than `SETTLED`.
     """
-    fixed = {name: np.median(x) if name in problem.space.drawn else x for name, x in problem.fixed.items()}
-    space = dataclasses.replace(problem.space, drawn=())
-    limit = dataclasses.replace(problem, space=space, fixed=fixed, offsets={})
-    networks, u = dataclasses.replace(limit, law="finite-width"), limit.with_nearest_depth(u)
-    offsets, change = {}, 0.0
+    limit, drawn = problem, problem.space.drawn
+    if drawn:
+        medians = {name: np.median(x) if name in drawn else x for name, x in problem.fixed.items()}
+        limit = dataclasses.replace(problem, space=dataclasses.replace(problem.space, drawn=()), fixed=medians)
+    networks, u = dataclasses.replace(limit, law="finite-width", offsets={}), limit.with_nearest_depth(u)
+    offsets, changed = {}, False
     for criterion in problem.compared:
+        # The samples of the search are still known to `limit`, whose criteria are moved already.
         pairs = zip(networks.criterion(criterion, u), limit.criterion(criterion, u), strict=True)
-        offsets[criterion] = tuple(of_networks.value - of_limit.value for of_networks, of_limit in pairs)
-        before, errors = problem.offset(criterion), [each.error for each in networks.estimates(criterion, u)]
-        moves = np.abs(np.subtract(offsets[criterion], before))
-        change = max(
-            change, *(move / error if error else np.inf * bool(move) for move, error in zip(moves, errors, strict=True))
-        )
-    return dataclasses.replace(problem, offsets=offsets), change
+        moves = np.array([of_networks.value - of_limit.value for of_networks, of_limit in pairs])
+        errors = np.array([each.error for each in networks.estimates(criterion, u)])
+        offsets[criterion] = tuple((moves + problem.offset(criterion)).tolist())
+        changed |= bool((np.abs(moves) > SETTLED * errors).any())
+    return dataclasses.replace(problem, offsets=offsets), changed
 
 
 def on_new_samples(

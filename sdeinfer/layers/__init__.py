@@ -11,6 +11,7 @@ from sdeinfer.layers._attention import ShapedAttention as ShapedAttention
 from sdeinfer.layers._base import AbstractLayer as AbstractLayer
 from sdeinfer.layers._base import check_parameters as check_parameters
 from sdeinfer.layers._base import has_chain as has_chain
+from sdeinfer.layers._base import has_limit as has_limit
 from sdeinfer.layers._base import limit_of as limit_of
 from sdeinfer.layers._base import limit_on_host as limit_on_host
 from sdeinfer.layers._feedforward import ResidualFeedForward as ResidualFeedForward

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
@@ -40,9 +41,12 @@ class Architecture:
 
     Attributes:
         structure: the layer's structure as a pytree: its type and settings.
+        constants: values of all arrays, for a layer that has others than its parameters; those of parameters are at
+            coordinates 0.
     """
 
     structure: Any
+    constants: tuple[float, ...] = ()
 
     def __init__(self, name: str, **sizes: Any):
         kind = architecture_named(name)
@@ -53,8 +57,12 @@ class Architecture:
         object.__setattr__(self, "structure", jax.tree.structure(_at_zero(kind, sizes)))
 
     @classmethod
-    def of(cls, layer: AbstractLayer) -> "Architecture":
+    def of(cls, layer: AbstractLayer, *, limit: bool = True) -> "Architecture":
         """The architecture of a layer.
+
+        Arguments:
+            layer: the layer.
+            limit: whether it needs a limit; one without may have numbers beside its parameters, such as known gains.
 
         Raises:
             InputError: if the layer has arrays that are not declared as parameters, or no limit.
@@ -63,13 +71,20 @@ class Architecture:
         if known is not None:
             return known
         leaves, structure = jax.tree.flatten(layer)
-        if len(leaves) != len(layer.declared()):
+        others = len(leaves) != len(layer.declared())
+        if others and (limit or any(np.ndim(each) for each in leaves)):
             raise InputError(
                 f"architecture: {type(layer).__name__} has {len(leaves)} arrays, of which {len(layer.declared())} are "
                 "parameters; make each a field by `Parameter.field`, or static"
             )
         kind = object.__new__(cls)
         object.__setattr__(kind, "structure", structure)
+        if others:
+            zeros = np.zeros(len(layer.coordinates))
+            known = layer.with_parameters(layer.coordinates.constrained(zeros))
+            object.__setattr__(kind, "constants", tuple(map(float, jax.tree.leaves(known))))
+        if not limit:
+            return kind
         jax.eval_shape(limit_of, kind.template)
         # A gain has a limit at 1 only, and the template's coordinates are 0.
         if not has_gains(layer):
@@ -79,7 +94,7 @@ class Architecture:
     @property
     def template(self) -> AbstractLayer:
         """The layer at coordinates 0, in the precision of JAX's configuration."""
-        return _template(self.structure, bool(jax.config.jax_enable_x64))
+        return _template(self.structure, self.constants, bool(jax.config.jax_enable_x64))
 
     @property
     def name(self) -> str:
@@ -168,9 +183,9 @@ class Architecture:
 
 
 @functools.lru_cache(maxsize=256)
-def _template(structure: Any, x64: bool) -> AbstractLayer:  # noqa: FBT001
+def _template(structure: Any, constants: tuple[float, ...], x64: bool) -> AbstractLayer:  # noqa: FBT001
     del x64  # the precision of the arrays
-    blank = jax.tree.unflatten(structure, range(structure.num_leaves))
+    blank = jax.tree.unflatten(structure, map(jnp.asarray, constants) if constants else range(structure.num_leaves))
     coordinates = blank.coordinates
     return blank.with_parameters(coordinates.constrained(np.zeros(len(coordinates))))
 
@@ -214,8 +229,8 @@ def architecture_in(attributes: Mapping[Hashable, Any]) -> Architecture | None:
     return Architecture(str(name), **sizes, **pattern)
 
 
-def kind_of(layer: str | Architecture | AbstractLayer | type[AbstractLayer]) -> Architecture:
-    """The architecture of a name, of a layer or of a type of layer.
+def kind_of(layer: str | Architecture | AbstractLayer | type[AbstractLayer], *, limit: bool = True) -> Architecture:
+    """The architecture of a name, of a layer or of a type of layer; see `Architecture.of`.
 
     Raises:
         InputError: for an unknown name, for what is no layer, and for a layer whose parameters change with depth.
@@ -226,11 +241,11 @@ def kind_of(layer: str | Architecture | AbstractLayer | type[AbstractLayer]) -> 
         case str():
             return Architecture(layer)
         case type() if issubclass(layer, AbstractLayer):
-            return Architecture.of(_at_zero(layer, {}))
+            return Architecture.of(_at_zero(layer, {}), limit=limit)
         case OverDepth():
             raise InputError("architecture: the layer's parameters change with depth; give the layer within it")
         case AbstractLayer():
-            return Architecture.of(layer)
+            return Architecture.of(layer, limit=limit)
     raise InputError(f"architecture: a name, an Architecture, a layer or its type is needed, got {shown(layer)}")
 
 

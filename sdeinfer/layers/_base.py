@@ -190,6 +190,15 @@ def limit_of(layer: AbstractLayer) -> Limit:
     return limit
 
 
+def has_limit(layer: AbstractLayer) -> bool:
+    """Whether a layer has a limit; a stack may have none."""
+    try:
+        jax.eval_shape(limit_of, layer)
+    except InputError:
+        return False
+    return True
+
+
 _limit = jax.jit(limit_of, compiler_options=RUN_ONCE)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from sdeinfer.covariance import cholesky, gram, invert_lower, matmul, pivoted_cholesky, total
+from sdeinfer.covariance import cholesky, gram, invert_lower, matmul, pivoted_cholesky, semidefinite_cholesky, total
 from sdeinfer.layers._keys import NetworkKeys
 
 COLUMNS_AT_ONCE = 16
@@ -21,11 +21,29 @@ CHI, COLUMNS = 1, 2
 """Streams of a layer's keys; stream 0 is used for the matrices of normals."""
 
 
+@jax.custom_jvp
 def factor(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m blocks networks"]:
-    """Square L with L Lᵀ = V, also for singular V; NaN if V has overflowed."""
-    # The pivoted factorisation would treat an infinite pivot as a zero remainder.
-    finite = jnp.isfinite(V).all(axis=(0, 1))
-    return jnp.where(finite, pivoted_cholesky(V), jnp.nan)
+    """Square L with L Lᵀ = V, also for singular V; NaN if V has overflowed.
+
+    What follows a factor has the same law for every L, and L is the pivoted factor, for which one program serves
+    definite and singular V. It jumps where the order of pivots changes: under differentiation L is `_smooth_factor`.
+    """
+    return _of_finite(pivoted_cholesky, V)
+
+
+def _smooth_factor(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m blocks networks"]:
+    """Cholesky's factor where V is definite, a smooth function of V."""
+    return _of_finite(semidefinite_cholesky, V)
+
+
+def _of_finite(factorise: Callable[[Array], Array], V: Array) -> Array:
+    # A factorisation would treat an infinite pivot as a zero remainder.
+    return jnp.where(jnp.isfinite(V).all(axis=(0, 1)), factorise(V), jnp.nan)
+
+
+@factor.defjvp
+def _factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return jax.jvp(_smooth_factor, primals, tangents)
 
 
 def whole(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m 1 networks"]:

@@ -155,7 +155,7 @@ def sample_chains(
     layer = jax.tree.map(lambda value: np.asarray(value, V0.dtype), layer)
     room = padded_size(observed, least=16)
     chain_batch = _program(networks * observed * observe_every * tokens * (4 * tokens + width))
-    batch = _chains_at_once(networks, tokens, layer.column_blocks, room)
+    batch = chains_at_once(networks, tokens, layer.column_blocks, room)
     sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
     covariance = np.empty((networks, observed + 1, tokens, tokens), V0.dtype)
     x64, devices = jax.config.jax_enable_x64, devices_for(batch)
@@ -186,7 +186,7 @@ def compile_layer(layer: AbstractLayer, networks: int, tokens: int, *, width: in
     """Compile the program by which `sample_layer` draws so many networks."""
     dtype, room = jnp.result_type(float), padded_size(1, least=16)
     layer = jax.tree.map(lambda value: np.asarray(value, dtype), layer)
-    batch = _chains_at_once(networks, tokens, layer.column_blocks, room)
+    batch = chains_at_once(networks, tokens, layer.column_blocks, room)
     V0 = np.broadcast_to(np.eye(tokens, dtype=dtype), (batch, tokens, tokens))
     sizes = {"width": np.int32(width), "observed": np.int32(0), "observe_every": np.int32(1)}
     program = _program(networks * tokens * (4 * tokens + width))
@@ -198,7 +198,8 @@ def _program(normals: int) -> Callable[..., Array]:
     return _few_chains if normals <= FEW_NORMALS and jax.default_backend() == "cpu" else _many_chains
 
 
-def _chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
+def chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
+    """How many of so many networks a program of the chain draws at once, with room for some observed layers."""
     drawn, returned = tokens * blocks * max(COLUMNS_AT_ONCE, tokens), tokens**2 * (room + 1)
     wanted = TOGETHER if jax.default_backend() == "cpu" else 1 << (networks - 1).bit_length()
     return max(1, min(wanted, CHAIN_ENTRIES // drawn, PATH_ENTRIES // returned))

@@ -101,6 +101,7 @@ def _logit_spread(layer: AbstractLayer, V0: np.ndarray, width: int) -> float:
 
     here = layer.at(0.0)
     temperatures = [float(here.parameters()[name]) for name in here.coordinates.temperatures]
+    # Blocks have another temperature.
     if not temperatures or V0.shape[-1] < 2:
         return 0.0
     spread = logit_spread(V0, np.full(len(V0), width), here.limit().pattern)

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float, PRNGKeyArray
 
 from sdeinfer.criteria import AbstractStatistic, Ensemble
 from sdeinfer.layers import AbstractLayer, has_chain
-from sdeinfer.networks import sample_chains, sample_networks, sample_tangents
+from sdeinfer.networks import sample_networks, sample_tangents
+from sdeinfer.tuning._chain_sample import sample_chain_statistics
 from sdeinfer.tuning._ensemble import by_tangent, statistics_of_layer, tangent_at
 
 type Values = tuple[dict[AbstractStatistic, Float[np.ndarray, " networks"]], Bool[np.ndarray, " networks"]]
@@ -42,10 +43,9 @@ class Networks:
         mine = without_tangents(self.statistics)
         if not mine or not has_chain(self.layer):
             return {}, np.zeros(networks, bool)
-        every = self._every(mine)
-        starts = np.broadcast_to(self.V0, (networks, *self.V0.shape))
-        sizes: dict[str, Any] = {"width": self.width, "observed": self.depth // every, "observe_every": every}
-        return _values(mine, self.V0, sample_chains(self.layer, starts, **sizes, key=key)[:, 1:])
+        sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "networks": networks}
+        found = sample_chain_statistics(mine, self.layer, self.V0, **sizes, key=key)
+        return dict(zip(mine, found.values, strict=True)), found.exploded
 
     def at_width(self, networks: int, step: float, key: PRNGKeyArray) -> Values:
         """Statistics of exact chains, and by the limit those that chains do not have."""

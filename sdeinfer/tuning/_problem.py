@@ -17,6 +17,7 @@ from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, 
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve import Grid, step_grid
 from sdeinfer.terms import LimitSteps
+from sdeinfer.tuning._chain_sample import sample_chain_statistics
 from sdeinfer.tuning._chains import Networks
 from sdeinfer.tuning._ensemble import Sample, sample_statistics
 from sdeinfer.tuning._space import DEPTH, Space, coefficients
@@ -25,7 +26,7 @@ type Over = Literal["worst", "mean"]
 """How criteria are combined over several prompts: each must hold for every prompt, or for their mean."""
 
 type Law = Literal["finite-width", "limit"]
-"""Whose statistics are sampled: networks of width n, without derivatives, or paths of the SDE."""
+"""Whose statistics are sampled: networks of width n, or paths of the SDE."""
 
 
 class Value(NamedTuple):
@@ -53,6 +54,7 @@ class Problem:
         step: longest step in depth-time.
         key: PRNG key.
         law: whose statistics are sampled.
+        chain_slopes: whether statistics of networks have derivatives.
         offsets: what is added to criteria, one number for each row.
     """
 
@@ -69,6 +71,7 @@ class Problem:
     step: float
     key: PRNGKeyArray
     law: Law = "limit"
+    chain_slopes: bool = False
     offsets: Mapping[AbstractCriterion, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -162,6 +165,10 @@ class Problem:
         """The same of networks of width n; statistics of gradients, which have no chain, are those of the limit."""
         depth = self.layers(u)
         layer = self.layer(u, depth)
+        if self.chain_slopes:
+            slopes = self.space.layer_slopes(u, self.fixed, depth / self.width)
+            sizes: dict[str, Any] = {"width": self.width, "depth": depth, "networks": self.paths}
+            return lambda V0, key: sample_chain_statistics(self.statistics, layer, V0, slopes=slopes, key=key, **sizes)
 
         def sample(V0: np.ndarray, key: PRNGKeyArray) -> Sample:
             networks = Networks(self.statistics, layer, V0, self.width, depth)

@@ -23,8 +23,12 @@ NEAR = 0.05
 SHORT, SHORT_SEARCHES = 0.5, 20
 """Largest change of a coordinate on the real line in a search by short steps, and largest number of these searches."""
 
-PRECISION = 1e-6
+PRECISION = 1e-5
 """Relative change of the objective at which the search ends."""
+
+LESS = 0.99
+"""Factor of the slopes of constraints that SLSQP sees. Its line search weighs a violation by the multiplier: with exact
+slopes the way from a violated bound back to it neither gains nor loses, and is tried in ever shorter steps."""
 
 
 class Found(NamedTuple):
@@ -133,7 +137,8 @@ def polish(
 
     def slacks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = problem.residuals(x[:size])
-        rows = [(each.value + (x[-1] if elastic else 0.0), each.slope, 1.0 if elastic else 0.0) for each in found]
+        extra_slack, own = (x[-1], 1.0) if elastic else (0.0, 0.0)
+        rows = [(each.value + extra_slack, LESS * each.slope, own) for each in found]
         if several:
             rows += [(each.value + x[-1], each.slope, 1.0) for each in problem.objectives(x[:size])]
         values = np.array([value for value, _, _ in rows])

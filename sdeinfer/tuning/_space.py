@@ -30,7 +30,9 @@ class Free:
     """A free coordinate.
 
     Attributes:
-        name: name of the sampled coordinate, `gamma`, `tau0`, `c_gap`, …, or `depth`.
+        name: name of the sampled coordinate, `gamma`, `tau0`, `c_gap`, …, or `depth`; or a name without that of its
+            part, as `strength`, of several coordinates with one value.
+        members: the coordinates; none for the depth.
         bijection: name of its map to the real line.
         low: smallest value.
         high: largest value.
@@ -39,6 +41,7 @@ class Free:
     """
 
     name: str
+    members: tuple[str, ...]
     bijection: str
     low: float
     high: float
@@ -117,10 +120,12 @@ class Space:
 
     def layer(self, u: Float[Any, " coordinates"], fixed: Mapping[str, Any], time: Any) -> AbstractLayer:
         """The layer at free coordinates, whose depth-time ends at `time`."""
-        values = {name: x for name, x in self.values(u).items() if name != DEPTH} | dict(fixed)
+        own = self.values(u)
+        values = {member: own[each.name] for each in self.free for member in each.members} | dict(fixed)
         profiles: dict[str, Profile] = {
-            each.name: LinearInterpolation(jnp.linspace(0.0, time, each.knots), values[each.name])
+            member: LinearInterpolation(jnp.linspace(0.0, time, each.knots), own[each.name])
             for each in self.free
+            for member in each.members
             if each.knots > 1
         }
         profiles |= {name: fixed[name] for name in self.profiled}
@@ -130,9 +135,20 @@ class Space:
         layer = self.kind.layer(**parameters)
         return OverDepth(layer, **profiles) if profiles else layer
 
+    def layer_slopes(
+        self, u: Float[np.ndarray, " coordinates"], fixed: Mapping[str, Any], time: float
+    ) -> AbstractLayer:
+        """Derivatives of the layer by the free coordinates: a layer whose arrays have a leading axis of these."""
+        return _layer_slopes(self, jnp.asarray(u, float), dict(fixed), time)
+
     def time(self, u: Float[Any, " coordinates"], depth: Any, width: Any) -> Any:
         """Depth-time d/n."""
         return self.values(u).get(DEPTH, depth) / width
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def _layer_slopes(space: Space, u: Array, fixed: dict[str, Any], time: Array) -> AbstractLayer:
+    return jax.vmap(lambda v: jax.jvp(lambda u: space.layer(u, fixed, time), (u,), (v,))[1])(jnp.eye(len(u)))
 
 
 def _parameters(kind: Architecture, values: Mapping[str, Any]) -> dict[str, Any]:

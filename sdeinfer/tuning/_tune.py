@@ -16,11 +16,11 @@ from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.criteria import AbstractCriterion, Constraint, Probability
-from sdeinfer.layers import AbstractLayer, Architecture, OverDepth, Profile, has_chain, kind_of
+from sdeinfer.layers import AbstractLayer, Architecture, OverDepth, Profile, has_chain, has_limit, kind_of
 from sdeinfer.networks import check_chain_width
 from sdeinfer.tuning._answer import answer
 from sdeinfer.tuning._chains import without_tangents
-from sdeinfer.tuning._free import fixed_values, space_of
+from sdeinfer.tuning._free import fixed_values, parts_named, space_of, with_parts
 from sdeinfer.tuning._problem import Law, Over, Problem
 from sdeinfer.tuning._search import FEASIBLE, Found, search
 from sdeinfer.tuning._space import DEPTH
@@ -98,16 +98,16 @@ def tune(
     """
     del progress  # for `with_progress_line`
     began = time.perf_counter()
-    kind, ends = kind_of(architecture), _depths(depth)
+    kind, ends = kind_of(architecture, limit=False), _depths(depth)
     objective, sign = _objective(maximise, minimise)
     constraints = _constraints(subject_to)
     _check_sizes(over, law, width=width, paths=paths)
-    fixed, own = dict(fixed or {}), {"start": start or {}, "bounds": bounds or {}, "knots": knots or {}}
-    draws = _draws(
-        kind, posterior, {*fixed, *(name for given in own.values() for name in given), objective}, paths, key
-    )
+    fixed, own = with_parts(kind, fixed or {}), {"start": start or {}, "bounds": bounds or {}, "knots": knots or {}}
+    named = [*(name for given in own.values() for name in given), *([objective] if isinstance(objective, str) else [])]
+    settled = {part for name in (*fixed, *named) for part in parts_named(kind, name)}
+    draws = _draws(kind, posterior, settled, paths, key)
     stated = Problem(
-        space=space_of(kind, fixed=fixed, depth=ends, drawn=tuple(draws), **own),
+        space=space_of(kind, fixed=fixed, named=named, depth=ends, drawn=tuple(draws), **own),
         fixed=fixed_values(kind, fixed) | draws,
         V0=_prompts(V0),
         width=width,
@@ -120,26 +120,39 @@ def tune(
         step=step,
         key=jr.fold_in(key, 0),
     )
-    problem = _checked(stated)
-    law = _law_of(problem, law)
+    problem, law = _with_law(_checked(stated), law)
     phase("tuning")
-    problem, found = (problem, search(problem)) if law == "limit" else search_at_width(problem)
+    corrected = law == "finite-width" and not problem.chain_slopes
+    problem, found = search_at_width(problem) if corrected else (problem, search(problem))
     fresh = on_new_samples(problem, found.u, law, paths=paths, key=jr.fold_in(key, 1))
     _check_found(fresh, found)
     return answer(problem, fresh, found, law, began)
 
 
-def _law_of(problem: Problem, law: Law) -> Law:
-    """The law by which criteria are known: that of the limit for gradients, and for layers without a chain.
+def _with_law(problem: Problem, law: Law) -> tuple[Problem, Law]:
+    """The problem and the law of its criteria: that of the limit for gradients, and for layers without a chain.
+
+    The problem of a layer without a limit, as of blocks, is about networks of width n from the start.
 
     Raises:
-        InputError: for a width at which the chain is not defined.
+        InputError: for a width at which the chain is not defined, and for what needs a limit where there is none.
     """
-    layer = problem.layer(problem.space.start(), problem.depth)
-    if law == "limit" or not has_chain(layer) or not without_tangents(problem.statistics):
-        return "limit"
+    layer, kind = problem.layer(problem.space.start(), problem.depth), problem.space.kind
+    limit = has_limit(kind.template)
+    if not limit:
+        needs = {
+            "law: that of the limit": law == "limit",
+            "architecture: tuning": not has_chain(layer),
+            "subject_to: a statistic of gradients": len(without_tangents(problem.statistics)) < len(problem.statistics),
+            "depth: a free depth": DEPTH in problem.space.names,
+            "posterior: a parameter with many values": bool(problem.space.drawn),
+        }
+        for what in (what for what, asked in needs.items() if asked):
+            raise InputError(f"{what} needs the layer's limit, and {kind.name} has none")
+    elif law == "limit" or not has_chain(layer) or not without_tangents(problem.statistics):
+        return problem, "limit"
     check_chain_width(layer, tokens=problem.V0.shape[-1], width=problem.width)
-    return law
+    return (problem if limit else dataclasses.replace(problem, law="finite-width", chain_slopes=True)), "finite-width"
 
 
 def _check_sizes(over: str, law: str, **sizes: int) -> None:

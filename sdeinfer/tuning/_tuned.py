@@ -160,8 +160,11 @@ class Tuned:
             for name, value in own.items()
             if name not in listed
         ]
+        # A name of several parts has the meaning of the first.
+        first = {each.name: each.members[0] for each in space.free if each.members}
         for row in rows:
-            parameter = known.get(row["name"].split("[")[0])
+            name = row["name"].split("[")[0]
+            parameter = known.get(str(first.get(name, name)))
             row["meaning"] = f"{parameter.symbol}, {parameter.meaning}" if parameter else "d, number of layers"
         return rows
 

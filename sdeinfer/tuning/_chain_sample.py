@@ -1,0 +1,109 @@
+"""Statistics of exact chains and their derivatives along some directions, block by block, on common random numbers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
+from sdeinfer.criteria import AbstractStatistic, Ensemble
+from sdeinfer.layers import AbstractLayer, NetworkKeys
+from sdeinfer.networks import chains_at_once, covariance_chain
+from sdeinfer.solve import in_threads
+from sdeinfer.tuning._ensemble import Sample
+
+FEW_NORMALS = 2**20
+"""Largest number of normals for which a program is compiled with `RUN_ONCE`; a search runs it some forty times."""
+
+
+def sample_chain_statistics(
+    statistics: Sequence[AbstractStatistic],
+    layer: AbstractLayer,
+    V0: Float[np.ndarray, "m m"],
+    *,
+    width: int,
+    depth: int,
+    networks: int,
+    slopes: AbstractLayer | None = None,
+    key: PRNGKeyArray,
+) -> Sample:
+    """Draw networks by `covariance_chain` and evaluate statistics, in memory that does not grow with their number.
+
+    A network depends only on its number and the key, and its random numbers do not depend on the layer's parameters:
+    statistics are functions of these, smooth wherever every V is definite. Where V is singular, as with equal tokens,
+    they are smooth along directions that keep it so.
+
+    Arguments:
+        statistics: the statistics.
+        layer: the layer.
+        V0: covariance at layer 0.
+        width: n.
+        depth: d.
+        networks: number of networks.
+        slopes: derivatives of the layer's parameters: a layer whose arrays have a leading axis of directions; None for
+            statistics alone.
+        key: PRNG key.
+    """
+    every = any(each.every_step for each in statistics)
+    layer, slopes = (jax.tree.map(lambda x: np.asarray(x, V0.dtype), each) for each in (layer, slopes))
+    directions = 0 if slopes is None else len(jax.tree.leaves(slopes)[0])
+    values = np.empty((len(statistics), networks), V0.dtype)
+    along = np.empty((len(statistics), directions, networks), V0.dtype)
+    exploded = np.empty(networks, bool)
+    room, x64, tokens = padded_size(depth, least=16) if every else 1, jax.config.jax_enable_x64, len(V0)
+    program = _program(networks * depth * tokens * (4 * tokens + width))
+    batch = chains_at_once(networks, tokens, layer.column_blocks, room)
+
+    def draw(number: int) -> None:
+        members = np.arange(number * batch, (number + 1) * batch)
+        chosen = members[members < networks]
+        # `jax.enable_x64` is thread-local.
+        with jax.enable_x64(x64):
+            found = program(
+                tuple(statistics), layer, slopes, V0, members.astype(np.uint32), key,
+                width=np.int32(width), depth=np.int32(depth), room=room,
+            )  # fmt: skip
+            values[:, chosen], along[:, :, chosen], exploded[chosen] = (
+                np.asarray(x)[..., : len(chosen)] for x in found
+            )
+
+    in_threads(draw, -(-networks // batch))
+    return Sample(values, along, exploded)
+
+
+def _block(statistics, layer, slopes, V0, numbers, key, *, width, depth, room):
+    """Values of the statistics of one block of networks, their derivatives, and whether networks exploded."""
+    keys = NetworkKeys.numbered(key, numbers)
+    every = any(each.every_step for each in statistics)
+    sizes = {"width": width, "layers": depth, "observe_every": 1 if every else depth, "room": room, "keys": keys}
+
+    def values(layer: AbstractLayer) -> tuple[Array, Bool[Array, " networks"]]:
+        V = covariance_chain(layer, V0, **sizes)[:, 1:]
+        # Entries after the last layer are those of the last.
+        there = (jnp.arange(room) < depth)[:, None, None] if every else True
+        V = jnp.where(there, V, V[:, depth - 1 if every else 0][:, None])
+        exploded = ~jnp.isfinite(V).all(axis=(1, 2, 3))
+        paths = Ensemble(V0, jnp.where(exploded[:, None, None, None], V0, V), None, exploded)
+        return jnp.stack([each(paths if each.every_step else paths.end) for each in statistics]), exploded
+
+    if slopes is None:
+        found, exploded = values(layer)
+        return found, jnp.zeros((len(statistics), 0, len(numbers)), found.dtype), exploded
+
+    def along(direction: Any) -> tuple[Array, Array, Array]:
+        return jax.jvp(values, (layer,), (direction,), has_aux=True)
+
+    return eqx.filter_vmap(along, out_axes=(None, 1, None))(slopes)
+
+
+_few_networks = jax.jit(_block, static_argnums=0, static_argnames="room", compiler_options=RUN_ONCE)
+_many_networks = jax.jit(_block, static_argnums=0, static_argnames="room", compiler_options=BALANCED)
+
+
+def _program(normals: int) -> Callable[..., Any]:
+    """The program for so many normals."""
+    return _few_networks if normals <= FEW_NORMALS and jax.default_backend() == "cpu" else _many_networks

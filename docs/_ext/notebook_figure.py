@@ -15,7 +15,7 @@ FOLDER = "notebooks/figures"
 
 
 class NotebookFigure(SphinxDirective):
-    """The stored image of the first cell that calls a function, its source, and a link to the notebook."""
+    """The stored image of the first cell that calls a function, or a method as `tuned.plot`, its source, and links."""
 
     required_arguments = 2
     optional_arguments = 1
@@ -41,7 +41,7 @@ class NotebookFigure(SphinxDirective):
         code = nodes.literal_block(cell.source, cell.source, language="python")
         image = nodes.image(uri=f"/{FOLDER}/{path.name}", alt=f"{function} in the notebook {name}")
         nested = self.parse_text_to_nodes(
-            f"{{py:func}}`{package}.{function}`, in the notebook {{doc}}`notebooks/{name}`."
+            f"{{py:func}}`{package}.{function.rpartition('.')[2]}`, in the notebook {{doc}}`notebooks/{name}`."
         )
         return [*nested, image, code]
 

@@ -15,6 +15,7 @@ from sdeinfer.layers._base import has_limit as has_limit
 from sdeinfer.layers._base import limit_of as limit_of
 from sdeinfer.layers._base import limit_on_host as limit_on_host
 from sdeinfer.layers._feedforward import ResidualFeedForward as ResidualFeedForward
+from sdeinfer.layers._feedforward import hidden_units as hidden_units
 from sdeinfer.layers._finite_width import ATTENTION_DRIFT_NEXT as ATTENTION_DRIFT_NEXT
 from sdeinfer.layers._finite_width import ATTENTION_NEXT as ATTENTION_NEXT
 from sdeinfer.layers._finite_width import VARIANCE_FEATURES as VARIANCE_FEATURES

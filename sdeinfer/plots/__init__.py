@@ -1,4 +1,4 @@
-"""Figures of samples, of a fit, of a tuning and of an agreement study, on Matplotlib axes."""
+"""Figures of samples, of a fit and of an agreement study, on Matplotlib axes."""
 
 import lazy_loader
 

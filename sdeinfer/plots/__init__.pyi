@@ -11,10 +11,11 @@ from ._innovations import plot_innovations as plot_innovations
 from ._posterior import plot_posterior as plot_posterior
 from ._posterior import plot_ranks as plot_ranks
 from ._style import NEUTRAL as NEUTRAL
+from ._style import SDE as SDE
+from ._style import STYLES as STYLES
+from ._style import WRONG as WRONG
 from ._style import finish as finish
 from ._style import legend_below as legend_below
 from ._style import look as look
 from ._style import panels_of as panels_of
 from ._tokens import plot_tokens as plot_tokens
-from ._transfer import plot_transfer as plot_transfer
-from ._tuned import plot_tuned as plot_tuned

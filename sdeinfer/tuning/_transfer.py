@@ -21,7 +21,7 @@ from sdeinfer.tuning._chains import Networks, without_tangents
 from sdeinfer.tuning._search import polish
 from sdeinfer.tuning._space import DEPTH
 from sdeinfer.tuning._tuned import Tuned
-from sdeinfer.tuning._width import at_width
+from sdeinfer.tuning._width import settled
 
 RULES = {"constant": 0.0, "d^-1/2": -0.5, "d^-1": -1.0}
 """Exponents of the depth in the rules that people use for γ."""
@@ -44,6 +44,12 @@ class Transfer:
 
     criteria: pd.DataFrame
     rules: pd.DataFrame | None
+
+    def plot(self, *, axes: Any = None) -> list[Any]:
+        """Plot each criterion over the depth, and the rules: see `plot_transfer`."""
+        from sdeinfer.tuning._transfer_figure import plot_transfer  # loads Matplotlib
+
+        return plot_transfer(self, axes=axes)
 
 
 @checked
@@ -138,11 +144,14 @@ def _rows(
 def _rules_at(tuned: Tuned, width: int, depth: int) -> dict[str, Any]:
     """γ tuned for a width and a depth, and by the rules; with the least slack of the constraints under each."""
     problem, u = dataclasses.replace(tuned.problem, width=width, depth=float(depth), offsets={}), tuned.u
-    if tuned.law == "finite-width":
-        problem, _ = at_width(problem, u)
-    names = problem.space.names
+    found = polish(problem, u)
+    if tuned.law == "finite-width" and not problem.chain_slopes:
+        problem, found = settled(problem, found)
+    if tuned.law == "finite-width" and not problem.space.drawn:
+        # Rules may be far from the answer: their slacks are those of networks of their own.
+        problem = dataclasses.replace(problem, law="finite-width", offsets={})
+    names, best = problem.space.names, found.u
     gamma = names.index("gamma")
-    best = polish(problem, u).u
     row: dict[str, Any] = {"width": width, "depth": depth, "tuned": problem.named(best)["gamma"]}
     row["tuned_slack"] = _least_slack(problem, best)
     free = next(each for each in problem.space.free if each.name == "gamma")

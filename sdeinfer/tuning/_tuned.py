@@ -187,6 +187,12 @@ class Tuned:
             rows += [self.sensitivity.to_string(float_format=_short)]
         return "\n".join([*rows, *(f"note: {note}" for note in self.notes)])
 
+    def plot(self, *, paths: int = 512, key: PRNGKeyArray, axes: Any = None) -> list[Any]:
+        """Plot the statistic of each constraint over networks, with its bound: see `plot_tuned`."""
+        from sdeinfer.tuning._figure import plot_tuned  # loads Matplotlib
+
+        return plot_tuned(self, paths=paths, key=key, axes=axes)
+
     def _repr_html_(self) -> str:
         return render("tuned_cell.html.jinja", tuned=self)
 

@@ -21,7 +21,11 @@ def search_at_width(problem: Problem) -> tuple[Problem, Found]:
     Returns:
         the problem whose criteria are moved, and its solution.
     """
-    found = search(problem)
+    return settled(problem, search(problem))
+
+
+def settled(problem: Problem, found: Found) -> tuple[Problem, Found]:
+    """Correct a problem by the limit, and search near its solution, until corrections no longer change."""
     evaluations = found.evaluations
     for _ in range(ROUNDS):
         moved, changed = at_width(problem, found.u)

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 import sdeinfer as si
-from sdeinfer.plots import plot_transfer
 from sdeinfer.tuning import Transfer
 
 DEPTHS, WIDTHS = (16, 64), (128, 256)
@@ -21,7 +20,7 @@ def transfer(*, rules: bool) -> Transfer:
 
 
 def test_a_panel_for_each_criterion_and_one_for_the_rules():
-    criterion, rules = plot_transfer(transfer(rules=True))
+    criterion, rules = transfer(rules=True).plot()
     lines = {line.get_label(): line for line in criterion.lines}
     np.testing.assert_allclose(lines["n = 128, promised"].get_ydata(), [0.916, 0.964])
     np.testing.assert_allclose(lines["bound"].get_ydata(), 0.95)
@@ -36,9 +35,9 @@ def test_a_panel_for_each_criterion_and_one_for_the_rules():
 
 
 def test_without_rules_there_is_one_panel_less():
-    assert len(plot_transfer(transfer(rules=False))) == 1
+    assert len(transfer(rules=False).plot()) == 1
 
 
 def test_another_number_of_axes_is_refused():
     with pytest.raises(si.InputError, match="axes: 2 are needed, got 0"):
-        plot_transfer(transfer(rules=True), axes=[])
+        transfer(rules=True).plot(axes=[])

@@ -10,7 +10,6 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 import sdeinfer as si
-from sdeinfer.plots import plot_tuned
 
 
 def labels(axes) -> dict[str, float]:
@@ -25,7 +24,7 @@ def shares(axes) -> list[float]:
 
 def test_each_constraint_has_a_panel_with_its_bound(tuned):
     constraints = tuned.problem.constraints
-    panels = plot_tuned(tuned, key=jr.key(1))
+    panels = tuned.plot(key=jr.key(1))
     assert [axes.get_title("left") for axes in panels] == [str(each) for each in constraints[:4]]
     assert [axes.get_xlabel() for axes in panels] == [str(each.criterion.statistic) for each in constraints[:4]]
     value = {str(name): float(row["value"]) for name, row in tuned.criteria.iterrows()}
@@ -47,7 +46,7 @@ def test_each_constraint_has_a_panel_with_its_bound(tuned):
 
 def test_bars_are_shares_of_networks(tuned):
     """New paths agree with those of the criteria; bars may leave out one network in a hundred."""
-    inside, beyond, quantiles, _ = plot_tuned(tuned, paths=400, key=jr.key(1))
+    inside, beyond, quantiles, _ = tuned.plot(paths=400, key=jr.key(1))
     for axes, row in ((inside, 0), (beyond, 1)):
         value, error = tuned.criteria[["value", "error"]].to_numpy(float)[row]
         off = max(0.0, abs(shares(axes)[0] - value) - 0.01)
@@ -60,19 +59,19 @@ def test_bars_are_shares_of_networks(tuned):
 
 def test_given_axes_are_filled_in_order(tuned):
     given = Figure().subplots(1, 5)
-    assert plot_tuned(tuned, key=jr.key(1), axes=given) == list(given)
+    assert tuned.plot(key=jr.key(1), axes=given) == list(given)
     assert given[4].get_title("left") == str(tuned.problem.constraints[4])
     assert [axes.get_xscale() for axes in given] == ["linear"] * 4 + ["log"]  # a factor with a bound far away
     one = Figure().subplots()
-    assert plot_tuned(tuned, paths=16, key=jr.key(1), axes=one) == [one]
+    assert tuned.plot(paths=16, key=jr.key(1), axes=one) == [one]
     with pytest.raises(si.InputError, match="there are 5 constraints to plot, got 6 axes"):
-        plot_tuned(tuned, key=jr.key(1), axes=Figure().subplots(1, 6))
+        tuned.plot(key=jr.key(1), axes=Figure().subplots(1, 6))
 
 
 def test_without_constraints_there_is_no_figure(tuned):
     free = dataclasses.replace(tuned, problem=dataclasses.replace(tuned.problem, constraints=()))
     with pytest.raises(si.InputError, match="tuned: it was tuned without constraints"):
-        plot_tuned(free, key=jr.key(1))
+        free.plot(key=jr.key(1))
     assert not pyplot.get_fignums()
 
 
@@ -80,9 +79,9 @@ def test_prompts_have_panels_of_their_own_unless_it_is_their_mean_that_counts(tu
     rows = tuned.criteria.iloc[[0, 0]].set_axis(["goal, prompt 0", "goal, prompt 1"])
     V0 = np.concatenate([tuned.V0, 4 * tuned.V0])
     problem = dataclasses.replace(tuned.problem, V0=V0, constraints=tuned.problem.constraints[:1])
-    both = plot_tuned(dataclasses.replace(tuned, problem=problem, criteria=rows), key=jr.key(1))
+    both = dataclasses.replace(tuned, problem=problem, criteria=rows).plot(key=jr.key(1))
     assert [axes.get_title("left") for axes in both] == ["goal, prompt 0", "goal, prompt 1"]
     assert shares(both[0]) != shares(both[1])
     mean = dataclasses.replace(problem, over="mean")
-    (pooled,) = plot_tuned(dataclasses.replace(tuned, problem=mean, criteria=rows[:1]), key=jr.key(1))
+    (pooled,) = dataclasses.replace(tuned, problem=mean, criteria=rows[:1]).plot(key=jr.key(1))
     np.testing.assert_allclose(shares(pooled)[0], np.mean([shares(axes)[0] for axes in both]), atol=0.02)

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 
 from sdeinfer._files import InputError
 from sdeinfer.criteria import Constraint, Expectation, GradientFactor, NormFactor, Probability, Quantile, Spread
-from sdeinfer.plots._style import SDE, WRONG, finish, panels_of
-from sdeinfer.tuning import Tuned
+from sdeinfer.plots import SDE, WRONG, finish, panels_of
+from sdeinfer.tuning._tuned import Tuned
 
 MOST = 4
 """Number of panels of a new figure."""
@@ -47,7 +47,7 @@ def plot_tuned(
         tuned = si.tune(
             "transformer", V0, width=256, depth=64, maximise="gamma", subject_to=[goal], fixed={"tau0": 1.0}, key=key
         )
-        plots.plot_tuned(tuned, key=key)
+        tuned.plot(key=key)
         ```
     """
     problem, rows = tuned.problem, tuned.constraint_rows()

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.ticker import NullFormatter
 
-from sdeinfer.plots._style import NEUTRAL, STYLES, finish, look, panels_of
-from sdeinfer.tuning import RULES, Transfer
+from sdeinfer.plots import NEUTRAL, STYLES, finish, look, panels_of
+from sdeinfer.tuning._transfer import RULES, Transfer
 
 SOURCES = (("chain", "networks", True, 0.97), ("weights", "with weights", False, 1.03))
 """Columns of networks, their name, whether their marks are filled, and where these are, as a factor of the depth."""
@@ -34,7 +34,7 @@ def plot_transfer(found: Transfer, *, axes: Axes | Iterable[Axes] | None = None)
     Example:
         ```python
         found = si.transfer(tuned, widths=[128, 256], depths=[16, 64], networks=128, key=key)
-        plots.plot_transfer(found)
+        found.plot()
         ```
     """
     table = found.criteria.reset_index()

@@ -1,11 +1,16 @@
 from ._call import audit as audit
+from ._describe import describe as describe
 from ._estimates import Estimate as Estimate
 from ._figure import plot_audit as plot_audit
+from ._initialise import Initialised as Initialised
+from ._initialise import initialise as initialise
+from ._initialise import standard_deviations as standard_deviations
 from ._monitor import Monitor as Monitor
 from ._over_depth import over_depth as over_depth
 from ._recipe import Matrix as Matrix
 from ._recipe import Recipe as Recipe
 from ._recipe import declared as declared
+from ._recipe import recipe_for as recipe_for
 from ._result import Audit as Audit
 from ._scaling import Scaling as Scaling
 from ._scaling import scaling as scaling

@@ -38,7 +38,8 @@ def audit(
 ) -> Audit:
     """Compare the residual branches of a network at initialisation with what a recipe declares, by one forward pass.
 
-    `audit.recipes` has the recipes; `audit.scaling` is for models of several sizes, `audit.Monitor` for training.
+    `audit.recipes` has the recipes, and `audit.initialise` draws weights by them; `audit.scaling` is for models of
+    several sizes, `audit.Monitor` for training.
 
     Arguments:
         model: a module of PyTorch, Flax (NNX) or Equinox; a function that draws one from a seed, `nnx.Rngs` or a key;
@@ -76,13 +77,26 @@ def audit(
         first = check_inputs(network, inputs, architecture, tokens=tokens)
         del network  # one network in memory at a time
         seen = observed(model, inputs, described, networks=networks, tokens=first, seed=seed, key=key)
+    return judged(seen, architecture, None if recipe is None else recipe_of(recipe, sd=sd), name=name, sd=sd)
+
+
+def judged(seen: Seen, architecture: AbstractLayer, recipe: Recipe | None, *, name: str, sd: float | None) -> Audit:
+    """The audit of what was observed.
+
+    Arguments:
+        seen: what was observed.
+        architecture: the blocks of one layer.
+        recipe: what is declared; None if nothing is.
+        name: what was observed, in sentences.
+        sd: standard deviation of weights in the model's configuration, or None.
+    """
     blocks = with_pattern(architecture, Pattern.in_attributes(seen.data.attrs))
-    rule = None if recipe is None else recipe_of(recipe, sd=sd)
-    if rule is not None or sd is not None:
+    if recipe is not None or sd is not None:
         # Without a recipe the first matrices are assumed to be as configured.
         layers = BlockOrder.of_data(blocks, seen.data).layers
-        blocks = declared(blocks, rule or recipe_of("normal", sd=sd), width=int(seen.data["width"][0]), layers=layers)
-    return judge(seen, blocks, log_densities(seen.data, blocks), rule, name=name, sd=sd)
+        rule = recipe_of("normal", sd=sd) if recipe is None else recipe
+        blocks = declared(blocks, rule, width=int(seen.data["width"][0]), layers=layers)
+    return judge(seen, blocks, log_densities(seen.data, blocks), recipe, name=name, sd=sd)
 
 
 def with_pattern(architecture: AbstractLayer, pattern: Pattern) -> Stack:

@@ -2,6 +2,7 @@
 
 from sdeinfer.auditing import _recipes
 from sdeinfer.auditing._audit import audit as _audit
+from sdeinfer.auditing._initialise import initialise
 from sdeinfer.auditing._monitor import Monitor
 from sdeinfer.auditing._scaling import scaling
 
@@ -10,6 +11,7 @@ class Auditing:
     __doc__ = _audit.__doc__
     recipes = _recipes
     scaling = staticmethod(scaling)
+    initialise = staticmethod(initialise)
     Monitor = Monitor
     __call__ = staticmethod(_audit)
 

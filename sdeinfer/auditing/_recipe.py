@@ -108,6 +108,56 @@ def declared(architecture: Stack, recipe: Recipe, *, width: int, layers: int) ->
     return Stack(tuple(_declared_block(block, recipe, width, layers) for block in blocks))
 
 
+def recipe_for(blocks: AbstractLayer, *, name: str = "the given architecture", source: str = "the user") -> Recipe:
+    """The recipe that declares given blocks, which the forward pass leaves alone: the inverse of `declared`.
+
+    Queries and keys have the same standard deviation, which makes the temperature; all other first matrices of a branch
+    have that of its gain.
+
+    Arguments:
+        blocks: the blocks of one layer, with one branch of each kind.
+        name: its name in sentences.
+        source: where it is from.
+
+    Raises:
+        InputError: for other branches than one `SelfAttention` and one `MLP`, and for skips that differ.
+    """
+    layers = [_require_block(each) for each in (blocks.layers if isinstance(blocks, Stack) else (blocks,))]
+    found: dict[Role, tuple[float, float]] = {}
+    for block in layers:
+        own = _gains_and_biases(block)
+        if own.keys() & found.keys() or block.skip != layers[0].skip:
+            raise InputError("architecture: a recipe is for one branch of each kind and one factor of the stream")
+        found |= own
+
+    def of(matrix: Matrix) -> tuple[float, float]:
+        if matrix.role not in found:
+            raise InputError(f"recipe: {name} has no {matrix.role}")
+        return found[matrix.role]
+
+    return Recipe(
+        name,
+        source,
+        lambda matrix: math.sqrt(of(matrix)[0] / matrix.fan_in),
+        lambda matrix: math.sqrt(of(matrix)[1]),
+        skip=lambda count: layers[0].skip,
+    )
+
+
+def _gains_and_biases(block: Block) -> dict[Role, tuple[float, float]]:
+    """The gain of each matrix, that of the last being g², and the variance of its biases."""
+    branch, last = block.branch, (float(block.strength) ** 2, block.bias)
+    match branch:
+        case SelfAttention():
+            first, temperature = (float(branch.gain), branch.bias), float(branch.temperature)
+            of_logits = (first[0] / temperature, first[1] / temperature)
+            return {"query": of_logits, "key": of_logits, "value": first, "attention output": last}
+        case MLP():
+            first = (float(branch.gain), branch.bias)
+            return {"gate": first, "up": first, "mlp output": last}
+    raise InputError(f"architecture: a recipe is for {NEEDED}, got {shown(branch)}")
+
+
 def matrices(block: Block, *, width: int, layers: int) -> dict[Role, Matrix]:
     """The weight matrices of a block by their roles; the last one is the last of its branch.
 

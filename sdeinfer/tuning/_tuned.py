@@ -12,8 +12,10 @@ from jaxtyping import Float, PRNGKeyArray
 
 from sdeinfer._files import write_text
 from sdeinfer._html import render
+from sdeinfer.auditing import Initialised, Recipe, standard_deviations
 from sdeinfer.criteria import AbstractCriterion, Constraint
 from sdeinfer.layers import AbstractLayer
+from sdeinfer.tuning._hand_over import blocks_of, initialised, recipes_of
 from sdeinfer.tuning._problem import Law, Problem
 from sdeinfer.tuning._width import on_new_samples
 
@@ -86,6 +88,45 @@ class Tuned:
     def on_new_samples(self, *, paths: int, key: PRNGKeyArray) -> Problem:
         """The problem on new networks, or on new paths by the limit, to evaluate criteria at `u`."""
         return on_new_samples(self.problem, self.u, self.law, paths=paths, key=key)
+
+    @property
+    def recipes(self) -> list[Recipe]:
+        """The recipe of the weights of each layer of tuned blocks: one object if all are alike.
+
+        Raises:
+            InputError: for shaped layers; `sdeinfer.modules` has these for PyTorch and Flax.
+        """
+        return recipes_of(self.layer, width=self.width, depth=self.depth)
+
+    @property
+    def standard_deviations(self) -> pd.DataFrame:
+        """The weights of tuned blocks, for those who draw them elsewhere: matrix, fan-in, fan-out, standard deviation.
+
+        There is one row for each matrix of a layer, or of each layer if these differ.
+
+        Raises:
+            InputError: for shaped layers.
+        """
+        return standard_deviations(blocks_of(self.layer), self.recipes, width=self.width)
+
+    def initialise(self, model: Any, inputs: Any = None, **settings: Any) -> Initialised:
+        """Draw the weights of a model by the tuned blocks, and audit it: see `si.audit.initialise`.
+
+        A module of PyTorch is changed in place; of Flax and Equinox a new one is made.
+
+        Arguments:
+            model: a model of the tuned width, depth and blocks.
+            inputs: its input, see `si.audit`.
+            settings: other arguments of `si.audit.initialise`.
+
+        Returns:
+            `Initialised`: its `model`, `audit` and `matrices`.
+
+        Raises:
+            InputError: for shaped layers; for a model of another width or depth, or of other blocks; and as
+                `si.audit.initialise`. The model is not changed then.
+        """
+        return initialised(self.layer, model, inputs, width=self.width, depth=self.depth, **settings)
 
     @property
     def notes(self) -> list[str]:

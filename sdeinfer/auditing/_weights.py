@@ -1,0 +1,232 @@
+"""The weight matrices of residual branches by the names of their modules, and new ones in their place."""
+
+import dataclasses
+import fnmatch
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float
+
+from sdeinfer._files import InputError
+from sdeinfer.auditing._description import Description
+from sdeinfer.auditing._find import children, module_at, modules
+from sdeinfer.auditing._recipe import Matrix, Recipe, Role
+
+type Roles = tuple[Role, ...]
+"""The matrices that an array has, in the order of their outputs."""
+
+QUERY_KEY_VALUE: Roles = ("query", "key", "value")
+INTERLEAVED = "query_key_value"
+"""Name of an array whose outputs are the queries, keys and values of one head after the other."""
+
+NAMES: Mapping[str, Mapping[Roles, tuple[str, ...]]] = {
+    "attention": {
+        ("query",): ("q_proj", "query", "query_proj", "q_lin", "to_q", "wq", "q", "qkv.0"),
+        ("key",): ("k_proj", "key", "key_proj", "k_lin", "to_k", "wk", "k", "qkv.1"),
+        ("value",): ("v_proj", "value", "value_proj", "v_lin", "to_v", "wv", "v", "qkv.2"),
+        QUERY_KEY_VALUE: ("c_attn", "qkv_proj", "qkv", "in_proj", "Wqkv", INTERLEAVED),
+        ("attention output",): (
+            *("o_proj", "out_proj", "output_proj", "c_proj", "dense", "out_lin", "out", "to_out", "wo"),
+        ),
+    },
+    "mlp": {
+        ("gate",): ("gate_proj", "gate", "w_gate"),
+        ("gate", "up"): ("gate_up_proj",),
+        ("up",): ("up_proj", "c_fc", "fc1", "linear1", "lin1", "dense_h_to_4h", "intermediate.dense", "up", "layers.0"),
+        ("mlp output",): (
+            *("down_proj", "c_proj", "fc2", "linear2", "lin2", "dense_4h_to_h", "output.dense", "down"),
+            *("w_down", "layers.1"),
+        ),
+    },
+}  # fmt: skip
+"""Names of modules by the kind of their branch and their matrices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """An array of weights in a model.
+
+    Attributes:
+        path: the path of its module.
+        attribute: its name there; that of the bias is the same with "bias" in place of "weight" or "kernel".
+        roles: its matrices.
+        layer: number of its Transformer layer.
+        kind: kind of its branch.
+    """
+
+    path: str
+    attribute: str
+    roles: Roles
+    layer: int
+    kind: str
+
+    @property
+    def bias(self) -> str:
+        """The name of the bias that is added after it."""
+        return self.attribute.replace("weight", "bias").replace("kernel", "bias")
+
+
+def weights_of(network: Any, described: Description, roles: Mapping[str, Role | Roles] | None = None) -> list[Weights]:
+    """The arrays of all branches.
+
+    Arguments:
+        network: the module.
+        described: its description.
+        roles: matrices of arrays by a glob of the path of their module, for names that are not well-known.
+
+    Raises:
+        InputError: for an array whose matrices are not known, and a branch without one of its matrices.
+    """
+    paths, layers, found = {id(node): path for path, node in modules(network).items()}, {}, []
+    for kind, reader, writer in described.branches(network):
+        layer = layers[kind] = layers.get(kind, -1) + 1
+        inside = dict.fromkeys(path for end in (reader, writer) for path in _inside(paths[id(end)], end))
+        mine = [
+            Weights(path, name, _roles(path, name, kind, roles or {}), layer, kind)
+            for path in inside
+            for name in _arrays(module_at(network, path))
+        ]
+        if not mine:
+            raise InputError(f"model: no weight matrix was found in {paths[id(reader)]}")
+        found += mine
+    return found
+
+
+def width_of(network: Any, weights: Sequence[Weights]) -> int:
+    """n: the number of inputs of a first matrix.
+
+    Raises:
+        InputError: without one.
+    """
+    for each in weights:
+        if not {"attention output", "mlp output"} & {*each.roles}:
+            module = module_at(network, each.path)
+            return int(getattr(module, each.attribute).shape[0 if _outputs_last(module, each) else -1])
+    raise InputError("model: its branches have last matrices alone")
+
+
+def filled(
+    network: Any,
+    described: Description,
+    weights: Sequence[Weights],
+    matrices: Callable[[Weights], Mapping[Role, Matrix]],
+    recipe: Callable[[Weights], Recipe],
+    *,
+    heads: int,
+    seed: int,
+) -> Any:
+    """The network with new weights: independent normals with the standard deviations of a recipe.
+
+    A network of PyTorch is changed in place; of Flax and Equinox a new one is made.
+
+    Arguments:
+        network: the module.
+        described: its description.
+        weights: its arrays.
+        matrices: the sizes of the matrices of the branch of an array.
+        recipe: the recipe of an array.
+        heads: number of heads, for arrays with the queries, keys and values of each.
+        seed: seed of the normals.
+
+    Raises:
+        InputError: for an array of another size, before any is changed.
+    """
+    # All sizes are checked before the first array is filled.
+    sds = [_sds(network, each, matrices(each), recipe(each), heads) for each in weights]
+    if described.library == "flax":
+        network = sys.modules["flax.nnx"].clone(network)
+    for number, (each, (of_weights, of_bias)) in enumerate(zip(weights, sds, strict=True)):
+        rng = np.random.default_rng([seed, number])
+        for name, sd in ((each.attribute, of_weights), (each.bias, of_bias)):
+            old = getattr(module_at(network, each.path), name, None)
+            if old is not None:
+                new = (sd * rng.standard_normal(sd.shape, np.float32)).reshape(old.shape)
+                network = _SET[described.library](network, each.path, name, new)
+    return network
+
+
+def _inside(path: str, module: Any) -> Iterator[str]:
+    """The paths of a module and of all inside of it."""
+    yield path
+    for name, child in children(module):
+        yield from _inside(f"{path}.{name}", child)
+
+
+def _arrays(module: Any) -> list[str]:
+    """Names of the arrays of a module that are matrices, or tensors that Flax makes of them."""
+    if hasattr(module, "named_parameters"):
+        named = module.named_parameters(recurse=False)
+    else:
+        named = getattr(module, "__dict__", {}).items()  # a list or dict of modules has none
+    return [name for name, value in named if len(getattr(value, "shape", ())) > 1 and not name.startswith("_")]
+
+
+def _roles(path: str, attribute: str, kind: str, given: Mapping[str, Role | Roles]) -> Roles:
+    for glob, roles in given.items():
+        if fnmatch.fnmatchcase(path, glob):
+            return (roles,) if isinstance(roles, str) else tuple(roles)
+    whole = f".{path}.in_proj" if attribute == "in_proj_weight" else f".{path}"
+    for roles, names in NAMES.get(kind, {}).items():
+        if any(whole.endswith(f".{name}") for name in names):
+            return roles
+    raise InputError(f'model: what {path} is in its branch is not known; name it, as roles={{"{path}": "value"}}')
+
+
+def _sds(
+    network: Any, weights: Weights, matrices: Mapping[Role, Matrix], recipe: Recipe, heads: int
+) -> tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, " outputs"]]:
+    """Standard deviations of an array and of its bias, in the layout of the array."""
+    missing = [role for role in weights.roles if role not in matrices]
+    if missing:
+        raise InputError(f"model: {weights.path} is the {missing[0]}, which the given blocks do not have")
+    module = module_at(network, weights.path)
+    shape, inputs, sizes = getattr(module, weights.attribute).shape, own[0].fan_in, [each.fan_out for each in own]
+    outputs = sum(sizes)
+    if math.prod(shape) != inputs * outputs or shape[0] not in (inputs, outputs, heads):
+        raise InputError(
+            f"model: {weights.path} has the shape {tuple(shape)}, where its blocks have {inputs} inputs and {outputs} "
+            "outputs"
+        )
+    of_weights, of_bias = ([f(each) for each in own] for f in (recipe.sd, recipe.bias_sd))
+    if weights.path.endswith(INTERLEAVED):
+        sizes = [size // heads for size in sizes]
+        spread = [np.tile(np.repeat(sds, sizes), heads) for sds in (of_weights, of_bias)]
+    else:
+        spread = [np.repeat(sds, sizes) for sds in (of_weights, of_bias)]
+    if _outputs_last(module, weights):
+        return np.broadcast_to(spread[0], (inputs, outputs)), spread[1]
+    return np.broadcast_to(spread[0][:, None], (outputs, inputs)), spread[1]
+
+
+def _outputs_last(module: Any, weights: Weights) -> bool:
+    """Whether outputs are the last axes, as in Flax and in Conv1D; in PyTorch and Equinox they are the first."""
+    return weights.attribute == "kernel" or type(module).__name__ == "Conv1D"
+
+
+def _set_torch(network: Any, path: str, name: str, new: np.ndarray) -> Any:
+    torch = sys.modules["torch"]
+    with torch.no_grad():
+        getattr(module_at(network, path), name).copy_(torch.from_numpy(new))
+    return network
+
+
+def _set_flax(network: Any, path: str, name: str, new: np.ndarray) -> Any:
+    variable = getattr(module_at(network, path), name)
+    variable[...] = new.astype(variable.dtype)
+    return network
+
+
+def _set_equinox(network: Any, path: str, name: str, new: np.ndarray) -> Any:
+    place = lambda tree: getattr(module_at(tree, path), name)  # noqa: E731
+    return eqx.tree_at(place, network, place(network).astype(new.dtype).at[...].set(new).astype(place(network).dtype))
+
+
+_SET: Mapping[str, Callable[[Any, str, str, np.ndarray], Any]] = {
+    "torch": _set_torch,
+    "flax": _set_flax,
+    "equinox": _set_equinox,
+}

@@ -1,0 +1,75 @@
+"""From tuned blocks to a network: recipes of its weights, and a model that is initialised by them."""
+
+import dataclasses
+from typing import Any
+
+from sdeinfer._files import InputError
+from sdeinfer.auditing import Initialised, Recipe, describe, initialise, recipe_for
+from sdeinfer.blocks import Block, BlockOrder
+from sdeinfer.layers import AbstractLayer, OverDepth, Stack
+
+SHAPED = (
+    "are for blocks; networks of shaped layers are made by ShapedTransformer.of of sdeinfer.modules.torch and .flax"
+)
+
+NOT_COMPARED = ("bias", "skip", "dropout")
+"""Settings of blocks that a model does not tell."""
+
+
+def recipes_of(layer: AbstractLayer, *, width: int, depth: int) -> list[Recipe]:
+    """The recipe of each layer, one object if all are alike.
+
+    Raises:
+        InputError: for layers that are no blocks.
+    """
+    blocks = blocks_of(layer)
+    if not isinstance(layer, OverDepth):
+        return [recipe_for(blocks, name="the tuned network", source="si.tune")] * depth
+    return [
+        recipe_for(layer.at((number + 0.5) / width), name="the tuned network", source="si.tune")
+        for number in range(depth)
+    ]
+
+
+def blocks_of(layer: AbstractLayer) -> Stack:
+    """The blocks of one layer, the first if they change with depth.
+
+    Raises:
+        InputError: for other layers.
+    """
+    first = layer.at(0.0)
+    layers = first.layers if isinstance(first, Stack) else (first,)
+    if not all(isinstance(each, Block) for each in layers):
+        raise InputError(f"layer: recipes {SHAPED}")
+    return Stack(tuple(layers))
+
+
+def initialised(
+    layer: AbstractLayer, model: Any, inputs: Any, *, width: int, depth: int, **settings: Any
+) -> Initialised:
+    """A model with the weights of tuned blocks; see `initialise`.
+
+    Raises:
+        InputError: for a model of another width, depth or other blocks, and as `initialise`.
+    """
+    blocks, recipes = blocks_of(layer), recipes_of(layer, width=width, depth=depth)
+    _require_same(blocks, model, **{name: settings[name] for name in ("branches", "pattern") if name in settings})
+    return initialise(model, recipes, inputs, architecture=blocks, width=width, **settings)
+
+
+def _require_same(blocks: Stack, model: Any, branches: Any = None, pattern: Any = None) -> None:
+    """Check that a model which tells its blocks has those that were tuned."""
+    try:
+        described = describe(model, patterns=branches, pattern=pattern)
+    except InputError:
+        return  # it does not tell; another fault is one for `initialise`
+    pairs = zip(*(BlockOrder.of(each, depth=1).blocks for each in (blocks, described.architecture)), strict=False)
+    for tuned, found in pairs:
+        for one, other in ((tuned, found), (tuned.branch, found.branch)):
+            for field in dataclasses.fields(one):
+                a, b = getattr(one, field.name), getattr(other, field.name, None)
+                if field.metadata.get("static") and field.name not in NOT_COMPARED and a != b:
+                    raise InputError(
+                        f"model: {described.name} has {field.name}={b!r}, where blocks with {a!r} were tuned; "
+                        "si.audit(model).architecture has the blocks of a model"
+                    )

@@ -1,0 +1,233 @@
+"""Models that are initialised by a recipe: what is drawn, for each library, and what is refused."""
+
+import math
+
+import equinox as eqx
+import equinox_transformer as small
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from budget import assert_estimate
+from flax import nnx
+
+import sdeinfer as si
+from sdeinfer.auditing import Matrix, declared, initialise, recipe_for, standard_deviations
+from sdeinfer.auditing._describe import describe
+from sdeinfer.auditing._weights import Weights, filled, weights_of
+
+VALUES = {"attention.strength": 0.3, "attention.temperature": 0.5, "mlp.strength": 0.6, "mlp.gain": 2.0}
+BLOCKS = small.blocks().with_parameters(VALUES)
+RECIPE = recipe_for(BLOCKS)
+
+
+class FlaxLayer(nnx.Module):
+    def __init__(self, rngs):
+        n = small.WIDTH
+        self.norms = nnx.List([nnx.LayerNorm(n, use_bias=False, use_scale=False, rngs=rngs) for _ in range(2)])
+        self.attn = nnx.MultiHeadAttention(small.HEADS, n, decode=False, use_bias=False, rngs=rngs)
+        self.up = nnx.Linear(n, 4 * n, use_bias=False, rngs=rngs)
+        self.down = nnx.Linear(4 * n, n, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.attn(self.norms[0](x), mask=nnx.make_causal_mask(x[..., 0]))
+        return x + self.down(nnx.gelu(self.up(self.norms[1](x))))
+
+
+class FlaxTransformer(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([FlaxLayer(rngs) for _ in range(small.LAYERS)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+FLAX = {"attention": "layers.*.attn", "mlp": ("layers.*.up", "layers.*.down")}
+SDS = {
+    "query": math.sqrt(1 / (0.5 * small.WIDTH)),
+    "key": math.sqrt(1 / (0.5 * small.WIDTH)),
+    "value": math.sqrt(1 / small.WIDTH),
+    "attention output": 0.3 / math.sqrt(small.WIDTH),
+    "up": math.sqrt(2 / small.WIDTH),
+    "mlp output": 0.6 / math.sqrt(4 * small.WIDTH),
+}
+"""Standard deviations of `BLOCKS`: √(w/(τ n)) of queries and keys, √(w/n), and g/√u of last matrices."""
+
+
+def assert_drawn(arrays):
+    """Arrays of normals have the standard deviations of their matrices."""
+    for role, values in arrays.items():
+        flat = np.ravel(values)
+        assert_estimate(flat.std() / SDS[role], 1, 1 / math.sqrt(2 * flat.size))
+        assert_estimate(flat.mean() / SDS[role], 0, 1 / math.sqrt(flat.size))
+
+
+@pytest.fixture(scope="module")
+def of_equinox():
+    before = small.Transformer(jr.key(0))
+    kept = jax.tree.leaves(eqx.filter(before, eqx.is_array))
+    found = initialise(before, RECIPE, small.prompt(), architecture=small.blocks(), width=small.WIDTH)
+    assert all(a is b for a, b in zip(kept, jax.tree.leaves(eqx.filter(before, eqx.is_array)), strict=True))
+    return found
+
+
+def test_a_model_of_equinox_is_drawn_and_passes(of_equinox):
+    assert of_equinox.audit.passed, of_equinox.audit
+    assert str(of_equinox).startswith(f"{6 * small.LAYERS} matrices drawn; passed: Transformer")
+    layers = of_equinox.model.layers
+    assert_drawn(
+        {
+            "query": [layer.attn.query_proj.weight for layer in layers],
+            "key": [layer.attn.key_proj.weight for layer in layers],
+            "value": [layer.attn.value_proj.weight for layer in layers],
+            "attention output": [layer.attn.output_proj.weight for layer in layers],
+            "up": [layer.mlp.layers[0].weight for layer in layers],
+            "mlp output": [layer.mlp.layers[1].weight for layer in layers],
+        }
+    )
+    table = of_equinox.matrices
+    assert table[table["layer"] == 0].set_index("matrix")["sd"].to_dict() == pytest.approx(SDS)
+    assert table["path"].tolist()[:2] == ["layers.0.attn.query_proj", "layers.0.attn.key_proj"]
+
+
+def test_a_model_of_flax_is_drawn_and_passes(of_equinox):
+    before = FlaxTransformer(nnx.Rngs(0))
+    first = before.layers[0].up.kernel[...]
+    found = initialise(
+        before, RECIPE, small.prompt()[None], architecture=small.blocks(), branches=FLAX, width=small.WIDTH, seed=1
+    )
+    assert found.audit is not None
+    assert found.audit.passed, found.audit
+    np.testing.assert_array_equal(before.layers[0].up.kernel[...], first)
+    layers = found.model.layers
+    assert_drawn(
+        {
+            "query": [layer.attn.query.kernel[...] for layer in layers],
+            "key": [layer.attn.key.kernel[...] for layer in layers],
+            "value": [layer.attn.value.kernel[...] for layer in layers],
+            "attention output": [layer.attn.out.kernel[...] for layer in layers],
+            "up": [layer.up.kernel[...] for layer in layers],
+            "mlp output": [layer.down.kernel[...] for layer in layers],
+        }
+    )
+    assert found.matrices["sd"].tolist() == pytest.approx(of_equinox.matrices["sd"].tolist())
+
+
+def test_the_recipe_of_blocks_declares_them():
+    """`declared` is the inverse, with biases too."""
+    attention = si.blocks.SelfAttention(temperature=0.7, gain=1.5, heads=4, key_value_heads=2, bias=0.2)
+    mlp = si.blocks.MLP(gain=0.8, activation="silu", gated=True, bias=0.1)
+    blocks = si.Stack((si.blocks.Block(attention, strength=0.3, bias=0.05), si.blocks.Block(mlp, strength=0.6)))
+    again = declared(blocks, recipe_for(blocks), width=64, layers=5)
+    assert {name: float(x) for name, x in again.parameters().items()} == pytest.approx(
+        {name: float(x) for name, x in blocks.parameters().items()}
+    )
+    for one, other in zip(again.layers, blocks.layers, strict=True):
+        assert float(one.branch.gain) == pytest.approx(float(other.branch.gain))
+        assert (one.bias, one.branch.bias) == pytest.approx((other.bias, other.branch.bias))
+    post = si.Stack(tuple(si.blocks.Block(b.branch, skip=2.0, position="post") for b in blocks.layers))
+    assert {block.skip for block in declared(post, recipe_for(post), width=64, layers=5).layers} == {2.0}
+
+
+def test_arrays_of_several_matrices():
+    """Queries, keys and values in one array, in order or interleaved by head, have their own standard deviations."""
+
+    class Fused(eqx.Module):
+        """Attention with one array of 12 outputs for 4 inputs, two heads of 2."""
+
+        qkv: eqx.nn.Linear
+        query_key_value: eqx.nn.Linear
+
+    key = jr.key(0)
+    model = Fused(eqx.nn.Linear(4, 12, key=key), eqx.nn.Linear(4, 12, key=key))
+    described = describe(small.Transformer(key), architecture=small.blocks())
+    recipe = si.auditing.Recipe(
+        "by matrix", "test", lambda matrix: {"query": 1.0, "key": 1e3, "value": 1e6}[matrix.role], lambda matrix: 2.0
+    )
+    sizes = {role: Matrix(role, 4, 4, width=4, layers=1) for role in ("query", "key", "value")}
+    arrays = [Weights(name, "weight", tuple(sizes), 0, "attention") for name in ("qkv", "query_key_value")]
+    new = filled(model, described, arrays, lambda each: sizes, lambda each: recipe, heads=2, seed=0)
+    size = lambda weight: np.rint(np.log10(np.abs(weight).max(axis=1)) / 3).astype(int).tolist()  # noqa: E731
+    assert size(new.qkv.weight) == [0] * 4 + [1] * 4 + [2] * 4
+    assert size(new.query_key_value.weight) == [0, 0, 1, 1, 2, 2] * 2
+    assert np.abs(new.qkv.bias).max() > 0.5
+    assert new.qkv.weight.dtype == model.qkv.weight.dtype
+
+
+def test_a_recipe_for_each_layer():
+    """Strengths that differ between layers are audited each by its own."""
+    recipes = [recipe_for(BLOCKS.with_parameters({"mlp.strength": 0.3 * (layer + 1)})) for layer in range(small.LAYERS)]
+    arguments = {"architecture": small.blocks(), "inputs": small.prompt()}
+    found = initialise(small.Transformer(jr.key(0)), recipes, **arguments)
+    assert found.audit is not None
+    assert found.audit.passed, found.audit
+    last = found.matrices[found.matrices["matrix"] == "mlp output"]["sd"].to_numpy()
+    np.testing.assert_allclose(last / last[0], [1, 2, 3])
+    table = standard_deviations(BLOCKS, recipes, width=small.WIDTH)
+    np.testing.assert_allclose(table[table["matrix"] == "mlp output"]["sd"], last)
+    assert standard_deviations(BLOCKS, [RECIPE] * 3, width=small.WIDTH)["layer"].unique().tolist() == ["all"]
+
+
+def test_roles_may_be_given():
+    class Unusual(eqx.Module):
+        first: eqx.nn.Linear
+        second: eqx.nn.Linear
+
+        def __call__(self, x):
+            return jax.vmap(self.second)(jax.nn.gelu(jax.vmap(self.first)(x)))
+
+    class Layers(eqx.Module):
+        blocks: list[Unusual]
+
+        def __call__(self, x):
+            for each in self.blocks:
+                x = x + each(x)
+            return x
+
+    def linear(a, b):
+        return eqx.nn.Linear(a, b, use_bias=False, key=jr.key(0))
+
+    model = Layers([Unusual(linear(8, 32), linear(32, 8)) for _ in range(2)])
+    arguments = {"branches": {"mlp": "blocks.*"}, "architecture": si.blocks.Block(si.blocks.MLP()), "audited": False}
+    with pytest.raises(si.InputError, match=r"model: what blocks.0.first is in its branch is not known; name it, as"):
+        initialise(model, RECIPE, **arguments)
+    found = initialise(model, RECIPE, roles={"*.first": "up", "*.second": "mlp output"}, **arguments)
+    assert found.audit is None
+    assert found.matrices["fan_in"].tolist() == [8, 32] * 2
+    assert jnp.abs(found.model.blocks[0].first.weight).max() > 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"recipe": [RECIPE] * 2}, "recipe: 2 were given for 3 layers"),
+        ({"width": 64}, "width: Transformer has 32, and 64 is needed"),
+        (
+            {"recipe": [recipe_for(BLOCKS.with_parameters({"mlp.gain": x})) for x in (1.0, 2.0, 3.0)]},
+            "recipe: those of",
+        ),
+        (
+            {"architecture": si.Stack(BLOCKS.layers[:1])},
+            "model: layers.0.mlp.layers.0 is the up, which the given blocks do not have",
+        ),
+        (
+            {"architecture": si.Stack((BLOCKS.layers[0], si.blocks.Block(si.blocks.MLP(expansion=2))))},
+            r"model: layers.0.mlp.layers.0 has the shape \(128, 32\), where its blocks have 32 inputs and 64 outputs",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(changed, message):
+    arguments = {"recipe": RECIPE, "architecture": small.blocks(), "audited": False} | changed
+    with pytest.raises(si.InputError, match=message) as caught:
+        initialise(small.Transformer(jr.key(0)), **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_are_found_where_branches_are():
+    network = small.Transformer(jr.key(0))
+    found = weights_of(network, describe(network, architecture=small.blocks()))
+    assert [each.roles for each in found[:6]] == [(role,) for role in SDS]
+    assert [each.layer for each in found] == [layer for layer in range(small.LAYERS) for _ in range(6)]

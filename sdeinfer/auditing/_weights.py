@@ -183,6 +183,7 @@ def _sds(
     missing = [role for role in weights.roles if role not in matrices]
     if missing:
         raise InputError(f"model: {weights.path} is the {missing[0]}, which the given blocks do not have")
+    own = [matrices[role] for role in weights.roles]
     module = module_at(network, weights.path)
     shape, inputs, sizes = getattr(module, weights.attribute).shape, own[0].fan_in, [each.fan_out for each in own]
     outputs = sum(sizes)

@@ -5,6 +5,7 @@ from ._figure import plot_audit as plot_audit
 from ._initialise import Initialised as Initialised
 from ._initialise import initialise as initialise
 from ._initialise import standard_deviations as standard_deviations
+from ._inputs import default_inputs as default_inputs
 from ._monitor import Monitor as Monitor
 from ._over_depth import over_depth as over_depth
 from ._recipe import Matrix as Matrix

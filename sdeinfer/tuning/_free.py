@@ -8,7 +8,7 @@ import numpy as np
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.layers import Architecture, as_module, is_profile
-from sdeinfer.parameters import BIJECTIONS, SLOPES
+from sdeinfer.parameters import BIJECTIONS, SLOPES, Parameter
 from sdeinfer.tuning._space import BOX, DEPTH, START, Free, Space
 
 
@@ -53,8 +53,7 @@ def space_of(
             if name not in groups and not (name == DEPTH and isinstance(depth, tuple)):
                 raise InputError(f"{what}: {name} is not free; free are {', '.join(groups) or 'none'}")
     free = [
-        _free(name, members, sampled[members[0]].bijection, start, bounds, knots.get(name, 1))
-        for name, members in groups.items()
+        _free(name, members, sampled[members[0]], start, bounds, knots.get(name, 1)) for name, members in groups.items()
     ]
     if isinstance(depth, tuple):
         low, high = depth
@@ -117,12 +116,13 @@ def _groups(kind: Architecture, names: list[str], given: Iterable[str]) -> dict[
 def _free(
     name: str,
     members: tuple[str, ...],
-    bijection: str,
+    parameter: Parameter,
     start: Mapping[str, float],
     bounds: Mapping[str, tuple[float, float]],
     knots: int,
 ) -> Free:
-    pair, range_of = bounds.get(name, BOX[bijection]), BIJECTIONS[bijection]
+    bijection = parameter.bijection
+    pair, range_of = bounds.get(name, BOX.get(parameter.name, BOX[bijection])), BIJECTIONS[bijection]
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not pair[0] < pair[1]:
         raise InputError(f"bounds: {name}: an increasing pair is needed, got {pair}")
     if not all(range_of.above < end <= range_of.most for end in pair):

@@ -49,6 +49,8 @@ LAZY = [
 """Packages whose names are imported when they are used; a stub names them."""
 
 UNUSED = {
+    "torch",
+    "flax",
     "jax",
     "numpy",
     "scipy",

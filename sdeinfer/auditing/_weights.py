@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -137,16 +138,14 @@ def filled(
     """
     # All sizes are checked before the first array is filled.
     sds = [_sds(network, each, matrices(each), recipe(each), heads) for each in weights]
-    if described.library == "flax":
-        network = sys.modules["flax.nnx"].clone(network)
+    new: dict[tuple[str, str], np.ndarray] = {}
     for number, (each, (of_weights, of_bias)) in enumerate(zip(weights, sds, strict=True)):
         rng = np.random.default_rng([seed, number])
         for name, sd in ((each.attribute, of_weights), (each.bias, of_bias)):
             old = getattr(module_at(network, each.path), name, None)
             if old is not None:
-                new = (sd * rng.standard_normal(sd.shape, np.float32)).reshape(old.shape)
-                network = _SET[described.library](network, each.path, name, new)
-    return network
+                new[each.path, name] = (sd * rng.standard_normal(sd.shape, np.float32)).reshape(old.shape)
+    return _WITH[described.library](network, new)
 
 
 def _inside(path: str, module: Any) -> Iterator[str]:
@@ -208,26 +207,33 @@ def _outputs_last(module: Any, weights: Weights) -> bool:
     return weights.attribute == "kernel" or type(module).__name__ == "Conv1D"
 
 
-def _set_torch(network: Any, path: str, name: str, new: np.ndarray) -> Any:
+def _with_torch(network: Any, new: Mapping[tuple[str, str], np.ndarray]) -> Any:
     torch = sys.modules["torch"]
     with torch.no_grad():
-        getattr(module_at(network, path), name).copy_(torch.from_numpy(new))
+        for (path, name), array in new.items():
+            getattr(module_at(network, path), name).copy_(torch.from_numpy(array.astype(np.float32)))
     return network
 
 
-def _set_flax(network: Any, path: str, name: str, new: np.ndarray) -> Any:
-    variable = getattr(module_at(network, path), name)
-    variable[...] = new.astype(variable.dtype)
+def _with_flax(network: Any, new: Mapping[tuple[str, str], np.ndarray]) -> Any:
+    network = sys.modules["flax.nnx"].clone(network)
+    for (path, name), array in new.items():
+        variable = getattr(module_at(network, path), name)
+        variable[...] = array.astype(variable.dtype)
     return network
 
 
-def _set_equinox(network: Any, path: str, name: str, new: np.ndarray) -> Any:
-    place = lambda tree: getattr(module_at(tree, path), name)  # noqa: E731
-    return eqx.tree_at(place, network, place(network).astype(new.dtype).at[...].set(new).astype(place(network).dtype))
+def _with_equinox(network: Any, new: Mapping[tuple[str, str], np.ndarray]) -> Any:
+    def places(tree: Any) -> list[Any]:
+        return [getattr(module_at(tree, path), name) for path, name in new]
+
+    arrays = zip(places(network), new.values(), strict=True)
+    return eqx.tree_at(places, network, [jnp.asarray(array, old.dtype) for old, array in arrays])
 
 
-_SET: Mapping[str, Callable[[Any, str, str, np.ndarray], Any]] = {
-    "torch": _set_torch,
-    "flax": _set_flax,
-    "equinox": _set_equinox,
+_WITH: Mapping[str, Callable[[Any, Mapping[tuple[str, str], np.ndarray]], Any]] = {
+    "torch": _with_torch,
+    "flax": _with_flax,
+    "equinox": _with_equinox,
 }
+"""Functions that put arrays in the places of others, by path and name, for each library."""

@@ -1,19 +1,44 @@
-"""What the modules of both libraries share: the constants of a block of one width, and the arguments in a layer.
+"""What the modules of both libraries share: the constants of a block of one width, and how one is made of a layer.
 
-Constants are Python's floats, so that a program of PyTorch makes no arrays of JAX.
+Constants are floats of Python, so that a program of PyTorch makes no arrays of JAX.
 """
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from sdeinfer._arguments import at_least_one, given, shown
+from sdeinfer._arguments import at_least_one, given
 from sdeinfer._files import InputError
 from sdeinfer.covariance import CAUSAL, EVERY_TOKEN
 from sdeinfer.layers import AbstractLayer, OverDepth, check_parameters
 from sdeinfer.parameters import BIJECTIONS, GAMMA, TAU0, Parameter
+
+
+class OfLayer:
+    """A module that has the law of a layer at initialisation.
+
+    Attributes:
+        layer_type: the type of the layer.
+    """
+
+    layer_type: ClassVar[type[AbstractLayer]]
+
+    @classmethod
+    def of[M: "OfLayer"](cls: type[M], layer: AbstractLayer, width: int, **options: Any) -> M:
+        """The module of a layer at one width.
+
+        Arguments:
+            layer: the layer, as of `si.tune(...).layer.at(t)`.
+            width: n.
+            options: arguments of the module that are not in the layer, such as `trainable_gains`.
+
+        Raises:
+            InputError: for a layer of another type, with parameters out of range, or with a pattern other than
+                `Pattern()` and `CAUSAL`.
+        """
+        return cls(width, **_arguments(layer, cls.layer_type), **options)  # pyright: ignore[reportCallIssue]
 
 
 def residual_weights(gamma: float) -> tuple[float, float]:
@@ -57,15 +82,11 @@ def relu_slopes(c_plus: float, c_minus: float, width: int) -> tuple[float, float
     return he * s_plus, he * s_minus
 
 
-def arguments_of(layer: AbstractLayer, kind: type[AbstractLayer]) -> dict[str, Any]:
-    """The arguments of the module that is the twin of a layer.
-
-    Raises:
-        InputError: for a layer of another type, with parameters out of range, or with a pattern that no module has.
-    """
+def _arguments(layer: AbstractLayer, kind: type[AbstractLayer]) -> dict[str, Any]:
+    """The arguments of a module that are in a layer."""
     if not isinstance(layer, kind):
         hint = "; take the layer at a depth-time, layer.at(t)" if isinstance(layer, OverDepth) else ""
-        raise InputError(f"layer: a {kind.__name__} is needed, got {shown(layer)}{hint}")
+        raise InputError(f"layer: a {kind.__name__} is needed, got {type(layer).__name__}{hint}")
     fields = given(**{field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)})
     fields |= {name: float(value) for name, value in check_parameters(layer).parameters().items()}
     if "pattern" in fields:

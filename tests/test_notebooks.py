@@ -23,6 +23,7 @@ REDUCED = {
     "10_clusters": "frames, starts, tokens = (0.0, 10.0), 3, 24\nbetas, times = (4.0, 9.0), (1.0, 30.0)\n"
     "steps, chains, draws, warmup = 20, 2, 50, 100",
     "11_blocks": "width, depth, heads, networks = 64, 4, 4, 16\nchains, draws, warmup = 2, 50, 100",
+    "13_depths": "networks = 64",
     "12_audit": "width, depth, heads, steps = 64, 4, 4, 20\nwidths, depths = (32, 64), (2, 4)",
     "9_stability": "samples, stopped, weighted, unstable = 256, 20, 2, (0.05, 0.5, 1.0)\n"
     "grid_gammas, grid_taus = (0.2, 0.7, 1.0), (0.5, 8.0)",

@@ -51,6 +51,7 @@ def test_the_committed_results_are_of_the_committed_study(depths):
     assert found == [(scheme, depth) for depth in settings.depths for scheme in depths.SCHEMES]
 
 
+@pytest.mark.slow
 def test_small_networks_train(depths, small, tmp_path):
     path = tmp_path / "depths.json"
     results = depths.study(path, small)

@@ -1,4 +1,4 @@
-"""Models of Hugging Face and PyTorch, tuned and initialised: `python torch_initialised.py FOLDER [INITIALISATIONS]`.
+"""Models of PyTorch, tuned and initialised: `python torch_initialised.py FOLDER [INITIALISATIONS [MODEL …]]`.
 
 Writes for each model the verdict of the audit, and what was promised beside what initialisations of the model have.
 """
@@ -26,11 +26,12 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 4 * WIDTH,
 }
 WORDS = {**SIZES, "vocab_size": 99, "pad_token_id": None}
+NEOX: dict[str, Any] = {"rotary_pct": 1.0, "use_parallel_residual": False, "layer_norm_eps": 1e-8}
 MODELS = {
     "gpt2": lambda: hf.GPT2Model(hf.GPT2Config(vocab_size=99, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS)),
-    "gpt_neox": lambda: hf.GPTNeoXModel(hf.GPTNeoXConfig(**WORDS, rotary_pct=1.0, use_parallel_residual=False)),
+    "gpt_neox": lambda: hf.GPTNeoXModel(hf.GPTNeoXConfig(**WORDS, **NEOX)),
     "llama": lambda: hf.LlamaModel(hf.LlamaConfig(**WORDS, num_key_value_heads=2)),
-    "phi3": lambda: hf.Phi3Model(hf.Phi3Config(**WORDS, num_key_value_heads=2)),
+    "phi3": lambda: hf.Phi3Model(hf.Phi3Config(**WORDS, num_key_value_heads=2, rms_norm_eps=1e-8)),
     "bert": lambda: hf.BertModel(hf.BertConfig(**SIZES, vocab_size=99), add_pooling_layer=False),
     "vit": lambda: hf.ViTModel(hf.ViTConfig(**SIZES, image_size=8, patch_size=4), add_pooling_layer=False),
     "encoder": lambda: nn.TransformerEncoder(
@@ -93,6 +94,14 @@ def study(name, initialisations):
         key=jr.key(1),
     )
     first = tuned.initialise(model, given, seed=1)
+    before = {path: x.clone() for path, x in model.named_parameters()}
+    try:
+        tuned.initialise(model, {"nothing": torch.zeros(1)}, seed=2)
+    except Exception as error:  # the model's own
+        refused = type(error).__name__
+    else:
+        refused = ""
+    unchanged = all(torch.equal(x, before[path]) for path, x in model.named_parameters())
     rows = []
     for seed in range(initialisations):
         tuned.initialise(model, given, seed=100 + seed, audited=False)
@@ -113,6 +122,8 @@ def study(name, initialisations):
         "passed": first.audit.passed,
         "verdict": first.audit.verdict,
         "matrices": len(first.matrices),
+        "refused": refused,
+        "unchanged": unchanged,
         "strength": tuned.values["strength"],
         "criterion": tuned.criteria[["value", "error"]].iloc[0].tolist(),
         "promised": promised.mean(axis=0).tolist(),
@@ -126,4 +137,5 @@ def study(name, initialisations):
 
 if __name__ == "__main__":
     folder, count = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 200
-    (folder / "initialised.json").write_text(json.dumps({name: study(name, count) for name in MODELS}))
+    names = sys.argv[3:] or MODELS
+    (folder / "initialised.json").write_text(json.dumps({name: study(name, count) for name in names}))

@@ -1,7 +1,7 @@
 """Initialise a model by a recipe, and audit it at once."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,13 @@ from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.auditing._audit import judged, with_pattern
 from sdeinfer.auditing._describe import describe, drawn
+from sdeinfer.auditing._find import module_at
 from sdeinfer.auditing._inputs import TOKENS, check_inputs, default_inputs
 from sdeinfer.auditing._lookup import recipe_of
 from sdeinfer.auditing._observe import observed, scaled
 from sdeinfer.auditing._recipe import Matrix, Recipe, Role, declared, matrices
 from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._weights import Roles, Weights, filled, weights_of, width_of
+from sdeinfer.auditing._weights import Weights, filled, weights_of, width_of
 from sdeinfer.blocks import BlockOrder, SelfAttention
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers import AbstractLayer, Stack
@@ -51,7 +52,7 @@ def initialise(
     branches: Mapping[str, Any] | None = None,
     architecture: AbstractLayer | None = None,
     pattern: Pattern | None = None,
-    roles: Mapping[str, Role | Roles] | None = None,
+    roles: Mapping[str, Any] | None = None,
     width: int | None = None,
     tokens: int = TOKENS,
     audited: bool = True,
@@ -90,13 +91,15 @@ def initialise(
     layers, n = 1 + max(each.layer for each in arrays), width_of(network, arrays)
     if width not in (None, n):
         raise InputError(f"width: {described.name} has {n}, and {width} is needed")
-    rules = list(recipe) if isinstance(recipe, list | tuple) else [recipe_of(recipe, sd=described.sd)] * layers
+    rules = list(recipe) if isinstance(recipe, list | tuple) else [recipe] * layers
+    rules = [recipe_of(each, sd=described.sd) for each in rules]
     if len(rules) != layers:
         raise InputError(f"recipe: {len(rules)} were given for {layers} layers")
     factors = _factors(described.architecture, rules, width=n)
     branches_of_layer = [block.branch for block in BlockOrder.of(described.architecture, depth=1).blocks]
     heads = next((branch.heads for branch in branches_of_layer if isinstance(branch, SelfAttention)), 1)
     sizes = _matrices(described.architecture, width=n, layers=layers)
+    undo = _snapshot(network, arrays) if described.library == "torch" else None
     network = filled(
         network,
         described,
@@ -109,13 +112,33 @@ def initialise(
     table = _table(arrays, sizes, rules)
     if not audited:
         return Initialised(network, None, table)
-    seen = observed(network, inputs, described, networks=1, tokens=first, seed=seed, key=None)
+    try:
+        seen = observed(network, inputs, described, networks=1, tokens=first, seed=seed, key=None)
+    except BaseException:  # the model's own, too
+        if undo is not None:
+            undo()
+        raise
     order = BlockOrder.of_data(with_pattern(described.architecture, Pattern.in_attributes(seen.data.attrs)), seen.data)
     number = np.arange(len(order.part)) // len(order.blocks)
     # Increments are compared with those of the first layer's recipe.
     seen = dataclasses.replace(seen, data=scaled(seen.data, 1 / factors[number, np.asarray(order.part)][None]))
     found = judged(seen, described.architecture, rules[0], name=described.name, sd=described.sd)
     return Initialised(network, found, table)
+
+
+def _snapshot(network: Any, arrays: Sequence[Weights]) -> Callable[[], None]:
+    """A function that gives the weights and biases of a module of PyTorch the values that they have now."""
+    modules = {each.path: module_at(network, each.path) for each in arrays}
+    kept = {
+        path: {name: x.detach().clone() for name, x in m.named_parameters(recurse=False)} for path, m in modules.items()
+    }
+
+    def undo() -> None:
+        for path, values in kept.items():
+            for name, value in values.items():
+                getattr(modules[path], name).data.copy_(value)
+
+    return undo
 
 
 def standard_deviations(architecture: AbstractLayer, recipes: Sequence[Recipe], *, width: int) -> pd.DataFrame:
@@ -165,9 +188,14 @@ def _factors(architecture: Stack, recipes: Sequence[Recipe], *, width: int) -> F
         InputError: for recipes that differ in more.
     """
     stacks = [declared(architecture, each, width=width, layers=len(recipes)) for each in dict.fromkeys(recipes)]
-    others = [{k: v for k, v in each.parameters().items() if not k.endswith(".strength")} for each in stacks]
-    if any(not np.allclose(list(each.values()), list(others[0].values())) for each in others):
-        raise InputError("recipe: those of layers may differ in strengths alone, not in gains or temperatures")
+    others = [
+        [float(x) for name, x in each.parameters().items() if not name.endswith(".strength")]
+        # Biases of a last matrix must scale as the strength does.
+        + [block.bias / float(block.strength) ** 2 for block in BlockOrder.of(each, depth=1).blocks]
+        for each in stacks
+    ]
+    if any(not np.allclose(each, others[0]) for each in others):
+        raise InputError("recipe: those of layers may differ in strengths alone, not in gains, temperatures or biases")
     strengths = {
         recipe: np.array([float(block.strength) for block in BlockOrder.of(stack, depth=1).blocks])
         for recipe, stack in zip(dict.fromkeys(recipes), stacks, strict=True)

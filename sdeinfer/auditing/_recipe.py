@@ -144,6 +144,17 @@ def recipe_for(blocks: AbstractLayer, *, name: str = "the given architecture", s
     )
 
 
+def roles_of(block: Block) -> tuple[Role, ...]:
+    """The matrices of a block, the last of its branch at the end.
+
+    Raises:
+        InputError: for another branch than `SelfAttention` and `MLP`.
+    """
+    roles = tuple(_gains_and_biases(block))
+    plain = isinstance(block.branch, MLP) and not block.branch.gated
+    return tuple(role for role in roles if role != "gate") if plain else roles
+
+
 def _gains_and_biases(block: Block) -> dict[Role, tuple[float, float]]:
     """The gain of each matrix, that of the last being g², and the variance of its biases."""
     branch, last = block.branch, (float(block.strength) ** 2, block.bias)

@@ -4,8 +4,8 @@ import dataclasses
 import fnmatch
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from jaxtyping import Float
 from sdeinfer._files import InputError
 from sdeinfer.auditing._description import Description
 from sdeinfer.auditing._find import children, module_at, modules
-from sdeinfer.auditing._recipe import Matrix, Recipe, Role
+from sdeinfer.auditing._recipe import Matrix, Recipe, Role, roles_of
+from sdeinfer.blocks import BlockOrder
 
 type Roles = tuple[Role, ...]
 """The matrices that an array has, in the order of their outputs."""
@@ -66,12 +67,13 @@ class Weights:
     kind: str
 
     @property
-    def bias(self) -> str:
-        """The name of the bias that is added after it."""
-        return self.attribute.replace("weight", "bias").replace("kernel", "bias")
+    def bias(self) -> str | None:
+        """The name of the bias that is added after it; None if that of the array tells none."""
+        name = self.attribute.replace("weight", "bias").replace("kernel", "bias")
+        return None if name == self.attribute else name
 
 
-def weights_of(network: Any, described: Description, roles: Mapping[str, Role | Roles] | None = None) -> list[Weights]:
+def weights_of(network: Any, described: Description, roles: Mapping[str, Any] | None = None) -> list[Weights]:
     """The arrays of all branches.
 
     Arguments:
@@ -80,10 +82,15 @@ def weights_of(network: Any, described: Description, roles: Mapping[str, Role | 
         roles: matrices of arrays by a glob of the path of their module, for names that are not well-known.
 
     Raises:
-        InputError: for an array whose matrices are not known, and a branch without one of its matrices.
+        InputError: for an array whose matrices are not known, for a branch that has not each matrix of its block once,
+            for arrays that branches share, and for roles that name nothing.
     """
     paths, layers, found = {id(node): path for path, node in modules(network).items()}, {}, []
+    needed = {block.branch.kind: roles_of(block) for block in BlockOrder.of(described.architecture, depth=1).blocks}
+    _check_roles(roles or {}, paths.values())
     for kind, reader, writer in described.branches(network):
+        if kind not in needed:
+            raise InputError(f"model: {paths[id(reader)]} is of the kind {kind}, which the given blocks do not have")
         layer = layers[kind] = layers.get(kind, -1) + 1
         inside = dict.fromkeys(path for end in (reader, writer) for path in _inside(paths[id(end)], end))
         mine = [
@@ -91,10 +98,29 @@ def weights_of(network: Any, described: Description, roles: Mapping[str, Role | 
             for path in inside
             for name in _arrays(module_at(network, path))
         ]
-        if not mine:
-            raise InputError(f"model: no weight matrix was found in {paths[id(reader)]}")
+        own = [role for each in mine for role in each.roles]
+        for role in {*needed[kind], *own}:
+            if own.count(role) != (role in needed[kind]):
+                count = f"{own.count(role)} arrays for the {role}, where its block has {int(role in needed[kind])}"
+                raise InputError(f"model: the {kind} branch at {paths[id(reader)]} has {count}")
         found += mine
+    arrays = [getattr(module_at(network, each.path), each.attribute) for each in found]
+    places = {id(array): each.path for array, each in zip(arrays, found, strict=True)}
+    for array, each in zip(arrays, found, strict=True):
+        if places[id(array)] != each.path:
+            raise InputError(f"model: {each.path} and {places[id(array)]} are one array")
+        if getattr(array, "is_meta", False):
+            raise InputError(f"model: {each.path} is on the device 'meta': give it memory, as by model.to_empty()")
     return found
+
+
+def _check_roles(roles: Mapping[str, Any], paths: Iterable[str]) -> None:
+    for glob, given in roles.items():
+        for role in (given,) if isinstance(given, str) else given:
+            if role not in get_args(Role):
+                raise InputError(f"roles: one of {', '.join(get_args(Role))} is needed for {glob!r}, got {role!r}")
+        if not fnmatch.filter(paths, glob):
+            raise InputError(f"roles: {glob!r} matches no module")
 
 
 def width_of(network: Any, weights: Sequence[Weights]) -> int:
@@ -134,18 +160,26 @@ def filled(
         seed: seed of the normals.
 
     Raises:
-        InputError: for an array of another size, before any is changed.
+        InputError: for an array of another size, and for biases that the model does not have, before any is changed.
     """
     # All sizes are checked before the first array is filled.
     sds = [_sds(network, each, matrices(each), recipe(each), heads) for each in weights]
-    new: dict[tuple[str, str], np.ndarray] = {}
-    for number, (each, (of_weights, of_bias)) in enumerate(zip(weights, sds, strict=True)):
-        rng = np.random.default_rng([seed, number])
-        for name, sd in ((each.attribute, of_weights), (each.bias, of_bias)):
-            old = getattr(module_at(network, each.path), name, None)
-            if old is not None:
-                new[each.path, name] = (sd * rng.standard_normal(sd.shape, np.float32)).reshape(old.shape)
-    return _WITH[described.library](network, new)
+    places: dict[Place, np.ndarray] = {}
+    for each, (of_weights, of_bias) in zip(weights, sds, strict=True):
+        places[each.path, each.attribute] = of_weights
+        if each.bias is not None and getattr(module_at(network, each.path), each.bias, None) is not None:
+            places[each.path, each.bias] = of_bias
+        elif of_bias.any():
+            raise InputError(f"model: {each.path} has no bias, where the recipe has one")
+
+    def drawn() -> Iterator[tuple[Place, np.ndarray]]:
+        for number, (place, sd) in enumerate(places.items()):
+            rng = np.random.default_rng([seed, number])
+            normals = rng.standard_normal(sd.shape, np.float32)
+            normals *= sd
+            yield place, normals.reshape(getattr(module_at(network, place[0]), place[1]).shape)
+
+    return _WITH[described.library](network, drawn())
 
 
 def _inside(path: str, module: Any) -> Iterator[str]:
@@ -161,13 +195,14 @@ def _arrays(module: Any) -> list[str]:
         named = module.named_parameters(recurse=False)
     else:
         named = getattr(module, "__dict__", {}).items()  # a list or dict of modules has none
-    return [name for name, value in named if len(getattr(value, "shape", ())) > 1 and not name.startswith("_")]
+    shaped = [name for name, value in named if len(getattr(value, "shape", ())) > 1 and not name.startswith("_")]
+    return [name for name in shaped if "bias" not in name]  # Flax has biases of (heads, size)
 
 
-def _roles(path: str, attribute: str, kind: str, given: Mapping[str, Role | Roles]) -> Roles:
+def _roles(path: str, attribute: str, kind: str, given: Mapping[str, Any]) -> Roles:
     for glob, roles in given.items():
         if fnmatch.fnmatchcase(path, glob):
-            return (roles,) if isinstance(roles, str) else tuple(roles)
+            return (roles,) if isinstance(roles, str) else tuple(roles)  # pyright: ignore[reportReturnType]
     whole = f".{path}.in_proj" if attribute == "in_proj_weight" else f".{path}"
     for roles, names in NAMES.get(kind, {}).items():
         if any(whole.endswith(f".{name}") for name in names):
@@ -179,9 +214,6 @@ def _sds(
     network: Any, weights: Weights, matrices: Mapping[Role, Matrix], recipe: Recipe, heads: int
 ) -> tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, " outputs"]]:
     """Standard deviations of an array and of its bias, in the layout of the array."""
-    missing = [role for role in weights.roles if role not in matrices]
-    if missing:
-        raise InputError(f"model: {weights.path} is the {missing[0]}, which the given blocks do not have")
     own = [matrices[role] for role in weights.roles]
     module = module_at(network, weights.path)
     shape, inputs, sizes = getattr(module, weights.attribute).shape, own[0].fan_in, [each.fan_out for each in own]
@@ -193,6 +225,8 @@ def _sds(
         )
     of_weights, of_bias = ([f(each) for each in own] for f in (recipe.sd, recipe.bias_sd))
     if weights.path.endswith(INTERLEAVED):
+        if len(set(sizes)) > 1:
+            raise InputError(f"model: the layout of {weights.path} is not known for keys of other sizes than queries")
         sizes = [size // heads for size in sizes]
         spread = [np.tile(np.repeat(sds, sizes), heads) for sds in (of_weights, of_bias)]
     else:
@@ -207,31 +241,37 @@ def _outputs_last(module: Any, weights: Weights) -> bool:
     return weights.attribute == "kernel" or type(module).__name__ == "Conv1D"
 
 
-def _with_torch(network: Any, new: Mapping[tuple[str, str], np.ndarray]) -> Any:
+type Place = tuple[str, str]
+"""The path of a module, and the name of an array there."""
+
+
+def _with_torch(network: Any, new: Iterable[tuple[Place, np.ndarray]]) -> Any:
     torch = sys.modules["torch"]
     with torch.no_grad():
-        for (path, name), array in new.items():
-            getattr(module_at(network, path), name).copy_(torch.from_numpy(array.astype(np.float32)))
+        for (path, name), array in new:
+            getattr(module_at(network, path), name).copy_(torch.from_numpy(array))
     return network
 
 
-def _with_flax(network: Any, new: Mapping[tuple[str, str], np.ndarray]) -> Any:
+def _with_flax(network: Any, new: Iterable[tuple[Place, np.ndarray]]) -> Any:
     network = sys.modules["flax.nnx"].clone(network)
-    for (path, name), array in new.items():
+    for (path, name), array in new:
         variable = getattr(module_at(network, path), name)
         variable[...] = array.astype(variable.dtype)
     return network
 
 
-def _with_equinox(network: Any, new: Mapping[tuple[str, str], np.ndarray]) -> Any:
+def _with_equinox(network: Any, new: Iterable[tuple[Place, np.ndarray]]) -> Any:
+    arrays = dict(new)
+
     def places(tree: Any) -> list[Any]:
-        return [getattr(module_at(tree, path), name) for path, name in new]
+        return [getattr(module_at(tree, path), name) for path, name in arrays]
 
-    arrays = zip(places(network), new.values(), strict=True)
-    return eqx.tree_at(places, network, [jnp.asarray(array, old.dtype) for old, array in arrays])
+    pairs = zip(places(network), arrays.values(), strict=True)
+    return eqx.tree_at(places, network, [jnp.asarray(array, old.dtype) for old, array in pairs])
 
 
-_WITH: Mapping[str, Callable[[Any, Mapping[tuple[str, str], np.ndarray]], Any]] = {
+_WITH: Mapping[str, Callable[[Any, Iterable[tuple[Place, np.ndarray]]], Any]] = {
     "torch": _with_torch,
     "flax": _with_flax,
     "equinox": _with_equinox,

@@ -57,7 +57,8 @@ class ShapedAttention(OfLayer, nn.Module):
         self.gamma1, self.gamma2 = self.gains = float(gamma1), float(gamma2)
         if trainable_gains:
             # In float32 or above: at lower precision, numbers near 1 are too far apart for small steps.
-            self.gamma1, self.gamma2 = (nn.Parameter(wide(torch.tensor(gain, **more))) for gain in self.gains)
+            more["dtype"] = wide(torch.empty(0, dtype=more.get("dtype"))).dtype
+            self.gamma1, self.gamma2 = (nn.Parameter(torch.tensor(gain, **more)) for gain in self.gains)
 
     def reset_parameters(self):
         """Set gains that are trained to their first values."""
@@ -135,7 +136,7 @@ class Linear(nn.Linear):
         super().__init__(fan_in, fan_out, bias=False, **more)
 
     def reset_parameters(self):
-        """Draw W; also called by `nn.Linear`."""
+        """Draw W."""
         nn.init.normal_(self.weight, std=self.in_features**-0.5)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
+from sdeinfer._compiler import BALANCED, RUN_ONCE
 from sdeinfer.criteria import AbstractStatistic, Ensemble
 from sdeinfer.layers import AbstractLayer, NetworkKeys
 from sdeinfer.networks import chains_at_once, covariance_chain
@@ -33,9 +33,9 @@ def sample_chain_statistics(
 ) -> Sample:
     """Draw networks by `covariance_chain` and evaluate statistics, in memory that does not grow with their number.
 
-    A network depends only on its number and the key, and its random numbers do not depend on the layer's parameters:
-    statistics are functions of these, smooth wherever every V is definite. Where V is singular, as with equal tokens,
-    they are smooth along directions that keep it so.
+    A network depends only on its number, the key, and whether `slopes` are wanted. Its random numbers do not depend on
+    the layer's parameters: statistics are functions of these, with slopes smooth wherever every V is definite. Where V
+    is singular, as with equal tokens, they are smooth along directions that keep it so.
 
     Arguments:
         statistics: the statistics.
@@ -54,7 +54,7 @@ def sample_chain_statistics(
     values = np.empty((len(statistics), networks), V0.dtype)
     along = np.empty((len(statistics), directions, networks), V0.dtype)
     exploded = np.empty(networks, bool)
-    room, x64, tokens = padded_size(depth, least=16) if every else 1, jax.config.jax_enable_x64, len(V0)
+    room, x64, tokens = depth if every else 1, jax.config.jax_enable_x64, len(V0)
     program = _program(networks * depth * tokens * (4 * tokens + width))
     batch = chains_at_once(networks, tokens, layer.column_blocks, room)
 
@@ -83,9 +83,6 @@ def _block(statistics, layer, slopes, V0, numbers, key, *, width, depth, room):
 
     def values(layer: AbstractLayer) -> tuple[Array, Bool[Array, " networks"]]:
         V = covariance_chain(layer, V0, **sizes)[:, 1:]
-        # Entries after the last layer are those of the last.
-        there = (jnp.arange(room) < depth)[:, None, None] if every else True
-        V = jnp.where(there, V, V[:, depth - 1 if every else 0][:, None])
         exploded = ~jnp.isfinite(V).all(axis=(1, 2, 3))
         paths = Ensemble(V0, jnp.where(exploded[:, None, None, None], V0, V), None, exploded)
         return jnp.stack([each(paths if each.every_step else paths.end) for each in statistics]), exploded

@@ -7,9 +7,10 @@ import numpy as np
 
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
+from sdeinfer.blocks import STRENGTH
 from sdeinfer.layers import Architecture, as_module, is_profile
 from sdeinfer.parameters import BIJECTIONS, SLOPES, Parameter
-from sdeinfer.tuning._space import BOX, DEPTH, START, Free, Space
+from sdeinfer.tuning._space import BOX, BOX_OF_STRENGTH, DEPTH, START, Free, Space
 
 
 def space_of(
@@ -122,7 +123,8 @@ def _free(
     knots: int,
 ) -> Free:
     bijection = parameter.bijection
-    pair, range_of = bounds.get(name, BOX.get(parameter.name, BOX[bijection])), BIJECTIONS[bijection]
+    box = BOX_OF_STRENGTH if parameter is STRENGTH else BOX[bijection]
+    pair, range_of = bounds.get(name, box), BIJECTIONS[bijection]
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not pair[0] < pair[1]:
         raise InputError(f"bounds: {name}: an increasing pair is needed, got {pair}")
     if not all(range_of.above < end <= range_of.most for end in pair):

@@ -1,6 +1,7 @@
 """Search: a coarse scan for a start, then sequential quadratic programming with exact gradients of the sample."""
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ class Found(NamedTuple):
 
 def search(problem: Problem) -> Found:
     """Maximise the objective under the constraints; if no point meets them, find the one that violates them least."""
-    start, scanned = _scan(problem)
+    start, feasible, scanned = _scan(problem)
     if problem.space.over_depth:
         # Values over depth have local optima; the best constant is a start that is not one of the worse.
         start = _best_constant(problem, start)
@@ -67,7 +68,28 @@ def search(problem: Problem) -> Found:
         again = polish(problem, nearest.u) if nearest.violation <= FEASIBLE else nearest
         best = min((found, nearest, again), key=lambda each: each.violation)
         found = again if again.violation <= FEASIBLE else best
+    if feasible is not None:
+        found = _at_least(problem, found, feasible)
     return found._replace(evaluations=scanned + problem.evaluations)
+
+
+def _at_least(problem: Problem, found: Found, feasible: np.ndarray) -> Found:
+    """The solution, or the optimum near a point of the scan that meets the constraints and is better than it.
+
+    Where a constraint is flat, as a correlation that cannot pass 1, a step along its slope ends anywhere.
+    """
+    value, other = (min(each.value for each in problem.objectives(u)) for u in (found.u, feasible))
+    if found.violation <= FEASIBLE and other <= value + PRECISION * max(abs(value), 1e-3):
+        return found
+    if problem.violation(feasible) > FEASIBLE:
+        return found
+    return min(
+        (found, _by_short_steps(problem, feasible)), key=lambda each: (each.violation > FEASIBLE, _loss(problem, each))
+    )
+
+
+def _loss(problem: Problem, found: Found) -> float:
+    return -min(each.value for each in problem.objectives(found.u))
 
 
 def _by_short_steps(problem: Problem, start: np.ndarray) -> Found:
@@ -90,8 +112,12 @@ def _best_constant(problem: Problem, start: np.ndarray) -> np.ndarray:
     return np.repeat(polish(dataclasses.replace(problem, space=constant), start[firsts]).u, knots)
 
 
-def _scan(problem: Problem) -> tuple[np.ndarray, int]:
-    """The best of the stated start and of points spread over the box, on few paths."""
+def _scan(problem: Problem) -> tuple[np.ndarray, np.ndarray | None, int]:
+    """The best of the stated start and of points spread over the box, on few paths.
+
+    Returns:
+        the best; the best of those without any violation, if it is another; and their number.
+    """
     bounds, start = problem.space.bounds(), problem.space.start()
     count = SCANNED if len(bounds) > 1 else SCANNED // 4
     few = dataclasses.replace(
@@ -99,7 +125,7 @@ def _scan(problem: Problem) -> tuple[np.ndarray, int]:
     )
     sobol = qmc.Sobol(len(bounds), rng=0).random(count)
     points = [start, *(bounds[:, 0] + sobol * (bounds[:, 1] - bounds[:, 0]))]
-    scores = []
+    scores, violations = [], []
     for number, u in enumerate(points):
         try:
             violation = few.violation(u) + few.exploded(u)
@@ -110,8 +136,11 @@ def _scan(problem: Problem) -> tuple[np.ndarray, int]:
                 raise
             violation, value = np.inf, -np.inf
         scores.append((violation if violation > NEAR else 0.0, -value))
+        violations.append(violation)
     best = min(range(len(points)), key=lambda number: scores[number])
-    return points[best], len(points)
+    strict = [number for number in range(len(points)) if violations[number] == 0.0]
+    strictly = min(strict, key=lambda number: scores[number], default=best)
+    return points[best], None if strictly == best else points[strictly], len(points)
 
 
 def polish(
@@ -126,6 +155,9 @@ def polish(
     several = not elastic and len(problem.objectives(start)) > 1
     extra = elastic or several
     size = len(start)
+    # The size of a parameter may change by orders of magnitude on the way.
+    logs = isinstance(problem.objective, str) and all(problem.sign * x.value > 0 for x in problem.objectives(start))
+    logs = logs and all(each.low > 0 for each in problem.space.free if each.name == problem.objective)
 
     def goal(x: np.ndarray) -> tuple[float, np.ndarray]:
         if extra:
@@ -133,6 +165,8 @@ def polish(
             slope[-1] = 1.0
             return float(x[-1]), slope
         (value,) = problem.objectives(x)
+        if logs:
+            return -problem.sign * math.log(value.value * problem.sign), -value.slope / abs(value.value)
         return -value.value, -value.slope
 
     def slacks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -150,7 +184,7 @@ def polish(
         first = problem.violation(start) if elastic else -min(each.value for each in problem.objectives(start))
         x0, limits = np.append(x0, first), [*limits, (0.0, None) if elastic else (None, None)]
     constraints = {"type": "ineq", "fun": lambda x: slacks(x)[0], "jac": lambda x: slacks(x)[1]}
-    scale = max(abs(goal(x0)[0]), 1e-3) if not extra else 1.0
+    scale = max(abs(goal(x0)[0]), 1e-3) if not extra and not logs else 1.0
     result = optimize.minimize(
         lambda x: goal(x)[0] / scale,
         x0,

@@ -18,9 +18,11 @@ from sdeinfer.parameters import BIJECTIONS, SLOPES
 DEPTH = "depth"
 """Name of the depth, where it is chosen as well."""
 
-BOX = {"logit": (0.005, 0.999), "log": (0.02, 50.0), "identity": (-10.0, 10.0), "strength": (1e-4, 50.0)}
-"""Smallest and largest value of a free parameter, by its bijection or its name. Strengths of blocks compare with the
-size of the stream, which is that of embeddings: 0.02 in many models."""
+BOX = {"logit": (0.005, 0.999), "log": (0.02, 50.0), "identity": (-10.0, 10.0)}
+"""Smallest and largest value of a free parameter, by its bijection."""
+
+BOX_OF_STRENGTH = (1e-4, 50.0)
+"""That of a strength of blocks: it compares with the size of the stream, that of embeddings, 0.02 in many models."""
 
 START = {"logit": 0.3, "log": 1.0, "identity": 0.0}
 """Value at which a free parameter starts, by its bijection."""

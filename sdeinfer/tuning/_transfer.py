@@ -46,7 +46,11 @@ class Transfer:
     rules: pd.DataFrame | None
 
     def plot(self, *, axes: Any = None) -> list[Any]:
-        """Plot each criterion over the depth, and the rules: see `plot_transfer`."""
+        """Plot each criterion over the depth, and the rules, in a panel each.
+
+        Arguments:
+            axes: where to plot, one for each criterion and one for the rules; None for a new figure.
+        """
         from sdeinfer.tuning._transfer_figure import plot_transfer  # loads Matplotlib
 
         return plot_transfer(self, axes=axes)

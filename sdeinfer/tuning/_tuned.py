@@ -117,7 +117,7 @@ class Tuned:
         Arguments:
             model: a model of the tuned width, depth and blocks.
             inputs: its input, see `si.audit`.
-            settings: other arguments of `si.audit.initialise`.
+            settings: other arguments of `si.audit.initialise` than the recipe, the architecture and the width.
 
         Returns:
             `Initialised`: its `model`, `audit` and `matrices`.
@@ -229,7 +229,13 @@ class Tuned:
         return "\n".join([*rows, *(f"note: {note}" for note in self.notes)])
 
     def plot(self, *, paths: int = 512, key: PRNGKeyArray, axes: Any = None) -> list[Any]:
-        """Plot the statistic of each constraint over networks, with its bound: see `plot_tuned`."""
+        """Plot the statistic of each constraint over networks, with its bound.
+
+        Arguments:
+            paths: number of new paths, or networks, of each prompt.
+            key: PRNG key.
+            axes: where to plot, in the order of `criteria`; None for a new figure with the first four.
+        """
         from sdeinfer.tuning._figure import plot_tuned  # loads Matplotlib
 
         return plot_tuned(self, paths=paths, key=key, axes=axes)

@@ -1,5 +1,6 @@
 """Models that are initialised by a recipe: what is drawn, for each library, and what is refused."""
 
+import dataclasses
 import math
 
 import equinox as eqx
@@ -43,6 +44,16 @@ class FlaxTransformer(nnx.Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+def biased(variance):
+    """The blocks with biases of every matrix."""
+    return si.Stack(
+        tuple(
+            dataclasses.replace(block, bias=variance, branch=dataclasses.replace(block.branch, bias=variance))
+            for block in BLOCKS.layers
+        )
+    )
 
 
 FLAX = {"attention": "layers.*.attn", "mlp": ("layers.*.up", "layers.*.down")}
@@ -155,6 +166,11 @@ def test_arrays_of_several_matrices():
     assert size(new.query_key_value.weight) == [0, 0, 1, 1, 2, 2] * 2
     assert np.abs(new.qkv.bias).max() > 0.5
     assert new.qkv.weight.dtype == model.qkv.weight.dtype
+    # Falcon's groups of keys have another layout.
+    fewer = sizes | {role: Matrix(role, 4, 2, width=4, layers=1) for role in ("key", "value")}
+    grouped = eqx.tree_at(lambda each: each.query_key_value, model, eqx.nn.Linear(4, 8, key=key))
+    with pytest.raises(si.InputError, match="model: the layout of query_key_value is not known"):
+        filled(grouped, described, arrays[1:], lambda each: fewer, lambda each: recipe, heads=2, seed=0)
 
 
 def test_a_recipe_for_each_layer():
@@ -169,6 +185,30 @@ def test_a_recipe_for_each_layer():
     table = standard_deviations(BLOCKS, recipes, width=small.WIDTH)
     np.testing.assert_allclose(table[table["matrix"] == "mlp output"]["sd"], last)
     assert standard_deviations(BLOCKS, [RECIPE] * 3, width=small.WIDTH)["layer"].unique().tolist() == ["all"]
+
+
+def test_biases_are_drawn_where_there_are_any():
+    """Attention of Flax has biases of (heads, size)."""
+    attention = si.blocks.Block(BLOCKS.layers[0].branch, bias=0.3, strength=0.3)
+    attention = dataclasses.replace(attention, branch=dataclasses.replace(attention.branch, bias=0.2))
+
+    class Layers(nnx.Module):
+        def __init__(self):
+            self.attn = nnx.List([nnx.MultiHeadAttention(4, 64, decode=False, rngs=nnx.Rngs(0)) for _ in range(9)])
+
+    arguments = {"branches": {"attention": "attn.*"}, "architecture": attention, "audited": False}
+    layers = initialise(Layers(), recipe_for(attention), **arguments).model.attn
+    for name, variance in (("query", 0.4), ("value", 0.2), ("out", 0.3)):
+        found = np.ravel([getattr(layer, name).bias[...] for layer in layers])
+        assert_estimate(found.std() / math.sqrt(variance), 1, 1 / math.sqrt(2 * found.size))
+
+
+def test_arrays_that_branches_share_are_refused():
+    model = small.Transformer(jr.key(0))
+    first, second = (lambda each, layer=layer: each.layers[layer].mlp.layers[0].weight for layer in (0, 1))
+    model = eqx.tree_at(second, model, first(model))
+    with pytest.raises(si.InputError, match=r"layers.0.mlp.layers.0 and layers.1.mlp.layers.0 are one array"):
+        initialise(model, RECIPE, architecture=small.blocks(), audited=False)
 
 
 def test_roles_may_be_given():
@@ -211,12 +251,23 @@ def test_roles_may_be_given():
         ),
         (
             {"architecture": si.Stack(BLOCKS.layers[:1])},
-            "model: layers.0.mlp.layers.0 is the up, which the given blocks do not have",
+            "model: layers.0.mlp is of the kind mlp, which the given blocks do not have",
         ),
         (
             {"architecture": si.Stack((BLOCKS.layers[0], si.blocks.Block(si.blocks.MLP(expansion=2))))},
             r"model: layers.0.mlp.layers.0 has the shape \(128, 32\), where its blocks have 32 inputs and 64 outputs",
         ),
+        (
+            {"architecture": si.Stack((BLOCKS.layers[0], si.blocks.Block(si.blocks.MLP(gated=True))))},
+            "model: the mlp branch at layers.0.mlp has 0 arrays for the gate, where its block has 1",
+        ),
+        ({"recipe": recipe_for(biased(0.1))}, "model: layers.0.attn.query_proj has no bias, where the recipe has one"),
+        (
+            {"recipe": [recipe_for(biased(0.1).with_parameters({"mlp.strength": x})) for x in (1.0, 2.0, 3.0)]},
+            "recipe: those of layers may differ in strengths alone, not in gains, temperatures or biases",
+        ),
+        ({"roles": {"*.upproj": "up"}}, r"roles: '\*.upproj' matches no module"),
+        ({"roles": {"*.attn": "upp"}}, r"roles: one of query, .* is needed for '\*.attn', got 'upp'"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(changed, message):

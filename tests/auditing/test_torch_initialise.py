@@ -37,6 +37,9 @@ def test_tuned_models_pass_and_keep_promises(name, written):
     found = written[name]
     print(f"\n{name}: strength {found['strength']:.3f}; {found['verdict']}")
     assert found["passed"], found["verdict"]
+    # A model that cannot run keeps its weights.
+    assert found["refused"]
+    assert found["unchanged"]
     for place, what in enumerate(("log norm", "correlation")):
         promised, measured = found["promised"][place], found["measured"][place]
         error = np.hypot(found["promised_error"][place], found["measured_error"][place])

@@ -80,6 +80,16 @@ def test_parts_with_values_of_their_own(key):
     assert found.layer.parameters()["mlp.strength"] == pytest.approx(found.values["mlp.strength"])
 
 
+def test_a_criterion_that_cannot_pass_one(key):
+    """Correlations are flat beyond the answer, where the scan of the box has points too."""
+    goal = of.expectation(of.MeanCorrelation()) <= 0.9
+    sizes = {"width": 16, "depth": 20, "paths": 512, "subject_to": goal, "key": key}
+    found = si.tune(PRE_LN, V0, **ARGUMENTS | sizes)
+    value, error = found.criteria[["value", "error"]].iloc[0]
+    assert_estimate(value, 0.9, math.hypot(error, error))
+    assert found.values["strength"] > 1
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -27,9 +27,10 @@ SHORT, SHORT_SEARCHES = 0.5, 20
 PRECISION = 1e-5
 """Relative change of the objective at which the search ends."""
 
-LESS = 0.99
+LESS = 0.9
 """Factor of the slopes of constraints that SLSQP sees. Its line search weighs a violation by the multiplier: with exact
-slopes the way from a violated bound back to it neither gains nor loses, and is tried in ever shorter steps."""
+slopes the way from a violated bound back to it neither gains nor loses, and is tried in ever shorter steps. Slopes of
+quantiles are those of a smoothed law, off by some per cent."""
 
 
 class Found(NamedTuple):

@@ -120,6 +120,12 @@ def test_latent_layers_outputs_and_groups_are_fitted(run):
     assert found["outputs"].attrs["outputs"] == 32
 
 
+def test_hand_over(run):
+    found = run("guides/hand_over")
+    assert found["ready"].audit.passed
+    assert not found["tuned"].missed
+
+
 @pytest.mark.long  # five plans
 def test_an_initialisation_is_tuned(run, capsys):
     found = run("guides/initialisation")

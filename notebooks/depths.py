@@ -26,7 +26,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
-from training import final_loss, text, thinned
+from training import final_loss, losses_of, text, thinned, write_whole
 
 import sdeinfer as si
 
@@ -191,18 +191,7 @@ def train(
         logits = jax.nn.standardize(X) @ readout
         return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:]).mean()
 
-    optimiser = optax.adam(lambda count: rate * jnp.minimum(1.0, (count + 1) / settings.warmup))
-
-    def step(carry, key):
-        parameters, state = carry
-        starts = jr.randint(key, (settings.batch, 1), 0, text.size - settings.context)
-        windows = text[starts + jnp.arange(settings.context + 1)]
-        value, gradient = jax.value_and_grad(loss)(parameters, windows)
-        updates, state = optimiser.update(gradient, state, parameters)
-        return (optax.apply_updates(parameters, updates), state), value
-
-    start = (ends, layers)
-    return jax.lax.scan(step, (start, optimiser.init(start)), jr.split(keys[3], settings.steps))[1]
+    return losses_of(loss, (ends, layers), rate, text, settings=settings, key=keys[3])
 
 
 def trained(scheme: str, settings: Settings, depth: int, answer: si.Tuned) -> dict[str, Any]:
@@ -257,9 +246,7 @@ def study(path: Path, settings: Settings) -> dict[str, Any]:
         results["tuned"][str(depth)] = {"strength": float(row["value"]), "error": float(row["error"])}
         for scheme in missing:
             results["runs"].append({"scheme": scheme, "depth": depth} | trained(scheme, settings, depth, answer))
-            written = path.with_name(path.name + ".part")
-            written.write_text(as_json(results), "utf-8")
-            written.replace(path)
+            write_whole(path, as_json(results))
             print({name: x for name, x in results["runs"][-1].items() if name != "curves"}, flush=True)
     return results
 

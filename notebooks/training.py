@@ -16,7 +16,7 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -199,16 +199,40 @@ def train(
     long on one core.
     """
 
-    def schedule(count):
-        return rate * jnp.minimum(1.0, (count + 1) / settings.warmup)
-
-    optimiser = optax.adam(schedule)
     key_network, key_batches = jr.split(key)
     graph, initial = nnx.split(Network(block, settings, characters=characters, rngs=nnx.Rngs(key_network)))
 
     def loss(parameters, windows):
         logits = nnx.merge(graph, parameters)(windows[:, :-1], layer)
         return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:]).mean()
+
+    return losses_of(loss, initial, rate, text, settings=settings, key=key_batches)
+
+
+def losses_of(
+    loss: Callable[[Any, Int[Array, "batch m"]], Float[Array, ""]],
+    parameters: Any,
+    rate: Float[ArrayLike, ""],
+    text: Int[Array, " length"],
+    *,
+    settings: Any,
+    key: Shaped[PRNGKeyArray, ""],
+) -> Float[Array, " steps"]:
+    """The loss of each step's batch, of windows drawn anew from the text, before the step.
+
+    Arguments:
+        loss: a function of parameters and windows, one character longer than the context.
+        parameters: the first ones.
+        rate: learning rate of Adam after a linear warm-up.
+        text: the text.
+        settings: its `context`, `batch`, `steps` and `warmup`, see `Settings`.
+        key: PRNG key of the batches.
+    """
+
+    def schedule(count):
+        return rate * jnp.minimum(1.0, (count + 1) / settings.warmup)
+
+    optimiser = optax.adam(schedule)
 
     def step(carry, key):
         parameters, state = carry
@@ -218,7 +242,7 @@ def train(
         updates, state = optimiser.update(gradient, state, parameters)
         return (optax.apply_updates(parameters, updates), state), value
 
-    return jax.lax.scan(step, (initial, optimiser.init(initial)), jr.split(key_batches, settings.steps))[1]
+    return jax.lax.scan(step, (parameters, optimiser.init(parameters)), jr.split(key, settings.steps))[1]
 
 
 def final_loss(losses: Float[ArrayLike, " steps"]) -> float:
@@ -291,11 +315,16 @@ def study(
         layer = None if gamma is None else si.ShapedTransformer(gamma, tau0, C_PLUS, C_MINUS, pattern=si.CAUSAL)
         run = {"gamma": gamma, "tau0": tau0} | trained(layer, settings, rates=rates)
         results["runs"].append(run)
-        written = path.with_name(path.name + ".part")
-        written.write_text(as_json(results), "utf-8")
-        written.replace(path)
+        write_whole(path, as_json(results))
         print({name: value for name, value in run.items() if name != "curves"}, flush=True)
     return results
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under another name, and rename it, so that one that was stopped is not damaged."""
+    written = path.with_name(path.name + ".part")
+    written.write_text(text, "utf-8")
+    written.replace(path)
 
 
 def as_json(results: dict[str, Any]) -> str:

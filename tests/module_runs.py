@@ -1,4 +1,4 @@
-"""What `sdeinfer.modules` computes in one library, as arrays for `modules/test_modules.py`; nothing here asserts.
+"""Outputs of `sdeinfer.modules` in one library, as arrays for `modules/test_modules.py`; nothing here asserts.
 
     python module_runs.py torch OUT.npz
 
@@ -90,11 +90,11 @@ class Torch:
         return values.detach().to(self.torch.promote_types(values.dtype, self.torch.float32)).numpy()
 
     def parameters(self, module) -> dict[str, np.ndarray]:
-        """By path; matrices are (fan_in, fan_out)."""
+        """The parameters by path; matrices are (fan_in, fan_out)."""
         return {name.removesuffix(".weight"): self.numpy(p).T for name, p in module.named_parameters()}
 
     def gradients(self, module, X, mask=None) -> dict[str, np.ndarray]:
-        """Of the sum of sin X′."""
+        """The gradients of the sum of sin X′, by path."""
         module(X, *([] if mask is None else [mask])).sin().sum().backward()
         return {name.removesuffix(".weight"): self.numpy(p.grad).T for name, p in module.named_parameters()}
 
@@ -102,7 +102,7 @@ class Torch:
         return module(X, *mask)
 
     def otherwise(self, module, X):
-        """As `call`, but compiled."""
+        """The output of `call`, compiled."""
         return self.torch.compile(module, fullgraph=True)(X)
 
     def copy_state(self, source, target) -> None:

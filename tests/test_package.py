@@ -65,7 +65,7 @@ UNUSED = {
 """What `import sdeinfer` leaves alone."""
 
 OPTIONAL = {"sdeinfer.modules.torch", "sdeinfer.modules.flax"}
-"""What needs a library that the package does not depend on."""
+"""Modules that need a library on which the package does not depend."""
 
 PUBLIC = {
     "InputError",

@@ -1,7 +1,7 @@
 """Initialise a model by a recipe, and audit it at once."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,8 @@ def initialise(
     branches_of_layer = [block.branch for block in BlockOrder.of(described.architecture, depth=1).blocks]
     heads = next((branch.heads for branch in branches_of_layer if isinstance(branch, SelfAttention)), 1)
     sizes = _matrices(described.architecture, width=n, layers=layers)
-    undo = _snapshot(network, arrays) if described.library == "torch" else None
+    # A module of PyTorch is changed in place, and must be as it was where it cannot run.
+    kept = _copies(network, arrays) if audited and described.library == "torch" else []
     network = filled(
         network,
         described,
@@ -115,8 +116,8 @@ def initialise(
     try:
         seen = observed(network, inputs, described, networks=1, tokens=first, seed=seed, key=None)
     except BaseException:  # the model's own, too
-        if undo is not None:
-            undo()
+        for parameter, values in kept:
+            parameter.data.copy_(values)
         raise
     order = BlockOrder.of_data(with_pattern(described.architecture, Pattern.in_attributes(seen.data.attrs)), seen.data)
     number = np.arange(len(order.part)) // len(order.blocks)
@@ -126,19 +127,10 @@ def initialise(
     return Initialised(network, found, table)
 
 
-def _snapshot(network: Any, arrays: Sequence[Weights]) -> Callable[[], None]:
-    """A function that gives the weights and biases of a module of PyTorch the values that they have now."""
-    modules = {each.path: module_at(network, each.path) for each in arrays}
-    kept = {
-        path: {name: x.detach().clone() for name, x in m.named_parameters(recurse=False)} for path, m in modules.items()
-    }
-
-    def undo() -> None:
-        for path, values in kept.items():
-            for name, value in values.items():
-                getattr(modules[path], name).data.copy_(value)
-
-    return undo
+def _copies(network: Any, arrays: Sequence[Weights]) -> list[tuple[Any, Any]]:
+    """The parameters of PyTorch's modules with these arrays, and copies of their values."""
+    own = [x for each in arrays for x in module_at(network, each.path).parameters(recurse=False)]
+    return [(parameter, parameter.detach().clone()) for parameter in own]
 
 
 def standard_deviations(architecture: AbstractLayer, recipes: Sequence[Recipe], *, width: int) -> pd.DataFrame:

@@ -150,9 +150,7 @@ def roles_of(block: Block) -> tuple[Role, ...]:
     Raises:
         InputError: for another branch than `SelfAttention` and `MLP`.
     """
-    roles = tuple(_gains_and_biases(block))
-    plain = isinstance(block.branch, MLP) and not block.branch.gated
-    return tuple(role for role in roles if role != "gate") if plain else roles
+    return tuple(_gains_and_biases(block))
 
 
 def _gains_and_biases(block: Block) -> dict[Role, tuple[float, float]]:
@@ -165,7 +163,8 @@ def _gains_and_biases(block: Block) -> dict[Role, tuple[float, float]]:
             return {"query": of_logits, "key": of_logits, "value": first, "attention output": last}
         case MLP():
             first = (float(branch.gain), branch.bias)
-            return {"gate": first, "up": first, "mlp output": last}
+            gate: dict[Role, tuple[float, float]] = {"gate": first} if branch.gated else {}
+            return {**gate, "up": first, "mlp output": last}
     raise InputError(f"architecture: a recipe is for {NEEDED}, got {shown(branch)}")
 
 

@@ -1,4 +1,4 @@
-"""What the modules of both libraries share: the constants of a block of one width, and how one is made of a layer.
+"""Constants of a block of one width, and its arguments from a layer, for the modules of both libraries.
 
 Constants are floats of Python, so that a program of PyTorch makes no arrays of JAX.
 """

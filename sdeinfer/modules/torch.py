@@ -75,8 +75,7 @@ class ShapedAttention(OfLayer, nn.Module):
         """A − γ₁I, of shape (…, heads, tokens, tokens); zero in the row of a token that attends to nothing."""
         tokens = X.shape[-2]
         attended = torch.ones(tokens, tokens, dtype=torch.bool, device=X.device)
-        if self.causal:
-            attended = attended.tril()
+        attended = attended.tril() if self.causal else attended
         if mask is not None:
             attended = attended & mask.expand(*X.shape[:-2], tokens, tokens)
         attended = attended.unsqueeze(-3)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,7 +93,7 @@ def _block(statistics, layer, slopes, V0, numbers, key, *, width, depth, room):
     def along(direction: Any) -> tuple[Array, Array, Array]:
         return jax.jvp(values, (layer,), (direction,), has_aux=True)
 
-    return eqx.filter_vmap(along, out_axes=(None, 1, None))(slopes)
+    return jax.vmap(along, out_axes=(None, 1, None))(slopes)
 
 
 _few_networks = jax.jit(_block, static_argnums=0, static_argnames="room", compiler_options=RUN_ONCE)

@@ -41,9 +41,7 @@ def conditions_at(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> Con
     Stationarity is Σ w ∇objective + Σ λ sign ∇criterion = 0 with w, λ ≥ 0 and Σ w = 1 over the prompts that are the
     worst; and a bound moves the objective by −sign λ.
     """
-    bounds = problem.space.bounds()
-    width = bounds[:, 1] - bounds[:, 0]
-    at_end = (u - bounds[:, 0] < 1e-6 * width) | (bounds[:, 1] - u < 1e-6 * width)
+    at_end = problem.space.at_end(u)
     free, goals = ~at_end, problem.objectives(u)
     active = np.array([each.value < ACTIVE for each in problem.residuals(u)], bool)
     rows = _constraints(problem, u)[active][:, free]

@@ -22,13 +22,11 @@ def recipes_of(layer: AbstractLayer, *, width: int, depth: int) -> list[Recipe]:
     Raises:
         InputError: for layers that are no blocks.
     """
-    blocks = blocks_of(layer)
-    if not isinstance(layer, OverDepth):
-        return [recipe_for(blocks, name="the tuned network", source="si.tune")] * depth
-    return [
-        recipe_for(layer.at((number + 0.5) / width), name="the tuned network", source="si.tune")
-        for number in range(depth)
-    ]
+
+    def recipe(number: int) -> Recipe:
+        return recipe_for(blocks_of(layer.at((number + 0.5) / width)), name="the tuned network", source="si.tune")
+
+    return [recipe(number) for number in range(depth)] if isinstance(layer, OverDepth) else [recipe(0)] * depth
 
 
 def blocks_of(layer: AbstractLayer) -> Stack:
@@ -63,13 +61,21 @@ def _require_same(blocks: Stack, model: Any, branches: Any = None, pattern: Any 
         described = describe(model, patterns=branches, pattern=pattern)
     except InputError:
         return  # it does not tell; another fault is one for `initialise`
-    pairs = zip(*(BlockOrder.of(each, depth=1).blocks for each in (blocks, described.architecture)), strict=False)
-    for tuned, found in pairs:
-        for one, other in ((tuned, found), (tuned.branch, found.branch)):
-            for field in dataclasses.fields(one):
-                a, b = getattr(one, field.name), getattr(other, field.name, None)
-                if field.metadata.get("static") and field.name not in NOT_COMPARED and a != b:
-                    raise InputError(
-                        f"model: {described.name} has {field.name}={b!r}, where blocks with {a!r} were tuned; "
-                        "si.audit(model).architecture has the blocks of a model"
-                    )
+    both = (map(_settings, BlockOrder.of(each, depth=1).blocks) for each in (blocks, described.architecture))
+    for tuned, found in zip(*both, strict=False):
+        for name, value in tuned.items():
+            if value != found.get(name):
+                raise InputError(
+                    f"model: {described.name} has {name}={found.get(name)!r}, where blocks with {value!r} were tuned; "
+                    "si.audit(model).architecture has the blocks of a model"
+                )
+
+
+def _settings(block: Block) -> dict[str, Any]:
+    """The settings of a block and of its branch that a model tells."""
+    return {
+        field.name: getattr(each, field.name)
+        for each in (block, block.branch)
+        for field in dataclasses.fields(each)
+        if field.metadata.get("static") and field.name not in NOT_COMPARED
+    }

@@ -79,18 +79,17 @@ def _at_least(problem: Problem, found: Found, feasible: np.ndarray) -> Found:
 
     Where a constraint is flat, as a correlation that cannot pass 1, a step along its slope ends anywhere.
     """
-    value, other = (min(each.value for each in problem.objectives(u)) for u in (found.u, feasible))
-    if found.violation <= FEASIBLE and other <= value + PRECISION * max(abs(value), 1e-3):
+    value, other = (_worst(problem, u) for u in (found.u, feasible))
+    good = found.violation <= FEASIBLE and other <= value + PRECISION * max(abs(value), 1e-3)
+    if good or problem.violation(feasible) > FEASIBLE:
         return found
-    if problem.violation(feasible) > FEASIBLE:
-        return found
-    return min(
-        (found, _by_short_steps(problem, feasible)), key=lambda each: (each.violation > FEASIBLE, _loss(problem, each))
-    )
+    again = _by_short_steps(problem, feasible)
+    return min(found, again, key=lambda each: (each.violation > FEASIBLE, -_worst(problem, each.u)))
 
 
-def _loss(problem: Problem, found: Found) -> float:
-    return -min(each.value for each in problem.objectives(found.u))
+def _worst(problem: Problem, u: np.ndarray) -> float:
+    """The objective of the prompt for which it is worst."""
+    return min(each.value for each in problem.objectives(u))
 
 
 def _by_short_steps(problem: Problem, start: np.ndarray) -> Found:
@@ -130,7 +129,7 @@ def _scan(problem: Problem) -> tuple[np.ndarray, np.ndarray | None, int]:
     for number, u in enumerate(points):
         try:
             violation = few.violation(u) + few.exploded(u)
-            value = min(each.value for each in few.objectives(u))
+            value = _worst(few, u)
         except InputError:
             # Statistics may overflow in a corner of the box, but must be finite at the start.
             if number == 0:
@@ -157,8 +156,7 @@ def polish(
     extra = elastic or several
     size = len(start)
     # The size of a parameter may change by orders of magnitude on the way.
-    logs = isinstance(problem.objective, str) and all(problem.sign * x.value > 0 for x in problem.objectives(start))
-    logs = logs and all(each.low > 0 for each in problem.space.free if each.name == problem.objective)
+    logs = any(each.low > 0 for each in problem.space.free if each.name == problem.objective)
 
     def goal(x: np.ndarray) -> tuple[float, np.ndarray]:
         if extra:
@@ -167,7 +165,7 @@ def polish(
             return float(x[-1]), slope
         (value,) = problem.objectives(x)
         if logs:
-            return -problem.sign * math.log(value.value * problem.sign), -value.slope / abs(value.value)
+            return -problem.sign * math.log(abs(value.value)), -value.slope / abs(value.value)
         return -value.value, -value.slope
 
     def slacks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -182,7 +180,7 @@ def polish(
 
     x0, limits = np.array(start), [tuple(pair) for pair in bounds]
     if extra:
-        first = problem.violation(start) if elastic else -min(each.value for each in problem.objectives(start))
+        first = problem.violation(start) if elastic else -_worst(problem, start)
         x0, limits = np.append(x0, first), [*limits, (0.0, None) if elastic else (None, None)]
     constraints = {"type": "ineq", "fun": lambda x: slacks(x)[0], "jac": lambda x: slacks(x)[1]}
     scale = max(abs(goal(x0)[0]), 1e-3) if not extra and not logs else 1.0

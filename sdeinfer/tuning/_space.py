@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from diffrax import LinearInterpolation
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.layers import AbstractLayer, Architecture, Limit, OverDepth, Profile
@@ -23,6 +23,9 @@ BOX = {"logit": (0.005, 0.999), "log": (0.02, 50.0), "identity": (-10.0, 10.0)}
 
 BOX_OF_STRENGTH = (1e-4, 50.0)
 """That of a strength of blocks: it compares with the size of the stream, that of embeddings, 0.02 in many models."""
+
+END = 1e-6
+"""Distance from an end of its box, over the width of the box, at which a coordinate is at this end."""
 
 START = {"logit": 0.3, "log": 1.0, "identity": 0.0}
 """Value at which a free parameter starts, by its bijection."""
@@ -92,6 +95,11 @@ class Space:
         """Lowest and highest coordinate."""
         ends = [(each.to_real(each.low), each.to_real(each.high)) for each in self.free for _ in range(each.knots)]
         return np.array(ends).reshape(-1, 2)
+
+    def at_end(self, u: Float[np.ndarray, " coordinates"]) -> Bool[np.ndarray, " coordinates"]:
+        """Whether each coordinate is at an end of its box."""
+        low, high = self.bounds().T
+        return np.minimum(u - low, high - u) < END * (high - low)
 
     def start(self) -> Float[np.ndarray, " coordinates"]:
         """The coordinates at which the search starts."""

@@ -30,9 +30,6 @@ from sdeinfer.tuning._width import on_new_samples, search_at_width
 MOST_EXPLODED = 0.05
 """Largest share of paths that explode for criteria other than probabilities."""
 
-END = 1e-6
-"""Distance from an end of its box at which a coordinate is at this end."""
-
 
 @checked
 @with_progress_line
@@ -273,6 +270,6 @@ def _nearest(problem: Problem, found: Found) -> str:
             f"{constraint.criterion} = {value:.3g} (asked {'≥' if constraint.sign > 0 else '≤'} {constraint.bound:g})"
         )
     at = ", ".join(f"{name} = {value:.3g}" for name, value in problem.named(found.u).items())
-    ends = np.abs(problem.space.bounds() - found.u[:, None]).min(axis=1) < END
+    ends = problem.space.at_end(found.u)
     at += " (the end of its box, see bounds)" if len(ends) == 1 and ends[0] else ""
     return f"subject_to: these cannot all be had; the nearest is {'; '.join(nearest)}, at {at}"

@@ -5,17 +5,12 @@ that runs the tests.
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import torch_interpreter
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[2]
-PYTHON = os.environ.get("SDEINFER_TORCH_PYTHON", sys.executable)
 SEEDS = 10
 SAME_LAW = ("scaling_of_up",)
 """Bugs that leave the law of increments as it is: the factor of a product is in another of its matrices."""
@@ -27,12 +22,9 @@ LEAST_NAMED, MOST_ALARMS = 0.9, 0.02
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory) -> dict[str, dict]:
     """For each bug its cause, and the verdicts before and after the fix."""
-    probe = subprocess.run([PYTHON, "-c", "import torch, transformers, flax"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")
     file = tmp_path_factory.mktemp("bugs") / "verdicts.json"
-    command = [PYTHON, str(ROOT / "tests" / "audited_bugs.py"), "--seeds", str(SEEDS), "--json", str(file)]
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
+    libraries = "torch, transformers, flax"
+    torch_interpreter.run("audited_bugs.py", "--seeds", SEEDS, "--json", file, libraries=libraries)
     return json.loads(file.read_text())
 
 

@@ -9,17 +9,16 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch_interpreter
 
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(tempfile.gettempdir()) / "sdeinfer-published"
-PYTHON = os.environ.get("SDEINFER_TORCH_PYTHON", sys.executable)
 SCRIPT = """
 import json, torch, transformers, sdeinfer as si
 torch.manual_seed(0)
@@ -34,12 +33,11 @@ def folder_with(requirement: str) -> Path:
     uv = shutil.which("uv")
     if uv is None:
         pytest.skip("uv is not installed")
-    probe = subprocess.run([PYTHON, "-c", "import torch, equinox"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")
+    torch_interpreter.require("torch, equinox")
     folder = FOLDER / requirement
     if not (folder / "complete").exists():
-        command = [uv, "pip", "install", "--quiet", "--python", PYTHON, "--target", str(folder), requirement]
+        where = ["--python", torch_interpreter.PYTHON, "--target", str(folder)]
+        command = [uv, "pip", "install", "--quiet", *where, requirement]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
             pytest.skip(f"{requirement} cannot be installed: {' '.join(run.stderr.split())[-300:]}")
@@ -50,9 +48,8 @@ def folder_with(requirement: str) -> Path:
 def verdict_of(requirement: str) -> tuple[str, str]:
     """The version, and the verdict on its GPT-2."""
     path = os.pathsep.join([str(ROOT), str(folder_with(requirement))])
-    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run([PYTHON, "-c", SCRIPT], check=True, env=environment, stdout=subprocess.PIPE, text=True)
-    version, verdict = json.loads(run.stdout.splitlines()[-1])
+    printed = torch_interpreter.run("-c", SCRIPT, libraries="torch, equinox", PYTHONPATH=path)
+    version, verdict = json.loads(printed.splitlines()[-1])
     print(f"\ntransformers {version}: {verdict}")
     return version, verdict
 

@@ -5,31 +5,22 @@ is the one that runs the tests.
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import torch_interpreter
 from budget import assert_estimate
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[2]
-PYTHON = os.environ.get("SDEINFER_TORCH_PYTHON", sys.executable)
 LAYERS = 4
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict:
     """The results that the script writes."""
-    probe = subprocess.run([PYTHON, "-c", "import torch, transformers, equinox"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")
     folder = tmp_path_factory.mktemp("audits")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "JAX_ENABLE_X64": "1"}
-    subprocess.run([PYTHON, str(ROOT / "tests" / "torch_audits.py"), str(folder)], check=True, env=environment)
+    torch_interpreter.run("torch_audits.py", folder, JAX_ENABLE_X64="1")
     return json.loads((folder / "written.json").read_text())
 
 

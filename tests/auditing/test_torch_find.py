@@ -5,17 +5,12 @@ is the one that runs the tests.
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import torch_interpreter
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[2]
-PYTHON = os.environ.get("SDEINFER_TORCH_PYTHON", sys.executable)
 BERT = ("encoder.layer", "attention.self", "attention.output.dense", "intermediate.dense", "output.dense")
 LLAMA = ("layers", "self_attn", "self_attn", "mlp", "mlp")
 ENCODER = ("layers", "self_attn", "self_attn", "linear1", "linear2")
@@ -43,12 +38,8 @@ WITHOUT_MASK = ("bert", "roberta", "distilbert", "vit", "encoder", "encoder with
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict:
     """The results that the script writes."""
-    probe = subprocess.run([PYTHON, "-c", "import torch, transformers, equinox"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")
     file = tmp_path_factory.mktemp("descriptions") / "written.json"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([PYTHON, str(ROOT / "tests" / "torch_descriptions.py"), str(file)], check=True, env=environment)
+    torch_interpreter.run("torch_descriptions.py", file)
     return json.loads(file.read_text())
 
 

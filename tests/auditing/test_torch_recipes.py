@@ -5,14 +5,11 @@ its default is the one that runs the tests. Versions 5.0 to 5.14 of transformers
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import budget
 import numpy as np
 import pytest
+import torch_interpreter
 
 from sdeinfer.auditing._recipe import matrices
 from sdeinfer.auditing._recipes import deepnet, gpt2, kaiming, mup, normal, pytorch, pytorch_linear, xavier
@@ -20,7 +17,6 @@ from sdeinfer.blocks import MLP, Block, SelfAttention
 
 pytestmark = pytest.mark.torch
 
-PYTHON = os.environ.get("SDEINFER_TORCH_PYTHON", sys.executable)
 WIDTH, LAYERS = 256, 4
 ALIKE = (Block(SelfAttention(heads=4)), Block(MLP()))
 GROUPED = (Block(SelfAttention(heads=4, key_value_heads=2)), Block(MLP(gated=True)))
@@ -44,12 +40,7 @@ RECIPES = {
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, list[float]]]:
     """Standard deviations and their errors, by model and matrix."""
-    probe = subprocess.run([PYTHON, "-c", "import torch"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")
-    command = [PYTHON, str(Path(__file__).parents[1] / "torch_recipes.py")]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    return json.loads(subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout)
+    return json.loads(torch_interpreter.run("torch_recipes.py", libraries="torch"))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -58,7 +49,7 @@ def test_weights_have_the_standard_deviations_of_the_recipe(name, found):
     known = {role: each for block in blocks for role, each in matrices(block, width=WIDTH, layers=LAYERS).items()}
     models = [found[label] for label in (name, f"{name} normal", f"{name} uniform") if label in found]
     if not models:
-        pytest.skip(f"{PYTHON}: has no library for {name}")
+        pytest.skip(f"{torch_interpreter.PYTHON}: has no library for {name}")
     for estimates in models:
         values, errors = np.transpose(list(estimates.values()))
         expected = [

@@ -5,15 +5,13 @@ the tests. Versions 5.0 to 5.14 of transformers do not scale GPT-2's last matric
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import budget
 import jax.random as jr
 import numpy as np
 import pytest
+import torch_interpreter
 import xarray as xr
 from scipy import stats
 from torch_blocks import MODELS, stack_of
@@ -24,20 +22,13 @@ from sdeinfer.diagnostics import Check
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[2]
-PYTHON = os.environ.get("SDEINFER_TORCH_PYTHON", sys.executable)
 SEEDS = 5
 
 
 def run(folder: Path, *arguments: str, cache: Path | None = None) -> str:
     """What the script prints."""
-    probe = subprocess.run([PYTHON, "-c", "import torch, transformers, equinox"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")
-    command = [PYTHON, str(ROOT / "tests" / "torch_blocks.py"), str(folder), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "JAX_ENABLE_X64": "1"}
-    environment |= {} if cache is None else {"JAX_COMPILATION_CACHE_DIR": str(cache)}
-    return subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
+    environment = {} if cache is None else {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+    return torch_interpreter.run("torch_blocks.py", folder, *arguments, JAX_ENABLE_X64="1", **environment)
 
 
 def fitted(folder: Path, name: str, seed: int) -> tuple[Check, np.ndarray, np.ndarray]:

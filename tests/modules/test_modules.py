@@ -5,10 +5,6 @@ Those of PyTorch are run by the interpreter that `SDEINFER_TORCH_PYTHON` names; 
 
 import functools
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import budget
 import jax.random as jr
@@ -16,14 +12,12 @@ import ml_dtypes
 import module_runs
 import numpy as np
 import pytest
+import torch_interpreter
 from module_runs import BATCH, CASES, COMPILED, KEPT, LAWS, TOKENS, WIDTH
 from references import assert_agrees, packed
 from scipy import stats
 
 import sdeinfer as si
-
-ROOT = Path(__file__).parents[2]
-PYTHON = os.environ.get("SDEINFER_TORCH_PYTHON", sys.executable)
 
 PRECISIONS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
@@ -31,15 +25,6 @@ PRECISIONS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 @pytest.fixture(scope="module", params=["flax", pytest.param("torch", marks=pytest.mark.torch)])
 def library(request) -> str:
     return request.param
-
-
-def in_torch(*arguments: str) -> None:
-    """Run the interpreter that has torch."""
-    probe = subprocess.run([PYTHON, "-c", "import torch, sdeinfer"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_ENABLE_X64": "1"}
-    subprocess.run([PYTHON, *arguments], check=True, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +35,14 @@ def found(library, tmp_path_factory):
         of = module_runs.LIBRARIES[library]()
         return functools.cache(lambda subject: module_runs.SUBJECTS[subject](of))
     out = tmp_path_factory.mktemp("modules") / "torch.npz"
-    in_torch(str(ROOT / "tests" / "module_runs.py"), library, str(out))
+    torch_interpreter.run("module_runs.py", library, out, libraries="torch, sdeinfer", JAX_ENABLE_X64="1")
     with np.load(out) as file:
         arrays = dict(file)
     return lambda subject: named(arrays, f"{subject}/")
 
 
 def named(arrays, start: str) -> dict[str, np.ndarray]:
-    """What starts so, by the rest of its name."""
+    """The arrays of a subject, by the rest of their names."""
     return {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
 
 
@@ -248,4 +233,4 @@ def test_modules_of_pytorch_can_be_made_before_their_memory():
         "assert expected['attention.gamma1'] == 0.9",
         "assert all(value.equal(expected[name]) for name, value in module.state_dict().items())",
     )
-    in_torch("-c", "\n".join(lines))
+    torch_interpreter.run("-c", "\n".join(lines), libraries="torch, sdeinfer", JAX_ENABLE_X64="1")

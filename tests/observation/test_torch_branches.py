@@ -5,13 +5,11 @@ is the one that runs the tests.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch_interpreter
 import xarray as xr
 from branch_references import assert_branches
 
@@ -20,8 +18,6 @@ from sdeinfer.observation import validate_branches
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[2]
-PYTHON = os.environ.get("SDEINFER_TORCH_PYTHON", sys.executable)
 NAMES = {
     "gpt2": ("h.0.attn", "h.1.mlp"),
     "llama": ("layers.0.self_attn", "layers.1.mlp"),
@@ -38,13 +34,8 @@ NAMES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """What the script writes."""
-    probe = subprocess.run([PYTHON, "-c", "import torch, transformers, equinox"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"{PYTHON}: set SDEINFER_TORCH_PYTHON: {' '.join(probe.stderr.split())[-200:]}")
     out = tmp_path_factory.mktemp("branches")
-    command = [PYTHON, str(ROOT / "tests" / "torch_branches.py"), str(out)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "JAX_ENABLE_X64": "1"}
-    subprocess.run(command, check=True, env=environment)
+    torch_interpreter.run("torch_branches.py", out, JAX_ENABLE_X64="1")
     return out
 
 

@@ -1,4 +1,4 @@
-"""What tuning promises, measured on networks of several widths: exact chains and networks with weights."""
+"""Promises of tuning, measured on networks of several widths: exact chains and networks with weights."""
 
 from typing import Any
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import audited_jax as of_jax
 import audited_torch as of_torch
+import records
 import torch  # pyright: ignore[reportMissingImports]
 
 import sdeinfer as si
@@ -210,13 +211,13 @@ def verdict(bug: Bug, seed: int, *, fixed: bool) -> str:
         return f"failed: {error}"
 
 
-def row(bug: Bug, before: list[str], after: list[str]) -> str:
-    """The row of the table."""
+def row(bug: Bug, before: list[str], after: list[str]) -> list[str]:
+    """The row of the table, without its name."""
     found = sum(not each.startswith("passed") for each in before)
     named = sum(bug.cause in each for each in before)
     alarms = sum(not each.startswith("passed") for each in after)
     thread = f"[{bug.thread}]({GITHUB}{bug.thread})" if bug.thread else ""
-    return f"| {bug.model} | {bug.says} | {thread} | {found} | {named} | {alarms} |"
+    return [bug.model, thread, str(found), str(named), str(alarms)]
 
 
 def main():
@@ -228,17 +229,19 @@ def main():
     )
     parser.add_argument("--bugs", nargs="+", default=list(BUGS), choices=list(BUGS))
     parser.add_argument("--json", type=Path, help="write all verdicts to this file")
+    parser.add_argument("--record", action="store_true", help="write the table to docs/records")
     given = parser.parse_args()
     si.use_compilation_cache()
-    verdicts = {}
-    print(f"| model | bug | thread | found of {given.seeds} | named | false alarms after the fix |")
-    print("|---|---|---|---|---|---|")
+    verdicts, rows = {}, {}
     for name in given.bugs:
         bug = BUGS[name]
         seeds = range(given.first, given.first + given.seeds)
         before, after = ([verdict(bug, seed, fixed=fixed) for seed in seeds] for fixed in (False, True))
         verdicts[name] = {"cause": bug.cause, "before": before, "after": after}
-        print(row(bug, before, after), flush=True)
+        rows[bug.says] = row(bug, before, after)
+        print(bug.says, *rows[bug.says], sep=" | ", flush=True)
+    if given.record:
+        records.update("audited_bugs", rows)
     if given.json is not None:
         given.json.write_text(json.dumps(verdicts, indent=1, ensure_ascii=False))
 

@@ -21,6 +21,7 @@ import jax.random as jr
 import jaxtyping
 import numpy as np
 import pytest
+import records
 from long_cases import LONG_CASES
 
 jaxtyping.install_import_hook("sdeinfer", "typechecking.check")
@@ -103,6 +104,16 @@ def masked_layer(request):
 @pytest.fixture(params=LAYERS)
 def layer(request) -> si.layers.AbstractLayer:
     return LAYERS[request.param]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--record", action="store_true", help="write what studies find to docs/records")
+
+
+@pytest.fixture(scope="session")
+def record(request):
+    """Write rows of a table to its record, see `records`, where `--record` asks for it."""
+    return records.update if request.config.getoption("--record") else lambda name, rows: None
 
 
 def takes_its_time(config) -> bool:

@@ -67,7 +67,7 @@ def readme(*flags: str, **variables: str) -> dict[str, float]:
     return json.loads(run.stdout)
 
 
-def test_table(tmp_path, bounded):
+def test_table(tmp_path, bounded, record):
     jax = seconds([sys.executable, "-c", "import jax"])
     alone = readme()
     cached = {"SDEINFER_NO_CACHE": "0", "XDG_CACHE_HOME": str(tmp_path)}
@@ -82,11 +82,14 @@ def test_table(tmp_path, bounded):
         alone["programs"],
     ]
     print(f"\nimport jax {jax:.2f} s; README's script: {rounded(alone)}; with the cache: {rounded(second)}")
+    rows = {"`import jax`, seconds": jax, "README's script, seconds": alone["cold"], "a later run": alone["warm"]}
     for (name, most), value in zip(MOST.items(), found, strict=True):
         print(bounded(name, value, most=most))
+        rows[name] = value
+    record("latency", {name: [f"{value:.2g}"] for name, value in rows.items()})
 
 
-def test_first_run_over_eight_schools(tmp_path, bounded):
+def test_first_run_over_eight_schools(tmp_path, bounded, record):
     """README's example, from the first import to the verdict, without a cache; and the eight schools with a summary."""
     example = tmp_path / "readme.py"
     example.write_text(re.findall(r"```python\n(.*?)```", README_FILE.read_text("utf-8"), re.DOTALL)[0], "utf-8")
@@ -96,6 +99,8 @@ def test_first_run_over_eight_schools(tmp_path, bounded):
     _, *pairs = [[once(command) for command in commands] for _ in range(1 + PAIRS)]  # the first writes byte code
     ours, theirs = (statistics.median(each) for each in zip(*pairs, strict=True))
     ratio = statistics.median(mine / other for mine, other in pairs)
+    rows = {"README's script with its imports, seconds": ours, "that over NumPyro's eight schools": ratio}
+    record("latency", {name: [f"{value:.3g}"] for name, value in rows.items()})
     print(
         f"\nREADME's example {ours:.1f} s, eight schools {theirs:.1f} s;", bounded("ratio", ratio, most=EIGHT_SCHOOLS)
     )
@@ -103,7 +108,7 @@ def test_first_run_over_eight_schools(tmp_path, bounded):
 
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.parametrize("draws", [200, 1000])
-def test_effective_samples_a_second(peer, draws, tmp_path, bounded):
+def test_effective_samples_a_second(peer, draws, tmp_path, bounded, record):
     """Of 32 networks of 64 layers and two tokens, in a new process, compilation included."""
     python = dynestyx_environment(tmp_path) if peer == "dynestyx_model" else sys.executable
     source = problem(2, 1, tmp_path, networks=32, depth=64)
@@ -112,6 +117,9 @@ def test_effective_samples_a_second(peer, draws, tmp_path, bounded):
     assert isinstance(ours, dict), ours
     assert isinstance(theirs, dict), theirs
     cold, warm = (ours["ess"] / ours[kind] / (theirs["ess"] / theirs[kind]) for kind in ("seconds", "warm"))
+    if peer == "textbook":
+        row = f"a textbook program's first fit of 4 × ({draws} + {draws}), over ours"
+        record("latency", {row: [f"{theirs['seconds'] / ours['seconds']:.2g}"]})
     print(f"\n4 × ({draws} + {draws}): ours {ours['ess']:.0f} in {float(ours['seconds']):.1f} s, {peer}", end=" ")
     print(f"{theirs['ess']:.0f} in {float(theirs['seconds']):.1f} s;", bounded("cold ratio", cold, least=PEERS[peer]))
     print(f"warm ratio {warm:.3g}")

@@ -55,7 +55,7 @@ def measured(run) -> tuple[np.ndarray, float]:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_against_numpy_at_equal_accuracy(seed):
+def test_against_numpy_at_equal_accuracy(seed, record):
     flow, tokens = meanfield.SelfAttentionFlow(BETA), meanfield.random_tokens(TOKENS, DIMENSION, key=jr.key(seed))
     x = np.asarray(tokens)
     reference = np.asarray(meanfield.solve(flow, tokens, [TIME], rtol=1e-11, atol=1e-12)[0])
@@ -77,7 +77,12 @@ def test_against_numpy_at_equal_accuracy(seed):
     print(f"\nn = {TOKENS}, D = {DIMENSION}, β = {BETA:g}, T = {TIME:g}, seed {seed}: {count} clusters")
     print(f"solve: {warm:.2f} s warm, {cold:.2f} s cold, error {mine:.1e} at its default tolerance")
 
+    own = f"seed {seed}: "
+    record("time_of_flow", {own + "`solve`": [f"{mine:.0e}", f"{warm:.1f} s", f"{cold:.1f} s with compilation"]})
+
     end, seconds = measured(lambda: runge_kutta(x))
+    ratios = [f"{seconds / warm:.1f}", f"{seconds / cold:.1f} with compilation"]
+    record("time_of_flow", {own + "SciPy's RK45, same tolerance": [f"{error(end):.0e}", *ratios]})
     print(f"SciPy's RK45, same tolerance: {seconds:.1f} s, error {error(end):.1e}: ", end="")
     print(f"ratio {seconds / warm:.1f} warm, {seconds / cold:.1f} cold")
     for steps in STEPS:
@@ -87,7 +92,10 @@ def test_against_numpy_at_equal_accuracy(seed):
         # The loosest tolerance that is at least as accurate.
         rtol = next((rtol for rtol in TOLERANCES if ours[rtol][0] <= theirs), TOLERANCES[-1])
         equal, fast = ours[rtol]
+        record("time_of_flow", {own + f"Euler, step {TIME / steps:g}": [f"{theirs:.0e}", f"{seconds / fast:.0f}", ""]})
         print(f"solve, rtol {rtol:g}: {fast:.2f} s, error {equal:.1e}: ratio {seconds / fast:.0f} warm")
     whole = seconds * error(end) / mine
+    ratios = [f"{whole / warm:.0e}", f"{whole / cold:.0e} with compilation"]
+    record("time_of_flow", {own + "Euler at `solve`'s error, extrapolated": [f"{mine:.0e}", *ratios]})
     print(f"Euler at the error {mine:.1e}, extrapolated: {whole:.3g} s, ", end="")
     print(f"ratio {whole / warm:.2g} warm, {whole / cold:.2g} cold")

@@ -40,14 +40,24 @@ print(json.dumps([imported, *times, found.found["evaluations"]]))
 """
 
 
-def test_width_over_limit():
+ROWS = {
+    "limit": "γ under two bounds, 64 layers, 4,096 paths, by the limit",
+    "finite-width": "the same by width n, 4,096 networks",
+    "blocks": "strength of Pre-LN blocks, 12 layers, 1,024 networks",
+}
+
+
+def test_width_over_limit(record):
     """4,096 networks of n = 256 and d = 64; blocks: 1,024 of 12 layers."""
     found = {}
     for name in ("limit", "finite-width", "blocks"):
         run = subprocess.run([sys.executable, "-c", SCRIPT, name], check=True, capture_output=True, text=True)
         imported, cold, *warm, evaluations = json.loads(run.stdout.splitlines()[-1])
         found[name] = (cold, min(warm))
+        record("time_of_tuning", {ROWS[name]: [f"{each:.1f} s" for each in (imported, *found[name])]})
         print(f"\n{name}: imports {imported:.1f} s, cold {cold:.1f} s, warm {warm[0]:.1f} and {warm[1]:.1f} s, "
               f"{evaluations} evaluations")  # fmt: skip
+    ratios = [f"{found['finite-width'][place] / found['limit'][place]:.1f}" for place in (0, 1)]
+    record("time_of_tuning", {"width n over the limit": ["", *ratios]})
     for place, when in enumerate(("cold", "warm")):
         print(f"finite width over limit, {when}: {found['finite-width'][place] / found['limit'][place]:.1f}")

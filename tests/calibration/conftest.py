@@ -1,13 +1,12 @@
-"""`--record FILE` writes the coverage that the studies found; `--held-out` runs studies of verdicts on unseen seeds."""
+"""`--held-out` runs studies of verdicts on unseen seeds."""
 
 from pathlib import Path
 
 import pytest
-from calibration import runs, study
+from calibration import runs
 
 
 def pytest_addoption(parser):
-    parser.addoption("--record", type=Path, help="write every coverage found to this file, in Markdown")
     parser.addoption("--held-out", action="store_true", help="studies of verdicts: the seeds that are for releases")
 
 
@@ -21,10 +20,3 @@ def first_seed(request) -> int:
 def kept_results(request) -> Path:
     """The folder of finished data sets."""
     return request.config.cache.mkdir("studies")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session):
-    path = session.config.getoption("--record")
-    if path is not None and study.FOUND:
-        study.write_record(path)

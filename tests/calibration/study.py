@@ -5,7 +5,6 @@ parameters, twice adapted to its own weighted draws, costs a second a data set, 
 whether it can be trusted. `nuts_draws` is what it is compared with.
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
 import equinox as eqx
@@ -148,49 +147,22 @@ def covered(level: float, narrow: float) -> float:
     return float(2 * stats.norm.cdf(stats.norm.ppf((1 + level) / 2) / narrow) - 1)
 
 
-class Coverage(NamedTuple):
-    """What a study found of one parameter: how often intervals held the truth, and how uniform its ranks are."""
-
-    what: str
-    parameter: str
-    data_sets: int
-    shares: dict[float, float]
-    p: float
-
-    def error(self, level: float) -> float:
-        """Monte Carlo error of a share."""
-        return np.sqrt(level * (1 - level) / self.data_sets)
+def share_held(u: np.ndarray, level: float) -> float:
+    """How often intervals of a level held the truth, whose ranks in the posteriors are u."""
+    return float(((u > (1 - level) / 2) & (u < (1 + level) / 2)).mean())
 
 
-FOUND: list[Coverage] = []
-"""Everything reported so far, for `write_record`."""
+def shares_held(u: np.ndarray) -> str:
+    """The cell of a table: of all levels."""
+    return "/".join(f"{share_held(u, level):.3f}".lstrip("0") for level in LEVELS)
 
 
 def report(ranks: dict[str, np.ndarray], what: str) -> None:
     """A line for each parameter."""
     for name, u in ranks.items():
-        shares = {level: float(((u > (1 - level) / 2) & (u < (1 + level) / 2)).mean()) for level in LEVELS}
-        found = Coverage(what, name, len(u), shares, float(stats.kstest(u, "uniform").pvalue))
-        FOUND.append(found)
-        covered = ", ".join(f"{level:.0%}: {shares[level]:.3f} ± {found.error(level):.3f}" for level in LEVELS)
-        print(f"{what:32s} {name:6s} {covered}; KS p = {found.p:.2g}", flush=True)
-
-
-def write_record(path: Path) -> None:
-    """Every coverage found, as a table in Markdown; rows of studies that were not run again are kept."""
-    rows = dict(map(_row, path.read_text(encoding="utf-8").splitlines()[2:])) if path.exists() else {}
-    for c in FOUND:
-        covered = " | ".join(f"{c.shares[level]:.3f} ± {c.error(level):.3f}" for level in LEVELS)
-        key, row = _row(f"| {c.what} | {c.parameter} | {c.data_sets} | {covered} | {c.p:.2g} |")
-        rows[key] = row
-    head = ["| study | parameter | data sets | 50 % intervals | 90 % intervals | KS p of the ranks |", 6 * "|---" + "|"]
-    path.write_text("\n".join([*head, *rows.values()]) + "\n", encoding="utf-8")
-
-
-def _row(line: str) -> tuple[tuple[str, str], str]:
-    """A row by its study and its parameter."""
-    _, what, name, *_ = (cell.strip() for cell in line.split("|"))
-    return (what, name), line
+        errors = {level: np.sqrt(level * (1 - level) / len(u)) for level in LEVELS}
+        held = ", ".join(f"{level:.0%}: {share_held(u, level):.3f} ± {error:.3f}" for level, error in errors.items())
+        print(f"{what:32s} {name:6s} {held}; KS p = {stats.kstest(u, 'uniform').pvalue:.2g}", flush=True)
 
 
 @eqx.filter_jit

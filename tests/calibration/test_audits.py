@@ -19,7 +19,7 @@ FALSE_ALARMS = 0.02
 
 
 @pytest.mark.slow
-def test_audits_of_random_blocks(kept_results, first_seed):
+def test_audits_of_random_blocks(kept_results, first_seed, record):
     cases = [(first_seed + seed,) for seed in range(NETWORKS + MORE)]
     every = run_all(audits_of, cases, kept_results)
     assert not [each for each in every if "error" in each]
@@ -34,6 +34,11 @@ def test_audits_of_random_blocks(kept_results, first_seed):
     print(f"factor 1.2 in one kind of branch: passed {len(misses)}")
     shares = ", ".join(f"{each}: {share:.3f}" for each, share in zip(IN_LAYER, 1 - by_layer.mean(0), strict=True))
     print(f"factor in one of 12 layers, share found ({len(by_layer)} networks): {shares}; 95 % from {factor}")
+    rows = {"as declared": (len(found), len(alarms))}
+    rows["1.2 in one kind of branch"] = (len(found), len(found) - len(misses))
+    for each, share in zip(IN_LAYER, 1 - by_layer.mean(0), strict=True):
+        rows[f"{each:g} in one layer"] = (len(by_layer), round(share * len(by_layer)))
+    record("random_audits", {name: list(map(str, counts)) for name, counts in rows.items()})
     assert len(alarms) <= stats.binom.isf(1e-4, len(found), FALSE_ALARMS)
     assert not misses
     assert factor <= max(IN_LAYER)

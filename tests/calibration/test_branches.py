@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from calibration.branches import ranks_of
 from calibration.runs import run_all
-from calibration.study import assert_calibrated, report
+from calibration.study import assert_calibrated, report, shares_held
+from scipy.stats import norm
 
 DATA_SETS, MORE = 200, 40
 """Number of data sets, and of those beside them for networks that are refused."""
@@ -16,7 +17,7 @@ FALSE_ALARMS = 0.04
 
 
 @pytest.mark.slow
-def test_strengths_gains_and_temperatures_are_calibrated(kept_results):
+def test_strengths_gains_and_temperatures_are_calibrated(kept_results, record):
     found = run_all(ranks_of, [(seed,) for seed in range(DATA_SETS + MORE)], kept_results)
     assert not [each for each in found if "error" in each]
     found = [each for each in found if "refused" not in each][:DATA_SETS]
@@ -29,8 +30,25 @@ def test_strengths_gains_and_temperatures_are_calibrated(kept_results):
     checked = [each for each in found if "trusted" in each]
     not_trusted = collections.Counter(each["verdict"][:80] for each in checked if not each["trusted"])
     print(f"{len(checked)} sets checked, not trusted: {dict(not_trusted)}")
+    record("coverage_of_blocks", rows_of(ranks, unadjusted))
     assert sum(not_trusted.values()) <= FALSE_ALARMS * len(checked)
     assert_calibrated(ranks, "branches")
+
+
+def rows_of(ranks: dict[str, np.ndarray], unadjusted: dict[str, np.ndarray]) -> dict[str, list[str]]:
+    """The table of the record."""
+
+    def row(name: str, of: dict[str, np.ndarray]) -> list[str]:
+        known = of.get(f"{name}, shape known")
+        return [shares_held(of[name]), "" if known is None else shares_held(known), f"{norm.ppf(of[name]).std():.2f}"]
+
+    return {
+        "strength of attention": row("attention.strength", ranks),
+        "temperature, by a t law and adjusted by draws": row("attention.shape", ranks),
+        "temperature, by the normal law alone": row("attention.shape", unadjusted),
+        "strength of the MLP": row("mlp.strength", ranks),
+        "gain of the MLP": row("mlp.shape", ranks),
+    }
 
 
 def test_ranks_of_one_network():

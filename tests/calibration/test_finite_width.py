@@ -12,33 +12,63 @@ import numpy as np
 import pytest
 from arviz_stats.base import array_stats
 from budget import assert_estimate
-from calibration.finite_width import ASSUMED, IDENTIFIED, LAWS, NOT_MOVED, PATTERNS, SIZES, data_set, ranks_of
+from calibration.finite_width import ASSUMED, CASES, IDENTIFIED, LAWS, NOT_MOVED, SIZES, data_set, ranks_of
 from calibration.runs import run_all
-from calibration.study import Posterior, assert_calibrated, importance_sample, nuts_draws, report, statistics
+from calibration.study import (
+    Posterior,
+    assert_calibrated,
+    importance_sample,
+    nuts_draws,
+    report,
+    shares_held,
+    statistics,
+)
 
 DATA_SETS, MORE = 200, 40
 MOST_LEFT_OUT = 0.5
 """Posteriors of few transitions are not asserted to be calibrated: some are of networks all of whose layers are out of
 the range of the law. `check` says that they are of few, or that the layers are not those of the law."""
 
-CASES = [(name, width) for name in PATTERNS for width in SIZES if name != "prompts" or width == 64]
+PATTERN_WORDS = {"full": "", "causal": ", causal mask", "prompts": ", two prompts of two tokens"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pattern", "width"), CASES)
-def test_posteriors_of_finite_networks_are_calibrated(pattern, width, kept_results):
-    found = []
-    while len(fitted := [each for each in found if each]) < DATA_SETS:
-        more = range(len(found), len(found) + (MORE if found else DATA_SETS))
-        found += run_all(ranks_of, [(pattern, width, number) for number in more], kept_results)
-    fitted = fitted[:DATA_SETS]
+def test_posteriors_of_finite_networks_are_calibrated(pattern, width, kept_results, record):
+    fitted = _fitted(pattern, width, kept_results)
     most = [each for each in fitted if each["left_out"] <= MOST_LEFT_OUT]
     by_nuts = sum(each["by_nuts"] for each in fitted)
     print(f"\n{pattern}, n = {width}: {by_nuts} fits by NUTS; {len(most)} sets have most transitions in range")
     for law in (*LAWS, NOT_MOVED):
         report(_ranks(fitted, law), f"{pattern}, n = {width}, {law}")
         report(_ranks(most, law), f"{pattern}, n = {width}, {law}, in range")
+    by_limit = ", ".join(map(shares_held, _ranks(fitted, "limit").values()))
+    record("coverage", {f"{width:,}{PATTERN_WORDS[pattern]}": [str(len(fitted)), *_cells(fitted), by_limit]})
     assert_calibrated(_ranks(most, "finite-width"), f"{pattern}, n = {width}")
+
+
+@pytest.mark.slow
+def test_posteriors_of_all_widths_together(kept_results, record):
+    """Of sets with most transitions in range, and of the others, which are not asserted; no set is fitted again."""
+    every = [each for pattern, width in CASES if pattern != "prompts" for each in _fitted(pattern, width, kept_results)]
+    few, most = ([each for each in every if (each["left_out"] > MOST_LEFT_OUT) == is_few] for is_few in (True, False))
+    for words, sets in (("all, at most half of the transitions", most), ("all, more than half", few)):
+        report(_ranks(sets, "finite-width"), words)
+        record("coverage", {f"{words} out of range": [f"{len(sets):,}", *_cells(sets), ""]})
+    assert_calibrated(_ranks(most, "finite-width"), "all")
+
+
+def _fitted(pattern: str, width: int, kept_results) -> list[dict]:
+    """Results of the data sets that are in range of the law."""
+    found = []
+    while len(fitted := [each for each in found if each]) < DATA_SETS:
+        more = range(len(found), len(found) + (MORE if found else DATA_SETS))
+        found += run_all(ranks_of, [(pattern, width, number) for number in more], kept_results)
+    return fitted[:DATA_SETS]
+
+
+def _cells(fitted: list[dict]) -> list[str]:
+    return list(map(shares_held, _ranks(fitted, "finite-width").values()))
 
 
 def _ranks(found: list[dict], law: str) -> dict[str, np.ndarray]:

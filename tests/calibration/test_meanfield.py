@@ -6,7 +6,7 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from budget import share
-from calibration.study import assert_calibrated, report
+from calibration.study import assert_calibrated, report, shares_held
 from numpyro import handlers
 from scipy import stats
 
@@ -62,7 +62,7 @@ def is_rejected(model, path, draws) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
-def test_posteriors_of_tokens_are_calibrated(name, key):
+def test_posteriors_of_tokens_are_calibrated(name, key, record):
     """And their verdicts: the share of rejected laws is at most `LEVEL`."""
     model = getattr(meanfield, name)
     networks, layers, n, D = SIZES[name]
@@ -92,5 +92,9 @@ def test_posteriors_of_tokens_are_calibrated(name, key):
     uniform = {site: np.array(u) for site, u in ranks.items()}
     report(uniform, f"meanfield.{name}")
     assert_calibrated(uniform, f"meanfield.{name}")
+    columns = ("beta", ("step", "scale"), "noise", "spectrum")
+    held = [", ".join(shares_held(u) for site, u in uniform.items() if site.startswith(starts)) for starts in columns]
+    row = f"`{name}`; {networks} × {layers} × {n}, {D}"
+    record("coverage_of_meanfield", {row: [*held, f"{rejected} of {DATA_SETS}"]})
     print(f"meanfield.{name}: {rejected} of {DATA_SETS} laws rejected")
     assert stats.binom.sf(rejected - 1, DATA_SETS, LEVEL) > share()

@@ -39,7 +39,7 @@ def is_false_alarm(each: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-def test_verdicts_are_right(first_seed, kept_results):
+def test_verdicts_are_right(first_seed, kept_results, record):
     found = run_all(judged, cases(first_seed), kept_results)
     rows = collections.defaultdict(list)
     for each in found:
@@ -58,6 +58,8 @@ def test_verdicts_are_right(first_seed, kept_results):
         causes = collections.Counter(each["cause"] for each in ran if each["cause"])
         columns = "".join(f"{count:{size}}" for count, size in zip(counts, (6, 9, 9, 13, 14, 8), strict=True))
         print(f"{name:42}{columns}  {dict(causes)}")
+        words = "; ".join(f"{count}: {cause}" for cause, count in causes.most_common())
+        record("verdicts", {name: [*map(str, counts), words]})
     ran = [each for each in found if "z" in each]
     assert not [each for each in found if "error" in each]
     assert not [each for each in ran if is_miss(each)]

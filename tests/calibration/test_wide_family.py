@@ -9,7 +9,9 @@ two cores; finished ones are kept in pytest's cache, and `--held-out` takes sets
 import pytest
 from budget import assert_within
 from calibration.runs import run_all
+from calibration.study import shares_held
 from calibration.wide_verdicts import judged
+from scipy import stats
 
 SETS = 400
 FAR, NEAR = 4.0, 2.0
@@ -26,7 +28,7 @@ def furthest(line: dict) -> float:
 
 
 @pytest.mark.slow
-def test_posteriors_hold_the_truth_and_verdicts_trust_them(first_seed, kept_results):
+def test_posteriors_hold_the_truth_and_verdicts_trust_them(first_seed, kept_results, record):
     lines = run_all(judged, [(seed,) for seed in range(first_seed, first_seed + SETS)], kept_results)
     assert not [line for line in lines if "error" in line]
     fits = [line for line in lines if line.get("in_range")]
@@ -35,6 +37,13 @@ def test_posteriors_hold_the_truth_and_verdicts_trust_them(first_seed, kept_resu
     trusted = [line for line in fits if line["trusted"]]
     counts = f"{len(fits)} of {len(lines)} fitted in range, {len(trusted)} trusted"
     print(f"\n{counts}, misses {misses}, false alarms {alarms}")
+    refused = [line for line in lines if "refused" in line]
+    rows = {"all": lines, "refused": refused, "fitted, with transitions in range": fits, "trusted": trusted}
+    rows |= {"misses": misses, "false alarms": alarms}
+    record("wide_family", {name: [str(len(each))] for name, each in rows.items()})
+    for name, symbol in (("gamma", "γ"), ("tau0", "τ0"), ("c_gap", "c₊ − c₋")):
+        ranks = stats.norm.cdf([line["z"][name] for line in fits if name in line["z"]])
+        record("wide_family_coverage", {symbol: [shares_held(ranks)]})
     assert len(fits) > 0.85 * SETS
     assert not misses
     assert_within([furthest(line) for line in trusted], "identified parameters of trusted fits")

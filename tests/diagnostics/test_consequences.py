@@ -118,7 +118,7 @@ def slope_and_scatter(found: list[np.ndarray]) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_predicted_moves_happen():
+def test_predicted_moves_happen(record):
     """Misfits of 2 and 5 %: the slope of what happens over what is predicted is 1, as for small moves."""
     found = []
     for misfit in [name for name in DIRECTIONS if name != "memory"]:
@@ -128,6 +128,7 @@ def test_predicted_moves_happen():
             found.append(each)
     slope, scatter = slope_and_scatter(found)
     print(f"slope {slope:.2f}, scatter {scatter:.2f} posterior sds")
+    record("consequences", {"over what `consequences` predicts": [f"{slope:.2f}"], "scatter": [f"{scatter:.2f}"]})
     assert 0.8 < slope < 1.25
     assert scatter < 0.5
 

@@ -49,13 +49,13 @@ def test_a_tuned_spread_is_kept_by_networks(tuned, key):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", GOALS)
-def test_networks_keep_what_is_promised(name, width, key):
+def test_networks_keep_what_is_promised(name, width, key, record):
     """The criterion on 4,000 other chains and on networks with weights is what is promised by the law of width n.
 
     The promise of the limit is printed beside it.
     """
     kind, free, fixed, goal = GOALS[name]
-    sizes = {"width": width, "depth": DEPTHS.get(name, 64)}
+    sizes, zs = {"width": width, "depth": DEPTHS.get(name, 64)}, {}
     for law in ("limit", "finite-width"):
         tuned = si.tune(kind, V0, **sizes, maximise=free, subject_to=[goal], fixed=fixed, law=law, key=key)
         weights, depths = NETWORKS[width] if law == "finite-width" else 0, [sizes["depth"]]
@@ -65,12 +65,15 @@ def test_networks_keep_what_is_promised(name, width, key):
         found = [f"{name}, n = {width}, {law}: {free} = {tuned.values[free]:.4f}; {goal}: {value:.4f} ± {error:.4f}"]
         for source in ("promised", "chain", "weights"):
             z = (row[source] - value) / np.hypot(error, row[f"{source}_error"])
+            zs[law, source] = "" if np.isnan(z) else f"{z:.1f}"
             found.append(f"{source} {row[source]:.4f} ± {row[f'{source}_error']:.4f}, z = {z:.1f}")
             # Gradients have the limit's law, which is good enough at the larger widths.
             if np.isfinite(row[source]) and law == "finite-width" and (name != "gradients" or width >= 256):
                 assert_estimate(row[source], value, np.hypot(error, row[f"{source}_error"]))
         print("\n" + "; ".join(found))
         assert law == "limit" or np.isfinite(row["weights"])
+    places = (("limit", "chain"), ("finite-width", "chain"), ("finite-width", "weights"))
+    record("promises_of_tuning", {f"{name}, n = {width}": [zs[place] for place in places]})
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""One branch by plain Monte Carlo, as in `theory.md`, blocks in use: loops over units, heads and tokens.
+"""One branch by plain Monte Carlo, as `docs/theory/blocks.md` states it: loops over units, heads and tokens.
 
 Nothing here imports sdeinfer. Draws are along the first axis.
 """

@@ -1,7 +1,7 @@
 """Mean and covariance of one layer of width n to the next order in 1/n, as tensors of sums over tokens.
 
 Nothing here imports sdeinfer: a layer is known by the name of its class and its parameters, a pattern by its mask.
-Written from the noncentral Wishart law of a layer (`docs/theory.md`, finite width): given the covariance S of a branch,
+Written from the noncentral Wishart law of a layer (`docs/theory/finite_width.md`): given the covariance S of a branch,
 with λ² = 1 − γ²,
 
     E[V′] = λ²V + γ²E[S],

@@ -68,7 +68,7 @@ def coordinates(V: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def signed_and_absolute(V: np.ndarray, absolute: np.ndarray) -> np.ndarray:
-    """E[h_a h_b |h_c||h_d|] over (a, b, c, d) of h ~ N(0, V), with absolute = E|h||h|ᵀ (theory, §7)."""
+    """E[h_a h_b |h_c||h_d|] over (a, b, c, d) of h ~ N(0, V), with absolute = E|h||h|ᵀ: docs/theory/finite_width.md."""
     m, norm = len(V), np.sqrt(np.diag(V))
     found = np.empty((m,) * 4)
     for a, b, c, d in itertools.product(range(m), repeat=4):

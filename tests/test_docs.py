@@ -1,14 +1,18 @@
 """The scripts of docs/start.md and of the guides, run as they are printed; what they promise is looked at afterwards.
 
-Scripts of one page share their names, in the order of the page. Those in ```{code-block} are shown only.
+Scripts of one page share their names, in the order of the page. Those in ```{code-block} are shown only. What a script
+prints is below it on the page, with a comment on what may differ: see `printed_outputs`.
 """
 
+import contextlib
+import io
 import re
 import shlex
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import printed_outputs
 import pytest
 from budget import assert_estimate, assert_holds, assert_same_posterior, assert_within
 from typer.testing import CliRunner
@@ -24,7 +28,7 @@ pytestmark = [pytest.mark.docs, pytest.mark.filterwarnings("ignore::DeprecationW
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run the scripts of a page, or those before a heading; the names that they leave."""
+    """Run the scripts of a page, or those before a heading, and compare what they print with the page; their names."""
     monkeypatch.chdir(tmp_path)
 
     def run(page: str, *, before: str | None = None) -> dict:
@@ -33,8 +37,13 @@ def run(tmp_path, monkeypatch):
             assert f"\n## {before}\n" in text
             text = text.partition(f"\n## {before}\n")[0]
         names: dict = {"__name__": page}
-        for script in scripts(text):
-            exec(compile(script, f"{page}.md", "exec"), names)
+        differences = []
+        for script in printed_outputs.scripts(text):
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(script.code, f"{page}.md", "exec"), names)
+            print(printed.getvalue(), end="")
+            differences += [f"{page}.md:{each}" for each in printed_outputs.differences(script, printed.getvalue())]
+        assert not differences, "\n".join(differences)
         return names
 
     yield run
@@ -87,24 +96,24 @@ def test_commands_of_the_start(run, capsys):
     lines = [line for script in scripts(text, "sh")[1:] for line in script.splitlines()]
     assert [line.split()[1] for line in lines] == ["observe", "fit", "check", "report", "tune"]
     for line in lines:
-        result = CliRunner().invoke(app, shlex.split(line)[1:])
+        result = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
         assert result.exit_code == 0, (line, result.output)
     assert Path("report/report.html").exists()
     assert Path("tuned/report.html").exists()
 
 
-@pytest.mark.parametrize("page", ["initialisation", "design"])
+@pytest.mark.parametrize("page", ["initialisation", "design", "simulate"])
 @pytest.mark.long  # a command for each line
 def test_commands_of_guides(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (DOCS / "guides" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
     for line in (line for script in scripts(text, "sh") for line in script.splitlines()):
-        result = CliRunner().invoke(app, shlex.split(line)[1:])
+        result = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])  # comments say how long it takes
         assert result.exit_code == 0, (line, result.output)
 
 
 def test_networks_are_observed(run):
-    found = run("guides/your_networks", before="Some of the layers")
+    found = run("guides/your_networks")
     assert good(found["si"].check(found["post"]))
     assert len(found["caught"]) == 1
     assert found["caught"][0].category is si.LowPrecisionWarning
@@ -114,10 +123,11 @@ def test_networks_are_observed(run):
 
 @pytest.mark.slow  # a sampler of latent layers, and one of groups
 def test_latent_layers_outputs_and_groups_are_fitted(run):
-    found = run("guides/your_networks")
+    found = run("guides/some_layers")
     groups = si.summarise(found["post"]).filter(like="group_gamma", axis=0)
     assert_within((groups["mean"] - 0.6) / groups["sd"])
     assert found["outputs"].attrs["outputs"] == 32
+    np.testing.assert_array_equal(np.unique(found["widths"]["width"]), [64, 128])
 
 
 def test_hand_over(run):
@@ -139,10 +149,14 @@ def test_an_initialisation_is_tuned(run, capsys):
     assert 8 < found["deepest"].depth < 128
 
 
-@pytest.mark.long  # two fits, and ArviZ
+@pytest.mark.long  # a fit, and ArviZ
 def test_a_verdict_is_read(run):
-    found = run("guides/verdict")
-    assert good(found["verdicts"])
+    assert good(run("guides/verdict")["verdicts"])
+
+
+@pytest.mark.long  # a fit, and its misfits
+def test_a_fault_is_found(run):
+    found = run("guides/misfit")
     assert not found["of_wrong"].passed
     assert found["of_wrong"].cause.name == "misfit of the layers"
     assert "growth" in found["of_wrong"].cause.advice
@@ -161,6 +175,11 @@ def test_blocks_are_fitted_and_judged(run):
     every = found["every"]["posterior"]["attention.strength"].sel(layer=3)
     assert_within((every.mean() - 1.5 * 0.11314) / every.std())
     assert found["si"].check(found["post"]).passed
+
+
+@pytest.mark.long  # NumPyro's NUTS to compile
+def test_blocks_are_simulated_and_have_densities(run):
+    found = run("guides/block_programs")
     moments = found["moments"]
     assert_estimate(found["norms"].mean(), moments.mean[-1, 0, 0], moments.covariance[-1, 0, 0] ** 0.5 / 8)
     assert_holds(found["strengths"], 0.3)

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from printed_outputs import differences, scripts
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-(EXAMPLE,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+(SCRIPT,) = scripts(README)
+EXAMPLE = SCRIPT.code
 
 
 def test_the_example_runs(capsys):
@@ -18,7 +20,8 @@ def test_the_example_runs(capsys):
     names: dict = {}
     exec(compile(EXAMPLE, "README.md", "exec"), names)
     assert names["paths"].shape == (512, 2, 4, 4)
-    assert capsys.readouterr().out.startswith("good: trust gamma ± ")
+    assert differences(SCRIPT, capsys.readouterr().out) == []
+    assert SCRIPT.output[0][1].startswith("good: trust gamma ± ")
 
 
 @pytest.mark.docs

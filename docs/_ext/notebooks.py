@@ -1,6 +1,8 @@
-"""The notebooks, which are beside the documentation, copied into its source folder before a build."""
+"""The notebooks, which are beside the documentation, copied into its source folder before a build.
 
-import shutil
+A notebook links to a page as `../docs/guides/audit.md`, from where it is; its copy is in the documentation.
+"""
+
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -14,9 +16,9 @@ def copy_notebooks(app: Sphinx) -> None:
         if not (source / copy.name).exists():
             copy.unlink()
     for notebook in source.glob("*.ipynb"):
-        copy = copies / notebook.name
-        if not copy.exists() or copy.read_bytes() != notebook.read_bytes():
-            shutil.copyfile(notebook, copy)
+        copy, text = copies / notebook.name, notebook.read_text(encoding="utf-8").replace("](../docs/", "](../")
+        if not copy.exists() or copy.read_text(encoding="utf-8") != text:
+            copy.write_text(text, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -7,12 +7,17 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sdeinfer._files import InputError, first_line
+from sdeinfer.cli._examples import EXAMPLES, WELCOME
 
 UsageError: Any = typer.BadParameter.__base__
 
 
 class OneLineErrors(TyperGroup):
-    """Commands that end on unusable input with one line on standard error and exit code 2."""
+    """Commands that end on unusable input with one line on standard error and exit code 2; without a command, help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Show the help if there is nothing to parse."""
+        return super().parse_args(ctx, args or ["--help"])
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # noqa: FBT001, FBT002
         """Run a command."""
@@ -20,9 +25,7 @@ class OneLineErrors(TyperGroup):
         try:
             code = super().main(*args, standalone_mode=False, **extra)
         except UsageError as error:
-            no_command = type(error).__name__ == "NoArgsIsHelpError"
-            message = error.format_message()
-            typer.echo(message if no_command else f"sdeinfer: {message}", err=True)
+            typer.echo(f"sdeinfer: {error.format_message()}", err=True)
             code = 2
         except InputError as error:
             typer.echo(f"sdeinfer: {error}", err=True)
@@ -43,6 +46,12 @@ def _out_of_memory(error: Exception) -> bool:
 
 class Command(TyperCommand):
     """A command that loads JAX after it has parsed its flags, so that help and flag errors do not wait for JAX."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples after the flags."""
+        del ctx
+        with formatter.section("Examples"):
+            formatter.write_text(f"\b\n{EXAMPLES[self.name or '']}")
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command in double precision, with the compilation cache and the progress line."""
@@ -75,12 +84,11 @@ def say(text: str, *, err: bool = False) -> None:
 app = typer.Typer(
     cls=OneLineErrors,
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 
-@app.callback()
+@app.callback(help=WELCOME, epilog="`sdeinfer COMMAND --help` has flags and examples.")
 def _sdeinfer() -> None:
-    """Bayesian inference for the neural covariance SDE of shaped Transformers."""
+    """Hold the text above."""

@@ -12,6 +12,7 @@ import typer
 import sdeinfer as si
 from sdeinfer._files import first_line, staged_folder
 from sdeinfer.cli._app import phase, say
+from sdeinfer.cli._results import print_tests
 
 MAKE = "make"
 """Name of the function in a Python file that makes the model, unless the file is given as FILE:FUNCTION."""
@@ -22,8 +23,9 @@ def audit_command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="config.json of a Hugging Face model, its folder, or FILE.py[:FUNCTION] with a function of a seed "
-            "that makes a model; the file's `inputs` and `architecture` are used, if it has them",
+            help="config.json of a Hugging Face model, its folder, or FILE.py[:FUNCTION] with a function that makes a "
+            "model of a seed (PyTorch), nnx.Rngs (Flax) or a key (Equinox), called `make` if not named; the file's "
+            "`inputs`, `architecture` and `branches` are used, if it has them",
         ),
     ],
     *,
@@ -33,7 +35,7 @@ def audit_command(
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
     out: Annotated[Path | None, typer.Option(help="folder for audit.html and audit.json")] = None,
 ) -> int:
-    """Is this network initialised as it claims? Exit code 0: it passed, 1: it failed, 2: unusable input."""
+    """Ask whether a network is initialised as it claims. Exit code 0: it passed, 1: it failed, 2: unusable input."""
     phase("making the model")
     path, _, function = model.partition(":")
     given = _of_file(Path(path), function or MAKE) if path.endswith(".py") else _of_configuration(Path(path))
@@ -44,10 +46,7 @@ def audit_command(
         with staged_folder(out) as folder:
             found.write(folder / "audit.json")
             si.report.write_audit(found, folder / "audit.html", command=shlex.join(["sdeinfer", *sys.argv[1:]]))
-    for each in found.verdicts:
-        advice = "" if each.passed else f": {each.advice}"
-        mark = "passed" if each.passed else "FAILED"
-        say(f"  {mark}  {each.name} {each.value:.4g} (threshold {each.threshold:g}){advice}")
+    print_tests(found.verdicts)
     say(found.verdict)
     if out is not None:
         say(f"written to {out}: audit.html, audit.json")
@@ -65,6 +64,8 @@ def _of_file(path: Path, name: str) -> dict[str, Any]:
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise si.InputError(f"{path}: {error.name} is not installed: pip install {error.name}") from error
     except Exception as error:
         raise si.InputError(f"{path}: cannot be run ({type(error).__name__}: {first_line(error)})") from error
     make = getattr(module, name, None)
@@ -84,10 +85,11 @@ def _of_configuration(path: Path) -> dict[str, Any]:
             raise si.InputError(f"{file}: no `model_type` in it: is it a configuration of Hugging Face?")
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise si.InputError(f"{file}: is not JSON ({first_line(error)})") from error
-    try:
-        import transformers  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise si.InputError("transformers is needed to make the model: pip install transformers torch") from error
+    for library in ("torch", "transformers"):
+        if importlib.util.find_spec(library) is None:
+            raise si.InputError(f"{file}: PyTorch makes its model: pip install torch transformers")
+    import transformers  # pyright: ignore[reportMissingImports]
+
     try:
         config = transformers.AutoConfig.for_model(**settings)
         transformers.AutoModel.from_config(config).to("meta")

@@ -47,7 +47,7 @@ def calibrate_command(
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
 ) -> None:
-    """Observe, fit, check and report; without --data, on sampled networks with known parameters."""
+    """Observe, fit, check and report in one: the place to start. Without --data, networks are sampled."""
     started = time.perf_counter()
     with staged_folder(out) as folder:
         if data is None:
@@ -58,6 +58,8 @@ def calibrate_command(
             observed = si.read(data)
             architecture = kind.of(observed.attrs, observed.sizes["token_a"])
         si.write(observed, folder / "data.nc")
+        origin = "sampled, with the parameters in the column `truth`" if data is None else f"of {data}"
+        say(f"{observed.sizes['network']} networks, {observed.sizes['token_a']} tokens, {origin}")
         post = fit.posterior(observed, architecture, seed, started)
         si.write(post, folder / "posterior.nc")
         verdicts = write_results(post, folder)
@@ -81,7 +83,7 @@ def fit_command(
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("posterior.nc"),
 ) -> None:
-    """Fit observed covariances; layers that were not observed are latent."""
+    """Fit observed covariances: γ, τ0 and c± with error bars. Layers that were not observed are latent."""
     with staged_file(out) as file, at_work(workers) as by_workers:
         observed = si.observation.open_in_chunks(data) if by_workers else si.read(data)
         started = time.perf_counter()

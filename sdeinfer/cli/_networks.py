@@ -45,12 +45,14 @@ def observe_command(
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write, or Zarr with the suffix .zarr")] = Path("data.nc"),
 ) -> None:
-    """Reduce hidden states to covariances, or sample networks with known parameters; into Zarr some at a time."""
+    """Reduce hidden states to covariances, or sample networks. Those for Zarr are made some at a time."""
     from sdeinfer.observation import observe_file, write_in_chunks, write_parts
 
     in_parts = hidden_states is None and out.suffix == ZARR and ensemble.observe_every != "outputs"
     if workers and not in_parts:
         raise si.InputError("--workers, --scheduler: sample the layers of networks into Zarr (--out ….zarr) only")
+    if out.suffix == ZARR:
+        si.observation.library("zarr")
     with staged_file(out) as file:
         if hidden_states is None:
             architecture, V0 = start.of(kind)
@@ -89,7 +91,7 @@ def simulate_command(
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("paths.nc"),
 ) -> None:
-    """Simulate the covariance SDE; write `covariance` over path, time, token_a and token_b."""
+    """Simulate the covariance SDE at given parameters. Writes `covariance` over path, time, token_a, token_b."""
     import numpy as np
     import xarray as xr
 

@@ -1,5 +1,6 @@
 """The results of a fit, in files and in the terminal, and the commands for them: `check` and `report`."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-    from sdeinfer.diagnostics import Check
+    from sdeinfer.diagnostics import Check, Verdict
 
 Posterior = Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")]
 
@@ -65,13 +66,20 @@ def print_results(post: "xr.DataTree", verdicts: "Check") -> None:
         say(f"by the limit's law:\n{table_of(si.summarise(post, group=LIMIT_POSTERIOR))}")
     if post.attrs.get("left_out"):
         say(f"left out: {post.attrs['left_out']:.1%} of transitions, which start outside the range of the law")
-    for verdict in verdicts.verdicts:
-        advice = "" if verdict.passed else f": {verdict.advice}"
-        mark = "passed" if verdict.passed else "FAILED"
-        say(f"  {mark}  {verdict.name} {verdict.value:.4g} (threshold {verdict.threshold:g}){advice}")
+    print_tests(verdicts.verdicts)
     for note in verdicts.notes:
         say(f"  note    {note}")
     say(f"verdict: {verdicts.verdict}")
+
+
+def print_tests(tests: Iterable["Verdict"]) -> None:
+    """Print what each test found, beside its threshold."""
+    for test in tests:
+        mark = {"pass": "passed", "unsure": "unsure", "fail": "FAILED"}[test.state]
+        found, threshold = f"{test.value:.4g}", f"{test.threshold:.4g}"
+        signs = {"=": found == threshold, "<": test.value < test.threshold, ">": test.value > test.threshold, "≠": True}
+        sign = next(sign for sign, true in signs.items() if true)
+        say(f"  {mark}  {test.name} {found} {sign} {threshold}{'' if test.passed else f': {test.advice}'}")
 
 
 def table_of(rows: "pd.DataFrame") -> str:

@@ -37,7 +37,7 @@ def compare_command(
     seed: flags.Seed = 0,
     out: Annotated[Path, typer.Option(help="CSV file to write")] = Path("comparison.csv"),
 ) -> None:
-    """Rank architectures by leave-one-network-out predictive densities, best first; write ArviZ's table."""
+    """Rank architectures by how well each predicts a network. Leaves out one at a time; writes ArviZ's table."""
     from sdeinfer.models import full_path
 
     with staged_file(out) as file:
@@ -71,7 +71,7 @@ def design_command(
     truth: flags.Truth,
     seed: flags.Seed = 0,
 ) -> None:
-    """Find tokens and a number of networks that identify a parameter; the parameter flags are a guess at the truth."""
+    """Find tokens and a number of networks to identify a parameter. Its flags are a guess at the truth."""
     layer = truth.layer(kind.of({"architecture": "transformer"}, tokens))
     goal = {"parameter": parameter, "relative_sd": relative_sd}
     found = si.design(layer, tokens=tokens, width=width, depth=depth, **goal, progress=True, key=key_of(seed, 0))
@@ -117,7 +117,7 @@ def tune_command(
     seed: flags.Seed = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("tuned"),
 ) -> None:
-    """Choose parameters for stated properties of the networks; write the result, its figure and its page."""
+    """Choose γ, τ0, c± or the depth for stated properties. What --fix does not name is free, within --bound."""
     from sdeinfer.tuning import parse_constraint, parse_criterion
 
     most, least = (None if text is None else parse_criterion(text) for text in (maximise, minimise))
@@ -142,6 +142,7 @@ def tune_command(
         )
         drawn = _write_tuned(tuned, folder, paths=min(paths, FIGURE_PATHS), seed=seed)
     say(str(tuned))
+    say("error: of Monte Carlo; at_end: at an end of its range; active: this goal limits the answer")
     say(f"written to {out}: report.html, tuned.json{', figures/' if drawn else ''}")
 
 

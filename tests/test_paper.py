@@ -1,0 +1,83 @@
+"""The paper: its sections and length, its citations, its figures, and totals over rows of a record."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+PAPER = Path(__file__).parent.parent / "paper"
+RECORDS = PAPER.parent / "docs" / "records"
+_, METADATA, BODY = (PAPER / "paper.md").read_text(encoding="utf-8").split("---\n", 2)
+TEXT = re.sub(r"<!--.*?-->", "", BODY, flags=re.DOTALL)
+
+SECTIONS = (
+    "Summary",
+    "Statement of need",
+    "State of the field",
+    "Software design",
+    "Research impact statement",
+    "AI usage disclosure",
+    "Acknowledgements",
+    "References",
+)
+"""Those that the journal asks for, in its order."""
+
+SHORTEST, LONGEST = 750, 1750
+"""The journal's bounds on the number of words."""
+
+
+def words(text: str) -> int:
+    """Without tables, captions of figures, headings and addresses of links."""
+    text = re.sub(r"^(?:\|.*|#.*)$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^!\[.*?\]\([^)]*\)$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return len(re.sub(r"\]\([^)]*\)", "", text).split())
+
+
+def test_it_has_the_sections_of_the_journal():
+    assert tuple(re.findall(r"^# (.*)$", TEXT, re.MULTILINE)) == SECTIONS
+    assert {"title", "tags", "authors", "affiliations", "date", "bibliography"} <= set(
+        re.findall(r"^(\w+):", METADATA, re.MULTILINE)
+    )
+
+
+def test_it_is_as_long_as_the_journal_allows():
+    assert SHORTEST <= words(TEXT) <= LONGEST
+
+
+def test_words_are_those_of_prose():
+    assert words("# One\n\ntwo [three](https://four)\n\n| five |\n\n![six\nseven](eight.png)\n\nnine\n") == 3
+
+
+def test_every_reference_is_cited_and_every_citation_has_one():
+    entries = re.findall(r"^@\w+\{(\w+),$", (PAPER / "paper.bib").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    assert set(re.findall(r"(?<![\w.])@(\w+)", TEXT)) == set(entries)
+
+
+def test_every_figure_is_drawn_and_referred_to():
+    figures = re.findall(r"\\label\{(fig:\w+)\}\]\((\w+)\.png\)", TEXT)
+    (drawn,) = (
+        node.value
+        for node in ast.walk(ast.parse((PAPER / "figures.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and ast.unparse(node.targets) == "figures"
+    )
+    assert [name for _, name in figures] == [ast.literal_eval(key) for key in drawn.keys]
+    assert {label for label, _ in figures} == set(re.findall(r"\\autoref\{([\w:]+)\}", TEXT))
+    assert TEXT.count("![") == len(figures)
+    for _, name in figures:
+        assert (PAPER / f"{name}.png").stat().st_size < 150_000
+
+
+def test_totals_of_audits_are_those_of_the_record():
+    record = json.loads((RECORDS / "audited_bugs.json").read_text(encoding="utf-8"))
+    rows = [dict(zip(record["columns"][1:], each["cells"], strict=True)) for each in record["rows"].values()]
+    found, named, false = (sum(int(row[column]) for row in rows) for column in record["columns"][-3:])
+    prose = " ".join(TEXT.split())
+    assert len(rows) == 17
+    assert "Seventeen mistakes" in prose
+    assert sum(bool(row["thread"]) for row in rows) == 16
+    assert "mistakes of sixteen public threads" in prose
+    assert (
+        f"of {10 * len(rows)} networks {found} fail or are refused, {named} with the expected cause; {false} fail"
+        in prose
+    )

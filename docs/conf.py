@@ -50,6 +50,7 @@ html_theme = "sphinx_book_theme"
 html_title = "sdeinfer"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "_static" / "scorer.js")
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False

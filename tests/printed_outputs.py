@@ -35,8 +35,7 @@ class Script:
 
 def scripts(text: str) -> list[Script]:
     """The scripts of a page in their order."""
-    found: list[Script] = []
-    script, tolerances = None, []  # the code before, if it runs; comments since
+    found, script, tolerances = [], None, []  # the code before, if it runs, and the comments since
     for element in ELEMENT.finditer(text):
         comment, opening, body, quoted = element.groups()
         line = text.count("\n", 0, element.start()) + 1
@@ -65,8 +64,7 @@ def differences(script: Script, printed: str) -> list[str]:
     if len(lines) != len(script.output):
         expected = "\n".join(line for _, line in script.output)
         return [f"{script.line}: {len(script.output)} lines expected:\n{expected}\n{len(lines)} printed:\n{printed}"]
-    found: list[str] = []
-    used: set[str] = set()
+    found, used = [], set()
     for index, ((place, line), own) in enumerate(zip(script.output, lines, strict=True)):
         both = f"\nexpected: {line.strip()}\nprinted:  {own.strip()}"
         if [words.split() for words in NUMBER.split(line)] != [words.split() for words in NUMBER.split(own)]:

@@ -32,7 +32,6 @@ ELSEWHERE = re.compile(
     r"<?https?://\S+|\[?-?@[\w:]+|^\[\S+\]:.*$|\b[\w./-]+\.(?:md|py|json|ipynb|nc|html)\b", re.MULTILINE
 )
 DIRECTIVE = re.compile(r"^\s*:::+.*$|^\s*:[\w-]+:(?= |$).*$", re.MULTILINE)
-TABLE = re.compile(r"^\s*\|.*\|\s*$", re.MULTILINE)
 
 Fault = tuple[int, str]
 
@@ -81,9 +80,9 @@ def line_of(text: str, place: int) -> int:
 
 
 def length(text: str) -> int:
-    """The number of words, names among them, outside of code, mathematics and tables."""
+    """The number of words, names and tables among them, outside of blocks of code."""
     text = without_code(text)
-    for pattern in (TABLE, MATHEMATICS, TARGET, DIRECTIVE):
+    for pattern in (TARGET, DIRECTIVE):
         text = without(pattern, text)
     return len(re.findall(r"\S*\w\S*", text))
 

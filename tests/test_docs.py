@@ -14,7 +14,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import printed_outputs
 import pytest
-from budget import assert_estimate, assert_holds, assert_same_posterior, assert_within
+from budget import assert_estimate, assert_holds, assert_same_posterior, assert_within, share
+from scipy import stats
 from typer.testing import CliRunner
 
 import sdeinfer as si
@@ -253,6 +254,32 @@ def test_a_users_program_has_one_posterior_by_every_inference(run):
         assert abs(np.mean(svi[name]) - draws.mean()) < 0.5 * draws.std(), name
         assert 0.7 < np.std(svi[name]) / draws.std() < 1.4, name
     assert found["replicates"].shape == (5, 32, 17, 3, 3)
+
+
+@pytest.mark.long  # two fits of tokens
+def test_tokens_cluster_and_are_fitted(run):
+    found = run("guides/meanfield")
+    assert found["first"].clusters in (3, 4, 5)
+    assert_recovered(found["post"], "beta", "step", "noise")
+    assert not found["verdicts"].passed
+    assert "value matrix" in found["verdicts"].cause.advice
+
+
+@pytest.mark.long  # training, and a fit
+def test_a_trained_network_is_rejected(run):
+    found = run("guides/trained")
+    passed = {step: audit.passed for step, audit in found["audits"].items()}
+    assert passed == {0: True, 3: True, 10: False, 30: False}
+    assert not found["verdicts"].passed
+
+
+@pytest.mark.slow  # fifty fits by two laws
+def test_a_users_program_is_calibrated(run):
+    """By the law of finite width; the test of the page finds that the limit's law is not."""
+    found = run("guides/your_program")
+    for name in found["names"]:
+        assert stats.kstest(found["ranks"]["prior_sbc"][name], "uniform").pvalue > share()
+    assert stats.kstest(found["ranks"]["limit"]["gamma"], "uniform").pvalue < 1e-4
 
 
 def test_a_users_layer_is_simulated_sampled_and_fitted(run):

@@ -274,7 +274,12 @@ def test_it_runs_with_its_dependencies_alone(form, built, tmp_path):
         "assert paths.shape == (8, 1, 2, 2) and numpy.isfinite(paths).all()",
     )
     subprocess.run([python, "-c", "\n".join(lines)], check=True, cwd=tmp_path)
-    subprocess.run([python.with_name("sdeinfer"), "--help"], check=True, cwd=tmp_path, capture_output=True)
+    command = python.with_name("sdeinfer")
+    subprocess.run([command], check=True, cwd=tmp_path, capture_output=True)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
+    refused = subprocess.run([command, "audit", "config.json"], cwd=tmp_path, capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.endswith(": pip install torch transformers\n")
     example = tmp_path / "example.py"
     example.write_text((ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0])
     subprocess.run(

@@ -81,3 +81,19 @@ def test_totals_of_audits_are_those_of_the_record():
         f"of {10 * len(rows)} networks {found} fail or are refused, {named} with the expected cause; {false} fail"
         in prose
     )
+
+
+def test_the_largest_deviation_of_coverage_is_the_one_that_is_named():
+    rows = json.loads((RECORDS / "coverage.json").read_text(encoding="utf-8"))["rows"]
+    deviations = {
+        (width, name): max(
+            abs(float(held) - share) / (share * (1 - share) / 200) ** 0.5
+            for held, share in zip(cell.split("/"), (0.5, 0.9), strict=True)
+        )
+        for width in ("32", "64", "128", "512")
+        for name, cell in zip(("γ", "τ0", "gap"), rows[width]["cells"][1:4], strict=True)
+    }
+    largest = max(deviations, key=lambda each: deviations[each])
+    assert largest == ("512", "γ")
+    assert round(deviations[largest]) == 3
+    assert r"the largest deviation, of $\gamma$ at $n = 512$, is three errors" in " ".join(TEXT.split())

@@ -1,4 +1,4 @@
-"""The help text of a command, as the command prints it: ``.. command-help:: fit``."""
+"""The help text of a command, as it prints it: ``.. command-help:: fit``; without a name that of ``sdeinfer``."""
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -8,7 +8,7 @@ from sphinx.util.docutils import SphinxDirective
 class CommandHelp(SphinxDirective):
     """A section with the help text of one command."""
 
-    required_arguments = 1
+    optional_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         """Call the command with --help."""
@@ -16,9 +16,12 @@ class CommandHelp(SphinxDirective):
 
         from sdeinfer.cli import app
 
-        name = self.arguments[0]
+        name = " ".join(self.arguments)
         printed = CliRunner().invoke(
-            app, [name, "--help"], prog_name="sdeinfer", env={"COLUMNS": "78", "NO_COLOR": "1", "TERM": "dumb"}
+            app,
+            [*self.arguments, "--help"],
+            prog_name="sdeinfer",
+            env={"COLUMNS": "78", "NO_COLOR": "1", "TERM": "dumb"},
         )
         if printed.exit_code:
             raise self.error(f"sdeinfer {name} --help ended with {printed.exit_code}")

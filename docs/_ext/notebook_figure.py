@@ -61,7 +61,7 @@ class NotebookFigure(FromNotebooks):
         image = nodes.image(uri=address, alt=f"{call} in the notebook {name}", loading="lazy")
         code = nodes.literal_block(source, source, language="python")
         nested = self.parse_text_to_nodes(
-            f"{{py:func}}`{package}.{call.rpartition('.')[2]}`, in the notebook {{doc}}`notebooks/{name}`."
+            f"{{py:func}}`{package}.{call.rpartition('.')[2]}`, in the notebook {{doc}}`/notebooks/{name}`."
         )
         return [*nested, image, code]
 

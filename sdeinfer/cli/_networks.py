@@ -91,7 +91,7 @@ def simulate_command(
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("paths.nc"),
 ) -> None:
-    """Simulate the covariance SDE at given parameters. Writes `covariance` over path, time, token_a, token_b."""
+    """Simulate the covariance SDE at given parameters. The file has `covariance` over path and time."""
     import numpy as np
     import xarray as xr
 

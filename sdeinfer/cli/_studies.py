@@ -37,7 +37,7 @@ def compare_command(
     seed: flags.Seed = 0,
     out: Annotated[Path, typer.Option(help="CSV file to write")] = Path("comparison.csv"),
 ) -> None:
-    """Rank architectures by how well each predicts a network. Leaves out one at a time; writes ArviZ's table."""
+    """Rank architectures by how well each predicts a network. By leave-one-out densities, in ArviZ's table."""
     from sdeinfer.models import full_path
 
     with staged_file(out) as file:

@@ -48,6 +48,7 @@ def test_a_correct_model_and_a_wrong_one(model, tmp_path):
     [
         ({}, "model.py", "no such file"),
         ({"model.py": "1 / 0"}, "model.py", "cannot be run (ZeroDivisionError"),
+        ({"model.py": "import no_such_library"}, "model.py", "no_such_library is not installed: pip install"),
         ({"model.py": "pass"}, "model.py:net", "no function 'net' that makes a model"),
         ({}, "config.json", "no such configuration"),
         ({"config.json": "{"}, "config.json", "is not JSON"),

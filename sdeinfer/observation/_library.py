@@ -22,4 +22,4 @@ def library(name: str, extra: str | None = None) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise InputError(f"{package}: not installed; pip install sdeinfer[{extra or package}]") from error
+        raise InputError(f"{package}: not installed; pip install 'sdeinfer[{extra or package}]'") from error

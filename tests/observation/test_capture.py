@@ -136,7 +136,7 @@ def test_a_missing_library_is_named(name, monkeypatch):
 
     monkeypatch.setattr(sys, "meta_path", [Missing, *sys.meta_path])
     randomness = {"seed": 0} if name == "torch" else {"key": jr.key(0)}
-    with pytest.raises(si.InputError, match=rf"^{name}: not installed; pip install sdeinfer\[{name}\]$"):
+    with pytest.raises(si.InputError, match=rf"^{name}: not installed; pip install 'sdeinfer\[{name}\]'$"):
         getattr(si.observe, name)(Network, X0, layers=lambda model: model.blocks, networks=1, **randomness)
 
 

@@ -54,7 +54,7 @@ def exact_stay(gamma, step, highest=2.0):
 
 
 def exact_squares(gamma, tokens):
-    """E tr V² without attention from V0 = I: x′ = a(x + y), y′ = 2ax for y = E(tr V)², a = 2γ² (theory, §15)."""
+    """x = E tr V² without attention from V0 = I: x′ = a(x + y), y′ = 2ax with y = E (tr V)² and a = 2γ²."""
     a = 2 * gamma**2
     rates, axes = np.linalg.eig(np.array([[a, a], [2 * a, 0.0]]))
     return float((axes @ (np.exp(rates * T) * np.linalg.solve(axes, [tokens, tokens**2])))[0].real)

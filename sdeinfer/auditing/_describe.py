@@ -65,7 +65,10 @@ def drawn(model: Any, *, seed: int = 0) -> tuple[Any, Library]:
     for library, kind, _ in libraries:
         if isinstance(model, kind):
             return model, library
-    needed = "a module of PyTorch, Flax (NNX) or Equinox, or a function that makes one of a seed, nnx.Rngs or a key,"
+    needed = (
+        "a module of PyTorch, Flax (NNX) or Equinox, or a function that makes one (PyTorch: `lambda seed: …`; Flax: "
+        "`lambda rngs: …`, of nnx.Rngs; Equinox: `lambda key: …`)"
+    )
     if not callable(model):
         raise InputError(f"model: {needed} is needed, got {shown(model)}")
     problems = []

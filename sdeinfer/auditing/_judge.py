@@ -183,11 +183,11 @@ def _copies(data: xr.Dataset, order: BlockOrder, verdicts: list[Verdict]) -> dic
     for (b, c), share in zip(pairs, shares, strict=True):
         if share > COPIED and order.part[b] == order.part[c]:
             same.setdefault(order.part[b], set()).update((b // len(order.blocks), c // len(order.blocks)))
-    sentences = (
+    sentences = [
         f"{order.names[part]} branches of layers {', '.join(map(str, sorted(layers)))} have the same weights"
         for part, layers in same.items()
-    )
-    return {failed: tuple(sentences)} if same else {}
+    ]
+    return {failed: (*sentences, "or the network was trained")} if same else {}
 
 
 def _words(found: list[_OfBlock], branches: pd.DataFrame, sizes: dict[str, int], sd: float | None) -> str:

@@ -146,7 +146,8 @@ def unknown(name: str) -> InputError:
     """The error for a model that does not tell its blocks."""
     return InputError(
         f"architecture: {name} does not tell its blocks; give them, as architecture=si.Stack((si.blocks.Block("
-        'si.blocks.SelfAttention(heads=4), norm="layer"), si.blocks.Block(si.blocks.MLP(), norm="layer")))'
+        'si.blocks.SelfAttention(heads=4, pattern=si.CAUSAL), norm="layer"), si.blocks.Block(si.blocks.MLP('
+        'activation="gelu_tanh"), norm="layer"))); without pattern= if it has no causal mask; jax.nn.gelu is gelu_tanh'
     )
 
 

@@ -86,7 +86,7 @@ def _of_large_misfits(table: pd.DataFrame, kind: Architecture) -> list[Verdict]:
         verdicts.append(at_most(THEORY, "finite width, posterior sds", largest, MOVE, advice))
     p, large = table["p"].to_dict(), _seen(table)["effect"].abs().to_dict()
     worst = min([name for name in large if large[name] > EFFECT], key=lambda name: p[name], default="")
-    what = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS.get(str(worst), '')}"
+    what = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS[worst]}" if worst else ""
     largest = large[worst] if worst else max(large.values(), default=0.0)
     return [*verdicts, at_most("calibrated", "misfit of the layers", largest, EFFECT, what)]
 

@@ -22,6 +22,7 @@ def fitted_data(post: xr.DataTree, data: xr.Dataset | None = None) -> xr.Dataset
     Raises:
         InputError: for data that were not fitted.
     """
+    require_groups(post, "observed_data", "constant_data")
     known, constant = (post.children[group].to_dataset() for group in ("observed_data", "constant_data"))
     if USED in constant:
         known = known.assign({USED: constant[USED]})
@@ -29,6 +30,13 @@ def fitted_data(post: xr.DataTree, data: xr.Dataset | None = None) -> xr.Dataset
     if data is not None:
         _compare(known, validate_labels(data), post)
     return known
+
+
+def require_groups(post: xr.DataTree, *names: str) -> None:
+    """Raise an InputError where a tree has not the groups of a fit."""
+    missing = [name for name in names if name not in post.children]
+    if missing:
+        raise InputError(f"post: a result of `fit` is needed; this one has no group {', '.join(missing)}")
 
 
 def _compare(known: xr.Dataset, data: xr.Dataset, post: xr.DataTree) -> None:

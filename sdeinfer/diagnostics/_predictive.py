@@ -12,6 +12,7 @@ from arviz_stats.base.array import array_stats
 from jaxtyping import Float
 from scipy.stats import kstest, wasserstein_distance
 
+from sdeinfer.diagnostics._fitted import require_groups
 from sdeinfer.diagnostics._thresholds import FEWEST_NETWORKS
 from sdeinfer.infer import ADJUSTED_LIKELIHOOD
 
@@ -80,6 +81,7 @@ def at_last_layer(post: xr.DataTree) -> xr.DataTree:
         and log_likelihood have the variables `largest_log_eigenvalue`, `smallest_log_eigenvalue` and
         `mean_correlation`; in log_likelihood each is the log likelihood of the network.
     """
+    require_groups(post, "observed_data", "prior_predictive", "posterior_predictive", "log_likelihood")
     thinned = post.sel(draw=post["posterior_predictive"]["draw"].values)
     groups: dict[str, xr.Dataset] = {name: group.to_dataset() for name, group in thinned.children.items()}
     for name in ("observed_data", "prior_predictive", "posterior_predictive"):

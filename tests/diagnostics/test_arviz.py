@@ -4,6 +4,7 @@ import arviz as az
 import jax.random as jr
 import numpy as np
 import pytest
+import xarray as xr
 from arviz_stats.base.array import array_stats
 from matplotlib import pyplot
 
@@ -117,3 +118,10 @@ def test_a_posterior_comes_back_from_a_file(post, data, tmp_path):
     assert set(back["layers"].data_vars) == {"gamma", "c_plus", "c_minus"}
     expected, found = (si.check(tree, data).to_frame() for tree in (post, back))
     np.testing.assert_allclose(found["value"].astype(float), expected["value"].astype(float), rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [at_last_layer, si.check])
+def test_a_tree_of_another_origin_is_refused(function, post):
+    other = xr.DataTree.from_dict({"posterior": post["posterior"].to_dataset()})
+    with pytest.raises(si.InputError, match="a result of `fit` is needed; this one has no group observed_data"):
+        function(other)

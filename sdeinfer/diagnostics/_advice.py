@@ -242,6 +242,11 @@ def of_approximation(pareto_k: float) -> list[Verdict]:
     return [at_most("converged", "Pareto k", pareto_k, PARETO_K, advice)]
 
 
+def round_to(number: float) -> str:
+    """Two digits, without an exponent."""
+    return f"{float(f'{number:.2g}'):,g}"
+
+
 def of_identification(table: pd.DataFrame) -> list[Verdict]:
     """Verdicts on what the data identify, from the table of `identification`."""
     verdicts = []
@@ -249,8 +254,12 @@ def of_identification(table: pd.DataFrame) -> list[Verdict]:
         advice = f"the data say little of {name}"
         if "networks" in table:
             times = float(table.loc[name, "networks"])
-            advice += f"; to know it to 10 % takes {times:.2g} times as many" if times < MANY else "; nor would more"
-            advice += " networks like these, or others: `sdeinfer design`"
+            advice += (
+                f"; to know it to 10 % takes about {round_to(times)} times as many"
+                if times < MANY
+                else "; nor would more"
+            )
+            advice += " networks like these, or other tokens: `sdeinfer design`"
         contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
         verdicts.append(at_least("identified", f"{name}{CONTRACTED}", contraction, CONTRACTION, advice))
     return verdicts

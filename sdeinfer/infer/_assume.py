@@ -76,13 +76,14 @@ def architecture_of(
     """The architecture to fit: the one requested, or the one named by the data.
 
     If the requested name is that of the data, sizes such as the number of heads are taken from the data; the attention
-    pattern always is.
+    pattern always is, unless an architecture has one of its own.
 
     Raises:
         InputError: if no architecture is requested and the data name none.
     """
     if architecture is not None and not isinstance(architecture, str):
-        return kind_of(architecture)
+        kind = kind_of(architecture)
+        return kind.with_sizes(pattern=Pattern.in_attributes(data.attrs)) if _has_no_pattern(kind) else kind
     if architecture is None or architecture == data.attrs.get("architecture"):
         kind = architecture_in(data.attrs)
     else:
@@ -90,6 +91,11 @@ def architecture_of(
     if kind is None:
         raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}, or a layer")
     return kind
+
+
+def _has_no_pattern(kind: Architecture) -> bool:
+    """Whether an architecture could have an attention pattern, and has none of its own."""
+    return kind.is_named and "pattern" in kind.sizes and kind.pattern.everything
 
 
 def masked(data: xr.Dataset, kind: Architecture | None, law: str, model: AbstractModel | None = None) -> xr.Dataset:

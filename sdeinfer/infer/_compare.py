@@ -16,7 +16,8 @@ from sdeinfer._arguments import checked
 from sdeinfer._compiler import make_room
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer._assume import masked, problem_of, require_identifiable, require_settings
+from sdeinfer.covariance import Pattern
+from sdeinfer.infer._assume import architecture_of, masked, problem_of, require_identifiable, require_settings
 from sdeinfer.infer._densities import densities_of_data, log_densities
 from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._precision import in_enough_precision
@@ -28,7 +29,6 @@ from sdeinfer.layers import (
     AbstractLayer,
     Architecture,
     architecture_in,
-    kind_of,
 )
 from sdeinfer.likelihood import (
     AbstractModel,
@@ -182,11 +182,11 @@ def _kinds(
     kinds: list[Architecture] = []
     for each in architectures:
         if isinstance(each, str):
-            kind = Architecture(each)
+            kind = Architecture(each).with_sizes(pattern=Pattern.in_attributes(data.attrs))
             if known is not None:
                 kind = kind.with_sizes(**{size: known.sizes[size] for size in kind.sizes if size in known.sizes})
         else:
-            kind = kind_of(each)
+            kind = architecture_of(data, each)
         require_identifiable(kind, tokens)
         kinds.append(kind)
     if len(set(kinds)) < max(len(kinds), 2):

@@ -45,6 +45,8 @@ def read(path: str | Path) -> xr.Dataset:
     path = readable(path)
     with reading(path), closing(opened(path, xr.open_dataset)) as file:
         data = file.load()
+        if not data.variables:
+            raise InputError("no data; the result of a fit is read by si.observation.read_posterior")
         return validate_branches(data) if "increment" in data else validate(data)
 
 

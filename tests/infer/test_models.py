@@ -16,6 +16,7 @@ from numpyro.infer.inspect import render_model
 from numpyro.infer.util import log_density
 
 import sdeinfer as si
+from sdeinfer.infer import architecture_of
 from sdeinfer.infer._coordinates import layer_at
 from sdeinfer.infer._mode import posterior_mode, potential_and_slope
 from sdeinfer.likelihood import Assumptions, CovariancePath, as_model, observed_path, path_statistics
@@ -172,3 +173,18 @@ def test_prepared_data_are_those_of_a_fit(data):
         for model, path in ((full_path, prepared), (own_program, own))
     )
     np.testing.assert_allclose(np.diff(theirs), np.diff(ours), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "given", ["transformer", si.Architecture("transformer", heads=2), si.ShapedTransformer(**LAYER, tau0=1.0)]
+)
+def test_the_attention_pattern_is_that_of_the_data(given, data):
+    masked = data.assign_attrs(si.CAUSAL.attributes())
+    assert architecture_of(masked, given).pattern == si.CAUSAL
+    assert architecture_of(data, given).pattern.everything
+
+
+def test_a_pattern_of_an_architecture_is_kept(data):
+    masked, own = data.assign_attrs(si.CAUSAL.attributes()), si.Pattern(prompts=(1, 1))
+    assert architecture_of(masked, si.Architecture("attention", pattern=own)).pattern == own
+    assert architecture_of(masked, FEEDFORWARD) == FEEDFORWARD

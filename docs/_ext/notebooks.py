@@ -1,8 +1,10 @@
 """The notebooks, which are beside the documentation, copied into its source folder before a build.
 
-A notebook links to a page as `../docs/guides/audit.md`, from where it is; its copy is in the documentation.
+Notebooks link to pages as `../docs/guides/audit.md`, and pages to notebooks as `../notebooks/4_tune.ipynb`, from where
+they are in the repository; both are read as the site has them.
 """
 
+import re
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -21,7 +23,14 @@ def copy_notebooks(app: Sphinx) -> None:
             copy.write_text(text, encoding="utf-8")
 
 
+def links_to_copies(app: Sphinx, name: str, source: list[str]) -> None:
+    """Links of a page to notebooks become links to their copies."""
+    up = "../" * name.count("/")
+    source[0] = re.sub(rf"\]\(\.\./{re.escape(up)}notebooks/(?=\w+\.ipynb)", f"]({up}notebooks/", source[0])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Copy at the start of a build."""
     app.connect("builder-inited", copy_notebooks)
+    app.connect("source-read", links_to_copies)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

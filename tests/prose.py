@@ -166,7 +166,7 @@ def anchors(path: Path) -> frozenset[str]:
 
 
 def broken(text: str, page: str) -> Iterator[Fault]:
-    """Links to a file or heading that is not there; addresses that are none."""
+    """Links to a file or heading that is not there, or without a text; addresses that are none."""
     text = without(LITERAL, without_code(text))
     found = [*LINK.finditer(text), *DEFINED.finditer(text)]
     for match in found:
@@ -183,6 +183,8 @@ def broken(text: str, page: str) -> Iterator[Fault]:
             )
         if not there:
             yield line_of(text, match.start()), f"link to {link}"
+        elif match[0].startswith("[]("):  # the site would fill in a title, GitHub does not
+            yield line_of(text, match.start()), f"link to {link} without a text"
 
 
 # Names

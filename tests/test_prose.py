@@ -90,6 +90,7 @@ def test_misspelt_words_are_found(text, expected):
         ("[a]: docs/none.md", [(1, "link to docs/none.md")]),
         ('<img src="none.png">', [(1, "link to none.png")]),
         ("[empty]()", [(1, "link to ")]),
+        ("[](docs/start.md)", [(1, "link to docs/start.md without a text")]),
         ("`[a](none.md)`\n```\n[a](none.md)\n```", []),
     ],
 )

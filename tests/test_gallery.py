@@ -12,7 +12,7 @@ import pytest
 STORED = Path(__file__).parent.parent / "docs" / "_static" / "gallery"
 
 
-@pytest.mark.docs  # a fit, and networks of three widths
+@pytest.mark.slow  # a fit, and networks of three widths
 def test_the_script_of_the_gallery_draws_its_figures(tmp_path):
     script = shutil.copy(STORED / "draw.py", tmp_path)
     subprocess.run([sys.executable, script], check=True, env=os.environ | {"MPLBACKEND": "Agg"})

@@ -2,8 +2,13 @@
 
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 PAPER = Path(__file__).parent.parent / "paper"
 RECORDS = PAPER.parent / "docs" / "records"
@@ -97,3 +102,10 @@ def test_the_largest_deviation_of_coverage_is_the_one_that_is_named():
     assert largest == ("512", "γ")
     assert round(deviations[largest]) == 3
     assert r"the largest deviation, of $\gamma$ at $n = 512$, is three errors" in " ".join(TEXT.split())
+
+
+@pytest.mark.slow  # a fit by two laws, and two audits
+def test_the_script_draws_the_figures(tmp_path):
+    command = [sys.executable, str(PAPER / "figures.py"), str(tmp_path), "--small"]
+    subprocess.run(command, check=True, env=os.environ | {"MPLBACKEND": "Agg"})
+    assert {path.name for path in tmp_path.iterdir()} == {"audit.png", "inference.png"}

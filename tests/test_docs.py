@@ -137,13 +137,18 @@ def test_hand_over(run):
     assert not found["tuned"].missed
 
 
-@pytest.mark.long  # five plans
+@pytest.mark.long  # two plans
 def test_an_initialisation_is_tuned(run, capsys):
-    found = run("guides/initialisation")
+    found = run("guides/initialisation", before="Several prompts")
     assert "these cannot all be had" in capsys.readouterr().out
     rows = found["moved"].criteria.xs(64, level="depth").reset_index()
     for row in rows.to_dict("records")[:1]:
         assert_estimate(row["chain"], 0.95, np.hypot(row["chain_error"], found["tuned"].criteria["error"].iloc[0]))
+
+
+@pytest.mark.slow  # five plans
+def test_further_plans_of_initialisations(run):
+    found = run("guides/initialisation")
     assert len(found["common"].criteria) == 4
     assert found["careful"].values.keys() == {"gamma"}
     assert isinstance(found["profile"].layer, si.OverDepth)
@@ -292,7 +297,7 @@ def test_a_users_layer_is_simulated_sampled_and_fitted(run):
     assert any("architecture=LinearResidual" in reason for reason in unnamed.skipped)
 
 
-@pytest.mark.long  # a sampler to compile
+@pytest.mark.slow  # two samplers to compile; `tests/terms` fits the same activation
 def test_an_activation_of_ones_own_is_fitted(run):
     assert_recovered(run("guides/layer", before="Stacks")["post"], "kappa")
 

@@ -159,7 +159,7 @@ def test_a_fixed_parameter_and_a_prior(data):
     assert meanfield.check(post).passed
 
 
-@pytest.mark.parametrize(("sets", "simulated"), [(40, 10_000), pytest.param(200, SIMULATED, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("sets", "simulated"), [(40, 10_000), pytest.param(200, SIMULATED, marks=pytest.mark.slow)])
 def test_score_tests_are_uniform_inside_the_law(data, sets, simulated, monkeypatch):
     """Over sets of networks at the true parameters, all eight directions.
 

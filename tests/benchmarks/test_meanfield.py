@@ -78,10 +78,10 @@ def test_against_numpy_at_equal_accuracy(seed, record):
     print(f"solve: {warm:.2f} s warm, {cold:.2f} s cold, error {mine:.1e} at its default tolerance")
 
     own = f"seed {seed}: "
-    record("time_of_flow", {own + "`solve`": [f"{mine:.0e}", f"{warm:.1f} s", f"{cold:.1f} s with compilation"]})
+    record("time_of_flow", {own + "`solve`": [f"{mine:.0e}", f"{warm:.1f} s", f"{cold:.1f} s"]})
 
     end, seconds = measured(lambda: runge_kutta(x))
-    ratios = [f"{seconds / warm:.1f}", f"{seconds / cold:.1f} with compilation"]
+    ratios = [f"{seconds / warm:.1f}", f"{seconds / cold:.1f}"]
     record("time_of_flow", {own + "SciPy's RK45, same tolerance": [f"{error(end):.0e}", *ratios]})
     print(f"SciPy's RK45, same tolerance: {seconds:.1f} s, error {error(end):.1e}: ", end="")
     print(f"ratio {seconds / warm:.1f} warm, {seconds / cold:.1f} cold")
@@ -95,7 +95,7 @@ def test_against_numpy_at_equal_accuracy(seed, record):
         record("time_of_flow", {own + f"Euler, step {TIME / steps:g}": [f"{theirs:.0e}", f"{seconds / fast:.0f}", ""]})
         print(f"solve, rtol {rtol:g}: {fast:.2f} s, error {equal:.1e}: ratio {seconds / fast:.0f} warm")
     whole = seconds * error(end) / mine
-    ratios = [f"{whole / warm:.0e}", f"{whole / cold:.0e} with compilation"]
+    ratios = [f"{whole / warm:.0e}", f"{whole / cold:.0e}"]
     record("time_of_flow", {own + "Euler at `solve`'s error, extrapolated": [f"{mine:.0e}", *ratios]})
     print(f"Euler at the error {mine:.1e}, extrapolated: {whole:.3g} s, ", end="")
     print(f"ratio {whole / warm:.2g} warm, {whole / cold:.2g} cold")

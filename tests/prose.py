@@ -17,6 +17,8 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
+import records
+
 ROOT = Path(__file__).parent.parent
 ROOMS = {path.name for path in (ROOT / "sdeinfer").iterdir() if (path / "__init__.py").exists()} | {"models"}
 TOP = r"(?:sdeinfer|models|tests|notebooks|docs|paper)/"
@@ -38,9 +40,8 @@ Fault = tuple[int, str]
 
 def pages() -> dict[str, str]:
     """The texts by their paths; of notebooks, the Markdown cells."""
-    found = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "paper/paper.md")]
-    found += [path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts]
-    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found if path.exists()}
+    found = [*records.pages(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found}
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         said = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]

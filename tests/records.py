@@ -73,9 +73,8 @@ def update(name: str, rows: Mapping[str, Sequence[str]]) -> None:
         if len(cells) != width:
             raise ValueError(f"record {name}, row {key!r} has {len(cells)} cells in place of {width}")
         record["rows"][key] = {"cells": list(map(str, cells)), "run": run}
-    if all(each["run"] == run for each in record["rows"].values()):
-        record["holds"] = []
-    record["code"] = digests(record["code"])
+    if {each["run"][0] for each in record["rows"].values()} == {run[0]}:  # other rows may be of older code
+        record |= {"code": digests(record["code"]), "holds": []}
     write(name, record)
 
 

@@ -51,8 +51,17 @@ def run(tmp_path, monkeypatch):
     plt.close("all")
 
 
-def scripts(text: str, language: str = "python") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+def run_commands(page: str) -> list[str]:
+    """Run the commands of a page, whose comments say how long they take; their names."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    words = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    assert {program for program, *_ in words} <= {"sdeinfer", "python3"}
+    commands = [arguments for program, *arguments in words if program == "sdeinfer"]
+    for arguments in commands:
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, (arguments, result.output)
+    return [name for name, *_ in commands]
 
 
 def assert_recovered(post, *names: str) -> None:
@@ -66,9 +75,9 @@ def good(verdicts) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_scripts_are_short(page):
-    for script in scripts(page.read_text(encoding="utf-8")):
-        assert len([line for line in script.splitlines() if line.strip()]) <= 25
-        assert max(map(len, script.splitlines())) <= 120
+    for script in printed_outputs.scripts(page.read_text(encoding="utf-8")):
+        assert len([line for line in script.code.splitlines() if line.strip()]) <= 25
+        assert max(map(len, script.code.splitlines())) <= 120
 
 
 def test_every_guide_is_in_the_index():
@@ -93,12 +102,7 @@ def test_start(run, capsys):
 @pytest.mark.long  # a command for each line
 def test_commands_of_the_start(run, capsys):
     run("start", before="A tuned γ")
-    text = (DOCS / "start.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [line for script in scripts(text, "sh")[1:] for line in script.splitlines()]
-    assert [line.split()[1] for line in lines] == ["observe", "fit", "check", "report", "tune"]
-    for line in lines:
-        result = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
-        assert result.exit_code == 0, (line, result.output)
+    assert run_commands("start") == ["observe", "fit", "check", "report", "tune"]
     assert Path("report/report.html").exists()
     assert Path("tuned/report.html").exists()
 
@@ -107,10 +111,7 @@ def test_commands_of_the_start(run, capsys):
 @pytest.mark.long  # a command for each line
 def test_commands_of_guides(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (DOCS / "guides" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    for line in (line for script in scripts(text, "sh") for line in script.splitlines()):
-        result = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])  # comments say how long it takes
-        assert result.exit_code == 0, (line, result.output)
+    assert run_commands(f"guides/{page}")
 
 
 def test_networks_are_observed(run):

@@ -1,7 +1,6 @@
 """The paper: its sections and length, its citations, its figures, and totals over rows of a record."""
 
 import ast
-import json
 import os
 import re
 import subprocess
@@ -9,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import records
 
 PAPER = Path(__file__).parent.parent / "paper"
-RECORDS = PAPER.parent / "docs" / "records"
 _, METADATA, BODY = (PAPER / "paper.md").read_text(encoding="utf-8").split("---\n", 2)
 TEXT = re.sub(r"<!--.*?-->", "", BODY, flags=re.DOTALL)
 
@@ -74,7 +73,7 @@ def test_every_figure_is_drawn_and_referred_to():
 
 
 def test_totals_of_audits_are_those_of_the_record():
-    record = json.loads((RECORDS / "audited_bugs.json").read_text(encoding="utf-8"))
+    record = records.read("audited_bugs")
     rows = [dict(zip(record["columns"][1:], each["cells"], strict=True)) for each in record["rows"].values()]
     found, named, false = (sum(int(row[column]) for row in rows) for column in record["columns"][-3:])
     prose = " ".join(TEXT.split())
@@ -89,7 +88,7 @@ def test_totals_of_audits_are_those_of_the_record():
 
 
 def test_the_largest_deviation_of_coverage_is_the_one_that_is_named():
-    rows = json.loads((RECORDS / "coverage.json").read_text(encoding="utf-8"))["rows"]
+    rows = records.read("coverage")["rows"]
     deviations = {
         (width, name): max(
             abs(float(held) - share) / (share * (1 - share) / 200) ** 0.5

@@ -93,6 +93,16 @@ def test_newer_code(recorded):
     assert "has changed" not in records.shown(PAGE)
 
 
+def test_a_row_of_newer_code_does_not_stand_for_the_others(recorded, monkeypatch):
+    (recorded / "law.py").write_text("x = 2\n")
+    records._digest.cache_clear()
+    monkeypatch.setattr(records, "_git", lambda *command: {"rev-parse": "def5678", "status": ""}[command[0]])
+    records.update("study", {"64": [".5"]})
+    assert records.changed(records.read("study")) == ["law.py"]
+    records.update("study", {"128": [".4"]})
+    assert records.changed(records.read("study")) == []
+
+
 def test_rows_of_a_wrong_size(recorded):
     with pytest.raises(ValueError, match="row '64' has 2 cells in place of 1"):
         records.update("study", {"64": [".5", ".4"]})

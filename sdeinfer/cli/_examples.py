@@ -5,7 +5,7 @@ Check how your network is initialised; infer the parameters of shaped
 Transformers from hidden states, with error bars and a verdict.
 
 \b
-# See it work: sample 128 networks, fit and judge them. About a minute.
+# See it work: sample 128 networks, fit and judge them. Half a minute.
 # Writes calibration/: report.html, figures/, data.nc, posterior.nc, …
 sdeinfer calibrate
 

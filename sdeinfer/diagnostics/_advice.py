@@ -242,7 +242,7 @@ def of_approximation(pareto_k: float) -> list[Verdict]:
     return [at_most("converged", "Pareto k", pareto_k, PARETO_K, advice)]
 
 
-def round_to(number: float) -> str:
+def _two_digits(number: float) -> str:
     """Two digits, without an exponent."""
     return f"{float(f'{number:.2g}'):,g}"
 
@@ -255,7 +255,7 @@ def of_identification(table: pd.DataFrame) -> list[Verdict]:
         if "networks" in table:
             times = float(table.loc[name, "networks"])
             advice += (
-                f"; to know it to 10 % takes about {round_to(times)} times as many"
+                f"; to know it to 10 % takes about {_two_digits(times)} times as many"
                 if times < MANY
                 else "; nor would more"
             )

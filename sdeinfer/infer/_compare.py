@@ -179,12 +179,12 @@ def _kinds(
     if architectures is None:
         architectures = [name for name in ARCHITECTURES if tokens > 1 or not _attends(Architecture(name))]
     known = architecture_in(data.attrs)
+    shared = {"pattern": Pattern.in_attributes(data.attrs), **(known.sizes if known else {})}
     kinds: list[Architecture] = []
     for each in architectures:
         if isinstance(each, str):
-            kind = Architecture(each).with_sizes(pattern=Pattern.in_attributes(data.attrs))
-            if known is not None:
-                kind = kind.with_sizes(**{size: known.sizes[size] for size in kind.sizes if size in known.sizes})
+            kind = Architecture(each)
+            kind = kind.with_sizes(**{size: shared[size] for size in kind.sizes if size in shared})
         else:
             kind = architecture_of(data, each)
         require_identifiable(kind, tokens)

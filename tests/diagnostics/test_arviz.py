@@ -113,6 +113,8 @@ def test_few_draws_are_refused(cut, post):
 
 def test_a_posterior_comes_back_from_a_file(post, data, tmp_path):
     si.write(post, tmp_path / "post.nc")
+    with pytest.raises(si.InputError, match="a fit is read by si.observation.read_posterior"):
+        si.read(tmp_path / "post.nc")
     back = read_posterior(tmp_path / "post.nc")
     assert back.attrs["identified"] == "gamma c_gap"
     assert set(back["layers"].data_vars) == {"gamma", "c_plus", "c_minus"}

@@ -9,7 +9,7 @@ from conftest import WARMUP
 from jaxtyping import Array, Float
 
 import sdeinfer as si
-from sdeinfer.infer._compare import _labelled
+from sdeinfer.infer._compare import _kinds, _labelled
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import USED, FullPath, observed_path, path_layout, path_statistics
 from sdeinfer.parameters import GAMMA
@@ -165,3 +165,10 @@ def test_layers_of_one_name_are_numbered():
     parts = (si.ShapedMLP(1.0, -1.0), LAYERS["feedforward"])
     kinds = [si.layers.kind_of(si.Stack(each)) for each in (parts, parts[:1])]
     assert list(_labelled(kinds)) == ["Stack 1", "Stack 2"]
+
+
+@pytest.mark.parametrize("architectures", [["attention", "mlp"], [Architecture("attention"), "mlp"]])
+def test_observed_networks_are_compared_by_their_mask(architectures):
+    masked = networks("feedforward", 2, 2).assign_attrs(si.CAUSAL.attributes())
+    del masked.attrs["architecture"]
+    assert _kinds(masked, architectures) == [Architecture("attention", pattern=si.CAUSAL), Architecture("mlp")]

@@ -5,13 +5,7 @@ from functools import partial
 import xarray as xr
 from sdeinfer.models.thinned_path import INNOVATIONS, thinned_path  # pyright: ignore[reportMissingImports]
 
-from sdeinfer.likelihood import (
-    Assumptions,
-    Bridges,
-    LatentLayers,
-    bridges_of,
-    outputs_transitions,
-)
+from sdeinfer.likelihood import Assumptions, Bridges, LatentLayers, bridges_of, outputs_transitions
 from sdeinfer.observation import outputs_of
 
 

@@ -6,14 +6,7 @@ import numpyro
 import numpyro.distributions as dist
 import xarray as xr
 
-from sdeinfer.likelihood import (
-    Assumptions,
-    Bridged,
-    Bridges,
-    LatentLayers,
-    any_transitions,
-    bridges_of,
-)
+from sdeinfer.likelihood import Assumptions, Bridged, Bridges, LatentLayers, any_transitions, bridges_of
 
 INNOVATIONS = "innovations"
 

@@ -16,13 +16,7 @@ from sdeinfer.infer._grouped import Grouped
 from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._settings import Law
-from sdeinfer.layers import (
-    ARCHITECTURES,
-    AbstractLayer,
-    Architecture,
-    architecture_in,
-    kind_of,
-)
+from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture, architecture_in, kind_of
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
@@ -83,7 +77,8 @@ def architecture_of(
     """
     if architecture is not None and not isinstance(architecture, str):
         kind = kind_of(architecture)
-        return kind.with_sizes(pattern=Pattern.in_attributes(data.attrs)) if _has_no_pattern(kind) else kind
+        could_have_one = kind.is_named and "pattern" in kind.sizes and kind.pattern.everything
+        return kind.with_sizes(pattern=Pattern.in_attributes(data.attrs)) if could_have_one else kind
     if architecture is None or architecture == data.attrs.get("architecture"):
         kind = architecture_in(data.attrs)
     else:
@@ -91,11 +86,6 @@ def architecture_of(
     if kind is None:
         raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}, or a layer")
     return kind
-
-
-def _has_no_pattern(kind: Architecture) -> bool:
-    """Whether an architecture could have an attention pattern, and has none of its own."""
-    return kind.is_named and "pattern" in kind.sizes and kind.pattern.everything
 
 
 def masked(data: xr.Dataset, kind: Architecture | None, law: str, model: AbstractModel | None = None) -> xr.Dataset:
@@ -189,8 +179,8 @@ def problem_of(
                     f"model: {model.name} knows the package's terms of a limit only; models.full_path takes others"
                 )
             return Latent(model, assumptions, assumptions.kind)
-        case Groups(ungrouped=ungrouped):
-            return Grouped(model, assumptions, assumptions.kind, Networks.of(ungrouped, assumptions))
+        case Groups():
+            return Grouped(model, assumptions, assumptions.kind)
         case EveryLayer():
             blank = blank_statistics(tokens, 1, networks=networks, pattern=pattern, assumptions=assumptions)
             return Networks.of(model, assumptions, blank)

@@ -30,22 +30,11 @@ def fit_branches(
     progress: bool,
     key: PRNGKeyArray,
 ) -> xr.DataTree:
-    """`fit` for a model of increments; see there.
+    """`fit` for a model of increments and a Dataset of branches, see `observe_branches`.
 
-    Arguments:
-        model: the program.
-        data: a Dataset of branches, see `observe_branches`.
-        architecture: a `Block`, or a `Stack` of the blocks of a layer. Its gains and temperatures are assumed, unless
-            they have a prior; its strengths are what `check` compares with.
-        prior: for names of strengths, gains and temperatures, a NumPyro distribution, or a number that fixes it.
-        sampler: the sampler.
-        progress: show progress bars.
-        key: PRNG key.
-
-    Returns:
-        A DataTree with the groups posterior, sample_stats, log_likelihood, log_prior, prior, observed_data,
-        constant_data and coefficients (of `blocks.adjusted_coefficients`, for `check`); declared values are attributes
-        such as `declared_attention.strength`.
+    Priors are of strengths, gains and temperatures by their names. The DataTree has the groups posterior, sample_stats,
+    log_likelihood, log_prior, prior, observed_data, constant_data and coefficients (of `blocks.adjusted_coefficients`,
+    for `check`); declared values are attributes such as `declared_attention.strength`.
     """
     if "increment" not in data:
         raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")

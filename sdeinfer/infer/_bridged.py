@@ -7,12 +7,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int, PRNGKeyArray, PyTree
 
-from sdeinfer.infer._coordinates import LayerAt, Pilot, layer_at
-from sdeinfer.infer._densities import prior_draws
-from sdeinfer.infer._latent import draw_latent, given_latent
-from sdeinfer.infer._latent_mode import latent_mode
+from sdeinfer.infer._densities import given_latent, prior_draws
+from sdeinfer.infer._latent import draw_latent, latent_mode
 from sdeinfer.infer._metropolis import Metropolis
-from sdeinfer.infer._mode import Mode
+from sdeinfer.infer._mode import LayerAt, Mode, Pilot, layer_at
 from sdeinfer.infer._problem import AbstractProblem, Prepared
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import GROWTH, ChunkedPath, LatentLayers, Path

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from sdeinfer._devices import devices_for, launching, one_per_device
 from sdeinfer._progress import ProgressBar, phase
+from sdeinfer.infer._precision import in_this_precision
 
 type Advance = Callable[[Any, PyTree, np.ndarray], tuple[PyTree, dict[str, dict[str, Array]]]]
 """Function from a problem, the state of one chain and a number of iterations to the new state and the draws."""
@@ -49,28 +50,17 @@ def in_chunks(
     progress: bool,
     divided: Advance | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Run chains to completion, chunk by chunk, with one thread per core.
+    """Run chains from their initial states to completion, chunk by chunk, with one thread per core.
 
-    The compiled program advances one chain instead of a batch of chains: NUTS then compiles in a third of the time, and
-    no chain waits for the longest trajectory of the others.
-
-    Arguments:
-        advance: compiled function that advances one chain.
-        problem: first argument of `advance`.
-        start: initial state of each chain.
-        warmup: number of iterations that are discarded.
-        draws: number of iterations that are kept.
-        chunk: largest number of iterations per call.
-        progress: show a progress bar.
-        divided: the function that `advance` compiles, to run one chain on each of several devices; None runs all chains
-            on the default device.
+    The compiled function `advance` advances one chain instead of a batch of chains: NUTS then compiles in a third of
+    the time, and no chain waits for the longest trajectory of the others. The function that it compiles, `divided`, is
+    to run one chain on each of several devices; None runs all chains on the default device.
     """
-    x64, devices = jax.config.jax_enable_x64, devices_for(len(start) if divided else 1)
+    devices = devices_for(len(start) if divided else 1)
 
+    @in_this_precision
     def advance_chain(state: PyTree, steps: int) -> tuple[PyTree, dict[str, dict[str, Array]]]:
-        # `jax.enable_x64` is thread-local.
-        with jax.enable_x64(x64):
-            return jax.block_until_ready(advance(problem, state, np.asarray(steps)))
+        return jax.block_until_ready(advance(problem, state, np.asarray(steps)))
 
     def advance_all(pool: ThreadPoolExecutor, states: tuple[PyTree, ...], steps: int) -> list[tuple[PyTree, Any]]:
         if divided is None or len(devices) == 1:
@@ -104,20 +94,11 @@ def in_chunks(
 
 
 def recorded(
-    step: Callable[[PyTree], tuple[PyTree, PyTree]],
-    structure: PyTree,
-    state: PyTree,
-    steps: Array | np.ndarray,
-    chunk: int,
+    step: Callable[[PyTree], tuple[PyTree, PyTree]], state: PyTree, steps: Array | np.ndarray, chunk: int
 ) -> tuple[PyTree, PyTree]:
-    """Iterate one chain, under `jax.jit`, and record the draws.
+    """Iterate one chain, under `jax.jit`, by a function from a state to the next one and a draw.
 
-    Arguments:
-        step: function from a state to the next state and a draw.
-        structure: shapes and types of a draw.
-        state: initial state.
-        steps: number of iterations, at most `chunk`.
-        chunk: length of the arrays of recorded draws.
+    The draws are recorded in arrays of the length of a chunk, which is the largest number of steps.
     """
 
     def iterate(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
@@ -125,5 +106,6 @@ def recorded(
         state, here = step(state)
         return state, jax.tree.map(lambda all, one: all.at[i].set(one), drawn, here)
 
+    structure = jax.eval_shape(lambda state: step(state)[1], state)
     blank = jax.tree.map(lambda leaf: jnp.zeros((chunk, *leaf.shape), leaf.dtype), structure)
     return jax.lax.fori_loop(0, steps, iterate, (state, blank))

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,20 +24,8 @@ from sdeinfer.infer._precision import in_enough_precision
 from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._range import in_range
 from sdeinfer.infer._settings import LARGEST_LOGIT
-from sdeinfer.layers import (
-    ARCHITECTURES,
-    AbstractLayer,
-    Architecture,
-    architecture_in,
-)
-from sdeinfer.likelihood import (
-    AbstractModel,
-    Assumptions,
-    EveryLayer,
-    LatentLayers,
-    used_of,
-    with_used,
-)
+from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture, architecture_in
+from sdeinfer.likelihood import AbstractModel, Assumptions, EveryLayer, LatentLayers, used_of, with_used
 from sdeinfer.observation import require_loaded, validate
 
 
@@ -113,12 +101,12 @@ def compare(
     }
     phase("comparing")
     # ArviZ exponentiates each network's log density, which could overflow; a common factor changes no weight.
-    largest = [fit.density.mean(("chain", "draw")) for fit in fits.values()]
+    largest = [density.mean(("chain", "draw")) for _, _, density in fits.values()]
     scale = xr.concat(largest, "architecture").max("architecture")
     with warnings.catch_warnings():
         # The table has this warning in a column.
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
-        left_out = {name: _left_out(fit, scale) for name, fit in fits.items()}
+        left_out = {name: _left_out(*fit, scale) for name, fit in fits.items()}
         table = compare_elpd(left_out, round_to="none")
     for name, found in left_out.items():
         each = found.elpd_i + scale
@@ -135,49 +123,40 @@ def _in_every_range(data: xr.Dataset, problems: Iterable[AbstractProblem], large
     return with_used(data, used).isel(network=used.any(axis=1))
 
 
-class _Fitted(NamedTuple):
-    """Draws of a posterior, and each network's log likelihood by the sampler and log density."""
-
-    samples: dict[str, Any]
-    log_likelihood: xr.DataArray
-    density: xr.DataArray
-
-
 def _fitted(
-    problem: AbstractProblem,
-    data: xr.Dataset,
-    sampler: NUTS,
-    *,
-    progress: bool,
-    key: PRNGKeyArray,
-) -> _Fitted:
+    problem: AbstractProblem, data: xr.Dataset, sampler: NUTS, *, progress: bool, key: PRNGKeyArray
+) -> tuple[dict[str, Any], xr.DataArray, xr.DataArray]:
+    """Draws of a posterior, and each network's log likelihood by the sampler and log density."""
     make_room()
     model, prepared = problem.model, problem.prepare(data).each
     result = sampler.sample(model, prepared, progress=progress, key=key)
     densities, _ = log_densities(model, densities_of_data(prepared), result.samples)
-    of_network = (dict_to_dataset(values)["covariance"] for values in (result.log_likelihood, densities))
-    return _Fitted(result.samples, *(values.rename({values.dims[-1]: "network"}) for values in of_network))
+    likelihood, density = (
+        dict_to_dataset(values, dims={"covariance": ["network"]})["covariance"]
+        for values in (result.log_likelihood, densities)
+    )
+    return result.samples, likelihood, density
 
 
-def _left_out(fit: _Fitted, scale: xr.DataArray) -> Any:
+def _left_out(samples: dict[str, Any], likelihood: xr.DataArray, density: xr.DataArray, scale: xr.DataArray) -> Any:
     """PSIS-LOO: weights from the adjusted likelihood remove a network from the posterior; they average its density."""
-    log_weights, pareto_k = fit.log_likelihood.azstats.psislw(dim=["chain", "draw"])
+    log_weights, pareto_k = likelihood.azstats.psislw(dim=["chain", "draw"])
     groups = {
-        "posterior": dict_to_dataset(fit.samples),
-        "log_likelihood": (fit.density - scale).to_dataset(name="covariance"),
+        "posterior": dict_to_dataset(samples),
+        "log_likelihood": (density - scale).to_dataset(name="covariance"),
     }
     return loo(xr.DataTree.from_dict(groups), log_weights=log_weights, pareto_k=pareto_k, pointwise=True)
 
 
 def _kinds(
-    data: xr.Dataset,
-    architectures: Sequence[str | Architecture | AbstractLayer | type[AbstractLayer]] | None,
+    data: xr.Dataset, architectures: Sequence[str | Architecture | AbstractLayer | type[AbstractLayer]] | None
 ) -> list[Architecture]:
     tokens = data.sizes["token_a"]
     if isinstance(architectures, str):
         raise InputError(f"architectures: a list of them is needed, got {architectures!r}")
     if architectures is None:
-        architectures = [name for name in ARCHITECTURES if tokens > 1 or not _attends(Architecture(name))]
+        of_one_token = [name for name in ARCHITECTURES if not Architecture(name).coordinates.temperatures]
+        architectures = list(ARCHITECTURES) if tokens > 1 else of_one_token
     known = architecture_in(data.attrs)
     shared = {"pattern": Pattern.in_attributes(data.attrs), **(known.sizes if known else {})}
     kinds: list[Architecture] = []
@@ -204,7 +183,3 @@ def _labelled(kinds: Sequence[Architecture]) -> dict[str, Architecture]:
         f"{name} {names[: place + 1].count(name)}" if names.count(name) > 1 else name: kind
         for place, (name, kind) in enumerate(zip(names, kinds, strict=True))
     }
-
-
-def _attends(kind: Architecture) -> bool:
-    return bool(kind.coordinates.temperatures)

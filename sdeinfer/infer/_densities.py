@@ -1,7 +1,8 @@
 """Values and log densities of a model's sites at many draws, in blocks of one shape."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,8 +15,7 @@ from numpyro.infer.util import constrain_fn
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE
 from sdeinfer._files import InputError
-from sdeinfer.infer._latent import given_latent
-from sdeinfer.likelihood import AbstractModel, AbstractPath, Adjustment, Shapes, layer_in
+from sdeinfer.likelihood import AbstractModel, AbstractPath, Adjustment, LatentLayers, Shapes, layer_in
 
 BLOCK = 250
 """Number of draws evaluated at a time, so that one shape is compiled."""
@@ -26,41 +26,46 @@ ENTRIES = 2**24
 type Sites = dict[str, Any]
 
 
+@functools.cache
+def given_latent(model: AbstractModel) -> Callable[[PyTree, Array | None], None]:
+    """The model conditioned on its latent layers, a function of data and latent layers (None if it has none)."""
+
+    def fixed(prepared: PyTree, latent: Array | None) -> None:
+        with handlers.condition(data={model.site: jnp.asarray(latent)} if isinstance(model, LatentLayers) else {}):
+            model(prepared)
+
+    return fixed
+
+
+def trace_at(program: Callable[..., None], data: tuple[PyTree, ...], sites: Sites) -> dict[str, dict[str, Any]]:
+    """The trace of a program on its data, with these values of sites."""
+    seeded = handlers.seed(program, jr.key(0))
+    return handlers.trace(handlers.substitute(seeded, sites)).get_trace(*data)
+
+
 def constrained_sites(
     model: AbstractModel, prepared: PyTree, z: Sites, latent: Array | None = None
 ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "chains draws *networks coordinates"] | None]:
-    """Values of the sites and coordinates of the layers at draws of the unconstrained parameters.
+    """Values of the sites and coordinates of the layers at draws z of the unconstrained parameters, by site name.
 
-    Arguments:
-        model: the model.
-        prepared: pooled data of the model.
-        z: unconstrained draws by site name, with leading axes (chain, draw).
-        latent: any latent layers, for a model that has some.
-
-    Returns:
-        The latent and deterministic sites by name; and `Coordinates.unconstrained` of the layer, with an axis of
-        (pooled) networks if each has its own layer, None for a program without a single layer.
+    Draws have leading axes (chain, draw). Returns the latent and deterministic sites by name; and
+    `Coordinates.unconstrained` of the layer, with an axis of (pooled) networks if each has its own layer, None for a
+    program without a single layer.
     """
-    return _over_draws(functools.partial(_constrain, given_latent(model), (prepared, latent)), z)
+    return over_draws(functools.partial(_constrain, given_latent(model), (prepared, latent)), z)
 
 
 def log_densities(
     model: AbstractModel, prepared: PyTree, sites: Sites
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Log densities of the observed sites and of the latent sites at draws.
+    """Log densities at draws of the sites, with leading axes (chain, draw), by site name.
 
-    Arguments:
-        model: the model.
-        prepared: data of the model.
-        sites: draws of the sites, with leading axes (chain, draw).
-
-    Returns:
-        Two dictionaries by site name: of the observed sites, with a last axis of networks; and of the latent sites.
+    Those of the observed sites, with a last axis of networks; and those of the latent sites.
     """
     blocks = []
     for block, count in model.blocks(prepared):
         together = max(1, min(BLOCK, ENTRIES // model.entries(block)))
-        found = _over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites, together)
+        found = over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites, together)
         blocks.append((count, found))
     observed = {
         name: np.concatenate([found[0][name][..., :count] for count, found in blocks], axis=-1)
@@ -80,12 +85,6 @@ def adjustment_of(prepared: PyTree) -> Adjustment | None:
     return prepared.adjustment if isinstance(prepared, AbstractPath) else None
 
 
-def attributes_of_adjustment(prepared: PyTree) -> dict[str, float]:
-    """The attribute `adjustment_error` of a posterior; none without an adjustment."""
-    adjustment = adjustment_of(prepared)
-    return {} if adjustment is None else {"adjustment_error": float(np.max(adjustment.error))}
-
-
 def prior_draws(
     model: Callable[..., None], *data: PyTree, draws: int, key: PRNGKeyArray
 ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "draws *networks coordinates"] | None]:
@@ -102,7 +101,7 @@ def prior_draws(
         single layer.
     """
     numbers = np.arange(draws, dtype=np.uint32)
-    found, layers = _over_draws(functools.partial(_draw_prior, model, data, key), numbers[None])
+    found, layers = over_draws(functools.partial(_draw_prior, model, data, key), numbers[None])
     return {name: values[0] for name, values in found.items()}, None if layers is None else layers[0]
 
 
@@ -131,24 +130,18 @@ def _latent_structure(model: Callable[..., None], shapes: Shapes) -> dict[str, j
     return dict(zip(names, found, strict=True))
 
 
-def _over_draws(function: Callable[[PyTree], PyTree], draws: PyTree, together: int = BLOCK) -> PyTree:
+def over_draws(function: Callable[[PyTree], PyTree], draws: PyTree, together: int = BLOCK) -> PyTree:
     """Apply a compiled function of `together` draws to all draws, which have leading axes (chain, draw)."""
-    chains, count = np.shape(jax.tree.leaves(draws)[0])[:2]
-    flat = jax.tree.map(lambda x: np.reshape(x, (chains * count, *np.shape(x)[2:])), draws)
-    parts = [function(block) for block in _blocks(flat, chains * count, together)]
+    leading = np.shape(jax.tree.leaves(draws)[0])[:2]
+    count = math.prod(leading)
+    flat = jax.tree.map(lambda x: np.reshape(x, (count, *np.shape(x)[2:])), draws)
+    # Blocks of one size; the last is padded with its last draw.
+    chosen = [np.minimum(np.arange(start, start + together), count - 1) for start in range(0, count, together)]
+    parts = [function(jax.tree.map(lambda x, some=some: x[some], flat)) for some in chosen]
     return jax.tree.map(
-        lambda *each: np.concatenate([np.asarray(x) for x in each])[: chains * count].reshape(
-            chains, count, *each[0].shape[1:]
-        ),
+        lambda *each: np.concatenate([np.asarray(x) for x in each])[:count].reshape(*leading, *each[0].shape[1:]),
         *parts,
     )
-
-
-def _blocks(draws: PyTree, count: int, size: int) -> Iterator[PyTree]:
-    """Blocks of one size; the last is padded with its last draw."""
-    for start in range(0, count, size):
-        chosen = np.minimum(np.arange(start, start + size), count - 1)
-        yield jax.tree.map(lambda x, chosen=chosen: x[chosen], draws)
 
 
 def _coordinates_in(trace: Mapping[str, dict[str, Any]]) -> Array | None:
@@ -165,8 +158,7 @@ def _is_latent(site: dict[str, Any]) -> bool:
 def _constrain(program: Callable[..., None], data: tuple[PyTree, ...], z: Sites) -> tuple[Sites, Array | None]:
     def at(z: Sites) -> tuple[Sites, Array | None]:
         sites = constrain_fn(program, data, {}, z, return_deterministic=True)
-        trace = handlers.trace(handlers.substitute(handlers.seed(program, jr.key(0)), sites)).get_trace(*data)
-        return sites, _coordinates_in(trace)
+        return sites, _coordinates_in(trace_at(program, data, sites))
 
     return jax.vmap(at)(z)
 
@@ -174,15 +166,12 @@ def _constrain(program: Callable[..., None], data: tuple[PyTree, ...], z: Sites)
 @functools.partial(jax.jit, static_argnums=0, compiler_options=BALANCED)
 def _evaluate(model: AbstractModel, prepared: PyTree, sites: Sites) -> tuple[Sites, Sites]:
     def at(sites: Sites) -> tuple[Sites, Sites]:
-        seeded = handlers.substitute(handlers.seed(model, jr.key(0)), sites)
-        trace = handlers.trace(seeded).get_trace(prepared)
-        stochastic = {name: site for name, site in trace.items() if site["type"] == "sample"}
-        density = {name: site["fn"].log_prob(site["value"]) for name, site in stochastic.items()}
-        observed = {name for name, site in stochastic.items() if site["is_observed"]}
-        return (
-            {name: value for name, value in density.items() if name in observed},
-            {name: value for name, value in density.items() if name not in observed},
-        )
+        observed: Sites = {}
+        latent: Sites = {}
+        for name, site in trace_at(model, (prepared,), sites).items():
+            if site["type"] == "sample":
+                (observed if site["is_observed"] else latent)[name] = site["fn"].log_prob(site["value"])
+        return observed, latent
 
     return jax.vmap(at)(sites)
 

@@ -40,21 +40,14 @@ def shift_to_exact_mode(
     curvature: Float[np.ndarray, "coordinates coordinates"],
     start: Float[np.ndarray, " coordinates"] | None = None,
 ) -> Float[np.ndarray, " coordinates"]:
-    """The mode of the exact posterior less that of the statistics' posterior; 0 if they are too far apart.
+    """The mode of the exact posterior less that of the statistics' posterior, u; 0 if they are too far apart.
 
-    Arguments:
-        path: the transitions.
-        statistics: their statistics.
-        architecture: the kind of layer.
-        u: coordinates of the layer at the mode of the statistics' posterior.
-        free: the coordinates that vary; the others are fixed.
-        curvature: curvature of the priors.
-        start: an estimate of the shift, as of a sample of the transitions, which saves passes over the data; or None.
+    Coordinates that are not free are fixed. The curvature is that of the priors. To start from an estimate of the
+    shift, as of a sample of the transitions, saves passes over the data.
     """
     if not free.any():
         return np.zeros_like(u)
     widths = np.unique(path.width)
-
     # The priors' score at the statistics' mode is minus the statistics' score there.
     of_priors = -np.asarray(_score(architecture, statistics.pooled(), u), np.float64)
 

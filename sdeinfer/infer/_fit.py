@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-import jax
 import jax.random as jr
 import numpy as np
 import xarray as xr
@@ -15,27 +14,17 @@ from sdeinfer._arguments import checked
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
 from sdeinfer.infer._branches import fit_branches
-from sdeinfer.infer._chains import Draws
-from sdeinfer.infer._densities import adjustment_of, attributes_of_adjustment, densities_of_data, log_densities
-from sdeinfer.infer._groups import Labels
+from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities
 from sdeinfer.infer._nuts import NUTS
-from sdeinfer.infer._precision import in_enough_precision
-from sdeinfer.infer._predictive import labelled, predict, predict_in, predicted_draws
+from sdeinfer.infer._precision import in_enough_precision, in_this_precision
+from sdeinfer.infer._predictive import labelled, predict, predicted_draws
 from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
-from sdeinfer.infer._tree import attributes_of, attributes_of_draws, groups_of_data, layers_group
+from sdeinfer.infer._tree import Labels, attributes_of, attributes_of_draws, groups_of_data, layers_group
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
-from sdeinfer.likelihood import (
-    AbstractModel,
-    Assumptions,
-    BranchModel,
-    Transitions,
-    as_model,
-    checked_priors,
-    transitions_of,
-)
+from sdeinfer.likelihood import Assumptions, BranchModel, Transitions, as_model, checked_priors, transitions_of
 from sdeinfer.observation import require_loaded, validate
 
 
@@ -115,7 +104,7 @@ def fit(
     data, problem = assume(model, data, architecture, law, prior)
     data = problem.examined(data, leave_out_damaged=leave_out_damaged)
     with ThreadPoolExecutor(1) as background:
-        background.submit(problem.compile_ahead, data, x64=jax.config.jax_enable_x64)
+        background.submit(in_this_precision(problem.compile_ahead), data)
         phase("finding the range of the law")
         data, pilot = range_to_fit(problem, data, largest_logit)
     sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
@@ -152,14 +141,17 @@ def _fitted(
         replicated = None
         if kind is not None and layers_before is not None:
             chosen = problem.of_networks(each, layers_before)[before_at]
-            replicated = background.submit(predict_in, jax.config.jax_enable_x64, chosen, kept, kind, keys[2])
+            replicated = background.submit(in_this_precision(predict), chosen, kept, architecture=kind, key=keys[2])
         draws = sampler.sample(model, prepared.joint, each=each, progress=progress, key=keys[0])
     phase("predicting")
-    labels = Labels.of(problem, each, kept)
+    labels, likelihoods = Labels.of(problem, each, kept), {"log_likelihood": draws.log_likelihood}
+    if adjustment_of(each) is not None:
+        of_data, _ = log_densities(model, densities_of_data(each), draws.samples)
+        likelihoods = {"log_likelihood": of_data, ADJUSTED_LIKELIHOOD: draws.log_likelihood}
     groups = {
         "posterior": labels.of_draws(draws.samples),
         "sample_stats": dict_to_dataset(draws.statistics),
-        **_likelihoods(model, draws, each, labels),
+        **{name: labels.of_densities(each_site) for name, each_site in likelihoods.items()},
         "log_prior": labels.of_densities(draws.log_prior),
         "prior": labels.of_draws({name: value[None] for name, value in before.items()}),
         **groups_of_data(kept),
@@ -174,7 +166,7 @@ def _fitted(
         groups["layers"] = layers_group(kind, layers.mean(axis=(0, 1)), kept)
     tree = xr.DataTree.from_dict(groups)
     sampled = {name: draws.samples[name] for name in draws.log_prior if labels.of_all(name)}
-    tree.attrs = attributes_of_draws(problem, draws.layers, sampled) | attributes_of_adjustment(each)
+    tree.attrs = attributes_of_draws(problem, each, draws.layers, sampled)
     return tree
 
 
@@ -248,14 +240,3 @@ def transitions(
         return transitions_of(data, Assumptions(law=law))
     kind = architecture_of(data, architecture)
     return transitions_of(masked(data, kind, law), Assumptions(kind, law, checked_priors(prior, kind)))
-
-
-def _likelihoods(model: AbstractModel, result: Draws, prepared: PyTree, labels: Labels) -> dict[str, xr.Dataset]:
-    """The groups of log densities of the data, and of what the sampler used where that differs."""
-    if adjustment_of(prepared) is None:
-        return {"log_likelihood": labels.of_densities(result.log_likelihood)}
-    of_data, _ = log_densities(model, densities_of_data(prepared), result.samples)
-    return {
-        "log_likelihood": labels.of_densities(of_data),
-        ADJUSTED_LIKELIHOOD: labels.of_densities(result.log_likelihood),
-    }

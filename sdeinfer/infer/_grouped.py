@@ -1,6 +1,7 @@
 """The problem of networks in groups."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -10,11 +11,10 @@ import xarray as xr
 from jaxtyping import Int, PyTree
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._coordinates import LayerAt, Pilot, layer_at
-from sdeinfer.infer._mode import posterior_mode
+from sdeinfer.infer._mode import Pilot, layer_at, posterior_mode
 from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import AbstractProblem, Prepared
-from sdeinfer.likelihood import ChunkedPath, Estimates, Path, observed_path, path_layout
+from sdeinfer.likelihood import ChunkedPath, Estimates, Groups, Path, observed_path, path_layout
 from sdeinfer.observation import groups_of
 
 WEAK = 4.0
@@ -25,13 +25,14 @@ group's offset is not centred at its estimate."""
 
 @dataclasses.dataclass(frozen=True)
 class Grouped(AbstractProblem):
-    """Networks in groups, observed at every layer.
+    """Networks in groups, observed at every layer."""
 
-    Attributes:
-        alone: the problem of a single group, which determines each group's range, mode and adjustment.
-    """
+    model: Groups
 
-    alone: Networks
+    @functools.cached_property
+    def alone(self) -> Networks:
+        """The problem of a single group, which determines each group's range, mode and adjustment."""
+        return Networks.of(self.model.ungrouped, self.assumptions)
 
     def parts(self, data: xr.Dataset) -> Iterator[tuple[str | None, Int[np.ndarray, " members"], AbstractProblem]]:
         """Each group, with the problem of a single group."""
@@ -63,21 +64,12 @@ class Grouped(AbstractProblem):
         if each.adjustment is not None:
             adjustment = jax.tree.map(lambda *of_groups: jnp.stack(of_groups)[each.group], *adjustments)
             each = dataclasses.replace(each, adjustment=adjustment)
-        each = dataclasses.replace(each, estimates=_estimates(layers))
+        centre, sd = (np.stack([getattr(layer, name) for layer in layers]) for name in ("u", "sd"))
+        precision = np.maximum(1 / np.maximum(sd, 1e-12) ** 2 - WEAK, 0.0)
+        estimates = Estimates(*(jnp.asarray(x, float) for x in (centre, precision)))
+        each = dataclasses.replace(each, estimates=estimates)
         return Prepared(each, each, data)
 
     def of_networks(self, each: PyTree, layers: np.ndarray) -> np.ndarray:
         """Layers of every network from those of each group and width."""
         return layers[..., np.asarray(each.width), :]
-
-    def by_limit(self) -> "Grouped":
-        """The same problem by the limit's law."""
-        alone = self.alone.by_limit()
-        return dataclasses.replace(self, assumptions=alone.assumptions, alone=alone)
-
-
-def _estimates(layers: list[LayerAt]) -> Estimates:
-    """The estimates of groups, less `WEAK`."""
-    centre, sd = (np.stack([getattr(layer, name) for layer in layers]) for name in ("u", "sd"))
-    precision = np.maximum(1 / np.maximum(sd, 1e-12) ** 2 - WEAK, 0.0)
-    return Estimates(*(jnp.asarray(x, float) for x in (centre, precision)))

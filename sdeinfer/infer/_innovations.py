@@ -11,14 +11,7 @@ from jaxtyping import Array, Float
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.layers import Architecture, FiniteWidth
-from sdeinfer.likelihood import (
-    Moments,
-    Path,
-    Terms,
-    at_least_a_quarter,
-    moments_of,
-    repeated_widths,
-)
+from sdeinfer.likelihood import Moments, Path, Terms, at_least_a_quarter, moments_of, repeated_widths
 
 
 class LawAt(NamedTuple):
@@ -131,7 +124,10 @@ def innovations_of(path: Path, block: np.ndarray, terms: Terms, law: LawAt) -> I
     here, along = law.moments.at(width), law.slopes.at(width)
     mean, variance = mean_and_variance(terms, here)
     sd = np.sqrt(variance)
-    of_mean, of_variance = _slopes(along, terms)
+    own = terms.variance.swapaxes(-1, -2)
+    of_mean = terms.drift.swapaxes(-1, -2) @ along.drift
+    of_mixing = along.mixing + own @ along.variance_mixing
+    of_variance = along.noise + own @ along.variance + of_mixing * terms.mixing[..., None]
     y = np.asarray(terms.increments - mean) / sd
     return Innovations(block, terms, y, sd, of_mean / sd[..., None], of_variance / variance[..., None])
 
@@ -141,15 +137,6 @@ def mean_and_variance(terms: Terms, moments: Moments) -> tuple[np.ndarray, np.nd
     common = moments.common_variance(terms.mixing)
     change = moments.own_variance(terms.mixing, terms.variance) / common
     return np.asarray(moments.mean(terms)), common * at_least_a_quarter(change)
-
-
-def _slopes(along: Moments, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
-    """Derivatives of each term's mean and variance, shape (transitions, p, parameters)."""
-    own = terms.variance.swapaxes(-1, -2)
-    mean = terms.drift.swapaxes(-1, -2) @ along.drift
-    noise = along.noise + own @ along.variance
-    mixing = along.mixing + own @ along.variance_mixing
-    return mean, noise + mixing * terms.mixing[..., None]
 
 
 @partial(jax.jit, static_argnums=(0, 1), compiler_options=RUN_ONCE)

@@ -8,7 +8,6 @@ import xarray as xr
 from jaxtyping import Float, Real
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, singular, whiten_by
-from sdeinfer.layers import Architecture, limit_on_host
 from sdeinfer.likelihood import ATTENTION_GROWTH, GROWTH, SPREAD
 from sdeinfer.terms import attention_drift, relu_drift
 
@@ -26,14 +25,6 @@ def measured(data: xr.Dataset, names: set[str]) -> xr.Dataset:
     return with_measures(data, measures_of(starts, data["width"].values[:, None], pattern, names))
 
 
-def names_of(kind: Architecture | None) -> set[str]:
-    """Names of the measures that the range of an architecture needs."""
-    if kind is None:
-        return set()
-    attention = {SPREAD, ATTENTION_GROWTH} if kind.coordinates.temperatures else set()
-    return attention | ({GROWTH} if limit_on_host(kind.template).relu_drift else set())
-
-
 def measures_of(
     starts: Float[np.ndarray, "networks transitions m m"], width: np.ndarray, pattern: Pattern, names: set[str]
 ) -> Measures:
@@ -41,7 +32,7 @@ def measures_of(
     functions = {
         SPREAD: partial(logit_spread, pattern=pattern),
         ATTENTION_GROWTH: partial(attention_growth, pattern=pattern),
-        GROWTH: relu_growth,
+        GROWTH: partial(_growth_by, relu_drift),
     }
     return {name: function(starts, width) for name, function in functions.items() if name in names}
 
@@ -72,11 +63,6 @@ def logit_spread(
     about_mean = size * (variances @ mean.T - np.einsum("an,...nk,ak->...a", mean, V, mean, optimize=True))
     about_mean = np.maximum(about_mean / np.maximum(size - 1, 1), 0.0)
     return np.max(np.sqrt(variances) * np.sqrt(about_mean / np.asarray(width)[..., None]), axis=-1)
-
-
-def relu_growth(V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"]) -> Float[np.ndarray, "..."]:
-    """The largest relative change of V by the ReLU of one layer with θ₂ = 1; 0 for a singular V."""
-    return _growth_by(relu_drift, V, width)
 
 
 def attention_growth(

@@ -22,8 +22,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
-from sdeinfer.infer._latent import draw_latent, log_prior, log_priors, log_weights, sites_at
-from sdeinfer.infer._latent_mode import latent_mode
+from sdeinfer.infer._latent import draw_latent, latent_mode, log_prior, log_priors, log_weights, sites_at
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel, LatentLayers
 
@@ -68,7 +67,8 @@ class Metropolis(AbstractSampler):
             raise InputError(f"sampler: {model.name} has no latent layers; use NUTS")
         around = latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.fold_in(key, self.chains))
         chains = LatentChains(model, around.sites, self.warmup, CHUNK, prepared)
-        start = tuple(_start(chains, around.x, around.sd, key, np.asarray(number)) for number in range(self.chains))
+        centre, sd = (jnp.asarray(x, float) for x in (around.x, around.sd))
+        start = tuple(chains.start(centre, sd, jr.fold_in(key, number)) for number in range(self.chains))
         kept = in_chunks(
             _advance,
             chains,
@@ -87,15 +87,9 @@ class Metropolis(AbstractSampler):
 
 
 class Proposal(NamedTuple):
-    """The proposal of θ.
+    """The proposal of θ: estimates of the posterior's mean and of the Cholesky factor of its covariance.
 
-    Attributes:
-        mean: estimate of the posterior mean, shape (parameters,).
-        factor: Cholesky factor of the estimated posterior covariance, shape (parameters, parameters).
-        log_step: log of the step size of random-walk moves.
-        seen: number of values of θ in the sums.
-        total: sum of θ − mean since the last update, shape (parameters,).
-        square: sum of (θ − mean)(θ − mean)ᵀ since the last update, shape (parameters, parameters).
+    Since the last update: the number of values of θ seen, the total of θ − mean, and that of (θ − mean)(θ − mean)ᵀ.
     """
 
     mean: Float[Array, " parameters"]
@@ -107,17 +101,7 @@ class Proposal(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of one chain.
-
-    Attributes:
-        iteration: number of completed iterations.
-        x: unconstrained θ, shape (parameters,).
-        prior: log prior density of θ.
-        latent: u, shape (bridges, latent, p).
-        log_weight: log w(θ, u) of each bridge.
-        proposal: the proposal of θ.
-        key: PRNG key.
-    """
+    """State of one chain: x is the unconstrained θ with its log prior density, `latent` is u with log w(θ, u)."""
 
     iteration: Int[Array, ""]
     x: Float[Array, " parameters"]
@@ -131,12 +115,7 @@ class State(NamedTuple):
 class LatentChains(eqx.Module):
     """A posterior to sample; the prepared data are an argument of the compiled program, the other fields are static.
 
-    Attributes:
-        model: the model.
-        sites: names of the parameters, all scalar.
-        warmup: number of warmup iterations.
-        chunk: largest number of iterations per call.
-        prepared: data of the model.
+    The sites are the names of the parameters, all scalar; a chunk is the largest number of iterations per call.
     """
 
     model: LatentLayers = eqx.field(static=True)
@@ -145,6 +124,7 @@ class LatentChains(eqx.Module):
     chunk: int = eqx.field(static=True)
     prepared: PyTree
 
+    @eqx.filter_jit
     def start(self, mean: Float[Array, " parameters"], sd: Float[Array, " parameters"], key: PRNGKeyArray) -> State:
         """The initial state of a chain: θ drawn about a mode, innovations drawn from their prior."""
         key, key_x, key_latent = jr.split(key, 3)
@@ -157,8 +137,7 @@ class LatentChains(eqx.Module):
 
     def advance(self, state: State, steps: Int[Array | np.ndarray, ""]) -> tuple[State, dict[str, dict[str, Array]]]:
         """Advance one chain by up to a chunk of iterations; record the sites and the sampler's statistics."""
-        structure = jax.eval_shape(lambda state: self._iteration(state)[1], state)
-        return recorded(self._iteration, structure, state, steps, self.chunk)
+        return recorded(self._iteration, state, steps, self.chunk)
 
     def _iteration(self, state: State) -> tuple[State, dict[str, dict[str, Array]]]:
         key, key_renew, key_moves = jr.split(state.key, 3)
@@ -259,19 +238,4 @@ def _log_t(proposal: Proposal, x: Float[Array, " parameters"]) -> Float[Array, "
     return -(FREEDOM + len(x)) / 2 * jnp.log1p(jnp.sum(white**2) / FREEDOM)
 
 
-@eqx.filter_jit
-def _start(
-    problem: LatentChains,
-    mean: Float[Array | np.ndarray, " parameters"],
-    sd: Float[Array | np.ndarray, " parameters"],
-    key: PRNGKeyArray,
-    chain: Int[Array | np.ndarray, ""],
-) -> State:
-    return problem.start(jnp.asarray(mean, float), jnp.asarray(sd, float), jr.fold_in(key, chain))
-
-
-@eqx.filter_jit
-def _advance(
-    problem: LatentChains, state: State, steps: Int[Array | np.ndarray, ""]
-) -> tuple[State, dict[str, dict[str, Array]]]:
-    return problem.advance(state, steps)
+_advance = eqx.filter_jit(LatentChains.advance)

@@ -1,10 +1,10 @@
-"""The mode of a posterior, its potential and its gradient."""
+"""The mode of a posterior, the layer there, and the potential and its gradient."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,12 @@ import numpy as np
 
 # NumPyro must be imported before its subpackages, see `sdeinfer.likelihood`.
 import numpyro as numpyro
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 from numpyro.infer.util import potential_energy
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.infer._densities import latent_structure
+from sdeinfer.infer._densities import constrained_sites, latent_structure
 from sdeinfer.likelihood import AbstractModel, PathStatistics
 from sdeinfer.parameters import TAU0
 
@@ -32,6 +32,13 @@ DIFFERENCES = {4: 1e-2, 8: 1e-5}
 
 LEAST_CURVATURE = 0.05
 """Least curvature of the priors: in their tails a log density may be straight, or convex."""
+
+
+type ShapesOfSites = tuple[tuple[int, ...], ...] | None
+"""Shape of each site's unconstrained value; all scalar if None."""
+
+type Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+"""Function from unconstrained values to a potential and its gradient."""
 
 
 class Mode(NamedTuple):
@@ -51,7 +58,7 @@ class Mode(NamedTuple):
     potential: float
     covariance: Float[np.ndarray, "values values"]
     curvature: Float[np.ndarray, "values values"]
-    shapes: tuple[tuple[int, ...], ...] | None = None
+    shapes: ShapesOfSites = None
 
     @property
     def sd(self) -> Float[np.ndarray, " values"]:
@@ -60,14 +67,14 @@ class Mode(NamedTuple):
 
     def by_site(self, x: Float[np.ndarray, "... values"]) -> dict[str, Float[np.ndarray, "..."]]:
         """Unconstrained values by the names of their sites."""
-        return by_site(self.sites, self.shapes or ((),) * len(self.sites), x)
+        return by_site(self.sites, self.shapes, x)
 
 
-def by_site(
-    sites: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], x: Float[np.ndarray, "... values"]
-) -> dict[str, Float[np.ndarray, "..."]]:
+def by_site(sites: tuple[str, ...], shapes: ShapesOfSites, x: Float[Any, "... values"]) -> dict[str, Any]:
     """Unconstrained values by the names of their sites, with the leading axes of x."""
-    parts = np.split(x, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=-1)
+    shapes = shapes or ((),) * len(sites)
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    parts = x.__array_namespace__().split(x, ends[:-1], axis=-1)
     return {site: part.reshape((*x.shape[:-1], *shape)) for site, shape, part in zip(sites, shapes, parts, strict=True)}
 
 
@@ -82,45 +89,42 @@ def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None
     """
     structure = latent_structure(model, prepared)
     sites, shapes = tuple(structure), tuple(leaf.shape for leaf in structure.values())
+    return found_from(_objective(model, prepared, sites, shapes), sites, start, shapes=shapes)
+
+
+def _objective(model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], shapes: ShapesOfSites) -> Objective:
     prepared, dtype = jax.device_put(prepared), jnp.result_type(float)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = potential_and_slope(model, prepared, by_site(sites, shapes, np.asarray(x, dtype)))
         return float(value), np.concatenate([np.ravel(slope[site]) for site in sites]).astype(np.float64)
 
-    return found_from(objective, sites, start, shapes=shapes)
+    return objective
+
+
+def _curvature(objective: Objective, x: np.ndarray, step: float) -> Float[np.ndarray, "values values"]:
+    """Hessian of a potential by differences of its gradients."""
+    change = np.array([objective(x + along)[1] - objective(x - along)[1] for along in step * np.eye(len(x))])
+    return (change + change.T) / (4 * step)
 
 
 def curvature_of_priors(
     model: AbstractModel, prepared: PathStatistics, mode: Mode
 ) -> Float[np.ndarray, "values values"]:
-    """Hessian of −log prior density at a mode; eigenvalues below `LEAST_CURVATURE` are raised to it.
-
-    Arguments:
-        model: the model.
-        prepared: pooled statistics of the model, with an adjustment.
-        mode: a mode of the posterior.
-    """
+    """Hessian of −log prior density at a mode, for pooled and adjusted data; at least `LEAST_CURVATURE`."""
     assert prepared.adjustment is not None
-    prepared = jax.device_put(dataclasses.replace(prepared, adjustment=prepared.adjustment.of_priors()))
-    dtype = jnp.result_type(float)
-    step = 10 * DIFFERENCES[dtype.itemsize]
-
-    def slope(x: np.ndarray) -> np.ndarray:
-        _, found = potential_and_slope(model, prepared, mode.by_site(np.asarray(x, dtype)))
-        return np.concatenate([np.ravel(found[site]) for site in mode.sites]).astype(np.float64)
-
-    change = np.array([slope(mode.x + along) - slope(mode.x - along) for along in step * np.eye(len(mode.x))])
-    values, axes = np.linalg.eigh((change + change.T) / (4 * step))
+    prepared = dataclasses.replace(prepared, adjustment=prepared.adjustment.of_priors())
+    objective = _objective(model, prepared, mode.sites, mode.shapes)
+    values, axes = np.linalg.eigh(_curvature(objective, mode.x, 10 * DIFFERENCES[jnp.result_type(float).itemsize]))
     return (axes * np.maximum(values, LEAST_CURVATURE)) @ axes.T
 
 
 def found_from(
-    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    objective: Objective,
     sites: tuple[str, ...],
     start: Mode | None,
     *,
-    shapes: tuple[tuple[int, ...], ...] | None = None,
+    shapes: ShapesOfSites = None,
     curvature_step: float = 1e-4,
     polished: bool = True,
 ) -> Mode:
@@ -130,13 +134,7 @@ def found_from(
     bounds = [(-LARGEST_COORDINATE, LARGEST_COORDINATE)] * len(each)
     ends = [minimize(objective, x, jac=True, method="L-BFGS-B", bounds=bounds) for x in starts]
     found = min(ends, key=lambda end: end.fun)
-
-    def curvature_at(x: np.ndarray) -> np.ndarray:
-        steps = curvature_step * np.eye(len(each))
-        change = np.array([objective(x + step)[1] - objective(x - step)[1] for step in steps])
-        return (change + change.T) / (4 * curvature_step)
-
-    x, value, curvature = found.x, float(found.fun), curvature_at(found.x)
+    x, value, curvature = found.x, float(found.fun), _curvature(objective, found.x, curvature_step)
     if polished:
         x, value = _polished(objective, found.x, curvature)
     values, axes = np.linalg.eigh(curvature)
@@ -145,9 +143,7 @@ def found_from(
     return Mode(sites, x, value, covariance, curvature, shapes)
 
 
-def _polished(
-    objective: Callable[[np.ndarray], tuple[float, np.ndarray]], x: np.ndarray, curvature: np.ndarray
-) -> tuple[np.ndarray, float]:
+def _polished(objective: Objective, x: np.ndarray, curvature: np.ndarray) -> tuple[np.ndarray, float]:
     """The end of Newton steps with one curvature; the start if it is not definite or the steps do not get shorter.
 
     L-BFGS stops where a step gains less than 2e-9 of the potential, which grows with the data: at 10⁷ transitions one
@@ -175,6 +171,49 @@ def _starts(sites: Sequence[str]) -> list[np.ndarray]:
     if not temperatures.any():
         return [np.zeros(len(sites))]
     return [log_tau0 * temperatures for log_tau0 in (-1.5, 0.0, 1.5)]
+
+
+class LayerAt(NamedTuple):
+    """Coordinates of a layer, or of each network's layer, at a mode of the posterior.
+
+    Attributes:
+        u: `Coordinates.unconstrained`, shape (coordinates,) or (networks, coordinates).
+        sd: standard deviations by the curvature at the mode; zero for a fixed coordinate.
+        along: derivatives in the unconstrained values of the sites.
+    """
+
+    u: Float[np.ndarray, "*networks coordinates"]
+    sd: Float[np.ndarray, "*networks coordinates"]
+    along: Float[np.ndarray, "sites *networks coordinates"]
+
+    def precision(self, curvature: Float[np.ndarray, "sites sites"]) -> Float[np.ndarray, "coordinates coordinates"]:
+        """Precision of the coordinates, of the average network's, for a normal law of the sites; 0 for a fixed one."""
+        along = self.along.reshape(len(self.along), -1, self.along.shape[-1])
+        solved = np.linalg.solve(curvature, along.reshape(len(along), -1)).reshape(along.shape)
+        covariance = np.einsum("snk,snl->kl", along, solved) / along.shape[1]
+        free, precision = np.flatnonzero(np.diag(covariance) > 0), np.zeros_like(covariance)
+        precision[np.ix_(free, free)] = np.linalg.pinv(covariance[np.ix_(free, free)], hermitian=True)
+        return precision
+
+
+type Pilot = Callable[[Int[np.ndarray, " some"], Mode | None], tuple[Mode, LayerAt]]
+"""Function from indices of transitions, and a mode to start from or None, to the mode given these transitions."""
+
+
+def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode, latent: Array | None = None) -> LayerAt:
+    """The coordinates of the layer, or of each network's layer, at a mode, for pooled data and any latent layers."""
+    dtype, count = jnp.result_type(float), len(mode.x)
+    step = 10 * DIFFERENCES[dtype.itemsize]
+    steps = step * np.eye(count)
+    around = np.concatenate([mode.x[None], mode.x + steps, mode.x - steps])
+    sites = mode.by_site(np.asarray(around, dtype)[None])
+    _, layers = constrained_sites(model, jax.device_put(prepared), sites, latent)
+    assert layers is not None
+    u = np.asarray(layers[0], np.float64)
+    along = (u[1 : 1 + count] - u[1 + count :]) / (2 * step)
+    # Variance of each coordinate by the delta method; `along` has the shape (sites, ..., coordinates).
+    variance = np.einsum("s...,st,t...->...", along, mode.covariance, along)
+    return LayerAt(u[0], np.sqrt(np.maximum(variance, 0.0)), along)
 
 
 @partial(jax.jit, static_argnums=0)

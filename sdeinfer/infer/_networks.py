@@ -8,13 +8,13 @@ import xarray as xr
 from jaxtyping import Int
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._adjust import adjusted
-from sdeinfer.infer._coordinates import LayerAt, Pilot, layer_at
-from sdeinfer.infer._mode import Mode, posterior_mode
+from sdeinfer.infer._exact import shift_to_exact_mode
+from sdeinfer.infer._innovations import law_at
+from sdeinfer.infer._mode import LayerAt, Mode, Pilot, curvature_of_priors, layer_at, posterior_mode
 from sdeinfer.infer._problem import AbstractProblem, Prepared
-from sdeinfer.infer._sandwich import compile_scatter
+from sdeinfer.infer._sandwich import DRAWS, sandwich
 from sdeinfer.infer._survey import kept_networks
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import Architecture, has_chain
 from sdeinfer.likelihood import (
     Assumptions,
     ChunkedPath,
@@ -30,10 +30,15 @@ from sdeinfer.likelihood import (
     path_of,
     path_statistics,
 )
+from sdeinfer.networks import compile_layer
 from sdeinfer.observation import in_chunks
 
 NODES = 64
 """Number of nodes for the pilot estimates: the smallest number of a fit, so that they share its compiled programs."""
+
+SAMPLE = 16_384
+"""Number of transitions used to find the scatter of the scores. Where there are several times as many, the mode under
+the exact law is found for these first, and one pass over the data then finds it for all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,23 +73,22 @@ class Networks(AbstractProblem):
         if (np.diff(data["layer"].values) != 1).any():
             raise InputError(f"layer: {what} networks of which every layer was observed; load the data")
 
-    def compile_ahead(self, data: xr.Dataset, *, x64: bool) -> None:
-        """Compile what the adjustment needs for a model of the package."""
+    def compile_ahead(self, data: xr.Dataset) -> None:
+        """Compile what the scatter of the scores needs for a model of the package."""
         if (kind := self.adjusted_kind) is None or self.by_user:
             return
         widths = np.unique(data["width"])
-        with jax.enable_x64(x64):
-            compile_scatter(kind, tokens=data.sizes["token_a"], width=int(widths[0]), widths=len(widths))
+        if has_chain(kind.template):
+            compile_layer(kind.template, DRAWS, data.sizes["token_a"], width=int(widths[0]))
+        law_at(kind, np.zeros(len(kind.coordinates)), widths=np.arange(len(widths)) + 1.0)
 
     def statistics(
         self, path: Path | ChunkedPath, layout: Layout | None = None, *, pooled: bool = True
     ) -> PathStatistics:
         """The statistics of transitions, with the identity adjustment where the likelihood will be adjusted.
 
-        Arguments:
-            path: the transitions.
-            layout: nodes and mean features; `path_layout` if None.
-            pooled: sum over the networks of one width, unless the model needs every network.
+        If pooled, they are sums over the networks of one width, unless the model needs every network. The layout has
+        the nodes and the mean features; `path_layout` if None.
         """
         pooled = pooled and self.form.pooled
         found = path_statistics(path, layout, pooled=pooled, assumptions=self.assumptions)
@@ -117,17 +121,29 @@ class Networks(AbstractProblem):
     ) -> PathStatistics:
         """`statistics`, with the likelihood's adjustment; there is none for the limit and without a single layer.
 
-        Arguments:
-            path: the transitions.
-            layout: nodes and mean features; `path_layout` if None.
-            statistics: the statistics with this layout, if they are there.
-            pooled: as of `statistics`.
+        See `infer._sandwich` and `infer._exact`. Statistics with this layout may be given; others are made as there.
         """
         layout = path_layout(path) if layout is None else layout
         statistics = self.statistics(path, layout, pooled=pooled) if statistics is None else statistics
         if (kind := self.adjusted_kind) is None:
             return statistics
-        return adjusted(self.model, kind, path, layout, statistics)
+        together = self.model.pool(statistics)
+        assert isinstance(together, PathStatistics)
+        mode = posterior_mode(self.model, together)
+        layer = layer_at(self.model, together, mode)
+        priors = layer.precision(curvature_of_priors(self.model, together, mode))
+        sample, free = path.thinned(SAMPLE), layer.sd > 0
+        times = len(path) / len(sample)
+        adjustment = sandwich(sample, kind, layer.u, priors=priors, free=free, times=times)
+        if layer.u.ndim == 1:
+            of_some = None
+            if times > 4:
+                own = path_statistics(sample, layout, pooled=True, assumptions=self.assumptions)
+                of_some = shift_to_exact_mode(sample, own, kind, layer.u, free, curvature=priors)
+            shift = shift_to_exact_mode(path, statistics, kind, layer.u, free, curvature=priors, start=of_some)
+            shift = jax.device_put(np.asarray(shift, adjustment.centre.dtype))
+            adjustment = dataclasses.replace(adjustment, shift=shift)
+        return dataclasses.replace(statistics, adjustment=adjustment)
 
     def prepare(self, data: xr.Dataset) -> Prepared:
         """Prepare data for a fit; of data in chunks, only some of the networks are kept."""

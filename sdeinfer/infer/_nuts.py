@@ -19,18 +19,13 @@ from numpyro.infer.util import ParamInfo
 
 from sdeinfer.infer._densities import latent_structure
 from sdeinfer.infer._mode import potential_and_slope
-from sdeinfer.infer._samplers import AbstractMarkovChain, Posterior
+from sdeinfer.infer._posterior import Posterior
+from sdeinfer.infer._samplers import AbstractMarkovChain
 
 
 @dataclasses.dataclass(frozen=True)
 class NUTS(AbstractMarkovChain):
-    """NumPyro's NUTS with a dense mass matrix, or the blocks of `AbstractModel.dense`.
-
-    Attributes:
-        chains: number of chains, run in parallel on all cores.
-        draws: kept draws of each chain.
-        warmup: warmup iterations of each chain.
-    """
+    """NumPyro's NUTS with a dense mass matrix, or the blocks of `AbstractModel.dense`."""
 
     def start(self, posterior: Posterior, key: PRNGKeyArray) -> Any:
         """The state returned by NumPyro's `init`."""

@@ -1,4 +1,4 @@
-"""Double precision for sums that single precision does not resolve."""
+"""Double precision for sums that single precision does not resolve, and the precision of threads."""
 
 import functools
 from collections.abc import Callable
@@ -19,6 +19,18 @@ def in_enough_precision[**P, T](function: Callable[P, T]) -> Callable[P, T]:
         if jax.config.jax_enable_x64 or not any(_terms(value) > SINGLE for value in (*args, *kwargs.values())):
             return function(*args, **kwargs)
         with jax.enable_x64(True):  # noqa: FBT003
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def in_this_precision[**P, T](function: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a function for other threads, in the precision of this one: `jax.enable_x64` is thread-local."""
+    x64 = jax.config.jax_enable_x64
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        with jax.enable_x64(x64):
             return function(*args, **kwargs)
 
     return wrapped

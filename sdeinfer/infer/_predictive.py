@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import factor_on_host
+from sdeinfer.infer._densities import over_draws
 from sdeinfer.layers import Architecture, Limit
 from sdeinfer.observation import DIMS, outputs_of
 from sdeinfer.solve import STEP, fill_after, solve_in_blocks, step_grid
@@ -49,7 +50,8 @@ def predict(
     draws, networks = len(layers), len(X0)
     times = min(TIMES, max(FEWEST, ENTRIES // (draws * X0.size)), len(numbers))
     kept = np.unique(np.linspace(0, len(numbers) - 1, times).round().astype(int))
-    limits = _limits(np.asarray(layers, dtype).reshape(-1, layers.shape[-1]), architecture)
+    u = np.asarray(layers, dtype).reshape(1, -1, layers.shape[-1])
+    limits = over_draws(functools.partial(_limits_of_block, architecture), u, AT_ONCE)
     # Limits have one value per draw, or per draw and network.
     limits = jax.tree.map(lambda c: np.broadcast_to(c.reshape(draws, -1), (draws, networks)), limits)
     replicate = np.empty((draws, networks, len(kept), *X0.shape[1:]), np.float32)
@@ -75,18 +77,6 @@ def predict(
     )
 
 
-def predict_in(
-    x64: bool,  # noqa: FBT001
-    layers: Float[np.ndarray, "draws *networks coordinates"],
-    data: xr.Dataset,
-    kind: Architecture,
-    key: PRNGKeyArray,
-) -> xr.Dataset:
-    """Predict in another thread, in the precision of this one; `jax.enable_x64` is thread-local."""
-    with jax.enable_x64(x64):
-        return predict(layers, data, architecture=kind, key=key)
-
-
 def predicted_draws(predictions: int, draws: int, chains: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the draws of the prior and of each chain at which to predict, evenly spaced.
 
@@ -103,13 +93,6 @@ def labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Datase
     both = pd.MultiIndex.from_product([np.arange(chains), draws], names=["chain", "draw"])
     index = xr.Coordinates.from_pandas_multiindex(both, "sample")
     return predicted.rename(draw="sample").assign_coords(index).unstack("sample").transpose("chain", "draw", ...)
-
-
-def _limits(u: Float[np.ndarray, "layers coordinates"], architecture: Architecture) -> Limit:
-    """The limit at each row of coordinates."""
-    number = np.minimum(np.arange(-(-len(u) // AT_ONCE) * AT_ONCE), len(u) - 1).reshape(-1, AT_ONCE)
-    parts = [_limits_of_block(architecture, u[some]) for some in number]
-    return jax.tree.map(lambda *each: np.concatenate(each)[: len(u)], *parts)
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)

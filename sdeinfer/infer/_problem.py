@@ -15,14 +15,22 @@ from jaxtyping import Float, Int, PRNGKeyArray, PyTree
 
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase
-from sdeinfer.infer._coordinates import Pilot
 from sdeinfer.infer._densities import prior_draws
-from sdeinfer.infer._measures import names_of
+from sdeinfer.infer._mode import Pilot
 from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._survey import survey
-from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import AbstractModel, Assumptions, ChunkedPath, EveryLayer, Path
+from sdeinfer.layers import Architecture, limit_on_host
+from sdeinfer.likelihood import (
+    ATTENTION_GROWTH,
+    GROWTH,
+    SPREAD,
+    AbstractModel,
+    Assumptions,
+    ChunkedPath,
+    EveryLayer,
+    Path,
+)
 from sdeinfer.observation import in_chunks
 
 
@@ -62,7 +70,10 @@ class AbstractProblem(abc.ABC):
     @property
     def measures(self) -> set[str]:
         """Names of the measures that determine the range of the law, see `measures_of`."""
-        return names_of(self.kind)
+        if self.kind is None:
+            return set()
+        attention = {SPREAD, ATTENTION_GROWTH} if self.kind.coordinates.temperatures else set()
+        return attention | ({GROWTH} if limit_on_host(self.kind.template).relu_drift else set())
 
     def parts(self, data: xr.Dataset) -> Iterator[tuple[str | None, Int[np.ndarray, " members"], "AbstractProblem"]]:
         """Networks with a range of their own: a label, their indices, and the problem for them."""
@@ -82,9 +93,9 @@ class AbstractProblem(abc.ABC):
         phase("examining the data")
         return survey(data, self.measures, leave_out_damaged=leave_out_damaged)
 
-    def compile_ahead(self, data: xr.Dataset, *, x64: bool) -> None:
-        """Compile what `prepare` needs, in another thread: `jax.enable_x64` is thread-local. By default nothing."""
-        del data, x64
+    def compile_ahead(self, data: xr.Dataset) -> None:
+        """Compile what `prepare` needs, in another thread; by default nothing."""
+        del data
 
     def refuse_chunks(self, data: xr.Dataset) -> None:
         """Raise an InputError for data in chunks that the model cannot have."""

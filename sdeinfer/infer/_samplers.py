@@ -13,59 +13,18 @@ import equinox as eqx
 import jax
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from sdeinfer._arguments import shown, whole_number
 from sdeinfer._compiler import BALANCED
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
-from sdeinfer.infer._densities import constrained_sites, latent_structure, log_densities
-from sdeinfer.infer._mode import sampled_potential
-from sdeinfer.infer._whitening import Whitening, whitening_of
+from sdeinfer.infer._densities import constrained_sites, log_densities
+from sdeinfer.infer._posterior import Posterior
 from sdeinfer.likelihood import AbstractModel, LatentLayers
 
 CHUNK = 250
 """Iterations between updates of the progress bar."""
-
-
-class Posterior(eqx.Module):
-    """A posterior density of NumPyro's unconstrained parameters by site name, or of coordinates that whiten them.
-
-    Attributes:
-        model: the model; static.
-        prepared: pooled data of the model; an argument of compiled functions.
-        whitening: the coordinates; None for the unconstrained parameters themselves.
-    """
-
-    model: AbstractModel = eqx.field(static=True)
-    prepared: PyTree
-    whitening: Whitening | None = None
-
-    def log_density(self, z: Mapping[str, Array]) -> Float[Array, ""]:
-        """Log density up to a constant, differentiable in z."""
-        return -self.potential(z)
-
-    def potential(self, z: Mapping[str, Array]) -> Float[Array, ""]:
-        """−log density up to a constant, differentiable in z."""
-        return sampled_potential(self.model, self.prepared, self.unconstrained(z))
-
-    def unconstrained(self, z: Mapping[str, Any], *, axes: int = 0) -> dict[str, Any]:
-        """NumPyro's unconstrained parameters at z, see `Whitening.unconstrained`."""
-        return dict(z) if self.whitening is None else self.whitening.unconstrained(z, axes=axes)
-
-    def pulled_back(self, slope: Mapping[str, Any]) -> dict[str, Any]:
-        """The derivatives in z of a function with these derivatives in the unconstrained parameters."""
-        return dict(slope) if self.whitening is None else self.whitening.pulled_back(slope)
-
-    def initial_position(self, key: PRNGKeyArray) -> dict[str, Array]:
-        """A point uniform in the intervals of `AbstractModel.start_of`; its density is positive."""
-        structure = latent_structure(self.model, self.prepared)
-        keys = jr.split(key, len(structure))
-        position = {}
-        for own, (name, leaf) in zip(keys, structure.items(), strict=True):
-            centre, half = self.model.start_of(name, self.prepared)
-            position[name] = jr.uniform(own, leaf.shape, leaf.dtype, centre - half, centre + half)
-        return position
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,59 +107,46 @@ class AbstractMarkovChain(AbstractSampler):
         """Sample the posterior of a model without latent layers; see `AbstractSampler.sample`."""
         if isinstance(model, LatentLayers):
             raise InputError(f"sampler: {model.name} has latent layers, for which there is Metropolis only")
-        pooled = jax.device_put(model.pool(prepared))
-        posterior = Posterior(model, pooled, whitening_of(model, pooled))
+        posterior = Posterior.of(model, jax.device_put(model.pool(prepared)))
         kept = in_chunks(
-            _advance,
-            (self, posterior),
+            functools.partial(advance_compiled, self),
+            posterior,
             self.initial_states(posterior, key),
             warmup=self.warmup,
             draws=self.draws,
             chunk=CHUNK,
             progress=progress,
         )
-        z = posterior.unconstrained(kept["unconstrained"], axes=2)
-        return draws_of(model, prepared if each is None else each, pooled, kept | {"unconstrained": z})
+        return draws_of(posterior, prepared if each is None else each, kept)
 
     def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[PyTree, ...]:
         """The initial states of all chains."""
         keys = jr.split(key, self.chains)
-        return tuple(_start((self, posterior), own) for own in keys)
+        return tuple(_start(self, posterior, own) for own in keys)
 
     def advance(self, posterior: Posterior, state: PyTree, steps: Int[Array | np.ndarray, ""]) -> tuple[PyTree, PyTree]:
         """Advance one chain by up to a chunk of iterations and record its draws."""
 
         def step(state: PyTree) -> tuple[PyTree, dict[str, dict[str, Array]]]:
             state, position, statistics = self.step(posterior, state)
-            return state, {"unconstrained": position, "statistics": statistics}
+            return state, {"position": position, "statistics": statistics}
 
-        structure = jax.eval_shape(lambda state: step(state)[1], state)
-        return recorded(step, structure, state, steps, CHUNK)
+        return recorded(step, state, steps, CHUNK)
 
 
-def draws_of(model: AbstractModel, prepared: PyTree, pooled: PyTree, kept: Mapping[str, Any]) -> Draws:
-    """Sites, layers and densities at draws of the unconstrained parameters."""
-    sites, layers = constrained_sites(model, pooled, kept["unconstrained"])
-    observed, prior = log_densities(model, prepared, sites)
-    statistics = kept["statistics"]
-    if "diverging" not in statistics:
-        some = next(iter(kept["unconstrained"].values()))
-        statistics = statistics | {"diverging": np.zeros(some.shape[:2], bool)}
+def draws_of(posterior: Posterior, each: PyTree, kept: Mapping[str, Any]) -> Draws:
+    """Sites, layers and densities at the kept positions."""
+    z = posterior.unconstrained(kept["position"], axes=2)
+    sites, layers = constrained_sites(posterior.model, posterior.prepared, z)
+    observed, prior = log_densities(posterior.model, each, sites)
+    statistics, some = dict(kept["statistics"]), next(iter(z.values()))
+    statistics.setdefault("diverging", np.zeros(some.shape[:2], bool))
     return Draws(sites, layers, observed, prior, statistics)
 
 
-type _Problem = tuple[AbstractMarkovChain, Posterior]
-
-
 @eqx.filter_jit
-def _start(problem: _Problem, key: PRNGKeyArray) -> PyTree:
-    sampler, posterior = problem
+def _start(sampler: AbstractMarkovChain, posterior: Posterior, key: PRNGKeyArray) -> PyTree:
     return sampler.start(posterior, key)
-
-
-def _advance(problem: _Problem, state: PyTree, steps: Array | np.ndarray) -> tuple[PyTree, PyTree]:
-    sampler, posterior = problem
-    return advance_compiled(sampler, posterior, state, steps)
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=BALANCED)

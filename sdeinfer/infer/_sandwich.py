@@ -33,9 +33,9 @@ from jaxtyping import Bool, Float, Int
 from sdeinfer.covariance import Pattern
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._measures import logit_spread, mean_spread
-from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractLayer, Architecture, has_chain
+from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractLayer, Architecture
 from sdeinfer.likelihood import Adjustment, Path, increments_of
-from sdeinfer.networks import compile_layer, sample_layer
+from sdeinfer.networks import sample_layer
 
 DRAWS, DRAWN_TERMS, FEWEST_DRAWS = 16_384, 2**18, 512
 """Number of exact layers that are drawn; with many tokens as many as have so many terms, m(m + 1)/2 each, but not less
@@ -58,7 +58,6 @@ four."""
 LARGEST_SPREAD = 0.75
 """Largest mean spread s of the logits at which the law is used; it determines `Adjustment.least_tau0`."""
 
-
 NEGLIGIBLE = 1e-3
 """Regularisation of φ: information, relative to the priors', below which φ tends to 1."""
 
@@ -67,10 +66,9 @@ class Scatter(NamedTuple):
     """The information and the scatter of the score of one layer's transitions.
 
     Attributes:
-        information: H, that of independent normals, shape (parameters, parameters).
-        parts: estimates of J by parts of the draws; one if the scores are those observed. Shape (parts, parameters,
-            parameters).
-        shift: effect of the omitted order on the score, see `OMITTED`; shape (parameters,).
+        information: H, that of independent normals.
+        parts: estimates of J by parts of the draws; one if the scores are those observed.
+        shift: effect of the omitted order on the score, see `OMITTED`.
     """
 
     information: Float[np.ndarray, "k k"]
@@ -127,13 +125,6 @@ def sandwich(
     return Adjustment(*jax.device_put([np.asarray(x, jnp.result_type(float)) for x in values]))
 
 
-def compile_scatter(kind: Architecture, *, tokens: int, width: int, widths: int) -> None:
-    """Compile what the scatter of the scores needs."""
-    if has_chain(kind.template):
-        compile_layer(kind.template, DRAWS, tokens, width=width)
-    law_at(kind, np.zeros(len(kind.coordinates)), widths=np.arange(widths) + 1.0)
-
-
 def _draws(path: Path) -> int:
     """Number of exact layers that are drawn."""
     terms = path.tokens * (path.tokens + 1) // 2
@@ -153,14 +144,9 @@ def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
 
 
 def _scatter(path: Path, law: LawAt, layer: AbstractLayer, priors: np.ndarray, draws: int) -> Scatter:
-    """The information and the scatter of the score, summed over transitions.
+    """The information and the scatter of the score at the mode, summed over transitions, by draws of exact layers.
 
-    Arguments:
-        path: the transitions.
-        law: the law at the mode.
-        layer: the layer at the mode.
-        priors: curvature of the priors, per sample of the transitions.
-        draws: number of exact layers.
+    `priors` is the curvature of the priors, per sample of the transitions.
     """
     observed, shift, tau0 = [], np.zeros(len(law.u)), _smallest_tau0(layer)
     of_each = np.zeros((len(path), *priors.shape))
@@ -253,7 +239,7 @@ def _of_one_length(found: list[Scatter]) -> list[Scatter]:
 
 
 def omitted_order(path: Path, here: Innovations, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray]:
-    """Estimate of the order of the softmax that the law omits, see `OMITTED`.
+    """Estimate of the order of the softmax that the law omits, see `OMITTED`, of some transitions of a path.
 
     Arguments:
         path: the transitions.
@@ -292,8 +278,7 @@ def _matrix(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) ->
 
 def _variances(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) -> np.ndarray:
     """Variances of the adjusted posterior where it is normal."""
-    _, root = _roots(information + priors)
-    inverse = root @ root
+    inverse = np.linalg.inv(information + priors)
     return np.diagonal(inverse @ (scatter + priors) @ inverse)
 
 

@@ -31,23 +31,20 @@ DAMAGED = "damaged_networks"
 
 
 def survey(data: xr.Dataset, names: set[str], *, leave_out_damaged: bool) -> xr.Dataset:
-    """Examine data in chunks, in one pass.
-
-    Arguments:
-        data: the observed networks.
-        names: the measures that the range of the law needs, see `measures_of`.
-        leave_out_damaged: leave out networks that cannot be read or are no covariances.
+    """Examine data in chunks, in one pass, with the measures of these names, which the range of the law needs.
 
     Returns:
         The covariances, still in chunks, with the variables `used`, `SINGULAR`, `LARGEST` and the measures, in memory:
         6 to 30 bytes for each transition. The attribute `DAMAGED` counts the networks that were left out.
 
     Raises:
-        InputError: for damaged networks, unless they are left out, and for a network that was recorded twice.
+        InputError: for networks that cannot be read or are no covariances, unless they are left out, and for a network
+            that was recorded twice.
     """
     function = partial(_survey, pattern=Pattern.in_attributes(data.attrs), names=names)
-    labelled = [_Labelled(chunk, data) for chunk in chunks_of(data)]
-    found = map_chunks(function, labelled, name="survey")
+    widths = data["width"].values
+    parts = [(chunk, repeated_once(widths[chunk.first : chunk.last])) for chunk in chunks_of(data)]
+    found = map_chunks(function, parts, name="survey")
     if not leave_out_damaged:
         refuse([fault for each in found for fault in each.faults])
     damaged, marks = (np.concatenate([getattr(each, name) for each in found]) for name in ("damaged", "marks"))
@@ -79,16 +76,11 @@ class Surveyed(NamedTuple):
     measures: Measures
 
 
-class _Labelled:
-    """A chunk with its networks' widths."""
-
-    def __init__(self, chunk: Chunk, data: xr.Dataset):
-        self.chunk, self.width = chunk, repeated_once(data["width"].values[chunk.first : chunk.last])
-
-
-def _survey(part: _Labelled, *, pattern: Pattern, names: set[str]) -> Surveyed:
-    V, damaged, faults = part.chunk.inspected()
-    measures = measures_of(V[:, :-1], part.width[:, None], pattern, names)
+def _survey(part: tuple[Chunk, np.ndarray], *, pattern: Pattern, names: set[str]) -> Surveyed:
+    """Examine a chunk, given the widths of its networks."""
+    chunk, width = part
+    V, damaged, faults = chunk.inspected()
+    measures = measures_of(V[:, :-1], width[:, None], pattern, names)
     measures[SINGULAR] = np.stack([singular(V[:, layer]) for layer in range(V.shape[1] - 1)], axis=1)
     measures[LARGEST] = largest_variances(V[:, 1:])
     return Surveyed(damaged, faults, last_marks(V), measures)

@@ -22,9 +22,9 @@ import sdeinfer as si
 PHASES = {
     "range": [("sdeinfer.infer._fit", "range_to_fit")],
     "statistics": [("sdeinfer.infer._networks", "path_statistics")],
-    "mode": [("sdeinfer.infer._adjust", "posterior_mode")],
-    "sandwich": [("sdeinfer.infer._adjust", "sandwich")],
-    "exact passes": [("sdeinfer.infer._adjust", "shift_to_exact_mode")],
+    "mode": [("sdeinfer.infer._networks", "posterior_mode")],
+    "sandwich": [("sdeinfer.infer._networks", "sandwich")],
+    "exact passes": [("sdeinfer.infer._networks", "shift_to_exact_mode")],
     "sampling": [("sdeinfer.infer._samplers", "in_chunks")],
     "densities": [("sdeinfer.infer._samplers", "draws_of")],
     "predictions": [("sdeinfer.infer._fit", "predict")],

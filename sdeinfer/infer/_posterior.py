@@ -1,0 +1,93 @@
+"""The posterior that a sampler of unconstrained parameters sees."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from sdeinfer.infer._densities import latent_structure
+from sdeinfer.infer._mode import by_site, posterior_mode, sampled_potential
+from sdeinfer.likelihood import AbstractModel, EveryLayer, PathStatistics
+
+
+class Posterior(eqx.Module):
+    """A posterior density of NumPyro's unconstrained parameters x by site name, or of coordinates z that whiten them.
+
+    These are x = c + Lz, for the mode c and the inverse curvature LLᵀ. Much data determine γ a thousand times more
+    closely than (c₊ + c₋)/2. In z chains start near all of the posterior, and step sizes and mass matrices are of one
+    order from the first iteration on.
+
+    Attributes:
+        model: the model; static.
+        prepared: pooled data of the model; an argument of compiled functions.
+        centre: c, concatenated over the sites in the order of their names, shape (values,); None if z is x.
+        scale: L, shape (values, values); None if z is x.
+    """
+
+    model: AbstractModel = eqx.field(static=True)
+    prepared: PyTree
+    centre: Float[Any, " values"] | None = None
+    scale: Float[Any, "values values"] | None = None
+
+    @classmethod
+    def of(cls, model: AbstractModel, prepared: PyTree) -> "Posterior":
+        """The posterior of pooled data, whitened where the sufficient statistics are those of one layer."""
+        if not isinstance(model, EveryLayer) or not isinstance(prepared, PathStatistics) or prepared.group is not None:
+            return cls(model, prepared)
+        form = model.form(prepared)
+        if form.kind is None or form.own:
+            return cls(model, prepared)
+        mode = posterior_mode(model, prepared)
+        order = _joined(mode.by_site(np.arange(len(mode.x), dtype=float)), 0).astype(int)
+        whitening = mode.x[order], np.linalg.cholesky(mode.covariance[np.ix_(order, order)])
+        return cls(model, prepared, *jax.device_put([np.asarray(x, jnp.result_type(float)) for x in whitening]))
+
+    def log_density(self, z: Mapping[str, Array]) -> Float[Array, ""]:
+        """Log density up to a constant, differentiable in z."""
+        return -self.potential(z)
+
+    def potential(self, z: Mapping[str, Array]) -> Float[Array, ""]:
+        """−log density up to a constant, differentiable in z."""
+        return sampled_potential(self.model, self.prepared, self.unconstrained(z))
+
+    def unconstrained(self, z: Mapping[str, Any], *, axes: int = 0) -> dict[str, Any]:
+        """NumPyro's unconstrained parameters at z by site name, with leading axes; NumPy handles NumPy arrays."""
+        if self.centre is None or self.scale is None:
+            return dict(z)
+        flat = _joined(z, axes)
+        centre, scale = (flat.__array_namespace__().asarray(x) for x in (self.centre, self.scale))
+        return _parted(centre + flat @ scale.T, z)
+
+    def pulled_back(self, slope: Mapping[str, Any]) -> dict[str, Any]:
+        """The derivatives in z of a function with these derivatives in the unconstrained parameters."""
+        if self.scale is None:
+            return dict(slope)
+        flat = _joined(slope, 0)
+        return _parted(flat @ flat.__array_namespace__().asarray(self.scale), slope)
+
+    def initial_position(self, key: PRNGKeyArray) -> dict[str, Array]:
+        """A point uniform in the intervals of `AbstractModel.start_of`; its density is positive."""
+        structure = latent_structure(self.model, self.prepared)
+        keys = jr.split(key, len(structure))
+        position = {}
+        for own, (name, leaf) in zip(keys, structure.items(), strict=True):
+            centre, half = self.model.start_of(name, self.prepared)
+            position[name] = jr.uniform(own, leaf.shape, leaf.dtype, centre - half, centre + half)
+        return position
+
+
+def _joined(z: Mapping[str, Any], axes: int) -> Any:
+    """The values of all sites, in the order of their names, along the last axis."""
+    xp: Any = jnp if any(isinstance(value, Array) for value in z.values()) else np
+    return xp.concatenate([xp.reshape(z[name], (*np.shape(z[name])[:axes], -1)) for name in sorted(z)], axis=-1)
+
+
+def _parted(flat: Any, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `_joined`, for sites in the shapes of others."""
+    names = tuple(sorted(like))
+    return by_site(names, tuple(np.shape(like[name])[flat.ndim - 1 :] for name in names), flat)

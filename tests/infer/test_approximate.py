@@ -14,10 +14,9 @@ from arviz_stats.base import array_stats
 from budget import assert_estimate, assert_within, mean_and_error
 
 import sdeinfer as si
-from sdeinfer.infer import NUTS, posterior_mode, problem_of
-from sdeinfer.infer._normal import draw, pareto_k
-from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Assumptions, CovariancePath
+from sdeinfer.infer import NUTS, posterior_mode
+from sdeinfer.infer._approximate import draw, pareto_k
+from sdeinfer.likelihood import CovariancePath
 from sdeinfer.observation import covariance_dataset
 
 DRAWS = 4000
@@ -64,18 +63,16 @@ def draws_of(post: xr.DataTree, *names: str) -> np.ndarray:
     return np.stack([post["posterior"][name].values[0] for name in names], axis=-1)
 
 
-@pytest.fixture(scope="module")
-def many_networks() -> xr.Dataset:
-    V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)
-    truth = si.ResidualFeedForward(0.6, 2.0, -2.0)
-    return si.sample_networks(truth, V0, width=128, depth=16, networks=256, key=jr.key(3))
+@functools.cache
+def approximated(model):
+    return si.approximate(program(model), NAMELESS, draws=DRAWS, key=jr.key(0))
 
 
 def test_a_normal_posterior_is_found_exactly():
     design = np.stack([X, np.ones_like(X)], axis=1)
     covariance = np.linalg.inv(np.eye(2) + design.T @ design / NOISE**2)
     mean = covariance @ design.T @ Y / NOISE**2
-    post = si.approximate(program(line), NAMELESS, draws=DRAWS, key=jr.key(0))
+    post = approximated(line)
     drawn = draws_of(post, "slope", "intercept")
     # Standard normals, if it is this law: two means, and two variances and a covariance.
     z = np.linalg.solve(np.linalg.cholesky(covariance), (drawn - mean).T).T
@@ -86,20 +83,17 @@ def test_a_normal_posterior_is_found_exactly():
 
 
 def test_a_skewed_posterior_has_a_larger_k():
-    found = {
-        model.__name__: si.approximate(program(model), NAMELESS, draws=DRAWS, key=jr.key(0)) for model in (line, scale)
-    }
     # Weights of a normal posterior are all the same; those of one with heavier tails have no bound.
-    assert found["line"].attrs["pareto_k"] < 0 < found["scale"].attrs["pareto_k"]
+    assert approximated(line).attrs["pareto_k"] < 0 < approximated(scale).attrs["pareto_k"]
 
 
 @pytest.mark.slow
-def test_weights_make_draws_of_nuts(many_networks):
+def test_weights_make_draws_of_nuts():
     """Means and variances of the posterior: importance weights turn draws of the normal law into those of NUTS."""
-    model = si.models.full_path
-    pooled = model.pool(
-        problem_of(model, Assumptions(Architecture("feedforward"), "limit")).prepare(many_networks).each
-    )
+    model, V0 = si.models.full_path, si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)
+    truth = si.ResidualFeedForward(0.6, 2.0, -2.0)
+    data = si.sample_networks(truth, V0, width=128, depth=16, networks=256, key=jr.key(3))
+    pooled = model.pool(si.prepare(model, data, law="limit", largest_logit=np.inf))
     normal = posterior_mode(model, pooled)
     drawn, _, log_weights = jax.tree.map(np.asarray, draw(model, pooled, normal, draws=DRAWS, key=jr.key(1)))
     assert pareto_k(log_weights) < 0.7
@@ -128,10 +122,6 @@ def test_the_result_is_a_small_fit(fitted, networks):
     same = set(fitted.attrs) - {"created_at"}
     assert {name: post.attrs[name] for name in same} == {name: fitted.attrs[name] for name in same}
     assert set(post.attrs) == {*fitted.attrs, "pareto_k"}
-    assert (post["posterior"]["c_plus"] >= post["posterior"]["c_minus"]).all()
-    np.testing.assert_allclose(
-        post["posterior"]["c_plus"] - post["posterior"]["c_minus"], post["posterior"]["c_gap"], rtol=1e-10
-    )
     verdicts = si.check(post).to_frame()
     assert verdicts.loc["Pareto k", "value"] == post.attrs["pareto_k"]
     assert "R-hat" not in verdicts.index
@@ -149,15 +139,15 @@ def test_the_result_is_a_small_fit(fitted, networks):
 )
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_approximated_is_refused(networks, options, message):
-    with pytest.raises(si.InputError if "architecture" not in options else ValueError, match=message):
+    with pytest.raises(ValueError, match=message):
         si.approximate(si.models.full_path, networks, key=jr.key(0), **options)
 
 
 def test_latent_layers_groups_and_a_posterior_without_curvature_are_refused(networks):
     with pytest.raises(si.InputError, match="model: thinned_path has latent layers, .* use fit"):
         si.approximate(si.models.thinned_path, networks, key=jr.key(0))
-    grouped = networks.assign_coords(group=("network", np.arange(24) % 2))
+    grouped = NAMELESS.assign_coords(group=("network", [0, 1]))
     with pytest.raises(si.InputError, match="model: hierarchical samples gamma_offset, .*, several numbers each; use"):
-        si.approximate(si.models.hierarchical, grouped, key=jr.key(0))
+        si.approximate(si.models.hierarchical, grouped, architecture="feedforward", law="limit", key=jr.key(0))
     with pytest.raises(si.InputError, match="the posterior is not concave at its mode"):
         si.approximate(program(unbounded), NAMELESS, key=jr.key(0))

@@ -101,26 +101,24 @@ def test_prepared(networks, chunks):
         np.testing.assert_allclose(y, x, rtol=1e-6, atol=1e-9 * np.abs(x).max())
 
 
-def test_fit_and_check(networks, chunks):
+def test_fit_and_check(networks, chunks, monkeypatch):
     with dask.config.set(scheduler="synchronous"):
         post = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))
-    again = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))  # by threads
-    for name, draws in post["posterior"].data_vars.items():
-        np.testing.assert_array_equal(draws, again["posterior"][name])
     assert post["log_likelihood"].sizes["network"] == post.attrs["networks"] == 24
     np.testing.assert_array_equal(post["observed_data"]["covariance"], networks["covariance"])
-    verdicts = si.check(post, chunks)
-    assert [each.name for each in verdicts.verdicts] == [each.name for each in si.check(post).verdicts]
+    of_data = si.check(post, chunks)
 
-
-def test_some_networks_are_kept(chunks, monkeypatch):
     monkeypatch.setattr("sdeinfer.infer._survey.KEPT", 8)
-    post = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))
-    assert post["posterior_predictive"].sizes["network"] == post["log_likelihood"].sizes["network"] == 8
-    assert post["observed_data"]["network"].values.tolist() == [0, 3, 7, 10, 13, 16, 20, 23]
-    assert "layers and predictions are checked on 8 of 24 networks" in si.check(post).notes
+    some = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))  # by threads
+    for name, draws in post["posterior"].data_vars.items():
+        np.testing.assert_array_equal(draws, some["posterior"][name])
+    assert some["posterior_predictive"].sizes["network"] == some["log_likelihood"].sizes["network"] == 8
+    assert some["observed_data"]["network"].values.tolist() == [0, 3, 7, 10, 13, 16, 20, 23]
+    of_some = si.check(some)
+    assert "layers and predictions are checked on 8 of 24 networks" in of_some.notes
+    assert [each.name for each in of_data.verdicts] == [each.name for each in of_some.verdicts]
     # The scatter of the networks that were kept stands for that of all.
-    table = si.diagnostics.consequences(post).loc["scatter of networks"]
+    table = si.diagnostics.consequences(some).loc["scatter of networks"]
     assert (table.drop(["effect", "z", "p"]) < 2).all()
 
 

@@ -21,19 +21,24 @@ LAYERS = {
     "mlp": si.ShapedMLP(1.0, -1.0),
 }
 SIZES = {"chains": 2, "draws": 200, "warmup": WARMUP}
-KINDS = ["mlp", "feedforward", Architecture("feedforward", expansion=4)]
+KINDS = ["mlp", "feedforward"]
 
 
-def networks(name: str, count: int, depth: int) -> xr.Dataset:
+def networks(layer, count: int, depth: int, width: int = 128) -> xr.Dataset:
     V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)
-    return si.sample_networks(LAYERS[name], V0, width=128, depth=depth, networks=count, key=jr.key(3))
+    layer = LAYERS[layer] if isinstance(layer, str) else layer
+    return si.sample_networks(layer, V0, width=width, depth=depth, networks=count, key=jr.key(3))
+
+
+def ranked(data: xr.Dataset, **options):
+    return si.compare(si.models.full_path, data, **SIZES | {"key": jr.key(0)} | options)
 
 
 @pytest.fixture(scope="module")
 def feedforward():
     """Networks of feed-forward layers, and the table of them."""
     data = networks("feedforward", 24, 10)
-    return data, si.compare(si.models.full_path, data, architectures=KINDS, **SIZES, key=jr.key(0))
+    return data, ranked(data, architectures=KINDS, law="limit")
 
 
 def test_an_architecture_that_cannot_be_is_ranked_last(feedforward):
@@ -58,10 +63,7 @@ def test_densities_are_those_of_the_covariances(feedforward):
 @pytest.mark.slow
 def test_narrow_networks_count_their_parameters_once():
     """At n = 32 the posterior is nearly twice as wide as that of independent normals; the weights must know that."""
-    V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)
-    layer = si.ResidualFeedForward(0.95, 1.0, -1.0)
-    data = si.sample_networks(layer, V0, width=32, depth=8, networks=64, key=jr.key(3))
-    table = si.compare(si.models.full_path, data, architectures=["feedforward", "mlp"], **SIZES, key=jr.key(0))
+    table = ranked(networks(si.ResidualFeedForward(0.95, 1.0, -1.0), 64, 8, width=32), architectures=KINDS)
     # Three parameters; weights that do not know it gave 11.
     assert table.loc["feedforward", "p"] < 6
 
@@ -71,8 +73,7 @@ def test_a_network_without_a_used_transition_is_left_out():
     data = networks("feedforward", 6, 4)
     used = np.ones((6, 5), bool)
     used[2] = False
-    data = data.assign({USED: (("network", "layer"), used)})
-    table = si.compare(si.models.full_path, data, architectures=["feedforward", "mlp"], **SIZES, key=jr.key(0))
+    table = ranked(data.assign({USED: (("network", "layer"), used)}), architectures=KINDS)
     assert np.isfinite(table["elpd"]).all()
 
 
@@ -80,13 +81,9 @@ def test_a_network_without_a_used_transition_is_left_out():
 def test_densities_too_large_to_be_exponentiated_have_weights():
     """Of small networks' covariances in small units: e^elpd of one network is above the largest double."""
     data = networks("mlp", 6, 24)
-    tables = []
-    for unit in (1.0, 1e-4):
-        small = data.assign(covariance=data["covariance"] * unit)
-        tables.append(
-            si.compare(si.models.full_path, small, architectures=["feedforward", "mlp"], **SIZES, key=jr.key(0))
-        )
-    one, other = tables
+    one, other = (
+        ranked(data.assign(covariance=data["covariance"] * unit), architectures=KINDS) for unit in (1.0, 1e-4)
+    )
     assert other["elpd"].max() / 6 > 710
     np.testing.assert_allclose(one.loc["mlp", "weight"], other.loc["mlp", "weight"], rtol=1e-3)
     # In other units densities have another constant, of 6 entries, 24 layers and 6 networks. Rounding makes other draws
@@ -108,32 +105,22 @@ def test_densities_too_large_to_be_exponentiated_have_weights():
 )
 def test_what_cannot_be_compared_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        si.compare(si.models.full_path, networks("mlp", 4, 3), key=jr.key(0), **options)
+        ranked(networks("mlp", 4, 3), **options)
 
 
 def test_one_network_and_one_token_say_what_is_missing():
     data = networks("mlp", 2, 3)
     with pytest.raises(ValueError, match="two networks inside the range of the law are needed, .* there are 1"):
-        si.compare(si.models.full_path, data.isel(network=[0]), key=jr.key(0))
+        ranked(data.isel(network=[0]), architectures=KINDS)
     with pytest.raises(ValueError, match="transformer has tau0, which one token cannot identify"):
-        si.compare(
-            si.models.full_path,
-            data.isel(token_a=[0], token_b=[0]),
-            architectures=["mlp", "transformer"],
-            key=jr.key(0),
-        )
-
-
-def test_sizes_of_one_architecture_are_compared(feedforward):
-    _, table = feedforward
-    assert set(table.index[:-1]) == {"feedforward", "feedforward, expansion 4"}
+        ranked(data.isel(token_a=[0], token_b=[0]), architectures=["mlp", "transformer"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_architecture_that_made_the_data_is_preferred(name):
     """256 networks of width 128 and depth 32."""
-    table = si.compare(si.models.full_path, networks(name, 256, 32), **SIZES, key=jr.key(0))
+    table = ranked(networks(name, 256, 32))
     print(f"\nmade by {name}:\n{table[['elpd_diff', 'dse', 'weight', 'p']].to_string()}")
     assert table.index[0] == name
 
@@ -152,16 +139,17 @@ class Linear(si.layers.AbstractLayer):
 
 
 def test_types_of_layers_are_compared():
-    data = networks("mlp", 4, 3)
-    sizes = {"law": "limit", "chains": 1, "draws": 30, "warmup": WARMUP, "key": jr.key(0)}
+    data, sizes = networks("mlp", 4, 3), {"law": "limit", "chains": 1, "draws": 30}
     with pytest.raises(si.InputError, match="two or more different ones are needed, got mlp"):
-        si.compare(si.models.full_path, data, architectures=["mlp", si.ShapedMLP], **sizes)
-    table = si.compare(si.models.full_path, data, architectures=[si.ShapedMLP, Linear], **sizes)
+        ranked(data, architectures=["mlp", si.ShapedMLP], **sizes)
+    table = ranked(data, architectures=[si.ShapedMLP, Linear], **sizes)
     assert set(table.index) == {"mlp", "Linear"}
     assert np.isfinite(table["elpd"]).all()
 
 
-def test_layers_of_one_name_are_numbered():
+def test_sizes_of_one_architecture_are_told_apart_and_layers_of_one_name_are_numbered():
+    of_sizes = _kinds(networks("mlp", 2, 2), [*KINDS, Architecture("feedforward", expansion=4)])
+    assert list(_labelled(of_sizes)) == ["mlp", "feedforward", "feedforward, expansion 4"]
     parts = (si.ShapedMLP(1.0, -1.0), LAYERS["feedforward"])
     kinds = [si.layers.kind_of(si.Stack(each)) for each in (parts, parts[:1])]
     assert list(_labelled(kinds)) == ["Stack 1", "Stack 2"]

@@ -10,12 +10,11 @@ import pytest
 import xarray as xr
 from budget import assert_distribution, assert_within
 from numpyro.infer import Predictive
-from numpyro.infer.util import log_density
 from scipy.special import expit, logit
 from scipy.stats import halfnorm, lognorm, norm, uniform
 
 import sdeinfer as si
-from sdeinfer.infer import NUTS, in_range, predict, problem_of
+from sdeinfer.infer import predict, problem_of
 from sdeinfer.infer._densities import log_densities
 from sdeinfer.infer._grouped import WEAK
 from sdeinfer.layers import Architecture
@@ -23,7 +22,6 @@ from sdeinfer.likelihood import Assumptions, FullPath, observed_path, path_layou
 from sdeinfer.observation import groups_of, read_posterior
 
 MODEL = si.models.hierarchical
-SHORT = {"chains": 2, "draws": 20, "warmup": 20, "predictions": 3}
 
 
 def group_of(layer, label, *, width=64, depth=8, networks=6, seed=0) -> xr.Dataset:
@@ -37,20 +35,32 @@ def together(parts) -> xr.Dataset:
     return data.assign_coords(network=np.arange(data.sizes["network"]))
 
 
+def feedforward(gamma: float) -> si.ResidualFeedForward:
+    return si.ResidualFeedForward(gamma=gamma, c_plus=0.0, c_minus=-2.0)
+
+
 def feedforwards(*gammas: float, seed: int, **sizes: int) -> xr.Dataset:
-    layers = [si.ResidualFeedForward(gamma=gamma, c_plus=0.0, c_minus=-2.0) for gamma in gammas]
-    return together(group_of(layer, f"run {i}", seed=seed + i, **sizes) for i, layer in enumerate(layers))
+    return together(group_of(feedforward(x), f"run {i}", seed=seed + i, **sizes) for i, x in enumerate(gammas))
+
+
+def of_two_groups(b, a) -> xr.Dataset:
+    """Two groups of networks of two widths, in no order."""
+    kinds = [("b", b, 64), ("a", a, 64), ("b", b, 96), ("a", a, 96)]
+    parts = [
+        group_of(layer, label, width=width, networks=4, seed=i, depth=6)
+        for i, (label, layer, width) in enumerate(kinds)
+    ]
+    return together(parts).isel(network=np.random.default_rng(0).permutation(16))
 
 
 @functools.cache
 def mixed() -> xr.Dataset:
-    """Two groups of Transformers of two widths, whose networks are in no order."""
-    kinds = [("b", 0.4, 0.9, 64), ("a", 0.7, 0.6, 64), ("b", 0.4, 0.9, 96), ("a", 0.7, 0.6, 96)]
-    parts = [
-        group_of(si.ShapedTransformer(gamma, tau0, 0.0, -2.0), label, width=width, networks=4, seed=i)
-        for i, (label, gamma, tau0, width) in enumerate(kinds)
-    ]
-    return together(parts).isel(network=np.random.default_rng(0).permutation(16))
+    return of_two_groups(*(si.ShapedTransformer(gamma, tau0, 0.0, -2.0) for gamma, tau0 in ((0.4, 0.9), (0.7, 0.6))))
+
+
+@functools.cache
+def without_attention() -> xr.Dataset:
+    return of_two_groups(feedforward(0.4), feedforward(0.7))
 
 
 def assumed(data: xr.Dataset, law: Any = "finite-width") -> Assumptions:
@@ -62,32 +72,26 @@ def prepared(law: str):
     return problem_of(MODEL, assumed(mixed(), law)).prepare(mixed()).each
 
 
-def draws_of(grouped, count: int, seed: int = 0):
+@functools.cache
+def draws_of(law: str) -> dict[str, np.ndarray]:
     """Draws from the prior, of all sites but the data's."""
     names = ["gamma", "tau0", "c_gap", "c_mean"]
     names += [f"{name}_{part}" for name in names[:3] for part in ("sd", "offset")]
     names += [f"group_{name}" for name in ("gamma", "tau0", "c_gap", "c_plus", "c_minus")]
-    return Predictive(MODEL, num_samples=count, return_sites=names, parallel=True)(jr.key(seed), grouped)
-
-
-@pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.slow), "limit"])
-def test_pooled_data_have_the_density_of_those_that_are_not(law):
-    grouped = prepared(law)
-    assert grouped.networks == 16
-    assert MODEL.pool(grouped).networks == 4
-    sites = {name: value for name, value in draws_of(grouped, 5).items() if not name.startswith("group_")}
-    density = jax.jit(lambda data, sites: jax.vmap(lambda sites: log_density(MODEL, (data,), {}, sites)[0])(sites))
-    one, other = (density(data, sites) for data in (grouped, MODEL.pool(grouped)))
-    np.testing.assert_allclose(one, other, rtol=1e-12)
+    draw = Predictive(MODEL, num_samples=4000, return_sites=names, parallel=True)
+    return {name: np.asarray(value) for name, value in draw(jr.key(0), prepared(law).pooled()).items()}
 
 
 @pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.long), "limit"])
 def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
-    """Of the program of networks that are all alike, at the group's parameters."""
+    """Of the program of networks that are all alike, at the group's parameters; pooled data have the sum."""
     data, grouped = mixed(), prepared(law)
     layout, groups, assumptions = path_layout(observed_path(data)), groups_of(data), assumed(data, law)
-    sites = {name: value[None] for name, value in draws_of(grouped, 3).items()}
+    sites = {name: value[None, :3] for name, value in draws_of(law).items()}
     found = log_densities(MODEL, grouped, sites)[0]["covariance"][0]
+    pooled = log_densities(MODEL, MODEL.pool(grouped), sites)[0]["covariance"][0]
+    assert (found.shape[-1], pooled.shape[-1]) == (16, 4)
+    np.testing.assert_allclose(pooled.sum(axis=-1), found.sum(axis=-1), rtol=1e-12)
     for number in range(len(groups)):
         path = observed_path(data.isel(network=groups.members(number)))
         alike = MODEL.ungrouped
@@ -97,13 +101,24 @@ def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
         np.testing.assert_allclose(found[:, groups.members(number)], expected, rtol=1e-11)
 
 
+def test_each_group_has_the_adjustment_that_it_has_alone():
+    data = without_attention()
+    grouped, groups, layout = si.prepare(MODEL, data), groups_of(data), path_layout(observed_path(data))
+    for number in range(len(groups)):
+        members = groups.members(number)
+        alone = problem_of(MODEL.ungrouped, assumed(data)).adjusted(observed_path(data.isel(network=members)), layout)
+        places = grouped.width[members]  # of groups and widths
+        own = jax.tree.map(lambda x, places=places: x[places], grouped.adjustment)
+        for found, expected in zip(jax.tree.leaves(own), jax.tree.leaves(alone.adjustment), strict=True):
+            np.testing.assert_allclose(found, np.broadcast_to(expected, np.shape(found)), rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.long), "limit"])
 def test_estimates_change_no_prior(law):
     """Where the sampler's coordinates are laid, groups are still normal about the population."""
-    grouped = prepared(law).pooled()
-    drawn = {name: np.asarray(value) for name, value in draws_of(grouped, 4000).items()}
+    drawn = draws_of(law)
     for name, transform in {"gamma": logit, "tau0": np.log, "c_gap": np.log}.items():
-        for number in range(grouped.groups):
+        for number in range(prepared(law).groups):
             moved = transform(drawn[f"group_{name}"][:, number]) - transform(drawn[name])
             assert_distribution(moved / drawn[f"{name}_sd"], norm.cdf)
     assert_distribution(drawn["gamma"], uniform.cdf)
@@ -128,52 +143,38 @@ def test_a_network_of_each_width_has_its_own_likelihood():
     np.testing.assert_allclose(log_prob(few), log_prob(few.isel(network=[1, 0]))[::-1], rtol=1e-12)
 
 
-def posterior(data, seed: int = 5) -> tuple[Any, dict[str, np.ndarray]]:
-    problem = problem_of(MODEL, assumed(data))
-    grouped = problem.prepare(in_range(problem, data)[0]).each
-    result = NUTS(chains=2, draws=300, warmup=300).sample(MODEL, grouped, key=jr.key(seed))
-    return grouped, {name: np.asarray(value) for name, value in result.samples.items()}
-
-
 @pytest.mark.slow
 def test_different_groups_are_recovered_and_alike_ones_shrink():
-    sizes = {"networks": 12, "depth": 12}
-    truth = np.array([0.2, 0.4, 0.6, 0.8])
-    _, draws = posterior(feedforwards(*truth, seed=10, **sizes))
-    u = logit(draws["group_gamma"])
-    assert_within((u.mean(axis=(0, 1)) - logit(truth)) / u.std(axis=(0, 1)), "logit gamma of groups")
-    different = draws["gamma_sd"]
-
-    grouped, draws = posterior(feedforwards(*[0.5] * 4, seed=20, **sizes))
-    u = logit(draws["group_gamma"])
-    assert_within((u.mean(axis=(0, 1)) - logit(0.5)) / u.std(axis=(0, 1)), "logit gamma of equal groups")
-    alone = 1 / np.sqrt(grouped.estimates.precision[:, 0] + WEAK)
-    alike = draws["gamma_sd"]
+    spreads = []
+    for truth, seed in ((np.array([0.2, 0.4, 0.6, 0.8]), 10), (np.full(4, 0.5), 20)):
+        data = feedforwards(*truth, seed=seed, networks=12, depth=12)
+        draws = si.fit(MODEL, data, chains=2, draws=300, warmup=300, predictions=1, key=jr.key(5))["posterior"]
+        u = logit(draws["group_gamma"].values)
+        assert_within((u.mean(axis=(0, 1)) - logit(truth)) / u.std(axis=(0, 1)), "logit gamma of groups")
+        spreads.append(draws["gamma_sd"].values)
+    different, alike = spreads
+    alone = 1 / np.sqrt(si.prepare(MODEL, data).estimates.precision[:, 0] + WEAK)
     print(f"sd between groups: {different.mean():.2f} for {logit(truth).std():.2f}, {alike.mean():.3f} for 0")
     print(f"sd of a group's logit gamma: {alone.mean():.3f} alone, {u.std(axis=(0, 1)).mean():.3f} with the others")
     assert np.quantile(different, 0.01) > np.quantile(alike, 0.99)
     assert (u.std(axis=(0, 1)) < alone).all()
 
 
-@functools.cache
-def short_fit() -> xr.DataTree:
-    return si.fit(MODEL, mixed(), **SHORT, key=jr.key(3))
-
-
 def test_a_fit_has_groups_by_their_labels_and_survives_a_file(tmp_path):
-    data, post = mixed(), short_fit()
+    data = without_attention()
+    post = si.fit(MODEL, data, law="limit", chains=2, draws=20, warmup=20, predictions=3, key=jr.key(3))
     labels = list(groups_of(data).labels)
-    for name in ("group_gamma", "group_tau0", "group_c_gap"):
+    for name in ("group_gamma", "group_c_gap", "group_c_plus"):
         for group in ("posterior", "prior"):
             assert post[group][name].dims == ("chain", "draw", "group")
             assert list(post[group]["group"].values) == labels
-    assert {"gamma", "tau0", "c_gap", "gamma_sd", "tau0_sd", "c_gap_sd", "c_mean"} <= set(post["posterior"].data_vars)
+    assert {"gamma", "c_gap", "gamma_sd", "c_gap_sd", "c_mean"} <= set(post["posterior"].data_vars)
     np.testing.assert_array_equal(post["log_likelihood"]["network"], data["network"])
     si.write(post, tmp_path / "posterior.nc")
     again = read_posterior(tmp_path / "posterior.nc")
     xr.testing.assert_equal(again["posterior"].to_dataset(), post["posterior"].to_dataset())
     rows = si.summarise(again)
-    assert {"gamma", "gamma_sd", *(f"group_tau0[{label}]" for label in labels)} <= set(rows.index)
+    assert {"gamma", "gamma_sd", *(f"group_c_gap[{label}]" for label in labels)} <= set(rows.index)
     verdicts = [si.check(again), si.check(post, data)]
     assert verdicts[0].to_frame().equals(verdicts[1].to_frame())
 
@@ -194,20 +195,20 @@ def test_predictions_of_a_network_are_made_at_the_parameters_of_its_group():
 
 def test_bad_groups_are_refused():
     data = mixed()
-    key = jr.key(0)
-    with pytest.raises(si.InputError, match="group: a coordinate on network with the label"):
-        si.fit(MODEL, data.drop_vars("group"), key=key)
-    with pytest.raises(si.InputError, match="group: must be one label per network, got dimensions layer"):
-        si.fit(MODEL, data.assign_coords(group=("layer", data["layer"].values)), key=key)
-    with pytest.raises(si.InputError, match="group: at least 2 groups are needed, got a alone; use models.full_path"):
-        si.fit(MODEL, data.assign_coords(group=("network", ["a"] * 16)), key=key)
-    labels = np.arange(16.0)
-    labels[3] = np.nan
-    with pytest.raises(si.InputError, match=f"group: network {data['network'].values[3]} has no label"):
-        si.fit(MODEL, data.assign_coords(group=("network", labels)), key=key)
+    labels = np.where(np.arange(16) == 3, np.nan, 1.0)
     used = xr.ones_like(data["covariance"][:, :, 0, 0], bool) & (data["group"] != "a")
-    with pytest.raises(si.InputError, match="group a: used: no transition is left"):
-        si.fit(MODEL, data.assign(used=used), key=key)
+    for changed, message in (
+        (data.drop_vars("group"), "group: a coordinate on network with the label"),
+        (data.assign_coords(group=("layer", data["layer"].values)), "group: must be one label per network, got dimens"),
+        (
+            data.assign_coords(group=("network", ["a"] * 16)),
+            "at least 2 groups are needed, got a alone; use models",
+        ),
+        (data.assign_coords(group=("network", labels)), f"group: network {data['network'].values[3]} has no label"),
+        (data.assign(used=used), "group a: used: no transition is left"),
+    ):
+        with pytest.raises(si.InputError, match=message):
+            si.fit(MODEL, changed, law="limit", key=jr.key(0))
 
 
 @pytest.mark.slow
@@ -217,8 +218,7 @@ def test_six_groups_of_transformers_are_sampled_well():
     truth = {"gamma": expit(u[0]), "tau0": 0.6 * np.exp(0.6 * u[1]), "c_gap": 2 * np.exp(u[2])}
     layers = [si.ShapedTransformer(gamma, tau0, 0.0, -gap) for gamma, tau0, gap in zip(*truth.values(), strict=True)]
     sizes = {"width": 128, "depth": 16, "networks": 16}
-    parts = [group_of(layer, f"run {i}", seed=50 + i, **sizes) for i, layer in enumerate(layers)]
-    data = together(parts)
+    data = together(group_of(layer, f"run {i}", seed=50 + i, **sizes) for i, layer in enumerate(layers))
     post = si.fit(MODEL, data, predictions=10, key=jr.key(101))
     rows = si.check(post, data).to_frame()
     print(rows[["value", "threshold", "passed"]], si.summarise(post).to_string(), sep="\n")

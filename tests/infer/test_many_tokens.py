@@ -1,7 +1,5 @@
 """Modes of 16 tokens, p = 136 terms a transition; and that blocks, which keep their memory bounded, do not show."""
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -10,18 +8,17 @@ import pytest
 from budget import assert_within
 
 import sdeinfer as si
-from sdeinfer.infer._coordinates import layer_at
-from sdeinfer.infer._densities import log_densities
-from sdeinfer.infer._mode import posterior_mode
+from sdeinfer.infer import _densities, posterior_mode
+from sdeinfer.infer._mode import layer_at
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Assumptions, observed_path, path_statistics
+from sdeinfer.likelihood import Assumptions, _statistics, _terms, _transitions, observed_path, path_statistics
 
 TRUTH = {"gamma": 0.5, "tau0": 0.4, "c_plus": 1.5, "c_minus": -2.0}
 
 
-def sampled(tokens: int, *, networks: int, depth: int, seed: int, width: int = 128, norm: float = 1.0):
+def sampled(tokens: int, *, networks: int = 5, depth: int = 4, seed: int = 4, norm: float = 1.0):
     V0, layer = si.equicorrelated(tokens=tokens, correlation=0.2, norm=norm), si.ShapedTransformer(**TRUTH)
-    return si.sample_networks(layer, V0, width=width, depth=depth, networks=networks, key=jr.key(seed))
+    return si.sample_networks(layer, V0, width=128, depth=depth, networks=networks, key=jr.key(seed))
 
 
 @pytest.mark.slow
@@ -30,10 +27,10 @@ def test_modes_of_16_tokens_agree_with_the_truth():
 
     Of the fourth set, the range of the law keeps a single transition: its sds are those of the priors.
     """
-    truth, z, sds = np.log([1.0, 0.4, 3.5]), [], []
+    model, truth, z, sds = si.models.full_path, np.log([1.0, 0.4, 3.5]), [], []
     for seed in range(6):
-        prepared = si.prepare(si.models.full_path, sampled(16, networks=24, depth=32, seed=seed, norm=1.5)).pooled()
-        layer = layer_at(si.models.full_path, prepared, posterior_mode(si.models.full_path, prepared))
+        prepared = si.prepare(model, sampled(16, networks=24, depth=32, seed=seed, norm=1.5)).pooled()
+        layer = layer_at(model, prepared, posterior_mode(model, prepared))
         z.append((layer.u[:3] - truth) / layer.sd[:3])
         sds.append(layer.sd[:3])
     # Otherwise the priors would be compared with the truth.
@@ -42,46 +39,41 @@ def test_modes_of_16_tokens_agree_with_the_truth():
 
 
 def test_blocks_have_a_bounded_number_of_terms():
-    transitions = importlib.import_module("sdeinfer.likelihood._transitions")
-    V = np.broadcast_to(np.eye(32), (5, 401, 32, 32))
-    layers = np.tile(np.arange(400), 5)
-    path = transitions.Path(V, np.full(5, 64.0), np.repeat(np.arange(5), 400), layers, np.ones(400, int))
+    V, layers = np.broadcast_to(np.eye(32), (5, 401, 32, 32)), np.tile(np.arange(400), 5)
+    path = _transitions.Path(V, np.full(5, 64.0), np.repeat(np.arange(5), 400), layers, np.ones(400, int))
     blocks = list(path.blocks())
     np.testing.assert_array_equal(np.concatenate(blocks), np.arange(2000))
-    assert 100 < max(map(len, blocks)) <= transitions.BLOCK_TERMS / 528
+    assert 100 < max(map(len, blocks)) <= _transitions.BLOCK_TERMS / 528
 
 
 def test_remembered_terms_of_many_tokens_are_the_terms(monkeypatch):
     """Twice: computed, and then remembered."""
-    transitions = importlib.import_module("sdeinfer.likelihood._terms")
-    path = observed_path(sampled(16, networks=2, depth=3, seed=3, width=64))
+    monkeypatch.setattr(_transitions, "MANY_TOKENS", 3)
+    path = observed_path(sampled(3))
     h = path.gap[path.layer] / path.width[path.network]
-    expected = transitions.terms_of(path.starts(slice(None)), path.ends(slice(None)), h)
+    expected = _terms.terms_of(path.starts(slice(None)), path.ends(slice(None)), h)
     for _ in range(2):
         found = path.terms(slice(None))
-        monkeypatch.setattr(transitions, "terms_of", None)
+        monkeypatch.setattr(_terms, "terms_of", None)
         for name, value in vars(expected).items():
             np.testing.assert_allclose(getattr(found, name), value, rtol=1e-12)
 
 
 def test_densities_in_small_blocks_are_the_same(monkeypatch):
-    model, data = si.models.full_path, sampled(3, networks=5, depth=4, seed=4)
-    statistics = path_statistics(observed_path(data), assumptions=Assumptions(Architecture("transformer")))
+    model, shapes, evaluate = si.models.full_path, [], _densities._evaluate
+    statistics = path_statistics(observed_path(sampled(3)), assumptions=Assumptions(Architecture("transformer")))
     sites = {name: jnp.linspace(0.3, 0.6, 7)[None] for name in ("gamma", "tau0", "c_gap", "c_mean")}
-    whole, prior = log_densities(model, statistics, sites)
-    shapes = []
-    densities = importlib.import_module("sdeinfer.infer._densities")
-    evaluate = densities._evaluate
+    whole, prior = _densities.log_densities(model, statistics, sites)
 
     def watched(model, block, sites):
         shapes.append((block.networks, len(sites["gamma"])))
         return evaluate(model, block, sites)
 
-    monkeypatch.setattr(densities, "_evaluate", watched)
     entries = int(np.prod(statistics.weights.shape[1:]))
-    monkeypatch.setattr(densities, "ENTRIES", 3 * entries)
-    monkeypatch.setattr(importlib.import_module("sdeinfer.likelihood._statistics"), "BLOCK_ENTRIES", 2 * entries)
-    parts, prior_of_parts = log_densities(model, jax.device_put(statistics), sites)
+    monkeypatch.setattr(_densities, "_evaluate", watched)
+    monkeypatch.setattr(_densities, "ENTRIES", 3 * entries)
+    monkeypatch.setattr(_statistics, "BLOCK_ENTRIES", 2 * entries)
+    parts, prior_of_parts = _densities.log_densities(model, jax.device_put(statistics), sites)
     assert set(shapes) == {(2, 3)}
     np.testing.assert_allclose(parts["covariance"], whole["covariance"], rtol=1e-12)
     np.testing.assert_allclose(prior_of_parts["gamma"], prior["gamma"], rtol=1e-12)

@@ -1,6 +1,7 @@
 """Models as NumPyro sees them: what they take, what they refuse, and that a program of a user is one of them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,7 @@ from numpyro.infer.util import log_density
 
 import sdeinfer as si
 from sdeinfer.infer import architecture_of
-from sdeinfer.infer._coordinates import layer_at
-from sdeinfer.infer._mode import posterior_mode, potential_and_slope
+from sdeinfer.infer._mode import layer_at, posterior_mode, potential_and_slope
 from sdeinfer.likelihood import Assumptions, CovariancePath, as_model, observed_path, path_statistics
 from sdeinfer.models import full_path
 
@@ -38,11 +38,15 @@ def path(request, data):
     return path_statistics(observed_path(data), assumptions=Assumptions(FEEDFORWARD, request.param))
 
 
-def own_program(path, layers=None):
+@functools.partial(jax.jit, static_argnums=0)
+def density(model, path, at):
+    return log_density(model, (path,), {}, at)[0]
+
+
+def own_program(path):
     gamma = numpyro.sample("gamma", dist.Uniform(0, 1))
     c_gap = numpyro.sample("c_gap", dist.HalfNormal(np.sqrt(8)))
     c_mean = numpyro.sample("c_mean", dist.Normal(0, np.sqrt(2)))
-    gamma = gamma if layers is None else gamma * layers
     with numpyro.plate("network", path.networks):
         layer = si.ResidualFeedForward(gamma=gamma, c_plus=c_mean + c_gap / 2, c_minus=c_mean - c_gap / 2)
         numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
@@ -50,22 +54,20 @@ def own_program(path, layers=None):
 
 def test_a_program_of_a_user_has_the_density_of_the_packages_model(path):
     at = {"gamma": 0.5, "c_gap": 2.5, "c_mean": 0.3}
-    ours, theirs = (log_density(model, (path,), {}, at)[0] for model in (full_path, own_program))
+    ours, theirs = (density(model, path, at) for model in (full_path, own_program))
     np.testing.assert_allclose(theirs, ours, rtol=1e-12)
 
 
 def test_one_layer_for_each_network_is_the_sum_over_networks_alone(path, data):
     gammas = np.linspace(0.3, 0.8, path.networks)
-    layers = si.ResidualFeedForward(gamma=jnp.asarray(gammas), c_plus=1.0, c_minus=-1.0)
-    found = CovariancePath(layers, path).log_prob(path.weights)
 
     @jax.jit
-    def of_one_layer(gamma):
+    def log_prob(gamma):
         layer = si.ResidualFeedForward(gamma=gamma, c_plus=1.0, c_minus=-1.0)
         return CovariancePath(layer, path).log_prob(path.weights)
 
-    for number, gamma in enumerate(gammas):
-        np.testing.assert_allclose(of_one_layer(gamma)[number], found[number], rtol=1e-12)
+    alone = [log_prob(gamma)[number] for number, gamma in enumerate(gammas)]
+    np.testing.assert_allclose(log_prob(gammas), alone, rtol=1e-12)
 
 
 def test_a_layer_of_another_number_of_networks_is_refused(path):
@@ -147,13 +149,10 @@ def test_networks_are_pooled_where_a_program_allows_it(path):
     assert as_model(with_sites).pool(path) is path
 
 
-@pytest.mark.parametrize("program", [full_path, own_program], ids=["package", "user"])
-def test_render_model_draws_the_sites(path, program):
-    source = render_model(program, model_args=(path,)).source
-    assert all(name in source for name in ("gamma", "c_gap", "covariance", "network"))
-
-
-def test_handlers_see_the_sites(path):
+def test_render_model_and_handlers_see_the_sites(path):
+    for program in (full_path, own_program):
+        source = render_model(program, model_args=(path,)).source
+        assert all(name in source for name in ("gamma", "c_gap", "covariance", "network"))
     trace = handlers.trace(handlers.seed(full_path, jr.key(0))).get_trace(path)
     assert list(trace) == ["gamma", "c_gap", "c_mean", "c_plus", "c_minus", "network", "covariance"]
     with handlers.do(data={"gamma": 0.25}):
@@ -169,8 +168,7 @@ def test_prepared_data_are_those_of_a_fit(data):
     own = si.prepare(own_program, data)
     at = [{"gamma": gamma, "c_gap": 2.0, "c_mean": 0.1} for gamma in (0.4, 0.7)]
     ours, theirs = (
-        [float(jax.jit(lambda at, model=model, path=path: log_density(model, (path,), {}, at)[0])(x)) for x in at]
-        for model, path in ((full_path, prepared), (own_program, own))
+        [float(density(model, path, x)) for x in at] for model, path in ((full_path, prepared), (own_program, own))
     )
     np.testing.assert_allclose(np.diff(theirs), np.diff(ours), rtol=1e-3)
 
@@ -178,13 +176,10 @@ def test_prepared_data_are_those_of_a_fit(data):
 @pytest.mark.parametrize(
     "given", ["transformer", si.Architecture("transformer", heads=2), si.ShapedTransformer(**LAYER, tau0=1.0)]
 )
-def test_the_attention_pattern_is_that_of_the_data(given, data):
+def test_the_attention_pattern_is_that_of_the_data_unless_an_architecture_has_its_own(given, data):
     masked = data.assign_attrs(si.CAUSAL.attributes())
     assert architecture_of(masked, given).pattern == si.CAUSAL
     assert architecture_of(data, given).pattern.everything
-
-
-def test_a_pattern_of_an_architecture_is_kept(data):
-    masked, own = data.assign_attrs(si.CAUSAL.attributes()), si.Pattern(prompts=(1, 1))
+    own = si.Pattern(prompts=(1, 1))
     assert architecture_of(masked, si.Architecture("attention", pattern=own)).pattern == own
     assert architecture_of(masked, FEEDFORWARD) == FEEDFORWARD

@@ -1,4 +1,5 @@
 import jax
+import jax.random as jr
 import numpy as np
 from numpyro.infer.util import ParamInfo
 
@@ -9,7 +10,7 @@ from sdeinfer.likelihood import Assumptions, blank_statistics
 
 
 def test_chains_start_in_the_state_that_numpyro_makes():
-    """But for momentum and energy, which every iteration makes anew, and for which key is whose."""
+    """But for momentum and energy, which every iteration makes anew, and for which key is whose; each in its own."""
     blank = blank_statistics(2, 1, assumptions=Assumptions(Architecture("attention"), "limit"))
     sampler, posterior = NUTS(warmup=100), Posterior(si.models.full_path, blank)
     z = {"gamma": np.array(0.3), "tau0": np.array(-0.2)}
@@ -24,5 +25,8 @@ def test_chains_start_in_the_state_that_numpyro_makes():
         for state in (found, expected)
     ]
     jax.tree.map(np.testing.assert_array_equal, *states)
+    first, other = (sampler.initial_states(posterior, jr.key(seed)) for seed in (0, 1))
+    of_all = np.array([[state.z["gamma"], state.rng_key[0], state.adapt_state.rng_key[0]] for state in first + other])
+    assert all(len(set(values)) == len(of_all) for values in of_all.T)
     types = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) for state in (found, expected)]
     assert types[0] == types[1]

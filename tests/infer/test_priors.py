@@ -10,9 +10,8 @@ from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 
 import sdeinfer as si
-from sdeinfer.infer._coordinates import layer_at
 from sdeinfer.infer._densities import latent_structure
-from sdeinfer.infer._mode import Mode
+from sdeinfer.infer._mode import Mode, layer_at
 from sdeinfer.layers import kind_of
 from sdeinfer.likelihood import Assumptions, blank_statistics, checked_priors
 from sdeinfer.models import full_path

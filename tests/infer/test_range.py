@@ -19,14 +19,20 @@ from sdeinfer.observation import covariance_dataset
 
 FULL_PATH = si.models.full_path
 TRANSFORMER = Assumptions(Architecture("transformer"))
-EXPLODING = {"layer": si.ShapedTransformer(gamma=0.5, tau0=0.5, c_plus=0.0, c_minus=-1.5), "norm": 2.0, "width": 128}
+EXPLODING = si.ShapedTransformer(gamma=0.5, tau0=0.5, c_plus=0.0, c_minus=-1.5)
 
 
-def exploding(networks: int, depth: int, seed: int, norm: float = EXPLODING["norm"], tokens: int = 4):
+def in_range_of(data, largest=LARGEST_LOGIT, assumptions=TRANSFORMER):
+    """Whether each transition is used, and what was found."""
+    marked, found = in_range(problem_of(FULL_PATH, assumptions), data, largest)
+    return used_of(marked), found
+
+
+def exploding(networks: int, depth: int, seed: int, norm: float = 2.0, tokens: int = 4):
     """Logits of a spread of 0.63 at the start, and of hundreds within some tens of layers."""
     V0 = si.equicorrelated(tokens=tokens, correlation=0.2, norm=norm)
-    sizes = {"width": EXPLODING["width"], "depth": depth, "networks": networks}
-    return si.sample_networks(EXPLODING["layer"], V0, **sizes, method="chain", key=jr.key(seed))
+    sizes = {"width": 128, "depth": depth, "networks": networks}
+    return si.sample_networks(EXPLODING, V0, **sizes, method="chain", key=jr.key(seed))
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +41,21 @@ def burst():
     return exploding(32, 40, 1, norm=1.2, tokens=3)
 
 
-@pytest.fixture(scope="module")
-def quiet():
+def test_small_covariances_are_all_kept_but_what_was_left_out_before_stays_so():
     V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=0.7)
     truth = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=1.0, c_minus=-3.0)
-    return si.sample_networks(truth, V0, width=96, depth=10, networks=24, key=jr.key(1))
-
-
-def test_small_covariances_are_all_kept(quiet):
-    marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), quiet, LARGEST_LOGIT)
-    assert used_of(marked).all()
+    quiet = si.sample_networks(truth, V0, width=96, depth=10, networks=24, key=jr.key(1))
+    used, found = in_range_of(quiet)
+    assert used.all()
     assert found["pilot_tau0"] > 0
     assert USED not in quiet
+    kept = np.arange(24) > 2
+    found, _ = in_range_of(quiet.assign({USED: (("network", "layer"), np.repeat(kept[:, None], 11, axis=1))}))
+    np.testing.assert_array_equal(found, np.repeat(kept[:, None], 10, axis=1))
 
 
 def test_the_rule_looks_at_the_start_of_a_transition_only(burst):
-    marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), burst, LARGEST_LOGIT)
-    scale, used = logit_scale(burst), used_of(marked)
+    scale, (used, found) = logit_scale(burst), in_range_of(burst)
     bound = scale[used].max()
     assert bound <= LARGEST_LOGIT * found["pilot_tau0"]
     np.testing.assert_array_equal(used, scale <= bound)
@@ -72,40 +76,29 @@ def test_near_copies_beside_another_token_are_left_out_at_small_logits():
     rng = np.random.default_rng(0)
     X = np.concatenate([rng.normal(size=(1, 64)) + 0.03 * rng.normal(size=(2, 64)), rng.normal(size=(1, 64))])
     networks = si.sample_networks(truth, X @ X.T / 64, width=64, depth=10, networks=24, key=jr.key(1))
-    marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), networks, LARGEST_LOGIT)
-    used, spread = used_of(marked), logit_scale(networks) / found["pilot_tau0"]
+    used, found = in_range_of(networks)
+    spread = logit_scale(networks) / found["pilot_tau0"]
     growth = attention_growth(networks["covariance"].values[:, :-1], networks["width"].values[:, None])
     left_out = ~used & (spread < spread[used].max())
     assert left_out.any()
     assert growth[left_out].min() > np.median(growth[used])
 
 
-def test_a_fit_says_what_it_left_out(burst):
-    short = {"chains": 1, "draws": 20, "warmup": WARMUP, "predictions": 2, "key": jr.key(0)}
-    post = si.fit(si.models.full_path, burst, **short)
+def test_a_fit_says_what_it_left_out(networks):
+    short = {"chains": 1, "draws": 20, "warmup": WARMUP, "predictions": 20, "key": jr.key(0)}
+    post = si.fit(si.models.full_path, networks, largest_logit=0.15, **short)
     used = post["constant_data"][USED].values[:, :-1]
     assert post.attrs["left_out"] == 1 - used.mean()
-    assert post.attrs["largest_logit"] == LARGEST_LOGIT
+    assert post.attrs["largest_logit"] == 0.15
     assert 0 < post.attrs["left_out"] < 1
-    np.testing.assert_array_equal(used, used_of(in_range(problem_of(FULL_PATH, TRANSFORMER), burst, LARGEST_LOGIT)[0]))
+    np.testing.assert_array_equal(used, in_range_of(networks, 0.15)[0])
 
 
 def test_without_a_bound_or_without_attention_all_is_kept(burst):
-    marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), burst, math.inf)
-    assert used_of(marked).all()
-    assert not found
-    marked, found = in_range(problem_of(FULL_PATH, Assumptions(Architecture("feedforward"))), burst, LARGEST_LOGIT)
-    assert used_of(marked).all()
-    assert not found
-
-
-def test_what_was_left_out_before_stays_so(quiet):
-    used = np.ones((quiet.sizes["network"], quiet.sizes["layer"]), bool)
-    used[:3] = False
-    marked, _ = in_range(
-        problem_of(FULL_PATH, TRANSFORMER), quiet.assign({USED: (("network", "layer"), used)}), LARGEST_LOGIT
-    )
-    np.testing.assert_array_equal(used_of(marked), used[:, :-1])
+    for options in ({"largest": math.inf}, {"assumptions": Assumptions(Architecture("feedforward"))}):
+        used, found = in_range_of(burst, **options)
+        assert used.all()
+        assert not found
 
 
 def test_networks_of_several_widths_are_each_judged_by_their_own(networks):
@@ -114,8 +107,7 @@ def test_networks_of_several_widths_are_each_judged_by_their_own(networks):
     scale, whole = logit_scale(mixed), logit_scale(networks)
     np.testing.assert_allclose(scale[:12], whole[:12], rtol=1e-12)
     np.testing.assert_allclose(scale[12:], whole[12:] * math.sqrt(10), rtol=1e-12)
-    marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), mixed, LARGEST_LOGIT)
-    used = used_of(marked)
+    used, found = in_range_of(mixed)
     np.testing.assert_array_equal(used, scale <= scale[used].max())
     assert scale[used].max() <= LARGEST_LOGIT * found["pilot_tau0"]
 
@@ -130,32 +122,16 @@ def test_the_bound_is_lower_where_data_tell_tau0_better():
     assert len(set(allowed)) > 2
 
 
-@pytest.fixture(scope="module")
-def late(burst):
-    """Nothing of it is in range."""
+def test_a_fit_keeps_half_where_nothing_is_in_range(burst):
     last = burst.isel(layer=slice(20, 24), network=[0, 1])
-    return covariance_dataset(last["covariance"].values, width=EXPLODING["width"], architecture="transformer")
-
-
-def test_nothing_in_range_is_refused(late):
-    with pytest.raises(
-        ValueError, match=r"covariance: no transition starts inside the range of the law: .* is allowed"
-    ):
-        in_range(problem_of(FULL_PATH, TRANSFORMER), late, 1e-6)
-
-
-def test_a_fit_keeps_half_of_what_is_not_in_range(late):
+    late = covariance_dataset(last["covariance"].values, width=128, architecture="transformer")
+    with pytest.raises(ValueError, match="covariance: no transition starts inside the range of the law: .* is allowed"):
+        in_range_of(late, 1e-6)
     marked, found = range_to_fit(problem_of(FULL_PATH, TRANSFORMER), late, 1e-6)
     used, spread = used_of(marked), logit_scale(late)
     assert used.sum() == used.size / 2
     assert spread[used].max() < spread[~used].min()
     assert "no transition starts inside the range" in found["out_of_range"]
-
-
-@pytest.mark.parametrize("largest", [0.0, -1.0, math.nan])
-def test_a_bound_that_is_not_positive_is_refused(networks, largest):
-    with pytest.raises(ValueError, match="largest_logit: must be positive"):
-        si.fit(si.models.full_path, networks, largest_logit=largest, key=jr.key(0))
 
 
 @pytest.mark.slow
@@ -167,12 +143,12 @@ def test_few_networks_that_explode_at_once_keep_what_starts_small():
         for first in range(0, 4 * count, count):
             part = data.isel(network=slice(first, first + count))
             try:
-                marked, found = in_range(problem_of(FULL_PATH, TRANSFORMER), part, LARGEST_LOGIT)
+                used, found = in_range_of(part)
             except OutOfRange:
                 refused += 1
                 continue
             assert 0.25 < found["pilot_tau0"] < 1.5
-            assert used_of(marked).any()
+            assert used.any()
     assert refused <= 1
 
 

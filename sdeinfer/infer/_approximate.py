@@ -1,7 +1,4 @@
-"""Laplace's approximation of a posterior in its unconstrained parameters.
-
-Programs are compiled once per process, model and shape of the pooled data.
-"""
+"""Laplace's approximation of a posterior in its unconstrained parameters."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -95,8 +92,7 @@ def approximate(
     groups = {"posterior": labels.of_draws({name: value[None] for name, value in samples.items()})}
     if kind is not None and layers is not None:
         groups["layers"] = layers_group(kind, layers.mean(axis=0), data)
-    groups |= groups_of_data(data)
-    tree = xr.DataTree.from_dict(groups)
+    tree = xr.DataTree.from_dict(groups | groups_of_data(data))
     tree.attrs = attributes_of(problem, data, largest_logit=largest_logit) | pilot
     tree.attrs |= attributes_of_draws(problem, prepared, layers, {name: samples[name] for name in mode.sites})
     tree.attrs["pareto_k"] = pareto_k(log_weights)

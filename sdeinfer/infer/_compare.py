@@ -141,10 +141,7 @@ def _fitted(
 def _left_out(samples: dict[str, Any], likelihood: xr.DataArray, density: xr.DataArray, scale: xr.DataArray) -> Any:
     """PSIS-LOO: weights from the adjusted likelihood remove a network from the posterior; they average its density."""
     log_weights, pareto_k = likelihood.azstats.psislw(dim=["chain", "draw"])
-    groups = {
-        "posterior": dict_to_dataset(samples),
-        "log_likelihood": (density - scale).to_dataset(name="covariance"),
-    }
+    groups = {"posterior": dict_to_dataset(samples), "log_likelihood": (density - scale).to_dataset(name="covariance")}
     return loo(xr.DataTree.from_dict(groups), log_weights=log_weights, pareto_k=pareto_k, pointwise=True)
 
 

@@ -66,8 +66,7 @@ class Grouped(AbstractProblem):
             each = dataclasses.replace(each, adjustment=adjustment)
         centre, sd = (np.stack([getattr(layer, name) for layer in layers]) for name in ("u", "sd"))
         precision = np.maximum(1 / np.maximum(sd, 1e-12) ** 2 - WEAK, 0.0)
-        estimates = Estimates(*(jnp.asarray(x, float) for x in (centre, precision)))
-        each = dataclasses.replace(each, estimates=estimates)
+        each = dataclasses.replace(each, estimates=Estimates(*(jnp.asarray(x, float) for x in (centre, precision))))
         return Prepared(each, each, data)
 
     def of_networks(self, each: PyTree, layers: np.ndarray) -> np.ndarray:

@@ -91,7 +91,7 @@ def law_at(
 
 def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
     """Iterate over the innovations of a path under a law, block by block."""
-    yield from path.over_blocks(lambda block: innovations_of(path, block, path.terms(block), law))
+    return path.over_blocks(lambda block: innovations_of(path, block, path.terms(block), law))
 
 
 class Scores(NamedTuple):

@@ -65,8 +65,8 @@ def sites_at(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent:
 
 def _observed_site(model: LatentLayers, trace: Mapping[str, Any]) -> str:
     """The name of the observed site, excluding the conditioned latent layers."""
-    observed = [name for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]]
-    (name,) = (name for name in observed if name != model.site)
+    observed = {name for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]}
+    (name,) = observed - {model.site}
     return name
 
 

@@ -86,7 +86,11 @@ class NUTS(AbstractMarkovChain):
         """
         structure = jax.eval_shape(lambda key, start: self.bind(posterior, key, start)[1], keys[0][:2], starts[0])
         blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), structure)
-        identity = jax.tree.map(_identity, blank.adapt_state.inverse_mass_matrix)
+        # Of a dense block, of shape (k, k), or of a diagonal, of shape (k,).
+        identity = jax.tree.map(
+            lambda mass: np.eye(len(mass), dtype=mass.dtype) if mass.ndim == 2 else np.ones_like(mass),
+            blank.adapt_state.inverse_mass_matrix,
+        )
         masses = ("inverse_mass_matrix", "mass_matrix_sqrt", "mass_matrix_sqrt_inv")
         *averages, centre = blank.adapt_state.ss_state
         adapt = blank.adapt_state._replace(
@@ -99,8 +103,3 @@ class NUTS(AbstractMarkovChain):
             blank._replace(rng_key=key[:2], adapt_state=adapt._replace(rng_key=key[2:]), **start._asdict())
             for key, start in zip(keys, starts, strict=True)
         )
-
-
-def _identity(mass: np.ndarray) -> np.ndarray:
-    """The identity of a dense block's shape (k, k), or of a diagonal's (k,)."""
-    return np.eye(len(mass), dtype=mass.dtype) if mass.ndim == 2 else np.ones_like(mass)

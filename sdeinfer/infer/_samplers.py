@@ -73,10 +73,7 @@ class AbstractSampler(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class AbstractMarkovChain(AbstractSampler):
-    """A sampler defined by `start` and `step` of one chain, both traced by JAX.
-
-    Iterations run in chunks, with a progress bar; chains run with one thread per core.
-    """
+    """A sampler defined by `start` and `step` of one chain, both traced by JAX."""
 
     @abc.abstractmethod
     def start(self, posterior: Posterior, key: PRNGKeyArray) -> PyTree:
@@ -121,8 +118,7 @@ class AbstractMarkovChain(AbstractSampler):
 
     def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[PyTree, ...]:
         """The initial states of all chains."""
-        keys = jr.split(key, self.chains)
-        return tuple(_start(self, posterior, own) for own in keys)
+        return tuple(_start(self, posterior, own) for own in jr.split(key, self.chains))
 
     def advance(self, posterior: Posterior, state: PyTree, steps: Int[Array | np.ndarray, ""]) -> tuple[PyTree, PyTree]:
         """Advance one chain by up to a chunk of iterations and record its draws."""

@@ -200,10 +200,7 @@ def test_bad_groups_are_refused():
     for changed, message in (
         (data.drop_vars("group"), "group: a coordinate on network with the label"),
         (data.assign_coords(group=("layer", data["layer"].values)), "group: must be one label per network, got dimens"),
-        (
-            data.assign_coords(group=("network", ["a"] * 16)),
-            "at least 2 groups are needed, got a alone; use models",
-        ),
+        (data.assign_coords(group=("network", ["a"] * 16)), "at least 2 groups are needed, got a alone; use models"),
         (data.assign_coords(group=("network", labels)), f"group: network {data['network'].values[3]} has no label"),
         (data.assign(used=used), "group a: used: no transition is left"),
     ):

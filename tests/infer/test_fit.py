@@ -91,7 +91,8 @@ def test_every_architecture_fits_its_own_networks(architecture):
     truth = {name: value for name, value in truth.items() if name in kind.__dataclass_fields__}
     V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.4)
     data = si.sample_networks(kind(**truth), V0, width=96, depth=10, networks=24, key=jr.key(1))
-    post = si.fit(FULL_PATH, data, chains=2, draws=50, warmup=WARMUP, predictions=4, key=jr.key(2))
+    short = {"chains": 2, "draws": 50, "warmup": WARMUP, "predictions": 4}
+    post = si.fit(FULL_PATH, data, law="limit", **short, key=jr.key(2))
     assert post.attrs["architecture"] == architecture
     assert set(truth) <= set(post["posterior"].data_vars)
     assert set(post["posterior"].data_vars) - set(truth) <= {"c_gap", "c_mean"}

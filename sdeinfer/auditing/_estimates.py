@@ -62,6 +62,12 @@ class Estimate:
         """Two-sided p-value of the declared value."""
         return float(2 * stats.norm.sf(abs(self.log_ratio) / self.sd))
 
+    @property
+    def row(self) -> dict[str, float]:
+        """The parameter, its ratio to the declared value with the interval, and the standard deviation of the log."""
+        low, high = self.interval
+        return {"strength": self.value, "ratio": self.ratio, "low": low, "high": high, "sd": self.sd}
+
     def __str__(self) -> str:
         """The ratio with one standard deviation."""
         return with_error(self.ratio, self.ratio * self.sd)
@@ -111,13 +117,7 @@ def _profile(c: Float[np.ndarray, "points 4"]) -> Float[np.ndarray, " points"]:
 
 
 def strength_estimate(name: str, declared: float, coefficients: Float[np.ndarray, "*terms 4"]) -> Estimate:
-    """The strength that increments have in common.
-
-    Arguments:
-        name: its name.
-        declared: its declared value.
-        coefficients: of the log density in log g², see `blocks.LogMatrixNormal.in_factor`.
-    """
+    """The strength that increments have in common, by coefficients of `blocks.LogMatrixNormal.in_factor`."""
     _, linear, quadratic, _ = coefficients.reshape(-1, 4).sum(0)
     return Estimate(name, declared, -linear / quadratic / 4 - math.log(declared), math.sqrt(-1 / (8 * quadratic)))
 

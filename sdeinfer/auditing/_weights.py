@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._description import Description
+from sdeinfer.auditing._describe import Description
 from sdeinfer.auditing._find import children, module_at, modules
 from sdeinfer.auditing._recipe import Matrix, Recipe, Role, roles_of
 from sdeinfer.blocks import BlockOrder
@@ -74,12 +74,7 @@ class Weights:
 
 
 def weights_of(network: Any, described: Description, roles: Mapping[str, Any] | None = None) -> list[Weights]:
-    """The arrays of all branches.
-
-    Arguments:
-        network: the module.
-        described: its description.
-        roles: matrices of arrays by a glob of the path of their module, for names that are not well-known.
+    """The arrays of all branches; `roles` are those of `initialise`.
 
     Raises:
         InputError: for an array whose matrices are not known, for a branch that has not each matrix of its block once,
@@ -140,8 +135,8 @@ def filled(
     network: Any,
     described: Description,
     weights: Sequence[Weights],
-    matrices: Callable[[Weights], Mapping[Role, Matrix]],
-    recipe: Callable[[Weights], Recipe],
+    matrices: Mapping[str, Mapping[Role, Matrix]],
+    recipes: Sequence[Recipe],
     *,
     heads: int,
     seed: int,
@@ -154,8 +149,8 @@ def filled(
         network: the module.
         described: its description.
         weights: its arrays.
-        matrices: the sizes of the matrices of the branch of an array.
-        recipe: the recipe of an array.
+        matrices: the matrices of each kind of branch.
+        recipes: the recipe of each layer.
         heads: number of heads, for arrays with the queries, keys and values of each.
         seed: seed of the normals.
 
@@ -163,7 +158,7 @@ def filled(
         InputError: for an array of another size, and for biases that the model does not have, before any is changed.
     """
     # All sizes are checked before the first array is filled.
-    sds = [_sds(network, each, matrices(each), recipe(each), heads) for each in weights]
+    sds = [_sds(network, each, matrices[each.kind], recipes[each.layer], heads) for each in weights]
     places: dict[Place, np.ndarray] = {}
     for each, (of_weights, of_bias) in zip(weights, sds, strict=True):
         places[each.path, each.attribute] = of_weights

@@ -69,14 +69,10 @@ class Estimate:
         return {"strength": self.value, "ratio": self.ratio, "low": low, "high": high, "sd": self.sd}
 
     def __str__(self) -> str:
-        """The ratio with one standard deviation."""
-        return with_error(self.ratio, self.ratio * self.sd)
-
-
-def with_error(value: float, sd: float) -> str:
-    """A number with the digits that its standard deviation leaves, as 4.88 ± 0.03."""
-    digits = max(0, -math.floor(math.log10(sd)) if sd > 0 else 3)
-    return f"{value:.{digits}f} ± {sd:.{digits}f}"
+        """The ratio with the digits that its standard deviation leaves, as 4.88 ± 0.03."""
+        sd = self.ratio * self.sd
+        digits = max(0, -math.floor(math.log10(sd)) if sd > 0 else 3)
+        return f"{self.ratio:.{digits}f} ± {sd:.{digits}f}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

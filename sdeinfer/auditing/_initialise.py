@@ -100,7 +100,8 @@ def initialise(
     heads = next((branch.heads for branch in branches_of_layer if isinstance(branch, SelfAttention)), 1)
     sizes = _matrices(described.architecture, width=n, layers=layers)
     # A module of PyTorch is changed in place, and must be as it was where it cannot run.
-    kept = _copies(network, arrays) if audited and described.library == "torch" else []
+    modules = [module_at(network, each.path) for each in arrays if audited and described.library == "torch"]
+    kept = [(each, each.detach().clone()) for module in modules for each in module.parameters(recurse=False)]
     network = filled(network, described, arrays, sizes, rules, heads=heads, seed=seed)
     table = _table(arrays, sizes, rules)
     if not audited:
@@ -117,12 +118,6 @@ def initialise(
     seen = dataclasses.replace(seen, data=scaled(seen.data, 1 / factors[number, np.asarray(order.part)][None]))
     found = judged(seen, described.architecture, rules[0], name=described.name, sd=described.sd)
     return Initialised(network, found, table)
-
-
-def _copies(network: Any, arrays: Sequence[Weights]) -> list[tuple[Any, Any]]:
-    """The parameters of PyTorch's modules with these arrays, and copies of their values."""
-    own = [x for each in arrays for x in module_at(network, each.path).parameters(recurse=False)]
-    return [(parameter, parameter.detach().clone()) for parameter in own]
 
 
 def standard_deviations(architecture: AbstractLayer, recipes: Sequence[Recipe], *, width: int) -> pd.DataFrame:

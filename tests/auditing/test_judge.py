@@ -26,8 +26,8 @@ def blocks(attention: float = 1.0, mlp: float = 1.0, temperature: float = 1.0) -
     of_attention = SelfAttention(gain=GAIN, temperature=temperature, heads=4, pattern=si.CAUSAL)
     return si.Stack(
         (
-            Block(of_attention, attention * DECLARED["attention.strength"], "rms"),
-            Block(MLP(GAIN), mlp * DECLARED["mlp.strength"], "rms"),
+            Block(of_attention, attention * DECLARED["attention.strength"], "layer"),
+            Block(MLP(GAIN, "gelu_tanh"), mlp * DECLARED["mlp.strength"], "layer"),
         )
     )
 

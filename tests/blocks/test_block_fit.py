@@ -24,7 +24,7 @@ TRUTH = {"attention.strength": 0.4, "mlp.strength": 0.3}
 
 def layer(temperature: float = 1.0, gain: float = 2.0) -> si.Stack:
     attention = SelfAttention(temperature, 4.0, heads=4, pattern=si.CAUSAL)
-    return si.Stack((Block(attention, 0.4, "rms"), Block(MLP(gain), 0.3, "rms")))
+    return si.Stack((Block(attention, 0.4, "layer"), Block(MLP(gain, "gelu_tanh"), 0.3, "layer")))
 
 
 class Profile(eqx.Module):

@@ -81,15 +81,7 @@ def audit(
 
 
 def judged(seen: Seen, architecture: AbstractLayer, recipe: Recipe | None, *, name: str, sd: float | None) -> Audit:
-    """The audit of what was observed.
-
-    Arguments:
-        seen: what was observed.
-        architecture: the blocks of one layer.
-        recipe: what is declared; None if nothing is.
-        name: what was observed, in sentences.
-        sd: standard deviation of weights in the model's configuration, or None.
-    """
+    """The audit of what was observed, against the blocks of one layer; `name` and `sd` are those of `Description`."""
     blocks = with_pattern(architecture, Pattern.in_attributes(seen.data.attrs))
     if recipe is not None or sd is not None:
         # Without a recipe the first matrices are assumed to be as configured.

@@ -69,15 +69,11 @@ def causes(found: Likelihood, *, block: Block, recipe: Recipe, width: int, layer
     A mistake explains a shape if its log likelihood is within that of three standard deviations of the largest one;
     and then the strength, if that at this shape is within three standard deviations, and within 3 % or two of them.
 
-    Arguments:
-        found: the log likelihood of the factors of strength and shape.
-        block: the block; only its structure counts.
-        recipe: what declares the values.
-        width: n.
-        layers: L.
+    Only the structure of the block counts; the recipe declares its values.
     """
     known = candidates(block=block, recipe=recipe, width=width, layers=layers)
-    return [each for each in known if _explains(each, found, plain=_plain(block))]
+    plain = isinstance(block.branch, MLP) and not block.branch.gated
+    return [each for each in known if _explains(each, found, plain=plain)]
 
 
 def _explains(cause: Cause, found: Likelihood, *, plain: bool) -> bool:
@@ -88,11 +84,6 @@ def _explains(cause: Cause, found: Likelihood, *, plain: bool) -> bool:
     distance = abs(log_strength - math.log(cause.strength) - beyond)
     known = math.isclose(log_shape, math.log(cause.shape), abs_tol=1e-9)
     return bool(below <= SDS**2 / 2 and distance <= (min(SDS * sd, max(NEAR, 2 * sd)) if known else FAR))
-
-
-def _plain(block: Block) -> bool:
-    """Whether it is an MLP without a gate."""
-    return isinstance(block.branch, MLP) and not block.branch.gated
 
 
 def candidates(*, block: Block, recipe: Recipe, width: int, layers: int) -> Iterator[Cause]:

@@ -1,15 +1,15 @@
-"""Describe a model before it runs: its library, residual branches, and the structure of its blocks."""
+"""A model as an audit knows it before it runs: its library, residual branches, and the structure of its blocks."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax.random as jr
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError, first_line
-from sdeinfer.auditing._description import Description, Library
 from sdeinfer.auditing._find import find, modules, multihead
 from sdeinfer.auditing._structure import of_configuration, of_encoder_layer, unknown
 from sdeinfer.blocks import BlockOrder, SelfAttention
@@ -19,6 +19,32 @@ from sdeinfer.observation import torch_network
 
 QUERY_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 """Names of norms inside of attention."""
+
+Library = Literal["torch", "flax", "equinox"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Description:
+    """A model's residual branches and the structure of its blocks.
+
+    Attributes:
+        library: the library of the model.
+        branches: returns (kind, reader, writer) for each branch of such a model, in the order of their calls; see
+            `observe_branches.torch`.
+        layers: returns the modules whose input and output are the residual stream, one for each Transformer layer; none
+            if they are not known.
+        architecture: the blocks of one layer with everything but sizes of weights: heads, activation, norms, masks.
+            Strengths, gains and biases are those of a recipe.
+        sd: standard deviation of weights in the model's configuration, as `initializer_range`; None if it has none.
+        name: what the model is, for sentences: "GPT2Model".
+    """
+
+    library: Library
+    branches: Callable[[Any], list[tuple[str, Any, Any]]]
+    layers: Callable[[Any], list[Any]]
+    architecture: Stack
+    sd: float | None
+    name: str
 
 
 def describe(

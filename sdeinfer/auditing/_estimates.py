@@ -62,15 +62,17 @@ class Estimate:
         """Two-sided p-value of the declared value."""
         return float(2 * stats.norm.sf(abs(self.log_ratio) / self.sd))
 
+    @property
+    def row(self) -> dict[str, float]:
+        """The parameter, its ratio to the declared value with the interval, and the standard deviation of the log."""
+        low, high = self.interval
+        return {"strength": self.value, "ratio": self.ratio, "low": low, "high": high, "sd": self.sd}
+
     def __str__(self) -> str:
-        """The ratio with one standard deviation."""
-        return with_error(self.ratio, self.ratio * self.sd)
-
-
-def with_error(value: float, sd: float) -> str:
-    """A number with the digits that its standard deviation leaves, as 4.88 ± 0.03."""
-    digits = max(0, -math.floor(math.log10(sd)) if sd > 0 else 3)
-    return f"{value:.{digits}f} ± {sd:.{digits}f}"
+        """The ratio with the digits that its standard deviation leaves, as 4.88 ± 0.03."""
+        sd = self.ratio * self.sd
+        digits = max(0, -math.floor(math.log10(sd)) if sd > 0 else 3)
+        return f"{self.ratio:.{digits}f} ± {sd:.{digits}f}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,13 +113,7 @@ def _profile(c: Float[np.ndarray, "points 4"]) -> Float[np.ndarray, " points"]:
 
 
 def strength_estimate(name: str, declared: float, coefficients: Float[np.ndarray, "*terms 4"]) -> Estimate:
-    """The strength that increments have in common.
-
-    Arguments:
-        name: its name.
-        declared: its declared value.
-        coefficients: of the log density in log g², see `blocks.LogMatrixNormal.in_factor`.
-    """
+    """The strength that increments have in common, by coefficients of `blocks.LogMatrixNormal.in_factor`."""
     _, linear, quadratic, _ = coefficients.reshape(-1, 4).sum(0)
     return Estimate(name, declared, -linear / quadratic / 4 - math.log(declared), math.sqrt(-1 / (8 * quadratic)))
 

@@ -12,11 +12,7 @@ from sdeinfer.observation import called, evaluated, first_array, library
 def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]], *, seed: int = 0) -> float:
     """log(‖∂ℓ/∂X₀‖²/‖∂ℓ/∂X_L‖²) for the stream X before the first and after the last layer, and ℓ = ⟨X_L, G⟩, G white.
 
-    Arguments:
-        model: the module, which runs once in evaluation mode.
-        inputs: its input, see `audit`.
-        layers: its layers.
-        seed: seed of G.
+    The module runs once in evaluation mode; the seed is that of G.
 
     Raises:
         InputError: for a module of another library, or without layers.

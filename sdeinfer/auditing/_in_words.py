@@ -39,14 +39,8 @@ class Found:
 def in_words(found: Sequence[Found], *, width: int, sd: float | None = None) -> str:
     """The standard deviations of last matrices, g/√u, as expressions in sizes, and whether layers are alike.
 
-    Arguments:
-        found: the branches of each kind.
-        width: n.
-        sd: standard deviation of weights in the model's configuration; None for 0.02.
-
-    Returns:
-        As "attention branches 0.00408 = 0.02/√24, all layers alike; mlp branches 0.0200 = 0.02: not scaled with depth,
-        all layers alike (if first matrices have 0.0200)".
+    As "attention branches 0.00408 = 0.02/√24, all layers alike; mlp branches 0.0200 = 0.02: not scaled with depth, all
+    layers alike (if first matrices have 0.0200)"; `sd` is that of the model's configuration, or None for 0.02.
     """
     parts = [f"{each.kind} branches {_last_matrix(each, width, SD if sd is None else sd)}" for each in found]
     firsts = dict.fromkeys(in_digits(math.sqrt(each.gain / width)) for each in found)

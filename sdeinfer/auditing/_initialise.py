@@ -100,16 +100,9 @@ def initialise(
     heads = next((branch.heads for branch in branches_of_layer if isinstance(branch, SelfAttention)), 1)
     sizes = _matrices(described.architecture, width=n, layers=layers)
     # A module of PyTorch is changed in place, and must be as it was where it cannot run.
-    kept = _copies(network, arrays) if audited and described.library == "torch" else []
-    network = filled(
-        network,
-        described,
-        arrays,
-        lambda each: sizes.get(each.kind, {}),
-        lambda each: rules[each.layer],
-        heads=heads,
-        seed=seed,
-    )
+    modules = [module_at(network, each.path) for each in arrays if audited and described.library == "torch"]
+    kept = [(each, each.detach().clone()) for module in modules for each in module.parameters(recurse=False)]
+    network = filled(network, described, arrays, sizes, rules, heads=heads, seed=seed)
     table = _table(arrays, sizes, rules)
     if not audited:
         return Initialised(network, None, table)
@@ -125,12 +118,6 @@ def initialise(
     seen = dataclasses.replace(seen, data=scaled(seen.data, 1 / factors[number, np.asarray(order.part)][None]))
     found = judged(seen, described.architecture, rules[0], name=described.name, sd=described.sd)
     return Initialised(network, found, table)
-
-
-def _copies(network: Any, arrays: Sequence[Weights]) -> list[tuple[Any, Any]]:
-    """The parameters of PyTorch's modules with these arrays, and copies of their values."""
-    own = [x for each in arrays for x in module_at(network, each.path).parameters(recurse=False)]
-    return [(parameter, parameter.detach().clone()) for parameter in own]
 
 
 def standard_deviations(architecture: AbstractLayer, recipes: Sequence[Recipe], *, width: int) -> pd.DataFrame:
@@ -179,20 +166,22 @@ def _factors(architecture: Stack, recipes: Sequence[Recipe], *, width: int) -> F
     Raises:
         InputError: for recipes that differ in more.
     """
-    stacks = [declared(architecture, each, width=width, layers=len(recipes)) for each in dict.fromkeys(recipes)]
-    others = [
-        [float(x) for name, x in each.parameters().items() if not name.endswith(".strength")]
-        # Biases of a last matrix must scale as the strength does.
-        + [block.bias / float(block.strength) ** 2 for block in BlockOrder.of(each, depth=1).blocks]
-        for each in stacks
-    ]
-    if any(not np.allclose(each, others[0]) for each in others):
-        raise InputError("recipe: those of layers may differ in strengths alone, not in gains, temperatures or biases")
-    strengths = {
-        recipe: np.array([float(block.strength) for block in BlockOrder.of(stack, depth=1).blocks])
-        for recipe, stack in zip(dict.fromkeys(recipes), stacks, strict=True)
+    blocks = {
+        each: BlockOrder.of(declared(architecture, each, width=width, layers=len(recipes)), depth=1).blocks
+        for each in dict.fromkeys(recipes)
     }
-    return np.array([strengths[each] / strengths[recipes[0]] for each in recipes])
+    # Gains, temperatures, and biases of last matrices, which must scale as the strength does.
+    others = [
+        [
+            (float(getattr(block.branch, block.branch.shape.name)), block.bias / float(block.strength) ** 2)
+            for block in own
+        ]
+        for own in blocks.values()
+    ]
+    if not np.allclose(others, others[0]):
+        raise InputError("recipe: those of layers may differ in strengths alone, not in gains, temperatures or biases")
+    strengths = np.array([[float(block.strength) for block in blocks[each]] for each in recipes])
+    return strengths / strengths[0]
 
 
 def _table(

@@ -42,11 +42,8 @@ def default_inputs(model: Any) -> Any:
 def check_inputs(model: Any, inputs: Any, architecture: AbstractLayer, *, tokens: int = TOKENS) -> slice | None:
     """The tokens of each prompt to observe: the first ones if the law of these holds by itself, else all (None).
 
-    Arguments:
-        model: a module, or a function that draws one.
-        inputs: its input: one positional argument, or a mapping of keyword arguments.
-        architecture: the blocks of one layer, with the pattern of their attention.
-        tokens: number of tokens of each prompt to observe, if tokens after them do not matter to them.
+    The architecture has the pattern of attention; `tokens` are observed of each prompt if those after them do not
+    matter to them.
 
     Raises:
         InputError: for more than `MOST_TOKENS` tokens, masked tokens, and a sliding window below the observed tokens.

@@ -40,10 +40,6 @@ class _OfBlock:
 def log_densities(data: xr.Dataset, architecture: Stack) -> Float[np.ndarray, "networks branches grid 4"]:
     """All that a judgement needs of the law of the blocks; see `blocks.adjusted_coefficients`.
 
-    Arguments:
-        data: a Dataset of branches.
-        architecture: the declared blocks of one layer.
-
     Raises:
         InputError: for branches of other kinds or patterns than those of the blocks, see `BlockOrder.of_data`.
     """
@@ -60,15 +56,9 @@ def judge(
     name: str,
     sd: float | None = None,
 ) -> Audit:
-    """Compare observed branches with blocks.
+    """Compare observed branches with the declared blocks of one layer, by the `log_densities` of their increments.
 
-    Arguments:
-        seen: what was observed.
-        architecture: the declared blocks of one layer.
-        coefficients: the `log_densities` of what was observed.
-        recipe: what declares their strengths, which are not judged if it is None.
-        name: what was observed, in sentences.
-        sd: standard deviation of weights in the model's configuration, or None.
+    Strengths are judged if a recipe declares them. `name` and `sd` are those of `Description`.
     """
     data = seen.data
     order = BlockOrder.of_data(architecture, data)
@@ -122,20 +112,11 @@ def _by_branch(
 ) -> pd.DataFrame:
     rows = []
     for branch, number in enumerate(order.part):
-        name = f"{order.names[number]}.strength"
+        block = order.names[number]
+        name = f"{block}.strength"
         found = strength_estimate(name, order.strengths[name], at_declared[:, branch])
-        rows.append(
-            {
-                "branch": str(data["name"].values[branch]),
-                "block": order.names[number],
-                "layer": branch // len(order.names),
-                "strength": found.value,
-                "ratio": found.ratio,
-                "low": found.interval[0],
-                "high": found.interval[1],
-                "sd": found.sd,
-            }
-        )
+        place = {"branch": str(data["name"].values[branch]), "block": block, "layer": branch // len(order.names)}
+        rows.append({**place, **found.row})
     return pd.DataFrame(rows).set_index("branch")
 
 

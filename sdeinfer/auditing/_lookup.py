@@ -17,9 +17,7 @@ EXAMPLES = {"base_width": 256, "base_layers": 2}
 def recipe_of(recipe: Any, sd: float | None = None) -> Recipe:
     """A recipe from its name, from standard deviations by role, or as it is.
 
-    Arguments:
-        recipe: a name of `RECIPES`, a mapping from roles to standard deviations, or a `Recipe`.
-        sd: standard deviation of weights in the model's configuration, for recipes by name that have one.
+    Recipes by name take `sd`, that of the model's configuration, if they have one.
 
     Raises:
         InputError: for an unknown name or role, and for the name of a recipe that needs sizes.

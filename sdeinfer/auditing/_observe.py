@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, PRNGKeyArray
 
-from sdeinfer.auditing._description import Description
+from sdeinfer.auditing._describe import Description
 from sdeinfer.auditing._stream import Stream, watched
 from sdeinfer.blocks import BlockOrder
 from sdeinfer.observation import observe_branches
@@ -39,14 +39,7 @@ def observed(
 ) -> Seen:
     """Run networks, and observe their branches; of PyTorch's also the stream and the factors of branches in its sums.
 
-    Arguments:
-        model: a module, or a function that draws one.
-        inputs: its input.
-        described: its branches and blocks.
-        networks: number of networks.
-        tokens: the tokens of each prompt to observe; None for all.
-        seed: seed of the weights of PyTorch's networks.
-        key: PRNG key of those of others; None for the one of `seed`.
+    The seed is that of the weights of PyTorch's networks, and the key that of others, by default the one of the seed.
     """
     pattern = BlockOrder.of(described.architecture, depth=1).pattern
     settings = {"networks": networks, "tokens": tokens, "pattern": pattern}

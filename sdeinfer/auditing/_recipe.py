@@ -9,11 +9,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks import MLP, Block, SelfAttention
-from sdeinfer.covariance import EVERY_TOKEN
 from sdeinfer.layers import AbstractLayer, Stack
 
 Role = Literal["query", "key", "value", "attention output", "gate", "up", "mlp output"]
@@ -44,21 +44,6 @@ class Matrix:
         return self.role in ("attention output", "mlp output")
 
 
-def _zero(matrix: Matrix) -> float:
-    del matrix
-    return 0.0
-
-
-def _one(size: int) -> float:
-    del size
-    return 1.0
-
-
-def _no_factors(matrix: Matrix) -> Mapping[str, float]:
-    del matrix
-    return {}
-
-
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """A rule that gives the weights of a Transformer their standard deviations.
@@ -78,11 +63,11 @@ class Recipe:
     name: str
     source: str
     sd: Callable[[Matrix], float]
-    bias_sd: Callable[[Matrix], float] = _zero
-    multiplier: Callable[[int], float] = _one
-    skip: Callable[[int], float] = _one
-    temperature: Callable[[int], float] = _one
-    factors: Callable[[Matrix], Mapping[str, float]] = _no_factors
+    bias_sd: Callable[[Matrix], float] = lambda matrix: 0.0
+    multiplier: Callable[[int], float] = lambda layers: 1.0
+    skip: Callable[[int], float] = lambda layers: 1.0
+    temperature: Callable[[int], float] = lambda size: 1.0
+    factors: Callable[[Matrix], Mapping[str, float]] = lambda matrix: {}
 
 
 def declared(architecture: Stack, recipe: Recipe, *, width: int, layers: int) -> Stack:
@@ -174,29 +159,18 @@ def matrices(block: Block, *, width: int, layers: int) -> dict[Role, Matrix]:
     Raises:
         InputError: for another branch than `SelfAttention` and `MLP`.
     """
-    branch = block.branch
-    sizes: dict[Role, tuple[int, int]]
-    match branch:
-        case SelfAttention():
-            u = _features(branch, width)
-            of_keys = u // branch.heads * branch.groups
-            sizes = {"query": (width, u), "key": (width, of_keys), "value": (width, of_keys)}
-            sizes |= {"attention output": (u, width)}
-        case MLP():
-            u = _features(branch, width)
-            sizes = {"gate": (width, u)} if branch.gated else {}
-            sizes |= {"up": (width, u), "mlp output": (u, width)}
-        case _:
-            raise InputError(f"architecture: a recipe is for {NEEDED}, got {shown(branch)}")
-    return {role: Matrix(role, *size, width=width, layers=layers) for role, size in sizes.items()}
-
-
-def _features(branch: SelfAttention | MLP, width: int) -> int:
-    """The number of hidden features, rows of the last matrix."""
+    *first, last = roles_of(block)
+    branch, tokens = block.branch, 1
+    if isinstance(branch, SelfAttention):
+        tokens = sum(branch.pattern.prompts) or len(branch.pattern.rows) or 1
     hidden = functools.partial(branch.hidden, key=jr.key(0))
-    pattern = branch.pattern if isinstance(branch, SelfAttention) else EVERY_TOKEN
-    tokens = sum(pattern.prompts) or len(pattern.rows) or 1
-    return jax.eval_shape(hidden, jax.ShapeDtypeStruct((tokens, width), jnp.float32)).shape[1]
+    u = of_keys = jax.eval_shape(hidden, jax.ShapeDtypeStruct((tokens, width), jnp.float32)).shape[1]
+    if isinstance(branch, SelfAttention):
+        of_keys = u // branch.heads * branch.groups
+    sizes: dict[Role, tuple[int, int]]
+    sizes = {role: (width, of_keys if role in ("key", "value") else u) for role in first}
+    sizes[last] = u, width
+    return {role: Matrix(role, *size, width=width, layers=layers) for role, size in sizes.items()}
 
 
 def _require_block(layer: AbstractLayer) -> Block:
@@ -212,7 +186,13 @@ def _declared_block(block: Block, recipe: Recipe, width: int, layers: int) -> Bl
     for role, matrix in of_role.items():
         gain[role], bias[role] = _gain_and_bias(matrix, recipe)
     *first, last = of_role
-    _require_proportion([bias[role] / gain[role] for role in first], recipe)
+    # One variance of biases serves all first matrices if each has the same ratio to its weights.
+    ratios = [bias[role] / gain[role] for role in first]
+    if not np.allclose(ratios, ratios[0], rtol=1e-6, atol=0.0):
+        raise InputError(
+            f"recipe: {recipe.name} has biases of first matrices of a branch that are not in proportion to their"
+            " weights: no block has those"
+        )
     multiplier = _positive(recipe.multiplier(layers), "multiplier", recipe)
     strength, branch = multiplier * math.sqrt(gain[last]), block.branch
     if isinstance(branch, SelfAttention):
@@ -238,12 +218,3 @@ def _positive(value: float, name: str, recipe: Recipe) -> float:
     if not 0 < value < math.inf:
         raise InputError(f"recipe: the {name} must be positive, and is {value} in {recipe.name}")
     return float(value)
-
-
-def _require_proportion(ratios: list[float], recipe: Recipe) -> None:
-    """One variance of biases serves all first matrices if each has the same ratio to its weights."""
-    if not all(math.isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios):
-        raise InputError(
-            f"recipe: {recipe.name} has biases of first matrices of a branch that are not in proportion to their"
-            " weights: no block has those"
-        )

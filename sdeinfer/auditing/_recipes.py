@@ -1,6 +1,7 @@
 """Recipes of initialisation in use, each with its source."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -95,14 +96,9 @@ def xavier(gain: float = 1.0) -> Recipe:
 
     Source: Glorot and Bengio 2010, PMLR 9:249–256, Eq. 16; `xavier_normal_` in torch/nn/init.py.
     """
-
-    def factors(matrix: Matrix) -> dict[str, float]:
-        del matrix
-        return {} if gain == 1 else {"gain": gain}
-
-    return Recipe(
-        "xavier", "Glorot and Bengio 2010, Eq. 16; torch/nn/init.py", _scaled(_xavier, factors), factors=factors
-    )
+    factors = _constant({} if gain == 1 else {"gain": gain})
+    source = "Glorot and Bengio 2010, Eq. 16; torch/nn/init.py"
+    return Recipe("xavier", source, _scaled(_xavier, factors), factors=factors)
 
 
 def kaiming(nonlinearity: str = "relu", mode: str = "fan_in") -> Recipe:
@@ -118,11 +114,7 @@ def kaiming(nonlinearity: str = "relu", mode: str = "fan_in") -> Recipe:
     if mode not in ("fan_in", "fan_out"):
         raise InputError(f"mode: 'fan_in' or 'fan_out' is needed, got {shown(mode)}")
     gain = _GAINS[nonlinearity]
-
-    def factors(matrix: Matrix) -> dict[str, float]:
-        del matrix
-        return {} if gain == 1 else {"gain": gain}
-
+    factors = _constant({} if gain == 1 else {"gain": gain})
     sd = _scaled(lambda matrix: getattr(matrix, mode) ** -0.5, factors)
     return Recipe("kaiming", "arXiv 1502.01852, Eq. 10 and 14; torch/nn/init.py", sd, factors=factors)
 
@@ -139,10 +131,7 @@ def mup(sd: float = SD, *, base_width: int, base_head_size: float = 1.0) -> Reci
             by its root; 1 for qᵀk/d_k.
     """
     at_least_one(base_width=base_width)
-
-    def factors(matrix: Matrix) -> dict[str, float]:
-        return _of_width(matrix, base_width)
-
+    factors = functools.partial(_of_width, base_width=base_width)
     return Recipe(
         "mup",
         "arXiv 2203.03466, Table 3 and Definition 4.1; mup/init.py",
@@ -262,7 +251,7 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
 """Functions that make recipes, by name."""
 
 
-def _constant(value: float) -> Callable[[Matrix], float]:
+def _constant[T](value: T) -> Callable[[Matrix], T]:
     return lambda matrix: value
 
 

@@ -96,16 +96,9 @@ class Audit:
         """A table with one row for each block, and for each branch."""
         pooled = pd.DataFrame(
             [
-                {
-                    "branch": f"all {each.name.partition('.')[0]}",
-                    "block": each.name.partition(".")[0],
-                    "strength": each.value,
-                    "ratio": each.ratio,
-                    "low": each.interval[0],
-                    "high": each.interval[1],
-                    "sd": each.sd,
-                }
+                {"branch": f"all {block}", "block": block, **each.row}
                 for each in self.strengths
+                for block in [each.name.partition(".")[0]]
             ]
         ).set_index("branch")
         return pd.concat([pooled, self.branches])
@@ -163,6 +156,5 @@ def _joined(sentences: list[str]) -> str:
 
 
 def _estimate(each: Estimate) -> dict[str, Any]:
-    low, high = each.interval
-    found = {"name": each.name, "declared": each.declared, "ratio": each.ratio, "low": low, "high": high, "sd": each.sd}
-    return {key: value if isinstance(value, str) else float(value) for key, value in found.items()}
+    numbers = {"declared": each.declared, **each.row}
+    return {"name": each.name} | {key: float(value) for key, value in numbers.items() if key != "strength"}

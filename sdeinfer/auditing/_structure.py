@@ -77,12 +77,7 @@ WITHOUT_LAW: dict[str, Callable[[Any], bool]] = {
 
 
 def of_configuration(config: Any, name: str, pattern: Pattern | None = None) -> Stack:
-    """The blocks of a Hugging Face model.
-
-    Arguments:
-        config: its configuration.
-        name: of the model, for errors.
-        pattern: which tokens each token attends to; None for that of the model type.
+    """The blocks of a Hugging Face model; a pattern of None is that of its model type.
 
     Raises:
         InputError: for a model type that is not known, and for what the law of blocks does not have.
@@ -114,12 +109,7 @@ def of_configuration(config: Any, name: str, pattern: Pattern | None = None) -> 
 
 
 def of_encoder_layer(layer: Any, name: str, pattern: Pattern | None = None) -> Stack:
-    """The blocks of PyTorch's `nn.TransformerEncoderLayer`.
-
-    Arguments:
-        layer: the module.
-        name: of the model, for errors.
-        pattern: which tokens each token attends to, which is an argument of the layer's calls; None for all.
+    """The blocks of PyTorch's `nn.TransformerEncoderLayer`, whose pattern is an argument of its calls; None for all.
 
     Raises:
         InputError: for an activation that is not known.

@@ -4,7 +4,7 @@ import dataclasses
 import fnmatch
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import equinox as eqx
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._description import Description
+from sdeinfer.auditing._describe import Description, Library
 from sdeinfer.auditing._find import children, module_at, modules
 from sdeinfer.auditing._recipe import Matrix, Recipe, Role, roles_of
 from sdeinfer.blocks import BlockOrder
@@ -74,12 +74,7 @@ class Weights:
 
 
 def weights_of(network: Any, described: Description, roles: Mapping[str, Any] | None = None) -> list[Weights]:
-    """The arrays of all branches.
-
-    Arguments:
-        network: the module.
-        described: its description.
-        roles: matrices of arrays by a glob of the path of their module, for names that are not well-known.
+    """The arrays of all branches; `roles` are those of `initialise`.
 
     Raises:
         InputError: for an array whose matrices are not known, for a branch that has not each matrix of its block once,
@@ -140,30 +135,22 @@ def filled(
     network: Any,
     described: Description,
     weights: Sequence[Weights],
-    matrices: Callable[[Weights], Mapping[Role, Matrix]],
-    recipe: Callable[[Weights], Recipe],
+    matrices: Mapping[str, Mapping[Role, Matrix]],
+    recipes: Sequence[Recipe],
     *,
     heads: int,
     seed: int,
 ) -> Any:
     """The network with new weights: independent normals with the standard deviations of a recipe.
 
-    A network of PyTorch is changed in place; of Flax and Equinox a new one is made.
-
-    Arguments:
-        network: the module.
-        described: its description.
-        weights: its arrays.
-        matrices: the sizes of the matrices of the branch of an array.
-        recipe: the recipe of an array.
-        heads: number of heads, for arrays with the queries, keys and values of each.
-        seed: seed of the normals.
+    Recipes are those of layers, and matrices those of each kind of branch; heads are for arrays with the queries, keys
+    and values of each. A network of PyTorch is changed in place; of Flax and Equinox a new one is made.
 
     Raises:
         InputError: for an array of another size, and for biases that the model does not have, before any is changed.
     """
     # All sizes are checked before the first array is filled.
-    sds = [_sds(network, each, matrices(each), recipe(each), heads) for each in weights]
+    sds = [_sds(network, each, matrices[each.kind], recipes[each.layer], heads) for each in weights]
     places: dict[Place, np.ndarray] = {}
     for each, (of_weights, of_bias) in zip(weights, sds, strict=True):
         places[each.path, each.attribute] = of_weights
@@ -179,7 +166,7 @@ def filled(
             normals *= sd
             yield place, normals.reshape(getattr(module_at(network, place[0]), place[1]).shape)
 
-    return _WITH[described.library](network, drawn())
+    return _replaced(network, described.library, drawn())
 
 
 def _inside(path: str, module: Any) -> Iterator[str]:
@@ -245,35 +232,22 @@ type Place = tuple[str, str]
 """The path of a module, and the name of an array there."""
 
 
-def _with_torch(network: Any, new: Iterable[tuple[Place, np.ndarray]]) -> Any:
-    torch = sys.modules["torch"]
-    with torch.no_grad():
-        for (path, name), array in new:
-            getattr(module_at(network, path), name).copy_(torch.from_numpy(array))
-    return network
+def _replaced(network: Any, library: Library, new: Iterable[tuple[Place, np.ndarray]]) -> Any:
+    """The network with arrays in the places of others: of PyTorch the same object, of Flax and Equinox a new one."""
+    if library == "equinox":
+        arrays = dict(new)
 
+        def places(tree: Any) -> list[Any]:
+            return [getattr(module_at(tree, path), name) for path, name in arrays]
 
-def _with_flax(network: Any, new: Iterable[tuple[Place, np.ndarray]]) -> Any:
-    network = sys.modules["flax.nnx"].clone(network)
+        pairs = zip(places(network), arrays.values(), strict=True)
+        return eqx.tree_at(places, network, [jnp.asarray(array, old.dtype) for old, array in pairs])
+    if library == "flax":
+        network = sys.modules["flax.nnx"].clone(network)
     for (path, name), array in new:
-        variable = getattr(module_at(network, path), name)
-        variable[...] = array.astype(variable.dtype)
+        old = getattr(module_at(network, path), name)
+        if library == "flax":
+            old[...] = array.astype(old.dtype)
+        else:
+            old.data.copy_(sys.modules["torch"].from_numpy(array))
     return network
-
-
-def _with_equinox(network: Any, new: Iterable[tuple[Place, np.ndarray]]) -> Any:
-    arrays = dict(new)
-
-    def places(tree: Any) -> list[Any]:
-        return [getattr(module_at(tree, path), name) for path, name in arrays]
-
-    pairs = zip(places(network), arrays.values(), strict=True)
-    return eqx.tree_at(places, network, [jnp.asarray(array, old.dtype) for old, array in pairs])
-
-
-_WITH: Mapping[str, Callable[[Any, Iterable[tuple[Place, np.ndarray]]], Any]] = {
-    "torch": _with_torch,
-    "flax": _with_flax,
-    "equinox": _with_equinox,
-}
-"""Functions that put arrays in the places of others, by path and name, for each library."""

@@ -4,7 +4,6 @@ A branch ends in a Gaussian linear map, so that its law at width n needs expecta
 limit. `Block` is a layer; `increment_moments` and `output_moments` are its law.
 """
 
-from sdeinfer.blocks._activations import ACTIVATIONS as ACTIVATIONS
 from sdeinfer.blocks._attention import SelfAttention as SelfAttention
 from sdeinfer.blocks._block import Block as Block
 from sdeinfer.blocks._branch import AbstractBranch as AbstractBranch
@@ -29,6 +28,7 @@ from sdeinfer.blocks._law import output_moments as output_moments
 from sdeinfer.blocks._logarithm import LogMoments as LogMoments
 from sdeinfer.blocks._logarithm import log_moments as log_moments
 from sdeinfer.blocks._logarithm import sampled_log_moments as sampled_log_moments
+from sdeinfer.blocks._mlp import ACTIVATIONS as ACTIVATIONS
 from sdeinfer.blocks._mlp import MLP as MLP
 from sdeinfer.blocks._moments import MatrixMoments as MatrixMoments
 from sdeinfer.blocks._norms import normalised_covariance as normalised_covariance

@@ -148,7 +148,7 @@ class SelfAttention(AbstractBranch):
         keys, queries = wishart_factors(uniforms[:, :p], tokens, size), normals[:, p:]
         return AttentionNodes(keys, queries.reshape(-1, shared, tokens, tokens), values, members)
 
-    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> MatrixMoments:
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int) -> MatrixMoments:
         """Means over nodes; given the softmax, a part has the moments of normal values, which are integrated out."""
         size, tokens = self._head_size(width), len(V)
         A = self._attention(V, nodes, size)
@@ -162,7 +162,9 @@ class SelfAttention(AbstractBranch):
         of_values = fourth_moments(P.reshape(-1, tokens, tokens)) / (shared**2 * size)
         return MatrixMoments(mean[square_of(tokens)], (centred.T @ centred + of_values) / (count * self.groups))
 
-    def hidden_draws(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> Float[Array, "nodes m m"]:
+    def hidden_draws(
+        self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int
+    ) -> Float[Array, "nodes m m"]:
         """Means of parts at random nodes, one for each group of heads, with values drawn too."""
         size = self._head_size(width)
         A = self._attention(V, nodes, size)
@@ -171,7 +173,7 @@ class SelfAttention(AbstractBranch):
         parts = jnp.einsum("rhak,rhbk->rab", h, h) / (A.shape[1] * size)
         return parts[nodes.members].mean(0)
 
-    def _attention(self, V: Float[Array, "m m"], nodes: Any, size: int) -> Float[Array, "nodes heads m m"]:
+    def _attention(self, V: Float[Array, "m m"], nodes: Any, size: Any) -> Float[Array, "nodes heads m m"]:
         L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
         if self.rope is None:
             return self._softmax(jnp.einsum("ai,rhij,rkj,bk->rhab", L, nodes.queries, nodes.keys, L), size)

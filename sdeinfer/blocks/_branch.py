@@ -54,10 +54,12 @@ class AbstractBranch(eqx.Module):
         """Random numbers of 2^`log2` parts, for `moments`; the same for all covariances and parameters."""
 
     @abc.abstractmethod
-    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> MatrixMoments:
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int) -> MatrixMoments:
         """Mean and covariance of S given V = UUᵀ/n; differentiable in V and in the branch's parameters."""
 
-    def hidden_draws(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> Float[Array, "nodes m m"] | None:
+    def hidden_draws(
+        self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int
+    ) -> Float[Array, "nodes m m"] | None:
         """Draws of S, for a branch whose S is a mean of few parts; None if the leading order in C is enough.
 
         Arguments:
@@ -69,7 +71,13 @@ class AbstractBranch(eqx.Module):
         return None
 
     def hidden_logarithm(
-        self, V: Float[Array, "m m"], hidden: MatrixMoments, nodes: Any, *, bias: ArrayLike = 0.0, width: int
+        self,
+        V: Float[Array, "m m"],
+        hidden: MatrixMoments,
+        nodes: Any,
+        *,
+        bias: ArrayLike = 0.0,
+        width: Int[Array, ""] | int,
     ) -> LogMoments:
         """Moments of the logarithm of S + b about its mean: by `hidden_draws`, or to leading order in C.
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from sdeinfer._devices import launching_threads
 from sdeinfer._files import InputError
@@ -49,17 +49,24 @@ def branch_coefficients(
         order: its blocks.
         log2: logarithm of the number of nodes; None for the branch's own.
         seed: number of their scramblings; each increment has its own.
+
+    Raises:
+        InputError: for a branch without a density, naming it.
     """
     found = np.empty((data.sizes["network"], data.sizes["branch"], GRID, 4))
 
     def fill(here: Reading) -> None:
         D, nodes = data["increment"].values[here.network, here.branch], here.nodes(log2=log2, seed=seed)
         with jax.enable_x64(True):  # noqa: FBT003
-            table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, LOG_FACTORS, here.width)
+            table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, LOG_FACTORS, jnp.asarray(here.width))
         found[here.network, here.branch] = table
 
     in_threads(fill, list(readings(data, order)))
-    _require_finite(found)
+    # Interpolation would spread a hole over all of the table.
+    faulty = ~np.isfinite(found).all(axis=(0, 2, 3))
+    if faulty.any():
+        branch = int(np.argmax(faulty))
+        raise InputError(f"increment: branch {branch}: has no density by its block's law: are tokens nearly equal?")
     return found
 
 
@@ -110,28 +117,18 @@ def readings(data: xr.Dataset, order: BlockOrder) -> Iterator[Reading]:
 def in_threads[T](run: Callable[[Reading], T], each: Sequence[Reading]) -> list[T]:
     """Results of a program for many readings; its loops run on one core each.
 
-    One reading of each width and block is first, so that its program is compiled once.
+    One reading of each block is first, width by width, so that its program is compiled once: widths may share it.
     """
-    first: dict[tuple[int, int], int] = {}
+    first: dict[int, dict[int, int]] = {}
     for number, here in enumerate(each):
-        first.setdefault((here.width, here.part), number)
+        first.setdefault(here.width, {}).setdefault(here.part, number)
+    rounds = [list(of_width.values()) for of_width in first.values()]
+    rounds.append(sorted({*range(len(each))}.difference(*rounds)))
+    found: dict[int, T] = {}
     with ThreadPoolExecutor(launching_threads()) as pool:
-        found = dict(zip(first.values(), pool.map(run, (each[number] for number in first.values())), strict=True))
-        rest = [number for number in range(len(each)) if number not in found]
-        found |= zip(rest, pool.map(run, (each[number] for number in rest)), strict=True)
+        for numbers in rounds:
+            found |= zip(numbers, pool.map(run, (each[number] for number in numbers)), strict=True)
     return [found[number] for number in range(len(each))]
-
-
-def _require_finite(table: Float[np.ndarray, "networks branches grid 4"]) -> None:
-    """Refuse a table with a hole, which interpolation would spread over all of it.
-
-    Raises:
-        InputError: naming the branch.
-    """
-    faulty = ~np.isfinite(table).all(axis=(0, 2, 3))
-    if faulty.any():
-        branch = int(np.argmax(faulty))
-        raise InputError(f"increment: branch {branch}: has no density by its block's law: are tokens nearly equal?")
 
 
 def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, seed: int = 0) -> object:
@@ -146,7 +143,7 @@ def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, 
 
 
 def law_of_increment(
-    block: Block, V: Float[Array, "m m"], D: Float[Array, "m m"], nodes: object, *, width: int
+    block: Block, V: Float[Array, "m m"], D: Float[Array, "m m"], nodes: object, *, width: Int[Array, ""] | int
 ) -> LogMatrixNormal:
     """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads.
 

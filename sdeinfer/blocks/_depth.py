@@ -32,12 +32,7 @@ class MomentsOverDepth(NamedTuple):
 
 @checked
 def moments_over_depth(
-    layer: AbstractLayer,
-    V0: Float[Array | np.ndarray, "m m"],
-    *,
-    width: int,
-    depth: int,
-    log2: int | None = None,
+    layer: AbstractLayer, V0: Float[Array | np.ndarray, "m m"], *, width: int, depth: int, log2: int | None = None
 ) -> MomentsOverDepth:
     """Mean and covariance of V over depth, to leading order in 1/n: no networks are sampled.
 
@@ -88,10 +83,9 @@ def _after(
         hidden = hidden._replace(mean=hidden.mean + block.bias / jnp.square(block.strength))
         increment = increment_moments(hidden, width=width, dropout=block.dropout)
         out = output_moments(V, increment, strength=block.strength, skip=block.skip, width=width)
-        return vech(out.mean), out.covariance
+        return vech(out.mean), (vech(out.mean), out.covariance)
 
-    slope, own = jax.jacfwd(moments, has_aux=True)(v)
-    v, _ = moments(v)
+    slope, (v, own) = jax.jacfwd(moments, has_aux=True)(v)
     covariance = slope @ covariance @ slope.T + own
     if block.position == "pre":
         return v, covariance

@@ -123,9 +123,9 @@ def _drawn_coefficients(
 
     def at_steps(here: Reading) -> np.ndarray | None:
         with jax.enable_x64(True):  # noqa: FBT003
-            block, V = reshaped(here.block, log_factor), jnp.asarray(here.V)
-            draws = _draws(block, V, here.nodes(seed=seed + 1), _wishart_factors(here, seed), here.width)
-            return None if draws is None else np.asarray(_at_steps(block, V, draws, here.nodes(seed=seed), here.width))
+            block, V, width = reshaped(here.block, log_factor), jnp.asarray(here.V), jnp.asarray(here.width)
+            draws = _draws(block, V, here.nodes(seed=seed + 1), _wishart_factors(here, seed), width)
+            return None if draws is None else np.asarray(_at_steps(block, V, draws, here.nodes(seed=seed), width))
 
     found = [drawn for drawn in in_threads(at_steps, each[:: math.ceil(len(each) / INCREMENTS)]) if drawn is not None]
     if not found:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from sdeinfer.blocks._logarithm import LogMoments, log_moments
 from sdeinfer.blocks._moments import MatrixMoments, fourth_moments, paired
@@ -78,7 +78,7 @@ class LogMatrixNormal(NamedTuple):
         return whitened, jnp.log(jnp.diagonal(root)).sum()
 
 
-def increment_moments(hidden: MatrixMoments, *, width: int, dropout: float = 0.0) -> MatrixMoments:
+def increment_moments(hidden: MatrixMoments, *, width: Int[Array, ""] | int, dropout: float = 0.0) -> MatrixMoments:
     """Exact moments of ΔΔᵀ/n for an increment of strength 1.
 
     Given S it is Wishart_m(n, S)/n, and so has the mean K and the covariance C + E[S_ac S_bd + S_ad S_bc]/n. Dropout
@@ -100,7 +100,7 @@ def increment_moments(hidden: MatrixMoments, *, width: int, dropout: float = 0.0
 
 
 def increment_law(
-    D: Float[Array, "m m"], mean: Float[Array, "m m"], hidden: LogMoments, *, width: int
+    D: Float[Array, "m m"], mean: Float[Array, "m m"], hidden: LogMoments, *, width: Int[Array, ""] | int
 ) -> LogMatrixNormal:
     """The law of ΔΔᵀ/n for an increment of strength 1, at an observed D.
 
@@ -120,7 +120,12 @@ def increment_law(
 
 
 def output_moments(
-    V: Float[Array, "m m"], increment: MatrixMoments, *, strength: ArrayLike, skip: ArrayLike = 1.0, width: int
+    V: Float[Array, "m m"],
+    increment: MatrixMoments,
+    *,
+    strength: ArrayLike,
+    skip: ArrayLike = 1.0,
+    width: Int[Array, ""] | int,
 ) -> MatrixMoments:
     """Exact moments of V′ = X′X′ᵀ/n for X′ = αX + Δ, given V; the moments of ΔΔᵀ/n are of strength 1.
 

@@ -1,4 +1,4 @@
-"""The MLP branch, plain or gated."""
+"""The MLP branch, plain or gated, and activations by name."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.blocks._activations import activation_of
 from sdeinfer.blocks._branch import AbstractBranch, check_bias, projected, projection
 from sdeinfer.blocks._moments import MatrixMoments, fourth_moments
 from sdeinfer.blocks._nodes import normal_nodes
@@ -21,6 +20,30 @@ from sdeinfer.blocks._parameters import GAIN
 from sdeinfer.covariance import gram, matmul, pairs, square_of, vech
 from sdeinfer.layers import COLUMNS_AT_ONCE, NetworkKeys, factor
 from sdeinfer.parameters import Parameter
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": lambda z: jax.nn.gelu(z, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "relu_squared": lambda z: jnp.square(jax.nn.relu(z)),
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+    "identity": lambda z: z,
+}
+"""Activations by the names that blocks know; any other function of an array is used as it is."""
+
+
+def activation_of(given: str | Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """The function of a name, or a function unchanged.
+
+    Raises:
+        InputError: for an unknown name, and for what is no function.
+    """
+    if isinstance(given, str) and given in ACTIVATIONS:
+        return ACTIVATIONS[given]
+    if isinstance(given, str) or not callable(given):
+        raise InputError(f"activation: one of {', '.join(ACTIVATIONS)} or a function is needed, got {shown(given)}")
+    return given
 
 
 class MLP(AbstractBranch):
@@ -85,7 +108,7 @@ class MLP(AbstractBranch):
         del width
         return normal_nodes(tokens, log2, seed)
 
-    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: int) -> MatrixMoments:
+    def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int) -> MatrixMoments:
         """Means over nodes; given φ, a gated unit is normal with the covariance φ_a G_ab φ_b."""
         tokens, count = len(V), len(nodes)
         L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))

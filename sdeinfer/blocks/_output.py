@@ -1,7 +1,7 @@
 """The density of V′ after one block, for covariances of the residual stream."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._block import Block
@@ -12,7 +12,7 @@ from sdeinfer.blocks._norms import normalised_covariance
 
 
 def output_law(
-    block: Block, V: Float[Array, "m m"], after: Float[Array, "m m"], nodes: object, *, width: int
+    block: Block, V: Float[Array, "m m"], after: Float[Array, "m m"], nodes: object, *, width: Int[Array, ""] | int
 ) -> LogMatrixNormal:
     """The law of V′ = X′X′ᵀ/n after one block, at an observed V′, given V = XXᵀ/n before it.
 

@@ -79,39 +79,40 @@ def gradient_norms(
     times = np.asarray(ts, float)
     if times.ndim != 1 or not len(times) or times[0] < 0 or times[-1] >= time or (np.diff(times) <= 0).any():
         raise InputError(f"ts: increasing depth-times from 0 to less than {time:g} are needed, got {times.tolist()}")
+    attention = _attention_in(layer)
+    if of != "tokens" and (of not in ("values", "queries") or len(attention) != 1):
+        raise InputError(
+            "of: tokens, or values or queries of a layer with one ShapedAttention or ShapedTransformer, is needed; got "
+            f"{of!r}"
+        )
     V = np.asarray(simulate(layer, V0, times, paths=paths, step=step, key=jr.fold_in(key, 0)))
     found = []
     for number, left in enumerate(time - times):
         key_start, *keys = jr.split(jr.fold_in(key, number + 1), len(V0) + 1)
-        starts = _starts(layer, V[:, number], of, key_start)
+        at = V[:, number]
+        starts = [np.diag(row)[None] for row in np.eye(len(V0), dtype=V.dtype)]
+        if of != "tokens":
+            starts = [_of_weights(attention[0], at, of, key_start)]
         ends = [
-            tangents_from(layer, V[:, number], [left], D0, step=step, key=each)
+            tangents_from(layer, at, [left], D0, step=step, key=each)
             for D0, each in zip(starts, keys, strict=False)  # weights have one start
         ]
         found.append(np.stack([np.asarray(squared_jacobian_norm(end))[:, 0] for end in ends], axis=-1))
     return GradientNorms(times, np.stack(found, axis=1))
 
 
-def _starts(layer: AbstractLayer, V: np.ndarray, of: str, key: PRNGKeyArray) -> list[np.ndarray]:
-    """The D from which tangents start."""
-    tokens = V.shape[-1]
-    if of == "tokens":
-        return [np.diag(row).astype(V.dtype)[None] for row in np.eye(tokens)]
-    attention = _attention_in(layer)
-    if of not in ("values", "queries") or len(attention) != 1:
-        raise InputError(
-            "of: tokens, or values or queries of a layer with one ShapedAttention or ShapedTransformer, is needed; got "
-            f"{of!r}"
-        )
+def _of_weights(layer: ShapedAttention | ShapedTransformer, V: np.ndarray, of: str, key: PRNGKeyArray) -> np.ndarray:
+    """The D from which the tangent of a change of the weights of attention starts."""
+    tokens, heads = V.shape[-1], layer.heads
     finite = np.where(np.isfinite(V).all(axis=(1, 2), keepdims=True), V, np.eye(tokens, dtype=V.dtype))
-    variance, tau0, heads = float(attention[0].gamma) ** 2, float(attention[0].tau0), attention[0].heads
+    variance, tau0 = float(layer.gamma) ** 2, float(layer.tau0)
     if of == "values":
-        return [variance * finite]
+        return variance * finite
     L = factor_on_host(finite)[:, None]
     y = L @ np.asarray(jr.normal(key, (len(V), heads, tokens, tokens), V.dtype)) @ np.swapaxes(L, -1, -2)
-    _, differences, selected, _ = centring(attention[0].pattern, tokens)
+    _, differences, selected, _ = centring(layer.pattern, tokens)
     F = (y @ differences.T * selected) @ differences @ L
-    return [(variance / tau0**2 * np.mean(F @ np.swapaxes(F, -1, -2), axis=1)).astype(V.dtype)]
+    return (variance / tau0**2 * np.mean(F @ np.swapaxes(F, -1, -2), axis=1)).astype(V.dtype)
 
 
 def _attention_in(layer: AbstractLayer) -> list[ShapedAttention | ShapedTransformer]:

@@ -42,7 +42,7 @@ def test_copied_layers_are_named():
 
 
 def test_a_factor_is_explained():
-    found = si.audit(strong, prompt(), recipe=RECIPE, architecture=blocks(), key=jr.key(1), networks=8)
+    found = si.audit(strong, prompt(), recipe=RECIPE, architecture=blocks(), key=jr.key(1), networks=4)
     assert [each.name for each in found.failed] == ["ratio of mlp.strength to the declared one"]
     assert "√3 = 1.73: the mlp output matrix: the bound of a uniform law" in found.verdict
 

@@ -67,75 +67,67 @@ def likelihood(strength: float, shape: float, *, sd: float = 0.003, shape_sd: fl
     return Likelihood(DECLARED, np.stack([[*row, -((x / shape_sd) ** 2) / 2] for x in log_shape]))
 
 
-MUP = mup(base_width=192)
+NORMAL, XAVIER, LINEAR, MUP = normal(), xavier(), pytorch_linear(biases=False), mup(base_width=192)
+DEEP = mup(base_width=192, base_head_size=1), completep(base_width=192, base_layers=2)
+NO_ROOT = dataclasses.replace(NORMAL, temperature=lambda size: size**-0.5)
+BY_SIZE = dataclasses.replace(NORMAL, temperature=MUP.temperature)
+FAN_OUT = of_fans(lambda matrix: matrix.fan_out)
+LAST_FAN_OUT = of_fans(lambda matrix: matrix.fan_out if matrix.last else matrix.fan_in)
+
+
+def first_and_last(first: int, last: int) -> Recipe:
+    return of_fans(lambda matrix: last if matrix.last else first)
+
+
+QUERY_KEY = ("query", "key")
 MISTAKES = [
-    (GELU, normal(), gpt2(), "√(2L) = 4.90: the factor 1/√(2L) of the mlp output matrix is missing"),
-    (ATTENTION, normal(), gpt2(), "√(2L) = 4.90: the factor 1/√(2L) of the attention output matrix"),
-    (GELU, gpt2(), normal(), "1/√(2L) = 0.204: the mlp output matrix: a scale of 1/√(2L) that"),
-    (SWIGLU, pytorch_linear(biases=False), gpt2(), "all matrices: the default 1/√(3 fan_in)"),
-    (ATTENTION, pytorch_linear(biases=False), normal(), "all matrices: the default 1/√(3 fan_in)"),
-    (
-        GELU,
-        of_roles(normal(), pytorch_linear(biases=False), "mlp output"),
-        normal(),
-        "the mlp output matrix: the default",
-    ),
+    (GELU, NORMAL, gpt2(), "√(2L) = 4.90: the factor 1/√(2L) of the mlp output matrix is missing"),
+    (ATTENTION, NORMAL, gpt2(), "√(2L) = 4.90: the factor 1/√(2L) of the attention output matrix"),
+    (GELU, gpt2(), NORMAL, "1/√(2L) = 0.204: the mlp output matrix: a scale of 1/√(2L) that"),
+    (SWIGLU, LINEAR, gpt2(), "all matrices: the default 1/√(3 fan_in)"),
+    (ATTENTION, LINEAR, NORMAL, "all matrices: the default 1/√(3 fan_in)"),
+    (GELU, of_roles(NORMAL, LINEAR, "mlp output"), NORMAL, "the mlp output matrix: the default"),
     (ATTENTION, sd_times(gpt2(), 3**-0.5), gpt2(), "1/3 = 0.333: all matrices: the standard deviation is taken for"),
-    (ATTENTION, of_roles(normal(), sd_times(normal(), 3**0.5), "query", "key"), normal(), "0.333: the query and key"),
-    (GELU, normal(), xavier(), "a standard deviation of 0.02, the default of many configurations"),
-    (GELU, normal(), MUP, "4.00: the factor √(base_width/n) of the up and mlp output matrices is missing"),
+    (ATTENTION, of_roles(NORMAL, sd_times(NORMAL, 3**0.5), *QUERY_KEY), NORMAL, "0.333: the query and key"),
+    (GELU, NORMAL, XAVIER, "a standard deviation of 0.02, the default of many configurations"),
+    (GELU, NORMAL, MUP, "4.00: the factor √(base_width/n) of the up and mlp output matrices is missing"),
     (GELU, lecun(), kaiming(), "0.500: the factor gain of the up and mlp output matrices is missing"),
     (GELU, kaiming(), lecun(), "2.00: the up and mlp output matrices: a gain √2, as for ReLU"),
-    (ATTENTION, xavier(), deepnet(), "9.80: the factor β = (8L)^−¼ of the value and attention output"),
-    (
-        GELU,
-        mup(base_width=192, base_head_size=1),
-        completep(base_width=192, base_layers=2),
-        "6.00: the factor (L/base_layers)^−1 of the mlp output matrix is missing",
-    ),
-    (SWIGLU, of_fans(lambda matrix: matrix.fan_out), lecun(), "0.375: all matrices: fan_in and fan_out are exchanged"),
+    (ATTENTION, XAVIER, deepnet(), "9.80: the factor β = (8L)^−¼ of the value and attention output"),
+    (GELU, *DEEP, "6.00: the factor (L/base_layers)^−1 of the mlp output matrix is missing"),
+    (SWIGLU, FAN_OUT, lecun(), "0.375: all matrices: fan_in and fan_out are exchanged"),
     (
         SWIGLU,
-        of_fans(lambda matrix: matrix.fan_out if matrix.last else matrix.fan_in),
+        LAST_FAN_OUT,
         lecun(),
         "σ of exchanged fans/σ = 1.63: the mlp output matrix: fan_in and fan_out are exchanged",
     ),
     (
         GQA,
-        of_fans(lambda matrix: 256 if matrix.last else 768),
+        first_and_last(768, 256),
         lecun(),
         "σ of grouped heads/σ = 1.73: the attention output matrix: fan_in is that of the keys",
     ),
     (
         ATTENTION,
-        of_fans(lambda matrix: 768 if matrix.last else 64),
+        first_and_last(64, 768),
         lecun(),
         "σ of d_k/σ = 3.46: the query, key and value matrices: fan_in is that of one head",
     ),
     (
         ATTENTION,
-        of_fans(lambda matrix: 768 if matrix.last else 3 * 768),
+        first_and_last(3 * 768, 768),
         lecun(),
         "0.577: queries, keys and values are initialised as one matrix, whose fan_in and fan_out are exchanged",
     ),
     (
         ATTENTION,
-        of_roles(xavier(), pytorch(), "query", "key", "value"),
-        xavier(),
+        of_roles(XAVIER, pytorch(), *QUERY_KEY, "value"),
+        XAVIER,
         "0.707: queries, keys and values are initialised as one matrix",
     ),
-    (
-        ATTENTION,
-        dataclasses.replace(normal(), temperature=lambda size: size**-0.5),
-        normal(),
-        "1/√d_k = 0.125: 1/√d_k of the logits is missing",
-    ),
-    (
-        ATTENTION,
-        normal(),
-        dataclasses.replace(normal(), temperature=MUP.temperature),
-        "1/8.00 = 0.125: logits are divided by √d_k",
-    ),
+    (ATTENTION, NO_ROOT, NORMAL, "1/√d_k = 0.125: 1/√d_k of the logits is missing"),
+    (ATTENTION, NORMAL, BY_SIZE, "1/8.00 = 0.125: logits are divided by √d_k"),
 ]
 
 

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
@@ -207,41 +206,6 @@ def test_equinox():
     np.testing.assert_array_equal(
         si.observe_branches.equinox(model, X, inside.branches)["increment"], data["increment"][:, [1, 3]]
     )
-
-
-def test_flax():
-    nnx = pytest.importorskip("flax.nnx")
-
-    class FlaxLayer(nnx.Module):
-        def __init__(self, rngs):
-            self.mixer = nnx.MultiHeadAttention(2, WIDTH, rngs=rngs, decode=False)
-            self.linear1, self.linear2 = nnx.Linear(WIDTH, 16, rngs=rngs), nnx.Linear(16, WIDTH, rngs=rngs)
-
-        def __call__(self, X):
-            X = X + self.mixer(X)
-            return X + self.linear2(jnp.tanh(self.linear1(X)))
-
-    class FlaxNetwork(nnx.Module):
-        def __init__(self, rngs):
-            self.blocks = nnx.List([FlaxLayer(rngs) for _ in range(2)])
-
-        def __call__(self, X):
-            for block in self.blocks:
-                X = block(X)
-            return X
-
-    found = describe(lambda rngs: FlaxNetwork(rngs), architecture=DECLARED)
-    model = FlaxNetwork(nnx.Rngs(0))
-    by_hand = [
-        part
-        for block in model.blocks
-        for part in (("attention", block.mixer, block.mixer), ("mlp", block.linear1, block.linear2))
-    ]
-    assert found.branches(model) == by_hand
-    assert found.layers(model) == list(model.blocks)
-    assert (found.library, found.name) == ("flax", "FlaxNetwork")
-    data = si.observe_branches.flax(model, X, found.branches)
-    assert data["name"].values.tolist()[2:] == ["blocks.1.mixer", "blocks.1.linear1"]
 
 
 GPT2 = {"hidden_size": 32, "num_attention_heads": 4, "activation_function": "gelu_new", "n_inner": None}

@@ -28,12 +28,12 @@ class FlaxLayer(nnx.Module):
         n = small.WIDTH
         self.norms = nnx.List([nnx.LayerNorm(n, use_bias=False, use_scale=False, rngs=rngs) for _ in range(2)])
         self.attn = nnx.MultiHeadAttention(small.HEADS, n, decode=False, use_bias=False, rngs=rngs)
-        self.up = nnx.Linear(n, 4 * n, use_bias=False, rngs=rngs)
-        self.down = nnx.Linear(4 * n, n, use_bias=False, rngs=rngs)
+        self.linear1 = nnx.Linear(n, 4 * n, use_bias=False, rngs=rngs)
+        self.linear2 = nnx.Linear(4 * n, n, use_bias=False, rngs=rngs)
 
     def __call__(self, x):
         x = x + self.attn(self.norms[0](x), mask=nnx.make_causal_mask(x[..., 0]))
-        return x + self.down(nnx.gelu(self.up(self.norms[1](x))))
+        return x + self.linear2(nnx.gelu(self.linear1(self.norms[1](x))))
 
 
 class FlaxTransformer(nnx.Module):
@@ -56,7 +56,6 @@ def biased(variance):
     )
 
 
-FLAX = {"attention": "layers.*.attn", "mlp": ("layers.*.up", "layers.*.down")}
 SDS = {
     "query": math.sqrt(1 / (0.5 * small.WIDTH)),
     "key": math.sqrt(1 / (0.5 * small.WIDTH)),
@@ -104,27 +103,43 @@ def test_a_model_of_equinox_is_drawn_and_passes(of_equinox):
     assert table["path"].tolist()[:2] == ["layers.0.attn.query_proj", "layers.0.attn.key_proj"]
 
 
-def test_a_model_of_flax_is_drawn_and_passes(of_equinox):
+@pytest.fixture(scope="module")
+def of_flax():
     before = FlaxTransformer(nnx.Rngs(0))
-    first = before.layers[0].up.kernel[...]
-    found = initialise(
-        before, RECIPE, small.prompt()[None], architecture=small.blocks(), branches=FLAX, width=small.WIDTH, seed=1
-    )
-    assert found.audit is not None
-    assert found.audit.passed, found.audit
-    np.testing.assert_array_equal(before.layers[0].up.kernel[...], first)
-    layers = found.model.layers
+    first = before.layers[0].linear1.kernel[...]
+    found = initialise(before, RECIPE, small.prompt()[None], architecture=small.blocks(), width=small.WIDTH, seed=1)
+    np.testing.assert_array_equal(before.layers[0].linear1.kernel[...], first)
+    return found
+
+
+def test_a_model_of_flax_is_drawn_and_passes(of_flax, of_equinox):
+    assert of_flax.audit.passed, of_flax.audit
+    layers = of_flax.model.layers
     assert_drawn(
         {
             "query": [layer.attn.query.kernel[...] for layer in layers],
             "key": [layer.attn.key.kernel[...] for layer in layers],
             "value": [layer.attn.value.kernel[...] for layer in layers],
             "attention output": [layer.attn.out.kernel[...] for layer in layers],
-            "up": [layer.up.kernel[...] for layer in layers],
-            "mlp output": [layer.down.kernel[...] for layer in layers],
+            "up": [layer.linear1.kernel[...] for layer in layers],
+            "mlp output": [layer.linear2.kernel[...] for layer in layers],
         }
     )
-    assert found.matrices["sd"].tolist() == pytest.approx(of_equinox.matrices["sd"].tolist())
+    assert of_flax.matrices["sd"].tolist() == pytest.approx(of_equinox.matrices["sd"].tolist())
+
+
+def test_branches_of_flax_are_found_by_their_names(of_flax):
+    found = describe(lambda rngs: FlaxTransformer(rngs), architecture=small.blocks())
+    layers = of_flax.model.layers
+    by_hand = [
+        part
+        for layer in layers
+        for part in (("attention", layer.attn, layer.attn), ("mlp", layer.linear1, layer.linear2))
+    ]
+    assert found.branches(of_flax.model) == by_hand
+    assert found.layers(of_flax.model) == list(layers)
+    assert (found.library, found.name) == ("flax", "FlaxTransformer")
+    assert of_flax.audit.data["name"].values.tolist()[2:4] == ["layers.1.attn", "layers.1.linear1"]
 
 
 def test_the_recipe_of_blocks_declares_them():
@@ -160,7 +175,7 @@ def test_arrays_of_several_matrices():
     )
     sizes = {role: Matrix(role, 4, 4, width=4, layers=1) for role in ("query", "key", "value")}
     arrays = [Weights(name, "weight", tuple(sizes), 0, "attention") for name in ("qkv", "query_key_value")]
-    new = filled(model, described, arrays, lambda each: sizes, lambda each: recipe, heads=2, seed=0)
+    new = filled(model, described, arrays, {"attention": sizes}, [recipe], heads=2, seed=0)
     size = lambda weight: np.rint(np.log10(np.abs(weight).max(axis=1)) / 3).astype(int).tolist()  # noqa: E731
     assert size(new.qkv.weight) == [0] * 4 + [1] * 4 + [2] * 4
     assert size(new.query_key_value.weight) == [0, 0, 1, 1, 2, 2] * 2
@@ -170,7 +185,7 @@ def test_arrays_of_several_matrices():
     fewer = sizes | {role: Matrix(role, 4, 2, width=4, layers=1) for role in ("key", "value")}
     grouped = eqx.tree_at(lambda each: each.query_key_value, model, eqx.nn.Linear(4, 8, key=key))
     with pytest.raises(si.InputError, match="model: the layout of query_key_value is not known"):
-        filled(grouped, described, arrays[1:], lambda each: fewer, lambda each: recipe, heads=2, seed=0)
+        filled(grouped, described, arrays[1:], {"attention": fewer}, [recipe], heads=2, seed=0)
 
 
 def test_a_recipe_for_each_layer():

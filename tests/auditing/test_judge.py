@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+import xarray as xr
 from budget import assert_estimate
 
 import sdeinfer as si
@@ -25,8 +26,8 @@ def blocks(attention: float = 1.0, mlp: float = 1.0, temperature: float = 1.0) -
     of_attention = SelfAttention(gain=GAIN, temperature=temperature, heads=4, pattern=si.CAUSAL)
     return si.Stack(
         (
-            Block(of_attention, attention * DECLARED["attention.strength"], "rms"),
-            Block(MLP(GAIN), mlp * DECLARED["mlp.strength"], "rms"),
+            Block(of_attention, attention * DECLARED["attention.strength"], "layer"),
+            Block(MLP(GAIN, "gelu_tanh"), mlp * DECLARED["mlp.strength"], "layer"),
         )
     )
 
@@ -34,7 +35,8 @@ def blocks(attention: float = 1.0, mlp: float = 1.0, temperature: float = 1.0) -
 @functools.cache
 def sampled(seed: int = 0, **factors: float):
     V0 = si.equicorrelated(tokens=TOKENS, correlation=0.2)
-    return si.sample_branches(blocks(**factors), V0, width=WIDTH, depth=LAYERS, key=jr.key(seed))
+    data = si.sample_branches(blocks(**factors), V0, width=WIDTH, depth=LAYERS, key=jr.key(seed))
+    return data.assign_coords(network=[seed])
 
 
 def audited(data=None, **settings):
@@ -55,7 +57,7 @@ def test_a_correct_network_passes():
 
 def test_strengths_are_those_of_a_fit():
     found = audited()
-    post = si.fit(si.models.branches, sampled(), architecture=blocks(), key=jr.key(1))
+    post = si.fit(si.models.branches, sampled(), architecture=blocks(), chains=2, draws=400, key=jr.key(1))
     table = si.summarise(post)
     for each in found.strengths:
         mean, sd = table.loc[each.name, ["mean", "sd"]]
@@ -91,12 +93,13 @@ def test_without_a_recipe_nothing_is_declared():
 
 
 def test_errors_of_ratios_are_those_that_are_stated():
-    count, order = 60, BlockOrder.of(blocks(), depth=1)
-    V0 = si.equicorrelated(tokens=TOKENS, correlation=0.2)
-    data = si.sample_branches(blocks(), V0, width=WIDTH, depth=1, networks=count, key=jr.key(3))
-    at_declared = branch_coefficients(data, order)[:, :, GRID // 2]
-    for branch, (name, declared) in enumerate(order.strengths.items()):
-        found = [strength_estimate(name, declared, at_declared[network, branch]) for network in range(count)]
+    """Those of one increment, whose errors are independent given what their branches read."""
+    data = xr.concat([sampled(seed) for seed in range(10)], "network", combine_attrs="override")
+    order = BlockOrder.of_data(blocks(), data)
+    at_declared, part, count = branch_coefficients(data, order)[:, :, GRID // 2], np.asarray(order.part), 10 * LAYERS
+    for number, (name, declared) in enumerate(order.strengths.items()):
+        own = at_declared[:, part == number].reshape(count, -1)
+        found = [strength_estimate(name, declared, each) for each in own]
         ratios = np.array([each.log_ratio / each.sd for each in found])
         assert_estimate(ratios.mean(), 0.0, 1 / math.sqrt(count))
         assert_estimate(np.square(ratios).mean(), 1.0, math.sqrt(2 / count))

@@ -14,10 +14,10 @@ import sdeinfer as si
 from sdeinfer import blocks
 from sdeinfer.blocks import MLP, Block, SelfAttention
 from sdeinfer.blocks._coefficients import Reading, readings
-from sdeinfer.blocks._information import STEP, _by_t, _drawn_coefficients
+from sdeinfer.blocks._information import STEP, _at_steps, _by_t, _drawn_coefficients
 from sdeinfer.networks import tokens_with_covariance
 
-WIDTH, PARTS, FREEDOM = 32, 24, 8.0
+WIDTH, PARTS, FREEDOM = 16, 24, 8.0
 COUNT = 5
 """Entries of three tokens' increments, less their scale."""
 V3 = np.asarray(random_covariance(3))
@@ -32,20 +32,14 @@ def data_of(block, *, networks: int):
 
 
 @eqx.filter_jit
-def coefficients_of_networks(block, U, nodes, keys):
-    """Coefficients of increments of networks with weights, at three steps of log τ."""
+def increments_of_networks(block, U, keys):
+    """ΔΔᵀ/n of networks with weights, for a strength of 1."""
 
     def increment(key):
         D = block.increment(U, key=key)
         return D @ D.T / (WIDTH * block.strength**2)
 
-    D = jax.lax.map(increment, keys, batch_size=100)
-
-    def at(step):
-        moved = blocks.reshaped(block, step)
-        return jax.vmap(lambda D: blocks.law_of_increment(moved, jnp.asarray(V3), D, nodes, width=WIDTH).in_factor())(D)
-
-    return jax.lax.map(at, STEP * jnp.arange(-1.0, 2.0))
+    return jax.lax.map(increment, keys, batch_size=250)
 
 
 def score_moments(coefficients, freedom: float) -> np.ndarray:
@@ -63,9 +57,11 @@ def test_draws_have_the_scores_of_networks_with_weights(key):
     U = tokens_with_covariance(jnp.asarray(V3), width=WIDTH, key=key)
     each = [Reading(0, number, 0, PEAKED, WIDTH, np.asarray(V3)) for number in range(PARTS)]
     drawn = [score_moments(_drawn_coefficients([here], 0.0, 0), FREEDOM) for here in each]
+    D = increments_of_networks(PEAKED, U, jr.split(key, PARTS * 250)).reshape(PARTS, 250, 3, 3)
+    width, V = jnp.asarray(WIDTH), jnp.asarray(V3)
     networks = [
-        score_moments(coefficients_of_networks(PEAKED, U, here.nodes(seed=5), own), FREEDOM)
-        for here, own in zip(each, jr.split(key, (PARTS, 250)), strict=True)
+        score_moments(_at_steps(PEAKED, V, own, here.nodes(seed=5), width), FREEDOM)
+        for here, own in zip(each, D, strict=True)
     ]
     (one, of_one), (other, of_other) = mean_and_error(drawn), mean_and_error(networks)
     assert_estimate(one, other, np.hypot(of_one, of_other))
@@ -102,20 +98,27 @@ def test_the_scale_free_density_is_that_of_a_t_law():
     nodes = blocks.nodes_of(PEAKED, 3, WIDTH, log2=6)
     G = np.linalg.cholesky(V3) @ rng.standard_normal((2, 3, WIDTH))
     found, expected = [], []
+
+    @jax.jit
+    def numbers(D):
+        law = blocks.law_of_increment(PEAKED, jnp.asarray(V3), D, nodes, width=WIDTH)
+        return law.standardised(0.0), law.standardised(1.0), law.in_factor()
+
     for D in G @ np.swapaxes(G, 1, 2) / WIDTH:
-        law = blocks.law_of_increment(PEAKED, jnp.asarray(V3), jnp.asarray(D), nodes, width=WIDTH)
-        residual, along = np.asarray(law.standardised(0.0)), np.asarray(law.standardised(0.0) - law.standardised(1.0))
+        residual, moved, coefficients = map(np.asarray, numbers(D))
+        along, c = residual - moved, coefficients[None]
         basis = np.linalg.svd(along[None])[2][1:]
         t = stats.multivariate_t(np.zeros(COUNT), (freedom - 2) / freedom * np.eye(COUNT), df=freedom)
         normal = stats.multivariate_normal(np.zeros(COUNT))
-        c = np.asarray(law.in_factor())[None]
         found.append(_by_t(c, COUNT, freedom)[0] - blocks.scale_free(c)[0])
         expected.append(t.logpdf(basis @ residual) - normal.logpdf(basis @ residual))
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_the_scale_free_density_does_not_depend_on_the_scale():
-    data, order = data_of(Block(MLP(gated=True), strength=0.5), networks=1)
+    block, (data, _) = Block(MLP(gated=True), strength=0.5), data_of(PEAKED, networks=1)
+    data = data.assign_coords(kind=("branch", ["mlp"]))
+    order = blocks.BlockOrder.of_data(block, data)
     table, factor = blocks.branch_coefficients(data, order, log2=6), 5.3
     scaled = blocks.branch_coefficients(data.assign(increment=factor * data["increment"]), order, log2=6)
     # A volume of symmetric matrices of 3 × 3 scales with the sixth power.

@@ -1,4 +1,4 @@
-"""Dropout of what branches add: moments by enumeration of masks, and networks with weights."""
+"""Dropout of what branches add: moments by enumeration of masks, and what needs networks without it."""
 
 import dataclasses
 import itertools
@@ -8,13 +8,11 @@ import jax.random as jr
 import numpy as np
 import pytest
 from block_references import isserlis
-from budget import assert_estimate, mean_and_error
 from conftest import random_covariance
-from references import packed
+from references import assert_agrees, packed
 
 import sdeinfer as si
-from sdeinfer.blocks import MLP, Block, MatrixMoments, SelfAttention, increment_moments, moments_over_depth
-from sdeinfer.covariance import vech
+from sdeinfer.blocks import MLP, Block, MatrixMoments, increment_moments, moments_over_depth, nodes_of, output_moments
 
 DROPPED = 0.3
 
@@ -46,42 +44,35 @@ def test_moments_are_those_over_masks():
     np.testing.assert_allclose(found.covariance, second - np.outer(first, first), rtol=1e-10, atol=1e-12)
 
 
-LAYER = si.Stack(
-    [
-        Block(SelfAttention(heads=2, pattern=si.CAUSAL), 0.5, "rms", dropout=DROPPED),
-        Block(MLP(expansion=1.0), 0.5, "rms", bias=0.1, dropout=0.5),
-    ]
-)
+BLOCK = Block(MLP(expansion=1.0), 0.5, bias=0.1, dropout=DROPPED)
 
 
-def test_networks_have_the_moments_over_depth(key):
-    """Up to the next order in 1/n, which is allowed as an error bar of 1/n, of variances as one of 1/√n of them."""
-    V0, width, networks = random_covariance(3), 64, 1_000
-    sizes = {"width": width, "depth": 2}
-    data = si.sample_networks(LAYER, V0, **sizes, networks=networks, method="weights", key=key)
-    exact = moments_over_depth(LAYER, V0, **sizes)
-    for number in (1, 2):
-        V = np.asarray(vech(data["covariance"].values[:, number]))
-        mean, variance = np.asarray(vech(exact.mean[number])), np.diagonal(exact.covariance[number])
-        estimate, error = mean_and_error(V)
-        assert_estimate(estimate, mean, np.hypot(error, np.abs(mean) / width))
-        estimate, error = mean_and_error((V - mean) ** 2)
-        assert_estimate(estimate, variance, np.hypot(error, variance / np.sqrt(width)))
+def test_moments_over_depth_have_dropout():
+    """Those of one block are what `test_moments` compares with networks."""
+    V0, block, width = random_covariance(3), BLOCK, 64
+    found = moments_over_depth(block, V0, width=width, depth=1, log2=6)
+    hidden = block.branch.moments(V0, nodes_of(block, 3, width, log2=6), width=width)
+    hidden = MatrixMoments(hidden.mean + block.bias / block.strength**2, hidden.covariance)
+    increment = increment_moments(hidden, width=width, dropout=block.dropout)
+    expected = output_moments(V0, increment, strength=block.strength, width=width)
+    assert_agrees(found.mean[1], expected.mean)
+    assert_agrees(found.covariance[1], expected.covariance)
 
 
 def test_what_needs_networks_without_dropout(key):
     V0 = random_covariance(3)
-    plain = si.Stack([dataclasses.replace(block, dropout=0.0) for block in LAYER.layers])
-    data = si.sample_branches(LAYER, V0, width=16, depth=1, key=key)
-    same = si.sample_branches(plain, V0, width=16, depth=1, key=key)
+    data, same = (
+        si.sample_branches(block, V0, width=16, depth=1, key=key)
+        for block in (BLOCK, dataclasses.replace(BLOCK, dropout=0.0))
+    )
     np.testing.assert_array_equal(data["input"][0, 0], same["input"][0, 0])
     assert not np.allclose(data["increment"], same["increment"])
     calls = {
         "dropout: the chain has none: use method='weights', got 0.3": lambda: si.sample_networks(
-            LAYER, V0, width=16, depth=1, networks=2, key=key
+            BLOCK, V0, width=16, depth=1, networks=2, key=key
         ),
         "dropout: the density of increments has none: observe networks in evaluation mode, got 0.3": lambda: si.fit(
-            si.models.branches, data, architecture=LAYER, key=jr.key(0)
+            si.models.branches, data, architecture=BLOCK, key=jr.key(0)
         ),
     }
     for match, call in calls.items():

@@ -2,7 +2,6 @@
 
 import collections
 
-import numpy as np
 import pytest
 from calibration.planted_branches import CAUSES, judged
 from calibration.runs import run_all
@@ -43,4 +42,3 @@ def test_what_is_wrong_is_named(kept_results, record):
 
 def test_a_planted_layer_is_named():
     assert verdict_on(judged("one layer × 1.5", 0)) == CAUSES["one layer × 1.5"]
-    assert np.array_equal([judged("right", 0)["failed"]], [[]])

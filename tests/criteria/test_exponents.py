@@ -1,5 +1,7 @@
 """Exponents of angles and gradients: exact laws, two near tokens of the SDE, and bad input."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -31,7 +33,7 @@ def test_one_token_without_attention_has_its_exact_laws(name, key):
 
 
 def test_the_angle_is_that_of_two_near_tokens_of_the_sde(key):
-    layer, near, keys = LAYERS["attention"](), 2e-6, jr.split(key)
+    layer, near, keys = LAYERS["transformer"](), 2e-6, jr.split(key)
     V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=0.8)
     repeated, apart = si.criteria.repeated_token(V0, 1)
     V = si.simulate(layer, repeated + near * apart, [0.0, T], paths=PATHS, step=STEP, key=keys[0])
@@ -55,21 +57,23 @@ def test_the_parted_tokens_start_with_the_given_token():
 
 
 def test_exponents_have_a_gradient(key):
-    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.2)
+    """By a change of γ and τ0 of attention, whose two tokens that part are the only ones."""
 
-    @jax.jit
-    @jax.value_and_grad
-    def both(tau0):
-        layer = si.ShapedAttention(0.7, tau0)
-        found = si.criteria.exponents(layer, V0, T, paths=8, step=T / 2, key=key)
+    def both(change):
+        layer = si.ShapedAttention(0.7 + change, 0.8 + change)
+        found = si.criteria.exponents(layer, 1.44 * np.eye(1), T, paths=8, step=T / 2, key=key)
         return jnp.mean(found.angle) + jnp.mean(found.gradient)
 
-    slope, step = both(0.8)[1], 1e-5
-    np.testing.assert_allclose(slope, (both(0.8 + step)[0] - both(0.8 - step)[0]) / (2 * step), rtol=1e-5)
+    step, along = 1e-5, jax.jit(lambda change: jax.jvp(both, (change,), (1.0,)))
+    (_, slope), (up, _), (down, _) = along(0.0), along(step), along(-step)
+    np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-5)
 
 
 def test_paths_that_explode_are_counted(key):
-    layer, V0 = si.ShapedAttention(0.9, 0.05), si.equicorrelated(tokens=2, correlation=0.2, norm=0.35)
+    layer, V0 = (
+        dataclasses.replace(LAYERS["transformer"](), gamma=0.9, tau0=0.05),
+        si.equicorrelated(tokens=2, correlation=0.2, norm=0.35),
+    )
     found = si.criteria.exponents(layer, V0, T, paths=PATHS, step=STEP, key=key)
     table = found.summary()
     assert list(table.index) == ["angle", "gradient"]

@@ -1,5 +1,6 @@
 """Norms of gradients over depth: exact laws, where they start, and networks whose weights are arguments."""
 
+import dataclasses
 import functools
 import math
 
@@ -44,7 +45,7 @@ def test_one_token_has_its_exact_law(name, key):
 def test_the_tokens_norms_have_the_sum_of_a_tangent_of_all_tokens(V0, key):
     """In the mean only: the tangents of two tokens also have a product, whose mean is zero."""
     layer, keys = LAYERS["transformer"](), jr.split(key)
-    norms = gradient_norms(layer, V0, [0.0], key=keys[0]).norms[:, 0].sum(axis=1)
+    norms = gradient_norms(layer, V0, [0.0, T / 2], key=keys[0]).norms[:, 0].sum(axis=1)
     together = si.tangents(layer, V0, [T], jnp.eye(3), paths=PATHS, step=STEP, key=keys[1])
     together = np.asarray(si.criteria.squared_jacobian_norm(together))[:, 0]
     (mean, error), (other, other_error) = map(mean_and_error, (norms, together))
@@ -67,7 +68,8 @@ def test_weights_gradients_start_in_the_directions_of_a_change_of_the_weights(na
 
 @pytest.mark.parametrize("of", ["tokens", "values", "queries"])
 def test_paths_that_explode_have_infinite_norms(of, V0, key):
-    found = gradient_norms(si.ShapedAttention(0.9, 0.05), 0.2 * V0, [0.0, T / 2], of=of, key=key)
+    layer = dataclasses.replace(LAYERS["transformer"](), gamma=0.9, tau0=0.05)
+    found = gradient_norms(layer, 0.2 * V0, [0.0, T / 2], of=of, key=key)
     assert not np.isnan(found.norms).any()
     exploded = np.isinf(found.norms).mean(axis=(0, 2))
     assert (exploded > 0.01).all()
@@ -88,11 +90,7 @@ def test_quantiles_are_over_paths():
         ("mlp", {"ts": [-0.1]}, r"ts: increasing depth-times from 0 to less than 0.2 are needed, got \[-0.1\]"),
         ("mlp", {"ts": [0.1, 0.1]}, "ts: increasing depth-times"),
         ("mlp", {"ts": []}, "ts: increasing depth-times"),
-        (
-            "mlp",
-            {"of": "values"},
-            "of a layer with one ShapedAttention or ShapedTransformer, is needed; got 'values'",
-        ),
+        ("mlp", {"of": "values"}, "of a layer with one ShapedAttention or ShapedTransformer, is needed; got 'values'"),
         ("transformer", {"of": "keys"}, "of: tokens, or values or queries of a layer with one ShapedAttention"),
     ],
 )

@@ -163,16 +163,19 @@ def test_relu_noise_is_that_of_sampled_units(key):
     assert_mean(4 * crossed, features[FEATURES["relu_tokens"]])
 
 
-def hessian_of_relu_drift(V) -> np.ndarray:
-    return np.asarray(jax.jit(jax.hessian(lambda v: vech(relu_drift(unvech(v)))))(vech(jnp.asarray(V))))
+hessian_of_relu_drift = jax.jit(jax.hessian(lambda v: vech(relu_drift(unvech(v)))))
 
 
 @ANY
 def test_curvature_of_a_relu_is_that_of_its_second_derivative(name):
     pattern, V, noise, *_ = of(name)
-    hessian, found = hessian_of_relu_drift(V), relu_drift_curvature(V, attention_noise_tensor(V, pattern))
-    expected = np.einsum("pqr,qr->p", hessian, references.packed_tensor(noise)) / 2
+    hessian, found = hessian_of_relu_drift(vech(V)), relu_drift_curvature(V, attention_noise_tensor(V, pattern))
+    expected, of_linear = (
+        np.einsum("pqr,qr->p", hessian, references.packed_tensor(tensor)) / 2
+        for tensor in (noise, references.linear_tensor(V))
+    )
     np.testing.assert_allclose(references.packed(found), expected, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(of_linear, 0, atol=1e-12 * np.abs(hessian).max())
     np.testing.assert_allclose(relu_drift_curvature(V, references.linear_tensor(V)), 0, atol=1e-14)
     if pattern.everything:
         np.testing.assert_allclose(found, 0, atol=1e-14)
@@ -237,38 +240,32 @@ def test_terms_scale_as_their_order_in_the_covariance():
 
 @pytest.mark.parametrize("name", ["causal", "a mask of its own"])
 def test_jax_agrees_with_numpy_and_has_derivatives(name):
-    pattern, V, _, W, U, _, (attention, relu), features = of(name)
+    """The derivatives are those of differences."""
+    pattern, V, _, W, U, _, drifts, features = of(name)
 
     def everything(V, W):
         curvature = relu_drift_curvature(V, attention_noise_tensor(V, pattern))
-        return pattern_drift_next(V, pattern), curvature, pattern_features(V, pattern, W, U, attention, relu)
+        return pattern_drift_next(V, pattern), curvature, pattern_features(V, pattern, W, U, *drifts)
 
-    stack = np.stack([V, 2 * V])
-    for found, expected in zip(jax.jit(everything)(V, W), everything(V, W), strict=True):
-        assert isinstance(found, jax.Array)
-        assert_agrees(found, expected, rtol=1e-12)
-    for found, expected in zip(everything(stack[:1], W[None])[:2], everything(V, W)[:2], strict=True):
-        assert_agrees(found[0], expected, rtol=1e-12)
-    drifts = (np.stack([B, 2 * B]) for B in (attention, relu))
-    both = pattern_features(stack, pattern, np.stack([W, W / 2]), np.stack([U, 2 * U]), *drifts)
-    assert_agrees(both[:, 0], features, rtol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["causal", "a mask of its own"])
-def test_derivatives_are_those_of_differences(name):
-    pattern, V, _, W, U, _, drifts, _ = of(name)
-    constants = [jnp.asarray(constant) for constant in (W, U, *drifts)]
-
-    def everything(V):
-        curvature = relu_drift_curvature(V, attention_noise_tensor(V, pattern))
-        return pattern_drift_next(V, pattern), curvature, pattern_features(V, pattern, *constants)
+    @jax.jit
+    def along(V, W, S):
+        return jax.jvp(lambda V: everything(V, W), (V,), (S,))
 
     A, h = np.random.default_rng(0).normal(size=V.shape), 1e-3
-    S, evaluate = A + A.T, jax.jit(everything)
-    derivatives = jax.jit(lambda V, S: jax.jvp(everything, (V,), (S,))[1])(V, S)
-    ends = [jax.tree.map(np.subtract, evaluate(V + k * h * S), evaluate(V - k * h * S)) for k in (1, 2)]
+    S = A + A.T
+    values, derivatives = along(V, W, S)
+    for found, expected in zip(values, everything(V, W), strict=True):
+        assert isinstance(found, jax.Array)
+        assert_agrees(found, expected, rtol=1e-12)
+    ends = [jax.tree.map(np.subtract, along(V + k * h * S, W, S)[0], along(V - k * h * S, W, S)[0]) for k in (1, 2)]
     for found, near, far in zip(derivatives, *ends, strict=True):
         assert_agrees(found, (8 * near - far) / (12 * h), rtol=1e-6)
+    stack = np.stack([V, 2 * V])
+    for found, expected in zip(everything(stack[:1], W[None])[:2], everything(V, W)[:2], strict=True):
+        assert_agrees(found[0], expected, rtol=1e-12)
+    doubled = (np.stack([B, 2 * B]) for B in drifts)
+    both = pattern_features(stack, pattern, np.stack([W, W / 2]), np.stack([U, 2 * U]), *doubled)
+    assert_agrees(both[:, 0], features, rtol=1e-12)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.999])

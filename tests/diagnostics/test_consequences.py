@@ -63,6 +63,12 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
     return u, tree
 
 
+@functools.cache
+def at_mode(law: Any = "finite-width") -> tuple[np.ndarray, xr.DataTree]:
+    """`mode_of` the first layers."""
+    return mode_of(transitions(0), law)
+
+
 def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -> xr.Dataset:
     """The layers with a misfit of some size in one direction of `innovation_tests`, under the law of the tree."""
     number = list(DIRECTIONS).index(misfit)
@@ -145,7 +151,7 @@ def test_predicted_moves_happen(record):
 
 def test_the_finite_width_moves_a_fit_of_the_limit_as_predicted():
     data = transitions(0)
-    (limit, tree), (exact, _) = mode_of(data, "limit"), mode_of(data)
+    (limit, tree), (exact, _) = at_mode("limit"), at_mode()
     table, sd = consequences(tree, data), sd_of(tree, data)
     happened, predicted = (limit - exact)[: len(NAMES)] / sd, table.loc[WIDTH, list(NAMES)].to_numpy(float)
     print(f"\nhappened {happened.round(2)}, predicted {predicted.round(2)}")
@@ -157,7 +163,7 @@ def test_the_finite_width_moves_a_fit_of_the_limit_as_predicted():
 
 def test_every_direction_and_omission_has_moves():
     data = transitions(0)
-    _, tree = mode_of(data)
+    _, tree = at_mode()
     table = consequences(tree, data)
     assert list(table.columns) == ["effect", "z", "p", *NAMES]
     assert set(table.index) == {*DIRECTIONS, SOFTMAX, SCATTER} - {"memory"}

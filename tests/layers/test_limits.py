@@ -76,33 +76,6 @@ def test_a_stack_adds_coefficients_each_with_its_own_parameters():
     np.testing.assert_allclose(coefficients(si.Stack(layers).limit()), expected, rtol=1e-14)
 
 
-def test_a_transformer_is_the_stack_of_its_two_layers():
-    stack = si.Stack((si.ShapedAttention(G, T), si.ResidualFeedForward(G, P, M)))
-    np.testing.assert_array_equal(coefficients(stack.limit()), coefficients(TABLE["transformer"][0].limit()))
-
-
-def test_the_mlp_has_half_the_noise_of_a_feedforward_layer_at_full_strength():
-    mlp = coefficients(si.ShapedMLP(P, M).limit())
-    feedforward = coefficients(si.ResidualFeedForward(1.0, P, M).limit())
-    np.testing.assert_allclose(feedforward, mlp * [1, 1, 2, 1])
-
-
-def test_key_width_leaves_the_limit_alone():
-    np.testing.assert_array_equal(
-        coefficients(si.ShapedTransformer(G, T, P, M, key_width=3).limit()),
-        coefficients(TABLE["transformer"][0].limit()),
-    )
-
-
-def test_exchange_of_slopes_leaves_the_limit_alone():
-    for one, other in (
-        (si.ShapedMLP(P, M), si.ShapedMLP(M, P)),
-        (si.ResidualFeedForward(G, P, M), si.ResidualFeedForward(G, M, P)),
-        (si.ShapedTransformer(G, T, P, M), si.ShapedTransformer(G, T, M, P)),
-    ):
-        np.testing.assert_array_equal(coefficients(one.limit()), coefficients(other.limit()))
-
-
 def test_attention_does_not_drift_where_all_tokens_are_equal_but_for_rounding():
     V = np.asarray(si.equicorrelated(tokens=4, correlation=1.0, norm=1.7))
     np.testing.assert_allclose(attention_drift(V), 0, atol=1e-13)

@@ -1,21 +1,21 @@
 """What finite width adds to a limit, against expectations that know nothing of the derivation.
 
 Attention: the Taylor coefficients of S = A V Aᵀ in ε = 1/(τ0 √n) are polynomials in the normals G of the logits
-Y = LGLᵀ. They are had by arithmetic with power series, and their means and covariances, of total degree four, by a rule
-that is exact up to degree five. ReLU: E[h hᵀ |h_c| |h_d|] by regression on h_c and h_d, which leaves an integral over
-one angle, a trigonometric polynomial between kinks.
+Y = LGLᵀ, see `pattern_references`. ReLU: E[h hᵀ |h_c| |h_d|] by regression on h_c and h_d, which leaves an integral
+over one angle, a trigonometric polynomial between kinks.
 """
 
 import functools
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pattern_references
 import pytest
 import references
 from conftest import random_covariance
+from pattern_references import all_absolute, degree_five
 from references import assert_agrees
 
 import sdeinfer as si
@@ -46,26 +46,6 @@ def terms_of(V):
     return drift, unvech(variance_terms(V, spectrum(V), drift))
 
 
-@functools.cache
-def degree_five(dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points and weights that integrate every polynomial of degree five against N(0, I), 2d² + 1 of them."""
-    axes = np.sqrt(3) * np.concatenate([np.eye(dimension), -np.eye(dimension)])
-    pairs = [
-        axes[i + s * dimension] + axes[j + t * dimension]
-        for i, j in itertools.combinations(range(dimension), 2)
-        for s, t in itertools.product(range(2), repeat=2)
-    ]
-    points = np.concatenate([np.zeros((1, dimension)), axes, np.reshape(pairs, (-1, dimension))])
-    weights = np.concatenate(
-        [
-            [1 + (dimension**2 - 7 * dimension) / 18],
-            np.full(2 * dimension, (4 - dimension) / 18),
-            np.full(len(pairs), 1 / 36),
-        ]
-    )
-    return points, weights
-
-
 @pytest.mark.parametrize("dimension", [1, 2, 5])
 def test_the_rule_knows_the_moments_of_normals(dimension):
     points, weights = degree_five(dimension)
@@ -77,25 +57,12 @@ def test_the_rule_knows_the_moments_of_normals(dimension):
             np.testing.assert_allclose(found, exact, atol=1e-12)
 
 
-def series(V: np.ndarray, Y: np.ndarray) -> list[np.ndarray]:
-    """Coefficients of ε⁰ to ε⁴ in S = A V Aᵀ, A = I + softmax(εY) − 11ᵀ/m, by arithmetic with power series."""
-    m = len(V)
-    powers = [Y**k / math.factorial(k) for k in range(5)]
-    sums = [power.sum(axis=-1, keepdims=True) for power in powers]
-    A: list[np.ndarray] = []
-    for k in range(5):
-        A.append((powers[k] - sum((sums[k - i] * A[i] for i in range(k)), np.zeros_like(Y))) / m)
-    A[0] = A[0] + np.eye(m) - 1 / m
-    return [sum(A[i] @ V @ A[k - i].swapaxes(-1, -2) for i in range(k + 1)) for k in range(5)]
-
-
 @functools.cache
 def expanded(tokens: int):
     """V, the weights of the rule, and there the coefficients of S, as they are and in the coordinates of V."""
     V = np.asarray(random_covariance(tokens, seed=tokens))
-    points, weights = degree_five(tokens**2)
-    L, R = np.linalg.cholesky(V), np.asarray(frame_of(V).R)
-    terms = series(V, L @ points.reshape(-1, tokens, tokens) @ L.T)
+    weights, terms = pattern_references.expanded(V, np.ones((tokens, tokens)))
+    R = np.asarray(frame_of(V).R)
     return V, weights, terms, [R @ S @ R.T for S in terms]
 
 
@@ -189,25 +156,6 @@ def absolute_moments(V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return plain, moments
 
 
-def absolute_or_normal(V: np.ndarray) -> np.ndarray:
-    """E|h_a h_b h_c h_d|, index by index: exact where two of the four are one, else of normals of the same moments."""
-    plain, moments = absolute_moments(V)
-    mean = np.sqrt(2 * np.diag(V) / np.pi)
-    found = np.empty((len(V),) * 4)
-    for index in itertools.product(range(len(V)), repeat=4):
-        a, b, c, d = index
-        twice = [t for t in index if index.count(t) > 1]
-        if twice:
-            others = list(index)
-            others.remove(twice[0])
-            others.remove(twice[0])
-            found[index] = moments[twice[0], twice[0], *others]
-        else:
-            pairs = plain[a, b] * plain[c, d] + plain[a, c] * plain[b, d] + plain[a, d] * plain[b, c]
-            found[index] = pairs - 2 * mean[list(index)].prod()
-    return found
-
-
 @FEW
 def test_relu_noise_is_that_of_normals_and_their_absolute_values(tokens):
     V = random_covariance(tokens, seed=tokens)
@@ -235,7 +183,7 @@ def test_relu_noise_is_exact_to_all_orders_for_up_to_three_tokens(tokens):
     plain, moments = absolute_moments(np.asarray(V))
     mixed = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, moments)
     products = np.einsum("ia,jb,ic,jd,abcd->ij", R, R, R, R, moments)
-    fourth = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, absolute_or_normal(np.asarray(V)))
+    fourth = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, all_absolute(np.asarray(V), plain, moments))
     # φ = √(1 − q) g ± √q u
     mean = (1 - q) * equal + q * R @ plain @ R.T
     square = (1 - q) ** 2 * (1 + 2 * equal) + q * (1 - q) * (mixed + mixed.T + 4 * products) + q**2 * fourth
@@ -248,8 +196,8 @@ def test_relu_noise_is_exact_to_all_orders_for_up_to_three_tokens(tokens):
 def test_squares_of_absolute_values_are_sums_over_four_tokens(tokens):
     V = np.asarray(random_covariance(tokens, seed=tokens))
     R = frame_of(V).R
-    expected = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, absolute_or_normal(V))
-    plain, _ = absolute_moments(V)
+    plain, moments = absolute_moments(V)
+    expected = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, all_absolute(V, plain, moments))
     np.testing.assert_allclose(absolute_squares(R, angles(V), R @ plain @ R.T), expected, rtol=1e-10)
 
 
@@ -262,11 +210,6 @@ def test_growth_by_a_relu_is_exact_to_all_orders():
     expected = (np.outer(np.diag(K), np.diag(K)) + K**2) / (1 + np.eye(4))
     found = 1 + 4 * q * variance[RELU_GROWTH] + 16 * q**2 * variance[RELU_GROWTH_SQUARE]
     np.testing.assert_allclose(found, expected, rtol=1e-10)
-
-
-def test_one_unit_has_its_fourth_moment():
-    # E φ⁴ = 3 (1 + 4q + …) for φ = √(1 − q) g ± √q |g|.
-    np.testing.assert_allclose(terms_of(jnp.array([[1.7]]))[1][[HIDDEN, TOKENS]], 6, rtol=1e-12)
 
 
 def test_terms_do_not_depend_on_the_order_of_the_tokens():

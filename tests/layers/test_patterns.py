@@ -78,11 +78,6 @@ def test_a_prompt_evolves_as_if_it_were_alone():
     assert np.abs(both - attention_drift(V)[:2, 2:]).max() > 0.1 * np.abs(both).max()
 
 
-def test_the_first_token_does_not_attend():
-    V = np.asarray(random_covariance(4))
-    np.testing.assert_allclose(attention_drift(V, si.CAUSAL)[0, 0], 0, atol=1e-15)
-
-
 def test_masks_do_not_mix():
     with pytest.raises(
         ValueError, match="pattern: layers of attention with different patterns have no limit in common"

@@ -100,5 +100,6 @@ LONG_CASES = (
     "test_laws.py::test_one_small_step_has_the_generators_mean_and_covariance[stack]",
     "test_projected_normal.py::test_density_is_the_integral_over_radii[0.001-2]",
     "test_splitting.py::test_the_linear_flow_keeps_the_mean_and_scales_one_token_exactly[3]",
+    "test_roads.py::test_the_posterior_is_the_same[in_single_precision]",
 )
 """Cases of 1 to 14 s whose tests have other cases; they are marked `long`."""

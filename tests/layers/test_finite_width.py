@@ -255,7 +255,7 @@ def test_terms_of_the_law_without_attention_are_zero():
 
 def test_a_layer_has_one_law_for_each_of_several_widths(layer):
     widths = jnp.array([10.0, 64.0, 500.0])
-    together = jax.vmap(layer.finite_width)(widths)
+    together = jax.jit(jax.vmap(layer.finite_width))(widths)
     for row, n in enumerate((10, 64, 500)):
         one = leaves(jax.tree.map(lambda x, row=row: x[row], together))
         np.testing.assert_allclose(one, leaves(layer.finite_width(n)), rtol=1e-12)

@@ -293,6 +293,12 @@ def fitted(networks):
 
 
 @pytest.fixture(scope="session")
+def checked(fitted, networks):
+    """Its verdicts."""
+    return si.check(fitted, networks)
+
+
+@pytest.fixture(scope="session")
 def tuned():
     """A feed-forward layer tuned for a constraint of each kind, of which the first is active."""
     of = si.criteria

@@ -87,9 +87,13 @@ def isserlis(V: np.ndarray) -> np.ndarray:
     return np.einsum("ab,cd->abcd", V, V) + np.einsum("ac,bd->abcd", V, V) + np.einsum("ad,bc->abcd", V, V)
 
 
-def all_absolute(V: np.ndarray, absolute: np.ndarray) -> np.ndarray:
-    """E|h_a h_b h_c h_d|, exact where two of the four are one, else of a normal with the moments of |h|."""
-    mixed, mean = signed_and_absolute(V, absolute), np.sqrt(2 * np.diag(V) / math.pi)
+def all_absolute(V: np.ndarray, absolute: np.ndarray, mixed: np.ndarray | None = None) -> np.ndarray:
+    """E|h_a h_b h_c h_d|, exact where two of the four are one, else of a normal with the moments of |h|.
+
+    `mixed` is E[h_a h_b |h_c||h_d|], from elsewhere than `signed_and_absolute`.
+    """
+    mixed = signed_and_absolute(V, absolute) if mixed is None else mixed
+    mean = np.sqrt(2 * np.diag(V) / math.pi)
     found = isserlis(absolute) - 2 * np.einsum("a,b,c,d->abcd", mean, mean, mean, mean)
     for index in itertools.product(range(len(V)), repeat=4):
         twice = [token for token in index if index.count(token) > 1]

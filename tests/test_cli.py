@@ -14,14 +14,14 @@ from conftest import WARMUP
 from typer.testing import CliRunner
 
 from sdeinfer import _progress
-from sdeinfer.cli import app
+from sdeinfer.cli import _results, app
 from sdeinfer.cli._examples import EXAMPLES
 from sdeinfer.cli._results import print_tests
 from sdeinfer.diagnostics._verdict import at_least, at_most
 from sdeinfer.observation import _stored, read, read_posterior, write
 
 SMALL_NETWORKS = ["--width", "96", "--depth", "10", "--tokens", "3", "--networks", "24", "--norm", "1.2"]
-SMALL_FIT = ["--chains", "2", "--draws", "60", "--warmup", str(WARMUP)]
+SMALL_FIT = ["--chains", "2", "--draws", "30", "--warmup", str(WARMUP)]
 """Of the sizes of the fixtures `networks` and `fitted`, which need other programs for other tokens and warmup."""
 
 RESULTS = [
@@ -77,6 +77,16 @@ def calibrated(tmp_path_factory):
         return folder, run("calibrate", *SMALL_NETWORKS, *SMALL_FIT, "--seed", 3, "--out", folder / "out")
 
 
+@pytest.fixture(scope="module")
+def data(calibrated):
+    return calibrated[0] / "out" / "data.nc"
+
+
+@pytest.fixture(scope="module")
+def post(calibrated):
+    return calibrated[0] / "out" / "posterior.nc"
+
+
 def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
     folder, result = calibrated
     assert result.exit_code == 0, result.output
@@ -91,19 +101,24 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
     assert read_posterior(folder / "out" / "posterior.nc").attrs["seed"] == 3
 
 
-def test_compare_ranks_architectures_and_writes_a_table(tmp_path):
-    run("observe", *SMALL_NETWORKS, "--architecture", "feedforward", "--out", tmp_path / "data.nc")
-    options = ["--architecture", "mlp", "--architecture", "feedforward", *SMALL_FIT, "--out", tmp_path / "table.csv"]
-    result = run("compare", tmp_path / "data.nc", *options)
+def test_compare_ranks_architectures_and_writes_a_table(data, tmp_path):
+    kinds = [
+        "--architecture",
+        "transformer",
+        "--architecture",
+        "attention",
+    ]  # of `test_roads`, whose programs these are
+    result = run("compare", data, *kinds, *SMALL_FIT, "--out", tmp_path / "table.csv")
     assert result.exit_code == 0, result.output
     rows = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines()
     assert rows[0].startswith("architecture,rank,")
-    assert {row.split(",")[0] for row in rows[1:]} == {"mlp", "feedforward"}
-    refused(run("compare", tmp_path / "data.nc", "--architecture", "mlp", "--out", tmp_path / "b.csv"), "architectures")
-    assert files(tmp_path) == ["data.nc", "table.csv"]
+    assert {row.split(",")[0] for row in rows[1:]} == {"transformer", "attention"}
+    refused(run("compare", data, "--architecture", "mlp", "--out", tmp_path / "b.csv"), "architectures")
+    assert files(tmp_path) == ["table.csv"]
 
 
-def test_design_prints_tokens_and_a_number_of_networks():
+def test_design_prints_tokens_and_a_number_of_networks(monkeypatch):
+    monkeypatch.setattr("sdeinfer.diagnostics._design.SIZES", (1.0,))  # of the seven among which it chooses
     sizes = ("--tokens", 3, "--width", 128, "--gamma", 0.5)  # of `test_design`
     result = run("design", *sizes)
     assert result.exit_code == 0, result.output
@@ -138,13 +153,22 @@ def test_calibrate_reads_a_file_that_xarray_alone_wrote(tmp_path, networks):
     assert "truth" not in (tmp_path / "out" / "summary.json").read_text(encoding="utf-8")
 
 
-def test_one_token_is_fitted_by_architectures_without_tau0(tmp_path):
+def test_the_smallest_runs_work(tmp_path, post):
+    """One token is fitted by architectures without τ0, and one chain has no ranks to compare."""
     sizes = [*SMALL_NETWORKS, "--tokens", 1]
-    ok = run("calibrate", *sizes, *SMALL_FIT, "--architecture", "feedforward", "--out", tmp_path / "ok")
+    smallest = ["--networks", 1, *SMALL_FIT, "--chains", 1, "--architecture", "feedforward"]
+    ok = run("calibrate", *sizes, *smallest, "--out", tmp_path / "ok")
     assert ok.exit_code == 0, ok.output
-    assert "figures/posterior.png" in files(tmp_path / "ok")
+    without = ("figures/ranks.png", "figures/correlation_paths.png", "figures/terminal_correlation.png")
+    assert files(tmp_path / "ok") == [name for name in RESULTS if name not in without]
     refused(run("calibrate", *sizes, *SMALL_FIT, "--out", tmp_path / "bad"), "tau0", "one token")
     assert not (tmp_path / "bad").exists()
+    # Two tokens of one network have one correlation.
+    write(read_posterior(post).isel(network=[0], chain=[0]), tmp_path / "post.nc")
+    assert run("report", tmp_path / "post.nc", "--out", tmp_path / "out").exit_code == 0
+    assert files(tmp_path / "out") == [name for name in RESULTS if "ranks" not in name and not name.endswith(".nc")]
+    for folder in ("ok", "out"):
+        json.loads((tmp_path / folder / "summary.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
 
 
 def test_hidden_states_are_observed_from_a_file(tmp_path):
@@ -206,21 +230,23 @@ def test_rounding_that_matters_is_said_once(tmp_path, monkeypatch):
 
 
 def test_simulate_writes_paths(tmp_path):
-    result = run("simulate", "--paths", 8, "--times", 2, "--time", 0.1, "--tokens", 2, "--out", tmp_path / "paths.nc")
+    # Tokens and times of the predictions of a fit, whose program this is.
+    result = run("simulate", "--paths", 8, "--times", 8, "--time", 0.1, "--tokens", 3, "--out", tmp_path / "paths.nc")
     assert result.exit_code == 0, result.output
     with xr.open_dataset(tmp_path / "paths.nc", engine="h5netcdf") as paths:
-        assert dict(paths.sizes) == {"path": 8, "time": 3, "token_a": 2, "token_b": 2}
+        assert dict(paths.sizes) == {"path": 8, "time": 9, "token_a": 3, "token_b": 3}
         assert paths["time"].values[-1] == 0.1
 
 
-def test_bad_data_leave_nothing_behind(networks, tmp_path):
+def test_bad_data_leave_nothing_behind(data, tmp_path):
+    networks = read(data)
     asymmetric = networks.copy(deep=True)
     asymmetric["covariance"][1, 2, 0, 1] += 0.5
-    for data, words in (
+    for bad, words in (
         (asymmetric, ("data.nc", "network 1, layer 2", "not symmetric")),
         (networks.isel(token_a=[0], token_b=[0]), ("tau0", "one token")),
     ):
-        write(data, tmp_path / "data.nc")
+        write(bad, tmp_path / "data.nc")
         refused(run("calibrate", "--data", tmp_path / "data.nc", "--out", tmp_path / "out"), *words)
         assert files(tmp_path) == ["data.nc"]
 
@@ -241,11 +267,10 @@ def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monk
     assert post.attrs["fixed_c_mean"] == 0.5
 
 
-def test_what_cannot_be_fixed_is_refused(networks, tmp_path):
-    write(networks, tmp_path / "data.nc")
+def test_what_cannot_be_fixed_is_refused(data):
     for flag in ("tau0", "tau0=", "tau0=warm"):
-        refused(run("fit", tmp_path / "data.nc", "--fix", flag), "--fix", "NAME=NUMBER", flag)
-    refused(run("fit", tmp_path / "data.nc", "--fix", "tau=1"), "prior", "transformer samples gamma, tau0", "'tau'")
+        refused(run("fit", data, "--fix", flag), "--fix", "NAME=NUMBER", flag)
+    refused(run("fit", data, "--fix", "tau=1"), "prior", "transformer samples gamma, tau0", "'tau'")
 
 
 def test_missing_and_unreadable_files(tmp_path):
@@ -283,24 +308,15 @@ def test_parameters_out_of_range_are_named(flags, words, tmp_path):
     assert files(tmp_path) == []
 
 
-def test_flags_of_sampled_networks_do_not_go_with_data(tmp_path, networks):
-    write(networks, tmp_path / "data.nc")
-    refused(run("calibrate", "--data", tmp_path / "data.nc", "--gamma", 0.3, "--out", tmp_path / "out"), "--gamma")
-    assert files(tmp_path) == ["data.nc"]
+def test_flags_of_sampled_networks_do_not_go_with_data(data, tmp_path):
+    refused(run("calibrate", "--data", data, "--gamma", 0.3, "--out", tmp_path / "out"), "--gamma")
+    assert files(tmp_path) == []
 
 
-def test_the_smallest_runs_work(tmp_path):
-    """Two tokens of one network have one correlation, and one chain has no ranks to compare."""
-    sizes = [*SMALL_NETWORKS, "--networks", 1]
-    result = run("calibrate", *sizes, *SMALL_FIT, "--chains", 1, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert files(tmp_path / "out") == [name for name in RESULTS if "ranks" not in name]
-    json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
-
-
-def test_a_posterior_of_something_else_is_refused(tmp_path, fitted):
+def test_a_posterior_of_something_else_is_refused(tmp_path, post):
     xr.DataTree.from_dict({"posterior": xr.Dataset({"mu": 1.0})}).to_netcdf(tmp_path / "mu.nc", engine="h5netcdf")
     refused(run("check", tmp_path / "mu.nc"), "mu.nc", "not the result of a fit")
+    fitted = read_posterior(post)
     partial = xr.DataTree.from_dict(
         {name: node.to_dataset() for name, node in fitted.children.items() if name != "constant_data"}
     )
@@ -308,10 +324,10 @@ def test_a_posterior_of_something_else_is_refused(tmp_path, fitted):
     refused(run("report", tmp_path / "partial.nc", "--out", tmp_path / "out"), "group `constant_data` with `width`")
 
 
-def test_what_is_in_the_way_of_the_results_is_left_alone(tmp_path, fitted):
-    write(fitted, tmp_path / "post.nc")
+def test_what_is_in_the_way_of_the_results_is_left_alone(tmp_path, post, monkeypatch):
+    monkeypatch.setattr(_results, "write_results", lambda _, folder: (folder / "report.html").write_text(""))
     (tmp_path / "out" / "report.html").mkdir(parents=True)
-    refused(run("report", tmp_path / "post.nc", "--out", tmp_path / "out"), "report.html", "something else")
+    refused(run("report", post, "--out", tmp_path / "out"), "report.html", "something else")
     assert files(tmp_path / "out") == []
 
 
@@ -387,12 +403,9 @@ for arguments, code in [
 def test_prompts_and_masks_of_sampled_networks(tmp_path):
     sizes = ("--width", 32, "--depth", 2, "--networks", 3, "--tokens", 2)
     out = ("--out", tmp_path / "data.nc")
-    assert run("observe", *sizes, "--prompts", 2, "--causal", *out).exit_code == 0
+    assert run("observe", *sizes, "--architecture", "attention", "--prompts", 2, "--causal", *out).exit_code == 0
     data = read(tmp_path / "data.nc")
     assert data.sizes["token_a"] == 4
     assert (data.attrs["causal"], data.attrs["prompts"]) == (1, "2,2")
     refused(run("fit", tmp_path / "data.nc", "--prompts", 3), "--prompts: 4 tokens are not 3 prompts of equal length")
     refused(run("observe", *sizes, "--architecture", "mlp", "--causal", *out), "--causal: mlp has none")
-    paths = ("--paths", 4, "--times", 1, "--time", 0.02, "--out", tmp_path / "paths.nc")
-    assert run("simulate", "--tokens", 2, "--prompts", 2, *paths).exit_code == 0
-    assert xr.open_dataset(tmp_path / "paths.nc").sizes["token_a"] == 4

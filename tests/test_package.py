@@ -17,26 +17,10 @@ import pytest
 import sdeinfer as si
 
 ROOT = Path(__file__).parent.parent
-ROOMS = [
-    "covariance",
-    "terms",
-    "layers",
-    "blocks",
-    "solve",
-    "criteria",
-    "observation",
-    "networks",
-    "likelihood",
-    "models",
-    "infer",
-    "diagnostics",
-    "meanfield",
-    "covariance_dataset",
-    "plots",
-    "auditing",
-    "tuning",
-    "report",
-]
+ROOMS = """
+    covariance terms layers blocks solve criteria observation networks likelihood models infer diagnostics
+    meanfield covariance_dataset plots auditing tuning report
+""".split()
 """Imports point backwards in this list only."""
 
 LAZY = [
@@ -48,52 +32,23 @@ LAZY = [
 ]
 """Packages whose names are imported when they are used; a stub names them."""
 
-UNUSED = {
-    "torch",
-    "flax",
-    "jax",
-    "numpy",
-    "scipy",
-    "pandas",
-    "xarray",
-    "matplotlib",
-    "arviz",
-    "arviz_base",
-    "arviz_stats",
-    "arviz_plots",
-}
+UNUSED = set(
+    """
+    torch flax jax numpy scipy pandas xarray matplotlib arviz arviz_base arviz_stats arviz_plots
+    """.split()
+)
 """What `import sdeinfer` leaves alone."""
 
 OPTIONAL = {"sdeinfer.modules.torch", "sdeinfer.modules.flax"}
 """Modules that need a library on which the package does not depend."""
 
-PUBLIC = {
-    "InputError",
-    "LowPrecisionWarning",
-    "Metropolis",
-    "NUTS",
-    "Observer",
-    "Parameter",
-    "ResidualFeedForward",
-    "ShapedAttention",
-    "ShapedMLP",
-    "ShapedTransformer",
-    "Stack",
-    "check",
-    "covariance_dataset",
-    "equicorrelated",
-    "fit",
-    "models",
-    "observe",
-    "prepare",
-    "read",
-    "sample_networks",
-    "simulate",
-    "summarise",
-    "use_compilation_cache",
-    "validate",
-    "write",
-}
+PUBLIC = set(
+    """
+    InputError LowPrecisionWarning Metropolis NUTS Observer Parameter ResidualFeedForward ShapedAttention
+    ShapedMLP ShapedTransformer Stack check covariance_dataset equicorrelated fit models observe prepare read
+    sample_networks simulate summarise use_compilation_cache validate write
+    """.split()
+)
 
 
 def source_folder(room: str) -> Path:

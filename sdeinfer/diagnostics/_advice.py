@@ -242,11 +242,6 @@ def of_approximation(pareto_k: float) -> list[Verdict]:
     return [at_most("converged", "Pareto k", pareto_k, PARETO_K, advice)]
 
 
-def _two_digits(number: float) -> str:
-    """Two digits, without an exponent."""
-    return f"{float(f'{number:.2g}'):,g}"
-
-
 def of_identification(table: pd.DataFrame) -> list[Verdict]:
     """Verdicts on what the data identify, from the table of `identification`."""
     verdicts = []
@@ -254,12 +249,9 @@ def of_identification(table: pd.DataFrame) -> list[Verdict]:
         advice = f"the data say little of {name}"
         if "networks" in table:
             times = float(table.loc[name, "networks"])
-            advice += (
-                f"; to know it to 10 % takes about {_two_digits(times)} times as many"
-                if times < MANY
-                else "; nor would more"
-            )
-            advice += " networks like these, or other tokens: `sdeinfer design`"
+            two_digits = f"{float(f'{times:.2g}'):,g}"  # without an exponent
+            more = f"to know it to 10 % takes about {two_digits} times as many" if times < MANY else "nor would more"
+            advice += f"; {more} networks like these, or other tokens: `sdeinfer design`"
         contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
         verdicts.append(at_least("identified", f"{name}{CONTRACTED}", contraction, CONTRACTION, advice))
     return verdicts

@@ -279,20 +279,11 @@ def _with_groups(tokens: int, measured: dict[str, np.ndarray]) -> tuple[list[str
 
 
 def _table(names: list[str], widths: np.ndarray, measured: dict[str, np.ndarray]) -> xr.Dataset:
-    distance_error = jackknife(measured["distance_without"])
-    squared_error = jackknife(measured["squared_without"])
-    fits = [
-        fit_rate(widths, *row)
-        for row in zip(measured["squared"], measured["squared_without"], squared_error, strict=True)
-    ]
-    columns = {
-        "distance": measured["distance"],
-        "distance_error": distance_error,
-        "floor": measured["floor"],
-        "squared": measured["squared"],
-        "squared_error": squared_error,
-    }
-    data = {name: (("quantity", "width"), values) for name, values in columns.items()}
+    errors = {f"{name}_error": jackknife(measured[f"{name}_without"]) for name in ("distance", "squared")}
+    rows = zip(measured["squared"], measured["squared_without"], errors["squared_error"], strict=True)
+    fits = [fit_rate(widths, *row) for row in rows]
+    columns = ("distance", "distance_error", "floor", "squared", "squared_error")
+    data = {name: (("quantity", "width"), (measured | errors)[name]) for name in columns}
     rates = dict(zip(("rate", "rate_error", "constant"), np.asarray(fits).T, strict=True))
     data |= {name: ("quantity", values) for name, values in rates.items()}
     return xr.Dataset(data, coords={"quantity": names, "width": widths})

@@ -26,6 +26,7 @@ from sdeinfer.diagnostics._innovations import sums_of
 from sdeinfer.diagnostics._posterior import Posterior, has_prior
 from sdeinfer.diagnostics._predictive import predictions_of
 from sdeinfer.diagnostics._range import range_of
+from sdeinfer.diagnostics._summary import constants_of
 from sdeinfer.diagnostics._verdict import Check
 from sdeinfer.infer import in_enough_precision
 from sdeinfer.layers import AbstractLayer, Architecture
@@ -80,7 +81,7 @@ def check(
         return check_branches(post)
     posterior = Posterior.of(post, data, architecture)
     tree, kind, table = posterior.tree, posterior.kind, posterior.table
-    attrs, sampled = tree.attrs, table.drop(index=[*posterior.constants], errors="ignore")
+    attrs, sampled = tree.attrs, table.drop(index=[*constants_of(tree)], errors="ignore")
 
     sums = sums_of(posterior) if kind is not None and posterior.every_layer else None
     misfits = None if sums is None else consequences_of(sums, posterior)

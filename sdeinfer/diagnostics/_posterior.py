@@ -9,7 +9,7 @@ import xarray as xr
 
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._fitted import fitted_data
-from sdeinfer.diagnostics._summary import constants_of, draws_of, fixed_of, identified_of, summarise, with_chain
+from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of, summarise, with_chain
 from sdeinfer.infer import architecture_of
 from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture, architecture_in
 from sdeinfer.likelihood import used_of
@@ -101,11 +101,6 @@ class Posterior:
     def fixed(self) -> dict[str, float]:
         """As `fixed_of`."""
         return fixed_of(self.tree)
-
-    @functools.cached_property
-    def constants(self) -> dict[str, float]:
-        """As `constants_of`."""
-        return constants_of(self.tree)
 
     @functools.cached_property
     def identified(self) -> list[str]:

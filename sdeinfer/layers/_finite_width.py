@@ -177,9 +177,11 @@ def variance_terms(
         drift: `drift_terms` of V.
         pattern: the attention pattern.
     """
+    xp = V.__array_namespace__()
     if isinstance(coordinates, PatternSpectrum):
-        return _terms_with_pattern(V, coordinates, drift, pattern)
-    xp, at, equal = V.__array_namespace__(), frame(V, coordinates), np.eye(V.shape[-1], dtype=V.dtype)
+        *terms, repeated = pattern_features(V, pattern, *coordinates.forms(), drift[0], drift[1])
+        return xp.stack([*terms, xp.ones_like(repeated), repeated - coordinates.mixing])
+    at, equal = frame(V, coordinates), np.eye(V.shape[-1], dtype=V.dtype)
     attention, relu = (at.R @ B @ at.R.mT for B in drift[:2])
     noise, (growth, relu_growth) = relu_noise(at, relu), (diagonals(B) for B in (attention, relu))
     repeated = xp.broadcast_to(1 + equal, V.shape)
@@ -197,14 +199,3 @@ def variance_terms(
         xp.zeros_like(V),
     ]
     return vech(xp.stack(terms))
-
-
-def _terms_with_pattern(
-    V: Float[Any, "... m m"],
-    coordinates: PatternSpectrum,
-    drift: Float[Any, "drifts ... m m"],
-    pattern: Pattern,
-) -> Float[Any, "features ... p"]:
-    xp, e = V.__array_namespace__(), coordinates.mixing
-    *terms, repeated = pattern_features(V, pattern, *coordinates.forms(), drift[0], drift[1])
-    return xp.stack([*terms, xp.ones_like(e), repeated - e])

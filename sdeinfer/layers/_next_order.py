@@ -219,26 +219,10 @@ def absolute_squares(R: Float[Any, "... m m"], between: Angles, U: Float[Any, ".
         between: angles of V.
         U: E[u uᵀ].
     """
-    xp = R.__array_namespace__()
-    norm, rho, sine, turn = between
-    mean = math.sqrt(2 / math.pi) * xp.matvec(R, norm)
+    mean = math.sqrt(2 / math.pi) * R.__array_namespace__().matvec(R, between.norm)
     normal = outer_product(diagonals(U), diagonals(U)) + 2 * U**2 - 2 * outer_product(mean**2, mean**2)
-
-    # E[|h_a|² |h_c| |h_d|] over (a, c, d): exact minus normal.
-    pair = (2 / math.pi) * (sine + rho * turn)
-    along = rho[..., :, :, None] * rho[..., :, None, :]
-    across = rho[..., :, :, None] ** 2 + rho[..., :, None, :] ** 2
-    more = (2 / math.pi) * (2 * along * turn[..., None, :, :] + across * sine[..., None, :, :] + 4 / math.pi)
-    more -= 2 * pair[..., :, :, None] * pair[..., :, None, :]
-    more *= norm[..., :, None, None] ** 2 * outer_product(norm, norm)[..., None, :, :]
-
-    squares, token = R * R, np.arange(R.shape[-1])
-    four = more[..., token, token, token]
-    three = xp.where(token[:, None] == token, 0.0, more[..., token, token, :])  # of (a, a, a, d)
-    two = xp.where(token[:, None] == token, 0.0, xp.diagonal(more, axis1=-2, axis2=-1))  # of (a, a, c, c)
-    equal = (token[:, None, None] == token[:, None]) | (token[:, None, None] == token) | (token[:, None] == token)
-    one = R[..., None, :, :] @ xp.where(equal, 0.0, more) @ R.mT[..., None, :, :]  # of (a, a, c, d), over (a, i, j)
-
+    four, three, two, one = excess_of_equal(between)
+    squares, one = R * R, R[..., None, :, :] @ one @ R.mT[..., None, :, :]  # the second over (a, i, j)
     both = R.mT[..., :, :, None] * R.mT[..., :, None, :]  # R_ia R_ja over (a, i, j)
     of_one, of_three = squares @ diagonals(one), squares @ (R.mT * (three @ R.mT))
     of_two = (both * (two @ both.reshape(*two.shape[:-1], -1)).reshape(both.shape)).sum(axis=-3)
@@ -251,6 +235,42 @@ def absolute_squares(R: Float[Any, "... m m"], between: Angles, U: Float[Any, ".
         + 2 * of_two
         + 2 * (of_three + of_three.mT)
         + squares @ (four[..., None] * squares.mT)
+    )
+
+
+class Excess(NamedTuple):
+    """E|h_a h_b h_c h_d| less that of a normal with the mean and the covariance of |h|, where tokens are equal.
+
+    Attributes:
+        four: of (a, a, a, a).
+        three: of (a, a, a, d) over (a, d); 0 for d = a, as are the next two where further tokens are equal.
+        two: of (a, a, c, c) over (a, c).
+        one: of (a, a, c, d) over (a, c, d).
+    """
+
+    four: Float[Any, "... m"]
+    three: Float[Any, "... m m"]
+    two: Float[Any, "... m m"]
+    one: Float[Any, "... m m m"]
+
+
+def excess_of_equal(between: Angles) -> Excess:
+    """What E[|h_a|² |h_c| |h_d|] is more than that of a normal."""
+    xp, token = between.norm.__array_namespace__(), np.arange(between.norm.shape[-1])
+    norm, rho, sine, turn = between
+    pair = (2 / math.pi) * (sine + rho * turn)
+    along = rho[..., :, :, None] * rho[..., :, None, :]
+    across = rho[..., :, :, None] ** 2 + rho[..., :, None, :] ** 2
+    more = (2 / math.pi) * (2 * along * turn[..., None, :, :] + across * sine[..., None, :, :] + 4 / math.pi)
+    more -= 2 * pair[..., :, :, None] * pair[..., :, None, :]
+    more *= norm[..., :, None, None] ** 2 * outer_product(norm, norm)[..., None, :, :]
+    different = token[:, None] != token
+    all_different = different[:, :, None] & different[:, None, :] & different
+    return Excess(
+        four=more[..., token, token, token],
+        three=xp.where(different, more[..., token, token, :], 0.0),
+        two=xp.where(different, xp.diagonal(more, axis1=-2, axis2=-1), 0.0),
+        one=xp.where(all_different, more, 0.0),
     )
 
 

@@ -7,16 +7,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._cells import parameter_cell, value_text
-from sdeinfer.layers._finite_width import FiniteWidth
-from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.parameters import Parameter
-from sdeinfer.terms import Limit
 
 
 @runtime_checkable
@@ -59,6 +56,15 @@ def as_module(profile: Profile) -> FunctionModule:
         return profile
     arrays, rest = eqx.partition(profile, eqx.is_array)
     return FunctionModule(arrays, rest)
+
+
+def _at_a_time_only(method: str) -> Callable[..., Any]:
+    """A method that is defined for the layer at a depth-time only."""
+
+    def refuse(self: Any, *_: Any, **__: Any) -> Any:
+        raise InputError(f"layer: its parameters change with depth; layer.at(t).{method} is defined at each depth-time")
+
+    return refuse
 
 
 class OverDepth(AbstractLayer):
@@ -118,23 +124,9 @@ class OverDepth(AbstractLayer):
         """Raise an InputError for a width that the layer does not support."""
         self.layer.check_width(width)
 
-    def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
-        """Not defined: use the layer at a depth-time."""
-        raise _needs_time("forward")
-
-    def limit(self) -> Limit:
-        """Not defined: use the layer at a depth-time."""
-        raise _needs_time("limit")
-
-    def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """Not defined: use the layer at a depth-time."""
-        raise _needs_time("finite_width")
-
-    def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
-    ) -> Float[Array, "m m blocks networks"]:
-        """Not defined: use the layer at a depth-time."""
-        raise _needs_time("forward_covariance")
+    forward, limit, finite_width, forward_covariance = map(
+        _at_a_time_only, ("forward", "limit", "finite_width", "forward_covariance")
+    )
 
     def _repr_html_(self) -> str:
         values = {name: value_text(value) for name, value in self.parameters().items()}
@@ -146,7 +138,3 @@ class OverDepth(AbstractLayer):
 def layer_time(number: Int[Array, ""], width: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, ""]:
     """Depth-time of the middle of a layer, counted from 0."""
     return (number.astype(dtype) + 0.5) / width
-
-
-def _needs_time(method: str) -> InputError:
-    return InputError(f"layer: its parameters change with depth; layer.at(t).{method} is defined at each depth-time")

@@ -30,7 +30,15 @@ from jaxtyping import Float
 
 from sdeinfer.covariance import Pattern, safe_sqrt
 from sdeinfer.layers._absolute_moments import excess_forms
-from sdeinfer.layers._next_order import Angles, angles, diagonals, outer_product, relu_drift_along
+from sdeinfer.layers._next_order import (
+    Angles,
+    ReluNoise,
+    angles,
+    diagonals,
+    excess_of_equal,
+    outer_product,
+    relu_drift_along,
+)
 
 
 class Logits(NamedTuple):
@@ -138,8 +146,7 @@ def pattern_features(
     growth, relu_growth = 4 * _inner(_times(W, attention), WV.mT), 4 * _inner(WB, WV.mT)
     relu_square = 2 * _inner(WB, WB.mT)
     attention_next, attention_repeat = pattern_attention_noise(V, pattern, W, WV)
-    noise = pattern_relu_noise(V, W, WV, relu, relu_growth, relu_square)
-    response = _inner(W, relu_drift_along(V[..., None, :, :], U))
+    size, noise = _inner(W, V[..., None, :, :]), pattern_relu_noise(V, W, WV, U, relu, relu_growth, relu_square)
     return xp.stack(
         [
             growth,
@@ -147,10 +154,10 @@ def pattern_features(
             attention_next,
             noise.hidden,
             noise.tokens,
-            response,
+            noise.response,
             relu_square,
             noise.hidden_square,
-            2 * noise.size**2 + 1,
+            2 * size**2 + 1,
             attention_repeat,
         ]
     )
@@ -187,32 +194,18 @@ def pattern_attention_noise(
     return variance + 2 * (third + _inner(along, D)), 4 * repeat
 
 
-class PatternReluNoise(NamedTuple):
-    """Contributions of the kink of a shaped ReLU to var z_q; see `ReluNoise`.
-
-    Attributes:
-        size: ⟨W, V⟩.
-        hidden: F.
-        hidden_square: F₂.
-        tokens: F of the MLP.
-    """
-
-    size: Float[Any, "... p"]
-    hidden: Float[Any, "... p"]
-    hidden_square: Float[Any, "... p"]
-    tokens: Float[Any, "... p"]
-
-
 def pattern_relu_noise(
     V: Float[Any, "... m m"],
     W: Float[Any, "... p m m"],
     WV: Float[Any, "... p m m"],
+    U: Float[Any, "... p m m"],
     relu: Float[Any, "... m m"],
     growth: Float[Any, "... p"],
     square: Float[Any, "... p"],
-) -> PatternReluNoise:
-    """F and F₂ from the products of h and |h| for h ~ N(0, V), of which two or four are absolute values.
+) -> ReluNoise:
+    """Contributions of the kink of a shaped ReLU to var z_q.
 
+    F and F₂ are of products of h and |h| for h ~ N(0, V), of which two or four are absolute values.
     With A = E|h||h|ᵀ, E[h_a h_b |h_c||h_d|] = V_ab A_cd + (V_ac V_bd + V_ad V_bc) signs_cd + V_ac V_bc kinks_cd
     + V_ad V_bd kinks_dc.
 
@@ -220,6 +213,7 @@ def pattern_relu_noise(
         V: covariances.
         W: W_q.
         WV: W_q V.
+        U: U_q.
         relu: B₂.
         growth: 4 tr(W_q V W_q B₂).
         square: 2 tr(W_q B₂ W_q B₂).
@@ -241,7 +235,7 @@ def pattern_relu_noise(
     absolute = (size + 4 * drift) ** 2 + 1 + 4 * growth + 16 * square - 2 * _inner(W, mean[..., None, :, :]) ** 2
     closed = absolute + excess_of_repeated(between, W) - 2 * (both + 2 * _inner(W, same)) + normal
     square = excess_forms(V, W, closed) - 4 * mixed - 16 * drift**2
-    return PatternReluNoise(size, hidden, square, 4 * mixed)
+    return ReluNoise(hidden, square, 4 * mixed, _inner(W, relu_drift_along(V[..., None, :, :], U)))
 
 
 def excess_of_repeated(between: Angles, W: Float[Any, "... p m m"]) -> Float[Any, "... p"]:
@@ -249,25 +243,10 @@ def excess_of_repeated(between: Angles, W: Float[Any, "... p m m"]) -> Float[Any
 
     That is known where two of the four tokens are equal, and is left out for four others, see `_absolute_moments`.
     """
-    xp, token = W.__array_namespace__(), np.arange(W.shape[-1])
-    norm, rho, sine, turn = between
-    pair = (2 / math.pi) * (sine + rho * turn)
-    along = rho[..., :, :, None] * rho[..., :, None, :]
-    across = rho[..., :, :, None] ** 2 + rho[..., :, None, :] ** 2
-    more = (2 / math.pi) * (2 * along * turn[..., None, :, :] + across * sine[..., None, :, :] + 4 / math.pi)
-    more = more - 2 * pair[..., :, :, None] * pair[..., :, None, :]
-    more = more * norm[..., :, None, None] ** 2 * outer_product(norm, norm)[..., None, :, :]
-
-    different, w = token[:, None] != token, diagonals(W)
-    all_different = different[:, :, None] & different[:, None, :] & different
-    four = more[..., token, token, token]
-    three = xp.where(different, more[..., token, token, :], 0.0)  # of (a, a, a, d)
-    two = xp.where(different, xp.diagonal(more, axis1=-2, axis2=-1), 0.0)  # of (a, a, c, c)
-    one = xp.where(all_different, more, 0.0)  # of (a, a, c, d)
-    rows = W.swapaxes(-3, -2)
+    (four, three, two, one), w, rows = excess_of_equal(between), diagonals(W), W.swapaxes(-3, -2)
     paired = (w @ one.reshape(*two.shape[:-1], -1)).reshape(W.shape) + 2 * (rows @ one).swapaxes(-3, -2)
     repeated = 2 * W * two[..., None, :, :] + 4 * w[..., :, None] * three[..., None, :, :]
-    return _inner(W, 2 * paired + repeated) + xp.vecdot(w @ two + w * four[..., None, :], w)
+    return _inner(W, 2 * paired + repeated) + W.__array_namespace__().vecdot(w @ two + w * four[..., None, :], w)
 
 
 @functools.lru_cache(maxsize=64)

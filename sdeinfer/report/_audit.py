@@ -1,14 +1,11 @@
 """An audit as one HTML page."""
 
-import importlib.metadata
 from pathlib import Path
 
 from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.auditing import Audit, plot_audit
-from sdeinfer.report._render import figure_of, inline
-
-PACKAGES = ("sdeinfer", "jax")
+from sdeinfer.report._render import figure_of, inline, versions
 
 CAPTION = (
     "Strength of each branch over the declared one, with 95 % intervals. Below: the residual stream of the audited "
@@ -32,7 +29,7 @@ def write_audit(audit: Audit, path: str | Path, *, command: str = "") -> None:
         "layers": str(audit.layers),
         "networks": str(sizes["network"]),
         "tokens": str(sizes["token_a"]),
-        "page by": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
+        "page by": versions("sdeinfer", "jax"),
     }
     figure = inline(figure_of(plot_audit(audit)))
     page = render(

@@ -1,7 +1,6 @@
 """A fit as one HTML page with everything inlined, so that it needs no network access."""
 
 import hashlib
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from sdeinfer.plots import (
     plot_ranks,
     plot_terminal_correlation,
 )
-from sdeinfer.report._render import figure_of, inline
+from sdeinfer.report._render import figure_of, inline, versions
 
 TITLES = {
     "prior": "prior",
@@ -37,8 +36,6 @@ TITLES = {
     "to_likelihood": "with likelihood",
 }
 """Headings for the columns of `identification`."""
-
-PACKAGES = ("jax", "diffrax", "numpyro", "arviz-stats")
 
 CAPTIONS = {
     "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, if known. Networks "
@@ -110,7 +107,7 @@ def _provenance(post: xr.DataTree) -> dict[str, Any]:
     recorded = ("model", "command", "seed", "elapsed_s", "created_at", "sdeinfer_version")
     return {
         **{name.replace("_", " "): post.attrs[name] for name in recorded if name in post.attrs},
-        "page by": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
+        "page by": versions("jax", "diffrax", "numpyro", "arviz-stats"),
         "data (SHA-256)": hashlib.sha256(covariance.tobytes()).hexdigest(),
     }
 

@@ -1,6 +1,7 @@
 """Figures of a report, as files and inlined in its page, which therefore needs no network access."""
 
 import base64
+import importlib.metadata
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,3 +38,8 @@ def inline(figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def versions(*packages: str) -> str:
+    """The installed versions of packages."""
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)

@@ -1,6 +1,5 @@
 """A tuned layer as one HTML page."""
 
-import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ from matplotlib.figure import Figure
 from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.criteria import Constraint, Probability
-from sdeinfer.report._render import figure_of, inline
+from sdeinfer.report._render import figure_of, inline, versions
 from sdeinfer.tuning import Tuned
-
-PACKAGES = ("sdeinfer", "jax", "diffrax", "scipy")
 
 RELAXED = 0.01
 """Relative change of a bound, in the table of what follows from it; absolute for probabilities."""
@@ -104,5 +101,5 @@ def _provenance(tuned: Tuned) -> dict[str, str]:
         "start": ", ".join(f"{name} = {value:.4g}" for name, value in found["start"].items()),
         f"exploded {tuned.samples}": f"{found['exploded']:.2%}",
         "spread of logits": f"{found['logit_spread']:.2g}",
-        "page by": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
+        "page by": versions("sdeinfer", "jax", "diffrax", "scipy"),
     }

@@ -1,5 +1,7 @@
 """Other architectures and sizes, by their evidence."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -11,7 +13,7 @@ from scipy.special import logsumexp
 import sdeinfer as si
 from sdeinfer.diagnostics import alternatives
 from sdeinfer.diagnostics._advice import different_sizes
-from sdeinfer.diagnostics._alternatives import log_ratios
+from sdeinfer.diagnostics._alternatives import log_ratios, neighbours
 from sdeinfer.diagnostics._posterior import PRIOR_SD
 from sdeinfer.diagnostics._thresholds import EVIDENCE
 from sdeinfer.layers import Architecture
@@ -43,6 +45,17 @@ def test_the_number_of_heads_is_found_where_the_data_tell_it():
     assert found[Architecture("mlp")].evidence < -100
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def densities(kind: Architecture, u, statistics):
+    """Log densities of the data at some coordinates."""
+
+    def density(u):
+        law = kind.layer_at(u).finite_width(64.0)
+        return jnp.sum(statistics.log_density(jax.tree.map(lambda x: jnp.asarray(x)[None], law), statistics.value))
+
+    return jax.lax.map(density, u, batch_size=512)
+
+
 def test_evidence_is_the_integral_of_the_likelihood():
     """Laplace's approximation against a sum over a grid of the coordinates."""
     data = data_of(ONE, networks=64)
@@ -52,13 +65,8 @@ def test_evidence_is_the_integral_of_the_likelihood():
     volume = np.prod([each[1] - each[0] for each in grid])
 
     def integral(kind: Architecture) -> float:
-        def density(u):
-            law = kind.layer_at(u).finite_width(64.0)
-            return jnp.sum(statistics.log_density(jax.tree.map(lambda x: jnp.asarray(x)[None], law), statistics.value))
-
         prior = -(u**2).sum(axis=1) / (2 * PRIOR_SD**2) - 2 * np.log(PRIOR_SD) - np.log(2 * np.pi)
-        densities = jax.jit(lambda u: jax.lax.map(density, u, batch_size=512))(u)
-        return float(logsumexp(np.asarray(densities) + prior) + np.log(volume))
+        return float(logsumexp(np.asarray(densities(kind, u, statistics)) + prior) + np.log(volume))
 
     found = {each.architecture: each.evidence for each in alternatives(at_truth(ONE, 64), data, ONE)}
     two = Architecture("attention", heads=2)
@@ -78,17 +86,17 @@ def test_sizes_are_named():
 
 def test_log_ratios_of_exact_layers_are_those_of_networks():
     """Whatever the error of the normal laws, what it adds to the evidence for another architecture is subtracted."""
+    data = data_of(ONE, 64)
+    path, kinds = any_transitions(data), (ONE, *neighbours(ONE, data, "finite-width"))
     u = np.array([ONE.coordinates.sampled[name].to_real(np.float64(value)) for name, value in TRUTH.items()])
-    path = any_transitions(data_of(ONE, 64))
-    mean, sd = log_ratios(path, (ONE, FOUR), "finite-width", [u, u])
+    modes = [np.resize(u, len(kind.coordinates)) for kind in kinds]  # of attention the truth
+    mean, sd = log_ratios(path, kinds, "finite-width", modes)
     assert mean[0] == sd[0] == 0
-    assert mean[1] < 0
-    laws = [kind.layer_at(u).finite_width(64.0) for kind in (ONE, FOUR)]
-    own, other = (
-        float(jnp.sum(statistics.log_density(jax.tree.map(lambda x: jnp.asarray(x)[None], law), statistics.value)))
-        for statistics, law in zip([path_statistics(path, pooled=True)] * 2, laws, strict=True)
-    )
-    assert_within((other - own - mean[1]) / sd[1])
+    heads = kinds.index(FOUR)
+    assert mean[heads] < 0
+    statistics = path_statistics(path, pooled=True)
+    own, other = (float(densities(kind, u[None], statistics)[0]) for kind in (ONE, FOUR))
+    assert_within((other - own - mean[heads]) / sd[heads])
 
 
 def test_only_what_the_laws_do_not_explain_is_evidence(monkeypatch):

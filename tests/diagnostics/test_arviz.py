@@ -65,10 +65,12 @@ def test_the_last_layer_is_at_the_draws_that_were_predicted_at(post, by_network)
     np.testing.assert_array_equal(by_network["posterior_predictive"]["mean_correlation"], expected)
 
 
-@pytest.mark.parametrize("cut", [{"draw": slice(0, 80)}, {"chain": [0]}])
-def test_posteriors_that_were_cut_are_checked(cut, post, data):
-    whole, part = (si.check(tree, data).to_frame() for tree in (post, post.sel(cut)))
-    assert list(whole.index) == list(part.index)
+def test_posteriors_that_were_cut_are_checked(post, data):
+    """To some of the draws of one chain, which is compared with itself."""
+    whole, part = (si.check(tree, data) for tree in (post, post.sel(draw=slice(0, 80), chain=[0])))
+    assert list(whole.to_frame().index) == list(part.to_frame().index)
+    one_chain = "agreement of chains: there is one, and R-hat compares its halves; run two chains or more"
+    assert (one_chain in whole.skipped, one_chain in part.skipped) == (False, True)
 
 
 @pytest.mark.filterwarnings("error")
@@ -99,9 +101,6 @@ def test_a_single_chain_is_compared_with_itself(post):
     gamma = one["posterior"]["gamma"].values
     expected = array_stats.rhat(gamma.reshape(2, -1))
     assert si.summarise(one).loc["gamma", "rhat"] == pytest.approx(expected, rel=1e-12)
-    assert "agreement of chains: there is one, and R-hat compares its halves; run two chains or more" in (
-        si.check(one).skipped
-    )
 
 
 @pytest.mark.parametrize("cut", [{"draw": slice(0, 3)}, {"draw": 0}])
@@ -111,15 +110,14 @@ def test_few_draws_are_refused(cut, post):
             function(post.isel(cut))
 
 
-def test_a_posterior_comes_back_from_a_file(post, data, tmp_path):
+def test_a_posterior_comes_back_from_a_file(post, tmp_path):
+    """With the verdict that it had: `test_roads`."""
     si.write(post, tmp_path / "post.nc")
     with pytest.raises(si.InputError, match="a fit is read by si.observation.read_posterior"):
         si.read(tmp_path / "post.nc")
     back = read_posterior(tmp_path / "post.nc")
     assert back.attrs["identified"] == "gamma c_gap"
     assert set(back["layers"].data_vars) == {"gamma", "c_plus", "c_minus"}
-    expected, found = (si.check(tree, data).to_frame() for tree in (post, back))
-    np.testing.assert_allclose(found["value"].astype(float), expected["value"].astype(float), rtol=1e-6)
 
 
 @pytest.mark.parametrize("function", [at_last_layer, si.check])

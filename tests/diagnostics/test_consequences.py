@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax.random as jr
@@ -20,7 +19,7 @@ from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import Networks, innovations, posterior_mode
 from sdeinfer.infer._mode import layer_at
 from sdeinfer.infer._tree import groups_of_data
-from sdeinfer.layers import Architecture, drift_terms
+from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, observed_path, path_layout, path_statistics, used_of, with_used
 from sdeinfer.observation import covariance_dataset
 
@@ -32,12 +31,12 @@ NAMES = ("gamma", "tau0", "c_gap")
 
 
 @functools.cache
-def transitions(seed: int, width: int = 64) -> xr.Dataset:
+def transitions() -> xr.Dataset:
     """Single layers, each as a network of its own, so that each can be changed by itself."""
-    data = si.sample_networks(LAYER, V0, width=width, depth=8, networks=256, key=jr.key(seed))
+    data = si.sample_networks(LAYER, V0, width=64, depth=8, networks=256, key=jr.key(0))
     V = data["covariance"].values
     pairs = np.stack([V[:, :-1], V[:, 1:]], axis=2).reshape(-1, 2, *V.shape[2:])
-    return covariance_dataset(pairs, width=width, architecture="transformer")
+    return covariance_dataset(pairs, width=64, architecture="transformer")
 
 
 def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr.DataTree]:
@@ -63,6 +62,12 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
     return u, tree
 
 
+@functools.cache
+def at_mode(law: Any = "finite-width") -> tuple[np.ndarray, xr.DataTree]:
+    """`mode_of` these layers."""
+    return mode_of(transitions(), law)
+
+
 def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -> xr.Dataset:
     """The layers with a misfit of some size in one direction of `innovation_tests`, under the law of the tree."""
     number = list(DIRECTIONS).index(misfit)
@@ -80,19 +85,6 @@ def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -
     return covariance_dataset(moved, width=data["width"].values, architecture="transformer")
 
 
-def with_other_layers(data: xr.Dataset, misfit: str, size: float) -> xr.Dataset:
-    """Layers with a misfit that is in no direction exactly, and is absorbed by parameters in part."""
-    start, end = (data["covariance"].values[:, layer] for layer in (0, 1))
-    sd = 1 / np.sqrt(data["width"].values[:, None, None])
-    change = {
-        "growth": lambda: sd * start,
-        "growth of differences": lambda: sd * start @ (start - start.mean(axis=-2, keepdims=True)) / 2,
-        "ReLU's drift": lambda: sd * drift_terms(start)[1],
-    }[misfit]()
-    moved = np.stack([start, end + size * change], axis=1)
-    return covariance_dataset(moved, width=data["width"].values, architecture="transformer")
-
-
 def sd_of(tree: xr.DataTree, data: xr.Dataset) -> np.ndarray:
     """Standard deviations by the scatter of the scores, in which the predicted moves are."""
     sums = sums_of(Posterior.of(tree, data))
@@ -100,11 +92,11 @@ def sd_of(tree: xr.DataTree, data: xr.Dataset) -> np.ndarray:
     return np.sqrt(np.diagonal(inverse @ sums.scatter @ inverse))[: len(NAMES)]
 
 
-def moves(misfit: str, change: Callable[[xr.Dataset, xr.DataTree], xr.Dataset], seed: int) -> np.ndarray:
+def moves(misfit: str, size: float) -> np.ndarray:
     """The predicted moves, and those that happen, in standard deviations; on the same layers without and with."""
-    data = transitions(seed)
-    u, tree = mode_of(data)
-    moved = change(data, tree)
+    data = transitions()
+    u, tree = at_mode()
+    moved = with_misfit(data, tree, misfit, size)
     u_moved, tree_moved = mode_of(moved)
     sd = sd_of(tree, data)
     predicted = consequences(tree_moved, moved) - consequences(tree, data)
@@ -123,7 +115,7 @@ def test_predicted_moves_happen(record):
     found = []
     for misfit in [name for name in DIRECTIONS if name != "memory"]:
         for size in (-0.05, -0.02, 0.02, 0.05):
-            each = moves(misfit, lambda data, tree, m=misfit, s=size: with_misfit(data, tree, m, s), 0)
+            each = moves(misfit, size)
             print(f"{misfit:24} {size:+.2f}: predicted {each[0].round(2)}, happened {each[1].round(2)}")
             found.append(each)
     slope, scatter = slope_and_scatter(found)
@@ -132,20 +124,10 @@ def test_predicted_moves_happen(record):
     assert 0.8 < slope < 1.25
     assert scatter < 0.5
 
-    found = []
-    for misfit in ("growth", "growth of differences", "ReLU's drift"):
-        for size in (-0.02, 0.02):
-            each = moves(misfit, lambda data, _, m=misfit, s=size: with_other_layers(data, m, s), 0)
-            print(
-                f"in part absorbed, {misfit:24} {size:+.2f}: predicted {each[0].round(2)}, happened {each[1].round(2)}"
-            )
-            found.append(each)
-    print("slope {:.2f}, scatter {:.2f} posterior sds".format(*slope_and_scatter(found)))
-
 
 def test_the_finite_width_moves_a_fit_of_the_limit_as_predicted():
-    data = transitions(0)
-    (limit, tree), (exact, _) = mode_of(data, "limit"), mode_of(data)
+    data = transitions()
+    (limit, tree), (exact, _) = at_mode("limit"), at_mode()
     table, sd = consequences(tree, data), sd_of(tree, data)
     happened, predicted = (limit - exact)[: len(NAMES)] / sd, table.loc[WIDTH, list(NAMES)].to_numpy(float)
     print(f"\nhappened {happened.round(2)}, predicted {predicted.round(2)}")
@@ -156,8 +138,8 @@ def test_the_finite_width_moves_a_fit_of_the_limit_as_predicted():
 
 
 def test_every_direction_and_omission_has_moves():
-    data = transitions(0)
-    _, tree = mode_of(data)
+    data = transitions()
+    _, tree = at_mode()
     table = consequences(tree, data)
     assert list(table.columns) == ["effect", "z", "p", *NAMES]
     assert set(table.index) == {*DIRECTIONS, SOFTMAX, SCATTER} - {"memory"}

@@ -56,11 +56,10 @@ def test_scale_of_the_tokens_passes_through_the_relu_layers(X, key):
         assert_agrees(forward(layer, 3 * X, key=key), 3 * forward(layer, X, key=key), rtol=1e-13)
 
 
-@pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_precision_of_the_tokens_is_kept(name, dtype, X, key):
-    layer = jax.tree.map(lambda value: value.astype(dtype), LAYERS[name]())
-    assert forward(layer, X.astype(dtype), key=key).dtype == dtype
+def test_precision_of_the_tokens_is_kept(layer, dtype, X, key):
+    layer = jax.tree.map(lambda value: value.astype(dtype), layer)
+    assert eqx.filter_eval_shape(layer.forward, X.astype(dtype), key=key).dtype == dtype
 
 
 def test_a_transformer_is_its_stack(X, key):
@@ -78,83 +77,44 @@ def test_a_stack_uses_fresh_weights_for_each_of_its_layers(X, key):
     assert not np.allclose(forward(twice, X, key=key), again)
 
 
-def test_attention_is_eq_9(X, key):
-    """Eq. 1 and 9 token by token, with the weights that the layer draws."""
-    gamma, tau0, key_width = 0.7, 0.8, 5
-    layer = si.ShapedAttention(gamma=gamma, tau0=tau0, key_width=key_width)
-    m, n = X.shape
-    W_Q, W_K, W_V = (
-        np.asarray(jr.normal(k, (n, width)))
-        for k, width in zip(jr.split(key, 3), (key_width, key_width, n), strict=True)
-    )
-    x = np.asarray(X)
-    expected = np.empty((m, n))
-    for a in range(m):
-        y = np.array([(x[a] @ W_Q / np.sqrt(n)) @ (x[b] @ W_K / np.sqrt(n)) for b in range(m)])
-        weights = np.exp(y / (tau0 * np.sqrt(n * key_width)))
-        attention = (np.arange(m) == a) + weights / weights.sum() - 1 / m
-        expected[a] = np.sqrt(1 - gamma**2) * x[a] + gamma * attention @ x @ W_V / np.sqrt(n)
-    assert_agrees(forward(layer, X, key=key), expected, rtol=1e-12)
+ATTENTION = {
+    "one head": {},
+    "heads": {"heads": 2},
+    "heads, W_O and a mask": {"heads": 2, "output_projection": True, "pattern": si.CAUSAL},
+    "gains": {"gamma1": 0.3, "gamma2": 0.8},
+    "gains and a mask": {"gamma1": 0.3, "gamma2": 0.8, "pattern": si.CAUSAL},
+}
 
 
-@pytest.mark.parametrize("projection", [False, True])
-def test_heads_are_attention_side_by_side(projection, X, key):
-    """Each head's columns are those of Eq. 9 with its own part of the weights."""
-    gamma, tau0, heads, key_width = 0.7, 0.8, 2, 5
-    layer = si.ShapedAttention(gamma, tau0, key_width=key_width, heads=heads, output_projection=projection)
-    m, n = X.shape
-    columns = (heads * key_width, heads * key_width, n, n)[: 3 + projection]
-    W_Q, W_K, W_V, *W_O = (
-        np.asarray(jr.normal(k, (n, width))) for k, width in zip(jr.split(key, 3 + projection), columns, strict=True)
-    )
-    x, values = np.asarray(X), []
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_is_eq_9_and_33(name, X, key):
+    """Token by token and head by head, each with its columns of the weights that the layer draws."""
+    gamma, tau0, key_width, options = 0.7, 0.8, 5, ATTENTION[name]
+    layer = si.ShapedAttention(gamma, tau0, key_width=key_width, **options)
+    heads, causal, (m, n) = layer.heads, "pattern" in options, X.shape
+    gain, flat_gain = (options.get(each, 1.0) for each in ("gamma1", "gamma2"))
+    columns = (heads * key_width, heads * key_width, n, n)[: 3 + layer.output_projection]
+    keys = jr.split(key, len(columns))
+    W_Q, W_K, W_V, *W_O = (np.asarray(jr.normal(k, (n, width))) for k, width in zip(keys, columns, strict=True))
+    branch = np.empty((m, n))
     for head in range(heads):
         own, made = (slice(head * w, (head + 1) * w) for w in (key_width, n // heads))
-        Y = (x @ W_Q[:, own]) @ (x @ W_K[:, own]).T / n
-        weights = np.exp(Y / (tau0 * np.sqrt(n * key_width)))
-        A = np.eye(m) + weights / weights.sum(axis=1, keepdims=True) - 1 / m
-        values.append(A @ x @ W_V[:, made] / np.sqrt(n))
-    branch = np.concatenate(values, axis=1)
-    if projection:
+        for a in range(m):
+            seen = X[: a + 1] if causal else X
+            y = np.array([(X[a] @ W_Q[:, own] / np.sqrt(n)) @ (x @ W_K[:, own] / np.sqrt(n)) for x in seen])
+            weights = np.exp(y / (tau0 * np.sqrt(n * key_width)))
+            attention = gain * (np.arange(len(seen)) == a) + weights / weights.sum() - flat_gain / len(seen)
+            branch[a, made] = attention @ seen @ W_V[:, made] / np.sqrt(n)
+    if W_O:
         branch = branch @ W_O[0] / np.sqrt(n)
-    assert_agrees(forward(layer, X, key=key), np.sqrt(1 - gamma**2) * x + gamma * branch, rtol=1e-12)
-
-
-@pytest.mark.parametrize("heads", [1, 2])
-def test_causal_attention_is_eq_9_over_the_tokens_so_far(heads, X, key):
-    """Row α is that of attention without a mask among the first α tokens, with the same weights."""
-    masked, whole = (
-        si.ShapedAttention(0.7, 0.8, key_width=5, heads=heads, pattern=each) for each in (si.CAUSAL, si.Pattern())
-    )
-    out = forward(masked, X, key=key)
-    for a in range(len(X)):
-        assert_agrees(out[a], forward(whole, X[: a + 1], key=key)[a], rtol=1e-12)
-    # The first token sees itself alone: nothing of the softmax is left.
-    gamma, W_V = 0.7, jr.normal(jr.split(key, 3)[2], (16, 16))
-    assert_agrees(out[0], np.sqrt(1 - gamma**2) * X[0] + gamma * X[0] @ W_V / 4, rtol=1e-12)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_gains_are_those_of_eq_33(causal, X, key):
-    gains, m = {"gamma1": 0.3, "gamma2": 0.8}, len(X)
-    pattern = si.Pattern(causal=causal)
-    shaped, trained = (si.ShapedAttention(0.7, 0.8, pattern=pattern, **each) for each in ({}, gains))
-    values = X @ jr.normal(jr.split(key, 3)[2], (16, 16)) / 4
-    mask = np.tril(np.ones((m, m))) if causal else np.ones((m, m))
-    flat = mask / mask.sum(axis=1, keepdims=True)
-    moved = (gains["gamma1"] - 1) * np.eye(m) - (gains["gamma2"] - 1) * flat
-    difference = forward(trained, X, key=key) - forward(shaped, X, key=key)
-    assert_agrees(difference, 0.7 * moved @ values, rtol=1e-12)
+    assert_agrees(forward(layer, X, key=key), np.sqrt(1 - gamma**2) * X + gamma * branch, rtol=1e-12)
 
 
 def test_gains_are_trained_where_they_are_given(X, key):
-    def loss(layer):
-        return jnp.sum(forward(layer, X, key=key) ** 2)
-
-    assert si.ShapedAttention(0.7, 0.8).gamma1 is None
-    one, two = si.ShapedAttention(0.7, 0.8), si.ShapedAttention(0.7, 0.8, gamma1=1.0, gamma2=1.0)
+    one, two = (si.ShapedAttention(0.7, 0.8, key_width=5, **gains) for gains in ({}, {"gamma1": 1.0, "gamma2": 1.0}))
+    assert one.gamma1 is None
     np.testing.assert_array_equal(forward(one, X, key=key), forward(two, X, key=key))
-    slope = jax.grad(loss)(two)
+    slope = jax.grad(lambda layer: jnp.sum(forward(layer, X, key=key) ** 2))(two)
     assert slope.gamma1 != 0
     assert slope.gamma2 != 0
     assert set(two.parameters()) == {"gamma", "tau0", "gamma1", "gamma2"}

@@ -1,23 +1,21 @@
 """What finite width adds to a limit, against expectations that know nothing of the derivation.
 
 Attention: the Taylor coefficients of S = A V Aᵀ in ε = 1/(τ0 √n) are polynomials in the normals G of the logits
-Y = LGLᵀ. They are had by arithmetic with power series, and their means and covariances, of total degree four, by a rule
-that is exact up to degree five. ReLU: E[h hᵀ |h_c| |h_d|] by regression on h_c and h_d, which leaves an integral over
-one angle, a trigonometric polynomial between kinks.
+Y = LGLᵀ, see `pattern_references`. ReLU: E[h hᵀ |h_c| |h_d|] by regression on h_c and h_d, which leaves an integral
+over one angle, a trigonometric polynomial between kinks.
 """
 
 import functools
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
+import pattern_references
 import pytest
 import references
-from budget import assert_estimate, assert_mean, mean_and_error
 from conftest import random_covariance
+from pattern_references import all_absolute, degree_five
 from references import assert_agrees
 
 import sdeinfer as si
@@ -48,26 +46,6 @@ def terms_of(V):
     return drift, unvech(variance_terms(V, spectrum(V), drift))
 
 
-@functools.cache
-def degree_five(dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points and weights that integrate every polynomial of degree five against N(0, I), 2d² + 1 of them."""
-    axes = np.sqrt(3) * np.concatenate([np.eye(dimension), -np.eye(dimension)])
-    pairs = [
-        axes[i + s * dimension] + axes[j + t * dimension]
-        for i, j in itertools.combinations(range(dimension), 2)
-        for s, t in itertools.product(range(2), repeat=2)
-    ]
-    points = np.concatenate([np.zeros((1, dimension)), axes, np.reshape(pairs, (-1, dimension))])
-    weights = np.concatenate(
-        [
-            [1 + (dimension**2 - 7 * dimension) / 18],
-            np.full(2 * dimension, (4 - dimension) / 18),
-            np.full(len(pairs), 1 / 36),
-        ]
-    )
-    return points, weights
-
-
 @pytest.mark.parametrize("dimension", [1, 2, 5])
 def test_the_rule_knows_the_moments_of_normals(dimension):
     points, weights = degree_five(dimension)
@@ -79,32 +57,13 @@ def test_the_rule_knows_the_moments_of_normals(dimension):
             np.testing.assert_allclose(found, exact, atol=1e-12)
 
 
-def series(V: np.ndarray, Y: np.ndarray) -> list[np.ndarray]:
-    """Coefficients of ε⁰ to ε⁴ in S = A V Aᵀ, A = I + softmax(εY) − 11ᵀ/m, by arithmetic with power series."""
-    m = len(V)
-    powers = [Y**k / math.factorial(k) for k in range(5)]
-    sums = [power.sum(axis=-1, keepdims=True) for power in powers]
-    A: list[np.ndarray] = []
-    for k in range(5):
-        A.append((powers[k] - sum((sums[k - i] * A[i] for i in range(k)), np.zeros_like(Y))) / m)
-    A[0] = A[0] + np.eye(m) - 1 / m
-    return [sum(A[i] @ V @ A[k - i].swapaxes(-1, -2) for i in range(k + 1)) for k in range(5)]
-
-
 @functools.cache
 def expanded(tokens: int):
     """V, the weights of the rule, and there the coefficients of S, as they are and in the coordinates of V."""
     V = np.asarray(random_covariance(tokens, seed=tokens))
-    points, weights = degree_five(tokens**2)
-    L, R = np.linalg.cholesky(V), np.asarray(frame_of(V).R)
-    terms = series(V, L @ points.reshape(-1, tokens, tokens) @ L.T)
+    weights, terms = pattern_references.expanded(V, np.ones((tokens, tokens)))
+    R = np.asarray(frame_of(V).R)
     return V, weights, terms, [R @ S @ R.T for S in terms]
-
-
-def attended(epsilon, Y, V):
-    """S = A V Aᵀ."""
-    A = jnp.eye(len(V)) + jax.nn.softmax(epsilon * Y, axis=1) - 1 / len(V)
-    return A @ V @ A.T
 
 
 @FEW
@@ -133,42 +92,16 @@ def test_attention_has_the_noise_of_the_expanded_softmax(tokens):
     np.testing.assert_allclose(terms_of(V)[1][NEXT], expected / multiplicity, rtol=1e-10, atol=1e-13)
 
 
-def test_attention_drifts_and_moves_as_sampled_softmaxes(key):
-    """Three tokens, and differences of the softmax itself in place of its derivatives."""
-    V, epsilon = random_covariance(3, seed=3), 0.01
-    at = frame_of(V)
-
-    @jax.jit
-    def sample(key):
-        Y = at.Q @ jr.normal(key, (40_000, 3, 3)) @ at.Q.T
-        S = [jax.vmap(attended, (None, 0, None))(k * epsilon, Y, V) for k in (-2, -1, 0, 1, 2)]
-        far, near, middle = S[4] + S[0], S[3] + S[1], S[2]
-        fourth = (far - 4 * near + 6 * middle) / (24 * epsilon**4)
-        first = (8 * (S[3] - S[1]) - (S[4] - S[0])) / (12 * epsilon)
-        second = (16 * near - far - 30 * middle) / (24 * epsilon**2)
-        third = (S[4] - S[0] - 2 * (S[3] - S[1])) / (12 * epsilon**3)
-        return fourth, [at.R @ T @ at.R.T for T in (first, second, third)]
-
-    fourth, terms = jax.tree.map(np.asarray, sample(key))
-    i, j = np.triu_indices(3)
-    drift, noise = terms_of(V)
-    assert_mean(fourth[:, i, j], drift[B1_NEXT][i, j])
-    T1, T2, T3 = (T[:, i, j] - T[:, i, j].mean(axis=0) for T in terms)
-    variance, error = mean_and_error(T2**2 + 2 * T1 * T3)
-    assert_estimate(variance, (noise[NEXT] * (1 + np.eye(3)))[i, j], error)
-
-
 @FEW
 def test_relu_drift_along_is_its_derivative(tokens):
     V = np.asarray(random_covariance(tokens, seed=tokens))
     A = np.random.default_rng(tokens).normal(size=(2, tokens, tokens))
     S = A + np.swapaxes(A, -1, -2)
-    drift, jvp = jax.jit(relu_drift), jax.jit(lambda direction: jax.jvp(relu_drift, (V,), (direction,))[1])
+    jvp = jax.jit(lambda direction: jax.jvp(relu_drift, (V,), (direction,))[1])
     for direction, found in zip(S, relu_drift_along(V, S), strict=True):
-        expected = jvp(direction)
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(found, jvp(direction), rtol=1e-10, atol=1e-14)
         h = 1e-4
-        ends = [np.subtract(drift(V + k * h * direction), drift(V - k * h * direction)) / (2 * k * h) for k in (1, 2)]
+        ends = [(relu_drift(V + k * h * direction) - relu_drift(V - k * h * direction)) / (2 * k * h) for k in (1, 2)]
         np.testing.assert_allclose(found, (4 * ends[0] - ends[1]) / 3, rtol=1e-8, atol=1e-10)
 
 
@@ -193,16 +126,6 @@ def test_what_a_drift_does_within_the_layer_is_read_off_its_diagonal():
         d = np.diagonal(R @ term @ R.T)
         np.testing.assert_allclose(growth, d[:, None] + d[None, :], rtol=1e-12)
     np.testing.assert_allclose(drift[B2_ALONG_B1], relu_drift_along(np.asarray(V), drift[B1]), rtol=1e-12)
-
-
-@pytest.mark.parametrize("tokens", [2, 3])
-def test_the_noise_of_earlier_layers_does_not_change_the_mean_drift_of_a_relu(tokens):
-    V = random_covariance(tokens, seed=tokens)
-    hessian = np.asarray(jax.jit(jax.hessian(lambda v: vech(relu_drift(unvech(v)))))(vech(V)))
-    for tensor in (references.linear_tensor, references.attention_tensor):
-        sigma = references.packed_tensor(tensor(np.asarray(V)))
-        scale = np.abs(hessian * sigma).max()
-        np.testing.assert_allclose(np.einsum("pqr,qr->p", hessian, sigma), 0, atol=1e-12 * scale)
 
 
 def absolute_moments(V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -233,25 +156,6 @@ def absolute_moments(V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return plain, moments
 
 
-def absolute_or_normal(V: np.ndarray) -> np.ndarray:
-    """E|h_a h_b h_c h_d|, index by index: exact where two of the four are one, else of normals of the same moments."""
-    plain, moments = absolute_moments(V)
-    mean = np.sqrt(2 * np.diag(V) / np.pi)
-    found = np.empty((len(V),) * 4)
-    for index in itertools.product(range(len(V)), repeat=4):
-        a, b, c, d = index
-        twice = [t for t in index if index.count(t) > 1]
-        if twice:
-            others = list(index)
-            others.remove(twice[0])
-            others.remove(twice[0])
-            found[index] = moments[twice[0], twice[0], *others]
-        else:
-            pairs = plain[a, b] * plain[c, d] + plain[a, c] * plain[b, d] + plain[a, d] * plain[b, c]
-            found[index] = pairs - 2 * mean[list(index)].prod()
-    return found
-
-
 @FEW
 def test_relu_noise_is_that_of_normals_and_their_absolute_values(tokens):
     V = random_covariance(tokens, seed=tokens)
@@ -279,7 +183,7 @@ def test_relu_noise_is_exact_to_all_orders_for_up_to_three_tokens(tokens):
     plain, moments = absolute_moments(np.asarray(V))
     mixed = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, moments)
     products = np.einsum("ia,jb,ic,jd,abcd->ij", R, R, R, R, moments)
-    fourth = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, absolute_or_normal(np.asarray(V)))
+    fourth = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, all_absolute(np.asarray(V), plain, moments))
     # φ = √(1 − q) g ± √q u
     mean = (1 - q) * equal + q * R @ plain @ R.T
     square = (1 - q) ** 2 * (1 + 2 * equal) + q * (1 - q) * (mixed + mixed.T + 4 * products) + q**2 * fourth
@@ -292,8 +196,8 @@ def test_relu_noise_is_exact_to_all_orders_for_up_to_three_tokens(tokens):
 def test_squares_of_absolute_values_are_sums_over_four_tokens(tokens):
     V = np.asarray(random_covariance(tokens, seed=tokens))
     R = frame_of(V).R
-    expected = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, absolute_or_normal(V))
-    plain, _ = absolute_moments(V)
+    plain, moments = absolute_moments(V)
+    expected = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, all_absolute(V, plain, moments))
     np.testing.assert_allclose(absolute_squares(R, angles(V), R @ plain @ R.T), expected, rtol=1e-10)
 
 
@@ -306,27 +210,6 @@ def test_growth_by_a_relu_is_exact_to_all_orders():
     expected = (np.outer(np.diag(K), np.diag(K)) + K**2) / (1 + np.eye(4))
     found = 1 + 4 * q * variance[RELU_GROWTH] + 16 * q**2 * variance[RELU_GROWTH_SQUARE]
     np.testing.assert_allclose(found, expected, rtol=1e-10)
-
-
-def test_relu_noise_is_that_of_sampled_units(key):
-    V = random_covariance(4, seed=4)
-    at = jax.tree.map(np.asarray, frame_of(V))
-    h = np.asarray(jr.normal(key, (100_000, 4))) @ at.Q.T
-    g, u = h @ at.R.T, np.abs(h) @ at.R.T
-    i, j = np.triu_indices(4)
-    equal = np.where(i == j, 1.0, 0.0)
-    drift, variance = map(np.asarray, terms_of(V))
-    U = np.diagonal(at.R @ (V + 4 * drift[B2]) @ at.R.T)[i]
-    crossed = (g[:, i] * u[:, j]) ** 2 + (u[:, i] * g[:, j]) ** 2
-    products = g[:, i] * g[:, j] * u[:, i] * u[:, j]
-    hidden = crossed + 4 * products - 2 * (1 + 2 * equal) - 2 * equal * (U - 1)
-    assert_mean(hidden / (1 + equal), variance[HIDDEN][i, j])
-    assert_mean((crossed + 2 * products) / (1 + equal), variance[TOKENS][i, j])
-
-
-def test_one_unit_has_its_fourth_moment():
-    # E φ⁴ = 3 (1 + 4q + …) for φ = √(1 − q) g ± √q |g|.
-    np.testing.assert_allclose(terms_of(jnp.array([[1.7]]))[1][[HIDDEN, TOKENS]], 6, rtol=1e-12)
 
 
 def test_terms_do_not_depend_on_the_order_of_the_tokens():

@@ -1,7 +1,6 @@
 """The limit of attention with a pattern."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
@@ -12,15 +11,16 @@ import sdeinfer as si
 from sdeinfer.terms import attention_drift, attention_drift_vectors
 
 # One program for all layers of one number of tokens: operation by operation there are dozens of each.
-compiled_drift = jax.jit(lambda limit, V: limit.drift(V))
 compiled_root = jax.jit(lambda limit, V: root_of(limit.diffusion(V)))
 
 
+@pytest.mark.usefixtures("unchecked")  # NumPy in place of JAX, which would compile a program for each
 def test_drift_is_the_index_sum(masked_layer, V):
     # The first token has no drift of attention: compare at the scale of V then.
     layer = masked_layer(len(V))
     expected = references.drift(layer, V)
-    assert np.abs(compiled_drift(layer.limit(), V) - expected).max() <= 1e-10 * max(1.0, np.abs(expected).max())
+    found = layer.limit().drift(np.asarray(V))
+    assert np.abs(found - expected).max() <= 1e-10 * max(1.0, np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -45,26 +45,27 @@ def test_drift_vectors_are_the_factors_of_s2(name, V):
 
 
 def test_a_batch_is_one_covariance_after_the_other():
-    V = jnp.stack([random_covariance(3, seed) for seed in range(4)], axis=-1)
+    V = np.stack([random_covariance(3, seed) for seed in range(4)], axis=-1)
     found = attention_drift(V, si.CAUSAL)
     for i in range(4):
         assert_agrees(found[..., i], attention_drift(V[..., i], si.CAUSAL), rtol=1e-13)
 
 
+@pytest.mark.usefixtures("unchecked")  # NumPy in place of JAX, which would compile a program for each
 @pytest.mark.parametrize("name", CAUSAL)
 def test_tokens_do_not_depend_on_later_ones(name):
     V, layer = np.asarray(random_covariance(6)), masked_layer_of(name, 6)
     limit, S = layer.limit(), references.diffusion_tensor(layer, V)
-    whole = np.asarray(compiled_drift(limit, V))
-    for seen in range(1, 6):
+    whole = np.asarray(limit.drift(V))
+    for seen in (1, 3):
         part = V[:seen, :seen]
-        np.testing.assert_allclose(whole[:seen, :seen], compiled_drift(limit, part), atol=1e-12)
+        np.testing.assert_allclose(whole[:seen, :seen], limit.drift(part), atol=1e-12)
         root = np.asarray(compiled_root(limit, part))
         assert_agrees(root @ root.T, references.packed_tensor(S[:seen, :seen, :seen, :seen]))
 
 
 def test_the_last_token_attends_as_without_a_mask():
-    V = random_covariance(4)
+    V = np.asarray(random_covariance(4))
     one, other = attention_drift(V, si.CAUSAL), attention_drift(V)
     np.testing.assert_allclose(one[-1, -1], other[-1, -1], rtol=1e-12)
     assert np.abs(one - other).max() > 0.01 * np.abs(other).max()
@@ -75,11 +76,6 @@ def test_a_prompt_evolves_as_if_it_were_alone():
     np.testing.assert_allclose(attention_drift(V, pattern)[2:, 2:], attention_drift(V[2:, 2:]), rtol=1e-12)
     both = attention_drift(V, pattern)[:2, 2:]
     assert np.abs(both - attention_drift(V)[:2, 2:]).max() > 0.1 * np.abs(both).max()
-
-
-def test_the_first_token_does_not_attend():
-    limit, V = si.ShapedAttention(0.7, 0.5, pattern=si.CAUSAL).limit(), random_covariance(4)
-    np.testing.assert_allclose(limit.drift(V)[0, 0], 0, atol=1e-15)
 
 
 def test_masks_do_not_mix():

@@ -7,6 +7,8 @@ the twin to the other side: an antithetic variate. The slopes are c₊ = −c₋
 series in 1/n; other slopes add the factor c ≈ 1 − (c₊ + c₋)/√n to the ReLU's drift.
 """
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -140,47 +142,54 @@ def test_the_difference_from_the_limit_shrinks_like_one_over_n(key):
     assert_estimate(references.extrapolated(wide, wider, 1), 1, np.linalg.norm(np.array(errors) * [1, 3, 2]))
 
 
-@pytest.mark.parametrize("name", ["mlp", "feedforward"])
-def test_drift_of_relu_layers_is_exact_at_every_width(name, key):
+NARROW, SLOPES = 6, (0.8, -1.1)
+KINDS = {"mlp": si.ShapedMLP, "feedforward": functools.partial(si.ResidualFeedForward, 0.9)}
+EITHER = pytest.mark.parametrize("name", KINDS)
+
+
+@functools.cache
+def narrow(name: str) -> list[np.ndarray]:
+    """V′ after a narrow layer, after one with the slopes exchanged, and after a linear one, on the same weights."""
+    layers = [KINDS[name](*slopes) for slopes in (SLOPES, SLOPES[::-1], (0.0, 0.0))]
+    return sample(layers, V, NARROW, jr.split(jr.key(20230630), 20_000))
+
+
+@EITHER
+def test_drift_of_relu_layers_is_exact_at_every_width(name):
     # n E[V′ − V] = c b(V) for every n and every pair of slopes, with zero diagonal: E V_αα is constant.
-    width, c_plus, c_minus = 5, 0.8, -1.1
-    layer, linear = {
-        "mlp": (si.ShapedMLP(c_plus, c_minus), si.ShapedMLP(0.0, 0.0)),
-        "feedforward": (si.ResidualFeedForward(0.9, c_plus, c_minus), si.ResidualFeedForward(0.9, 0.0, 0.0)),
-    }[name]
-    he = 2 / ((1 + c_plus / np.sqrt(width)) ** 2 + (1 + c_minus / np.sqrt(width)) ** 2)
-    shaped, twin = sample((layer, linear), V, width, jr.split(key, 20_000))
-    assert_mean(width * (shaped - twin), he * packed(references.drift(layer, V)))
+    he = 2 / sum((1 + slope / np.sqrt(NARROW)) ** 2 for slope in SLOPES)
+    shaped, _, twin = narrow(name)
+    assert_mean(NARROW * (shaped - twin), he * packed(references.drift(KINDS[name](*SLOPES), V)))
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer"])
+@pytest.mark.parametrize("name", [*KINDS, pytest.param("transformer", marks=pytest.mark.long)])
 def test_moments_of_linear_layers_are_exact_at_every_width(name, key):
-    width = 6
-    _, linear = PAIRS[name]
-    (samples,) = sample((linear,), V, width, jr.split(key, 20_000))
-    samples = samples - packed(V)
-    assert_mean(samples, 0)
-    expected = references.packed_tensor(references.linear_layer_covariance(linear, V, width=width))
-    assert_mean(outer(samples), expected)
+    if name in KINDS:
+        linear, samples = KINDS[name](0.0, 0.0), narrow(name)[2]
+    else:
+        linear = PAIRS[name][1]
+        (samples,) = sample((linear,), V, NARROW, jr.split(key, 20_000))
+    moved = samples - packed(V)
+    assert_mean(moved, 0)
+    expected = references.packed_tensor(references.linear_layer_covariance(linear, V, width=NARROW))
+    assert_mean(outer(moved), expected)
 
 
-def test_a_linear_mlp_layer_has_the_wishart_law(key):
+def test_a_linear_mlp_layer_has_the_wishart_law():
     # Bartlett: the Cholesky factor of the whitened n V′ has independent entries, χ on the diagonal and normal below it.
-    width = 7
-    (samples,) = sample((si.ShapedMLP(0.0, 0.0),), V, width, jr.split(key, 5_000))
+    samples = narrow("mlp")[2]
     rows, columns = np.triu_indices(2)
     W = np.empty((len(samples), 2, 2))
     W[:, rows, columns] = W[:, columns, rows] = samples
     L = np.linalg.inv(np.linalg.cholesky(V))
-    B = np.linalg.cholesky(width * L @ W @ L.T)
-    assert_distribution(B[:, 0, 0] ** 2, stats.chi2(width).cdf)
-    assert_distribution(B[:, 1, 1] ** 2, stats.chi2(width - 1).cdf)
+    B = np.linalg.cholesky(NARROW * L @ W @ L.T)
+    assert_distribution(B[:, 0, 0] ** 2, stats.chi2(NARROW).cdf)
+    assert_distribution(B[:, 1, 1] ** 2, stats.chi2(NARROW - 1).cdf)
     assert_distribution(B[:, 1, 0], stats.norm.cdf)
 
 
-def test_exchange_of_slopes_leaves_the_law_of_a_layer_alone(key):
-    width, keys = 8, jr.split(key, 10_000)
-    (one,) = sample((si.ShapedMLP(1.5, -1.0),), V, width, keys[:5_000])
-    (other,) = sample((si.ShapedMLP(-1.0, 1.5),), V, width, keys[5_000:])
+@EITHER
+def test_exchange_of_slopes_leaves_the_law_of_a_layer_alone(name):
+    one, other, _ = narrow(name)
     for entry in range(3):
-        assert_same_distribution(one[:, entry], other[:, entry])
+        assert_same_distribution(one[:10_000, entry], other[10_000:, entry])

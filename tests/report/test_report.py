@@ -7,14 +7,13 @@ import subprocess
 import pytest
 from matplotlib import pyplot
 
-import sdeinfer as si
 from sdeinfer.diagnostics import Check
 from sdeinfer.report import figures, write_figures, write_report, write_summary
 
 
-def test_the_page_holds_every_figure_and_needs_no_network(fitted, networks, tmp_path):
+def test_the_page_holds_every_figure_needs_no_network_and_leaves_none_open(fitted, checked, tmp_path):
     drawn = figures(fitted)
-    write_report(fitted, si.check(fitted, networks), drawn, tmp_path / "report.html")
+    write_report(fitted, checked, drawn, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     images = re.findall(r'<img src="data:image/png;base64,([^"]+)"', page)
     assert len(images) == len(drawn) == 5
@@ -22,6 +21,15 @@ def test_the_page_holds_every_figure_and_needs_no_network(fitted, networks, tmp_
     assert not re.search(r'(src|href)="(?!data:)', page)
     for name in ("gamma", "tau0", "c_gap", "R-hat", "Did the sampler converge?", "contraction", "SHA-256"):
         assert name in page
+    write_figures(drawn, tmp_path / "figures")
+    assert not pyplot.get_fignums()
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+        "correlation_paths.png",
+        "innovations.png",
+        "posterior.png",
+        "ranks.png",
+        "terminal_correlation.png",
+    ]
 
 
 def test_the_page_names_the_sizes_in_words(fitted, tmp_path):
@@ -33,21 +41,8 @@ def test_the_page_names_the_sizes_in_words(fitted, tmp_path):
     )
 
 
-def test_figures_are_written_by_name_and_not_left_open(fitted, tmp_path):
-    write_figures(figures(fitted), tmp_path / "figures")
-    assert not pyplot.get_fignums()
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
-        "correlation_paths.png",
-        "innovations.png",
-        "posterior.png",
-        "ranks.png",
-        "terminal_correlation.png",
-    ]
-
-
-def test_the_summary_has_the_agreed_keys(fitted, networks, tmp_path):
-    verdicts = si.check(fitted, networks)
-    write_summary(fitted, verdicts, tmp_path / "summary.json")
+def test_the_summary_has_the_agreed_keys(fitted, checked, tmp_path):
+    write_summary(fitted, checked, tmp_path / "summary.json")
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     row = summary["parameters"]["gamma"]
     assert set(row) == {"mean", "sd", "hdi_low", "hdi_high", "truth", "rhat", "ess_bulk", "ess_tail"}
@@ -56,16 +51,16 @@ def test_the_summary_has_the_agreed_keys(fitted, networks, tmp_path):
     assert {"elapsed_s", "verdict"} <= set(summary)
     unknown = fitted.copy()
     unknown.attrs = {name: value for name, value in fitted.attrs.items() if not name.startswith("truth_")}
-    write_summary(unknown, verdicts, tmp_path / "summary.json")
+    write_summary(unknown, checked, tmp_path / "summary.json")
     assert "truth" not in json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["parameters"]["gamma"]
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's package chromium is not installed")
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_page_is_whole_in_a_browser(fitted, networks, tmp_path, width):
+def test_the_page_is_whole_in_a_browser(fitted, checked, tmp_path, width):
     """In a frame as wide as a screen or a phone: every image loads, nothing is wider than the frame, no errors."""
-    write_report(fitted, si.check(fitted, networks), figures(fitted), tmp_path / "report.html")
+    write_report(fitted, checked, figures(fitted), tmp_path / "report.html")
     (tmp_path / "frame.html").write_text(FRAME.format(width=width), encoding="utf-8")
     options = (
         "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync "

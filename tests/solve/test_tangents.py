@@ -172,17 +172,11 @@ def assert_in_the_cone(layer, S0, *, h, steps, paths, key):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("transformer", jnp.float32),
-        pytest.param("transformer", jnp.float64, marks=pytest.mark.long),
-        pytest.param("mlp", jnp.float32, marks=pytest.mark.long),
-        pytest.param("causal transformer", jnp.float32, marks=pytest.mark.long),
-    ],
+    "name", ["transformer", *(pytest.param(name, marks=pytest.mark.long) for name in ("mlp", "causal transformer"))]
 )
 @pytest.mark.parametrize("start", ["full rank", "rank one", "equal", "opposite"])
-def test_paths_stay_in_the_cone(name, dtype, start, key):
-    layer, S0 = layer_of(name, 4), starts(4, start).astype(dtype)
+def test_paths_stay_in_the_cone(name, start, key):
+    layer, S0 = layer_of(name, 4), starts(4, start).astype(jnp.float32)
     assert_in_the_cone(layer, S0, h=0.02, steps=10, paths=200, key=key)
 
 
@@ -225,19 +219,23 @@ def test_the_tokens_have_the_law_of_the_step_without_tangents(name, key):
         assert_same_distribution(statistic(V), statistic(expected))
 
 
-def test_the_end_has_a_gradient(key):
-    """Where all tokens are equal, and 𝒱 has half its rank; others have theirs as `test_exponents` differentiates."""
-    S0, h = starts(2, "equal"), jnp.asarray(0.05)
-    normals = jnp.sqrt(h) * jr.normal(key, (4, 4))
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("feedforward", "equal"), pytest.param("causal transformer", "full rank", marks=pytest.mark.long)],
+)
+def test_the_end_has_a_gradient(name, start, key):
+    """Also where all tokens are equal, and 𝒱 has half its rank."""
+    layer, S0, h = layer_of(name, 2), starts(2, start), jnp.asarray(0.05)
+    G = jnp.sqrt(h) * normals(layer.limit(), 4, key=key)
 
     @jax.jit
     @jax.value_and_grad
     def size(gamma):
-        limit = si.ResidualFeedForward(gamma, 0.3, -1.5).limit()
-        return jnp.sum(gram(advance(limit, semidefinite_cholesky(S0), h, normals)[0])[2:, 2:])
+        limit = dataclasses.replace(layer, gamma=gamma).limit()
+        return jnp.sum(gram(advance(limit, semidefinite_cholesky(S0), h, G)[0])[2:, 2:])
 
-    slope, step = size(0.8)[1], 1e-5
-    np.testing.assert_allclose(slope, (size(0.8 + step)[0] - size(0.8 - step)[0]) / (2 * step), rtol=1e-5)
+    slope, step = size(0.6)[1], 1e-5
+    np.testing.assert_allclose(slope, (size(0.6 + step)[0] - size(0.6 - step)[0]) / (2 * step), rtol=1e-5)
 
 
 def sampled_layers(layer, S, *, width: int, networks: int, key):

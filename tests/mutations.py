@@ -43,9 +43,7 @@ LIMITS = "tests/layers/test_limits.py tests/layers/test_patterns.py tests/covari
 ORDERS = "tests/layers/test_finite_width.py tests/layers/test_next_order.py tests/layers/test_pattern_order.py"
 CHAIN = "tests/networks/test_chain.py tests/layers/test_widths.py tests/layers/test_forward.py"
 SCORES = "tests/infer/test_adjustment.py tests/likelihood/test_adjustment.py"
-SOLVE = (
-    "tests/solve/test_splitting.py tests/solve/test_simulate.py tests/solve/test_patterns.py tests/solve/test_laws.py"
-)
+SOLVE = "tests/solve/test_splitting.py tests/solve/test_simulate.py tests/solve/test_laws.py"
 
 MUTATIONS = (
     # The drift.

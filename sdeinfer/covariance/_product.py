@@ -17,15 +17,8 @@ from jaxtyping import Array, Float
 def product(A: Float[Array, "m k *#batch"], B: Float[Array, "k l *#batch"]) -> Float[Array, "m l ..."]:
     """A B for each trailing index, as an unrolled sum over k."""
     batch, dtype = jnp.broadcast_shapes(A.shape[2:], B.shape[2:]), jnp.result_type(A, B)
-    whole = (_with_batch(x, batch).astype(dtype) for x in (A, B))
-    return _product.bind(*whole)
-
-
-def _with_batch(x: Array, batch: tuple[int, ...]) -> Array:
-    if x.shape[2:] == batch:
-        return x
-    missing = len(batch) - (x.ndim - 2)
-    return jnp.broadcast_to(x.reshape(*x.shape[:2], *(1,) * missing, *x.shape[2:]), (*x.shape[:2], *batch))
+    aligned = (jnp.expand_dims(x, tuple(range(2, len(batch) + 4 - x.ndim))) for x in (A, B))
+    return _product.bind(*(jnp.broadcast_to(x, (*x.shape[:2], *batch)).astype(dtype) for x in aligned))
 
 
 def _unrolled(A: Array, B: Array) -> Array:

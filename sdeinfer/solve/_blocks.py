@@ -105,7 +105,10 @@ def solve_in_blocks(
     """
     X0 = np.broadcast_to(X0, (paths, *X0.shape[1:]))
     steps = isinstance(limit, LimitSteps)
-    limit = limit.padded(X0.dtype) if steps else _of_each_path(limit, paths, X0.dtype)
+    if steps:
+        limit = limit.padded(X0.dtype)
+    else:
+        limit = jax.tree.map(lambda c: np.broadcast_to(np.asarray(c, X0.dtype), paths), limit)
     size = block_size(paths, X0[0].size)
     devices = devices_for(size)
     times, x64 = grid.times(X0.dtype, padded=True), jax.config.jax_enable_x64
@@ -141,10 +144,6 @@ def in_threads(solve: Callable[[int], None], blocks: int) -> None:
     with ThreadPoolExecutor(launching_threads()) as pool:
         for _ in pool.map(solve, range(1, blocks)):
             pass
-
-
-def _of_each_path(limit: Limit, paths: int, dtype: np.dtype) -> Limit:
-    return jax.tree.map(lambda c: np.broadcast_to(np.asarray(c, dtype), paths), limit)
 
 
 @partial(jax.jit, compiler_options=BALANCED)

@@ -149,14 +149,18 @@ def _inside_jit() -> bool:
     return not is_concrete(jnp.zeros(()))
 
 
+def _solve(limit, X0, grid: Grid, brownian, solver: PSDSplitting, adjoint: AbstractAdjoint | None):
+    if adjoint is None:
+        return scan_paths(limit, X0, grid, brownian, solver=solver)
+    return solve_paths(limit, X0, grid, brownian, solver=solver, adjoint=adjoint)
+
+
 def _solve_traced(layer, V0, grid: Grid, solver: PSDSplitting, adjoint: AbstractAdjoint | None, paths: int, key):
     X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
 
     def solve(brownian):
         block = jnp.broadcast_to(X0[..., None], (*X0.shape, brownian.shape.shape[-1]))
-        if adjoint is None:
-            return scan_paths(limit, block, grid, brownian, solver=solver)
-        return solve_paths(limit, block, grid, brownian, solver=solver, adjoint=adjoint)
+        return _solve(limit, block, grid, brownian, solver, adjoint)
 
     return in_blocks(solve, X0, paths, key, normals=limit.normals(len(X0)))
 
@@ -168,11 +172,7 @@ def _solve_from_normals(layer, V0, grid: Grid, adjoint: AbstractAdjoint | None, 
     X0 = jnp.broadcast_to(semidefinite_cholesky(V0)[..., None], (*V0.shape, len(normals)))
     normals = jnp.moveaxis(normals, 0, -1).astype(V0.dtype)
     brownian = BrownianArray(grid=jnp.asarray(grid.steps, V0.dtype), normals=normals)
-    limit = limit_over(layer, grid)
-    if adjoint is None:
-        V, stopped = scan_paths(limit, X0, grid, brownian)
-    else:
-        V, stopped = solve_paths(limit, X0, grid, brownian, adjoint=adjoint)
+    V, stopped = _solve(limit_over(layer, grid), X0, grid, brownian, PSDSplitting(), adjoint)
     return jnp.moveaxis(V, -1, 0), stopped
 
 

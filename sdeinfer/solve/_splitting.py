@@ -49,17 +49,11 @@ def splitting_step(
 
 
 def flows_of(limit: Limit, h: Float[Array, ""], G: Float[Array, "k columns ..."], *, tangents: bool) -> list[Flow]:
-    """The flows of a step: that of all kernels, of the other drifts, and of the noises.
-
-    Arguments:
-        limit: the terms and their coefficients.
-        h: step in depth-time.
-        G: independent normals of variance h.
-        tangents: whether the flows are of a factor [X; Ẋ].
-    """
+    """The flows of a step, see `splitting_step`: that of all kernels, of the other drifts, and of the noises."""
     parts = [(term.of_prompts() if tangents else term, c) for term, c in limit.parts.items()]
+    still = AbstractTerm.flow
     kernels = [kernel for term, c in parts if (kernel := term.kernel(c)) is not None]
-    moves: list[Flow] = [functools.partial(term.flow, c, h=h) for term, c in parts if _moves(term)]
+    moves: list[Flow] = [functools.partial(term.flow, c, h=h) for term, c in parts if type(term).flow is not still]
     noises, used = [], 0
     for term, c in parts:
         if term.columns:
@@ -67,10 +61,6 @@ def flows_of(limit: Limit, h: Float[Array, ""], G: Float[Array, "k columns ..."]
             noises.insert(0, functools.partial(term.noise, c, h=h, G=G[:, columns]))
     first = [functools.partial(kernel_flow, kernels, h=h, tangents=tangents)] if kernels else []
     return [*first, *(map(along_tangents, [*moves, *noises]) if tangents else [*moves, *noises])]
-
-
-def _moves(term: AbstractTerm) -> bool:
-    return type(term).flow is not AbstractTerm.flow
 
 
 def along_tangents(flow: Flow) -> Flow:

@@ -131,20 +131,16 @@ def joint_covariance(
     Raises:
         InputError: for shapes that differ, and, where the arguments are concrete, unless it is a covariance.
     """
-    shapes = {"V0": jnp.shape(V0), "directions": jnp.shape(directions)} | (
-        {} if cross is None else {"cross": jnp.shape(cross)}
-    )
-    for name, shape in shapes.items():
-        if shape != (len(V0), len(V0)):
-            raise InputError(f"{name}: shape {(len(V0), len(V0))} of V0 is needed, got {shape}")
-    blocks = [V0, directions] if cross is None else [V0, directions, cross]
-    if not all(map(is_concrete, blocks)):
+    blocks = {"V0": V0, "directions": directions} | ({} if cross is None else {"cross": cross})
+    for name, block in blocks.items():
+        if jnp.shape(block) != (len(V0), len(V0)):
+            raise InputError(f"{name}: shape {(len(V0), len(V0))} of V0 is needed, got {jnp.shape(block)}")
+    if not all(map(is_concrete, blocks.values())):
         C = jnp.zeros_like(V0) if cross is None else cross
         return jnp.block([[jnp.asarray(V0), C], [C.T, jnp.asarray(directions)]])
     V, D = validate_covariance(V0), validate_covariance(directions, "directions")
     C = np.zeros_like(V) if cross is None else np.asarray(cross)
-    dtype = np.result_type(V, D) if cross is None else np.result_type(V, D, C)
-    return validate_covariance(np.block([[V, C], [C.T, D]]).astype(dtype), "V0, cross and directions")
+    return validate_covariance(np.block([[V, C], [C.T, D]]), "V0, cross and directions")
 
 
 def _paths(joint, time, ts: ArrayLike, bounds: tuple[float, float] | None) -> TangentPaths:

@@ -14,7 +14,6 @@ from sdeinfer.layers import AbstractLayer, check_parameters
 from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._grid import Grid, step_grid
 from sdeinfer.solve._limits import limit_over_on_host
-from sdeinfer.solve._solve import fill_after
 
 STEP = 0.05
 """Default of the longest step, in depth-time."""
@@ -79,11 +78,21 @@ def weak_errors(
     """
     V0 = np.asarray(validate_covariance(V0))
     paths = max(256, PILOT // V0.size) if paths is None else paths
-    coarse, fine = _coarse_and_fine(layer, V0, ts, paths=paths, step=step, key=key)
-    finite = np.isfinite(fine).all(axis=(1, 2, 3))
+    layer, coarse, X0 = check_parameters(layer), step_grid(ts, step), factor_on_host(V0)[None]
+    ends = np.asarray(coarse.steps)
+    middles = (ends[:-1] + ends[1:]) / 2
+    fine = Grid(tuple(np.sort(np.concatenate([ends, middles])).tolist()), coarse.saved)
+    V, stopped = zip(
+        *(
+            solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, noise=fine, key=key)
+            for grid in (coarse, fine)
+        ),
+        strict=True,
+    )
+    finite = np.minimum(*stopped) >= V0.dtype.type(coarse.saved[-1])  # a path that explodes at either step is left out
     if finite.sum() < 2:
         raise InputError("ts: all paths of the SDE explode; use shorter times or smaller tokens")
-    difference = _statistics(coarse[finite]) - _statistics(fine[finite])
+    difference = _statistics(V[0][finite]) - _statistics(V[1][finite])
     scale = 1 / (1 - 0.5**ORDER)
     noise = difference.std(axis=0, ddof=1) / math.sqrt(len(difference))
     return WeakErrors(scale * difference.mean(axis=0), scale * noise)
@@ -134,45 +143,6 @@ def step_within(
         if error > tolerance / 2:
             step *= min(0.7, max(0.1, 0.9 * (tolerance / 2 / error) ** (1 / ORDER)))
         paths = math.ceil(paths * max(1.0, (2 * noise / (tolerance / 2)) ** 2))
-
-
-def _coarse_and_fine(
-    layer: AbstractLayer,
-    V0: Float[np.ndarray, "m m"],
-    ts: ArrayLike,
-    *,
-    paths: int,
-    step: float,
-    key: PRNGKeyArray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """V by steps h ≤ `step` and h/2, driven by the same Brownian motions; no argument may be traced.
-
-    Arguments:
-        layer: the architecture, with its parameters.
-        V0: covariance at time 0, shape (m, m).
-        ts: depth-times to save, increasing.
-        paths: number of paths.
-        step: longest step.
-        key: PRNG key.
-
-    Returns:
-        V at steps h and h/2, each of shape (paths, times, m, m); a path that explodes at either step is +∞ from then
-        on in both.
-    """
-    layer, coarse, X0 = check_parameters(layer), step_grid(ts, step), factor_on_host(V0)[None]
-    ends = np.asarray(coarse.steps)
-    middles = (ends[:-1] + ends[1:]) / 2
-    fine = Grid(tuple(np.sort(np.concatenate([ends, middles])).tolist()), coarse.saved)
-    V, stopped = zip(
-        *(
-            solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, noise=fine, key=key)
-            for grid in (coarse, fine)
-        ),
-        strict=True,
-    )
-    first = np.minimum(*stopped)
-    on_coarse, on_fine = (fill_after(first, each, coarse.saved, np.inf) for each in V)
-    return on_coarse, on_fine
 
 
 def _statistics(V: Float[np.ndarray, "paths times m m"]) -> Float[np.ndarray, "paths times statistics"]:

@@ -153,10 +153,6 @@ class AttentionDrift(NamedTuple):
         moved = matmul(self.s, X) if self.s.ndim == X.ndim else total(self.s[:, None] * X)[None]
         return self.v[:, None] * moved / 2
 
-    def where(self, condition: Array) -> "AttentionDrift":
-        """The drift of the paths for which the condition holds, 0 of the others."""
-        return jax.tree.map(lambda x: jnp.where(condition, x, 0.0), self)
-
     def change(self, theta: Float[Array, "..."], X: Float[Array, "m k ..."]) -> Float[Array, "..."]:
         """The change of V by θ₁ h of the drift, relative to V: growth by the first part and twice ‖ΔX‖/‖X‖.
 

@@ -37,14 +37,8 @@ def attention_noise_flow(
 
     The antisymmetric V_jk = (G_j U_k − G_k U_j)/√2, with independent normals U, have the moments that the scheme needs,
     and the expectation over U of D²b[G](b[U], b[U]) is the sum of the second derivatives. Hence no sum over the
-    k² noises remains except the deterministic one, which has a closed form.
-
-    Arguments:
-        pattern: the attention pattern.
-        kappa2: κ².
-        X: factor of V.
-        h: step in depth-time.
-        G: the increments G and U, independent normals of variance h, side by side.
+    k² noises remains except the deterministic one, which has a closed form. The argument G holds the increments G and U
+    side by side: independent normals of variance h, the step in depth-time.
     """
     (tokens, k), kappa = X.shape[:2], safe_sqrt(kappa2)
     G, U = G[:, :k], G[:, k:]

@@ -117,7 +117,10 @@ class Limit(eqx.Module):
                 "pattern: layers of attention with different patterns have no limit in common; a limit without "
                 "attention leaves out attention_drift and attention_noise"
             )
-        return _limit_of(parts)
+        pattern = next((term.pattern for term in parts if isinstance(term, Attention)), EVERY_TOKEN)
+        attention = parts.pop(Attention(pattern), AttentionStrength(None, None))
+        relu_drift, linear_noise = parts.pop(ShapedReLU(), None), parts.pop(LinearNoise(), None)
+        return Limit(attention.drift, relu_drift, linear_noise, attention.noise, pattern=pattern, others=parts)
 
     def drift(self, V: Float[Array, "m m"]) -> Float[Array, "m m"]:
         """Drift b(V), per unit of depth-time."""
@@ -139,15 +142,6 @@ class Limit(eqx.Module):
     @property
     def _zero(self) -> Any:
         return jax.tree.leaves(self.coefficients)[0] * 0
-
-
-def _limit_of(parts: Mapping[AbstractTerm, Any]) -> Limit:
-    """The limit of terms with their coefficients, at most one of them attention."""
-    parts = dict(parts)
-    pattern = next((term.pattern for term in parts if isinstance(term, Attention)), EVERY_TOKEN)
-    attention = parts.pop(Attention(pattern), AttentionStrength(None, None))
-    relu_drift, linear_noise = parts.pop(ShapedReLU(), None), parts.pop(LinearNoise(), None)
-    return Limit(attention.drift, relu_drift, linear_noise, attention.noise, pattern=pattern, others=parts)
 
 
 def _array(c: ArrayLike) -> Any:

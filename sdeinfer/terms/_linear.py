@@ -37,13 +37,7 @@ def linear_noise_flow(
     Talay's scheme of weak order 2, I + G₀ + (G₀² − E G₀²)/2 with the increments √(a/2) G₀. That scheme also needs
     independent noises along the commutators of the E_ij. Their covariance, ((a h/2)²/4) (k Σ_ij E_ij ⊗ E_ij − I ⊗ I),
     is a multiple of G₀'s own: G₀ times √(1 + a k h/8) replaces them. The division by the root of c = E tr(M Mᵀ)/k keeps
-    E V exactly.
-
-    Arguments:
-        a: coefficient of Σ_lin.
-        X: factor of V.
-        h: step in depth-time.
-        G: independent normals of variance h.
+    E V exactly. G are independent normals of variance h, the step in depth-time.
     """
     k, variance = X.shape[1], a * h / 2
     root, identity = safe_sqrt(a / 2), identity_like(G)

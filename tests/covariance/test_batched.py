@@ -23,18 +23,14 @@ from sdeinfer.covariance import (
 from sdeinfer.covariance._batched import UNROLLED, cholesky
 
 TOGETHER = 25
-SIZES = [(m, np.float64) for m in (1, 2, 3, 8, UNROLLED, UNROLLED + 1)] + [
-    (m, np.float32) for m in (1, 3, UNROLLED + 1)
-]
+SIZES = [*((m, np.float64) for m in (1, 3, UNROLLED, UNROLLED + 1)), (3, np.float32), (UNROLLED + 1, np.float32)]
 TOKENS = pytest.mark.parametrize(("tokens", "dtype"), SIZES)
 SHAPES = pytest.mark.parametrize(
     ("tokens", "dtype", "batch"),
     [(*size, (TOGETHER,)) for size in SIZES]
     + [(m, np.float64, batch) for m in (3, UNROLLED + 1) for batch in [(), (2, 3)]],
 )
-BOTH_SIDES = pytest.mark.parametrize(
-    ("tokens", "dtype"), [size for size in SIZES if size[0] in (3, UNROLLED, UNROLLED + 1)]
-)
+BOTH_SIDES = pytest.mark.parametrize(("tokens", "dtype"), SIZES[1:])
 
 
 @pytest.fixture
@@ -235,9 +231,9 @@ def test_derivative_of_l_lt_is_the_identity_on_symmetric_directions(tokens, rng)
     np.testing.assert_allclose(np.sum(backwards * direction, axis=(0, 1)), slope, atol=allowed * scale.max(), rtol=0)
 
 
-@pytest.mark.parametrize("tokens", [3, 8])
-def test_derivative_at_a_singular_matrix_is_the_identity_where_the_rank_stays(tokens, rng):
-    X, towards = rng.normal(size=(2, tokens, tokens - 2))
+def test_derivative_at_a_singular_matrix_is_the_identity_where_the_rank_stays(rng):
+    tokens = 3
+    X, towards = rng.normal(size=(2, tokens, 1))
     direction = X @ towards.T + towards @ X.T
     forwards, backwards = derivatives(X @ X.T, direction, np.eye(tokens))
     allowed = 8 * tokens * np.finfo(float).eps * np.linalg.cond(X) ** 2

@@ -1,4 +1,4 @@
-"""The solver stays in the cone of covariances, at the sizes and the step of the paper's figures."""
+"""The solver stays in the cone of covariances, at every step and from every start."""
 
 import math
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from budget import assert_estimate
+from conftest import CAUSAL, LAYERS, random_covariance
 
 import sdeinfer as si
 
@@ -16,7 +17,31 @@ STARTS = {
     "rank one": lambda m: np.outer(np.linspace(0.5, 1.5, m), np.linspace(0.5, 1.5, m)),
     "ρ = 1": lambda m: np.ones((m, m)),
     "ρ = −1": lambda m: np.outer((-1.0) ** np.arange(m), (-1.0) ** np.arange(m)),
+    "a zero": lambda m: np.diag(1.0 * np.arange(m)),
 }
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("layer", [LAYERS["transformer"](), CAUSAL["causal transformer"]()], ids=["all", "causal"])
+def test_paths_are_finite_covariances_at_any_step(layer, dtype, key):
+    """From every start, at steps that Euler–Maruyama survives and at others, by one program."""
+    for start in STARTS.values():
+        for step in (0.02, 0.5):
+            settings = {"paths": 200, "step": step, "key": key}
+            V = np.asarray(si.simulate(layer, jnp.asarray(start(3), dtype), [0.5, 1.0], **settings), np.float64)
+            assert not np.isnan(V).any()
+            finite = V[np.isfinite(V).all(axis=(1, 2, 3))]
+            assert len(finite) >= 100
+            np.testing.assert_array_equal(finite, np.swapaxes(finite, -1, -2))
+            eigenvalues = np.linalg.eigvalsh(finite)
+            assert (eigenvalues[..., 0] >= -64 * np.finfo(dtype).eps * eigenvalues[..., -1]).all()
+
+
+def test_paths_that_explode_are_infinite_and_never_nan(key):
+    layer = si.ShapedTransformer(gamma=0.9, tau0=0.05, c_plus=0.3, c_minus=-1.5, pattern=si.CAUSAL)
+    V = si.simulate(layer, 4 * random_covariance(3), [0.1, 0.5], paths=50, step=0.05, key=key)
+    assert not jnp.isnan(V).any()
+    assert jnp.isinf(V[:, -1]).any()
 
 
 @pytest.mark.slow
@@ -41,10 +66,27 @@ def _spectrum(V):
     return np.linalg.eigvalsh(V)[..., 0].ravel(), np.trace(V, axis1=-2, axis2=-1).ravel()
 
 
-@pytest.mark.parametrize(("gamma", "tau0", "correlation"), [(0.5, 0.5, 0.2), (8**-0.5, 1.0, -1.0)])
-def test_explosions_are_of_the_sde_and_not_of_the_step(gamma, tau0, correlation, key):
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [8, 16, 32])
+@pytest.mark.parametrize("make", [lambda half: si.Pattern(prompts=(half, half)), lambda half: si.CAUSAL])
+def test_many_paths_with_patterns_are_covariances_in_single_precision(make, tokens, key):
+    layer = si.ShapedTransformer(0.5, 1.0, 0.3, -1.5, pattern=make(tokens // 2))
+    V0 = si.equicorrelated(tokens=tokens, correlation=0.2, norm=0.7).astype(jnp.float32)
+    V = np.asarray(si.simulate(layer, V0, [0.1, 0.3], paths=2**13, step=0.02, key=key), np.float64)
+    assert not np.isnan(V).any()
+    finite = V[np.isfinite(V).all(axis=(1, 2, 3))]
+    assert len(finite) >= 0.99 * len(V)
+    values = np.linalg.eigvalsh(finite)
+    print(f"\nm = {tokens}: {len(V) - len(finite)} exploded; least eigenvalue {values.min():.2g}")
+    assert (values[..., 0] >= -1e-6 * tokens * values[..., -1]).all()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gamma", "tau0"), [(3, 0.5, 0.5), pytest.param(2, 8**-0.5, 1.0, marks=pytest.mark.long)]
+)
+def test_explosions_are_of_the_sde_and_not_of_the_step(tokens, gamma, tau0, key):
     layer = si.ShapedTransformer(gamma=gamma, tau0=tau0, c_plus=0.0, c_minus=-1.0)
-    V0 = si.equicorrelated(tokens=2, correlation=correlation)
+    V0 = si.equicorrelated(tokens=tokens, correlation=0.2 if tokens == 3 else -1.0)
     shares = []
     # Of 75 and of 250 steps: one program, which is compiled for 256.
     for step, k in zip((0.01, 0.003), jax.random.split(key), strict=True):

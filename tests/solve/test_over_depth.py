@@ -11,7 +11,7 @@ from conftest import LAYERS
 
 import sdeinfer as si
 
-V0 = np.asarray(si.equicorrelated(tokens=2, correlation=0.3, norm=1.0))
+V0 = np.asarray(si.equicorrelated(tokens=3, correlation=0.3, norm=1.0))
 TIMES = [0.1, 0.25]
 
 
@@ -49,17 +49,22 @@ def test_networks_agree_with_paths(method, key):
 
 @pytest.mark.parametrize("name", [pytest.param("transformer", marks=pytest.mark.long), "feedforward"])
 def test_derivatives_by_a_profile_are_those_of_differences(name, key):
-    layer = LAYERS[name]()
+    """First ones backwards, and second ones, forwards over backwards."""
+    layer, direction = LAYERS[name](), jnp.array([0.6, -0.8])
 
-    @jax.jit
-    @jax.value_and_grad
     def mean(ends):
         V = si.simulate(si.OverDepth(layer, gamma=line(*ends)), V0, [0.25], paths=32, key=key)
         return (V[:, 0] ** 2).mean()
 
+    @jax.jit
+    def derivatives(ends):
+        return jax.jvp(jax.value_and_grad(mean), (ends,), (direction,))
+
     ends, change = jnp.array([0.2, 0.5]), 1e-5
-    expected = [(mean(ends + d)[0] - mean(ends - d)[0]) / (2 * change) for d in change * np.eye(2)]
-    np.testing.assert_allclose(mean(ends)[1], expected, rtol=1e-6)
+    (_, gradient), (slope, second) = derivatives(ends)
+    (up, upper), (down, lower) = (derivatives(ends + sign * change * direction)[0] for sign in (1, -1))
+    np.testing.assert_allclose([gradient @ direction, slope], (up - down) / (2 * change), rtol=1e-6)
+    np.testing.assert_allclose(second, (upper - lower) / (2 * change), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,27 +9,22 @@ import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_estimate, assert_mean, assert_visible, mean_and_error
-from conftest import CAUSAL, LAYERS, PATTERNS, random_covariance
+from conftest import LAYERS, PATTERNS, random_covariance
 from numpy.polynomial.hermite_e import hermegauss
 
 import sdeinfer as si
-from sdeinfer.covariance import differences, gram, overlap, transpose, vech
-from sdeinfer.solve import BrownianArray, BrownianSteps, BrownianSums, scan_paths, step_grid
+from sdeinfer.covariance import differences, gram, overlap, transpose
+from sdeinfer.solve import BrownianSteps, BrownianSums
 from sdeinfer.solve._splitting import explosion, flows_of, splitting_step
 from sdeinfer.terms import Limit
 from sdeinfer.terms._attention_noise import attention_noise, attention_noise_flow, attention_noise_square
 from sdeinfer.terms._linear import linear_noise_flow
 
-NO_MASK = {"no mask": lambda tokens: si.Pattern()}
-EVERY_PATTERN = pytest.mark.parametrize("name", [*NO_MASK, *PATTERNS])
+EVERY_PATTERN = pytest.mark.parametrize("name", ["no mask", "causal prompts", "mask"])
 
 
 def pattern_of(name: str, tokens: int) -> si.Pattern:
-    return (NO_MASK | PATTERNS)[name](tokens)
-
-
-def limit_of(*, theta=0.0, relu=0.0, linear=0.0, attention=0.0, pattern=si.Pattern()) -> Limit:  # noqa: B008
-    return Limit(*map(jnp.asarray, (theta, relu, linear, attention)), pattern=pattern)
+    return si.Pattern() if name == "no mask" else PATTERNS[name](tokens)
 
 
 def factor(tokens: int):
@@ -37,32 +32,18 @@ def factor(tokens: int):
 
 
 @EVERY_PATTERN
-@pytest.mark.parametrize("tokens", [2, 4, 5])
-def test_the_square_of_the_noise_is_its_sum_over_unit_matrices(name, tokens):
-    pattern, X = pattern_of(name, tokens), factor(tokens)
+def test_the_square_of_the_noise_is_its_sum_over_unit_matrices(name):
+    pattern, X = pattern_of(name, 5), factor(5)
 
     @jax.jit
-    def square(unit):
-        def noise(X):
-            return attention_noise(pattern, X, unit)
+    def both(X):
+        def square(unit):
+            return jax.jvp(lambda X: attention_noise(pattern, X, unit), (X,), (attention_noise(pattern, X, unit),))[1]
 
-        return jax.jvp(noise, (X,), (noise(X),))[1]
+        units = jnp.eye(25).reshape(-1, 5, 5, 1)
+        return attention_noise_square(pattern, X), jnp.sum(jax.vmap(square)(units), axis=0)
 
-    expected = sum(square(unit) for unit in jnp.eye(tokens**2).reshape(-1, tokens, tokens, 1))
-    found = jax.jit(attention_noise_square, static_argnums=0)(pattern, X)
-    np.testing.assert_allclose(found, expected, atol=1e-13)
-
-
-@EVERY_PATTERN
-def test_the_noise_of_attention_has_the_covariance_of_the_theory(name):
-    tokens, pattern = 3, pattern_of(name, 3)
-    X, units = factor(tokens), jnp.eye(tokens**2).reshape(-1, tokens, tokens, 1)
-    noise = jax.jit(lambda unit: attention_noise(pattern, X, unit)[..., 0])
-    dV = [noise(unit) @ X[..., 0].T for unit in units]
-    diffusion = limit_of(attention=1.0, pattern=pattern).diffusion(gram(X)[..., 0])
-    # In the coordinates of the theory the noise is independent, with the theory's standard deviations.
-    z = jnp.stack([vech(diffusion.spectrum.whiten(one + one.T)) for one in dV])
-    np.testing.assert_allclose(z.T @ z, jnp.diag(diffusion.std**2), atol=1e-12)
+    np.testing.assert_allclose(*both(X), atol=1e-13)
 
 
 def generator(fields):
@@ -155,7 +136,7 @@ def test_the_flow_of_the_linear_noise_has_local_errors_of_the_third_order():
     assert_third_order(errors[2:])
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 6])
+@pytest.mark.parametrize("tokens", [1, 3])
 def test_the_linear_flow_keeps_the_mean_and_scales_one_token_exactly(tokens, key):
     a, h, paths = 1.3, 0.3, 200_000
     X = jnp.broadcast_to(factor(tokens), (tokens, tokens, paths))
@@ -172,7 +153,7 @@ def test_the_linear_flow_keeps_the_mean_and_scales_one_token_exactly(tokens, key
 def test_the_drifts_flows_are_of_the_second_order(name):
     """Together they are b(V) less the noise's κ² V ∘ T; two half steps differ from one step by terms in h³."""
     pattern, X = pattern_of(name, 3), factor(3)
-    limit = limit_of(theta=0.9, relu=2.0, attention=0.4, pattern=pattern)
+    limit = Limit(*map(jnp.asarray, (0.9, 2.0, 0.0, 0.4)), pattern=pattern)
     V, velocity = gram(X)[..., 0], 0.0
     for number in range(2):
         flow = jax.jit(lambda X, h, number=number: flows_of(limit, h, jnp.zeros((3, 9, 1)), tangents=False)[number](X))
@@ -189,50 +170,12 @@ def test_the_drifts_flows_are_of_the_second_order(name):
 def test_coarse_steps_take_the_noise_of_the_fine_ones(key):
     single = BrownianSteps(shape=jax.ShapeDtypeStruct((2, 2, 3), jnp.float64), key=key)
     grid = jnp.append(jnp.linspace(0, 0.7, 7), jnp.inf)
-    sums = BrownianSums(single=single, grid=grid)
+    sums = jax.jit(lambda t0, t1: BrownianSums(single=single, grid=grid).evaluate(t0, t1))
+    one = jax.jit(lambda t0, t1: single.evaluate(t0, t1))
     for i in (0, 2, 4):
-        expected = single.evaluate(grid[i], grid[i + 1]) + single.evaluate(grid[i + 1], grid[i + 2])
-        np.testing.assert_allclose(sums.evaluate(grid[i], grid[i + 2]), expected, rtol=1e-14)
-        np.testing.assert_array_equal(sums.evaluate(grid[i], grid[i + 1]), single.evaluate(grid[i], grid[i + 1]))
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("start", ["equal", "singular"])
-def test_paths_are_finite_covariances_at_any_step(dtype, start, key):
-    V0 = np.ones((4, 4)) if start == "equal" else np.diag([1.0, 2.0, 0.0, 1.0])
-    for layer in (LAYERS["transformer"](), CAUSAL["causal transformer"]()):
-        V = np.asarray(si.simulate(layer, jnp.asarray(V0, dtype), [0.5, 1.0], paths=512, step=0.5, key=key), float)
-        assert not np.isnan(V).any()
-        eigenvalues = np.linalg.eigvalsh(V[np.isfinite(V).all(axis=(1, 2, 3))])
-        assert len(eigenvalues) > 256
-        assert (eigenvalues[..., 0] >= -64 * np.finfo(dtype).eps * eigenvalues[..., -1]).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tokens", [2, 4, 8])
-def test_the_papers_transformer_has_no_nan(tokens, key):
-    layer = si.ShapedTransformer(gamma=1 / np.sqrt(8), tau0=1.0, c_plus=0.0, c_minus=-1.0)
-    V0 = si.equicorrelated(tokens=tokens, correlation=0.2)
-    for dtype in (jnp.float32, jnp.float64):
-        V = si.simulate(layer, V0.astype(dtype), [0.75, 1.5], paths=2**13, key=key)
-        assert not np.isnan(np.asarray(V)).any()
-        assert np.isfinite(np.asarray(V[:, -1, 0, 0])).mean() > 0.95
-
-
-def test_gradients_are_central_differences(key):
-    V0, grid = random_covariance(3), step_grid([0.2], 0.1)
-    normals = jr.normal(key, (2, 3, 9, 5))
-
-    def end(u):
-        limit = si.ShapedTransformer(gamma=u[0], tau0=u[1], c_plus=u[2], c_minus=-1.0).limit()
-        X0 = jnp.broadcast_to(jnp.linalg.cholesky(u[3] * V0)[..., None], (3, 3, 5))
-        V, _ = scan_paths(limit, X0, grid, BrownianArray(jnp.asarray(grid.steps), normals))
-        return jnp.sum(jnp.log(V[0, 0, 0]) + V[0, 1, 2])
-
-    both, u, h = jax.jit(jax.value_and_grad(end)), jnp.array([0.5, 0.7, 0.4, 1.1]), 1e-5
-    expected = [(both(u.at[i].add(h))[0] - both(u.at[i].add(-h))[0]) / (2 * h) for i in range(4)]
-    np.testing.assert_allclose(both(u)[1], expected, rtol=1e-6)
-    np.testing.assert_allclose(jax.jit(jax.jacfwd(end))(u), expected, rtol=1e-6)
+        expected = one(grid[i], grid[i + 1]) + one(grid[i + 1], grid[i + 2])
+        np.testing.assert_allclose(sums(grid[i], grid[i + 2]), expected, rtol=1e-14)
+        np.testing.assert_array_equal(sums(grid[i], grid[i + 1]), one(grid[i], grid[i + 1]))
 
 
 @pytest.mark.parametrize("tangents", [False, True])
@@ -242,18 +185,15 @@ def test_a_step_that_overflows_is_an_explosion(tangents):
     rows = tokens * (1 + tangents)
     X = jnp.broadcast_to(jnp.eye(rows, dtype=jnp.float32)[..., None], (rows, rows, 2))
     G = 0.1 * jr.normal(jr.key(0), (*limit.normals(rows), 2), jnp.float32) * jnp.array([1, 1e12], jnp.float32)
-    assert not explosion(limit, X[:tokens], h).any()
-    moved, explodes = splitting_step(limit, X, h, G, h < 0, tangents=tangents)
+
+    @jax.jit
+    def step(X):
+        return explosion(limit, X[:tokens], h), *splitting_step(limit, X, h, G, h < 0, tangents=tangents)
+
+    at_the_start, moved, explodes = step(X)
+    assert not at_the_start.any()
     np.testing.assert_array_equal(explodes, [False, True])
     assert jnp.isfinite(moved[..., 0]).all()
-
-
-def test_one_tokens_law_is_exact_at_every_step(key):
-    layer = si.ResidualFeedForward(0.6, 0.4, -0.8)
-    a, time = float(layer.limit().linear_noise), 0.7
-    log = np.log(si.simulate(layer, jnp.ones((1, 1)), [time], paths=100_000, step=time, key=key)[:, 0, 0, 0])
-    assert_mean(log, -a * time)
-    assert_mean((log + a * time) ** 2, 2 * a * time)
 
 
 def test_errors_are_those_from_a_much_smaller_step(key):
@@ -276,8 +216,8 @@ def test_a_tolerance_chooses_the_step(key):
     loose = si.solve.step_within(layer, V0, [0.4], tolerance=0.03, key=key)
     tight = si.solve.step_within(layer, V0, [0.4], tolerance=0.003, key=key)
     assert tight < loose <= 0.2
-    V = si.simulate(layer, V0, [0.4], paths=64, tolerance=0.003, key=key)
-    np.testing.assert_array_equal(V, si.simulate(layer, V0, [0.4], paths=64, step=tight, key=key))
+    V = si.simulate(layer, V0, [0.4], paths=64, tolerance=0.03, key=key)
+    np.testing.assert_array_equal(V, si.simulate(layer, V0, [0.4], paths=64, step=loose, key=key))
 
 
 @pytest.mark.parametrize(
@@ -285,17 +225,12 @@ def test_a_tolerance_chooses_the_step(key):
     [
         ({"tolerance": 0.0}, "tolerance: must be positive"),
         ({"tolerance": 0.1, "step": 0.1}, "tolerance: chooses the step"),
+        ({"tolerance": 1e-4}, "tolerance: 0.0001 takes pilot runs of .* paths by .* give a larger"),
     ],
 )
 def test_what_chooses_no_step_is_refused(settings, message, key):
     with pytest.raises(si.InputError, match=message):
         si.simulate(LAYERS["mlp"](), random_covariance(2), [0.4], paths=8, **settings, key=key)
-
-
-def test_a_tolerance_that_takes_long_is_refused_at_once(key):
-    layer, V0 = LAYERS["transformer"](), random_covariance(2)
-    with pytest.raises(si.InputError, match="tolerance: 0.0001 takes pilot runs of .* paths by .* give a larger"):
-        si.simulate(layer, V0, [0.4], paths=8, tolerance=1e-4, key=key)
 
 
 def test_a_tolerance_needs_known_arguments(key):

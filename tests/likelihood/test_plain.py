@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -56,11 +55,6 @@ def density_and_slope(layer, path: Transitions, V=None, law: str = "finite-width
     """Of each network, and the gradient of the sum in V: one program for all layers and laws of a pattern."""
     own = law_of(layer, path, law)
     own = of_limits(own, len(path.widths)) if law == "limit" else own
-    # With zeros where a layer has no attention or no ReLU, and of one type.
-    of = own.limit
-    every_term = of.attention_drift, of.relu_drift, of.linear_noise, of.attention_noise
-    own = eqx.tree_at(lambda law: law.limit, own, si.layers.Limit(*every_term, pattern=path.pattern))
-    own = jax.tree.map(lambda x: np.asarray(x, float), own)
     density, slope = _density_and_slope(own, path, path.observed if V is None else V)
     return np.asarray(density), np.asarray(slope)
 

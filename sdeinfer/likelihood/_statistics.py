@@ -156,7 +156,10 @@ class PathStatistics(AbstractPath):
         arrays = {name: np.asarray(getattr(self, name)) for name in ("weights", "constant", "width")}
         for start in range(0, self.networks, size):
             count = min(size, self.networks - start)
-            own = {name: _filled(x[start : start + count], size) for name, x in arrays.items()}
+            own = {
+                name: np.pad(x[start : start + count], ((0, size - count), *((0, 0),) * (x.ndim - 1)))
+                for name, x in arrays.items()
+            }
             yield dataclasses.replace(self, **own, initial=None, depth=0), count
 
 
@@ -197,8 +200,3 @@ def _sums_by_group(x: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
     for number, row in zip(group, x, strict=True):
         sums[number] += row
     return sums
-
-
-def _filled(x: np.ndarray, length: int) -> np.ndarray:
-    """Pad x to a length with zeros."""
-    return np.concatenate([x, np.zeros((length - len(x), *x.shape[1:]), x.dtype)])

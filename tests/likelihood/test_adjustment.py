@@ -23,15 +23,6 @@ def adjusted(adjustment: Adjustment, parameters: dict[str, float], name: str = "
     return adjustment(Architecture(name).layer(**parameters)).parameters()
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_constrained_undoes_unconstrained(name):
-    coordinates = Architecture(name).coordinates
-    found = coordinates.constrained(coordinates.unconstrained(of(name)))
-    assert set(found) == set(of(name))
-    for parameter, value in of(name).items():
-        np.testing.assert_allclose(found[parameter], value, rtol=1e-14)
-
-
 def test_unconstrained_values_are_those_of_numpyro():
     supports = (constraints.unit_interval, constraints.positive, constraints.positive, constraints.real)
     values = (0.3, 2.0, 4.0, -1.0)
@@ -41,7 +32,9 @@ def test_unconstrained_values_are_those_of_numpyro():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_adjustment_leaves_its_centre_and_the_identity_leaves_all(name):
-    u = jnp.asarray(Architecture(name).coordinates.unconstrained(of(name)))
+    coordinates = Architecture(name).coordinates
+    u = jnp.asarray(coordinates.unconstrained(of(name)))
+    assert coordinates.constrained(u) == pytest.approx(of(name), rel=1e-14)
     rng = np.random.default_rng(0)
     centred = Adjustment(
         jnp.ones(()), jnp.zeros(()), u, jnp.asarray(rng.normal(size=(len(u), len(u)))), 0 * u, jnp.zeros(())

@@ -18,10 +18,7 @@ from likelihood.paths import (
 from references import wishart_path
 
 import sdeinfer as si
-from sdeinfer.likelihood import (
-    FullPath,
-    moments_of,
-)
+from sdeinfer.likelihood import FullPath, moments_of
 from sdeinfer.likelihood._kernels import contracted, kernel, products, variance_at_nodes
 
 
@@ -64,20 +61,15 @@ def test_likelihood_does_not_depend_on_the_order_of_the_tokens(law):
     np.testing.assert_allclose(one, other, rtol=1e-10)
 
 
-def test_the_limit_knows_the_slopes_only_by_the_square_of_their_gap():
+def test_the_limit_knows_the_square_of_the_slopes_gap_and_finite_width_their_mean_but_no_order():
     statistics = statistics_of(common_path(3))
-    values = [
-        log_prob(si.ShapedTransformer(0.5, 0.8, *slopes), statistics) for slopes in ((1, -1), (-1, 1), (5, 3), (0, -2))
-    ]
-    np.testing.assert_array_equal(values, [values[0]] * 4)
 
+    def values(law, *slopes):
+        return [log_prob(si.ShapedTransformer(0.5, 0.8, *each), statistics, law) for each in slopes]
 
-def test_finite_width_knows_the_mean_of_the_slopes_but_not_their_order():
-    statistics = statistics_of(common_path(3))
-    one, exchanged, shifted = (
-        log_prob(si.ShapedTransformer(0.5, 0.8, *slopes), statistics, "finite-width")
-        for slopes in ((1, -1), (-1, 1), (2, 0))
-    )
+    first, *others = values("limit", (1, -1), (-1, 1), (5, 3), (0, -2))
+    np.testing.assert_array_equal(others, [first] * 3)
+    one, exchanged, shifted = values("finite-width", (1, -1), (-1, 1), (2, 0))
     np.testing.assert_array_equal(one, exchanged)
     assert (np.abs(shifted - one) > 1e-6 * np.abs(one)).all()
 

@@ -1,5 +1,6 @@
 """How likelihoods are widened: the parameters move as affine maps of their unconstrained values say."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,8 +20,13 @@ def of(name: str) -> dict[str, float]:
     return {parameter: PARAMETERS[parameter] for parameter in Architecture(name).parameters}
 
 
+@jax.jit
+def _adjusted(adjustment: Adjustment, layer) -> dict:
+    return adjustment(layer).parameters()
+
+
 def adjusted(adjustment: Adjustment, parameters: dict[str, float], name: str = "transformer") -> dict:
-    return adjustment(Architecture(name).layer(**parameters)).parameters()
+    return _adjusted(adjustment, Architecture(name).layer(**parameters))
 
 
 def test_unconstrained_values_are_those_of_numpyro():

@@ -68,7 +68,10 @@ class Assumptions:
         replaced = dict(self.prior)
         if name in replaced:
             return replaced[name].value
-        return _default(name, self.kind.coordinates.sampled[name])
+        default = self.kind.coordinates.sampled[name].prior
+        if default is None:
+            raise InputError(f"prior: {name} has no default prior; give prior={{{name!r}: …}}")
+        return default()
 
     @property
     def fixed(self) -> dict[str, float]:
@@ -162,12 +165,6 @@ def support_bounds(distribution: "dist.Distribution") -> tuple[float, float]:
     ends = (("lower", -np.inf), ("upper", np.inf))
     low, high = (float(getattr(distribution.support, f"{end}_bound", default)) for end, default in ends)
     return low, high
-
-
-def _default(name: str, parameter: Parameter) -> Any:
-    if parameter.prior is None:
-        raise InputError(f"prior: {name} has no default prior; give prior={{{name!r}: …}}")
-    return parameter.prior()
 
 
 def sample_or_fix(name: str, prior: Any) -> ArrayLike:

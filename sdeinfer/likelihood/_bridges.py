@@ -147,7 +147,7 @@ class Bridged(Distribution):
         law_of_block = self._law_of_block()
 
         def block(columns):
-            start, end, layers, width, more_drift, features, innovations = (_batch_last(x) for x in columns)
+            start, end, layers, width, more_drift, features, innovations = (jnp.moveaxis(x, 0, -1) for x in columns)
             law = law_of_block(width, more_drift, features)
             return bridge(law, Span(start, end, layers, bridges.outputs), innovations)[0]
 
@@ -168,7 +168,3 @@ class Bridged(Distribution):
             return LayerLaw.of_moments(mine, more_drift, own, 1 / bridges.widths[width], power=self.power)
 
         return of_moments
-
-
-def _batch_last(x: Array) -> Array:
-    return jnp.moveaxis(x, 0, -1)

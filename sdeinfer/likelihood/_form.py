@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -44,21 +44,19 @@ class Shapes:
     """The structure of a tree of arrays with their shapes and types; hashable."""
 
     def __init__(self, tree: PyTree):
-        leaves, self.structure = jax.tree.flatten(tree)
-        self.leaves = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-
-    def _key(self) -> Hashable:
-        return self.structure, self.leaves
+        leaves, structure = jax.tree.flatten(tree)
+        self._key = structure, tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shapes) and self._key() == other._key()
+        return isinstance(other, Shapes) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._key)
 
     def tree(self) -> PyTree:
         """The tree, with shapes and types in place of arrays."""
-        return self.structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in self.leaves])
+        structure, leaves = self._key
+        return structure.unflatten(leaves)
 
 
 def form_of(program: Callable[[Any], None], statistics: PathStatistics) -> Form:

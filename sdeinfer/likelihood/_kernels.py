@@ -54,7 +54,9 @@ def log_density(
     if path.networks == len(path.widths):
         twice = jax.vmap(contracted)(quadratic[path.width], variance[path.width], weights)
     else:
-        twice = _by_width(weights, jax.vmap(kernel)(quadratic, variance), path)
+        kernels = jax.vmap(kernel)(quadratic, variance)
+        of_widths = weights.reshape(path.networks, -1) @ kernels.reshape(len(path.widths), -1).T
+        twice = jnp.take_along_axis(of_widths, path.width[:, None], axis=1)[:, 0]
     dispersion = jnp.ones(()) if path.adjustment is None else path.adjustment.dispersion
     return path.constant - twice / (2 * jnp.broadcast_to(dispersion, path.widths.shape)[path.width])
 
@@ -113,11 +115,3 @@ def products(drift: Float[Array, " drifts"]) -> Float[Array, " count"]:
     for row, (s, t) in enumerate(used):
         chosen[row, s, t] = 2 - (s == t)
     return jnp.asarray(chosen.reshape(len(used), -1), signed.dtype) @ jnp.outer(signed, signed).reshape(-1)
-
-
-def _by_width(
-    weights: Float[Array, "networks rows p nodes"], kernels: Float[Array, "widths rows p nodes"], path: "PathStatistics"
-) -> Float[Array, " networks"]:
-    """Each network's statistics times the kernel of its width."""
-    products = weights.reshape(path.networks, -1) @ kernels.reshape(len(path.widths), -1).T
-    return jnp.take_along_axis(products, path.width[:, None], axis=1)[:, 0]

@@ -125,12 +125,9 @@ def _is_small(e: Float[np.ndarray, "transitions p"]) -> np.ndarray:
 
 def _sample_of_features(path: Path | ChunkedPath) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means of the variance features, shape (features, p), and e and G, over a sample of the transitions."""
-    sample, sums, mixing, next_terms = path.thinned(BLOCK), [], [], []
-    for _, terms in terms_by_block(sample):
-        sums.append(terms.variance.sum(axis=0))
-        mixing.append(terms.mixing)
-        next_terms.append(terms.variance[:, ATTENTION_NEXT])
-    return np.sum(sums, axis=0) / len(sample), np.concatenate(mixing), np.concatenate(next_terms)
+    each = [terms for _, terms in terms_by_block(path.thinned(BLOCK))]
+    variance, mixing = np.concatenate([x.variance for x in each]), np.concatenate([x.mixing for x in each])
+    return variance.mean(axis=0), mixing, variance[:, ATTENTION_NEXT]
 
 
 def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:

@@ -1,7 +1,5 @@
 """The used transitions of a Dataset."""
 
-import dataclasses
-
 import numpy as np
 import xarray as xr
 
@@ -46,7 +44,7 @@ def any_transitions(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> 
     data = validate(data)
     if outputs_of(data):
         raise InputError("outputs: the data hold covariances of outputs, not of the last layer; use models.outputs")
-    return dataclasses.replace(_path(data), others=others)
+    return _path(data, others)
 
 
 def outputs_transitions(data: xr.Dataset) -> Path:
@@ -61,10 +59,10 @@ def outputs_transitions(data: xr.Dataset) -> Path:
     return _path(data)
 
 
-def _path(data: xr.Dataset) -> Path:
+def _path(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> Path:
     network, layer = np.nonzero(used_of(data))
     if not len(network):
         raise InputError("used: no transition is left")
     width, gap = data["width"].values.astype(np.float64), np.diff(data["layer"].values).astype(int)
     pattern, first = Pattern.in_attributes(data.attrs), int(data["layer"].values[0])
-    return Path(data["covariance"].values, width, network, layer, gap, pattern=pattern, first_layer=first)
+    return Path(data["covariance"].values, width, network, layer, gap, pattern, others, first_layer=first)

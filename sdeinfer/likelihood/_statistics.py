@@ -153,11 +153,13 @@ class PathStatistics(AbstractPath):
         """
         size = next((size for size in BLOCKS if size >= self.networks), BLOCKS[-1])
         size = min(size, max(1, BLOCK_ENTRIES // math.prod(self.weights.shape[1:])))
-        weights, constant, width = (np.asarray(x) for x in (self.weights, self.constant, self.width))
+        arrays = {name: np.asarray(getattr(self, name)) for name in ("weights", "constant", "width")}
         for start in range(0, self.networks, size):
             count = min(size, self.networks - start)
-            parts = (_filled(x[start : start + count], size) for x in (weights, constant, width))
-            own = dict(zip(("weights", "constant", "width"), parts, strict=True))
+            own = {
+                name: np.pad(x[start : start + count], ((0, size - count), *((0, 0),) * (x.ndim - 1)))
+                for name, x in arrays.items()
+            }
             yield dataclasses.replace(self, **own, initial=None, depth=0), count
 
 
@@ -189,7 +191,7 @@ def blank_statistics(
 
 def repeated_widths(widths: np.ndarray) -> np.ndarray:
     """Widths, with the last one repeated up to a power of two, which limits the number of compiled shapes."""
-    return _repeated(widths, 1 << (len(widths) - 1).bit_length())
+    return np.pad(widths, (0, (1 << (len(widths) - 1).bit_length()) - len(widths)), mode="edge")
 
 
 def _sums_by_group(x: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
@@ -198,14 +200,3 @@ def _sums_by_group(x: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
     for number, row in zip(group, x, strict=True):
         sums[number] += row
     return sums
-
-
-def _repeated(x: np.ndarray, length: int) -> np.ndarray:
-    """Pad x to a length by repeating its last row."""
-    x = np.asarray(x)
-    return x[np.minimum(np.arange(length), len(x) - 1)]
-
-
-def _filled(x: np.ndarray, length: int) -> np.ndarray:
-    """Pad x to a length with zeros."""
-    return np.concatenate([x, np.zeros((length - len(x), *x.shape[1:]), x.dtype)])

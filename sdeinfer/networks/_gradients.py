@@ -1,6 +1,5 @@
 """Tangents and gradients of finite networks with their weights, to set against the SDE of the joint covariance 𝒱."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 import equinox as eqx
@@ -14,7 +13,7 @@ from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.covariance import factor, validate_covariance
 from sdeinfer.layers import AbstractLayer, check_parameters, layer_time
-from sdeinfer.networks._sample import WEIGHTS_IN_MEMORY, covariance_of
+from sdeinfer.networks._sample import WEIGHTS_IN_MEMORY, batches, covariance_of
 from sdeinfer.networks._tokens import tokens_with_covariance
 
 
@@ -58,8 +57,8 @@ def sample_tangents(
     if D0.shape != V0.shape:
         raise InputError(f"directions: shape {V0.shape}, that of V0, is needed, got {D0.shape}")
     sizes = {"width": width, "observe_every": observe_every, "observed": depth // observe_every}
-    batch = max(1, WEIGHTS_IN_MEMORY // width**2)
-    (S,) = _in_batches(lambda keys: [_tangents_batch(layer, V0, D0, keys, **sizes)], networks, batch, key)
+    largest = WEIGHTS_IN_MEMORY // width**2
+    (S,) = _in_batches(lambda keys: [_tangents_batch(layer, V0, D0, keys, **sizes)], networks, largest, key)
     return S
 
 
@@ -106,8 +105,8 @@ def sample_gradients(
     sizes = {"width": width, "depth": depth, "cotangents": cotangents}
     # One layer's weights, the representations of all layers, and the cotangents.
     entries = max(width**2, (depth + 1) * len(V0) * width, cotangents * len(V0) * width)
-    batch = max(1, WEIGHTS_IN_MEMORY // entries)
-    norms, V = _in_batches(lambda keys: _gradients_batch(layer, V0, keys, recorded, **sizes), networks, batch, key)
+    largest = WEIGHTS_IN_MEMORY // entries
+    norms, V = _in_batches(lambda keys: _gradients_batch(layer, V0, keys, recorded, **sizes), networks, largest, key)
     return norms, V
 
 
@@ -191,17 +190,8 @@ def _check(layer, V0, *, width: int, **sizes: int) -> tuple[AbstractLayer, np.nd
 def _in_batches(
     draw: Callable[[Array], Iterable[Array]], networks: int, largest: int, key: PRNGKeyArray
 ) -> list[np.ndarray]:
-    """Draw networks in batches of equal size, so that one shape is compiled; a network depends on its key only.
-
-    Raises:
-        InputError: if a network overflows.
-    """
-    batch, keys = math.ceil(networks / math.ceil(networks / largest)), jr.split(key, networks)
-    drawn = []
-    for start in range(0, networks, batch):
-        # The last batch is padded with networks of the previous one.
-        first = min(start, networks - batch)
-        drawn.append([np.asarray(values)[start - first :] for values in draw(keys[first : first + batch])])
+    """Draw networks in `batches`; raises an `InputError` if one overflows."""
+    drawn = [[np.asarray(values)[fresh] for values in draw(keys)] for _, keys, fresh in batches(networks, largest, key)]
     joined = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
     overflows = np.any([~np.isfinite(x).reshape(networks, -1).all(axis=1) for x in joined], axis=0)
     if overflows.any():

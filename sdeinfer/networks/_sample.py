@@ -1,7 +1,7 @@
 """Covariances of many independent finite networks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -215,17 +215,25 @@ _many_chains = jax.jit(_chain_batch, static_argnames="room", compiler_options=BA
 
 
 def _sample_weights(layer, V0, networks, *, width, observed, observe_every, done, key) -> np.ndarray:
-    # Batches of equal size, so that one shape is compiled: as few as memory allows, and then as small as possible.
-    batch = math.ceil(networks / math.ceil(networks / max(1, WEIGHTS_IN_MEMORY // width**2)))
-    covariance, keys = np.empty((networks, observed + 1, *V0.shape), V0.dtype), jr.split(key, networks)
-    for start in range(0, networks, batch):
-        # The last batch is padded with networks of the previous one.
-        first = min(start, networks - batch)
-        sizes = {"width": width, "observe_every": observe_every, "observed": observed}
-        drawn = _weights_batch(layer, V0, keys[first : first + batch], **sizes)
-        covariance[start : first + batch] = np.asarray(drawn)[start - first :]
-        done(first + batch - start)
+    covariance = np.empty((networks, observed + 1, *V0.shape), V0.dtype)
+    sizes = {"width": width, "observe_every": observe_every, "observed": observed}
+    for own, keys, fresh in batches(networks, WEIGHTS_IN_MEMORY // width**2, key):
+        covariance[own] = np.asarray(_weights_batch(layer, V0, keys, **sizes))[fresh]
+        done(own.stop - own.start)
     return covariance
+
+
+def batches(networks: int, largest: int, key: PRNGKeyArray) -> Iterator[tuple[slice, Array, slice]]:
+    """Batches of networks of equal size, so that one shape is compiled: few, and then small.
+
+    Yields:
+        the numbers of a batch's networks, the keys to draw with, and which of the drawn networks these are: the last
+        batch is filled up with networks of the one before.
+    """
+    size, keys = math.ceil(networks / math.ceil(networks / max(1, largest))), jr.split(key, networks)
+    for start in range(0, networks, size):
+        first = min(start, networks - size)
+        yield slice(start, first + size), keys[first : first + size], slice(start - first, None)
 
 
 @eqx.filter_jit

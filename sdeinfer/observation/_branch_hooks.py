@@ -6,7 +6,7 @@ returns, or the first entry of a tuple.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import equinox as eqx
@@ -241,17 +241,14 @@ def _hooked(recorder: Recorder, sequence_first: str | None) -> Iterator[None]:
         del module, arguments
         recorder.see(number, "increment", output[0] if isinstance(output, tuple) else output)
 
-    hooks = []
-    try:
+    with ExitStack() as hooks:
         for number, part, module in recorder.ends():
             if part == "input":
-                hooks.append(module.register_forward_pre_hook(functools.partial(before, number), with_kwargs=True))
+                hook = module.register_forward_pre_hook(functools.partial(before, number), with_kwargs=True)
             else:
-                hooks.append(module.register_forward_hook(functools.partial(after, number)))
+                hook = module.register_forward_hook(functools.partial(after, number))
+            hooks.callback(hook.remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _sequence_first(model: Any) -> str | None:

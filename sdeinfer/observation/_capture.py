@@ -1,6 +1,7 @@
 """Draw models of Equinox, Flax and PyTorch, run them on inputs, and observe them one layer at a time."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import equinox as eqx
@@ -199,14 +200,11 @@ def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, 
 
         return hook
 
-    hooks = [modules[0].register_forward_pre_hook(before, with_kwargs=True)]
-    hooks += [module.register_forward_hook(after(number)) for number, module in enumerate(modules, start=1)]
-    try:
-        with torch.no_grad():
-            called(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        hooks.callback(modules[0].register_forward_pre_hook(before, with_kwargs=True).remove)
+        for number, module in enumerate(modules, start=1):
+            hooks.callback(module.register_forward_hook(after(number)).remove)
+        called(model, inputs)
     if len(observer.covariances) != len(modules) + 1:
         raise InputError(f"layers: module {len(observer.covariances) - 1} is not called")
 

@@ -33,10 +33,15 @@ def choose(
             raise InputError("pattern: prompts are masked by si.CAUSAL or not at all; flatten them for a mask")
         pattern = dataclasses.replace(pattern, prompts=(each,) * count)
     pattern.mask(count * each)
+    return observed, attributes_of(pattern, observed.tolist(), count * each)
+
+
+def attributes_of(pattern: Pattern, kept: list[int], tokens: int) -> dict[str, Any]:
+    """The pattern of some of so many tokens as attributes; `incomplete` if they attend to others."""
     try:
-        return observed, pattern.restricted(observed.tolist(), count * each).attributes()
+        return pattern.restricted(kept, tokens).attributes()
     except InputError:
-        return observed, {INCOMPLETE: 1.0}
+        return {INCOMPLETE: 1.0}
 
 
 def _indices(chosen: Any, count: int, name: str) -> Int[np.ndarray, " chosen"]:

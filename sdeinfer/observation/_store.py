@@ -20,8 +20,6 @@ ENGINES: dict[str, dict[str, Any]] = {"h5netcdf": {}, "scipy": {"mmap": False}}
 """xarray's engines and their options: for NetCDF-4, which is read and written, and for NetCDF-3, which is only read.
 NetCDF-3 is not memory-mapped, because SciPy cannot close the map of a truncated file."""
 
-ZARR_ENGINE: dict[str, dict[str, Any]] = {"zarr": {"consolidated": False}}
-
 ZARR_FORMAT: dict[str, Any] = {"zarr_format": 2, "consolidated": False}
 """Zarr version 2 supports text, and reads a missing chunk as NaN, which is refused; version 3 would read it as zero."""
 
@@ -210,7 +208,7 @@ def opened[T: (xr.Dataset, xr.DataTree)](path: Path, opener: Callable[..., T]) -
     if path.suffix == ZARR:
         library("zarr")
     reasons = []
-    for engine, options in (ZARR_ENGINE if path.suffix == ZARR else ENGINES).items():
+    for engine, options in ({"zarr": {"consolidated": False}} if path.suffix == ZARR else ENGINES).items():
         try:
             return opener(path, engine=engine, **options)
         except Exception as error:

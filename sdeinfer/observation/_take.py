@@ -6,7 +6,8 @@ import xarray as xr
 from sdeinfer._arguments import at_least_one, checked, given
 from sdeinfer._files import InputError
 from sdeinfer.covariance import PATTERN_ATTRIBUTES, Pattern
-from sdeinfer.observation._dataset import INCOMPLETE, TOKENS
+from sdeinfer.observation._choice import attributes_of
+from sdeinfer.observation._dataset import TOKENS
 
 
 @checked
@@ -37,10 +38,6 @@ def take(data: xr.Dataset, *, prompts: list[int] | None = None, tokens: int | No
     starts = np.cumsum((0, *lengths))
     kept = [int(token) for prompt in chosen for token in np.arange(starts[prompt], starts[prompt + 1])[:tokens]]
     attributes = {name: value for name, value in data.attrs.items() if name not in PATTERN_ATTRIBUTES}
-    try:
-        attributes |= pattern.restricted(kept, of).attributes()
-    except InputError:
-        attributes[INCOMPLETE] = 1.0
     part = data.isel(token_a=kept, token_b=kept)
-    part.attrs = attributes | {TOKENS: len(kept)}
+    part.attrs = attributes | attributes_of(pattern, kept, of) | {TOKENS: len(kept)}
     return part

@@ -2,7 +2,9 @@
 
 import functools
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import references
 from moment_references import dense_log_density
@@ -10,7 +12,17 @@ from numpy.typing import ArrayLike
 from references import wishart_path
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, Spectrum, coordinates
-from sdeinfer.likelihood import FullPath, Path, PathStatistics, Terms, observed_path, path_statistics, with_pattern
+from sdeinfer.layers import Limit
+from sdeinfer.likelihood import (
+    AbstractPath,
+    FullPath,
+    Path,
+    PathStatistics,
+    Terms,
+    observed_path,
+    path_statistics,
+    with_pattern,
+)
 from sdeinfer.observation import covariance_dataset
 
 WIDTH = 40
@@ -20,18 +32,23 @@ LAWS = ("limit", "finite-width")
 _laws_of_widths = jax.jit(lambda layer, widths: jax.vmap(layer.finite_width)(widths))
 
 
-def law_of(layer, statistics: PathStatistics, law: str):
-    return layer.limit() if law == "limit" else _laws_of_widths(layer, statistics.widths)
+def law_of(layer, path: AbstractPath, law: str):
+    """With coefficients of all terms, zero for those that a layer has not: one program serves all layers."""
+    own = layer.limit() if law == "limit" else _laws_of_widths(layer, path.widths)
+    of = own if law == "limit" else own.limit
+    limit = Limit(of.attention_drift, of.relu_drift, of.linear_noise, of.attention_noise, pattern=of.pattern)
+    own = limit if law == "limit" else eqx.tree_at(lambda law: law.limit, own, limit)
+    return jax.tree.map(lambda x: jnp.asarray(x, float), own)
 
 
 @jax.jit
-def _log_prob(law, path):
+def log_prob_of_law(law, path: PathStatistics):
     return FullPath(law, path).log_prob(path.weights)
 
 
 def log_prob(layer, statistics: PathStatistics, law: str = "limit") -> np.ndarray:
     """In a program for each shape of the statistics, whatever the layer."""
-    return np.asarray(_log_prob(law_of(layer, statistics, law), statistics))
+    return np.asarray(log_prob_of_law(law_of(layer, statistics, law), statistics))
 
 
 def assert_dense_normals(found, layer, paths, widths) -> None:

@@ -53,10 +53,15 @@ def forward(law: LayerLaw, V, layers: int, key):
     return jax.lax.fori_loop(0, layers, move, V)
 
 
-@functools.partial(jax.jit, static_argnames="layers")
-def log_weights(law, start, end, layers: int, xi, outputs: int = 0):
-    batch = start.shape[-1]
-    return bridge(law, Span(start, end, jnp.full(batch, layers), outputs), xi)[0]
+@functools.partial(jax.jit, static_argnames="outputs")
+def bridged(law, start, end, lengths, xi, outputs: int = 0):
+    return bridge(law, Span(start, end, lengths, outputs), xi)
+
+
+def log_weights(law, start, end, layers: int, seed: int = 0, most: int = 4) -> np.ndarray:
+    """Log w with room for the normals of spans of several lengths: one program for them."""
+    tokens, _, batch = start.shape
+    return np.asarray(bridged(law, start, end, np.full(batch, layers), normals(most - 1, tokens, batch, seed))[0])
 
 
 def log_mean(log_w) -> tuple[float, float]:
@@ -66,28 +71,24 @@ def log_mean(log_w) -> tuple[float, float]:
     return float(np.log(w.mean()) + log_w.max()), float(w.std() / w.mean() / np.sqrt(len(w)))
 
 
-@pytest.mark.parametrize("layers", [1, 4])
-def test_one_token_by_quadrature(layers):
+def test_one_token_by_quadrature():
     """V is a geometric random walk on a grid of log V: its density after some layers is a power of a matrix."""
     layer = si.ResidualFeedForward(gamma=0.6, c_plus=0.5, c_minus=-1.0)
     x, cell = np.linspace(-4, 4, 2001, retstep=True)
-    step = jax.jit(layer_step)(law_of(layer, 1, 1), np.ones((1, 1, 1)))
-    mean, sd = float(step.mean.item()), float(np.sqrt(step.variance.item()))
+    law = law_of(layer, 1, SAMPLES)
+    step = jax.jit(layer_step)(law, np.ones((1, 1, SAMPLES)))
+    mean, sd = step.mean[0, 0, 0], np.sqrt(step.variance[0, 0, 0])
     # V′ = V (1 + Y)^p, so that log V′ = log V + p log(1 + Y); the branch below −1 is 20 standard deviations away.
     root = np.exp((x[None] - x[:, None]) / POWER)
     kernel = stats.norm.pdf(root - 1, mean, sd) * root / POWER
     density = kernel[1000]
-    for _ in range(layers - 1):
+    for layers in (1, 2, 3, 4):
+        for place in (910, 1000, 1120):
+            end = np.exp(x[place])
+            expected = np.log(density[place] / end)
+            found, error = log_mean(log_weights(law, repeated(np.eye(1), SAMPLES), repeated([[end]], SAMPLES), layers))
+            assert_estimate(found, expected, np.hypot(error, 1e-5))
         density = density @ kernel * cell
-    for place in (910, 1000, 1120):
-        end = np.exp(x[place])
-        expected = np.log(density[place] / end)
-        batch = 1 if layers == 1 else SAMPLES
-        xi = normals(layers - 1, 1, batch)
-        found, error = log_mean(
-            log_weights(law_of(layer, 1, batch), repeated(np.eye(1), batch), repeated([[end]], batch), layers, xi)
-        )
-        assert_estimate(found, expected, np.hypot(error, 1e-5))
 
 
 @pytest.mark.parametrize(
@@ -98,28 +99,26 @@ def test_one_token_by_quadrature(layers):
     ],
 )
 def test_bridges_have_the_density_of_layers_that_know_nothing_of_the_end(name, tokens, layers):
-    layer = LAYERS[name]()
-    V, batch = random_covariance(tokens, seed=3), SAMPLES
-    law = law_of(layer, tokens, batch)
-    end = forward(law_of(layer, tokens, 1), V[..., None], layers, jr.key(5))[..., 0]
-    found, error = log_mean(
-        log_weights(law, repeated(V, batch), repeated(end, batch), layers, normals(layers - 1, tokens, batch))
-    )
+    law, start = law_of(LAYERS[name](), tokens, SAMPLES), repeated(random_covariance(tokens, seed=3), SAMPLES)
+    end = repeated(forward(law, start, layers, jr.key(5))[..., 0], SAMPLES)
+    found, error = log_mean(log_weights(law, start, end, layers))
     # The last layer's density at the end, averaged over all layers before it.
-    before = forward(law, repeated(V, batch), layers - 1, jr.key(6))
-    expected, its_error = log_mean(log_weights(law, before, repeated(end, batch), 1, normals(0, tokens, batch)))
+    before = forward(law, start, layers - 1, jr.key(6))
+    expected, its_error = log_mean(log_weights(law, before, end, 1))
     assert_estimate(found, expected, np.hypot(error, its_error))
     assert error < its_error / 3
 
 
-@pytest.mark.parametrize(("tokens", "power"), [(1, 4), (2, 2), (2, 16), (4, 8)])
+@pytest.mark.parametrize(
+    ("tokens", "power"), [(2, 4), *(pytest.param(*case, marks=pytest.mark.long) for case in ((2, 2), (2, 16), (4, 8)))]
+)
 def test_one_layer_by_the_change_of_variables(tokens, power):
-    law = law_of(LAYERS["transformer"](), tokens, 1, power=power)
-    V, xi = np.asarray(random_covariance(tokens, seed=2))[..., None], normals(1, tokens, 1)[0, :, 0]
+    law = law_of(LAYERS["transformer"](), tokens, SAMPLES, power=power)
+    V, xi = random_covariance(tokens, seed=2), normals(1, tokens, 1)[0, :, 0]
 
     @jax.jit
     def after(law, V, xi):
-        step = jax.tree.map(lambda x: x[..., 0], layer_step(law, V))
+        step = jax.tree.map(lambda x: x[..., 0], layer_step(law, V[..., None]))
 
         def move(xi):
             F = jnp.eye(tokens) + step.mean + jnp.sqrt(step.variance) * unvech(xi)
@@ -128,10 +127,10 @@ def test_one_layer_by_the_change_of_variables(tokens, power):
 
         return jax.jacfwd(move, has_aux=True)(xi)
 
-    jacobian, end = (np.asarray(x) for x in after(law, V, xi))
+    jacobian, end = (np.asarray(x) for x in after(law_of(LAYERS["transformer"](), tokens, 1, power=power), V, xi))
     expected = stats.norm.logpdf(xi).sum() - np.linalg.slogdet(jacobian)[1]
-    found = log_weights(law, V, end[..., None], 1, normals(0, tokens, 1))
-    assert_agrees(found[0], expected, rtol=1e-8)
+    found = log_weights(law, repeated(V, SAMPLES), repeated(end, SAMPLES), 1)
+    assert_agrees(found, np.full(SAMPLES, expected), rtol=1e-8)
 
 
 @pytest.mark.parametrize("outputs", [1, 6])
@@ -141,9 +140,8 @@ def test_outputs_have_the_density_of_their_covariance(outputs):
     law = law_of(layer, tokens, batch)
     X = np.linalg.cholesky(np.asarray(V)) @ np.random.default_rng(0).normal(size=(tokens, outputs))
     S = repeated(X @ X.T / outputs, batch)
-    log_w = jax.jit(lambda law, start, S, xi: bridge(law, Span(start, S, jnp.full(batch, layers), outputs), xi)[0])(
-        law, repeated(V, batch), S, normals(layers, tokens, batch)
-    )
+    lengths, xi = np.full(batch, layers), normals(layers, tokens, batch)
+    log_w = bridged(law, repeated(V, batch), S, lengths, xi, outputs=outputs)[0]
     found, error = log_mean(log_w)
     last = np.moveaxis(np.asarray(forward(law, repeated(V, batch), layers, jr.key(6))), -1, 0)
     density = -0.5 * (
@@ -154,70 +152,58 @@ def test_outputs_have_the_density_of_their_covariance(outputs):
     assert_estimate(found, expected, np.hypot(error, its_error))
 
 
-@jax.jit
-def bridged(law, start, end, lengths, xi):
-    return bridge(law, Span(start, end, lengths), xi)
+WIDE, FAR, TOGETHER = 128, 16, 2000
+"""Width, layers and batch of spans of three tokens, in one program."""
 
 
 def three_spans():
-    """The law, starts, ends, lengths and normals of three spans of three tokens."""
-    starts = np.stack([random_covariance(3, seed=s) for s in range(3)], axis=-1)
-    law = law_of(LAYERS["transformer"](), 3, 3)
-    return law, starts, starts * np.array([1.0, 1.2, 0.9]), np.array([1, 2, 4]), normals(3, 3, 3)
+    """The law, starts, ends, lengths and normals of three spans of three tokens, over and over again."""
+    which = np.arange(TOGETHER) % 3
+    starts = np.stack([random_covariance(3, seed=s) for s in range(3)], axis=-1)[..., which]
+    lengths, growth = np.array([1, 2, 4])[which], np.array([1.0, 1.2, 0.9])[which]
+    law = law_of(LAYERS["transformer"](), 3, TOGETHER)
+    return law, starts, starts * growth, lengths, normals(FAR - 1, 3, TOGETHER)
 
 
 def test_spans_of_several_lengths_side_by_side_are_those_alone():
     law, starts, ends, lengths, xi = three_spans()
     together, path = (np.asarray(x) for x in bridged(law, starts, ends, lengths, xi))
-    one_law = law_of(LAYERS["transformer"](), 3, 1)
-    for i, length in enumerate(lengths[:2]):
-        here = slice(i, i + 1)
-        one = (starts[..., here], ends[..., here], lengths[here], xi[4 - length :, :, here])
-        alone, mine = (np.asarray(x) for x in bridged(one_law, *one))
-        assert_agrees(together[i], alone[0])
-        np.testing.assert_allclose(path[4 - length :, :, :, i], mine[..., 0], rtol=1e-12)
+    alone, mine = (np.asarray(x) for x in bridged(law, starts, ends, np.full(TOGETHER, 2), xi[-1:]))
+    two = lengths == 2
+    assert_agrees(together[two], alone[two])
+    np.testing.assert_allclose(path[-1:, :, :, two], mine[..., two], rtol=1e-12)
 
 
 def test_the_bridge_is_good_where_the_textbooks_is_not():
     """Sixteen layers of width 128 and three tokens: log w varies by a third of what one layer's noise is on."""
-    layer, tokens, layers, batch = LAYERS["feedforward"](), 3, 16, 2000
-    V = random_covariance(tokens, seed=1)
-    law = law_of(layer, tokens, batch, width=128)
-    ends = forward(law, repeated(V, batch), layers, jr.key(2))
-    xi = normals(layers - 1, tokens, batch)
-    again = normals(layers - 1, tokens, batch, seed=1)
-    spread = np.std(
-        np.asarray(log_weights(law, repeated(V, batch), ends, layers, xi))
-        - np.asarray(log_weights(law, repeated(V, batch), ends, layers, again))
-    ) / np.sqrt(2)
+    law = law_of(LAYERS["feedforward"](), 3, TOGETHER, width=WIDE)
+    start = repeated(random_covariance(3, seed=1), TOGETHER)
+    ends = forward(law, start, FAR, jr.key(2))
+    one, again = (log_weights(law, start, ends, FAR, seed, most=FAR) for seed in (0, 1))
+    spread = np.std(one - again) / np.sqrt(2)
     print(f"\nsd of log w: {spread:.3f}")
     assert spread < 0.5
 
 
-@functools.partial(jax.jit, static_argnames="layers")
+@jax.jit
 @jax.value_and_grad
-def value_and_slope(c, start, layers: int, xi):
+def value_and_slope(c, start, xi):
     """Sum of log w where the end is 1.1 times the start, and its gradient in γ, τ0 and c₊."""
     limit = si.ShapedTransformer(gamma=c[0], tau0=c[1], c_plus=c[2], c_minus=-1.0).limit()
     batch = start.shape[-1]
     law = LayerLaw.of_limit(limit, jnp.full(batch, 1 / WIDTH), tokens=len(start), power=POWER)
-    return jnp.sum(log_weights(law, start, start * 1.1, layers, xi))
+    return jnp.sum(bridge(law, Span(start, start * 1.1, jnp.full(batch, len(xi) + 1)), xi)[0])
 
 
 @pytest.mark.parametrize("start", [si.equicorrelated(tokens=3, correlation=0.2), random_covariance(3)])
 def test_gradients_are_finite_and_right(start):
     """In the coefficients, also from a start whose spectrum repeats."""
-    layers, batch = 4, 2
-    xi = normals(layers - 1, 3, batch)
-    found = [np.asarray(x) for x in value_and_slope(np.array([0.5, 0.8, 0.4]), repeated(start, batch), layers, xi)]
+    at, given = np.array([0.5, 0.8, 0.4]), (repeated(start, 2), normals(3, 3, 2))
     numerical = []
     for unit in 1e-6 * np.eye(3):
-        ends = [
-            value_and_slope(np.array([0.5, 0.8, 0.4]) + step, repeated(start, batch), layers, xi)[0]
-            for step in (unit, -unit)
-        ]
-        numerical.append((ends[0] - ends[1]) / 2e-6)
-    np.testing.assert_allclose(found[1], numerical, rtol=1e-5, atol=1e-5)
+        up, down = (value_and_slope(at + step, *given)[0] for step in (unit, -unit))
+        numerical.append((up - down) / 2e-6)
+    np.testing.assert_allclose(value_and_slope(at, *given)[1], numerical, rtol=1e-5, atol=1e-5)
 
 
 def test_single_precision_agrees_with_double():

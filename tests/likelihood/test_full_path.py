@@ -2,31 +2,23 @@
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_distribution
-from conftest import CAUSAL, LAYERS, random_covariance
+from conftest import LAYERS
 from likelihood.paths import (
     LAWS,
     WIDTH,
-    all_terms,
     assert_dense_normals,
     common_path,
     law_of,
     log_prob,
-    path_of,
-    residual_and_variance,
+    log_prob_of_law,
     statistics_of,
 )
 from references import wishart_path
-from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.likelihood import (
-    FullPath,
-    moments_of,
-)
+from sdeinfer.likelihood import FullPath, moments_of
 from sdeinfer.likelihood._kernels import contracted, kernel, products, variance_at_nodes
 
 
@@ -69,20 +61,15 @@ def test_likelihood_does_not_depend_on_the_order_of_the_tokens(law):
     np.testing.assert_allclose(one, other, rtol=1e-10)
 
 
-def test_the_limit_knows_the_slopes_only_by_the_square_of_their_gap():
+def test_the_limit_knows_the_square_of_the_slopes_gap_and_finite_width_their_mean_but_no_order():
     statistics = statistics_of(common_path(3))
-    values = [
-        log_prob(si.ShapedTransformer(0.5, 0.8, *slopes), statistics) for slopes in ((1, -1), (-1, 1), (5, 3), (0, -2))
-    ]
-    np.testing.assert_array_equal(values, [values[0]] * 4)
 
+    def values(law, *slopes):
+        return [log_prob(si.ShapedTransformer(0.5, 0.8, *each), statistics, law) for each in slopes]
 
-def test_finite_width_knows_the_mean_of_the_slopes_but_not_their_order():
-    statistics = statistics_of(common_path(3))
-    one, exchanged, shifted = (
-        log_prob(si.ShapedTransformer(0.5, 0.8, *slopes), statistics, "finite-width")
-        for slopes in ((1, -1), (-1, 1), (2, 0))
-    )
+    first, *others = values("limit", (1, -1), (-1, 1), (5, 3), (0, -2))
+    np.testing.assert_array_equal(others, [first] * 3)
+    one, exchanged, shifted = values("finite-width", (1, -1), (-1, 1), (2, 0))
     np.testing.assert_array_equal(one, exchanged)
     assert (np.abs(shifted - one) > 1e-6 * np.abs(one)).all()
 
@@ -101,30 +88,10 @@ def test_wide_networks_have_the_likelihood_of_the_limit():
     assert gaps[1] < gaps[0] / 8
 
 
-@pytest.mark.parametrize("layer", [LAYERS["transformer"](), CAUSAL["causal transformer"]()], ids=["all", "causal"])
-def test_data_of_the_euler_chain_have_independent_normal_residuals(layer, key):
-    """The limit is that of the chain V′ = V + b/n + Σ^{1/2}ξ/√n: its standardised residuals are standard normal."""
-    limit, width = layer.limit(), 200
-
-    @jax.jit
-    def chain(key):
-        def step(V, key):
-            noise = limit.diffusion(V).sample(jr.normal(key, (6,)))
-            V = V + limit.drift(V) / width + noise / np.sqrt(width)
-            return V, V
-
-        V0 = random_covariance(3) / 2
-        return jnp.concatenate([V0[None], jax.lax.scan(step, V0, jr.split(key, 20))[1]])
-
-    path = path_of(jax.vmap(chain)(jr.split(key, 50)), width=width, pattern=limit.pattern)
-    residual, variance = residual_and_variance(all_terms(path), layer)
-    assert_distribution(residual / np.sqrt(variance), stats.norm.cdf)
-
-
 def test_tiny_covariances_are_those_without_attention():
     layer, relu = si.ShapedTransformer(0.5, 0.8, 1, -1), si.ResidualFeedForward(0.5, 1, -1)
     statistics = statistics_of(common_path(3) * 1e-200)
     limit = layer.limit()
     relu_limit, zero = relu.limit(), 0 * limit.relu_drift
-    flat = FullPath(si.layers.Limit(zero, relu_limit.relu_drift, limit.linear_noise, zero), statistics)
-    np.testing.assert_allclose(log_prob(layer, statistics), flat.log_prob(statistics.weights), rtol=1e-12)
+    flat = si.layers.Limit(zero, relu_limit.relu_drift, limit.linear_noise, zero)
+    np.testing.assert_allclose(log_prob(layer, statistics), log_prob_of_law(flat, statistics), rtol=1e-12)

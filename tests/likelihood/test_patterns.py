@@ -1,6 +1,7 @@
 """The law of a path with an attention pattern: the dense normal of its transitions."""
 
 import dataclasses
+import itertools
 
 import jax.random as jr
 import numpy as np
@@ -13,6 +14,7 @@ from likelihood.paths import (
     assert_dense_normals,
     common_path,
     log_prob,
+    log_prob_of_law,
     path_of,
     statistics_of,
 )
@@ -32,20 +34,17 @@ def test_log_likelihood_is_the_dense_normal(tokens, masked_layer):
     assert_dense_normals(log_prob(layer, statistics), layer, paths, WIDTH)
 
 
-def test_networks_of_several_widths_each_have_their_own_law():
+def test_networks_of_several_widths_and_wild_parameters():
     layer = CAUSAL["causal transformer"]()
     widths = [15, 40, 300]
-    paths = np.stack([wishart_path(3, 5, width=n, seed=n) for n in widths])
+    paths = np.stack([wishart_path(3, 6, width=n, seed=n) for n in widths])
     statistics = statistics_of(paths, width=widths, pattern=si.CAUSAL)
-    assert_dense_normals(log_prob(layer, statistics), layer, paths, widths)
-
-
-@pytest.mark.parametrize("gamma", [0.01, 0.3, 1.0])
-@pytest.mark.parametrize("tau0", [1e-2, 1.0, 1e2])
-def test_statistics_lose_nothing_at_wild_parameters(gamma, tau0):
-    layer = si.ShapedTransformer(gamma, tau0, 2.0, -3.0, pattern=si.CAUSAL)
-    paths = common_path(4)
-    assert_dense_normals(log_prob(layer, statistics_of(paths, pattern=si.CAUSAL)), layer, paths, WIDTH)
+    wild = [
+        si.ShapedTransformer(gamma, tau0, 2.0, -3.0, pattern=si.CAUSAL)
+        for gamma, tau0 in itertools.product([0.01, 0.3, 1.0], [1e-2, 1.0, 1e2])
+    ]
+    for each in (layer, *wild):
+        assert_dense_normals(log_prob(each, statistics), each, paths, widths)
 
 
 def test_more_nodes_and_pooling_change_nothing():
@@ -60,9 +59,9 @@ def test_more_nodes_and_pooling_change_nothing():
 
 def test_without_attention_the_mask_makes_no_difference():
     limit = si.ResidualFeedForward(0.6, 0.5, -1.0).limit()
-    of = 0.0, limit.relu_drift, limit.linear_noise, 0.0
+    of = 0 * limit.relu_drift, limit.relu_drift, limit.linear_noise, 0 * limit.relu_drift
     one, other = (
-        FullPath(si.layers.Limit(*of, pattern=path.pattern), path).log_prob(path.weights)
+        log_prob_of_law(si.layers.Limit(*of, pattern=path.pattern), path)
         for path in (statistics_of(common_path(4), pattern=pattern) for pattern in (si.CAUSAL, si.Pattern()))
     )
     np.testing.assert_allclose(one, other, rtol=1e-11)

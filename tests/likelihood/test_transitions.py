@@ -32,12 +32,6 @@ def gaussian_terms(terms: Terms, layer) -> np.ndarray:
     return logs.sum(axis=1) + terms.log_jacobian
 
 
-def test_independent_normals_are_the_dense_normal(layer):
-    path = wishart_path(4, 4, width=WIDTH, seed=4)
-    steps = np.stack([path[:-1], path[1:]], axis=1)
-    assert_dense_normals(gaussian_terms(terms_of(path[None]), layer), layer, steps, WIDTH)
-
-
 def test_every_network_has_its_own_width_and_its_own_rows(layer):
     paths, widths = [wishart_path(3, 4, width=n, seed=n) for n in (20, 70)], [20, 70]
     found = gaussian_terms(terms_of(paths, width=widths), layer).reshape(2, 4).sum(axis=1)
@@ -127,16 +121,13 @@ def test_transitions_that_are_not_used_are_left_out():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), *chosen)
 
 
-def test_nothing_left_is_refused():
-    data = covariance_dataset(wishart_path(2, 3, width=9, seed=0)[None], width=9)
+def test_no_transition_and_skipped_layers_are_refused():
+    path = wishart_path(2, 3, width=9, seed=0)
+    unused = covariance_dataset(path[None], width=9).assign({USED: (("network", "layer"), np.zeros((1, 4), bool))})
     with pytest.raises(ValueError, match="used: no transition is left"):
-        observed_path(data.assign({USED: (("network", "layer"), np.zeros((1, 4), bool))}))
-
-
-def test_skipped_layers_are_refused():
-    data = covariance_dataset(wishart_path(2, 3, width=9, seed=0)[None], width=9, layers=[0, 2, 4, 6])
+        observed_path(unused)
     with pytest.raises(ValueError, match="layer: the full path needs every layer, got layers 0, 2, 4, 6, …"):
-        observed_path(data)
+        path_of(path[None], width=9, layers=[0, 2, 4, 6])
 
 
 def singular_path() -> np.ndarray:
@@ -147,21 +138,13 @@ def singular_path() -> np.ndarray:
     return np.stack([wishart_path(3, 4, width=20, seed=2), path])
 
 
-def test_a_singular_covariance_is_refused_with_its_place():
+def test_a_singular_covariance_is_refused_with_its_place_where_a_transition_starts_there():
     with pytest.raises(ValueError, match="covariance: network 1, layer 2: singular"):
         path_of(singular_path(), width=20)
-
-
-def test_a_singular_covariance_that_is_not_used_is_no_obstacle():
     used = np.ones((2, 5), bool)
     used[1, 2] = False
     data = covariance_dataset(singular_path(), width=20).assign({USED: (("network", "layer"), used)})
-    path = observed_path(data)
-    assert np.isfinite(path.terms(np.arange(len(path))).increments).all()
-
-
-def test_a_singular_last_layer_is_no_obstacle():
-    # Only the layers from which a transition starts need a density.
-    path = wishart_path(2, 2, width=20, seed=1)
-    path[-1] = si.equicorrelated(tokens=2, correlation=1.0)
-    assert np.isfinite(terms_of(path[None], width=20).increments).all()
+    at_the_end = wishart_path(2, 2, width=20, seed=1)
+    at_the_end[-1] = si.equicorrelated(tokens=2, correlation=1.0)
+    for path in (observed_path(data), path_of(at_the_end[None], width=20)):
+        assert np.isfinite(path.terms(slice(None)).increments).all()

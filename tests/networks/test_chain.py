@@ -1,5 +1,6 @@
 """The covariance chain has the law that the weights give: weights are its naive twin."""
 
+import functools
 import importlib
 import math
 
@@ -124,9 +125,9 @@ def test_linear_layers_have_their_exact_moments(layer, method, key):
 
 
 def test_the_chain_of_an_mlp_keeps_the_mean_norms(key):
-    V = random_covariance(2)
-    found = np.asarray(one_layer(CHAINS["mlp"], V, 20_000, 12, key))
-    assert_mean(np.diagonal(found, axis1=1, axis2=2), np.diagonal(V))
+    V = random_covariance(3)
+    data = si.sample_networks(CHAINS["mlp"], V, width=12, depth=1, networks=20_000, key=key)
+    assert_mean(np.diagonal(data["covariance"].values[:, 1], axis1=1, axis2=2), np.diagonal(V))
 
 
 @pytest.mark.parametrize("projection", [False, True])
@@ -140,21 +141,22 @@ def test_noise_of_heads_is_that_of_their_limit(projection, key):
 
 def test_a_linear_network_has_the_wishart_law(key):
     # Bartlett: whitened by the layer before, the Cholesky factor of n V has independent entries.
-    width, V0 = 8, random_covariance(2)
-    data = si.sample_networks(si.ShapedMLP(0.0, 0.0), V0, width=width, depth=3, networks=3_000, key=key)
+    width, V0 = 8, random_covariance(3)
+    data = si.sample_networks(si.ShapedMLP(0.0, 0.0), V0, width=width, depth=3, networks=2_000, key=key)
     V = data["covariance"].values
     L = np.linalg.inv(np.linalg.cholesky(V[:, :-1]))
     B = np.linalg.cholesky(width * L @ V[:, 1:] @ np.swapaxes(L, -1, -2))
-    for layer in range(3):
-        assert_distribution(B[:, layer, 0, 0] ** 2, stats.chi2(width).cdf)
-        assert_distribution(B[:, layer, 1, 1] ** 2, stats.chi2(width - 1).cdf)
-        assert_distribution(B[:, layer, 1, 0], stats.norm.cdf)
+    for token in range(3):
+        assert_distribution(B[..., token, token] ** 2, stats.chi2(width - token).cdf)
+    assert_distribution(B[..., *np.tril_indices(3, -1)], stats.norm.cdf)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("mlp", jnp.float64), ("transformer, H = 4", jnp.float32)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("mlp", jnp.float64), pytest.param("transformer, H = 4", jnp.float32, marks=pytest.mark.long)]
+)
 def test_equal_tokens_stay_equal_to_the_last_bit(name, dtype, key):
     V0 = random_covariance(2)[jnp.array([0, 1, 0])][:, jnp.array([0, 1, 0])].astype(dtype)
-    V = si.sample_networks(CHAINS[name], V0, width=32, depth=20, networks=5, key=key)["covariance"].values
+    V = si.sample_networks(CHAINS[name], V0, width=32, depth=16, networks=5, key=key)["covariance"].values
     np.testing.assert_array_equal(V[..., 2, :], V[..., 0, :])
     np.testing.assert_array_equal(V, np.swapaxes(V, -1, -2))
     assert (V[:, 1:, 0, 0].std(axis=0) > 0).all()
@@ -190,24 +192,20 @@ def test_keys_of_another_kind():
     assert len({*np.asarray(one.low).tolist(), *np.asarray(other.low).tolist()}) == 6
 
 
-def test_single_precision_draws_the_same_networks(key):
-    V0, layer = random_covariance(3), CHAINS["feedforward, r = 4"]
+def test_single_precision_draws_the_same_networks(monkeypatch, key):
+    V0, sizes = random_covariance(3), {"width": 12, "depth": 3, "networks": 20}
     single, double = (
-        si.sample_networks(layer, V0.astype(dtype), width=12, depth=3, networks=50, key=key)["covariance"].values
+        si.sample_networks(CHAINS["mlp"], V0.astype(dtype), **sizes, key=key)["covariance"].values
         for dtype in (jnp.float32, jnp.float64)
     )
     assert single.dtype == np.float32
     assert_agrees(single, double, rtol=1e-3)
-
-
-def test_batches_side_by_side_have_the_precision_of_the_caller(monkeypatch, key):
+    # Batches side by side, in threads, have the precision of the caller.
+    monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "TOGETHER", 3)
     with jax.enable_x64(False):  # noqa: FBT003
-        layer, V0 = si.ShapedMLP(**SLOPES), random_covariance(3)
-        one = si.sample_networks(layer, V0, width=12, depth=3, networks=20, key=key)["covariance"]
-        monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "TOGETHER", 3)
-        many = si.sample_networks(layer, V0, width=12, depth=3, networks=20, key=key)["covariance"]
+        many = si.sample_networks(CHAINS["mlp"], V0, **sizes, key=key)["covariance"]
     assert many.dtype == np.float32
-    assert_agrees(many, one, rtol=1e-4)
+    assert_agrees(many, single, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -225,10 +223,11 @@ def test_widths_without_a_law_are_refused(layer, width, message, key):
         si.sample_networks(layer, random_covariance(3), width=width, depth=1, networks=1, key=key)
 
 
-def test_what_overflows_between_observed_layers_is_refused(key):
-    V0 = 1e38 * jnp.eye(2, dtype=jnp.float32)
-    with pytest.raises(ValueError, match=r"covariance: network \d+, layer 40: .* NaN or infinite"):
-        si.sample_networks(si.ShapedMLP(0.0, 0.0), V0, width=12, depth=40, networks=7, observe_every=40, key=key)
+@pytest.mark.parametrize(("every", "place"), [(1, r"\d+"), (40, "40")])
+def test_what_overflows_is_refused_with_the_place(every, place, key):
+    V0, depth = 1e38 * jnp.eye(3, dtype=jnp.float32), 16 if every == 1 else 40
+    with pytest.raises(ValueError, match=rf"covariance: network \d+, layer {place}: .* NaN or infinite"):
+        si.sample_networks(si.ShapedMLP(0.0, 0.0), V0, width=12, depth=depth, networks=7, observe_every=every, key=key)
 
 
 def test_huge_logits_leave_a_chain_finite(key):
@@ -246,13 +245,18 @@ def network_keys(count: int, seed: int = 0) -> NetworkKeys:
 
 def test_threefry_is_that_of_jax():
     keypair, counts = jr.bits(jr.key(1), (2,), jnp.uint32), jr.bits(jr.key(2), (10,), jnp.uint32)
-    ours = jnp.concatenate(threefry(*keypair, counts[:5], counts[5:]))
+    ours = np.concatenate(jax.jit(threefry)(*keypair, counts[:5], counts[5:]))
     np.testing.assert_array_equal(ours, threefry_2x32(keypair, counts))
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def normals_and_uniforms(keys, dtype):
+    return keys.normals((2, 3), dtype), *keys.normals_and_uniforms((3,), dtype, stream=1)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_normals_are_standard_and_independent(dtype):
-    x = np.asarray(network_keys(10_000).normals((2, 3), dtype), np.float64)
+def test_normals_and_uniforms_have_their_laws_and_are_independent(dtype):
+    x, y, u = (np.asarray(z, np.float64) for z in normals_and_uniforms(network_keys(10_000), dtype))
     assert_distribution(x, stats.norm.cdf)
     x = x.reshape(6, -1)
     assert_mean((x[:, None] * x).T, np.eye(6))
@@ -260,41 +264,46 @@ def test_normals_are_standard_and_independent(dtype):
     radius, angle = np.hypot(x[0], x[3]), np.arctan2(x[0], x[3])
     assert_distribution(radius**2 / 2, stats.expon.cdf)
     assert_distribution(angle, stats.uniform(-np.pi, 2 * np.pi).cdf)
-
-
-def test_uniforms_are_uniform():
-    for dtype in (jnp.float32, jnp.float64):
-        x, u = network_keys(10_000).normals_and_uniforms((3,), dtype)
-        assert_distribution(x, stats.norm.cdf)
-        assert (u > 0).all()
-        assert (u < 1).all()
-        assert_distribution(u, stats.uniform.cdf)
+    assert_distribution(y, stats.norm.cdf)
+    assert (u > 0).all()
+    assert (u < 1).all()
+    assert_distribution(u, stats.uniform.cdf)
 
 
 def test_blocks_and_new_keys_draw_other_numbers():
-    keys = network_keys(2)
-    drawn = [keys.normals((5,), jnp.float64, **other) for other in ({}, {"block": 1}, {"stream": 1})]
-    drawn += [new.normals((5,), jnp.float64) for new in (*keys.split(3), keys.fold_in(7))]
-    assert len(np.unique(np.concatenate(drawn))) == 7 * 10
-    np.testing.assert_array_equal(keys.split(3)[2].high, keys.fold_in(2).high)
+    @jax.jit
+    def draw(keys):
+        drawn = [keys.normals((5,), jnp.float64, **other) for other in ({}, {"block": 1}, {"stream": 1})]
+        drawn += [new.normals((5,), jnp.float64) for new in (*keys.split(3), keys.fold_in(7))]
+        return jnp.concatenate(drawn), keys.split(3)[2].high, keys.fold_in(2).high
+
+    drawn, of_split, of_fold = draw(network_keys(2))
+    assert len(np.unique(drawn)) == 7 * 10
+    np.testing.assert_array_equal(of_split, of_fold)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_chi_variables_have_their_law(dtype):
     freedom = [1, 2, 5, 300]
-    chi = chi_variables(jnp.array(freedom), blocks=1, dtype=dtype, keys=network_keys(20_000))
+    draw = jax.jit(lambda keys: chi_variables(jnp.array(freedom), blocks=1, dtype=dtype, keys=keys))
+    chi = draw(network_keys(20_000))
     for found, nu in zip(chi, freedom, strict=True):
         assert_distribution(found, stats.chi(nu).cdf)
 
 
-@pytest.mark.parametrize("freedom", [0, 2, 9])
-def test_wishart_factors_of_every_rank(freedom):
+def test_wishart_factors_of_every_rank():
     """The mean and the covariance of a Wishart matrix, and the rank."""
-    tokens = 3
-    drawn = wishart_draws([freedom], tokens=tokens, blocks=1, dtype=jnp.dtype(float), keys=network_keys(20_000))
-    B = wishart_factor(freedom, drawn.normals[0], drawn.chi[0])
-    np.testing.assert_array_equal(B[:, min(freedom, tokens) :], 0)
-    W = packed(jnp.moveaxis(gram(B)[:, :, 0], -1, 0)) - freedom * packed(np.eye(tokens))
-    assert_mean(W, 0)
-    expected = freedom * references.packed_tensor(references.linear_tensor(np.eye(tokens)))
-    assert_mean(W[:, :, None] * W[:, None, :], expected)
+    tokens, degrees = 3, (0, 2, 9)
+
+    @jax.jit
+    def factors(keys):
+        drawn = wishart_draws(degrees, tokens=tokens, blocks=1, dtype=jnp.dtype(float), keys=keys)
+        each = [wishart_factor(*given) for given in zip(degrees, drawn.normals, drawn.chi, strict=False)]
+        return [(B, gram(B)) for B in each]
+
+    for freedom, (B, found) in zip(degrees, factors(network_keys(20_000)), strict=True):
+        np.testing.assert_array_equal(B[:, min(freedom, tokens) :], 0)
+        W = packed(np.moveaxis(found[:, :, 0], -1, 0)) - freedom * packed(np.eye(tokens))
+        assert_mean(W, 0)
+        expected = freedom * references.packed_tensor(references.linear_tensor(np.eye(tokens)))
+        assert_mean(W[:, :, None] * W[:, None, :], expected)

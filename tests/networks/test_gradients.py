@@ -16,7 +16,7 @@ import sdeinfer as si
 from sdeinfer.networks import tokens_with_covariance
 from sdeinfer.networks._gradients import sample_gradients, sample_tangents
 
-SIZES: dict[str, Any] = {"width": 8, "depth": 4, "networks": 5}
+SIZES: dict[str, Any] = {"width": 8, "depth": 4, "networks": 2}
 
 
 @pytest.fixture
@@ -29,35 +29,41 @@ def directions():
     return random_covariance(3, seed=9)
 
 
-def passed(layer, X, key, layers: range):
-    """X after so many of the layers of one network."""
-    for number in layers:
-        X = layer.forward(X, key=jr.fold_in(key, number))
-    return X
+@jax.jit
+def one_layer(layer, X, key, number):
+    """X after a layer of one network, and the Jacobian of the layer."""
+
+    def forward(X):
+        return layer.forward(X, key=jr.fold_in(key, number))
+
+    return forward(X), jax.jacfwd(forward)(X).reshape(X.size, X.size)
 
 
-def test_tangents_start_in_the_given_directions(V0, directions, key):
-    S = sample_tangents(LAYERS["transformer"](), V0, directions=directions, **SIZES, key=key)
-    assert S.shape == (5, 5, 6, 6)
-    zero = np.zeros((3, 3))
-    expected = np.block([[np.asarray(V0), zero], [zero, np.asarray(directions)]])
-    assert_agrees(S[:, 0], np.broadcast_to(expected, (5, 6, 6)), rtol=1e-13)
-    np.testing.assert_array_equal(S, np.swapaxes(S, -1, -2))
-    assert len(np.unique(S[:, 1:, 0, 3].round(8))) == 20
+def default_of(*names: str):
+    """The first of some layers by default, the others in long tests."""
+    return [name if name == names[0] else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
-@pytest.mark.parametrize("name", ["transformer", "mlp", "causal transformer"])
+@pytest.mark.parametrize("name", default_of("causal transformer", "transformer", "mlp"))
 def test_tangents_are_differences_of_networks(name, V0, directions, key):
     layer = (LAYERS | CAUSAL)[name]()
-    S = sample_tangents(layer, V0, directions=directions, **SIZES | {"networks": 1}, key=key)[0, -1]
-    key_tokens, key_layers = jr.split(jr.split(key, 1)[0])
+    S = sample_tangents(layer, V0, directions=directions, **SIZES, key=key)
+    assert S.shape == (2, 5, 6, 6)
+    np.testing.assert_array_equal(S, np.swapaxes(S, -1, -2))
+    assert len(np.unique(S[:, 1:, 0, 3].round(8))) == 2 * 4
+    zero = np.zeros((3, 3))
+    expected = np.block([[np.asarray(V0), zero], [zero, np.asarray(directions)]])
+    assert_agrees(S[:, 0], np.broadcast_to(expected, (2, 6, 6)), rtol=1e-13)
+    key_tokens, key_layers = jr.split(jr.split(key, 2)[0])
     rows = tokens_with_covariance(jnp.eye(6), width=8, key=key_tokens)
-    values, vectors = (jnp.stack(x) for x in zip(*map(jnp.linalg.eigh, (V0, directions)), strict=True))
-    X, X_dot = jnp.einsum("sij,sj,sjn->sin", vectors, jnp.sqrt(values), rows.reshape(2, 3, 8))
+    values, vectors = np.linalg.eigh([V0, directions])
+    X, X_dot = np.einsum("sij,sj,sjn->sin", vectors, np.sqrt(values), rows.reshape(2, 3, 8))
     step = 1e-6
-    ends = [passed(layer, X + sign * step * X_dot, key_layers, range(4)) for sign in (1, 0, -1)]
+    ends = X + step * X_dot, X, X - step * X_dot
+    for number in range(4):
+        ends = [one_layer(layer, end, key_layers, number)[0] for end in ends]
     both = np.concatenate([ends[1], (ends[0] - ends[2]) / (2 * step)])
-    assert_agrees(S, both @ both.T / 8, rtol=1e-6)
+    assert_agrees(S[0, -1], both @ both.T / 8, rtol=1e-6)
 
 
 def test_a_token_that_does_not_move_and_sees_none_that_does_has_no_tangent(V0, key):
@@ -67,73 +73,56 @@ def test_a_token_that_does_not_move_and_sees_none_that_does_has_no_tangent(V0, k
     assert (S[:, 1:, 5, 5] > 0).all()
 
 
-@pytest.mark.parametrize("name", ["transformer", "mlp", "causal transformer"])
+@pytest.mark.parametrize("name", default_of("transformer", "causal transformer", "mlp"))
 def test_gradients_are_products_with_the_jacobian(name, V0, key):
     layer, layers = (LAYERS | CAUSAL)[name](), [0, 1, 4]
-    norms, V = sample_gradients(layer, V0, layers=layers, cotangents=3, **SIZES | {"networks": 2}, key=key)
+    norms, V = sample_gradients(layer, V0, layers=layers, cotangents=3, **SIZES, key=key)
     assert norms.shape == (2, 3, 3)
     assert V.shape == (2, 3, 3, 3)
     for network, own in enumerate(jr.split(key, 2)):
         key_tokens, key_layers, key_cotangents = jr.split(own, 3)
-        X0 = tokens_with_covariance(V0, width=8, key=key_tokens)
-        white = jr.normal(key_cotangents, (3, 3, 8))
+        inputs, jacobians = [tokens_with_covariance(V0, width=8, key=key_tokens)], []
+        for number in range(4):
+            X, J = one_layer(layer, inputs[-1], key_layers, number)
+            inputs.append(X)
+            jacobians.append(J)
+        white = np.asarray(jr.normal(key_cotangents, (3, 3, 8)))
         for place, number in enumerate(layers):
-            X = passed(layer, X0, key_layers, range(number))
-            J = jax.jacfwd(lambda X, start=number: passed(layer, X, key_layers, range(start, 4)))(X)  # noqa: B023
-            expected = np.mean(np.sum(np.einsum("gai,aibj->gbj", white, J) ** 2, axis=2), axis=0) / 8
-            assert_agrees(norms[network, place], expected)
-            assert_agrees(V[network, place], X @ X.T / 8)
+            g = white.reshape(3, 24)
+            for J in jacobians[: number - 1 if number else None : -1]:
+                g = g @ J
+            assert_agrees(norms[network, place], np.mean(np.sum(g.reshape(3, 3, 8) ** 2, axis=2), axis=0) / 8)
+            assert_agrees(V[network, place], inputs[number] @ inputs[number].T / 8)
 
 
-def test_gradient_norms_have_the_squared_norm_of_the_jacobian_as_their_mean(V0, key):
-    layer = LAYERS["transformer"]()
-    sizes: dict[str, Any] = {"width": 8, "depth": 2, "networks": 1, "layers": [0], "key": key}
-    key_tokens, key_layers, _ = jr.split(jr.split(key, 1)[0], 3)
-    X0 = tokens_with_covariance(V0, width=8, key=key_tokens)
-    J = jax.jacfwd(lambda X: passed(layer, X, key_layers, range(2)))(X0)
-    norms, _ = sample_gradients(layer, V0, cotangents=20_000, **sizes)
-    squares = np.sum(np.asarray(jax.vmap(lambda g: jnp.einsum("ai,aibj->bj", g, J))(_white(key, 20_000)) ** 2), axis=2)
-    assert_agrees(norms[0, 0], squares.mean(axis=0) / 8)
-    assert_mean(squares / 8, np.sum(np.asarray(J) ** 2, axis=(0, 1, 3)) / 8)
+def test_networks_depend_neither_on_their_batches_nor_on_what_is_observed(V0, directions, monkeypatch, key):
+    layer, sizes = LAYERS["mlp"](), SIZES | {"networks": 5}
+    every = sample_tangents(layer, V0, directions=directions, **sizes, key=key)
+    norms, V = sample_gradients(layer, V0, layers=[0, 2, 3], cotangents=1, **sizes, key=key)
+    # Five networks in batches of three: the last batch is filled up with a network already drawn.
+    module = importlib.import_module("sdeinfer.networks._gradients")
+    monkeypatch.setattr(module, "WEIGHTS_IN_MEMORY", 3 * 5 * 3 * 8)
+    thinned = sample_tangents(layer, V0, directions=directions, observe_every=2, **sizes | {"depth": 5}, key=key)
+    assert_agrees(thinned, every[:, [0, 2, 4]], rtol=1e-12)
+    again = sample_gradients(layer, V0, layers=[0, 2], cotangents=1, **sizes, key=key)
+    for found, expected in zip(again, (norms, V), strict=True):
+        assert_agrees(found, expected[:, :2], rtol=1e-12)
 
 
-def _white(key, count: int):
-    return jr.normal(jr.split(jr.split(key, 1)[0], 3)[2], (count, 3, 8))
+FEW: dict[str, Any] = {"width": 4, "depth": 3, "networks": 3}
 
 
-def test_at_the_output_gradients_are_the_cotangents(V0, key):
-    norms, V = sample_gradients(LAYERS["mlp"](), V0, layers=[4], cotangents=500, **SIZES | {"networks": 40}, key=key)
-    assert_mean(norms.reshape(40, 3).mean(axis=1), 1.0)
-    assert np.isfinite(V).all()
-
-
-def test_single_precision_tokens_give_single_precision(V0, directions, key):
-    V0, directions = V0.astype(jnp.float32), directions.astype(jnp.float32)
-    layer = LAYERS["transformer"]()
-    assert sample_tangents(layer, V0, directions=directions, **SIZES, key=key).dtype == np.float32
-    norms, V = sample_gradients(layer, V0, layers=[0, 4], **SIZES, key=key)
+def test_single_precision_tokens_give_single_precision(key):
+    layer, V0 = LAYERS["mlp"](), np.eye(2, dtype=np.float32)
+    assert sample_tangents(layer, V0, directions=V0, **FEW, key=key).dtype == np.float32
+    norms, V = sample_gradients(layer, V0, layers=[0], **FEW, key=key)
     assert norms.dtype == V.dtype == np.float32
 
 
-@pytest.mark.parametrize("together", [1, 3])
-def test_networks_do_not_depend_on_their_batches(together, V0, directions, monkeypatch, key):
-    # Five networks in batches of three: the last batch is filled up with a network already drawn.
-    def both():
-        tangents = sample_tangents(LAYERS["mlp"](), V0, directions=directions, **SIZES, key=key)
-        return tangents, *sample_gradients(LAYERS["mlp"](), V0, layers=[0, 2], cotangents=1, **SIZES, key=key)
-
-    expected = both()
-    module = importlib.import_module("sdeinfer.networks._gradients")
-    monkeypatch.setattr(module, "WEIGHTS_IN_MEMORY", together * 5 * 3 * 8)
-    for found, before in zip(both(), expected, strict=True):
-        assert_agrees(found, before, rtol=1e-12)
-
-
-def test_thinned_tangents_are_of_the_same_networks(V0, directions, key):
-    layer, sizes = LAYERS["mlp"](), SIZES | {"depth": 5}
-    every = sample_tangents(layer, V0, directions=directions, **sizes, key=key)
-    thinned = sample_tangents(layer, V0, directions=directions, observe_every=2, **sizes, key=key)
-    assert_agrees(thinned, every[:, [0, 2, 4]], rtol=1e-12)
+def test_networks_that_overflow_are_refused(key):
+    V0 = 1e30 * np.eye(2, dtype=np.float32)
+    with pytest.raises(ValueError, match="covariance: 3 of 3 networks overflow, the first of them network 0"):
+        sample_gradients(si.ShapedMLP(1e15, -1e15), 1e8 * V0, layers=[0], **FEW, key=key)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +157,6 @@ def test_tangents_that_cannot_be_are_refused(sizes, message, V0, directions, key
 def test_gradients_that_cannot_be_are_refused(sizes, message, V0, key):
     with pytest.raises(ValueError, match=message):
         sample_gradients(LAYERS["mlp"](), V0, **{"layers": [0]} | SIZES | sizes, key=key)
-
-
-def test_networks_that_overflow_are_refused(key):
-    V0 = 1e30 * np.eye(2, dtype=np.float32)
-    with pytest.raises(ValueError, match="covariance: 3 of 3 networks overflow, the first of them network 0"):
-        sample_gradients(si.ShapedMLP(1e15, -1e15), 1e8 * V0, layers=[0], width=4, depth=3, networks=3, key=key)
 
 
 @pytest.mark.slow

@@ -11,8 +11,6 @@ from branch_references import assert_branches
 import sdeinfer as si
 
 TOKENS, WIDTH = 3, 8
-
-
 X0 = jr.normal(jr.key(1), (TOKENS, WIDTH))
 
 
@@ -86,8 +84,7 @@ def by_hand(models, X):
     return [np.array([[pair[part] for pair in found] for found in seen]) for part in (0, 1)]
 
 
-@pytest.mark.parametrize("branches", [whole, ends])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("branches", "compiled"), [(whole, False), (ends, True)])
 def test_equinox(branches, compiled):
     def make(key):
         return Network(key, compiled=compiled)
@@ -195,18 +192,17 @@ def flax_by_hand(model, X):
     return [np.array([[pair[part] for pair in found]]) for part in (0, 1)]
 
 
-@pytest.mark.parametrize("single", [False, True])
-def test_flax(flax_network, single):
+def test_flax(flax_network):
     from flax import nnx
 
-    X = X0[None] if single else jr.normal(jr.key(2), (2, TOKENS, WIDTH))
+    X = jr.normal(jr.key(2), (2, TOKENS, WIDTH))
     data = si.observe_branches.flax(flax_network, X, of_flax, networks=2, key=jr.key(0))
     for number in range(2):
         model = flax_network(nnx.Rngs(jr.fold_in(jr.key(0), number)))
         U, D = (each.reshape(1, 4, -1, WIDTH) for each in flax_by_hand(model, X))
         assert_branches(data.isel(network=[number]), U, D, tolerance=1e-5)
     assert data["name"].values.tolist() == ["blocks.0.linear", "blocks.0.up", "blocks.1.linear", "blocks.1.up"]
-    assert data.attrs == ({} if single else {"prompts": "3,3"}) | {"reads": "branch"}
+    assert data.attrs == {"prompts": "3,3", "reads": "branch"}
 
 
 def test_a_model_of_flax_is_left_as_it_was(flax_network):

@@ -33,75 +33,56 @@ def test_truth_and_architecture_are_attributes(covariance):
     assert list(data["width"].values) == [8, 16, 8]
 
 
-def broken(covariance, what: str) -> xr.Dataset:
-    data = covariance_dataset(covariance, width=8)
-    V = data["covariance"]
-    match what:
-        case "asymmetric":
-            V[1, 2, 0, 1] += 0.1
-        case "indefinite":
-            V[2, 3] = np.array([[1.0, 2.0], [2.0, 1.0]])
-        case "nan":
-            V[0, 1, 1, 1] = np.nan
-        case "names":
-            data = data.rename(token_a="row")
-        case "rectangular":
-            data = data.isel(token_a=[0])
-        case "single layer":
-            data = data.isel(layer=[0])
-        case "no layers":
-            data = data.drop_vars("layer")
-        case "fractional layer":
-            data = data.assign_coords(layer=[0.0, 1.0, 2.0, 2.5])
-        case "repeated layer":
-            data = data.assign_coords(layer=[0, 1, 1, 2])
-        case "no width":
-            data = data.drop_vars("width")
-        case "zero width":
-            data = data.assign_coords(width=("network", [8, 0, 8]))
-        case "no variable":
-            data = data.rename(covariance="V")
-        case "integers":
-            data["covariance"] = V.astype(int)
-        case "narrow":
-            data = data.assign_coords(width=1)
-        case "complex width":
-            data = data.assign_coords(width=8 + 1j)
-        case "time as layer":
-            data = data.assign_coords(layer=np.arange(4).astype("timedelta64[s]"))
-        case "truth in words":
-            data.attrs["truth_note"] = "hello"
-        case "no network":
-            data = data.isel(network=[])
+def changed(data: xr.Dataset, place, value) -> xr.Dataset:
+    data["covariance"][place] = value
     return data
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("asymmetric", r"network 1, layer 2: not symmetric: \|V − Vᵀ\| reaches 0.1"),
-        ("indefinite", "network 2, layer 3: not positive semi-definite: smallest eigenvalue -1"),
-        ("nan", "network 0, layer 1: 1 entries are NaN or infinite"),
-        ("names", "needs dimensions network, layer, token_a, token_b, got network, layer, row, token_b"),
-        ("rectangular", "token_a and token_b must have one length, got 1 and 2"),
-        ("single layer", "at least 2 layers are needed"),
-        ("no layers", "layer: a coordinate"),
-        ("fractional layer", "layer numbers must be whole"),
-        ("repeated layer", "must start at 0 or later and increase"),
-        ("no width", "width: a coordinate on network"),
-        ("zero width", "every width must be at least 1"),
-        ("no variable", "no variable `covariance`"),
-        ("integers", "real floating-point numbers are needed"),
-        ("no network", "no network in the data"),
-        ("narrow", "width: must be at least the number of tokens, 2, got 1"),
-        ("complex width", "every width must be at least 1"),
-        ("time as layer", "layer numbers must be whole"),
-        ("truth in words", "truth_note: a number is needed, got 'hello'"),
-    ],
-)
-def test_bad_data_get_one_line_that_says_what_and_where(covariance, what, message):
+BROKEN = {
+    "asymmetric": (
+        lambda data: changed(data, (1, 2, 0, 1), data["covariance"][1, 2, 0, 1] + 0.1),
+        r"network 1, layer 2: not symmetric: \|V − Vᵀ\| reaches 0.1",
+    ),
+    "indefinite": (
+        lambda data: changed(data, (2, 3), np.array([[1.0, 2.0], [2.0, 1.0]])),
+        "network 2, layer 3: not positive semi-definite: smallest eigenvalue -1",
+    ),
+    "nan": (lambda data: changed(data, (0, 1, 1, 1), np.nan), "network 0, layer 1: 1 entries are NaN or infinite"),
+    "names": (
+        lambda data: data.rename(token_a="row"),
+        "needs dimensions network, layer, token_a, token_b, got network, layer, row, token_b",
+    ),
+    "rectangular": (lambda data: data.isel(token_a=[0]), "token_a and token_b must have one length, got 1 and 2"),
+    "single layer": (lambda data: data.isel(layer=[0]), "at least 2 layers are needed"),
+    "no layers": (lambda data: data.drop_vars("layer"), "layer: a coordinate"),
+    "fractional layer": (lambda data: data.assign_coords(layer=[0, 1, 2, 2.5]), "layer numbers must be whole"),
+    "repeated layer": (lambda data: data.assign_coords(layer=[0, 1, 1, 2]), "must start at 0 or later and increase"),
+    "time as layer": (
+        lambda data: data.assign_coords(layer=np.arange(4).astype("timedelta64[s]")),
+        "layer numbers must be whole",
+    ),
+    "no width": (lambda data: data.drop_vars("width"), "width: a coordinate on network"),
+    "zero width": (
+        lambda data: data.assign_coords(width=("network", [8, 0, 8])),
+        "every width must be at least 1",
+    ),
+    "complex width": (lambda data: data.assign_coords(width=8 + 1j), "every width must be at least 1"),
+    "narrow": (lambda data: data.assign_coords(width=1), "width: must be at least the number of tokens, 2, got 1"),
+    "no variable": (lambda data: data.rename(covariance="V"), "no variable `covariance`"),
+    "integers": (lambda data: data.astype(int), "real floating-point numbers are needed"),
+    "no network": (lambda data: data.isel(network=[]), "no network in the data"),
+    "truth in words": (
+        lambda data: data.assign_attrs(truth_note="hello"),
+        "truth_note: a number is needed, got 'hello'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_bad_data_get_one_line_that_says_what_and_where(covariance, what):
+    make, message = BROKEN[what]
     with pytest.raises(ValueError, match=message) as refusal:
-        validate(broken(covariance, what))
+        validate(make(covariance_dataset(covariance, width=8)))
     assert "\n" not in str(refusal.value)
 
 

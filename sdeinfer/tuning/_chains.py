@@ -61,7 +61,8 @@ class Networks:
         found, exploded = {}, np.zeros(networks, bool)
         sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "networks": networks}
         for tangent, mine in by_tangent(self.statistics).items() if networks else ():
-            sizes["observe_every"], tokens = self._every(mine), len(self.V0)
+            sizes["observe_every"] = 1 if any(each.every_step for each in mine) else self.depth
+            tokens = len(self.V0)
             if tangent is None:
                 data = sample_networks(self.layer, self.V0, method="weights", key=key, **sizes)
                 values, bad = _values(mine, self.V0, data["covariance"].values[:, 1:])
@@ -71,10 +72,6 @@ class Networks:
                 values, bad = _values(mine, self.V0, S[..., :tokens, :tokens], S[..., tokens:, tokens:])
             found, exploded = found | values, exploded | bad
         return found, exploded
-
-    def _every(self, statistics: Sequence[AbstractStatistic]) -> int:
-        """Layers from one observation to the next."""
-        return 1 if any(each.every_step for each in statistics) else self.depth
 
 
 def _values(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from scipy.linalg import block_diag
 
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.criteria import AbstractStatistic, Ensemble
@@ -112,8 +113,9 @@ def statistics_of_layer(
 def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangent, *, paths: int, key) -> Sample:
     dtype = V0.dtype
     every = any(each.every_step for each in statistics)
-    grid = grid if not every else Grid(grid.steps, grid.steps[1:])
-    start = factor_on_host(_joint(V0, tangent))
+    if every:
+        grid = Grid(grid.steps, grid.steps[1:])
+    start = factor_on_host(V0 if tangent is None else block_diag(V0, tangent_at(tangent, len(V0), V0.dtype)))
     saved = len(grid.saved) * start.size
     size = max(1, min(block_size(paths, start.size), SAVED_ENTRIES // saved))
     times = grid.times(dtype, padded=True)
@@ -150,14 +152,6 @@ def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangen
 def _padded(c: np.ndarray, count: int) -> np.ndarray:
     """With the last interval repeated; intervals are the second axis."""
     return np.concatenate([c, np.repeat(c[:, -1:], count - c.shape[1], axis=1)], axis=1)
-
-
-def _joint(V0: np.ndarray, tangent) -> np.ndarray:
-    """V0, or the joint covariance of tokens and of a tangent."""
-    if tangent is None:
-        return V0
-    zero = np.zeros_like(V0)
-    return np.block([[V0, zero], [zero, tangent_at(tangent, len(V0), V0.dtype)]])
 
 
 def tangent_at(tangent: int | str, tokens: int, dtype: np.dtype) -> Float[np.ndarray, "m m"]:

@@ -15,7 +15,14 @@ import sdeinfer as si
 from sdeinfer import criteria as of
 
 ONE, WIDTH, DEPTH, BOUND = np.eye(1), 4, 4, 1.0
-ARGUMENTS: dict[str, Any] = {"width": WIDTH, "depth": DEPTH, "fixed": {"tau0": 1.0}, "paths": 2048, "maximise": "gamma"}
+ARGUMENTS: dict[str, Any] = {
+    "width": WIDTH,
+    "depth": DEPTH,
+    "fixed": {"tau0": 1.0},
+    "paths": 2048,
+    "maximise": "gamma",
+    "step": 0.1,
+}
 
 
 @functools.cache

@@ -12,7 +12,6 @@ from scipy.linalg import block_diag
 
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.criteria import AbstractStatistic, Ensemble
-from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve import (
     BrownianSteps,
     Grid,
@@ -20,9 +19,7 @@ from sdeinfer.solve import (
     Times,
     block_size,
     in_threads,
-    limit_over_on_host,
     solve_paths,
-    step_grid,
 )
 from sdeinfer.terms import Limit, LimitSteps
 
@@ -89,27 +86,6 @@ def by_tangent(statistics: tuple[AbstractStatistic, ...]) -> dict[Any, tuple[Abs
     }
 
 
-def statistics_of_layer(
-    statistics: tuple[AbstractStatistic, ...],
-    layer: AbstractLayer,
-    V0: Float[np.ndarray, "m m"],
-    time: float,
-    *,
-    paths: int,
-    step: float,
-    key: PRNGKeyArray,
-) -> tuple[dict[AbstractStatistic, Float[np.ndarray, " paths"]], Bool[np.ndarray, " paths"]]:
-    """The statistics of paths of a layer up to a depth-time, and whether each path exploded."""
-    grid = step_grid([time], step)
-    limit = limit_over_on_host(layer, grid)
-    if not isinstance(limit, LimitSteps):
-        columns = jax.tree.map(lambda c: np.asarray(c, V0.dtype).reshape(1, 1), limit)
-        limit = LimitSteps(columns, np.zeros(1, V0.dtype))
-    none = jax.tree.map(lambda c: np.zeros((0, *c.shape), c.dtype), limit.limit)
-    found = sample_statistics(statistics, limit, none, V0, grid, paths=paths, key=key)
-    return dict(zip(statistics, found.values, strict=True)), found.exploded
-
-
 def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangent, *, paths: int, key) -> Sample:
     dtype = V0.dtype
     every = any(each.every_step for each in statistics)
@@ -123,7 +99,10 @@ def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangen
         times = Times(times.steps, times.saved[:1], times.end)
     limit = limit.padded(dtype) if len(limit.starts) > 1 else jax.tree.map(lambda c: np.asarray(c, dtype), limit)
     count = len(limit.starts)
-    slopes = jax.tree.map(lambda c: _padded(np.asarray(c, dtype), count), slopes)
+    # The last interval is repeated; intervals are the second axis.
+    slopes = jax.tree.map(
+        lambda c: np.pad(np.asarray(c, dtype), [(0, 0), (0, count - c.shape[1]), (0, 0)], "edge"), slopes
+    )
     own = limit.limit.linear_noise.shape[-1] > 1
     solver = PSDSplitting(tangents=tangent is not None)
     values = np.empty((len(statistics), paths), dtype)
@@ -147,11 +126,6 @@ def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangen
 
     in_threads(solve, -(-paths // size))
     return Sample(values, along, exploded)
-
-
-def _padded(c: np.ndarray, count: int) -> np.ndarray:
-    """With the last interval repeated; intervals are the second axis."""
-    return np.concatenate([c, np.repeat(c[:, -1:], count - c.shape[1], axis=1)], axis=1)
 
 
 def tangent_at(tangent: int | str, tokens: int, dtype: np.dtype) -> Float[np.ndarray, "m m"]:

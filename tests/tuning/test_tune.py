@@ -167,19 +167,9 @@ def test_a_posterior_is_part_of_the_risk(key):
     """Exact: γ of one token drawn from a posterior, the depth chosen for P(norm factor < 2) ≥ .9."""
     draws = np.clip(0.5 + 0.1 * np.asarray(jr.normal(key, (4, 2500))), 0.05, 0.95)
     posterior = xr.DataTree.from_dict({"posterior": xr.Dataset({"gamma": (("chain", "draw"), draws)})})
-    found = si.tune(
-        "attention",
-        ONE,
-        width=WIDTH,
-        depth=(2, 200),
-        maximise="depth",
-        subject_to=[of.probability(of.NormFactor(), below=2) >= 0.9],
-        fixed={"tau0": 1.0},
-        posterior=posterior,
-        law="limit",
-        paths=16_384,
-        key=key,
-    )
+    goal = of.probability(of.NormFactor(), below=2) >= 0.9
+    arguments = {**SIZES, "depth": (2, 200), "paths": 16_384, "fixed": {"tau0": 1.0}, "posterior": posterior}
+    found = si.tune("attention", ONE, maximise="depth", subject_to=goal, **arguments, key=key)
 
     def inside(depth):
         a = noise(draws.ravel()) * depth / WIDTH

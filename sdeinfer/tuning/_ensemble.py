@@ -91,7 +91,8 @@ def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangen
     every = any(each.every_step for each in statistics)
     if every:
         grid = Grid(grid.steps, grid.steps[1:])
-    start = factor_on_host(V0 if tangent is None else block_diag(V0, tangent_at(tangent, len(V0), V0.dtype)))
+    joint = V0 if tangent is None else np.asarray(block_diag(V0, tangent_at(tangent, len(V0), dtype)))
+    start = factor_on_host(joint)
     saved = len(grid.saved) * start.size
     size = max(1, min(block_size(paths, start.size), SAVED_ENTRIES // saved))
     times = grid.times(dtype, padded=True)

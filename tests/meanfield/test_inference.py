@@ -118,7 +118,7 @@ def test_what_is_known_is_given_by_the_flow_and_the_prior(name, flow, prior):
     settings = SETTINGS | {"predictions": 2}
     post = meanfield.fit(meanfield.one_step, data, flow=flow, prior=prior, **settings)
     assert post.attrs.get("fixed_step") == prior.get("step")
-    assert post.attrs["identified"] == ("beta noise" if "step" in prior else "beta step noise")
+    assert post.attrs["identified"] == ("beta noise" if "step" in prior else "beta noise step")
     assert meanfield.check(post, flow=flow).passed
 
 

@@ -89,6 +89,7 @@ def integrate(
         if given.ndim != 1 or not len(given) or not (np.diff(given, prepend=-1) > 0).all() or given[0] < 0:
             raise InputError("ts: increasing times ≥ 0 are needed")
     times = jnp.asarray(ts, start.dtype)
+    tolerances = jnp.asarray([rtol, atol], start.dtype)  # arrays, so that other ones compile nothing
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         solver,
@@ -98,7 +99,7 @@ def integrate(
         y0=start,
         args=args,
         saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
+        stepsize_controller=diffrax.PIDController(rtol=tolerances[0], atol=tolerances[1]),
         max_steps=max_steps,
         throw=throw,
     )

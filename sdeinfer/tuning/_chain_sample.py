@@ -1,6 +1,6 @@
 """Statistics of exact chains and their derivatives along some directions, block by block, on common random numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -54,7 +54,8 @@ def sample_chain_statistics(
     along = np.empty((len(statistics), directions, networks), V0.dtype)
     exploded = np.empty(networks, bool)
     room, x64, tokens = depth if every else 1, jax.config.jax_enable_x64, len(V0)
-    program = _program(networks * depth * tokens * (4 * tokens + width))
+    few = networks * depth * tokens * (4 * tokens + width) <= FEW_NORMALS and jax.default_backend() == "cpu"
+    program = _few_networks if few else _many_networks
     batch = chains_at_once(networks, tokens, layer.column_blocks, room)
 
     def draw(number: int) -> None:
@@ -98,8 +99,3 @@ def _block(statistics, layer, slopes, V0, numbers, key, *, width, depth, room):
 
 _few_networks = jax.jit(_block, static_argnums=0, static_argnames="room", compiler_options=RUN_ONCE)
 _many_networks = jax.jit(_block, static_argnums=0, static_argnames="room", compiler_options=BALANCED)
-
-
-def _program(normals: int) -> Callable[..., Any]:
-    """The program for so many normals."""
-    return _few_networks if normals <= FEW_NORMALS and jax.default_backend() == "cpu" else _many_networks

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, PRNGKeyArray
@@ -11,8 +12,10 @@ from jaxtyping import Bool, Float, PRNGKeyArray
 from sdeinfer.criteria import AbstractStatistic, Ensemble
 from sdeinfer.layers import AbstractLayer, has_chain
 from sdeinfer.networks import sample_networks, sample_tangents
+from sdeinfer.solve import limit_over_on_host, step_grid
+from sdeinfer.terms import LimitSteps
 from sdeinfer.tuning._chain_sample import sample_chain_statistics
-from sdeinfer.tuning._ensemble import by_tangent, statistics_of_layer, tangent_at
+from sdeinfer.tuning._ensemble import by_tangent, sample_statistics, tangent_at
 
 type Values = tuple[dict[AbstractStatistic, Float[np.ndarray, " networks"]], Bool[np.ndarray, " networks"]]
 """Statistics of networks, and whether each network explodes."""
@@ -35,8 +38,14 @@ class Networks:
 
     def by_limit(self, paths: int, step: float, key: PRNGKeyArray) -> Values:
         """Statistics of paths of the SDE in their place, with a longest step."""
-        time = self.depth / self.width
-        return statistics_of_layer(self.statistics, self.layer, self.V0, time, paths=paths, step=step, key=key)
+        grid, dtype = step_grid([self.depth / self.width], step), self.V0.dtype
+        limit = limit_over_on_host(self.layer, grid)
+        if not isinstance(limit, LimitSteps):
+            columns = jax.tree.map(lambda c: np.asarray(c, dtype).reshape(1, 1), limit)
+            limit = LimitSteps(columns, np.zeros(1, dtype))
+        no_slopes = jax.tree.map(lambda c: np.zeros((0, *c.shape), c.dtype), limit.limit)
+        found = sample_statistics(self.statistics, limit, no_slopes, self.V0, grid, paths=paths, key=key)
+        return dict(zip(self.statistics, found.values, strict=True)), found.exploded
 
     def by_chain(self, networks: int, key: PRNGKeyArray) -> Values:
         """Statistics of exact chains, without those of tangents; none for a layer without chain."""
@@ -61,7 +70,8 @@ class Networks:
         found, exploded = {}, np.zeros(networks, bool)
         sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "networks": networks}
         for tangent, mine in by_tangent(self.statistics).items() if networks else ():
-            sizes["observe_every"], tokens = self._every(mine), len(self.V0)
+            sizes["observe_every"] = 1 if any(each.every_step for each in mine) else self.depth
+            tokens = len(self.V0)
             if tangent is None:
                 data = sample_networks(self.layer, self.V0, method="weights", key=key, **sizes)
                 values, bad = _values(mine, self.V0, data["covariance"].values[:, 1:])
@@ -71,10 +81,6 @@ class Networks:
                 values, bad = _values(mine, self.V0, S[..., :tokens, :tokens], S[..., tokens:, tokens:])
             found, exploded = found | values, exploded | bad
         return found, exploded
-
-    def _every(self, statistics: Sequence[AbstractStatistic]) -> int:
-        """Layers from one observation to the next."""
-        return 1 if any(each.every_step for each in statistics) else self.depth
 
 
 def _values(

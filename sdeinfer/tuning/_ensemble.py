@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from scipy.linalg import block_diag
 
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.criteria import AbstractStatistic, Ensemble
-from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve import (
     BrownianSteps,
     Grid,
@@ -19,9 +19,7 @@ from sdeinfer.solve import (
     Times,
     block_size,
     in_threads,
-    limit_over_on_host,
     solve_paths,
-    step_grid,
 )
 from sdeinfer.terms import Limit, LimitSteps
 
@@ -88,32 +86,13 @@ def by_tangent(statistics: tuple[AbstractStatistic, ...]) -> dict[Any, tuple[Abs
     }
 
 
-def statistics_of_layer(
-    statistics: tuple[AbstractStatistic, ...],
-    layer: AbstractLayer,
-    V0: Float[np.ndarray, "m m"],
-    time: float,
-    *,
-    paths: int,
-    step: float,
-    key: PRNGKeyArray,
-) -> tuple[dict[AbstractStatistic, Float[np.ndarray, " paths"]], Bool[np.ndarray, " paths"]]:
-    """The statistics of paths of a layer up to a depth-time, and whether each path exploded."""
-    grid = step_grid([time], step)
-    limit = limit_over_on_host(layer, grid)
-    if not isinstance(limit, LimitSteps):
-        columns = jax.tree.map(lambda c: np.asarray(c, V0.dtype).reshape(1, 1), limit)
-        limit = LimitSteps(columns, np.zeros(1, V0.dtype))
-    none = jax.tree.map(lambda c: np.zeros((0, *c.shape), c.dtype), limit.limit)
-    found = sample_statistics(statistics, limit, none, V0, grid, paths=paths, key=key)
-    return dict(zip(statistics, found.values, strict=True)), found.exploded
-
-
 def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangent, *, paths: int, key) -> Sample:
     dtype = V0.dtype
     every = any(each.every_step for each in statistics)
-    grid = grid if not every else Grid(grid.steps, grid.steps[1:])
-    start = factor_on_host(_joint(V0, tangent))
+    if every:
+        grid = Grid(grid.steps, grid.steps[1:])
+    joint = V0 if tangent is None else np.asarray(block_diag(V0, tangent_at(tangent, len(V0), dtype)))
+    start = factor_on_host(joint)
     saved = len(grid.saved) * start.size
     size = max(1, min(block_size(paths, start.size), SAVED_ENTRIES // saved))
     times = grid.times(dtype, padded=True)
@@ -121,7 +100,10 @@ def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangen
         times = Times(times.steps, times.saved[:1], times.end)
     limit = limit.padded(dtype) if len(limit.starts) > 1 else jax.tree.map(lambda c: np.asarray(c, dtype), limit)
     count = len(limit.starts)
-    slopes = jax.tree.map(lambda c: _padded(np.asarray(c, dtype), count), slopes)
+    # The last interval is repeated; intervals are the second axis.
+    slopes = jax.tree.map(
+        lambda c: np.pad(np.asarray(c, dtype), [(0, 0), (0, count - c.shape[1]), (0, 0)], "edge"), slopes
+    )
     own = limit.limit.linear_noise.shape[-1] > 1
     solver = PSDSplitting(tangents=tangent is not None)
     values = np.empty((len(statistics), paths), dtype)
@@ -145,19 +127,6 @@ def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangen
 
     in_threads(solve, -(-paths // size))
     return Sample(values, along, exploded)
-
-
-def _padded(c: np.ndarray, count: int) -> np.ndarray:
-    """With the last interval repeated; intervals are the second axis."""
-    return np.concatenate([c, np.repeat(c[:, -1:], count - c.shape[1], axis=1)], axis=1)
-
-
-def _joint(V0: np.ndarray, tangent) -> np.ndarray:
-    """V0, or the joint covariance of tokens and of a tangent."""
-    if tangent is None:
-        return V0
-    zero = np.zeros_like(V0)
-    return np.block([[V0, zero], [zero, tangent_at(tangent, len(V0), V0.dtype)]])
 
 
 def tangent_at(tangent: int | str, tokens: int, dtype: np.dtype) -> Float[np.ndarray, "m m"]:

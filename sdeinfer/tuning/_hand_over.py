@@ -8,10 +8,6 @@ from sdeinfer.auditing import Initialised, Recipe, describe, initialise, recipe_
 from sdeinfer.blocks import Block, BlockOrder
 from sdeinfer.layers import AbstractLayer, OverDepth, Stack
 
-SHAPED = (
-    "are for blocks; networks of shaped layers are made by ShapedTransformer.of of sdeinfer.modules.torch and .flax"
-)
-
 NOT_COMPARED = ("bias", "skip", "dropout")
 """Settings of blocks that a model does not tell."""
 
@@ -38,7 +34,10 @@ def blocks_of(layer: AbstractLayer) -> Stack:
     first = layer.at(0.0)
     layers = first.layers if isinstance(first, Stack) else (first,)
     if not all(isinstance(each, Block) for each in layers):
-        raise InputError(f"layer: recipes {SHAPED}")
+        raise InputError(
+            "layer: recipes are for blocks; networks of shaped layers are made by ShapedTransformer.of of "
+            "sdeinfer.modules.torch and .flax"
+        )
     return Stack(tuple(layers))
 
 

@@ -108,10 +108,6 @@ class Problem:
         """Steps of unit time."""
         return step_grid([1.0], self.step * self.width / self.depth)
 
-    def with_fresh_paths(self, key: PRNGKeyArray, step: float) -> "Problem":
-        """The same problem on other paths, with another step."""
-        return dataclasses.replace(self, key=key, step=step)
-
     def with_whole_depth(self, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
         """The coordinates with the depth, where it is free, rounded to a neighbour.
 
@@ -217,7 +213,8 @@ class Problem:
         for sample in self.samples(u):
             value, weights = _value_and_weights(criterion, sample.values[number], sample.exploded)
             found.append(Value(float(value), sample.slopes[number] @ np.asarray(weights)))
-        found = found if self.over == "worst" else [_mean(found)]
+        if self.over == "mean":
+            found = [Value(float(np.mean([x.value for x in found])), np.mean([x.slope for x in found], axis=0))]
         return [
             Value(value + offset, slope) for (value, slope), offset in zip(found, self.offset(criterion), strict=True)
         ]
@@ -255,8 +252,11 @@ class Problem:
         return found
 
     def _in_residuals(self, constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
+        """The criterion, its bound and the sign of the slack."""
         # A bound on the mean of probabilities is not one on the mean of quantiles.
-        return _as_quantile(constraint) if self.over == "worst" else _as_stated(constraint)
+        if self.over == "worst" and isinstance(constraint.criterion, Probability):
+            return _as_quantile(constraint.criterion, constraint.bound, constraint.sign)
+        return constraint.criterion, constraint.bound, constraint.sign
 
     def violation(self, u: Float[np.ndarray, " coordinates"]) -> float:
         """The largest violation of a scaled constraint; 0 if all hold."""
@@ -279,16 +279,8 @@ class Problem:
         return max(float(sample.exploded.mean()) for sample in self.samples(u))
 
 
-def _as_stated(constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
-    """The criterion, its bound and the sign of the slack."""
-    return constraint.criterion, constraint.bound, constraint.sign
-
-
-def _as_quantile(constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
-    """As `_as_stated`, with a bound on a quantile in place of one on a probability."""
-    criterion, bound, sign = _as_stated(constraint)
-    if not isinstance(criterion, Probability):
-        return criterion, bound, sign
+def _as_quantile(criterion: Probability, bound: float, sign: int) -> tuple["_Event", float, int]:
+    """A bound on a quantile in place of one on a probability."""
     # P(g < x) ≥ p means that the p-quantile is at most x, and P(g > x) ≥ p that the (1 − p)-quantile is at least x.
     level = bound if criterion.sign < 0 else 1 - bound
     return _Event(criterion.statistic, level, criterion.value, criterion.sign), criterion.value, criterion.sign * sign
@@ -317,10 +309,6 @@ class _Event(Quantile):
     def estimate(self, values: Float[np.ndarray, " paths"], exploded: Bool[np.ndarray, " paths"]) -> Estimate:
         """The quantile and its error, among the paths that do not explode."""
         return super().estimate(values[~exploded] if (~exploded).sum() > 1 else values, exploded)
-
-
-def _mean(values: list[Value]) -> Value:
-    return Value(float(np.mean([x.value for x in values])), np.mean([x.slope for x in values], axis=0))
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)

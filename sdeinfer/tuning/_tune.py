@@ -25,7 +25,7 @@ from sdeinfer.tuning._problem import Law, Over, Problem
 from sdeinfer.tuning._search import FEASIBLE, Found, search
 from sdeinfer.tuning._space import DEPTH
 from sdeinfer.tuning._tuned import Tuned
-from sdeinfer.tuning._width import on_new_samples, search_at_width
+from sdeinfer.tuning._width import on_new_samples, settled
 
 MOST_EXPLODED = 0.05
 """Largest share of paths that explode for criteria other than probabilities."""
@@ -104,8 +104,8 @@ def tune(
     _check_sizes(over, law, width=width, paths=paths)
     fixed, own = with_parts(kind, fixed or {}), {"start": start or {}, "bounds": bounds or {}, "knots": knots or {}}
     named = [*(name for given in own.values() for name in given), *([objective] if isinstance(objective, str) else [])]
-    settled = {part for name in (*fixed, *named) for part in parts_named(kind, name)}
-    draws = _draws(kind, posterior, settled, paths, key)
+    chosen = {part for name in (*fixed, *named) for part in parts_named(kind, name)}
+    draws = _draws(kind, posterior, chosen, paths, key)
     stated = Problem(
         space=space_of(kind, fixed=fixed, named=named, depth=ends, drawn=tuple(draws), **own),
         fixed=fixed_values(kind, fixed) | draws,
@@ -122,8 +122,9 @@ def tune(
     )
     problem, law = _with_law(_checked(stated), law)
     phase("tuning")
-    corrected = law == "finite-width" and not problem.chain_slopes
-    problem, found = search_at_width(problem) if corrected else (problem, search(problem))
+    found = search(problem)
+    if law == "finite-width" and not problem.chain_slopes:
+        problem, found = settled(problem, found)
     fresh = on_new_samples(problem, found.u, law, paths=paths, key=jr.fold_in(key, 1))
     _check_found(fresh, found)
     return answer(problem, fresh, found, law, began)
@@ -223,7 +224,7 @@ def _objective(maximise: Any, minimise: Any) -> tuple[str | AbstractCriterion, i
 
 
 def _draws(
-    kind: Architecture, posterior: xr.DataTree | None, settled: set[Any], paths: int, key: PRNGKeyArray
+    kind: Architecture, posterior: xr.DataTree | None, chosen: set[Any], paths: int, key: PRNGKeyArray
 ) -> dict[str, Float[np.ndarray, " paths"]]:
     """One posterior draw per path of each parameter that is neither fixed nor free by name."""
     if posterior is None:
@@ -232,7 +233,7 @@ def _draws(
     taken = []
     for names, sampled, _ in kind.coordinates.rules:
         # Parameters that follow from sampled coordinates are drawn together, or not at all.
-        if not settled & {*names, *sampled} and draws.keys() >= {*names}:
+        if not chosen & {*names, *sampled} and draws.keys() >= {*names}:
             taken += names
     if not taken:
         raise InputError("posterior: it has none of the parameters that are not fixed or free")
@@ -248,28 +249,20 @@ def _check_found(problem: Problem, found: Found) -> None:
 
     An event does not count if its path explodes. Other criteria see a path as it was before.
     """
-    if found.violation > FEASIBLE:
-        raise InputError(_nearest(problem, found))
     u = found.u
+    at = ", ".join(f"{name} = {value:.3g}" for name, value in problem.named(u).items())
+    if found.violation > FEASIBLE:
+        nearest = []
+        for each in problem.constraints:
+            values = [estimate.value for estimate in problem.estimates(each.criterion, u)]
+            value, sense = (min(values), "≥") if each.sign > 0 else (max(values), "≤")
+            nearest.append(f"{each.criterion} = {value:.3g} (asked {sense} {each.bound:g})")
+        ends = problem.space.at_end(u)
+        at += " (the end of its box, see bounds)" if len(ends) == 1 and ends[0] else ""
+        raise InputError(f"subject_to: these cannot all be had; the nearest is {'; '.join(nearest)}, at {at}")
     others = [each for each in problem.criteria if not isinstance(each, Probability)]
     share = problem.exploded(u)
     if others and share > MOST_EXPLODED:
-        at = ", ".join(f"{name} = {value:.3g}" for name, value in problem.named(u).items())
         raise InputError(
             f"{others[0]}: {share:.0%} of paths explode at {at}; add a probability to subject_to, or set bounds"
         )
-
-
-def _nearest(problem: Problem, found: Found) -> str:
-    """The message for goals that cannot be attained."""
-    nearest = []
-    for constraint in problem.constraints:
-        values = [each.value for each in problem.estimates(constraint.criterion, found.u)]
-        value = min(values) if constraint.sign > 0 else max(values)
-        nearest.append(
-            f"{constraint.criterion} = {value:.3g} (asked {'≥' if constraint.sign > 0 else '≤'} {constraint.bound:g})"
-        )
-    at = ", ".join(f"{name} = {value:.3g}" for name, value in problem.named(found.u).items())
-    ends = problem.space.at_end(found.u)
-    at += " (the end of its box, see bounds)" if len(ends) == 1 and ends[0] else ""
-    return f"subject_to: these cannot all be had; the nearest is {'; '.join(nearest)}, at {at}"

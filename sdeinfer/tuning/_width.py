@@ -12,8 +12,8 @@ ROUNDS, SETTLED = 4, 0.1
 """Largest number of corrections, and the change of a criterion, in Monte Carlo errors, below which none is made."""
 
 
-def search_at_width(problem: Problem) -> tuple[Problem, Found]:
-    """Search by the limit; then move its criteria to those of networks of width n at the answer, and search near it.
+def settled(problem: Problem, found: Found) -> tuple[Problem, Found]:
+    """Move the criteria of the limit to those of networks of width n at a solution, and search near it, until settled.
 
     Networks have no derivatives; what they add changes little with the parameters, so that the derivatives of the limit
     are good enough to find the answer, whose criteria are those of networks.
@@ -21,11 +21,6 @@ def search_at_width(problem: Problem) -> tuple[Problem, Found]:
     Returns:
         the problem whose criteria are moved, and its solution.
     """
-    return settled(problem, search(problem))
-
-
-def settled(problem: Problem, found: Found) -> tuple[Problem, Found]:
-    """Correct a problem by the limit, and search near its solution, until corrections no longer change."""
     evaluations = found.evaluations
     for _ in range(ROUNDS):
         moved, changed = at_width(problem, found.u)
@@ -69,7 +64,7 @@ def on_new_samples(
 
     With parameters from a posterior, networks move the values of paths.
     """
-    fresh = dataclasses.replace(problem.with_fresh_paths(key, problem.finer_step), paths=paths)
+    fresh = dataclasses.replace(problem, key=key, step=problem.finer_step, paths=paths)
     if law == "limit":
         return fresh
     return at_width(fresh, u)[0] if fresh.space.drawn else dataclasses.replace(fresh, law=law, offsets={})

@@ -1,5 +1,6 @@
 """First clusters on the circle: their number over random starts and the number that linear growth predicts."""
 
+import jax
 import jax.random as jr
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_first_clusters_of_a_perturbed_ring():
     flow = meanfield.SelfAttentionFlow(5.0)
     trajectory = meanfield.solve(flow, tokens, ts)
     found = meanfield.first_clusters(flow, ts, trajectory)
-    speeds = [float((flow(x) ** 2).sum()) for x in trajectory]
+    speeds = jax.jit(jax.vmap(lambda x: (flow(x) ** 2).sum()))(trajectory)
     assert found == (3, ts[np.argmax(speeds)], 12.0)
     with pytest.raises(InputError, match="later times are needed"):
         meanfield.first_clusters(flow, ts[:4], trajectory[:4])

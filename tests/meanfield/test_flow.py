@@ -10,6 +10,7 @@ import pytest
 from sdeinfer import InputError, meanfield
 
 TOKENS, DIMENSION, HEADS = 6, 3, 2
+TIMES, EXACT = np.linspace(0.05, 1, 20), {"rtol": 1e-10, "atol": 1e-12}
 
 
 def naive_velocity(flow, x):
@@ -59,19 +60,19 @@ def test_rotations_and_permutations_commute_with_the_flow(normalised, key):
     x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
     R = jnp.linalg.qr(jr.normal(jr.key(2), (DIMENSION, DIMENSION)))[0]
     order = jr.permutation(jr.key(3), TOKENS)
-    flow, ts = meanfield.SelfAttentionFlow(4.0, normalised=normalised), [0.1, 0.5]
-    moved = meanfield.solve(flow, x, ts, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(meanfield.solve(flow, x @ R, ts, rtol=1e-10, atol=1e-12), moved @ R, atol=1e-8)
-    np.testing.assert_allclose(meanfield.solve(flow, x[order], ts, rtol=1e-10, atol=1e-12), moved[:, order], atol=1e-8)
+    flow = meanfield.SelfAttentionFlow(4.0, normalised=normalised)
+    moved, rotated, permuted = (meanfield.solve(flow, x, TIMES / 2, **EXACT) for x in (x, x @ R, x[order]))
+    np.testing.assert_allclose(rotated, moved @ R, atol=1e-8)
+    np.testing.assert_allclose(permuted, moved[:, order], atol=1e-8)
 
 
 @pytest.mark.parametrize(("beta", "normalised"), [(0.5, True), (4.0, False), (16.0, False)])
 def test_energy_rises(beta, normalised, key):
-    x = meanfield.random_tokens(16, DIMENSION, key=key)
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
     flow = meanfield.SelfAttentionFlow(beta, normalised=normalised)
     # The unnormalised flow is faster by up to e^β.
-    ts = np.linspace(0, 20, 60)[1:] / (1 if normalised else np.exp(beta))
-    energy = np.array([flow.energy(tokens) for tokens in [x, *meanfield.solve(flow, x, ts, rtol=1e-9, atol=1e-11)]])
+    found = meanfield.solve(flow, x, 20 * TIMES / (1 if normalised else np.exp(beta)), **EXACT)
+    energy = np.asarray(jax.jit(jax.vmap(flow.energy))(jnp.concatenate([x[None], found])))
     assert np.diff(energy).min() > -1e-9 * energy.max()
     assert energy[-1] > 1.01 * energy[0]
 
@@ -85,25 +86,21 @@ def test_the_unnormalised_flow_ascends_the_gradient_of_its_energy(key):
 
 def test_layers_are_steps_of_eulers_method(key):
     x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
-    flow, time = meanfield.SelfAttentionFlow(3.0, mlp=lambda x: 0.3 * x[::-1]), 1.0
-    exact = meanfield.solve(flow, x, [time], rtol=1e-11, atol=1e-12)[0]
+    flow, time = meanfield.SelfAttentionFlow(3.0), 1.0
+    layer, exact = eqx.filter_jit(flow.layer), meanfield.solve(flow, x, [time], **EXACT)[0]
     errors = []
     for layers in (32, 64, 128):
         tokens = x
         for _ in range(layers):
-            tokens = flow.layer(tokens, time / layers)
+            tokens = layer(tokens, time / layers)
         errors.append(float(jnp.abs(tokens - exact).max()))
     np.testing.assert_allclose(np.divide(errors[:-1], errors[1:]), 2.0, rtol=0.1)
     np.testing.assert_allclose(flow.layer(x, 0.1, normalise=False), x + 0.1 * flow.residual(x, x))
 
 
 def test_tokens_stay_on_the_sphere_where_values_repel(key):
-    x = meanfield.random_tokens(1, DIMENSION, key=key)
-    alone = meanfield.SelfAttentionFlow(1.0, V=-jnp.eye(DIMENSION))
-    found = meanfield.solve(alone, x, [30.0])
-    np.testing.assert_allclose(found[0], x, atol=1e-12)
     x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
-    found = meanfield.solve(alone, x, [1.0, 30.0])
+    found = meanfield.solve(meanfield.SelfAttentionFlow(1.0, V=-jnp.eye(DIMENSION)), x, [1.0, 30.0])
     assert np.abs(np.linalg.norm(found, axis=-1) - 1).max() < 1e-15 * 4
 
 
@@ -111,7 +108,7 @@ def test_the_end_has_a_gradient(key):
     x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
 
     def end(beta):
-        return meanfield.solve(meanfield.SelfAttentionFlow(beta), x, [1.0], rtol=1e-10, atol=1e-12)[0, 0, 0]
+        return meanfield.solve(meanfield.SelfAttentionFlow(beta), x, [1.0], **EXACT)[0, 0, 0]
 
     slope, h = jax.grad(end)(2.0), 1e-4
     np.testing.assert_allclose(slope, (end(2.0 + h) - end(2.0 - h)) / (2 * h), rtol=1e-5)

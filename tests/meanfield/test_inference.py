@@ -59,13 +59,9 @@ def observed(layer, *, collapsed: bool = False):
     return meanfield.tokens_dataset(np.stack(tokens, axis=1))
 
 
-def in_law():
-    return observed(by_flow(LAW)).assign_attrs(truth_beta=BETA, truth_step=STEP, truth_noise=NOISE)
-
-
 @pytest.fixture(scope="module")
 def data():
-    return in_law()
+    return observed(by_flow(LAW)).assign_attrs(truth_beta=BETA, truth_step=STEP, truth_noise=NOISE)
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +100,11 @@ def test_collapsed_tokens_do_not_identify_beta():
 
 
 @pytest.mark.parametrize(
-    ("name", "flow"),
+    ("name", "flow", "prior"),
     [
-        ("queries", SelfAttentionFlow(1.0, Q=Q)),
+        ("queries", SelfAttentionFlow(1.0, Q=Q), {"step": STEP, "beta": dist.LogNormal(1.0, 0.2)}),
         *(
-            pytest.param(name, flow, marks=pytest.mark.long)
+            pytest.param(name, flow, {}, marks=pytest.mark.long)
             for name, flow in (
                 ("mlp", SelfAttentionFlow(1.0, mlp=lambda x: jax.nn.relu(x @ HIDDEN) @ READ)),
                 ("unnormalised", SelfAttentionFlow(1.0, normalised=False)),
@@ -116,10 +112,13 @@ def test_collapsed_tokens_do_not_identify_beta():
         ),
     ],
 )
-def test_what_is_known_is_given_by_the_flow(name, flow):
+def test_what_is_known_is_given_by_the_flow_and_the_prior(name, flow, prior):
     """Networks that are not the law of the default flow are that of their own, with the true β."""
     data = observed(OUTSIDE[name]).assign_attrs(truth_beta=BETA)
-    post = meanfield.fit(meanfield.one_step, data, flow=flow, sampler=SAMPLER, predictions=2, key=jr.key(1))
+    settings = SETTINGS | {"predictions": 2}
+    post = meanfield.fit(meanfield.one_step, data, flow=flow, prior=prior, **settings)
+    assert post.attrs.get("fixed_step") == prior.get("step")
+    assert post.attrs["identified"] == ("beta noise" if "step" in prior else "beta noise step")
     assert meanfield.check(post, flow=flow).passed
 
 
@@ -149,14 +148,6 @@ def test_small_misfits_are_notes_whatever_the_names_of_the_parameters(post):
         verdicts, notes = _of_misfits(table, post, names)
         assert all(verdict.passed for verdict in verdicts)
         assert notes == [f"depth 0.1, small: {CAUSES['depth']}"]
-
-
-def test_a_fixed_parameter_and_a_prior(data):
-    prior = {"step": STEP, "beta": dist.LogNormal(1.0, 0.2)}
-    post = meanfield.fit(meanfield.one_step, data, prior=prior, sampler=SAMPLER, predictions=2, key=jr.key(1))
-    assert post.attrs["fixed_step"] == STEP
-    assert post.attrs["identified"] == "beta noise"
-    assert meanfield.check(post).passed
 
 
 @pytest.mark.parametrize(("sets", "simulated"), [(40, 10_000), pytest.param(200, SIMULATED, marks=pytest.mark.slow)])
@@ -190,11 +181,13 @@ def test_bad_input(change, message, data):
         meanfield.fit(arguments.pop("model"), arguments.pop("data"), **arguments)
 
 
-def test_each_fit_has_its_check(post, fitted):
+def test_each_fit_has_its_check(post):
     with pytest.raises(InputError, match="post: is a fit of observed tokens; si.meanfield.check takes it"):
         si.check(post)
+    groups = {"posterior": xr.Dataset(), "observed_data": xr.Dataset({"covariance": 1.0})}
+    of_covariances = xr.DataTree.from_dict(groups)
     with pytest.raises(InputError, match="post: is a fit of covariances; si.check takes it"):
-        meanfield.check(fitted)
+        meanfield.check(of_covariances)
 
 
 def test_check_needs_the_program(post):

@@ -8,6 +8,9 @@ from scipy.special import eval_gegenbauer, iv, roots_gegenbauer
 
 from sdeinfer import InputError, meanfield
 
+TOKENS = 480
+"""On the circle."""
+
 BETAS = (2.0, 5.0, 9.0, 20.0, 50.0, 64.0)
 FASTEST = {2: (2, 3, 4, 6, 10, 11), 3: (2, 3, 4, 6, 10, 11), 8: (1, 1, 2, 4, 7, 9)}
 """The fastest modes at `BETAS`, by dimension, from the literature's formula."""
@@ -75,7 +78,7 @@ def test_the_fastest_modes_are_those_published(dimension):
 @pytest.mark.parametrize("beta", [2.0, 20.0, 64.0])
 def test_tokens_on_the_circle_grow_at_the_rate_of_their_mode(beta):
     k, size = meanfield.fastest_mode(beta, dimension=2), 1e-6
-    at_rest = np.asarray(meanfield.angles(192))
+    at_rest = np.asarray(meanfield.angles(TOKENS))
     tokens = on_circle(at_rest + size * np.sin(k * at_rest))
     rate = meanfield.growth_rates(beta, dimension=2)[k - 1]
     ts = np.array([1.0, 3.0]) / rate
@@ -87,7 +90,7 @@ def test_tokens_on_the_circle_grow_at_the_rate_of_their_mode(beta):
 
 @pytest.mark.parametrize("normalised", [True, False])
 def test_the_continuum_keeps_its_mass_and_is_the_limit_of_tokens(normalised):
-    beta, points, n = 3.0, 128, 2000
+    beta, points, n = 3.0, 128, TOKENS
     theta = np.asarray(meanfield.angles(points))
     density = (1 + 0.5 * np.cos(theta) + 0.3 * np.sin(2 * theta)) / (2 * np.pi)
     ts = np.array([0.2, 0.6]) / (1 if normalised else 6)
@@ -105,10 +108,10 @@ def test_the_continuum_keeps_its_mass_and_is_the_limit_of_tokens(normalised):
 
 
 def test_clusters_too_narrow_for_the_points_are_an_error():
-    theta = np.asarray(meanfield.angles(64))
+    theta = np.asarray(meanfield.angles(128))
     density = (1 + 0.5 * np.cos(theta)) / (2 * np.pi)
     with pytest.raises(RuntimeError, match="too narrow"):
-        meanfield.solve_circle(meanfield.CircleContinuum(9.0), density, [20.0])
+        meanfield.solve_circle(meanfield.CircleContinuum(9.0), density, [10.0, 20.0])
     with pytest.raises(InputError, match="density: must be positive with integral 1"):
         meanfield.solve_circle(meanfield.CircleContinuum(9.0), 2 * density, [1.0])
 

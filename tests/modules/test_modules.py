@@ -138,7 +138,7 @@ def test_networks_of_modules_have_the_law_of_the_layers(name, found, library):
     pattern = si.CAUSAL if LAWS[name].get("causal") else si.Pattern()
     layer = si.ShapedTransformer(**module_runs.LAW_OF, **sizes, pattern=pattern)
     width, depth = module_runs.LAW_WIDTH, module_runs.DEPTH
-    exact = si.sample_networks(layer, module_runs.V0, width=width, depth=depth, networks=4000, key=jr.key(5))
+    exact = si.sample_networks(layer, module_runs.V0, width=width, depth=depth, networks=2000, key=jr.key(5))
     exact = exact["covariance"].values[:, 1:]
     V = found("law")[name]
     assert V.shape[1:] == exact.shape[1:]

@@ -58,7 +58,7 @@ def directions(layer):
 
 @pytest.mark.parametrize("start", [V0, pytest.param(TWINS, marks=pytest.mark.long)], ids=["definite", "equal tokens"])
 @pytest.mark.parametrize(
-    "name", ["shaped", "pre-LN", *(pytest.param(name, marks=pytest.mark.long) for name in ("over depth", "RoPE"))]
+    "name", [name if name == "pre-LN" else pytest.param(name, marks=pytest.mark.long) for name in LAYERS]
 )
 def test_derivatives_are_those_of_common_noise(name, start, key):
     layer, spread = LAYERS[name], 1e-5
@@ -83,9 +83,10 @@ def test_derivatives_are_those_of_common_noise(name, start, key):
 
 def test_values_are_those_of_the_sampled_covariances(key):
     """The naive twin: statistics of the paths of `sample_chains`, by NumPy."""
-    found = sample_chain_statistics(ONE_OF_EACH, SHAPED, V0, key=key, **SIZES)
+    layer = LAYERS["pre-LN"]
+    found = sample_chain_statistics(ONE_OF_EACH, layer, V0, key=key, **SIZES)
     starts = np.broadcast_to(V0, (SIZES["networks"], 3, 3))
-    V = sample_chains(SHAPED, starts, width=16, observed=4, key=key)[:, 1:]
+    V = sample_chains(layer, starts, width=16, observed=4, key=key)[:, 1:]
     norms = np.sqrt(np.diagonal(V[:, -1], axis1=1, axis2=2))
     rows, columns = np.triu_indices(3, 1)
     rho = (V[:, -1] / (norms[:, :, None] * norms[:, None]))[:, rows, columns]
@@ -126,7 +127,7 @@ def test_networks_that_overflow_explode(key):
 
 def test_a_network_depends_on_its_number_and_key_alone():
     one, other = (
-        sample_chain_statistics((of.LogNorm(),), SHAPED, V0, key=jr.key(3), **SIZES | {"networks": count}).values
+        sample_chain_statistics(ONE_OF_EACH, LAYERS["pre-LN"], V0, key=jr.key(3), **SIZES | {"networks": count}).values
         for count in (5, 65)
     )
     np.testing.assert_allclose(one, other[:, :5], rtol=1e-12)

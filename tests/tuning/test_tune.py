@@ -1,7 +1,9 @@
 """Tuning: exact answers of closed forms, derivatives, multipliers, prompts, posteriors and bad input."""
 
+import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -17,6 +19,8 @@ from sdeinfer.tuning._problem import _as_quantile
 T, WIDTH, DEPTH = 0.25, 256, 64
 ONE, FOUR = np.eye(1), np.asarray(si.equicorrelated(tokens=4, correlation=0.2, norm=1.0))
 SIZES = {"width": WIDTH, "depth": DEPTH, "law": "limit"}
+COARSE = {**SIZES, "step": 0.05}
+"""For answers that do not depend on the step, as of one token with attention."""
 
 
 def noise(gamma):
@@ -86,9 +90,8 @@ def test_closed_forms(name, key):
     """The largest γ of five goals, within its Monte Carlo error; and its derivative by the bound."""
     kind, V0, goal, excess = GOALS[name]
     fixed = {"tau0": 1.0} if kind == "attention" else {"c_plus": 0.0, "c_gap": 1e-9}
-    paths = 1024 if name == "spread" else 16_384
-    arguments = {**SIZES, "maximise": "gamma", "fixed": fixed, "paths": paths, "key": key}
-    found = si.tune(kind, V0, subject_to=[goal()], **arguments)
+    sizes = COARSE | {"paths": 1024} if name == "spread" else SIZES | {"paths": 16_384}
+    found = si.tune(kind, V0, subject_to=[goal()], **sizes, maximise="gamma", fixed=fixed, key=key)
     exact = optimize.brentq(excess, 0.01, 0.999)
     row = found.parameters.loc["gamma"]
     print(f"\n{name}: γ = {row['value']:.4f} ± {row['error']:.4f}, exact {exact:.4f}")
@@ -107,16 +110,8 @@ def test_closed_forms(name, key):
     [
         [of.MeanCorrelation()],
         pytest.param(
-            [
-                *(
-                    of.LargestCorrelation(),
-                    of.EffectiveRank(),
-                    of.LogNorm(1),
-                    of.NormFactor(),
-                    of.RangeMargin(0.01, 50.0),
-                ),
-                *(of.LogGradientNorm(), of.GradientFactor(), squares),
-            ],
+            [of.LargestCorrelation(), of.EffectiveRank(), of.LogNorm(1), of.NormFactor(), of.RangeMargin(0.01, 50.0)]
+            + [of.LogGradientNorm(), of.GradientFactor(), squares],
             marks=pytest.mark.long,
         ),
     ],
@@ -128,7 +123,7 @@ def test_derivatives_of_expectations_are_those_of_differences(statistics, key):
     V0 = np.array([[1.0, 0.2, 0.1], [0.2, 1.5, 0.3], [0.1, 0.3, 0.7]])
     box = {"gamma": (0.1, 0.5), "tau0": (0.5, 2.0)}
     goals = [each >= -1e3 for each in criteria]
-    found = si.tune("transformer", V0, **SIZES, maximise="gamma", subject_to=goals, bounds=box, paths=48, key=key)
+    found = si.tune("transformer", V0, **COARSE, maximise="gamma", subject_to=goals, bounds=box, paths=48, key=key)
     problem, at, change = found.problem, np.array([-0.5, 0.3, 0.4]), 1e-5
     for criterion in criteria:
         (value,) = problem.criterion(criterion, at)
@@ -146,8 +141,8 @@ def test_derivatives_of_quantiles_and_probabilities(name, key):
     gamma, change = 0.4, 1e-4
     u = np.array([math.log(gamma / (1 - gamma))])
     slopes = [
-        found.problem.with_fresh_paths(jr.fold_in(key, number), 0.01).criterion(goal().criterion, u)[0].slope[0]
-        for number in range(32)
+        dataclasses.replace(found.problem, key=own, step=0.01).criterion(goal().criterion, u)[0].slope[0]
+        for own in jr.split(key, 32)
     ]
     expected = gamma * (1 - gamma) * (excess(gamma + change) - excess(gamma - change)) / (2 * change)
     error = np.std(slopes, ddof=1) / math.sqrt(len(slopes))
@@ -172,19 +167,9 @@ def test_a_posterior_is_part_of_the_risk(key):
     """Exact: γ of one token drawn from a posterior, the depth chosen for P(norm factor < 2) ≥ .9."""
     draws = np.clip(0.5 + 0.1 * np.asarray(jr.normal(key, (4, 2500))), 0.05, 0.95)
     posterior = xr.DataTree.from_dict({"posterior": xr.Dataset({"gamma": (("chain", "draw"), draws)})})
-    found = si.tune(
-        "attention",
-        ONE,
-        width=WIDTH,
-        depth=(2, 200),
-        maximise="depth",
-        subject_to=[of.probability(of.NormFactor(), below=2) >= 0.9],
-        fixed={"tau0": 1.0},
-        posterior=posterior,
-        law="limit",
-        paths=16_384,
-        key=key,
-    )
+    goal = of.probability(of.NormFactor(), below=2) >= 0.9
+    arguments = {**SIZES, "depth": (2, 200), "paths": 16_384, "fixed": {"tau0": 1.0}, "posterior": posterior}
+    found = si.tune("attention", ONE, maximise="depth", subject_to=goal, **arguments, key=key)
 
     def inside(depth):
         a = noise(draws.ravel()) * depth / WIDTH
@@ -265,9 +250,9 @@ def test_bad_input_is_one_line(name, key, unchecked):
 
 
 def test_goals_that_cannot_be_had_are_refused_with_the_nearest(key):
-    goals = [of.probability(of.NormFactor(), below=2) >= 0.95, of.spread(of.LogNorm()) >= 1.0]
-    with pytest.raises(si.InputError, match="cannot all be had; the nearest is .*at gamma") as caught:
-        si.tune("attention", ONE, **SIZES, maximise="gamma", subject_to=goals, fixed={"tau0": 1.0}, paths=512, key=key)
+    goals = [of.probability(of.LogNorm(), below=0.7) >= 0.95, of.spread(of.LogNorm()) >= 1.0]
+    with pytest.raises(si.InputError, match="cannot all be had; the nearest is P.*; sd.*, at gamma") as caught:
+        si.tune("attention", ONE, **COARSE, maximise="gamma", subject_to=goals, fixed={"tau0": 1.0}, paths=512, key=key)
     assert "\n" not in str(caught.value)
 
 
@@ -279,28 +264,22 @@ def test_explosions_are_no_success(key):
     assert found.found["exploded"] < 0.1
     # Fresh paths have their own error, and so do those on which γ was found.
     assert_estimate(found.criteria["slack"].iloc[0], 0, math.sqrt(2) * found.criteria["error"].iloc[0])
-    goal = of.quantile(of.LargestCorrelation(), 0.95) <= 0.9
-    with pytest.raises(si.InputError, match="of paths explode at gamma"):
+    goal = of.quantile(of.NormFactor(), 0.95) <= 1e6
+    with pytest.raises(si.InputError, match="95% quantile of norm factor: .* of paths explode at gamma"):
         si.tune("attention", FOUR, subject_to=goal, bounds={"gamma": (0.5, 0.9)}, **cold)
 
 
 def test_paths_that_explode_count_alike_at_any_size():
     """Values whose squares overflow in single precision too."""
-    criterion, _, _ = _as_quantile(of.probability(of.NormFactor(), below=2) >= 0.7)
+    criterion, _, _ = _as_quantile(of.probability(of.NormFactor(), below=2), 0.7, 1)
     values, exploded = jnp.linspace(1, 3, 64, dtype=jnp.float32), jnp.arange(64) >= 48
-    small, large = (criterion.smooth(jnp.where(exploded, x, values), exploded) for x in (5.0, 1e25))
+    smooth = jax.jit(criterion.smooth)
+    small, large = (smooth(jnp.where(exploded, x, values), exploded) for x in (5.0, 1e25))
     assert jnp.isfinite(small)
     assert small == large
 
 
 def test_values_that_are_not_finite_are_refused(key):
+    goal = of.expectation(never) <= 1
     with pytest.raises(si.InputError, match="the derivative of never: not finite on .* paths at gamma"):
-        si.tune(
-            "attention",
-            ONE,
-            **SIZES,
-            maximise="gamma",
-            subject_to=[of.expectation(never) <= 1],
-            fixed={"tau0": 1.0},
-            key=key,
-        )
+        si.tune("attention", ONE, **COARSE, maximise="gamma", subject_to=goal, fixed={"tau0": 1.0}, key=key)

@@ -54,16 +54,16 @@ def test_the_exact_mean_of_one_token(tuned):
 
 
 def test_networks_with_weights_keep_it(tuned, key):
-    found = si.transfer(tuned, widths=[WIDTH, 16], depths=[DEPTH], networks=512, with_weights=256, key=key)
+    found = si.transfer(tuned, widths=[2 * WIDTH], depths=[DEPTH], networks=512, with_weights=256, key=key)
     assert found.rules is None
-    for _, row in found.criteria.iterrows():
-        for source in ("promised", "chain", "weights"):
-            assert_estimate(row[source], 1 + DEPTH * tuned.values["strength"] ** 2 / 2, row[f"{source}_error"])
+    (row,) = found.criteria.to_dict("records")
+    for source in ("promised", "chain", "weights"):
+        assert_estimate(row[source], 1 + DEPTH * tuned.values["strength"] ** 2 / 2, row[f"{source}_error"])
 
 
 def test_parts_over_depth(key):
     """A strength of both branches by knots: their squares add up, and a mean is largest where they are equal."""
-    found = si.tune(PRE_LN, V0, **ARGUMENTS | {"knots": {"strength": 2}, "paths": 256, "key": key})
+    found = si.tune(PRE_LN, V0, **ARGUMENTS | {"knots": {"strength": 2}, "paths": 128, "key": key})
     assert isinstance(found.layer, si.OverDepth)
     assert set(found.layer.profiles) == {"attention.strength", "mlp.strength"}
     assert list(found.values) == ["strength[0]", "strength[1]"]
@@ -74,7 +74,7 @@ def test_parts_over_depth(key):
 def test_parts_with_values_of_their_own(key):
     """The strength of attention is fixed by its own name, and the other is tuned by its own."""
     fixed = {"attention.strength": 0.1, "gain": 1.0, "temperature": 1.0}
-    found = si.tune(PRE_LN, V0, **ARGUMENTS | {"maximise": "mlp.strength", "fixed": fixed, "paths": 256, "key": key})
+    found = si.tune(PRE_LN, V0, **ARGUMENTS | {"maximise": "mlp.strength", "fixed": fixed, "paths": 128, "key": key})
     assert list(found.values) == ["mlp.strength"]
     assert found.layer.parameters()["attention.strength"] == 0.1
     assert found.layer.parameters()["mlp.strength"] == pytest.approx(found.values["mlp.strength"])
@@ -83,7 +83,7 @@ def test_parts_with_values_of_their_own(key):
 def test_a_criterion_that_cannot_pass_one(key):
     """Correlations are flat beyond the answer, where the scan of the box has points too."""
     goal = of.expectation(of.MeanCorrelation()) <= 0.9
-    sizes = {"width": 16, "depth": 20, "paths": 512, "subject_to": goal, "key": key}
+    sizes = {"depth": 20, "paths": 128, "subject_to": goal, "key": key}
     found = si.tune(PRE_LN, V0, **ARGUMENTS | sizes)
     value, error = found.criteria[["value", "error"]].iloc[0]
     assert_estimate(value, 0.9, math.hypot(error, error))

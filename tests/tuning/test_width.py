@@ -15,7 +15,8 @@ import sdeinfer as si
 from sdeinfer import criteria as of
 
 ONE, WIDTH, DEPTH, BOUND = np.eye(1), 4, 4, 1.0
-ARGUMENTS: dict[str, Any] = {"width": WIDTH, "depth": DEPTH, "fixed": {"tau0": 1.0}, "paths": 2048, "maximise": "gamma"}
+SIZES: dict[str, Any] = {"width": WIDTH, "depth": DEPTH, "paths": 2048, "step": 0.1}
+ARGUMENTS: dict[str, Any] = {**SIZES, "fixed": {"tau0": 1.0}, "maximise": "gamma"}
 
 
 @functools.cache
@@ -70,12 +71,8 @@ def test_values_are_those_of_networks(tuned, key):
 def test_a_depth_that_is_free(key):
     """The largest depth for γ = 0.5."""
     goal = [of.spread(of.LogNorm()) <= 1.5]
-    arguments: dict[str, Any] = ARGUMENTS | {
-        "depth": (2, 40),
-        "maximise": "depth",
-        "fixed": {"tau0": 1.0, "gamma": 0.5},
-    }
-    found = si.tune("attention", ONE, subject_to=goal, **arguments, key=key)
+    changed = {"depth": (2, 40), "maximise": "depth", "fixed": {"tau0": 1.0, "gamma": 0.5}}
+    found = si.tune("attention", ONE, subject_to=goal, **ARGUMENTS | changed, key=key)
     exact = 1.5**2 / log_factor(0.5)[1]
     print(f"\ndepth {found.depth}, exact {exact:.2f}")
     # Depths are whole numbers.

@@ -42,6 +42,5 @@ LONG_CASES = (
     "test_paths.py::test_a_traced_v0_that_is_no_covariance_raises[jit]",
     "test_pattern_order.py::test_jax_agrees_with_numpy_and_has_derivatives[causal]",
     "test_projected_normal.py::test_density_is_the_integral_over_radii[0.001-2]",
-    "test_roads.py::test_the_posterior_is_the_same[in_single_precision]",
 )
 """Cases of 1 to 14 s whose tests have other cases; they are marked `long`."""

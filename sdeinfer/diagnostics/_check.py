@@ -89,7 +89,6 @@ def check(
     in_range, predicted = range_of(posterior), predictions_of(tree)
     information = None if sums is None else sums.information
     contractions = identification_of(posterior, information) if has_prior(tree) else None
-    skipped = _skipped(posterior, predicted=predicted is not None)
 
     verdicts, notes, assumed = [], [], []
     if kind is not None and misfits is not None:
@@ -114,7 +113,7 @@ def check(
     known = [name for name in posterior.identified if name not in unidentified and name in table.index]
     return Check(
         tuple(verdicts),
-        skipped=skipped,
+        skipped=_skipped(posterior, predicted=predicted is not None),
         identified=tuple(with_precision(name, table) for name in known),
         unidentified=tuple(unidentified),
         notes=tuple(notes),

@@ -48,7 +48,7 @@ def drawn(folder: Path, kind: Architecture, width: int, seed: int) -> xr.Dataset
         pytest.skip(f"{PYTHON} has no torch, set SDEINFER_TORCH_PYTHON: {why_not()}")
     out = folder / "networks.npz"
     command = [PYTHON, str(SCRIPT), str(out), "--kind", kind.name, "--heads", str(kind.sizes.get("heads", 1))]
-    command += ["--causal"] if kind.causal else []
+    command += ["--causal"] if kind.pattern.causal else []
     sizes = {"width": width, "depth": DEPTH, "networks": NETWORKS, "seed": seed}
     for name, value in (sizes | {"gamma": GAMMA, "tau0": TAU0, "slope": SLOPE}).items():
         command += [f"--{name}", str(value)]
@@ -62,7 +62,7 @@ def fitted(folder: Path, kind: Architecture, width: int, seed: int, **options) -
     started = time.perf_counter()
     data = drawn(folder, kind, width, seed)
     ready = time.perf_counter()
-    model = si.models.full_path  # pyright: ignore[reportAttributeAccessIssue]
+    model = si.models.full_path
     post = si.fit(model, data, **options, key=jr.key(0))
     done = time.perf_counter()
     with warnings.catch_warnings():

@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import references
+from budget import assert_estimate, mean_and_error
 
 import sdeinfer as si
 from sdeinfer.infer import LawAt, Networks, innovations, law_at
@@ -132,6 +133,15 @@ def test_wide_networks_need_less_widening():
 def test_statistics_for_a_law_of_finite_width_are_refused_by_the_limit():
     with pytest.raises(ValueError, match="path: these data were prepared for a law of finite width"):
         FullPath(si.ShapedTransformer(**TRUTH).limit(), statistics())
+
+
+def test_the_scatter_is_that_of_many_networks():
+    """J by layers drawn at the mode, against the scores of independent networks with one start."""
+    one, many = observed_path(sampled(1, depth=1)), observed_path(sampled(40_000, depth=1, seed=4))
+    parts = _scatter(one, law_of(), si.ShapedTransformer(**TRUTH), np.eye(4), 16_384).parts
+    scores = np.concatenate([here.score for here in innovations(many, law_of())])
+    (expected, error), (found, its_error) = map(mean_and_error, (scores**2, np.diagonal(parts, axis1=1, axis2=2)))
+    assert_estimate(found, expected, np.hypot(error, its_error))
 
 
 def test_the_scatter_is_the_mean_of_products_of_the_scores_of_its_draws():

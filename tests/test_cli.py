@@ -2,22 +2,15 @@
 
 import json
 import re
-import shlex
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-import typer
 import xarray as xr
 from conftest import WARMUP
 from typer.testing import CliRunner
 
 from sdeinfer import _progress
 from sdeinfer.cli import _results, app
-from sdeinfer.cli._examples import EXAMPLES
-from sdeinfer.cli._results import print_tests
-from sdeinfer.diagnostics._verdict import at_least, at_most
 from sdeinfer.observation import _stored, read, read_posterior, write
 
 SMALL_NETWORKS = ["--width", "96", "--depth", "10", "--tokens", "3", "--networks", "24", "--norm", "1.2"]
@@ -102,12 +95,7 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
 
 
 def test_compare_ranks_architectures_and_writes_a_table(data, tmp_path):
-    kinds = [
-        "--architecture",
-        "transformer",
-        "--architecture",
-        "attention",
-    ]  # of `test_roads`, whose programs these are
+    kinds = ["--architecture", "transformer", "--architecture", "attention"]  # `test_roads` has their programs
     result = run("compare", data, *kinds, *SMALL_FIT, "--out", tmp_path / "table.csv")
     assert result.exit_code == 0, result.output
     rows = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines()
@@ -334,70 +322,6 @@ def test_what_is_in_the_way_of_the_results_is_left_alone(tmp_path, post, monkeyp
 def test_folders_made_for_nothing_are_removed(tmp_path):
     refused(run("calibrate", "--gamma", 2, "--out", tmp_path / "a" / "b" / "c"), "gamma")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_there_is_is_shown_where_no_command_is_given():
-    shown = CliRunner().invoke(app, env={"COLUMNS": "80"})
-    assert shown.exit_code == 0
-    assert shown.stdout == CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
-    _, _, listed = shown.stdout.partition("Commands:\n")
-    assert re.findall(r"^  (\w+) ", listed, re.MULTILINE) == list(EXAMPLES)
-    assert "..." not in listed
-    assert max(map(len, shown.stdout.splitlines())) < 80
-
-
-@pytest.mark.parametrize("name", ["", *EXAMPLES])
-def test_examples_of_the_help_are_commands_that_write_what_they_say(name):
-    shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "80"})
-    lines = shown.stdout.replace("\\\n", "").splitlines()
-    commands = [shlex.split(line)[1:] for line in lines if line.startswith("  sdeinfer ")]
-    said = [out for line in lines for out in re.findall(r"rites ([\w.]+)|then ([\w.]+/)", line)]
-    said = [(first or second).strip("/") for first, second in said]
-    assert len(commands) == len(said) > 0
-    for (command, *arguments), out in zip(commands, said, strict=True):
-        flags = typer.main.get_command(app).commands[command].make_context(command, arguments).params  # pyright: ignore
-        assert str(flags.get("out")) == out.replace("nothing", "None"), (command, arguments)
-
-
-def test_tests_are_printed_beside_their_thresholds(capsys):
-    found = [
-        at_most("converged", "a", 1, 2, ""),
-        at_least("true", "b", np.nan, 2, "draw"),
-        at_least("true", "c", 2, 2, ""),
-    ]
-    print_tests([*found, at_least("identified", "d", 1, 2, "more")])
-    assert capsys.readouterr().out.splitlines() == [
-        "  passed  a 1 < 2",
-        "  FAILED  b nan ≠ 2: draw",
-        "  passed  c 2 = 2",
-        "  unsure  d 1 < 2: more",
-    ]
-
-
-def test_help_and_bad_flags_do_not_load_jax():
-    script = """
-import sys
-from sdeinfer.cli import app
-for arguments, code in [
-    ([], 0),
-    (["--help"], 0),
-    (["calibrate", "--help"], 0),
-    (["calibrate", "--width", "many"], 2),
-    (["calibrate", "--architecture", "rnn"], 2),
-    (["calibrate", "--data", "data.nc", "--gamma", "0.5"], 2),
-    (["fit", "data.nc", "--no-such-flag"], 2),
-    (["tune", "--help"], 0),
-    (["recalibrate"], 2),
-]:
-    try:
-        app(arguments)
-    except SystemExit as end:
-        assert end.code == code, (arguments, end.code)
-    loaded = {"jax", "numpy", "pandas", "xarray", "matplotlib", "tqdm", "rich"} & set(sys.modules)
-    assert not loaded, (arguments, loaded)
-"""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, capture_output=True, text=True)
-    assert len(done.stderr.splitlines()) == 5
 
 
 def test_prompts_and_masks_of_sampled_networks(tmp_path):

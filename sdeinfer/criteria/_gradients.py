@@ -86,13 +86,12 @@ def gradient_norms(
             f"{of!r}"
         )
     V = np.asarray(simulate(layer, V0, times, paths=paths, step=step, key=jr.fold_in(key, 0)))
+    of_tokens = [np.diag(row)[None] for row in np.eye(len(V0), dtype=V.dtype)]
     found = []
     for number, left in enumerate(time - times):
         key_start, *keys = jr.split(jr.fold_in(key, number + 1), len(V0) + 1)
         at = V[:, number]
-        starts = [np.diag(row)[None] for row in np.eye(len(V0), dtype=V.dtype)]
-        if of != "tokens":
-            starts = [_of_weights(attention[0], at, of, key_start)]
+        starts = of_tokens if of == "tokens" else [_of_weights(attention[0], at, of, key_start)]
         ends = [
             tangents_from(layer, at, [left], D0, step=step, key=each)
             for D0, each in zip(starts, keys, strict=False)  # weights have one start

@@ -11,7 +11,7 @@ test of separate families: their mean log ratio and three of its standard deviat
 
 import dataclasses
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -209,16 +209,10 @@ def _densities_at(
     statistics: PathStatistics,
 ) -> Float[np.ndarray, " some"]:
     """Log density of the data by one of the architectures at up to 1 + 2k points, padded to the program's shape."""
-    padded = np.zeros(_largest_shape(kinds))
+    longest = max(len(kind.coordinates) for kind in kinds)
+    padded = np.zeros((1 + 2 * longest, longest))
     padded[: len(u), : u.shape[1]] = u
     return np.asarray(_densities(kinds, number, law, padded, statistics), np.float64)[: len(u)]
-
-
-@lru_cache(maxsize=64)
-def _largest_shape(kinds: tuple[Architecture, ...]) -> tuple[int, int]:
-    """1 + 2k and k for the largest number k of coordinates."""
-    longest = max(len(kind.coordinates) for kind in kinds)
-    return 1 + 2 * longest, longest
 
 
 @partial(jax.jit, static_argnums=(0, 2), compiler_options=RUN_ONCE)

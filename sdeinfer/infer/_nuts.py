@@ -86,7 +86,7 @@ class NUTS(AbstractMarkovChain):
         """
         structure = jax.eval_shape(lambda key, start: self.bind(posterior, key, start)[1], keys[0][:2], starts[0])
         blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), structure)
-        # Of a dense block, of shape (k, k), or of a diagonal, of shape (k,).
+        # A dense block has the shape (k, k), a diagonal one the shape (k,).
         identity = jax.tree.map(
             lambda mass: np.eye(len(mass), dtype=mass.dtype) if mass.ndim == 2 else np.ones_like(mass),
             blank.adapt_state.inverse_mass_matrix,

@@ -137,7 +137,7 @@ class Architecture:
     @property
     def coordinates(self) -> Coordinates:
         """The coordinates in which the parameters are sampled."""
-        return self.template.coordinates
+        return _coordinates(self.structure, self.constants, bool(jax.config.jax_enable_x64))
 
     @property
     def pattern(self) -> Pattern:
@@ -188,6 +188,11 @@ def _template(structure: Any, constants: tuple[float, ...], x64: bool) -> Abstra
     blank = jax.tree.unflatten(structure, map(jnp.asarray, constants) if constants else range(structure.num_leaves))
     coordinates = blank.coordinates
     return blank.with_parameters(coordinates.constrained(np.zeros(len(coordinates))))
+
+
+@functools.lru_cache(maxsize=256)
+def _coordinates(structure: Any, constants: tuple[float, ...], x64: bool) -> Coordinates:  # noqa: FBT001
+    return _template(structure, constants, x64).coordinates
 
 
 def _at_zero(kind: type[AbstractLayer], sizes: Mapping[str, Any]) -> AbstractLayer:

@@ -255,7 +255,7 @@ class Excess(NamedTuple):
 
 
 def excess_of_equal(between: Angles) -> Excess:
-    """What E[|h_a|² |h_c| |h_d|] is more than that of a normal."""
+    """Excess of E[|h_a|² |h_c| |h_d|] over that of a normal, see `Excess`."""
     xp, token = between.norm.__array_namespace__(), np.arange(between.norm.shape[-1])
     norm, rho, sine, turn = between
     pair = (2 / math.pi) * (sine + rho * turn)

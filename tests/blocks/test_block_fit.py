@@ -79,7 +79,7 @@ def test_strengths_of_two_networks_of_two_widths():
     post = plain_fit()
     assert_strengths(post)
     assert set(post["posterior"].data_vars) == set(TRUTH)
-    # Of 4 · 160 rows of three tokens, without the fluctuations of S: 1/√(2 · 4 · 160 · 3), about 1.6 %.
+    # 4 · 160 rows of three tokens give 1/√(2 · 4 · 160 · 3), about 1.6 %, without the fluctuations of S.
     sd = np.log(post["posterior"]["mlp.strength"]).std()
     least = 1 / np.sqrt(2 * DEPTH * (WIDTH + OTHER_WIDTH) * 3)
     assert least < sd < 1.5 * least

@@ -57,7 +57,7 @@ def test_the_parted_tokens_start_with_the_given_token():
 
 
 def test_exponents_have_a_gradient(key):
-    """By a change of γ and τ0 of attention, whose two tokens that part are the only ones."""
+    """The parameters that change are γ and τ0 of attention; the two tokens that part are the only ones."""
 
     def both(change):
         layer = si.ShapedAttention(0.7 + change, 0.8 + change)

@@ -19,7 +19,7 @@ SIZES = {"width": 128, "depth": 16}
 
 @pytest.fixture(scope="module")
 def designed():
-    """By every other of the sizes."""
+    """Every other size is tried."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_design, "SIZES", _design.SIZES[::2])
         return si.design(LAYER, tokens=3, **SIZES, relative_sd=0.05, key=jr.key(1))

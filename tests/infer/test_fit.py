@@ -72,7 +72,7 @@ def test_slopes_come_ordered_with_their_gap(fitted):
 
 
 def test_one_key_gives_one_posterior_and_a_second_fit_of_one_shape_compiles_nothing(fitted, networks, caplog):
-    """Of fewer chains and draws: chains do not depend on each other, nor on the chunks in which they run."""
+    """The second fit has fewer chains and draws: chains do not depend on each other, nor on the chunks they run in."""
     short = {"chains": 1, "draws": 20, "warmup": WARMUP, "predictions": 20}
     with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
         same = si.fit(FULL_PATH, networks, **short, key=jr.key(3))

@@ -84,7 +84,7 @@ def draws_of(law: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.long), "limit"])
 def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
-    """Of the program of networks that are all alike, at the group's parameters; pooled data have the sum."""
+    """The program of networks that are all alike gives it, at the group's parameters; pooled data have the sum."""
     data, grouped = mixed(), prepared(law)
     layout, groups, assumptions = path_layout(observed_path(data)), groups_of(data), assumed(data, law)
     sites = {name: value[None, :3] for name, value in draws_of(law).items()}

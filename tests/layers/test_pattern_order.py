@@ -35,7 +35,7 @@ PATTERNS = {
     "two causal prompts": (Pattern(causal=True, prompts=(2, 2)), 4),
     "a mask of its own": (Pattern.of_mask([[0, 1, 1, 0], [1, 1, 0, 1], [0, 0, 0, 1], [1, 1, 1, 1]]), 4),
 }
-"""Of one number of tokens, so that they share programs."""
+"""All have one number of tokens, so that they share programs."""
 
 ANY = pytest.mark.parametrize("name", PATTERNS)
 FEATURES = {name: number for number, name in enumerate((*VARIANCE_FEATURES[:8], "linear_repeat", "attention_repeat"))}

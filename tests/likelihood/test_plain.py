@@ -52,7 +52,7 @@ def _density_and_slope(law, path: Transitions, V):
 
 
 def density_and_slope(layer, path: Transitions, V=None, law: str = "finite-width") -> tuple[np.ndarray, np.ndarray]:
-    """Of each network, and the gradient of the sum in V: one program for all layers and laws of a pattern."""
+    """Densities of networks, and the gradient of the sum in V: one program for all layers and laws of a pattern."""
     own = law_of(layer, path, law)
     own = of_limits(own, len(path.widths)) if law == "limit" else own
     density, slope = _density_and_slope(own, path, path.observed if V is None else V)
@@ -176,7 +176,7 @@ def test_a_finite_network_is_not_sampled_without_a_chain():
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 def test_a_fit_has_the_posterior_of_the_compressed_one(law):
-    """Of the sampler's own posteriors; a default test compares potentials and densities."""
+    """Two posteriors are sampled; a default test compares potentials and densities."""
     layer = si.ResidualFeedForward(gamma=0.6, c_plus=1.0, c_minus=-1.0)
     V0 = si.equicorrelated(tokens=2, correlation=0.2)
     data = si.sample_networks(layer, V0, width=48, depth=8, networks=8, key=jr.key(0))

@@ -86,7 +86,7 @@ def test_saving_more_often_on_the_same_steps_changes_no_path(V0, key):
     "start", ["unequal", *(pytest.param(s, marks=pytest.mark.slow) for s in ("equicorrelated", "orthogonal"))]
 )
 def test_gradient_is_the_central_difference_on_common_random_numbers(start, key):
-    """By parameters, V0 and normals; backwards through a scan, and forwards through Diffrax's loop."""
+    """Derivatives by parameters, V0 and normals; backwards through a scan, and forwards through Diffrax's loop."""
     # Equicorrelated and orthogonal tokens repeat eigenvalues, where eigenvectors have no derivative.
     V0 = {
         "unequal": random_covariance(3),

@@ -5,7 +5,6 @@ nothing is placed, and the compiled programs are those without this module.
 """
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +24,15 @@ _DIVIDED = threading.Lock()
 
 def local_devices() -> Devices:
     """The devices of this process; only one inside of `jax.default_device`."""
-    return jax.local_devices() if jax.config.jax_default_device is None else jax.local_devices()[:1]
+    chosen = jax.config.jax_default_device
+    if chosen is None:
+        return jax.local_devices()
+    return jax.local_devices(backend=chosen)[:1] if isinstance(chosen, str) else [chosen]
+
+
+def on_cpu() -> bool:
+    """Whether programs run on a CPU."""
+    return local_devices()[0].platform == "cpu"
 
 
 def devices_for(size: int) -> Devices:
@@ -50,11 +57,6 @@ def divided[T: PyTree](arrays: T, devices: Devices, *, axis: int = -1) -> T:
         return NamedSharding(mesh, PartitionSpec(*names))
 
     return jax.device_put(arrays, jax.tree.map(sharding, arrays))
-
-
-def launching_threads() -> int:
-    """Number of threads that launch programs: one per core of a CPU, where a loop runs on one core; 1 elsewhere."""
-    return os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
 
 
 def launching(devices: Devices) -> contextlib.AbstractContextManager[object]:

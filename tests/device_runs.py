@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,8 +27,9 @@ SAMPLER = {"chains": 4, "draws": 30, "warmup": 30}
 used: dict[str, set[int]] = defaultdict(set)
 
 
-def watched(name: str, program: Callable[..., Any]) -> Callable[..., Any]:
-    """A program that records on which devices its results are, before they are gathered."""
+def record(module: Any, attribute: str, name: str) -> None:
+    """Make a program record on which devices its results are, before they are gathered."""
+    program = getattr(module, attribute)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         results = program(*args, **kwargs)
@@ -37,7 +37,7 @@ def watched(name: str, program: Callable[..., Any]) -> Callable[..., Any]:
             used[name].update(device.id for device in leaf.devices())
         return results
 
-    return run
+    setattr(module, attribute, run)
 
 
 def start(tokens: int = 2):
@@ -54,7 +54,10 @@ def networks(layer: si.layers.AbstractLayer, count: int = 150):
 
 
 def chain() -> dict[str, np.ndarray]:
-    return {"covariance": networks(QUICK)["covariance"].values}
+    found = networks(QUICK)["covariance"].values
+    record(sample, "_few_chains", "chosen")
+    with jax.default_device(jax.local_devices()[-1]):
+        return {"covariance": found, "chosen": networks(QUICK)["covariance"].values}
 
 
 def bridges() -> dict[str, np.ndarray]:
@@ -71,13 +74,13 @@ RUNS = {"paths": paths, "chain": chain, "bridges": bridges}
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)  # noqa: FBT003
-    blocks._solve_block = watched("paths", blocks._solve_block)
-    sample._few_chains = watched("chain", sample._few_chains)
+    record(blocks, "_solve_block", "paths")
+    record(sample, "_few_chains", "chain")
     name, file = sys.argv[1:]
-    _metropolis._advance = watched(name, _metropolis._advance)
-    _chains.one_per_device = watched(name, _chains.one_per_device)
+    record(_metropolis, "_advance", name)
+    record(_chains, "one_per_device", name)
     started = time.perf_counter()
     np.savez(file, **RUNS[name]())
-    print(
-        json.dumps({"devices": jax.local_device_count(), "used": len(used[name]), "s": time.perf_counter() - started})
-    )
+    devices, took = jax.local_device_count(), time.perf_counter() - started
+    chosen = sorted(used["chosen"])
+    print(json.dumps({"devices": devices, "used": len(used[name]), "chosen": chosen, "s": took}))

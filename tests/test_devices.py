@@ -10,7 +10,10 @@ import jax
 import numpy as np
 import pytest
 
+import sdeinfer as si
 from sdeinfer import _devices
+from sdeinfer._threads import in_threads
+from sdeinfer.infer import _placed, placed
 
 RUNS = Path(__file__).with_name("device_runs.py")
 ROUNDING = 1e-9
@@ -34,6 +37,9 @@ def test_paths_and_networks_are_the_same_bits_on_four_devices(name, tmp_path):
     assert (alone["used"], together["used"]) == (1, 4)
     for key, value in one.items():
         np.testing.assert_array_equal(four[key], value)
+    if name == "chain":
+        assert together["chosen"] == [3]
+        np.testing.assert_array_equal(four["chosen"], four["covariance"])
 
 
 @pytest.mark.slow
@@ -53,7 +59,27 @@ def test_as_many_devices_as_divide_a_batch(size, count, monkeypatch):
 
 
 def test_a_default_device_is_the_only_one(monkeypatch):
-    monkeypatch.setattr(jax, "local_devices", lambda: 4 * jax.devices()[:1])
+    monkeypatch.setattr(jax, "local_devices", lambda backend=None: 4 * jax.devices()[:1])
     assert len(_devices.local_devices()) == 4
-    with jax.default_device(jax.devices()[0]):
-        assert len(_devices.local_devices()) == 1
+    for chosen in (jax.devices()[0], "cpu"):
+        with jax.default_device(chosen):
+            assert _devices.local_devices() == jax.devices()[:1]
+
+
+def test_threads_have_the_precision_and_the_device_of_the_thread_that_starts_them():
+    def settings(_: int) -> tuple[bool, object]:
+        return jax.config.jax_enable_x64, jax.config.jax_default_device
+
+    with jax.enable_x64(False), jax.default_device("cpu"):  # noqa: FBT003
+        assert list(in_threads(settings, range(5))) == 5 * [(False, "cpu")]
+    assert list(in_threads(settings, range(5), alone=0)) == 5 * [(True, None)]
+
+
+def test_fits_run_beside_an_accelerator_unless_the_caller_chose_a_device(monkeypatch):
+    device = placed(lambda model: jax.config.jax_default_device)
+    assert device(si.models.full_path) is None
+    monkeypatch.setattr(_placed, "on_cpu", lambda: False)
+    assert device(si.models.full_path) == jax.local_devices(backend="cpu")[0]
+    assert device(si.models.thinned_path) is None
+    with jax.default_device("cpu"):
+        assert device(si.models.full_path) == "cpu"

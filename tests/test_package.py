@@ -135,6 +135,7 @@ def test_imports_point_one_way(room):
         "_map_reduce",
         "_numpyro",
         "_progress",
+        "_threads",
         "parameters",
     }
     for file in source_folder(room).glob("*.py"):

@@ -1,7 +1,6 @@
 """Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import equinox as eqx
@@ -11,8 +10,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from sdeinfer._devices import launching_threads
 from sdeinfer._files import InputError
+from sdeinfer._threads import in_threads
 from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._law import LogMatrixNormal, increment_law
 from sdeinfer.blocks._norms import normalised_covariance
@@ -61,7 +60,7 @@ def branch_coefficients(
             table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, LOG_FACTORS, jnp.asarray(here.width))
         found[here.network, here.branch] = table
 
-    in_threads(fill, list(readings(data, order)))
+    over_readings(fill, list(readings(data, order)))
     # Interpolation would spread a hole over all of the table.
     faulty = ~np.isfinite(found).all(axis=(0, 2, 3))
     if faulty.any():
@@ -114,7 +113,7 @@ def readings(data: xr.Dataset, order: BlockOrder) -> Iterator[Reading]:
             yield Reading(network, branch, part, block, int(width), V[network])
 
 
-def in_threads[T](run: Callable[[Reading], T], each: Sequence[Reading]) -> list[T]:
+def over_readings[T](run: Callable[[Reading], T], each: Sequence[Reading]) -> list[T]:
     """Results of a program for many readings; its loops run on one core each.
 
     One reading of each block is first, width by width, so that its program is compiled once: widths may share it.
@@ -125,9 +124,8 @@ def in_threads[T](run: Callable[[Reading], T], each: Sequence[Reading]) -> list[
     rounds = [list(of_width.values()) for of_width in first.values()]
     rounds.append(sorted({*range(len(each))}.difference(*rounds)))
     found: dict[int, T] = {}
-    with ThreadPoolExecutor(launching_threads()) as pool:
-        for numbers in rounds:
-            found |= zip(numbers, pool.map(run, (each[number] for number in numbers)), strict=True)
+    for numbers in rounds:
+        found |= zip(numbers, in_threads(run, [each[number] for number in numbers], alone=0), strict=True)
     return [found[number] for number in range(len(each))]
 
 

@@ -20,7 +20,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy.interpolate import barycentric_interpolate
 
-from sdeinfer.blocks._coefficients import LOG_FACTORS, Reading, in_threads, law_of_increment, readings, reshaped
+from sdeinfer.blocks._coefficients import LOG_FACTORS, Reading, law_of_increment, over_readings, readings, reshaped
 from sdeinfer.blocks._logarithm import SINGULAR
 from sdeinfer.blocks._nodes import wishart_factors
 from sdeinfer.blocks._order import BlockOrder
@@ -127,7 +127,8 @@ def _drawn_coefficients(
             draws = _draws(block, V, here.nodes(seed=seed + 1), _wishart_factors(here, seed), width)
             return None if draws is None else np.asarray(_at_steps(block, V, draws, here.nodes(seed=seed), width))
 
-    found = [drawn for drawn in in_threads(at_steps, each[:: math.ceil(len(each) / INCREMENTS)]) if drawn is not None]
+    chosen = each[:: math.ceil(len(each) / INCREMENTS)]
+    found = [drawn for drawn in over_readings(at_steps, chosen) if drawn is not None]
     if not found:
         return None
     drawn = np.concatenate(found, axis=1)

@@ -28,12 +28,12 @@ from sdeinfer.diagnostics._predictive import predictions_of
 from sdeinfer.diagnostics._range import range_of
 from sdeinfer.diagnostics._summary import constants_of
 from sdeinfer.diagnostics._verdict import Check
-from sdeinfer.infer import in_enough_precision
+from sdeinfer.infer import placed
 from sdeinfer.layers import AbstractLayer, Architecture
 
 
 @checked
-@in_enough_precision
+@placed
 def check(
     post: xr.DataTree,
     data: xr.Dataset | None = None,

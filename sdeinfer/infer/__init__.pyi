@@ -25,8 +25,8 @@ from ._mode import posterior_mode as posterior_mode
 from ._mode import potential as potential
 from ._networks import Networks as Networks
 from ._nuts import NUTS as NUTS
+from ._placed import placed as placed
 from ._posterior import Posterior as Posterior
-from ._precision import in_enough_precision as in_enough_precision
 from ._predictive import predict as predict
 from ._problem import AbstractProblem as AbstractProblem
 from ._range import in_range as in_range

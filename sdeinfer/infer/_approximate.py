@@ -18,7 +18,7 @@ from sdeinfer._files import InputError
 from sdeinfer.infer._assume import assume, require_settings
 from sdeinfer.infer._densities import constrained_sites, latent_structure, over_draws
 from sdeinfer.infer._mode import Mode, posterior_mode, potential
-from sdeinfer.infer._precision import in_enough_precision
+from sdeinfer.infer._placed import placed
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.infer._tree import Labels, attributes_of, attributes_of_draws, groups_of_data, layers_group
@@ -31,7 +31,7 @@ FEWEST = 100
 
 
 @checked
-@in_enough_precision
+@placed
 def approximate(
     model: Callable[..., None],
     data: xr.Dataset,

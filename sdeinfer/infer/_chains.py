@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from sdeinfer._devices import devices_for, launching, one_per_device
 from sdeinfer._progress import ProgressBar, phase
-from sdeinfer.infer._precision import in_this_precision
+from sdeinfer._threads import as_in_this_thread
 
 type Advance = Callable[[Any, PyTree, np.ndarray], tuple[PyTree, dict[str, dict[str, Array]]]]
 """Function from a problem, the state of one chain and a number of iterations to the new state and the draws."""
@@ -58,7 +58,7 @@ def in_chunks(
     """
     devices = devices_for(len(start) if divided else 1)
 
-    @in_this_precision
+    @as_in_this_thread
     def advance_chain(state: PyTree, steps: int) -> tuple[PyTree, dict[str, dict[str, Array]]]:
         return jax.block_until_ready(advance(problem, state, np.asarray(steps)))
 

@@ -20,7 +20,7 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.infer._assume import architecture_of, masked, problem_of, require_identifiable, require_settings
 from sdeinfer.infer._densities import densities_of_data, log_densities
 from sdeinfer.infer._nuts import NUTS
-from sdeinfer.infer._precision import in_enough_precision
+from sdeinfer.infer._placed import placed
 from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._range import in_range
 from sdeinfer.infer._settings import LARGEST_LOGIT
@@ -31,7 +31,7 @@ from sdeinfer.observation import require_loaded, validate
 
 @checked
 @with_progress_line
-@in_enough_precision
+@placed
 def compare(
     model: AbstractModel,
     data: xr.Dataset,

@@ -12,11 +12,12 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from sdeinfer._arguments import checked
 from sdeinfer._progress import phase, with_progress_line
+from sdeinfer._threads import as_in_this_thread
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
 from sdeinfer.infer._branches import fit_branches
 from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities
 from sdeinfer.infer._nuts import NUTS
-from sdeinfer.infer._precision import in_enough_precision, in_this_precision
+from sdeinfer.infer._placed import placed
 from sdeinfer.infer._predictive import labelled, predict, predicted_draws
 from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._range import range_to_fit
@@ -30,7 +31,7 @@ from sdeinfer.observation import require_loaded, validate
 
 @checked
 @with_progress_line
-@in_enough_precision
+@placed
 def fit(
     model: Callable[..., None],
     data: xr.Dataset,
@@ -104,7 +105,7 @@ def fit(
     data, problem = assume(model, data, architecture, law, prior)
     data = problem.examined(data, leave_out_damaged=leave_out_damaged)
     with ThreadPoolExecutor(1) as background:
-        background.submit(in_this_precision(problem.compile_ahead), data)
+        background.submit(as_in_this_thread(problem.compile_ahead), data)
         phase("finding the range of the law")
         data, pilot = range_to_fit(problem, data, largest_logit)
     sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
@@ -141,7 +142,7 @@ def _fitted(
         replicated = None
         if kind is not None and layers_before is not None:
             chosen = problem.of_networks(each, layers_before)[before_at]
-            replicated = background.submit(in_this_precision(predict), chosen, kept, architecture=kind, key=keys[2])
+            replicated = background.submit(as_in_this_thread(predict), chosen, kept, architecture=kind, key=keys[2])
         draws = sampler.sample(model, prepared.joint, each=each, progress=progress, key=keys[0])
     phase("predicting")
     labels, likelihoods = Labels.of(problem, each, kept), {"log_likelihood": draws.log_likelihood}

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 from numpyro.distributions import Distribution, constraints
 
+from sdeinfer._devices import on_cpu
 from sdeinfer.covariance import square_of
 from sdeinfer.layers import ATTENTION_NEXT, AbstractLayer, Limit
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
@@ -137,7 +138,7 @@ class Bridged(Distribution):
         """Log density of the ends, covariances or X Xᵀ/q of outputs X, shape (bridges, m, m)."""
         del intermediates
         bridges, count, ends = self.bridges, len(self.bridges), jnp.asarray(value)
-        together = TOGETHER if jax.default_backend() == "cpu" else count
+        together = TOGETHER if on_cpu() else count
         blocks = -(-count // together)
         size = -(-count // blocks)
         each = (bridges.start, ends, bridges.layers, bridges.width, bridges.more_drift, bridges.features)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import equinox as eqx
@@ -15,9 +14,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
-from sdeinfer._devices import devices_for, divided, launching, launching_threads
+from sdeinfer._devices import devices_for, divided, launching, on_cpu
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
+from sdeinfer._threads import in_threads
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.layers import (
     COLUMNS_AT_ONCE,
@@ -136,7 +136,7 @@ def sample_chains(
     done: Callable[[int], object] = lambda count: None,
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, "networks layers m m"]:
-    """Draw the covariances of networks by the chain, in the threads of `launching_threads`.
+    """Draw the covariances of networks by the chain, in threads.
 
     One compiled program serves every width and every number of networks and layers. Of several devices each draws
     equally many networks of every batch.
@@ -158,27 +158,20 @@ def sample_chains(
     batch = chains_at_once(networks, tokens, layer.column_blocks, room)
     sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
     covariance = np.empty((networks, observed + 1, tokens, tokens), V0.dtype)
-    x64, devices = jax.config.jax_enable_x64, devices_for(batch)
+    devices = devices_for(batch)
 
     def draw(start: int) -> int:
         number = np.arange(start, start + batch)
         members = number[number < networks]
-        # `jax.enable_x64` is thread-local.
-        with jax.enable_x64(x64), launching(devices):
+        with launching(devices):
             starts = divided(V0[np.minimum(number, networks - 1)], devices, axis=0)
             numbers = divided((first + number).astype(np.uint32), devices)
             drawn = chain_batch(layer, starts, numbers, key, **sizes, room=room)
             covariance[members] = np.asarray(drawn)[: len(members), : observed + 1]
         return len(members)
 
-    # The first batch runs alone: threads that start together would each compile the same program.
-    done(draw(0))
-    pool = ThreadPoolExecutor(launching_threads())
-    try:
-        for count in pool.map(draw, range(batch, networks, batch)):
-            done(count)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for count in in_threads(draw, range(0, networks, batch)):
+        done(count)
     return covariance
 
 
@@ -195,13 +188,13 @@ def compile_layer(layer: AbstractLayer, networks: int, tokens: int, *, width: in
 
 def _program(normals: int) -> Callable[..., Array]:
     """The chain's program for so many normals."""
-    return _few_chains if normals <= FEW_NORMALS and jax.default_backend() == "cpu" else _many_chains
+    return _few_chains if normals <= FEW_NORMALS and on_cpu() else _many_chains
 
 
 def chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
     """How many of so many networks a program of the chain draws at once, with room for some observed layers."""
     drawn, returned = tokens * blocks * max(COLUMNS_AT_ONCE, tokens), tokens**2 * (room + 1)
-    wanted = TOGETHER if jax.default_backend() == "cpu" else 1 << (networks - 1).bit_length()
+    wanted = TOGETHER if on_cpu() else 1 << (networks - 1).bit_length()
     return max(1, min(wanted, CHAIN_ENTRIES // drawn, PATH_ENTRIES // returned))
 
 

@@ -2,7 +2,6 @@
 
 from sdeinfer.solve._blocks import block_size as block_size
 from sdeinfer.solve._blocks import in_blocks as in_blocks
-from sdeinfer.solve._blocks import in_threads as in_threads
 from sdeinfer.solve._blocks import solve_in_blocks as solve_in_blocks
 from sdeinfer.solve._brownian import BrownianArray as BrownianArray
 from sdeinfer.solve._brownian import BrownianSteps as BrownianSteps

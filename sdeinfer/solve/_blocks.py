@@ -1,7 +1,6 @@
 """Many paths in blocks of one shape, on all cores and devices: one compiled program serves all data."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import diffrax
@@ -11,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._compiler import BALANCED
-from sdeinfer._devices import devices_for, divided, launching, launching_threads
+from sdeinfer._devices import devices_for, divided, launching, on_cpu
+from sdeinfer._threads import in_threads
 from sdeinfer.solve._brownian import BrownianSteps, BrownianSums
 from sdeinfer.solve._grid import Grid, Times
 from sdeinfer.solve._psd import PSDSplitting
@@ -37,7 +37,7 @@ def block_size(paths: int, entries: int) -> int:
         paths: number of paths.
         entries: number of entries of one factor.
     """
-    if jax.default_backend() == "cpu":
+    if on_cpu():
         return max(1, min(max(TOGETHER, FEWEST_ENTRIES // entries), ENTRIES // entries))
     return min(1 << (paths - 1).bit_length(), max(1, ENTRIES_ELSEWHERE // entries))
 
@@ -111,7 +111,7 @@ def solve_in_blocks(
         limit = jax.tree.map(lambda c: np.broadcast_to(np.asarray(c, X0.dtype), paths), limit)
     size = block_size(paths, X0[0].size)
     devices = devices_for(size)
-    times, x64 = grid.times(X0.dtype, padded=True), jax.config.jax_enable_x64
+    times = grid.times(X0.dtype, padded=True)
     drawn = (grid if noise is None else noise).times(X0.dtype, padded=True).steps
     V = np.empty((paths, len(grid.saved), *X0.shape[1:]), X0.dtype)
     stopped = np.empty(paths, X0.dtype)
@@ -121,8 +121,7 @@ def solve_in_blocks(
         count = min(size, paths - number * size)
         coefficients = limit if steps else jax.tree.map(lambda c: c[members], limit)
         starts = np.moveaxis(X0[members], 0, -1)
-        # `jax.enable_x64` is thread-local.
-        with jax.enable_x64(x64), launching(devices):
+        with launching(devices):
             coefficients = coefficients if steps else divided(coefficients, devices)
             starts = divided(starts, devices)
             block = _solve_block(solver, coefficients, starts, times, drawn, key, np.uint32(number))
@@ -130,20 +129,9 @@ def solve_in_blocks(
         V[members[:count]] = np.moveaxis(V_block[: len(grid.saved), ..., :count], -1, 0)
         stopped[members[:count]] = stopped_block[:count]
 
-    in_threads(solve, -(-paths // size))
+    for _ in in_threads(solve, range(-(-paths // size))):
+        pass
     return V, stopped
-
-
-def in_threads(solve: Callable[[int], None], blocks: int) -> None:
-    """Call a function with the number of each block, in the threads of `launching_threads`.
-
-    JAX's settings are thread-local: the function sets those that it needs.
-    """
-    # The first block runs alone: threads that start together would each compile the same program.
-    solve(0)
-    with ThreadPoolExecutor(launching_threads()) as pool:
-        for _ in pool.map(solve, range(1, blocks)):
-            pass
 
 
 @partial(jax.jit, compiler_options=BALANCED)

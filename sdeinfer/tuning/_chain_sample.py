@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE
+from sdeinfer._devices import on_cpu
+from sdeinfer._threads import in_threads
 from sdeinfer.criteria import AbstractStatistic, Ensemble
 from sdeinfer.layers import AbstractLayer, NetworkKeys
 from sdeinfer.networks import chains_at_once, covariance_chain
-from sdeinfer.solve import in_threads
 from sdeinfer.tuning._ensemble import Sample
 
 FEW_NORMALS = 2**20
@@ -53,25 +54,22 @@ def sample_chain_statistics(
     values = np.empty((len(statistics), networks), V0.dtype)
     along = np.empty((len(statistics), directions, networks), V0.dtype)
     exploded = np.empty(networks, bool)
-    room, x64, tokens = depth if every else 1, jax.config.jax_enable_x64, len(V0)
-    few = networks * depth * tokens * (4 * tokens + width) <= FEW_NORMALS and jax.default_backend() == "cpu"
+    room, tokens = depth if every else 1, len(V0)
+    few = networks * depth * tokens * (4 * tokens + width) <= FEW_NORMALS and on_cpu()
     program = _few_networks if few else _many_networks
     batch = chains_at_once(networks, tokens, layer.column_blocks, room)
 
     def draw(number: int) -> None:
         members = np.arange(number * batch, (number + 1) * batch)
         chosen = members[members < networks]
-        # `jax.enable_x64` is thread-local.
-        with jax.enable_x64(x64):
-            found = program(
-                tuple(statistics), layer, slopes, V0, members.astype(np.uint32), key,
-                width=np.int32(width), depth=np.int32(depth), room=room,
-            )  # fmt: skip
-            values[:, chosen], along[:, :, chosen], exploded[chosen] = (
-                np.asarray(x)[..., : len(chosen)] for x in found
-            )
+        found = program(
+            tuple(statistics), layer, slopes, V0, members.astype(np.uint32), key,
+            width=np.int32(width), depth=np.int32(depth), room=room,
+        )  # fmt: skip
+        values[:, chosen], along[:, :, chosen], exploded[chosen] = (np.asarray(x)[..., : len(chosen)] for x in found)
 
-    in_threads(draw, -(-networks // batch))
+    for _ in in_threads(draw, range(-(-networks // batch))):
+        pass
     return Sample(values, along, exploded)
 
 

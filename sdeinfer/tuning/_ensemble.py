@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from scipy.linalg import block_diag
 
+from sdeinfer._threads import in_threads
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.criteria import AbstractStatistic, Ensemble
 from sdeinfer.solve import (
@@ -18,7 +19,6 @@ from sdeinfer.solve import (
     PSDSplitting,
     Times,
     block_size,
-    in_threads,
     solve_paths,
 )
 from sdeinfer.terms import Limit, LimitSteps
@@ -109,23 +109,20 @@ def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangen
     values = np.empty((len(statistics), paths), dtype)
     along = np.empty((len(statistics), slopes.linear_noise.shape[0], paths), dtype)
     exploded = np.empty(paths, bool)
-    x64 = jax.config.jax_enable_x64
 
     def solve(number: int) -> None:
         members = np.minimum(np.arange(number * size, (number + 1) * size), paths - 1)
         kept = min(size, paths - number * size)
         here, there = (jax.tree.map(lambda c: c[..., members] if own else c, x) for x in (limit.limit, slopes))
-        # `jax.enable_x64` is thread-local.
-        with jax.enable_x64(x64):
-            block = _solve_block(
-                statistics, solver, LimitSteps(here, limit.starts), there, start, V0, times, key, np.uint32(number),
-                size=size, times_saved=len(grid.saved),
-            )  # fmt: skip
-            block = [np.asarray(x) for x in block]
-        chosen = members[:kept]
+        block = _solve_block(
+            statistics, solver, LimitSteps(here, limit.starts), there, start, V0, times, key, np.uint32(number),
+            size=size, times_saved=len(grid.saved),
+        )  # fmt: skip
+        block, chosen = [np.asarray(x) for x in block], members[:kept]
         values[:, chosen], along[:, :, chosen], exploded[chosen] = (x[..., :kept] for x in block)
 
-    in_threads(solve, -(-paths // size))
+    for _ in in_threads(solve, range(-(-paths // size))):
+        pass
     return Sample(values, along, exploded)
 
 

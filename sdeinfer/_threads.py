@@ -1,0 +1,39 @@
+"""Programs in threads: JAX's precision and default device belong to a thread, and each program is compiled once."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+
+from sdeinfer._devices import on_cpu
+
+
+def as_in_this_thread[**P, T](function: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a function so that it runs in any thread with this thread's precision and default device."""
+    x64, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        with jax.enable_x64(x64), jax.default_device(device):
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def in_threads[S, T](run: Callable[[S], T], each: Sequence[S], *, alone: int = 1) -> Iterator[T]:
+    """Iterate over the results of a function that runs programs, in threads: one for each core, or for an accelerator.
+
+    Arguments:
+        run: the function.
+        each: what it is called with.
+        alone: number of first calls that end before others start: threads that start together would each compile the
+            same program.
+    """
+    yield from map(run, each[:alone])
+    pool = ThreadPoolExecutor(os.cpu_count() if on_cpu() else 1)
+    try:
+        yield from pool.map(as_in_this_thread(run), each[alone:])
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -82,6 +82,19 @@ def design_command(
     say(f"expected standard deviations, relative except for logit γ:\n{table_of(found.expected.to_frame('sd'))}")
 
 
+SubjectTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="constraint, as in 'P(norm factor < 2) >= 0.95', of squared norms, or "
+        "'q95(largest correlation) <= 0.9'; may be repeated"
+    ),
+]
+Bounds = Annotated[
+    list[str] | None,
+    typer.Option(help="range of a free parameter, as in gamma=0.1:0.9; depth=8:64 tunes the depth; may be repeated"),
+]
+
+
 @with_groups
 def tune_command(
     *,
@@ -93,22 +106,11 @@ def tune_command(
         str | None, typer.Option(help="parameter or criterion, as in gamma or 'E[effective rank]'")
     ] = None,
     minimise: Annotated[str | None, typer.Option(help="the same, to be minimised; one of the two is needed")] = None,
-    subject_to: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="constraint, as in 'P(norm factor < 2) >= 0.95', of squared norms, or "
-            "'q95(largest correlation) <= 0.9'; may be repeated"
-        ),
-    ] = None,
+    subject_to: SubjectTo = None,
     fix: Annotated[
         list[str] | None, typer.Option(help="fix a parameter that is not tuned, as in tau0=1; may be repeated")
     ] = None,
-    bound: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="range of a free parameter, as in gamma=0.1:0.9; depth=8:64 tunes the depth; may be repeated"
-        ),
-    ] = None,
+    bound: Bounds = None,
     law: Annotated[
         Literal["finite-width", "limit"], typer.Option(help="law of the networks: at their width, or in the limit")
     ] = "finite-width",

@@ -100,7 +100,6 @@ def tune(
     began = time.perf_counter()
     kind, ends = kind_of(architecture, limit=False), _depths(depth)
     objective, sign = _objective(maximise, minimise)
-    constraints = _constraints(subject_to)
     _check_sizes(over, law, width=width, paths=paths)
     fixed, own = with_parts(kind, fixed or {}), {"start": start or {}, "bounds": bounds or {}, "knots": knots or {}}
     named = [*(name for given in own.values() for name in given), *([objective] if isinstance(objective, str) else [])]
@@ -114,7 +113,7 @@ def tune(
         depth=float(ends[1] if isinstance(ends, tuple) else ends),
         objective=objective,
         sign=sign,
-        constraints=constraints,
+        constraints=_constraints(subject_to),
         over=over,
         paths=paths,
         step=step,
@@ -122,9 +121,7 @@ def tune(
     )
     problem, law = _with_law(_checked(stated), law)
     phase("tuning")
-    found = search(problem)
-    if law == "finite-width" and not problem.chain_slopes:
-        problem, found = settled(problem, found)
+    problem, found = _found(problem, law)
     fresh = on_new_samples(problem, found.u, law, paths=paths, key=jr.fold_in(key, 1))
     _check_found(fresh, found)
     return answer(problem, fresh, found, law, began)
@@ -154,6 +151,12 @@ def _with_law(problem: Problem, law: Law) -> tuple[Problem, Law]:
         return problem, "limit"
     check_chain_width(layer, tokens=problem.V0.shape[-1], width=problem.width)
     return (problem if limit else dataclasses.replace(problem, law="finite-width", chain_slopes=True)), "finite-width"
+
+
+def _found(problem: Problem, law: Law) -> tuple[Problem, Found]:
+    """The problem at whose optimum the search ended; by chains of width n its criteria are moved to theirs."""
+    found = search(problem)
+    return settled(problem, found) if law == "finite-width" and not problem.chain_slopes else (problem, found)
 
 
 def _check_sizes(over: str, law: str, **sizes: int) -> None:

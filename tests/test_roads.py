@@ -136,7 +136,7 @@ def test_architectures_are_ranked_by_arvizs_group_as_by_compare(fitted, networks
 
 
 def test_double_precision_where_single_does_not_resolve_the_sums(networks, monkeypatch):
-    monkeypatch.setattr("sdeinfer.infer._precision.SINGLE", 1000)
+    monkeypatch.setattr("sdeinfer.infer._placed.SINGLE", 1000)
     with jax.enable_x64(False):  # noqa: FBT003
         post = si.fit(FULL_PATH, networks, **(SHORT | {"draws": 20}), key=jr.key(1))
         assert post["posterior"]["gamma"].dtype == np.float64

@@ -80,12 +80,13 @@ def test_a_network_without_a_used_transition_is_left_out():
 @pytest.mark.slow
 def test_densities_too_large_to_be_exponentiated_have_weights():
     """Of small networks' covariances in small units: e^elpd of one network is above the largest double."""
-    data = networks("mlp", 6, 24)
+    data = networks("feedforward", 6, 24)
     one, other = (
         ranked(data.assign(covariance=data["covariance"] * unit), architectures=KINDS) for unit in (1.0, 1e-4)
     )
     assert other["elpd"].max() / 6 > 710
-    np.testing.assert_allclose(one.loc["mlp", "weight"], other.loc["mlp", "weight"], rtol=1e-3)
+    # An MLP cannot be, by every network.
+    assert min(one.loc["feedforward", "weight"], other.loc["feedforward", "weight"]) > 0.99
     # In other units densities have another constant, of 6 entries, 24 layers and 6 networks. Rounding makes other draws
     # of the same posterior, 400 in each fit: 0.1 of Monte Carlo error.
     np.testing.assert_allclose(other["elpd"] - one["elpd"], 6 * 24 * 6 * np.log(1e4), rtol=0, atol=0.5)

@@ -83,3 +83,9 @@ def test_fits_run_beside_an_accelerator_unless_the_caller_chose_a_device(monkeyp
     assert device(si.models.thinned_path) is None
     with jax.default_device("cpu"):
         assert device(si.models.full_path) == "cpu"
+
+    def without_a_cpu(backend: str | None = None) -> None:
+        raise RuntimeError("Unknown backend cpu")
+
+    monkeypatch.setattr(jax, "local_devices", without_a_cpu)
+    assert device(si.models.full_path) is None

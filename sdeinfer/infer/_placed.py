@@ -1,6 +1,5 @@
 """Where fits run, and in which precision."""
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -27,13 +26,22 @@ def placed[**P, T](function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         given = (*args, *kwargs.values())
-        chosen = jax.config.jax_default_device is not None or any(isinstance(value, LatentLayers) for value in given)
-        host = None if chosen or on_cpu() else jax.default_device(jax.local_devices(backend="cpu")[0])
+        device = jax.config.jax_default_device
+        if device is None and not on_cpu() and not any(isinstance(value, LatentLayers) for value in given):
+            device = _host()
         x64 = jax.config.jax_enable_x64 or any(_terms(value) > SINGLE for value in given)
-        with host or contextlib.nullcontext(), jax.enable_x64(x64):
+        with jax.default_device(device), jax.enable_x64(x64):
             return function(*args, **kwargs)
 
     return wrapped
+
+
+def _host() -> Any:
+    """The device of the CPU; None where the platforms of JAX, as by JAX_PLATFORMS, leave it out."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
 
 
 def _terms(value: Any) -> int:

@@ -149,7 +149,7 @@ def _block(name: str, options: str) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + len(columns) * "---|"]
     lines += ["| " + " | ".join(_cells(record, row)[column] for column in columns) + " |" for row in rows]
     if chosen.get("run") != "no":
-        lines += ["", _about_the_run(record, rows)]
+        lines += ["", _about_the_run(name, record, rows)]
     return f"<!-- record {name}{options} -->\n" + "\n".join(lines) + "\n<!-- end -->"
 
 
@@ -159,7 +159,7 @@ def _cells(record: Mapping[str, Any], row: str) -> dict[str, str]:
     return dict(zip(record["columns"], [row, *record["rows"][row]["cells"]], strict=True))
 
 
-def _about_the_run(record: Mapping[str, Any], rows: Sequence[str]) -> str:
+def _about_the_run(name: str, record: Mapping[str, Any], rows: Sequence[str]) -> str:
     """When, where and by what the rows were found."""
     by_run: dict[str, list[str]] = {}
     for row in rows:
@@ -168,7 +168,7 @@ def _about_the_run(record: Mapping[str, Any], rows: Sequence[str]) -> str:
     text = f"Run {first}" + "".join(f"; {', '.join(by_run[run])}: {run}" for run in others)
     text += f": `{record['command']}`" + (f", {record['takes']}." if record.get("takes") else ".")
     if record["holds"]:
-        text += " The code has changed since: " + "; ".join(each["because"] for each in record["holds"]) + "."
+        text += f" The code has changed since; `docs/records/{name}.json` says why the numbers hold."
     return text
 
 

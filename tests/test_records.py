@@ -88,7 +88,8 @@ def test_newer_code(recorded):
     assert changed_by("x = 2\n") == ["law.py"]
     records.keep("study", "x is not used")
     assert changed_by("x = 2\n") == []
-    assert "The code has changed since: x is not used." in records.shown(PAGE)
+    assert records.read("study")["holds"][-1]["because"] == "x is not used"
+    assert "docs/records/study.json` says why the numbers hold" in records.shown(PAGE)
     records.update("study", {"64": [".5"], "128": [".4"]})
     assert "has changed" not in records.shown(PAGE)
 

@@ -128,17 +128,31 @@ def test_single_steps_give_what_calibrate_gives(tmp_path, calibrated):
     assert whole["checks"] == steps["checks"]
 
 
-@pytest.mark.slow
-def test_calibrate_reads_a_file_that_xarray_alone_wrote(tmp_path, networks):
+@pytest.fixture
+def foreign(tmp_path, networks):
+    """A file that xarray alone wrote, without attributes."""
     V = networks["covariance"].values[:8]
     xr.Dataset(
         {"covariance": (("network", "layer", "token_a", "token_b"), V)},
         coords={"layer": np.arange(V.shape[1]), "width": ("network", np.full(8, 96))},
     ).to_netcdf(tmp_path / "foreign.nc", engine="h5netcdf")
-    result = run("calibrate", "--data", tmp_path / "foreign.nc", *SMALL_FIT, "--out", tmp_path / "out")
+    return tmp_path / "foreign.nc"
+
+
+@pytest.mark.slow
+def test_calibrate_reads_a_file_that_xarray_alone_wrote(foreign, tmp_path):
+    asked = ("--data", foreign, "--architecture", "transformer")
+    result = run("calibrate", *asked, *SMALL_FIT, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert files(tmp_path / "out") == RESULTS
     assert "truth" not in (tmp_path / "out" / "summary.json").read_text(encoding="utf-8")
+
+
+def test_no_architecture_is_assumed(foreign, tmp_path):
+    for command in ("calibrate", "fit"):
+        given = ("--data", foreign) if command == "calibrate" else (foreign,)
+        refused(run(command, *given, "--out", tmp_path / "out"), "--architecture: the data do not name one; give")
+        assert not (tmp_path / "out").exists()
 
 
 def test_the_smallest_runs_work(tmp_path, post):

@@ -17,7 +17,7 @@ STARTS = {
     "rank one": lambda m: np.outer(np.linspace(0.5, 1.5, m), np.linspace(0.5, 1.5, m)),
     "ρ = 1": lambda m: np.ones((m, m)),
     "ρ = −1": lambda m: np.outer((-1.0) ** np.arange(m), (-1.0) ** np.arange(m)),
-    "a zero": lambda m: np.diag(1.0 * np.arange(m)),
+    "a zero": lambda m: np.diag(np.linspace(0.0, 2.0, m)),
 }
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -22,18 +22,24 @@ def as_in_this_thread[**P, T](function: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
-def in_threads[S, T](run: Callable[[S], T], each: Sequence[S], *, alone: int = 1) -> Iterator[T]:
-    """Iterate over the results of a function that runs programs, in threads: one for each core, or for an accelerator.
+def in_threads[S, T](
+    run: Callable[[S], T], each: Sequence[S], *, alone: int = 1, done: Callable[[T], object] = lambda result: None
+) -> list[T]:
+    """Results of a function that runs programs, called in threads: one for each core, or for an accelerator.
 
     Arguments:
         run: the function.
         each: what it is called with.
         alone: number of first calls that end before others start: threads that start together would each compile the
             same program.
+        done: called with each result in this thread, in order.
     """
-    yield from map(run, each[:alone])
-    pool = ThreadPoolExecutor(os.cpu_count() if on_cpu() else 1)
+    found, pool = [], ThreadPoolExecutor(os.cpu_count() if on_cpu() else 1)
     try:
-        yield from pool.map(as_in_this_thread(run), each[alone:])
+        for call, some in ((map, each[:alone]), (pool.map, each[alone:])):
+            for result in call(as_in_this_thread(run), some):
+                done(result)
+                found.append(result)
     finally:
         pool.shutdown(cancel_futures=True)
+    return found

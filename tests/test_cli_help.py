@@ -1,4 +1,4 @@
-"""What the command line prints without doing any work: its help, and verdicts."""
+"""The help of the command line, and its words for verdicts: nothing here is fitted or sampled."""
 
 import re
 import shlex

@@ -71,8 +71,8 @@ def test_threads_have_the_precision_and_the_device_of_the_thread_that_starts_the
         return jax.config.jax_enable_x64, jax.config.jax_default_device
 
     with jax.enable_x64(False), jax.default_device("cpu"):  # noqa: FBT003
-        assert list(in_threads(settings, range(5))) == 5 * [(False, "cpu")]
-    assert list(in_threads(settings, range(5), alone=0)) == 5 * [(True, None)]
+        assert in_threads(settings, range(5)) == 5 * [(False, "cpu")]
+    assert in_threads(settings, range(5), alone=0) == 5 * [(True, None)]
 
 
 def test_fits_run_beside_an_accelerator_unless_the_caller_chose_a_device(monkeypatch):

@@ -1,4 +1,4 @@
-"""Where fits run, and in which precision."""
+"""The device and the precision of fits."""
 
 import functools
 from collections.abc import Callable

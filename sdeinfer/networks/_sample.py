@@ -170,8 +170,7 @@ def sample_chains(
             covariance[members] = np.asarray(drawn)[: len(members), : observed + 1]
         return len(members)
 
-    for count in in_threads(draw, range(0, networks, batch)):
-        done(count)
+    in_threads(draw, range(0, networks, batch), done=done)
     return covariance
 
 

@@ -129,8 +129,7 @@ def solve_in_blocks(
         V[members[:count]] = np.moveaxis(V_block[: len(grid.saved), ..., :count], -1, 0)
         stopped[members[:count]] = stopped_block[:count]
 
-    for _ in in_threads(solve, range(-(-paths // size))):
-        pass
+    in_threads(solve, range(-(-paths // size)))
     return V, stopped
 
 

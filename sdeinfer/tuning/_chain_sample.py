@@ -68,8 +68,7 @@ def sample_chain_statistics(
         )  # fmt: skip
         values[:, chosen], along[:, :, chosen], exploded[chosen] = (np.asarray(x)[..., : len(chosen)] for x in found)
 
-    for _ in in_threads(draw, range(-(-networks // batch))):
-        pass
+    in_threads(draw, range(-(-networks // batch)))
     return Sample(values, along, exploded)
 
 

@@ -121,8 +121,7 @@ def _blocks(statistics, limit: LimitSteps, slopes: Limit, V0, grid: Grid, tangen
         block, chosen = [np.asarray(x) for x in block], members[:kept]
         values[:, chosen], along[:, :, chosen], exploded[chosen] = (x[..., :kept] for x in block)
 
-    for _ in in_threads(solve, range(-(-paths // size))):
-        pass
+    in_threads(solve, range(-(-paths // size)))
     return Sample(values, along, exploded)
 
 

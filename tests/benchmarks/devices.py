@@ -1,7 +1,7 @@
-"""What a GPU gains: seconds of the same calls, cold and warm, on the devices that JAX finds.
+"""Seconds of the same calls, cold and warm, on the devices that JAX finds.
 
     JAX_PLATFORMS=cpu python tests/benchmarks/devices.py
-    python tests/benchmarks/devices.py [--single]
+    python tests/benchmarks/devices.py [--single] [--fits-there]
 
 Prints one line of JSON for each call as it ends; the first line names the device.
 """
@@ -33,9 +33,16 @@ def paths(tokens: int, count: int) -> jax.Array:
     return si.simulate(TRUTH, start(tokens), [0.0625, 0.125], paths=count, key=jr.key(1))
 
 
-def fitted(tokens: int, count: int) -> Callable[[], Any]:
-    data = networks(tokens, count)
-    return lambda: si.fit(si.models.full_path, data, key=jr.key(2))
+def of_data(call: Callable[[Any], Any]) -> Callable[[], Any]:
+    """The call with the networks of README's example."""
+    data = networks(4, 64)
+    return lambda: call(data)
+
+
+def checked() -> Callable[[], Any]:
+    data = networks(4, 64)
+    post = si.fit(si.models.full_path, data, key=jr.key(2))
+    return lambda: si.check(post, data)
 
 
 def flow(tokens: int) -> Callable[[], Any]:
@@ -45,7 +52,10 @@ def flow(tokens: int) -> Callable[[], Any]:
 
 
 CALLS: dict[str, Callable[[], Callable[[], Any]]] = {
-    "fit, 64 networks of 4 tokens": lambda: fitted(4, 64),
+    "fit": lambda: of_data(lambda data: si.fit(si.models.full_path, data, key=jr.key(2))),
+    "check": checked,
+    "approximate": lambda: of_data(lambda data: si.approximate(si.models.full_path, data, key=jr.key(2))),
+    "compare": lambda: of_data(lambda data: si.compare(si.models.full_path, data, key=jr.key(2))),
     "sample 128 networks, 8 tokens, n = 1024, 128 layers": lambda: lambda: networks(8, 128, width=1024, depth=128),
     "simulate 512 paths, 4 tokens": lambda: lambda: paths(4, 512),
     "simulate 262,144 paths, 4 tokens": lambda: lambda: paths(4, 2**18),
@@ -64,15 +74,17 @@ def seconds(call: Callable[[], Any]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--single", action="store_true", help="float32")
+    parser.add_argument("--fits-there", action="store_true", help="run fits on the device, not on the CPU beside it")
     parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of calls")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", not arguments.single)
     print(json.dumps({"device": jax.devices()[0].device_kind, "float": str(jax.numpy.result_type(float))}))
-    for name, call in CALLS.items():
-        if any(part in name for part in arguments.only):
-            timed = call()
-            cold = seconds(timed)
-            print(json.dumps({"call": name, "cold": cold, "warm": min(seconds(timed) for _ in range(2))}), flush=True)
+    with jax.default_device(jax.devices()[0] if arguments.fits_there else None):
+        for name, call in CALLS.items():
+            if any(part in name for part in arguments.only):
+                timed = call()
+                cold, warm = seconds(timed), min(seconds(timed) for _ in range(2))
+                print(json.dumps({"call": name, "cold": cold, "warm": warm}), flush=True)
 
 
 if __name__ == "__main__":

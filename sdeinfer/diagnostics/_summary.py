@@ -20,6 +20,10 @@ FEWEST = 4
 """Smallest number of draws of each chain; with fewer there is neither an R-hat nor an interval."""
 
 
+ROUNDING = 1e-6
+"""Largest relative difference of draws of a number that does not vary."""
+
+
 @checked
 def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
     """Summarise the posterior of every public parameter, and of those of groups of networks.
@@ -93,7 +97,8 @@ def identified_of(post: xr.DataTree) -> list[str]:
 def draws_of(post: xr.DataTree, group: str = "posterior") -> xr.Dataset:
     """Draws with a variable for each parameter: `w[0]`, `w[1]`, … for the numbers of a site `w` of several.
 
-    Sites of each network or group are left out, unless there are no others.
+    Sites of each network or group are left out, unless there are no others; and numbers that the prior does not vary,
+    as the zeros of a Cholesky factor.
 
     Raises:
         InputError: for a posterior of fewer than `FEWEST` draws.
@@ -103,6 +108,7 @@ def draws_of(post: xr.DataTree, group: str = "posterior") -> xr.Dataset:
         raise InputError(f"post: a chain of at least {FEWEST} draws is needed, got {dict(draws.sizes)}")
     axes = {name: values.dims[2:] for name, values in draws.transpose("chain", "draw", ...).data_vars.items()}
     named = {name for name, dims in axes.items() if any(not str(dim).startswith(f"{name}_dim_") for dim in dims)}
+    prior = post["prior"].to_dataset() if "prior" in post.children else xr.Dataset()
     found: dict[str, xr.DataArray] = {}
     for name, dims in axes.items():
         if name in named and len(named) < len(axes):
@@ -110,8 +116,14 @@ def draws_of(post: xr.DataTree, group: str = "posterior") -> xr.Dataset:
         for place in np.ndindex(*(draws.sizes[dim] for dim in dims)):
             at = dict(zip(dims, place, strict=True))
             labels = ", ".join(str(draws[dim].values[number]) for dim, number in at.items())
-            found[f"{name}[{labels}]" if at else str(name)] = draws[name].isel(at, drop=True)
+            if name not in prior or not _constant(prior[name].isel(at).values):
+                found[f"{name}[{labels}]" if at else str(name)] = draws[name].isel(at, drop=True)
     return xr.Dataset(found, attrs=draws.attrs)
+
+
+def _constant(values: np.ndarray) -> bool:
+    """Whether some draws are equal up to rounding."""
+    return values.size >= FEWEST and bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
 
 
 def fixed_of(post: xr.DataTree) -> dict[str, float]:

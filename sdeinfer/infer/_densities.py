@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from numpyro import handlers
+from numpyro.distributions import biject_to
 from numpyro.infer.util import constrain_fn
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE
@@ -106,7 +107,7 @@ def prior_draws(
 
 
 def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of the latent sites of a program by name, in the program's order.
+    """Shapes and types of the unconstrained values of a program's latent sites by name, in the program's order.
 
     Raises:
         InputError: if there is none.
@@ -120,9 +121,9 @@ def _latent_structure(model: Callable[..., None], shapes: Shapes) -> dict[str, j
 
     def run(*data: PyTree) -> list[Array]:
         trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(*data)
-        sites = {name: jnp.asarray(site["value"]) for name, site in trace.items() if _is_latent(site)}
+        sites = {name: site for name, site in trace.items() if _is_latent(site)}
         names.extend(sites)
-        return list(sites.values())
+        return [_unconstrained(site) for site in sites.values()]
 
     found = jax.eval_shape(run, *shapes.tree())
     if not names:
@@ -148,6 +149,12 @@ def _coordinates_in(trace: Mapping[str, dict[str, Any]]) -> Array | None:
     """Coordinates of the layer in a trace, along the last axis."""
     layer = layer_in(trace)
     return None if layer is None else jnp.moveaxis(layer.coordinates.unconstrained(layer.parameters()), 0, -1)
+
+
+def _unconstrained(site: dict[str, Any]) -> Array:
+    """An array of the shape of a site's unconstrained value: a Dirichlet's of three numbers has two."""
+    value = jnp.asarray(site["value"])
+    return jnp.zeros(biject_to(site["fn"].support).inverse_shape(value.shape), value.dtype)
 
 
 def _is_latent(site: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import PyTree
 from numpyro import handlers
-from numpyro.distributions import Unit
+from numpyro.distributions import ImproperUniform, Unit
 from numpyro.primitives import Messenger
 
 from sdeinfer._files import InputError, first_line
@@ -111,7 +111,8 @@ def _layer_of(program: Callable[[Any], None], statistics: PathStatistics) -> Abs
 
 def _trace_of_program(program: Callable[[Any], None], statistics: PathStatistics) -> Mapping[str, dict[str, Any]]:
     """The sites of a program; where a plate does not fit, an error that names it."""
-    with handlers.trace() as trace, handlers.seed(rng_seed=jr.key(0)):
+    require = functools.partial(_require_sampled, name_of(program))
+    with handlers.trace() as trace, handlers.seed(rng_seed=jr.key(0)), handlers.substitute(substitute_fn=require):
         try:
             program(statistics)
         except (TypeError, ValueError) as error:
@@ -126,6 +127,20 @@ def _trace_of_program(program: Callable[[Any], None], statistics: PathStatistics
                 f"{statistics.networks} networks: numpyro.plate(…, path.networks) does ({first_line(error)})"
             ) from None
     return trace
+
+
+def _require_sampled(name: str, site: Mapping[str, Any]) -> None:
+    """Raise an InputError for a latent site without gradients, or without draws of its prior."""
+    if site["type"] != "sample" or site["is_observed"] or site["value"] is not None:
+        return
+    law = _unwrapped(site["fn"])
+    if law.support.is_discrete:
+        raise InputError(
+            f"model: {site['name']} of {name} is discrete, and has no gradient: sum it out, as by a MixtureGeneral or "
+            "numpyro.factor"
+        )
+    if isinstance(law, ImproperUniform):
+        raise InputError(f"model: {site['name']} of {name} has an improper prior, which cannot be drawn")
 
 
 def observes_path(site: Mapping[str, Any]) -> bool:

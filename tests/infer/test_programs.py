@@ -10,8 +10,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from arviz_stats.base import array_stats
+from budget import assert_estimate
 from matplotlib import pyplot
 from numpyro import handlers
+from numpyro.distributions.transforms import OrderedTransform, StickBreakingTransform
+from numpyro.infer.reparam import ExplicitReparam
 from numpyro.infer.util import log_density
 
 import sdeinfer as si
@@ -224,3 +228,52 @@ def test_what_cannot_be_wrapped_is_one_line(data):
     everything = handlers.condition(FULL_PATH, data={"gamma": 0.6, "c_gap": 2.0, "c_mean": 0.0})
     with pytest.raises(si.InputError, match="model: nothing is left to be sampled"):
         si.fit(everything, data, key=jr.key(0))
+
+
+def constrained(path):
+    """Sites whose unconstrained values have other shapes; γ is beta(1, 2) by its prior."""
+    w = numpyro.sample("w", dist.Dirichlet(jnp.ones(3)))
+    numpyro.sample("chol", dist.LKJCholesky(3, 2.0))
+    numpyro.sample("sum", dist.ZeroSumNormal(1.0, (3,)))
+    numpyro.sample("order", dist.TransformedDistribution(dist.Normal().expand([2]).to_event(1), OrderedTransform()))
+    with numpyro.plate("network", path.networks):
+        numpyro.sample("own", dist.Dirichlet(jnp.ones(2)))
+        numpyro.sample("covariance", law(w[0], path), obs=path.observed)
+
+
+def test_sites_with_constraints_of_vectors_are_fitted(data):
+    """Against quadrature over γ, which does not depend on the others."""
+    program = handlers.reparam(constrained, config={"own": ExplicitReparam(StickBreakingTransform().inv)})
+    post = si.fit(program, data, **SHORT | {"draws": 150, "warmup": 150})
+    np.testing.assert_allclose(post["posterior"]["w"].sum("w_dim_0"), 1)
+    assert (post["posterior"]["order"].diff("order_dim_0") > 0).all()
+    assert post["posterior"]["own_base"].dims[2:] == ("network", "own_base_dim_1")
+    # The ones and zeros of a Cholesky factor are no parameters.
+    table = si.summarise(post)
+    assert [name for name in table.index if name.startswith("chol")] == [
+        f"chol[{entry}]" for entry in ("1, 0", "1, 1", "2, 0", "2, 1", "2, 2")
+    ]
+    path, grid = si.prepare(program, data), np.linspace(0.2, 0.98, 200)
+    log_prob = jax.jit(jax.vmap(lambda gamma: law(gamma, path).log_prob(path.observed).sum()))
+    log_density = np.asarray(log_prob(grid)) + np.log(1 - grid)
+    weights = np.exp(log_density - log_density.max())
+    mean = np.average(grid, weights=weights)
+    sd = np.sqrt(np.average((grid - mean) ** 2, weights=weights))
+    draws = post["posterior"]["w"].values[..., 0]
+    errors = [array_stats.mcse(draws, method=method) for method in ("mean", "sd")]
+    assert_estimate([draws.mean(), draws.std()], [mean, sd], errors)
+
+
+def test_sites_without_gradients_or_draws_are_one_line(data):
+    def discrete(path):
+        k = numpyro.sample("k", dist.Categorical(jnp.full(2, 0.5)))
+        numpyro.sample("covariance", law(jnp.array([0.4, 0.6])[k], path), obs=path.observed)
+
+    def improper(path):
+        gamma = numpyro.sample("gamma", dist.ImproperUniform(dist.constraints.unit_interval, (), ()))
+        numpyro.sample("covariance", law(gamma, path), obs=path.observed)
+
+    with pytest.raises(si.InputError, match="model: k of discrete is discrete, and has no gradient: sum it out"):
+        si.fit(discrete, data, key=jr.key(0))
+    with pytest.raises(si.InputError, match="model: gamma of improper has an improper prior, which cannot be drawn"):
+        si.fit(improper, data, key=jr.key(0))

@@ -67,7 +67,7 @@ def observe_command(
             phase("reducing hidden states")
             observed = observe_file(hidden_states, prompts=prompt)
             parts = (_with_attributes(part, kind) for part in observed)
-            with warnings.catch_warnings(record=True, action="always", category=si.LowPrecisionWarning) as caught:
+            with warnings.catch_warnings(record=True, action="always", category=UserWarning) as caught:
                 written = write_parts(parts, file)
             for warning in caught[:1]:  # the networks are read in parts, each of which warns
                 say(f"sdeinfer: {warning.message}", err=True)

@@ -13,6 +13,7 @@ from sdeinfer.diagnostics._alternatives import Alternative
 from sdeinfer.diagnostics._consequences import SCATTER
 from sdeinfer.diagnostics._directions import DIRECTIONS
 from sdeinfer.diagnostics._innovations import OMISSIONS, WIDTH
+from sdeinfer.diagnostics._networks import SharedNoise
 from sdeinfer.diagnostics._predictive import Predictions
 from sdeinfer.diagnostics._range import Range
 from sdeinfer.diagnostics._summary import draws_of
@@ -37,6 +38,8 @@ from sdeinfer.diagnostics._thresholds import (
     ROUGH_ESS,
     ROUGH_RHAT,
     SCATTER_RATIO,
+    SHARED,
+    SHARED_LEVEL,
     SPREAD,
 )
 from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Verdict, at_least, at_most
@@ -47,6 +50,23 @@ CONTRACTED = " contraction"
 DISTANCE = "distance from the SDE, floors"
 
 ALL_EXPLODE = "every prediction explodes before the last layer, as no network does: see the priors, and the range"
+
+
+def of_shared_noise(found: SharedNoise | None, *, seen: bool) -> list[Verdict]:
+    """The verdict on the independence of networks.
+
+    Arguments:
+        found: what was measured of their innovations.
+        seen: whether `observe` found that their hidden states share weights.
+    """
+    if found is None and not seen:
+        return []
+    correlation = found.correlation if found is not None and found.p < SHARED_LEVEL else 0.0
+    advice = (
+        "networks share weights, as prompts of one network do, and are counted as independent ones: give the prompts a "
+        "dimension of their own, shape (networks, layers, prompts, tokens, width)"
+    )
+    return [at_most("calibrated", "correlation between networks", 1.0 if seen else correlation, SHARED, advice)]
 
 
 def of_layers(

@@ -15,6 +15,7 @@ from sdeinfer.diagnostics._advice import (
     of_predictions,
     of_range,
     of_rough,
+    of_shared_noise,
     of_truth,
     with_precision,
 )
@@ -23,6 +24,7 @@ from sdeinfer.diagnostics._branches import check_branches
 from sdeinfer.diagnostics._consequences import consequences_of
 from sdeinfer.diagnostics._identification import identification_of
 from sdeinfer.diagnostics._innovations import sums_of
+from sdeinfer.diagnostics._networks import shared_noise
 from sdeinfer.diagnostics._posterior import Posterior, has_prior
 from sdeinfer.diagnostics._predictive import predictions_of
 from sdeinfer.diagnostics._range import range_of
@@ -30,6 +32,7 @@ from sdeinfer.diagnostics._summary import constants_of
 from sdeinfer.diagnostics._verdict import Check
 from sdeinfer.infer import placed
 from sdeinfer.layers import AbstractLayer, Architecture
+from sdeinfer.observation import SHARED_WEIGHTS
 
 
 @checked
@@ -90,10 +93,12 @@ def check(
     information = None if sums is None else sums.information
     contractions = identification_of(posterior, information) if has_prior(tree) else None
 
-    verdicts, notes, assumed = [], [], []
+    verdicts, notes, assumed, shared = [], [], [], None
     if kind is not None and misfits is not None:
         sizes = {"law": posterior.law, "networks": posterior.data.sizes["network"]}
         verdicts, notes, assumed = of_layers(misfits, others, kind, table["sd"].to_dict(), **sizes)
+        shared = shared_noise(posterior)
+    verdicts = of_shared_noise(shared, seen=SHARED_WEIGHTS in posterior.data.attrs) + verdicts
     if kind is not None and in_range is not None:
         verdicts += of_range(in_range, kind, attrs)
     notes += of_kept(attrs)

@@ -33,6 +33,8 @@ from sdeinfer.observation._observer import Observer as Observer
 from sdeinfer.observation._outputs import observe_outputs as observe_outputs
 from sdeinfer.observation._outputs import outputs_of as outputs_of
 from sdeinfer.observation._precision import LowPrecisionWarning as LowPrecisionWarning
+from sdeinfer.observation._shared_weights import SHARED_WEIGHTS as SHARED_WEIGHTS
+from sdeinfer.observation._shared_weights import SharedWeightsWarning as SharedWeightsWarning
 from sdeinfer.observation._store import open_in_chunks as open_in_chunks
 from sdeinfer.observation._store import read as read
 from sdeinfer.observation._store import read_posterior as read_posterior

@@ -18,7 +18,8 @@ class Observe:
 
     `observe.equinox`, `observe.flax` and `observe.torch` run models and observe them. If layers arrive one at a time,
     pass them to an `Observer`. Hidden states of any type are read one layer at a time, as float32 or float64;
-    `LowPrecisionWarning` reports when the rounding of float16 or bfloat16 matters.
+    `LowPrecisionWarning` reports when the rounding of float16 or bfloat16 matters, `SharedWeightsWarning` when the
+    networks of one array share weights.
 
     The networks must be independent, each with weights of its own. **Prompts** of one network share its weights:
     prompts treated as networks would count the same weights several times. The tokens of all prompts have one
@@ -38,7 +39,7 @@ class Observe:
             of shape (networks, tokens, width) or (networks, prompts, tokens, width). An xarray.DataArray with the
             dimensions network, layer, (prompt,) token and width may have them in any order; its coordinate `layer`
             holds the layer numbers. The `hidden_states` of Hugging
-            Face models are such a tuple, with the batch as the networks; if the batch holds prompts of one network, use
+            Face models are such a tuple, whose batch holds prompts of one network: use
             `observe(state[None] for state in output.hidden_states)`. In most of these models the last entry has passed
             the final normalisation: leave it out.
         width: n, the number of features of the hidden states, to be checked; None for any.

@@ -16,6 +16,7 @@ from sdeinfer.observation._arrays import as_array, in_order
 from sdeinfer.observation._choice import choose
 from sdeinfer.observation._dataset import covariance_dataset
 from sdeinfer.observation._precision import LARGEST_SHARE, LowPrecisionWarning, rounding_share, spacing_of
+from sdeinfer.observation._shared_weights import SHARED_WEIGHTS, SharedWeights, SharedWeightsWarning
 
 
 class Observer:
@@ -55,6 +56,7 @@ class Observer:
         self._pattern = pattern
         self._shape: tuple[int, ...] = ()
         self._observed = np.zeros(0, int)
+        self.shared_weights = SharedWeights()
 
     def add(self, state: Any) -> None:
         """Reduce the hidden states after the next layer; the initial ones come first.
@@ -93,6 +95,7 @@ class Observer:
             V = X @ np.swapaxes(X, -1, -2) / self.width
         self._check_finite(V, X, name)
         self.covariances.append(V)
+        self.shared_weights.add(X)
 
     def dataset(self, *, layers: ArrayLike | None = None) -> xr.Dataset:
         """The covariances of all layers so far.
@@ -158,6 +161,14 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
     V = _stacked([each.covariances for each in observers])
     data = covariance_dataset(V, width=width, layers=layers).assign_attrs(observers[0].attributes)
     _warn_of_rounding(observers)
+    if any(each.shared_weights.found for each in observers):
+        data = data.assign_attrs({SHARED_WEIGHTS: 1.0})
+        _warn(
+            "hidden_states: the networks of one array share weights, as prompts of one network do, and a fit would "
+            "count them as independent networks: give the prompts a dimension of their own, (networks, layers, "
+            "prompts, tokens, width), as by `observe(state[None] for state in hidden_states)`",
+            SharedWeightsWarning,
+        )
     return data.assign_coords(network=observers[0].first_network + data["network"].values)
 
 
@@ -182,12 +193,16 @@ def _warn_of_rounding(observers: Sequence[Observer]) -> None:
         return
     share = max(rounding_share(each.covariances, width=each.width or 1, spacing=spacing) for each in observers)
     if share > LARGEST_SHARE:
-        warnings.warn(
+        _warn(
             f"hidden_states: {coarsest} rounds by {share:.0%} of the change from layer to layer (root mean squares), "
             "which a fit takes for noise of the layers: run and save the networks in float32",
             LowPrecisionWarning,
-            skip_file_prefixes=(str(Path(__file__).parent),),
         )
+
+
+def _warn(message: str, category: type[UserWarning]) -> None:
+    """Warn at the line of the caller that called the package."""
+    warnings.warn(message, category, skip_file_prefixes=(str(Path(__file__).parent),))
 
 
 def _sizes(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -1,0 +1,79 @@
+"""Whether networks share weights: the correlation of their innovations.
+
+A matrix W of iid normal entries maps tokens x and y to features with the covariance x·y/n. Prompts of one network that
+are taken for networks therefore have increments with correlations of about (x·y)²/(‖x‖² ‖y‖²); those of independent
+networks have none. Networks that start from the same tokens deviate from a wrong law in the same way, which looks like
+a correlation. Differences of the innovations of successive layers are therefore compared: what changes slowly cancels.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+from sdeinfer.covariance import pairs, unvech
+from sdeinfer.diagnostics._innovations import LARGEST, laws_of
+from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.infer import LawAt, innovations
+from sdeinfer.likelihood import Path
+
+AT_MOST = 64
+"""Largest number of networks that are compared with each other, evenly spaced."""
+
+
+class SharedNoise(NamedTuple):
+    """The correlation between networks.
+
+    Attributes:
+        correlation: mean over pairs of networks and layers, by the more significant of two statistics: all entries of
+            an increment of V, and its trace.
+        p: one-sided p-value of both statistics together.
+    """
+
+    correlation: float
+    p: float
+
+
+def shared_noise(posterior: Posterior) -> SharedNoise | None:
+    """The correlation between networks with the same layer at the posterior mean; None where nothing is compared."""
+    sums = np.zeros((2, 3))
+    for path, law in laws_of(posterior):
+        noise = _noise(path, law)
+        traces = np.trace(noise, axis1=-2, axis2=-1)[..., None]
+        sums += [_products(noise.reshape(*noise.shape[:2], -1)), _products(traces)]
+    if not (sums[:, 2] > 0).all():
+        return None
+    total, variance, largest = sums.T
+    p = stats.norm.sf(total / np.sqrt(variance))
+    first = int(np.argmin(p))
+    return SharedNoise(float(total[first] / largest[first]), min(1.0, 2 * float(p[first])))
+
+
+def _noise(path: Path, law: LawAt) -> Float[np.ndarray, "networks layers m m"]:
+    """Innovations of V relative to the norms of the tokens; NaN where no transition was used."""
+    count = len(path.width)
+    path = path.of_networks(np.unique(np.linspace(0, count - 1, min(count, AT_MOST)).astype(int)))
+    found = np.full((len(path.width), len(path.gap), path.tokens, path.tokens), np.nan)
+    rows, columns = pairs(path.tokens)
+    for here in innovations(path, law):
+        y = np.clip(here.y, -LARGEST, LARGEST) * np.where(rows == columns, np.sqrt(2.0), 1.0)
+        changes = path.coordinates(here.transitions).colour(unvech(y))
+        norms = np.sqrt(np.diagonal(path.starts(here.transitions), axis1=-2, axis2=-1))
+        relative = changes / (norms[:, :, None] * norms[:, None, :])
+        found[path.network[here.transitions], path.layer[here.transitions]] = relative
+    return found
+
+
+def _products(noise: Float[np.ndarray, "networks layers entries"]) -> Float[np.ndarray, "3"]:
+    """Sums over pairs of networks, of products of their differences: total, its variance, and products of norms.
+
+    The products of different pairs, and of layers that are not neighbours, are uncorrelated for independent networks.
+    """
+    changes = np.nan_to_num(np.diff(noise, axis=1)).swapaxes(0, 1)
+    one, other = np.triu_indices(len(noise), 1)
+    products = (changes @ changes.swapaxes(1, 2))[:, one, other]
+    norms = np.linalg.norm(changes, axis=-1)
+    errors = products - products.mean()
+    own, neighbours = np.sum(errors**2), 2 * np.sum(errors[1:] * errors[:-1])
+    return np.array([products.sum(), max(own, own + neighbours), np.sum(norms[:, one] * norms[:, other])])

@@ -31,7 +31,7 @@ from sdeinfer.diagnostics import (
 from sdeinfer.meanfield import _models
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
 from sdeinfer.meanfield._laws import AbstractTokenLaw, ObservedFlow
-from sdeinfer.meanfield._misfits import CAUSES, FITTED, OF_NOISE, misfits
+from sdeinfer.meanfield._misfits import CAUSES, FITTED, OF_NOISE, PULL, misfits
 from sdeinfer.meanfield._models import TokenModel, token_model
 from sdeinfer.meanfield._path import token_path
 
@@ -101,6 +101,8 @@ def _of_misfits(table: pd.DataFrame, post: xr.DataTree, names: list[str]) -> tup
     sds = pd.Series({name: float(np.log(draws[name]).std()) for name in FITTED if name in names}, dtype=float)
     each = significant.loc[:, list(sds.index)].abs() / sds
     moves = each.max(axis=1) if len(sds) else pd.Series(0.0, significant.index)
+    # The step and β are moved themselves, by as many posterior sds as their score has.
+    moves = moves.where(moves.index != PULL, np.sqrt(significant["statistic"]))
     sizes = {
         "misfit of the layers": (significant["effect"], EFFECT),
         "move by the misfit, posterior sds": (moves, MOVE),

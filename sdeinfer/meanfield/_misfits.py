@@ -31,11 +31,18 @@ AXES = 3
 SIMULATED = 50_000
 """Least number of simulated tokens: the variances of scores then have an error of about 1 %."""
 
+PULLS = (1.0, 4.0, 16.0)
+"""Inverse temperatures at which a pull of other tokens is looked for: where it repels, β is the prior's."""
+
 DIFFERENCE = 1e-2
 """Relative change of β and of the step for the derivatives of the means."""
 
+PULL = "pull"
+"""The direction of the step and β themselves, whose scores are not zero where a prior or a bound holds them."""
+
 CAUSES = {
     "values": "the value matrix is not the identity, or not the fitted one",
+    PULL: "tokens move by another step or β than the fitted ones, as a negative step, by which they repel each other",
     "logits": "the query and key matrices are not the identity",
     "linear": "tokens also move by themselves, as by an MLP or a bias",
     "speed": "tokens move faster or slower with many neighbours, as by attention without normalisation",
@@ -72,10 +79,14 @@ def misfits(law: AbstractTokenLaw, tokens: Float[Array, "networks layers n D"]) 
     # Observations of a flow add up what every layer does.
     growth = np.ones_like(layers) if isinstance(law, NoisyLayers) else layers / layers.mean()
     p = np.asarray(_attention(law.flow, points))
+    pulls = np.stack([_pull(law.flow, points, jnp.asarray(beta)) for beta in PULLS], axis=-2)
+    pulls /= np.sqrt((pulls**2).mean(axis=(0, 1, 2, 4), keepdims=True))  # without the softmax they grow as exp β
 
     def scores_of(x: Array) -> dict[str, Float[np.ndarray, "units k"]]:
         e, scores, scatter = map(np.asarray, _innovations(x, mean, noise, slopes))
-        return _directions(e, scores, scatter, points=np.asarray(points), p=p, growth=growth[:, None, None])
+        return _directions(
+            e, scores, scatter, points=np.asarray(points), p=p, pulls=pulls, growth=growth[:, None, None]
+        )
 
     second: dict[str, np.ndarray] = {}
     repeats = math.ceil(SIMULATED / noise.size)
@@ -84,7 +95,7 @@ def misfits(law: AbstractTokenLaw, tokens: Float[Array, "networks layers n D"]) 
             second[name] = second.get(name, np.zeros(())) + scores.T @ scores / repeats
     rows = {}
     for name, scores in scores_of(tokens).items():
-        fitted = () if name == "common" else FITTED
+        fitted = () if name in (PULL, "common") else FITTED
         components = len(scores) * (mean.shape[-1] - 1)
         rows[name] = _tested(scores.sum(axis=0), second[name], fitted, components=components)
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("direction")
@@ -100,6 +111,15 @@ def _attention(
     flow: SelfAttentionFlow, points: Float[Array, "networks layers n D"]
 ) -> Float[Array, "networks layers heads n n"]:
     return jax.lax.map(jax.vmap(lambda x: flow.attention(x, x)), points)
+
+
+@eqx.filter_jit
+def _pull(
+    flow: SelfAttentionFlow, points: Float[Array, "networks layers n D"], beta: Float[Array, ""]
+) -> Float[Array, "networks layers n D"]:
+    """The branch of a layer at another β."""
+    at = eqx.tree_at(lambda flow: flow.beta, flow, beta)
+    return jax.lax.map(jax.vmap(lambda x: at.residual(x, x)), points)
 
 
 def _slope(
@@ -142,6 +162,7 @@ def _directions(
     *,
     points: Float[np.ndarray, "networks layers n D"],
     p: Float[np.ndarray, "networks layers heads n n"],
+    pulls: Float[np.ndarray, "networks layers n betas D"],
     growth: Float[np.ndarray, "layers 1 1"],
 ) -> dict[str, Float[np.ndarray, "units k"]]:
     """Scores of every direction, and then those of the fitted parameters: one row per token.
@@ -154,6 +175,7 @@ def _directions(
         scatter: scores of a scatter of the noise.
         points: tokens at which the directions are evaluated.
         p: the attention.
+        pulls: the branch of a layer at each of `PULLS`.
         growth: factor of a direction at each layer.
     """
     axes = np.linalg.svd(points.reshape(-1, points.shape[-1]), full_matrices=False)[2][:AXES]
@@ -184,6 +206,7 @@ def _directions(
     along = np.einsum("klid,klic->kldc", e, points)
     pairs = [(e.sum(axis=2) ** 2).sum(-1) - (e**2).sum((-1, -2))]
     pairs.append((along**2).sum((-1, -2)) - ((e**2).sum(-1) * (points**2).sum(-1)).sum(-1))
+    rows[PULL] = (np.einsum("klid,klibd->klib", e, pulls) * growth).reshape(-1, len(PULLS))
     return rows | {"common": np.stack(pairs, axis=-1).reshape(-1, 2)}
 
 

@@ -40,12 +40,15 @@ def splitting_step(
         odd: whether the flows are composed in reverse order.
         tangents: whether the factor is [X; Ẋ].
     """
-    explodes = explosion(limit, X[: len(X) // 2] if tangents else X, h)
+    tokens = len(X) // 2 if tangents else len(X)
+    explodes = explosion(limit, X[:tokens], h)
     # The terms of a path that explodes must not overflow.
     X = jnp.where(explodes, identity_like(X), X)
     moved = composed(flows_of(limit, h, G, tangents=tangents), X, odd)
-    # Noise may take a path so far that the drift after it overflows. No entry of V exceeds this sum.
-    return moved, explodes | ~jnp.isfinite(jnp.sum(moved * moved, axis=(0, 1)))
+    # Noise may take a path so far that a step from there explodes, or overflows: it explodes within this step, or its V
+    # would pass for finite where no step follows. No entry of V exceeds the sum.
+    explodes |= explosion(limit, moved[:tokens], h) | ~jnp.isfinite(jnp.sum(moved * moved, axis=(0, 1)))
+    return moved, explodes
 
 
 def flows_of(limit: Limit, h: Float[Array, ""], G: Float[Array, "k columns ..."], *, tangents: bool) -> list[Flow]:

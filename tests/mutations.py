@@ -119,6 +119,18 @@ MUTATIONS = (
     Mutation("networks: temperature of the logits", ATTENTION, "tau = self.tau0 * math.sqrt", "tau = 1.05 * self.tau0 * math.sqrt", CHAIN),
     Mutation("networks: He constant", "layers/_relu.py", "he = 2 / (s_plus**2 + s_minus**2)", "he = 2.1 / (s_plus**2 + s_minus**2)", CHAIN),
     Mutation("networks: shortcut", "layers/_base.py", "jnp.sqrt(", "1.05 * jnp.sqrt(", CHAIN),
+    # Every room, by somebody who had not written its tests.
+    Mutation("blocks: noise of the n columns", "blocks/_law.py", "hidden.covariance + across / width", "hidden.covariance + 1.05 * across / width", "tests/blocks/test_block_law.py::test_increments_and_their_sums_are_wishart_matrices_given_S"),
+    Mutation("blocks: chain, mean over heads", "blocks/_attention.py", "S / (self.heads *", "S / (1.03 * self.heads *", "tests/blocks/test_block_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),
+    Mutation("blocks: volume of the logarithm", "blocks/_law.py", "/ 24 - (m + 1)", "/ 20 - (m + 1)", "tests/blocks/test_block_law.py::test_volume_is_that_of_the_matrix_exponential"),
+    Mutation("likelihood: fit of outputs", "likelihood/_bridge.py", "(fit + log_det", "(1.05 * fit + log_det", "tests/likelihood/test_bridge.py::test_outputs_have_the_density_of_their_covariance"),
+    Mutation("tuning: moves to a width", "tuning/_width.py", "(moves + problem.offset", "(0.8 * moves + problem.offset", "tests/tuning/test_width.py::test_a_posterior_moves_the_values_of_paths"),
+    Mutation("consequences: curvature of priors", "diagnostics/_consequences.py", "prior = np.diag(_prec", "prior = 1.2 * np.diag(_prec", "tests/diagnostics/test_consequences.py::test_one_token_by_hand"),
+    Mutation("blocks: noise across the stream", "blocks/_law.py", "squared / width * cross", "1.05 * squared / width * cross", "tests/blocks/test_block_law.py::test_increments_and_their_sums_are_wishart_matrices_given_S"),
+    Mutation("criteria: gradients of queries", "criteria/_gradients.py", "(variance / tau0**2 *", "(variance / tau0 *", "tests/criteria/test_gradients.py"),
+    Mutation("gradient: bound on variances", "likelihood/_moments.py", "* (y * y) * dx", "* y * dx", "tests/likelihood/test_statistics.py"),
+    Mutation("gradient: projected normal", "meanfield/_projected_normal.py", "k / ratio * tangents[0]", "1.05 * k / ratio * tangents[0]", "tests/meanfield/test_projected_normal.py"),
+    Mutation("mean field: first clusters", "meanfield/_modes.py", "2 / number *", "1.7 / number *", "tests/meanfield/test_first_clusters.py"),
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from block_references import attention_gram, isserlis, mlp_gram, packed_moments
 from budget import assert_estimate, assert_within
 from conftest import random_covariance
 from references import arc_cosine_kernel, assert_agrees, packed
-from scipy import special, stats
+from scipy import linalg, special, stats
 
 import sdeinfer as si
 from sdeinfer import blocks
@@ -25,8 +25,10 @@ from sdeinfer.blocks import (
     SelfAttention,
     increment_moments,
     law_of_increment,
+    output_moments,
 )
-from sdeinfer.covariance import vech
+from sdeinfer.covariance import unvech, vech
+from sdeinfer.layers import NetworkKeys
 
 SCRAMBLINGS = 16
 V3 = np.asarray(random_covariance(3))
@@ -79,15 +81,24 @@ def assert_by_nodes(values: np.ndarray, expected: np.ndarray) -> None:
     assert_within(z, "means over scramblings, as normal scores")
 
 
+@eqx.filter_jit
+def drawn(branch, V, numbers, key):
+    S = branch.hidden_covariance(V, width=WIDTH, keys=NetworkKeys.numbered(key, numbers))
+    return jnp.moveaxis(S[:, :, 0], -1, 0)
+
+
 @pytest.mark.parametrize("name", TWINS)
-def test_moments_are_those_of_plain_sampling(name):
+def test_moments_are_those_of_plain_sampling_and_of_the_chain(name, key):
     branch, draw = TWINS[name]
-    sampled = packed_moments(draw(40_000, np.random.default_rng(0)))
-    for (estimate, error), by_nodes in zip(sampled, scrambled(branch, V3), strict=True):
-        of_nodes = by_nodes.std(0, ddof=1) / np.sqrt(SCRAMBLINGS)
-        # The few scramblings' own error counts little; their share is asserted.
-        assert of_nodes.max() < error.max() / 2
-        assert_estimate(estimate, by_nodes.mean(0), np.hypot(error, of_nodes))
+    by_nodes = scrambled(branch, V3)
+    numbers = np.arange(40_000, dtype=np.uint32)
+    chain = np.asarray(drawn(branch, np.repeat(V3[:, :, None, None], len(numbers), axis=-1), numbers, key))
+    for S in (draw(len(numbers), np.random.default_rng(0)), chain):
+        for (estimate, error), of_nodes in zip(packed_moments(S), by_nodes, strict=True):
+            its_error = of_nodes.std(0, ddof=1) / np.sqrt(SCRAMBLINGS)
+            # The few scramblings' own error counts little; their share is asserted.
+            assert its_error.max() < error.max() / 2
+            assert_estimate(estimate, of_nodes.mean(0), np.hypot(error, its_error))
 
 
 def test_relu_has_the_arc_cosine_kernel():
@@ -162,6 +173,23 @@ def test_density_of_a_wishart_matrix():
     assert np.abs(gaps).max() < 0.1
     # Next terms are smaller by 1/n.
     np.testing.assert_allclose([at_mean[0] / at_mean[1], odd[0] / odd[1], even[0] / even[1]], [4, 2, 4], rtol=30 / 4e3)
+
+
+def test_volume_is_that_of_the_matrix_exponential():
+    """det of log D ↦ D, by differences; the next term is a sum of δ⁴/2880 over differences δ of eigenvalues."""
+    L, E = np.linalg.cholesky(V3), unvech(0.2 * np.random.default_rng(7).standard_normal(6))
+
+    def exponential(packed_logarithm):
+        return packed(L @ linalg.expm(unvech(packed_logarithm)) @ L.T)
+
+    h, at = 1e-5, packed(E)
+    jacobian = np.stack([exponential(at + step) - exponential(at - step) for step in h * np.eye(6)]) / (2 * h)
+    moments = MatrixMoments(jnp.asarray(V3), jnp.asarray(isserlis(V3)))
+    law = LogMatrixNormal.of(jnp.asarray(unvech(exponential(at))), moments)
+    assert_agrees(law.logarithm, at)
+    delta = np.subtract.outer(*[np.linalg.eigvalsh(E)] * 2)
+    exact = -np.linalg.slogdet(jacobian)[1] - 3 * np.log(2 * np.pi)
+    np.testing.assert_allclose(law.log_volume, exact, atol=(delta**4).sum() / 2 / 2880 + 1e-8)
 
 
 jitted_law = eqx.filter_jit(law_of_increment)
@@ -251,14 +279,15 @@ def test_moments_of_the_logarithm_by_draws_are_the_leading_order_for_small_fluct
     np.testing.assert_allclose(np.divide(one, half), 4, rtol=0.02)
 
 
-def test_increments_have_the_moments_of_a_mixture_of_wishart_matrices():
-    """By draws of S and of a Wishart matrix given S."""
-    branch, draw = TWINS["gelu with bias"]
-    rng = np.random.default_rng(6)
-    S = draw(40_000, rng)
-    G = np.linalg.cholesky(S) @ rng.standard_normal((len(S), 3, WIDTH))
-    sampled = packed_moments(G @ np.swapaxes(G, 1, 2) / WIDTH)
-    hidden = moments(branch, jnp.asarray(V3), branch.nodes(3, WIDTH, log2=16), WIDTH)
-    found = increment_moments(hidden, width=WIDTH)
-    for (estimate, error), exact in zip(sampled, (packed(found.mean), found.covariance), strict=True):
-        assert_estimate(estimate, exact, error)
+def test_increments_and_their_sums_are_wishart_matrices_given_S():
+    """For S with two values: central, and noncentral by what the increment is added to."""
+    width, strength, skip = 5, 0.7, 0.9
+    each = np.stack([np.asarray(random_covariance(3, seed=seed)) for seed in (1, 2)])
+    of_S = np.cov(np.stack([packed(S) for S in each]).T, ddof=0)
+    increment = increment_moments(MatrixMoments(jnp.asarray(each.mean(0)), jnp.asarray(of_S)), width=width)
+    output = output_moments(jnp.asarray(V3), increment, strength=strength, skip=skip, width=width)
+    for found, start, scale in ((increment, 0 * V3, 1.0), (output, skip**2 * V3, strength**2)):
+        sums = start + scale * each
+        given = np.mean([isserlis(each) - isserlis(start) for each in sums], axis=0) / width
+        np.testing.assert_allclose(found.mean, sums.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(found.covariance, given + scale**2 * of_S, rtol=1e-10, atol=1e-14)

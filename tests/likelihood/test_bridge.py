@@ -142,6 +142,9 @@ def test_outputs_have_the_density_of_their_covariance(outputs):
     S = repeated(X @ X.T / outputs, batch)
     lengths, xi = np.full(batch, layers), normals(layers, tokens, batch)
     log_w = bridged(law, repeated(V, batch), S, lengths, xi, outputs=outputs)[0]
+    # After no layers it is that of independent outputs.
+    at_once = bridged(law, repeated(V, batch), S, 0 * lengths, xi, outputs=outputs)[0]
+    assert_agrees(at_once, np.full(batch, stats.multivariate_normal.logpdf(X.T, cov=V).sum()))
     found, error = log_mean(log_w)
     last = np.moveaxis(np.asarray(forward(law, repeated(V, batch), layers, jr.key(6))), -1, 0)
     density = -0.5 * (

@@ -79,13 +79,19 @@ def test_a_depth_that_is_free(key):
     assert_estimate(found.depth, exact, math.hypot(found.parameters["error"].iloc[0], 0.5))
 
 
-def test_a_posterior_moves_the_values_of_paths(key):
+def test_a_posterior_moves_the_values_of_paths(tuned, key):
     """Networks at the medians move the values: a posterior without width gives the same γ."""
     draws = xr.Dataset({"tau0": (("chain", "draw"), np.ones((2, 50)))})
     arguments: dict[str, Any] = ARGUMENTS | {"fixed": None, "posterior": xr.DataTree.from_dict({"posterior": draws})}
     found = si.tune("attention", ONE, subject_to=[of.spread(of.LogNorm()) <= BOUND], **arguments, key=key)
     assert_estimate(found.values["gamma"], largest(exact_spread), found.parameters["error"].iloc[0])
     assert found.criteria["value"].iloc[0] == pytest.approx(BOUND, abs=5 * found.criteria["error"].iloc[0])
+    # Of draws that are all alike the values are those of networks, on the same ones without a posterior.
+    values = [
+        each.on_new_samples(paths=2048, key=key).estimates(each.constraints[0].criterion, found.u)[0].value
+        for each in (found, tuned)
+    ]
+    np.testing.assert_allclose(*values, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import PyTree
 from numpyro import handlers
-from numpyro.distributions import ImproperUniform, Unit
+from numpyro.distributions import ImproperUniform, MaskedDistribution, Unit
 from numpyro.primitives import Messenger
 
 from sdeinfer._files import InputError, first_line
@@ -111,7 +111,7 @@ def _layer_of(program: Callable[[Any], None], statistics: PathStatistics) -> Abs
 
 def _trace_of_program(program: Callable[[Any], None], statistics: PathStatistics) -> Mapping[str, dict[str, Any]]:
     """The sites of a program; where a plate does not fit, an error that names it."""
-    require = functools.partial(_require_sampled, name_of(program))
+    require = functools.partial(_require_fittable, name_of(program))
     with handlers.trace() as trace, handlers.seed(rng_seed=jr.key(0)), handlers.substitute(substitute_fn=require):
         try:
             program(statistics)
@@ -129,18 +129,23 @@ def _trace_of_program(program: Callable[[Any], None], statistics: PathStatistics
     return trace
 
 
-def _require_sampled(name: str, site: Mapping[str, Any]) -> None:
-    """Raise an InputError for a latent site without gradients, or without draws of its prior."""
+def _require_fittable(name: str, site: Mapping[str, Any]) -> None:
+    """Raise an InputError for some of a plate, and for a latent site without gradients or without prior draws."""
+    size, some = site["args"] if site["type"] == "plate" else (None, None)
+    if some not in (None, size):
+        raise InputError(
+            f"model: the plate {site['name']} of {name} takes {some} of {size}, and a fit takes all: leave "
+            "subsample_size out, also for si.prepare, whose path HMCECS and SVI take with it, by path[indices]"
+        )
     if site["type"] != "sample" or site["is_observed"] or site["value"] is not None:
         return
-    law = _unwrapped(site["fn"])
+    own, law = f"model: {site['name']} of {name}", _unwrapped(site["fn"])
+    if _paths_in(law):
+        raise InputError(f"{own} is not observed: obs=path.observed is needed, and instead of obs_mask fewer networks")
     if law.support.is_discrete:
-        raise InputError(
-            f"model: {site['name']} of {name} is discrete, and has no gradient: sum it out, as by a MixtureGeneral or "
-            "numpyro.factor"
-        )
+        raise InputError(f"{own} is discrete, and has no gradient: sum it out, by a MixtureGeneral or numpyro.factor")
     if isinstance(law, ImproperUniform):
-        raise InputError(f"model: {site['name']} of {name} has an improper prior, which cannot be drawn")
+        raise InputError(f"{own} has an improper prior, which cannot be drawn")
 
 
 def observes_path(site: Mapping[str, Any]) -> bool:
@@ -169,16 +174,24 @@ def _is_factor(site: Mapping[str, Any]) -> bool:
 
 
 def _site_shapes(program: Callable[[Any], None], prepared: Any) -> dict[str, Any]:
-    """Shapes of all sites but the observed path, and of their laws."""
+    """Shapes of all sites but the observed path, and of their laws; of that the shapes of its mask and its scale."""
     shapes: dict[str, Any] = {}
 
     def run(prepared: Any) -> None:
         for name, site in handlers.trace(handlers.seed(program, jr.key(0))).get_trace(prepared).items():
-            if site["type"] == "sample" and not observes_path(site):
+            if observes_path(site):
+                shapes[name] = _shape_of_mask(site["fn"]), getattr(site["scale"], "shape", ())
+            elif site["type"] == "sample":
                 shapes[name] = jnp.shape(site["value"]), site["fn"].batch_shape
 
     jax.eval_shape(run, prepared)
     return shapes
+
+
+def _shape_of_mask(distribution: Any) -> tuple[int, ...]:
+    """The shape of the mask of a distribution, with those of what it wraps; of no mask or one of one number ()."""
+    here = jnp.shape(distribution._mask if isinstance(distribution, MaskedDistribution) else True)
+    return here + (_shape_of_mask(distribution.base_dist) if hasattr(distribution, "base_dist") else ())
 
 
 def _unwrapped(distribution: Any) -> Any:

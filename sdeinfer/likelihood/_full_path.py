@@ -56,7 +56,7 @@ class FullPath(Distribution):
         if tuple(batch_shape) != self.batch_shape:
             raise InputError(
                 f"plate: one of the path's {self.path.networks} networks is needed around their law, got plates of the "
-                f"shape {tuple(batch_shape)}"
+                f"shape {tuple(batch_shape)}; for some of them, the law of path[indices]"
             )
         return self
 

@@ -2,11 +2,12 @@
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from sdeinfer.covariance import Pattern
@@ -27,7 +28,10 @@ class AbstractPath(eqx.Module):
         pattern: the attention pattern of the coordinates.
         assumptions: assumptions of the fit.
         hidden: whether `observed` is None, so that a program samples the data.
+        arrays: names of the fields with a leading axis of networks.
     """
+
+    arrays: ClassVar[tuple[str, ...]]
 
     widths: eqx.AbstractVar[Float[Array, " widths"]]
     width: eqx.AbstractVar[Int[Array, " networks"]]
@@ -70,6 +74,12 @@ class AbstractPath(eqx.Module):
     def observed(self) -> Float[Array, "networks ..."] | None:
         """The value that a program observes: pass it as `obs`."""
         return None if self.hidden else self.value
+
+    def __getitem__(self, indices: Int[Array | np.ndarray, " some"]) -> "AbstractPath":
+        """Some of the networks, as those of a plate with `subsample_size`; the indices may be traced."""
+        own = {name: getattr(self, name) for name in self.arrays}
+        own = {name: None if x is None else jnp.asarray(x)[indices] for name, x in own.items()}
+        return dataclasses.replace(self, **own)
 
     def with_adjustment(self, adjustment: Adjustment) -> "AbstractPath":
         """The same data with another adjustment."""

@@ -39,6 +39,8 @@ class Transitions(AbstractPath):
         used: whether each transition is used, shape (networks, layers).
     """
 
+    arrays = ("covariance", "used", "width")
+
     covariance: Float[Array, "networks layers m m"]
     used: Bool[Array, "networks transitions"]
     widths: Float[Array, " widths"]

@@ -75,6 +75,8 @@ class PathStatistics(AbstractPath):
         estimates: estimates of the groups' parameters; None if not computed.
     """
 
+    arrays = ("weights", "constant", "width", "initial")
+
     weights: Float[Any, "networks rows p nodes"]
     nodes: Float[Any, "p nodes"]
     centre: Float[Any, "features p"]

@@ -15,6 +15,7 @@ from budget import assert_estimate
 from matplotlib import pyplot
 from numpyro import handlers
 from numpyro.distributions.transforms import OrderedTransform, StickBreakingTransform
+from numpyro.infer import HMCECS, MCMC, NUTS
 from numpyro.infer.reparam import ExplicitReparam
 from numpyro.infer.util import log_density
 
@@ -277,3 +278,56 @@ def test_sites_without_gradients_or_draws_are_one_line(data):
         si.fit(discrete, data, key=jr.key(0))
     with pytest.raises(si.InputError, match="model: gamma of improper has an improper prior, which cannot be drawn"):
         si.fit(improper, data, key=jr.key(0))
+
+
+def subsampled(path, size=None):
+    gamma = numpyro.sample("gamma", dist.Beta(2, 2))
+    with numpyro.plate("network", path.networks, subsample_size=size) as some:
+        numpyro.sample("covariance", law(gamma, path[some]), obs=path[some].observed)
+
+
+def test_a_path_takes_the_indices_of_a_plate(data):
+    """Each density is that of the network; a plate of some counts each for more; and HMCECS runs."""
+    path, some = si.prepare(subsampled, data), np.array([3, 1])
+    for each in (path, si.transitions(data)):
+        whole, part = (law(0.5, x).log_prob(x.observed) for x in (each, each[some]))
+        np.testing.assert_allclose(part, whole[some], rtol=1e-12)
+    two = functools.partial(subsampled, size=2)
+    chosen = handlers.substitute(two, data={"network": jnp.asarray(some)})
+    of_data = NETWORKS / 2 * law(0.5, path[some]).log_prob(path[some].observed).sum()
+    expected = of_data + dist.Beta(2, 2).log_prob(0.5)
+    np.testing.assert_allclose(density(chosen, path, {"gamma": 0.5}), expected, rtol=1e-12)
+    mcmc = MCMC(HMCECS(NUTS(two)), num_warmup=20, num_samples=20, progress_bar=False)
+    mcmc.run(jr.key(0), path)
+    assert mcmc.get_samples()["gamma"].std() > 0
+
+
+def test_some_networks_or_none_observed_are_one_line(data):
+    def observed(path, **settings):
+        gamma = numpyro.sample("gamma", dist.Beta(2, 2))
+        with numpyro.plate("network", path.networks):
+            numpyro.sample("V", law(gamma, path), **settings)
+
+    def masked(path):
+        observed(path, obs=path.observed, obs_mask=jnp.arange(NETWORKS) < 3)
+
+    with pytest.raises(si.InputError, match=r"the plate network of subsampled takes 2 of 5, .* by path\[indices\]"):
+        si.fit(functools.partial(subsampled, size=2), data, key=jr.key(0))
+    with pytest.raises(si.InputError, match="model: V_unobserved of masked is not observed: .* fewer networks"):
+        si.fit(masked, data, key=jr.key(0))
+    with pytest.raises(si.InputError, match="model: V of observed is not observed: obs=path.observed is needed"):
+        si.fit(observed, data, key=jr.key(0))
+
+
+def test_masked_networks_do_not_count(data):
+    """A mask of the networks keeps their statistics apart."""
+
+    def some(path):
+        gamma = numpyro.sample("gamma", dist.Beta(2, 2))
+        with numpyro.plate("network", path.networks):
+            here = law(gamma, path).mask(jnp.arange(path.networks) < 2)
+            numpyro.sample("covariance", here, obs=path.observed)
+
+    path, model = si.prepare(some, data, law="limit"), as_model(some)
+    expected = law(0.5, path).log_prob(path.observed)[:2].sum() + dist.Beta(2, 2).log_prob(0.5)
+    np.testing.assert_allclose(density(model, model.pool(path), {"gamma": 0.5}), expected, rtol=1e-10)

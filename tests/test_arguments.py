@@ -67,7 +67,7 @@ REFUSED = [
     (lambda: tune(width=64, depth=8, posterior="post.nc", key=KEY), "posterior: the result of a fit"),
     (lambda: si.transfer("tuned", widths=[8], depths=[2], key=KEY), "tuned: the result of si.tune is needed"),
     (lambda: si.observe(V, width="8"), "width: a whole number is needed, got '8'"),
-    (lambda: si.observe_outputs("x", V0, width=8, depth=2), "outputs: an array of shape .* got 'x'"),
+    (lambda: si.observe_outputs("x", V0, width=8, depth=2), "outputs: real numbers are needed, got <U1"),
     (lambda: si.take("data.nc"), "data: a Dataset"),
     (lambda: si.read(5), "path: a name or a path is needed, got 5"),
     (lambda: si.equicorrelated(tokens="3", correlation=0.0), "tokens: a whole number is needed, got '3'"),

@@ -17,7 +17,7 @@ from sdeinfer.blocks._branch import AbstractBranch, check_bias, projected, proje
 from sdeinfer.blocks._moments import MatrixMoments, fourth_moments
 from sdeinfer.blocks._nodes import LARGEST_DIMENSION, uniform_nodes, wishart_factors
 from sdeinfer.blocks._parameters import GAIN, TEMPERATURE
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, square_of, total, transpose, vech
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, require_pattern, square_of, total, transpose, vech
 from sdeinfer.layers import NetworkKeys, factor, wishart_draws, wishart_factor
 from sdeinfer.parameters import Parameter
 
@@ -71,6 +71,7 @@ class SelfAttention(AbstractBranch):
     def __check_init__(self):
         at_least_one(heads=self.heads, **given(key_value_heads=self.key_value_heads, head_size=self.head_size))
         check_bias(self.bias)
+        require_pattern(self.pattern)
         if self.heads % self.groups:
             raise InputError(f"key_value_heads: {self.heads} heads are not a multiple of {self.groups}")
         if self.rope is not None and not (isinstance(self.rope, int | float) and 1 < self.rope < math.inf):

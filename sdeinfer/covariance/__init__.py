@@ -39,6 +39,7 @@ from sdeinfer.covariance._pattern import EVERY_TOKEN as EVERY_TOKEN
 from sdeinfer.covariance._pattern import PATTERN_ATTRIBUTES as PATTERN_ATTRIBUTES
 from sdeinfer.covariance._pattern import Pattern as Pattern
 from sdeinfer.covariance._pattern import centring as centring
+from sdeinfer.covariance._pattern import require_pattern as require_pattern
 from sdeinfer.covariance._pattern_noise import PatternSpectrum as PatternSpectrum
 from sdeinfer.covariance._pattern_noise import attended_mean as attended_mean
 from sdeinfer.covariance._pattern_noise import constant_like as constant_like

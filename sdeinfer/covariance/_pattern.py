@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import NEEDED, shown
 from sdeinfer._files import InputError
 
 PATTERN_ATTRIBUTES = ("causal", "prompts", "mask")
@@ -45,7 +46,12 @@ class Pattern:
 
     def __post_init__(self):
         object.__setattr__(self, "causal", bool(self.causal))
-        prompts = tuple(map(int, self.prompts))
+        try:
+            prompts = tuple(map(int, self.prompts))
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"prompts: their numbers of tokens, as (3, 5), are needed, got {self.prompts!r}"
+            ) from error
         object.__setattr__(self, "prompts", prompts if len(prompts) > 1 else ())
         if self.rows and (self.causal or self.prompts):
             raise InputError("pattern: either rows of a mask, or causal and prompts")
@@ -149,6 +155,16 @@ class Pattern:
             raise
         except (TypeError, ValueError) as error:
             raise InputError(f"causal, prompts, mask: numbers are needed ({error})") from error
+
+
+def require_pattern(pattern: Any) -> None:
+    """Check the pattern of a layer.
+
+    Raises:
+        InputError: for anything but a `Pattern`, such as a name or a matrix.
+    """
+    if not isinstance(pattern, Pattern):
+        raise InputError(f"pattern: {NEEDED['Pattern']} is needed, got {shown(pattern)}")
 
 
 def _prompt_of(lengths: Sequence[int]) -> Int[np.ndarray, " m"]:

@@ -12,7 +12,18 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, given
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, gram, is_concrete, matmul, reciprocal, total, transpose
+from sdeinfer.covariance import (
+    EVERY_TOKEN,
+    Pattern,
+    centring,
+    gram,
+    is_concrete,
+    matmul,
+    reciprocal,
+    require_pattern,
+    total,
+    transpose,
+)
 from sdeinfer.layers._base import AbstractLayer, shortcut
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
@@ -63,6 +74,7 @@ class ShapedAttention(AbstractLayer):
 
     def __check_init__(self):
         at_least_one(heads=self.heads, **given(key_width=self.key_width))
+        require_pattern(self.pattern)
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Eq. 1 with the attention matrix of Eq. 9, or Eq. 33."""

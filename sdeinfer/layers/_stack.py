@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import EVERY_TOKEN, Pattern, require_pattern
 from sdeinfer.layers._attention import ShapedAttention
 from sdeinfer.layers._base import AbstractLayer
 from sdeinfer.layers._feedforward import ResidualFeedForward, check_expansion
@@ -157,6 +157,7 @@ class ShapedTransformer(AbstractLayer):
 
     def __check_init__(self):
         at_least_one(heads=self.heads, **given(key_width=self.key_width))
+        require_pattern(self.pattern)
         check_expansion(self.expansion)
 
     @property

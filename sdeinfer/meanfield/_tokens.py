@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.meanfield._flow import on_sphere
+from sdeinfer.observation import as_array
 
 DIMS = ("network", "layer", "token", "component")
 
@@ -38,7 +39,7 @@ def tokens_dataset(tokens: ArrayLike, *, layers: ArrayLike | None = None) -> xr.
         InputError: for another number of axes, fewer than two layers or components, and tokens that are zero, infinite
             or NaN.
     """
-    x = np.asarray(tokens)
+    x = as_array(tokens, "tokens")
     if x.ndim != len(DIMS):
         raise InputError(f"tokens: shape (networks, layers, tokens, D) is needed, got {x.shape}")
     if x.shape[1] < 2 or x.shape[3] < 2:

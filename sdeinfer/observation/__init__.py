@@ -1,5 +1,6 @@
 """Observed networks: hidden states or files reduced to one validated Dataset."""
 
+from sdeinfer.observation._arrays import as_array as as_array
 from sdeinfer.observation._branch_hooks import evaluated as evaluated
 from sdeinfer.observation._branch_observer import BranchObserver as BranchObserver
 from sdeinfer.observation._branch_observer import joined_branches as joined_branches

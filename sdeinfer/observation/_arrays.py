@@ -16,13 +16,21 @@ def as_array(values: Any, name: str) -> np.ndarray:
     """Read an array through `__array__` or DLPack, in its own type, without a copy if its library allows.
 
     Arguments:
-        values: an array of NumPy, JAX, PyTorch, or any other library with one of the two protocols.
+        values: an array of NumPy, JAX, PyTorch, or any other library with one of the two protocols; or a list of them.
         name: name of the array in errors.
 
     Raises:
-        InputError: for anything but an array of real numbers.
+        InputError: for anything but an array of real numbers, and for masked entries, whose values are not meant.
     """
-    values = _on_host(values)
+    values = _on_host(values, name)
+    if isinstance(values, list | tuple) and any(hasattr(each, "shape") for each in values):
+        values = [as_array(each, name) for each in values]
+        shapes = list(dict.fromkeys(each.shape for each in values))
+        if len(shapes) > 1:
+            raise InputError(f"{name}: a list of arrays of one shape is needed, got {shapes[0]} and {shapes[1]}")
+    masked = int(np.ma.count_masked(values)) if isinstance(values, np.ma.MaskedArray) else 0
+    if masked:
+        raise InputError(f"{name}: {masked} entries are masked: leave out their networks, layers or tokens")
     reasons = []
     for read in (np.asarray, _through_dlpack):
         try:
@@ -50,6 +58,13 @@ def in_order(array: xr.DataArray, names: tuple[str, ...], where: str) -> xr.Data
     return array.transpose(*order)
 
 
+def labels_of_networks(array: Any) -> dict[Any, Any]:
+    """The coordinates of networks that an array brings, such as labels and groups; none of other arrays."""
+    coords = array.coords if isinstance(array, xr.DataArray) else {}
+    own = {name: each for name, each in coords.items() if each.dims == ("network",) and name != "width"}
+    return {name: ("network", each.values) for name, each in own.items()}
+
+
 def real(array: np.ndarray, name: str) -> np.ndarray:
     """Check that an array holds floating-point numbers or integers.
 
@@ -61,12 +76,17 @@ def real(array: np.ndarray, name: str) -> np.ndarray:
     return array
 
 
-def _on_host(values: Any) -> Any:
-    """A PyTorch tensor as both protocols need it: detached, in main memory and contiguous; other values unchanged."""
+def _on_host(values: Any, name: str) -> Any:
+    """A PyTorch tensor as both protocols need it: detached, in main memory, dense and contiguous; others unchanged."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(values, torch.Tensor):
         return values
-    return values.detach().cpu().contiguous()
+    if getattr(values, "is_meta", False):
+        raise InputError(f"{name}: a tensor on the device meta has a shape and no values: run the network on another")
+    values = values.detach().cpu()
+    return (
+        values.to_dense() if getattr(values, "layout", None) != getattr(torch, "strided", None) else values
+    ).contiguous()
 
 
 def _through_dlpack(values: Any) -> np.ndarray:

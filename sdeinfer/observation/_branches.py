@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, covariance_fault
+from sdeinfer.observation._arrays import as_array
 
 BRANCH_DIMS = {
     "input": ("network", "branch", "token_a", "token_b"),
@@ -71,7 +72,7 @@ def branches_dataset(
         InputError: for numbers of kinds or names other than that of the branches, and see `validate_branches`.
     """
     given = {"input": input, "mean": mean, "cross": cross, "increment": increment, "between": between}
-    arrays = {name: np.asarray(values) for name, values in (given | {"kurtosis": kurtosis}).items()}
+    arrays = {name: as_array(values, name) for name, values in (given | {"kurtosis": kurtosis}).items()}
     for name, values in arrays.items():
         if values.ndim != len(BRANCH_DIMS[name]):
             raise InputError(f"{name}: dimensions {', '.join(BRANCH_DIMS[name])} are needed, got shape {values.shape}")

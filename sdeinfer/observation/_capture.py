@@ -1,6 +1,6 @@
 """Draw models of Equinox, Flax and PyTorch, run them on inputs, and observe them one layer at a time."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,6 +9,7 @@ import jax.random as jr
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
+from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._library import library
@@ -55,7 +56,8 @@ def observe_equinox[Model](
     run = _compiled(eqx.filter_jit, eqx.Module)
 
     def network(number: int, observer: Observer) -> None:
-        _layer_by_layer(make(jr.fold_in(key, number)), inputs, layers, embed, run, observer)
+        model = make(jr.fold_in(key, number))
+        _layer_by_layer(model, inputs, _parts(layers, model), embed, run, observer)
 
     return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
 
@@ -98,7 +100,8 @@ def observe_flax[Model](
     run = _compiled(nnx.jit, nnx.Module)
 
     def network(number: int, observer: Observer) -> None:
-        _layer_by_layer(make(nnx.Rngs(jr.fold_in(key, number))), inputs, layers, embed, run, observer)
+        model = make(nnx.Rngs(jr.fold_in(key, number)))
+        _layer_by_layer(model, inputs, _parts(layers, model), embed, run, observer)
 
     return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
 
@@ -142,7 +145,7 @@ def observe_torch(
 
     def network(number: int, observer: Observer) -> None:
         model = torch_network(torch, make, seed, number).eval()
-        _through_hooks(torch, model, list(layers(model)), inputs, observer)
+        _through_hooks(torch, model, _parts(layers, model), inputs, observer)
 
     return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
 
@@ -167,17 +170,31 @@ def _compiled(jit: Callable[[Callable], Callable], module: type) -> Callable[[Ca
     return lambda layer, X: run(layer, X) if isinstance(layer, module) else layer(X)
 
 
+def _parts[Model](layers: Callable[[Model], Iterable[Callable]], model: Model) -> list[Callable]:
+    """The layers of a network, which may be a dict of them.
+
+    Raises:
+        InputError: for anything but a function that returns functions.
+    """
+    found = layers(model) if callable(layers) else None
+    parts = list(found.values()) if isinstance(found, Mapping) else list(found) if isinstance(found, Iterable) else []
+    if isinstance(found, Iterable) and all(callable(part) for part in parts):
+        return parts
+    got = shown(layers) if not callable(layers) else f"a function that returns {shown(found)}"
+    raise InputError(f"layers: a function that returns the list of a model's layers is needed, got {got}")
+
+
 def _layer_by_layer[Model](
     model: Model,
     inputs: Any,
-    layers: Callable[[Model], Iterable[Callable]],
+    layers: Iterable[Callable],
     embed: Callable[[Model], Callable] | None,
     run: Callable[[Callable, Any], Any],
     observer: Observer,
 ) -> None:
     X = inputs if embed is None else embed(model)(inputs)
     observer.add(_one_network(X))
-    for layer in layers(model):
+    for layer in layers:
         X = run(layer, X)
         observer.add(_one_network(X))
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from sdeinfer._arguments import checked, shown
 from sdeinfer._files import InputError
 from sdeinfer.layers import Architecture
+from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
 from sdeinfer.observation._chunks import in_chunks, require_undamaged
 from sdeinfer.observation._faults import first_fault, labels_of, last_marks, require_different
 
@@ -34,7 +35,8 @@ def covariance_dataset(
     """Label observed covariances.
 
     Arguments:
-        covariance: V of every network after every observed layer, shape (networks, layers, tokens, tokens).
+        covariance: V of every network after every observed layer, shape (networks, layers, tokens, tokens). An
+            xarray.DataArray may have its dimensions in any order, and brings its numbers of layers and its labels.
         width: n, one number or one per network.
         layers: numbers of the observed layers; None for 0, 1, 2, ….
         architecture: the architecture or its name, if known.
@@ -48,7 +50,11 @@ def covariance_dataset(
     Raises:
         InputError: for another number of widths or layers, and see `validate`.
     """
-    V = np.asarray(covariance)
+    labels = labels_of_networks(covariance)
+    if isinstance(covariance, xr.DataArray):
+        layers = covariance["layer"].values if layers is None and "layer" in covariance.coords else layers
+        covariance = in_order(covariance, DIMS, "covariance")
+    V = as_array(covariance, "covariance")
     if V.ndim != 4:
         raise InputError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}")
     if np.shape(width) not in ((), V.shape[:1]):
@@ -66,7 +72,7 @@ def covariance_dataset(
         attrs={TOKENS: V.shape[-1]} | ({} if architecture is None else architecture.attributes()),
     )
     data.attrs.update({f"truth_{name}": float(value) for name, value in (truth or {}).items()})
-    return validate(data)
+    return validate(data.assign_coords(labels))
 
 
 def truth_of(attrs: Mapping[Hashable, Any]) -> dict[str, float]:

@@ -17,6 +17,20 @@ COPIED = (
     "by data.isel(layer=slice(None, None, 2))"
 )
 
+UNCHANGED = (
+    "the covariance is the same after every layer: networks are in the place of layers, or these layers do nothing; "
+    "the axes are (networks, layers, tokens, …)"
+)
+
+ZERO = "the covariance is zero: the hidden states are, or are so small that XXᵀ/n is"
+
+NORMALISED = (
+    "no token changes its norm in any layer: these are correlations, or states after a normalisation; the covariances "
+    "XXᵀ/n of the residual stream are needed"
+)
+NORMS = 1e-6
+"""Relative change of norms below which there is none, by the rounding of float32."""
+
 
 def first_fault(V: Float[np.ndarray, "networks layers m m"]) -> tuple[int, int, str] | None:
     """The first network and layer with a fault, and the fault; None without one."""
@@ -25,11 +39,16 @@ def first_fault(V: Float[np.ndarray, "networks layers m m"]) -> tuple[int, int, 
         fault = covariance_fault(V[:, layer])
         if fault is not None:
             return fault[0][0], layer, fault[1]
-    for layer in range(V.shape[1] - 1):
-        same = (V[:, layer] == V[:, layer + 1]).all(axis=(-2, -1))
-        if same.any():
-            return int(np.argmax(same)), layer, COPIED
-    return None
+        zero = ~(np.abs(V[:, layer]) >= np.finfo(V.dtype).tiny).any(axis=(-2, -1))
+        if zero.any():
+            return int(np.argmax(zero)), layer, ZERO
+    same = np.stack([(V[:, i] == V[:, i + 1]).all(axis=(-2, -1)) for i in range(V.shape[1] - 1)], axis=1)
+    if same.any():
+        network, layer = map(int, np.argwhere(same)[0])
+        return network, layer, UNCHANGED if same.shape[1] > 1 and same[network].all() else COPIED
+    squares = np.diagonal(V, axis1=-2, axis2=-1)
+    constant = (np.ptp(squares, axis=1) <= NORMS * squares.max(axis=1)).all(axis=-1)
+    return (int(np.argmax(constant)), 0, NORMALISED) if constant.any() else None
 
 
 def last_marks(V: Float[np.ndarray, "networks layers m m"]) -> UInt64[np.ndarray, " networks"]:

@@ -1,6 +1,7 @@
 """Reduce hidden states, or models that produce them, to the Dataset of their covariances."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import xarray as xr
@@ -9,6 +10,7 @@ from numpy.typing import ArrayLike
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._arrays import as_array, in_order
+from sdeinfer.observation._axes import SEEN, require_layers
 from sdeinfer.observation._capture import observe_equinox, observe_flax, observe_torch
 from sdeinfer.observation._observer import Observer
 
@@ -38,13 +40,14 @@ class Observe:
             tokens, width) or (networks, layers, prompts, tokens, width); or a list, tuple or iterator of layers, each
             of shape (networks, tokens, width) or (networks, prompts, tokens, width). An xarray.DataArray with the
             dimensions network, layer, (prompt,) token and width may have them in any order; its coordinate `layer`
-            holds the layer numbers. The `hidden_states` of Hugging
+            holds the layer numbers, and coordinates over `network` are kept. The `hidden_states` of Hugging
             Face models are such a tuple, whose batch holds prompts of one network: use
             `observe(state[None] for state in output.hidden_states)`. In most of these models the last entry has passed
             the final normalisation: leave it out.
         width: n, the number of features of the hidden states, to be checked; None for any.
         tokens: the tokens of each prompt to observe, as indices, a mask or a slice; None for all.
-        prompts: the prompts to observe, likewise.
+        prompts: the prompts to observe, likewise; given, a list of arrays with four axes is not suspected of networks
+            in the place of layers.
         pattern: which tokens each token attends to, as `si.CAUSAL` or, if the tokens of several prompts follow one
             another, `si.Pattern(prompts=(3, 5))`; a dimension of prompts is added to it.
         layers: layer numbers of `hidden_states`; None for 0, 1, 2, ….
@@ -53,8 +56,8 @@ class Observe:
         The Dataset of `covariance_dataset`, with the attention pattern in its attributes.
 
     Raises:
-        InputError: for other shapes, layers that differ in shape, fewer features than tokens, and numbers that are not
-            real and finite, with their layer and network.
+        InputError: for other shapes, layers that differ in shape, networks or prompts in the place of layers, fewer
+            features than tokens, masked entries, and numbers that are not real and finite, with layer and network.
     """
 
     equinox = staticmethod(observe_equinox)
@@ -78,6 +81,9 @@ class Observe:
             layers = hidden_states["layer"].values if layers is None and "layer" in hidden_states.coords else layers
         for state in states_of(hidden_states):
             observer.add(state)
+        if not isinstance(hidden_states, Iterator | xr.DataArray):
+            first = [as_array(state, "hidden_states") for state in islice(states_of(hidden_states), SEEN)]
+            require_layers(first, declared=prompts is not None or not isinstance(hidden_states, list | tuple))
         return observer.dataset(layers=layers)
 
 

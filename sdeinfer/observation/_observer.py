@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from sdeinfer._arguments import at_least_one, checked, given
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.observation._arrays import as_array, in_order
+from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
 from sdeinfer.observation._choice import choose
 from sdeinfer.observation._dataset import covariance_dataset
 from sdeinfer.observation._precision import LARGEST_SHARE, LowPrecisionWarning, rounding_share, spacing_of
@@ -52,6 +52,7 @@ class Observer:
         self.covariances: list[np.ndarray] = []
         self.coarsest = np.dtype(np.float32)
         self.attributes: dict[str, Any] = {}
+        self.labels: dict[Any, Any] = {}
         self._choice = {"tokens": tokens, "prompts": prompts}
         self._pattern = pattern
         self._shape: tuple[int, ...] = ()
@@ -71,6 +72,7 @@ class Observer:
         name = f"hidden_states: layer {len(self.covariances)}"
         if isinstance(state, xr.DataArray):
             state = in_order(state, ("network", "prompt", "token", "width"), name)
+            self.labels = self.labels or labels_of_networks(state)
         X = as_array(state, name)
         if not self._shape:
             self._start(X.shape, name)
@@ -125,8 +127,13 @@ class Observer:
 
     def _check_finite(self, V: np.ndarray, X: np.ndarray, name: str) -> None:
         # A NaN or an infinity in X appears on the diagonal of V, which is much smaller.
-        faulty = np.argwhere(~np.isfinite(np.diagonal(V, axis1=-2, axis2=-1)))
+        squares = np.diagonal(V, axis1=-2, axis2=-1)
+        faulty = np.argwhere(~np.isfinite(squares))
         if not len(faulty):
+            small = (squares.max(axis=1) < np.finfo(V.dtype).tiny) & X.any(axis=(1, 2))
+            if small.any():
+                network = self.first_network + int(np.argmax(small))
+                raise InputError(f"{name}, network {network}: XXᵀ is below the range of {X.dtype}")
             return
         network, token = map(int, faulty[0])
         where = f"{name}, network {self.first_network + network}"
@@ -169,7 +176,8 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
             "prompts, tokens, width), as by `observe(state[None] for state in hidden_states)`",
             SharedWeightsWarning,
         )
-    return data.assign_coords(network=observers[0].first_network + data["network"].values)
+    numbers = {"network": observers[0].first_network + data["network"].values}
+    return data.assign_coords(numbers | (observers[0].labels if len(observers) == 1 else {}))
 
 
 def _stacked(parts: Sequence[Sequence[np.ndarray]]) -> np.ndarray:

@@ -6,9 +6,10 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from sdeinfer._arguments import checked, numbers
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.layers import Architecture
+from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._dataset import covariance_dataset
 
 OUTPUTS = "outputs"
@@ -41,8 +42,8 @@ def observe_outputs(
     Raises:
         InputError: for arrays of other shapes, outputs that are not finite, and an `initial` that is not a covariance.
     """
-    X = numbers(outputs, "outputs", "an array of shape (networks, tokens, outputs)")
-    V0 = numbers(initial, "initial", "an array of shape (tokens, tokens), or (networks, tokens, tokens),")
+    X = as_array(outputs, "outputs").astype(np.float64)
+    V0 = as_array(initial, "initial").astype(np.float64)
     if X.ndim != 3 or 0 in X.shape:
         raise InputError(f"outputs: shape (networks, tokens, outputs) is needed, got {X.shape}")
     if not np.isfinite(X).all():

@@ -88,6 +88,26 @@ def test_what_is_wrong_in_a_network_is_said_with_its_number():
         si.observe.equinox(Network, X0, layers=lambda model: model.blocks, networks=0, key=jr.key(0))
 
 
+@pytest.mark.parametrize(
+    ("layers", "got"),
+    [
+        (lambda model: 3, "a function that returns 3"),
+        (lambda model: model.blocks[0], "a function that returns Block"),
+        (lambda model: np.ones((2, 2)), "a function that returns a ndarray"),
+        ([1, 2], r"\[1, 2\]"),
+    ],
+)
+def test_layers_are_a_list(layers, got, unchecked):
+    with pytest.raises(si.InputError, match=f"^layers: a function that returns the list of a model's layers.*{got}"):
+        si.observe.equinox(Network, X0, layers=layers, networks=2, key=jr.key(0))
+
+
+def test_layers_may_be_a_dict():
+    settings = {"networks": 2, "key": jr.key(0)}
+    of_dict = si.observe.equinox(Network, X0, layers=lambda model: dict(enumerate(model.blocks)), **settings)
+    xr.testing.assert_identical(of_dict, si.observe.equinox(Network, X0, layers=lambda model: model.blocks, **settings))
+
+
 def test_networks_must_have_the_same_layers():
     depths = iter([4, 3])
     with pytest.raises(si.InputError, match="network 1: has 4 layers .* where network 0 has 5 layers"):

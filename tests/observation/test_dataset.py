@@ -71,6 +71,25 @@ BROKEN = {
     "no variable": (lambda data: data.rename(covariance="V"), "no variable `covariance`"),
     "integers": (lambda data: data.astype(int), "real floating-point numbers are needed"),
     "no network": (lambda data: data.isel(network=[]), "no network in the data"),
+    "correlations": (
+        lambda data: (
+            data
+            / np.sqrt(
+                data["covariance"].values.diagonal(0, 2, 3)[..., :, None]
+                * data["covariance"].values.diagonal(0, 2, 3)[..., None, :]
+            )
+        ),
+        "network 0, layer 0: no token changes its norm in any layer: these are correlations",
+    ),
+    "one that is zero": (lambda data: changed(data, (1, 2), 0.0), "network 1, layer 2: the covariance is zero"),
+    "a layer twice": (
+        lambda data: changed(data, (1, 2), data["covariance"].values[1, 1]),
+        "network 1, layer 1: the covariance of the next layer is the same: a layer was recorded twice",
+    ),
+    "networks for layers": (
+        lambda data: changed(data, 1, data["covariance"].values[1, 0]),
+        "network 1, layer 0: the covariance is the same after every layer: networks are in the place of layers",
+    ),
     "truth in words": (
         lambda data: data.assign_attrs(truth_note="hello"),
         "truth_note: a number is needed, got 'hello'",
@@ -84,6 +103,15 @@ def test_bad_data_get_one_line_that_says_what_and_where(covariance, what):
     with pytest.raises(ValueError, match=message) as refusal:
         validate(make(covariance_dataset(covariance, width=8)))
     assert "\n" not in str(refusal.value)
+
+
+def test_masked_entries_are_refused(covariance):
+    with pytest.raises(si.InputError, match="covariance: 24 entries are masked"):
+        covariance_dataset(
+            np.ma.masked_where(np.arange(4)[:, None, None] % 2 > np.zeros_like(covariance), covariance), width=8
+        )
+    with pytest.raises(si.InputError, match="outputs: 1 entries are masked"):
+        si.observe_outputs(np.ma.masked_equal(np.arange(24.0).reshape(3, 2, 4), 5), np.eye(2), width=8, depth=3)
 
 
 def test_one_width_serves_all_networks(covariance):

@@ -172,7 +172,86 @@ BAD = {
     "ragged": (lambda X: [[1.0], [1.0, 2.0]], "cannot be read as an array"),
     "no layer": (lambda X: [], "no layer was given"),
     "an empty dimension": (lambda X: X[:, :, :0], "shape .* is needed, got"),
+    "masked entries": (lambda X: np.ma.masked_greater(X, X.max() - 1e-9), "layer .: 1 entries are masked"),
+    "masked entries of a layer": (
+        lambda X: [X[:, 0], np.ma.masked_greater(X[:, 1], 10), np.ma.masked_less(X[:, 2], 10)],
+        "layer 2: 48 entries are masked",
+    ),
+    "small": (lambda X: 1e-200 * X, "layer 0, network 0: XXᵀ is below the range of float64"),
 }
+
+
+def residual(networks, layers, seed=1, tokens=2, width=32, *, shared=False):
+    """Hidden states of layers of strength 0.5, from tokens of each network's own or shared ones."""
+    rng = np.random.default_rng(seed)
+    X = [np.broadcast_to(rng.normal(size=(1 if shared else networks, tokens, width)), (networks, tokens, width))]
+    for _ in range(layers - 1):
+        W = rng.normal(size=(networks, width, width)) / np.sqrt(width)
+        X.append(np.sqrt(0.75) * X[-1] + 0.5 * X[-1] @ W)
+    return np.stack(X, axis=1)
+
+
+OF_ONE_INPUT = residual(6, 5, shared=True)
+
+
+@pytest.mark.parametrize(
+    ("hidden_states", "axis"),
+    [
+        ([residual(6, 5), residual(6, 5, seed=2)], "prompts"),
+        ([each[None] for each in residual(6, 5)], "prompts"),
+        (list(residual(6, 5)), "networks"),
+        (residual(6, 5).swapaxes(0, 1), "networks"),
+        (OF_ONE_INPUT.swapaxes(0, 1), "networks"),
+    ],
+    ids=["a list of runs", "a list of networks with an axis", "a list of networks", "swapped", "swapped, of one input"],
+)
+def test_networks_in_the_place_of_layers_are_refused(hidden_states, axis):
+    with pytest.raises(si.InputError, match=f"states are closer along the {axis} than along the layers: one array "):
+        si.observe(hidden_states)
+
+
+@pytest.mark.parametrize("X", [residual(6, 5), OF_ONE_INPUT], ids=["of their own inputs", "of one input"])
+def test_networks_in_their_place_are_not(X):
+    xr.testing.assert_identical(si.observe(layers_of(X)), si.observe(X))
+    prompts = np.concatenate([X, residual(6, 5, seed=2)], axis=2).reshape(6, 5, 2, 2, 32)
+    xr.testing.assert_identical(si.observe(layers_of(prompts)), si.observe(prompts))
+
+
+def test_prompts_that_are_close_are_declared():
+    prompts = residual(2, 4)[:, :, None] + 0.1 * np.random.default_rng(2).normal(size=(2, 4, 3, 2, 32))
+    with pytest.raises(si.InputError, match="if these are prompts, say so by prompts=slice"):
+        si.observe(layers_of(prompts))
+    xr.testing.assert_identical(si.observe(layers_of(prompts), prompts=slice(None)), si.observe(prompts))
+
+
+def test_labels_of_networks_are_kept(X):
+    labels = {"network": ["a", "b", "c"], "group": ("network", [0, 1, 1]), "layer": [0, 2, 4, 6]}
+    named = xr.DataArray(X, dims=("network", "layer", "token", "width"), coords=labels)
+    data = si.observe(named)
+    assert data["network"].values.tolist() == ["a", "b", "c"]
+    assert data["group"].values.tolist() == [0, 1, 1]
+    layers = [named.isel(layer=number) for number in range(4)]
+    xr.testing.assert_identical(si.observe(layers, layers=labels["layer"]).drop_vars("layer"), data.drop_vars("layer"))
+    again = si.covariance_dataset(data["covariance"].transpose("token_a", "token_b", "layer", "network"), width=8)
+    xr.testing.assert_identical(again, data)
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+@pytest.mark.parametrize("pattern", ["causal", np.tril(np.ones((2, 2), bool))], ids=["name", "matrix"])
+def test_a_pattern_is_one(X, pattern, unchecked):
+    makes = (
+        lambda: si.observe(X, pattern=pattern),
+        lambda: si.ShapedAttention(gamma=0.5, tau0=1.0, pattern=pattern),
+        lambda: si.Architecture("transformer", pattern=pattern),
+        lambda: si.blocks.SelfAttention(pattern=pattern),
+    )
+    for make in makes:
+        with pytest.raises(
+            si.InputError, match=r"^pattern: a pattern, as si.CAUSAL or si.Pattern.of_mask\(matrix\), is"
+        ):
+            make()
+    with pytest.raises(si.InputError, match=r"^prompts: their numbers of tokens, as \(3, 5\), are needed, got 3"):
+        si.Pattern(prompts=3)
 
 
 @pytest.mark.parametrize("what", BAD)

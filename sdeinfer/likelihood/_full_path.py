@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 from numpyro.distributions import Distribution, constraints
 
 from sdeinfer._files import InputError
@@ -17,6 +17,9 @@ from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit, NetworkKeys, has_
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.networks import covariance_chain
 from sdeinfer.solve import BrownianSteps, Grid, fill_after, scan_paths
+
+LARGEST_COORDINATE = 40.0
+"""Bound on the parameters on the real line, such as log τ0: beyond it, squares and cubes of them lose all digits."""
 
 
 class FullPath(Distribution):
@@ -67,7 +70,8 @@ class FullPath(Distribution):
         pattern = (law if isinstance(law, Limit) else law.limit).pattern
         if pattern != path.pattern:
             raise ValueError(f"path: these data were prepared for attention with {path.pattern}, not with {pattern}")
-        return path.log_density(law, jnp.asarray(value))
+        density = path.log_density(law, jnp.asarray(value))
+        return jnp.where(jnp.isnan(density), -jnp.inf, density)  # of a law whose numbers overflow
 
 
 class CovariancePath(FullPath):
@@ -78,9 +82,11 @@ class CovariancePath(FullPath):
 
     Attributes:
         layer: the layer; each parameter is a scalar or has one value per network.
+        inside: whether the parameters are in their range, of all networks or of each; the density outside of it is 0,
+            and its logarithm has the derivative 0.
     """
 
-    pytree_data_fields = ("law", "path", "layer")
+    pytree_data_fields = ("law", "path", "layer", "inside")
 
     def __init__(self, layer: AbstractLayer, path: AbstractPath, *, validate_args: bool | None = None):
         self.layer = layer
@@ -94,8 +100,13 @@ class CovariancePath(FullPath):
                     )
             path = path.by_network()
             layer = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (path.networks,)), layer)
+        layer, self.inside = _inside(layer, adjusted=path.adjustment is not None)
         law = _law_of(layer, path)
         super().__init__(law, path, validate_args=validate_args)
+
+    def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " networks"]:
+        """Log density of each network, −∞ for parameters outside of their range."""
+        return jnp.where(self.inside, super().log_prob(value, intermediates), -jnp.inf)
 
     def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Sample networks from their initial covariances: by the chain, the exact law of finite networks.
@@ -124,6 +135,22 @@ class CovariancePath(FullPath):
             return draw(key)
         drawn = jax.lax.map(draw, jr.split(key, math.prod(sample_shape)))
         return drawn.reshape(*sample_shape, *drawn.shape[1:])
+
+
+def _inside(layer: AbstractLayer, *, adjusted: bool) -> tuple[AbstractLayer, Bool[Array, "*networks"]]:
+    """A layer with other parameters where they are out of range, and whether they are in it.
+
+    An adjustment needs them on the real line, where samplers leap to ±∞: up to `LARGEST_COORDINATE`.
+    """
+    coordinates, values = layer.coordinates, layer.parameters()
+    if not values:  # a layer of a user may declare none
+        return layer, jnp.ones((), bool)
+    if adjusted:
+        inside = (jnp.abs(coordinates.unconstrained(values)) <= LARGEST_COORDINATE).all(axis=0)
+    else:
+        inside = ~jnp.stack([coordinates.declared[name].is_faulty(x) for name, x in values.items()]).any(axis=0)
+    others = coordinates.constrained(jnp.zeros(len(coordinates)))
+    return layer.with_parameters({name: jnp.where(inside, x, others[name]) for name, x in values.items()}), inside
 
 
 def _chains(layer: AbstractLayer, path: AbstractPath, key: PRNGKeyArray) -> Float[Array, "networks layers m m"]:

@@ -15,7 +15,7 @@ from budget import assert_estimate
 from matplotlib import pyplot
 from numpyro import handlers
 from numpyro.distributions.transforms import OrderedTransform, StickBreakingTransform
-from numpyro.infer import HMCECS, MCMC, NUTS
+from numpyro.infer import HMCECS, MCMC, NUTS, BarkerMH
 from numpyro.infer.reparam import ExplicitReparam
 from numpyro.infer.util import log_density
 
@@ -331,3 +331,30 @@ def test_masked_networks_do_not_count(data):
     path, model = si.prepare(some, data, law="limit"), as_model(some)
     expected = law(0.5, path).log_prob(path.observed)[:2].sum() + dist.Beta(2, 2).log_prob(0.5)
     np.testing.assert_allclose(density(model, model.pool(path), {"gamma": 0.5}), expected, rtol=1e-10)
+
+
+def of_two(path):
+    gamma, gap = numpyro.sample("gamma", dist.Beta(2, 2)), numpyro.sample("gap", dist.LogNormal())
+    with numpyro.plate("network", path.networks):
+        layer = si.ResidualFeedForward(gamma=gamma, c_plus=gap / 2, c_minus=-gap / 2)
+        numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
+
+
+def test_far_points_have_no_density_and_no_slope(data):
+    """Adjusted and plain; and a sampler that leaps there in its warmup comes back (it stayed at γ = 1)."""
+
+    def log_prob(path, values):
+        gamma, gap = values
+        layer = si.ResidualFeedForward(gamma=gamma, c_plus=gap / 2, c_minus=-gap / 2)
+        return CovariancePath(layer, path).log_prob(path.observed).sum()
+
+    slopes = jax.jit(jax.vmap(jax.value_and_grad(log_prob, argnums=1), (None, 0)))
+    path, far = si.prepare(of_two, data), [(0.0, 1.0), (1e-308, 1.0), (0.5, 1e300), (0.5, jnp.inf)]
+    for each, values in ((path, [*far, (0.5, 0.0), (1.0, 1.0)]), (si.transitions(data), [*far[:1], *far[3:]])):
+        density, slope = slopes(each, jnp.asarray(values))
+        np.testing.assert_array_equal(density, -np.inf)
+        np.testing.assert_array_equal(np.stack(slope), 0.0)
+        assert np.isfinite(slopes(each, jnp.asarray([(0.5, 1.0)]))[0])
+    mcmc = MCMC(BarkerMH(of_two), num_warmup=100, num_samples=100, progress_bar=False)
+    mcmc.run(jr.key(1), path)
+    assert min(values.std() for values in mcmc.get_samples().values()) > 1e-3

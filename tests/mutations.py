@@ -127,10 +127,21 @@ MUTATIONS = (
     Mutation("tuning: moves to a width", "tuning/_width.py", "(moves + problem.offset", "(0.8 * moves + problem.offset", "tests/tuning/test_width.py::test_a_posterior_moves_the_values_of_paths"),
     Mutation("consequences: curvature of priors", "diagnostics/_consequences.py", "prior = np.diag(_prec", "prior = 1.2 * np.diag(_prec", "tests/diagnostics/test_consequences.py::test_one_token_by_hand"),
     Mutation("blocks: noise across the stream", "blocks/_law.py", "squared / width * cross", "1.05 * squared / width * cross", "tests/blocks/test_block_law.py::test_increments_and_their_sums_are_wishart_matrices_given_S"),
+    Mutation("blocks: chain, angles of rotations", "blocks/_attention.py", "(-2 * plane / jnp", "(-plane / jnp", "tests/blocks/test_block_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),
+    Mutation("criteria: error of a spread", "criteria/_criteria.py", "/ (2 * sd) if sd", "/ (1.8 * sd) if sd", "tests/criteria/test_criteria.py::test_errors_are_those_of_large_samples"),
+    Mutation("criteria: bandwidth", "criteria/_criteria.py", "(high - low) / 1.349", "(high - low) / 1.25", "tests/criteria/test_criteria.py::test_smooth_probabilities_take_the_quartiles_for_the_scale_of_heavy_tails"),
     Mutation("criteria: gradients of queries", "criteria/_gradients.py", "(variance / tau0**2 *", "(variance / tau0 *", "tests/criteria/test_gradients.py"),
+    Mutation("criteria: angle exponent", "criteria/_exponents.py", "(u - along**2 / x)", "(u - 0.9 * along**2 / x)", "tests/criteria/test_exponents.py::test_the_angle_is_that_of_tokens_moved_by_the_tangent"),
+    Mutation("tuning: mean over depth", "tuning/_space.py", "own[[0, -1]] = 0.5", "own[[0, -1]] = 0.6", "tests/tuning/test_width.py::test_the_objective_is_the_mean_over_depth"),
+    Mutation("tuning: slope far below a bound", "tuning/_problem.py", "sign * slope * math.e / bound", "-sign * slope * math.e / bound", "tests/tuning/test_width.py::test_slopes_are_differences_far_from_bounds_and_near"),
+    Mutation("tuning: level of a probability", "tuning/_problem.py", "else 1 - bound", "else 1.05 * (1 - bound)", "tests/tuning/test_width.py::test_a_bound_on_a_probability_is_one_on_a_quantile"),
+    Mutation("tuning: stretched profiles", "tuning/_transfer.py", "self.profile(time * self.ratio)", "self.profile(time / self.ratio)", "tests/tuning/test_width.py::test_profiles_are_stretched_with_the_depth"),
+    Mutation("tuning: rule d^−½", "tuning/_transfer.py", '"d^-1/2": -0.5', '"d^-1/2": -0.55', "tests/tuning/test_width.py::test_rules_are_powers_of_the_depth"),
+    Mutation("gradient: statistics, variances", "likelihood/_kernels.py", "r * (count - r * S)", "r * (count - 1.05 * r * S)", "tests/likelihood/test_statistics.py::test_networks_of_one_width_pool"),
     Mutation("gradient: bound on variances", "likelihood/_moments.py", "* (y * y) * dx", "* y * dx", "tests/likelihood/test_statistics.py"),
     Mutation("gradient: projected normal", "meanfield/_projected_normal.py", "k / ratio * tangents[0]", "1.05 * k / ratio * tangents[0]", "tests/meanfield/test_projected_normal.py"),
     Mutation("mean field: first clusters", "meanfield/_modes.py", "2 / number *", "1.7 / number *", "tests/meanfield/test_first_clusters.py"),
+    Mutation("mean field: scatter of the noise", "meanfield/_misfits.py", "of_noise**2 - 2 *", "of_noise**2 - 1.8 *", "tests/meanfield/test_inference.py::test_scores_of_many_tokens_have_mean_zero_inside_the_law"),
 )  # fmt: skip
 
 

@@ -41,6 +41,28 @@ def test_estimates_and_their_smooth_values_are_those_of_a_known_law(name, key):
     assert abs(smooth - found.value) < found.error
 
 
+def test_errors_are_those_of_large_samples():
+    """Of a normal law with sd σ, by its quantiles: σ/√N, σ/√2N, and √(p (1 − p)/N), over the density for a quantile."""
+    law, never = stats.norm(0.2, 0.6), np.zeros(COUNT, bool)
+    values = law.ppf((np.arange(COUNT) + 0.5) / COUNT)
+    p = {"quantile": 0.9, "below": law.cdf(0.7), "above": law.sf(0.7)}
+    expected = {name: np.sqrt(x * (1 - x)) for name, x in p.items()} | {"mean": 0.6, "spread": 0.6 / np.sqrt(2)}
+    expected["quantile"] /= law.pdf(law.ppf(0.9))
+    for name, (criterion, _) in CRITERIA.items():
+        found = criterion.estimate(values, never).error * np.sqrt(COUNT)
+        np.testing.assert_allclose(found, expected[name], rtol=0.02, err_msg=name)
+
+
+def test_smooth_probabilities_take_the_quartiles_for_the_scale_of_heavy_tails(key):
+    """Φ(u) + u φ(u)/2 at a bandwidth of N^{−1/5} standard deviations of the normal law with these quartiles."""
+    values = np.asarray(jr.cauchy(key, (100,)))
+    low, high = np.quantile(values, [0.25, 0.75])
+    u = (0.7 - values) / ((high - low) / (2 * stats.norm.ppf(0.75)) * 100 ** (-1 / 5))
+    expected = np.mean(stats.norm.cdf(u) + u * stats.norm.pdf(u) / 2)
+    found = CRITERIA["below"][0].smooth(jnp.asarray(values), jnp.zeros(100, bool))
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", CRITERIA)
 def test_derivatives_are_those_of_the_law(name, key):
     """By the mean μ and the sd σ of g = μ + σz, against the exact law; their spread over 16 samples is the error."""

@@ -46,6 +46,22 @@ def test_the_angle_is_that_of_two_near_tokens_of_the_sde(key):
     assert np.isfinite(found.angle).mean() >= 0.99
 
 
+def test_the_angle_is_that_of_tokens_moved_by_the_tangent(key):
+    """1 − ρ of x + εu/2 and x − εu/2 with their covariances, on the same paths: those of the first of two keys."""
+    layer, size = LAYERS["mlp"](), 1e-4
+    repeated, apart = si.criteria.repeated_token(1.3 * np.eye(1), 0)
+    settings = {"paths": PATHS, "step": STEP}
+
+    def log_distance(V, C, D):
+        moved = V + size * (C + np.swapaxes(C, -1, -2)) + size**2 * D
+        return np.log(1 - moved[..., 0, 1] / np.sqrt(moved[..., 0, 0] * moved[..., 1, 1]))
+
+    paths = si.tangents(layer, repeated, [T], apart, **settings, key=jr.split(key)[0])
+    end = log_distance(*(np.asarray(x)[:, 0] for x in (paths.covariance, paths.cross, paths.tangent)))
+    found = si.criteria.exponents(layer, 1.3 * jnp.eye(1), T, **settings, key=key)
+    np.testing.assert_allclose(found.angle, (end - log_distance(repeated, 0 * apart, apart)) / T, atol=1e-5)
+
+
 def test_the_parted_tokens_start_with_the_given_token():
     V0 = si.equicorrelated(tokens=3, correlation=0.2)
     repeated, apart = si.criteria.repeated_token(V0, 1)

@@ -205,6 +205,10 @@ def test_networks_of_one_width_pool(law):
         np.testing.assert_array_equal(pooled.widths, [15, 40, 300, 300])
         np.testing.assert_allclose(log_prob(layer, pooled, law), expected, rtol=1e-11)
     np.testing.assert_allclose(log_prob(layer, statistics.pooled().pooled(), law), expected, rtol=1e-11)
+    # Pooled statistics have a gradient that is written out, and the others an automatic one.
+    slopes = [jax.tree.leaves(fast(law_of(layer, each, law), each)[1]) for each in (statistics, statistics.pooled())]
+    for of_networks, of_widths in zip(*slopes, strict=True):
+        np.testing.assert_allclose(of_widths, of_networks, rtol=1e-9, atol=1e-9)
 
 
 def test_transitions_that_are_not_used_do_not_count(layer):

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 import xarray as xr
-from budget import assert_distribution, assert_holds
+from budget import assert_distribution, assert_holds, assert_within
 from scipy import stats
 
 import sdeinfer as si
@@ -165,6 +165,15 @@ def test_score_tests_are_uniform_inside_the_law(data, sets, simulated, monkeypat
     p = np.stack([meanfield.misfits(law, draw(jr.fold_in(jr.key(5), i)))["p"] for i in range(sets)])
     for column in p.T:
         assert_distribution(column, stats.uniform.cdf)
+
+
+def test_scores_of_many_tokens_have_mean_zero_inside_the_law():
+    """Of 24,576 tokens, so that a wrong coefficient of a score shows."""
+    starts = [meanfield.random_tokens(TOKENS, DIMENSION, key=each) for each in jr.split(jr.key(6), 64)]
+    path = meanfield.TokenPath(jnp.stack(starts), None, LAW, tuple(range(1, 25)))
+    law = NoisyLayers(LAW, STEP, NOISE, path)
+    table = meanfield.misfits(law, jax.jit(law.sample)(jr.key(7)))
+    assert_within(stats.norm.isf(table["p"]), "p of each direction, as normal scores")
 
 
 @pytest.mark.parametrize(

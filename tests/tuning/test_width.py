@@ -1,9 +1,11 @@
 """Tuning at width n: exact laws of one token, and what networks keep of its promises."""
 
+import dataclasses
 import functools
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
@@ -53,6 +55,64 @@ def test_the_exact_law_of_one_token(tuned):
     assert_estimate(row["value"], largest(exact_spread), row["error"])
     assert_visible(largest(limit_spread) - largest(exact_spread), row["error"])
     assert tuned.law == "finite-width"
+
+
+def test_slopes_are_differences_far_from_bounds_and_near(tuned):
+    """Of the spread's slack, in logs, on a line below a third of the bound, and for a bound of 0; and of E log V′/V."""
+    norm = of.LogNorm()
+    goals = (of.spread(norm) <= BOUND, of.spread(norm) >= BOUND, of.expectation(norm) >= 0.0)
+    problem, h = dataclasses.replace(tuned.problem, constraints=goals), 1e-5
+    for gamma in (0.1, 0.5):
+        u = np.array([math.log(gamma / (1 - gamma))])
+        found, up, down = (problem.residuals(u + step) for step in (0.0, h, -h))
+        slopes = [(one.value - other.value) / (2 * h) for one, other in zip(up, down, strict=True)]
+        np.testing.assert_allclose([each.slope[0] for each in found], slopes, rtol=1e-5)
+
+
+def test_a_bound_on_a_probability_is_one_on_a_quantile(tuned):
+    norm, level = of.LogNorm(), 0.9
+    same = {
+        of.probability(norm, below=0.5) >= level: of.quantile(norm, level) <= 0.5,
+        of.probability(norm, below=0.5) <= level: of.quantile(norm, level) >= 0.5,
+        of.probability(norm, above=0.5) >= level: of.quantile(norm, 1 - level) >= 0.5,
+        of.probability(norm, above=0.5) <= level: of.quantile(norm, 1 - level) <= 0.5,
+    }
+    each = [dataclasses.replace(tuned.problem, constraints=tuple(goals)) for goals in (same, same.values())]
+    values = [[slack.value for slack in problem.residuals(tuned.u)] for problem in each]
+    np.testing.assert_allclose(*values, rtol=1e-12)
+
+
+def test_the_objective_is_the_mean_over_depth(tuned):
+    """Of the straight lines between the knots."""
+    (free,) = tuned.problem.space.free
+    space = dataclasses.replace(tuned.problem.space, free=(dataclasses.replace(free, knots=3),))
+    u, h = np.array([-1.0, 0.3, 0.8]), 1e-5
+    problem = dataclasses.replace(tuned.problem, space=space)
+    (found,) = problem.objectives(u)
+    np.testing.assert_allclose(found.value, np.trapezoid(1 / (1 + np.exp(-u)), [0.0, 0.5, 1.0]))
+    changes = [problem.objectives(u + step)[0].value - problem.objectives(u - step)[0].value for step in h * np.eye(3)]
+    np.testing.assert_allclose(found.slope, np.array(changes) / (2 * h), rtol=1e-5)
+
+
+def test_profiles_are_stretched_with_the_depth(tuned, key):
+    """A γ that steps up in the middle of four layers does so in the middle of eight."""
+
+    def step_up(time):
+        return jnp.where(time < DEPTH / WIDTH / 2, 0.2, 0.8)
+
+    layer = si.OverDepth(si.ShapedAttention(0.5, 1.0), gamma=step_up)
+    sizes = {"widths": [WIDTH], "depths": [2 * DEPTH], "networks": 4096, "with_weights": 0, "rules": False}
+    row = si.transfer(dataclasses.replace(tuned, layer=layer), **sizes, key=key).criteria.iloc[0]
+    exact = math.sqrt(DEPTH * (log_factor(0.2)[1] + log_factor(0.8)[1]))
+    for source in ("promised", "chain"):
+        assert_estimate(row[source], exact, row[f"{source}_error"])
+
+
+def test_rules_are_powers_of_the_depth(tuned, key):
+    sizes = {"widths": [WIDTH], "depths": [4 * DEPTH], "networks": 2, "with_weights": 0}
+    rules = si.transfer(tuned, **sizes, key=key).rules.iloc[0]
+    gamma = tuned.values["gamma"]
+    np.testing.assert_allclose(rules[["constant", "d^-1/2", "d^-1"]].to_numpy(float), [gamma, gamma / 2, gamma / 4])
 
 
 def test_values_are_those_of_networks(tuned, key):

@@ -1,5 +1,6 @@
 """Search: a coarse scan for a start, then sequential quadratic programming with exact gradients of the sample."""
 
+import contextlib
 import dataclasses
 import math
 from typing import NamedTuple
@@ -55,7 +56,7 @@ class Found(NamedTuple):
 
 def search(problem: Problem) -> Found:
     """Maximise the objective under the constraints; if no point meets them, find the one that violates them least."""
-    start, feasible, scanned = _scan(problem)
+    points, start, feasible = _scan(problem)
     if problem.space.over_depth:
         # Values over depth have local optima; the best constant is a start that is not one of the worse.
         start = _best_constant(problem, start)
@@ -69,9 +70,12 @@ def search(problem: Problem) -> Found:
         again = polish(problem, nearest.u) if nearest.violation <= FEASIBLE else nearest
         best = min((found, nearest, again), key=lambda each: each.violation)
         found = again if again.violation <= FEASIBLE else best
+    if found.violation > FEASIBLE:
+        # On few paths another point may have been best, from which no way leads here.
+        feasible = _best_that_holds(problem, points)
     if feasible is not None:
         found = _at_least(problem, found, feasible)
-    return found._replace(evaluations=scanned + problem.evaluations)
+    return found._replace(evaluations=len(points) + problem.evaluations)
 
 
 def _at_least(problem: Problem, found: Found, feasible: np.ndarray) -> Found:
@@ -85,6 +89,16 @@ def _at_least(problem: Problem, found: Found, feasible: np.ndarray) -> Found:
         return found
     again = _by_short_steps(problem, feasible)
     return min(found, again, key=lambda each: (each.violation > FEASIBLE, -_worst(problem, each.u)))
+
+
+def _best_that_holds(problem: Problem, points: list[np.ndarray]) -> np.ndarray | None:
+    """The point with the best objective of those that meet the constraints on all paths; None if none does."""
+    held = []
+    for u in points:
+        with contextlib.suppress(InputError):  # statistics that are not finite, as in a corner of the box
+            if problem.violation(u) <= FEASIBLE:
+                held.append((_worst(problem, u), u))
+    return max(held, key=lambda each: each[0])[1] if held else None
 
 
 def _worst(problem: Problem, u: np.ndarray) -> float:
@@ -112,11 +126,11 @@ def _best_constant(problem: Problem, start: np.ndarray) -> np.ndarray:
     return np.repeat(polish(dataclasses.replace(problem, space=constant), start[firsts]).u, knots)
 
 
-def _scan(problem: Problem) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """The best of the stated start and of points spread over the box, on few paths.
+def _scan(problem: Problem) -> tuple[list[np.ndarray], np.ndarray, np.ndarray | None]:
+    """The best of the stated start, the ends of the box and points spread over it, on few paths.
 
     Returns:
-        the best; the best of those without any violation, if it is another; and their number.
+        the points; the best; and the best of those without any violation, if it is another.
     """
     bounds, start = problem.space.bounds(), problem.space.start()
     count = SCANNED if len(bounds) > 1 else SCANNED // 4
@@ -124,7 +138,7 @@ def _scan(problem: Problem) -> tuple[np.ndarray, np.ndarray | None, int]:
         problem, paths=max(8, min(SCAN_PATHS, problem.paths, SCAN_PATHS * 32**2 // problem.V0[0].size))
     )
     sobol = qmc.Sobol(len(bounds), rng=0).random(count)
-    points = [start, *(bounds[:, 0] + sobol * (bounds[:, 1] - bounds[:, 0]))]
+    points = [start, *_ends(bounds, start), *(bounds[:, 0] + sobol * (bounds[:, 1] - bounds[:, 0]))]
     scores, violations = [], []
     for number, u in enumerate(points):
         try:
@@ -140,7 +154,13 @@ def _scan(problem: Problem) -> tuple[np.ndarray, np.ndarray | None, int]:
     best = min(range(len(points)), key=lambda number: scores[number])
     strict = [number for number in range(len(points)) if violations[number] == 0.0]
     strictly = min(strict, key=lambda number: scores[number], default=best)
-    return points[best], None if strictly == best else points[strictly], len(points)
+    return points, points[best], None if strictly == best else points[strictly]
+
+
+def _ends(bounds: np.ndarray, start: np.ndarray) -> list[np.ndarray]:
+    """The start with one parameter at an end of its box."""
+    size = len(start)
+    return [np.where(np.arange(size) == number, end, start) for number in range(size) for end in bounds[number]]
 
 
 def polish(

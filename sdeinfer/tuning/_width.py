@@ -5,32 +5,50 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from sdeinfer.tuning._chains import without_tangents
 from sdeinfer.tuning._problem import Law, Problem
 from sdeinfer.tuning._search import FEASIBLE, Found, polish, search
+from sdeinfer.tuning._space import DEPTH
 
 ROUNDS, SETTLED = 4, 0.1
 """Largest number of corrections, and the change of a criterion, in Monte Carlo errors, below which none is made."""
+
+NEARLY = 0.01
+"""Violation of a scaled constraint, by networks, up to which corrections that go on are good enough."""
 
 
 def settled(problem: Problem, found: Found) -> tuple[Problem, Found]:
     """Move the criteria of the limit to those of networks of width n at a solution, and search near it, until settled.
 
-    Networks have no derivatives; what they add changes little with the parameters, so that the derivatives of the limit
-    are good enough to find the answer, whose criteria are those of networks.
+    What networks add changes little with the parameters, so that the derivatives of the limit are good enough to find
+    the answer, whose criteria are those of networks. Where it changes much, as where some networks explode, the search
+    is one by networks alone, with their own derivatives.
 
     Returns:
-        the problem whose criteria are moved, and its solution.
+        the problem whose criteria are moved, or that of networks, and its solution.
     """
     evaluations = found.evaluations
     for _ in range(ROUNDS):
         moved, changed = at_width(problem, found.u)
         if not changed:
-            break
+            return problem, found._replace(evaluations=evaluations)
         problem, found = moved, polish(moved, found.u)
-        if found.violation > FEASIBLE:
-            found = search(moved)
         evaluations += max(found.evaluations, moved.evaluations)
+        if found.violation > FEASIBLE:
+            break
+    meets = found.violation <= FEASIBLE and at_width(problem, found.u)[0].violation(found.u) <= NEARLY
+    if not meets and has_slopes(problem):
+        problem = dataclasses.replace(problem, law="finite-width", chain_slopes=True, offsets={})
+    if not meets:
+        found = search(problem)
+        evaluations += found.evaluations
     return problem, found._replace(evaluations=evaluations)
+
+
+def has_slopes(problem: Problem) -> bool:
+    """Whether the criteria of networks have derivatives: exact chains by all parameters that are free."""
+    free_depth, drawn = DEPTH in problem.space.names, problem.space.drawn
+    return not free_depth and not drawn and len(without_tangents(problem.statistics)) == len(problem.statistics)
 
 
 def at_width(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> tuple[Problem, bool]:

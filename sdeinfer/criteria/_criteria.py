@@ -30,7 +30,7 @@ from sdeinfer.criteria._statistics import Statistic, statistic_of
 class AbstractCriterion(abc.ABC):
     """A number that depends on the distribution of a statistic over networks.
 
-    `criterion <= bound` and `criterion >= bound` are constraints of `tune`.
+    `criterion <= bound` and `criterion >= bound` are constraints of `tune`; `<` and `>` say the same.
 
     Attributes:
         statistic: the statistic, or a function of an `Ensemble` with one number per path.
@@ -54,6 +54,8 @@ class AbstractCriterion(abc.ABC):
 
     def __ge__(self, bound: float) -> "Constraint":
         return Constraint(self, ">=", float(bound))
+
+    __lt__, __gt__ = __le__, __ge__
 
 
 @dataclasses.dataclass(frozen=True)

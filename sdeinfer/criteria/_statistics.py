@@ -6,10 +6,11 @@ Each maps an `Ensemble` of paths to one number per path. A function of an `Ensem
 import abc
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -255,9 +256,28 @@ def statistic_of(statistic: Statistic) -> AbstractStatistic:
     """The statistic, or that of a function."""
     if isinstance(statistic, AbstractStatistic):
         return statistic
+    if isinstance(statistic, type):
+        raise InputError(f"statistic: an instance is needed, as {statistic.__name__}(…), got the class")
     if not callable(statistic):
         raise InputError(f"statistic: a function of an Ensemble is needed, got {statistic!r}")
     return FunctionStatistic(statistic)
+
+
+def evaluate(statistics: Sequence[AbstractStatistic], paths: Ensemble) -> Float[Array, "statistics paths"]:
+    """The values of statistics, of covariances at every step for those that need them.
+
+    Raises:
+        InputError: for a statistic that is not written in operations of JAX.
+    """
+    found = []
+    for each in statistics:
+        try:
+            found.append(each(paths if each.every_step else paths.end))
+        except jax.errors.JAXTypeError as error:
+            raise InputError(
+                f"{each}: operations of JAX are needed, as jax.numpy in place of NumPy, and no branches on values"
+            ) from error
+    return jnp.stack(found)
 
 
 def _check_token(statistic: AbstractStatistic, token: int, tokens: int) -> None:

@@ -1,12 +1,15 @@
 """Layers whose parameters change with depth."""
 
-from collections.abc import Callable
+import inspect
+import types
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from sdeinfer._arguments import checked
@@ -54,8 +57,35 @@ def as_module(profile: Profile) -> FunctionModule:
     """A profile, or any other function of one argument, as a module whose leaves are arrays."""
     if isinstance(profile, FunctionModule):
         return profile
+    if inspect.isfunction(profile) and any(isinstance(x, Tracer) for x in jax.tree.leaves(_closed_over(profile))):
+        profile = _Closure(_closed_over(profile), _with_cells(profile, [None] * len(_closed_over(profile))))
     arrays, rest = eqx.partition(profile, eqx.is_array)
     return FunctionModule(arrays, rest)
+
+
+class _Closure(eqx.Module):
+    """A function that closes over traced values, which are leaves here: without them it would pass for a constant.
+
+    Attributes:
+        values: what it closes over.
+        function: the function without these.
+    """
+
+    values: tuple[Any, ...]
+    function: Any = eqx.field(static=True)
+
+    def __call__(self, time: Any) -> Any:
+        return _with_cells(self.function, self.values)(time)
+
+
+def _closed_over(function: types.FunctionType) -> tuple[Any, ...]:
+    return tuple(cell.cell_contents for cell in function.__closure__ or ())
+
+
+def _with_cells(function: types.FunctionType, values: Sequence[Any]) -> types.FunctionType:
+    """A copy of a function that closes over other values."""
+    name, defaults, cells = function.__name__, function.__defaults__, tuple(map(types.CellType, values))
+    return types.FunctionType(function.__code__, function.__globals__, name, defaults, cells)
 
 
 def _at_a_time_only(method: str) -> Callable[..., Any]:

@@ -42,7 +42,10 @@ def simulate(
 ) -> Float[Array, "paths times m m"]:
     """Simulate the covariance SDE dV = b(V) dt + Σ(V)^{1/2} dB of Corollary 4.3 from V0 at time 0.
 
-    The result is differentiable with respect to the layer's parameters and V0. A derivative inside of `jax.jit` takes
+    The result is differentiable with respect to the layer's parameters and V0. At a singular V0, as of equal tokens, it
+    is so along changes that keep the rank, as those of x in V0 = x xᵀ: a path goes with the root of an eigenvalue that
+    leaves 0, and its derivative by single entries of such a V0 is another number than that of the mean. Take
+    differences there, or a V0 that is definite. A derivative inside of `jax.jit` takes
     longer to compile than one outside, and a tenth of the time to evaluate; `jax.jit`'s
     `compiler_options={"xla_backend_optimization_level": 0}` makes it as the one outside.
 

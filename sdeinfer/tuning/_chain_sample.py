@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from sdeinfer._compiler import BALANCED, RUN_ONCE
 from sdeinfer._devices import on_cpu
 from sdeinfer._threads import in_threads
-from sdeinfer.criteria import AbstractStatistic, Ensemble
+from sdeinfer.criteria import AbstractStatistic, Ensemble, evaluate
 from sdeinfer.layers import AbstractLayer, NetworkKeys
 from sdeinfer.networks import chains_at_once, covariance_chain
 from sdeinfer.tuning._ensemble import Sample
@@ -82,7 +82,7 @@ def _block(statistics, layer, slopes, V0, numbers, key, *, width, depth, room):
         V = covariance_chain(layer, V0, **sizes)[:, 1:]
         exploded = ~jnp.isfinite(V).all(axis=(1, 2, 3))
         paths = Ensemble(V0, jnp.where(exploded[:, None, None, None], V0, V), None, exploded)
-        return jnp.stack([each(paths if each.every_step else paths.end) for each in statistics]), exploded
+        return evaluate(statistics, paths), exploded
 
     if slopes is None:
         found, exploded = values(layer)

@@ -12,7 +12,7 @@ from scipy.linalg import block_diag
 
 from sdeinfer._threads import in_threads
 from sdeinfer.covariance import factor_on_host
-from sdeinfer.criteria import AbstractStatistic, Ensemble
+from sdeinfer.criteria import AbstractStatistic, Ensemble, evaluate
 from sdeinfer.solve import (
     BrownianSteps,
     Grid,
@@ -150,7 +150,7 @@ def _solve_block(statistics, solver, limit: LimitSteps, slopes, start, V0, times
             tangent=S[..., tokens:, tokens:] if solver.tangents else None,
             exploded=jnp.isfinite(stopped),
         )
-        return jnp.stack([each(paths if each.every_step else paths.end) for each in statistics]), paths.exploded
+        return evaluate(statistics, paths), paths.exploded
 
     def along(direction: Limit) -> tuple[Array, Array, Array]:
         return jax.jvp(values, (limit.limit,), (direction,), has_aux=True)

@@ -60,14 +60,14 @@ def parse_constraint(text: str) -> Constraint:
     Raises:
         InputError: for a text that is not understood.
     """
-    found = re.fullmatch(rf"(.+?) ?(<=|>=|≤|≥) ?{NUMBER}", _spaced(text))
+    found = re.fullmatch(rf"(.+?) ?(<=|>=|≤|≥|<|>) ?{NUMBER}", _spaced(text))
     if found is None:
         raise InputError(
             f"constraint: {text!r} is not understood; {FORMS} is needed, then <= or >= and a number; {_listed()}"
         )
     criterion, sense, bound = found.groups()
     read = _criterion(criterion)
-    return read <= float(bound) if sense in ("<=", "≤") else read >= float(bound)
+    return read <= float(bound) if sense in ("<=", "≤", "<") else read >= float(bound)
 
 
 def parse_criterion(text: str) -> AbstractCriterion | str:

@@ -210,6 +210,9 @@ def _checked(problem: Problem) -> Problem:
 
 
 def _prompts(V0: ArrayLike) -> np.ndarray:
+    shapes = [np.shape(V) for V in V0] if isinstance(V0, list | tuple) else []
+    if len(set(shapes)) > 1:
+        raise InputError(f"V0: prompts of one number of tokens are needed, got shapes {', '.join(map(str, shapes))}")
     array = np.asarray(V0)
     if array.ndim not in (2, 3) or not array.size:
         raise InputError(f"V0: shape (m, m) or (prompts, m, m) is needed, got {array.shape}")

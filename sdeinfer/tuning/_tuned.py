@@ -22,6 +22,9 @@ from sdeinfer.tuning._width import on_new_samples
 NOISE = 2.0
 """Monte Carlo errors within which a value cannot be told from its bound."""
 
+FEWEST = 50
+"""Paths below which neither criteria nor their Monte Carlo errors are known."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tuned:
@@ -85,6 +88,11 @@ class Tuned:
         """The word for the samples that criteria are estimated on."""
         return "paths" if self.law == "limit" or self.problem.space.drawn else "networks"
 
+    @property
+    def _few(self) -> str:
+        """The number of samples, with the word for them."""
+        return f"{self.problem.paths} {self.samples if self.problem.paths > 1 else self.samples[:-1]}"
+
     def on_new_samples(self, *, paths: int, key: PRNGKeyArray) -> Problem:
         """The problem on new networks, or on new paths by the limit, to evaluate criteria at `u`."""
         return on_new_samples(self.problem, self.u, self.law, paths=paths, key=key)
@@ -132,6 +140,8 @@ class Tuned:
     def notes(self) -> list[str]:
         """Warnings to read before relying on the answer, one sentence each."""
         found, notes = self.found, []
+        if found["paths"] < FEWEST:
+            notes.append(f"{self._few}: values and errors of criteria need some hundreds; raise `paths`")
         if found["exploded"] > 0:
             notes.append(f"{found['exploded']:.2%} of {self.samples} explode; they count as outside of every range")
         by_limit = any(each.directions is not None for each in self.problem.statistics) or self.law == "limit"
@@ -176,6 +186,8 @@ class Tuned:
             count = f"{missed} of {self.rows_per_constraint * len(self.constraints)} constraints"
             miss = "misses its bound" if missed == 1 else "miss their bounds"
             return f"{found}, but {count} {miss} on new {self.samples}"
+        if self.problem.paths < FEWEST:
+            return f"{found}, of {self._few} only: raise `paths`"
         if not self.constraints:
             return f"{found} is the {most}, without constraints"
         return f"{found} is the {most} for which every constraint holds"

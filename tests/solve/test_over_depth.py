@@ -67,6 +67,15 @@ def test_derivatives_by_a_profile_are_those_of_differences(name, key):
     np.testing.assert_allclose(second, (upper - lower) / (2 * change), rtol=1e-6)
 
 
+def test_a_function_may_close_over_what_is_differentiated(key):
+    def mean(end):
+        layer = si.OverDepth(si.ShapedAttention(gamma=0.5, tau0=1.0), gamma=lambda time: 0.1 + time * end)
+        return si.simulate(layer, np.eye(1), TIMES, paths=8, key=key).mean()
+
+    change = 1e-5
+    np.testing.assert_allclose(jax.grad(mean)(0.5), (mean(0.5 + change) - mean(0.5 - change)) / (2 * change), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -58,6 +58,8 @@ def test_what_is_printed_is_read(statistic):
         ("P(norm factor<2)>=0.95", of.probability(of.NormFactor(), below=2) >= 0.95),
         ("P( log gradient norm  > -1 ) ≥ 9e-1", of.probability(of.LogGradientNorm(), above=-1) >= 0.9),
         ("sd[log norm of token 0] >= +0.5", of.spread(of.LogNorm(0)) >= 0.5),
+        ("P(norm factor > 2) < 0.1", of.probability(of.NormFactor(), above=2) <= 0.1),
+        ("E[norm factor] > 2", of.expectation(of.NormFactor()) >= 2),
     ],
 )
 def test_short_forms_and_spaces(text, constraint):

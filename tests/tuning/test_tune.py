@@ -200,6 +200,14 @@ def never(paths):
     return jnp.sqrt(paths.last[:, 0, 0] - paths.last[:, 0, 0])
 
 
+def largest(paths):
+    return np.linalg.eigvalsh(paths.last)[:, -1]
+
+
+def branch(paths):
+    return paths.last[:, 0, 0] if paths.last[0, 0, 0] > 1 else paths.last[:, 1, 1]
+
+
 BAD = {
     "one token has no correlation": (
         {"V0": ONE, "subject_to": [of.quantile(of.LargestCorrelation(), 0.9) <= 0.5]},
@@ -216,6 +224,9 @@ BAD = {
     "no constraint": ({"fixed": {"tau0": 1.0, "c_gap": 1.0}}, "subject_to: without a constraint nothing limits gamma"),
     "a constraint in words": ({"subject_to": "P(norm factor < 2) >= 0.95"}, "subject_to: a constraint, such as"),
     "a criterion without a bound": ({"subject_to": of.spread(of.LogNorm())}, "subject_to: a constraint, such as"),
+    "a statistic of NumPy": ({"subject_to": of.expectation(largest) <= 3}, "largest: operations of JAX are needed"),
+    "a statistic that branches": ({"subject_to": of.expectation(branch) <= 3}, "branch: operations of JAX are needed"),
+    "prompts of unequal sizes": ({"V0": [np.eye(2), np.eye(3)]}, r"V0: prompts of one .*\(2, 2\), \(3, 3\)"),
     "no objective": ({"maximise": None}, "give either maximise or minimise"),
     "a token that is not there": ({"subject_to": [of.spread(of.LogNorm(7)) <= 1]}, "a token from 0 to 3"),
     "an unknown architecture": ({"architecture": "mamba"}, "architecture: must be one of"),
@@ -247,6 +258,25 @@ def test_bad_input_is_one_line(name, key, unchecked):
     with pytest.raises(si.InputError, match=message) as caught:
         si.tune(**arguments, key=key)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("of_statistic", [of.expectation, of.spread, lambda each: of.quantile(each, 0.9)])
+def test_the_class_of_a_statistic_is_not_one(of_statistic):
+    with pytest.raises(si.InputError, match=r"^statistic: an instance is needed, as LogNorm\(…\), got the class$"):
+        of_statistic(of.LogNorm)
+
+
+def test_strict_signs_say_the_same():
+    criterion = of.probability(of.NormFactor(), below=2)
+    assert (criterion < 0.9) == (0.9 > criterion) == (criterion <= 0.9)
+    assert (criterion > 0.9) == (0.9 < criterion) == (criterion >= 0.9)
+
+
+def test_of_few_paths_nothing_is_promised(key):
+    arguments = {**COARSE, "subject_to": of.spread(of.LogNorm()) <= 0.5, "fixed": {"tau0": 1.0}, "key": key}
+    found = si.tune("attention", ONE, maximise="gamma", paths=1, **arguments)
+    assert found.notes[0] == "1 path: values and errors of criteria need some hundreds; raise `paths`"
+    assert found.verdict.endswith(", of 1 path only: raise `paths`")
 
 
 def test_goals_that_cannot_be_had_are_refused_with_the_nearest(key):

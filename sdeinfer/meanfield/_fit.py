@@ -21,7 +21,7 @@ from sdeinfer.likelihood import Assumptions, checked_priors
 from sdeinfer.meanfield._flow import SelfAttentionFlow
 from sdeinfer.meanfield._models import LATENT, TokenModel, token_model
 from sdeinfer.meanfield._path import TokenPath, token_path
-from sdeinfer.meanfield._tokens import DIMS
+from sdeinfer.observation import TOKEN_DIMS
 
 SITE_DIMS = {
     "start": ["network", "token", "component"],
@@ -82,7 +82,7 @@ def fit(
     phase("compiling the sampler")
     result = sampler.sample(model, path, progress=progress, key=key_sampler)
     phase("predicting")
-    tokens = data["tokens"].transpose(*DIMS)
+    tokens = data["tokens"].transpose(*TOKEN_DIMS)
     groups = {
         "sample_stats": dict_to_dataset(result.statistics),
         "log_likelihood": _labelled(result.log_likelihood, data, dict.fromkeys(result.log_likelihood, ["network"])),
@@ -137,7 +137,7 @@ def _predicted(
     tokens = np.asarray(_simulated(model, path.unobserved(), at, jr.split(key, chains * count)))
     labels = {"chain": np.arange(chains), "draw": chosen, "layer": data["layer"].values[1:]}
     shaped = tokens.reshape(chains, count, *tokens.shape[1:])
-    return xr.Dataset({"tokens": (("chain", "draw", *DIMS), shaped)}, coords=labels)
+    return xr.Dataset({"tokens": (("chain", "draw", *TOKEN_DIMS), shaped)}, coords=labels)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -82,6 +82,7 @@ class SelfAttentionFlow(eqx.Module):
             tokens: the tokens, shape (n, D).
             weights: mass of each token, with sum 1; None for 1/n each.
         """
+        self._require_size(x)
         p = _masses(tokens, weights) * self._kernel(x, tokens)
         return p / p.sum(axis=-1, keepdims=True) if self.normalised else p
 
@@ -89,6 +90,7 @@ class SelfAttentionFlow(eqx.Module):
         self, x: Float[Array, "q D"], tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
     ) -> Float[Array, "q D"]:
         """The branch of a residual layer at x per unit of step: the mean of the heads and the MLP, not projected."""
+        self._require_size(x)
         # Divided by their sums after the product: a pass over n² numbers less than the mean by `attention`.
         kernel, masses = self._kernel(x, tokens), _masses(tokens, weights)[:, None]
         if self.normalised:
@@ -97,7 +99,12 @@ class SelfAttentionFlow(eqx.Module):
         else:
             means = _product(kernel, masses * tokens)
         change = (means if self.V is None else _product(means, self.V.mT)).mean(axis=0)
-        return change if self.mlp is None else change + jax.vmap(self.mlp)(x)
+        if self.mlp is None:
+            return change
+        added = jax.vmap(self.mlp)(x)
+        if added.shape != x.shape:
+            raise InputError(f"mlp: a function of shape {x.shape[1:]} to itself is needed, got {added.shape[1:]}")
+        return change + added
 
     def velocity(
         self, x: Float[Array, "q D"], tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
@@ -134,6 +141,12 @@ class SelfAttentionFlow(eqx.Module):
         masses = _masses(tokens, weights)
         kernel = jnp.exp(self._logits(tokens, tokens)).mean(axis=0)
         return _product(_product(masses, kernel), masses) / (2 * self.beta)
+
+    def _require_size(self, x: Float[Array, "q D"]) -> None:
+        """Refuse tokens of another dimension than the matrices."""
+        for name, matrix in {"Q": self.Q, "K": self.K, "V": self.V}.items():
+            if matrix is not None and matrix.shape[-1] != x.shape[-1]:
+                raise InputError(f"{name}: tokens have {x.shape[-1]} components, got a matrix of {matrix.shape[-1]}")
 
     def _kernel(self, x: Float[Array, "q D"], tokens: Float[Array, "n D"]) -> Float[Array, "heads q n"]:
         """Exponentials of the logits, over the largest of a row where attention is normalised."""

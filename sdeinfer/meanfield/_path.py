@@ -7,10 +7,9 @@ import xarray as xr
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from sdeinfer._files import InputError
 from sdeinfer.likelihood import Assumptions
 from sdeinfer.meanfield._flow import SelfAttentionFlow
-from sdeinfer.meanfield._tokens import DIMS
+from sdeinfer.observation import validate_tokens
 
 
 class TokenPath(eqx.Module):
@@ -57,11 +56,9 @@ def token_path(
         assumptions: priors that replace the defaults.
 
     Raises:
-        InputError: for a Dataset without tokens.
+        InputError: for a Dataset without tokens, see `observation.validate_tokens`.
     """
-    if "tokens" not in data or set(data["tokens"].dims) != set(DIMS):
-        raise InputError(f"data: a Dataset with `tokens` over {', '.join(DIMS)} is needed, see tokens_dataset")
-    tokens = data["tokens"].transpose(*DIMS)
+    tokens = validate_tokens(data)["tokens"]
     x = jnp.asarray(tokens.values, jnp.result_type(float))
     numbers = np.asarray(data["layer"].values if "layer" in data.coords else np.arange(x.shape[1]))
     return TokenPath(

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
 from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
-from sdeinfer.meanfield._solve import require_on_sphere
+from sdeinfer.meanfield._solve import start_of
 
 
 def solve_random_values(
@@ -42,8 +42,7 @@ def solve_random_values(
     Raises:
         InputError: for tokens that are not on the unit sphere, and times that are no increasing multiples of the step.
     """
-    x, times = jnp.asarray(tokens), np.asarray(ts, np.float64)
-    require_on_sphere(x)
+    x, times = start_of(flow, tokens), np.asarray(ts, np.float64)
     numbers = np.round(times / step).astype(int)
     if not np.allclose(numbers * step, times) or not (np.diff(numbers, prepend=-1) > 0).all():
         raise InputError(f"ts: increasing multiples of the step {step:g} are needed")

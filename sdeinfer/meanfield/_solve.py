@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import diffrax
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -53,8 +55,7 @@ def solve(
     Raises:
         InputError: for tokens that are not on the unit sphere, and times that do not increase from ≥ 0.
     """
-    x = jnp.asarray(tokens)
-    require_on_sphere(x)
+    x = start_of(flow, tokens)
     usual = 1e-7 if jnp.finfo(x.dtype).bits == 64 else 1e-5
     rtol, atol = (usual if rtol is None else rtol), (usual / 10 if atol is None else atol)
     found, _ = integrate(_field, x, ts, (flow, weights), solver=OnSphere(), rtol=rtol, atol=atol, max_steps=max_steps)
@@ -105,6 +106,14 @@ def integrate(
     )
     assert solution.ys is not None
     return solution.ys, solution.result == diffrax.RESULTS.successful
+
+
+def start_of(flow: SelfAttentionFlow, tokens: ArrayLike) -> Float[Array, "n D"]:
+    """Tokens at time 0 in the precision of the flow, which may be higher than their own."""
+    x = jnp.asarray(tokens)
+    require_on_sphere(x)
+    precision = jnp.result_type(x, *jax.tree.leaves(eqx.filter(flow, eqx.is_array)))
+    return x if x.dtype == precision else on_sphere(x.astype(precision))
 
 
 def require_on_sphere(tokens: Float[Array, "*batch n D"]) -> None:

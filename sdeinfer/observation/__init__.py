@@ -1,6 +1,8 @@
 """Observed networks: hidden states or files reduced to one validated Dataset."""
 
 from sdeinfer.observation._arrays import as_array as as_array
+from sdeinfer.observation._arrays import in_order as in_order
+from sdeinfer.observation._arrays import labels_of_networks as labels_of_networks
 from sdeinfer.observation._branch_hooks import evaluated as evaluated
 from sdeinfer.observation._branch_observer import BranchObserver as BranchObserver
 from sdeinfer.observation._branch_observer import joined_branches as joined_branches
@@ -44,3 +46,5 @@ from sdeinfer.observation._store import write_in_chunks as write_in_chunks
 from sdeinfer.observation._store import write_parts as write_parts
 from sdeinfer.observation._stored import observe_file as observe_file
 from sdeinfer.observation._take import take as take
+from sdeinfer.observation._tokens import TOKEN_DIMS as TOKEN_DIMS
+from sdeinfer.observation._tokens import validate_tokens as validate_tokens

@@ -1,6 +1,8 @@
 """Files of covariances and of posteriors: NetCDF, or Zarr if the suffix is .zarr."""
 
 import functools
+import json
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -9,12 +11,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sdeinfer._arguments import checked
+from sdeinfer._arguments import checked, shown
 from sdeinfer._files import ZARR, InputError, first_line, readable, staged_file
 from sdeinfer._map_reduce import map_chunks
 from sdeinfer.observation._branches import validate_branches
 from sdeinfer.observation._dataset import validate, validate_labels
 from sdeinfer.observation._library import library
+from sdeinfer.observation._tokens import validate_tokens
 
 ENGINES: dict[str, dict[str, Any]] = {"h5netcdf": {}, "scipy": {"mmap": False}}
 """xarray's engines and their options: for NetCDF-4, which is read and written, and for NetCDF-3, which is only read.
@@ -26,26 +29,27 @@ ZARR_FORMAT: dict[str, Any] = {"zarr_format": 2, "consolidated": False}
 GROUPS = {
     "posterior": (),
     "sample_stats": ("diverging",),
-    "observed_data": ("covariance",),
-    "constant_data": ("width",),
+    "observed_data": ("covariance", "tokens", "increment"),
+    "constant_data": ("width", "initial", "input"),
 }
-"""The groups, with their variables, that a posterior file must hold to be checked and reported."""
+"""The groups that a posterior file must hold to be checked and reported, with variables of which each needs one."""
 
 
 @checked
 def read(path: str | Path) -> xr.Dataset:
-    """Read and validate a Dataset of covariances or of branches, written by this package or by another program.
+    """Read and validate a Dataset of covariances, of branches or of tokens, of any program.
 
     Raises:
         InputError: if the file is missing, cannot be read, or holds no valid data, see `validate` and
-            `validate_branches`.
+            `validate_branches` and `validate_tokens`.
     """
     path = readable(path)
     with reading(path), closing(opened(path, xr.open_dataset)) as file:
         data = file.load()
         if not data.variables:
             raise InputError("no data; the result of a fit is read by si.observation.read_posterior")
-        return validate_branches(data) if "increment" in data else validate(data)
+        kinds = {"increment": validate_branches, "tokens": validate_tokens}
+        return next((kinds[name] for name in kinds if name in data), validate)(data)
 
 
 def open_in_chunks(path: str | Path) -> xr.Dataset:
@@ -74,10 +78,12 @@ def read_posterior(path: str | Path) -> xr.DataTree:
     with reading(path), closing(opened(path, xr.open_datatree)) as file:
         tree = file.load()
     for group, variables in GROUPS.items():
-        if group not in tree.children or not set(variables) <= set(tree[group].data_vars):
-            needed = " with ".join([f"group `{group}`", *(f"`{name}`" for name in variables)])
+        if group not in tree.children or (variables and not set(variables) & set(tree[group].data_vars)):
+            needed = " with ".join(
+                [f"group `{group}`", *filter(None, [" or ".join(f"`{name}`" for name in variables)])]
+            )
             raise InputError(f"{path}: holds no {needed}, so it is not the result of a fit")
-    if "architecture" not in tree.attrs:
+    if "covariance" in tree["observed_data"] and "architecture" not in tree.attrs:
         raise InputError(f"{path}: does not name its architecture, so it is not the result of a fit")
     return tree
 
@@ -87,7 +93,7 @@ def write(data: xr.Dataset | xr.DataTree, path: str | Path, *, append: bool = Fa
     """Write to NetCDF, or to Zarr if the suffix is .zarr; the file is written completely or not at all.
 
     Arguments:
-        data: covariances, or the result of a fit.
+        data: covariances, increments of branches, tokens, or the result of a fit.
         path: the file, or the Zarr folder.
         append: add networks to a Zarr folder, so that an ensemble may be larger than memory; their numbers continue
             those in the folder. An append that is killed damages the folder: append to a copy of data that cannot be
@@ -102,11 +108,42 @@ def write(data: xr.Dataset | xr.DataTree, path: str | Path, *, append: bool = Fa
         return
     if path.suffix == ZARR:
         library("zarr")
+    _require_storable(data, path)
     with staged_file(path) as temporary:
         if path.suffix == ZARR:
-            data.to_zarr(temporary, mode="w", **ZARR_FORMAT)
+            _without_encoding(data).to_zarr(temporary, mode="w", **ZARR_FORMAT)
         else:
             data.to_netcdf(temporary, engine="h5netcdf")
+
+
+def _require_storable(data: xr.Dataset | xr.DataTree, path: Path) -> None:
+    """Check that attributes are what the format holds, before anything is written."""
+    for node in data.subtree if isinstance(data, xr.DataTree) else [data]:
+        for attributes in (node.attrs, *(each.attrs for each in node.variables.values())):
+            for name, value in attributes.items():
+                if not _storable(value, in_json=path.suffix == ZARR):
+                    needed = "a number, a text, or a list of either"
+                    raise InputError(f"{path}: attribute {name}: {needed} is needed, got {shown(value)}")
+
+
+def _storable(value: Any, *, in_json: bool) -> bool:
+    """Whether a format holds an attribute: Zarr what JSON can say, NetCDF numbers or texts."""
+    if in_json:
+        try:
+            json.dumps(value, default=lambda array: array.tolist())
+        except (AttributeError, TypeError, ValueError):
+            return False
+        return True
+    items = list(value) if isinstance(value, list | tuple | np.ndarray) else [value]
+    kinds = {np.asarray(item).dtype.kind for item in items}
+    return kinds <= set("iuf") or kinds <= set("SU")
+
+
+def _without_encoding(data: xr.Dataset | xr.DataTree) -> xr.Dataset | xr.DataTree:
+    """The data without what a file of another format left: compression, chunks."""
+    if isinstance(data, xr.Dataset):
+        return data.drop_encoding()
+    return xr.DataTree.from_dict({node.path: node.to_dataset(inherit=False).drop_encoding() for node in data.subtree})
 
 
 def write_parts(parts: Iterable[xr.Dataset], path: str | Path) -> Mapping[Hashable, int]:
@@ -183,24 +220,41 @@ def _write_region(part: xr.Dataset, store: str, first: int) -> None:
 
 
 def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
-    if path.suffix != ZARR or not isinstance(data, xr.Dataset):
-        raise InputError(f"{path}: only a Dataset can be appended, and only to Zarr ({ZARR})")
+    if path.suffix != ZARR or not isinstance(data, xr.Dataset) or "network" not in data.dims:
+        raise InputError(f"{path}: only a Dataset of networks can be appended, and only to Zarr ({ZARR})")
     if not path.exists() or not any(path.iterdir()):
         write(data, path)
         return
+    _require_storable(data, path)
     with closing(opened(path, xr.open_dataset)) as stored:
-        for what, old, new in [
-            ("variables", set(stored.variables), set(data.variables)),
-            ("tokens", stored.sizes.get("token_a"), data.sizes["token_a"]),
-            ("layers", stored["layer"].values.tolist(), data["layer"].values.tolist()),
-            ("types", stored["covariance"].dtype, data["covariance"].dtype),
-            ("attributes", stored.attrs, data.attrs),
-        ]:
+        sizes = [{dim: size for dim, size in each.sizes.items() if dim != "network"} for each in (stored, data)]
+        types = [{name: each.dtype for name, each in one.data_vars.items()} for one in (stored, data)]
+        numbers = [one["layer"].values.tolist() if "layer" in one.coords else [] for one in (stored, data)]
+        for what, (old, new) in {
+            "variables": (set(stored.variables), set(data.variables)),
+            "layers": numbers,
+            "sizes": sizes,
+            "types": types,
+            "attributes": (stored.attrs, data.attrs),
+        }.items():
             if old != new:
                 raise InputError(f"{path}: has other {what} than the appended data: {old} and {new}")
-        last = int(stored["network"].values[-1])
-    data = data.assign_coords(network=last + 1 + np.arange(data.sizes["network"]))
-    data.to_zarr(path, append_dim="network", **ZARR_FORMAT)
+        labels = stored["network"].values
+    if labels.dtype.kind in "iu":
+        data = data.assign_coords(network=labels[-1] + 1 + np.arange(data.sizes["network"]))
+    elif np.isin(data["network"].values, labels).any():
+        raise InputError(f"{path}: has networks of the same labels as the appended data")
+    with warnings.catch_warnings():  # of metadata that xarray consolidated in version 3
+        warnings.filterwarnings("ignore", "Consolidated metadata")
+        _without_encoding(data).to_zarr(path, append_dim="network", **_format_of(path))
+
+
+def _format_of(path: Path) -> dict[str, Any]:
+    """The version of a Zarr folder, which xarray alone may have written, and whether its metadata are consolidated."""
+    root = path / "zarr.json"
+    if not root.exists():
+        return ZARR_FORMAT | {"consolidated": (path / ".zmetadata").exists()}
+    return {"zarr_format": 3, "consolidated": bool(json.loads(root.read_text()).get("consolidated_metadata"))}
 
 
 def opened[T: (xr.Dataset, xr.DataTree)](path: Path, opener: Callable[..., T]) -> T:

@@ -137,6 +137,25 @@ def test_bad_flows_are_refused(arguments, message):
         meanfield.SelfAttentionFlow(**arguments)
 
 
+def test_tokens_in_single_precision_are_solved_in_that_of_the_flow(key):
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+    flow = meanfield.SelfAttentionFlow(4.0)
+    found = meanfield.solve(flow, x.astype(jnp.float32), TIMES)
+    assert found.dtype == x.dtype
+    np.testing.assert_allclose(found, meanfield.solve(flow, x, TIMES), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Q", "K", "V"])
+def test_matrices_of_another_size_are_refused(name, key):
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+    flow = meanfield.SelfAttentionFlow(1.0, **{name: jnp.eye(4)})
+    for call in (flow, lambda x: flow.layer(x, 0.1), lambda x: meanfield.solve(flow, x, TIMES)):
+        with pytest.raises(InputError, match=f"{name}: tokens have 3 components, got a matrix of 4"):
+            call(x)
+    with pytest.raises(InputError, match=r"mlp: a function of shape \(3,\) to itself is needed, got \(4,\)"):
+        meanfield.SelfAttentionFlow(1.0, mlp=lambda x: jnp.ones(4))(x)
+
+
 def test_bad_starts_and_times_are_refused(key):
     x, flow = meanfield.random_tokens(3, 2, key=key), meanfield.SelfAttentionFlow(1.0)
     with pytest.raises(InputError, match="tokens: must be on the unit sphere"):

@@ -176,9 +176,36 @@ def test_scores_of_many_tokens_have_mean_zero_inside_the_law():
     assert_within(stats.norm.isf(table["p"]), "p of each direction, as normal scores")
 
 
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_files_of_tokens_and_of_their_fits(data, post, suffix, tmp_path):
+    si.write(data, tmp_path / f"data{suffix}")
+    xr.testing.assert_identical(si.read(tmp_path / f"data{suffix}"), data)
+    si.write(post, tmp_path / f"post{suffix}")
+    back = si.observation.read_posterior(tmp_path / f"post{suffix}")
+    assert meanfield.check(back).verdict == meanfield.check(post).verdict
+    si.write(data.assign(tokens=2 * data["tokens"]), tmp_path / f"data{suffix}")
+    with pytest.raises(InputError, match="tokens: network 0, layer 0, token 0 is not on the unit sphere"):
+        si.read(tmp_path / f"data{suffix}")
+
+
+def test_labels_of_networks_are_kept(data):
+    x, labels = data["tokens"].values, [f"seed {number}" for number in range(NETWORKS)]
+    coords = {"network": labels, "layer": range(0, 14, 2)}
+    named = xr.DataArray(x, dims=data["tokens"].dims, coords=coords).transpose("component", ...)
+    found = meanfield.tokens_dataset(named)
+    np.testing.assert_allclose(found["tokens"], x)
+    assert found["network"].values.tolist() == labels
+    assert found["layer"].values.tolist() == [0, 2, 4, 6, 8, 10, 12]
+    with pytest.raises(InputError, match="tokens: 48 entries are masked"):
+        meanfield.tokens_dataset(np.ma.masked_where(np.arange(NETWORKS * 7 * 48).reshape(x.shape) < 48, x))
+    with pytest.raises(InputError, match="tokens: a list of arrays of one shape is needed, got"):
+        meanfield.tokens_dataset([x[0], x[1, :3]])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"flow": SelfAttentionFlow(1.0, V=np.eye(4))}, "V: tokens have 3 components, got a matrix of 4"),
         ({"model": si.models.full_path}, "model: a program of a TokenPath is needed, got 'full_path'"),
         ({"data": xr.Dataset()}, "data: a Dataset with `tokens` over"),
         ({"prior": {"gamma": 1.0}}, "prior: one_step samples beta, step, noise; got a prior of 'gamma'"),

@@ -1,7 +1,10 @@
+import datetime
+
 import numpy as np
 import pytest
 import xarray as xr
 
+import sdeinfer as si
 from sdeinfer._files import staged_folder
 from sdeinfer.observation import read, read_posterior, write
 
@@ -16,6 +19,19 @@ def test_round_trips(networks, fitted, suffix, tmp_path):
     back = read_posterior(tmp_path / f"posterior{suffix}")
     xr.testing.assert_equal(back["posterior"].to_dataset(), fitted["posterior"].to_dataset())
     assert back.attrs == fitted.attrs
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+@pytest.mark.parametrize("value", [datetime.date(2024, 1, 1), {1, 2}, 1j, None, {"a": 1}, True, [1, "a"]], ids=repr)
+def test_attributes_that_a_format_cannot_hold_are_named(networks, suffix, value, tmp_path):
+    path = tmp_path / f"data{suffix}"
+    if suffix == ".zarr" and not isinstance(value, datetime.date | set | complex):  # what JSON can say
+        write(networks.assign_attrs(note=value), path)
+        assert read(path).attrs["note"] == value
+        return
+    with pytest.raises(si.InputError, match=f"data{suffix}: attribute note: a number, a text, or a list of either is"):
+        write(networks.assign_attrs(note=value), path)
+    assert not path.exists()
 
 
 def test_files_of_others_are_read(networks, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 
 import sdeinfer as si
-from sdeinfer.observation import read, write, write_parts
+from sdeinfer.observation import read, read_posterior, write, write_parts
 
 pytest.importorskip("zarr")
 
@@ -52,7 +52,7 @@ def test_only_networks_of_one_kind_are_appended(networks, tmp_path):
     write(networks, path)
     for what, other in {
         "layers": networks.isel(layer=slice(5)),
-        "tokens": networks.isel(token_a=slice(2), token_b=slice(2)),
+        "sizes": networks.isel(token_a=slice(2), token_b=slice(2)),
         "attributes": networks.assign_attrs(architecture="mlp"),
         "types": networks.astype(np.float32),
         "variables": networks.assign_coords(group=("network", np.zeros(24))),
@@ -60,8 +60,38 @@ def test_only_networks_of_one_kind_are_appended(networks, tmp_path):
         with pytest.raises(si.InputError, match=f"data.zarr: has other {what} than the appended data"):
             write(other, path, append=True)
     xr.testing.assert_identical(read(path), networks)
-    with pytest.raises(si.InputError, match="only a Dataset can be appended, and only to Zarr"):
+    with pytest.raises(si.InputError, match="only a Dataset of networks can be appended, and only to Zarr"):
         write(networks, tmp_path / "data.nc", append=True)
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("options", [{"zarr_format": 2}, {"zarr_format": 3}, {"zarr_format": 3, "consolidated": False}])
+def test_networks_are_appended_to_a_folder_of_xarray(networks, tmp_path, options):
+    """Which keeps its version, and whose consolidated metadata, if any, xarray reads with all networks."""
+    first, second = networks.isel(network=slice(10)), networks.isel(network=slice(10, None))
+    first.to_zarr(tmp_path / "data.zarr", **options)
+    write(second, tmp_path / "data.zarr", append=True)
+    xr.testing.assert_identical(read(tmp_path / "data.zarr"), networks)
+    opened = xr.open_zarr(tmp_path / "data.zarr", consolidated=options.get("consolidated"))
+    xr.testing.assert_identical(opened.load(), networks)
+    write(opened, tmp_path / "again.zarr")
+    xr.testing.assert_identical(read(tmp_path / "again.zarr"), networks)
+
+
+def test_labels_are_appended(networks, tmp_path):
+    named = networks.assign_coords(network=[f"seed {number}" for number in range(24)])
+    for part in (named.isel(network=slice(10)), named.isel(network=slice(10, None))):
+        write(part, tmp_path / "data.zarr", append=True)
+    assert read(tmp_path / "data.zarr")["network"].values.tolist() == named["network"].values.tolist()
+    with pytest.raises(si.InputError, match="has networks of the same labels as the appended data"):
+        write(named, tmp_path / "data.zarr", append=True)
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+def test_a_fit_that_xarray_wrote_is_read_and_written_again(fitted, tmp_path):
+    fitted.to_zarr(tmp_path / "post.zarr", zarr_format=3)
+    write(xr.open_datatree(tmp_path / "post.zarr", engine="zarr"), tmp_path / "again.zarr")
+    xr.testing.assert_identical(read_posterior(tmp_path / "again.zarr"), read_posterior(tmp_path / "post.zarr"))
 
 
 def test_a_folder_that_lost_a_part_is_refused(networks, tmp_path):

@@ -21,6 +21,7 @@ from sdeinfer.diagnostics._advice import (
 )
 from sdeinfer.diagnostics._alternatives import alternatives_of
 from sdeinfer.diagnostics._branches import check_branches
+from sdeinfer.diagnostics._conflict import of_conflict
 from sdeinfer.diagnostics._consequences import consequences_of
 from sdeinfer.diagnostics._identification import identification_of
 from sdeinfer.diagnostics._innovations import sums_of
@@ -49,7 +50,7 @@ def check(
       misfit fails if it is significant and moves a parameter by more than `MOVE` posterior standard deviations (see
       `consequences`), or if it is larger than `EFFECT`; others are reported as notes. The false-alarm probability of
       each test is `LEVEL`, for all directions together. With latent layers, each network given all others
-      (`left_out_transforms`).
+      (`left_out_transforms`). First of all, a tight prior that contradicts the data is named.
     - architecture: other architectures and sizes by their evidence, see `alternatives`.
     - agrees with the theory: what the law omits, by its consequences; the range of the law; with latent layers, also
       networks after the last layer against the SDE.
@@ -99,6 +100,7 @@ def check(
         verdicts, notes, assumed = of_layers(misfits, others, kind, table["sd"].to_dict(), **sizes)
         shared = shared_noise(posterior)
     verdicts = of_shared_noise(shared, seen=SHARED_WEIGHTS in posterior.data.attrs) + verdicts
+    verdicts = ([] if sums is None else of_conflict(sums, posterior)) + verdicts
     if kind is not None and in_range is not None:
         verdicts += of_range(in_range, kind, attrs)
     notes += of_kept(attrs)

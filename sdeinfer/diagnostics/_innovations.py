@@ -119,6 +119,7 @@ class Sums(NamedTuple):
         squares: Σ (g − A_k H⁻¹ s)², shape (directions,).
         sizes: derivative of `corrected` in the size of a misfit in the same direction, shape (directions,).
         along: A, shape (directions, parameters).
+        score: s, shape (parameters,).
         information: H, shape (parameters, parameters).
         scatter: Σ s sᵀ, shape (parameters, parameters).
         of_networks: Σ s sᵀ with s summed over the layers of a network, shape (parameters, parameters).
@@ -132,6 +133,7 @@ class Sums(NamedTuple):
     squares: np.ndarray
     sizes: np.ndarray
     along: np.ndarray
+    score: np.ndarray
     information: np.ndarray
     scatter: np.ndarray
     of_networks: np.ndarray
@@ -173,6 +175,7 @@ class Sums(NamedTuple):
             squares=np.diag(squares)[tested] - 2 * (projected * squares[tested, known]).sum(axis=1) + of_known,
             sizes=np.diag(information)[tested] - (projected * along).sum(axis=1),
             along=along[:, own],
+            score=score[own],
             information=own_information,
             scatter=squares[own, own],
             of_networks=each.T @ each,
@@ -183,7 +186,7 @@ class Sums(NamedTuple):
 
     def repeated(self, times: float) -> "Sums":
         """The sums that determine moves and standard deviations, as of so many times the layers; not those of tests."""
-        names = ("along", "information", "scatter", "of_networks", "omitted", "completed")
+        names = ("along", "score", "information", "scatter", "of_networks", "omitted", "completed")
         return self._replace(**{name: times * getattr(self, name) for name in names})
 
     @property

@@ -12,6 +12,9 @@ correlation of 0.01 have posterior standard deviations that are 1.3 times too sm
 MOVE = 1.0
 """Largest acceptable move of a parameter by a misfit, in posterior standard deviations."""
 
+CONFLICT = 5.0
+"""Distance of a prior from the data without it, in standard deviations of both, above which it contradicts them."""
+
 EFFECT = 0.2
 """Root mean square of a misfit, in standard deviations of a layer's increments, above which layers are of something
 else, whether or not it moves a parameter. Shaped layers at the edge of the law's range are below 0.1."""

@@ -101,6 +101,7 @@ def _layer_of(program: Callable[[Any], None], statistics: PathStatistics) -> Abs
         trace = _trace_of_program(program, statistics)
         if not any(observes_path(site) or _is_factor(site) for site in trace.values()):
             raise InputError(f"model: {name} must observe one si.likelihood.CovariancePath, obs=path.observed")
+        _require_each_once(name, trace, statistics.networks)
         namesake = trace.get(PATH)
         if namesake is not None and namesake.get("is_observed") and not observes_path(namesake):
             raise InputError(f"model: {PATH} is the name of the observed networks; the site of {name} needs another")
@@ -127,6 +128,16 @@ def _trace_of_program(program: Callable[[Any], None], statistics: PathStatistics
                 f"{statistics.networks} networks: numpyro.plate(…, path.networks) does ({first_line(error)})"
             ) from None
     return trace
+
+
+def _require_each_once(name: str, trace: Mapping[str, dict[str, Any]], networks: int) -> None:
+    """Raise an InputError for several sites that have more than all networks together."""
+    each = {site: _paths_in(trace[site]["fn"])[0].path.networks for site in trace if observes_path(trace[site])}
+    if len(each) > 1 and sum(each.values()) > networks:
+        raise InputError(
+            f"model: {name} observes networks twice, at {' and '.join(each)}: observe all at one site, "
+            "or some at each, by path[indices]"
+        )
 
 
 def _require_fittable(name: str, site: Mapping[str, Any]) -> None:

@@ -1,6 +1,8 @@
 import dataclasses
 
+import jax.random as jr
 import numpy as np
+import numpyro.distributions as dist
 import xarray as xr
 from budget import assert_mean, assert_within
 
@@ -131,3 +133,13 @@ def test_a_check_prints_its_verdict_and_its_notes():
         "note: 2 heads are not excluded",
         "not tested: predictions: no draws",
     ]
+
+
+def test_a_wrong_tight_prior_is_named(networks, checked):
+    """It leaves scores that all have one sign, as of a law that does not hold or of layers that are not independent."""
+    settings = {"draws": 100, "warmup": 100, "chains": 2, "predictions": 2, "key": jr.key(0)}
+    post = si.fit(si.models.full_path, networks, prior={"gamma": dist.Beta(2000, 18000)}, **settings)
+    found = si.check(post)
+    assert found.cause is not None
+    assert found.cause.advice.startswith("the prior of gamma, about 0.1, contradicts the data, which pull it up from")
+    assert found.cause.name not in checked.to_frame().index

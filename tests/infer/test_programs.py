@@ -358,3 +358,20 @@ def test_far_points_have_no_density_and_no_slope(data):
     mcmc = MCMC(BarkerMH(of_two), num_warmup=100, num_samples=100, progress_bar=False)
     mcmc.run(jr.key(1), path)
     assert min(values.std() for values in mcmc.get_samples().values()) > 1e-3
+
+
+def test_networks_are_not_counted_twice(data):
+    """Two sites with all networks are refused; parts of them may have different laws."""
+
+    def at_two_sites(path, parts):
+        gamma = numpyro.sample("gamma", dist.Uniform(0, 1).expand([2]).to_event(1))
+        for number, part in enumerate(parts):
+            some = path if part is None else path[part]
+            with numpyro.plate(f"networks_{number}", some.networks):
+                numpyro.sample(f"V_{number}", law(gamma[number], some), obs=some.observed)
+
+    with pytest.raises(si.InputError, match="model: at_two_sites observes networks twice, at V_0 and V_1: observe all"):
+        si.fit(functools.partial(at_two_sites, parts=(None, None)), data, key=jr.key(0))
+    parts = jnp.arange(2), jnp.arange(2, NETWORKS)
+    path = si.prepare(functools.partial(at_two_sites, parts=parts), data, law="limit")
+    assert path.networks == NETWORKS

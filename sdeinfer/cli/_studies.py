@@ -115,7 +115,7 @@ def tune_command(
         Literal["finite-width", "limit"], typer.Option(help="law of the networks: at their width, or in the limit")
     ] = "finite-width",
     paths: Annotated[int, typer.Option(help="number of paths, and of networks", min=1)] = 4096,
-    step: Annotated[float, typer.Option(help="longest step in depth-time")] = 0.01,
+    step: Annotated[float | None, typer.Option(help="longest step in depth-time; as in si.tune if not given")] = None,
     seed: flags.Seed = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("tuned"),
 ) -> None:

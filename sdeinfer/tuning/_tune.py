@@ -30,6 +30,9 @@ from sdeinfer.tuning._width import on_new_samples, settled
 MOST_EXPLODED = 0.05
 """Largest share of paths that explode for criteria other than probabilities."""
 
+STEPS = 64
+"""Steps over the whole depth beyond which no finer ones are taken, unless they are asked for."""
+
 
 @checked
 @with_progress_line
@@ -50,7 +53,7 @@ def tune(
     over: Over = "worst",
     law: Law = "finite-width",
     paths: int = 4096,
-    step: float = 0.01,
+    step: float | None = None,
     progress: bool = False,
     key: PRNGKeyArray,
 ) -> Tuned:
@@ -86,8 +89,9 @@ def tune(
         law: "finite-width", networks of width n; or "limit", the SDE alone. Criteria of gradients, and of layers
             without a chain, are always those of the limit.
         paths: number of paths of each prompt, and of networks.
-        step: longest step in depth-time of a solver of weak order 2; at most 1/n, a layer, for statistics of every
-            step. By the limit fresh paths have half of it, so that a step which is too long shows in
+        step: longest step in depth-time of a solver of weak order 2; None for 0.01, or for 1/64 of the depth-time if
+            that is longer, since parameters are smaller where networks are deeper. At most 1/n, a layer, for statistics
+            of every step. By the limit fresh paths have half of it, so that a step which is too long shows in
             `Tuned.missed`.
         progress: show the phase of the work.
         key: PRNG key.
@@ -105,18 +109,19 @@ def tune(
     named = [*(name for given in own.values() for name in given), *([objective] if isinstance(objective, str) else [])]
     chosen = {part for name in (*fixed, *named) for part in parts_named(kind, name)}
     draws = _draws(kind, posterior, chosen, paths, key)
+    largest = ends[1] if isinstance(ends, tuple) else ends
     stated = Problem(
         space=space_of(kind, fixed=fixed, named=named, depth=ends, drawn=tuple(draws), **own),
         fixed=fixed_values(kind, fixed) | draws,
         V0=_prompts(V0),
         width=width,
-        depth=float(ends[1] if isinstance(ends, tuple) else ends),
+        depth=float(largest),
         objective=objective,
         sign=sign,
         constraints=_constraints(subject_to),
         over=over,
         paths=paths,
-        step=step,
+        step=max(0.01, largest / width / STEPS) if step is None else step,
         key=jr.fold_in(key, 0),
     )
     problem, law = _with_law(_checked(stated), law)

@@ -313,3 +313,11 @@ def test_values_that_are_not_finite_are_refused(key):
     goal = of.expectation(never) <= 1
     with pytest.raises(si.InputError, match="the derivative of never: not finite on .* paths at gamma"):
         si.tune("attention", ONE, **COARSE, maximise="gamma", subject_to=goal, fixed={"tau0": 1.0}, key=key)
+
+
+def test_networks_of_thousands_of_layers_do_not_take_thousands_of_steps(key):
+    arguments = {"width": 64, "law": "limit", "fixed": {"tau0": 1.0}, "paths": 64, "key": key}
+    goal = of.spread(of.LogNorm()) <= 0.5
+    found = si.tune("attention", ONE, depth=2000, maximise="gamma", subject_to=goal, **arguments)
+    assert found.found["step"] == 2000 / 64 / 64
+    assert_estimate(2 * noise(found.values["gamma"]) * 2000 / 64, 0.25, 2 * 0.5 * found.criteria["error"].iloc[0])

@@ -10,7 +10,7 @@ import xarray as xr
 from arviz_base import dict_to_dataset
 from jaxtyping import PRNGKeyArray, PyTree
 
-from sdeinfer._arguments import checked
+from sdeinfer._arguments import checked, given
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer._threads import as_in_this_thread
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
@@ -44,7 +44,7 @@ def fit(
     draws: int = 1000,
     warmup: int = 1000,
     sampler: AbstractSampler | None = None,
-    predictions: int = 100,
+    predictions: int | None = 100,
     progress: bool = False,
     leave_out_damaged: bool = False,
     key: PRNGKeyArray,
@@ -76,7 +76,8 @@ def fit(
         warmup: warmup iterations of each chain.
         sampler: a sampler, whose chains, draws and warmup replace the three arguments above. If None, `NUTS`, or
             `Metropolis` for models with latent layers.
-        predictions: number of prior and posterior draws at which the SDE is simulated, at 9 or fewer observed layers.
+        predictions: number of prior and posterior draws at which the SDE is simulated, at 9 or fewer observed layers;
+            all draws if None, so that ArviZ's functions of predictions need no selection of draws.
         progress: show progress bars, and on a terminal the current phase.
         leave_out_damaged: of data in chunks, leave out the networks that cannot be read or are no covariances; the
             attribute `damaged_networks` counts them. Otherwise they are an error.
@@ -97,7 +98,7 @@ def fit(
             coordinate's range.
     """
     model = as_model(model)
-    require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, predictions=predictions)
+    require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, **given(predictions=predictions))
     if isinstance(model, BranchModel):
         sampler = NUTS(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
         settings = {"architecture": architecture, "prior": prior, "sampler": sampler, "progress": progress}
@@ -125,7 +126,7 @@ def _fitted(
     data: xr.Dataset,
     sampler: AbstractSampler,
     *,
-    predictions: int,
+    predictions: int | None,
     progress: bool,
     key: PRNGKeyArray,
 ) -> xr.DataTree:

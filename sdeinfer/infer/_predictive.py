@@ -77,12 +77,14 @@ def predict(
     )
 
 
-def predicted_draws(predictions: int, draws: int, chains: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the draws of the prior and of each chain at which to predict, evenly spaced.
+def predicted_draws(predictions: int | None, draws: int, chains: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the draws of the prior and of each chain at which to predict, evenly spaced; all if None.
 
     The draws of the chains are among those of the prior, so `post.sel(draw=post.posterior_predictive.draw)` has the
     same draws in all groups, as ArviZ's predictive functions require.
     """
+    if predictions is None:
+        return np.arange(draws), np.arange(draws)
     count = min(predictions, draws)
     of_prior = draws // count * np.arange(count)
     return of_prior, of_prior[::chains]

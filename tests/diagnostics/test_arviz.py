@@ -38,6 +38,7 @@ FUNCTIONS = {
     "plot_ppc_pit": lambda tree: az.plot_ppc_pit(tree, backend="none"),
     "plot_ppc_dist": lambda tree: az.plot_ppc_dist(tree, backend="none"),
     "plot_loo_pit": lambda tree: az.plot_loo_pit(tree, backend="none"),
+    "plot_loo_interval": lambda tree: az.plot_loo_interval(tree, backend="none"),
     "loo_pit": az.loo_pit,
     "loo_expectations": lambda tree: az.loo_expectations(tree, var_name="mean_correlation"),
 }
@@ -46,6 +47,21 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_predictions_take_the_last_layer(name, by_network):
     assert FUNCTIONS[name](by_network) is not None
+
+
+COVARIANCES = {
+    "plot_loo_interval": lambda tree: az.plot_loo_interval(tree, backend="none"),
+    "loo_expectations": lambda tree: az.loo_expectations(tree, var_name="covariance"),
+}
+
+
+def test_functions_of_covariances_take_the_draws_with_predictions(post, data):
+    """Selected, or with predictions at all draws."""
+    every = si.fit(si.models.full_path, data, chains=2, draws=25, warmup=10, predictions=None, key=jr.key(1))
+    assert all(every[group].sizes["draw"] == 25 for group in ("posterior", "posterior_predictive", "prior_predictive"))
+    for function in COVARIANCES.values():
+        for tree in (every, post.sel(draw=post["posterior_predictive"]["draw"])):
+            assert function(tree) is not None
 
 
 def test_functions_of_densities_take_the_fit(post):

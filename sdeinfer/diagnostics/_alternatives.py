@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.covariance import Pattern
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.diagnostics._posterior import Posterior, with_chains
 from sdeinfer.diagnostics._thresholds import EVIDENCE
 from sdeinfer.infer import LARGEST_COORDINATE
@@ -34,6 +34,10 @@ from sdeinfer.networks import sample_layer
 SAMPLE = 16_384
 """Largest number of transitions to which alternatives are fitted."""
 
+PATTERN_TERMS = 2**18
+"""Bound on the entries of the forms W_q, m³(m + 1)/2 for each transition to which a mask is fitted that the fit has not:
+1,638 transitions of 4 tokens, 113 of 8, which take 0.3 and 2 s the first time; all 1,024 of 8 tokens would take 11 s."""
+
 VALUES = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4)}
 """Values of each size that are compared."""
 
@@ -42,6 +46,9 @@ REPLICATES, DEVIATIONS = 16, 3.0
 
 STEP = {4: 1e-2, 8: 1e-4}
 """Step of the differences in the coordinates, by the item size in bytes."""
+
+
+type Programs = Mapping[Architecture, tuple[Pattern, tuple[Architecture, ...]]]
 
 
 class Alternative(NamedTuple):
@@ -84,22 +91,33 @@ def alternatives_of(posterior: Posterior, dispersion: float) -> list[Alternative
     layers = posterior.tree["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: float(layers[name].values[0]) for name in kind.coordinates.declared})
     start = dict(zip(kind.coordinates.sampled, np.asarray(u), strict=True))
-    kinds = (kind, *neighbours(kind, data, law))
-    path, patterns = any_transitions(data).thinned(SAMPLE), {each.pattern for each in kinds}
-    statistics = _statistics(path, patterns)
-    modes = [
-        _mode(number, kinds, law, statistics[each.pattern], start, posterior.priors, dispersion)
-        for number, each in enumerate(kinds)
-    ]
-    evidence = np.array([each for _, each in modes]) - modes[0][1]
-    if (better := evidence > EVIDENCE).any():
-        mean, sd = log_ratios(path, kinds, law, [u for u, _ in modes])
-        evidence[better] -= np.maximum(mean + DEVIATIONS * sd, 0.0)[better] / dispersion
-    found = [
-        Alternative(each, float(more), _values(each, u))
-        for each, (u, _), more in zip(kinds, modes, evidence, strict=True)
-    ]
-    return sorted(found, key=lambda each: -each.evidence)
+    programs = _programs((kind, *neighbours(kind, data, law)))
+    own, _ = programs[kind]
+    every = any_transitions(data).thinned(SAMPLE)
+    found: dict[Architecture, Alternative] = {}
+    for pattern, same in dict(programs.values()).items():
+        path = every if pattern in (own, EVERY_TOKEN) else every.thinned(_affordable(every.tokens))
+        statistics, compared = _statistics(path, {own, pattern}), tuple(dict.fromkeys((kind, *same)))
+        modes = [_mode(each, programs, law, statistics, start, posterior.priors, dispersion) for each in compared]
+        evidence = np.array([each for _, each in modes]) - modes[0][1]
+        if (better := evidence > EVIDENCE).any():
+            mean, sd = log_ratios(path, compared, law, [u for u, _ in modes])
+            evidence[better] -= np.maximum(mean + DEVIATIONS * sd, 0.0)[better] / dispersion
+        for each, (u, _), more in zip(compared, modes, evidence, strict=True):
+            found.setdefault(each, Alternative(each, float(more), _values(each, u)))
+    return sorted(found.values(), key=lambda each: -each.evidence)
+
+
+def _programs(kinds: tuple[Architecture, ...]) -> Programs:
+    """The pattern of each architecture, with all architectures of this pattern: they are one compiled program."""
+    patterns = [each.pattern for each in kinds]
+    same = {at: tuple(each for each, own in zip(kinds, patterns, strict=True) if own == at) for at in patterns}
+    return {each: (at, same[at]) for each, at in zip(kinds, patterns, strict=True)}
+
+
+def _affordable(tokens: int) -> int:
+    """The number of transitions to which an attention pattern is fitted."""
+    return max(1, PATTERN_TERMS // (tokens**3 * (tokens + 1) // 2))
 
 
 def _statistics(path: Path, patterns: set[Pattern]) -> dict[Pattern, PathStatistics]:
@@ -114,7 +132,7 @@ def log_ratios(
 
     The layers start where the transitions do; both are 0 if they cannot be drawn.
     """
-    every, patterns = slice(None), {each.pattern for each in kinds}
+    every, programs = slice(None), _programs(kinds)
     starts, width = path.starts(every), path.width[path.network]
     number, first = np.arange(len(path)), np.zeros(len(path), int)
     ratios = np.zeros((REPLICATES, len(kinds)))
@@ -123,9 +141,9 @@ def log_ratios(
         if ends is None:
             return ratios[0], ratios[0]
         drawn = Path(np.stack([starts, ends], axis=1), width, number, first, gap=np.ones(1, int), pattern=path.pattern)
-        statistics = _statistics(drawn, patterns)
+        statistics = _statistics(drawn, {pattern for pattern, _ in programs.values()})
         densities = [
-            _densities_at(u[None], each, kinds, law, statistics[kinds[each].pattern])[0] for each, u in enumerate(modes)
+            _densities_at(u[None], kind, programs, law, statistics)[0] for kind, u in zip(kinds, modes, strict=True)
         ]
         ratios[replicate] = np.array(densities) - densities[0]
     return ratios.mean(axis=0), ratios.std(axis=0, ddof=1)
@@ -139,7 +157,7 @@ def neighbours(kind: Architecture, data: xr.Dataset, law: str) -> list[Architect
         others = (kind.with_sizes(**{size: value}) for value in VALUES.get(size, ()))
         found.extend(other for other in others if other != kind)
     pattern = kind.pattern
-    if "pattern" in kind.sizes and not pattern.rows and (law == "limit" or not pattern.everything):
+    if "pattern" in kind.sizes and not pattern.rows and tokens > 1:
         found.append(kind.with_sizes(pattern=dataclasses.replace(pattern, causal=not pattern.causal)))
     return [
         each
@@ -149,16 +167,16 @@ def neighbours(kind: Architecture, data: xr.Dataset, law: str) -> list[Architect
 
 
 def _mode(
-    number: int,
-    kinds: tuple[Architecture, ...],
+    kind: Architecture,
+    programs: Programs,
     law: str,
-    statistics: PathStatistics,
+    statistics: Mapping[Pattern, PathStatistics],
     start: Mapping[str, float],
     priors: Mapping[str, tuple[float, float]],
     dispersion: float,
 ) -> tuple[np.ndarray, float]:
     """The mode from the fitted values of the common coordinates, and the evidence there."""
-    step, names = STEP[statistics.nodes.dtype.itemsize], kinds[number].coordinates.sampled
+    step, names = STEP[next(iter(statistics.values())).nodes.dtype.itemsize], kind.coordinates.sampled
     mean, sd = np.array([priors[name] for name in names]).T
     first = np.clip([start.get(name, 0.0) for name in names], -LARGEST_COORDINATE, LARGEST_COORDINATE)
     free = np.flatnonzero(sd > 0)
@@ -174,7 +192,7 @@ def _mode(
 
     def potentials(each: np.ndarray) -> np.ndarray:
         """−log density at some points."""
-        found = -_densities_at(whole(each), number, kinds, law, statistics) / dispersion
+        found = -_densities_at(whole(each), kind, programs, law, statistics) / dispersion
         return found + (((each - mean[free]) / sd) ** 2).sum(axis=1) / 2
 
     def objective(u: np.ndarray) -> tuple[float, np.ndarray]:
@@ -203,16 +221,18 @@ def _values(kind: Architecture, u: np.ndarray) -> dict[str, float]:
 
 def _densities_at(
     u: Float[np.ndarray, "some coordinates"],
-    number: int,
-    kinds: tuple[Architecture, ...],
+    kind: Architecture,
+    programs: Programs,
     law: str,
-    statistics: PathStatistics,
+    statistics: Mapping[Pattern, PathStatistics],
 ) -> Float[np.ndarray, " some"]:
     """Log density of the data by one of the architectures at up to 1 + 2k points, padded to the program's shape."""
-    longest = max(len(kind.coordinates) for kind in kinds)
+    pattern, same = programs[kind]
+    longest = max(len(each.coordinates) for each in same)
     padded = np.zeros((1 + 2 * longest, longest))
     padded[: len(u), : u.shape[1]] = u
-    return np.asarray(_densities(kinds, number, law, padded, statistics), np.float64)[: len(u)]
+    found = _densities(same, same.index(kind), law, padded, statistics[pattern])
+    return np.asarray(found, np.float64)[: len(u)]
 
 
 @partial(jax.jit, static_argnums=(0, 2), compiler_options=RUN_ONCE)
@@ -223,7 +243,7 @@ def _densities(
     u: Float[Array, "points longest"],
     statistics: PathStatistics,
 ) -> Float[Array, " points"]:
-    """Log density of the data by one of the architectures at some points; one program for all architectures."""
+    """Log density of the data by one of the architectures at some points; one program for all of them."""
 
     def law_of(kind: Architecture, u: Array) -> FiniteWidth:
         layer = kind.layer_at(u[: len(kind.coordinates)])

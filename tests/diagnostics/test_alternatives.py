@@ -45,6 +45,14 @@ def test_the_number_of_heads_is_found_where_the_data_tell_it():
     assert found[Architecture("mlp")].evidence < -100
 
 
+def test_a_causal_mask_that_was_not_declared_is_found():
+    masked = Architecture("attention", pattern=si.CAUSAL)
+    found = {each.architecture: each for each in alternatives(at_truth(ONE), data_of(masked), ONE)}
+    assert found[masked].evidence > EVIDENCE
+    found = {each.architecture: each for each in alternatives(at_truth(ONE), data_of(ONE), ONE)}
+    assert found[masked].evidence < -EVIDENCE
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def densities(kind: Architecture, u, statistics):
     """Log densities of the data at some coordinates."""

@@ -18,6 +18,7 @@ from sdeinfer.diagnostics._predictive import Predictions
 from sdeinfer.diagnostics._range import Range
 from sdeinfer.diagnostics._summary import draws_of
 from sdeinfer.diagnostics._thresholds import (
+    BEYOND,
     BFMI,
     CONTRACTION,
     DEVIATIONS,
@@ -275,6 +276,21 @@ def of_identification(table: pd.DataFrame) -> list[Verdict]:
         contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
         verdicts.append(at_least("identified", f"{name}{CONTRACTED}", contraction, CONTRACTION, advice))
     return verdicts
+
+
+def of_unknown_range(found: Range, unidentified: Sequence[str]) -> list[Verdict]:
+    """Whether the law holds at all values of a τ0 that the data do not identify.
+
+    Where the softmax chooses one token, the noise of attention is up to 2 − 1/m times that of the law: γ absorbs it.
+    """
+    unknown = [name for name in found.temperatures if name in unidentified]
+    if not unknown:
+        return []
+    advice = (
+        f"the data do not exclude {unknown[0]} below {found.limit:.2g}, where the softmax leaves the law's range and "
+        f"gamma is smaller: give {unknown[0]} a narrower prior, or take smaller tokens or wider networks"
+    )
+    return [at_most("identified", f"{unknown[0]} out of range, probability", found.beyond, BEYOND, advice)]
 
 
 def of_predictions(found: Predictions) -> list[Verdict]:

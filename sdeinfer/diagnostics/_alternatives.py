@@ -35,8 +35,8 @@ SAMPLE = 16_384
 """Largest number of transitions to which alternatives are fitted."""
 
 PATTERN_TERMS = 2**18
-"""Bound on the entries of the forms W_q, m³(m + 1)/2 for each transition to which a mask is fitted that the fit has not:
-1,638 transitions of 4 tokens, 113 of 8, which take 0.3 and 2 s the first time; all 1,024 of 8 tokens would take 11 s."""
+"""Bound on the entries of the forms W_q, m³(m + 1)/2 for each transition, to which another mask than the fitted one is
+fitted: 1,638 transitions of 4 tokens, 113 of 8. These take 0.3 and 2 s the first time; 1,024 of 8 tokens, 11 s."""
 
 VALUES = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4)}
 """Values of each size that are compared."""

@@ -17,6 +17,7 @@ from sdeinfer.diagnostics._advice import (
     of_rough,
     of_shared_noise,
     of_truth,
+    of_unknown_range,
     with_precision,
 )
 from sdeinfer.diagnostics._alternatives import alternatives_of
@@ -108,7 +109,11 @@ def check(
     approximate = "pareto_k" in attrs
     verdicts += of_approximation(attrs["pareto_k"]) if approximate else of_chains(sampled)
     notes += [] if approximate else of_rough(sampled)
-    verdicts += of_identification(contractions) if obeyed and contractions is not None else []
+    of_contraction = of_identification(contractions) if obeyed and contractions is not None else []
+    unidentified = [each.name.removesuffix(CONTRACTED) for each in of_contraction if not each.passed]
+    unknown = of_unknown_range(in_range, unidentified) if in_range is not None else []
+    verdicts += of_contraction + unknown
+    notes += [each.advice for each in unknown if not each.passed]
     verdicts += [] if approximate else of_geometry(tree)
     of_last_layer = [] if predicted is None else of_predictions(predicted)
     if posterior.every_layer:
@@ -116,12 +121,14 @@ def check(
     else:
         verdicts += of_last_layer
     verdicts += of_truth(table.loc[posterior.identified])
-    unidentified = [v.name.removesuffix(CONTRACTED) for v in verdicts if v.topic == "identified" and not v.passed]
     known = [name for name in posterior.identified if name not in unidentified and name in table.index]
+    precisions = tuple(with_precision(name, table) for name in known)
+    conditional = [each.name.split()[0] for each in unknown if not each.passed]
     return Check(
         tuple(verdicts),
         skipped=_skipped(posterior, predicted=predicted is not None),
-        identified=tuple(with_precision(name, table) for name in known),
+        identified=() if conditional else precisions,
+        conditional=f"only by the prior of {conditional[0]}: {', '.join(precisions)}" if conditional else "",
         unidentified=tuple(unidentified),
         notes=tuple(notes),
         assumed=tuple(assumed) if known else (),

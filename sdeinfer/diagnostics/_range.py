@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.diagnostics._thresholds import LEAST_USED
-from sdeinfer.infer import logit_scale, mean_spread
+from sdeinfer.infer import LARGEST_LOGIT, logit_scale, mean_spread
 from sdeinfer.likelihood import any_transitions, used_of, with_used
 from sdeinfer.networks import sample_layer
 
@@ -31,11 +31,17 @@ class Range(NamedTuple):
     Attributes:
         spread: mean spread of the logits in a row of the softmax, of the transitions that the fit used.
         share: share of the transitions that the fit used.
+        temperatures: names of the temperatures τ0.
+        beyond: share of the posterior draws at whose τ0 the mean spread is larger than the law allows.
+        limit: τ0 at which it is as large as that.
         exact: the table of `excluded_layers`, where few transitions were used and exact layers can be drawn.
     """
 
     spread: float
     share: float
+    temperatures: tuple[str, ...]
+    beyond: float
+    limit: float
     exact: pd.DataFrame | None
 
 
@@ -49,8 +55,14 @@ def range_of(posterior: Posterior) -> Range | None:
     spread = logit_scale(posterior.data) / tau0[:, None]
     # All networks of data in chunks count, of which the data are some.
     share = 1 - float(attrs["left_out"]) if "used_transitions" in attrs else float(used.mean())
+    # Of τ0 = 1; draws of one τ0 for all networks.
+    limit = mean_spread(logit_scale(posterior.data)[used]) / LARGEST_LOGIT
+    draws = posterior.tree["posterior"].to_dataset()
+    coldest = [draws[name].values for name in kind.coordinates.temperatures if name in draws and draws[name].ndim == 2]
+    beyond = float(np.mean(np.min(coldest, axis=0) < limit)) if coldest else 0.0
     rare = share < LEAST_USED and posterior.one_layer and "out_of_range" not in attrs
-    return Range(mean_spread(spread[used]), share, excluded_layers(posterior, spread) if rare else None)
+    exact = excluded_layers(posterior, spread) if rare else None
+    return Range(mean_spread(spread[used]), share, tuple(kind.coordinates.temperatures), beyond, limit, exact)
 
 
 def excluded_layers(posterior: Posterior, spread: Float[np.ndarray, "networks layers"]) -> pd.DataFrame | None:

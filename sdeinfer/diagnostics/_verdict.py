@@ -83,6 +83,8 @@ class Check:
         unidentified: parameters that the data do not identify.
         notes: misfits that were seen and do not matter, and alternatives that the data do not exclude.
         assumed: sizes of the architecture on which the parameters depend and which the data do not confirm.
+        conditional: in the place of `identified`, the parameters that depend on the prior of one that the data do not
+            identify.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -91,6 +93,7 @@ class Check:
     unidentified: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    conditional: str = ""
 
     @property
     def passed(self) -> bool:
@@ -112,6 +115,7 @@ class Check:
             )
         parts = [f"trust {', '.join(self.identified)}"] if self.identified else []
         parts += [f"these data do not identify {', '.join(self.unidentified)}"] if self.unidentified else []
+        parts += [self.conditional] if self.conditional else []
         if self.assumed:
             parts.append(f"assumed, since these data do not identify: {', '.join(self.assumed)}")
         share = next((each.value for each in self.verdicts if each.name == IN_RANGE), 1.0)

@@ -20,7 +20,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def truth_of(name: str, seed: int) -> dict[str, float]:
+def truth_of(name: str, seed: int) -> dict[str, Any]:
     """Random parameters."""
     rng = np.random.default_rng([571, seed])
     gamma, tau0, gap = rng.uniform(0.3, 0.7), rng.uniform(0.6, 1.2), rng.uniform(0.5, 5)
@@ -50,6 +50,7 @@ def judged(name: str, seed: int) -> dict[str, Any]:
         "cause": "" if found.cause is None else found.cause.name,
         "failed": [each.name for each in found.verdicts if not each.passed and each.topic != "identified"],
         "assumed": list(found.assumed),
+        "conditional": found.conditional,
         "verdict": found.verdict,
         "truth": known,
         "off": {each: round(float(z), 2) for each, z in off.items()},

@@ -57,7 +57,7 @@ def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
         for name, value in received.items():
             if name in known and not any(_is_a(value, *each) for each in known[name]):
                 needed = " or ".join(dict.fromkeys(NEEDED[kind] for kind, _ in known[name] if NEEDED[kind]))
-                raise InputError(f"{name}: {needed} is needed, got {shown(value)}")
+                raise InputError(f"{name}: {needed} is needed, got {_received(value)}")
         make_room()
         return function(*args, **kwargs)
 
@@ -93,6 +93,13 @@ def shown(value: Any) -> str:
     """A value in an error, on one line; its type if that is long."""
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
+
+
+def _received(value: Any) -> str:
+    """A value of a wrong type; a DataTree lacks its group, since another function of trees has taken one out."""
+    if type(value).__name__ != "DataTree":
+        return shown(value)
+    return "a DataTree without the group posterior, as of az.thin; post.isel(draw=slice(None, None, 2)) keeps all"
 
 
 def whole_number(value: Any) -> bool:

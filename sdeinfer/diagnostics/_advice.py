@@ -239,6 +239,8 @@ def of_chains(table: pd.DataFrame) -> list[Verdict]:
 
 def of_geometry(post: xr.DataTree) -> list[Verdict]:
     """Symptoms of a posterior that is hard to explore, for example of weakly identified parameters."""
+    if "sample_stats" not in post.children:
+        return []
     statistics = post["sample_stats"].to_dataset()
     advice = "the posterior is hard to explore, where the data say little or contradict the law: raise the warmup"
     verdicts = [at_most("converged", "divergences", statistics["diverging"].mean(), DIVERGENT, advice)]

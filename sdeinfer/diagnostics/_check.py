@@ -24,6 +24,7 @@ from sdeinfer.diagnostics._alternatives import alternatives_of
 from sdeinfer.diagnostics._branches import check_branches
 from sdeinfer.diagnostics._conflict import of_conflict
 from sdeinfer.diagnostics._consequences import consequences_of
+from sdeinfer.diagnostics._fitted import require_groups
 from sdeinfer.diagnostics._identification import identification_of
 from sdeinfer.diagnostics._innovations import sums_of
 from sdeinfer.diagnostics._networks import shared_noise
@@ -86,6 +87,8 @@ def check(
         return check_branches(post)
     posterior = Posterior.of(post, data, architecture)
     tree, kind, table = posterior.tree, posterior.kind, posterior.table
+    if kind is not None:
+        require_groups(tree, "layers")
     attrs, sampled = tree.attrs, table.drop(index=[*constants_of(tree)], errors="ignore")
 
     sums = sums_of(posterior) if kind is not None and posterior.every_layer else None
@@ -150,12 +153,15 @@ def _skipped(posterior: Posterior, *, predicted: bool) -> tuple[str, ...]:
         skipped.append(f"one-step innovations and the range of the law: give the layer, architecture={name}")
     elif not posterior.has_alternatives:
         skipped.append("other architectures and sizes: they are tried for a named architecture, one layer for all")
-    if "posterior_predictive" not in post.children:
-        skipped.append("networks left out and distance from the SDE: there are no predictions")
+    if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
+        without = "log likelihoods" if "posterior_predictive" in post.children else "predictions"
+        skipped.append(f"networks left out and distance from the SDE: there are no {without}")
     elif not predicted:
         skipped.append(
             "networks left out and distance from the SDE: no draw that is left has predictions; select by sel"
         )
+    if "pareto_k" not in post.attrs and "sample_stats" not in post.children:
+        skipped.append("divergences and energies: there is no group sample_stats")
     if "pareto_k" not in post.attrs and post["posterior"].sizes["chain"] == 1:
         skipped.append("agreement of chains: there is one, and R-hat compares its halves; run two chains or more")
     return tuple(skipped)

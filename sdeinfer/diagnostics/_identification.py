@@ -77,6 +77,8 @@ def _sensitivities(posterior: Posterior) -> dict[str, float | list[float]]:
         tree = tree.assign({"log_likelihood": tree[ADJUSTED_LIKELIHOOD]})
     whole = posterior.data.sizes["network"] == posterior.networks
     for scaled in ("prior", "likelihood") if whole else ("prior",):
+        if f"log_{scaled}" not in tree.children:
+            continue
         found[f"to_{scaled}"] = 0.0  # power-scaling a flat prior has no effect
         densities = tree[f"log_{scaled}"].to_dataset().data_vars.values()
         if any(float(np.ptp(density.values)) > 0 for density in densities):

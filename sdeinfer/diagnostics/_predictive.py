@@ -37,7 +37,9 @@ class Predictions(NamedTuple):
 
 def predictions_of(post: xr.DataTree) -> Predictions | None:
     """Compare networks with predictions in all ways; None without predictions at the draws that are left."""
-    if "posterior_predictive" not in post.children or not all(map(len, _common_draws(post).values())):
+    if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
+        return None
+    if not all(map(len, _common_draws(post).values())):
         return None
     observed, predicted = _compared(post)
     exploded = not np.isfinite(predicted["largest log-eigenvalue"]).any()

@@ -151,6 +151,9 @@ def _checked(name: str, value: Any, parameter: Parameter) -> "dist.Distribution 
             ends = f"between {bijection.above:g} and {bijection.most:g}, ends excluded"
             raise InputError(f"prior: {name}: a fixed value must be {ends}, got {fixed:g}")
         return fixed
+    if isinstance(value, dist.ImproperUniform) or (value.support is not None and value.support.is_discrete):
+        what = f"a continuous distribution with draws is needed, got {type(value).__name__}"
+        raise InputError(f"prior: {name}: {what}")
     if value.batch_shape or value.event_shape:
         raise InputError(f"prior: {name}: a distribution of one number is needed, got shape {value.shape()}")
     bijection = BIJECTIONS[parameter.bijection]

@@ -67,6 +67,11 @@ class FullPath(Distribution):
         """Log density of each network; `value` has the shape of the path's `value`."""
         del intermediates
         path, law = self.path, self.law
+        if jnp.shape(value) != path.value.shape:
+            raise InputError(
+                f"value: path.observed is needed, or what has its shape {path.value.shape}, got {jnp.shape(value)}; of "
+                "other covariances, si.transitions makes a path"
+            )
         pattern = (law if isinstance(law, Limit) else law.limit).pattern
         if pattern != path.pattern:
             raise ValueError(f"path: these data were prepared for attention with {path.pattern}, not with {pattern}")

@@ -71,7 +71,8 @@ def covariance_dataset(
         },
         attrs={TOKENS: V.shape[-1]} | ({} if architecture is None else architecture.attributes()),
     )
-    data.attrs.update({f"truth_{name}": float(value) for name, value in (truth or {}).items()})
+    known = truth_of({f"truth_{name}": value for name, value in (truth or {}).items()})
+    data.attrs.update({f"truth_{name}": value for name, value in known.items()})
     return validate(data.assign_coords(labels))
 
 

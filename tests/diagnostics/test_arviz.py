@@ -89,6 +89,19 @@ def test_posteriors_that_were_cut_are_checked(post, data):
     assert (one_chain in whole.skipped, one_chain in part.skipped) == (False, True)
 
 
+def test_posteriors_without_some_groups_are_checked(post):
+    """What needs a group is not tested; without the layers there is one line, and ArviZ's thinning is named."""
+    less = post.drop_nodes(["log_likelihood", "sample_stats", "log_prior"])
+    found = si.check(less)
+    assert "gamma against truth" in found.to_frame().index
+    assert "networks left out and distance from the SDE: there are no log likelihoods" in found.skipped
+    assert "divergences and energies: there is no group sample_stats" in found.skipped
+    with pytest.raises(si.InputError, match="post: a result of `fit` is needed; this one has no group layers"):
+        si.check(post.drop_nodes("layers"))
+    with pytest.raises(si.InputError, match=r"a DataTree without the group posterior, as of az.thin; post.isel\(draw"):
+        si.check(az.thin(post, factor=2))
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("cut", "predicted"),

@@ -142,6 +142,18 @@ MUTATIONS = (
     Mutation("gradient: projected normal", "meanfield/_projected_normal.py", "k / ratio * tangents[0]", "1.05 * k / ratio * tangents[0]", "tests/meanfield/test_projected_normal.py"),
     Mutation("mean field: first clusters", "meanfield/_modes.py", "2 / number *", "1.7 / number *", "tests/meanfield/test_first_clusters.py"),
     Mutation("mean field: scatter of the noise", "meanfield/_misfits.py", "of_noise**2 - 2 *", "of_noise**2 - 1.8 *", "tests/meanfield/test_inference.py::test_scores_of_many_tokens_have_mean_zero_inside_the_law"),
+    Mutation("audit: temperature of a recipe", "auditing/_recipe.py", 'math.sqrt(gain["query"] * gain["key"])', 'gain["query"]', "tests/auditing/test_recipes.py::test_declared_blocks_have_the_mean_increments_of_these_weights"),
+    Mutation("audit: T-Fixup", "auditing/_recipes.py", "0.67 * layers**-0.25", "0.7 * layers**-0.25", "tests/auditing/test_recipes.py::test_standard_deviations_are_those_by_hand"),
+    Mutation("audit: error of a strength", "auditing/_estimates.py", "math.sqrt(-1 / (8 * quadratic))", "math.sqrt(-1 / (7 * quadratic))", "tests/auditing/test_judge.py::test_strengths_are_those_of_a_fit"),
+    Mutation("audit: weights of exponents", "auditing/_scaling.py", "weight[:, None] ** 2)", "weight[:, None])", "tests/auditing/test_audit.py::test_exponents_over_width_and_depth"),
+    Mutation("audit: strengths of layers", "auditing/_initialise.py", "strengths / strengths[0]", "strengths[0] / strengths", "tests/auditing/test_initialise.py::test_a_recipe_for_each_layer"),
+    Mutation("audit: interleaved heads", "auditing/_weights.py", "np.tile(np.repeat(sds, sizes), heads)", "np.repeat(np.repeat(sds, sizes), heads)", "tests/auditing/test_initialise.py::test_arrays_of_several_matrices"),
+    Mutation("observation: rounding", "observation/_precision.py", "(1 + 2 * V**2 * scale)", "(1 + V**2 * scale)", "tests/observation/test_precision.py::test_the_predicted_share_is_that_of_rounded_states"),
+    Mutation("observation: fourth moments", "observation/_branch_observer.py", "(tokens * (tokens + 2))", "(tokens * (tokens + 1))", "tests/observation/test_branches.py::test_gaussian_increments_have_kurtosis_one"),
+    Mutation("networks: baseline, centring", "networks/_baselines.py", "(1 / tokens if", "(0.9 / tokens if", "tests/networks/test_baselines.py::test_a_layer_is_its_formula"),
+    Mutation("covariance: log-determinant of Σ", "covariance/_diffusion.py", "2 * (tokens + 1) * self", "2 * tokens * self", "tests/covariance/test_diffusion.py::test_roots_log_det_and_whitening_are_those_of_sigma"),
+    Mutation("modules: temperature", "modules/_shared.py", "math.sqrt(width * key_width)", "width", "tests/modules/test_modules.py::test_modules_compute_the_equations_of_the_paper"),
+    Mutation("modules: gain of the centring", "modules/flax.py", "self.gamma2 / count", "0.9 * self.gamma2 / count", "tests/modules/test_modules.py::test_modules_compute_the_equations_of_the_paper"),
 )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def test_floor_is_what_equal_laws_show_and_falls_as_the_root_of_the_sample():
         assert_mean(np.array([f["floor"][0] for f in found]) / (1 - 1 / (4 * (BATCHES - 1))) / expected, 1)
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.1])
+@pytest.mark.parametrize("shift", [0.0, 0.1, 1.0])
 def test_squared_distance_has_no_floor_and_its_error_bar_is_right(shift):
     rng = np.random.default_rng(1)
     x = np.linspace(-9, 9, 4001)

@@ -8,6 +8,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
+from diagnostics.one_token import by_hand, one_token
 
 import sdeinfer as si
 from sdeinfer.covariance import pairs, unvech
@@ -149,23 +150,7 @@ def test_every_direction_and_omission_has_moves():
 
 
 def test_one_token_by_hand():
-    """By the limit's law y = V⁻¹dV √n/2γ: the score in logit γ is (1 − γ)(y² − 1), its information 2 (1 − γ)²."""
-    gamma, width, rng = 0.4, 64, np.random.default_rng(0)
-    y, logits = rng.standard_normal((3, 2)), {"posterior": rng.normal(0, 0.3, (1, 50)), "prior": rng.normal(0, 1, 50)}
-    V = np.cumprod(np.concatenate([np.ones((3, 1)), 1 + 2 * gamma * y / np.sqrt(width)], axis=1), axis=1)
-    data = covariance_dataset(V[..., None, None], width=width, architecture="feedforward")
-    draws = {
-        name: xr.Dataset({"gamma": (("chain", "draw"), 1 / (1 + np.exp(-np.atleast_2d(x))))})
-        for name, x in logits.items()
-    }
-    values = {"gamma": gamma, "c_plus": 1.0, "c_minus": -1.0}
-    layers = xr.Dataset({name: ("network", np.full(len(V), x)) for name, x in values.items()})
-    constant = with_used(data, used_of(data))[["used", "width"]].reset_coords("width")
-    tree = xr.DataTree.from_dict(
-        draws | {"layers": layers, "observed_data": data[["covariance"]].drop_vars("width"), "constant_data": constant}
-    )
-    tree.attrs = data.attrs | {"model": "full_path", "law": "limit", "fixed_c_gap": 2.0, "fixed_c_mean": 0.0}
-    score, information = (1 - gamma) * (y**2 - 1), y.size * 2 * (1 - gamma) ** 2
-    precision = information + 1 / logits["prior"].var()
-    expected = np.sqrt(np.square(score.sum(1)).sum()) / precision / logits["posterior"].std()
+    score, information, prior, sd = by_hand()
+    expected = np.sqrt(np.square(score.sum(1)).sum()) / (information + 1 / prior**2) / sd
+    tree, data = one_token()
     np.testing.assert_allclose(consequences(tree, data).loc["scatter of networks", "gamma"], expected, rtol=1e-5)

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import xarray as xr
+from arviz_stats.base import array_stats
 from budget import assert_mean
+from scipy import stats
 
 import sdeinfer as si
 
@@ -34,6 +36,17 @@ def test_samples_of_one_law_are_as_far_apart_as_the_floor():
         for _ in range(200)
     ]
     assert_mean([row["wasserstein"] - row["floor"] for row in rows], 0)
+
+
+def test_the_floor_is_the_published_one():
+    """√(1/n + 1/n′) √(2/π) ∫ √(F (1 − F)) dx, of a normal law."""
+    x, rng = stats.norm.ppf((np.arange(4000) + 0.5) / 4000), np.random.default_rng(1)
+    one, other = (rng.permutation(x).reshape(2, 2000) for _ in range(2))
+    at = np.linspace(-9, 9, 4001)
+    integral = np.trapezoid(np.sqrt(stats.norm.cdf(at) * stats.norm.sf(at)), at)
+    draws = [float(array_stats.ess(chains)) for chains in (one, other)]
+    expected = np.sqrt(sum(1 / n for n in draws)) * np.sqrt(2 / np.pi) * integral
+    np.testing.assert_allclose(si.distance(posterior(one), posterior(other)).loc["gamma", "floor"], expected, rtol=0.01)
 
 
 def test_other_parameters_are_refused():

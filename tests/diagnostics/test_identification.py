@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from budget import assert_estimate
+from diagnostics.one_token import by_hand, one_token
 
 from sdeinfer.diagnostics import identification
 from sdeinfer.diagnostics._identification import PRECISION
@@ -25,6 +26,14 @@ def test_posteriors_are_near_the_inverse_information_and_prior(table):
     np.testing.assert_allclose(table.loc["gamma", "posterior"], together["gamma"], rtol=0.3)
     assert (table["contraction"] < 1).all()
     assert table.loc["gamma", "contraction"] > 0.99
+
+
+def test_one_token_by_hand():
+    _, information, prior, sd = by_hand()
+    row = identification(*one_token()).loc["gamma"]
+    expected = [prior, sd, 1 - sd**2 / prior**2, information**-0.5, information / (information + 1 / prior**2)]
+    found = row[["prior", "posterior", "contraction", "information", "expected"]].to_numpy(float)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_networks_needed_go_with_the_square(table):

@@ -8,6 +8,7 @@ import references
 import xarray as xr
 from budget import assert_within
 from conftest import LAYERS
+from diagnostics.one_token import GAMMA, WIDTH, innovations_of_one, one_token
 from references import assert_agrees
 
 import sdeinfer as si
@@ -128,6 +129,14 @@ def test_shared_weights_leave_a_memory(key):
     """Every direction fails where one matrix acts again and again; one of them is that layers are correlated."""
     data = sample_baseline(Baseline(shared=True), V0, **SIZES, key=key)
     assert innovation_tests(known(TRANSFORMER, data)).loc["memory", "p"] < 1e-6
+
+
+def test_the_memory_of_one_token_by_hand():
+    """Products of successive y, in the second's coordinates; over the root of their number and that of all layers."""
+    y, row = innovations_of_one(), innovation_tests(*one_token()).loc["memory"]
+    products = y[:, 0] / (1 + 2 * GAMMA * y[:, 0] / np.sqrt(WIDTH)) * y[:, 1]
+    np.testing.assert_allclose(row["effect"], products.sum() / np.sqrt(len(y) * y.size), rtol=1e-5)
+    np.testing.assert_allclose(row["z"], products.sum() / np.sqrt(np.square(products).sum()), rtol=1e-5)
 
 
 def test_networks_of_one_token_have_the_directions_that_one_token_can_show(key):

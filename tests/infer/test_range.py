@@ -121,6 +121,18 @@ def test_the_bound_is_lower_where_data_tell_tau0_better():
     assert len(set(allowed)) > 2
 
 
+@pytest.mark.parametrize("sd", [0.03, 0.1, 1.0])
+def test_the_bound_has_the_least_error(sd):
+    """Of the series, s⁴ on average over the information ∝ s⁴, and of the data."""
+    spread = np.linspace(0.1, 0.55, 181)
+    errors = []
+    for count in range(1, len(spread) + 1):
+        s = spread[:count]
+        of_data = sd * np.sqrt(np.sum(spread[:40] ** 4) / np.sum(s**4))
+        errors.append(np.hypot(np.sum(s**4 * s**4) / np.sum(s**4), of_data))
+    assert transitions_allowed(spread, LARGEST_LOGIT, seen=40, sd=sd) == 1 + np.argmin(errors)
+
+
 def test_a_fit_keeps_half_where_nothing_is_in_range(burst):
     last = burst.isel(layer=slice(20, 24), network=[0, 1])
     late = covariance_dataset(last["covariance"].values, width=128, architecture="transformer")

@@ -1,5 +1,6 @@
 """One layer as a step of the factor: its twin, its moments, and what it has of a real layer that a Gaussian has not."""
 
+import dataclasses
 import functools
 
 import jax
@@ -65,6 +66,34 @@ def test_its_mean_and_variance_are_those_of_the_law(name, tokens, power, key):
     rows, columns = np.triu_indices(tokens)
     assert_mean(Z[:, rows, columns], mean[rows, columns])
     assert_variance(Z[:, rows, columns], variance[rows, columns])
+
+
+def test_one_token_has_the_variance_of_the_law_up_to_the_third_order():
+    """By quadrature: what is left of Var (1 + Y)⁴ over 2ah is of order h²."""
+    layer = LAYERS["mlp"]()
+    law, (x, w) = limit_law(layer, 1), np.polynomial.hermite_e.hermegauss(20)
+
+    def gap(h):
+        step = compiled_step(dataclasses.replace(law, h=jnp.full(1, h)), np.ones((1, 1, 1)))
+        F = (1 + step.mean[0, 0, 0] + np.sqrt(step.variance[0, 0, 0]) * x) ** 4
+        mean = w @ F / w.sum()
+        return w @ (F - mean) ** 2 / w.sum() / (2 * float(layer.limit().linear_noise) * h) - 1
+
+    np.testing.assert_allclose(gap(4e-3) / gap(2e-3), 4, rtol=0.1)
+
+
+def test_without_noise_it_is_the_drift_up_to_the_third_order():
+    V = random_covariance(3, seed=3)
+    law = limit_law(LAYERS["transformer"](), 3)
+    still = {"noise": 1e-20 * law.noise, "mixing": 0.0 * law.mixing}
+    drift = references.drift(LAYERS["transformer"](), np.asarray(V))
+
+    def gap(h):
+        step = compiled_step(dataclasses.replace(law, h=jnp.full(1, h), **still), V[..., None])
+        F, Q = np.eye(3) + np.asarray(step.mean[..., 0]), np.asarray(step.Q[..., 0])
+        return Q @ np.linalg.matrix_power(F, 4) @ Q.T - V - h * drift
+
+    np.testing.assert_allclose(np.abs(gap(2e-3)).max() / np.abs(gap(1e-3)).max(), 8, rtol=0.05)
 
 
 @pytest.mark.slow

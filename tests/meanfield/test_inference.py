@@ -167,6 +167,16 @@ def test_score_tests_are_uniform_inside_the_law(data, sets, simulated, monkeypat
         assert_distribution(column, stats.uniform.cdf)
 
 
+def test_symmetric_values_have_the_norm_of_their_normals(data):
+    """The squared entries of V = sS add up to s² times those of the independent standard normals."""
+    program = numpyro.handlers.seed(meanfield.symmetric_values, jr.key(8))
+    trace = numpyro.handlers.trace(program).get_trace(meanfield.token_path(data).unobserved())
+    z, scale, V = (np.asarray(trace[name]["value"]) for name in ("values_normals", "scale", "values"))
+    np.testing.assert_array_equal(V, V.T)
+    np.testing.assert_allclose(np.diagonal(V), scale * z[np.equal(*np.triu_indices(DIMENSION))])
+    np.testing.assert_allclose(np.square(V).sum(), scale**2 * np.square(z).sum())
+
+
 def test_scores_of_many_tokens_have_mean_zero_inside_the_law():
     """Of 24,576 tokens, so that a wrong coefficient of a score shows."""
     starts = [meanfield.random_tokens(TOKENS, DIMENSION, key=each) for each in jr.split(jr.key(6), 64)]

@@ -107,6 +107,17 @@ def test_the_continuum_keeps_its_mass_and_is_the_limit_of_tokens(normalised):
         np.testing.assert_allclose(meanfield.fourier_modes(found)[:, k], expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_continuum_has_the_velocity_of_tokens_with_its_masses(normalised):
+    beta, theta = 3.0, np.asarray(meanfield.angles(64))
+    density = (1 + 0.5 * np.cos(theta) + 0.3 * np.sin(2 * theta)) / (2 * np.pi)
+    tokens = jnp.asarray(on_circle(theta))
+    flow = meanfield.SelfAttentionFlow(beta, normalised=normalised)
+    moves = flow.velocity(tokens, tokens, jnp.asarray(density * (2 * np.pi / 64)))
+    found = meanfield.CircleContinuum(beta, normalised=normalised).velocity(jnp.asarray(density))
+    np.testing.assert_allclose(found, -moves[:, 0] * np.sin(theta) + moves[:, 1] * np.cos(theta), atol=1e-10)
+
+
 def test_clusters_too_narrow_for_the_points_are_an_error():
     theta = np.asarray(meanfield.angles(128))
     density = (1 + 0.5 * np.cos(theta)) / (2 * np.pi)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate, mean_and_error
+from budget import assert_distribution, assert_estimate, mean_and_error
+from scipy import stats
 
 from sdeinfer import InputError, meanfield
 
@@ -28,6 +29,21 @@ def test_nearly_antipodal_tokens_part_with_this_exponent(dimension, beta, key):
 
     found, error = mean_and_error(growth(jr.split(key, PATHS)))
     assert_estimate(found, meanfield.antipodal_exponent(beta, dimension=dimension), error)
+
+
+def test_one_step_of_one_token_has_its_exact_law(key):
+    """x + √h ξ on the sphere: (D − 1)^½ cot of the angle is of Student's noncentral t law, with 1/√h for its mean."""
+    dimension, step = 20, 0.04
+    flow, x = meanfield.SelfAttentionFlow(1.0), jnp.eye(dimension)[:1]
+
+    @jax.jit
+    @jax.vmap
+    def cosine(key):
+        return meanfield.solve_random_values(flow, x, np.array([step]), step=step, key=key)[0, 0, 0]
+
+    found = np.asarray(cosine(jr.split(key, 20_000)))
+    t = found * np.sqrt((dimension - 1) / (1 - found**2))
+    assert_distribution(t, stats.nct(dimension - 1, step**-0.5).cdf)
 
 
 def test_antipodal_tokens_stay_antipodal_and_on_the_sphere(key):

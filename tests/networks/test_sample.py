@@ -7,7 +7,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from budget import assert_mean
+from budget import assert_estimate, assert_mean
 from conftest import LAYERS, random_covariance
 from references import assert_agrees
 
@@ -30,6 +30,14 @@ def sampled(name: str, method="chain") -> xr.Dataset:
 @pytest.fixture
 def V0():
     return random_covariance(3)
+
+
+def test_outputs_have_the_covariance_of_the_last_layer(V0, key):
+    data = si.covariance_dataset(np.stack([np.eye(3), V0])[None], width=8, layers=np.array([0, 1]))
+    count = 20_000
+    S = si.sample_outputs(data, outputs=count, key=key)["covariance"].values[0, 1]
+    error = np.sqrt((np.outer(np.diag(V0), np.diag(V0)) + np.asarray(V0) ** 2) / count)
+    assert_estimate(S, V0, error)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -28,13 +28,26 @@ def test_a_constant_profile_changes_nothing(key):
 
 
 def test_norms_have_the_integrated_variance(key):
-    """Var log V_T = 2 ∫ a(t) dt for one token, with a = γ²(2 − γ²)."""
+    """Var log V_T = 2 ∫ a(t) dt for one token, with a = γ²(2 − γ²); by the midpoints of two steps."""
     layer = si.OverDepth(si.ShapedAttention(gamma=0.5, tau0=1.0), gamma=line(0.1, 0.9))
-    V = si.simulate(layer, np.eye(1), [0.25], paths=4096, step=0.005, key=key)[:, 0, 0, 0]
-    gamma = np.linspace(0.1, 0.9, 100_001)
-    variance = 2 * 0.25 * np.trapezoid(gamma**2 * (2 - gamma**2), dx=1 / 100_000)
+    V = si.simulate(layer, np.eye(1), [0.25], paths=4096, step=0.125, key=key)[:, 0, 0, 0]
+    gamma = np.array([0.3, 0.7])
+    variance = 2 * 0.25 * np.mean(gamma**2 * (2 - gamma**2))
     exact = np.exp(-variance / 2 + np.sqrt(variance) * np.asarray(jr.normal(jr.fold_in(key, 1), (100_000,))))
     assert_same_distribution(V, exact)
+
+
+def test_layers_have_the_parameters_of_their_middle(key):
+    """A γ that steps up after three quarters of the third layer is that of the fourth and later ones."""
+    weak = si.ShapedAttention(0.2, 1.0)
+    stepped = si.OverDepth(weak, gamma=lambda time: jnp.where(time * 8 < 2.75, 0.2, 0.7))
+    settings = {"width": 8, "depth": 4, "networks": 2, "key": key}
+    found, same = (si.sample_networks(each, V0, **settings)["covariance"].values for each in (stepped, weak))
+    np.testing.assert_allclose(found[:, :4], same[:, :4], rtol=1e-12)
+    assert np.abs(found[:, 4] - same[:, 4]).max() > 0.01
+    earlier = si.OverDepth(weak, gamma=lambda time: jnp.where(time * 8 < 2.25, 0.2, 0.7))
+    again = si.sample_networks(earlier, V0, **settings)["covariance"].values
+    assert np.abs(again[:, 3] - same[:, 3]).max() > 0.01
 
 
 @pytest.mark.parametrize("method", ["chain", pytest.param("weights", marks=pytest.mark.long)])

@@ -1,5 +1,7 @@
 """The chain of covariances of blocks against networks with weights, and its moments over depth."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -86,6 +88,14 @@ def test_moments_over_depth_are_those_of_networks(key):
     variance, error = mean_and_error((V - estimate) ** 2)
     ratio, error = np.array([variance, error]) / np.diagonal(found.covariance[-1])
     assert_estimate(ratio, 1.0, np.hypot(error, 1 / np.sqrt(sizes["width"])))
+
+
+def test_linear_blocks_add_their_biases_over_depth():
+    """V ↦ (1 + w g²) V + b, up to the error of the nodes."""
+    V0, layer = random_covariance(3), Block(MLP(activation="identity", gain=0.7), 0.4, bias=0.3)
+    found = moments_over_depth(layer, V0, width=32, depth=2).mean
+    for before, after in itertools.pairwise(np.asarray(found)):
+        np.testing.assert_allclose(after, (1 + 0.7 * 0.4**2) * before + 0.3, atol=1e-3)
 
 
 def test_precisions_share_random_numbers_and_strengths_over_depth_are_those_of_each_layer(key):

@@ -92,3 +92,14 @@ def test_tokens_can_be_taken_with_all_that_they_attend_to():
 def test_bad_patterns_are_refused_in_one_line(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_forms_read_and_make_the_coordinates():
+    """z_q = ⟨W_q, S⟩ of a symmetric S, which is Σ z_q U_q."""
+    V, S = (np.asarray(random_covariance(3, seed=seed)) for seed in (1, 2))
+    at = pattern_spectrum(Pattern(causal=True), V)
+    read, made = at.forms()
+    z = np.einsum("qab,ab->q", read, S)
+    rows, columns = np.triu_indices(3)
+    np.testing.assert_allclose(z, at.whiten(S)[rows, columns] / np.where(rows == columns, np.sqrt(2), 1.0))
+    np.testing.assert_allclose(np.einsum("q,qab->ab", z, made), S)

@@ -139,6 +139,13 @@ def test_the_memory_of_one_token_by_hand():
     np.testing.assert_allclose(row["z"], products.sum() / np.sqrt(np.square(products).sum()), rtol=1e-5)
 
 
+def test_the_noise_of_one_token_by_hand():
+    """γ absorbs nearly all of it, and of the sum and of its standard deviation alike."""
+    excess = innovations_of_one() ** 2 - 1
+    z = innovation_tests(*one_token()).loc["noise of variances", "z"]
+    np.testing.assert_allclose(z, excess.sum() / np.sqrt(np.square(excess).sum()), rtol=1e-5)
+
+
 def test_networks_of_one_token_have_the_directions_that_one_token_can_show(key):
     layer = LAYERS["feedforward"]()
     data = si.sample_networks(layer, jnp.eye(1), **SIZES, key=key)

@@ -10,7 +10,15 @@ from budget import assert_estimate
 from conftest import random_covariance
 
 import sdeinfer as si
-from sdeinfer.infer import LARGEST_LOGIT, in_range, logit_scale, problem_of, range_to_fit, transitions_allowed
+from sdeinfer.infer import (
+    LARGEST_LOGIT,
+    in_range,
+    logit_scale,
+    mean_spread,
+    problem_of,
+    range_to_fit,
+    transitions_allowed,
+)
 from sdeinfer.infer._measures import attention_growth
 from sdeinfer.infer._range import OutOfRange
 from sdeinfer.layers import Architecture
@@ -119,6 +127,12 @@ def test_the_bound_is_lower_where_data_tell_tau0_better():
     assert allowed[0] == 500
     assert allowed[-1] == 100
     assert len(set(allowed)) > 2
+
+
+def test_the_mean_spread_has_the_weights_of_the_information():
+    """That of squares, by s⁴."""
+    s = np.array([0.1, 0.2, 0.5])
+    np.testing.assert_allclose(mean_spread(s) ** 2, np.average(s**2, weights=s**4))
 
 
 @pytest.mark.parametrize("sd", [0.03, 0.1, 1.0])

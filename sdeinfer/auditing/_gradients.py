@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.observation import called, evaluated, first_array, library
+from sdeinfer.observation import evaluated, first_array, library, torch_called
 
 
 def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]], *, seed: int = 0) -> float:
@@ -39,7 +39,7 @@ def gradient_growth(model: Any, inputs: Any, layers: Callable[[Any], list[Any]],
     hooks.append(found[-1].register_forward_hook(returns))
     try:
         with torch.enable_grad(), evaluated(torch, model):
-            called(model, inputs)
+            torch_called(torch, model, inputs)
     finally:
         for hook in hooks:
             hook.remove()

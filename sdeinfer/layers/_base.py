@@ -151,7 +151,7 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
             raise InputError(message)
         return layer
     faulty = [jnp.any(declared[name].is_faulty(jnp.asarray(value))) for name, value in values.items()]
-    message += "; an optimiser stays in range in layer.coordinates.unconstrained(layer.parameters())"
+    message += "; an optimiser of u stays in range with layer.with_parameters(layer.coordinates.constrained(u))"
     return eqx.error_if(layer, functools.reduce(operator.or_, faulty), message)
 
 

@@ -28,7 +28,7 @@ from sdeinfer.observation._faults import require_different as require_different
 from sdeinfer.observation._groups import Groups as Groups
 from sdeinfer.observation._groups import groups_of as groups_of
 from sdeinfer.observation._library import library as library
-from sdeinfer.observation._networks import called as called
+from sdeinfer.observation._networks import torch_called as torch_called
 from sdeinfer.observation._networks import torch_network as torch_network
 from sdeinfer.observation._observe import observe as observe
 from sdeinfer.observation._observe_branches import observe_branches as observe_branches

@@ -21,7 +21,7 @@ from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._branch_observer import BranchObserver, joined_networks
 from sdeinfer.observation._branch_recorder import Recorder, Tapped, first_array, tapped_call
 from sdeinfer.observation._library import library
-from sdeinfer.observation._networks import called, one_by_one, torch_network
+from sdeinfer.observation._networks import called, one_by_one, torch_called, torch_network
 
 TAPS = "recorded_taps"
 """Attribute of a Flax module: where to show what it gets and returns."""
@@ -73,7 +73,7 @@ def observe_torch_branches(
         names = {id(module): name for name, module in model.named_modules()}
         recorder = Recorder(observer, branches(model), names)
         with torch.no_grad(), evaluated(torch, model), _hooked(recorder, _sequence_first(model)):
-            called(model, inputs)
+            torch_called(torch, model, inputs)
         recorder.finish()
 
     return _observed(network, networks, given=given, progress=progress, width=width, tokens=tokens, pattern=pattern)

@@ -13,7 +13,7 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._library import library
-from sdeinfer.observation._networks import called, one_by_one, torch_network
+from sdeinfer.observation._networks import one_by_one, torch_called, torch_network
 from sdeinfer.observation._observer import Observer, joined
 
 
@@ -221,7 +221,7 @@ def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, 
         hooks.callback(modules[0].register_forward_pre_hook(before, with_kwargs=True).remove)
         for number, module in enumerate(modules, start=1):
             hooks.callback(module.register_forward_hook(after(number)).remove)
-        called(model, inputs)
+        torch_called(torch, model, inputs)
     if len(observer.covariances) != len(modules) + 1:
         raise InputError(f"layers: module {len(observer.covariances) - 1} is not called")
 

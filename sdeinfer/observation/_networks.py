@@ -30,3 +30,26 @@ def torch_network(torch: Any, make: Callable[[int], Any], seed: int, number: int
 def called(model: Callable[..., Any], inputs: Any) -> Any:
     """The output for one positional argument, or for a mapping of keyword arguments."""
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def torch_called(torch: Any, model: Any, inputs: Any) -> Any:
+    """The output of a module of PyTorch, of arrays of NumPy and numbers as tensors where its weights are.
+
+    A compiled module runs as it is without: its graph would have the hooks in it.
+    """
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) or not (isinstance(value, np.ndarray) or _numbers(value)):
+            return value
+        weights = next((each for each in model.parameters() if each.is_floating_point()), torch.zeros(()))
+        found = torch.as_tensor(value, device=weights.device)
+        return found.to(weights.dtype) if found.is_floating_point() else found
+
+    given = isinstance(inputs, Mapping)
+    with torch.compiler.set_stance("force_eager"):
+        return called(model, {name: tensor(each) for name, each in inputs.items()} if given else tensor(inputs))
+
+
+def _numbers(value: Any) -> bool:
+    """Whether a value is a list of numbers, or of such lists."""
+    return isinstance(value, list) and all(_numbers(each) or type(each) in (int, float) for each in value)

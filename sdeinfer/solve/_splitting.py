@@ -20,6 +20,9 @@ from sdeinfer.terms import AbstractTerm, AddedKernel, Limit, is_present
 
 type Flow = Callable[[Array], Array]
 
+AT_ONCE = 100
+"""A path that explodes within this part of the next step has exploded; one that takes longer is still what it was."""
+
 
 def splitting_step(
     limit: Limit,
@@ -45,9 +48,9 @@ def splitting_step(
     # The terms of a path that explodes must not overflow.
     X = jnp.where(explodes, identity_like(X), X)
     moved = composed(flows_of(limit, h, G, tangents=tangents), X, odd)
-    # Noise may take a path so far that a step from there explodes, or overflows: it explodes within this step, or its V
-    # would pass for finite where no step follows. No entry of V exceeds the sum.
-    explodes |= explosion(limit, moved[:tokens], h) | ~jnp.isfinite(jnp.sum(moved * moved, axis=(0, 1)))
+    # Noise may take a path so far that it explodes at once, or that the drift after it overflows: its V would pass for
+    # finite where no step follows. No entry of V exceeds the sum.
+    explodes |= explosion(limit, moved[:tokens], h / AT_ONCE) | ~jnp.isfinite(jnp.sum(moved * moved, axis=(0, 1)))
     return moved, explodes
 
 

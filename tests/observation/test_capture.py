@@ -181,6 +181,7 @@ class StandIn:
         self.random = SimpleNamespace(fork_rng=self.fork_rng)
         self.no_grad = nullcontext
         self.Tensor = Tensor
+        self.compiler = SimpleNamespace(set_stance=lambda stance: nullcontext(stance))
 
     @contextmanager
     def fork_rng(self):

@@ -159,7 +159,9 @@ def _of_alternatives(
     for each in found:
         shared = [name for name in each.values if name in own.values and sd.get(name, 0.0) > 0]
         moves = {name: abs(each.values[name] - own.values[name]) / sd[name] for name in shared}
-        if each.evidence < -EVIDENCE or max(moves.values(), default=0.0) <= MOVE:
+        # Another mask changes what later tokens do, also where the parameters are the same.
+        masked = each.evidence > EVIDENCE and each.architecture.sizes.get("pattern") != kind.sizes.get("pattern")
+        if each.evidence < -EVIDENCE or (max(moves.values(), default=0.0) <= MOVE and not masked):
             continue
         name = max(shared, key=lambda name: moves[name])
         what = f"{each.architecture} ({name} {each.values[name]:.3g} instead of {own.values[name]:.3g})"

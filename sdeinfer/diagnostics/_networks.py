@@ -2,8 +2,9 @@
 
 A matrix W of iid normal entries maps tokens x and y to features with the covariance x·y/n. Prompts of one network that
 are taken for networks therefore have increments with correlations of about (x·y)²/(‖x‖² ‖y‖²); those of independent
-networks have none. Networks that start from the same tokens deviate from a wrong law in the same way, which looks like
-a correlation. Differences of the innovations of successive layers are therefore compared: what changes slowly cancels.
+networks have none. Networks that deviate from a wrong law in the same way look correlated as well. Differences of the
+innovations of successive layers are therefore compared, in which slow changes cancel, and only of networks that start
+from different covariances: those that start from the same tokens and share weights are equal.
 """
 
 from typing import NamedTuple
@@ -17,6 +18,9 @@ from sdeinfer.diagnostics._innovations import LARGEST, laws_of
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import LawAt, innovations
 from sdeinfer.likelihood import Path
+
+SAME = 1e-4
+"""Largest difference of covariances of the same tokens, relative to the largest entry."""
 
 AT_MOST = 64
 """Largest number of networks that are compared with each other, evenly spaced."""
@@ -39,9 +43,13 @@ def shared_noise(posterior: Posterior) -> SharedNoise | None:
     """The correlation between networks with the same layer at the posterior mean; None where nothing is compared."""
     sums = np.zeros((2, 3))
     for path, law in laws_of(posterior):
-        noise = _noise(path, law)
-        traces = np.trace(noise, axis1=-2, axis2=-1)[..., None]
-        sums += [_products(noise.reshape(*noise.shape[:2], -1)), _products(traces)]
+        count = len(path.width)
+        some = path.of_networks(np.unique(np.linspace(0, count - 1, min(count, AT_MOST)).astype(int)))
+        pairs_of_networks = _different(some.initial)
+        if len(pairs_of_networks[0]):
+            noise = _noise(some, law)
+            traces = np.trace(noise, axis1=-2, axis2=-1)[..., None]
+            sums += [_products(each, *pairs_of_networks) for each in (noise.reshape(*noise.shape[:2], -1), traces)]
     if not (sums[:, 2] > 0).all():
         return None
     total, variance, largest = sums.T
@@ -52,8 +60,6 @@ def shared_noise(posterior: Posterior) -> SharedNoise | None:
 
 def _noise(path: Path, law: LawAt) -> Float[np.ndarray, "networks layers m m"]:
     """Innovations of V relative to the norms of the tokens; NaN where no transition was used."""
-    count = len(path.width)
-    path = path.of_networks(np.unique(np.linspace(0, count - 1, min(count, AT_MOST)).astype(int)))
     found = np.full((len(path.width), len(path.gap), path.tokens, path.tokens), np.nan)
     rows, columns = pairs(path.tokens)
     for here in innovations(path, law):
@@ -65,13 +71,21 @@ def _noise(path: Path, law: LawAt) -> Float[np.ndarray, "networks layers m m"]:
     return found
 
 
-def _products(noise: Float[np.ndarray, "networks layers entries"]) -> Float[np.ndarray, "3"]:
+def _different(V: Float[np.ndarray, "networks m m"]) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of networks that start from different covariances."""
+    one, other = np.triu_indices(len(V), 1)
+    different = np.abs(V[one] - V[other]).max(axis=(-2, -1)) > SAME * np.abs(V).max()
+    return one[different], other[different]
+
+
+def _products(
+    noise: Float[np.ndarray, "networks layers entries"], one: np.ndarray, other: np.ndarray
+) -> Float[np.ndarray, "3"]:
     """Sums over pairs of networks, of products of their differences: total, its variance, and products of norms.
 
     The products of different pairs, and of layers that are not neighbours, are uncorrelated for independent networks.
     """
     changes = np.nan_to_num(np.diff(noise, axis=1)).swapaxes(0, 1)
-    one, other = np.triu_indices(len(noise), 1)
     products = (changes @ changes.swapaxes(1, 2))[:, one, other]
     norms = np.linalg.norm(changes, axis=-1)
     errors = products - products.mean()

@@ -28,9 +28,8 @@ EVIDENCE = math.log(100)
 SPREAD = {"finite-width": 1.5, "limit": 0.75}
 """Largest acceptable mean spread of the logits in a row of the softmax, weighted by the information on τ0 (∝ s⁴)."""
 
-BEYOND = 0.05
-"""Largest acceptable posterior probability of a τ0 that the data do not identify, at which the softmax is out of range.
-Of 200 sets with γ of 0.02 to 0.2 and τ0 of 0.03 to 0.3, every γ that was more than four sds off had a larger one."""
+BEYOND = LEVEL
+"""Largest acceptable posterior probability that the softmax is out of range, where the data do not identify τ0."""
 
 LEAST_USED, FEWEST_USED = 0.05, 0.01
 """Fraction of transitions inside the range of the law below which the others are compared with exact layers; and the

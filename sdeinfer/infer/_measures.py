@@ -8,12 +8,18 @@ import xarray as xr
 from jaxtyping import Float, Real
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, singular, whiten_by
-from sdeinfer.likelihood import ATTENTION_GROWTH, GROWTH, SPREAD
+from sdeinfer.likelihood import ATTENTION_GROWTH, GROWTH, ROUNDING, SPREAD
 from sdeinfer.terms import attention_drift, relu_drift
 
 Measures = dict[str, Float[np.ndarray, "networks transitions"]]
-"""Measures by their names: the spread of the logits times τ0, the growth by attention with θ₁ = 1, and by a ReLU with
-θ₂ = 1."""
+"""Measures by their names: the spread of the logits times τ0, the growth by attention with θ₁ = 1, by a ReLU with
+θ₂ = 1, and the rounding of V, see `rounding`."""
+
+
+OF_MOMENTS = 1e-11
+"""Relative rounding of the law's moments, whose closed forms lose digits between near copies of a token: of 8 networks
+of 600 layers, n = 64 and γ = 0.7, the adjustment of the posterior has an error of 2 to 3 % from the transitions with
+condition numbers up to 10⁴, of 9 to 12 % up to 10⁸, and of 33 to 59 % up to 10¹²."""
 
 
 def measured(data: xr.Dataset, names: set[str]) -> xr.Dataset:
@@ -33,6 +39,7 @@ def measures_of(
         SPREAD: partial(logit_spread, pattern=pattern),
         ATTENTION_GROWTH: partial(attention_growth, pattern=pattern),
         GROWTH: partial(_growth_by, relu_drift),
+        ROUNDING: rounding,
     }
     return {name: function(starts, width) for name, function in functions.items() if name in names}
 
@@ -70,6 +77,17 @@ def attention_growth(
 ) -> Float[np.ndarray, "..."]:
     """The largest relative change of V by the attention of one layer with θ₁ = 1; 0 for a singular V."""
     return _growth_by(partial(attention_drift, pattern=pattern), V, width)
+
+
+def rounding(V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"]) -> Float[np.ndarray, "..."]:
+    """The relative rounding of V and of its moments in the direction in which V is smallest, times √n.
+
+    The noise of a layer is ∝ 1/√n.
+    """
+    eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
+    smallest = np.maximum(eigenvalues[..., 0], np.finfo(np.float64).tiny)
+    with np.errstate(over="ignore"):
+        return max(np.finfo(V.dtype).eps, OF_MOMENTS) * eigenvalues[..., -1] / smallest * np.sqrt(width)
 
 
 def _growth_by(of: Callable[[np.ndarray], np.ndarray], V: np.ndarray, width: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from sdeinfer.layers import Architecture, limit_on_host
 from sdeinfer.likelihood import (
     ATTENTION_GROWTH,
     GROWTH,
+    ROUNDING,
     SPREAD,
     AbstractModel,
     Assumptions,
@@ -71,9 +72,9 @@ class AbstractProblem(abc.ABC):
     def measures(self) -> set[str]:
         """Names of the measures that determine the range of the law, see `measures_of`."""
         if self.kind is None:
-            return set()
+            return {ROUNDING}
         attention = {SPREAD, ATTENTION_GROWTH} if self.kind.coordinates.temperatures else set()
-        return attention | ({GROWTH} if limit_on_host(self.kind.template).relu_drift else set())
+        return {ROUNDING} | attention | ({GROWTH} if limit_on_host(self.kind.template).relu_drift else set())
 
     def parts(self, data: xr.Dataset) -> Iterator[tuple[str | None, Int[np.ndarray, " members"], "AbstractProblem"]]:
         """Networks with a range of their own: a label, their indices, and the problem for them."""

@@ -15,6 +15,7 @@ from sdeinfer.likelihood._bridges import bridges_of as bridges_of
 from sdeinfer.likelihood._chunked_path import ATTENTION_GROWTH as ATTENTION_GROWTH
 from sdeinfer.likelihood._chunked_path import GROWTH as GROWTH
 from sdeinfer.likelihood._chunked_path import LARGEST as LARGEST
+from sdeinfer.likelihood._chunked_path import ROUNDING as ROUNDING
 from sdeinfer.likelihood._chunked_path import SINGULAR as SINGULAR
 from sdeinfer.likelihood._chunked_path import SPREAD as SPREAD
 from sdeinfer.likelihood._chunked_path import ChunkedPath as ChunkedPath

@@ -19,11 +19,11 @@ from sdeinfer.terms import AbstractTerm
 GATHERED = 2**26
 """Bytes of the largest number of transitions that are taken into memory."""
 
-SPREAD, ATTENTION_GROWTH, GROWTH = "logit_spread", "attention_growth", "relu_growth"
+SPREAD, ATTENTION_GROWTH, GROWTH, ROUNDING = "logit_spread", "attention_growth", "relu_growth", "rounding"
 SINGULAR, LARGEST = "singular", "largest_variance"
 """Variables over network and layer that `infer.survey` adds to data in chunks: the spread of the logits, times τ0, the
-growth by attention with θ₁ = 1, by a ReLU with θ₂ = 1 and whether V is singular, at the start of each transition; and
-the largest variance of a token at its end."""
+growth by attention with θ₁ = 1 and by a ReLU with θ₂ = 1, the rounding of V and whether it is singular, at the start of
+each transition; and the largest variance of a token at its end."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

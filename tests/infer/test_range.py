@@ -92,6 +92,21 @@ def test_near_copies_beside_another_token_are_left_out_at_small_logits():
     assert growth[left_out].min() > np.median(growth[used])
 
 
+@pytest.mark.parametrize("apart", [1e-7, 0.0])
+def test_what_is_singular_up_to_rounding_is_left_out(networks, apart):
+    near_copies = np.array([[1, 0, 0], [1, apart, 0], [0, 0, 1]])
+    late = networks["layer"] >= 7
+    data = networks.assign(
+        covariance=networks["covariance"].where(~late, near_copies @ networks["covariance"].values @ near_copies.T)
+    )
+    used, _ = in_range_of(data)
+    assert used[:, :7].any()
+    assert not used[:, 7:].any()
+    # Tokens that are copies from the start are an error.
+    with pytest.raises(si.InputError, match="network 0, layer 0: singular"):
+        si.fit(si.models.full_path, data.isel(layer=slice(7, None)).assign_coords(layer=range(4)))
+
+
 def test_a_posterior_says_what_it_left_out(networks):
     post = si.approximate(si.models.full_path, networks, largest_logit=0.15, draws=200, key=jr.key(0))
     used = post["constant_data"][USED].values[:, :-1]

@@ -102,9 +102,15 @@ def test_what_is_singular_up_to_rounding_is_left_out(networks, apart):
     used, _ = in_range_of(data)
     assert used[:, :7].any()
     assert not used[:, 7:].any()
-    # Tokens that are copies from the start are an error.
+
+
+def test_tokens_that_are_copies_from_the_start_are_an_error(networks):
+    copies = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 1]])
+    data = networks.assign(
+        covariance=networks["covariance"].copy(data=copies @ networks["covariance"].values @ copies.T)
+    )
     with pytest.raises(si.InputError, match="network 0, layer 0: singular"):
-        si.fit(si.models.full_path, data.isel(layer=slice(7, None)).assign_coords(layer=range(4)))
+        in_range_of(data)
 
 
 def test_a_posterior_says_what_it_left_out(networks):

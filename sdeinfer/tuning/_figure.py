@@ -58,8 +58,6 @@ def plot_tuned(
     count = min(len(rows), MOST) if axes is None else len(axes)
     if count > len(rows):
         raise InputError(f"axes: there are {len(rows)} constraints to plot, got {count} axes")
-    if problem.space.drawn and paths > problem.paths:
-        raise InputError(f"paths: the posterior was drawn for {problem.paths}, got {paths}")
     # As for `tuned.criteria`: new paths, with half the step.
     fresh = tuned.on_new_samples(paths=paths, key=key)
     samples = fresh.samples(tuned.u)

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from sdeinfer.tuning._chains import without_tangents
+from sdeinfer._files import InputError
 from sdeinfer.tuning._problem import Law, Problem
 from sdeinfer.tuning._search import FEASIBLE, Found, polish, search
 from sdeinfer.tuning._space import DEPTH
@@ -81,7 +82,12 @@ def on_new_samples(
     """The problem on new networks of width n, or on new paths with half the step, for values at free coordinates.
 
     With parameters from a posterior, networks move the values of paths.
+
+    Raises:
+        InputError: for more paths than parameters were drawn for.
     """
+    if problem.space.drawn and paths > problem.paths:
+        raise InputError(f"paths: the posterior was drawn for {problem.paths}, got {paths}")
     fresh = dataclasses.replace(problem, key=key, step=problem.finer_step, paths=paths)
     if law == "limit":
         return fresh

@@ -152,6 +152,8 @@ def test_a_posterior_moves_the_values_of_paths(tuned, key):
         for each in (found, tuned)
     ]
     np.testing.assert_allclose(*values, rtol=1e-6)
+    with pytest.raises(si.InputError, match="paths: the posterior was drawn for 2048, got 2049"):
+        found.on_new_samples(paths=2049, key=key)
 
 
 @pytest.mark.slow

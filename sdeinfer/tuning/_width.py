@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from sdeinfer.tuning._chains import without_tangents
 from sdeinfer._files import InputError
+from sdeinfer.tuning._chains import without_tangents
 from sdeinfer.tuning._problem import Law, Problem
 from sdeinfer.tuning._search import FEASIBLE, Found, polish, search
 from sdeinfer.tuning._space import DEPTH

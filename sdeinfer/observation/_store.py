@@ -140,10 +140,18 @@ def _storable(value: Any, *, in_json: bool) -> bool:
 
 
 def _without_encoding(data: xr.Dataset | xr.DataTree) -> xr.Dataset | xr.DataTree:
-    """The data without what a file of another format left: compression, chunks."""
-    if isinstance(data, xr.Dataset):
-        return data.drop_encoding()
-    return xr.DataTree.from_dict({node.path: node.to_dataset(inherit=False).drop_encoding() for node in data.subtree})
+    """The data without the compression of a file of another format; chunks are kept."""
+    if isinstance(data, xr.DataTree):
+        nodes = {node.path: node.to_dataset(inherit=False) for node in data.subtree}
+        return xr.DataTree.from_dict({path: _with_chunks_only(each) for path, each in nodes.items()})
+    return _with_chunks_only(data)
+
+
+def _with_chunks_only(data: xr.Dataset) -> xr.Dataset:
+    data = data.copy()
+    for each in data.variables.values():
+        each.encoding = {name: value for name, value in each.encoding.items() if name == "chunks"}
+    return data
 
 
 def write_parts(parts: Iterable[xr.Dataset], path: str | Path) -> Mapping[Hashable, int]:

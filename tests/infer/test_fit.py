@@ -126,9 +126,9 @@ ALONE = si.Pattern(prompts=(1, 1, 1)).attributes()
         *((lambda data: data, {"largest_logit": x}, "largest_logit: must be positive") for x in (0.0, -1.0, np.nan)),
         (lambda data: data.isel(layer=slice(None, None, 2)), {}, "full path needs every layer, got layers 0, 2, 4, 6"),
         (
-            lambda data: data.assign(covariance=data["covariance"].where((data.network != 5) | (data.layer != 3), 1.0)),
+            lambda data: data.assign(covariance=data["covariance"].where((data.network != 5) | (data.layer != 0), 1.0)),
             {},
-            "network 5, layer 3: singular",
+            "network 5, layer 0: singular",
         ),
         (
             lambda data: data.assign(covariance=1e200 * data["covariance"]),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from sdeinfer.diagnostics._innovations import Sums, inverse_of
-from sdeinfer.diagnostics._posterior import Posterior, has_prior
+from sdeinfer.diagnostics._posterior import PRIOR_SD, Posterior, has_prior
 from sdeinfer.diagnostics._thresholds import CONFLICT, MOVE
 from sdeinfer.diagnostics._verdict import Verdict, at_most
 
@@ -13,7 +13,8 @@ def of_conflict(sums: Sums, posterior: Posterior) -> list[Verdict]:
 
     By the networks without its own prior a coordinate moves by v s, with its score s and its variance v given the
     networks and the other priors. A prior of mean m and standard deviation d contradicts them where u + v s is far from
-    m by (v + d²)^{1/2}, and it matters where v s is large beside the posterior standard deviation.
+    m by (v + d²)^{1/2}, and it matters where v s is large beside the posterior standard deviation. Priors as wide as the
+    defaults are left out: where they matter, the data say so little that one step does not find the mode.
     """
     if not has_prior(posterior.tree) or not posterior.one_layer:
         return []
@@ -24,6 +25,8 @@ def of_conflict(sums: Sums, posterior: Posterior) -> list[Verdict]:
     draws = posterior.tree["posterior"].to_dataset()
     for name in posterior.identified:
         place, (mean, sd) = free.index(name), posterior.priors[name]
+        if sd > PRIOR_SD / 2:
+            continue
         others = np.diag(np.where(np.arange(len(free)) == place, 1e-9, precision))
         variance = inverse_of(sums.information[np.ix_(places, places)] + others)[place, place]
         move = variance * sums.score[places[place]]

@@ -13,8 +13,8 @@ def of_conflict(sums: Sums, posterior: Posterior) -> list[Verdict]:
 
     By the networks without its own prior a coordinate moves by v s, with its score s and its variance v given the
     networks and the other priors. A prior of mean m and standard deviation d contradicts them where u + v s is far from
-    m by (v + d²)^{1/2}, and it matters where v s is large beside the posterior standard deviation. Priors as wide as the
-    defaults are left out: where they matter, the data say so little that one step does not find the mode.
+    m by (v + d²)^{1/2}, and it matters where v s is large beside the posterior standard deviation. Priors as wide as
+    the defaults are left out: where they matter, the data say so little that one step does not find the mode.
     """
     if not has_prior(posterior.tree) or not posterior.one_layer:
         return []

@@ -156,11 +156,13 @@ def _of_alternatives(
     """The verdict on other architectures, notes, and the sizes that the data do not confirm."""
     own = next(each for each in found if each.architecture == kind)
     best, advice, notes, assumed = 0.0, "", [], []
+    own_mask = kind.sizes.get("pattern")
     for each in found:
         shared = [name for name in each.values if name in own.values and sd.get(name, 0.0) > 0]
         moves = {name: abs(each.values[name] - own.values[name]) / sd[name] for name in shared}
         # Another mask changes what later tokens do, also where the parameters are the same.
-        masked = each.evidence > EVIDENCE and each.architecture.sizes.get("pattern") != kind.sizes.get("pattern")
+        other_mask = each.architecture.name == kind.name and each.architecture.sizes.get("pattern") != own_mask
+        masked = each.evidence > EVIDENCE and other_mask
         if each.evidence < -EVIDENCE or (max(moves.values(), default=0.0) <= MOVE and not masked):
             continue
         name = max(shared, key=lambda name: moves[name])

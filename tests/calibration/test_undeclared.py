@@ -26,7 +26,8 @@ def test_what_was_not_declared_is_seen(kept_results, first_seed):
         assert not [
             each for each in by_name[name] if each["warned"] or "correlation between networks" in each["failed"]
         ]
-    assert sum(each["trusted"] for each in by_name["a mask"]) <= 0.1 * len(by_name["a mask"])
+    # Where the data do not tell the mask, it moves no parameter: see the last line.
+    assert any("mask" in each["verdict"] for each in by_name["a mask"] if not each["trusted"])
     assert not [each for each in by_name["no mask"] if not each["trusted"]]
     assert not [each for each in found if each["trusted"] and max(each["off"].values(), default=0.0) > 4]
 

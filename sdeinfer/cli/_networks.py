@@ -69,7 +69,8 @@ def observe_command(
             parts = (_with_attributes(part, kind) for part in observed)
             with warnings.catch_warnings(record=True, action="always", category=UserWarning) as caught:
                 written = write_parts(parts, file)
-            for warning in caught[:1]:  # the networks are read in parts, each of which warns
+            # The networks are read in parts, each of which warns: the first warning of each kind.
+            for warning in {each.category: each for each in reversed(caught)}.values():
                 say(f"sdeinfer: {warning.message}", err=True)
     say(f"written to {out}: {written['network']} networks, {written['layer']} layers, {written['token_a']} tokens")
 

@@ -46,7 +46,7 @@ from sdeinfer.diagnostics._thresholds import (
 from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Verdict, at_least, at_most
 from sdeinfer.layers import Architecture
 
-CONTRACTED = " contraction"
+CONTRACTED, OUT_OF_RANGE = " contraction", " out of range, probability"
 
 DISTANCE = "distance from the SDE, floors"
 
@@ -296,7 +296,7 @@ def of_unknown_range(found: Range, unidentified: Sequence[str]) -> list[Verdict]
         f"the data do not exclude {unknown[0]} below {found.limit:.2g}, where the softmax leaves the law's range and "
         f"gamma is smaller: give {unknown[0]} a narrower prior, or take smaller tokens or wider networks"
     )
-    return [at_most("identified", f"{unknown[0]} out of range, probability", found.beyond, BEYOND, advice)]
+    return [at_most("identified", f"{unknown[0]}{OUT_OF_RANGE}", found.beyond, BEYOND, advice)]
 
 
 def of_predictions(found: Predictions) -> list[Verdict]:

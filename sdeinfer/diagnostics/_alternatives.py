@@ -91,21 +91,38 @@ def alternatives_of(posterior: Posterior, dispersion: float) -> list[Alternative
     layers = posterior.tree["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: float(layers[name].values[0]) for name in kind.coordinates.declared})
     start = dict(zip(kind.coordinates.sampled, np.asarray(u), strict=True))
-    programs = _programs((kind, *neighbours(kind, data, law)))
-    own, _ = programs[kind]
-    every = any_transitions(data).thinned(SAMPLE)
-    found: dict[Architecture, Alternative] = {}
-    for pattern, same in dict(programs.values()).items():
-        path = every if pattern in (own, EVERY_TOKEN) else every.thinned(_affordable(every.tokens))
-        statistics, compared = _statistics(path, {own, pattern}), tuple(dict.fromkeys((kind, *same)))
-        modes = [_mode(each, programs, law, statistics, start, posterior.priors, dispersion) for each in compared]
-        evidence = np.array([each for _, each in modes]) - modes[0][1]
-        if (better := evidence > EVIDENCE).any():
-            mean, sd = log_ratios(path, compared, law, [u for u, _ in modes])
-            evidence[better] -= np.maximum(mean + DEVIATIONS * sd, 0.0)[better] / dispersion
-        for each, (u, _), more in zip(compared, modes, evidence, strict=True):
-            found.setdefault(each, Alternative(each, float(more), _values(each, u)))
-    return sorted(found.values(), key=lambda each: -each.evidence)
+    programs, every = _programs((kind, *neighbours(kind, data, law))), any_transitions(data).thinned(SAMPLE)
+    few, cheap = every.thinned(_affordable(every.tokens)), (programs[kind][0], EVERY_TOKEN)
+    dear = [each for each, (pattern, _) in programs.items() if few is not every and pattern not in cheap]
+    compared = partial(
+        _compared, programs=programs, law=law, start=start, priors=posterior.priors, dispersion=dispersion
+    )
+    found = compared(every, tuple(each for each in programs if each not in dear))
+    found += compared(few, (kind, *dear))[1:] if dear else []
+    return sorted(found, key=lambda each: -each.evidence)
+
+
+def _compared(
+    path: Path,
+    kinds: tuple[Architecture, ...],
+    *,
+    programs: Programs,
+    law: str,
+    start: Mapping[str, float],
+    priors: Mapping[str, tuple[float, float]],
+    dispersion: float,
+) -> list[Alternative]:
+    """Architectures fitted to some transitions, with their evidence against the first one."""
+    statistics = _statistics(path, {programs[each][0] for each in kinds})
+    modes = [_mode(each, programs, law, statistics, start, priors, dispersion) for each in kinds]
+    evidence = np.array([each for _, each in modes]) - modes[0][1]
+    if (better := evidence > EVIDENCE).any():
+        mean, sd = log_ratios(path, kinds, law, [u for u, _ in modes])
+        evidence[better] -= np.maximum(mean + DEVIATIONS * sd, 0.0)[better] / dispersion
+    return [
+        Alternative(each, float(more), _values(each, u))
+        for each, (u, _), more in zip(kinds, modes, evidence, strict=True)
+    ]
 
 
 def _programs(kinds: tuple[Architecture, ...]) -> Programs:
@@ -176,7 +193,7 @@ def _mode(
     dispersion: float,
 ) -> tuple[np.ndarray, float]:
     """The mode from the fitted values of the common coordinates, and the evidence there."""
-    step, names = STEP[next(iter(statistics.values())).nodes.dtype.itemsize], kind.coordinates.sampled
+    step, names = STEP[statistics[programs[kind][0]].nodes.dtype.itemsize], kind.coordinates.sampled
     mean, sd = np.array([priors[name] for name in names]).T
     first = np.clip([start.get(name, 0.0) for name in names], -LARGEST_COORDINATE, LARGEST_COORDINATE)
     free = np.flatnonzero(sd > 0)

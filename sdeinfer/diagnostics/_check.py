@@ -6,6 +6,7 @@ from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._advice import (
     CONTRACTED,
+    OUT_OF_RANGE,
     of_approximation,
     of_chains,
     of_geometry,
@@ -126,7 +127,7 @@ def check(
     verdicts += of_truth(table.loc[posterior.identified])
     known = [name for name in posterior.identified if name not in unidentified and name in table.index]
     precisions = tuple(with_precision(name, table) for name in known)
-    conditional = [each.name.split()[0] for each in unknown if not each.passed]
+    conditional = [each.name.removesuffix(OUT_OF_RANGE) for each in unknown if not each.passed]
     return Check(
         tuple(verdicts),
         skipped=_skipped(posterior, predicted=predicted is not None),

@@ -52,11 +52,11 @@ def range_of(posterior: Posterior) -> Range | None:
         return None
     used, layers = used_of(posterior.data), posterior.tree["layers"].to_dataset()
     tau0 = np.min([layers[name].values for name in kind.coordinates.temperatures], axis=0)
-    spread = logit_scale(posterior.data) / tau0[:, None]
+    scale = logit_scale(posterior.data)
+    spread = scale / tau0[:, None]
     # All networks of data in chunks count, of which the data are some.
     share = 1 - float(attrs["left_out"]) if "used_transitions" in attrs else float(used.mean())
-    # Of τ0 = 1; draws of one τ0 for all networks.
-    limit = mean_spread(logit_scale(posterior.data)[used]) / LARGEST_LOGIT
+    limit = mean_spread(scale[used]) / LARGEST_LOGIT
     draws = posterior.tree["posterior"].to_dataset()
     coldest = [draws[name].values for name in kind.coordinates.temperatures if name in draws and draws[name].ndim == 2]
     beyond = float(np.mean(np.min(coldest, axis=0) < limit)) if coldest else 0.0

@@ -116,7 +116,8 @@ def in_range(
     Returns:
         The data with the variable `used` over network and layer, and attributes for the posterior: `pilot_tau0`, the τ0
         that determined the range, if there is one. It has one value per group; if each network has its own τ0, it is
-        the smallest. For a program without a single layer all transitions are marked.
+        the smallest. For a program without a single layer all but nearly singular
+        transitions are marked.
 
     Raises:
         OutOfRange: if no transition is left.

@@ -18,7 +18,7 @@ from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.networks import covariance_chain
 from sdeinfer.solve import BrownianSteps, Grid, fill_after, scan_paths
 
-LARGEST_COORDINATE = 40.0
+FARTHEST = 40.0
 """Bound on the parameters on the real line, such as log τ0: beyond it, squares and cubes of them lose all digits."""
 
 
@@ -145,13 +145,13 @@ class CovariancePath(FullPath):
 def _inside(layer: AbstractLayer, *, adjusted: bool) -> tuple[AbstractLayer, Bool[Array, "*networks"]]:
     """A layer with other parameters where they are out of range, and whether they are in it.
 
-    An adjustment needs them on the real line, where samplers leap to ±∞: up to `LARGEST_COORDINATE`.
+    An adjustment needs them on the real line, where samplers leap to ±∞: up to `FARTHEST`.
     """
     coordinates, values = layer.coordinates, layer.parameters()
     if not values:  # a layer of a user may declare none
         return layer, jnp.ones((), bool)
     if adjusted:
-        inside = (jnp.abs(coordinates.unconstrained(values)) <= LARGEST_COORDINATE).all(axis=0)
+        inside = (jnp.abs(coordinates.unconstrained(values)) <= FARTHEST).all(axis=0)
     else:
         inside = ~jnp.stack([coordinates.declared[name].is_faulty(x) for name, x in values.items()]).any(axis=0)
     others = coordinates.constrained(jnp.zeros(len(coordinates)))

@@ -1,7 +1,7 @@
 """The scripts of docs/start.md and of the guides, run as they are printed; what they promise is looked at afterwards.
 
 Scripts of one page share their names, in the order of the page. Those in ```{code-block} are shown only. What a script
-prints is below it on the page, with a comment on what may differ: see `printed_outputs`.
+prints is below it on the page.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ def run(tmp_path, monkeypatch):
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 exec(compile(script.code, f"{page}.md", "exec"), names)
             print(printed.getvalue(), end="")
-            differences += [f"{page}.md:{each}" for each in printed_outputs.differences(script, printed.getvalue())]
-        assert not differences, "\n".join(differences)
+            differences.append(printed_outputs.difference(script, printed.getvalue()))
+        assert not any(differences), "\n".join(differences)
         return names
 
     yield run

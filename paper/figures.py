@@ -125,9 +125,11 @@ def audit(*, width: int, depth: int) -> plt.Figure:
     left.yaxis.set_minor_formatter("{x:g}")
     plots.finish(left)
     V0 = np.asarray(tokens @ tokens.T) / width
-    predicted = si.auditing.over_depth(found["without the factor"], V0=V0)
-    drawn = zip(found, ("found", "declared"), strict=True)
-    bands = {label: predicted[name]["mean square of tokens"].values for label, name in drawn}
+    wrong, sizes = found["without the factor"], {"width": width, "depth": depth, "networks": 128, "key": jr.key(0)}
+    bands = {
+        label: np.trace(si.sample_networks(layer, V0, **sizes)["covariance"].values, axis1=-2, axis2=-1) / len(V0)
+        for label, layer in zip(found, (wrong.found, wrong.architecture), strict=True)
+    }
     plots.plot_bands(np.arange(depth + 1), bands, axes=right)
     for label, model in models.items():
         squares = [float(jnp.mean(x**2)) for x in model.stream(tokens)]

@@ -7,7 +7,6 @@ from ._initialise import initialise as initialise
 from ._initialise import standard_deviations as standard_deviations
 from ._inputs import default_inputs as default_inputs
 from ._monitor import Monitor as Monitor
-from ._over_depth import over_depth as over_depth
 from ._recipe import Matrix as Matrix
 from ._recipe import Recipe as Recipe
 from ._recipe import declared as declared

@@ -119,7 +119,7 @@ class Audit:
         }
 
     def plot(self, *, axes: Any = None) -> list[Any]:
-        """Plot the strengths of branches, and what follows for the stream over depth: see `plot_audit`."""
+        """Plot the strengths of branches, see `plot_audit`."""
         from sdeinfer.auditing._figure import plot_audit  # loads Matplotlib
 
         return plot_audit(self, axes=axes)

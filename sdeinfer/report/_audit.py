@@ -7,11 +7,7 @@ from sdeinfer._html import render
 from sdeinfer.auditing import Audit, plot_audit
 from sdeinfer.report._render import figure_of, inline, versions
 
-CAPTION = (
-    "Strength of each branch over the declared one, with 95 % intervals. Below: the residual stream of the audited "
-    "network (dots), and 80 % of 128 networks with the declared and the found strengths."
-)
-CAPTION_WITHOUT_STREAM = "Strength of each branch over the declared one, with 95 % intervals."
+CAPTION = "Strength of each branch over the declared one, with 95 % intervals."
 
 
 def write_audit(audit: Audit, path: str | Path, *, command: str = "") -> None:
@@ -35,7 +31,7 @@ def write_audit(audit: Audit, path: str | Path, *, command: str = "") -> None:
     page = render(
         "audit.html.jinja",
         audit=audit,
-        figures=[("audit", CAPTION_WITHOUT_STREAM if audit.stream is None else CAPTION, figure)],
+        figures=[("audit", CAPTION, figure)],
         provenance=provenance,
         command=command,
     )

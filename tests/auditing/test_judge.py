@@ -3,7 +3,6 @@
 import functools
 import math
 
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import xarray as xr
 from budget import assert_estimate
 
 import sdeinfer as si
-from sdeinfer.auditing import Recipe, over_depth
+from sdeinfer.auditing import Recipe
 from sdeinfer.auditing._estimates import strength_estimate
 from sdeinfer.blocks import GRID, MLP, Block, BlockOrder, SelfAttention, branch_coefficients
 
@@ -103,15 +102,6 @@ def test_errors_of_ratios_are_those_that_are_stated():
         ratios = np.array([each.log_ratio / each.sd for each in found])
         assert_estimate(ratios.mean(), 0.0, 1 / math.sqrt(count))
         assert_estimate(np.square(ratios).mean(), 1.0, math.sqrt(2 / count))
-
-
-def test_over_depth_needs_the_stream():
-    with pytest.raises(si.InputError, match=r"V0: is needed"):
-        over_depth(audited())
-    statistics = over_depth(audited(sampled(mlp=1.3)), V0=np.eye(TOKENS), networks=16)
-    squares = {name: each["mean square of tokens"].mean("network").values for name, each in statistics.items()}
-    assert squares["found"][-1] > squares["declared"][-1] > squares["declared"][0] == pytest.approx(1.0)
-    assert jnp.isfinite(statistics["found"]["effective rank"].values).all()
 
 
 def test_a_dataset_needs_an_architecture():

@@ -2,7 +2,6 @@
 
     python tests/benchmarks/larger_than_memory.py --terms 1e8 --workers 1 2 4 --kill --folder /tmp/study
     python tests/benchmarks/larger_than_memory.py --terms 1e5 1e6 1e7 --workers 2 --folder /tmp/study
-    python tests/benchmarks/larger_than_memory.py --figure scaling.png --folder /tmp/study
 
 A term is one spectral coordinate of one transition; four tokens have ten. Every run is a process of its own, which adds
 a line to `runs.jsonl` in the folder. `--one-process` reads the chunks in the process of the fit.
@@ -107,39 +106,6 @@ def _peak() -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-def draw(folder: Path, figure: Path) -> None:
-    """Time and memory over the size of the data, with the exponents of the largest runs with two workers."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-    import numpy as np
-
-    runs = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
-    runs = sorted(
-        (each for each in runs if each["workers"] == 2 and not each["killed"]), key=lambda each: each["terms"]
-    )
-    terms = np.array([each["terms"] for each in runs])
-    columns = {
-        "time [s]": [each["seconds"] for each in runs],
-        "largest worker [MiB]": [max(each["worker_peak_MiB"]) for each in runs],
-        "process of the fit [MiB]": [each["client_peak_MiB"] for each in runs],
-        "data [MiB]": [each["data_MiB"] for each in runs],
-    }
-    fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for name, values in columns.items():
-        last = slice(-2, None)
-        slope = np.polyfit(np.log(terms[last]), np.log(values[last]), 1)[0]
-        axis = axes[0] if "time" in name else axes[1]
-        axis.loglog(terms, values, "o-", label=f"{name}, exponent {slope:.2f}")
-        print(f"{name}: {np.round(values, 1).tolist()}, exponent of the last two {slope:.2f}")
-    axes[1].axhline(1024, color="0.5", linestyle=":", label="limit of a worker")
-    for axis in axes:
-        axis.set(xlabel="terms")
-        axis.legend(fontsize=8)
-    fig.savefig(figure, dpi=150)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
@@ -147,7 +113,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[])
     parser.add_argument("--one-process", action="store_true")
     parser.add_argument("--kill", type=float, help="seconds after which one of two workers is killed, in another run")
-    parser.add_argument("--figure", type=Path)
     parser.add_argument("--single", type=json.loads, help=argparse.SUPPRESS)
     flags = parser.parse_args()
     flags.folder.mkdir(parents=True, exist_ok=True)
@@ -168,8 +133,6 @@ def main() -> None:
         for single in runs:
             command = [sys.executable, __file__, "--folder", str(flags.folder), "--single", json.dumps(single)]
             subprocess.run(command, check=True)
-    if flags.figure is not None:
-        draw(flags.folder, flags.figure)
 
 
 if __name__ == "__main__":

@@ -73,29 +73,16 @@ def test_against_numpy_at_equal_accuracy(seed, record):
         runs = [measured(lambda rtol=rtol: solve(rtol)) for _ in range(4)][1:]  # the first compiles
         ours[rtol] = error(runs[0][0]), float(np.median([seconds for _, seconds in runs]))
     mine, warm = ours[TOLERANCES[-1]]
-    count = meanfield.clusters(reference).max() + 1
-    print(f"\nn = {TOKENS}, D = {DIMENSION}, β = {BETA:g}, T = {TIME:g}, seed {seed}: {count} clusters")
-    print(f"solve: {warm:.2f} s warm, {cold:.2f} s cold, error {mine:.1e} at its default tolerance")
-
-    own = f"seed {seed}: "
-    record("time_of_flow", {own + "`solve`": [f"{mine:.0e}", f"{warm:.1f} s", f"{cold:.1f} s"]})
-
+    rows = {"`solve`": [f"{mine:.0e}", f"{warm:.1f} s", f"{cold:.1f} s"]}
     end, seconds = measured(lambda: runge_kutta(x))
-    ratios = [f"{seconds / warm:.1f}", f"{seconds / cold:.1f}"]
-    record("time_of_flow", {own + "SciPy's RK45, same tolerance": [f"{error(end):.0e}", *ratios]})
-    print(f"SciPy's RK45, same tolerance: {seconds:.1f} s, error {error(end):.1e}: ", end="")
-    print(f"ratio {seconds / warm:.1f} warm, {seconds / cold:.1f} cold")
+    rows["SciPy's RK45, same tolerance"] = [f"{error(end):.0e}", f"{seconds / warm:.1f}", f"{seconds / cold:.1f}"]
     for steps in STEPS:
         end, seconds = measured(lambda steps=steps: euler(x, steps))
         theirs = error(end)
-        print(f"NumPy, Euler, step {TIME / steps:g}: {seconds:.1f} s, error {theirs:.1e}", end="; ")
         # The loosest tolerance that is at least as accurate.
         rtol = next((rtol for rtol in TOLERANCES if ours[rtol][0] <= theirs), TOLERANCES[-1])
-        equal, fast = ours[rtol]
-        record("time_of_flow", {own + f"Euler, step {TIME / steps:g}": [f"{theirs:.0e}", f"{seconds / fast:.0f}", ""]})
-        print(f"solve, rtol {rtol:g}: {fast:.2f} s, error {equal:.1e}: ratio {seconds / fast:.0f} warm")
-    whole = seconds * error(end) / mine
-    ratios = [f"{whole / warm:.0e}", f"{whole / cold:.0e}"]
-    record("time_of_flow", {own + "Euler at `solve`'s error, extrapolated": [f"{mine:.0e}", *ratios]})
-    print(f"Euler at the error {mine:.1e}, extrapolated: {whole:.3g} s, ", end="")
-    print(f"ratio {whole / warm:.2g} warm, {whole / cold:.2g} cold")
+        rows[f"Euler, step {TIME / steps:g}"] = [f"{theirs:.0e}", f"{seconds / ours[rtol][1]:.0f}", ""]
+    whole = seconds * theirs / mine
+    rows["Euler at `solve`'s error, extrapolated"] = [f"{mine:.0e}", f"{whole / warm:.0e}", f"{whole / cold:.0e}"]
+    record("time_of_flow", {f"seed {seed}: {name}": cells for name, cells in rows.items()})
+    print(f"\nseed {seed}: {rows}")

@@ -1,4 +1,4 @@
-"""Losses without each mechanism: coverage on real finite networks, seconds, networks.
+"""Losses without each mechanism: coverage on real finite networks, seconds.
 
 Parameters come from the prior, data from the exact covariance chain, as in `calibration/finite_width.py`. `-s`
 shows the shares of 50 % and 90 % intervals that hold the truth, beside those of the whole fit on the same data sets.
@@ -17,9 +17,8 @@ from calibration.finite_width import ASSUMED, SIZES, TRANSFORMER, data_set
 from calibration.study import NODES, importance_sample, report
 
 import sdeinfer as si
-from sdeinfer.diagnostics._design import _networks, _sample
 from sdeinfer.infer import Networks, in_range, problem_of
-from sdeinfer.layers import NetworkKeys, architecture_of_layer
+from sdeinfer.layers import NetworkKeys
 from sdeinfer.likelihood import observed_path, path_layout
 from sdeinfer.models import full_path
 
@@ -109,21 +108,3 @@ def test_the_generator_against_jax_random(monkeypatch):
     for name, (first, *later) in seconds.items():
         print(f"\n{name}: first {first:.2f} s, later {min(later):.2f} s", end="")
     print()
-
-
-def test_networks_that_a_design_saves():
-    """Networks that tell τ0 to 5 %: with designed tokens, and with uncorrelated ones of the best norm and of norm 1."""
-    layer = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
-    sizes = {"width": 128, "depth": 16}
-    designed = si.design(layer, tokens=3, **sizes, relative_sd=0.05, key=jr.key(1))
-    names = tuple(layer.coordinates.sampled)
-
-    def needed(V0) -> float:
-        sampled = _sample(layer, architecture_of_layer(layer), np.asarray(V0), jr.key(1), **sizes)
-        return _networks(sampled, names, "tau0", 0.05) or math.inf
-
-    norms = np.geomspace(0.8, 3.0, 12)
-    plain = [needed(si.equicorrelated(tokens=3, correlation=0.0, norm=norm)) for norm in norms]
-    best = int(np.argmin(plain))
-    at_one = needed(si.equicorrelated(tokens=3, correlation=0.0))
-    print(f"\ndesigned {designed.networks}; uncorrelated of norm {norms[best]:.2f}: {plain[best]}; of norm 1: {at_one}")

@@ -134,7 +134,6 @@ MUTATIONS = (
     Mutation("blocks: moments of gates", "blocks/_mlp.py", "vech(P), fourth_moments(P)", "vech(P), 1.1 * fourth_moments(P)", "tests/blocks/test_block_law.py::test_identity_has_the_moments_of_normals"),
     Mutation("blocks: degrees of the t law", "blocks/_information.py", "(4 * ratio - 2)", "(4.4 * ratio - 2)", "tests/blocks/test_block_information.py::test_a_block_has_the_information_of_the_scatter_of_its_scores"),
     Mutation("blocks: biases over depth", "blocks/_depth.py", "block.bias / jnp.square(block.strength)", "block.bias / block.strength", "tests/blocks/test_block_chain.py::test_linear_blocks_add_their_biases_over_depth"),
-    Mutation("blocks: skip of V′", "blocks/_output.py", "jnp.square(block.skip) * V / squared", "block.skip * V / squared", "tests/blocks/test_output_law.py::test_density_of_one_token"),
     Mutation("criteria: error of a spread", "criteria/_criteria.py", "/ (2 * sd) if sd", "/ (1.8 * sd) if sd", "tests/criteria/test_criteria.py::test_errors_are_those_of_large_samples"),
     Mutation("criteria: bandwidth", "criteria/_criteria.py", "(high - low) / 1.349", "(high - low) / 1.25", "tests/criteria/test_criteria.py::test_smooth_probabilities_take_the_quartiles_for_the_scale_of_heavy_tails"),
     Mutation("criteria: gradients of queries", "criteria/_gradients.py", "(variance / tau0**2 *", "(variance / tau0 *", "tests/criteria/test_gradients.py"),

@@ -184,14 +184,6 @@ def test_blocks_are_fitted_and_judged(run):
     assert found["si"].check(found["post"]).passed
 
 
-@pytest.mark.long  # NumPyro's NUTS to compile
-def test_blocks_are_simulated_and_have_densities(run):
-    found = run("guides/block_programs")
-    moments = found["moments"]
-    assert_estimate(found["norms"].mean(), moments.mean[-1, 0, 0], moments.covariance[-1, 0, 0] ** 0.5 / 8)
-    assert_holds(found["strengths"], 0.3)
-
-
 def test_models_are_audited(run):
     found = run("guides/audit")
     assert found["correct"].passed

@@ -1,7 +1,7 @@
 """Residual blocks of Transformers in use: Pre-LN and Post-LN, RMSNorm, GELU, SwiGLU, softmax with masks, GQA and RoPE.
 
 A branch ends in a Gaussian linear map, so that its law at width n needs expectations over a few Gaussian vectors and no
-limit. `Block` is a layer; `increment_moments` and `output_moments` are its law.
+limit. `Block` is a layer; `law_of_increment` is its law.
 """
 
 from sdeinfer.blocks._attention import SelfAttention as SelfAttention
@@ -17,14 +17,10 @@ from sdeinfer.blocks._coefficients import law_of_increment as law_of_increment
 from sdeinfer.blocks._coefficients import nodes_of as nodes_of
 from sdeinfer.blocks._coefficients import read_covariance as read_covariance
 from sdeinfer.blocks._coefficients import reshaped as reshaped
-from sdeinfer.blocks._depth import MomentsOverDepth as MomentsOverDepth
-from sdeinfer.blocks._depth import moments_over_depth as moments_over_depth
 from sdeinfer.blocks._information import adjusted_coefficients as adjusted_coefficients
 from sdeinfer.blocks._information import scale_free as scale_free
 from sdeinfer.blocks._law import LogMatrixNormal as LogMatrixNormal
 from sdeinfer.blocks._law import increment_law as increment_law
-from sdeinfer.blocks._law import increment_moments as increment_moments
-from sdeinfer.blocks._law import output_moments as output_moments
 from sdeinfer.blocks._logarithm import LogMoments as LogMoments
 from sdeinfer.blocks._logarithm import log_moments as log_moments
 from sdeinfer.blocks._logarithm import sampled_log_moments as sampled_log_moments
@@ -33,5 +29,4 @@ from sdeinfer.blocks._mlp import MLP as MLP
 from sdeinfer.blocks._moments import MatrixMoments as MatrixMoments
 from sdeinfer.blocks._norms import normalised_covariance as normalised_covariance
 from sdeinfer.blocks._order import BlockOrder as BlockOrder
-from sdeinfer.blocks._output import output_law as output_law
 from sdeinfer.blocks._parameters import STRENGTH as STRENGTH

@@ -76,7 +76,7 @@ class AbstractBranch(eqx.Module):
         hidden: MatrixMoments,
         nodes: Any,
         *,
-        bias: ArrayLike = 0.0,
+        bias: ArrayLike,
         width: Int[Array, ""] | int,
     ) -> LogMoments:
         """Moments of the logarithm of S + b about its mean: by `hidden_draws`, or to leading order in C.
@@ -85,7 +85,7 @@ class AbstractBranch(eqx.Module):
             V: UUᵀ/n.
             hidden: the result of `moments`.
             nodes: those of `nodes`.
-            bias: b, the variance of the biases of the last map over g², or a matrix.
+            bias: b, the variance of the biases of the last map over g².
             width: n.
         """
         draws = self.hidden_draws(V, nodes, width=width)

@@ -1,15 +1,14 @@
-"""The law of one residual block: moments of its increments and of V′, and the density of a covariance near its mean."""
+"""The law of an increment: the density of a covariance near its mean."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from sdeinfer.blocks._logarithm import LogMoments, log_moments
-from sdeinfer.blocks._moments import MatrixMoments, fourth_moments, paired
-from sdeinfer.covariance import pairs, tokens_of, vech
+from sdeinfer.blocks._moments import fourth_moments
+from sdeinfer.covariance import tokens_of, vech
 
 
 class LogMatrixNormal(NamedTuple):
@@ -32,11 +31,6 @@ class LogMatrixNormal(NamedTuple):
     expected: Float[Array, " p"]
     covariance: Float[Array, "p p"]
     log_volume: Float[Array, ""]
-
-    @classmethod
-    def of(cls, D: Float[Array, "m m"], moments: MatrixMoments) -> "LogMatrixNormal":
-        """The law with these moments, at an observed D."""
-        return cls.about(D, moments.mean, log_moments(moments.mean, moments.covariance))
 
     @classmethod
     def about(cls, D: Float[Array, "m m"], mean: Float[Array, "m m"], logarithm: LogMoments) -> "LogMatrixNormal":
@@ -78,27 +72,6 @@ class LogMatrixNormal(NamedTuple):
         return whitened, jnp.log(jnp.diagonal(root)).sum()
 
 
-def increment_moments(hidden: MatrixMoments, *, width: Int[Array, ""] | int, dropout: float = 0.0) -> MatrixMoments:
-    """Exact moments of ΔΔᵀ/n for an increment of strength 1.
-
-    Given S it is Wishart_m(n, S)/n, and so has the mean K and the covariance C + E[S_ac S_bd + S_ad S_bc]/n. Dropout
-    multiplies the entries of Δ by independent ξ with E ξᵏ = r^{k−1}, r = 1/(1 − p): means of products of entries get a
-    factor r for each of their tokens that is repeated.
-    """
-    across = fourth_moments(hidden.mean[None]) + paired(hidden.full_covariance)
-    if not dropout:
-        return MatrixMoments(hidden.mean, hidden.covariance + across / width)
-    a, b = pairs(len(hidden.mean))
-    factor = 1 / (1 - dropout)
-    tokens = np.sort(np.stack(np.broadcast_arrays(a[:, None], b[:, None], a, b)), axis=0)
-    of_four = factor ** (np.diff(tokens, axis=0) == 0).sum(0)
-    of_two = factor ** (a == b)
-    of_both = np.outer(of_two, of_two)
-    squares = hidden.covariance + jnp.outer(vech(hidden.mean), vech(hidden.mean))
-    covariance = of_both * hidden.covariance + (of_four * (across + squares) - of_both * squares) / width
-    return MatrixMoments(jnp.where(jnp.eye(len(hidden.mean)), factor, 1.0) * hidden.mean, covariance)
-
-
 def increment_law(
     D: Float[Array, "m m"], mean: Float[Array, "m m"], hidden: LogMoments, *, width: Int[Array, ""] | int
 ) -> LogMatrixNormal:
@@ -117,21 +90,3 @@ def increment_law(
     of_wishart = log_moments(one, fourth_moments(one[None]) / width)
     both = LogMoments(hidden.mean + of_wishart.mean, hidden.covariance + of_wishart.covariance)
     return LogMatrixNormal.about(D, mean, both)
-
-
-def output_moments(
-    V: Float[Array, "m m"],
-    increment: MatrixMoments,
-    *,
-    strength: ArrayLike,
-    skip: ArrayLike = 1.0,
-    width: Int[Array, ""] | int,
-) -> MatrixMoments:
-    """Exact moments of V′ = X′X′ᵀ/n for X′ = αX + Δ, given V; the moments of ΔΔᵀ/n are of strength 1.
-
-    Given V and S, XΔᵀ/√n has the covariance g² V_ac S_bd of its entries ab and cd, and is normal without dropout.
-    """
-    squared, K = jnp.square(strength), increment.mean
-    cross = paired(V[:, :, None, None] * K + K[:, :, None, None] * V)
-    covariance = jnp.square(skip) * squared / width * cross + jnp.square(squared) * increment.covariance
-    return MatrixMoments(jnp.square(skip) * V + squared * increment.mean, covariance)

@@ -7,10 +7,11 @@ import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from budget import assert_mean
 from conftest import random_covariance
 
 import sdeinfer as si
-from sdeinfer.blocks import MLP, Block, SelfAttention, moments_over_depth
+from sdeinfer.blocks import MLP, Block, SelfAttention
 from sdeinfer.layers import OverDepth
 
 LAYER = si.Stack((Block(SelfAttention(heads=2), 0.5, "layer"), Block(MLP(), 0.5, "layer")))
@@ -68,10 +69,10 @@ BAD_WIDTHS = {
 
 
 @pytest.mark.parametrize("match", BAD_WIDTHS)
-@pytest.mark.parametrize("sample", [si.sample_branches, si.sample_networks, moments_over_depth])
+@pytest.mark.parametrize("sample", [si.sample_branches, si.sample_networks])
 def test_widths(match, sample):
     branch, width = BAD_WIDTHS[match]
-    more = {} if sample is moments_over_depth else {"networks": 2, "key": jr.key(0)}
+    more = {"networks": 2, "key": jr.key(0)}
     layer, V0 = si.Stack((Block(MLP(), norm="rms"), Block(branch))), random_covariance(2)
     assert_refused(lambda: sample(layer, V0, width=width, depth=1, **more), match)
     over_depth = OverDepth(layer.layers[1], strength=lambda t: 1 + t)
@@ -90,11 +91,9 @@ BAD_NETWORKS = {
 
 
 @pytest.mark.parametrize("match", BAD_NETWORKS)
-@pytest.mark.parametrize("sample", [si.sample_branches, moments_over_depth])
-def test_networks(match, sample, unchecked):
+def test_networks(match, unchecked):
     given = {"layer": LAYER, "V0": np.asarray(random_covariance(3)), "width": 16, "depth": 2} | BAD_NETWORKS[match]
-    more = {} if sample is moments_over_depth else {"key": jr.key(0)}
-    assert_refused(lambda: sample(given.pop("layer"), given.pop("V0"), **given, **more), match)
+    assert_refused(lambda: si.sample_branches(given.pop("layer"), given.pop("V0"), **given, key=jr.key(0)), match)
 
 
 def test_number_of_networks_and_stacks_with_other_layers(unchecked):
@@ -104,7 +103,21 @@ def test_number_of_networks_and_stacks_with_other_layers(unchecked):
     mixed = si.Stack((Block(MLP()), si.ShapedMLP(0.1, -0.1)))
     needed = "architecture: a si.blocks.Block, or a si.Stack of blocks"
     assert_refused(lambda: si.sample_branches(mixed, V0, width=16, depth=1, key=jr.key(0)), needed)
-    assert_refused(lambda: moments_over_depth(mixed, V0, width=16, depth=1), needed)
+
+
+def test_dropout_is_of_networks_with_weights(key):
+    """A share p of the increments' entries is 0, and neither the chain nor a density has it."""
+    V0, without = random_covariance(3), Block(MLP(expansion=1.0), 0.5, bias=0.1)
+    dropping = dataclasses.replace(without, dropout=0.3)
+    X = jr.normal(key, (3, 2_000))
+    D, kept = (block.increment(X, key=key) for block in (without, dropping))
+    np.testing.assert_allclose(kept, np.where(kept == 0, 0.0, D / 0.7))
+    assert_mean(np.asarray(kept == 0).ravel(), 0.3)
+    chain = "dropout: the chain has none: use method='weights', got 0.3"
+    assert_refused(lambda: si.sample_networks(dropping, V0, width=16, depth=1, networks=2, key=key), chain)
+    density = "dropout: the density of increments has none: observe networks in evaluation mode, got 0.3"
+    branches = si.sample_branches(dropping, V0, width=16, depth=1, key=key)
+    assert_refused(lambda: si.fit(si.models.branches, branches, architecture=dropping, key=key), density)
 
 
 @pytest.fixture(scope="module")

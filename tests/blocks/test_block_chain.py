@@ -1,6 +1,4 @@
-"""The chain of covariances of blocks against networks with weights, and its moments over depth."""
-
-import itertools
+"""The chain of covariances of blocks against networks with weights."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ from references import packed
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.blocks import MLP, Block, SelfAttention, moments_over_depth
+from sdeinfer.blocks import MLP, Block, SelfAttention
 from sdeinfer.layers import OverDepth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.networks import covariance_chain
@@ -23,7 +21,9 @@ BRANCHES = {
     "attention": SelfAttention(heads=4, key_value_heads=2, rope=10.0, pattern=si.CAUSAL, gain=2.0),
 }
 OFF_DIAGONAL = [(0, 1), (0, 2), (1, 2)]
-LAYER = si.Stack([Block(BRANCHES["attention"], 0.5, "rms", "post"), Block(BRANCHES["mlp"], 0.5, "layer", "pre")])
+LAYER = si.Stack(
+    [Block(BRANCHES["attention"], 0.5, "rms", "post"), Block(BRANCHES["mlp"], 0.5, "layer", "pre", bias=0.1)]
+)
 STRENGTHS = "attention.strength", "mlp.strength"
 SIZES = {"width": 32, "depth": 4}
 
@@ -78,28 +78,8 @@ def test_chain_has_the_moments_of_the_weights(key):
         assert_estimate(chain, weights, np.hypot(error, other))
 
 
-def test_moments_over_depth_are_those_of_networks(key):
-    """Up to the next order in 1/n, which is allowed as an error bar of 1/n, of variances as one of 1/√n of them."""
-    sizes = {"width": 256, "depth": 4}
-    found = moments_over_depth(LAYER, random_covariance(3), **sizes)
-    V = packed(sampled(LAYER, **sizes, networks=1_024, key=key)[:, -1])
-    estimate, error = mean_and_error(V)
-    assert_estimate(estimate, packed(found.mean[-1]), np.hypot(error, 1 / sizes["width"]))
-    variance, error = mean_and_error((V - estimate) ** 2)
-    ratio, error = np.array([variance, error]) / np.diagonal(found.covariance[-1])
-    assert_estimate(ratio, 1.0, np.hypot(error, 1 / np.sqrt(sizes["width"])))
-
-
-def test_linear_blocks_add_their_biases_over_depth():
-    """V ↦ (1 + w g²) V + b, up to the error of the nodes."""
-    V0, layer = random_covariance(3), Block(MLP(activation="identity", gain=0.7), 0.4, bias=0.3)
-    found = moments_over_depth(layer, V0, width=32, depth=2).mean
-    for before, after in itertools.pairwise(np.asarray(found)):
-        np.testing.assert_allclose(after, (1 + 0.7 * 0.4**2) * before + 0.3, atol=1e-3)
-
-
 def test_precisions_share_random_numbers_and_strengths_over_depth_are_those_of_each_layer(key):
-    V0, same = random_covariance(3), {"networks": 8, "key": key}
+    same = {"networks": 8, "key": key}
     weak, stepped = of_strength(0.3), OverDepth(LAYER, **dict.fromkeys(STRENGTHS, step_up))
     double = sampled(weak, dtype=np.float64, **SIZES, **same)
     # Random numbers of 24 bits and some operations: 10⁻⁴ of V's size.
@@ -107,13 +87,6 @@ def test_precisions_share_random_numbers_and_strengths_over_depth_are_those_of_e
     found = sampled(stepped, dtype=np.float64, **SIZES, **same)
     np.testing.assert_allclose(found[:, :3], double[:, :3], rtol=1e-10)
     assert np.abs(found[:, 3] - double[:, 3]).max() > 0.1
-    # Moments have no keys: the first two layers, and then two of a network that starts there.
-    sizes = {"width": 32, "log2": 8}
-    whole = moments_over_depth(stepped, V0, depth=4, **sizes)
-    first = moments_over_depth(weak, V0, depth=2, **sizes)
-    second = moments_over_depth(of_strength(0.6), first.mean[-1], depth=2, **sizes)
-    np.testing.assert_allclose(whole.mean, np.concatenate([first.mean, second.mean[1:]]), rtol=1e-9)
-    np.testing.assert_allclose(whole.covariance[:3], first.covariance, rtol=1e-9, atol=1e-15)
 
 
 def along(of):
@@ -133,16 +106,3 @@ def test_gradients_of_the_chain_are_differences_of_networks(number, key):
     slope, (up, down) = with_slope(0.8)[1], (with_slope(0.8 + step)[0] for step in (h, -h))
     # The error of a central difference is of order h² plus rounding over h.
     np.testing.assert_allclose(slope, (up - down) / (2 * h), rtol=1e-6, atol=1e-7)
-
-
-def test_moments_over_depth_are_differentiable_and_start_at_their_start():
-    V0 = random_covariance(2)
-
-    of = along(lambda strength: moments_over_depth(Block(MLP(), strength, "layer"), V0, width=32, depth=3, log2=6))
-    found, slope = of(0.5)
-    np.testing.assert_allclose(found.mean[0], V0)
-    np.testing.assert_array_equal(found.covariance[0], 0.0)
-    h = 1e-5
-    up, down = (of(0.5 + step)[0] for step in (h, -h))
-    for exact, one, other in zip(slope, up, down, strict=True):
-        np.testing.assert_allclose(exact, (one - other) / (2 * h), rtol=1e-6, atol=1e-9)

@@ -10,25 +10,17 @@ import jax.random as jr
 import numpy as np
 import pytest
 from block_references import attention_gram, isserlis, mlp_gram, packed_moments
-from budget import assert_estimate, assert_within
+from budget import assert_estimate, assert_mean, assert_variance, assert_within
 from conftest import random_covariance
 from references import arc_cosine_kernel, assert_agrees, packed
 from scipy import linalg, special, stats
 
 import sdeinfer as si
 from sdeinfer import blocks
-from sdeinfer.blocks import (
-    MLP,
-    Block,
-    LogMatrixNormal,
-    MatrixMoments,
-    SelfAttention,
-    increment_moments,
-    law_of_increment,
-    output_moments,
-)
+from sdeinfer.blocks import MLP, Block, LogMatrixNormal, SelfAttention, law_of_increment, log_moments, nodes_of
 from sdeinfer.covariance import unvech, vech
 from sdeinfer.layers import NetworkKeys
+from sdeinfer.networks import tokens_with_covariance
 
 SCRAMBLINGS = 16
 V3 = np.asarray(random_covariance(3))
@@ -150,7 +142,7 @@ def test_moments_are_differentiable(name):
 
 @jax.jit
 def wishart_density(D, mean, covariance):
-    return LogMatrixNormal.of(D, MatrixMoments(mean, covariance)).log_density()
+    return LogMatrixNormal.about(D, mean, log_moments(mean, covariance)).log_density()
 
 
 def wishart_gap(E: np.ndarray, width: float) -> float:
@@ -184,8 +176,8 @@ def test_volume_is_that_of_the_matrix_exponential():
 
     h, at = 1e-5, packed(E)
     jacobian = np.stack([exponential(at + step) - exponential(at - step) for step in h * np.eye(6)]) / (2 * h)
-    moments = MatrixMoments(jnp.asarray(V3), jnp.asarray(isserlis(V3)))
-    law = LogMatrixNormal.of(jnp.asarray(unvech(exponential(at))), moments)
+    logarithm = log_moments(jnp.asarray(V3), jnp.asarray(isserlis(V3)))
+    law = LogMatrixNormal.about(jnp.asarray(unvech(exponential(at))), jnp.asarray(V3), logarithm)
     assert_agrees(law.logarithm, at)
     delta = np.subtract.outer(*[np.linalg.eigvalsh(E)] * 2)
     exact = -np.linalg.slogdet(jacobian)[1] - 3 * np.log(2 * np.pi)
@@ -267,7 +259,7 @@ def test_moments_of_the_logarithm_by_draws_are_the_leading_order_for_small_fluct
         draws = V3 + size * X
         flat = np.stack([packed(each) for each in draws])
         found = sampled_log_moments(jnp.asarray(V3), jnp.asarray(draws))
-        leading = blocks.log_moments(jnp.asarray(V3), jnp.asarray(np.cov(flat.T, ddof=0)))
+        leading = log_moments(jnp.asarray(V3), jnp.asarray(np.cov(flat.T, ddof=0)))
         of_sample = 1 - 1 / len(draws)
         covariance = np.asarray(found.covariance) * of_sample - np.asarray(leading.covariance)
         scale = np.abs(leading.covariance).max()
@@ -279,15 +271,26 @@ def test_moments_of_the_logarithm_by_draws_are_the_leading_order_for_small_fluct
     np.testing.assert_allclose(np.divide(one, half), 4, rtol=0.02)
 
 
-def test_increments_and_their_sums_are_wishart_matrices_given_S():
-    """For S with two values: central, and noncentral by what the increment is added to."""
-    width, strength, skip = 5, 0.7, 0.9
-    each = np.stack([np.asarray(random_covariance(3, seed=seed)) for seed in (1, 2)])
-    of_S = np.cov(np.stack([packed(S) for S in each]).T, ddof=0)
-    increment = increment_moments(MatrixMoments(jnp.asarray(each.mean(0)), jnp.asarray(of_S)), width=width)
-    output = output_moments(jnp.asarray(V3), increment, strength=strength, skip=skip, width=width)
-    for found, start, scale in ((increment, 0 * V3, 1.0), (output, skip**2 * V3, strength**2)):
-        sums = start + scale * each
-        given = np.mean([isserlis(each) - isserlis(start) for each in sums], axis=0) / width
-        np.testing.assert_allclose(found.mean, sums.mean(0), rtol=1e-12)
-        np.testing.assert_allclose(found.covariance, given + scale**2 * of_S, rtol=1e-10, atol=1e-14)
+@eqx.filter_jit
+def standardised_increments(block, X, keys, nodes):
+    """Of networks with weights, in single precision, whose rounding is far below the Monte Carlo errors."""
+    single, U = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (block, block.read(X)))
+    drawn = jax.lax.map(lambda key: single.increment(U, key=key), keys, batch_size=100)
+    read, increments = (Y @ Y.mT / X.shape[1] for Y in (block.read(X), drawn.astype(float)))
+    return jax.vmap(lambda D: law_of_increment(block, read, D, nodes, width=X.shape[1]).standardised(0.0))(increments)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Block(MLP(expansion=2.0), norm="rms", skip=0.9, bias=0.1),
+        Block(SelfAttention(heads=4, pattern=si.CAUSAL), norm="layer"),
+    ],
+    ids=["gelu", "causal attention"],
+)
+def test_standardised_increments_of_networks_are_standard(block, key):
+    tokens, networks = jr.split(key)
+    X = tokens_with_covariance(jnp.asarray(V3), width=48, key=tokens)
+    z = standardised_increments(block, X, jr.split(networks, 1_800), nodes_of(block, 3, 48))
+    assert_mean(z, 0.0)
+    assert_variance(z, 1.0)

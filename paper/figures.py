@@ -22,14 +22,16 @@ def inference(*, networks: int, draws: int) -> plt.Figure:
     truth = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=2.0, c_minus=-2.0)
     V0 = si.equicorrelated(tokens=4, correlation=0.0, norm=1.6)
     data = si.sample_networks(truth, V0, width=64, depth=16, networks=networks, key=jr.key(0))
-    post = si.fit(si.models.full_path, data, law="both", draws=draws, warmup=draws, key=jr.key(1), progress=False)
+    settings = {"draws": draws, "warmup": draws, "key": jr.key(1), "progress": False}
+    posts = {law: si.fit(si.models.full_path, data, law=law, **settings) for law in ("finite-width", "limit")}
+    post = posts["finite-width"]
     print(si.check(post, data))
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     plots.plot_correlation_paths(post, axes=left)
-    laws = (("posterior", "law of width n", "-"), ("limit_posterior", "law of the limit", "--"))
-    for (group, label, line), colour in zip(laws, (plots.SDE, plots.NEUTRAL), strict=True):
-        gamma = np.ravel(post[group]["gamma"])
+    laws = (("finite-width", "law of width n", "-"), ("limit", "law of the limit", "--"))
+    for (law, label, line), colour in zip(laws, (plots.SDE, plots.NEUTRAL), strict=True):
+        gamma = np.ravel(posts[law]["posterior"]["gamma"])
         style = {"histtype": "step", "color": colour, "linestyle": line, "lw": 1.5}
         right.hist(gamma, 25, density=True, label=f"posterior, {label}", **style)
         print(f"γ by the {label}: {gamma.mean():.4f} ± {gamma.std():.4f}")

@@ -26,12 +26,9 @@ from .covariance import equicorrelated as equicorrelated
 from .diagnostics import agreement as agreement
 from .diagnostics import check as check
 from .diagnostics import design as design
-from .diagnostics import distance as distance
 from .diagnostics import summarise as summarise
 from .infer import NUTS as NUTS
 from .infer import Metropolis as Metropolis
-from .infer import approximate as approximate
-from .infer import compare as compare
 from .infer import fit as fit
 from .infer import prepare as prepare
 from .infer import transitions as transitions

@@ -94,17 +94,6 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
     assert read_posterior(folder / "out" / "posterior.nc").attrs["seed"] == 3
 
 
-def test_compare_ranks_architectures_and_writes_a_table(data, tmp_path):
-    kinds = ["--architecture", "transformer", "--architecture", "attention"]  # `test_roads` has their programs
-    result = run("compare", data, *kinds, *SMALL_FIT, "--out", tmp_path / "table.csv")
-    assert result.exit_code == 0, result.output
-    rows = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines()
-    assert rows[0].startswith("architecture,rank,")
-    assert {row.split(",")[0] for row in rows[1:]} == {"transformer", "attention"}
-    refused(run("compare", data, "--architecture", "mlp", "--out", tmp_path / "b.csv"), "architectures")
-    assert files(tmp_path) == ["table.csv"]
-
-
 def test_design_prints_tokens_and_a_number_of_networks(monkeypatch):
     monkeypatch.setattr("sdeinfer.diagnostics._design.SIZES", (1.0,))  # of the seven among which it chooses
     sizes = ("--tokens", 3, "--width", 128, "--gamma", 0.5)  # of `test_design`

@@ -355,17 +355,10 @@ def test_paths_gradients_and_distances(run):
     assert distance.sel(width=64) < distance.sel(width=16)
 
 
-@pytest.mark.long  # two fits and a first look
-def test_first_looks(run):
-    found = run("guides/speed")
-    assert found["look"].attrs["pareto_k"] < 0.7
-
-
-@pytest.mark.long  # three samplers, and one for the limit's law
+@pytest.mark.long  # three samplers
 def test_architectures_are_compared(run):
     found = run("guides/compare")
-    assert found["table"].index[0] == "transformer"
-    assert "limit_posterior" in found["post"].children
+    assert list(found["table"].index) == ["transformer", "feedforward", "attention"]
 
 
 @pytest.mark.long

@@ -186,12 +186,7 @@ class Ensemble:
 class Fit:
     """Arguments of `fit`."""
 
-    law: Annotated[
-        Law,
-        typer.Option(
-            help="law of a layer: at the networks' width, in the limit, or at their width with the limit as well"
-        ),
-    ] = "finite-width"
+    law: Annotated[Law, typer.Option(help="law of a layer: at the networks' width, or in the limit")] = "finite-width"
     largest_logit: LargestLogit = LARGEST_LOGIT
     chains: Chains = 4
     draws: Draws = 1000

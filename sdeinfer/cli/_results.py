@@ -9,7 +9,6 @@ import typer
 import sdeinfer as si
 from sdeinfer._files import staged_folder
 from sdeinfer.cli._app import phase, say
-from sdeinfer.infer import LIMIT_POSTERIOR
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,8 +61,6 @@ def print_results(post: "xr.DataTree", verdicts: "Check") -> None:
     say(table_of(si.summarise(post)))
     for name, value in si.diagnostics.fixed_of(post).items():
         say(f"fixed: {name} = {value:g}")
-    if LIMIT_POSTERIOR in post.children:
-        say(f"by the limit's law:\n{table_of(si.summarise(post, group=LIMIT_POSTERIOR))}")
     if post.attrs.get("left_out"):
         say(f"left out: {post.attrs['left_out']:.1%} of transitions, which start outside the range of the law")
     print_tests(verdicts.verdicts)

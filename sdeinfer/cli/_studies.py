@@ -1,4 +1,4 @@
-"""The commands that compare architectures, design data and tune networks: `compare`, `design` and `tune`."""
+"""The commands that design data and tune networks: `design` and `tune`."""
 
 import shlex
 import sys
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import sdeinfer as si
-from sdeinfer._files import staged_file, staged_folder
+from sdeinfer._files import staged_folder
 from sdeinfer.cli import _groups as flags
 from sdeinfer.cli._app import phase, say
 from sdeinfer.cli._groups import bounds_by, fixed_by, key_of, with_groups
 from sdeinfer.cli._results import table_of
-from sdeinfer.infer import LARGEST_LOGIT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,42 +20,6 @@ if TYPE_CHECKING:
 
 FIGURE_PATHS = 2048
 """Largest number of paths in the figure of a tuned layer."""
-
-
-def compare_command(
-    data: Annotated[Path, typer.Argument(help="NetCDF file of observed covariances")],
-    *,
-    architecture: Annotated[
-        list[str] | None, typer.Option(help="one to compare, given at least twice; default: all that the data allow")
-    ] = None,
-    law: Annotated[Literal["finite-width", "limit"], typer.Option(help="law of a layer")] = "finite-width",
-    largest_logit: flags.LargestLogit = LARGEST_LOGIT,
-    chains: flags.Chains = 4,
-    draws: flags.Draws = 500,
-    warmup: flags.Warmup = 500,
-    seed: flags.Seed = 0,
-    out: Annotated[Path, typer.Option(help="CSV file to write")] = Path("comparison.csv"),
-) -> None:
-    """Rank architectures by how well each predicts a network. By leave-one-out densities, in ArviZ's table."""
-    from sdeinfer.models import full_path
-
-    with staged_file(out) as file:
-        table = si.compare(
-            full_path,
-            si.read(data),
-            architectures=architecture or None,
-            law=law,
-            largest_logit=largest_logit,
-            chains=chains,
-            draws=draws,
-            warmup=warmup,
-            progress=True,
-            key=key_of(seed, 1),
-        )
-        table.to_csv(file, index_label="architecture")
-    columns = ["elpd_diff", "dse", "weight", "elpd", "p", "diag_diff", "diag_elpd"]
-    say(table_of(table.reindex(columns=columns)))
-    say(f"written to {out}")
 
 
 @with_groups

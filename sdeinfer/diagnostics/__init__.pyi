@@ -12,7 +12,6 @@ from ._consequences import consequences as consequences
 from ._dependence import dependences_of_pairs as dependences_of_pairs
 from ._design import Design as Design
 from ._design import design as design
-from ._distance import distance as distance
 from ._fitted import fitted_data as fitted_data
 from ._identification import identification as identification
 from ._innovations import innovation_tests as innovation_tests

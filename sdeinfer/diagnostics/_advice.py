@@ -34,7 +34,6 @@ from sdeinfer.diagnostics._thresholds import (
     MANY,
     MANY_LEFT_OUT,
     MOVE,
-    PARETO_K,
     RHAT,
     ROUGH_ESS,
     ROUGH_RHAT,
@@ -261,12 +260,6 @@ def of_rough(table: pd.DataFrame) -> list[str]:
     if rhat < ROUGH_RHAT and ess >= ROUGH_ESS:
         return []
     return [f"R-hat {rhat:.3f} and the smallest ESS {ess:.0f}: means and intervals are rough; draw more for digits"]
-
-
-def of_approximation(pareto_k: float) -> list[Verdict]:
-    """The verdict on an approximation, by the Pareto k of its importance weights."""
-    advice = "the posterior is not close to normal: use fit"
-    return [at_most("converged", "Pareto k", pareto_k, PARETO_K, advice)]
 
 
 def of_identification(table: pd.DataFrame) -> list[Verdict]:

@@ -7,7 +7,6 @@ from sdeinfer._files import InputError
 from sdeinfer.diagnostics._advice import (
     CONTRACTED,
     OUT_OF_RANGE,
-    of_approximation,
     of_chains,
     of_geometry,
     of_identification,
@@ -57,8 +56,7 @@ def check(
     - architecture: other architectures and sizes by their evidence, see `alternatives`.
     - agrees with the theory: what the law omits, by its consequences; the range of the law; with latent layers, also
       networks after the last layer against the SDE.
-    - converged: R-hat, effective sample sizes, divergences and BFMI; for an approximation, the Pareto k of its
-      importance weights.
+    - converged: R-hat, effective sample sizes, divergences and BFMI.
     - identified: the contraction of each posterior from its prior, or the contraction expected from the Fisher
       information if that is less; see `identification`. A parameter that is not identified is no defect of a fit. Left
       out if the layers do not obey the law.
@@ -71,7 +69,7 @@ def check(
     No check of a solver's step is needed for latent layers: they are the layers of the networks, not solver steps.
 
     Arguments:
-        post: the result of `fit` or of `approximate`.
+        post: the result of `fit`.
         data: the data that were fitted, to be compared with those in the posterior, which are checked: the transitions
             that the fit used; of data in chunks (Dask) some of the networks, which a note says.
         architecture: the layer, for a custom type of layer, which the posterior does not store.
@@ -110,15 +108,14 @@ def check(
         verdicts += of_range(in_range, kind, attrs)
     notes += of_kept(attrs)
     obeyed = all(verdict.passed for verdict in verdicts)
-    approximate = "pareto_k" in attrs
-    verdicts += of_approximation(attrs["pareto_k"]) if approximate else of_chains(sampled)
-    notes += [] if approximate else of_rough(sampled)
+    verdicts += of_chains(sampled)
+    notes += of_rough(sampled)
     of_contraction = of_identification(contractions) if obeyed and contractions is not None else []
     unidentified = [each.name.removesuffix(CONTRACTED) for each in of_contraction if not each.passed]
     unknown = of_unknown_range(in_range, unidentified) if in_range is not None else []
     verdicts += of_contraction + unknown
     notes += [each.advice for each in unknown if not each.passed]
-    verdicts += [] if approximate else of_geometry(tree)
+    verdicts += of_geometry(tree)
     of_last_layer = [] if predicted is None else of_predictions(predicted)
     if posterior.every_layer:
         notes += [f"{each.name} {each.value:.2g}: {each.advice}" for each in of_last_layer if not each.passed]
@@ -161,8 +158,8 @@ def _skipped(posterior: Posterior, *, predicted: bool) -> tuple[str, ...]:
         skipped.append(
             "networks left out and distance from the SDE: no draw that is left has predictions; select by sel"
         )
-    if "pareto_k" not in post.attrs and "sample_stats" not in post.children:
+    if "sample_stats" not in post.children:
         skipped.append("divergences and energies: there is no group sample_stats")
-    if "pareto_k" not in post.attrs and post["posterior"].sizes["chain"] == 1:
+    if post["posterior"].sizes["chain"] == 1:
         skipped.append("agreement of chains: there is one, and R-hat compares its halves; run two chains or more")
     return tuple(skipped)

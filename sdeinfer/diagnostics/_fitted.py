@@ -15,7 +15,7 @@ def fitted_data(post: xr.DataTree, data: xr.Dataset | None = None) -> xr.Dataset
     """The data in a posterior, with the transitions that the fit used.
 
     Arguments:
-        post: the result of `fit` or `approximate`. Of data in chunks (Dask) it holds some of the networks.
+        post: the result of `fit`. Of data in chunks (Dask) it holds some of the networks.
         data: data to be compared with those in the posterior; None for no comparison. Networks may be in any order, and
             other layers and networks may be there where the fit used or kept only some.
 

@@ -30,7 +30,7 @@ def summarise(post: xr.DataTree, *, group: str = "posterior") -> pd.DataFrame:
 
     Arguments:
         post: the result of `fit`.
-        group: "posterior"; or `LIMIT_POSTERIOR` for a fit by both laws.
+        group: "posterior" or "prior".
 
     Returns:
         One row per parameter, `w[0]`, `w[1]`, … for a site of several numbers; fixed ones last with an sd of 0, and

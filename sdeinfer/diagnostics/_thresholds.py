@@ -55,9 +55,6 @@ DIVERGENT = 0.01
 BFMI = 0.3
 """Smallest acceptable BFMI (Bayesian fraction of missing information)."""
 
-PARETO_K = 0.7
-"""Largest acceptable Pareto k of an approximation's importance weights."""
-
 CONTRACTION = 0.5
 """Smallest acceptable contraction from prior to posterior variance."""
 

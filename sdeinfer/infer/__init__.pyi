@@ -1,9 +1,7 @@
-from ._approximate import approximate as approximate
 from ._assume import architecture_of as architecture_of
 from ._assume import problem_of as problem_of
 from ._assume import require_identifiable as require_identifiable
 from ._chains import Draws as Draws
-from ._compare import compare as compare
 from ._densities import prior_draws as prior_draws
 from ._fit import fit as fit
 from ._fit import prepare as prepare
@@ -37,6 +35,5 @@ from ._samplers import AbstractSampler as AbstractSampler
 from ._sandwich import omitted_order as omitted_order
 from ._settings import ADJUSTED_LIKELIHOOD as ADJUSTED_LIKELIHOOD
 from ._settings import LARGEST_LOGIT as LARGEST_LOGIT
-from ._settings import LIMIT_POSTERIOR as LIMIT_POSTERIOR
 from ._settings import Law as Law
 from ._tree import stamp as stamp

@@ -1,7 +1,7 @@
 """Assumptions of a fit: the architecture, the law and the priors, checked before anything is computed."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from sdeinfer.infer._bridged import Latent
 from sdeinfer.infer._grouped import Grouped
 from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import AbstractProblem
-from sdeinfer.infer._settings import Law
+from sdeinfer.infer._settings import LAWS, Law
 from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture, architecture_in, kind_of
 from sdeinfer.likelihood import (
     AbstractModel,
@@ -40,21 +40,20 @@ def assume(
 ) -> tuple[xr.Dataset, AbstractProblem]:
     """Validate data for a model; return the model's part of them, and the problem.
 
-    A program that calls a model of the package takes an architecture and priors as the model does. For law "both" the
-    law of the problem is "finite-width". The covariances of data in chunks are not read here.
+    A program that calls a model of the package takes an architecture and priors as the model does. The
+    covariances of data in chunks are not read here.
     """
     data = validate_labels(data)
     data = model.select(data if in_chunks(data) else validate(data))
-    first = "limit" if law == "limit" else "finite-width"
     pattern = Pattern.in_attributes(data.attrs)
     of_shape = partial(problem_of, model, networks=data.sizes["network"], tokens=data.sizes["token_a"], pattern=pattern)
     problem = None
     if isinstance(model, EveryLayer) and model.makes_layers:
         with contextlib.suppress(NoArchitecture):  # a program that calls a model of the package needs one
-            problem = of_shape(Assumptions(law=first))
+            problem = of_shape(Assumptions(law=law))
     if problem is None:
         kind = architecture_of(data, architecture)
-        problem = of_shape(Assumptions(kind, first, checked_priors(prior, kind)))
+        problem = of_shape(Assumptions(kind, law, checked_priors(prior, kind)))
     elif architecture is not None or prior:
         name = "prior" if prior else "architecture"
         raise InputError(f"{name}: {model.name} builds its layers itself; the package's models take one")
@@ -104,14 +103,14 @@ def masked(data: xr.Dataset, kind: Architecture | None, law: str, model: Abstrac
     return with_pattern(data, kind.pattern)
 
 
-def require_settings(law: str, laws: Sequence[str], **counts: int) -> None:
+def require_settings(law: str, **counts: int) -> None:
     """Check the settings of a fit.
 
     Raises:
         InputError: for an unknown law, and for a count below 1.
     """
-    if law not in laws:
-        raise InputError(f"law: must be one of {', '.join(laws)}, got {law!r}")
+    if law not in LAWS:
+        raise InputError(f"law: must be one of {', '.join(LAWS)}, got {law!r}")
     at_least_one(**counts)
 
 

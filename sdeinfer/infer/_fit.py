@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import jax.random as jr
 import numpy as np
@@ -22,7 +22,7 @@ from sdeinfer.infer._predictive import labelled, predict, predicted_draws
 from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._samplers import AbstractSampler
-from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, LARGEST_LOGIT, LAWS, LIMIT_POSTERIOR, Law
+from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, LARGEST_LOGIT, Law
 from sdeinfer.infer._tree import Labels, attributes_of, attributes_of_draws, groups_of_data, layers_group
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
 from sdeinfer.likelihood import Assumptions, BranchModel, Transitions, as_model, checked_priors, transitions_of
@@ -64,8 +64,7 @@ def fit(
             None, the architecture in the data's attributes. Must be None for a program that builds its own layers. For
             increments, a `blocks.Block` or a `Stack` of blocks, whose gains and temperatures are assumed unless they
             have a prior, and with whose strengths `check` compares.
-        law: "finite-width", the law of one layer at each network's width to the next order in 1/n; "limit"; or "both",
-            the first, with the posterior by the limit's law in the group `limit_posterior`.
+        law: "finite-width", the law of one layer at each network's width to the next order in 1/n; or "limit".
         prior: for names of sampled coordinates (such as gamma, tau0, c_gap, c_mean), a NumPyro distribution that
             replaces the default prior, or a number that fixes the coordinate.
         largest_logit: largest spread of the logits in a row of the softmax at which a transition may start; further
@@ -98,7 +97,7 @@ def fit(
             coordinate's range.
     """
     model = as_model(model)
-    require_settings(law, LAWS, chains=chains, draws=draws, warmup=warmup, **given(predictions=predictions))
+    require_settings(law, chains=chains, draws=draws, warmup=warmup, **given(predictions=predictions))
     if isinstance(model, BranchModel):
         sampler = NUTS(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
         settings = {"architecture": architecture, "prior": prior, "sampler": sampler, "progress": progress}
@@ -113,11 +112,6 @@ def fit(
     tree = _fitted(problem, data, sampler, predictions=predictions, progress=progress, key=key)
     kept = tree["observed_data"].sizes["network"]
     tree.attrs = attributes_of(problem, data, largest_logit=largest_logit, kept=kept) | pilot | tree.attrs
-    if law == "both":
-        of_limit = problem.by_limit()
-        prepared = of_limit.prepare(data)
-        limit = sampler.sample(model, prepared.joint, each=prepared.each, progress=progress, key=_keys(key)[0])
-        tree[LIMIT_POSTERIOR] = Labels.of(of_limit, prepared.each, prepared.kept).of_draws(limit.samples)
     return tree
 
 
@@ -183,7 +177,7 @@ def prepare(
     data: xr.Dataset,
     *,
     architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None = None,
-    law: Literal["finite-width", "limit"] = "finite-width",
+    law: Law = "finite-width",
     prior: Mapping[str, Any] | None = None,
     largest_logit: float = LARGEST_LOGIT,
 ) -> PyTree:
@@ -208,7 +202,7 @@ def prepare(
     Raises:
         InputError: as in `fit`.
     """
-    require_settings(law, ("finite-width", "limit"))
+    require_settings(law)
     data, problem = assume(as_model(model), data, architecture, law, prior)
     data, _ = range_to_fit(problem, problem.examined(data), largest_logit)
     return problem.prepare(data).joint
@@ -219,7 +213,7 @@ def transitions(
     data: xr.Dataset,
     *,
     architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None = None,
-    law: Literal["finite-width", "limit"] = "finite-width",
+    law: Law = "finite-width",
     prior: Mapping[str, Any] | None = None,
 ) -> Transitions:
     """The transitions of observed networks with their plain likelihood, all of them and without an adjustment.
@@ -236,7 +230,7 @@ def transitions(
     Raises:
         InputError: as in `fit`.
     """
-    require_settings(law, ("finite-width", "limit"))
+    require_settings(law)
     require_loaded(data, "transitions")
     if architecture is None and architecture_in(validate(data).attrs) is None:
         return transitions_of(data, Assumptions(law=law))

@@ -125,7 +125,3 @@ class AbstractProblem(abc.ABC):
     ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "draws *networks coordinates"] | None]:
         """Prior draws of the unobserved sites, without latent layers, and of the layers of pooled data."""
         return prior_draws(self.model, self.model.pool(each), draws=draws, key=key)
-
-    def by_limit(self) -> "AbstractProblem":
-        """The same problem by the limit's law."""
-        return dataclasses.replace(self, assumptions=dataclasses.replace(self.assumptions, law="limit"))

@@ -2,11 +2,8 @@
 
 from typing import Literal, get_args
 
-Law = Literal["finite-width", "limit", "both"]
+Law = Literal["finite-width", "limit"]
 LAWS = get_args(Law)
-
-LIMIT_POSTERIOR = "limit_posterior"
-"""Name of the group with the posterior by the limit's law, in a fit by both laws."""
 
 ADJUSTED_LIKELIHOOD = "adjusted_log_likelihood"
 """Name of the group with the log likelihood that the sampler used, where it is not the density of the data: the

@@ -1,4 +1,4 @@
-"""Labels, groups and attributes common to the results of `fit` and `approximate`."""
+"""Labels, groups and attributes of the result of `fit`."""
 
 import datetime
 import importlib.metadata

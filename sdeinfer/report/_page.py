@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.diagnostics import Check, has_prior, identification, identified_of, summarise, with_chains
-from sdeinfer.infer import LIMIT_POSTERIOR
 from sdeinfer.layers import ARCHITECTURES, architecture_in
 from sdeinfer.plots import (
     plot_correlation_paths,
@@ -79,7 +78,6 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         questions=verdicts.by_question(),
         identified=identification(post).rename(columns=TITLES) if has_prior(post) else pd.DataFrame(),
         parameters=summarise(post),
-        limit=summarise(post, group=LIMIT_POSTERIOR) if LIMIT_POSTERIOR in post.children else None,
         figures=[(name, CAPTIONS[name], inline(figure)) for name, figure in drawn.items()],
         sizes={
             "architecture": str(kind or post.attrs["architecture"]),

@@ -54,8 +54,6 @@ def flow(tokens: int) -> Callable[[], Any]:
 CALLS: dict[str, Callable[[], Callable[[], Any]]] = {
     "fit": lambda: of_data(lambda data: si.fit(si.models.full_path, data, key=jr.key(2))),
     "check": checked,
-    "approximate": lambda: of_data(lambda data: si.approximate(si.models.full_path, data, key=jr.key(2))),
-    "compare": lambda: of_data(lambda data: si.compare(si.models.full_path, data, key=jr.key(2))),
     "sample 128 networks, 8 tokens, n = 1024, 128 layers": lambda: lambda: networks(8, 128, width=1024, depth=128),
     "simulate 512 paths, 4 tokens": lambda: lambda: paths(4, 512),
     "simulate 262,144 paths, 4 tokens": lambda: lambda: paths(4, 2**18),

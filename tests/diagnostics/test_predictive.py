@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import xarray as xr
-from budget import share
+from budget import assert_mean, share
 from matplotlib import pyplot
 from scipy import stats
 
@@ -85,6 +85,41 @@ def test_distances_are_about_their_floor_and_grow_with_a_shift():
     table, far = distance_from_theory(tree()), distance_from_theory(tree(scale=1.5))
     assert (table["wasserstein"] < 3 * table["floor"]).all()
     assert far.loc["largest log-eigenvalue", "wasserstein"] > 5 * far.loc["largest log-eigenvalue", "floor"]
+
+
+def of_one_token(observed, predicted) -> xr.DataTree:
+    """Networks and predictions of one token, by its log norms."""
+    dims = ("network", "layer", "token_a", "token_b")
+    seen, drawn = (np.exp(x)[..., None, None, None] for x in (observed, predicted))
+    groups = {
+        "observed_data": xr.Dataset({"covariance": (dims, seen)}, coords={"layer": [4]}),
+        "posterior_predictive": xr.Dataset(
+            {"covariance": (("chain", "draw", *dims), drawn[None])}, coords={"layer": [4]}
+        ),
+        "log_likelihood": xr.Dataset(
+            {"covariance": (("chain", "draw", "network"), np.zeros((1, len(predicted), len(observed))))}
+        ),
+    }
+    return xr.DataTree.from_dict(groups)
+
+
+def test_the_floor_is_the_published_one():
+    """√(1/n + 1/n′) √(2/π) ∫ √(F (1 − F)) dx, of a normal law (del Barrio, Giné & Matrán, 1999)."""
+    x = stats.norm.ppf((np.arange(8000) + 0.5) / 8000)
+    predicted = np.random.default_rng(1).permutation(x).reshape(4, 2000)
+    at = np.linspace(-9, 9, 4001)
+    integral = np.trapezoid(np.sqrt(stats.norm.cdf(at) * stats.norm.sf(at)), at)
+    row = distance_from_theory(of_one_token(x[::4], predicted)).loc["largest log-eigenvalue"]
+    np.testing.assert_allclose(row["floor"], np.sqrt(1 / 2000 + 1 / 8000) * np.sqrt(2 / np.pi) * integral, rtol=0.01)
+
+
+def test_samples_of_one_law_are_as_far_apart_as_the_floor():
+    rng = np.random.default_rng(0)
+    rows = [
+        distance_from_theory(of_one_token(rng.normal(size=1000), rng.normal(size=(4, 1000)))).iloc[0]
+        for _ in range(200)
+    ]
+    assert_mean([row["wasserstein"] - row["floor"] for row in rows], 0)
 
 
 @pytest.mark.parametrize("group", ["observed_data", "posterior_predictive"])

@@ -139,10 +139,8 @@ def test_what_data_in_chunks_are_not_for(networks, chunks):
         si.prepare(si.models.thinned_path, chunks)
     with pytest.raises(si.InputError, match="every layer was observed"):
         si.prepare(FULL_PATH, chunks.isel(layer=slice(None, None, 2)))
-    with pytest.raises(si.InputError, match="compare: data in chunks"):
-        si.compare(FULL_PATH, chunks, key=jr.key(0))
-    with pytest.raises(si.InputError, match="approximate: data in chunks"):
-        si.approximate(FULL_PATH, chunks, key=jr.key(0))
+    with pytest.raises(si.InputError, match="transitions: data in chunks"):
+        si.transitions(chunks)
     with pytest.raises(si.InputError, match="leave_out_damaged"):
         si.fit(FULL_PATH, networks, leave_out_damaged=True, key=jr.key(0))
 

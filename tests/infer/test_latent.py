@@ -182,7 +182,6 @@ def observed(X, tokens: int = 3):
         (lambda data: si.fit(si.models.full_path, thinned(data, 2), key=KEY), "layer: the full path needs every"),
         (lambda data: si.fit(si.models.outputs, data, key=KEY), "outputs: the data are not of outputs"),
         (lambda data: si.fit(si.models.terminal, of_outputs(data), key=KEY), "outputs: the data hold covariances of"),
-        (lambda data: si.compare(si.models.thinned_path, data, key=KEY), "model: thinned_path has latent layers"),
         (lambda data: of_outputs(data, outputs=0), "outputs: a whole number of at least 1 is needed, got 0"),
         (lambda data: of_outputs(data.isel(layer=slice(1, 3))), "layer: the initial"),
         (lambda data: observed(np.ones((2, 3))), "outputs: shape"),

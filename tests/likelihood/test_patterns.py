@@ -21,7 +21,6 @@ from likelihood.paths import (
 from references import wishart_path
 
 import sdeinfer as si
-from sdeinfer.infer import compare
 from sdeinfer.infer._assume import require_complete
 from sdeinfer.likelihood import FullPath, observed_path, path_layout, path_statistics, with_pattern
 from sdeinfer.observation import covariance_dataset
@@ -150,12 +149,3 @@ def test_a_fit_recovers_the_truth_and_tells_the_mask(causal_networks, key):
     )
     print(f"log density at the truth {causal:.1f}, without the mask {other:.1f}")
     assert causal > other + 20
-    table = compare(
-        si.models.full_path,
-        causal_networks,
-        architectures=[si.layers.Architecture("transformer", pattern=si.CAUSAL), "attention", "feedforward"],
-        law="limit",
-        key=key,
-    )
-    print(table.to_string())
-    assert table.index[0] == "transformer"

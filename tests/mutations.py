@@ -184,7 +184,7 @@ MUTATIONS = (
     Mutation("audit: weights of exponents", "auditing/_scaling.py", "weight[:, None] ** 2)", "weight[:, None])", "tests/auditing/test_audit.py::test_exponents_over_width_and_depth"),
     Mutation("audit: strengths of layers", "auditing/_initialise.py", "strengths / strengths[0]", "strengths[0] / strengths", "tests/auditing/test_initialise.py::test_a_recipe_for_each_layer"),
     Mutation("audit: interleaved heads", "auditing/_weights.py", "np.tile(np.repeat(sds, sizes), heads)", "np.repeat(np.repeat(sds, sizes), heads)", "tests/auditing/test_initialise.py::test_arrays_of_several_matrices"),
-    Mutation("observation: rounding", "observation/_precision.py", "(1 + 2 * V**2 * scale)", "(1 + V**2 * scale)", "tests/observation/test_precision.py::test_the_predicted_share_is_that_of_rounded_states"),
+    Mutation("observation: rounding", "observation/_doubts.py", "(1 + 2 * V**2 * scale)", "(1 + V**2 * scale)", "tests/observation/test_precision.py::test_the_predicted_share_is_that_of_rounded_states"),
     Mutation("observation: fourth moments", "observation/_branch_observer.py", "(tokens * (tokens + 2))", "(tokens * (tokens + 1))", "tests/observation/test_branches.py::test_gaussian_increments_have_kurtosis_one"),
     Mutation("networks: baseline, centring", "networks/_baselines.py", "(1 / tokens if", "(0.9 / tokens if", "tests/networks/test_baselines.py::test_a_layer_is_its_formula"),
     Mutation("networks: root of outputs", "networks/_outputs.py", "np.maximum(values, 0.0))[:, None]", "np.maximum(values, 0.0))[..., None]", "tests/networks/test_sample.py::test_outputs_have_the_covariance_of_the_last_layer"),

@@ -208,8 +208,21 @@ ERRORS = {
 }
 
 
+LAYERS_OF = {
+    "layer not called": lambda m: [*m.h, nn.Linear(WIDTH, WIDTH)],
+    "layers out of order": lambda m: [m.h[1], m.h[0]],
+    "a layer twice": lambda m: [m.h[0], m.h[0]],
+    "no layer": lambda m: [],
+}
+
+
 def write_errors(folder):
     messages = {}
+    for name, layers in LAYERS_OF.items():
+        try:
+            si.observe.torch(lambda seed: gpt2(), {"input_ids": IDS}, layers=layers, networks=1, seed=0)
+        except si.InputError as error:
+            messages[name] = str(error)
     for name, (make, branches, options) in ERRORS.items():
         x = torch.randn(1, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
         x = x.bfloat16() if options.pop("half", False) else x
@@ -219,6 +232,18 @@ def write_errors(folder):
         except si.InputError as error:
             messages[name] = str(error)
     (folder / "errors.json").write_text(json.dumps(messages))
+
+
+def layers_agree():
+    """Whether hidden states after layers are those that the library returns, of networks that differ."""
+    draw, drawn = double(gpt2)
+    data = si.observe.torch(draw, IDS, layers=lambda model: model.h[:1], networks=2, tokens=[0, 2], seed=0)
+    again = si.observe.torch(draw, {"input_ids": IDS}, layers=lambda m: m.h[:1], networks=2, tokens=[0, 2], seed=0)
+    with torch.no_grad():
+        states = [model.eval()(IDS, output_hidden_states=True).hidden_states[:2] for model in drawn[:2]]
+    expected = si.observe(np.stack([[x[0].numpy() for x in each] for each in states]), tokens=[0, 2])
+    same = np.allclose(data["covariance"], expected["covariance"], rtol=1e-9) and data.attrs == expected.attrs
+    return bool(same) and again.identical(data) and not np.allclose(*data["covariance"].values)
 
 
 def write_states(folder):
@@ -236,6 +261,7 @@ def write_states(folder):
         "hooks": not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()),
         "no dropout": one.identical(other),
         "gradients": torch.is_grad_enabled(),
+        "layers": layers_agree(),
     }
     (folder / "states.json").write_text(json.dumps(states))
 

@@ -1,8 +1,10 @@
-"""Arrays of any library as NumPy arrays of real numbers."""
+"""Arrays of any library as NumPy arrays of real numbers, and optional libraries."""
 
+import importlib
 import re
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,16 @@ import numpy as np
 import xarray as xr
 
 from sdeinfer._files import InputError, first_line
+
+
+@runtime_checkable
+class Shaped(Protocol):
+    """An array of any library."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of its axes."""
+        ...
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
@@ -23,7 +35,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
         InputError: for anything but an array of real numbers, and for masked entries, whose values are not meant.
     """
     values = _on_host(values, name)
-    if isinstance(values, list | tuple) and any(hasattr(each, "shape") for each in values):
+    if isinstance(values, list | tuple) and any(isinstance(each, Shaped) for each in values):
         values = [as_array(each, name) for each in values]
         shapes = list(dict.fromkeys(each.shape for each in values))
         if len(shapes) > 1:
@@ -32,14 +44,17 @@ def as_array(values: Any, name: str) -> np.ndarray:
     if masked:
         raise InputError(f"{name}: {masked} entries are masked: leave out their networks, layers or tokens")
     reasons = []
-    for read in (np.asarray, _through_dlpack):
+    # NumPy's own DLPack reader does not support bfloat16.
+    for read in (np.asarray, lambda values: np.asarray(jax.dlpack.from_dlpack(values))):
         try:
             array = read(values)
         except Exception as error:
             reasons.append(first_line(error))
             continue
+        if array.dtype.kind in "iu" or jnp.issubdtype(array.dtype, jnp.floating):
+            return array
         if array.dtype != object:
-            return real(array, name)
+            raise InputError(f"{name}: real numbers are needed, got {array.dtype}")
     raise InputError(f"{name}: cannot be read as an array ({reasons[0]})")
 
 
@@ -65,15 +80,28 @@ def labels_of_networks(array: Any) -> dict[Any, Any]:
     return {name: ("network", each.values) for name, each in own.items()}
 
 
-def real(array: np.ndarray, name: str) -> np.ndarray:
-    """Check that an array holds floating-point numbers or integers.
+def first_array(arguments: tuple, keywords: Mapping[str, Any]) -> int | str | None:
+    """The place of the first array, an index or a keyword; `hidden_states` comes before other keywords."""
+    for place, value in enumerate(arguments):
+        if isinstance(value, Shaped):
+            return place
+    order = sorted(keywords, key=lambda name: name != "hidden_states")
+    return next((name for name in order if isinstance(keywords[name], Shaped)), None)
+
+
+def library(name: str, extra: str | None = None) -> Any:
+    """Import an optional library, which an extra of its name or another one installs.
 
     Raises:
-        InputError: for complex numbers, booleans, strings and other types.
+        InputError: if it is not installed.
     """
-    if array.dtype.kind not in "iu" and not jnp.issubdtype(array.dtype, jnp.floating):
-        raise InputError(f"{name}: real numbers are needed, got {array.dtype}")
-    return array
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise InputError(f"{package}: not installed; pip install 'sdeinfer[{extra or package}]'") from error
 
 
 def _on_host(values: Any, name: str) -> Any:
@@ -81,14 +109,7 @@ def _on_host(values: Any, name: str) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(values, torch.Tensor):
         return values
-    if getattr(values, "is_meta", False):
+    if values.is_meta:
         raise InputError(f"{name}: a tensor on the device meta has a shape and no values: run the network on another")
     values = values.detach().cpu()
-    return (
-        values.to_dense() if getattr(values, "layout", None) != getattr(torch, "strided", None) else values
-    ).contiguous()
-
-
-def _through_dlpack(values: Any) -> np.ndarray:
-    # NumPy's own DLPack reader does not support bfloat16.
-    return np.asarray(jax.dlpack.from_dlpack(values))
+    return (values if values.layout == torch.strided else values.to_dense()).contiguous()

@@ -26,9 +26,6 @@ BRANCH_DIMS = {
 }
 """Dimensions of each variable of a Dataset of branches."""
 
-READS = ("branch", "stream")
-"""Places where U is seen: at the branch's input, after any norm before it, or in the residual stream."""
-
 DEPENDENT = 1e-12
 """Smallest eigenvalue of the increments' correlations; float32 leaves some 10⁻¹⁴ of tokens that are equal."""
 
@@ -139,6 +136,12 @@ def validate_branches(data: xr.Dataset) -> xr.Dataset:
     return data
 
 
+def require_reads(reads: Any) -> None:
+    """Check the word for where U is seen: at a branch's input, after any norm before it, or in the residual stream."""
+    if reads not in ("branch", "stream"):
+        raise InputError(f"reads: one of branch, stream is needed, got {reads!r}")
+
+
 def require_regular(S: Float[np.ndarray, "m m"], where: str) -> None:
     """Check that the increments of the tokens are linearly independent; no law has a density otherwise.
 
@@ -191,8 +194,7 @@ def _validate_labels(data: xr.Dataset) -> xr.Dataset:
     tokens, width = data.sizes["token_a"], data["width"].values
     if width.dtype.kind not in "iuf" or not np.isfinite(width).all() or (width < tokens).any() or (width % 1).any():
         raise InputError(f"width: whole numbers of at least {tokens}, the number of tokens, are needed, got {width}")
-    if data.attrs.get("reads") not in READS:
-        raise InputError(f"reads: one of {', '.join(READS)} is needed, got {data.attrs.get('reads')!r}")
+    require_reads(data.attrs.get("reads"))
     Pattern.in_attributes(data.attrs).mask(tokens)
     return data.assign_coords({name: ("branch", data[name].values.astype(str)) for name in ("kind", "name")})
 

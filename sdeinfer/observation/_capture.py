@@ -1,233 +1,285 @@
-"""Draw models of Equinox, Flax and PyTorch, run them on inputs, and observe them one layer at a time."""
+"""One pass of a network of PyTorch, Flax or Equinox, with taps at modules, which show an observer what passes there."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax.random as jr
-import xarray as xr
-from jaxtyping import PRNGKeyArray
+import jax
+import numpy as np
+from tqdm import tqdm
 
-from sdeinfer._arguments import shown
+from sdeinfer._arguments import at_least_one, shown
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.observation._library import library
-from sdeinfer.observation._networks import one_by_one, torch_called, torch_network
-from sdeinfer.observation._observer import Observer, joined
+from sdeinfer.observation._arrays import as_array, first_array, library
 
 
-def observe_equinox[Model](
-    make: Callable[[PRNGKeyArray], Model],
-    inputs: Any,
-    *,
-    layers: Callable[[Model], Iterable[Callable]],
-    embed: Callable[[Model], Callable] | None = None,
-    networks: int,
-    width: int | None = None,
-    tokens: Any = None,
-    pattern: Pattern = EVERY_TOKEN,
-    progress: bool = False,
-    key: PRNGKeyArray,
-) -> xr.Dataset:
-    """Draw Equinox networks and observe them, with one network and one layer in memory at a time.
+class Tap(NamedTuple):
+    """A place of a pass.
+
+    Attributes:
+        where: the network, and its layer or branch, in errors.
+        part: "input" for the first array that the module gets, otherwise what it returns, or the first of a tuple.
+        module: the module.
+    """
+
+    where: str
+    part: str
+    module: Any
+
+
+class Recorder:
+    """The taps of one pass, in the order in which they must be seen, each once.
+
+    Nothing is raised during the pass, in which JAX would wrap it: `finish` raises.
 
     Arguments:
-        make: draws a network from a key.
-        inputs: the initial hidden states, shape (tokens, width), or (prompts, tokens, width) if the layers accept it;
-            with `embed`, its input.
-        layers: returns a network's layers in order, as `lambda model: model.blocks`; wrap a layer that acts on single
-            tokens in `eqx.filter_vmap(layer)`.
-        embed: returns the part of a network that maps `inputs` to the initial hidden states; None if `inputs` already
-            are the hidden states.
-        networks: number of networks.
-        width: n; None for the last dimension of the hidden states.
-        tokens: the tokens of each prompt to observe, see `observe`.
-        pattern: which tokens each token attends to, see `observe`.
-        progress: show a progress bar.
-        key: PRNG key for the weights.
+        what: what is observed, the first word of errors.
+        taps: the taps in order.
+        take: reduces what the tap of a number shows.
+    """
 
-    Returns:
-        The Dataset of `observe`: layer 0 holds the initial hidden states, layer l those after l layers.
+    def __init__(self, what: str, taps: Sequence[Tap], take: Callable[[int, np.ndarray], None]):
+        self.what, self.taps = what, taps
+        self._take = take
+        self._seen: list[int] = []
+        self._in_order = True
+        self._error: InputError | None = None
+
+    def see(self, number: int, values: Any) -> None:
+        """Take what the tap of a number shows."""
+        self._in_order &= number == len(self._seen)
+        self._seen.append(number)
+        if self._error is None and self._in_order:
+            tap = self.taps[number]
+            try:
+                self._take(number, as_array(values, f"{tap.part}: {tap.where}"))
+            except InputError as error:
+                self._error = error
+
+    def finish(self) -> None:
+        """Check the pass.
+
+        Raises:
+            InputError: as `take`, and for taps that were not seen once and in order.
+        """
+        for number, tap in enumerate(self.taps):
+            if number not in self._seen:
+                raise InputError(
+                    f"{self.what}: {tap.where}: its {tap.part} is not seen: the model does not call the module, "
+                    "or a fused kernel replaces it"
+                )
+        for expected, number in enumerate(self._seen):
+            if number != expected:
+                raise InputError(f"{self.what}: {self.taps[number].where}: is called twice or out of order")
+        if self._error is not None:
+            raise self._error
+
+    def by_module(self, kind: type, modules: str) -> dict[int, list[int]]:
+        """The numbers of the taps of each module, by its id.
+
+        Raises:
+            InputError: for taps of other things than modules.
+        """
+        found = defaultdict(list)
+        for number, tap in enumerate(self.taps):
+            if not isinstance(tap.module, kind):
+                raise InputError(f"{self.what}: {tap.where}: {modules} is needed, got {shown(tap.module)}")
+            found[id(tap.module)].append(number)
+        return found
+
+
+def one_by_one[Part](observed: Callable[[int], Part], networks: int, *, progress: bool) -> list[Part]:
+    """Observe each network, by its number, with one network in memory at a time.
 
     Raises:
-        InputError: as `observe`, and for fewer than one network.
+        InputError: for fewer than one network.
     """
-    run = _compiled(eqx.filter_jit, eqx.Module)
-
-    def network(number: int, observer: Observer) -> None:
-        model = make(jr.fold_in(key, number))
-        _layer_by_layer(model, inputs, _parts(layers, model), embed, run, observer)
-
-    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
+    at_least_one(networks=networks)
+    return [observed(number) for number in tqdm(range(networks), desc="networks", disable=not progress)]
 
 
-def observe_flax[Model](
-    make: Callable[[Any], Model],
-    inputs: Any,
-    *,
-    layers: Callable[[Model], Iterable[Callable]],
-    embed: Callable[[Model], Callable] | None = None,
-    networks: int,
-    width: int | None = None,
-    tokens: Any = None,
-    pattern: Pattern = EVERY_TOKEN,
-    progress: bool = False,
-    key: PRNGKeyArray,
-) -> xr.Dataset:
-    """Draw Flax (NNX) networks and observe them, with one network and one layer in memory at a time.
-
-    Arguments:
-        make: draws a network from `nnx.Rngs`, as `lambda rngs: Model(rngs=rngs)`.
-        inputs: the initial hidden states, shape (tokens, width) or (prompts, tokens, width); with `embed`, its input.
-        layers: returns a network's layers in order, as `lambda model: model.blocks`.
-        embed: returns the part of a network that maps `inputs` to the initial hidden states; None if `inputs` already
-            are the hidden states.
-        networks: number of networks.
-        width: n; None for the last dimension of the hidden states.
-        tokens: the tokens of each prompt to observe, see `observe`.
-        pattern: which tokens each token attends to, see `observe`.
-        progress: show a progress bar.
-        key: PRNG key for the weights.
-
-    Returns:
-        The Dataset of `observe.equinox`.
-
-    Raises:
-        InputError: as `observe.equinox`, and if Flax is not installed.
-    """
-    nnx = library("flax.nnx")
-    run = _compiled(nnx.jit, nnx.Module)
-
-    def network(number: int, observer: Observer) -> None:
-        model = make(nnx.Rngs(jr.fold_in(key, number)))
-        _layer_by_layer(model, inputs, _parts(layers, model), embed, run, observer)
-
-    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
-
-
-def observe_torch(
-    make: Callable[[int], Any],
-    inputs: Any,
-    *,
-    layers: Callable[[Any], Iterable[Any]],
-    networks: int,
-    width: int | None = None,
-    tokens: Any = None,
-    pattern: Pattern = EVERY_TOKEN,
-    progress: bool = False,
-    seed: int,
-) -> xr.Dataset:
-    """Draw PyTorch networks and observe them by forward hooks, with one network and one layer in memory at a time.
-
-    Arguments:
-        make: draws a network, from the seed it receives or from PyTorch's generators, which are seeded with it:
-            `lambda seed: Model()`.
-        inputs: the network's input: one positional argument, or a mapping of keyword arguments. Hidden states of shape
-            (tokens, width) are one prompt; an additional first dimension holds prompts.
-        layers: returns the modules whose outputs are observed, in order, as `lambda model: model.transformer.h`. Each
-            must be called once; if its output is a tuple, the first entry is observed.
-        networks: number of networks.
-        width: n; None for the last dimension of the hidden states.
-        tokens: the tokens of each prompt to observe, see `observe`.
-        pattern: which tokens each token attends to, see `observe`.
-        progress: show a progress bar.
-        seed: seed of the weights. The state of PyTorch's own generators is restored.
-
-    Returns:
-        The Dataset of `observe`: layer 0 is the input of the first module, layer l the output of the l-th.
-
-    Raises:
-        InputError: as `observe`, for fewer than one network, for modules that are not called once and in order, and if
-            PyTorch is not installed.
-    """
+def torch_pass(model: Any, inputs: Any, recorder: Recorder) -> None:
+    """Run a module of PyTorch once, in evaluation mode and without gradients, with hooks."""
     torch = library("torch")
 
-    def network(number: int, observer: Observer) -> None:
-        model = torch_network(torch, make, seed, number).eval()
-        _through_hooks(torch, model, _parts(layers, model), inputs, observer)
-
-    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
-
-
-def _observed(
-    network: Callable[[int, Observer], None], networks: int, *, progress: bool, **settings: Any
-) -> xr.Dataset:
-    """Observe networks one after another, each by an `Observer` with these settings."""
-
-    def observed(number: int) -> Observer:
-        observer = Observer(**settings, first_network=number)
-        network(number, observer)
-        return observer
-
-    return joined(one_by_one(observed, networks, progress=progress))
-
-
-def _compiled(jit: Callable[[Callable], Callable], module: type) -> Callable[[Callable, Any], Any]:
-    """A function that applies a layer, compiled once for all networks."""
-    run = jit(lambda layer, X: layer(X))
-    # A callable that is not a module would be compiled again for every network.
-    return lambda layer, X: run(layer, X) if isinstance(layer, module) else layer(X)
-
-
-def _parts[Model](layers: Callable[[Model], Iterable[Callable]], model: Model) -> list[Callable]:
-    """The layers of a network, which may be a dict of them.
-
-    Raises:
-        InputError: for anything but a function that returns functions.
-    """
-    found = layers(model) if callable(layers) else None
-    parts = list(found.values()) if isinstance(found, Mapping) else list(found) if isinstance(found, Iterable) else []
-    if isinstance(found, Iterable) and all(callable(part) for part in parts):
-        return parts
-    got = shown(layers) if not callable(layers) else f"a function that returns {shown(found)}"
-    raise InputError(f"layers: a function that returns the list of a model's layers is needed, got {got}")
-
-
-def _layer_by_layer[Model](
-    model: Model,
-    inputs: Any,
-    layers: Iterable[Callable],
-    embed: Callable[[Model], Callable] | None,
-    run: Callable[[Callable, Any], Any],
-    observer: Observer,
-) -> None:
-    X = inputs if embed is None else embed(model)(inputs)
-    observer.add(_one_network(X))
-    for layer in layers:
-        X = run(layer, X)
-        observer.add(_one_network(X))
-
-
-def _through_hooks(torch: Any, model: Any, modules: Sequence[Any], inputs: Any, observer: Observer) -> None:
-    if not modules or len({id(module) for module in modules}) < len(modules):
-        raise InputError(f"layers: at least one module, and each only once, is needed, got {len(modules)}")
-
-    def before(module: Any, arguments: tuple, keywords: dict) -> None:
+    def before(number: int, module: Any, arguments: tuple, keywords: dict) -> None:
         del module
-        observer.add(_one_network((*arguments, *keywords.values())[0]))
+        place = first_array(arguments, keywords)
+        if place is not None:  # otherwise `finish` says that nothing was seen
+            recorder.see(number, keywords[place] if isinstance(place, str) else arguments[place])
 
-    def after(number: int) -> Callable[..., None]:
-        def hook(module: Any, arguments: tuple, output: Any) -> None:
-            del module, arguments
-            if len(observer.covariances) != number:
-                raise InputError(f"layers: module {number - 1} is not called once and in order")
-            state = output[0] if isinstance(output, tuple) else output
-            observer.add(_one_network(state))
+    def after(number: int, module: Any, arguments: tuple, output: Any) -> None:
+        del module, arguments
+        recorder.see(number, output[0] if isinstance(output, tuple) else output)
 
-        return hook
-
-    with ExitStack() as hooks, torch.no_grad():
-        hooks.callback(modules[0].register_forward_pre_hook(before, with_kwargs=True).remove)
-        for number, module in enumerate(modules, start=1):
-            hooks.callback(module.register_forward_hook(after(number)).remove)
+    with ExitStack() as stack:
+        for number, tap in enumerate(recorder.taps):
+            if tap.part == "input":
+                hook = tap.module.register_forward_pre_hook(functools.partial(before, number), with_kwargs=True)
+            else:
+                hook = tap.module.register_forward_hook(functools.partial(after, number))
+            stack.callback(hook.remove)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(evaluated(torch, model))
         torch_called(torch, model, inputs)
-    if len(observer.covariances) != len(modules) + 1:
-        raise InputError(f"layers: module {len(observer.covariances) - 1} is not called")
+    recorder.finish()
 
 
-def _one_network(state: Any) -> Any:
-    """Hidden states (tokens, width) or (prompts, tokens, width) of one network, with a leading network dimension."""
-    if len(state.shape) == 3 and state.shape[0] == 1:
-        return state
-    return state[None]
+def torch_names(model: Any) -> dict[int, str]:
+    """The name of each module in a model of PyTorch, by its id."""
+    return {id(module): name for name, module in model.named_modules()}
+
+
+def torch_network(torch: Any, make: Callable[[int], Any], seed: int, number: int) -> Any:
+    """Draw a network of PyTorch by a seed of its own; the state of PyTorch's generators is restored."""
+    own = int(np.random.SeedSequence(seed).generate_state(number + 1)[number])
+    with torch.random.fork_rng():
+        torch.manual_seed(own)
+        return make(own)
+
+
+def torch_called(torch: Any, model: Any, inputs: Any) -> Any:
+    """The output of a module of PyTorch, of arrays of NumPy and numbers as tensors where its weights are.
+
+    A compiled module runs as it is without: its graph would have the hooks in it.
+    """
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) or not (isinstance(value, np.ndarray) or _numbers(value)):
+            return value
+        weights = next((each for each in model.parameters() if each.is_floating_point()), torch.zeros(()))
+        found = torch.as_tensor(value, device=weights.device)
+        return found.to(weights.dtype) if found.is_floating_point() else found
+
+    given = isinstance(inputs, Mapping)
+    with torch.compiler.set_stance("force_eager"):
+        return _called(model, {name: tensor(each) for name, each in inputs.items()} if given else tensor(inputs))
+
+
+@contextmanager
+def evaluated(torch: Any, model: Any) -> Iterator[None]:
+    """Evaluation mode, without the kernels that replace the modules of a Transformer's block."""
+    modes = [(module, module.training) for module in model.modules()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    model.eval()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # noqa: FBT003
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, mode in modes:
+            module.training = mode
+
+
+def flax_pass(model: Any, inputs: Any, recorder: Recorder) -> None:
+    """Run a module of Flax once; it keeps the taps, so that it must be a copy."""
+    modules = {id(tap.module): tap.module for tap in recorder.taps}
+    for each, numbers in recorder.by_module(library("flax.nnx").Module, "a module of Flax").items():
+        modules[each].recorded_taps = tuple((number, recorder) for number in numbers)
+        object.__setattr__(modules[each], "__class__", _tapped_class(type(modules[each])))
+    jax.block_until_ready(jax.tree.leaves(_called(model, inputs)))
+    recorder.finish()
+
+
+def equinox_pass(model: Any, inputs: Any, recorder: Recorder) -> None:
+    """Run a module of Equinox once, whose parts are replaced by `_Tapped` ones."""
+    paths = module_paths(model)
+    for tap in recorder.taps:
+        if id(tap.module) not in paths:
+            raise InputError(f"{recorder.what}: {tap.where}: is not a module of the model")
+    tapped = _with_taps(model, recorder.by_module(eqx.Module, "a module of Equinox"), recorder)
+    jax.block_until_ready(jax.tree.leaves(_called(tapped, inputs)))
+    recorder.finish()
+
+
+def module_paths(model: eqx.Module) -> dict[int, str]:
+    """The place of each module in the model, by its id."""
+    paths = {}
+
+    def note(path: tuple, node: Any) -> bool:
+        if isinstance(node, eqx.Module):
+            paths[id(node)] = jax.tree_util.keystr(path, simple=True, separator=".")
+        return False
+
+    jax.tree_util.tree_flatten_with_path(model, is_leaf=note, is_leaf_takes_path=True)
+    return paths
+
+
+class _Tapped(eqx.Module):
+    """An Equinox module, with its attributes, whose input or output is seen."""
+
+    recorded_taps: tuple[tuple[int, Recorder], ...] = eqx.field(static=True)
+    recorded_module: Any
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call the module."""
+        return _tapped_call(self.recorded_module, self.recorded_taps, arguments, keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        """The module's attribute."""
+        if name == "recorded_module":  # while it is being built
+            raise AttributeError(name)
+        return getattr(self.recorded_module, name)
+
+
+def _with_taps(module: eqx.Module, taps: Mapping[int, Iterable[int]], recorder: Recorder) -> eqx.Module:
+    """A module whose parts, or which itself, have taps: a writer may be inside a reader."""
+    inside = jax.tree.map(
+        lambda each: _with_taps(each, taps, recorder) if isinstance(each, eqx.Module) else each,
+        module,
+        is_leaf=lambda each: each is not module and isinstance(each, eqx.Module),
+    )
+    own = tuple((number, recorder) for number in taps.get(id(module), ()))
+    return _Tapped(own, inside) if own else inside
+
+
+@functools.cache
+def _tapped_class(kind: type) -> type:
+    """A class of Flax modules whose calls are seen; a module keeps its identity, and so every reference to it."""
+
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        return _tapped_call(functools.partial(kind.__call__, self), self.recorded_taps, arguments, keywords)
+
+    return type(kind)(kind.__name__, (kind,), {"__call__": call}, pytree=getattr(kind, "_pytree__is_pytree", True))
+
+
+def _tapped_call(
+    call: Callable[..., Any], taps: Iterable[tuple[int, Recorder]], arguments: tuple, keywords: dict[str, Any]
+) -> Any:
+    """Call a module of JAX, and show what it gets and returns to recorders."""
+    place, given = first_array(arguments, keywords), {**dict(enumerate(arguments)), **keywords}
+    reads = [(number, recorder) for number, recorder in taps if recorder.taps[number].part == "input"]
+    writes = [tap for tap in taps if tap not in reads]
+    for number, recorder in reads if place is not None else ():
+        given[place] = _shown(given[place], number, recorder)
+    output = call(*(given[index] for index in range(len(arguments))), **{name: given[name] for name in keywords})
+    for number, recorder in writes:
+        first, *others = output if isinstance(output, tuple) else (output,)
+        first = _shown(first, number, recorder)
+        output = (first, *others) if isinstance(output, tuple) else first
+    return output
+
+
+def _shown(values: Any, number: int, recorder: Recorder) -> Any:
+    """An array, unchanged; a callback shows it with the axes of all `jax.vmap` around it, the outermost first."""
+
+    def show(values: Any) -> np.ndarray:
+        recorder.see(number, values)
+        return np.asarray(values)
+
+    return jax.pure_callback(
+        show, jax.ShapeDtypeStruct(values.shape, values.dtype), values, vmap_method="broadcast_all"
+    )
+
+
+def _called(model: Any, inputs: Any) -> Any:
+    """The output for one positional argument, or for a mapping of keyword arguments."""
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def _numbers(value: Any) -> bool:
+    """Whether a value is a list of numbers, or of such lists."""
+    return isinstance(value, list) and all(_numbers(each) or type(each) in (int, float) for each in value)

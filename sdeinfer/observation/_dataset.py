@@ -1,4 +1,4 @@
-"""Observed covariances as one xarray Dataset, and its validation."""
+"""Observed covariances, outputs and tokens as xarray Datasets, and their validation."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -21,6 +21,15 @@ INCOMPLETE = "incomplete"
 
 TOKENS = "tokens"
 """Attribute of a Dataset: its number of tokens, which tells one that was cut by other means than `take`."""
+
+SHARED_WEIGHTS = "shared_weights"
+"""Attribute of data whose networks share weights."""
+
+OUTPUTS = "outputs"
+"""Attribute that holds q, in a Dataset whose last covariances are sample covariances of q outputs."""
+
+TOKEN_DIMS = ("network", "layer", "token", "component")
+"""Dimensions of `tokens` in a Dataset of observed tokens."""
 
 
 @checked
@@ -85,10 +94,10 @@ def truth_of(attrs: Mapping[Hashable, Any]) -> dict[str, float]:
     truth = {}
     for name, value in attrs.items():
         if str(name).startswith("truth_"):
-            try:
-                truth[str(name).removeprefix("truth_")] = float(value)
-            except (TypeError, ValueError) as error:
-                raise InputError(f"{name}: a number is needed, got {value!r}") from error
+            number = np.asarray(value)
+            if number.size != 1 or number.dtype.kind not in "biuf":
+                raise InputError(f"{name}: a number is needed, got {value!r}")
+            truth[str(name).removeprefix("truth_")] = float(number.item())
     return truth
 
 
@@ -183,3 +192,83 @@ def _with_width_of_each_network(data: xr.Dataset) -> xr.Dataset:
             "the covariances are singular"
         )
     return data.assign_coords(width=("network", np.broadcast_to(width.values, data.sizes["network"]).copy()))
+
+
+@checked
+def observe_outputs(
+    outputs: ArrayLike,
+    initial: ArrayLike,
+    *,
+    width: ArrayLike,
+    depth: int,
+    architecture: str | Architecture | None = None,
+    truth: Mapping[str, float] | None = None,
+) -> xr.Dataset:
+    """Reduce outputs X_out ~ N(0, V_T ⊗ I_q) (Eq. 21) to their sample covariance, which is sufficient for V_T.
+
+    Arguments:
+        outputs: X_out of every network, shape (networks, tokens, q).
+        initial: covariance of the initial tokens, shape (tokens, tokens), or (networks, tokens, tokens).
+        width: n, one number or one per network.
+        depth: d, the number of layers before the outputs.
+        architecture: the architecture or its name, if known.
+        truth: the networks' true parameters, if known.
+
+    Returns:
+        A Dataset of two layers: 0 with the initial covariance, and d with X_out X_outᵀ/q; its attribute `outputs` is q.
+
+    Raises:
+        InputError: for arrays of other shapes, outputs that are not finite, and an `initial` that is not a covariance.
+    """
+    X = as_array(outputs, "outputs").astype(np.float64)
+    V0 = as_array(initial, "initial").astype(np.float64)
+    if X.ndim != 3 or 0 in X.shape:
+        raise InputError(f"outputs: shape (networks, tokens, outputs) is needed, got {X.shape}")
+    if not np.isfinite(X).all():
+        raise InputError(f"outputs: {np.count_nonzero(~np.isfinite(X))} entries are NaN or infinite")
+    each = (*X.shape[:2], X.shape[1])
+    if V0.shape not in (each, each[1:]):
+        raise InputError(f"initial: shape {each} or {each[1:]} is needed, got {V0.shape}")
+    S = X @ np.swapaxes(X, -1, -2) / X.shape[-1]
+    covariance = np.stack([np.broadcast_to(V0, each), S], axis=1)
+    data = covariance_dataset(
+        covariance, width=width, layers=np.array([0, depth]), architecture=architecture, truth=truth
+    )
+    return data.assign_attrs({OUTPUTS: X.shape[-1]})
+
+
+def outputs_of(data: xr.Dataset | Mapping[Hashable, object]) -> int:
+    """The number of outputs per network, from a Dataset or its attributes; 0 if covariances were observed directly.
+
+    Raises:
+        InputError: if the attribute is not a positive integer.
+    """
+    attrs = data.attrs if isinstance(data, xr.Dataset) else data
+    count = attrs.get(OUTPUTS, 0)
+    if not isinstance(count, int | np.integer) or (OUTPUTS in attrs and count < 1):
+        raise InputError(f"outputs: a positive whole number is needed, got {count!r}")
+    return int(count)
+
+
+def validate_tokens(data: xr.Dataset) -> xr.Dataset:
+    """Check a Dataset of observed tokens from any source, and put it in canonical order.
+
+    Raises:
+        InputError: one line that says what is wrong and where: other dimensions or types, fewer than two layers, tokens
+            that are not on the unit sphere, and numbers of layers that do not increase.
+    """
+    if "tokens" not in data or set(data["tokens"].dims) != set(TOKEN_DIMS):
+        raise InputError(f"data: a Dataset with `tokens` over {', '.join(TOKEN_DIMS)} is needed, see tokens_dataset")
+    data = data.transpose(*TOKEN_DIMS, ...)
+    x = data["tokens"].values
+    if not np.issubdtype(x.dtype, np.floating):
+        raise InputError(f"tokens: real floating-point numbers are needed, got {x.dtype}")
+    if 0 in x.shape or x.shape[1] < 2:
+        raise InputError(f"tokens: a network, two layers and a token are needed at least, got shape {x.shape}")
+    off = ~(np.abs(np.linalg.norm(x, axis=-1) - 1) <= np.finfo(x.dtype).eps ** 0.5)
+    if off.any():
+        place = ", ".join(f"{name} {number}" for name, number in zip(TOKEN_DIMS[:-1], np.argwhere(off)[0], strict=True))
+        raise InputError(f"tokens: {place} is not on the unit sphere: tokens_dataset scales them")
+    if "layer" in data.coords and not (np.diff(data["layer"].values) > 0).all():
+        raise InputError(f"layer: increasing numbers are needed, got {data['layer'].values.tolist()}")
+    return data

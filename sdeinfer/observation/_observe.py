@@ -1,18 +1,144 @@
-"""Reduce hidden states, or models that produce them, to the Dataset of their covariances."""
+"""Reduce hidden states, or networks that produce them, to the Dataset of their covariances."""
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import equinox as eqx
+import jax.random as jr
 import xarray as xr
+from jaxtyping import PRNGKeyArray
 from numpy.typing import ArrayLike
 
+from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.observation._arrays import as_array, in_order
-from sdeinfer.observation._axes import SEEN, require_layers
-from sdeinfer.observation._capture import observe_equinox, observe_flax, observe_torch
-from sdeinfer.observation._observer import Observer
+from sdeinfer.observation._arrays import Shaped, as_array, in_order, library
+from sdeinfer.observation._capture import Recorder, Tap, one_by_one, torch_names, torch_network, torch_pass
+from sdeinfer.observation._doubts import require_layers
+from sdeinfer.observation._observer import Observer, joined
+
+
+def observe_equinox[Model](
+    make: Callable[[PRNGKeyArray], Model],
+    inputs: Any,
+    *,
+    layers: Callable[[Model], Iterable[Callable]],
+    embed: Callable[[Model], Callable] | None = None,
+    networks: int,
+    width: int | None = None,
+    tokens: Any = None,
+    pattern: Pattern = EVERY_TOKEN,
+    progress: bool = False,
+    key: PRNGKeyArray,
+) -> xr.Dataset:
+    """Draw Equinox networks and observe them, with one network and one layer in memory at a time.
+
+    Arguments:
+        make: draws a network from a key.
+        inputs: the initial hidden states, shape (tokens, width), or (prompts, tokens, width) if the layers accept it;
+            with `embed`, its input.
+        layers: returns a network's layers in order, as `lambda model: model.blocks`; wrap a layer that acts on single
+            tokens in `eqx.filter_vmap(layer)`.
+        embed: returns the part of a network that maps `inputs` to the initial hidden states; None if `inputs` already
+            are the hidden states.
+        networks: number of networks.
+        width: n, see `observe`.
+        tokens: the tokens of each prompt to observe, see `observe`.
+        pattern: which tokens each token attends to, see `observe`.
+        progress: show a progress bar.
+        key: PRNG key for the weights.
+
+    Returns:
+        The Dataset of `observe`: layer 0 holds the initial hidden states, layer l those after l layers.
+
+    Raises:
+        InputError: as `observe`, and for fewer than one network.
+    """
+    run = _compiled(eqx.filter_jit, eqx.Module)
+
+    def network(number: int, add: Callable[[Any], None]) -> None:
+        _layer_by_layer(make(jr.fold_in(key, number)), inputs, layers, embed, run, add)
+
+    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
+
+
+def observe_flax[Model](
+    make: Callable[[Any], Model],
+    inputs: Any,
+    *,
+    layers: Callable[[Model], Iterable[Callable]],
+    embed: Callable[[Model], Callable] | None = None,
+    networks: int,
+    width: int | None = None,
+    tokens: Any = None,
+    pattern: Pattern = EVERY_TOKEN,
+    progress: bool = False,
+    key: PRNGKeyArray,
+) -> xr.Dataset:
+    """Draw Flax networks from `nnx.Rngs`, as `lambda rngs: Model(rngs=rngs)`, and observe them as `observe.equinox`.
+
+    Raises:
+        InputError: as `observe.equinox`, and if Flax is not installed.
+    """
+    nnx = library("flax.nnx")
+    run = _compiled(nnx.jit, nnx.Module)
+
+    def network(number: int, add: Callable[[Any], None]) -> None:
+        _layer_by_layer(make(nnx.Rngs(jr.fold_in(key, number))), inputs, layers, embed, run, add)
+
+    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
+
+
+def observe_torch(
+    make: Callable[[int], Any],
+    inputs: Any,
+    *,
+    layers: Callable[[Any], Iterable[Any]],
+    networks: int,
+    width: int | None = None,
+    tokens: Any = None,
+    pattern: Pattern = EVERY_TOKEN,
+    progress: bool = False,
+    seed: int,
+) -> xr.Dataset:
+    """Draw PyTorch networks and observe them by forward hooks, with one network and one layer in memory at a time.
+
+    Arguments:
+        make: draws a network, from the seed it receives or from PyTorch's generators, which are seeded with it:
+            `lambda seed: Model()`.
+        inputs: the network's input: one positional argument, or a mapping of keyword arguments. Hidden states of shape
+            (tokens, width) are one prompt; an additional first dimension holds prompts.
+        layers: returns the modules whose outputs are observed, in order, as `lambda model: model.transformer.h`. Each
+            must be called once; if its output is a tuple, the first entry is observed.
+        networks: number of networks.
+        width: n, see `observe`.
+        tokens: the tokens of each prompt to observe, see `observe`.
+        pattern: which tokens each token attends to, see `observe`.
+        progress: show a progress bar.
+        seed: seed of the weights. The state of PyTorch's own generators is restored.
+
+    Returns:
+        The Dataset of `observe`: layer 0 is the input of the first module, layer l the output of the l-th.
+
+    Raises:
+        InputError: as `observe`, for fewer than one network, for modules that are not called once and in order, and if
+            PyTorch is not installed.
+    """
+    torch = library("torch")
+
+    def network(number: int, add: Callable[[Any], None]) -> None:
+        model = torch_network(torch, make, seed, number)
+        modules, names = _parts(layers, model), torch_names(model)
+        if not modules or len({id(module) for module in modules}) < len(modules):
+            raise InputError(f"layers: at least one module, and each only once, is needed, got {len(modules)}")
+        places = [(modules[0], "input"), *((module, "output") for module in modules)]
+        taps = [
+            Tap(f"network {number}, layer {layer} ({names.get(id(module), '?')})", part, module)
+            for layer, (module, part) in enumerate(places)
+        ]
+        torch_pass(model, inputs, Recorder("layers", taps, lambda _, state: add(state)))
+
+    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
 
 
 class Observe:
@@ -76,14 +202,13 @@ class Observe:
     ) -> xr.Dataset:
         """Reduce hidden states: see the class."""
         observer = Observer(width, tokens=tokens, prompts=prompts, pattern=pattern)
-        if isinstance(hidden_states, xr.DataArray):
-            hidden_states = in_order(hidden_states, ("network", "layer", "prompt", "token", "width"), "hidden_states")
-            layers = hidden_states["layer"].values if layers is None and "layer" in hidden_states.coords else layers
+        if isinstance(hidden_states, xr.DataArray) and layers is None and "layer" in hidden_states.coords:
+            layers = hidden_states["layer"].values
         for state in states_of(hidden_states):
             observer.add(state)
         if not isinstance(hidden_states, Iterator | xr.DataArray):
-            first = [as_array(state, "hidden_states") for state in islice(states_of(hidden_states), SEEN)]
-            require_layers(first, declared=prompts is not None or not isinstance(hidden_states, list | tuple))
+            declared = prompts is not None or not isinstance(hidden_states, list | tuple)
+            require_layers(observer.corners, observer.reader.shape, declared=declared)
         return observer.dataset(layers=layers)
 
 
@@ -98,8 +223,9 @@ def states_of(hidden_states: Any) -> Iterator[Any]:
     ):
         yield from hidden_states
         return
-    sliceable = isinstance(getattr(hidden_states, "shape", None), tuple)
-    X: Any = hidden_states if sliceable else as_array(hidden_states, "hidden_states")
+    if isinstance(hidden_states, xr.DataArray):
+        hidden_states = in_order(hidden_states, ("network", "layer", "prompt", "token", "width"), "hidden_states")
+    X: Any = hidden_states if isinstance(hidden_states, Shaped) else as_array(hidden_states, "hidden_states")
     if len(X.shape) not in (4, 5) or 0 in X.shape:
         raise InputError(
             "hidden_states: shape (networks, layers, tokens, width), or (networks, layers, prompts, tokens, width), "
@@ -107,3 +233,57 @@ def states_of(hidden_states: Any) -> Iterator[Any]:
         )
     for layer in range(X.shape[1]):
         yield X[:, layer]
+
+
+def _observed(
+    network: Callable[[int, Callable[[Any], None]], None], networks: int, *, progress: bool, **settings: Any
+) -> xr.Dataset:
+    """Observe networks one after another, each by an `Observer` with these settings."""
+
+    def observed(number: int) -> Observer:
+        observer = Observer(**settings, first_network=number)
+
+        def add(state: Any) -> None:
+            """Take the hidden states (tokens, width) or (prompts, tokens, width) of this network."""
+            observer.add(state if len(state.shape) == 3 and state.shape[0] == 1 else state[None])
+
+        network(number, add)
+        return observer
+
+    return joined(one_by_one(observed, networks, progress=progress))
+
+
+def _compiled(jit: Callable[[Callable], Callable], module: type) -> Callable[[Callable, Any], Any]:
+    """A function that applies a layer, compiled once for all networks."""
+    run = jit(lambda layer, X: layer(X))
+    # A callable that is not a module would be compiled again for every network.
+    return lambda layer, X: run(layer, X) if isinstance(layer, module) else layer(X)
+
+
+def _layer_by_layer[Model](
+    model: Model,
+    inputs: Any,
+    layers: Callable[[Model], Iterable[Callable]],
+    embed: Callable[[Model], Callable] | None,
+    run: Callable[[Callable, Any], Any],
+    add: Callable[[Any], None],
+) -> None:
+    X = inputs if embed is None else embed(model)(inputs)
+    add(X)
+    for layer in _parts(layers, model):
+        X = run(layer, X)
+        add(X)
+
+
+def _parts[Model](layers: Callable[[Model], Iterable[Callable]], model: Model) -> list[Callable]:
+    """The layers of a network, which may be a dict of them.
+
+    Raises:
+        InputError: for anything but a function that returns functions.
+    """
+    found = layers(model) if callable(layers) else None
+    parts = list(found.values()) if isinstance(found, Mapping) else list(found) if isinstance(found, Iterable) else []
+    if isinstance(found, Iterable) and all(callable(part) for part in parts):
+        return parts
+    got = shown(layers) if not callable(layers) else f"a function that returns {shown(found)}"
+    raise InputError(f"layers: a function that returns the list of a model's layers is needed, got {got}")

@@ -1,18 +1,147 @@
-"""Reduce residual streams, or models that produce them, to the Dataset of their branches."""
+"""Reduce residual streams, or networks that produce them, to the Dataset of their branches.
 
-from collections.abc import Sequence
+A branch is (kind, module), or (kind, reader, writer): U is the first array that the reader gets, D what the writer
+returns, or the first entry of a tuple.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import equinox as eqx
+import jax.random as jr
 import numpy as np
 import xarray as xr
+from jaxtyping import PRNGKeyArray
 
+from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.observation._arrays import as_array, in_order
-from sdeinfer.observation._branch_hooks import observe_equinox_branches, observe_flax_branches, observe_torch_branches
+from sdeinfer.observation._arrays import as_array, library
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
+from sdeinfer.observation._capture import (
+    Recorder,
+    Tap,
+    equinox_pass,
+    flax_pass,
+    module_paths,
+    one_by_one,
+    torch_names,
+    torch_network,
+    torch_pass,
+)
 from sdeinfer.observation._observe import states_of
 from sdeinfer.observation._observer import Observer
+
+
+def observe_torch_branches(
+    make: Any,
+    inputs: Any,
+    branches: Callable[[Any], Iterable[tuple]],
+    *,
+    networks: int = 1,
+    width: int | None = None,
+    tokens: Any = None,
+    pattern: Pattern = EVERY_TOKEN,
+    progress: bool = False,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Observe the residual branches of PyTorch networks by forward hooks, with one network in memory at a time.
+
+    Every network runs once, in evaluation mode and without gradients.
+
+    Arguments:
+        make: a module, which is one network; or a function that draws a network, from the seed it receives or from
+            PyTorch's generators, which are seeded with it.
+        inputs: the network's input: one positional argument, or a mapping of keyword arguments. What branches read and
+            add must have shape (tokens, width) or (prompts, tokens, width), as with `batch_first=True`.
+        branches: returns (kind, module) or (kind, reader, writer) of each branch, in the order of their calls. The
+            writer is the last module before the sum: lambda model: [branch for block in model.transformer.h for branch
+            in (("attention", block.attn), ("mlp", block.mlp))].
+        networks: number of networks.
+        width: n, see `observe`.
+        tokens: the tokens of each prompt to observe, see `observe`.
+        pattern: which tokens each token attends to, see `observe`.
+        progress: show a progress bar.
+        seed: seed of the weights. The state of PyTorch's own generators is restored.
+
+    Returns:
+        The Dataset of `branches_dataset`, with `reads` "branch"; `name` is the reader's name in the model.
+
+    Raises:
+        InputError: as `BranchObserver.add`, for branches that are not called once and in order, several networks of one
+            module, and if PyTorch is not installed.
+    """
+    torch = library("torch")
+    given = isinstance(make, torch.nn.Module)
+
+    def network(number: int, observer: BranchObserver) -> None:
+        model = make if given else torch_network(torch, make, seed, number)
+        named = ((name or "the model", module) for name, module in model.named_modules())
+        sequence_first = next((name for name, module in named if getattr(module, "batch_first", True) is False), None)
+        torch_pass(model, inputs, _recorder(observer, branches(model), torch_names(model), sequence_first))
+
+    return _observed(network, networks, given=given, progress=progress, width=width, tokens=tokens, pattern=pattern)
+
+
+def observe_flax_branches(
+    make: Any,
+    inputs: Any,
+    branches: Callable[[Any], Iterable[tuple]],
+    *,
+    networks: int = 1,
+    width: int | None = None,
+    tokens: Any = None,
+    pattern: Pattern = EVERY_TOKEN,
+    progress: bool = False,
+    key: PRNGKeyArray | None = None,
+) -> xr.Dataset:
+    """Observe the residual branches of Flax (NNX) networks, with the arguments of `observe_branches.torch`.
+
+    A function draws a network from `nnx.Rngs` of a part of the key; a module inside `jax.vmap` is seen with the mapped
+    axes first.
+
+    Raises:
+        InputError: as `observe_branches.torch`, for a function without a key, and if Flax is not installed.
+    """
+    nnx = library("flax.nnx")
+    given = isinstance(make, nnx.Module)
+
+    def network(number: int, observer: BranchObserver) -> None:
+        model = nnx.clone(make if given else make(nnx.Rngs(_key(key, number))))
+        model.eval()
+        names = {id(module): ".".join(map(str, path)) for path, module in nnx.iter_graph(model)}
+        flax_pass(model, inputs, _recorder(observer, branches(model), names))
+
+    return _observed(network, networks, given=given, progress=progress, width=width, tokens=tokens, pattern=pattern)
+
+
+def observe_equinox_branches(
+    make: Any,
+    inputs: Any,
+    branches: Callable[[Any], Iterable[tuple]],
+    *,
+    networks: int = 1,
+    width: int | None = None,
+    tokens: Any = None,
+    pattern: Pattern = EVERY_TOKEN,
+    progress: bool = False,
+    key: PRNGKeyArray | None = None,
+) -> xr.Dataset:
+    """Observe the residual branches of Equinox networks, with the arguments of `observe_branches.torch`.
+
+    A function draws a network from a part of the key; the modules of branches must be parts of the model, and one
+    inside `jax.vmap` is seen with the mapped axes first.
+
+    Raises:
+        InputError: as `observe_branches.torch`, and for a function without a key.
+    """
+    given = isinstance(make, eqx.Module)
+
+    def network(number: int, observer: BranchObserver) -> None:
+        model = eqx.nn.inference_mode(make if given else make(_key(key, number)))
+        equinox_pass(model, inputs, _recorder(observer, branches(model), module_paths(model)))
+
+    return _observed(network, networks, given=given, progress=progress, width=width, tokens=tokens, pattern=pattern)
 
 
 class ObserveBranches:
@@ -54,8 +183,6 @@ class ObserveBranches:
         """Reduce hidden states: see the class."""
         if not kinds or isinstance(kinds, str):
             raise InputError(f"kinds: a list of at least one kind is needed, got {kinds!r}")
-        if isinstance(hidden_states, xr.DataArray):
-            hidden_states = in_order(hidden_states, ("network", "layer", "prompt", "token", "width"), "hidden_states")
         # The stream itself is observed for its checks, and for the warning of rounding, which grows in the differences.
         stream = Observer(width, tokens=tokens, pattern=pattern)
         observers: list[BranchObserver] = []
@@ -78,3 +205,70 @@ class ObserveBranches:
 
 
 observe_branches = ObserveBranches()
+
+
+def _observed(
+    network: Callable[[int, BranchObserver], None], networks: int, *, given: bool, progress: bool, **settings: Any
+) -> xr.Dataset:
+    """Observe networks one after another, each by a `BranchObserver` with these settings."""
+    if given and networks > 1:
+        raise InputError(f"networks: a module is one network, got {networks}: pass a function that draws them")
+
+    def observed(number: int) -> xr.Dataset:
+        observer = BranchObserver(**settings, network=number)
+        network(number, observer)
+        return observer.dataset()
+
+    return joined_branches(one_by_one(observed, networks, progress=progress))
+
+
+def _key(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray:
+    if key is None:
+        raise InputError("key: a function that draws networks needs one, as jax.random.key(0)")
+    return jr.fold_in(key, number)
+
+
+def _recorder(
+    observer: BranchObserver, branches: Iterable[Any], names: Mapping[int, str], sequence_first: str | None = None
+) -> Recorder:
+    """Taps at the reader and at the writer of each branch, in turn.
+
+    Arguments:
+        observer: takes each branch once it is complete.
+        branches: (kind, module) or (kind, reader, writer) of each branch.
+        names: the name of each module in the model, by its id.
+        sequence_first: the name of a module whose first axis is that of the tokens, even in a batch; None without one.
+
+    Raises:
+        InputError: for no branch, and other entries.
+    """
+    labels, taps, read = [], [], []
+    for kind, reader, writer in map(_ends, branches):
+        labels.append((kind, names.get(id(reader), f"{kind}.{len(labels)}")))
+        where = f"network {observer.network}, branch {len(labels) - 1} ({labels[-1][1]})"
+        taps += [Tap(where, "input", reader), Tap(where, "increment", writer)]
+    if not taps:
+        raise InputError("branches: no branch was given")
+
+    def take(number: int, values: np.ndarray) -> None:
+        if taps[number].part == "input":
+            if sequence_first is not None and values.ndim == 3:
+                raise InputError(
+                    f"branches: {sequence_first} takes (tokens, batch, width): make it with batch_first=True"
+                )
+            read[:] = [np.array(values)]  # a copy: modules change U in place
+            return
+        if values.shape != read[0].shape:
+            shapes = f"reads shape {read[0].shape} and adds {values.shape}"
+            raise InputError(f"branches: {taps[number].where}: {shapes}: one shape is needed")
+        kind, name = labels[number // 2]
+        observer.add(read[0], values, kind=kind, name=name)
+
+    return Recorder("branches", taps, take)
+
+
+def _ends(branch: Any) -> tuple[str, Any, Any]:
+    """The kind, the reader and the writer of a branch."""
+    if not isinstance(branch, tuple | list) or len(branch) not in (2, 3) or not isinstance(branch[0], str):
+        raise InputError(f"branches: (kind, module) or (kind, reader, writer) is needed, got {shown(branch)}")
+    return branch[0], branch[1], branch[-1]

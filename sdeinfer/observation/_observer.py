@@ -1,5 +1,6 @@
-"""Reduce hidden states to covariances, with one layer in memory at a time."""
+"""Hidden states reduced to covariances while networks run, with one layer in memory at a time."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,78 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
 from sdeinfer.observation._choice import choose
-from sdeinfer.observation._dataset import covariance_dataset
-from sdeinfer.observation._precision import LARGEST_SHARE, LowPrecisionWarning, rounding_share, spacing_of
-from sdeinfer.observation._shared_weights import SHARED_WEIGHTS, SharedWeights, SharedWeightsWarning
+from sdeinfer.observation._dataset import SHARED_WEIGHTS, covariance_dataset
+from sdeinfer.observation._doubts import (
+    LowPrecisionWarning,
+    SharedWeights,
+    SharedWeightsWarning,
+    rounding_share,
+    spacing_of,
+)
+
+
+class TokenReader:
+    """Reads arrays of one shape, and takes the observed tokens of all prompts.
+
+    Arguments:
+        leading: names of the axes before (prompts,) tokens and width.
+        width: n, to be checked; None for any.
+        choice: `tokens`, `prompts` and `pattern` of `choose`.
+
+    Attributes:
+        shape: shape of the first array; empty before.
+        attributes: the pattern of the observed tokens, as attributes of a Dataset.
+    """
+
+    def __init__(self, *leading: str, width: int | None, **choice: Any):
+        at_least_one(**given(width=width))
+        self.width = width
+        self.shape: tuple[int, ...] = ()
+        self.attributes: dict[str, Any] = {}
+        self._leading, self._choice = leading, choice
+        self._observed = np.zeros(0, int)
+
+    def read(self, values: Any, where: str) -> np.ndarray:
+        """The observed tokens, in the type of the array; shape (leading, m, n).
+
+        Raises:
+            InputError: for anything but a real array of the first one's shape.
+        """
+        X = as_array(values, where)
+        if not self.shape:
+            self._start(X.shape, where)
+        tokens = math.prod(self.shape[len(self._leading) : -1])
+        joined = (*self.shape[: len(self._leading)], tokens, self.shape[-1])
+        # OPT joins the dimensions of prompts and tokens before its MLP.
+        if X.shape not in (self.shape, joined):
+            raise InputError(f"{where}: has shape {X.shape}, where the first has {self.shape}")
+        X = X.reshape(joined)
+        return X if np.array_equal(self._observed, np.arange(tokens)) else X[..., self._observed, :]
+
+    def prompt_of(self, token: int) -> int | None:
+        """The prompt of an observed token, if there are several."""
+        of_prompts = len(self.shape) > len(self._leading) + 2
+        return int(self._observed[token]) // self.shape[-2] if of_prompts else None
+
+    def _start(self, shape: tuple[int, ...], where: str) -> None:
+        """Find the observed tokens, and their pattern, from the shape of the first array."""
+        axes = ", ".join((*self._leading, "tokens, width"))
+        of_prompts = len(shape) == len(self._leading) + 3
+        if not (of_prompts or len(shape) == len(self._leading) + 2) or 0 in shape:
+            raise InputError(
+                f"{where}: shape ({axes}) or ({axes.replace('tokens', 'prompts, tokens')}) is needed, got {shape}"
+            )
+        if self._choice.get("prompts") is not None and not of_prompts:
+            raise InputError("prompts: the hidden states have no dimension of prompts")
+        if self.width not in (None, shape[-1]):
+            raise InputError(f"width: {where} has {shape[-1]} features, got width {self.width}")
+        self._observed, self.attributes = choose(shape[-3] if of_prompts else 1, shape[-2], **self._choice)
+        if shape[-1] < len(self._observed):
+            raise InputError(
+                f"{where}: {shape[-1]} features for {len(self._observed)} tokens make the covariance singular, and no "
+                f"law of a layer has a density there: observe at most {shape[-1]} tokens, or wider networks"
+            )
+        self.width, self.shape = shape[-1], shape
 
 
 class Observer:
@@ -46,17 +116,12 @@ class Observer:
         pattern: Pattern = EVERY_TOKEN,
         first_network: int = 0,
     ):
-        at_least_one(**given(width=width))
-        self.width = width
+        self.reader = TokenReader("networks", width=width, tokens=tokens, prompts=prompts, pattern=pattern)
         self.first_network = first_network
         self.covariances: list[np.ndarray] = []
+        self.corners: list[np.ndarray] = []
         self.coarsest = np.dtype(np.float32)
-        self.attributes: dict[str, Any] = {}
         self.labels: dict[Any, Any] = {}
-        self._choice = {"tokens": tokens, "prompts": prompts}
-        self._pattern = pattern
-        self._shape: tuple[int, ...] = ()
-        self._observed = np.zeros(0, int)
         self.shared_weights = SharedWeights()
 
     def add(self, state: Any) -> None:
@@ -73,28 +138,15 @@ class Observer:
         if isinstance(state, xr.DataArray):
             state = in_order(state, ("network", "prompt", "token", "width"), name)
             self.labels = self.labels or labels_of_networks(state)
-        X = as_array(state, name)
-        if not self._shape:
-            self._start(X.shape, name)
-        if X.shape != self._shape:
-            raise InputError(f"{name}: has shape {X.shape}, where layer 0 has {self._shape}")
-        X = X.reshape(X.shape[0], -1, X.shape[-1])
-        if not np.array_equal(self._observed, np.arange(X.shape[1])):
-            X = X[:, self._observed]
-        tokens, features = X.shape[-2:]
-        if self.width not in (None, features):
-            raise InputError(f"width: the hidden states have {features} features at {name}, got width {self.width}")
-        if features < tokens:
-            raise InputError(
-                f"{name}: {features} features for {tokens} tokens make the covariance singular, and no law of a layer "
-                f"has a density there: observe at most {features} tokens, or wider networks"
-            )
+        values = as_array(state, name)
+        if len(self.corners) < 4:
+            self.corners.append(values[(slice(4),) * (values.ndim - 1)].astype(np.float64))
+        X = self.reader.read(values, name)
         if spacing_of(X.dtype) > spacing_of(self.coarsest):
             self.coarsest = X.dtype
         X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
-        self.width = features
         with np.errstate(over="ignore", invalid="ignore"):
-            V = X @ np.swapaxes(X, -1, -2) / self.width
+            V = X @ np.swapaxes(X, -1, -2) / X.shape[-1]
         self._check_finite(V, X, name)
         self.covariances.append(V)
         self.shared_weights.add(X)
@@ -113,18 +165,6 @@ class Observer:
         """
         return joined([self], layers=layers)
 
-    def _start(self, shape: tuple[int, ...], name: str) -> None:
-        """Find the observed tokens, among those of all prompts, and their pattern from the shape of layer 0."""
-        if len(shape) not in (3, 4) or 0 in shape:
-            raise InputError(
-                f"{name}: shape (networks, tokens, width) or (networks, prompts, tokens, width) is needed, got {shape}"
-            )
-        count, tokens = (1 if len(shape) == 3 else shape[1]), shape[-2]
-        if self._choice["prompts"] is not None and len(shape) == 3:
-            raise InputError("prompts: the hidden states have no dimension of prompts")
-        self._observed, self.attributes = choose(count, tokens, **self._choice, pattern=self._pattern)
-        self._shape = shape
-
     def _check_finite(self, V: np.ndarray, X: np.ndarray, name: str) -> None:
         # A NaN or an infinity in X appears on the diagonal of V, which is much smaller.
         squares = np.diagonal(V, axis1=-2, axis2=-1)
@@ -136,37 +176,36 @@ class Observer:
                 raise InputError(f"{name}, network {network}: XXᵀ is below the range of {X.dtype}")
             return
         network, token = map(int, faulty[0])
-        where = f"{name}, network {self.first_network + network}"
-        where += f", prompt {self._observed[token] // self._shape[-2]}" if len(self._shape) == 4 else ""
+        prompt = self.reader.prompt_of(token)
+        where = f"{name}, network {self.first_network + network}" + (f", prompt {prompt}" if prompt is not None else "")
         bad = np.count_nonzero(~np.isfinite(X[network]))
         raise InputError(f"{where}: " + (f"{bad} entries are NaN or infinite" if bad else f"XXᵀ overflows {X.dtype}"))
 
 
 def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) -> xr.Dataset:
-    """Join the covariances of networks that were observed in parts, with one `Observer` per part.
-
-    Arguments:
-        observers: one per part, in the order of the networks.
-        layers: layer numbers of the added layers; None for 0, 1, 2, ….
-
-    Returns:
-        The Dataset of `Observer.dataset`.
+    """The Dataset of networks that were observed in parts, with one `Observer` per part, in the order of the networks.
 
     Raises:
         InputError: for parts that differ in layers, tokens or prompts, and as `validate`.
     """
-    shapes = [tuple(V.shape[1:] for V in observer.covariances) for observer in observers]
-    for observer, shape in zip(observers, shapes, strict=True):
-        if shape != shapes[0]:
-            raise InputError(
-                f"hidden_states: network {observer.first_network}: has {_sizes(shape)}, "
-                f"where network {observers[0].first_network} has {_sizes(shapes[0])}"
-            )
-    if not shapes or not shapes[0]:
+    parts = [each.covariances for each in observers]
+    if not parts or not parts[0]:
         raise InputError("hidden_states: no layer was given")
-    width = np.concatenate([np.full(len(each.covariances[0]), each.width) for each in observers])
-    V = _stacked([each.covariances for each in observers])
-    data = covariance_dataset(V, width=width, layers=layers).assign_attrs(observers[0].attributes)
+    sizes = [f"{len(part)} layers of covariances of shape {part[0].shape[1:] if part else ()}" for part in parts]
+    for observer, size in zip(observers, sizes, strict=True):
+        if size != sizes[0]:
+            raise InputError(
+                f"hidden_states: network {observer.first_network}: has {size}, "
+                f"where network {observers[0].first_network} has {sizes[0]}"
+            )
+    width = np.concatenate([np.full(len(each.covariances[0]), each.reader.width) for each in observers])
+    V = np.empty((len(width), len(parts[0]), *parts[0][0].shape[1:]), np.result_type(*(V for p in parts for V in p)))
+    start = 0
+    for part in parts:
+        for layer, each in enumerate(part):
+            V[start : start + len(each), layer] = each
+        start += len(part[0])
+    data = covariance_dataset(V, width=width, layers=layers).assign_attrs(observers[0].reader.attributes)
     _warn_of_rounding(observers)
     if any(each.shared_weights.found for each in observers):
         data = data.assign_attrs({SHARED_WEIGHTS: 1.0})
@@ -180,27 +219,13 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
     return data.assign_coords(numbers | (observers[0].labels if len(observers) == 1 else {}))
 
 
-def _stacked(parts: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-    """Stack covariances (networks, m, m) over parts and layers to shape (networks, layers, m, m)."""
-    first = parts[0][0]
-    networks = sum(len(part[0]) for part in parts)
-    dtype = np.result_type(*(V.dtype for part in parts for V in part))
-    stacked = np.empty((networks, len(parts[0]), *first.shape[1:]), dtype)
-    start = 0
-    for part in parts:
-        for layer, V in enumerate(part):
-            stacked[start : start + len(V), layer] = V
-        start += len(part[0])
-    return stacked
-
-
 def _warn_of_rounding(observers: Sequence[Observer]) -> None:
     coarsest = max((each.coarsest for each in observers), key=spacing_of)
     spacing = spacing_of(coarsest)
     if spacing == 0:
         return
-    share = max(rounding_share(each.covariances, width=each.width or 1, spacing=spacing) for each in observers)
-    if share > LARGEST_SHARE:
+    share = max(rounding_share(each.covariances, width=each.reader.width or 1, spacing=spacing) for each in observers)
+    if share > 0.1:
         _warn(
             f"hidden_states: {coarsest} rounds by {share:.0%} of the change from layer to layer (root mean squares), "
             "which a fit takes for noise of the layers: run and save the networks in float32",
@@ -211,7 +236,3 @@ def _warn_of_rounding(observers: Sequence[Observer]) -> None:
 def _warn(message: str, category: type[UserWarning]) -> None:
     """Warn at the line of the caller that called the package."""
     warnings.warn(message, category, skip_file_prefixes=(str(Path(__file__).parent),))
-
-
-def _sizes(shapes: Sequence[tuple[int, ...]]) -> str:
-    return f"{len(shapes)} layers of covariances of shape {shapes[0] if shapes else ()}"

@@ -14,10 +14,9 @@ import xarray as xr
 from sdeinfer._arguments import checked, shown
 from sdeinfer._files import ZARR, InputError, first_line, readable, staged_file
 from sdeinfer._map_reduce import map_chunks
+from sdeinfer.observation._arrays import library
 from sdeinfer.observation._branches import validate_branches
-from sdeinfer.observation._dataset import validate, validate_labels
-from sdeinfer.observation._library import library
-from sdeinfer.observation._tokens import validate_tokens
+from sdeinfer.observation._dataset import validate, validate_labels, validate_tokens
 
 ENGINES: dict[str, dict[str, Any]] = {"h5netcdf": {}, "scipy": {"mmap": False}}
 """xarray's engines and their options: for NetCDF-4, which is read and written, and for NetCDF-3, which is only read.

@@ -11,7 +11,7 @@ import xarray as xr
 
 from sdeinfer._files import ZARR, InputError, readable
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.observation._library import library
+from sdeinfer.observation._arrays import library
 from sdeinfer.observation._observer import Observer
 from sdeinfer.observation._store import opened, reading
 

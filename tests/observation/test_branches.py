@@ -144,12 +144,12 @@ ARRAYS = {
     ),
     "another shape": (
         lambda U, D: (U, D[..., :4]),
-        "increment: {0}: has shape (3, 4), where the first branch reads (3, 8)",
+        "increment: {0}: has shape (3, 4), where the first has (3, 8)",
     ),
     "narrow": (
         lambda U, D: (U[..., :2], D[..., :2]),
-        "input: {0}: 2 features for 3 tokens make the covariances singular: observe at most 2 tokens, or wider "
-        "networks",
+        "input: {0}: 2 features for 3 tokens make the covariance singular, and no law of a layer has a density there: "
+        "observe at most 2 tokens, or wider networks",
     ),
     "half": (
         lambda U, D: (U, D.astype(np.float16)),

@@ -16,7 +16,7 @@ def covariance() -> np.ndarray:
 def test_a_width_that_is_not_the_number_of_features_is_refused():
     X = jr.normal(jr.key(0), (1, 2, 3, 16))
     xr.testing.assert_identical(si.observe(X, width=16), si.observe(X))
-    with pytest.raises(si.InputError, match="width: the hidden states have 16 features at .*, got width 32"):
+    with pytest.raises(si.InputError, match="width: hidden_states: layer 0 has 16 features, got width 32"):
         si.observe(X, width=32)
 
 

@@ -153,7 +153,7 @@ BAD = {
     "another shape": (lambda X: X[0, 0], r"shape \(networks, layers, tokens, width\), or .* is needed, got \(2, 8\)"),
     "a layer of another shape": (
         lambda X: [X[:, 0], X[:, 1], X[:, 2, :1]],
-        r"layer 2: has shape \(3, 1, 8\), where layer 0 has \(3, 2, 8\)",
+        r"layer 2: has shape \(3, 1, 8\), where the first has \(3, 2, 8\)",
     ),
     "layers of two dimensions": (lambda X: list(X[0]), r"layer 0: shape \(networks, tokens, width\) or .*got \(2, 8\)"),
     "NaN": (lambda X: changed(X, (1, 2, 0, 3), np.nan), "layer 2, network 1: 1 entries are NaN or infinite"),

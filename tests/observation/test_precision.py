@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sdeinfer as si
-from sdeinfer.observation._precision import rounding_share
+from sdeinfer.observation._doubts import rounding_share
 
 TYPES = [np.float16, ml_dtypes.bfloat16]
 BFLOAT16 = float(ml_dtypes.finfo(ml_dtypes.bfloat16).eps)

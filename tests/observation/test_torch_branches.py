@@ -61,6 +61,11 @@ def test_increments_of_hooks_are_differences_of_the_stream(folder):
 
 
 MESSAGES = {
+    "layer not called": "layers: network 0, layer 3 (?): its output is not seen: the model does not call the module, "
+    "or a fused kernel replaces it",
+    "layers out of order": "layers: network 0, layer 2 (h.0): is called twice or out of order",
+    "a layer twice": "layers: at least one module, and each only once, is needed, got 2",
+    "no layer": "layers: at least one module, and each only once, is needed, got 0",
     "twice": "branches: network 0, branch 0 (a): is called twice or out of order",
     "order": "branches: network 0, branch 1 (b): is called twice or out of order",
     "shape": "branches: network 0, branch 0 (wide): reads shape (1, 5, 32) and adds (1, 5, 64): one shape is needed",
@@ -83,5 +88,5 @@ def test_what_is_wrong_is_said_in_one_line(name, folder):
 
 def test_the_model_and_pytorch_are_left_as_they_were(folder):
     states = json.loads((folder / "states.json").read_text())
-    assert len(states) == 6
+    assert len(states) == 7
     assert all(states.values()), states

@@ -23,9 +23,7 @@ from .auditing import audit as audit
 from .covariance import CAUSAL as CAUSAL
 from .covariance import Pattern as Pattern
 from .covariance import equicorrelated as equicorrelated
-from .diagnostics import agreement as agreement
 from .diagnostics import check as check
-from .diagnostics import design as design
 from .diagnostics import summarise as summarise
 from .infer import NUTS as NUTS
 from .infer import Metropolis as Metropolis

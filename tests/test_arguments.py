@@ -22,7 +22,6 @@ simulate = partial(si.simulate, LAYER, V0, [0.1])
 sample = partial(si.sample_networks, LAYER, V0, width=32, depth=2)
 fit = partial(si.fit, FULL_PATH, DATA)
 tune = partial(si.tune, "transformer", V0, maximise="gamma")
-design = partial(si.design, LAYER, width=32, depth=2)
 
 REFUSED = [
     (lambda: si.check("post.nc"), "post: the result of a fit, .* is needed, got 'post.nc'"),
@@ -53,9 +52,6 @@ REFUSED = [
     (lambda: fit(largest_logit="large", key=KEY), "largest_logit: a number is needed"),
     (lambda: fit(sampler=si.NUTS, key=KEY), r"sampler: a sampler, as si.NUTS\(\), is needed"),
     (lambda: si.NUTS(draws=1.5), "draws: a whole number of at least 1 is needed, got 1.5"),
-    (lambda: si.design("transformer", tokens=2, width=32, depth=2, key=KEY), "layer: a layer, .* got 'transformer'"),
-    (lambda: design(tokens=2.0, key=KEY), "tokens: a whole number is needed, got 2.0"),
-    (lambda: design(tokens=2, relative_sd="small", key=KEY), "relative_sd: a number is needed"),
     (lambda: tune(width="64", depth=8, key=KEY), "width: a whole number is needed, got '64'"),
     (lambda: tune(width=64, depth="8", key=KEY), "depth: a whole number or a pair is needed, got '8'"),
     (lambda: tune(width=64, depth=[8, "9"], key=KEY), "depth: a number, or the fewest and the most layers"),

@@ -94,16 +94,6 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
     assert read_posterior(folder / "out" / "posterior.nc").attrs["seed"] == 3
 
 
-def test_design_prints_tokens_and_a_number_of_networks(monkeypatch):
-    monkeypatch.setattr("sdeinfer.diagnostics._design.SIZES", (1.0,))  # of the seven among which it chooses
-    sizes = ("--tokens", 3, "--width", 128, "--gamma", 0.5)  # of `test_design`
-    result = run("design", *sizes)
-    assert result.exit_code == 0, result.output
-    assert re.match(r"\d+ networks of width 128 and depth 16, all layers observed", result.stdout)
-    assert re.search(r"^tau0 +0\.0[45]", result.stdout, re.MULTILINE)
-    refused(run("design", *sizes, "--parameter", "beta"), "parameter", "beta")
-
-
 def test_single_steps_give_what_calibrate_gives(tmp_path, calibrated):
     assert run("observe", *SMALL_NETWORKS, "--seed", 3, "--out", tmp_path / "data.nc").exit_code == 0
     assert run("fit", tmp_path / "data.nc", *SMALL_FIT, "--seed", 3, "--out", tmp_path / "post.nc").exit_code == 0

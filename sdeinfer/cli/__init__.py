@@ -5,7 +5,7 @@ from sdeinfer.cli._audit import audit_command
 from sdeinfer.cli._calibrate import Calibrate, calibrate_command, fit_command
 from sdeinfer.cli._networks import observe_command, simulate_command
 from sdeinfer.cli._results import check_command, report_command
-from sdeinfer.cli._studies import design_command, tune_command
+from sdeinfer.cli._studies import tune_command
 
 app.command("calibrate", cls=Calibrate)(calibrate_command)
 app.command("audit", cls=Command)(audit_command)
@@ -14,5 +14,4 @@ app.command("observe", cls=Command)(observe_command)
 app.command("fit", cls=Command)(fit_command)
 app.command("check", cls=Command)(check_command)
 app.command("report", cls=Command)(report_command)
-app.command("design", cls=Command)(design_command)
 app.command("simulate", cls=Command)(simulate_command)

@@ -44,6 +44,5 @@ sdeinfer observe --gamma 0.3 --observe-every 4 --out sampled.nc""",
 sdeinfer fit data.nc --architecture transformer --fix tau0=1""",
     "check": "# parameters and verdict of what `fit` wrote; writes nothing\nsdeinfer check posterior.nc",
     "report": "# of what `fit` wrote; writes report/: report.html, …\nsdeinfer report posterior.nc --out report",
-    "design": "# data for τ0 within 5 %; writes nothing\nsdeinfer design --parameter tau0 --relative-sd 0.05",
     "simulate": "# paths up to depth-time 0.25; writes paths.nc\nsdeinfer simulate --time 0.25 --gamma 0.3",
 }

@@ -1,4 +1,4 @@
-"""The commands that design data and tune networks: `design` and `tune`."""
+"""The command that tunes networks: `tune`."""
 
 import shlex
 import sys
@@ -12,37 +12,12 @@ from sdeinfer._files import staged_folder
 from sdeinfer.cli import _groups as flags
 from sdeinfer.cli._app import phase, say
 from sdeinfer.cli._groups import bounds_by, fixed_by, key_of, with_groups
-from sdeinfer.cli._results import table_of
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
 
 FIGURE_PATHS = 2048
 """Largest number of paths in the figure of a tuned layer."""
-
-
-@with_groups
-def design_command(
-    *,
-    kind: flags.Kind,
-    parameter: Annotated[str, typer.Option(help="parameter to identify: gamma, tau0 or c_gap")] = "tau0",
-    relative_sd: Annotated[float, typer.Option(help="target: its relative sd; for γ, the sd of logit γ")] = 0.05,
-    width: flags.Width = 256,
-    depth: flags.Depth = 16,
-    tokens: flags.Tokens = 4,
-    truth: flags.Truth,
-    seed: flags.Seed = 0,
-) -> None:
-    """Find tokens and a number of networks to identify a parameter. Its flags are a guess at the truth."""
-    layer = truth.layer(kind.of({"architecture": "transformer"}, tokens))
-    goal = {"parameter": parameter, "relative_sd": relative_sd}
-    found = si.design(layer, tokens=tokens, width=width, depth=depth, **goal, progress=True, key=key_of(seed, 0))
-    say(f"{found.networks} networks of width {width} and depth {depth}, all layers observed, from tokens with")
-    say(f"norms ‖x‖/√n   {_row(found.norms)}\ncorrelations")
-    for row in found.correlations:
-        say(f"               {_row(row)}")
-    say(f"expected standard deviations, relative except for logit γ:\n{table_of(found.expected.to_frame('sd'))}")
 
 
 SubjectTo = Annotated[
@@ -128,7 +103,3 @@ def _whole(ends: tuple[float, float]) -> tuple[int, int]:
     if not all(end.is_integer() for end in ends):
         raise si.InputError(f"--bound: depth: whole numbers are needed, got {ends[0]:g}:{ends[1]:g}")
     return int(ends[0]), int(ends[1])
-
-
-def _row(values: "np.ndarray") -> str:
-    return "  ".join(f"{value:6.3f}" for value in values)

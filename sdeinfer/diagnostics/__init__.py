@@ -1,4 +1,4 @@
-"""Diagnostics of fits, agreement of networks with the SDE, and design of data."""
+"""Diagnostics of fits."""
 
 import lazy_loader
 

@@ -2,7 +2,6 @@ from ._advice import of_contractions as of_contractions
 from ._advice import of_truth as of_truth
 from ._advice import sampler_verdicts as sampler_verdicts
 from ._advice import with_precision as with_precision
-from ._agreement import agreement as agreement
 from ._alternatives import Alternative as Alternative
 from ._alternatives import alternatives as alternatives
 from ._branch_tests import OF_OTHERS as OF_OTHERS
@@ -10,8 +9,6 @@ from ._branch_tests import BranchTests as BranchTests
 from ._check import check as check
 from ._consequences import consequences as consequences
 from ._dependence import dependences_of_pairs as dependences_of_pairs
-from ._design import Design as Design
-from ._design import design as design
 from ._fitted import fitted_data as fitted_data
 from ._identification import identification as identification
 from ._innovations import innovation_tests as innovation_tests

@@ -271,7 +271,7 @@ def of_identification(table: pd.DataFrame) -> list[Verdict]:
             times = float(table.loc[name, "networks"])
             two_digits = f"{float(f'{times:.2g}'):,g}"  # without an exponent
             more = f"to know it to 10 % takes about {two_digits} times as many" if times < MANY else "nor would more"
-            advice += f"; {more} networks like these, or other tokens: `sdeinfer design`"
+            advice += f"; {more} networks like these, or other tokens"
         contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
         verdicts.append(at_least("identified", f"{name}{CONTRACTED}", contraction, CONTRACTION, advice))
     return verdicts

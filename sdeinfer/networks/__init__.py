@@ -1,7 +1,5 @@
 """Finite networks: drawn with their weights, or as the exact Markov chain of their covariances."""
 
-from sdeinfer.networks._baselines import Baseline as Baseline
-from sdeinfer.networks._baselines import sample_baseline as sample_baseline
 from sdeinfer.networks._branches import sample_branches as sample_branches
 from sdeinfer.networks._chain import check_chain_width as check_chain_width
 from sdeinfer.networks._chain import covariance_chain as covariance_chain

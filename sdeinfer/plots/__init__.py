@@ -1,4 +1,4 @@
-"""Figures of samples, of a fit and of an agreement study, on Matplotlib axes."""
+"""Figures of samples and of a fit, on Matplotlib axes."""
 
 import lazy_loader
 

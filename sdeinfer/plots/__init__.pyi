@@ -1,4 +1,3 @@
-from ._agreement import plot_agreement as plot_agreement
 from ._bands import plot_bands as plot_bands
 from ._correlations import correlation_bands as correlation_bands
 from ._correlations import pair_correlations as pair_correlations

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax.random as jr
 import numpy as np
+from baselines import Baseline, sample_baseline
 
 import sdeinfer as si
 from sdeinfer.layers import Architecture
-from sdeinfer.networks import Baseline, sample_baseline
 
 SEEDS = {"in range": 150, "at the edge": 100, "wrong sizes": 8, "planted": 8}
 """Number of data sets of each group; of each case for wrong sizes and planted failures."""

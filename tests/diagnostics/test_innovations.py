@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import references
 import xarray as xr
+from baselines import Baseline, sample_baseline
 from budget import assert_within
 from conftest import LAYERS
 from diagnostics.one_token import GAMMA, WIDTH, innovations_of_one, one_token
@@ -17,7 +18,6 @@ from sdeinfer.infer import innovations, law_at
 from sdeinfer.infer._tree import groups_of_data
 from sdeinfer.layers import Architecture, architecture_of_layer
 from sdeinfer.likelihood import any_transitions, used_of, with_used
-from sdeinfer.networks import Baseline, sample_baseline
 from sdeinfer.observation import covariance_dataset
 
 V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)

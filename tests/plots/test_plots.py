@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import xarray as xr
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
@@ -12,7 +11,6 @@ from sdeinfer.diagnostics import innovation_tests
 from sdeinfer.plots import (
     correlation_bands,
     pair_correlations,
-    plot_agreement,
     plot_correlation_paths,
     plot_gradient_norms,
     plot_innovations,
@@ -110,52 +108,6 @@ def test_innovations_in_each_direction_against_the_band(fitted):
     for line in found.values():
         inside = band.x0 <= line.get_xdata()[0] <= band.x1
         assert line.get_marker() == ("o" if inside else "X")
-
-
-@pytest.fixture
-def distances():
-    """D = 1/n for correlations and 3/n for eigenvalues, of which the last width shows nothing."""
-    n = np.array([16, 64, 256])
-    D = np.array([1.0, 3.0])[:, None] / n
-    columns = {
-        "distance": D + 0.004,
-        "distance_error": 0.1 * D,
-        "floor": np.full_like(D, 0.005),
-        "squared": np.concatenate([D[:, :2] ** 2, [[-1e-5], [2e-5]]], axis=1),
-        "squared_error": np.concatenate([0.1 * D[:, :2] ** 2, [[3e-5], [3e-5]]], axis=1),
-    }
-    data = {name: (("quantity", "width"), values) for name, values in columns.items()}
-    data |= {name: ("quantity", value) for name, value in {"rate": [1, 1.0], "rate_error": [0.1, 0.2]}.items()}
-    data["constant"] = ("quantity", [1.0, 3.0])
-    return xr.Dataset(data, coords={"quantity": ["correlations", "log_eigenvalues"], "width": n})
-
-
-def test_agreement_has_a_panel_a_group_with_floor_rate_and_bounds(distances):
-    panels = plot_agreement(distances)
-    titles = ["correlations ρ: r = 1.00 ± 0.10", "log-eigenvalues of V: r = 1.00 ± 0.20"]
-    assert [axes.get_title() for axes in panels] == titles
-    for axes, name in zip(panels, distances["quantity"].values, strict=True):
-        found = distances.sel(quantity=name)
-        assert axes.get_xscale() == axes.get_yscale() == "log"
-        assert (axes.get_xlabel(), axes.get_ylabel()) == ("width n", "distance to the SDE (sd)")
-        lines = {line.get_label(): line for line in axes.lines}
-        np.testing.assert_allclose(lines["floor: Wasserstein-1 of equal laws"].get_ydata(), found["floor"])
-        np.testing.assert_allclose(lines["D ∝ n^(−r)"].get_ydata(), found["constant"] / found["width"])
-        bounded = lines["D is below"]
-        assert list(bounded.get_xdata()) == [256]
-        np.testing.assert_allclose(bounded.get_ydata() ** 2, found["squared"][-1] + 2 * found["squared_error"][-1])
-    (legend,) = panels[0].figure.legends
-    assert len(legend.get_texts()) == 5
-
-
-def test_agreement_shows_one_quantity_without_a_rate_on_given_axes(distances):
-    distances["rate"][0] = np.nan
-    given = Figure().subplots()
-    (axes,) = plot_agreement(distances, "correlations", axes=given)
-    assert axes is given
-    assert axes.get_title() == "correlations ρ"
-    assert not [line for line in axes.lines if "∝" in str(line.get_label())]
-    assert axes.get_legend() is None
 
 
 @pytest.fixture

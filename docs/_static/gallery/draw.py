@@ -1,4 +1,4 @@
-"""Figures of the gallery that no notebook has: of a small fit, and of the distance between networks and the SDE."""
+"""Figures of the gallery that no notebook has, of a small fit."""
 
 from pathlib import Path
 
@@ -14,16 +14,7 @@ V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.6)
 data = si.sample_networks(layer, V0, width=64, depth=12, networks=24, key=jax.random.key(0))
 post = si.fit(si.models.full_path, data, chains=2, draws=250, warmup=250, key=jax.random.key(1))
 
-feedforward = si.ResidualFeedForward(gamma=0.6, c_plus=1.0, c_minus=-1.0)
-distances = si.agreement(feedforward, V0, time=0.25, widths=[16, 32, 64], networks=4000, key=jax.random.key(2))
-
-drawn = {
-    plots.plot_ranks: post,
-    plots.plot_terminal_correlation: post,
-    plots.plot_innovations: post,
-    plots.plot_agreement: distances,
-}
-for plot, argument in drawn.items():
-    plot(argument)
+for plot in (plots.plot_ranks, plots.plot_terminal_correlation, plots.plot_innovations):
+    plot(post)
     plt.savefig(Path(__file__).with_name(f"{plot.__name__}.png"), dpi=100, bbox_inches="tight")
     plt.close()

@@ -1,4 +1,4 @@
-"""Networks outside the theory, unshaped or with shared weights, on which a check should fail."""
+"""Networks outside the theory, unshaped or with shared weights: for Figure 1 of the paper, and to plant failures."""
 
 import math
 from typing import Literal
@@ -11,10 +11,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
-from sdeinfer.covariance import validate_covariance
+import sdeinfer as si
 from sdeinfer.layers import shaped_relu
-from sdeinfer.networks._tokens import tokens_with_covariance
-from sdeinfer.observation import covariance_dataset
+from sdeinfer.networks import tokens_with_covariance
 
 
 class Baseline(eqx.Module):
@@ -77,22 +76,9 @@ class Baseline(eqx.Module):
 def sample_baseline(
     baseline: Baseline, V0: Float[Array, "m m"], *, width: int, depth: int, networks: int, key: PRNGKeyArray
 ) -> xr.Dataset:
-    """Draw independent networks with all their weights, and record V = XXᵀ/n after every layer.
-
-    Arguments:
-        baseline: the layer, repeated `depth` times.
-        V0: covariance of the initial tokens, shape (m, m).
-        width: n, also of queries, keys and hidden units; at least m.
-        depth: d, the number of layers.
-        networks: number of networks.
-        key: PRNG key.
-
-    Returns:
-        The Dataset of `covariance_dataset`, without architecture and truth: no layer of the package describes it.
-    """
-    V0 = jnp.asarray(validate_covariance(V0))
+    """Draw independent networks with all their weights, and record V = XXᵀ/n after every layer."""
     paths = _paths(baseline, V0, jr.split(key, networks), width=width, depth=depth)
-    return covariance_dataset(np.asarray(paths), width=width, layers=np.arange(depth + 1))
+    return si.covariance_dataset(np.asarray(paths), width=width, layers=np.arange(depth + 1))
 
 
 @eqx.filter_jit

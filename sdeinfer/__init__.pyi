@@ -54,7 +54,6 @@ from .observation import validate as validate
 from .observation import write as write
 from .parameters import Parameter as Parameter
 from .solve import simulate as simulate
-from .solve import simulate_from as simulate_from
 from .solve import simulate_stopped as simulate_stopped
 from .solve import tangents as tangents
 from .tuning import Tuned as Tuned

@@ -40,10 +40,7 @@ NEEDED = {
 
 
 def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a public function: a wrong type of an argument is an `InputError`, and there is room for its programs.
-
-    Annotations with a type that is not in `NEEDED`, such as arrays, are left to the function.
-    """
+    """Wrap a public function: a wrong type that `NEEDED` has is an `InputError`, and there is room for its programs."""
     signature = inspect.signature(function)
     known = {name: _types(each.annotation) for name, each in signature.parameters.items()}
     known = {name: kinds for name, kinds in known.items() if all(kind in NEEDED for kind, _ in kinds)}
@@ -65,11 +62,7 @@ def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
 
 
 def at_least_one(**sizes: Any) -> None:
-    """Check sizes by name.
-
-    Raises:
-        InputError: for a size that is not a whole number of at least 1.
-    """
+    """Check that sizes, by name, are whole numbers of at least 1."""
     for name, size in sizes.items():
         if not whole_number(size) or size < 1:
             got = int(size) if whole_number(size) else shown(size)

@@ -3,42 +3,25 @@
 import hashlib
 import os
 import platform
-import shutil
 import sys
-import time
 import warnings
-import zlib
-from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 
 import jax
 import platformdirs
 
 LARGEST = 2**26
-"""Largest size in bytes of the cache after a start; hundreds of programs take 3 MB."""
-
-UNUSED_DAYS = 90
-"""Days without a start after which the programs of another jaxlib or CPU are removed."""
-
-ZSTD = b"\x28\xb5\x2f\xfd"
-"""First bytes of a program that JAX compressed with Zstandard; JAX uses zlib if Zstandard is not installed."""
-
-LAST_START = ".last-start"
-"""Name of the file whose modification time is the time of the last start."""
-
-# JAX can bound its cache itself, but then examines every file before each write, 70 µs per file, and waits up to 10 s
-# for a lock on every read and write. Without a bound it takes no lock: a program that another process has written only
-# in part is compiled again.
+"""Largest size in bytes of the cache after a start; hundreds of programs take 3 MB. JAX's own bound looks at every file
+before each write, and waits for a lock on every read."""
 
 
 def use_compilation_cache() -> Path | None:
     """Keep compiled programs in the user's cache folder, and load those that were compiled before.
 
     For applications and notebooks, before the first computation: it changes JAX's process-wide configuration. The
-    folder is `sdeinfer` in the user's cache folder ($XDG_CACHE_HOME or ~/.cache on Linux), with one subfolder per
-    jaxlib and CPU. Cached programs are executed, so only the user may write to the folder. Errors of the cache are
-    silent; a program that cannot be read or written is compiled.
+    folder is `sdeinfer` in the user's cache folder ($XDG_CACHE_HOME or ~/.cache on Linux), with one subfolder per CPU.
+    Cached programs are executed, so only the user may write to the folder. Errors of the cache are silent; a program
+    that cannot be read or written is compiled.
 
     Returns:
         The folder. None if SDEINFER_NO_CACHE=1, if JAX already has another folder, as by JAX_COMPILATION_CACHE_DIR, or
@@ -47,19 +30,14 @@ def use_compilation_cache() -> Path | None:
     if os.environ.get("SDEINFER_NO_CACHE", "") not in ("", "0") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return None
     try:
-        folder = Path(platformdirs.user_cache_dir("sdeinfer", appauthor=False))
-    except RuntimeError:  # the user has no home
-        return None
-    folder /= f"jaxlib-{version('jaxlib')}-{_cpu()}"
-    known = jax.config.jax_compilation_cache_dir
-    if known is not None:
-        return folder if known == str(folder) else None
-    try:
+        folder = Path(platformdirs.user_cache_dir("sdeinfer", appauthor=False)) / _cpu()
+        known = jax.config.jax_compilation_cache_dir
+        if known is not None:
+            return folder if known == str(folder) else None
         if not _is_ours(folder):
             return None
-        with suppress(FileNotFoundError):  # another process removes the same files
-            _tidy(folder)
-    except OSError:
+        _tidy(folder)
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
         return None
     warnings.filterwarnings("ignore", r"Error (reading|writing) persistent compilation cache entry")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -79,7 +57,7 @@ def _cpu() -> str:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Make the folder, and return whether only the user may write there and there is enough space."""
+    """Make the folder, and return whether only the user may write there."""
     if not folder.is_absolute():  # the user has no home
         return False
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -88,34 +66,13 @@ def _is_ours(folder: Path) -> bool:
         status = each.stat()
         if sys.platform != "win32" and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
             return False
-    return shutil.disk_usage(folder).free > LARGEST
+    return True
 
 
 def _tidy(folder: Path) -> None:
-    """Remove damaged programs, the least recently used ones beyond `LARGEST`, and unused folders."""
-    last_start = folder / LAST_START
-    before = last_start.stat().st_mtime if last_start.exists() else 0.0
-    last_start.touch()
-    with os.scandir(folder) as entries:
-        files = [(Path(entry.path), entry.stat()) for entry in entries if entry.is_file()]
-    size = 0
+    """Remove the least recently used programs beyond `LARGEST`."""
+    files, size = [(file, file.stat()) for file in folder.iterdir()], 0
     for file, status in sorted(files, key=lambda each: max(each[1].st_atime, each[1].st_mtime), reverse=True):
         size += status.st_size
-        new = status.st_mtime >= before - 2  # file systems round times, by up to two seconds
-        if file != last_start and (size > LARGEST or (new and _is_damaged(file))):
+        if size > LARGEST:
             file.unlink(missing_ok=True)
-    for other in folder.parent.glob(f"*/{LAST_START}"):
-        if other.stat().st_mtime < time.time() - UNUSED_DAYS * 86400:
-            shutil.rmtree(other.parent, ignore_errors=True)
-
-
-def _is_damaged(file: Path) -> bool:
-    """Whether a program was written only in part, as on a full disk: JAX would fail to read it at every start."""
-    content = file.read_bytes()
-    if content.startswith(ZSTD):  # cannot be checked without Zstandard
-        return False
-    try:
-        zlib.decompress(content)
-    except zlib.error:
-        return True
-    return False

@@ -19,41 +19,32 @@ def padded_size(count: int, *, least: int) -> int:
     return least * 4 ** max(0, math.ceil(math.log(count / least, 4) - 1e-9))
 
 
-OWN, ALLOWED = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-"""Memory maps of the process, one a line, and how many Linux allows. XLA takes three for every kernel, 1,500 to 1,900
-for a fit of a new shape, and ends the process where there are no more."""
-
-FULL, EXHAUSTED = 0.5, 0.8
-"""Fractions of the allowed memory maps: above the first, compiled programs are dropped; above the second, where that
-did not help, nothing more is compiled."""
-
-INTERVAL = 1.0
-"""Least number of seconds from one look at the memory maps to the next."""
-
 _looked = -math.inf
 
 
 def make_room() -> None:
     """Drop all compiled programs of the process where memory maps run out; they are compiled again when needed.
 
-    The results do not change. Inside of a JAX transformation nothing is dropped.
+    XLA takes three maps for every kernel, 1,500 to 1,900 for a fit of a new shape, and ends the process where Linux
+    allows no more. The results do not change. Inside of a JAX transformation nothing is dropped.
 
     Raises:
         InputError: if too many maps are in use without compiled programs.
     """
     global _looked
-    if time.monotonic() < _looked + INTERVAL or not (OWN.exists() and ALLOWED.exists()):
+    limit = Path("/proc/sys/vm/max_map_count")
+    if time.monotonic() < _looked + 1 or not limit.exists():
         return
     import jax
     import jax.numpy as jnp
     from jax.core import Tracer
 
-    _looked, allowed = time.monotonic(), int(ALLOWED.read_text())
-    if _maps() < FULL * allowed or isinstance(jnp.zeros(()), Tracer):
+    _looked, allowed = time.monotonic(), int(limit.read_text())
+    if _maps() < 0.5 * allowed or isinstance(jnp.zeros(()), Tracer):
         return
     jax.clear_caches()
     gc.collect()
-    if (left := _maps()) > EXHAUSTED * allowed:
+    if (left := _maps()) > 0.8 * allowed:
         raise InputError(
             f"memory maps: the process holds {left} of the {allowed} that Linux allows it, and compiling needs more: "
             "start a new process, or raise vm.max_map_count"
@@ -61,4 +52,4 @@ def make_room() -> None:
 
 
 def _maps() -> int:
-    return OWN.read_bytes().count(b"\n")
+    return Path("/proc/self/maps").read_bytes().count(b"\n")

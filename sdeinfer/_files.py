@@ -15,11 +15,7 @@ ZARR = ".zarr"
 
 
 def readable(path: str | Path) -> Path:
-    """Check that a file exists; with the suffix .zarr, a folder.
-
-    Raises:
-        InputError: if it does not.
-    """
+    """A path, checked to be a file; with the suffix .zarr, a folder."""
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path}: no such file")
@@ -34,10 +30,7 @@ def readable(path: str | Path) -> Path:
 def staged_file(path: str | Path) -> Iterator[Path]:
     """Yield a path in a temporary folder beside `path`; what is written there moves to `path` at the end, whole.
 
-    With the suffix .zarr, both are folders.
-
-    Raises:
-        InputError: at the start if `path` cannot be written; later if writing fails.
+    With the suffix .zarr, both are folders. It is an InputError if `path` cannot be written.
     """
     path = Path(path)
     if path.exists() and not _is_replaceable(path):
@@ -62,12 +55,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 @contextmanager
 def staged_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`, whose files move to `path` at the end.
+    """Yield a temporary folder beside `path`, whose files move to `path` at the end; on an error none do.
 
-    On an error nothing appears at `path`. Existing files are kept, except those with the same names.
-
-    Raises:
-        InputError: at the start if the folder cannot be written; at the end if a folder has the name of a file.
+    Existing files are kept, except those with the same names. It is an InputError if `path` cannot be written.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():

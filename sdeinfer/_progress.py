@@ -14,10 +14,7 @@ _line: ContextVar[tqdm | None] = ContextVar("_line", default=None)
 
 @contextmanager
 def progress_line(*, show: bool) -> Iterator[None]:
-    """Show a line with the name of the current phase.
-
-    A nested call keeps the outer line. There is no line in a pipe or a file.
-    """
+    """Show a line with the name of the current phase, if anybody watches; a nested call keeps the outer line."""
     if not show or _line.get() is not None or not _watched():
         yield
         return

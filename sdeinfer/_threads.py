@@ -7,7 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from sdeinfer._devices import on_cpu
+
+def on_cpu() -> bool:
+    """Whether programs run on a CPU."""
+    device = jax.config.jax_default_device
+    if device is None:
+        return jax.default_backend() == "cpu"
+    return (device if isinstance(device, str) else device.platform) == "cpu"
 
 
 def as_in_this_thread[**P, T](function: Callable[P, T]) -> Callable[P, T]:
@@ -27,12 +33,8 @@ def in_threads[S, T](
 ) -> list[T]:
     """Results of a function that runs programs, called in threads: one for each core, or for an accelerator.
 
-    Arguments:
-        run: the function.
-        each: what it is called with.
-        alone: number of first calls that end before others start: threads that start together would each compile the
-            same program.
-        done: called with each result in this thread, in order.
+    The first `alone` calls end before others start: threads that start together would each compile the same program.
+    `done` is called with each result in this thread, in order.
     """
     found, pool = [], ThreadPoolExecutor(os.cpu_count() if on_cpu() else 1)
     try:

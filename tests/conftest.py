@@ -241,11 +241,6 @@ def matrix_of(move, *shape: int, dtype=float):
     return si.covariance.vech(jax.vmap(move)(normals)).T
 
 
-def root_of(diffusion):
-    """Σ^{1/2} as a matrix."""
-    return matrix_of(diffusion.sample, len(diffusion.std), dtype=diffusion.std.dtype)
-
-
 @pytest.fixture(params=range(1, 7), ids=lambda m: f"m{m}")
 def V(request):
     return random_covariance(request.param, seed=request.param)

@@ -39,7 +39,6 @@ LONG_CASES = (
     "test_first_clusters.py::test_random_tokens_have_the_peaks_of_a_normal_potential[50.0]",
     "test_criteria.py::test_derivatives_are_those_of_the_law[quantile]",
     "test_laws.py::test_one_small_step_has_the_generators_mean_and_covariance[mask]",
-    "test_paths.py::test_a_traced_v0_that_is_no_covariance_raises[jit]",
     "test_pattern_order.py::test_jax_agrees_with_numpy_and_has_derivatives[causal]",
     "test_projected_normal.py::test_density_is_the_integral_over_radii[0.001-2]",
 )

@@ -36,7 +36,6 @@ REFUSED = [
     (lambda: simulate(paths=2, key=0), r"key: a key, as jax.random.key\(0\), is needed, got 0"),
     (lambda: simulate(paths=2, key=jr.split(KEY)), "key: a key, .* is needed"),
     (lambda: simulate(paths=2, step="long", key=KEY), "step: a number is needed, got 'long'"),
-    (lambda: si.simulate_from(LAYER, V0, [0.1], "normals"), "paths: a whole number of at least 1"),
     (lambda: si.simulate_stopped(LAYER, V0, [0.1], within=3, paths=2, key=KEY), "within: a pair is needed, got 3"),
     (lambda: si.tangents("mlp", V0, [0.1], V0, paths=2, key=KEY), "layer: a layer, .* got 'mlp'"),
     (lambda: sample(networks=1e1, key=KEY), "networks: a whole number is needed, got 10.0"),

@@ -3,19 +3,15 @@
 import os
 import re
 import resource
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
 import sdeinfer as si
 from sdeinfer import _cache
-from sdeinfer._cache import LARGEST, LAST_START, _cpu
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -69,8 +65,7 @@ def test_one_folder_for_each_jaxlib_and_cpu_that_only_the_user_may_write(home):
     folder = si.use_compilation_cache()
     assert folder is not None
     assert folder.parent == home / "sdeinfer"
-    assert re.fullmatch(r"jaxlib-\d+\.[\d.]+\w*-[0-9a-f]{12}", folder.name)
-    assert _cpu() in folder.name
+    assert re.fullmatch(r"[0-9a-f]{12}", folder.name)
     assert {path.stat().st_mode & 0o777 for path in (folder, folder.parent)} == {0o700}
     assert jax.config.jax_compilation_cache_dir == str(folder)
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
@@ -106,12 +101,6 @@ def test_folders_that_cannot_be_used_are_left_alone(home, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         assert unusable()
-    with monkeypatch.context() as patch:
-        patch.setattr(_cache.shutil, "disk_usage", lambda _: type("Usage", (), {"free": LARGEST // 2}))
-        assert unusable()
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "touch", lambda *_: (_ for _ in ()).throw(PermissionError()))
-        assert unusable()
     assert not list((home / "sdeinfer").glob("*/*"))
     assert not unusable()
 
@@ -130,64 +119,30 @@ def test_a_user_without_a_home_has_no_cache(home, monkeypatch, error):
     assert not Path("~").exists()
 
 
-def test_a_start_leaves_the_programs_used_last_and_removes_damaged_ones(home, monkeypatch):
+def test_a_start_leaves_the_programs_used_last(home, monkeypatch):
     monkeypatch.setattr(_cache, "LARGEST", 10_000)
     folder = si.use_compilation_cache()
     assert folder is not None
-    rng = np.random.default_rng(0)
     for age in range(10):
         file = folder / f"{age}-cache"
-        file.write_bytes(_cache.zlib.compress(rng.bytes(2000)))
-        used = (folder / LAST_START).stat().st_mtime + 10 - age
-        os.utime(file, (used, used))
-    for name, content in (("broken", _cache.zlib.compress(rng.bytes(500))[:-1]), ("empty", b""), ("noise", b"noise")):
-        (folder / f"{name}-cache").write_bytes(content)
-    zstd = folder / "zstd-cache"
-    zstd.write_bytes(_cache.ZSTD)
-    os.utime(zstd, (used, used + 100))
-    unused = folder.parent / "jaxlib-0.1-0"
-    unused.mkdir()
-    (unused / LAST_START).touch()
-    os.utime(unused / LAST_START, (0, 0))
+        file.write_bytes(bytes(2000))
+        os.utime(file, (10_000 - age, 10_000 - age))
     jax.config.update("jax_compilation_cache_dir", None)
     assert si.use_compilation_cache() == folder
-    assert {path.name for path in folder.iterdir()} == {LAST_START, "zstd-cache", *(f"{age}-cache" for age in range(4))}
-    assert list(folder.parent.iterdir()) == [folder]
+    assert {path.name for path in folder.iterdir()} == {f"{age}-cache" for age in range(5)}
 
 
-def test_processes_share_programs_at_once_on_a_full_disk_and_after_damage(home):
-    """A program on a full disk is cut off, and removed by the next process."""
+def test_processes_share_programs_at_once_and_after_damage(home):
+    """A program that is cut off on a full disk, or damaged, is compiled again without a word."""
     assert hits(started(size=100)) == 0
+    (folder,) = (home / "sdeinfer").iterdir()
+    for path in folder.iterdir():
+        path.unlink()
     first, second = started(), started()
     hits(first), hits(second)
-    (folder,) = (home / "sdeinfer").iterdir()
     programs = [path for path in folder.iterdir() if path.name.endswith("-cache")]
     assert programs
     assert hits(started()) == len(programs)
-    # Damaged in the middle and long ago, so that no start finds it: JAX itself fails to read it.
     for path in programs:
         path.write_bytes(path.read_bytes()[:-10])
-        os.utime(path, (0, 0))
     assert hits(started()) == 0
-
-
-@pytest.mark.slow  # compiles all programs of the main job
-@pytest.mark.skipif(sys.platform != "linux", reason="a small disk is mounted")
-def test_the_main_job_does_not_notice_a_small_disk(home, monkeypatch):
-    small = ["--width", "48", "--depth", "5", "--tokens", "2", "--networks", "6", "--norm", "1.2"]
-    short = ["--chains", "2", "--draws", "60", "--warmup", "100"]
-    with tempfile.TemporaryDirectory() as disk:
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], capture_output=True).returncode:
-            pytest.skip("needs the right to mount")
-        try:
-            monkeypatch.setenv("XDG_CACHE_HOME", disk)
-            command = [sys.executable, "-c", "from sdeinfer import _cache, cli; _cache.LARGEST = 1; cli.app()"]
-            done = subprocess.run(
-                [*command, "calibrate", *small, *short, "--out", home / "out"], capture_output=True, text=True
-            )
-            assert shutil.disk_usage(disk).free < 2**14
-        finally:
-            subprocess.run(["umount", disk], check=True)
-    assert done.returncode == 0
-    assert not re.search("Error|Warning", done.stderr)
-    assert "verdict: " in done.stdout

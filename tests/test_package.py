@@ -129,7 +129,6 @@ def test_imports_point_one_way(room):
         *ROOMS[: ROOMS.index(room) + 1],
         "_arguments",
         "_compiler",
-        "_devices",
         "_files",
         "_html",
         "_map_reduce",

@@ -2,7 +2,6 @@
 
 import io
 import sys
-from contextlib import suppress
 
 import sdeinfer as si
 from sdeinfer._progress import ProgressBar, done, phase, progress_line
@@ -54,14 +53,6 @@ def test_a_pass_over_the_data_says_how_far_it_is(monkeypatch):
         phase("predicting")
         assert terminal.line() == "predicting …"
     done(0.5)
-
-
-def test_a_line_is_cleared_before_an_error(monkeypatch):
-    terminal = on_terminal(monkeypatch)
-    with suppress(si.InputError), progress_line(show=True):
-        phase("predicting")
-        raise si.InputError("no")
-    assert terminal.line() == ""
 
 
 def test_a_bar_takes_the_place_of_the_phase(monkeypatch):

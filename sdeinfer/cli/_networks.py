@@ -83,11 +83,7 @@ def simulate_command(
     truth: Truth,
     time: Annotated[float, typer.Option(help="final depth-time T = d/n")] = 0.5,
     times: Annotated[int, typer.Option(help="number of equally spaced times to save, beside 0", min=1)] = 16,
-    step: Annotated[float | None, typer.Option(help="longest step in depth-time; 0.05 if not given")] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="largest error of correlations, log norms and log effective rank; sets the step"),
-    ] = None,
+    step: Annotated[float, typer.Option(help="longest step in depth-time")] = 0.05,
     paths: Annotated[int, typer.Option(help="number of paths", min=1)] = 1024,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("paths.nc"),
@@ -103,7 +99,7 @@ def simulate_command(
     ts = np.linspace(0.0, time, times + 1)
     with staged_file(out) as file:
         phase("simulating")
-        V = np.asarray(si.simulate(layer, V0, ts, paths=paths, step=step, tolerance=tolerance, key=key_of(seed, 0)))
+        V = np.asarray(si.simulate(layer, V0, ts, paths=paths, step=step, key=key_of(seed, 0)))
         result = xr.Dataset(
             {"covariance": (("path", "time", "token_a", "token_b"), V)},
             coords={"time": ts},

@@ -11,7 +11,6 @@ from sdeinfer.covariance._batched import pivoted_cholesky as pivoted_cholesky
 from sdeinfer.covariance._batched import semidefinite_cholesky as semidefinite_cholesky
 from sdeinfer.covariance._batched import total as total
 from sdeinfer.covariance._batched import transpose as transpose
-from sdeinfer.covariance._diffusion import Diffusion as Diffusion
 from sdeinfer.covariance._diffusion import Spectrum as Spectrum
 from sdeinfer.covariance._diffusion import centred_gram as centred_gram
 from sdeinfer.covariance._diffusion import coordinates as coordinates

@@ -1,11 +1,8 @@
 """Linear algebra on many small matrices at once: arrays of shape (m, m, ...), one matrix for each trailing index.
 
 On a CPU a batched LAPACK call on 4×4 matrices spends nearly all its time outside the arithmetic. With the batch as the
-*last* axis every operation below is elementwise along that axis and vectorises. Loops are unrolled along one matrix
-index only, because compile time grows with the number of unrolled operations. Above `UNROLLED` tokens LAPACK is faster,
-and the batch moves to the front.
-
-`transpose`, `diagonal`, `identity_like`, `matmul` and `total` also map NumPy arrays to NumPy arrays.
+*last* axis every operation below is elementwise along that axis and vectorises. Above `UNROLLED` tokens LAPACK is
+faster, and the batch moves to the front. The first five functions also map NumPy arrays to NumPy arrays.
 """
 
 from typing import Any
@@ -13,16 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Bool, Float, Int
 
 from sdeinfer.covariance._factors import inverse_lower
-from sdeinfer.covariance._product import product
 
 UNROLLED = 16
 """Largest m whose loops are unrolled."""
-
-CHUNK = 8
-"""Columns of a Cholesky factor that are eliminated before the finished rows and columns are dropped."""
 
 
 def transpose[T: (Array, np.ndarray)](A: Float[T, "m k ..."]) -> Float[T, "k m ..."]:
@@ -51,11 +47,6 @@ def matmul[T: (Array, np.ndarray)](A: Float[T, "m k *#batch"], B: Float[T, "k l 
     return product(*factors)
 
 
-def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
-    """A Aᵀ."""
-    return matmul(jnp.asarray(A), transpose(A))
-
-
 def total(A: Float[Any, "m ..."], axis: int = 0) -> Any:
     """The sum over one matrix axis."""
     if isinstance(A, np.ndarray):
@@ -66,6 +57,11 @@ def total(A: Float[Any, "m ..."], axis: int = 0) -> Any:
     # A product with a row of ones, because the derivative of a product compiles faster than that of a sum of slices.
     found = product(jnp.ones((1, len(A)), A.dtype), A if A.ndim > 1 else A[:, None])[0]
     return found if A.ndim > 1 else found[0]
+
+
+def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
+    """A Aᵀ."""
+    return matmul(jnp.asarray(A), transpose(A))
 
 
 def cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
@@ -94,18 +90,17 @@ def is_positive_definite(A: Float[Array, "m m ..."]) -> Bool[Array, "..."]:
 
 
 def semidefinite_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
-    """A square L with L Lᵀ = A for positive *semi*-definite A, for which Cholesky's factorisation breaks down.
+    """A square L with L Lᵀ = A for positive *semi*-definite A: its Cholesky factor where A is definite.
 
-    Where A is definite, L is the Cholesky factor, a smooth function of A. Where A is singular up to rounding, L is the
-    factor by complete pivoting, which ends in columns of zeros: nothing is added to A, and the neglected remainder is
-    of the size of the rounding of A's entries. The pivoted factor is triangular only up to the order of its rows.
+    Where A is singular up to rounding, L is the factor by complete pivoting, which ends in columns of zeros: nothing is
+    added to A, and the neglected remainder is of the size of the rounding of A's entries.
     """
     L, definite = _cholesky(A)
     return jax.lax.cond(definite.all(), lambda A: L, lambda A: jnp.where(definite, L, pivoted_cholesky(A)), A)
 
 
 def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool[Array, "..."]]:
-    """The factor, and whether all its pivots exceed the rounding of their diagonal entries; if not, L is invalid."""
+    """The factor, valid where all its pivots exceed the rounding of their diagonal entries."""
     tokens = len(A)
     smallest = _rounding(A) * diagonal(A)
     if tokens > UNROLLED:
@@ -125,9 +120,9 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
 
     rest, L, definite = A, [], jnp.ones(A.shape[2:], bool)
     while len(rest) > 0:
-        # Finished rows are dropped after every few columns. The loop over columns is not unrolled: unrolling triples
+        # Finished rows are dropped after every eight columns. The loop over columns is not unrolled: unrolling triples
         # the compile time and gains nothing.
-        count = min(len(rest), CHUNK)
+        count = min(len(rest), 8)
         done, (columns, positive) = jax.lax.scan(eliminate, rest, jnp.arange(count))
         zeros = jnp.zeros((count, tokens - len(rest), *A.shape[2:]), A.dtype)
         L.append(jnp.concatenate([zeros, columns], axis=1) if len(rest) < tokens else columns)
@@ -180,3 +175,49 @@ def batch_first(A: Float[Array, "m k ..."]) -> Float[Array, "... m k"]:
 
 def batch_last(A: Float[Array, "... m k"]) -> Float[Array, "m k ..."]:
     return jnp.moveaxis(A, (-2, -1), (0, 1))
+
+
+def product(A: Float[Array, "m k *#batch"], B: Float[Array, "k l *#batch"]) -> Float[Array, "m l ..."]:
+    """A B for each trailing index, as an unrolled sum over k; a JAX primitive, since its derivatives are products too.
+
+    The automatic derivative of the sum backwards is a sum of padded slices of every term: a gradient of `simulate`
+    takes two to six times as long, and twice the compilation.
+    """
+    batch, dtype = jnp.broadcast_shapes(A.shape[2:], B.shape[2:]), jnp.result_type(A, B)
+    aligned = (jnp.expand_dims(x, tuple(range(2, len(batch) + 4 - x.ndim))) for x in (A, B))
+    return _product.bind(*(jnp.broadcast_to(x, (*x.shape[:2], *batch)).astype(dtype) for x in aligned))
+
+
+def _unrolled(A: Array, B: Array) -> Array:
+    A, B = jax.lax.optimization_barrier((A, B))
+    total = A[:, 0, None] * B[None, 0]
+    for k in range(1, A.shape[1]):
+        total = total + A[:, k, None] * B[None, k]
+    # Without the barrier XLA fuses the product into each of its uses and recomputes it for every entry.
+    return jax.lax.optimization_barrier(total)
+
+
+def _shape(A: ShapedArray, B: ShapedArray) -> ShapedArray:
+    return ShapedArray((A.shape[0], B.shape[1], *A.shape[2:]), A.dtype)
+
+
+def _mapped(args: tuple[Any, Any], axes: tuple[int | None, int | None]) -> tuple[Array, int]:
+    """`jax.vmap`: the mapped axis becomes the last one."""
+    (size,) = {x.shape[axis] for x, axis in zip(args, axes, strict=True) if axis is not None}
+    A, B = (
+        jnp.broadcast_to(x[..., None], (*x.shape, size)) if axis is None else jnp.moveaxis(x, axis, -1)
+        for x, axis in zip(args, axes, strict=True)
+    )
+    return _product.bind(A, B), A.ndim - 1
+
+
+_product = Primitive("sdeinfer_product")
+_product.def_impl(jax.jit(_unrolled))
+_product.def_abstract_eval(_shape)
+mlir.register_lowering(_product, mlir.lower_fun(_unrolled, multiple_results=False))
+ad.defbilinear(
+    _product,
+    lambda G, A, B: _product.bind(G, B.swapaxes(0, 1)),
+    lambda G, A, B: _product.bind(A.swapaxes(0, 1), G),
+)
+batching.primitive_batchers[_product] = _mapped

@@ -1,4 +1,4 @@
-"""Σ(V) = a Σ_lin(V) + κ² 𝒜(V) without forming a p×p matrix.
+"""Coordinates in which Σ(V) = a Σ_lin(V) + κ² 𝒜(V) is diagonal, without forming a p×p matrix.
 
 Let V = LLᵀ, Lᵀ H_m L = U diag(δ) Uᵀ and Q = LU. In the coordinates Z = Q⁻¹ dV Q⁻ᵀ the entries Z_ij, i ≤ j, are
 independent for *every* a and κ², with
@@ -12,27 +12,18 @@ Why: Q diagonalises V (to I) and the centred covariance together: with C = H V H
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance._batched import matmul, total, transpose
 from sdeinfer.covariance._factors import cholesky_of, eigh_of, log_volume_of, whiten_by
-from sdeinfer.covariance._matrix import pairs, unvech, vech
+from sdeinfer.covariance._matrix import pairs
 from sdeinfer.covariance._pattern import EVERY_TOKEN, Pattern
 from sdeinfer.covariance._pattern_noise import PatternSpectrum, pattern_spectrum
 
 
 class Spectrum(eqx.Module):
-    """The coordinates Q in which the noise of Σ(V) is independent for every a and κ²; they depend on V alone.
-
-    For one V, or for stacks along leading axes.
-
-    Attributes:
-        cholesky: L, shape (m, m).
-        rotation: eigenvectors U of Lᵀ H_m L, shape (m, m).
-        delta: eigenvalues δ of Lᵀ H_m L, shape (m,).
-    """
+    """The coordinates Q of one V, or of stacks: L, and the eigenvectors U and eigenvalues δ of Lᵀ H_m L."""
 
     cholesky: Float[Any, "... m m"]
     rotation: Float[Any, "... m m"]
@@ -65,11 +56,7 @@ class Spectrum(eqx.Module):
 
 
 def spectrum(V: Float[Any, "... m m"]) -> Spectrum:
-    """Find the coordinates Q in which Σ(V) is diagonal, in O(m³); NumPy handles NumPy arrays.
-
-    V must be positive definite: for a singular V, where Σ has no density, the result holds NaN. The eigenvectors have
-    no derivative where δ repeats.
-    """
+    """The coordinates Q of a V, in O(m³): NaN for a singular V, where Σ has no density."""
     L = cholesky_of(V)
     centred = L - L.mean(axis=-2, keepdims=True)
     delta, U = eigh_of(centred.mT @ centred)
@@ -79,40 +66,6 @@ def spectrum(V: Float[Any, "... m m"]) -> Spectrum:
 def coordinates(V: Float[Any, "... m m"], pattern: Pattern = EVERY_TOKEN) -> Spectrum | PatternSpectrum:
     """The coordinates in which Σ(V) is diagonal for an attention pattern."""
     return spectrum(V) if pattern.everything else pattern_spectrum(pattern, V)
-
-
-class Diffusion(eqx.Module):
-    """Σ(V) = a Σ_lin(V) + κ² 𝒜(V) of Theorems 3.2 and 4.2, as a square root to sample from and to invert.
-
-    Attributes:
-        spectrum: the coordinates in which Σ is diagonal.
-        linear: a, the strength of Σ_lin.
-        attention: κ², the strength of 𝒜.
-    """
-
-    spectrum: Spectrum | PatternSpectrum
-    linear: Float[Array, ""]
-    attention: Float[Array, ""]
-
-    @property
-    def std(self) -> Float[Array, " p"]:
-        """Standard deviations of Z_ij, i ≤ j."""
-        rows, columns = pairs(self.spectrum.tokens)
-        multiplicity = jnp.where(rows == columns, 2.0, 1.0).astype(self.spectrum.cholesky.dtype)
-        return jnp.sqrt(multiplicity * (self.linear + self.attention * self.spectrum.mixing))
-
-    def sample(self, xi: Float[Array, " p"]) -> Float[Array, "m m"]:
-        """Σ^{1/2} ξ as a symmetric matrix, for p standard normals ξ."""
-        return self.spectrum.colour(unvech(self.std * xi))
-
-    def whiten(self, dV: Float[Any, "m m"]) -> Float[Array, " p"]:
-        """Σ^{−1/2} dV, the inverse of `sample`: independent standard normals where dV ~ N(0, Σ)."""
-        return vech(self.spectrum.whiten(dV)) / self.std
-
-    def log_det(self) -> Float[Array, ""]:
-        """The log-determinant of Σ, Σ_{i≤j} log var Z_ij + 2(m+1) Σ_i log L_ii, over the p entries of `vech`."""
-        tokens = self.spectrum.tokens
-        return 2 * jnp.sum(jnp.log(self.std)) + 2 * (tokens + 1) * self.spectrum.log_volume
 
 
 def centred_gram(X: Float[Array, "m k ..."]) -> tuple[Float[Array, "m k ..."], Float[Array, "k k ..."]]:

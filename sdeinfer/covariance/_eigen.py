@@ -1,7 +1,6 @@
 """Eigenvalues and eigenvectors of many small symmetric matrices at once: arrays (m, m, ...), as in `_batched`.
 
-Cyclic Jacobi rotations, as elementwise operations along the batch: for m ≤ 4, 3 to 30 times faster than one LAPACK call
-per matrix.
+Cyclic Jacobi rotations along the batch: for m ≤ 4, 3 to 30 times faster than one LAPACK call per matrix.
 """
 
 import jax
@@ -18,8 +17,7 @@ SWEEPS = {1: 0, 2: 1, 3: 5, 4: 6, 5: 7, 6: 7, 7: 8, 8: 8}
 def eigh(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m ..."], Float[Array, "m m ..."]]:
     """Eigenvalues, ascending, and eigenvectors, in columns: A = U diag(λ) Uᵀ.
 
-    Eigenvectors of repeated eigenvalues have no derivative, and count as constant under differentiation. The derivative
-    of a function of A is then correct only if the function does not depend on these eigenvectors at all.
+    Eigenvectors of repeated eigenvalues have no derivative, and count as constant under differentiation.
     """
     if len(A) not in SWEEPS:
         values, vectors = jnp.linalg.eigh(batch_first(A))

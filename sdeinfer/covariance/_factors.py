@@ -13,10 +13,6 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-REPEATED = 64
-"""Distance of eigenvalues, in units of eps times the largest, up to which they count as repeated: JAX's derivative
-divides by this distance, and would be a finite wrong number."""
-
 
 def cholesky_of[T: (Array, np.ndarray)](A: Float[T, "... m m"]) -> Float[T, "... m m"]:
     """The lower triangular L with L Lᵀ = A; NaN where A is not positive definite."""
@@ -35,12 +31,8 @@ def eigh_of[T: (Array, np.ndarray)](
 ) -> tuple[Float[T, "... m"], Float[T, "... m m"]]:
     """Eigenvalues, ascending, and eigenvectors, in columns; NaN where A is not finite.
 
-    The derivative is NaN where eigenvalues repeat.
-
-    Arguments:
-        A: symmetric matrices.
-        null: number of eigenvalues, the first ones, that are zero for every A. Their eigenvectors are an arbitrary
-            basis of the null space, which does not turn in itself as A changes.
+    The derivative is NaN where eigenvalues repeat, other than the first `null` ones, which are zero for every A: their
+    eigenvectors are a basis of the null space, which does not turn in itself as A changes.
     """
     if not isinstance(A, np.ndarray):
         return _jax_eigh(A, null)
@@ -74,11 +66,7 @@ def log_volume_of[T: (Array, np.ndarray)](L: Float[T, "... m m"]) -> Float[T, ".
 
 
 def factor_on_host(V: np.ndarray) -> np.ndarray:
-    """The factor of `semidefinite_cholesky` for each positive semi-definite matrix of a stack (..., m, m), by NumPy.
-
-    The Cholesky factor where V is definite; the pivoted factor of `pivoted_cholesky` where V is singular, so that equal
-    tokens have equal rows.
-    """
+    """The factor of `semidefinite_cholesky` for each positive semi-definite matrix of a stack (..., m, m), by NumPy."""
     rounding = 4 * V.shape[-1] * float(np.finfo(V.dtype).eps)
     eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
     definite = (eigenvalues[..., 0] > rounding * eigenvalues[..., -1])[..., None, None]
@@ -115,7 +103,8 @@ def _jax_eigh_jvp(null: int, primals: tuple[Array], tangents: tuple[Array]):
     values, U = _jax_eigh(A, null)
     rotated = U.mT @ dA @ U
     gap = values[..., None, :] - values[..., :, None]
-    equal = jnp.abs(gap) <= REPEATED * float(jnp.finfo(A.dtype).eps) * jnp.abs(values).max(axis=-1)[..., None, None]
+    # Up to 64 roundings apart they count as repeated: JAX divides by the gap, and the result would be finite and wrong.
+    equal = jnp.abs(gap) <= 64 * float(jnp.finfo(A.dtype).eps) * jnp.abs(values).max(axis=-1)[..., None, None]
     # A factor, not a value: reverse mode would transpose a constant NaN to zero.
     factor = jnp.where(equal, jnp.nan, 1 / jnp.where(equal, 1.0, gap))
     in_null = np.arange(A.shape[-1]) < null

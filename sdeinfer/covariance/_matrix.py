@@ -68,10 +68,7 @@ def centre[T: (Array, np.ndarray)](V: Float[T, "m m ..."]) -> Float[T, "m m ..."
 
 
 def factor(V: Float[Array, "m m"]) -> Float[Array, "m m"]:
-    """A square X with V = XXᵀ by the eigendecomposition: exact also for singular V, where Cholesky fails.
-
-    Negative eigenvalues, to which rounding turns exact zeros, count as zero: validate V first.
-    """
+    """A square X with V = XXᵀ of a covariance, by its eigenvectors: exact also for singular V, where Cholesky fails."""
     eigenvalues, vectors = jnp.linalg.eigh(V)
     return vectors * jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
 
@@ -102,20 +99,9 @@ def equicorrelated(*, tokens: int, correlation: float, norm: float = 1.0) -> Flo
 
 
 def validate_covariance(V: ArrayLike, name: str = "V0") -> np.ndarray:
-    """Check that an array is one covariance: square, finite, symmetric and positive semi-definite up to rounding.
+    """V as a NumPy array, checked: square, finite, symmetric and positive semi-definite up to rounding.
 
-    The tolerance covers rounding only: asymmetry and negative eigenvalues may reach √eps times the largest entry, with
-    the eps of the array's own type.
-
-    Arguments:
-        V: array of shape (m, m).
-        name: name of the array in errors.
-
-    Returns:
-        V as a NumPy array of floating-point numbers.
-
-    Raises:
-        InputError: with the property that fails, where, and by how much.
+    Asymmetry and negative eigenvalues may reach √eps times the largest entry, with the eps of the array's own type.
     """
     try:
         V = np.asarray(V)
@@ -134,14 +120,7 @@ def validate_covariance(V: ArrayLike, name: str = "V0") -> np.ndarray:
 
 
 def covariance_fault(V: np.ndarray) -> tuple[tuple[int, ...], str] | None:
-    """Find the first matrix of a stack that is not a covariance.
-
-    Arguments:
-        V: array of shape (..., m, m).
-
-    Returns:
-        None if all are covariances; otherwise the index of the first that is not, and its fault.
-    """
+    """Index and fault of the first matrix of a stack (..., m, m) that is not a covariance; None without one."""
     if not np.issubdtype(V.dtype, np.floating):
         V = V.astype(np.float64)
     not_finite = ~np.isfinite(V).all(axis=(-2, -1))

@@ -96,15 +96,7 @@ class Pattern:
         return np.tril(mask) if self.causal else mask
 
     def restricted(self, tokens: Sequence[int], of: int) -> "Pattern":
-        """The pattern of some of the tokens, which must contain all tokens that they attend to.
-
-        Arguments:
-            tokens: indices of the tokens, ascending.
-            of: number of all tokens.
-
-        Raises:
-            InputError: if a token attends to one that is left out.
-        """
+        """The pattern of some of so many tokens, by ascending indices; an error where one attends to others."""
         if self.everything and len(tokens) == of:
             return self
         mask = self.mask(of)
@@ -140,11 +132,7 @@ class Pattern:
 
     @classmethod
     def in_attributes(cls, attributes: Mapping[Any, Any]) -> "Pattern":
-        """The pattern in the attributes of a Dataset, the inverse of `attributes`.
-
-        Raises:
-            InputError: for attributes that are not a pattern.
-        """
+        """The pattern in the attributes of a Dataset, the inverse of `attributes`."""
         try:
             if "mask" in attributes:
                 return cls.of_mask([[int(seen) for seen in row] for row in str(attributes["mask"]).split(";")])
@@ -158,11 +146,7 @@ class Pattern:
 
 
 def require_pattern(pattern: Any) -> None:
-    """Check the pattern of a layer.
-
-    Raises:
-        InputError: for anything but a `Pattern`, such as a name or a matrix.
-    """
+    """An InputError for anything but a `Pattern`, such as a name or a matrix."""
     if not isinstance(pattern, Pattern):
         raise InputError(f"pattern: {NEEDED['Pattern']} is needed, got {shown(pattern)}")
 

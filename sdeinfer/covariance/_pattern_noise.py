@@ -17,9 +17,6 @@ from sdeinfer.covariance._factors import cholesky_of, eigh_of, inverse_lower, lo
 from sdeinfer.covariance._matrix import pairs, unvech, vech
 from sdeinfer.covariance._pattern import Pattern, centring
 
-ROUNDING = 64
-"""Eigenvalues of 𝒜 up to this multiple of eps times the largest count as zero."""
-
 
 def differences[T: (Array, np.ndarray)](pattern: Pattern, X: Float[T, "m c ..."]) -> Float[T, "k c ..."]:
     """E = R X: the differences of tokens whose squares add up to the centred covariance of each set of tokens."""
@@ -41,12 +38,7 @@ class PatternSpectrum(eqx.Module):
     """The coordinates of V in which Σ(V) is diagonal for any attention pattern; the counterpart of `Spectrum`.
 
     In the coordinates L⁻¹ dV L⁻ᵀ, with off-diagonal entries scaled by √2, Σ_lin is the identity and 𝒜 a p×p matrix.
-    Along the eigenvectors of 𝒜 the noise is independent for every a and κ².
-
-    Attributes:
-        cholesky: L, shape (m, m).
-        rotation: eigenvectors of 𝒜 in these coordinates, shape (p, p).
-        mixing: eigenvalues e of 𝒜, ascending, shape (p,); some are always zero (`vanishing`).
+    Along its eigenvectors (`rotation`; `mixing` are the eigenvalues) the noise is independent for every a and κ².
     """
 
     cholesky: Float[Any, "... m m"]
@@ -84,10 +76,10 @@ class PatternSpectrum(eqx.Module):
 
 
 def pattern_spectrum(pattern: Pattern, V: Float[Any, "... m m"]) -> PatternSpectrum:
-    """Find the coordinates in which Σ(V) is diagonal, in O(p³); NumPy handles NumPy arrays.
+    """The coordinates of a V, in O(p³): NaN for a singular V.
 
     Where 𝒜 vanishes, any coordinates would do for the limit, but not for a layer of finite width: there Σ_lin with
-    V ∘ V for one V is diagonal as well. V must be positive definite: for a singular V the result holds NaN.
+    V ∘ V for one V is diagonal as well.
     """
     xp, tokens = V.__array_namespace__(), V.shape[-1]
     L, null = cholesky_of(V), vanishing(pattern, tokens)
@@ -99,8 +91,7 @@ def pattern_spectrum(pattern: Pattern, V: Float[Any, "... m m"]) -> PatternSpect
         form = form @ free.reshape(form.shape).mT
         _, turn = eigh_of((form + form.mT) / 2)
         rotation = xp.concatenate([rotation[..., :null] @ turn, rotation[..., null:]], axis=-1)
-    rounding = ROUNDING * float(np.finfo(V.dtype).eps) * e[..., -1:]
-    zero = (np.arange(e.shape[-1]) < null) | (e <= rounding)
+    zero = (np.arange(e.shape[-1]) < null) | (e <= 64 * float(np.finfo(V.dtype).eps) * e[..., -1:])
     return PatternSpectrum(L, rotation, xp.where(zero, 0.0, e))
 
 

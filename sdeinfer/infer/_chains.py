@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from sdeinfer._devices import devices_for, launching, one_per_device
 from sdeinfer._progress import ProgressBar, phase
 from sdeinfer._threads import as_in_this_thread
 
@@ -48,41 +47,27 @@ def in_chunks(
     draws: int,
     chunk: int,
     progress: bool,
-    divided: Advance | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run chains from their initial states to completion, chunk by chunk, with one thread per core.
 
     The compiled function `advance` advances one chain instead of a batch of chains: NUTS then compiles in a third of
-    the time, and no chain waits for the longest trajectory of the others. The function that it compiles, `divided`, is
-    to run one chain on each of several devices; None runs all chains on the default device.
+    the time, and no chain waits for the longest trajectory of the others.
     """
-    devices = devices_for(len(start) if divided else 1)
 
     @as_in_this_thread
     def advance_chain(state: PyTree, steps: int) -> tuple[PyTree, dict[str, dict[str, Array]]]:
         return jax.block_until_ready(advance(problem, state, np.asarray(steps)))
-
-    def advance_all(pool: ThreadPoolExecutor, states: tuple[PyTree, ...], steps: int) -> list[tuple[PyTree, Any]]:
-        if divided is None or len(devices) == 1:
-            return list(pool.map(advance_chain, states, itertools.repeat(steps)))
-        with launching(devices):
-            parts = [
-                one_per_device(divided, problem, each, jnp.asarray(steps), devices)
-                for each in itertools.batched(states, len(devices))
-            ]
-            return jax.block_until_ready([result for part in parts for result in part])
 
     states, kept, done = start, [], 0
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
         ProgressBar(total=warmup + draws, desc="sampling", show=progress) as bar,
     ):
-        if len(devices) == 1:
-            # Compile by 0 iterations of one chain; otherwise each thread would compile the same program.
-            advance_chain(states[0], 0)
+        # Compile by 0 iterations of one chain; otherwise each thread would compile the same program.
+        advance_chain(states[0], 0)
         while done < warmup + draws:
             steps = min(chunk, (warmup + draws if done >= warmup else warmup) - done)
-            states, drawn = zip(*advance_all(pool, states, steps), strict=True)
+            states, drawn = zip(*pool.map(advance_chain, states, itertools.repeat(steps)), strict=True)
             if done >= warmup:
                 kept.append(
                     jax.tree.map(lambda *each, n=steps: np.stack([x[:n] for x in map(np.asarray, each)]), *drawn)

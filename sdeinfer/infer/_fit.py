@@ -1,7 +1,6 @@
 """Fit a model to data."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax.random as jr
@@ -12,7 +11,6 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from sdeinfer._arguments import checked, given
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer._threads import as_in_this_thread
 from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
 from sdeinfer.infer._branches import fit_branches
 from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities
@@ -104,10 +102,8 @@ def fit(
         return fit_branches(model, data, **settings, key=key)
     data, problem = assume(model, data, architecture, law, prior)
     data = problem.examined(data, leave_out_damaged=leave_out_damaged)
-    with ThreadPoolExecutor(1) as background:
-        background.submit(as_in_this_thread(problem.compile_ahead), data)
-        phase("finding the range of the law")
-        data, pilot = range_to_fit(problem, data, largest_logit)
+    phase("finding the range of the law")
+    data, pilot = range_to_fit(problem, data, largest_logit)
     sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
     tree = _fitted(problem, data, sampler, predictions=predictions, progress=progress, key=key)
     kept = tree["observed_data"].sizes["network"]
@@ -132,13 +128,7 @@ def _fitted(
     before, layers_before = problem.prior(each, draws=sampler.draws, key=keys[1])
     before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
     phase("compiling the sampler")
-    with ThreadPoolExecutor(1) as background:
-        # The prior predictions compile and run while the sampler compiles.
-        replicated = None
-        if kind is not None and layers_before is not None:
-            chosen = problem.of_networks(each, layers_before)[before_at]
-            replicated = background.submit(as_in_this_thread(predict), chosen, kept, architecture=kind, key=keys[2])
-        draws = sampler.sample(model, prepared.joint, each=each, progress=progress, key=keys[0])
+    draws = sampler.sample(model, prepared.joint, each=each, progress=progress, key=keys[0])
     phase("predicting")
     labels, likelihoods = Labels.of(problem, each, kept), {"log_likelihood": draws.log_likelihood}
     if adjustment_of(each) is not None:
@@ -152,8 +142,10 @@ def _fitted(
         "prior": labels.of_draws({name: value[None] for name, value in before.items()}),
         **groups_of_data(kept),
     }
-    if replicated is not None:
-        groups["prior_predictive"] = labelled(replicated.result(), 1, before_at)
+    if kind is not None and layers_before is not None:
+        chosen = problem.of_networks(each, layers_before)[before_at]
+        replicated = predict(chosen, kept, architecture=kind, key=keys[2])
+        groups["prior_predictive"] = labelled(replicated, 1, before_at)
     if kind is not None and draws.layers is not None:
         layers = problem.of_networks(each, draws.layers)
         chosen = layers[:, after_at].reshape(-1, *layers.shape[2:])

@@ -50,7 +50,7 @@ CHUNK = 100
 
 @dataclasses.dataclass(frozen=True)
 class Metropolis(AbstractSampler):
-    """Metropolis–Hastings for models with latent layers; chains run in parallel on all cores, or on several devices."""
+    """Metropolis–Hastings for models with latent layers; chains run in parallel on all cores."""
 
     def sample(
         self,
@@ -77,7 +77,6 @@ class Metropolis(AbstractSampler):
             draws=self.draws,
             chunk=CHUNK,
             progress=progress,
-            divided=LatentChains.advance,
         )
         samples = kept["samples"]
         prior = jax.tree.map(np.asarray, log_priors(model, prepared, {name: samples[name] for name in around.sites}))

@@ -9,12 +9,11 @@ from jaxtyping import Int
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._exact import shift_to_exact_mode
-from sdeinfer.infer._innovations import law_at
 from sdeinfer.infer._mode import LayerAt, Mode, Pilot, curvature_of_priors, layer_at, posterior_mode
 from sdeinfer.infer._problem import AbstractProblem, Prepared
-from sdeinfer.infer._sandwich import DRAWS, sandwich
+from sdeinfer.infer._sandwich import sandwich
 from sdeinfer.infer._survey import kept_networks
-from sdeinfer.layers import Architecture, has_chain
+from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import (
     Assumptions,
     ChunkedPath,
@@ -30,7 +29,6 @@ from sdeinfer.likelihood import (
     path_of,
     path_statistics,
 )
-from sdeinfer.networks import compile_layer
 from sdeinfer.observation import in_chunks
 
 NODES = 64
@@ -72,15 +70,6 @@ class Networks(AbstractProblem):
             )
         if (np.diff(data["layer"].values) != 1).any():
             raise InputError(f"layer: {what} networks of which every layer was observed; load the data")
-
-    def compile_ahead(self, data: xr.Dataset) -> None:
-        """Compile what the scatter of the scores needs for a model of the package."""
-        if (kind := self.adjusted_kind) is None or self.by_user:
-            return
-        widths = np.unique(data["width"])
-        if has_chain(kind.template):
-            compile_layer(kind.template, DRAWS, data.sizes["token_a"], width=int(widths[0]))
-        law_at(kind, np.zeros(len(kind.coordinates)), widths=np.arange(len(widths)) + 1.0)
 
     def statistics(
         self, path: Path | ChunkedPath, layout: Layout | None = None, *, pooled: bool = True

@@ -6,19 +6,14 @@ networks are computed afterwards for the kept draws.
 """
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpyro import infer
 from numpyro.infer.util import ParamInfo
 
-from sdeinfer.infer._densities import latent_structure
-from sdeinfer.infer._mode import potential_and_slope
 from sdeinfer.infer._posterior import Posterior
 from sdeinfer.infer._samplers import AbstractMarkovChain
 
@@ -48,26 +43,7 @@ class NUTS(AbstractMarkovChain):
         }
         return state, state.z, statistics
 
-    def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[Any, ...]:
-        """Initial states uniform in the intervals of `AbstractModel.start_of`, without compiling `start`.
-
-        NumPyro also searches for a start of positive density; the density of these models is positive everywhere.
-        """
-        model, prepared = posterior.model, posterior.prepared
-        words, structure = np.asarray(jr.key_data(key)).ravel(), latent_structure(model, prepared)
-        keys, starts = [], []
-        for chain in range(self.chains):
-            random = np.random.default_rng([chain, *words])
-            z = {}
-            for name, leaf in structure.items():
-                centre, half = model.start_of(name, prepared)
-                z[name] = random.uniform(centre - half, centre + half, leaf.shape).astype(leaf.dtype)
-            value, slope = potential_and_slope(model, prepared, posterior.unconstrained(z))
-            starts.append(ParamInfo(z, value, posterior.pulled_back(slope)))
-            keys.append(random.integers(2**32, size=4, dtype=np.uint32))
-        return self.states_at(posterior, keys, starts)
-
-    def bind(self, posterior: Posterior, key: Array | np.ndarray, start: ParamInfo) -> tuple[infer.NUTS, Any]:
+    def bind(self, posterior: Posterior, key: Array, start: ParamInfo) -> tuple[infer.NUTS, Any]:
         """The kernel, bound to this posterior, and the state of a chain at `start`.
 
         `init` binds a NumPyro kernel, so every trace has to call it. Since `start` includes the potential and its
@@ -77,29 +53,3 @@ class NUTS(AbstractMarkovChain):
         settings: dict[str, Any] = {"dense_mass": model.dense, "target_accept_prob": model.acceptance}
         kernel = infer.NUTS(potential_fn=posterior.potential, **settings)
         return kernel, kernel.init(key, self.warmup, start)
-
-    def states_at(self, posterior: Posterior, keys: Sequence[np.ndarray], starts: Sequence[ParamInfo]) -> tuple:
-        """The states that `bind` returns for these keys and starts, computed without compiling it.
-
-        Most fields are zero. The momentum and the energy, which `bind` draws, are zero too: the first iteration draws
-        them again.
-        """
-        structure = jax.eval_shape(lambda key, start: self.bind(posterior, key, start)[1], keys[0][:2], starts[0])
-        blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), structure)
-        # A dense block has the shape (k, k), a diagonal one the shape (k,).
-        identity = jax.tree.map(
-            lambda mass: np.eye(len(mass), dtype=mass.dtype) if mass.ndim == 2 else np.ones_like(mass),
-            blank.adapt_state.inverse_mass_matrix,
-        )
-        masses = ("inverse_mass_matrix", "mass_matrix_sqrt", "mass_matrix_sqrt_inv")
-        *averages, centre = blank.adapt_state.ss_state
-        adapt = blank.adapt_state._replace(
-            step_size=np.ones_like(centre),
-            ss_state=(*averages, centre + math.log(10)),
-            **dict.fromkeys(masses, identity),
-        )
-        # One half of the words is the key of the chain, the other that of its adaptation.
-        return tuple(
-            blank._replace(rng_key=key[:2], adapt_state=adapt._replace(rng_key=key[2:]), **start._asdict())
-            for key, start in zip(keys, starts, strict=True)
-        )

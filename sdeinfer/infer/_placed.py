@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import xarray as xr
 
-from sdeinfer._devices import on_cpu
+from sdeinfer._threads import on_cpu
 from sdeinfer.likelihood import LatentLayers
 
 SINGLE = 2**16

@@ -63,13 +63,6 @@ class Posterior(eqx.Module):
         centre, scale = (flat.__array_namespace__().asarray(x) for x in (self.centre, self.scale))
         return _parted(centre + flat @ scale.T, z)
 
-    def pulled_back(self, slope: Mapping[str, Any]) -> dict[str, Any]:
-        """The derivatives in z of a function with these derivatives in the unconstrained parameters."""
-        if self.scale is None:
-            return dict(slope)
-        flat = _joined(slope, 0)
-        return _parted(flat @ flat.__array_namespace__().asarray(self.scale), slope)
-
     def initial_position(self, key: PRNGKeyArray) -> dict[str, Array]:
         """A point uniform in the intervals of `AbstractModel.start_of`; its density is positive."""
         structure = latent_structure(self.model, self.prepared)

@@ -94,10 +94,6 @@ class AbstractProblem(abc.ABC):
         phase("examining the data")
         return survey(data, self.measures, leave_out_damaged=leave_out_damaged)
 
-    def compile_ahead(self, data: xr.Dataset) -> None:
-        """Compile what `prepare` needs, in another thread; by default nothing."""
-        del data
-
     def refuse_chunks(self, data: xr.Dataset) -> None:
         """Raise an InputError for data in chunks that the model cannot have."""
         del data

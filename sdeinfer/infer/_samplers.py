@@ -108,17 +108,13 @@ class AbstractMarkovChain(AbstractSampler):
         kept = in_chunks(
             functools.partial(advance_compiled, self),
             posterior,
-            self.initial_states(posterior, key),
+            tuple(_start(self, posterior, own) for own in jr.split(key, self.chains)),
             warmup=self.warmup,
             draws=self.draws,
             chunk=CHUNK,
             progress=progress,
         )
         return draws_of(posterior, prepared if each is None else each, kept)
-
-    def initial_states(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[PyTree, ...]:
-        """The initial states of all chains."""
-        return tuple(_start(self, posterior, own) for own in jr.split(key, self.chains))
 
     def advance(self, posterior: Posterior, state: PyTree, steps: Int[Array | np.ndarray, ""]) -> tuple[PyTree, PyTree]:
         """Advance one chain by up to a chunk of iterations and record its draws."""

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 from numpyro.distributions import Distribution, constraints
 
-from sdeinfer._devices import on_cpu
+from sdeinfer._threads import on_cpu
 from sdeinfer.covariance import square_of
 from sdeinfer.layers import ATTENTION_NEXT, AbstractLayer, Limit
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions

@@ -7,7 +7,6 @@ from sdeinfer.networks._gradients import sample_gradients as sample_gradients
 from sdeinfer.networks._gradients import sample_tangents as sample_tangents
 from sdeinfer.networks._outputs import sample_outputs as sample_outputs
 from sdeinfer.networks._sample import chains_at_once as chains_at_once
-from sdeinfer.networks._sample import compile_layer as compile_layer
 from sdeinfer.networks._sample import sample_chains as sample_chains
 from sdeinfer.networks._sample import sample_layer as sample_layer
 from sdeinfer.networks._sample import sample_networks as sample_networks

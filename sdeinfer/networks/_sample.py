@@ -14,10 +14,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
-from sdeinfer._devices import devices_for, divided, launching, on_cpu
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
-from sdeinfer._threads import in_threads
+from sdeinfer._threads import in_threads, on_cpu
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.layers import (
     COLUMNS_AT_ONCE,
@@ -138,8 +137,7 @@ def sample_chains(
 ) -> Float[np.ndarray, "networks layers m m"]:
     """Draw the covariances of networks by the chain, in threads.
 
-    One compiled program serves every width and every number of networks and layers. Of several devices each draws
-    equally many networks of every batch.
+    One compiled program serves every width and every number of networks and layers.
 
     Arguments:
         layer: the architecture, with its parameters.
@@ -158,31 +156,17 @@ def sample_chains(
     batch = chains_at_once(networks, tokens, layer.column_blocks, room)
     sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
     covariance = np.empty((networks, observed + 1, tokens, tokens), V0.dtype)
-    devices = devices_for(batch)
 
     def draw(start: int) -> int:
         number = np.arange(start, start + batch)
         members = number[number < networks]
-        with launching(devices):
-            starts = divided(V0[np.minimum(number, networks - 1)], devices, axis=0)
-            numbers = divided((first + number).astype(np.uint32), devices)
-            drawn = chain_batch(layer, starts, numbers, key, **sizes, room=room)
-            covariance[members] = np.asarray(drawn)[: len(members), : observed + 1]
+        starts, numbers = V0[np.minimum(number, networks - 1)], (first + number).astype(np.uint32)
+        drawn = chain_batch(layer, starts, numbers, key, **sizes, room=room)
+        covariance[members] = np.asarray(drawn)[: len(members), : observed + 1]
         return len(members)
 
     in_threads(draw, range(0, networks, batch), done=done)
     return covariance
-
-
-def compile_layer(layer: AbstractLayer, networks: int, tokens: int, *, width: int) -> None:
-    """Compile the program by which `sample_layer` draws so many networks."""
-    dtype, room = jnp.result_type(float), padded_size(1, least=16)
-    layer = jax.tree.map(lambda value: np.asarray(value, dtype), layer)
-    batch = chains_at_once(networks, tokens, layer.column_blocks, room)
-    V0 = np.broadcast_to(np.eye(tokens, dtype=dtype), (batch, tokens, tokens))
-    sizes = {"width": np.int32(width), "observed": np.int32(0), "observe_every": np.int32(1)}
-    program = _program(networks * tokens * (4 * tokens + width))
-    program(layer, V0, np.arange(batch, dtype=np.uint32), jr.key(0), **sizes, room=room)
 
 
 def _program(normals: int) -> Callable[..., Array]:

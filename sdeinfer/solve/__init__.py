@@ -1,19 +1,16 @@
 """Solve the covariance SDE with Diffrax."""
 
 from sdeinfer.solve._blocks import block_size as block_size
-from sdeinfer.solve._blocks import in_blocks as in_blocks
 from sdeinfer.solve._blocks import solve_in_blocks as solve_in_blocks
-from sdeinfer.solve._brownian import BrownianArray as BrownianArray
-from sdeinfer.solve._brownian import BrownianSteps as BrownianSteps
-from sdeinfer.solve._brownian import BrownianSums as BrownianSums
+from sdeinfer.solve._grid import STEP as STEP
 from sdeinfer.solve._grid import Grid as Grid
 from sdeinfer.solve._grid import Times as Times
+from sdeinfer.solve._grid import limit_over_on_host as limit_over_on_host
 from sdeinfer.solve._grid import step_grid as step_grid
-from sdeinfer.solve._limits import limit_over_on_host as limit_over_on_host
+from sdeinfer.solve._psd import BrownianSteps as BrownianSteps
 from sdeinfer.solve._psd import CovarianceTerm as CovarianceTerm
 from sdeinfer.solve._psd import PSDSplitting as PSDSplitting
 from sdeinfer.solve._simulate import simulate as simulate
-from sdeinfer.solve._simulate import simulate_from as simulate_from
 from sdeinfer.solve._solve import fill_after as fill_after
 from sdeinfer.solve._solve import scan_paths as scan_paths
 from sdeinfer.solve._solve import solve_paths as solve_paths
@@ -24,7 +21,3 @@ from sdeinfer.solve._stopped import stopping_times as stopping_times
 from sdeinfer.solve._tangents import TangentPaths as TangentPaths
 from sdeinfer.solve._tangents import tangents as tangents
 from sdeinfer.solve._tangents import tangents_from as tangents_from
-from sdeinfer.solve._weak_error import STEP as STEP
-from sdeinfer.solve._weak_error import WeakErrors as WeakErrors
-from sdeinfer.solve._weak_error import step_within as step_within
-from sdeinfer.solve._weak_error import weak_errors as weak_errors

@@ -1,4 +1,4 @@
-"""The solver's time grid, made from the times to save."""
+"""The solver's time grid, made from the times to save, and the coefficients of the SDE over it."""
 # pyright: reportIncompatibleVariableOverride=false
 # Diffrax declares attributes that subclasses implement as fields.
 
@@ -8,27 +8,24 @@ from typing import NamedTuple
 import diffrax
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import numbers
 from sdeinfer._compiler import padded_size
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
+from sdeinfer.layers import AbstractLayer, OverDepth, limit_of, limit_on_host
+from sdeinfer.terms import Limit, LimitSteps
 
-MOST_STEPS = 10**6
-"""Largest number of steps between two saved times; more is taken for a mistake."""
+STEP = 0.05
+"""Default of the longest step, in depth-time."""
 
 
 class Times(eqx.Module):
-    """A grid as arrays, so that one compiled solve serves many grids.
-
-    Attributes:
-        steps: the times between which the solver steps; +∞ after the last.
-        saved: the times to save; the last one may be repeated.
-        end: the last time of the solve.
-    """
+    """A grid as arrays, so that one compiled solve serves many: +∞ follows the steps, `saved` may repeat its last."""
 
     steps: Float[Array | np.ndarray, " steps"]
     saved: Float[Array | np.ndarray, " times"]
@@ -36,23 +33,13 @@ class Times(eqx.Module):
 
 
 class Grid(NamedTuple):
-    """The times between which the solver steps, and those to save; hashable.
-
-    Attributes:
-        steps: the times between which the solver steps, starting at 0: one more than the number of steps.
-        saved: the times to save, each of them in `steps`.
-    """
+    """The times between which the solver steps, from 0 on, and those of them to save; hashable."""
 
     steps: tuple[float, ...]
     saved: tuple[float, ...]
 
     def times(self, dtype: np.dtype, *, padded: bool = False) -> Times:
-        """The grid as arrays.
-
-        Arguments:
-            dtype: type of the times, that of the state: Diffrax would promote the state to another.
-            padded: pad to 256, 1024, … steps and 16, 64, … times, so that few shapes are compiled.
-        """
+        """The grid in the state's type; padded to 256, 1024, … steps and 16, 64, … times, few shapes are compiled."""
         steps, saved = len(self.steps), len(self.saved)
         if padded:
             steps, saved = padded_size(steps, least=256), padded_size(saved, least=16)
@@ -64,27 +51,21 @@ class Grid(NamedTuple):
 
 
 class GridSteps(diffrax.AbstractStepSizeController):
-    """Step from each time of a grid to the next; like `diffrax.StepTo`, but the number of steps is data.
-
-    Attributes:
-        ts: the times, followed by +∞.
-    """
+    """Step from each time of a grid, followed by +∞, to the next: `diffrax.StepTo` with the number of steps as data."""
 
     ts: Float[Array, " steps"]
 
-    def wrap(self, direction) -> "GridSteps":
+    def wrap(self, direction):
         """The controller itself: time runs forwards."""
         del direction
         return self
 
-    def init(self, terms, t0, t1, y0, dt0, args, func, error_order) -> tuple[Float[Array, ""], int]:
+    def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
         """The end of the first step, and the index of the time after it."""
         del terms, t0, t1, y0, dt0, args, func, error_order
         return self.ts[1], 2
 
-    def adapt_step_size(
-        self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state: Int[Array, ""] | int
-    ):
+    def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state):
         """The next step; every step is accepted."""
         del t0, y0, y1_candidate, args, y_error, error_order
         end = self.ts[controller_state]
@@ -110,11 +91,11 @@ def step_grid(ts: ArrayLike, step: float) -> Grid:
         raise InputError("ts: times must start at 0 or later and increase")
     if not (step > 0 and math.isfinite(step)):
         raise InputError(f"step: must be positive and finite, got {step}")
-    grid = [0.0]
+    grid, most = [0.0], 10**6  # more steps between two times are taken for a mistake
     for time in times:
         exact = (time - grid[-1]) / step
-        if exact > MOST_STEPS:
-            raise InputError(f"step: {step:g} cuts the time to {time:g} into more than {MOST_STEPS} steps")
+        if exact > most:
+            raise InputError(f"step: {step:g} cuts the time to {time:g} into more than {most} steps")
         # A ratio that is an integer up to rounding is not rounded up.
         steps = max(math.ceil(exact - 1e-9), int(time > grid[-1]))
         grid.extend(np.linspace(grid[-1], time, steps + 1)[1:].tolist())
@@ -122,3 +103,34 @@ def step_grid(ts: ArrayLike, step: float) -> Grid:
         shortest = np.diff(grid).min()
         raise InputError(f"step: {shortest:.2g} is too short for single precision at times of {grid[-1]:g}")
     return Grid(tuple(grid), tuple(times.tolist()))
+
+
+def limit_over(layer: AbstractLayer, grid: Grid) -> Limit | LimitSteps:
+    """The coefficients over a grid, those of a step at its midpoint; a path has the last axis if they have two."""
+    if not isinstance(layer, OverDepth):
+        return limit_of(layer)
+    starts, middle = _steps(grid)
+    limits = _limits(layer, jnp.asarray(middle, float))
+    return LimitSteps(jax.tree.map(lambda c: c[:, None], limits), jnp.asarray(starts, float))
+
+
+def limit_over_on_host(layer: AbstractLayer, grid: Grid) -> Limit | LimitSteps:
+    """As `limit_over`, of a layer with concrete parameters in their range, in NumPy arrays."""
+    if not isinstance(layer, OverDepth):
+        return limit_on_host(layer)
+    starts, middle = _steps(grid)
+    layer.check_range(middle)
+    limits = jax.tree.map(np.asarray, _limits(layer, jnp.asarray(middle, float)))
+    return LimitSteps(jax.tree.map(lambda c: c[:, None], limits), starts)
+
+
+def _steps(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+    """Start and midpoint of every step; a grid without steps counts as one."""
+    ends = np.asarray(grid.steps)
+    ends = ends if len(ends) > 1 else np.append(ends, ends)
+    return ends[:-1], (ends[1:] + ends[:-1]) / 2
+
+
+@jax.jit
+def _limits(layer: OverDepth, times: Array) -> Limit:
+    return jax.vmap(lambda time: layer.at(time).limit())(times)

@@ -1,17 +1,70 @@
 """A Diffrax solver that steps a factor X of V = XXᵀ, so that V stays positive semi-definite for every step size."""
+# pyright: reportIncompatibleVariableOverride=false
+# Diffrax declares t0, t1 and levy_area as attributes and implements them as properties and fields, as this file does.
 
+import math
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import diffrax
 import equinox as eqx
+import equinox.internal as eqxi
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float, Integer, PRNGKeyArray
 
-from sdeinfer.covariance import identity_like, is_positive_definite, matmul, transpose
+from sdeinfer.covariance import gram, identity_like, is_positive_definite
+from sdeinfer.layers import NetworkKeys, key_words, threefry
 from sdeinfer.solve._splitting import splitting_step
 from sdeinfer.terms import Limit, LimitSteps
+
+
+class BrownianSteps(diffrax.AbstractBrownianPath):
+    """A Brownian motion that is evaluated only over the steps of one fixed grid.
+
+    Each increment is drawn from the key and the start of its step, so that evaluating a step again, as checkpointed
+    reverse-mode differentiation does, gives the same increment. Diffrax's `UnsafeBrownianPath` draws in the same way
+    but refuses reverse mode, because it cannot know that the grid is fixed; here it is.
+
+    Attributes:
+        shape: shape and type of one increment; paths are its last axis.
+        key: PRNG key.
+        block: number of this motion among those that share the key.
+        together: number of paths to draw, of which the first are kept; None draws as many as `shape` has.
+    """
+
+    shape: jax.ShapeDtypeStruct = eqx.field(static=True)
+    key: PRNGKeyArray
+    block: Integer[Array | np.ndarray, ""] | int = 0
+    together: int | None = eqx.field(static=True, default=None)
+    levy_area: type[diffrax.BrownianIncrement] = eqx.field(static=True, default=diffrax.BrownianIncrement)
+
+    @property
+    def t0(self):
+        return -jnp.inf
+
+    @property
+    def t1(self):
+        return jnp.inf
+
+    def evaluate(self, t0, t1=None, left: bool = True, use_levy: bool = False) -> Float[Array, "..."]:  # noqa: FBT001, FBT002
+        """The increment over [t0, t1]."""
+        del left
+        if t1 is None or use_levy:
+            raise ValueError("a Brownian motion on steps has increments only: no values at single times, no Lévy areas")
+        t0, t1 = eqxi.nondifferentiable(t0), eqxi.nondifferentiable(t1)
+        # In single precision, so that grids that differ by rounding share their increments; `step_grid` refuses steps
+        # that single precision cannot resolve.
+        start = jax.lax.bitcast_convert_type(jnp.asarray(t0, jnp.float32), jnp.uint32)
+        # The top bit separates these keys from all others derived from the same key.
+        block = jnp.asarray(self.block, jnp.uint32) | jnp.uint32(1 << 31)
+        keys = NetworkKeys(*threefry(*key_words(self.key), block[None], start))
+        *sizes, paths = self.shape.shape
+        together = paths if self.together is None else self.together
+        normals = keys.normals((math.prod(sizes) * together,), self.shape.dtype)
+        kept = normals.reshape(*sizes, together)[..., :paths]
+        return kept * jnp.sqrt(t1 - t0).astype(self.shape.dtype)
 
 
 class CovarianceTerm(diffrax.AbstractTerm):
@@ -41,12 +94,7 @@ class CovarianceTerm(diffrax.AbstractTerm):
 
 
 class SolverState(NamedTuple):
-    """The solver's memory from step to step.
-
-    Attributes:
-        stopped: stopping time of each path, +∞ while the path runs.
-        odd: whether the number of steps so far is odd.
-    """
+    """The stopping time of each path, +∞ while it runs; and whether the number of steps so far is odd."""
 
     stopped: Float[Array, "..."]
     odd: Bool[Array, ""]
@@ -116,7 +164,7 @@ class PSDSplitting(diffrax.AbstractItoSolver):
         outside = jnp.zeros(X.shape[2:], bool)
         if self.lowest is None and self.highest is None:
             return outside
-        V = matmul(X, transpose(X))
+        V = gram(X)
         if self.lowest is not None:
             outside |= below(V, self.lowest)
         if self.highest is not None:

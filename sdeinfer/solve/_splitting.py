@@ -20,9 +20,6 @@ from sdeinfer.terms import AbstractTerm, AddedKernel, Limit, is_present
 
 type Flow = Callable[[Array], Array]
 
-AT_ONCE = 100
-"""A path that explodes within this part of the next step has exploded; one that takes longer is still what it was."""
-
 
 def splitting_step(
     limit: Limit,
@@ -33,24 +30,18 @@ def splitting_step(
     *,
     tangents: bool,
 ) -> tuple[Float[Array, "rows rows ..."], Bool[Array, "..."]]:
-    """A factor after a step, and whether the path explodes within about that step.
+    """A factor after a step h, and whether the path explodes within about that step: it becomes anything then.
 
-    Arguments:
-        limit: the terms and their coefficients.
-        X: the factor; that of a path that explodes becomes anything.
-        h: step in depth-time.
-        G: independent normals of variance h, with the shape of `Limit.normals`.
-        odd: whether the flows are composed in reverse order.
-        tangents: whether the factor is [X; Ẋ].
+    G are independent normals of variance h, with the shape of `Limit.normals`; flows run in reverse order where `odd`.
     """
     tokens = len(X) // 2 if tangents else len(X)
     explodes = explosion(limit, X[:tokens], h)
     # The terms of a path that explodes must not overflow.
     X = jnp.where(explodes, identity_like(X), X)
     moved = composed(flows_of(limit, h, G, tangents=tangents), X, odd)
-    # Noise may take a path so far that it explodes at once, or that the drift after it overflows: its V would pass for
-    # finite where no step follows. No entry of V exceeds the sum.
-    explodes |= explosion(limit, moved[:tokens], h / AT_ONCE) | ~jnp.isfinite(jnp.sum(moved * moved, axis=(0, 1)))
+    # Noise may take a path so far that it explodes at once (within a hundredth of the next step), or that the drift
+    # after it overflows: its V would pass for finite where no step follows. No entry of V exceeds the sum.
+    explodes |= explosion(limit, moved[:tokens], h / 100) | ~jnp.isfinite(jnp.sum(moved * moved, axis=(0, 1)))
     return moved, explodes
 
 
@@ -98,7 +89,7 @@ def explosion(limit: Limit, X: Float[Array, "m k ..."], h: Float[Array, ""]) -> 
 
 
 def kernel_flow(kernels: list[AddedKernel], X: Array, h: Float[Array, ""], *, tangents: bool) -> Array:
-    """The drift dV/dt = N(V) − λV of all kernels together, or that of the joint covariance.
+    """The drift dV/dt = N(V) − λV of all kernels together, or that of the joint covariance, on a factor X.
 
     The exponential Heun scheme, with s = λh,
 

@@ -6,7 +6,6 @@ import math
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from diffrax import AbstractAdjoint
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import ArrayLike
 
@@ -57,7 +56,6 @@ def simulate_stopped(
     within: tuple[float, float] = PAPERS_RANGE,
     paths: int,
     step: float = 0.01,
-    adjoint: AbstractAdjoint | None = None,
     key: PRNGKeyArray,
 ) -> StoppedPaths:
     """Simulate the covariance SDE up to the time at which an eigenvalue of V leaves a range (Definition 4.1).
@@ -73,7 +71,6 @@ def simulate_stopped(
         within: exclusive lower and upper bound on the eigenvalues.
         paths: number of independent paths.
         step: longest step in depth-time.
-        adjoint: as in `simulate`.
         key: PRNG key.
 
     Raises:
@@ -83,7 +80,7 @@ def simulate_stopped(
     layer, V0 = check_inputs(layer, V0, paths)
     # Data of the compiled program, so that it serves every range.
     solver = PSDSplitting(np.asarray(lowest, V0.dtype), np.asarray(highest, V0.dtype))
-    V, time = solve_from_key(layer, V0, step_grid(ts, step), solver, adjoint, paths, key)
+    V, time = solve_from_key(layer, V0, step_grid(ts, step), solver, paths, key)
     return StoppedPaths(jnp.asarray(V), jnp.asarray(time), reason_of(time, V[:, -1], lowest, highest))
 
 

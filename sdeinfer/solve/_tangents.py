@@ -3,7 +3,6 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from diffrax import AbstractAdjoint
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import ArrayLike
 
@@ -12,13 +11,11 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import factor_on_host, is_concrete, validate_covariance
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve._blocks import solve_in_blocks
-from sdeinfer.solve._grid import step_grid
-from sdeinfer.solve._limits import limit_over_on_host
+from sdeinfer.solve._grid import STEP, limit_over_on_host, step_grid
 from sdeinfer.solve._psd import PSDSplitting
 from sdeinfer.solve._simulate import check_inputs, solve_from_key
 from sdeinfer.solve._solve import fill_after
 from sdeinfer.solve._stopped import Reason, bounds_of, reason_of
-from sdeinfer.solve._weak_error import STEP
 
 
 class TangentPaths(eqx.Module):
@@ -50,7 +47,6 @@ def tangents(
     within: tuple[float, float] | None = None,
     paths: int,
     step: float = STEP,
-    adjoint: AbstractAdjoint | None = None,
     key: PRNGKeyArray,
 ) -> TangentPaths:
     """Simulate the joint SDE of the covariance V of tokens and the covariances C and D of a tangent.
@@ -73,7 +69,6 @@ def tangents(
         within: exclusive lower and upper bound on the eigenvalues of V, as in `simulate_stopped`; None for no bounds.
         paths: number of independent paths.
         step: longest step in depth-time.
-        adjoint: as in `simulate`.
         key: PRNG key.
 
     Returns:
@@ -89,7 +84,7 @@ def tangents(
     layer, joint = check_inputs(layer, joint, paths)
     lowest, highest = (None, None) if bounds is None else (np.asarray(bound, joint.dtype) for bound in bounds)
     solver = PSDSplitting(lowest, highest, tangents=True)
-    return _paths(*solve_from_key(layer, joint, step_grid(ts, step), solver, adjoint, paths, key), ts, bounds)
+    return _paths(*solve_from_key(layer, joint, step_grid(ts, step), solver, paths, key), ts, bounds)
 
 
 def tangents_from(
@@ -101,16 +96,7 @@ def tangents_from(
     step: float = STEP,
     key: PRNGKeyArray,
 ) -> TangentPaths:
-    """`tangents` from a V0 for each path, orthogonal to the tokens; no argument may be traced.
-
-    Arguments:
-        layer: the architecture, with its parameters.
-        V0: covariances of the tokens at time 0; a path with one that is not finite stays at +∞.
-        ts: depth-times at which to save, increasing.
-        directions: D at time 0, of each path or of all.
-        step: longest step in depth-time.
-        key: PRNG key.
-    """
+    """`tangents` from a V0 for each path, orthogonal to the tokens, of known arguments; V0 = +∞ stays there."""
     finite = np.isfinite(V0).all(axis=(1, 2))
     starts = np.where(finite[:, None, None], V0, np.eye(V0.shape[-1], dtype=V0.dtype))
     D0 = np.broadcast_to(directions, V0.shape)
@@ -126,11 +112,7 @@ def joint_covariance(
     directions: Float[Array | np.ndarray, "m m"],
     cross: Float[Array | np.ndarray, "m m"] | None = None,
 ) -> Float[Array | np.ndarray, "2*m 2*m"]:
-    """The joint covariance [[V, C], [Cᵀ, D]] of tokens and a tangent.
-
-    Raises:
-        InputError: for shapes that differ, and, where the arguments are concrete, unless it is a covariance.
-    """
+    """The joint covariance [[V, C], [Cᵀ, D]] of tokens and a tangent, checked where the arguments are concrete."""
     blocks = {"V0": V0, "directions": directions} | ({} if cross is None else {"cross": cross})
     for name, block in blocks.items():
         if jnp.shape(block) != (len(V0), len(V0)):

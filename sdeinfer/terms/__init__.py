@@ -1,7 +1,6 @@
 """The terms of the covariance SDE, one per file, and their sum."""
 
 from sdeinfer.terms._attention import Attention as Attention
-from sdeinfer.terms._attention import AttentionDrift as AttentionDrift
 from sdeinfer.terms._attention import AttentionStrength as AttentionStrength
 from sdeinfer.terms._attention import attention_drift as attention_drift
 from sdeinfer.terms._attention import attention_drift_vectors as attention_drift_vectors

@@ -25,17 +25,11 @@ from sdeinfer.covariance import (
     transpose,
 )
 from sdeinfer.terms._attention_noise import attention_noise_flow
-from sdeinfer.terms._base import AbstractTerm, AddedKernel, where_present
-from sdeinfer.terms._kernel import Kernel
+from sdeinfer.terms._base import AbstractTerm, AddedKernel, Kernel, where_present
 
 
 class AttentionStrength(NamedTuple):
-    """The coefficient of `Attention`.
-
-    Attributes:
-        drift: θ₁ = γ²/τ0², of B₁; at least κ².
-        noise: κ², of 𝒜.
-    """
+    """The coefficient of `Attention`: θ₁ = γ²/τ0² of B₁, at least κ²; and κ² of 𝒜."""
 
     drift: Float[Any, "..."]
     noise: Float[Any, "..."]
@@ -123,13 +117,7 @@ class Attention(AbstractTerm):
 
 
 class AttentionDrift(NamedTuple):
-    """The parts of B₁ at a factor X of V.
-
-    Attributes:
-        overlap: T, one number without a pattern, else shape (m, m, ...).
-        v: diag V/m_α, shape (m, ...).
-        s: the vector s without a pattern, else its rows; shape (m, ...) or (m, m, ...).
-    """
+    """The parts of B₁ at a factor X of V: T, diag V/m_α and s; without a pattern T is one number and s a vector."""
 
     overlap: Float[Array, "..."]
     v: Float[Array, "m ..."]

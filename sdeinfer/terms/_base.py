@@ -1,4 +1,4 @@
-"""The interface of a term of the covariance SDE."""
+"""The interface of a term of the covariance SDE, and of a kernel that a term adds."""
 
 import abc
 import dataclasses
@@ -11,15 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from sdeinfer.covariance import transpose
+
 
 class AddedKernel(NamedTuple):
     """A drift dV/dt = N(V) − λV whose N adds a covariance, such as a kernel of two tokens.
 
-    Attributes:
-        strength: 0 where the drift vanishes, else positive.
-        decay: λ ≥ 0.
-        of_tokens: N of covariances V, shape (m, m, ...).
-        of_tangents: N of joint covariances [[V, C], [Cᵀ, D]] of tokens and tangents, see `Kernel`.
+    `strength` is 0 where the drift vanishes, else positive; `decay` is λ ≥ 0; `of_tokens` is N of covariances V, and
+    `of_tangents` that of joint covariances [[V, C], [Cᵀ, D]] of tokens and tangents, see `Kernel`.
     """
 
     strength: Float[Array, "..."]
@@ -85,3 +84,40 @@ def where_present(c: Any, flow: Callable[[Array], Array], X: Array) -> Array:
     """The flow of the paths whose coefficient is not zero; the others stand still."""
     present = is_present(c)
     return jax.lax.cond(jnp.any(present), lambda X: jnp.where(present, flow(X), X), lambda X: X, X)
+
+
+class Kernel(NamedTuple):
+    """A symmetric kernel between prompts X(ε) and X(ε′), X(ε) = X + εẊ, expanded about ε = ε′ = 0.
+
+    Attributes:
+        value: the kernel of α and β.
+        along: its derivative by ε′, as β moves along Ẋ; by ε it is the transpose.
+        mixed: its derivative by ε and ε′.
+    """
+
+    value: Float[Array, "m m ..."]
+    along: Float[Array, "m m ..."]
+    mixed: Float[Array, "m m ..."]
+
+    @classmethod
+    def of(cls, S: Float[Array, "rows rows ..."]) -> "Kernel":
+        """The blocks V, C and D of a joint covariance [[V, C], [Cᵀ, D]]."""
+        half = len(S) // 2
+        return cls(S[:half, :half], S[:half, half:], S[half:, half:])
+
+    def __mul__(self, other: "Kernel") -> "Kernel":  # type: ignore[override]
+        """The entrywise product."""
+        return Kernel(
+            self.value * other.value,
+            self.along * other.value + self.value * other.along,
+            self.mixed * other.value
+            + transpose(self.along) * other.along
+            + self.along * transpose(other.along)
+            + self.value * other.mixed,
+        )
+
+    @property
+    def joint(self) -> Float[Array, "rows rows ..."]:
+        """The joint matrix."""
+        upper = jnp.concatenate([self.value, self.along], axis=1)
+        return jnp.concatenate([upper, jnp.concatenate([transpose(self.along), self.mixed], axis=1)])

@@ -1,8 +1,7 @@
 """The limit n, d → ∞ of an architecture: the terms of its covariance SDE, with their coefficients.
 
-Every shaped architecture has drift θ₁ B₁(V) + θ₂ B₂(V) and diffusion a Σ_lin(V) + κ² 𝒜(V). The functions B₁, B₂, Σ_lin
-and 𝒜 are common to all architectures, except that B₁ and 𝒜 depend on the attention pattern. Stacking layers adds drifts
-and diffusions, hence coefficients (Corollary 4.3).
+Every shaped architecture has drift θ₁ B₁(V) + θ₂ B₂(V) and diffusion a Σ_lin(V) + κ² 𝒜(V); B₁ and 𝒜 depend on the
+attention pattern. Stacking layers adds drifts and diffusions, hence coefficients (Corollary 4.3).
 """
 
 import operator
@@ -17,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer._compiler import padded_size
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Diffusion, Pattern, coordinates
+from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.terms._attention import Attention, AttentionStrength
 from sdeinfer.terms._base import AbstractTerm
 from sdeinfer.terms._linear import LinearNoise
@@ -126,10 +125,6 @@ class Limit(eqx.Module):
         """Drift b(V), per unit of depth-time."""
         return sum((term.drift(c, V) for term, c in self.parts.items()), jnp.zeros_like(V))
 
-    def diffusion(self, V: Float[Array, "m m"]) -> Diffusion:
-        """Diffusion Σ(V)^{1/2} in spectral form, per square root of depth-time; V must be positive definite."""
-        return Diffusion(coordinates(V, self.pattern), self.linear_noise, self.attention_noise)
-
     def normals(self, tokens: int) -> tuple[int, int]:
         """Shape of the standard normals that advance a factor of V of so many tokens, or rows, by one step."""
         return tokens, tokens * sum(term.columns for term in self.terms)
@@ -150,12 +145,7 @@ def _array(c: ArrayLike) -> Any:
 
 
 class LimitSteps(eqx.Module):
-    """Coefficients that change with depth-time and are constant over intervals of it.
-
-    Attributes:
-        limit: the coefficients of each interval; their first axis is that of the intervals, a second may be of paths.
-        starts: the start of each interval, increasing.
-    """
+    """Coefficients that are constant over intervals of depth-time, their first axis; a second may be of paths."""
 
     limit: Limit
     starts: Float[Any, " intervals"]

@@ -1,6 +1,7 @@
 """The shaped ReLU in the limit, Theorem 3.2: the drift θ₂ B₂ by the arc-cosine kernel."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -10,8 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance import diagonal, identity_like, safe_sqrt, transpose
-from sdeinfer.terms._base import AbstractTerm, AddedKernel
-from sdeinfer.terms._kernel import Kernel
+from sdeinfer.terms._base import AbstractTerm, AddedKernel, Kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +36,16 @@ class ShapedReLU(AbstractTerm):
         )
 
 
-_MOST_TERMS = 60
-_SERIES = [
-    math.sqrt(2) * math.comb(2 * k, k) / 8**k / ((2 * k + 1) * (k + 1.5)) for k in range(_MOST_TERMS)
-]  # g(u) = Σ_k _SERIES[k] u^k, by integrating the series of arccos(1 − u)
-_CHEBYSHEV = [
-    (2 - (j == 0)) * sum(_SERIES[k] * (math.comb(2 * k, k - j) / 4**k) for k in range(j, _MOST_TERMS))
-    for j in range(19)
-]  # the same g on 0 ≤ u ≤ 1: for u = (1 + cos θ)/2, u^k = cos^{2k}(θ/2) is a sum of cos(jθ)
-_TERMS = {4: 9, 8: 19}
-"""Number of Chebyshev terms that reach rounding, by the item size in bytes."""
+@functools.cache
+def _chebyshev(terms: int) -> list[float]:
+    """Chebyshev coefficients of the g(u) of `relu_alignment` on 0 ≤ u ≤ 1."""
+    # g(u) = Σ_k series[k] u^k, by integrating the series of arccos(1 − u).
+    series = [math.sqrt(2) * math.comb(2 * k, k) / 8**k / ((2 * k + 1) * (k + 1.5)) for k in range(60)]
+    # For u = (1 + cos θ)/2, u^k = cos^{2k}(θ/2) is a sum of cos(jθ).
+    return [
+        (2 - (j == 0)) * sum(series[k] * (math.comb(2 * k, k - j) / 4**k) for k in range(j, len(series)))
+        for j in range(terms)
+    ]
 
 
 def relu_alignment(rho: Any) -> Any:
@@ -63,11 +63,12 @@ def _alignment(rho: Any) -> Any:
     rho = xp.clip(rho, -1.0, 1.0)
     u = 1 - xp.abs(rho)
     z = 2 * u - 1
-    # Clenshaw's recurrence.
+    # Clenshaw's recurrence, with as many terms as reach rounding.
+    first, *others = _chebyshev(19 if rho.dtype.itemsize == 8 else 9)
     last, before = xp.zeros_like(u), xp.zeros_like(u)
-    for coefficient in _CHEBYSHEV[_TERMS.get(rho.dtype.itemsize, 9) - 1 : 0 : -1]:
+    for coefficient in reversed(others):
         last, before = coefficient + 2 * z * last - before, last
-    g = _CHEBYSHEV[0] + z * last - before
+    g = first + z * last - before
     return u * xp.sqrt(u) * g + math.pi * xp.maximum(-rho, 0.0)
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sdeinfer._compiler import BALANCED, RUN_ONCE
-from sdeinfer._devices import on_cpu
-from sdeinfer._threads import in_threads
+from sdeinfer._threads import in_threads, on_cpu
 from sdeinfer.criteria import AbstractStatistic, Ensemble, evaluate
 from sdeinfer.layers import AbstractLayer, NetworkKeys
 from sdeinfer.networks import chains_at_once, covariance_chain

@@ -3,7 +3,6 @@
 import functools
 from typing import Any, NamedTuple
 
-import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,8 +21,6 @@ from sdeinfer.solve import (
     solve_paths,
 )
 from sdeinfer.terms import Limit, LimitSteps
-
-FORWARD = diffrax.ForwardMode()
 
 SAVED_ENTRIES = 2**22
 """Largest number of covariance entries that a block saves."""
@@ -142,7 +139,7 @@ def _solve_block(statistics, solver, limit: LimitSteps, slopes, start, V0, times
 
     def values(coefficients: Limit) -> tuple[Array, Array]:
         steps = LimitSteps(coefficients, limit.starts)
-        S, stopped = solve_paths(steps, X0, times, brownian, solver=solver, adjoint=FORWARD)
+        S, stopped = solve_paths(steps, X0, times, brownian, solver=solver)
         S = jnp.moveaxis(S[:times_saved], -1, 0)
         paths = Ensemble(
             initial=V0,

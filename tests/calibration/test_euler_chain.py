@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from calibration.study import assert_calibrated, draw_parameters, posterior, report, statistics
+from sigma import sigma_of
 
 from sdeinfer.layers import ARCHITECTURES, Architecture
 from sdeinfer.likelihood import Assumptions
@@ -26,7 +27,7 @@ def euler_chain(limit, V0, key):
     p = TOKENS * (TOKENS + 1) // 2
 
     def step(V, key):
-        noise = limit.diffusion(V).sample(jr.normal(key, (p,)))
+        noise = sigma_of(limit, V).sample(jr.normal(key, (p,)))
         V = V + limit.drift(V) / WIDTH + noise / np.sqrt(WIDTH)
         return V, V
 

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-from conftest import CAUSAL, LAYERS, masked_layer_of, matrix_of, random_covariance, root_of
+from conftest import CAUSAL, LAYERS, masked_layer_of, matrix_of, random_covariance
 from references import assert_agrees, packed
+from sigma import Sigma, sigma_of
 
 import sdeinfer as si
-from sdeinfer.covariance import Diffusion, coordinates, factor
+from sdeinfer.covariance import coordinates, factor
 from sdeinfer.terms._attention_noise import attention_noise
 
 MASKED = [*CAUSAL, "causal prompts", "mask"]
@@ -28,16 +29,16 @@ def noise(pattern, linear, attention, X, G):
 @functools.partial(jax.jit, static_argnums=0)
 def of_diffusion(pattern, linear, attention, V, rotation, dV, xi):
     """All that the tests look at, in one program for all layers of one pattern and number of tokens."""
-    tokens, diffusion = len(V), Diffusion(coordinates(V, pattern), linear, attention)
+    tokens, sigma = len(V), Sigma(coordinates(V, pattern), linear, attention)
     factors = factor(V), jnp.linalg.cholesky(V) @ rotation
     move = functools.partial(noise, pattern, linear, attention)
     return {
-        "root": root_of(diffusion),
+        "root": sigma.root(),
         "roots of factors": [matrix_of(functools.partial(move, X), tokens, 2 * tokens) for X in factors],
-        "log det": diffusion.log_det(),
-        "white": diffusion.whiten(dV),
-        "returned": diffusion.whiten(diffusion.sample(xi)),
-        "coloured": diffusion.spectrum.colour(diffusion.spectrum.whiten(dV)),
+        "log det": sigma.log_det(),
+        "white": sigma.whiten(dV),
+        "returned": sigma.whiten(sigma.sample(xi)),
+        "coloured": sigma.at.colour(sigma.at.whiten(dV)),
     }
 
 
@@ -81,20 +82,6 @@ def test_repeated_eigenvalues_do_no_harm_to_the_values(name):
     assert_agrees(S @ S.T, references.diffusion(layer, V))
 
 
-def test_noise_of_a_factor_has_a_gradient_where_eigenvalues_repeat():
-    V = np.asarray(si.equicorrelated(tokens=4, correlation=0.2))
-    G, direction, step = jnp.asarray(np.random.default_rng(0).normal(size=(4, 8))), symmetric(4, seed=1), 1e-5
-    of_layer = coefficients(TRANSFORMER)
-
-    @jax.jit
-    @jax.value_and_grad
-    def size(V):
-        return jnp.sum(noise(*of_layer, jnp.linalg.cholesky(V), G) ** 2)
-
-    up, down = (size(V + sign * step * direction)[0] for sign in (1, -1))
-    np.testing.assert_allclose(np.vdot(size(V)[1], direction), (up - down) / (2 * step), rtol=1e-7)
-
-
 def test_a_singular_covariance_has_no_density():
     V = np.asarray(si.equicorrelated(tokens=5, correlation=1.0)) - 1e-3 * np.diag([0, 0, 0, 0, 1])
     assert np.isnan(found_at(TRANSFORMER, V)["log det"])
@@ -103,7 +90,7 @@ def test_a_singular_covariance_has_no_density():
 def test_single_precision_stays_single_and_close():
     V = random_covariance(4)
     limit = jax.tree.map(jnp.float32, TRANSFORMER.limit())
-    sample = np.asarray(jax.jit(lambda V: root_of(limit.diffusion(V)))(np.asarray(V, np.float32)))
+    sample = np.asarray(jax.jit(lambda V: sigma_of(limit, V).root())(np.asarray(V, np.float32)))
     assert sample.dtype == np.float32
     # The condition number of V is the amplification of the Cholesky factor's rounding.
     tolerance = 100 * float(jnp.finfo(jnp.float32).eps) * float(np.linalg.cond(V))

@@ -48,11 +48,6 @@ def test_decomposes_what_it_is_given(tokens, dtype):
     assert_decomposes(symmetric(tokens, TOGETHER).astype(dtype), tokens)
 
 
-@pytest.mark.parametrize("tokens", [1, 3, max(SWEEPS) + 1])
-def test_decomposes_one_matrix(tokens):
-    assert_decomposes(symmetric(tokens), tokens)
-
-
 @TOKENS
 def test_equal_zero_and_nearly_equal_eigenvalues(tokens):
     rng = np.random.default_rng(1)

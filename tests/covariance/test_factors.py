@@ -8,7 +8,7 @@ import pytest
 from conftest import random_covariance
 from references import assert_agrees
 
-from sdeinfer.covariance import Pattern, coordinates, inverse_lower, spectrum
+from sdeinfer.covariance import Pattern, coordinates
 from sdeinfer.terms import attention_drift, relu_drift
 
 
@@ -53,9 +53,3 @@ def test_a_matrix_without_a_factor_leaves_the_others_alone(pattern):
     assert np.isnan(at.mixing[1][-1])
     whole = coordinates(V[[0, 2]], pattern)
     np.testing.assert_array_equal(at.mixing[[0, 2]], whole.mixing)
-
-
-def test_inverse_of_a_triangle_is_a_triangle():
-    L = np.asarray(spectrum(stack(4)).cholesky)
-    assert_agrees(inverse_lower(L) @ L, np.broadcast_to(np.eye(4), L.shape))
-    assert (np.triu(inverse_lower(L), 1) == 0).all()

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from sdeinfer.covariance import total
-from sdeinfer.covariance._batched import UNROLLED
-from sdeinfer.covariance._product import product
+from sdeinfer.covariance._batched import UNROLLED, product
 
 ROWS, INNER, COLUMNS = 2, 3, 4
 BATCHES = pytest.mark.parametrize(
@@ -73,13 +72,6 @@ def test_derivatives_are_those_of_einsum(left, right, rng):
     assert_close(derivatives(product)(*arguments), derivatives(reference)(*arguments))
 
 
-@pytest.mark.parametrize("types", [(jnp.float32, jnp.float32), (jnp.float32, jnp.float64)], ids=["single", "mixed"])
-def test_derivatives_have_the_types_of_the_arguments(types, rng):
-    A, B = (jnp.asarray(x, dtype) for x, dtype in zip(pair(rng, (5,), (5,)), types, strict=True))
-    by_A, by_B = jax.grad(lambda A, B: jnp.sum(product(A, B)), (0, 1))(A, B)
-    assert (by_A.dtype, by_B.dtype) == types
-
-
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, 2), (3, 3), (None, 1)])
 def test_maps_are_those_of_einsum(axes, rng):
     A, B = (
@@ -94,15 +86,6 @@ def test_maps_are_those_of_einsum(axes, rng):
         return jax.jit(jax.vmap(gradient, in_axes=axes))
 
     assert_close(mapped(product)(A, B), mapped(reference)(A, B))
-
-
-def test_maps_of_maps_are_those_of_einsum(rng):
-    A, B = rng.normal(size=(6, ROWS, INNER)), rng.normal(size=(7, INNER, COLUMNS))
-
-    def outer(multiply):
-        return jax.jit(jax.vmap(lambda A: jax.vmap(lambda B: multiply(A, B), out_axes=1)(B)))(A)
-
-    assert_close(outer(product), outer(reference))
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4, 5), (UNROLLED + 1, 2)])

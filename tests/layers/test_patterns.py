@@ -4,14 +4,15 @@ import jax
 import numpy as np
 import pytest
 import references
-from conftest import CAUSAL, PATTERNS, masked_layer_of, random_covariance, root_of
+from conftest import CAUSAL, PATTERNS, masked_layer_of, random_covariance
 from references import assert_agrees
+from sigma import sigma_of
 
 import sdeinfer as si
 from sdeinfer.terms import attention_drift, attention_drift_vectors
 
 # One program for all layers of one number of tokens: operation by operation there are dozens of each.
-compiled_root = jax.jit(lambda limit, V: root_of(limit.diffusion(V)))
+compiled_root = jax.jit(lambda limit, V: sigma_of(limit, V).root())
 
 
 @pytest.mark.usefixtures("unchecked")  # NumPy in place of JAX, which would compile a program for each

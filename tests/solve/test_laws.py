@@ -17,7 +17,7 @@ from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
-from sdeinfer.solve._brownian import BrownianSteps
+from sdeinfer.solve import BrownianSteps
 from sdeinfer.solve._splitting import splitting_step
 
 

@@ -1,10 +1,9 @@
-"""Single paths: against composed flows, against forward mode, by Diffrax alone, and from singular starts."""
+"""Single paths: against composed flows, by Diffrax alone, and from singular starts."""
 
 import functools
 import itertools
 
 import diffrax
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -12,11 +11,12 @@ import numpy as np
 import pytest
 import references
 from conftest import LAYERS, random_covariance
+from given_normals import BrownianArray, paths_from
 from references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.covariance import gram, semidefinite_cholesky
-from sdeinfer.solve import BrownianArray, BrownianSteps, CovarianceTerm, PSDSplitting, solve_paths, step_grid
+from sdeinfer.solve import BrownianSteps, CovarianceTerm, PSDSplitting, scan_paths, step_grid
 from sdeinfer.solve._splitting import flows_of
 
 DTYPES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["float32", "float64"])
@@ -47,10 +47,6 @@ def composed_paths(limit, V0, grid, normals) -> np.ndarray:
     return np.stack([path[time] for time in grid.saved])
 
 
-def test_the_steps_of_these_tests_are_unequal():
-    np.testing.assert_allclose(np.diff(GRID.steps), [0.02, 0.055, 0.055])
-
-
 @pytest.mark.parametrize(
     ("name", "tokens"),
     [("transformer", 1), ("attention", 3), ("mlp", 3), pytest.param("transformer", 18, marks=pytest.mark.long)],
@@ -58,7 +54,7 @@ def test_the_steps_of_these_tests_are_unequal():
 def test_paths_are_compositions_of_flows(name, tokens):
     layer, V0 = LAYERS[name](), np.asarray(random_covariance(tokens))
     normals = normals_for(layer, tokens)
-    found = si.simulate_from(layer, V0, TIMES, normals, step=STEP)
+    found = paths_from(layer, V0, TIMES, normals, step=STEP)
     starts = np.broadcast_to(V0[..., None], (tokens, tokens, PATHS))
     expected = composed_paths(layer.limit(), starts, GRID, np.moveaxis(normals, 0, -1))
     assert_agrees(np.moveaxis(found, 0, -1), expected)
@@ -72,14 +68,6 @@ def test_the_twins_coefficients_are_those_of_its_drift_and_diffusion(name):
     assert_agrees(drift, references.drift(layer, V))
     diffusion = a * references.linear_tensor(V) + kappa2 * references.attention_tensor(V)
     assert_agrees(diffusion, references.diffusion_tensor(layer, V))
-
-
-def test_paths_under_vmap_are_those_of_a_loop():
-    layer, V0 = LAYERS["mlp"](), jnp.stack([random_covariance(3), jnp.ones((3, 3))])
-    normals = normals_for(layer, 3)
-    together = jax.jit(jax.vmap(lambda V0: si.simulate_from(layer, V0, TIMES, normals, step=STEP)))(V0)
-    for number in range(2):
-        assert_agrees(together[number], si.simulate_from(layer, V0[number], TIMES, normals, step=STEP))
 
 
 IN_A_BLOCK = 2
@@ -112,62 +100,7 @@ def test_blocks_hold_the_paths_of_their_own_normals(key):
     assert V.shape == (PATHS, 2, 3, 3)
     assert jnp.isfinite(V).all()
     assert len(np.unique(np.asarray(V)[:, 0, 0, 0])) == PATHS
-    assert_agrees(V, si.simulate_from(layer, V0, TIMES, normals_of_blocks(key), step=STEP))
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.slow
-def test_gradient_across_blocks_is_that_of_forward_mode(key):
-    weights = jr.normal(key, (2 * PATHS, 1, 2, 2))
-
-    def size(values, V0, adjoint):
-        layer = si.ShapedTransformer(*values)
-        return jnp.sum(weights * si.simulate(layer, V0, [0.1], paths=2 * PATHS, step=0.05, adjoint=adjoint, key=key))
-
-    @jax.jit
-    def backwards(*at):
-        return jax.grad(lambda *at: size(*at, diffrax.RecursiveCheckpointAdjoint()), (0, 1))(*at)
-
-    @jax.jit
-    def forwards(at, direction):
-        return jax.jvp(lambda *at: size(*at, diffrax.ForwardMode()), at, direction)[1]
-
-    at = jnp.array([0.5, 0.6, 0.3, -1.5]), random_covariance(2)
-    by_values, by_V0 = backwards(*at)
-    for slope, unit in zip(by_values, jnp.eye(4), strict=True):
-        np.testing.assert_allclose(forwards(at, (unit, jnp.zeros((2, 2)))), slope, rtol=1e-10)
-    direction = random_covariance(2, seed=5)
-    np.testing.assert_allclose(forwards(at, (jnp.zeros(4), direction)), jnp.vdot(by_V0, direction), rtol=1e-10)
-
-
-def test_given_increments_are_the_normals_times_the_root_of_the_step():
-    normals = normals_for(LAYERS["mlp"](), 2, paths=1)[0]
-    brownian = BrownianArray(jnp.asarray(GRID.steps), normals)
-    increment = jax.jit(lambda t0, t1: brownian.evaluate(t0, t1))
-    assert (brownian.t0, brownian.t1) == (GRID.steps[0], GRID.steps[-1])
-    for number, (start, end) in enumerate(zip(GRID.steps[:-1], GRID.steps[1:], strict=True)):
-        found = increment(start, end)
-        np.testing.assert_allclose(found, normals[number] * np.sqrt(end - start), rtol=1e-15)
-    with pytest.raises(ValueError, match="a Brownian motion on steps has increments only"):
-        brownian.evaluate(jnp.array(0.0))
-    with pytest.raises(ValueError, match="no Lévy areas"):
-        brownian.evaluate(jnp.array(0.0), jnp.array(0.02), use_levy=True)
-
-
-def test_normals_take_the_type_of_v0():
-    V0, normals = random_covariance(3).astype(np.float32), normals_for(LAYERS["mlp"](), 3)
-    V = si.simulate_from(LAYERS["mlp"](), V0, TIMES, normals, step=STEP)
-    assert V.dtype == np.float32
-    exact = si.simulate_from(LAYERS["mlp"](), random_covariance(3), TIMES, normals, step=STEP)
-    # The condition number of V amplifies the rounding of each of three steps.
-    assert_agrees(V, exact, rtol=3 * 8 * 3 * float(jnp.finfo(np.float32).eps) * float(jnp.linalg.cond(V0)))
-
-
-@pytest.mark.parametrize("shape", [(3, 3, 2, 2), (2, 3, 3), (5, 2, 3, 3), (5, 4, 3, 3)])
-@pytest.mark.usefixtures("unchecked")
-def test_normals_of_another_shape_are_refused(shape):
-    with pytest.raises(si.InputError, match=r"normals: shape \(paths, 3, 3, 3\) is needed, got \(\d, "):
-        si.simulate_from(LAYERS["mlp"](), random_covariance(3), TIMES, jnp.zeros(shape), step=STEP)
+    assert_agrees(V, paths_from(layer, V0, TIMES, normals_of_blocks(key), step=STEP))
 
 
 def test_diffrax_alone_takes_its_own_brownian_motion(key):
@@ -237,7 +170,7 @@ def of_all_layers(paths: int, dtype) -> tuple[si.layers.Limit, np.ndarray]:
 @jax.jit
 def solve_from(limit, V0, normals):
     brownian = BrownianArray(jnp.asarray(HANDFUL.steps, V0.dtype), normals)
-    return solve_paths(limit, semidefinite_cholesky(V0), HANDFUL, brownian)
+    return scan_paths(limit, semidefinite_cholesky(V0), HANDFUL, brownian)
 
 
 def test_many_v0_and_many_coefficients_are_solved_side_by_side():
@@ -292,18 +225,6 @@ def assert_ranks(of: dict[str, np.ndarray], eps: float, *, linear: bool) -> None
 def test_relu_networks_have_no_scale(exponent, dtype):
     """Without attention the SDE is linear in V's scale; that of a power of four is exact in floating point."""
     V0, normals = random_covariance(3).astype(dtype), normals_for(LAYERS["mlp"](), 3)
-    one = si.simulate_from(LAYERS["mlp"](), V0, TIMES, normals, step=STEP)
-    scaled = si.simulate_from(LAYERS["mlp"](), V0 * 4.0**exponent, TIMES, normals, step=STEP)
+    one = paths_from(LAYERS["mlp"](), V0, TIMES, normals, step=STEP)
+    scaled = paths_from(LAYERS["mlp"](), V0 * 4.0**exponent, TIMES, normals, step=STEP)
     np.testing.assert_array_equal(scaled, one * 4.0**exponent)
-
-
-@pytest.mark.parametrize("compile_it", [jax.jit, eqx.filter_jit], ids=["jit", "filter_jit"])
-def test_a_traced_v0_that_is_no_covariance_raises(compile_it, key):
-    @compile_it
-    def run(V0):
-        return si.simulate(LAYERS["mlp"](), V0, [0.1], paths=2, step=0.1, key=key)
-
-    assert jnp.isfinite(run(jnp.ones((2, 2)))).all()
-    for V0 in ([[1.0, 2.0], [2.0, 1.0]], [[1.0, 0.0], [0.0, -1e-3]], [[1.0, 0.0], [0.0, np.nan]]):
-        with pytest.raises(Exception, match="V0: not .*positive semi-definite"):  # noqa: B017, PT011 JAX wraps it
-            run(jnp.array(V0)).block_until_ready()

@@ -15,7 +15,6 @@ from references import arc_cosine_kernel
 
 import sdeinfer as si
 from sdeinfer.covariance import differences, gram, overlap, transpose
-from sdeinfer.solve import BrownianSteps, BrownianSums
 from sdeinfer.solve._splitting import explosion, flows_of, splitting_step
 from sdeinfer.terms import Limit
 from sdeinfer.terms._attention_noise import attention_noise, attention_noise_flow, attention_noise_square
@@ -168,17 +167,6 @@ def test_the_drifts_flows_are_of_the_second_order(name):
     np.testing.assert_allclose(velocity, limit.drift(V) - 0.4 * V * T, atol=1e-4)
 
 
-def test_coarse_steps_take_the_noise_of_the_fine_ones(key):
-    single = BrownianSteps(shape=jax.ShapeDtypeStruct((2, 2, 3), jnp.float64), key=key)
-    grid = jnp.append(jnp.linspace(0, 0.7, 7), jnp.inf)
-    sums = jax.jit(lambda t0, t1: BrownianSums(single=single, grid=grid).evaluate(t0, t1))
-    one = jax.jit(lambda t0, t1: single.evaluate(t0, t1))
-    for i in (0, 2, 4):
-        expected = one(grid[i], grid[i + 1]) + one(grid[i + 1], grid[i + 2])
-        np.testing.assert_allclose(sums(grid[i], grid[i + 2]), expected, rtol=1e-14)
-        np.testing.assert_array_equal(sums(grid[i], grid[i + 1]), one(grid[i], grid[i + 1]))
-
-
 @pytest.mark.parametrize("tangents", [False, True])
 def test_a_step_that_overflows_is_an_explosion(tangents):
     """Noise takes one of two paths so far that its drift overflows; at the start of the step it is far from that."""
@@ -201,20 +189,6 @@ NEARLY_WITHOUT_NOISE = si.ResidualFeedForward(0.6e-4, 3e4, -3e4)
 """A ReLU of the gap that layers of γ = .6 have with slopes of ±3, and 10⁻⁸ of their noise."""
 
 
-def test_errors_are_those_from_a_much_smaller_step(key):
-    def rho(V):
-        return V[:, 0, 1] / np.sqrt(V[:, 0, 0] * V[:, 1, 1])
-
-    layer, V0, h = NEARLY_WITHOUT_NOISE, random_covariance(2), 1 / 32
-    found = si.solve.weak_errors(layer, V0, [0.5], step=h, paths=64, key=key)
-    coarse, fine = (
-        rho(np.asarray(si.simulate(layer, V0, [0.5], paths=64, step=step, key=key))[:, 0]).mean()
-        for step in (h, h / 16)
-    )
-    # The next order is that of the step.
-    np.testing.assert_allclose(found.error[0, 0], coarse - fine, rtol=h)
-
-
 def test_a_long_step_of_a_relu_is_of_the_exponential_heun_scheme(key):
     """dV/dt = r (κ − V) with the kernel κ of arc cosines, in one step."""
     V, h = np.asarray(random_covariance(2)), 0.08
@@ -226,34 +200,3 @@ def test_a_long_step_of_a_relu_is_of_the_exponential_heun_scheme(key):
     expected = np.exp(-s) * V + s * (first - second) * N + s * second * arc_cosine_kernel(middle)
     found = si.simulate(NEARLY_WITHOUT_NOISE, V, [h], paths=4, step=h, key=key)[:, 0]
     np.testing.assert_allclose(found, np.broadcast_to(expected, (4, 2, 2)), atol=1e-4)
-
-
-def test_a_tolerance_chooses_the_step(key):
-    layer, V0 = LAYERS["mlp"](), random_covariance(2)
-    loose = si.solve.step_within(layer, V0, [0.4], tolerance=0.03, key=key)
-    tight = si.solve.step_within(layer, V0, [0.4], tolerance=0.003, key=key)
-    assert tight < loose <= 0.2
-    V = si.simulate(layer, V0, [0.4], paths=64, tolerance=0.03, key=key)
-    np.testing.assert_array_equal(V, si.simulate(layer, V0, [0.4], paths=64, step=loose, key=key))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"tolerance": 0.0}, "tolerance: must be positive"),
-        ({"tolerance": 0.1, "step": 0.1}, "tolerance: chooses the step"),
-        ({"tolerance": 1e-4}, "tolerance: 0.0001 takes pilot runs of .* paths by .* give a larger"),
-    ],
-)
-def test_what_chooses_no_step_is_refused(settings, message, key):
-    with pytest.raises(si.InputError, match=message):
-        si.simulate(LAYERS["mlp"](), random_covariance(2), [0.4], paths=8, **settings, key=key)
-
-
-def test_a_tolerance_needs_known_arguments(key):
-    def end(gamma):
-        layer = si.ResidualFeedForward(gamma, 0.5, -0.5)
-        return si.simulate(layer, random_covariance(2), [0.4], paths=8, tolerance=0.1, key=key).sum()
-
-    with pytest.raises(si.InputError, match="tolerance: the layer, V0 and key must be known"):
-        jax.grad(end)(0.5)

@@ -9,10 +9,9 @@ from conftest import LAYERS, random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.solve import BrownianArray, CovarianceTerm, PSDSplitting, Reason, stopping_times
+from sdeinfer.solve import Reason, stopping_times
 from sdeinfer.solve._stopped import PAPERS_RANGE
 
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 STEP, PATHS = 0.03, 64
 TIMES = np.linspace(0.0, 0.45, 16)
 """Every step is saved; programs are compiled for 16 saved times, and no more."""
@@ -138,15 +137,6 @@ def test_simulate_is_infinite_after_an_explosion_and_only_there(case, dtype):
     assert (V[exploded[:, None] & later] == np.inf).all()
 
 
-def test_saving_less_often_stops_no_path_at_another_time():
-    kept, often = [3, 9, 15], stopped("narrow attention", "float64")
-    arguments = problem("attention", "float64") | {"ts": TIMES[kept]}
-    found = si.simulate_stopped(**arguments, within=CASES["narrow attention"][1])
-    np.testing.assert_allclose(found.time, often.time, rtol=1e-12)
-    np.testing.assert_array_equal(found.reason, often.reason)
-    assert_agrees(found.covariance, often.covariance[:, kept])
-
-
 AT_ONCE = {
     "above": ("mlp", np.diag([0.5, 1.0, 2e4]), PAPERS_RANGE, Reason.ABOVE),
     "below": ("mlp", np.diag([5e-5, 1.0, 2.0]), PAPERS_RANGE, Reason.BELOW),
@@ -163,15 +153,6 @@ def test_a_v0_that_cannot_go_on_stops_at_time_zero(name, key):
     np.testing.assert_array_equal(found.time, 0)
     np.testing.assert_array_equal(found.reason, reason)
     assert_agrees(found.covariance, np.broadcast_to(V0, (3, 2, 3, 3)), rtol=1e-15)
-
-
-def test_time_zero_alone_is_looked_at_too(key):
-    for scale, reason in ((1.0, Reason.NOT), (3e4, Reason.ABOVE), (3e-5, Reason.BELOW)):
-        V0 = scale * np.eye(3)
-        found = si.simulate_stopped(LAYERS["mlp"](), V0, [0.0], within=PAPERS_RANGE, paths=2, key=key)
-        np.testing.assert_array_equal(found.reason, reason)
-        np.testing.assert_array_equal(found.time, np.inf if reason == Reason.NOT else 0.0)
-        assert_agrees(found.covariance, np.broadcast_to(V0, (2, 1, 3, 3)), rtol=1e-15)
 
 
 def test_stopped_paths_can_be_differentiated_while_they_stop_in_the_same_step(key):
@@ -191,38 +172,6 @@ def test_stopped_paths_can_be_differentiated_while_they_stop_in_the_same_step(ke
         np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_gradients_are_finite_where_paths_explode(key):
-    def mean_of_the_finite(values):
-        layer, V0 = si.ShapedAttention(values[0], values[1]), values[2] * si.equicorrelated(tokens=2, correlation=0.2)
-        times = {"ts": [0.1, 0.3], "step": 0.05}
-        V = si.simulate(layer, V0.astype(jnp.float32), **times, paths=24, key=key)
-        return jnp.mean(V, where=jnp.isfinite(V)), V
-
-    gradient, V = jax.jit(jax.grad(mean_of_the_finite, has_aux=True))(jnp.array([0.7, 0.8, 8.0]))
-    assert set(np.isinf(V[:, -1, 0, 0]).tolist()) == {True, False}
-    assert jnp.isfinite(gradient).all()
-
-
-@DTYPES
-def test_a_path_that_stops_before_its_first_step_has_the_derivative_of_standing_still(dtype):
-    limit = jax.tree.map(lambda c: c.astype(dtype), LAYERS["attention"]().limit())
-    brownian = BrownianArray(jnp.array([0.0, 0.1], dtype), jr.normal(jr.key(0), (1, *limit.normals(3)), dtype))
-
-    def after(X):
-        t0, t1 = brownian.grid
-        term, solver = CovarianceTerm(limit, brownian), PSDSplitting()
-        state = solver.init(term, t0, t1, X, None)
-        y1, _, _, state, _ = solver.step(term, t0, t1, X, None, state, made_jump=False)
-        return jnp.sum(y1), state.stopped
-
-    derivative = jax.jit(jax.grad(after, has_aux=True))
-    for norm in (10.0, 1e7, 1e9):
-        gradient, time = derivative(norm * jnp.linalg.cholesky(random_covariance(3)).astype(dtype))
-        assert time == 0
-        np.testing.assert_array_equal(gradient, 1)
-
-
 def test_what_is_not_finite_was_above():
     V = np.broadcast_to(np.eye(2), (6, 4, 2, 2)).copy()
     V[1, 2, 0, 1] = np.nan
@@ -235,39 +184,6 @@ def test_what_is_not_finite_was_above():
     np.testing.assert_array_equal(time, [np.inf, 1.0, 0.5, 1.5, 0.5, 0.0])
     expected = [Reason.NOT, Reason.ABOVE, Reason.ABOVE, Reason.ABOVE, Reason.BELOW, Reason.ABOVE]
     np.testing.assert_array_equal(reason, expected)
-
-
-def test_both_bounds_are_outside():
-    V = np.array([[[[1.0]], [[2.0]]], [[[1.0]], [[0.5]]], [[[0.5 + 1e-9]], [[2 - 1e-9]]]])
-    time, reason = stopping_times(V, [0.0, 1.0], within=(0.5, 2.0))
-    np.testing.assert_array_equal(time, [1.0, 1.0, np.inf])
-    np.testing.assert_array_equal(reason, [Reason.ABOVE, Reason.BELOW, Reason.NOT])
-
-
-@pytest.mark.parametrize(
-    ("within", "got"),
-    [
-        ((1.0, 1.0), "1 and 1"),
-        ((2.0, 1.0), "2 and 1"),
-        ((-1.0, 1.0), "-1 and 1"),
-        ((0.0, float("inf")), "0 and inf"),
-        ((float("nan"), 1.0), "nan and 1"),
-        ((0.0, float("nan")), "0 and nan"),
-    ],
-)
-def test_what_is_no_range_is_refused(within, got, key):
-    message = f"^within: 0 ≤ lowest < highest < ∞ is needed, got {got}$"
-    with pytest.raises(si.InputError, match=message):
-        si.simulate_stopped(LAYERS["mlp"](), jnp.eye(2), [0.1], within=within, paths=1, key=key)
-    with pytest.raises(si.InputError, match=message):
-        stopping_times(np.ones((1, 1, 1, 1)), [0.0], within=within)
-
-
-def test_parameters_and_v0_are_checked_as_simulate_checks_them(key):
-    with pytest.raises(si.InputError, match="V0: not positive semi-definite: smallest eigenvalue -1"):
-        si.simulate_stopped(LAYERS["mlp"](), jnp.array([[1.0, 2.0], [2.0, 1.0]]), [0.1], paths=1, key=key)
-    with pytest.raises(si.InputError, match="paths: a whole number of at least 1 is needed, got 0"):
-        si.simulate_stopped(LAYERS["mlp"](), jnp.eye(2), [0.1], paths=0, key=key)
 
 
 def test_means_are_of_paths_that_have_not_exploded_whatever_the_last_step():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from budget import assert_within, mean_and_error
 from conftest import random_covariance
+from given_normals import paths_from
 
 import sdeinfer as si
 
@@ -28,7 +29,7 @@ def bias_from_the_exact_law(layer, V0, time: float, steps: int, statistic: Calla
     @jax.jit
     def batch(key):
         normals = jr.normal(key, (BATCH, steps, *layer.limit().normals(tokens)))
-        V = si.simulate_from(layer, V0, [time], normals, step=h)[:, 0]
+        V = paths_from(layer, V0, [time], normals, step=h)[:, 0]
         normals = normals[..., :tokens]
         trace = jnp.einsum("psii->p", normals) / jnp.sqrt(1.0 * steps)
         square = jnp.einsum("psij,psji->p", normals, normals) / steps - tokens
@@ -49,7 +50,7 @@ def bias_from_half_the_step(layer, V0, time: float, steps: int, statistics: dict
         fine = jr.normal(key, (BATCH, 2 * steps, *layer.limit().normals(tokens)))
         coarse = (fine[:, ::2] + fine[:, 1::2]) / jnp.sqrt(2.0)
         coarse, fine = (
-            si.simulate_from(layer, V0, [time], normals, step=time / count)[:, 0]
+            paths_from(layer, V0, [time], normals, step=time / count)[:, 0]
             for normals, count in ((coarse, steps), (fine, 2 * steps))
         )
         # A path that explodes at either step is left out: at most one in 5000 of the second order's cases.

@@ -1,7 +1,6 @@
 from ._call import audit as audit
 from ._describe import describe as describe
 from ._estimates import Estimate as Estimate
-from ._figure import plot_audit as plot_audit
 from ._initialise import Initialised as Initialised
 from ._initialise import initialise as initialise
 from ._initialise import standard_deviations as standard_deviations

@@ -118,12 +118,6 @@ class Audit:
             "tests": [dataclasses.asdict(each) for each in self.verdicts],
         }
 
-    def plot(self, *, axes: Any = None) -> list[Any]:
-        """Plot the strengths of branches, see `plot_audit`."""
-        from sdeinfer.auditing._figure import plot_audit  # loads Matplotlib
-
-        return plot_audit(self, axes=axes)
-
     def write(self, path: str | Path) -> None:
         """Write `to_dict` as JSON."""
         write_text(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")

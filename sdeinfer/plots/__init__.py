@@ -1,4 +1,4 @@
-"""Figures of samples and of a fit, on Matplotlib axes."""
+"""Figures on Matplotlib axes: of samples, fits, tuned layers and audits."""
 
 import lazy_loader
 

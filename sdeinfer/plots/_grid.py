@@ -1,20 +1,15 @@
-"""A number over a grid of two settings."""
+"""A number over a grid of two settings, and tokens on the circle and the sphere."""
 
 import numpy as np
 import xarray as xr
 from matplotlib import colormaps, pyplot
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
+from matplotlib.patches import Circle
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.plots._style import one_panel
-
-COLOURS = "viridis_r"
-"""Darker is larger, in colour and in grey."""
-
-DARK = 0.5
-"""Luminance of a cell below which its label is white."""
+from sdeinfer.plots._style import NETWORKS, NEUTRAL, WIDTH, one_panel
 
 
 def plot_grid(
@@ -37,12 +32,6 @@ def plot_grid(
 
     Raises:
         InputError: for other shapes, limits that do not increase, and without finite values.
-
-    Example:
-        ```python
-        loss = xr.DataArray(losses, {"tau0": taus, "gamma": gammas}, name="loss", attrs={"units": "nats"})
-        plots.plot_grid(loss, limits=(2.0, 3.1))
-        ```
     """
     if values.ndim != 2:
         raise InputError(f"values: two dimensions are needed, got {values.dims}")
@@ -57,10 +46,11 @@ def plot_grid(
     if texts.shape != numbers.shape:
         raise InputError(f"labels: the shape {numbers.shape} is needed, got {texts.shape}")
     panel = one_panel(axes)
-    norm = Normalize(low, high, clip=True)
-    image = panel.imshow(np.clip(numbers, low, high), origin="lower", aspect="auto", cmap=COLOURS, norm=norm)
+    # Darker is larger, in colour and in grey.
+    colours, norm = colormaps["viridis_r"], Normalize(low, high, clip=True)
+    image = panel.imshow(np.clip(numbers, low, high), origin="lower", aspect="auto", cmap=colours, norm=norm)
     for (row, column), x in np.ndenumerate(numbers):
-        light = np.isnan(x) or np.dot(colormaps[COLOURS](norm(x))[:3], (0.3, 0.59, 0.11)) > DARK
+        light = np.isnan(x) or np.dot(colours(norm(x))[:3], (0.3, 0.59, 0.11)) > 0.5
         colour = "black" if light else "white"
         panel.text(column, row, str(texts[row, column]), ha="center", va="center", fontsize="small", color=colour)
     rows, columns = (str(dim) for dim in values.dims)
@@ -69,15 +59,42 @@ def plot_grid(
     panel.set_yticks(range(values.sizes[rows]), _ticks(values[rows]))
     beyond = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
     extend = beyond[bool((numbers < low).any()), bool((numbers > high).any())]
-    pyplot.colorbar(image, ax=panel, label=_name(values), extend=extend)
+    name = "" if values.name is None else str(values.name)
+    unit = f" ({values.attrs['units']})" if "units" in values.attrs else ""
+    pyplot.colorbar(image, ax=panel, label=name + unit, extend=extend)
+    return panel
+
+
+def plot_tokens(tokens: ArrayLike, *, colours: ArrayLike | None = None, axes: Axes | None = None) -> Axes:
+    """Plot tokens on the unit circle, or on the sphere as seen from the direction (1, 1, 1): one frame of a trajectory.
+
+    Arguments:
+        tokens: tokens, shape (n, 2) or (n, 3), scaled to norm 1.
+        colours: a colour for each token; None for one colour.
+        axes: where to plot; None for a new figure.
+
+    Raises:
+        InputError: for other shapes.
+    """
+    x = np.asarray(tokens, float)
+    if x.ndim != 2 or x.shape[1] not in (2, 3):
+        raise InputError(f"tokens: shape (n, 2) or (n, 3) is needed, got {x.shape}")
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    if colours is not None and len(np.asarray(colours)) != len(x):
+        raise InputError(f"colours: {len(x)} are needed, got {len(np.asarray(colours))}")
+    panel = one_panel(axes, height=WIDTH)
+    panel.add_patch(Circle((0, 0), 1, fill=False, color=NEUTRAL, linewidth=0.8))
+    flat, front = x, np.ones(len(x), bool)
+    if x.shape[1] == 3:
+        view, right = np.ones(3) / 3**0.5, np.array([-1.0, 1.0, 0.0]) / 2**0.5
+        flat, front = x @ np.stack([right, np.cross(view, right)], axis=1), x @ view >= 0
+    chosen = np.full(len(x), NETWORKS, object) if colours is None else np.asarray(colours, object)
+    for side, opacity in ((~front, 0.2), (front, 0.7)):
+        panel.scatter(*flat[side].T, c=list(chosen[side]), s=14, alpha=opacity, linewidths=0)
+    panel.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal")
+    panel.set_axis_off()
     return panel
 
 
 def _ticks(coordinate: xr.DataArray) -> list[str]:
     return [f"{x:g}" if isinstance(x, float | int) else str(x) for x in coordinate.values.tolist()]
-
-
-def _name(values: xr.DataArray) -> str:
-    """The name of the values, and their unit."""
-    name = "" if values.name is None else str(values.name)
-    return f"{name} ({values.attrs['units']})" if "units" in values.attrs else name

@@ -14,27 +14,18 @@ NETWORKS, SDE, NEUTRAL = "#d1495b", "#2e5eaa", "#777777"
 WRONG = NETWORKS
 """Colour of failures, and of networks that should be rare."""
 
-COLOURS = (NETWORKS, SDE, "#e3a22f", "#2f7d4f", "#7a5195")
-"""One for each label, in its order."""
-
 STYLES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v")
 
 WIDTH = 5.2
 """Width of a figure in inches: text of 8 to 10 points stays legible where the figure is 400 pixels wide."""
 
-HEIGHT = 3.2
-"""Height of a figure with one panel."""
 
-
-def one_panel(axes: Axes | None, *, height: float = HEIGHT) -> Axes:
+def one_panel(axes: Axes | None, *, height: float = 3.2) -> Axes:
     """The given axes, or those of a new figure."""
     return panels_of(axes, 1, height=height)[0]
 
 
-def panels_of(
-    axes: Axes | Iterable[Axes] | None, count: int, *, columns: int = 1, height: float = HEIGHT
-) -> list[Axes]:
+def panels_of(axes: Axes | Iterable[Axes] | None, count: int, *, columns: int = 1, height: float = 3.2) -> list[Axes]:
     """The given axes, or `count` panels of a new figure, each `height` inches high; pyplot opens it for notebooks.
 
     Raises:
@@ -56,10 +47,12 @@ def panels_of(
 
 def look(number: int) -> dict[str, Any]:
     """Colour, line style and marker of a label, by its number: in print without colours labels still differ."""
-    return {
-        name: values[number % len(values)]
-        for name, values in (("color", COLOURS), ("linestyle", STYLES), ("marker", MARKERS))
+    looks = {
+        "color": (NETWORKS, SDE, "#e3a22f", "#2f7d4f", "#7a5195"),
+        "linestyle": STYLES,
+        "marker": ("o", "s", "^", "D", "v"),
     }
+    return {name: values[number % len(values)] for name, values in looks.items()}
 
 
 def finish(axes: Axes, *, legend: bool = False) -> Axes:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from sdeinfer._files import write_text
 from sdeinfer._html import render
-from sdeinfer.auditing import Audit, plot_audit
+from sdeinfer.auditing import Audit
+from sdeinfer.plots import plot_audit
 from sdeinfer.report._render import figure_of, inline, versions
 
 CAPTION = "Strength of each branch over the declared one, with 95 % intervals."

@@ -1,4 +1,4 @@
-"""The posterior of the parameters and the mixing of its chains, by arviz-plots."""
+"""A posterior and the mixing of its chains, by arviz-plots, and the innovations of the layers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,17 +9,12 @@ import xarray as xr
 from arviz_base.labels import MapLabeller
 from arviz_plots.plot_collection import PlotCollection
 from matplotlib.axes import Axes
+from scipy.stats import norm
 
 from sdeinfer._files import InputError
-from sdeinfer.diagnostics import HDI, draws_of, identified_of, known_truth, parameters_of
+from sdeinfer.diagnostics import HDI, LEVEL, draws_of, identified_of, innovation_tests, known_truth, parameters_of
 from sdeinfer.parameters import SYMBOLS
-from sdeinfer.plots._style import SDE, panels_of
-
-OUTER = 0.005
-"""Share of draws on either side that an axis leaves out: of a posterior with a long tail its bulk stays legible."""
-
-BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-"""Keeps a number legible on the dashed line of the truth."""
+from sdeinfer.plots._style import NEUTRAL, SDE, WRONG, finish, one_panel, panels_of
 
 
 def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
@@ -31,23 +26,20 @@ def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = No
 
     Raises:
         InputError: for another number of axes.
-
-    Example:
-        ```python
-        gamma, *others = plots.plot_posterior(post)
-        gamma.axvline(0.5)
-        ```
     """
     names = parameters_of(post)
     panels = panels_of(axes, len(names), columns=2, height=2.0)
     draws = draws_of(post)[names]
-    visuals = {"dist": {"color": SDE}, "point_estimate_text": {"bbox": BEHIND}}
+    # Keeps a number legible on the dashed line of the truth.
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+    visuals = {"dist": {"color": SDE}, "point_estimate_text": {"bbox": behind}}
     plot = _plot(arviz_plots.plot_dist, draws, panels, {}, ci_kind="hdi", ci_prob=HDI, visuals=visuals)
     truth = {name: value for name, value in known_truth(post).items() if name in names}
     if truth:
         arviz_plots.add_lines(plot, truth)
     for name, panel in zip(names, panels, strict=True):
-        low, high = draws[name].quantile([OUTER, 1 - OUTER]).values
+        # Of a posterior with a long tail the bulk stays legible.
+        low, high = draws[name].quantile([0.005, 0.995]).values
         margin = 0.05 * (high - low)
         true = truth.get(name, low)
         panel.set_xlim(min(low, true) - margin, max(high, true) + margin)
@@ -63,11 +55,6 @@ def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) 
 
     Raises:
         InputError: for another number of axes, and for a single chain.
-
-    Example:
-        ```python
-        plots.plot_ranks(post)
-        ```
     """
     names, chains = identified_of(post), draws_of(post)
     if chains.sizes["chain"] < 2:
@@ -77,6 +64,31 @@ def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) 
     draws = chains[names].assign_coords(chain=np.arange(chains.sizes["chain"]))
     _plot(arviz_plots.plot_rank, draws, panels, {"color": ["chain"], "overlay": ["chain"]})
     return panels
+
+
+def plot_innovations(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
+    """Plot the innovations in each direction, less their expectation, in standard errors.
+
+    If the law holds, at least one direction falls outside the shaded band with probability `LEVEL`; those that do are
+    crosses.
+
+    Arguments:
+        post: the result of `fit` for networks of which every layer was observed.
+        axes: where to plot; None for a new figure.
+    """
+    directions = innovation_tests(post).iloc[::-1]
+    bound = float(norm.isf(LEVEL / len(directions) / 2))
+    panel = one_panel(axes, height=0.7 + 0.3 * len(directions))
+    panel.axvspan(-bound, bound, color=SDE, alpha=0.12, lw=0)
+    panel.axvline(0, color=NEUTRAL, lw=1)
+    for place, z in enumerate(directions["z"]):
+        colour, marker = (SDE, "o") if abs(z) <= bound else (WRONG, "X")
+        panel.plot(z, place, marker, color=colour)
+    panel.set_yticks(range(len(directions)), [str(name) for name in directions.index])
+    panel.set_xlabel("innovation − expectation (standard errors)")
+    panel.spines["left"].set_visible(False)
+    panel.tick_params(left=False)
+    return finish(panel)
 
 
 def _plot(

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from sdeinfer.auditing._result import Audit
-from sdeinfer.plots import NEUTRAL, finish, legend_below, look, panels_of
+from sdeinfer.auditing import Audit
+from sdeinfer.plots._style import NEUTRAL, finish, legend_below, look, panels_of
 
 
 def plot_audit(audit: Audit, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:

@@ -183,7 +183,7 @@ MUTATIONS = (
     Mutation("audit: interleaved heads", "auditing/_weights.py", "np.tile(np.repeat(sds, sizes), heads)", "np.repeat(np.repeat(sds, sizes), heads)", "tests/auditing/test_initialise.py::test_arrays_of_several_matrices"),
     Mutation("observation: rounding", "observation/_doubts.py", "(1 + 2 * V**2 * scale)", "(1 + V**2 * scale)", "tests/observation/test_precision.py::test_the_predicted_share_is_that_of_rounded_states"),
     Mutation("observation: fourth moments", "observation/_branch_observer.py", "(tokens * (tokens + 2))", "(tokens * (tokens + 1))", "tests/observation/test_branches.py::test_gaussian_increments_have_kurtosis_one"),
-    Mutation("networks: root of outputs", "networks/_outputs.py", "np.maximum(values, 0.0))[:, None]", "np.maximum(values, 0.0))[..., None]", "tests/networks/test_sample.py::test_outputs_have_the_covariance_of_the_last_layer"),
+    Mutation("networks: root of outputs", "networks/_sample.py", "np.maximum(values, 0.0))[:, None]", "np.maximum(values, 0.0))[..., None]", "tests/networks/test_sample.py::test_outputs_have_the_covariance_of_the_last_layer"),
     Mutation("covariance: forms of a pattern", "covariance/_pattern_noise.py", "@ inverse / 2", "@ inverse / 1.9", "tests/covariance/test_patterns.py::test_forms_read_and_make_the_coordinates"),
     Mutation("modules: temperature", "modules/_shared.py", "math.sqrt(width * key_width)", "width", "tests/modules/test_modules.py::test_modules_compute_the_equations_of_the_paper"),
     Mutation("modules: gain of the centring", "modules/flax.py", "self.gamma2 / count", "0.9 * self.gamma2 / count", "tests/modules/test_modules.py::test_modules_compute_the_equations_of_the_paper"),

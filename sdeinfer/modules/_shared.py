@@ -42,21 +42,13 @@ class OfLayer:
 
 
 def residual_weights(gamma: float) -> tuple[float, float]:
-    """λ = √(1 − γ²) and γ.
-
-    Raises:
-        InputError: for a γ that is not in (0, 1].
-    """
+    """λ = √(1 − γ²) and γ."""
     gamma = _in_range(GAMMA, gamma)
     return math.sqrt((1 - gamma) * (1 + gamma)), gamma
 
 
 def key_size(width: int, heads: int, key_width: int | None) -> int:
-    """Width n_k of the queries and keys of one head: n/H if None.
-
-    Raises:
-        InputError: for sizes that are not positive, and a width that is not a multiple of the number of heads.
-    """
+    """Width n_k of the queries and keys of one head: n/H if None."""
     at_least_one(width=width, heads=heads, **given(key_width=key_width))
     if width % heads != 0:
         raise InputError(f"heads: the width {width} is not a multiple of {heads}")
@@ -64,14 +56,7 @@ def key_size(width: int, heads: int, key_width: int | None) -> int:
 
 
 def temperature(tau0: float, width: int, key_width: int) -> float:
-    """τ0 √(n n_k), by which the products of queries and keys are divided.
-
-    With W_Q, W_K of N(0, 1) the logits are X W_Q W_Kᵀ Xᵀ/n divided by τ = τ0 √(n n_k) (Eq. 9). The modules' weights are
-    those divided by √n each, which is the 1/n.
-
-    Raises:
-        InputError: for a τ0 that is not positive.
-    """
+    """τ0 √(n n_k), by which the products of queries and keys are divided."""
     return _in_range(TAU0, tau0) * math.sqrt(width * key_width)
 
 

@@ -18,18 +18,9 @@ from sdeinfer.modules._shared import OfLayer, key_size, relu_slopes, residual_we
 
 
 class ShapedAttention(OfLayer, nnx.Module):
-    """X′ = λX + γ A X W_V with A = γ₁I + softmax(Y/τ) − γ₂11ᵀ/m (Eq. 1, 9, 33), as `sdeinfer.ShapedAttention`.
+    """X′ = λX + γ A X W_V (Eq. 1, 9, 33), with the arguments of `sdeinfer.modules.torch.ShapedAttention`.
 
-    A − γ₁I is computed in float32 or above, and without I: beside I, and in the output of a fused softmax(Y/τ)V, half
-    precision would round it away.
-
-    Arguments:
-        width: n.
-        gamma, tau0, heads, key_width, output_projection: those of the layer.
-        causal: whether a token attends only to itself and earlier tokens.
-        gamma1, gamma2: gains γ₁ and γ₂; at first, if they are trained.
-        trainable_gains: whether γ₁ and γ₂ are parameters.
-        more: `rngs`, and `dtype` and `param_dtype` of `nnx.Linear`.
+    `more` are `rngs`, and `dtype` and `param_dtype` of `nnx.Linear`.
     """
 
     layer_type = layers.ShapedAttention

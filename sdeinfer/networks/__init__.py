@@ -5,9 +5,9 @@ from sdeinfer.networks._chain import check_chain_width as check_chain_width
 from sdeinfer.networks._chain import covariance_chain as covariance_chain
 from sdeinfer.networks._gradients import sample_gradients as sample_gradients
 from sdeinfer.networks._gradients import sample_tangents as sample_tangents
-from sdeinfer.networks._outputs import sample_outputs as sample_outputs
 from sdeinfer.networks._sample import chains_at_once as chains_at_once
 from sdeinfer.networks._sample import sample_chains as sample_chains
 from sdeinfer.networks._sample import sample_layer as sample_layer
 from sdeinfer.networks._sample import sample_networks as sample_networks
+from sdeinfer.networks._sample import sample_outputs as sample_outputs
 from sdeinfer.networks._tokens import tokens_with_covariance as tokens_with_covariance

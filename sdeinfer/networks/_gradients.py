@@ -11,9 +11,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
-from sdeinfer.covariance import factor, validate_covariance
+from sdeinfer.covariance import validate_covariance
 from sdeinfer.layers import AbstractLayer, check_parameters, layer_time
-from sdeinfer.networks._sample import WEIGHTS_IN_MEMORY, batches, covariance_of
+from sdeinfer.networks._sample import WEIGHTS_IN_MEMORY, batches, covariance_of, weights_batch
 from sdeinfer.networks._tokens import tokens_with_covariance
 
 
@@ -58,7 +58,7 @@ def sample_tangents(
         raise InputError(f"directions: shape {V0.shape}, that of V0, is needed, got {D0.shape}")
     sizes = {"width": width, "observe_every": observe_every, "observed": depth // observe_every}
     largest = WEIGHTS_IN_MEMORY // width**2
-    (S,) = _in_batches(lambda keys: [_tangents_batch(layer, V0, D0, keys, **sizes)], networks, largest, key)
+    (S,) = _in_batches(lambda keys: [weights_batch(layer, V0, keys, D0, **sizes)], networks, largest, key)
     return S
 
 
@@ -111,38 +111,6 @@ def sample_gradients(
 
 
 @eqx.filter_jit
-def _tangents_batch(layer, V0, D0, keys, *, width, observed, observe_every):
-    layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
-
-    def network(key):
-        key_tokens, key_layers = jr.split(key)
-        start = _tokens_and_tangents(V0, D0, width=width, key=key_tokens)
-
-        def one_layer(number, state):
-            X, X_dot = state
-            here = layer.at(layer_time(number, width, X.dtype))
-            return jax.jvp(lambda X: here.forward(X, key=jr.fold_in(key_layers, number)), (X,), (X_dot,))
-
-        def block(state, number):
-            state = jax.lax.fori_loop(number * observe_every, (number + 1) * observe_every, one_layer, state)
-            return state, covariance_of(jnp.concatenate(state))
-
-        _, S = jax.lax.scan(block, start, jnp.arange(observed))
-        return jnp.concatenate([covariance_of(jnp.concatenate(start))[None], S])
-
-    return jax.vmap(network)(keys)
-
-
-def _tokens_and_tangents(
-    V0: Float[Array, "m m"], D0: Float[Array, "m m"], *, width: int, key: PRNGKeyArray
-) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
-    """X and Ẋ with XXᵀ/n = V0, ẊẊᵀ/n = D0 and XẊᵀ = 0 up to rounding, in random directions."""
-    tokens = len(V0)
-    rows = tokens_with_covariance(jnp.eye(2 * tokens, dtype=V0.dtype), width=width, key=key)
-    return factor(V0) @ rows[:tokens], factor(D0) @ rows[tokens:]
-
-
-@eqx.filter_jit
 def _gradients_batch(layer, V0, keys, recorded, *, width, depth, cotangents):
     layer = jax.tree.map(lambda value: value.astype(V0.dtype), layer)
 
@@ -179,10 +147,10 @@ def _check(layer, V0, *, width: int, **sizes: int) -> tuple[AbstractLayer, np.nd
     """Check the parameters, V0 and the sizes, and convert V0 to JAX's floating-point type."""
     at_least_one(width=width, **sizes)
     V0, layer = validate_covariance(V0), check_parameters(layer)
-    most = 2 * len(V0) if "observe_every" in sizes else len(V0)
-    what = "tokens and their tangents need" if "observe_every" in sizes else "tokens need"
-    if width < most:
-        raise InputError(f"width: {len(V0)} {what} a width of at least {most}, got {width}")
+    of_tangents = "observe_every" in sizes
+    if width < len(V0) * (1 + of_tangents):
+        what = "tokens and their tangents" if of_tangents else "tokens"
+        raise InputError(f"width: {len(V0)} {what} need a width of at least {len(V0) * (1 + of_tangents)}, got {width}")
     layer.check_width(width)
     return layer, V0.astype(jax.dtypes.canonicalize_dtype(V0.dtype))
 

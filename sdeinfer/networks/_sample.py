@@ -1,5 +1,6 @@
 """Covariances of many independent finite networks."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -17,11 +18,12 @@ from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer._threads import in_threads, on_cpu
-from sdeinfer.covariance import validate_covariance
+from sdeinfer.covariance import factor, validate_covariance
 from sdeinfer.layers import (
     COLUMNS_AT_ONCE,
     AbstractLayer,
     NetworkKeys,
+    architecture_in,
     architecture_of_layer,
     check_parameters,
     has_chain,
@@ -29,23 +31,13 @@ from sdeinfer.layers import (
 )
 from sdeinfer.networks._chain import check_chain_width, covariance_chain
 from sdeinfer.networks._tokens import tokens_with_covariance
-from sdeinfer.observation import covariance_dataset
+from sdeinfer.observation import covariance_dataset, observe_outputs, truth_of, validate
 
 WEIGHTS_IN_MEMORY = 2**24
 """Largest number of entries of one weight matrix (n² per network) drawn at a time: 128 MiB in float64."""
 
 TOGETHER = 64
 """Networks per batch of the chain on a CPU, for every number of networks, so that one compiled shape serves all."""
-
-CHAIN_ENTRIES = 2**24
-"""Largest number of the chain's normals drawn at a time; an accelerator is fastest with all networks at once."""
-
-PATH_ENTRIES = 2**24
-"""Largest number of covariance entries that one batch of the chain returns."""
-
-FEW_NORMALS = 2**22
-"""Largest number of normals, a quarter of a second's work, for which the chain is compiled with `RUN_ONCE`: code that
-is five times as fast takes 1.3 s longer to compile."""
 
 
 @checked
@@ -135,20 +127,7 @@ def sample_chains(
     done: Callable[[int], object] = lambda count: None,
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, "networks layers m m"]:
-    """Draw the covariances of networks by the chain, in threads.
-
-    One compiled program serves every width and every number of networks and layers.
-
-    Arguments:
-        layer: the architecture, with its parameters.
-        V0: initial covariance of each network.
-        width: n, checked by `check_chain_width`.
-        observed: number of layers to return beside layer 0.
-        observe_every: k, to return layers 0, k, 2k, … only.
-        first: number of the first network.
-        done: called after each batch with its number of networks.
-        key: PRNG key; a network depends only on its number and the key.
-    """
+    """Draw the covariances of networks by the chain, in threads."""
     networks, tokens = V0.shape[:2]
     layer = jax.tree.map(lambda value: np.asarray(value, V0.dtype), layer)
     room = padded_size(observed, least=16)
@@ -171,14 +150,16 @@ def sample_chains(
 
 def _program(normals: int) -> Callable[..., Array]:
     """The chain's program for so many normals."""
-    return _few_chains if normals <= FEW_NORMALS and on_cpu() else _many_chains
+    # Code that is five times as fast takes 1.3 s longer to compile; so many normals are a quarter of a second's work.
+    return _few_chains if normals <= 2**22 and on_cpu() else _many_chains
 
 
 def chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
     """How many of so many networks a program of the chain draws at once, with room for some observed layers."""
     drawn, returned = tokens * blocks * max(COLUMNS_AT_ONCE, tokens), tokens**2 * (room + 1)
+    # An accelerator is fastest with all networks at once.
     wanted = TOGETHER if on_cpu() else 1 << (networks - 1).bit_length()
-    return max(1, min(wanted, CHAIN_ENTRIES // drawn, PATH_ENTRIES // returned))
+    return max(1, min(wanted, 2**24 // max(drawn, returned)))
 
 
 def _chain_batch(layer, V0, numbers, key, *, width, observe_every, observed, room):
@@ -194,18 +175,13 @@ def _sample_weights(layer, V0, networks, *, width, observed, observe_every, done
     covariance = np.empty((networks, observed + 1, *V0.shape), V0.dtype)
     sizes = {"width": width, "observe_every": observe_every, "observed": observed}
     for own, keys, fresh in batches(networks, WEIGHTS_IN_MEMORY // width**2, key):
-        covariance[own] = np.asarray(_weights_batch(layer, V0, keys, **sizes))[fresh]
+        covariance[own] = np.asarray(weights_batch(layer, V0, keys, **sizes))[fresh]
         done(own.stop - own.start)
     return covariance
 
 
 def batches(networks: int, largest: int, key: PRNGKeyArray) -> Iterator[tuple[slice, Array, slice]]:
-    """Batches of networks of equal size, so that one shape is compiled: few, and then small.
-
-    Yields:
-        the numbers of a batch's networks, the keys to draw with, and which of the drawn networks these are: the last
-        batch is filled up with networks of the one before.
-    """
+    """Batches of networks of equal size, so that one shape is compiled: few, and then small."""
     size, keys = math.ceil(networks / math.ceil(networks / max(1, largest))), jr.split(key, networks)
     for start in range(0, networks, size):
         first = min(start, networks - size)
@@ -213,23 +189,39 @@ def batches(networks: int, largest: int, key: PRNGKeyArray) -> Iterator[tuple[sl
 
 
 @eqx.filter_jit
-def _weights_batch(layer, V0, keys, *, width, observe_every, observed):
+def weights_batch(
+    layer: AbstractLayer,
+    V0: Float[Array, "m m"],
+    keys: Array,
+    D0: Float[Array, "m m"] | None = None,
+    *,
+    width: int,
+    observe_every: int,
+    observed: int,
+) -> Float[Array, "networks layers rows rows"]:
+    """V of networks with their weights; with D0, the joint covariance of tokens and of tangents that start with D0."""
     layer = jax.tree.map(lambda value: jnp.asarray(value, V0.dtype), layer)
 
     def network(key):
         key_tokens, key_layers = jr.split(key)
-        X0 = tokens_with_covariance(V0, width=width, key=key_tokens)
 
-        def one_layer(number, X):
-            here = layer.at(layer_time(number, width, X.dtype))
-            return here.forward(X, key=jr.fold_in(key_layers, number))
+        def one_layer(number, state):
+            here = layer.at(layer_time(number, width, V0.dtype))
+            forward = functools.partial(here.forward, key=jr.fold_in(key_layers, number))
+            return (forward(state[0]),) if D0 is None else jax.jvp(forward, state[:1], state[1:])
 
-        def block(X, number):
-            X = jax.lax.fori_loop(number * observe_every, (number + 1) * observe_every, one_layer, X)
-            return X, covariance_of(X)
+        def block(state, number):
+            state = jax.lax.fori_loop(number * observe_every, (number + 1) * observe_every, one_layer, state)
+            return state, covariance_of(jnp.concatenate(state))
 
-        _, V = jax.lax.scan(block, X0, jnp.arange(observed))
-        return jnp.concatenate([covariance_of(X0)[None], V])
+        if D0 is None:
+            start = (tokens_with_covariance(V0, width=width, key=key_tokens),)
+        else:
+            # Tokens and tangents are orthogonal, in random directions.
+            rows = tokens_with_covariance(jnp.eye(2 * len(V0), dtype=V0.dtype), width=width, key=key_tokens)
+            start = factor(V0) @ rows[: len(V0)], factor(D0) @ rows[len(V0) :]
+        _, V = jax.lax.scan(block, start, jnp.arange(observed))
+        return jnp.concatenate([covariance_of(jnp.concatenate(start))[None], V])
 
     return jax.vmap(network)(keys)
 
@@ -247,14 +239,7 @@ def sample_layer(
     width: Float[np.ndarray, " networks"],
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, "networks m m"] | None:
-    """Draw the covariances of networks after one exact layer; None if the chain cannot sample them.
-
-    Arguments:
-        layer: the architecture, with its parameters.
-        V: covariance of each network before the layer.
-        width: n of each network.
-        key: PRNG key.
-    """
+    """Draw the covariances of networks after one exact layer; None if the chain cannot sample them."""
     if not has_chain(layer):
         return None
     starts = V.astype(jnp.result_type(float))
@@ -268,3 +253,37 @@ def sample_layer(
         own = jr.fold_in(key, np.uint32(n))
         ends[mine] = sample_chains(layer, starts[mine], width=int(n), observed=1, key=own)[:, 1]
     return ends
+
+
+@checked
+def sample_outputs(data: xr.Dataset, *, outputs: int, key: PRNGKeyArray) -> xr.Dataset:
+    """Draw outputs of observed networks: X_out = X W_out with N(0, 1/n) weights is N(0, V_T ⊗ I_q) given V_T (Eq. 21).
+
+    Arguments:
+        data: networks observed from layer 0 on; the outputs follow their last observed layer.
+        outputs: q, number of outputs per network.
+        key: PRNG key.
+
+    Returns:
+        The Dataset of `observe_outputs`, with the networks' architecture and truth.
+
+    Raises:
+        InputError: for invalid data, data that do not start at layer 0, and fewer than one output.
+    """
+    data = validate(data)
+    at_least_one(outputs=outputs)
+    layers = data["layer"].values
+    if layers[0] != 0:
+        raise InputError(f"layer: the initial covariance, of layer 0, is needed; the first layer is {layers[0]:g}")
+    V = data["covariance"].values.astype(np.float64)
+    normals = np.asarray(jr.normal(key, (*V.shape[:1], V.shape[-1], outputs)), np.float64)
+    values, vectors = np.linalg.eigh(V[:, -1])
+    root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
+    return observe_outputs(
+        root @ normals,
+        V[:, 0],
+        width=data["width"].values,
+        depth=int(layers[-1]),
+        architecture=architecture_in(data.attrs),
+        truth=truth_of(data.attrs),
+    )

@@ -25,15 +25,7 @@ class Shaped(Protocol):
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """Read an array through `__array__` or DLPack, in its own type, without a copy if its library allows.
-
-    Arguments:
-        values: an array of NumPy, JAX, PyTorch, or any other library with one of the two protocols; or a list of them.
-        name: name of the array in errors.
-
-    Raises:
-        InputError: for anything but an array of real numbers, and for masked entries, whose values are not meant.
-    """
+    """Read an array through `__array__` or DLPack, in its own type, without a copy if its library allows."""
     values = _on_host(values, name)
     if isinstance(values, list | tuple) and any(isinstance(each, Shaped) for each in values):
         values = [as_array(each, name) for each in values]
@@ -59,11 +51,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
 
 def in_order(array: xr.DataArray, names: tuple[str, ...], where: str) -> xr.DataArray:
-    """The array with its dimensions in the order of their names, "prompt" being optional; unchanged without names.
-
-    Raises:
-        InputError: for other dimensions.
-    """
+    """The array with its dimensions in the order of their names, "prompt" being optional; unchanged without names."""
     dims = tuple(map(str, array.dims))
     if all(re.fullmatch(r"dim_\d+", name) for name in dims):  # xarray's names of dimensions without one
         return array
@@ -90,11 +78,7 @@ def first_array(arguments: tuple, keywords: Mapping[str, Any]) -> int | str | No
 
 
 def library(name: str, extra: str | None = None) -> Any:
-    """Import an optional library, which an extra of its name or another one installs.
-
-    Raises:
-        InputError: if it is not installed.
-    """
+    """Import an optional library, which an extra of its name or another one installs."""
     package = name.partition(".")[0]
     try:
         return importlib.import_module(name)

@@ -143,11 +143,7 @@ def require_reads(reads: Any) -> None:
 
 
 def require_regular(S: Float[np.ndarray, "m m"], where: str) -> None:
-    """Check that the increments of the tokens are linearly independent; no law has a density otherwise.
-
-    Raises:
-        InputError: naming the branch and the tokens.
-    """
+    """Check that the increments of the tokens are linearly independent; no law has a density otherwise."""
     scale = np.sqrt(np.diagonal(S))
     if not scale.any():
         raise InputError(f"increment: {where}: is zero: its weights are zero, as if never initialised")
@@ -219,11 +215,7 @@ def _between_fault(each: xr.Dataset) -> Bool[np.ndarray, "branches branches"]:
 
 
 def require_different(data: xr.Dataset) -> None:
-    """Check that no two networks have the same increments, which those with weights of their own never have.
-
-    Raises:
-        InputError: naming two networks with the same increments.
-    """
+    """Check that no two networks have the same increments, which those with weights of their own never have."""
     seen: dict[bytes, Any] = {}
     for network, S in zip(data["network"].values, data["increment"].values, strict=True):
         other = seen.setdefault(S.tobytes(), network)

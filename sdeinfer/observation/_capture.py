@@ -17,13 +17,7 @@ from sdeinfer.observation._arrays import as_array, first_array, library
 
 
 class Tap(NamedTuple):
-    """A place of a pass.
-
-    Attributes:
-        where: the network, and its layer or branch, in errors.
-        part: "input" for the first array that the module gets, otherwise what it returns, or the first of a tuple.
-        module: the module.
-    """
+    """A module, and what is seen of it: its "input", the first array that it gets, or what it returns."""
 
     where: str
     part: str
@@ -31,15 +25,7 @@ class Tap(NamedTuple):
 
 
 class Recorder:
-    """The taps of one pass, in the order in which they must be seen, each once.
-
-    Nothing is raised during the pass, in which JAX would wrap it: `finish` raises.
-
-    Arguments:
-        what: what is observed, the first word of errors.
-        taps: the taps in order.
-        take: reduces what the tap of a number shows.
-    """
+    """The taps of one pass, in the order in which they must be seen, each once."""
 
     def __init__(self, what: str, taps: Sequence[Tap], take: Callable[[int, np.ndarray], None]):
         self.what, self.taps = what, taps
@@ -54,17 +40,13 @@ class Recorder:
         self._seen.append(number)
         if self._error is None and self._in_order:
             tap = self.taps[number]
-            try:
+            try:  # `finish` raises: JAX would wrap errors of the pass
                 self._take(number, as_array(values, f"{tap.part}: {tap.where}"))
             except InputError as error:
                 self._error = error
 
     def finish(self) -> None:
-        """Check the pass.
-
-        Raises:
-            InputError: as `take`, and for taps that were not seen once and in order.
-        """
+        """Check the pass."""
         for number, tap in enumerate(self.taps):
             if number not in self._seen:
                 raise InputError(
@@ -78,11 +60,7 @@ class Recorder:
             raise self._error
 
     def by_module(self, kind: type, modules: str) -> dict[int, list[int]]:
-        """The numbers of the taps of each module, by its id.
-
-        Raises:
-            InputError: for taps of other things than modules.
-        """
+        """The numbers of the taps of each module, by its id."""
         found = defaultdict(list)
         for number, tap in enumerate(self.taps):
             if not isinstance(tap.module, kind):
@@ -92,11 +70,7 @@ class Recorder:
 
 
 def one_by_one[Part](observed: Callable[[int], Part], networks: int, *, progress: bool) -> list[Part]:
-    """Observe each network, by its number, with one network in memory at a time.
-
-    Raises:
-        InputError: for fewer than one network.
-    """
+    """Observe each network, by its number, with one network in memory at a time."""
     at_least_one(networks=networks)
     return [observed(number) for number in tqdm(range(networks), desc="networks", disable=not progress)]
 
@@ -142,10 +116,7 @@ def torch_network(torch: Any, make: Callable[[int], Any], seed: int, number: int
 
 
 def torch_called(torch: Any, model: Any, inputs: Any) -> Any:
-    """The output of a module of PyTorch, of arrays of NumPy and numbers as tensors where its weights are.
-
-    A compiled module runs as it is without: its graph would have the hooks in it.
-    """
+    """The output of a module of PyTorch, of arrays of NumPy and numbers as tensors where its weights are."""
 
     def tensor(value: Any) -> Any:
         if isinstance(value, torch.Tensor) or not (isinstance(value, np.ndarray) or _numbers(value)):
@@ -155,6 +126,7 @@ def torch_called(torch: Any, model: Any, inputs: Any) -> Any:
         return found.to(weights.dtype) if found.is_floating_point() else found
 
     given = isinstance(inputs, Mapping)
+    # A compiled module runs as it is without: its graph would have the hooks in it.
     with torch.compiler.set_stance("force_eager"):
         return _called(model, {name: tensor(each) for name, each in inputs.items()} if given else tensor(inputs))
 

@@ -16,18 +16,7 @@ from sdeinfer.observation._dataset import INCOMPLETE, TOKENS
 def choose(
     count: int, each: int, *, tokens: Any = None, prompts: Any = None, pattern: Pattern
 ) -> tuple[Int[np.ndarray, " m"], dict[str, Any]]:
-    """The observed ones among the tokens of all prompts, in their order, and the pattern as attributes of a Dataset.
-
-    Arguments:
-        count: number of prompts.
-        each: number of tokens of each prompt.
-        tokens: the tokens of each prompt to observe, as indices, a mask or a slice; None for all.
-        prompts: the prompts to observe, likewise.
-        pattern: which tokens each token attends to, before a choice; several prompts are added to it.
-
-    Raises:
-        InputError: for a choice or a pattern that these prompts do not have.
-    """
+    """The observed ones among the tokens of all prompts, in their order, and the pattern as attributes of a Dataset."""
     chosen = _indices(prompts, count, "prompts")
     observed = (chosen[:, None] * each + _indices(tokens, each, "tokens")).reshape(-1)
     if count > 1:

@@ -86,11 +86,7 @@ def covariance_dataset(
 
 
 def truth_of(attrs: Mapping[Hashable, Any]) -> dict[str, float]:
-    """The networks' true parameters from the attributes of data or of a fit; empty if unknown.
-
-    Raises:
-        InputError: for an attribute `truth_…` that is not a number.
-    """
+    """The networks' true parameters from the attributes of data or of a fit; empty if unknown."""
     truth = {}
     for name, value in attrs.items():
         if str(name).startswith("truth_"):
@@ -130,11 +126,7 @@ def validate(data: xr.Dataset) -> xr.Dataset:
 
 
 def validate_labels(data: xr.Dataset) -> xr.Dataset:
-    """As `validate`, without the values of the covariances, which are not read.
-
-    Raises:
-        InputError: as `validate`.
-    """
+    """As `validate`, without the values of the covariances, which are not read."""
     if not isinstance(data, xr.Dataset):
         raise InputError(
             f"data: a Dataset of covariances is needed, got {type(data).__name__}; sdeinfer.observe makes one of "
@@ -238,11 +230,7 @@ def observe_outputs(
 
 
 def outputs_of(data: xr.Dataset | Mapping[Hashable, object]) -> int:
-    """The number of outputs per network, from a Dataset or its attributes; 0 if covariances were observed directly.
-
-    Raises:
-        InputError: if the attribute is not a positive integer.
-    """
+    """The number of outputs per network, from a Dataset or its attributes; 0 if covariances were observed directly."""
     attrs = data.attrs if isinstance(data, xr.Dataset) else data
     count = attrs.get(OUTPUTS, 0)
     if not isinstance(count, int | np.integer) or (OUTPUTS in attrs and count < 1):

@@ -108,16 +108,7 @@ class SharedWeights:
 
 
 def require_layers(states: Sequence[np.ndarray], shape: tuple[int, ...], *, declared: bool) -> None:
-    """Check that neighbouring layers are closer to each other than neighbouring networks, or undeclared prompts.
-
-    Arguments:
-        states: hidden states after the first layers, of some networks, prompts and tokens.
-        shape: shape of all of a layer: (networks, tokens, width) or (networks, prompts, tokens, width).
-        declared: whether the caller said that the second axis is one of prompts.
-
-    Raises:
-        InputError: naming the axis that looks like one of layers.
-    """
+    """Check that neighbouring layers are closer to each other than neighbouring networks, or undeclared prompts."""
     if not states:
         return
     X = np.stack(states)
@@ -133,10 +124,7 @@ def require_layers(states: Sequence[np.ndarray], shape: tuple[int, ...], *, decl
 
 
 def _like_layers(X: Float[np.ndarray, "..."]) -> bool:
-    """Whether the second axis starts from one state in all layers, or its neighbours are much closer than layers.
-
-    A residual layer of strength γ leaves a cosine of √(1 − γ²), while networks of the same input lose γ² at once.
-    """
+    """Whether the second axis starts from one state in all layers, or its neighbours are much closer than layers."""
     if min(X.shape[:2]) < 2:
         return False
     same = (X[1:] == X[:1]).all(axis=(0, *range(2, X.ndim)))

@@ -9,28 +9,6 @@ from jaxtyping import Float, UInt64
 from sdeinfer._files import InputError
 from sdeinfer.covariance import covariance_fault
 
-BITS = 48
-"""Random bits of a covariance below which those of two networks may agree by chance."""
-
-COPIED = (
-    "the covariance of the next layer is the same: a layer was recorded twice, as by two hooks; keep one of each, as "
-    "by data.isel(layer=slice(None, None, 2))"
-)
-
-UNCHANGED = (
-    "the covariance is the same after every layer: networks are in the place of layers, or these layers do nothing; "
-    "the axes are (networks, layers, tokens, …)"
-)
-
-ZERO = "the covariance is zero: the hidden states are, or are so small that XXᵀ/n is"
-
-NORMALISED = (
-    "no token changes its norm in any layer: these are correlations, or states after a normalisation; the covariances "
-    "XXᵀ/n of the residual stream are needed"
-)
-NORMS = 1e-6
-"""Relative change of norms below which there is none, by the rounding of float32."""
-
 
 def first_fault(V: Float[np.ndarray, "networks layers m m"]) -> tuple[int, int, str] | None:
     """The first network and layer with a fault, and the fault; None without one."""
@@ -41,35 +19,44 @@ def first_fault(V: Float[np.ndarray, "networks layers m m"]) -> tuple[int, int, 
             return fault[0][0], layer, fault[1]
         zero = ~(np.abs(V[:, layer]) >= np.finfo(V.dtype).tiny).any(axis=(-2, -1))
         if zero.any():
-            return int(np.argmax(zero)), layer, ZERO
+            what = "the covariance is zero: the hidden states are, or are so small that XXᵀ/n is"
+            return int(np.argmax(zero)), layer, what
     same = np.stack([(V[:, i] == V[:, i + 1]).all(axis=(-2, -1)) for i in range(V.shape[1] - 1)], axis=1)
     if same.any():
         network, layer = map(int, np.argwhere(same)[0])
-        return network, layer, UNCHANGED if same.shape[1] > 1 and same[network].all() else COPIED
+        if same.shape[1] > 1 and same[network].all():
+            what = (
+                "the covariance is the same after every layer: networks are in the place of layers, or these layers do "
+                "nothing; the axes are (networks, layers, tokens, …)"
+            )
+        else:
+            what = (
+                "the covariance of the next layer is the same: a layer was recorded twice, as by two hooks; keep one "
+                "of each, as by data.isel(layer=slice(None, None, 2))"
+            )
+        return network, layer, what
     squares = np.diagonal(V, axis1=-2, axis2=-1)
-    constant = (np.ptp(squares, axis=1) <= NORMS * squares.max(axis=1)).all(axis=-1)
-    return (int(np.argmax(constant)), 0, NORMALISED) if constant.any() else None
+    constant = (np.ptp(squares, axis=1) <= 1e-6 * squares.max(axis=1)).all(axis=-1)  # up to the rounding of float32
+    if constant.any():
+        what = (
+            "no token changes its norm in any layer: these are correlations, or states after a normalisation; the "
+            "covariances XXᵀ/n of the residual stream are needed"
+        )
+        return int(np.argmax(constant)), 0, what
+    return None
 
 
 def last_marks(V: Float[np.ndarray, "networks layers m m"]) -> UInt64[np.ndarray, " networks"]:
     """Hashes of the last covariance of each network; 0 where it has so few bits that two may agree by chance."""
     tokens, last = V.shape[-1], np.ascontiguousarray(V[:, -1])
-    if (np.finfo(V.dtype).nmant + 1) * tokens * (tokens + 1) // 2 < BITS:
+    if (np.finfo(V.dtype).nmant + 1) * tokens * (tokens + 1) // 2 < 48:
         return np.zeros(len(V), np.uint64)
     digests = (hashlib.blake2b(each.tobytes(), digest_size=8).digest() for each in last)
     return np.frombuffer(b"".join(digests), np.uint64)
 
 
 def require_different(marks: UInt64[np.ndarray, " networks"], labels: np.ndarray) -> None:
-    """Check that no two networks have one covariance at their last layer.
-
-    Arguments:
-        marks: hashes of `last_marks`.
-        labels: labels of the networks.
-
-    Raises:
-        InputError: naming two networks with one covariance.
-    """
+    """Check that no two networks have one covariance at their last layer."""
     order = np.argsort(marks, kind="stable")
     same = (np.diff(marks[order]) == 0) & (marks[order][1:] > 0)
     if same.any():

@@ -10,17 +10,9 @@ from jaxtyping import Int
 from sdeinfer._files import InputError
 from sdeinfer.observation._faults import labels_of
 
-GROUP = "group"
-"""Name of the optional coordinate on network with the label, a number or a text, of each network's group."""
-
 
 class Groups(NamedTuple):
-    """The partition of networks into groups.
-
-    Attributes:
-        labels: labels of the groups, in the order of their first networks; shape (groups,).
-        group: index into `labels` of each network's group; shape (networks,).
-    """
+    """The partition of networks into groups."""
 
     labels: np.ndarray
     group: Int[np.ndarray, " networks"]
@@ -34,15 +26,10 @@ class Groups(NamedTuple):
 
 
 def groups_of(data: xr.Dataset) -> Groups:
-    """The groups of networks that the coordinate `group` of a Dataset defines.
-
-    Raises:
-        InputError: if the coordinate is missing or not on network, if a network has no label, and for fewer than two
-            groups.
-    """
-    if GROUP not in data.coords:
+    """The groups of networks that the coordinate `group` of a Dataset defines."""
+    if "group" not in data.coords:
         raise InputError("group: a coordinate on network with the label of each network's group is needed")
-    coordinate = data[GROUP]
+    coordinate = data["group"]
     if coordinate.dims != ("network",):
         dims = ", ".join(map(str, coordinate.dims)) or "none"
         raise InputError(f"group: must be one label per network, got dimensions {dims}")

@@ -55,11 +55,8 @@ def observe_equinox[Model](
         InputError: as `observe`, and for fewer than one network.
     """
     run = _compiled(eqx.filter_jit, eqx.Module)
-
-    def network(number: int, add: Callable[[Any], None]) -> None:
-        _layer_by_layer(make(jr.fold_in(key, number)), inputs, layers, embed, run, add)
-
-    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
+    settings = {"width": width, "tokens": tokens, "pattern": pattern, "networks": networks, "progress": progress}
+    return _layer_by_layer(lambda number: make(jr.fold_in(key, number)), inputs, layers, embed, run, **settings)
 
 
 def observe_flax[Model](
@@ -69,11 +66,8 @@ def observe_flax[Model](
     layers: Callable[[Model], Iterable[Callable]],
     embed: Callable[[Model], Callable] | None = None,
     networks: int,
-    width: int | None = None,
-    tokens: Any = None,
-    pattern: Pattern = EVERY_TOKEN,
-    progress: bool = False,
     key: PRNGKeyArray,
+    **settings: Any,
 ) -> xr.Dataset:
     """Draw Flax networks from `nnx.Rngs`, as `lambda rngs: Model(rngs=rngs)`, and observe them as `observe.equinox`.
 
@@ -81,12 +75,10 @@ def observe_flax[Model](
         InputError: as `observe.equinox`, and if Flax is not installed.
     """
     nnx = library("flax.nnx")
-    run = _compiled(nnx.jit, nnx.Module)
-
-    def network(number: int, add: Callable[[Any], None]) -> None:
-        _layer_by_layer(make(nnx.Rngs(jr.fold_in(key, number))), inputs, layers, embed, run, add)
-
-    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
+    run, settings = _compiled(nnx.jit, nnx.Module), settings | {"networks": networks}
+    return _layer_by_layer(
+        lambda number: make(nnx.Rngs(jr.fold_in(key, number))), inputs, layers, embed, run, **settings
+    )
 
 
 def observe_torch(
@@ -138,7 +130,8 @@ def observe_torch(
         ]
         torch_pass(model, inputs, Recorder("layers", taps, lambda _, state: add(state)))
 
-    return _observed(network, networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
+    settings = {"width": width, "tokens": tokens, "pattern": pattern}
+    return _observed(network, networks=networks, progress=progress, **settings)
 
 
 class Observe:
@@ -236,7 +229,7 @@ def states_of(hidden_states: Any) -> Iterator[Any]:
 
 
 def _observed(
-    network: Callable[[int, Callable[[Any], None]], None], networks: int, *, progress: bool, **settings: Any
+    network: Callable[[int, Callable[[Any], None]], None], *, networks: int, progress: bool = False, **settings: Any
 ) -> xr.Dataset:
     """Observe networks one after another, each by an `Observer` with these settings."""
 
@@ -261,26 +254,28 @@ def _compiled(jit: Callable[[Callable], Callable], module: type) -> Callable[[Ca
 
 
 def _layer_by_layer[Model](
-    model: Model,
+    draw: Callable[[int], Model],
     inputs: Any,
     layers: Callable[[Model], Iterable[Callable]],
     embed: Callable[[Model], Callable] | None,
     run: Callable[[Callable, Any], Any],
-    add: Callable[[Any], None],
-) -> None:
-    X = inputs if embed is None else embed(model)(inputs)
-    add(X)
-    for layer in _parts(layers, model):
-        X = run(layer, X)
+    **settings: Any,
+) -> xr.Dataset:
+    """Observe networks of JAX, by their numbers, whose layers are applied one after another."""
+
+    def network(number: int, add: Callable[[Any], None]) -> None:
+        model = draw(number)
+        X = inputs if embed is None else embed(model)(inputs)
         add(X)
+        for layer in _parts(layers, model):
+            X = run(layer, X)
+            add(X)
+
+    return _observed(network, **settings)
 
 
 def _parts[Model](layers: Callable[[Model], Iterable[Callable]], model: Model) -> list[Callable]:
-    """The layers of a network, which may be a dict of them.
-
-    Raises:
-        InputError: for anything but a function that returns functions.
-    """
+    """The layers of a network, which may be a dict of them."""
     found = layers(model) if callable(layers) else None
     parts = list(found.values()) if isinstance(found, Mapping) else list(found) if isinstance(found, Iterable) else []
     if isinstance(found, Iterable) and all(callable(part) for part in parts):

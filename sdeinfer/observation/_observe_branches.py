@@ -80,7 +80,8 @@ def observe_torch_branches(
         sequence_first = next((name for name, module in named if getattr(module, "batch_first", True) is False), None)
         torch_pass(model, inputs, _recorder(observer, branches(model), torch_names(model), sequence_first))
 
-    return _observed(network, networks, given=given, progress=progress, width=width, tokens=tokens, pattern=pattern)
+    settings = {"width": width, "tokens": tokens, "pattern": pattern, "networks": networks, "progress": progress}
+    return _observed(network, given=given, **settings)
 
 
 def observe_flax_branches(
@@ -88,12 +89,8 @@ def observe_flax_branches(
     inputs: Any,
     branches: Callable[[Any], Iterable[tuple]],
     *,
-    networks: int = 1,
-    width: int | None = None,
-    tokens: Any = None,
-    pattern: Pattern = EVERY_TOKEN,
-    progress: bool = False,
     key: PRNGKeyArray | None = None,
+    **settings: Any,
 ) -> xr.Dataset:
     """Observe the residual branches of Flax (NNX) networks, with the arguments of `observe_branches.torch`.
 
@@ -112,7 +109,7 @@ def observe_flax_branches(
         names = {id(module): ".".join(map(str, path)) for path, module in nnx.iter_graph(model)}
         flax_pass(model, inputs, _recorder(observer, branches(model), names))
 
-    return _observed(network, networks, given=given, progress=progress, width=width, tokens=tokens, pattern=pattern)
+    return _observed(network, given=given, **settings)
 
 
 def observe_equinox_branches(
@@ -120,12 +117,8 @@ def observe_equinox_branches(
     inputs: Any,
     branches: Callable[[Any], Iterable[tuple]],
     *,
-    networks: int = 1,
-    width: int | None = None,
-    tokens: Any = None,
-    pattern: Pattern = EVERY_TOKEN,
-    progress: bool = False,
     key: PRNGKeyArray | None = None,
+    **settings: Any,
 ) -> xr.Dataset:
     """Observe the residual branches of Equinox networks, with the arguments of `observe_branches.torch`.
 
@@ -141,7 +134,7 @@ def observe_equinox_branches(
         model = eqx.nn.inference_mode(make if given else make(_key(key, number)))
         equinox_pass(model, inputs, _recorder(observer, branches(model), module_paths(model)))
 
-    return _observed(network, networks, given=given, progress=progress, width=width, tokens=tokens, pattern=pattern)
+    return _observed(network, given=given, **settings)
 
 
 class ObserveBranches:
@@ -208,7 +201,12 @@ observe_branches = ObserveBranches()
 
 
 def _observed(
-    network: Callable[[int, BranchObserver], None], networks: int, *, given: bool, progress: bool, **settings: Any
+    network: Callable[[int, BranchObserver], None],
+    *,
+    given: bool,
+    networks: int = 1,
+    progress: bool = False,
+    **settings: Any,
 ) -> xr.Dataset:
     """Observe networks one after another, each by a `BranchObserver` with these settings."""
     if given and networks > 1:
@@ -231,17 +229,7 @@ def _key(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray:
 def _recorder(
     observer: BranchObserver, branches: Iterable[Any], names: Mapping[int, str], sequence_first: str | None = None
 ) -> Recorder:
-    """Taps at the reader and at the writer of each branch, in turn.
-
-    Arguments:
-        observer: takes each branch once it is complete.
-        branches: (kind, module) or (kind, reader, writer) of each branch.
-        names: the name of each module in the model, by its id.
-        sequence_first: the name of a module whose first axis is that of the tokens, even in a batch; None without one.
-
-    Raises:
-        InputError: for no branch, and other entries.
-    """
+    """Taps at the reader and at the writer of each branch, in turn."""
     labels, taps, read = [], [], []
     for kind, reader, writer in map(_ends, branches):
         labels.append((kind, names.get(id(reader), f"{kind}.{len(labels)}")))

@@ -26,17 +26,7 @@ from sdeinfer.observation._doubts import (
 
 
 class TokenReader:
-    """Reads arrays of one shape, and takes the observed tokens of all prompts.
-
-    Arguments:
-        leading: names of the axes before (prompts,) tokens and width.
-        width: n, to be checked; None for any.
-        choice: `tokens`, `prompts` and `pattern` of `choose`.
-
-    Attributes:
-        shape: shape of the first array; empty before.
-        attributes: the pattern of the observed tokens, as attributes of a Dataset.
-    """
+    """Reads arrays of one shape, and takes the observed tokens of all prompts."""
 
     def __init__(self, *leading: str, width: int | None, **choice: Any):
         at_least_one(**given(width=width))
@@ -47,11 +37,7 @@ class TokenReader:
         self._observed = np.zeros(0, int)
 
     def read(self, values: Any, where: str) -> np.ndarray:
-        """The observed tokens, in the type of the array; shape (leading, m, n).
-
-        Raises:
-            InputError: for anything but a real array of the first one's shape.
-        """
+        """The observed tokens, in the type of the array; shape (leading, m, n)."""
         X = as_array(values, where)
         if not self.shape:
             self._start(X.shape, where)
@@ -183,11 +169,7 @@ class Observer:
 
 
 def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) -> xr.Dataset:
-    """The Dataset of networks that were observed in parts, with one `Observer` per part, in the order of the networks.
-
-    Raises:
-        InputError: for parts that differ in layers, tokens or prompts, and as `validate`.
-    """
+    """The Dataset of networks that were observed in parts, in their order, each by an `Observer`."""
     parts = [each.covariances for each in observers]
     if not parts or not parts[0]:
         raise InputError("hidden_states: no layer was given")

@@ -18,20 +18,8 @@ from sdeinfer.observation._arrays import library
 from sdeinfer.observation._branches import validate_branches
 from sdeinfer.observation._dataset import validate, validate_labels, validate_tokens
 
-ENGINES: dict[str, dict[str, Any]] = {"h5netcdf": {}, "scipy": {"mmap": False}}
-"""xarray's engines and their options: for NetCDF-4, which is read and written, and for NetCDF-3, which is only read.
-NetCDF-3 is not memory-mapped, because SciPy cannot close the map of a truncated file."""
-
 ZARR_FORMAT: dict[str, Any] = {"zarr_format": 2, "consolidated": False}
 """Zarr version 2 supports text, and reads a missing chunk as NaN, which is refused; version 3 would read it as zero."""
-
-GROUPS = {
-    "posterior": (),
-    "sample_stats": ("diverging",),
-    "observed_data": ("covariance", "tokens", "increment"),
-    "constant_data": ("width", "initial", "input"),
-}
-"""The groups that a posterior file must hold to be checked and reported, with variables of which each needs one."""
 
 
 @checked
@@ -76,12 +64,17 @@ def read_posterior(path: str | Path) -> xr.DataTree:
     path = readable(path)
     with reading(path), closing(opened(path, xr.open_datatree)) as file:
         tree = file.load()
-    for group, variables in GROUPS.items():
+    # The groups that are checked and reported, with variables of which each needs one.
+    groups = {
+        "posterior": (),
+        "sample_stats": ("diverging",),
+        "observed_data": ("covariance", "tokens", "increment"),
+        "constant_data": ("width", "initial", "input"),
+    }
+    for group, variables in groups.items():
         if group not in tree.children or (variables and not set(variables) & set(tree[group].data_vars)):
-            needed = " with ".join(
-                [f"group `{group}`", *filter(None, [" or ".join(f"`{name}`" for name in variables)])]
-            )
-            raise InputError(f"{path}: holds no {needed}, so it is not the result of a fit")
+            needed = f" with {' or '.join(f'`{name}`' for name in variables)}" if variables else ""
+            raise InputError(f"{path}: holds no group `{group}`{needed}, so it is not the result of a fit")
     if "covariance" in tree["observed_data"] and "architecture" not in tree.attrs:
         raise InputError(f"{path}: does not name its architecture, so it is not the result of a fit")
     return tree
@@ -127,26 +120,22 @@ def _require_storable(data: xr.Dataset | xr.DataTree, path: Path) -> None:
 
 def _storable(value: Any, *, in_json: bool) -> bool:
     """Whether a format holds an attribute: Zarr what JSON can say, NetCDF numbers or texts."""
-    if in_json:
-        try:
-            json.dumps(value, default=lambda array: array.tolist())
-        except (AttributeError, TypeError, ValueError):
-            return False
-        return True
-    items = list(value) if isinstance(value, list | tuple | np.ndarray) else [value]
-    kinds = {np.asarray(item).dtype.kind for item in items}
-    return kinds <= set("iuf") or kinds <= set("SU")
+    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    if not in_json:
+        kinds = {np.asarray(item).dtype.kind for item in items}
+        return kinds <= set("iuf") or kinds <= set("SU")
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _storable(each, in_json=True) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(_storable(each, in_json=True) for each in items)
+    return value is None or isinstance(value, str | bool | int | float)
 
 
 def _without_encoding(data: xr.Dataset | xr.DataTree) -> xr.Dataset | xr.DataTree:
     """The data without the compression of a file of another format; chunks are kept."""
     if isinstance(data, xr.DataTree):
-        nodes = {node.path: node.to_dataset(inherit=False) for node in data.subtree}
-        return xr.DataTree.from_dict({path: _with_chunks_only(each) for path, each in nodes.items()})
-    return _with_chunks_only(data)
-
-
-def _with_chunks_only(data: xr.Dataset) -> xr.Dataset:
+        return data.map_over_datasets(_without_encoding)
     data = data.copy()
     for each in data.variables.values():
         each.encoding = {name: value for name, value in each.encoding.items() if name == "chunks"}
@@ -154,18 +143,7 @@ def _with_chunks_only(data: xr.Dataset) -> xr.Dataset:
 
 
 def write_parts(parts: Iterable[xr.Dataset], path: str | Path) -> Mapping[Hashable, int]:
-    """Write networks that arrive in parts: to Zarr one part at a time, to NetCDF all together.
-
-    Arguments:
-        parts: valid Datasets of some networks each.
-        path: the file, or the Zarr folder.
-
-    Returns:
-        The number of networks, layers and tokens written.
-
-    Raises:
-        InputError: as `write`.
-    """
+    """Write networks that arrive in parts: to Zarr one part at a time, to NetCDF all together."""
     path = Path(path)
     with staged_file(path) as temporary:
         if path.suffix != ZARR:
@@ -181,20 +159,7 @@ def write_parts(parts: Iterable[xr.Dataset], path: str | Path) -> Mapping[Hashab
 
 
 def write_in_chunks(part: Callable[[int], xr.Dataset], networks: int, each: int, path: Path) -> Mapping[Hashable, int]:
-    """Write an ensemble of one width to Zarr, whose parts are made and written by the workers of Dask.
-
-    Arguments:
-        part: function from the number of the first network of a part to its networks, importable on the workers.
-        networks: number of networks.
-        each: number of networks of a part, the last excepted; a chunk of the folder.
-        path: the folder.
-
-    Returns:
-        The number of networks, layers and tokens written.
-
-    Raises:
-        InputError: as `write`.
-    """
+    """Write an ensemble of one width to Zarr, whose parts are made and written by the workers of Dask."""
     import dask.array
 
     with staged_file(path) as temporary:
@@ -234,19 +199,10 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
         return
     _require_storable(data, path)
     with closing(opened(path, xr.open_dataset)) as stored:
-        sizes = [{dim: size for dim, size in each.sizes.items() if dim != "network"} for each in (stored, data)]
-        types = [{name: each.dtype for name, each in one.data_vars.items()} for one in (stored, data)]
-        numbers = [one["layer"].values.tolist() if "layer" in one.coords else [] for one in (stored, data)]
-        for what, (old, new) in {
-            "variables": (set(stored.variables), set(data.variables)),
-            "layers": numbers,
-            "sizes": sizes,
-            "types": types,
-            "attributes": (stored.attrs, data.attrs),
-        }.items():
-            if old != new:
-                raise InputError(f"{path}: has other {what} than the appended data: {old} and {new}")
-        labels = stored["network"].values
+        labels, (old, new) = stored["network"].values, map(_described, (stored, data))
+    for what in old:
+        if old[what] != new[what]:
+            raise InputError(f"{path}: has other {what} than the appended data: {old[what]} and {new[what]}")
     if labels.dtype.kind in "iu":
         data = data.assign_coords(network=labels[-1] + 1 + np.arange(data.sizes["network"]))
     elif np.isin(data["network"].values, labels).any():
@@ -254,6 +210,17 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
     with warnings.catch_warnings():  # of metadata that xarray consolidated in version 3
         warnings.filterwarnings("ignore", "Consolidated metadata")
         _without_encoding(data).to_zarr(path, append_dim="network", **_format_of(path))
+
+
+def _described(data: xr.Dataset) -> dict[str, Any]:
+    """What data have in common that may be appended to one another."""
+    return {
+        "variables": set(data.variables),
+        "layers": data["layer"].values.tolist() if "layer" in data.coords else [],
+        "sizes": {dim: size for dim, size in data.sizes.items() if dim != "network"},
+        "types": {name: each.dtype for name, each in data.data_vars.items()},
+        "attributes": data.attrs,
+    }
 
 
 def _format_of(path: Path) -> dict[str, Any]:
@@ -268,8 +235,10 @@ def opened[T: (xr.Dataset, xr.DataTree)](path: Path, opener: Callable[..., T]) -
     """Open a NetCDF file or a Zarr folder, by the first engine that can."""
     if path.suffix == ZARR:
         library("zarr")
+    # NetCDF-3 is not memory-mapped, because SciPy cannot close the map of a truncated file.
+    engines = {"h5netcdf": {}, "scipy": {"mmap": False}}
     reasons = []
-    for engine, options in ({"zarr": {"consolidated": False}} if path.suffix == ZARR else ENGINES).items():
+    for engine, options in ({"zarr": {"consolidated": False}} if path.suffix == ZARR else engines).items():
         try:
             return opener(path, engine=engine, **options)
         except Exception as error:
@@ -279,12 +248,7 @@ def opened[T: (xr.Dataset, xr.DataTree)](path: Path, opener: Callable[..., T]) -
 
 @contextmanager
 def reading(path: str | Path, form: str | None = None) -> Iterator[None]:
-    """Name the file in every error of reading it; all become `InputError`s, except for a lack of memory.
-
-    Arguments:
-        path: the file.
-        form: the form that it should have; None for Zarr or NetCDF, by its suffix.
-    """
+    """Name the file in every error of reading it; all become `InputError`s, except for a lack of memory."""
     try:
         yield
     except MemoryError:

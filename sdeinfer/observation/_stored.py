@@ -18,18 +18,9 @@ from sdeinfer.observation._store import opened, reading
 AT_ONCE = 2**30
 """Largest size, in bytes of float64, of one layer plus all covariances of the networks that are observed together."""
 
-VARIABLE = "hidden_states"
-"""Name of the hidden states in a file of several variables."""
-
 
 class StoredStates(NamedTuple):
-    """Hidden states that are read from their file on demand.
-
-    Attributes:
-        shape: shape of one layer: (networks, tokens, width), or (networks, prompts, tokens, width).
-        layers: the layers' numbers.
-        read: maps the index of a layer and a slice of networks to their hidden states.
-    """
+    """Hidden states that are read from their file on demand."""
 
     shape: tuple[int, ...]
     layers: np.ndarray
@@ -39,28 +30,7 @@ class StoredStates(NamedTuple):
 def observe_file(
     path: str | Path, *, width: int | None = None, prompts: Any = None, pattern: Pattern = EVERY_TOKEN
 ) -> Iterator[xr.Dataset]:
-    """Observe hidden states in a file, with some networks and one layer in memory at a time.
-
-    The file holds one array of shape (networks, layers, tokens, width) or (networks, layers, prompts, tokens, width),
-    or one array per layer, in the order of their names ("layer_10" comes after "layer_9"):
-
-    - `.npy`: one array; `.npz`: either. A single array in an `.npz` is loaded completely.
-    - `.safetensors`: either.
-    - `.nc` (NetCDF-3 is loaded completely) and `.zarr`, as xarray writes them: the variable `hidden_states`, or the
-      only one. Dimensions `network` and `layer` may be at any position; a coordinate `layer` holds the layer numbers.
-
-    Arguments:
-        path: the file.
-        width: n; None for the last dimension of the hidden states.
-        prompts: the prompts to observe, if networks have several, as in `observe`.
-        pattern: which tokens each token attends to, as in `observe`.
-
-    Yields:
-        Datasets as `observe` returns them, of successive networks.
-
-    Raises:
-        InputError: if the file is missing, damaged or of an unknown type, and as `observe`.
-    """
+    """Observe hidden states in a file, with some networks and one layer in memory at a time."""
     path = readable(path)
     with ExitStack() as stack:
         with reading(path, path.suffix):
@@ -124,9 +94,9 @@ class _Slices(NamedTuple):
 def _xarray(path: Path, stack: ExitStack) -> StoredStates:
     file = stack.enter_context(closing(opened(path, xr.open_dataset)))
     names = sorted(map(str, file.data_vars))
-    name = names[0] if len(names) == 1 else VARIABLE
+    name = names[0] if len(names) == 1 else "hidden_states"
     if name not in names:
-        raise InputError(f"no variable `{VARIABLE}`, only {', '.join(names) or 'none'}")
+        raise InputError(f"no variable `hidden_states`, only {', '.join(names) or 'none'}")
     if path.suffix == ZARR:
         chunks = library("zarr").open_group(path, mode="r")[name]
         missing = chunks.nchunks - chunks.nchunks_initialized

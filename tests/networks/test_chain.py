@@ -208,21 +208,6 @@ def test_single_precision_draws_the_same_networks(monkeypatch, key):
     assert_agrees(many, single, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("layer", "width", "message"),
-    [
-        (CHAINS["mlp"], 5, "width: 3 tokens need a width of at least 6, got 5; method='weights' allows less"),
-        (CHAINS["transformer, H = 4"], 20, "width: 3 tokens in 4 heads need a width of at least 24, got 20"),
-        (CHAINS["transformer, H = 4"], 30, "heads: the width 30 is not a multiple of 4"),
-        (CHAINS["transformer, H = 4, W_O"], 30, "heads: the width 30 is not a multiple of 4"),
-        (si.ResidualFeedForward(0.5, 0.0, 0.0, expansion=0.3), 12, "expansion: times the width 12 must be a whole"),
-    ],
-)
-def test_widths_without_a_law_are_refused(layer, width, message, key):
-    with pytest.raises(ValueError, match=message):
-        si.sample_networks(layer, random_covariance(3), width=width, depth=1, networks=1, key=key)
-
-
 @pytest.mark.parametrize(("every", "place"), [(1, r"\d+"), (40, "40")])
 def test_what_overflows_is_refused_with_the_place(every, place, key):
     V0, depth = 1e38 * jnp.eye(3, dtype=jnp.float32), 16 if every == 1 else 40

@@ -119,46 +119,6 @@ def test_single_precision_tokens_give_single_precision(key):
     assert norms.dtype == V.dtype == np.float32
 
 
-def test_networks_that_overflow_are_refused(key):
-    V0 = 1e30 * np.eye(2, dtype=np.float32)
-    with pytest.raises(ValueError, match="covariance: 3 of 3 networks overflow, the first of them network 0"):
-        sample_gradients(si.ShapedMLP(1e15, -1e15), 1e8 * V0, layers=[0], **FEW, key=key)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"width": 5}, "width: 3 tokens and their tangents need a width of at least 6, got 5"),
-        ({"depth": 0}, "depth: a whole number of at least 1 is needed, got 0"),
-        ({"networks": 0}, "networks: a whole number of at least 1 is needed, got 0"),
-        ({"observe_every": 5}, "observe_every: must not exceed the depth 4, got 5"),
-        ({"directions": np.eye(2)}, r"directions: shape \(3, 3\), that of V0, is needed, got \(2, 2\)"),
-        ({"directions": -np.eye(3)}, "directions: not positive semi-definite"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_tangents_that_cannot_be_are_refused(sizes, message, V0, directions, key):
-    with pytest.raises(ValueError, match=message):
-        sample_tangents(LAYERS["mlp"](), V0, **{"directions": directions} | SIZES | sizes, key=key)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"width": 2}, "width: 3 tokens need a width of at least 3, got 2"),
-        ({"cotangents": 0}, "cotangents: a whole number of at least 1 is needed, got 0"),
-        ({"layers": []}, "layers: a list of whole numbers is needed"),
-        ({"layers": [0.5]}, "layers: a list of whole numbers is needed"),
-        ({"layers": [0, 5]}, r"layers: ascending numbers from 0 to the depth 4 are needed, got \[0, 5\]"),
-        ({"layers": [2, 2]}, r"layers: ascending numbers from 0 to the depth 4 are needed, got \[2, 2\]"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_gradients_that_cannot_be_are_refused(sizes, message, V0, key):
-    with pytest.raises(ValueError, match=message):
-        sample_gradients(LAYERS["mlp"](), V0, **{"layers": [0]} | SIZES | sizes, key=key)
-
-
 @pytest.mark.slow
 def test_networks_have_the_sdes_tangents_and_gradients(key):
     """At T = ½ of width 96: D of every token from one that moves, and the mean squared gradient norm of that token."""

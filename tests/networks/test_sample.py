@@ -86,29 +86,6 @@ def test_equal_tokens_are_allowed_and_stay_equal(key):
     assert V.std() > 0
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"width": 5}, "width: 3 tokens need a width of at least 6, got 5; method='weights' allows less"),
-        ({"width": 2, "method": "weights"}, "width: 3 tokens need a width of at least 3, got 2"),
-        ({"method": "exact"}, "method: must be 'chain' or 'weights', got 'exact'"),
-        ({"depth": 0}, "depth: a whole number of at least 1 is needed, got 0"),
-        ({"networks": 0}, "networks: a whole number of at least 1 is needed, got 0"),
-        ({"observe_every": 0}, "observe_every: a whole number of at least 1 is needed, got 0"),
-        ({"observe_every": 7}, "observe_every: must not exceed the depth 6, got 7"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_sizes_that_make_no_network_are_refused(sizes, message, V0, key):
-    with pytest.raises(ValueError, match=message):
-        covariance(LAYERS["mlp"](), V0, key=key, **sizes)
-
-
-def test_a_v0_that_is_no_covariance_is_refused(key):
-    with pytest.raises(ValueError, match="V0: not positive semi-definite: smallest eigenvalue -1"):
-        covariance(LAYERS["mlp"](), jnp.array([[1.0, 2.0], [2.0, 1.0]]), key=key)
-
-
 class PreLN(si.layers.AbstractLayer):
     """A layer without a limit, of which only the weights are known."""
 

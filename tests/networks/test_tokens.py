@@ -29,11 +29,6 @@ def test_a_singular_covariance_gives_equal_tokens(key):
     assert_agrees(X @ X.T / 8, jnp.ones((3, 3)), rtol=1e-14)
 
 
-def test_too_narrow_a_network_is_refused(key):
-    with pytest.raises(ValueError, match="width: 4 tokens need a width of at least 4, got 3"):
-        tokens_with_covariance(random_covariance(4), width=3, key=key)
-
-
 def test_directions_are_uniform(key):
     # The first entry of a uniform direction in n dimensions: its square is Beta(1/2, (n−1)/2), its sign is even.
     width = 5

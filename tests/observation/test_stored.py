@@ -121,24 +121,24 @@ def test_a_damaged_chunk_is_refused(X, tmp_path):
 
 
 def test_other_files_are_refused(X, tmp_path):
-    def refused(name, message):
+    (tmp_path / "X.csv").write_text("1,2")
+    np.save(tmp_path / "flat.npy", X[0])
+    np.savez(tmp_path / "flat.npz", **by_layer(X[0]))
+    np.savez(tmp_path / "empty.npz")
+    np.save(tmp_path / "objects.npy", np.array([None]), allow_pickle=True)
+    xr.Dataset({"a": 1.0, "b": 2.0}).to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
+    (tmp_path / "X.zarr").write_text("")
+    (tmp_path / "folder.npy").mkdir()
+    for name, message in (
+        ("X.csv", r"hidden states are read from .npy, .npz, .safetensors, .nc, .zarr, not from .csv"),
+        ("none.npy", "no such file"),
+        ("flat.npy", r"shape \(networks, layers, tokens, width\) or .* is needed, got \(12, 2, 8\)"),
+        ("flat.npz", r"a layer of shape \(networks, tokens, width\) or .* is needed, got \(12, 8\)"),
+        ("empty.npz", "holds no array"),
+        ("objects.npy", "cannot be read as .npy"),
+        ("other.nc", "no variable `hidden_states`, only a, b"),
+        ("X.zarr", "is a file, not a Zarr folder"),
+        ("folder.npy", "is a folder, not a file"),
+    ):
         with pytest.raises(si.InputError, match=f"{name}: {message}"):
             list(observe_file(tmp_path / name))
-
-    (tmp_path / "X.csv").write_text("1,2")
-    refused("X.csv", r"hidden states are read from .npy, .npz, .safetensors, .nc, .zarr, not from .csv")
-    refused("none.npy", "no such file")
-    np.save(tmp_path / "flat.npy", X[0])
-    refused("flat.npy", r"shape \(networks, layers, tokens, width\) or .* is needed, got \(12, 2, 8\)")
-    np.savez(tmp_path / "flat.npz", **by_layer(X[0]))
-    refused("flat.npz", r"a layer of shape \(networks, tokens, width\) or .* is needed, got \(12, 8\)")
-    np.savez(tmp_path / "empty.npz")
-    refused("empty.npz", "holds no array")
-    np.save(tmp_path / "objects.npy", np.array([None]), allow_pickle=True)
-    refused("objects.npy", "cannot be read as .npy")
-    xr.Dataset({"a": 1.0, "b": 2.0}).to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
-    refused("other.nc", "no variable `hidden_states`, only a, b")
-    (tmp_path / "X.zarr").write_text("")
-    refused("X.zarr", "is a file, not a Zarr folder")
-    (tmp_path / "folder.npy").mkdir()
-    refused("folder.npy", "is a folder, not a file")

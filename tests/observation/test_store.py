@@ -1,13 +1,94 @@
-"""Zarr: what NetCDF does, and ensembles that grow."""
+"""Files: NetCDF and Zarr, whole or not at all, and ensembles that grow."""
+
+import datetime
 
 import numpy as np
 import pytest
 import xarray as xr
 
 import sdeinfer as si
-from sdeinfer.observation import read, read_posterior, write, write_parts
+from sdeinfer.observation import groups_of, read, read_posterior, write, write_parts
 
 pytest.importorskip("zarr")
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_round_trips(networks, fitted, suffix, tmp_path):
+    write(networks, tmp_path / f"data{suffix}")
+    xr.testing.assert_identical(read(tmp_path / f"data{suffix}"), networks)
+    write(fitted, tmp_path / f"posterior{suffix}")
+    back = read_posterior(tmp_path / f"posterior{suffix}")
+    xr.testing.assert_equal(back["posterior"].to_dataset(), fitted["posterior"].to_dataset())
+    assert back.attrs == fitted.attrs
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+@pytest.mark.parametrize("value", [datetime.date(2024, 1, 1), {1, 2}, 1j, None, {"a": 1}, True, [1, "a"]], ids=repr)
+def test_attributes_that_a_format_cannot_hold_are_named(networks, suffix, value, tmp_path):
+    path = tmp_path / f"data{suffix}"
+    if suffix == ".zarr" and not isinstance(value, datetime.date | set | complex):  # what JSON can say
+        write(networks.assign_attrs(note=value), path)
+        assert read(path).attrs["note"] == value
+        return
+    with pytest.raises(si.InputError, match=f"data{suffix}: attribute note: a number, a text, or a list of either is"):
+        write(networks.assign_attrs(note=value), path)
+    assert not path.exists()
+
+
+def test_files_of_others_are_read(networks, tmp_path):
+    """Written by xarray alone, with its dimensions in another order and one width for all."""
+    V = networks["covariance"].values
+    foreign = xr.Dataset(
+        {"covariance": (("layer", "network", "token_a", "token_b"), np.swapaxes(V, 0, 1))},
+        coords={"layer": np.arange(V.shape[1]), "width": 96},
+    )
+    foreign.to_netcdf(tmp_path / "foreign.nc", engine="h5netcdf")
+    np.testing.assert_array_equal(read(tmp_path / "foreign.nc")["covariance"], V)
+
+
+def test_netcdf_3_is_read_too(networks, tmp_path):
+    networks.astype(np.float64).to_netcdf(tmp_path / "old.nc", engine="scipy")
+    np.testing.assert_array_equal(read(tmp_path / "old.nc")["covariance"], networks["covariance"])
+
+
+def test_unreadable_files_are_named(tmp_path, networks):
+    write(networks, tmp_path / "data.nc")
+    (tmp_path / "text.nc").write_text("not NetCDF")
+    content = (tmp_path / "data.nc").read_bytes()
+    (tmp_path / "cut.nc").write_bytes(content[: len(content) // 2])
+    for call, name, message in (
+        (read, "text.nc", "text.nc: cannot be read as NetCDF"),
+        (read, "missing.nc", "missing.nc: no such file"),
+        (read, ".", "is a folder"),
+        (read, "cut.nc", "cut.nc"),
+        (read_posterior, "data.nc", "not the result of a fit"),
+    ):
+        with pytest.raises(si.InputError, match=message):
+            call(tmp_path / name)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(networks, tmp_path, monkeypatch):
+    write(networks, tmp_path / "data.nc")
+    before = (tmp_path / "data.nc").read_bytes()
+
+    def fail(self, path, **_):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(xr.Dataset, "to_netcdf", fail)
+    with pytest.raises(ValueError, match="data.nc: cannot be written .No space left on device"):
+        write(networks, tmp_path / "data.nc")
+    assert (tmp_path / "data.nc").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["data.nc"]
+
+
+@pytest.mark.parametrize("name", ["data.nc", "data.zarr"])
+def test_groups_of_text_survive_a_file_in_the_order_of_their_first_networks(networks, name, tmp_path):
+    si.write(networks.assign_coords(group=("network", ["late", *["early"] * 23])), tmp_path / name)
+    groups = groups_of(read(tmp_path / name))
+    assert list(groups.labels) == ["late", "early"]
+    np.testing.assert_array_equal(groups.group, [0, *[1] * 23])
+    np.testing.assert_array_equal(groups.members(1), range(1, 24))
 
 
 def names(folder):

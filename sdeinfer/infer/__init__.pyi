@@ -2,6 +2,7 @@ from ._assume import architecture_of as architecture_of
 from ._assume import problem_of as problem_of
 from ._assume import require_identifiable as require_identifiable
 from ._chains import Draws as Draws
+from ._covariances import AbstractCovariances as AbstractCovariances
 from ._densities import prior_draws as prior_draws
 from ._fit import fit as fit
 from ._fit import prepare as prepare
@@ -13,6 +14,7 @@ from ._innovations import innovations as innovations
 from ._innovations import law_at as law_at
 from ._innovations import mean_and_variance as mean_and_variance
 from ._innovations import scores_of as scores_of
+from ._labels import stamp as stamp
 from ._measures import logit_scale as logit_scale
 from ._measures import logit_spread as logit_spread
 from ._measures import mean_spread as mean_spread
@@ -27,6 +29,7 @@ from ._placed import placed as placed
 from ._posterior import Posterior as Posterior
 from ._predictive import predict as predict
 from ._problem import AbstractProblem as AbstractProblem
+from ._problem import Prepared as Prepared
 from ._range import in_range as in_range
 from ._range import range_to_fit as range_to_fit
 from ._range import transitions_allowed as transitions_allowed
@@ -36,4 +39,3 @@ from ._sandwich import omitted_order as omitted_order
 from ._settings import ADJUSTED_LIKELIHOOD as ADJUSTED_LIKELIHOOD
 from ._settings import LARGEST_LOGIT as LARGEST_LOGIT
 from ._settings import Law as Law
-from ._tree import stamp as stamp

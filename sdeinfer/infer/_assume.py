@@ -11,7 +11,9 @@ import xarray as xr
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.infer._branches import Branches
 from sdeinfer.infer._bridged import Latent
+from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._grouped import Grouped
 from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import AbstractProblem
@@ -20,6 +22,7 @@ from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture, architec
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
+    BranchModel,
     EveryLayer,
     Groups,
     LatentLayers,
@@ -31,14 +34,27 @@ from sdeinfer.likelihood import (
 from sdeinfer.observation import INCOMPLETE, TOKENS, in_chunks, validate, validate_labels
 
 
-def assume(
+def pose(
     model: AbstractModel,
     data: xr.Dataset,
     architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None,
     law: Law,
     prior: Mapping[str, Any] | None = None,
 ) -> tuple[xr.Dataset, AbstractProblem]:
-    """Validate data for a model; return the model's part of them, and the problem.
+    """Validate data for a model; return the model's part of them, and the problem."""
+    if isinstance(model, BranchModel):
+        return Branches.of(model, data, architecture, prior)
+    return pose_covariances(model, data, architecture, law, prior)
+
+
+def pose_covariances(
+    model: AbstractModel,
+    data: xr.Dataset,
+    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None,
+    law: Law,
+    prior: Mapping[str, Any] | None = None,
+) -> tuple[xr.Dataset, AbstractCovariances]:
+    """Validate covariances for a model; return the model's part of them, and the problem.
 
     A program that calls a model of the package takes an architecture and priors as the model does. The
     covariances of data in chunks are not read here.
@@ -164,7 +180,7 @@ def problem_of(
     networks: int = 2,
     tokens: int = 2,
     pattern: Pattern = EVERY_TOKEN,
-) -> AbstractProblem:
+) -> AbstractCovariances:
     """The problem of fitting a model; a program of a user is traced on data of this shape.
 
     Raises:

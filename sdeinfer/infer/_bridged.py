@@ -5,19 +5,21 @@ import dataclasses
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Int, PRNGKeyArray
 
+from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._densities import given_latent, prior_draws
+from sdeinfer.infer._labels import NETWORK, Labels
 from sdeinfer.infer._latent import draw_latent, latent_mode
 from sdeinfer.infer._metropolis import Metropolis
 from sdeinfer.infer._mode import LayerAt, Mode, Pilot, layer_at
-from sdeinfer.infer._problem import AbstractProblem, Prepared
+from sdeinfer.infer._problem import Layers, Prepared, Sites
 from sdeinfer.infer._samplers import AbstractSampler
-from sdeinfer.likelihood import GROWTH, ChunkedPath, LatentLayers, Path
+from sdeinfer.likelihood import GROWTH, PATH, ChunkedPath, LatentLayers, Path
 
 
 @dataclasses.dataclass(frozen=True)
-class Latent(AbstractProblem):
+class Latent(AbstractCovariances):
     """Networks with latent layers."""
 
     model: LatentLayers
@@ -31,12 +33,10 @@ class Latent(AbstractProblem):
         """Metropolis, which has moves for the latent layers."""
         return Metropolis(**settings)
 
-    def prior(
-        self, each: PyTree, *, draws: int, key: PRNGKeyArray
-    ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "draws *networks coordinates"] | None]:
+    def prior(self, prepared: Prepared, *, draws: int, key: PRNGKeyArray) -> tuple[Sites, Layers]:
         """Prior draws of the unobserved sites, without latent layers, and of the layers."""
-        latent = draw_latent(self.model, each, key)
-        return prior_draws(given_latent(self.model), each, latent, draws=draws, key=key)
+        latent = draw_latent(self.model, prepared.each, key)
+        return prior_draws(given_latent(self.model), prepared.each, latent, draws=draws, key=key)
 
     def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot:
         """The modes given some of the bridges, whose likelihoods are averaged over draws of the latent layers."""
@@ -53,3 +53,12 @@ class Latent(AbstractProblem):
         """Make bridges from each observation to the next."""
         bridges = self.model.bridges(data, self.assumptions)
         return Prepared(bridges, bridges, data)
+
+    def labels(self, prepared: Prepared) -> Labels:
+        """The parameters are scalars, and each network has a log likelihood."""
+        return Labels({}, {PATH: [NETWORK]}, [PATH], {NETWORK: prepared.kept[NETWORK].values})
+
+    @property
+    def every_layer(self) -> bool:
+        """Some layers are latent."""
+        return False

@@ -88,7 +88,7 @@ def adjustment_of(prepared: PyTree) -> Adjustment | None:
 
 def prior_draws(
     model: Callable[..., None], *data: PyTree, draws: int, key: PRNGKeyArray
-) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "draws *networks coordinates"] | None]:
+) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "1 draws *networks coordinates"] | None]:
     """Prior draws of all unobserved sites, and the coordinates of the layers.
 
     Arguments:
@@ -98,12 +98,12 @@ def prior_draws(
         key: PRNG key.
 
     Returns:
-        The sites by name; and `Coordinates.unconstrained` of the layers, None for a program without a
-        single layer.
+        The sites by name, and `Coordinates.unconstrained` of the layers, None for a program without a single layer;
+        with leading axes (1, draws).
     """
     numbers = np.arange(draws, dtype=np.uint32)
     found, layers = over_draws(functools.partial(_draw_prior, model, data, key), numbers[None])
-    return {name: values[0] for name, values in found.items()}, None if layers is None else layers[0]
+    return found, layers
 
 
 def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:

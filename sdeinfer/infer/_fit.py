@@ -6,24 +6,17 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from arviz_base import dict_to_dataset
 from jaxtyping import PRNGKeyArray, PyTree
 
 from sdeinfer._arguments import checked, given
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer._assume import architecture_of, assume, masked, require_settings
-from sdeinfer.infer._branches import fit_branches
-from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities
-from sdeinfer.infer._nuts import NUTS
+from sdeinfer.infer._assume import architecture_of, masked, pose, require_settings
 from sdeinfer.infer._placed import placed
-from sdeinfer.infer._predictive import labelled, predict, predicted_draws
-from sdeinfer.infer._problem import AbstractProblem
-from sdeinfer.infer._range import range_to_fit
+from sdeinfer.infer._predictive import predicted_draws
 from sdeinfer.infer._samplers import AbstractSampler
-from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, LARGEST_LOGIT, Law
-from sdeinfer.infer._tree import Labels, attributes_of, attributes_of_draws, groups_of_data, layers_group
+from sdeinfer.infer._settings import LARGEST_LOGIT, Law
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
-from sdeinfer.likelihood import Assumptions, BranchModel, Transitions, as_model, checked_priors, transitions_of
+from sdeinfer.likelihood import Assumptions, Transitions, as_model, checked_priors, transitions_of
 from sdeinfer.observation import require_loaded, validate
 
 
@@ -94,67 +87,24 @@ def fit(
         InputError: for invalid data, data that cannot identify the architecture's parameters, and priors outside a
             coordinate's range.
     """
-    model = as_model(model)
     require_settings(law, chains=chains, draws=draws, warmup=warmup, **given(predictions=predictions))
-    if isinstance(model, BranchModel):
-        sampler = NUTS(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
-        settings = {"architecture": architecture, "prior": prior, "sampler": sampler, "progress": progress}
-        return fit_branches(model, data, **settings, key=key)
-    data, problem = assume(model, data, architecture, law, prior)
-    data = problem.examined(data, leave_out_damaged=leave_out_damaged)
-    phase("finding the range of the law")
-    data, pilot = range_to_fit(problem, data, largest_logit)
-    sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
-    tree = _fitted(problem, data, sampler, predictions=predictions, progress=progress, key=key)
-    kept = tree["observed_data"].sizes["network"]
-    tree.attrs = attributes_of(problem, data, largest_logit=largest_logit, kept=kept) | pilot | tree.attrs
-    return tree
-
-
-def _fitted(
-    problem: AbstractProblem,
-    data: xr.Dataset,
-    sampler: AbstractSampler,
-    *,
-    predictions: int | None,
-    progress: bool,
-    key: PRNGKeyArray,
-) -> xr.DataTree:
-    """The groups of a fit of the used transitions, and the attributes that come from the draws."""
-    keys, model, kind = _keys(key), problem.model, problem.kind
+    data, problem = pose(as_model(model), data, architecture, law, prior)
+    data, selection = problem.select(data, largest_logit, leave_out_damaged=leave_out_damaged)
     phase("preparing the data")
     prepared = problem.prepare(data)
-    each, kept = prepared.each, prepared.kept
-    before, layers_before = problem.prior(each, draws=sampler.draws, key=keys[1])
+    sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
+    keys, labels = _keys(key), problem.labels(prepared)
+    before, layers = problem.prior(prepared, draws=sampler.draws, key=keys[1])
     before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
     phase("compiling the sampler")
-    draws = sampler.sample(model, prepared.joint, each=each, progress=progress, key=keys[0])
+    drawn = sampler.sample(problem.model, prepared.joint, each=prepared.each, progress=progress, key=keys[0])
     phase("predicting")
-    labels, likelihoods = Labels.of(problem, each, kept), {"log_likelihood": draws.log_likelihood}
-    if adjustment_of(each) is not None:
-        of_data, _ = log_densities(model, densities_of_data(each), draws.samples)
-        likelihoods = {"log_likelihood": of_data, ADJUSTED_LIKELIHOOD: draws.log_likelihood}
-    groups = {
-        "posterior": labels.of_draws(draws.samples),
-        "sample_stats": dict_to_dataset(draws.statistics),
-        **{name: labels.of_densities(each_site) for name, each_site in likelihoods.items()},
-        "log_prior": labels.of_densities(draws.log_prior),
-        "prior": labels.of_draws({name: value[None] for name, value in before.items()}),
-        **groups_of_data(kept),
+    groups = problem.label(labels, prepared, before, drawn) | {
+        "prior_predictive": problem.predict(prepared, before, layers, before_at, key=keys[2]),
+        "posterior_predictive": problem.predict(prepared, drawn.samples, drawn.layers, after_at, key=keys[3]),
     }
-    if kind is not None and layers_before is not None:
-        chosen = problem.of_networks(each, layers_before)[before_at]
-        replicated = predict(chosen, kept, architecture=kind, key=keys[2])
-        groups["prior_predictive"] = labelled(replicated, 1, before_at)
-    if kind is not None and draws.layers is not None:
-        layers = problem.of_networks(each, draws.layers)
-        chosen = layers[:, after_at].reshape(-1, *layers.shape[2:])
-        after = predict(chosen, kept, architecture=kind, key=keys[3])
-        groups["posterior_predictive"] = labelled(after, sampler.chains, after_at)
-        groups["layers"] = layers_group(kind, layers.mean(axis=(0, 1)), kept)
-    tree = xr.DataTree.from_dict(groups)
-    sampled = {name: draws.samples[name] for name in draws.log_prior if labels.of_all(name)}
-    tree.attrs = attributes_of_draws(problem, each, draws.layers, sampled)
+    tree = xr.DataTree.from_dict({name: group for name, group in groups.items() if group is not None})
+    tree.attrs = problem.attributes(data, labels, prepared, drawn) | selection
     return tree
 
 
@@ -195,8 +145,8 @@ def prepare(
         InputError: as in `fit`.
     """
     require_settings(law)
-    data, problem = assume(as_model(model), data, architecture, law, prior)
-    data, _ = range_to_fit(problem, problem.examined(data), largest_logit)
+    data, problem = pose(as_model(model), data, architecture, law, prior)
+    data, _ = problem.select(data, largest_logit)
     return problem.prepare(data).joint
 
 

@@ -11,9 +11,11 @@ import xarray as xr
 from jaxtyping import Int, PyTree
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._covariances import AbstractCovariances
+from sdeinfer.infer._labels import GROUP, NETWORK, Labels, labels_by_trace
 from sdeinfer.infer._mode import Pilot, layer_at, posterior_mode
 from sdeinfer.infer._networks import Networks
-from sdeinfer.infer._problem import AbstractProblem, Prepared
+from sdeinfer.infer._problem import Prepared
 from sdeinfer.likelihood import ChunkedPath, Estimates, Groups, Path, observed_path, path_layout
 from sdeinfer.observation import groups_of
 
@@ -24,7 +26,7 @@ group's offset is not centred at its estimate."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Grouped(AbstractProblem):
+class Grouped(AbstractCovariances):
     """Networks in groups, observed at every layer."""
 
     model: Groups
@@ -34,7 +36,7 @@ class Grouped(AbstractProblem):
         """The problem of a single group, which determines each group's range, mode and adjustment."""
         return Networks.of(self.model.ungrouped, self.assumptions)
 
-    def parts(self, data: xr.Dataset) -> Iterator[tuple[str | None, Int[np.ndarray, " members"], AbstractProblem]]:
+    def parts(self, data: xr.Dataset) -> Iterator[tuple[str | None, Int[np.ndarray, " members"], AbstractCovariances]]:
         """Each group, with the problem of a single group."""
         groups = groups_of(data)
         for number, label in enumerate(groups.labels):
@@ -72,3 +74,8 @@ class Grouped(AbstractProblem):
     def of_networks(self, each: PyTree, layers: np.ndarray) -> np.ndarray:
         """Layers of every network from those of each group and width."""
         return layers[..., np.asarray(each.width), :]
+
+    def labels(self, prepared: Prepared) -> Labels:
+        """Those of the plates of the program, of networks and of groups."""
+        coords = {NETWORK: prepared.kept[NETWORK].values, GROUP: np.asarray(groups_of(prepared.kept).labels)}
+        return labels_by_trace(self.model, prepared.each, coords, {GROUP: GROUP})

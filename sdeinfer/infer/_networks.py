@@ -8,9 +8,10 @@ import xarray as xr
 from jaxtyping import Int
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._exact import shift_to_exact_mode
 from sdeinfer.infer._mode import LayerAt, Mode, Pilot, curvature_of_priors, layer_at, posterior_mode
-from sdeinfer.infer._problem import AbstractProblem, Prepared
+from sdeinfer.infer._problem import Prepared
 from sdeinfer.infer._sandwich import sandwich
 from sdeinfer.infer._survey import kept_networks
 from sdeinfer.layers import Architecture
@@ -40,7 +41,7 @@ the exact law is found for these first, and one pass over the data then finds it
 
 
 @dataclasses.dataclass(frozen=True)
-class Networks(AbstractProblem):
+class Networks(AbstractCovariances):
     """Networks observed at every layer.
 
     Attributes:

@@ -1,38 +1,30 @@
-"""The problem of a fit: a model, with the assumptions on its layers, for one kind of data.
+"""The problem of a fit: one kind of data, with what `fit` asks of it.
 
-Networks (`infer._networks`), networks in groups (`infer._grouped`), and networks with latent layers (`infer._bridged`)
-differ in what determines their range, how they are prepared and which sampler they need.
+`fit` selects the part of the data to which the law applies, prepares it, samples, predicts and labels, and has no
+branch for a kind of data. The kinds are networks observed at every layer (`infer._networks`), networks in groups
+(`infer._grouped`), networks with latent layers (`infer._bridged`) and increments of residual branches
+(`infer._branches`). A further kind is a subclass of `AbstractProblem` and a model whose type `assume` knows.
 """
 
 import abc
 import dataclasses
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
+from arviz_base import dict_to_dataset
 from jaxtyping import Float, Int, PRNGKeyArray, PyTree
 
-from sdeinfer._files import InputError
-from sdeinfer._progress import phase
+from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import prior_draws
-from sdeinfer.infer._mode import Pilot
+from sdeinfer.infer._labels import Labels
 from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._samplers import AbstractSampler
-from sdeinfer.infer._survey import survey
-from sdeinfer.layers import Architecture, limit_on_host
-from sdeinfer.likelihood import (
-    ATTENTION_GROWTH,
-    GROWTH,
-    ROUNDING,
-    SPREAD,
-    AbstractModel,
-    Assumptions,
-    ChunkedPath,
-    EveryLayer,
-    Path,
-)
-from sdeinfer.observation import in_chunks
+from sdeinfer.likelihood import AbstractModel
+
+type Sites = Mapping[str, np.ndarray]
+type Layers = Float[np.ndarray, "chains draws *networks coordinates"] | None
 
 
 class Prepared(NamedTuple):
@@ -51,73 +43,58 @@ class Prepared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AbstractProblem(abc.ABC):
-    """A model to be fitted.
+    """A model to be fitted to one kind of data.
 
     Attributes:
         model: the model.
-        assumptions: assumptions of the fit.
-        kind: the kind of layer; None for a program without a single layer, see `likelihood.Form`.
     """
 
     model: AbstractModel
-    assumptions: Assumptions
-    kind: Architecture | None
 
-    @property
-    def by_user(self) -> bool:
-        """Whether the model is a program of a user."""
-        return isinstance(self.model, EveryLayer) and self.model.makes_layers
+    def select(
+        self, data: xr.Dataset, largest_logit: float, *, leave_out_damaged: bool = False
+    ) -> tuple[xr.Dataset, dict[str, Any]]:
+        """The data with what is used of them, and attributes of the posterior that say how it was selected."""
+        del largest_logit, leave_out_damaged
+        return data, {}
 
-    @property
-    def measures(self) -> set[str]:
-        """Names of the measures that determine the range of the law, see `measures_of`."""
-        if self.kind is None:
-            return {ROUNDING}
-        attention = {SPREAD, ATTENTION_GROWTH} if self.kind.coordinates.temperatures else set()
-        return {ROUNDING} | attention | ({GROWTH} if limit_on_host(self.kind.template).relu_drift else set())
-
-    def parts(self, data: xr.Dataset) -> Iterator[tuple[str | None, Int[np.ndarray, " members"], "AbstractProblem"]]:
-        """Networks with a range of their own: a label, their indices, and the problem for them."""
-        yield None, np.arange(data.sizes["network"]), self
-
-    def examined(self, data: xr.Dataset, *, leave_out_damaged: bool = False) -> xr.Dataset:
-        """Data in chunks after a first pass over them, see `survey`; data in memory unchanged.
-
-        Raises:
-            InputError: for data in chunks that the model cannot have, and as `survey`.
-        """
-        if not in_chunks(data):
-            if leave_out_damaged:
-                raise InputError("leave_out_damaged: is for data in chunks (Dask), as of xarray.open_zarr")
-            return data
-        self.refuse_chunks(data)
-        phase("examining the data")
-        return survey(data, self.measures, leave_out_damaged=leave_out_damaged)
-
-    def refuse_chunks(self, data: xr.Dataset) -> None:
-        """Raise an InputError for data in chunks that the model cannot have."""
-        del data
-        raise InputError("model: data in chunks (Dask) are for models.full_path; load the data, as data.load()")
+    @abc.abstractmethod
+    def prepare(self, data: xr.Dataset) -> Prepared:
+        """Reduce the data to what the likelihood needs."""
 
     def sampler(self, **settings: int) -> AbstractSampler:
         """The default sampler."""
         return NUTS(**settings)
 
-    @abc.abstractmethod
-    def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot:
-        """The estimates given some of the transitions of the data."""
+    def prior(self, prepared: Prepared, *, draws: int, key: PRNGKeyArray) -> tuple[Sites, Layers]:
+        """Prior draws of the unobserved sites, and of the layers; with leading axes (1, draws)."""
+        return prior_draws(self.model, self.model.pool(prepared.each), draws=draws, key=key)
+
+    def predict(
+        self, prepared: Prepared, samples: Sites, layers: Layers, at: Int[np.ndarray, " some"], *, key: PRNGKeyArray
+    ) -> xr.Dataset | None:
+        """Replicates of the data at some draws of each chain; None if there are no predictions."""
+        del prepared, samples, layers, at, key
 
     @abc.abstractmethod
-    def prepare(self, data: xr.Dataset) -> Prepared:
-        """Reduce the data; with the law of finite width, adjust the likelihood about the posterior's mode."""
+    def labels(self, prepared: Prepared) -> Labels:
+        """Names of the axes of the program's sites."""
 
-    def of_networks(self, each: PyTree, layers: np.ndarray) -> np.ndarray:
-        """Layers of every network, shape (..., networks, coordinates), or one of all, from those of pooled data."""
-        del each
-        return layers
+    @abc.abstractmethod
+    def observed(self, prepared: Prepared) -> dict[str, xr.Dataset]:
+        """The groups of the data, and what `check` needs of them."""
 
-    def prior(
-        self, each: PyTree, *, draws: int, key: PRNGKeyArray
-    ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "draws *networks coordinates"] | None]:
-        """Prior draws of the unobserved sites, without latent layers, and of the layers of pooled data."""
-        return prior_draws(self.model, self.model.pool(each), draws=draws, key=key)
+    def label(self, labels: Labels, prepared: Prepared, before: Sites, draws: Draws) -> dict[str, xr.Dataset]:
+        """The groups of the draws and of the data."""
+        return {
+            "posterior": labels.of_draws(draws.samples),
+            "sample_stats": dict_to_dataset(draws.statistics),
+            "log_likelihood": labels.of_densities(draws.log_likelihood),
+            "log_prior": labels.of_densities(draws.log_prior),
+            "prior": labels.of_draws(before),
+            **self.observed(prepared),
+        }
+
+    @abc.abstractmethod
+    def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
+        """Attributes of the posterior: the architecture, the names of the identified parameters, fixed values."""

@@ -26,17 +26,17 @@ left out, whatever the layer.
 """
 
 import math
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import xarray as xr
-from jaxtyping import ArrayLike
+from jaxtyping import ArrayLike, Int
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._measures import logit_scale, measure, measured
-from sdeinfer.infer._mode import LayerAt
-from sdeinfer.infer._problem import AbstractProblem
+from sdeinfer.infer._mode import LayerAt, Pilot
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import Architecture, limit_on_host
 from sdeinfer.likelihood import (
@@ -44,6 +44,7 @@ from sdeinfer.likelihood import (
     GROWTH,
     ROUNDING,
     SPREAD,
+    Assumptions,
     ChunkedPath,
     Path,
     any_transitions,
@@ -85,11 +86,29 @@ LARGEST_ROUNDING = 0.05
 In float64 and n = 64 the condition number is then at most 6·10⁸, in float32 5·10⁴."""
 
 
+@runtime_checkable
+class Ranged(Protocol):
+    """What determines the range of a law, see `AbstractCovariances`."""
+
+    @property
+    def kind(self) -> Architecture | None: ...
+
+    @property
+    def assumptions(self) -> Assumptions: ...
+
+    @property
+    def measures(self) -> set[str]: ...
+
+    def parts(self, data: xr.Dataset) -> "Iterator[tuple[str | None, Int[np.ndarray, ' members'], Ranged]]": ...
+
+    def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot: ...
+
+
 class OutOfRange(InputError):
     """No transition of the data starts inside the range of the law."""
 
 
-def range_to_fit(problem: AbstractProblem, data: xr.Dataset, largest_logit: float) -> tuple[xr.Dataset, dict[str, Any]]:
+def range_to_fit(problem: Ranged, data: xr.Dataset, largest_logit: float) -> tuple[xr.Dataset, dict[str, Any]]:
     """As `in_range`, but if no transition is left, use the half of the transitions with the smallest spreads.
 
     This allows a fit, and a verdict by `check`, for layers that are not shaped or tokens that are too large. The
@@ -104,7 +123,7 @@ def range_to_fit(problem: AbstractProblem, data: xr.Dataset, largest_logit: floa
 
 
 def in_range(
-    problem: AbstractProblem, data: xr.Dataset, largest_logit: float = LARGEST_LOGIT
+    problem: Ranged, data: xr.Dataset, largest_logit: float = LARGEST_LOGIT
 ) -> tuple[xr.Dataset, dict[str, Any]]:
     """Mark the transitions that start inside the range of the law; for groups, by each group's τ0.
 
@@ -138,7 +157,7 @@ def in_range(
     return with_used(data, used), found
 
 
-def _used_of_part(problem: AbstractProblem, data: xr.Dataset, largest_logit: float) -> tuple[np.ndarray, float]:
+def _used_of_part(problem: Ranged, data: xr.Dataset, largest_logit: float) -> tuple[np.ndarray, float]:
     """Whether each transition is in the range, and the τ0 that determined it; NaN without one."""
     names, used, tau0 = problem.measures, used_of(data), math.nan
     if not math.isfinite(largest_logit):
@@ -154,7 +173,7 @@ def _used_of_part(problem: AbstractProblem, data: xr.Dataset, largest_logit: flo
 
 
 def _of_small_spread(
-    problem: AbstractProblem, data: xr.Dataset, used: np.ndarray, largest_logit: float
+    problem: Ranged, data: xr.Dataset, used: np.ndarray, largest_logit: float
 ) -> tuple[np.ndarray, float]:
     """The used transitions of small spreads, and τ0."""
     assert problem.kind is not None
@@ -198,7 +217,7 @@ def _of_small_rounding(data: xr.Dataset, used: np.ndarray) -> np.ndarray:
     return used & small
 
 
-def _of_small_growth(problem: AbstractProblem, data: xr.Dataset, used: np.ndarray) -> np.ndarray:
+def _of_small_growth(problem: Ranged, data: xr.Dataset, used: np.ndarray) -> np.ndarray:
     """The used transitions that start where the ReLU changes V little; all of them if none does."""
     growth = measure(data, GROWTH)[used]
     if growth.max() * LARGEST_RELU_DRIFT <= LARGEST_GROWTH:
@@ -215,7 +234,7 @@ def _of_small_growth(problem: AbstractProblem, data: xr.Dataset, used: np.ndarra
     return used_only(used, kept)
 
 
-def _all_transitions(problem: AbstractProblem, data: xr.Dataset) -> Path | ChunkedPath:
+def _all_transitions(problem: Ranged, data: xr.Dataset) -> Path | ChunkedPath:
     others = problem.assumptions.other_terms
     if in_chunks(data):
         return chunked_path(data, others)

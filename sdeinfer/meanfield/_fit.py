@@ -78,7 +78,7 @@ def fit(
     path = token_path(data, flow=flow, assumptions=Assumptions(prior=checked_priors(prior, model)))
     _require_tokens(model, path)
     key_sampler, key_prior, key_before, key_after = (jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32))
-    before, _ = prior_draws(model, path, draws=sampler.draws, key=key_prior)
+    of_prior, _ = prior_draws(model, path, draws=sampler.draws, key=key_prior)
     phase("compiling the sampler")
     result = sampler.sample(model, path, progress=progress, key=key_sampler)
     phase("predicting")
@@ -90,7 +90,6 @@ def fit(
         "observed_data": tokens.isel(layer=slice(1, None)).to_dataset(),
         "constant_data": tokens.isel(layer=0).rename("initial").to_dataset(),
     }
-    of_prior = {name: value[None] for name, value in before.items()}
     for name, sites, own in (("prior", of_prior, key_before), ("posterior", result.samples, key_after)):
         groups[name] = _labelled({name: value for name, value in sites.items() if name not in LATENT}, data, SITE_DIMS)
         groups[f"{name}_predictive"] = _predicted(model, path, sites, data, predictions, key=own)

@@ -13,7 +13,6 @@ from sdeinfer.diagnostics._range import excluded_layers
 from sdeinfer.diagnostics._thresholds import EXCLUDED
 from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS
 from sdeinfer.infer import logit_scale, problem_of
-from sdeinfer.infer._tree import attributes_of
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, with_used
 
@@ -61,7 +60,7 @@ def test_layers_out_of_range_are_compared_with_exact_ones(fitted, networks):
 
 def test_a_fit_records_its_own_sizes_and_not_those_of_the_data(networks):
     kind, data = Architecture("transformer"), networks.assign_attrs(heads=4.0)
-    attributes = attributes_of(problem_of(si.models.full_path, Assumptions(kind)), data, largest_logit=0.6)
+    attributes = problem_of(si.models.full_path, Assumptions(kind)).assumed(data)
     assert "heads" not in attributes
     assert attributes["architecture"] == "transformer"
 

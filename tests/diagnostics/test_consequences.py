@@ -18,8 +18,8 @@ from sdeinfer.diagnostics._directions import DIRECTIONS, weights
 from sdeinfer.diagnostics._innovations import SOFTMAX, WIDTH, laws_of, sums_of
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import Networks, innovations, posterior_mode
+from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.infer._mode import layer_at
-from sdeinfer.infer._tree import groups_of_data
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, observed_path, path_layout, path_statistics, used_of, with_used
 from sdeinfer.observation import covariance_dataset

@@ -15,7 +15,7 @@ from references import assert_agrees
 import sdeinfer as si
 from sdeinfer.diagnostics import innovation_tests
 from sdeinfer.infer import innovations, law_at
-from sdeinfer.infer._tree import groups_of_data
+from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.layers import Architecture, architecture_of_layer
 from sdeinfer.likelihood import any_transitions, used_of, with_used
 from sdeinfer.observation import covariance_dataset

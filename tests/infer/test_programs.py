@@ -21,8 +21,7 @@ from numpyro.infer.util import log_density
 
 import sdeinfer as si
 from sdeinfer.diagnostics import identified_of
-from sdeinfer.infer import problem_of
-from sdeinfer.infer._tree import Labels
+from sdeinfer.infer import Prepared, problem_of
 from sdeinfer.likelihood import Assumptions, CovariancePath, as_model
 from sdeinfer.observation import read_posterior
 from sdeinfer.report import figures, summary
@@ -164,7 +163,7 @@ def test_a_factor_has_the_density_of_its_mixture(data):
     assert theirs == pytest.approx(ours, rel=1e-10)
     model = as_model(by_factor)
     assert model.pool(path) is path
-    labels = Labels.of(problem_of(model, Assumptions(), networks=NETWORKS), path, data)
+    labels = problem_of(model, Assumptions(), networks=NETWORKS).labels(Prepared(path, path, data))
     assert labels.densities["marginal"] == ["network"]
 
 

@@ -1,0 +1,216 @@
+"""The problem of observed covariances, whose layers have a law that holds in a range."""
+
+import abc
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int, PRNGKeyArray, PyTree
+
+from sdeinfer._files import InputError
+from sdeinfer._progress import phase
+from sdeinfer.infer._chains import Draws
+from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities
+from sdeinfer.infer._labels import NETWORK, Labels, labels_by_trace, stamp
+from sdeinfer.infer._mode import Pilot
+from sdeinfer.infer._predictive import labelled, predict
+from sdeinfer.infer._problem import AbstractProblem, Layers, Prepared, Sites
+from sdeinfer.infer._range import range_to_fit
+from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
+from sdeinfer.infer._survey import survey
+from sdeinfer.layers import SIZES, Architecture, limit_on_host
+from sdeinfer.likelihood import (
+    ATTENTION_GROWTH,
+    GROWTH,
+    ROUNDING,
+    SPREAD,
+    USED,
+    Assumptions,
+    ChunkedPath,
+    EveryLayer,
+    Path,
+    used_of,
+)
+from sdeinfer.observation import in_chunks
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractCovariances(AbstractProblem):
+    """A model of observed covariances.
+
+    Attributes:
+        assumptions: assumptions of the fit.
+        kind: the kind of layer; None for a program without a single layer, see `likelihood.Form`.
+    """
+
+    assumptions: Assumptions
+    kind: Architecture | None
+
+    @property
+    def by_user(self) -> bool:
+        """Whether the model is a program of a user."""
+        return isinstance(self.model, EveryLayer) and self.model.makes_layers
+
+    @property
+    def measures(self) -> set[str]:
+        """Names of the measures that determine the range of the law, see `measures_of`."""
+        if self.kind is None:
+            return {ROUNDING}
+        attention = {SPREAD, ATTENTION_GROWTH} if self.kind.coordinates.temperatures else set()
+        return {ROUNDING} | attention | ({GROWTH} if limit_on_host(self.kind.template).relu_drift else set())
+
+    def parts(
+        self, data: xr.Dataset
+    ) -> Iterator[tuple[str | None, Int[np.ndarray, " members"], "AbstractCovariances"]]:
+        """Networks with a range of their own: a label, their indices, and the problem for them."""
+        yield None, np.arange(data.sizes["network"]), self
+
+    @abc.abstractmethod
+    def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot:
+        """The estimates given some of the transitions of the data."""
+
+    def examined(self, data: xr.Dataset, *, leave_out_damaged: bool = False) -> xr.Dataset:
+        """Data in chunks after a first pass over them, see `survey`; data in memory unchanged.
+
+        Raises:
+            InputError: for data in chunks that the model cannot have, and as `survey`.
+        """
+        if not in_chunks(data):
+            if leave_out_damaged:
+                raise InputError("leave_out_damaged: is for data in chunks (Dask), as of xarray.open_zarr")
+            return data
+        self.refuse_chunks(data)
+        phase("examining the data")
+        return survey(data, self.measures, leave_out_damaged=leave_out_damaged)
+
+    def refuse_chunks(self, data: xr.Dataset) -> None:
+        """Raise an InputError for data in chunks that the model cannot have."""
+        del data
+        raise InputError("model: data in chunks (Dask) are for models.full_path; load the data, as data.load()")
+
+    def select(
+        self, data: xr.Dataset, largest_logit: float, *, leave_out_damaged: bool = False
+    ) -> tuple[xr.Dataset, dict[str, Any]]:
+        """Mark the transitions in the range of the law, see `range_to_fit`."""
+        data = self.examined(data, leave_out_damaged=leave_out_damaged)
+        phase("finding the range of the law")
+        data, found = range_to_fit(self, data, largest_logit)
+        return data, {"largest_logit": largest_logit, "left_out": float(1 - used_of(data).mean()), **found}
+
+    def of_networks(self, each: PyTree, layers: np.ndarray) -> np.ndarray:
+        """Layers of every network, shape (..., networks, coordinates), or one of all, from those of pooled data."""
+        del each
+        return layers
+
+    def predict(
+        self, prepared: Prepared, samples: Sites, layers: Layers, at: Int[np.ndarray, " some"], *, key: PRNGKeyArray
+    ) -> xr.Dataset | None:
+        """Replicate the observed networks from their first covariances; None without a single layer."""
+        del samples
+        if self.kind is None or layers is None:
+            return None
+        chosen = self.of_networks(prepared.each, layers)[:, at]
+        found = predict(chosen.reshape(-1, *chosen.shape[2:]), prepared.kept, architecture=self.kind, key=key)
+        return labelled(found, len(chosen), at)
+
+    def labels(self, prepared: Prepared) -> Labels:
+        """Those of the plates of the program."""
+        return labels_by_trace(self.model, prepared.each, {NETWORK: prepared.kept[NETWORK].values})
+
+    def observed(self, prepared: Prepared) -> dict[str, xr.Dataset]:
+        """The observed covariances, with the transitions that were used and the widths."""
+        return groups_of_data(prepared.kept)
+
+    def label(self, labels: Labels, prepared: Prepared, before: Sites, draws: Draws) -> dict[str, xr.Dataset]:
+        """Also the densities that the adjustment does not change, and each network's layer at the posterior mean."""
+        each, groups = prepared.each, super().label(labels, prepared, before, draws)
+        if adjustment_of(each) is not None:
+            of_data, _ = log_densities(self.model, densities_of_data(each), draws.samples)
+            groups[ADJUSTED_LIKELIHOOD] = groups["log_likelihood"]
+            groups["log_likelihood"] = labels.of_densities(of_data)
+        if self.kind is not None and draws.layers is not None:
+            at_mean = self.of_networks(each, draws.layers).mean(axis=(0, 1))
+            groups["layers"] = layers_group(self.kind, at_mean, prepared.kept)
+        return groups
+
+    def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
+        """Those of the data, and those of what was assumed and sampled."""
+        of_all = {name: draws.samples[name] for name in draws.log_prior if labels.of_all(name)}
+        found = self.assumed(data) | _identified(self, of_all) | _fixed_by_program(self, draws, of_all)
+        if in_chunks(data):
+            found["kept_networks"] = prepared.kept.sizes["network"]
+        if (adjustment := adjustment_of(prepared.each)) is not None:
+            found["adjustment_error"] = float(np.max(adjustment.error))
+        return found
+
+    def assumed(self, data: xr.Dataset) -> dict[str, Any]:
+        """Attributes of the data, and of the architecture, the model and its law."""
+        # The data may come from layers of other sizes than those that are fitted.
+        own = {str(name): value for name, value in data.attrs.items() if name not in SIZES}
+        of_chunks: dict[str, Any] = {}
+        if in_chunks(data):
+            of_chunks = {"networks": data.sizes["network"], "used_transitions": int(np.count_nonzero(used_of(data)))}
+            of_chunks |= {"source": str(data.encoding["source"])} if "source" in data.encoding else {}
+        return {
+            **own,
+            **({"architecture": "none"} if self.kind is None else self.kind.attributes()),
+            **{f"fixed_{name}": value for name, value in self.assumptions.fixed.items()},
+            **of_chunks,
+            "model": self.model.name,
+            "every_layer": float(self.every_layer),
+            "law": self.assumptions.law,
+            **stamp(),
+        }
+
+    @property
+    def every_layer(self) -> bool:
+        """Whether every layer was observed."""
+        return True
+
+
+def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
+    """The groups observed_data and constant_data, with the transitions that were used."""
+    return {
+        "observed_data": data[["covariance"]].drop_vars("width"),
+        "constant_data": data[[USED]].drop_vars("width").assign(width=data["width"].drop_vars("width")),
+    }
+
+
+def layers_group(
+    kind: Architecture, layers: Float[np.ndarray, "*networks coordinates"], data: xr.Dataset
+) -> xr.Dataset:
+    """The group `layers`: the parameters of each network's layer, or of that of all, at the mean of its coordinates."""
+    each = np.broadcast_to(np.asarray(layers, np.float64), (data.sizes["network"], layers.shape[-1]))
+    values = kind.coordinates.constrained(each.T)
+    return xr.Dataset(
+        {name: ("network", value) for name, value in values.items()}, coords={"network": data["network"].values}
+    )
+
+
+def _identified(problem: AbstractCovariances, samples: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The names of the sampled parameters; a program may have further sites, those of the package's are not public."""
+    known = problem.assumptions.architecture.coordinates if problem.assumptions.architecture else None
+    names = list(samples) if problem.by_user else () if known is None else known.identified
+    if known is not None:
+        names = [name for name in names if name not in known.sampled or name in known.identified]
+    return {"identified": " ".join(name for name in names if name in samples)}
+
+
+def _fixed_by_program(
+    problem: AbstractCovariances, draws: Draws, samples: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """Coordinates with one value for all draws of the layers, as those of a conditioned model.
+
+    The samples are of the sites that are no parameters of each network or group; if one does not vary, nothing is taken
+    for fixed.
+    """
+    layers = draws.layers
+    if not problem.by_user or problem.kind is None or layers is None or any(np.ptp(x) == 0 for x in samples.values()):
+        return {}
+    return {
+        f"fixed_{name}": float(parameter.from_real(layers[..., place].flat[0]))
+        for place, (name, parameter) in enumerate(problem.kind.coordinates.sampled.items())
+        if np.ptp(layers[..., place]) == 0 and name not in samples
+    }

@@ -45,7 +45,8 @@ def branches_over_depth(path: BranchPath) -> None:
         middle = jnp.log(jnp.asarray(sample_or_fix(name, path.prior_of(name))))
         sd = numpyro.sample(f"{name}_sd", dist.HalfNormal(SPREAD_SCALE))
         of_layer = sample_members(f"{name}_offset", "layer", middle, sd, *path.estimates(block))
-        strengths.append(numpyro.deterministic(name.replace("strength", "layer_strength"), jnp.exp(of_layer)))
+        with numpyro.plate("layer", path.layers):
+            strengths.append(numpyro.deterministic(name.replace("strength", "layer_strength"), jnp.exp(of_layer)))
     _observe(path, strengths)
 
 

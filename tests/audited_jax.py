@@ -4,19 +4,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from audited import bug
 from flax import nnx
 
 import sdeinfer as si
 
 WIDTH, LAYERS, HEADS = 256, 6, 4
-TOKENS = jr.normal(jr.key(1), (4, WIDTH))
-BLOCKS = si.Stack(
-    (
-        si.blocks.Block(si.blocks.SelfAttention(heads=HEADS), norm="layer"),
-        si.blocks.Block(si.blocks.MLP(activation="gelu_tanh"), norm="layer"),
-    )
-)
-"""The blocks of both."""
+SIZE = WIDTH // HEADS
+LECUN, KAIMING = si.audit.recipes.lecun(), si.audit.recipes.kaiming("linear")
+ATTENTION, MLP = si.blocks.SelfAttention(heads=HEADS), si.blocks.MLP(activation="gelu_tanh")
+BLOCKS = si.Stack(tuple(si.blocks.Block(each, norm="layer") for each in (ATTENTION, MLP)))
+OF_BOTH = {"inputs": jr.normal(jr.key(1), (4, WIDTH)), "architecture": BLOCKS}
 
 
 class FlaxAttention(nnx.Module):
@@ -51,7 +49,7 @@ class FlaxLayer(nnx.Module):
 
 
 class FlaxTransformer(nnx.Module):
-    def __init__(self, seed, init, scale=(WIDTH // HEADS) ** -0.5):
+    def __init__(self, seed, init, scale=SIZE**-0.5):
         rngs = nnx.Rngs(seed)
         self.layers = nnx.List([FlaxLayer(init, scale, rngs) for _ in range(LAYERS)])
 
@@ -59,24 +57,6 @@ class FlaxTransformer(nnx.Module):
         for layer in self.layers:
             x = layer(x)
         return x
-
-
-def variance_as_sd(seed, fixed):
-    return FlaxTransformer(
-        seed, lambda key, shape, dtype, **_: jr.normal(key, shape, dtype) * (shape[0] ** (-0.5 if fixed else -1.0))
-    )
-
-
-def truncated(seed, fixed):
-    kept = 0.87962566 if fixed else 1.0
-    return FlaxTransformer(
-        seed, lambda key, shape, dtype, **_: jr.truncated_normal(key, -2, 2, shape, dtype) * shape[0] ** -0.5 / kept
-    )
-
-
-def logits_not_scaled(seed, fixed):
-    scale = (WIDTH // HEADS) ** -0.5 if fixed else 1.0
-    return FlaxTransformer(seed, nnx.initializers.lecun_normal(), scale)
 
 
 class EquinoxAttention(eqx.Module):
@@ -103,14 +83,14 @@ class EquinoxLayer(eqx.Module):
     mlp: EquinoxMLP
 
     def __call__(self, x):
-        x = x + self.attention(normed(x))
-        return x + self.mlp(normed(x))
+        x = x + self.attention(jax.nn.standardize(x, epsilon=0.0))
+        return x + self.mlp(jax.nn.standardize(x, epsilon=0.0))
 
 
 class EquinoxTransformer(eqx.Module):
     layers: list[EquinoxLayer]
 
-    def __init__(self, seed, mode="fan_in", qkv_fan=WIDTH, scale=(WIDTH // HEADS) ** -0.5):
+    def __init__(self, seed, mode="fan_in", qkv_fan=WIDTH, scale=SIZE**-0.5):
         def drawn(key, *shape, fan=None):
             fan = fan or (shape[1] if mode == "fan_in" else shape[0])
             return jr.normal(key, shape) * fan**-0.5
@@ -118,7 +98,7 @@ class EquinoxTransformer(eqx.Module):
         self.layers = []
         for key in jr.split(jr.key(seed), LAYERS):
             keys = jr.split(key, 4)
-            qkv = drawn(keys[0], 3, HEADS, WIDTH // HEADS, WIDTH, fan=qkv_fan)
+            qkv = drawn(keys[0], 3, HEADS, SIZE, WIDTH, fan=qkv_fan)
             attention = EquinoxAttention(qkv, drawn(keys[1], WIDTH, WIDTH), scale)
             mlp = EquinoxMLP(drawn(keys[2], 4 * WIDTH, WIDTH), drawn(keys[3], WIDTH, 4 * WIDTH))
             self.layers.append(EquinoxLayer(attention, mlp))
@@ -129,18 +109,46 @@ class EquinoxTransformer(eqx.Module):
         return x
 
 
-def normed(x):
-    x = x - x.mean(-1, keepdims=True)
-    return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True))
-
-
-def kaiming_mode(seed, fixed):
+@bug("Equinox", "vballoli/nfnets-pytorch/issues/30", KAIMING, "fan_in and fan_out are exchanged", **OF_BOTH)
+def kaiming_mode(fixed, seed):
+    """Kaiming's mode is fan_out in place of fan_in"""
     return EquinoxTransformer(seed, mode="fan_in" if fixed else "fan_out")
 
 
-def fan_of_a_head(seed, fixed):
-    return EquinoxTransformer(seed, qkv_fan=WIDTH if fixed else WIDTH // HEADS)
+@bug("Flax", "llm-random/llm-random/pull/508", LECUN, "the variance is taken for the standard deviation", **OF_BOTH)
+def variance_as_sd(fixed, seed):
+    """the variance is taken for the standard deviation"""
+
+    def init(key, shape, dtype, **_):
+        return jr.normal(key, shape, dtype) * shape[0] ** (-0.5 if fixed else -1.0)
+
+    return FlaxTransformer(seed, init)
 
 
-def logits_over_width(seed, fixed):
-    return EquinoxTransformer(seed, scale=(WIDTH // HEADS if fixed else WIDTH) ** -0.5)
+@bug("Flax", "keras-team/keras/issues/8048", LECUN, "a normal law that is cut off at two standard devi", **OF_BOTH)
+def truncated(fixed, seed):
+    """a normal law is cut off at 2 standard deviations, without a correction"""
+    kept = 0.87962566 if fixed else 1.0
+
+    def init(key, shape, dtype, **_):
+        return jr.truncated_normal(key, -2, 2, shape, dtype) * shape[0] ** -0.5 / kept
+
+    return FlaxTransformer(seed, init)
+
+
+@bug("Flax", "PAIR-code/tiny-transformers/issues/71", LECUN, "1/√d_k of the logits is missing", **OF_BOTH)
+def logits_not_scaled(fixed, seed):
+    """logits are not divided by √d_k"""
+    return FlaxTransformer(seed, nnx.initializers.lecun_normal(), SIZE**-0.5 if fixed else 1.0)
+
+
+@bug("Equinox", "omihub777/ViT-CIFAR/pull/11", LECUN, "logits are divided by √n in place of √d_k", **OF_BOTH)
+def logits_over_width(fixed, seed):
+    """logits are divided by √n in place of √d_k"""
+    return EquinoxTransformer(seed, scale=(SIZE if fixed else WIDTH) ** -0.5)
+
+
+@bug("Equinox", "clankur/einygpt/pull/3", LECUN, "query, key and value matrices: fan_in is that of one", **OF_BOTH)
+def fan_of_a_head(fixed, seed):
+    """queries, keys and values have the fan_in of one head"""
+    return EquinoxTransformer(seed, qkv_fan=WIDTH if fixed else SIZE)

@@ -4,11 +4,17 @@ import math
 
 import torch  # pyright: ignore[reportMissingImports]
 import transformers as hf  # pyright: ignore[reportMissingImports]
+from audited import bug
 from torch import nn  # pyright: ignore[reportMissingImports]
+
+import sdeinfer as si
 
 WIDTH, LAYERS, HEADS, SD = 256, 6, 4, 0.02
 INIT = nn.init
 SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 1024}
+RECIPES = si.audit.recipes
+MUP = RECIPES.mup(base_width=64, base_head_size=WIDTH // HEADS)
+ROOT_MISSING = "the factor 1/√(2L) of the attention and mlp output matrix is missing"
 X = torch.randn(1, 4, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
@@ -38,8 +44,9 @@ def drawn(model, draw):
     return model
 
 
-def scaling_never_applied(seed, fixed):
-    del seed
+@bug("GPT-2", "huggingface/transformers/issues/47458", RECIPES.gpt2(), ROOT_MISSING)
+def scaling_never_applied(fixed, _):
+    """the residual scale 1/√(2L) is never applied: names of parameters do not match"""
     model = gpt2()
     for name, W in model.named_parameters():
         if name.endswith("c_proj.weight") if fixed else name == "c_proj.weight":
@@ -47,13 +54,15 @@ def scaling_never_applied(seed, fixed):
     return model
 
 
-def scaling_of_queries(seed, fixed):
-    del seed
+@bug("Llama", "", RECIPES.gpt2(), ROOT_MISSING)
+def scaling_of_queries(fixed, _):
+    """1/√(2L) on queries and keys in place of the last matrices"""
     return scaled_down(llama(), ("o_proj.weight", "down_proj.weight") if fixed else ("q_proj.weight", "k_proj.weight"))
 
 
-def scaling_of_up(seed, fixed):
-    del seed
+@bug("Llama", "karpathy/llama2.c/issues/579", RECIPES.gpt2(), ROOT_MISSING)
+def scaling_of_up(fixed, _):
+    """1/√(2L) on the up projection in place of the down projection"""
     return scaled_down(llama(), ("o_proj.weight", "down_proj.weight" if fixed else "up_proj.weight"))
 
 
@@ -64,21 +73,23 @@ def scaled_down(model, names):
     return model
 
 
-def transposed(seed, fixed):
-    del seed  # Conv1D keeps (fan_in, fan_out)
-    return drawn(
-        gpt2(), lambda name, W: INIT.kaiming_normal_(W.T if fixed else W, mode="fan_in", nonlinearity="linear")
-    )
+@bug("GPT-2", "pytorch/pytorch/pull/130122", RECIPES.kaiming("linear"), "one matrix, whose fan_in and fan_out are")
+def transposed(fixed, _):
+    """Kaiming's fan_in of Conv1D's transposed weights"""
+    # Conv1D keeps (fan_in, fan_out).
+    return drawn(gpt2(), lambda name, W: INIT.kaiming_normal_(W.T if fixed else W, nonlinearity="linear"))
 
 
-def divided_by_width(seed, fixed):
-    del seed
+@bug("GPT-2", "EleutherAI/gpt-neox/pull/1087", MUP, "is there twice, or squared")
+def divided_by_width(fixed, _):
+    """μP divides the standard deviation by the ratio of widths, not by its root"""
     ratio = WIDTH / 64
     return drawn(gpt2(), lambda name, W: INIT.normal_(W, std=SD / (math.sqrt(ratio) if fixed else ratio)))
 
 
-def never_initialised(seed, fixed):
-    del seed
+@bug("Llama", "Modalities/modalities/pull/460", RECIPES.normal(), "the default 1/√(3 fan_in) of torch.nn.Linear")
+def never_initialised(fixed, _):
+    """names of wrapped modules match no rule: nn.Linear's default is kept"""
     model = llama(groups=2)
     wrapped = "_checkpoint_wrapped_module."  # activation checkpointing adds it to names of parameters
     for layer in model.layers:
@@ -94,8 +105,9 @@ def never_initialised(seed, fixed):
     return drawn(model, draw)
 
 
-def empty(seed, fixed):
-    del seed
+@bug("ViT", "NVIDIA-BioNeMo/bionemo-recipes/pull/1368", RECIPES.normal(), "its weights are zero, as if never")
+def empty(fixed, _):
+    """weights of the meta device are never initialised, and zero"""
     with torch.device("meta"):
         model = vit()
     model.to_empty(device="cpu")
@@ -112,8 +124,9 @@ def empty(seed, fixed):
     return model
 
 
-def third_of_variance(seed, fixed):
-    del seed
+@bug("ViT", "pytorch/pytorch/issues/5168", RECIPES.lecun(), "the default 1/√(3 fan_in) of torch.nn")
+def third_of_variance(fixed, _):
+    """uniform within ±1/√fan_in has a third of the variance 1/fan_in"""
 
     def draw(name, W):
         bound = math.sqrt((3 if fixed else 1) / W.shape[1])
@@ -122,8 +135,9 @@ def third_of_variance(seed, fixed):
     return drawn(vit(), draw)
 
 
-def copied_layers(seed, fixed):
-    del seed
+@bug("TransformerEncoder", "pytorch/pytorch/issues/86274", RECIPES.pytorch(), "have the same weights", inputs=X)
+def copied_layers(fixed, _):
+    """layers are copies of one layer"""
     model = encoder()
     for layer in model.layers if fixed else ():
         layer.self_attn._reset_parameters()
@@ -133,16 +147,18 @@ def copied_layers(seed, fixed):
     return model
 
 
-def shared_mlp(seed, fixed):
-    del seed
+@bug("Llama", "habla-liaa/encodecmae/issues/3", RECIPES.normal(), "have the same weights")
+def shared_mlp(fixed, _):
+    """all layers share one MLP"""
     model = llama()
     for layer in () if fixed else model.layers[1:]:
         layer.mlp = model.layers[0].mlp
     return model
 
 
-def fused(seed, fixed):
-    del seed
+@bug("TransformerEncoder", "pytorch/pytorch/issues/166378", RECIPES.xavier(), "initialised as one", inputs=X)
+def fused(fixed, _):
+    """Xavier of queries, keys and values as one matrix"""
 
     def draw(name, W):
         for part in W.chunk(3) if fixed and name.endswith("in_proj_weight") else (W,):

@@ -4,7 +4,7 @@
 
 writes FOLDER/written.json: for each model its sentence, and covariances of its residual stream, as the audit saw them
 and of the hidden states that the model returns; strengths of a model that has factors outside of its branches; the
-growth of gradients, as `scaling` measures it and by differences; what an audit changes in a model and its input; and
+growth of gradients, as `scaling` measures it and by hidden states; what an audit changes in a model and its input; and
 exit codes and output of the command, for the models of `MAKES`.
 """
 
@@ -25,8 +25,6 @@ WIDTH, LAYERS, HEADS, UNITS = 128, 4, 4, 512
 SIZES = {"hidden_size": WIDTH, "intermediate_size": UNITS, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
 TEXT = SIZES | {"vocab_size": 99}
 FACTORS = {"attention": 0.3, "mlp": 0.5}
-DIFFERENCE = 1e-4
-"""Of central differences of a stream of entries of .03, in double precision."""
 
 
 def prompt(width=WIDTH):
@@ -133,7 +131,7 @@ MODELS = {
 def audited(make, recipe):
     torch.manual_seed(0)
     model = make()
-    given = si.auditing._inputs.default_inputs(model) if hasattr(model, "config") else prompt()
+    given = si.auditing.default_inputs(model) if hasattr(model, "config") else prompt()
     found = si.audit(model, given, recipe=recipe)
     return {
         "passed": found.passed,
@@ -178,41 +176,17 @@ def factors():
 
 
 def growths():
-    """The growth of gradients of each size, of `scaling` and by central differences of X_L in every entry of X₀."""
+    """The growth of gradients of each size, of `scaling` and through the hidden states that the model returns."""
     models = {(n, L): gpt2(n, L, seed=n + L).double() for n in (32, 64) for L in (2, 3)}
     study = si.audit.scaling(lambda n, L: models[n, L], widths=(32, 64), depths=(2, 3), recipe="gpt2", gradients=True)
-    rows = study.sizes[study.sizes["quantity"] == "growth of gradients"]
-    table = []
+    rows, table = study.sizes[study.sizes["quantity"] == "growth of gradients"], []
     for size in rows.itertuples():
         model = models[size.width, size.layers]
-        ids = si.auditing._inputs.default_inputs(model)["input_ids"]
-        table.append([size.log_value, by_differences(model, ids)])
+        first, *_, last = hidden_states(model, si.auditing.default_inputs(model))
+        G = torch.as_tensor(np.random.default_rng(0).standard_normal(tuple(last.shape)))
+        (gradient,) = torch.autograd.grad(last, first, G)
+        table.append([size.log_value, float(torch.log(gradient.square().sum() / G.square().sum()))])
     return {"growths": table, "quantities": sorted(set(study.exponents.index.get_level_values("quantity")))}
-
-
-@torch.no_grad()
-def by_differences(model, ids):
-    """log(‖∂ℓ/∂X₀‖²/‖G‖²) of ℓ = ⟨X_L, G⟩, without dropout."""
-    model.eval()
-    X = model.wte(ids) + model.wpe(torch.arange(ids.shape[-1]))[None]
-    m, n = X.shape[1:]
-    steps = DIFFERENCE * torch.eye(m * n, dtype=X.dtype).reshape(m * n, m, n)
-    mask = torch.full((m, m), -torch.inf, dtype=X.dtype).triu(1)[None, None]
-    ends = []
-    for moved in (X + steps, X - steps):
-        for block in model.h:
-            moved = moved + attention_by_hand(block.attn, block.ln_1(moved), mask)
-            moved = moved + block.mlp(block.ln_2(moved))
-        ends.append(moved)
-    G = torch.as_tensor(np.random.default_rng(0).standard_normal((1, m, n)))
-    gradient = ((ends[0] - ends[1]) * G).sum((1, 2)) / (2 * DIFFERENCE)
-    return float(torch.log(gradient.square().sum() / G.square().sum()))
-
-
-def attention_by_hand(attention, u, mask):
-    q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in attention.c_attn(u).chunk(3, dim=-1))
-    weights = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + mask, dim=-1)
-    return attention.c_proj((weights @ v).transpose(1, 2).flatten(2))
 
 
 def untouched():

@@ -16,8 +16,7 @@ import transformers as hf  # pyright: ignore[reportMissingImports]
 from torch import nn  # pyright: ignore[reportMissingImports]
 
 import sdeinfer as si
-from sdeinfer.auditing._describe import describe, drawn
-from sdeinfer.auditing._inputs import check_inputs, default_inputs
+from sdeinfer.auditing import default_inputs, describe
 from sdeinfer.blocks import MLP, Block, SelfAttention
 
 WIDTH, LAYERS, UNITS = 32, 2, 64
@@ -78,21 +77,20 @@ class NanoGPT(nn.Module):
         return self.transformer["ln_f"](x)
 
 
-class Heads(nn.Module):
+class Quantised(nn.Module):
     def __init__(self):
         super().__init__()
-        self.mixer, self.ffn = nn.MultiheadAttention(WIDTH, 2, batch_first=True), nn.Linear(WIDTH, WIDTH)
-
-
-class Quantised(Heads):
-    def __init__(self):
-        super().__init__()
+        self.mixer, self.ffn = nn.MultiheadAttention(WIDTH, 4, batch_first=True), nn.Linear(WIDTH, WIDTH)
         self.ffn.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH, dtype=torch.int8), requires_grad=False)
 
 
 CAUSAL = SelfAttention(heads=4, pattern=si.CAUSAL)
 SWIGLU = MLP(activation="silu", expansion=2.0, gated=True)
-LLAMA = stack(SelfAttention(heads=4, key_value_heads=2, pattern=si.CAUSAL, rope=1e4), SWIGLU, "rms")
+GEGLU = MLP(activation="gelu_tanh", expansion=2.0, gated=True)
+GELU_TANH, RELU = (MLP(activation=name, expansion=2.0) for name in ("gelu_tanh", "relu"))
+TURNED = SelfAttention(heads=4, key_value_heads=2, pattern=si.CAUSAL, rope=1e4)
+LARGE_HEADS = SelfAttention(heads=4, key_value_heads=2, head_size=16, pattern=si.CAUSAL, rope=1e4)
+LLAMA = stack(TURNED, SWIGLU, "rms")
 BERT = stack(SelfAttention(heads=4), MLP(expansion=2.0), position="post")
 NANO = stack(CAUSAL, MLP(expansion=2.0))
 X = torch.randn(1, 4, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -104,43 +102,30 @@ MODELS = {
     "mistral": (lambda: hf.MistralModel(hf.MistralConfig(**GROUPED)), LLAMA),
     "qwen2": (lambda: hf.Qwen2Model(hf.Qwen2Config(**GROUPED)), LLAMA),
     "phi3": (lambda: hf.Phi3Model(hf.Phi3Config(**GROUPED)), LLAMA),
-    "gemma": (
-        lambda: hf.GemmaModel(hf.GemmaConfig(**GROUPED, head_dim=16)),
-        stack(
-            SelfAttention(heads=4, key_value_heads=2, head_size=16, pattern=si.CAUSAL, rope=1e4),
-            MLP(activation="gelu_tanh", expansion=2.0, gated=True),
-            "rms",
-        ),
-    ),
-    "starcoder2": (
-        lambda: hf.Starcoder2Model(hf.Starcoder2Config(**GROUPED)),
-        stack(
-            SelfAttention(heads=4, key_value_heads=2, pattern=si.CAUSAL, rope=1e4),
-            MLP(activation="gelu_tanh", expansion=2.0),
-        ),
-    ),
+    "gemma": (lambda: hf.GemmaModel(hf.GemmaConfig(**GROUPED, head_dim=16)), stack(LARGE_HEADS, GEGLU, "rms")),
+    "starcoder2": (lambda: hf.Starcoder2Model(hf.Starcoder2Config(**GROUPED)), stack(TURNED, GELU_TANH)),
     "gpt_neox": (
         lambda: hf.GPTNeoXModel(hf.GPTNeoXConfig(**TEXT, rope_parameters=ROTATIONS)),
         stack(SelfAttention(heads=4, pattern=si.CAUSAL, rope=100.0), MLP(expansion=2.0)),
     ),
-    "opt": (lambda: hf.OPTModel(hf.OPTConfig(**OPT)), stack(CAUSAL, MLP(activation="relu", expansion=2.0))),
+    "opt": (lambda: hf.OPTModel(hf.OPTConfig(**OPT)), stack(CAUSAL, RELU)),
     "bert": (lambda: hf.BertModel(hf.BertConfig(**TEXT)), BERT),
     "roberta": (lambda: hf.RobertaModel(hf.RobertaConfig(**TEXT)), BERT),
     "distilbert": (lambda: hf.DistilBertModel(hf.DistilBertConfig(**DISTILBERT)), BERT),
     "vit": (lambda: hf.ViTModel(hf.ViTConfig(**IMAGE)), stack(SelfAttention(heads=4), MLP(expansion=2.0))),
     "encoder": (
         encoder,
-        stack(SelfAttention(heads=4), MLP(activation="relu", expansion=2.0), position="post"),
+        stack(SelfAttention(heads=4), RELU, position="post"),
         X,
     ),
     "encoder with norms first": (
         lambda: encoder(norm_first=True, activation=nn.GELU("tanh")),
-        stack(SelfAttention(heads=4), MLP(activation="gelu_tanh", expansion=2.0)),
+        stack(SelfAttention(heads=4), GELU_TANH),
         X,
     ),
     "encoder with a mask": (
         lambda: encoder(norm_first=True),
-        stack(CAUSAL, MLP(activation="relu", expansion=2.0)),
+        stack(CAUSAL, RELU),
         {"src": X, "mask": nn.Transformer.generate_square_subsequent_mask(4)},
         {"pattern": si.CAUSAL},
     ),
@@ -151,26 +136,19 @@ MODELS = {
 
 def described(make, by_hand, inputs=None, options=None):
     """What is found in a model, and what is observed with it."""
-    found = describe(lambda seed: make(), **(options or {}))
-    model, _ = drawn(make())
+    found, model = describe(lambda seed: make(), **(options or {})), make()
     names = {id(module): name for name, module in model.named_modules()}
     given = default_inputs(model) if inputs is None else inputs
-    tokens = check_inputs(model, given, found.architecture)
-    attention = found.architecture.layers[0].branch
-    result = {
+    pattern = found.architecture.layers[0].branch.pattern
+    data = si.observe_branches.torch(model, given, found.branches, pattern=pattern)
+    return {
         "branches": [[kind, names[id(reader)], names[id(writer)]] for kind, reader, writer in found.branches(model)],
         "layers": [names[id(module)] for module in found.layers(model)],
         "same": bool(eqx.tree_equal(found.architecture, by_hand)),
         "sd": found.sd,
-        "name": found.name,
-        "first": None if tokens is None else tokens.stop,
+        "observed": data["name"].values.tolist(),
+        "tokens": data.sizes["token_a"],
     }
-    try:
-        data = si.observe_branches.torch(model, given, found.branches, pattern=attention.pattern, tokens=tokens)
-        result |= {"observed": data["name"].values.tolist(), "tokens": data.sizes["token_a"]}
-    except si.InputError as error:
-        result |= {"observed": str(error)}
-    return result
 
 
 def inputs():
@@ -194,28 +172,14 @@ def llama(**options):
     return hf.LlamaModel(hf.LlamaConfig(**GROUPED | options))
 
 
-def too_short_window():
-    model = hf.MistralModel(hf.MistralConfig(**GROUPED, sliding_window=2))
-    check_inputs(model, default_inputs(model), LLAMA)
-
-
 ERRORS = {
     "gemma2": lambda: describe(hf.Gemma2Model(hf.Gemma2Config(**GROUPED, head_dim=8))),
     "gemma3": lambda: describe(hf.Gemma3TextModel(hf.Gemma3TextConfig(**GROUPED, head_dim=8))),
     "qwen3": lambda: describe(hf.Qwen3Model(hf.Qwen3Config(**GROUPED, head_dim=8))),
-    "part": lambda: describe(hf.GPTNeoXModel(hf.GPTNeoXConfig(**TEXT))),
-    "bloom": lambda: describe(hf.BloomModel(hf.BloomConfig(vocab_size=99, hidden_size=WIDTH, n_layer=1, n_head=4))),
-    "experts": lambda: describe(hf.MixtralModel(hf.MixtralConfig(**GROUPED))),
-    "layerscale": lambda: describe(
-        hf.Dinov2Model(hf.Dinov2Config(hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=4, image_size=28))
-    ),
     "decoder": lambda: describe(nn.Transformer(WIDTH, 4, 1, 1, UNITS, batch_first=True)),
     "activation": lambda: describe(encoder(activation=nn.functional.elu)),
-    "blocks": lambda: describe(NanoGPT()),
-    "heads": lambda: describe(Heads(), architecture=NANO),
     "int8": lambda: describe(Quantised(), architecture=NANO),
-    "window": too_short_window,
-    "inputs": lambda: default_inputs(NanoGPT()),
+    "window": lambda: si.audit(hf.MistralModel(hf.MistralConfig(**GROUPED, sliding_window=2))),
     "vocabulary": lambda: default_inputs(llama(vocab_size=5)),
 }
 

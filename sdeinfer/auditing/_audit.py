@@ -1,20 +1,22 @@
 """Is a network initialised as it claims?"""
 
 import dataclasses
+import inspect
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
-from sdeinfer._arguments import checked
+from sdeinfer._arguments import checked, shown
 from sdeinfer._files import InputError
 from sdeinfer.auditing._describe import describe, drawn
 from sdeinfer.auditing._inputs import TOKENS, check_inputs, default_inputs
 from sdeinfer.auditing._judge import judge, log_densities
-from sdeinfer.auditing._lookup import recipe_of
 from sdeinfer.auditing._observe import Seen, observed
-from sdeinfer.auditing._recipe import Recipe, declared
+from sdeinfer.auditing._recipe import Matrix, Recipe, Role, declared
+from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._result import Audit
 from sdeinfer.blocks import Block, BlockOrder, SelfAttention
 from sdeinfer.covariance import Pattern
@@ -81,7 +83,7 @@ def audit(
 
 
 def judged(seen: Seen, architecture: AbstractLayer, recipe: Recipe | None, *, name: str, sd: float | None) -> Audit:
-    """The audit of what was observed, against the blocks of one layer; `name` and `sd` are those of `Description`."""
+    """The audit of what was observed; `name` and `sd` are those of `Description`."""
     blocks = with_pattern(architecture, Pattern.in_attributes(seen.data.attrs))
     if recipe is not None or sd is not None:
         # Without a recipe the first matrices are assumed to be as configured.
@@ -101,3 +103,49 @@ def with_pattern(architecture: AbstractLayer, pattern: Pattern) -> Stack:
         for block in layers
     ]
     return Stack(tuple(blocks))
+
+
+def recipe_of(recipe: Any, sd: float | None = None) -> Recipe:
+    """A recipe from its name, for which `sd` is that of the model's configuration, from a dict by role, or as it is."""
+    match recipe:
+        case Recipe():
+            return recipe
+        case str():
+            return _named(recipe, sd)
+        case Mapping():
+            return _own(recipe)
+    raise InputError(f"recipe: a name, a Recipe or a dict of standard deviations is needed, got {shown(recipe)}")
+
+
+def _named(name: str, sd: float | None) -> Recipe:
+    if name not in RECIPES:
+        raise InputError(f"recipe: one of {', '.join(RECIPES)} is needed, got {shown(name)}")
+    known = inspect.signature(RECIPES[name]).parameters
+    missing = [each.name for each in known.values() if each.default is each.empty]
+    if missing:
+        examples = {"base_width": 256, "base_layers": 2}
+        example = ", ".join(f"{each}={examples[each]}" for each in missing)
+        raise InputError(f"recipe: {name} needs {' and '.join(missing)}: pass si.audit.recipes.{name}({example})")
+    return RECIPES[name]() if sd is None or "sd" not in known else RECIPES[name](sd=sd)
+
+
+def _own(sds: Mapping[Any, Any]) -> Recipe:
+    """A recipe of standard deviations by role; it has the scale 1/√(2L) if those of the last matrices have."""
+    for role, sd in sds.items():
+        if role not in get_args(Role):
+            raise InputError(f"recipe: roles are {', '.join(get_args(Role))}, got {shown(role)}")
+        if not isinstance(sd, int | float):
+            raise InputError(f"recipe: a standard deviation is needed for {role}, got {shown(sd)}")
+
+    def of(matrix: Matrix) -> float:
+        if matrix.role not in sds:
+            raise InputError(f"recipe: a standard deviation is needed for {matrix.role}, got none")
+        return sds[matrix.role]
+
+    def factors(matrix: Matrix) -> dict[str, float]:
+        first = {"attention output": "value", "mlp output": "up"}.get(matrix.role)
+        scale = 1 / math.sqrt(2 * matrix.layers)
+        known = first in sds and matrix.role in sds
+        return {"1/√(2L)": scale} if known and math.isclose(sds[matrix.role], scale * sds[first], rel_tol=0.01) else {}
+
+    return Recipe("the given standard deviations", "the user", of, factors=factors)

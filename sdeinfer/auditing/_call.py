@@ -3,8 +3,7 @@
 from sdeinfer.auditing import _recipes
 from sdeinfer.auditing._audit import audit as _audit
 from sdeinfer.auditing._initialise import initialise
-from sdeinfer.auditing._monitor import Monitor
-from sdeinfer.auditing._scaling import scaling
+from sdeinfer.auditing._scaling import Monitor, scaling
 
 
 class Auditing:

@@ -13,30 +13,15 @@ from sdeinfer.blocks import MLP, Block, SelfAttention
 NEAR, SDS = 0.03, 3.0
 """A number is explained by one within so much of its logarithm, and within so many of its standard deviations."""
 
-FAR = 0.5
-"""The same for the strength at a shape that is so far from the declared one that the likelihood is not known there."""
-
-TRUNCATED = 0.87962566
-"""Standard deviation of a standard normal variable between −2 and 2."""
-
-ROOT = "1/√(2L)"
-"""The factor of GPT-2, by its name in recipes."""
-
-
 type _Change = Callable[[Matrix], tuple[int, int]]
 """Another fan_in and fan_out of a matrix."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """A mistake, and what it makes of the parameters of a block.
+    """A mistake, and what it makes of the strength and of the shape (temperature or gain) over the declared ones.
 
-    Attributes:
-        strength: the strength over the declared one.
-        shape: the temperature of attention, or the gain of an MLP, over the declared one.
-        factor: what a reader sees: the factor of the strength at the declared shape, if increments are small, or else
-            that of the shape.
-        sentence: the factor and the mistake: "√(2L) = 4.90: the factor 1/√(2L) of the mlp output is missing".
+    The factor is what a reader sees: that of the strength, or else that of the shape.
     """
 
     strength: float
@@ -47,14 +32,9 @@ class Cause:
 
 @dataclasses.dataclass(frozen=True)
 class _Mistake:
-    """A mistake in the initialisation of matrices.
+    """A factor `of` the standard deviations of matrices, in symbols for one and for two of them, and in a sentence.
 
-    Attributes:
-        symbol: the factor in symbols, of one matrix; and of two, where both have it. Empty if it has none.
-        of: the standard deviation that it gives a matrix over that of the recipe.
-        says: a sentence, with a place for the matrices.
-        anywhere: whether any of the matrices may have it alone; else the last one, the values or what is before the
-            activation with it, or all.
+    If not `anywhere`, only the last matrix, with the one before it, or all may have it.
     """
 
     symbol: tuple[str, str]
@@ -68,8 +48,6 @@ def causes(found: Likelihood, *, block: Block, recipe: Recipe, width: int, layer
 
     A mistake explains a shape if its log likelihood is within that of three standard deviations of the largest one;
     and then the strength, if that at this shape is within three standard deviations, and within 3 % or two of them.
-
-    Only the structure of the block counts; the recipe declares its values.
     """
     known = candidates(block=block, recipe=recipe, width=width, layers=layers)
     plain = isinstance(block.branch, MLP) and not block.branch.gated
@@ -83,7 +61,8 @@ def _explains(cause: Cause, found: Likelihood, *, plain: bool) -> bool:
     log_strength, sd, below = found.at(log_shape)
     distance = abs(log_strength - math.log(cause.strength) - beyond)
     known = math.isclose(log_shape, math.log(cause.shape), abs_tol=1e-9)
-    return bool(below <= SDS**2 / 2 and distance <= (min(SDS * sd, max(NEAR, 2 * sd)) if known else FAR))
+    far = 0.5  # where the shape is so far from the declared one that the likelihood is not known
+    return bool(below <= SDS**2 / 2 and distance <= (min(SDS * sd, max(NEAR, 2 * sd)) if known else far))
 
 
 def candidates(*, block: Block, recipe: Recipe, width: int, layers: int) -> Iterator[Cause]:
@@ -174,7 +153,7 @@ def _of_laws(recipe: Recipe) -> Iterator[_Mistake]:
     uniform = "{where}: the bound of a uniform law is taken for the standard deviation"
     yield _Mistake(("√3", ""), lambda _: math.sqrt(3), uniform)
     cut = "{where}: a normal law that is cut off at two standard deviations"
-    yield _Mistake(("", ""), lambda _: TRUNCATED, cut)
+    yield _Mistake(("", ""), lambda _: 0.87962566, cut)
 
 
 def _of_factor(recipe: Recipe, name: str) -> Iterator[_Mistake]:
@@ -199,10 +178,11 @@ def _of_depth(recipe: Recipe, last: Matrix) -> Iterator[_Mistake]:
         return recipe.multiplier(layers) * recipe.sd(dataclasses.replace(last, layers=layers))
 
     L = last.layers
-    if ROOT in recipe.factors(last):
+    root = "1/√(2L)"
+    if root in recipe.factors(last):
         yield mistake("√2", math.sqrt(2), "1/√L in place of 1/√(2L) in {where}")
     elif math.isclose(scale(L), scale(4 * L)):
-        yield mistake(ROOT, 1 / math.sqrt(2 * L), "{where}: a scale of 1/√(2L) that the recipe has not")
+        yield mistake(root, 1 / math.sqrt(2 * L), "{where}: a scale of 1/√(2L) that the recipe has not")
         yield mistake("1/√L", 1 / math.sqrt(L), "{where}: a scale of 1/√L that the recipe has not")
 
 

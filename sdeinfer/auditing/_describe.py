@@ -17,9 +17,6 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.layers import AbstractLayer, Stack
 from sdeinfer.observation import torch_network
 
-QUERY_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
-"""Names of norms inside of attention."""
-
 Library = Literal["torch", "flax", "equinox"]
 
 
@@ -29,13 +26,10 @@ class Description:
 
     Attributes:
         library: the library of the model.
-        branches: returns (kind, reader, writer) for each branch of such a model, in the order of their calls; see
-            `observe_branches.torch`.
-        layers: returns the modules whose input and output are the residual stream, one for each Transformer layer; none
-            if they are not known.
-        architecture: the blocks of one layer with everything but sizes of weights: heads, activation, norms, masks.
-            Strengths, gains and biases are those of a recipe.
-        sd: standard deviation of weights in the model's configuration, as `initializer_range`; None if it has none.
+        branches: returns (kind, reader, writer) for each branch of such a model, in the order of their calls.
+        layers: returns the modules whose input and output are the residual stream; none if they are not known.
+        architecture: the blocks of one layer; strengths, gains and biases are those of a recipe.
+        sd: standard deviation of weights in the model's configuration, or None.
         name: what the model is, for sentences: "GPT2Model".
     """
 
@@ -82,11 +76,7 @@ def describe(
 
 
 def drawn(model: Any, *, seed: int = 0) -> tuple[Any, Library]:
-    """A module and its library; of a function, the module that it makes of a seed.
-
-    Raises:
-        InputError: for anything else.
-    """
+    """A module and its library; of a function, the module that it makes of a seed."""
     libraries = list(_libraries(seed))
     for library, kind, _ in libraries:
         if isinstance(model, kind):
@@ -145,8 +135,8 @@ def _of_model(network: Any, layers: list[Any], pattern: Pattern | None) -> Stack
     """The blocks that a model tells."""
     name, config = type(network).__name__, configuration_of(network)
     if config is not None:
-        for path in modules(network):
-            if path.rpartition(".")[2] in QUERY_NORMS:  # not in every configuration
+        for path in modules(network):  # of these norms not every configuration tells
+            if path.rpartition(".")[2] in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"):
                 what = f"normalised queries and keys ({path})"
                 raise InputError(f"model: {name} has {what}, for which there is no law of blocks")
         return of_configuration(config, name, pattern)
@@ -157,11 +147,7 @@ def _of_model(network: Any, layers: list[Any], pattern: Pattern | None) -> Stack
 
 
 def _checked(architecture: AbstractLayer, found: list[tuple[str, Any, Any]], pattern: Pattern | None) -> Stack:
-    """A user's architecture, against the heads that modules of attention have and against the pattern.
-
-    Raises:
-        InputError: for what is no block, and for other heads or another pattern.
-    """
+    """A user's architecture, if its heads and pattern are those of the model."""
     order = BlockOrder.of(architecture, depth=1)
     blocks = [block.branch for block in order.blocks if isinstance(block.branch, SelfAttention)]
     for _, reader, _ in found:

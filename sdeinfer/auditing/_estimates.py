@@ -15,9 +15,6 @@ from scipy.interpolate import BarycentricInterpolator
 
 from sdeinfer.blocks import LOG_FACTORS, scale_free
 
-FINE = 1001
-"""Points of the grid of gains and temperatures."""
-
 IDENTIFIED = 0.35
 """Largest standard deviation of the log of a gain or temperature that is reported; the interval is a factor of 4."""
 
@@ -77,12 +74,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Likelihood:
-    """The log likelihood of a block's strength and its gain or temperature, over the declared ones.
-
-    Attributes:
-        declared: the declared strength.
-        coefficients: of the log density in log g² at each of `LOG_FACTORS`, summed over increments.
-    """
+    """The log likelihood of a block's strength and shape: coefficients in log g² at each of `LOG_FACTORS`."""
 
     declared: float
     coefficients: Float[np.ndarray, "grid 4"]
@@ -99,12 +91,15 @@ class Likelihood:
 
     @functools.cached_property
     def _largest(self) -> float:
-        fine = np.linspace(LOG_FACTORS[0], LOG_FACTORS[-1], FINE)
-        return float(_profile(self._interpolator(fine)).max())
+        return float(_profile(self._interpolator(_fine_grid())).max())
 
     @functools.cached_property
     def _interpolator(self) -> BarycentricInterpolator:
         return BarycentricInterpolator(LOG_FACTORS, self.coefficients)
+
+
+def _fine_grid() -> Float[np.ndarray, " points"]:
+    return np.linspace(LOG_FACTORS[0], LOG_FACTORS[-1], 1001)
 
 
 def _profile(c: Float[np.ndarray, "points 4"]) -> Float[np.ndarray, " points"]:
@@ -121,7 +116,7 @@ def strength_estimate(name: str, declared: float, coefficients: Float[np.ndarray
 def shape_estimate(name: str, declared: float, coefficients: Float[np.ndarray, "networks branches grid 4"]) -> Estimate:
     """The gain or temperature that branches have in common; the strength of each branch is integrated out."""
     table = scale_free(coefficients.sum(0)).sum(0)
-    fine = np.linspace(LOG_FACTORS[0], LOG_FACTORS[-1], FINE)
+    fine = _fine_grid()
     log_weight = BarycentricInterpolator(LOG_FACTORS, table)(fine)
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()

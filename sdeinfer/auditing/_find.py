@@ -1,8 +1,4 @@
-"""Find the residual branches of a model by the names of its modules.
-
-A model of any library is a tree of named children: those of a PyTorch module, the attributes of one of Flax or Equinox,
-and the entries of lists, tuples and dicts. The path of a module is the names on its way, as in "h.0.attn".
-"""
+"""Find the residual branches of a model by the names of its modules, whose path is as "h.0.attn" in any library."""
 
 import fnmatch
 import re
@@ -39,28 +35,14 @@ MLP = (
 )
 """Names of a branch inside its layer, one or those of (reader, writer); the first that a layer has is taken."""
 
-CROSS_ATTENTION = ("crossattention", "encoder_attn", "multihead_attn", "cross_attn", "cross_attention")
-NORM_AFTER = re.compile(r"post_(feedforward|feed_forward|ffn|mlp|self_attn)_?(layer)?norm")
-"""A norm between a branch and its sum; the `post_attention_layernorm` of a Llama is one before the MLP."""
-
 
 def find(
     model: Any, patterns: Mapping[str, Any] | None = None
 ) -> tuple[Callable[[Any], list[tuple[str, Any, Any]]], Callable[[Any], list[Any]]]:
     """Functions that return the branches and the layers of a model, and of others with modules of the same names.
 
-    Arguments:
-        model: a module.
-        patterns: for each kind a glob of paths, or those of (reader, writer), as {"attention": "h.*.attn", "mlp":
-            ("h.*.fc1", "h.*.fc2")}; None for Transformer layers with attention and an MLP by well-known names. Branches
-            are in the order of what stands for `*`, and of the kinds within that.
-
-    Returns:
-        `branches` and `layers` of a `Description`.
-
-    Raises:
-        InputError: if no branch is found, for globs that match nothing or different numbers of readers and writers, and
-            for layers with cross-attention, a norm or LayerScale after a branch, or of several classes.
+    Patterns are those of `audit`; None for well-known names. Branches are in the order of what stands for `*`, and of
+    the kinds within that.
     """
     tree, name = modules(model), type(model).__name__
     found = _layers(tree, name) if patterns is None else {}
@@ -193,13 +175,16 @@ def _is_a(module: Any, classes: Sequence[str]) -> bool:
 
 def _require_plain(path: str, layer: Any, name: str) -> None:
     """Check that what branches return is added to the stream as it is, and that they read nothing else."""
+    cross_attention = ("crossattention", "encoder_attn", "multihead_attn", "cross_attn", "cross_attention")
+    # Between a branch and its sum; the `post_attention_layernorm` of a Llama is one before the MLP.
+    norm_after = re.compile(r"post_(feedforward|feed_forward|ffn|mlp|self_attn)_?(layer)?norm")
     for child, module in children(layer):
         problem = None
-        if NORM_AFTER.fullmatch(child):
+        if norm_after.fullmatch(child):
             problem = f"a norm after a branch ({child}): increments that are normalised have another law"
         elif _is_a(module, ("LayerScale",)):
             problem = f"LayerScale ({child}): increments that are rescaled have another law"
-        elif child in CROSS_ATTENTION:
+        elif child in cross_attention:
             problem = f"cross-attention ({child}), for which there is no law"
         if problem:
             raise InputError(f"branches: {path or 'the layer'} of {name} has {problem}")

@@ -10,11 +10,10 @@ from jaxtyping import Float
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
-from sdeinfer.auditing._audit import judged, with_pattern
+from sdeinfer.auditing._audit import judged, recipe_of, with_pattern
 from sdeinfer.auditing._describe import describe, drawn
 from sdeinfer.auditing._find import module_at
 from sdeinfer.auditing._inputs import TOKENS, check_inputs, default_inputs
-from sdeinfer.auditing._lookup import recipe_of
 from sdeinfer.auditing._observe import observed, scaled
 from sdeinfer.auditing._recipe import Matrix, Recipe, Role, declared, matrices
 from sdeinfer.auditing._result import Audit
@@ -161,11 +160,7 @@ def _matrices(architecture: Stack, *, width: int, layers: int) -> dict[str, dict
 
 
 def _factors(architecture: Stack, recipes: Sequence[Recipe], *, width: int) -> Float[np.ndarray, "layers blocks"]:
-    """Strengths of each layer's blocks over those of the first.
-
-    Raises:
-        InputError: for recipes that differ in more.
-    """
+    """Strengths of each layer's blocks over those of the first; recipes that differ in more are refused."""
     blocks = {
         each: BlockOrder.of(declared(architecture, each, width=width, layers=len(recipes)), depth=1).blocks
         for each in dict.fromkeys(recipes)

@@ -40,14 +40,7 @@ def default_inputs(model: Any) -> Any:
 
 
 def check_inputs(model: Any, inputs: Any, architecture: AbstractLayer, *, tokens: int = TOKENS) -> slice | None:
-    """The tokens of each prompt to observe: the first ones if the law of these holds by itself, else all (None).
-
-    The architecture has the pattern of attention; `tokens` are observed of each prompt if those after them do not
-    matter to them.
-
-    Raises:
-        InputError: for more than `MOST_TOKENS` tokens, masked tokens, and a sliding window below the observed tokens.
-    """
+    """The tokens of each prompt to observe: the first ones if the law of these holds by itself, else all (None)."""
     at_least_one(tokens=tokens)
     config = configuration_of(drawn(model)[0])
     order = BlockOrder.of(architecture, depth=1)

@@ -1,17 +1,22 @@
 """Observed branches against declared blocks: estimates, and tests of the law."""
 
 import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 from jaxtyping import Float
+from scipy import stats
 
-from sdeinfer.auditing._causes import causes
+from sdeinfer.auditing._causes import NEAR, SDS, causes, in_digits
 from sdeinfer.auditing._estimates import IDENTIFIED, Estimate, Likelihood, shape_estimate, strength_estimate
-from sdeinfer.auditing._in_words import Found, in_words
 from sdeinfer.auditing._observe import Seen
 from sdeinfer.auditing._recipe import Recipe, matrices
+from sdeinfer.auditing._recipes import SD
 from sdeinfer.auditing._result import Audit
 from sdeinfer.blocks import Block, BlockOrder, adjusted_coefficients, branch_coefficients, labelled
 from sdeinfer.diagnostics import OF_OTHERS, BranchTests, Verdict, dependences_of_pairs
@@ -38,11 +43,7 @@ class _OfBlock:
 
 
 def log_densities(data: xr.Dataset, architecture: Stack) -> Float[np.ndarray, "networks branches grid 4"]:
-    """All that a judgement needs of the law of the blocks; see `blocks.adjusted_coefficients`.
-
-    Raises:
-        InputError: for branches of other kinds or patterns than those of the blocks, see `BlockOrder.of_data`.
-    """
+    """All that a judgement needs of the law of the blocks; see `blocks.adjusted_coefficients`."""
     order = BlockOrder.of_data(architecture, data)
     return adjusted_coefficients(branch_coefficients(data, order), data, order)
 
@@ -56,10 +57,7 @@ def judge(
     name: str,
     sd: float | None = None,
 ) -> Audit:
-    """Compare observed branches with the declared blocks of one layer, by the `log_densities` of their increments.
-
-    Strengths are judged if a recipe declares them. `name` and `sd` are those of `Description`.
-    """
+    """Compare observed branches with the blocks of one layer; strengths are judged if a recipe declares them."""
     data = seen.data
     order = BlockOrder.of_data(architecture, data)
     at_declared = coefficients[:, :, coefficients.shape[2] // 2]
@@ -181,3 +179,70 @@ def _words(found: list[_OfBlock], branches: pd.DataFrame, sizes: dict[str, int],
         strengths, sds = own[["strength", "sd"]].to_numpy().T
         kinds.append(Found(block, strengths, sds, last.fan_in, float(getattr(each.block.branch, "gain"))))  # noqa: B009
     return in_words(kinds, width=sizes["width"], sd=sd)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Found:
+    """The branches of one kind: strengths g of layers, with the sd of their logs; rows u of last matrices; the gain."""
+
+    kind: str
+    strengths: Float[np.ndarray, " layers"]
+    sd_log: Float[np.ndarray, " layers"]
+    units: int
+    gain: float
+
+
+def in_words(found: Sequence[Found], *, width: int, sd: float | None = None) -> str:
+    """The standard deviations of last matrices, g/√u, as expressions in sizes, and whether layers are alike.
+
+    As "attention branches 0.00408 = 0.02/√24, all layers alike (if first matrices have 0.0200)".
+    """
+    parts = [f"{each.kind} branches {_last_matrix(each, width, SD if sd is None else sd)}" for each in found]
+    firsts = dict.fromkeys(in_digits(math.sqrt(each.gain / width)) for each in found)
+    return f"{'; '.join(parts)} (if first matrices have {' and '.join(firsts)})"
+
+
+def _last_matrix(found: Found, width: int, sd: float) -> str:
+    logs, weights = np.log(found.strengths) - math.log(found.units) / 2, found.sd_log**-2.0
+    mean, error = float(np.average(logs, weights=weights)), float(weights.sum() ** -0.5)
+    if _random(logs - mean, weights, 1):
+        return f"{in_digits(math.exp(mean))}{_expression(mean, error, found, width, sd)}, all layers alike"
+    depth = np.log(np.arange(1, len(logs) + 1))
+    centred = depth - np.average(depth, weights=weights)
+    slope = float((weights * centred * logs).sum() / (weights * centred**2).sum())
+    slope_error = float((weights * centred**2).sum() ** -0.5)
+    if _random(logs - mean - slope * centred, weights, 2):
+        first = math.exp(mean + slope * float(centred[0]))
+        return f"{in_digits(first)} in the first layer, times (layer + 1)^({slope:.2f} ± {slope_error:.2f})"
+    low, high = int(logs.argmin()), int(logs.argmax())
+    ends = (f"{in_digits(math.exp(logs[layer]))} in layer {layer}" for layer in (low, high))
+    return f"{' to '.join(ends)}: layers differ"
+
+
+def _random(residuals: Float[np.ndarray, " layers"], weights: Float[np.ndarray, " layers"], fitted: int) -> bool:
+    """Whether χ² of what is left over has a p-value of 1 % at least."""
+    freedom = len(residuals) - fitted
+    return freedom == 0 or bool(stats.chi2.sf((weights * residuals**2).sum(), freedom) >= 0.01)
+
+
+def _expression(log_sd: float, error: float, found: Found, width: int, sd: float) -> str:
+    """The first expression in sizes within three standard deviations and 3 %."""
+    layers, u = len(found.strengths), found.units
+    known: dict[str, Any] = {
+        f" = {sd:g}: not scaled with depth": sd,
+        f" = {sd:g}/√{2 * layers}": sd / math.sqrt(2 * layers),
+        f" = {sd:g}/√{layers}": sd / math.sqrt(layers),
+        f" = {sd:g}/{2 * layers}": sd / (2 * layers),
+    }
+    for (name, value), (suffix, scale) in itertools.product(
+        {
+            f"1/√(3 · {u}), the default of torch.nn.Linear": (3 * u) ** -0.5,
+            f"1/√{u}, of fan_in": u**-0.5,
+            f"√(2/({u} + {width})), Xavier": math.sqrt(2 / (u + width)),
+            f"√(2/{u}), Kaiming": math.sqrt(2 / u),
+        }.items(),
+        ((": not scaled with depth", 1.0), (f", over √{2 * layers}", 1 / math.sqrt(2 * layers))),
+    ):
+        known[f" = {name}{suffix}"] = value * scale
+    near = min(SDS * error, NEAR)
+    return next((text for text, value in known.items() if abs(log_sd - math.log(value)) <= near), "")

@@ -17,7 +17,6 @@ from sdeinfer.blocks import MLP, Block, SelfAttention
 from sdeinfer.layers import AbstractLayer, Stack
 
 Role = Literal["query", "key", "value", "attention output", "gate", "up", "mlp output"]
-NEEDED = "blocks of SelfAttention and MLP"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,15 +149,11 @@ def _gains_and_biases(block: Block) -> dict[Role, tuple[float, float]]:
             first = (float(branch.gain), branch.bias)
             gate: dict[Role, tuple[float, float]] = {"gate": first} if branch.gated else {}
             return {**gate, "up": first, "mlp output": last}
-    raise InputError(f"architecture: a recipe is for {NEEDED}, got {shown(branch)}")
+    raise _no_block(branch)
 
 
 def matrices(block: Block, *, width: int, layers: int) -> dict[Role, Matrix]:
-    """The weight matrices of a block by their roles; the last one is the last of its branch.
-
-    Raises:
-        InputError: for another branch than `SelfAttention` and `MLP`.
-    """
+    """The weight matrices of a block by their roles; the last one is the last of its branch."""
     *first, last = roles_of(block)
     branch, tokens = block.branch, 1
     if isinstance(branch, SelfAttention):
@@ -175,8 +170,12 @@ def matrices(block: Block, *, width: int, layers: int) -> dict[Role, Matrix]:
 
 def _require_block(layer: AbstractLayer) -> Block:
     if not isinstance(layer, Block):
-        raise InputError(f"architecture: a recipe is for {NEEDED}, got {shown(layer)}")
+        raise _no_block(layer)
     return layer
+
+
+def _no_block(given: object) -> InputError:
+    return InputError(f"architecture: a recipe is for blocks of SelfAttention and MLP, got {shown(given)}")
 
 
 def _declared_block(block: Block, recipe: Recipe, width: int, layers: int) -> Block:

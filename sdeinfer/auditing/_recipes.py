@@ -11,16 +11,6 @@ from sdeinfer.auditing._recipe import Matrix, Recipe
 
 SD = 0.02
 """The standard deviation of GPT-2, BERT and Llama, the default `initializer_range` of their configurations."""
-_QUERY_KEY = ("query", "key")
-_GAINS = {
-    "linear": 1.0,
-    "sigmoid": 1.0,
-    "tanh": 5 / 3,
-    "relu": math.sqrt(2),
-    "leaky_relu": math.sqrt(2 / (1 + 0.01**2)),
-    "selu": 0.75,
-}
-"""`torch.nn.init.calculate_gain`."""
 
 
 def gpt2(sd: float = SD) -> Recipe:
@@ -60,7 +50,7 @@ def pytorch(*, biases: bool = True) -> Recipe:
     """
 
     def sd(matrix: Matrix) -> float:
-        if matrix.role in (*_QUERY_KEY, "value"):
+        if matrix.role in ("query", "key", "value"):
             return math.sqrt(2 / (matrix.width + 3 * matrix.width))
         return _linear(matrix)
 
@@ -109,11 +99,19 @@ def kaiming(nonlinearity: str = "relu", mode: str = "fan_in") -> Recipe:
     Raises:
         InputError: for an unknown nonlinearity or mode.
     """
-    if nonlinearity not in _GAINS:
-        raise InputError(f"nonlinearity: one of {', '.join(_GAINS)} is needed, got {shown(nonlinearity)}")
+    gains = {
+        "linear": 1.0,
+        "sigmoid": 1.0,
+        "tanh": 5 / 3,
+        "relu": 2**0.5,
+        "leaky_relu": (2 / 1.0001) ** 0.5,
+        "selu": 0.75,
+    }
+    if nonlinearity not in gains:  # those of `torch.nn.init.calculate_gain`
+        raise InputError(f"nonlinearity: one of {', '.join(gains)} is needed, got {shown(nonlinearity)}")
     if mode not in ("fan_in", "fan_out"):
         raise InputError(f"mode: 'fan_in' or 'fan_out' is needed, got {shown(mode)}")
-    gain = _GAINS[nonlinearity]
+    gain = gains[nonlinearity]
     factors = _constant({} if gain == 1 else {"gain": gain})
     sd = _scaled(lambda matrix: getattr(matrix, mode) ** -0.5, factors)
     return Recipe("kaiming", "arXiv 1502.01852, Eq. 10 and 14; torch/nn/init.py", sd, factors=factors)
@@ -207,7 +205,7 @@ def t_fixup(*, decoder: bool = False, query_key_gain: float = 1.0) -> Recipe:
     plain = xavier()
 
     def sd(matrix: Matrix) -> float:
-        return plain.sd(matrix) * (query_key_gain if matrix.role in _QUERY_KEY else 1.0)
+        return plain.sd(matrix) * (query_key_gain if matrix.role in ("query", "key") else 1.0)
 
     def scale(layers: int) -> float:
         return (9 * layers) ** -0.25 if decoder else 0.67 * layers**-0.25
@@ -231,23 +229,8 @@ def shaped() -> Recipe:
     )
 
 
-RECIPES: dict[str, Callable[..., Recipe]] = {
-    make.__name__: make
-    for make in (
-        gpt2,
-        normal,
-        pytorch,
-        pytorch_linear,
-        lecun,
-        xavier,
-        kaiming,
-        mup,
-        completep,
-        deepnet,
-        t_fixup,
-        shaped,
-    )
-}
+_ALL = (gpt2, normal, pytorch, pytorch_linear, lecun, xavier, kaiming, mup, completep, deepnet, t_fixup, shaped)
+RECIPES: dict[str, Callable[..., Recipe]] = {make.__name__: make for make in _ALL}
 """Functions that make recipes, by name."""
 
 
@@ -278,7 +261,7 @@ def _all_but_logits(base: Recipe, name: str, scale: Callable[[int], float]) -> R
     """A recipe with the weights and biases of all but queries and keys multiplied by a function of L."""
 
     def own(matrix: Matrix) -> dict[str, float]:
-        return {} if matrix.role in _QUERY_KEY else {name: scale(matrix.layers)}
+        return {} if matrix.role in ("query", "key") else {name: scale(matrix.layers)}
 
     return dataclasses.replace(
         base,

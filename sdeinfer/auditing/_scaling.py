@@ -1,4 +1,4 @@
-"""Exponents of strengths and norms over width and depth: a coordinate check with error bars."""
+"""Audits over sizes, a coordinate check with error bars; and in training."""
 
 import dataclasses
 import itertools
@@ -13,23 +13,16 @@ from jaxtyping import PRNGKeyArray
 from scipy import stats
 from tqdm import tqdm
 
+from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.auditing._audit import audit
 from sdeinfer.auditing._describe import drawn
 from sdeinfer.auditing._estimates import PROBABILITY
 from sdeinfer.auditing._find import find
-from sdeinfer.auditing._gradients import gradient_growth
 from sdeinfer.auditing._inputs import default_inputs
+from sdeinfer.auditing._observe import gradient_growth
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._result import Audit
-
-OVER = ("width", "layers")
-"""Sizes over which exponents are estimated."""
-
-LEVEL = 0.01
-"""False-alarm probability of all exponents together."""
-
-_UNKNOWN = {"sd": math.nan, "declared": math.nan}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -53,7 +46,7 @@ class Scaling:
         """The exponents that differ from the declared ones."""
         known = self.exponents.dropna(subset="declared")
         z = np.abs(known["exponent"].to_numpy() - known["declared"].to_numpy()) / known["sd"].to_numpy()
-        return known.iloc[np.flatnonzero(2 * stats.norm.sf(z) * len(known) < LEVEL)]
+        return known.iloc[np.flatnonzero(2 * stats.norm.sf(z) * len(known) < 0.01)]  # 1 % for all together
 
     @property
     def passed(self) -> bool:
@@ -115,7 +108,7 @@ def scaling(
         InputError: for fewer than two widths and depths together, and as `audit`.
     """
     widths, depths = list(widths), list(depths)
-    varied = [name for name, values in zip(OVER, (widths, depths), strict=True) if len(set(values)) > 1]
+    varied = [name for name, values in (("width", widths), ("layers", depths)) if len(set(values)) > 1]
     if not varied:
         raise InputError("widths: at least two widths, or two depths, are needed")
     rows: list[dict[str, Any]] = []
@@ -133,7 +126,7 @@ def scaling(
             network, _ = drawn(model, seed=seed + number)
             asked = default_inputs(network) if given is None else given
             growth = gradient_growth(network, asked, find(network, settings.get("branches"))[1])
-            rows.append({**size, "quantity": "growth of gradients", **_UNKNOWN, "log_value": growth})
+            rows.append(_row(size, "growth of gradients", growth))
     sizes = pd.DataFrame(rows)
     fitted = {
         (quantity, over): row
@@ -149,12 +142,16 @@ def _rows(found: Audit, size: dict[str, int]) -> list[dict[str, Any]]:
     for each in found.strengths:
         declared = math.nan if found.recipe is None else math.log(each.declared)
         log_value = each.log_ratio + math.log(each.declared)
-        rows.append({**size, "quantity": each.name, "log_value": log_value, "sd": each.sd, "declared": declared})
+        rows.append(_row(size, each.name, log_value, each.sd, declared))
     if found.stream is not None:
         squares = np.trace(found.stream, axis1=-2, axis2=-1)
         growth = np.log(squares[:, -1] / squares[:, 0]).mean()
-        rows.append({**size, "quantity": "growth of the stream", **_UNKNOWN, "log_value": growth})
+        rows.append(_row(size, "growth of the stream", growth))
     return rows
+
+
+def _row(size: dict[str, int], quantity: str, value: float, sd: float = math.nan, declared: float = math.nan) -> dict:
+    return {**size, "quantity": quantity, "log_value": value, "sd": sd, "declared": declared}
 
 
 def _exponents(rows: pd.DataFrame, varied: list[str]) -> dict[str, dict[str, float]]:
@@ -185,3 +182,85 @@ def _exponents(rows: pd.DataFrame, varied: list[str]) -> dict[str, dict[str, flo
         }
         for k, name in enumerate(varied, 1)
     }
+
+
+class Monitor:
+    """Audits of a network in training: `monitor(step)` runs one at every k-th step, on a few tokens.
+
+    A call costs one forward pass of the few tokens, in evaluation mode and without gradients, and the audit of its
+    increments, which takes some tenths of a second once it is compiled. The model's state does not change.
+
+    Arguments:
+        model: the module in training.
+        inputs: a short prompt, see `audit`; the same at all steps.
+        every: k.
+        settings: other arguments of `audit`.
+
+    Attributes:
+        audits: the audit of each step.
+        refused: the steps whose increments have no density, as of collapsed tokens, with the reason. Nothing is raised,
+            so that training goes on; a first audit raises.
+
+    Example:
+        ```python
+        monitor = si.audit.Monitor(model, prompt, recipe="gpt2", every=100)
+        for step, batch in enumerate(batches):
+            monitor(step)
+            train(model, batch)
+        print(monitor)
+        ```
+    """
+
+    def __init__(self, model: Any, inputs: Any = None, *, every: int = 100, **settings: Any):
+        at_least_one(every=every)
+        self.model, self.inputs, self.every, self.settings = model, inputs, every, settings
+        self.audits: dict[int, Audit] = {}
+        self.refused: dict[int, str] = {}
+
+    def __call__(self, step: int) -> Audit | None:
+        """Audit the network if `step` is a multiple of k."""
+        if step % self.every:
+            return None
+        try:
+            self.audits[step] = audit(self.model, self.inputs, **self.settings)
+        except InputError as error:
+            if not self.audits:
+                raise
+            self.refused[step] = str(error)
+        return self.audits.get(step)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The p-value of each branch (rows) at each step (columns), see `Audit.branches`."""
+        return pd.DataFrame({step: each.branches["p"] for step, each in self.audits.items()}).rename_axis(
+            columns="step"
+        )
+
+    @property
+    def left(self) -> dict[str, int]:
+        """The branches that have left the law, with the first step at which each had; the earliest first."""
+        frame = self.to_frame()
+        beyond = frame < 1e-4 / max(len(frame), 1)  # the false-alarm probability of all branches at one step
+        steps = {
+            str(branch): list(self.audits)[int(row.argmax())]
+            for branch, row in zip(beyond.index, beyond.to_numpy(), strict=True)
+            if row.any()
+        }
+        return dict(sorted(steps.items(), key=lambda item: item[1]))
+
+    @property
+    def verdict(self) -> str:
+        """From which step on the network is not that of its initialisation, and where first, in one sentence."""
+        if not self.audits:
+            return "no step was audited"
+        first, refused = (min(steps, default=None) for steps in (self.left.values(), self.refused))
+        if refused is not None and (first is None or refused < first):
+            return f"not at initialisation from step {refused} on: {self.refused[refused]}"
+        if first is None:
+            return f"at initialisation up to step {max(self.audits)}"
+        names = [name for name, step in self.left.items() if step == first]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"not at initialisation from step {first} on, in {', '.join(names[:3])}{more}"
+
+    def __repr__(self) -> str:
+        """The verdict."""
+        return self.verdict

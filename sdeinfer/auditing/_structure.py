@@ -13,14 +13,7 @@ from sdeinfer.layers import Stack
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Features of a model type that its code has and its configurations leave out.
-
-    Attributes:
-        norm: the norm.
-        causal: whether a token attends only to itself and earlier tokens.
-        gated: whether the MLP has a gate.
-        position: of the norms.
-    """
+    """Features of a model type that its code has and its configurations leave out."""
 
     norm: Literal["layer", "rms"]
     causal: bool
@@ -28,13 +21,10 @@ class Family:
     position: Literal["pre", "post"] = "pre"
 
 
-GPT = Family("layer", causal=True)
-LLAMA = Family("rms", causal=True, gated=True)
-BERT = Family("layer", causal=False, position="post")
 FAMILIES = {
-    **dict.fromkeys(("gpt2", "gpt_neox", "opt", "starcoder2"), GPT),
-    **dict.fromkeys(("llama", "mistral", "qwen2", "gemma", "phi3"), LLAMA),
-    **dict.fromkeys(("bert", "roberta", "distilbert"), BERT),
+    **dict.fromkeys(("gpt2", "gpt_neox", "opt", "starcoder2"), Family("layer", causal=True)),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "gemma", "phi3"), Family("rms", causal=True, gated=True)),
+    **dict.fromkeys(("bert", "roberta", "distilbert"), Family("layer", causal=False, position="post")),
     "vit": Family("layer", causal=False),
 }
 """Model types of Hugging Face's library whose blocks are those of `sdeinfer.blocks`."""
@@ -55,10 +45,6 @@ ACTIVATIONS = {
 }
 """Hugging Face's names of activations, and those of `blocks.ACTIVATIONS`."""
 
-SAME_ROTATIONS = ("default", "dynamic", "llama3")
-"""Types of rotations that turn the first tokens as the default does: "dynamic" is equal up to the longest prompt of the
-configuration, and "llama3" slows only turns of more than 2,000 tokens, a dozen tokens by at most 0.04."""
-
 WITHOUT_LAW: dict[str, Callable[[Any], bool]] = {
     "ALiBi": lambda config: config.model_type in ("bloom", "mpt") or _any(config, "alibi"),
     "relative position biases": lambda config: (
@@ -66,7 +52,11 @@ WITHOUT_LAW: dict[str, Callable[[Any], bool]] = {
         or _any(config, "relative_attention", "relative_attention_num_buckets", "use_relative_position_bias")
     ),
     "rotations of a part of each head": lambda config: _rotated_part(config) < 1,
-    "rescaled rotations": lambda config: _rotations(config).get("rope_type", "default") not in SAME_ROTATIONS,
+    # "dynamic" is equal to the default up to the longest prompt of the configuration, and "llama3" slows only turns of
+    # more than 2,000 tokens, a dozen tokens by at most 0.04.
+    "rescaled rotations": lambda config: (
+        _rotations(config).get("rope_type", "default") not in ("default", "dynamic", "llama3")
+    ),
     "logits with another factor than 1/√d_k": lambda config: (
         _any(config, "scale_attn_by_inverse_layer_idx") or not getattr(config, "scale_attn_weights", True)
     ),
@@ -77,11 +67,7 @@ WITHOUT_LAW: dict[str, Callable[[Any], bool]] = {
 
 
 def of_configuration(config: Any, name: str, pattern: Pattern | None = None) -> Stack:
-    """The blocks of a Hugging Face model; a pattern of None is that of its model type.
-
-    Raises:
-        InputError: for a model type that is not known, and for what the law of blocks does not have.
-    """
+    """The blocks of a Hugging Face model; a pattern of None is that of its model type."""
     for what, has in WITHOUT_LAW.items():
         if has(config):
             raise InputError(f"model: {name} has {what}, for which there is no law of blocks")
@@ -109,11 +95,7 @@ def of_configuration(config: Any, name: str, pattern: Pattern | None = None) -> 
 
 
 def of_encoder_layer(layer: Any, name: str, pattern: Pattern | None = None) -> Stack:
-    """The blocks of PyTorch's `nn.TransformerEncoderLayer`, whose pattern is an argument of its calls; None for all.
-
-    Raises:
-        InputError: for an activation that is not known.
-    """
+    """The blocks of PyTorch's `nn.TransformerEncoderLayer`, whose pattern is an argument of its calls; None for all."""
     torch = sys.modules["torch"]
     F = torch.nn.functional
     functions = {F.relu: "relu", F.gelu: "gelu", F.silu: "silu", F.tanh: "tanh", torch.relu: "relu", torch.tanh: "tanh"}

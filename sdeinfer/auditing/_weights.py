@@ -21,16 +21,12 @@ from sdeinfer.blocks import BlockOrder
 type Roles = tuple[Role, ...]
 """The matrices that an array has, in the order of their outputs."""
 
-QUERY_KEY_VALUE: Roles = ("query", "key", "value")
-INTERLEAVED = "query_key_value"
-"""Name of an array whose outputs are the queries, keys and values of one head after the other."""
-
 NAMES: Mapping[str, Mapping[Roles, tuple[str, ...]]] = {
     "attention": {
         ("query",): ("q_proj", "query", "query_proj", "q_lin", "to_q", "wq", "q", "qkv.0"),
         ("key",): ("k_proj", "key", "key_proj", "k_lin", "to_k", "wk", "k", "qkv.1"),
         ("value",): ("v_proj", "value", "value_proj", "v_lin", "to_v", "wv", "v", "qkv.2"),
-        QUERY_KEY_VALUE: ("c_attn", "qkv_proj", "qkv", "in_proj", "Wqkv", INTERLEAVED),
+        ("query", "key", "value"): ("c_attn", "qkv_proj", "qkv", "in_proj", "Wqkv", "query_key_value"),
         ("attention output",): (
             *("o_proj", "out_proj", "output_proj", "c_proj", "dense", "out_lin", "out", "to_out", "wo"),
         ),
@@ -50,15 +46,7 @@ NAMES: Mapping[str, Mapping[Roles, tuple[str, ...]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """An array of weights in a model.
-
-    Attributes:
-        path: the path of its module.
-        attribute: its name there; that of the bias is the same with "bias" in place of "weight" or "kernel".
-        roles: its matrices.
-        layer: number of its Transformer layer.
-        kind: kind of its branch.
-    """
+    """An array of weights: the path of its module and its name there, its matrices, its layer and kind of branch."""
 
     path: str
     attribute: str
@@ -74,12 +62,7 @@ class Weights:
 
 
 def weights_of(network: Any, described: Description, roles: Mapping[str, Any] | None = None) -> list[Weights]:
-    """The arrays of all branches; `roles` are those of `initialise`.
-
-    Raises:
-        InputError: for an array whose matrices are not known, for a branch that has not each matrix of its block once,
-            for arrays that branches share, and for roles that name nothing.
-    """
+    """The arrays of all branches, which have each matrix of their block once; `roles` are those of `initialise`."""
     paths, layers, found = {id(node): path for path, node in modules(network).items()}, {}, []
     needed = {block.branch.kind: roles_of(block) for block in BlockOrder.of(described.architecture, depth=1).blocks}
     _check_roles(roles or {}, paths.values())
@@ -119,11 +102,7 @@ def _check_roles(roles: Mapping[str, Any], paths: Iterable[str]) -> None:
 
 
 def width_of(network: Any, weights: Sequence[Weights]) -> int:
-    """n: the number of inputs of a first matrix.
-
-    Raises:
-        InputError: without one.
-    """
+    """n: the number of inputs of a first matrix."""
     for each in weights:
         if not {"attention output", "mlp output"} & {*each.roles}:
             module = module_at(network, each.path)
@@ -141,13 +120,9 @@ def filled(
     heads: int,
     seed: int,
 ) -> Any:
-    """The network with new weights: independent normals with the standard deviations of a recipe.
+    """The network with new weights: independent normals with the standard deviations of the recipes of layers.
 
-    Recipes are those of layers, and matrices those of each kind of branch; heads are for arrays with the queries, keys
-    and values of each. A network of PyTorch is changed in place; of Flax and Equinox a new one is made.
-
-    Raises:
-        InputError: for an array of another size, and for biases that the model does not have, before any is changed.
+    A network of PyTorch is changed in place, after all sizes are checked; of Flax and Equinox a new one is made.
     """
     # All sizes are checked before the first array is filled.
     sds = [_sds(network, each, matrices[each.kind], recipes[each.layer], heads) for each in weights]
@@ -211,7 +186,7 @@ def _sds(
             "outputs"
         )
     of_weights, of_bias = ([f(each) for each in own] for f in (recipe.sd, recipe.bias_sd))
-    if weights.path.endswith(INTERLEAVED):
+    if weights.path.endswith("query_key_value"):  # one head after the other
         if len(set(sizes)) > 1:
             raise InputError(f"model: the layout of {weights.path} is not known for keys of other sizes than queries")
         sizes = [size // heads for size in sizes]

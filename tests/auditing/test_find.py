@@ -1,6 +1,8 @@
 """Branches and blocks of models, found by names and told by configurations, against those written by hand."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,50 +11,24 @@ import numpy as np
 import pytest
 
 import sdeinfer as si
-from sdeinfer.auditing._describe import describe, drawn
-from sdeinfer.auditing._find import find, module_at, modules
-from sdeinfer.auditing._inputs import check_inputs, default_inputs
-from sdeinfer.auditing._structure import of_configuration
+from sdeinfer.auditing import default_inputs, describe
 from sdeinfer.blocks import MLP, Block, SelfAttention
 
 TOKENS, WIDTH = 3, 8
 X = jr.normal(jr.key(1), (TOKENS, WIDTH))
-DECLARED = si.Stack((Block(SelfAttention(heads=2), norm="layer"), Block(MLP(activation="relu"), norm="layer")))
 
 
-class Tree:
-    """A module of a library with `named_children`."""
-
-    def __init__(self, /, **inside):
-        self.inside = inside
-
-    def named_children(self):
-        yield from self.inside.items()
-
-    def __getattr__(self, name):
-        try:
-            return self.__dict__["inside"][name]
-        except KeyError as error:
-            raise AttributeError(name) from error
-
-    def __call__(self):
-        raise NotImplementedError
+def stack(attention, mlp, **settings):
+    return si.Stack(tuple(Block(branch, **settings) for branch in (attention, mlp)))
 
 
-class ModuleDict(Tree):
-    """A container of PyTorch: a module that is never called."""
+DECLARED = stack(SelfAttention(heads=2), MLP(activation="relu"), norm="layer")
 
 
-class OtherLayer(Tree):
-    pass
-
-
-class MultiheadAttention(Tree):
-    pass
-
-
-class LayerScale(Tree):
-    pass
+def module(kind="Tree", base=eqx.Module, **inside) -> Any:
+    """A module of a class of this name."""
+    fields = {"__annotations__": dict.fromkeys(inside, Any), "__call__": lambda self: None}
+    return type(kind, (base,), fields)(**inside)
 
 
 def tree(*paths):
@@ -61,7 +37,26 @@ def tree(*paths):
     for path in paths:
         name, _, rest = path.partition(".")
         inside.setdefault(name, []).extend([rest] if rest else [])
-    return Tree(**{name: tree(*rest) for name, rest in inside.items()})
+    found = {name: tree(*rest) for name, rest in inside.items()}
+    return list(found.values()) if found and all(name.isdigit() for name in found) else module(**found)
+
+
+def at(model, path):
+    for name in path.split("."):
+        model = model[int(name)] if name.isdigit() else getattr(model, name)
+    return model
+
+
+def found_by_name(model, *, patterns=None):
+    found = describe(model, patterns=patterns, architecture=DECLARED)
+    return found.branches(model), found.layers(model)
+
+
+def assert_same(found, model, expected):
+    """Branches are modules at these paths."""
+    assert [kind for kind, *_ in found] == [kind for kind, *_ in expected]
+    for (_, *ends), (_, *paths) in zip(found, expected, strict=True):
+        assert all(end is at(model, path) for end, path in zip(ends, paths, strict=True))
 
 
 LAYERS = {
@@ -70,11 +65,6 @@ LAYERS = {
     "bert": (
         ("attention.self", "attention.output.dense", "intermediate.dense", "output.dense"),
         ("attention.self", "attention.output.dense"),
-        ("intermediate.dense", "output.dense"),
-    ),
-    "vit of old": (
-        ("attention.attention", "attention.output.dense", "intermediate.dense", "output.dense"),
-        ("attention", "attention"),
         ("intermediate.dense", "output.dense"),
     ),
     "neox": (("attention.dense", "mlp"), ("attention", "attention"), ("mlp", "mlp")),
@@ -89,77 +79,28 @@ LAYERS = {
 def test_well_known_layers(name):
     names, attention, mlp = LAYERS[name]
     model = tree("embed", *(f"h.{layer}.{name}" for layer in range(2) for name in names), "head.mlp")
-    branches, layers = find(model)
-    expected = [
-        (kind, *(module_at(model, f"h.{layer}.{end}") for end in ends))
-        for layer in range(2)
-        for kind, ends in (("attention", attention), ("mlp", mlp))
-    ]
-    assert branches(model) == expected
-    assert layers(model) == [module_at(model, f"h.{layer}") for layer in range(2)]
-    other = tree(*modules(model))
-    assert branches(other)[3][2] is module_at(other, f"h.1.{mlp[1]}")
+    branches, layers = found_by_name(model)
+    kinds = (("attention", attention), ("mlp", mlp))
+    expected = [(kind, *(f"h.{layer}.{end}" for end in ends)) for layer in range(2) for kind, ends in kinds]
+    assert_same(branches, model, expected)
+    assert all(a is b for a, b in zip(layers, model.h, strict=True))
 
 
 def test_attention_is_known_by_its_class_and_containers_are_not_called():
-    layer = Tree(mixer=MultiheadAttention(), mlp=ModuleDict(c_fc=Tree(), c_proj=Tree()))
-    branches, layers = find(layer)
-    mlp = layer.mlp
-    assert branches(layer) == [("attention", layer.mixer, layer.mixer), ("mlp", mlp.c_fc, mlp.c_proj)]
-    assert layers(layer) == [layer]
-
-
-def test_a_layer_in_two_places_is_found_once():
-    layer = tree("attn", "mlp")
-    _, layers = find(Tree(h=Tree(first=layer, second=layer)))
-    assert len(layers(Tree(h=Tree(first=layer)))) == 1
+    attention = module("MultiheadAttention", num_heads=2)
+    layer = module(mixer=attention, mlp=module("ModuleDict", c_fc=module(), c_proj=module()))
+    branches, layers = found_by_name(layer)
+    assert_same(branches, layer, [("attention", "mixer", "mixer"), ("mlp", "mlp.c_fc", "mlp.c_proj")])
+    assert layers == [layer]
 
 
 def test_patterns_name_branches_in_the_order_of_layers():
     model = tree(*(f"h.{layer}.{name}" for layer in range(12) for name in ("mix", "fc1", "fc2")))
-    branches, layers = find(model, {"mixer": "h.*.mix", "mlp": ("h.*.fc1", "h.*.fc2")})
-    expected = [
-        (kind, *(module_at(model, f"h.{layer}.{end}") for end in ends))
-        for layer in range(12)
-        for kind, ends in (("mixer", ("mix", "mix")), ("mlp", ("fc1", "fc2")))
-    ]
-    assert branches(model) == expected
-    assert layers(model) == []
-
-
-@pytest.mark.parametrize(
-    ("model", "patterns", "message"),
-    [
-        (tree("h.0.mlp"), None, "branches: no residual branch found in Tree: no module has attention and an MLP"),
-        (tree("attn", "mlp", "post_feedforward_layernorm"), None, "branches: the layer of Tree has a norm after a br"),
-        (
-            Tree(attn=Tree(), mlp=Tree(), ls1=LayerScale()),
-            None,
-            r"branches: the layer of Tree has LayerScale \(ls1\): inc",
-        ),
-        (tree("h.0.attn", "h.0.mlp", "h.0.crossattention"), None, "branches: h.0 of Tree has cross-attention"),
-        (
-            Tree(a=tree("attn", "mlp"), b=OtherLayer(attn=Tree(), mlp=Tree())),
-            None,
-            "branches: Tree has layers of Tree and OtherLayer: one kind of layers is needed",
-        ),
-        (
-            tree("model.h.0.attn"),
-            {"attention": "h.*.attn"},
-            r"branches: attention: 'h.\*.attn' matches no module of Tree; there is 'model.h.0.attn'$",
-        ),
-        (tree("a"), {"mlp": "b"}, "branches: mlp: 'b' matches no module of Tree$"),
-        (
-            tree("h.0.fc1", "h.1.fc1", "h.0.fc2"),
-            {"mlp": ("h.*.fc1", "h.*.fc2")},
-            r"branches: mlp: 'h.\*.fc1' matches 2 modules and 'h.\*.fc2' 1: each reader needs a writer",
-        ),
-        (tree("a"), {"mlp": 1}, "branches: mlp: a glob of paths, or .reader, writer., is needed, got 1"),
-    ],
-)
-def test_what_is_wrong_with_branches(model, patterns, message):
-    with pytest.raises(si.InputError, match=f"^{message}"):
-        find(model, patterns)
+    branches, layers = found_by_name(model, patterns={"attention": "h.*.mix", "mlp": ("h.*.fc1", "h.*.fc2")})
+    kinds = (("attention", ("mix", "mix")), ("mlp", ("fc1", "fc2")))
+    expected = [(kind, *(f"h.{layer}.{end}" for end in ends)) for layer in range(12) for kind, ends in kinds]
+    assert_same(branches, model, expected)
+    assert layers == []
 
 
 class Layer(eqx.Module):
@@ -188,24 +129,34 @@ class Network(eqx.Module):
 
 
 def test_equinox():
-    found = describe(Network, architecture=DECLARED)
-    model = Network(jr.key(0))
-    layers = model.layers["main"]
-    kinds, readers, writers = zip(*found.branches(model), strict=True)
-    by_hand = [module for layer in layers for module in (layer.attention, layer.mlp)]
-    assert kinds == ("attention", "mlp") * 2
-    for modules_found in (readers, writers):
-        assert all(a is b for a, b in zip(modules_found, by_hand, strict=True))
-    assert all(a is b for a, b in zip(found.layers(model), layers, strict=True))
+    found, model = describe(Network, architecture=DECLARED), Network(jr.key(0))
     assert (found.library, found.name, found.sd) == ("equinox", "Network", None)
     assert eqx.tree_equal(found.architecture, DECLARED)
     data = si.observe_branches.equinox(model, X, found.branches)
     assert data["name"].values.tolist()[2:] == ["layers.main.1.attention", "layers.main.1.mlp"]
     ends = {"mlp": ("layers.main.*.mlp.layers.0", "layers.main.*.mlp.layers.1")}
     inside = describe(model, patterns=ends, architecture=DECLARED)
-    np.testing.assert_array_equal(
-        si.observe_branches.equinox(model, X, inside.branches)["increment"], data["increment"][:, [1, 3]]
-    )
+    by_ends = si.observe_branches.equinox(model, X, inside.branches)
+    np.testing.assert_array_equal(by_ends["increment"], data["increment"][:, [1, 3]])
+
+
+class Configuration(SimpleNamespace):
+    def get_text_config(self):
+        return self
+
+
+@pytest.fixture
+def configured(monkeypatch):
+    """Makes a model of Hugging Face of a configuration, without their library."""
+    library = ModuleType("transformers.modeling_utils")
+    library.PreTrainedModel = type("PreTrainedModel", (eqx.Module,), {})  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+
+    def model(kind, values):
+        config = Configuration(model_type=kind, initializer_range=0.05, **values)
+        return module("Model", library.PreTrainedModel, attn=module(), mlp=module(), config=config)
+
+    return model
 
 
 GPT2 = {"hidden_size": 32, "num_attention_heads": 4, "activation_function": "gelu_new", "n_inner": None}
@@ -214,51 +165,29 @@ LLAMA |= {"intermediate_size": 48, "rope_parameters": {"rope_type": "default", "
 BERT = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "hidden_act": "gelu"}
 NEOX = BERT | {"rotary_pct": 1.0, "rotary_emb_base": 100.0}
 OPT = {"hidden_size": 32, "num_attention_heads": 4, "ffn_dim": 64, "activation_function": "relu"}
-
-
-def stack(attention, mlp, **settings):
-    return si.Stack(tuple(Block(branch, **settings) for branch in (attention, mlp)))
+CAUSAL = SelfAttention(heads=4, pattern=si.CAUSAL)
+GROUPED = SelfAttention(heads=4, key_value_heads=2, head_size=16, pattern=si.CAUSAL, rope=5e5)
+TURNED = SelfAttention(heads=4, pattern=si.CAUSAL, rope=100.0)
+UNMASKED, WIDE = SelfAttention(heads=4), MLP(expansion=2.0)
+OF_LLAMA, OF_OPT = MLP(activation="silu", expansion=1.5, gated=True), MLP(activation="relu", expansion=2.0)
 
 
 @pytest.mark.parametrize(
     ("kind", "values", "expected"),
     [
-        ("gpt2", GPT2, stack(SelfAttention(heads=4, pattern=si.CAUSAL), MLP(activation="gelu_tanh"), norm="layer")),
-        (
-            "llama",
-            LLAMA,
-            stack(
-                SelfAttention(heads=4, key_value_heads=2, head_size=16, pattern=si.CAUSAL, rope=5e5),
-                MLP(activation="silu", expansion=1.5, gated=True),
-                norm="rms",
-            ),
-        ),
-        ("bert", BERT, stack(SelfAttention(heads=4), MLP(expansion=2.0), norm="layer", position="post")),
-        (
-            "bert",
-            BERT | {"is_decoder": True},
-            stack(SelfAttention(heads=4, pattern=si.CAUSAL), MLP(expansion=2.0), norm="layer", position="post"),
-        ),
-        (
-            "gpt_neox",
-            NEOX,
-            stack(SelfAttention(heads=4, pattern=si.CAUSAL, rope=100.0), MLP(expansion=2.0), norm="layer"),
-        ),
-        (
-            "opt",
-            OPT | {"do_layer_norm_before": False},
-            stack(
-                SelfAttention(heads=4, pattern=si.CAUSAL),
-                MLP(activation="relu", expansion=2.0),
-                norm="layer",
-                position="post",
-            ),
-        ),
-        ("vit", BERT, stack(SelfAttention(heads=4), MLP(expansion=2.0), norm="layer")),
+        ("gpt2", GPT2, stack(CAUSAL, MLP(activation="gelu_tanh"), norm="layer")),
+        ("llama", LLAMA, stack(GROUPED, OF_LLAMA, norm="rms")),
+        ("bert", BERT, stack(UNMASKED, WIDE, norm="layer", position="post")),
+        ("bert", BERT | {"is_decoder": True}, stack(CAUSAL, WIDE, norm="layer", position="post")),
+        ("gpt_neox", NEOX, stack(TURNED, WIDE, norm="layer")),
+        ("opt", OPT | {"do_layer_norm_before": False}, stack(CAUSAL, OF_OPT, norm="layer", position="post")),
+        ("vit", BERT, stack(UNMASKED, WIDE, norm="layer")),
     ],
 )
-def test_a_configuration_tells_its_blocks(kind, values, expected):
-    assert eqx.tree_equal(of_configuration(SimpleNamespace(model_type=kind, **values), "Model"), expected)
+def test_a_configuration_tells_its_blocks(kind, values, expected, configured):
+    found = describe(configured(kind, values))
+    assert eqx.tree_equal(found.architecture, expected)
+    assert found.sd == 0.05
 
 
 @pytest.mark.parametrize(
@@ -267,11 +196,7 @@ def test_a_configuration_tells_its_blocks(kind, values, expected):
         ("bloom", GPT2, "model: Model has ALiBi, for which there is no law of blocks"),
         ("bert", BERT | {"position_embedding_type": "relative_key"}, "model: Model has relative position biases"),
         ("gpt_neox", NEOX | {"rotary_pct": 0.25}, "model: Model has rotations of a part of each head"),
-        (
-            "llama",
-            LLAMA | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
-            "model: Model has rescaled rotations",
-        ),
+        ("llama", LLAMA | {"rope_parameters": {"rope_type": "yarn"}}, "model: Model has rescaled rotations"),
         ("gpt2", GPT2 | {"scale_attn_weights": False}, "model: Model has logits with another factor than 1/√d_k"),
         ("dinov2", BERT | {"layerscale_value": 1.0}, "model: Model has LayerScale"),
         ("mixtral", LLAMA | {"num_local_experts": 8}, "model: Model has experts"),
@@ -279,51 +204,78 @@ def test_a_configuration_tells_its_blocks(kind, values, expected):
         ("falcon", BERT, r"architecture: Model \(model type 'falcon'\) does not tell its blocks; give them, as arch"),
     ],
 )
-def test_configurations_without_a_law(kind, values, message):
+def test_configurations_without_a_law(kind, values, message, configured):
     with pytest.raises(si.InputError, match=f"^{message}"):
-        of_configuration(SimpleNamespace(model_type=kind, **values), "Model")
+        describe(configured(kind, values))
 
 
-def test_what_is_wrong_with_models_and_architectures():
-    model = Network(jr.key(0))
-    four = si.Stack((Block(SelfAttention(heads=4)), Block(MLP())))
-    for given, options, message in (
+MODEL = Network(jr.key(0))
+GIVEN = {"architecture": DECLARED}
+
+
+def named(**patterns):
+    return GIVEN | {"patterns": patterns}
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (tree("h.0.mlp"), GIVEN, "branches: no residual branch found in Tree: no module has attention and an MLP"),
+        (tree("attn", "mlp", "post_feedforward_layernorm"), GIVEN, "branches: the layer of Tree has a norm after a br"),
+        (module(attn=module(), mlp=module(), ls1=module("LayerScale")), GIVEN, "branches: .* has LayerScale .ls1.: in"),
+        (tree("h.0.attn", "h.0.mlp", "h.0.crossattention"), GIVEN, "branches: h.0 of Tree has cross-attention"),
+        (
+            module(a=tree("attn", "mlp"), b=module("OtherLayer", attn=module(), mlp=module())),
+            GIVEN,
+            "branches: Tree has layers of Tree and OtherLayer: one kind of layers is needed",
+        ),
+        (
+            tree("model.h.0.attn"),
+            named(attention="h.*.attn"),
+            r"branches: attention: 'h.\*.attn' matches no module of Tree; there is 'model.h.0.attn'$",
+        ),
+        (tree("a"), named(mlp="b"), "branches: mlp: 'b' matches no module of Tree$"),
+        (
+            tree("h.0.fc1", "h.1.fc1", "h.0.fc2"),
+            named(mlp=("h.*.fc1", "h.*.fc2")),
+            r"branches: mlp: 'h.\*.fc1' matches 2 modules and 'h.\*.fc2' 1: each reader needs a writer",
+        ),
+        (tree("a"), named(mlp=1), "branches: mlp: a glob of paths, or .reader, writer., is needed, got 1"),
         (3, {}, r"model: a module of PyTorch, Flax \(NNX\) or Equinox, or a function .* is needed, got 3"),
         (lambda key: 3, {}, "model: a module of .* is needed; .*equinox: it makes 3"),
-        (model, {}, "architecture: Network does not tell its blocks; give them, as architecture=si.Stack"),
-        (model, {"architecture": si.ShapedMLP(c_plus=0.0, c_minus=-1.0)}, "architecture: a si.blocks.Block, or a"),
-        (model, {"architecture": four}, "architecture: heads=4, where the model's MultiheadAttention has 2"),
+        (MODEL, {}, "architecture: Network does not tell its blocks; give them, as architecture=si.Stack"),
+        (MODEL, {"architecture": si.ShapedMLP(c_plus=0.0, c_minus=-1.0)}, "architecture: a si.blocks.Block, or a"),
+        (MODEL, {"architecture": stack(CAUSAL, MLP())}, "architecture: heads=4, where the model's MultiheadAttention"),
         (
-            model,
-            {"architecture": DECLARED, "pattern": si.CAUSAL},
+            MODEL,
+            GIVEN | {"pattern": si.CAUSAL},
             "pattern: a causal mask, where the architecture has no mask: give both the same si.Pattern",
         ),
-    ):
-        with pytest.raises(si.InputError, match=f"^{message}"):
-            describe(given, **options)
+    ],
+)
+def test_what_is_wrong_with_models(model, settings, message):
+    with pytest.raises(si.InputError, match=f"^{message}"):
+        describe(model, **settings)
 
 
-def test_first_tokens_are_observed_where_those_after_them_do_not_matter():
-    model = Network(jr.key(0))
-    causal = si.Stack((Block(SelfAttention(heads=2, pattern=si.CAUSAL)), Block(MLP())))
-    many = np.zeros((20, WIDTH))
-    assert check_inputs(model, X, DECLARED) is None
-    assert check_inputs(model, many, causal) == slice(0, 4)
-    assert check_inputs(model, {"X": many}, si.Stack((Block(MLP()),)), tokens=9) == slice(0, 9)
-    assert check_inputs(model, {"input_ids": np.zeros((3, 5), int)}, causal) == slice(0, 4)
-    for inputs, architecture, tokens, message in (
-        (many, DECLARED, 4, "inputs: 20 tokens to observe, at most 12 are possible; without a causal mask all are"),
-        (np.zeros((4, 5), int), causal, 4, "inputs: 4 × 4 tokens to observe, at most 12 are possible; pass fewer, or"),
-        ({"input_ids": X, "attention_mask": np.array([[1, 0]])}, causal, 4, "inputs: attention_mask leaves tokens out"),
-        (X, causal, 0, "tokens: a whole number of at least 1 is needed, got 0"),
-    ):
-        with pytest.raises(si.InputError, match=f"^{message}"):
-            check_inputs(model, inputs, architecture, tokens=tokens)
+@pytest.mark.parametrize(
+    ("inputs", "settings", "message"),
+    [
+        (np.zeros((20, WIDTH)), {}, "inputs: 20 tokens to observe, at most 12 are possible; without a causal mask all"),
+        (
+            np.zeros((5, 20), int),
+            {"architecture": stack(SelfAttention(heads=2, pattern=si.CAUSAL), MLP())},
+            "inputs: 5",
+        ),
+        ({"input_ids": X, "attention_mask": np.array([[1, 0]])}, {}, "inputs: attention_mask leaves tokens out"),
+        (X, {"tokens": 0}, "tokens: a whole number of at least 1 is needed, got 0"),
+    ],
+)
+def test_inputs_of_too_many_tokens_or_with_a_mask_are_refused(inputs, settings, message):
+    with pytest.raises(si.InputError, match=f"^{message}"):
+        si.audit(MODEL, inputs, **GIVEN | settings)
+
+
+def test_there_is_no_default_input_for_other_models():
     with pytest.raises(si.InputError, match="^inputs: needed for Network: its argument, or a dict of keyword argum"):
-        default_inputs(model)
-
-
-def test_a_function_is_called_with_what_its_library_draws_from():
-    network, library = drawn(lambda key: Network(jr.fold_in(key, 3)))
-    assert (type(network), library) == (Network, "equinox")
-    assert drawn(network)[0] is network
+        default_inputs(MODEL)

@@ -14,9 +14,7 @@ from budget import assert_estimate
 from flax import nnx
 
 import sdeinfer as si
-from sdeinfer.auditing import Matrix, declared, initialise, recipe_for, standard_deviations
-from sdeinfer.auditing._describe import describe
-from sdeinfer.auditing._weights import Weights, filled, weights_of
+from sdeinfer.auditing import Recipe, declared, describe, initialise, recipe_for, standard_deviations
 
 VALUES = {"attention.strength": 0.3, "attention.temperature": 0.5, "mlp.strength": 0.6, "mlp.gain": 2.0}
 BLOCKS = small.blocks().with_parameters(VALUES)
@@ -158,34 +156,50 @@ def test_the_recipe_of_blocks_declares_them():
     assert {block.skip for block in declared(post, recipe_for(post), width=64, layers=5).layers} == {2.0}
 
 
+class Layers(eqx.Module):
+    layers: list
+
+    def __call__(self, x):
+        for each in self.layers:
+            x = x + each(x)
+        return x
+
+
+class Fused(eqx.Module):
+    """Attention with one array for queries, keys and values, in order or interleaved by head."""
+
+    qkv: eqx.nn.Linear | None
+    query_key_value: eqx.nn.Linear | None
+    out_proj: eqx.nn.Linear
+
+    def __init__(self, *, interleaved, outputs=12):
+        fused = eqx.nn.Linear(4, outputs, key=jr.key(0))
+        self.qkv, self.query_key_value = (None, fused) if interleaved else (fused, None)
+        self.out_proj = eqx.nn.Linear(4, 4, key=jr.key(0))
+
+    def __call__(self, x):
+        return x
+
+
 def test_arrays_of_several_matrices():
-    """Queries, keys and values in one array, in order or interleaved by head, have their own standard deviations."""
-
-    class Fused(eqx.Module):
-        """Attention with one array of 12 outputs for 4 inputs, two heads of 2."""
-
-        qkv: eqx.nn.Linear
-        query_key_value: eqx.nn.Linear
-
-    key = jr.key(0)
-    model = Fused(eqx.nn.Linear(4, 12, key=key), eqx.nn.Linear(4, 12, key=key))
-    described = describe(small.Transformer(key), architecture=small.blocks())
-    recipe = si.auditing.Recipe(
-        "by matrix", "test", lambda matrix: {"query": 1.0, "key": 1e3, "value": 1e6}[matrix.role], lambda matrix: 2.0
-    )
-    sizes = {role: Matrix(role, 4, 4, width=4, layers=1) for role in ("query", "key", "value")}
-    arrays = [Weights(name, "weight", tuple(sizes), 0, "attention") for name in ("qkv", "query_key_value")]
-    new = filled(model, described, arrays, {"attention": sizes}, [recipe], heads=2, seed=0)
-    size = lambda weight: np.rint(np.log10(np.abs(weight).max(axis=1)) / 3).astype(int).tolist()  # noqa: E731
-    assert size(new.qkv.weight) == [0] * 4 + [1] * 4 + [2] * 4
-    assert size(new.query_key_value.weight) == [0, 0, 1, 1, 2, 2] * 2
-    assert np.abs(new.qkv.bias).max() > 0.5
-    assert new.qkv.weight.dtype == model.qkv.weight.dtype
+    """Queries, keys and values have their own standard deviations."""
+    sds = {"query": 1.0, "key": 1e3, "value": 1e6, "attention output": 1.0}
+    recipe = Recipe("by matrix", "test", lambda matrix: sds[matrix.role], lambda matrix: sds[matrix.role])
+    architecture = si.blocks.Block(si.blocks.SelfAttention(heads=2))
+    arguments = {"branches": {"attention": "layers.*"}, "architecture": architecture, "audited": False}
+    model = Layers([Fused(interleaved=each) for each in (False, True)])
+    plain, interleaved = initialise(model, recipe, **arguments).model.layers
+    for linear, expected in (
+        (plain.qkv, [0] * 4 + [1] * 4 + [2] * 4),
+        (interleaved.query_key_value, [0, 0, 1, 1, 2, 2] * 2),
+    ):
+        assert np.rint(np.log10(np.abs(linear.weight).max(axis=1)) / 3).tolist() == expected
+        assert linear.weight.dtype == jnp.zeros(()).dtype
+        assert np.abs(linear.bias).max() > 1e4
     # Falcon's groups of keys have another layout.
-    fewer = sizes | {role: Matrix(role, 4, 2, width=4, layers=1) for role in ("key", "value")}
-    grouped = eqx.tree_at(lambda each: each.query_key_value, model, eqx.nn.Linear(4, 8, key=key))
-    with pytest.raises(si.InputError, match="model: the layout of query_key_value is not known"):
-        filled(grouped, described, arrays[1:], {"attention": fewer}, [recipe], heads=2, seed=0)
+    grouped = si.blocks.Block(si.blocks.SelfAttention(heads=2, key_value_heads=1))
+    with pytest.raises(si.InputError, match="model: the layout of layers.0.query_key_value is not known"):
+        initialise(Layers([Fused(interleaved=True, outputs=8)]), recipe, **arguments | {"architecture": grouped})
 
 
 def test_a_recipe_for_each_layer():
@@ -218,14 +232,6 @@ def test_biases_are_drawn_where_there_are_any():
         assert_estimate(found.std() / math.sqrt(variance), 1, 1 / math.sqrt(2 * found.size))
 
 
-def test_arrays_that_branches_share_are_refused():
-    model = small.Transformer(jr.key(0))
-    first, second = (lambda each, layer=layer: each.layers[layer].mlp.layers[0].weight for layer in (0, 1))
-    model = eqx.tree_at(second, model, first(model))
-    with pytest.raises(si.InputError, match=r"layers.0.mlp.layers.0 and layers.1.mlp.layers.0 are one array"):
-        initialise(model, RECIPE, architecture=small.blocks(), audited=False)
-
-
 def test_roles_may_be_given():
     class Unusual(eqx.Module):
         first: eqx.nn.Linear
@@ -234,30 +240,48 @@ def test_roles_may_be_given():
         def __call__(self, x):
             return jax.vmap(self.second)(jax.nn.gelu(jax.vmap(self.first)(x)))
 
-    class Layers(eqx.Module):
-        blocks: list[Unusual]
-
-        def __call__(self, x):
-            for each in self.blocks:
-                x = x + each(x)
-            return x
-
     def linear(a, b):
         return eqx.nn.Linear(a, b, use_bias=False, key=jr.key(0))
 
     model = Layers([Unusual(linear(8, 32), linear(32, 8)) for _ in range(2)])
-    arguments = {"branches": {"mlp": "blocks.*"}, "architecture": si.blocks.Block(si.blocks.MLP()), "audited": False}
-    with pytest.raises(si.InputError, match=r"model: what blocks.0.first is in its branch is not known; name it, as"):
+    arguments = {"branches": {"mlp": "layers.*"}, "architecture": si.blocks.Block(si.blocks.MLP()), "audited": False}
+    with pytest.raises(si.InputError, match=r"model: what layers.0.first is in its branch is not known; name it, as"):
         initialise(model, RECIPE, **arguments)
     found = initialise(model, RECIPE, roles={"*.first": "up", "*.second": "mlp output"}, **arguments)
     assert found.audit is None
     assert found.matrices["fan_in"].tolist() == [8, 32] * 2
-    assert jnp.abs(found.model.blocks[0].first.weight).max() > 1
+    assert jnp.abs(found.model.layers[0].first.weight).max() > 1
+
+
+PLAIN = si.audit.recipes.normal()
+UNUSABLE = [
+    ({role: 0.02 for role in ("query", "key", "value")}, "attention output, got none"),
+    ({"querry": 0.02}, "roles are query, key"),
+    ({"query": "small"}, "needed for query, got 'small'"),
+    (si.audit.recipes.gpt2(0.0), "standard deviation of the query must be positive, and is 0.0 in gpt2"),
+    (dataclasses.replace(PLAIN, multiplier=lambda layers: 0.0), "multiplier must be positive"),
+    (dataclasses.replace(PLAIN, bias_sd=lambda matrix: float(matrix.role == "key")), "not in proportion to their"),
+    (dataclasses.replace(PLAIN, bias_sd=lambda matrix: -1.0), "biases of the query"),
+    ("gpt3", "one of gpt2, normal, pytorch"),
+    ("mup", r"mup needs base_width: pass si\.audit\.recipes\.mup\(base_width=256\)"),
+    ("completep", r"base_width and base_layers: pass .*completep\(base_width=256, base_layers=2\)"),
+    ("shaped", "si.fit"),
+    (0.02, "a name, a Recipe or a dict"),
+]
+
+
+def shared():
+    """A model two of whose layers have one array."""
+    model = small.Transformer(jr.key(0))
+    first, second = (lambda each, layer=layer: each.layers[layer].mlp.layers[0].weight for layer in (0, 1))
+    return eqx.tree_at(second, model, first(model))
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        ({"model": shared()}, "layers.0.mlp.layers.0 and layers.1.mlp.layers.0 are one array"),
+        *(({"recipe": recipe}, message) for recipe, message in UNUSABLE),
         ({"recipe": [RECIPE] * 2}, "recipe: 2 were given for 3 layers"),
         ({"width": 64}, "width: Transformer has 32, and 64 is needed"),
         (
@@ -285,15 +309,9 @@ def test_roles_may_be_given():
         ({"roles": {"*.attn": "upp"}}, r"roles: one of query, .* is needed for '\*.attn', got 'upp'"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input_is_refused_in_one_line(changed, message):
-    arguments = {"recipe": RECIPE, "architecture": small.blocks(), "audited": False} | changed
+    arguments = {"model": small.Transformer(jr.key(0)), "recipe": RECIPE, "architecture": small.blocks()} | changed
     with pytest.raises(si.InputError, match=message) as caught:
-        initialise(small.Transformer(jr.key(0)), **arguments)
+        initialise(**arguments, audited=False)
     assert "\n" not in str(caught.value)
-
-
-def test_weights_are_found_where_branches_are():
-    network = small.Transformer(jr.key(0))
-    found = weights_of(network, describe(network, architecture=small.blocks()))
-    assert [each.roles for each in found[:6]] == [(role,) for role in SDS]
-    assert [each.layer for each in found] == [layer for layer in range(small.LAYERS) for _ in range(6)]

@@ -6,13 +6,11 @@ import math
 import jax.random as jr
 import numpy as np
 import pytest
-import xarray as xr
 from budget import assert_estimate
 
 import sdeinfer as si
 from sdeinfer.auditing import Recipe
-from sdeinfer.auditing._estimates import strength_estimate
-from sdeinfer.blocks import GRID, MLP, Block, BlockOrder, SelfAttention, branch_coefficients
+from sdeinfer.blocks import MLP, Block, SelfAttention
 
 WIDTH, LAYERS, TOKENS, SD = 64, 6, 3, 0.1
 DECLARED = {"attention.strength": math.sqrt(WIDTH) * SD, "mlp.strength": math.sqrt(4 * WIDTH) * SD}
@@ -93,15 +91,12 @@ def test_without_a_recipe_nothing_is_declared():
 
 def test_errors_of_ratios_are_those_that_are_stated():
     """Those of one increment, whose errors are independent given what their branches read."""
-    data = xr.concat([sampled(seed) for seed in range(10)], "network", combine_attrs="override")
-    order = BlockOrder.of_data(blocks(), data)
-    at_declared, part, count = branch_coefficients(data, order)[:, :, GRID // 2], np.asarray(order.part), 10 * LAYERS
-    for number, (name, declared) in enumerate(order.strengths.items()):
-        own = at_declared[:, part == number].reshape(count, -1)
-        found = [strength_estimate(name, declared, each) for each in own]
-        ratios = np.array([each.log_ratio / each.sd for each in found])
-        assert_estimate(ratios.mean(), 0.0, 1 / math.sqrt(count))
-        assert_estimate(np.square(ratios).mean(), 1.0, math.sqrt(2 / count))
+    tables = [audited(sampled(seed)).branches for seed in range(10)]
+    for block in ("attention", "mlp"):
+        own = [table[table["block"] == block] for table in tables]
+        ratios = np.concatenate([np.log(table["ratio"]) / table["sd"] for table in own])
+        assert_estimate(ratios.mean(), 0.0, 1 / math.sqrt(len(ratios)))
+        assert_estimate(np.square(ratios).mean(), 1.0, math.sqrt(2 / len(ratios)))
 
 
 def test_a_dataset_needs_an_architecture():

@@ -16,24 +16,13 @@ from references import packed
 from scipy import special
 
 import sdeinfer as si
-from sdeinfer.auditing._lookup import recipe_of
-from sdeinfer.auditing._recipe import Matrix, Recipe, declared, matrices
-from sdeinfer.auditing._recipes import (
-    RECIPES,
-    completep,
-    deepnet,
-    gpt2,
-    kaiming,
-    lecun,
-    mup,
-    normal,
-    pytorch,
-    pytorch_linear,
-    t_fixup,
-    xavier,
-)
+from sdeinfer.auditing import Matrix, Recipe, declared, standard_deviations
 from sdeinfer.blocks import MLP, Block, SelfAttention
 
+completep, deepnet, gpt2, kaiming, lecun, mup, normal, pytorch, pytorch_linear, t_fixup, xavier = (
+    getattr(si.audit.recipes, name)
+    for name in "completep deepnet gpt2 kaiming lecun mup normal pytorch pytorch_linear t_fixup xavier".split()
+)
 WIDTH, LAYERS = 64, 8
 LAYER = si.Stack((Block(SelfAttention(heads=4, key_value_heads=2), norm="layer"), Block(MLP(), norm="layer")))
 """Queries are 64 × 64, keys and values 64 × 32, the MLP 64 × 256 and 256 × 64; d_k is 16."""
@@ -62,29 +51,36 @@ BY_HAND = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_standard_deviations_are_those_by_hand(name):
     recipe, expected = BY_HAND[name]
-    both = [matrices(block, width=WIDTH, layers=LAYERS) for block in (LAYER.layers[0], LAYER.layers[1])]
-    of_role = both[0] | both[1]
-    assert list(of_role) == ["query", "key", "value", "attention output", "up", "mlp output"]
-    np.testing.assert_allclose([recipe.sd(matrix) for matrix in of_role.values()], expected, rtol=1e-5)
+    table = standard_deviations(LAYER, [recipe] * LAYERS, width=WIDTH)
+    assert table["matrix"].tolist() == ["query", "key", "value", "attention output", "up", "mlp output"]
+    np.testing.assert_allclose(table["sd"], expected, rtol=1e-5)
 
 
-def test_what_beside_weights_a_recipe_gives():
-    up, out = Matrix("up", 64, 256, WIDTH, LAYERS), Matrix("mlp output", 256, 64, WIDTH, LAYERS)
-    last = Matrix("attention output", 64, 64, WIDTH, LAYERS)
-    assert [pytorch().bias_sd(matrix) for matrix in (up, out, last)] == pytest.approx([192**-0.5, 768**-0.5, 0])
-    assert [pytorch_linear().bias_sd(matrix) for matrix in (up, out, last)] == pytest.approx(
-        [192**-0.5, 768**-0.5, 192**-0.5]
-    )
-    assert [pytorch_linear(biases=False).bias_sd(last), pytorch(biases=False).bias_sd(up)] == [0, 0]
-    assert deepnet(pytorch_linear()).bias_sd(up) == pytest.approx((192 * 8) ** -0.5)
-    assert deepnet().skip(LAYERS) == 2
-    assert mup(base_width=16).temperature(16) == 4
-    assert mup(base_width=16, base_head_size=4).temperature(16) == 2
-    deep = completep(base_width=16, base_layers=2)
-    assert (deep.multiplier(8), deep.temperature(16)) == (0.25, 4)
-    assert completep(base_width=16, base_layers=2, alpha=0.5).multiplier(8) == 0.5
-    query = Matrix("query", 64, 64, WIDTH, LAYERS)
-    assert t_fixup(query_key_gain=math.sqrt(0.5)).sd(query) == pytest.approx(128**-0.5)
+def matrix(role, fan_in=64, fan_out=64):
+    return Matrix(role, fan_in, fan_out, WIDTH, LAYERS)
+
+
+DEEP = completep(base_width=16, base_layers=2)
+UP, OUT, LAST = matrix("up", 64, 256), matrix("mlp output", 256, 64), matrix("attention output")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([pytorch().bias_sd(each) for each in (UP, OUT, LAST)], [192**-0.5, 768**-0.5, 0]),
+        ([pytorch_linear().bias_sd(each) for each in (UP, OUT, LAST)], [192**-0.5, 768**-0.5, 192**-0.5]),
+        ([pytorch_linear(biases=False).bias_sd(LAST), pytorch(biases=False).bias_sd(UP)], [0, 0]),
+        (deepnet(pytorch_linear()).bias_sd(UP), (192 * 8) ** -0.5),
+        (deepnet().skip(LAYERS), 2),
+        (mup(base_width=16).temperature(16), 4),
+        (mup(base_width=16, base_head_size=4).temperature(16), 2),
+        ([DEEP.multiplier(8), DEEP.temperature(16)], [0.25, 4]),
+        (completep(base_width=16, base_layers=2, alpha=0.5).multiplier(8), 0.5),
+        (t_fixup(query_key_gain=math.sqrt(0.5)).sd(matrix("query")), 128**-0.5),
+    ],
+)
+def test_what_beside_weights_a_recipe_gives(found, expected):
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +92,7 @@ def test_what_beside_weights_a_recipe_gives():
     ids=["flax", "equinox"],
 )
 def test_the_defaults_of_libraries(recipe, kernel):
-    assert_mean(np.ravel(kernel()) ** 2, recipe.sd(Matrix("up", 64, 256, WIDTH, LAYERS)) ** 2)
+    assert_mean(np.ravel(kernel()) ** 2, recipe.sd(UP) ** 2)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +109,9 @@ def test_the_defaults_of_libraries(recipe, kernel):
     ids=lambda recipe: recipe.name,
 )
 def test_factors_are_what_a_recipe_adds_to_a_plain_one(recipe, plain):
-    for block in LAYER.layers:
-        for matrix in matrices(block, width=WIDTH, layers=LAYERS).values():
-            found = recipe.sd(matrix) * (recipe.multiplier(LAYERS) if matrix.last else 1)
-            assert found == pytest.approx(plain.sd(matrix) * math.prod(recipe.factors(matrix).values()))
+    for each in (UP, OUT, LAST, matrix("query"), matrix("value", 64, 32)):
+        found = recipe.sd(each) * (recipe.multiplier(LAYERS) if each.last else 1)
+        assert found == pytest.approx(plain.sd(each) * math.prod(recipe.factors(each).values()))
 
 
 # Mean increments, against networks with weights and biases of these standard deviations.
@@ -230,63 +225,27 @@ def test_the_blocks_of_gpt2_are_those_of_its_guide():
     assert declared(architecture, deepnet(), width=768, layers=8).layers[0].skip == 2
 
 
+SHAPED = si.Stack((si.ShapedAttention(gamma=0.5, tau0=1.0),))
+
+
 @pytest.mark.parametrize(
-    ("recipe", "message"),
+    ("call", "message"),
     [
-        ({role: 0.02 for role in ("query", "key", "value")}, "attention output, got none"),
-        ({"querry": 0.02}, "roles are query, key"),
-        ({"query": "small"}, "needed for query, got 'small'"),
-        (gpt2(0.0), "standard deviation of the query must be positive, and is 0.0 in gpt2"),
-        (dataclasses.replace(normal(), multiplier=lambda layers: 0.0), "multiplier must be positive"),
-        (
-            dataclasses.replace(normal(), bias_sd=lambda matrix: float(matrix.role == "key")),
-            "not in proportion to their weights",
-        ),
-        (dataclasses.replace(normal(), bias_sd=lambda matrix: -1.0), "biases of the query"),
-        ("gpt3", "one of gpt2, normal, pytorch"),
-        ("mup", r"mup needs base_width: pass si\.audit\.recipes\.mup\(base_width=256\)"),
-        (
-            "completep",
-            r"base_width and base_layers: pass si\.audit\.recipes\.completep\(base_width=256, base_layers=2\)",
-        ),
-        ("shaped", "si.fit"),
-        (0.02, "a name, a Recipe or a dict"),
-    ],
-)
-def test_unusable_recipes_are_refused(recipe, message):
-    with pytest.raises(si.InputError, match=message):
-        declared(LAYER, recipe_of(recipe), width=WIDTH, layers=LAYERS)
-
-
-def test_unusable_arguments_of_recipes_are_refused():
-    for make, message in (
         (lambda: kaiming("gelu"), "nonlinearity: one of linear"),
         (lambda: kaiming(mode="fan"), "mode: 'fan_in' or 'fan_out'"),
         (lambda: mup(base_width=0), "base_width: a whole number of at least 1"),
         (lambda: completep(base_width=1, base_layers=0), "base_layers: a whole number of at least 1"),
-    ):
-        with pytest.raises(si.InputError, match=message):
-            make()
-    with pytest.raises(si.InputError, match="blocks of SelfAttention and MLP"):
-        declared(si.Stack((si.ShapedAttention(gamma=0.5, tau0=1.0),)), normal(), width=WIDTH, layers=1)
-    with pytest.raises(si.InputError, match="not a multiple of 4"):
-        declared(LAYER, normal(), width=63, layers=1)
-
-
-def test_recipes_by_name_take_the_sd_of_the_configuration():
-    query = Matrix("query", 64, 64, WIDTH, LAYERS)
-    assert recipe_of("gpt2", sd=0.05).sd(query) == 0.05
-    assert recipe_of("gpt2").sd(query) == 0.02
-    assert recipe_of("xavier", sd=0.05).sd(query) == 0.125
-    assert recipe_of(gpt2(0.1), sd=0.05).sd(query) == 0.1
-    assert recipe_of({"query": 0.3}, sd=0.05).sd(query) == 0.3
-    for name, make in RECIPES.items():
-        if name not in ("mup", "completep", "shaped"):
-            assert recipe_of(name).name == name == make().name
+        (lambda: declared(SHAPED, normal(), width=WIDTH, layers=1), "blocks of SelfAttention and MLP"),
+        (lambda: declared(LAYER, normal(), width=63, layers=1), "not a multiple of 4"),
+    ],
+)
+def test_unusable_arguments_of_recipes_are_refused(call, message):
+    with pytest.raises(si.InputError, match=message):
+        call()
 
 
 @pytest.mark.parametrize("pattern", [si.CAUSAL, si.Pattern(causal=True, prompts=(2, 3)), si.Pattern.of_mask(np.eye(3))])
 def test_matrices_do_not_depend_on_the_pattern(pattern):
-    plain, other = (SelfAttention(heads=4, rope=1e4, pattern=each) for each in (si.Pattern(), pattern))
-    of_both = [matrices(Block(each), width=WIDTH, layers=LAYERS) for each in (plain, other)]
-    assert of_both[0] == of_both[1]
+    plain, other = (Block(SelfAttention(heads=4, rope=1e4, pattern=each)) for each in (si.Pattern(), pattern))
+    one, two = (standard_deviations(each, [normal()], width=WIDTH) for each in (plain, other))
+    assert one.equals(two)

@@ -55,8 +55,8 @@ def test_factors_outside_of_branches_are_part_of_strengths(written):
 
 def test_growth_of_gradients(written):
     found = written["gradients"]
-    by_audit, by_differences = np.transpose(found["growths"])
-    np.testing.assert_allclose(by_audit, by_differences, rtol=1e-5)
+    by_audit, by_states = np.transpose(found["growths"])
+    np.testing.assert_allclose(by_audit, by_states, rtol=1e-5)
     assert len(by_audit) == 4
     assert found["quantities"] == ["attention.strength", "growth of gradients", "growth of the stream", "mlp.strength"]
 

@@ -32,7 +32,6 @@ MODELS = {
 """The list of layers, and inside a layer the reader and the writer of attention and of the MLP."""
 
 WITHOUT_CONFIGURATION = ("encoder", "encoder with norms first", "encoder with a mask", "nanogpt")
-WITHOUT_MASK = ("bert", "roberta", "distilbert", "vit", "encoder", "encoder with norms first")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,6 @@ def test_descriptions(name, written):
     assert found["branches"] == branches
     assert found["same"]
     assert found["sd"] == {"starcoder2": 0.018042}.get(name, None if name in WITHOUT_CONFIGURATION else 0.02)
-    assert found["first"] == (None if name in WITHOUT_MASK else 4)
     assert found["observed"] == [reader for _, reader, _ in branches]
     assert found["tokens"] == (5 if name == "vit" else 4)
 
@@ -76,18 +74,11 @@ MESSAGES = {
     "gemma3": "branches: layers.0 of Gemma3TextModel has a norm after a branch (post_feedforward_layernorm): ",
     "qwen3": "model: Qwen3Model has normalised queries and keys (layers.0.self_attn.q_norm), for which there is no law "
     "of blocks",
-    "part": "model: GPTNeoXModel has rotations of a part of each head, for which there is no law of blocks",
-    "bloom": "model: BloomModel has ALiBi, for which there is no law of blocks",
-    "experts": "model: MixtralModel has experts, for which there is no law of blocks",
-    "layerscale": "model: Dinov2Model has LayerScale, for which there is no law of blocks",
     "decoder": "branches: decoder.layers.0 of Transformer has cross-attention (multihead_attn), for which there is no "
     "law",
     "activation": "model: TransformerEncoder has the activation <function elu at ",
-    "blocks": "architecture: NanoGPT does not tell its blocks; give them, as architecture=si.Stack((",
-    "heads": "architecture: heads=4, where the model's MultiheadAttention has 2",
     "int8": "model: ffn.weight is torch.int8: quantised weights are not those of a recipe",
     "window": "inputs: a sliding window of 2 tokens is below the 4 tokens to observe",
-    "inputs": "inputs: needed for NanoGPT: its argument, or a dict of keyword arguments; at most 12 tokens",
     "vocabulary": "inputs: needed for LlamaModel: its vocabulary has 3 usual tokens",
 }
 

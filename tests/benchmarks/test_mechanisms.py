@@ -66,8 +66,8 @@ def test_coverage_without_each_mechanism(width, more, key):
             except si.InputError:
                 refused[name] += 1
                 continue
-            for site in ranks[name]:
-                ranks[name][site].append(found.rank(site, truth[site]))
+            for site, rank in found.ranks(truth, ranks[name]).items():
+                ranks[name][site].append(rank)
     print(f"\nn = {width}, {more} × {SIZES[width]} networks and layers; refused: {refused}")
     for name, of_sites in ranks.items():
         report({site: np.array(u) for site, u in of_sites.items()}, f"n = {width}, {name}")

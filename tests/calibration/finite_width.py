@@ -71,7 +71,7 @@ def ranks_of(pattern: str, width: int, number: int) -> dict:
     for law, own in prepared.items():
         drawn = posterior(own, key_fit)
         by_nuts += drawn.k > PARETO_K
-        found[law] = {name: drawn.rank(name, truth[name]) for name in IDENTIFIED}
+        found[law] = drawn.ranks(truth, IDENTIFIED)
     return {"ranks": found, "by_nuts": int(by_nuts), "left_out": float(1 - data["used"].values[:, :-1].mean())}
 
 

@@ -21,38 +21,31 @@ HELD_OUT = 1_000_000
 
 
 def run_all(judge: Callable[..., dict[str, Any]], cases: Sequence[tuple], folder: Path) -> list[dict[str, Any]]:
-    """What `judge` says of every case, in the order of the cases; the key `error` holds the traceback of a defect.
+    """What `judge` says of every case, in the order of the cases; defects fail at the end.
 
     Arguments:
         judge: a function of a module that processes can import, from the elements of a case to what JSON can hold.
         cases: the cases, of strings and numbers.
         folder: keeps each result, by this source code; what it has is not run again.
     """
-    file = folder / f"{judge.__module__}-{_source_hash(judge)}.jsonl"
+    file = folder / f"{judge.__module__}-{_source_hash()}.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
-    done = {tuple(case): found for case, found in map(json.loads, lines)}
+    done, defects = {tuple(case): found for case, found in map(json.loads, lines)}, []
     os.environ["JAX_ENABLE_X64"] = "1"  # for the processes, before they import JAX
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     context, workers = multiprocessing.get_context("spawn"), len(os.sched_getaffinity(0))
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool, file.open("a") as kept:
-        left = {pool.submit(_judged, judge, case): case for case in cases if case not in done}
+        left = {pool.submit(judge, *case): case for case in cases if case not in done}
         for future in concurrent.futures.as_completed(left):
-            case, found = left[future], future.result()
-            done[case], line = found, json.dumps((case, found))
-            print(line, flush=True)
-            if "error" not in found:
-                print(line, file=kept, flush=True)
+            if future.exception() is not None:
+                defects.append((left[future], "".join(traceback.format_exception(future.exception()))))
+                continue
+            done[left[future]] = future.result()
+            print(json.dumps((left[future], future.result())), file=kept, flush=True)
+    assert not defects, "\n".join(f"{case}: {text}" for case, text in defects)
     return [done[case] for case in cases]
 
 
-def _judged(judge: Callable[..., dict[str, Any]], case: tuple) -> dict[str, Any]:
-    """What `judge` says of a case; a traceback is an `error`, and does not end the study."""
-    try:
-        return judge(*case)
-    except Exception:  # noqa: BLE001 reported with the others
-        return {"error": traceback.format_exc()}
-
-
-def _source_hash(judge: Callable[..., Any]) -> str:
+def _source_hash() -> str:
     files = [*sorted(Path(si.__file__).parent.rglob("*.py")), *sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -5,6 +5,7 @@ parameters, twice adapted to its own weighted draws, costs a second a data set, 
 whether it can be trusted. `nuts_draws` is what it is compared with.
 """
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -44,9 +45,9 @@ class Posterior(NamedTuple):
         mean = np.average(self.draws[name], weights=self.weights)
         return mean, np.sqrt(np.average((self.draws[name] - mean) ** 2, weights=self.weights))
 
-    def rank(self, name: str, truth: float) -> float:
-        """Posterior probability below the truth."""
-        return float(self.weights[self.draws[name] < truth].sum())
+    def ranks(self, truth: dict[str, float], names: Iterable[str]) -> dict[str, float]:
+        """Posterior probabilities below the truth."""
+        return {name: float(self.weights[self.draws[name] < truth[name]].sum()) for name in names}
 
 
 def draw_parameters(assumptions: Assumptions, key) -> dict[str, float]:
@@ -106,17 +107,28 @@ def nuts_draws(prepared: PathStatistics, key) -> dict[str, np.ndarray]:
     return {name: value.reshape(-1) for name, value in samples.items()}
 
 
+def ranks_of_sets(one: Callable[..., dict[str, float] | None], data_sets: int, key) -> dict[str, np.ndarray]:
+    """Ranks of the truth in the posteriors of so many data sets, for each parameter.
+
+    `one` maps a key to the ranks in one data set, or to None where its data are refused: leaving a data set out by what
+    its data say does not bias the others.
+    """
+    found, drawn = [], 0
+    while len(found) < data_sets:
+        ranks = one(jr.fold_in(key, drawn))
+        drawn += 1
+        found += [] if ranks is None else [ranks]
+    print(f"\n{drawn - data_sets} of {drawn} data sets refused")
+    return {name: np.array([each[name] for each in found]) for name in found[0]}
+
+
 def assert_calibrated(ranks: dict[str, np.ndarray], what: str, *, draws: int = POINTS) -> None:
     """Ranks of the truth are uniform: posteriors have the right width, are not moved, and have the right shape.
 
     The first two are tests of one number each, of Φ⁻¹(rank), and have the power: see `power`. The third is that of
-    Kolmogorov and Smirnov.
-
-    Arguments:
-        ranks: posterior probabilities below the truth, for each parameter.
-        what: the study, for messages.
-        draws: independent draws in a posterior, which tell a rank from 0 and 1.
+    Kolmogorov and Smirnov. `draws` is the number of independent draws in a posterior, which tell a rank from 0 and 1.
     """
+    report(ranks, what)
     for name, u in ranks.items():
         for test, p in p_values(u, draws).items():
             assert p >= share(), f"{what}: {test} of posteriors of {name}, {len(u)} data sets: p = {p:.2g}"
@@ -134,17 +146,9 @@ def p_values(u: np.ndarray, draws: int = POINTS) -> dict[str, float]:
 
 
 def power(data_sets: int, narrow: float) -> float:
-    """Probability that `assert_calibrated` rejects posteriors whose sds are too small by a factor `narrow`.
-
-    By the test of their width alone; 50 % and 90 % intervals then hold `covered(.5, narrow)` and `covered(.9, narrow)`.
-    """
+    """Probability that the test of width alone rejects posteriors whose sds are too small by a factor `narrow`."""
     low, high = stats.chi2(data_sets).ppf([SHARE / 2, 1 - SHARE / 2])
     return float(stats.chi2.sf(high / narrow**2, data_sets) + stats.chi2.cdf(low / narrow**2, data_sets))
-
-
-def covered(level: float, narrow: float) -> float:
-    """How often intervals of a level hold the truth where posteriors' sds are too small by a factor `narrow`."""
-    return float(2 * stats.norm.cdf(stats.norm.ppf((1 + level) / 2) / narrow) - 1)
 
 
 def share_held(u: np.ndarray, level: float) -> float:

@@ -7,11 +7,10 @@ mode, the expansion and the adjustment have to follow it.
 """
 
 import jax.random as jr
-import numpy as np
 import numpyro.distributions as dist
 import pytest
 from calibration.finite_width import TRANSFORMER, data_set
-from calibration.study import PARETO_K, assert_calibrated, posterior, report, statistics
+from calibration.study import assert_calibrated, posterior, ranks_of_sets, statistics
 
 from sdeinfer.likelihood import Assumptions, checked_priors
 
@@ -29,20 +28,10 @@ PRIORS = {
 def test_posteriors_by_other_priors_are_calibrated(name, key):
     assumptions = Assumptions(TRANSFORMER, "finite-width", checked_priors(PRIORS[name], TRANSFORMER))
     free = [site for site in TRANSFORMER.coordinates.identified if site not in assumptions.fixed]
-    ranks: dict[str, list[float]] = {site: [] for site in free}
-    drawn = by_nuts = 0
-    while len(ranks[free[0]]) < DATA_SETS:
-        key_data, key_fit = jr.split(jr.fold_in(key, drawn))
+
+    def one(key):
+        key_data, key_fit = jr.split(key)
         truth, data = data_set(WIDTH, key_data, assumptions)
-        drawn += 1
-        # Leaving a data set out by what its data say does not bias the others.
-        if data is None:
-            continue
-        found = posterior(statistics(data, assumptions), key_fit)
-        by_nuts += found.k > PARETO_K
-        for site in free:
-            ranks[site].append(found.rank(site, truth[site]))
-    print(f"\n{name}: {drawn} data sets drawn, {drawn - DATA_SETS} refused as out of range; {by_nuts} fits by NUTS")
-    uniform = {site: np.array(u) for site, u in ranks.items()}
-    report(uniform, name)
-    assert_calibrated(uniform, name)
+        return None if data is None else posterior(statistics(data, assumptions), key_fit).ranks(truth, free)
+
+    assert_calibrated(ranks_of_sets(one, DATA_SETS, key), name)

@@ -1,11 +1,11 @@
 """Data sets with known parameters or known failures, and the verdict of `check` on each."""
 
-import warnings
 from typing import Any
 
 import jax.random as jr
 import numpy as np
-from baselines import Baseline, sample_baseline
+from calibration.judged import fit_and_check
+from numpy_networks import Network, covariances
 
 import sdeinfer as si
 from sdeinfer.layers import Architecture
@@ -24,22 +24,29 @@ FEEDFORWARD = si.ResidualFeedForward(gamma=0.5, c_plus=2.0, c_minus=-2.0)
 ATTENTION = si.ShapedAttention(gamma=0.5, tau0=1.0)
 
 
-def baseline(**switches):
-    return lambda key: sample_baseline(Baseline(**switches), V0, **SIZES, key=key)
+def unshaped(**fields):
+    """Networks of NumPy, with c₊ = −c₋ = 1 where they have them."""
+    network = Network(c_plus=1.0, c_minus=-1.0, **fields)
+
+    def sample(key):
+        V = covariances(network, np.asarray(V0), **SIZES, seed=int(jr.bits(key)))
+        return si.covariance_dataset(V, width=SIZES["width"])
+
+    return sample
 
 
 def shaped(layer, V0=V0, **sizes):
     return lambda key: si.sample_networks(layer, V0, **SIZES | sizes, key=key)
 
 
-VANILLA = {"identity": False, "centred": False, "temperature": "usual", "c": None}
+VANILLA = {"identity": False, "centred": False, "shaped_temperature": False, "plain_relu": True}
 PLANTED = {
-    "Pre-LN": (baseline(**VANILLA, layer_norm=True), "transformer", {}),
-    "usual temperature": (baseline(temperature="usual"), "transformer", {}),
-    "not centred": (baseline(centred=False), "transformer", {}),
-    "no identity": (baseline(identity=False), "transformer", {}),
-    "weights of sd 1.1": (baseline(weights=1.1), "transformer", {}),
-    "shared weights": (baseline(shared=True), "transformer", {}),
+    "Pre-LN": (unshaped(**VANILLA, layer_norm=True), "transformer", {}),
+    "usual temperature": (unshaped(shaped_temperature=False), "transformer", {}),
+    "not centred": (unshaped(centred=False), "transformer", {}),
+    "no identity": (unshaped(identity=False), "transformer", {}),
+    "weights of sd 1.1": (unshaped(weights=1.1), "transformer", {}),
+    "shared weights": (unshaped(shared_by="layers"), "transformer", {}),
     "ten draws": (shaped(TRANSFORMER, networks=MANY), "transformer", {"draws": 10}),
     "feed-forward as attention": (shaped(FEEDFORWARD, networks=MANY), "attention", {}),
     "transformer as MLP": (shaped(TRANSFORMER, networks=MANY), "mlp", {}),
@@ -89,68 +96,47 @@ def good(seed: int, *, edge: bool) -> tuple[Any, str]:
 
 
 def cases(first: int) -> list[tuple[str, str, int]]:
-    """Group, name and seed of every data set.
+    """Group, name and seed of every data set, of which `first` is the first."""
+    named = {"in range": ["in range"], "at the edge": ["at the edge"], "wrong sizes": WRONG}
+    named |= {"planted": [*PLANTED, *UNIDENTIFIED]}
+    return [
+        (group, name, seed)
+        for group, names in named.items()
+        for name in names
+        for seed in range(first, first + SEEDS[group])
+    ]
 
-    Arguments:
-        first: the first seed.
-    """
-    seeds = {group: range(first, first + count) for group, count in SEEDS.items()}
-    found = [(group, group, seed) for group in ("in range", "at the edge") for seed in seeds[group]]
-    for group, names in (("wrong sizes", WRONG), ("planted", PLANTED), ("planted", UNIDENTIFIED)):
-        found += [(group, name, seed) for name in names for seed in seeds[group]]
-    return found
+
+TAU0_AS_USUAL = {"usual temperature": SIZES["width"] ** -0.5, "shared weights": 1.0}
+"""Unshaped networks that are, or would be but for the sharing, shaped Transformers with this τ0."""
 
 
 def judged(group: str, name: str, seed: int) -> dict[str, Any]:
     """The verdict on one data set, without knowing the truth, and the distance of the posterior from it."""
-    key, options, kind = jr.fold_in(jr.key(11), seed), {}, ""
-    sizes: dict[str, Any] = {}
+    key, options, architecture = jr.fold_in(jr.key(11), seed), {}, Architecture("transformer")
+    wrong = {}
     if group in ("in range", "at the edge"):
         sample, kind = good(seed, edge=group == "at the edge")
+        architecture = Architecture(kind)
     elif name in WRONG:
-        layer, true, sizes = WRONG[name]
+        layer, true, fitted = WRONG[name]
         own = {field: getattr(layer, field) for field in layer.parameters()}
-        sample = shaped(type(layer)(**own, **true), networks=MANY)
-        kind = "attention" if layer is ATTENTION else "feedforward"
+        sample, wrong = shaped(type(layer)(**own, **true), networks=MANY), true | fitted
+        architecture = Architecture("attention" if layer is ATTENTION else "feedforward", **fitted)
     elif name in UNIDENTIFIED:
         sample, kind, _ = UNIDENTIFIED[name]
+        architecture = Architecture(kind)
     else:
         sample, kind, options = PLANTED[name]
-    try:
-        data = sample(jr.fold_in(key, 0))
-        truth = {name: float(x) for name, x in data.attrs.items() if str(name).startswith("truth_")}
-        data = data.assign_attrs({name: x for name, x in data.attrs.items() if name not in truth})
-        for attribute in truth:
-            del data.attrs[attribute]
-        architecture = Architecture(kind, **sizes)
-        post = si.fit(si.models.full_path, data, architecture=architecture, **options, key=jr.fold_in(key, 1))
-        with warnings.catch_warnings():
-            # ArviZ's, of diagnostics that few draws do not allow.
-            warnings.simplefilter("ignore")
-            found = si.check(post)
-    except si.InputError as error:
-        return {"group": group, "name": name, "seed": seed, "refused": str(error)}
-    post.attrs |= truth
-    if name in ("usual temperature", "shared weights"):
-        # Parameters with which they are, or would be but for the sharing, shaped Transformers.
-        tau0 = 1.0 if name == "shared weights" else SIZES["width"] ** -0.5
-        post.attrs |= {"truth_gamma": 0.5, "truth_tau0": tau0, "truth_c_plus": 1.0, "truth_c_minus": -1.0}
-    known, draws = si.diagnostics.known_truth(post), post["posterior"].to_dataset()
-    z = {}
-    for each, parameter in architecture.coordinates.sampled.items():
-        if each in known and parameter.identified:
-            u = parameter.to_real(draws[each].values)
-            z[each] = float((u.mean() - parameter.to_real(np.asarray(known[each]))) / u.std())
-    wrong = [] if name not in WRONG else [architecture.in_words(size) for size in (WRONG[name][1] | WRONG[name][2])]
-    return {
-        "group": group,
-        "name": name,
-        "seed": seed,
-        "trusted": found.passed,
-        "cause": found.cause.name if found.cause else "",
-        "conditional": any(size in found.assumed for size in wrong),
-        "unidentified": found.unidentified,
-        "z": z,
-        "verdict": found.verdict,
-        "used": 1 - post.attrs["left_out"],
-    }
+        architecture = Architecture(kind)
+    data = sample(jr.fold_in(key, 0))
+    truth = {str(name): float(x) for name, x in data.attrs.items() if str(name).startswith("truth_")}
+    data.attrs = {name: x for name, x in data.attrs.items() if name not in truth}
+    known = {name.removeprefix("truth_"): x for name, x in truth.items()}
+    if name in TAU0_AS_USUAL:
+        known = {"gamma": 0.5, "tau0": TAU0_AS_USUAL[name], "c_plus": 1.0, "c_minus": -1.0}
+    if "c_plus" in known:
+        known["c_gap"] = known["c_plus"] - known["c_minus"]
+    found = fit_and_check(data, architecture, known, **options, key=jr.fold_in(key, 1))
+    named = any(architecture.in_words(size) in found.get("assumed", ()) for size in wrong)
+    return {"group": group, "name": name, "wrong_size_named": named, **found}

@@ -1,14 +1,15 @@
-"""Random data sets of shaped networks, from the definitions of a layer (Eq. 1, 4, 9, 11), in NumPy alone.
-
-Nothing here is from the package. A fresh Gaussian matrix W is seen only through the product XW/√n, whose n columns are
-independent N(0, XXᵀ/n) given X: `_linear` draws these, or W itself, which is slower.
-"""
+"""Random data sets of shaped networks of NumPy, and the verdict of `check` on each."""
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
+import jax.random as jr
 import numpy as np
+from calibration.judged import fit_and_check
+from numpy_networks import Network, hidden_states, tokens_of
+
+import sdeinfer as si
+from sdeinfer.layers import Architecture
 
 SHAPES = ("any", "equicorrelated", "near copies", "unequal norms", "nearly low rank", "low rank")
 """Kinds of initial Gram matrices."""
@@ -19,85 +20,46 @@ WORK = 3e8
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One data set: the architecture, its true parameters, its sizes and its tokens."""
+    """One data set: its layer, its sizes and the Gram matrix of its tokens."""
 
-    architecture: str
-    gamma: float
-    tau0: float
-    c_plus: float
-    c_minus: float
+    layer: Network
     V0: np.ndarray
-    shape: str
     width: int
     depth: int
     networks: int
-    heads: int = 1
-    output_projection: bool = False
-    expansion: int = 1
-    causal: bool = False
-    prompts: tuple[int, ...] = ()
-    explicit: bool = False
-
-    @property
-    def attends(self) -> bool:
-        return self.architecture in ("transformer", "attention")
-
-    @property
-    def truth(self) -> dict[str, float]:
-        """The identified parameters."""
-        names = {"transformer": "gamma tau0 c_gap", "attention": "gamma tau0", "feedforward": "gamma c_gap"}
-        known = {"gamma": self.gamma, "tau0": self.tau0, "c_gap": self.c_plus - self.c_minus}
-        return {name: known[name] for name in names.get(self.architecture, "c_gap").split()}
-
-    @property
-    def mask(self) -> np.ndarray:
-        """Which tokens (columns) each token (row) attends to."""
-        tokens = len(self.V0)
-        lengths = self.prompts or (tokens,)
-        prompt = np.repeat(np.arange(len(lengths)), lengths)
-        seen = prompt[:, None] == prompt
-        return seen & np.tri(tokens, dtype=bool) if self.causal else seen
 
 
 def draw_family(seed: int) -> Family:
     """A random data set: γ .1 to .9, τ0 .3 to 3, gap 0 to 6, m 2 to 6, n 48 to 512, d 8 to 128, 8 to 256 networks."""
     rng = np.random.default_rng([36, seed])
     architecture = str(rng.choice(["transformer", "attention", "feedforward", "mlp"], p=[0.4, 0.35, 0.15, 0.1]))
-    attends = architecture in ("transformer", "attention")
+    attends, grows = architecture in ("transformer", "attention"), architecture in ("transformer", "feedforward")
     tokens = int(rng.integers(2, 7))
     heads = int(rng.choice([1, 2, 4], p=[0.7, 0.15, 0.15])) if attends else 1
-    width = heads * round(float(np.exp(rng.uniform(np.log(48), np.log(512)))) / heads)
-    width = max(width, heads * 2 * tokens)
-    depth, networks = (
-        round(float(np.exp(rng.uniform(np.log(low), np.log(high))))) for low, high in ((8, 128), (8, 256))
-    )
-    networks = max(8, min(networks, int(WORK / (depth * tokens * width))))
+    width = max(heads * round(_log_uniform(rng, 48, 512) / heads), heads * 2 * tokens)
+    depth, networks = round(_log_uniform(rng, 8, 128)), round(_log_uniform(rng, 8, 256))
     gap, mean = rng.uniform(0, 6), rng.normal(0, math.sqrt(2))
-    # Slopes 1 + c/√n that are not positive are no shaped ReLU.
-    mean = max(mean, gap / 2 - 0.8 * math.sqrt(width))
+    mean = max(mean, gap / 2 - 0.8 * math.sqrt(width))  # slopes 1 + c/√n that are not positive are no shaped ReLU
     pattern = rng.choice(["all", "causal", "prompts", "causal prompts"], p=[0.6, 0.15, 0.15, 0.1]) if attends else "all"
-    halves = (tokens // 2, tokens - tokens // 2)
-    shape = str(rng.choice(SHAPES, p=[0.4, 0.15, 0.15, 0.15, 0.1, 0.05]))
-    return Family(
-        architecture,
+    V0 = _initial(str(rng.choice(SHAPES, p=[0.4, 0.15, 0.15, 0.15, 0.1, 0.05])), tokens, rng)
+    layer = Network(
+        architecture=architecture,
         gamma=float(rng.uniform(0.1, 0.9)),
-        tau0=float(np.exp(rng.uniform(np.log(0.3), np.log(3)))),
+        tau0=_log_uniform(rng, 0.3, 3),
         c_plus=float(mean + gap / 2),
         c_minus=float(mean - gap / 2),
-        V0=_initial(shape, tokens, rng),
-        shape=shape,
-        width=width,
-        depth=depth,
-        networks=networks,
         heads=heads,
         output_projection=bool(attends and rng.random() < 0.2),
-        expansion=int(rng.choice([1, 2, 4], p=[0.7, 0.15, 0.15]))
-        if architecture in ("transformer", "feedforward")
-        else 1,
+        expansion=int(rng.choice([1, 2, 4], p=[0.7, 0.15, 0.15])) if grows else 1,
         causal="causal" in str(pattern),
-        prompts=halves if "prompts" in str(pattern) else (),
+        prompts=(tokens // 2, tokens - tokens // 2) if "prompts" in str(pattern) else (),
         explicit=bool(rng.random() < 0.1 and width <= 96),
     )
+    return Family(layer, V0, width, depth, max(8, min(networks, int(WORK / (depth * tokens * width)))))
+
+
+def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
 
 def _initial(shape: str, tokens: int, rng: np.random.Generator) -> np.ndarray:
@@ -124,63 +86,24 @@ def _initial(shape: str, tokens: int, rng: np.random.Generator) -> np.ndarray:
     return size**2 * V / np.diag(V).max()
 
 
-def hidden_states(family: Family, seed: int) -> Iterator[np.ndarray]:
-    """Hidden states X after each layer, the initial ones first; shape (networks, tokens, width)."""
-    rng = np.random.default_rng([37, seed])
-    values, axes = np.linalg.eigh(family.V0)
-    root = axes * np.sqrt(np.maximum(values, 0.0))
-    directions = rng.normal(size=(family.networks, family.width, len(root)))
-    orthonormal = np.linalg.qr(directions)[0].swapaxes(1, 2)
-    X = math.sqrt(family.width) * root @ orthonormal
-    yield X
-    shortcut = math.sqrt(1 - family.gamma**2)
-    for _ in range(family.depth):
-        if family.attends:
-            X = shortcut * X + family.gamma * _attention(family, X, rng)
-        if family.architecture in ("transformer", "feedforward"):
-            X = shortcut * X + family.gamma * _feedforward(family, X, rng)
-        if family.architecture == "mlp":
-            X = _linear(_shaped_relu(family, X), family.width, rng, explicit=family.explicit)
-        yield X
-
-
-def _linear(X: np.ndarray, outputs: int, rng: np.random.Generator, *, explicit: bool) -> np.ndarray:
-    """X W/√k for the k features of X and W of iid standard normals."""
-    networks, tokens, features = X.shape
-    if explicit:
-        return X @ rng.normal(size=(networks, features, outputs)) / math.sqrt(features)
-    gram = X @ X.swapaxes(1, 2) / features
-    finite = np.isfinite(gram).all(axis=(1, 2))[:, None, None]  # a network that has exploded
-    values, axes = np.linalg.eigh(np.where(finite, gram, 0.0))
-    root = np.where(finite, axes, np.nan) * np.sqrt(np.maximum(values, 0.0))[:, None]
-    return root @ rng.normal(size=(networks, tokens, outputs))
-
-
-def _shaped_relu(family: Family, x: np.ndarray) -> np.ndarray:
-    plus, minus = (1 + c / math.sqrt(family.width) for c in (family.c_plus, family.c_minus))
-    return math.sqrt(2 / (plus**2 + minus**2)) * np.where(x > 0, plus * x, minus * x)
-
-
-def _feedforward(family: Family, X: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    hidden = _linear(X, family.expansion * family.width, rng, explicit=family.explicit)
-    return _linear(_shaped_relu(family, hidden), family.width, rng, explicit=family.explicit)
-
-
-def _attention(family: Family, X: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Heads side by side; the logits of each are divided by τ = τ0 √(n n_k), n_k = n/H."""
-    key_width, mask = family.width // family.heads, family.mask
-    centring = mask / mask.sum(axis=1, keepdims=True)
-    # Queries, keys and values of all heads are columns of one product with independent weights.
-    own = _linear(X, 3 * family.width, rng, explicit=family.explicit)
-    queries, keys, values = np.split(own, 3, axis=-1)
-    heads = []
-    for head in range(family.heads):
-        mine = slice(head * key_width, (head + 1) * key_width)
-        logits = (
-            queries[..., mine] @ keys[..., mine].swapaxes(1, 2) / (family.tau0 * math.sqrt(family.width * key_width))
-        )
-        logits = np.where(mask, logits - logits.max(axis=-1, keepdims=True), -np.inf)
-        softmax = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-        heads.append((np.eye(len(mask)) + softmax - centring) @ values[..., mine])
-    joined = np.concatenate(heads, axis=-1)
-    return _linear(joined, family.width, rng, explicit=family.explicit) if family.output_projection else joined
+def judged(seed: int) -> dict:
+    """What the package says of one family: why it refuses it, or the verdict, and how far the truth is."""
+    family, rng = draw_family(seed), np.random.default_rng([37, seed])
+    layer, sizes = family.layer, {}
+    if layer.attends:
+        sizes = {"heads": layer.heads, "output_projection": layer.output_projection}
+        sizes["pattern"] = si.Pattern(causal=layer.causal, prompts=layer.prompts)
+    if layer.architecture in ("transformer", "feedforward"):
+        sizes["expansion"] = layer.expansion
+    observer = si.observation.Observer(pattern=sizes.get("pattern", si.Pattern()))
+    X = tokens_of(family.V0, width=family.width, networks=family.networks, rng=rng)
+    line = {"seed": seed, "architecture": layer.architecture, "tokens": len(family.V0), "width": family.width}
+    try:
+        with np.errstate(all="ignore"):  # some explode
+            for state in hidden_states(layer, X, depth=family.depth, rng=rng):
+                observer.add(state)
+        data = observer.dataset()
+    except si.InputError as error:
+        return line | {"refused": str(error)}
+    truth = {"gamma": layer.gamma, "tau0": layer.tau0, "c_gap": layer.c_plus - layer.c_minus}
+    return line | fit_and_check(data, Architecture(layer.architecture, **sizes), truth, key=jr.key(seed))

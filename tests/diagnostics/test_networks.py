@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import xarray as xr
-from numpy_transformer import hidden_states
+from numpy_networks import states_of
 
 import sdeinfer as si
 
@@ -23,7 +23,7 @@ def checked_with(fitted: xr.DataTree, X: np.ndarray):
 @pytest.mark.parametrize("shared", [True, False])
 def test_prompts_of_one_network_are_not_networks(fitted, shared):
     sizes = {"networks": 24, "depth": 10, "tokens": 3, "gamma": 0.6}
-    found = checked_with(fitted, hidden_states(0, start="prompts", shared=shared, **sizes))
+    found = checked_with(fitted, states_of(0, start="prompts", shared_by="networks" if shared else "", **sizes))
     assert found.to_frame().loc[NAME, "passed"] == (not shared)
     if shared:
         assert found.cause is not None
@@ -41,18 +41,18 @@ def test_observe_warns_of_shared_weights_whatever_the_tokens(tokens):
         sizes = {"tokens": tokens, "width": width, "depth": 6, "start": start}
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            data = si.observe(hidden_states(1, **sizes))
+            data = si.observe(states_of(1, **sizes))
         assert "shared_weights" not in data.attrs
     with pytest.warns(si.SharedWeightsWarning, match=r"give the prompts a dimension of their own"):
-        data = si.observe(hidden_states(1, start="prompts", shared=True, tokens=tokens, depth=6))
+        data = si.observe(states_of(1, start="prompts", shared_by="networks", tokens=tokens, depth=6))
     assert data.attrs["shared_weights"]
 
 
 def test_a_strength_or_a_final_normalisation_does_not_matter():
     for gamma in (0.02, 0.8):
         with pytest.warns(si.SharedWeightsWarning):
-            si.observe(hidden_states(2, start="prompts", shared=True, gamma=gamma))
-        X = hidden_states(2, gamma=gamma, depth=4)
+            si.observe(states_of(2, start="prompts", shared_by="networks", gamma=gamma))
+        X = states_of(2, gamma=gamma, depth=4)
         X[:, -1] /= np.sqrt(np.mean(X[:, -1] ** 2, axis=-1, keepdims=True))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -60,7 +60,7 @@ def test_a_strength_or_a_final_normalisation_does_not_matter():
 
 
 def test_a_dimension_of_prompts_is_no_reason_to_warn():
-    X = hidden_states(3, start="prompts", shared=True, networks=2, tokens=2, depth=4)
+    X = states_of(3, start="prompts", shared_by="networks", networks=2, tokens=2, depth=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         si.observe(state[None] for state in X.swapaxes(0, 1))

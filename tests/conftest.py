@@ -157,47 +157,22 @@ def pytest_collection_finish():
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    """Mark the long cases; refuse tests without a default case; and start with what takes longest."""
+def pytest_collection_modifyitems(items):
+    """Mark the long cases, and start with what takes longest."""
     for item in items:
         if item.nodeid.endswith(LONG_CASES):
             item.add_marker(pytest.mark.long)
-    if not any("[" in argument for argument in config.args):  # cases that were named one by one are not all cases
-        without = tests_without_a_default_case(items)
-        if without:
-            raise pytest.UsageError("no case of these tests runs by default:\n" + "\n".join(without))
     items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST)))
 
 
 KINDS = ("benchmark", "torch", "slow", "docs", "long")
 """Markers of tests that do not run by default; the first of them that a test has is its kind in the budget."""
 
-STUDIES = {"benchmark", "torch", "slow", "docs"}
-"""Markers that a whole test may have: what it is about has a default test elsewhere."""
-
-
-def kind_of(item) -> str:
-    """The kind of a test in the budget."""
-    return next((kind for kind in KINDS if item.get_closest_marker(kind)), "default")
-
-
-def tests_without_a_default_case(items) -> list[str]:
-    """The tests none of whose cases runs by default, other than studies."""
-    default, others = set(), {}
-    for item in items:
-        name = item.nodeid.split("[")[0]
-        of_all_cases = [*getattr(item.function, "pytestmark", ()), *item.parent.iter_markers()]
-        if kind_of(item) == "default":
-            default.add(name)
-        elif not STUDIES & {mark.name for mark in of_all_cases}:
-            others[name] = None
-    return [name for name in others if name not in default]
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Comparisons are counted by the kind of test that makes them."""
-    budget.begin(kind_of(item))
+    budget.begin(next((kind for kind in KINDS if item.get_closest_marker(kind)), "default"))
     return (yield)
 
 

@@ -138,19 +138,12 @@ def test_hand_over(run):
     assert not found["tuned"].missed
 
 
-@pytest.mark.long  # two plans
-def test_an_initialisation_is_tuned(run, capsys):
-    found = run("guides/initialisation", before="Several prompts")
-    assert "these cannot all be had" in capsys.readouterr().out
-    rows = found["moved"].criteria.xs(64, level="depth").reset_index()
-    for row in rows.to_dict("records")[:1]:
-        assert_estimate(row["chain"], 0.95, np.hypot(row["chain_error"], found["tuned"].criteria["error"].iloc[0]))
-
-
 @pytest.mark.slow  # five plans
-def test_further_plans_of_initialisations(run):
+def test_initialisations_are_tuned(run, capsys):
     found = run("guides/initialisation")
-    assert len(found["common"].criteria) == 4
+    assert "these cannot all be had" in capsys.readouterr().out
+    row = found["moved"].criteria.xs(64, level="depth").iloc[0]
+    assert_estimate(row["chain"], 0.95, np.hypot(row["chain_error"], found["tuned"].criteria["error"].iloc[0]))
     assert found["careful"].values.keys() == {"gamma"}
     assert isinstance(found["profile"].layer, si.OverDepth)
     assert 8 < found["deepest"].depth < 128
@@ -211,39 +204,20 @@ def test_a_prior_is_replaced_and_a_parameter_fixed(run, capsys):
     assert_recovered(post, "gamma", "c_gap")
 
 
-def test_the_priors_of_the_table_are_the_defaults():
-    from numpyro import distributions as dist
-
-    from sdeinfer.parameters import C_GAP, C_MEAN, GAMMA, TAU0
-
-    assert isinstance(GAMMA.prior(), dist.Uniform)
-    assert isinstance(TAU0.prior(), dist.LogNormal)
-    assert (C_GAP.prior().scale, C_MEAN.prior().scale) == pytest.approx((2 * np.sqrt(2), np.sqrt(2)))
-
-
-@pytest.mark.long  # a layer for each network; `test_models` has its densities
-def test_a_users_program_is_fitted_and_judged(run):
-    found = run("guides/model", before="The same posterior by NumPyro")
-    posterior = found["post"]["posterior"].to_dataset()
-    for name, truth in (("a", 0.1), ("b", 0.4), ("gamma", 0.6)):
-        assert_holds(posterior[name], truth)
-    assert found["verdicts"].passed
-    assert [reason.split(":")[0] for reason in found["verdicts"].skipped] == ["other architectures and sizes"]
-    assert {"misfit of the layers", "logit spread, mean"} <= set(found["verdicts"].to_frame().index)
-    assert set(found["post"]["layers"].data_vars) == {"gamma", "tau0"}
-
-
 @pytest.mark.slow  # NumPyro's NUTS and SVI compile for half a minute
 def test_a_users_program_has_one_posterior_by_every_inference(run):
     found = run("guides/model")
     posterior = found["post"]["posterior"].to_dataset()
     mcmc, svi = found["mcmc"].get_samples(group_by_chain=True), found["by_svi"]
-    for name in ("a", "b", "gamma"):
+    for name, truth in (("a", 0.1), ("b", 0.4), ("gamma", 0.6)):
         draws = posterior[name].values
+        assert_holds(draws, truth)
         assert_same_posterior(mcmc[name], draws)
         # A normal law is near, not equal.
         assert abs(np.mean(svi[name]) - draws.mean()) < 0.5 * draws.std(), name
         assert 0.7 < np.std(svi[name]) / draws.std() < 1.4, name
+    assert found["verdicts"].passed
+    assert [reason.split(":")[0] for reason in found["verdicts"].skipped] == ["other architectures and sizes"]
     assert found["replicates"].shape == (5, 32, 17, 3, 3)
 
 
@@ -278,57 +252,29 @@ def test_a_users_layer_is_simulated_sampled_and_fitted(run):
     assert found["paths"].shape == (64, 2, 3, 3)
     assert_recovered(found["post"], "gamma")
     assert found["verdicts"].passed
-    assert [reason.split(":")[0] for reason in found["verdicts"].skipped] == ["other architectures and sizes"]
     unnamed = si.check(found["post"])
     assert any("architecture=LinearResidual" in reason for reason in unnamed.skipped)
 
 
-@pytest.mark.slow  # two samplers to compile; `tests/terms` fits the same activation
-def test_an_activation_of_ones_own_is_fitted(run):
-    assert_recovered(run("guides/layer", before="Stacks")["post"], "kappa")
-
-
 @pytest.mark.slow  # two samplers to compile; the default suite fits a layer of a user by the limit's law
 def test_a_users_layer_with_a_law_of_finite_width_and_stacks_are_fitted(run):
+    assert_recovered(run("guides/layer", before="Stacks")["post"], "kappa")
     found = run("guides/layer")
-    assert found["paths"].shape == (512, 2, 3, 3)
     stacked = ("attention.gamma", "attention.tau0", "feedforward.gamma", "feedforward.c_gap")
     assert_recovered(found["post"], *stacked)
-    for name in ("attention.gamma", "feedforward.gamma"):
-        assert si.summarise(found["post"]).loc[name, "sd"] < 0.1
     assert found["verdicts"].passed
 
 
-@pytest.mark.long  # programs of their own; `tests/likelihood` has the densities
-def test_the_likelihood_is_that_of_every_network(run):
-    found = run("guides/sampler_and_likelihood", before="Diffrax")
-    assert found["each"].shape == (16,)
-    assert found["slope"].shape == (16, 8, 3, 3)
+@pytest.mark.long  # programs of their own, and a sampler of BlackJAX to compile
+def test_likelihood_sde_and_sampler_of_ones_own(run):
+    found = run("guides/sampler_and_likelihood")
     assert np.isfinite(found["slope"]).all()
-    assert found["networks"].shape == (2, 16, 9, 3, 3)
-
-
-@pytest.mark.long  # the scripts before it are of the likelihood
-def test_diffrax_saves_what_it_is_told_and_refuses_adaptive_steps(run):
-    found = run("guides/sampler_and_likelihood", before="Samplers")
     ts, V = found["solution"].ts, found["solution"].ys
     assert np.isfinite(ts).sum() == 11
-    np.testing.assert_allclose(V[0, ..., 0], si.equicorrelated(tokens=3, correlation=0.2, norm=1.5), rtol=1e-12)
     assert (np.linalg.eigvalsh(np.moveaxis(V[:11], -1, 1)) > 0).all()
-    diffrax, adaptive = found["diffrax"], found["diffrax"].PIDController(rtol=1e-3, atol=1e-3)
-    with pytest.raises(RuntimeError, match="does not provide error estimates"):
-        diffrax.diffeqsolve(
-            found["term"], found["PSDSplitting"](), 0, 0.5, 0.05, found["X0"], stepsize_controller=adaptive
-        )
-
-
-@pytest.mark.long  # a sampler of BlackJAX to compile
-def test_a_users_sampler_has_the_posterior_of_ours(run):
-    found = run("guides/sampler_and_likelihood")
     ours = si.fit(si.models.full_path, found["data"], draws=500, warmup=500, key=found["jr"].key(2))
     for name in ("gamma", "c_gap"):
-        theirs, own = (post["posterior"].to_dataset()[name].values for post in (found["post"], ours))
-        assert_same_posterior(theirs, own)
+        assert_same_posterior(*(post["posterior"].to_dataset()[name].values for post in (found["post"], ours)))
 
 
 @pytest.mark.long  # a τ0 over depth to compile

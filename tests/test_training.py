@@ -98,10 +98,3 @@ def test_small_networks_train(tmp_path):
     assert more["runs"][:2] == results["runs"]
     with pytest.raises(ValueError, match="path: .* holds results of"):
         training.study(path, SMALL, rates=(0.01,))
-
-
-def test_a_run_that_diverges_has_an_infinite_loss():
-    losses = np.append(np.ones(50), np.full(50, np.nan))
-    assert training.final_loss(losses) == math.inf
-    assert training.thinned(losses)[0] == 1
-    assert training.thinned(losses)[-1] == math.inf

@@ -16,7 +16,7 @@ from sdeinfer.infer._bridged import Latent
 from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._grouped import Grouped
 from sdeinfer.infer._networks import Networks
-from sdeinfer.infer._problem import AbstractPosingModel, AbstractProblem
+from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._settings import LAWS, Law
 from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture, architecture_in, kind_of
 from sdeinfer.likelihood import (
@@ -44,8 +44,6 @@ def pose(
     """Validate data for a model; return the model's part of them, and the problem."""
     if isinstance(model, BranchModel):
         return Branches.of(model, data, architecture, prior)
-    if isinstance(model, AbstractPosingModel):
-        return model.pose(data, architecture, prior)
     return pose_covariances(model, data, architecture, law, prior)
 
 

@@ -3,7 +3,7 @@
 `fit` selects the part of the data to which the law applies, prepares it, samples, predicts and labels, and has no
 branch for a kind of data. The kinds are networks observed at every layer (`infer._networks`), networks in groups
 (`infer._grouped`), networks with latent layers (`infer._bridged`) and increments of residual branches
-(`infer._branches`). A further kind is a subclass of `AbstractProblem`, and an `AbstractPosingModel` that makes it.
+(`infer._branches`). A further kind is a subclass of `AbstractProblem` and a model whose type `assume` knows.
 """
 
 import abc
@@ -98,14 +98,3 @@ class AbstractProblem(abc.ABC):
     @abc.abstractmethod
     def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
         """Attributes of the posterior: the architecture, the names of the identified parameters, fixed values."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AbstractPosingModel(AbstractModel):
-    """A model of another kind of data, which poses its problem itself."""
-
-    @abc.abstractmethod
-    def pose(
-        self, data: xr.Dataset, architecture: Any, prior: Mapping[str, Any] | None
-    ) -> tuple[xr.Dataset, AbstractProblem]:
-        """Validate data; return what the model uses of them, and the problem."""

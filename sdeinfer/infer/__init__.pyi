@@ -30,6 +30,7 @@ from ._posterior import Posterior as Posterior
 from ._predictive import predict as predict
 from ._problem import AbstractProblem as AbstractProblem
 from ._problem import Prepared as Prepared
+from ._problem import pose as pose
 from ._range import in_range as in_range
 from ._range import range_to_fit as range_to_fit
 from ._range import transitions_allowed as transitions_allowed

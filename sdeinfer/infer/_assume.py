@@ -11,18 +11,16 @@ import xarray as xr
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.infer._branches import Branches
 from sdeinfer.infer._bridged import Latent
 from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._grouped import Grouped
 from sdeinfer.infer._networks import Networks
-from sdeinfer.infer._problem import AbstractProblem
+from sdeinfer.infer._problem import pose
 from sdeinfer.infer._settings import LAWS, Law
 from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture, architecture_in, kind_of
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
-    BranchModel,
     EveryLayer,
     Groups,
     LatentLayers,
@@ -34,22 +32,11 @@ from sdeinfer.likelihood import (
 from sdeinfer.observation import INCOMPLETE, TOKENS, in_chunks, validate, validate_labels
 
 
-def pose(
-    model: AbstractModel,
-    data: xr.Dataset,
-    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None,
-    law: Law,
-    prior: Mapping[str, Any] | None = None,
-) -> tuple[xr.Dataset, AbstractProblem]:
-    """Validate data for a model; return the model's part of them, and the problem."""
-    if isinstance(model, BranchModel):
-        return Branches.of(model, data, architecture, prior)
-    return pose_covariances(model, data, architecture, law, prior)
-
-
+@pose.register
 def pose_covariances(
     model: AbstractModel,
     data: xr.Dataset,
+    *,
     architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None,
     law: Law,
     prior: Mapping[str, Any] | None = None,

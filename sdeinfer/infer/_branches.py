@@ -11,7 +11,7 @@ from sdeinfer._files import InputError
 from sdeinfer.blocks import BlockOrder, labelled
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._labels import NETWORK, Labels, labels_by_trace, stamp
-from sdeinfer.infer._problem import AbstractProblem, Prepared
+from sdeinfer.infer._problem import AbstractProblem, Prepared, pose
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood import BranchModel, BranchPath
 from sdeinfer.observation import validate_branches
@@ -28,32 +28,16 @@ class Branches(AbstractProblem):
 
     Attributes:
         order: the blocks of the layers, with their declared strengths, gains and temperatures.
-        prior: priors by name, which replace those of strengths and make gains and temperatures latent.
+        priors: priors by name, which replace those of strengths and make gains and temperatures latent.
     """
 
     model: BranchModel
     order: BlockOrder
-    prior_of: Mapping[str, Any]
-
-    @classmethod
-    def of(
-        cls, model: BranchModel, data: xr.Dataset, architecture: Any, prior: Mapping[str, Any] | None
-    ) -> tuple[xr.Dataset, "Branches"]:
-        """Validate increments; return them, and the problem.
-
-        Raises:
-            InputError: for data without increments, and for an architecture without blocks.
-        """
-        if "increment" not in data:
-            raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")
-        data = validate_branches(data)
-        if not isinstance(architecture, AbstractLayer):
-            raise InputError("architecture: a si.blocks.Block, or a si.Stack of the blocks of a layer, is needed")
-        return data, cls(model, BlockOrder.of_data(architecture, data), prior or {})
+    priors: Mapping[str, Any]
 
     def prepare(self, data: xr.Dataset) -> Prepared:
         """Compute the coefficients of the log densities."""
-        path = BranchPath.of(data, self.order, self.prior_of)
+        path = BranchPath.of(data, self.order, self.priors)
         return Prepared(path, path, data)
 
     def labels(self, prepared: Prepared) -> Labels:
@@ -84,3 +68,21 @@ class Branches(AbstractProblem):
             "normed": " ".join(order.normed),
             **stamp(),
         }
+
+
+@pose.register
+def pose_branches(
+    model: BranchModel, data: xr.Dataset, *, architecture: Any, law: str, prior: Mapping[str, Any] | None
+) -> tuple[xr.Dataset, Branches]:
+    """Validate increments; return them, and the problem.
+
+    Raises:
+        InputError: for data without increments, and for an architecture without blocks.
+    """
+    del law
+    if "increment" not in data:
+        raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")
+    data = validate_branches(data)
+    if not isinstance(architecture, AbstractLayer):
+        raise InputError("architecture: a si.blocks.Block, or a si.Stack of the blocks of a layer, is needed")
+    return data, Branches(model, BlockOrder.of_data(architecture, data), prior or {})

@@ -10,9 +10,11 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from sdeinfer._arguments import checked, given
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer._assume import architecture_of, masked, pose, require_settings
+from sdeinfer.infer import _branches as _branches  # registers its problem
+from sdeinfer.infer._assume import architecture_of, masked, require_settings
 from sdeinfer.infer._placed import placed
 from sdeinfer.infer._predictive import predicted_draws
+from sdeinfer.infer._problem import pose
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, Law
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
@@ -88,7 +90,7 @@ def fit(
             coordinate's range.
     """
     require_settings(law, chains=chains, draws=draws, warmup=warmup, **given(predictions=predictions))
-    data, problem = pose(as_model(model), data, architecture, law, prior)
+    data, problem = pose(as_model(model), data, architecture=architecture, law=law, prior=prior)
     data, selection = problem.select(data, largest_logit, leave_out_damaged=leave_out_damaged)
     phase("preparing the data")
     prepared = problem.prepare(data)
@@ -145,7 +147,7 @@ def prepare(
         InputError: as in `fit`.
     """
     require_settings(law)
-    data, problem = pose(as_model(model), data, architecture, law, prior)
+    data, problem = pose(as_model(model), data, architecture=architecture, law=law, prior=prior)
     data, _ = problem.select(data, largest_logit)
     return problem.prepare(data).joint
 

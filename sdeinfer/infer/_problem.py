@@ -3,11 +3,13 @@
 `fit` selects the part of the data to which the law applies, prepares it, samples, predicts and labels, and has no
 branch for a kind of data. The kinds are networks observed at every layer (`infer._networks`), networks in groups
 (`infer._grouped`), networks with latent layers (`infer._bridged`) and increments of residual branches
-(`infer._branches`). A further kind is a subclass of `AbstractProblem` and a model whose type `assume` knows.
+(`infer._branches`). A further kind is a subclass of `AbstractProblem`, which a function registered at `pose` makes for
+its type of model.
 """
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ import xarray as xr
 from arviz_base import dict_to_dataset
 from jaxtyping import Float, Int, PRNGKeyArray, PyTree
 
+from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import prior_draws
 from sdeinfer.infer._labels import Labels
@@ -98,3 +101,12 @@ class AbstractProblem(abc.ABC):
     @abc.abstractmethod
     def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
         """Attributes of the posterior: the architecture, the names of the identified parameters, fixed values."""
+
+
+@functools.singledispatch
+def pose(
+    model: AbstractModel, data: xr.Dataset, *, architecture: Any, law: str, prior: Mapping[str, Any] | None
+) -> tuple[xr.Dataset, AbstractProblem]:
+    """The model's part of valid data, and the problem of fitting it; a kind of model registers a function here."""
+    del data, architecture, law, prior
+    raise InputError(f"model: there is no problem for {model.name}")

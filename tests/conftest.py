@@ -27,7 +27,6 @@ from long_cases import LONG_CASES
 jaxtyping.install_import_hook("sdeinfer", "typechecking.check")
 
 import sdeinfer as si  # noqa: E402
-from sdeinfer import _compiler  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)  # noqa: FBT003
 os.environ["SDEINFER_NO_CACHE"] = "1"  # commands leave the user's folder alone, and compile as on the first day
@@ -130,9 +129,6 @@ def pytest_xdist_auto_num_workers(config) -> int:
 
 def pytest_configure(config):
     """Before the workers start, which inherit the environment."""
-    if not takes_its_time(config):
-        # As for all other programs; the modules that use it are not imported yet.
-        _compiler.BALANCED.update(_compiler.RUN_ONCE)
     if hasattr(config, "workerinput"):
         return
     # One thread of BLAS a process: more would be in each other's way.

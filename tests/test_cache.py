@@ -5,7 +5,6 @@ import re
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
@@ -103,20 +102,6 @@ def test_folders_that_cannot_be_used_are_left_alone(home, monkeypatch):
         assert unusable()
     assert not list((home / "sdeinfer").glob("*/*"))
     assert not unusable()
-
-
-@pytest.mark.parametrize("error", [None, RuntimeError("no home")])
-def test_a_user_without_a_home_has_no_cache(home, monkeypatch, error):
-    """Versions of platformdirs differ in what they do then."""
-
-    def no_home(*_, **__):
-        if error is not None:
-            raise error
-        return "~/.cache/sdeinfer"
-
-    monkeypatch.setattr(_cache.platformdirs, "user_cache_dir", no_home)
-    assert si.use_compilation_cache() is None
-    assert not Path("~").exists()
 
 
 def test_a_start_leaves_the_programs_used_last(home, monkeypatch):

@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import constrain_fn
 
-from sdeinfer._compiler import BALANCED, RUN_ONCE
+from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.likelihood import AbstractModel, AbstractPath, Adjustment, LatentLayers, Shapes, layer_in
 
@@ -170,7 +170,7 @@ def _constrain(program: Callable[..., None], data: tuple[PyTree, ...], z: Sites)
     return jax.vmap(at)(z)
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=BALANCED)
+@functools.partial(jax.jit, static_argnums=0)
 def _evaluate(model: AbstractModel, prepared: PyTree, sites: Sites) -> tuple[Sites, Sites]:
     def at(sites: Sites) -> tuple[Sites, Sites]:
         observed: Sites = {}

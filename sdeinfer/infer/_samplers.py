@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from sdeinfer._arguments import shown, whole_number
-from sdeinfer._compiler import BALANCED
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._densities import constrained_sites, log_densities
@@ -141,7 +140,7 @@ def _start(sampler: AbstractMarkovChain, posterior: Posterior, key: PRNGKeyArray
     return sampler.start(posterior, key)
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=BALANCED)
+@functools.partial(jax.jit, static_argnums=0)
 def advance_compiled(
     sampler: AbstractMarkovChain, posterior: Posterior, state: PyTree, steps: Array | np.ndarray
 ) -> Any:

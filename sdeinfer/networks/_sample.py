@@ -14,7 +14,7 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, checked
-from sdeinfer._compiler import BALANCED, RUN_ONCE, padded_size
+from sdeinfer._compiler import padded_size
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer._threads import in_threads, on_cpu
@@ -131,7 +131,6 @@ def sample_chains(
     networks, tokens = V0.shape[:2]
     layer = jax.tree.map(lambda value: np.asarray(value, V0.dtype), layer)
     room = padded_size(observed, least=16)
-    chain_batch = _program(networks * observed * observe_every * tokens * (4 * tokens + width))
     batch = chains_at_once(networks, tokens, layer.column_blocks, room)
     sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
     covariance = np.empty((networks, observed + 1, tokens, tokens), V0.dtype)
@@ -140,18 +139,12 @@ def sample_chains(
         number = np.arange(start, start + batch)
         members = number[number < networks]
         starts, numbers = V0[np.minimum(number, networks - 1)], (first + number).astype(np.uint32)
-        drawn = chain_batch(layer, starts, numbers, key, **sizes, room=room)
+        drawn = _chain_batch(layer, starts, numbers, key, **sizes, room=room)
         covariance[members] = np.asarray(drawn)[: len(members), : observed + 1]
         return len(members)
 
     in_threads(draw, range(0, networks, batch), done=done)
     return covariance
-
-
-def _program(normals: int) -> Callable[..., Array]:
-    """The chain's program for so many normals."""
-    # Code that is five times as fast takes 1.3 s longer to compile; so many normals are a quarter of a second's work.
-    return _few_chains if normals <= 2**22 and on_cpu() else _many_chains
 
 
 def chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
@@ -162,13 +155,10 @@ def chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
     return max(1, min(wanted, 2**24 // max(drawn, returned)))
 
 
+@functools.partial(jax.jit, static_argnames="room")
 def _chain_batch(layer, V0, numbers, key, *, width, observe_every, observed, room):
     sizes = {"width": width, "layers": observed * observe_every, "observe_every": observe_every, "room": room}
     return covariance_chain(layer, V0, **sizes, keys=NetworkKeys.numbered(key, numbers))
-
-
-_few_chains = jax.jit(_chain_batch, static_argnames="room", compiler_options=RUN_ONCE)
-_many_chains = jax.jit(_chain_batch, static_argnames="room", compiler_options=BALANCED)
 
 
 def _sample_weights(layer, V0, networks, *, width, observed, observe_every, done, key) -> np.ndarray:

@@ -57,17 +57,14 @@ class GridSteps(diffrax.AbstractStepSizeController):
 
     def wrap(self, direction):
         """The controller itself: time runs forwards."""
-        del direction
         return self
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
         """The end of the first step, and the index of the time after it."""
-        del terms, t0, t1, y0, dt0, args, func, error_order
         return self.ts[1], 2
 
     def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state):
         """The next step; every step is accepted."""
-        del t0, y0, y1_candidate, args, y_error, error_order
         end = self.ts[controller_state]
         return True, t1, end, False, controller_state + 1, diffrax.RESULTS.successful
 

@@ -161,10 +161,7 @@ class PSDSplitting(diffrax.AbstractItoSolver):
 
     def _outside(self, X):
         X = X[: len(X) // 2] if self.tangents else X
-        outside = jnp.zeros(X.shape[2:], bool)
-        if self.lowest is None and self.highest is None:
-            return outside
-        V = gram(X)
+        V, outside = gram(X), jnp.zeros(X.shape[2:], bool)
         if self.lowest is not None:
             outside |= below(V, self.lowest)
         if self.highest is not None:

@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import at_least_one, checked
-from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import factor_on_host, is_concrete, semidefinite_cholesky, validate_covariance
 from sdeinfer.layers import AbstractLayer, check_parameters
 from sdeinfer.solve._blocks import in_blocks, solve_in_blocks
@@ -35,9 +34,7 @@ def simulate(
     The result is differentiable with respect to the layer's parameters and V0, in forward and reverse mode and to any
     order. At a singular V0, as of equal tokens, it is so along changes that keep the rank, as those of x in V0 = x xᵀ:
     a path goes with the root of an eigenvalue that leaves 0, and its derivative by single entries of such a V0 is
-    another number than that of the mean. Take differences there, or a V0 that is definite. A derivative inside of
-    `jax.jit` takes longer to compile than one outside, and a tenth of the time to evaluate; `jax.jit`'s
-    `compiler_options={"xla_backend_optimization_level": 0}` makes it as the one outside.
+    another number than that of the mean. Take differences there, or a V0 that is definite.
 
     Arguments:
         layer: the architecture, with its parameters.
@@ -76,15 +73,13 @@ def solve_from_key(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key)
     Concrete arguments are solved in blocks of one shape. Traced arguments, which may be differentiated, are solved in
     one program for this grid and number of paths.
     """
-    inside_jit = not is_concrete(jnp.zeros(()))  # new arrays are traced there
-    if all(map(is_concrete, jax.tree.leaves((layer, V0, key)))) and not inside_jit:
+    if all(map(is_concrete, jax.tree.leaves((layer, V0, key, jnp.zeros(()))))):  # new arrays are traced inside of jit
         X0 = factor_on_host(np.asarray(V0))[None]
         return solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, solver=solver, key=key)
-    # Inside of `jax.jit` its options hold for every program that it calls.
-    solve = _solve_in_jit if inside_jit else _solve_once
-    return solve(layer, V0, grid, solver, paths, key)
+    return _solve_traced(layer, V0, grid, solver, paths, key)
 
 
+@eqx.filter_jit
 def _solve_traced(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key):
     X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
 
@@ -93,11 +88,6 @@ def _solve_traced(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key):
         return scan_paths(limit, block, grid, brownian, solver=solver)
 
     return in_blocks(solve, X0, paths, key, normals=limit.normals(len(X0)))
-
-
-# A derivative outside of `jax.jit` is mostly computed once; with LLVM's optimisations it compiles for 20 to 80 s.
-_solve_once = eqx.filter_jit(_solve_traced, compiler_options=RUN_ONCE)  # pyright: ignore[reportCallIssue]
-_solve_in_jit = eqx.filter_jit(_solve_traced)
 
 
 def _raise_unless_covariance(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:

@@ -89,10 +89,7 @@ def where_present(c: Any, flow: Callable[[Array], Array], X: Array) -> Array:
 class Kernel(NamedTuple):
     """A symmetric kernel between prompts X(ε) and X(ε′), X(ε) = X + εẊ, expanded about ε = ε′ = 0.
 
-    Attributes:
-        value: the kernel of α and β.
-        along: its derivative by ε′, as β moves along Ẋ; by ε it is the transpose.
-        mixed: its derivative by ε and ε′.
+    `along` is its derivative by ε′, as β moves along Ẋ (by ε it is the transpose), and `mixed` that by both.
     """
 
     value: Float[Array, "m m ..."]

@@ -150,11 +150,6 @@ class LimitSteps(eqx.Module):
     limit: Limit
     starts: Float[Any, " intervals"]
 
-    @property
-    def terms(self) -> tuple[AbstractTerm, ...]:
-        """The terms."""
-        return self.limit.terms
-
     def normals(self, tokens: int) -> tuple[int, int]:
         """As `Limit.normals`."""
         return self.limit.normals(tokens)

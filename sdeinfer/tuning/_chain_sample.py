@@ -1,5 +1,6 @@
 """Statistics of exact chains and their derivatives along some directions, block by block, on common random numbers."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,15 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from sdeinfer._compiler import BALANCED, RUN_ONCE
-from sdeinfer._threads import in_threads, on_cpu
+from sdeinfer._threads import in_threads
 from sdeinfer.criteria import AbstractStatistic, Ensemble, evaluate
 from sdeinfer.layers import AbstractLayer, NetworkKeys
 from sdeinfer.networks import chains_at_once, covariance_chain
 from sdeinfer.tuning._ensemble import Sample
-
-FEW_NORMALS = 2**20
-"""Largest number of normals for which a program is compiled with `RUN_ONCE`; a search runs it some forty times."""
 
 
 def sample_chain_statistics(
@@ -54,14 +51,12 @@ def sample_chain_statistics(
     along = np.empty((len(statistics), directions, networks), V0.dtype)
     exploded = np.empty(networks, bool)
     room, tokens = depth if every else 1, len(V0)
-    few = networks * depth * tokens * (4 * tokens + width) <= FEW_NORMALS and on_cpu()
-    program = _few_networks if few else _many_networks
     batch = chains_at_once(networks, tokens, layer.column_blocks, room)
 
     def draw(number: int) -> None:
         members = np.arange(number * batch, (number + 1) * batch)
         chosen = members[members < networks]
-        found = program(
+        found = _block(
             tuple(statistics), layer, slopes, V0, members.astype(np.uint32), key,
             width=np.int32(width), depth=np.int32(depth), room=room,
         )  # fmt: skip
@@ -71,6 +66,7 @@ def sample_chain_statistics(
     return Sample(values, along, exploded)
 
 
+@functools.partial(jax.jit, static_argnums=0, static_argnames="room")
 def _block(statistics, layer, slopes, V0, numbers, key, *, width, depth, room):
     """Values of the statistics of one block of networks, their derivatives, and whether networks exploded."""
     keys = NetworkKeys.numbered(key, numbers)
@@ -91,7 +87,3 @@ def _block(statistics, layer, slopes, V0, numbers, key, *, width, depth, room):
         return jax.jvp(values, (layer,), (direction,), has_aux=True)
 
     return jax.vmap(along, out_axes=(None, 1, None))(slopes)
-
-
-_few_networks = jax.jit(_block, static_argnums=0, static_argnames="room", compiler_options=RUN_ONCE)
-_many_networks = jax.jit(_block, static_argnums=0, static_argnames="room", compiler_options=BALANCED)

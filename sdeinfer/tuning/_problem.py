@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, Estimate, Probability, Quantile
 from sdeinfer.layers import AbstractLayer
@@ -311,6 +310,6 @@ class _Event(Quantile):
         return super().estimate(values[~exploded] if (~exploded).sum() > 1 else values, exploded)
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+@functools.partial(jax.jit, static_argnums=0)
 def _value_and_weights(criterion: AbstractCriterion, values: Array, exploded: Array) -> tuple[Array, Array]:
     return jax.value_and_grad(lambda g: criterion.smooth(g, exploded))(values)

@@ -11,7 +11,6 @@ import numpy as np
 from diffrax import LinearInterpolation
 from jaxtyping import Array, Bool, Float
 
-from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.layers import AbstractLayer, Architecture, Limit, OverDepth, Profile
 from sdeinfer.parameters import BIJECTIONS, SLOPES
 
@@ -157,7 +156,7 @@ class Space:
         return self.values(u).get(DEPTH, depth) / width
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+@functools.partial(jax.jit, static_argnums=0)
 def _layer_slopes(space: Space, u: Array, fixed: dict[str, Any], time: Array) -> AbstractLayer:
     return jax.vmap(lambda v: jax.jvp(lambda u: space.layer(u, fixed, time), (u,), (v,))[1])(jnp.eye(len(u)))
 
@@ -179,7 +178,7 @@ def _parameters(kind: Architecture, values: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+@functools.partial(jax.jit, static_argnums=0)
 def coefficients(
     space: Space,
     u: Float[Array, " coordinates"],

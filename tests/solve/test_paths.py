@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
 from conftest import LAYERS, random_covariance
 from given_normals import BrownianArray, paths_from
 from references import assert_agrees
@@ -58,16 +57,6 @@ def test_paths_are_compositions_of_flows(name, tokens):
     starts = np.broadcast_to(V0[..., None], (tokens, tokens, PATHS))
     expected = composed_paths(layer.limit(), starts, GRID, np.moveaxis(normals, 0, -1))
     assert_agrees(np.moveaxis(found, 0, -1), expected)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_twins_coefficients_are_those_of_its_drift_and_diffusion(name):
-    layer, V = LAYERS[name](), np.asarray(random_covariance(3))
-    theta1, theta2, a, kappa2 = references.coefficients(layer)
-    drift = theta1 * references.attention_drift(V) + theta2 * references.relu_drift(V, 1.0, 0.0)
-    assert_agrees(drift, references.drift(layer, V))
-    diffusion = a * references.linear_tensor(V) + kappa2 * references.attention_tensor(V)
-    assert_agrees(diffusion, references.diffusion_tensor(layer, V))
 
 
 IN_A_BLOCK = 2

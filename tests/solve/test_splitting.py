@@ -16,9 +16,8 @@ from references import arc_cosine_kernel
 import sdeinfer as si
 from sdeinfer.covariance import differences, gram, overlap, transpose
 from sdeinfer.solve._splitting import explosion, flows_of, splitting_step
-from sdeinfer.terms import Limit
+from sdeinfer.terms import Limit, LinearNoise
 from sdeinfer.terms._attention_noise import attention_noise, attention_noise_flow, attention_noise_square
-from sdeinfer.terms._linear import linear_noise_flow
 
 EVERY_PATTERN = pytest.mark.parametrize("name", ["no mask", "causal prompts", "mask"])
 
@@ -130,7 +129,7 @@ def test_the_flow_of_the_linear_noise_has_local_errors_of_the_third_order():
         noise = generator(fields)(f)
         return lambda X: noise(X) + jax.jvp(f, (X,), (-a * 2 / 4 * X,))[1]
 
-    errors = local_errors(Step(functools.partial(linear_noise_flow, jnp.asarray(a)), 4, (2, 2)), with_drift, nodes=10)
+    errors = local_errors(Step(functools.partial(LinearNoise().noise, jnp.asarray(a)), 4, (2, 2)), with_drift, nodes=10)
     # The mean is exact.
     np.testing.assert_allclose(errors[:2], 0, atol=1e-9)
     assert_third_order(errors[2:])
@@ -141,7 +140,7 @@ def test_the_linear_flow_keeps_the_mean_and_scales_one_token_exactly(tokens, key
     a, h, paths = 1.3, 0.3, 200_000
     X = jnp.broadcast_to(factor(tokens), (tokens, tokens, paths))
     G = jnp.sqrt(h) * jr.normal(key, X.shape)
-    V = jax.jit(lambda G: gram(linear_noise_flow(jnp.asarray(a), X, jnp.asarray(h), G)))(G)
+    V = jax.jit(lambda G: gram(LinearNoise().noise(jnp.asarray(a), X, jnp.asarray(h), G)))(G)
     if tokens == 1:
         expected = jnp.log(gram(X)) - a * h + jnp.sqrt(2 * a) * G
         np.testing.assert_allclose(jnp.log(V), expected, atol=1e-14)

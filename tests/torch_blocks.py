@@ -1,18 +1,14 @@
 """Transformers of Hugging Face's library at initialisation: what they declare, and their observed branches.
 
     python torch_blocks.py FOLDER --seeds 5
-    python torch_blocks.py FOLDER --models gpt2 --width 768 --time
 
-writes NAME-SEED.nc, the branches of one network, and NAME.json, the sizes in its configuration. With `--time` it also
-fits and checks, twice, and prints seconds and memory of every step. The interpreter needs torch, transformers and this
-package; nothing is downloaded. `stack_of` needs this package alone.
+writes NAME-SEED.nc, the branches of one network, and NAME.json, the sizes in its configuration. The interpreter needs
+torch, transformers and this package; nothing is downloaded. `stack_of` needs this package alone.
 """
 
 import argparse
 import json
 import math
-import resource
-import time
 from pathlib import Path
 
 import sdeinfer as si
@@ -143,7 +139,7 @@ def observed(name, config, seed):
 
 
 def main():
-    """Observe, and fit if times are asked for."""
+    """Observe."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
@@ -151,7 +147,6 @@ def main():
     parser.add_argument("--sigma", type=float, default=0.02)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--label", default="", help="added to the names of files")
-    parser.add_argument("--time", action="store_true")
     given = parser.parse_args()
     for name in given.models:
         config = configuration(name, given.width, given.sigma)
@@ -160,30 +155,6 @@ def main():
         for seed in range(given.seeds):
             data = observed(name, config, seed)
             data.to_netcdf(given.folder / f"{name}{given.label}-{seed}.nc", engine="h5netcdf")
-        if given.time:
-            for turn in ("cold", "warm"):
-                print(f"{name}, n = {given.width}, {turn}: {timed(name, config, sizes)}", flush=True)
-
-
-def timed(name, config, sizes):
-    """Seconds and largest memory so far, after each step of a whole analysis."""
-    import jax.random as jr
-
-    spent, started = [], time.perf_counter()
-
-    def done(step):
-        nonlocal started
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        spent.append(f"{step} {time.perf_counter() - started:.1f} s ({memory:.2f} GiB)")
-        started = time.perf_counter()
-
-    data = observed(name, config, 0)
-    done("observe")
-    post = si.fit(si.models.branches, data, architecture=stack_of(sizes), key=jr.key(0))
-    done("fit")
-    verdict = si.check(post, data).verdict
-    done("check")
-    return ", ".join([*spent, verdict])
 
 
 if __name__ == "__main__":

@@ -179,16 +179,7 @@ def batches(networks: int, largest: int, key: PRNGKeyArray) -> Iterator[tuple[sl
 
 
 @eqx.filter_jit
-def weights_batch(
-    layer: AbstractLayer,
-    V0: Float[Array, "m m"],
-    keys: Array,
-    D0: Float[Array, "m m"] | None = None,
-    *,
-    width: int,
-    observe_every: int,
-    observed: int,
-) -> Float[Array, "networks layers rows rows"]:
+def weights_batch(layer, V0, keys, D0=None, *, width, observe_every, observed):
     """V of networks with their weights; with D0, the joint covariance of tokens and of tangents that start with D0."""
     layer = jax.tree.map(lambda value: jnp.asarray(value, V0.dtype), layer)
 

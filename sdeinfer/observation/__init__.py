@@ -24,7 +24,9 @@ from sdeinfer.observation._dataset import INCOMPLETE as INCOMPLETE
 from sdeinfer.observation._dataset import SHARED_WEIGHTS as SHARED_WEIGHTS
 from sdeinfer.observation._dataset import TOKEN_DIMS as TOKEN_DIMS
 from sdeinfer.observation._dataset import TOKENS as TOKENS
+from sdeinfer.observation._dataset import Groups as Groups
 from sdeinfer.observation._dataset import covariance_dataset as covariance_dataset
+from sdeinfer.observation._dataset import groups_of as groups_of
 from sdeinfer.observation._dataset import observe_outputs as observe_outputs
 from sdeinfer.observation._dataset import outputs_of as outputs_of
 from sdeinfer.observation._dataset import truth_of as truth_of
@@ -36,8 +38,6 @@ from sdeinfer.observation._doubts import SharedWeightsWarning as SharedWeightsWa
 from sdeinfer.observation._faults import labels_of as labels_of
 from sdeinfer.observation._faults import last_marks as last_marks
 from sdeinfer.observation._faults import require_different as require_different
-from sdeinfer.observation._groups import Groups as Groups
-from sdeinfer.observation._groups import groups_of as groups_of
 from sdeinfer.observation._observe import observe as observe
 from sdeinfer.observation._observe_branches import observe_branches as observe_branches
 from sdeinfer.observation._observer import Observer as Observer

@@ -1,10 +1,12 @@
 """Observed covariances, outputs and tokens as xarray Datasets, and their validation."""
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import xarray as xr
+from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import checked, shown
@@ -260,3 +262,33 @@ def validate_tokens(data: xr.Dataset) -> xr.Dataset:
     if "layer" in data.coords and not (np.diff(data["layer"].values) > 0).all():
         raise InputError(f"layer: increasing numbers are needed, got {data['layer'].values.tolist()}")
     return data
+
+
+class Groups(NamedTuple):
+    """The partition of networks into groups."""
+
+    labels: np.ndarray
+    group: Int[np.ndarray, " networks"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def members(self, number: int) -> Int[np.ndarray, " members"]:
+        """The indices of a group's networks."""
+        return np.flatnonzero(self.group == number)
+
+
+def groups_of(data: xr.Dataset) -> Groups:
+    """The groups of networks that the coordinate `group` of a Dataset defines."""
+    if "group" not in data.coords:
+        raise InputError("group: a coordinate on network with the label of each network's group is needed")
+    coordinate = data["group"]
+    if coordinate.dims != ("network",):
+        dims = ", ".join(map(str, coordinate.dims)) or "none"
+        raise InputError(f"group: must be one label per network, got dimensions {dims}")
+    group, labels = pd.factorize(coordinate.values)
+    if (group < 0).any():
+        raise InputError(f"group: network {labels_of(data)[np.argmin(group)]} has no label")
+    if len(labels) < 2:
+        raise InputError(f"group: at least 2 groups are needed, got {labels[0]!s} alone; use models.full_path")
+    return Groups(np.array(list(labels)), group)

@@ -54,9 +54,9 @@ def observe_equinox[Model](
     Raises:
         InputError: as `observe`, and for fewer than one network.
     """
-    run = _compiled(eqx.filter_jit, eqx.Module)
     settings = {"width": width, "tokens": tokens, "pattern": pattern, "networks": networks, "progress": progress}
-    return _layer_by_layer(lambda number: make(jr.fold_in(key, number)), inputs, layers, embed, run, **settings)
+    how = (eqx.filter_jit, eqx.Module)
+    return _layer_by_layer(lambda number: make(jr.fold_in(key, number)), how, inputs, layers, embed, **settings)
 
 
 def observe_flax[Model](
@@ -75,10 +75,11 @@ def observe_flax[Model](
         InputError: as `observe.equinox`, and if Flax is not installed.
     """
     nnx = library("flax.nnx")
-    run, settings = _compiled(nnx.jit, nnx.Module), settings | {"networks": networks}
-    return _layer_by_layer(
-        lambda number: make(nnx.Rngs(jr.fold_in(key, number))), inputs, layers, embed, run, **settings
-    )
+
+    def draw(number: int) -> Model:
+        return make(nnx.Rngs(jr.fold_in(key, number)))
+
+    return _layer_by_layer(draw, (nnx.jit, nnx.Module), inputs, layers, embed, networks=networks, **settings)
 
 
 def observe_torch(
@@ -246,29 +247,25 @@ def _observed(
     return joined(one_by_one(observed, networks, progress=progress))
 
 
-def _compiled(jit: Callable[[Callable], Callable], module: type) -> Callable[[Callable, Any], Any]:
-    """A function that applies a layer, compiled once for all networks."""
-    run = jit(lambda layer, X: layer(X))
-    # A callable that is not a module would be compiled again for every network.
-    return lambda layer, X: run(layer, X) if isinstance(layer, module) else layer(X)
-
-
 def _layer_by_layer[Model](
     draw: Callable[[int], Model],
+    how: tuple[Callable[[Callable], Callable], type],
     inputs: Any,
     layers: Callable[[Model], Iterable[Callable]],
     embed: Callable[[Model], Callable] | None,
-    run: Callable[[Callable, Any], Any],
     **settings: Any,
 ) -> xr.Dataset:
-    """Observe networks of JAX, by their numbers, whose layers are applied one after another."""
+    """Observe networks whose layers are applied one after another, by a library's jit if they are its modules."""
+    jit, module = how
+    run = jit(lambda layer, X: layer(X))
 
     def network(number: int, add: Callable[[Any], None]) -> None:
         model = draw(number)
         X = inputs if embed is None else embed(model)(inputs)
         add(X)
         for layer in _parts(layers, model):
-            X = run(layer, X)
+            # A callable that is not a module would be compiled again for every network.
+            X = run(layer, X) if isinstance(layer, module) else layer(X)
             add(X)
 
     return _observed(network, **settings)

@@ -134,8 +134,10 @@ def _storable(value: Any, *, in_json: bool) -> bool:
 
 def _without_encoding(data: xr.Dataset | xr.DataTree) -> xr.Dataset | xr.DataTree:
     """The data without the compression of a file of another format; chunks are kept."""
-    if isinstance(data, xr.DataTree):
-        return data.map_over_datasets(_without_encoding)
+    return data.map_over_datasets(_with_chunks_only) if isinstance(data, xr.DataTree) else _with_chunks_only(data)
+
+
+def _with_chunks_only(data: xr.Dataset) -> xr.Dataset:
     data = data.copy()
     for each in data.variables.values():
         each.encoding = {name: value for name, value in each.encoding.items() if name == "chunks"}

@@ -25,12 +25,6 @@ pytestmark = pytest.mark.torch
 SEEDS = 5
 
 
-def run(folder: Path, *arguments: str, cache: Path | None = None) -> str:
-    """What the script prints."""
-    environment = {} if cache is None else {"JAX_COMPILATION_CACHE_DIR": str(cache)}
-    return torch_interpreter.run("torch_blocks.py", folder, *arguments, JAX_ENABLE_X64="1", **environment)
-
-
 def fitted(folder: Path, name: str, seed: int) -> tuple[Check, np.ndarray, np.ndarray]:
     """The check; mean and standard deviation of strengths over the declared ones; χ² and its degrees of freedom."""
     data = xr.load_dataset(folder / f"{name}-{seed}.nc", engine="h5netcdf")
@@ -60,7 +54,19 @@ def fitted(folder: Path, name: str, seed: int) -> tuple[Check, np.ndarray, np.nd
 )
 def test_declared_strengths_are_recovered(name, width, sigma, tmp_path):
     """In the last case logits and activations are far from linear."""
-    run(tmp_path, "--models", name, "--width", str(width), "--sigma", str(sigma), "--seeds", str(SEEDS))
+    torch_interpreter.run(
+        "torch_blocks.py",
+        tmp_path,
+        "--models",
+        name,
+        "--width",
+        str(width),
+        "--sigma",
+        str(sigma),
+        "--seeds",
+        str(SEEDS),
+        JAX_ENABLE_X64="1",
+    )
     checks, ratios, squares = zip(*(fitted(tmp_path, name, seed) for seed in range(SEEDS)), strict=True)
     ratios, squares = np.stack(ratios), np.stack(squares)
     weights = ratios[..., 1] ** -2
@@ -77,11 +83,3 @@ def test_declared_strengths_are_recovered(name, width, sigma, tmp_path):
     budget.assert_within((pooled - 1) / error, "pooled strengths")
     budget.assert_within(stats.norm.isf(stats.chi2.sf(total[:, 0], total[:, 1])), "χ²")
     assert [each.verdict[:4] for each in checks] == ["good"] * SEEDS, [each.verdict for each in checks]
-
-
-def test_a_model_of_real_size_takes_seconds(tmp_path):
-    """12 layers of n = 768, without the time of imports; `cold` compiles."""
-    for name in ("gpt2", "llama", "bert", "vit"):
-        printed = run(tmp_path, "--models", name, "--width", "768", "--time", cache=tmp_path / f"cache-{name}")
-        print(f"\n{printed}")
-        assert printed.count("good: trust attention.strength") == 2

@@ -73,71 +73,42 @@ def assert_drawn(arrays):
         assert_estimate(flat.mean() / SDS[role], 0, 1 / math.sqrt(flat.size))
 
 
-@pytest.fixture(scope="module")
-def of_equinox():
-    before = small.Transformer(jr.key(0))
-    kept = jax.tree.leaves(eqx.filter(before, eqx.is_array))
-    found = initialise(before, RECIPE, small.prompt(), architecture=small.blocks(), width=small.WIDTH)
-    assert all(a is b for a, b in zip(kept, jax.tree.leaves(eqx.filter(before, eqx.is_array)), strict=True))
-    return found
+def weights_of_equinox(layer):
+    attn, mlp = layer.attn, layer.mlp.layers
+    modules = (attn.query_proj, attn.key_proj, attn.value_proj, attn.output_proj, *mlp)
+    return [module.weight for module in modules]
 
 
-def test_a_model_of_equinox_is_drawn_and_passes(of_equinox):
-    assert of_equinox.audit.passed, of_equinox.audit
-    assert str(of_equinox).startswith(f"{6 * small.LAYERS} matrices drawn; passed: Transformer")
-    layers = of_equinox.model.layers
-    assert_drawn(
-        {
-            "query": [layer.attn.query_proj.weight for layer in layers],
-            "key": [layer.attn.key_proj.weight for layer in layers],
-            "value": [layer.attn.value_proj.weight for layer in layers],
-            "attention output": [layer.attn.output_proj.weight for layer in layers],
-            "up": [layer.mlp.layers[0].weight for layer in layers],
-            "mlp output": [layer.mlp.layers[1].weight for layer in layers],
-        }
-    )
-    table = of_equinox.matrices
+def weights_of_flax(layer):
+    modules = (layer.attn.query, layer.attn.key, layer.attn.value, layer.attn.out, layer.linear1, layer.linear2)
+    return [module.kernel[...] for module in modules]
+
+
+@pytest.mark.parametrize(
+    ("library", "before", "prompt", "weights"),
+    [
+        ("equinox", small.Transformer(jr.key(0)), small.prompt(), weights_of_equinox),
+        ("flax", FlaxTransformer(nnx.Rngs(0)), small.prompt()[None], weights_of_flax),
+    ],
+    ids=["equinox", "flax"],
+)
+def test_a_model_is_drawn_and_passes(library, before, prompt, weights):
+    first = weights(before.layers[0])
+    found = initialise(before, RECIPE, prompt, architecture=small.blocks(), width=small.WIDTH, seed=1)
+    assert found.audit is not None
+    assert found.audit.passed, found.audit
+    assert str(found).startswith(f"{6 * small.LAYERS} matrices drawn; passed: ")
+    assert all(np.array_equal(a, b) for a, b in zip(first, weights(before.layers[0]), strict=True))
+    drawn = zip(*(weights(layer) for layer in found.model.layers), strict=True)
+    assert_drawn(dict(zip(SDS, map(np.array, drawn), strict=True)))
+    table = found.matrices
     assert table[table["layer"] == 0].set_index("matrix")["sd"].to_dict() == pytest.approx(SDS)
-    assert table["path"].tolist()[:2] == ["layers.0.attn.query_proj", "layers.0.attn.key_proj"]
-
-
-@pytest.fixture(scope="module")
-def of_flax():
-    before = FlaxTransformer(nnx.Rngs(0))
-    first = before.layers[0].linear1.kernel[...]
-    found = initialise(before, RECIPE, small.prompt()[None], architecture=small.blocks(), width=small.WIDTH, seed=1)
-    np.testing.assert_array_equal(before.layers[0].linear1.kernel[...], first)
-    return found
-
-
-def test_a_model_of_flax_is_drawn_and_passes(of_flax, of_equinox):
-    assert of_flax.audit.passed, of_flax.audit
-    layers = of_flax.model.layers
-    assert_drawn(
-        {
-            "query": [layer.attn.query.kernel[...] for layer in layers],
-            "key": [layer.attn.key.kernel[...] for layer in layers],
-            "value": [layer.attn.value.kernel[...] for layer in layers],
-            "attention output": [layer.attn.out.kernel[...] for layer in layers],
-            "up": [layer.linear1.kernel[...] for layer in layers],
-            "mlp output": [layer.linear2.kernel[...] for layer in layers],
-        }
-    )
-    assert of_flax.matrices["sd"].tolist() == pytest.approx(of_equinox.matrices["sd"].tolist())
-
-
-def test_branches_of_flax_are_found_by_their_names(of_flax):
-    found = describe(lambda rngs: FlaxTransformer(rngs), architecture=small.blocks())
-    layers = of_flax.model.layers
-    by_hand = [
-        part
-        for layer in layers
-        for part in (("attention", layer.attn, layer.attn), ("mlp", layer.linear1, layer.linear2))
-    ]
-    assert found.branches(of_flax.model) == by_hand
-    assert found.layers(of_flax.model) == list(layers)
-    assert (found.library, found.name) == ("flax", "FlaxTransformer")
-    assert of_flax.audit.data["name"].values.tolist()[2:4] == ["layers.1.attn", "layers.1.linear1"]
+    described = describe(found.model, architecture=small.blocks())
+    assert described.library == library
+    assert [kind for kind, *_ in described.branches(found.model)] == ["attention", "mlp"] * small.LAYERS
+    assert all(a is b for a, b in zip(described.layers(found.model), found.model.layers, strict=True))
+    second = {"equinox": ["layers.1.attn", "layers.1.mlp"], "flax": ["layers.1.attn", "layers.1.linear1"]}[library]
+    assert found.audit.data["name"].values.tolist()[2:4] == second
 
 
 def test_the_recipe_of_blocks_declares_them():

@@ -10,7 +10,7 @@ from conftest import WARMUP
 from typer.testing import CliRunner
 
 from sdeinfer import _progress
-from sdeinfer.cli import _results, app
+from sdeinfer.cli import _fits, app
 from sdeinfer.observation import _stored, read, read_posterior, write
 
 SMALL_NETWORKS = ["--width", "96", "--depth", "10", "--tokens", "3", "--networks", "24", "--norm", "1.2"]
@@ -127,13 +127,6 @@ def test_calibrate_reads_a_file_that_xarray_alone_wrote(foreign, tmp_path):
     assert "truth" not in (tmp_path / "out" / "summary.json").read_text(encoding="utf-8")
 
 
-def test_no_architecture_is_assumed(foreign, tmp_path):
-    for command in ("calibrate", "fit"):
-        given = ("--data", foreign) if command == "calibrate" else (foreign,)
-        refused(run(command, *given, "--out", tmp_path / "out"), "--architecture: the data do not name one; give")
-        assert not (tmp_path / "out").exists()
-
-
 def test_the_smallest_runs_work(tmp_path, post):
     """One token is fitted by architectures without τ0, and one chain has no ranks to compare."""
     sizes = [*SMALL_NETWORKS, "--tokens", 1]
@@ -157,8 +150,6 @@ def test_hidden_states_are_observed_from_a_file(tmp_path):
     np.save(tmp_path / "X.npy", X)
     assert run("observe", "--hidden-states", tmp_path / "X.npy", "--out", tmp_path / "data.nc").exit_code == 0
     np.testing.assert_allclose(read(tmp_path / "data.nc")["covariance"][1, 2], X[1, 2] @ X[1, 2].T / 32, rtol=1e-12)
-    (tmp_path / "bad.npy").write_bytes(b"no array")
-    refused(run("observe", "--hidden-states", tmp_path / "bad.npy"), "bad.npy")
 
 
 def test_observe_from_one_zarr_to_another(tmp_path, monkeypatch):
@@ -219,19 +210,6 @@ def test_simulate_writes_paths(tmp_path):
         assert paths["time"].values[-1] == 0.1
 
 
-def test_bad_data_leave_nothing_behind(data, tmp_path):
-    networks = read(data)
-    asymmetric = networks.copy(deep=True)
-    asymmetric["covariance"][1, 2, 0, 1] += 0.5
-    for bad, words in (
-        (asymmetric, ("data.nc", "network 1, layer 2", "not symmetric")),
-        (networks.isel(token_a=[0], token_b=[0]), ("tau0", "one token")),
-    ):
-        write(bad, tmp_path / "data.nc")
-        refused(run("calibrate", "--data", tmp_path / "data.nc", "--out", tmp_path / "out"), *words)
-        assert files(tmp_path) == ["data.nc"]
-
-
 @pytest.mark.parametrize(
     ("observed", "model"), [("4", "thinned_path"), pytest.param("outputs", "outputs", marks=pytest.mark.long)]
 )
@@ -248,73 +226,11 @@ def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monk
     assert post.attrs["fixed_c_mean"] == 0.5
 
 
-def test_what_cannot_be_fixed_is_refused(data):
-    for flag in ("tau0", "tau0=", "tau0=warm"):
-        refused(run("fit", data, "--fix", flag), "--fix", "NAME=NUMBER", flag)
-    refused(run("fit", data, "--fix", "tau=1"), "prior", "transformer samples gamma, tau0", "'tau'")
-
-
-def test_missing_and_unreadable_files(tmp_path):
-    refused(run("calibrate", "--data", tmp_path / "no.nc", "--out", tmp_path / "out"), "no.nc", "no such file")
-    (tmp_path / "text.nc").write_text("text")
-    refused(run("fit", tmp_path / "text.nc"), "text.nc", "cannot be read as NetCDF")
-    refused(run("check", tmp_path / "text.nc"), "text.nc")
-    refused(run("report", tmp_path / "no.nc", "--out", tmp_path / "out"), "no.nc")
-    assert files(tmp_path) == ["text.nc"]
-
-
-def test_output_that_cannot_be_written_is_refused_before_the_work(tmp_path):
-    (tmp_path / "file").write_text("")
-    refused(run("calibrate", "--out", tmp_path / "file"), "file", "is a file, not a folder")
-    refused(run("calibrate", "--out", tmp_path / "file" / "out"), "out", "cannot be written")
-    refused(run("simulate", "--paths", 2, "--out", tmp_path / "none" / "paths.nc"), "paths.nc", "cannot be written")
-    assert files(tmp_path) == ["file"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--gamma", 1.5], ("gamma", "(0, 1]", "1.5")),
-        (["--observe-every", "some"], ("--observe-every", "last", "outputs", "some")),
-        (["--tokens", 1], ("tokens", "tau0", "one token")),
-        (["--tokens", 1, "--prompts", 2], ("pattern", "tau0", "attend to one token each")),
-        (["--width", 0], ("--width",)),
-        (["--architecture", "rnn"], ("--architecture", "rnn", "transformer")),
-        (["--tokens", "many"], ("--tokens",)),
-        (["--seed", 10**30], ("--seed",)),
-    ],
-)
-def test_parameters_out_of_range_are_named(flags, words, tmp_path):
-    refused(run("calibrate", *flags, "--out", tmp_path / "out"), *words)
-    assert files(tmp_path) == []
-
-
-def test_flags_of_sampled_networks_do_not_go_with_data(data, tmp_path):
-    refused(run("calibrate", "--data", data, "--gamma", 0.3, "--out", tmp_path / "out"), "--gamma")
-    assert files(tmp_path) == []
-
-
-def test_a_posterior_of_something_else_is_refused(tmp_path, post):
-    xr.DataTree.from_dict({"posterior": xr.Dataset({"mu": 1.0})}).to_netcdf(tmp_path / "mu.nc", engine="h5netcdf")
-    refused(run("check", tmp_path / "mu.nc"), "mu.nc", "not the result of a fit")
-    fitted = read_posterior(post)
-    partial = xr.DataTree.from_dict(
-        {name: node.to_dataset() for name, node in fitted.children.items() if name != "constant_data"}
-    )
-    partial.to_netcdf(tmp_path / "partial.nc", engine="h5netcdf")
-    refused(run("report", tmp_path / "partial.nc", "--out", tmp_path / "out"), "group `constant_data` with `width`")
-
-
 def test_what_is_in_the_way_of_the_results_is_left_alone(tmp_path, post, monkeypatch):
-    monkeypatch.setattr(_results, "write_results", lambda _, folder: (folder / "report.html").write_text(""))
+    monkeypatch.setattr(_fits, "write_results", lambda _, folder: (folder / "report.html").write_text(""))
     (tmp_path / "out" / "report.html").mkdir(parents=True)
     refused(run("report", post, "--out", tmp_path / "out"), "report.html", "something else")
     assert files(tmp_path / "out") == []
-
-
-def test_folders_made_for_nothing_are_removed(tmp_path):
-    refused(run("calibrate", "--gamma", 2, "--out", tmp_path / "a" / "b" / "c"), "gamma")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_prompts_and_masks_of_sampled_networks(tmp_path):
@@ -325,4 +241,62 @@ def test_prompts_and_masks_of_sampled_networks(tmp_path):
     assert data.sizes["token_a"] == 4
     assert (data.attrs["causal"], data.attrs["prompts"]) == (1, "2,2")
     refused(run("fit", tmp_path / "data.nc", "--prompts", 3), "--prompts: 4 tokens are not 3 prompts of equal length")
-    refused(run("observe", *sizes, "--architecture", "mlp", "--causal", *out), "--causal: mlp has none")
+
+
+@pytest.fixture(scope="module")
+def unusable(data, post, tmp_path_factory):
+    """A folder of files that commands cannot use, beside two that they can."""
+    folder = tmp_path_factory.mktemp("unusable")
+    networks, fitted = read(data), read_posterior(post)
+    write(networks, folder / "data.nc")
+    write(networks.isel(token_a=[0], token_b=[0]), folder / "one_token.nc")
+    write(networks.drop_attrs(deep=False), folder / "nameless.nc")
+    asymmetric = networks.copy(deep=True)
+    asymmetric["covariance"][1, 2, 0, 1] += 0.5
+    write(asymmetric, folder / "asymmetric.nc")
+    (folder / "text.nc").write_text("text")
+    (folder / "bad.npy").write_bytes(b"no array")
+    xr.DataTree.from_dict({"posterior": xr.Dataset({"mu": 1.0})}).to_netcdf(folder / "mu.nc", engine="h5netcdf")
+    groups = {name: node.to_dataset() for name, node in fitted.children.items() if name != "constant_data"}
+    xr.DataTree.from_dict(groups).to_netcdf(folder / "partial.nc", engine="h5netcdf")
+    return folder
+
+
+REFUSED = {
+    "calibrate --gamma 1.5": ("gamma", "(0, 1]", "1.5"),
+    "calibrate --gamma 2 --out a/b/c": ("gamma",),
+    "calibrate --observe-every some": ("--observe-every", "last", "outputs", "some"),
+    "calibrate --tokens 1": ("tokens", "tau0", "one token"),
+    "calibrate --tokens 1 --prompts 2": ("pattern", "tau0", "attend to one token each"),
+    "calibrate --width 0": ("--width",),
+    "calibrate --architecture rnn": ("--architecture", "rnn", "transformer"),
+    "calibrate --tokens many": ("--tokens",),
+    f"calibrate --seed {10**30}": ("--seed",),
+    "calibrate --data data.nc --gamma 0.3": ("--gamma",),
+    "calibrate --data asymmetric.nc": ("asymmetric.nc", "network 1, layer 2", "not symmetric"),
+    "calibrate --data one_token.nc": ("tau0", "one token"),
+    "calibrate --data nameless.nc": ("--architecture: the data do not name one; give",),
+    "calibrate --data no.nc": ("no.nc", "no such file"),
+    "calibrate --out text.nc": ("text.nc", "is a file, not a folder"),
+    "calibrate --out text.nc/out": ("out", "cannot be written"),
+    "fit nameless.nc": ("--architecture: the data do not name one; give",),
+    "fit text.nc": ("text.nc", "cannot be read as NetCDF"),
+    "fit data.nc --fix tau0": ("--fix", "NAME=NUMBER", "tau0"),
+    "fit data.nc --fix tau0=warm": ("--fix", "NAME=NUMBER", "tau0=warm"),
+    "fit data.nc --fix tau=1": ("prior", "transformer samples gamma, tau0", "'tau'"),
+    "check text.nc": ("text.nc",),
+    "check mu.nc": ("mu.nc", "not the result of a fit"),
+    "report no.nc": ("no.nc",),
+    "report partial.nc": ("group `constant_data` with `width`",),
+    "observe --hidden-states bad.npy": ("bad.npy",),
+    "observe --architecture mlp --causal": ("--causal: mlp has none",),
+    "simulate --paths 2 --out none/paths.nc": ("paths.nc", "cannot be written"),
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_cannot_be_used_is_refused_in_one_line_and_leaves_nothing(command, unusable, monkeypatch):
+    monkeypatch.chdir(unusable)
+    before = sorted(unusable.rglob("*"))
+    refused(run(*command.split()), *REFUSED[command])
+    assert sorted(unusable.rglob("*")) == before

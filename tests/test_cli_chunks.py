@@ -16,15 +16,7 @@ def data(tmp_path):
     return tmp_path / "data.zarr"
 
 
-def test_ensembles_are_written_in_parts(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("sdeinfer.cli._networks._networks_at_once", lambda tokens, layers: 10)
-    result = run("observe", *SMALL_NETWORKS, "--out", tmp_path / "parts.zarr")
-    assert result.exit_code == 0, result.output
-    assert "24 networks, 11 layers, 3 tokens" in result.stdout
-    xr.testing.assert_allclose(read(tmp_path / "parts.zarr"), read(data), rtol=1e-5)
-
-
-def test_workers_write_the_same_ensemble(tmp_path, monkeypatch):
+def test_parts_and_workers_write_the_same_ensemble(data, tmp_path, monkeypatch):
     """24 networks in parts of 10, 10 and 4, each written to its region of the folder."""
     monkeypatch.setattr("sdeinfer.cli._networks._networks_at_once", lambda tokens, layers: 10)
     assert run("observe", *SMALL_NETWORKS, "--out", tmp_path / "parts.zarr").exit_code == 0
@@ -33,8 +25,9 @@ def test_workers_write_the_same_ensemble(tmp_path, monkeypatch):
         result = run("observe", *SMALL_NETWORKS, "--workers", 2, "--out", tmp_path / "workers.zarr")
     assert result.exit_code == 0, result.output
     assert "24 networks, 11 layers, 3 tokens" in result.stdout
-    written = read(tmp_path / "workers.zarr")
-    xr.testing.assert_identical(written, read(tmp_path / "parts.zarr"))
+    written, parts = read(tmp_path / "workers.zarr"), read(tmp_path / "parts.zarr")
+    xr.testing.assert_identical(written, parts)
+    xr.testing.assert_allclose(parts, read(data), rtol=1e-5)
     assert written.attrs["architecture"] == "transformer"
 
 

@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from sdeinfer.cli import app
-from sdeinfer.cli._examples import EXAMPLES
-from sdeinfer.cli._results import print_tests
+from sdeinfer.cli._app import EXAMPLES
+from sdeinfer.cli._fits import print_tests
 from sdeinfer.diagnostics._verdict import at_least, at_most
 
 

@@ -39,7 +39,7 @@ def test_verdicts_are_rows_under_their_questions():
     assert text(page.find("p")) == "Do not trust yet: misfit: <b>not</b> & the law."
     (table,) = tables(page)
     assert table == [
-        ["check", "found", "threshold", "verdict"],
+        ["test", "found", "threshold", "verdict"],
         ["Did the sampler converge? Yes."],
         ["R-hat", "1.01", "1.05", "passed"],
         ["Do the data say more than the prior? No."],

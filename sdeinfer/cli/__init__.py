@@ -2,9 +2,8 @@
 
 from sdeinfer.cli._app import Command, app
 from sdeinfer.cli._audit import audit_command
-from sdeinfer.cli._calibrate import Calibrate, calibrate_command, fit_command
+from sdeinfer.cli._fits import Calibrate, calibrate_command, check_command, fit_command, report_command
 from sdeinfer.cli._networks import observe_command, simulate_command
-from sdeinfer.cli._results import check_command, report_command
 from sdeinfer.cli._studies import tune_command
 
 app.command("calibrate", cls=Calibrate)(calibrate_command)

@@ -12,10 +12,7 @@ import typer
 import sdeinfer as si
 from sdeinfer._files import first_line, staged_folder
 from sdeinfer.cli._app import phase, say
-from sdeinfer.cli._results import print_tests
-
-MAKE = "make"
-"""Name of the function in a Python file that makes the model, unless the file is given as FILE:FUNCTION."""
+from sdeinfer.cli._fits import print_tests
 
 
 def audit_command(
@@ -38,7 +35,7 @@ def audit_command(
     """Ask whether a network is initialised as it claims. Exit code 0: it passed, 1: it failed, 2: unusable input."""
     phase("making the model")
     path, _, function = model.partition(":")
-    given = _of_file(Path(path), function or MAKE) if path.endswith(".py") else _of_configuration(Path(path))
+    given = _of_file(Path(path), function or "make") if path.endswith(".py") else _of_configuration(Path(path))
     phase("auditing")
     found = si.audit(**given, recipe=recipe, networks=networks, tokens=tokens, seed=seed)
     if out is not None:

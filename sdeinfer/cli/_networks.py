@@ -11,8 +11,7 @@ import typer
 import sdeinfer as si
 from sdeinfer._files import ZARR, staged_file
 from sdeinfer.cli._app import phase, say
-from sdeinfer.cli._groups import Ensemble, Kind, Seed, Start, Truth, key_of, with_groups
-from sdeinfer.cli._workers import Workers, at_work
+from sdeinfer.cli._groups import Ensemble, Kind, Seed, Start, Truth, Workers, at_work, key_of, with_groups
 
 if TYPE_CHECKING:
     import jax
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
 PART_BYTES = 2**25
 """Bytes of float64 of the networks that are sampled together, where they are written to Zarr."""
-
-BATCH = 64
-"""Their number is a multiple of the chain's batch on a CPU."""
 
 
 @with_groups
@@ -123,8 +119,8 @@ def _part(
 
 
 def _networks_at_once(tokens: int, layers: int) -> int:
-    """Number of networks that are sampled and written together, a multiple of those in a batch of the chain."""
-    return max(1, PART_BYTES // (8 * tokens**2 * (layers + 1)) // BATCH) * BATCH
+    """Number of networks that are sampled and written together, a multiple of the 64 of a batch of the chain."""
+    return max(1, PART_BYTES // (8 * tokens**2 * (layers + 1)) // 64) * 64
 
 
 def _with_attributes(part: "xr.Dataset", kind: Kind) -> "xr.Dataset":

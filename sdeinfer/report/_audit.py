@@ -8,8 +8,6 @@ from sdeinfer.auditing import Audit
 from sdeinfer.plots import plot_audit
 from sdeinfer.report._render import figure_of, inline, versions
 
-CAPTION = "Strength of each branch over the declared one, with 95 % intervals."
-
 
 def write_audit(audit: Audit, path: str | Path, *, command: str = "") -> None:
     """Write the page of an audit.
@@ -32,7 +30,7 @@ def write_audit(audit: Audit, path: str | Path, *, command: str = "") -> None:
     page = render(
         "audit.html.jinja",
         audit=audit,
-        figures=[("audit", CAPTION, figure)],
+        figures=[("audit", "Strength of each branch over the declared one, with 95 % intervals.", figure)],
         provenance=provenance,
         command=command,
     )

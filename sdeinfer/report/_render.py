@@ -13,8 +13,6 @@ from matplotlib.figure import Figure
 
 from sdeinfer._files import staged_file
 
-DPI = 200
-
 
 def figure_of(drawn: Axes | Sequence[Axes]) -> Figure:
     """The figure of a plot, which pyplot keeps open no longer."""
@@ -30,13 +28,13 @@ def write_figures(drawn: Mapping[str, Figure], folder: str | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
         with staged_file(folder / f"{name}.png") as temporary:
-            figure.savefig(temporary, dpi=DPI)
+            figure.savefig(temporary, dpi=200)
 
 
 def inline(figure: Figure) -> str:
     """The figure as a data URL."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
+    figure.savefig(buffer, format="png", dpi=200)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -2,19 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jaxtyping import PRNGKeyArray
 from matplotlib.figure import Figure
 
 from sdeinfer._files import write_text
 from sdeinfer._html import render
-from sdeinfer.criteria import Constraint, Probability
 from sdeinfer.report._render import figure_of, inline, versions
 from sdeinfer.tuning import Tuned
-
-RELAXED = 0.01
-"""Relative change of a bound, in the table of what follows from it; absolute for probabilities."""
 
 CAPTION = (
     "Statistics of the constraints over new networks, or paths of the SDE, at the tuned parameters. Dashed: the bound, "
@@ -36,56 +31,9 @@ def write_tuned(tuned: Tuned, drawn: Mapping[str, Figure], path: str | Path, *, 
         path: the file to write.
         command: the command that reproduces it, if there is one.
     """
-    page = render(
-        "tuned.html.jinja",
-        title=f"{tuned.problem.space.kind}, width {tuned.width}, depth {tuned.depth}",
-        verdict=tuned.verdict,
-        passed=not tuned.missed,
-        parameters=tuned.parameter_rows(),
-        constraints=tuned.constraint_rows(),
-        notes=tuned.notes,
-        relaxed=_relaxed(tuned),
-        free=list(tuned.parameters.index),
-        goal=None if isinstance(tuned.objective, str) else str(tuned.objective),
-        figures=[(name, CAPTION, inline(figure)) for name, figure in drawn.items()],
-        provenance=_provenance(tuned),
-        time=tuned.depth / tuned.width,
-        command=command,
-    )
+    figures = [(name, CAPTION, inline(figure)) for name, figure in drawn.items()]
+    page = render("tuned.html.jinja", tuned=tuned, figures=figures, provenance=_provenance(tuned), command=command)
     write_text(path, page)
-
-
-def _relaxed(tuned: Tuned) -> list[dict[str, Any]]:
-    """The consequences of a small step of each active bound."""
-    prompts = tuned.rows_per_constraint
-    rows = []
-    # One column per active row, in their order.
-    columns = iter(tuned.sensitivity.to_numpy(float).T)
-    for number, (name, row) in enumerate(tuned.criteria.iloc[: prompts * len(tuned.constraints)].iterrows()):
-        if not row["active"]:
-            continue
-        constraint = tuned.constraints[number // prompts]
-        step = _step(constraint)
-        rows.append(
-            {
-                "name": name,
-                "bound": constraint.bound + step,
-                "objective": float(row["multiplier"]) * step,
-                "parameters": [float(slope) * step for slope in next(columns)],
-                "multiplier": float(row["multiplier"]),
-            }
-        )
-    return rows
-
-
-def _step(constraint: Constraint) -> float:
-    """A small step of a bound, to the side that demands less."""
-    bound = constraint.bound
-    if isinstance(constraint.criterion, Probability):
-        size = min(RELAXED, bound / 5, (1 - bound) / 5)
-    else:
-        size = RELAXED * (abs(bound) or 1.0)
-    return -constraint.sign * size
 
 
 def _provenance(tuned: Tuned) -> dict[str, str]:

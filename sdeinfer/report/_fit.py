@@ -1,6 +1,8 @@
-"""A fit as one HTML page with everything inlined, so that it needs no network access."""
+"""A fit as one HTML page with everything inlined, so that it needs no network access, and as plain numbers."""
 
 import hashlib
+import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from matplotlib.figure import Figure
 
 from sdeinfer._files import write_text
 from sdeinfer._html import render
-from sdeinfer.diagnostics import Check, has_prior, identification, identified_of, summarise, with_chains
+from sdeinfer.diagnostics import Check, fixed_of, has_prior, identification, identified_of, summarise, with_chains
 from sdeinfer.layers import ARCHITECTURES, architecture_in
 from sdeinfer.plots import (
     plot_correlation_paths,
@@ -23,18 +25,6 @@ from sdeinfer.plots import (
     plot_terminal_correlation,
 )
 from sdeinfer.report._render import figure_of, inline, versions
-
-TITLES = {
-    "prior": "prior",
-    "posterior": "posterior",
-    "contraction": "contraction",
-    "information": "data alone",
-    "expected": "expected contraction",
-    "networks": "× networks for 10 %",
-    "to_prior": "moves with prior",
-    "to_likelihood": "with likelihood",
-}
-"""Headings for the columns of `identification`."""
 
 CAPTIONS = {
     "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, if known. Networks "
@@ -65,39 +55,95 @@ def figures(post: xr.DataTree) -> dict[str, Figure]:
 
 
 def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure], path: str | Path) -> None:
-    """Write the page."""
+    """Write the page: parameters, verdicts, what the data say, figures and provenance."""
     post = with_chains(post)
     observed = post.children["observed_data"]
     kind = architecture_in(post.attrs) if post.attrs["architecture"] in ARCHITECTURES else None
+    sizes = {
+        "architecture": str(kind or post.attrs["architecture"]),
+        "networks": observed.sizes["network"],
+        "observed layers": observed.sizes["layer"],
+        "tokens": observed.sizes["token_a"],
+        "width": ", ".join(f"{n:g}" for n in np.unique(post.children["constant_data"].to_dataset()["width"])),
+        "law": post.attrs.get("law", "limit"),
+        "transitions left out": f"{post.attrs.get('left_out', 0.0):.2%}",
+    }
+    if "posterior_predictive" in post.children:
+        sizes["exploded predictions"] = f"{post.children['posterior_predictive'].attrs['exploded']:.2%}"
     page = render(
         "page.html.jinja",
-        verdict=verdicts.verdict,
-        passed=verdicts.passed,
-        unidentified=verdicts.unidentified,
-        notes=verdicts.notes,
-        questions=verdicts.by_question(),
-        identified=identification(post).rename(columns=TITLES) if has_prior(post) else pd.DataFrame(),
+        check=verdicts,
+        identified=_identified(post),
         parameters=summarise(post),
         figures=[(name, CAPTIONS[name], inline(figure)) for name, figure in drawn.items()],
-        sizes={
-            "architecture": str(kind or post.attrs["architecture"]),
-            "networks": observed.sizes["network"],
-            "observed layers": observed.sizes["layer"],
-            "tokens": observed.sizes["token_a"],
-            "width": ", ".join(f"{n:g}" for n in np.unique(post.children["constant_data"].to_dataset()["width"])),
-            "law": post.attrs.get("law", "limit"),
-            "transitions left out": f"{post.attrs.get('left_out', 0.0):.2%}",
-            **_exploded(post),
-        },
-        provenance=_provenance(post),
-        commands=_commands(post),
+        provenance=sizes | _provenance(post),
+        command=_commands(post),
     )
     write_text(path, page)
 
 
-def _exploded(post: xr.DataTree) -> dict[str, str]:
-    predicted = post.children.get("posterior_predictive")
-    return {} if predicted is None else {"exploded predictions": f"{predicted.attrs['exploded']:.2%}"}
+def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
+    """Summarise a fit as plain numbers.
+
+    Returns:
+        `parameters`: mean, sd, hdi_low, hdi_high, rhat, ess_bulk and ess_tail of each, and truth if known;
+        `divergences`; `elapsed_s` if the fit was timed; `verdict` in words; `trusted`, `unidentified`, `assumed` and
+        `notes`, see `Check`; `checks`: every verdict; and
+        `fixed`: coordinates that were fixed, and their values; `architecture`, `model`, `law` and `left_out`, the
+        fraction of transitions left out.
+    """
+    rows = summarise(post).to_dict(orient="index")
+    return {
+        "parameters": {
+            str(name): {key: _number(value) for key, value in row.items() if key != "truth" or not math.isnan(value)}
+            for name, row in rows.items()
+        },
+        "fixed": fixed_of(post),
+        "divergences": int(post.children["sample_stats"].to_dataset()["diverging"].sum()),
+        "elapsed_s": post.attrs.get("elapsed_s"),
+        "verdict": verdicts.verdict,
+        "trusted": verdicts.passed,
+        "unidentified": list(verdicts.unidentified),
+        "assumed": list(verdicts.assumed),
+        "notes": list(verdicts.notes),
+        "checks": {
+            verdict.name: {
+                "topic": verdict.topic,
+                "value": _number(verdict.value),
+                "threshold": verdict.threshold,
+                "passed": bool(verdict.passed),
+                "advice": verdict.advice,
+            }
+            for verdict in verdicts.verdicts
+        },
+        "architecture": post.attrs["architecture"],
+        "model": post.attrs.get("model"),
+        "law": post.attrs.get("law", "limit"),
+        "left_out": post.attrs.get("left_out", 0.0),
+    }
+
+
+def write_summary(post: xr.DataTree, verdicts: Check, path: str | Path) -> None:
+    """Write the summary as JSON."""
+    numbers = summary(post, verdicts)
+    write_text(path, json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _number(value: float) -> float | None:
+    """The value, or None if it is not finite: JSON has no NaN."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _identified(post: xr.DataTree) -> pd.DataFrame:
+    """The table of `identification` with headings in words."""
+    titles = {
+        "information": "data alone",
+        "expected": "expected contraction",
+        "networks": "× networks for 10 %",
+        "to_prior": "moves with prior",
+        "to_likelihood": "with likelihood",
+    }
+    return identification(post).rename(columns=titles) if has_prior(post) else pd.DataFrame()
 
 
 def _provenance(post: xr.DataTree) -> dict[str, Any]:

@@ -33,7 +33,6 @@ NEEDED = {
     "Architecture": "an Architecture",
     "Pattern": "a pattern, as si.CAUSAL or si.Pattern.of_mask(matrix),",
     "AbstractSampler": "a sampler, as si.NUTS(),",
-    "SelfAttentionFlow": "a flow, as meanfield.SelfAttentionFlow(1.0),",
     "Tuned": "the result of si.tune",
 }
 """The types that are checked, by the name of the class in the annotation, in words."""

@@ -27,7 +27,6 @@ REFUSED = [
     (lambda: si.check("post.nc"), "post: the result of a fit, .* is needed, got 'post.nc'"),
     (lambda: si.check(xr.DataTree()), "post: the result of a fit, .* is needed, got a DataTree"),
     (lambda: si.summarise(DATA), "post: the result of a fit, .* is needed, got a Dataset"),
-    (lambda: si.meanfield.check("post.nc"), "post: the result of a fit"),
     (lambda: si.simulate("transformer", V0, [0.1], paths=2, key=KEY), "layer: a layer, .* got 'transformer'"),
     (lambda: si.simulate(si.ShapedAttention, V0, [0.1], paths=2, key=KEY), "layer: a layer, .* got <class"),
     (lambda: si.simulate(LAYER, DATA, [0.1], paths=2, key=KEY), "V0: a square matrix .* got a Dataset"),

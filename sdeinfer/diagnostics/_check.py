@@ -3,7 +3,6 @@
 import xarray as xr
 
 from sdeinfer._arguments import checked
-from sdeinfer._files import InputError
 from sdeinfer.diagnostics._advice import (
     CONTRACTED,
     OUT_OF_RANGE,
@@ -21,13 +20,13 @@ from sdeinfer.diagnostics._advice import (
     with_precision,
 )
 from sdeinfer.diagnostics._alternatives import alternatives_of
-from sdeinfer.diagnostics._branches import check_branches
 from sdeinfer.diagnostics._conflict import of_conflict
 from sdeinfer.diagnostics._consequences import consequences_of
 from sdeinfer.diagnostics._fitted import require_groups
 from sdeinfer.diagnostics._identification import identification_of
 from sdeinfer.diagnostics._innovations import sums_of
 from sdeinfer.diagnostics._networks import shared_noise
+from sdeinfer.diagnostics._own import brings_its_tests, check_own
 from sdeinfer.diagnostics._posterior import Posterior, has_prior
 from sdeinfer.diagnostics._predictive import predictions_of
 from sdeinfer.diagnostics._range import range_of
@@ -64,7 +63,8 @@ def check(
 
     Of increments of residual branches, calibrated means: norms, independence of what is read and of other branches,
     fourth moments, assumed gains and temperatures, strengths of layers against each other, and χ². Strengths that
-    differ from the declared ones are notes.
+    differ from the declared ones are notes. Of tokens: score tests of their law in some directions, of which a misfit
+    fails by the same rule as innovations.
 
     No check of a solver's step is needed for latent layers: they are the layers of the networks, not solver steps.
 
@@ -80,10 +80,8 @@ def check(
     Raises:
         InputError: for data that were not fitted.
     """
-    if "tokens" in post.children.get("observed_data", xr.DataTree()).data_vars:
-        raise InputError("post: is a fit of observed tokens; si.meanfield.check takes it")
-    if "coefficients" in post.children:
-        return check_branches(post)
+    if brings_its_tests(post):
+        return check_own(post)
     posterior = Posterior.of(post, data, architecture)
     tree, kind, table = posterior.tree, posterior.kind, posterior.table
     if kind is not None:

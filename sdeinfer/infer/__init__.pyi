@@ -14,6 +14,8 @@ from ._innovations import innovations as innovations
 from ._innovations import law_at as law_at
 from ._innovations import mean_and_variance as mean_and_variance
 from ._innovations import scores_of as scores_of
+from ._labels import NETWORK as NETWORK
+from ._labels import Labels as Labels
 from ._labels import stamp as stamp
 from ._measures import logit_scale as logit_scale
 from ._measures import logit_spread as logit_spread
@@ -27,6 +29,7 @@ from ._networks import Networks as Networks
 from ._nuts import NUTS as NUTS
 from ._placed import placed as placed
 from ._posterior import Posterior as Posterior
+from ._predictive import labelled as labelled
 from ._predictive import predict as predict
 from ._problem import AbstractProblem as AbstractProblem
 from ._problem import Prepared as Prepared

@@ -47,7 +47,8 @@ def fit(
     Arguments:
         model: one of `sdeinfer.models`; or any NumPyro program, a function of the prepared path that samples
             parameters, builds a layer (or one per network) and observes a `likelihood.CovariancePath` of it.
-            `models.branches` and others of its kind take increments of residual branches, see `observe_branches`.
+            `models.branches` and others of its kind take increments of residual branches, see `observe_branches`, and
+            models of tokens take those.
         data: observed networks, see `covariance_dataset`. Covariances backed by Dask, as of `xarray.open_zarr`, are
             read in chunks of networks, on the current `distributed.Client` or by the scheduler of Dask's configuration;
             for `full_path` and programs of one layer for all networks. With more than 65,536 terms, m(m + 1)/2 of each

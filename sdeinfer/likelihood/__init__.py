@@ -5,6 +5,7 @@ from sdeinfer.likelihood._adjustment import Adjustment as Adjustment
 from sdeinfer.likelihood._adjustment import no_adjustment as no_adjustment
 from sdeinfer.likelihood._assumptions import Assumptions as Assumptions
 from sdeinfer.likelihood._assumptions import NoArchitecture as NoArchitecture
+from sdeinfer.likelihood._assumptions import Prior as Prior
 from sdeinfer.likelihood._assumptions import checked_priors as checked_priors
 from sdeinfer.likelihood._assumptions import sample_or_fix as sample_or_fix
 from sdeinfer.likelihood._bridge import Span as Span

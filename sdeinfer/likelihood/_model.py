@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import xarray as xr
+from jaxtyping import ArrayLike
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
@@ -70,7 +71,7 @@ class AbstractModel(abc.ABC):
         """Sites with a dense block of NUTS's mass matrix, which is diagonal for others; all if True."""
         return True
 
-    def start_of(self, name: str, prepared: Any) -> tuple[float, float]:
+    def start_of(self, name: str, prepared: Any) -> tuple[ArrayLike, float]:
         """Centre and half width of the interval in which chains start a site, in its unconstrained coordinate."""
         del name, prepared
         return 0.0, 2.0

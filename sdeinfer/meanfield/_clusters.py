@@ -14,24 +14,15 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 
 from sdeinfer._files import InputError
-from sdeinfer.meanfield._circle import angles
 from sdeinfer.meanfield._flow import SelfAttentionFlow
+from sdeinfer.meanfield._reductions import angles
 
 CLOSE = 0.999
 """Smallest inner product of neighbours in a cluster, an angle of 2.6°: as in published experiments."""
 
-POINTS = 128
-"""Points of the circle per √β, at which a potential is evaluated: 20 to its width 1/√β."""
-
 
 class Plateau(NamedTuple):
-    """An interval of time with a constant number of clusters.
-
-    Attributes:
-        clusters: number of clusters.
-        start: first time with this number.
-        end: first time with another one, or the last time.
-    """
+    """An interval of time with one number of clusters, until the first time with another one, or the last."""
 
     clusters: int
     start: float
@@ -64,21 +55,6 @@ def cluster_counts(trajectory: ArrayLike, *, close: float = CLOSE) -> Int[np.nda
     return np.array([1 + clusters(tokens, close=close).max() for tokens in np.asarray(trajectory)])
 
 
-def merging_times(ts: ArrayLike, trajectory: ArrayLike, *, close: float = CLOSE) -> Float[np.ndarray, " n"]:
-    """The first times with at most 1, 2, …, n clusters; +∞ for what has not happened.
-
-    The first entry is the time of synchronisation: all tokens in one cluster.
-
-    Arguments:
-        ts: times, shape (times,).
-        trajectory: tokens at these times, shape (times, n, D).
-        close: smallest inner product of neighbours, see `clusters`.
-    """
-    times, counts = np.asarray(ts), cluster_counts(trajectory, close=close)
-    reached = counts[None] <= np.arange(1, np.shape(trajectory)[1] + 1)[:, None]
-    return np.where(reached.any(axis=1), times[reached.argmax(axis=1)], np.inf)
-
-
 def plateaus(ts: ArrayLike, counts: ArrayLike, *, lasting: float = 1.0) -> list[Plateau]:
     """The intervals of time with a constant number of clusters, in their order.
 
@@ -100,9 +76,8 @@ def plateaus(ts: ArrayLike, counts: ArrayLike, *, lasting: float = 1.0) -> list[
 def peaks(tokens: ArrayLike, beta: float) -> Int[np.ndarray, "*times"]:
     """Number of local maxima on the circle of the potential Σ_j exp(β⟨x, x_j⟩), whose gradient tokens follow.
 
-    These are the clusters that attention tells apart: two points are two peaks from an angle of 2/√β or so on. They
-    need no threshold, and count many tokens before they have come close, where `clusters` links all neighbours, and
-    after, where it counts each token that has not arrived.
+    These are the clusters that attention tells apart, from an angle of 2/√β or so on. They need no threshold, and count
+    tokens also before they have come close.
 
     Arguments:
         tokens: tokens on the unit circle, shape (*times, n, 2).
@@ -111,7 +86,7 @@ def peaks(tokens: ArrayLike, beta: float) -> Int[np.ndarray, "*times"]:
     x = jnp.asarray(tokens)
     if x.ndim < 2 or x.shape[-1] != 2:
         raise InputError(f"tokens: shape (*times, n, 2) is needed, got {x.shape}")
-    points = POINTS * math.ceil(1 + beta**0.5)
+    points = 128 * math.ceil(1 + beta**0.5)  # 20 to the width 1/√β
     potential = np.asarray(_potential(x.reshape(-1, *x.shape[-2:]), jnp.asarray(beta, x.dtype), points))
     above = (potential > np.roll(potential, 1, axis=1)) & (potential >= np.roll(potential, -1, axis=1))
     return above.sum(axis=1).reshape(x.shape[:-2])
@@ -120,9 +95,8 @@ def peaks(tokens: ArrayLike, beta: float) -> Int[np.ndarray, "*times"]:
 def first_clusters(flow: SelfAttentionFlow, ts: ArrayLike, trajectory: ArrayLike) -> Plateau:
     """The first clusters of tokens on the circle, for Q = K = V = I: how many, from when, until when.
 
-    Small perturbations of uniform tokens grow, each mode at its rate λ_k > 0, and so does the tokens' mean square
-    speed. Its first maximum is where this growth ends, since tokens that arrive slow down; the peaks of the potential
-    then are the first clusters, see `peaks`. They end when their number changes. See `expected_first_clusters`.
+    Small perturbations of uniform tokens grow, and so does the tokens' mean square speed. Its first maximum is where
+    this growth ends; the `peaks` then are the first clusters, which end when their number changes.
 
     Arguments:
         flow: the flow, with a β > 0.
@@ -158,14 +132,3 @@ def _potential(
 def _square_speeds(flow: SelfAttentionFlow, trajectory: Float[Array, "times n D"]) -> Float[Array, " times"]:
     """Mean over the tokens of ‖ẋ‖²."""
     return jax.lax.map(lambda x: (flow(x) ** 2).sum(axis=1).mean(), trajectory)
-
-
-def order_parameter(tokens: ArrayLike) -> Float[np.ndarray, "*batch"]:
-    """‖mean token‖: 0 for balanced tokens, 1 if all are synchronised."""
-    return np.asarray(np.linalg.norm(np.asarray(tokens).mean(axis=-2), axis=-1))
-
-
-def mean_correlation(tokens: ArrayLike) -> Float[np.ndarray, "*batch"]:
-    """Mean of ⟨x_i, x_j⟩ over pairs i ≠ j, which tends to 1 as the rank collapses: (n r² − 1)/(n − 1)."""
-    n = np.shape(tokens)[-2]
-    return np.asarray((n * order_parameter(tokens) ** 2 - 1) / (n - 1))

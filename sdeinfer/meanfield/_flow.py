@@ -6,8 +6,9 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
@@ -54,11 +55,7 @@ class SelfAttentionFlow(eqx.Module):
         normalised: bool = True,
         mlp: Callable[[Float[Array, " D"]], Float[Array, " D"]] | None = None,
     ):
-        """Make a flow.
-
-        Raises:
-            InputError: for β that is not one number ≥ 0, or matrices that are not (heads, D, D) or (D, D) with one D.
-        """
+        """Make a flow; an InputError for β that is not one number ≥ 0, and matrices of other shapes."""
         self.beta = jnp.asarray(beta, jnp.result_type(float, beta))
         if self.beta.ndim:
             raise InputError(f"beta: one number is needed, got shape {self.beta.shape}")
@@ -109,10 +106,7 @@ class SelfAttentionFlow(eqx.Module):
     def velocity(
         self, x: Float[Array, "q D"], tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
     ) -> Float[Array, "q D"]:
-        """The field X[μ](x) of the measure μ = Σ_j w_j δ(tokens_j), tangent to the sphere at x.
-
-        Arguments as of `attention`.
-        """
+        """The field of the measure Σ_j w_j δ(tokens_j), tangent to the sphere at x; arguments as of `attention`."""
         return tangent(x, self.residual(x, tokens, weights))
 
     def __call__(self, tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None) -> Float[Array, "n D"]:
@@ -135,21 +129,18 @@ class SelfAttentionFlow(eqx.Module):
     def energy(self, tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None) -> Float[Array, ""]:
         """The energy (1/2β) Σ_ij w_i w_j exp(β⟨Qx_i, Kx_j⟩), averaged over the heads.
 
-        With Q = K = V = I and without normalisation the flow is its gradient ascent, ẋ_i = n P ∂E/∂x_i. The softmax
-        form ascends it too; each token has a speed of its own.
+        With Q = K = V = I it rises; without normalisation the flow is its gradient ascent, ẋ_i = n P ∂E/∂x_i.
         """
         masses = _masses(tokens, weights)
         kernel = jnp.exp(self._logits(tokens, tokens)).mean(axis=0)
         return _product(_product(masses, kernel), masses) / (2 * self.beta)
 
     def _require_size(self, x: Float[Array, "q D"]) -> None:
-        """Refuse tokens of another dimension than the matrices."""
         for name, matrix in {"Q": self.Q, "K": self.K, "V": self.V}.items():
             if matrix is not None and matrix.shape[-1] != x.shape[-1]:
                 raise InputError(f"{name}: tokens have {x.shape[-1]} components, got a matrix of {matrix.shape[-1]}")
 
     def _kernel(self, x: Float[Array, "q D"], tokens: Float[Array, "n D"]) -> Float[Array, "heads q n"]:
-        """Exponentials of the logits, over the largest of a row where attention is normalised."""
         logits = self._logits(x, tokens)
         largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)) if self.normalised else 0.0
         return jnp.exp(logits - largest)
@@ -168,6 +159,11 @@ def on_sphere(x: ArrayLike) -> Float[Array, "*batch D"]:
 def tangent(x: Float[Array, "*batch D"], v: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
     """P_x v = v − ⟨x, v⟩ x, for x on the sphere."""
     return v - (x * v).sum(axis=-1, keepdims=True) * x
+
+
+def random_tokens(number: int, dimension: int, *, key: PRNGKeyArray) -> Float[Array, "n D"]:
+    """N independent tokens, uniform on the unit sphere S^{D−1} of this dimension D."""
+    return on_sphere(jr.normal(key, (number, dimension)))
 
 
 def _per_head(name: str, matrix: ArrayLike | None, heads: int) -> Float[Array, "heads D D"] | None:

@@ -15,10 +15,9 @@ def growth_rates(
 
     A perturbation along the gradient of a spherical harmonic of degree k on S^{D−1} grows like exp(λ_k t), with
 
-        λ_k = k(k + D − 2) I_{k+ν}(β) / (β I_ν(β)),    ν = D/2 − 1,
+        λ_k = k(k + D − 2) I_{k+ν}(β) / (β I_ν(β)),    ν = D/2 − 1.
 
-    by the theorem of Funk and Hecke: exp(β⟨x, y⟩) has the eigenvalue a_k = Γ(D/2) (2/β)^ν I_{k+ν}(β) on them, whose
-    gradient the flow ascends. Without normalisation the rates are a_0 times as large: k² I_k(β)/β on the circle.
+    Without normalisation the rates are Γ(D/2) (2/β)^ν I_ν(β) times as large: k² I_k(β)/β on the circle.
 
     Arguments:
         beta: inverse temperature β > 0.
@@ -42,14 +41,7 @@ def growth_rates(
 
 
 def fastest_mode(beta: float, *, dimension: int) -> int:
-    """argmax_k λ_k: on the circle, what the number of the first clusters of random tokens tends to as n → ∞.
-
-    `expected_first_clusters` has the mean for n tokens.
-
-    Arguments:
-        beta: inverse temperature β > 0.
-        dimension: dimension D ≥ 2 of the tokens.
-    """
+    """argmax_k λ_k of `growth_rates`: on the circle, the number of the first clusters of random tokens as n → ∞."""
     # λ_k is largest near k = √(2β), since I_k(β)/I_0(β) ≈ exp(−k²/2β).
     return 1 + int(np.argmax(growth_rates(beta, dimension=dimension, modes=int(4 * beta**0.5) + 8)))
 
@@ -60,10 +52,8 @@ def expected_first_clusters(beta: float, number: int) -> float:
         (Σ_k k⁴ S_k / Σ_k k² S_k)^½,    S_k = I_k(β)² exp(2 λ_k t),    (2/n) Σ_k (exp(λ_k t) − 1)² = 1.
 
     The mode k of the tokens is normal with variance 1/n at time 0, and grows like exp(λ_k t). The time t is where the
-    displacements would have a gradient of variance 1: tokens meet, and linear growth ends. At this time the potential
-    Σ_j exp(β⟨x, x_j⟩), with spectrum S, has that mean number of maxima by the formula of Rice. It tends to
-    `fastest_mode` for log n ≫ β, as other modes fall behind like n^{(λ_k/λ_max − 1)/2}. The flow without normalisation
-    has the same numbers. `first_clusters` counts them in a trajectory.
+    displacements would have a gradient of variance 1: tokens meet. The potential Σ_j exp(β⟨x, x_j⟩), with spectrum S,
+    then has that mean number of maxima by the formula of Rice; `fastest_mode` for log n ≫ β.
 
     Arguments:
         beta: inverse temperature β > 0.

@@ -13,9 +13,6 @@ from numpyro.distributions import Distribution, constraints
 
 from sdeinfer.meanfield._flow import on_sphere
 
-EXTRA = 256
-"""Ratios beyond the last one that is needed, from which they are computed backwards."""
-
 
 class ProjectedNormal(Distribution):
     """Law of x = y/‖y‖ on the sphere S^{D−1}, with y ~ N(mean, scale² I_D).
@@ -70,20 +67,14 @@ def _(k: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
     return value, k / ratio * tangents[0]
 
 
-def slope_and_curvature(t: Float[Array, "*batch"], k: int) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """First and second derivative of `log_moment`."""
-    ratio, change = jax.jvp(lambda t: _log_moment_and_ratio(t, k)[1], (t,), (jnp.ones_like(t),))
-    return k / ratio, -k * change / ratio**2
-
-
 def _log_moment_and_ratio(t: Float[Array, "*batch"], k: int) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
     """Log N_k(t) and R_k = N_k/N_{k−1}, of which (log N_k)′ = k/R_k.
 
     R_{j+1} = t + j/R_j, with R_1 = t + φ(t)/Φ(t). Forwards this is stable for positive t. For negative t, N_j is the
     minimal solution of the recursion, errors grow forwards by a factor of about exp(2 |t| √k), and the ratios are
-    computed backwards.
+    computed backwards, from 256 beyond the last one that is needed.
     """
-    least = -min(2.0, 6 / k**0.5)
+    least, extra = -min(2.0, 6 / k**0.5), 256
 
     def forwards(t: Array) -> tuple[Array, Array]:
         ratio = t + jnp.exp(norm.logpdf(t) - norm.logcdf(t))
@@ -94,9 +85,9 @@ def _log_moment_and_ratio(t: Float[Array, "*batch"], k: int) -> tuple[Float[Arra
         return total, ratio
 
     def backwards(t: Array) -> tuple[Array, Array]:
-        last = k + EXTRA
+        last = k + extra
         first = 2 * last / (jnp.sqrt(t**2 + 4 * last) - t)
-        ratio = lower = jax.lax.fori_loop(1, EXTRA + 1, lambda i, ratio: (last - i) / (ratio - t), first)
+        ratio = lower = jax.lax.fori_loop(1, extra + 1, lambda i, ratio: (last - i) / (ratio - t), first)
         total = jnp.log(ratio)
         for j in range(k - 1, 0, -1):
             lower = j / (lower - t)

@@ -19,9 +19,8 @@ from sdeinfer.meanfield._flow import SelfAttentionFlow, on_sphere
 class OnSphere(diffrax.Tsit5):
     """Diffrax's Tsit5, every step of which ends on the sphere: x ← x/‖x‖.
 
-    The order is unchanged, since the exact solution is on the sphere: the nearest point moves x by at most its local
-    error. Without it, errors of the norm grow like exp(−2∫⟨x, a⟩) with a the field before the projection, which is
-    exp(2t) where values repel (V = −I).
+    The order is unchanged, since the exact solution is on the sphere. Without it, errors of the norm grow like exp(2t)
+    where values repel (V = −I).
     """
 
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -80,11 +79,7 @@ def integrate(
     max_steps: int = 2**16,
     throw: bool = True,
 ) -> tuple[Float[Array, "times ..."], Bool[Array, ""]]:
-    """The solution of ẏ = field(t, y, args) at times, by adaptive steps from time 0; and whether it was found.
-
-    The field is a function of a module, so that it is compiled once. If there is no solution, that is an error unless
-    `throw` is False.
-    """
+    """The solution of ẏ = field(t, y, args) at times, of a module's function; and whether it was found."""
     if not isinstance(ts, Tracer):
         given = np.asarray(ts)
         if given.ndim != 1 or not len(given) or not (np.diff(given, prepend=-1) > 0).all() or given[0] < 0:
@@ -109,17 +104,11 @@ def integrate(
 
 
 def start_of(flow: SelfAttentionFlow, tokens: ArrayLike) -> Float[Array, "n D"]:
-    """Tokens at time 0 in the precision of the flow, which may be higher than their own."""
+    """Tokens at time 0 in the precision of the flow, which may be higher than their own; on the sphere within √ε."""
     x = jnp.asarray(tokens)
-    require_on_sphere(x)
+    if not isinstance(x, Tracer):
+        error = np.abs(np.linalg.norm(x, axis=-1) - 1).max()
+        if not error <= np.finfo(x.dtype).eps ** 0.5:
+            raise InputError(f"tokens: must be on the unit sphere, found ‖x‖ = 1 ± {error:.2g}: use on_sphere")
     precision = jnp.result_type(x, *jax.tree.leaves(eqx.filter(flow, eqx.is_array)))
     return x if x.dtype == precision else on_sphere(x.astype(precision))
-
-
-def require_on_sphere(tokens: Float[Array, "*batch n D"]) -> None:
-    """Refuse tokens that are not on the unit sphere within √ε, unless they are traced."""
-    if isinstance(tokens, Tracer):
-        return
-    error = np.abs(np.linalg.norm(tokens, axis=-1) - 1).max()
-    if not error <= np.finfo(tokens.dtype).eps ** 0.5:
-        raise InputError(f"tokens: must be on the unit sphere, found ‖x‖ = 1 ± {error:.2g}: use on_sphere")

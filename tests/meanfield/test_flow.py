@@ -7,7 +7,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from sdeinfer import InputError, meanfield
+from sdeinfer import meanfield
 
 TOKENS, DIMENSION, HEADS = 6, 3, 2
 TIMES, EXACT = np.linspace(0.05, 1, 20), {"rtol": 1e-10, "atol": 1e-12}
@@ -120,48 +120,9 @@ def test_single_precision(key):
     single = meanfield.solve(meanfield.SelfAttentionFlow(jnp.float32(2.0)), x.astype(jnp.float32), [1.0])
     assert single.dtype == jnp.float32
     np.testing.assert_allclose(single, double, atol=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"beta": -1.0}, "beta: must be at least 0, got -1"),
-        ({"beta": 1.0, "Q": np.zeros((2, 3))}, r"Q: shape \(D, D\) or \(1, D, D\) is needed, got \(2, 3\)"),
-        ({"beta": 1.0, "V": np.zeros((3, 2, 2)), "heads": 2}, r"V: shape \(D, D\) or \(2, D, D\)"),
-        ({"beta": 1.0, "Q": np.eye(2), "K": np.eye(3)}, r"Q, K, V: must have one size D, got \[2, 3\]"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_bad_flows_are_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
-        meanfield.SelfAttentionFlow(**arguments)
-
-
-def test_tokens_in_single_precision_are_solved_in_that_of_the_flow(key):
-    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
-    flow = meanfield.SelfAttentionFlow(4.0)
-    found = meanfield.solve(flow, x.astype(jnp.float32), TIMES)
-    assert found.dtype == x.dtype
-    np.testing.assert_allclose(found, meanfield.solve(flow, x, TIMES), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["Q", "K", "V"])
-def test_matrices_of_another_size_are_refused(name, key):
-    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
-    flow = meanfield.SelfAttentionFlow(1.0, **{name: jnp.eye(4)})
-    for call in (flow, lambda x: flow.layer(x, 0.1), lambda x: meanfield.solve(flow, x, TIMES)):
-        with pytest.raises(InputError, match=f"{name}: tokens have 3 components, got a matrix of 4"):
-            call(x)
-    with pytest.raises(InputError, match=r"mlp: a function of shape \(3,\) to itself is needed, got \(4,\)"):
-        meanfield.SelfAttentionFlow(1.0, mlp=lambda x: jnp.ones(4))(x)
-
-
-def test_bad_starts_and_times_are_refused(key):
-    x, flow = meanfield.random_tokens(3, 2, key=key), meanfield.SelfAttentionFlow(1.0)
-    with pytest.raises(InputError, match="tokens: must be on the unit sphere"):
-        meanfield.solve(flow, 2 * x, [1.0])
-    with pytest.raises(InputError, match="ts: increasing times"):
-        meanfield.solve(flow, x, [1.0, 0.5])
+    in_that_of_the_flow = meanfield.solve(meanfield.SelfAttentionFlow(2.0), x.astype(jnp.float32), [1.0])
+    assert in_that_of_the_flow.dtype == x.dtype
+    np.testing.assert_allclose(in_that_of_the_flow, double, atol=1e-5)
 
 
 def test_a_second_solve_compiles_nothing(key):
@@ -171,17 +132,10 @@ def test_a_second_solve_compiles_nothing(key):
         traced.append(1)
         return jnp.tanh(token)
 
-    solvers = {
-        "flow": lambda beta: meanfield.solve(meanfield.SelfAttentionFlow(beta, mlp=counted), x, [0.1 * beta]),
-        "random values": lambda beta: meanfield.solve_random_values(
-            meanfield.SelfAttentionFlow(beta, mlp=counted), x, [0.1 * beta], step=0.1 * beta, key=key
-        ),
-    }
-    for name, run in solvers.items():
-        run(1.0)
-        before = len(traced)
-        run(2.0)
-        assert len(traced) == before, name
+    meanfield.solve(meanfield.SelfAttentionFlow(1.0, mlp=counted), x, [0.1])
+    before = len(traced)
+    meanfield.solve(meanfield.SelfAttentionFlow(2.0, mlp=counted), x, [0.2])
+    assert len(traced) == before
 
 
 def test_flows_with_an_mlp_are_arguments_of_compiled_functions(key):

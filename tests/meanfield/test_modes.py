@@ -6,7 +6,7 @@ import pytest
 from meanfield.test_clusters import on_circle
 from scipy.special import eval_gegenbauer, iv, roots_gegenbauer
 
-from sdeinfer import InputError, meanfield
+from sdeinfer import meanfield
 
 TOKENS = 480
 """On the circle."""
@@ -75,19 +75,6 @@ def test_the_fastest_modes_are_those_published(dimension):
     assert tuple(meanfield.fastest_mode(beta, dimension=dimension) for beta in BETAS) == FASTEST[dimension]
 
 
-@pytest.mark.parametrize("beta", [2.0, 20.0, 64.0])
-def test_tokens_on_the_circle_grow_at_the_rate_of_their_mode(beta):
-    k, size = meanfield.fastest_mode(beta, dimension=2), 1e-6
-    at_rest = np.asarray(meanfield.angles(TOKENS))
-    tokens = on_circle(at_rest + size * np.sin(k * at_rest))
-    rate = meanfield.growth_rates(beta, dimension=2)[k - 1]
-    ts = np.array([1.0, 3.0]) / rate
-    found = meanfield.solve(meanfield.SelfAttentionFlow(beta), tokens, ts, rtol=1e-12, atol=1e-14)
-    moved = np.angle(np.exp(1j * (np.arctan2(found[..., 1], found[..., 0]) - at_rest)))
-    amplitudes = np.abs((moved * np.sin(k * at_rest)).mean(axis=1))
-    np.testing.assert_allclose(np.log(amplitudes[1] / amplitudes[0]) / (ts[1] - ts[0]), rate, rtol=0.01)
-
-
 @pytest.mark.parametrize("normalised", [True, False])
 def test_the_continuum_keeps_its_mass_and_is_the_limit_of_tokens(normalised):
     beta, points, n = 3.0, 128, TOKENS
@@ -118,15 +105,6 @@ def test_the_continuum_has_the_velocity_of_tokens_with_its_masses(normalised):
     np.testing.assert_allclose(found, -moves[:, 0] * np.sin(theta) + moves[:, 1] * np.cos(theta), atol=1e-10)
 
 
-def test_clusters_too_narrow_for_the_points_are_an_error():
-    theta = np.asarray(meanfield.angles(128))
-    density = (1 + 0.5 * np.cos(theta)) / (2 * np.pi)
-    with pytest.raises(RuntimeError, match="too narrow"):
-        meanfield.solve_circle(meanfield.CircleContinuum(9.0), density, [10.0, 20.0])
-    with pytest.raises(InputError, match="density: must be positive with integral 1"):
-        meanfield.solve_circle(meanfield.CircleContinuum(9.0), 2 * density, [1.0])
-
-
 @pytest.mark.parametrize(("number", "inner", "normalised"), [(2, -0.5, True), (9, 0.3, True), (5, 0.0, False)])
 def test_equiangular_tokens_follow_one_equation(number, inner, normalised):
     beta, ts = 2.0, np.array([0.3, 1.0, 4.0])
@@ -136,18 +114,3 @@ def test_equiangular_tokens_follow_one_equation(number, inner, normalised):
     inner_products = np.einsum("tid,tjd->tij", found, found)[:, *np.triu_indices(number, 1)]
     expected = meanfield.equiangular(beta, number, ts, inner=inner, normalised=normalised)
     np.testing.assert_allclose(inner_products, np.broadcast_to(expected[:, None], inner_products.shape), atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: meanfield.growth_rates(0.0, dimension=2), "beta: must be positive, got 0"),
-        (lambda: meanfield.growth_rates(1.0, dimension=1), "dimension: at least 2 is needed, got 1"),
-        (lambda: meanfield.equiangular(1.0, 1, [1.0]), "number: at least 2 tokens are needed, got 1"),
-        (lambda: meanfield.equiangular_tokens(3, -0.6), "inner: between -0.5 and 1 is needed for 3 tokens, got -0.6"),
-        (lambda: meanfield.equiangular_tokens(3, 0.1, dimension=2), "dimension: at least 3 is needed for 3 tokens"),
-    ],
-)
-def test_bad_arguments_are_refused(call, message):
-    with pytest.raises(InputError, match=message):
-        call()

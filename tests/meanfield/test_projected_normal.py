@@ -8,7 +8,6 @@ from budget import assert_mean
 from scipy import integrate, special
 
 from sdeinfer.meanfield import ProjectedNormal, on_sphere
-from sdeinfer.meanfield._projected_normal import log_moment, slope_and_curvature
 
 
 def log_integral(x, mean, scale):
@@ -46,21 +45,18 @@ def test_density_is_the_integral_over_radii(dimension, scale):
         np.testing.assert_allclose(log_density(points, each, scale), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("k", [1, 2, 7, 39])
-def test_derivatives_of_the_moment(k):
-    """N_k′ = k N_{k−1}, and the differential equation N_k″ + t N_k′ = k N_k, from −40 to 40."""
+@pytest.mark.parametrize("k", [2, 7, 39])
+def test_slopes_are_those_of_the_recursion(k):
+    """N_k′ = k N_{k−1}, by densities at two dimensions, for means of −40 to 40 standard deviations along the point."""
     t = jnp.linspace(-40, 40, 41)
 
-    @jax.jit
-    def derivatives(t):
-        return *slope_and_curvature(t, k), jax.vmap(jax.grad(lambda t: log_moment(t, k)))(t)
+    def log_moment(t, k):
+        along = jnp.zeros(k + 1).at[0].set(1.0)
+        return ProjectedNormal(t * along, jnp.ones(())).log_prob(along) + k / 2 * np.log(2 * np.pi)
 
-    slope, curvature, of_gradient = derivatives(t)
-    np.testing.assert_allclose(slope, of_gradient, rtol=1e-12)
-    if k > 1:
-        np.testing.assert_allclose(slope, k * np.exp(log_moment(t, k - 1) - log_moment(t, k)), rtol=1e-10)
-    # The terms cancel to 1/t² of their size.
-    np.testing.assert_allclose(curvature, k - t * slope - slope**2, rtol=1e-8, atol=1e-11)
+    lower, own = (jax.vmap(lambda t, k=k: log_moment(t, k))(t) for k in (k - 1, k))
+    slope = jax.jit(jax.vmap(jax.grad(lambda t: log_moment(t, k))))(t)
+    np.testing.assert_allclose(slope, k * np.exp(lower - own), rtol=1e-10)
 
 
 def test_samples_have_the_density(key):

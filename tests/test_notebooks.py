@@ -13,8 +13,7 @@ REDUCED = {
     "2_figures_of_the_paper": "samples, samples3, weighted = 256, 256, 4\nd1, d3 = 20, 20\n"
     "token_numbers, gammas = (2,), (0.1, 0.7, 1.0)",
     "3_does_it_train": "shown = ((0.2, 0.5),)\nnetworks, paths = 8, 512",
-    "4_tune": "paths, networks, with_weights, depths = 256, 64, 4, (16, 32)\n"
-    "observed, chains, draws, warmup = 64, 2, 100, 200",
+    "4_tune": "paths, networks, with_weights, depths = 256, 64, 4, (32, 64)",
     "5_gradients": "networks, paths = 8, 256",
     "6_pretraining": "percentiles = (0.0, 1.0)",
     "7_while_it_trains": "networks, width, depth, context, batch = 3, 16, 3, 8, 2\ncheckpoints = (0, 1, 4)\n"

@@ -29,7 +29,7 @@ SubjectTo = Annotated[
 ]
 Bounds = Annotated[
     list[str] | None,
-    typer.Option(help="range of a free parameter, as in gamma=0.1:0.9; depth=8:64 tunes the depth; may be repeated"),
+    typer.Option(help="range of a free parameter, as in gamma=0.1:0.9; may be repeated"),
 ]
 
 
@@ -57,24 +57,23 @@ def tune_command(
     seed: flags.Seed = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("tuned"),
 ) -> None:
-    """Choose γ, τ0, c± or the depth for stated properties. What --fix does not name is free, within --bound."""
+    """Choose γ, τ0 or c± for stated properties. What --fix does not name is free, within --bound."""
     from sdeinfer.tuning import parse_constraint, parse_criterion
 
     most, least = (None if text is None else parse_criterion(text) for text in (maximise, minimise))
-    constraints, bounds = [parse_constraint(text) for text in subject_to or []], bounds_by(bound)
+    constraints = [parse_constraint(text) for text in subject_to or []]
     architecture, V0 = start.of(kind)
-    depths = _whole(bounds.pop("depth")) if "depth" in bounds else depth
     with staged_folder(out) as folder:
         tuned = si.tune(
             architecture,
             V0,
             width=width,
-            depth=depths,
+            depth=depth,
             maximise=most,
             minimise=least,
             subject_to=constraints,
             fixed=fixed_by(fix),
-            bounds=bounds,
+            bounds=bounds_by(bound),
             law=law,
             paths=paths,
             step=step,
@@ -96,10 +95,3 @@ def _write_tuned(tuned: "si.Tuned", folder: Path, *, paths: int, seed: int) -> d
     command = shlex.join(["uv", "run", "sdeinfer", *sys.argv[1:]])
     si.report.write_tuned(tuned, drawn, folder / "report.html", command=command)
     return drawn
-
-
-def _whole(ends: tuple[float, float]) -> tuple[int, int]:
-    """Ends of a range of depths."""
-    if not all(end.is_integer() for end in ends):
-        raise si.InputError(f"--bound: depth: whole numbers are needed, got {ends[0]:g}:{ends[1]:g}")
-    return int(ends[0]), int(ends[1])

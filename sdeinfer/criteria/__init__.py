@@ -11,11 +11,11 @@ from sdeinfer.criteria._criteria import expectation as expectation
 from sdeinfer.criteria._criteria import probability as probability
 from sdeinfer.criteria._criteria import quantile as quantile
 from sdeinfer.criteria._criteria import spread as spread
-from sdeinfer.criteria._exponents import Exponents as Exponents
-from sdeinfer.criteria._exponents import exponents as exponents
-from sdeinfer.criteria._exponents import repeated_token as repeated_token
+from sdeinfer.criteria._gradients import Exponents as Exponents
 from sdeinfer.criteria._gradients import GradientNorms as GradientNorms
+from sdeinfer.criteria._gradients import exponents as exponents
 from sdeinfer.criteria._gradients import gradient_norms as gradient_norms
+from sdeinfer.criteria._gradients import repeated_token as repeated_token
 from sdeinfer.criteria._gradients import squared_jacobian_norm as squared_jacobian_norm
 from sdeinfer.criteria._statistics import AbstractStatistic as AbstractStatistic
 from sdeinfer.criteria._statistics import EffectiveRank as EffectiveRank

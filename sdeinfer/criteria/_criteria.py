@@ -68,13 +68,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Constraint:
-    """A bound on a criterion.
-
-    Attributes:
-        criterion: the criterion.
-        sense: "<=" or ">=".
-        bound: the bound.
-    """
+    """A bound on a criterion."""
 
     criterion: AbstractCriterion
     sense: Literal["<=", ">="]
@@ -103,13 +97,9 @@ class Expectation(AbstractCriterion):
     """The mean over networks. A path that explodes counts with its statistic before that."""
 
     def smooth(self, values: Array, exploded: Array) -> Array:
-        """The mean."""
-        del exploded
         return values.mean()
 
     def estimate(self, values: np.ndarray, exploded: np.ndarray) -> Estimate:
-        """The mean and its error."""
-        del exploded
         return Estimate(float(values.mean()), float(values.std() / math.sqrt(len(values))))
 
     def __str__(self) -> str:
@@ -121,13 +111,9 @@ class Spread(AbstractCriterion):
     """The standard deviation over networks. A path that explodes counts with its statistic before that."""
 
     def smooth(self, values: Array, exploded: Array) -> Array:
-        """The standard deviation."""
-        del exploded
         return values.std()
 
     def estimate(self, values: np.ndarray, exploded: np.ndarray) -> Estimate:
-        """The standard deviation and its error."""
-        del exploded
         sd = values.std()
         influence = ((values - values.mean()) ** 2 - sd**2) / (2 * sd) if sd > 0 else np.zeros_like(values)
         return Estimate(float(sd), float(influence.std() / math.sqrt(len(values))))
@@ -138,11 +124,7 @@ class Spread(AbstractCriterion):
 
 @dataclasses.dataclass(frozen=True)
 class Quantile(AbstractCriterion):
-    """A quantile over networks. A path that explodes counts with its statistic before that.
-
-    Attributes:
-        level: the level, in (0, 1).
-    """
+    """A quantile over networks, of a level in (0, 1). A path that explodes counts with its statistic before that."""
 
     level: float
 
@@ -152,8 +134,6 @@ class Quantile(AbstractCriterion):
             raise InputError(f"{self}: a level between 0 and 1 is needed, got {self.level:g}")
 
     def smooth(self, values: Array, exploded: Array) -> Array:
-        """The root of F_h(q) = level."""
-        del exploded
         h = bandwidth(values)
         known = jax.lax.stop_gradient(values)
 
@@ -167,8 +147,6 @@ class Quantile(AbstractCriterion):
         return optx.root_find(excess, solver, known.mean(), (values, h), options=span, throw=False).value
 
     def estimate(self, values: np.ndarray, exploded: np.ndarray) -> Estimate:
-        """The quantile and its error."""
-        del exploded
         q, h = np.quantile(values, self.level), np.asarray(bandwidth(values))
         density = stats.norm.pdf((q - values) / h).mean() / h
         return Estimate(float(q), math.sqrt(self.level * (1 - self.level) / len(values)) / float(density))
@@ -179,12 +157,7 @@ class Quantile(AbstractCriterion):
 
 @dataclasses.dataclass(frozen=True)
 class Probability(AbstractCriterion):
-    """The probability over networks that a statistic is below or above a value. A path that explodes does not count.
-
-    Attributes:
-        below: the value below which the statistic must be; None for no such value.
-        above: the value above which it must be; exactly one of the two is given.
-    """
+    """The probability over networks that a statistic is below or above a value. A path that explodes does not count."""
 
     below: float | None = None
     above: float | None = None
@@ -207,12 +180,10 @@ class Probability(AbstractCriterion):
         return -1 if self.above is None else 1
 
     def smooth(self, values: Array, exploded: Array) -> Array:
-        """F_h at the value, or 1 − F_h."""
         inside = distribution(self.sign * (values - self.value) / bandwidth(values))
         return jnp.where(exploded, 0.0, inside).mean()
 
     def estimate(self, values: np.ndarray, exploded: np.ndarray) -> Estimate:
-        """The share and its error; with none or all of the paths inside, the error of one of them."""
         inside = ((self.sign * (values - self.value)) > 0) & ~exploded
         count, p = len(values), float(inside.mean())
         near = min(max(p, 1 / count), 1 - 1 / count)
@@ -243,9 +214,7 @@ def probability(statistic: Statistic, *, below: float | None = None, above: floa
 
 
 def bandwidth(values: Float[Any, " paths"]) -> Float[Array, ""]:
-    """h: the smaller of the standard deviation and the scaled interquartile range, times N^{−1/5}; constant under
-    differentiation.
-    """  # noqa: D205
+    """The smaller of the sd and the scaled interquartile range, times N^{−1/5}; constant under differentiation."""
     known = jax.lax.stop_gradient(jnp.asarray(values))
     low, high = jnp.quantile(known, jnp.array([0.25, 0.75], known.dtype))
     scale, sd = (high - low) / 1.349, known.std()

@@ -117,11 +117,7 @@ class EffectiveRank(AbstractStatistic):
 
 @dataclasses.dataclass(frozen=True)
 class LogNorm(AbstractStatistic):
-    """The change log(V_αα,T/V_αα,0) of a token's squared norm.
-
-    Attributes:
-        token: α.
-    """
+    """The change log(V_αα,T/V_αα,0) of the squared norm of a token α."""
 
     label: ClassVar[str] = "log norm of token {token}"
     token: int = 0
@@ -130,7 +126,6 @@ class LogNorm(AbstractStatistic):
         return jnp.log(paths.last[:, self.token, self.token] / paths.initial[self.token, self.token])
 
     def check(self, tokens: int) -> None:
-        """Raise an InputError for a token that V0 does not have."""
         _check_token(self, self.token, tokens)
 
 
@@ -150,10 +145,6 @@ class RangeMargin(AbstractStatistic):
     """The distance of the eigenvalues of V from the ends of a range, in logs, the smallest over all steps.
 
     It is positive for a path that `simulate_stopped` does not stop.
-
-    Attributes:
-        lowest: lower end of the range.
-        highest: upper end of the range.
     """
 
     label: ClassVar[str] = "margin in [{lowest:g}, {highest:g}]"
@@ -176,21 +167,15 @@ class RangeMargin(AbstractStatistic):
 
 @dataclasses.dataclass(frozen=True)
 class AbstractTangentStatistic(AbstractStatistic):
-    """A statistic of a tangent.
-
-    Attributes:
-        token: the token at which the tangent starts in a random direction, or "all".
-    """
+    """A statistic of a tangent, which starts in a random direction at a token, or at all."""
 
     token: int | Literal["all"] = "all"
 
     @property
     def directions(self) -> Directions:
-        """The start of the tangent."""
         return self.token
 
     def check(self, tokens: int) -> None:
-        """Raise an InputError for a token that V0 does not have."""
         if not isinstance(self.token, int) and self.token != "all":
             raise InputError(f"token: a number or 'all' is needed, got {self.token!r}")
         if self.token != "all":
@@ -227,11 +212,7 @@ class GradientFactor(AbstractTangentStatistic):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionStatistic(AbstractStatistic):
-    """A function of an `Ensemble` with covariances at the last time.
-
-    Attributes:
-        function: the function.
-    """
+    """A function of an `Ensemble` with covariances at the last time."""
 
     function: Callable[[Ensemble], Float[Array, " paths"]]
 

@@ -19,3 +19,5 @@ from ._style import finish as finish
 from ._style import legend_below as legend_below
 from ._style import look as look
 from ._style import panels_of as panels_of
+from ._tuned import plot_transfer as plot_transfer
+from ._tuned import plot_tuned as plot_tuned

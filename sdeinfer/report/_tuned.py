@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from sdeinfer._files import write_text
 from sdeinfer._html import render
+from sdeinfer.plots import plot_tuned
 from sdeinfer.report._render import figure_of, inline, versions
 from sdeinfer.tuning import Tuned
 
@@ -18,8 +19,8 @@ CAPTION = (
 
 
 def tuned_figures(tuned: Tuned, *, paths: int = 512, key: PRNGKeyArray) -> dict[str, Figure]:
-    """Make the figure of a tuned layer, see `Tuned.plot`; there is none without constraints."""
-    return {"tuned": figure_of(tuned.plot(paths=paths, key=key))} if tuned.constraints else {}
+    """Make the figure of a tuned layer, see `plot_tuned`; there is none without constraints."""
+    return {"tuned": figure_of(plot_tuned(tuned, paths=paths, key=key))} if tuned.constraints else {}
 
 
 def write_tuned(tuned: Tuned, drawn: Mapping[str, Figure], path: str | Path, *, command: str = "") -> None:

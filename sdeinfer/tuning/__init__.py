@@ -2,7 +2,6 @@
 
 from sdeinfer.tuning._goals import parse_constraint as parse_constraint
 from sdeinfer.tuning._goals import parse_criterion as parse_criterion
-from sdeinfer.tuning._transfer import RULES as RULES
 from sdeinfer.tuning._transfer import Transfer as Transfer
 from sdeinfer.tuning._transfer import transfer as transfer
 from sdeinfer.tuning._tune import tune as tune

@@ -1,42 +1,53 @@
-"""The answer of a search: values on fresh paths, multipliers of the bounds, and what the parameters do beside goals."""
+"""The answer of a search: values on fresh networks, and the conditions of Karush, Kuhn and Tucker at the solution."""
 
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Bool, Float
+from scipy import optimize
 
 from sdeinfer.criteria import AbstractCriterion
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.tuning._conditions import Conditions, conditions_at
-from sdeinfer.tuning._problem import Law, Problem
+from sdeinfer.tuning._problem import Problem
 from sdeinfer.tuning._search import Found
 from sdeinfer.tuning._tuned import Tuned
 
+ACTIVE = 1e-3
+"""Largest scaled slack of an active constraint."""
 
-def answer(problem: Problem, fresh: Problem, found: Found, law: Law, began: float) -> Tuned:
-    """The answer at a solution.
+STATIONARY = 0.05
+"""Largest relative misfit of the conditions; beyond it the search has not converged, and multipliers are NaN."""
 
-    Arguments:
-        problem: the problem.
-        fresh: the same problem on other paths.
-        found: the solution.
-        law: that of the criteria.
-        began: when the work began, by `time.perf_counter`.
+
+class _Conditions(NamedTuple):
+    """The conditions of Karush, Kuhn and Tucker at a solution.
+
+    Multipliers, changes of the objective per change of each bound, are 0 for constraints that are not active; they are
+    NaN where the conditions do not hold, and sensitivities for several worst prompts too.
     """
-    space = problem.space
-    conditions, u = conditions_at(problem, found.u), problem.with_whole_depth(found.u)
-    depth = round(float(space.time(u, problem.depth, 1)))
+
+    active: Bool[np.ndarray, " rows"]
+    at_end: Bool[np.ndarray, " coordinates"]
+    multipliers: Float[np.ndarray, " rows"]
+    sensitivity: Float[np.ndarray, "coordinates active"]
+
+
+def answer(problem: Problem, fresh: Problem, found: Found, began: float) -> Tuned:
+    """The answer of a search that `began`: values of `fresh` networks by the law of the criteria."""
+    space, u = problem.space, found.u
+    conditions = _conditions(problem, u)
     criteria = _criteria(problem, fresh, conditions, u)
     active = criteria.iloc[np.flatnonzero(conditions.active)]
-    by_bound = conditions.sensitivity * space.slopes(found.u)[:, None]
+    by_bound = conditions.sensitivity * space.slopes(u)[:, None]
     values = {
         "value": list(problem.named(u).values()),
         "error": np.sqrt(by_bound**2 @ active["error"].to_numpy(float) ** 2),
         "at_end": conditions.at_end,
     }
-    layer = problem.layer(u, depth)
+    layer = problem.layer(u)
     return Tuned(
         layer=layer,
         parameters=pd.DataFrame(values, index=space.names),
@@ -55,21 +66,24 @@ def answer(problem: Problem, fresh: Problem, found: Found, law: Law, began: floa
             "gap": _gap(layer, problem.width),
             "logit_spread": _logit_spread(layer, problem.V0, problem.width),
         },
-        depth=depth,
-        law=law,
+        law="limit" if fresh.law == "limit" else "finite-width",
         u=u,
         problem=problem,
     )
 
 
-def _criteria(problem: Problem, fresh: Problem, conditions: Conditions, u: np.ndarray) -> pd.DataFrame:
+def _criteria(problem: Problem, fresh: Problem, conditions: _Conditions, u: np.ndarray) -> pd.DataFrame:
     """The table of the constraints, in the order of `Problem.residuals`, and of the objective."""
     rows: list[dict[str, Any]] = []
 
     def add(name: str, criterion: AbstractCriterion) -> list[dict[str, Any]]:
         estimates = fresh.estimates(criterion, u)
         own = [
-            {"criterion": name + (f", prompt {prompt}" if problem.rows > 1 else ""), "value": x.value, "error": x.error}
+            {
+                "criterion": name + (f", prompt {prompt}" if len(problem.V0) > 1 else ""),
+                "value": x.value,
+                "error": x.error,
+            }
             for prompt, x in enumerate(estimates)
         ]
         rows.extend(own)
@@ -84,6 +98,60 @@ def _criteria(problem: Problem, fresh: Problem, conditions: Conditions, u: np.nd
         add(f"{'maximise' if problem.sign > 0 else 'minimise'} {problem.objective}", problem.objective)
     columns = ["value", "error", "bound", "slack", "active", "multiplier"]
     return pd.DataFrame(rows, columns=["criterion", *columns]).set_index("criterion")
+
+
+def _conditions(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> _Conditions:
+    """The conditions at a solution.
+
+    Stationarity is Σ w ∇objective + Σ λ sign ∇criterion = 0 with w, λ ≥ 0 and Σ w = 1 over the prompts that are the
+    worst; and a bound moves the objective by −sign λ.
+    """
+    at_end = problem.space.at_end(u)
+    free, goals = ~at_end, problem.objectives(u)
+    active = np.array([each.value < ACTIVE for each in problem.residuals(u)], bool)
+    rows = _slopes(problem, u)[active][:, free]
+    signs = np.repeat([each.sign for each in problem.constraints], len(problem.V0))[active]
+    values, slopes = np.array([each.value for each in goals]), np.array([each.slope[free] for each in goals])
+    tied = np.flatnonzero(values - values.min() <= ACTIVE * max(abs(values.min()), 1e-3))
+    scale = max(float(np.abs(slopes).max(initial=0.0)), 1e-12)
+    top = np.concatenate([slopes[tied].T, (signs[:, None] * rows).T], axis=1) / scale
+    total = np.concatenate([np.ones(len(tied)), np.zeros(len(rows))])
+    found, misfit = optimize.nnls(np.vstack([top, total]), np.append(np.zeros(len(top)), 1.0))
+    of_goals, of_bounds = found[: len(tied)].sum(), signs * found[len(tied) :]
+    known = misfit < STATIONARY and of_goals > 0
+    multipliers = np.zeros(len(active))
+    multipliers[active] = -of_bounds * problem.sign / of_goals if known else np.nan
+    sensitivity = np.zeros((len(u), len(rows)))
+    if len(rows) and free.any():
+        solved = known and len(tied) == 1
+        sensitivity[free] = _moves(problem, u, rows, of_bounds / of_goals, active, free) if solved else np.nan
+    return _Conditions(active, at_end, multipliers, sensitivity)
+
+
+def _slopes(problem: Problem, u: np.ndarray) -> np.ndarray:
+    """Gradients of the criteria as they are stated, one row per constraint and prompt."""
+    rows = [each.slope for constraint in problem.constraints for each in problem.criterion(constraint.criterion, u)]
+    return np.array(rows).reshape(-1, len(u))
+
+
+def _moves(
+    problem: Problem, u: np.ndarray, rows: np.ndarray, weights: np.ndarray, active: np.ndarray, free: np.ndarray
+) -> np.ndarray:
+    """du/db from the linearised conditions; the Hessian is needed only where constraints do not fix u."""
+    count = len(rows)
+    if count >= free.sum():
+        return np.linalg.pinv(rows)
+
+    def gradient(x: np.ndarray) -> np.ndarray:
+        worst = min(problem.objectives(x), key=lambda each: each.value)
+        return worst.slope + weights @ _slopes(problem, x)[active]
+
+    step = 0.02
+    hessian = np.array([(gradient(u + x) - gradient(u - x))[free] for x in step * np.eye(len(u))[free]]).T / (2 * step)
+    hessian = (hessian + hessian.T) / 2
+    system = np.block([[hessian, rows.T], [rows, np.zeros((count, count))]])
+    right = np.concatenate([np.zeros((len(hessian), count)), np.eye(count)])
+    return np.linalg.lstsq(system, right)[0][: len(hessian)]
 
 
 def _gap(layer: AbstractLayer, width: int) -> float:

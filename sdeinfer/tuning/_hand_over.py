@@ -13,11 +13,7 @@ NOT_COMPARED = ("bias", "skip", "dropout")
 
 
 def recipes_of(layer: AbstractLayer, *, width: int, depth: int) -> list[Recipe]:
-    """The recipe of each layer, one object if all are alike.
-
-    Raises:
-        InputError: for layers that are no blocks.
-    """
+    """The recipe of each layer, one object if all are alike."""
 
     def recipe(number: int) -> Recipe:
         return recipe_for(blocks_of(layer.at((number + 0.5) / width)), name="the tuned network", source="si.tune")
@@ -26,11 +22,7 @@ def recipes_of(layer: AbstractLayer, *, width: int, depth: int) -> list[Recipe]:
 
 
 def blocks_of(layer: AbstractLayer) -> Stack:
-    """The blocks of one layer, the first if they change with depth.
-
-    Raises:
-        InputError: for other layers.
-    """
+    """The blocks of one layer, the first if they change with depth; an InputError for other layers."""
     first = layer.at(0.0)
     layers = first.layers if isinstance(first, Stack) else (first,)
     if not all(isinstance(each, Block) for each in layers):
@@ -44,11 +36,7 @@ def blocks_of(layer: AbstractLayer) -> Stack:
 def initialised(
     layer: AbstractLayer, model: Any, inputs: Any, *, width: int, depth: int, **settings: Any
 ) -> Initialised:
-    """A model with the weights of tuned blocks; see `initialise`.
-
-    Raises:
-        InputError: for a model of another width, depth or other blocks, and as `initialise`.
-    """
+    """A model with the weights of tuned blocks; see `initialise`."""
     blocks, recipes = blocks_of(layer), recipes_of(layer, width=width, depth=depth)
     _require_same(blocks, model, **{name: settings[name] for name in ("branches", "pattern") if name in settings})
     return initialise(model, recipes, inputs, architecture=blocks, width=width, **settings)

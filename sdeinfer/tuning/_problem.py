@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,19 +14,14 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, Estimate, Probability, Quantile
-from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers import AbstractLayer, has_chain
 from sdeinfer.solve import Grid, step_grid
 from sdeinfer.terms import LimitSteps
-from sdeinfer.tuning._chain_sample import sample_chain_statistics
-from sdeinfer.tuning._chains import Networks
-from sdeinfer.tuning._ensemble import Sample, sample_statistics
-from sdeinfer.tuning._space import DEPTH, Space, coefficients
-
-type Over = Literal["worst", "mean"]
-"""How criteria are combined over several prompts: each must hold for every prompt, or for their mean."""
+from sdeinfer.tuning._samples import Sample, chain_sample, joined, path_sample, weight_sample
+from sdeinfer.tuning._space import Space, coefficients
 
 type Law = Literal["finite-width", "limit"]
-"""Whose statistics are sampled: networks of width n, or paths of the SDE."""
+"""Whose statistics promises are about: networks of width n, or paths of the SDE."""
 
 
 class Value(NamedTuple):
@@ -40,43 +36,32 @@ class Problem:
     """Criteria of a layer as functions of its free coordinates.
 
     Attributes:
-        space: the free coordinates.
-        fixed: values of the other parameters: numbers, functions of depth-time, or one value per path.
-        V0: initial covariances, shape (prompts, m, m).
-        width: n.
-        depth: d; the largest if it is free.
         objective: a criterion, or the name of a free coordinate.
         sign: 1 to maximise the objective, −1 to minimise it.
-        constraints: the constraints.
-        over: how prompts are combined.
-        paths: number of paths.
-        step: longest step in depth-time.
-        key: PRNG key.
-        law: whose statistics are sampled.
-        chain_slopes: whether statistics of networks have derivatives.
-        offsets: what is added to criteria, one number for each row.
+        paths: number of networks, or of paths.
+        law: what is sampled: paths of the SDE; exact chains, where there are any; or networks with weights.
+        chain_slopes: whether chains come with derivatives.
+        offsets: what is added to criteria, one number for each prompt.
     """
 
     space: Space
     fixed: dict[str, Any]
     V0: Float[np.ndarray, "prompts m m"]
     width: int
-    depth: float
+    depth: int
     objective: AbstractCriterion | str
     sign: int
     constraints: tuple[Constraint, ...]
-    over: Over
     paths: int
     step: float
     key: PRNGKeyArray
-    law: Law = "limit"
+    law: Law | Literal["weights"] = "limit"
     chain_slopes: bool = False
-    offsets: Mapping[AbstractCriterion, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    offsets: Mapping[AbstractCriterion, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
-    def rows(self) -> int:
-        """Number of values of a criterion: one for each prompt, or one for their mean."""
-        return 1 if self.over == "mean" else len(self.V0)
+    def time(self) -> float:
+        return self.depth / self.width
 
     @property
     def criteria(self) -> tuple[AbstractCriterion, ...]:
@@ -86,45 +71,41 @@ class Problem:
         return tuple(dict.fromkeys(wanted))
 
     @property
+    def compared(self) -> tuple[AbstractCriterion, ...]:
+        """The criteria, and those that `residuals` compares with bounds in their place."""
+        return tuple(dict.fromkeys([*(_in_residuals(each)[0] for each in self.constraints), *self.criteria]))
+
+    @property
     def statistics(self) -> tuple[AbstractStatistic, ...]:
         """The statistics of the criteria, each once."""
         return tuple(dict.fromkeys(each.statistic for each in self.criteria))  # pyright: ignore[reportReturnType]
 
     @property
-    def compared(self) -> tuple[AbstractCriterion, ...]:
-        """The criteria, and those that `residuals` compares with bounds in their place."""
-        return tuple(dict.fromkeys([*(self._in_residuals(each)[0] for each in self.constraints), *self.criteria]))
-
-    @property
-    def finer_step(self) -> float:
-        """The step of fresh paths: half of the steps taken, or the same where statistics depend on every step."""
-        if any(each.every_step for each in self.statistics):
-            return self.step
-        return self.depth / self.width / (2 * (len(self.grid.steps) - 1))
+    def of_chains(self) -> tuple[AbstractStatistic, ...]:
+        """The statistics that exact chains have: those of gradients need weights."""
+        if not has_chain(self.layer(self.space.start())):
+            return ()
+        return tuple(each for each in self.statistics if each.directions is None)
 
     @property
     def grid(self) -> Grid:
-        """Steps of unit time."""
-        return step_grid([1.0], self.step * self.width / self.depth)
+        return step_grid([1.0], self.step / self.time)
 
-    def with_whole_depth(self, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
-        """The coordinates with the depth, where it is free, rounded to a neighbour.
+    def fresh(self, law: Law | Literal["weights"], *, paths: int, key: PRNGKeyArray) -> "Problem":
+        """The problem on new networks, or on new paths with half the step, unless statistics are of every step."""
+        every = any(each.every_step for each in self.statistics)
+        step = self.step if every else self.time / (2 * (len(self.grid.steps) - 1))
+        return dataclasses.replace(self, law=law, paths=paths, key=key, step=step, offsets={})
 
-        The one that violates the constraints less; of two that do not, the one with the better objective.
-        """
-        if DEPTH not in self.space.names:
-            return u
-        last = self.space.free[-1]
-        depth = float(np.clip(self.space.values(u)[DEPTH], last.low, last.high))
-        if abs(depth - round(depth)) < 1e-6:
-            return np.append(u[:-1], math.log(round(depth)))
-        whole = [np.append(u[:-1], math.log(number)) for number in (math.floor(depth), math.ceil(depth))]
-        scores = [(self.violation(v), -min(x.value for x in self.objectives(v))) for v in whole]
-        return whole[scores.index(min(scores))]
-
-    def with_nearest_depth(self, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
-        """The coordinates with the depth, where it is free, rounded to the nearest whole number."""
-        return np.append(u[:-1], math.log(self.layers(u))) if DEPTH in self.space.names else u
+    def at_size(self, width: int, depth: int) -> "Problem":
+        """The problem of another width and depth; functions of depth-time are stretched to the new d/n."""
+        ratio = self.time * width / depth
+        fixed = {
+            name: profile if math.isclose(ratio, 1) or name not in self.space.profiled else _Stretched(profile, ratio)
+            for name, profile in self.fixed.items()
+        }
+        sizes = {"width": width, "depth": depth, "step": min(self.step, 1 / width)}
+        return dataclasses.replace(self, **sizes, fixed=fixed, chain_slopes=False, offsets={})
 
     @functools.cached_property
     def _remembered(self) -> dict[bytes, list[Sample]]:
@@ -132,62 +113,49 @@ class Problem:
 
     @property
     def evaluations(self) -> int:
-        """Number of points at which samples were drawn."""
         return len(self._remembered)
 
     def samples(self, u: Float[np.ndarray, " coordinates"]) -> list[Sample]:
-        """The statistics of each prompt at free coordinates.
-
-        Raises:
-            InputError: for statistics or derivatives that are not finite.
-        """
+        """The statistics of each prompt; an InputError where they or their derivatives are not finite."""
         where = np.asarray(u, float).tobytes()
         if where not in self._remembered:
-            sample = self._of_limit(u) if self.law == "limit" else self._of_networks(u)
-            found = [sample(V, jax.random.fold_in(self.key, number)) for number, V in enumerate(self.V0)]
+            draw = self._sampler(u)
+            found = [draw(V, jax.random.fold_in(self.key, number)) for number, V in enumerate(self.V0)]
             self._require_finite(u, found)
             self._remembered[where] = found
         return self._remembered[where]
 
-    def _of_limit(self, u: Float[np.ndarray, " coordinates"]) -> Callable[[np.ndarray, PRNGKeyArray], Sample]:
-        """Draws statistics of paths from a V0 by a key."""
-        limit, slopes = self.limit(u)
-        return lambda V0, key: sample_statistics(
-            self.statistics, limit, slopes, V0, self.grid, paths=self.paths, key=key
-        )
+    def _sampler(self, u: Float[np.ndarray, " coordinates"]) -> Callable[[np.ndarray, PRNGKeyArray], Sample]:
+        """Draws statistics of networks from a V0 by a key; by width n those that chains do not have are of paths."""
+        layer = self.layer(u)
+        sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "networks": self.paths}
+        if self.law == "weights":
+            return lambda V0, key: weight_sample(self.statistics, layer, V0, **sizes, key=key)
+        by_chain = self.of_chains if self.law == "finite-width" else ()
+        by_path = tuple(each for each in self.statistics if each not in by_chain)
+        slopes = self.space.layer_slopes(u, self.fixed, self.time) if by_chain and self.chain_slopes else None
+        limit = self.limit(u) if by_path else None
 
-    def _of_networks(self, u: Float[np.ndarray, " coordinates"]) -> Callable[[np.ndarray, PRNGKeyArray], Sample]:
-        """The same of networks of width n; statistics of gradients, which have no chain, are those of the limit."""
-        depth = self.layers(u)
-        layer = self.layer(u, depth)
-        if self.chain_slopes:
-            slopes = self.space.layer_slopes(u, self.fixed, depth / self.width)
-            sizes: dict[str, Any] = {"width": self.width, "depth": depth, "networks": self.paths}
-            return lambda V0, key: sample_chain_statistics(self.statistics, layer, V0, slopes=slopes, key=key, **sizes)
+        def draw(V0: np.ndarray, key: PRNGKeyArray) -> Sample:
+            parts = {}
+            if by_chain:
+                parts[by_chain] = chain_sample(by_chain, layer, V0, slopes=slopes, **sizes, key=key)
+            if limit is not None:
+                found = path_sample(by_path, *limit, V0, self.grid, paths=self.paths, key=key)
+                own = slice(0 if by_chain and slopes is None else None)
+                parts[by_path] = found._replace(slopes=found.slopes[:, own])
+            return joined(self.statistics, parts)
 
-        def sample(V0: np.ndarray, key: PRNGKeyArray) -> Sample:
-            networks = Networks(self.statistics, layer, V0, self.width, depth)
-            values, exploded = networks.at_width(self.paths, self.step, key)
-            each = np.stack([values[statistic] for statistic in self.statistics])
-            return Sample(each, np.zeros((len(each), 0, self.paths)), exploded)
+        return draw
 
-        return sample
-
-    def layers(self, u: Float[np.ndarray, " coordinates"]) -> int:
-        """Number of layers, the nearest whole one where it is free."""
-        return round(float(self.space.time(u, self.depth, 1)))
-
-    def layer(self, u: Float[np.ndarray, " coordinates"], depth: float) -> AbstractLayer:
-        """The layer of so many layers at free coordinates; parameters from a posterior have their medians."""
-        fixed = {name: np.median(x) if name in self.space.drawn else x for name, x in self.fixed.items()}
-        return self.space.layer(u, fixed, depth / self.width)
+    def layer(self, u: Float[np.ndarray, " coordinates"]) -> AbstractLayer:
+        return self.space.layer(u, self.fixed, self.time)
 
     def limit(self, u: Float[np.ndarray, " coordinates"]) -> tuple[LimitSteps, Any]:
         """Coefficients over unit time and their derivatives."""
         ends = np.asarray(self.grid.steps) if self.space.over_depth else np.array([0.0, 1.0])
-        middle = (ends[1:] + ends[:-1]) / 2
-        args = (jnp.asarray(x, float) for x in (middle, self.depth, self.width))
-        found = coefficients(self.space, jnp.asarray(u, float), self.fixed, *args)
+        middle = jnp.asarray((ends[1:] + ends[:-1]) / 2, float)
+        found = coefficients(self.space, jnp.asarray(u, float), self.fixed, middle, jnp.asarray(self.time, float))
         limit, slopes = jax.tree.map(np.asarray, found)
         return LimitSteps(limit, ends[:-1]), slopes
 
@@ -206,24 +174,28 @@ class Problem:
         return dict(zip(self.space.names, map(float, values), strict=True))
 
     def criterion(self, criterion: AbstractCriterion, u: Float[np.ndarray, " coordinates"]) -> list[Value]:
-        """A criterion, smoothed: of each prompt, or their mean."""
-        number = self.statistics.index(criterion.statistic)  # pyright: ignore[reportArgumentType]
+        """A criterion of each prompt, smoothed."""
         found = []
-        for sample in self.samples(u):
+        for sample, offset in zip(self.samples(u), self.offset(criterion), strict=True):
+            number = self.statistics.index(criterion.statistic)  # pyright: ignore[reportArgumentType]
             value, weights = _value_and_weights(criterion, sample.values[number], sample.exploded)
-            found.append(Value(float(value), sample.slopes[number] @ np.asarray(weights)))
-        if self.over == "mean":
-            found = [Value(float(np.mean([x.value for x in found])), np.mean([x.slope for x in found], axis=0))]
-        return [
-            Value(value + offset, slope) for (value, slope), offset in zip(found, self.offset(criterion), strict=True)
-        ]
+            found.append(Value(float(value) + offset, sample.slopes[number] @ np.asarray(weights)))
+        return found
 
-    def offset(self, criterion: AbstractCriterion) -> tuple[float, ...]:
-        """The number that is added to a criterion, for each row."""
-        return self.offsets.get(criterion, (0.0,) * self.rows)
+    def estimates(self, criterion: AbstractCriterion, u: Float[np.ndarray, " coordinates"]) -> list[Estimate]:
+        """A criterion of each prompt without smoothing, with its Monte Carlo error."""
+        found = []
+        for sample, offset in zip(self.samples(u), self.offset(criterion), strict=True):
+            number = self.statistics.index(criterion.statistic)  # pyright: ignore[reportArgumentType]
+            estimate = criterion.estimate(sample.values[number], sample.exploded)
+            found.append(Estimate(estimate.value + offset, estimate.error))
+        return found
+
+    def offset(self, criterion: AbstractCriterion) -> np.ndarray:
+        return self.offsets.get(criterion, np.zeros(len(self.V0)))
 
     def objectives(self, u: Float[np.ndarray, " coordinates"]) -> list[Value]:
-        """The value to be maximised, of each prompt or their mean."""
+        """The value to be maximised, of each prompt."""
         if isinstance(self.objective, str):
             values, weights = np.array(list(self.named(u).values())), self.space.mean_of(self.objective)
             found = [Value(float(weights @ values), weights * self.space.slopes(np.asarray(u)))]
@@ -239,7 +211,7 @@ class Problem:
         """
         found = []
         for each in self.constraints:
-            criterion, bound, sign = self._in_residuals(each)
+            criterion, bound, sign = _in_residuals(each)
             for value, slope in self.criterion(criterion, u):
                 if bound > 0 and value >= bound / math.e:
                     found.append(Value(sign * math.log(value / bound), sign * slope / value))
@@ -250,39 +222,34 @@ class Problem:
                     found.append(Value(sign * (value - bound) / size, sign * slope / size))
         return found
 
-    def _in_residuals(self, constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
-        """The criterion, its bound and the sign of the slack."""
-        # A bound on the mean of probabilities is not one on the mean of quantiles.
-        if self.over == "worst" and isinstance(constraint.criterion, Probability):
-            return _as_quantile(constraint.criterion, constraint.bound, constraint.sign)
-        return constraint.criterion, constraint.bound, constraint.sign
-
     def violation(self, u: Float[np.ndarray, " coordinates"]) -> float:
         """The largest violation of a scaled constraint; 0 if all hold."""
         return max((max(-each.value, 0.0) for each in self.residuals(u)), default=0.0)
 
-    def estimates(self, criterion: AbstractCriterion, u: Float[np.ndarray, " coordinates"]) -> list[Estimate]:
-        """A criterion without smoothing, with its Monte Carlo error: of each prompt, or their mean."""
-        number = self.statistics.index(criterion.statistic)  # pyright: ignore[reportArgumentType]
-        found = [criterion.estimate(sample.values[number], sample.exploded) for sample in self.samples(u)]
-        if self.over == "mean":
-            error = math.sqrt(sum(each.error**2 for each in found)) / len(found)
-            found = [Estimate(float(np.mean([each.value for each in found])), error)]
-        return [
-            Estimate(each.value + offset, each.error)
-            for each, offset in zip(found, self.offset(criterion), strict=True)
-        ]
-
     def exploded(self, u: Float[np.ndarray, " coordinates"]) -> float:
-        """The largest share, over prompts, of paths that explode."""
+        """The largest share, over prompts, of networks that explode."""
         return max(float(sample.exploded.mean()) for sample in self.samples(u))
 
 
-def _as_quantile(criterion: Probability, bound: float, sign: int) -> tuple["_Event", float, int]:
-    """A bound on a quantile in place of one on a probability."""
+class _Stretched(eqx.Module):
+    """A function of depth-time, at a multiple of its argument."""
+
+    profile: Any
+    ratio: float
+
+    def __call__(self, time: Any) -> Array:
+        return self.profile(time * self.ratio)
+
+
+def _in_residuals(constraint: Constraint) -> tuple[AbstractCriterion, float, int]:
+    """The criterion, its bound and the sign of the slack; a bound on a quantile in place of one on a probability."""
+    criterion, bound, sign = constraint.criterion, constraint.bound, constraint.sign
+    if not isinstance(criterion, Probability):
+        return criterion, bound, sign
     # P(g < x) ≥ p means that the p-quantile is at most x, and P(g > x) ≥ p that the (1 − p)-quantile is at least x.
     level = bound if criterion.sign < 0 else 1 - bound
-    return _Event(criterion.statistic, level, criterion.value, criterion.sign), criterion.value, criterion.sign * sign
+    event = _Event(criterion.statistic, level, criterion.value, criterion.sign)
+    return event, criterion.value, criterion.sign * sign
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,7 +265,6 @@ class _Event(Quantile):
     better: int
 
     def smooth(self, values: Float[Array, " paths"], exploded: Bool[Array, " paths"]) -> Float[Array, ""]:
-        """The quantile."""
         # Paths that explode end at any size, whose square may overflow.
         known = jnp.where(exploded, self.value, jax.lax.stop_gradient(values))
         margin = known.std() + max(abs(self.value), 1.0)
@@ -306,7 +272,7 @@ class _Event(Quantile):
         return super().smooth(jnp.where(exploded, worst - self.better * margin, values), exploded)
 
     def estimate(self, values: Float[np.ndarray, " paths"], exploded: Bool[np.ndarray, " paths"]) -> Estimate:
-        """The quantile and its error, among the paths that do not explode."""
+        # Among the paths that do not explode.
         return super().estimate(values[~exploded] if (~exploded).sum() > 1 else values, exploded)
 
 

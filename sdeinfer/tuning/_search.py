@@ -16,14 +16,11 @@ from sdeinfer.tuning._problem import Problem
 FEASIBLE = 1e-4
 """Largest violation of a scaled constraint that counts as none."""
 
-SCANNED, SCAN_PATHS = 32, 512
-"""Points of the scan, and paths at each of them and of the first search; fewer where V is large."""
+SCAN_PATHS = 512
+"""Networks at each point of the scan, and of the first search; fewer where V is large."""
 
-NEAR = 0.05
-"""Violation, plus share of paths that explode, up to which points of the scan are compared by their objective."""
-
-SHORT, SHORT_SEARCHES = 0.5, 20
-"""Largest change of a coordinate on the real line in a search by short steps, and largest number of these searches."""
+SHORT = 0.5
+"""Largest change of a coordinate on the real line in a search by short steps."""
 
 PRECISION = 1e-5
 """Relative change of the objective at which the search ends."""
@@ -35,16 +32,7 @@ quantiles are those of a smoothed law, off by some per cent."""
 
 
 class Found(NamedTuple):
-    """A solution.
-
-    Attributes:
-        u: the free coordinates.
-        violation: the largest violation of a scaled constraint.
-        iterations: iterations of SLSQP.
-        evaluations: samples drawn, each with its derivatives.
-        message: why the search ended.
-        converged: whether SLSQP met its tolerance.
-    """
+    """A solution: free coordinates, the largest violation of a scaled constraint, and how SLSQP found it."""
 
     u: Float[np.ndarray, " coordinates"]
     violation: float
@@ -54,8 +42,52 @@ class Found(NamedTuple):
     converged: bool
 
 
-def search(problem: Problem) -> Found:
-    """Maximise the objective under the constraints; if no point meets them, find the one that violates them least."""
+def search(problem: Problem) -> tuple[Problem, Found]:
+    """Maximise the objective under the constraints; if no point meets them, find the one that violates them least.
+
+    Criteria of paths of the SDE, or of chains with derivatives, are searched as they are. Those of chains without are
+    first those of paths, which are then moved to chains where the search ends, and the search goes on near it, until
+    they agree. What chains add changes little with the parameters, so that derivatives along paths find the answer.
+    Where it changes much, as where some networks explode, chains are searched with derivatives of their own. The result
+    is the problem at whose optimum the search ended, and its solution.
+    """
+    if problem.law == "limit" or problem.chain_slopes:
+        return problem, _optimum(problem)
+    by_paths = dataclasses.replace(problem, law="limit")
+    found = _optimum(by_paths)
+    evaluations = found.evaluations
+    for _ in range(4):
+        moved, changed = _moved(by_paths, found.u)
+        if not changed:
+            return by_paths, found._replace(evaluations=evaluations)
+        by_paths, found = moved, polish(moved, found.u)
+        evaluations += max(found.evaluations, moved.evaluations)
+        if found.violation > FEASIBLE:
+            break
+    # A violation of a hundredth is good enough where moves go on.
+    if found.violation > FEASIBLE or _moved(by_paths, found.u)[0].violation(found.u) > 0.01:
+        by_paths = dataclasses.replace(problem, chain_slopes=True)
+        found = _optimum(by_paths)
+        evaluations += found.evaluations
+    return by_paths, found._replace(evaluations=evaluations)
+
+
+def _moved(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> tuple[Problem, bool]:
+    """Criteria of paths moved to those of chains, and whether one changes by a tenth of its Monte Carlo error."""
+    chains = dataclasses.replace(problem, law="finite-width", offsets={})
+    offsets, changed = {}, False
+    for criterion in problem.compared:
+        # The samples of the search are still known to the problem, whose criteria are moved already.
+        pairs = zip(chains.criterion(criterion, u), problem.criterion(criterion, u), strict=True)
+        moves = np.array([of_chains.value - of_paths.value for of_chains, of_paths in pairs])
+        errors = np.array([each.error for each in chains.estimates(criterion, u)])
+        offsets[criterion] = moves + problem.offset(criterion)
+        changed |= bool((np.abs(moves) > 0.1 * errors).any())
+    return dataclasses.replace(problem, offsets=offsets), changed
+
+
+def _optimum(problem: Problem) -> Found:
+    """The optimum over the whole box."""
     points, start, feasible = _scan(problem)
     if problem.space.over_depth:
         # Values over depth have local optima; the best constant is a start that is not one of the worse.
@@ -109,7 +141,7 @@ def _worst(problem: Problem, u: np.ndarray) -> float:
 def _by_short_steps(problem: Problem, start: np.ndarray) -> Found:
     """The optimum near a start, without steps so long that they end where every path explodes and slopes are 0."""
     found = polish(problem, start, within=SHORT)
-    for _ in range(SHORT_SEARCHES):
+    for _ in range(20):
         if found.violation > FEASIBLE or np.abs(found.u - start).max() < 0.99 * SHORT:
             break
         start = found.u
@@ -127,40 +159,31 @@ def _best_constant(problem: Problem, start: np.ndarray) -> np.ndarray:
 
 
 def _scan(problem: Problem) -> tuple[list[np.ndarray], np.ndarray, np.ndarray | None]:
-    """The best of the stated start, the ends of the box and points spread over it, on few paths.
-
-    Returns:
-        the points; the best; and the best of those without any violation, if it is another.
-    """
+    """The start, the ends of the box and points spread over it, on few paths: all; the best; the best that holds."""
     bounds, start = problem.space.bounds(), problem.space.start()
-    count = SCANNED if len(bounds) > 1 else SCANNED // 4
-    few = dataclasses.replace(
-        problem, paths=max(8, min(SCAN_PATHS, problem.paths, SCAN_PATHS * 32**2 // problem.V0[0].size))
-    )
-    sobol = qmc.Sobol(len(bounds), rng=0).random(count)
-    points = [start, *_ends(bounds, start), *(bounds[:, 0] + sobol * (bounds[:, 1] - bounds[:, 0]))]
+    size = len(bounds)
+    few = max(8, min(SCAN_PATHS, problem.paths, SCAN_PATHS * 32**2 // problem.V0[0].size))
+    scanned = dataclasses.replace(problem, paths=few)
+    ends = [np.where(np.arange(size) == number, end, start) for number in range(size) for end in bounds[number]]
+    sobol = qmc.Sobol(size, rng=0).random(32 if size > 1 else 8)
+    points = [start, *ends, *(bounds[:, 0] + sobol * (bounds[:, 1] - bounds[:, 0]))]
     scores, violations = [], []
     for number, u in enumerate(points):
         try:
-            violation = few.violation(u) + few.exploded(u)
-            value = _worst(few, u)
+            violation = scanned.violation(u) + scanned.exploded(u)
+            value = _worst(scanned, u)
         except InputError:
             # Statistics may overflow in a corner of the box, but must be finite at the start.
             if number == 0:
                 raise
             violation, value = np.inf, -np.inf
-        scores.append((violation if violation > NEAR else 0.0, -value))
+        # Points that are about feasible are compared by their objective.
+        scores.append((violation if violation > 0.05 else 0.0, -value))
         violations.append(violation)
     best = min(range(len(points)), key=lambda number: scores[number])
     strict = [number for number in range(len(points)) if violations[number] == 0.0]
     strictly = min(strict, key=lambda number: scores[number], default=best)
     return points, points[best], None if strictly == best else points[strictly]
-
-
-def _ends(bounds: np.ndarray, start: np.ndarray) -> list[np.ndarray]:
-    """The start with one parameter at an end of its box."""
-    size = len(start)
-    return [np.where(np.arange(size) == number, end, start) for number in range(size) for end in bounds[number]]
 
 
 def polish(
@@ -202,14 +225,15 @@ def polish(
     if extra:
         first = problem.violation(start) if elastic else -_worst(problem, start)
         x0, limits = np.append(x0, first), [*limits, (0.0, None) if elastic else (None, None)]
-    constraints = {"type": "ineq", "fun": lambda x: slacks(x)[0], "jac": lambda x: slacks(x)[1]}
     scale = max(abs(goal(x0)[0]), 1e-3) if not extra and not logs else 1.0
     result = optimize.minimize(
         lambda x: goal(x)[0] / scale,
         x0,
         jac=lambda x: goal(x)[1] / scale,
         bounds=limits,
-        constraints=[constraints] if problem.constraints or several else [],
+        constraints=[{"type": "ineq", "fun": lambda x: slacks(x)[0], "jac": lambda x: slacks(x)[1]}]
+        if problem.constraints or several
+        else [],
         method="SLSQP",
         options={"ftol": PRECISION, "maxiter": 40},
     )

@@ -8,53 +8,41 @@ from typing import Any
 import jax
 import jax.random as jr
 import numpy as np
-import xarray as xr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from sdeinfer._arguments import at_least_one, checked, whole_number
+from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._files import InputError
-from sdeinfer._progress import phase, with_progress_line
+from sdeinfer._progress import phase
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.criteria import AbstractCriterion, Constraint, Probability
-from sdeinfer.layers import AbstractLayer, Architecture, OverDepth, Profile, has_chain, has_limit, kind_of
+from sdeinfer.layers import AbstractLayer, Architecture, OverDepth, Profile, has_limit, kind_of
 from sdeinfer.networks import check_chain_width
 from sdeinfer.tuning._answer import answer
-from sdeinfer.tuning._chains import without_tangents
-from sdeinfer.tuning._free import fixed_values, parts_named, space_of, with_parts
-from sdeinfer.tuning._problem import Law, Over, Problem
+from sdeinfer.tuning._free import fixed_values, space_of, with_parts
+from sdeinfer.tuning._problem import Law, Problem
 from sdeinfer.tuning._search import FEASIBLE, Found, search
-from sdeinfer.tuning._space import DEPTH
 from sdeinfer.tuning._tuned import Tuned
-from sdeinfer.tuning._width import on_new_samples, settled
 
 MOST_EXPLODED = 0.05
 """Largest share of paths that explode for criteria other than probabilities."""
 
-STEPS = 64
-"""Steps over the whole depth beyond which no finer ones are taken, unless they are asked for."""
-
 
 @checked
-@with_progress_line
 def tune(
     architecture: str | Architecture | AbstractLayer | type[AbstractLayer],
     V0: Float[Array | np.ndarray, "*prompts m m"],
     *,
-    depth: int | tuple[int, int],
+    depth: int,
     width: int,
     maximise: str | AbstractCriterion | None = None,
     minimise: str | AbstractCriterion | None = None,
     subject_to: Constraint | Sequence[Constraint] = (),
     fixed: Mapping[str, ArrayLike | Profile] | None = None,
-    posterior: xr.DataTree | None = None,
-    start: Mapping[str, float] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     knots: Mapping[str, int] | None = None,
-    over: Over = "worst",
     law: Law = "finite-width",
     paths: int = 4096,
     step: float | None = None,
-    progress: bool = False,
     key: PRNGKeyArray,
 ) -> Tuned:
     """Choose parameters of a layer so that networks of some width and depth have stated properties.
@@ -71,21 +59,18 @@ def tune(
 
     Arguments:
         architecture: a name, an `Architecture`, or a layer, whose own parameters do not matter.
-        V0: covariance of the tokens at layer 0, shape (m, m); or of several prompts, shape (prompts, m, m).
-        depth: number of layers d; or the fewest and the most, to choose it as well.
+        V0: covariance of the tokens at layer 0, shape (m, m); or of several prompts, shape (prompts, m, m), for the
+            worst of which goals hold.
+        depth: number of layers d.
         width: n.
-        maximise: a criterion, or "depth", or the name of a free parameter; with knots, its mean over depth.
+        maximise: a criterion, or the name of a free parameter; with knots, its mean over depth.
         minimise: the same, to be minimised; exactly one of the two is needed.
         subject_to: constraints, `criterion <= bound` or `criterion >= bound`.
         fixed: values of parameters that are not free, by name; or functions of depth-time, as in `OverDepth`. All other
             parameters are free: γ, τ0 and the gap c₊ − c₋, on which the limit depends. With neither c₊ nor c₋ fixed
             their mean is 0.
-        posterior: a fit. Parameters that are not in `fixed`, `start`, `bounds`, `knots` and the objective are drawn
-            from it, one draw per path: probabilities and quantiles are then over networks and over what is not known.
-        start: values at which the search starts, by name.
         bounds: lowest and highest value of free parameters, by name.
         knots: number of values over depth of free parameters, by name; linear in between.
-        over: with several prompts, whether constraints and objective hold for the worst prompt or for their mean.
         law: "finite-width", networks of width n; or "limit", the SDE alone. Criteria of gradients, and of layers
             without a chain, are always those of the limit.
         paths: number of paths of each prompt, and of networks.
@@ -93,82 +78,60 @@ def tune(
             that is longer, since parameters are smaller where networks are deeper. At most 1/n, a layer, for statistics
             of every step. By the limit fresh paths have half of it, so that a step which is too long shows in
             `Tuned.missed`.
-        progress: show the phase of the work.
         key: PRNG key.
 
     Raises:
         InputError: for goals that cannot be attained, with the nearest that can; for invalid arguments; and for
             statistics without finite derivatives.
     """
-    del progress  # for `with_progress_line`
     began = time.perf_counter()
-    kind, ends = kind_of(architecture, limit=False), _depths(depth)
+    kind = kind_of(architecture, limit=False)
     objective, sign = _objective(maximise, minimise)
-    _check_sizes(over, law, width=width, paths=paths)
-    fixed, own = with_parts(kind, fixed or {}), {"start": start or {}, "bounds": bounds or {}, "knots": knots or {}}
-    named = [*(name for given in own.values() for name in given), *([objective] if isinstance(objective, str) else [])]
-    chosen = {part for name in (*fixed, *named) for part in parts_named(kind, name)}
-    draws = _draws(kind, posterior, chosen, paths, key)
-    largest = ends[1] if isinstance(ends, tuple) else ends
+    at_least_one(width=width, depth=depth, paths=paths)
+    if law not in ("finite-width", "limit"):
+        raise InputError(f"law: must be 'finite-width' or 'limit', got {law!r}")
+    fixed, named = with_parts(kind, fixed or {}), objective if isinstance(objective, str) else None
     stated = Problem(
-        space=space_of(kind, fixed=fixed, named=named, depth=ends, drawn=tuple(draws), **own),
-        fixed=fixed_values(kind, fixed) | draws,
+        space=space_of(kind, fixed=fixed, objective=named, bounds=bounds or {}, knots=knots or {}),
+        fixed=fixed_values(kind, fixed),
         V0=_prompts(V0),
         width=width,
-        depth=float(largest),
+        depth=depth,
         objective=objective,
         sign=sign,
         constraints=_constraints(subject_to),
-        over=over,
         paths=paths,
-        step=max(0.01, largest / width / STEPS) if step is None else step,
+        step=max(0.01, depth / width / 64) if step is None else step,
         key=jr.fold_in(key, 0),
+        law=law,
     )
-    problem, law = _with_law(_checked(stated), law)
+    problem = _with_law(_checked(stated))
     phase("tuning")
-    problem, found = _found(problem, law)
-    fresh = on_new_samples(problem, found.u, law, paths=paths, key=jr.fold_in(key, 1))
+    solved, found = search(problem)
+    fresh = solved.fresh(problem.law, paths=paths, key=jr.fold_in(key, 1))
     _check_found(fresh, found)
-    return answer(problem, fresh, found, law, began)
+    return answer(solved, fresh, found, began)
 
 
-def _with_law(problem: Problem, law: Law) -> tuple[Problem, Law]:
-    """The problem and the law of its criteria: that of the limit for gradients, and for layers without a chain.
+def _with_law(problem: Problem) -> Problem:
+    """The problem with the law of its criteria: the limit's for gradients, and for layers without a chain.
 
-    The problem of a layer without a limit, as of blocks, is about networks of width n from the start.
-
-    Raises:
-        InputError: for a width at which the chain is not defined, and for what needs a limit where there is none.
+    That of a layer without a limit, as of blocks, is about networks of width n from the start.
     """
-    layer, kind = problem.layer(problem.space.start(), problem.depth), problem.space.kind
-    limit = has_limit(kind.template)
+    kind, limit = problem.space.kind, has_limit(problem.space.kind.template)
     if not limit:
         needs = {
-            "law: that of the limit": law == "limit",
-            "architecture: tuning": not has_chain(layer),
-            "subject_to: a statistic of gradients": len(without_tangents(problem.statistics)) < len(problem.statistics),
-            "depth: a free depth": DEPTH in problem.space.names,
-            "posterior: a parameter with many values": bool(problem.space.drawn),
+            "law: that of the limit": problem.law == "limit",
+            "architecture: tuning": not problem.of_chains,
+            "subject_to: a statistic of gradients": any(each.directions is not None for each in problem.statistics),
         }
         for what in (what for what, asked in needs.items() if asked):
             raise InputError(f"{what} needs the layer's limit, and {kind.name} has none")
-    elif law == "limit" or not has_chain(layer) or not without_tangents(problem.statistics):
-        return problem, "limit"
+    if problem.law == "limit" or not problem.of_chains:
+        return dataclasses.replace(problem, law="limit")
+    layer = problem.layer(problem.space.start())
     check_chain_width(layer, tokens=problem.V0.shape[-1], width=problem.width)
-    return (problem if limit else dataclasses.replace(problem, law="finite-width", chain_slopes=True)), "finite-width"
-
-
-def _found(problem: Problem, law: Law) -> tuple[Problem, Found]:
-    """The problem at whose optimum the search ended; by chains of width n its criteria are moved to theirs."""
-    found = search(problem)
-    return settled(problem, found) if law == "finite-width" and not problem.chain_slopes else (problem, found)
-
-
-def _check_sizes(over: str, law: str, **sizes: int) -> None:
-    at_least_one(**sizes)
-    for name, (value, allowed) in {"over": (over, ("worst", "mean")), "law": (law, ("finite-width", "limit"))}.items():
-        if value not in allowed:
-            raise InputError(f"{name}: must be {allowed[0]!r} or {allowed[1]!r}, got {value!r}")
+    return dataclasses.replace(problem, chain_slopes=not limit)
 
 
 def _constraints(subject_to: Any) -> tuple[Constraint, ...]:
@@ -180,36 +143,21 @@ def _constraints(subject_to: Any) -> tuple[Constraint, ...]:
     return constraints
 
 
-def _depths(depth: Any) -> int | tuple[int, int]:
-    ends = tuple(depth) if isinstance(depth, list) else depth
-    if isinstance(ends, tuple) and (len(ends) != 2 or not all(map(whole_number, ends))):
-        raise InputError(f"depth: a number, or the fewest and the most layers, is needed; got {ends}")
-    if min(ends if isinstance(ends, tuple) else (ends,)) < 1:
-        raise InputError(f"depth: at least 1 is needed, got {ends}")
-    return ends
-
-
 def _checked(problem: Problem) -> Problem:
-    """The problem, with steps of at most a layer for statistics of every step.
-
-    Raises:
-        InputError: for an objective that is not free or has no limit, for statistics that are not defined for so many
-            tokens, and for layers that are not defined at this width or over this depth.
-    """
+    """The problem, if it is defined, with steps of at most a layer for statistics of every step."""
     objective, names = problem.objective, [each.name for each in problem.space.free]
     if isinstance(objective, str) and objective not in names:
-        range_of_depth = "; for depth give the fewest and the most layers" if objective == DEPTH else ""
-        raise InputError(f"objective: {objective} is not free; free are {', '.join(names)}{range_of_depth}")
+        raise InputError(f"objective: {objective} is not free; free are {', '.join(names)}")
     if isinstance(objective, str) and not problem.constraints:
         raise InputError(f"subject_to: without a constraint nothing limits {objective}")
     for statistic in problem.statistics:
         statistic.check(problem.V0.shape[-1])
     if any(each.every_step for each in problem.statistics):
         problem = dataclasses.replace(problem, step=min(problem.step, 1 / problem.width))
-    example = problem.layer(problem.space.start(), problem.depth)
+    example = problem.layer(problem.space.start())
     example.check_width(problem.width)
     if isinstance(example, OverDepth):
-        ends = np.asarray(problem.grid.steps) * problem.depth / problem.width
+        ends = np.asarray(problem.grid.steps) * problem.time
         example.check_range((ends[1:] + ends[:-1]) / 2)
     return problem
 
@@ -232,27 +180,6 @@ def _objective(maximise: Any, minimise: Any) -> tuple[str | AbstractCriterion, i
     if not isinstance(objective, str | AbstractCriterion):
         raise InputError(f"maximise: the name of a parameter or a criterion is needed, got {objective!r}")
     return objective, sign
-
-
-def _draws(
-    kind: Architecture, posterior: xr.DataTree | None, chosen: set[Any], paths: int, key: PRNGKeyArray
-) -> dict[str, Float[np.ndarray, " paths"]]:
-    """One posterior draw per path of each parameter that is neither fixed nor free by name."""
-    if posterior is None:
-        return {}
-    draws = posterior["posterior"].to_dataset()
-    taken = []
-    for names, sampled, _ in kind.coordinates.rules:
-        # Parameters that follow from sampled coordinates are drawn together, or not at all.
-        if not chosen & {*names, *sampled} and draws.keys() >= {*names}:
-            taken += names
-    if not taken:
-        raise InputError("posterior: it has none of the parameters that are not fixed or free")
-    stacked = draws[taken].stack(draw_of_all=("chain", "draw"))
-    if any(set(stacked[name].dims) != {"draw_of_all"} for name in taken):
-        raise InputError("posterior: one value per draw is needed, as from a fit of one layer")
-    number = np.asarray(jr.choice(jr.fold_in(key, 2), stacked.sizes["draw_of_all"], (paths,)))
-    return {name: stacked[name].values[number] for name in taken}
 
 
 def _check_found(problem: Problem, found: Found) -> None:

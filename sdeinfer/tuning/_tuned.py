@@ -17,7 +17,6 @@ from sdeinfer.criteria import AbstractCriterion, Constraint
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.tuning._hand_over import blocks_of, initialised, recipes_of
 from sdeinfer.tuning._problem import Law, Problem
-from sdeinfer.tuning._width import on_new_samples
 
 NOISE = 2.0
 """Monte Carlo errors within which a value cannot be told from its bound."""
@@ -31,8 +30,7 @@ class Tuned:
     """A tuned layer, and what it promises.
 
     Attributes:
-        layer: the layer; an `OverDepth` if a parameter changes with depth. With a posterior, parameters that come from
-            it have their posterior medians.
+        layer: the layer; an `OverDepth` if a parameter changes with depth.
         parameters: one row per free parameter: value; error, the Monte Carlo error by way of the active constraints;
             and whether it is at the end of its box.
         criteria: one row per constraint and prompt, and one for the objective: value and Monte Carlo error on fresh
@@ -41,7 +39,6 @@ class Tuned:
         sensitivity: derivative of each free parameter by the bound of each active constraint.
         found: how the answer was found: start, evaluations, iterations, how the search ended, paths, step, seconds,
             share of paths that explode, gap of the slopes at width n and spread of the logits.
-        depth: d.
         law: "finite-width", if criteria are those of networks of width n; else "limit".
         u: the solution's coordinates.
         problem: the problem that was solved.
@@ -52,7 +49,6 @@ class Tuned:
     criteria: pd.DataFrame
     sensitivity: pd.DataFrame
     found: dict[str, Any]
-    depth: int
     law: Law
     u: Float[np.ndarray, " coordinates"] = dataclasses.field(repr=False)
     problem: Problem = dataclasses.field(repr=False)
@@ -66,6 +62,11 @@ class Tuned:
     def width(self) -> int:
         """Width n."""
         return self.problem.width
+
+    @property
+    def depth(self) -> int:
+        """Depth d."""
+        return self.problem.depth
 
     @property
     def objective(self) -> AbstractCriterion | str:
@@ -86,24 +87,30 @@ class Tuned:
     @property
     def samples(self) -> str:
         """The word for the samples that criteria are estimated on."""
-        return "paths" if self.law == "limit" or self.problem.space.drawn else "networks"
+        return "paths" if self.law == "limit" else "networks"
 
     @property
     def _few(self) -> str:
         """The number of samples, with the word for them."""
         return f"{self.problem.paths} {self.samples if self.problem.paths > 1 else self.samples[:-1]}"
 
-    def on_new_samples(self, *, paths: int, key: PRNGKeyArray) -> Problem:
-        """The problem on new networks, or on new paths by the limit, to evaluate criteria at `u`."""
-        return on_new_samples(self.problem, self.u, self.law, paths=paths, key=key)
+    def sample(self, *, paths: int = 512, key: PRNGKeyArray) -> pd.DataFrame:
+        """The statistics of new networks, or of new paths by the limit, at the tuned parameters.
+
+        Returns:
+            one row per prompt and network: a column for each statistic of the criteria, and whether it `exploded`.
+        """
+        fresh = self.problem.fresh(self.law, paths=paths, key=key)
+        names = [str(each) for each in fresh.statistics]
+        tables = [
+            pd.DataFrame(sample.values.T, columns=names).assign(exploded=sample.exploded)
+            for sample in fresh.samples(self.u)
+        ]
+        return pd.concat(tables, keys=range(len(tables)), names=["prompt", "network"])
 
     @property
     def recipes(self) -> list[Recipe]:
-        """The recipe of the weights of each layer of tuned blocks: one object if all are alike.
-
-        Raises:
-            InputError: for shaped layers; `sdeinfer.modules` has these for PyTorch and Flax.
-        """
+        """The recipe of the weights of each layer of tuned blocks, one object if all are alike."""
         return recipes_of(self.layer, width=self.width, depth=self.depth)
 
     @property
@@ -111,9 +118,6 @@ class Tuned:
         """The weights of tuned blocks, for those who draw them elsewhere: matrix, fan-in, fan-out, standard deviation.
 
         There is one row for each matrix of a layer, or of each layer if these differ.
-
-        Raises:
-            InputError: for shaped layers.
         """
         return standard_deviations(blocks_of(self.layer), self.recipes, width=self.width)
 
@@ -146,23 +150,16 @@ class Tuned:
             notes.append(f"{found['exploded']:.2%} of {self.samples} explode; they count as outside of every range")
         by_limit = any(each.directions is not None for each in self.problem.statistics) or self.law == "limit"
         if by_limit and found["logit_spread"] > 0.5:
-            notes.append(
-                f"logits have a spread of {found['logit_spread']:.2g} at width {self.width}: the limit is rough"
-            )
+            spread = f"{found['logit_spread']:.2g} at width {self.width}"
+            notes.append(f"logits have a spread of {spread}: the limit is rough")
         if by_limit and found["gap"] > 0.3:
-            notes.append(
-                f"the slopes of the ReLU differ by {found['gap']:.2g} at width {self.width}: the limit is rough"
-            )
+            gap = f"{found['gap']:.2g} at width {self.width}"
+            notes.append(f"the slopes of the ReLU differ by {gap}: the limit is rough")
         if not found["converged"]:
             notes.append(f"the search stopped early: {found['message']}")
         at_end = self.parameters.index[self.parameters["at_end"].to_numpy(bool)]
         notes += [f"{name} is at the end of its box; `bounds` widens it" for name in at_end]
         return notes
-
-    @property
-    def rows_per_constraint(self) -> int:
-        """Rows of `criteria` for each constraint: one for each prompt, or one for their mean."""
-        return self.problem.rows
 
     @property
     def missed(self) -> int:
@@ -177,13 +174,13 @@ class Tuned:
             value, error = own["value"].mean(), own["error"].mean()
         else:
             # The worst prompt decides.
-            last = self.criteria.iloc[self.rows_per_constraint * len(self.constraints) :]
+            last = self.criteria.iloc[len(self.V0) * len(self.constraints) :]
             worst = last["value"].to_numpy(float).argsort()[0 if self.problem.sign > 0 else -1]
             value, error = last["value"].iloc[worst], last["error"].iloc[worst]
         found = f"{self.objective} = {value:.4g} ± {error:.2g}"
         most, missed = "largest" if self.problem.sign > 0 else "smallest", self.missed
         if missed:
-            count = f"{missed} of {self.rows_per_constraint * len(self.constraints)} constraints"
+            count = f"{missed} of {len(self.V0) * len(self.constraints)} constraints"
             miss = "misses its bound" if missed == 1 else "miss their bounds"
             return f"{found}, but {count} {miss} on new {self.samples}"
         if self.problem.paths < FEWEST:
@@ -196,35 +193,27 @@ class Tuned:
         """Free parameters, fixed ones, and those of the layer that follow: name, value, error, origin and meaning."""
         space, fixed = self.problem.space, self.problem.fixed
         known = space.kind.coordinates.declared | space.kind.coordinates.sampled
-        values, errors = (self.parameters[column].to_numpy(float) for column in ("value", "error"))
+        values, errors = (self.parameters[column].tolist() for column in ("value", "error"))
         origins = ["tuned, at an end" if at_end else "tuned" for at_end in self.parameters["at_end"]]
+        listed = list(zip(space.names, values, errors, origins, strict=True))
+        listed += [(name, math.nan if name in space.profiled else float(x), None, "fixed") for name, x in fixed.items()]
+        own = {} if space.over_depth else self.layer.parameters()
+        listed += [(name, float(x), None, "follows") for name, x in own.items() if name not in {*space.names, *fixed}]
         rows: list[dict[str, Any]] = [
-            {"name": name, "value": value, "error": error, "origin": origin}
-            for name, value, error, origin in zip(space.names, values, errors, origins, strict=True)
-        ]
-        own = {} if space.over_depth else {name: float(x) for name, x in self.layer.parameters().items()}
-        for name, value in fixed.items():
-            origin = "median of the posterior" if name in space.drawn else "fixed"
-            number = own.get(name, math.nan) if name in space.drawn or name in space.profiled else float(value)
-            rows.append({"name": name, "value": number, "error": None, "origin": origin})
-        listed = {row["name"] for row in rows}
-        rows += [
-            {"name": name, "value": value, "error": None, "origin": "follows"}
-            for name, value in own.items()
-            if name not in listed
+            dict(zip(("name", "value", "error", "origin"), row, strict=True)) for row in listed
         ]
         # A name of several parts has the meaning of the first.
-        first = {each.name: each.members[0] for each in space.free if each.members}
+        first = {each.name: each.members[0] for each in space.free}
         for row in rows:
-            name = row["name"].split("[")[0]
-            parameter = known.get(str(first.get(name, name)))
-            row["meaning"] = f"{parameter.symbol}, {parameter.meaning}" if parameter else "d, number of layers"
+            name = str(row["name"].split("[")[0])
+            parameter = known[first.get(name, name)]
+            row["meaning"] = f"{parameter.symbol}, {parameter.meaning}"
         return rows
 
     def constraint_rows(self) -> list[dict[str, Any]]:
         """The constraints, for each prompt: name, value and error on new paths, and whether they hold."""
         rows = []
-        for name, row in self.criteria.iloc[: self.rows_per_constraint * len(self.constraints)].iterrows():
+        for name, row in self.criteria.iloc[: len(self.V0) * len(self.constraints)].iterrows():
             slack, error = float(row["slack"]), float(row["error"])
             state = "fail" if slack < -NOISE * error else "pass"
             holds = "holds" if slack > NOISE * error else "holds, at its bound"
@@ -239,18 +228,6 @@ class Tuned:
             rows += ["", "change of each parameter per change of a bound:"]
             rows += [self.sensitivity.to_string(float_format=_short)]
         return "\n".join([*rows, *(f"note: {note}" for note in self.notes)])
-
-    def plot(self, *, paths: int = 512, key: PRNGKeyArray, axes: Any = None) -> list[Any]:
-        """Plot the statistic of each constraint over networks, with its bound.
-
-        Arguments:
-            paths: number of new paths, or networks, of each prompt.
-            key: PRNG key.
-            axes: where to plot, in the order of `criteria`; None for a new figure with the first four.
-        """
-        from sdeinfer.tuning._figure import plot_tuned  # loads Matplotlib
-
-        return plot_tuned(self, paths=paths, key=key, axes=axes)
 
     def _repr_html_(self) -> str:
         return render("tuned_cell.html.jinja", tuned=self)

@@ -1,4 +1,4 @@
-"""Norms of gradients over depth: exact laws, where they start, and networks whose weights are arguments."""
+"""Norms of gradients and exponents: exact laws, near tokens, and networks whose weights are arguments."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_distribution, assert_estimate, assert_mean, assert_same_distribution, mean_and_error
-from conftest import CAUSAL, LAYERS, random_covariance
+from conftest import CAUSAL, LAYERS, masked_layer_of, random_covariance
 from references import assert_agrees
 from scipy import stats
 
@@ -77,27 +77,105 @@ def test_paths_that_explode_have_infinite_norms(of, V0, key):
     assert not np.isnan(found.quantiles([0.05, 0.5, 0.95])).any()
 
 
-def test_quantiles_are_over_paths():
-    norms = si.criteria.GradientNorms(np.array([0.0, 0.1]), np.arange(200.0).reshape(100, 2, 1))
-    found = norms.quantiles([0.0, 0.25, 1.0])
-    np.testing.assert_array_equal(found[:, :, 0], [[0, 1], [48, 49], [198, 199]])
+@pytest.mark.parametrize("name", [pytest.param("feedforward", marks=pytest.mark.long), "mlp"])
+def test_exponents_of_one_token_have_exact_laws(name, key):
+    """N(−a, 2a/T) and N(−a, 4a/T).
+
+    The angle is that of a linear network, since the ReLU's drift is ~ (1 − ρ)^{3/2}: of two tokens the squared norm of
+    one, and that of the other's part orthogonal to it, are independent and log-normal.
+    """
+    layer = LAYERS[name]()
+    a = float(layer.limit().linear_noise)
+    found = si.criteria.exponents(layer, 1.3 * jnp.eye(1), T, paths=PATHS, step=STEP, key=key)
+    assert found.gradient.shape == found.angle.shape == (PATHS,)
+    assert_distribution(found.gradient, stats.norm(-a, np.sqrt(2 * a / T)).cdf)
+    assert_distribution(found.angle, stats.norm(-a, np.sqrt(4 * a / T)).cdf)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("mlp", {"ts": [T]}, r"ts: increasing depth-times from 0 to less than 0.2 are needed, got \[0.2\]"),
-        ("mlp", {"ts": [-0.1]}, r"ts: increasing depth-times from 0 to less than 0.2 are needed, got \[-0.1\]"),
-        ("mlp", {"ts": [0.1, 0.1]}, "ts: increasing depth-times"),
-        ("mlp", {"ts": []}, "ts: increasing depth-times"),
-        ("mlp", {"of": "values"}, "of a layer with one ShapedAttention or ShapedTransformer, is needed; got 'values'"),
-        ("transformer", {"of": "keys"}, "of: tokens, or values or queries of a layer with one ShapedAttention"),
-    ],
-)
+def test_the_angle_is_that_of_two_near_tokens_of_the_sde(key):
+    layer, near, keys = LAYERS["transformer"](), 2e-6, jr.split(key)
+    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=0.8)
+    repeated, apart = si.criteria.repeated_token(V0, 1)
+    V = si.simulate(layer, repeated + near * apart, [0.0, T], paths=PATHS, step=STEP, key=keys[0])
+    x, y, both = V[..., 1, 1], V[..., 2, 2], V[..., 1, 2]
+    # 1 − ρ = (1 − ρ²)/2 for near tokens, from the part of their difference that is orthogonal to them.
+    angle = (x + y - 2 * both - (x - y) ** 2 / (4 * x)) / x
+    found = si.criteria.exponents(layer, V0, T, token=1, paths=PATHS, step=STEP, key=keys[1])
+    rates = np.log(angle[:, 1] / angle[:, 0]) / T
+    assert_same_distribution(found.angle[np.isfinite(found.angle)], rates[np.isfinite(V[:, 1]).all(axis=(1, 2))])
+    assert np.isfinite(found.angle).mean() >= 0.99
+
+
+def test_the_angle_is_that_of_tokens_moved_by_the_tangent(key):
+    """1 − ρ of x + εu/2 and x − εu/2 with their covariances, on the same paths: those of the first of two keys."""
+    layer, size = LAYERS["mlp"](), 1e-4
+    repeated, apart = si.criteria.repeated_token(1.3 * np.eye(1), 0)
+    settings = {"paths": PATHS, "step": STEP}
+
+    def log_distance(V, C, D):
+        moved = V + size * (C + np.swapaxes(C, -1, -2)) + size**2 * D
+        return np.log(1 - moved[..., 0, 1] / np.sqrt(moved[..., 0, 0] * moved[..., 1, 1]))
+
+    paths = si.tangents(layer, repeated, [T], apart, **settings, key=jr.split(key)[0])
+    end = log_distance(*(np.asarray(x)[:, 0] for x in (paths.covariance, paths.cross, paths.tangent)))
+    found = si.criteria.exponents(layer, 1.3 * jnp.eye(1), T, **settings, key=key)
+    np.testing.assert_allclose(found.angle, (end - log_distance(repeated, 0 * apart, apart)) / T, atol=1e-5)
+
+
+def test_exponents_have_a_gradient(key):
+    """The parameters that change are γ and τ0 of attention; the two tokens that part are the only ones."""
+
+    def both(change):
+        layer = si.ShapedAttention(0.7 + change, 0.8 + change)
+        found = si.criteria.exponents(layer, 1.44 * np.eye(1), T, paths=8, step=T / 2, key=key)
+        return jnp.mean(found.angle) + jnp.mean(found.gradient)
+
+    step, along = 1e-5, jax.jit(lambda change: jax.jvp(both, (change,), (1.0,)))
+    (_, slope), (up, _), (down, _) = along(0.0), along(step), along(-step)
+    np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-5)
+
+
+def test_exponents_count_paths_that_explode(key):
+    layer, V0 = (
+        dataclasses.replace(LAYERS["transformer"](), gamma=0.9, tau0=0.05),
+        si.equicorrelated(tokens=2, correlation=0.2, norm=0.35),
+    )
+    found = si.criteria.exponents(layer, V0, T, paths=PATHS, step=STEP, key=key)
+    table = found.summary()
+    assert list(table.index) == ["angle", "gradient"]
+    for name, rates in zip(found._fields, found, strict=True):
+        assert np.isfinite(rates).any()
+        assert_agrees(table.loc[name, "exploded"], np.isnan(rates).mean())
+        assert_agrees(table.loc[name, "mean"], np.nanmean(rates))
+        assert_agrees(table.loc[name, "sd"], np.nanstd(rates, ddof=1))
+        assert_agrees(table.loc[name, ["5%", "95%"]].to_numpy(), np.nanquantile(rates, [0.05, 0.95]))
+    assert table["exploded"].between(0.01, 0.99).all()
+
+
+NORMS, EXPONENTS = si.criteria.gradient_norms, si.criteria.exponents
+REFUSED = {
+    "ts too late": (NORMS, "mlp", {"ts": [T]}, r"ts: increasing depth-times from 0 to less than 0.2 .* got \[0.2\]"),
+    "ts twice": (NORMS, "mlp", {"ts": [0.1, 0.1]}, "ts: increasing depth-times"),
+    "no ts": (NORMS, "mlp", {"ts": []}, "ts: increasing depth-times"),
+    "weights without attention": (NORMS, "mlp", {"of": "values"}, "of a layer with one ShapedAttention or"),
+    "keys": (NORMS, "transformer", {"of": "keys"}, "of: tokens, or values or queries of a layer with one"),
+    "a token that is not there": (EXPONENTS, "mlp", {"token": 3}, "token: 0 to 2 is needed, got 3"),
+    "a mask": (EXPONENTS, "causal transformer", {}, "layer: a token and its copy must attend to the same tokens"),
+    "prompts": (EXPONENTS, "prompts", {}, "layer: a token and its copy must attend to the same tokens"),
+    "a time": (EXPONENTS, "mlp", {"time": -1.0}, "ts: "),
+    "no paths": (EXPONENTS, "mlp", {"paths": 0}, "paths: "),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.usefixtures("unchecked")
-def test_gradients_that_cannot_be_are_refused(name, options, message, V0, key):
+def test_what_cannot_be_is_refused_in_one_line(case, key):
+    function, name, options, message = REFUSED[case]
+    layer = LAYERS[name]() if name in LAYERS else masked_layer_of(name, 3)
+    V0, own = si.equicorrelated(tokens=3, correlation=0.2), {"time": T, "paths": 2, "key": key}
+    given = own | ({"ts": [0.0]} if function is NORMS else {}) | options
     with pytest.raises(si.InputError, match=message) as caught:
-        gradient_norms(LAYERS[name](), V0, **{"ts": [0.0]} | options, key=key)
+        function(layer, V0, **given)
     assert "\n" not in str(caught.value)
 
 

@@ -40,9 +40,8 @@ def tuned():
 
 def test_a_tuned_spread_is_kept_by_networks(tuned, key):
     """So wide that nothing is left of the corrections of order 1/n."""
-    found = si.transfer(tuned, widths=[4096], depths=[256], networks=2000, with_weights=0, rules=False, key=key)
+    found = si.transfer(tuned, widths=[4096], depths=[256], networks=2000, with_weights=0, key=key)
     row = found.criteria.iloc[0]
-    assert found.rules is None
     assert_estimate(row["chain"], row["promised"], np.hypot(row["chain_error"], row["promised_error"]))
 
 
@@ -59,7 +58,7 @@ def test_networks_keep_what_is_promised(name, width, key, record):
     for law in ("limit", "finite-width"):
         tuned = si.tune(kind, V0, **sizes, maximise=free, subject_to=[goal], fixed=fixed, law=law, key=key)
         weights, depths = NETWORKS[width] if law == "finite-width" else 0, [sizes["depth"]]
-        settings: dict[str, Any] = {"networks": 4000, "with_weights": weights, "rules": False}
+        settings: dict[str, Any] = {"networks": 4000, "with_weights": weights}
         row = si.transfer(tuned, widths=[width], depths=depths, **settings, key=key).criteria.iloc[0]
         value, error = tuned.criteria[["value", "error"]].iloc[0]
         found = [f"{name}, n = {width}, {law}: {free} = {tuned.values[free]:.4f}; {goal}: {value:.4f} ± {error:.4f}"]
@@ -76,25 +75,6 @@ def test_networks_keep_what_is_promised(name, width, key, record):
     record("promises_of_tuning", {f"{name}, n = {width}": [zs[place] for place in places]})
 
 
-@pytest.mark.slow
-def test_rules_and_stretched_profiles(key):
-    """γ ∝ d^{−1/2} keeps the promise at fixed width, where noise γ²d/n decides; γ constant does not at larger depth."""
-    goal = [of.probability(of.NormFactor(), below=2) >= 0.95]
-    arguments = {"maximise": "gamma", "subject_to": goal, "fixed": PLAIN, "paths": 2048, "key": key}
-    tuned = si.tune("transformer", V0, width=256, depth=32, knots={"gamma": 2}, **arguments)
-    found = si.transfer(tuned, widths=[256], depths=[64], networks=1000, with_weights=0, key=key)
-    row = found.criteria.iloc[0]
-    assert not row["promised_holds"]
-    assert_estimate(row["chain"], row["promised"], np.hypot(row["chain_error"], row["promised_error"]))
-    constant = si.tune("transformer", V0, width=256, depth=32, **arguments)
-    rules = si.transfer(constant, widths=[256], depths=[32, 128], networks=100, with_weights=0, key=key).rules
-    assert rules is not None
-    deep = rules.iloc[1]
-    assert deep["constant_slack"] < -0.2
-    assert abs(deep["d^-1/2_slack"]) < 0.1
-    assert abs(deep["d^-1/2"] / deep["tuned"] - 1) < 0.05
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -105,7 +85,7 @@ def test_rules_and_stretched_profiles(key):
     ],
 )
 def test_bad_sizes_are_refused(tuned, changed, message, key):
-    arguments = {"widths": [16], "depths": [2], "networks": 2, "with_weights": 0, "rules": False, "key": key} | changed
+    arguments = {"widths": [16], "depths": [2], "networks": 2, "with_weights": 0, "key": key} | changed
     with pytest.raises(si.InputError, match=message) as caught:
         si.transfer(tuned, **arguments)
     assert "\n" not in str(caught.value)

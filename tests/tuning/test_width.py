@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import xarray as xr
 from budget import assert_estimate, assert_visible
 from scipy import optimize, stats
 
 import sdeinfer as si
 from sdeinfer import criteria as of
+from sdeinfer.layers import as_module
+from sdeinfer.tuning._search import _moved
 
 ONE, WIDTH, DEPTH, BOUND = np.eye(1), 4, 4, 1.0
 SIZES: dict[str, Any] = {"width": WIDTH, "depth": DEPTH, "paths": 2048, "step": 0.1}
@@ -100,67 +101,38 @@ def test_profiles_are_stretched_with_the_depth(tuned, key):
     def step_up(time):
         return jnp.where(time < DEPTH / WIDTH / 2, 0.2, 0.8)
 
-    layer = si.OverDepth(si.ShapedAttention(0.5, 1.0), gamma=step_up)
-    sizes = {"widths": [WIDTH], "depths": [2 * DEPTH], "networks": 4096, "with_weights": 0, "rules": False}
-    row = si.transfer(dataclasses.replace(tuned, layer=layer), **sizes, key=key).criteria.iloc[0]
+    space = dataclasses.replace(tuned.problem.space, profiled=("gamma",))
+    fixed = {**tuned.problem.fixed, "gamma": as_module(step_up)}
+    stepped = dataclasses.replace(tuned, problem=dataclasses.replace(tuned.problem, space=space, fixed=fixed))
+    sizes = {"widths": [WIDTH], "depths": [2 * DEPTH], "networks": 4096, "with_weights": 0}
+    row = si.transfer(stepped, **sizes, key=key).criteria.iloc[0]
     exact = math.sqrt(DEPTH * (log_factor(0.2)[1] + log_factor(0.8)[1]))
     for source in ("promised", "chain"):
         assert_estimate(row[source], exact, row[f"{source}_error"])
-
-
-def test_rules_are_powers_of_the_depth(tuned, key):
-    sizes = {"widths": [WIDTH], "depths": [4 * DEPTH], "networks": 2, "with_weights": 0}
-    rules = si.transfer(tuned, **sizes, key=key).rules.iloc[0]
-    gamma = tuned.values["gamma"]
-    np.testing.assert_allclose(rules[["constant", "d^-1/2", "d^-1"]].to_numpy(float), [gamma, gamma / 2, gamma / 4])
 
 
 def test_values_are_those_of_networks(tuned, key):
     """Fresh networks at the tuned γ have the stated value."""
     spread, error = tuned.criteria[["value", "error"]].iloc[0]
     assert_estimate(spread, exact_spread(tuned.values["gamma"]), error)
-    (again,) = tuned.on_new_samples(paths=2048, key=key).estimates(tuned.constraints[0].criterion, tuned.u)
-    assert_estimate(again.value, spread, math.hypot(again.error, error))
-    found = si.transfer(tuned, widths=[WIDTH], depths=[DEPTH], networks=2048, with_weights=256, rules=False, key=key)
+    logs = tuned.sample(paths=2048, key=key)["log norm of token 0"]
+    assert_estimate(logs.std(ddof=0), spread, math.hypot(error, error))
+    found = si.transfer(tuned, widths=[WIDTH], depths=[DEPTH], networks=2048, with_weights=256, key=key)
     row = found.criteria.iloc[0]
     for source in ("promised", "chain", "weights"):
         assert_estimate(row[source], spread, math.hypot(row[f"{source}_error"], error))
 
 
-@pytest.mark.slow
-def test_a_depth_that_is_free(key):
-    """The largest depth for γ = 0.5."""
-    goal = [of.spread(of.LogNorm()) <= 1.5]
-    changed = {"depth": (2, 40), "maximise": "depth", "fixed": {"tau0": 1.0, "gamma": 0.5}}
-    found = si.tune("attention", ONE, subject_to=goal, **ARGUMENTS | changed, key=key)
-    exact = 1.5**2 / log_factor(0.5)[1]
-    print(f"\ndepth {found.depth}, exact {exact:.2f}")
-    # Depths are whole numbers.
-    assert_estimate(found.depth, exact, math.hypot(found.parameters["error"].iloc[0], 0.5))
-
-
-def test_a_posterior_moves_the_values_of_paths(tuned, key):
-    """Networks at the medians move the values: a posterior without width gives the same γ."""
-    draws = xr.Dataset({"tau0": (("chain", "draw"), np.ones((2, 50)))})
-    arguments: dict[str, Any] = ARGUMENTS | {"fixed": None, "posterior": xr.DataTree.from_dict({"posterior": draws})}
-    found = si.tune("attention", ONE, subject_to=[of.spread(of.LogNorm()) <= BOUND], **arguments, key=key)
-    assert_estimate(found.values["gamma"], largest(exact_spread), found.parameters["error"].iloc[0])
-    assert found.criteria["value"].iloc[0] == pytest.approx(BOUND, abs=5 * found.criteria["error"].iloc[0])
-    # Of draws that are all alike the values are those of networks, on the same ones without a posterior.
-    values = [
-        each.on_new_samples(paths=2048, key=key).estimates(each.constraints[0].criterion, found.u)[0].value
-        for each in (found, tuned)
-    ]
-    np.testing.assert_allclose(*values, rtol=1e-6)
-    with pytest.raises(si.InputError, match="paths: the posterior was drawn for 2048, got 2049"):
-        found.on_new_samples(paths=2049, key=key)
-
-
-@pytest.mark.slow
-def test_gradients_are_those_of_the_limit(key):
-    goal = [of.spread(of.LogGradientNorm()) <= 0.5]
-    found = si.tune("attention", ONE, subject_to=goal, **{**ARGUMENTS, "paths": 64}, key=key)
-    assert found.law == "limit"
+def test_criteria_of_paths_are_moved_to_those_of_chains(tuned):
+    paths = dataclasses.replace(tuned.problem, law="limit", offsets={})
+    chains = dataclasses.replace(paths, law="finite-width")
+    moved, changed = _moved(paths, tuned.u)
+    for criterion in paths.compared:
+        values = [each.criterion(criterion, tuned.u)[0] for each in (moved, chains, paths)]
+        np.testing.assert_allclose(values[0].value, values[1].value)
+        np.testing.assert_allclose(values[0].slope, values[2].slope)
+    assert changed
+    assert not _moved(moved, tuned.u)[1]
 
 
 def trace(paths):

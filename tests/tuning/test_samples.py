@@ -15,7 +15,7 @@ from scipy import stats
 import sdeinfer as si
 from sdeinfer import criteria as of
 from sdeinfer.networks import sample_chains
-from sdeinfer.tuning._chain_sample import sample_chain_statistics
+from sdeinfer.tuning._samples import chain_sample
 
 V0 = np.array([[1.0, 0.8, 0.3], [0.8, 1.2, 0.25], [0.3, 0.25, 0.8]])
 TWINS = np.array([[1.0, 1.0, 0.3], [1.0, 1.0, 0.3], [0.3, 0.3, 0.8]])
@@ -67,7 +67,7 @@ def test_derivatives_are_those_of_common_noise(name, start, key):
     statistics = ONE_OF_EACH if start is V0 else ONE_OF_EACH[:3]
 
     def sample(layer):
-        return sample_chain_statistics(statistics, layer, start, slopes=slopes, key=key, **SIZES)
+        return chain_sample(statistics, layer, start, slopes=slopes, key=key, **SIZES)
 
     found = sample(layer)
     assert found.slopes.shape == (len(statistics), count, SIZES["networks"])
@@ -84,7 +84,7 @@ def test_derivatives_are_those_of_common_noise(name, start, key):
 def test_values_are_those_of_the_sampled_covariances(key):
     """The naive twin: statistics of the paths of `sample_chains`, by NumPy."""
     layer = LAYERS["pre-LN"]
-    found = sample_chain_statistics(ONE_OF_EACH, layer, V0, key=key, **SIZES)
+    found = chain_sample(ONE_OF_EACH, layer, V0, key=key, **SIZES)
     starts = np.broadcast_to(V0, (SIZES["networks"], 3, 3))
     V = sample_chains(layer, starts, width=16, observed=4, key=key)[:, 1:]
     norms = np.sqrt(np.diagonal(V[:, -1], axis1=1, axis2=2))
@@ -113,21 +113,21 @@ def test_the_mean_slope_is_that_of_the_exact_law(key):
 
     _, slopes = directions(layer)
     sizes: dict[str, Any] = {"width": width, "depth": 1, "networks": 4000}
-    found = sample_chain_statistics((of.LogNorm(),), layer, np.eye(1), slopes=slopes, key=key, **sizes).slopes[0, 0]
+    found = chain_sample((of.LogNorm(),), layer, np.eye(1), slopes=slopes, key=key, **sizes).slopes[0, 0]
     expected = (exact(0.6 + 1e-3) - exact(0.6 - 1e-3)) / 2e-3
     assert_estimate(found.mean(), expected, found.std() / math.sqrt(len(found)))
 
 
 def test_networks_that_overflow_explode(key):
     layer = si.blocks.Block(si.blocks.MLP(activation=lambda z: z**3), strength=1e80)
-    found = sample_chain_statistics((of.LogNorm(),), layer, np.eye(1), key=key, **SIZES | {"depth": 2})
+    found = chain_sample((of.LogNorm(),), layer, np.eye(1), key=key, **SIZES | {"depth": 2})
     assert found.exploded.all()
     assert np.isfinite(found.values).all()
 
 
 def test_a_network_depends_on_its_number_and_key_alone():
     one, other = (
-        sample_chain_statistics(ONE_OF_EACH, LAYERS["pre-LN"], V0, key=jr.key(3), **SIZES | {"networks": count}).values
+        chain_sample(ONE_OF_EACH, LAYERS["pre-LN"], V0, key=jr.key(3), **SIZES | {"networks": count}).values
         for count in (5, 65)
     )
     np.testing.assert_allclose(one, other[:, :5], rtol=1e-12)

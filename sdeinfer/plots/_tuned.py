@@ -1,0 +1,168 @@
+"""The statistics of a tuned layer over networks, with its bounds, and its criteria over width and depth."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, PRNGKeyArray
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.ticker import NullFormatter
+
+from sdeinfer._files import InputError
+from sdeinfer.criteria import Constraint, Expectation, GradientFactor, NormFactor, Probability, Quantile, Spread
+from sdeinfer.plots._style import SDE, WRONG, finish, look, panels_of
+from sdeinfer.tuning import Tuned
+
+
+def plot_tuned(
+    tuned: Tuned, *, paths: int = 512, key: PRNGKeyArray, axes: Axes | Iterable[Axes] | None = None
+) -> list[Axes]:
+    """Plot the distribution over networks of the statistic of each constraint, with its bound, a panel for each.
+
+    With several prompts there is a panel for each constraint and prompt. The distribution is that of new paths at the
+    tuned parameters; values in the legends are those of `tuned.criteria`, which come from more paths.
+
+    Arguments:
+        tuned: the result of `tune`.
+        paths: number of paths of each prompt.
+        key: PRNG key.
+        axes: where to plot, in the order of the rows of `tuned.criteria`; None for a new figure with the first four.
+
+    Raises:
+        InputError: if there are more axes than constraints, or no constraints.
+
+    Example:
+        ```python
+        tuned = si.tune(
+            "transformer", V0, width=256, depth=64, maximise="gamma", subject_to=[goal], fixed={"tau0": 1.0}, key=key
+        )
+        si.plots.plot_tuned(tuned, key=key)
+        ```
+    """
+    rows = tuned.constraint_rows()
+    if not rows:
+        raise InputError("tuned: it was tuned without constraints, of which this figure has a panel each")
+    if axes is not None:
+        axes = [axes] if isinstance(axes, Axes) else list(axes)
+    count = min(len(rows), 4) if axes is None else len(axes)
+    if count > len(rows):
+        raise InputError(f"axes: there are {len(rows)} constraints to plot, got {count} axes")
+    samples = tuned.sample(paths=paths, key=key)
+    panels = panels_of(axes, count, height=2.7)
+    for number, (panel, row) in enumerate(zip(panels, rows, strict=False)):
+        of_constraint, prompt = divmod(number, len(tuned.V0))
+        constraint, mine = tuned.constraints[of_constraint], samples.loc[prompt]
+        values = mine[str(constraint.criterion.statistic)].to_numpy(float)
+        found, exploded = f"{row['value']:.4g} ± {row['error']:.2g}", mine["exploded"].to_numpy(bool)
+        _panel(panel, constraint, found, float(row["value"]), values, exploded)
+        panel.set_title(str(row["name"]), loc="left", fontsize="medium", pad=20)
+    return panels
+
+
+def _panel(
+    axes: Axes,
+    constraint: Constraint,
+    found: str,
+    value: float,
+    values: Float[np.ndarray, " networks"],
+    exploded: Bool[np.ndarray, " networks"],
+) -> None:
+    criterion, bound = constraint.criterion, constraint.bound
+    parts, bounds, marks = {"": values}, {f"bound {bound:g}": bound}, {}
+    match criterion:
+        case Probability():
+            inside = (criterion.sign * (values - criterion.value) > 0) & ~exploded
+            parts = {f"P = {found}, bound {bound:g}": values[inside], "others": values[~inside]}
+            bounds = {"": criterion.value}
+        case Spread():
+            middle = values.mean()
+            marks = {f"mean ± sd, sd {found}": middle - value, "": middle + value}
+            bounds = {f"mean ± bound {bound:g}": middle - bound, "": middle + bound}
+        case Quantile():
+            marks = {f"{100 * criterion.level:g}% quantile {found}": value}
+        case Expectation():
+            marks = {f"mean {found}": value}
+    factor = isinstance(criterion.statistic, NormFactor | GradientFactor)
+    edges, scale = _edges(values, [*bounds.values(), *marks.values()], factor=factor)
+    # Red and hatched are networks that should be few.
+    looks = [(SDE, ""), (WRONG, "////")]
+    colours, hatches = zip(*(looks[:1] if len(parts) == 1 else looks[:: constraint.sign]), strict=True)
+    shares = [np.full(len(own), 1 / len(values)) for own in parts.values()]
+    labels = [label or "_" for label in parts]
+    bars: dict[str, Any] = {"color": colours, "hatch": hatches, "edgecolor": "white", "linewidth": 0, "alpha": 0.5}
+    axes.hist(list(parts.values()), edges, weights=shares, stacked=True, label=labels, **bars)
+    for places, colour, style in ((marks, SDE, "-"), (bounds, "black", "--")):
+        for label, x in places.items():
+            axes.axvline(x, color=colour, ls=style, label=label or None)
+    axes.set(xscale=scale, xlim=(edges[0], edges[-1]), xlabel=str(criterion.statistic), ylabel="share of networks")
+    finish(axes)
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderpad": 0, "borderaxespad": 0.3}
+    axes.legend(frameon=False, fontsize="small", ncols=3, **above)
+
+
+def _edges(values: Float[np.ndarray, " networks"], marks: Sequence[float], *, factor: bool) -> tuple[list[float], str]:
+    """Edges of bins between all values but one in a hundred, or the marks if further out; and the axis's scale."""
+    low, high = np.quantile(values, [0.005, 0.995])
+    low, high = min(low, *marks), max(high, *marks)
+    if factor and low > 0 and high / low > 20:
+        return np.geomspace(low / 1.1, high * 1.1, 31).tolist(), "log"
+    margin = 0.04 * (high - low) or max(abs(low), 1.0) / 20
+    return np.linspace(low - margin, high + margin, 31).tolist(), "linear"
+
+
+def plot_transfer(criteria: pd.DataFrame, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
+    """Plot each criterion over the depth, a colour for each width: what is promised, and networks.
+
+    Lines are promises, filled marks exact chains, and open ones networks with weights, with error bars of one standard
+    error; the dotted line is the bound. The first panel has a legend.
+
+    Arguments:
+        criteria: the table `criteria` of the result of `transfer`.
+        axes: where to plot, one for each criterion; None for a new figure.
+
+    Raises:
+        InputError: for another number of axes.
+
+    Example:
+        ```python
+        found = si.transfer(tuned, widths=[128, 256], depths=[16, 64], networks=128, key=key)
+        si.plots.plot_transfer(found.criteria)
+        ```
+    """
+    table = criteria.reset_index()
+    groups = dict(list(table.groupby("criterion", sort=False)))
+    panels = panels_of(axes, len(groups), height=2.7)
+    looks, depths = _looks(np.unique(table["width"])), np.unique(table["depth"])
+    for (name, mine), panel in zip(groups.items(), panels, strict=True):
+        for width, style in looks.items():
+            own = mine[mine["width"] == width]
+            line = {"color": style["color"], "linestyle": style["linestyle"]}
+            panel.plot(own["depth"], own["promised"], **line, label=f"n = {width:g}, promised")
+            # Marks at one depth stand side by side.
+            for source, words, inside, shift in (
+                ("chain", "networks", style["color"], 0.97),
+                ("weights", "with weights", "white", 1.03),
+            ):
+                if np.isfinite(own[source]).any():
+                    mark = {"fmt": style["marker"], "color": style["color"], "ms": 5, "mfc": inside}
+                    label = f"n = {width:g}, {words}"
+                    panel.errorbar(own["depth"] * shift, own[source], own[f"{source}_error"], **mark, label=label)
+        bound = mine["bound"].iloc[0]
+        if np.isfinite(bound):
+            panel.axhline(bound, color="black", ls=":", label="bound")
+        panel.set_title(str(name), loc="left", fontsize="medium")
+        panel.set(xlabel="depth d (layers)", ylabel="value", xscale="log")
+        panel.set_xticks(depths, [f"{x:g}" for x in depths])
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        finish(panel, legend=panel is panels[0])
+    return panels
+
+
+def _looks(widths: np.ndarray) -> dict[float, dict[str, Any]]:
+    """A colour, a line style and a marker for each width; wider is darker."""
+    shades = map(to_hex, colormaps["viridis_r"](np.linspace(0.3, 0.9, len(widths))))
+    each = enumerate(zip(widths, shades, strict=True))
+    return {float(width): look(number) | {"color": shade} for number, (width, shade) in each}

@@ -1,0 +1,219 @@
+"""Statistics of networks with derivatives: paths of the SDE, exact chains at width n, and networks with weights.
+
+Block by block, in memory that does not grow with the number of networks. Random numbers depend on the key and the
+network's number alone, so that statistics are functions of the parameters.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from scipy.linalg import block_diag
+
+from sdeinfer._threads import in_threads
+from sdeinfer.covariance import factor_on_host
+from sdeinfer.criteria import AbstractStatistic, Ensemble, evaluate
+from sdeinfer.layers import AbstractLayer, NetworkKeys
+from sdeinfer.networks import chains_at_once, covariance_chain, sample_networks, sample_tangents
+from sdeinfer.solve import BrownianSteps, Grid, PSDSplitting, Times, block_size, solve_paths
+from sdeinfer.terms import Limit, LimitSteps
+
+type Statistics = tuple[AbstractStatistic, ...]
+
+
+class Sample(NamedTuple):
+    """Statistics of networks, their derivatives along no or some directions, and whether each network exploded."""
+
+    values: Float[np.ndarray, "statistics networks"]
+    slopes: Float[np.ndarray, "statistics directions networks"]
+    exploded: Bool[np.ndarray, " networks"]
+
+
+def joined(statistics: Statistics, parts: Mapping[Statistics, Sample]) -> Sample:
+    """Samples of groups of statistics as one; a network explodes if it does in one of them."""
+    values = {each: x for mine, part in parts.items() for each, x in zip(mine, part.values, strict=True)}
+    slopes = {each: x for mine, part in parts.items() for each, x in zip(mine, part.slopes, strict=True)}
+    exploded = np.any([part.exploded for part in parts.values()], axis=0)
+    return Sample(
+        np.stack([values[each] for each in statistics]), np.stack([slopes[each] for each in statistics]), exploded
+    )
+
+
+def path_sample(
+    statistics: Statistics,
+    limit: LimitSteps,
+    slopes: Limit,
+    V0: Float[np.ndarray, "m m"],
+    grid: Grid,
+    *,
+    paths: int,
+    key: PRNGKeyArray,
+) -> Sample:
+    """Paths of the SDE, with coefficients of each interval; `slopes` have a leading axis of directions."""
+    parts = {
+        mine: _paths(mine, tangent, limit, slopes, V0, grid, paths=paths, key=key)
+        for tangent, mine in by_tangent(statistics).items()
+    }
+    return joined(statistics, parts)
+
+
+def chain_sample(
+    statistics: Statistics,
+    layer: AbstractLayer,
+    V0: Float[np.ndarray, "m m"],
+    *,
+    width: int,
+    depth: int,
+    networks: int,
+    slopes: AbstractLayer | None = None,
+    key: PRNGKeyArray,
+) -> Sample:
+    """Exact chains of networks of width n; `slopes` is a layer whose arrays have a leading axis of directions.
+
+    With slopes, networks are others of the same law. Statistics are smooth wherever every V is definite; where V is
+    singular, as with equal tokens, along directions that keep it so.
+    """
+    every = any(each.every_step for each in statistics)
+    layer, slopes = (jax.tree.map(lambda x: np.asarray(x, V0.dtype), each) for each in (layer, slopes))
+    room, tokens = depth if every else 1, len(V0)
+    batch = chains_at_once(networks, tokens, layer.column_blocks, room)
+    sizes: dict[str, Any] = {"width": np.int32(width), "depth": np.int32(depth), "room": room}
+
+    def draw(number: int) -> tuple[Array, Array, Array]:
+        members = np.arange(number * batch, (number + 1) * batch, dtype=np.uint32)
+        return _chain_block(statistics, layer, slopes, V0, members, key, **sizes)
+
+    return _in_batches(draw, networks, batch)
+
+
+def weight_sample(
+    statistics: Statistics,
+    layer: AbstractLayer,
+    V0: Float[np.ndarray, "m m"],
+    *,
+    width: int,
+    depth: int,
+    networks: int,
+    key: PRNGKeyArray,
+) -> Sample:
+    """Networks with weights, without derivatives; those whose covariance overflows explode."""
+    parts, tokens = {}, len(V0)
+    for tangent, mine in by_tangent(statistics).items():
+        every = any(each.every_step for each in mine)
+        sizes: dict[str, Any] = {
+            "width": width,
+            "depth": depth,
+            "networks": networks,
+            "observe_every": 1 if every else depth,
+        }
+        if tangent is None:
+            data = sample_networks(layer, V0, method="weights", key=key, **sizes)
+            V, D = data["covariance"].values[:, 1:], None
+        else:
+            D0 = tangent_at(tangent, tokens, V0.dtype)
+            S = sample_tangents(layer, V0, directions=D0, key=key, **sizes)[:, 1:]
+            V, D = S[..., :tokens, :tokens], S[..., tokens:, tokens:]
+        exploded = ~np.isfinite(V if D is None else np.concatenate([V, D], axis=-1)).all(axis=(1, 2, 3))
+        kept = ~exploded[:, None, None, None]
+        D = None if D is None else jnp.asarray(np.where(kept, D, np.eye(tokens) / tokens))
+        found = Ensemble(jnp.asarray(V0), jnp.asarray(np.where(kept, V, V0)), D, jnp.asarray(exploded))
+        values = np.asarray(evaluate(mine, found))
+        parts[mine] = Sample(values, np.zeros((len(mine), 0, networks)), exploded)
+    return joined(statistics, parts)
+
+
+def by_tangent(statistics: Statistics) -> dict[Any, Statistics]:
+    """The statistics that share networks: those of one tangent; those without one are with the first."""
+    tangents = list(dict.fromkeys(each.directions for each in statistics if each.directions is not None)) or [None]
+    return {
+        tangent: tuple(
+            each for each in statistics if (tangents[0] if each.directions is None else each.directions) == tangent
+        )
+        for tangent in tangents
+    }
+
+
+def tangent_at(tangent: int | str, tokens: int, dtype: np.dtype) -> Float[np.ndarray, "m m"]:
+    """D with tr D = 1 of a tangent at a token, or at all."""
+    if tangent == "all":
+        return np.eye(tokens, dtype=dtype) / tokens
+    return np.diag((np.arange(tokens) == tangent).astype(dtype))
+
+
+def _in_batches(draw: Callable[[int], Sequence[Array]], count: int, size: int) -> Sample:
+    """So many networks, drawn in threads; `draw` returns a block of `size` by its number."""
+    blocks = in_threads(lambda number: [np.asarray(x) for x in draw(number)], range(-(-count // size)))
+    return Sample(*(np.concatenate(parts, axis=-1)[..., :count] for parts in zip(*blocks, strict=True)))
+
+
+def _paths(statistics: Statistics, tangent: Any, limit: LimitSteps, slopes: Limit, V0, grid: Grid, *, paths, key):
+    dtype, every = V0.dtype, any(each.every_step for each in statistics)
+    if every:
+        grid = Grid(grid.steps, grid.steps[1:])
+    start = factor_on_host(V0 if tangent is None else np.asarray(block_diag(V0, tangent_at(tangent, len(V0), dtype))))
+    # A block saves at most 2²² entries of covariances.
+    size = max(1, min(block_size(paths, start.size), 2**22 // (len(grid.saved) * start.size)))
+    times = grid.times(dtype, padded=True)
+    if not every:
+        times = Times(times.steps, times.saved[:1], times.end)
+    limit = limit.padded(dtype) if len(limit.starts) > 1 else jax.tree.map(lambda c: np.asarray(c, dtype), limit)
+    count = len(limit.starts)
+    # The last interval is repeated; intervals are the second axis.
+    slopes = jax.tree.map(
+        lambda c: np.pad(np.asarray(c, dtype), [(0, 0), (0, count - c.shape[1]), (0, 0)], "edge"), slopes
+    )
+    solver, sizes = PSDSplitting(tangents=tangent is not None), {"size": size, "saved": len(grid.saved)}
+
+    def draw(number: int) -> tuple[Array, Array, Array]:
+        return _path_block(statistics, solver, limit, slopes, start, V0, times, key, np.uint32(number), **sizes)
+
+    return _in_batches(draw, paths, size)
+
+
+@functools.partial(jax.jit, static_argnums=(0,), static_argnames=("size", "saved"))
+def _path_block(statistics, solver, limit: LimitSteps, slopes, start, V0, times, key, number, *, size, saved):
+    """Values of the statistics of one block of paths, their derivatives, and whether paths exploded."""
+    tokens = len(V0)
+    shape = jax.ShapeDtypeStruct((*limit.normals(len(start)), size), start.dtype)
+    brownian = BrownianSteps(shape=shape, key=key, block=number)
+    X0 = jnp.broadcast_to(start[..., None], (*start.shape, size))
+
+    def values(coefficients: Limit) -> tuple[Array, Array]:
+        steps = LimitSteps(coefficients, limit.starts)
+        S, stopped = solve_paths(steps, X0, times, brownian, solver=solver)
+        S, exploded = jnp.moveaxis(S[:saved], -1, 0), jnp.isfinite(stopped)
+        D = S[..., tokens:, tokens:] if solver.tangents else None
+        return evaluate(statistics, Ensemble(V0, S[..., :tokens, :tokens], D, exploded)), exploded
+
+    return _along(values, limit.limit, slopes)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="room")
+def _chain_block(statistics, layer, slopes, V0, numbers, key, *, width, depth, room):
+    """The same of one block of chains."""
+    keys, every = NetworkKeys.numbered(key, numbers), any(each.every_step for each in statistics)
+    sizes = {"width": width, "layers": depth, "observe_every": 1 if every else depth, "room": room, "keys": keys}
+
+    def values(layer: AbstractLayer) -> tuple[Array, Array]:
+        V = covariance_chain(layer, V0, **sizes)[:, 1:]
+        exploded = ~jnp.isfinite(V).all(axis=(1, 2, 3))
+        kept = jnp.where(exploded[:, None, None, None], V0, V)
+        return evaluate(statistics, Ensemble(V0, kept, None, exploded)), exploded
+
+    if slopes is not None:
+        return _along(values, layer, slopes)
+    found, exploded = values(layer)
+    return found, jnp.zeros((len(statistics), 0, len(numbers)), found.dtype), exploded
+
+
+def _along(values: Callable[[Any], tuple[Array, Array]], at: Any, slopes: Any) -> tuple[Array, Array, Array]:
+    """Values at some parameters, their derivatives along directions, and what explodes."""
+
+    def along(direction: Any) -> tuple[Array, Array, Array]:
+        return jax.jvp(values, (at,), (direction,), has_aux=True)
+
+    return jax.vmap(along, out_axes=(None, 1, None))(slopes)

@@ -1,7 +1,3 @@
-from ._advice import of_contractions as of_contractions
-from ._advice import of_truth as of_truth
-from ._advice import sampler_verdicts as sampler_verdicts
-from ._advice import with_precision as with_precision
 from ._alternatives import Alternative as Alternative
 from ._alternatives import alternatives as alternatives
 from ._branch_tests import OF_OTHERS as OF_OTHERS

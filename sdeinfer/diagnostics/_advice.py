@@ -1,4 +1,4 @@
-"""Verdicts with advice, in words, from what was measured of a fit."""
+"""Verdicts with advice, in words, from what was measured of covariances and their layers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
-from arviz_stats.base.array import array_stats
 
 from sdeinfer.diagnostics._alternatives import Alternative
 from sdeinfer.diagnostics._consequences import SCATTER
@@ -16,15 +14,11 @@ from sdeinfer.diagnostics._innovations import OMISSIONS, WIDTH
 from sdeinfer.diagnostics._networks import SharedNoise
 from sdeinfer.diagnostics._predictive import Predictions
 from sdeinfer.diagnostics._range import Range
-from sdeinfer.diagnostics._summary import draws_of
+from sdeinfer.diagnostics._sampler import CONTRACTED
 from sdeinfer.diagnostics._thresholds import (
     BEYOND,
-    BFMI,
     CONTRACTION,
-    DEVIATIONS,
-    DIVERGENT,
     EFFECT,
-    ESS,
     EVIDENCE,
     EXCLUDED,
     FEWEST_USED,
@@ -34,9 +28,6 @@ from sdeinfer.diagnostics._thresholds import (
     MANY,
     MANY_LEFT_OUT,
     MOVE,
-    RHAT,
-    ROUGH_ESS,
-    ROUGH_RHAT,
     SCATTER_RATIO,
     SHARED,
     SHARED_LEVEL,
@@ -45,7 +36,7 @@ from sdeinfer.diagnostics._thresholds import (
 from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Verdict, at_least, at_most
 from sdeinfer.layers import Architecture
 
-CONTRACTED, OUT_OF_RANGE = " contraction", " out of range, probability"
+OUT_OF_RANGE = " out of range, probability"
 
 DISTANCE = "distance from the SDE, floors"
 
@@ -220,48 +211,6 @@ def of_kept(attrs: Mapping[Any, Any]) -> list[str]:
     return notes
 
 
-def sampler_verdicts(post: xr.DataTree, table: pd.DataFrame) -> tuple[list[Verdict], list[str]]:
-    """Whether the sampler converged: verdicts and notes.
-
-    Arguments:
-        post: the result of a fit.
-        table: rows of `summarise` of the sampled parameters.
-    """
-    return [*of_chains(table), *of_geometry(post)], of_rough(table)
-
-
-def of_chains(table: pd.DataFrame) -> list[Verdict]:
-    """Whether the chains agree and are long enough, from rows of `summarise`."""
-    longer = "run longer: more warmup and more draws"
-    return [
-        at_most("converged", "R-hat", table["rhat"].max(skipna=False), RHAT, longer, strict=True),
-        at_least("converged", "bulk ESS", table["ess_bulk"].min(skipna=False), ESS, "draw more"),
-        at_least("converged", "tail ESS", table["ess_tail"].min(skipna=False), ESS, "draw more"),
-    ]
-
-
-def of_geometry(post: xr.DataTree) -> list[Verdict]:
-    """Symptoms of a posterior that is hard to explore, for example of weakly identified parameters."""
-    if "sample_stats" not in post.children:
-        return []
-    statistics = post["sample_stats"].to_dataset()
-    advice = "the posterior is hard to explore, where the data say little or contradict the law: raise the warmup"
-    verdicts = [at_most("converged", "divergences", statistics["diverging"].mean(), DIVERGENT, advice)]
-    if "energy" in statistics:
-        smallest = float(np.min(array_stats.bfmi(statistics["energy"].values)))
-        advice = "the sampler explores the posterior's energies too slowly: run longer"
-        verdicts.append(at_least("converged", "BFMI", smallest, BFMI, advice))
-    return verdicts
-
-
-def of_rough(table: pd.DataFrame) -> list[str]:
-    """A note on Monte Carlo errors that are small and larger than usual."""
-    rhat, ess = table["rhat"].to_numpy().max(), table[["ess_bulk", "ess_tail"]].to_numpy().min()
-    if rhat < ROUGH_RHAT and ess >= ROUGH_ESS:
-        return []
-    return [f"R-hat {rhat:.3f} and the smallest ESS {ess:.0f}: means and intervals are rough; draw more for digits"]
-
-
 def of_identification(table: pd.DataFrame) -> list[Verdict]:
     """Verdicts on what the data identify, from the table of `identification`."""
     verdicts = []
@@ -308,32 +257,3 @@ def of_predictions(found: Predictions) -> list[Verdict]:
         f"would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
     )
     return [*verdicts, at_most(THEORY, DISTANCE, ratio.max(), FLOORS, advice)]
-
-
-def of_truth(table: pd.DataFrame) -> list[Verdict]:
-    """Distances of the identified parameters from the truth, where it is known."""
-    deviations = (table["mean"] - table["truth"]).abs() / table["sd"]
-    advice = "posterior sds away: the model does not fit"
-    known = [str(name) for name in table.index if np.isfinite(table.loc[name, "truth"])]
-    return [at_most("true", f"{name} against truth", deviations[name], DEVIATIONS, advice) for name in known]
-
-
-def of_contractions(post: xr.DataTree, names: Sequence[str]) -> tuple[list[Verdict], tuple[str, ...]]:
-    """Whether the data say more of parameters than their priors, by draws of both; and names of which they do not.
-
-    The contraction is one minus the ratio of the posterior's variance to the prior's, of positive parameters in
-    logarithms.
-    """
-    verdicts = []
-    for name in names:
-        draws = [draws_of(post, group)[name].values for group in ("posterior", "prior")]
-        posterior, prior = map(np.log, draws) if all((x > 0).all() for x in draws) else draws
-        value, advice = 1 - posterior.var() / prior.var(), f"the data say little of {name}"
-        verdicts.append(at_least("identified", f"{name}{CONTRACTED}", value, CONTRACTION, advice))
-    return verdicts, tuple(name for name, each in zip(names, verdicts, strict=True) if each.value < CONTRACTION)
-
-
-def with_precision(name: str, table: pd.DataFrame) -> str:
-    """A parameter with its relative standard deviation in percent, such as "gamma ± 1 %"."""
-    percent = f"{100 * table.loc[name, 'sd'] / abs(table.loc[name, 'mean']):.2g}"
-    return f"{name} ± {float(percent):g} %"

@@ -1,50 +1,61 @@
-"""Verdicts on fits of other data than covariances: are they of the fitted law?
+"""Tests of other data than covariances: are they of the fitted law?
 
 Such a fit has a group of what its own tests need: increments their `coefficients`, others a table of `score_tests`.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-from sdeinfer.diagnostics._advice import of_contractions, of_truth, sampler_verdicts, with_precision
 from sdeinfer.diagnostics._branch_tests import BranchTests
+from sdeinfer.diagnostics._range import Range
+from sdeinfer.diagnostics._sampler import of_contractions
 from sdeinfer.diagnostics._summary import fixed_of, identified_of, summarise
 from sdeinfer.diagnostics._thresholds import EFFECT, LEVEL, MOVE
-from sdeinfer.diagnostics._verdict import Check, Verdict, at_most
+from sdeinfer.diagnostics._verdict import Verdict, at_most
 
 COEFFICIENTS, SCORE_TESTS = "coefficients", "score_tests"
 
 
-def brings_its_tests(post: xr.DataTree) -> bool:
-    """Whether a fit has what tests of its own need."""
-    return bool({COEFFICIENTS, SCORE_TESTS} & post.children.keys())
+class OwnTests(NamedTuple):
+    """What the tests of one kind of data say of a fit.
+
+    Attributes:
+        table: the summary of all parameters.
+        verdicts: whether the data obey the law.
+        contractions: whether the data say more of each parameter than its prior; of use where they obey the law.
+        notes: misfits that were seen and do not matter.
+        assumed: what the parameters depend on and the data do not confirm.
+        range: the range of the law; None for laws without one.
+        last: verdicts on predictions.
+        skipped: the tests that cannot be made, with reasons.
+    """
+
+    table: pd.DataFrame
+    verdicts: list[Verdict]
+    contractions: list[Verdict]
+    notes: list[str]
+    assumed: list[str]
+    range: Range | None = None
+    last: tuple[Verdict, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
-def check_own(post: xr.DataTree) -> Check:
-    """Check a fit by tests of its own, and the sampler, identification and the truth as of other fits, see `check`."""
-    table, names = summarise(post), identified_of(post)
-    if COEFFICIENTS in post.children:
-        tests = _tests_of_branches(post)
-        verdicts, notes = tests.verdicts(), _declared_strengths(table, names, tests.declared)
-        assumed = tuple(tests.unconfirmed())
-    else:
-        verdicts, notes = of_score_tests(post[SCORE_TESTS].to_dataset())
-        assumed = ()
-    obeyed = all(verdict.passed for verdict in verdicts)
-    of_sampler, rough = sampler_verdicts(post, table.loc[names])
-    contracted, unidentified = of_contractions(post, names if obeyed else [])
-    verdicts += [*of_sampler, *contracted, *of_truth(table.loc[names])]
-    known = [name for name in names if name not in unidentified]
-    return Check(
-        tuple(verdicts),
-        identified=tuple(with_precision(name, table) for name in known),
-        unidentified=unidentified,
-        notes=tuple([*notes, *rough]),
-        assumed=assumed if obeyed else (),
-    )
+def tests_of_branches(post: xr.DataTree) -> OwnTests:
+    """The tests of increments; declared strengths that differ are notes, as the question of a fit and no defect."""
+    tests, table, names = _branch_tests(post), summarise(post), identified_of(post)
+    verdicts, notes = tests.verdicts(), _declared_strengths(table, names, tests.declared)
+    assumed = tests.unconfirmed() if all(each.passed for each in verdicts) else []
+    return OwnTests(table, verdicts, of_contractions(post, names), notes, assumed)
+
+
+def tests_of_scores(post: xr.DataTree) -> OwnTests:
+    """The largest misfit, and the largest move of a parameter by one, from the table of score tests of a law."""
+    verdicts, notes = of_score_tests(post[SCORE_TESTS].to_dataset())
+    return OwnTests(summarise(post), verdicts, of_contractions(post, identified_of(post)), notes, [])
 
 
 def of_score_tests(tests: xr.Dataset) -> tuple[list[Verdict], list[str]]:
@@ -71,13 +82,8 @@ def of_score_tests(tests: xr.Dataset) -> tuple[list[Verdict], list[str]]:
     return verdicts, [f"{name} {row['effect']:.2g}, small: {row['cause']}" for name, row in small.iterrows()]
 
 
-def _tests_of_branches(post: xr.DataTree) -> BranchTests:
-    """Tests of increments.
-
-    Norms; independence of increments from what is read and from each other; tails; strengths of layers against each
-    other; gains and temperatures that are assumed; χ² of all increments. Declared strengths that differ are notes: they
-    are the question of a fit, not a defect.
-    """
+def _branch_tests(post: xr.DataTree) -> BranchTests:
+    """The tests at the posterior's centre, and at the fixed and the declared values."""
     declared = {
         str(name).removeprefix("declared_"): float(value)
         for name, value in post.attrs.items()

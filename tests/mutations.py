@@ -141,7 +141,7 @@ MUTATIONS = (
     Mutation("gradient: bound on variances", "likelihood/_moments.py", "* (y * y) * dx", "* y * dx", "tests/likelihood/test_statistics.py"),
     Mutation("gradient: projected normal", "meanfield/_projected_normal.py", "k / ratio * tangents[0]", "1.05 * k / ratio * tangents[0]", "tests/meanfield/test_projected_normal.py"),
     Mutation("mean field: first clusters", "meanfield/_modes.py", "2 / number *", "1.7 / number *", "tests/meanfield/test_clusters.py"),
-    Mutation("mean field: common noise", "meanfield/_score_tests.py", "- (e**2).sum((-1, -2))]", "- 0.95 * (e**2).sum((-1, -2))]", "tests/meanfield/test_program.py::test_scores_of_many_tokens_have_mean_zero_inside_the_law"),
+    Mutation("mean field: common noise", "meanfield/_score_tests.py", "- (e**2).sum((-1, -2))]", "- 0.8 * (e**2).sum((-1, -2))]", "tests/meanfield/test_program.py::test_scores_of_many_tokens_have_mean_zero_inside_the_law"),
     Mutation("mean field: circle without normalisation", "meanfield/_reductions.py", "slope * jnp.exp(self.beta)", "1.05 * slope * jnp.exp(self.beta)", "tests/meanfield/test_modes.py::test_the_continuum_has_the_velocity_of_tokens_with_its_masses"),
     Mutation("mean field: energy", "meanfield/_flow.py", "/ (2 * self.beta)", "/ (1.9 * self.beta)", "tests/meanfield/test_flow.py::test_the_unnormalised_flow_ascends_the_gradient_of_its_energy"),
     Mutation("bridge: determinant of proposals", "likelihood/_bridge.py", "(p * jnp.log(kept)", "(1.05 * p * jnp.log(kept)", "tests/likelihood/test_bridge.py::test_one_token_by_quadrature"),

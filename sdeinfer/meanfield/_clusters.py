@@ -30,12 +30,7 @@ class Plateau(NamedTuple):
 
 
 def clusters(tokens: ArrayLike, *, close: float = CLOSE) -> Int[np.ndarray, " n"]:
-    """The cluster of each token, numbered from 0: tokens linked by chains of neighbours with ⟨x, x′⟩ > `close`.
-
-    Arguments:
-        tokens: tokens on the unit sphere, shape (n, D).
-        close: smallest inner product of neighbours.
-    """
+    """The cluster of each of n tokens in D dimensions: those linked by chains of neighbours with ⟨x, x′⟩ > `close`."""
     x = np.asarray(tokens, np.float64)
     if x.ndim != 2:
         raise InputError(f"tokens: shape (n, D) is needed, got {x.shape}")
@@ -46,25 +41,14 @@ def clusters(tokens: ArrayLike, *, close: float = CLOSE) -> Int[np.ndarray, " n"
 
 
 def cluster_counts(trajectory: ArrayLike, *, close: float = CLOSE) -> Int[np.ndarray, " times"]:
-    """The number of clusters at each time.
-
-    Arguments:
-        trajectory: tokens at times, shape (times, n, D).
-        close: smallest inner product of neighbours, see `clusters`.
-    """
+    """The number of `clusters` at each time of a trajectory (times, n, D)."""
     return np.array([1 + clusters(tokens, close=close).max() for tokens in np.asarray(trajectory)])
 
 
 def plateaus(ts: ArrayLike, counts: ArrayLike, *, lasting: float = 1.0) -> list[Plateau]:
-    """The intervals of time with a constant number of clusters, in their order.
+    """The intervals of time with one number of clusters, see `cluster_counts`; those until `lasting` times their start.
 
-    A metastable state is a plateau that is long on the scale of log t: `lasting=2` keeps those that last until twice
-    their start, and no plateau from time 0. The last one ends with the times, not with its state.
-
-    Arguments:
-        ts: times.
-        counts: number of clusters at each time, see `cluster_counts`.
-        lasting: smallest end/start, ≥ 1; 1 for all plateaus.
+    Metastable states last on the scale of log t, as with `lasting=2`, which leaves out those from time 0; 1 keeps all.
     """
     times, counts = np.asarray(ts, float), np.asarray(counts)
     starts = np.flatnonzero(np.diff(counts, prepend=counts[0] - 1))
@@ -122,7 +106,6 @@ def first_clusters(flow: SelfAttentionFlow, ts: ArrayLike, trajectory: ArrayLike
 def _potential(
     trajectory: Float[Array, "times n 2"], beta: Float[Array, ""], points: int
 ) -> Float[Array, "times points"]:
-    """Σ_j exp(β⟨x, x_j⟩ − β) at points of the circle."""
     angle = angles(points, trajectory.dtype)
     x = jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)
     return jax.lax.map(lambda tokens: jnp.exp(beta * (x @ tokens.T - 1)).sum(axis=1), trajectory)
@@ -130,5 +113,4 @@ def _potential(
 
 @eqx.filter_jit
 def _square_speeds(flow: SelfAttentionFlow, trajectory: Float[Array, "times n D"]) -> Float[Array, " times"]:
-    """Mean over the tokens of ‖ẋ‖²."""
     return jax.lax.map(lambda x: (flow(x) ** 2).sum(axis=1).mean(), trajectory)

@@ -72,13 +72,7 @@ class SelfAttentionFlow(eqx.Module):
     def attention(
         self, x: Float[Array, "q D"], tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None = None
     ) -> Float[Array, "heads q n"]:
-        """The attention of x to the tokens: p of each head.
-
-        Arguments:
-            x: points on the sphere, shape (q, D).
-            tokens: the tokens, shape (n, D).
-            weights: mass of each token, with sum 1; None for 1/n each.
-        """
+        """The attention p of points x on the sphere to tokens, for each head; weights have sum 1, None for 1/n each."""
         self._require_size(x)
         p = _masses(tokens, weights) * self._kernel(x, tokens)
         return p / p.sum(axis=-1, keepdims=True) if self.normalised else p
@@ -116,12 +110,9 @@ class SelfAttentionFlow(eqx.Module):
     def layer(
         self, tokens: Float[Array, "n D"], step: Float[Array, ""] | float, *, normalise: bool = True
     ) -> Float[Array, "n D"]:
-        """One residual layer, x ← N(x + step · residual): a step of Euler's method, up to O(step²).
+        """One residual layer, x ← N(x + step · residual), of this depth-time: a step of Euler's method up to O(step²).
 
-        Arguments:
-            tokens: the tokens, shape (n, D).
-            step: depth-time of the layer.
-            normalise: return to the sphere, as LayerNorm does in a Transformer; False for the layer of a ResNet.
+        Without `normalise` the tokens do not return to the sphere, as in a ResNet.
         """
         moved = tokens + step * self.residual(tokens, tokens)
         return on_sphere(moved) if normalise else moved

@@ -24,9 +24,6 @@ def growth_rates(
         dimension: dimension D ≥ 2 of the tokens.
         modes: number of modes.
         normalised: whether attention is normalised (softmax).
-
-    Raises:
-        InputError: for β ≤ 0 or D < 2.
     """
     if not beta > 0:
         raise InputError(f"beta: must be positive, got {beta:g}")
@@ -54,13 +51,6 @@ def expected_first_clusters(beta: float, number: int) -> float:
     The mode k of the tokens is normal with variance 1/n at time 0, and grows like exp(λ_k t). The time t is where the
     displacements would have a gradient of variance 1: tokens meet. The potential Σ_j exp(β⟨x, x_j⟩), with spectrum S,
     then has that mean number of maxima by the formula of Rice; `fastest_mode` for log n ≫ β.
-
-    Arguments:
-        beta: inverse temperature β > 0.
-        number: number of tokens n ≥ 2.
-
-    Raises:
-        InputError: for β ≤ 0 or n < 2.
     """
     if number < 2:
         raise InputError(f"number: at least 2 tokens are needed, got {number}")

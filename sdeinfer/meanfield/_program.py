@@ -44,10 +44,6 @@ def tokens_dataset(tokens: ArrayLike) -> xr.Dataset:
     Arguments:
         tokens: hidden states, shape (networks, layers, tokens, D), the initial ones first. Their norms are divided out,
             as the normalisation of the next layer does. An xarray.DataArray may have its dimensions in any order.
-
-    Raises:
-        InputError: for another number of axes, fewer than two layers or components, and tokens that are zero, infinite
-            or NaN.
     """
     labels = labels_of_networks(tokens)
     x = as_array(in_order(tokens, TOKEN_DIMS, "tokens") if isinstance(tokens, xr.DataArray) else tokens, "tokens")

@@ -60,7 +60,6 @@ def solve_circle(
         rtol: relative tolerance of a step; absolute too.
 
     Raises:
-        InputError: for a density that is not positive with integral 1.
         RuntimeError: if clusters become too narrow for N points: use more points, or earlier times.
     """
     rho = jnp.asarray(density)
@@ -92,16 +91,7 @@ def fourier_modes(density: Float[Array, "*times points"]) -> Float[Array, "*time
 
 
 def equiangular_tokens(number: int, inner: float, *, dimension: int | None = None) -> Float[Array, "n D"]:
-    """N unit vectors with ⟨x_i, x_j⟩ = `inner` for all i ≠ j.
-
-    Arguments:
-        number: number of tokens n.
-        inner: their inner product, −1/(n − 1) ≤ g ≤ 1.
-        dimension: dimension D ≥ n of the tokens; None for n.
-
-    Raises:
-        InputError: for an inner product that no n vectors have, and D < n.
-    """
+    """N unit vectors with ⟨x_i, x_j⟩ = `inner`, −1/(n − 1) to 1, for all i ≠ j, in D ≥ n dimensions (None for n)."""
     dimension = number if dimension is None else dimension
     if dimension < number:
         raise InputError(f"dimension: at least {number} is needed for {number} tokens, got {dimension}")
@@ -133,9 +123,6 @@ def equiangular(
         inner: inner product at time 0.
         normalised: whether attention is normalised (softmax).
         rtol: relative tolerance of a step; absolute too.
-
-    Raises:
-        InputError: for fewer than two tokens.
     """
     if number < 2:
         raise InputError(f"number: at least 2 tokens are needed, got {number}")

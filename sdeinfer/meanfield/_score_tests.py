@@ -115,10 +115,9 @@ def _directions(
     attended: Float[np.ndarray, "networks layers n D"],
     pulls: Float[np.ndarray, "networks layers n betas D"],
 ) -> dict[str, Float[np.ndarray, "units scores"]]:
-    """Scores of every direction, then those of the fitted parameters, one row per token.
+    """Scores of each direction, then of the fitted parameters, one row per token; of common noise, per layer.
 
-    The pull has no parameters, since a prior that is positive holds the step where tokens repel each other; and common
-    noise, with one row per layer of a network, has none.
+    The pull has no parameters, since a prior that is positive holds the step where tokens repel each other.
     """
     axes = np.linalg.svd(points.reshape(-1, points.shape[-1]), full_matrices=False)[2][:3]
     of_e, of_points, of_attended = (x @ axes.T for x in (e, points, attended))
@@ -147,7 +146,7 @@ def _tested(
     *,
     components: int,
 ) -> dict[str, float]:
-    """χ² of a direction's scores given those of the fitted parameters, which come last, and the moves of these."""
+    """χ² of a direction's scores given those of the fitted parameters, the last ones, and the moves of these."""
     total, k = scores.sum(axis=0), scores.shape[1] - len(sds)
     # pinv: a fixed parameter has no score.
     regression = np.linalg.pinv(second[k:, k:], hermitian=True) @ second[k:, :k]

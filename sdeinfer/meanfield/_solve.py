@@ -38,9 +38,7 @@ def solve(
     atol: float | None = None,
     max_steps: int = 2**16,
 ) -> Float[Array, "times n D"]:
-    """Tokens of a flow at times.
-
-    Differentiable in the flow, the tokens and the times. The tokens are on the sphere within rounding, ‖x‖ = 1 ± 4ε.
+    """Tokens of a flow at times, on the sphere within rounding; differentiable in the flow, the tokens and the times.
 
     Arguments:
         flow: the flow.
@@ -50,9 +48,6 @@ def solve(
         rtol: relative tolerance of a step; None for 1e-7, or 1e-5 in single precision.
         atol: absolute tolerance of a step; None for a tenth of rtol's default.
         max_steps: largest number of steps, after which an error is raised.
-
-    Raises:
-        InputError: for tokens that are not on the unit sphere, and times that do not increase from ≥ 0.
     """
     x = start_of(flow, tokens)
     usual = 1e-7 if jnp.finfo(x.dtype).bits == 64 else 1e-5

@@ -226,19 +226,16 @@ def of_identification(table: pd.DataFrame) -> list[Verdict]:
     return verdicts
 
 
-def of_unknown_range(found: Range, unidentified: Sequence[str]) -> list[Verdict]:
+def of_unknown_range(found: Range, name: str) -> Verdict:
     """Whether the law holds at all values of a τ0 that the data do not identify.
 
     Where the softmax chooses one token, the noise of attention is up to 2 − 1/m times that of the law: γ absorbs it.
     """
-    unknown = [name for name in found.temperatures if name in unidentified]
-    if not unknown:
-        return []
     advice = (
-        f"the data do not exclude {unknown[0]} below {found.limit:.2g}, where the softmax leaves the law's range and "
-        f"gamma is smaller: give {unknown[0]} a narrower prior, or take smaller tokens or wider networks"
+        f"the data do not exclude {name} below {found.limit:.2g}, where the softmax leaves the law's range and gamma is "
+        f"smaller: give {name} a narrower prior, or take smaller tokens or wider networks"
     )
-    return [at_most("identified", f"{unknown[0]}{OUT_OF_RANGE}", found.beyond, BEYOND, advice)]
+    return at_most("identified", f"{name}{OUT_OF_RANGE}", found.beyond, BEYOND, advice)
 
 
 def of_predictions(found: Predictions) -> list[Verdict]:

@@ -3,12 +3,12 @@
 import xarray as xr
 
 from sdeinfer._arguments import checked
-from sdeinfer.diagnostics._advice import OUT_OF_RANGE, of_unknown_range
-from sdeinfer.diagnostics._covariances import tests_of_covariances
-from sdeinfer.diagnostics._own import COEFFICIENTS, SCORE_TESTS, OwnTests, tests_of_branches, tests_of_scores
+from sdeinfer.diagnostics._advice import OUT_OF_RANGE
+from sdeinfer.diagnostics._covariances import FittedCovariances
+from sdeinfer.diagnostics._own import COEFFICIENTS, SCORE_TESTS, AbstractFitted, FittedBranches, FittedScores
 from sdeinfer.diagnostics._posterior import Posterior, with_chains
 from sdeinfer.diagnostics._sampler import CONTRACTED, of_chains, of_geometry, of_rough, of_truth, with_precision
-from sdeinfer.diagnostics._summary import constants_of, identified_of
+from sdeinfer.diagnostics._summary import constants_of
 from sdeinfer.diagnostics._verdict import Check
 from sdeinfer.infer import placed
 from sdeinfer.layers import AbstractLayer, Architecture
@@ -57,19 +57,19 @@ def check(
     Raises:
         InputError: for data that were not fitted.
     """
-    own, tree = _own_tests(post, data, architecture), with_chains(post)
-    table, names = own.table, identified_of(tree)
-    sampled = table.drop(index=[*constants_of(tree)], errors="ignore")
+    fitted = _fitted(post, data, architecture)
+    table, names, own = fitted.table, fitted.identified, fitted.tests()
+    sampled = table.drop(index=[*constants_of(fitted.tree)], errors="ignore")
     obeyed = all(verdict.passed for verdict in own.verdicts)
     contractions = own.contractions if obeyed else []
     unidentified = [each.name.removesuffix(CONTRACTED) for each in contractions if not each.passed]
-    unknown = [] if own.range is None else of_unknown_range(own.range, unidentified)
+    unknown = [own.beyond[name] for name in unidentified if name in own.beyond][:1]
     verdicts = [
         *own.verdicts,
         *of_chains(sampled),
         *contractions,
         *unknown,
-        *of_geometry(tree),
+        *of_geometry(fitted.tree),
         *own.last,
         *of_truth(table.loc[names]),
     ]
@@ -77,7 +77,7 @@ def check(
     conditional = [each.name.removesuffix(OUT_OF_RANGE) for each in unknown if not each.passed]
     return Check(
         tuple(verdicts),
-        skipped=(*own.skipped, *_skipped(tree)),
+        skipped=(*own.skipped, *_skipped(fitted.tree)),
         identified=() if conditional else known,
         conditional=f"only by the prior of {conditional[0]}: {', '.join(known)}" if conditional else "",
         unidentified=tuple(unidentified),
@@ -86,17 +86,18 @@ def check(
     )
 
 
-def _own_tests(
+def _fitted(
     post: xr.DataTree,
     data: xr.Dataset | None,
     architecture: AbstractLayer | type[AbstractLayer] | Architecture | None,
-) -> OwnTests:
-    """The tests of the kind of data that was fitted."""
+) -> AbstractFitted:
+    """A fit, by the kind of data that was fitted."""
     if COEFFICIENTS in post.children:
-        return tests_of_branches(post)
+        return FittedBranches(with_chains(post))
     if SCORE_TESTS in post.children:
-        return tests_of_scores(post)
-    return tests_of_covariances(Posterior.of(post, data, architecture))
+        return FittedScores(with_chains(post))
+    posterior = Posterior.of(post, data, architecture)
+    return FittedCovariances(posterior.tree, posterior)
 
 
 def _skipped(post: xr.DataTree) -> list[str]:

@@ -1,5 +1,7 @@
 """Tests of covariances: do the layers obey the fitted law, and what do the data identify?"""
 
+import dataclasses
+
 from sdeinfer.diagnostics._advice import (
     of_identification,
     of_kept,
@@ -7,6 +9,7 @@ from sdeinfer.diagnostics._advice import (
     of_predictions,
     of_range,
     of_shared_noise,
+    of_unknown_range,
 )
 from sdeinfer.diagnostics._alternatives import alternatives_of
 from sdeinfer.diagnostics._conflict import of_conflict
@@ -15,7 +18,7 @@ from sdeinfer.diagnostics._fitted import require_groups
 from sdeinfer.diagnostics._identification import identification_of
 from sdeinfer.diagnostics._innovations import Sums, sums_of
 from sdeinfer.diagnostics._networks import shared_noise
-from sdeinfer.diagnostics._own import OwnTests
+from sdeinfer.diagnostics._own import AbstractFitted, OwnTests
 from sdeinfer.diagnostics._posterior import Posterior, has_prior
 from sdeinfer.diagnostics._predictive import predictions_of
 from sdeinfer.diagnostics._range import range_of
@@ -23,26 +26,38 @@ from sdeinfer.diagnostics._verdict import Verdict
 from sdeinfer.observation import SHARED_WEIGHTS
 
 
-def tests_of_covariances(posterior: Posterior) -> OwnTests:
-    """The layers against the law and against other architectures; the range of the law; networks left out."""
-    tree, kind, table = posterior.tree, posterior.kind, posterior.table
-    if kind is not None:
-        require_groups(tree, "layers")
-    sums = sums_of(posterior) if kind is not None and posterior.every_layer else None
-    in_range, predicted = range_of(posterior), predictions_of(tree)
-    verdicts, notes, assumed = _of_law(posterior, sums)
-    if kind is not None and in_range is not None:
-        verdicts += of_range(in_range, kind, tree.attrs)
-    notes += of_kept(tree.attrs)
-    last = [] if predicted is None else of_predictions(predicted)
-    if posterior.every_layer:
-        notes += [f"{each.name} {each.value:.2g}: {each.advice}" for each in last if not each.passed]
-        last = []
-    contractions = []
-    if has_prior(tree):
-        contractions = of_identification(identification_of(posterior, None if sums is None else sums.information))
-    skipped = _skipped(posterior, predicted=predicted is not None)
-    return OwnTests(table, verdicts, contractions, notes, assumed, in_range, tuple(last), skipped)
+@dataclasses.dataclass(frozen=True, eq=False)
+class FittedCovariances(AbstractFitted):
+    """A fit of covariances.
+
+    Attributes:
+        posterior: what is derived from it.
+    """
+
+    posterior: Posterior
+
+    def tests(self) -> OwnTests:
+        """The layers against the law and other architectures; the range of the law; networks left out."""
+        posterior, tree, kind = self.posterior, self.tree, self.posterior.kind
+        if kind is not None:
+            require_groups(tree, "layers")
+        sums = sums_of(posterior) if kind is not None and posterior.every_layer else None
+        in_range, predicted = range_of(posterior), predictions_of(tree)
+        verdicts, notes, assumed = _of_law(posterior, sums)
+        beyond = {}
+        if kind is not None and in_range is not None:
+            verdicts += of_range(in_range, kind, tree.attrs)
+            beyond = {name: of_unknown_range(in_range, name) for name in in_range.temperatures}
+        notes += of_kept(tree.attrs)
+        last = [] if predicted is None else of_predictions(predicted)
+        if posterior.every_layer:
+            notes += [f"{each.name} {each.value:.2g}: {each.advice}" for each in last if not each.passed]
+            last = []
+        contractions = []
+        if has_prior(tree):
+            contractions = of_identification(identification_of(posterior, None if sums is None else sums.information))
+        skipped = _skipped(posterior, predicted=predicted is not None)
+        return OwnTests(verdicts, contractions, notes, assumed, beyond, tuple(last), skipped)
 
 
 def _of_law(posterior: Posterior, sums: Sums | None) -> tuple[list[Verdict], list[str], list[str]]:

@@ -3,7 +3,11 @@
 Such a fit has a group of what its own tests need: increments their `coefficients`, others a table of `score_tests`.
 """
 
+import abc
+import dataclasses
+import functools
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +15,6 @@ import pandas as pd
 import xarray as xr
 
 from sdeinfer.diagnostics._branch_tests import BranchTests
-from sdeinfer.diagnostics._range import Range
 from sdeinfer.diagnostics._sampler import of_contractions
 from sdeinfer.diagnostics._summary import fixed_of, identified_of, summarise
 from sdeinfer.diagnostics._thresholds import EFFECT, LEVEL, MOVE
@@ -24,38 +27,69 @@ class OwnTests(NamedTuple):
     """What the tests of one kind of data say of a fit.
 
     Attributes:
-        table: the summary of all parameters.
         verdicts: whether the data obey the law.
         contractions: whether the data say more of each parameter than its prior; of use where they obey the law.
         notes: misfits that were seen and do not matter.
         assumed: what the parameters depend on and the data do not confirm.
-        range: the range of the law; None for laws without one.
+        beyond: for parameters that may leave the range of the law if the data do not identify them, whether they do.
         last: verdicts on predictions.
         skipped: the tests that cannot be made, with reasons.
     """
 
-    table: pd.DataFrame
     verdicts: list[Verdict]
     contractions: list[Verdict]
     notes: list[str]
     assumed: list[str]
-    range: Range | None = None
+    beyond: Mapping[str, Verdict] = MappingProxyType({})
     last: tuple[Verdict, ...] = ()
     skipped: tuple[str, ...] = ()
 
 
-def tests_of_branches(post: xr.DataTree) -> OwnTests:
-    """The tests of increments; declared strengths that differ are notes, as the question of a fit and no defect."""
-    tests, table, names = _branch_tests(post), summarise(post), identified_of(post)
-    verdicts, notes = tests.verdicts(), _declared_strengths(table, names, tests.declared)
-    assumed = tests.unconfirmed() if all(each.passed for each in verdicts) else []
-    return OwnTests(table, verdicts, of_contractions(post, names), notes, assumed)
+@dataclasses.dataclass(frozen=True, eq=False)
+class AbstractFitted(abc.ABC):
+    """The result of a fit to one kind of data; a further kind is a subclass that `check` knows by a group.
+
+    Attributes:
+        tree: the result, with its axis of chains.
+    """
+
+    tree: xr.DataTree
+
+    @functools.cached_property
+    def table(self) -> pd.DataFrame:
+        """The summary of all parameters."""
+        return summarise(self.tree)
+
+    @functools.cached_property
+    def identified(self) -> list[str]:
+        """Names of the parameters on which the law depends."""
+        return identified_of(self.tree)
+
+    @abc.abstractmethod
+    def tests(self) -> OwnTests:
+        """The tests of this kind of data."""
 
 
-def tests_of_scores(post: xr.DataTree) -> OwnTests:
-    """The largest misfit, and the largest move of a parameter by one, from the table of score tests of a law."""
-    verdicts, notes = of_score_tests(post[SCORE_TESTS].to_dataset())
-    return OwnTests(summarise(post), verdicts, of_contractions(post, identified_of(post)), notes, [])
+@dataclasses.dataclass(frozen=True, eq=False)
+class FittedBranches(AbstractFitted):
+    """A fit of increments; declared strengths that differ are notes, as they are its question and no defect."""
+
+    def tests(self) -> OwnTests:
+        """The tests of `BranchTests` at the posterior's centre, and at the fixed and the declared values."""
+        tests = _branch_tests(self.tree)
+        verdicts, notes = tests.verdicts(), _declared_strengths(self.table, self.identified, tests.declared)
+        assumed = tests.unconfirmed() if all(each.passed for each in verdicts) else []
+        return OwnTests(verdicts, of_contractions(self.tree, self.identified), notes, assumed)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FittedScores(AbstractFitted):
+    """A fit that made a table of score tests of its law, as of tokens."""
+
+    def tests(self) -> OwnTests:
+        """The largest misfit, and the largest move of a parameter by one."""
+        verdicts, notes = of_score_tests(self.tree[SCORE_TESTS].to_dataset())
+        return OwnTests(verdicts, of_contractions(self.tree, self.identified), notes, [])
 
 
 def of_score_tests(tests: xr.Dataset) -> tuple[list[Verdict], list[str]]:

@@ -232,8 +232,8 @@ def of_unknown_range(found: Range, name: str) -> Verdict:
     Where the softmax chooses one token, the noise of attention is up to 2 − 1/m times that of the law: γ absorbs it.
     """
     advice = (
-        f"the data do not exclude {name} below {found.limit:.2g}, where the softmax leaves the law's range and gamma is "
-        f"smaller: give {name} a narrower prior, or take smaller tokens or wider networks"
+        f"the data do not exclude {name} below {found.limit:.2g}, where the softmax leaves the law's range and "
+        f"gamma is smaller: give {name} a narrower prior, or take smaller tokens or wider networks"
     )
     return at_most("identified", f"{name}{OUT_OF_RANGE}", found.beyond, BEYOND, advice)
 

@@ -5,6 +5,8 @@ from sdeinfer.models.branches import branches_over_depth as branches_over_depth 
 from sdeinfer.models.branches import every_branch as every_branch  # pyright: ignore[reportMissingImports]
 from sdeinfer.models.full_path import full_path as full_path  # pyright: ignore[reportMissingImports]
 from sdeinfer.models.hierarchical import hierarchical as hierarchical  # pyright: ignore[reportMissingImports]
-from sdeinfer.models.outputs import outputs as outputs  # pyright: ignore[reportMissingImports]
-from sdeinfer.models.terminal import terminal as terminal  # pyright: ignore[reportMissingImports]
-from sdeinfer.models.thinned_path import thinned_path as thinned_path  # pyright: ignore[reportMissingImports]
+from sdeinfer.models.latent import outputs as outputs  # pyright: ignore[reportMissingImports]
+from sdeinfer.models.latent import terminal as terminal  # pyright: ignore[reportMissingImports]
+from sdeinfer.models.latent import thinned_path as thinned_path  # pyright: ignore[reportMissingImports]
+
+from sdeinfer.likelihood import each_network as each_network

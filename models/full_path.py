@@ -7,11 +7,7 @@ from sdeinfer.likelihood import AbstractPath, CovariancePath, EveryLayer
 
 @EveryLayer
 def full_path(path: AbstractPath) -> None:
-    """Independent networks of one architecture, each observed at every layer.
-
-    Arguments:
-        path: the data from `sdeinfer.prepare`, with the architecture, the law and the priors.
-    """
+    """Independent networks of one architecture, each observed at every layer."""
     layer = path.assumptions.sample_layer()
     with numpyro.plate("network", path.networks):
         numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)

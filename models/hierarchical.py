@@ -28,9 +28,6 @@ def hierarchical(path: PathStatistics) -> None:
     `gamma`, `tau0` and `c_gap` are the values at μ, the population's medians, with the same priors as in other models;
     `gamma_sd`, `tau0_sd` and `c_gap_sd` are σ; `group_gamma`, `group_tau0` and `group_c_gap`, over `group`, are the
     groups' values. The mean (c₊ + c₋)/2, which networks of one width do not identify, is common to all groups.
-
-    Arguments:
-        path: the data from `sdeinfer.prepare`, for a Dataset with a coordinate `group`.
     """
     of_group = _sample_groups(path)
     own = {name: value[path.group_of_network] for name, value in of_group.items()}

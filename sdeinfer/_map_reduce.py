@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from sdeinfer._files import InputError, first_line
-
-AT_ONCE = 512
-"""Number of chunks whose results are on the workers at a time, where they are collected and not combined."""
 
 type Combine[T] = Callable[[T, T], T]
 
@@ -45,11 +43,7 @@ def map_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], *, name: s
         chunks: the chunks.
         name: name of the pass, on Dask's dashboard and in errors.
     """
-    tasks = [Task(function, chunk) for chunk in chunks]
-    found = []
-    for start in range(0, len(tasks), AT_ONCE):
-        found += _computed(_delayed(name, tasks[start : start + AT_ONCE]), name)
-    return found
+    return _computed(_delayed(name, [Task(function, chunk) for chunk in chunks]), name)
 
 
 def reduce_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], combine: Combine[T], *, name: str) -> T:
@@ -66,6 +60,11 @@ def reduce_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], combine
     tasks = [Task(function, chunk) for chunk in chunks]
     (found,) = _computed([tree(_delayed(name, tasks), delayed(combine, pure=False))], name)
     return found
+
+
+def added[T](one: T, other: T) -> T:
+    """The sums of the leaves of two trees of arrays."""
+    return jax.tree.map(np.add, one, other)
 
 
 def tree[T](leaves: Sequence[T], combine: Combine[T]) -> T:

@@ -1,5 +1,6 @@
 # In a checkout the package is the folder models/; type checkers know nothing of that.
 from .likelihood import BranchModel, EveryLayer, Groups, LatentLayers
+from .likelihood import each_network as each_network
 
 branches: BranchModel
 branches_over_depth: BranchModel

@@ -1,8 +1,6 @@
 """Assumptions of a fit: the architecture, the law and the priors, checked before anything is computed."""
 
-import contextlib
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -24,12 +22,10 @@ from sdeinfer.likelihood import (
     EveryLayer,
     Groups,
     LatentLayers,
-    NoArchitecture,
-    blank_statistics,
     checked_priors,
     with_pattern,
 )
-from sdeinfer.observation import INCOMPLETE, TOKENS, in_chunks, validate, validate_labels
+from sdeinfer.observation import INCOMPLETE, TOKENS, validate_labels
 
 
 @pose.register
@@ -41,25 +37,21 @@ def pose_covariances(
     law: Law,
     prior: Mapping[str, Any] | None = None,
 ) -> tuple[xr.Dataset, AbstractCovariances]:
-    """Validate covariances for a model; return the model's part of them, and the problem.
+    """Validate the labels of covariances for a model; return the model's part of them, and the problem.
 
-    A program that calls a model of the package takes an architecture and priors as the model does. The
-    covariances of data in chunks are not read here.
+    A model of the package in a handler takes an architecture and priors as the model does. The covariances are not read
+    here.
     """
-    data = validate_labels(data)
-    data = model.select(data if in_chunks(data) else validate(data))
-    pattern = Pattern.in_attributes(data.attrs)
-    of_shape = partial(problem_of, model, networks=data.sizes["network"], tokens=data.sizes["token_a"], pattern=pattern)
-    problem = None
-    if isinstance(model, EveryLayer) and model.makes_layers:
-        with contextlib.suppress(NoArchitecture):  # a program that calls a model of the package needs one
-            problem = of_shape(Assumptions(law=law))
-    if problem is None:
+    data, kind = model.select(validate_labels(data)), None
+    if model.takes_architecture or architecture is not None or architecture_in(data.attrs) is not None:
         kind = architecture_of(data, architecture)
-        problem = of_shape(Assumptions(kind, law, checked_priors(prior, kind)))
-    elif architecture is not None or prior:
-        name = "prior" if prior else "architecture"
-        raise InputError(f"{name}: {model.name} builds its layers itself; the package's models take one")
+    if prior and not model.takes_architecture:
+        raise InputError(f"prior: {model.name} builds its layers itself; the package's models take one")
+    assumptions = Assumptions(kind, law, () if kind is None else checked_priors(prior, kind))
+    sizes = {"networks": data.sizes["network"], "tokens": data.sizes["token_a"]}
+    problem = problem_of(model, assumptions, **sizes, pattern=Pattern.in_attributes(data.attrs))
+    if architecture is not None and not model.takes_architecture and problem.kind != kind:
+        raise InputError(f"architecture: {model.name} builds its layers itself; the package's models take one")
     if problem.kind is not None:
         require_identifiable(problem.kind, data.sizes["token_a"])
         require_complete(problem.kind, data)
@@ -171,8 +163,7 @@ def problem_of(
     """The problem of fitting a model; a program of a user is traced on data of this shape.
 
     Raises:
-        NoArchitecture: for a program that calls a model of the package, if the assumptions have no architecture.
-        InputError: as `likelihood.form_of`.
+        InputError: as `likelihood.layer_of_each` and `likelihood.shared_layer`.
     """
     match model:
         case LatentLayers():
@@ -184,6 +175,5 @@ def problem_of(
         case Groups():
             return Grouped(model, assumptions, assumptions.kind)
         case EveryLayer():
-            blank = blank_statistics(tokens, 1, networks=networks, pattern=pattern, assumptions=assumptions)
-            return Networks.of(model, assumptions, blank)
+            return Networks.of(model, assumptions, networks=networks, tokens=tokens, pattern=pattern)
     raise InputError(f"model: {model.name} is no model of observed networks")

@@ -11,11 +11,12 @@ from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._densities import given_latent, prior_draws
 from sdeinfer.infer._labels import NETWORK, Labels
 from sdeinfer.infer._latent import draw_latent, latent_mode
+from sdeinfer.infer._measures import Measure, relu_growth
 from sdeinfer.infer._metropolis import Metropolis
 from sdeinfer.infer._mode import LayerAt, Mode, Pilot, layer_at
 from sdeinfer.infer._problem import Layers, Prepared, Sites
 from sdeinfer.infer._samplers import AbstractSampler
-from sdeinfer.likelihood import GROWTH, PATH, ChunkedPath, LatentLayers, Path
+from sdeinfer.likelihood import PATH, LatentLayers, Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Latent(AbstractCovariances):
     model: LatentLayers
 
     @property
-    def measures(self) -> set[str]:
+    def measures(self) -> set[Measure]:
         """Those of attention only: the spread may grow over the latent layers."""
-        return super().measures - {GROWTH}
+        return super().measures - {relu_growth}
 
     def sampler(self, **settings: int) -> AbstractSampler:
         """Metropolis, which has moves for the latent layers."""
@@ -38,7 +39,7 @@ class Latent(AbstractCovariances):
         latent = draw_latent(self.model, prepared.each, key)
         return prior_draws(given_latent(self.model), prepared.each, latent, draws=draws, key=key)
 
-    def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot:
+    def pilot(self, data: xr.Dataset, path: Path) -> Pilot:
         """The modes given some of the bridges, whose likelihoods are averaged over draws of the latent layers."""
         bridges = self.model.bridges(data, self.assumptions)
 

@@ -9,31 +9,19 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int, PRNGKeyArray, PyTree
 
-from sdeinfer._files import InputError
 from sdeinfer._progress import phase
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities
 from sdeinfer.infer._labels import NETWORK, Labels, labels_by_trace, stamp
+from sdeinfer.infer._measures import Measure, attention_growth, logit_spread, relu_growth, rounding
 from sdeinfer.infer._mode import Pilot
 from sdeinfer.infer._predictive import labelled, predict
 from sdeinfer.infer._problem import AbstractProblem, Layers, Prepared, Sites
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
-from sdeinfer.infer._survey import survey
 from sdeinfer.layers import SIZES, Architecture, limit_on_host
-from sdeinfer.likelihood import (
-    ATTENTION_GROWTH,
-    GROWTH,
-    ROUNDING,
-    SPREAD,
-    USED,
-    Assumptions,
-    ChunkedPath,
-    EveryLayer,
-    Path,
-    used_of,
-)
-from sdeinfer.observation import in_chunks
+from sdeinfer.likelihood import USED, Assumptions, EveryLayer, Path, used_of
+from sdeinfer.observation import validate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +30,7 @@ class AbstractCovariances(AbstractProblem):
 
     Attributes:
         assumptions: assumptions of the fit.
-        kind: the kind of layer; None for a program without a single layer, see `likelihood.Form`.
+        kind: the kind of layer; None for a program without a single one, as of a mixture.
     """
 
     assumptions: Assumptions
@@ -54,12 +42,12 @@ class AbstractCovariances(AbstractProblem):
         return isinstance(self.model, EveryLayer) and self.model.makes_layers
 
     @property
-    def measures(self) -> set[str]:
-        """Names of the measures that determine the range of the law, see `measures_of`."""
+    def measures(self) -> set[Measure]:
+        """The measures that determine the range of the law."""
         if self.kind is None:
-            return {ROUNDING}
-        attention = {SPREAD, ATTENTION_GROWTH} if self.kind.coordinates.temperatures else set()
-        return {ROUNDING} | attention | ({GROWTH} if limit_on_host(self.kind.template).relu_drift else set())
+            return {rounding}
+        attention = {logit_spread, attention_growth} if self.kind.coordinates.temperatures else set()
+        return {rounding} | attention | ({relu_growth} if limit_on_host(self.kind.template).relu_drift else set())
 
     def parts(
         self, data: xr.Dataset
@@ -68,35 +56,13 @@ class AbstractCovariances(AbstractProblem):
         yield None, np.arange(data.sizes["network"]), self
 
     @abc.abstractmethod
-    def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot:
+    def pilot(self, data: xr.Dataset, path: Path) -> Pilot:
         """The estimates given some of the transitions of the data."""
 
-    def examined(self, data: xr.Dataset, *, leave_out_damaged: bool = False) -> xr.Dataset:
-        """Data in chunks after a first pass over them, see `survey`; data in memory unchanged.
-
-        Raises:
-            InputError: for data in chunks that the model cannot have, and as `survey`.
-        """
-        if not in_chunks(data):
-            if leave_out_damaged:
-                raise InputError("leave_out_damaged: is for data in chunks (Dask), as of xarray.open_zarr")
-            return data
-        self.refuse_chunks(data)
-        phase("examining the data")
-        return survey(data, self.measures, leave_out_damaged=leave_out_damaged)
-
-    def refuse_chunks(self, data: xr.Dataset) -> None:
-        """Raise an InputError for data in chunks that the model cannot have."""
-        del data
-        raise InputError("model: data in chunks (Dask) are for models.full_path; load the data, as data.load()")
-
-    def select(
-        self, data: xr.Dataset, largest_logit: float, *, leave_out_damaged: bool = False
-    ) -> tuple[xr.Dataset, dict[str, Any]]:
+    def select(self, data: xr.Dataset, largest_logit: float) -> tuple[xr.Dataset, dict[str, Any]]:
         """Mark the transitions in the range of the law, see `range_to_fit`."""
-        data = self.examined(data, leave_out_damaged=leave_out_damaged)
         phase("finding the range of the law")
-        data, found = range_to_fit(self, data, largest_logit)
+        data, found, _ = range_to_fit(self, validate(data), largest_logit)
         return data, {"largest_logit": largest_logit, "left_out": float(1 - used_of(data).mean()), **found}
 
     def of_networks(self, each: PyTree, layers: np.ndarray) -> np.ndarray:
@@ -139,8 +105,6 @@ class AbstractCovariances(AbstractProblem):
         """Those of the data, and those of what was assumed and sampled."""
         of_all = {name: draws.samples[name] for name in draws.log_prior if labels.of_all(name)}
         found = self.assumed(data) | _identified(self, of_all) | _fixed_by_program(self, draws, of_all)
-        if in_chunks(data):
-            found["kept_networks"] = prepared.kept.sizes["network"]
         if (adjustment := adjustment_of(prepared.each)) is not None:
             found["adjustment_error"] = float(np.max(adjustment.error))
         return found
@@ -149,15 +113,10 @@ class AbstractCovariances(AbstractProblem):
         """Attributes of the data, and of the architecture, the model and its law."""
         # The data may come from layers of other sizes than those that are fitted.
         own = {str(name): value for name, value in data.attrs.items() if name not in SIZES}
-        of_chunks: dict[str, Any] = {}
-        if in_chunks(data):
-            of_chunks = {"networks": data.sizes["network"], "used_transitions": int(np.count_nonzero(used_of(data)))}
-            of_chunks |= {"source": str(data.encoding["source"])} if "source" in data.encoding else {}
         return {
             **own,
             **({"architecture": "none"} if self.kind is None else self.kind.attributes()),
             **{f"fixed_{name}": value for name, value in self.assumptions.fixed.items()},
-            **of_chunks,
             "model": self.model.name,
             "every_layer": float(self.every_layer),
             "law": self.assumptions.law,
@@ -191,7 +150,7 @@ def layers_group(
 
 def _identified(problem: AbstractCovariances, samples: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The names of the sampled parameters; a program may have further sites, those of the package's are not public."""
-    known = problem.assumptions.architecture.coordinates if problem.assumptions.architecture else None
+    known = None if problem.kind is None else problem.kind.coordinates
     names = list(samples) if problem.by_user else () if known is None else known.identified
     if known is not None:
         names = [name for name in names if name not in known.sampled or name in known.identified]

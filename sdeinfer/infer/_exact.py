@@ -6,6 +6,7 @@ strong. Newton steps with the score of the exact law find the difference of the 
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -13,9 +14,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.infer._innovations import Scores, law_at, scores_of
+from sdeinfer._map_reduce import added
+from sdeinfer.infer._innovations import Scores
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import ChunkedPath, Path, PathStatistics, added
+from sdeinfer.likelihood import PathStatistics
 
 PASSES = 8
 """Largest number of passes over the data."""
@@ -31,7 +33,7 @@ about a tenth of it for n = 32, since the information is that of normals, and le
 
 
 def shift_to_exact_mode(
-    path: Path | ChunkedPath,
+    scores: Callable[[np.ndarray], Scores],
     statistics: PathStatistics,
     architecture: Architecture,
     u: Float[np.ndarray, " coordinates"],
@@ -42,20 +44,19 @@ def shift_to_exact_mode(
 ) -> Float[np.ndarray, " coordinates"]:
     """The mode of the exact posterior less that of the statistics' posterior, u; 0 if they are too far apart.
 
-    Coordinates that are not free are fixed. The curvature is that of the priors. To start from an estimate of the
-    shift, as of a sample of the transitions, saves passes over the data.
+    `scores` passes over the transitions, at any coordinates. Coordinates that are not free are fixed. The curvature is
+    that of the priors. To start from an estimate of the shift, as of a sample of the transitions, saves passes over the
+    data.
     """
     if not free.any():
         return np.zeros_like(u)
-    widths = np.unique(path.width)
     # The priors' score at the statistics' mode is minus the statistics' score there.
     of_priors = -np.asarray(_score(architecture, statistics.pooled(), u), np.float64)
 
     def exact(shift: np.ndarray) -> Scores:
-        law = law_at(architecture, u + shift, widths=widths)
         bent = curvature @ shift
         priors = Scores(float((of_priors - bent / 2) @ shift), of_priors - bent, curvature)
-        return added(priors, path.reduced(partial(scores_of, law=law), added, name="exact"))
+        return added(priors, scores(u + shift))
 
     shift = np.zeros_like(u) if start is None else start
     step, here = np.zeros_like(u), exact(shift)

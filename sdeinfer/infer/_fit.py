@@ -12,6 +12,7 @@ from sdeinfer._arguments import checked, given
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.infer import _branches as _branches  # registers its problem
 from sdeinfer.infer._assume import architecture_of, masked, require_settings
+from sdeinfer.infer._chunks import prepared_of
 from sdeinfer.infer._placed import placed
 from sdeinfer.infer._predictive import predicted_draws
 from sdeinfer.infer._problem import pose
@@ -19,7 +20,7 @@ from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, Law
 from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
 from sdeinfer.likelihood import Assumptions, Transitions, as_model, checked_priors, transitions_of
-from sdeinfer.observation import require_loaded, validate
+from sdeinfer.observation import validate
 
 
 @checked
@@ -46,9 +47,9 @@ def fit(
 
     Arguments:
         model: one of `sdeinfer.models`; or any NumPyro program, a function of the prepared path that samples
-            parameters, builds a layer (or one per network) and observes a `likelihood.CovariancePath` of it.
-            `models.branches` and others of its kind take increments of residual branches, see `observe_branches`, and
-            models of tokens take those.
+            parameters, builds a layer for all networks and observes a `likelihood.CovariancePath` of it; one with
+            numbers of each network is declared by `models.each_network`. `models.branches` and others of its kind take
+            increments of residual branches, see `observe_branches`, and models of tokens take those.
         data: observed networks, see `covariance_dataset`. Covariances backed by Dask, as of `xarray.open_zarr`, are
             read in chunks of networks, on the current `distributed.Client` or by the scheduler of Dask's configuration;
             for `full_path` and programs of one layer for all networks. With more than 65,536 terms, m(m + 1)/2 of each
@@ -92,9 +93,7 @@ def fit(
     """
     require_settings(law, chains=chains, draws=draws, warmup=warmup, **given(predictions=predictions))
     data, problem = pose(as_model(model), data, architecture=architecture, law=law, prior=prior)
-    data, selection = problem.select(data, largest_logit, leave_out_damaged=leave_out_damaged)
-    phase("preparing the data")
-    prepared = problem.prepare(data)
+    prepared = prepared_of(problem, data, largest_logit, leave_out_damaged=leave_out_damaged)
     sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
     keys, labels = _keys(key), problem.labels(prepared)
     before, layers = problem.prior(prepared, draws=sampler.draws, key=keys[1])
@@ -107,7 +106,7 @@ def fit(
         "posterior_predictive": problem.predict(prepared, drawn.samples, drawn.layers, after_at, key=keys[3]),
     }
     tree = xr.DataTree.from_dict({name: group for name, group in groups.items() if group is not None})
-    tree.attrs = problem.attributes(data, labels, prepared, drawn) | selection
+    tree.attrs = problem.attributes(prepared.kept, labels, prepared, drawn) | prepared.attributes
     return tree
 
 
@@ -149,8 +148,7 @@ def prepare(
     """
     require_settings(law)
     data, problem = pose(as_model(model), data, architecture=architecture, law=law, prior=prior)
-    data, _ = problem.select(data, largest_logit)
-    return problem.prepare(data).joint
+    return prepared_of(problem, data, largest_logit).joint
 
 
 @checked
@@ -176,7 +174,6 @@ def transitions(
         InputError: as in `fit`.
     """
     require_settings(law)
-    require_loaded(data, "transitions")
     if architecture is None and architecture_in(validate(data).attrs) is None:
         return transitions_of(data, Assumptions(law=law))
     kind = architecture_of(data, architecture)

@@ -16,7 +16,7 @@ from sdeinfer.infer._labels import GROUP, NETWORK, Labels, labels_by_trace
 from sdeinfer.infer._mode import Pilot, layer_at, posterior_mode
 from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import Prepared
-from sdeinfer.likelihood import ChunkedPath, Estimates, Groups, Path, observed_path, path_layout
+from sdeinfer.likelihood import Estimates, Groups, Path, observed_path, path_layout
 from sdeinfer.observation import groups_of
 
 WEAK = 4.0
@@ -42,7 +42,7 @@ class Grouped(AbstractCovariances):
         for number, label in enumerate(groups.labels):
             yield str(label), groups.members(number), self.alone
 
-    def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot:
+    def pilot(self, data: xr.Dataset, path: Path) -> Pilot:
         """The estimates as if all networks were one group."""
         return self.alone.pilot(data, path)
 

@@ -1,6 +1,6 @@
 """Measures of the start of a transition, by which it is inside the range of the law or not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -8,13 +8,13 @@ import xarray as xr
 from jaxtyping import Float, Real
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, singular, whiten_by
-from sdeinfer.likelihood import ATTENTION_GROWTH, GROWTH, ROUNDING, SPREAD
 from sdeinfer.terms import attention_drift, relu_drift
 
-Measures = dict[str, Float[np.ndarray, "networks transitions"]]
-"""Measures by their names: the spread of the logits times τ0, the growth by attention with θ₁ = 1, by a ReLU with
-θ₂ = 1, and the rounding of V, see `rounding`."""
+type Measure = Callable[[np.ndarray, np.ndarray, Pattern], np.ndarray]
+"""Function of covariances, widths and an attention pattern: one of those below."""
 
+type Measures = dict[Measure, Float[np.ndarray, "networks transitions"]]
+"""The values of measures at the starts of transitions."""
 
 OF_MOMENTS = 1e-11
 """Relative rounding of the law's moments, whose closed forms lose digits between near copies of a token: of 8 networks
@@ -22,43 +22,22 @@ of 600 layers, n = 64 and γ = 0.7, the adjustment of the posterior has an error
 condition numbers up to 10⁴, of 9 to 12 % up to 10⁸, and of 33 to 59 % up to 10¹²."""
 
 
-def measured(data: xr.Dataset, names: set[str]) -> xr.Dataset:
-    """Data with measures of these names; those of data in chunks are there, by `survey`."""
-    if names <= set(data.data_vars):
-        return data
-    starts = data["covariance"].transpose("network", "layer", "token_a", "token_b").values[:, :-1]
-    pattern = Pattern.in_attributes(data.attrs)
-    return with_measures(data, measures_of(starts, data["width"].values[:, None], pattern, names))
+def measured(data: xr.Dataset, which: Iterable[Measure]) -> Measures:
+    """Measures of the transitions of a Dataset."""
+    V = data["covariance"].transpose("network", "layer", "token_a", "token_b").values
+    return measures_of(V, data["width"].values, Pattern.in_attributes(data.attrs), which)
 
 
 def measures_of(
-    starts: Float[np.ndarray, "networks transitions m m"], width: np.ndarray, pattern: Pattern, names: set[str]
+    V: Float[np.ndarray, "networks layers m m"], width: np.ndarray, pattern: Pattern, which: Iterable[Measure]
 ) -> Measures:
-    """The measures of these names at the starts of transitions."""
-    functions = {
-        SPREAD: partial(logit_spread, pattern=pattern),
-        ATTENTION_GROWTH: partial(attention_growth, pattern=pattern),
-        GROWTH: partial(_growth_by, relu_drift),
-        ROUNDING: rounding,
-    }
-    return {name: function(starts, width) for name, function in functions.items() if name in names}
-
-
-def with_measures(data: xr.Dataset, measures: Measures) -> xr.Dataset:
-    """Data with variables over network and layer for values over transitions."""
-    last = np.zeros((data.sizes["network"], 1))
-    padded = {name: np.concatenate([value, last.astype(value.dtype)], axis=1) for name, value in measures.items()}
-    return data.assign({name: (("network", "layer"), value) for name, value in padded.items()})
-
-
-def measure(data: xr.Dataset, name: str) -> Float[np.ndarray, "networks transitions"]:
-    """A measure of the transitions of measured data."""
-    return data[name].values[:, :-1]
+    """Measures of the transitions of networks of these widths."""
+    return {measure: measure(V[:, :-1], width[:, None], pattern) for measure in which}
 
 
 def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
     """The spread s of the logits at the start of each transition, times τ0."""
-    return measure(measured(data, {SPREAD}), SPREAD)
+    return measured(data, [logit_spread])[logit_spread]
 
 
 def logit_spread(
@@ -79,11 +58,22 @@ def attention_growth(
     return _growth_by(partial(attention_drift, pattern=pattern), V, width)
 
 
-def rounding(V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"]) -> Float[np.ndarray, "..."]:
+def relu_growth(
+    V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"], pattern: Pattern = EVERY_TOKEN
+) -> Float[np.ndarray, "..."]:
+    """The largest relative change of V by a shaped ReLU with θ₂ = 1; 0 for a singular V."""
+    del pattern
+    return _growth_by(relu_drift, V, width)
+
+
+def rounding(
+    V: Float[np.ndarray, "... m m"], width: Real[np.ndarray, "*#shape"], pattern: Pattern = EVERY_TOKEN
+) -> Float[np.ndarray, "..."]:
     """The relative rounding of V and of its moments in the direction in which V is smallest, times √n.
 
     The noise of a layer is ∝ 1/√n.
     """
+    del pattern
     eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
     smallest = np.maximum(eigenvalues[..., 0], np.finfo(np.float64).tiny)
     with np.errstate(over="ignore"):

@@ -37,10 +37,8 @@ class Posterior(eqx.Module):
     @classmethod
     def of(cls, model: AbstractModel, prepared: PyTree) -> "Posterior":
         """The posterior of pooled data, whitened where the sufficient statistics are those of one layer."""
-        if not isinstance(model, EveryLayer) or not isinstance(prepared, PathStatistics) or prepared.group is not None:
-            return cls(model, prepared)
-        form = model.form(prepared)
-        if form.kind is None or form.own:
+        shared = isinstance(model, EveryLayer) and not model.each
+        if not shared or not isinstance(prepared, PathStatistics) or prepared.group is not None:
             return cls(model, prepared)
         mode = posterior_mode(model, prepared)
         order = _joined(mode.by_site(np.arange(len(mode.x), dtype=float)), 0).astype(int)

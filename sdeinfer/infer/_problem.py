@@ -36,12 +36,14 @@ class Prepared(NamedTuple):
     Attributes:
         joint: data of the sampler, which pools networks where it can.
         each: data of which every network has a density.
-        kept: these networks, in memory.
+        kept: these networks, with the transitions that are used.
+        attributes: attributes of the result: how the transitions were chosen, and how many there are of data in chunks.
     """
 
     joint: PyTree
     each: PyTree
     kept: xr.Dataset
+    attributes: dict[str, Any] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +56,9 @@ class AbstractProblem(abc.ABC):
 
     model: AbstractModel
 
-    def select(
-        self, data: xr.Dataset, largest_logit: float, *, leave_out_damaged: bool = False
-    ) -> tuple[xr.Dataset, dict[str, Any]]:
+    def select(self, data: xr.Dataset, largest_logit: float) -> tuple[xr.Dataset, dict[str, Any]]:
         """The data with what is used of them, and attributes of the posterior that say how it was selected."""
-        del largest_logit, leave_out_damaged
+        del largest_logit
         return data, {}
 
     @abc.abstractmethod

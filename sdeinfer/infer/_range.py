@@ -32,38 +32,36 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import xarray as xr
-from jaxtyping import ArrayLike, Int
+from jaxtyping import ArrayLike, Bool, Float, Int
 
 from sdeinfer._files import InputError
-from sdeinfer.infer._measures import logit_scale, measure, measured
+from sdeinfer.infer._measures import (
+    Measure,
+    Measures,
+    attention_growth,
+    logit_scale,
+    logit_spread,
+    measured,
+    relu_growth,
+    rounding,
+)
 from sdeinfer.infer._mode import LayerAt, Pilot
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import Architecture, limit_on_host
 from sdeinfer.likelihood import (
-    ATTENTION_GROWTH,
-    GROWTH,
-    ROUNDING,
-    SPREAD,
     Assumptions,
-    ChunkedPath,
     Path,
     any_transitions,
-    chunked_path,
     evenly_by,
     outputs_transitions,
     used_of,
-    used_only,
     with_used,
 )
-from sdeinfer.observation import in_chunks, outputs_of
+from sdeinfer.observation import outputs_of
 
 FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
 """The first estimate of τ0 uses `FIRST_TERMS` terms (a transition has m(m + 1)/2), and all transitions whose spread is
 at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FACTOR` times as many transitions."""
-
-PRECISE = 0.01
-"""The standard deviation of log τ0 below which an estimate from data in chunks takes no more transitions than are in
-memory at a time."""
 
 LARGEST_GROWTH = 1.0
 """Largest relative change of V by the ReLU of one layer, at which a transition may start."""
@@ -97,148 +95,15 @@ class Ranged(Protocol):
     def assumptions(self) -> Assumptions: ...
 
     @property
-    def measures(self) -> set[str]: ...
+    def measures(self) -> set[Measure]: ...
 
     def parts(self, data: xr.Dataset) -> "Iterator[tuple[str | None, Int[np.ndarray, ' members'], Ranged]]": ...
 
-    def pilot(self, data: xr.Dataset, path: Path | ChunkedPath) -> Pilot: ...
+    def pilot(self, data: xr.Dataset, path: Path) -> Pilot: ...
 
 
 class OutOfRange(InputError):
     """No transition of the data starts inside the range of the law."""
-
-
-def range_to_fit(problem: Ranged, data: xr.Dataset, largest_logit: float) -> tuple[xr.Dataset, dict[str, Any]]:
-    """As `in_range`, but if no transition is left, use the half of the transitions with the smallest spreads.
-
-    This allows a fit, and a verdict by `check`, for layers that are not shaped or tokens that are too large. The
-    attribute `out_of_range` of the posterior gives the reason.
-    """
-    try:
-        return in_range(problem, data, largest_logit)
-    except OutOfRange as error:
-        used, spread = used_of(data), logit_scale(data)
-        used &= spread <= np.median(spread[used])
-        return with_used(data, used), {"out_of_range": str(error)}
-
-
-def in_range(
-    problem: Ranged, data: xr.Dataset, largest_logit: float = LARGEST_LOGIT
-) -> tuple[xr.Dataset, dict[str, Any]]:
-    """Mark the transitions that start inside the range of the law; for groups, by each group's τ0.
-
-    Arguments:
-        problem: the model to be fitted.
-        data: the observed networks.
-        largest_logit: largest spread s of the logits.
-
-    Returns:
-        The data with the variable `used` over network and layer, and attributes for the posterior: `pilot_tau0`, the τ0
-        that determined the range, if there is one. It has one value per group; if each network has its own τ0, it is
-        the smallest. For a program without a single layer all but nearly singular
-        transitions are marked.
-
-    Raises:
-        OutOfRange: if no transition is left.
-        InputError: for a bound that is not positive.
-    """
-    if not largest_logit > 0:
-        raise InputError(f"largest_logit: must be positive, got {largest_logit:g}")
-    used, pilots, in_groups = used_of(data), [], False
-    for label, members, part in problem.parts(data):
-        in_groups = label is not None
-        try:
-            own = data.isel(network=members) if in_groups else data
-            used[members], tau0 = _used_of_part(part, own, largest_logit)
-        except InputError as error:
-            raise type(error)(f"group {label}: {error}" if in_groups else str(error)) from error
-        pilots.append(tau0)
-    found = {} if math.isnan(pilots[0]) else {"pilot_tau0": pilots if in_groups else pilots[0]}
-    return with_used(data, used), found
-
-
-def _used_of_part(problem: Ranged, data: xr.Dataset, largest_logit: float) -> tuple[np.ndarray, float]:
-    """Whether each transition is in the range, and the τ0 that determined it; NaN without one."""
-    names, used, tau0 = problem.measures, used_of(data), math.nan
-    if not math.isfinite(largest_logit):
-        names -= {SPREAD, ATTENTION_GROWTH}
-    data = measured(data, names)
-    used = _of_small_rounding(data, used)
-    data = with_used(data, used)
-    if SPREAD in names:
-        used, tau0 = _of_small_spread(problem, data, used, largest_logit)
-    if GROWTH in names:
-        used = _of_small_growth(problem, data, used)
-    return used, tau0
-
-
-def _of_small_spread(
-    problem: Ranged, data: xr.Dataset, used: np.ndarray, largest_logit: float
-) -> tuple[np.ndarray, float]:
-    """The used transitions of small spreads, and τ0."""
-    assert problem.kind is not None
-    order, sorted_scale = _by_spread(data, used, Coldest())
-    path = _all_transitions(problem, data)
-    path = path.with_nearby(order[: path.at_once])
-    estimate = problem.pilot(data, path)
-    terms = path.tokens * (path.tokens + 1) // 2
-    equal = int(np.searchsorted(sorted_scale, NEARLY_EQUAL * sorted_scale[0], side="right"))
-    allowed, mode = min(len(order), max(1, FIRST_TERMS // terms, equal)), None
-    count, more, tau0 = 0, allowed, math.nan
-    while max(allowed, more) > count:
-        count = min(max(allowed, more), FACTOR * count) if count else allowed
-        mode, layer = estimate(order[:count], mode)
-        coldest = Coldest.of(problem.kind, layer)
-        tau0, sd = float(np.exp(coldest.log_tau0.min())), coldest.sd
-        order, sorted_scale = _by_spread(data, used, coldest)
-        rule = partial(transitions_allowed, largest=largest_logit, seen=count, sd=sd)
-        allowed = rule(sorted_scale / tau0)
-        # If τ0 is hardly identified, it may be larger, and more transitions in range.
-        more = rule(sorted_scale / (tau0 * math.exp(sd)))
-        if count >= path.at_once and allowed > 0 and sd < PRECISE:
-            break
-        if allowed == 0:
-            # Few transitions determine τ0 poorly: raise an error only if the rule fails at larger τ0 too.
-            tau0 *= math.exp(2 * sd)
-            allowed = rule(sorted_scale / tau0)
-        if allowed == 0:
-            raise OutOfRange(
-                f"covariance: no transition starts inside the range of the law: the softmax's logits have a spread of "
-                f"at least {sorted_scale[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
-                "smaller tokens or wider networks"
-            )
-    return used_only(used, order[:allowed]), tau0
-
-
-def _of_small_rounding(data: xr.Dataset, used: np.ndarray) -> np.ndarray:
-    """The used transitions that start where V is not singular up to rounding; singular initial tokens are an error."""
-    small = measure(data, ROUNDING) <= LARGEST_ROUNDING
-    small[:, 0] = True
-    return used & small
-
-
-def _of_small_growth(problem: Ranged, data: xr.Dataset, used: np.ndarray) -> np.ndarray:
-    """The used transitions that start where the ReLU changes V little; all of them if none does."""
-    growth = measure(data, GROWTH)[used]
-    if growth.max() * LARGEST_RELU_DRIFT <= LARGEST_GROWTH:
-        return used
-    assert problem.kind is not None
-    data = with_used(data, used)
-    estimate, mode = problem.pilot(data, _all_transitions(problem, data)), None
-    kept = growth <= max(LARGEST_GROWTH / LARGEST_RELU_DRIFT, np.median(growth))
-    for _ in range(2):
-        indices = np.flatnonzero(kept)
-        mode, layer = estimate(indices[evenly_by(growth[indices], FOR_GROWTH)], mode)
-        small = growth * _of_each(_coefficient(problem.kind, layer.u, "relu_drift"), used) <= LARGEST_GROWTH
-        kept = small if small.any() else kept
-    return used_only(used, kept)
-
-
-def _all_transitions(problem: Ranged, data: xr.Dataset) -> Path | ChunkedPath:
-    others = problem.assumptions.other_terms
-    if in_chunks(data):
-        return chunked_path(data, others)
-    return outputs_transitions(data) if outputs_of(data) else any_transitions(data, others)
 
 
 class Coldest(NamedTuple):
@@ -261,34 +126,179 @@ class Coldest(NamedTuple):
         drift = np.exp(2 * log_tau0) * _coefficient(kind, layer.u, "attention_drift")
         return cls(log_tau0, float(np.max(sd)), _coefficient(kind, layer.u, "linear_noise"), drift)
 
+    def grown(self, measures: Measures, latent: ArrayLike = 0.0) -> Float[np.ndarray, "networks transitions"]:
+        """The spread to which each transition may grow, for τ0 = 1 or τ0 relative to the smallest of the networks.
 
-def _by_spread(data: xr.Dataset, used: np.ndarray, coldest: Coldest) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the used transitions in ascending order of the spread to which each may grow; and these spreads.
+        `latent` is the depth-time of the latent layers before the next observation.
+        """
+        spread, growth = measures[logit_spread], np.sqrt(_column(self.drift) * measures[attention_growth])
+        of_growth = np.minimum(ATTENTION_GROWTH_AS_SPREAD * growth, WITH_SPREAD * np.sqrt(spread * growth))
+        relative = _column(np.exp(self.log_tau0 - self.log_tau0.min()))
+        return np.maximum(spread, of_growth) / relative * spread_growth(latent, _column(self.noise))
 
-    The spreads are those for τ0 = 1 or, if each network's layer has a τ0, for these relative to the smallest.
+
+class Range(NamedTuple):
+    """Bounds on starts of transitions: of `Coldest.grown`, the growth by a ReLU with θ₂ = 1, and the rounding of V."""
+
+    coldest: Coldest = Coldest()
+    spread: float = math.inf
+    growth: ArrayLike = math.inf
+    rounding: float = LARGEST_ROUNDING
+
+    def contains(self, measures: Measures, latent: ArrayLike = 0.0) -> Bool[np.ndarray, "networks transitions"]:
+        """Whether each transition starts inside; singular initial tokens do, and are an error later."""
+        inside = measures[rounding] <= self.rounding
+        inside[:, 0] = True
+        if math.isfinite(self.spread):
+            inside &= self.coldest.grown(measures, latent) <= self.spread
+        if relu_growth in measures:
+            inside &= measures[relu_growth] <= _column(self.growth)
+        return inside
+
+
+def range_to_fit(
+    problem: Ranged, data: xr.Dataset, largest_logit: float, times: float = 1.0
+) -> tuple[xr.Dataset, dict[str, Any], Range]:
+    """As `in_range`, but if no transition is left, use the half of the transitions with the smallest spreads.
+
+    This allows a fit, and a verdict by `check`, for layers that are not shaped or tokens that are too large. The
+    attribute `out_of_range` of the posterior gives the reason.
     """
-    spread, growth = (measure(data, name)[used] for name in (SPREAD, ATTENTION_GROWTH))
-    growth = np.sqrt(_of_each(coldest.drift, used) * growth)
-    spread = np.maximum(spread, np.minimum(ATTENTION_GROWTH_AS_SPREAD * growth, WITH_SPREAD * np.sqrt(spread * growth)))
-    relative = np.exp(coldest.log_tau0 - coldest.log_tau0.min())
-    grown = spread / _of_each(relative, used) * latent_growth(data, used, coldest.noise)
-    order = np.argsort(grown)
-    return order, grown[order]
+    try:
+        return in_range(problem, data, largest_logit, times)
+    except OutOfRange as error:
+        used, spread = used_of(data), logit_scale(data)
+        plain = Coldest(noise=0.0, drift=0.0)
+        half = Range(plain, float(np.median(spread[used])), rounding=math.inf)
+        return with_used(data, used & (spread <= half.spread)), {"out_of_range": str(error)}, half
 
 
-def _of_each(values: ArrayLike, used: np.ndarray) -> np.ndarray:
-    """A value of each used transition, from one for all networks or one for each."""
-    values = np.asarray(values)
-    return values[np.nonzero(used)[0]] if values.ndim else values
+def in_range(
+    problem: Ranged, data: xr.Dataset, largest_logit: float = LARGEST_LOGIT, times: float = 1.0
+) -> tuple[xr.Dataset, dict[str, Any], Range]:
+    """Mark the transitions that start inside the range of the law, of `times` as many networks; by each group's τ0.
+
+    Returns the data with the variable `used` over network and layer; the attribute `pilot_tau0`, the τ0 that determined
+    the range, if there is one: one per group, and the smallest if each network has its own; and the range, of the last
+    group if there are several. For a program without a single layer all but nearly singular transitions are marked.
+
+    Raises:
+        OutOfRange: if no transition is left.
+        InputError: for a bound that is not positive.
+    """
+    if not largest_logit > 0:
+        raise InputError(f"largest_logit: must be positive, got {largest_logit:g}")
+    used, pilots, in_groups, found = used_of(data), [], False, Range()
+    for label, members, part in problem.parts(data):
+        in_groups = label is not None
+        try:
+            own = data.isel(network=members) if in_groups else data
+            used[members], found, tau0 = _range_of_part(part, own, largest_logit, times)
+        except InputError as error:
+            raise type(error)(f"group {label}: {error}" if in_groups else str(error)) from error
+        pilots.append(tau0)
+    attributes = {} if math.isnan(pilots[0]) else {"pilot_tau0": pilots if in_groups else pilots[0]}
+    return with_used(data, used), attributes, found
 
 
-def latent_growth(data: xr.Dataset, used: np.ndarray, noise: ArrayLike) -> np.ndarray | float:
+def _range_of_part(
+    problem: Ranged, data: xr.Dataset, largest_logit: float, times: float
+) -> tuple[np.ndarray, Range, float]:
+    """Whether each transition is used, the range, and the τ0 that determined it; NaN without one."""
+    which = problem.measures
+    if not math.isfinite(largest_logit):
+        which -= {logit_spread, attention_growth}
+    measures, latent, found, tau0 = measured(data, which), latent_time(data), Range(), math.nan
+    used = used_of(data) & found.contains(measures)
+    if logit_spread in which:
+        marked = with_used(data, used)
+        coldest, spread, tau0 = _largest_spread(problem, marked, measures, largest_logit, times)
+        found = found._replace(coldest=coldest, spread=spread)
+        used &= found.contains(measures, latent)
+    if relu_growth in which:
+        found = found._replace(growth=_largest_growth(problem, with_used(data, used), measures))
+        used &= found.contains(measures, latent)
+    return used, found, tau0
+
+
+def _largest_spread(
+    problem: Ranged, data: xr.Dataset, measures: Measures, largest_logit: float, times: float
+) -> tuple[Coldest, float, float]:
+    """What the spread depends on, its bound, and τ0."""
+    assert problem.kind is not None
+    path, used, latent = _transitions(problem, data), used_of(data), latent_time(data)
+
+    def ascending(coldest: Coldest) -> tuple[np.ndarray, np.ndarray]:
+        grown = coldest.grown(measures, latent)[used]
+        order = np.argsort(grown)
+        return order, grown[order]
+
+    coldest = Coldest()
+    order, spread = ascending(coldest)
+    estimate = problem.pilot(data, path)
+    terms = path.tokens * (path.tokens + 1) // 2
+    equal = int(np.searchsorted(spread, NEARLY_EQUAL * spread[0], side="right"))
+    allowed, mode = min(len(order), max(1, FIRST_TERMS // terms, equal)), None
+    count, more, tau0 = 0, allowed, math.nan
+    while max(allowed, more) > count:
+        count = min(max(allowed, more), FACTOR * count) if count else allowed
+        mode, layer = estimate(order[:count], mode)
+        coldest = Coldest.of(problem.kind, layer)
+        tau0, sd = float(np.exp(coldest.log_tau0.min())), coldest.sd
+        order, spread = ascending(coldest)
+        rule = partial(transitions_allowed, largest=largest_logit, seen=count, sd=sd, times=times)
+        allowed = rule(spread / tau0)
+        # If τ0 is hardly identified, it may be larger, and more transitions in range.
+        more = rule(spread / (tau0 * math.exp(sd)))
+        if allowed == 0:
+            # Few transitions determine τ0 poorly: raise an error only if the rule fails at larger τ0 too.
+            tau0 *= math.exp(2 * sd)
+            allowed = rule(spread / tau0)
+        if allowed == 0:
+            raise OutOfRange(
+                f"covariance: no transition starts inside the range of the law: the softmax's logits have a spread of "
+                f"at least {spread[0] / tau0:.2g}, for tau0 up to {tau0:.2g}; {largest_logit:g} is allowed. Use "
+                "smaller tokens or wider networks"
+            )
+    return coldest, float(spread[allowed - 1]), tau0
+
+
+def _largest_growth(problem: Ranged, data: xr.Dataset, measures: Measures) -> ArrayLike:
+    """The largest growth by the ReLU with θ₂ = 1 at which a transition may start; all may if none may."""
+    used = used_of(data)
+    growth = measures[relu_growth][used]
+    if growth.max() * LARGEST_RELU_DRIFT <= LARGEST_GROWTH:
+        return math.inf
+    assert problem.kind is not None
+    estimate, mode = problem.pilot(data, _transitions(problem, data)), None
+    bound: ArrayLike = max(LARGEST_GROWTH / LARGEST_RELU_DRIFT, float(np.median(growth)))
+    for _ in range(2):
+        indices = np.flatnonzero((measures[relu_growth] <= _column(bound))[used])
+        mode, layer = estimate(indices[evenly_by(growth[indices], FOR_GROWTH)], mode)
+        drift = _coefficient(problem.kind, layer.u, "relu_drift")
+        found = LARGEST_GROWTH / np.maximum(drift, np.finfo(np.float64).tiny)
+        if (measures[relu_growth] <= _column(found))[used].any():
+            bound = found
+    return bound
+
+
+def _transitions(problem: Ranged, data: xr.Dataset) -> Path:
+    return outputs_transitions(data) if outputs_of(data) else any_transitions(data, problem.assumptions.other_terms)
+
+
+def _column(values: ArrayLike) -> np.ndarray:
+    """A value of all networks, or one of each, against networks and transitions."""
+    return np.asarray(values)[..., None]
+
+
+def latent_time(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
+    """The depth-time of the latent layers after each observed one."""
+    return (np.diff(data["layer"].values) - 1) / data["width"].values[:, None]
+
+
+def spread_growth(latent: ArrayLike, noise: ArrayLike) -> np.ndarray:
     """Factor by which the spread may grow (two standard deviations) in latent layers before the next observation."""
-    latent = np.diff(data["layer"].values) - 1
-    if not latent.any():
-        return 1.0
-    network, layer = np.nonzero(used)
-    return np.exp(2 * np.sqrt(2 * _of_each(noise, used) * latent[layer] / data["width"].values[network]))
+    return np.exp(2 * np.sqrt(2 * np.asarray(noise) * latent))
 
 
 def _coefficient(kind: Architecture, u: np.ndarray, name: str) -> np.ndarray:
@@ -297,7 +307,7 @@ def _coefficient(kind: Architecture, u: np.ndarray, name: str) -> np.ndarray:
     return np.asarray(each).reshape(u.shape[:-1])
 
 
-def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float) -> int:
+def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float, times: float = 1.0) -> int:
     """Number of transitions with the smallest spreads that minimises the error of log τ0.
 
     Arguments:
@@ -305,12 +315,13 @@ def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: fl
         largest: bound on the spread.
         seen: number of transitions in the estimate of τ0.
         sd: standard deviation of log τ0 given these; 0 for a fixed τ0, which allows all transitions up to the bound.
+        times: ratio of the number of transitions to be fitted to that of these.
     """
     if sd == 0:
         return int((spread <= largest).sum())
     bounded = np.minimum(spread, 1.0)
     information = np.cumsum(bounded**4)
     of_series = np.cumsum(bounded**8) / information
-    of_data = sd * np.sqrt(information[seen - 1] / information)
+    of_data = sd * np.sqrt(information[seen - 1] / information / times)
     error = np.where(spread <= largest, of_series**2 + of_data**2, np.inf)
     return int(np.argmin(error)) + 1 if spread[0] <= largest else 0

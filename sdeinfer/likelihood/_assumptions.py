@@ -1,35 +1,25 @@
-"""Assumptions of a fit: the kind of layer, the law of a layer, and priors that replace the defaults."""
+"""Assumptions of a fit: the kind of layer, the law of a layer, and priors; and draws by them in a program."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jaxtyping import ArrayLike
+from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer._files import InputError
-from sdeinfer.layers import AbstractLayer, Architecture
+from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
 from sdeinfer.terms import AbstractTerm
 
 
-class NoArchitecture(InputError):
-    """A program asks for an architecture, of data that were prepared for one that builds its own layers."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """The inputs of a model besides the data; hashable, so that equal assumptions share compiled programs.
-
-    Attributes:
-        architecture: the kind of layer; None for a program that builds its own layers.
-        law: "finite-width", one layer at each network's width to the next order in 1/n; or "limit", the SDE with steps
-            1/n.
-        prior: pairs of a sampled coordinate's name and the prior that replaces its default.
-    """
+    """The inputs of a model besides the data; hashable, so that equal assumptions share compiled programs."""
 
     architecture: Architecture | None = None
     law: Literal["finite-width", "limit"] = "finite-width"
@@ -37,9 +27,11 @@ class Assumptions:
 
     @property
     def kind(self) -> Architecture:
-        """The architecture; raises a `NoArchitecture` if there is none."""
+        """The architecture; raises an InputError if there is none."""
         if self.architecture is None:
-            raise NoArchitecture("architecture: these data were not prepared for a model of the package")
+            raise InputError(
+                f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}, or a layer"
+            )
         return self.architecture
 
     @property
@@ -114,16 +106,7 @@ class HasCoordinates(Protocol):
 
 
 def checked_priors(prior: Mapping[str, Any] | None, kind: HasCoordinates) -> tuple[tuple[str, Prior], ...]:
-    """Check the priors that replace the defaults.
-
-    Arguments:
-        prior: for names of sampled coordinates, a NumPyro distribution or a number that fixes the coordinate. The two
-            slopes can also be fixed together by their names c_plus and c_minus.
-        kind: the kind of layer, or another model with coordinates.
-
-    Raises:
-        InputError: for a coordinate that the kind does not have, or a prior outside the coordinate's range.
-    """
+    """Check the priors that replace the defaults."""
     coordinates, given = kind.coordinates, dict(prior or {})
     for names, sampled, rule in coordinates.rules:
         numbers = [given.get(name) for name in names]
@@ -175,3 +158,24 @@ def sample_or_fix(name: str, prior: Any) -> ArrayLike:
     if isinstance(prior, dist.Distribution):
         return numpyro.sample(name, prior)  # pyright: ignore[reportReturnType]
     return numpyro.deterministic(name, jax.numpy.asarray(prior, float))  # pyright: ignore[reportReturnType]
+
+
+def sample_members(
+    name: str, plate: str, mean: Any, sd: Any, centre: Float[Array, " members"], precision: Float[Array, " members"]
+) -> Float[Array, " members"]:
+    """Draw u_g ~ N(μ, σ²) as a function of z_g, which is approximately N(0, 1) in the posterior for every μ and σ.
+
+    Without information in a member's data, the non-centred u_g = μ + σ z_g is suitable, also for σ near zero. For data
+    that give û ± s, its z_g would have posterior standard deviation s/σ, which varies with σ, and a sampler with one
+    step size is inefficient. Given μ, σ and the data, u_g is approximately N(a, b²) with b⁻² = σ⁻² + s⁻² and
+    a = b² (μ/σ² + û/s²). Therefore
+
+        u_g = a + b z_g,    z_g ~ N((μ − a)/b, σ²/b²),
+
+    which gives u_g the law N(μ, σ²) for every û and s; s = ∞ is the non-centred form.
+    """
+    information = sd**2 * precision
+    ratio = jnp.sqrt(1 + information)  # σ/b
+    with numpyro.plate(plate, len(centre)):
+        z = numpyro.sample(name, dist.Normal(sd * precision * (mean - centre) / ratio, ratio))
+    return jnp.asarray((mean + information * centre) / ratio**2 + sd / ratio * z)

@@ -39,14 +39,7 @@ LOG_TERMS = 4
 
 
 class Span(eqx.Module):
-    """Pairs of observations with layers between them, as a batch.
-
-    Attributes:
-        start: V at the first observation, shape (m, m, batch).
-        end: V at the second observation; or X Xᵀ/q if q outputs X were observed.
-        layers: number of layers from the first to the second, shape (batch,).
-        outputs: q; 0 if the covariance was observed.
-    """
+    """Pairs of observations with layers between them, as a batch."""
 
     start: Float[Array, "m m batch"]
     end: Float[Array, "m m batch"]

@@ -16,7 +16,7 @@ from sdeinfer.layers import ATTENTION_NEXT, AbstractLayer, Limit
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._bridge import Span, bridge, innovations_needed
 from sdeinfer.likelihood._layer_step import LayerLaw, power_of
-from sdeinfer.likelihood._moments import moments_of
+from sdeinfer.likelihood._terms import moments_of
 from sdeinfer.likelihood._transitions import Path
 
 TOGETHER = 256
@@ -24,23 +24,7 @@ TOGETHER = 256
 
 
 class Bridges(eqx.Module):
-    """Consecutive observations of networks, with latent layers between them.
-
-    Attributes:
-        start: V at the first observation, shape (bridges, m, m).
-        end: V at the second, or X Xᵀ/q of q outputs X, shape (bridges, m, m).
-        layers: number of layers from the first to the second, shape (bridges,).
-        network: index of each bridge's network, shape (bridges,).
-        width: index into `widths`, shape (bridges,).
-        widths: the distinct widths n, shape (widths,).
-        more_drift: DB₂[B₁] and B₁′ of `layers.drift_terms` at the start, shape (bridges, 2, m, m).
-        features: `layers.variance_terms` at the start, packed; shape (bridges, features, p).
-        centre: medians of the features, shape (features, p).
-        networks: number of networks.
-        latent: largest number of latent layers of a bridge.
-        outputs: q; 0 if covariances were observed.
-        assumptions: assumptions of the fit.
-    """
+    """Consecutive observations of networks, with latent layers between them."""
 
     start: Float[Array, "bridges m m"]
     end: Float[Array, "bridges m m"]
@@ -70,13 +54,7 @@ class Bridges(eqx.Module):
 
 
 def bridges_of(path: Path, *, outputs: int = 0, assumptions: Assumptions = NOTHING_ASSUMED) -> Bridges:
-    """Make one bridge for each transition of a path.
-
-    Arguments:
-        path: the transitions from each observed layer to the next.
-        outputs: q, if the ends are X Xᵀ/q of q outputs.
-        assumptions: assumptions of the fit.
-    """
+    """Make one bridge for each transition of a path."""
     layers, whole = path.gap[path.layer], slice(None)
     more_drift, features = path.next_order()
     # Medians, since the features of an exploding covariance are larger by many orders of magnitude.
@@ -104,13 +82,6 @@ class Bridged(Distribution):
     """Law of the observations given the innovations of the latent layers: log w of `bridge`.
 
     One batch element is one bridge.
-
-    Attributes:
-        layer: the layer.
-        bridges: the data, whose assumptions choose the law: one layer at each network's width to the next order in 1/n,
-            or the limit.
-        innovations: standard normals, shape (bridges, latent, p).
-        power: power p of the step of one layer, chosen by the skewness of the architecture.
     """
 
     arg_constraints: dict[str, Any] = {}

@@ -32,11 +32,6 @@ class FullPath(Distribution):
 
     One batch element is one network; its log density is that of the covariances V_αβ, α ≤ β, after every layer but the
     first.
-
-    Attributes:
-        law: coefficients of the SDE, for a path without an adjustment, or of one layer. The latter have a leading axis
-            of the path's `widths`; the former may have one.
-        path: the data.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -51,15 +46,11 @@ class FullPath(Distribution):
         super().__init__((path.networks,), path.value.shape[1:], validate_args=validate_args)
 
     def expand(self, batch_shape: Sequence[int]) -> "FullPath":
-        """The law itself; as each network is observed once, it cannot be repeated by a plate of another size.
-
-        Raises:
-            InputError: for another batch shape.
-        """
+        """The law itself; as each network is observed once, it cannot be repeated by a plate of another size."""
         if tuple(batch_shape) != self.batch_shape:
             raise InputError(
-                f"plate: one of the path's {self.path.networks} networks is needed around their law, got plates of the "
-                f"shape {tuple(batch_shape)}; for some of them, the law of path[indices]"
+                f"plate: numpyro.plate(…, path.networks) is needed around the law of {self.path.networks} networks, "
+                f"got the shape {tuple(batch_shape)}; for plates of another size declare si.models.each_network"
             )
         return self
 
@@ -101,7 +92,7 @@ class CovariancePath(FullPath):
                 if jnp.shape(value) not in ((), (path.networks,)):
                     raise InputError(
                         f"{name}: one value, or one for each of {path.networks} networks, is needed; got the shape "
-                        f"{jnp.shape(value)}"
+                        f"{jnp.shape(value)}; a program with a layer of each network says so: si.models.each_network"
                     )
             path = path.by_network()
             layer = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (path.networks,)), layer)
@@ -118,13 +109,6 @@ class CovariancePath(FullPath):
 
         Networks of a layer without `forward_covariance` are sampled by steps of the solver over 1/n, with the limit's
         law only.
-
-        Returns:
-            Covariances of every layer, shape (*sample_shape, networks, 1 + depth, m, m).
-
-        Raises:
-            InputError: for a path without initial covariances, and for a layer without `forward_covariance` if the law
-                is that of finite width.
         """
         path = self.path
         if path.initial is None:

@@ -28,17 +28,7 @@ from sdeinfer.likelihood._model import AbstractModel
 
 
 class BranchPath(eqx.Module):
-    """The increments of networks' branches, and the assumptions on their blocks.
-
-    Attributes:
-        coefficients: log densities, see `blocks.adjusted_coefficients`.
-        observed: the value of the observed site; the increments themselves are in the coefficients.
-        own_shapes: gains or temperatures of the blocks.
-        part: for each branch the index of its block; static.
-        strengths: names of the blocks' strengths, such as "attention.strength"; static.
-        shapes: names of their gains or temperatures, such as "mlp.gain"; static.
-        prior: priors by name, which replace those of strengths and make gains and temperatures latent; static.
-    """
+    """The increments of networks' branches, and the assumptions on their blocks."""
 
     coefficients: Float[Array, "networks branches grid 4"]
     observed: Float[Array, "networks branches"]
@@ -50,12 +40,7 @@ class BranchPath(eqx.Module):
 
     @classmethod
     def of(cls, data: xr.Dataset, order: BlockOrder, prior: Mapping[str, Any] | None = None) -> "BranchPath":
-        """The path of a Dataset of branches.
-
-        Raises:
-            InputError: for priors of parameters that the blocks do not have, and for gains and temperatures that are
-                fixed beyond a factor of `blocks.WIDEST` of the blocks' own.
-        """
+        """The path of a Dataset of branches."""
         given = checked_priors(prior, order)
         for name, own in order.shapes.items():
             fixed = dict(given).get(name, Prior(own)).value
@@ -104,14 +89,7 @@ class BranchPath(eqx.Module):
 
 
 class Increments(dist.Distribution):
-    """The increments of all branches, given strengths, gains and temperatures; independent given what is read.
-
-    Arguments:
-        path: the increments.
-        strengths: g of each branch.
-        log_factors: logarithms of gains or temperatures over the blocks' own, for each block. Beyond a factor of
-            `blocks.WIDEST` the density is 0.
-    """
+    """The increments of all branches, given strengths, gains and temperatures; independent given what is read."""
 
     support = constraints.independent(constraints.real, 0)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 

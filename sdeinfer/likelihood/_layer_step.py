@@ -29,7 +29,7 @@ from sdeinfer.covariance import (
     total,
     transpose,
 )
-from sdeinfer.likelihood._moments import Moments, bounded
+from sdeinfer.likelihood._terms import Moments, bounded
 from sdeinfer.terms import Limit, attention_drift, relu_drift
 
 POWERS = (2, 4, 8, 16)
@@ -84,15 +84,7 @@ class LayerLaw(eqx.Module):
         *,
         power: int,
     ) -> "LayerLaw":
-        """The law of one layer of finite width.
-
-        Arguments:
-            moments: moments with a leading batch axis.
-            more_drift: DB₂[B₁] and B₁′.
-            features: `layers.variance_terms` minus their means.
-            h: 1/n.
-            power: p.
-        """
+        """The law of one layer of finite width."""
         square = square_of(features.shape[1])
         theta = moments.drift.T
         own = jnp.stack([moments.variance.T, moments.variance_mixing.T])
@@ -110,17 +102,7 @@ class LayerLaw(eqx.Module):
 
 
 class LayerStep(NamedTuple):
-    """The law of Y, where Q (I + Y)^p Qᵀ is the covariance after a layer; shapes (m, m, batch).
-
-    Attributes:
-        Q: factor V = QQᵀ in the spectral coordinates.
-        R: Q⁻¹.
-        rotation: the orthogonal U in Q = LU with L triangular.
-        mean: mean of Y.
-        variance: variances of the entries of Y.
-        square: E[(Y − EY)(Y − EY)ᵀ], diagonal.
-        log_volume: ½ log det V, shape (batch,).
-    """
+    """The law of Y, where Q (I + Y)^p Qᵀ is the covariance after a layer; shapes (m, m, batch)."""
 
     Q: Float[Array, "m m batch"]
     R: Float[Array, "m m batch"]
@@ -137,12 +119,7 @@ def power_of(skewness: float) -> int:
 
 
 def layer_step(law: LayerLaw, V: Float[Array, "m m batch"]) -> LayerStep:
-    """The law of one layer at V.
-
-    Arguments:
-        law: the law of one layer.
-        V: positive definite covariances; any other V gives NaN.
-    """
+    """The law of one layer at V."""
     tokens, equal = len(V), identity_like(V)
     L = cholesky(V)
     delta, U = eigh(centred_gram(L)[1])

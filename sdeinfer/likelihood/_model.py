@@ -1,7 +1,7 @@
 """Models: NumPyro programs of observed networks, one type for each kind of data.
 
 A program is a function of prepared data. A custom program is any function of a path that samples parameters, builds a
-layer and observes a `CovariancePath`; `as_model` wraps it as an `EveryLayer`.
+layer and observes a `CovariancePath`; `as_model` wraps it as an `EveryLayer`, `each_network` if it needs every network.
 """
 
 import abc
@@ -18,8 +18,8 @@ from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer, Architecture
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._bridges import Bridges
-from sdeinfer.likelihood._form import Form, form_of, name_of
 from sdeinfer.likelihood._path import AbstractPath
+from sdeinfer.likelihood._program import inside, name_of
 from sdeinfer.likelihood._statistics import PathStatistics
 
 
@@ -31,9 +31,9 @@ class AbstractModel(abc.ABC):
         program: the NumPyro program, a function of prepared data.
     """
 
-    program: Callable[[Any], None]
+    program: Callable[..., None]
 
-    def __call__(self, prepared: Any) -> None:
+    def __call__(self, prepared: Any, *given: Any, **named: Any) -> None:
         """Run the program on prepared data."""
         if isinstance(prepared, xr.Dataset):
             raise InputError(
@@ -45,7 +45,7 @@ class AbstractModel(abc.ABC):
                 f"model: {self.name} takes data of its own, see si.prepare, so no program can call it and no handler "
                 "change it: fit it itself, with prior={…} for its parameters"
             )
-        self.program(prepared)
+        self.program(prepared, *given, **named)
 
     @property
     def name(self) -> str:
@@ -56,6 +56,11 @@ class AbstractModel(abc.ABC):
         """Whether the program is one of such a path."""
         del path
         return False
+
+    @property
+    def takes_architecture(self) -> bool:
+        """Whether layers are sampled by the assumptions of a fit."""
+        return True
 
     @property
     def acceptance(self) -> float:
@@ -96,29 +101,24 @@ class AbstractModel(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class EveryLayer(AbstractModel):
-    """Networks observed at every layer.
-
-    Attributes:
-        makes_layers: whether the program builds the layers itself instead of sampling them by the assumptions.
-    """
+    """Networks observed at every layer."""
 
     makes_layers: bool = False
+    each: bool = False
+
+    @property
+    def takes_architecture(self) -> bool:
+        """Whether layers are sampled by the assumptions: in a model of the package, or in one in a handler."""
+        innermost = inside(self.program)
+        return not self.makes_layers or (isinstance(innermost, AbstractModel) and innermost.takes_architecture)
 
     def takes(self, path: AbstractPath) -> bool:
         """Whether the networks have no groups."""
         return not isinstance(path, PathStatistics) or path.group is None
 
-    def form(self, statistics: PathStatistics) -> Form:
-        """The form in which the program observes the networks."""
-        if not self.makes_layers:
-            return Form(statistics.assumptions.kind)
-        return form_of(self, statistics)
-
     def pool(self, prepared: AbstractPath) -> AbstractPath:
-        """Sum statistics over the networks of one width, unless the program needs every network, see `Form`."""
-        if not isinstance(prepared, PathStatistics) or not self.form(prepared).pooled:
-            return prepared
-        return prepared.pooled()
+        """Sum statistics over the networks of one width, unless the program needs every network."""
+        return prepared.pooled() if isinstance(prepared, PathStatistics) and not self.each else prepared
 
     def blocks(self, prepared: AbstractPath) -> Iterator[tuple[AbstractPath, int | None]]:
         """Blocks of networks; a custom program, which may have its own plates, gets all networks at once."""
@@ -134,14 +134,7 @@ class EveryLayer(AbstractModel):
 
 @dataclasses.dataclass(frozen=True)
 class LatentLayers(AbstractModel):
-    """Networks with latent layers.
-
-    Attributes:
-        bridges: function from a Dataset and assumptions to the program's data.
-        site: name of the site of the latent layers, standard normals in a plate whose elements are independent given
-            all other sites.
-        selection: function that selects the part of a Dataset that the model uses.
-    """
+    """Networks with latent layers."""
 
     bridges: Callable[[xr.Dataset, Assumptions], Bridges]
     site: str
@@ -154,11 +147,7 @@ class LatentLayers(AbstractModel):
 
 @dataclasses.dataclass(frozen=True)
 class Groups(EveryLayer):
-    """Networks in groups, observed at every layer.
-
-    Attributes:
-        ungrouped: the model of a single group, which determines each group's range and expansion point.
-    """
+    """Networks in groups, observed at every layer."""
 
     ungrouped: EveryLayer = dataclasses.field(kw_only=True)
 
@@ -177,11 +166,7 @@ class Groups(EveryLayer):
 
 
 def as_model(model: Callable[..., None]) -> AbstractModel:
-    """Return a model unchanged; wrap any other NumPyro program as an `EveryLayer`.
-
-    Raises:
-        InputError: for an object that is not callable.
-    """
+    """Return a model unchanged; wrap any other NumPyro program as an `EveryLayer`."""
     if isinstance(model, AbstractModel):
         return model
     if not callable(model) or isinstance(model, type | AbstractLayer | Architecture):
@@ -192,4 +177,20 @@ def as_model(model: Callable[..., None]) -> AbstractModel:
 @functools.lru_cache(maxsize=64)
 def _of_program(program: Callable[..., None]) -> EveryLayer:
     # One object per program: it is part of the keys of the caches of compiled functions.
-    return EveryLayer(program, makes_layers=True)
+    innermost = inside(program)
+    return EveryLayer(program, makes_layers=True, each=isinstance(innermost, EveryLayer) and innermost.each)
+
+
+def each_network(program: Callable[..., None]) -> EveryLayer:
+    """Declare that a program has numbers of each network: a layer, a site, a mask or a covariate; also a decorator.
+
+    Other programs have one layer for all networks: sums over the networks suffice, which are fitted faster, and may be
+    of more networks than there is memory for.
+
+    Arguments:
+        program: a NumPyro program, a function of a path.
+
+    Returns:
+        The model, for `fit` and for NumPyro.
+    """
+    return dataclasses.replace(_of_program(program), each=True)

@@ -1,4 +1,4 @@
-"""The interface of the data that a NumPyro program observes: plain transitions, or their sufficient statistics."""
+"""The data that a NumPyro program observes: plain transitions or their statistics, with an adjustment."""
 
 import abc
 import dataclasses
@@ -11,24 +11,63 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from sdeinfer.covariance import Pattern
-from sdeinfer.layers import FiniteWidth, Limit
-from sdeinfer.likelihood._adjustment import Adjustment
+from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
 from sdeinfer.likelihood._assumptions import Assumptions
+
+
+class Adjustment(eqx.Module):
+    """ℓ(u) → ℓ(û + C (u − û − s))/φ, with the layer's coordinates u (`Coordinates.unconstrained`).
+
+    For τ0 below `least_tau0` the law of attention does not hold for the data; ℓ is constant there, and the prior
+    determines the posterior.
+    """
+
+    dispersion: Float[Any, "*groups"]
+    least_tau0: Float[Any, "*groups"]
+    centre: Float[Any, "*groups parameters"]
+    matrix: Float[Any, "*groups parameters parameters"]
+    shift: Float[Any, "*groups parameters"]
+    error: Float[Any, "*groups"]
+
+    def __call__(self, layer: AbstractLayer) -> AbstractLayer:
+        """The layer with adjusted parameters."""
+        coordinates = layer.coordinates
+        u = coordinates.unconstrained(layer.parameters())
+        moved = self.centre + self.matrix @ (u - self.centre - self.shift)
+        values = coordinates.constrained(moved)
+        for name in coordinates.temperatures:
+            values[name] = _at_least(values[name], self.least_tau0)
+        return layer.with_parameters(values)
+
+    def of_densities(self) -> "Adjustment":
+        """The adjustment with the mode and the range of the data's density, and with its own curvature."""
+        identity = jnp.broadcast_to(jnp.eye(self.centre.shape[-1], dtype=self.matrix.dtype), self.matrix.shape)
+        return dataclasses.replace(self, dispersion=jnp.ones_like(self.dispersion), matrix=identity)
+
+    def of_priors(self) -> "Adjustment":
+        """An adjustment that leaves nothing of the likelihood, so that a joint density is that of the priors."""
+        largest = jnp.finfo(self.dispersion.dtype).max
+        return dataclasses.replace(self, dispersion=jnp.full_like(self.dispersion, largest))
+
+
+def no_adjustment(parameters: int, networks: int | None = None) -> Adjustment:
+    """The identity adjustment; with it one compiled program serves adjusted and unadjusted likelihoods."""
+    dtype, axes = jnp.result_type(float), () if networks is None else (networks,)
+    values = (1.0, 0.0, np.zeros(parameters), np.eye(parameters), np.zeros(parameters), 0.0)
+    each = (np.broadcast_to(np.asarray(x, dtype), (*axes, *np.shape(x))) for x in values)
+    return Adjustment(*jax.device_put(list(each)))
+
+
+def _at_least(x: Float[Array, ""], least: Float[Array, ""]) -> Float[Array, ""]:
+    """Smooth maximum of x and a bound; at 1.5 times the bound it exceeds x by 0.6 %."""
+    larger = jnp.maximum(x, least)
+    return larger * (1 + (jnp.minimum(x, least) / larger) ** 8) ** (1 / 8)
 
 
 class AbstractPath(eqx.Module):
     """Observed networks, as a `CovariancePath` takes them: `CovariancePath(layer, path)`, `obs=path.observed`.
 
     `Transitions` are the covariances themselves, `PathStatistics` a compression of them.
-
-    Attributes:
-        widths: the distinct widths n, ascending, padded by `repeated_widths`; shape (widths,).
-        width: index of each network into `widths`, shape (networks,).
-        adjustment: adjustment of the likelihood, possibly with a leading axis of widths; None for no adjustment.
-        pattern: the attention pattern of the coordinates.
-        assumptions: assumptions of the fit.
-        hidden: whether `observed` is None, so that a program samples the data.
-        arrays: names of the fields with a leading axis of networks.
     """
 
     arrays: ClassVar[tuple[str, ...]]
@@ -57,13 +96,7 @@ class AbstractPath(eqx.Module):
 
     @abc.abstractmethod
     def log_density(self, law: Limit | FiniteWidth, value: Any) -> Float[Array, " networks"]:
-        """Log density of each network's value by the coefficients of one layer.
-
-        Arguments:
-            law: the limit, for data without an adjustment, possibly with a leading axis of `widths`; or the law of one
-                layer, with that axis.
-            value: an array like `value`.
-        """
+        """Log density of each network's value by the coefficients of one layer."""
 
     @property
     def networks(self) -> int:

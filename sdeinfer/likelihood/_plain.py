@@ -12,13 +12,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.layers import FiniteWidth, Limit
-from sdeinfer.likelihood._adjustment import Adjustment
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._moments import at_least_a_quarter, moments_of, of_limits
-from sdeinfer.likelihood._observed import observed_path
-from sdeinfer.likelihood._path import AbstractPath
-from sdeinfer.likelihood._terms import terms_of
-from sdeinfer.likelihood._transitions import used_of
+from sdeinfer.likelihood._path import AbstractPath, Adjustment
+from sdeinfer.likelihood._terms import at_least_a_quarter, moments_of, of_limits, terms_of
+from sdeinfer.likelihood._transitions import observed_path, used_of
 from sdeinfer.terms import AbstractTerm
 
 ENTRIES = 2**20
@@ -33,10 +30,6 @@ class Transitions(AbstractPath):
     in V, except where the spectrum of the centred V has repeated eigenvalues, as for equal correlations: the derivative
     in such a V is NaN. Its cost grows with the number of transitions: a gradient takes 30 to 70 µs per transition of
     four tokens on two cores. `PathStatistics` takes the same time for any number.
-
-    Attributes:
-        covariance: V at every layer, shape (networks, 1 + layers, m, m).
-        used: whether each transition is used, shape (networks, layers).
     """
 
     arrays = ("covariance", "used", "width")
@@ -85,11 +78,7 @@ class Transitions(AbstractPath):
 
 
 def transitions_of(data: xr.Dataset, assumptions: Assumptions = NOTHING_ASSUMED) -> Transitions:
-    """The used transitions of a Dataset in which every layer was observed.
-
-    Raises:
-        InputError: as `observed_path`.
-    """
+    """The used transitions of a Dataset in which every layer was observed."""
     path = observed_path(data, assumptions.other_terms)
     widths, width = np.unique(path.width, return_inverse=True)
     return Transitions(

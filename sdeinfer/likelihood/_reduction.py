@@ -1,57 +1,192 @@
 """The reduction of transitions to sufficient statistics, in one pass over the data."""
 
+import dataclasses
 import itertools
 import math
-from functools import partial
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-from sdeinfer.layers import drift_count
+from sdeinfer._files import InputError
+from sdeinfer.covariance import Pattern
+from sdeinfer.layers import ATTENTION_NEXT, drift_count
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._chunked_path import ChunkedPath, added
-from sdeinfer.likelihood._kernels import quadratic_pairs, rows_of
-from sdeinfer.likelihood._layout import Layout, angles, at_zero, path_layout, require_finite, terms_by_block
-from sdeinfer.likelihood._statistics import PathStatistics, repeated_widths
+from sdeinfer.likelihood._statistics import NODES, PathStatistics, quadratic_pairs, repeated_widths, rows_of
 from sdeinfer.likelihood._terms import Terms
-from sdeinfer.likelihood._transitions import Path
+from sdeinfer.likelihood._transitions import BLOCK, Path
+
+ROUNDING = 64
+"""Bound, in units of eps times the largest δ, below which an eigenvalue δ counts as zero; e is quadratic in δ."""
+
+SMALL = 1e-3
+"""With a pattern, the largest e, relative to the largest of a transition, for which G is replaced by its mean."""
+
+ACCURACY = 1e-13
+"""Bound on the relative interpolation error."""
+
+
+class Layout(NamedTuple):
+    """Nodes and mean features of statistics; statistics with the same layout can be added.
+
+    Attributes:
+        middle: midpoint of the range of log e for each pair, shape (p,).
+        half_width: half-width of that range, shape (p,).
+        nodes: number of Chebyshev points.
+        centre: f̄, the means of the finite-width features over a sample of the data, 0 for G; shape (features, p).
+        next_order: g₀, g₁ and the largest |g₀ + g₁ e| of the range of e, shape (3, p).
+    """
+
+    middle: np.ndarray
+    half_width: np.ndarray
+    nodes: int
+    centre: np.ndarray
+    next_order: np.ndarray
+
+    @property
+    def points(self) -> np.ndarray:
+        """Values of e at the nodes, the first 0; shape (p, nodes + 1)."""
+        x = np.cos(angles(self.nodes))
+        e = np.exp(self.middle[:, None] + self.half_width[:, None] * x)
+        return np.concatenate([np.zeros((len(e), 1)), e], axis=1)
+
+    def holds(self, e: Float[np.ndarray, "transitions p"]) -> Bool[np.ndarray, " transitions"]:
+        """Whether each transition has all of its e in the range, or zero."""
+        zero = at_zero(e)
+        away = np.abs(np.log(np.where(zero, 1.0, e)) - self.middle)
+        return (zero | (away <= self.half_width)).all(axis=1)
+
+
+def path_layout(path: Path, *, nodes: int | None = None, margin: float = 1.0) -> Layout:
+    """Find the range of e and the means of the finite-width features in a first pass over the data."""
+    lowest, highest = _range_of_e(path)
+    lowest, highest = (np.where(highest == 0, 1.0, bound) for bound in (lowest, highest))
+    half_width = margin * np.maximum(np.log(highest / lowest) / 2, 1e-3)
+    middle = (np.log(lowest) + np.log(highest)) / 2
+    centre, mixing, next_terms = _sample_of_features(path)
+    # G is negative and of fourth order in V: its mean could make the variance negative at small V. In coordinates of a
+    # pattern in which e is next to nothing, G is positive.
+    small = _is_small(mixing) & (not path.pattern.everything)
+    centre[ATTENTION_NEXT] = np.where(small, centre[ATTENTION_NEXT], 0.0)
+    next_order = _next_order_of(mixing, next_terms, np.exp(middle + half_width), small)
+    return Layout(
+        middle=middle,
+        half_width=half_width,
+        nodes=nodes_needed(float(half_width.max())) if nodes is None else nodes,
+        centre=centre,
+        next_order=next_order,
+    )
+
+
+def _range_of_e(path: Path) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"]]:
+    """The smallest and the largest e of each pair that is not zero."""
+    p = path.tokens * (path.tokens + 1) // 2
+    lowest, highest = np.full(p, np.inf), np.zeros(p)
+    for block, e in path.over_blocks(lambda block: (block, path.mixing(block))):
+        require_finite({"mixing": e}, path.first + path.network[block])
+        zero = at_zero(e)
+        lowest = np.minimum(lowest, np.where(zero, np.inf, e).min(axis=0))
+        highest = np.maximum(highest, np.where(zero, 0.0, e).max(axis=0))
+    return lowest, highest
+
+
+def _next_order_of(e: np.ndarray, G: np.ndarray, highest: np.ndarray, small: np.ndarray) -> Float[np.ndarray, "3 p"]:
+    """The line in e closest to G/e, for each pair, and its largest value for e in [0, highest]; 0 where e is small."""
+    zero = at_zero(e).any(axis=0) | small
+    if not np.isfinite(G).all():  # refused later, with the network's number
+        return np.zeros((3, e.shape[-1]))
+    ratio, e = np.where(zero, 0.0, G / np.where(zero, 1.0, e)), np.where(zero, 0.0, e)
+    away = e - e.mean(axis=0)
+    square = (away**2).sum(axis=0)
+    slope = (away * ratio).sum(axis=0) / np.where(square > 0, square, 1.0)
+    start = ratio.mean(axis=0) - slope * e.mean(axis=0)
+    return np.stack([start, slope, np.maximum(abs(start), abs(start + slope * highest))])
+
+
+def _is_small(e: Float[np.ndarray, "transitions p"]) -> np.ndarray:
+    """Whether e is small for each pair, relative to the largest of a transition."""
+    return (e / np.maximum(e.max(axis=1, keepdims=True), np.finfo(e.dtype).tiny)).mean(axis=0) <= SMALL
+
+
+def _sample_of_features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means of the variance features, shape (features, p), and e and G, over a sample of the transitions."""
+    each = [terms for _, terms in terms_by_block(path.thinned(BLOCK))]
+    variance, mixing = np.concatenate([x.variance for x in each]), np.concatenate([x.mixing for x in each])
+    return variance.mean(axis=0), mixing, variance[:, ATTENTION_NEXT]
+
+
+def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:
+    """Iterate over blocks of transitions: their indices and their terms."""
+    yield from path.over_blocks(lambda block: (block, path.terms(block)))
+
+
+def nodes_needed(half_width: float) -> int:
+    """Smallest J in `NODES` (or beyond them) with ρ^{−J} ≤ `ACCURACY`, for log e in an interval of this half-width."""
+    slope = math.pi / half_width
+    rho = slope + math.hypot(1.0, slope)
+    needed = -math.log(ACCURACY) / math.log(rho)
+    return next((count for count in NODES if count >= needed), math.ceil(needed))
+
+
+def at_zero(e: np.ndarray) -> np.ndarray:
+    """Whether each e is zero up to rounding, relative to the largest e of its transition."""
+    return e <= (ROUNDING * float(jnp.finfo(float).eps)) ** 2 * e.max(axis=-1, keepdims=True)
+
+
+def require_finite(terms: Mapping[str, np.ndarray], network: np.ndarray) -> None:
+    for name, term in terms.items():
+        finite = np.isfinite(term).reshape(len(term), -1).all(axis=1)
+        if not finite.all():
+            where = network[int(np.argmin(finite))]
+            raise InputError(f"covariance: network {where}: too large or too small for its law, {name} overflows")
+
+
+def angles(count: int) -> np.ndarray:
+    return (np.arange(count) + 0.5) * math.pi / count
+
 
 CACHED = 2**20
-"""Bytes of the functions of e that are computed at a time for data in chunks."""
+"""Bytes of the functions of e that are computed at a time."""
 
 
 def path_statistics(
-    path: Path | ChunkedPath,
+    path: Path,
     layout: Layout | None = None,
     *,
     pooled: bool = False,
     assumptions: Assumptions = NOTHING_ASSUMED,
 ) -> PathStatistics:
-    """Reduce transitions to sufficient statistics, in one pass, in float64, and in memory independent of their number.
-
-    Arguments:
-        path: the observed transitions.
-        layout: nodes and mean features; `path_layout` if None.
-        pooled: sum over the networks of one width directly, as `PathStatistics.pooled` does afterwards; so are
-            transitions in chunks in any case.
-        assumptions: assumptions of the fit.
-
-    Returns:
-        The statistics, in JAX's default floating-point type.
-
-    Raises:
-        InputError: if a covariance is so large or small that a term overflows.
-    """
+    """Reduce transitions to sufficient statistics, in one pass, in float64, in memory independent of their number."""
     layout = path_layout(path) if layout is None else layout
     widths, width = np.unique(path.width, return_inverse=True)
-    padded = repeated_widths(widths)
-    pooled = pooled or not path.in_memory
-    weights, constant = path.reduced(
-        partial(_sums, layout=layout, widths=widths if pooled else None), added, name="statistics"
+    if pooled:
+        sums = sums_of(path, layout=layout, widths=widths)
+        return statistics_of_sums(sums, layout, widths, pattern=path.pattern, assumptions=assumptions)
+    own = {"width": width, "initial": path.initial}
+    found = statistics_of_sums(
+        sums_of(path, layout=layout), layout, widths, pattern=path.pattern, assumptions=assumptions, **own
     )
-    groups, weights = len(constant), np.require(weights, requirements="W")
+    return dataclasses.replace(found, depth=int(path.gap.sum()))
+
+
+type Sums = tuple[Float[np.ndarray, "groups p rows nodes"], Float[np.ndarray, " groups"]]
+"""Sums over transitions: of rows times T_k(e), and of the constant."""
+
+
+def statistics_of_sums(
+    sums: Sums,
+    layout: Layout,
+    widths: Float[np.ndarray, " widths"],
+    *,
+    pattern: Pattern,
+    assumptions: Assumptions,
+    **of_networks: np.ndarray,
+) -> PathStatistics:
+    """The statistics of sums over the transitions of each width, or of each network with its `width` and `initial`."""
+    weights, constant = np.require(sums[0], requirements="W"), sums[1]
     to_nodes = _moments_to_nodes(layout.nodes)
     for own in weights:  # one at a time: the product is a copy
         own[..., 1:] @= to_nodes
@@ -61,19 +196,15 @@ def path_statistics(
         centre=layout.centre,
         next_order=layout.next_order,
         constant=constant,
-        widths=padded,
-        width=np.arange(groups) if pooled else width,
-        initial=None if pooled else path.initial,
+        widths=repeated_widths(widths),
+        width=np.arange(len(constant)),
     )
-    arrays = jax.device_put(jax.tree.map(_in_default_type, statistics))
-    depth = 0 if pooled else int(path.gap.sum())
-    return PathStatistics(**arrays, pattern=path.pattern, assumptions=assumptions, depth=depth)
+    arrays = jax.device_put(jax.tree.map(_in_default_type, statistics | of_networks))
+    return PathStatistics(**arrays, pattern=pattern, assumptions=assumptions)
 
 
-def _sums(
-    path: Path, *, layout: Layout, widths: Float[np.ndarray, " widths"] | None
-) -> tuple[Float[np.ndarray, "groups p rows nodes"], Float[np.ndarray, " groups"]]:
-    """Sums over the transitions of each network, or of each of the widths: of rows times T_k(e), and the constant."""
+def sums_of(path: Path, *, layout: Layout, widths: Float[np.ndarray, " widths"] | None = None) -> Sums:
+    """The sums over the transitions of each network, or of each of the widths."""
     p, nodes, group, groups = len(layout.middle), layout.nodes, path.network, len(path.width)
     if widths is not None:
         group, groups = path.width_index(widths), len(repeated_widths(widths))
@@ -99,13 +230,7 @@ def _sums(
 
 
 def _chebyshev(x: np.ndarray, away: np.ndarray, nodes: int) -> Float[np.ndarray, "nodes p transitions"]:
-    """Indicator of e = 0, and T_k(x) for the other terms, with the nodes first, so that BLAS takes the strides.
-
-    Arguments:
-        x: log e, scaled to [−1, 1]; shape (p, transitions).
-        away: whether e is not zero, shape (p, transitions).
-        nodes: number of polynomials.
-    """
+    """Indicator of e = 0, and T_k(x) for the other terms, with the nodes first, so that BLAS takes the strides."""
     T = np.empty((nodes + 1, *x.shape))
     T[0], T[1] = ~away, away
     if nodes > 1:

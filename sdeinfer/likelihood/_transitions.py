@@ -1,4 +1,4 @@
-"""The used transitions between observed layers, in memory."""
+"""The used transitions between observed layers."""
 
 import collections
 import dataclasses
@@ -6,14 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ClassVar, Literal
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 
 from sdeinfer._files import InputError
-from sdeinfer._map_reduce import Combine
 from sdeinfer._progress import done
 from sdeinfer.covariance import (
     EVERY_TOKEN,
@@ -25,6 +23,7 @@ from sdeinfer.covariance import (
     singular,
 )
 from sdeinfer.likelihood._terms import Terms, in_blocks, next_order_terms, remembered_terms, terms_of
+from sdeinfer.observation import outputs_of, validate
 from sdeinfer.terms import AbstractTerm
 
 BLOCK, BLOCK_TERMS = 2048, 2**17
@@ -36,21 +35,7 @@ MANY_TOKENS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """The used transitions of observed paths, ordered by network.
-
-    Attributes:
-        covariance: V of every network at every observed layer, shape (networks, layers, m, m).
-        width: n of each network, shape (networks,).
-        network: index of each transition's network, ascending; shape (transitions,).
-        layer: index of the observed layer at which each transition starts; shape (transitions,).
-        gap: number of layers from each observed layer to the next, shape (layers − 1,).
-        pattern: the attention pattern of the coordinates.
-        others: terms of the limit beside the package's.
-        first: number of the first network in the data, of which this may be a chunk; for errors.
-        first_layer: number of the first observed layer; for errors.
-    """
-
-    in_memory: ClassVar[Literal[True]] = True
+    """The used transitions of observed paths, ordered by network."""
 
     covariance: np.ndarray
     width: np.ndarray
@@ -91,8 +76,6 @@ class Path:
 
     def mixing(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions p"]:
         """The e of transitions, without their other terms."""
-        if not self.pattern.everything:
-            return np.asarray(self.terms(chosen).mixing)
         return in_blocks(lambda V: np.asarray(coordinates(V, self.pattern).mixing), self.starts(chosen))
 
     def next_order(
@@ -134,31 +117,8 @@ class Path:
         """V of each network at its first observed layer."""
         return self.covariance[:, 0]
 
-    @property
-    def at_once(self) -> int:
-        """Number of transitions that can be in memory together: all."""
-        return len(self)
-
-    def with_nearby(self, indices: np.ndarray) -> "Path":
-        """Itself; see `ChunkedPath.with_nearby`."""
-        del indices
-        return self
-
-    def reduced[T](self, function: Callable[["Path"], T], combine: Combine[T], *, name: str) -> T:
-        """A function of the transitions; see `ChunkedPath.reduced`."""
-        del combine, name
-        return function(self)
-
     def require_densities(self, chosen: np.ndarray | None = None, *, ends: bool = False) -> None:
-        """Check that transitions have densities.
-
-        Arguments:
-            chosen: indices of the transitions to check; all if None.
-            ends: whether to check the ends as well as the starts.
-
-        Raises:
-            InputError: for a transition that starts, or ends, at a singular covariance.
-        """
+        """Check that transitions have densities."""
         path = self if chosen is None else self.take(chosen)
         for later in (0, 1) if ends else (0,):
             for block in path.blocks():
@@ -166,7 +126,11 @@ class Path:
                 if flat.any():
                     first = block[np.argmax(flat)]
                     numbers = self.first_layer + np.cumsum([0, *self.gap])
-                    raise without_density(int(path.network[first]), float(numbers[path.layer[first] + later]))
+                    network, layer = self.first + int(path.network[first]), float(numbers[path.layer[first] + later])
+                    raise InputError(
+                        f"covariance: network {network}, layer {layer:g}: singular, so that its transition has no "
+                        "density (two tokens coincide, up to rounding)"
+                    )
 
     def of_networks(self, networks: np.ndarray) -> "Path":
         """The transitions of the networks with the given ascending indices; the networks are renumbered."""
@@ -191,22 +155,10 @@ USED = "used"
 
 
 def with_pattern(data: xr.Dataset, pattern: Pattern) -> xr.Dataset:
-    """The Dataset with the coordinates of an attention pattern.
-
-    Raises:
-        InputError: if the pattern is one of another number of tokens.
-    """
+    """The Dataset with the coordinates of an attention pattern."""
     pattern.mask(data.sizes["token_a"])
     other = {name: value for name, value in data.attrs.items() if name not in PATTERN_ATTRIBUTES}
     return data.drop_attrs(deep=False).assign_attrs({**other, **pattern.attributes()})
-
-
-def without_density(network: int, layer: float) -> InputError:
-    """The error for a transition at a singular covariance."""
-    return InputError(
-        f"covariance: network {network}, layer {layer:g}: singular, so that its transition has no density (two tokens "
-        "coincide, up to rounding)"
-    )
 
 
 def used_of(data: xr.Dataset) -> Bool[np.ndarray, "networks transitions"]:
@@ -220,15 +172,6 @@ def with_used(data: xr.Dataset, used: Bool[np.ndarray, "networks transitions"]) 
     """The Dataset with the variable `used` set."""
     from_last = np.zeros((len(used), 1), bool)
     return data.assign({USED: (("network", "layer"), np.concatenate([used, from_last], axis=1))})
-
-
-def used_only(
-    used: Bool[np.ndarray, "networks transitions"], chosen: np.ndarray
-) -> Bool[np.ndarray, "networks transitions"]:
-    """The marks with some of the used transitions only, by their indices or a mask among the used ones."""
-    found = np.zeros(used.size, bool)
-    found[np.flatnonzero(used)[chosen]] = True
-    return found.reshape(used.shape)
 
 
 def largest_variances(V: Float[np.ndarray, "... m m"]) -> Float[np.ndarray, "..."]:
@@ -245,3 +188,38 @@ def evenly_by(key: Float[np.ndarray, " all"], count: int) -> Int[np.ndarray, " s
 def _symmetric(V: np.ndarray) -> Float[np.ndarray, "transitions m m"]:
     array = np.asarray(V, np.float64)
     return (array + np.swapaxes(array, -1, -2)) / 2
+
+
+def observed_path(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> Path:
+    """The used transitions of a Dataset in which every layer was observed."""
+    path = any_transitions(data, others)
+    if (path.gap != 1).any():
+        layers = ", ".join(f"{number:g}" for number in data["layer"].values[:4])
+        raise InputError(f"layer: the full path needs every layer, got layers {layers}, …; use models.thinned_path")
+    path.require_densities()
+    return path
+
+
+def any_transitions(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> Path:
+    """The used transitions from each observed layer to the next; they may skip layers or start at singular V."""
+    data = validate(data)
+    if outputs_of(data):
+        raise InputError("outputs: the data hold covariances of outputs, not of the last layer; use models.outputs")
+    return _path(data, others)
+
+
+def outputs_transitions(data: xr.Dataset) -> Path:
+    """The transitions from the first layer of each network to the sample covariance of its outputs."""
+    data = validate(data)
+    if not outputs_of(data):
+        raise InputError("outputs: the data are not of outputs; make them with observe_outputs")
+    return _path(data)
+
+
+def _path(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> Path:
+    network, layer = np.nonzero(used_of(data))
+    if not len(network):
+        raise InputError("used: no transition is left")
+    width, gap = data["width"].values.astype(np.float64), np.diff(data["layer"].values).astype(int)
+    pattern, first = Pattern.in_attributes(data.attrs), int(data["layer"].values[0])
+    return Path(data["covariance"].values, width, network, layer, gap, pattern, others, first_layer=first)

@@ -14,11 +14,6 @@ from sdeinfer.observation._capture import evaluated as evaluated
 from sdeinfer.observation._capture import torch_called as torch_called
 from sdeinfer.observation._capture import torch_network as torch_network
 from sdeinfer.observation._choice import take as take
-from sdeinfer.observation._chunks import Chunk as Chunk
-from sdeinfer.observation._chunks import chunks_of as chunks_of
-from sdeinfer.observation._chunks import in_chunks as in_chunks
-from sdeinfer.observation._chunks import refuse as refuse
-from sdeinfer.observation._chunks import require_loaded as require_loaded
 from sdeinfer.observation._dataset import DIMS as DIMS
 from sdeinfer.observation._dataset import INCOMPLETE as INCOMPLETE
 from sdeinfer.observation._dataset import SHARED_WEIGHTS as SHARED_WEIGHTS
@@ -35,6 +30,7 @@ from sdeinfer.observation._dataset import validate_labels as validate_labels
 from sdeinfer.observation._dataset import validate_tokens as validate_tokens
 from sdeinfer.observation._doubts import LowPrecisionWarning as LowPrecisionWarning
 from sdeinfer.observation._doubts import SharedWeightsWarning as SharedWeightsWarning
+from sdeinfer.observation._faults import first_fault as first_fault
 from sdeinfer.observation._faults import labels_of as labels_of
 from sdeinfer.observation._faults import last_marks as last_marks
 from sdeinfer.observation._faults import require_different as require_different

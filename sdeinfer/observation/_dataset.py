@@ -13,7 +13,6 @@ from sdeinfer._arguments import checked, shown
 from sdeinfer._files import InputError
 from sdeinfer.layers import Architecture
 from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
-from sdeinfer.observation._chunks import in_chunks, require_undamaged
 from sdeinfer.observation._faults import first_fault, labels_of, last_marks, require_different
 
 DIMS = ("network", "layer", "token_a", "token_b")
@@ -106,7 +105,7 @@ def validate(data: xr.Dataset) -> xr.Dataset:
 
     Arguments:
         data: a Dataset with the variable `covariance`; its dimensions may come in any order. Where Dask backs it, the
-            covariances are read in chunks, and stay backed by Dask.
+            covariances are read into memory.
 
     Returns:
         The Dataset with the dimensions in order (network, layer, token_a, token_b).
@@ -114,10 +113,7 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     Raises:
         InputError: one line that says what is wrong and where.
     """
-    data = validate_labels(data)
-    if in_chunks(data):
-        require_undamaged(data)
-        return data
+    data = validate_labels(data).compute()
     V = data["covariance"].values
     fault = first_fault(V)
     if fault is not None:

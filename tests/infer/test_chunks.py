@@ -1,32 +1,33 @@
 """Fits of data in chunks against those of the same data in memory, and against themselves on other workers."""
 
 import os
+import random
 import signal
 import threading
+import time
 
 import dask
 import jax
 import jax.random as jr
 import numpy as np
 import pytest
+import xarray as xr
 from conftest import WARMUP
 
 import sdeinfer as si
-from sdeinfer.infer import in_range, problem_of
-from sdeinfer.infer._survey import survey
-from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Assumptions, any_transitions, chunked_path, path_layout, path_statistics, used_of
+from sdeinfer._map_reduce import map_chunks, reduce_chunks
+from sdeinfer.infer._chunks import chunks_of
 from sdeinfer.observation import open_in_chunks, write
 
 FULL_PATH = si.models.full_path
-MEASURES = {"logit_spread", "attention_growth", "relu_growth"}
 SETTINGS = {"chains": 2, "draws": 60, "warmup": WARMUP, "predictions": 20}
 
 
 @pytest.fixture
 def store(networks, tmp_path, monkeypatch):
-    """Eight chunks of three networks each."""
-    monkeypatch.setattr("sdeinfer.observation._chunks.LEAST", 1)
+    """Eight chunks of three networks each, of which one in three is in memory."""
+    monkeypatch.setattr("sdeinfer.infer._chunks.LEAST", 1)
+    monkeypatch.setattr("sdeinfer.infer._chunks.KEPT", 8)
     part = networks.copy()
     part["covariance"].encoding = {"chunks": (3, *networks["covariance"].shape[1:])}
     write(part, tmp_path / "data.zarr")
@@ -38,120 +39,171 @@ def chunks(store):
     return open_in_chunks(store)
 
 
-def examined(data):
-    return survey(data, MEASURES, leave_out_damaged=False)
-
-
 def of_two_widths(data):
     return data.assign_coords(width=("network", np.where(np.arange(24) % 5 < 2, 96, 128)))
 
 
-@pytest.mark.parametrize("change", [lambda data: data, of_two_widths])
-def test_statistics(networks, chunks, change):
-    data, whole = change(networks), any_transitions(change(networks))
-    path = chunked_path(examined(change(chunks)))
-    layout, own = path_layout(whole), path_layout(path)
-    for here, there in zip(layout, own, strict=True):  # ranges and means of the same transitions
-        np.testing.assert_array_equal(here, there)
-    expected, found = path_statistics(whole, layout, pooled=True), path_statistics(path, layout)
-    assert len(found.constant) == len(np.unique(data["width"]))
-    for name in ("weights", "constant", "nodes", "widths"):
-        x, y = (np.asarray(getattr(each, name)) for each in (expected, found))
-        np.testing.assert_allclose(y, x, rtol=1e-12, atol=1e-13 * np.abs(x).max())
+@pytest.mark.parametrize("law", ["limit", "finite-width"])
+def test_sums_over_chunks_are_the_statistics(networks, chunks, law, monkeypatch):
+    """With every network in memory, the range and the adjustment are the same, and so are densities."""
+    monkeypatch.setattr("sdeinfer.infer._chunks.KEPT", 24)
+    whole, found = (si.prepare(FULL_PATH, of_two_widths(data), law=law) for data in (networks, chunks))
+    assert len(found.constant) == 2
+    for x, y in zip(jax.tree.leaves(whole.adjustment), jax.tree.leaves(found.adjustment), strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-3, atol=1e-3)  # the mode is found to 1e-3 of a standard deviation
+
+    @jax.jit
+    def density(values, path):
+        layer = si.ShapedTransformer(gamma=values[0], tau0=values[1], c_plus=values[2], c_minus=-3.0)
+        return si.likelihood.CovariancePath(layer, path).log_prob(path.observed).sum()
+
+    for values in ((0.6, 1.0, 1.0), (0.62, 0.9, 1.0), (0.57, 1.1, 0.9)):
+        expected, own = (density(np.array(values), path) for path in (whole, found))
+        np.testing.assert_allclose(own, expected, rtol=1e-9 if law == "limit" else 1e-4)
 
 
-def test_transitions_in_memory_are_the_same(networks, chunks):
-    whole, path = any_transitions(networks), chunked_path(examined(chunks))
-    chosen = np.array([0, 7, 31, 100, 239])
-    for here, there in [(whole.take(chosen), path.take(chosen)), (whole.thinned(50), path.thinned(50))]:
-        np.testing.assert_array_equal(here.starts(slice(None)), there.starts(slice(None)))
-        np.testing.assert_array_equal(here.ends(slice(None)), there.ends(slice(None)))
-    near = path.with_nearby(np.arange(0, 240, 3)).take(np.array([3, 99, 12]))
-    np.testing.assert_array_equal(near.starts(slice(None)), whole.take(np.array([3, 12, 99])).starts(slice(None)))
-
-
-def test_many_transitions_stay_in_chunks(networks, chunks, monkeypatch):
-    monkeypatch.setattr("sdeinfer.likelihood._chunked_path.GATHERED", 16 * 9 * 20)
-    path, chosen = chunked_path(examined(chunks)).take(np.arange(0, 240, 2)), np.arange(0, 240, 2)
-    assert isinstance(path, type(chunked_path(examined(chunks))))
-    expected = path_statistics(any_transitions(networks).take(chosen), pooled=True)
-    np.testing.assert_allclose(path_statistics(path).constant, expected.constant, rtol=1e-12)
-
-
-@pytest.mark.parametrize("largest_logit", [0.6, 0.15])
-def test_range(networks, chunks, largest_logit):
-    assumptions = Assumptions(Architecture("transformer"))
-    expected, pilot = in_range(problem_of(FULL_PATH, assumptions), networks, largest_logit)
-    found, same = in_range(problem_of(FULL_PATH, assumptions), examined(chunks), largest_logit)
-    np.testing.assert_array_equal(used_of(found), used_of(expected))
-    np.testing.assert_allclose(same["pilot_tau0"], pilot["pilot_tau0"], rtol=1e-6)
-    assert used_of(expected).mean() < 1 or largest_logit == 0.6
-
-
-def test_without_attention_all_are_in_range(chunks):
-    data = survey(chunks, {"relu_growth"}, leave_out_damaged=False)
-    found, pilot = in_range(problem_of(FULL_PATH, Assumptions(Architecture("mlp"))), data, 0.6)
-    assert used_of(found).all()
-    assert not pilot
-
-
-def test_prepared(networks, chunks):
-    expected, found = si.prepare(FULL_PATH, networks).pooled(), si.prepare(FULL_PATH, chunks)
-    for x, y in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
-        np.testing.assert_allclose(y, x, rtol=1e-6, atol=1e-9 * np.abs(x).max())
-
-
-def test_fit_and_check(networks, chunks, monkeypatch):
+def test_fit_and_check(networks, chunks):
     with dask.config.set(scheduler="synchronous"):
         post = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))
-    assert post["log_likelihood"].sizes["network"] == post.attrs["networks"] == 24
-    np.testing.assert_array_equal(post["observed_data"]["covariance"], networks["covariance"])
-    of_data = si.check(post, chunks)
+    by_threads = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))
+    xr.testing.assert_identical(*(each["posterior"].to_dataset().drop_attrs() for each in (post, by_threads)))
+    of_data = si.fit(FULL_PATH, networks, **SETTINGS, key=jr.key(1))
+    assert post.attrs["networks"] == 24
+    assert post.attrs["left_out"] == pytest.approx(of_data.attrs["left_out"], abs=0.1)
+    assert post.attrs["left_out"] == 1 - post.attrs["used_transitions"] / 240
+    for name in of_data.attrs["identified"].split():
+        one, other = (each["posterior"][name] for each in (post, of_data))
+        assert abs(float(one.mean() - other.mean())) < 0.5 * float(other.std())
+        assert 0.6 < float(one.std() / other.std()) < 1.6
+    assert post["posterior_predictive"].sizes["network"] == post["log_likelihood"].sizes["network"] == 8
+    assert post["observed_data"]["network"].values.tolist() == [0, 3, 7, 10, 13, 16, 20, 23]
+    found = si.check(post, chunks)
+    assert "layers and predictions are checked on 8 of 24 networks" in found.notes
+    assert [each.name for each in found.verdicts] == [each.name for each in si.check(of_data).verdicts]
 
-    monkeypatch.setattr("sdeinfer.infer._survey.KEPT", 8)
-    some = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))  # by threads
-    for name, draws in post["posterior"].data_vars.items():
-        np.testing.assert_array_equal(draws, some["posterior"][name])
-    assert some["posterior_predictive"].sizes["network"] == some["log_likelihood"].sizes["network"] == 8
-    assert some["observed_data"]["network"].values.tolist() == [0, 3, 7, 10, 13, 16, 20, 23]
-    of_some = si.check(some)
-    assert "layers and predictions are checked on 8 of 24 networks" in of_some.notes
-    assert [each.name for each in of_data.verdicts] == [each.name for each in of_some.verdicts]
-    # The scatter of the networks that were kept stands for that of all.
-    table = si.diagnostics.consequences(some).loc["scatter of networks"]
-    assert (table.drop(["effect", "z", "p"]) < 2).all()
+
+def test_layouts_hold_other_networks(networks, chunks, monkeypatch):
+    """Two networks are in memory; transitions far from theirs are left out, and counted."""
+    monkeypatch.setattr("sdeinfer.infer._chunks.KEPT", 2)
+    post = si.fit(si.models.full_path, chunks, law="limit", largest_logit=np.inf, **SETTINGS, key=jr.key(1))
+    assert 150 < post.attrs["used_transitions"] <= 240
+    assert post.attrs["left_out"] == 1 - post.attrs["used_transitions"] / 240
 
 
-def test_damaged_networks_are_left_out_on_request(store):
-    (store / "covariance" / "2.0.0.0").write_bytes(b"nothing")
-    with pytest.raises(si.InputError, match="networks 6 to 8 cannot be read"):
+def test_marks_are_kept_and_without_attention_all_are_in_range(networks, chunks):
+    used = np.arange(24)[:, None] % 2 + np.zeros((1, 11)) > 0
+    marked = chunks.assign(used=(("network", "layer"), used))
+    post = si.fit(FULL_PATH, marked, architecture="mlp", **SETTINGS, key=jr.key(1))
+    assert post.attrs["used_transitions"] == 120
+    assert "pilot_tau0" not in post.attrs
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def overwrite(file):
+    file.write_bytes(b"\xff" * file.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [(truncate, "cannot be read"), (overwrite, "cannot be read"), (lambda file: file.unlink(), "are NaN")],
+)
+def test_damaged_chunks_are_named_or_left_out(store, damage, what):
+    damage(store / "covariance" / "2.0.0.0")
+    with pytest.raises(si.InputError, match=what) as error:
         si.prepare(FULL_PATH, open_in_chunks(store))
-    found = survey(open_in_chunks(store), MEASURES, leave_out_damaged=True)
-    assert np.flatnonzero(~used_of(found).any(axis=1)).tolist() == [6, 7, 8]
-    assert found.attrs["damaged_networks"] == 3
-    without = np.delete(np.arange(24), [6, 7, 8])
-    expected = path_statistics(any_transitions(open_in_chunks(store).isel(network=without).load()), pooled=True)
-    np.testing.assert_allclose(path_statistics(chunked_path(found)).constant, expected.constant, rtol=1e-12)
+    assert str(store) in str(error.value)
+    assert "networks 6 to 8" in str(error.value)
+    assert "\n" not in str(error.value)
+    post = si.fit(FULL_PATH, open_in_chunks(store), leave_out_damaged=True, law="limit", **SETTINGS, key=jr.key(1))
+    assert post.attrs["damaged_networks"] == 3
+    assert post.attrs["networks"] == 24
+    assert post.attrs["used_transitions"] <= 210
+    assert 7 not in post["observed_data"]["network"]
 
 
-def test_what_data_in_chunks_are_not_for(networks, chunks):
-    with pytest.raises(si.InputError, match="models.full_path"):
-        si.prepare(si.models.thinned_path, chunks)
-    with pytest.raises(si.InputError, match="every layer was observed"):
-        si.prepare(FULL_PATH, chunks.isel(layer=slice(None, None, 2)))
-    with pytest.raises(si.InputError, match="transitions: data in chunks"):
-        si.transitions(chunks)
-    with pytest.raises(si.InputError, match="leave_out_damaged"):
-        si.fit(FULL_PATH, networks, leave_out_damaged=True, key=jr.key(0))
+def test_networks_that_are_no_covariances_are_found(networks, chunks):
+    def prepared(V):
+        return si.prepare(FULL_PATH, networks.assign(covariance=(networks["covariance"].dims, V)).chunk(network=4))
+
+    faulty, twice = networks["covariance"].values.copy(), networks["covariance"].values.copy()
+    faulty[5, 2] *= -1
+    faulty[21, 3, 0, 0] = np.nan
+    twice[5] = twice[4]
+    with pytest.raises(
+        si.InputError,
+        match=r"^covariance: network 5, layer 2: not positive semi-definite.* \(and 1 more such chunks\)$",
+    ):
+        prepared(faulty)
+    with pytest.raises(si.InputError, match="networks 4 and 5: the same covariance"):
+        prepared(twice)
+
+
+def test_small_chunks_are_read_together(chunks, monkeypatch):
+    each = 8 * chunks["covariance"][0].size
+    monkeypatch.setattr("sdeinfer.infer._chunks.LEAST", 9 * each)
+    found = chunks_of(chunks)
+    assert [(chunk.first, chunk.last) for chunk in found] == [(0, 9), (9, 18), (18, 24)]
+    V = found[1].read(np.arange(9) == 5)
+    np.testing.assert_array_equal(V[5], chunks["covariance"].values[14])
+    np.testing.assert_array_equal(V[4], np.broadcast_to(np.eye(3), V[4].shape))
+
+
+def test_what_data_in_chunks_are_not_for(networks, chunks, tmp_path):
+    write(networks, tmp_path / "data.nc")
+    refusals = {
+        "models.full_path, not for thinned_path": lambda: si.prepare(si.models.thinned_path, chunks),
+        "every layer was observed": lambda: si.prepare(FULL_PATH, chunks.isel(layer=slice(None, None, 2))),
+        "leave_out_damaged": lambda: si.fit(FULL_PATH, networks, leave_out_damaged=True, key=jr.key(0)),
+        "from Zarr": lambda: open_in_chunks(tmp_path / "data.nc"),
+    }
+    for message, call in refusals.items():
+        with pytest.raises(si.InputError, match=message):
+            call()
+    np.testing.assert_array_equal(si.transitions(chunks).covariance, networks["covariance"])
+
+
+def named(chunk: int) -> str:
+    time.sleep(random.Random(chunk).random() / 200)  # threads end in another order
+    return str(chunk)
+
+
+def paired(one: str, other: str) -> str:
+    return f"({one}{other})"
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1, "0"), (2, "(01)"), (5, "(((01)(23))4)"), (7, "(((01)(23))((45)6))")]
+)
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
+def test_the_order_of_sums_is_that_of_the_chunks(count, expected, scheduler):
+    with dask.config.set(scheduler=scheduler):
+        assert reduce_chunks(named, range(count), paired, name="test") == expected
+        assert map_chunks(named, range(count), name="test") == [str(number) for number in range(count)]
+
+
+def test_a_chunk_that_kills_workers_is_one_line(monkeypatch):
+    class KilledWorker(Exception):
+        """As that of `distributed`, which is not needed here."""
+
+    def compute(*found, **settings):
+        raise KilledWorker("Attempted to run task 4 times\nmore lines")
+
+    monkeypatch.setattr("dask.base.compute", compute)
+    message = r"^test: one chunk killed several workers.*\(Attempted to run task 4 times\)$"
+    with pytest.raises(si.InputError, match=message):
+        map_chunks(named, range(2), name="test")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_workers_change_no_bit(chunks, monkeypatch):
+def test_workers_change_no_bit(chunks):
     distributed = pytest.importorskip("distributed")
     with dask.config.set(scheduler="synchronous"):
         expected = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))["posterior"].to_dataset()
-    for workers, killed in [(1, False), (2, False), (2, True)]:
+    for workers, killed in [(1, False), (2, False), (4, False), (2, True)]:
         sizes = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
         with distributed.LocalCluster(**sizes) as cluster, distributed.Client(cluster) as client:
             pids = list(client.run(os.getpid).values())

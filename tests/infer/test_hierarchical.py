@@ -18,7 +18,7 @@ from sdeinfer.infer import predict, problem_of
 from sdeinfer.infer._densities import log_densities
 from sdeinfer.infer._grouped import WEAK
 from sdeinfer.layers import Architecture
-from sdeinfer.likelihood import Assumptions, FullPath, observed_path, path_layout, path_statistics
+from sdeinfer.likelihood import Assumptions, observed_path, path_layout
 from sdeinfer.observation import groups_of, read_posterior
 
 MODEL = si.models.hierarchical
@@ -125,22 +125,6 @@ def test_estimates_change_no_prior(law):
     assert_distribution(drawn["tau0"], lognorm(1).cdf)
     assert_distribution(drawn["c_gap"], halfnorm(scale=2 * np.sqrt(2)).cdf)
     assert_distribution(drawn["c_mean"], norm(scale=np.sqrt(2)).cdf)
-
-
-def test_a_network_of_each_width_has_its_own_likelihood():
-    """As many networks as widths need not come in the order of the widths."""
-    data = mixed()
-    few = data.isel(network=[int(np.argmax(data["width"].values == n)) for n in (96, 64)])
-    layer = si.ShapedTransformer(gamma=0.5, tau0=0.8, c_plus=0.0, c_minus=-2.0)
-
-    @jax.jit
-    def density(path):
-        return FullPath(jax.vmap(layer.finite_width)(path.widths), path).log_prob(path.weights)
-
-    def log_prob(data):
-        return density(path_statistics(observed_path(data), assumptions=assumed(data)))
-
-    np.testing.assert_allclose(log_prob(few), log_prob(few.isel(network=[1, 0]))[::-1], rtol=1e-12)
 
 
 @pytest.mark.slow

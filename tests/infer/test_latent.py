@@ -11,7 +11,7 @@ from numpyro.infer import MCMC, NUTS
 import sdeinfer as si
 from sdeinfer.infer import Metropolis, in_range, logit_scale, predict, problem_of
 from sdeinfer.infer._latent import latent_mode
-from sdeinfer.infer._range import latent_growth
+from sdeinfer.infer._range import latent_time, spread_growth
 from sdeinfer.layers import Architecture
 from sdeinfer.likelihood import Assumptions, any_transitions, bridges_of, used_of
 from sdeinfer.observation import outputs_of
@@ -131,10 +131,10 @@ def test_single_precision_finds_the_same_mode(attention):
 def test_the_range_counts_what_the_spread_may_grow_to(attention):
     """By two standard deviations of log V over the latent layers; the rule still looks at the start alone."""
     data, seen = attention, thinned(attention, 8)
-    assert latent_growth(data, used_of(data), 0.9) == 1.0
-    growth = latent_growth(seen, used_of(seen), 0.9)
+    assert (spread_growth(latent_time(data), 0.9) == 1.0).all()
+    growth = spread_growth(latent_time(seen), 0.9)
     np.testing.assert_allclose(growth, np.exp(2 * np.sqrt(2 * 0.9 * 7 / 128)))
-    marked, found = in_range(problem_of(si.models.thinned_path, Assumptions(Architecture("attention"))), seen, 0.3)
+    marked, found, _ = in_range(problem_of(si.models.thinned_path, Assumptions(Architecture("attention"))), seen, 0.3)
     used, scale = used_of(marked), logit_scale(seen)
     np.testing.assert_array_equal(used, scale <= scale[used].max())
     assert scale[used].max() < 0.3 * found["pilot_tau0"]

@@ -128,7 +128,7 @@ def test_sites_of_each_network_have_modes_of_their_own(path):
             layer = si.ResidualFeedForward(gamma=gamma * jnp.exp(-(effect**2)), c_plus=jnp.exp(effect), c_minus=-1.0)
             numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
 
-    model = as_model(effects)
+    model = si.models.each_network(effects)
     own = dataclasses.replace(path.by_network(), assumptions=Assumptions(None, path.assumptions.law))
     mode = posterior_mode(model, own)
     at = mode.by_site(mode.x)
@@ -140,13 +140,10 @@ def test_sites_of_each_network_have_modes_of_their_own(path):
 
 
 def test_networks_are_pooled_where_a_program_allows_it(path):
-    def with_sites(path):
-        own_program(path)
-        with numpyro.plate("networks", path.networks):
-            numpyro.sample("noise", dist.Normal(0.0, 1.0))
-
     assert as_model(own_program).pool(path).networks == 1
-    assert as_model(with_sites).pool(path) is path
+    declared = si.models.each_network(own_program)
+    assert declared.pool(path) is path
+    assert as_model(functools.partial(declared)).pool(path) is path
 
 
 def test_render_model_and_handlers_see_the_sites(path):

@@ -22,11 +22,11 @@ from numpyro.infer.util import log_density
 import sdeinfer as si
 from sdeinfer.diagnostics import identified_of
 from sdeinfer.infer import Prepared, problem_of
-from sdeinfer.likelihood import Assumptions, CovariancePath, as_model
+from sdeinfer.likelihood import Assumptions, CovariancePath
 from sdeinfer.observation import read_posterior
 from sdeinfer.report import figures, summary
 
-FULL_PATH, NETWORKS = si.models.full_path, 5
+FULL_PATH, EACH, NETWORKS = si.models.full_path, si.models.each_network, 5
 SHORT = {"chains": 2, "draws": 40, "warmup": 40, "predictions": 4, "key": jr.key(1)}
 
 
@@ -46,6 +46,7 @@ def density(model, path, at):
     return log_density(model, (path,), {}, at)[0]
 
 
+@si.models.each_network
 def several(path):
     """As many numbers in one site as there are networks, which are of no network; and further observations."""
     w = numpyro.sample("w", dist.Normal(0, 0.1).expand([NETWORKS]).to_event(1))
@@ -109,19 +110,33 @@ def in_plate(size, *, outer=None):
     return program
 
 
-def test_wrong_plates_are_named(data):
-    with pytest.raises(si.InputError, match="model: program has a plate network of 7, which does not fit 5 networks"):
-        si.fit(in_plate(7), data, key=jr.key(0))
-    with pytest.raises(si.InputError, match=r"plate: one of the path's 5 networks .* the shape \(3, 5\)"):
-        si.fit(in_plate(NETWORKS, outer=3), data, key=jr.key(0))
+def of_covariate(path):
+    gamma = numpyro.sample("gamma", dist.Uniform(0, 1))
+    numpyro.sample("V", law(gamma ** jnp.arange(1, 1 + NETWORKS), path), obs=path.observed)
 
 
-def test_a_plate_of_a_number_counts_each_network_once(data):
-    """Pooled networks are one for a program that takes their number from the path; here it is a constant."""
-    path, at = si.prepare(in_plate(NETWORKS), data, law="limit"), {"gamma": 0.5}
-    model = as_model(in_plate(NETWORKS))
-    expected = float(density(model, path, at))
-    assert float(density(model, model.pool(path), at)) == pytest.approx(expected, rel=1e-10)
+def with_noise(path):
+    own_plate(path)
+    with numpyro.plate("others", path.networks):
+        numpyro.sample("noise", dist.Normal())
+
+
+def own_plate(path, **settings):
+    gamma = numpyro.sample("gamma", dist.Beta(2, 2))
+    with numpyro.plate("network", path.networks):
+        numpyro.sample("V", law(gamma, path), **{"obs": path.observed} | settings)
+
+
+def masked(path):
+    gamma = numpyro.sample("gamma", dist.Beta(2, 2))
+    with numpyro.plate("network", path.networks):
+        here = law(gamma, path).mask(jnp.arange(path.networks) < 2)
+        numpyro.sample("covariance", here, obs=path.observed)
+
+
+def some_of(path):
+    gamma, some = numpyro.sample("gamma", dist.Beta(2, 2)), path[jnp.array([0, 2])]
+    numpyro.sample("V", law(gamma, some), obs=some.observed)
 
 
 def mixture(path):
@@ -139,8 +154,8 @@ def by_factor(path):
 
 
 def test_a_mixture_is_fitted_without_what_needs_a_layer(data, tmp_path):
-    post = si.fit(mixture, data, law="limit", **SHORT)
-    path = si.prepare(mixture, data, law="limit")
+    post = si.fit(EACH(mixture), data, law="limit", **SHORT)
+    path = si.prepare(EACH(mixture), data, law="limit")
     gamma = post["posterior"]["gamma"].values[1, 7]
     log_prob = jax.jit(lambda value: law(value, path).log_prob(path.observed))
     each = np.stack([log_prob(value) for value in gamma])
@@ -158,16 +173,17 @@ def test_a_mixture_is_fitted_without_what_needs_a_layer(data, tmp_path):
 
 
 def test_a_factor_has_the_density_of_its_mixture(data):
-    path, at = si.prepare(mixture, data), {"gamma": jnp.array([0.4, 0.7])}
+    path, at = si.prepare(EACH(mixture), data), {"gamma": jnp.array([0.4, 0.7])}
     ours, theirs = (float(density(program, path, at)) for program in (mixture, by_factor))
     assert theirs == pytest.approx(ours, rel=1e-10)
-    model = as_model(by_factor)
+    model = EACH(by_factor)
     assert model.pool(path) is path
     labels = problem_of(model, Assumptions(), networks=NETWORKS).labels(Prepared(path, path, data))
     assert labels.densities["marginal"] == ["network"]
 
 
 def test_a_name_of_the_path_is_its_own(data):
+    @EACH
     def other(path):
         several(path)
         numpyro.sample("covariance", dist.Normal(), obs=0.0)
@@ -229,6 +245,7 @@ def test_what_cannot_be_wrapped_is_one_line(data):
         si.fit(everything, data, key=jr.key(0))
 
 
+@EACH
 def constrained(path):
     """Sites whose unconstrained values have other shapes; γ is beta(1, 2) by its prior."""
     w = numpyro.sample("w", dist.Dirichlet(jnp.ones(3)))
@@ -300,35 +317,49 @@ def test_a_path_takes_the_indices_of_a_plate(data):
     assert mcmc.get_samples()["gamma"].std() > 0
 
 
-def test_some_networks_or_none_observed_are_one_line(data):
-    def observed(path, **settings):
-        gamma = numpyro.sample("gamma", dist.Beta(2, 2))
-        with numpyro.plate("network", path.networks):
-            numpyro.sample("V", law(gamma, path), **settings)
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (
+            in_plate(7),
+            "plate: numpyro.plate.* around the law of 1 networks, got the shape .7,.; .* declare si.models.each_",
+        ),
+        (EACH(in_plate(7)), "model: program has a plate network of 7, which does not fit 5 networks"),
+        (EACH(in_plate(NETWORKS, outer=3)), r"plate: .* around the law of 5 networks, got the shape \(3, 5\)"),
+        (
+            several.program,
+            "model: several is declared for one layer of all networks, but effect is of each network: si.models.each_",
+        ),
+        (with_noise, "but noise is of each network"),
+        (masked, "but covariance is of each network"),
+        (some_of, "but V is of each network"),
+        (of_covariate, "gamma: one value, or one for each of 1 networks, .* a layer of each network says so"),
+        (mixture, "model: mixture is declared .*, but no single layer is observed: si.models.each_network"),
+        (by_factor, "model: by_factor is declared .*: si.models.each_network"),
+        (functools.partial(subsampled, size=2), r"the plate network of subsampled takes 2 of|plate: "),
+        (functools.partial(own_plate, obs=None), "model: V of own_plate is not observed: obs=path.observed is needed"),
+        (
+            EACH(functools.partial(own_plate, obs_mask=jnp.arange(NETWORKS) < 3)),
+            "model: V_unobserved of own_plate is not observed: .* fewer networks",
+        ),
+    ],
+)
+def test_what_is_not_declared_or_observed_is_one_line(program, message, data):
+    with pytest.raises(si.InputError, match=message):
+        si.fit(program, data, key=jr.key(0))
 
-    def masked(path):
-        observed(path, obs=path.observed, obs_mask=jnp.arange(NETWORKS) < 3)
 
-    with pytest.raises(si.InputError, match=r"the plate network of subsampled takes 2 of 5, .* by path\[indices\]"):
-        si.fit(functools.partial(subsampled, size=2), data, key=jr.key(0))
-    with pytest.raises(si.InputError, match="model: V_unobserved of masked is not observed: .* fewer networks"):
-        si.fit(masked, data, key=jr.key(0))
-    with pytest.raises(si.InputError, match="model: V of observed is not observed: obs=path.observed is needed"):
-        si.fit(observed, data, key=jr.key(0))
-
-
-def test_masked_networks_do_not_count(data):
-    """A mask of the networks keeps their statistics apart."""
-
-    def some(path):
-        gamma = numpyro.sample("gamma", dist.Beta(2, 2))
-        with numpyro.plate("network", path.networks):
-            here = law(gamma, path).mask(jnp.arange(path.networks) < 2)
-            numpyro.sample("covariance", here, obs=path.observed)
-
-    path, model = si.prepare(some, data, law="limit"), as_model(some)
-    expected = law(0.5, path).log_prob(path.observed)[:2].sum() + dist.Beta(2, 2).log_prob(0.5)
-    np.testing.assert_allclose(density(model, model.pool(path), {"gamma": 0.5}), expected, rtol=1e-10)
+@pytest.mark.parametrize("program", [in_plate(NETWORKS), masked, some_of])
+def test_what_needs_every_network_has_their_densities(program, data):
+    """A plate of a number, a mask, and some of the networks, against those of single networks."""
+    each = law(0.5, si.prepare(own_plate, data, law="limit")).log_prob(
+        si.prepare(own_plate, data, law="limit").observed
+    )
+    path, prior = si.prepare(EACH(program), data, law="limit"), {"program": 0.0}.get(program.__name__, np.log(1.5))
+    chosen = {"masked": each[:2], "some_of": each[np.array([0, 2])]}.get(program.__name__, each)
+    model = EACH(program)
+    found = density(model, model.pool(path), {"gamma": 0.5})
+    np.testing.assert_allclose(found, chosen.sum() + prior, rtol=1e-10)
 
 
 def of_two(path):
@@ -371,7 +402,7 @@ def test_networks_are_not_counted_twice(data):
     with pytest.raises(si.InputError, match="model: at_two_sites observes networks twice, at V_0 and V_1: observe all"):
         si.fit(functools.partial(at_two_sites, parts=(None, None)), data, key=jr.key(0))
     parts = jnp.arange(2), jnp.arange(2, NETWORKS)
-    path = si.prepare(functools.partial(at_two_sites, parts=parts), data, law="limit")
+    path = si.prepare(EACH(functools.partial(at_two_sites, parts=parts)), data, law="limit")
     assert path.networks == NETWORKS
 
 

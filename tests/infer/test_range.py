@@ -32,7 +32,7 @@ EXPLODING = si.ShapedTransformer(gamma=0.5, tau0=0.5, c_plus=0.0, c_minus=-1.5)
 
 def in_range_of(data, largest=LARGEST_LOGIT, assumptions=TRANSFORMER):
     """Whether each transition is used, and what was found."""
-    marked, found = in_range(problem_of(FULL_PATH, assumptions), data, largest)
+    marked, found, _ = in_range(problem_of(FULL_PATH, assumptions), data, largest)
     return used_of(marked), found
 
 
@@ -174,7 +174,7 @@ def test_a_fit_keeps_half_where_nothing_is_in_range(burst):
     late = covariance_dataset(last["covariance"].values, width=128, architecture="transformer")
     with pytest.raises(ValueError, match="covariance: no transition starts inside the range of the law: .* is allowed"):
         in_range_of(late, 1e-6)
-    marked, found = range_to_fit(problem_of(FULL_PATH, TRANSFORMER), late, 1e-6)
+    marked, found, _ = range_to_fit(problem_of(FULL_PATH, TRANSFORMER), late, 1e-6)
     used, spread = used_of(marked), logit_scale(late)
     assert used.sum() == used.size / 2
     assert spread[used].max() < spread[~used].min()

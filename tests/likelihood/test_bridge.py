@@ -207,12 +207,3 @@ def test_gradients_are_finite_and_right(start):
         up, down = (value_and_slope(at + step, *given)[0] for step in (unit, -unit))
         numerical.append((up - down) / 2e-6)
     np.testing.assert_allclose(value_and_slope(at, *given)[1], numerical, rtol=1e-5, atol=1e-5)
-
-
-def test_single_precision_agrees_with_double():
-    law, starts, ends, lengths, xi = three_spans()
-    double = bridged(law, starts, ends, lengths, xi)[0]
-    law, starts, ends, xi = jax.tree.map(lambda x: np.asarray(x, np.float32), (law, starts, ends, xi))
-    single = bridged(law, starts, ends, lengths, xi)[0]
-    assert single.dtype == np.float32
-    np.testing.assert_allclose(single, double, atol=2e-3)

@@ -1,7 +1,5 @@
 """The law of a path: the dense normal of its transitions, and what it does and does not depend on."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from budget import assert_variance
@@ -20,8 +18,7 @@ from references import wishart_path
 from tanh_mlp import TanhMLP
 
 import sdeinfer as si
-from sdeinfer.likelihood import CovariancePath, FullPath, moments_of
-from sdeinfer.likelihood._kernels import contracted, kernel, products, variance_at_nodes
+from sdeinfer.likelihood import CovariancePath, FullPath
 
 
 def test_log_likelihood_is_the_dense_normal(layer, V):
@@ -37,22 +34,6 @@ def test_networks_of_several_widths_each_have_their_own_law(layer):
     law = FullPath(law_of(layer, statistics, "finite-width"), statistics)
     assert law.batch_shape == (3,)
     assert law.event_shape == statistics.weights.shape[1:]
-
-
-def test_one_network_after_the_other_or_all_rows_at_once():
-    """For one network a width the kernel is contracted row by row: the two must be one function."""
-    statistics = statistics_of(common_path(3), width=[15, 40, 300])
-    law = law_of(LAYERS["transformer"](), statistics, "finite-width")
-
-    @jax.jit
-    def both(law, weights):
-        moments = moments_of(law, statistics.centre)
-        own = products(moments.drift), variance_at_nodes(moments, statistics)
-        return contracted(*own, weights), jnp.vdot(weights, kernel(*own))
-
-    for number in range(3):
-        value, expected = both(jax.tree.map(lambda x, number=number: x[number], law), statistics.weights[number])
-        np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -15,9 +15,9 @@ from references import assert_agrees
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance import square_of, unvech, vech
+from sdeinfer.covariance import unvech
 from sdeinfer.likelihood import LayerLaw, layer_step
-from sdeinfer.likelihood._layer_step import POWERS, power_of
+from sdeinfer.likelihood._layer_step import power_of
 
 WIDTH = 64
 DRAWS = 100_000
@@ -111,20 +111,3 @@ def test_it_has_about_the_skewness_of_a_real_layer(name, key):
     found, by_step = (np.mean([stats.skew(x) / x.std() for x in values.T]) for values in (real, ours))
     print(f"\n{name}: skewness {found:.2f} s, of the step {by_step:.2f} s, of a Gaussian 0")
     assert abs(by_step - found) < 0.4
-
-
-def test_the_power_is_the_nearest_of_those_there_are():
-    """Of skewness 3 − 3/p: 1.5, 2.25, 2.625 and 2.8125."""
-    assert [power_of(3 - 3 / power) for power in POWERS] == list(POWERS)
-    assert [power_of(c) for c in (0.0, 2.0, 3.0)] == [2, 4, 16]
-
-
-def test_single_precision_stays_single():
-    V, law = random_covariance(3)[..., None], limit_law(LAYERS["transformer"](), 3, 2)
-    step = compiled_step(*jax.tree.map(lambda x: np.asarray(x, np.float32), (law, V)))
-    assert all(x.dtype == np.float32 and np.isfinite(x).all() for x in step)
-
-
-def test_packing_is_that_of_vech():
-    S = jnp.asarray(random_covariance(4))
-    np.testing.assert_array_equal(vech(S)[square_of(4)], S)

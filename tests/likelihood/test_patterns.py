@@ -10,11 +10,9 @@ from budget import assert_holds
 from conftest import CAUSAL
 from likelihood.paths import (
     WIDTH,
-    all_terms,
     assert_dense_normals,
     common_path,
     log_prob,
-    log_prob_of_law,
     path_of,
     statistics_of,
 )
@@ -56,23 +54,6 @@ def test_more_nodes_and_pooling_change_nothing():
     np.testing.assert_allclose(log_prob(layer, pooled).sum(), whole.sum(), rtol=1e-11)
 
 
-def test_without_attention_the_mask_makes_no_difference():
-    limit = si.ResidualFeedForward(0.6, 0.5, -1.0).limit()
-    of = 0 * limit.relu_drift, limit.relu_drift, limit.linear_noise, 0 * limit.relu_drift
-    one, other = (
-        log_prob_of_law(si.layers.Limit(*of, pattern=path.pattern), path)
-        for path in (statistics_of(common_path(4), pattern=pattern) for pattern in (si.CAUSAL, si.Pattern()))
-    )
-    np.testing.assert_allclose(one, other, rtol=1e-11)
-
-
-def test_two_tokens_see_half_of_the_attention():
-    """The first of two is alone; the second attends as it does without a mask."""
-    terms, unmasked = (all_terms(path_of(common_path(2), pattern=pattern)) for pattern in (si.CAUSAL, si.Pattern()))
-    assert (np.asarray(terms.mixing)[:, :2] == 0).all()
-    assert (np.asarray(terms.mixing).sum(axis=1) < np.asarray(unmasked.mixing).sum(axis=1)).all()
-
-
 def test_statistics_of_another_mask_are_refused():
     for own, other in ((si.CAUSAL, si.Pattern()), (si.Pattern(), si.Pattern(prompts=(1, 2)))):
         statistics = statistics_of(common_path(3), pattern=own)
@@ -84,15 +65,6 @@ def test_statistics_of_another_mask_are_refused():
 def causal_data():
     architecture = si.layers.Architecture("attention", pattern=si.CAUSAL)
     return covariance_dataset(common_path(3), width=WIDTH, architecture=architecture)
-
-
-def test_data_say_whether_there_is_a_mask():
-    data = causal_data()
-    assert data.attrs["causal"] == 1
-    assert observed_path(data).pattern == si.CAUSAL
-    without = with_pattern(data, si.Pattern())
-    assert observed_path(without).pattern.everything
-    assert data.attrs["causal"] == 1
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +89,6 @@ def test_many_tokens_are_refused_with_a_pattern_only():
         require_complete(kind, data)
     require_complete(si.Architecture("attention"), data)
     require_complete(kind, si.take(data.assign_attrs(causal=1), tokens=24))
-
-
-def test_a_mask_is_for_attention():
-    with pytest.raises(ValueError, match="pattern: mlp has no attention to be masked"):
-        si.layers.Architecture("mlp", pattern=si.CAUSAL)
 
 
 @pytest.mark.slow

@@ -1,16 +1,12 @@
 """The plain likelihood: each transition's normal, its derivatives in the covariances, and networks sampled from it."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_mean, assert_same_posterior
 from conftest import LAYERS, PATTERNS, masked_layer_of
 from likelihood.paths import LAWS, assert_dense_normals, dense_log_likelihood, law_of, log_prob
-from numpyro.infer import Predictive
 from references import wishart_path
 
 import sdeinfer as si
@@ -19,7 +15,6 @@ from sdeinfer.infer._densities import log_densities
 from sdeinfer.infer._mode import potential_and_slope
 from sdeinfer.likelihood import (
     USED,
-    Assumptions,
     CovariancePath,
     Transitions,
     observed_path,
@@ -27,7 +22,7 @@ from sdeinfer.likelihood import (
     transitions_of,
     with_pattern,
 )
-from sdeinfer.likelihood._moments import of_limits
+from sdeinfer.likelihood._terms import of_limits
 from sdeinfer.observation import covariance_dataset
 
 WIDTHS = [30, 50, 30]
@@ -128,13 +123,6 @@ def data_of_mlps():
     return covariance_dataset(paths(tokens=2), width=WIDTHS, architecture=si.Architecture("mlp"))
 
 
-def test_the_packages_models_sample_networks():
-    path = si.transitions(data_of_mlps(), law="limit")
-    drawn = Predictive(si.models.full_path, num_samples=2)(jr.key(1), path.unobserved())["covariance"]
-    assert drawn.shape == (2, *path.observed.shape) == (2, 3, 4, 2, 2)
-    assert (np.linalg.eigvalsh(drawn) > 0).all()
-
-
 def test_the_packages_models_have_the_posterior_of_compressed_data():
     """The potential and its gradient, which samplers take, and the densities of networks at draws of the sites."""
     data = data_of_mlps()
@@ -150,42 +138,9 @@ def test_the_packages_models_have_the_posterior_of_compressed_data():
     np.testing.assert_allclose(densities[0], expected, rtol=1e-10)
 
 
-def test_a_layer_without_a_chain_is_sampled_by_steps_of_the_solver():
-    class Linear(si.layers.AbstractLayer):
-        def forward(self, X, *, key):
-            return X @ jr.normal(key, (X.shape[1],) * 2, X.dtype) / jnp.sqrt(X.shape[1])
-
-        def limit(self):
-            return si.layers.Limit(jnp.zeros(()), jnp.zeros(()), jnp.ones(()), jnp.zeros(()))
-
-    path = transitions_of(data_of(paths(layers=2)), Assumptions(law="limit"))
-    drawn = np.asarray(CovariancePath(Linear(), path).sample(jr.key(0), (4000,)))
-    assert drawn.shape == (4000, *path.observed.shape)
-    np.testing.assert_allclose(drawn[:, :, 0], np.broadcast_to(paths()[:, 0], (4000, 3, 3, 3)), rtol=1e-10)
-    assert_mean(drawn[:, :, 1:], paths()[:, :1])
-
-
 def test_a_finite_network_is_not_sampled_without_a_chain():
     class Unsampled(si.ShapedMLP):
         forward_covariance = si.layers.AbstractLayer.forward_covariance
 
     with pytest.raises(si.InputError, match="Unsampled needs forward_covariance to sample finite networks"):
         CovariancePath(Unsampled(1.0, -1.0), transitions_of(data_of(paths()))).sample(jr.key(0))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("law", LAWS)
-def test_a_fit_has_the_posterior_of_the_compressed_one(law):
-    """Two posteriors are sampled; a default test compares potentials and densities."""
-    layer = si.ResidualFeedForward(gamma=0.6, c_plus=1.0, c_minus=-1.0)
-    V0 = si.equicorrelated(tokens=2, correlation=0.2)
-    data = si.sample_networks(layer, V0, width=48, depth=8, networks=8, key=jr.key(0))
-    prepared = si.prepare(si.models.full_path, data, law=law)
-    plain = transitions_of(data, prepared.assumptions)
-    if prepared.adjustment is not None:  # the plain likelihood has its mode where the adjustment moves the other's
-        own = prepared.adjustment
-        exact = dataclasses.replace(own, centre=own.centre + own.shift, shift=jnp.zeros_like(own.shift))
-        plain = plain.with_adjustment(exact)
-    drawn = [si.NUTS().sample(si.models.full_path, path, key=jr.key(1)).samples for path in (plain, prepared)]
-    for name in ("gamma", "c_gap"):
-        assert_same_posterior(drawn[0][name], drawn[1][name])

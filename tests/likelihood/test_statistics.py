@@ -12,7 +12,6 @@ import references
 from conftest import LAYERS
 from likelihood.paths import (
     LAWS,
-    WIDTH,
     all_terms,
     common_path,
     law_of,
@@ -30,7 +29,6 @@ from sdeinfer.likelihood import (
     FullPath,
     PathStatistics,
     Terms,
-    blank_statistics,
     observed_path,
     path_layout,
     path_statistics,
@@ -211,18 +209,6 @@ def test_networks_of_one_width_pool(law):
         np.testing.assert_allclose(of_widths, of_networks, rtol=1e-9, atol=1e-9)
 
 
-def test_transitions_that_are_not_used_do_not_count(layer):
-    """The first two of each network, and all of one network."""
-    paths, used = common_path(3), np.ones((3, 7), bool)
-    used[:, :2], used[1] = False, False
-    data = covariance_dataset(paths, width=WIDTH).assign({USED: (("network", "layer"), used)})
-    without, late = path_statistics(observed_path(data)), statistics_of(paths[::2, 2:], layers=[2, 3, 4, 5, 6])
-    for law in LAWS:
-        found = log_prob(layer, without, law)
-        assert found[1] == 0
-        np.testing.assert_allclose(found[::2], log_prob(layer, late, law), rtol=1e-10)
-
-
 @pytest.mark.slow
 def test_variances_where_attention_dominates_are_those_of_sampled_layers(key):
     """At width 1000 with logits of spread 0.4, attention makes most of the variance, and G takes 10 % of that away."""
@@ -242,28 +228,11 @@ def test_variances_where_attention_dominates_are_those_of_sampled_layers(key):
     assert (limit > 1.06 * z.var(axis=0)).all()
 
 
-def test_the_first_row_counts_the_terms():
-    statistics = statistics_of(common_path(4))
-    np.testing.assert_allclose(statistics.weights[:, 0].sum(axis=(1, 2)), 6 * 10, rtol=1e-12)
-    # Of each transition one term, with δ = 0 twice, is at e = 0; m = 4 tokens have no other.
-    np.testing.assert_allclose(statistics.weights[:, 0, :, 0].sum(axis=1), 6)
-    one_token = statistics_of(common_path(1))
-    np.testing.assert_array_equal(one_token.weights[:, 0, :, 0], 6)
-    np.testing.assert_array_equal(one_token.weights[..., 1:], 0)
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_more_nodes_change_nothing(law):
-    layer, path = LAYERS["transformer"](), path_of(common_path(4))
-    finer = path_statistics(path, path_layout(path, nodes=200))
-    np.testing.assert_allclose(log_prob(layer, finer, law), log_prob(layer, path_statistics(path), law), rtol=1e-11)
-
-
 def test_blocks_change_nothing(monkeypatch):
     path = path_of(common_path(4))
     layout = path_layout(path)
     whole = path_statistics(path, layout)
-    for module in ("_layout", "_transitions"):
+    for module in ("_reduction", "_transitions"):
         monkeypatch.setattr(importlib.import_module(f"sdeinfer.likelihood.{module}"), "BLOCK", 18)
     parts = path_statistics(path, layout)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11), parts, whole)
@@ -274,14 +243,3 @@ def test_covariances_too_large_for_their_law_are_refused():
     paths[1] *= 1e120
     with pytest.raises(ValueError, match="covariance: network 1: too large or too small for its law, .* overflows"):
         statistics_of(paths)
-
-
-@pytest.mark.parametrize("widths", [[40, 40, 40], [15, 40, 300]], ids=["one width", "three widths"])
-def test_blank_statistics_have_the_shapes_of_data(widths):
-    """Programs of users are traced on blank data."""
-    path = path_of(common_path(3), width=widths)
-    pooled = path_statistics(path, pooled=True)
-    blank = blank_statistics(path.tokens, len(set(widths)))
-    assert jax.tree.structure(blank) == jax.tree.structure(pooled)
-    for one, other in zip(jax.tree.leaves(blank), jax.tree.leaves(pooled), strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)

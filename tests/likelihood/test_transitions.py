@@ -4,11 +4,10 @@ import importlib
 import jax
 import numpy as np
 import pytest
-from likelihood.paths import assert_dense_normals, dense_log_likelihood
+from likelihood.paths import dense_log_likelihood
 from references import assert_agrees, wishart_path
 
 import sdeinfer as si
-from sdeinfer.layers import VARIANCE_FEATURES
 from sdeinfer.likelihood import USED, Path, Terms, observed_path, used_of
 from sdeinfer.observation import covariance_dataset
 
@@ -23,21 +22,6 @@ def terms_of(paths, **options) -> Terms:
     return path_of(paths, **options).terms(slice(None))
 
 
-def gaussian_terms(terms: Terms, layer) -> np.ndarray:
-    """Log density of each transition as a sum over independent normals z ~ N(θ₁b₁ + θ₂b₂, a + κ²e)."""
-    limit = jax.tree.map(np.asarray, layer.limit())
-    variance = limit.linear_noise + limit.attention_noise * terms.mixing
-    drift = limit.attention_drift * terms.drift[:, 0] + limit.relu_drift * terms.drift[:, 1]
-    logs = -((terms.increments - drift) ** 2 / variance + np.log(2 * np.pi * variance)) / 2
-    return logs.sum(axis=1) + terms.log_jacobian
-
-
-def test_every_network_has_its_own_width_and_its_own_rows(layer):
-    paths, widths = [wishart_path(3, 4, width=n, seed=n) for n in (20, 70)], [20, 70]
-    found = gaussian_terms(terms_of(paths, width=widths), layer).reshape(2, 4).sum(axis=1)
-    assert_dense_normals(found, layer, paths, widths)
-
-
 def test_terms_of_finite_width_are_the_dense_normal(layer):
     path = wishart_path(3, 3, width=WIDTH, seed=4)
     terms, law = terms_of(path[None]), jax.tree.map(np.asarray, layer.finite_width(WIDTH))
@@ -48,27 +32,6 @@ def test_terms_of_finite_width_are_the_dense_normal(layer):
     logs = -(residual**2 / variance + np.log(2 * np.pi * variance)) / 2
     found = (logs.sum(axis=1) + terms.log_jacobian).sum()
     np.testing.assert_allclose(found, dense_log_likelihood(layer, path, WIDTH), rtol=1e-8)
-
-
-def test_shapes_say_transitions_terms_and_entries():
-    path = path_of([wishart_path(3, 4, width=9, seed=s) for s in range(2)], width=9)
-    terms = path.terms(np.arange(len(path)))
-    assert len(path) == 8
-    assert path.tokens == 3
-    assert terms.increments.shape == terms.mixing.shape == (8, 6)
-    assert terms.drift.shape == (8, 4, 6)
-    assert terms.variance.shape == (8, len(VARIANCE_FEATURES), 6)
-    assert terms.log_jacobian.shape == (8,)
-    np.testing.assert_array_equal(path.network, np.repeat([0, 1], 4))
-    np.testing.assert_array_equal(path.layer, np.tile(np.arange(4), 2))
-
-
-def test_blocks_are_all_transitions_in_order(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("sdeinfer.likelihood._transitions"), "BLOCK", 4)
-    path = path_of([wishart_path(2, 5, width=9, seed=s) for s in range(3)], width=9)
-    blocks = list(path.blocks())
-    assert [len(block) for block in blocks] == [4, 4, 4, 3]
-    np.testing.assert_array_equal(np.concatenate(blocks), np.arange(15))
 
 
 @pytest.mark.parametrize("pattern", [si.Pattern(), si.CAUSAL], ids=str)
@@ -98,14 +61,6 @@ def test_mixing_is_the_spectrum_of_the_centred_covariance():
     delta = np.sort(np.real(np.linalg.eigvals(path[0] @ (np.eye(4) - 1 / 4))))
     rows, columns = np.triu_indices(4)
     assert_agrees(found[0], (delta[rows] ** 2 + delta[columns] ** 2) / 16, rtol=1e-12)
-
-
-def test_rounding_asymmetry_is_averaged_away():
-    path = wishart_path(3, 2, width=9, seed=0)
-    crooked = path + 1e-12 * np.triu(np.ones((3, 3)), 1)
-    straight = (crooked + np.swapaxes(crooked, -1, -2)) / 2
-    one, other = (terms_of(V[None], width=9) for V in (crooked, straight))
-    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def test_transitions_that_are_not_used_are_left_out():

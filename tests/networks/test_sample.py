@@ -106,3 +106,13 @@ def test_a_layer_without_a_limit_is_sampled_and_refused_where_one_is_needed(V0, 
         si.simulate(PreLN(0.5), V0, [0.0, 0.1], paths=4, key=key)
     with pytest.raises(si.InputError, match="layer: PreLN has no limit"):
         si.fit(si.models.full_path, data, architecture=PreLN(0.5), key=key)
+
+
+def test_parts_of_an_ensemble_are_those_of_the_whole():
+    layer, V0 = si.ShapedMLP(c_plus=0.2, c_minus=-1.2), si.equicorrelated(tokens=2, correlation=0.2)
+    sizes = {"width": 32, "depth": 3, "method": "chain", "key": jr.key(0)}
+    whole = si.sample_networks(layer, V0, **sizes, networks=6)
+    part = si.sample_networks(layer, V0, **sizes, networks=4, first_network=2)
+    xr.testing.assert_allclose(part, whole.isel(network=slice(2, None)), rtol=1e-12)
+    with pytest.raises(si.InputError, match="first_network"):
+        si.sample_networks(layer, V0, **sizes | {"method": "weights"}, networks=4, first_network=2)

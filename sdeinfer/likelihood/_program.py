@@ -1,6 +1,5 @@
-"""The form of a NumPyro program: one layer for all networks, one for each, or networks without a single layer."""
+"""NumPyro programs of users, which build layers and observe networks of them: checked before a fit."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from numpyro.distributions import ImproperUniform, MaskedDistribution, Unit
 from numpyro.primitives import Messenger
 
 from sdeinfer._files import InputError, first_line
-from sdeinfer.layers import AbstractLayer, Architecture, kind_of
+from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._bridges import Bridged
 from sdeinfer.likelihood._full_path import CovariancePath, FullPath
 from sdeinfer.likelihood._statistics import PathStatistics
@@ -22,22 +21,7 @@ from sdeinfer.likelihood._statistics import PathStatistics
 PATH = "covariance"
 """Name of the observed networks in results, whatever the name of a program's site."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """The form in which a program observes networks.
-
-    Attributes:
-        kind: the kind of layer; None for a program that observes the path otherwise, by a mixture, by several
-            distributions or by a factor.
-        own: whether each network has its own layer.
-        pooled: whether the statistics can be summed over the networks of one width. They cannot if the program has
-            own layers, sites or covariates of the networks, or no single layer.
-    """
-
-    kind: Architecture | None
-    own: bool = False
-    pooled: bool = True
+type Trace = Mapping[str, dict[str, Any]]
 
 
 class Shapes:
@@ -59,85 +43,77 @@ class Shapes:
         return structure.unflatten(leaves)
 
 
-def form_of(program: Callable[[Any], None], statistics: PathStatistics) -> Form:
-    """The form of a program, found by tracing it once for data of each shape.
+def layer_of_each(program: Callable[[Any], None], statistics: PathStatistics) -> AbstractLayer | None:
+    """The layer that a program observes, of shapes, with a leading axis if each network has its own.
 
-    Raises:
-        InputError: if the program observes neither a path nor a factor, or has a plate of another number of networks.
+    None of a program without a single one, as of a mixture.
     """
-    return _form_of(program, Shapes(statistics))
+    return _observed_by(program, Shapes(statistics))[0]
+
+
+def shared_layer(program: Callable[[Any], None], one: PathStatistics, two: PathStatistics) -> AbstractLayer:
+    """The layer that a program of one layer for all networks observes, for statistics of one network and of two."""
+    (layer, shapes), (_, others) = (_observed_by(program, Shapes(each)) for each in (one, two))
+    name, of_each = name_of(program), [site for site in shapes if shapes[site] != others.get(site)]
+    if any(leaf.ndim for leaf in jax.tree.leaves(layer)):
+        of_each.append("the layer")
+    if layer is None or of_each:
+        why = f"{of_each[0]} is of each network" if of_each else "no single layer is observed"
+        raise InputError(f"model: {name} is declared for one layer of all networks, but {why}: si.models.each_network")
+    return layer
 
 
 @functools.lru_cache(maxsize=64)
-def _form_of(program: Callable[[Any], None], shapes: Shapes) -> Form:
-    statistics = shapes.tree()
-    layer = _layer_of(program, statistics)
-    if layer is None:
-        return Form(None, pooled=False)
-    kind, own = kind_of(layer), any(leaf.ndim for leaf in jax.tree.leaves(layer))
-    return Form(kind, own, pooled=not own and _needs_no_networks(program, statistics))
-
-
-def _needs_no_networks(program: Callable[[Any], None], statistics: PathStatistics) -> bool:
-    """Whether all sites but the observed path have the same shapes for another number of networks."""
-    count = statistics.weights.shape[0] + 1
-    each = {
-        name: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype)
-        for name in ("weights", "constant", "width")
-        for leaf in (getattr(statistics, name),)
-    }
-    others = dataclasses.replace(statistics, **each, initial=None, depth=0)
-    try:
-        return _site_shapes(program, others) == _site_shapes(program, statistics)
-    except (TypeError, ValueError):  # a covariate or a plate of every network does not fit others
-        return False
-
-
-def _layer_of(program: Callable[[Any], None], statistics: PathStatistics) -> AbstractLayer | None:
-    """Shapes and types of the layer that a program observes, with a leading axis if each network has its own."""
-    name = name_of(program)
+def _observed_by(program: Callable[[Any], None], shapes: Shapes) -> tuple[AbstractLayer | None, dict[str, Any]]:
+    """The layer, and the shapes of all sites; of networks those of mask and scale, and how many lack."""
+    sites: dict[str, Any] = {}
 
     def run(statistics: PathStatistics) -> AbstractLayer | None:
-        trace = _trace_of_program(program, statistics)
-        if not any(observes_path(site) or _is_factor(site) for site in trace.values()):
-            raise InputError(f"model: {name} must observe one si.likelihood.CovariancePath, obs=path.observed")
-        _require_each_once(name, trace, statistics.networks)
-        namesake = trace.get(PATH)
-        if namesake is not None and namesake.get("is_observed") and not observes_path(namesake):
-            raise InputError(f"model: {PATH} is the name of the observed networks; the site of {name} needs another")
+        trace = _trace_of(program, statistics)
+        _require_observed(program, trace, statistics.networks)
+        for name, site in trace.items():
+            if observes_path(site):
+                missing = statistics.networks - _paths_in(site["fn"])[0].path.networks
+                sites[name] = missing, _shape_of_mask(site["fn"]), getattr(site["scale"], "shape", ())
+            elif site["type"] == "sample":
+                sites[name] = jnp.shape(site["value"]), site["fn"].batch_shape
         return layer_in(trace)
 
-    return jax.eval_shape(run, statistics)
+    layer = jax.eval_shape(run, shapes.tree())
+    return layer, sites
 
 
-def _trace_of_program(program: Callable[[Any], None], statistics: PathStatistics) -> Mapping[str, dict[str, Any]]:
+def _trace_of(program: Callable[[Any], None], statistics: PathStatistics) -> Trace:
     """The sites of a program; where a plate does not fit, an error that names it."""
     require = functools.partial(_require_fittable, name_of(program))
     with handlers.trace() as trace, handlers.seed(rng_seed=jr.key(0)), handlers.substitute(substitute_fn=require):
         try:
             program(statistics)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, InputError) or "broadcast" not in str(error):
+        except ValueError as error:
+            if isinstance(error, InputError) or "broadcasting" not in str(error):
                 raise
-            sizes = {name: len(site["value"]) for name, site in trace.items() if site["type"] == "plate"}
-            wrong = [f"{name} of {size}" for name, size in sizes.items() if size != statistics.networks]
-            if not wrong:
-                raise
+            plates = [f"{name} of {len(site['value'])}" for name, site in trace.items() if site["type"] == "plate"]
             raise InputError(
-                f"model: {name_of(program)} has a plate {' and '.join(wrong)}, which does not fit "
+                f"model: {name_of(program)} has a plate {' and '.join(plates)}, which does not fit "
                 f"{statistics.networks} networks: numpyro.plate(…, path.networks) does ({first_line(error)})"
             ) from None
     return trace
 
 
-def _require_each_once(name: str, trace: Mapping[str, dict[str, Any]], networks: int) -> None:
-    """Raise an InputError for several sites that have more than all networks together."""
+def _require_observed(program: Callable[[Any], None], trace: Trace, networks: int) -> None:
+    """Raise an InputError if networks are not observed, or twice, or if another site has their name."""
+    name = name_of(program)
+    if not any(observes_path(site) or _is_factor(site) for site in trace.values()):
+        raise InputError(f"model: {name} must observe one si.likelihood.CovariancePath, obs=path.observed")
     each = {site: _paths_in(trace[site]["fn"])[0].path.networks for site in trace if observes_path(trace[site])}
     if len(each) > 1 and sum(each.values()) > networks:
         raise InputError(
-            f"model: {name} observes networks twice, at {' and '.join(each)}: observe all at one site, "
-            "or some at each, by path[indices]"
+            f"model: {name} observes networks twice, at {' and '.join(each)}: observe all at one site, or some at "
+            "each, by path[indices]"
         )
+    namesake = trace.get(PATH)
+    if namesake is not None and namesake.get("is_observed") and not observes_path(namesake):
+        raise InputError(f"model: {PATH} is the name of the observed networks; the site of {name} needs another")
 
 
 def _require_fittable(name: str, site: Mapping[str, Any]) -> None:
@@ -184,21 +160,6 @@ def _is_factor(site: Mapping[str, Any]) -> bool:
     return site["type"] == "sample" and isinstance(_unwrapped(site["fn"]), Unit)
 
 
-def _site_shapes(program: Callable[[Any], None], prepared: Any) -> dict[str, Any]:
-    """Shapes of all sites but the observed path, and of their laws; of that the shapes of its mask and its scale."""
-    shapes: dict[str, Any] = {}
-
-    def run(prepared: Any) -> None:
-        for name, site in handlers.trace(handlers.seed(program, jr.key(0))).get_trace(prepared).items():
-            if observes_path(site):
-                shapes[name] = _shape_of_mask(site["fn"]), getattr(site["scale"], "shape", ())
-            elif site["type"] == "sample":
-                shapes[name] = jnp.shape(site["value"]), site["fn"].batch_shape
-
-    jax.eval_shape(run, prepared)
-    return shapes
-
-
 def _shape_of_mask(distribution: Any) -> tuple[int, ...]:
     """The shape of the mask of a distribution, with those of what it wraps; of no mask or one of one number ()."""
     here = jnp.shape(distribution._mask if isinstance(distribution, MaskedDistribution) else True)
@@ -212,10 +173,21 @@ def _unwrapped(distribution: Any) -> Any:
     return distribution
 
 
+def inside(program: Any) -> Any:
+    """The innermost program, without given arguments and handlers."""
+    while True:
+        if isinstance(program, functools.partial):
+            program = program.func
+        elif isinstance(program, Messenger) and program.fn is not None:
+            program = program.fn
+        else:
+            return program
+
+
 def name_of(program: Any) -> str:
     """The name of a program, of one with some arguments given, or of one in a handler."""
-    while isinstance(program, functools.partial):
-        program = program.func
+    if isinstance(program, functools.partial):
+        return name_of(program.func)
     if isinstance(program, Messenger) and program.fn is not None:
         return f"{type(program).__name__}({name_of(program.fn)})"
     return getattr(program, "__name__", None) or getattr(program, "name", None) or type(program).__name__

@@ -1,0 +1,60 @@
+"""Networks observed at some layers, at their ends, or at their outputs; the other layers are latent."""
+
+from functools import partial
+
+import numpyro
+import numpyro.distributions as dist
+import xarray as xr
+
+from sdeinfer.likelihood import (
+    Assumptions,
+    Bridged,
+    Bridges,
+    LatentLayers,
+    any_transitions,
+    bridges_of,
+    outputs_transitions,
+)
+from sdeinfer.observation import outputs_of
+
+INNOVATIONS = "innovations"
+
+
+def observed_bridges(data: xr.Dataset, assumptions: Assumptions) -> Bridges:
+    """Bridges from each observed layer to the next."""
+    path = any_transitions(data)
+    path.require_densities(ends=True)
+    return bridges_of(path, assumptions=assumptions)
+
+
+def output_bridges(data: xr.Dataset, assumptions: Assumptions) -> Bridges:
+    """Bridges from the initial tokens to the outputs."""
+    path = outputs_transitions(data)
+    path.require_densities()
+    return bridges_of(path, outputs=outputs_of(data), assumptions=assumptions)
+
+
+def ends(data: xr.Dataset) -> xr.Dataset:
+    """The first and the last observed layer."""
+    return data.isel(layer=[0, -1])
+
+
+@partial(LatentLayers, bridges=observed_bridges, site=INNOVATIONS)
+def thinned_path(bridges: Bridges) -> None:
+    """Independent networks of one architecture, each observed at some of its layers, such as every k-th."""
+    layer = bridges.assumptions.sample_layer()
+    with numpyro.plate("bridge", len(bridges)):
+        innovations = numpyro.sample(INNOVATIONS, dist.Normal().expand(bridges.innovations).to_event(2))
+        numpyro.sample("covariance", Bridged(layer, bridges, innovations), obs=bridges.end)
+
+
+@partial(LatentLayers, bridges=observed_bridges, site=INNOVATIONS, selection=ends)
+def terminal(bridges: Bridges) -> None:
+    """Independent networks of one architecture, by their first and last observed layers."""
+    thinned_path(bridges)
+
+
+@partial(LatentLayers, bridges=output_bridges, site=INNOVATIONS)
+def outputs(bridges: Bridges) -> None:
+    """Independent networks of one architecture with outputs X_out ~ N(0, V_T ⊗ I) (Eq. 21); see `observe_outputs`."""
+    thinned_path(bridges)

@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 
 from sdeinfer.covariance import (
-    diagonal,
-    identity_like,
     is_positive_definite,
     matmul,
     semidefinite_cholesky,
-    total,
     transpose,
 )
 from sdeinfer.covariance._batched import UNROLLED, cholesky
@@ -63,18 +60,6 @@ def assert_factor(L, A) -> None:
 
 
 @jax.jit
-def elementary(A, B):
-    return {
-        "matmul": matmul(A, B),
-        "transpose": transpose(A),
-        "diagonal": diagonal(A),
-        "identity": A * identity_like(A),
-        "rows": total(A),
-        "columns": total(A, axis=1),
-    }
-
-
-@jax.jit
 def compiled_factorisations(A):
     return cholesky(A), semidefinite_cholesky(A), is_positive_definite(A)
 
@@ -85,21 +70,6 @@ def factorisations(A) -> list[np.ndarray]:
         return [np.asarray(x) for x in compiled_factorisations(A)]
     many = np.take(A, np.arange(TOGETHER) % A.shape[-1], axis=-1)
     return [np.asarray(x)[..., : A.shape[-1]] for x in compiled_factorisations(many)]
-
-
-@SHAPES
-def test_elementary_operations_are_those_of_numpy(tokens, batch, dtype, rng):
-    A, B = rng.normal(size=(2, tokens, tokens, *batch)).astype(dtype)
-    found = elementary(A, B)
-    assert {x.dtype for x in found.values()} == {np.dtype(dtype)}
-    np.testing.assert_array_equal(found["transpose"], np.swapaxes(A, 0, 1))
-    np.testing.assert_array_equal(found["diagonal"], np.einsum("ii...->i...", A))
-    np.testing.assert_array_equal(found["identity"], np.einsum("ij...,ij->ij...", A, np.eye(tokens, dtype=dtype)))
-    exact, eps = A.astype(np.float64), tokens * np.finfo(dtype).eps
-    for name, axis in (("rows", 0), ("columns", 1)):
-        assert (np.abs(found[name] - exact.sum(axis)) <= eps * np.abs(exact).sum(axis)).all()
-    product, size = (np.einsum("ik...,kj...->ij...", f(exact), f(B.astype(np.float64))) for f in (np.asarray, np.abs))
-    assert (np.abs(found["matmul"] - product) <= eps * size).all()
 
 
 @SHAPES

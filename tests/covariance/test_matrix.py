@@ -18,41 +18,16 @@ from sdeinfer.covariance import (
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
-@jax.jit
-def of_matrix(V):
-    """All that the tests look at, in one program for each size and type."""
-    return {
-        "vech": vech(V),
-        "unvech": unvech(vech(V)),
-        "centred": centre(V),
-        "factor": factor(V),
-    }
-
-
-def found_at(V, dtype) -> dict[str, np.ndarray]:
-    found = jax.tree.map(np.asarray, of_matrix(np.asarray(V, dtype)))
-    assert {x.dtype for x in found.values()} == {np.dtype(dtype)}
-    return found
-
-
 @DTYPES
-def test_vech_packs_the_upper_triangle_row_by_row_and_unvech_inverts_it(V, dtype):
-    found = found_at(V, dtype)
-    np.testing.assert_array_equal(found["vech"], packed(V).astype(dtype))
-    np.testing.assert_array_equal(found["unvech"], np.asarray(V, dtype))
-
-
-@DTYPES
-def test_centre_is_conjugation_by_the_centring_projection(V, dtype):
-    m, V = len(V), np.asarray(V)
-    H = np.eye(m) - 1 / m
-    np.testing.assert_allclose(found_at(V, dtype)["centred"], H @ V @ H, atol=20 * float(np.finfo(dtype).eps))
-
-
-@DTYPES
-def test_factor_is_a_square_root(V, dtype):
-    X = found_at(V, dtype)["factor"]
-    assert_agrees(X @ X.T, V, rtol=50 * float(np.finfo(dtype).eps))
+def test_a_matrix_is_packed_centred_and_factorised(V, dtype):
+    """By rows of the upper triangle, by the projection H, and by a square root."""
+    V, H, eps = np.asarray(V, dtype), np.eye(len(V)) - 1 / len(V), float(np.finfo(dtype).eps)
+    entries, unpacked, centred, X = jax.jit(lambda V: (vech(V), unvech(vech(V)), centre(V), factor(V)))(V)
+    assert {x.dtype for x in (entries, unpacked, centred, X)} == {np.dtype(dtype)}
+    np.testing.assert_array_equal(entries, packed(V))
+    np.testing.assert_array_equal(unpacked, V)
+    np.testing.assert_allclose(centred, H @ V @ H, atol=20 * eps)
+    assert_agrees(X @ X.T, V, rtol=50 * eps)
 
 
 def test_safe_sqrt_has_a_finite_derivative_at_zero_and_the_usual_one_elsewhere():

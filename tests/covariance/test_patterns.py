@@ -21,22 +21,6 @@ def test_centrings_are_sums_of_differences(name, tokens):
         np.testing.assert_allclose(means[row], V[seen].mean(axis=0), rtol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "count"),
-    [
-        (Pattern(), 11),
-        (Pattern(causal=True), 11),
-        (Pattern(prompts=(3, 3, 3, 3)), 8),
-        (Pattern(causal=True, prompts=(5, 7)), 10),
-        (Pattern.of_mask(np.tri(12, k=3) > 0), 11),
-    ],
-    ids=str,
-)
-def test_nested_sets_share_their_differences(pattern, count):
-    """Hence O(m³): a causal mask, and one of a prefix that all tokens see, have as many as no mask."""
-    assert len(centring(pattern, 12).differences) == count
-
-
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6])
 def test_eigenvalues_are_those_of_the_noise_of_attention(name, tokens):

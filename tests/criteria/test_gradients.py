@@ -92,20 +92,6 @@ def test_exponents_of_one_token_have_exact_laws(name, key):
     assert_distribution(found.angle, stats.norm(-a, np.sqrt(4 * a / T)).cdf)
 
 
-def test_the_angle_is_that_of_two_near_tokens_of_the_sde(key):
-    layer, near, keys = LAYERS["transformer"](), 2e-6, jr.split(key)
-    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=0.8)
-    repeated, apart = si.criteria.repeated_token(V0, 1)
-    V = si.simulate(layer, repeated + near * apart, [0.0, T], paths=PATHS, step=STEP, key=keys[0])
-    x, y, both = V[..., 1, 1], V[..., 2, 2], V[..., 1, 2]
-    # 1 − ρ = (1 − ρ²)/2 for near tokens, from the part of their difference that is orthogonal to them.
-    angle = (x + y - 2 * both - (x - y) ** 2 / (4 * x)) / x
-    found = si.criteria.exponents(layer, V0, T, token=1, paths=PATHS, step=STEP, key=keys[1])
-    rates = np.log(angle[:, 1] / angle[:, 0]) / T
-    assert_same_distribution(found.angle[np.isfinite(found.angle)], rates[np.isfinite(V[:, 1]).all(axis=(1, 2))])
-    assert np.isfinite(found.angle).mean() >= 0.99
-
-
 def test_the_angle_is_that_of_tokens_moved_by_the_tangent(key):
     """1 − ρ of x + εu/2 and x − εu/2 with their covariances, on the same paths: those of the first of two keys."""
     layer, size = LAYERS["mlp"](), 1e-4

@@ -8,11 +8,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_mean, assert_same_distribution
 from conftest import CAUSAL, LAYERS, random_covariance
 from references import assert_agrees
 
-import sdeinfer as si
 from sdeinfer.networks import tokens_with_covariance
 from sdeinfer.networks._gradients import sample_gradients, sample_tangents
 
@@ -107,39 +105,3 @@ def test_networks_depend_neither_on_their_batches_nor_on_what_is_observed(V0, di
     again = sample_gradients(layer, V0, layers=[0, 2], cotangents=1, **sizes, key=key)
     for found, expected in zip(again, (norms, V), strict=True):
         assert_agrees(found, expected[:, :2], rtol=1e-12)
-
-
-FEW: dict[str, Any] = {"width": 4, "depth": 3, "networks": 3}
-
-
-def test_single_precision_tokens_give_single_precision(key):
-    layer, V0 = LAYERS["mlp"](), np.eye(2, dtype=np.float32)
-    assert sample_tangents(layer, V0, directions=V0, **FEW, key=key).dtype == np.float32
-    norms, V = sample_gradients(layer, V0, layers=[0], **FEW, key=key)
-    assert norms.dtype == V.dtype == np.float32
-
-
-@pytest.mark.slow
-def test_networks_have_the_sdes_tangents_and_gradients(key):
-    """At T = ½ of width 96: D of every token from one that moves, and the mean squared gradient norm of that token."""
-    width, depth, networks, paths, keys = 96, 48, 768, 2**12, jr.split(key, 3)
-    layer = si.ShapedTransformer(gamma=0.4, tau0=1.0, c_plus=1.0, c_minus=-1.0)
-    V0, D0 = si.equicorrelated(tokens=3, correlation=0.2), jnp.diag(jnp.array([1.0, 0.0, 0.0]))
-    sizes: dict[str, Any] = {"width": width, "depth": depth, "networks": networks}
-    single = V0.astype(jnp.float32)
-    S = sample_tangents(layer, single, directions=D0, observe_every=depth, **sizes, key=keys[0])[:, -1]
-    norms, _ = sample_gradients(layer, single, layers=[0], **sizes, key=keys[1])
-    end = si.tangents(layer, V0, [depth / width], D0, paths=paths, key=keys[2])
-    V, C, D = (np.asarray(x[:, -1]) for x in (end.covariance, end.cross, end.tangent))
-    of_paths = np.block([[V, C], [C.mT, D]])
-    for statistic in (
-        lambda S: np.log(S[:, 3, 3]),
-        lambda S: np.log(S[:, 4, 4]),
-        lambda S: S[:, 0, 3] / np.sqrt(S[:, 0, 0] * S[:, 3, 3]),
-        lambda S: S[:, 3, 4] / np.sqrt(S[:, 3, 3] * S[:, 4, 4]),
-    ):
-        print(f"mean {statistic(S).mean():.4f} in networks, {statistic(of_paths).mean():.4f} SDE")
-        assert_same_distribution(statistic(S), statistic(of_paths))
-    gradients, predicted = norms[:, 0, 0], np.trace(of_paths[:, 3:, 3:], axis1=1, axis2=2)
-    print(f"squared gradient norm {gradients.mean():.4f} in networks, {predicted.mean():.4f} SDE")
-    assert_mean(gradients - predicted[: len(gradients)], 0.0)

@@ -43,10 +43,7 @@ CALLS = [
     (lambda: networks(observe_every=0), "observe_every: a whole number of at least 1 is needed, got 0"),
     (lambda: networks(observe_every=5), "observe_every: must not exceed the depth 4, got 5"),
     (lambda: networks(method="weights", first_network=2), "first_network: an ensemble is drawn in parts by the chain"),
-    (
-        lambda: networks(V=jnp.array([[1.0, 2.0], [2.0, 1.0]])),
-        "V0: not positive semi-definite: smallest eigenvalue -1",
-    ),
+    (lambda: networks(V=jnp.array([[1.0, 2.0], [2.0, 1.0]])), "V0: not positive semi-definite: smallest eigenvalue -1"),
     (lambda: tokens_with_covariance(random_covariance(4), width=3, key=jr.key(0)), "width: 4 tokens need a width of"),
     (lambda: tangents(width=5), "width: 3 tokens and their tangents need a width of at least 6, got 5"),
     (lambda: tangents(depth=0), "depth: a whole number of at least 1 is needed, got 0"),

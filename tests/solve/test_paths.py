@@ -117,15 +117,6 @@ def test_diffrax_alone_takes_its_own_brownian_motion(key):
     assert_agrees(X @ np.swapaxes(X, 1, 2), expected[..., 0])
 
 
-def test_the_solver_has_no_vector_field_and_the_term_no_product():
-    normals = normals_for(LAYERS["mlp"](), 2, paths=1)[0]
-    terms = CovarianceTerm(LAYERS["mlp"]().limit(), BrownianArray(jnp.asarray(GRID.steps), normals))
-    with pytest.raises(NotImplementedError, match="no vector field along which to step"):
-        PSDSplitting().func(terms, 0.0, jnp.eye(2), None)
-    with pytest.raises(NotImplementedError, match="stepped by PSDSplitting only"):
-        terms.prod(terms.limit, terms.contr(jnp.array(0.0), jnp.array(0.02)))
-
-
 def singular_starts() -> dict[str, np.ndarray]:
     """Covariances of four tokens that are singular."""
     X = np.random.default_rng(1).normal(size=(4, 6)) / np.sqrt(6)

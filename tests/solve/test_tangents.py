@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +9,15 @@ import jax.random as jr
 import numpy as np
 import pytest
 import tangent_references
-from budget import assert_distribution, assert_estimate, assert_mean, mean_and_error
+from budget import assert_distribution, assert_mean
 from conftest import LAYERS, PATTERNS, masked_layer_of, random_covariance
 from references import assert_agrees, extrapolated, packed
 from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.covariance import gram, semidefinite_cholesky
-from sdeinfer.networks import tokens_with_covariance
 from sdeinfer.solve._splitting import splitting_step
-from sdeinfer.terms import Attention, AttentionStrength, ShapedReLU, joint_relu_drift
+from sdeinfer.terms import Attention, AttentionStrength, ShapedReLU
 
 
 @jax.jit
@@ -151,21 +149,6 @@ def test_kernels_of_tangents_are_those_of_two_prompts_that_draw_near(name):
     assert_agrees(kernel(pattern).of_tangents(jnp.asarray(S)), expected, rtol=1e-3 if name == "ReLU" else 1e-6)
 
 
-@pytest.mark.parametrize("tokens", [2, 3])
-def test_the_relus_drift_has_its_limit_where_tokens_coincide(tokens):
-    """Equal and opposite tokens: no drift, and −½ of the covariance, which the ReLU takes away."""
-    x, drift = np.where(np.arange(tokens) % 2, -1.0, 1.0), jax.jit(joint_relu_drift)
-    X_dot = np.random.default_rng(0).normal(size=(tokens, 6))
-    for sign in (np.ones(tokens), x):
-        X = sign[:, None] * np.linspace(0.5, 1.5, tokens)[:, None] * np.ones(6)
-        S = np.concatenate([X, X_dot]) @ np.concatenate([X, X_dot]).T
-        apart = np.tile(np.outer(sign, sign), (2, 2)) < 0
-        expected = np.where(apart, -S / 2, 0.0)
-        np.testing.assert_allclose(drift(S), expected, atol=1e-6 * S.max())
-        near = np.concatenate([X + 1e-7 * np.random.default_rng(1).normal(size=X.shape), X_dot])
-        np.testing.assert_allclose(drift(near @ near.T), expected, atol=1e-5 * S.max())
-
-
 def starts(tokens: int, start: str):
     x = {
         "rank one": jnp.linspace(0.5, 1.5, tokens),
@@ -220,38 +203,3 @@ def test_the_end_has_a_gradient(name, start, key):
 
     slope, step = size(0.6)[1], 1e-5
     np.testing.assert_allclose(slope, (size(0.6 + step)[0] - size(0.6 - step)[0]) / (2 * step), rtol=1e-5)
-
-
-def sampled_layers(layer, S, *, width: int, networks: int, key):
-    """𝒱 after one layer with weights, packed, of shape (networks, p)."""
-    tokens = len(S) // 2
-
-    @jax.jit
-    @jax.vmap
-    def batch(key):
-        key_tokens, key_layer = jr.split(key)
-        rows = tokens_with_covariance(S, width=width, key=key_tokens)
-        after = jax.jvp(lambda X: layer.forward(X, key=key_layer), (rows[:tokens],), (rows[tokens:],))
-        after = jnp.concatenate(after)
-        return after @ after.T / width
-
-    keys = jr.split(key, (-(-networks // 1000), 1000))
-    return packed(np.concatenate([np.asarray(batch(k)) for k in keys]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["attention", "transformer", "causal transformer"])
-def test_layers_with_weights_have_the_generators_mean_and_covariance(name, key):
-    """At n = 64 and 128, extrapolated to n = ∞."""
-    tokens, keys = 2, jr.split(key)
-    layer, S = layer_of(name, tokens), random_covariance(2 * tokens)
-    estimates: list[Any] = []
-    for width, networks, key in zip((64, 128), (40_000, 20_000), keys, strict=True):
-        change = sampled_layers(layer, S, width=width, networks=networks, key=key) - packed(S)
-        centred = change - change.mean(axis=0)
-        estimates.append(
-            [mean_and_error(width * change), mean_and_error(width * centred[:, :, None] * centred[:, None])]
-        )
-    expected = (packed(tangent_references.joint_drift(layer, S)), tangent_references.joint_diffusion(layer, S))
-    for near, far, limit in zip(*estimates, expected, strict=True):
-        assert_estimate(extrapolated(near[0], far[0], 1), limit, np.hypot(2 * far[1], near[1]))

@@ -1,10 +1,7 @@
-"""The weak orders of the solvers, by regression over step sizes; run with `-m slow -s` to see the figures.
+"""The weak order of the solver, by regression over step sizes; run with `-m slow -s` to see the figures.
 
-Each bias comes from paths driven by the same normals as what it is a bias from, which leaves little of the Monte Carlo
-error: the exact solution, where one is known for these normals, or the solver itself at half the step.
+Each bias is from the solver at half the step, driven by the same normals, which leaves little of the Monte Carlo error.
 """
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,25 +17,6 @@ import sdeinfer as si
 pytestmark = pytest.mark.slow
 
 BATCH, PATHS = 20_000, 60_000
-
-
-def bias_from_the_exact_law(layer, V0, time: float, steps: int, statistic: Callable, expected, paths: int, key):
-    """E statistic(V_T) − expected, with Σ tr E_k and Σ tr E_k² as control variates: most of the log volume's noise."""
-    tokens, h = len(V0), time / steps
-
-    @jax.jit
-    def batch(key):
-        normals = jr.normal(key, (BATCH, steps, *layer.limit().normals(tokens)))
-        V = paths_from(layer, V0, [time], normals, step=h)[:, 0]
-        normals = normals[..., :tokens]
-        trace = jnp.einsum("psii->p", normals) / jnp.sqrt(1.0 * steps)
-        square = jnp.einsum("psij,psji->p", normals, normals) / steps - tokens
-        return jax.vmap(statistic)(V) - expected, jnp.stack([trace, square], axis=1)
-
-    found, controls = zip(*(batch(k) for k in jr.split(key, paths // BATCH)), strict=True)
-    found, controls = np.concatenate(found), np.concatenate(controls)
-    slopes = np.linalg.lstsq(controls, found - found.mean(), rcond=None)[0]
-    return mean_and_error(found - controls @ slopes)
 
 
 def bias_from_half_the_step(layer, V0, time: float, steps: int, statistics: dict, paths: int, key):
@@ -87,22 +65,6 @@ def log_det(V):
     return jnp.linalg.slogdet(V)[1]
 
 
-EXACT = {
-    "log V, m = 1": (si.ShapedTransformer(0.5, 0.6, 0.3, -1.5), np.array([[1.7]]), 0.5, log_det),
-    "log det V, m = 3, no gap": (si.ShapedMLP(-1.0, -1.0), random_covariance(3), 0.25, log_det),
-}
-
-
-def test_mean_is_kept_exactly_at_every_step(key):
-    layer, V0, time = si.ResidualFeedForward(0.6, 0.4, 0.4), jnp.asarray(random_covariance(3)), 0.5
-    for count, k in zip((1, 2, 8), jr.split(key, 3), strict=True):
-        V = si.simulate(layer, V0, [time], paths=200_000, step=time / count, key=k)[:, 0]
-        mean, error = mean_and_error(V)
-        z = (mean - V0) / error
-        print(f"\nE V − V0, no gap, {count} steps: largest {np.abs(z).max():.1f} Monte Carlo errors", end="")
-        assert_within(z[np.triu_indices(3)])
-
-
 def rho(V):
     return V[0, 1] / jnp.sqrt(V[0, 0] * V[1, 1])
 
@@ -121,20 +83,6 @@ def assert_order(name: str, layer, V0, time: float, steps, statistics: dict, pat
         biases, errors = (np.array(part)[:, number] for part in zip(*found, strict=True))
         report(f"{name}: {statistic}", steps, biases, errors)
         assert_vanishes(steps, biases, errors, 2)
-
-
-def test_bias_from_an_exact_law_is_of_the_second_order(key):
-    name = "log det V, m = 3, no gap"
-    layer, V0, time, statistic = EXACT[name]
-    tokens, steps = len(V0), np.array([2, 4, 8, 16])
-    expected = float(log_det(V0) - layer.limit().linear_noise * tokens * (tokens + 1) * time / 2)
-    found = [
-        bias_from_the_exact_law(layer, jnp.asarray(V0), time, int(count), statistic, expected, 4 * PATHS, k)
-        for count, k in zip(steps, jr.split(key, len(steps)), strict=True)
-    ]
-    biases, errors = (np.array(part) for part in zip(*found, strict=True))
-    report(name, steps, biases, errors)
-    assert_vanishes(steps, biases, errors, 2)
 
 
 def effective_rank(V):

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import xarray as xr
 from jaxtyping import Array, Float
 
 import sdeinfer as si
@@ -25,35 +24,24 @@ tune = partial(si.tune, "transformer", V0, maximise="gamma")
 
 REFUSED = [
     (lambda: si.check("post.nc"), "post: the result of a fit, .* is needed, got 'post.nc'"),
-    (lambda: si.check(xr.DataTree()), "post: the result of a fit, .* is needed, got a DataTree"),
     (lambda: si.summarise(DATA), "post: the result of a fit, .* is needed, got a Dataset"),
     (lambda: si.simulate("transformer", V0, [0.1], paths=2, key=KEY), "layer: a layer, .* got 'transformer'"),
-    (lambda: si.simulate(si.ShapedAttention, V0, [0.1], paths=2, key=KEY), "layer: a layer, .* got <class"),
     (lambda: si.simulate(LAYER, DATA, [0.1], paths=2, key=KEY), "V0: a square matrix .* got a Dataset"),
     (lambda: si.simulate(LAYER, V0, "now", paths=2, key=KEY), "ts: a non-empty list of finite times .* got 'now'"),
     (lambda: simulate(paths=1e2, key=KEY), "paths: a whole number is needed, got 100.0"),
     (lambda: simulate(paths=2, key=0), r"key: a key, as jax.random.key\(0\), is needed, got 0"),
-    (lambda: simulate(paths=2, key=jr.split(KEY)), "key: a key, .* is needed"),
     (lambda: simulate(paths=2, step="long", key=KEY), "step: a number is needed, got 'long'"),
     (lambda: si.simulate_stopped(LAYER, V0, [0.1], within=3, paths=2, key=KEY), "within: a pair is needed, got 3"),
-    (lambda: si.tangents("mlp", V0, [0.1], V0, paths=2, key=KEY), "layer: a layer, .* got 'mlp'"),
-    (lambda: sample(networks=1e1, key=KEY), "networks: a whole number is needed, got 10.0"),
-    (lambda: sample(networks=2, key=0), "key: a key"),
     (lambda: si.fit("full_path", DATA, key=KEY), "model: a NumPyro program is needed, .* got 'full_path'"),
-    (lambda: si.fit(si.ShapedMLP, DATA, key=KEY), "model: a NumPyro program is needed, .* got <class"),
     (lambda: si.fit(DATA, FULL_PATH, key=KEY), "data: a Dataset, .* is needed, got a EveryLayer"),
     (lambda: si.prepare(LAYER, DATA), "model: a NumPyro program is needed, .* got a ShapedTransformer"),
-    (lambda: fit(key=0), "key: a key"),
-    (lambda: fit(draws=1e2, key=KEY), "draws: a whole number is needed, got 100.0"),
     (lambda: fit(architecture=5, key=KEY), "architecture: a name or an Architecture or a layer, .* got 5"),
     (lambda: fit(prior=[1], key=KEY), r"prior: a dict is needed, got \[1\]"),
     (lambda: fit(largest_logit="large", key=KEY), "largest_logit: a number is needed"),
     (lambda: fit(sampler=si.NUTS, key=KEY), r"sampler: a sampler, as si.NUTS\(\), is needed"),
     (lambda: si.NUTS(draws=1.5), "draws: a whole number of at least 1 is needed, got 1.5"),
     (lambda: tune(width="64", depth=8, key=KEY), "width: a whole number is needed, got '64'"),
-    (lambda: tune(width=64, depth=(8, 9), key=KEY), "depth: a whole number is needed"),
     (lambda: si.transfer("tuned", widths=[8], depths=[2], key=KEY), "tuned: the result of si.tune is needed"),
-    (lambda: si.observe(V, width="8"), "width: a whole number is needed, got '8'"),
     (lambda: si.observe_outputs("x", V0, width=8, depth=2), "outputs: real numbers are needed, got <U1"),
     (lambda: si.take("data.nc"), "data: a Dataset"),
     (lambda: si.read(5), "path: a name or a path is needed, got 5"),
@@ -61,24 +49,13 @@ REFUSED = [
     (lambda: si.ShapedAttention(gamma="half", tau0=1.0), "gamma: a real scalar is needed, got 'half'"),
     (lambda: si.Architecture("transformer", heads="two"), "heads: a whole number of at least 1 is needed"),
     (lambda: si.Stack(5), "layers: a layer is needed, got 5"),
-    (lambda: si.OverDepth(5, gamma=lambda t: t), "layer: a layer"),
 ]
 
 LENGTHS = [
-    (
-        lambda: si.covariance_dataset(V, width=[8, 8]),
-        r"width: one number, or one for each of 3 networks, .* got \[8, 8\]",
-    ),
-    (
-        lambda: si.covariance_dataset(V, width=8, layers=[0, 1]),
-        r"layers: one number for each of 4 layers .* got \[0, 1\]",
-    ),
-    (lambda: si.covariance_dataset(V, width=8, layers=4), "layers: one number for each of 4 layers is needed, got 4"),
+    (lambda: si.covariance_dataset(V, width=[8, 8]), r"width: one number, or one for each of 3 networks, .* got \[8, "),
+    (lambda: si.covariance_dataset(V, width=8, layers=[0, 1]), r"layers: one number for each of 4 layers .* got \[0, "),
     (lambda: si.observe(np.ones((2, 3, 2, 8)), layers=[0, 1]), "layers: one number for each of 3 layers is needed"),
-    (
-        lambda: si.observe_outputs(np.ones((2, 2, 3)), V0, width=[8] * 3, depth=2),
-        "width: one number, or one for each of 2",
-    ),
+    (lambda: si.observe_outputs(np.ones((2, 2, 3)), V0, width=[8] * 3, depth=2), "width: one number, or one for each "),
 ]
 
 
@@ -111,14 +88,8 @@ def custom(limit) -> si.layers.AbstractLayer:
     ("limit", "message"),
     [
         (lambda gamma: (0.0, 0.0, gamma, 0.0), "layer: limit of Custom must return a si.layers.Limit, got a tuple"),
-        (
-            lambda gamma: si.layers.Limit(gamma, gamma, -gamma, gamma),
-            "linear_noise of the limit of Custom must not be negative",
-        ),
-        (
-            lambda gamma: si.layers.Limit(gamma, gamma, gamma, -gamma),
-            "attention_noise of the limit of Custom must not be",
-        ),
+        (lambda gamma: si.layers.Limit(gamma, gamma, -gamma, gamma), "linear_noise of the limit of Custom must not be"),
+        (lambda gamma: si.layers.Limit(gamma, gamma, gamma, -gamma), "attention_noise of the limit of Custom must not"),
     ],
 )
 def test_limits_of_custom_layers_are_checked(limit, message):

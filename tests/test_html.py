@@ -97,11 +97,3 @@ def test_a_kind_of_layer_has_the_priors_of_its_coordinates(kind):
     assert [row[1] for row in table[1:]] == list(kind.coordinates.sampled)
     assert table[1][2] == "Uniform(low=0, high=1)"
     assert table[2][2] == "LogNormal(loc=0, scale=1)"
-
-
-def test_a_layer_without_parameters_has_no_table():
-    class Identity(si.ShapedMLP):
-        def declared(self):
-            return {}
-
-    assert not tables(shown(Identity(0.0, 0.0)))

@@ -26,33 +26,23 @@ def on_terminal(monkeypatch) -> Terminal:
     return terminal
 
 
-def test_phases_replace_each_other_and_are_cleared(monkeypatch):
+def test_phases_replace_each_other_say_how_far_they_are_and_are_cleared(monkeypatch):
     terminal = on_terminal(monkeypatch)
     with progress_line(show=True):
         phase("compiling the sampler")
         assert terminal.line() == "compiling the sampler …"
         with progress_line(show=True):
-            phase("predicting")
+            phase("preparing the data")
+        done(0.3)
+        done(0.6)
+        assert terminal.line() == "preparing the data … 60%"
+        phase("predicting")
         assert terminal.line() == "predicting …"
     assert terminal.line() == ""
     assert "\n" not in terminal.getvalue()
     before = terminal.getvalue()
     phase("without a line")
     assert terminal.getvalue() == before
-
-
-def test_a_pass_over_the_data_says_how_far_it_is(monkeypatch):
-    terminal = on_terminal(monkeypatch)
-    with progress_line(show=True):
-        phase("preparing the data")
-        done(0.0)
-        assert terminal.line() == "preparing the data …"
-        done(0.3)
-        done(0.6)
-        assert terminal.line() == "preparing the data … 60%"
-        phase("predicting")
-        assert terminal.line() == "predicting …"
-    done(0.5)
 
 
 def test_a_bar_takes_the_place_of_the_phase(monkeypatch):

@@ -122,8 +122,8 @@ def _with_law(problem: Problem) -> Problem:
     if not limit:
         needs = {
             "law: that of the limit": problem.law == "limit",
-            "architecture: tuning": not problem.of_chains,
             "subject_to: a statistic of gradients": any(each.directions is not None for each in problem.statistics),
+            "architecture: tuning": not problem.of_chains,
         }
         for what in (what for what, asked in needs.items() if asked):
             raise InputError(f"{what} needs the layer's limit, and {kind.name} has none")

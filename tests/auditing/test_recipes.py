@@ -95,25 +95,6 @@ def test_the_defaults_of_libraries(recipe, kernel):
     assert_mean(np.ravel(kernel()) ** 2, recipe.sd(UP) ** 2)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "plain"),
-    [
-        (gpt2(), normal()),
-        (xavier(2.0), xavier()),
-        (kaiming("relu"), lecun()),
-        (mup(base_width=16), normal()),
-        (completep(base_width=16, base_layers=2), normal()),
-        (deepnet(pytorch_linear()), pytorch_linear()),
-        (t_fixup(), xavier()),
-    ],
-    ids=lambda recipe: recipe.name,
-)
-def test_factors_are_what_a_recipe_adds_to_a_plain_one(recipe, plain):
-    for each in (UP, OUT, LAST, matrix("query"), matrix("value", 64, 32)):
-        found = recipe.sd(each) * (recipe.multiplier(LAYERS) if each.last else 1)
-        assert found == pytest.approx(plain.sd(each) * math.prod(recipe.factors(each).values()))
-
-
 # Mean increments, against networks with weights and biases of these standard deviations.
 
 TOKENS, SMALL = 3, 8
@@ -208,23 +189,6 @@ def test_declared_blocks_have_the_mean_increments_of_these_weights(name):
     assert_mean(found, packed(mean))
 
 
-def test_the_blocks_of_gpt2_are_those_of_its_guide():
-    architecture = si.Stack((Block(SelfAttention(heads=12), norm="layer"), Block(MLP(), norm="layer")))
-    found = declared(architecture, gpt2(), width=768, layers=12)
-    parameters = {name: float(value) for name, value in found.parameters().items()}
-    assert parameters == pytest.approx(
-        {
-            "attention.strength": math.sqrt(768 / 24) * 0.02,
-            "attention.temperature": 1.0,
-            "mlp.strength": math.sqrt(3072 / 24) * 0.02,
-            "mlp.gain": 768 * 0.0004,
-        }
-    )
-    assert float(found.layers[0].branch.gain) == pytest.approx(768 * 0.0004)
-    assert [block.norm for block in found.layers] == ["layer", "layer"]
-    assert declared(architecture, deepnet(), width=768, layers=8).layers[0].skip == 2
-
-
 SHAPED = si.Stack((si.ShapedAttention(gamma=0.5, tau0=1.0),))
 
 
@@ -242,10 +206,3 @@ SHAPED = si.Stack((si.ShapedAttention(gamma=0.5, tau0=1.0),))
 def test_unusable_arguments_of_recipes_are_refused(call, message):
     with pytest.raises(si.InputError, match=message):
         call()
-
-
-@pytest.mark.parametrize("pattern", [si.CAUSAL, si.Pattern(causal=True, prompts=(2, 3)), si.Pattern.of_mask(np.eye(3))])
-def test_matrices_do_not_depend_on_the_pattern(pattern):
-    plain, other = (Block(SelfAttention(heads=4, rope=1e4, pattern=each)) for each in (si.Pattern(), pattern))
-    one, two = (standard_deviations(each, [normal()], width=WIDTH) for each in (plain, other))
-    assert one.equals(two)

@@ -124,13 +124,6 @@ def test_every_parameter_gets_its_gradient(case, found):
         assert abs((gradient * along).sum() - numerical) < 1e-6 * np.linalg.norm(gradient), name
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_state_is_taken_over(case, found):
-    of = named(found("outputs"), f"{case}/")
-    assert not np.allclose(of["other"], of["X"])
-    np.testing.assert_array_equal(of["restored"], of["X"])
-
-
 @pytest.mark.parametrize("name", LAWS)
 def test_networks_of_modules_have_the_law_of_the_layers(name, found, library):
     """Mean and covariance of V after one block; trace and a correlation after all of them."""

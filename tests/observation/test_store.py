@@ -35,20 +35,16 @@ def test_attributes_that_a_format_cannot_hold_are_named(networks, suffix, value,
     assert not path.exists()
 
 
-def test_files_of_others_are_read(networks, tmp_path):
-    """Written by xarray alone, with its dimensions in another order and one width for all."""
-    V = networks["covariance"].values
+@pytest.mark.parametrize("engine", ["h5netcdf", "scipy"])
+def test_files_of_others_are_read(networks, engine, tmp_path):
+    """Written by xarray alone, with its dimensions in another order and one width for all; of NetCDF 4 and 3."""
+    V = networks["covariance"].values.astype(np.float64)
     foreign = xr.Dataset(
         {"covariance": (("layer", "network", "token_a", "token_b"), np.swapaxes(V, 0, 1))},
         coords={"layer": np.arange(V.shape[1]), "width": 96},
     )
-    foreign.to_netcdf(tmp_path / "foreign.nc", engine="h5netcdf")
+    foreign.to_netcdf(tmp_path / "foreign.nc", engine=engine)
     np.testing.assert_array_equal(read(tmp_path / "foreign.nc")["covariance"], V)
-
-
-def test_netcdf_3_is_read_too(networks, tmp_path):
-    networks.astype(np.float64).to_netcdf(tmp_path / "old.nc", engine="scipy")
-    np.testing.assert_array_equal(read(tmp_path / "old.nc")["covariance"], networks["covariance"])
 
 
 def test_unreadable_files_are_named(tmp_path, networks):
@@ -93,13 +89,6 @@ def test_groups_of_text_survive_a_file_in_the_order_of_their_first_networks(netw
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_folder_is_replaced(networks, tmp_path):
-    write(networks, tmp_path / "data.zarr")
-    write(networks.isel(network=slice(2)), tmp_path / "data.zarr")
-    assert read(tmp_path / "data.zarr").sizes["network"] == 2
-    assert names(tmp_path) == ["data.zarr"]
 
 
 def test_networks_are_appended(networks, tmp_path):
@@ -166,13 +155,6 @@ def test_labels_are_appended(networks, tmp_path):
     assert read(tmp_path / "data.zarr")["network"].values.tolist() == named["network"].values.tolist()
     with pytest.raises(si.InputError, match="has networks of the same labels as the appended data"):
         write(named, tmp_path / "data.zarr", append=True)
-
-
-@pytest.mark.filterwarnings("ignore:Consolidated metadata")
-def test_a_fit_that_xarray_wrote_is_read_and_written_again(fitted, tmp_path):
-    fitted.to_zarr(tmp_path / "post.zarr", zarr_format=3)
-    write(xr.open_datatree(tmp_path / "post.zarr", engine="zarr"), tmp_path / "again.zarr")
-    xr.testing.assert_identical(read_posterior(tmp_path / "again.zarr"), read_posterior(tmp_path / "post.zarr"))
 
 
 def test_a_folder_that_lost_a_part_is_refused(networks, tmp_path):

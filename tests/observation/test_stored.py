@@ -112,14 +112,6 @@ def test_a_file_that_is_cut_off_is_refused(file, tmp_path):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_damaged_chunk_is_refused(X, tmp_path):
-    save_zarr(tmp_path / "X.zarr", as_data(X))
-    chunk = next((tmp_path / "X.zarr" / "hidden_states").glob("[0-9]*"))
-    chunk.write_bytes(chunk.read_bytes()[:100])
-    with pytest.raises(si.InputError, match=r"X.zarr: cannot be read as .zarr"):
-        list(observe_file(tmp_path / "X.zarr"))
-
-
 def test_other_files_are_refused(X, tmp_path):
     (tmp_path / "X.csv").write_text("1,2")
     np.save(tmp_path / "flat.npy", X[0])

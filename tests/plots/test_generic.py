@@ -41,14 +41,8 @@ def test_labels_differ_without_colours_and_another_call_goes_on():
     assert axes.get_legend() is None
 
 
-def test_a_mean_without_a_band():
-    axes = plot_bands(X, {"a": SAMPLES**2}, line="mean", interval=None)
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), [35, 140, 315])
-    assert not axes.collections
-
-
 @pytest.mark.filterwarnings("error")
-def test_a_band_is_open_where_samples_diverge():
+def test_a_band_is_open_where_samples_diverge_and_no_numbers_are_left_out():
     samples = SAMPLES[:10].copy()
     samples[9:, 1] = np.inf
     samples[5:, 2] = np.inf
@@ -59,10 +53,7 @@ def test_a_band_is_open_where_samples_diverge():
     np.testing.assert_allclose(odd.lines[0].get_ydata(), [4, 8, 12])
     mean = plot_bands(X, {"a": samples}, line="mean", interval=None)
     np.testing.assert_allclose(mean.lines[0].get_ydata(), [4.5, np.nan, np.nan])
-
-
-@pytest.mark.filterwarnings("error")
-def test_samples_that_are_no_numbers_are_left_out():
+    assert not mean.collections
     samples = np.concatenate([SAMPLES, np.full((4, 3), np.nan)])
     samples[:, 0] = np.nan
     axes = plot_bands(X, {"a": samples})
@@ -81,15 +72,13 @@ def test_densities_of_networks_and_of_the_sde_integrate_to_one():
     assert axes.get_ylabel() == "density"
 
 
-def test_densities_stay_within_the_support():
+def test_densities_stay_within_the_support_and_equal_samples_have_none():
     axes = plot_densities(np.linspace(-0.99, 0.99, 50), np.linspace(-0.9, 0.99, 50), support=(-1, 1))
     assert all(np.abs(line.get_xdata()).max() <= 1 for line in axes.lines)
-
-
-def test_equal_samples_have_a_histogram_and_no_curve():
     axes = plot_densities(np.full(5, 0.2), [0.1, 0.2, 0.4])
     assert list(lines(axes)) == ["SDE (3)"]
     assert axes.get_legend_handles_labels()[1] == ["networks (5)", "SDE (3)"]
+    assert plot_densities([1.0], [np.inf]).get_legend_handles_labels()[1] == ["networks (1)", "SDE (0)"]
 
 
 @pytest.fixture
@@ -154,7 +143,3 @@ def test_other_shapes_are_refused(call, message):
     with pytest.raises(si.InputError, match=message):
         call()
     assert not pyplot.get_fignums()
-
-
-def test_a_statistic_without_finite_samples_of_one_kind():
-    assert plot_densities([1.0], [np.inf]).get_legend_handles_labels()[1] == ["networks (1)", "SDE (0)"]

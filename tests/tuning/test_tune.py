@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from scipy import optimize, stats
 
 import sdeinfer as si
 from sdeinfer import criteria as of
-from sdeinfer.tuning._problem import _in_residuals
 
 T, WIDTH, DEPTH = 0.25, 256, 64
 ONE, FOUR = np.eye(1), np.asarray(si.equicorrelated(tokens=4, correlation=0.2, norm=1.0))
@@ -161,7 +159,6 @@ BAD = {
         "at least 2",
     ),
     "a parameter that it lacks": ({"architecture": "feedforward", "fixed": {"tau0": 1.0}}, "fixed: feedforward has no"),
-    "an objective that it lacks": ({"architecture": "feedforward", "maximise": "tau0"}, "tau0 is not free"),
     "a bound on what is fixed": ({"fixed": {"tau0": 1.0}, "bounds": {"tau0": (0.1, 1.0)}}, "tau0 is not free"),
     "a value out of range": ({"fixed": {"gamma": 1.5}}, "gamma: must be in"),
     "nothing to choose": (
@@ -170,17 +167,11 @@ BAD = {
     ),
     "no constraint": ({"fixed": {"tau0": 1.0, "c_gap": 1.0}}, "subject_to: without a constraint nothing limits gamma"),
     "a constraint in words": ({"subject_to": "P(norm factor < 2) >= 0.95"}, "subject_to: a constraint, such as"),
-    "a criterion without a bound": ({"subject_to": of.spread(of.LogNorm())}, "subject_to: a constraint, such as"),
     "a statistic of NumPy": ({"subject_to": of.expectation(largest) <= 3}, "largest: operations of JAX are needed"),
     "prompts of unequal sizes": ({"V0": [np.eye(2), np.eye(3)]}, r"V0: prompts of one .*\(2, 2\), \(3, 3\)"),
-    "no objective": ({"maximise": None}, "give either maximise or minimise"),
-    "a token that is not there": ({"subject_to": [of.spread(of.LogNorm(7)) <= 1]}, "a token from 0 to 3"),
     "an unknown architecture": ({"architecture": "mamba"}, "architecture: must be one of"),
-    "not a covariance": ({"V0": np.array([[1.0, 2.0], [2.0, 1.0]])}, "V0"),
-    "an inverted box": ({"bounds": {"gamma": (0.5, 0.1)}}, "increasing pair"),
     "a box out of range": ({"bounds": {"gamma": (0.5, 1.5)}}, "bounds: gamma: values in"),
     "too many slopes": ({"fixed": {"c_plus": 1.0, "c_minus": 0.0, "c_gap": 1.0}}, "are too many"),
-    "a slope and the mean": ({"fixed": {"c_plus": 1.0, "c_mean": 0.0}}, "give c_plus and c_minus"),
     "a slope over depth": ({"fixed": {"c_plus": lambda time: 3.0}}, "give all of c_plus, c_minus"),
     "a function out of range": (
         {"fixed": {"tau0": lambda time: 1 - 8 * time}, "subject_to": of.spread(of.LogNorm()) <= 1},
@@ -190,9 +181,6 @@ BAD = {
         {"V0": ONE, "fixed": {"tau0": 1.0, "c_gap": 1.0}, "subject_to": of.expectation(never) <= 1},
         "the derivative of never: not finite on .* paths at gamma",
     ),
-    "no prompts": ({"V0": np.empty((0, 4, 4))}, "V0: shape"),
-    "no depth": ({"depth": 0}, "depth: a whole number of at least 1"),
-    "a law of nobody": ({"law": "both"}, "law: must be 'finite-width' or 'limit', got 'both'"),
     "too narrow": (
         {"law": "finite-width", "width": 6, "subject_to": of.spread(of.LogNorm()) <= 1},
         "width: 4 tokens need a width of at least 8, got 6",
@@ -234,16 +222,6 @@ def test_explosions_are_no_success(key):
     goal = of.quantile(of.NormFactor(), 0.95) <= 1e6
     with pytest.raises(si.InputError, match="95% quantile of norm factor: .* of paths explode at gamma"):
         si.tune("attention", FOUR, subject_to=goal, bounds={"gamma": (0.5, 0.9)}, **cold)
-
-
-def test_paths_that_explode_count_alike_at_any_size():
-    """Values whose squares overflow in single precision too."""
-    criterion, _, _ = _in_residuals(of.probability(of.NormFactor(), below=2) >= 0.7)
-    values, exploded = jnp.linspace(1, 3, 64, dtype=jnp.float32), jnp.arange(64) >= 48
-    smooth = jax.jit(criterion.smooth)
-    small, large = (smooth(jnp.where(exploded, x, values), exploded) for x in (5.0, 1e25))
-    assert jnp.isfinite(small)
-    assert small == large
 
 
 def test_networks_of_thousands_of_layers_do_not_take_thousands_of_steps(key):

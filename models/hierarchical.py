@@ -31,7 +31,7 @@ def hierarchical(path: PathStatistics) -> None:
     """
     of_group = _sample_groups(path)
     own = {name: value[path.group_of_network] for name, value in of_group.items()}
-    layer = path.assumptions.kind.layer(**own)
+    layer = path.assumptions.kind.with_parameters(own)
     with numpyro.plate("network", path.networks):
         numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
 

@@ -30,7 +30,6 @@ from .infer import Metropolis as Metropolis
 from .infer import fit as fit
 from .infer import prepare as prepare
 from .infer import transitions as transitions
-from .layers import Architecture as Architecture
 from .layers import OverDepth as OverDepth
 from .layers import ResidualFeedForward as ResidualFeedForward
 from .layers import ShapedAttention as ShapedAttention

@@ -30,7 +30,6 @@ NEEDED = {
     "Dataset": "a Dataset, as of si.observe or si.read,",
     "DataTree": "the result of a fit, of a file by si.observation.read_posterior,",
     "AbstractLayer": "a layer, as si.ShapedAttention(gamma=0.5, tau0=1.0),",
-    "Architecture": "an Architecture",
     "Pattern": "a pattern, as si.CAUSAL or si.Pattern.of_mask(matrix),",
     "AbstractSampler": "a sampler, as si.NUTS(),",
     "Tuned": "the result of si.tune",

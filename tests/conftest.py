@@ -198,6 +198,11 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"budget: statistical comparisons made, of those declared: {spent or 'none'}")
 
 
+def layer_of(kind, **parameters):
+    """The layer of a template with those of some parameters that it has."""
+    return kind.with_parameters({name: parameters[name] for name in kind.declared()})
+
+
 @functools.cache
 def random_covariance(tokens: int, seed: int = 0):
     """A well-conditioned covariance with unequal norms."""

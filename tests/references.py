@@ -175,16 +175,14 @@ def diffusion_tensor(layer, V) -> np.ndarray:
     """Σ^{αβ,δω} as the theorems give it for each architecture."""
     V, pattern = np.asarray(V), pattern_of(layer)
     _, _, a, kappa2 = coefficients(layer)
-    full = pattern is None or pattern.everything
-    attention = attention_tensor(V) if full else masked_attention_tensor(V, pattern.mask(len(V)))
+    attention = attention_tensor(V) if pattern.everything else masked_attention_tensor(V, pattern.mask(len(V)))
     return a * linear_tensor(V) + kappa2 * attention
 
 
 def pattern_of(layer):
-    """The pattern of the layer's attention; None without attention."""
-    if type(layer).__name__ == "Stack":
-        return next(filter(None, map(pattern_of, layer.layers)), None)
-    return getattr(layer, "pattern", None)
+    """The pattern of the layer's attention; the full one without attention."""
+    parts = getattr(layer, "layers", (layer,))
+    return next((part.pattern for part in parts if not part.pattern.everything), layer.pattern)
 
 
 def diffusion(layer, V) -> np.ndarray:

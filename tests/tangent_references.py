@@ -74,9 +74,7 @@ def _quadrant(S) -> np.ndarray:
 
 def _mask(layer, tokens: int) -> np.ndarray:
     """The mask of X and X + εẊ, which attend to their own tokens."""
-    pattern = pattern_of(layer)
-    mask = np.ones((tokens, tokens), bool) if pattern is None else pattern.mask(tokens)
-    return np.kron(np.eye(2, dtype=bool), mask)
+    return np.kron(np.eye(2, dtype=bool), pattern_of(layer).mask(tokens))
 
 
 def _two_prompts(S) -> tuple[np.ndarray, np.ndarray]:

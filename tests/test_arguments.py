@@ -47,7 +47,7 @@ REFUSED = [
     (lambda: si.read(5), "path: a name or a path is needed, got 5"),
     (lambda: si.equicorrelated(tokens="3", correlation=0.0), "tokens: a whole number is needed, got '3'"),
     (lambda: si.ShapedAttention(gamma="half", tau0=1.0), "gamma: a real scalar is needed, got 'half'"),
-    (lambda: si.Architecture("transformer", heads="two"), "heads: a whole number of at least 1 is needed"),
+    (lambda: si.layers.template("transformer", heads="two"), "heads: a whole number of at least 1 is needed"),
     (lambda: si.Stack(5), "layers: a layer is needed, got 5"),
 ]
 

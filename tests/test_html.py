@@ -5,7 +5,6 @@ import xml.etree.ElementTree as ET
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import sdeinfer as si
 from sdeinfer.diagnostics import Check, Verdict

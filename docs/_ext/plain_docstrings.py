@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from sphinx.application import Sphinx
 
 import sdeinfer as si
-from sdeinfer.layers._cells import prior_text
 
 NAMES = {
     "PRNGKeyArray": r"\S*Key\[Array, ''\] \| \S*UInt32\[Array, '2'\] \| \S*UInt32\[Array, '4'\]",
@@ -31,6 +31,15 @@ def escaped(line: str) -> str:
             between[place] = re.sub(r"\w_(?=\W|$)", lambda name: f"{name[0][:-1]}\\_", plain)
     text = re.sub(r"(?<=: )(\w)\.(?= |$)", r"\1\\.", "".join(between))  # `n.` is no list
     return text.replace(" \\ ``", " ``").removesuffix("\\ ").removeprefix("\\ ")
+
+
+def prior_text(parameter: Any) -> str:
+    """The default prior of a parameter, with its arguments."""
+    if parameter.prior is None:
+        return "none"
+    prior = parameter.prior()
+    arguments = ", ".join(f"{name}={np.asarray(getattr(prior, name)):.3g}" for name in prior.arg_constraints)
+    return f"{type(prior).__name__}({arguments})"
 
 
 def docstring_of(obj: Any) -> str | None:

@@ -77,26 +77,26 @@ class Kind:
         typer.Option(help="number of prompts of equal length in each network; default: from the data, or 1", min=1),
     ] = None
 
-    def of(self, attrs: Mapping[Any, Any], tokens: int) -> "si.Architecture":
+    def of(self, attrs: Mapping[Any, Any], tokens: int) -> "si.layers.AbstractLayer":
         """The architecture of data with these attributes, and so many tokens of all prompts together.
 
         Raises:
             InputError: if neither names an architecture, and for sizes that it does not have.
         """
-        kind = None if self.architecture is None else si.Architecture(self.architecture)
+        kind = None if self.architecture is None else si.layers.template(self.architecture)
         if self.architecture in (None, attrs.get("architecture")):
             kind = si.layers.architecture_in(dict(attrs)) or kind
         if kind is None:
             raise si.InputError(f"--architecture: the data do not name one; give {', '.join(si.layers.ARCHITECTURES)}")
         if "pattern" in kind.sizes:
-            kind = kind.with_sizes(pattern=self.pattern(attrs, tokens))
+            kind = si.layers.template(kind, pattern=self.pattern(attrs, tokens))
         elif self.causal:
             raise si.InputError(f"--causal: {kind.name} has none")
         sizes = {name: getattr(self, name) for name in ("heads", "output_projection", "expansion")}
         given = {name: size for name, size in sizes.items() if size is not None}
         for name in given.keys() - kind.sizes.keys():
             raise si.InputError(f"--{name.replace('_', '-')}: {kind.name} has none")
-        return kind.with_sizes(**given)
+        return si.layers.template(kind, **given)
 
     def pattern(self, attrs: Mapping[Any, Any], tokens: int) -> "si.Pattern":
         """The attention pattern of data with these attributes."""
@@ -117,7 +117,7 @@ class Start:
     norm: Annotated[float, typer.Option(help="norm ‖x‖/√n of the initial tokens")] = 1.6
     correlation: Annotated[float, typer.Option(help="correlation between the initial tokens")] = 0.0
 
-    def of(self, flags: Kind) -> "tuple[si.Architecture, jax.Array]":
+    def of(self, flags: Kind) -> "tuple[si.layers.AbstractLayer, jax.Array]":
         """The architecture where there are no data, and V0 of the tokens of all prompts."""
         tokens = self.tokens * (flags.prompts or 1)
         V0 = si.equicorrelated(tokens=tokens, correlation=self.correlation, norm=self.norm)
@@ -133,9 +133,9 @@ class Truth:
     c_plus: Annotated[float, typer.Option(help="shaped-ReLU slope c₊ of the sampled networks")] = 2.0
     c_minus: Annotated[float, typer.Option(help="shaped-ReLU slope c₋ of the sampled networks")] = -2.0
 
-    def layer(self, kind: "si.Architecture") -> "si.layers.AbstractLayer":
+    def layer(self, kind: "si.layers.AbstractLayer") -> "si.layers.AbstractLayer":
         """The layer of an architecture with these parameters."""
-        return kind.layer(**asdict(self))
+        return kind.with_parameters({name: value for name, value in asdict(self).items() if name in kind.declared()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class Fit:
     ] = None
 
     def posterior(
-        self, data: "xr.Dataset", kind: "si.Architecture", seed: int, started: float, **options: Any
+        self, data: "xr.Dataset", kind: "si.layers.AbstractLayer", seed: int, started: float, **options: Any
     ) -> "xr.DataTree":
         """The fit of the model that suits the data; the command and the seconds since `started` are on record."""
         settings = asdict(self) | options

@@ -129,5 +129,5 @@ def _with_attributes(part: "xr.Dataset", kind: Kind) -> "xr.Dataset":
 
     tokens = part.sizes["token_a"]
     if kind.architecture is not None:
-        return part.assign_attrs(kind.of(part.attrs, tokens).attributes())
+        return part.assign_attrs(si.layers.attributes_of_layer(kind.of(part.attrs, tokens)))
     return with_pattern(part, kind.pattern(part.attrs, tokens))

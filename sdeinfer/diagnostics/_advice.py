@@ -34,7 +34,7 @@ from sdeinfer.diagnostics._thresholds import (
     SPREAD,
 )
 from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Verdict, at_least, at_most
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import AbstractLayer, call_of, kind_in_words, sizes_in_words
 
 OUT_OF_RANGE = " out of range, probability"
 
@@ -63,7 +63,7 @@ def of_shared_noise(found: SharedNoise | None, *, seen: bool) -> list[Verdict]:
 def of_layers(
     misfits: pd.DataFrame,
     others: Sequence[Alternative],
-    kind: Architecture,
+    kind: AbstractLayer,
     sd: Mapping[Any, float],
     *,
     law: str,
@@ -86,7 +86,7 @@ def of_layers(
     return [*large, verdict, *small], notes + more, assumed
 
 
-def _of_large_misfits(table: pd.DataFrame, kind: Architecture) -> list[Verdict]:
+def _of_large_misfits(table: pd.DataFrame, kind: AbstractLayer) -> list[Verdict]:
     """Verdicts on what the limit's law leaves out, and on layers that are clearly of something else."""
     verdicts = []
     if WIDTH in table.index:
@@ -141,7 +141,7 @@ def _largest(table: pd.DataFrame) -> tuple[float, str]:
 
 
 def _of_alternatives(
-    found: Sequence[Alternative], kind: Architecture, sd: Mapping[Any, float]
+    found: Sequence[Alternative], kind: AbstractLayer, sd: Mapping[Any, float]
 ) -> tuple[Verdict, list[str], list[str]]:
     """The verdict on other architectures, notes, and the sizes that the data do not confirm."""
     own = next(each for each in found if each.architecture == kind)
@@ -156,26 +156,26 @@ def _of_alternatives(
         if each.evidence < -EVIDENCE or (max(moves.values(), default=0.0) <= MOVE and not masked):
             continue
         name = max(shared, key=lambda name: moves[name])
-        what = f"{each.architecture} ({name} {each.values[name]:.3g} instead of {own.values[name]:.3g})"
+        what = f"{kind_in_words(each.architecture)} ({name} {each.values[name]:.3g} instead of {own.values[name]:.3g})"
         if each.evidence <= EVIDENCE:
             notes.append(f"these data do not exclude {what}")
             assumed += different_sizes(kind, each.architecture)
         elif each.evidence > best:
             best = each.evidence
-            remedy = f"check the network's code, or fit by architecture={each.architecture!r}"
+            remedy = f"check the network's code, or fit by architecture={call_of(each.architecture)}"
             advice = f"{what} fits better, by a log evidence of {best:.2g}: {remedy}"
     verdict = at_most("architecture", "evidence for another architecture", best, EVIDENCE, advice)
     return verdict, notes, list(dict.fromkeys(assumed))
 
 
-def different_sizes(kind: Architecture, other: Architecture) -> list[str]:
+def different_sizes(kind: AbstractLayer, other: AbstractLayer) -> list[str]:
     """The sizes of an architecture that differ from those of another of the same name, in words."""
     if kind.name != other.name:
         return []
-    return [kind.in_words(size) for size in kind.sizes if kind.sizes[size] != other.sizes[size]]
+    return [words for size, words in sizes_in_words(kind).items() if kind.sizes[size] != other.sizes[size]]
 
 
-def of_range(found: Range, kind: Architecture, attrs: Mapping[Any, Any]) -> list[Verdict]:
+def of_range(found: Range, kind: AbstractLayer, attrs: Mapping[Any, Any]) -> list[Verdict]:
     """Verdicts on the range of the law.
 
     Arguments:

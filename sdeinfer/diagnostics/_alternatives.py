@@ -27,7 +27,7 @@ from sdeinfer.covariance import EVERY_TOKEN, Pattern
 from sdeinfer.diagnostics._posterior import Posterior, with_chains
 from sdeinfer.diagnostics._thresholds import EVIDENCE
 from sdeinfer.infer import LARGEST_COORDINATE
-from sdeinfer.layers import ARCHITECTURES, Architecture, FiniteWidth, Limit
+from sdeinfer.layers import ARCHITECTURES, AbstractLayer, FiniteWidth, Limit, masked_as, template
 from sdeinfer.likelihood import Path, PathStatistics, any_transitions, path_statistics
 from sdeinfer.networks import sample_layer
 
@@ -48,7 +48,7 @@ STEP = {4: 1e-2, 8: 1e-4}
 """Step of the differences in the coordinates, by the item size in bytes."""
 
 
-type Programs = Mapping[Architecture, tuple[Pattern, tuple[Architecture, ...]]]
+type Programs = Mapping[AbstractLayer, tuple[Pattern, tuple[AbstractLayer, ...]]]
 
 
 class Alternative(NamedTuple):
@@ -60,13 +60,13 @@ class Alternative(NamedTuple):
         values: the identified coordinates, such as γ, at the mode.
     """
 
-    architecture: Architecture
+    architecture: AbstractLayer
     evidence: float
     values: dict[str, float]
 
 
 def alternatives(
-    post: xr.DataTree, data: xr.Dataset, kind: Architecture, *, dispersion: float = 1.0
+    post: xr.DataTree, data: xr.Dataset, kind: AbstractLayer, *, dispersion: float = 1.0
 ) -> list[Alternative]:
     """Compare the fitted architecture with others, and with other sizes of its own.
 
@@ -104,7 +104,7 @@ def alternatives_of(posterior: Posterior, dispersion: float) -> list[Alternative
 
 def _compared(
     path: Path,
-    kinds: tuple[Architecture, ...],
+    kinds: tuple[AbstractLayer, ...],
     *,
     programs: Programs,
     law: str,
@@ -125,7 +125,7 @@ def _compared(
     ]
 
 
-def _programs(kinds: tuple[Architecture, ...]) -> Programs:
+def _programs(kinds: tuple[AbstractLayer, ...]) -> Programs:
     """The pattern of each architecture, with all architectures of this pattern: they are one compiled program."""
     patterns = [each.pattern for each in kinds]
     same = {at: tuple(each for each, own in zip(kinds, patterns, strict=True) if own == at) for at in patterns}
@@ -143,7 +143,7 @@ def _statistics(path: Path, patterns: set[Pattern]) -> dict[Pattern, PathStatist
 
 
 def log_ratios(
-    path: Path, kinds: tuple[Architecture, ...], law: str, modes: list[np.ndarray]
+    path: Path, kinds: tuple[AbstractLayer, ...], law: str, modes: list[np.ndarray]
 ) -> tuple[Float[np.ndarray, " kinds"], Float[np.ndarray, " kinds"]]:
     """Mean and standard deviation of the log ratio of each density to the first, for exact layers of the first.
 
@@ -154,7 +154,7 @@ def log_ratios(
     number, first = np.arange(len(path)), np.zeros(len(path), int)
     ratios = np.zeros((REPLICATES, len(kinds)))
     for replicate, key in enumerate(jr.split(jr.key(0), REPLICATES)):
-        ends = sample_layer(kinds[0].layer_at(modes[0]), starts, width=width, key=key)
+        ends = sample_layer(kinds[0].with_coordinates(modes[0]), starts, width=width, key=key)
         if ends is None:
             return ratios[0], ratios[0]
         drawn = Path(np.stack([starts, ends], axis=1), width, number, first, gap=np.ones(1, int), pattern=path.pattern)
@@ -166,16 +166,16 @@ def log_ratios(
     return ratios.mean(axis=0), ratios.std(axis=0, ddof=1)
 
 
-def neighbours(kind: Architecture, data: xr.Dataset, law: str) -> list[Architecture]:
+def neighbours(kind: AbstractLayer, data: xr.Dataset, law: str) -> list[AbstractLayer]:
     """The other architectures with the default sizes, and the same architecture with one other size."""
     tokens, widths = data.sizes["token_a"], data["width"].values
-    found = [Architecture(name).with_sizes(pattern=kind.pattern) for name in ARCHITECTURES if name != kind.name]
+    found = [masked_as(template(name), kind.pattern) for name in ARCHITECTURES if name != kind.name]
     for size in kind.sizes:
-        others = (kind.with_sizes(**{size: value}) for value in VALUES.get(size, ()))
+        others = (template(kind, **{size: value}) for value in VALUES.get(size, ()))
         found.extend(other for other in others if other != kind)
     pattern = kind.pattern
     if "pattern" in kind.sizes and not pattern.rows and tokens > 1:
-        found.append(kind.with_sizes(pattern=dataclasses.replace(pattern, causal=not pattern.causal)))
+        found.append(template(kind, pattern=dataclasses.replace(pattern, causal=not pattern.causal)))
     return [
         each
         for each in found
@@ -184,7 +184,7 @@ def neighbours(kind: Architecture, data: xr.Dataset, law: str) -> list[Architect
 
 
 def _mode(
-    kind: Architecture,
+    kind: AbstractLayer,
     programs: Programs,
     law: str,
     statistics: Mapping[Pattern, PathStatistics],
@@ -226,7 +226,7 @@ def _mode(
     return whole(found.x), float(-found.fun - np.log(curvature).sum() / 2)
 
 
-def _values(kind: Architecture, u: np.ndarray) -> dict[str, float]:
+def _values(kind: AbstractLayer, u: np.ndarray) -> dict[str, float]:
     """Values of the identified coordinates in their own units."""
     sampled = kind.coordinates.sampled
     return {
@@ -238,7 +238,7 @@ def _values(kind: Architecture, u: np.ndarray) -> dict[str, float]:
 
 def _densities_at(
     u: Float[np.ndarray, "some coordinates"],
-    kind: Architecture,
+    kind: AbstractLayer,
     programs: Programs,
     law: str,
     statistics: Mapping[Pattern, PathStatistics],
@@ -254,7 +254,7 @@ def _densities_at(
 
 @partial(jax.jit, static_argnums=(0, 2), compiler_options=RUN_ONCE)
 def _densities(
-    kinds: tuple[Architecture, ...],
+    kinds: tuple[AbstractLayer, ...],
     number: Array,
     fitted: str,
     u: Float[Array, "points longest"],
@@ -262,8 +262,8 @@ def _densities(
 ) -> Float[Array, " points"]:
     """Log density of the data by one of the architectures at some points; one program for all of them."""
 
-    def law_of(kind: Architecture, u: Array) -> FiniteWidth:
-        layer = kind.layer_at(u[: len(kind.coordinates)])
+    def law_of(kind: AbstractLayer, u: Array) -> FiniteWidth:
+        layer = kind.with_coordinates(u[: len(kind.coordinates)])
         at = layer.finite_width if fitted == "finite-width" else lambda _: FiniteWidth.of_limit(layer.limit())
         law = jax.vmap(at)(statistics.widths)
         limit = law.limit

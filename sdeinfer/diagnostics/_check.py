@@ -11,7 +11,7 @@ from sdeinfer.diagnostics._sampler import CONTRACTED, of_chains, of_geometry, of
 from sdeinfer.diagnostics._summary import constants_of
 from sdeinfer.diagnostics._verdict import Check
 from sdeinfer.infer import placed
-from sdeinfer.layers import AbstractLayer, Architecture
+from sdeinfer.layers import AbstractLayer
 
 
 @checked
@@ -20,7 +20,7 @@ def check(
     post: xr.DataTree,
     data: xr.Dataset | None = None,
     *,
-    architecture: AbstractLayer | type[AbstractLayer] | Architecture | None = None,
+    architecture: AbstractLayer | type[AbstractLayer] | None = None,
 ) -> Check:
     """Check a fit: convergence, identification, calibration, agreement with the theory, and the truth if known.
 
@@ -89,7 +89,7 @@ def check(
 def _fitted(
     post: xr.DataTree,
     data: xr.Dataset | None,
-    architecture: AbstractLayer | type[AbstractLayer] | Architecture | None,
+    architecture: AbstractLayer | type[AbstractLayer] | None,
 ) -> AbstractFitted:
     """A fit, by the kind of data that was fitted."""
     if COEFFICIENTS in post.children:

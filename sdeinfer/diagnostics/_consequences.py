@@ -12,7 +12,7 @@ import xarray as xr
 
 from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, inverse_of, sums_of
 from sdeinfer.diagnostics._posterior import Posterior
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood import PATH
 
 SCATTER = "scatter of networks"
@@ -20,7 +20,7 @@ SCATTER = "scatter of networks"
 
 
 def consequences(
-    post: xr.DataTree, data: xr.Dataset | None = None, architecture: Architecture | None = None
+    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractLayer | None = None
 ) -> pd.DataFrame:
     """Moves of the parameters by each way in which the layers may leave the law, in posterior standard deviations.
 

@@ -10,14 +10,14 @@ from arviz_stats.psense import psense
 from sdeinfer.diagnostics._innovations import inverse_of, sums_of
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import ADJUSTED_LIKELIHOOD
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import AbstractLayer
 
 PRECISION = 0.1
 """Target standard deviation (of logit γ, log τ0 or log gap) for the column `networks` of `identification`."""
 
 
 def identification(
-    post: xr.DataTree, data: xr.Dataset | None = None, architecture: Architecture | None = None
+    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractLayer | None = None
 ) -> pd.DataFrame:
     """Compare the information in the data on the identified parameters with that in their priors.
 

@@ -26,7 +26,7 @@ from sdeinfer._files import InputError
 from sdeinfer.diagnostics._directions import DIRECTIONS, memory, weights
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import Innovations, LawAt, innovations, law_at, mean_and_variance, omitted_order
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood import Path, any_transitions, with_pattern
 
 SOFTMAX, WIDTH = "omitted order of the softmax", "finite width"
@@ -38,7 +38,7 @@ LARGEST = 5.0
 
 
 def innovation_tests(
-    post: xr.DataTree, data: xr.Dataset | None = None, architecture: Architecture | None = None
+    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractLayer | None = None
 ) -> pd.DataFrame:
     """Test the innovations of every layer at the posterior mean, in each direction.
 
@@ -87,7 +87,7 @@ class Omissions(NamedTuple):
     exact: LawAt | None
 
     @classmethod
-    def of(cls, kind: Architecture, at: LawAt, law: str) -> "Omissions":
+    def of(cls, kind: AbstractLayer, at: LawAt, law: str) -> "Omissions":
         """The omissions of a law of one kind of layer."""
         values = kind.coordinates.constrained(at.u)
         tau0 = min((float(values[name]) for name in kind.coordinates.temperatures), default=math.inf)

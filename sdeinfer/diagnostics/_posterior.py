@@ -11,7 +11,7 @@ from sdeinfer._files import InputError
 from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of, summarise, with_chain
 from sdeinfer.infer import architecture_of
-from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture, architecture_in
+from sdeinfer.layers import ARCHITECTURES, AbstractLayer, architecture_in, is_named, template
 from sdeinfer.likelihood import used_of
 
 PRIOR_SD = 1.5
@@ -30,14 +30,14 @@ class Posterior:
 
     tree: xr.DataTree
     data: xr.Dataset
-    kind: Architecture | None
+    kind: AbstractLayer | None
 
     @classmethod
     def of(
         cls,
         post: xr.DataTree,
         data: xr.Dataset | None = None,
-        architecture: AbstractLayer | type[AbstractLayer] | Architecture | None = None,
+        architecture: AbstractLayer | type[AbstractLayer] | None = None,
     ) -> "Posterior":
         """Read a posterior.
 
@@ -60,7 +60,7 @@ class Posterior:
         return cls(tree, data, kind)
 
     @property
-    def known_kind(self) -> Architecture:
+    def known_kind(self) -> AbstractLayer:
         """The kind of layer; raises an InputError if it is not known."""
         if self.kind is None:
             raise InputError(f"architecture: give the layer, architecture={self.tree.attrs.get('architecture')}")
@@ -84,7 +84,7 @@ class Posterior:
     @property
     def has_alternatives(self) -> bool:
         """Whether other architectures are tried: for a named architecture with one layer for all networks."""
-        return self.kind is not None and self.kind.is_named and self.one_layer
+        return self.kind is not None and is_named(self.kind) and self.one_layer
 
     @property
     def networks(self) -> int:
@@ -124,7 +124,7 @@ class Posterior:
         They are those of the kind of layer and of all named architectures. A coordinate without draws, as one that only
         another architecture has, has the default priors'. A fixed one has its value and a standard deviation of 0.
         """
-        kinds = [Architecture(name) for name in ARCHITECTURES] + ([] if self.kind is None else [self.kind])
+        kinds = [template(name) for name in ARCHITECTURES] + ([] if self.kind is None else [self.kind])
         draws = self.tree["prior"].to_dataset() if "prior" in self.tree.children else {}
         fixed, found = self.fixed, {}
         for name, parameter in {k: v for kind in kinds for k, v in kind.coordinates.sampled.items()}.items():

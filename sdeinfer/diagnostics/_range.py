@@ -86,11 +86,11 @@ def excluded_layers(posterior: Posterior, spread: Float[np.ndarray, "networks la
     path = any_transitions(with_used(data, outside))
     path = path.take(np.argsort(spread[path.network, path.layer], kind="stable")[:LAYERS])
     starts, ends, widths = path.starts(slice(None)), path.ends(slice(None)), path.width[path.network]
-    draws = {name: posterior.tree["posterior"].to_dataset()[name].values.reshape(-1) for name in kind.parameters}
+    draws = {name: posterior.tree["posterior"].to_dataset()[name].values.reshape(-1) for name in kind.declared()}
     chosen = np.linspace(0, len(next(iter(draws.values()))) - 1, DRAWS).round().astype(int)
     found = []
     for number, draw in enumerate(chosen):
-        layer = kind.layer(**{name: x[draw] for name, x in draws.items()})
+        layer = kind.with_parameters({name: x[draw] for name, x in draws.items()})
         drawn = sample_layer(layer, starts, width=widths, key=jr.fold_in(jr.key(0), number))
         if drawn is None:
             return None

@@ -15,7 +15,7 @@ from sdeinfer.infer._grouped import Grouped
 from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import pose
 from sdeinfer.infer._settings import LAWS, Law
-from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture, architecture_in, kind_of
+from sdeinfer.layers import ARCHITECTURES, AbstractLayer, architecture_in, check_fittable, is_named, masked_as, template
 from sdeinfer.likelihood import (
     AbstractModel,
     Assumptions,
@@ -33,7 +33,7 @@ def pose_covariances(
     model: AbstractModel,
     data: xr.Dataset,
     *,
-    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None,
+    architecture: str | AbstractLayer | type[AbstractLayer] | None,
     law: Law,
     prior: Mapping[str, Any] | None = None,
 ) -> tuple[xr.Dataset, AbstractCovariances]:
@@ -58,9 +58,7 @@ def pose_covariances(
     return masked(data, problem.kind, law, model), problem
 
 
-def architecture_of(
-    data: xr.Dataset, architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None
-) -> Architecture:
+def architecture_of(data: xr.Dataset, architecture: str | AbstractLayer | type[AbstractLayer] | None) -> AbstractLayer:
     """The architecture to fit: the one requested, or the one named by the data.
 
     If the requested name is that of the data, sizes such as the number of heads are taken from the data; the attention
@@ -70,19 +68,20 @@ def architecture_of(
         InputError: if no architecture is requested and the data name none.
     """
     if architecture is not None and not isinstance(architecture, str):
-        kind = kind_of(architecture)
-        could_have_one = kind.is_named and "pattern" in kind.sizes and kind.pattern.everything
-        return kind.with_sizes(pattern=Pattern.in_attributes(data.attrs)) if could_have_one else kind
+        kind = template(architecture)
+        check_fittable(kind)
+        could_have_one = is_named(kind) and kind.pattern.everything
+        return masked_as(kind, Pattern.in_attributes(data.attrs)) if could_have_one else kind
     if architecture is None or architecture == data.attrs.get("architecture"):
         kind = architecture_in(data.attrs)
     else:
-        kind = Architecture(architecture).with_sizes(pattern=Pattern.in_attributes(data.attrs))
+        kind = masked_as(template(architecture), Pattern.in_attributes(data.attrs))
     if kind is None:
         raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}, or a layer")
     return kind
 
 
-def masked(data: xr.Dataset, kind: Architecture | None, law: str, model: AbstractModel | None = None) -> xr.Dataset:
+def masked(data: xr.Dataset, kind: AbstractLayer | None, law: str, model: AbstractModel | None = None) -> xr.Dataset:
     """The data in the coordinates of an architecture's attention pattern; unchanged without an architecture.
 
     Raises:
@@ -94,7 +93,7 @@ def masked(data: xr.Dataset, kind: Architecture | None, law: str, model: Abstrac
         raise InputError(f"model: {model.name} knows no attention pattern but the full one; models.full_path does")
     if law != "limit":
         # Raise the one-line error of a layer without this law.
-        jax.eval_shape(lambda layer, width: layer.finite_width(width), kind.template, 128.0)
+        jax.eval_shape(lambda layer, width: layer.finite_width(width), kind, 128.0)
     return with_pattern(data, kind.pattern)
 
 
@@ -113,7 +112,7 @@ LARGEST_TOKENS = 24
 """Largest number of tokens of a fit with an attention pattern, for which p = 300."""
 
 
-def require_complete(kind: Architecture, data: xr.Dataset) -> None:
+def require_complete(kind: AbstractLayer, data: xr.Dataset) -> None:
     """Check that the data of layers with attention have all tokens to which theirs attend, and not too many.
 
     Raises:
@@ -134,7 +133,7 @@ def require_complete(kind: Architecture, data: xr.Dataset) -> None:
         )
 
 
-def require_identifiable(kind: Architecture, tokens: int) -> None:
+def require_identifiable(kind: AbstractLayer, tokens: int) -> None:
     """Check that the tokens suffice to identify the parameters of an architecture.
 
     Raises:

@@ -19,7 +19,7 @@ from sdeinfer.infer._predictive import labelled, predict
 from sdeinfer.infer._problem import AbstractProblem, Layers, Prepared, Sites
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
-from sdeinfer.layers import SIZES, Architecture, limit_on_host
+from sdeinfer.layers import SIZES, AbstractLayer, attributes_of_layer, limit_on_host
 from sdeinfer.likelihood import USED, Assumptions, EveryLayer, Path, used_of
 from sdeinfer.observation import validate
 
@@ -34,7 +34,7 @@ class AbstractCovariances(AbstractProblem):
     """
 
     assumptions: Assumptions
-    kind: Architecture | None
+    kind: AbstractLayer | None
 
     @property
     def by_user(self) -> bool:
@@ -47,7 +47,7 @@ class AbstractCovariances(AbstractProblem):
         if self.kind is None:
             return {rounding}
         attention = {logit_spread, attention_growth} if self.kind.coordinates.temperatures else set()
-        return {rounding} | attention | ({relu_growth} if limit_on_host(self.kind.template).relu_drift else set())
+        return {rounding} | attention | ({relu_growth} if limit_on_host(self.kind).relu_drift else set())
 
     def parts(
         self, data: xr.Dataset
@@ -115,7 +115,7 @@ class AbstractCovariances(AbstractProblem):
         own = {str(name): value for name, value in data.attrs.items() if name not in SIZES}
         return {
             **own,
-            **({"architecture": "none"} if self.kind is None else self.kind.attributes()),
+            **({"architecture": "none"} if self.kind is None else attributes_of_layer(self.kind)),
             **{f"fixed_{name}": value for name, value in self.assumptions.fixed.items()},
             "model": self.model.name,
             "every_layer": float(self.every_layer),
@@ -138,7 +138,7 @@ def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
 
 
 def layers_group(
-    kind: Architecture, layers: Float[np.ndarray, "*networks coordinates"], data: xr.Dataset
+    kind: AbstractLayer, layers: Float[np.ndarray, "*networks coordinates"], data: xr.Dataset
 ) -> xr.Dataset:
     """The group `layers`: the parameters of each network's layer, or of that of all, at the mean of its coordinates."""
     each = np.broadcast_to(np.asarray(layers, np.float64), (data.sizes["network"], layers.shape[-1]))

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._map_reduce import added
 from sdeinfer.infer._innovations import Scores
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood import PathStatistics
 
 PASSES = 8
@@ -35,7 +35,7 @@ about a tenth of it for n = 32, since the information is that of normals, and le
 def shift_to_exact_mode(
     scores: Callable[[np.ndarray], Scores],
     statistics: PathStatistics,
-    architecture: Architecture,
+    architecture: AbstractLayer,
     u: Float[np.ndarray, " coordinates"],
     free: Bool[np.ndarray, " coordinates"],
     *,
@@ -82,12 +82,12 @@ def shift_to_exact_mode(
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _score(
-    architecture: Architecture, statistics: PathStatistics, u: Float[Array, " coordinates"]
+    architecture: AbstractLayer, statistics: PathStatistics, u: Float[Array, " coordinates"]
 ) -> Float[Array, " coordinates"]:
     """Score of the statistics' likelihood."""
 
     def log_density(u: Float[Array, " coordinates"]) -> Float[Array, ""]:
-        law = jax.vmap(architecture.layer_at(u).finite_width)(statistics.widths)
+        law = jax.vmap(architecture.with_coordinates(u).finite_width)(statistics.widths)
         return statistics.log_density(law, statistics.value).sum()
 
     return jax.grad(log_density)(u)

@@ -18,7 +18,7 @@ from sdeinfer.infer._predictive import predicted_draws
 from sdeinfer.infer._problem import pose
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, Law
-from sdeinfer.layers import AbstractLayer, Architecture, architecture_in
+from sdeinfer.layers import AbstractLayer, architecture_in
 from sdeinfer.likelihood import Assumptions, Transitions, as_model, checked_priors, transitions_of
 from sdeinfer.observation import validate
 
@@ -30,7 +30,7 @@ def fit(
     model: Callable[..., None],
     data: xr.Dataset,
     *,
-    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None = None,
+    architecture: str | AbstractLayer | type[AbstractLayer] | None = None,
     law: Law = "finite-width",
     prior: Mapping[str, Any] | None = None,
     largest_logit: float = LARGEST_LOGIT,
@@ -54,11 +54,11 @@ def fit(
             read in chunks of networks, on the current `distributed.Client` or by the scheduler of Dask's configuration;
             for `full_path` and programs of one layer for all networks. With more than 65,536 terms, m(m + 1)/2 of each
             transition, sums are made in double precision also where JAX is in single precision.
-        architecture: "transformer", "attention", "feedforward" or "mlp"; an `Architecture`, for sizes such as the
-            number of heads; or a layer such as a `Stack` or a custom layer, whose parameter values are ignored. If
-            None, the architecture in the data's attributes. Must be None for a program that builds its own layers. For
-            increments, a `blocks.Block` or a `Stack` of blocks, whose gains and temperatures are assumed unless they
-            have a prior, and with whose strengths `check` compares.
+        architecture: "transformer", "attention", "feedforward" or "mlp"; or a layer, such as a `Stack` or a custom
+            layer, whose sizes count and whose parameter values are ignored: `si.layers.template("attention", heads=4)`.
+            If None, the architecture in the data's attributes. Must be None for a program that builds its own layers.
+            For increments, a `blocks.Block` or a `Stack` of blocks, whose gains and temperatures are assumed unless
+            they have a prior, and with whose strengths `check` compares.
         law: "finite-width", the law of one layer at each network's width to the next order in 1/n; or "limit".
         prior: for names of sampled coordinates (such as gamma, tau0, c_gap, c_mean), a NumPyro distribution that
             replaces the default prior, or a number that fixes the coordinate.
@@ -120,7 +120,7 @@ def prepare(
     model: Callable[..., None],
     data: xr.Dataset,
     *,
-    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None = None,
+    architecture: str | AbstractLayer | type[AbstractLayer] | None = None,
     law: Law = "finite-width",
     prior: Mapping[str, Any] | None = None,
     largest_logit: float = LARGEST_LOGIT,
@@ -155,7 +155,7 @@ def prepare(
 def transitions(
     data: xr.Dataset,
     *,
-    architecture: str | Architecture | AbstractLayer | type[AbstractLayer] | None = None,
+    architecture: str | AbstractLayer | type[AbstractLayer] | None = None,
     law: Law = "finite-width",
     prior: Mapping[str, Any] | None = None,
 ) -> Transitions:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.layers import Architecture, FiniteWidth
+from sdeinfer.layers import AbstractLayer, FiniteWidth
 from sdeinfer.likelihood import Moments, Path, Terms, at_least_a_quarter, moments_of, repeated_widths
 
 
@@ -69,7 +69,7 @@ class Innovations(NamedTuple):
 
 
 def law_at(
-    architecture: Architecture,
+    architecture: AbstractLayer,
     u: Float[Array | np.ndarray, " parameters"],
     *,
     widths: np.ndarray,
@@ -141,10 +141,10 @@ def mean_and_variance(terms: Terms, moments: Moments) -> tuple[np.ndarray, np.nd
 
 @partial(jax.jit, static_argnums=(0, 1), compiler_options=RUN_ONCE)
 def _moments_and_slopes(
-    architecture: Architecture, law: str, u: Float[Array, " parameters"], widths: Array
+    architecture: AbstractLayer, law: str, u: Float[Array, " parameters"], widths: Array
 ) -> tuple[Moments, Moments]:
     def moments(u: Float[Array, " parameters"]) -> Moments:
-        layer = architecture.layer_at(u)
+        layer = architecture.with_coordinates(u)
 
         def at(width: Array) -> Moments:
             own = layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit())

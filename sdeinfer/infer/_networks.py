@@ -15,7 +15,7 @@ from sdeinfer.infer._innovations import Scores, law_at, scores_of
 from sdeinfer.infer._mode import LayerAt, Mode, Pilot, curvature_of_priors, layer_at, posterior_mode
 from sdeinfer.infer._problem import Prepared
 from sdeinfer.infer._sandwich import sandwich
-from sdeinfer.layers import Architecture, kind_of
+from sdeinfer.layers import AbstractLayer, template
 from sdeinfer.likelihood import (
     Assumptions,
     EveryLayer,
@@ -69,10 +69,10 @@ class Networks(AbstractCovariances):
 
         layer = layer_of_each(model, blank(networks)) if model.each else shared_layer(model, blank(1), blank(2))
         own = any(leaf.ndim for leaf in jax.tree.leaves(layer))
-        return cls(model, assumptions, None if layer is None else kind_of(layer), own)
+        return cls(model, assumptions, None if layer is None else template(layer), own)
 
     @property
-    def adjusted_kind(self) -> Architecture | None:
+    def adjusted_kind(self) -> AbstractLayer | None:
         """The kind of layer, for which the likelihood is adjusted; None by the limit's law, which is not."""
         return None if self.assumptions.law == "limit" else self.kind
 

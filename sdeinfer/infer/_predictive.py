@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance import factor_on_host
 from sdeinfer.infer._densities import over_draws
-from sdeinfer.layers import Architecture, Limit
+from sdeinfer.layers import AbstractLayer, Limit
 from sdeinfer.observation import DIMS, outputs_of
 from sdeinfer.solve import STEP, fill_after, solve_in_blocks, step_grid
 
@@ -29,7 +29,7 @@ def predict(
     layers: Float[np.ndarray, "draws *networks coordinates"],
     data: xr.Dataset,
     *,
-    architecture: Architecture,
+    architecture: AbstractLayer,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
     """Replicate the observed networks from their first observed covariances, one replicate for each draw.
@@ -98,8 +98,8 @@ def labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Datase
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _limits_of_block(architecture: Architecture, u: Float[Array, "layers coordinates"]) -> Limit:
-    return jax.vmap(lambda own: architecture.layer_at(own).limit())(u)
+def _limits_of_block(architecture: AbstractLayer, u: Float[Array, "layers coordinates"]) -> Limit:
+    return jax.vmap(lambda own: architecture.with_coordinates(own).limit())(u)
 
 
 @functools.partial(jax.jit, static_argnums=1)

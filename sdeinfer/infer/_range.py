@@ -47,7 +47,7 @@ from sdeinfer.infer._measures import (
 )
 from sdeinfer.infer._mode import LayerAt, Pilot
 from sdeinfer.infer._settings import LARGEST_LOGIT
-from sdeinfer.layers import Architecture, limit_on_host
+from sdeinfer.layers import AbstractLayer, limit_on_host
 from sdeinfer.likelihood import (
     Assumptions,
     Path,
@@ -89,7 +89,7 @@ class Ranged(Protocol):
     """What determines the range of a law, see `AbstractCovariances`."""
 
     @property
-    def kind(self) -> Architecture | None: ...
+    def kind(self) -> AbstractLayer | None: ...
 
     @property
     def assumptions(self) -> Assumptions: ...
@@ -118,7 +118,7 @@ class Coldest(NamedTuple):
     drift: ArrayLike = 1.0
 
     @classmethod
-    def of(cls, kind: Architecture, layer: LayerAt) -> "Coldest":
+    def of(cls, kind: AbstractLayer, layer: LayerAt) -> "Coldest":
         coordinates = kind.coordinates
         places = [list(coordinates.sampled).index(name) for name in coordinates.temperatures]
         coldest = np.argmin(layer.u[..., places], axis=-1, keepdims=True)
@@ -301,9 +301,9 @@ def spread_growth(latent: ArrayLike, noise: ArrayLike) -> np.ndarray:
     return np.exp(2 * np.sqrt(2 * np.asarray(noise) * latent))
 
 
-def _coefficient(kind: Architecture, u: np.ndarray, name: str) -> np.ndarray:
+def _coefficient(kind: AbstractLayer, u: np.ndarray, name: str) -> np.ndarray:
     """A coefficient of the limit at coordinates u."""
-    each = [getattr(limit_on_host(kind.layer_at(here)), name) for here in np.atleast_2d(u)]
+    each = [getattr(limit_on_host(kind.with_coordinates(here)), name) for here in np.atleast_2d(u)]
     return np.asarray(each).reshape(u.shape[:-1])
 
 

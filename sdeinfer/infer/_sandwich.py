@@ -33,7 +33,7 @@ from jaxtyping import Bool, Float, Int
 from sdeinfer.covariance import Pattern
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._measures import logit_spread, mean_spread
-from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractLayer, Architecture
+from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractLayer
 from sdeinfer.likelihood import Adjustment, Path, increments_of
 from sdeinfer.networks import sample_layer
 
@@ -78,7 +78,7 @@ class Scatter(NamedTuple):
 
 def sandwich(
     path: Path,
-    architecture: Architecture,
+    architecture: AbstractLayer,
     u: Float[np.ndarray, "*networks coordinates"],
     *,
     priors: Float[np.ndarray, "coordinates coordinates"],
@@ -104,7 +104,7 @@ def sandwich(
     for part, here in parts:
         law = law_at(architecture, here, widths=np.unique(part.width))
         draws = math.ceil(_draws(path) * len(part) / len(path))
-        found.append(_scatter(part, law, architecture.layer_at(here), priors / times, draws))
+        found.append(_scatter(part, law, architecture.with_coordinates(here), priors / times, draws))
     information, scatters, shift = (times * np.sum(each, axis=0) for each in zip(*_of_one_length(found), strict=True))
     varies = np.ones(u.shape[-1], bool) if free is None else free.reshape(-1, u.shape[-1]).any(axis=0)
     matrix, dispersion, error = np.eye(u.shape[-1]), 1.0, 0.0
@@ -116,7 +116,7 @@ def sandwich(
         matrix[block] = _matrix(H / dispersion, scatter / dispersion**2, P)
         each = [np.sqrt(_variances(H, part[block] + np.outer(shift, shift), P)) for part in scatters]
         error = float(np.max(np.std(each, axis=0) / np.mean(each, axis=0)) / math.sqrt(max(len(each) - 1, 1)))
-    attends = np.isfinite(_smallest_tau0(architecture.layer_at(parts[0][1])))
+    attends = np.isfinite(_smallest_tau0(architecture.with_coordinates(parts[0][1])))
     least_tau0 = mean_spread(_logit_scale(path, slice(None))) / LARGEST_SPREAD if attends else 0.0
     values = (dispersion, least_tau0, u, matrix, np.zeros_like(u), error)
     if own:

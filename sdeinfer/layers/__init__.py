@@ -1,12 +1,5 @@
 """Shaped layers: the finite-width layer and its covariance limit, one architecture per file."""
 
-from sdeinfer.layers._architecture import ARCHITECTURES as ARCHITECTURES
-from sdeinfer.layers._architecture import SIZES as SIZES
-from sdeinfer.layers._architecture import Architecture as Architecture
-from sdeinfer.layers._architecture import architecture_in as architecture_in
-from sdeinfer.layers._architecture import architecture_named as architecture_named
-from sdeinfer.layers._architecture import architecture_of_layer as architecture_of_layer
-from sdeinfer.layers._architecture import kind_of as kind_of
 from sdeinfer.layers._attention import ShapedAttention as ShapedAttention
 from sdeinfer.layers._base import AbstractLayer as AbstractLayer
 from sdeinfer.layers._base import check_parameters as check_parameters
@@ -36,6 +29,17 @@ from sdeinfer.layers._relu import shaped_relu as shaped_relu
 from sdeinfer.layers._sizes import size as size
 from sdeinfer.layers._stack import ShapedTransformer as ShapedTransformer
 from sdeinfer.layers._stack import Stack as Stack
+from sdeinfer.layers._templates import ARCHITECTURES as ARCHITECTURES
+from sdeinfer.layers._templates import SIZES as SIZES
+from sdeinfer.layers._templates import architecture_in as architecture_in
+from sdeinfer.layers._templates import attributes_of_layer as attributes_of_layer
+from sdeinfer.layers._templates import call_of as call_of
+from sdeinfer.layers._templates import check_fittable as check_fittable
+from sdeinfer.layers._templates import is_named as is_named
+from sdeinfer.layers._templates import kind_in_words as kind_in_words
+from sdeinfer.layers._templates import masked_as as masked_as
+from sdeinfer.layers._templates import sizes_in_words as sizes_in_words
+from sdeinfer.layers._templates import template as template
 from sdeinfer.layers._wishart import COLUMNS_AT_ONCE as COLUMNS_AT_ONCE
 from sdeinfer.layers._wishart import factor as factor
 from sdeinfer.layers._wishart import residual_covariance as residual_covariance

@@ -68,7 +68,7 @@ class ShapedAttention(AbstractLayer):
     key_width: int | None = eqx.field(default=None, static=True)
     heads: int = size(1, heads_in_words)
     output_projection: bool = size(False, projection_in_words)  # noqa: FBT003
-    pattern: Pattern = size(EVERY_TOKEN, str)
+    pattern: Pattern = size(EVERY_TOKEN, str)  # pyright: ignore[reportIncompatibleMethodOverride]
     gamma1: Float[Any, ""] | None = GAMMA1.field(default=None)
     gamma2: Float[Any, ""] | None = GAMMA2.field(default=None)
 

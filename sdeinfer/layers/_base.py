@@ -15,12 +15,13 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
-from sdeinfer.covariance import is_concrete
+from sdeinfer.covariance import Pattern, is_concrete
 from sdeinfer.layers._cells import parameter_cell, value_text
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._sizes import sizes_of
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
-from sdeinfer.terms import Limit
+from sdeinfer.terms import AbstractTerm, Limit
 
 
 class AbstractLayer(eqx.Module):
@@ -83,6 +84,26 @@ class AbstractLayer(eqx.Module):
         return self
 
     @property
+    def name(self) -> str:
+        """The name in files and messages; that of the type for a layer without one."""
+        return self.architecture or type(self).__name__
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes by name: settings, beside the parameters, on which the limit depends."""
+        return {name: getattr(self, name) for name in sizes_of(self)}
+
+    @property
+    def pattern(self) -> Pattern:
+        """Which tokens each token attends to, by the limit; a field of layers that declare it."""
+        return jax.eval_shape(limit_of, self).pattern
+
+    @property
+    def other_terms(self) -> tuple[AbstractTerm, ...]:
+        """The terms of the limit beside the package's."""
+        return tuple(jax.eval_shape(limit_of, self).others)
+
+    @property
     def part_name(self) -> str:
         """The name in a `Stack`, a prefix of the layer's parameters there."""
         return self.architecture or type(self).__name__.lower()
@@ -124,9 +145,13 @@ class AbstractLayer(eqx.Module):
         """The coordinates in which the layer's parameters are sampled."""
         return Coordinates(self.declared())
 
+    def with_coordinates(self, u: Float[Any, " coordinates"]) -> "AbstractLayer":
+        """A copy of the layer with the parameters at real coordinates, see `Coordinates.constrained`."""
+        return self.with_parameters(self.coordinates.constrained(u))
+
     def _repr_html_(self) -> str:
         values = {name: value_text(value) for name, value in self.parameters().items()}
-        return parameter_cell(type(self).__name__, self, self.declared(), value=values)
+        return parameter_cell(type(self).__name__, self, self.declared(), values)
 
 
 def has_chain(layer: AbstractLayer) -> bool:
@@ -162,6 +187,7 @@ def limit_on_host(layer: AbstractLayer) -> Limit:
         InputError: for anything but a `Limit`, and for negative noise.
     """
     # Concrete gains other than 1 raise a one-line error; under jit the error would come with a traceback.
+    layer = jax.tree.map(jnp.asarray, layer)
     limit = jax.tree.map(np.asarray, limit_of(layer) if has_gains(layer) else _limit(layer))
     for name in ("linear_noise", "attention_noise"):
         if not (getattr(limit, name) >= 0).all():

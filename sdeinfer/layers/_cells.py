@@ -1,4 +1,4 @@
-"""Tables of layers and of kinds of layers in notebooks."""
+"""Tables of layers in notebooks."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,19 +11,11 @@ from sdeinfer.covariance import is_concrete
 from sdeinfer.parameters import BIJECTIONS, Parameter
 
 
-def parameter_cell(title: str, layer: Any, parameters: Mapping[str, Parameter], **columns: Mapping[str, str]) -> str:
-    """A table in HTML with a row for each parameter.
-
-    Arguments:
-        title: name of the layer's type or kind.
-        layer: the layer, of which the static fields are shown, except those that are None.
-        parameters: the parameters by name.
-        columns: texts of further columns, by the parameter's name.
-    """
+def parameter_cell(title: str, layer: Any, parameters: Mapping[str, Parameter], values: Mapping[str, str]) -> str:
+    """A table in HTML with a row for each parameter, and with those settings of the layer that are not None."""
     rows = [
         {
-            **{"symbol": parameter.symbol, "name": name},
-            **{column: texts[name] for column, texts in columns.items()},
+            **{"symbol": parameter.symbol, "name": name, "value": values[name]},
             **{"range": BIJECTIONS[parameter.bijection].range, "meaning": parameter.meaning},
         }
         for name, parameter in parameters.items()
@@ -41,12 +33,3 @@ def value_text(value: Any) -> str:
     if values.ndim == 0:
         return f"{values:.4g}"
     return f"{values.min():.4g} … {values.max():.4g}, {values.size} values"
-
-
-def prior_text(parameter: Parameter) -> str:
-    """The default prior, with its arguments."""
-    if parameter.prior is None:
-        return "none"
-    prior = parameter.prior()
-    arguments = ", ".join(f"{name}={np.asarray(getattr(prior, name)):.3g}" for name in prior.arg_constraints)
-    return f"{type(prior).__name__}({arguments})"

@@ -162,7 +162,7 @@ class OverDepth(AbstractLayer):
         values = {name: value_text(value) for name, value in self.parameters().items()}
         values |= dict.fromkeys(self.profiles, "over depth")
         title = f"OverDepth, {type(self.layer).__name__}"
-        return parameter_cell(title, self.layer, self.layer.declared(), value=values)
+        return parameter_cell(title, self.layer, self.layer.declared(), values)
 
 
 def layer_time(number: Int[Array, ""], width: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, ""]:

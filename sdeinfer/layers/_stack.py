@@ -153,7 +153,7 @@ class ShapedTransformer(AbstractLayer):
     heads: int = size(1, heads_in_words)
     output_projection: bool = size(False, projection_in_words)  # noqa: FBT003
     expansion: float = size(1, expansion_in_words)
-    pattern: Pattern = size(EVERY_TOKEN, str)
+    pattern: Pattern = size(EVERY_TOKEN, str)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __check_init__(self):
         at_least_one(heads=self.heads, **given(key_width=self.key_width))

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer._files import InputError
-from sdeinfer.layers import ARCHITECTURES, AbstractLayer, Architecture
+from sdeinfer.layers import ARCHITECTURES, AbstractLayer
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
 from sdeinfer.terms import AbstractTerm
 
@@ -21,12 +21,12 @@ from sdeinfer.terms import AbstractTerm
 class Assumptions:
     """The inputs of a model besides the data; hashable, so that equal assumptions share compiled programs."""
 
-    architecture: Architecture | None = None
+    architecture: AbstractLayer | None = None
     law: Literal["finite-width", "limit"] = "finite-width"
     prior: tuple[tuple[str, "Prior"], ...] = ()
 
     @property
-    def kind(self) -> Architecture:
+    def kind(self) -> AbstractLayer:
         """The architecture; raises an InputError if there is none."""
         if self.architecture is None:
             raise InputError(
@@ -44,7 +44,7 @@ class Assumptions:
 
         Fixed coordinates, and parameters computed from sampled coordinates, are deterministic sites.
         """
-        return self.kind.layer(**self.sample_parameters())
+        return self.kind.with_parameters(self.sample_parameters())
 
     def sample_parameters(self) -> dict[str, ArrayLike]:
         """Draw the parameters of the layer from their priors."""

@@ -15,7 +15,7 @@ from jaxtyping import ArrayLike
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.layers import AbstractLayer, Architecture
+from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._bridges import Bridges
 from sdeinfer.likelihood._path import AbstractPath
@@ -169,7 +169,7 @@ def as_model(model: Callable[..., None]) -> AbstractModel:
     """Return a model unchanged; wrap any other NumPyro program as an `EveryLayer`."""
     if isinstance(model, AbstractModel):
         return model
-    if not callable(model) or isinstance(model, type | AbstractLayer | Architecture):
+    if not callable(model) or isinstance(model, type | AbstractLayer):
         raise InputError(f"model: a NumPyro program is needed, as si.models.full_path, got {shown(model)}")
     return _of_program(model)
 

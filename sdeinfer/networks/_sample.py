@@ -24,9 +24,9 @@ from sdeinfer.layers import (
     AbstractLayer,
     NetworkKeys,
     architecture_in,
-    architecture_of_layer,
     check_parameters,
     has_chain,
+    is_named,
     layer_time,
 )
 from sdeinfer.networks._chain import check_chain_width, covariance_chain
@@ -110,7 +110,7 @@ def sample_networks(
         covariance,
         width=width,
         layers=observe_every * np.arange(observed + 1),
-        architecture=architecture_of_layer(layer),
+        architecture=layer if is_named(layer) else None,
         truth={name: float(value) for name, value in layer.parameters().items()},
     )
     return data.assign_coords(network=first_network + data["network"].values) if first_network else data

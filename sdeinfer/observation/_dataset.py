@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import checked, shown
 from sdeinfer._files import InputError
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import AbstractLayer, attributes_of_layer, template
 from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
 from sdeinfer.observation._faults import first_fault, labels_of, last_marks, require_different
 
@@ -39,7 +39,7 @@ def covariance_dataset(
     *,
     width: ArrayLike,
     layers: ArrayLike | None = None,
-    architecture: str | Architecture | None = None,
+    architecture: str | AbstractLayer | None = None,
     truth: Mapping[str, float] | None = None,
 ) -> xr.Dataset:
     """Label observed covariances.
@@ -49,13 +49,13 @@ def covariance_dataset(
             xarray.DataArray may have its dimensions in any order, and brings its numbers of layers and its labels.
         width: n, one number or one per network.
         layers: numbers of the observed layers; None for 0, 1, 2, ….
-        architecture: the architecture or its name, if known.
+        architecture: the name of the architecture, or a layer whose parameters do not matter, if known.
         truth: the networks' true parameters, if known.
 
     Returns:
         A valid Dataset with the variable `covariance` over network, layer, token_a, token_b; `layer` holds the layer
         numbers, `width` is a coordinate on network, and the attributes hold the number of `tokens`, `architecture`, its
-        sizes that are not 1 (see `Architecture`) and `truth_<name>`.
+        sizes that are not 1 and `truth_<name>`.
 
     Raises:
         InputError: for another number of widths or layers, and see `validate`.
@@ -71,7 +71,6 @@ def covariance_dataset(
         raise InputError(f"width: one number, or one for each of {V.shape[0]} networks, is needed, got {shown(width)}")
     if layers is not None and np.shape(layers) != V.shape[1:2]:
         raise InputError(f"layers: one number for each of {V.shape[1]} layers is needed, got {shown(layers)}")
-    architecture = Architecture(architecture) if isinstance(architecture, str) else architecture
     data = xr.Dataset(
         {"covariance": (DIMS, V)},
         coords={
@@ -79,7 +78,7 @@ def covariance_dataset(
             "layer": np.arange(V.shape[1]) if layers is None else np.asarray(layers),
             "width": ("network", np.broadcast_to(np.asarray(width), V.shape[:1]).copy()),
         },
-        attrs={TOKENS: V.shape[-1]} | ({} if architecture is None else architecture.attributes()),
+        attrs={TOKENS: V.shape[-1]} | ({} if architecture is None else attributes_of_layer(template(architecture))),
     )
     known = truth_of({f"truth_{name}": value for name, value in (truth or {}).items()})
     data.attrs.update({f"truth_{name}": value for name, value in known.items()})
@@ -191,7 +190,7 @@ def observe_outputs(
     *,
     width: ArrayLike,
     depth: int,
-    architecture: str | Architecture | None = None,
+    architecture: str | AbstractLayer | None = None,
     truth: Mapping[str, float] | None = None,
 ) -> xr.Dataset:
     """Reduce outputs X_out ~ N(0, V_T ⊗ I_q) (Eq. 21) to their sample covariance, which is sufficient for V_T.

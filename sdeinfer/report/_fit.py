@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.diagnostics import Check, fixed_of, has_prior, identification, identified_of, summarise, with_chains
-from sdeinfer.layers import ARCHITECTURES, architecture_in
+from sdeinfer.layers import ARCHITECTURES, architecture_in, kind_in_words
 from sdeinfer.plots import (
     plot_correlation_paths,
     plot_innovations,
@@ -60,7 +60,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
     observed = post.children["observed_data"]
     kind = architecture_in(post.attrs) if post.attrs["architecture"] in ARCHITECTURES else None
     sizes = {
-        "architecture": str(kind or post.attrs["architecture"]),
+        "architecture": kind_in_words(kind) if kind else post.attrs["architecture"],
         "networks": observed.sizes["network"],
         "observed layers": observed.sizes["layer"],
         "tokens": observed.sizes["token_a"],

@@ -40,7 +40,7 @@ def write_tuned(tuned: Tuned, drawn: Mapping[str, Figure], path: str | Path, *, 
 def _provenance(tuned: Tuned) -> dict[str, str]:
     found = tuned.found
     return {
-        "architecture": str(tuned.problem.space.kind),
+        "architecture": tuned.kind,
         "tokens": str(tuned.V0.shape[-1]) + (f", {len(tuned.V0)} prompts" if len(tuned.V0) > 1 else ""),
         "search": f"{found['paths']} paths, step {found['step']:g}, {found['evaluations']} evaluations, "
         f"{found['iterations']} iterations, {found['seconds']:.0f} s",

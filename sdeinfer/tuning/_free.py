@@ -8,13 +8,13 @@ import numpy as np
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.blocks import STRENGTH
-from sdeinfer.layers import Architecture, as_module, is_profile
+from sdeinfer.layers import AbstractLayer, as_module, is_profile
 from sdeinfer.parameters import BIJECTIONS, SLOPES, Parameter
 from sdeinfer.tuning._space import BOX, Free, Space
 
 
 def space_of(
-    kind: Architecture,
+    kind: AbstractLayer,
     *,
     fixed: Mapping[str, Any],
     objective: str | None,
@@ -47,19 +47,19 @@ def space_of(
     return Space(kind, free, profiled)
 
 
-def parts_named(kind: Architecture, name: str) -> tuple[str, ...]:
+def parts_named(kind: AbstractLayer, name: str) -> tuple[str, ...]:
     """The parameters and coordinates that a name means: one, or those of all parts of a layer, as `strength`."""
     known = [*kind.coordinates.declared, *kind.coordinates.sampled]
     return (name,) if name in known else tuple(dict.fromkeys(each for each in known if each.endswith(f".{name}")))
 
 
-def with_parts(kind: Architecture, given: Mapping[str, Any]) -> dict[str, Any]:
+def with_parts(kind: AbstractLayer, given: Mapping[str, Any]) -> dict[str, Any]:
     """Values with the names of single parameters; that of a single one overrides that of all parts."""
     own = {name: value for name, value in given.items() if (name,) == parts_named(kind, name)}
     return {part: value for name, value in given.items() for part in parts_named(kind, name) or (name,)} | own
 
 
-def fixed_values(kind: Architecture, fixed: Mapping[str, Any]) -> dict[str, Any]:
+def fixed_values(kind: AbstractLayer, fixed: Mapping[str, Any]) -> dict[str, Any]:
     """The fixed values, checked; functions of depth-time as modules."""
     found, parameters = {}, kind.coordinates.sampled | kind.coordinates.declared
     for name, value in fixed.items():
@@ -69,7 +69,7 @@ def fixed_values(kind: Architecture, fixed: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
-def _groups(kind: Architecture, names: list[str], given: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def _groups(kind: AbstractLayer, names: list[str], given: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """The free coordinates by name, in the layer's order, where names that are given may mean several."""
     grouped: dict[str, str] = {}
     for name in dict.fromkeys(given):
@@ -106,7 +106,7 @@ def _free(
     return Free(name, members, bijection, low, high, knots)
 
 
-def _check_fixed(kind: Architecture, settled: set[str], profiled: Iterable[str]) -> None:
+def _check_fixed(kind: AbstractLayer, settled: set[str], profiled: Iterable[str]) -> None:
     """Raise an InputError where fixed parameters contradict each other, or do not determine a layer."""
     for names, sampled, rule in kind.coordinates.rules:
         known = [name for name in (*names, *sampled) if name in settled]
@@ -121,7 +121,7 @@ def _check_fixed(kind: Architecture, settled: set[str], profiled: Iterable[str])
             raise InputError(f"fixed: give all of {', '.join(names)}, or none of them")
 
 
-def _is_settled(kind: Architecture, name: str, settled: set[str]) -> bool:
+def _is_settled(kind: AbstractLayer, name: str, settled: set[str]) -> bool:
     """Whether a sampled coordinate follows from the fixed parameters, or changes nothing in the limit.
 
     Of c₊, c₋ and their mean, one determines the others once the gap is known.

@@ -11,7 +11,7 @@ import numpy as np
 from diffrax import LinearInterpolation
 from jaxtyping import Array, Bool, Float
 
-from sdeinfer.layers import AbstractLayer, Architecture, Limit, OverDepth, Profile
+from sdeinfer.layers import AbstractLayer, Limit, OverDepth, Profile
 from sdeinfer.parameters import BIJECTIONS, SLOPES
 
 BOX = {"logit": (0.005, 0.999), "log": (0.02, 50.0), "identity": (-10.0, 10.0)}
@@ -43,7 +43,7 @@ class Free:
 class Space:
     """The free coordinates of a layer, and which parameters are fixed functions; hashable, for compiled programs."""
 
-    kind: Architecture
+    kind: AbstractLayer
     free: tuple[Free, ...]
     profiled: tuple[str, ...] = ()
 
@@ -109,7 +109,7 @@ class Space:
         single = {name: x for name, x in values.items() if name not in profiles}
         declared = self.kind.coordinates.declared
         parameters = _parameters(self.kind, single | {name: START[declared[name].bijection] for name in profiles})
-        layer = self.kind.layer(**parameters)
+        layer = self.kind.with_parameters(parameters)
         return OverDepth(layer, **profiles) if profiles else layer
 
     def layer_slopes(
@@ -146,7 +146,7 @@ def coefficients(
     return limits(u), slopes
 
 
-def _parameters(kind: Architecture, values: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(kind: AbstractLayer, values: Mapping[str, Any]) -> dict[str, Any]:
     """The layer's parameters from values of parameters and of sampled coordinates."""
     found = {}
     for parameters, sampled, rule in kind.coordinates.rules:

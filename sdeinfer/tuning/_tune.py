@@ -15,7 +15,7 @@ from sdeinfer._files import InputError
 from sdeinfer._progress import phase
 from sdeinfer.covariance import validate_covariance
 from sdeinfer.criteria import AbstractCriterion, Constraint, Probability
-from sdeinfer.layers import AbstractLayer, Architecture, OverDepth, Profile, has_limit, kind_of
+from sdeinfer.layers import AbstractLayer, OverDepth, Profile, has_limit, template
 from sdeinfer.networks import check_chain_width
 from sdeinfer.tuning._answer import answer
 from sdeinfer.tuning._free import fixed_values, space_of, with_parts
@@ -29,7 +29,7 @@ MOST_EXPLODED = 0.05
 
 @checked
 def tune(
-    architecture: str | Architecture | AbstractLayer | type[AbstractLayer],
+    architecture: str | AbstractLayer | type[AbstractLayer],
     V0: Float[Array | np.ndarray, "*prompts m m"],
     *,
     depth: int,
@@ -58,7 +58,7 @@ def tune(
         )
 
     Arguments:
-        architecture: a name, an `Architecture`, or a layer, whose own parameters do not matter.
+        architecture: a name, or a layer, whose own parameters do not matter.
         V0: covariance of the tokens at layer 0, shape (m, m); or of several prompts, shape (prompts, m, m), for the
             worst of which goals hold.
         depth: number of layers d.
@@ -85,7 +85,7 @@ def tune(
             statistics without finite derivatives.
     """
     began = time.perf_counter()
-    kind = kind_of(architecture, limit=False)
+    kind = template(architecture)
     objective, sign = _objective(maximise, minimise)
     at_least_one(width=width, depth=depth, paths=paths)
     if law not in ("finite-width", "limit"):
@@ -118,7 +118,7 @@ def _with_law(problem: Problem) -> Problem:
 
     That of a layer without a limit, as of blocks, is about networks of width n from the start.
     """
-    kind, limit = problem.space.kind, has_limit(problem.space.kind.template)
+    kind, limit = problem.space.kind, has_limit(problem.space.kind)
     if not limit:
         needs = {
             "law: that of the limit": problem.law == "limit",

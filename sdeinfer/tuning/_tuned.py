@@ -14,7 +14,7 @@ from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.auditing import Initialised, Recipe, standard_deviations
 from sdeinfer.criteria import AbstractCriterion, Constraint
-from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers import AbstractLayer, attributes_of_layer, kind_in_words
 from sdeinfer.tuning._hand_over import blocks_of, initialised, recipes_of
 from sdeinfer.tuning._problem import Law, Problem
 
@@ -67,6 +67,11 @@ class Tuned:
     def depth(self) -> int:
         """Depth d."""
         return self.problem.depth
+
+    @property
+    def kind(self) -> str:
+        """The kind of layer in words."""
+        return kind_in_words(self.problem.space.kind)
 
     @property
     def objective(self) -> AbstractCriterion | str:
@@ -247,7 +252,7 @@ class Tuned:
         criteria = json.loads(str(self.criteria.reset_index().to_json(orient="records")))
         sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "tokens": int(self.V0.shape[-1])}
         space = self.problem.space
-        sizes |= space.kind.attributes()
+        sizes |= attributes_of_layer(space.kind)
         if not space.over_depth:
             sizes["layer"] = {name: float(value) for name, value in self.layer.parameters().items()}
         return sizes | tables | {"criteria": criteria, "found": self.found, "notes": self.notes}

@@ -13,10 +13,11 @@ import numpy as np
 import numpyro.infer
 import pytest
 from arviz_stats.base import array_stats
+from conftest import layer_of
 
 import sdeinfer as si
 from sdeinfer.infer import NUTS, Metropolis
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Assumptions, any_transitions, path_statistics
 
 NAMES = ("gamma", "tau0", "c_gap")
@@ -36,8 +37,8 @@ def on_everything(model, bridges, key):
 
 @pytest.mark.benchmark
 def test_ways_to_fit_every_eighth_layer():
-    kind = Architecture("transformer")
-    truth = kind.layer(gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
+    kind = template("transformer")
+    truth = layer_of(kind, gamma=0.5, tau0=1.0, c_plus=2.0, c_minus=-2.0)
     V0 = si.equicorrelated(tokens=3, correlation=0.2)
     data = si.sample_networks(truth, V0, width=256, depth=32, networks=4, observe_every=8, key=jr.key(1))
     latent, coarse, assumptions = si.models.thinned_path, si.models.full_path, Assumptions(kind, "limit")

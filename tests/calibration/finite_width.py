@@ -6,10 +6,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from calibration.study import PARETO_K, draw_parameters, posterior, statistics
+from conftest import layer_of
 
 import sdeinfer as si
 from sdeinfer.infer import in_range, problem_of
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Assumptions
 from sdeinfer.models import full_path
 
@@ -17,12 +18,12 @@ KEY = 20230630
 SIZES = {32: (50, 4), 64: (200, 8), 128: (500, 16), 512: (500, 64), 1024: (250, 128)}
 """Networks and depth at each width."""
 
-TRANSFORMER = Architecture("transformer")
+TRANSFORMER = template("transformer")
 PATTERNS = {"full": si.Pattern(), "causal": si.CAUSAL, "prompts": si.Pattern(prompts=(2, 2))}
 LAWS = ("finite-width", "limit")
 NOT_MOVED = "finite-width, mode of the statistics"
 ASSUMED = {
-    name: {law: Assumptions(Architecture("transformer", pattern=pattern), law) for law in LAWS}
+    name: {law: Assumptions(template("transformer", pattern=pattern), law) for law in LAWS}
     for name, pattern in PATTERNS.items()
 }
 CASES = [(name, width) for name in PATTERNS for width in SIZES if name != "prompts" or width == 64]
@@ -48,7 +49,7 @@ def data_set(width, key, assumptions=ASSUMED["full"]["finite-width"], *, more: i
     kind = assumptions.kind
     V0 = initial_covariance(width, key_start, sum(kind.pattern.prompts) or 3)
     try:
-        layer = kind.layer(**truth)
+        layer = layer_of(kind, **truth)
         data = si.sample_networks(layer, V0, width=width, depth=depth, networks=more * networks, key=key_networks)
         return truth, in_range(problem_of(full_path, assumptions), data)[0]
     except si.InputError:

@@ -11,12 +11,12 @@ import numpy as np
 import xarray as xr
 
 import sdeinfer as si
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import AbstractLayer
 
 FAR, NEAR = 4.0, 2.0
 
 
-def fit_and_check(data: xr.Dataset, architecture: Architecture, truth: dict[str, float], **options: Any) -> dict:
+def fit_and_check(data: xr.Dataset, architecture: AbstractLayer, truth: dict[str, float], **options: Any) -> dict:
     """What `check` says of a fit by `full_path`; or why the data are refused, anything else than which is a defect.
 
     Arguments:

@@ -11,9 +11,10 @@ import jax.random as jr
 import numpy as np
 import pytest
 from calibration.study import assert_calibrated, draw_parameters, posterior, ranks_of_sets, statistics
+from conftest import layer_of
 from sigma import sigma_of
 
-from sdeinfer.layers import ARCHITECTURES, Architecture
+from sdeinfer.layers import ARCHITECTURES, template
 from sdeinfer.likelihood import Assumptions
 from sdeinfer.observation import covariance_dataset
 
@@ -47,13 +48,13 @@ def paths(limit, key):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_posteriors_of_the_limits_own_chain_are_calibrated(name, key):
-    architecture = Architecture(name)
+    architecture = template(name)
     assumptions = Assumptions(architecture, "limit")
 
     def one(key):
         key_parameters, key_paths, key_fit = jr.split(key, 3)
         truth = draw_parameters(Assumptions(architecture), key_parameters)
-        V = paths(architecture.layer(**truth).limit(), key_paths)
+        V = paths(layer_of(architecture, **truth).limit(), key_paths)
         if not jnp.isfinite(V).all():
             return None  # the chain has left the cone
         found = posterior(statistics(covariance_dataset(np.asarray(V), width=WIDTH), assumptions), key_fit)

@@ -13,7 +13,7 @@ import pytest
 
 import sdeinfer as si
 from sdeinfer.infer._latent import draw_latent, log_prior, log_weights
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Assumptions
 
 NETWORKS, WIDTH, DEPTH, TOKENS, OUTPUTS = 256, 256, 64, 3, 64
@@ -68,7 +68,7 @@ def test_posteriors_are_as_wide_as_the_information_says(networks):
         "64 outputs": (si.models.outputs, si.sample_outputs(networks, outputs=OUTPUTS, key=jr.key(2))),
     }
     for what, (model, data) in observed.items():
-        prepared = model.bridges(model.select(data), Assumptions(Architecture("transformer")))
+        prepared = model.bridges(model.select(data), Assumptions(template("transformer")))
         expected = np.sqrt(np.diag(np.linalg.inv(information(model, prepared, jr.key(3)))))[:3]
         row(f"{what}, information", expected)
         if model is si.models.thinned_path:

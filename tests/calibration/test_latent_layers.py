@@ -11,11 +11,12 @@ import jax.random as jr
 import numpy as np
 import pytest
 from calibration.study import assert_calibrated, draw_parameters, ranks_of_sets
+from conftest import layer_of
 
 import sdeinfer as si
 from sdeinfer.covariance import singular, unvech
 from sdeinfer.infer import Metropolis, in_range, problem_of
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Assumptions, LayerLaw, layer_step
 from sdeinfer.likelihood._layer_step import power_of
 from sdeinfer.models import thinned_path
@@ -64,13 +65,13 @@ def ranks(seen, assumptions, truth, key) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [4, DEPTH], ids=["every-4th", "last"])
 def test_posteriors_with_latent_layers_are_calibrated(every, key):
-    architecture = Architecture("transformer")
+    architecture = template("transformer")
     assumptions, h = Assumptions(architecture, "limit"), jnp.full(NETWORKS, 1 / WIDTH)
 
     def one(key):
         keys = jr.split(key, 4)
         truth = draw_parameters(Assumptions(architecture), keys[0])
-        layer = architecture.layer(**truth)
+        layer = layer_of(architecture, **truth)
         law = LayerLaw.of_limit(layer.limit(), h, tokens=TOKENS, power=power_of(layer.skewness))
         V = np.asarray(chain(law, 0.25 * random_start(keys[1]), DEPTH, keys[2]))
         if not np.isfinite(V).all() or singular(V).any():
@@ -84,7 +85,7 @@ def test_posteriors_with_latent_layers_are_calibrated(every, key):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer", "attention", "feedforward", "mlp"])
 def test_posteriors_of_thinned_networks_are_calibrated(name, key):
-    architecture = Architecture(name)
+    architecture = template(name)
     assumptions = Assumptions(architecture)
     sizes = {"width": REAL_WIDTH, "depth": DEPTH, "networks": REAL_NETWORKS, "observe_every": 4}
 
@@ -92,7 +93,9 @@ def test_posteriors_of_thinned_networks_are_calibrated(name, key):
         keys = jr.split(key, 4)
         truth = draw_parameters(assumptions, keys[0])
         try:
-            data = si.sample_networks(architecture.layer(**truth), 0.5 * random_start(keys[1]), **sizes, key=keys[2])
+            data = si.sample_networks(
+                layer_of(architecture, **truth), 0.5 * random_start(keys[1]), **sizes, key=keys[2]
+            )
             used = in_range(problem_of(thinned_path, assumptions), data)[0]
         except si.InputError:
             return None

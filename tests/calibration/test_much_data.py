@@ -7,7 +7,7 @@ from calibration.study import posterior, statistics
 
 import sdeinfer as si
 from sdeinfer.infer import in_range, problem_of
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Assumptions
 from sdeinfer.models import full_path
 
@@ -18,7 +18,7 @@ SEEDS = 10
 @pytest.mark.slow
 def test_gamma_is_recovered_from_two_thousand_networks_of_width_64():
     V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.0)
-    assumed = {law: Assumptions(Architecture("transformer"), law) for law in ("finite-width", "limit")}
+    assumed = {law: Assumptions(template("transformer"), law) for law in ("finite-width", "limit")}
     deviations = {law: [] for law in assumed}
     for seed in range(SEEDS):
         key_data, key_fit = jr.split(jr.key(seed))

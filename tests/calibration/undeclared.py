@@ -9,7 +9,7 @@ from calibration.judged import fit_and_check
 from numpy_networks import states_of
 
 import sdeinfer as si
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 
 SIZES: dict[str, dict[str, Any]] = {
     "prompts of one network": {"depth": 24, "width": 128, "start": "prompts", "shared_by": "networks"},
@@ -36,5 +36,5 @@ def judged(name: str, seed: int) -> dict[str, Any]:
     data = si.covariance_dataset(observed["covariance"].values, width=X.shape[-1])
     truth = {"gamma": gamma, "tau0": tau0, "c_gap": gap}
     warned = any(issubclass(each.category, si.SharedWeightsWarning) for each in caught)
-    found = fit_and_check(data, Architecture("transformer"), truth, key=jr.key(seed))
+    found = fit_and_check(data, template("transformer"), truth, key=jr.key(seed))
     return {"name": name, "warned": warned, **found}

@@ -5,10 +5,11 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 from calibration.judged import fit_and_check
+from conftest import layer_of
 from numpy_networks import Network, covariances
 
 import sdeinfer as si
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 
 SEEDS = {"in range": 150, "at the edge": 100, "wrong sizes": 8, "planted": 8}
 """Number of data sets of each group; of each case for wrong sizes and planted failures."""
@@ -91,7 +92,7 @@ def good(seed: int, *, edge: bool) -> tuple[Any, str]:
     spread = float(rng.uniform(0.4, 1.0) if edge else rng.uniform(0.1, 0.35))
     square = spread * parameters["tau0"] * np.sqrt(width) / np.sqrt(1 - correlation)
     start = si.equicorrelated(tokens=tokens, correlation=correlation, norm=float(np.sqrt(square)))
-    layer = Architecture(name).layer(**parameters, c_plus=gap / 2, c_minus=-gap / 2)
+    layer = layer_of(template(name), **parameters, c_plus=gap / 2, c_minus=-gap / 2)
     return shaped(layer, start, width=width, depth=depth, networks=networks), name
 
 
@@ -113,22 +114,22 @@ TAU0_AS_USUAL = {"usual temperature": SIZES["width"] ** -0.5, "shared weights": 
 
 def judged(group: str, name: str, seed: int) -> dict[str, Any]:
     """The verdict on one data set, without knowing the truth, and the distance of the posterior from it."""
-    key, options, architecture = jr.fold_in(jr.key(11), seed), {}, Architecture("transformer")
+    key, options, architecture = jr.fold_in(jr.key(11), seed), {}, template("transformer")
     wrong = {}
     if group in ("in range", "at the edge"):
         sample, kind = good(seed, edge=group == "at the edge")
-        architecture = Architecture(kind)
+        architecture = template(kind)
     elif name in WRONG:
         layer, true, fitted = WRONG[name]
         own = {field: getattr(layer, field) for field in layer.parameters()}
         sample, wrong = shaped(type(layer)(**own, **true), networks=MANY), true | fitted
-        architecture = Architecture("attention" if layer is ATTENTION else "feedforward", **fitted)
+        architecture = template("attention" if layer is ATTENTION else "feedforward", **fitted)
     elif name in UNIDENTIFIED:
         sample, kind, _ = UNIDENTIFIED[name]
-        architecture = Architecture(kind)
+        architecture = template(kind)
     else:
         sample, kind, options = PLANTED[name]
-        architecture = Architecture(kind)
+        architecture = template(kind)
     data = sample(jr.fold_in(key, 0))
     truth = {str(name): float(x) for name, x in data.attrs.items() if str(name).startswith("truth_")}
     data.attrs = {name: x for name, x in data.attrs.items() if name not in truth}

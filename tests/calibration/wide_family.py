@@ -9,7 +9,7 @@ from calibration.judged import fit_and_check
 from numpy_networks import Network, hidden_states, tokens_of
 
 import sdeinfer as si
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 
 SHAPES = ("any", "equicorrelated", "near copies", "unequal norms", "nearly low rank", "low rank")
 """Kinds of initial Gram matrices."""
@@ -106,4 +106,4 @@ def judged(seed: int) -> dict:
     except si.InputError as error:
         return line | {"refused": str(error)}
     truth = {"gamma": layer.gamma, "tau0": layer.tau0, "c_gap": layer.c_plus - layer.c_minus}
-    return line | fit_and_check(data, Architecture(layer.architecture, **sizes), truth, key=jr.key(seed))
+    return line | fit_and_check(data, template(layer.architecture, **sizes), truth, key=jr.key(seed))

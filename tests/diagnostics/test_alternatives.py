@@ -8,6 +8,7 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from budget import assert_within
+from conftest import layer_of
 from scipy.special import logsumexp
 
 import sdeinfer as si
@@ -16,22 +17,22 @@ from sdeinfer.diagnostics._advice import different_sizes
 from sdeinfer.diagnostics._alternatives import log_ratios, neighbours
 from sdeinfer.diagnostics._posterior import PRIOR_SD
 from sdeinfer.diagnostics._thresholds import EVIDENCE
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import AbstractLayer, attributes_of_layer, call_of, kind_in_words, template
 from sdeinfer.likelihood import any_transitions, path_statistics
 
 TRUTH = {"gamma": 0.6, "tau0": 0.8}
-ONE, FOUR = (Architecture("attention", heads=heads) for heads in (1, 4))
+ONE, FOUR = (template("attention", heads=heads) for heads in (1, 4))
 
 
-def data_of(kind: Architecture, networks: int = 256):
+def data_of(kind: AbstractLayer, networks: int = 256):
     V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.6)
-    return si.sample_networks(kind.layer(**TRUTH), V0, width=64, depth=8, networks=networks, key=jr.key(4))
+    return si.sample_networks(layer_of(kind, **TRUTH), V0, width=64, depth=8, networks=networks, key=jr.key(4))
 
 
-def at_truth(kind: Architecture, networks: int = 256) -> xr.DataTree:
+def at_truth(kind: AbstractLayer, networks: int = 256) -> xr.DataTree:
     layers = xr.Dataset({name: ("network", np.full(networks, value)) for name, value in TRUTH.items()})
     tree = xr.DataTree.from_dict({"layers": layers})
-    tree.attrs = {**kind.attributes(), "law": "finite-width"}
+    tree.attrs = {**attributes_of_layer(kind), "law": "finite-width"}
     return tree
 
 
@@ -42,11 +43,11 @@ def test_the_number_of_heads_is_found_where_the_data_tell_it():
     assert found[FOUR].evidence > EVIDENCE
     assert found[FOUR].evidence >= max(each.evidence for each in found.values()) - EVIDENCE
     assert abs(found[FOUR].values["gamma"] - TRUTH["gamma"]) < 0.05
-    assert found[Architecture("mlp")].evidence < -100
+    assert found[template("mlp")].evidence < -100
 
 
 def test_a_causal_mask_that_was_not_declared_is_found():
-    masked = Architecture("attention", pattern=si.CAUSAL)
+    masked = template("attention", pattern=si.CAUSAL)
     found = {each.architecture: each for each in alternatives(at_truth(ONE), data_of(masked), ONE)}
     assert found[masked].evidence > EVIDENCE
     found = {each.architecture: each for each in alternatives(at_truth(ONE), data_of(ONE), ONE)}
@@ -54,11 +55,11 @@ def test_a_causal_mask_that_was_not_declared_is_found():
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def densities(kind: Architecture, u, statistics):
+def densities(kind: AbstractLayer, u, statistics):
     """Log densities of the data at some coordinates."""
 
     def density(u):
-        law = kind.layer_at(u).finite_width(64.0)
+        law = kind.with_coordinates(u).finite_width(64.0)
         return jnp.sum(statistics.log_density(jax.tree.map(lambda x: jnp.asarray(x)[None], law), statistics.value))
 
     return jax.lax.map(density, u, batch_size=512)
@@ -72,24 +73,24 @@ def test_evidence_is_the_integral_of_the_likelihood():
     u = np.stack(np.meshgrid(*grid, indexing="ij"), axis=-1).reshape(-1, 2)
     volume = np.prod([each[1] - each[0] for each in grid])
 
-    def integral(kind: Architecture) -> float:
+    def integral(kind: AbstractLayer) -> float:
         prior = -(u**2).sum(axis=1) / (2 * PRIOR_SD**2) - 2 * np.log(PRIOR_SD) - np.log(2 * np.pi)
         return float(logsumexp(np.asarray(densities(kind, u, statistics)) + prior) + np.log(volume))
 
     found = {each.architecture: each.evidence for each in alternatives(at_truth(ONE, 64), data, ONE)}
-    two = Architecture("attention", heads=2)
+    two = template("attention", heads=2)
     assert abs(found[two] - (integral(two) - integral(ONE))) < 0.1
 
 
 def test_sizes_are_named():
-    assert str(Architecture("transformer")) == "transformer"
-    assert repr(FOUR) == "Architecture('attention', heads=4)"
-    assert str(Architecture("attention", heads=2, pattern=si.CAUSAL)) == "attention, 2 heads, a causal mask"
+    assert kind_in_words(template("transformer")) == "transformer"
+    assert call_of(FOUR) == "si.layers.template('attention', heads=4)"
+    assert kind_in_words(template("attention", heads=2, pattern=si.CAUSAL)) == "attention, 2 heads, a causal mask"
     assert different_sizes(ONE, FOUR) == ["1 head"]
-    assert different_sizes(Architecture("transformer", output_projection=True), Architecture("transformer")) == [
+    assert different_sizes(template("transformer", output_projection=True), template("transformer")) == [
         "an output projection"
     ]
-    assert different_sizes(ONE, Architecture("mlp")) == []
+    assert different_sizes(ONE, template("mlp")) == []
 
 
 def test_log_ratios_of_exact_layers_are_those_of_networks():

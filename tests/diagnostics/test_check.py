@@ -13,7 +13,7 @@ from sdeinfer.diagnostics._range import excluded_layers
 from sdeinfer.diagnostics._thresholds import EXCLUDED
 from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS
 from sdeinfer.infer import logit_scale, problem_of
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Assumptions, with_used
 
 
@@ -43,7 +43,7 @@ def test_what_the_data_do_not_tell_is_said_apart(checked):
 
 
 def test_layers_out_of_range_are_compared_with_exact_ones(fitted, networks):
-    kind = Architecture("transformer")
+    kind = template("transformer")
     used = np.broadcast_to(np.arange(networks.sizes["layer"] - 1) < 2, (networks.sizes["network"], 10))
     spread = logit_scale(networks)
     found = excluded_layers(Posterior(fitted, with_used(networks, used), kind), spread)
@@ -59,7 +59,7 @@ def test_layers_out_of_range_are_compared_with_exact_ones(fitted, networks):
 
 
 def test_a_fit_records_its_own_sizes_and_not_those_of_the_data(networks):
-    kind, data = Architecture("transformer"), networks.assign_attrs(heads=4.0)
+    kind, data = template("transformer"), networks.assign_attrs(heads=4.0)
     attributes = problem_of(si.models.full_path, Assumptions(kind)).assumed(data)
     assert "heads" not in attributes
     assert attributes["architecture"] == "transformer"

@@ -20,11 +20,11 @@ from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import Networks, innovations, posterior_mode
 from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.infer._mode import layer_at
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import attributes_of_layer, template
 from sdeinfer.likelihood import Assumptions, observed_path, path_layout, path_statistics, used_of, with_used
 from sdeinfer.observation import covariance_dataset
 
-TRANSFORMER = Architecture("transformer")
+TRANSFORMER = template("transformer")
 LAYER = si.ShapedTransformer(gamma=0.5, tau0=0.7, c_plus=2.0, c_minus=-2.0)
 V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.6)
 FULL_PATH = si.models.full_path
@@ -59,7 +59,7 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
     layers = xr.Dataset({name: ("network", np.full(data.sizes["network"], x)) for name, x in values.items()})
     groups = groups_of_data(with_used(data, used_of(data)))
     tree = xr.DataTree.from_dict({"posterior": xr.Dataset(), "layers": layers, **groups})
-    tree.attrs = {**TRANSFORMER.attributes(), "law": law, "every_layer": 1.0}
+    tree.attrs = {**attributes_of_layer(TRANSFORMER), "law": law, "every_layer": 1.0}
     return u, tree
 
 

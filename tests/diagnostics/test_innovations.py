@@ -16,7 +16,7 @@ import sdeinfer as si
 from sdeinfer.diagnostics import innovation_tests
 from sdeinfer.infer import innovations, law_at
 from sdeinfer.infer._covariances import groups_of_data
-from sdeinfer.layers import Architecture, architecture_of_layer
+from sdeinfer.layers import attributes_of_layer, template
 from sdeinfer.likelihood import any_transitions, used_of, with_used
 from sdeinfer.observation import covariance_dataset
 
@@ -27,7 +27,7 @@ TRANSFORMER = si.ShapedTransformer(gamma=0.5, tau0=1.0, c_plus=1.0, c_minus=-1.0
 
 def known(layer, data: xr.Dataset) -> xr.DataTree:
     """A posterior of data that is sure of the truth."""
-    architecture = architecture_of_layer(layer)
+    architecture = template(layer)
     posterior = xr.Dataset({name: (("chain", "draw"), [[float(x)]]) for name, x in layer.parameters().items()})
     layers = xr.Dataset(
         {name: ("network", np.full(data.sizes["network"], float(x))) for name, x in layer.parameters().items()}
@@ -35,7 +35,7 @@ def known(layer, data: xr.Dataset) -> xr.DataTree:
     tree = xr.DataTree.from_dict(
         {"posterior": posterior, "layers": layers, **groups_of_data(with_used(data, used_of(data)))}
     )
-    tree.attrs = {**architecture.attributes(), "law": "finite-width", "every_layer": 1.0}
+    tree.attrs = {**attributes_of_layer(architecture), "law": "finite-width", "every_layer": 1.0}
     return tree
 
 
@@ -44,7 +44,7 @@ def one_layer(layer, tokens: int, width: int = 64):
     V, after = references.wishart_path(tokens, 1, width=width, seed=tokens)
     path = any_transitions(covariance_dataset(np.stack([V, after])[None], width=width))
     u = layer.coordinates.unconstrained(layer.parameters())
-    law = law_at(architecture_of_layer(layer), u, widths=np.array([float(width)]), law="limit")
+    law = law_at(template(layer), u, widths=np.array([float(width)]), law="limit")
     return V, after, next(innovations(path, law)), u
 
 
@@ -54,7 +54,7 @@ def test_score_is_the_gradient_of_the_naive_log_density(name):
     V, V_next, found, u = one_layer(layer, 3)
 
     def log_density(u):
-        there = Architecture(name).layer_at(jnp.asarray(u))
+        there = template(name).with_coordinates(jnp.asarray(u))
         return references.log_density(there, V, V_next, width=width)
 
     step = 1e-5

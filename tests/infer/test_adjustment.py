@@ -15,12 +15,12 @@ import sdeinfer as si
 from sdeinfer.infer import LawAt, Networks, innovations, law_at
 from sdeinfer.infer._mode import curvature_of_priors, posterior_mode
 from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
-from sdeinfer.layers import ATTENTION_NEXT, Architecture
+from sdeinfer.layers import ATTENTION_NEXT, template
 from sdeinfer.likelihood import Assumptions, FullPath, Path, observed_path
 from sdeinfer.networks import sample_layer
 
 TRUTH = {"gamma": 0.9, "tau0": 0.8, "c_plus": 1.0, "c_minus": -3.0}
-TRANSFORMER = Architecture("transformer")
+TRANSFORMER = template("transformer")
 FULL_PATH = si.models.full_path
 U = jnp.asarray(TRANSFORMER.coordinates.unconstrained(TRUTH))
 
@@ -61,7 +61,7 @@ def exact_moments(law, terms):
 
 def exact(u, terms):
     """Log density of normals with all of v, but for the constant."""
-    mean, variance = exact_moments(TRANSFORMER.layer_at(u).finite_width(32.0), terms)
+    mean, variance = exact_moments(TRANSFORMER.with_coordinates(u).finite_width(32.0), terms)
     return -((terms.increments - mean) ** 2 / variance + jnp.log(variance)).sum(axis=1) / 2
 
 
@@ -78,7 +78,7 @@ def test_the_mode_is_that_of_the_exact_law(times):
     @jax.jit
     @jax.grad
     def smooth_score(u):
-        law = TRANSFORMER.layer_at(u).finite_width(32.0)
+        law = TRANSFORMER.with_coordinates(u).finite_width(32.0)
         data = terms.increments, terms.drift, terms.mixing, terms.variance
         return times * references.finite_width_terms(law, *data, found, xp=jnp).sum()
 
@@ -166,11 +166,11 @@ def test_information_and_omitted_order_are_derivatives_of_the_mean_density():
     assert squares.max() < 1
 
     def mean_density(u, size):
-        law, more = TRANSFORMER.layer_at(U).finite_width(32.0), size * squares[:, None]
+        law, more = TRANSFORMER.with_coordinates(U).finite_width(32.0), size * squares[:, None]
         mean, variance = exact_moments(law, terms)
         mean += more * law.attention_drift_next * terms.drift[:, 3]
         variance += more * law.variance[ATTENTION_NEXT] * terms.variance[:, ATTENTION_NEXT]
-        own_mean, own_variance = exact_moments(TRANSFORMER.layer_at(u).finite_width(32.0), terms)
+        own_mean, own_variance = exact_moments(TRANSFORMER.with_coordinates(u).finite_width(32.0), terms)
         return -(((mean - own_mean) ** 2 + variance) / own_variance + jnp.log(own_variance)).sum() / 2
 
     found = _scatter(path(), law_of(), si.ShapedTransformer(**TRUTH), np.eye(4), 16)

@@ -6,21 +6,21 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import WARMUP
+from conftest import WARMUP, layer_of
 from likelihood.paths import log_prob
 
 import sdeinfer as si
 from sdeinfer.infer import predict, problem_of
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import attributes_of_layer, template
 from sdeinfer.likelihood import USED, Assumptions
 
 FULL_PATH = si.models.full_path
-TRANSFORMER = Assumptions(Architecture("transformer"))
+TRANSFORMER = Assumptions(template("transformer"))
 
 
 def prepared_as_in(post, data):
     """The statistics of the transitions that a fit used."""
-    assumptions = Assumptions(Architecture(post.attrs["architecture"]), post.attrs["law"])
+    assumptions = Assumptions(template(post.attrs["architecture"]), post.attrs["law"])
     return problem_of(FULL_PATH, assumptions).prepare(data.assign({USED: post["constant_data"][USED]})).each
 
 
@@ -101,7 +101,7 @@ def test_every_architecture_fits_its_own_networks(architecture):
 def test_predictions_start_at_the_observed_covariances_of_networks_of_any_width(networks):
     mixed = networks.assign_coords(width=("network", np.where(np.arange(24) < 10, 96, 48)))
     parameters = {"gamma": np.array([0.3, 0.6]), "tau0": np.ones(2), "c_plus": np.zeros(2), "c_minus": -np.ones(2)}
-    kind = Architecture("transformer")
+    kind = template("transformer")
     layers = np.moveaxis(kind.coordinates.unconstrained(parameters), 0, -1)
     predicted = predict(layers, mixed, architecture=kind, key=jr.key(1))
     start = predicted["covariance"].isel(layer=0)
@@ -147,18 +147,18 @@ def test_a_fit_says_by_which_law_and_of_which_layer_it_is(fitted, networks):
     """Also of networks of several widths: each has its own likelihood, though those of one width are pooled."""
     assert fitted.attrs["law"] == "finite-width"
     mixed = networks.assign_coords(width=("network", np.where(np.arange(24) % 3 == 0, 48, 96)))
-    kind = Architecture("feedforward", expansion=4)
+    kind = template("feedforward", expansion=4)
     short = {"chains": 2, "draws": 20, "warmup": 20, "predictions": 2}
     post = si.fit(FULL_PATH, mixed, architecture=kind, law="limit", **short, key=jr.key(2))
     assert post.attrs["law"] == "limit"
-    assert {name: post.attrs[name] for name in kind.attributes()} == kind.attributes()
+    assert {name: post.attrs[name] for name in attributes_of_layer(kind)} == attributes_of_layer(kind)
     path = prepared_as_in(post, mixed)
     np.testing.assert_array_equal(path.widths, [48, 96])
     draw, densities, prior, statistics = (
         post[group].to_dataset().isel(chain=1, draw=5)
         for group in ("posterior", "log_likelihood", "log_prior", "sample_stats")
     )
-    expected = log_prob(kind.layer(**{name: draw[name].item() for name in kind.parameters}), path)
+    expected = log_prob(layer_of(kind, **{name: draw[name].item() for name in kind.declared()}), path)
     np.testing.assert_allclose(densities["covariance"], expected, rtol=1e-10)
     # The joint density of the sampler is that of the pooled data.
     gap, gamma = draw["c_gap"].item(), draw["gamma"].item()

@@ -17,7 +17,7 @@ import sdeinfer as si
 from sdeinfer.infer import predict, problem_of
 from sdeinfer.infer._densities import log_densities
 from sdeinfer.infer._grouped import WEAK
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Assumptions, observed_path, path_layout
 from sdeinfer.observation import groups_of, read_posterior
 
@@ -64,7 +64,7 @@ def without_attention() -> xr.Dataset:
 
 
 def assumed(data: xr.Dataset, law: Any = "finite-width") -> Assumptions:
-    return Assumptions(Architecture(data.attrs["architecture"]), law)
+    return Assumptions(template(data.attrs["architecture"]), law)
 
 
 @functools.cache
@@ -165,7 +165,7 @@ def test_a_fit_has_groups_by_their_labels_and_survives_a_file(tmp_path):
 
 def test_predictions_of_a_network_are_made_at_the_parameters_of_its_group():
     data, groups = mixed(), groups_of(mixed())
-    kind = Architecture("transformer")
+    kind = template("transformer")
     parameters = {"gamma": [0.01, 0.99], "tau0": [1.0, 1.0], "c_plus": [1 + 1e-9] * 2, "c_minus": [1 - 1e-9] * 2}
     of_groups = kind.coordinates.unconstrained(parameters).T
     layers = np.tile(of_groups[groups.group], (2, 1, 1))

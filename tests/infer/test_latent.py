@@ -12,11 +12,11 @@ import sdeinfer as si
 from sdeinfer.infer import Metropolis, in_range, logit_scale, predict, problem_of
 from sdeinfer.infer._latent import latent_mode
 from sdeinfer.infer._range import latent_time, spread_growth
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Assumptions, any_transitions, bridges_of, used_of
 from sdeinfer.observation import outputs_of
 
-FEEDFORWARD, KEY = Architecture("feedforward"), jr.key(0)
+FEEDFORWARD, KEY = template("feedforward"), jr.key(0)
 SIZES = {"chains": 2, "draws": 300, "warmup": 200}
 SHORT = {"chains": 1, "draws": 20, "warmup": 20, "predictions": 4, "prior": {"c_mean": 0.5}}
 """The command line's fit of latent layers, which has the same sampler, fixes c_mean."""
@@ -122,7 +122,7 @@ def test_single_precision_finds_the_same_mode(attention):
     model, modes = si.models.thinned_path, []
     for x64 in (True, False):
         with jax.enable_x64(x64):
-            prepared = model.bridges(thinned(attention, 8), Assumptions(Architecture("attention")))
+            prepared = model.bridges(thinned(attention, 8), Assumptions(template("attention")))
             modes.append(latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.key(0)))
     double, single = modes
     assert (np.abs(single.x - double.x) < 0.3 * double.sd).all()
@@ -134,7 +134,7 @@ def test_the_range_counts_what_the_spread_may_grow_to(attention):
     assert (spread_growth(latent_time(data), 0.9) == 1.0).all()
     growth = spread_growth(latent_time(seen), 0.9)
     np.testing.assert_allclose(growth, np.exp(2 * np.sqrt(2 * 0.9 * 7 / 128)))
-    marked, found, _ = in_range(problem_of(si.models.thinned_path, Assumptions(Architecture("attention"))), seen, 0.3)
+    marked, found, _ = in_range(problem_of(si.models.thinned_path, Assumptions(template("attention"))), seen, 0.3)
     used, scale = used_of(marked), logit_scale(seen)
     np.testing.assert_array_equal(used, scale <= scale[used].max())
     assert scale[used].max() < 0.3 * found["pilot_tau0"]

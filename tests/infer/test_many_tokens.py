@@ -10,7 +10,7 @@ from budget import assert_within
 import sdeinfer as si
 from sdeinfer.infer import _densities, posterior_mode
 from sdeinfer.infer._mode import layer_at
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Assumptions, _statistics, _terms, _transitions, observed_path, path_statistics
 
 TRUTH = {"gamma": 0.5, "tau0": 0.4, "c_plus": 1.5, "c_minus": -2.0}
@@ -61,7 +61,7 @@ def test_remembered_terms_of_many_tokens_are_the_terms(monkeypatch):
 
 def test_densities_in_small_blocks_are_the_same(monkeypatch):
     model, shapes, evaluate = si.models.full_path, [], _densities._evaluate
-    statistics = path_statistics(observed_path(sampled(3)), assumptions=Assumptions(Architecture("transformer")))
+    statistics = path_statistics(observed_path(sampled(3)), assumptions=Assumptions(template("transformer")))
     sites = {name: jnp.linspace(0.3, 0.6, 7)[None] for name in ("gamma", "tau0", "c_gap", "c_mean")}
     whole, prior = _densities.log_densities(model, statistics, sites)
 

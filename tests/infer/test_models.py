@@ -22,7 +22,7 @@ from sdeinfer.infer._mode import layer_at, posterior_mode, potential_and_slope
 from sdeinfer.likelihood import Assumptions, CovariancePath, as_model, observed_path, path_statistics
 from sdeinfer.models import full_path
 
-FEEDFORWARD = si.Architecture("feedforward")
+FEEDFORWARD = si.layers.template("feedforward")
 LAYER = {"gamma": 0.6, "c_plus": 1.0, "c_minus": -1.0}
 
 
@@ -171,12 +171,12 @@ def test_prepared_data_are_those_of_a_fit(data):
 
 
 @pytest.mark.parametrize(
-    "given", ["transformer", si.Architecture("transformer", heads=2), si.ShapedTransformer(**LAYER, tau0=1.0)]
+    "given", ["transformer", si.layers.template("transformer", heads=2), si.ShapedTransformer(**LAYER, tau0=1.0)]
 )
 def test_the_attention_pattern_is_that_of_the_data_unless_an_architecture_has_its_own(given, data):
     masked = data.assign_attrs(si.CAUSAL.attributes())
     assert architecture_of(masked, given).pattern == si.CAUSAL
     assert architecture_of(data, given).pattern.everything
     own = si.Pattern(prompts=(1, 1))
-    assert architecture_of(masked, si.Architecture("attention", pattern=own)).pattern == own
+    assert architecture_of(masked, si.layers.template("attention", pattern=own)).pattern == own
     assert architecture_of(masked, FEEDFORWARD) == FEEDFORWARD

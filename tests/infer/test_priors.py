@@ -12,11 +12,11 @@ from numpyro.infer.util import constrain_fn
 import sdeinfer as si
 from sdeinfer.infer._densities import latent_structure
 from sdeinfer.infer._mode import Mode, layer_at
-from sdeinfer.layers import kind_of
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Assumptions, blank_statistics, checked_priors
 from sdeinfer.models import full_path
 
-TRANSFORMER = si.Architecture("transformer")
+TRANSFORMER = si.layers.template("transformer")
 
 
 def assumed(prior, law="limit") -> Assumptions:
@@ -83,6 +83,6 @@ def test_coordinates_at_a_mode_are_those_of_the_sites_there(prior):
 
 
 def test_parameters_without_a_prior_ask_for_one():
-    kind = kind_of(si.ShapedAttention(gamma=0.5, tau0=1.0, gamma1=1.0))
+    kind = template(si.ShapedAttention(gamma=0.5, tau0=1.0, gamma1=1.0))
     with pytest.raises(si.InputError, match="gamma1 has no default prior; give prior="):
         handlers.seed(Assumptions(kind, "limit").sample_layer, jr.key(0))()

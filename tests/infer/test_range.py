@@ -21,12 +21,12 @@ from sdeinfer.infer import (
 )
 from sdeinfer.infer._measures import attention_growth
 from sdeinfer.infer._range import OutOfRange
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import USED, Assumptions, used_of
 from sdeinfer.observation import covariance_dataset
 
 FULL_PATH = si.models.full_path
-TRANSFORMER = Assumptions(Architecture("transformer"))
+TRANSFORMER = Assumptions(template("transformer"))
 EXPLODING = si.ShapedTransformer(gamma=0.5, tau0=0.5, c_plus=0.0, c_minus=-1.5)
 
 
@@ -124,7 +124,7 @@ def test_a_posterior_says_what_it_left_out(networks):
 
 
 def test_without_a_bound_or_without_attention_all_is_kept(burst):
-    for options in ({"largest": math.inf}, {"assumptions": Assumptions(Architecture("feedforward"))}):
+    for options in ({"largest": math.inf}, {"assumptions": Assumptions(template("feedforward"))}):
         used, found = in_range_of(burst, **options)
         assert used.all()
         assert not found

@@ -7,7 +7,7 @@ from conftest import random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.layers import ARCHITECTURES, Limit, architecture_named, architecture_of_layer
+from sdeinfer.layers import ARCHITECTURES, Limit, is_named, template
 from sdeinfer.terms import attention_drift, centred_norms
 
 G, T, P, M = 0.6, 0.7, 0.4, -1.1  # γ, τ0, c₊, c₋
@@ -96,8 +96,12 @@ def test_drift_is_differentiable_in_every_parameter():
 
 def test_names_of_architectures_go_both_ways():
     for name, kind in ARCHITECTURES.items():
-        assert architecture_named(name) is kind
-        assert architecture_of_layer(TABLE[name][0]).name == name
-    assert architecture_of_layer(si.Stack((TABLE["mlp"][0],))) is None
+        found = template(name)
+        assert type(found) is kind
+        assert found == template(kind) == template(TABLE[name][0])
+        assert hash(found) == hash(template(kind))
+        assert found.name == name
+        assert is_named(found)
+    assert not is_named(si.Stack((TABLE["mlp"][0],)))
     with pytest.raises(ValueError, match="architecture: must be one of transformer, .* got 'lstm'"):
-        architecture_named("lstm")
+        template("lstm")

@@ -4,20 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import layer_of
 from numpyro.distributions import biject_to, constraints
 
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 from sdeinfer.likelihood import Adjustment
 
 PARAMETERS = {"gamma": 0.3, "tau0": 2.0, "c_plus": 1.0, "c_minus": -3.0}
 ARCHITECTURES = ("transformer", "attention", "feedforward", "mlp")
 
 
-COORDINATES = Architecture("transformer").coordinates
+COORDINATES = template("transformer").coordinates
 
 
 def of(name: str) -> dict[str, float]:
-    return {parameter: PARAMETERS[parameter] for parameter in Architecture(name).parameters}
+    return {parameter: PARAMETERS[parameter] for parameter in template(name).declared()}
 
 
 @jax.jit
@@ -26,7 +27,7 @@ def _adjusted(adjustment: Adjustment, layer) -> dict:
 
 
 def adjusted(adjustment: Adjustment, parameters: dict[str, float], name: str = "transformer") -> dict:
-    return _adjusted(adjustment, Architecture(name).layer(**parameters))
+    return _adjusted(adjustment, layer_of(template(name), **parameters))
 
 
 def test_unconstrained_values_are_those_of_numpyro():
@@ -38,7 +39,7 @@ def test_unconstrained_values_are_those_of_numpyro():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_adjustment_leaves_its_centre_and_the_identity_leaves_all(name):
-    coordinates = Architecture(name).coordinates
+    coordinates = template(name).coordinates
     u = jnp.asarray(coordinates.unconstrained(of(name)))
     assert coordinates.constrained(u) == pytest.approx(of(name), rel=1e-14)
     rng = np.random.default_rng(0)

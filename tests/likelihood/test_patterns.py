@@ -63,7 +63,7 @@ def test_statistics_of_another_mask_are_refused():
 
 
 def causal_data():
-    architecture = si.layers.Architecture("attention", pattern=si.CAUSAL)
+    architecture = si.layers.template("attention", pattern=si.CAUSAL)
     return covariance_dataset(common_path(3), width=WIDTH, architecture=architecture)
 
 
@@ -84,10 +84,10 @@ def test_models_that_know_no_mask_are_refused(model, key):
 
 def test_many_tokens_are_refused_with_a_pattern_only():
     data = covariance_dataset(np.stack([np.eye(25), 2 * np.eye(25)])[None], width=100)
-    kind = si.Architecture("attention", pattern=si.CAUSAL)
+    kind = si.layers.template("attention", pattern=si.CAUSAL)
     with pytest.raises(ValueError, match="tokens: 25 tokens have 325 covariances, .* take at most 24, by si.take"):
         require_complete(kind, data)
-    require_complete(si.Architecture("attention"), data)
+    require_complete(si.layers.template("attention"), data)
     require_complete(kind, si.take(data.assign_attrs(causal=1), tokens=24))
 
 
@@ -106,9 +106,7 @@ def test_a_fit_recovers_the_truth_and_tells_the_mask(causal_networks, key):
         assert sd <= 0.2 * truth
         assert_holds(draws[name], truth)
     print(si.check(post, causal_networks).to_frame().drop(columns="advice").to_string())
-    layer = si.layers.Architecture("transformer", pattern=si.CAUSAL).layer(
-        gamma=0.6, tau0=0.6, c_plus=2.0, c_minus=-3.0
-    )
+    layer = si.ShapedTransformer(gamma=0.6, tau0=0.6, c_plus=2.0, c_minus=-3.0, pattern=si.CAUSAL)
     unmasked = dataclasses.replace(layer, pattern=si.Pattern())
     causal, other = (
         log_prob(kind, path_statistics(observed_path(with_pattern(causal_networks, kind.pattern)))).sum()

@@ -120,7 +120,7 @@ def test_transitions_that_are_not_used_have_no_part():
 
 
 def data_of_mlps():
-    return covariance_dataset(paths(tokens=2), width=WIDTHS, architecture=si.Architecture("mlp"))
+    return covariance_dataset(paths(tokens=2), width=WIDTHS, architecture=si.layers.template("mlp"))
 
 
 def test_the_packages_models_have_the_posterior_of_compressed_data():

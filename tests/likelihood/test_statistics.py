@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-from conftest import LAYERS
+from conftest import LAYERS, layer_of
 from likelihood.paths import (
     LAWS,
     all_terms,
@@ -22,7 +22,7 @@ from likelihood.paths import (
 )
 
 import sdeinfer as si
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import AbstractLayer, template
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.likelihood import (
     USED,
@@ -37,13 +37,13 @@ from sdeinfer.networks import covariance_chain
 from sdeinfer.observation import covariance_dataset
 
 ARCHITECTURES = {
-    "transformer": Architecture("transformer"),
-    "transformer, 4 heads, W_O, r = 4": Architecture("transformer", heads=4, output_projection=True, expansion=4),
-    "attention": Architecture("attention"),
-    "attention, 4 heads": Architecture("attention", heads=4),
-    "feedforward": Architecture("feedforward"),
-    "feedforward, r = 8/3": Architecture("feedforward", expansion=8 / 3),
-    "mlp": Architecture("mlp"),
+    "transformer": template("transformer"),
+    "transformer, 4 heads, W_O, r = 4": template("transformer", heads=4, output_projection=True, expansion=4),
+    "attention": template("attention"),
+    "attention, 4 heads": template("attention", heads=4),
+    "feedforward": template("feedforward"),
+    "feedforward, r = 8/3": template("feedforward", expansion=8 / 3),
+    "mlp": template("mlp"),
 }
 
 
@@ -68,7 +68,7 @@ def scattered() -> tuple[PathStatistics, Terms, np.ndarray]:
     return path_statistics(path), all_terms(path), path.network
 
 
-def prior_draws(architecture: Architecture) -> list[dict[str, float]]:
+def prior_draws(architecture: AbstractLayer) -> list[dict[str, float]]:
     """Draws from a prior wider than that of the models, and its corners."""
     rng = np.random.default_rng(3)
     gamma = np.append(rng.uniform(size=12), [1e-3, 0.05, 0.999, 1e-3, 0.999, 0.5, 0.5])
@@ -76,7 +76,7 @@ def prior_draws(architecture: Architecture) -> list[dict[str, float]]:
     gap = np.append(rng.uniform(0, 8, 12), [8, 0, 8, 0, 0, 1e-6, 8])
     mean = np.append(rng.normal(0, 2, 12), np.linspace(-3, 3, 7))
     columns = {"gamma": gamma, "tau0": tau0, "c_plus": mean + gap / 2, "c_minus": mean - gap / 2}
-    return [{name: float(columns[name][i]) for name in architecture.parameters} for i in range(len(gamma))]
+    return [{name: float(columns[name][i]) for name in architecture.declared()} for i in range(len(gamma))]
 
 
 @functools.cache
@@ -116,14 +116,14 @@ def inner(x, y) -> float:
     return sum(float(np.vdot(a, b)) for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True))
 
 
-def worst_errors(architecture: Architecture, law: str) -> tuple[float, float]:
+def worst_errors(architecture: AbstractLayer, law: str) -> tuple[float, float]:
     """Of the compressed log-likelihood and its gradient, relative to the sum of its absolute terms and to its size."""
     statistics = scattered()[0]
 
     @jax.jit
     def law_and_slopes(parameters):
         def coefficients(parameters):
-            return law_of(architecture.layer(**parameters), statistics, law)
+            return law_of(layer_of(architecture, **parameters), statistics, law)
 
         units = [{name: 1.0 * (name == one) for name in parameters} for one in parameters]
         return coefficients(parameters), [jax.jvp(coefficients, (parameters,), (unit,))[1] for unit in units]

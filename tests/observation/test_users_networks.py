@@ -15,7 +15,7 @@ import pytest
 from budget import assert_holds
 
 import sdeinfer as si
-from sdeinfer.layers import Architecture
+from sdeinfer.layers import template
 
 GAMMA, TAU0, C = 0.5, 1.0, 2.0
 DEPTH, HEADS, EXPANSION = 16, 4, 4
@@ -86,7 +86,7 @@ def test_a_shaped_transformer_is_recovered():
         networks=256,
         key=jr.key(1),
     )
-    kind = Architecture("transformer", heads=HEADS, output_projection=True, expansion=EXPANSION)
+    kind = template("transformer", heads=HEADS, output_projection=True, expansion=EXPANSION)
     post = si.fit(si.models.full_path, data, architecture=kind, key=jr.key(3))
     found = si.check(post)
     draws = {name: post["posterior"][name].values for name in TRUTH}

@@ -12,7 +12,7 @@ from sdeinfer import criteria as of
 
 V0 = np.array([[1.0, 0.2, 0.1, 0.3], [0.2, 1.2, 0.25, 0.1], [0.1, 0.25, 0.8, 0.15], [0.3, 0.1, 0.15, 1.0]])
 PLAIN = {"tau0": 1.0, "c_gap": 1.0}
-CAUSAL = si.Architecture("transformer", pattern=si.CAUSAL)
+CAUSAL = si.layers.template("transformer", pattern=si.CAUSAL)
 GOALS = {
     "norms": ("transformer", "gamma", PLAIN, of.probability(of.NormFactor(), below=2) >= 0.95),
     "largest correlation": ("transformer", "gamma", PLAIN, of.quantile(of.LargestCorrelation(), 0.95) <= 0.7),

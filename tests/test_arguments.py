@@ -35,7 +35,7 @@ REFUSED = [
     (lambda: si.fit("full_path", DATA, key=KEY), "model: a NumPyro program is needed, .* got 'full_path'"),
     (lambda: si.fit(DATA, FULL_PATH, key=KEY), "data: a Dataset, .* is needed, got a EveryLayer"),
     (lambda: si.prepare(LAYER, DATA), "model: a NumPyro program is needed, .* got a ShapedTransformer"),
-    (lambda: fit(architecture=5, key=KEY), "architecture: a name or an Architecture or a layer, .* got 5"),
+    (lambda: fit(architecture=5, key=KEY), "architecture: a name or a layer, .* got 5"),
     (lambda: fit(prior=[1], key=KEY), r"prior: a dict is needed, got \[1\]"),
     (lambda: fit(largest_logit="large", key=KEY), "largest_logit: a number is needed"),
     (lambda: fit(sampler=si.NUTS, key=KEY), r"sampler: a sampler, as si.NUTS\(\), is needed"),

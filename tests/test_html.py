@@ -89,10 +89,3 @@ def test_parameters_over_depth_of_many_networks_and_traced():
     assert [row[2] for row in table[1:]] == ["traced", "traced"]  # under jit, constants too
 
 
-@pytest.mark.parametrize("kind", ["attention", si.Stack([si.ShapedAttention(0.4, 1.1), si.ShapedMLP(1.0, -0.5)])])
-def test_a_kind_of_layer_has_the_priors_of_its_coordinates(kind):
-    kind = si.layers.kind_of(kind)
-    (table,) = tables(shown(kind))
-    assert [row[1] for row in table[1:]] == list(kind.coordinates.sampled)
-    assert table[1][2] == "Uniform(low=0, high=1)"
-    assert table[2][2] == "LogNormal(loc=0, scale=1)"

@@ -30,20 +30,10 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import is_concrete
 
-SLOPE_SCALE = 2.0
-"""Prior standard deviation of c₊ and c₋."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Bijection:
-    """A map from the range of a parameter to the real line.
-
-    Attributes:
-        to_real: the map, a function of an array namespace (NumPy or JAX) and values.
-        from_real: the inverse.
-        above: exclusive lower bound of the range.
-        most: inclusive upper bound of the range.
-    """
+    """A map from the range (above, most] of a parameter to the real line, and its inverse."""
 
     to_real: Callable[[Any, Any], Any]
     from_real: Callable[[Any, Any], Any]
@@ -100,16 +90,7 @@ class Parameter:
         return eqx.field(converter=convert, metadata={"parameter": self}, **options)
 
     def checked(self, value: ArrayLike) -> Array:
-        """Convert a value to a floating-point array and check its range.
-
-        Traced values are not checked here; `check_parameters` checks them at run time.
-
-        Arguments:
-            value: a real scalar, or one value per network.
-
-        Raises:
-            InputError: for a value that is not real or out of range.
-        """
+        """Convert a value, or one for each network, to a floating-point array; check its range unless it is traced."""
         try:
             array = jnp.asarray(value)
         except (TypeError, ValueError) as error:
@@ -148,14 +129,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reparameterisation:
-    """Parameters of a layer computed from sampled coordinates.
-
-    Attributes:
-        parameters: names of the layer's parameters.
-        sampled: the sampled coordinates.
-        to_sampled: function from values of `parameters` to values of `sampled`.
-        from_sampled: the inverse.
-    """
+    """Parameters of a layer computed from sampled coordinates, and the inverse."""
 
     parameters: tuple[str, ...]
     sampled: tuple[Parameter, ...]
@@ -170,15 +144,13 @@ def distributions() -> Any:
 
 GAMMA = Parameter("gamma", "γ", "strength of the residual branch", "logit", lambda: distributions().Uniform(0, 1))
 TAU0 = Parameter("tau0", "τ0", "constant of the softmax temperature", "log", lambda: distributions().LogNormal(0, 1))
-C_GAP = Parameter(
-    "c_gap", "c₊ − c₋", "gap of the slopes", "log", lambda: distributions().HalfNormal(math.sqrt(2) * SLOPE_SCALE)
-)
+C_GAP = Parameter("c_gap", "c₊ − c₋", "gap of the slopes", "log", lambda: distributions().HalfNormal(math.sqrt(8)))
 C_MEAN = Parameter(
     "c_mean",
     "(c₊ + c₋)/2",
     "mean of the slopes",
     "identity",
-    lambda: distributions().Normal(0, SLOPE_SCALE / math.sqrt(2)),
+    lambda: distributions().Normal(0, math.sqrt(2)),
     identified=False,
 )
 SLOPES = Reparameterisation(
@@ -195,13 +167,7 @@ SYMBOLS = {parameter.name: parameter.symbol for parameter in (GAMMA, TAU0, C_GAP
 
 
 class Coordinates:
-    """The sampled coordinates of a layer, and the parameters computed from them.
-
-    Attributes:
-        declared: the layer's parameters by name, in the layer's order.
-        sampled: the sampled coordinates by site name.
-        rules: tuples of parameter names, coordinate names and their `Reparameterisation`, None for the identity.
-    """
+    """The sampled coordinates of a layer by site name, and the rules by which its parameters are computed from them."""
 
     def __init__(self, declared: Mapping[str, Parameter]):
         self.declared = dict(declared)

@@ -35,9 +35,7 @@ class Mutation(NamedTuple):
 
 
 LIMIT, NEXT, PATTERN = "terms/_attention.py", "layers/_next_order.py", "layers/_pattern_order.py"
-ATTENTION, FEEDFORWARD, MLP, FINITE = (
-    f"layers/{name}.py" for name in ("_attention", "_feedforward", "_mlp", "_finite_width")
-)
+ATTENTION, FEEDFORWARD, FINITE = (f"layers/{name}.py" for name in ("_attention", "_feedforward", "_finite_width"))
 WISHART, RELU, SANDWICH = "layers/_wishart.py", "terms/_relu.py", "infer/_sandwich.py"
 LIMITS = "tests/layers/test_limits.py tests/layers/test_patterns.py tests/covariance/test_diffusion.py"
 ORDERS = "tests/layers/test_finite_width.py tests/layers/test_next_order.py tests/layers/test_pattern_order.py"
@@ -55,12 +53,12 @@ MUTATIONS = (
     Mutation("drift: attention, θ₁", ATTENTION, "attention_drift=variance * coldness**2,", "attention_drift=1.05 * variance * coldness**2,", LIMITS),
     Mutation("drift: ReLU", RELU, "relu_alignment(rho) * scale, 0.0) / (2 * math.pi)", "relu_alignment(rho) * scale, 0.0) / (1.9 * math.pi)", LIMITS),
     Mutation("drift: feed-forward, θ₂", FEEDFORWARD, "variance * (self.c_plus - self.c_minus) ** 2", "1.05 * variance * (self.c_plus - self.c_minus) ** 2", LIMITS),
-    Mutation("drift: MLP, θ₂", MLP, "Limit(relu_drift=(self.c_plus - self.c_minus) ** 2", "Limit(relu_drift=1.05 * (self.c_plus - self.c_minus) ** 2", LIMITS),
+    Mutation("drift: MLP, θ₂", FEEDFORWARD, "Limit(relu_drift=(self.c_plus - self.c_minus) ** 2", "Limit(relu_drift=1.05 * (self.c_plus - self.c_minus) ** 2", LIMITS),
     # The noise.
     Mutation("noise: attention, a", ATTENTION, "else 2 - variance)", "else 2.1 - variance)", LIMITS),
     Mutation("noise: attention with W_O, a", ATTENTION, "(2 if self.output_projection else", "(2.1 if self.output_projection else", LIMITS),
     Mutation("noise: feed-forward, a", FEEDFORWARD, "variance * (2 - variance * (1 - 1 / self.expansion))", "1.05 * variance * (2 - variance * (1 - 1 / self.expansion))", LIMITS),
-    Mutation("noise: MLP, a", MLP, "jnp.ones_like(self.c_plus)", "1.05 * jnp.ones_like(self.c_plus)", LIMITS),
+    Mutation("noise: MLP, a", FEEDFORWARD, "jnp.ones_like(self.c_plus)", "1.05 * jnp.ones_like(self.c_plus)", LIMITS),
     Mutation("noise: κ²", ATTENTION, "attention_noise=(variance * coldness) ** 2", "attention_noise=1.05 * (variance * coldness) ** 2", LIMITS),
     Mutation("noise: 𝒜 in spectral coordinates", "covariance/_diffusion.py", "self.delta[..., columns] ** 2) / self.tokens**2", "self.delta[..., columns] ** 2) / (0.95 * self.tokens**2)", "tests/covariance/test_diffusion.py"),
     # The solver.
@@ -89,11 +87,11 @@ MUTATIONS = (
     Mutation("next order: attention, B₁′", ATTENTION, "attention_drift_next=limit.attention_drift * x", "attention_drift_next=1.05 * limit.attention_drift * x", ORDERS),
     Mutation("next order: attention, G", ATTENTION, "attention_next=limit.attention_noise * x", "attention_next=1.05 * limit.attention_noise * x", ORDERS),
     Mutation("next order: attention, repeated noise", ATTENTION, "repeat = variance**2 * x", "repeat = 1.05 * variance**2 * x", ORDERS),
-    Mutation("next order: feed-forward, kink", "layers/_relu.py", "return half**2 * reciprocal(mean**2 + half**2)", "return 1.05 * half**2 * reciprocal(mean**2 + half**2)", ORDERS),
+    Mutation("next order: feed-forward, kink", "layers/_feedforward.py", "return half**2 * reciprocal(mean**2 + half**2)", "return 1.05 * half**2 * reciprocal(mean**2 + half**2)", ORDERS),
     Mutation("next order: feed-forward, F", FEEDFORWARD, "relu_hidden=q * variance**2", "relu_hidden=1.05 * q * variance**2", ORDERS),
     Mutation("next order: feed-forward, F₂", FEEDFORWARD, "relu_hidden_square=(q", "relu_hidden_square=1.05 * (q", ORDERS),
     Mutation("next order: feed-forward, repeated noise", FEEDFORWARD, "linear_repeat=variance**2", "linear_repeat=1.05 * variance**2", ORDERS),
-    Mutation("next order: MLP, F", MLP, "relu_tokens=q", "relu_tokens=1.05 * q", ORDERS),
+    Mutation("next order: MLP, F", FEEDFORWARD, "relu_tokens=q", "relu_tokens=1.05 * q", ORDERS),
     Mutation("next order: stack, DB₂[B₁]", FINITE, "drift_along=second.relu_drift * first.attention_drift * h", "drift_along=1.05 * second.relu_drift * first.attention_drift * h", ORDERS),
     Mutation("next order: stack, response", FINITE, '"relu_response": 2 * second', '"relu_response": 2.1 * second', ORDERS),
     Mutation("next order: stack, noise of the first layer", FINITE, "linear_repeat=moved * first.linear_noise", "linear_repeat=1.05 * moved * first.linear_noise", ORDERS),
@@ -114,9 +112,9 @@ MUTATIONS = (
     Mutation("chain: temperature of the logits", ATTENTION, "Y / (self.tau0 * jnp.sqrt", "Y / (1.05 * self.tau0 * jnp.sqrt", CHAIN),
     Mutation("chain: degrees of freedom", WISHART, "jnp.asarray(nu) - jnp.arange(tokens)", "jnp.asarray(nu) - 2 * jnp.arange(tokens)", CHAIN),
     Mutation("chain: hidden units", FEEDFORWARD, "/ units.astype(V.dtype)", "/ (1.05 * units.astype(V.dtype))", CHAIN),
-    Mutation("chain: MLP", MLP, "drawn.chi[0])) / jnp.sqrt(n))", "drawn.chi[0])) / jnp.sqrt(1.05 * n))", CHAIN),
+    Mutation("chain: MLP", FEEDFORWARD, "drawn.chi[0])) / jnp.sqrt(n))", "drawn.chi[0])) / jnp.sqrt(1.05 * n))", CHAIN),
     Mutation("networks: temperature of the logits", ATTENTION, "tau = self.tau0 * math.sqrt", "tau = 1.05 * self.tau0 * math.sqrt", CHAIN),
-    Mutation("networks: He constant", "layers/_relu.py", "he = 2 / (s_plus**2 + s_minus**2)", "he = 2.1 / (s_plus**2 + s_minus**2)", CHAIN),
+    Mutation("networks: He constant", "layers/_feedforward.py", "he = 2 / (s_plus**2 + s_minus**2)", "he = 2.1 / (s_plus**2 + s_minus**2)", CHAIN),
     Mutation("networks: shortcut", "layers/_base.py", "jnp.sqrt(", "1.05 * jnp.sqrt(", CHAIN),
     # Every room: factors, exponents, signs, missing terms, off by one; chosen from the formulas, before the tests were read.
     Mutation("blocks: chain, mean over heads", "blocks/_attention.py", "S / (self.heads *", "S / (1.03 * self.heads *", "tests/blocks/test_block_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),
@@ -124,7 +122,7 @@ MUTATIONS = (
     Mutation("likelihood: fit of outputs", "likelihood/_bridge.py", "(fit + log_det", "(1.05 * fit + log_det", "tests/likelihood/test_bridge.py::test_outputs_have_the_density_of_their_covariance"),
     Mutation("tuning: moves to a width", "tuning/_search.py", "= moves + problem.offset", "= 0.8 * moves + problem.offset", "tests/tuning/test_width.py::test_criteria_of_paths_are_moved_to_those_of_chains"),
     Mutation("consequences: curvature of priors", "diagnostics/_consequences.py", "prior = np.diag(_prec", "prior = 1.2 * np.diag(_prec", "tests/diagnostics/test_consequences.py::test_one_token_by_hand"),
-    Mutation("blocks: mean of the logarithm", "blocks/_logarithm.py", ".sum(-1) / 2, covariance)", ".sum(-1) / 1.9, covariance)", "tests/blocks/test_block_law.py::test_moments_of_the_logarithm_by_draws_are_the_leading_order_for_small_fluctuations"),
+    Mutation("blocks: mean of the logarithm", "blocks/_law.py", ".sum(-1) / 2, covariance)", ".sum(-1) / 1.9, covariance)", "tests/blocks/test_block_law.py::test_moments_of_the_logarithm_by_draws_are_the_leading_order_for_small_fluctuations"),
     Mutation("blocks: moments of values, heads of a group", "blocks/_attention.py", "(shared**2 * size)", "(shared * size)", "tests/blocks/test_block_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),
     Mutation("blocks: chain, angles of rotations", "blocks/_attention.py", "(-2 * plane / jnp", "(-plane / jnp", "tests/blocks/test_block_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),
     Mutation("blocks: moments of gates", "blocks/_mlp.py", "vech(P), fourth_moments(P)", "vech(P), 1.1 * fourth_moments(P)", "tests/blocks/test_block_law.py::test_identity_has_the_moments_of_normals"),

@@ -5,9 +5,10 @@ limit. `Block` is a layer; `law_of_increment` is its law.
 """
 
 from sdeinfer.blocks._attention import SelfAttention as SelfAttention
+from sdeinfer.blocks._block import STRENGTH as STRENGTH
 from sdeinfer.blocks._block import Block as Block
+from sdeinfer.blocks._block import normalised_covariance as normalised_covariance
 from sdeinfer.blocks._branch import AbstractBranch as AbstractBranch
-from sdeinfer.blocks._coefficients import GRID as GRID
 from sdeinfer.blocks._coefficients import LOG_FACTORS as LOG_FACTORS
 from sdeinfer.blocks._coefficients import WIDEST as WIDEST
 from sdeinfer.blocks._coefficients import branch_coefficients as branch_coefficients
@@ -20,13 +21,11 @@ from sdeinfer.blocks._coefficients import reshaped as reshaped
 from sdeinfer.blocks._information import adjusted_coefficients as adjusted_coefficients
 from sdeinfer.blocks._information import scale_free as scale_free
 from sdeinfer.blocks._law import LogMatrixNormal as LogMatrixNormal
+from sdeinfer.blocks._law import LogMoments as LogMoments
+from sdeinfer.blocks._law import MatrixMoments as MatrixMoments
 from sdeinfer.blocks._law import increment_law as increment_law
-from sdeinfer.blocks._logarithm import LogMoments as LogMoments
-from sdeinfer.blocks._logarithm import log_moments as log_moments
-from sdeinfer.blocks._logarithm import sampled_log_moments as sampled_log_moments
+from sdeinfer.blocks._law import log_moments as log_moments
+from sdeinfer.blocks._law import sampled_log_moments as sampled_log_moments
 from sdeinfer.blocks._mlp import ACTIVATIONS as ACTIVATIONS
 from sdeinfer.blocks._mlp import MLP as MLP
-from sdeinfer.blocks._moments import MatrixMoments as MatrixMoments
-from sdeinfer.blocks._norms import normalised_covariance as normalised_covariance
 from sdeinfer.blocks._order import BlockOrder as BlockOrder
-from sdeinfer.blocks._parameters import STRENGTH as STRENGTH

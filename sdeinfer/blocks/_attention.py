@@ -13,25 +13,23 @@ from scipy.special import ndtri
 
 from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
-from sdeinfer.blocks._branch import AbstractBranch, check_bias, projected, projection
-from sdeinfer.blocks._moments import MatrixMoments, fourth_moments
-from sdeinfer.blocks._nodes import LARGEST_DIMENSION, uniform_nodes, wishart_factors
-from sdeinfer.blocks._parameters import GAIN, TEMPERATURE
+from sdeinfer.blocks._branch import (
+    GAIN,
+    AbstractBranch,
+    check_bias,
+    projected,
+    projection,
+    uniform_nodes,
+    wishart_factors,
+)
+from sdeinfer.blocks._law import MatrixMoments, fourth_moments
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, require_pattern, square_of, total, transpose, vech
 from sdeinfer.layers import NetworkKeys, factor, wishart_draws, wishart_factor
-from sdeinfer.parameters import Parameter
+from sdeinfer.parameters import Parameter, distributions
 
 
 class AttentionNodes(NamedTuple):
-    """Random numbers of the parts of attention, one for each group of heads with common keys.
-
-    Attributes:
-        keys: without rotations the factor B of a Wishart matrix of d_k degrees of freedom, shape (nodes, m, m); with
-            rotations the normals of the keys, shape (nodes, m, d_k).
-        queries: normals, of shape (nodes, heads, m, m) or (nodes, heads, m, d_k).
-        values: factor of a Wishart matrix of d_k degrees of freedom.
-        members: parts of which S is the mean, shape (groups, nodes): every node in random order.
-    """
+    """Keys, queries and values of parts of attention, and the nodes of each group of heads in random order."""
 
     keys: Float[Any, "nodes m k"]
     queries: Float[Any, "nodes heads m k"]
@@ -57,9 +55,11 @@ class SelfAttention(AbstractBranch):
     """
 
     kind: ClassVar[str] = "attention"
-    shape: ClassVar[Parameter] = TEMPERATURE
+    shape: ClassVar[Parameter] = Parameter(
+        "temperature", "τ", "softmax temperature over √d_k", "log", lambda: distributions().LogNormal(0.0, 1.0)
+    )
 
-    temperature: Float[Any, ""] = TEMPERATURE.field(default=1.0)
+    temperature: Float[Any, ""] = shape.field(default=1.0)
     gain: Float[Any, ""] = eqx.field(converter=GAIN.checked, default=1.0)
     heads: int = eqx.field(default=1, static=True)
     key_value_heads: int | None = eqx.field(default=None, static=True)
@@ -138,7 +138,7 @@ class SelfAttention(AbstractBranch):
         rng = np.random.default_rng([seed, tokens, size])
         members = np.stack([rng.permutation(2**log2) for _ in range(self.groups)])
         own = (1 + shared) * tokens * size if self.rope is not None else p + shared * tokens**2
-        if own + p > LARGEST_DIMENSION:
+        if own + p > 16_384:  # SciPy's Sobol sequence ends at 21,201 dimensions
             uniforms = rng.random((2**log2, own + p))
         else:
             uniforms = uniform_nodes(own + p, log2, seed)

@@ -1,4 +1,4 @@
-"""Residual blocks as layers."""
+"""Residual blocks as layers, and the norms of their tokens, without gains and without the constant in the root."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,10 +12,14 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import AbstractBranch, check_bias
-from sdeinfer.blocks._norms import NORMS, normalised, normalised_covariance, normalised_tokens
-from sdeinfer.blocks._parameters import STRENGTH
+from sdeinfer.covariance import diagonal, matmul
 from sdeinfer.layers import AbstractLayer, NetworkKeys, factor, residual_covariance, wishart_draws, wishart_factor
-from sdeinfer.parameters import Parameter
+from sdeinfer.parameters import Parameter, distributions
+
+STRENGTH = Parameter(
+    "strength", "g", "strength √u σ of a residual branch", "log", lambda: distributions().LogNormal(-1.0, 2.0)
+)
+"""The default prior has 95 % between .007 and 19, for strengths of order 1/√L to 1."""
 
 
 class Block(AbstractLayer):
@@ -49,8 +53,8 @@ class Block(AbstractLayer):
     def __check_init__(self):
         if not isinstance(self.branch, AbstractBranch):
             raise InputError(f"branch: a branch is needed, as si.blocks.MLP(), got {shown(self.branch)}")
-        if self.norm not in NORMS:
-            raise InputError(f"norm: one of {', '.join(map(str, NORMS))} is needed, got {shown(self.norm)}")
+        if self.norm not in ("layer", "rms", None):
+            raise InputError(f"norm: one of layer, rms, None is needed, got {shown(self.norm)}")
         if self.position not in ("pre", "post"):
             raise InputError(f"position: 'pre' or 'post' is needed, got {shown(self.position)}")
         check_bias(self.bias)
@@ -138,3 +142,38 @@ class Block(AbstractLayer):
         own = {name: value for name, value in values.items() if name == "strength"}
         of_branch = {name: value for name, value in values.items() if name != "strength"}
         return dataclasses.replace(self, **own, branch=dataclasses.replace(self.branch, **of_branch))
+
+
+def normalised_tokens(X: Float[Array, "m n"], norm: Literal["layer", "rms"] | None) -> Float[Array, "m n"]:
+    """Tokens with a mean square of 1 over their features, by LayerNorm with a mean of 0."""
+    if norm is None:
+        return X
+    if norm == "layer":
+        X = X - X.mean(axis=1, keepdims=True)
+    return X / jnp.sqrt(jnp.square(X).mean(axis=1, keepdims=True))
+
+
+def normalised_covariance(
+    V: Float[Array, "m m ..."], norm: Literal["layer", "rms"] | None, mean: Float[Array, "m ..."] | None = None
+) -> Float[Array, "m m ..."]:
+    """V̂ = D^{-1/2} V D^{-1/2}, with D = diag V; by LayerNorm for V less the products of the tokens' means."""
+    if norm is None:
+        return V
+    if norm == "layer" and mean is not None:
+        V = V - mean[:, None] * mean
+    scale = 1 / jnp.sqrt(diagonal(V))
+    return V * scale[:, None] * scale
+
+
+def normalised(
+    V: Float[Array, "m m 1 networks"],
+    norm: Literal["layer", "rms"] | None,
+    *,
+    width: Int[Array, ""] | int,
+    keys: NetworkKeys,
+) -> Float[Array, "m m 1 networks"]:
+    """V̂ of tokens with uniformly random directions: their means are L z/√n with L Lᵀ = V and z of normals."""
+    if norm != "layer":
+        return normalised_covariance(V, norm)
+    z = keys.normals((len(V), 1, 1), V.dtype) / jnp.sqrt(jnp.asarray(width, V.dtype))
+    return normalised_covariance(V, norm, matmul(factor(V), z)[:, 0])

@@ -12,20 +12,16 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer._threads import in_threads
-from sdeinfer.blocks._block import Block
+from sdeinfer.blocks._block import Block, normalised_covariance
 from sdeinfer.blocks._law import LogMatrixNormal, increment_law
-from sdeinfer.blocks._norms import normalised_covariance
 from sdeinfer.blocks._order import BlockOrder
 
-GRID = 33
-"""Number of values of each gain or temperature at which the law is computed, odd, so that 1 is one of them."""
-
 WIDEST = 32.0
-"""Largest factor between them and the block's own value."""
+"""Largest factor between a gain or temperature at which the law is computed and the block's own value."""
 
-LOG_FACTORS = -np.log(WIDEST) * np.cos(np.pi * np.arange(GRID) / (GRID - 1))
-"""Logarithms of the factors, at Chebyshev's points."""
-LOG_FACTORS[GRID // 2] = 0.0
+LOG_FACTORS = -np.log(WIDEST) * np.cos(np.pi * np.arange(33) / 32)
+"""Logarithms of the factors, at Chebyshev's points; their number is odd, so that 1 is one of them."""
+LOG_FACTORS[16] = 0.0
 
 
 def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.ndarray, "networks m m"]:
@@ -41,18 +37,8 @@ def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.nda
 def branch_coefficients(
     data: xr.Dataset, order: BlockOrder, *, log2: int | None = None, seed: int = 0
 ) -> Float[np.ndarray, "networks branches grid 4"]:
-    """Log densities of the increments as polynomials in log g², at each of `LOG_FACTORS`; see `in_factor`.
-
-    Arguments:
-        data: a Dataset of branches.
-        order: its blocks.
-        log2: logarithm of the number of nodes; None for the branch's own.
-        seed: number of their scramblings; each increment has its own.
-
-    Raises:
-        InputError: for a branch without a density, naming it.
-    """
-    found = np.empty((data.sizes["network"], data.sizes["branch"], GRID, 4))
+    """Log densities of the increments as polynomials in log g², at each of `LOG_FACTORS`; see `in_factor`."""
+    found = np.empty((data.sizes["network"], data.sizes["branch"], len(LOG_FACTORS), 4))
 
     def fill(here: Reading) -> None:
         D, nodes = data["increment"].values[here.network, here.branch], here.nodes(log2=log2, seed=seed)
@@ -80,16 +66,7 @@ def labelled(
 
 
 class Reading(NamedTuple):
-    """The input of a branch of a network.
-
-    Attributes:
-        network: index of the network.
-        branch: index of the branch.
-        part: index of the block among those of a layer.
-        block: the block.
-        width: n.
-        V: the covariance.
-    """
+    """The input V of a branch of a network of width n."""
 
     network: int
     branch: int
@@ -130,11 +107,7 @@ def over_readings[T](run: Callable[[Reading], T], each: Sequence[Reading]) -> li
 
 
 def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, seed: int = 0) -> object:
-    """The nodes of a block's branch.
-
-    Raises:
-        InputError: for a width that the branch does not support.
-    """
+    """The nodes of a block's branch."""
     block.check_width(width)
     log2 = block.branch.log2_nodes if log2 is None else log2
     return block.branch.nodes(tokens, width, log2=log2, seed=seed)
@@ -143,11 +116,7 @@ def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, 
 def law_of_increment(
     block: Block, V: Float[Array, "m m"], D: Float[Array, "m m"], nodes: object, *, width: Int[Array, ""] | int
 ) -> LogMatrixNormal:
-    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads.
-
-    Raises:
-        InputError: for dropout.
-    """
+    """The law of an observed increment's ΔΔᵀ/n of strength 1, given V of what the branch reads."""
     block.require_no_dropout("the density of increments has none: observe networks in evaluation mode")
     hidden = block.branch.moments(V, nodes, width=width)
     # The biases of the last map have the ratio to its weights that the block declares.
@@ -174,7 +143,8 @@ def interpolated(
 ) -> Float[Array, "... 4"]:
     """The polynomials at another factor, by barycentric interpolation at Chebyshev's points."""
     dtype = jnp.result_type(coefficients, log_factor)
-    weights = np.where(np.arange(GRID) % 2, -1.0, 1.0) * np.where(np.isin(np.arange(GRID), (0, GRID - 1)), 0.5, 1.0)
+    weights = (-1.0) ** np.arange(len(LOG_FACTORS))
+    weights[[0, -1]] /= 2
     distance = log_factor - jnp.asarray(LOG_FACTORS, dtype)
     here = distance == 0
     ratio = jnp.where(here.any(), here.astype(dtype), weights.astype(dtype) / jnp.where(here, 1.0, distance))

@@ -20,9 +20,9 @@ import xarray as xr
 from jaxtyping import Float
 from scipy.interpolate import barycentric_interpolate
 
+from sdeinfer.blocks._branch import wishart_factors
 from sdeinfer.blocks._coefficients import LOG_FACTORS, Reading, law_of_increment, over_readings, readings, reshaped
-from sdeinfer.blocks._logarithm import SINGULAR
-from sdeinfer.blocks._nodes import wishart_factors
+from sdeinfer.blocks._law import SINGULAR
 from sdeinfer.blocks._order import BlockOrder
 
 INCREMENTS, DRAWS = 16, 1024
@@ -30,12 +30,6 @@ INCREMENTS, DRAWS = 16, 1024
 
 STEP = 0.05
 """Step of the differences in the logarithm of a gain or temperature."""
-
-NEGLIGIBLE = 0.1
-"""Information on the logarithm of a gain or temperature below which nothing is adjusted."""
-
-LARGEST_MOVE = math.log(2)
-"""Largest move of a log temperature by the bias of its score."""
 
 
 def scale_free(coefficients: Float[Any, "... 4"]) -> Float[Any, "..."]:
@@ -79,12 +73,6 @@ def adjusted_coefficients(
     The scale-free log density of the increments of a block, by a t law, is moved by b/H, the bias of the score over the
     information at the mode, and multiplied by H/J. The information on strengths stays as it is; so do branches without
     `hidden_draws`, whose law is that of many parts.
-
-    Arguments:
-        coefficients: the result of `branch_coefficients`.
-        data: the Dataset of branches that they are of.
-        order: its blocks.
-        seed: number of the nodes of `branch_coefficients`.
     """
     found, tokens = coefficients.copy(), data.sizes["token_a"]
     part, each, count = np.asarray(order.part), list(readings(data, order)), tokens * (tokens + 1) // 2 - 1
@@ -107,19 +95,16 @@ def _adjustment(density: Float[np.ndarray, "steps draws"], increments: int) -> t
     """b/H and H/J, from log densities of draws at three steps of a log temperature."""
     below, here, above = density
     score, information = (above - below) / (2 * STEP), -(above - 2 * here + below).mean() / STEP**2
-    least = NEGLIGIBLE / increments
+    least = 0.1 / increments  # below this information nothing is adjusted
     move = score.mean() / (max(information, 0.0) + least)
     share = (max(information, 0.0) + least) / (score.var() + least)
-    return float(np.clip(move, -LARGEST_MOVE, LARGEST_MOVE)), float(share)
+    return float(np.clip(move, -math.log(2), math.log(2))), float(share)
 
 
 def _drawn_coefficients(
     each: Sequence[Reading], log_factor: float, seed: int
 ) -> Float[np.ndarray, "steps draws 4"] | None:
-    """Coefficients of draws of a block's increments at three steps about a factor of its gain or temperature.
-
-    None for a branch without draws of S.
-    """
+    """Coefficients of draws of a block's increments at three steps about a factor of its gain or temperature."""
 
     def at_steps(here: Reading) -> np.ndarray | None:
         with jax.enable_x64(True):  # noqa: FBT003

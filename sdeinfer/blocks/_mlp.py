@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
+from scipy.special import ndtri
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.blocks._branch import AbstractBranch, check_bias, projected, projection
-from sdeinfer.blocks._moments import MatrixMoments, fourth_moments
-from sdeinfer.blocks._nodes import normal_nodes
-from sdeinfer.blocks._parameters import GAIN
+from sdeinfer.blocks._branch import GAIN, AbstractBranch, check_bias, projected, projection, uniform_nodes
+from sdeinfer.blocks._law import MatrixMoments, fourth_moments
 from sdeinfer.covariance import gram, matmul, pairs, square_of, vech
 from sdeinfer.layers import COLUMNS_AT_ONCE, NetworkKeys, factor
 from sdeinfer.parameters import Parameter
@@ -34,11 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def activation_of(given: str | Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """The function of a name, or a function unchanged.
-
-    Raises:
-        InputError: for an unknown name, and for what is no function.
-    """
+    """The function of a name, or a function unchanged."""
     if isinstance(given, str) and given in ACTIVATIONS:
         return ACTIVATIONS[given]
     if isinstance(given, str) or not callable(given):
@@ -106,7 +101,7 @@ class MLP(AbstractBranch):
     def nodes(self, tokens: int, width: int, *, log2: int, seed: int = 0) -> Float[np.ndarray, "nodes m"]:
         """Standard normals; the gate's are integrated out."""
         del width
-        return normal_nodes(tokens, log2, seed)
+        return ndtri(uniform_nodes(tokens, log2, seed))
 
     def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int) -> MatrixMoments:
         """Means over nodes; given φ, a gated unit is normal with the covariance φ_a G_ab φ_b."""

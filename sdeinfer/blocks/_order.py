@@ -14,13 +14,7 @@ from sdeinfer.parameters import Coordinates
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockOrder:
-    """The blocks of a network in the order of the observed branches.
-
-    Attributes:
-        blocks: the blocks of one layer.
-        names: their names, as in `Stack.names`.
-        part: for each branch the index of its block.
-    """
+    """The blocks of a network in the order of the observed branches."""
 
     blocks: tuple[Block, ...]
     names: tuple[str, ...]
@@ -65,11 +59,7 @@ class BlockOrder:
 
     @classmethod
     def of(cls, layer: AbstractLayer, *, depth: int) -> "BlockOrder":
-        """The blocks of a layer, repeated.
-
-        Raises:
-            InputError: for a layer that is no block or `Stack` of blocks.
-        """
+        """The blocks of a layer, repeated."""
         layers = tuple(layer.layers) if isinstance(layer, Stack) else (layer,)
         blocks = tuple(block for block in layers if isinstance(block, Block))
         if len(blocks) < len(layers):
@@ -79,11 +69,7 @@ class BlockOrder:
 
     @classmethod
     def of_network(cls, layer: AbstractLayer, *, tokens: int, width: int, depth: int) -> "BlockOrder":
-        """The blocks of the first layer of a network, repeated, of which each supports the width.
-
-        Raises:
-            InputError: as `of`, and for a width below the number of tokens or of another multiple than a block needs.
-        """
+        """The blocks of the first layer of a network, repeated, of which each supports the width."""
         # A profile may be out of its range at depth-time 0, where no layer is.
         order = cls.of(layer.at(0.5 / width), depth=depth)
         for block in order.blocks:
@@ -94,11 +80,7 @@ class BlockOrder:
 
     @classmethod
     def of_data(cls, layer: AbstractLayer, data: xr.Dataset) -> "BlockOrder":
-        """The blocks of the branches of a Dataset, whose kinds have to be those of the layer, repeated.
-
-        Raises:
-            InputError: as `of`, for branches of other kinds, and for attention with another pattern.
-        """
+        """The blocks of the branches of a Dataset, whose kinds have to be those of the layer, repeated."""
         order = cls.of(layer, depth=1)
         kinds, count = [block.branch.kind for block in order.blocks], data.sizes["branch"]
         part = tuple(number % len(kinds) for number in range(count))

@@ -7,8 +7,11 @@ from sdeinfer.layers._base import has_chain as has_chain
 from sdeinfer.layers._base import has_limit as has_limit
 from sdeinfer.layers._base import limit_of as limit_of
 from sdeinfer.layers._base import limit_on_host as limit_on_host
+from sdeinfer.layers._base import size as size
 from sdeinfer.layers._feedforward import ResidualFeedForward as ResidualFeedForward
+from sdeinfer.layers._feedforward import ShapedMLP as ShapedMLP
 from sdeinfer.layers._feedforward import hidden_units as hidden_units
+from sdeinfer.layers._feedforward import shaped_relu as shaped_relu
 from sdeinfer.layers._finite_width import ATTENTION_DRIFT_NEXT as ATTENTION_DRIFT_NEXT
 from sdeinfer.layers._finite_width import ATTENTION_NEXT as ATTENTION_NEXT
 from sdeinfer.layers._finite_width import VARIANCE_FEATURES as VARIANCE_FEATURES
@@ -19,14 +22,11 @@ from sdeinfer.layers._finite_width import variance_terms as variance_terms
 from sdeinfer.layers._keys import NetworkKeys as NetworkKeys
 from sdeinfer.layers._keys import key_words as key_words
 from sdeinfer.layers._keys import threefry as threefry
-from sdeinfer.layers._mlp import ShapedMLP as ShapedMLP
 from sdeinfer.layers._over_depth import OverDepth as OverDepth
 from sdeinfer.layers._over_depth import Profile as Profile
 from sdeinfer.layers._over_depth import as_module as as_module
 from sdeinfer.layers._over_depth import is_profile as is_profile
 from sdeinfer.layers._over_depth import layer_time as layer_time
-from sdeinfer.layers._relu import shaped_relu as shaped_relu
-from sdeinfer.layers._sizes import size as size
 from sdeinfer.layers._stack import ShapedTransformer as ShapedTransformer
 from sdeinfer.layers._stack import Stack as Stack
 from sdeinfer.layers._templates import ARCHITECTURES as ARCHITECTURES

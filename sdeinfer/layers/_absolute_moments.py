@@ -19,9 +19,6 @@ from sdeinfer.covariance import spectrum
 NODES = 512
 """Number of nodes of the quadrature, a power of two; they give the moments to 5 to 25 % of 1 plus their size."""
 
-IN_CACHE = 2**16
-"""Number of entries of the largest arrays of the quadrature that are made at a time."""
-
 LARGEST_ERROR = 0.25
 """Largest distance from the quadrature, relative to 1 plus it, at which closed forms are confirmed."""
 
@@ -44,13 +41,7 @@ def normal_nodes(tokens: int) -> Float[np.ndarray, "nodes m"]:
 def excess_products(
     Q: Float[Any, "... m m"], R: Float[Any, "... m m"], closed: Float[Any, "... m m"]
 ) -> Float[Any, "... m m"]:
-    """E[(u_i u_j − g_i g_j)²]/(1 + [i = j]) of g = Rh and u = R|h|, by closed forms or by quadrature.
-
-    Arguments:
-        Q: factor V = QQᵀ in spectral coordinates, so that the nodes do not depend on the order of the tokens.
-        R: its inverse.
-        closed: the moments by closed forms.
-    """
+    """E[(u_i u_j − g_i g_j)²]/(1 + [i = j]) of g = Rh and u = R|h|, by closed forms or by quadrature."""
     z = normal_nodes(Q.shape[-1]).astype(Q.dtype)
 
     def checked(Q: Any, R: Any, closed: Any) -> Any:
@@ -66,13 +57,7 @@ def excess_products(
 def excess_forms(
     V: Float[Any, "... m m"], W: Float[Any, "... p m m"], closed: Float[Any, "... p"]
 ) -> Float[Any, "... p"]:
-    """E[(|h|ᵀW_q|h| − hᵀW_qh)²], by closed forms or by quadrature.
-
-    Arguments:
-        V: covariances of h.
-        W: W_q.
-        closed: the moments by closed forms.
-    """
+    """E[(|h|ᵀW_q|h| − hᵀW_qh)²], by closed forms or by quadrature."""
     z = normal_nodes(V.shape[-1]).astype(V.dtype)
 
     def checked(V: Any, W: Any, closed: Any) -> Any:
@@ -105,7 +90,8 @@ def _where_amplified(checked: Callable[..., Any], closed: Any, axes: int, *array
     stack = closed.shape[:-axes]
     flat, *others = (x.reshape(-1, *x.shape[len(stack) :]) for x in (closed, *arrays))
     large = np.flatnonzero(~(np.abs(flat).max(axis=tuple(range(1, flat.ndim))) <= BENIGN))
-    flat, at_once = flat.copy(), max(1, IN_CACHE // (NODES * arrays[0].shape[-1] ** (3 - axes)))
+    # Arrays of 2¹⁶ entries at a time stay in the cache.
+    flat, at_once = flat.copy(), max(1, 2**16 // (NODES * arrays[0].shape[-1] ** (3 - axes)))
     for start in range(0, len(large), at_once):
         some = large[start : start + at_once]
         flat[some] = checked(*(x[some] for x in others), flat[some])

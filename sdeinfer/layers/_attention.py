@@ -24,16 +24,12 @@ from sdeinfer.covariance import (
     total,
     transpose,
 )
-from sdeinfer.layers._base import AbstractLayer, shortcut
+from sdeinfer.layers._base import AbstractLayer, heads_in_words, projection_in_words, shortcut, size
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._sizes import heads_in_words, projection_in_words, size
 from sdeinfer.layers._wishart import factor, residual_covariance, whole, wishart_draws, wishart_factor
 from sdeinfer.parameters import GAMMA, TAU0, Parameter
 from sdeinfer.terms import Limit
-
-GAMMA1 = Parameter("gamma1", "γ₁", "gain of the identity (Eq. 33)")
-GAMMA2 = Parameter("gamma2", "γ₂", "gain of the centring (Eq. 33)")
 
 
 class ShapedAttention(AbstractLayer):
@@ -69,8 +65,8 @@ class ShapedAttention(AbstractLayer):
     heads: int = size(1, heads_in_words)
     output_projection: bool = size(False, projection_in_words)  # noqa: FBT003
     pattern: Pattern = size(EVERY_TOKEN, str)  # pyright: ignore[reportIncompatibleMethodOverride]
-    gamma1: Float[Any, ""] | None = GAMMA1.field(default=None)
-    gamma2: Float[Any, ""] | None = GAMMA2.field(default=None)
+    gamma1: Float[Any, ""] | None = Parameter("gamma1", "γ₁", "gain of the identity (Eq. 33)").field(default=None)
+    gamma2: Float[Any, ""] | None = Parameter("gamma2", "γ₂", "gain of the centring (Eq. 33)").field(default=None)
 
     def __check_init__(self):
         at_least_one(heads=self.heads, **given(key_width=self.key_width))

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -15,11 +15,10 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
+from sdeinfer._html import render
 from sdeinfer.covariance import Pattern, is_concrete
-from sdeinfer.layers._cells import parameter_cell, value_text
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._sizes import sizes_of
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
 from sdeinfer.terms import AbstractTerm, Limit
 
@@ -115,10 +114,7 @@ class AbstractLayer(eqx.Module):
 
     @property
     def skewness(self) -> float:
-        """Skewness of V_ii after one layer of small γ, divided by its relative standard deviation.
-
-        3/2 for λx + γw with w normal given x.
-        """
+        """Skewness of V_ii after one layer of small γ, divided by its relative standard deviation."""
         return 3 / 2
 
     def check_width(self, width: int) -> None:
@@ -160,11 +156,7 @@ def has_chain(layer: AbstractLayer) -> bool:
 
 
 def check_parameters[T: AbstractLayer](layer: T) -> T:
-    """Check that a layer's parameters are in range: concrete values at once, traced ones at run time.
-
-    Raises:
-        InputError: for concrete parameters out of range, and for parameters of several layers.
-    """
+    """Check that a layer's parameters are in range: concrete values at once, traced ones at run time."""
     declared, values = layer.declared(), layer.parameters()
     for name, value in values.items():
         if jnp.ndim(value):
@@ -181,11 +173,7 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
 
 
 def limit_on_host(layer: AbstractLayer) -> Limit:
-    """The limit of a layer with concrete parameters as NumPy arrays, by one compiled program.
-
-    Raises:
-        InputError: for anything but a `Limit`, and for negative noise.
-    """
+    """The limit of a layer with concrete parameters as NumPy arrays, by one compiled program."""
     # Concrete gains other than 1 raise a one-line error; under jit the error would come with a traceback.
     layer = jax.tree.map(jnp.asarray, layer)
     limit = jax.tree.map(np.asarray, limit_of(layer) if has_gains(layer) else _limit(layer))
@@ -203,11 +191,7 @@ def has_gains(layer: AbstractLayer) -> bool:
 
 
 def limit_of(layer: AbstractLayer) -> Limit:
-    """The limit of a layer, whose type is checked: a layer may be a user's.
-
-    Raises:
-        InputError: for anything but a `Limit`.
-    """
+    """The limit of a layer, whose type is checked: a layer may be a user's."""
     limit = layer.limit()
     if not isinstance(limit, Limit):
         raise InputError(
@@ -231,3 +215,52 @@ _limit = jax.jit(limit_of, compiler_options=RUN_ONCE)
 def shortcut(gamma: Float[Array, ""]) -> Float[Array, ""]:
     """Strength of the shortcut, λ = √(1 − γ²)."""
     return jnp.sqrt((1 - gamma) * (1 + gamma))
+
+
+def size(default: Any, in_words: Callable[[Any], str]) -> Any:
+    """A field of a layer for a size, with its default and a function from a value to words such as "4 heads"."""
+    return eqx.field(default=default, static=True, metadata={"in_words": in_words})
+
+
+def sizes_of(layer: Any) -> dict[str, dataclasses.Field]:
+    """The fields of a layer, or of a type of layer, that are sizes, by name."""
+    return {field.name: field for field in dataclasses.fields(layer) if "in_words" in field.metadata}
+
+
+def heads_in_words(heads: int) -> str:
+    """A number of heads."""
+    return f"{heads} head{'s' if heads > 1 else ''}"
+
+
+def projection_in_words(projects: bool) -> str:  # noqa: FBT001
+    """Whether there is an output projection."""
+    return "an output projection" if projects else "no output projection"
+
+
+def expansion_in_words(expansion: float) -> str:
+    """A hidden width as a multiple of n."""
+    return f"expansion {expansion:g}"
+
+
+def parameter_cell(title: str, layer: Any, parameters: Mapping[str, Parameter], values: Mapping[str, str]) -> str:
+    """A table in HTML with a row for each parameter, and with those settings of the layer that are not None."""
+    rows = [
+        {
+            **{"symbol": parameter.symbol, "name": name, "value": values[name]},
+            **{"range": BIJECTIONS[parameter.bijection].range, "meaning": parameter.meaning},
+        }
+        for name, parameter in parameters.items()
+    ]
+    fields = (field.name for field in dataclasses.fields(layer) if field.metadata.get("static"))
+    settings = {name.replace("_", " "): getattr(layer, name) for name in fields if getattr(layer, name) is not None}
+    return render("layer_cell.html.jinja", title=title, settings=settings, rows=rows)
+
+
+def value_text(value: Any) -> str:
+    """A parameter's value, or the range of the values of several networks."""
+    if not is_concrete(value):
+        return "traced"
+    values = np.asarray(value, float)
+    if values.ndim == 0:
+        return f"{values:.4g}"
+    return f"{values.min():.4g} … {values.max():.4g}, {values.size} values"

@@ -1,22 +1,108 @@
-"""The residual feed-forward layer, Eq. 4 and Theorem 3.2."""
+"""Layers of the shaped ReLU σ_s(x) = s₊ max(x, 0) + s₋ min(x, 0), s± = 1 + c±/√n: the MLP and the residual layer."""
 
 import math
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import matmul, reciprocal
-from sdeinfer.layers._base import AbstractLayer, shortcut
+from sdeinfer.covariance import gram, matmul, reciprocal
+from sdeinfer.layers._base import AbstractLayer, expansion_in_words, shortcut, size
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._relu import relu_kink, shaped_relu
-from sdeinfer.layers._sizes import expansion_in_words, size
-from sdeinfer.layers._wishart import column_sum, factor, residual_covariance, whole, wishart_draws, wishart_factor
+from sdeinfer.layers._wishart import (
+    column_sum,
+    factor,
+    residual_covariance,
+    whole,
+    wishart_draws,
+    wishart_factor,
+    with_gram,
+)
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA
 from sdeinfer.terms import Limit
+
+
+def shaped_relu(x: Array, c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: ArrayLike) -> Array:
+    """√c σ_s(x): the shaped ReLU of Eq. 4 with its He constant c, E[(√c σ_s(g))²] = 1 for g ~ N(0, 1).
+
+    Arguments:
+        x: pre-activations, any shape.
+        c_plus: c₊ of the slope s₊ = 1 + c₊/√n for x > 0.
+        c_minus: c₋ of the slope s₋ = 1 + c₋/√n for x < 0.
+        width: n.
+    """
+    root = jnp.sqrt(jnp.asarray(width, x.dtype))
+    s_plus, s_minus = 1 + c_plus / root, 1 + c_minus / root
+    he = 2 / (s_plus**2 + s_minus**2)
+    return jnp.sqrt(he) * (s_plus * jnp.maximum(x, 0) + s_minus * jnp.minimum(x, 0))
+
+
+def relu_kink(c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: ArrayLike) -> Float[Array, ""]:
+    """Squared weight q = δ²/(s̄² + δ²) of |x| in √c σ_s(x) = √(1 − q) x ± √q |x|.
+
+    s̄ and δ are half the sum and half the difference of s₊ and s₋. At one width the law of a layer depends on c₊ and c₋
+    only through q; 4nq = c (c₊ − c₋)² with the He constant c.
+    """
+    scale = jax.lax.rsqrt(jnp.asarray(width, jnp.result_type(float))) / 2
+    half, mean = (c_plus - c_minus) * scale, 1 + (c_plus + c_minus) * scale
+    return half**2 * reciprocal(mean**2 + half**2)
+
+
+class ShapedMLP(AbstractLayer):
+    """X′ = σ_s(X) √(c/n) W (Eq. 19); dV = b_ReLU dt + Σ_lin^{1/2} dB (Eq. 20).
+
+    Attributes:
+        c_plus: c₊ of the slope 1 + c₊/√n.
+        c_minus: c₋ of the slope 1 + c₋/√n.
+    """
+
+    architecture: ClassVar[str | None] = "mlp"
+
+    c_plus: Float[Any, ""] = C_PLUS.field()
+    c_minus: Float[Any, ""] = C_MINUS.field()
+
+    def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
+        """Eq. 19."""
+        width = X.shape[1]
+        W = jr.normal(key, (width, width), X.dtype)
+        return shaped_relu(X, self.c_plus, self.c_minus, width) @ W / math.sqrt(width)
+
+    @property
+    def skewness(self) -> float:
+        """Skewness of the sample covariance of n units."""
+        return 2.0
+
+    def forward_covariance(
+        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
+    ) -> Float[Array, "m m blocks networks"]:
+        """V′ ~ Wishart(n, S/n), S = (c/n) σ_s(X) σ_s(X)ᵀ; given V = XXᵀ/n, X has uniformly random directions."""
+        tokens, _, blocks, _ = V.shape
+        n, freedom = jnp.asarray(width, V.dtype), width // blocks
+        sizes = {"tokens": tokens, "blocks": blocks, "dtype": V.dtype, "keys": keys}
+        # The same columns are drawn twice: first for their Gram matrix, then for their images.
+        K = with_gram(V, column_sum(lambda G: G, freedom, **sizes) / n)
+
+        def images(G):
+            return shaped_relu(matmul(K, G), self.c_plus, self.c_minus, width)
+
+        F = factor(whole(column_sum(images, freedom, **sizes)) / n)
+        drawn = wishart_draws([freedom], **sizes)
+        return gram(matmul(F, wishart_factor(freedom, drawn.normals[0], drawn.chi[0])) / jnp.sqrt(n))
+
+    def limit(self) -> Limit:
+        """Eq. 20."""
+        return Limit(relu_drift=(self.c_plus - self.c_minus) ** 2, linear_noise=jnp.ones_like(self.c_plus))
+
+    def finite_width(self, width: ArrayLike) -> FiniteWidth:
+        """The exact mean of the layer, and its variance up to q²; both depend on c₊ and c₋ only through q."""
+        q = relu_kink(self.c_plus, self.c_minus, width)
+        return FiniteWidth.without_attention(
+            4 * jnp.asarray(width) * q, relu_growth=4 * q, relu_tokens=q, relu_growth_square=16 * q**2
+        )
 
 
 class ResidualFeedForward(AbstractLayer):
@@ -116,11 +202,7 @@ def check_expansion(expansion: float) -> None:
 
 
 def hidden_units(expansion: float, width: int) -> int:
-    """The hidden width r n.
-
-    Raises:
-        InputError: unless it is a whole number up to the rounding of r (8/3, for example, is rounded).
-    """
+    """The hidden width r n."""
     units = round(expansion * width)
     if units < 1 or not math.isclose(units, expansion * width, rel_tol=1e-12):
         raise InputError(f"expansion: times the width {width} must be a whole number, got {expansion}")

@@ -145,10 +145,7 @@ def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
 def drift_terms(
     V: Float[Any, "... m m"], pattern: Pattern = EVERY_TOKEN, others: tuple[AbstractTerm, ...] = ()
 ) -> Float[Any, "drifts ... m m"]:
-    """Drift terms B₁, B₂, DB₂[B₁], B₁′, with a pattern ½𝒜:∇²B₂, and those of other terms, of one layer of finite width.
-
-    NumPy handles NumPy arrays.
-    """
+    """B₁, B₂, DB₂[B₁], B₁′, with a pattern ½𝒜:∇²B₂, and the drifts of other terms, of one layer of finite width."""
     xp = V.__array_namespace__()
     last = xp.moveaxis(V, (-2, -1), (0, 1))
     last = np.ascontiguousarray(last) if xp is np else last
@@ -169,14 +166,7 @@ def variance_terms(
     drift: Float[Any, "drifts ... m m"],
     pattern: Pattern = EVERY_TOKEN,
 ) -> Float[Any, "features ... p"]:
-    """The features f_k of `VARIANCE_FEATURES` in the spectral coordinates of V.
-
-    Arguments:
-        V: covariances.
-        coordinates: spectral coordinates of V.
-        drift: `drift_terms` of V.
-        pattern: the attention pattern.
-    """
+    """The features f_k of `VARIANCE_FEATURES` in the spectral coordinates of V."""
     xp = V.__array_namespace__()
     if isinstance(coordinates, PatternSpectrum):
         *terms, repeated = pattern_features(V, pattern, *coordinates.forms(), drift[0], drift[1])

@@ -15,21 +15,11 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, UInt32
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = 0x1BD11BDA
-
-_TERMS = {4: 5, 8: 10}
-"""Number of terms of the sin and cos series that reach rounding on |x| ≤ π/4, by the item size in bytes."""
-
 
 class NetworkKeys(eqx.Module):
     """One key per network; the draws of a network depend on its own key only.
 
     As with JAX keys, use a key for one draw; `split` and `fold_in` make new keys.
-
-    Attributes:
-        high: first word of each key.
-        low: second word of each key.
     """
 
     high: UInt32[Array, " networks"]
@@ -54,14 +44,7 @@ class NetworkKeys(eqx.Module):
     def normals(
         self, shape: tuple[int, ...], dtype: Any, *, stream: int = 0, block: Integer[Array, ""] | int = 0
     ) -> Float[Array, "... networks"]:
-        """Standard normals.
-
-        Arguments:
-            shape: shape for one network; the networks are appended as the last axis.
-            dtype: floating-point type. The normals have 32 random bits in any type; float32 keeps 24 of them.
-            stream: index of one of the key's independent sequences.
-            block: index of one of the sequence's independent arrays of this shape.
-        """
+        """Standard normals."""
         one, other = _box_muller(*self._words(math.ceil(math.prod(shape) / 2), stream, block), dtype)
         return _joined(one, other, shape)
 
@@ -88,10 +71,11 @@ def key_words(key: PRNGKeyArray) -> tuple[Array, Array]:
 
 def threefry(key_high: Array, key_low: Array, high: Array, low: Array) -> tuple[Array, Array]:
     """Threefry-2x32 with 20 rounds (Salmon et al. 2011), unrolled; JAX's version compiles to a loop through memory."""
-    keys = (key_high, key_low, key_high ^ key_low ^ jnp.uint32(_PARITY))
+    keys = (key_high, key_low, key_high ^ key_low ^ jnp.uint32(0x1BD11BDA))
+    rotations = ((13, 15, 26, 6), (17, 29, 16, 24))
     high, low = high + keys[0], low + keys[1]
     for group in range(5):
-        for rotation in _ROTATIONS[group % 2]:
+        for rotation in rotations[group % 2]:
             high = high + low
             low = high ^ ((low << rotation) | (low >> (32 - rotation)))
         high, low = high + keys[(group + 1) % 3], low + keys[(group + 2) % 3] + jnp.uint32(group + 1)
@@ -117,7 +101,7 @@ def _box_muller(one: Array, other: Array, dtype: Any) -> tuple[Array, Array]:
     # The lowest 30 bits as a signed number, shifted to `bits` bits and a sign; 0.5 takes the midpoint.
     angle = ((other << 2).astype(jnp.int32) >> (31 - bits)).astype(dtype) + 0.5
     x = angle * (math.pi / 4 * 2.0**-bits)
-    terms = _TERMS[jnp.dtype(dtype).itemsize]
+    terms = 5 if jnp.dtype(dtype).itemsize <= 4 else 10  # reach rounding on |x| ≤ π/4
     sin, cos = x * _series(x * x, terms, 1), _series(x * x, terms, 0)
     swapped = (other >> 30) % 2 == 1
     radius = jnp.where(other >> 31 == 1, -radius, radius)

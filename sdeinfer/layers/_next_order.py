@@ -21,14 +21,7 @@ from sdeinfer.terms import relu_alignment
 
 
 class Frame(NamedTuple):
-    """Covariances in their spectral coordinates.
-
-    Attributes:
-        V: the covariance.
-        Q: factor V = QQᵀ in the basis in which the noise is diagonal.
-        R: Q⁻¹.
-        delta: δ.
-    """
+    """Covariances V in their spectral coordinates: Q, R = Q⁻¹ and δ."""
 
     V: Float[Any, "... m m"]
     Q: Float[Any, "... m m"]
@@ -110,14 +103,7 @@ def attention_noise_next(at: Frame) -> Float[Any, "... m m"]:
 
 
 class Angles(NamedTuple):
-    """Norms of tokens and angles between them, for expectations of |h| with h ~ N(0, V).
-
-    Attributes:
-        norm: √V_αα.
-        rho: ρ, the correlations.
-        sine: √(1 − ρ²).
-        turn: arcsin ρ.
-    """
+    """√V_αα, the correlations ρ of tokens, √(1 − ρ²) and arcsin ρ, for expectations of |h| with h ~ N(0, V)."""
 
     norm: Float[Any, "... m"]
     rho: Float[Any, "... m m"]
@@ -175,10 +161,6 @@ def relu_noise(at: Frame, drift: Float[Any, "... m m"]) -> ReluNoise:
 
     D needs no further expectation: since B₂ = E[|h||h|ᵀ − hhᵀ]/4, Stein's lemma gives
     4 (1 + [i = j]) (D_ij + ¼) = E[g_i g_j u_i u_j] − [i = j] E[u_i²].
-
-    Arguments:
-        at: V in its spectral coordinates.
-        drift: R B₂ Rᵀ.
     """
     V, Q, R, _ = at
     between, equal = angles(V), np.eye(V.shape[-1], dtype=V.dtype)
@@ -213,11 +195,6 @@ def absolute_squares(R: Float[Any, "... m m"], between: Angles, U: Float[Any, ".
 
     The sum starts from Isserlis' theorem for all indices and adds the exact corrections for each pattern of equal
     indices.
-
-    Arguments:
-        R: Q⁻¹.
-        between: angles of V.
-        U: E[u uᵀ].
     """
     mean = math.sqrt(2 / math.pi) * R.__array_namespace__().matvec(R, between.norm)
     normal = outer_product(diagonals(U), diagonals(U)) + 2 * U**2 - 2 * outer_product(mean**2, mean**2)

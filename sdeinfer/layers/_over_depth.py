@@ -14,8 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
-from sdeinfer.layers._base import AbstractLayer
-from sdeinfer.layers._cells import parameter_cell, value_text
+from sdeinfer.layers._base import AbstractLayer, parameter_cell, value_text
 from sdeinfer.parameters import Parameter
 
 
@@ -37,12 +36,7 @@ def is_profile(value: Any) -> bool:
 
 
 class FunctionModule(eqx.Module):
-    """A function as a module whose leaves are arrays; programs are compiled for the rest of it.
-
-    Attributes:
-        arrays: the function's arrays.
-        rest: all else.
-    """
+    """A function as a module whose leaves are arrays; programs are compiled for the rest of it."""
 
     arrays: Any
     rest: Any = eqx.field(static=True)
@@ -64,12 +58,7 @@ def as_module(profile: Profile) -> FunctionModule:
 
 
 class _Closure(eqx.Module):
-    """A function that closes over traced values, which are leaves here: without them it would pass for a constant.
-
-    Attributes:
-        values: what it closes over.
-        function: the function without these.
-    """
+    """A function that closes over traced values, which are leaves here: without them it would pass for a constant."""
 
     values: tuple[Any, ...]
     function: Any = eqx.field(static=True)

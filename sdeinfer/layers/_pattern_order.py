@@ -42,15 +42,7 @@ from sdeinfer.layers._next_order import (
 
 
 class Logits(NamedTuple):
-    """The logits of one layer of attention, centred over the tokens that each token attends to.
-
-    Attributes:
-        H: H_α over (α, ν, κ).
-        scale: 1/m_α.
-        C: C^{αβ}_νκ over (α, ν, β, κ).
-        K: the covariances K^{αβ}_νκ over (α, ν, β, κ).
-        spread: K^{αα}_νν less its mean over the ν in S_α; 0 for other ν.
-    """
+    """H_α, 1/m_α, C^{αβ}_νκ and K^{αβ}_νκ over (α, ν, β, κ), and K^{αα}_νν less its mean over the ν in S_α."""
 
     H: Float[Any, "m m m"]
     scale: Float[Any, " m"]
@@ -105,10 +97,6 @@ def relu_drift_curvature(V: Float[Any, "... m m"], noise: Float[Any, "... m m m 
     """½ 𝒜(V) : ∇²B₂(V), the change of the mean drift B₂ of a ReLU by noise of its input of covariance 𝒜.
 
     It is zero for Σ_lin, and for 𝒜 if every token attends to all tokens, but not in general.
-
-    Arguments:
-        V: covariances.
-        noise: 𝒜, `attention_noise_tensor` of V.
     """
     xp, token, equal = V.__array_namespace__(), np.arange(V.shape[-1]), np.eye(V.shape[-1], dtype=V.dtype) == 1
     # B₂,αβ depends on x = V_αα, y = V_αβ and z = V_ββ; with s² = xz − y² it has the second derivatives, times 2π,
@@ -132,16 +120,7 @@ def pattern_features(
     attention: Float[Any, "... m m"],
     relu: Float[Any, "... m m"],
 ) -> Float[Any, "10 ... p"]:
-    """The features of `VARIANCE_FEATURES` of var z_q, of which the last is 𝒜(αδ, βω) + 𝒜(αω, βδ) itself.
-
-    Arguments:
-        V: covariances.
-        pattern: which tokens each token attends to.
-        W: W_q, scaled such that 2 tr(W_q V W_q V) = 1.
-        U: U_q.
-        attention: B₁(V).
-        relu: B₂(V).
-    """
+    """The features of `VARIANCE_FEATURES` of var z_q, of which the last is 𝒜(αδ, βω) + 𝒜(αω, βδ) itself."""
     xp, WV, WB = V.__array_namespace__(), _times(W, V), _times(W, relu)
     growth, relu_growth = 4 * _inner(_times(W, attention), WV.mT), 4 * _inner(WB, WV.mT)
     relu_square = 2 * _inner(WB, WB.mT)
@@ -208,15 +187,6 @@ def pattern_relu_noise(
     F and F₂ are of products of h and |h| for h ~ N(0, V), of which two or four are absolute values.
     With A = E|h||h|ᵀ, E[h_a h_b |h_c||h_d|] = V_ab A_cd + (V_ac V_bd + V_ad V_bc) signs_cd + V_ac V_bc kinks_cd
     + V_ad V_bd kinks_dc.
-
-    Arguments:
-        V: covariances.
-        W: W_q.
-        WV: W_q V.
-        U: U_q.
-        relu: B₂.
-        growth: 4 tr(W_q V W_q B₂).
-        square: 2 tr(W_q B₂ W_q B₂).
     """
     xp, between = V.__array_namespace__(), angles(V)
     signs, kinks = (2 / math.pi) * between.turn, (2 / math.pi) * between.sine * between.ratio

@@ -15,12 +15,10 @@ from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import EVERY_TOKEN, Pattern, require_pattern
 from sdeinfer.layers._attention import ShapedAttention
-from sdeinfer.layers._base import AbstractLayer
-from sdeinfer.layers._feedforward import ResidualFeedForward, check_expansion
+from sdeinfer.layers._base import AbstractLayer, expansion_in_words, heads_in_words, projection_in_words, size
+from sdeinfer.layers._feedforward import ResidualFeedForward, ShapedMLP, check_expansion
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._mlp import ShapedMLP
-from sdeinfer.layers._sizes import expansion_in_words, heads_in_words, projection_in_words, size
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA, TAU0, Parameter
 from sdeinfer.terms import Limit
 
@@ -29,21 +27,14 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, Iterable) else (given,)
 
 
-class Stack(AbstractLayer):
+class AbstractStack(AbstractLayer):
     """Several layers that count as one: together they advance depth-time by dt = 1/n.
 
     Attributes:
         layers: the layers in order of application, each with its own parameters.
     """
 
-    layers: tuple[AbstractLayer, ...] = eqx.field(converter=_as_tuple)
-
-    def __check_init__(self):
-        if not self.layers:
-            raise InputError("layers: at least one is needed, got none")
-        for layer in self.layers:
-            if not isinstance(layer, AbstractLayer):
-                raise InputError(f"layers: a layer is needed, got {shown(layer)}")
+    layers: eqx.AbstractVar[tuple[AbstractLayer, ...]]
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Apply the layers in order."""
@@ -70,19 +61,11 @@ class Stack(AbstractLayer):
         return V
 
     def limit(self) -> Limit:
-        """The sum of the layers' limits.
-
-        Raises:
-            InputError: if attention layers differ in their patterns.
-        """
+        """The sum of the layers' limits."""
         return functools.reduce(operator.add, (layer.limit() for layer in self.layers))
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """The law of one layer, or of attention followed by a feed-forward or MLP layer.
-
-        Raises:
-            InputError: for any other stack; its law has not been derived.
-        """
+        """The law of one layer, or of attention followed by a feed-forward or MLP layer."""
         match self.layers:
             case (layer,):
                 return layer.finite_width(width)
@@ -91,17 +74,34 @@ class Stack(AbstractLayer):
         raise InputError("law: at finite width, stacks of attention and one other layer only; others have a limit")
 
     @property
+    def skewness(self) -> float:
+        """Skewness of a product of independent factors with equal variances and the layers' skewnesses."""
+        count = len(self.layers)
+        return (sum(layer.skewness for layer in self.layers) + 3 * count * (count - 1)) / count**2
+
+
+class Stack(AbstractStack):
+    """Several layers that count as one: together they advance depth-time by dt = 1/n.
+
+    Attributes:
+        layers: the layers in order of application, each with its own parameters.
+    """
+
+    layers: tuple[AbstractLayer, ...] = eqx.field(converter=_as_tuple)
+
+    def __check_init__(self):
+        if not self.layers:
+            raise InputError("layers: at least one is needed, got none")
+        for layer in self.layers:
+            if not isinstance(layer, AbstractLayer):
+                raise InputError(f"layers: a layer is needed, got {shown(layer)}")
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the layers, used as prefixes of their parameters, such as attention, feedforward or mlp_2."""
         kinds = [layer.part_name for layer in self.layers]
         earlier = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
         return tuple(f"{kind}_{count + 1}" if count else kind for kind, count in zip(kinds, earlier, strict=True))
-
-    @property
-    def skewness(self) -> float:
-        """Skewness of a product of independent factors with equal variances and the layers' skewnesses."""
-        count = len(self.layers)
-        return (sum(layer.skewness for layer in self.layers) + 3 * count * (count - 1)) / count**2
 
     def declared(self) -> dict[str, Parameter]:
         """The parameters of all layers, with names such as attention.gamma and feedforward.gamma."""
@@ -128,7 +128,7 @@ class Stack(AbstractLayer):
         }
 
 
-class ShapedTransformer(AbstractLayer):
+class ShapedTransformer(AbstractStack):
     """Shaped attention, then residual feed-forward, with one γ (Eq. 11); both count as one layer (Corollary 4.3).
 
     Attributes:
@@ -161,8 +161,8 @@ class ShapedTransformer(AbstractLayer):
         check_expansion(self.expansion)
 
     @property
-    def stack(self) -> Stack:
-        """The two layers as a `Stack`."""
+    def layers(self) -> tuple[AbstractLayer, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Attention and the feed-forward layer."""
         attention = ShapedAttention(
             gamma=self.gamma,
             tau0=self.tau0,
@@ -174,36 +174,9 @@ class ShapedTransformer(AbstractLayer):
         feedforward = ResidualFeedForward(
             gamma=self.gamma, c_plus=self.c_plus, c_minus=self.c_minus, expansion=self.expansion
         )
-        return Stack((attention, feedforward))
-
-    def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
-        """Eq. 11."""
-        return self.stack.forward(X, key=key)
+        return attention, feedforward
 
     @property
-    def column_blocks(self) -> int:
-        """Number of column blocks of the attention layer."""
-        return self.stack.column_blocks
-
-    def check_width(self, width: int) -> None:
-        """Raise an InputError for a width that one of the two layers does not support."""
-        self.stack.check_width(width)
-
-    def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
-    ) -> Float[Array, "m m blocks networks"]:
-        """Apply `forward_covariance` of attention, then of the feed-forward layer."""
-        return self.stack.forward_covariance(V, width=width, keys=keys)
-
-    def limit(self) -> Limit:
-        """Corollary 4.3."""
-        return self.stack.limit()
-
-    def finite_width(self, width: ArrayLike) -> FiniteWidth:
-        """The law of attention followed by the feed-forward layer."""
-        return self.stack.finite_width(width)
-
-    @property
-    def skewness(self) -> float:
-        """Skewness of the stack of the two layers."""
-        return self.stack.skewness
+    def stack(self) -> Stack:
+        """The two layers as a `Stack`."""
+        return Stack(self.layers)

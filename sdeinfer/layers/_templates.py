@@ -12,11 +12,9 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers._attention import ShapedAttention
-from sdeinfer.layers._base import AbstractLayer, has_gains, limit_of, limit_on_host
-from sdeinfer.layers._feedforward import ResidualFeedForward
-from sdeinfer.layers._mlp import ShapedMLP
+from sdeinfer.layers._base import AbstractLayer, has_gains, limit_of, limit_on_host, sizes_of
+from sdeinfer.layers._feedforward import ResidualFeedForward, ShapedMLP
 from sdeinfer.layers._over_depth import OverDepth
-from sdeinfer.layers._sizes import sizes_of
 from sdeinfer.layers._stack import ShapedTransformer
 from sdeinfer.parameters import Coordinates, Parameter
 
@@ -95,11 +93,7 @@ def _undeclared(layer: AbstractLayer) -> str:
 
 
 def check_fittable(kind: AbstractLayer) -> None:
-    """Check that a template has a limit, and no numbers but its parameters.
-
-    Raises:
-        InputError: otherwise.
-    """
+    """Check that a template has a limit, and no numbers but its parameters."""
     if is_named(kind):
         return
     if len(jax.tree.leaves(kind)) != len(kind.declared()):

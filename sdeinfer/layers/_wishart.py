@@ -52,12 +52,7 @@ def whole(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m 1 network
 
 
 class WishartDraws(NamedTuple):
-    """Random numbers for Bartlett's decomposition of a few Wishart matrices.
-
-    Attributes:
-        normals: shape (count, m, m, blocks, networks); the last matrices are the extra ones requested.
-        chi: chi variables with ν, ν − 1, … degrees of freedom, shape (count, m, blocks, networks).
-    """
+    """Normals (the last are the extra ones requested), and chi variables with ν, ν − 1, … degrees of freedom."""
 
     normals: Float[Array, "count m m blocks networks"]
     chi: Float[Array, "count m blocks networks"]
@@ -72,10 +67,7 @@ def wishart_draws(
     dtype: Any,
     keys: NetworkKeys,
 ) -> WishartDraws:
-    """Draw random numbers for Wishart matrices with ν in `freedom`, and `normals` extra matrices of normals.
-
-    Two calls of the generator serve all, since each call adds compilation time.
-    """
+    """Random numbers for Wishart matrices with ν in `freedom`, by two calls of the generator: each adds compilation."""
     drawn = keys.normals((len(freedom) + normals, tokens, tokens, blocks), dtype)
     each = jnp.stack([jnp.asarray(nu) - jnp.arange(tokens) for nu in freedom])
     chi = chi_variables(jnp.maximum(each, 1).reshape(-1), blocks=blocks, dtype=dtype, keys=keys)
@@ -140,15 +132,6 @@ def residual_covariance(
 
     This is a noncentral Wishart variable. In an orthonormal basis whose first m directions span the rows of X, X′/√n is
     λL + γ F Ω₁/√n in the first m and γ F Ω₂/√n in the other n − m directions, with Ω₂Ω₂ᵀ = BBᵀ ~ Wishart_m(n − m, I).
-
-    Arguments:
-        L: factor of V.
-        F: matrix of the residual branch.
-        shortcut: λ.
-        gamma: γ.
-        width: n.
-        near: Ω₁, normals.
-        far: B, with n/blocks − m degrees of freedom.
     """
     scale = gamma / jnp.sqrt(jnp.asarray(width, L.dtype))
     return gram(shortcut * L + scale * matmul(F, near)) + gram(scale * matmul(F, far))
@@ -163,16 +146,7 @@ def column_sum(
     dtype: Any,
     keys: NetworkKeys,
 ) -> Float[Array, "m m blocks networks"]:
-    """Σ_j y_j y_jᵀ over columns y_j, the images of columns of m normals from stream `COLUMNS`.
-
-    Arguments:
-        images: maps normals to images column by column; must map zeros to zeros.
-        columns: number of columns in each block.
-        tokens: m.
-        blocks: number of blocks.
-        dtype: type of the normals.
-        keys: one key per network; the same keys give the same columns.
-    """
+    """Σ_j y_j y_jᵀ over columns y_j, the images of columns of m normals; zeros must map to zeros."""
 
     def add(number: Integer[Array, ""], S: Array) -> Array:
         G = keys.normals((tokens, COLUMNS_AT_ONCE, blocks), dtype, stream=COLUMNS, block=number)

@@ -14,7 +14,6 @@ from numpyro.distributions import constraints
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks import (
-    GRID,
     LOG_FACTORS,
     STRENGTH,
     WIDEST,
@@ -72,7 +71,7 @@ class BranchPath(eqx.Module):
 
     def estimates(self, block: int) -> tuple[Float[Array, " layers"], Float[Array, " layers"]]:
         """Estimates of log g of a block in each layer, at its own gain or temperature, and their precisions."""
-        at = self.coefficients[:, :, GRID // 2].sum(0)
+        at = self.coefficients[:, :, len(LOG_FACTORS) // 2].sum(0)
         own = np.flatnonzero(np.asarray(self.part) == block)
         # −χ²/2 is a polynomial in log g², twice log g; a last layer without the block has no precision.
         linear, quadratic = (jnp.zeros(self.layers).at[: len(own)].set(at[own, degree]) for degree in (1, 2))

@@ -220,7 +220,7 @@ def test_interpolation_of_polynomials_is_exact():
     coefficients = np.random.default_rng(4).standard_normal((2, 33, 4))
     scaled = blocks.LOG_FACTORS / np.log(blocks.WIDEST)
     table = np.moveaxis(np.polynomial.chebyshev.chebval(scaled, np.moveaxis(coefficients, 1, 0)), -1, 1)
-    for number in (0, 5, blocks.GRID // 2, blocks.GRID - 1):
+    for number in (0, 5, len(blocks.LOG_FACTORS) // 2, len(blocks.LOG_FACTORS) - 1):
         np.testing.assert_array_equal(blocks.interpolated(table, blocks.LOG_FACTORS[number]), table[:, number])
     for between in (-3.1, -0.01, 1e-9, 2.2):
         expected = np.polynomial.chebyshev.chebval(between / np.log(blocks.WIDEST), np.moveaxis(coefficients, 1, 0))
@@ -244,7 +244,8 @@ def test_interpolation_of_densities_between_the_points(branch):
     table = blocks.branch_coefficients(data, order)
     for log_factor in (-1.31, 0.37, 2.05):
         moved = dataclasses.replace(layer, branch=branch.reshaped(np.exp(log_factor)))
-        exact = blocks.branch_coefficients(data, blocks.BlockOrder.of_data(moved, data))[:, :, blocks.GRID // 2]
+        exact = blocks.branch_coefficients(data, blocks.BlockOrder.of_data(moved, data))
+        exact = exact[:, :, len(blocks.LOG_FACTORS) // 2]
         found = np.asarray(blocks.interpolated(table, log_factor))
         density = [c[..., 0] + c[..., 1] * x + c[..., 2] * x**2 + c[..., 3] for c in (exact, found) for x in (-2, 0)]
         np.testing.assert_allclose(density[2:], density[:2], atol=0.01)

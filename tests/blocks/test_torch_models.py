@@ -17,7 +17,7 @@ from scipy import stats
 from torch_blocks import MODELS, stack_of
 
 import sdeinfer as si
-from sdeinfer.blocks import GRID
+from sdeinfer.blocks import LOG_FACTORS
 from sdeinfer.diagnostics import Check
 
 pytestmark = pytest.mark.torch
@@ -36,7 +36,7 @@ def fitted(folder: Path, name: str, seed: int) -> tuple[Check, np.ndarray, np.nd
         strength = post["posterior"].to_dataset()[f"{kind}.strength"].values
         ratio = strength / post.attrs[f"declared_{kind}.strength"]
         ratios.append((ratio.mean(), ratio.std()))
-        at = found["log_density"].values[:, found["part"].values == kind, GRID // 2]
+        at = found["log_density"].values[:, found["part"].values == kind, len(LOG_FACTORS) // 2]
         log_factor = 2 * np.log(strength.mean())
         squares.append(
             (

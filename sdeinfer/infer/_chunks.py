@@ -227,12 +227,8 @@ class Part:
     def __init__(self, every: EveryNetwork, chunk: Chunk):
         own = slice(chunk.first, chunk.last)
         width, self.shape = every.width[own], every.used[own].shape
-        self.chunk, self.used, self.pattern, self.others = (
-            chunk,
-            np.packbits(every.used[own]),
-            every.pattern,
-            every.others,
-        )
+        self.chunk, self.pattern, self.others = chunk, every.pattern, every.others
+        self.used = np.packbits(every.used[own])
         # What workers are sent is small.
         self.width = width[:1] if (width == width[0]).all() else width
 

@@ -48,15 +48,7 @@ from sdeinfer.infer._measures import (
 from sdeinfer.infer._mode import LayerAt, Pilot
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import AbstractLayer, limit_on_host
-from sdeinfer.likelihood import (
-    Assumptions,
-    Path,
-    any_transitions,
-    evenly_by,
-    outputs_transitions,
-    used_of,
-    with_used,
-)
+from sdeinfer.likelihood import Assumptions, Path, any_transitions, evenly_by, outputs_transitions, used_of, with_used
 from sdeinfer.observation import outputs_of
 
 FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
@@ -65,13 +57,6 @@ at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FAC
 
 LARGEST_GROWTH = 1.0
 """Largest relative change of V by the ReLU of one layer, at which a transition may start."""
-
-FOR_GROWTH = 16_384
-"""Largest number of transitions, evenly spaced in the order of their growths, from which θ₂ is estimated to tell the
-range of the ReLU, which is not sharp."""
-
-LARGEST_RELU_DRIFT = 36.0
-"""θ₂ = γ²(c₊ − c₋)² up to which no estimate is needed to tell that all transitions are in this range."""
 
 ATTENTION_GROWTH_AS_SPREAD, WITH_SPREAD = 1.9, 2.26
 """A growth g of V by the attention of one layer counts as a spread of 1.9 √g, or of 2.26 (g s²)^¼ if that is less. With
@@ -127,10 +112,7 @@ class Coldest(NamedTuple):
         return cls(log_tau0, float(np.max(sd)), _coefficient(kind, layer.u, "linear_noise"), drift)
 
     def grown(self, measures: Measures, latent: ArrayLike = 0.0) -> Float[np.ndarray, "networks transitions"]:
-        """The spread to which each transition may grow, for τ0 = 1 or τ0 relative to the smallest of the networks.
-
-        `latent` is the depth-time of the latent layers before the next observation.
-        """
+        """The spread to which each transition may grow, for τ0 = 1 or relative to the smallest, in a latent time."""
         spread, growth = measures[logit_spread], np.sqrt(_column(self.drift) * measures[attention_growth])
         of_growth = np.minimum(ATTENTION_GROWTH_AS_SPREAD * growth, WITH_SPREAD * np.sqrt(spread * growth))
         relative = _column(np.exp(self.log_tau0 - self.log_tau0.min()))
@@ -159,11 +141,7 @@ class Range(NamedTuple):
 def range_to_fit(
     problem: Ranged, data: xr.Dataset, largest_logit: float, times: float = 1.0
 ) -> tuple[xr.Dataset, dict[str, Any], Range]:
-    """As `in_range`, but if no transition is left, use the half of the transitions with the smallest spreads.
-
-    This allows a fit, and a verdict by `check`, for layers that are not shaped or tokens that are too large. The
-    attribute `out_of_range` of the posterior gives the reason.
-    """
+    """As `in_range`; if no transition is left, the half with the smallest spreads, and the reason as `out_of_range`."""
     try:
         return in_range(problem, data, largest_logit, times)
     except OutOfRange as error:
@@ -181,10 +159,6 @@ def in_range(
     Returns the data with the variable `used` over network and layer; the attribute `pilot_tau0`, the τ0 that determined
     the range, if there is one: one per group, and the smallest if each network has its own; and the range, of the last
     group if there are several. For a program without a single layer all but nearly singular transitions are marked.
-
-    Raises:
-        OutOfRange: if no transition is left.
-        InputError: for a bound that is not positive.
     """
     if not largest_logit > 0:
         raise InputError(f"largest_logit: must be positive, got {largest_logit:g}")
@@ -267,14 +241,16 @@ def _largest_growth(problem: Ranged, data: xr.Dataset, measures: Measures) -> Ar
     """The largest growth by the ReLU with θ₂ = 1 at which a transition may start; all may if none may."""
     used = used_of(data)
     growth = measures[relu_growth][used]
-    if growth.max() * LARGEST_RELU_DRIFT <= LARGEST_GROWTH:
+    largest_drift = 36.0  # θ₂ = γ²(c₊ − c₋)² up to which no estimate is needed
+    if growth.max() * largest_drift <= LARGEST_GROWTH:
         return math.inf
     assert problem.kind is not None
     estimate, mode = problem.pilot(data, _transitions(problem, data)), None
-    bound: ArrayLike = max(LARGEST_GROWTH / LARGEST_RELU_DRIFT, float(np.median(growth)))
+    bound: ArrayLike = max(LARGEST_GROWTH / largest_drift, float(np.median(growth)))
     for _ in range(2):
         indices = np.flatnonzero((measures[relu_growth] <= _column(bound))[used])
-        mode, layer = estimate(indices[evenly_by(growth[indices], FOR_GROWTH)], mode)
+        some = evenly_by(growth[indices], 16_384)  # this range is not sharp
+        mode, layer = estimate(indices[some], mode)
         drift = _coefficient(problem.kind, layer.u, "relu_drift")
         found = LARGEST_GROWTH / np.maximum(drift, np.finfo(np.float64).tiny)
         if (measures[relu_growth] <= _column(found))[used].any():
@@ -310,12 +286,8 @@ def _coefficient(kind: AbstractLayer, u: np.ndarray, name: str) -> np.ndarray:
 def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float, times: float = 1.0) -> int:
     """Number of transitions with the smallest spreads that minimises the error of log τ0.
 
-    Arguments:
-        spread: spreads of the transitions, ascending.
-        largest: bound on the spread.
-        seen: number of transitions in the estimate of τ0.
-        sd: standard deviation of log τ0 given these; 0 for a fixed τ0, which allows all transitions up to the bound.
-        times: ratio of the number of transitions to be fitted to that of these.
+    The spreads ascend; `sd` is that of log τ0 given the first `seen`, 0 for a fixed τ0, which allows all up to the
+    bound; `times` as many transitions are fitted.
     """
     if sd == 0:
         return int((spread <= largest).sum())

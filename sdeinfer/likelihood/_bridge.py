@@ -39,7 +39,7 @@ LOG_TERMS = 4
 
 
 class Span(eqx.Module):
-    """Pairs of observations with layers between them, as a batch."""
+    """Pairs of observations with `layers` from one to the next, as a batch; `end` is X Xᵀ/q of q `outputs` X if any."""
 
     start: Float[Array, "m m batch"]
     end: Float[Array, "m m batch"]

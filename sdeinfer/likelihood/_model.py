@@ -101,7 +101,7 @@ class AbstractModel(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class EveryLayer(AbstractModel):
-    """Networks observed at every layer."""
+    """Networks observed at every layer; a program may make the layers itself, and need each network."""
 
     makes_layers: bool = False
     each: bool = False

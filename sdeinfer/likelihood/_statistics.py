@@ -63,16 +63,9 @@ class PathStatistics(AbstractPath):
         widths: the distinct widths n, ascending, padded by `repeated_widths`; shape (widths,). Of networks in groups,
             the width of each pair of a group and a width.
         width: index of each network into `widths`, shape (networks,).
-        assumptions: assumptions of the fit.
-        adjustment: adjustment of the likelihood, possibly with a leading axis of widths; None for no adjustment.
-        initial: V of each network at its first layer, for sampling networks; shape (networks, m, m). None if networks
-            cannot be sampled.
-        pattern: the attention pattern of the coordinates.
-        depth: number of layers after the first.
-        hidden: whether `observed` is None, so that a program samples the data.
+        adjustment: adjustment of the likelihood, possibly with a leading axis of widths.
+        initial: V of each network at its first layer; None if networks cannot be sampled.
         group: index of the group of each of `widths`; None for networks without groups.
-        groups: number of groups.
-        estimates: estimates of the groups' parameters; None if not computed.
     """
 
     arrays = ("weights", "constant", "width", "initial")

@@ -141,18 +141,6 @@ def audited(make, recipe):
     }
 
 
-def masked():
-    """An encoder whose causal mask is an input."""
-    torch.manual_seed(0)
-    given = {"src": prompt(), "mask": nn.Transformer.generate_square_subsequent_mask(prompt().shape[-2])}
-    found = si.audit(encoder(), given, recipe="pytorch", pattern=si.CAUSAL)
-    return {
-        "passed": found.passed,
-        "verdict": found.verdict,
-        "pattern": str(si.Pattern.in_attributes(found.data.attrs)),
-    }
-
-
 def factors():
     """Strengths with the factors of the sums, and those of the modules alone, from their observed increments."""
     torch.manual_seed(0)
@@ -220,6 +208,28 @@ def untouched():
     return {"changed": changed, "growth": len(study.sizes), "verdict": str(monitor)}
 
 
+def compiled():
+    """What is said of one network that is compiled, as a whole or in parts, and of inputs that are no tensors."""
+
+    def said(compile_it=lambda model: model, given=None):
+        torch.manual_seed(0)
+        given = prompt() if given is None else given
+        arguments = {"architecture": blocks(), "roles": {"*.mlp.0": "up", "*.mlp.2": "mlp output"}}
+        return str(si.audit.initialise(compile_it(Parallel()), "gpt2", given, **arguments).audit)
+
+    def in_parts(model):
+        model.layers = nn.ModuleList(map(torch.compile, model.layers))
+        return model
+
+    def in_place(model):
+        model.compile()
+        return model
+
+    found = [said(), *map(said, (torch.compile, in_parts, in_place))]
+    found += [said(given=given) for given in (prompt().numpy(), {"x": prompt().numpy()}, prompt().tolist())]
+    return [verdict.split(": ", 2)[2] for verdict in found]
+
+
 def trained(*, monitored=False):
     """A GPT-2 after some steps of training on random tokens."""
     torch.manual_seed(0)
@@ -284,10 +294,10 @@ def main(folder):
     _, monitor = trained(monitored=True)
     written = {
         "models": {name: audited(*each) for name, each in MODELS.items()},
-        "masked": masked(),
         "factors": factors(),
         "gradients": growths(),
         "untouched": untouched(),
+        "compiled": compiled(),
         "monitor": {"passed": [each.passed for each in monitor.audits.values()], "verdict": str(monitor)},
         "commands": commands(folder),
     }

@@ -33,12 +33,6 @@ def test_correct_models_pass(name, written):
     np.testing.assert_allclose(stream, found["own"], rtol=1e-5, atol=1e-6 * stream.max())
 
 
-def test_a_mask_may_be_an_input(written):
-    found = written["masked"]
-    assert found["passed"], found["verdict"]
-    assert found["pattern"] == "a causal mask"
-
-
 def test_copies_of_one_layer_are_seen(written):
     found = written["models"]["encoder of copies"]
     assert "attention branches of layers 0, 1, 2, 3 have the same weights; mlp branches of" in found["verdict"]
@@ -64,6 +58,12 @@ def test_growth_of_gradients(written):
 def test_a_model_in_training_is_left_as_it_was(written):
     assert written["untouched"]["changed"] == {"monitor": [], "gradients": []}
     assert written["untouched"]["verdict"] == "at initialisation up to step 0"
+
+
+def test_compiled_models_and_inputs_that_are_no_tensors_have_the_same_audit(written):
+    assert len(written["compiled"]) == 7
+    assert set(written["compiled"]) == {written["compiled"][0]}
+    assert written["compiled"][0].startswith("attention.strength")
 
 
 def test_a_monitor_sees_training(written):

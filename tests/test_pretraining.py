@@ -1,17 +1,18 @@
 """The study of pretraining in `notebooks/`: its blocks are the package's layers, and it runs and resumes."""
 
 import dataclasses
-import importlib
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 
+import encoders
+import help_topics
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pretraining
 import pytest
 from flax import nnx
 
@@ -23,16 +24,6 @@ NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 GAMMA, SLOPE = 0.6, 0.7
 
 
-def load(name):
-    """A module of the notebooks, which imports its neighbours."""
-    sys.path.insert(0, str(NOTEBOOKS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(NOTEBOOKS))
-
-
-encoders, help_topics, pretraining = map(load, ("encoders", "help_topics", "pretraining"))
 SIZES = encoders.Settings(width=12, heads=3, expansion=2)
 SMALL = encoders.Settings(
     width=8, heads=2, context=16, batch=4, steps=20, warmup=5, rates=(0.003, 0.01), seeds=2, examples=32, epochs=1
@@ -89,18 +80,6 @@ def test_the_loss_is_of_the_masked_characters():
     chosen = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.asarray(windows)[..., None], -1)[..., 0]
     assert float(loss) == pytest.approx(-chosen[np.asarray(masked)].mean())
     assert (entropies <= math.log(SMALL.context)).all()
-
-
-def test_no_topic_is_in_both_texts():
-    train, test, alphabet = help_topics.texts()
-
-    def written(text):
-        pieces = np.split(text.characters, np.flatnonzero(np.diff(text.topics)) + 1)
-        return {"".join(alphabet[number] for number in piece) for piece in pieces}
-
-    assert not written(train) & written(test)
-    assert written(train) | written(test) == set(help_topics.topics.values())
-    assert 0.05 < test.characters.size / train.characters.size < 0.2
 
 
 def test_the_committed_results_are_of_the_committed_study():

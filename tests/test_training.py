@@ -1,6 +1,5 @@
 """The study of training in `notebooks/`: its networks are the package's, and they train."""
 
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+import training
 from flax import nnx
 
 import sdeinfer as si
@@ -19,15 +19,6 @@ NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 GAMMA, TAU0, C_PLUS, C_MINUS = 0.6, 0.7, 0.4, -1.1
 
 
-def load(path: Path):
-    """A module that is in no package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-training = load(NOTEBOOKS / "training.py")
 SMALL = training.Settings(depth=4, width=16, context=8, batch=4, steps=20, warmup=5, seeds=2)
 
 

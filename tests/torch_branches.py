@@ -23,7 +23,6 @@ WIDTH, LAYERS, TOKENS = 32, 2, 5
 IDS = torch.tensor([[3, 1, 4, 15, 9]])
 LLAMA = {"vocab_size": 99, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": LAYERS}
 LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-GEMMA = LLAMA | {"head_dim": 8}
 BERT = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
 
 
@@ -66,10 +65,8 @@ LLAMA_PARTS = (lambda model: model.layers, ("self_attn",), ("mlp",), LLAMA_NORMS
 MODELS = {
     "gpt2": (gpt2, {"input_ids": IDS}, lambda model: model.h, ("attn",), ("mlp",), ("ln_1", "ln_2"), "ln_f"),
     "llama": (lambda: hf.LlamaModel(hf.LlamaConfig(**LLAMA)), {"input_ids": IDS}, *LLAMA_PARTS),
-    "qwen2": (lambda: hf.Qwen2Model(hf.Qwen2Config(**LLAMA)), {"input_ids": IDS}, *LLAMA_PARTS),
-    "gemma": (lambda: hf.GemmaModel(hf.GemmaConfig(**GEMMA)), {"input_ids": IDS}, *LLAMA_PARTS),
     "gemma3": (  # norms after the branches, too
-        lambda: hf.Gemma3TextModel(hf.Gemma3TextConfig(**GEMMA)),
+        lambda: hf.Gemma3TextModel(hf.Gemma3TextConfig(**LLAMA, head_dim=8)),
         {"input_ids": IDS},
         lambda model: model.layers,
         ("self_attn", "post_attention_layernorm"),

@@ -3,17 +3,16 @@
     python torch_recipes.py
 
 prints, as JSON, for each model and matrix the standard deviation of its entries, with its error. The interpreter needs
-torch, transformers, mup and torchscale; models of libraries that it has not are left out. Nothing is downloaded.
+torch, and transformers for its models, which are left out otherwise. Nothing is downloaded.
 """
 
 import importlib.util
 import json
-import math
 
 import torch  # pyright: ignore[reportMissingImports]
 from torch import nn  # pyright: ignore[reportMissingImports]
 
-WIDTH, LAYERS, HEADS, GROUPS, UNITS, BASE_WIDTH = 256, 4, 4, 2, 1024, 64
+WIDTH, LAYERS, HEADS, GROUPS, UNITS = 256, 4, 4, 2, 1024
 
 
 def estimate(tensors):
@@ -120,57 +119,12 @@ def functions():
     return found
 
 
-def mup():
-    """Hidden matrices of a wide model by mup's `normal_`."""
-    import mup as library  # pyright: ignore[reportMissingImports]
-
-    class Model(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.attention = nn.Linear(width, width, bias=False)
-            self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
-
-    model = Model(WIDTH)
-    library.set_base_shapes(model, Model(BASE_WIDTH), delta=Model(2 * BASE_WIDTH))
-    for weight in model.parameters():
-        library.init.normal_(weight, std=0.02)
-    of_role = {"query": model.attention, "up": model.up, "mlp output": model.down}
-    return {"mup": {role: estimate([linear.weight]) for role, linear in of_role.items()}}
-
-
-def torchscale():
-    """DeepNet's encoder, with its factor of the stream."""
-    from torchscale.architecture.config import EncoderConfig  # pyright: ignore[reportMissingImports]
-    from torchscale.architecture.encoder import Encoder  # pyright: ignore[reportMissingImports]
-
-    config = EncoderConfig(
-        encoder_embed_dim=WIDTH,
-        encoder_attention_heads=HEADS,
-        encoder_ffn_embed_dim=UNITS,
-        encoder_layers=LAYERS,
-        deepnorm=True,
-        vocab_size=9,
-    )
-    encoder = Encoder(config)
-    assert math.isclose(encoder.layers[0].alpha, (2 * LAYERS) ** 0.25)
-
-    def of(layer):
-        attention = layer.self_attn
-        of_role = {"query": attention.q_proj, "key": attention.k_proj, "value": attention.v_proj}
-        of_role |= {"attention output": attention.out_proj, "up": layer.ffn.fc1, "mlp output": layer.ffn.fc2}
-        weights = {role: linear.weight for role, linear in of_role.items()}
-        return weights | {f"{role} bias": linear.bias for role, linear in of_role.items()}
-
-    return {"torchscale": pooled(map(of, encoder.layers))}
-
-
 def main():
     """Print the estimates of every library that is installed."""
     torch.manual_seed(0)
     found = torch_layers() | functions()
-    for library in (transformers, mup, torchscale):
-        if importlib.util.find_spec(library.__name__):
-            found |= library()
+    if importlib.util.find_spec("transformers"):
+        found |= transformers()
     print(json.dumps(found))
 
 

@@ -159,10 +159,8 @@ def of_last(kind, sds, units):
     [
         (0.02, "0.0200 = 0.02: not scaled with depth, all layers alike"),
         (0.02 / math.sqrt(24), "0.00408 = 0.02/√24, all layers alike"),
-        (0.02 / math.sqrt(12), "0.00577 = 0.02/√12, all layers alike"),
         ((3 * 3072) ** -0.5, "0.0104 = 1/√(3 · 3072), the default of torch.nn.Linear: not scaled with depth"),
         (3072**-0.5 / math.sqrt(24), "0.00368 = 1/√3072, of fan_in, over √24, all layers alike"),
-        (0.0123, "0.0123, all layers alike"),
         (0.02 / np.sqrt(np.arange(1, 13)), "0.0200 in the first layer, times (layer + 1)^(-0.50 ± 0.00)"),
         (np.where(np.arange(12) == 3, 0.03, 0.02), "0.0200 in layer 0 to 0.0300 in layer 3: layers differ"),
     ],

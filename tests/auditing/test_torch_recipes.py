@@ -1,6 +1,6 @@
 """Recipes against the weights of the libraries that they are from.
 
-`SDEINFER_TORCH_PYTHON` names an interpreter with torch, and with transformers, mup and torchscale for their recipes;
+`SDEINFER_TORCH_PYTHON` names an interpreter with torch, and with transformers for its recipes;
 its default is the one that runs the tests. Versions 5.0 to 5.14 of transformers do not scale GPT-2's last matrices.
 """
 
@@ -12,7 +12,7 @@ import pytest
 import torch_interpreter
 
 from sdeinfer.auditing._recipe import matrices
-from sdeinfer.auditing._recipes import deepnet, gpt2, kaiming, mup, normal, pytorch, pytorch_linear, xavier
+from sdeinfer.auditing._recipes import gpt2, kaiming, normal, pytorch, pytorch_linear, xavier
 from sdeinfer.blocks import MLP, Block, SelfAttention
 
 pytestmark = pytest.mark.torch
@@ -32,8 +32,6 @@ RECIPES = {
     "gpt2": (gpt2(), ALIKE),
     "llama": (normal(), GROUPED),
     "bert": (normal(), ALIKE),
-    "mup": (mup(base_width=64), ALIKE),
-    "torchscale": (deepnet(pytorch_linear()), ALIKE),
 }
 
 

@@ -11,12 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdeinfer.covariance import (
-    is_positive_definite,
-    matmul,
-    semidefinite_cholesky,
-    transpose,
-)
+from sdeinfer.covariance import is_positive_definite, matmul, semidefinite_cholesky, transpose
 from sdeinfer.covariance._batched import UNROLLED, cholesky
 
 TOGETHER = 25

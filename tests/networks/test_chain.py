@@ -241,18 +241,6 @@ def test_normals_and_uniforms_have_their_laws_and_are_independent(dtype):
     assert_distribution(u, stats.uniform.cdf)
 
 
-def test_blocks_and_new_keys_draw_other_numbers():
-    @jax.jit
-    def draw(keys):
-        drawn = [keys.normals((5,), jnp.float64, **other) for other in ({}, {"block": 1}, {"stream": 1})]
-        drawn += [new.normals((5,), jnp.float64) for new in (*keys.split(3), keys.fold_in(7))]
-        return jnp.concatenate(drawn), keys.split(3)[2].high, keys.fold_in(2).high
-
-    drawn, of_split, of_fold = draw(network_keys(2))
-    assert len(np.unique(drawn)) == 7 * 10
-    np.testing.assert_array_equal(of_split, of_fold)
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_chi_variables_have_their_law(dtype):
     freedom = [1, 2, 5, 300]

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.torch
 NAMES = {
     "gpt2": ("h.0.attn", "h.1.mlp"),
     "llama": ("layers.0.self_attn", "layers.1.mlp"),
-    "qwen2": ("layers.0.self_attn", "layers.1.mlp"),
-    "gemma": ("layers.0.self_attn", "layers.1.mlp"),
     "gemma3": ("layers.0.self_attn", "layers.1.mlp"),
     "bert": ("encoder.layer.0.attention.self", "encoder.layer.1.intermediate.dense"),
     "vit": ("layers.0.attention", "layers.1.mlp"),

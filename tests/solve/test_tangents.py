@@ -184,22 +184,3 @@ def test_one_token_without_attention_has_its_exact_law(name, key):
     a = float(layer.limit().linear_noise)
     law = stats.norm(np.log(0.7) - a * T, np.sqrt(2 * a * T))
     assert_distribution(np.log(S[1, 1]), law.cdf)
-
-
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [("feedforward", "equal"), pytest.param("causal transformer", "full rank", marks=pytest.mark.long)],
-)
-def test_the_end_has_a_gradient(name, start, key):
-    """Also where all tokens are equal, and 𝒱 has half its rank."""
-    layer, S0, h = layer_of(name, 2), starts(2, start), jnp.asarray(0.05)
-    G = jnp.sqrt(h) * normals(layer.limit(), 4, key=key)
-
-    @jax.jit
-    @jax.value_and_grad
-    def size(gamma):
-        limit = dataclasses.replace(layer, gamma=gamma).limit()
-        return jnp.sum(gram(advance(limit, semidefinite_cholesky(S0), h, G)[0])[2:, 2:])
-
-    slope, step = size(0.6)[1], 1e-5
-    np.testing.assert_allclose(slope, (size(0.6 + step)[0] - size(0.6 - step)[0]) / (2 * step), rtol=1e-5)

@@ -179,7 +179,7 @@ BAD = {
     ),
     "values that are not finite": (
         {"V0": ONE, "fixed": {"tau0": 1.0, "c_gap": 1.0}, "subject_to": of.expectation(never) <= 1},
-        "the derivative of never: not finite on .* paths at gamma",
+        "the derivative of never: not finite on .* path",
     ),
     "too narrow": (
         {"law": "finite-width", "width": 6, "subject_to": of.spread(of.LogNorm()) <= 1},

@@ -175,7 +175,8 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
 def limit_on_host(layer: AbstractLayer) -> Limit:
     """The limit of a layer with concrete parameters as NumPy arrays, by one compiled program."""
     # Concrete gains other than 1 raise a one-line error; under jit the error would come with a traceback.
-    layer = jax.tree.map(jnp.asarray, layer)
+    # Numbers of a template have the type of other layers' arrays, so that both have one program.
+    layer = jax.tree.map(lambda leaf: jnp.asarray(leaf, float) if isinstance(leaf, float) else leaf, layer)
     limit = jax.tree.map(np.asarray, limit_of(layer) if has_gains(layer) else _limit(layer))
     for name in ("linear_noise", "attention_noise"):
         if not (getattr(limit, name) >= 0).all():

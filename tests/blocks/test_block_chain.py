@@ -18,7 +18,7 @@ from sdeinfer.networks import covariance_chain
 
 BRANCHES = {
     "mlp": MLP(activation="silu", gated=True, expansion=1.0, gain=1.5),
-    "attention": SelfAttention(heads=4, key_value_heads=2, rope=10.0, pattern=si.CAUSAL, gain=2.0),
+    "attention": SelfAttention(heads=4, key_value_heads=2, rope=10.0, pattern=si.CAUSAL, gain=2.0, bias=0.2),
 }
 OFF_DIAGONAL = [(0, 1), (0, 2), (1, 2)]
 LAYER = si.Stack(

@@ -21,7 +21,7 @@ from references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.covariance import PatternSpectrum, coordinates
-from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth, Limit, drift_terms, variance_terms
+from sdeinfer.layers import FiniteWidth, Limit, drift_terms, variance_terms
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.networks._chain import _initial_blocks
 
@@ -243,37 +243,9 @@ def test_the_drift_of_a_relu_has_the_he_constant_of_the_width(kind):
     np.testing.assert_allclose(layer.finite_width(n).limit.relu_drift, he * layer.limit().relu_drift, rtol=1e-12)
 
 
-def test_terms_of_the_law_without_attention_are_zero():
-    for kind in ("feedforward", "mlp"):
-        law = LAYERS[kind]().finite_width(30)
-        np.testing.assert_array_equal(law.drift[jnp.array([0, 2, 3])], 0)
-        assert law.limit.attention_noise == 0
-        for name in ("attention_growth", "attention_next", "relu_response"):
-            assert law.variance[VARIANCE_FEATURES.index(name)] == 0
-        np.testing.assert_array_equal(law.variance_mixing, 0)
-
-
 def test_a_layer_has_one_law_for_each_of_several_widths(layer):
     widths = jnp.array([10.0, 64.0, 500.0])
     together = jax.jit(jax.vmap(layer.finite_width))(widths)
     for row, n in enumerate((10, 64, 500)):
         one = leaves(jax.tree.map(lambda x, row=row: x[row], together))
         np.testing.assert_allclose(one, leaves(layer.finite_width(n)), rtol=1e-12)
-
-
-def test_a_transformer_has_the_law_of_the_stack_of_its_two_layers():
-    transformer = si.ShapedTransformer(0.5, 0.6, 0.3, -1.5, heads=4, output_projection=True, expansion=2)
-    attention = si.ShapedAttention(0.5, 0.6, heads=4, output_projection=True)
-    stack = si.Stack((attention, si.ResidualFeedForward(0.5, 0.3, -1.5, expansion=2)))
-    np.testing.assert_array_equal(leaves(transformer.finite_width(64)), leaves(stack.finite_width(64)))
-    alone = si.Stack((attention,))
-    np.testing.assert_array_equal(leaves(alone.finite_width(64)), leaves(attention.finite_width(64)))
-
-
-@pytest.mark.parametrize(
-    "kinds", [("feedforward", "attention"), ("attention", "attention"), ("attention", "mlp", "mlp"), ("mlp", "mlp")]
-)
-def test_stacks_whose_law_has_not_been_derived_are_refused(kinds):
-    stack = si.Stack([LAYERS[kind]() for kind in kinds])
-    with pytest.raises(ValueError, match="law: at finite width, stacks of attention and one other layer only"):
-        stack.finite_width(64)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS
 from references import assert_agrees
 
 import sdeinfer as si
@@ -40,31 +39,10 @@ def test_exchange_of_slopes_is_a_change_of_sign(layer, X, key):
     )
 
 
-def test_layers_are_equivariant_under_permutations_of_the_tokens(layer, X, key):
-    order = np.array([2, 0, 1])
-    assert_agrees(forward(layer, X[order], key=key), forward(layer, X, key=key)[order], rtol=1e-12)
-
-
-def test_equal_tokens_stay_equal(layer, X, key):
-    out = forward(layer, X[[0, 0, 2]], key=key)
-    assert_agrees(out[1], out[0], rtol=1e-13)
-
-
-def test_scale_of_the_tokens_passes_through_the_relu_layers(X, key):
-    for name in ("mlp", "feedforward"):
-        layer = LAYERS[name]()
-        assert_agrees(forward(layer, 3 * X, key=key), 3 * forward(layer, X, key=key), rtol=1e-13)
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_precision_of_the_tokens_is_kept(layer, dtype, X, key):
     layer = jax.tree.map(lambda value: value.astype(dtype), layer)
     assert eqx.filter_eval_shape(layer.forward, X.astype(dtype), key=key).dtype == dtype
-
-
-def test_a_transformer_is_its_stack(X, key):
-    layer = LAYERS["transformer"]()
-    np.testing.assert_array_equal(forward(layer, X, key=key), forward(layer.stack, X, key=key))
 
 
 def test_a_stack_uses_fresh_weights_for_each_of_its_layers(X, key):

@@ -5,21 +5,18 @@ Y = LGLᵀ, see `pattern_references`. ReLU: E[h hᵀ |h_c| |h_d|] by regression 
 over one angle, a trigonometric polynomial between kinks.
 """
 
-import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pattern_references
 import pytest
-import references
 from conftest import random_covariance
 from pattern_references import all_absolute, degree_five
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.covariance import spectrum, unvech, vech
+from sdeinfer.covariance import spectrum, unvech
 from sdeinfer.layers import VARIANCE_FEATURES, drift_terms, variance_terms
 from sdeinfer.layers._next_order import Frame, absolute_squares, angles, frame, relu_drift_along
 from sdeinfer.terms import relu_drift
@@ -57,41 +54,6 @@ def test_the_rule_knows_the_moments_of_normals(dimension):
             np.testing.assert_allclose(found, exact, atol=1e-12)
 
 
-@functools.cache
-def expanded(tokens: int):
-    """V, the weights of the rule, and there the coefficients of S, as they are and in the coordinates of V."""
-    V = np.asarray(random_covariance(tokens, seed=tokens))
-    weights, terms = pattern_references.expanded(V, np.ones((tokens, tokens)))
-    R = np.asarray(frame_of(V).R)
-    return V, weights, terms, [R @ S @ R.T for S in terms]
-
-
-@FEW
-def test_attention_drifts_as_the_expanded_softmax(tokens):
-    V, weights, terms, _ = expanded(tokens)
-    second, fourth = (np.tensordot(weights, terms[order], 1) for order in (2, 4))
-    drift, _ = terms_of(V)
-    np.testing.assert_allclose(drift[B1], second, rtol=1e-10, atol=1e-13)
-    np.testing.assert_allclose(drift[B1_NEXT], fourth, rtol=1e-10, atol=1e-13)
-
-
-@FEW
-def test_attention_has_the_noise_of_the_expanded_softmax(tokens):
-    V, weights, _, terms = expanded(tokens)
-    multiplicity = 1 + np.eye(tokens)
-
-    def covariance(x, y):
-        mean_x, mean_y = np.tensordot(weights, x, 1), np.tensordot(weights, y, 1)
-        return np.tensordot(weights, x * y, 1) - mean_x * mean_y
-
-    _, T1, T2, T3, _ = terms
-    delta = np.asarray(frame_of(V).delta)
-    mixing = (delta[:, None] ** 2 + delta[None, :] ** 2) / tokens**2
-    np.testing.assert_allclose(mixing, covariance(T1, T1) / multiplicity, rtol=1e-10, atol=1e-13)
-    expected = covariance(T2, T2) + 2 * covariance(T1, T3)
-    np.testing.assert_allclose(terms_of(V)[1][NEXT], expected / multiplicity, rtol=1e-10, atol=1e-13)
-
-
 @FEW
 def test_relu_drift_along_is_its_derivative(tokens):
     V = np.asarray(random_covariance(tokens, seed=tokens))
@@ -103,29 +65,6 @@ def test_relu_drift_along_is_its_derivative(tokens):
         h = 1e-4
         ends = [(relu_drift(V + k * h * direction) - relu_drift(V - k * h * direction)) / (2 * k * h) for k in (1, 2)]
         np.testing.assert_allclose(found, (4 * ends[0] - ends[1]) / 3, rtol=1e-8, atol=1e-10)
-
-
-@FEW
-def test_relu_response_is_the_derivative_in_spectral_coordinates(tokens):
-    V = random_covariance(tokens, seed=tokens)
-    at = frame_of(V)
-
-    def passed_on(z):
-        return vech(at.R @ relu_drift(V + at.Q @ unvech(z) @ at.Q.T) @ at.R.T)
-
-    expected = np.diagonal(jax.jit(jax.jacfwd(passed_on))(np.zeros(tokens * (tokens + 1) // 2)))
-    found = references.packed(np.asarray(terms_of(V)[1])[RESPONSE])
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
-
-
-def test_what_a_drift_does_within_the_layer_is_read_off_its_diagonal():
-    V = random_covariance(3, seed=3)
-    drift, variance = map(np.asarray, terms_of(V))
-    R = np.asarray(frame_of(V).R)
-    for growth, term in zip(variance[:2], drift[:2], strict=True):
-        d = np.diagonal(R @ term @ R.T)
-        np.testing.assert_allclose(growth, d[:, None] + d[None, :], rtol=1e-12)
-    np.testing.assert_allclose(drift[B2_ALONG_B1], relu_drift_along(np.asarray(V), drift[B1]), rtol=1e-12)
 
 
 def absolute_moments(V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -156,25 +95,6 @@ def absolute_moments(V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return plain, moments
 
 
-@FEW
-def test_relu_noise_is_that_of_normals_and_their_absolute_values(tokens):
-    V = random_covariance(tokens, seed=tokens)
-    at = frame_of(V)
-    R, equal = np.asarray(at.R), np.eye(tokens)
-    drift = np.asarray(terms_of(V)[0][B2])
-    plain, moments = absolute_moments(np.asarray(V))
-    np.testing.assert_allclose(V + 4 * drift, plain, rtol=1e-10)  # E|h||h|ᵀ
-    squares = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, moments)
-    products = np.einsum("ia,jb,ic,jd,abcd->ij", R, R, R, R, moments)
-    U = R @ plain @ R.T
-    # φ = √(1 − q) g ± √q u: the terms of E φ_i² φ_j² − (E φ_i φ_j)² that are linear in q.
-    crossed = squares + squares.T
-    hidden = crossed + 4 * products - 2 * (1 + 2 * equal) - 2 * equal * (U - 1)
-    variance = terms_of(V)[1]
-    np.testing.assert_allclose(variance[HIDDEN], hidden / (1 + equal), rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(variance[TOKENS], (crossed + 2 * products) / (1 + equal), rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 def test_relu_noise_is_exact_to_all_orders_for_up_to_three_tokens(tokens):
     """Four of three tokens have two of one: E[h_a² |h_c h_d|] is all that E[u_i² u_j²] is made of."""
@@ -201,34 +121,11 @@ def test_squares_of_absolute_values_are_sums_over_four_tokens(tokens):
     np.testing.assert_allclose(absolute_squares(R, angles(V), R @ plain @ R.T), expected, rtol=1e-10)
 
 
-def test_growth_by_a_relu_is_exact_to_all_orders():
-    """S has the mean K = V + 4q B₂, exactly: E[K_ii K_jj + K_ij²] in the coordinates of V."""
-    V, q = random_covariance(4, seed=4), 0.3
-    drift, variance = terms_of(V)
-    at = frame_of(V)
-    K = np.asarray(at.R @ (V + 4 * q * drift[B2]) @ at.R.T)
-    expected = (np.outer(np.diag(K), np.diag(K)) + K**2) / (1 + np.eye(4))
-    found = 1 + 4 * q * variance[RELU_GROWTH] + 16 * q**2 * variance[RELU_GROWTH_SQUARE]
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-
-
 def test_terms_do_not_depend_on_the_order_of_the_tokens():
     V, order = np.asarray(random_covariance(4, seed=4)), np.array([2, 0, 3, 1])
     (drift, variance), (moved, same) = terms_of(V), terms_of(V[order][:, order])
     assert_agrees(moved, np.asarray(drift)[:, order][:, :, order])
     assert_agrees(same, variance)
-
-
-@FEW
-def test_terms_are_symmetric_and_scale_as_their_order_in_the_covariance(tokens):
-    V = np.asarray(random_covariance(tokens, seed=tokens))
-    (drift, variance), (larger, wider) = jax.tree.map(np.asarray, (terms_of(V), terms_of(3 * V)))
-    for terms in (drift, variance):
-        scale = np.abs(np.asarray(terms)).max()
-        np.testing.assert_allclose(terms, np.swapaxes(terms, -1, -2), atol=1e-13 * scale)
-    # Logits are quadratic in the tokens, a ReLU is linear.
-    assert_agrees(larger, 3.0 ** np.array([3, 1, 3, 5])[:, None, None] * drift)
-    assert_agrees(wider, 3.0 ** np.array([2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0])[:, None, None] * variance)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.999])

@@ -16,9 +16,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 import references
-from budget import assert_distribution, assert_estimate, assert_mean, assert_same_distribution, mean_and_error
+from budget import assert_estimate, assert_mean, mean_and_error
 from references import packed
-from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.covariance import vech
@@ -125,23 +124,6 @@ def test_moments_of_one_layer_tend_to_the_limit_closely(name, key):
     assert_limit(name, [32, 64, 128, 256], 6_000, jr.fold_in(key, 1))
 
 
-@pytest.mark.slow
-def test_the_difference_from_the_limit_shrinks_like_one_over_n(key):
-    """The exponent p of |n Cov − Σ| ∝ n^−p, from widths n, 2n, 4n; its own 1/n correction is extrapolated away."""
-    layer, _ = PAIRS["transformer"]
-    sigma = references.diffusion(layer, V)
-    logs, errors = [], []
-    for i, width in enumerate((16, 32, 64)):
-        # One number for all entries: the excess in the direction of Σ.
-        _, (covariance, error) = moments("transformer", width, 40_000, jr.fold_in(key, i))
-        excess = np.vdot(covariance - sigma, sigma)
-        logs.append(np.log2(excess))
-        # Entries depend on each other: the sum of their errors bounds the error of the sum.
-        errors.append(np.vdot(error, np.abs(sigma)) / excess / np.log(2))
-    wide, wider = logs[0] - logs[1], logs[1] - logs[2]
-    assert_estimate(references.extrapolated(wide, wider, 1), 1, np.linalg.norm(np.array(errors) * [1, 3, 2]))
-
-
 NARROW, SLOPES = 6, (0.8, -1.1)
 KINDS = {"mlp": si.ShapedMLP, "feedforward": functools.partial(si.ResidualFeedForward, 0.9)}
 EITHER = pytest.mark.parametrize("name", KINDS)
@@ -173,23 +155,3 @@ def test_moments_of_linear_layers_are_exact_at_every_width(name, key):
     assert_mean(moved, 0)
     expected = references.packed_tensor(references.linear_layer_covariance(linear, V, width=NARROW))
     assert_mean(outer(moved), expected)
-
-
-def test_a_linear_mlp_layer_has_the_wishart_law():
-    # Bartlett: the Cholesky factor of the whitened n V′ has independent entries, χ on the diagonal and normal below it.
-    samples = narrow("mlp")[2]
-    rows, columns = np.triu_indices(2)
-    W = np.empty((len(samples), 2, 2))
-    W[:, rows, columns] = W[:, columns, rows] = samples
-    L = np.linalg.inv(np.linalg.cholesky(V))
-    B = np.linalg.cholesky(NARROW * L @ W @ L.T)
-    assert_distribution(B[:, 0, 0] ** 2, stats.chi2(NARROW).cdf)
-    assert_distribution(B[:, 1, 1] ** 2, stats.chi2(NARROW - 1).cdf)
-    assert_distribution(B[:, 1, 0], stats.norm.cdf)
-
-
-@EITHER
-def test_exchange_of_slopes_leaves_the_law_of_a_layer_alone(name):
-    one, other, _ = narrow(name)
-    for entry in range(3):
-        assert_same_distribution(one[:10_000, entry], other[10_000:, entry])

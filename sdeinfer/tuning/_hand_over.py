@@ -8,9 +8,6 @@ from sdeinfer.auditing import Initialised, Recipe, describe, initialise, recipe_
 from sdeinfer.blocks import Block, BlockOrder
 from sdeinfer.layers import AbstractLayer, OverDepth, Stack
 
-NOT_COMPARED = ("bias", "skip", "dropout")
-"""Settings of blocks that a model does not tell."""
-
 
 def recipes_of(layer: AbstractLayer, *, width: int, depth: int) -> list[Recipe]:
     """The recipe of each layer, one object if all are alike."""
@@ -64,5 +61,5 @@ def _settings(block: Block) -> dict[str, Any]:
         field.name: getattr(each, field.name)
         for each in (block, block.branch)
         for field in dataclasses.fields(each)
-        if field.metadata.get("static") and field.name not in NOT_COMPARED
+        if field.metadata.get("static") and field.name not in ("bias", "skip", "dropout")
     }

@@ -19,16 +19,8 @@ FEASIBLE = 1e-4
 SCAN_PATHS = 512
 """Networks at each point of the scan, and of the first search; fewer where V is large."""
 
-SHORT = 0.5
-"""Largest change of a coordinate on the real line in a search by short steps."""
-
 PRECISION = 1e-5
 """Relative change of the objective at which the search ends."""
-
-LESS = 0.9
-"""Factor of the slopes of constraints that SLSQP sees. Its line search weighs a violation by the multiplier: with exact
-slopes the way from a violated bound back to it neither gains nor loses, and is tried in ever shorter steps. Slopes of
-quantiles are those of a smoothed law, off by some per cent."""
 
 
 class Found(NamedTuple):
@@ -140,12 +132,13 @@ def _worst(problem: Problem, u: np.ndarray) -> float:
 
 def _by_short_steps(problem: Problem, start: np.ndarray) -> Found:
     """The optimum near a start, without steps so long that they end where every path explodes and slopes are 0."""
-    found = polish(problem, start, within=SHORT)
+    longest = 0.5
+    found = polish(problem, start, within=longest)
     for _ in range(20):
-        if found.violation > FEASIBLE or np.abs(found.u - start).max() < 0.99 * SHORT:
+        if found.violation > FEASIBLE or np.abs(found.u - start).max() < 0.99 * longest:
             break
         start = found.u
-        found = polish(problem, start, within=SHORT)
+        found = polish(problem, start, within=longest)
     return found
 
 
@@ -214,7 +207,9 @@ def polish(
     def slacks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = problem.residuals(x[:size])
         extra_slack, own = (x[-1], 1.0) if elastic else (0.0, 0.0)
-        rows = [(each.value + extra_slack, LESS * each.slope, own) for each in found]
+        # Its line search weighs a violation by the multiplier: with exact slopes the way from a violated bound back to
+        # it neither gains nor loses, and is tried in ever shorter steps.
+        rows = [(each.value + extra_slack, 0.9 * each.slope, own) for each in found]
         if several:
             rows += [(each.value + x[-1], each.slope, 1.0) for each in problem.objectives(x[:size])]
         values = np.array([value for value, _, _ in rows])

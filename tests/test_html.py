@@ -87,5 +87,3 @@ def test_parameters_over_depth_of_many_networks_and_traced():
     jax.eval_shape(lambda tau0: pages.append(si.ShapedAttention(0.5, tau0)._repr_html_()), 1.0)
     (table,) = tables(ET.fromstring(pages[0]))
     assert [row[2] for row in table[1:]] == ["traced", "traced"]  # under jit, constants too
-
-

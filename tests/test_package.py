@@ -19,7 +19,7 @@ import sdeinfer as si
 ROOT = Path(__file__).parent.parent
 ROOMS = """
     covariance terms layers blocks solve criteria observation networks likelihood models infer diagnostics
-    meanfield covariance_dataset plots auditing tuning report
+    meanfield auditing tuning plots report
 """.split()
 """Imports point backwards in this list only."""
 

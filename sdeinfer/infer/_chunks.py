@@ -251,8 +251,10 @@ def _of_path[T](function: Callable[[Path], T], part: Part) -> T:
 
 def _within(part: Part, *, found: Range, layout: Layout, which: set) -> np.ndarray:
     """Bits that say which of the used transitions of a part are in the range, and in that of the layout."""
-    path = part.read()
-    inside = found.contains(measures_of(path.covariance, path.width, path.pattern, which))
+    path, at_once = part.read(), 1024  # networks, as measures take several times their memory
+    pieces = [slice(start, start + at_once) for start in range(0, len(path.width), at_once)]
+    measures = (measures_of(path.covariance[some], path.width[some], path.pattern, which) for some in pieces)
+    inside = np.concatenate([found.contains(each) for each in measures])
     path = path.take(np.flatnonzero(inside[path.network, path.layer]))
     path.require_densities()
     used = np.zeros(part.shape, bool)

@@ -257,7 +257,7 @@ def shared():
             {"recipe": [recipe_for(BLOCKS.with_parameters({"mlp.gain": x})) for x in (1.0, 2.0, 3.0)]},
             "recipe: those of",
         ),
-        ({"architecture": si.Stack(BLOCKS.layers[:1])}, "model: layers.0.mlp is of the kind mlp, which the given bloc"),
+        ({"architecture": si.Stack(BLOCKS.layers[:1])}, "model: layers.0.mlp is of the kind mlp, which the given "),
         (
             {"architecture": si.Stack((BLOCKS.layers[0], si.blocks.Block(si.blocks.MLP(expansion=2))))},
             r"model: layers.0.mlp.layers.0 has the shape \(128, 32\), where its blocks have 32 inputs and 64 outputs",

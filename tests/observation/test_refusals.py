@@ -164,7 +164,7 @@ OTHERS = [
     (lambda: si.BranchObserver().dataset(), "branches: no branch was given"),
     (lambda: network(width=9), r"width: input: network 0, .* has 8 features, got width 9"),
     (lambda: joined_branches([]), "branches: no network was given"),
-    (lambda: joined_branches([network(), network(U[0, :, :2], D[0, :, :2])]), "branches: network 1 has tokens 2, wher"),
+    (lambda: joined_branches([network(), network(U[0, :, :2], D[0, :, :2])]), "branches: network 1 has tokens 2, "),
     (lambda: si.observe_branches(OF_TWO, ["a", "b", "c"]), "kinds: 3 kinds do not divide the 4 branches of the hidden"),
     (lambda: si.observe_branches(OF_TWO, ()), r"kinds: a list of at least one kind is needed, got \(\)"),
     *(

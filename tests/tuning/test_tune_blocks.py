@@ -95,7 +95,7 @@ def test_a_criterion_that_cannot_pass_one(key):
         ({"law": "limit"}, "law: that of the limit needs the layer's limit, and Stack has none"),
         ({"subject_to": of.spread(of.LogGradientNorm()) <= 1}, "subject_to: a statistic of gradients needs"),
         ({"width": 4}, "width: 3 tokens need a width of at least 6"),
-        ({"bounds": {"mlp.strength": (0.1, 1.0)}}, "mlp.strength: it has the value of strength, which is given as wel"),
+        ({"bounds": {"mlp.strength": (0.1, 1.0)}}, "mlp.strength: it has the value of strength, which is given as "),
         ({"fixed": {"size": 1.0}}, "fixed: Stack has no parameter size; it has attention.strength"),
         ({"maximise": "mlp.temperature"}, "objective: mlp.temperature is not free; free are attention.strength, mlp"),
         ({"fixed": {"strength": 1.0}, "knots": {"strength": 2}}, "knots: strength is not free; free are"),

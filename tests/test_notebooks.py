@@ -39,7 +39,8 @@ def test_notebook_runs(path):
     notebook = nbformat.read(path, as_version=4)
     (parameters,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     parameters.source = REDUCED[path.stem]
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    where = {"metadata": {"path": str(path.parent)}}  # a notebook imports scripts beside it
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in outputs if output.output_type == "stream" and output.name == "stderr"]
 

@@ -1,5 +1,6 @@
 """Stacks of layers: the coefficients of their limits add (Eq. 11, Corollary 4.3)."""
 
+import abc
 import dataclasses
 import functools
 import math
@@ -28,45 +29,44 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
 
 
 class AbstractStack(AbstractLayer):
-    """Several layers that count as one: together they advance depth-time by dt = 1/n.
+    """Several layers that count as one: together they advance depth-time by dt = 1/n."""
 
-    Attributes:
-        layers: the layers in order of application, each with its own parameters.
-    """
-
-    layers: eqx.AbstractVar[tuple[AbstractLayer, ...]]
+    @property
+    @abc.abstractmethod
+    def parts(self) -> tuple[AbstractLayer, ...]:
+        """The layers in order of application, each with its own parameters."""
 
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
         """Apply the layers in order."""
-        for layer, layer_key in zip(self.layers, jr.split(key, len(self.layers)), strict=True):
+        for layer, layer_key in zip(self.parts, jr.split(key, len(self.parts)), strict=True):
             X = layer.forward(X, key=layer_key)
         return X
 
     @property
     def column_blocks(self) -> int:
         """Least common multiple of the layers' numbers of column blocks."""
-        return math.lcm(*(layer.column_blocks for layer in self.layers))
+        return math.lcm(*(layer.column_blocks for layer in self.parts))
 
     def check_width(self, width: int) -> None:
         """Raise an InputError for a width that one of the layers does not support."""
-        for layer in self.layers:
+        for layer in self.parts:
             layer.check_width(width)
 
     def forward_covariance(
         self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m blocks networks"]:
         """Apply the layers' `forward_covariance` in order."""
-        for layer, layer_keys in zip(self.layers, keys.split(len(self.layers)), strict=True):
+        for layer, layer_keys in zip(self.parts, keys.split(len(self.parts)), strict=True):
             V = layer.forward_covariance(V, width=width, keys=layer_keys)
         return V
 
     def limit(self) -> Limit:
         """The sum of the layers' limits."""
-        return functools.reduce(operator.add, (layer.limit() for layer in self.layers))
+        return functools.reduce(operator.add, (layer.limit() for layer in self.parts))
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
         """The law of one layer, or of attention followed by a feed-forward or MLP layer."""
-        match self.layers:
+        match self.parts:
             case (layer,):
                 return layer.finite_width(width)
             case (ShapedAttention() as attention, ResidualFeedForward() | ShapedMLP() as feedforward):
@@ -76,8 +76,8 @@ class AbstractStack(AbstractLayer):
     @property
     def skewness(self) -> float:
         """Skewness of a product of independent factors with equal variances and the layers' skewnesses."""
-        count = len(self.layers)
-        return (sum(layer.skewness for layer in self.layers) + 3 * count * (count - 1)) / count**2
+        count = len(self.parts)
+        return (sum(layer.skewness for layer in self.parts) + 3 * count * (count - 1)) / count**2
 
 
 class Stack(AbstractStack):
@@ -95,6 +95,11 @@ class Stack(AbstractStack):
         for layer in self.layers:
             if not isinstance(layer, AbstractLayer):
                 raise InputError(f"layers: a layer is needed, got {shown(layer)}")
+
+    @property
+    def parts(self) -> tuple[AbstractLayer, ...]:
+        """The layers."""
+        return self.layers
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,7 +166,7 @@ class ShapedTransformer(AbstractStack):
         check_expansion(self.expansion)
 
     @property
-    def layers(self) -> tuple[AbstractLayer, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def parts(self) -> tuple[AbstractLayer, ...]:
         """Attention and the feed-forward layer."""
         attention = ShapedAttention(
             gamma=self.gamma,
@@ -179,4 +184,4 @@ class ShapedTransformer(AbstractStack):
     @property
     def stack(self) -> Stack:
         """The two layers as a `Stack`."""
-        return Stack(self.layers)
+        return Stack(self.parts)

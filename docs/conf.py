@@ -23,7 +23,6 @@ extensions = [
     "mathml",
     "notebook_figure",
     "notebooks",
-    "other_names",
     "plain_docstrings",
     "public_names",
     "source_links",

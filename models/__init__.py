@@ -9,4 +9,4 @@ from sdeinfer.models.latent import outputs as outputs  # pyright: ignore[reportM
 from sdeinfer.models.latent import terminal as terminal  # pyright: ignore[reportMissingImports]
 from sdeinfer.models.latent import thinned_path as thinned_path  # pyright: ignore[reportMissingImports]
 
-from sdeinfer.likelihood import each_network as each_network
+from sdeinfer.likelihood._model import each_network as each_network

@@ -7,7 +7,8 @@ import numpyro
 import numpyro.distributions as dist
 from jaxtyping import ArrayLike, Float
 
-from sdeinfer.likelihood import BranchModel, BranchPath, Increments, sample_members, sample_or_fix
+from sdeinfer.likelihood._assumptions import sample_members, sample_or_fix
+from sdeinfer.likelihood._increments import BranchModel, BranchPath, Increments
 
 SPREAD_SCALE = 0.5
 """Scale of the half-normal prior of the standard deviation of log strengths over depth; 0.5 is a factor of 1.6."""

@@ -2,7 +2,9 @@
 
 import numpyro
 
-from sdeinfer.likelihood import AbstractPath, CovariancePath, EveryLayer
+from sdeinfer.likelihood import CovariancePath
+from sdeinfer.likelihood._model import EveryLayer
+from sdeinfer.likelihood._path import AbstractPath
 
 
 @EveryLayer

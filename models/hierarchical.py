@@ -8,7 +8,10 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 from sdeinfer.models.full_path import full_path  # pyright: ignore[reportMissingImports]
 
-from sdeinfer.likelihood import CovariancePath, Groups, PathStatistics, sample_members
+from sdeinfer.likelihood import CovariancePath
+from sdeinfer.likelihood._assumptions import sample_members
+from sdeinfer.likelihood._model import Groups
+from sdeinfer.likelihood._statistics import PathStatistics
 
 SPREAD_SCALE = 0.5
 """Scale of the half-normal prior of the standard deviation between groups, in the real coordinates. A distance of 1 is

@@ -6,16 +6,12 @@ import numpyro
 import numpyro.distributions as dist
 import xarray as xr
 
-from sdeinfer.likelihood import (
-    Assumptions,
-    Bridged,
-    Bridges,
-    LatentLayers,
-    any_transitions,
-    bridges_of,
-    outputs_transitions,
-)
-from sdeinfer.observation import outputs_of
+from sdeinfer.likelihood import any_transitions
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._bridges import Bridged, Bridges, bridges_of
+from sdeinfer.likelihood._model import LatentLayers
+from sdeinfer.likelihood._transitions import outputs_transitions
+from sdeinfer.observation._dataset import outputs_of
 
 INNOVATIONS = "innovations"
 

@@ -1,6 +1,7 @@
 # In a checkout the package is the folder models/; type checkers know nothing of that.
-from .likelihood import BranchModel, EveryLayer, Groups, LatentLayers
-from .likelihood import each_network as each_network
+from .likelihood._increments import BranchModel
+from .likelihood._model import EveryLayer, Groups, LatentLayers
+from .likelihood._model import each_network as each_network
 
 branches: BranchModel
 branches_over_depth: BranchModel

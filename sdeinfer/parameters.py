@@ -28,7 +28,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.covariance import is_concrete
+from sdeinfer.covariance._matrix import is_concrete
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ from long_cases import LONG_CASES
 jaxtyping.install_import_hook("sdeinfer", "typechecking.check")
 
 import sdeinfer as si  # noqa: E402
+from sdeinfer.covariance._matrix import vech  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)  # noqa: FBT003
 os.environ["SDEINFER_NO_CACHE"] = "1"  # commands leave the user's folder alone, and compile as on the first day
@@ -214,7 +215,7 @@ def random_covariance(tokens: int, seed: int = 0):
 def matrix_of(move, *shape: int, dtype=float):
     """A linear map from normals of this shape to symmetric matrices, as the matrix of their packed entries."""
     normals = jnp.eye(math.prod(shape), dtype=dtype).reshape(-1, *shape)
-    return si.covariance.vech(jax.vmap(move)(normals)).T
+    return vech(jax.vmap(move)(normals)).T
 
 
 @pytest.fixture(params=range(1, 7), ids=lambda m: f"m{m}")

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import semidefinite_cholesky
-from sdeinfer.solve import PSDSplitting, fill_after, scan_paths, step_grid
+from sdeinfer.covariance._batched import semidefinite_cholesky
+from sdeinfer.solve import PSDSplitting
+from sdeinfer.solve._grid import step_grid
+from sdeinfer.solve._solve import fill_after, scan_paths
 
 
 class BrownianArray(diffrax.AbstractBrownianPath):

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from conftest import matrix_of
 
-from sdeinfer.covariance import coordinates, pairs, unvech, vech
+from sdeinfer.covariance import coordinates
+from sdeinfer.covariance._matrix import pairs, unvech, vech
 
 
 class Sigma(NamedTuple):

@@ -14,8 +14,11 @@ import pytest
 
 import sdeinfer as si
 from sdeinfer.cli import calibrate_command
-from sdeinfer.infer import LARGEST_LOGIT, logit_scale
-from sdeinfer.likelihood import FullPath, observed_path, path_statistics
+from sdeinfer.infer._measures import logit_scale
+from sdeinfer.infer._settings import LARGEST_LOGIT
+from sdeinfer.likelihood._full_path import FullPath
+from sdeinfer.likelihood._reduction import path_statistics
+from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.observation import covariance_dataset
 
 DEFAULT = {name: parameter.default for name, parameter in inspect.signature(calibrate_command).parameters.items()}

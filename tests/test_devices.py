@@ -4,7 +4,8 @@ import jax
 
 import sdeinfer as si
 from sdeinfer._threads import in_threads
-from sdeinfer.infer import _placed, placed
+from sdeinfer.infer import _placed
+from sdeinfer.infer._placed import placed
 
 
 def test_threads_have_the_precision_and_the_device_of_the_thread_that_starts_them():

@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 
 import sdeinfer as si
 from sdeinfer.cli import app
-from sdeinfer.likelihood import USED
-from sdeinfer.observation import open_in_chunks, read_posterior, write
+from sdeinfer.likelihood._transitions import USED
+from sdeinfer.observation import read_posterior, write
+from sdeinfer.observation._store import open_in_chunks
 
 FULL_PATH = si.models.full_path
 SHORT = {"chains": 2, "draws": 400, "warmup": WARMUP, "predictions": 20}

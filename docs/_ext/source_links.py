@@ -3,11 +3,13 @@
 `sphinx.ext.viewcode` takes all names of a module to be in the package that it came upon first.
 """
 
+import pkgutil
 import re
 from typing import Any
 
-from other_names import public_names
 from sphinx.application import Sphinx
+
+import sdeinfer
 
 BACK = re.compile(r'(class="viewcode-back" href="(?:\.\./)*([^"#]*)\.html#)([^"]*)"')
 
@@ -16,7 +18,7 @@ def correct(app: Sphinx, pagename: str, _template: str, context: dict[str, Any],
     """Replace the anchors by those of the names, whatever their package."""
     if not pagename.startswith("_modules/"):
         return
-    modules = "|".join(filter(str.islower, public_names("sdeinfer")))
+    modules = "|".join(each.name for each in pkgutil.iter_modules(sdeinfer.__path__))
     package = re.compile(rf"sdeinfer\.(?:(?:{modules})\.)?(?=.)")
     objects = app.env.domains["py"].data["objects"].items()
     anchors = {(it.docname, package.sub("", name)): it.node_id for name, it in objects if not it.aliased}

@@ -18,7 +18,8 @@ from sdeinfer.auditing._observe import Seen, observed
 from sdeinfer.auditing._recipe import Matrix, Recipe, Role, declared
 from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._result import Audit
-from sdeinfer.blocks import Block, BlockOrder, SelfAttention
+from sdeinfer.blocks import Block, SelfAttention
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers import AbstractLayer, Stack
 from sdeinfer.observation import validate_branches

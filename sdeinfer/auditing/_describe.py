@@ -12,10 +12,11 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError, first_line
 from sdeinfer.auditing._find import find, modules, multihead
 from sdeinfer.auditing._structure import of_configuration, of_encoder_layer, unknown
-from sdeinfer.blocks import BlockOrder, SelfAttention
+from sdeinfer.blocks import SelfAttention
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers import AbstractLayer, Stack
-from sdeinfer.observation import torch_network
+from sdeinfer.observation._capture import torch_network
 
 Library = Literal["torch", "flax", "equinox"]
 

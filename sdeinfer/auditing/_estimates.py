@@ -13,7 +13,8 @@ from jaxtyping import Float
 from scipy import stats
 from scipy.interpolate import BarycentricInterpolator
 
-from sdeinfer.blocks import LOG_FACTORS, scale_free
+from sdeinfer.blocks._coefficients import LOG_FACTORS
+from sdeinfer.blocks._information import scale_free
 
 IDENTIFIED = 0.35
 """Largest standard deviation of the log of a gain or temperature that is reported; the interval is a factor of 4."""

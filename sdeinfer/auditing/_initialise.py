@@ -18,7 +18,8 @@ from sdeinfer.auditing._observe import observed, scaled
 from sdeinfer.auditing._recipe import Matrix, Recipe, Role, declared, matrices
 from sdeinfer.auditing._result import Audit
 from sdeinfer.auditing._weights import Weights, filled, weights_of, width_of
-from sdeinfer.blocks import BlockOrder, SelfAttention
+from sdeinfer.blocks import SelfAttention
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers import AbstractLayer, Stack
 

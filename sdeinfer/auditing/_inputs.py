@@ -8,7 +8,7 @@ from typing import Any
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer.auditing._describe import configuration_of, drawn
-from sdeinfer.blocks import BlockOrder
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.layers import AbstractLayer
 
 MOST_TOKENS = 12

@@ -18,8 +18,13 @@ from sdeinfer.auditing._observe import Seen
 from sdeinfer.auditing._recipe import Recipe, matrices
 from sdeinfer.auditing._recipes import SD
 from sdeinfer.auditing._result import Audit
-from sdeinfer.blocks import Block, BlockOrder, adjusted_coefficients, branch_coefficients, labelled
-from sdeinfer.diagnostics import OF_OTHERS, BranchTests, Verdict, dependences_of_pairs
+from sdeinfer.blocks import Block
+from sdeinfer.blocks._coefficients import branch_coefficients, labelled
+from sdeinfer.blocks._information import adjusted_coefficients
+from sdeinfer.blocks._order import BlockOrder
+from sdeinfer.diagnostics import Verdict
+from sdeinfer.diagnostics._branch_tests import OF_OTHERS, BranchTests
+from sdeinfer.diagnostics._dependence import dependences_of_pairs
 from sdeinfer.layers import Stack
 
 ALIKE = 1.05

@@ -12,8 +12,10 @@ from jaxtyping import Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._describe import Description
-from sdeinfer.blocks import BlockOrder
-from sdeinfer.observation import evaluated, first_array, library, observe_branches, torch_called
+from sdeinfer.blocks._order import BlockOrder
+from sdeinfer.observation import observe_branches
+from sdeinfer.observation._arrays import first_array, library
+from sdeinfer.observation._capture import evaluated, torch_called
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

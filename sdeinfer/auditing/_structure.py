@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks import MLP, Block, SelfAttention
-from sdeinfer.covariance import CAUSAL, EVERY_TOKEN, Pattern
+from sdeinfer.covariance import CAUSAL, Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import Stack
 
 

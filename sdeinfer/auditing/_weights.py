@@ -16,7 +16,7 @@ from sdeinfer._files import InputError
 from sdeinfer.auditing._describe import Description, Library
 from sdeinfer.auditing._find import children, module_at, modules
 from sdeinfer.auditing._recipe import Matrix, Recipe, Role, roles_of
-from sdeinfer.blocks import BlockOrder
+from sdeinfer.blocks._order import BlockOrder
 
 type Roles = tuple[Role, ...]
 """The matrices that an array has, in the order of their outputs."""

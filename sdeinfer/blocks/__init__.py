@@ -5,21 +5,9 @@ limit. `Block` is a layer; `law_of_increment` is its law.
 """
 
 from sdeinfer.blocks._attention import SelfAttention as SelfAttention
-from sdeinfer.blocks._block import STRENGTH as STRENGTH
 from sdeinfer.blocks._block import Block as Block
-from sdeinfer.blocks._block import normalised_covariance as normalised_covariance
 from sdeinfer.blocks._branch import AbstractBranch as AbstractBranch
-from sdeinfer.blocks._coefficients import LOG_FACTORS as LOG_FACTORS
-from sdeinfer.blocks._coefficients import WIDEST as WIDEST
-from sdeinfer.blocks._coefficients import branch_coefficients as branch_coefficients
-from sdeinfer.blocks._coefficients import interpolated as interpolated
-from sdeinfer.blocks._coefficients import labelled as labelled
 from sdeinfer.blocks._coefficients import law_of_increment as law_of_increment
-from sdeinfer.blocks._coefficients import nodes_of as nodes_of
-from sdeinfer.blocks._coefficients import read_covariance as read_covariance
-from sdeinfer.blocks._coefficients import reshaped as reshaped
-from sdeinfer.blocks._information import adjusted_coefficients as adjusted_coefficients
-from sdeinfer.blocks._information import scale_free as scale_free
 from sdeinfer.blocks._law import LogMatrixNormal as LogMatrixNormal
 from sdeinfer.blocks._law import LogMoments as LogMoments
 from sdeinfer.blocks._law import MatrixMoments as MatrixMoments
@@ -28,4 +16,3 @@ from sdeinfer.blocks._law import log_moments as log_moments
 from sdeinfer.blocks._law import sampled_log_moments as sampled_log_moments
 from sdeinfer.blocks._mlp import ACTIVATIONS as ACTIVATIONS
 from sdeinfer.blocks._mlp import MLP as MLP
-from sdeinfer.blocks._order import BlockOrder as BlockOrder

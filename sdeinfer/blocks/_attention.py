@@ -23,8 +23,12 @@ from sdeinfer.blocks._branch import (
     wishart_factors,
 )
 from sdeinfer.blocks._law import MatrixMoments, fourth_moments
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, gram, matmul, require_pattern, square_of, total, transpose, vech
-from sdeinfer.layers import NetworkKeys, factor, wishart_draws, wishart_factor
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._batched import gram, matmul, total, transpose
+from sdeinfer.covariance._matrix import square_of, vech
+from sdeinfer.covariance._pattern import EVERY_TOKEN, require_pattern
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._wishart import factor, wishart_draws, wishart_factor
 from sdeinfer.parameters import Parameter, distributions
 
 

@@ -12,8 +12,10 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import AbstractBranch, check_bias
-from sdeinfer.covariance import diagonal, matmul
-from sdeinfer.layers import AbstractLayer, NetworkKeys, factor, residual_covariance, wishart_draws, wishart_factor
+from sdeinfer.covariance._batched import diagonal, matmul
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._wishart import factor, residual_covariance, wishart_draws, wishart_factor
 from sdeinfer.parameters import Parameter, distributions
 
 STRENGTH = Parameter(

@@ -15,7 +15,7 @@ from scipy.special import gammaincinv, ndtr, ndtri
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._law import LogMoments, MatrixMoments, log_moments, sampled_log_moments
-from sdeinfer.layers import NetworkKeys
+from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.parameters import Parameter, distributions
 
 GAIN = Parameter("gain", "w", "gain n σ² of the first projections", "log", lambda: distributions().LogNormal(0.0, 1.0))

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from sdeinfer.covariance import eigh, pairs, square_of, tokens_of, vech
+from sdeinfer.covariance._eigen import eigh
+from sdeinfer.covariance._matrix import pairs, square_of, tokens_of, vech
 
 SINGULAR = 1e-8
 """Least eigenvalue of a draw of S, relative to its mean. Two tokens that attend to one and the same token in all heads

@@ -16,8 +16,10 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import GAIN, AbstractBranch, check_bias, projected, projection, uniform_nodes
 from sdeinfer.blocks._law import MatrixMoments, fourth_moments
-from sdeinfer.covariance import gram, matmul, pairs, square_of, vech
-from sdeinfer.layers import COLUMNS_AT_ONCE, NetworkKeys, factor
+from sdeinfer.covariance._batched import gram, matmul
+from sdeinfer.covariance._matrix import pairs, square_of, vech
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._wishart import COLUMNS_AT_ONCE, factor
 from sdeinfer.parameters import Parameter
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

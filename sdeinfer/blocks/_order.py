@@ -7,7 +7,8 @@ import xarray as xr
 from sdeinfer._files import InputError
 from sdeinfer.blocks._attention import SelfAttention
 from sdeinfer.blocks._block import Block
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import AbstractLayer, Stack
 from sdeinfer.parameters import Coordinates
 

@@ -54,11 +54,13 @@ def calibrate_command(
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
 ) -> None:
     """Observe, fit, check and report in one: the place to start. Without --data, networks are sampled."""
+    from sdeinfer.infer._assume import require_identifiable
+
     started = time.perf_counter()
     with staged_folder(out) as folder:
         if data is None:
             architecture, V0 = start.of(kind)
-            si.infer.require_identifiable(architecture, len(V0))
+            require_identifiable(architecture, len(V0))
             observed = ensemble.drawn(truth.layer(architecture), V0, seed)
         else:
             observed = si.read(data)
@@ -90,8 +92,10 @@ def fit_command(
     out: Annotated[Path, typer.Option(help="NetCDF file to write")] = Path("posterior.nc"),
 ) -> None:
     """Fit observed covariances: γ, τ0 and c± with error bars. Layers that were not observed are latent."""
+    from sdeinfer.observation._store import open_in_chunks
+
     with staged_file(out) as file, at_work(workers) as by_workers:
-        observed = si.observation.open_in_chunks(data) if by_workers else si.read(data)
+        observed = open_in_chunks(data) if by_workers else si.read(data)
         started = time.perf_counter()
         architecture = kind.of(observed.attrs, observed.sizes["token_a"])
         post = fit.posterior(observed, architecture, seed, started, leave_out_damaged=leave_out_damaged)
@@ -138,8 +142,10 @@ def write_results(post: "xr.DataTree", folder: Path) -> "Check":
 
 def print_results(post: "xr.DataTree", verdicts: "Check") -> None:
     """Print the table of parameters and the verdicts."""
+    from sdeinfer.diagnostics._summary import fixed_of
+
     say(si.summarise(post).to_string(float_format=lambda x: f"{x:.4g}", na_rep="–"))
-    for name, value in si.diagnostics.fixed_of(post).items():
+    for name, value in fixed_of(post).items():
         say(f"fixed: {name} = {value:g}")
     if post.attrs.get("left_out"):
         say(f"left out: {post.attrs['left_out']:.1%} of transitions, which start outside the range of the law")

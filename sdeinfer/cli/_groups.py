@@ -14,7 +14,7 @@ import typer
 import sdeinfer as si
 from sdeinfer._files import first_line
 from sdeinfer.cli._app import phase
-from sdeinfer.infer import LARGEST_LOGIT, Law
+from sdeinfer.infer._settings import LARGEST_LOGIT, Law
 
 if TYPE_CHECKING:
     import jax
@@ -83,11 +83,13 @@ class Kind:
         Raises:
             InputError: if neither names an architecture, and for sizes that it does not have.
         """
+        from sdeinfer.layers._templates import ARCHITECTURES, architecture_in
+
         kind = None if self.architecture is None else si.layers.template(self.architecture)
         if self.architecture in (None, attrs.get("architecture")):
-            kind = si.layers.architecture_in(dict(attrs)) or kind
+            kind = architecture_in(dict(attrs)) or kind
         if kind is None:
-            raise si.InputError(f"--architecture: the data do not name one; give {', '.join(si.layers.ARCHITECTURES)}")
+            raise si.InputError(f"--architecture: the data do not name one; give {', '.join(ARCHITECTURES)}")
         if "pattern" in kind.sizes:
             kind = si.layers.template(kind, pattern=self.pattern(attrs, tokens))
         elif self.causal:
@@ -202,8 +204,10 @@ class Fit:
         self, data: "xr.Dataset", kind: "si.layers.AbstractLayer", seed: int, started: float, **options: Any
     ) -> "xr.DataTree":
         """The fit of the model that suits the data; the command and the seconds since `started` are on record."""
+        from sdeinfer.observation._dataset import outputs_of
+
         settings = asdict(self) | options
-        if si.observation.outputs_of(data):
+        if outputs_of(data):
             model = si.models.outputs
         else:
             every_layer = (data["layer"].diff("layer") == 1).all()
@@ -234,12 +238,14 @@ class Workers:
 @contextmanager
 def at_work(flags: Workers) -> Iterator[bool]:
     """Run passes over data on the workers; yields whether there are any."""
+    from sdeinfer.observation._arrays import library
+
     if not flags:
         yield False
         return
     if flags.workers is not None and flags.scheduler is not None:
         raise si.InputError("--workers: starts processes here, --scheduler uses those of a cluster; omit one")
-    distributed = si.observation.library("distributed", "dask")
+    distributed = library("distributed", "dask")
     phase("starting workers" if flags.scheduler is None else "connecting to the scheduler")
     try:
         if flags.scheduler is None:

@@ -42,13 +42,15 @@ def observe_command(
     out: Annotated[Path, typer.Option(help="NetCDF file to write, or Zarr with the suffix .zarr")] = Path("data.nc"),
 ) -> None:
     """Reduce hidden states to covariances, or sample networks. Those for Zarr are made some at a time."""
-    from sdeinfer.observation import observe_file, write_in_chunks, write_parts
+    from sdeinfer.observation._arrays import library
+    from sdeinfer.observation._store import write_in_chunks, write_parts
+    from sdeinfer.observation._stored import observe_file
 
     in_parts = hidden_states is None and out.suffix == ZARR and ensemble.observe_every != "outputs"
     if workers and not in_parts:
         raise si.InputError("--workers, --scheduler: sample the layers of networks into Zarr (--out ….zarr) only")
     if out.suffix == ZARR:
-        si.observation.library("zarr")
+        library("zarr")
     with staged_file(out) as file:
         if hidden_states is None:
             architecture, V0 = start.of(kind)
@@ -125,9 +127,10 @@ def _networks_at_once(tokens: int, layers: int) -> int:
 
 def _with_attributes(part: "xr.Dataset", kind: Kind) -> "xr.Dataset":
     """The observed covariances with the attributes of the architecture, or of its pattern alone if none is named."""
+    from sdeinfer.layers._templates import attributes_of_layer
     from sdeinfer.likelihood import with_pattern
 
     tokens = part.sizes["token_a"]
     if kind.architecture is not None:
-        return part.assign_attrs(si.layers.attributes_of_layer(kind.of(part.attrs, tokens)))
+        return part.assign_attrs(attributes_of_layer(kind.of(part.attrs, tokens)))
     return with_pattern(part, kind.pattern(part.attrs, tokens))

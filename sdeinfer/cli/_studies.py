@@ -87,8 +87,10 @@ def tune_command(
 
 def _write_tuned(tuned: "si.Tuned", folder: Path, *, paths: int, seed: int) -> dict[str, "Figure"]:
     """Write the result, its figures, which are returned, and its page."""
+    from sdeinfer.report._tuned import tuned_figures
+
     phase("drawing the figure")
-    drawn = si.report.tuned_figures(tuned, paths=paths, key=key_of(seed, 1))
+    drawn = tuned_figures(tuned, paths=paths, key=key_of(seed, 1))
     phase("writing the report")
     tuned.write(folder / "tuned.json")
     si.report.write_figures(drawn, folder / "figures")

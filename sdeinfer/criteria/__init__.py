@@ -28,4 +28,3 @@ from sdeinfer.criteria._statistics import LogNorm as LogNorm
 from sdeinfer.criteria._statistics import MeanCorrelation as MeanCorrelation
 from sdeinfer.criteria._statistics import NormFactor as NormFactor
 from sdeinfer.criteria._statistics import RangeMargin as RangeMargin
-from sdeinfer.criteria._statistics import evaluate as evaluate

@@ -13,9 +13,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import centring, factor_on_host, validate_covariance
+from sdeinfer.covariance._factors import factor_on_host
+from sdeinfer.covariance._matrix import validate_covariance
+from sdeinfer.covariance._pattern import centring
 from sdeinfer.layers import AbstractLayer, ShapedAttention, ShapedTransformer, Stack
-from sdeinfer.solve import STEP, TangentPaths, simulate, tangents, tangents_from
+from sdeinfer.solve import TangentPaths, simulate, tangents
+from sdeinfer.solve._grid import STEP
+from sdeinfer.solve._tangents import tangents_from
 
 
 def squared_jacobian_norm(paths: TangentPaths) -> Float[Array, "paths times"]:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import eigh
+from sdeinfer.covariance._eigen import eigh
 
 type Directions = int | Literal["all"] | None
 """The start of a tangent: a random direction at one token, or at all; None for no tangent."""

@@ -34,7 +34,8 @@ from sdeinfer.diagnostics._thresholds import (
     SPREAD,
 )
 from sdeinfer.diagnostics._verdict import IN_RANGE, THEORY, Verdict, at_least, at_most
-from sdeinfer.layers import AbstractLayer, call_of, kind_in_words, sizes_in_words
+from sdeinfer.layers import AbstractLayer, kind_in_words
+from sdeinfer.layers._templates import call_of, sizes_in_words
 
 OUT_OF_RANGE = " out of range, probability"
 

@@ -23,12 +23,17 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.diagnostics._posterior import Posterior, with_chains
 from sdeinfer.diagnostics._thresholds import EVIDENCE
-from sdeinfer.infer import LARGEST_COORDINATE
-from sdeinfer.layers import ARCHITECTURES, AbstractLayer, FiniteWidth, Limit, masked_as, template
-from sdeinfer.likelihood import Path, PathStatistics, any_transitions, path_statistics
+from sdeinfer.infer._mode import LARGEST_COORDINATE
+from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit, template
+from sdeinfer.layers._templates import ARCHITECTURES, masked_as
+from sdeinfer.likelihood import any_transitions
+from sdeinfer.likelihood._reduction import path_statistics
+from sdeinfer.likelihood._statistics import PathStatistics
+from sdeinfer.likelihood._transitions import Path
 from sdeinfer.networks import sample_layer
 
 SAMPLE = 16_384

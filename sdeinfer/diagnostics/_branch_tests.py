@@ -8,7 +8,8 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
-from sdeinfer.blocks import interpolated, scale_free
+from sdeinfer.blocks._coefficients import interpolated
+from sdeinfer.blocks._information import scale_free
 from sdeinfer.diagnostics._dependence import (
     Dependence,
     dependence_of_pairs,

@@ -10,7 +10,7 @@ from sdeinfer.diagnostics._posterior import Posterior, with_chains
 from sdeinfer.diagnostics._sampler import CONTRACTED, of_chains, of_geometry, of_rough, of_truth, with_precision
 from sdeinfer.diagnostics._summary import constants_of
 from sdeinfer.diagnostics._verdict import Check
-from sdeinfer.infer import placed
+from sdeinfer.infer._placed import placed
 from sdeinfer.layers import AbstractLayer
 
 

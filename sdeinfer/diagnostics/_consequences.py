@@ -13,7 +13,7 @@ import xarray as xr
 from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, inverse_of, sums_of
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.likelihood import PATH
+from sdeinfer.likelihood._program import PATH
 
 SCATTER = "scatter of networks"
 """Name of the row of ratios of standard deviations."""

@@ -23,7 +23,7 @@ from sdeinfer.diagnostics._posterior import Posterior, has_prior
 from sdeinfer.diagnostics._predictive import predictions_of
 from sdeinfer.diagnostics._range import range_of
 from sdeinfer.diagnostics._verdict import Verdict
-from sdeinfer.observation import SHARED_WEIGHTS
+from sdeinfer.observation._dataset import SHARED_WEIGHTS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

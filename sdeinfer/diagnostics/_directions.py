@@ -4,9 +4,11 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from sdeinfer.covariance import PatternSpectrum, Spectrum, pairs, tokens_of, unvech, vech
-from sdeinfer.infer import Innovations
-from sdeinfer.likelihood import Path
+from sdeinfer.covariance._diffusion import Spectrum
+from sdeinfer.covariance._matrix import pairs, tokens_of, unvech, vech
+from sdeinfer.covariance._pattern_noise import PatternSpectrum
+from sdeinfer.infer._innovations import Innovations
+from sdeinfer.likelihood._transitions import Path
 
 DIRECTIONS = {
     "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, the weights have another variance, or "

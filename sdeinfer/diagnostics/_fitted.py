@@ -4,8 +4,10 @@ import numpy as np
 import xarray as xr
 
 from sdeinfer._files import InputError
-from sdeinfer.likelihood import USED
-from sdeinfer.observation import labels_of, validate, validate_labels
+from sdeinfer.likelihood._transitions import USED
+from sdeinfer.observation import validate
+from sdeinfer.observation._dataset import validate_labels
+from sdeinfer.observation._faults import labels_of
 
 ROUNDING = 1e-6
 """Largest difference of equal covariances that were stored in different types, relative to the norms of the tokens."""

@@ -9,7 +9,7 @@ from arviz_stats.psense import psense
 
 from sdeinfer.diagnostics._innovations import inverse_of, sums_of
 from sdeinfer.diagnostics._posterior import Posterior
-from sdeinfer.infer import ADJUSTED_LIKELIHOOD
+from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 from sdeinfer.layers import AbstractLayer
 
 PRECISION = 0.1

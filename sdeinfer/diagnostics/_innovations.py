@@ -25,9 +25,12 @@ from scipy import stats
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._directions import DIRECTIONS, memory, weights
 from sdeinfer.diagnostics._posterior import Posterior
-from sdeinfer.infer import Innovations, LawAt, innovations, law_at, mean_and_variance, omitted_order
+from sdeinfer.infer import innovations, law_at
+from sdeinfer.infer._innovations import Innovations, LawAt, mean_and_variance
+from sdeinfer.infer._sandwich import omitted_order
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.likelihood import Path, any_transitions, with_pattern
+from sdeinfer.likelihood import any_transitions, with_pattern
+from sdeinfer.likelihood._transitions import Path
 
 SOFTMAX, WIDTH = "omitted order of the softmax", "finite width"
 OMISSIONS = (SOFTMAX, WIDTH)

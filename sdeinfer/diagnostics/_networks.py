@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-from sdeinfer.covariance import pairs, unvech
+from sdeinfer.covariance._matrix import pairs, unvech
 from sdeinfer.diagnostics._innovations import LARGEST, laws_of
 from sdeinfer.diagnostics._posterior import Posterior
-from sdeinfer.infer import LawAt, innovations
-from sdeinfer.likelihood import Path
+from sdeinfer.infer import innovations
+from sdeinfer.infer._innovations import LawAt
+from sdeinfer.likelihood._transitions import Path
 
 SAME = 1e-4
 """Largest difference of covariances of the same tokens, relative to the largest entry."""

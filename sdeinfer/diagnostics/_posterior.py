@@ -10,9 +10,10 @@ import xarray as xr
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._fitted import fitted_data
 from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of, summarise, with_chain
-from sdeinfer.infer import architecture_of
-from sdeinfer.layers import ARCHITECTURES, AbstractLayer, architecture_in, is_named, template
-from sdeinfer.likelihood import used_of
+from sdeinfer.infer._assume import architecture_of
+from sdeinfer.layers import AbstractLayer, template
+from sdeinfer.layers._templates import ARCHITECTURES, architecture_in, is_named
+from sdeinfer.likelihood._transitions import used_of
 
 PRIOR_SD = 1.5
 """Standard deviation of a coordinate on the real line, about 0, by the default priors."""

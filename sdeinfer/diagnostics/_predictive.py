@@ -14,7 +14,7 @@ from scipy.stats import kstest, wasserstein_distance
 
 from sdeinfer.diagnostics._fitted import require_groups
 from sdeinfer.diagnostics._thresholds import FEWEST_NETWORKS
-from sdeinfer.infer import ADJUSTED_LIKELIHOOD
+from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 
 SMOOTHED = 50
 """Smallest number of draws for Pareto smoothing of the weights."""

@@ -13,8 +13,10 @@ from jaxtyping import Float
 
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.diagnostics._thresholds import LEAST_USED
-from sdeinfer.infer import LARGEST_LOGIT, logit_scale, mean_spread
-from sdeinfer.likelihood import any_transitions, used_of, with_used
+from sdeinfer.infer._measures import logit_scale, mean_spread
+from sdeinfer.infer._settings import LARGEST_LOGIT
+from sdeinfer.likelihood import any_transitions
+from sdeinfer.likelihood._transitions import used_of, with_used
 from sdeinfer.networks import sample_layer
 
 LAYERS, DRAWS = 256, 96

@@ -10,7 +10,7 @@ from arviz_stats.summary import summary
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
-from sdeinfer.observation import truth_of
+from sdeinfer.observation._dataset import truth_of
 from sdeinfer.parameters import C_GAP, C_MEAN, C_MINUS, C_PLUS, SLOPES, Parameter
 
 HDI = 0.94

@@ -8,24 +8,20 @@ import xarray as xr
 
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.infer._bridged import Latent
 from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._grouped import Grouped
 from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import pose
 from sdeinfer.infer._settings import LAWS, Law
-from sdeinfer.layers import ARCHITECTURES, AbstractLayer, architecture_in, check_fittable, is_named, masked_as, template
-from sdeinfer.likelihood import (
-    AbstractModel,
-    Assumptions,
-    EveryLayer,
-    Groups,
-    LatentLayers,
-    checked_priors,
-    with_pattern,
-)
-from sdeinfer.observation import INCOMPLETE, TOKENS, validate_labels
+from sdeinfer.layers import AbstractLayer, template
+from sdeinfer.layers._templates import ARCHITECTURES, architecture_in, check_fittable, is_named, masked_as
+from sdeinfer.likelihood import AbstractModel, with_pattern
+from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
+from sdeinfer.likelihood._model import EveryLayer, Groups, LatentLayers
+from sdeinfer.observation._dataset import INCOMPLETE, TOKENS, validate_labels
 
 
 @pose.register

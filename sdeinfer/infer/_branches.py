@@ -8,12 +8,13 @@ import numpy as np
 import xarray as xr
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks import BlockOrder, labelled
+from sdeinfer.blocks._coefficients import labelled
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._labels import NETWORK, Labels, labels_by_trace, stamp
 from sdeinfer.infer._problem import AbstractProblem, Prepared, pose
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.likelihood import BranchModel, BranchPath
+from sdeinfer.likelihood._increments import BranchModel, BranchPath
 from sdeinfer.observation import validate_branches
 
 BRANCH, LAYER = "branch", "layer"

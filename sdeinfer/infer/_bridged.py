@@ -16,7 +16,9 @@ from sdeinfer.infer._metropolis import Metropolis
 from sdeinfer.infer._mode import LayerAt, Mode, Pilot, layer_at
 from sdeinfer.infer._problem import Layers, Prepared, Sites
 from sdeinfer.infer._samplers import AbstractSampler
-from sdeinfer.likelihood import PATH, LatentLayers, Path
+from sdeinfer.likelihood._model import LatentLayers
+from sdeinfer.likelihood._program import PATH
+from sdeinfer.likelihood._transitions import Path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,9 @@ from sdeinfer.infer._measures import measures_of
 from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import AbstractProblem, Prepared
 from sdeinfer.infer._range import Range, range_to_fit
-from sdeinfer.likelihood import Layout, Path, observed_path, path_layout, statistics_of_sums, sums_of, used_of
-from sdeinfer.observation import first_fault, last_marks, require_different
+from sdeinfer.likelihood._reduction import Layout, path_layout, statistics_of_sums, sums_of
+from sdeinfer.likelihood._transitions import Path, observed_path, used_of
+from sdeinfer.observation._faults import first_fault, last_marks, require_different
 from sdeinfer.terms import AbstractTerm
 
 LEAST = 2**25

@@ -19,8 +19,12 @@ from sdeinfer.infer._predictive import labelled, predict
 from sdeinfer.infer._problem import AbstractProblem, Layers, Prepared, Sites
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
-from sdeinfer.layers import SIZES, AbstractLayer, attributes_of_layer, limit_on_host
-from sdeinfer.likelihood import USED, Assumptions, EveryLayer, Path, used_of
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._base import limit_on_host
+from sdeinfer.layers._templates import SIZES, attributes_of_layer
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._model import EveryLayer
+from sdeinfer.likelihood._transitions import USED, Path, used_of
 from sdeinfer.observation import validate
 
 

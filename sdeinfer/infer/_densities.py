@@ -16,7 +16,10 @@ from numpyro.infer.util import constrain_fn
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
-from sdeinfer.likelihood import AbstractModel, AbstractPath, Adjustment, LatentLayers, Shapes, layer_in
+from sdeinfer.likelihood import AbstractModel
+from sdeinfer.likelihood._model import LatentLayers
+from sdeinfer.likelihood._path import AbstractPath, Adjustment
+from sdeinfer.likelihood._program import Shapes, layer_in
 
 BLOCK = 250
 """Number of draws evaluated at a time, so that one shape is compiled."""

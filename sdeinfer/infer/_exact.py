@@ -17,7 +17,7 @@ from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._map_reduce import added
 from sdeinfer.infer._innovations import Scores
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.likelihood import PathStatistics
+from sdeinfer.likelihood._statistics import PathStatistics
 
 PASSES = 8
 """Largest number of passes over the data."""

@@ -18,8 +18,11 @@ from sdeinfer.infer._predictive import predicted_draws
 from sdeinfer.infer._problem import pose
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, Law
-from sdeinfer.layers import AbstractLayer, architecture_in
-from sdeinfer.likelihood import Assumptions, Transitions, as_model, checked_priors, transitions_of
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._templates import architecture_in
+from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
+from sdeinfer.likelihood._model import as_model
+from sdeinfer.likelihood._plain import Transitions, transitions_of
 from sdeinfer.observation import validate
 
 

@@ -16,8 +16,11 @@ from sdeinfer.infer._labels import GROUP, NETWORK, Labels, labels_by_trace
 from sdeinfer.infer._mode import Pilot, layer_at, posterior_mode
 from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import Prepared
-from sdeinfer.likelihood import Estimates, Groups, Path, observed_path, path_layout
-from sdeinfer.observation import groups_of
+from sdeinfer.likelihood._model import Groups
+from sdeinfer.likelihood._reduction import path_layout
+from sdeinfer.likelihood._statistics import Estimates
+from sdeinfer.likelihood._transitions import Path, observed_path
+from sdeinfer.observation._dataset import groups_of
 
 WEAK = 4.0
 """Information on a coordinate, in the units of `Coordinates.unconstrained`, that is subtracted from that of a group's

@@ -11,7 +11,9 @@ from jaxtyping import Array, Float
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.layers import AbstractLayer, FiniteWidth
-from sdeinfer.likelihood import Moments, Path, Terms, at_least_a_quarter, moments_of, repeated_widths
+from sdeinfer.likelihood._statistics import repeated_widths
+from sdeinfer.likelihood._terms import Moments, Terms, at_least_a_quarter, moments_of
+from sdeinfer.likelihood._transitions import Path
 
 
 class LawAt(NamedTuple):

@@ -15,7 +15,8 @@ from arviz_base import dict_to_dataset
 from jaxtyping import ArrayLike, PyTree
 from numpyro import handlers
 
-from sdeinfer.likelihood import PATH, AbstractModel, observes_path
+from sdeinfer.likelihood import AbstractModel
+from sdeinfer.likelihood._program import PATH, observes_path
 
 NETWORK, GROUP = "network", "group"
 

@@ -16,7 +16,7 @@ from numpyro.infer.util import constrain_fn, potential_energy
 from sdeinfer._progress import phase
 from sdeinfer.infer._densities import given_latent, latent_structure, trace_at
 from sdeinfer.infer._mode import DIFFERENCES, Mode, found_from
-from sdeinfer.likelihood import LatentLayers
+from sdeinfer.likelihood._model import LatentLayers
 
 SETS = 8
 """Number of draws of the innovations over which each bridge's likelihood is averaged. Given a single draw the latent

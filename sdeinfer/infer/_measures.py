@@ -7,8 +7,12 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Real
 
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, centring, singular, whiten_by
-from sdeinfer.terms import attention_drift, relu_drift
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._factors import whiten_by
+from sdeinfer.covariance._matrix import singular
+from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
+from sdeinfer.terms._attention import attention_drift
+from sdeinfer.terms._relu import relu_drift
 
 type Measure = Callable[[np.ndarray, np.ndarray, Pattern], np.ndarray]
 """Function of covariances, widths and an attention pattern: one of those below."""

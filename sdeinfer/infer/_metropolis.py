@@ -24,7 +24,8 @@ from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._latent import draw_latent, latent_mode, log_prior, log_priors, log_weights, sites_at
 from sdeinfer.infer._samplers import AbstractSampler
-from sdeinfer.likelihood import AbstractModel, LatentLayers
+from sdeinfer.likelihood import AbstractModel
+from sdeinfer.likelihood._model import LatentLayers
 
 MOVES = 6
 """Number of updates of θ per iteration; half are random-walk moves, half independence moves."""

@@ -18,7 +18,8 @@ from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.infer._densities import constrained_sites, latent_structure
-from sdeinfer.likelihood import AbstractModel, PathStatistics
+from sdeinfer.likelihood import AbstractModel
+from sdeinfer.likelihood._statistics import PathStatistics
 from sdeinfer.parameters import TAU0
 
 LARGEST_COORDINATE = 8.0

@@ -8,7 +8,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Int
 
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._exact import shift_to_exact_mode
 from sdeinfer.infer._innovations import Scores, law_at, scores_of
@@ -16,20 +17,13 @@ from sdeinfer.infer._mode import LayerAt, Mode, Pilot, curvature_of_priors, laye
 from sdeinfer.infer._problem import Prepared
 from sdeinfer.infer._sandwich import sandwich
 from sdeinfer.layers import AbstractLayer, template
-from sdeinfer.likelihood import (
-    Assumptions,
-    EveryLayer,
-    Layout,
-    Path,
-    PathStatistics,
-    blank_statistics,
-    layer_of_each,
-    no_adjustment,
-    observed_path,
-    path_layout,
-    path_statistics,
-    shared_layer,
-)
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._model import EveryLayer
+from sdeinfer.likelihood._path import no_adjustment
+from sdeinfer.likelihood._program import layer_of_each, shared_layer
+from sdeinfer.likelihood._reduction import Layout, path_layout, path_statistics
+from sdeinfer.likelihood._statistics import PathStatistics, blank_statistics
+from sdeinfer.likelihood._transitions import Path, observed_path
 
 NODES = 64
 """Number of nodes for the pilot estimates: the smallest number of a fit, so that they share its compiled programs."""

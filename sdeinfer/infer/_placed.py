@@ -8,7 +8,7 @@ import jax
 import xarray as xr
 
 from sdeinfer._threads import on_cpu
-from sdeinfer.likelihood import LatentLayers
+from sdeinfer.likelihood._model import LatentLayers
 
 SINGLE = 2**16
 """Largest number of terms of a log density in single precision, which resolves a sum of so many to a few hundredths."""

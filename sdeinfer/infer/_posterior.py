@@ -12,7 +12,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from sdeinfer.infer._densities import latent_structure
 from sdeinfer.infer._mode import by_site, posterior_mode, sampled_potential
-from sdeinfer.likelihood import AbstractModel, EveryLayer, PathStatistics
+from sdeinfer.likelihood import AbstractModel
+from sdeinfer.likelihood._model import EveryLayer
+from sdeinfer.likelihood._statistics import PathStatistics
 
 
 class Posterior(eqx.Module):

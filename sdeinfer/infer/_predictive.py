@@ -11,11 +11,13 @@ import xarray as xr
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.covariance import factor_on_host
+from sdeinfer.covariance._factors import factor_on_host
 from sdeinfer.infer._densities import over_draws
 from sdeinfer.layers import AbstractLayer, Limit
-from sdeinfer.observation import DIMS, outputs_of
-from sdeinfer.solve import STEP, fill_after, solve_in_blocks, step_grid
+from sdeinfer.observation._dataset import DIMS, outputs_of
+from sdeinfer.solve._blocks import solve_in_blocks
+from sdeinfer.solve._grid import STEP, step_grid
+from sdeinfer.solve._solve import fill_after
 
 TIMES, FEWEST, ENTRIES = 9, 3, 2**24
 """Largest and least number of observed layers, evenly spaced, at which predictions are kept; and the number of entries

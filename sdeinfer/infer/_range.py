@@ -47,9 +47,12 @@ from sdeinfer.infer._measures import (
 )
 from sdeinfer.infer._mode import LayerAt, Pilot
 from sdeinfer.infer._settings import LARGEST_LOGIT
-from sdeinfer.layers import AbstractLayer, limit_on_host
-from sdeinfer.likelihood import Assumptions, Path, any_transitions, evenly_by, outputs_transitions, used_of, with_used
-from sdeinfer.observation import outputs_of
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._base import limit_on_host
+from sdeinfer.likelihood import any_transitions
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._transitions import Path, evenly_by, outputs_transitions, used_of, with_used
+from sdeinfer.observation._dataset import outputs_of
 
 FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
 """The first estimate of τ0 uses `FIRST_TERMS` terms (a transition has m(m + 1)/2), and all transitions whose spread is

@@ -20,7 +20,8 @@ from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._densities import constrained_sites, log_densities
 from sdeinfer.infer._posterior import Posterior
-from sdeinfer.likelihood import AbstractModel, LatentLayers
+from sdeinfer.likelihood import AbstractModel
+from sdeinfer.likelihood._model import LatentLayers
 
 CHUNK = 250
 """Iterations between updates of the progress bar."""

@@ -33,8 +33,11 @@ from jaxtyping import Bool, Float, Int
 from sdeinfer.covariance import Pattern
 from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._measures import logit_spread, mean_spread
-from sdeinfer.layers import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT, AbstractLayer
-from sdeinfer.likelihood import Adjustment, Path, increments_of
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._finite_width import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT
+from sdeinfer.likelihood._path import Adjustment
+from sdeinfer.likelihood._terms import increments_of
+from sdeinfer.likelihood._transitions import Path
 from sdeinfer.networks import sample_layer
 
 DRAWS, DRAWN_TERMS, FEWEST_DRAWS = 16_384, 2**18, 512

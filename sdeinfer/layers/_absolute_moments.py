@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from sdeinfer.covariance import spectrum
+from sdeinfer.covariance._diffusion import spectrum
 
 NODES = 512
 """Number of nodes of the quadrature, a power of two; they give the moments to 5 to 25 % of 1 plus their size."""

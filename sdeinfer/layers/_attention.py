@@ -12,24 +12,16 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, given
 from sdeinfer._files import InputError
-from sdeinfer.covariance import (
-    EVERY_TOKEN,
-    Pattern,
-    centring,
-    gram,
-    is_concrete,
-    matmul,
-    reciprocal,
-    require_pattern,
-    total,
-    transpose,
-)
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._batched import gram, matmul, total, transpose
+from sdeinfer.covariance._matrix import is_concrete, reciprocal
+from sdeinfer.covariance._pattern import EVERY_TOKEN, centring, require_pattern
 from sdeinfer.layers._base import AbstractLayer, heads_in_words, projection_in_words, shortcut, size
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import factor, residual_covariance, whole, wishart_draws, wishart_factor
 from sdeinfer.parameters import GAMMA, TAU0, Parameter
-from sdeinfer.terms import Limit
+from sdeinfer.terms._limit import Limit
 
 
 class ShapedAttention(AbstractLayer):

@@ -16,11 +16,13 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer._html import render
-from sdeinfer.covariance import Pattern, is_concrete
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._matrix import is_concrete
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
-from sdeinfer.terms import AbstractTerm, Limit
+from sdeinfer.terms import AbstractTerm
+from sdeinfer.terms._limit import Limit
 
 
 class AbstractLayer(eqx.Module):

@@ -9,7 +9,8 @@ import jax.random as jr
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import gram, matmul, reciprocal
+from sdeinfer.covariance._batched import gram, matmul
+from sdeinfer.covariance._matrix import reciprocal
 from sdeinfer.layers._base import AbstractLayer, expansion_in_words, shortcut, size
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
@@ -23,7 +24,7 @@ from sdeinfer.layers._wishart import (
     with_gram,
 )
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA
-from sdeinfer.terms import Limit
+from sdeinfer.terms._limit import Limit
 
 
 def shaped_relu(x: Array, c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: ArrayLike) -> Array:

@@ -18,7 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, PatternSpectrum, Spectrum, reciprocal, vech
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._diffusion import Spectrum
+from sdeinfer.covariance._matrix import reciprocal, vech
+from sdeinfer.covariance._pattern import EVERY_TOKEN
+from sdeinfer.covariance._pattern_noise import PatternSpectrum
 from sdeinfer.layers._next_order import (
     attention_drift_next,
     attention_noise_next,
@@ -34,7 +38,10 @@ from sdeinfer.layers._pattern_order import (
     pattern_features,
     relu_drift_curvature,
 )
-from sdeinfer.terms import AbstractTerm, Limit, attention_drift, relu_drift
+from sdeinfer.terms import AbstractTerm
+from sdeinfer.terms._attention import attention_drift
+from sdeinfer.terms._limit import Limit
+from sdeinfer.terms._relu import relu_drift
 
 VARIANCE_FEATURES = (
     *("attention_growth", "relu_growth", "attention_next", "relu_hidden", "relu_tokens", "relu_response"),

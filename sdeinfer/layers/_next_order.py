@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sdeinfer.covariance import Spectrum, inverse_lower, safe_sqrt
+from sdeinfer.covariance._diffusion import Spectrum
+from sdeinfer.covariance._factors import inverse_lower
+from sdeinfer.covariance._matrix import safe_sqrt
 from sdeinfer.layers._absolute_moments import excess_products
-from sdeinfer.terms import relu_alignment
+from sdeinfer.terms._relu import relu_alignment
 
 
 class Frame(NamedTuple):

@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sdeinfer.covariance import Pattern, safe_sqrt
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._matrix import safe_sqrt
 from sdeinfer.layers._absolute_moments import excess_forms
 from sdeinfer.layers._next_order import (
     Angles,

@@ -14,14 +14,15 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, require_pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN, require_pattern
 from sdeinfer.layers._attention import ShapedAttention
 from sdeinfer.layers._base import AbstractLayer, expansion_in_words, heads_in_words, projection_in_words, size
 from sdeinfer.layers._feedforward import ResidualFeedForward, ShapedMLP, check_expansion
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA, TAU0, Parameter
-from sdeinfer.terms import Limit
+from sdeinfer.terms._limit import Limit
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:

@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from sdeinfer.covariance import cholesky, gram, invert_lower, matmul, pivoted_cholesky, semidefinite_cholesky, total
+from sdeinfer.covariance._batched import (
+    cholesky,
+    gram,
+    invert_lower,
+    matmul,
+    pivoted_cholesky,
+    semidefinite_cholesky,
+    total,
+)
 from sdeinfer.layers._keys import NetworkKeys
 
 COLUMNS_AT_ONCE = 16

@@ -12,7 +12,8 @@ import numpyro.distributions as dist
 from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer._files import InputError
-from sdeinfer.layers import ARCHITECTURES, AbstractLayer
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._templates import ARCHITECTURES
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
 from sdeinfer.terms import AbstractTerm
 

@@ -20,18 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from sdeinfer.covariance import (
-    cholesky,
-    diagonal,
-    eigh,
-    gram,
-    identity_like,
-    invert_lower,
-    matmul,
-    square_of,
-    total,
-    transpose,
-)
+from sdeinfer.covariance._batched import cholesky, diagonal, gram, identity_like, invert_lower, matmul, total, transpose
+from sdeinfer.covariance._eigen import eigh
+from sdeinfer.covariance._matrix import square_of
 from sdeinfer.likelihood._layer_step import LayerLaw, conjugated, layer_step
 
 LOG_TERMS = 4

@@ -11,8 +11,9 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from numpyro.distributions import Distribution, constraints
 
 from sdeinfer._threads import on_cpu
-from sdeinfer.covariance import square_of
-from sdeinfer.layers import ATTENTION_NEXT, AbstractLayer, Limit
+from sdeinfer.covariance._matrix import square_of
+from sdeinfer.layers import AbstractLayer, Limit
+from sdeinfer.layers._finite_width import ATTENTION_NEXT
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._bridge import Span, bridge, innovations_needed
 from sdeinfer.likelihood._layer_step import LayerLaw, power_of

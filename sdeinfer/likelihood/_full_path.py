@@ -12,11 +12,15 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 from numpyro.distributions import Distribution, constraints
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import semidefinite_cholesky
-from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit, NetworkKeys, has_chain
+from sdeinfer.covariance._batched import semidefinite_cholesky
+from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
+from sdeinfer.layers._base import has_chain
+from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.networks import covariance_chain
-from sdeinfer.solve import BrownianSteps, Grid, fill_after, scan_paths
+from sdeinfer.solve import BrownianSteps
+from sdeinfer.solve._grid import Grid
+from sdeinfer.solve._solve import fill_after, scan_paths
 
 FARTHEST = 40.0
 """Bound on the parameters on the real line, such as log τ0: beyond it, squares and cubes of them lose all digits."""

@@ -13,15 +13,10 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks import (
-    LOG_FACTORS,
-    STRENGTH,
-    WIDEST,
-    BlockOrder,
-    adjusted_coefficients,
-    branch_coefficients,
-    interpolated,
-)
+from sdeinfer.blocks._block import STRENGTH
+from sdeinfer.blocks._coefficients import LOG_FACTORS, WIDEST, branch_coefficients, interpolated
+from sdeinfer.blocks._information import adjusted_coefficients
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.likelihood._model import AbstractModel
 

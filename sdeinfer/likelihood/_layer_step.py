@@ -17,20 +17,14 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import (
-    centred_gram,
-    cholesky,
-    diagonal,
-    eigh,
-    identity_like,
-    invert_lower,
-    matmul,
-    square_of,
-    total,
-    transpose,
-)
+from sdeinfer.covariance._batched import cholesky, diagonal, identity_like, invert_lower, matmul, total, transpose
+from sdeinfer.covariance._diffusion import centred_gram
+from sdeinfer.covariance._eigen import eigh
+from sdeinfer.covariance._matrix import square_of
 from sdeinfer.likelihood._terms import Moments, bounded
-from sdeinfer.terms import Limit, attention_drift, relu_drift
+from sdeinfer.terms._attention import attention_drift
+from sdeinfer.terms._limit import Limit
+from sdeinfer.terms._relu import relu_drift
 
 POWERS = (2, 4, 8, 16)
 """Allowed powers p; powers of two need few matrix products."""

@@ -10,7 +10,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Bool, Float, Int
 
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import FiniteWidth, Limit
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._path import AbstractPath, Adjustment

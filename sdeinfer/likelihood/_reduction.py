@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import Pattern
-from sdeinfer.layers import ATTENTION_NEXT, drift_count
+from sdeinfer.layers._finite_width import ATTENTION_NEXT, drift_count
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._statistics import NODES, PathStatistics, quadratic_pairs, repeated_widths, rows_of
 from sdeinfer.likelihood._terms import Terms

@@ -25,12 +25,14 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
-from sdeinfer.layers import ATTENTION_NEXT, VARIANCE_FEATURES, FiniteWidth, Limit, drift_count
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
+from sdeinfer.layers import FiniteWidth, Limit
+from sdeinfer.layers._finite_width import ATTENTION_NEXT, VARIANCE_FEATURES, drift_count
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._path import AbstractPath, Adjustment
 from sdeinfer.likelihood._terms import Moments, bounded, moments_of, of_limits
-from sdeinfer.observation import Groups
+from sdeinfer.observation._dataset import Groups
 
 BLOCKS, BLOCK_ENTRIES = (64, 256), 2**25
 """Numbers of networks for which programs are compiled, and a bound on the entries of their weights; fewer networks if

@@ -12,8 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, PatternSpectrum, Spectrum, coordinates, pairs, reciprocal, vech
-from sdeinfer.layers import VARIANCE_FEATURES, FiniteWidth, Limit, drift_terms, variance_terms
+from sdeinfer.covariance import Pattern, coordinates
+from sdeinfer.covariance._diffusion import Spectrum
+from sdeinfer.covariance._matrix import pairs, reciprocal, vech
+from sdeinfer.covariance._pattern import EVERY_TOKEN
+from sdeinfer.covariance._pattern_noise import PatternSpectrum
+from sdeinfer.layers import FiniteWidth, Limit
+from sdeinfer.layers._finite_width import VARIANCE_FEATURES, drift_terms, variance_terms
 from sdeinfer.terms import AbstractTerm
 
 REMEMBERED = 2**28

@@ -13,17 +13,14 @@ from jaxtyping import Bool, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer._progress import done
-from sdeinfer.covariance import (
-    EVERY_TOKEN,
-    PATTERN_ATTRIBUTES,
-    Pattern,
-    PatternSpectrum,
-    Spectrum,
-    coordinates,
-    singular,
-)
+from sdeinfer.covariance import Pattern, coordinates
+from sdeinfer.covariance._diffusion import Spectrum
+from sdeinfer.covariance._matrix import singular
+from sdeinfer.covariance._pattern import EVERY_TOKEN, PATTERN_ATTRIBUTES
+from sdeinfer.covariance._pattern_noise import PatternSpectrum
 from sdeinfer.likelihood._terms import Terms, in_blocks, next_order_terms, remembered_terms, terms_of
-from sdeinfer.observation import outputs_of, validate
+from sdeinfer.observation import validate
+from sdeinfer.observation._dataset import outputs_of
 from sdeinfer.terms import AbstractTerm
 
 BLOCK, BLOCK_TERMS = 2048, 2**17

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._files import InputError
-from sdeinfer.layers import as_module
+from sdeinfer.layers._over_depth import as_module
 
 _product = functools.partial(jnp.matmul, precision="highest")
 """JAX's default on a GPU rounds factors in single precision to 11 bits: an error of 7·10⁻⁴ in the tokens at T = 2."""

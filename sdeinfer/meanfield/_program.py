@@ -19,12 +19,18 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from sdeinfer._files import InputError
-from sdeinfer.infer import NETWORK, AbstractProblem, Draws, Labels, Prepared, labelled, pose, stamp
-from sdeinfer.likelihood import AbstractModel, Prior, checked_priors, sample_or_fix
+from sdeinfer.infer._chains import Draws
+from sdeinfer.infer._labels import NETWORK, Labels, stamp
+from sdeinfer.infer._predictive import labelled
+from sdeinfer.infer._problem import AbstractProblem, Prepared, pose
+from sdeinfer.likelihood import AbstractModel
+from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.meanfield._flow import SelfAttentionFlow
 from sdeinfer.meanfield._projected_normal import ProjectedNormal
 from sdeinfer.meanfield._score_tests import score_tests
-from sdeinfer.observation import TOKEN_DIMS, as_array, in_order, labels_of_networks, validate_tokens
+from sdeinfer.observation import validate_tokens
+from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
+from sdeinfer.observation._dataset import TOKEN_DIMS
 from sdeinfer.parameters import Coordinates, Parameter
 
 type Sites = Mapping[str, np.ndarray]

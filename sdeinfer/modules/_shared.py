@@ -11,8 +11,10 @@ import numpy as np
 
 from sdeinfer._arguments import at_least_one, given
 from sdeinfer._files import InputError
-from sdeinfer.covariance import CAUSAL, EVERY_TOKEN
-from sdeinfer.layers import AbstractLayer, OverDepth, check_parameters
+from sdeinfer.covariance import CAUSAL
+from sdeinfer.covariance._pattern import EVERY_TOKEN
+from sdeinfer.layers import AbstractLayer, OverDepth
+from sdeinfer.layers._base import check_parameters
 from sdeinfer.parameters import BIJECTIONS, GAMMA, TAU0, Parameter
 
 

@@ -14,6 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer import layers
+from sdeinfer.layers._feedforward import hidden_units
 from sdeinfer.modules._shared import OfLayer, key_size, relu_slopes, residual_weights, temperature
 
 
@@ -81,7 +82,7 @@ class ShapedFeedForward(OfLayer, nnx.Module):
     layer_type = layers.ResidualFeedForward
 
     def __init__(self, width: int, gamma: float, c_plus: float, c_minus: float, *, expansion: float = 1, **more: Any):
-        units = layers.hidden_units(expansion, width)
+        units = hidden_units(expansion, width)
         self.shortcut, self.gamma = residual_weights(gamma)
         self.up, self.down = relu_slopes(c_plus, c_minus, width)
         self.pre, self.post = linear(width, units, **more), linear(units, width, **more)

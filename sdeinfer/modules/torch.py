@@ -12,6 +12,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from torch import Tensor, nn  # pyright: ignore[reportMissingImports]
 
 from sdeinfer import layers
+from sdeinfer.layers._feedforward import hidden_units
 from sdeinfer.modules._shared import OfLayer, key_size, relu_slopes, residual_weights, temperature
 
 
@@ -97,7 +98,7 @@ class ShapedFeedForward(OfLayer, nn.Module):
 
     def __init__(self, width: int, gamma: float, c_plus: float, c_minus: float, *, expansion: float = 1, **more: Any):
         super().__init__()
-        units = layers.hidden_units(expansion, width)
+        units = hidden_units(expansion, width)
         self.shortcut, self.gamma = residual_weights(gamma)
         self.up, self.down = relu_slopes(c_plus, c_minus, width)
         self.pre, self.post = Linear(width, units, **more), Linear(units, width, **more)

@@ -1,12 +1,9 @@
 """Finite networks: drawn with their weights, or as the exact Markov chain of their covariances."""
 
 from sdeinfer.networks._branches import sample_branches as sample_branches
-from sdeinfer.networks._chain import check_chain_width as check_chain_width
 from sdeinfer.networks._chain import covariance_chain as covariance_chain
 from sdeinfer.networks._gradients import sample_gradients as sample_gradients
 from sdeinfer.networks._gradients import sample_tangents as sample_tangents
-from sdeinfer.networks._sample import chains_at_once as chains_at_once
-from sdeinfer.networks._sample import sample_chains as sample_chains
 from sdeinfer.networks._sample import sample_layer as sample_layer
 from sdeinfer.networks._sample import sample_networks as sample_networks
 from sdeinfer.networks._sample import sample_outputs as sample_outputs

@@ -9,9 +9,11 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, checked
-from sdeinfer.blocks import BlockOrder
-from sdeinfer.covariance import validate_covariance
-from sdeinfer.layers import AbstractLayer, check_parameters, layer_time
+from sdeinfer.blocks._order import BlockOrder
+from sdeinfer.covariance._matrix import validate_covariance
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._base import check_parameters
+from sdeinfer.layers._over_depth import layer_time
 from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observation import BranchObserver, joined_branches
 

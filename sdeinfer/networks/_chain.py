@@ -5,8 +5,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import gram, matmul, transpose
-from sdeinfer.layers import AbstractLayer, NetworkKeys, layer_time, whole, wishart_draws, wishart_factor, with_gram
+from sdeinfer.covariance._batched import gram, matmul, transpose
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._over_depth import layer_time
+from sdeinfer.layers._wishart import whole, wishart_draws, wishart_factor, with_gram
 
 
 def covariance_chain(

@@ -11,8 +11,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
-from sdeinfer.covariance import validate_covariance
-from sdeinfer.layers import AbstractLayer, check_parameters, layer_time
+from sdeinfer.covariance._matrix import validate_covariance
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._base import check_parameters
+from sdeinfer.layers._over_depth import layer_time
 from sdeinfer.networks._sample import WEIGHTS_IN_MEMORY, batches, covariance_of, weights_batch
 from sdeinfer.networks._tokens import tokens_with_covariance
 

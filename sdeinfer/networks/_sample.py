@@ -18,20 +18,17 @@ from sdeinfer._compiler import padded_size
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer._threads import in_threads, on_cpu
-from sdeinfer.covariance import factor, validate_covariance
-from sdeinfer.layers import (
-    COLUMNS_AT_ONCE,
-    AbstractLayer,
-    NetworkKeys,
-    architecture_in,
-    check_parameters,
-    has_chain,
-    is_named,
-    layer_time,
-)
+from sdeinfer.covariance._matrix import factor, validate_covariance
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._base import check_parameters, has_chain
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._over_depth import layer_time
+from sdeinfer.layers._templates import architecture_in, is_named
+from sdeinfer.layers._wishart import COLUMNS_AT_ONCE
 from sdeinfer.networks._chain import check_chain_width, covariance_chain
 from sdeinfer.networks._tokens import tokens_with_covariance
-from sdeinfer.observation import covariance_dataset, observe_outputs, truth_of, validate
+from sdeinfer.observation import covariance_dataset, observe_outputs, validate
+from sdeinfer.observation._dataset import truth_of
 
 WEIGHTS_IN_MEMORY = 2**24
 """Largest number of entries of one weight matrix (n² per network) drawn at a time: 128 MiB in float64."""

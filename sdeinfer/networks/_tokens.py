@@ -7,7 +7,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import factor
+from sdeinfer.covariance._matrix import factor
 
 
 def tokens_with_covariance(V0: Float[Array, "m m"], *, width: int, key: PRNGKeyArray) -> Float[Array, "m n"]:

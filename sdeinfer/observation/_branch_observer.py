@@ -8,7 +8,8 @@ import xarray as xr
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.observation._branches import branches_dataset, require_different, require_reads, require_regular
 from sdeinfer.observation._doubts import spacing_of
 from sdeinfer.observation._observer import TokenReader

@@ -13,7 +13,9 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, covariance_fault
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._matrix import covariance_fault
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.observation._arrays import as_array
 
 BRANCH_DIMS = {

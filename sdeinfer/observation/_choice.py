@@ -9,7 +9,8 @@ from jaxtyping import Int
 
 from sdeinfer._arguments import at_least_one, checked, given, shown
 from sdeinfer._files import InputError, first_line
-from sdeinfer.covariance import PATTERN_ATTRIBUTES, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import PATTERN_ATTRIBUTES
 from sdeinfer.observation._dataset import INCOMPLETE, TOKENS
 
 

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import checked, shown
 from sdeinfer._files import InputError
-from sdeinfer.layers import AbstractLayer, attributes_of_layer, template
+from sdeinfer.layers import AbstractLayer, template
+from sdeinfer.layers._templates import attributes_of_layer
 from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
 from sdeinfer.observation._faults import first_fault, labels_of, last_marks, require_different
 

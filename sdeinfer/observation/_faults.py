@@ -7,7 +7,7 @@ import xarray as xr
 from jaxtyping import Float, UInt64
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance import covariance_fault
+from sdeinfer.covariance._matrix import covariance_fault
 
 
 def first_fault(V: Float[np.ndarray, "networks layers m m"]) -> tuple[int, int, str] | None:

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.observation._arrays import Shaped, as_array, in_order, library
 from sdeinfer.observation._capture import Recorder, Tap, one_by_one, torch_names, torch_network, torch_pass
 from sdeinfer.observation._doubts import require_layers

@@ -15,7 +15,8 @@ from jaxtyping import PRNGKeyArray
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.observation._arrays import as_array, library
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
 from sdeinfer.observation._capture import (

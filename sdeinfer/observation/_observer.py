@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import at_least_one, checked, given
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
 from sdeinfer.observation._choice import choose
 from sdeinfer.observation._dataset import SHARED_WEIGHTS, covariance_dataset

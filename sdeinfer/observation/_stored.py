@@ -10,7 +10,8 @@ import numpy as np
 import xarray as xr
 
 from sdeinfer._files import ZARR, InputError, readable
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.observation._arrays import library
 from sdeinfer.observation._observer import Observer
 from sdeinfer.observation._store import opened, reading

@@ -12,7 +12,9 @@ from matplotlib.axes import Axes
 from scipy.stats import norm
 
 from sdeinfer._files import InputError
-from sdeinfer.diagnostics import HDI, LEVEL, draws_of, identified_of, innovation_tests, known_truth, parameters_of
+from sdeinfer.diagnostics import innovation_tests, known_truth
+from sdeinfer.diagnostics._summary import HDI, draws_of, identified_of, parameters_of
+from sdeinfer.diagnostics._thresholds import LEVEL
 from sdeinfer.parameters import SYMBOLS
 from sdeinfer.plots._style import NEUTRAL, SDE, WRONG, finish, one_panel, panels_of
 

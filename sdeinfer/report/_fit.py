@@ -15,8 +15,11 @@ from matplotlib.figure import Figure
 
 from sdeinfer._files import write_text
 from sdeinfer._html import render
-from sdeinfer.diagnostics import Check, fixed_of, has_prior, identification, identified_of, summarise, with_chains
-from sdeinfer.layers import ARCHITECTURES, architecture_in, kind_in_words
+from sdeinfer.diagnostics import Check, identification, summarise
+from sdeinfer.diagnostics._posterior import has_prior, with_chains
+from sdeinfer.diagnostics._summary import fixed_of, identified_of
+from sdeinfer.layers import kind_in_words
+from sdeinfer.layers._templates import ARCHITECTURES, architecture_in
 from sdeinfer.plots import (
     plot_correlation_paths,
     plot_innovations,

@@ -1,23 +1,12 @@
 """Solve the covariance SDE with Diffrax."""
 
-from sdeinfer.solve._blocks import block_size as block_size
-from sdeinfer.solve._blocks import solve_in_blocks as solve_in_blocks
-from sdeinfer.solve._grid import STEP as STEP
-from sdeinfer.solve._grid import Grid as Grid
-from sdeinfer.solve._grid import Times as Times
-from sdeinfer.solve._grid import limit_over_on_host as limit_over_on_host
-from sdeinfer.solve._grid import step_grid as step_grid
 from sdeinfer.solve._psd import BrownianSteps as BrownianSteps
 from sdeinfer.solve._psd import CovarianceTerm as CovarianceTerm
 from sdeinfer.solve._psd import PSDSplitting as PSDSplitting
 from sdeinfer.solve._simulate import simulate as simulate
-from sdeinfer.solve._solve import fill_after as fill_after
-from sdeinfer.solve._solve import scan_paths as scan_paths
-from sdeinfer.solve._solve import solve_paths as solve_paths
 from sdeinfer.solve._stopped import Reason as Reason
 from sdeinfer.solve._stopped import StoppedPaths as StoppedPaths
 from sdeinfer.solve._stopped import simulate_stopped as simulate_stopped
 from sdeinfer.solve._stopped import stopping_times as stopping_times
 from sdeinfer.solve._tangents import TangentPaths as TangentPaths
 from sdeinfer.solve._tangents import tangents as tangents
-from sdeinfer.solve._tangents import tangents_from as tangents_from

@@ -12,7 +12,7 @@ from sdeinfer._threads import in_threads, on_cpu
 from sdeinfer.solve._grid import Grid, Times
 from sdeinfer.solve._psd import BrownianSteps, PSDSplitting
 from sdeinfer.solve._solve import Paths, solve_paths
-from sdeinfer.terms import Limit, LimitSteps
+from sdeinfer.terms._limit import Limit, LimitSteps
 
 ENTRIES = 2**15
 """Largest number of factor entries per block on a CPU, to fit in a cache."""

@@ -16,9 +16,10 @@ from numpy.typing import ArrayLike
 from sdeinfer._arguments import numbers
 from sdeinfer._compiler import padded_size
 from sdeinfer._files import InputError
-from sdeinfer.covariance import is_concrete
-from sdeinfer.layers import AbstractLayer, OverDepth, limit_of, limit_on_host
-from sdeinfer.terms import Limit, LimitSteps
+from sdeinfer.covariance._matrix import is_concrete
+from sdeinfer.layers import AbstractLayer, OverDepth
+from sdeinfer.layers._base import limit_of, limit_on_host
+from sdeinfer.terms._limit import Limit, LimitSteps
 
 STEP = 0.05
 """Default of the longest step, in depth-time."""

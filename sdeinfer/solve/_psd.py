@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Integer, PRNGKeyArray
 
-from sdeinfer.covariance import gram, identity_like, is_positive_definite
-from sdeinfer.layers import NetworkKeys, key_words, threefry
+from sdeinfer.covariance._batched import gram, identity_like, is_positive_definite
+from sdeinfer.layers._keys import NetworkKeys, key_words, threefry
 from sdeinfer.solve._splitting import splitting_step
-from sdeinfer.terms import Limit, LimitSteps
+from sdeinfer.terms._limit import Limit, LimitSteps
 
 
 class BrownianSteps(diffrax.AbstractBrownianPath):

@@ -11,8 +11,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import at_least_one, checked
-from sdeinfer.covariance import factor_on_host, is_concrete, semidefinite_cholesky, validate_covariance
-from sdeinfer.layers import AbstractLayer, check_parameters
+from sdeinfer.covariance._batched import semidefinite_cholesky
+from sdeinfer.covariance._factors import factor_on_host
+from sdeinfer.covariance._matrix import is_concrete, validate_covariance
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._base import check_parameters
 from sdeinfer.solve._blocks import in_blocks, solve_in_blocks
 from sdeinfer.solve._grid import STEP, Grid, limit_over, limit_over_on_host, step_grid
 from sdeinfer.solve._psd import PSDSplitting

@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from sdeinfer.covariance import gram
+from sdeinfer.covariance._batched import gram
 from sdeinfer.solve._grid import Grid, GridSteps, Times
 from sdeinfer.solve._psd import CovarianceTerm, PSDSplitting
-from sdeinfer.terms import Limit, LimitSteps
+from sdeinfer.terms._limit import Limit, LimitSteps
 
 type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
 """V at the saved times, constant from a path's stopping time on; and the stopping times, +∞ for paths not stopped."""

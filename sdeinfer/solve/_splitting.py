@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from sdeinfer.covariance import gram, identity_like, semidefinite_cholesky
-from sdeinfer.terms import AbstractTerm, AddedKernel, Limit, is_present
+from sdeinfer.covariance._batched import gram, identity_like, semidefinite_cholesky
+from sdeinfer.terms import AbstractTerm
+from sdeinfer.terms._base import AddedKernel, is_present
+from sdeinfer.terms._limit import Limit
 
 type Flow = Callable[[Array], Array]
 

@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
-from sdeinfer.covariance import factor_on_host, is_concrete, validate_covariance
+from sdeinfer.covariance._factors import factor_on_host
+from sdeinfer.covariance._matrix import is_concrete, validate_covariance
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._grid import STEP, limit_over_on_host, step_grid

@@ -8,22 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import (
-    EVERY_TOKEN,
-    Pattern,
-    attended_mean,
-    centre,
-    centred_gram,
-    centring,
-    constant_like,
-    diagonal,
-    differences,
-    gram,
-    matmul,
-    overlap,
-    total,
-    transpose,
-)
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._batched import diagonal, gram, matmul, total, transpose
+from sdeinfer.covariance._diffusion import centred_gram
+from sdeinfer.covariance._matrix import centre
+from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
+from sdeinfer.covariance._pattern_noise import attended_mean, constant_like, differences, overlap
 from sdeinfer.terms._attention_noise import attention_noise_flow
 from sdeinfer.terms._base import AbstractTerm, AddedKernel, Kernel, where_present
 

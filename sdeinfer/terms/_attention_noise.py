@@ -5,21 +5,12 @@ import math
 import jax
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import (
-    Pattern,
-    attended_mean,
-    centred_gram,
-    centring,
-    constant_like,
-    diagonal,
-    differences,
-    gram,
-    identity_like,
-    matmul,
-    safe_sqrt,
-    total,
-    transpose,
-)
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._batched import diagonal, gram, identity_like, matmul, total, transpose
+from sdeinfer.covariance._diffusion import centred_gram
+from sdeinfer.covariance._matrix import safe_sqrt
+from sdeinfer.covariance._pattern import centring
+from sdeinfer.covariance._pattern_noise import attended_mean, constant_like, differences
 
 
 def attention_noise_flow(

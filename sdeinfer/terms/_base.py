@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from sdeinfer.covariance import transpose
+from sdeinfer.covariance._batched import transpose
 
 
 class AddedKernel(NamedTuple):

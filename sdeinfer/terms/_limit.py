@@ -16,7 +16,8 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sdeinfer._compiler import padded_size
 from sdeinfer._files import InputError
-from sdeinfer.covariance import EVERY_TOKEN, Pattern
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.terms._attention import Attention, AttentionStrength
 from sdeinfer.terms._base import AbstractTerm
 from sdeinfer.terms._linear import LinearNoise

@@ -4,7 +4,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from sdeinfer.covariance import diagonal, identity_like, matmul, safe_sqrt, total
+from sdeinfer.covariance._batched import diagonal, identity_like, matmul, total
+from sdeinfer.covariance._matrix import safe_sqrt
 from sdeinfer.terms._base import AbstractTerm
 
 

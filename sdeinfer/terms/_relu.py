@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from sdeinfer.covariance import diagonal, identity_like, safe_sqrt, transpose
+from sdeinfer.covariance._batched import diagonal, identity_like, transpose
+from sdeinfer.covariance._matrix import safe_sqrt
 from sdeinfer.terms._base import AbstractTerm, AddedKernel, Kernel
 
 

@@ -165,7 +165,7 @@ def _gap(layer: AbstractLayer, width: int) -> float:
 
 def _logit_spread(layer: AbstractLayer, V0: np.ndarray, width: int) -> float:
     """The largest spread of the logits in a row of the softmax at layer 0; 0 without attention."""
-    from sdeinfer.infer import logit_spread
+    from sdeinfer.infer._measures import logit_spread
 
     here = layer.at(0.0)
     temperatures = [float(here.parameters()[name]) for name in here.coordinates.temperatures]

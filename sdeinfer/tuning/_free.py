@@ -7,8 +7,9 @@ import numpy as np
 
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
-from sdeinfer.blocks import STRENGTH
-from sdeinfer.layers import AbstractLayer, as_module, is_profile
+from sdeinfer.blocks._block import STRENGTH
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._over_depth import as_module, is_profile
 from sdeinfer.parameters import BIJECTIONS, SLOPES, Parameter
 from sdeinfer.tuning._space import BOX, Free, Space
 

@@ -4,8 +4,10 @@ import dataclasses
 from typing import Any
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing import Initialised, Recipe, describe, initialise, recipe_for
-from sdeinfer.blocks import Block, BlockOrder
+from sdeinfer.auditing import Initialised, Recipe, describe, recipe_for
+from sdeinfer.auditing._initialise import initialise
+from sdeinfer.blocks import Block
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.layers import AbstractLayer, OverDepth, Stack
 
 

@@ -14,9 +14,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, Estimate, Probability, Quantile
-from sdeinfer.layers import AbstractLayer, has_chain
-from sdeinfer.solve import Grid, step_grid
-from sdeinfer.terms import LimitSteps
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._base import has_chain
+from sdeinfer.solve._grid import Grid, step_grid
+from sdeinfer.terms._limit import LimitSteps
 from sdeinfer.tuning._samples import Sample, chain_sample, joined, path_sample, weight_sample
 from sdeinfer.tuning._space import Space, coefficients
 

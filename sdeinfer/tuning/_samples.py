@@ -15,12 +15,18 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from scipy.linalg import block_diag
 
 from sdeinfer._threads import in_threads
-from sdeinfer.covariance import factor_on_host
-from sdeinfer.criteria import AbstractStatistic, Ensemble, evaluate
-from sdeinfer.layers import AbstractLayer, NetworkKeys
-from sdeinfer.networks import chains_at_once, covariance_chain, sample_networks, sample_tangents
-from sdeinfer.solve import BrownianSteps, Grid, PSDSplitting, Times, block_size, solve_paths
-from sdeinfer.terms import Limit, LimitSteps
+from sdeinfer.covariance._factors import factor_on_host
+from sdeinfer.criteria import AbstractStatistic, Ensemble
+from sdeinfer.criteria._statistics import evaluate
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.networks import covariance_chain, sample_networks, sample_tangents
+from sdeinfer.networks._sample import chains_at_once
+from sdeinfer.solve import BrownianSteps, PSDSplitting
+from sdeinfer.solve._blocks import block_size
+from sdeinfer.solve._grid import Grid, Times
+from sdeinfer.solve._solve import solve_paths
+from sdeinfer.terms._limit import Limit, LimitSteps
 
 type Statistics = tuple[AbstractStatistic, ...]
 

@@ -11,7 +11,8 @@ import numpy as np
 from diffrax import LinearInterpolation
 from jaxtyping import Array, Bool, Float
 
-from sdeinfer.layers import AbstractLayer, Limit, OverDepth, Profile
+from sdeinfer.layers import AbstractLayer, Limit, OverDepth
+from sdeinfer.layers._over_depth import Profile
 from sdeinfer.parameters import BIJECTIONS, SLOPES
 
 BOX = {"logit": (0.005, 0.999), "log": (0.02, 50.0), "identity": (-10.0, 10.0)}

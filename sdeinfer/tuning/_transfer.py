@@ -14,7 +14,7 @@ from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.criteria import Constraint
-from sdeinfer.networks import check_chain_width
+from sdeinfer.networks._chain import check_chain_width
 from sdeinfer.tuning._problem import Problem
 from sdeinfer.tuning._tuned import Tuned
 

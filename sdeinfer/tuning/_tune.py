@@ -13,10 +13,12 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase
-from sdeinfer.covariance import validate_covariance
+from sdeinfer.covariance._matrix import validate_covariance
 from sdeinfer.criteria import AbstractCriterion, Constraint, Probability
-from sdeinfer.layers import AbstractLayer, OverDepth, Profile, has_limit, template
-from sdeinfer.networks import check_chain_width
+from sdeinfer.layers import AbstractLayer, OverDepth, template
+from sdeinfer.layers._base import has_limit
+from sdeinfer.layers._over_depth import Profile
+from sdeinfer.networks._chain import check_chain_width
 from sdeinfer.tuning._answer import answer
 from sdeinfer.tuning._free import fixed_values, space_of, with_parts
 from sdeinfer.tuning._problem import Law, Problem

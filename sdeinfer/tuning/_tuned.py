@@ -14,7 +14,8 @@ from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.auditing import Initialised, Recipe, standard_deviations
 from sdeinfer.criteria import AbstractCriterion, Constraint
-from sdeinfer.layers import AbstractLayer, attributes_of_layer, kind_in_words
+from sdeinfer.layers import AbstractLayer, kind_in_words
+from sdeinfer.layers._templates import attributes_of_layer
 from sdeinfer.tuning._hand_over import blocks_of, initialised, recipes_of
 from sdeinfer.tuning._problem import Law, Problem
 

@@ -11,7 +11,7 @@ import pytest
 from equinox_transformer import LAYERS, RECIPE, WIDTH, Transformer, blocks, copied, prompt, strong
 
 import sdeinfer as si
-from sdeinfer.auditing import Monitor, scaling
+from sdeinfer.auditing._scaling import Monitor, scaling
 
 
 @functools.cache

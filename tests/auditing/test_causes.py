@@ -11,7 +11,8 @@ from sdeinfer.auditing import Recipe, declared
 from sdeinfer.auditing._causes import candidates, causes
 from sdeinfer.auditing._estimates import Likelihood
 from sdeinfer.auditing._judge import Found, in_words
-from sdeinfer.blocks import LOG_FACTORS, MLP, Block, SelfAttention
+from sdeinfer.blocks import MLP, Block, SelfAttention
+from sdeinfer.blocks._coefficients import LOG_FACTORS
 
 completep, deepnet, gpt2, kaiming, lecun, mup, normal, pytorch, pytorch_linear, xavier = (
     getattr(si.audit.recipes, name)

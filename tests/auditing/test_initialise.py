@@ -14,7 +14,8 @@ from budget import assert_estimate
 from flax import nnx
 
 import sdeinfer as si
-from sdeinfer.auditing import Recipe, declared, describe, initialise, recipe_for, standard_deviations
+from sdeinfer.auditing import Recipe, declared, describe, recipe_for, standard_deviations
+from sdeinfer.auditing._initialise import initialise
 
 VALUES = {"attention.strength": 0.3, "attention.temperature": 0.5, "mlp.strength": 0.6, "mlp.gain": 2.0}
 BLOCKS = small.blocks().with_parameters(VALUES)

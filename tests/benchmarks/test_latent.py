@@ -18,7 +18,9 @@ from conftest import layer_of
 import sdeinfer as si
 from sdeinfer.infer import NUTS, Metropolis
 from sdeinfer.layers import template
-from sdeinfer.likelihood import Assumptions, any_transitions, path_statistics
+from sdeinfer.likelihood import any_transitions
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._reduction import path_statistics
 
 NAMES = ("gamma", "tau0", "c_gap")
 SIZES = {"chains": 2, "draws": 200, "warmup": 200}

@@ -13,8 +13,9 @@ from scipy import interpolate, stats
 import sdeinfer as si
 from sdeinfer import blocks
 from sdeinfer.blocks import MLP, Block, SelfAttention
-from sdeinfer.blocks._coefficients import Reading, readings
-from sdeinfer.blocks._information import STEP, _at_steps, _by_t, _drawn_coefficients
+from sdeinfer.blocks._coefficients import LOG_FACTORS, Reading, branch_coefficients, nodes_of, readings
+from sdeinfer.blocks._information import STEP, _at_steps, _by_t, _drawn_coefficients, adjusted_coefficients, scale_free
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.networks import tokens_with_covariance
 
 WIDTH, PARTS, FREEDOM = 16, 24, 8.0
@@ -28,7 +29,7 @@ PEAKED = Block(SelfAttention(heads=2, temperature=0.5, gain=1.5), strength=0.6)
 def data_of(block, *, networks: int):
     """Increments of networks of one layer, which all read `V3`."""
     data = si.sample_branches(block, V3, width=WIDTH, depth=1, networks=networks, key=jr.key(1))
-    return data, blocks.BlockOrder.of_data(block, data)
+    return data, BlockOrder.of_data(block, data)
 
 
 @eqx.filter_jit
@@ -73,20 +74,20 @@ def test_draws_have_the_scores_of_networks_with_weights(key):
 def test_a_block_has_the_information_of_the_scatter_of_its_scores():
     """The adjusted density is the t law's, moved and multiplied."""
     data, order = data_of(PEAKED, networks=6)
-    table = blocks.branch_coefficients(data, order)
-    mode = int(blocks.scale_free(table).sum((0, 1)).argmax())
+    table = branch_coefficients(data, order)
+    mode = int(scale_free(table).sum((0, 1)).argmax())
     each = list(readings(data, order))
-    drawn = _drawn_coefficients(each, float(blocks.LOG_FACTORS[mode]), 0)
+    drawn = _drawn_coefficients(each, float(LOG_FACTORS[mode]), 0)
     chi, chi_squared, *_ = score_moments(drawn, np.inf)
     freedom = 4 + 2 / (chi_squared / chi**2 * COUNT / (COUNT + 2) - 1)
     _, _, bias, square, information = score_moments(drawn, freedom)
     least = 0.1 / len(each)
     share, move = (information + least) / (square - bias**2 + least), bias / (information + least)
     assert abs(share - 1) > 0.1
-    found = blocks.scale_free(blocks.adjusted_coefficients(table, data, order))[:, 0]
-    by_t = interpolate.CubicSpline(blocks.LOG_FACTORS, _by_t(table[:, 0], COUNT, freedom), axis=1)
-    near = np.abs(blocks.LOG_FACTORS) < 1.5
-    expected = share * by_t(blocks.LOG_FACTORS[near] + move)
+    found = scale_free(adjusted_coefficients(table, data, order))[:, 0]
+    by_t = interpolate.CubicSpline(LOG_FACTORS, _by_t(table[:, 0], COUNT, freedom), axis=1)
+    near = np.abs(LOG_FACTORS) < 1.5
+    expected = share * by_t(LOG_FACTORS[near] + move)
     gap = found[:, near] - expected
     # A constant, and the error of the spline.
     np.testing.assert_allclose(gap - gap[:, :1], 0.0, atol=0.02)
@@ -95,7 +96,7 @@ def test_a_block_has_the_information_of_the_scatter_of_its_scores():
 def test_the_scale_free_density_is_that_of_a_t_law():
     """The t law is that of the standardised entries without the direction of the scale."""
     rng, freedom = np.random.default_rng(0), 7.0
-    nodes = blocks.nodes_of(PEAKED, 3, WIDTH, log2=6)
+    nodes = nodes_of(PEAKED, 3, WIDTH, log2=6)
     G = np.linalg.cholesky(V3) @ rng.standard_normal((2, 3, WIDTH))
     found, expected = [], []
 
@@ -110,7 +111,7 @@ def test_the_scale_free_density_is_that_of_a_t_law():
         basis = np.linalg.svd(along[None])[2][1:]
         t = stats.multivariate_t(np.zeros(COUNT), (freedom - 2) / freedom * np.eye(COUNT), df=freedom)
         normal = stats.multivariate_normal(np.zeros(COUNT))
-        found.append(_by_t(c, COUNT, freedom)[0] - blocks.scale_free(c)[0])
+        found.append(_by_t(c, COUNT, freedom)[0] - scale_free(c)[0])
         expected.append(t.logpdf(basis @ residual) - normal.logpdf(basis @ residual))
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
@@ -118,12 +119,12 @@ def test_the_scale_free_density_is_that_of_a_t_law():
 def test_the_scale_free_density_does_not_depend_on_the_scale():
     block, (data, _) = Block(MLP(gated=True), strength=0.5), data_of(PEAKED, networks=1)
     data = data.assign_coords(kind=("branch", ["mlp"]))
-    order = blocks.BlockOrder.of_data(block, data)
-    table, factor = blocks.branch_coefficients(data, order, log2=6), 5.3
-    scaled = blocks.branch_coefficients(data.assign(increment=factor * data["increment"]), order, log2=6)
+    order = BlockOrder.of_data(block, data)
+    table, factor = branch_coefficients(data, order, log2=6), 5.3
+    scaled = branch_coefficients(data.assign(increment=factor * data["increment"]), order, log2=6)
     # A volume of symmetric matrices of 3 × 3 scales with the sixth power.
-    assert_agrees(blocks.scale_free(scaled), blocks.scale_free(table) - 6 * np.log(factor))
-    np.testing.assert_array_equal(blocks.adjusted_coefficients(table, data, order), table)
+    assert_agrees(scale_free(scaled), scale_free(table) - 6 * np.log(factor))
+    np.testing.assert_array_equal(adjusted_coefficients(table, data, order), table)
 
 
 def test_errors_of_nodes_are_independent():
@@ -131,7 +132,7 @@ def test_errors_of_nodes_are_independent():
     data, order = data_of(PEAKED, networks=40)
     for name in ("input", "increment"):
         data[name].values[:] = data[name].values[:1]
-    gain = np.diff(blocks.scale_free(blocks.branch_coefficients(data, order, log2=5))[..., 12:21:4])
+    gain = np.diff(scale_free(branch_coefficients(data, order, log2=5))[..., 12:21:4])
     z = (gain - gain.mean(0)) / gain.std(0, ddof=1)
     assert np.unique(gain).size == gain.size
     # Neighbours are as far apart as any two.

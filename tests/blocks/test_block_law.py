@@ -17,9 +17,11 @@ from scipy import linalg, special, stats
 
 import sdeinfer as si
 from sdeinfer import blocks
-from sdeinfer.blocks import MLP, Block, LogMatrixNormal, SelfAttention, law_of_increment, log_moments, nodes_of
-from sdeinfer.covariance import unvech, vech
-from sdeinfer.layers import NetworkKeys
+from sdeinfer.blocks import MLP, Block, LogMatrixNormal, SelfAttention, law_of_increment, log_moments
+from sdeinfer.blocks._coefficients import LOG_FACTORS, WIDEST, branch_coefficients, interpolated, nodes_of
+from sdeinfer.blocks._order import BlockOrder
+from sdeinfer.covariance._matrix import unvech, vech
+from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.networks import tokens_with_covariance
 
 SCRAMBLINGS = 16
@@ -218,14 +220,14 @@ def test_density_is_a_polynomial_in_the_log_factor():
 
 def test_interpolation_of_polynomials_is_exact():
     coefficients = np.random.default_rng(4).standard_normal((2, 33, 4))
-    scaled = blocks.LOG_FACTORS / np.log(blocks.WIDEST)
+    scaled = LOG_FACTORS / np.log(WIDEST)
     table = np.moveaxis(np.polynomial.chebyshev.chebval(scaled, np.moveaxis(coefficients, 1, 0)), -1, 1)
-    for number in (0, 5, len(blocks.LOG_FACTORS) // 2, len(blocks.LOG_FACTORS) - 1):
-        np.testing.assert_array_equal(blocks.interpolated(table, blocks.LOG_FACTORS[number]), table[:, number])
+    for number in (0, 5, len(LOG_FACTORS) // 2, len(LOG_FACTORS) - 1):
+        np.testing.assert_array_equal(interpolated(table, LOG_FACTORS[number]), table[:, number])
     for between in (-3.1, -0.01, 1e-9, 2.2):
-        expected = np.polynomial.chebyshev.chebval(between / np.log(blocks.WIDEST), np.moveaxis(coefficients, 1, 0))
-        np.testing.assert_allclose(blocks.interpolated(table, between), expected, rtol=1e-9, atol=1e-9)
-        single = blocks.interpolated(table.astype(np.float32), np.float32(between))
+        expected = np.polynomial.chebyshev.chebval(between / np.log(WIDEST), np.moveaxis(coefficients, 1, 0))
+        np.testing.assert_allclose(interpolated(table, between), expected, rtol=1e-9, atol=1e-9)
+        single = interpolated(table.astype(np.float32), np.float32(between))
         assert single.dtype == np.float32
         # Between the points the rounding of log_factor is multiplied by the slope, of degree 32.
         np.testing.assert_allclose(single, expected, atol=32**2 * 1e-6)
@@ -240,13 +242,13 @@ def test_interpolation_of_densities_between_the_points(branch):
     """Up to a hundredth, where a likelihood is a matter of ones."""
     layer, width = Block(branch, strength=0.5, norm="rms"), 32
     data = si.sample_branches(layer, random_covariance(3), width=width, depth=1, key=jr.key(1))
-    order = blocks.BlockOrder.of_data(layer, data)
-    table = blocks.branch_coefficients(data, order)
+    order = BlockOrder.of_data(layer, data)
+    table = branch_coefficients(data, order)
     for log_factor in (-1.31, 0.37, 2.05):
         moved = dataclasses.replace(layer, branch=branch.reshaped(np.exp(log_factor)))
-        exact = blocks.branch_coefficients(data, blocks.BlockOrder.of_data(moved, data))
-        exact = exact[:, :, len(blocks.LOG_FACTORS) // 2]
-        found = np.asarray(blocks.interpolated(table, log_factor))
+        exact = branch_coefficients(data, BlockOrder.of_data(moved, data))
+        exact = exact[:, :, len(LOG_FACTORS) // 2]
+        found = np.asarray(interpolated(table, log_factor))
         density = [c[..., 0] + c[..., 1] * x + c[..., 2] * x**2 + c[..., 3] for c in (exact, found) for x in (-2, 0)]
         np.testing.assert_allclose(density[2:], density[:2], atol=0.01)
 

@@ -17,7 +17,7 @@ from scipy import stats
 from torch_blocks import MODELS, stack_of
 
 import sdeinfer as si
-from sdeinfer.blocks import LOG_FACTORS
+from sdeinfer.blocks._coefficients import LOG_FACTORS
 from sdeinfer.diagnostics import Check
 
 pytestmark = pytest.mark.torch

@@ -12,16 +12,10 @@ import numpy as np
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.blocks import (
-    LOG_FACTORS,
-    MLP,
-    Block,
-    BlockOrder,
-    SelfAttention,
-    adjusted_coefficients,
-    branch_coefficients,
-    interpolated,
-)
+from sdeinfer.blocks import MLP, Block, SelfAttention
+from sdeinfer.blocks._coefficients import LOG_FACTORS, branch_coefficients, interpolated
+from sdeinfer.blocks._information import adjusted_coefficients
+from sdeinfer.blocks._order import BlockOrder
 
 FINE = 1001
 """Points of the grid of log factors."""

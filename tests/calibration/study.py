@@ -20,8 +20,13 @@ from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 from scipy import stats
 
-from sdeinfer.infer import NUTS, Networks, posterior_mode, potential
-from sdeinfer.likelihood import Assumptions, PathStatistics, observed_path, path_layout, path_statistics
+from sdeinfer.infer import NUTS
+from sdeinfer.infer._mode import posterior_mode, potential
+from sdeinfer.infer._networks import Networks
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._reduction import path_layout, path_statistics
+from sdeinfer.likelihood._statistics import PathStatistics
+from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.models import full_path
 
 NODES = 48

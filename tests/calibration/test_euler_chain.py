@@ -14,8 +14,9 @@ from calibration.study import assert_calibrated, draw_parameters, posterior, ran
 from conftest import layer_of
 from sigma import sigma_of
 
-from sdeinfer.layers import ARCHITECTURES, template
-from sdeinfer.likelihood import Assumptions
+from sdeinfer.layers import template
+from sdeinfer.layers._templates import ARCHITECTURES
+from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.observation import covariance_dataset
 
 DATA_SETS = 256

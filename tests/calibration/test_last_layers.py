@@ -14,7 +14,7 @@ import pytest
 import sdeinfer as si
 from sdeinfer.infer._latent import draw_latent, log_prior, log_weights
 from sdeinfer.layers import template
-from sdeinfer.likelihood import Assumptions
+from sdeinfer.likelihood._assumptions import Assumptions
 
 NETWORKS, WIDTH, DEPTH, TOKENS, OUTPUTS = 256, 256, 64, 3, 64
 TRUTH = {"gamma": 0.5, "tau0": 1.0, "c_plus": 2.0, "c_minus": -2.0}

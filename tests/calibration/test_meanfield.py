@@ -11,7 +11,7 @@ from numpyro import handlers
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.diagnostics import LEVEL
+from sdeinfer.diagnostics._thresholds import LEVEL
 from sdeinfer.infer import NUTS
 from sdeinfer.meanfield import one_step, random_tokens, tokens_dataset
 

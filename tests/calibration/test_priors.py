@@ -12,7 +12,7 @@ import pytest
 from calibration.finite_width import TRANSFORMER, data_set
 from calibration.study import assert_calibrated, posterior, ranks_of_sets, statistics
 
-from sdeinfer.likelihood import Assumptions, checked_priors
+from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
 
 WIDTH, DATA_SETS = 64, 200
 

@@ -11,8 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdeinfer.covariance import is_positive_definite, matmul, semidefinite_cholesky, transpose
-from sdeinfer.covariance._batched import UNROLLED, cholesky
+from sdeinfer.covariance._batched import (
+    UNROLLED,
+    cholesky,
+    is_positive_definite,
+    matmul,
+    semidefinite_cholesky,
+    transpose,
+)
 
 TOGETHER = 25
 SIZES = [*((m, np.float64) for m in (1, 3, UNROLLED, UNROLLED + 1)), (3, np.float32), (UNROLLED + 1, np.float32)]

@@ -12,7 +12,8 @@ from references import assert_agrees, packed
 from sigma import Sigma
 
 import sdeinfer as si
-from sdeinfer.covariance import coordinates, factor
+from sdeinfer.covariance import coordinates
+from sdeinfer.covariance._matrix import factor
 from sdeinfer.terms._attention_noise import attention_noise
 
 MASKED = [*CAUSAL, "causal prompts", "mask"]

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdeinfer.covariance import eigh, matmul, transpose
-from sdeinfer.covariance._eigen import SWEEPS
+from sdeinfer.covariance._batched import matmul, transpose
+from sdeinfer.covariance._eigen import SWEEPS, eigh
 
 SIZES = [1, 2, 3, 4, max(SWEEPS), max(SWEEPS) + 1]
 TOKENS = pytest.mark.parametrize("tokens", SIZES)

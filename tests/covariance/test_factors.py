@@ -9,7 +9,8 @@ from conftest import random_covariance
 from references import assert_agrees
 
 from sdeinfer.covariance import Pattern, coordinates
-from sdeinfer.terms import attention_drift, relu_drift
+from sdeinfer.terms._attention import attention_drift
+from sdeinfer.terms._relu import relu_drift
 
 
 def stack(tokens: int) -> np.ndarray:

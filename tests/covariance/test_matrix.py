@@ -5,7 +5,7 @@ import pytest
 from references import assert_agrees, packed
 
 import sdeinfer as si
-from sdeinfer.covariance import centre, covariance_fault, factor, safe_sqrt, unvech, validate_covariance, vech
+from sdeinfer.covariance._matrix import centre, covariance_fault, factor, safe_sqrt, unvech, validate_covariance, vech
 
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 

@@ -5,7 +5,9 @@ import pytest
 import references
 from conftest import PATTERNS, random_covariance
 
-from sdeinfer.covariance import Pattern, attended_mean, centring, pattern_spectrum
+from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._pattern import centring
+from sdeinfer.covariance._pattern_noise import attended_mean, pattern_spectrum
 
 
 @pytest.mark.parametrize("name", PATTERNS)

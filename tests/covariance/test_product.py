@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdeinfer.covariance import total
-from sdeinfer.covariance._batched import UNROLLED, product
+from sdeinfer.covariance._batched import UNROLLED, product, total
 
 ROWS, INNER, COLUMNS = 2, 3, 4
 BATCHES = pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 import sdeinfer as si
-from sdeinfer.likelihood import used_of, with_used
+from sdeinfer.likelihood._transitions import used_of, with_used
 
 GAMMA, WIDTH = 0.4, 64
 

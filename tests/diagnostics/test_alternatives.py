@@ -17,8 +17,10 @@ from sdeinfer.diagnostics._advice import different_sizes
 from sdeinfer.diagnostics._alternatives import log_ratios, neighbours
 from sdeinfer.diagnostics._posterior import PRIOR_SD
 from sdeinfer.diagnostics._thresholds import EVIDENCE
-from sdeinfer.layers import AbstractLayer, attributes_of_layer, call_of, kind_in_words, template
-from sdeinfer.likelihood import any_transitions, path_statistics
+from sdeinfer.layers import AbstractLayer, kind_in_words, template
+from sdeinfer.layers._templates import attributes_of_layer, call_of
+from sdeinfer.likelihood import any_transitions
+from sdeinfer.likelihood._reduction import path_statistics
 
 TRUTH = {"gamma": 0.6, "tau0": 0.8}
 ONE, FOUR = (template("attention", heads=heads) for heads in (1, 4))

@@ -7,14 +7,16 @@ import xarray as xr
 from budget import assert_mean, assert_within
 
 import sdeinfer as si
-from sdeinfer.diagnostics import Check, at_least, known_truth, summarise
+from sdeinfer.diagnostics import Check, known_truth, summarise
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.diagnostics._range import excluded_layers
 from sdeinfer.diagnostics._thresholds import EXCLUDED
-from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS
-from sdeinfer.infer import logit_scale, problem_of
+from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least
+from sdeinfer.infer._assume import problem_of
+from sdeinfer.infer._measures import logit_scale
 from sdeinfer.layers import template
-from sdeinfer.likelihood import Assumptions, with_used
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._transitions import with_used
 
 
 def test_a_good_fit_passes(checked):

@@ -11,17 +11,21 @@ import xarray as xr
 from diagnostics.one_token import by_hand, one_token
 
 import sdeinfer as si
-from sdeinfer.covariance import pairs, unvech
+from sdeinfer.covariance._matrix import pairs, unvech
 from sdeinfer.diagnostics import consequences
 from sdeinfer.diagnostics._consequences import SCATTER
 from sdeinfer.diagnostics._directions import DIRECTIONS, weights
 from sdeinfer.diagnostics._innovations import SOFTMAX, WIDTH, laws_of, sums_of
 from sdeinfer.diagnostics._posterior import Posterior
-from sdeinfer.infer import Networks, innovations, posterior_mode
+from sdeinfer.infer import innovations
 from sdeinfer.infer._covariances import groups_of_data
-from sdeinfer.infer._mode import layer_at
-from sdeinfer.layers import attributes_of_layer, template
-from sdeinfer.likelihood import Assumptions, observed_path, path_layout, path_statistics, used_of, with_used
+from sdeinfer.infer._mode import layer_at, posterior_mode
+from sdeinfer.infer._networks import Networks
+from sdeinfer.layers import template
+from sdeinfer.layers._templates import attributes_of_layer
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._reduction import path_layout, path_statistics
+from sdeinfer.likelihood._transitions import observed_path, used_of, with_used
 from sdeinfer.observation import covariance_dataset
 
 TRANSFORMER = template("transformer")

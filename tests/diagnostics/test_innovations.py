@@ -16,8 +16,10 @@ import sdeinfer as si
 from sdeinfer.diagnostics import innovation_tests
 from sdeinfer.infer import innovations, law_at
 from sdeinfer.infer._covariances import groups_of_data
-from sdeinfer.layers import attributes_of_layer, template
-from sdeinfer.likelihood import any_transitions, used_of, with_used
+from sdeinfer.layers import template
+from sdeinfer.layers._templates import attributes_of_layer
+from sdeinfer.likelihood import any_transitions
+from sdeinfer.likelihood._transitions import used_of, with_used
 from sdeinfer.observation import covariance_dataset
 
 V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)

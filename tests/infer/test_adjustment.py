@@ -12,11 +12,16 @@ import references
 from budget import assert_estimate, mean_and_error
 
 import sdeinfer as si
-from sdeinfer.infer import LawAt, Networks, innovations, law_at
+from sdeinfer.infer import innovations, law_at
+from sdeinfer.infer._innovations import LawAt
 from sdeinfer.infer._mode import curvature_of_priors, posterior_mode
+from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
-from sdeinfer.layers import ATTENTION_NEXT, template
-from sdeinfer.likelihood import Assumptions, FullPath, Path, observed_path
+from sdeinfer.layers import template
+from sdeinfer.layers._finite_width import ATTENTION_NEXT
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._full_path import FullPath
+from sdeinfer.likelihood._transitions import Path, observed_path
 from sdeinfer.networks import sample_layer
 
 TRUTH = {"gamma": 0.9, "tau0": 0.8, "c_plus": 1.0, "c_minus": -3.0}

@@ -17,7 +17,8 @@ from conftest import WARMUP
 import sdeinfer as si
 from sdeinfer._map_reduce import map_chunks, reduce_chunks
 from sdeinfer.infer._chunks import chunks_of
-from sdeinfer.observation import open_in_chunks, write
+from sdeinfer.observation import write
+from sdeinfer.observation._store import open_in_chunks
 
 FULL_PATH = si.models.full_path
 SETTINGS = {"chains": 2, "draws": 60, "warmup": WARMUP, "predictions": 20}

@@ -10,9 +10,12 @@ from conftest import WARMUP, layer_of
 from likelihood.paths import log_prob
 
 import sdeinfer as si
-from sdeinfer.infer import predict, problem_of
-from sdeinfer.layers import attributes_of_layer, template
-from sdeinfer.likelihood import USED, Assumptions
+from sdeinfer.infer import predict
+from sdeinfer.infer._assume import problem_of
+from sdeinfer.layers import template
+from sdeinfer.layers._templates import ARCHITECTURES, attributes_of_layer
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._transitions import USED
 
 FULL_PATH = si.models.full_path
 TRANSFORMER = Assumptions(template("transformer"))
@@ -86,7 +89,7 @@ def test_one_key_gives_one_posterior_and_a_second_fit_of_one_shape_compiles_noth
     "architecture", ["feedforward", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "attention"))]
 )
 def test_every_architecture_fits_its_own_networks(architecture):
-    kind = si.layers.ARCHITECTURES[architecture]
+    kind = ARCHITECTURES[architecture]
     truth = {"gamma": 0.6, "tau0": 1.0, "c_plus": 1.0, "c_minus": -3.0}
     truth = {name: value for name, value in truth.items() if name in kind.__dataclass_fields__}
     V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.4)

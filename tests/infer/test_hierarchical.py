@@ -14,12 +14,16 @@ from scipy.special import expit, logit
 from scipy.stats import halfnorm, lognorm, norm, uniform
 
 import sdeinfer as si
-from sdeinfer.infer import predict, problem_of
+from sdeinfer.infer import predict
+from sdeinfer.infer._assume import problem_of
 from sdeinfer.infer._densities import log_densities
 from sdeinfer.infer._grouped import WEAK
 from sdeinfer.layers import template
-from sdeinfer.likelihood import Assumptions, observed_path, path_layout
-from sdeinfer.observation import groups_of, read_posterior
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._reduction import path_layout
+from sdeinfer.likelihood._transitions import observed_path
+from sdeinfer.observation import read_posterior
+from sdeinfer.observation._dataset import groups_of
 
 MODEL = si.models.hierarchical
 

@@ -9,12 +9,17 @@ from budget import assert_same_posterior
 from numpyro.infer import MCMC, NUTS
 
 import sdeinfer as si
-from sdeinfer.infer import Metropolis, in_range, logit_scale, predict, problem_of
+from sdeinfer.infer import Metropolis, predict
+from sdeinfer.infer._assume import problem_of
 from sdeinfer.infer._latent import latent_mode
-from sdeinfer.infer._range import latent_time, spread_growth
+from sdeinfer.infer._measures import logit_scale
+from sdeinfer.infer._range import in_range, latent_time, spread_growth
 from sdeinfer.layers import template
-from sdeinfer.likelihood import Assumptions, any_transitions, bridges_of, used_of
-from sdeinfer.observation import outputs_of
+from sdeinfer.likelihood import any_transitions
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._bridges import bridges_of
+from sdeinfer.likelihood._transitions import used_of
+from sdeinfer.observation._dataset import outputs_of
 
 FEEDFORWARD, KEY = template("feedforward"), jr.key(0)
 SIZES = {"chains": 2, "draws": 300, "warmup": 200}

@@ -8,10 +8,13 @@ import pytest
 from budget import assert_within
 
 import sdeinfer as si
-from sdeinfer.infer import _densities, posterior_mode
-from sdeinfer.infer._mode import layer_at
+from sdeinfer.infer import _densities
+from sdeinfer.infer._mode import layer_at, posterior_mode
 from sdeinfer.layers import template
-from sdeinfer.likelihood import Assumptions, _statistics, _terms, _transitions, observed_path, path_statistics
+from sdeinfer.likelihood import _statistics, _terms, _transitions
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._reduction import path_statistics
+from sdeinfer.likelihood._transitions import observed_path
 
 TRUTH = {"gamma": 0.5, "tau0": 0.4, "c_plus": 1.5, "c_minus": -2.0}
 

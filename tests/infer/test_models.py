@@ -17,9 +17,13 @@ from numpyro.infer.inspect import render_model
 from numpyro.infer.util import log_density
 
 import sdeinfer as si
-from sdeinfer.infer import architecture_of
+from sdeinfer.infer._assume import architecture_of
 from sdeinfer.infer._mode import layer_at, posterior_mode, potential_and_slope
-from sdeinfer.likelihood import Assumptions, CovariancePath, as_model, observed_path, path_statistics
+from sdeinfer.likelihood import CovariancePath
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._model import as_model
+from sdeinfer.likelihood._reduction import path_statistics
+from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.models import full_path
 
 FEEDFORWARD = si.layers.template("feedforward")

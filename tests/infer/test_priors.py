@@ -13,7 +13,8 @@ import sdeinfer as si
 from sdeinfer.infer._densities import latent_structure
 from sdeinfer.infer._mode import Mode, layer_at
 from sdeinfer.layers import template
-from sdeinfer.likelihood import Assumptions, blank_statistics, checked_priors
+from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
+from sdeinfer.likelihood._statistics import blank_statistics
 from sdeinfer.models import full_path
 
 TRANSFORMER = si.layers.template("transformer")

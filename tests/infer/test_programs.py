@@ -20,9 +20,11 @@ from numpyro.infer.reparam import ExplicitReparam
 from numpyro.infer.util import log_density
 
 import sdeinfer as si
-from sdeinfer.diagnostics import identified_of
-from sdeinfer.infer import Prepared, problem_of
-from sdeinfer.likelihood import Assumptions, CovariancePath
+from sdeinfer.diagnostics._summary import identified_of
+from sdeinfer.infer._assume import problem_of
+from sdeinfer.infer._problem import Prepared
+from sdeinfer.likelihood import CovariancePath
+from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.observation import read_posterior
 from sdeinfer.report import figures, summary
 

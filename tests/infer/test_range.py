@@ -10,19 +10,13 @@ from budget import assert_estimate
 from conftest import random_covariance
 
 import sdeinfer as si
-from sdeinfer.infer import (
-    LARGEST_LOGIT,
-    in_range,
-    logit_scale,
-    mean_spread,
-    problem_of,
-    range_to_fit,
-    transitions_allowed,
-)
-from sdeinfer.infer._measures import attention_growth
-from sdeinfer.infer._range import OutOfRange
+from sdeinfer.infer._assume import problem_of
+from sdeinfer.infer._measures import attention_growth, logit_scale, mean_spread
+from sdeinfer.infer._range import OutOfRange, in_range, range_to_fit, transitions_allowed
+from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import template
-from sdeinfer.likelihood import USED, Assumptions, used_of
+from sdeinfer.likelihood._assumptions import Assumptions
+from sdeinfer.likelihood._transitions import USED, used_of
 from sdeinfer.observation import covariance_dataset
 
 FULL_PATH = si.models.full_path

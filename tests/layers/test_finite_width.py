@@ -20,8 +20,10 @@ from moment_references import along, layer_moments
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.covariance import PatternSpectrum, coordinates
-from sdeinfer.layers import FiniteWidth, Limit, drift_terms, variance_terms
+from sdeinfer.covariance import coordinates
+from sdeinfer.covariance._pattern_noise import PatternSpectrum
+from sdeinfer.layers import FiniteWidth, Limit
+from sdeinfer.layers._finite_width import drift_terms, variance_terms
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.networks._chain import _initial_blocks
 

@@ -7,8 +7,9 @@ from conftest import random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.layers import ARCHITECTURES, Limit, is_named, template
-from sdeinfer.terms import attention_drift, centred_norms
+from sdeinfer.layers import Limit, template
+from sdeinfer.layers._templates import ARCHITECTURES, is_named
+from sdeinfer.terms._attention import attention_drift, centred_norms
 
 G, T, P, M = 0.6, 0.7, 0.4, -1.1  # γ, τ0, c₊, c₋
 

@@ -16,10 +16,11 @@ from pattern_references import all_absolute, degree_five
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.covariance import spectrum, unvech
-from sdeinfer.layers import VARIANCE_FEATURES, drift_terms, variance_terms
+from sdeinfer.covariance._diffusion import spectrum
+from sdeinfer.covariance._matrix import unvech
+from sdeinfer.layers._finite_width import VARIANCE_FEATURES, drift_terms, variance_terms
 from sdeinfer.layers._next_order import Frame, absolute_squares, angles, frame, relu_drift_along
-from sdeinfer.terms import relu_drift
+from sdeinfer.terms._relu import relu_drift
 
 FEW = pytest.mark.parametrize("tokens", [1, 2, 4])
 B1, B2, B2_ALONG_B1, B1_NEXT = range(4)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sdeinfer as si
-from sdeinfer.layers import check_parameters
+from sdeinfer.layers._base import check_parameters
 
 GOOD: dict[str, Any] = {"gamma": 0.5, "tau0": 1.0, "c_plus": 0.0, "c_minus": -1.0}
 

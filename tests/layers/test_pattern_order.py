@@ -16,9 +16,12 @@ from references import assert_agrees
 from scipy.special import ndtri
 from scipy.stats import qmc
 
-from sdeinfer.covariance import CAUSAL, EVERY_TOKEN, Pattern, spectrum, unvech, vech
-from sdeinfer.layers import VARIANCE_FEATURES
+from sdeinfer.covariance import CAUSAL, Pattern
+from sdeinfer.covariance._diffusion import spectrum
+from sdeinfer.covariance._matrix import unvech, vech
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers._absolute_moments import LARGEST_ERROR
+from sdeinfer.layers._finite_width import VARIANCE_FEATURES
 from sdeinfer.layers._next_order import attention_drift_next, attention_noise_next, frame, relu_drift_along, relu_noise
 from sdeinfer.layers._pattern_order import (
     attention_noise_tensor,
@@ -26,7 +29,8 @@ from sdeinfer.layers._pattern_order import (
     pattern_features,
     relu_drift_curvature,
 )
-from sdeinfer.terms import attention_drift, relu_drift
+from sdeinfer.terms._attention import attention_drift
+from sdeinfer.terms._relu import relu_drift
 
 PATTERNS = {
     "no mask": (EVERY_TOKEN, 4),

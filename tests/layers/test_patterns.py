@@ -9,7 +9,7 @@ from references import assert_agrees
 from sigma import sigma_of
 
 import sdeinfer as si
-from sdeinfer.terms import attention_drift, attention_drift_vectors
+from sdeinfer.terms._attention import attention_drift, attention_drift_vectors
 
 # One program for all layers of one number of tokens: operation by operation there are dozens of each.
 compiled_root = jax.jit(lambda limit, V: sigma_of(limit, V).root())

@@ -13,7 +13,7 @@ from references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.layers import shaped_relu
-from sdeinfer.terms import relu_alignment, relu_drift
+from sdeinfer.terms._relu import relu_alignment, relu_drift
 
 compiled_jacobian = jax.jit(jax.jacobian(relu_drift))
 

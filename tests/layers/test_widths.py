@@ -20,7 +20,7 @@ from budget import assert_estimate, assert_mean, mean_and_error
 from references import packed
 
 import sdeinfer as si
-from sdeinfer.covariance import vech
+from sdeinfer.covariance._matrix import vech
 from sdeinfer.networks import tokens_with_covariance
 
 NEVER = 1e12  # a temperature at which the softmax is flat

@@ -11,18 +11,17 @@ from moment_references import dense_log_density
 from numpy.typing import ArrayLike
 from references import wishart_path
 
-from sdeinfer.covariance import EVERY_TOKEN, Pattern, Spectrum, coordinates
+from sdeinfer.covariance import Pattern, coordinates
+from sdeinfer.covariance._diffusion import Spectrum
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import Limit
-from sdeinfer.likelihood import (
-    AbstractPath,
-    FullPath,
-    Path,
-    PathStatistics,
-    Terms,
-    observed_path,
-    path_statistics,
-    with_pattern,
-)
+from sdeinfer.likelihood import with_pattern
+from sdeinfer.likelihood._full_path import FullPath
+from sdeinfer.likelihood._path import AbstractPath
+from sdeinfer.likelihood._reduction import path_statistics
+from sdeinfer.likelihood._statistics import PathStatistics
+from sdeinfer.likelihood._terms import Terms
+from sdeinfer.likelihood._transitions import Path, observed_path
 from sdeinfer.observation import covariance_dataset
 
 WIDTH = 40

@@ -8,7 +8,7 @@ from conftest import layer_of
 from numpyro.distributions import biject_to, constraints
 
 from sdeinfer.layers import template
-from sdeinfer.likelihood import Adjustment
+from sdeinfer.likelihood._path import Adjustment
 
 PARAMETERS = {"gamma": 0.3, "tau0": 2.0, "c_plus": 1.0, "c_minus": -3.0}
 ARCHITECTURES = ("transformer", "attention", "feedforward", "mlp")

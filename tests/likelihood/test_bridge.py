@@ -13,8 +13,9 @@ from references import assert_agrees
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance import unvech, vech
-from sdeinfer.likelihood import LayerLaw, Span, bridge, layer_step
+from sdeinfer.covariance._matrix import unvech, vech
+from sdeinfer.likelihood._bridge import Span, bridge
+from sdeinfer.likelihood._layer_step import LayerLaw, layer_step
 
 WIDTH = 48
 POWER = 4

@@ -18,7 +18,8 @@ from references import wishart_path
 from tanh_mlp import TanhMLP
 
 import sdeinfer as si
-from sdeinfer.likelihood import CovariancePath, FullPath
+from sdeinfer.likelihood import CovariancePath
+from sdeinfer.likelihood._full_path import FullPath
 
 
 def test_log_likelihood_is_the_dense_normal(layer, V):

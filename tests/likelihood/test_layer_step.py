@@ -15,9 +15,8 @@ from references import assert_agrees
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance import unvech
-from sdeinfer.likelihood import LayerLaw, layer_step
-from sdeinfer.likelihood._layer_step import power_of
+from sdeinfer.covariance._matrix import unvech
+from sdeinfer.likelihood._layer_step import LayerLaw, layer_step, power_of
 
 WIDTH = 64
 DRAWS = 100_000

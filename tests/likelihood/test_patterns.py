@@ -20,7 +20,10 @@ from references import wishart_path
 
 import sdeinfer as si
 from sdeinfer.infer._assume import require_complete
-from sdeinfer.likelihood import FullPath, observed_path, path_layout, path_statistics, with_pattern
+from sdeinfer.likelihood import with_pattern
+from sdeinfer.likelihood._full_path import FullPath
+from sdeinfer.likelihood._reduction import path_layout, path_statistics
+from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.observation import covariance_dataset
 
 

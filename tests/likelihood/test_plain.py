@@ -10,19 +10,14 @@ from likelihood.paths import LAWS, assert_dense_normals, dense_log_likelihood, l
 from references import wishart_path
 
 import sdeinfer as si
-from sdeinfer.covariance import EVERY_TOKEN
+from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.infer._densities import log_densities
 from sdeinfer.infer._mode import potential_and_slope
-from sdeinfer.likelihood import (
-    USED,
-    CovariancePath,
-    Transitions,
-    observed_path,
-    path_statistics,
-    transitions_of,
-    with_pattern,
-)
+from sdeinfer.likelihood import CovariancePath, with_pattern
+from sdeinfer.likelihood._plain import Transitions, transitions_of
+from sdeinfer.likelihood._reduction import path_statistics
 from sdeinfer.likelihood._terms import of_limits
+from sdeinfer.likelihood._transitions import USED, observed_path
 from sdeinfer.observation import covariance_dataset
 
 WIDTHS = [30, 50, 30]

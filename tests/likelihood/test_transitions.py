@@ -8,7 +8,8 @@ from likelihood.paths import dense_log_likelihood
 from references import assert_agrees, wishart_path
 
 import sdeinfer as si
-from sdeinfer.likelihood import USED, Path, Terms, observed_path, used_of
+from sdeinfer.likelihood._terms import Terms
+from sdeinfer.likelihood._transitions import USED, Path, observed_path, used_of
 from sdeinfer.observation import covariance_dataset
 
 WIDTH = 40

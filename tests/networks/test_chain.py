@@ -18,7 +18,7 @@ from references import assert_agrees, packed
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance import gram
+from sdeinfer.covariance._batched import gram
 from sdeinfer.layers._keys import NetworkKeys, threefry
 from sdeinfer.layers._wishart import chi_variables, wishart_draws, wishart_factor
 from sdeinfer.networks import covariance_chain

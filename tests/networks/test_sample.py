@@ -12,7 +12,7 @@ from conftest import LAYERS, random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.observation import truth_of
+from sdeinfer.observation._dataset import truth_of
 
 SIZES: dict[str, Any] = {"width": 12, "depth": 6, "networks": 7}
 

@@ -8,7 +8,8 @@ import xarray as xr
 from branch_references import assert_branches, branch_sums
 
 import sdeinfer as si
-from sdeinfer.observation import BRANCH_DIMS, branches_dataset, joined_branches, validate_branches
+from sdeinfer.observation import branches_dataset, joined_branches, validate_branches
+from sdeinfer.observation._branches import BRANCH_DIMS
 
 NETWORKS, TOKENS, WIDTH = 2, 3, 8
 KINDS = ("attention", "mlp", "attention", "mlp")

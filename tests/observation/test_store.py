@@ -7,7 +7,9 @@ import pytest
 import xarray as xr
 
 import sdeinfer as si
-from sdeinfer.observation import groups_of, read, read_posterior, write, write_parts
+from sdeinfer.observation import read, read_posterior, write
+from sdeinfer.observation._dataset import groups_of
+from sdeinfer.observation._store import write_parts
 
 pytest.importorskip("zarr")
 

@@ -6,7 +6,8 @@ import pytest
 import xarray as xr
 
 import sdeinfer as si
-from sdeinfer.observation import _stored, observe_file
+from sdeinfer.observation import _stored
+from sdeinfer.observation._stored import observe_file
 
 DIMS = ("network", "layer", "token", "feature")
 SIZES = (5, 12, 2, 8)

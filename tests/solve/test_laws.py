@@ -16,7 +16,7 @@ from references import extrapolated, packed
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance import vech
+from sdeinfer.covariance._matrix import vech
 from sdeinfer.solve import BrownianSteps
 from sdeinfer.solve._splitting import splitting_step
 

@@ -14,8 +14,10 @@ from given_normals import BrownianArray, paths_from
 from references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.covariance import gram, semidefinite_cholesky
-from sdeinfer.solve import BrownianSteps, CovarianceTerm, PSDSplitting, scan_paths, step_grid
+from sdeinfer.covariance._batched import gram, semidefinite_cholesky
+from sdeinfer.solve import BrownianSteps, CovarianceTerm, PSDSplitting
+from sdeinfer.solve._grid import step_grid
+from sdeinfer.solve._solve import scan_paths
 from sdeinfer.solve._splitting import flows_of
 
 DTYPES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["float32", "float64"])

@@ -8,7 +8,7 @@ from given_normals import paths_from
 from references import assert_agrees, extrapolated
 
 import sdeinfer as si
-from sdeinfer.solve import step_grid
+from sdeinfer.solve._grid import step_grid
 
 TIMES = [0.0, 0.013, 0.1]
 

@@ -15,9 +15,10 @@ from references import assert_agrees, extrapolated, packed
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance import gram, semidefinite_cholesky
+from sdeinfer.covariance._batched import gram, semidefinite_cholesky
 from sdeinfer.solve._splitting import splitting_step
-from sdeinfer.terms import Attention, AttentionStrength, ShapedReLU
+from sdeinfer.terms._attention import Attention, AttentionStrength
+from sdeinfer.terms._relu import ShapedReLU
 
 
 @jax.jit

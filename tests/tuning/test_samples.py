@@ -14,7 +14,7 @@ from scipy import stats
 
 import sdeinfer as si
 from sdeinfer import criteria as of
-from sdeinfer.networks import sample_chains
+from sdeinfer.networks._sample import sample_chains
 from sdeinfer.tuning._samples import chain_sample
 
 V0 = np.array([[1.0, 0.8, 0.3], [0.8, 1.2, 0.25], [0.3, 0.25, 0.8]])

@@ -14,7 +14,7 @@ from scipy import optimize, stats
 
 import sdeinfer as si
 from sdeinfer import criteria as of
-from sdeinfer.layers import as_module
+from sdeinfer.layers._over_depth import as_module
 from sdeinfer.tuning._search import _moved
 
 ONE, WIDTH, DEPTH, BOUND = np.eye(1), 4, 4, 1.0

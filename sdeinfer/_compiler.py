@@ -25,9 +25,6 @@ def make_room() -> None:
 
     XLA takes three maps for every kernel, 1,500 to 1,900 for a fit of a new shape, and ends the process where Linux
     allows no more. The results do not change. Inside of a JAX transformation nothing is dropped.
-
-    Raises:
-        InputError: if too many maps are in use without compiled programs.
     """
     global _looked
     limit = Path("/proc/sys/vm/max_map_count")

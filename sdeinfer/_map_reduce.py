@@ -36,25 +36,12 @@ class Task[C, T]:
 
 
 def map_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], *, name: str) -> list[T]:
-    """The results of a function for each chunk, which must be small.
-
-    Arguments:
-        function: function of a chunk, importable on the workers.
-        chunks: the chunks.
-        name: name of the pass, on Dask's dashboard and in errors.
-    """
+    """The results of a function for each chunk, which must be small."""
     return _computed(_delayed(name, [Task(function, chunk) for chunk in chunks]), name)
 
 
 def reduce_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], combine: Combine[T], *, name: str) -> T:
-    """The combined results of a function for each chunk; arguments as in `map_chunks`.
-
-    Arguments:
-        function: function of a chunk.
-        chunks: the chunks, at least one.
-        combine: function of two results, of chunks in their order.
-        name: name of the pass.
-    """
+    """The combined results of a function for each chunk; `combine` takes two results, in the order of the chunks."""
     from dask.delayed import delayed
 
     tasks = [Task(function, chunk) for chunk in chunks]

@@ -129,11 +129,7 @@ def recipe_for(blocks: AbstractLayer, *, name: str = "the given architecture", s
 
 
 def roles_of(block: Block) -> tuple[Role, ...]:
-    """The matrices of a block, the last of its branch at the end.
-
-    Raises:
-        InputError: for another branch than `SelfAttention` and `MLP`.
-    """
+    """The matrices of a block, the last of its branch at the end."""
     return tuple(_gains_and_biases(block))
 
 

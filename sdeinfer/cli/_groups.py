@@ -78,11 +78,7 @@ class Kind:
     ] = None
 
     def of(self, attrs: Mapping[Any, Any], tokens: int) -> "si.layers.AbstractLayer":
-        """The architecture of data with these attributes, and so many tokens of all prompts together.
-
-        Raises:
-            InputError: if neither names an architecture, and for sizes that it does not have.
-        """
+        """The architecture of data with these attributes, and so many tokens of all prompts together."""
         from sdeinfer.layers._templates import ARCHITECTURES, architecture_in
 
         kind = None if self.architecture is None else si.layers.template(self.architecture)

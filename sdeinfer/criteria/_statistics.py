@@ -245,11 +245,7 @@ def statistic_of(statistic: Statistic) -> AbstractStatistic:
 
 
 def evaluate(statistics: Sequence[AbstractStatistic], paths: Ensemble) -> Float[Array, "statistics paths"]:
-    """The values of statistics, of covariances at every step for those that need them.
-
-    Raises:
-        InputError: for a statistic that is not written in operations of JAX.
-    """
+    """The values of statistics, of covariances at every step for those that need them."""
     found = []
     for each in statistics:
         try:

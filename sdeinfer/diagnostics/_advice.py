@@ -45,12 +45,7 @@ ALL_EXPLODE = "every prediction explodes before the last layer, as no network do
 
 
 def of_shared_noise(found: SharedNoise | None, *, seen: bool) -> list[Verdict]:
-    """The verdict on the independence of networks.
-
-    Arguments:
-        found: what was measured of their innovations.
-        seen: whether `observe` found that their hidden states share weights.
-    """
+    """The verdict on the independence of networks."""
     if found is None and not seen:
         return []
     correlation = found.correlation if found is not None and found.p < SHARED_LEVEL else 0.0
@@ -70,16 +65,7 @@ def of_layers(
     law: str,
     networks: int,
 ) -> tuple[list[Verdict], list[str], list[str]]:
-    """Verdicts on the layers against the law, notes, and the sizes that the data do not confirm.
-
-    Arguments:
-        misfits: the table of `consequences`.
-        others: the result of `alternatives`; empty where none were tried.
-        kind: the fitted architecture.
-        sd: posterior standard deviations of the parameters.
-        law: the law that was fitted.
-        networks: number of networks.
-    """
+    """Verdicts on the layers against the law, notes, and the sizes that the data do not confirm."""
     large, (small, notes) = _of_large_misfits(misfits, kind), _of_small_misfits(misfits, law, networks)
     if not others:
         return large + small, notes, []
@@ -177,13 +163,7 @@ def different_sizes(kind: AbstractLayer, other: AbstractLayer) -> list[str]:
 
 
 def of_range(found: Range, kind: AbstractLayer, attrs: Mapping[Any, Any]) -> list[Verdict]:
-    """Verdicts on the range of the law.
-
-    Arguments:
-        found: what was measured.
-        kind: the kind of layer.
-        attrs: attributes of the posterior.
-    """
+    """Verdicts on the range of the law."""
     smaller = "the law expands the softmax: lower largest_logit, use smaller tokens or wider networks"
     spread = at_most(THEORY, "logit spread, mean", found.spread, SPREAD[attrs.get("law", "limit")], smaller)
     outside = (

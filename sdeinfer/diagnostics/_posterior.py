@@ -40,16 +40,7 @@ class Posterior:
         data: xr.Dataset | None = None,
         architecture: AbstractLayer | type[AbstractLayer] | None = None,
     ) -> "Posterior":
-        """Read a posterior.
-
-        Arguments:
-            post: the result of `fit`.
-            data: data to be compared with those in the posterior; None for no comparison.
-            architecture: the layer, for a custom type of layer, which the posterior does not store.
-
-        Raises:
-            InputError: for data or an architecture that were not fitted.
-        """
+        """Read a posterior."""
         tree = with_chains(post)
         data = fitted_data(tree, data)
         name = tree.attrs.get("architecture")

@@ -68,16 +68,7 @@ def range_of(posterior: Posterior) -> Range | None:
 
 
 def excluded_layers(posterior: Posterior, spread: Float[np.ndarray, "networks layers"]) -> pd.DataFrame | None:
-    """Compare layers outside the range of the law with exact layers from the same starts.
-
-    Arguments:
-        posterior: the result of `fit`, with one layer for all networks.
-        spread: spread of the logits at the start of each layer.
-
-    Returns:
-        One row for each mean over layers, of log tr V′/tr V and of log |V′|/|V|, with columns `observed`, `predicted`,
-        `sd` (over posterior draws, each with layers of its own) and `z`. None if exact layers cannot be drawn.
-    """
+    """Compare layers outside the range of the law with exact layers from the same starts."""
     data, kind = posterior.data, posterior.known_kind
     values = data["covariance"].transpose("network", "layer", "token_a", "token_b").values
     with np.errstate(invalid="ignore"):

@@ -99,9 +99,6 @@ def draws_of(post: xr.DataTree, group: str = "posterior") -> xr.Dataset:
 
     Sites of each network or group are left out, unless there are no others; and numbers that the prior does not vary,
     as the zeros of a Cholesky factor.
-
-    Raises:
-        InputError: for a posterior of fewer than `FEWEST` draws.
     """
     draws = with_chain(post[group].to_dataset())
     if group == "posterior" and not (draws.sizes.get("chain", 0) and draws.sizes.get("draw", 0) >= FEWEST):

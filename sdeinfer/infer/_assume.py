@@ -59,9 +59,6 @@ def architecture_of(data: xr.Dataset, architecture: str | AbstractLayer | type[A
 
     If the requested name is that of the data, sizes such as the number of heads are taken from the data; the attention
     pattern always is, unless an architecture has one of its own.
-
-    Raises:
-        InputError: if no architecture is requested and the data name none.
     """
     if architecture is not None and not isinstance(architecture, str):
         kind = template(architecture)
@@ -78,11 +75,7 @@ def architecture_of(data: xr.Dataset, architecture: str | AbstractLayer | type[A
 
 
 def masked(data: xr.Dataset, kind: AbstractLayer | None, law: str, model: AbstractModel | None = None) -> xr.Dataset:
-    """The data in the coordinates of an architecture's attention pattern; unchanged without an architecture.
-
-    Raises:
-        InputError: for a pattern with a model that does not support it, or of another number of tokens.
-    """
+    """The data in the coordinates of an architecture's attention pattern; unchanged without an architecture."""
     if kind is None:
         return data
     if not kind.pattern.everything and (isinstance(model, Groups) or not isinstance(model, EveryLayer | None)):
@@ -94,11 +87,7 @@ def masked(data: xr.Dataset, kind: AbstractLayer | None, law: str, model: Abstra
 
 
 def require_settings(law: str, **counts: int) -> None:
-    """Check the settings of a fit.
-
-    Raises:
-        InputError: for an unknown law, and for a count below 1.
-    """
+    """Check the settings of a fit."""
     if law not in LAWS:
         raise InputError(f"law: must be one of {', '.join(LAWS)}, got {law!r}")
     at_least_one(**counts)
@@ -109,11 +98,7 @@ LARGEST_TOKENS = 24
 
 
 def require_complete(kind: AbstractLayer, data: xr.Dataset) -> None:
-    """Check that the data of layers with attention have all tokens to which theirs attend, and not too many.
-
-    Raises:
-        InputError: for tokens that are missing, or for more tokens than `LARGEST_TOKENS` with an attention pattern.
-    """
+    """Check that the data of layers with attention have all tokens to which theirs attend, and not too many."""
     if not kind.coordinates.temperatures:
         return
     tokens = data.sizes["token_a"]
@@ -130,11 +115,7 @@ def require_complete(kind: AbstractLayer, data: xr.Dataset) -> None:
 
 
 def require_identifiable(kind: AbstractLayer, tokens: int) -> None:
-    """Check that the tokens suffice to identify the parameters of an architecture.
-
-    Raises:
-        InputError: for τ0 where every token attends to one token only, since a softmax over one token is 1.
-    """
+    """Check that the tokens suffice to identify the parameters of an architecture."""
     if not kind.coordinates.temperatures or kind.pattern.mask(tokens).sum(axis=1).max() > 1:
         return
     if tokens == 1:
@@ -155,11 +136,7 @@ def problem_of(
     tokens: int = 2,
     pattern: Pattern = EVERY_TOKEN,
 ) -> AbstractCovariances:
-    """The problem of fitting a model; a program of a user is traced on data of this shape.
-
-    Raises:
-        InputError: as `likelihood.layer_of_each` and `likelihood.shared_layer`.
-    """
+    """The problem of fitting a model; a program of a user is traced on data of this shape."""
     match model:
         case LatentLayers():
             if assumptions.other_terms:

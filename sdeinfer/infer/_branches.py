@@ -75,11 +75,7 @@ class Branches(AbstractProblem):
 def pose_branches(
     model: BranchModel, data: xr.Dataset, *, architecture: Any, law: str, prior: Mapping[str, Any] | None
 ) -> tuple[xr.Dataset, Branches]:
-    """Validate increments; return them, and the problem.
-
-    Raises:
-        InputError: for data without increments, and for an architecture without blocks.
-    """
+    """Validate increments; return them, and the problem."""
     del law
     if "increment" not in data:
         raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")

@@ -37,12 +37,7 @@ KEPT = 256
 def prepared_of(
     problem: AbstractProblem, data: xr.Dataset, largest_logit: float, *, leave_out_damaged: bool = False
 ) -> Prepared:
-    """The transitions in the range of the law, reduced; of data backed by Dask, some networks and the sums over all.
-
-    Raises:
-        InputError: for invalid data, and for data backed by Dask of other models than those of one layer for all
-            networks, observed at every layer.
-    """
+    """The transitions in the range of the law, reduced; of data backed by Dask, some networks and the sums over all."""
     if isinstance(problem, AbstractCovariances) and data["covariance"].chunks is not None:
         return _prepared_from_chunks(problem, data, largest_logit, leave_out_damaged=leave_out_damaged)
     if leave_out_damaged:
@@ -267,12 +262,7 @@ def _within(part: Part, *, found: Range, layout: Layout, which: set) -> np.ndarr
 def examined(
     data: xr.Dataset, others: tuple[AbstractTerm, ...] = (), *, leave_out_damaged: bool = False
 ) -> tuple[xr.Dataset, EveryNetwork]:
-    """Some networks of data in chunks, in memory, and all that are not damaged, by one pass over them.
-
-    Raises:
-        InputError: for networks that cannot be read or are no covariances, unless they are left out, and for a network
-            that was recorded twice.
-    """
+    """Some networks of data in chunks, in memory, and all that are not damaged, by one pass over them."""
     chunks, used, width = chunks_of(data), used_of(data), data["width"].values.astype(np.float64)
     each = 8 * int(np.prod([data.sizes[dim] for dim in ("layer", "token_a", "token_b")]))
     with_some = np.flatnonzero(used.any(axis=1))

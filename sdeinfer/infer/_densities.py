@@ -92,29 +92,14 @@ def adjustment_of(prepared: PyTree) -> Adjustment | None:
 def prior_draws(
     model: Callable[..., None], *data: PyTree, draws: int, key: PRNGKeyArray
 ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "1 draws *networks coordinates"] | None]:
-    """Prior draws of all unobserved sites, and the coordinates of the layers.
-
-    Arguments:
-        model: a NumPyro program.
-        data: arguments of the program.
-        draws: number of draws.
-        key: PRNG key.
-
-    Returns:
-        The sites by name, and `Coordinates.unconstrained` of the layers, None for a program without a single layer;
-        with leading axes (1, draws).
-    """
+    """Prior draws of all unobserved sites, and the coordinates of the layers."""
     numbers = np.arange(draws, dtype=np.uint32)
     found, layers = over_draws(functools.partial(_draw_prior, model, data, key), numbers[None])
     return found, layers
 
 
 def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of the unconstrained values of a program's latent sites by name, in the program's order.
-
-    Raises:
-        InputError: if there is none.
-    """
+    """Shapes and types of the unconstrained values of a program's latent sites by name, in the program's order."""
     return _latent_structure(model, Shapes(data))
 
 

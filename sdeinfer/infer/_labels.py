@@ -64,14 +64,7 @@ class Labels(NamedTuple):
 def labels_by_trace(
     model: AbstractModel, prepared: PyTree, coords: Coords, plates: Mapping[str, str] = MappingProxyType({})
 ) -> Labels:
-    """The labels of a model's sites by its plates, from a trace of its program.
-
-    Arguments:
-        model: the model.
-        prepared: its data, of every network.
-        coords: the labels of the dimensions.
-        plates: dimensions by the names of plates, beside those around the observed networks.
-    """
+    """The labels of a model's sites by its plates, from a trace of its program."""
     values: Axes = {}
     densities: Axes = {}
     paths: list[str] = []

@@ -80,14 +80,7 @@ def by_site(sites: tuple[str, ...], shapes: ShapesOfSites, x: Float[Any, "... va
 
 
 def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None = None) -> Mode:
-    """Find the mode by L-BFGS with gradients.
-
-    Arguments:
-        model: the model.
-        prepared: pooled data of the model.
-        start: a mode of the same program to start from. If None, the best of three starts is used: the origin with
-            log τ0 = −1.5, 0 and 1.5, since the likelihood is flat at large τ0.
-    """
+    """Find the mode by L-BFGS with gradients."""
     structure = latent_structure(model, prepared)
     sites, shapes = tuple(structure), tuple(leaf.shape for leaf in structure.values())
     return found_from(_objective(model, prepared, sites, shapes), sites, start, shapes=shapes)

@@ -91,14 +91,6 @@ def sandwich(
     """The adjustment of a likelihood.
 
     If each network has its own layer, û differs between networks, and φ and C are common.
-
-    Arguments:
-        path: a sample of the transitions.
-        architecture: the kind of layer.
-        u: coordinates of the layer, or of each network's layer, at the mode.
-        priors: P, the curvature of the priors.
-        free: mask of the coordinates that vary with the model's sites; the others are fixed. All if None.
-        times: ratio of the number of all transitions to the sample's.
     """
     own = u.ndim > 1
     parts = [(path.of_networks(np.array([number])), here) for number, here in enumerate(u)] if own else [(path, u)]
@@ -242,18 +234,7 @@ def _of_one_length(found: list[Scatter]) -> list[Scatter]:
 
 
 def omitted_order(path: Path, here: Innovations, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray]:
-    """Estimate of the order of the softmax that the law omits, see `OMITTED`, of some transitions of a path.
-
-    Arguments:
-        path: the transitions.
-        here: the innovations of some of them.
-        law: the law.
-        tau0: smallest temperature of the layer.
-
-    Returns:
-        The omitted mean of each increment in its standard deviations, and its omitted relative variance; both of shape
-        (transitions, p).
-    """
+    """Estimate of the order of the softmax that the law omits, see `OMITTED`, of some transitions of a path."""
     largest = OMITTED_OF_TWO if path.tokens == 2 else OMITTED
     block, terms = here.transitions, here.terms
     omitted = largest * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2

@@ -149,11 +149,7 @@ def attributes_of_layer(layer: AbstractLayer) -> dict[str, Any]:
 
 
 def architecture_in(attributes: Mapping[Hashable, Any]) -> AbstractLayer | None:
-    """The template of the layer that the attributes of a Dataset name; None if they name none.
-
-    Raises:
-        InputError: for an unknown name or an invalid size.
-    """
+    """The template of the layer that the attributes of a Dataset name; None if they name none."""
     name = attributes.get("architecture")
     if name is None:
         return None

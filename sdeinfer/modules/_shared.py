@@ -29,17 +29,7 @@ class OfLayer:
 
     @classmethod
     def of[M: "OfLayer"](cls: type[M], layer: AbstractLayer, width: int, **options: Any) -> M:
-        """The module of a layer at one width.
-
-        Arguments:
-            layer: the layer, as of `si.tune(...).layer.at(t)`.
-            width: n.
-            options: arguments of the module that are not in the layer, such as `trainable_gains`.
-
-        Raises:
-            InputError: for a layer of another type, with parameters out of range, or with a pattern other than
-                `Pattern()` and `CAUSAL`.
-        """
+        """The module of a layer at one width."""
         return cls(width, **_arguments(layer, cls.layer_type), **options)  # pyright: ignore[reportCallIssue]
 
 

@@ -37,14 +37,6 @@ def rounding_share(covariances: Sequence[np.ndarray] | np.ndarray, *, width: flo
     a (V_αα V_ββ + V_αβ²)/n (Theorems 3.2 and 4.2). Both fall as 1/n: the ratio of σ to √a matters, that is, of u to the
     residual strength. Because a is unknown before the fit, rounding is compared with the observed changes. The bias
     σ²V_αα is nearly the same in every layer and cancels in differences.
-
-    Arguments:
-        covariances: V after every observed layer, each of shape (..., m, m).
-        width: n, the number of features that V averages over.
-        spacing: spacing of the type's numbers above 1, which is 2u.
-
-    Returns:
-        From 0 to about 1; infinite if nothing changes, and 0 for a single layer.
     """
     variance = 2 * math.log(2) / 9 * (spacing / 2) ** 2
     rounded = changed = 0.0

@@ -32,29 +32,7 @@ def observe_equinox[Model](
     progress: bool = False,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
-    """Draw Equinox networks and observe them, with one network and one layer in memory at a time.
-
-    Arguments:
-        make: draws a network from a key.
-        inputs: the initial hidden states, shape (tokens, width), or (prompts, tokens, width) if the layers accept it;
-            with `embed`, its input.
-        layers: returns a network's layers in order, as `lambda model: model.blocks`; wrap a layer that acts on single
-            tokens in `eqx.filter_vmap(layer)`.
-        embed: returns the part of a network that maps `inputs` to the initial hidden states; None if `inputs` already
-            are the hidden states.
-        networks: number of networks.
-        width: n, see `observe`.
-        tokens: the tokens of each prompt to observe, see `observe`.
-        pattern: which tokens each token attends to, see `observe`.
-        progress: show a progress bar.
-        key: PRNG key for the weights.
-
-    Returns:
-        The Dataset of `observe`: layer 0 holds the initial hidden states, layer l those after l layers.
-
-    Raises:
-        InputError: as `observe`, and for fewer than one network.
-    """
+    """Draw Equinox networks and observe them, with one network and one layer in memory at a time."""
     settings = {"width": width, "tokens": tokens, "pattern": pattern, "networks": networks, "progress": progress}
     how = (eqx.filter_jit, eqx.Module)
     return _layer_by_layer(lambda number: make(jr.fold_in(key, number)), how, inputs, layers, embed, **settings)
@@ -70,11 +48,7 @@ def observe_flax[Model](
     key: PRNGKeyArray,
     **settings: Any,
 ) -> xr.Dataset:
-    """Draw Flax networks from `nnx.Rngs`, as `lambda rngs: Model(rngs=rngs)`, and observe them as `observe.equinox`.
-
-    Raises:
-        InputError: as `observe.equinox`, and if Flax is not installed.
-    """
+    """Draw Flax networks from `nnx.Rngs`, as `lambda rngs: Model(rngs=rngs)`, and observe them as `observe.equinox`."""
     nnx = library("flax.nnx")
 
     def draw(number: int) -> Model:
@@ -95,29 +69,7 @@ def observe_torch(
     progress: bool = False,
     seed: int,
 ) -> xr.Dataset:
-    """Draw PyTorch networks and observe them by forward hooks, with one network and one layer in memory at a time.
-
-    Arguments:
-        make: draws a network, from the seed it receives or from PyTorch's generators, which are seeded with it:
-            `lambda seed: Model()`.
-        inputs: the network's input: one positional argument, or a mapping of keyword arguments. Hidden states of shape
-            (tokens, width) are one prompt; an additional first dimension holds prompts.
-        layers: returns the modules whose outputs are observed, in order, as `lambda model: model.transformer.h`. Each
-            must be called once; if its output is a tuple, the first entry is observed.
-        networks: number of networks.
-        width: n, see `observe`.
-        tokens: the tokens of each prompt to observe, see `observe`.
-        pattern: which tokens each token attends to, see `observe`.
-        progress: show a progress bar.
-        seed: seed of the weights. The state of PyTorch's own generators is restored.
-
-    Returns:
-        The Dataset of `observe`: layer 0 is the input of the first module, layer l the output of the l-th.
-
-    Raises:
-        InputError: as `observe`, for fewer than one network, for modules that are not called once and in order, and if
-            PyTorch is not installed.
-    """
+    """Draw PyTorch networks and observe them by forward hooks, with one network and one layer in memory at a time."""
     torch = library("torch")
 
     def network(number: int, add: Callable[[Any], None]) -> None:

@@ -49,28 +49,6 @@ def observe_torch_branches(
     """Observe the residual branches of PyTorch networks by forward hooks, with one network in memory at a time.
 
     Every network runs once, in evaluation mode and without gradients.
-
-    Arguments:
-        make: a module, which is one network; or a function that draws a network, from the seed it receives or from
-            PyTorch's generators, which are seeded with it.
-        inputs: the network's input: one positional argument, or a mapping of keyword arguments. What branches read and
-            add must have shape (tokens, width) or (prompts, tokens, width), as with `batch_first=True`.
-        branches: returns (kind, module) or (kind, reader, writer) of each branch, in the order of their calls. The
-            writer is the last module before the sum: lambda model: [branch for block in model.transformer.h for branch
-            in (("attention", block.attn), ("mlp", block.mlp))].
-        networks: number of networks.
-        width: n, see `observe`.
-        tokens: the tokens of each prompt to observe, see `observe`.
-        pattern: which tokens each token attends to, see `observe`.
-        progress: show a progress bar.
-        seed: seed of the weights. The state of PyTorch's own generators is restored.
-
-    Returns:
-        The Dataset of `branches_dataset`, with `reads` "branch"; `name` is the reader's name in the model.
-
-    Raises:
-        InputError: as `BranchObserver.add`, for branches that are not called once and in order, several networks of one
-            module, and if PyTorch is not installed.
     """
     torch = library("torch")
     given = isinstance(make, torch.nn.Module)
@@ -97,9 +75,6 @@ def observe_flax_branches(
 
     A function draws a network from `nnx.Rngs` of a part of the key; a module inside `jax.vmap` is seen with the mapped
     axes first.
-
-    Raises:
-        InputError: as `observe_branches.torch`, for a function without a key, and if Flax is not installed.
     """
     nnx = library("flax.nnx")
     given = isinstance(make, nnx.Module)
@@ -125,9 +100,6 @@ def observe_equinox_branches(
 
     A function draws a network from a part of the key; the modules of branches must be parts of the model, and one
     inside `jax.vmap` is seen with the mapped axes first.
-
-    Raises:
-        InputError: as `observe_branches.torch`, and for a function without a key.
     """
     given = isinstance(make, eqx.Module)
 

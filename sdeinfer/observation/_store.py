@@ -40,11 +40,7 @@ def read(path: str | Path) -> xr.Dataset:
 
 
 def open_in_chunks(path: str | Path) -> xr.Dataset:
-    """Open covariances in Zarr as a Dataset backed by Dask, which is read in chunks.
-
-    Raises:
-        InputError: if the folder is missing or holds no covariances, or if Dask or Zarr is not installed.
-    """
+    """Open covariances in Zarr as a Dataset backed by Dask, which is read in chunks."""
     path = readable(path).resolve()
     if path.suffix != ZARR:
         raise InputError(f"{path}: data in chunks are read from Zarr ({ZARR}) only; write(read(…), …) converts")

@@ -26,11 +26,7 @@ def one_panel(axes: Axes | None, *, height: float = 3.2) -> Axes:
 
 
 def panels_of(axes: Axes | Iterable[Axes] | None, count: int, *, columns: int = 1, height: float = 3.2) -> list[Axes]:
-    """The given axes, or `count` panels of a new figure, each `height` inches high; pyplot opens it for notebooks.
-
-    Raises:
-        InputError: for another number of axes.
-    """
+    """The given axes, or `count` panels of a new figure, each `height` inches high; pyplot opens it for notebooks."""
     if axes is not None:
         given = [axes] if isinstance(axes, Axes) else list(axes)
         if len(given) != count:

@@ -71,12 +71,7 @@ class GridSteps(diffrax.AbstractStepSizeController):
 
 
 def step_grid(ts: ArrayLike, step: float) -> Grid:
-    """Cut [0, ts[0]], [ts[0], ts[1]], … into equal steps no longer than `step`.
-
-    Raises:
-        InputError: for times that are traced, not finite or not increasing from 0 on, and for a step that is not
-            positive, needs too many steps, or is too short for single precision.
-    """
+    """Cut [0, ts[0]], [ts[0], ts[1]], … into equal steps no longer than `step`."""
     if not all(map(is_concrete, jax.tree.leaves(ts))):
         raise InputError(
             "ts: the times must be known when the solver is compiled, got traced values; inside of jax.jit make them "

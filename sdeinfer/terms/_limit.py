@@ -104,11 +104,7 @@ class Limit(eqx.Module):
         return next((term.pattern for term in self.terms if isinstance(term, Attention)), EVERY_TOKEN)
 
     def __add__(self, other: "Limit") -> "Limit":
-        """The limit of two stacked layers.
-
-        Raises:
-            InputError: if both have attention, with different patterns.
-        """
+        """The limit of two stacked layers."""
         parts = self.parts
         for term, c in other.parts.items():
             parts[term] = jax.tree.map(operator.add, parts[term], c) if term in parts else c

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin
@@ -45,11 +44,7 @@ def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            received = signature.bind(*args, **kwargs).arguments
-        except TypeError:  # missing or unknown arguments, which the call itself names
-            received = {}
-        for name, value in received.items():
+        for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
             if name in known and not any(_is_a(value, *each) for each in known[name]):
                 needed = " or ".join(dict.fromkeys(NEEDED[kind] for kind, _ in known[name] if NEEDED[kind]))
                 raise InputError(f"{name}: {needed} is needed, got {_received(value)}")
@@ -95,11 +90,10 @@ def _received(value: Any) -> str:
 
 def whole_number(value: Any) -> bool:
     """Whether a value is an integer of Python, NumPy or JAX."""
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return True
+    if isinstance(value, int | np.integer):
+        return True
+    array = isinstance(value, np.ndarray | jax.Array) and not isinstance(value, Tracer)
+    return array and value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.integer)
 
 
 def _types(annotation: Any) -> list[tuple[str, Any]]:

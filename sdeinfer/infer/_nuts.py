@@ -8,6 +8,7 @@ networks are computed afterwards for the kept draws.
 import dataclasses
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray
@@ -28,6 +29,14 @@ class NUTS(AbstractMarkovChain):
         slope = jax.value_and_grad(posterior.potential)(z)
         _, state = self.bind(posterior, jr.key_data(key), ParamInfo(z, *slope))
         return state
+
+    def starts(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[Any, ...]:
+        """The states of `start`, with the gradient of the program that has found the mode: no other is compiled."""
+        states = []
+        for own in jr.split(key, self.chains):
+            z = jax.device_get(_initial_position(posterior, own))
+            states.append(_bound(self, posterior, jr.key_data(own), ParamInfo(z, *posterior.potential_and_slope(z))))
+        return tuple(states)
 
     def step(self, posterior: Posterior, state: Any) -> tuple[Any, dict[str, Array], dict[str, Array]]:
         """One iteration of NumPyro's kernel."""
@@ -53,3 +62,13 @@ class NUTS(AbstractMarkovChain):
         settings: dict[str, Any] = {"dense_mass": model.dense, "target_accept_prob": model.acceptance}
         kernel = infer.NUTS(potential_fn=posterior.potential, **settings)
         return kernel, kernel.init(key, self.warmup, start)
+
+
+@eqx.filter_jit
+def _initial_position(posterior: Posterior, key: PRNGKeyArray) -> dict[str, Array]:
+    return posterior.initial_position(key)
+
+
+@eqx.filter_jit
+def _bound(sampler: NUTS, posterior: Posterior, key: Array, start: ParamInfo) -> Any:
+    return sampler.bind(posterior, key, start)[1]

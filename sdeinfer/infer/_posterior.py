@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from sdeinfer.infer._densities import latent_structure
-from sdeinfer.infer._mode import by_site, posterior_mode, sampled_potential
+from sdeinfer.infer._mode import by_site, posterior_mode, potential_and_slope, sampled_potential
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import EveryLayer
 from sdeinfer.likelihood._statistics import PathStatistics
@@ -54,6 +54,14 @@ class Posterior(eqx.Module):
     def potential(self, z: Mapping[str, Array]) -> Float[Array, ""]:
         """−log density up to a constant, differentiable in z."""
         return sampled_potential(self.model, self.prepared, self.unconstrained(z))
+
+    def potential_and_slope(self, z: Mapping[str, np.ndarray]) -> tuple[Array, dict[str, Any]]:
+        """The potential and its gradient in z, by the program that has found the mode."""
+        value, slope = potential_and_slope(self.model, self.prepared, self.unconstrained(z))
+        if self.scale is None:
+            return value, slope
+        along = {name: np.asarray(each) for name, each in slope.items()}
+        return value, _parted(_joined(along, 0) @ np.asarray(self.scale), z)
 
     def unconstrained(self, z: Mapping[str, Any], *, axes: int = 0) -> dict[str, Any]:
         """NumPyro's unconstrained parameters at z by site name, with leading axes; NumPy handles NumPy arrays."""

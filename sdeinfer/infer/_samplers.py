@@ -108,13 +108,17 @@ class AbstractMarkovChain(AbstractSampler):
         kept = in_chunks(
             functools.partial(advance_compiled, self),
             posterior,
-            tuple(_start(self, posterior, own) for own in jr.split(key, self.chains)),
+            self.starts(posterior, key),
             warmup=self.warmup,
             draws=self.draws,
             chunk=CHUNK,
             progress=progress,
         )
         return draws_of(posterior, prepared if each is None else each, kept)
+
+    def starts(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[PyTree, ...]:
+        """The initial states of all chains."""
+        return tuple(_start(self, posterior, own) for own in jr.split(key, self.chains))
 
     def advance(self, posterior: Posterior, state: PyTree, steps: Int[Array | np.ndarray, ""]) -> tuple[PyTree, PyTree]:
         """Advance one chain by up to a chunk of iterations and record its draws."""

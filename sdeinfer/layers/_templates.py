@@ -93,12 +93,14 @@ def _undeclared(layer: AbstractLayer) -> str:
 
 
 def check_fittable(kind: AbstractLayer) -> None:
-    """Check that a template has a limit, and no numbers but its parameters."""
+    """Check that a template has a limit whose noise a fit knows, and no numbers but its parameters."""
     if is_named(kind):
         return
     if len(jax.tree.leaves(kind)) != len(kind.declared()):
         raise InputError(_undeclared(kind))
-    jax.eval_shape(limit_of, kind)
+    for term in jax.eval_shape(limit_of, kind).others:
+        if term.columns:
+            raise InputError(f"architecture: a fit has no noise of other terms, got {type(term).__name__} with noise")
     # A gain has a limit at 1 only, and the template's coordinates are 0.
     if not has_gains(kind):
         limit_on_host(kind)

@@ -5,6 +5,7 @@ import itertools
 
 import jax
 import numpy as np
+import pytest
 from budget import assert_estimate, mean_and_error
 from conftest import random_covariance
 from numpy.polynomial.hermite_e import hermegauss
@@ -76,3 +77,18 @@ def test_densities_have_its_drift(key):
         expected = stats.norm(mean, V[:, :-1] * np.sqrt(2 / width)).logpdf(V[:, 1:]).sum(axis=1)
         for each in found(kappa):
             np.testing.assert_allclose(each, expected, rtol=1e-9)
+
+
+class NoisyTerm(CubicDrift):
+    columns = 1
+
+
+class NoisyMLP(TanhMLP):
+    def limit(self):
+        return si.layers.Limit(linear_noise=1.0, others={NoisyTerm(): self.kappa})
+
+
+def test_a_fit_refuses_noise_that_it_does_not_know(key):
+    data = si.sample_networks(TanhMLP(kappa=0.5), np.eye(2), width=32, depth=2, networks=2, method="weights", key=key)
+    with pytest.raises(si.InputError, match="^architecture: a fit has no noise of other terms, got NoisyTerm"):
+        si.prepare(si.models.full_path, data, architecture=NoisyMLP(kappa=0.5))

@@ -77,9 +77,3 @@ def packed_moments(S: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], tuple[
     products = difference[:, :, None] * difference[:, None, :]
     root = math.sqrt(len(x))
     return (x.mean(0), x.std(0, ddof=1) / root), (products.mean(0), products.std(0, ddof=1) / root)
-
-
-def isserlis(P: np.ndarray) -> np.ndarray:
-    """P_ac P_bd + P_ad P_bc for entries ab and cd on and above the diagonal: the covariance of products of normals."""
-    pairs = list(zip(*np.triu_indices(len(P)), strict=True))
-    return np.array([[P[a, c] * P[b, d] + P[a, d] * P[b, c] for c, d in pairs] for a, b in pairs])

@@ -37,52 +37,14 @@ def packed_tensor(T) -> np.ndarray:
     return T[rows[:, None], columns[:, None], rows, columns]
 
 
-def S1(V) -> np.ndarray:
-    """S₁^{αδ,βω} of Eq. 10."""
-    m = len(V)
-    bar = V.mean(axis=1)
-    S = np.empty((m, m, m, m))
-    for a, d, b, w in product(range(m), repeat=4):
-        S[a, d, b, w] = V[a, b] * (V[d, w] - bar[d] - bar[w] + V.mean())
-    return S
+def everything(V) -> np.ndarray:
+    """The mask of tokens that attend to all."""
+    return np.ones(V.shape, bool)
 
 
-def S2(V) -> np.ndarray:
-    """S₂^{αδ} of Eq. 10."""
-    m = len(V)
-    S = np.empty((m, m))
-    for a, d in product(range(m), repeat=2):
-        S[a, d] = V[a, a] * (V[d, d] - 2 * V[d].mean() + 2 * V.mean() - np.trace(V) / m)
-    return S
-
-
-def attention_drift(V) -> np.ndarray:
-    """The bracket of Theorem 4.2's drift: b without γ²/τ0²."""
-    m = len(V)
-    first, second = S1(V), S2(V)
-    b = np.zeros((m, m))
-    for a, c, n in product(range(m), repeat=3):
-        b[a, c] += (V[c, n] * second[a, n] + V[a, n] * second[c, n]) / (2 * m)
-        for k in range(m):
-            b[a, c] += V[n, k] * first[a, n, c, k] / m**2
-    return b
-
-
-def attention_tensor(V) -> np.ndarray:
-    """𝒜^{αβ,δω} of Theorem 4.2."""
-    m = len(V)
-    S = S1(V)
-    return (
-        np.einsum("ak,dn,bkwn->abdw", V, V, S)
-        + np.einsum("ak,wn,bkdn->abdw", V, V, S)
-        + np.einsum("bn,dk,anwk->abdw", V, V, S)
-        + np.einsum("bn,wk,andk->abdw", V, V, S)
-    ) / m**2
-
-
-def masked_S1(V, mask) -> np.ndarray:
+def S1(V, mask=None) -> np.ndarray:
     """S₁^{αδ,βω} of Eq. 10 with means over the tokens to which α and β attend; zero for other δ and ω."""
-    m = len(V)
+    m, mask = len(V), everything(V) if mask is None else mask
     S = np.zeros((m, m, m, m), V.dtype)
     for a, d, b, w in product(range(m), repeat=4):
         if mask[a, d] and mask[b, w]:
@@ -91,9 +53,9 @@ def masked_S1(V, mask) -> np.ndarray:
     return S
 
 
-def masked_S2(V, mask) -> np.ndarray:
+def S2(V, mask=None) -> np.ndarray:
     """S₂^{αδ} of Eq. 10 with means over the tokens to which α attends; zero for other δ."""
-    m = len(V)
+    m, mask = len(V), everything(V) if mask is None else mask
     S = np.zeros((m, m), V.dtype)
     for a, d in product(range(m), repeat=2):
         if mask[a, d]:
@@ -102,10 +64,11 @@ def masked_S2(V, mask) -> np.ndarray:
     return S
 
 
-def masked_attention_drift(V, mask) -> np.ndarray:
-    """The bracket of Theorem 4.2's drift with sums over the tokens to which α attends, and 1/m_α for 1/m."""
+def attention_drift(V, mask=None) -> np.ndarray:
+    """The bracket of Theorem 4.2's drift, b without γ²/τ0²: sums over the tokens to which α attends, and 1/m_α."""
+    mask = everything(V) if mask is None else mask
     m, size = len(V), [int(row.sum()) for row in mask]
-    first, second = masked_S1(V, mask), masked_S2(V, mask)
+    first, second = S1(V, mask), S2(V, mask)
     b = np.zeros((m, m), V.dtype)
     for a, c, n in product(range(m), repeat=3):
         b[a, c] += V[c, n] * second[a, n] / (2 * size[a]) + V[a, n] * second[c, n] / (2 * size[c])
@@ -114,10 +77,10 @@ def masked_attention_drift(V, mask) -> np.ndarray:
     return b
 
 
-def masked_attention_tensor(V, mask) -> np.ndarray:
-    """𝒜^{αβ,δω} with those sums: the covariance of M + Mᵀ, M_αβ = Σ_ν (first order of A)_αν V_νβ."""
+def attention_tensor(V, mask) -> np.ndarray:
+    """𝒜^{αβ,δω} of Theorem 4.2, the covariance of M + Mᵀ, M_αβ = Σ_ν (first order of A)_αν V_νβ."""
     m, size = len(V), [int(row.sum()) for row in mask]
-    S = masked_S1(V, mask)
+    S = S1(V, mask)
     # Cov(M_xy, M_zu), indexed by x, y, z and u.
     covariance = np.einsum("yn,xnzk,ku->xyzu", V, S, V)
     for x, z in product(range(m), repeat=2):
@@ -150,33 +113,9 @@ def relu_drift(V, c_plus: float, c_minus: float) -> np.ndarray:
 def drift(layer, V) -> np.ndarray:
     """b(V) as the theorems give it for each architecture."""
     V = np.asarray(V)
-    match type(layer).__name__:
-        case "ShapedMLP":
-            return relu_drift(V, float(layer.c_plus), float(layer.c_minus))
-        case "ResidualFeedForward":
-            return float(layer.gamma) ** 2 * relu_drift(V, float(layer.c_plus), float(layer.c_minus))
-        case "ShapedAttention":
-            return float(layer.gamma) ** 2 / float(layer.tau0) ** 2 * attention_drift_of(layer, V)
-        case "ShapedTransformer":
-            relu = relu_drift(V, float(layer.c_plus), float(layer.c_minus))
-            return float(layer.gamma) ** 2 * (attention_drift_of(layer, V) / float(layer.tau0) ** 2 + relu)
-        case "Stack":
-            return sum((drift(part, V) for part in layer.layers), np.zeros_like(V))
-        case name:
-            raise TypeError(name)
-
-
-def attention_drift_of(layer, V) -> np.ndarray:
-    """The bracket of the drift for the layer's pattern."""
-    return attention_drift(V) if layer.pattern.everything else masked_attention_drift(V, layer.pattern.mask(len(V)))
-
-
-def diffusion_tensor(layer, V) -> np.ndarray:
-    """Σ^{αβ,δω} as the theorems give it for each architecture."""
-    V, pattern = np.asarray(V), pattern_of(layer)
-    _, _, a, kappa2 = coefficients(layer)
-    attention = attention_tensor(V) if pattern.everything else masked_attention_tensor(V, pattern.mask(len(V)))
-    return a * linear_tensor(V) + kappa2 * attention
+    theta1, theta2, _, _ = coefficients(layer)
+    attention = attention_drift(V, pattern_of(layer).mask(len(V)))
+    return theta1 * attention + theta2 * relu_drift(V, 1.0, 0.0)
 
 
 def pattern_of(layer):
@@ -186,8 +125,10 @@ def pattern_of(layer):
 
 
 def diffusion(layer, V) -> np.ndarray:
-    """Σ(V) as a p×p matrix."""
-    return packed_tensor(diffusion_tensor(layer, V))
+    """Σ^{αβ,δω} as the theorems give it for each architecture, as a p×p matrix."""
+    V = np.asarray(V)
+    _, _, a, kappa2 = coefficients(layer)
+    return packed_tensor(a * linear_tensor(V) + kappa2 * attention_tensor(V, pattern_of(layer).mask(len(V))))
 
 
 def log_density(layer, V, V_next, *, width: float) -> float:
@@ -247,15 +188,8 @@ def coefficients(layer) -> tuple[float, float, float, float]:
 
 
 def arc_cosine_kernel(V) -> np.ndarray:
-    """κ₁(V) = √(vvᵀ)(√(1 − ρ²) + ρ(π − arccos ρ))/π: twice E[relu(g) relu(h)] for normals of covariance V."""
-    m = len(V)
-    kernel = np.diag(np.diag(V)).astype(float)
-    for a, b in product(range(m), repeat=2):
-        if a != b:
-            scale = math.sqrt(V[a, a] * V[b, b])
-            rho = V[a, b] / scale
-            kernel[a, b] = scale * (math.sqrt(1 - rho**2) + rho * (math.pi - math.acos(rho))) / math.pi
-    return kernel
+    """κ₁(V), twice E[relu(g) relu(h)] for normals of covariance V; (κ₁ − V)/2 is the drift of a ReLU."""
+    return V + 2 * relu_drift(V, 1.0, 0.0)
 
 
 def wishart_path(tokens: int, layers: int, *, width: int, seed: int) -> np.ndarray:

@@ -11,14 +11,7 @@ from fractions import Fraction
 from itertools import product
 
 import numpy as np
-from references import (
-    coefficients,
-    linear_tensor,
-    masked_attention_drift,
-    masked_attention_tensor,
-    packed_tensor,
-    pattern_of,
-)
+from references import attention_drift, attention_tensor, coefficients, linear_tensor, packed_tensor, pattern_of
 
 EPSILON = Fraction(1, 2**60)
 
@@ -28,7 +21,7 @@ def joint_drift(layer, S) -> np.ndarray:
     theta1, theta2, _, _ = coefficients(layer)
     S = np.asarray(S, float)
     prompts, J = _two_prompts(S)
-    of_attention = J @ masked_attention_drift(prompts, _mask(layer, len(S) // 2)) @ J.T
+    of_attention = J @ attention_drift(prompts, _mask(layer, len(S) // 2)) @ J.T
     return theta1 * of_attention.astype(float) + theta2 * joint_relu_drift(S)
 
 
@@ -37,7 +30,7 @@ def joint_diffusion(layer, S) -> np.ndarray:
     _, _, a, kappa2 = coefficients(layer)
     S = np.asarray(S, float)
     prompts, J = _two_prompts(S)
-    tensor = masked_attention_tensor(prompts, _mask(layer, len(S) // 2))
+    tensor = attention_tensor(prompts, _mask(layer, len(S) // 2))
     for axis in range(4):
         tensor = np.moveaxis(np.tensordot(J, tensor, axes=(1, axis)), 0, axis)
     return packed_tensor(a * linear_tensor(S) + kappa2 * tensor.astype(float))

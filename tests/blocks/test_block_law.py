@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from block_references import attention_gram, isserlis, mlp_gram, packed_moments
+from block_references import attention_gram, mlp_gram, packed_moments
 from budget import assert_estimate, assert_mean, assert_variance, assert_within
 from conftest import random_covariance
-from references import arc_cosine_kernel, assert_agrees, packed
+from references import arc_cosine_kernel, assert_agrees, linear_tensor, packed, packed_tensor
 from scipy import linalg, special, stats
 
 import sdeinfer as si
@@ -51,6 +51,11 @@ TWINS = {
         ),
     ),
 }
+
+
+def isserlis(P) -> np.ndarray:
+    """Covariances of products of normals: P_ac P_bd + P_ad P_bc."""
+    return packed_tensor(linear_tensor(P))
 
 
 @eqx.filter_jit

@@ -28,7 +28,7 @@ def test_centrings_are_sums_of_differences(name, tokens):
 def test_eigenvalues_are_those_of_the_noise_of_attention(name, tokens):
     V, pattern = np.asarray(random_covariance(tokens)), PATTERNS[name](tokens)
     e = pattern_spectrum(pattern, V).mixing
-    attention = references.masked_attention_tensor(V, pattern.mask(tokens))
+    attention = references.attention_tensor(V, pattern.mask(tokens))
     linear, attention = (references.packed_tensor(tensor) for tensor in (references.linear_tensor(V), attention))
     expected = np.sort(np.linalg.eigvals(np.linalg.solve(linear, attention)).real)
     # Of the eigenvalues of Σ_lin⁻¹𝒜: as many roundings as Σ_lin's condition number, for each of the p entries.

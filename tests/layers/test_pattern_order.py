@@ -11,6 +11,7 @@ import pytest
 import references
 from budget import assert_estimate, assert_mean, mean_and_error
 from conftest import random_covariance
+from moment_references import along, crossed, repeated
 from pattern_references import covariance
 from references import assert_agrees
 from scipy.special import ndtri
@@ -59,11 +60,6 @@ def of(name: str):
 def drifts_of(V) -> tuple[np.ndarray, np.ndarray]:
     """Two symmetric matrices for B₁ and B₂; only the second is that of V and its pattern."""
     return np.asarray(attention_drift(np.asarray(V))), np.asarray(relu_drift(np.asarray(V)))
-
-
-def along(W: np.ndarray, T: np.ndarray) -> np.ndarray:
-    """Σ W_αβ W_δω T_αβδω for every W."""
-    return np.einsum("qab,qcd,abcd->q", W, W, T)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5])
@@ -118,8 +114,7 @@ def test_attention_has_the_noise_of_the_expanded_softmax(name):
 def test_noise_that_acts_twice_is_a_sum_over_tokens(name):
     _, V, noise, W, *_, features = of(name)
     for tensor, feature in ((references.linear_tensor(V), "linear_repeat"), (noise, "attention_repeat")):
-        expected = np.einsum("acbd->abcd", tensor) + np.einsum("adbc->abcd", tensor)
-        assert_agrees(features[FEATURES[feature]], along(W, expected))
+        assert_agrees(features[FEATURES[feature]], along(W, repeated(tensor)))
 
 
 @jax.jit
@@ -132,8 +127,7 @@ def relu_drifts_along(V, S):
 def test_growth_within_a_layer_is_a_sum_over_tokens(name):
     _, V, _, W, U, _, drifts, features = of(name)
     for B, feature in zip(drifts, ("attention_growth", "relu_growth"), strict=True):
-        both = references.linear_tensor(V + B) - references.linear_tensor(V) - references.linear_tensor(B)
-        assert_agrees(features[FEATURES[feature]], along(W, both))
+        assert_agrees(features[FEATURES[feature]], along(W, crossed(V, B)))
     assert_agrees(features[FEATURES["relu_growth_square"]], along(W, references.linear_tensor(drifts[1])))
     assert_agrees(features[FEATURES["relu_response"]], np.einsum("qab,qab->q", W, relu_drifts_along(V, U)))
 

@@ -36,7 +36,6 @@ LONG_CASES = (
     "test_laws.py::test_noise_of_each_layer[NoisyLayers]",
     "test_models.py::test_sites_of_each_network_have_modes_of_their_own[finite-width]",
     "test_criteria.py::test_derivatives_are_those_of_the_law[below]",
-    "test_first_clusters.py::test_random_tokens_have_the_peaks_of_a_normal_potential[50.0]",
     "test_criteria.py::test_derivatives_are_those_of_the_law[quantile]",
     "test_laws.py::test_one_small_step_has_the_generators_mean_and_covariance[mask]",
     "test_pattern_order.py::test_jax_agrees_with_numpy_and_has_derivatives[causal]",

@@ -37,7 +37,7 @@ class Mutation(NamedTuple):
 LIMIT, NEXT, PATTERN = "terms/_attention.py", "layers/_next_order.py", "layers/_pattern_order.py"
 ATTENTION, FEEDFORWARD, FINITE = (f"layers/{name}.py" for name in ("_attention", "_feedforward", "_finite_width"))
 WISHART, RELU, SANDWICH = "layers/_wishart.py", "terms/_relu.py", "infer/_sandwich.py"
-LIMITS = "tests/layers/test_limits.py tests/layers/test_patterns.py tests/covariance/test_diffusion.py"
+LIMITS = "tests/layers/test_limits.py tests/covariance/test_diffusion.py"
 ORDERS = "tests/layers/test_finite_width.py tests/layers/test_next_order.py tests/layers/test_pattern_order.py"
 CHAIN = "tests/networks/test_chain.py tests/layers/test_widths.py tests/layers/test_forward.py"
 SCORES = "tests/infer/test_adjustment.py tests/likelihood/test_adjustment.py"
@@ -182,22 +182,10 @@ MUTATIONS = (
 )  # fmt: skip
 
 
-class Found(NamedTuple):
-    """What a mutation led to: the failing tests, where they were found, and the seconds that it took."""
-
-    failed: list[str]
-    where: str
-    seconds: float
-
-
 def copied(folder: Path) -> Path:
     """The tracked files and the new ones of the working tree."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     for name in filter(None, listed.stdout.decode().split("\0")):
         source = ROOT / name
         if source.is_file():
@@ -222,35 +210,23 @@ def mutated(tree: Path, mutation: Mutation) -> str:
 def failing(tree: Path, tests: list[str], *, workers: str, compiled: Path) -> list[str]:
     """The first tests that fail."""
     environment = os.environ | {"PYTHONPATH": str(tree), "JAX_COMPILATION_CACHE_DIR": str(compiled)}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        workers,
-        f"--maxfail={SHOWN}",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    options = f"-m pytest -q -n {workers} --maxfail={SHOWN} -p no:cacheprovider".split()
+    done = subprocess.run(
+        [sys.executable, *options, *tests], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - |$)", done.stdout, re.MULTILINE)
     if done.returncode not in (0, 1, 2) or (done.returncode and not failed):
         raise SystemExit(done.stdout + done.stderr)
     return failed
 
 
-def found_by_tests(tree: Path, mutation: Mutation, *, rooms: bool, workers: str, compiled: Path) -> Found:
+def failing_with(tree: Path, mutation: Mutation, *, rooms: bool, **settings) -> list[str]:
     """The tests that a mutation fails: of its rooms, or else of all."""
-    start, text = time.monotonic(), mutated(tree, mutation)
+    text = mutated(tree, mutation)
     try:
-        failed, where = failing(tree, mutation.tests.split(), workers=workers, compiled=compiled), "rooms"
-        if not failed and not rooms:
-            failed, where = failing(tree, [], workers=workers, compiled=compiled), "all"
+        return failing(tree, mutation.tests.split(), **settings) or ([] if rooms else failing(tree, [], **settings))
     finally:
         (tree / "sdeinfer" / mutation.file).write_text(text, "utf-8")
-    return Found(failed, where, time.monotonic() - start)
 
 
 def main() -> int:
@@ -268,10 +244,10 @@ def main() -> int:
             (tree / "sdeinfer" / mutation.file).write_text(mutated(tree, mutation), "utf-8")
         settings = {"rooms": options.rooms, "workers": options.workers, "compiled": compiled}
         for mutation in chosen:
-            found = found_by_tests(tree, mutation, **settings)
-            survived += not found.failed
-            names = "; ".join(name.removeprefix("tests/") for name in found.failed) or "NONE"
-            print(f"{mutation.name:45s} {found.seconds:5.0f} s  {names}", flush=True)
+            start, failed = time.monotonic(), failing_with(tree, mutation, **settings)
+            survived += not failed
+            names = "; ".join(name.removeprefix("tests/") for name in failed) or "NONE"
+            print(f"{mutation.name:45s} {time.monotonic() - start:5.0f} s  {names}", flush=True)
     print(f"{len(chosen) - survived} of {len(chosen)} mutations fail the tests")
     return 1 if survived else 0
 

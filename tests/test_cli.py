@@ -163,17 +163,6 @@ def test_hidden_states_that_break_off_leave_nothing(tmp_path, out, monkeypatch):
     assert files(tmp_path) == ["X.npy", "X.npz"]
 
 
-def test_rounding_that_matters_is_said_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(_stored, "AT_ONCE", 1)
-    X = np.random.default_rng(0).normal(size=(3, 1, 2, 32)).repeat(4, axis=1)
-    X = (X * np.array([1, 1.0006, 1, 1.0006])[:, None, None]).astype(np.float16)
-    np.save(tmp_path / "X.npy", X)
-    result = run("observe", "--hidden-states", tmp_path / "X.npy", "--out", tmp_path / "data.nc")
-    assert result.exit_code == 0
-    (warning,) = result.stderr.splitlines()
-    assert warning.startswith("sdeinfer: hidden_states: float16 rounds by ")
-
-
 def test_simulate_writes_paths(tmp_path):
     # Tokens and times of the predictions of a fit, whose program this is.
     result = run("simulate", "--paths", 8, "--times", 8, "--time", 0.1, "--tokens", 3, "--out", tmp_path / "paths.nc")

@@ -5,7 +5,7 @@ import pytest
 import references
 from conftest import PATTERNS, random_covariance
 
-from sdeinfer.covariance import Pattern
+from sdeinfer.covariance import Pattern, coordinates
 from sdeinfer.covariance._pattern import centring
 from sdeinfer.covariance._pattern_noise import attended_mean, pattern_spectrum
 
@@ -89,3 +89,15 @@ def test_forms_read_and_make_the_coordinates():
     rows, columns = np.triu_indices(3)
     np.testing.assert_allclose(z, at.whiten(S)[rows, columns] / np.where(rows == columns, np.sqrt(2), 1.0))
     np.testing.assert_allclose(np.einsum("q,qab->ab", z, made), S)
+
+
+@pytest.mark.parametrize("pattern", [Pattern(), Pattern(causal=True)], ids=str)
+def test_a_matrix_without_a_factor_leaves_the_others_alone(pattern):
+    V = np.stack([random_covariance(3, seed=seed) for seed in range(3)])
+    V[1] = 1.0
+    with np.errstate(all="ignore"):
+        at = coordinates(V, pattern)
+    assert np.isnan(at.cholesky[1]).all()
+    assert np.isnan(at.mixing[1][-1])
+    whole = coordinates(V[[0, 2]], pattern)
+    np.testing.assert_array_equal(at.mixing[[0, 2]], whole.mixing)

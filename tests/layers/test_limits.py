@@ -1,15 +1,17 @@
+"""The limits of layers, with and without attention patterns."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-from conftest import random_covariance
+from conftest import PATTERNS, random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.layers import Limit, template
 from sdeinfer.layers._templates import ARCHITECTURES, is_named
-from sdeinfer.terms._attention import attention_drift, centred_norms
+from sdeinfer.terms._attention import attention_drift, attention_drift_vectors, centred_norms
 
 G, T, P, M = 0.6, 0.7, 0.4, -1.1  # γ, τ0, c₊, c₋
 
@@ -47,12 +49,21 @@ def coefficients(limit: Limit) -> np.ndarray:
     return np.array([limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise], float)
 
 
-@pytest.mark.usefixtures("unchecked")  # NumPy in place of JAX, which would compile a program for each
-def test_drift_is_the_papers_index_sum(layer, V):
+def assert_drift(layer, V) -> None:
     # One token has no drift, whatever the architecture: compare at the scale of V then.
     expected = references.drift(layer, V)
     found = layer.limit().drift(np.asarray(V))
     assert np.abs(found - expected).max() <= 1e-10 * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.usefixtures("unchecked")  # NumPy in place of JAX, which would compile a program for each
+def test_drift_is_the_papers_index_sum(layer, V):
+    assert_drift(layer, V)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_drift_with_a_pattern_is_the_index_sum(masked_layer, V):
+    assert_drift(masked_layer(len(V)), V)
 
 
 def test_attention_drift_is_the_papers_index_sum_at_its_own_scale():
@@ -63,6 +74,28 @@ def test_attention_drift_is_the_papers_index_sum_at_its_own_scale():
 def test_attention_drift_vectors_are_the_factors_of_s2(V):
     V = np.asarray(V)
     np.testing.assert_allclose(np.outer(np.diag(V), centred_norms(V)), references.S2(V), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_attention_drift_is_the_index_sum_at_its_own_scale(name):
+    V, pattern = np.asarray(random_covariance(6)) * 1e-3, PATTERNS[name](6)
+    assert_agrees(attention_drift(V, pattern), references.attention_drift(V, pattern.mask(6)))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_drift_vectors_are_the_factors_of_s2(name, V):
+    V, pattern = np.asarray(V), PATTERNS[name](len(V))
+    v, s = attention_drift_vectors(V, pattern)
+    mask = pattern.mask(len(V))
+    expected = references.S2(V, mask) / mask.sum(axis=1)[:, None]
+    np.testing.assert_allclose(v[:, None] * s, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_batch_is_one_covariance_after_the_other():
+    V = np.stack([random_covariance(3, seed) for seed in range(4)], axis=-1)
+    found = attention_drift(V, si.CAUSAL)
+    for i in range(4):
+        assert_agrees(found[..., i], attention_drift(V[..., i], si.CAUSAL), rtol=1e-13)
 
 
 @pytest.mark.parametrize("name", TABLE | VARIANTS)

@@ -4,9 +4,11 @@ import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_same_distribution
+from conftest import layer_of
 from scipy import linalg, stats
 
 import sdeinfer as si
+from sdeinfer.layers import template
 from sdeinfer.networks._gradients import sample_gradients, sample_tangents
 
 WIDTH, DEPTH, TOKENS = 256, 64, 4
@@ -24,19 +26,10 @@ PATTERNS = {
 """Patterns, and a token that moves and that others see. Tokens 0 and 1 are in one prompt, 1 and 2 in different ones."""
 
 
-def layer_of(name: str, gamma: float, pattern: si.Pattern):
-    parameters = {"gamma": gamma, "tau0": 1.0, "c_plus": 1.0, "c_minus": -1.0}
-    if name == "feedforward":
-        del parameters["tau0"]
-    if name == "attention":
-        del parameters["c_plus"], parameters["c_minus"]
-    cls = {
-        "attention": si.ShapedAttention,
-        "feedforward": si.ResidualFeedForward,
-        "transformer": si.ShapedTransformer,
-    }[name]
-    # The limit does not depend on the width of the keys, and drawing them takes most of attention's time.
-    return cls(**parameters) if name == "feedforward" else cls(**parameters, key_width=16, pattern=pattern)
+def layer_with(name: str, gamma: float, pattern: si.Pattern):
+    """The limit does not depend on the width of the keys, and drawing them takes most of attention's time."""
+    kind = template(name) if name == "feedforward" else template(name, key_width=16, pattern=pattern)
+    return layer_of(kind, gamma=gamma, tau0=1.0, c_plus=1.0, c_minus=-1.0)
 
 
 def correlation(V, i: int, j: int):
@@ -54,7 +47,7 @@ def networks(name: str, gamma: float, patterns: list[tuple[si.Pattern, int]], V0
     drawn once. No block attends to another, and each is compared on its own.
     """
     mask = linalg.block_diag(*(pattern.mask(TOKENS) for pattern, _ in patterns))
-    layer, many = layer_of(name, gamma, si.Pattern.of_mask(mask)), np.eye(len(patterns), dtype=np.float32)
+    layer, many = layer_with(name, gamma, si.Pattern.of_mask(mask)), np.eye(len(patterns), dtype=np.float32)
     starts, D0 = np.kron(many, V0), linalg.block_diag(*(one_moves(token) for _, token in patterns))
     sizes = {"width": WIDTH, "depth": DEPTH, "networks": NETWORKS}
     keys = jr.split(key)
@@ -78,7 +71,7 @@ def test_networks_have_the_sdes_distribution(name, gamma, key):
     compared = []
     for number, (label, (D, norms)) in enumerate(zip(patterns, drawn, strict=True), start=1):
         pattern, moving = patterns[label]
-        layer, keys = layer_of(name, gamma, pattern), jr.split(jr.fold_in(key, number), 4)
+        layer, keys = layer_with(name, gamma, pattern), jr.split(jr.fold_in(key, number), 4)
         sizes = {"width": WIDTH, "depth": DEPTH, "observe_every": DEPTH}
         V = finite(si.sample_networks(layer, V0, **sizes, networks=CHAINS, key=keys[0])["covariance"].values[:, -1])
         V_sde = finite(si.simulate(layer, V0, [T], paths=CHAINS, key=keys[1])[:, 0])

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import torch  # pyright: ignore[reportMissingImports]
+from torch_models import torch
 
 import sdeinfer as si
 from sdeinfer.auditing import Recipe

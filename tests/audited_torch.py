@@ -2,38 +2,34 @@
 
 import math
 
-import torch  # pyright: ignore[reportMissingImports]
-import transformers as hf  # pyright: ignore[reportMissingImports]
+import torch_models
 from audited import bug
-from torch import nn  # pyright: ignore[reportMissingImports]
+from torch_models import nn, prompt, torch
 
 import sdeinfer as si
 
 WIDTH, LAYERS, HEADS, SD = 256, 6, 4, 0.02
 INIT = nn.init
-SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 1024}
 RECIPES = si.audit.recipes
 MUP = RECIPES.mup(base_width=64, base_head_size=WIDTH // HEADS)
 ROOT_MISSING = "the factor 1/√(2L) of the attention and mlp output matrix is missing"
-X = torch.randn(1, 4, WIDTH, generator=torch.Generator().manual_seed(1))
+X = prompt(WIDTH)
 
 
 def gpt2():
-    model = hf.GPT2Model(hf.GPT2Config(vocab_size=99, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS))
-    return drawn(model, lambda name, W: INIT.normal_(W, std=SD))
+    return drawn(torch_models.gpt2(WIDTH, LAYERS), lambda name, W: INIT.normal_(W, std=SD))
 
 
 def llama(groups=HEADS):
-    config = hf.LlamaConfig(**SIZES, num_key_value_heads=groups, vocab_size=99, pad_token_id=None)
-    return drawn(hf.LlamaModel(config), lambda name, W: INIT.normal_(W, std=SD))
+    return drawn(torch_models.llama(WIDTH, LAYERS, groups=groups), lambda name, W: INIT.normal_(W, std=SD))
 
 
 def vit():
-    return hf.ViTModel(hf.ViTConfig(**SIZES, image_size=8, patch_size=4), add_pooling_layer=False)
+    return torch_models.vit(WIDTH, LAYERS)
 
 
 def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True), LAYERS)
+    return torch_models.encoder(WIDTH, LAYERS)
 
 
 def drawn(model, draw):

@@ -1,49 +1,89 @@
-"""Modules that train: they compute the paper's equations, and at initialisation have the law of the layers.
-
-Those of PyTorch are run by the interpreter that `SDEINFER_TORCH_PYTHON` names; its default is the one of the tests.
-"""
+"""Modules that train: they compute the paper's equations, and at initialisation have the law of the layers."""
 
 import functools
 import math
+from typing import Any
 
-import budget
 import jax.random as jr
 import ml_dtypes
-import module_runs
 import numpy as np
 import pytest
-import torch_interpreter
-from module_runs import BATCH, CASES, COMPILED, KEPT, LAWS, TOKENS, WIDTH
+from budget import assert_estimate, assert_same_distribution, mean_and_error
+from module_libraries import Flax, Torch
 from references import assert_agrees, packed
-from scipy import stats
 
 import sdeinfer as si
+
+WIDTH, TOKENS, BATCH = 16, 5, 2
+GAMMA, TAU0, C_PLUS, C_MINUS = 0.6, 0.3, 0.7, -1.4
+ATTENTION: dict[str, Any] = {"gamma": GAMMA, "tau0": TAU0}
+FEEDFORWARD: dict[str, Any] = {"gamma": GAMMA, "c_plus": C_PLUS, "c_minus": C_MINUS}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "attention": ("ShapedAttention", ATTENTION),
+    "causal attention": ("ShapedAttention", ATTENTION | {"causal": True}),
+    "heads": ("ShapedAttention", ATTENTION | {"heads": 4, "key_width": 3, "causal": True}),
+    "projection": ("ShapedAttention", ATTENTION | {"heads": 2, "output_projection": True}),
+    "gains": ("ShapedAttention", ATTENTION | {"gamma1": 0.8, "gamma2": 1.1, "trainable_gains": True, "causal": True}),
+    "constant gains": ("ShapedAttention", ATTENTION | {"gamma1": 0.8, "gamma2": 1.1}),
+    "feedforward": ("ShapedFeedForward", FEEDFORWARD),
+    "expansion": ("ShapedFeedForward", FEEDFORWARD | {"expansion": 2}),
+    "transformer": ("ShapedTransformer", ATTENTION | FEEDFORWARD),
+    "sizes": (
+        "ShapedTransformer",
+        ATTENTION | FEEDFORWARD | {"heads": 2, "output_projection": True, "causal": True, "expansion": 2},
+    ),
+}
+
+COMPILED = ("heads", "gains", "expansion", "sizes")
+
+DEPTH, LAW_WIDTH, NETWORKS = 8, 32, 400
+V0 = np.array([[1.3, 0.4, -0.2], [0.4, 0.9, 0.1], [-0.2, 0.1, 1.1]])
+LAWS: dict[str, dict[str, Any]] = {
+    "heads": {"heads": 2, "key_width": 4},
+    "all sizes": {"heads": 4, "output_projection": True, "causal": True, "expansion": 2},
+}
+LAW_OF = {"gamma": 0.5, "tau0": 0.6, "c_plus": 1.0, "c_minus": -2.0}
+
+HALF_WIDTH, HALF_DEPTH, HALF_GAMMA = 128, 32, 0.06
+"""λ = √(1 − γ²) is 1 in bfloat16."""
+
+KEPT = 3
+"""Tokens that are not padding."""
 
 PRECISIONS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
-@pytest.fixture(scope="module", params=["flax", pytest.param("torch", marks=pytest.mark.torch)])
-def library(request) -> str:
-    return request.param
+def tokens(*shape: int, scale: float = 2.0, seed: int = 0) -> np.ndarray:
+    """Tokens large enough for a softmax that is far from flat."""
+    return scale * np.random.default_rng(seed).standard_normal(shape)
 
 
-@pytest.fixture(scope="module")
-def found(library, tmp_path_factory):
-    """A function from a subject of `module_runs` to its arrays; Flax's are computed when they are asked for."""
-    if library == "flax":
-        pytest.importorskip("flax")
-        of = module_runs.LIBRARIES[library]()
-        return functools.cache(lambda subject: module_runs.SUBJECTS[subject](of))
-    out = tmp_path_factory.mktemp("modules") / "torch.npz"
-    torch_interpreter.run("module_runs.py", library, out, libraries="torch, sdeinfer", JAX_ENABLE_X64="1")
-    with np.load(out) as file:
-        arrays = dict(file)
-    return lambda subject: named(arrays, f"{subject}/")
+def tokens_of(V: np.ndarray, networks: int, width: int) -> np.ndarray:
+    """For each network, tokens in random directions with X Xᵀ/n = V."""
+    G = np.random.default_rng(3).standard_normal((networks, width, len(V)))
+    return math.sqrt(width) * np.linalg.cholesky(V) @ np.linalg.qr(G)[0].swapaxes(1, 2)
 
 
-def named(arrays, start: str) -> dict[str, np.ndarray]:
-    """The arrays of a subject, by the rest of their names."""
-    return {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
+OF_TORCH = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
+"""Warnings are those of the library."""
+
+
+@pytest.fixture(scope="module", params=["flax", pytest.param("torch", marks=OF_TORCH)])
+def of(request):
+    """A library."""
+    return {"flax": Flax, "torch": Torch}[request.param]()
+
+
+def made(of, case: str):
+    """The module of a case, with the same weights each time."""
+    kind, arguments = CASES[case]
+    return getattr(of.modules, kind)(WIDTH, **arguments, **of.options())
+
+
+def inside(weights, part: str) -> dict[str, np.ndarray]:
+    """Those of a part of a module."""
+    return {name.removeprefix(part): value for name, value in weights.items() if name.startswith(part)}
 
 
 def normal(weights):
@@ -90,29 +130,28 @@ def naive(kind: str, X, weights, arguments):
         return attention(X, weights, **arguments)
     if kind == "ShapedFeedForward":
         return feedforward(X, weights, **arguments)
-    between = attention(X, named(weights, "attention."), **arguments)
-    return feedforward(between, named(weights, "feedforward."), **arguments)
+    between = attention(X, inside(weights, "attention."), **arguments)
+    return feedforward(between, inside(weights, "feedforward."), **arguments)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_modules_compute_the_equations_of_the_paper(case, found):
-    kind, arguments = CASES[case]
-    of, weights = named(found("outputs"), f"{case}/"), named(found("outputs"), f"{case}/parameter ")
-    X = module_runs.tokens(BATCH, TOKENS, WIDTH)
-    assert_agrees(of["X"], np.stack([naive(kind, one, weights, arguments) for one in X]), rtol=1e-13)
+def test_modules_compute_the_equations_of_the_paper(case, of):
+    (kind, arguments), module, X = CASES[case], made(of, case), tokens(BATCH, TOKENS, WIDTH)
+    found, weights = of.numpy(of.call(module, of.array(X))), of.parameters(module)
+    assert_agrees(found, np.stack([naive(kind, one, weights, arguments) for one in X]), rtol=1e-13)
     if case in COMPILED:
-        assert_agrees(of["otherwise"], of["X"], rtol=1e-13)
-        assert_agrees(of["one"], of["X"][0], rtol=1e-13)
+        assert_agrees(of.numpy(of.otherwise(module, of.array(X))), found, rtol=1e-13)
+        assert_agrees(of.numpy(of.call(module, of.array(X[0]))), found[0], rtol=1e-13)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_parameter_gets_its_gradient(case, found):
+def test_every_parameter_gets_its_gradient(case, of):
     """The derivative along a random direction is that of the naive twin, by central differences."""
-    kind, arguments = CASES[case]
-    weights, gradients = (named(found("outputs"), f"{case}/{what} ") for what in ("parameter", "gradient"))
+    (kind, arguments), module, X = CASES[case], made(of, case), tokens(BATCH, TOKENS, WIDTH)
+    weights, gradients = of.parameters(module), of.gradients(module, of.array(X))
     assert gradients.keys() == weights.keys()
     assert ("gamma1" in weights) == ("gamma2" in weights) == arguments.get("trainable_gains", False)
-    X, rng, step = module_runs.tokens(BATCH, TOKENS, WIDTH), np.random.default_rng(1), 1e-5
+    rng, step = np.random.default_rng(1), 1e-5
 
     def value(name, change):
         return sum(np.sin(naive(kind, one, weights | {name: weights[name] + change}, arguments)).sum() for one in X)
@@ -125,105 +164,138 @@ def test_every_parameter_gets_its_gradient(case, found):
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_networks_of_modules_have_the_law_of_the_layers(name, found, library):
+def test_networks_of_modules_have_the_law_of_the_layers(name, of):
     """Mean and covariance of V after one block; trace and a correlation after all of them."""
     sizes = {key: value for key, value in LAWS[name].items() if key != "causal"}
     pattern = si.CAUSAL if LAWS[name].get("causal") else si.Pattern()
-    layer = si.ShapedTransformer(**module_runs.LAW_OF, **sizes, pattern=pattern)
-    width, depth = module_runs.LAW_WIDTH, module_runs.DEPTH
-    exact = si.sample_networks(layer, module_runs.V0, width=width, depth=depth, networks=2000, key=jr.key(5))
+    layer = si.ShapedTransformer(**LAW_OF, **sizes, pattern=pattern)
+    exact = si.sample_networks(layer, V0, width=LAW_WIDTH, depth=DEPTH, networks=2000, key=jr.key(5))
     exact = exact["covariance"].values[:, 1:]
-    V = found("law")[name]
+    make = functools.partial(of.modules.ShapedTransformer, LAW_WIDTH, **LAW_OF, **LAWS[name])
+    V = of.covariances(make, tokens_of(V0, NETWORKS, LAW_WIDTH), depth=DEPTH)
     assert V.shape[1:] == exact.shape[1:]
     first = [packed(each[:, 0]) for each in (V, exact)]
     rows, columns = np.triu_indices(first[0].shape[1])
     centred = [each - each.mean(axis=0) for each in first]
-    for what, samples in (("mean", first), ("covariance", [x[:, rows] * x[:, columns] for x in centred])):
-        (ours, error), (theirs, its_error) = map(budget.mean_and_error, samples)
-        z = (ours - theirs) / np.hypot(error, its_error)
-        print(f"\n{library}, {name}, {what} after one block: z from {z.min():+.2f} to {z.max():+.2f} of {z.size}")
-        budget.assert_estimate(ours, theirs, np.hypot(error, its_error))
-    of_last = {
-        "tr V": lambda V: np.trace(V[:, -1], axis1=1, axis2=2),
-        "correlation": lambda V: V[:, -1, 0, 1] / np.sqrt(V[:, -1, 0, 0] * V[:, -1, 1, 1]),
-    }
-    for what, statistic in of_last.items():
-        p = stats.ks_2samp(statistic(V), statistic(exact)).pvalue  # pyright: ignore[reportAttributeAccessIssue]
-        print(f"{library}, {name}, {what} after {depth} blocks: p = {p:.3f}")
-        budget.assert_same_distribution(statistic(V), statistic(exact))
+    for samples in (first, [x[:, rows] * x[:, columns] for x in centred]):
+        (ours, error), (theirs, its_error) = map(mean_and_error, samples)
+        assert_estimate(ours, theirs, np.hypot(error, its_error))
+    assert_same_distribution(*(np.trace(each[:, -1], axis1=1, axis2=2) for each in (V, exact)))
+    last = (each[:, -1] for each in (V, exact))
+    assert_same_distribution(*(each[:, 0, 1] / np.sqrt(each[:, 0, 0] * each[:, 1, 1]) for each in last))
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-def test_half_precision_keeps_what_is_small(dtype, found, library):
-    of, number = named(found("half"), f"{dtype}/"), PRECISIONS[dtype]
-    exact, epsilon = of["A − I in double"], float(ml_dtypes.finfo(number).eps) / 2
-    error, scale = np.abs(of["A − I in half"] - exact).max(), np.abs(exact).max()
-    identity = np.eye(TOKENS)
+def test_half_precision_keeps_what_is_small(dtype, of):
+    X, options = of.array(tokens(TOKENS, HALF_WIDTH, scale=1.0), dtype), of.options(dtype)
+    block = of.modules.ShapedTransformer(HALF_WIDTH, **LAW_OF | {"gamma": HALF_GAMMA, "heads": 4}, **options)
+    trained = of.modules.ShapedAttention(HALF_WIDTH, 0.5, 1.0, trainable_gains=True, **options)
+    found, kept = of.numpy(block.attention.mixing(X)), block(X).dtype
+    exact = of.numpy(of.widened(block).attention.mixing(of.array(of.numpy(X))))
+    error, scale = np.abs(found - exact).max(), np.abs(exact).max()
+    identity, number = np.eye(TOKENS), PRECISIONS[dtype]
     beside_identity = np.abs((identity + exact).astype(number).astype(float) - identity - exact).max()
-    print(f"\n{library}, {dtype}: A − I of {scale:.3g} is off by {error:.2g}, beside I by {beside_identity:.2g}")
     # Queries, keys and their products are rounded, and the error is one of A − I, not of A.
-    assert error < 4 * epsilon * scale
+    assert error < 4 * float(ml_dtypes.finfo(number).eps) / 2 * scale
     assert beside_identity > 5 * error
-    assert all(np.isfinite(each).all() for each in named(of, "gradient ").values())
-    kept, given, gain = of["types"]
-    assert kept == given
-    assert "float32" in gain
+    assert all(np.isfinite(each).all() for each in of.gradients(trained, X).values())
+    assert kept == X.dtype
+    assert "float32" in str(trained.gamma1.dtype)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-def test_half_precision_keeps_norms_over_depth(dtype, found, library):
+def test_half_precision_keeps_norms_over_depth(dtype, of):
     """With λ rounded to 1 squared norms would grow by 1 + γ² in each of the two layers of a block."""
-    half, double = ((found("half")[f"{dtype}/X in {name}"] ** 2).sum(axis=1) for name in ("half", "double"))
-    growth = (1 + module_runs.HALF_GAMMA**2) ** (2 * module_runs.HALF_DEPTH) - 1
-    off = np.abs(half / double - 1).max()
-    print(f"\n{library}, {dtype}: squared norms are off by {off:.2g}; a λ of 1 adds {growth:.2g}")
-    assert off < growth / 10
+    X, options = of.array(tokens(TOKENS, HALF_WIDTH, scale=1.0), dtype), of.options(dtype)
+    arguments = LAW_OF | {"gamma": HALF_GAMMA, "heads": 4}
+    blocks = [of.modules.ShapedTransformer(HALF_WIDTH, **arguments, **options) for _ in range(HALF_DEPTH)]
+    squares = []
+    for _ in ("half", "double"):
+        squares.append((of.numpy(functools.reduce(lambda X, block: of.call(block, X), blocks, X)) ** 2).sum(axis=1))
+        X, blocks = of.array(of.numpy(X)), [of.widened(block) for block in blocks]
+    growth = (1 + HALF_GAMMA**2) ** (2 * HALF_DEPTH) - 1
+    assert np.abs(np.divide(*squares) - 1).max() < growth / 10
 
 
 @pytest.mark.parametrize("case", ["attention", "heads", "sizes"])
-def test_padding_changes_nothing(case, found):
-    of = named(found("padding"), f"{case}/")
-    for mask in ("columns", "both", "row"):
-        assert_agrees(of[mask][:, :KEPT], of["kept"], rtol=1e-13)
-        assert np.isfinite(of[mask]).all()
-    assert all(np.isfinite(each).all() for each in named(of, "gradient ").values())
+def test_padding_changes_nothing(case, of):
+    """By a mask of columns, of both rows and columns, and of one row."""
+    module, X, seen = made(of, case), tokens(BATCH, TOKENS, WIDTH), np.arange(TOKENS) < KEPT
+    kept = of.numpy(of.call(module, of.array(X[:, :KEPT])))
+    for mask in (np.tile(seen, (BATCH, 1, 1)), seen[:, None] & seen, seen):
+        found = of.numpy(of.call(module, of.array(X), of.array(mask)))
+        assert_agrees(found[:, :KEPT], kept, rtol=1e-13)
+        assert np.isfinite(found).all()
+    gradients = of.gradients(module, of.array(X), of.array(seen[:, None] & seen))
+    assert all(np.isfinite(each).all() for each in gradients.values())
 
 
-def test_layers_are_handed_over(found):
+HANDED_OVER = {
+    "gains": si.ShapedAttention(**ATTENTION, gamma1=0.8, gamma2=1.1, pattern=si.CAUSAL),
+    "expansion": si.ResidualFeedForward(**FEEDFORWARD, expansion=2),
+    "transformer": si.ShapedTransformer(**ATTENTION, c_plus=C_PLUS, c_minus=C_MINUS),
+    "sizes": si.OverDepth(
+        si.ShapedTransformer(
+            0.1, TAU0, C_PLUS, C_MINUS, expansion=2, heads=2, output_projection=True, pattern=si.CAUSAL
+        ),
+        gamma=lambda t: GAMMA + t,
+    ).at(0.0),
+}
+
+
+@pytest.mark.parametrize("case", HANDED_OVER)
+def test_layers_are_handed_over(case, of):
     """Modules made of layers compute what those with the same arguments do."""
-    made = found("handed over")
-    for case in ("gains", "expansion", "transformer", "sizes"):
-        assert_agrees(made[case], found("outputs")[f"{case}/X"], rtol=1e-13)
+    module = getattr(of.modules, CASES[case][0]).of(HANDED_OVER[case], WIDTH, **of.options())
+    X = of.array(tokens(BATCH, TOKENS, WIDTH))
+    assert_agrees(of.numpy(of.call(module, X)), of.numpy(of.call(made(of, case), X)), rtol=1e-13)
 
 
-def test_what_is_wrong_is_said_in_one_line(found):
-    assert {name: str(said) for name, said in named(found("handed over"), "error ").items()} == {
-        "pattern": "pattern: modules are causal or not and take any mask with X; the layer has 2 prompts of 2, 3 "
-        "tokens",
-        "kind": "layer: a ShapedTransformer is needed, got ShapedAttention",
-        "over depth": "layer: a ShapedAttention is needed, got OverDepth; take the layer at a depth-time, layer.at(t)",
-        "heads": "heads: the width 16 is not a multiple of 3",
-        "gamma": "gamma: must be in (0, 1], got 1.5",
-        "tau0": "tau0: must be greater than 0 and finite, got 0",
-        "expansion": "expansion: times the width 16 must be a whole number, got 0.3",
-    }
+PROMPTS = si.ShapedAttention(**ATTENTION, pattern=si.Pattern(prompts=(2, 3)))
+OVER_DEPTH = si.OverDepth(si.ShapedAttention(**ATTENTION), gamma=lambda t: 0.5)
+REFUSED = {
+    "pattern: modules are causal or not and take any mask with X; the layer has 2 prompts of 2, 3 tokens": (
+        lambda modules: modules.ShapedAttention.of(PROMPTS, WIDTH)
+    ),
+    "layer: a ShapedTransformer is needed, got ShapedAttention": (
+        lambda modules: modules.ShapedTransformer.of(si.ShapedAttention(**ATTENTION), WIDTH)
+    ),
+    "layer: a ShapedAttention is needed, got OverDepth; take the layer at a depth-time, layer.at(t)": (
+        lambda modules: modules.ShapedAttention.of(OVER_DEPTH, WIDTH)
+    ),
+    "heads: the width 16 is not a multiple of 3": lambda modules: modules.ShapedAttention(WIDTH, 0.5, 1.0, heads=3),
+    "gamma: must be in (0, 1], got 1.5": lambda modules: modules.ShapedTransformer(WIDTH, 1.5, 1.0, 1.0, -1.0),
+    "tau0: must be greater than 0 and finite, got 0": lambda modules: modules.ShapedAttention(WIDTH, 0.5, 0.0),
+    "expansion: times the width 16 must be a whole number, got 0.3": (
+        lambda modules: modules.ShapedFeedForward(WIDTH, 0.5, 1.0, -1.0, expansion=0.3)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_wrong_is_said_in_one_line(message, of):
+    with pytest.raises(si.InputError) as caught:
+        REFUSED[message](of.modules)
+    assert str(caught.value) == message
 
 
 @pytest.mark.torch
+@pytest.mark.filterwarnings("default")
 def test_modules_of_pytorch_can_be_made_before_their_memory():
     """As sharded training makes large ones: on the device `meta`, with `reset_parameters` of every part later."""
-    lines = (
-        "import torch",
-        "from sdeinfer.modules.torch import ShapedTransformer",
-        "make = lambda: ShapedTransformer(16, 0.5, 1.0, 1.0, -1.0, gamma1=0.9, trainable_gains=True)",
-        "torch.manual_seed(0)",
-        "expected = make().state_dict()",
-        "with torch.device('meta'): module = make()",
-        "module.to_empty(device='cpu')",
-        "torch.manual_seed(0)",
-        "for part in module.modules():",
-        "    if hasattr(part, 'reset_parameters'): part.reset_parameters()",
-        "assert expected['attention.gamma1'] == 0.9",
-        "assert all(value.equal(expected[name]) for name, value in module.state_dict().items())",
-    )
-    torch_interpreter.run("-c", "\n".join(lines), libraries="torch, sdeinfer", JAX_ENABLE_X64="1")
+    of = Torch()
+
+    def make():
+        return of.modules.ShapedTransformer(16, 0.5, 1.0, 1.0, -1.0, gamma1=0.9, trainable_gains=True)
+
+    of.torch.manual_seed(0)
+    expected = make().state_dict()
+    with of.torch.device("meta"):
+        module = make()
+    module.to_empty(device="cpu")
+    of.torch.manual_seed(0)
+    for part in module.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    assert expected["attention.gamma1"] == 0.9
+    assert all(value.equal(expected[name]) for name, value in module.state_dict().items())

@@ -42,7 +42,6 @@ from .networks import sample_outputs as sample_outputs
 from .observation import BranchObserver as BranchObserver
 from .observation import LowPrecisionWarning as LowPrecisionWarning
 from .observation import Observer as Observer
-from .observation import SharedWeightsWarning as SharedWeightsWarning
 from .observation import covariance_dataset as covariance_dataset
 from .observation import observe as observe
 from .observation import observe_branches as observe_branches

@@ -24,7 +24,7 @@ from sdeinfer.blocks._information import adjusted_coefficients
 from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.diagnostics import Verdict
 from sdeinfer.diagnostics._branch_tests import OF_OTHERS, BranchTests
-from sdeinfer.diagnostics._dependence import dependences_of_pairs
+from sdeinfer.diagnostics._dependence import dependence_of_pairs
 from sdeinfer.layers import Stack
 
 ALIKE = 1.05
@@ -162,7 +162,7 @@ def _copies(data: xr.Dataset, order: BlockOrder, verdicts: list[Verdict]) -> dic
     failed = next((each.name for each in verdicts if each.name == OF_OTHERS and not each.passed), None)
     if failed is None:
         return {}
-    pairs, shares, _ = dependences_of_pairs(data)
+    pairs, shares, _ = dependence_of_pairs(data)
     same: dict[int, set[int]] = {}
     for (b, c), share in zip(pairs, shares, strict=True):
         if share > COPIED and order.part[b] == order.part[c]:

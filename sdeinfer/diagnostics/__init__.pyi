@@ -2,9 +2,9 @@ from ._alternatives import Alternative as Alternative
 from ._alternatives import alternatives as alternatives
 from ._check import check as check
 from ._consequences import consequences as consequences
-from ._fitted import fitted_data as fitted_data
 from ._identification import identification as identification
 from ._innovations import innovation_tests as innovation_tests
+from ._posterior import fitted_data as fitted_data
 from ._predictive import at_last_layer as at_last_layer
 from ._predictive import distance_from_theory as distance_from_theory
 from ._predictive import left_out_transforms as left_out_transforms

@@ -36,24 +36,8 @@ from sdeinfer.likelihood._statistics import PathStatistics
 from sdeinfer.likelihood._transitions import Path
 from sdeinfer.networks import sample_layer
 
-SAMPLE = 16_384
-"""Largest number of transitions to which alternatives are fitted."""
-
-PATTERN_TERMS = 2**18
-"""Bound on the entries of the forms W_q, m³(m + 1)/2 for each transition, to which another mask than the fitted one is
-fitted: 1,638 transitions of 4 tokens, 113 of 8. These take 0.3 and 2 s the first time; 1,024 of 8 tokens, 11 s."""
-
-VALUES = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4)}
-"""Values of each size that are compared."""
-
-REPLICATES, DEVIATIONS = 16, 3.0
-"""Number of sets of exact layers, and of standard deviations of their log ratio that are no evidence."""
-
-STEP = {4: 1e-2, 8: 1e-4}
-"""Step of the differences in the coordinates, by the item size in bytes."""
-
-
 type Programs = Mapping[AbstractLayer, tuple[Pattern, tuple[AbstractLayer, ...]]]
+"""The pattern of each architecture, with all architectures of this pattern: they are one compiled program."""
 
 
 class Alternative(NamedTuple):
@@ -96,8 +80,11 @@ def alternatives_of(posterior: Posterior, dispersion: float) -> list[Alternative
     layers = posterior.tree["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: float(layers[name].values[0]) for name in kind.coordinates.declared})
     start = dict(zip(kind.coordinates.sampled, np.asarray(u), strict=True))
-    programs, every = _programs((kind, *neighbours(kind, data, law))), any_transitions(data).thinned(SAMPLE)
-    few, cheap = every.thinned(_affordable(every.tokens)), (programs[kind][0], EVERY_TOKEN)
+    programs, every = _programs((kind, *neighbours(kind, data))), any_transitions(data).thinned(16_384)
+    # Another mask than the fitted one is fitted to fewer transitions, by the number m³(m + 1)/2 of entries of the forms
+    # W_q of each: 1,638 of 4 tokens, 113 of 8, in 0.3 and 2 s the first time; 1,024 of 8 tokens would take 11 s.
+    few = every.thinned(max(1, 2**18 // (every.tokens**3 * (every.tokens + 1) // 2)))
+    cheap = programs[kind][0], EVERY_TOKEN
     dear = [each for each, (pattern, _) in programs.items() if few is not every and pattern not in cheap]
     compared = partial(
         _compared, programs=programs, law=law, start=start, priors=posterior.priors, dispersion=dispersion
@@ -123,7 +110,7 @@ def _compared(
     evidence = np.array([each for _, each in modes]) - modes[0][1]
     if (better := evidence > EVIDENCE).any():
         mean, sd = log_ratios(path, kinds, law, [u for u, _ in modes])
-        evidence[better] -= np.maximum(mean + DEVIATIONS * sd, 0.0)[better] / dispersion
+        evidence[better] -= np.maximum(mean + 3 * sd, 0.0)[better] / dispersion
     return [
         Alternative(each, float(more), _values(each, u))
         for each, (u, _), more in zip(kinds, modes, evidence, strict=True)
@@ -131,15 +118,9 @@ def _compared(
 
 
 def _programs(kinds: tuple[AbstractLayer, ...]) -> Programs:
-    """The pattern of each architecture, with all architectures of this pattern: they are one compiled program."""
     patterns = [each.pattern for each in kinds]
     same = {at: tuple(each for each, own in zip(kinds, patterns, strict=True) if own == at) for at in patterns}
     return {each: (at, same[at]) for each, at in zip(kinds, patterns, strict=True)}
-
-
-def _affordable(tokens: int) -> int:
-    """The number of transitions to which an attention pattern is fitted."""
-    return max(1, PATTERN_TERMS // (tokens**3 * (tokens + 1) // 2))
 
 
 def _statistics(path: Path, patterns: set[Pattern]) -> dict[Pattern, PathStatistics]:
@@ -148,7 +129,7 @@ def _statistics(path: Path, patterns: set[Pattern]) -> dict[Pattern, PathStatist
 
 
 def log_ratios(
-    path: Path, kinds: tuple[AbstractLayer, ...], law: str, modes: list[np.ndarray]
+    path: Path, kinds: tuple[AbstractLayer, ...], law: str, modes: list[np.ndarray], replicates: int = 16
 ) -> tuple[Float[np.ndarray, " kinds"], Float[np.ndarray, " kinds"]]:
     """Mean and standard deviation of the log ratio of each density to the first, for exact layers of the first.
 
@@ -157,8 +138,8 @@ def log_ratios(
     every, programs = slice(None), _programs(kinds)
     starts, width = path.starts(every), path.width[path.network]
     number, first = np.arange(len(path)), np.zeros(len(path), int)
-    ratios = np.zeros((REPLICATES, len(kinds)))
-    for replicate, key in enumerate(jr.split(jr.key(0), REPLICATES)):
+    ratios = np.zeros((replicates, len(kinds)))
+    for replicate, key in enumerate(jr.split(jr.key(0), replicates)):
         ends = sample_layer(kinds[0].with_coordinates(modes[0]), starts, width=width, key=key)
         if ends is None:
             return ratios[0], ratios[0]
@@ -171,12 +152,13 @@ def log_ratios(
     return ratios.mean(axis=0), ratios.std(axis=0, ddof=1)
 
 
-def neighbours(kind: AbstractLayer, data: xr.Dataset, law: str) -> list[AbstractLayer]:
+def neighbours(kind: AbstractLayer, data: xr.Dataset) -> list[AbstractLayer]:
     """The other architectures with the default sizes, and the same architecture with one other size."""
     tokens, widths = data.sizes["token_a"], data["width"].values
     found = [masked_as(template(name), kind.pattern) for name in ARCHITECTURES if name != kind.name]
+    values = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4)}
     for size in kind.sizes:
-        others = (template(kind, **{size: value}) for value in VALUES.get(size, ()))
+        others = (template(kind, **{size: value}) for value in values.get(size, ()))
         found.extend(other for other in others if other != kind)
     pattern = kind.pattern
     if "pattern" in kind.sizes and not pattern.rows and tokens > 1:
@@ -198,7 +180,8 @@ def _mode(
     dispersion: float,
 ) -> tuple[np.ndarray, float]:
     """The mode from the fitted values of the common coordinates, and the evidence there."""
-    step, names = STEP[statistics[programs[kind][0]].nodes.dtype.itemsize], kind.coordinates.sampled
+    single = statistics[programs[kind][0]].nodes.dtype == np.float32
+    step, names = 1e-2 if single else 1e-4, kind.coordinates.sampled  # the step of differences in the coordinates
     mean, sd = np.array([priors[name] for name in names]).T
     first = np.clip([start.get(name, 0.0) for name in names], -LARGEST_COORDINATE, LARGEST_COORDINATE)
     free = np.flatnonzero(sd > 0)

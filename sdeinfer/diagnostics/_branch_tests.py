@@ -10,39 +10,12 @@ from scipy import stats
 
 from sdeinfer.blocks._coefficients import interpolated
 from sdeinfer.blocks._information import scale_free
-from sdeinfer.diagnostics._dependence import (
-    Dependence,
-    dependence_of_pairs,
-    dependence_on_input,
-    dependences_on_input,
-    kurtosis_of_normals,
-)
-from sdeinfer.diagnostics._thresholds import LEVEL
+from sdeinfer.diagnostics._dependence import Dependence, dependence_of_pairs, dependence_on_input, kurtosis_of_normals
+from sdeinfer.diagnostics._thresholds import ALIKE, CHI_SQUARES, CORRELATED, KURTOSIS, LEVEL, RESHAPED, UNNORMED
 from sdeinfer.diagnostics._verdict import Verdict, at_most
 
 OF_OTHERS = "share of an increment in another branch's"
 """Name of the test of independence of branches."""
-
-TESTS = 7
-"""Number of tests of the law, among which `LEVEL` is divided."""
-
-ALIKE = 1.1
-"""Largest acceptable ratio of a significant strength of one layer to that of all, or its inverse."""
-
-SPREAD = 0.25
-"""Largest acceptable distance of χ² over its degrees of freedom from 1, where it is significant."""
-
-CORRELATED = 0.01
-"""Largest acceptable share of an increment's variance that another branch, or the input, explains beyond chance."""
-
-KURTOSIS = 0.2
-"""Largest acceptable relative excess of the fourth moment of increments over that of normals, where significant."""
-
-UNNORMED = 0.1
-"""Largest acceptable distance of a mean square after a norm from 1; the constant in the root takes some percent."""
-
-RESHAPED = 1.15
-"""Largest acceptable ratio of a gain or temperature that the data prefer to the assumed one, where significant."""
 
 
 class BranchTests:
@@ -55,6 +28,8 @@ class BranchTests:
         declared: values of the blocks that `coefficients` are of.
         normed: names of the blocks that read tokens after a norm.
     """
+
+    level = LEVEL / 7  # of each of seven tests
 
     def __init__(
         self,
@@ -101,21 +76,26 @@ class BranchTests:
         """Whether increments are independent of what is read, and of each other."""
         found, parts = [], self.parts
         if len(parts) > 1:
-            worst = dependence_of_pairs(self.data)
-            b, c = worst.where
+            pairs = dependence_of_pairs(self.data)
+            (b, c), *_ = pairs.worst
             advice = (
                 f"increments of branches {b} ({parts[b]}) and {c} ({parts[c]}) are correlated: shared, tied or copied "
                 "weights, or a trained network"
             )
-            found.append(_of_dependence(OF_OTHERS, worst, advice))
-        worst = dependence_on_input(self.data)
+            found.append(self._of_dependence(OF_OTHERS, pairs, advice))
+        on_input = dependence_on_input(self.data)
+        (worst,), *_ = on_input.worst
         advice = (
-            f"increments of branch {worst.where[0]} ({parts[worst.where[0]]}) depend on what it reads, as in a trained "
-            "network, or with an identity in the branch"
+            f"increments of branch {worst} ({parts[worst]}) depend on what it reads, as in a trained network, or with "
+            "an identity in the branch"
         )
-        found.append(_of_dependence("share of an increment in its input", worst, advice))
+        found.append(self._of_dependence("share of an increment in its input", on_input, advice))
         # Dependence of one kind causes some of the other.
         return sorted(found, key=lambda verdict: -verdict.value)
+
+    def _of_dependence(self, name: str, found: Dependence, advice: str) -> Verdict:
+        _, share, p = found.worst
+        return at_most("calibrated", name, share if p < self.level else 0.0, CORRELATED, advice)
 
     def tails(self) -> Verdict:
         """Fourth moments of the increments over those of normals."""
@@ -126,7 +106,7 @@ class BranchTests:
         count, sd = len(null), np.sqrt(np.square(null[:, 1]).sum()) / len(null)
         skewness = (null[:, 2] * null[:, 1] ** 3).sum() / (count * sd) ** 3
         p = stats.pearson3(skewness, scale=sd).sf(of_branch[worst]) * len(of_branch)
-        value = of_branch[worst] if p < LEVEL / TESTS else 0.0
+        value = of_branch[worst] if p < self.level else 0.0
         advice = f"increments of branch {worst} ({self.parts[worst]}) have outlying features, as in a trained network"
         return at_most("calibrated", "fourth moments, excess", value, KURTOSIS, advice)
 
@@ -141,7 +121,7 @@ class BranchTests:
             found += list(zip(own, np.exp(each / 2) / self.values[f"{name}.strength"], sd / 2, z, strict=True))
         count = len(found)
         large = [
-            (branch, ratio, sd) for branch, ratio, sd, z in found if 2 * stats.norm.sf(abs(z)) * count < LEVEL / TESTS
+            (branch, ratio, sd) for branch, ratio, sd, z in found if 2 * stats.norm.sf(abs(z)) * count < self.level
         ]
         large.sort(key=lambda each: -abs(np.log(each[1])))
         value = max((float(np.exp(abs(np.log(ratio)))) for _, ratio, _ in large), default=1.0)
@@ -156,7 +136,7 @@ class BranchTests:
         """Assumed gains and temperatures against what the increments of single branches prefer."""
         found = []
         for name, best, _, gain in self._profiles:
-            significant = stats.chi2.sf(2 * gain, 1) < LEVEL / TESTS
+            significant = stats.chi2.sf(2 * gain, 1) < self.level
             value = np.exp(abs(best)) if significant else 1.0
             advice = (
                 f"the increments prefer {np.exp(best):.2g} times the assumed {name}: give it a prior, or look for a "
@@ -197,13 +177,13 @@ class BranchTests:
         total = float(squares.sum())
         freedom = self._freedom * squares.size - sum(np.size(self._strengths(n)) for n in self.names)
         p = 2 * min(stats.chi2.sf(total, freedom), stats.chi2.cdf(total, freedom))
-        value = abs(total / freedom - 1) if p < LEVEL / TESTS else 0.0
+        value = abs(total / freedom - 1) if p < self.level else 0.0
         word = "more" if total > freedom else "less"
         advice = (
             f"increments spread {word} than by the law, χ²/df is {total / freedom:.2f}: not these blocks, or not at "
             "initialisation"
         )
-        return at_most("calibrated", "χ² over degrees of freedom, less 1", value, SPREAD, advice)
+        return at_most("calibrated", "χ² over degrees of freedom, less 1", value, CHI_SQUARES, advice)
 
     def of_each(self) -> Float[np.ndarray, " branches"]:
         """For each branch a p-value: of its χ², and of its dependence on what it reads, by Bonferroni's bound."""
@@ -211,8 +191,7 @@ class BranchTests:
         law = stats.chi2(self._freedom * len(squares))
         total = squares.sum(0)
         spread = 2 * np.minimum(law.sf(total), law.cdf(total))
-        _, on_input = dependences_on_input(self.data)
-        return np.minimum(2 * np.minimum(spread, on_input), 1.0)
+        return np.minimum(2 * np.minimum(spread, dependence_on_input(self.data).p), 1.0)
 
     @property
     def _freedom(self) -> int:
@@ -240,8 +219,3 @@ class BranchTests:
                 log_factor = float(np.log(value / self.declared[own]))
                 return np.asarray(interpolated(self.coefficients, log_factor))
         return self.coefficients[:, :, self.at_one]
-
-
-def _of_dependence(name: str, worst: Dependence, advice: str) -> Verdict:
-    value = worst.share if worst.p < LEVEL / TESTS else 0.0
-    return at_most("calibrated", name, value, CORRELATED, advice)

@@ -1,4 +1,4 @@
-"""Consequences of misfits: how far each moves the parameters.
+"""Consequences of misfits and of priors: how far each moves the parameters, and the verdicts on them.
 
 If the innovations' means are shifted by ε a and their relative variances by ε c, the score is shifted by ε A, with A =
 Σ (a μ′/σ + c (log σ²)′/2), and the posterior's mode by ε G⁻¹ A, with the curvature G of the log posterior. The size ε
@@ -6,17 +6,20 @@ of a misfit in a direction of `innovation_tests` is estimated by one step of the
 The sizes of what a law omits are known: the next order of the softmax up to a factor of about 1, and the finite width.
 """
 
+import math
+
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-from sdeinfer.diagnostics._innovations import OMISSIONS, Sums, inverse_of, sums_of
-from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, Sums, inverse_of, sums_of
+from sdeinfer.diagnostics._posterior import PRIOR_SD, Posterior, has_prior
+from sdeinfer.diagnostics._thresholds import CONFLICT, EFFECT, LEVEL, MOVE, SCATTER_RATIO
+from sdeinfer.diagnostics._verdict import Verdict, at_most
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._program import PATH
 
 SCATTER = "scatter of networks"
-"""Name of the row of ratios of standard deviations."""
 
 
 def consequences(
@@ -88,3 +91,94 @@ def _precision_besides(information: np.ndarray, posterior: Posterior) -> np.ndar
     alone = 1 / np.maximum(np.diagonal(inverse_of(information + np.diag(prior))), np.finfo(float).tiny)
     sd = np.array([posterior.sds[name] for name in known])
     return prior + np.maximum(np.nan_to_num(1 / np.where(sd > 0, sd, np.inf) ** 2 - alone), 0.0)
+
+
+def of_conflict(sums: Sums, posterior: Posterior) -> list[Verdict]:
+    """A failed verdict on the tightest prior that contradicts the data; none if no prior does.
+
+    By the networks without its own prior a coordinate moves by v s, with its score s and its variance v given the
+    networks and the other priors. A prior of mean m and standard deviation d contradicts them where u + v s is far from
+    m by (v + d²)^{1/2}, and it matters where v s is large beside the posterior standard deviation. Priors as wide as
+    the defaults are left out: where they matter, the data say so little that one step does not find the mode.
+    """
+    if not has_prior(posterior.tree) or not posterior.one_layer:
+        return []
+    known, found = posterior.known_kind.coordinates.sampled, []
+    free = [name for name in known if name not in posterior.fixed]
+    places = [list(known).index(name) for name in free]
+    precision = np.array([posterior.priors[name][1] for name in free]) ** -2
+    draws = posterior.tree["posterior"].to_dataset()
+    for name in posterior.identified:
+        place, (mean, sd) = free.index(name), posterior.priors[name]
+        if sd > PRIOR_SD / 2:
+            continue
+        others = np.diag(np.where(np.arange(len(free)) == place, 1e-9, precision))
+        variance = inverse_of(sums.information[np.ix_(places, places)] + others)[place, place]
+        move = variance * sums.score[places[place]]
+        at = float(np.mean(known[name].to_real(draws[name].values)))
+        distance = abs(at + move - mean) / np.sqrt(variance + sd**2)
+        moved = abs(move) / posterior.sds[name]
+        if distance > CONFLICT and moved > MOVE:
+            found.append((sd, moved, name, mean, at, "up" if move > 0 else "down"))
+    if not found:
+        return []
+    _, moved, name, *ends, way = min(found)  # a tight prior of one moves the others too
+    about, here = (float(known[name].from_real(np.float64(x))) for x in ends)
+    advice = (
+        f"the prior of {name}, about {about:.3g}, contradicts the data, which pull it {way} from {here:.3g}: widen it"
+    )
+    return [at_most("calibrated", "prior against data, posterior sds", moved, MOVE, advice)]
+
+
+def of_large_misfits(table: pd.DataFrame, kind: AbstractLayer) -> list[Verdict]:
+    """Verdicts on what the limit's law leaves out, and on layers that are clearly of something else."""
+    verdicts = []
+    if "finite width" in table.index:
+        largest, moved = _largest(table.loc[["finite width"]])
+        advice = (
+            f"the limit's law leaves out what moves {moved} by {largest:.2g} posterior sds: fit by law='finite-width'"
+        )
+        verdicts.append(at_most("agrees with the theory", "finite width, posterior sds", largest, MOVE, advice))
+    p, large = table["p"].to_dict(), _seen(table)["effect"].abs().to_dict()
+    worst = min([name for name in large if large[name] > EFFECT], key=lambda name: p[name], default="")
+    what = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS[worst]}" if worst else ""
+    largest = large[worst] if worst else max(large.values(), default=0.0)
+    return [*verdicts, at_most("calibrated", "misfit of the layers", largest, EFFECT, what)]
+
+
+def of_small_misfits(table: pd.DataFrame, law: str, networks: int) -> tuple[list[Verdict], list[str]]:
+    """Verdicts on misfits that move a parameter, and on the scatter of networks; notes on those that do not matter."""
+    seen, notes, what = _seen(table), [], ""
+    largest, moved = _largest(seen)
+    if moved:
+        worst = str(seen[moved].abs().idxmax())
+        effect = abs(float(table["effect"].to_dict()[worst]))
+        what = f"{worst}: a misfit of {effect:.1%} of an increment's sd moves {moved} by {largest:.2g} posterior sds; "
+        if largest <= MOVE:
+            notes.append(what + "it is seen and does not matter")
+        remedy = "fit by law='finite-width'" if law == "limit" else "check the architecture and its sizes"
+        what += f"{DIRECTIONS[worst]}: {remedy}"
+    verdicts = [at_most("calibrated", "move by the misfit, posterior sds", largest, MOVE, what)]
+    if SCATTER in table.index:
+        largest, moved = _largest(table.loc[[SCATTER]])
+        advice = (
+            f"the networks scatter more than the posterior of {moved} by this factor: layers of a network are not "
+            "independent; fit fewer layers, as by `data.isel(layer=slice(2))`"
+        )
+        bound = SCATTER_RATIO * (1 + 2 / math.sqrt(2 * networks))
+        verdicts.append(at_most("calibrated", "scatter of networks", largest, bound, advice))
+    return verdicts, notes
+
+
+def _seen(table: pd.DataFrame) -> pd.DataFrame:
+    """The directions with a significant misfit."""
+    tests = table.drop(index=[*OMISSIONS, SCATTER], errors="ignore")
+    return tests.loc[[name for name, p in tests["p"].to_dict().items() if p * len(tests) < LEVEL]]
+
+
+def _largest(table: pd.DataFrame) -> tuple[float, str]:
+    """The largest move, and the parameter that it moves; 0 and no name if there is none."""
+    of_each = table.drop(columns=["effect", "z", "p"]).abs().max()
+    if of_each.isna().all():
+        return 0.0, ""
+    return float(of_each.max()), str(of_each.idxmax())

@@ -9,11 +9,11 @@ from arviz_stats.psense import psense
 
 from sdeinfer.diagnostics._innovations import inverse_of, sums_of
 from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._summary import draws_of
+from sdeinfer.diagnostics._thresholds import CONTRACTION
+from sdeinfer.diagnostics._verdict import Verdict, at_least
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 from sdeinfer.layers import AbstractLayer
-
-PRECISION = 0.1
-"""Target standard deviation (of logit γ, log τ0 or log gap) for the column `networks` of `identification`."""
 
 
 def identification(
@@ -50,7 +50,8 @@ def identification_of(posterior: Posterior, information: np.ndarray | None) -> p
     known = {} if kind is None else kind.coordinates.sampled
     # A site of a custom program has no other coordinate.
     real = {name: known[name].to_real if name in known else np.asarray for name in names}
-    sd = {group: [real[name](draws[name].values).std() for name in names] for group, draws in posterior.draws.items()}
+    draws = {group: draws_of(posterior.tree, group) for group in ("prior", "posterior")}
+    sd = {group: [real[name](own[name].values).std() for name in names] for group, own in draws.items()}
     table = pd.DataFrame(sd, index=pd.Index(names, name="parameter"))
     table["contraction"] = 1 - (table["posterior"] / table["prior"]) ** 2
     if information is None or not posterior.one_layer or not names:
@@ -65,8 +66,23 @@ def identification_of(posterior: Posterior, information: np.ndarray | None) -> p
     table["information"] = np.sqrt(np.diag(inverse_of(information + np.diag(flat))))[places]
     together = np.diag(inverse_of(information + np.diag(prior)))[places]
     table["expected"] = 1 - together / table["prior"] ** 2
-    table["networks"] = (table["information"] / PRECISION) ** 2
+    table["networks"] = (table["information"] / 0.1) ** 2
     return table.assign(**_sensitivities(posterior))
+
+
+def of_identification(table: pd.DataFrame) -> dict[str, Verdict]:
+    """Verdicts on what the data identify, from the table of `identification`."""
+    verdicts = {}
+    for name in table.index:
+        advice = f"the data say little of {name}"
+        if "networks" in table:
+            times = float(table.loc[name, "networks"])
+            two_digits = f"{float(f'{times:.2g}'):,g}"  # without an exponent
+            more = f"to know it to 10 % takes about {two_digits} times as many" if times < 1e6 else "nor would more"
+            advice += f"; {more} networks like these, or other tokens"
+        contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
+        verdicts[name] = at_least("identified", f"{name} contraction", contraction, CONTRACTION, advice)
+    return verdicts
 
 
 def _sensitivities(posterior: Posterior) -> dict[str, float | list[float]]:
@@ -75,7 +91,8 @@ def _sensitivities(posterior: Posterior) -> dict[str, float | list[float]]:
     if ADJUSTED_LIKELIHOOD in tree.children:
         # The sensitivity is that of the posterior, whose likelihood is the adjusted one.
         tree = tree.assign({"log_likelihood": tree[ADJUSTED_LIKELIHOOD]})
-    whole = posterior.data.sizes["network"] == posterior.networks
+    kept = posterior.data.sizes["network"]
+    whole = int(tree.attrs.get("networks", kept)) == kept
     for scaled in ("prior", "likelihood") if whole else ("prior",):
         if f"log_{scaled}" not in tree.children:
             continue

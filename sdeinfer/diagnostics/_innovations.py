@@ -20,24 +20,35 @@ import jax
 import numpy as np
 import pandas as pd
 import xarray as xr
+from jaxtyping import Float
 from scipy import stats
 
 from sdeinfer._files import InputError
-from sdeinfer.diagnostics._directions import DIRECTIONS, memory, weights
+from sdeinfer.covariance._diffusion import Spectrum
+from sdeinfer.covariance._matrix import pairs, tokens_of, unvech, vech
+from sdeinfer.covariance._pattern_noise import PatternSpectrum
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import innovations, law_at
 from sdeinfer.infer._innovations import Innovations, LawAt, mean_and_variance
 from sdeinfer.infer._sandwich import omitted_order
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood import any_transitions, with_pattern
-from sdeinfer.likelihood._transitions import Path
+from sdeinfer.likelihood._transitions import Path, used_of
 
-SOFTMAX, WIDTH = "omitted order of the softmax", "finite width"
-OMISSIONS = (SOFTMAX, WIDTH)
-"""Names of the parts that a law omits, whose sizes are known. Posterior standard deviations include the first."""
+DIRECTIONS = {
+    "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, the weights have another variance, or "
+    "attention lacks its identity or centring",
+    "growth of differences": "tokens spread or collapse at another rate than in the architecture",
+    "attention's drift": "the drift is not that of shaped, centred attention",
+    "ReLU's drift": "the drift is not that of a shaped ReLU",
+    "noise of variances": "the noise of a layer is not that of the architecture: check width, heads and branches",
+    "noise of correlations": "the noise of a layer is not that of the architecture: check width, heads and branches",
+    "noise of attention": "the noise does not grow with the differences of tokens as in this attention",
+    "memory": "successive layers are correlated: they share weights, or are not independent draws",
+}
 
-LARGEST = 5.0
-"""Bound at which |y| is clipped, so that one outlier does not mask others; under the law one in two million is."""
+OMISSIONS = ("omitted order of the softmax", "finite width")
+"""What a law omits, of known size. Posterior standard deviations include the first."""
 
 
 def innovation_tests(
@@ -62,7 +73,12 @@ def sums_of(posterior: Posterior) -> "Sums":
     """The sums over the innovations of all distinct layers, of the data in a posterior."""
     kind = posterior.known_kind
     parts = [Sums.of(path, at, Omissions.of(kind, at, posterior.law)) for path, at in laws_of(posterior)]
-    return jax.tree.map(lambda *each: np.sum(each, axis=0), *parts).repeated(posterior.repetitions)
+    found = jax.tree.map(lambda *each: np.sum(each, axis=0), *parts)
+    # Of data in chunks more transitions were fitted than are kept: moves and sds are theirs, and tests of those kept.
+    kept = int(used_of(posterior.data).sum())
+    times = float(posterior.tree.attrs.get("used_transitions", kept)) / kept
+    names = ("along", "score", "information", "scatter", "of_networks", "omitted", "completed")
+    return found._replace(**{name: times * getattr(found, name) for name in names})
 
 
 def laws_of(posterior: Posterior) -> Iterator[tuple[Path, LawAt]]:
@@ -78,16 +94,16 @@ def laws_of(posterior: Posterior) -> Iterator[tuple[Path, LawAt]]:
             yield mine, law_at(kind, here, widths=np.unique(mine.width), law=posterior.law)
 
 
+def clipped(y: np.ndarray) -> np.ndarray:
+    """Innovations of which no outlier masks others; under the law one in two million exceeds 5."""
+    return np.clip(y, -5.0, 5.0)
+
+
 class Omissions(NamedTuple):
-    """Terms that a law omits, with known size: the next order of the softmax, and the finite width by the limit's law.
+    """Terms that a law omits, of known size: the next order of the softmax, and the width by the limit's law."""
 
-    Attributes:
-        tau0: smallest τ0 of the layer; +∞ without attention.
-        exact: the law of finite width at the same parameters, where the limit's law was fitted; None otherwise.
-    """
-
-    tau0: float
-    exact: LawAt | None
+    tau0: float  # the smallest of the layer; +∞ without attention
+    exact: LawAt | None  # the law of finite width at the same parameters, where the limit's was fitted
 
     @classmethod
     def of(cls, kind: AbstractLayer, at: LawAt, law: str) -> "Omissions":
@@ -115,33 +131,18 @@ class Omissions(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over layers, for the directions g, the score s of the parameters and the omissions.
+    """Sums over layers, for the directions g, the score s of the parameters and the omissions."""
 
-    Attributes:
-        corrected: Σ (g − A_k H⁻¹ s), shape (directions,).
-        squares: Σ (g − A_k H⁻¹ s)², shape (directions,).
-        sizes: derivative of `corrected` in the size of a misfit in the same direction, shape (directions,).
-        along: A, shape (directions, parameters).
-        score: s, shape (parameters,).
-        information: H, shape (parameters, parameters).
-        scatter: Σ s sᵀ, shape (parameters, parameters).
-        of_networks: Σ s sᵀ with s summed over the layers of a network, shape (parameters, parameters).
-        omitted: shift of the score by each omission, shape (omissions, parameters).
-        completed: as `information`, by the law with each omission, where it is known; shape (omissions, parameters,
-            parameters).
-        layers: number of layers.
-    """
-
-    corrected: np.ndarray
-    squares: np.ndarray
-    sizes: np.ndarray
-    along: np.ndarray
-    score: np.ndarray
-    information: np.ndarray
-    scatter: np.ndarray
-    of_networks: np.ndarray
-    omitted: np.ndarray
-    completed: np.ndarray
+    corrected: np.ndarray  # Σ (g − A_k H⁻¹ s), shape (directions,)
+    squares: np.ndarray  # Σ (g − A_k H⁻¹ s)², shape (directions,)
+    sizes: np.ndarray  # derivative of `corrected` in the size of a misfit in the same direction, shape (directions,)
+    along: np.ndarray  # A, shape (directions, parameters)
+    score: np.ndarray  # s, shape (parameters,)
+    information: np.ndarray  # H, shape (parameters, parameters)
+    scatter: np.ndarray  # Σ s sᵀ, shape (parameters, parameters)
+    of_networks: np.ndarray  # the same with s summed over the layers of a network
+    omitted: np.ndarray  # shift of the score by each omission, shape (omissions, parameters)
+    completed: np.ndarray  # H by the law with each omission, where it is known; (omissions, parameters, parameters)
     layers: int
 
     @classmethod
@@ -158,7 +159,7 @@ class Sums(NamedTuple):
         each = np.zeros((len(path.width), own.stop))
         for here in innovations(path, law):
             at = path.coordinates(here.transitions)
-            here = here._replace(y=np.clip(here.y, -LARGEST, LARGEST))  # noqa: PLW2901 without outliers
+            here = here._replace(y=clipped(here.y))  # noqa: PLW2901
             parts = (here.mean, here.log_variance), omissions.at(path, here, law), weights(path, here, at)
             mean, log_variance = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
             every = here._replace(mean=mean, log_variance=log_variance)
@@ -186,11 +187,6 @@ class Sums(NamedTuple):
             completed=np.stack([own_information, exact]),
             layers=len(path),
         )
-
-    def repeated(self, times: float) -> "Sums":
-        """The sums that determine moves and standard deviations, as of so many times the layers; not those of tests."""
-        names = ("along", "score", "information", "scatter", "of_networks", "omitted", "completed")
-        return self._replace(**{name: times * getattr(self, name) for name in names})
 
     @property
     def tests(self) -> pd.DataFrame:
@@ -220,3 +216,53 @@ def inverse_of(information: np.ndarray) -> np.ndarray:
     inverse = np.linalg.pinv(information / np.outer(scale, scale), hermitian=True) / np.outer(scale, scale)
     inverse[np.diag_indices_from(inverse)] = np.maximum(np.diagonal(inverse), 0.0)
     return inverse
+
+
+def weights(
+    path: Path, here: Innovations, at: Spectrum | PatternSpectrum
+) -> tuple[Float[np.ndarray, "transitions p directions"], Float[np.ndarray, "transitions p directions"]]:
+    """Weights a and c of each direction; those of the last, which are not functions of one layer, are 0."""
+    e = here.terms.mixing
+    if isinstance(at, PatternSpectrum):
+        growth, spread, diagonal = _pattern_weights(path.starts(here.transitions), at)
+    else:
+        rows, columns = pairs(tokens_of(e.shape[1]))
+        growth = diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), e.shape)
+        spread = diagonal * np.sqrt(e / 2)
+    drift = here.terms.drift
+    zero = np.zeros_like(e)
+    with_attention = e - e.mean(axis=1, keepdims=True)
+    of_mean = np.stack([growth, spread, drift[:, 0], drift[:, 1], zero, zero, zero, zero], axis=-1)
+    of_variance = np.stack([zero, zero, zero, zero, diagonal, 1 - diagonal, with_attention, zero], axis=-1)
+    return _at_most_one(of_mean / here.sd[..., None]), _at_most_one(of_variance)
+
+
+def memory(path: Path, here: Innovations, at: Spectrum | PatternSpectrum) -> Float[np.ndarray, " transitions"]:
+    """Products of each layer's innovations with those of the preceding layer, in the same coordinates."""
+    chosen = here.transitions
+    follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
+    rows, columns = pairs(tokens_of(here.y.shape[1]))
+    y = unvech(here.y * np.where(rows == columns, np.sqrt(2), 1.0))
+    earlier, now = (jax.tree.map(lambda x, some=some: x[some], at) for some in (slice(-1), slice(1, None)))
+    # Transform from the coordinates of each transition to those of the next.
+    before = now.whiten(earlier.colour(y[:-1]))
+    return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
+
+
+def _at_most_one(weights: np.ndarray) -> np.ndarray:
+    """Weights bounded per layer, so that an exploding layer does not dominate the sum."""
+    return weights / np.sqrt(1 + (weights**2).sum(axis=1, keepdims=True))
+
+
+def _pattern_weights(
+    V: Float[np.ndarray, "transitions m m"], at: PatternSpectrum
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The directions of V and V H V in the coordinates of a pattern, and the weight of each entry on the diagonal.
+
+    Without a mask the directions are diagonal: the identity and δ/m.
+    """
+    rows, columns = pairs(V.shape[-1])
+    equal = np.where(rows == columns, 1.0, 0.0)
+    moved = V @ (V - V.mean(axis=-2, keepdims=True))
+    growth, spread = (vech(at.whiten(S)) * np.where(equal == 1, 1.0, np.sqrt(2.0)) for S in (V, moved))
+    return growth, spread / V.shape[-1], (equal[:, None] * at.rotation**2).sum(axis=-2)

@@ -7,56 +7,46 @@ innovations of successive layers are therefore compared, in which slow changes c
 from different covariances: those that start from the same tokens and share weights are equal.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
 from sdeinfer.covariance._matrix import pairs, unvech
-from sdeinfer.diagnostics._innovations import LARGEST, laws_of
+from sdeinfer.diagnostics._innovations import clipped, laws_of
 from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._thresholds import SHARED, SHARED_LEVEL
+from sdeinfer.diagnostics._verdict import Verdict, at_most
 from sdeinfer.infer import innovations
 from sdeinfer.infer._innovations import LawAt
 from sdeinfer.likelihood._transitions import Path
 
-SAME = 1e-4
-"""Largest difference of covariances of the same tokens, relative to the largest entry."""
 
-AT_MOST = 64
-"""Largest number of networks that are compared with each other, evenly spaced."""
+def of_shared_noise(posterior: Posterior) -> list[Verdict]:
+    """The verdict on the independence of networks, if some start from different covariances.
 
-
-class SharedNoise(NamedTuple):
-    """The correlation between networks.
-
-    Attributes:
-        correlation: mean over pairs of networks and layers, by the more significant of two statistics: all entries of
-            an increment of V, and its trace.
-        p: one-sided p-value of both statistics together.
+    The correlation is the mean over pairs of networks and layers, by the more significant of two statistics: all
+    entries of an increment of V, and its trace.
     """
-
-    correlation: float
-    p: float
-
-
-def shared_noise(posterior: Posterior) -> SharedNoise | None:
-    """The correlation between networks with the same layer at the posterior mean; None where nothing is compared."""
     sums = np.zeros((2, 3))
     for path, law in laws_of(posterior):
         count = len(path.width)
-        some = path.of_networks(np.unique(np.linspace(0, count - 1, min(count, AT_MOST)).astype(int)))
+        some = path.of_networks(np.unique(np.linspace(0, count - 1, min(count, 64)).astype(int)))
         pairs_of_networks = _different(some.initial)
         if len(pairs_of_networks[0]):
             noise = _noise(some, law)
             traces = np.trace(noise, axis1=-2, axis2=-1)[..., None]
             sums += [_products(each, *pairs_of_networks) for each in (noise.reshape(*noise.shape[:2], -1), traces)]
     if not (sums[:, 2] > 0).all():
-        return None
+        return []
     total, variance, largest = sums.T
     p = stats.norm.sf(total / np.sqrt(variance))
     first = int(np.argmin(p))
-    return SharedNoise(float(total[first] / largest[first]), min(1.0, 2 * float(p[first])))
+    correlation = total[first] / largest[first] if 2 * p[first] < SHARED_LEVEL else 0.0
+    advice = (
+        "networks share weights, as prompts of one network do, and are counted as independent ones: give the prompts a "
+        "dimension of their own, shape (networks, layers, prompts, tokens, width)"
+    )
+    return [at_most("calibrated", "correlation between networks", correlation, SHARED, advice)]
 
 
 def _noise(path: Path, law: LawAt) -> Float[np.ndarray, "networks layers m m"]:
@@ -64,7 +54,7 @@ def _noise(path: Path, law: LawAt) -> Float[np.ndarray, "networks layers m m"]:
     found = np.full((len(path.width), len(path.gap), path.tokens, path.tokens), np.nan)
     rows, columns = pairs(path.tokens)
     for here in innovations(path, law):
-        y = np.clip(here.y, -LARGEST, LARGEST) * np.where(rows == columns, np.sqrt(2.0), 1.0)
+        y = clipped(here.y) * np.where(rows == columns, np.sqrt(2.0), 1.0)
         changes = path.coordinates(here.transitions).colour(unvech(y))
         norms = np.sqrt(np.diagonal(path.starts(here.transitions), axis1=-2, axis2=-1))
         relative = changes / (norms[:, :, None] * norms[:, None, :])
@@ -75,7 +65,7 @@ def _noise(path: Path, law: LawAt) -> Float[np.ndarray, "networks layers m m"]:
 def _different(V: Float[np.ndarray, "networks m m"]) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of networks that start from different covariances."""
     one, other = np.triu_indices(len(V), 1)
-    different = np.abs(V[one] - V[other]).max(axis=(-2, -1)) > SAME * np.abs(V).max()
+    different = np.abs(V[one] - V[other]).max(axis=(-2, -1)) > 1e-4 * np.abs(V).max()
     return one[different], other[different]
 
 

@@ -1,140 +1,54 @@
-"""Tests of other data than covariances: are they of the fitted law?
+"""The tests of each kind of data: are they of the fitted law, and what do they identify?"""
 
-Such a fit has a group of what its own tests need: increments their `coefficients`, others a table of `score_tests`.
-"""
-
-import abc
-import dataclasses
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from sdeinfer.diagnostics._alternatives import Alternative, alternatives_of
 from sdeinfer.diagnostics._branch_tests import BranchTests
-from sdeinfer.diagnostics._sampler import of_contractions
-from sdeinfer.diagnostics._summary import fixed_of, identified_of, summarise
-from sdeinfer.diagnostics._thresholds import EFFECT, LEVEL, MOVE
+from sdeinfer.diagnostics._consequences import consequences_of, of_conflict, of_large_misfits, of_small_misfits
+from sdeinfer.diagnostics._identification import identification_of, of_identification
+from sdeinfer.diagnostics._innovations import Sums, sums_of
+from sdeinfer.diagnostics._networks import of_shared_noise
+from sdeinfer.diagnostics._posterior import Posterior, has_prior, require_groups
+from sdeinfer.diagnostics._predictive import of_predictions
+from sdeinfer.diagnostics._range import of_range
+from sdeinfer.diagnostics._summary import fixed_of, identified_of, of_contractions
+from sdeinfer.diagnostics._thresholds import EFFECT, EVIDENCE, LEVEL, MOST, MOVE
 from sdeinfer.diagnostics._verdict import Verdict, at_most
-
-COEFFICIENTS, SCORE_TESTS = "coefficients", "score_tests"
+from sdeinfer.layers import AbstractLayer, kind_in_words
+from sdeinfer.layers._templates import call_of, is_named, sizes_in_words
 
 
 class OwnTests(NamedTuple):
-    """What the tests of one kind of data say of a fit.
+    """What the tests of one kind of data say of a fit."""
 
-    Attributes:
-        verdicts: whether the data obey the law.
-        contractions: whether the data say more of each parameter than its prior; of use where they obey the law.
-        notes: misfits that were seen and do not matter.
-        assumed: what the parameters depend on and the data do not confirm.
-        beyond: for parameters that may leave the range of the law if the data do not identify them, whether they do.
-        last: verdicts on predictions.
-        skipped: the tests that cannot be made, with reasons.
-    """
-
-    verdicts: list[Verdict]
-    contractions: list[Verdict]
-    notes: list[str]
-    assumed: list[str]
-    beyond: Mapping[str, Verdict] = MappingProxyType({})
-    last: tuple[Verdict, ...] = ()
-    skipped: tuple[str, ...] = ()
+    verdicts: list[Verdict]  # whether the data obey the law
+    contractions: Mapping[str, Verdict]  # whether they say more of a parameter than its prior; of use if they obey it
+    notes: Sequence[str]  # misfits that were seen and do not matter
+    assumed: Sequence[str] = ()  # what the parameters depend on and the data do not confirm
+    beyond: Mapping[str, Verdict] = MappingProxyType({})  # whether a τ0 that they do not identify may leave the range
+    last: Sequence[Verdict] = ()  # on predictions
+    skipped: Sequence[str] = ()  # the tests that cannot be made, with reasons
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class AbstractFitted(abc.ABC):
-    """The result of a fit to one kind of data; a further kind is a subclass that `check` knows by a group.
-
-    Attributes:
-        tree: the result, with its axis of chains.
-    """
-
-    tree: xr.DataTree
-
-    @functools.cached_property
-    def table(self) -> pd.DataFrame:
-        """The summary of all parameters."""
-        return summarise(self.tree)
-
-    @functools.cached_property
-    def identified(self) -> list[str]:
-        """Names of the parameters on which the law depends."""
-        return identified_of(self.tree)
-
-    @abc.abstractmethod
-    def tests(self) -> OwnTests:
-        """The tests of this kind of data."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FittedBranches(AbstractFitted):
-    """A fit of increments; declared strengths that differ are notes, as they are its question and no defect."""
-
-    def tests(self) -> OwnTests:
-        """The tests of `BranchTests` at the posterior's centre, and at the fixed and the declared values."""
-        tests = _branch_tests(self.tree)
-        verdicts, notes = tests.verdicts(), _declared_strengths(self.table, self.identified, tests.declared)
-        assumed = tests.unconfirmed() if all(each.passed for each in verdicts) else []
-        return OwnTests(verdicts, of_contractions(self.tree, self.identified), notes, assumed)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FittedScores(AbstractFitted):
-    """A fit that made a table of score tests of its law, as of tokens."""
-
-    def tests(self) -> OwnTests:
-        """The largest misfit, and the largest move of a parameter by one."""
-        verdicts, notes = of_score_tests(self.tree[SCORE_TESTS].to_dataset())
-        return OwnTests(verdicts, of_contractions(self.tree, self.identified), notes, [])
-
-
-def of_score_tests(tests: xr.Dataset) -> tuple[list[Verdict], list[str]]:
-    """Verdicts on the largest misfit and on the largest move of a parameter by one, and notes on small ones.
-
-    A misfit counts if it is significant, at `LEVEL` for all directions together.
-    """
-    table = tests.to_dataframe()
-    if not np.isfinite(table["effect"]).all():
-        advice = "not this law: it is not finite at the posterior means, as where chains did not meet"
-        return [at_most("calibrated", "misfit of the layers", np.nan, EFFECT, advice)], []
-    significant = table.loc[table["p"] * len(table) < LEVEL]
-    verdicts = []
-    for column, name, threshold in (
-        ("effect", "misfit of the layers", EFFECT),
-        ("move", "move by the misfit, posterior sds", MOVE),
-    ):
-        # The largest of the means if there is one, since it shows in the noise too.
-        large = significant.loc[significant[column] > threshold]
-        worst = large.sort_values(["of_noise", column], ascending=[True, False])
-        advice = f"not this law: {worst['cause'].iloc[0]}" if len(worst) else ""
-        verdicts.append(at_most("calibrated", name, max(significant[column], default=0.0), threshold, advice))
-    small = significant.loc[(significant["effect"] <= EFFECT) & (significant["move"] <= MOVE)]
-    return verdicts, [f"{name} {row['effect']:.2g}, small: {row['cause']}" for name, row in small.iterrows()]
-
-
-def _branch_tests(post: xr.DataTree) -> BranchTests:
-    """The tests at the posterior's centre, and at the fixed and the declared values."""
-    declared = {
-        str(name).removeprefix("declared_"): float(value)
-        for name, value in post.attrs.items()
-        if str(name).startswith("declared_")
-    }
-    return BranchTests(
+def tests_of_branches(post: xr.DataTree, table: pd.DataFrame) -> OwnTests:
+    """Tests of increments at the posterior's centre; strengths unlike the declared ones are notes, not defects."""
+    names, prefix = identified_of(post), "declared_"
+    attrs = {str(name): value for name, value in post.attrs.items()}
+    declared = {name.removeprefix(prefix): float(x) for name, x in attrs.items() if name.startswith(prefix)}
+    tests = BranchTests(
         xr.merge([post["observed_data"].to_dataset(), post["constant_data"].to_dataset()]).assign_attrs(post.attrs),
-        post[COEFFICIENTS].to_dataset(),
+        post["coefficients"].to_dataset(),
         values=_centre(post) | {name: np.asarray(value) for name, value in fixed_of(post).items()},
         declared=declared,
         normed=str(post.attrs.get("normed", "")).split(),
     )
-
-
-def _declared_strengths(table: pd.DataFrame, names: list[str], declared: Mapping[str, float]) -> list[str]:
-    """Notes on strengths that differ from the declared ones."""
-    notes = []
+    verdicts, notes = tests.verdicts(), []
     for name in names:
         own = name.partition("[")[0]
         if own not in declared or not own.endswith("strength"):
@@ -142,7 +56,8 @@ def _declared_strengths(table: pd.DataFrame, names: list[str], declared: Mapping
         ratio, error = table.loc[name, "mean"] / declared[own], table.loc[name, "sd"] / declared[own]
         if abs(ratio - 1) > 4 * error:
             notes.append(f"{name} is {ratio:.3g} ± {error:.1g} times the declared {declared[own]:.3g}")
-    return notes
+    assumed = tests.unconfirmed() if all(each.passed for each in verdicts) else []
+    return OwnTests(verdicts, of_contractions(post, names), notes, assumed)
 
 
 def _centre(post: xr.DataTree) -> dict[str, np.ndarray]:
@@ -156,3 +71,143 @@ def _centre(post: xr.DataTree) -> dict[str, np.ndarray]:
     likelihood = post["log_likelihood"].to_dataset()["increments"].sum(("network", "branch"))
     best = draws.isel(likelihood.argmax(("chain", "draw")))
     return {str(name): values.values for name, values in best.data_vars.items()}
+
+
+def tests_of_scores(post: xr.DataTree) -> OwnTests:
+    """Verdicts on the largest misfit in a table of score tests and on the largest move of a parameter by one.
+
+    Small ones are notes. A misfit counts if it is significant, at `LEVEL` for all directions together.
+    """
+    table, contractions = post["score_tests"].to_dataset().to_dataframe(), of_contractions(post, identified_of(post))
+    if not np.isfinite(table["effect"]).all():
+        advice = "not this law: it is not finite at the posterior means, as where chains did not meet"
+        return OwnTests([at_most("calibrated", "misfit of the layers", np.nan, EFFECT, advice)], contractions, [])
+    significant = table.loc[table["p"] * len(table) < LEVEL]
+    verdicts = []
+    for column, name, threshold in (
+        ("effect", "misfit of the layers", EFFECT),
+        ("move", "move by the misfit, posterior sds", MOVE),
+    ):
+        # The largest of the means if there is one, since it shows in the noise too.
+        large = significant.loc[significant[column] > threshold]
+        worst = large.sort_values(["of_noise", column], ascending=[True, False])
+        advice = f"not this law: {worst['cause'].iloc[0]}" if len(worst) else ""
+        verdicts.append(at_most("calibrated", name, max(significant[column], default=0.0), threshold, advice))
+    small = significant.loc[(significant["effect"] <= EFFECT) & (significant["move"] <= MOVE)]
+    notes = [f"{name} {row['effect']:.2g}, small: {row['cause']}" for name, row in small.iterrows()]
+    return OwnTests(verdicts, contractions, notes)
+
+
+def tests_of_covariances(posterior: Posterior, sd: Mapping[Any, float]) -> OwnTests:
+    """The layers against the law and other architectures; the range of the law; networks left out."""
+    tree, every_layer, sums = posterior.tree, bool(posterior.tree.attrs.get("every_layer")), None
+    if posterior.kind is not None:
+        require_groups(tree, "layers")
+        sums = sums_of(posterior) if every_layer else None
+    verdicts, notes, assumed = _of_law(posterior, sums, sd)
+    of_spread, beyond = of_range(posterior)
+    notes += _of_kept(tree.attrs)
+    predicted = of_predictions(tree)
+    last = predicted or []
+    if every_layer:
+        notes += [f"{each.name} {each.value:.2g}: {each.advice}" for each in last if not each.passed]
+        last = []
+    contractions = {}
+    if has_prior(tree):
+        contractions = of_identification(identification_of(posterior, None if sums is None else sums.information))
+    skipped = _skipped(posterior, predicted=predicted is not None)
+    return OwnTests(verdicts + of_spread, contractions, notes, assumed, beyond, last, skipped)
+
+
+def _of_law(
+    posterior: Posterior, sums: Sums | None, sd: Mapping[Any, float]
+) -> tuple[list[Verdict], list[str], list[str]]:
+    """Verdicts on priors, networks and layers, causes before consequences; notes; and sizes that are assumed."""
+    if sums is None:
+        return [], [], []
+    kind, misfits = posterior.known_kind, consequences_of(sums, posterior)
+    verdicts = of_conflict(sums, posterior) + of_shared_noise(posterior)
+    verdicts += of_large_misfits(misfits, kind)
+    small, notes = of_small_misfits(misfits, posterior.law, posterior.data.sizes["network"])
+    if not _has_alternatives(posterior):
+        return verdicts + small, notes, []
+    verdict, more, assumed = _of_alternatives(alternatives_of(posterior, sums.dispersion), kind, sd)
+    return [*verdicts, verdict, *small], notes + more, assumed
+
+
+def _has_alternatives(posterior: Posterior) -> bool:
+    """Whether other architectures are tried: for a named architecture with one layer for all networks."""
+    return posterior.kind is not None and is_named(posterior.kind) and posterior.one_layer
+
+
+def _of_alternatives(
+    found: Sequence[Alternative], kind: AbstractLayer, sd: Mapping[Any, float]
+) -> tuple[Verdict, list[str], list[str]]:
+    """The verdict on other architectures, notes, and the sizes that the data do not confirm."""
+    own = next(each for each in found if each.architecture == kind)
+    best, advice, notes, assumed = 0.0, "", [], []
+    own_mask = kind.sizes.get("pattern")
+    for each in found:
+        shared = [name for name in each.values if name in own.values and sd.get(name, 0.0) > 0]
+        moves = {name: abs(each.values[name] - own.values[name]) / sd[name] for name in shared}
+        # Another mask changes what later tokens do, also where the parameters are the same.
+        other_mask = each.architecture.name == kind.name and each.architecture.sizes.get("pattern") != own_mask
+        masked = each.evidence > EVIDENCE and other_mask
+        if each.evidence < -EVIDENCE or (max(moves.values(), default=0.0) <= MOVE and not masked):
+            continue
+        name = max(shared, key=lambda name: moves[name])
+        what = f"{kind_in_words(each.architecture)} ({name} {each.values[name]:.3g} instead of {own.values[name]:.3g})"
+        if each.evidence <= EVIDENCE:
+            notes.append(f"these data do not exclude {what}")
+            assumed += different_sizes(kind, each.architecture)
+        elif each.evidence > best:
+            best = each.evidence
+            remedy = f"check the network's code, or fit by architecture={call_of(each.architecture)}"
+            advice = f"{what} fits better, by a log evidence of {best:.2g}: {remedy}"
+    verdict = at_most("architecture", "evidence for another architecture", best, EVIDENCE, advice)
+    return verdict, notes, list(dict.fromkeys(assumed))
+
+
+def different_sizes(kind: AbstractLayer, other: AbstractLayer) -> list[str]:
+    """The sizes of an architecture that differ from those of another of the same name, in words."""
+    if kind.name != other.name:
+        return []
+    return [words for size, words in sizes_in_words(kind).items() if kind.sizes[size] != other.sizes[size]]
+
+
+def _of_kept(attrs: Mapping[Any, Any]) -> list[str]:
+    """Notes on networks of data in chunks that were damaged or are not in the posterior, and on layers left out."""
+    notes = []
+    if attrs.get("kept_networks", 0) < attrs.get("networks", 0):
+        notes.append(f"layers and predictions are checked on {attrs['kept_networks']} of {attrs['networks']} networks")
+    if "damaged_networks" in attrs:
+        notes.append(f"{attrs['damaged_networks']} damaged networks are left out")
+    left_out = float(attrs.get("left_out", 0.0))
+    if 1 - left_out < MOST:
+        notes.append(f"{left_out:.1%} of the transitions start outside the range of the law, and are left out")
+    return notes
+
+
+def _skipped(posterior: Posterior, *, predicted: bool) -> tuple[str, ...]:
+    """The tests that cannot be made, with reasons."""
+    post, skipped = posterior.tree, []
+    if not post.attrs.get("every_layer"):
+        skipped.append("one-step innovations: layers are latent")
+    elif "layers" not in post.children:
+        skipped.append(
+            "one-step innovations, other architectures and the range of the law: the program has no single layer, and "
+            "its likelihood has no adjustment, without which intervals of narrow networks are too short"
+        )
+    elif posterior.kind is None:
+        name = post.attrs.get("architecture")
+        skipped.append(f"one-step innovations and the range of the law: give the layer, architecture={name}")
+    elif not _has_alternatives(posterior):
+        skipped.append("other architectures and sizes: they are tried for a named architecture, one layer for all")
+    if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
+        without = "log likelihoods" if "posterior_predictive" in post.children else "predictions"
+        skipped.append(f"networks left out and distance from the SDE: there are no {without}")
+    elif not predicted:
+        skipped.append(
+            "networks left out and distance from the SDE: no draw that is left has predictions; select by sel"
+        )
+    return tuple(skipped)

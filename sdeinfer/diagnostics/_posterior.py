@@ -4,16 +4,17 @@ import dataclasses
 import functools
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 
 from sdeinfer._files import InputError
-from sdeinfer.diagnostics._fitted import fitted_data
-from sdeinfer.diagnostics._summary import draws_of, fixed_of, identified_of, summarise, with_chain
+from sdeinfer.diagnostics._summary import fixed_of, identified_of, with_chain
 from sdeinfer.infer._assume import architecture_of
 from sdeinfer.layers import AbstractLayer, template
-from sdeinfer.layers._templates import ARCHITECTURES, architecture_in, is_named
-from sdeinfer.likelihood._transitions import used_of
+from sdeinfer.layers._templates import ARCHITECTURES, architecture_in
+from sdeinfer.likelihood._transitions import USED
+from sdeinfer.observation import validate
+from sdeinfer.observation._dataset import validate_labels
+from sdeinfer.observation._doubts import labels_of
 
 PRIOR_SD = 1.5
 """Standard deviation of a coordinate on the real line, about 0, by the default priors."""
@@ -64,30 +65,9 @@ class Posterior:
         return str(self.tree.attrs.get("law", "limit"))
 
     @property
-    def every_layer(self) -> bool:
-        """Whether every layer was observed and fitted."""
-        return bool(self.tree.attrs.get("every_layer"))
-
-    @property
     def one_layer(self) -> bool:
         """Whether one layer was fitted to all networks, observed at every layer."""
         return self.tree.attrs.get("model") == "full_path"
-
-    @property
-    def has_alternatives(self) -> bool:
-        """Whether other architectures are tried: for a named architecture with one layer for all networks."""
-        return self.kind is not None and is_named(self.kind) and self.one_layer
-
-    @property
-    def networks(self) -> int:
-        """Number of networks that were fitted; of data in chunks more than are kept."""
-        return int(self.tree.attrs.get("networks", self.data.sizes["network"]))
-
-    @property
-    def repetitions(self) -> float:
-        """The ratio of all transitions of the fit to those that are kept; above 1 for data in chunks."""
-        kept = int(used_of(self.data).sum())
-        return float(self.tree.attrs.get("used_transitions", kept)) / kept
 
     @functools.cached_property
     def fixed(self) -> dict[str, float]:
@@ -100,16 +80,6 @@ class Posterior:
         return identified_of(self.tree)
 
     @functools.cached_property
-    def draws(self) -> dict[str, xr.Dataset]:
-        """`draws_of` the prior and the posterior."""
-        return {group: draws_of(self.tree, group) for group in ("prior", "posterior")}
-
-    @functools.cached_property
-    def table(self) -> pd.DataFrame:
-        """As `summarise`."""
-        return summarise(self.tree)
-
-    @functools.cached_property
     def priors(self) -> dict[str, tuple[float, float]]:
         """Mean and standard deviation of each coordinate on the real line by its prior, from the draws of the fit.
 
@@ -118,10 +88,10 @@ class Posterior:
         """
         kinds = [template(name) for name in ARCHITECTURES] + ([] if self.kind is None else [self.kind])
         draws = self.tree["prior"].to_dataset() if "prior" in self.tree.children else {}
-        fixed, found = self.fixed, {}
+        found = {}
         for name, parameter in {k: v for kind in kinds for k, v in kind.coordinates.sampled.items()}.items():
-            if name in fixed:
-                found[name] = float(parameter.to_real(np.float64(fixed[name]))), 0.0
+            if name in self.fixed:
+                found[name] = float(parameter.to_real(np.float64(self.fixed[name]))), 0.0
             elif name in draws and draws[name].size:
                 real = np.asarray(parameter.to_real(draws[name].values))
                 found[name] = float(real.mean()), float(real.std())
@@ -151,3 +121,59 @@ def with_chains(post: xr.DataTree) -> xr.DataTree:
 def has_prior(post: xr.DataTree) -> bool:
     """Whether a posterior has draws of its prior; a selection of chains may leave none."""
     return "prior" in post.children and bool(post["prior"].sizes["chain"] * post["prior"].sizes["draw"])
+
+
+def fitted_data(post: xr.DataTree, data: xr.Dataset | None = None) -> xr.Dataset:
+    """The data in a posterior, with the transitions that the fit used.
+
+    Arguments:
+        post: the result of `fit`. Of data in chunks (Dask) it holds some of the networks.
+        data: data to be compared with those in the posterior; None for no comparison. Networks may be in any order, and
+            other layers and networks may be there where the fit used or kept only some.
+
+    Raises:
+        InputError: for data that were not fitted.
+    """
+    require_groups(post, "observed_data", "constant_data")
+    known, constant = (post.children[group].to_dataset() for group in ("observed_data", "constant_data"))
+    if USED in constant:
+        known = known.assign({USED: constant[USED]})
+    known = validate(known.assign_coords(width=("network", constant["width"].values)))
+    if data is not None:
+        _compare(known, validate_labels(data), post)
+    return known
+
+
+def require_groups(post: xr.DataTree, *names: str) -> None:
+    """Raise an InputError where a tree has not the groups of a fit."""
+    missing = [name for name in names if name not in post.children]
+    if missing:
+        raise InputError(f"post: a result of `fit` is needed; this one has no group {', '.join(missing)}")
+
+
+def _compare(known: xr.Dataset, data: xr.Dataset, post: xr.DataTree) -> None:
+    """Raise an InputError where data differ from those in a posterior."""
+    networks = int(post.attrs.get("networks", known.sizes["network"]))
+    sizes, tokens = data.sizes, known.sizes["token_a"]
+    _require(sizes["network"] == networks, f"{sizes['network']} networks, where {networks} were fitted")
+    _require(sizes["token_a"] == tokens, f"{sizes['token_a']} tokens, where {tokens} were fitted")
+    own, labels = labels_of(data), labels_of(known)
+    _require(set(labels.tolist()) <= set(own.tolist()), "other labels of networks")
+    layers = known["layer"].values
+    # With latent layers a model may use some of the observed ones, as `terminal` the first and the last.
+    some = bool(np.isin(layers, data["layer"]).all()) and not post.attrs.get("every_layer")
+    _require(some or np.array_equal(data["layer"], layers), "other layers")
+    part = data.assign_coords(network=own).sel(network=labels, layer=layers)
+    _require(np.array_equal(part["width"], known["width"]), "other widths")
+    V, fitted = (each["covariance"].values.astype(np.float64) for each in (part, known))
+    norms = np.sqrt(np.diagonal(fitted, axis1=-2, axis2=-1))
+    # Equal covariances may have been stored in different types.
+    near = (np.abs(V - fitted) <= 1e-6 * norms[..., :, None] * norms[..., None, :]).all(axis=(-2, -1))
+    if not near.all():
+        network, layer = np.argwhere(~near)[0]
+        _require(False, f"network {labels[network]} differs at layer {layers[layer]:g}")  # noqa: FBT003
+
+
+def _require(condition: bool, what: str) -> None:  # noqa: FBT001
+    if not condition:
+        raise InputError(f"data: not the data that were fitted: {what}")

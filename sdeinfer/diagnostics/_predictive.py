@@ -3,7 +3,6 @@
 import contextlib
 import math
 import warnings
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,40 +11,37 @@ from arviz_stats.base.array import array_stats
 from jaxtyping import Float
 from scipy.stats import kstest, wasserstein_distance
 
-from sdeinfer.diagnostics._fitted import require_groups
-from sdeinfer.diagnostics._thresholds import FEWEST_NETWORKS
+from sdeinfer.diagnostics._posterior import require_groups
+from sdeinfer.diagnostics._thresholds import FLOORS, LEVEL
+from sdeinfer.diagnostics._verdict import Verdict, at_least, at_most
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 
-SMOOTHED = 50
-"""Smallest number of draws for Pareto smoothing of the weights."""
 
-
-class Predictions(NamedTuple):
-    """Networks after the last layer against predictions of them.
-
-    Attributes:
-        p_values: Kolmogorov–Smirnov p-value of the LOO-PIT of each quantity; None for fewer than `FEWEST_NETWORKS`
-            networks, and if every prediction explodes.
-        distances: the table of `distance_from_theory`.
-        exploded: whether every prediction explodes before the last layer.
-    """
-
-    p_values: pd.Series | None
-    distances: pd.DataFrame
-    exploded: bool
-
-
-def predictions_of(post: xr.DataTree) -> Predictions | None:
-    """Compare networks with predictions in all ways; None without predictions at the draws that are left."""
+def of_predictions(post: xr.DataTree) -> list[Verdict] | None:
+    """Verdicts on networks after the last layer; None without predictions at the draws that are left."""
     if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
         return None
     if not all(map(len, _common_draws(post).values())):
         return None
-    observed, predicted = _compared(post)
-    exploded = not np.isfinite(predicted["largest log-eigenvalue"]).any()
-    enough = post["observed_data"].sizes["network"] >= FEWEST_NETWORKS and not exploded
-    p_values = _uniform(_transforms(post, observed, predicted)) if enough else None
-    return Predictions(p_values, _distances(observed, predicted), exploded)
+    _, predicted = _compared(post)
+    if not np.isfinite(predicted["largest log-eigenvalue"]).any():
+        advice = "every prediction explodes before the last layer, as no network does: see the priors, and the range"
+        return [at_most("agrees with the theory", "distance from the SDE, floors", np.inf, FLOORS, advice)]
+    verdicts = []
+    if post["observed_data"].sizes["network"] >= 8:
+        transforms = left_out_transforms(post).items()
+        p_values = pd.Series({column: float(kstest(u, "uniform").pvalue) for column, u in transforms})
+        advice = f"{p_values.idxmin()} after the last layer varies between networks otherwise than the SDE predicts"
+        p = min(1.0, p_values.min() * len(p_values))
+        verdicts.append(at_least("calibrated", "networks left out, p", p, LEVEL, advice))
+    distances = distance_from_theory(post)
+    ratio = (distances["wasserstein"] / distances["floor"]).fillna(0.0)  # 0/0 where all are equal
+    far = distances.loc[ratio.idxmax()]
+    advice = (
+        f"{ratio.idxmax()} after the last layer is {far['wasserstein']:.2g} sds from the SDE, where samples of one law "
+        f"would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
+    )
+    return [*verdicts, at_most("agrees with the theory", "distance from the SDE, floors", ratio.max(), FLOORS, advice)]
 
 
 def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
@@ -90,17 +86,14 @@ def at_last_layer(post: xr.DataTree) -> xr.DataTree:
         covariance = groups[name]["covariance"]
         dims = [dim for dim in covariance.dims if dim not in ("layer", "token_a", "token_b")]
         coords = {dim: covariance.coords[dim] for dim in dims}
-        found = {_identifier(label): (dims, values) for label, values in last_layer(covariance).items()}
+        scalars = last_layer(covariance).items()
+        found = {label.replace(" ", "_").replace("-", "_"): (dims, values) for label, values in scalars}
         groups[name] = xr.Dataset(found, coords=coords)
     of_network = groups["log_likelihood"]["covariance"]
     groups["log_likelihood"] = xr.Dataset(dict.fromkeys(groups["observed_data"].data_vars, of_network))
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = dict(post.attrs)
     return tree
-
-
-def _identifier(label: str) -> str:
-    return label.replace(" ", "_").replace("-", "_")
 
 
 def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
@@ -112,11 +105,7 @@ def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
         One row per network, one column per quantity of `last_layer` that is finite in every network; uniform if the
         model holds.
     """
-    return _transforms(post, *_compared(post))
-
-
-def _transforms(post: xr.DataTree, observed: dict[str, np.ndarray], predicted: dict[str, np.ndarray]) -> pd.DataFrame:
-    weights = _left_out_weights(post)
+    weights, (observed, predicted) = _left_out_weights(post), _compared(post)
     # The observed network is ranked as one further draw among its predictions.
     count = weights.shape[0]
     transforms = {
@@ -124,11 +113,6 @@ def _transforms(post: xr.DataTree, observed: dict[str, np.ndarray], predicted: d
         for name, x in observed.items()
     }
     return pd.DataFrame(transforms, index=_covariance(post, "observed_data")["network"].values)
-
-
-def _uniform(transforms: pd.DataFrame) -> pd.Series:
-    """Kolmogorov–Smirnov p-value of each column."""
-    return pd.Series({str(name): float(kstest(u, "uniform").pvalue) for name, u in transforms.items()})
 
 
 def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
@@ -139,26 +123,19 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
         prediction explodes, or all are equal and the networks are not; and `floor`, the mean distance between samples
         of one law.
     """
-    return _distances(*_compared(post))
-
-
-def _distances(observed: dict[str, np.ndarray], predicted: dict[str, np.ndarray]) -> pd.DataFrame:
-    rows = {}
+    rows, (observed, predicted) = {}, _compared(post)
     for name, x in observed.items():
         y = predicted[name][np.isfinite(predicted[name])]
         sd = float(y.std()) if y.size else 0.0
         if sd > 0:
-            floor = floor_of(np.sort(y), np.sqrt(1 / x.size + 1 / y.size))
+            # The mean distance of samples of one law is √(1/n + 1/n′) √(2/π) ∫ √(F (1 − F)) dx.
+            F = np.arange(1, y.size) / y.size
+            integral = np.sum(np.diff(np.sort(y)) * np.sqrt(F * (1 - F)))
+            floor = np.sqrt(1 / x.size + 1 / y.size) * math.sqrt(2 / math.pi) * float(integral)
             rows[name] = wasserstein_distance(x, y) / sd, floor / sd
         else:
             rows[name] = 0.0 if y.size and np.ptp([*x, y[0]]) == 0 else np.inf, 0.0
     return pd.DataFrame.from_dict(rows, orient="index", columns=["wasserstein", "floor"])
-
-
-def floor_of(sorted_sample: np.ndarray, error: float) -> float:
-    """Mean Wasserstein distance of two samples of one law, given by a large sample, with error = √(1/n + 1/n′)."""
-    F = np.arange(1, sorted_sample.size) / sorted_sample.size
-    return error * math.sqrt(2 / math.pi) * float(np.sum(np.diff(sorted_sample) * np.sqrt(F * (1 - F))))
 
 
 def _common_draws(post: xr.DataTree) -> dict[str, np.ndarray]:
@@ -185,7 +162,7 @@ def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
     weights.values = np.where(finite, weights.values, np.where(np.isfinite(least), least, 0.0))
     # The log likelihood of networks without used transitions is constant; their weights are equal.
     varies = np.ptp(weights.values, axis=0) > 0
-    if len(weights) >= SMOOTHED and varies.any():
+    if len(weights) >= 50 and varies.any():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
             # The likelihood is constant below `Adjustment.least_tau0`; weights with a constant tail are not smoothed.

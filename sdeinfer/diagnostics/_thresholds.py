@@ -3,7 +3,8 @@
 import math
 
 LEVEL = 0.01
-"""False-alarm probability of each of the two tests of calibration."""
+"""False-alarm probability of each test of calibration; and the largest acceptable posterior probability that the
+softmax is out of range, where the data do not identify τ0."""
 
 SHARED, SHARED_LEVEL = 0.01, 1e-3
 """Largest acceptable correlation between networks, and the false-alarm probability of its test: 64 networks with a
@@ -28,15 +29,13 @@ EVIDENCE = math.log(100)
 SPREAD = {"finite-width": 1.5, "limit": 0.75}
 """Largest acceptable mean spread of the logits in a row of the softmax, weighted by the information on τ0 (∝ s⁴)."""
 
-BEYOND = LEVEL
-"""Largest acceptable posterior probability that the softmax is out of range, where the data do not identify τ0."""
-
 LEAST_USED, FEWEST_USED = 0.05, 0.01
 """Fraction of transitions inside the range of the law below which the others are compared with exact layers; and the
 smallest acceptable one where they cannot be."""
 
-MANY_LEFT_OUT = 0.5
-"""Fraction of transitions left out above which a note says so."""
+MOST = 0.5
+"""Fraction of transitions in range below which a note and the overall verdict state it: a fit to few says little of
+the others."""
 
 EXCLUDED = 6.0
 """Largest acceptable distance of layers outside the range from exact ones, in standard deviations of 96 draws."""
@@ -58,14 +57,28 @@ BFMI = 0.3
 CONTRACTION = 0.5
 """Smallest acceptable contraction from prior to posterior variance."""
 
-MANY = 1e6
-"""Factor in the number of networks above which the advice does not suggest more networks."""
-
-FEWEST_NETWORKS = 8
-"""Smallest number of networks for the test of networks left out."""
-
 FLOORS = 3.0
 """Largest acceptable distance from the SDE, in units of its floor; samples of one law are at 1 ± 0.5."""
 
 DEVIATIONS = 4.0
 """Largest acceptable distance of the posterior mean from the truth, in posterior standard deviations."""
+
+# Of increments of branches, each where it is significant.
+
+ALIKE = 1.1
+"""Largest acceptable ratio of a strength of one layer to that of all, or its inverse."""
+
+CHI_SQUARES = 0.25
+"""Largest acceptable distance of χ² over its degrees of freedom from 1."""
+
+CORRELATED = 0.01
+"""Largest acceptable share of an increment's variance that another branch, or the input, explains beyond chance."""
+
+KURTOSIS = 0.2
+"""Largest acceptable relative excess of the fourth moment of increments over that of normals."""
+
+UNNORMED = 0.1
+"""Largest acceptable distance of a mean square after a norm from 1; the constant in the root takes some percent."""
+
+RESHAPED = 1.15
+"""Largest acceptable ratio of a gain or temperature that the data prefer to the assumed one."""

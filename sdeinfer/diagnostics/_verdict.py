@@ -6,13 +6,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from sdeinfer._html import render
-
-THEORY = "agrees with the theory"
+from sdeinfer.diagnostics._thresholds import MOST
 
 IN_RANGE = "transitions in range"
-
-MOST = 0.5
-"""Share of transitions in range below which the overall verdict states it: a fit to few says little of the others."""
 
 Topic = Literal["converged", "identified", "calibrated", "declared", "architecture", "agrees with the theory", "true"]
 
@@ -27,7 +23,6 @@ QUESTIONS: dict[Topic, str] = {
     "agrees with the theory": "Do the networks agree with the theory?",
     "true": "Is the truth recovered?",
 }
-"""The question behind each topic."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +51,10 @@ class Verdict:
         return "pass" if self.passed else "unsure" if self.topic == "identified" else "fail"
 
 
-def at_most(topic: Topic, name: str, value: Any, threshold: float, advice: str, *, strict: bool = False) -> Verdict:
-    """A verdict that passes if the value is at most the threshold (`strict`: below it); NaN fails."""
+def at_most(topic: Topic, name: str, value: Any, threshold: float, advice: str) -> Verdict:
+    """A verdict that passes if the value is at most the threshold; NaN fails."""
     value = float(value)
-    return Verdict(topic, name, value, threshold, value < threshold if strict else value <= threshold, advice)
+    return Verdict(topic, name, value, threshold, value <= threshold, advice)
 
 
 def at_least(topic: Topic, name: str, value: Any, threshold: float, advice: str) -> Verdict:
@@ -122,10 +117,6 @@ class Check:
         if share < MOST:
             parts.append(f"only {share:.0%} of the transitions are in range and were fitted")
         return ": ".join(["good", "; ".join(parts)]) if parts else "good"
-
-    def failed(self, topic: Topic) -> bool:
-        """Whether a test of this topic failed."""
-        return any(verdict.topic == topic and not verdict.passed for verdict in self.verdicts)
 
     def by_question(self) -> list[tuple[str, State, list[Verdict]]]:
         """For each topic with verdicts: its question, the state of the answer, and the verdicts."""

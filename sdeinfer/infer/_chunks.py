@@ -24,7 +24,7 @@ from sdeinfer.infer._problem import AbstractProblem, Prepared
 from sdeinfer.infer._range import Range, range_to_fit
 from sdeinfer.likelihood._reduction import Layout, path_layout, statistics_of_sums, sums_of
 from sdeinfer.likelihood._transitions import Path, observed_path, used_of
-from sdeinfer.observation._faults import first_fault, last_marks, require_different
+from sdeinfer.observation._doubts import first_fault, last_marks, require_different
 from sdeinfer.terms import AbstractTerm
 
 LEAST = 2**25

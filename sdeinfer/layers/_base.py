@@ -79,6 +79,11 @@ class AbstractLayer(eqx.Module):
         """
         raise InputError(f"method: {type(self).__name__} has no forward_covariance; use method='weights'")
 
+    @property
+    def has_chain(self) -> bool:
+        """Whether networks of the layer can be sampled without weights, by `forward_covariance`."""
+        return type(self).forward_covariance is not AbstractLayer.forward_covariance
+
     def at(self, time: ArrayLike) -> "AbstractLayer":
         """The layer at a depth-time: itself, unless its parameters change with depth (`OverDepth`)."""
         del time
@@ -150,11 +155,6 @@ class AbstractLayer(eqx.Module):
     def _repr_html_(self) -> str:
         values = {name: value_text(value) for name, value in self.parameters().items()}
         return parameter_cell(type(self).__name__, self, self.declared(), values)
-
-
-def has_chain(layer: AbstractLayer) -> bool:
-    """Whether networks of the layer can be sampled without weights."""
-    return type(layer.at(0.0)).forward_covariance is not AbstractLayer.forward_covariance
 
 
 def check_parameters[T: AbstractLayer](layer: T) -> T:

@@ -139,6 +139,11 @@ class OverDepth(AbstractLayer):
         """Number of column blocks of the layer."""
         return self.layer.column_blocks
 
+    @property
+    def has_chain(self) -> bool:
+        """Whether the layer has a `forward_covariance`."""
+        return self.layer.has_chain
+
     def check_width(self, width: int) -> None:
         """Raise an InputError for a width that the layer does not support."""
         self.layer.check_width(width)

@@ -61,6 +61,11 @@ class AbstractStack(AbstractLayer):
             V = layer.forward_covariance(V, width=width, keys=layer_keys)
         return V
 
+    @property
+    def has_chain(self) -> bool:
+        """Whether all layers have a `forward_covariance`."""
+        return all(layer.has_chain for layer in self.parts)
+
     def limit(self) -> Limit:
         """The sum of the layers' limits."""
         return functools.reduce(operator.add, (layer.limit() for layer in self.parts))

@@ -14,7 +14,6 @@ from numpyro.distributions import Distribution, constraints
 from sdeinfer._files import InputError
 from sdeinfer.covariance._batched import semidefinite_cholesky
 from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
-from sdeinfer.layers._base import has_chain
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.networks import covariance_chain
@@ -117,13 +116,13 @@ class CovariancePath(FullPath):
         path = self.path
         if path.initial is None:
             raise InputError("path: networks are sampled from the data of si.prepare, not from pooled statistics")
-        if not has_chain(self.layer) and path.assumptions.law != "limit":
+        if not self.layer.has_chain and path.assumptions.law != "limit":
             raise InputError(f"layer: {type(self.layer).__name__} needs forward_covariance to sample finite networks")
         assert key is not None
         if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
             key = jr.wrap_key_data(key)
         layer = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (path.networks,)), self.layer)
-        draw = functools.partial(_chains if has_chain(layer) else _solver_steps, layer, path)
+        draw = functools.partial(_chains if layer.has_chain else _solver_steps, layer, path)
         if not sample_shape:
             return draw(key)
         drawn = jax.lax.map(draw, jr.split(key, math.prod(sample_shape)))

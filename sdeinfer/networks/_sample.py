@@ -20,7 +20,7 @@ from sdeinfer._progress import ProgressBar, phase, with_progress_line
 from sdeinfer._threads import in_threads, on_cpu
 from sdeinfer.covariance._matrix import factor, validate_covariance
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.layers._base import check_parameters, has_chain
+from sdeinfer.layers._base import check_parameters
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._over_depth import layer_time
 from sdeinfer.layers._templates import architecture_in, is_named
@@ -83,7 +83,7 @@ def sample_networks(
     """
     at_least_one(width=width, depth=depth, networks=networks, observe_every=observe_every)
     if method is None:
-        method = "chain" if has_chain(layer) else "weights"
+        method = "chain" if layer.has_chain else "weights"
     if method not in ("chain", "weights"):
         raise InputError(f"method: must be 'chain' or 'weights', got {method!r}")
     if first_network and method != "chain":
@@ -218,7 +218,7 @@ def sample_layer(
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, "networks m m"] | None:
     """Draw the covariances of networks after one exact layer; None if the chain cannot sample them."""
-    if not has_chain(layer):
+    if not layer.has_chain:
         return None
     starts = V.astype(jnp.result_type(float))
     ends = np.empty_like(starts)

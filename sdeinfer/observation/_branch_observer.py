@@ -136,11 +136,10 @@ def joined_branches(parts: Iterable[BranchObserver | xr.Dataset]) -> xr.Dataset:
         }
         for part in each
     ]
-    for number, own in enumerate(labels):
+    for place, own in enumerate(labels):
         for what, label in own.items():
             if label != labels[0][what]:
-                got = f"network {number} has {what} {label}, where network 0 has {labels[0][what]}"
-                raise InputError(f"branches: {got}")
+                raise InputError(f"branches: network {place} has {what} {label}, where network 0 has {labels[0][what]}")
     data = xr.concat(each, "network", data_vars="minimal", coords="minimal", compat="override", join="override")
     data = data.assign_coords(network=np.arange(len(each)))
     require_different(data)

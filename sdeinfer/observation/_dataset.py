@@ -14,7 +14,7 @@ from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer, template
 from sdeinfer.layers._templates import attributes_of_layer
 from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
-from sdeinfer.observation._faults import first_fault, labels_of, last_marks, require_different
+from sdeinfer.observation._doubts import first_fault, labels_of, last_marks, require_different
 
 DIMS = ("network", "layer", "token_a", "token_b")
 
@@ -24,14 +24,10 @@ INCOMPLETE = "incomplete"
 TOKENS = "tokens"
 """Attribute of a Dataset: its number of tokens, which tells one that was cut by other means than `take`."""
 
-SHARED_WEIGHTS = "shared_weights"
-"""Attribute of data whose networks share weights."""
-
 OUTPUTS = "outputs"
 """Attribute that holds q, in a Dataset whose last covariances are sample covariances of q outputs."""
 
 TOKEN_DIMS = ("network", "layer", "token", "component")
-"""Dimensions of `tokens` in a Dataset of observed tokens."""
 
 
 @checked
@@ -133,11 +129,6 @@ def validate_labels(data: xr.Dataset) -> xr.Dataset:
     if "covariance" not in data:
         raise InputError(f"data: no variable `covariance`, only {sorted(map(str, data.data_vars)) or 'none'}")
     dims = tuple(map(str, data["covariance"].dims))
-    if "prompt" in dims:
-        raise InputError(
-            "covariance: prompts of one network share its weights, so they are not independent networks: observe their "
-            "hidden states again, which gives the covariance of the tokens of all prompts"
-        )
     if sorted(dims) != sorted(DIMS):
         raise InputError(f"covariance: needs dimensions {', '.join(DIMS)}, got {', '.join(dims)}")
     data = data.transpose(*DIMS, ...)

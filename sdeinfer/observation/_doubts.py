@@ -1,21 +1,23 @@
-"""What the values of hidden states say against them: rounding, shared weights, networks in the place of layers."""
+"""What values say against hidden states and covariances as observations of independent networks.
 
+Rounding, networks in the place of layers; no covariance at all, or one that was recorded twice.
+"""
+
+import hashlib
 import math
 from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float
+import xarray as xr
+from jaxtyping import Float, UInt64
 
 from sdeinfer._files import InputError
+from sdeinfer.covariance._matrix import covariance_fault
 
 
 class LowPrecisionWarning(UserWarning):
     """The rounding of hidden states is not small against the change from layer to layer."""
-
-
-class SharedWeightsWarning(UserWarning):
-    """The networks of one array have the same weights, as prompts of one network have."""
 
 
 def spacing_of(dtype: np.dtype) -> float:
@@ -27,17 +29,12 @@ def spacing_of(dtype: np.dtype) -> float:
 def rounding_share(covariances: Sequence[np.ndarray] | np.ndarray, *, width: float, spacing: float) -> float:
     """The ratio of rounding to the change between layers, both as root mean squares with equal weight for all pairs.
 
-    A type with unit roundoff u (2⁻¹¹ for float16, 2⁻⁸ for bfloat16) stores x as x(1 + δ), |δ| ≤ u, with errors that are
-    uniform between neighbours. Over many powers of two, E[(xδ)²] = σ²E[x²] with σ² = (2 ln 2/9) u² ≈ (0.39 u)². For
-    nearly Gaussian features, rounding therefore adds to V_αβ = Σᵢ x_αi x_βi/n an error of
-
-        mean 0, or σ²V_αα on the diagonal,    variance 2σ² (V_αα V_ββ + 2V_αβ²)/n, twice that on the diagonal,
-
-    and to a difference of two layers twice this variance. One layer changes V_αβ by noise of variance
-    a (V_αα V_ββ + V_αβ²)/n (Theorems 3.2 and 4.2). Both fall as 1/n: the ratio of σ to √a matters, that is, of u to the
-    residual strength. Because a is unknown before the fit, rounding is compared with the observed changes. The bias
-    σ²V_αα is nearly the same in every layer and cancels in differences.
+    A type with unit roundoff u stores x as x(1 + δ), |δ| ≤ u; over many powers of two E[(xδ)²] = σ²E[x²] with
+    σ² = (2 ln 2/9) u². For nearly Gaussian features this adds to V_αβ an error of variance 2σ² (V_αα V_ββ + 2V_αβ²)/n,
+    twice that on the diagonal, and to a difference of two layers twice as much; its mean σ²V_αα cancels there.
     """
+    if spacing == 0:
+        return 0.0
     variance = 2 * math.log(2) / 9 * (spacing / 2) ** 2
     rounded = changed = 0.0
     for V, after in zip(covariances[:-1], covariances[1:], strict=True):
@@ -50,79 +47,22 @@ def rounding_share(covariances: Sequence[np.ndarray] | np.ndarray, *, width: flo
         finite = np.isfinite(scale)
         rounded += 4 * variance / width * np.sum(terms, where=finite)
         changed += np.sum(changes, where=finite)
-    if rounded == 0:
-        return 0.0
     return math.sqrt(rounded / changed) if changed > 0 else math.inf
 
 
-class SharedWeights:
-    """Whether the networks of one array share weights, layer by layer; of at most 16 networks and tokens.
-
-    A layer adds D to the hidden states X of a network, with D Dᵀ/n ≈ c XXᵀ/n. If networks r and s have the same
-    weights, D_r D_sᵀ ≈ c X_r X_sᵀ as well; if each has its own, D_r D_sᵀ has mean 0. The slope of D_r D_sᵀ on
-    c X_r X_sᵀ is about 1 or 0, whatever the strength of the layers and however small the products of different tokens.
-    """
-
-    def __init__(self):
-        self._before: np.ndarray | None = None
-        self._total = self._information = 0.0
-
-    def add(self, state: Float[np.ndarray, "networks tokens width"]) -> None:
-        """Take the hidden states of the next layer."""
-        X = np.array(state[:16, :16], np.float64)
-        before, self._before = self._before, X
-        if before is None or len(X) < 2:
-            return
-        networks, tokens, width = X.shape
-        squares = np.sum(before**2, axis=-1, keepdims=True)
-        # A final normalisation rescales each token, whatever the weights.
-        D = X - before * (np.sum(X * before, axis=-1, keepdims=True) / np.where(squares > 0, squares, 1.0))
-        if not (before.any() and D.any()):
-            return
-        states, increments = (x.reshape(-1, width) / np.linalg.norm(x) for x in (before, D))
-        number = np.repeat(np.arange(networks), tokens)
-        same = number[:, None] == number
-        expected = np.where(same, 0.0, states @ states.T)
-        found = increments @ increments.T
-        own = np.where(same, found, 0.0) @ expected
-        slope, variance = np.sum(expected**2), 2 * np.sum(own * own.T) / width
-        if variance > 0:
-            self._total += slope * np.sum(expected * found) / variance
-            self._information += slope**2 / variance
-
-    @property
-    def found(self) -> bool:
-        """Whether networks share weights: the slope is far from 0, also in standard errors."""
-        if self._information == 0:
-            return False
-        slope = self._total / self._information
-        return bool(slope > max(0.25, 4 / math.sqrt(self._information)))
-
-
-def require_layers(states: Sequence[np.ndarray], shape: tuple[int, ...], *, declared: bool) -> None:
-    """Check that neighbouring layers are closer to each other than neighbouring networks, or undeclared prompts."""
-    if not states:
-        return
+def require_layers(states: Sequence[np.ndarray], shape: tuple[int, ...]) -> None:
+    """Check that networks and layers are in their places: layers are like their neighbours, networks differ."""
     X = np.stack(states)
-    names = ("networks", "prompts", "tokens", "width") if X.ndim == 5 else ("networks", "tokens", "width")
-    read = ", ".join(f"{size} {name}" for size, name in zip(shape, names, strict=True))
-    for name in ("networks",) if declared or X.ndim == 4 else ("prompts", "networks"):
-        if _like_layers(np.moveaxis(X, 1 + names.index(name), 1)):
-            raise InputError(
-                f"hidden_states: read as layers of {read}, but states are closer along the {name} than "
-                "along the layers: one array (networks, layers, tokens, width), or a list of layers (networks, tokens, "
-                "width), is needed" + ("; if these are prompts, say so by prompts=slice(None)" * (name == "prompts"))
-            )
-
-
-def _like_layers(X: Float[np.ndarray, "..."]) -> bool:
-    """Whether the second axis starts from one state in all layers, or its neighbours are much closer than layers."""
     if min(X.shape[:2]) < 2:
-        return False
+        return
     same = (X[1:] == X[:1]).all(axis=(0, *range(2, X.ndim)))
     # Networks may start from the same tokens, and are the same at layer 0.
-    along_layers, along_others = _changes(X).mean(), _changes(X[1:].swapaxes(0, 1)).max()
-    return bool((same[0] and not same.all()) or 0 < along_others < 0.5 * along_layers)
+    along_layers, along_networks = _changes(X).mean(), _changes(X[1:].swapaxes(0, 1)).max()
+    if (same[0] and not same.all()) or 0 < along_networks < 0.5 * along_layers:
+        raise InputError(
+            f"hidden_states: read as layers {shape}, but states are closer along the networks than along the layers: "
+            "one array (networks, layers, tokens, width), or a list of layers (networks, tokens, width), is needed"
+        )
 
 
 def _changes(X: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
@@ -132,3 +72,66 @@ def _changes(X: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     cosines = (before * after).sum(axis=-1) / np.where(norms > 0, norms, 1.0)
     axes = tuple(range(1, cosines.ndim))
     return 1 - cosines.sum(axis=axes) / np.maximum((norms > 0).sum(axis=axes), 1)
+
+
+def first_fault(V: Float[np.ndarray, "networks layers m m"]) -> tuple[int, int, str] | None:
+    """The first network and layer with a fault, and the fault; None without one."""
+    # Layer by layer, because the temporaries of a check are larger than its input.
+    for layer in range(V.shape[1]):
+        fault = covariance_fault(V[:, layer])
+        if fault is not None:
+            return fault[0][0], layer, fault[1]
+        zero = ~(np.abs(V[:, layer]) >= np.finfo(V.dtype).tiny).any(axis=(-2, -1))
+        if zero.any():
+            what = "the covariance is zero: the hidden states are, or are so small that XXᵀ/n is"
+            return int(np.argmax(zero)), layer, what
+    same = np.stack([(V[:, i] == V[:, i + 1]).all(axis=(-2, -1)) for i in range(V.shape[1] - 1)], axis=1)
+    if same.any():
+        network, layer = map(int, np.argwhere(same)[0])
+        if same.shape[1] > 1 and same[network].all():
+            what = (
+                "the covariance is the same after every layer: networks are in the place of layers, or these layers do "
+                "nothing; the axes are (networks, layers, tokens, …)"
+            )
+        else:
+            what = (
+                "the covariance of the next layer is the same: a layer was recorded twice, as by two hooks; keep one "
+                "of each, as by data.isel(layer=slice(None, None, 2))"
+            )
+        return network, layer, what
+    squares = np.diagonal(V, axis1=-2, axis2=-1)
+    constant = (np.ptp(squares, axis=1) <= 1e-6 * squares.max(axis=1)).all(axis=-1)  # up to the rounding of float32
+    if constant.any():
+        what = (
+            "no token changes its norm in any layer: these are correlations, or states after a normalisation; the "
+            "covariances XXᵀ/n of the residual stream are needed"
+        )
+        return int(np.argmax(constant)), 0, what
+    return None
+
+
+def last_marks(V: Float[np.ndarray, "networks layers m m"]) -> UInt64[np.ndarray, " networks"]:
+    """Hashes of the last covariance of each network; 0 where it has so few bits that two may agree by chance."""
+    tokens, last = V.shape[-1], np.ascontiguousarray(V[:, -1])
+    if (np.finfo(V.dtype).nmant + 1) * tokens * (tokens + 1) // 2 < 48:
+        return np.zeros(len(V), np.uint64)
+    digests = (hashlib.blake2b(each.tobytes(), digest_size=8).digest() for each in last)
+    return np.frombuffer(b"".join(digests), np.uint64)
+
+
+def require_different(marks: UInt64[np.ndarray, " networks"], labels: np.ndarray) -> None:
+    """Check that no two networks have one covariance at their last layer."""
+    order = np.argsort(marks, kind="stable")
+    same = (np.diff(marks[order]) == 0) & (marks[order][1:] > 0)
+    if same.any():
+        one, other = np.sort(order[int(np.argmax(same)) :][:2])
+        one, other = (labels[one], labels[other]) if labels[one] != labels[other] else (one, other)
+        raise InputError(
+            f"covariance: networks {one} and {other}: the same covariance after the last layer, so that one network "
+            "was recorded twice; every network needs weights of its own"
+        )
+
+
+def labels_of(data: xr.Dataset) -> np.ndarray:
+    """Labels of the networks: their coordinate, or their numbers."""
+    return data["network"].values if "network" in data.coords else np.arange(data.sizes["network"])

@@ -26,16 +26,12 @@ def observe_equinox[Model](
     layers: Callable[[Model], Iterable[Callable]],
     embed: Callable[[Model], Callable] | None = None,
     networks: int,
-    width: int | None = None,
-    tokens: Any = None,
-    pattern: Pattern = EVERY_TOKEN,
-    progress: bool = False,
     key: PRNGKeyArray,
+    **settings: Any,
 ) -> xr.Dataset:
-    """Draw Equinox networks and observe them, with one network and one layer in memory at a time."""
-    settings = {"width": width, "tokens": tokens, "pattern": pattern, "networks": networks, "progress": progress}
-    how = (eqx.filter_jit, eqx.Module)
-    return _layer_by_layer(lambda number: make(jr.fold_in(key, number)), how, inputs, layers, embed, **settings)
+    """Draw Equinox networks and observe them, one layer in memory at a time, with the settings of `observe.torch`."""
+    draw, how = (lambda number: make(jr.fold_in(key, number))), (eqx.filter_jit, eqx.Module)
+    return _layer_by_layer(draw, how, inputs, layers, embed, networks=networks, **settings)
 
 
 def observe_flax[Model](
@@ -50,11 +46,8 @@ def observe_flax[Model](
 ) -> xr.Dataset:
     """Draw Flax networks from `nnx.Rngs`, as `lambda rngs: Model(rngs=rngs)`, and observe them as `observe.equinox`."""
     nnx = library("flax.nnx")
-
-    def draw(number: int) -> Model:
-        return make(nnx.Rngs(jr.fold_in(key, number)))
-
-    return _layer_by_layer(draw, (nnx.jit, nnx.Module), inputs, layers, embed, networks=networks, **settings)
+    draw, how = (lambda number: make(nnx.Rngs(jr.fold_in(key, number)))), (nnx.jit, nnx.Module)
+    return _layer_by_layer(draw, how, inputs, layers, embed, networks=networks, **settings)
 
 
 def observe_torch(
@@ -84,8 +77,7 @@ def observe_torch(
         ]
         torch_pass(model, inputs, Recorder("layers", taps, lambda _, state: add(state)))
 
-    settings = {"width": width, "tokens": tokens, "pattern": pattern}
-    return _observed(network, networks=networks, progress=progress, **settings)
+    return _observed(network, networks=networks, progress=progress, width=width, tokens=tokens, pattern=pattern)
 
 
 class Observe:
@@ -93,19 +85,17 @@ class Observe:
 
     `observe.equinox`, `observe.flax` and `observe.torch` run models and observe them. If layers arrive one at a time,
     pass them to an `Observer`. Hidden states of any type are read one layer at a time, as float32 or float64;
-    `LowPrecisionWarning` reports when the rounding of float16 or bfloat16 matters, `SharedWeightsWarning` when the
-    networks of one array share weights.
+    `LowPrecisionWarning` reports when the rounding of float16 or bfloat16 matters.
 
-    The networks must be independent, each with weights of its own. **Prompts** of one network share its weights:
-    prompts treated as networks would count the same weights several times. The tokens of all prompts have one
-    covariance, whose blocks between prompts are observed as well; the attributes `prompts` and `causal` say which
-    tokens each token attends to, and a fit takes that from there.
+    The networks must be independent, each with weights of its own. **Prompts** of one network share its weights: taken
+    for networks they would count the same weights several times (`check` says so). The tokens of all prompts have one
+    covariance; the attributes `prompts` and `causal` say which tokens each token attends to, and a fit takes that from
+    there. A fit with prompts or a mask costs O(p³) for each layer of each network, p = m(m + 1)/2: some 8 tokens are
+    seconds, 12 are minutes, and `LARGEST_TOKENS` is the bound.
 
-    m tokens have p = m(m + 1)/2 covariances, and a fit with prompts or a mask costs O(p³) for each layer of each
-    network: some 8 tokens are seconds, 12 are minutes, and `LARGEST_TOKENS` is the bound. **A subset of the prompts**
-    has a law of its own, so has a **subset of the tokens** if they contain all tokens that they attend to: any tokens
-    of an "mlp" or "feedforward" network, and with a causal mask the first tokens of each prompt. Other subsets are not
-    Markov processes, and a fit of attention to them is refused. See `take` for covariances that were observed already.
+    A subset of the prompts has a law of its own; so has a subset of the tokens if they contain all tokens that they
+    attend to. Others are not Markov processes, and a fit of attention to them is refused. See `take` for covariances
+    that were observed already.
 
     Arguments:
         hidden_states: hidden states after every layer, the initial ones first, as floating-point numbers or integers of
@@ -119,8 +109,7 @@ class Observe:
             the final normalisation: leave it out.
         width: n, the number of features of the hidden states, to be checked; None for any.
         tokens: the tokens of each prompt to observe, as indices, a mask or a slice; None for all.
-        prompts: the prompts to observe, likewise; given, a list of arrays with four axes is not suspected of networks
-            in the place of layers.
+        prompts: the prompts to observe, likewise.
         pattern: which tokens each token attends to, as `si.CAUSAL` or, if the tokens of several prompts follow one
             another, `si.Pattern(prompts=(3, 5))`; a dimension of prompts is added to it.
         layers: layer numbers of `hidden_states`; None for 0, 1, 2, ….
@@ -129,8 +118,8 @@ class Observe:
         The Dataset of `covariance_dataset`, with the attention pattern in its attributes.
 
     Raises:
-        InputError: for other shapes, layers that differ in shape, networks or prompts in the place of layers, fewer
-            features than tokens, masked entries, and numbers that are not real and finite, with layer and network.
+        InputError: for other shapes, layers that differ in shape, networks in the place of layers, fewer features than
+            tokens, masked entries, and numbers that are not real and finite, with layer and network.
     """
 
     equinox = staticmethod(observe_equinox)
@@ -153,9 +142,8 @@ class Observe:
             layers = hidden_states["layer"].values
         for state in states_of(hidden_states):
             observer.add(state)
-        if not isinstance(hidden_states, Iterator | xr.DataArray):
-            declared = prompts is not None or not isinstance(hidden_states, list | tuple)
-            require_layers(observer.corners, observer.reader.shape, declared=declared)
+        if not isinstance(hidden_states, Iterator | xr.DataArray) and observer.corners:
+            require_layers(observer.corners, observer.reader.shape)
         return observer.dataset(layers=layers)
 
 
@@ -191,7 +179,6 @@ def _observed(
         observer = Observer(**settings, first_network=number)
 
         def add(state: Any) -> None:
-            """Take the hidden states (tokens, width) or (prompts, tokens, width) of this network."""
             observer.add(state if len(state.shape) == 3 and state.shape[0] == 1 else state[None])
 
         network(number, add)

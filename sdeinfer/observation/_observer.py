@@ -1,5 +1,6 @@
-"""Hidden states reduced to covariances while networks run, with one layer in memory at a time."""
+"""Hidden states reduced to covariances while networks run, with one layer in memory at a time; the tokens observed."""
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
@@ -8,22 +9,16 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Int
 from numpy.typing import ArrayLike
 
-from sdeinfer._arguments import at_least_one, checked, given
-from sdeinfer._files import InputError
+from sdeinfer._arguments import at_least_one, checked, given, shown
+from sdeinfer._files import InputError, first_line
 from sdeinfer.covariance import Pattern
-from sdeinfer.covariance._pattern import EVERY_TOKEN
+from sdeinfer.covariance._pattern import EVERY_TOKEN, PATTERN_ATTRIBUTES
 from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
-from sdeinfer.observation._choice import choose
-from sdeinfer.observation._dataset import SHARED_WEIGHTS, covariance_dataset
-from sdeinfer.observation._doubts import (
-    LowPrecisionWarning,
-    SharedWeights,
-    SharedWeightsWarning,
-    rounding_share,
-    spacing_of,
-)
+from sdeinfer.observation._dataset import INCOMPLETE, TOKENS, covariance_dataset
+from sdeinfer.observation._doubts import LowPrecisionWarning, rounding_share, spacing_of
 
 
 class TokenReader:
@@ -50,11 +45,6 @@ class TokenReader:
         X = X.reshape(joined)
         return X if np.array_equal(self._observed, np.arange(tokens)) else X[..., self._observed, :]
 
-    def prompt_of(self, token: int) -> int | None:
-        """The prompt of an observed token, if there are several."""
-        of_prompts = len(self.shape) > len(self._leading) + 2
-        return int(self._observed[token]) // self.shape[-2] if of_prompts else None
-
     def _start(self, shape: tuple[int, ...], where: str) -> None:
         """Find the observed tokens, and their pattern, from the shape of the first array."""
         axes = ", ".join((*self._leading, "tokens, width"))
@@ -67,13 +57,24 @@ class TokenReader:
             raise InputError("prompts: the hidden states have no dimension of prompts")
         if self.width not in (None, shape[-1]):
             raise InputError(f"width: {where} has {shape[-1]} features, got width {self.width}")
-        self._observed, self.attributes = choose(shape[-3] if of_prompts else 1, shape[-2], **self._choice)
+        self._choose(shape[-3] if of_prompts else 1, shape[-2], **self._choice)
         if shape[-1] < len(self._observed):
             raise InputError(
                 f"{where}: {shape[-1]} features for {len(self._observed)} tokens make the covariance singular, and no "
                 f"law of a layer has a density there: observe at most {shape[-1]} tokens, or wider networks"
             )
         self.width, self.shape = shape[-1], shape
+
+    def _choose(self, count: int, each: int, *, tokens: Any = None, prompts: Any = None, pattern: Pattern) -> None:
+        """Choose among the tokens of all prompts, in their order, with the pattern as attributes of a Dataset."""
+        chosen = _indices(prompts, count, "prompts")
+        self._observed = (chosen[:, None] * each + _indices(tokens, each, "tokens")).reshape(-1)
+        if count > 1:
+            if pattern.rows:
+                raise InputError("pattern: prompts are masked by si.CAUSAL or not at all; flatten them for a mask")
+            pattern = dataclasses.replace(pattern, prompts=(each,) * count)
+        pattern.mask(count * each)
+        self.attributes = _attributes_of(pattern, self._observed.tolist(), count * each)
 
 
 class Observer:
@@ -109,7 +110,6 @@ class Observer:
         self.corners: list[np.ndarray] = []
         self.coarsest = np.dtype(np.float32)
         self.labels: dict[Any, Any] = {}
-        self.shared_weights = SharedWeights()
 
     def add(self, state: Any) -> None:
         """Reduce the hidden states after the next layer; the initial ones come first.
@@ -136,7 +136,6 @@ class Observer:
             V = X @ np.swapaxes(X, -1, -2) / X.shape[-1]
         self._check_finite(V, X, name)
         self.covariances.append(V)
-        self.shared_weights.add(X)
 
     def dataset(self, *, layers: ArrayLike | None = None) -> xr.Dataset:
         """The covariances of all layers so far.
@@ -145,28 +144,18 @@ class Observer:
             layers: layer numbers of the added layers; None for 0, 1, 2, ….
 
         Returns:
-            The Dataset of `covariance_dataset`, with the attention pattern in its attributes.
-
-        Raises:
-            InputError: see `validate`.
+            The Dataset of `covariance_dataset`, see `validate`, with the attention pattern in its attributes.
         """
         return joined([self], layers=layers)
 
     def _check_finite(self, V: np.ndarray, X: np.ndarray, name: str) -> None:
         # A NaN or an infinity in X appears on the diagonal of V, which is much smaller.
-        squares = np.diagonal(V, axis1=-2, axis2=-1)
-        faulty = np.argwhere(~np.isfinite(squares))
-        if not len(faulty):
-            small = (squares.max(axis=1) < np.finfo(V.dtype).tiny) & X.any(axis=(1, 2))
-            if small.any():
-                network = self.first_network + int(np.argmax(small))
-                raise InputError(f"{name}, network {network}: XXᵀ is below the range of {X.dtype}")
-            return
-        network, token = map(int, faulty[0])
-        prompt = self.reader.prompt_of(token)
-        where = f"{name}, network {self.first_network + network}" + (f", prompt {prompt}" if prompt is not None else "")
-        bad = np.count_nonzero(~np.isfinite(X[network]))
-        raise InputError(f"{where}: " + (f"{bad} entries are NaN or infinite" if bad else f"XXᵀ overflows {X.dtype}"))
+        finite = np.isfinite(np.diagonal(V, axis1=-2, axis2=-1)).all(axis=-1)
+        if not finite.all():
+            network = int(np.argmin(finite))
+            bad = np.count_nonzero(~np.isfinite(X[network]))
+            what = f"{bad} entries are NaN or infinite" if bad else f"XXᵀ overflows {X.dtype}"
+            raise InputError(f"{name}, network {self.first_network + network}: {what}")
 
 
 def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) -> xr.Dataset:
@@ -190,14 +179,6 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
         start += len(part[0])
     data = covariance_dataset(V, width=width, layers=layers).assign_attrs(observers[0].reader.attributes)
     _warn_of_rounding(observers)
-    if any(each.shared_weights.found for each in observers):
-        data = data.assign_attrs({SHARED_WEIGHTS: 1.0})
-        _warn(
-            "hidden_states: the networks of one array share weights, as prompts of one network do, and a fit would "
-            "count them as independent networks: give the prompts a dimension of their own, (networks, layers, "
-            "prompts, tokens, width), as by `observe(state[None] for state in hidden_states)`",
-            SharedWeightsWarning,
-        )
     numbers = {"network": observers[0].first_network + data["network"].values}
     return data.assign_coords(numbers | (observers[0].labels if len(observers) == 1 else {}))
 
@@ -205,17 +186,69 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
 def _warn_of_rounding(observers: Sequence[Observer]) -> None:
     coarsest = max((each.coarsest for each in observers), key=spacing_of)
     spacing = spacing_of(coarsest)
-    if spacing == 0:
-        return
     share = max(rounding_share(each.covariances, width=each.reader.width or 1, spacing=spacing) for each in observers)
     if share > 0.1:
-        _warn(
+        warnings.warn(
             f"hidden_states: {coarsest} rounds by {share:.0%} of the change from layer to layer (root mean squares), "
             "which a fit takes for noise of the layers: run and save the networks in float32",
             LowPrecisionWarning,
+            skip_file_prefixes=(str(Path(__file__).parent),),  # at the line of the caller
         )
 
 
-def _warn(message: str, category: type[UserWarning]) -> None:
-    """Warn at the line of the caller that called the package."""
-    warnings.warn(message, category, skip_file_prefixes=(str(Path(__file__).parent),))
+@checked
+def take(data: xr.Dataset, *, prompts: list[int] | None = None, tokens: int | None = None) -> xr.Dataset:
+    """Take some prompts of observed networks, and the first tokens of each.
+
+    Prompts of one network have a law of their own, whatever other prompts pass through it; so have, with a causal mask,
+    the first tokens of a prompt. Fewer tokens cost less: m tokens have m(m + 1)/2 covariances.
+
+    Arguments:
+        data: observed covariances.
+        prompts: numbers of the prompts, in the order of the tokens; None for all.
+        tokens: number of the tokens of each prompt to take; None for all.
+
+    Returns:
+        The Dataset of these tokens. If tokens are left out to which others attend, the attribute `incomplete` is set,
+        and a fit of attention is refused.
+
+    Raises:
+        InputError: for prompts that the data do not have, and for less than one token.
+    """
+    pattern, of = Pattern.in_attributes(data.attrs), data.sizes["token_a"]
+    lengths = pattern.prompts or (of,)
+    chosen = range(len(lengths)) if prompts is None else sorted(set(prompts))
+    if not chosen or chosen[0] < 0 or chosen[-1] >= len(lengths):
+        raise InputError(f"prompts: some of 0 to {len(lengths) - 1} are needed, got {list(chosen)}")
+    at_least_one(**given(tokens=tokens))
+    starts = np.cumsum((0, *lengths))
+    kept = [int(token) for prompt in chosen for token in np.arange(starts[prompt], starts[prompt + 1])[:tokens]]
+    attributes = {name: value for name, value in data.attrs.items() if name not in PATTERN_ATTRIBUTES}
+    part = data.isel(token_a=kept, token_b=kept)
+    part.attrs = attributes | _attributes_of(pattern, kept, of) | {TOKENS: len(kept)}
+    return part
+
+
+def _attributes_of(pattern: Pattern, kept: list[int], tokens: int) -> dict[str, Any]:
+    """The pattern of some of so many tokens as attributes; `incomplete` if they attend to others."""
+    try:
+        return pattern.restricted(kept, tokens).attributes()
+    except InputError:
+        return {INCOMPLETE: 1.0}
+
+
+def _indices(chosen: Any, count: int, name: str) -> Int[np.ndarray, " chosen"]:
+    """The chosen ones of so many; None chooses all."""
+    index = slice(None) if chosen is None else chosen
+    if not isinstance(index, slice):
+        index = np.asarray(index)
+        index = index if index.size else index.astype(int)  # an empty list has no type of its own
+        if index.dtype.kind not in "iub":
+            raise InputError(f"{name}: indices, a mask or a slice are needed, got {shown(chosen)}")
+    try:
+        indices = np.atleast_1d(np.arange(count)[index])
+    except IndexError as error:
+        raise InputError(f"{name}: cannot choose among {count} {name} by {chosen!r} ({first_line(error)})") from error
+    if indices.ndim != 1 or len(indices) == 0 or len(np.unique(indices)) < len(indices):
+        raise InputError(f"{name}: at least one of the {name}, and each only once, is needed, got {indices.tolist()}")
+    return indices

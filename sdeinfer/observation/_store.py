@@ -1,7 +1,6 @@
 """Files of covariances and of posteriors: NetCDF, or Zarr if the suffix is .zarr."""
 
 import functools
-import json
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sdeinfer._arguments import checked, shown
+from sdeinfer._arguments import checked
 from sdeinfer._files import ZARR, InputError, first_line, readable, staged_file
 from sdeinfer._map_reduce import map_chunks
 from sdeinfer.observation._arrays import library
@@ -60,19 +59,9 @@ def read_posterior(path: str | Path) -> xr.DataTree:
     path = readable(path)
     with reading(path), closing(opened(path, xr.open_datatree)) as file:
         tree = file.load()
-    # The groups that are checked and reported, with variables of which each needs one.
-    groups = {
-        "posterior": (),
-        "sample_stats": ("diverging",),
-        "observed_data": ("covariance", "tokens", "increment"),
-        "constant_data": ("width", "initial", "input"),
-    }
-    for group, variables in groups.items():
-        if group not in tree.children or (variables and not set(variables) & set(tree[group].data_vars)):
-            needed = f" with {' or '.join(f'`{name}`' for name in variables)}" if variables else ""
-            raise InputError(f"{path}: holds no group `{group}`{needed}, so it is not the result of a fit")
-    if "covariance" in tree["observed_data"] and "architecture" not in tree.attrs:
-        raise InputError(f"{path}: does not name its architecture, so it is not the result of a fit")
+    groups = {"posterior", "sample_stats", "observed_data", "constant_data"}
+    if not groups <= tree.children.keys() or "identified" not in tree.attrs:
+        raise InputError(f"{path}: is not the result of a fit, which has the groups {', '.join(sorted(groups))}")
     return tree
 
 
@@ -92,51 +81,25 @@ def write(data: xr.Dataset | xr.DataTree, path: str | Path, *, append: bool = Fa
     """
     path = Path(path)
     if append:
-        _append(data, path)
-        return
+        return _append(data, path)
     if path.suffix == ZARR:
         library("zarr")
-    _require_storable(data, path)
     with staged_file(path) as temporary:
-        if path.suffix == ZARR:
-            _without_encoding(data).to_zarr(temporary, mode="w", **ZARR_FORMAT)
-        else:
-            data.to_netcdf(temporary, engine="h5netcdf")
+        try:
+            if path.suffix == ZARR:
+                _without_encoding(data).to_zarr(temporary, mode="w", **ZARR_FORMAT)
+            else:
+                data.to_netcdf(temporary, engine="h5netcdf")
+        except (TypeError, ValueError) as error:  # of an attribute that the format does not hold
+            raise InputError(f"{path}: cannot be written ({first_line(error)})") from error
 
 
-def _require_storable(data: xr.Dataset | xr.DataTree, path: Path) -> None:
-    """Check that attributes are what the format holds, before anything is written."""
-    for node in data.subtree if isinstance(data, xr.DataTree) else [data]:
-        for attributes in (node.attrs, *(each.attrs for each in node.variables.values())):
-            for name, value in attributes.items():
-                if not _storable(value, in_json=path.suffix == ZARR):
-                    needed = "a number, a text, or a list of either"
-                    raise InputError(f"{path}: attribute {name}: {needed} is needed, got {shown(value)}")
-
-
-def _storable(value: Any, *, in_json: bool) -> bool:
-    """Whether a format holds an attribute: Zarr what JSON can say, NetCDF numbers or texts."""
-    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-    items = list(value) if isinstance(value, list | tuple) else [value]
-    if not in_json:
-        kinds = {np.asarray(item).dtype.kind for item in items}
-        return kinds <= set("iuf") or kinds <= set("SU")
-    if isinstance(value, dict):
-        return all(isinstance(name, str) and _storable(each, in_json=True) for name, each in value.items())
-    if isinstance(value, list | tuple):
-        return all(_storable(each, in_json=True) for each in items)
-    return value is None or isinstance(value, str | bool | int | float)
-
-
-def _without_encoding(data: xr.Dataset | xr.DataTree) -> xr.Dataset | xr.DataTree:
+def _without_encoding(data: Any) -> Any:
     """The data without the compression of a file of another format; chunks are kept."""
-    return data.map_over_datasets(_with_chunks_only) if isinstance(data, xr.DataTree) else _with_chunks_only(data)
-
-
-def _with_chunks_only(data: xr.Dataset) -> xr.Dataset:
     data = data.copy()
-    for each in data.variables.values():
-        each.encoding = {name: value for name, value in each.encoding.items() if name == "chunks"}
+    for node in data.subtree if isinstance(data, xr.DataTree) else [data]:
+        for each in node.variables.values():
+            each.encoding = {name: value for name, value in each.encoding.items() if name == "chunks"}
     return data
 
 
@@ -173,18 +136,14 @@ def write_in_chunks(part: Callable[[int], xr.Dataset], networks: int, each: int,
         whole.to_zarr(
             temporary, mode="w", compute=False, encoding={"covariance": {"_FillValue": np.nan}}, **ZARR_FORMAT
         )
-        _write_region(template, store, first)
+        _write_part(lambda _: template, store, first)
         if others:
             map_chunks(functools.partial(_write_part, part, store), others, name="observe")
         return whole.sizes
 
 
 def _write_part(part: Callable[[int], xr.Dataset], store: str, first: int) -> None:
-    _write_region(part(first), store, first)
-
-
-def _write_region(part: xr.Dataset, store: str, first: int) -> None:
-    V = part[["covariance"]].drop_vars(["network", "layer", "width"])
+    V = part(first)[["covariance"]].drop_vars(["network", "layer", "width"])
     V["covariance"].encoding = {}
     V.to_zarr(store, region={"network": slice(first, first + V.sizes["network"])}, consolidated=False)
 
@@ -195,7 +154,6 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
     if not path.exists() or not any(path.iterdir()):
         write(data, path)
         return
-    _require_storable(data, path)
     with closing(opened(path, xr.open_dataset)) as stored:
         labels, (old, new) = stored["network"].values, map(_described, (stored, data))
     for what in old:
@@ -207,7 +165,7 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
         raise InputError(f"{path}: has networks of the same labels as the appended data")
     with warnings.catch_warnings():  # of metadata that xarray consolidated in version 3
         warnings.filterwarnings("ignore", "Consolidated metadata")
-        _without_encoding(data).to_zarr(path, append_dim="network", **_format_of(path))
+        _without_encoding(data).to_zarr(path, append_dim="network")
 
 
 def _described(data: xr.Dataset) -> dict[str, Any]:
@@ -221,27 +179,15 @@ def _described(data: xr.Dataset) -> dict[str, Any]:
     }
 
 
-def _format_of(path: Path) -> dict[str, Any]:
-    """The version of a Zarr folder, which xarray alone may have written, and whether its metadata are consolidated."""
-    root = path / "zarr.json"
-    if not root.exists():
-        return ZARR_FORMAT | {"consolidated": (path / ".zmetadata").exists()}
-    return {"zarr_format": 3, "consolidated": bool(json.loads(root.read_text()).get("consolidated_metadata"))}
-
-
 def opened[T: (xr.Dataset, xr.DataTree)](path: Path, opener: Callable[..., T]) -> T:
-    """Open a NetCDF file or a Zarr folder, by the first engine that can."""
+    """Open a NetCDF file or a Zarr folder."""
     if path.suffix == ZARR:
         library("zarr")
-    # NetCDF-3 is not memory-mapped, because SciPy cannot close the map of a truncated file.
-    engines = {"h5netcdf": {}, "scipy": {"mmap": False}}
-    reasons = []
-    for engine, options in ({"zarr": {"consolidated": False}} if path.suffix == ZARR else engines).items():
-        try:
-            return opener(path, engine=engine, **options)
-        except Exception as error:
-            reasons.append(error)
-    raise reasons[0]
+        return opener(path, engine="zarr", consolidated=False)
+    with path.open("rb") as file:
+        old = file.read(3) == b"CDF"
+    # NetCDF 3 is not memory-mapped, because SciPy cannot close the map of a truncated file.
+    return opener(path, engine="scipy", mmap=False) if old else opener(path, engine="h5netcdf")
 
 
 @contextmanager

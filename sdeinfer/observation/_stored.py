@@ -57,14 +57,13 @@ def _opened(path: Path, stack: ExitStack) -> StoredStates:
     stored = openers[path.suffix](path, stack)
     if len(stored.shape) not in (3, 4) or 0 in stored.shape:
         raise InputError(
-            "a layer of shape (networks, tokens, width) or (networks, prompts, tokens, width) is needed, "
-            f"got {stored.shape}"
+            "layers of shape (networks, tokens, width) or (networks, prompts, tokens, width) are needed, or one array "
+            f"with layers as the second axis; got layers of shape {stored.shape}"
         )
     return stored
 
 
-def _npy(path: Path, stack: ExitStack) -> StoredStates:
-    del stack
+def _npy(path: Path, _: ExitStack) -> StoredStates:
     return _of_array(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
@@ -125,10 +124,6 @@ def _of_names(names: Sequence[str], array_of: Callable[[str], Any]) -> StoredSta
 
 
 def _of_array(array: Any) -> StoredStates:
-    shape = tuple(array.shape)
-    if len(shape) not in (4, 5):
-        raise InputError(
-            "shape (networks, layers, tokens, width) or (networks, layers, prompts, tokens, width) is needed, "
-            f"got {shape}"
-        )
-    return StoredStates((shape[0], *shape[2:]), np.arange(shape[1]), lambda layer, networks: array[networks, layer])
+    first, *others = array.shape
+    layers = np.arange(others[0] if others else 0)
+    return StoredStates((first, *others[1:]), layers, lambda layer, networks: array[networks, layer])

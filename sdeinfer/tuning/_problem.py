@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from sdeinfer._files import InputError
 from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, Estimate, Probability, Quantile
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.layers._base import has_chain
 from sdeinfer.solve._grid import Grid, step_grid
 from sdeinfer.terms._limit import LimitSteps
 from sdeinfer.tuning._samples import Sample, chain_sample, joined, path_sample, weight_sample
@@ -84,7 +83,7 @@ class Problem:
     @property
     def of_chains(self) -> tuple[AbstractStatistic, ...]:
         """The statistics that exact chains have: those of gradients need weights."""
-        if not has_chain(self.layer(self.space.start())):
+        if not self.layer(self.space.start()).has_chain:
             return ()
         return tuple(each for each in self.statistics if each.directions is None)
 

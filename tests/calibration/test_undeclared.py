@@ -17,10 +17,10 @@ def test_what_was_not_declared_is_seen(kept_results, first_seed):
     by_name = {name: [each for each in found if each["name"] == name] for name in SIZES}
     for name, each in by_name.items():
         causes = collections.Counter(one["cause"] or ("unsure" if one["conditional"] else "good") for one in each)
-        print(f"{name:32} {sum(one['warned'] for one in each):3} warned, {dict(causes)}")
-    assert all(each["warned"] and not each["trusted"] for each in by_name["prompts of one network"])
+        print(f"{name:32} {dict(causes)}")
+    assert not any(each["trusted"] for each in by_name["prompts of one network"])
     independent = by_name["networks"] + by_name["networks of other prompts"]
-    assert not any(each["warned"] or "correlation between networks" in each["failed"] for each in independent)
+    assert not any("correlation between networks" in each["failed"] for each in independent)
     # Where the data do not tell the mask, it moves no parameter: see the last line.
     assert any("mask" in each["verdict"] for each in by_name["a mask"] if not each["trusted"])
     assert all(each["trusted"] for each in by_name["no mask"])

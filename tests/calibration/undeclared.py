@@ -1,6 +1,5 @@
 """Fits of networks of which something was not declared, or is not identified; networks of `numpy_networks`."""
 
-import warnings
 from typing import Any
 
 import jax.random as jr
@@ -23,18 +22,13 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def judged(name: str, seed: int) -> dict[str, Any]:
-    """What `check` says of a fit that declares neither mask nor prompts, and what `observe` does."""
+    """What `check` says of a fit that declares neither mask nor prompts."""
     rng = np.random.default_rng([571, seed])
     gamma, tau0, gap = rng.uniform(0.3, 0.7), rng.uniform(0.6, 1.2), rng.uniform(0.5, 5)
     if "chooses" in name:
         gamma, tau0 = (float(np.exp(rng.uniform(*np.log(limits)))) for limits in ((0.02, 0.2), (0.03, 0.3)))
     X = states_of(seed, **SIZES[name], gamma=gamma, tau0=tau0, c_plus=gap / 2, c_minus=-gap / 2)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        observed = si.observe(X)
-    # By their covariances alone, without what `observe` finds.
-    data = si.covariance_dataset(observed["covariance"].values, width=X.shape[-1])
+    data = si.covariance_dataset(si.observe(X)["covariance"].values, width=X.shape[-1])
     truth = {"gamma": gamma, "tau0": tau0, "c_gap": gap}
-    warned = any(issubclass(each.category, si.SharedWeightsWarning) for each in caught)
     found = fit_and_check(data, template("transformer"), truth, key=jr.key(seed))
-    return {"name": name, "warned": warned, **found}
+    return {"name": name, **found}

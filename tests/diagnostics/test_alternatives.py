@@ -13,8 +13,8 @@ from scipy.special import logsumexp
 
 import sdeinfer as si
 from sdeinfer.diagnostics import alternatives
-from sdeinfer.diagnostics._advice import different_sizes
 from sdeinfer.diagnostics._alternatives import log_ratios, neighbours
+from sdeinfer.diagnostics._own import different_sizes
 from sdeinfer.diagnostics._posterior import PRIOR_SD
 from sdeinfer.diagnostics._thresholds import EVIDENCE
 from sdeinfer.layers import AbstractLayer, kind_in_words, template
@@ -98,7 +98,7 @@ def test_sizes_are_named():
 def test_log_ratios_of_exact_layers_are_those_of_networks():
     """Whatever the error of the normal laws, what it adds to the evidence for another architecture is subtracted."""
     data = data_of(ONE, 64)
-    path, kinds = any_transitions(data), (ONE, *neighbours(ONE, data, "finite-width"))
+    path, kinds = any_transitions(data), (ONE, *neighbours(ONE, data))
     u = np.array([ONE.coordinates.sampled[name].to_real(np.float64(value)) for name, value in TRUTH.items()])
     modes = [np.resize(u, len(kind.coordinates)) for kind in kinds]  # of attention the truth
     mean, sd = log_ratios(path, kinds, "finite-width", modes)

@@ -12,10 +12,8 @@ from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.diagnostics._range import excluded_layers
 from sdeinfer.diagnostics._thresholds import EXCLUDED
 from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least
-from sdeinfer.infer._assume import problem_of
 from sdeinfer.infer._measures import logit_scale
 from sdeinfer.layers import template
-from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._transitions import with_used
 
 
@@ -58,13 +56,6 @@ def test_layers_out_of_range_are_compared_with_exact_ones(fitted, networks):
     assert found is not None
     assert found.loc["log trace", "z"] > EXCLUDED
     assert excluded_layers(Posterior(fitted, networks, kind), spread) is None
-
-
-def test_a_fit_records_its_own_sizes_and_not_those_of_the_data(networks):
-    kind, data = template("transformer"), networks.assign_attrs(heads=4.0)
-    attributes = problem_of(si.models.full_path, Assumptions(kind)).assumed(data)
-    assert "heads" not in attributes
-    assert attributes["architecture"] == "transformer"
 
 
 def test_a_law_that_does_not_hold_is_named_first(fitted, networks):

@@ -13,9 +13,7 @@ from diagnostics.one_token import by_hand, one_token
 import sdeinfer as si
 from sdeinfer.covariance._matrix import pairs, unvech
 from sdeinfer.diagnostics import consequences
-from sdeinfer.diagnostics._consequences import SCATTER
-from sdeinfer.diagnostics._directions import DIRECTIONS, weights
-from sdeinfer.diagnostics._innovations import SOFTMAX, WIDTH, laws_of, sums_of
+from sdeinfer.diagnostics._innovations import DIRECTIONS, laws_of, sums_of, weights
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import innovations
 from sdeinfer.infer._covariances import groups_of_data
@@ -134,7 +132,7 @@ def test_the_finite_width_moves_a_fit_of_the_limit_as_predicted():
     data = transitions()
     (limit, tree), (exact, _) = at_mode("limit"), at_mode()
     table, sd = consequences(tree, data), sd_of(tree, data)
-    happened, predicted = (limit - exact)[: len(NAMES)] / sd, table.loc[WIDTH, list(NAMES)].to_numpy(float)
+    happened, predicted = (limit - exact)[: len(NAMES)] / sd, table.loc["finite width", list(NAMES)].to_numpy(float)
     print(f"\nhappened {happened.round(2)}, predicted {predicted.round(2)}")
     # γ moves by several standard deviations. It correlates with τ0 by −.69 in the limit's information and by −.80 in
     # that of finite width: with the first, a step of the score would tell 2.2 of 3.5.
@@ -147,10 +145,10 @@ def test_every_direction_and_omission_has_moves():
     _, tree = at_mode()
     table = consequences(tree, data)
     assert list(table.columns) == ["effect", "z", "p", *NAMES]
-    assert set(table.index) == {*DIRECTIONS, SOFTMAX, SCATTER} - {"memory"}
+    assert set(table.index) == {*DIRECTIONS, "omitted order of the softmax", "scatter of networks"} - {"memory"}
     assert np.isfinite(table[list(NAMES)].to_numpy(float)).all()
     # Layers drawn independently: their scores add up as the posterior has it.
-    assert 0.8 < table.loc[SCATTER, "gamma"] < 1.25
+    assert 0.8 < table.loc["scatter of networks", "gamma"] < 1.25
 
 
 def test_one_token_by_hand():

@@ -6,7 +6,6 @@ from budget import assert_estimate
 from diagnostics.one_token import by_hand, one_token
 
 from sdeinfer.diagnostics import identification
-from sdeinfer.diagnostics._identification import PRECISION
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def test_one_token_by_hand():
 
 
 def test_networks_needed_go_with_the_square(table):
-    np.testing.assert_allclose(table["networks"], (table["information"] / PRECISION) ** 2)
+    np.testing.assert_allclose(table["networks"], (table["information"] / 0.1) ** 2)
 
 
 def test_power_scaling_moves_what_the_prior_holds(table):

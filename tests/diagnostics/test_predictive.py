@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 import xarray as xr
-from budget import assert_mean, share
+from budget import share
 from matplotlib import pyplot
 from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.diagnostics import distance_from_theory, left_out_transforms
-from sdeinfer.diagnostics._advice import ALL_EXPLODE
-from sdeinfer.diagnostics._predictive import predictions_of
+from sdeinfer.diagnostics._predictive import of_predictions
 from sdeinfer.report import figures
 
 DRAWS, NETWORKS, TOKENS, WIDTH = 60, 200, 3, 24
@@ -49,12 +48,10 @@ def test_transforms_of_one_law_are_uniform():
 
 
 def test_another_law_is_seen():
-    found = predictions_of(tree(scale=1.5))
-    assert found is not None
-    assert found.p_values is not None
-    p = found.p_values
-    assert p["largest log-eigenvalue"] < 1e-6
-    assert p["mean correlation"] > 1e-4
+    left_out, _ = of_predictions(tree(scale=1.5)) or []
+    assert left_out.value < 1e-6
+    assert "log-eigenvalue after the last layer varies between networks otherwise" in left_out.advice
+    assert stats.kstest(left_out_transforms(tree(scale=1.5))["mean correlation"], "uniform").pvalue > 1e-4
 
 
 def test_a_draw_that_lives_by_one_network_does_not_count_for_it():
@@ -113,15 +110,6 @@ def test_the_floor_is_the_published_one():
     np.testing.assert_allclose(row["floor"], np.sqrt(1 / 2000 + 1 / 8000) * np.sqrt(2 / np.pi) * integral, rtol=0.01)
 
 
-def test_samples_of_one_law_are_as_far_apart_as_the_floor():
-    rng = np.random.default_rng(0)
-    rows = [
-        distance_from_theory(of_one_token(rng.normal(size=1000), rng.normal(size=(4, 1000)))).iloc[0]
-        for _ in range(200)
-    ]
-    assert_mean([row["wasserstein"] - row["floor"] for row in rows], 0)
-
-
 @pytest.mark.parametrize("group", ["observed_data", "posterior_predictive"])
 def test_exploded_networks_are_larger_than_all_others(group):
     data = tree()
@@ -141,7 +129,8 @@ def test_predictions_that_all_explode_are_infinitely_far(fitted):
     exploded["posterior_predictive"] = predicted
     assert np.isposinf(distance_from_theory(exploded)["wasserstein"]).all()
     notes = [note for note in si.check(exploded).notes if note.startswith("distance from the SDE")]
-    assert notes == ["distance from the SDE, floors inf: " + ALL_EXPLODE]
+    (note,) = notes
+    assert note.startswith("distance from the SDE, floors inf: every prediction explodes before the last layer")
     latent = exploded.copy()
     latent.attrs = exploded.attrs | {"every_layer": 0.0}
     row = si.check(latent).to_frame().loc["distance from the SDE, floors"]

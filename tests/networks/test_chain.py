@@ -118,12 +118,6 @@ def test_linear_layers_have_their_exact_moments(layer, method, key):
     assert_mean(difference[:, :, None] * difference[:, None, :], expected)
 
 
-def test_the_chain_of_an_mlp_keeps_the_mean_norms(key):
-    V = random_covariance(3)
-    data = si.sample_networks(CHAINS["mlp"], V, width=12, depth=1, networks=20_000, key=key)
-    assert_mean(np.diagonal(data["covariance"].values[:, 1], axis1=1, axis2=2), np.diagonal(V))
-
-
 @pytest.mark.parametrize("projection", [False, True])
 def test_noise_of_heads_is_that_of_their_limit(projection, key):
     # A layer of attention costs nothing at a width where nothing is left of the corrections of order 1/n.

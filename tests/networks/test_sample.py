@@ -12,6 +12,7 @@ from conftest import LAYERS, random_covariance
 from references import assert_agrees
 
 import sdeinfer as si
+from sdeinfer.layers import OverDepth
 from sdeinfer.observation._dataset import truth_of
 
 SIZES: dict[str, Any] = {"width": 12, "depth": 6, "networks": 7}
@@ -89,6 +90,10 @@ class PreLN(si.layers.AbstractLayer):
         return X + self.strength * Z @ jr.normal(key, (X.shape[1], X.shape[1]), X.dtype) / jnp.sqrt(X.shape[1])
 
 
+def over_depth(stack: si.Stack) -> si.layers.AbstractLayer:
+    return OverDepth(stack, **{"preln.strength": lambda t: 0.5 - 0 * t})
+
+
 def test_a_layer_without_a_limit_is_sampled_and_refused_where_one_is_needed(V0, key):
     """Each token's norm grows by s² in the mean, whatever it is."""
     data = si.sample_networks(PreLN(0.5), V0, width=16, depth=3, networks=400, key=key)
@@ -99,6 +104,14 @@ def test_a_layer_without_a_limit_is_sampled_and_refused_where_one_is_needed(V0, 
         si.simulate(PreLN(0.5), V0, [0.0, 0.1], paths=4, key=key)
     with pytest.raises(si.InputError, match="layer: PreLN has no limit"):
         si.fit(si.models.full_path, data, architecture=PreLN(0.5), key=key)
+
+
+@pytest.mark.parametrize("wrap", [lambda stack: stack, lambda stack: si.Stack((stack,)), over_depth])
+def test_a_stack_with_a_part_of_which_only_the_weights_are_known_is_sampled_with_weights(wrap, V0, key):
+    layer = wrap(si.Stack((LAYERS["mlp"](), PreLN(0.5))))
+    sizes: dict[str, Any] = {"width": 12, "depth": 2, "networks": 2, "key": key}
+    expected = si.sample_networks(layer, V0, **sizes, method="weights")
+    np.testing.assert_array_equal(si.sample_networks(layer, V0, **sizes)["covariance"], expected["covariance"])
 
 
 def test_parts_of_an_ensemble_are_those_of_the_whole():

@@ -57,9 +57,8 @@ HIDDEN_STATES = [
     (lambda: [*LAYERS[:2], X[:, 2, :1]], r"layer 2: has shape \(3, 1, 8\), where the first has \(3, 2, 8\)"),
     (lambda: list(X[0]), r"layer 0: shape \(networks, tokens, width\) or .*got \(2, 8\)"),
     (lambda: changed(X, (1, 2, 0, 3), np.nan), "layer 2, network 1: 1 entries are NaN or infinite"),
-    (lambda: changed(X, (0, 3, 1), np.nan)[None].swapaxes(1, 2), "layer 3, network 0, prompt 0: 8 entries are NaN"),
+    (lambda: changed(X, (0, 3, 1), np.nan)[None].swapaxes(1, 2), "layer 3, network 0: 8 entries are NaN"),
     (lambda: changed(X, (0, 1), 1e200), "layer 1, network 0: XXᵀ overflows float64"),
-    (lambda: 1e-200 * X, "layer 0, network 0: XXᵀ is below the range of float64"),
     (lambda: X[..., :1], "layer 0: 1 features for 2 tokens make the covariance singular"),
     (lambda: X + 1j, "layer 0: real numbers are needed, got complex128"),
     (lambda: "X.npy", "real numbers are needed, got <U5"),
@@ -68,6 +67,7 @@ HIDDEN_STATES = [
     (lambda: np.ma.masked_greater(X, X.max() - 1e-9), "layer .: 1 entries are masked"),
 ]
 OBSERVED = [
+    (lambda: si.observe(1e-200 * X), "covariance: network 0, layer 0: the covariance is zero"),
     (lambda: si.observe(X, width=0), "width: a whole number of at least 1 is needed, got 0"),
     (lambda: si.observe(X, width=32), "width: hidden_states: layer 0 has 8 features, got width 32"),
     (lambda: si.observe(X[:, :1]), "covariance: at least 2 layers are needed"),
@@ -83,7 +83,10 @@ OBSERVED = [
     (lambda: si.observe(X, pattern=si.Pattern(prompts=(1, 2))), r"pattern: prompts of 1 \+ 2 tokens for 2 tokens"),
     (lambda: si.observe(PROMPTS, pattern=si.Pattern.of_mask([[1, 0], [1, 1]])), "pattern: prompts are masked by si.CA"),
     (lambda: si.Pattern(prompts=3), r"prompts: their numbers of tokens, as \(3, 5\), are needed, got 3"),
-    (lambda: si.validate(xr.concat([si.observe(X), si.observe(X)], "prompt")), "covariance: prompts of one network sh"),
+    (
+        lambda: si.validate(xr.concat([si.observe(X), si.observe(X)], "prompt")),
+        "covariance: needs dimensions network",
+    ),
     (lambda: si.validate(X), "data: a Dataset of covariances is needed, got ndarray; sdeinfer.observe"),
     (
         lambda: si.covariance_dataset(np.ma.masked_less(X @ X.swapaxes(-1, -2), 0), width=8),
@@ -135,7 +138,10 @@ BRANCHES = [
     (lambda: with_entry("between", 9.0, network=1, branch=1, other_branch=2), r"between: network 1, branch 1 \(mlp.1"),
     (lambda: with_entry("between", np.nan, network=1, branch=1, other_branch=1), r"between: network 1, branch 1 \(mlp"),
     (lambda: with_entry("kurtosis", -1.0, network=0, branch=3), r"kurtosis: network 0, branch 3 .* positive"),
-    (lambda: branches().isel(token_a=[0, 0, 2], token_b=[0, 0, 2]), r"increment: network 0, branch 0 .*: tokens 0 and"),
+    (
+        lambda: branches().isel(token_a=[0, 0, 2], token_b=[0, 0, 2]),
+        r"increment: network 0, branch 0 .*: tokens 0, 1",
+    ),
     (lambda: branches().isel(network=[0, 0]), "increment: networks 0 and 0: the same increments"),
 ]
 FIRST, LAST = r"network 5, branch 0 \(attention.0\)", r"network 5, branch 3 \(mlp.3\)"

@@ -1,7 +1,7 @@
 """Transformer encoders of Appendix D: shaped ones, whose shaping is removed or trained, and Pre-LN.
 
 The blocks *Recover* and *Learn* are a `sdeinfer.ShapedTransformer` with heads, an output projection and the gains γ₁,
-γ₂ of Eq. 33 at initialisation; `tests/test_pretraining.py` compares them.
+γ₂ of Eq. 33 at initialisation; `tests/test_studies.py` compares them.
 
 As in the paper, the 1/√n of the temperature τ = √(n n_k) is in the initial weights: queries and keys start from
 N(0, n^{-3/2}), all other weights from N(0, 1/n), and logits are divided by √n_k. One learning rate then serves all

@@ -1,7 +1,7 @@
 """Train shaped Transformers on characters over a grid of γ and τ0, and a Pre-LN Transformer of the same size.
 
 The shaped network stacks the layers of `sdeinfer.ShapedTransformer`, with a causal mask and one head, and trains their
-weights; `tests/test_training.py` compares the two. The parametrisation is that of the theory: all weights start from
+weights; `tests/test_studies.py` compares the two. The parametrisation is that of the theory: all weights start from
 N(0, 1), and the factors 1/√n are in the forward pass. γ, τ0 and c± are not trained.
 
 Run `python notebooks/training.py` to train every setting that `training.json` does not have yet. The file is written

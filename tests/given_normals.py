@@ -1,11 +1,13 @@
-"""Paths of the SDE as a function of the standard normals that drive them."""
+"""Paths and steps of the SDE as functions of the standard normals that drive them."""
 # pyright: reportIncompatibleVariableOverride=false
 
 import diffrax
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from references import extrapolated
 
 from sdeinfer.covariance._batched import semidefinite_cholesky
 from sdeinfer.solve import PSDSplitting
@@ -43,3 +45,18 @@ def paths_from(layer, V0, ts, normals, *, step: float):
     brownian = BrownianArray(jnp.asarray(grid.steps, V0.dtype), normals)
     V, stopped = scan_paths(layer.limit(), X0, grid, brownian, solver=PSDSplitting())
     return fill_after(stopped, jnp.moveaxis(V, -1, 0), ts, np.inf)
+
+
+def moments_of_a_step(increment, G, h: float):
+    """Samples of E dV/h and E dV dVᵀ/h from dV = increment(G, h), without errors of the first order in h.
+
+    The pair ±G cancels most of the noise, and h/2 the error.
+    """
+    # In a loop, which compiles the step once.
+    signs, steps = np.array([1.0, -1.0, 1.0, -1.0]), h * np.array([0.5, 0.5, 1.0, 1.0])
+    changes = jax.lax.map(lambda at: increment(at[0] * G, at[1]), (signs, steps))
+    found = []
+    for step, there, back in ((h / 2, *changes[:2]), (h, *changes[2:])):
+        squares = sum(x[..., :, None] * x[..., None, :] for x in (there, back))
+        found.append(((there + back) / 2 / step, squares / 2 / step))
+    return jax.tree.map(lambda half, whole: extrapolated(whole, half, 1), *found)

@@ -38,11 +38,9 @@ def test_tune_writes_parameters_a_figure_and_a_page(tmp_path):
     [
         ([], ("maximise or minimise",)),
         (["--maximise", "effective rank"], ("criterion: 'effective rank' is not understood", "E[…]", "norm factor")),
-        (["--maximise", "gamma", "--subject-to", "E[norm] <= 2"], ("statistic: 'norm' is not understood", "effective")),
         (["--maximise", "gamma", "--fix", "c_gap"], ("--fix: NAME=NUMBER",)),
         (["--maximise", "gamma", "--bound", "gamma=0.1"], ("--bound: NAME=LOW:HIGH", "'gamma=0.1'")),
         (["--maximise", "depth", "--subject-to", "E[norm factor] <= 3"], ("objective: depth is not free",)),
-        (["--maximise", "gamma", "--subject-to", "E[norm factor] <= 3", "--step", 0], ("step",)),
         (["--maximise", "gamma", "--causal"], ("--causal: feedforward has none",)),
     ],
 )

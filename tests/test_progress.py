@@ -3,7 +3,6 @@
 import io
 import sys
 
-import sdeinfer as si
 from sdeinfer._progress import ProgressBar, done, phase, progress_line
 
 
@@ -67,12 +66,3 @@ def test_nothing_is_shown_in_a_pipe_or_unasked(monkeypatch):
         with ProgressBar(total=4, desc="sampling", show=True) as bar:
             bar.update(2)
     assert terminal.getvalue() == ""
-
-
-def test_functions_with_progress_say_what_they_do(monkeypatch, key):
-    terminal = on_terminal(monkeypatch)
-    layer, V0 = si.ShapedMLP(c_plus=0.0, c_minus=-1.0), si.equicorrelated(tokens=2, correlation=0.0, norm=1.0)
-    for progress in (False, True):
-        si.sample_networks(layer, V0, width=8, depth=1, networks=2, progress=progress, key=key)
-        assert ("sampling networks …" in terminal.getvalue()) == progress
-    assert terminal.line() == ""

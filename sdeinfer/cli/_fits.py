@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 Posterior = Annotated[Path, typer.Argument(help="NetCDF file that `fit` wrote")]
 
-# The default networks identify γ to 1 %, τ0 and c₊ − c₋ to 10 %, and stay in the limit's range; tests/test_defaults.py
-# computes both. There are many shallow networks rather than a few deep ones, because norms spread with depth and the
-# largest leave the limit's range first; larger tokens would inform τ0 more but leave the range too. c₊ + c₋ = 0 keeps
-# the He constant of the shaped ReLU at its limit, 1; at this width a sum of −2 would enlarge the drift by 12 %.
+# The default networks identify γ to 1 %, τ0 and c₊ − c₋ to 10 % (by the Fisher information of the full path), and stay
+# in the limit's range. There are many shallow networks rather than a few deep ones, because norms spread with depth
+# and the largest leave the limit's range first; larger tokens would inform τ0 more but leave the range too.
+# c₊ + c₋ = 0 keeps the He constant of the shaped ReLU at its limit, 1; at this width a sum of −2 would enlarge the
+# drift by 12 %.
 
 
 class Calibrate(Command):

@@ -12,6 +12,7 @@ import pytest
 import references
 from budget import assert_distribution, assert_estimate, assert_mean, assert_variance, mean_and_error
 from conftest import LAYERS, masked_layer_of, random_covariance
+from given_normals import moments_of_a_step
 from references import extrapolated, packed
 from scipy import stats
 
@@ -31,18 +32,8 @@ def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
         Y, _ = splitting_step(limit, X, jnp.asarray(h), jnp.sqrt(h) * G, jnp.asarray(h) < 0, tangents=False)
         return vech(Y @ Y.T - V)
 
-    @jax.vmap
-    def moments(G):
-        """Samples of E dV/h and E dV dVᵀ/h, from the pair ±G, which cancels most of the noise, and from h and h/2."""
-        # In a loop, which compiles the step once.
-        signs, steps = np.array([1.0, -1.0, 1.0, -1.0]), h * np.array([0.5, 0.5, 1.0, 1.0])
-        changes = jax.lax.map(lambda at: increment(at[0] * G, at[1]), (signs, steps))
-        found = []
-        for step, there, back in ((h / 2, *changes[:2]), (h, *changes[2:])):
-            found.append(((there + back) / 2 / step, (jnp.outer(there, there) + jnp.outer(back, back)) / 2 / step))
-        return jax.tree.map(lambda half, whole: extrapolated(whole, half, 1), *found)
-
-    drift, covariance = jax.jit(moments)(jr.normal(key, (samples, *limit.normals(3))))
+    G = jr.normal(key, (samples, *limit.normals(3)))
+    drift, covariance = jax.jit(jax.vmap(lambda G: moments_of_a_step(increment, G, h)))(G)
     assert_mean(drift, packed(references.drift(layer, V)))
     assert_mean(covariance, references.diffusion(layer, V))
 

@@ -1,8 +1,11 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from budget import assert_estimate
 from conftest import LAYERS, random_covariance
 from given_normals import paths_from
 from references import assert_agrees, extrapolated
@@ -115,3 +118,19 @@ def test_known_and_traced_arguments_give_the_same_paths(paths, V0, monkeypatch, 
     np.testing.assert_allclose(jax.jit(simulate)(0.5), known, rtol=1e-9)
     if paths < 10:  # known arguments inside of jit
         np.testing.assert_allclose(jax.jit(lambda: simulate(0.5))(), known, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gamma", "tau0"), [(3, 0.5, 0.5), pytest.param(2, 8**-0.5, 1.0, marks=pytest.mark.long)]
+)
+def test_explosions_are_of_the_sde_and_not_of_the_step(tokens, gamma, tau0, key):
+    layer = si.ShapedTransformer(gamma=gamma, tau0=tau0, c_plus=0.0, c_minus=-1.0)
+    V0 = si.equicorrelated(tokens=tokens, correlation=0.2 if tokens == 3 else -1.0)
+    shares = []
+    # Of 75 and of 250 steps: one program, which is compiled for 256.
+    for step, k in zip((0.01, 0.003), jr.split(key), strict=True):
+        V = si.simulate(layer, V0, [0.75], paths=4000, step=step, key=k)
+        shares.append(float(jnp.isinf(V[:, 0, 0, 0]).mean()))
+    error = math.sqrt(sum(share * (1 - share) / 4000 for share in shares))
+    assert min(shares) > 0.01
+    assert_estimate(*shares, error)

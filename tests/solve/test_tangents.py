@@ -11,7 +11,8 @@ import pytest
 import tangent_references
 from budget import assert_distribution, assert_mean
 from conftest import LAYERS, PATTERNS, masked_layer_of, random_covariance
-from references import assert_agrees, extrapolated, packed
+from given_normals import moments_of_a_step
+from references import assert_agrees, packed
 from scipy import stats
 
 import sdeinfer as si
@@ -75,19 +76,8 @@ def test_one_small_step_has_the_generators_mean_and_covariance(name, key):
         stepped, _ = advance(limit, jnp.broadcast_to(Z[..., None], (*Z.shape, samples)), h, jnp.sqrt(h) * G)
         return (gram(stepped) - S[..., None])[rows, columns].T
 
-    @jax.jit
-    def moments(G):
-        """Samples of E d𝒱/h and E d𝒱 d𝒱ᵀ/h, from the pair ±G, which cancels most of the noise, and from h and h/2."""
-        # In a loop, which compiles the step once.
-        signs, steps = np.array([1.0, -1.0, 1.0, -1.0]), h * np.array([0.5, 0.5, 1.0, 1.0])
-        changes = jax.lax.map(lambda at: increment(at[0] * G, at[1]), (signs, steps))
-        found = []
-        for step, there, back in ((h / 2, *changes[:2]), (h, *changes[2:])):
-            squares = sum(x[:, :, None] * x[:, None] for x in (there, back))
-            found.append(((there + back) / 2 / step, squares / 2 / step))
-        return jax.tree.map(lambda half, whole: extrapolated(whole, half, 1), *found)
-
-    drift, covariance = moments(normals(limit, 2 * tokens, samples, key=key))
+    G = normals(limit, 2 * tokens, samples, key=key)
+    drift, covariance = jax.jit(lambda G: moments_of_a_step(increment, G, h))(G)
     assert_mean(drift, packed(tangent_references.joint_drift(layer, S)))
     assert_mean(covariance, tangent_references.joint_diffusion(layer, S))
 

@@ -81,7 +81,6 @@ def test_networks_keep_what_is_promised(name, width, key, record):
         ({"widths": []}, "widths: positive numbers are needed"),
         ({"depths": [0]}, "depths: positive numbers are needed"),
         ({"networks": 1}, "networks: at least 2"),
-        ({"widths": [1]}, "width: 1 tokens need a width of at least"),
     ],
 )
 def test_bad_sizes_are_refused(tuned, changed, message, key):

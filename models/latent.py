@@ -8,7 +8,7 @@ import xarray as xr
 
 from sdeinfer.likelihood import any_transitions
 from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._bridges import Bridged, Bridges, bridges_of
+from sdeinfer.likelihood._bridge import Bridged, Bridges, bridges_of
 from sdeinfer.likelihood._model import LatentLayers
 from sdeinfer.likelihood._transitions import outputs_transitions
 from sdeinfer.observation._dataset import outputs_of

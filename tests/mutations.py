@@ -100,7 +100,7 @@ MUTATIONS = (
     Mutation("likelihood: fit of G", "likelihood/_statistics.py", "next_order = path.next_order[0][:, None] +", "next_order = 1.05 * path.next_order[0][:, None] +", "tests/likelihood/test_statistics.py"),
     Mutation("likelihood: latent layers, variance", "likelihood/_layer_step.py", "w = wanted / power**2", "w = 1.05 * wanted / power**2", "tests/likelihood/test_layer_step.py"),
     # The adjustment.
-    Mutation("adjustment: dispersion", SANDWICH, "return (of_scatter + NEGLIGIBLE)", "return (1.05 * of_scatter + NEGLIGIBLE)", SCORES),
+    Mutation("adjustment: dispersion", SANDWICH, "return (of_scatter + 1e-3)", "return (1.05 * of_scatter + 1e-3)", SCORES),
     Mutation("adjustment: C", SANDWICH, "return inverse @ shrunk @ root", "return 1.05 * inverse @ shrunk @ root", SCORES),
     Mutation("adjustment: C, scatter beside the priors", SANDWICH, "_roots(inverse @ (scatter + priors) @ inverse)", "_roots(inverse @ (1.05 * scatter + priors) @ inverse)", SCORES),
     Mutation("adjustment: scatter of the score", SANDWICH, "parts * weighted[part::parts].T @ weighted[part::parts]", "1.05 * parts * weighted[part::parts].T @ weighted[part::parts]", SCORES),
@@ -149,7 +149,6 @@ MUTATIONS = (
     Mutation("pooling: standard deviation", "likelihood/_assumptions.py", "sd / ratio * z", "1.05 * sd / ratio * z", "tests/infer/test_hierarchical.py::test_estimates_change_no_prior"),
     Mutation("adjustment: shift", "likelihood/_path.py", "(u - self.centre - self.shift)", "(u - self.centre + self.shift)", "tests/likelihood/test_adjustment.py::test_an_adjustment_is_affine"),
     Mutation("likelihood: Jacobian of coordinates", "likelihood/_terms.py", "-(V.shape[-1] + 1) * at", "-V.shape[-1] * at", "tests/likelihood/test_transitions.py::test_terms_of_finite_width_are_the_dense_normal"),
-    Mutation("likelihood: steps of sampled layers", "likelihood/_full_path.py", "h = 1 / path.widths", "h = 1.1 / path.widths", "tests/likelihood/test_full_path.py::test_sampled_paths_of_a_layer_without_a_chain_have_its_noise"),
     Mutation("solver: φ₂ of long steps", "solve/_splitting.py", "(away - decayed) / away**2", "(away - decayed) / (1.1 * away**2)", "tests/solve/test_splitting.py::test_a_long_step_of_a_relu_is_of_the_exponential_heun_scheme"),
     Mutation("solver: midpoints over depth", "solve/_grid.py", "(ends[1:] + ends[:-1]) / 2", "ends[:-1]", "tests/solve/test_over_depth.py::test_norms_have_the_integrated_variance"),
     Mutation("layers: depth-time of a layer", "layers/_over_depth.py", "+ 0.5) / width", "+ 1.0) / width", "tests/solve/test_over_depth.py::test_layers_have_the_parameters_of_their_middle"),

@@ -4,8 +4,8 @@ import jax
 
 import sdeinfer as si
 from sdeinfer._threads import in_threads
-from sdeinfer.infer import _placed
-from sdeinfer.infer._placed import placed
+from sdeinfer.infer import _assume
+from sdeinfer.infer._assume import placed
 
 
 def test_threads_have_the_precision_and_the_device_of_the_thread_that_starts_them():
@@ -20,7 +20,7 @@ def test_threads_have_the_precision_and_the_device_of_the_thread_that_starts_the
 def test_fits_run_beside_an_accelerator_unless_the_caller_chose_a_device(monkeypatch):
     device = placed(lambda model: jax.config.jax_default_device)
     assert device(si.models.full_path) is None
-    monkeypatch.setattr(_placed, "on_cpu", lambda: False)
+    monkeypatch.setattr(_assume, "on_cpu", lambda: False)
     assert device(si.models.full_path) == jax.local_devices(backend="cpu")[0]
     assert device(si.models.thinned_path) is None
     with jax.default_device("cpu"):

@@ -136,7 +136,7 @@ def test_the_true_architecture_is_ranked_first_by_arviz(fitted, networks):
 
 
 def test_double_precision_where_single_does_not_resolve_the_sums(networks, monkeypatch):
-    monkeypatch.setattr("sdeinfer.infer._placed.SINGLE", 1000)
+    monkeypatch.setattr("sdeinfer.infer._assume.SINGLE", 1000)
     with jax.enable_x64(False):  # noqa: FBT003
         post = si.fit(FULL_PATH, networks, **(SHORT | {"draws": 20}), key=jr.key(1))
         assert post["posterior"]["gamma"].dtype == np.float64

@@ -16,7 +16,7 @@ from sdeinfer.diagnostics._summary import (
     with_precision,
 )
 from sdeinfer.diagnostics._verdict import Check
-from sdeinfer.infer._placed import placed
+from sdeinfer.infer._assume import placed
 from sdeinfer.layers import AbstractLayer
 
 

@@ -31,7 +31,7 @@ def of_shared_noise(posterior: Posterior) -> list[Verdict]:
     for path, law in laws_of(posterior):
         count = len(path.width)
         some = path.of_networks(np.unique(np.linspace(0, count - 1, min(count, 64)).astype(int)))
-        pairs_of_networks = _different(some.initial)
+        pairs_of_networks = _different(some.covariance[:, 0])
         if len(pairs_of_networks[0]):
             noise = _noise(some, law)
             traces = np.trace(noise, axis1=-2, axis2=-1)[..., None]

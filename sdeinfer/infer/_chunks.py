@@ -5,7 +5,8 @@ adjustment of the likelihood. All networks determine the posterior: its statisti
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -26,9 +27,6 @@ from sdeinfer.likelihood._reduction import Layout, path_layout, statistics_of_su
 from sdeinfer.likelihood._transitions import Path, observed_path, used_of
 from sdeinfer.observation._doubts import first_fault, last_marks, require_different
 from sdeinfer.terms import AbstractTerm
-
-LEAST = 2**25
-"""Size in bytes of float64 up to which neighbouring chunks of a Dataset are read together."""
 
 KEPT = 256
 """Largest number of networks in memory, which a posterior keeps for predictions and checks."""
@@ -91,99 +89,59 @@ def _prepared_from_chunks(
 
 
 class Chunk:
-    """Some successive networks of a Dataset, read where they are needed.
+    """Some successive networks of a Dataset, first to last, read where they are needed."""
 
-    Arguments:
-        data: the Dataset.
-        ends: ends of the chunks of the Dataset that this one holds, as numbers of networks: first, …, last.
-    """
-
-    def __init__(self, data: xr.Dataset, ends: Sequence[int]):
-        self.first, self.last = ends[0], ends[-1]
-        self.ends = [end - self.first for end in ends]
+    def __init__(self, data: xr.Dataset, first: int, last: int):
+        self.first, self.last = first, last
         self.source = f"{data.encoding['source']}: " if "source" in data.encoding else ""
-        covariance = data["covariance"].isel(network=slice(self.first, self.last)).drop_vars("width", errors="ignore")
-        if "network" in covariance.coords and np.array_equal(covariance["network"], np.arange(self.first, self.last)):
+        covariance = data["covariance"].isel(network=slice(first, last)).drop_vars("width", errors="ignore")
+        if "network" in covariance.coords and np.array_equal(covariance["network"], np.arange(first, last)):
             covariance = covariance.drop_vars("network")
         self.covariance = covariance
 
-    def __len__(self) -> int:
-        return self.last - self.first
-
-    def read(self, wanted: Bool[np.ndarray, " networks"]) -> Float[np.ndarray, "networks layers m m"]:
-        """The covariances; identities for networks that are not wanted, some of which are not read."""
-        V = np.empty(self.covariance.shape, self.covariance.dtype)
-        for start, stop in self._pieces():
-            if wanted[start:stop].any():
-                V[start:stop] = self._read(start, stop)
-        V[~wanted] = np.eye(V.shape[-1])
-        return V
-
-    def inspected(self) -> tuple[np.ndarray, Bool[np.ndarray, " networks"], list[str]]:
-        """The covariances, which networks are damaged, and what is wrong, one line for each piece.
-
-        A damaged network cannot be read, or is no covariance; it is replaced by identities.
-        """
-        V = np.empty(self.covariance.shape, self.covariance.dtype)
-        damaged, faults = np.zeros(len(self), bool), []
-        for start, stop in self._pieces():
-            try:
-                V[start:stop] = self._read(start, stop)
-            except InputError as error:
-                damaged[start:stop] = True
-                faults.append(str(error))
-                continue
-            if first_fault(V[start:stop]) is not None:
-                faults.append(self._examine(V[start:stop], damaged[start:stop], start))
-        V[damaged] = np.eye(V.shape[-1])
-        return V, damaged, faults
-
-    def _examine(self, V: np.ndarray, damaged: np.ndarray, start: int) -> str:
-        """Mark the networks of a piece that are no covariances, and say what is wrong with the first."""
-        found = [(number, first_fault(V[number : number + 1])) for number in range(len(V))]
-        faults = [(number, fault) for number, fault in found if fault is not None]
-        damaged[[number for number, _ in faults]] = True
-        number, (_, layer, what) = faults[0]
-        where = f"network {self._label(start + number)}, layer {self.covariance['layer'].values[layer]}"
-        more = "" if len(faults) == 1 else f", and {len(faults) - 1} more of its chunk, {self._name(start, len(V))}"
-        return f"{self.source}covariance: {where}: {what}{more}"
-
-    def _read(self, start: int, stop: int) -> np.ndarray:
-        part = self.covariance.isel(network=slice(start, stop))
+    def read(self) -> Float[np.ndarray, "networks layers m m"]:
+        """The covariances."""
         try:
             # On the worker itself, in the thread of the task.
-            return np.require(part.compute(scheduler="synchronous").values, requirements="W")
+            return np.require(self.covariance.compute(scheduler="synchronous").values, requirements="W")
         except MemoryError:
             raise
         except Exception as error:
-            raise InputError(
-                f"{self.source}{self._name(start, stop - start)} cannot be read ({first_line(error)})"
-            ) from error
+            raise InputError(f"{self.source}{self.name} cannot be read ({first_line(error)})") from error
 
-    def _pieces(self) -> list[tuple[int, int]]:
-        return list(zip(self.ends[:-1], self.ends[1:], strict=True))
+    def inspected(self) -> tuple[np.ndarray, Bool[np.ndarray, " networks"], list[str]]:
+        """The covariances, with identities for networks that are damaged; which ones are, and what is wrong if any."""
+        try:
+            V = self.read()
+        except InputError as error:
+            identities = np.broadcast_to(np.eye(self.covariance.shape[-1]), self.covariance.shape)
+            return identities, np.ones(len(identities), bool), [str(error)]
+        found = [] if first_fault(V) is None else [first_fault(own[None]) for own in V]
+        damaged = np.array([fault is not None for fault in found] or np.zeros(len(V), bool))
+        if not damaged.any():
+            return V, damaged, []
+        V[damaged] = np.eye(V.shape[-1])
+        first = int(np.argmax(damaged))
+        _, layer, what = next(fault for fault in found if fault is not None)
+        where = f"network {self._label(first)}, layer {self.covariance['layer'].values[layer]}"
+        more = f", and {damaged.sum() - 1} more of its chunk, {self.name}" if damaged.sum() > 1 else ""
+        return V, damaged, [f"{self.source}covariance: {where}: {what}{more}"]
+
+    @property
+    def name(self) -> str:
+        """Its networks."""
+        return f"networks {self._label(0)} to {self._label(self.last - self.first - 1)}"
 
     def _label(self, number: int) -> object:
         return self.covariance["network"].values[number] if "network" in self.covariance.coords else self.first + number
 
-    def _name(self, start: int, count: int) -> str:
-        return f"networks {self._label(start)} to {self._label(start + count - 1)}"
-
 
 def chunks_of(data: xr.Dataset) -> list[Chunk]:
-    """The chunks of a Dataset in order, at least `LEAST` bytes each; they depend on its own chunks alone."""
+    """The chunks of a Dataset in order."""
     array = data["covariance"]
     assert array.chunks is not None
-    each = 8 * int(np.prod([size for dim, size in array.sizes.items() if dim != "network"]))
-    found, ends = [], [0]
-    for size in array.chunks[array.dims.index("network")]:
-        ends.append(ends[-1] + size)
-        if (ends[-1] - ends[0]) * each >= LEAST:
-            found.append(ends)
-            ends = [ends[-1]]
-    if len(ends) > 1:
-        found.append(ends)
-    return [Chunk(data, own) for own in found]
+    ends = np.cumsum([0, *array.chunks[array.dims.index("network")]]).tolist()
+    return [Chunk(data, first, last) for first, last in itertools.pairwise(ends)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -200,63 +158,52 @@ class EveryNetwork:
     def within(self, found: Range, layout: Layout, problem: Networks) -> "EveryNetwork":
         """The transitions that start in the range of the law, and of the layout."""
         function = partial(_within, found=found, layout=layout, which=problem.measures)
-        used = [
-            part.unpacked(bits)
-            for part, bits in zip(self.parts, map_chunks(function, self.parts, name="range"), strict=True)
-        ]
-        return dataclasses.replace(self, used=np.concatenate(used))
+        return dataclasses.replace(self, used=np.concatenate(map_chunks(function, self.parts, name="range")))
 
     @property
     def parts(self) -> "list[Part]":
         """The used transitions of each chunk."""
-        return [Part(self, chunk) for chunk in self.chunks]
+        own = [(chunk, slice(chunk.first, chunk.last)) for chunk in self.chunks]
+        return [Part(chunk, self.width[some], self.used[some], self.pattern, self.others) for chunk, some in own]
 
     def total[T](self, function: Callable[[Path], T], name: str) -> T:
         """The sum of a function of the used transitions of each chunk that has some, by a tree over their numbers."""
         parts = [part for part in self.parts if part.used.any()]
-        return reduce_chunks(partial(_of_path, function), parts, added, name=name)
+        return reduce_chunks(lambda part: function(part.read()), parts, added, name=name)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Part:
     """The used transitions of a chunk, which a worker reads."""
 
-    def __init__(self, every: EveryNetwork, chunk: Chunk):
-        own = slice(chunk.first, chunk.last)
-        width, self.shape = every.width[own], every.used[own].shape
-        self.chunk, self.pattern, self.others = chunk, every.pattern, every.others
-        self.used = np.packbits(every.used[own])
-        # What workers are sent is small.
-        self.width = width[:1] if (width == width[0]).all() else width
-
-    def unpacked(self, bits: np.ndarray) -> Bool[np.ndarray, "networks transitions"]:
-        """Marks of the transitions from their bits."""
-        return np.unpackbits(bits, count=self.shape[0] * self.shape[1]).astype(bool).reshape(self.shape)
+    chunk: Chunk
+    width: Float[np.ndarray, " networks"]
+    used: Bool[np.ndarray, "networks transitions"]
+    pattern: Pattern
+    others: tuple[AbstractTerm, ...]
 
     def read(self) -> Path:
-        """The transitions."""
-        used = self.unpacked(self.used)
-        network, layer = np.nonzero(used)
-        V, width = self.chunk.read(used.any(axis=1)), np.broadcast_to(self.width, self.shape[:1])
-        gap = np.ones(self.shape[1], int)
-        return Path(V, width, network, layer, gap, self.pattern, self.others, first=self.chunk.first)
-
-
-def _of_path[T](function: Callable[[Path], T], part: Part) -> T:
-    return function(part.read())
+        """The transitions; networks without one, which may be damaged, are identities."""
+        shape, wanted = self.chunk.covariance.shape, self.used.any(axis=1)
+        V = self.chunk.read() if wanted.any() else np.empty(shape)
+        V[~wanted] = np.eye(shape[-1])
+        network, layer = np.nonzero(self.used)
+        gap = np.ones(shape[1] - 1, int)
+        return Path(V, self.width, network, layer, gap, self.pattern, self.others, first=self.chunk.first)
 
 
 def _within(part: Part, *, found: Range, layout: Layout, which: set) -> np.ndarray:
-    """Bits that say which of the used transitions of a part are in the range, and in that of the layout."""
+    """Which of the used transitions of a part are in the range, and in that of the layout."""
     path, at_once = part.read(), 1024  # networks, as measures take several times their memory
     pieces = [slice(start, start + at_once) for start in range(0, len(path.width), at_once)]
     measures = (measures_of(path.covariance[some], path.width[some], path.pattern, which) for some in pieces)
     inside = np.concatenate([found.contains(each) for each in measures])
     path = path.take(np.flatnonzero(inside[path.network, path.layer]))
     path.require_densities()
-    used = np.zeros(part.shape, bool)
+    used = np.zeros_like(part.used)
     for block, e in path.over_blocks(lambda block: (block, path.mixing(block))):
         used[path.network[block], path.layer[block]] = layout.holds(e)
-    return np.packbits(used)
+    return used
 
 
 def examined(

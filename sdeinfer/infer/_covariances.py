@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Int, PRNGKeyArray, PyTree
 
 from sdeinfer._progress import phase
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities
-from sdeinfer.infer._labels import NETWORK, Labels, labels_by_trace, stamp
 from sdeinfer.infer._measures import Measure, attention_growth, logit_spread, relu_growth, rounding
 from sdeinfer.infer._mode import Pilot
 from sdeinfer.infer._predictive import labelled, predict
-from sdeinfer.infer._problem import AbstractProblem, Layers, Prepared, Sites
+from sdeinfer.infer._problem import NETWORK, AbstractProblem, Labels, Layers, Prepared, Sites, labels_by_trace, stamp
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 from sdeinfer.layers import AbstractLayer
@@ -30,12 +29,7 @@ from sdeinfer.observation import validate
 
 @dataclasses.dataclass(frozen=True)
 class AbstractCovariances(AbstractProblem):
-    """A model of observed covariances.
-
-    Attributes:
-        assumptions: assumptions of the fit.
-        kind: the kind of layer; None for a program without a single one, as of a mixture.
-    """
+    """A model of observed covariances; the kind is None for a program without a single layer, as of a mixture."""
 
     assumptions: Assumptions
     kind: AbstractLayer | None
@@ -47,7 +41,6 @@ class AbstractCovariances(AbstractProblem):
 
     @property
     def measures(self) -> set[Measure]:
-        """The measures that determine the range of the law."""
         if self.kind is None:
             return {rounding}
         attention = {logit_spread, attention_growth} if self.kind.coordinates.temperatures else set()
@@ -64,7 +57,6 @@ class AbstractCovariances(AbstractProblem):
         """The estimates given some of the transitions of the data."""
 
     def select(self, data: xr.Dataset, largest_logit: float) -> tuple[xr.Dataset, dict[str, Any]]:
-        """Mark the transitions in the range of the law, see `range_to_fit`."""
         phase("finding the range of the law")
         data, found, _ = range_to_fit(self, validate(data), largest_logit)
         return data, {"largest_logit": largest_logit, "left_out": float(1 - used_of(data).mean()), **found}
@@ -77,7 +69,6 @@ class AbstractCovariances(AbstractProblem):
     def predict(
         self, prepared: Prepared, samples: Sites, layers: Layers, at: Int[np.ndarray, " some"], *, key: PRNGKeyArray
     ) -> xr.Dataset | None:
-        """Replicate the observed networks from their first covariances; None without a single layer."""
         del samples
         if self.kind is None or layers is None:
             return None
@@ -86,15 +77,12 @@ class AbstractCovariances(AbstractProblem):
         return labelled(found, len(chosen), at)
 
     def labels(self, prepared: Prepared) -> Labels:
-        """Those of the plates of the program."""
         return labels_by_trace(self.model, prepared.each, {NETWORK: prepared.kept[NETWORK].values})
 
     def observed(self, prepared: Prepared) -> dict[str, xr.Dataset]:
-        """The observed covariances, with the transitions that were used and the widths."""
         return groups_of_data(prepared.kept)
 
     def label(self, labels: Labels, prepared: Prepared, before: Sites, draws: Draws) -> dict[str, xr.Dataset]:
-        """Also the densities that the adjustment does not change, and each network's layer at the posterior mean."""
         each, groups = prepared.each, super().label(labels, prepared, before, draws)
         if adjustment_of(each) is not None:
             of_data, _ = log_densities(self.model, densities_of_data(each), draws.samples)
@@ -102,30 +90,31 @@ class AbstractCovariances(AbstractProblem):
             groups["log_likelihood"] = labels.of_densities(of_data)
         if self.kind is not None and draws.layers is not None:
             at_mean = self.of_networks(each, draws.layers).mean(axis=(0, 1))
-            groups["layers"] = layers_group(self.kind, at_mean, prepared.kept)
+            networks = prepared.kept["network"]
+            of_each = np.broadcast_to(np.asarray(at_mean, np.float64), (len(networks), at_mean.shape[-1]))
+            values = self.kind.coordinates.constrained(of_each.T)
+            groups["layers"] = xr.Dataset(
+                {name: ("network", value) for name, value in values.items()}, coords={"network": networks.values}
+            )
         return groups
 
     def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
-        """Those of the data, and those of what was assumed and sampled."""
         of_all = {name: draws.samples[name] for name in draws.log_prior if labels.of_all(name)}
-        found = self.assumed(data) | _identified(self, of_all) | _fixed_by_program(self, draws, of_all)
-        if (adjustment := adjustment_of(prepared.each)) is not None:
-            found["adjustment_error"] = float(np.max(adjustment.error))
-        return found
-
-    def assumed(self, data: xr.Dataset) -> dict[str, Any]:
-        """Attributes of the data, and of the architecture, the model and its law."""
         # The data may come from layers of other sizes than those that are fitted.
-        own = {str(name): value for name, value in data.attrs.items() if name not in SIZES}
-        return {
-            **own,
+        found = {
+            **{str(name): value for name, value in data.attrs.items() if name not in SIZES},
             **({"architecture": "none"} if self.kind is None else attributes_of_layer(self.kind)),
             **{f"fixed_{name}": value for name, value in self.assumptions.fixed.items()},
             "model": self.model.name,
             "every_layer": float(self.every_layer),
             "law": self.assumptions.law,
             **stamp(),
+            **_identified(self, of_all),
+            **_fixed_by_program(self, draws, of_all),
         }
+        if (adjustment := adjustment_of(prepared.each)) is not None:
+            found["adjustment_error"] = float(np.max(adjustment.error))
+        return found
 
     @property
     def every_layer(self) -> bool:
@@ -141,17 +130,6 @@ def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
     }
 
 
-def layers_group(
-    kind: AbstractLayer, layers: Float[np.ndarray, "*networks coordinates"], data: xr.Dataset
-) -> xr.Dataset:
-    """The group `layers`: the parameters of each network's layer, or of that of all, at the mean of its coordinates."""
-    each = np.broadcast_to(np.asarray(layers, np.float64), (data.sizes["network"], layers.shape[-1]))
-    values = kind.coordinates.constrained(each.T)
-    return xr.Dataset(
-        {name: ("network", value) for name, value in values.items()}, coords={"network": data["network"].values}
-    )
-
-
 def _identified(problem: AbstractCovariances, samples: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The names of the sampled parameters; a program may have further sites, those of the package's are not public."""
     known = None if problem.kind is None else problem.kind.coordinates
@@ -164,11 +142,7 @@ def _identified(problem: AbstractCovariances, samples: Mapping[str, np.ndarray])
 def _fixed_by_program(
     problem: AbstractCovariances, draws: Draws, samples: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    """Coordinates with one value for all draws of the layers, as those of a conditioned model.
-
-    The samples are of the sites that are no parameters of each network or group; if one does not vary, nothing is taken
-    for fixed.
-    """
+    """Coordinates with one value for all draws, as those of a conditioned model; none if a site does not vary."""
     layers = draws.layers
     if not problem.by_user or problem.kind is None or layers is None or any(np.ptp(x) == 0 for x in samples.values()):
         return {}

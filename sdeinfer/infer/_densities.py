@@ -19,10 +19,8 @@ from sdeinfer._files import InputError
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import LatentLayers
 from sdeinfer.likelihood._path import AbstractPath, Adjustment
-from sdeinfer.likelihood._program import Shapes, layer_in
-
-BLOCK = 250
-"""Number of draws evaluated at a time, so that one shape is compiled."""
+from sdeinfer.likelihood._program import layer_in
+from sdeinfer.likelihood._statistics import PathStatistics
 
 ENTRIES = 2**24
 """Bound on the entries of the likelihood's arrays at the draws evaluated at a time; fewer draws with many tokens."""
@@ -50,32 +48,17 @@ def trace_at(program: Callable[..., None], data: tuple[PyTree, ...], sites: Site
 def constrained_sites(
     model: AbstractModel, prepared: PyTree, z: Sites, latent: Array | None = None
 ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "chains draws *networks coordinates"] | None]:
-    """Values of the sites and coordinates of the layers at draws z of the unconstrained parameters, by site name.
-
-    Draws have leading axes (chain, draw). Returns the latent and deterministic sites by name; and
-    `Coordinates.unconstrained` of the layer, with an axis of (pooled) networks if each has its own layer, None for a
-    program without a single layer.
-    """
+    """Latent and deterministic sites, and coordinates of the layer if there is one, at unconstrained draws z."""
     return over_draws(functools.partial(_constrain, given_latent(model), (prepared, latent)), z)
 
 
 def log_densities(
     model: AbstractModel, prepared: PyTree, sites: Sites
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Log densities at draws of the sites, with leading axes (chain, draw), by site name.
-
-    Those of the observed sites, with a last axis of networks; and those of the latent sites.
-    """
-    blocks = []
-    for block, count in model.blocks(prepared):
-        together = max(1, min(BLOCK, ENTRIES // model.entries(block)))
-        found = over_draws(functools.partial(_evaluate, model, jax.device_put(block)), sites, together)
-        blocks.append((count, found))
-    observed = {
-        name: np.concatenate([found[0][name][..., :count] for count, found in blocks], axis=-1)
-        for name in blocks[0][1][0]
-    }
-    return observed, blocks[0][1][1]
+    """Log densities of the observed sites, with a last axis of networks, and of the latent ones, at draws of them."""
+    entries = prepared.entries if isinstance(prepared, PathStatistics) else 1
+    together = max(1, min(250, ENTRIES // entries))
+    return over_draws(functools.partial(_evaluate, model, jax.device_put(prepared)), sites, together)
 
 
 def densities_of_data(prepared: PyTree) -> PyTree:
@@ -85,7 +68,7 @@ def densities_of_data(prepared: PyTree) -> PyTree:
 
 
 def adjustment_of(prepared: PyTree) -> Adjustment | None:
-    """The adjustment of prepared data; None for latent layers, and for the limit's law."""
+    """The adjustment; None for latent layers, and for the limit's law."""
     return prepared.adjustment if isinstance(prepared, AbstractPath) else None
 
 
@@ -93,33 +76,38 @@ def prior_draws(
     model: Callable[..., None], *data: PyTree, draws: int, key: PRNGKeyArray
 ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "1 draws *networks coordinates"] | None]:
     """Prior draws of all unobserved sites, and the coordinates of the layers."""
-    numbers = np.arange(draws, dtype=np.uint32)
-    found, layers = over_draws(functools.partial(_draw_prior, model, data, key), numbers[None])
-    return found, layers
+    return over_draws(functools.partial(_draw_prior, model, data, key), np.arange(draws, dtype=np.uint32)[None])
 
 
 def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and types of the unconstrained values of a program's latent sites by name, in the program's order."""
-    return _latent_structure(model, Shapes(data))
+    leaves, structure = jax.tree.flatten(data)
+    shapes = (jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    return _latent_structure(model, structure, tuple(shapes))
 
 
 @functools.lru_cache(maxsize=64)
-def _latent_structure(model: Callable[..., None], shapes: Shapes) -> dict[str, jax.ShapeDtypeStruct]:
+def _latent_structure(
+    model: Callable[..., None], structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
+) -> dict[str, jax.ShapeDtypeStruct]:
     names: list[str] = []
 
     def run(*data: PyTree) -> list[Array]:
         trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(*data)
         sites = {name: site for name, site in trace.items() if _is_latent(site)}
         names.extend(sites)
-        return [_unconstrained(site) for site in sites.values()]
+        # A Dirichlet's value of three numbers has an unconstrained one of two.
+        values = {name: jnp.asarray(site["value"]) for name, site in sites.items()}
+        shapes = {name: biject_to(sites[name]["fn"].support).inverse_shape(x.shape) for name, x in values.items()}
+        return [jnp.zeros(shape, values[name].dtype) for name, shape in shapes.items()]
 
-    found = jax.eval_shape(run, *shapes.tree())
+    found = jax.eval_shape(run, *structure.unflatten(shapes))
     if not names:
         raise InputError("model: nothing is left to be sampled, every parameter is fixed")
     return dict(zip(names, found, strict=True))
 
 
-def over_draws(function: Callable[[PyTree], PyTree], draws: PyTree, together: int = BLOCK) -> PyTree:
+def over_draws(function: Callable[[PyTree], PyTree], draws: PyTree, together: int = 250) -> PyTree:
     """Apply a compiled function of `together` draws to all draws, which have leading axes (chain, draw)."""
     leading = np.shape(jax.tree.leaves(draws)[0])[:2]
     count = math.prod(leading)
@@ -137,12 +125,6 @@ def _coordinates_in(trace: Mapping[str, dict[str, Any]]) -> Array | None:
     """Coordinates of the layer in a trace, along the last axis."""
     layer = layer_in(trace)
     return None if layer is None else jnp.moveaxis(layer.coordinates.unconstrained(layer.parameters()), 0, -1)
-
-
-def _unconstrained(site: dict[str, Any]) -> Array:
-    """An array of the shape of a site's unconstrained value: a Dirichlet's of three numbers has two."""
-    value = jnp.asarray(site["value"])
-    return jnp.zeros(biject_to(site["fn"].support).inverse_shape(value.shape), value.dtype)
 
 
 def _is_latent(site: dict[str, Any]) -> bool:

@@ -10,10 +10,8 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from sdeinfer._arguments import checked, given
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer import _branches as _branches  # registers its problem
-from sdeinfer.infer._assume import architecture_of, masked, require_settings
+from sdeinfer.infer._assume import architecture_of, masked, placed, require_settings
 from sdeinfer.infer._chunks import prepared_of
-from sdeinfer.infer._placed import placed
 from sdeinfer.infer._predictive import predicted_draws
 from sdeinfer.infer._problem import pose
 from sdeinfer.infer._samplers import AbstractSampler
@@ -22,7 +20,7 @@ from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._templates import architecture_in
 from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
 from sdeinfer.likelihood._model import as_model
-from sdeinfer.likelihood._plain import Transitions, transitions_of
+from sdeinfer.likelihood._path import Transitions, transitions_of
 from sdeinfer.observation import validate
 
 
@@ -51,12 +49,10 @@ def fit(
     Arguments:
         model: one of `sdeinfer.models`; or any NumPyro program, a function of the prepared path that samples
             parameters, builds a layer for all networks and observes a `likelihood.CovariancePath` of it; one with
-            numbers of each network is declared by `models.each_network`. `models.branches` and others of its kind take
-            increments of residual branches, see `observe_branches`, and models of tokens take those.
-        data: observed networks, see `covariance_dataset`. Covariances backed by Dask, as of `xarray.open_zarr`, are
-            read in chunks of networks, on the current `distributed.Client` or by the scheduler of Dask's configuration;
-            for `full_path` and programs of one layer for all networks. With more than 65,536 terms, m(m + 1)/2 of each
-            transition, sums are made in double precision also where JAX is in single precision.
+            numbers of each network is declared by `models.each_network`.
+        data: observed networks, see `covariance_dataset`, increments of branches or tokens, as the model needs.
+            Covariances backed by Dask are read in chunks, for `full_path` and programs of one layer for all networks.
+            With more than 65,536 terms, m(m + 1)/2 of each transition, sums are made in double precision.
         architecture: "transformer", "attention", "feedforward" or "mlp"; or a layer, such as a `Stack` or a custom
             layer, whose sizes count and whose parameter values are ignored: `si.layers.template("attention", heads=4)`.
             If None, the architecture in the data's attributes. Must be None for a program that builds its own layers.
@@ -98,7 +94,9 @@ def fit(
     data, problem = pose(as_model(model), data, architecture=architecture, law=law, prior=prior)
     prepared = prepared_of(problem, data, largest_logit, leave_out_damaged=leave_out_damaged)
     sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
-    keys, labels = _keys(key), problem.labels(prepared)
+    labels = problem.labels(prepared)
+    # Of the sampler, of the prior's draws, and of the predictions before and after the data.
+    keys = [jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32)]
     before, layers = problem.prior(prepared, draws=sampler.draws, key=keys[1])
     before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
     phase("compiling the sampler")
@@ -111,11 +109,6 @@ def fit(
     tree = xr.DataTree.from_dict({name: group for name, group in groups.items() if group is not None})
     tree.attrs = problem.attributes(prepared.kept, labels, prepared, drawn) | prepared.attributes
     return tree
-
-
-def _keys(key: PRNGKeyArray) -> list[PRNGKeyArray]:
-    """Keys of the sampler, of the prior's draws, and of the predictions before and after the data."""
-    return [jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32)]
 
 
 @checked

@@ -1,30 +1,30 @@
-"""One-step innovations: standardised residuals of the increments of one layer."""
+"""One-step innovations: standardised residuals of the increments of one layer; and the mode by their scores.
 
-from collections.abc import Iterator
+`PathStatistics` replace the features of V in the variances by functions of e. For 500 networks of width 512 and depth
+64 this moves γ and τ0 by 0.3 of a posterior standard deviation (root mean square), and by 2.5 where attention is
+strong. Newton steps with the score of the exact law find the difference of the modes, and the `Adjustment` removes it.
+"""
+
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from sdeinfer._compiler import RUN_ONCE
+from sdeinfer._map_reduce import added
 from sdeinfer.layers import AbstractLayer, FiniteWidth
-from sdeinfer.likelihood._statistics import repeated_widths
+from sdeinfer.likelihood._statistics import PathStatistics
 from sdeinfer.likelihood._terms import Moments, Terms, at_least_a_quarter, moments_of
 from sdeinfer.likelihood._transitions import Path
 
 
 class LawAt(NamedTuple):
-    """The law of one layer at some parameters.
-
-    Attributes:
-        u: unconstrained parameters.
-        widths: the distinct widths, ascending.
-        moments: moments at each width.
-        slopes: derivatives of the moments, with a last axis of unconstrained parameters.
-    """
+    """The law of one layer at unconstrained parameters: moments at each width, and their derivatives (last axis)."""
 
     u: np.ndarray
     widths: np.ndarray
@@ -33,16 +33,7 @@ class LawAt(NamedTuple):
 
 
 class Innovations(NamedTuple):
-    """Innovations of some transitions.
-
-    Attributes:
-        transitions: indices of the transitions in the path.
-        terms: terms of the transitions.
-        y: the innovations, standard normal to first order; shape (transitions, p).
-        sd: standard deviation of each increment, shape (transitions, p).
-        mean: derivatives of each mean, divided by `sd`; shape (transitions, p, parameters).
-        log_variance: derivatives of each log variance, shape (transitions, p, parameters).
-    """
+    """Innovations of some transitions, standard normal to first order, with derivatives of mean/sd and log variance."""
 
     transitions: np.ndarray
     terms: Terms
@@ -86,24 +77,33 @@ def law_at(
         law: "finite-width" or "limit".
     """
     widths, dtype = np.asarray(widths), jnp.result_type(float)
-    found = _moments_and_slopes(architecture, law, np.asarray(u, dtype), np.asarray(repeated_widths(widths), dtype))
+    found = _moments_and_slopes(architecture, law, np.asarray(u, dtype), np.asarray(widths, dtype))
     moments, slopes = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
     return LawAt(np.asarray(u, np.float64), np.asarray(widths), moments, slopes)
 
 
 def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
     """Iterate over the innovations of a path under a law, block by block."""
-    return path.over_blocks(lambda block: innovations_of(path, block, path.terms(block), law))
+
+    def of_block(block: np.ndarray) -> Innovations:
+        terms = path.terms(block)
+        # Networks of one width share one row of moments.
+        width = path.width_index(law.widths, block) if len(law.widths) > 1 else np.zeros(1, int)
+        here, along = law.moments.at(width), law.slopes.at(width)
+        mean, variance = mean_and_variance(terms, here)
+        sd = np.sqrt(variance)
+        own = terms.variance.swapaxes(-1, -2)
+        of_mean = terms.drift.swapaxes(-1, -2) @ along.drift
+        of_mixing = along.mixing + own @ along.variance_mixing
+        of_variance = along.noise + own @ along.variance + of_mixing * terms.mixing[..., None]
+        y = np.asarray(terms.increments - mean) / sd
+        return Innovations(block, terms, y, sd, of_mean / sd[..., None], of_variance / variance[..., None])
+
+    return path.over_blocks(of_block)
 
 
 class Scores(NamedTuple):
-    """Sums over transitions by the law of independent normals.
-
-    Attributes:
-        density: log density, up to a constant.
-        score: its gradient, shape (parameters,).
-        information: Fisher information, shape (parameters, parameters).
-    """
+    """Sums over transitions by the law of independent normals: log density, its gradient, Fisher information."""
 
     density: float
     score: np.ndarray
@@ -117,21 +117,6 @@ def scores_of(path: Path, law: LawAt) -> Scores:
         density -= np.sum(here.y**2 / 2 + np.log(here.sd))
         score, information = score + here.score.sum(axis=0), information + here.information
     return Scores(float(density), score, information)
-
-
-def innovations_of(path: Path, block: np.ndarray, terms: Terms, law: LawAt) -> Innovations:
-    """The innovations of some transitions of a path, from their indices and terms."""
-    # Networks of one width share one row of moments.
-    width = path.width_index(law.widths, block) if len(law.widths) > 1 else np.zeros(1, int)
-    here, along = law.moments.at(width), law.slopes.at(width)
-    mean, variance = mean_and_variance(terms, here)
-    sd = np.sqrt(variance)
-    own = terms.variance.swapaxes(-1, -2)
-    of_mean = terms.drift.swapaxes(-1, -2) @ along.drift
-    of_mixing = along.mixing + own @ along.variance_mixing
-    of_variance = along.noise + own @ along.variance + of_mixing * terms.mixing[..., None]
-    y = np.asarray(terms.increments - mean) / sd
-    return Innovations(block, terms, y, sd, of_mean / sd[..., None], of_variance / variance[..., None])
 
 
 def mean_and_variance(terms: Terms, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
@@ -156,3 +141,64 @@ def _moments_and_slopes(
 
     along = jax.vmap(lambda direction: jax.jvp(moments, (u,), (direction,)), out_axes=(None, -1))
     return along(jnp.eye(len(u), dtype=u.dtype))
+
+
+def shift_to_exact_mode(
+    scores: Callable[[np.ndarray], Scores],
+    statistics: PathStatistics,
+    architecture: AbstractLayer,
+    u: Float[np.ndarray, " coordinates"],
+    free: Bool[np.ndarray, " coordinates"],
+    *,
+    curvature: Float[np.ndarray, "coordinates coordinates"],
+    start: Float[np.ndarray, " coordinates"] | None = None,
+) -> Float[np.ndarray, " coordinates"]:
+    """The mode of the exact posterior less that of the statistics' posterior, u; 0 if they are too far apart.
+
+    The curvature is that of the priors. A start, as of a sample of the transitions, saves passes over the data.
+    """
+    if not free.any():
+        return np.zeros_like(u)
+    # The priors' score at the statistics' mode is minus the statistics' score there.
+    of_priors = -np.asarray(_score(architecture, statistics.pooled(), u), np.float64)
+
+    def exact(shift: np.ndarray) -> Scores:
+        bent = curvature @ shift
+        priors = Scores(float((of_priors - bent / 2) @ shift), of_priors - bent, curvature)
+        return added(priors, scores(u + shift))
+
+    shift = np.zeros_like(u) if start is None else start
+    step, here = np.zeros_like(u), exact(shift)
+    # A step of so many standard deviations is taken without a further pass; its error is about a tenth of it at n = 32.
+    first, short = here.information, 0.25
+    for _ in range(8):  # passes over the data
+        information = here.information[np.ix_(free, free)]
+        step[free] = np.linalg.solve(information, here.score[free])
+        length, largest = math.sqrt(step @ here.information @ step), abs(step).max()
+        whole = math.sqrt((shift + step) @ first @ (shift + step))
+        # Features that large make the exact law, an expansion in them, hold less than that of the statistics, as in
+        # networks that explode. With much data a small shift is many standard deviations long.
+        if not max(length, whole) < 4.0 and not max(largest, abs(shift + step).max()) < 0.5:
+            return np.zeros_like(u)
+        if length < short:
+            return shift + step
+        there = exact(shift + step)
+        while not there.density > here.density:
+            step = step / 2
+            if step @ here.information @ step < short**2:
+                return shift
+            there = exact(shift + step)
+        shift, here = shift + step, there
+    return shift
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def _score(
+    architecture: AbstractLayer, statistics: PathStatistics, u: Float[Array, " coordinates"]
+) -> Float[Array, " coordinates"]:
+
+    def log_density(u: Float[Array, " coordinates"]) -> Float[Array, ""]:
+        law = jax.vmap(architecture.with_coordinates(u).finite_width)(statistics.widths)
+        return statistics.log_density(law, statistics.value).sum()
+
+    return jax.grad(log_density)(u)

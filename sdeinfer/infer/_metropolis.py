@@ -1,17 +1,16 @@
-"""Metropolis–Hastings for a few parameters and many latent layers.
+"""Metropolis–Hastings for a few parameters and many latent layers, and the functions of both that it needs.
 
 The innovations u of each bridge are standard normals a priori, and w(θ, u) is the likelihood (see `likelihood.bridge`).
 Every iteration first updates u at fixed θ: each bridge separately proposes innovations from their prior and accepts
-them with probability min(1, w(θ, u′)/w(θ, u)). The bridges are accurate, so most proposals are accepted, whatever the
-number of bridges. Then θ is updated a few times at fixed u, alternating random-walk and independence proposals, with
-the mean and covariance of the posterior estimated in the warmup.
-
-Gradients are not used: w costs some hundred times more than a likelihood in closed form, its gradient six times more
-than w, the compilation of NUTS ten times more, and there are at most four parameters. See `tests/benchmarks`.
+them with probability min(1, w(θ, u′)/w(θ, u)). Then θ is updated a few times at fixed u, alternating random-walk and
+independence proposals, with the mean and covariance of the posterior estimated in the warmup. Gradients are not used:
+that of w costs six times more than w, and the compilation of NUTS ten times more. See `tests/benchmarks`.
 """
 
 import dataclasses
-from typing import NamedTuple
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,31 +18,20 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from numpyro import handlers
+from numpyro.infer.util import constrain_fn, potential_energy
 
 from sdeinfer._files import InputError
+from sdeinfer._progress import phase
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
-from sdeinfer.infer._latent import draw_latent, latent_mode, log_prior, log_priors, log_weights, sites_at
+from sdeinfer.infer._densities import given_latent, latent_structure, trace_at
+from sdeinfer.infer._mode import DIFFERENCES, Mode, found_from
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import LatentLayers
 
-MOVES = 6
-"""Number of updates of θ per iteration; half are random-walk moves, half independence moves."""
-
-ACCEPTED = 0.3
-"""Target acceptance probability of the random-walk moves."""
-
 FREEDOM = 6.0
 """Degrees of freedom of the t distribution of the independence moves."""
-
-START = 1.5
-"""Standard deviation of the chains' starting points about the mode, in posterior standard deviations."""
-
-SHARES = (0.2, 0.5, 1.0)
-"""Fractions of the warmup at which the proposals' mean and covariance are updated."""
-
-PREVIOUS_WEIGHT = 20.0
-"""Weight, in draws, of the previous covariance estimate."""
 
 CHUNK = 100
 """Iterations between updates of the progress bar."""
@@ -70,15 +58,8 @@ class Metropolis(AbstractSampler):
         chains = LatentChains(model, around.sites, self.warmup, CHUNK, prepared)
         centre, sd = (jnp.asarray(x, float) for x in (around.x, around.sd))
         start = tuple(chains.start(centre, sd, jr.fold_in(key, number)) for number in range(self.chains))
-        kept = in_chunks(
-            _advance,
-            chains,
-            start,
-            warmup=self.warmup,
-            draws=self.draws,
-            chunk=CHUNK,
-            progress=progress,
-        )
+        sizes = {"warmup": self.warmup, "draws": self.draws, "chunk": CHUNK}
+        kept = in_chunks(_advance, chains, start, **sizes, progress=progress)
         samples = kept["samples"]
         prior = jax.tree.map(np.asarray, log_priors(model, prepared, {name: samples[name] for name in around.sites}))
         coordinates = prepared.assumptions.kind.coordinates
@@ -87,10 +68,7 @@ class Metropolis(AbstractSampler):
 
 
 class Proposal(NamedTuple):
-    """The proposal of θ: estimates of the posterior's mean and of the Cholesky factor of its covariance.
-
-    Since the last update: the number of values of θ seen, the total of θ − mean, and that of (θ − mean)(θ − mean)ᵀ.
-    """
+    """The proposal of θ: estimates of the posterior's mean and factor; and sums over what was seen since the last."""
 
     mean: Float[Array, " parameters"]
     factor: Float[Array, "parameters parameters"]
@@ -113,10 +91,7 @@ class State(NamedTuple):
 
 
 class LatentChains(eqx.Module):
-    """A posterior to sample; the prepared data are an argument of the compiled program, the other fields are static.
-
-    The sites are the names of the parameters, all scalar; a chunk is the largest number of iterations per call.
-    """
+    """A posterior to sample; the sites are the names of the parameters, all scalar."""
 
     model: LatentLayers = eqx.field(static=True)
     sites: tuple[str, ...] = eqx.field(static=True)
@@ -128,29 +103,25 @@ class LatentChains(eqx.Module):
     def start(self, mean: Float[Array, " parameters"], sd: Float[Array, " parameters"], key: PRNGKeyArray) -> State:
         """The initial state of a chain: θ drawn about a mode, innovations drawn from their prior."""
         key, key_x, key_latent = jr.split(key, 3)
-        x = mean + START * sd * jr.normal(key_x, mean.shape)
+        x = mean + 1.5 * sd * jr.normal(key_x, mean.shape)
         latent = draw_latent(self.model, self.prepared, key_latent)
         zero = jnp.zeros_like(mean)
         step = jnp.asarray(np.log(2.4 / np.sqrt(len(mean))), mean.dtype)  # of a weak type, the chunks compile twice
         proposal = Proposal(mean, jnp.diag(sd), step, jnp.zeros(()), zero, jnp.outer(zero, zero))
         return State(jnp.asarray(0), x, self._prior(x, latent), latent, self._weights(x, latent), proposal, key)
 
-    def advance(self, state: State, steps: Int[Array | np.ndarray, ""]) -> tuple[State, dict[str, dict[str, Array]]]:
-        """Advance one chain by up to a chunk of iterations; record the sites and the sampler's statistics."""
-        return recorded(self._iteration, state, steps, self.chunk)
-
     def _iteration(self, state: State) -> tuple[State, dict[str, dict[str, Array]]]:
         key, key_renew, key_moves = jr.split(state.key, 3)
         state, estimate, renewed = self._renewed(state, key_renew)
-        adapting = state.iteration < self.warmup
+        adapting, moves = state.iteration < self.warmup, 6  # half of them random-walk, half independence moves
 
         def move(i, carry):
             state, accepted = carry
             state, probability = self._moved(state, i % 2 == 0, adapting, jr.fold_in(key_moves, i))
-            return state, accepted.at[i % 2].add(2 * probability / MOVES)
+            return state, accepted.at[i % 2].add(2 * probability / moves)
 
-        state, accepted = jax.lax.fori_loop(0, MOVES, move, (state, jnp.zeros(2)))
-        ends = jnp.asarray([round(self.warmup * share) for share in SHARES])
+        state, accepted = jax.lax.fori_loop(0, moves, move, (state, jnp.zeros(2)))
+        ends = jnp.asarray([round(self.warmup * share) for share in (0.2, 0.5, 1.0)])
         update = (state.iteration + 1 == ends).any()
         proposal = jax.tree.map(lambda new, old: jnp.where(update, new, old), _learned(state.proposal), state.proposal)
         density = state.prior + jnp.sum(state.log_weight)
@@ -201,7 +172,7 @@ class LatentChains(eqx.Module):
             lambda new, old: jnp.where(taken, new, old), (x, prior, weight), (state.x, state.prior, state.log_weight)
         )
         rate = 4.0 / jnp.sqrt(state.iteration + 10.0)
-        log_step = proposal.log_step + jnp.where(adapting & near, rate * (probability - ACCEPTED), 0.0)
+        log_step = proposal.log_step + jnp.where(adapting & near, rate * (probability - 0.3), 0.0)
         away = x - proposal.mean
         proposal = proposal._replace(
             log_step=log_step,
@@ -222,12 +193,12 @@ class LatentChains(eqx.Module):
 
 
 def _learned(proposal: Proposal) -> Proposal:
-    """Update the proposal from its sums; the previous covariance has the weight `PREVIOUS_WEIGHT`."""
+    """Update the proposal from its sums; the previous covariance has the weight of 20 draws."""
     count = jnp.maximum(proposal.seen, 1.0)
     shift = proposal.total / count
     covariance = proposal.square / count - jnp.outer(shift, shift)
     before = proposal.factor @ proposal.factor.T
-    factor = jnp.linalg.cholesky((covariance * count + before * PREVIOUS_WEIGHT) / (count + PREVIOUS_WEIGHT))
+    factor = jnp.linalg.cholesky((covariance * count + before * 20.0) / (count + 20.0))
     zero = jnp.zeros_like(shift)
     return Proposal(proposal.mean + shift, factor, proposal.log_step, jnp.zeros(()), zero, jnp.outer(zero, zero))
 
@@ -238,4 +209,90 @@ def _log_t(proposal: Proposal, x: Float[Array, " parameters"]) -> Float[Array, "
     return -(FREEDOM + len(x)) / 2 * jnp.log1p(jnp.sum(white**2) / FREEDOM)
 
 
-_advance = eqx.filter_jit(LatentChains.advance)
+@eqx.filter_jit
+def _advance(chains: LatentChains, state: State, steps: Int[Array | np.ndarray, ""]) -> Any:
+    return recorded(chains._iteration, state, steps, chains.chunk)
+
+
+def draw_latent(model: LatentLayers, prepared: PyTree, key: PRNGKeyArray) -> Float[Array, "bridges latent p"]:
+    """Draw the innovations of the latent layers from their prior."""
+    return jr.normal(key, (len(prepared), *prepared.innovations))
+
+
+def log_prior(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, ""]:
+    """Log prior density of the unconstrained parameters, without the latent layers."""
+    trace = trace_at(given_latent(model), (prepared, latent), {})
+    parameters = handlers.block(given_latent(model), hide=[model.site, _observed_site(model, trace)])
+    return jnp.asarray(-potential_energy(parameters, (prepared, latent), {}, z))
+
+
+def log_weights(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, " bridges"]:
+    """Log likelihood of the observation at the end of each bridge, given the latent layers."""
+    trace = trace_at(given_latent(model), (prepared, latent), sites_at(model, prepared, z, latent))
+    site = trace[_observed_site(model, trace)]
+    return site["fn"].log_prob(site["value"])
+
+
+@eqx.filter_jit
+def log_priors(model: LatentLayers, prepared: PyTree, sites: dict[str, Array]) -> dict[str, Array]:
+    """Log prior density of each parameter at draws."""
+    latent = draw_latent(model, prepared, jr.key(0))
+
+    def evaluate(sites: dict[str, Array]) -> dict[str, Array]:
+        trace = trace_at(given_latent(model), (prepared, latent), sites)
+        return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in sites}
+
+    return jax.vmap(jax.vmap(evaluate))(sites)
+
+
+def sites_at(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> dict[str, Any]:
+    """Values of the sampled and deterministic sites by name, without the latent layers."""
+    sites = constrain_fn(given_latent(model), (prepared, latent), {}, z, return_deterministic=True)
+    return {name: value for name, value in sites.items() if name != model.site}
+
+
+def _observed_site(model: LatentLayers, trace: Mapping[str, Any]) -> str:
+    """The name of the observed site, excluding the conditioned latent layers."""
+    observed = {name for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]}
+    (name,) = observed - {model.site}
+    return name
+
+
+def latent_mode(
+    model: LatentLayers, prepared: PyTree, chosen: np.ndarray, *, start: Mode | None = None, key: PRNGKeyArray
+) -> Mode:
+    """The mode given the chosen bridges (a mask), whose likelihoods are averaged over draws of the innovations."""
+    # Given a single draw the latent layers are fixed, and the mode is that of a much narrower posterior.
+    keys = jr.split(key, 8)
+    latent = draw_latent(model, prepared, key)
+    sites = tuple(latent_structure(given_latent(model), prepared, latent)) if start is None else start.sites
+
+    def potential(x: np.ndarray) -> float:
+        return float(_potential_of_chosen(model, prepared, keys, jnp.asarray(chosen), sites, jnp.asarray(x)))
+
+    evaluations = itertools.count(1)
+
+    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+        phase(f"searching for the mode, evaluation {next(evaluations)}")
+        # An automatic gradient takes six times longer to evaluate and ten times longer to compile.
+        slope = [potential(x + step) - potential(x - step) for step in difference * np.eye(len(x))]
+        return potential(x), np.array(slope) / (2 * difference)
+
+    difference = DIFFERENCES[jnp.asarray(1.0).dtype.itemsize]
+    return found_from(objective, sites, start, curvature_step=10 * difference, polished=False)
+
+
+@eqx.filter_jit
+def _potential_of_chosen(
+    model: LatentLayers, prepared: PyTree, keys: Array, chosen: Array, sites: tuple[str, ...], x: Array
+) -> Array:
+    z = dict(zip(sites, x, strict=True))
+
+    def weights(key: PRNGKeyArray) -> Array:
+        weight = log_weights(model, prepared, z, draw_latent(model, prepared, key))
+        return jnp.where(jnp.isnan(weight), -jnp.inf, weight)
+
+    of_bridges = jax.nn.logsumexp(jax.lax.map(weights, keys), axis=0)
+    prior = log_prior(model, prepared, z, draw_latent(model, prepared, keys[0]))
+    density = prior + jnp.sum(jnp.where(chosen, of_bridges, 0.0))
+    return jnp.where(jnp.isfinite(density), -density, 1e10)  # whose differences are finite

@@ -1,45 +1,59 @@
-"""The problem of networks observed at every layer."""
+"""The problems: networks observed at every layer, in groups, or with latent layers; increments of branches."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Int, PRNGKeyArray, PyTree
 
+from sdeinfer._files import InputError
+from sdeinfer.blocks._coefficients import labelled
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
+from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._covariances import AbstractCovariances
-from sdeinfer.infer._exact import shift_to_exact_mode
-from sdeinfer.infer._innovations import Scores, law_at, scores_of
+from sdeinfer.infer._densities import given_latent, prior_draws
+from sdeinfer.infer._innovations import Scores, law_at, scores_of, shift_to_exact_mode
+from sdeinfer.infer._measures import Measure, relu_growth
+from sdeinfer.infer._metropolis import Metropolis, draw_latent, latent_mode
 from sdeinfer.infer._mode import LayerAt, Mode, Pilot, curvature_of_priors, layer_at, posterior_mode
-from sdeinfer.infer._problem import Prepared
+from sdeinfer.infer._problem import (
+    GROUP,
+    NETWORK,
+    AbstractProblem,
+    Labels,
+    Layers,
+    Prepared,
+    Sites,
+    labels_by_trace,
+    pose,
+    stamp,
+)
+from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._sandwich import sandwich
 from sdeinfer.layers import AbstractLayer, template
 from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._model import EveryLayer
+from sdeinfer.likelihood._increments import BranchModel, BranchPath
+from sdeinfer.likelihood._model import EveryLayer, Groups, LatentLayers
 from sdeinfer.likelihood._path import no_adjustment
-from sdeinfer.likelihood._program import layer_of_each, shared_layer
+from sdeinfer.likelihood._program import PATH, layer_of_each, shared_layer
 from sdeinfer.likelihood._reduction import Layout, path_layout, path_statistics
-from sdeinfer.likelihood._statistics import PathStatistics, blank_statistics
+from sdeinfer.likelihood._statistics import NODES, Estimates, PathStatistics, blank_statistics
 from sdeinfer.likelihood._transitions import Path, observed_path
-
-NODES = 64
-"""Number of nodes for the pilot estimates: the smallest number of a fit, so that they share its compiled programs."""
-
-SAMPLE = 16_384
-"""Number of transitions used to find the scatter of the scores. Where there are several times as many, the mode under
-the exact law is found for these first, and one pass over the data then finds it for all."""
+from sdeinfer.observation import validate_branches
+from sdeinfer.observation._dataset import groups_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Networks(AbstractCovariances):
-    """Networks observed at every layer.
-
-    Attributes:
-        own: whether each network has a layer of its own.
-    """
+    """Networks observed at every layer; whether each has a layer of its own."""
 
     model: EveryLayer
     own: bool = False
@@ -59,7 +73,7 @@ class Networks(AbstractCovariances):
             return cls(model, assumptions, assumptions.kind)
 
         def blank(count: int) -> PathStatistics:
-            return blank_statistics(tokens, 1, networks=count, pattern=pattern, assumptions=assumptions)
+            return blank_statistics(tokens, count, pattern=pattern, assumptions=assumptions)
 
         layer = layer_of_each(model, blank(networks)) if model.each else shared_layer(model, blank(1), blank(2))
         own = any(leaf.ndim for leaf in jax.tree.leaves(layer))
@@ -71,16 +85,11 @@ class Networks(AbstractCovariances):
         return None if self.assumptions.law == "limit" else self.kind
 
     def statistics(self, path: Path, layout: Layout | None = None, *, pooled: bool = True) -> PathStatistics:
-        """The statistics of transitions, with the identity adjustment where the likelihood will be adjusted.
-
-        If pooled, they are sums over the networks of one width, unless the model needs every network. The layout has
-        the nodes and the mean features; `path_layout` if None.
-        """
+        """The statistics of transitions, with the identity adjustment where the likelihood will be adjusted."""
         pooled = pooled and not self.model.each
         return self.unadjusted(path_statistics(path, layout, pooled=pooled, assumptions=self.assumptions))
 
     def unadjusted(self, found: PathStatistics) -> PathStatistics:
-        """Statistics with the identity adjustment, where the likelihood will be adjusted."""
         if (kind := self.adjusted_kind) is None:
             return found
         found = found.by_network() if self.own else found
@@ -88,13 +97,12 @@ class Networks(AbstractCovariances):
         return dataclasses.replace(found, adjustment=no_adjustment(len(kind.coordinates), axis))
 
     def pilot(self, data: xr.Dataset, path: Path) -> Pilot:
-        """The modes of the posteriors given some of the transitions."""
         del data
 
         def estimate(chosen: Int[np.ndarray, " some"], start: Mode | None) -> tuple[Mode, LayerAt]:
             path.require_densities(chosen)
             some = path.take(chosen)
-            statistics = self.statistics(some, path_layout(some, nodes=NODES))
+            statistics = self.statistics(some, path_layout(some, nodes=NODES[0]))
             mode = posterior_mode(self.model, statistics, start=start)
             return mode, layer_at(self.model, statistics, mode)
 
@@ -112,8 +120,8 @@ class Networks(AbstractCovariances):
     ) -> PathStatistics:
         """`statistics`, with the likelihood's adjustment; there is none for the limit and without a single layer.
 
-        See `infer._sandwich` and `infer._exact`. Statistics with this layout may be given, also of more transitions: by
-        the factor `times`, with the scores of all of them at any coordinates.
+        Statistics with this layout may be given, also of more transitions: by the factor `times`, with the scores of
+        all of them at any coordinates.
         """
         layout = path_layout(path) if layout is None else layout
         statistics = self.statistics(path, layout, pooled=pooled) if statistics is None else statistics
@@ -124,7 +132,7 @@ class Networks(AbstractCovariances):
         mode = posterior_mode(self.model, together)
         layer = layer_at(self.model, together, mode)
         priors = layer.precision(curvature_of_priors(self.model, together, mode))
-        sample, free = path.thinned(SAMPLE), layer.sd > 0
+        sample, free = path.thinned(16_384), layer.sd > 0
         times, widths = times * len(path) / len(sample), np.unique(path.width)
 
         def of_path(some: Path) -> Callable[[np.ndarray], Scores]:
@@ -133,7 +141,7 @@ class Networks(AbstractCovariances):
         adjustment = sandwich(sample, kind, layer.u, priors=priors, free=free, times=times)
         if layer.u.ndim == 1:
             of_some = None
-            if times > 4:
+            if times > 4:  # the mode of the sample saves a pass over the data
                 own = path_statistics(sample, layout, pooled=True, assumptions=self.assumptions)
                 of_some = shift_to_exact_mode(of_path(sample), own, kind, layer.u, free, curvature=priors)
             scores = of_path(path) if scores is None else scores
@@ -143,6 +151,150 @@ class Networks(AbstractCovariances):
         return dataclasses.replace(statistics, adjustment=adjustment)
 
     def prepare(self, data: xr.Dataset) -> Prepared:
-        """Prepare data for a fit."""
         each = self.adjusted(observed_path(data, self.assumptions.other_terms))
         return Prepared(each, each, data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped(AbstractCovariances):
+    """Networks in groups, observed at every layer."""
+
+    model: Groups
+
+    @functools.cached_property
+    def alone(self) -> Networks:
+        """The problem of a single group, which determines each group's range, mode and adjustment."""
+        return Networks.of(self.model.ungrouped, self.assumptions)
+
+    def parts(self, data: xr.Dataset) -> Iterator[tuple[str | None, Int[np.ndarray, " members"], AbstractCovariances]]:
+        groups = groups_of(data)
+        for number, label in enumerate(groups.labels):
+            yield str(label), groups.members(number), self.alone
+
+    def pilot(self, data: xr.Dataset, path: Path) -> Pilot:
+        return self.alone.pilot(data, path)
+
+    def prepare(self, data: xr.Dataset) -> Prepared:
+        path, groups, model = observed_path(data, self.assumptions.other_terms), groups_of(data), self.alone.model
+        layout, adjustments, layers = path_layout(path), [], []
+        each = self.alone.statistics(path, layout, pooled=False)
+        for number, label in enumerate(groups.labels):
+            members = groups.members(number)
+            own = path.of_networks(members)
+            if not len(own):
+                raise InputError(f"group {label}: used: no transition is left")
+            try:
+                statistics = model.pool(self.alone.adjusted(own, layout, each.of_networks(members)))
+            except InputError as error:
+                raise InputError(f"group {label}: {error}") from error
+            layers.append(layer_at(model, statistics, posterior_mode(model, statistics)))
+            adjustments.append(statistics.adjustment)
+        each = each.in_groups(groups)
+        if each.adjustment is not None:
+            adjustment = jax.tree.map(lambda *of_groups: jnp.stack(of_groups)[each.group], *adjustments)
+            each = dataclasses.replace(each, adjustment=adjustment)
+        centre, sd = (np.stack([getattr(layer, name) for layer in layers]) for name in ("u", "sd"))
+        # Less about twice the information in the population's prior: below it the likelihood is flat and asymmetric.
+        precision = np.maximum(1 / np.maximum(sd, 1e-12) ** 2 - 4.0, 0.0)
+        each = dataclasses.replace(each, estimates=Estimates(*(jnp.asarray(x, float) for x in (centre, precision))))
+        return Prepared(each, each, data)
+
+    def of_networks(self, each: PyTree, layers: np.ndarray) -> np.ndarray:
+        return layers[..., np.asarray(each.width), :]
+
+    def labels(self, prepared: Prepared) -> Labels:
+        coords = {NETWORK: prepared.kept[NETWORK].values, GROUP: np.asarray(groups_of(prepared.kept).labels)}
+        return labels_by_trace(self.model, prepared.each, coords, {GROUP: GROUP})
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent(AbstractCovariances):
+    """Networks with latent layers."""
+
+    model: LatentLayers
+
+    @property
+    def measures(self) -> set[Measure]:
+        return super().measures - {relu_growth}  # as V may grow over the latent layers
+
+    def sampler(self, **settings: int) -> AbstractSampler:
+        return Metropolis(**settings)
+
+    def prior(self, prepared: Prepared, *, draws: int, key: PRNGKeyArray) -> tuple[Sites, Layers]:
+        latent = draw_latent(self.model, prepared.each, key)
+        return prior_draws(given_latent(self.model), prepared.each, latent, draws=draws, key=key)
+
+    def pilot(self, data: xr.Dataset, path: Path) -> Pilot:
+        """The modes given some of the bridges, whose likelihoods are averaged over draws of the latent layers."""
+        bridges = self.model.bridges(data, self.assumptions)
+
+        def estimate(chosen: Int[np.ndarray, " some"], start: Mode | None) -> tuple[Mode, LayerAt]:
+            seen = np.isin(np.arange(len(path)), chosen)
+            mode = latent_mode(self.model, bridges, seen, start=start, key=jr.key(0))
+            return mode, layer_at(self.model, bridges, mode, draw_latent(self.model, bridges, jr.key(0)))
+
+        return estimate
+
+    def prepare(self, data: xr.Dataset) -> Prepared:
+        bridges = self.model.bridges(data, self.assumptions)
+        return Prepared(bridges, bridges, data)
+
+    def labels(self, prepared: Prepared) -> Labels:
+        return Labels({}, {PATH: [NETWORK]}, [PATH], {NETWORK: prepared.kept[NETWORK].values})
+
+    @property
+    def every_layer(self) -> bool:
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Branches(AbstractProblem):
+    """Increments of residual branches; priors replace those of strengths, and make gains and temperatures latent."""
+
+    model: BranchModel
+    order: BlockOrder
+    priors: Mapping[str, Any]
+
+    def prepare(self, data: xr.Dataset) -> Prepared:
+        path = BranchPath.of(data, self.order, self.priors)
+        return Prepared(path, path, data)
+
+    def labels(self, prepared: Prepared) -> Labels:
+        coords = {name: prepared.kept[name].values for name in (NETWORK, "branch")}
+        found = labels_by_trace(self.model, prepared.each, coords, {"layer": "layer"})
+        return found._replace(densities=found.densities | {"increments": [NETWORK, "branch"]})
+
+    def observed(self, prepared: Prepared) -> dict[str, xr.Dataset]:
+        data, read = prepared.kept, ["input", "mean"]  # of the branches, which no parameter of theirs changes
+        return {
+            "observed_data": data.drop_vars(read),
+            "constant_data": data[read],
+            "coefficients": labelled(np.asarray(prepared.each.coefficients), self.order, data),
+        }
+
+    def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
+        del labels
+        path, order = prepared.each, self.order
+        return {
+            **data.attrs,
+            **{f"declared_{name}": value for name, value in (order.strengths | order.shapes).items()},
+            **{f"fixed_{name}": each.value for name, each in path.prior if isinstance(each.value, float)},
+            "model": self.model.name,
+            "identified": " ".join(name for name in draws.log_prior if not name.endswith("_offset")),
+            "normed": " ".join(order.normed),
+            **stamp(),
+        }
+
+
+@pose.register
+def pose_branches(
+    model: BranchModel, data: xr.Dataset, *, architecture: Any, law: str, prior: Mapping[str, Any] | None
+) -> tuple[xr.Dataset, Branches]:
+    """Validate increments; return them, and the problem."""
+    del law
+    if "increment" not in data:
+        raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")
+    data = validate_branches(data)
+    if not isinstance(architecture, AbstractLayer):
+        raise InputError("architecture: a si.blocks.Block, or a si.Stack of the blocks of a layer, is needed")
+    return data, Branches(model, BlockOrder.of_data(architecture, data), prior or {})

@@ -24,11 +24,6 @@ class Posterior(eqx.Module):
     closely than (c₊ + c₋)/2. In z chains start near all of the posterior, and step sizes and mass matrices are of one
     order from the first iteration on.
 
-    Attributes:
-        model: the model; static.
-        prepared: pooled data of the model; an argument of compiled functions.
-        centre: c, concatenated over the sites in the order of their names, shape (values,); None if z is x.
-        scale: L, shape (values, values); None if z is x.
     """
 
     model: AbstractModel = eqx.field(static=True)

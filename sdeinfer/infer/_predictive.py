@@ -23,9 +23,6 @@ TIMES, FEWEST, ENTRIES = 9, 3, 2**24
 """Largest and least number of observed layers, evenly spaced, at which predictions are kept; and the number of entries
 of predictions above which there are fewer than `TIMES`."""
 
-AT_ONCE = 100
-"""Number of layers whose limits are computed at a time."""
-
 
 def predict(
     layers: Float[np.ndarray, "draws *networks coordinates"],
@@ -53,7 +50,7 @@ def predict(
     times = min(TIMES, max(FEWEST, ENTRIES // (draws * X0.size)), len(numbers))
     kept = np.unique(np.linspace(0, len(numbers) - 1, times).round().astype(int))
     u = np.asarray(layers, dtype).reshape(1, -1, layers.shape[-1])
-    limits = over_draws(functools.partial(_limits_of_block, architecture), u, AT_ONCE)
+    limits = over_draws(functools.partial(_limits_of_block, architecture), u, 100)
     # Limits have one value per draw, or per draw and network.
     limits = jax.tree.map(lambda c: np.broadcast_to(c.reshape(draws, -1), (draws, networks)), limits)
     replicate = np.empty((draws, networks, len(kept), *X0.shape[1:]), np.float32)
@@ -80,11 +77,7 @@ def predict(
 
 
 def predicted_draws(predictions: int | None, draws: int, chains: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the draws of the prior and of each chain at which to predict, evenly spaced; all if None.
-
-    The draws of the chains are among those of the prior, so `post.sel(draw=post.posterior_predictive.draw)` has the
-    same draws in all groups, as ArviZ's predictive functions require.
-    """
+    """Evenly spaced draws of the prior, and of each chain, which are among them; all if None."""
     if predictions is None:
         return np.arange(draws), np.arange(draws)
     count = min(predictions, draws)

@@ -1,30 +1,106 @@
-"""The problem of a fit: one kind of data, with what `fit` asks of it.
+"""The problem of a fit: one kind of data, with what `fit` asks of it; and names of the axes of a program's sites.
 
-`fit` selects the part of the data to which the law applies, prepares it, samples, predicts and labels, and has no
-branch for a kind of data. The kinds are networks observed at every layer (`infer._networks`), networks in groups
-(`infer._grouped`), networks with latent layers (`infer._bridged`) and increments of residual branches
-(`infer._branches`). A further kind is a subclass of `AbstractProblem`, which a function registered at `pose` makes for
-its type of model.
+`fit` has no branch for a kind of data. A further kind is a subclass of `AbstractProblem`, which a function that is
+registered at `pose` makes for its type of model.
 """
 
 import abc
 import dataclasses
+import datetime
 import functools
-from collections.abc import Mapping
+import importlib.metadata
+from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import xarray as xr
 from arviz_base import dict_to_dataset
-from jaxtyping import Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import ArrayLike, Float, Int, PRNGKeyArray, PyTree
+from numpyro import handlers
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import prior_draws
-from sdeinfer.infer._labels import Labels
 from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel
+from sdeinfer.likelihood._program import PATH, observes_path
+
+NETWORK, GROUP = "network", "group"
+
+type Axes = dict[str, list[Hashable]]
+type Coords = Mapping[str, np.ndarray]
+
+
+class Labels(NamedTuple):
+    """Names of the axes of a program's sites, without those of the draws, and the labels of networks and groups.
+
+    An axis is one of networks or of groups by the plate of its site, not by its length.
+    """
+
+    values: Axes
+    densities: Axes
+    paths: list[str]
+    coords: Coords
+
+    def of_all(self, name: str) -> bool:
+        """Whether a site has the same values for all networks."""
+        return not {NETWORK, GROUP} & {*self.values.get(name, ())}
+
+    def of_draws(self, draws: Mapping[str, ArrayLike]) -> xr.Dataset:
+        """Label values of sites with leading axes (chain, draw)."""
+        return self._labelled(draws, self.values)
+
+    def of_densities(self, densities: Mapping[str, ArrayLike]) -> xr.Dataset:
+        """Label log densities of sites with leading axes (chain, draw); that of the only path is named `PATH`."""
+        found = self._labelled(densities, self.densities)
+        return found.rename({name: PATH for name in self.paths if name in found} if len(self.paths) == 1 else {})
+
+    def _labelled(self, draws: Mapping[str, ArrayLike], axes: Axes) -> xr.Dataset:
+        dims: dict[Hashable, Sequence[Hashable]] = {name: axes[name] for name in draws if name in axes}
+        used = {dim for each in dims.values() for dim in each}
+        coords: dict[Any, Any] = {name: labels for name, labels in self.coords.items() if name in used}
+        return dict_to_dataset({name: np.asarray(value) for name, value in draws.items()}, dims=dims, coords=coords)
+
+
+def labels_by_trace(
+    model: AbstractModel, prepared: PyTree, coords: Coords, plates: Mapping[str, str] = MappingProxyType({})
+) -> Labels:
+    """The labels of a model's sites by its plates, from a trace of its program."""
+    values: Axes = {}
+    densities: Axes = {}
+    paths: list[str] = []
+
+    def run(prepared: PyTree) -> None:
+        trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(prepared)
+        paths.extend(name for name, site in trace.items() if observes_path(site))
+        around = [frame.name for name in paths for frame in trace[name]["cond_indep_stack"]]
+        dims = dict.fromkeys(around or [NETWORK], NETWORK) | dict(plates)
+        for name, site in trace.items():
+            if site["type"] in ("sample", "deterministic"):
+                whole = jnp.shape(site["value"])
+                batch = site["fn"].batch_shape if site["type"] == "sample" else whole
+                axes: list[Hashable] = [f"{name}_dim_{axis}" for axis in range(max(len(whole), len(batch)))]
+                for frame in site["cond_indep_stack"]:
+                    axis = len(batch) + frame.dim
+                    if axis >= 0 and batch[axis] == frame.size and frame.name in dims:
+                        axes[axis] = dims[frame.name]
+                values[name] = axes[: len(whole)]
+                densities[name] = [NETWORK] if name in paths else axes[: len(batch)]
+
+    jax.eval_shape(run, prepared)
+    return Labels(values, densities, paths, coords)
+
+
+def stamp() -> dict[str, str]:
+    """Attributes of any result: the version of the package, and the time."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"sdeinfer_version": importlib.metadata.version("sdeinfer"), "created_at": now}
+
 
 type Sites = Mapping[str, np.ndarray]
 type Layers = Float[np.ndarray, "chains draws *networks coordinates"] | None
@@ -33,11 +109,8 @@ type Layers = Float[np.ndarray, "chains draws *networks coordinates"] | None
 class Prepared(NamedTuple):
     """Prepared data of a fit.
 
-    Attributes:
-        joint: data of the sampler, which pools networks where it can.
-        each: data of which every network has a density.
-        kept: these networks, with the transitions that are used.
-        attributes: attributes of the result: how the transitions were chosen, and how many there are of data in chunks.
+    What the sampler needs, networks pooled where it can; the networks that have a density each, and their data; and
+    attributes of the result: how the transitions were chosen, and how many there are of data in chunks.
     """
 
     joint: PyTree
@@ -48,11 +121,7 @@ class Prepared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AbstractProblem(abc.ABC):
-    """A model to be fitted to one kind of data.
-
-    Attributes:
-        model: the model.
-    """
+    """A model to be fitted to one kind of data."""
 
     model: AbstractModel
 

@@ -1,28 +1,14 @@
 """Selection of the transitions that start inside the range of validity of the law of a layer.
 
-For attention the law is a series in the spread s of the logits in a row of the softmax: their standard deviation about
-the row mean,
+For attention the law is a series in the spread s of the softmax's logits in a row, see `docs/theory/likelihood.md`. The
+rule keeps the transitions with the smallest spreads: the number that minimises the sum of the squared series error and
+the squared sampling error of log τ0, and none above a bound. Selecting them by their starting covariance does not bias
+the likelihood. Latent layers have to stay in the range too: the spread is that to which the start may grow before the
+next observation. τ0 is estimated from the transitions with the smallest spreads; their number grows by a factor of four
+as long as the rule, at the current estimate, allows more.
 
-    s² = max_α V_αα tr(H_α V)/((m_α − 1) n τ0²)
-
-in the widest row; row α attends to m_α tokens, and H_α centres them. The omitted terms of the law of finite width
-change τ0 by up to a relative s⁴, 5 % at s = 0.5; for s > 1, as in exploding networks, fits are meaningless. Selecting
-transitions by their starting covariance does not bias the likelihood. The rule keeps the transitions with the smallest
-spreads: the number that minimises the sum of the squared series error and the squared sampling error of log τ0, and
-none above a bound. Latent layers have to stay in the range too, so the rule uses the spread to which the start may grow
-before the next observation.
-
-The rule needs τ0. It is estimated from the transitions with the smallest spreads; their number grows by a factor of
-four as long as the rule, at the current estimate, allows more.
-
-The law is one of small relative changes of V in one layer: by attention of size (θ₁/n) ‖L⁻¹ B₁ L⁻ᵀ‖ with V = LLᵀ, by a
-shaped ReLU of size (θ₂/n) ‖L⁻¹ B₂ L⁻ᵀ‖. They are small except where V is nearly singular: one layer may then add many
-times V, and a drift of many standard deviations, in the directions in which V is small. For attention these are near
-copies of a token beside others. A growth g of 0.1 counts as a spread of 0.6, except where the series converges so well
-that it does not matter, g s² < 0.005. For a ReLU they are tokens that are not near copies, such as two opposite ones.
-
-After many layers V may be singular up to its rounding, which then looks like noise of the layers. Such transitions are
-left out, whatever the layer.
+Nearly singular V are left out where one layer changes them by much: near copies of a token beside others for attention,
+tokens that are not near copies for a ReLU. So are V that are singular up to their rounding.
 """
 
 import math
@@ -58,9 +44,6 @@ FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
 """The first estimate of τ0 uses `FIRST_TERMS` terms (a transition has m(m + 1)/2), and all transitions whose spread is
 at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FACTOR` times as many transitions."""
 
-LARGEST_GROWTH = 1.0
-"""Largest relative change of V by the ReLU of one layer, at which a transition may start."""
-
 ATTENTION_GROWTH_AS_SPREAD, WITH_SPREAD = 1.9, 2.26
 """A growth g of V by the attention of one layer counts as a spread of 1.9 √g, or of 2.26 (g s²)^¼ if that is less. With
 six tokens, five of them near copies, the score of log τ0 is biased by 0.02 of its information for g < 0.1, by 0.13 for
@@ -95,10 +78,7 @@ class OutOfRange(InputError):
 
 
 class Coldest(NamedTuple):
-    """The smallest of a layer's temperatures, which determines the spread, or of each network's layer.
-
-    With the largest standard deviation of log τ0, the noise of the layer, and its τ0² θ₁.
-    """
+    """The smallest temperature of a layer, or of each network's, its largest sd, the layer's noise, and its τ0² θ₁."""
 
     log_tau0: np.ndarray = np.zeros(())
     sd: float = math.inf
@@ -159,9 +139,7 @@ def in_range(
 ) -> tuple[xr.Dataset, dict[str, Any], Range]:
     """Mark the transitions that start inside the range of the law, of `times` as many networks; by each group's τ0.
 
-    Returns the data with the variable `used` over network and layer; the attribute `pilot_tau0`, the τ0 that determined
-    the range, if there is one: one per group, and the smallest if each network has its own; and the range, of the last
-    group if there are several. For a program without a single layer all but nearly singular transitions are marked.
+    Returns the data with `used`, the attribute `pilot_tau0`, and the range (of the last group).
     """
     if not largest_logit > 0:
         raise InputError(f"largest_logit: must be positive, got {largest_logit:g}")
@@ -241,21 +219,21 @@ def _largest_spread(
 
 
 def _largest_growth(problem: Ranged, data: xr.Dataset, measures: Measures) -> ArrayLike:
-    """The largest growth by the ReLU with θ₂ = 1 at which a transition may start; all may if none may."""
+    """The growth by the ReLU with θ₂ = 1 at which that of the layer is 1, where it may start; all may if none may."""
     used = used_of(data)
     growth = measures[relu_growth][used]
     largest_drift = 36.0  # θ₂ = γ²(c₊ − c₋)² up to which no estimate is needed
-    if growth.max() * largest_drift <= LARGEST_GROWTH:
+    if growth.max() * largest_drift <= 1.0:
         return math.inf
     assert problem.kind is not None
     estimate, mode = problem.pilot(data, _transitions(problem, data)), None
-    bound: ArrayLike = max(LARGEST_GROWTH / largest_drift, float(np.median(growth)))
+    bound: ArrayLike = max(1.0 / largest_drift, float(np.median(growth)))
     for _ in range(2):
         indices = np.flatnonzero((measures[relu_growth] <= _column(bound))[used])
         some = evenly_by(growth[indices], 16_384)  # this range is not sharp
         mode, layer = estimate(indices[some], mode)
         drift = _coefficient(problem.kind, layer.u, "relu_drift")
-        found = LARGEST_GROWTH / np.maximum(drift, np.finfo(np.float64).tiny)
+        found = 1.0 / np.maximum(drift, np.finfo(np.float64).tiny)
         if (measures[relu_growth] <= _column(found))[used].any():
             bound = found
     return bound
@@ -266,7 +244,6 @@ def _transitions(problem: Ranged, data: xr.Dataset) -> Path:
 
 
 def _column(values: ArrayLike) -> np.ndarray:
-    """A value of all networks, or one of each, against networks and transitions."""
     return np.asarray(values)[..., None]
 
 
@@ -287,10 +264,9 @@ def _coefficient(kind: AbstractLayer, u: np.ndarray, name: str) -> np.ndarray:
 
 
 def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float, times: float = 1.0) -> int:
-    """Number of transitions with the smallest spreads that minimises the error of log τ0.
+    """Number of transitions with the smallest spreads, of `times` as many, that minimises the error of log τ0.
 
-    The spreads ascend; `sd` is that of log τ0 given the first `seen`, 0 for a fixed τ0, which allows all up to the
-    bound; `times` as many transitions are fitted.
+    `sd` is that of log τ0 given the first `seen`, 0 for a fixed τ0, which allows all up to the bound.
     """
     if sd == 0:
         return int((spread <= largest).sum())

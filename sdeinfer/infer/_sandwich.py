@@ -1,24 +1,14 @@
-"""Adjustment of the likelihood's curvature by the sandwich estimator.
+"""Adjustment of the likelihood's curvature by the sandwich estimator, see `docs/theory/likelihood.md`.
 
-At width n the increments of one layer are normal only up to O(1/n), and their squares are correlated. The score remains
-unbiased, but a likelihood of independent normals gives too small standard deviations: by up to one half for γ near 1
-and n = 32, by a few percent at n = 512. As in composite likelihoods (Ribatet, Cooley and Davison 2012), the log
-likelihood is divided by a dispersion φ and its argument is transformed linearly about the mode û, so that its curvature
-at û agrees with the scatter of the score. With H the information and J the covariance of the score, both of ℓ/φ, P the
-curvature of the priors at û, and G = H + P:
+The score of independent normals is unbiased, but its scatter J is not their information H. With P the curvature of the
+priors at the mode û and G = H + P, both H and J of ℓ/φ:
 
     ℓ(û + C (u − û))/φ,    C = G^{−1/2} (I + G^{−1/2} (J − H) G^{−1/2})^{−1/2} G^{1/2}.
 
-For informative data this is the sandwich, CᵀHC = H J⁻¹ H; without information C is the identity. φ is the ratio of J to
-H averaged over all directions, which keeps C near the identity; dividing by φ remains valid where ℓ is not quadratic.
-The omitted terms of the softmax expansion shift the score by approximately a known vector, whose outer product is added
-to J.
-
-J is the sum over transitions of the covariance of their scores under exact layers. A few transitions, those with the
-largest logits, hold most of the information on τ0, and their scores have heavy tails: the squares of the observed
-scores would give J to 10 to 30 % only. Exact layers are therefore drawn at û from the starts of the transitions, most
-of them where the information is. Each draw depends on its start and its place in the order of the information, so that
-J depends neither on the order of the networks nor on that of exchangeable tokens.
+φ is the ratio of J to H averaged over all directions, which keeps C near the identity; dividing by φ is valid where ℓ
+is not quadratic, too. The omitted terms of the softmax expansion shift the score by approximately a known vector, whose
+outer product is added to J. J comes from exact layers, drawn at û from the starts of the transitions. Each draw depends
+on its start and its place in the order of the information, so that J does not depend on the order of the networks.
 """
 
 import math
@@ -40,19 +30,6 @@ from sdeinfer.likelihood._terms import increments_of
 from sdeinfer.likelihood._transitions import Path
 from sdeinfer.networks import sample_layer
 
-DRAWS, DRAWN_TERMS, FEWEST_DRAWS = 16_384, 2**18, 512
-"""Number of exact layers that are drawn; with many tokens as many as have so many terms, m(m + 1)/2 each, but not less
-than the third number: a layer costs O(m⁴)."""
-
-DRAWN_TERMS_OF_PATTERN = 2**17
-"""As `DRAWN_TERMS`, with an attention pattern, where a layer costs the cube of its number of terms."""
-
-EVENLY = 0.25
-"""Share of the draws that is divided equally among the transitions; the others are divided by their information."""
-
-PARTS = 16
-"""Number of parts of the draws whose estimates give the Monte Carlo error of the standard deviations."""
-
 OMITTED, OMITTED_OF_TWO = 1.0, 2.0
 """Estimated omitted order of attention: −OMITTED · s² times the last retained term, with a larger value for two tokens.
 Measured in the variance that is free of attention in the limit: 1.5 to 2.4 for two equal tokens, 0.9 for three, 0.5 for
@@ -61,18 +38,9 @@ four."""
 LARGEST_SPREAD = 0.75
 """Largest mean spread s of the logits at which the law is used; it determines `Adjustment.least_tau0`."""
 
-NEGLIGIBLE = 1e-3
-"""Regularisation of φ: information, relative to the priors', below which φ tends to 1."""
-
 
 class Scatter(NamedTuple):
-    """The information and the scatter of the score of one layer's transitions.
-
-    Attributes:
-        information: H, that of independent normals.
-        parts: estimates of J by parts of the draws; one if the scores are those observed.
-        shift: effect of the omitted order on the score, see `OMITTED`.
-    """
+    """The information H and the scatter J, by parts of its draws, and the effect of the omitted order on the score."""
 
     information: Float[np.ndarray, "k k"]
     parts: Float[np.ndarray, "parts k k"]
@@ -88,10 +56,7 @@ def sandwich(
     free: Bool[np.ndarray, "*networks coordinates"] | None = None,
     times: float,
 ) -> Adjustment:
-    """The adjustment of a likelihood.
-
-    If each network has its own layer, û differs between networks, and φ and C are common.
-    """
+    """The adjustment of a likelihood; φ and C are common where each network has its own layer and û."""
     own = u.ndim > 1
     parts = [(path.of_networks(np.array([number])), here) for number, here in enumerate(u)] if own else [(path, u)]
     parts = [(part, here) for part, here in parts if len(part)]
@@ -109,7 +74,8 @@ def sandwich(
         scatter = scatters.mean(axis=0)[block] + np.outer(shift, shift)
         dispersion = _dispersion(H, scatter, P)
         matrix[block] = _matrix(H / dispersion, scatter / dispersion**2, P)
-        each = [np.sqrt(_variances(H, part[block] + np.outer(shift, shift), P)) for part in scatters]
+        inverse, left = np.linalg.inv(H + P), P + np.outer(shift, shift)
+        each = [np.sqrt(np.diagonal(inverse @ (part[block] + left) @ inverse)) for part in scatters]
         error = float(np.max(np.std(each, axis=0) / np.mean(each, axis=0)) / math.sqrt(max(len(each) - 1, 1)))
     attends = np.isfinite(_smallest_tau0(architecture.with_coordinates(parts[0][1])))
     least_tau0 = mean_spread(_logit_scale(path, slice(None))) / LARGEST_SPREAD if attends else 0.0
@@ -121,14 +87,13 @@ def sandwich(
 
 
 def _draws(path: Path) -> int:
-    """Number of exact layers that are drawn."""
+    """Number of exact layers that are drawn: a layer costs O(m⁴), with a pattern the cube of its number of terms."""
     terms = path.tokens * (path.tokens + 1) // 2
-    most = DRAWN_TERMS if path.pattern.everything else DRAWN_TERMS_OF_PATTERN
-    return min(DRAWS, max(FEWEST_DRAWS, most // terms))
+    most = 2**18 if path.pattern.everything else 2**17
+    return min(16_384, max(512, most // terms))
 
 
 def _smallest_tau0(layer: AbstractLayer) -> float:
-    """Smallest softmax temperature τ0 of a layer; +∞ without attention."""
     values = layer.parameters()
     return min((float(values[name]) for name in layer.coordinates.temperatures), default=math.inf)
 
@@ -139,10 +104,7 @@ def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
 
 
 def _scatter(path: Path, law: LawAt, layer: AbstractLayer, priors: np.ndarray, draws: int) -> Scatter:
-    """The information and the scatter of the score at the mode, summed over transitions, by draws of exact layers.
-
-    `priors` is the curvature of the priors, per sample of the transitions.
-    """
+    """The information and the scatter of the score at the mode, by draws of exact layers."""
     observed, shift, tau0 = [], np.zeros(len(law.u)), _smallest_tau0(layer)
     of_each = np.zeros((len(path), *priors.shape))
     for here in innovations(path, law):
@@ -163,14 +125,14 @@ def _scatter(path: Path, law: LawAt, layer: AbstractLayer, priors: np.ndarray, d
 def _drawn_scatters(
     path: Path, law: LawAt, layer: AbstractLayer, leverage: Float[np.ndarray, " transitions"], draws: int
 ) -> Float[np.ndarray, "parts k k"] | None:
-    """Estimates of J by parts of the draws; None if exact layers cannot be drawn.
+    """Estimates of J by parts of the draws, whose scatter is their error; None if exact layers cannot be drawn.
 
-    Transition t is drawn c_t times on average, by systematic sampling in the order of the leverages, and each draw has
-    the weight 1/c_t.
+    Transition t is drawn c_t times on average, by systematic sampling, and each draw has the weight 1/c_t. A quarter of
+    the draws is divided equally, the others by the information, of which a few transitions hold most.
     """
     order = np.argsort(-leverage, kind="stable")
     by_information = leverage / max(leverage.sum(), np.finfo(float).tiny)
-    expected = draws * (EVENLY / len(path) + (1 - EVENLY) * by_information)
+    expected = draws * (0.25 / len(path) + 0.75 * by_information)
     expected *= draws / expected.sum()
     last = np.floor(np.cumsum(expected[order]) + 0.5)
     chosen = np.repeat(order, np.diff(last, prepend=0.0).astype(int))
@@ -179,7 +141,7 @@ def _drawn_scatters(
     if ends is None:
         return None
     weighted = _scores_of_ends(path, starts, law, chosen, ends) / np.sqrt(expected[chosen])[:, None]
-    parts = min(PARTS, len(chosen))
+    parts = min(16, len(chosen))
     return np.stack([parts * weighted[part::parts].T @ weighted[part::parts] for part in range(parts)])
 
 
@@ -190,10 +152,7 @@ def _scores_of_ends(
     chosen: Int[np.ndarray, " draws"],
     ends: Float[np.ndarray, "draws m m"],
 ) -> Float[np.ndarray, "draws k"]:
-    """Scores of layers from the starts of transitions, each of which `chosen` may name many times, to given ends.
-
-    All that depends on a start is computed once for it.
-    """
+    """Scores of layers from the starts of chosen transitions to given ends; each start is prepared once."""
     distinct, place = np.unique(chosen, return_inverse=True)
     widths, number = path.width[path.network[distinct]], np.arange(len(distinct))
     both = np.stack([starts[distinct]] * 2, axis=1)
@@ -249,7 +208,7 @@ def _dispersion(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray
     """φ of the module's docstring; 1 without information."""
     _, inverse = _roots(information + priors)
     of_information, of_scatter = (np.trace(inverse @ part @ inverse) for part in (information, scatter))
-    return (of_scatter + NEGLIGIBLE) / (of_information + NEGLIGIBLE)
+    return (of_scatter + 1e-3) / (of_information + 1e-3)  # tends to 1 where the information is negligible
 
 
 def _matrix(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) -> np.ndarray:
@@ -258,12 +217,6 @@ def _matrix(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) ->
     # I + G^{−1/2} (J − H) G^{−1/2} without the cancellation: G is H and the curvature of the priors.
     _, shrunk = _roots(inverse @ (scatter + priors) @ inverse)
     return inverse @ shrunk @ root
-
-
-def _variances(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) -> np.ndarray:
-    """Variances of the adjusted posterior where it is normal."""
-    inverse = np.linalg.inv(information + priors)
-    return np.diagonal(inverse @ (scatter + priors) @ inverse)
 
 
 def _roots(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,9 +1,8 @@
 """Settings of a fit that the command line shares; this module must not import other modules of the package."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 Law = Literal["finite-width", "limit"]
-LAWS = get_args(Law)
 
 ADJUSTED_LIKELIHOOD = "adjusted_log_likelihood"
 """Name of the group with the log likelihood that the sampler used, where it is not the density of the data: the

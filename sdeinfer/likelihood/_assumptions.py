@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float
 from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._templates import ARCHITECTURES
-from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
+from sdeinfer.parameters import BIJECTIONS, Parameter
 from sdeinfer.terms import AbstractTerm
 
 
@@ -41,10 +41,7 @@ class Assumptions:
         return () if self.architecture is None else self.architecture.other_terms
 
     def sample_layer(self) -> AbstractLayer:
-        """Draw the layer from its prior inside a NumPyro program; sites have the names of the coordinates.
-
-        Fixed coordinates, and parameters computed from sampled coordinates, are deterministic sites.
-        """
+        """Draw the layer from its prior inside a NumPyro program; sites have the names of the coordinates."""
         return self.kind.with_parameters(self.sample_parameters())
 
     def sample_parameters(self) -> dict[str, ArrayLike]:
@@ -91,23 +88,9 @@ class Prior:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def __repr__(self) -> str:
-        return f"Prior({self._key})"
 
-
-@runtime_checkable
-class HasCoordinates(Protocol):
-    """A kind of layer, or another model, with a name and sampled coordinates."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def coordinates(self) -> Coordinates: ...
-
-
-def checked_priors(prior: Mapping[str, Any] | None, kind: HasCoordinates) -> tuple[tuple[str, Prior], ...]:
-    """Check the priors that replace the defaults."""
+def checked_priors(prior: Mapping[str, Any] | None, kind: Any) -> tuple[tuple[str, Prior], ...]:
+    """Check the priors that replace the defaults, of a layer or of what else has a name and coordinates."""
     coordinates, given = kind.coordinates, dict(prior or {})
     for names, sampled, rule in coordinates.rules:
         numbers = [given.get(name) for name in names]
@@ -141,17 +124,11 @@ def _checked(name: str, value: Any, parameter: Parameter) -> "dist.Distribution 
     if value.batch_shape or value.event_shape:
         raise InputError(f"prior: {name}: a distribution of one number is needed, got shape {value.shape()}")
     bijection = BIJECTIONS[parameter.bijection]
-    low, high = support_bounds(value)
+    ends = (("lower", -np.inf), ("upper", np.inf))
+    low, high = (float(getattr(value.support, f"{end}_bound", default)) for end, default in ends)
     if low < bijection.above or high > bijection.most:
         raise InputError(f"prior: {name} must be {bijection.range}; {type(value).__name__} is on ({low:g}, {high:g})")
     return value
-
-
-def support_bounds(distribution: "dist.Distribution") -> tuple[float, float]:
-    """Lower and upper bound of the support; infinite if there is none."""
-    ends = (("lower", -np.inf), ("upper", np.inf))
-    low, high = (float(getattr(distribution.support, f"{end}_bound", default)) for end, default in ends)
-    return low, high
 
 
 def sample_or_fix(name: str, prior: Any) -> ArrayLike:

@@ -1,4 +1,4 @@
-"""Latent layers between two observations, proposed by bridges towards the second one.
+"""Latent layers between two observations, proposed by bridges towards the second one, and their NumPyro law.
 
 Given θ, the layers between two observations have the law p of `LayerLaw`. A bridge proposes them from q as a function
 of independent standard normals u (the "innovations"), which are the latent variables of a model. Then
@@ -14,19 +14,26 @@ noise independent of V. An observation with error, such as outputs instead of th
 further layers away: as many as have the variance of the error.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
+from numpyro.distributions import Distribution, constraints
 
+from sdeinfer._threads import on_cpu
 from sdeinfer.covariance._batched import cholesky, diagonal, gram, identity_like, invert_lower, matmul, total, transpose
 from sdeinfer.covariance._eigen import eigh
 from sdeinfer.covariance._matrix import square_of
-from sdeinfer.likelihood._layer_step import LayerLaw, conjugated, layer_step
-
-LOG_TERMS = 4
-"""Number of terms of log x = 2 (y + y³/3 + …), y = (x − 1)/(x + 1): accurate for x < 5, enough for a proposal."""
+from sdeinfer.layers import AbstractLayer, Limit
+from sdeinfer.layers._finite_width import ATTENTION_NEXT
+from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
+from sdeinfer.likelihood._layer_step import LayerLaw, conjugated, layer_step, power_of
+from sdeinfer.likelihood._terms import moments_of
+from sdeinfer.likelihood._transitions import Path
 
 
 class Span(eqx.Module):
@@ -38,18 +45,10 @@ class Span(eqx.Module):
     outputs: int = eqx.field(static=True, default=0)
 
 
-def innovations_needed(layers: int, outputs: int) -> int:
-    """Number of latent layers: all if outputs were observed, all but the last if its covariance was."""
-    return layers if outputs else layers - 1
-
-
 def bridge(
     law: LayerLaw, span: Span, innovations: Float[Array, "latent p batch"]
 ) -> tuple[Float[Array, " batch"], Float[Array, "latent m m batch"]]:
-    """Log w of the latent layers proposed from the innovations, and the latent layers.
-
-    Spans with fewer layers than the longest one leave their first innovations unused.
-    """
+    """Log w of the latent layers from the innovations, and these layers; short spans leave the first ones unused."""
     latent = len(innovations)
     most = latent + (0 if span.outputs else 1)
 
@@ -125,12 +124,9 @@ def _outputs_log_density(V: Float[Array, "m m batch"], span: Span) -> Float[Arra
 
 
 def _as_observation(law: LayerLaw, span: Span) -> tuple[Float[Array, " batch"], Float[Array, "m m batch"]]:
-    """The number of layers with the variance of the sample covariance's error, and that covariance, debiased in log.
-
-    With fewer outputs than tokens the sample covariance is singular, and the bridge does not use it.
-    """
+    """The number of layers with the variance of the sample covariance's error, and that covariance, debiased in log."""
     tokens = len(span.start)
-    if span.outputs < tokens:
+    if span.outputs < tokens:  # it is singular, and not used
         return jnp.full_like(law.h, jnp.inf), span.start
     noise = total(diagonal(law.noise)) / tokens
     return 1 / (span.outputs * law.h * noise), span.end * np.exp((tokens + 1) / (2 * span.outputs))
@@ -138,12 +134,12 @@ def _as_observation(law: LayerLaw, span: Span) -> tuple[Float[Array, " batch"], 
 
 def _log(D: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:
     """Truncated series of log D, smooth, and saturating for D far from the identity."""
-    equal = identity_like(D)
+    equal, terms = identity_like(D), 4  # of log x = 2 (y + y³/3 + …), y = (x − 1)/(x + 1): accurate for x < 5
     inverse = invert_lower(cholesky(D + equal))
     y = equal - 2 * matmul(transpose(inverse), inverse)
     square = matmul(y, y)
-    series = equal / (2 * LOG_TERMS - 1) + jnp.zeros_like(y)
-    for k in reversed(range(LOG_TERMS - 1)):
+    series = equal / (2 * terms - 1) + jnp.zeros_like(y)
+    for k in reversed(range(terms - 1)):
         series = equal / (2 * k + 1) + matmul(square, series)
     return 2 * matmul(y, series)
 
@@ -151,3 +147,119 @@ def _log(D: Float[Array, "m m batch"]) -> Float[Array, "m m batch"]:
 def _half(S: Float[Array, "m m batch"]) -> Float[Array, " batch"]:
     """The sum over i ≤ j of a symmetric matrix."""
     return (total(total(S)) + total(diagonal(S))) / 2
+
+
+class Bridges(eqx.Module):
+    """Consecutive observations of networks, with latent layers between them."""
+
+    start: Float[Array, "bridges m m"]
+    end: Float[Array, "bridges m m"]
+    layers: Int[Array, " bridges"]
+    network: Int[Array, " bridges"]
+    width: Int[Array, " bridges"]
+    widths: Float[Array, " widths"]
+    more_drift: Float[Array, "bridges 2 m m"]
+    features: Float[Array, "bridges features p"]
+    centre: Float[Array, "features p"]
+    networks: int = eqx.field(static=True)
+    latent: int = eqx.field(static=True)
+    outputs: int = eqx.field(static=True, default=0)
+    assumptions: Assumptions = eqx.field(static=True, default=NOTHING_ASSUMED)
+
+    @property
+    def innovations(self) -> tuple[int, int]:
+        """Shape (latent, p) of the standard normals of one bridge."""
+        return self.latent, self.centre.shape[-1]
+
+    def __len__(self) -> int:
+        return self.start.shape[0]
+
+    def by_network(self, of_bridges: Float[Array, " bridges"]) -> Float[Array, " networks"]:
+        """Sum over the bridges of each network."""
+        return jnp.zeros(self.networks, of_bridges.dtype).at[self.network].add(of_bridges)
+
+
+def bridges_of(path: Path, *, outputs: int = 0, assumptions: Assumptions = NOTHING_ASSUMED) -> Bridges:
+    """Make one bridge for each transition of a path."""
+    layers, whole = path.gap[path.layer], slice(None)
+    more_drift, features = path.next_order()
+    # Medians, since the features of an exploding covariance are larger by many orders of magnitude.
+    centre = np.median(features, axis=0)
+    centre[ATTENTION_NEXT] = 0.0
+    widths = np.unique(path.width)
+    return Bridges(
+        start=jax.device_put(path.starts(whole)),
+        end=jax.device_put(path.ends(whole)),
+        layers=jnp.asarray(layers),
+        network=jnp.asarray(path.network),
+        width=jnp.asarray(path.width_index(widths)),
+        widths=jnp.asarray(widths, float),
+        more_drift=jnp.asarray(more_drift, float),
+        features=jnp.asarray(features, float),
+        centre=jnp.asarray(centre, float),
+        networks=len(path.width),
+        latent=int(layers.max()) - (not outputs),  # of an observed covariance the last layer is known
+        outputs=outputs,
+        assumptions=assumptions,
+    )
+
+
+class Bridged(Distribution):
+    """Law of the observations given the innovations of the latent layers: log w of `bridge`, for each bridge."""
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("layer", "law", "bridges", "innovations")
+    pytree_aux_fields = ("power",)
+    support = constraints.independent(constraints.real, 2)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def __init__(
+        self,
+        layer: AbstractLayer,
+        bridges: Bridges,
+        innovations: Float[Array, "bridges latent p"],
+        *,
+        validate_args: bool | None = None,
+    ):
+        self.layer = layer
+        limit = bridges.assumptions.law == "limit"
+        self.law = layer.limit() if limit else jax.vmap(layer.finite_width)(bridges.widths)
+        self.bridges = bridges
+        self.innovations = innovations
+        self.power = power_of(layer.skewness)
+        super().__init__((len(bridges),), bridges.end.shape[1:], validate_args=validate_args)
+
+    def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " bridges"]:
+        """Log density of the ends, covariances or X Xᵀ/q of outputs X, shape (bridges, m, m)."""
+        del intermediates
+        bridges, count, ends = self.bridges, len(self.bridges), jnp.asarray(value)
+        together = 256 if on_cpu() else count  # whose arrays of one layer fit in the cache
+        blocks = -(-count // together)
+        size = -(-count // blocks)
+        each = (bridges.start, ends, bridges.layers, bridges.width, bridges.more_drift, bridges.features)
+        # The last block is padded with copies of the last bridge.
+        index = jnp.minimum(jnp.arange(blocks * size), count - 1).reshape(blocks, size)
+        columns = jax.tree.map(lambda x: x[index], (*each, self.innovations))
+        law_of_block = self._law_of_block()
+
+        def block(columns):
+            start, end, layers, width, more_drift, features, innovations = (jnp.moveaxis(x, 0, -1) for x in columns)
+            law = law_of_block(width, more_drift, features)
+            return bridge(law, Span(start, end, layers, bridges.outputs), innovations)[0]
+
+        return jax.lax.map(block, columns).reshape(-1)[:count]
+
+    def _law_of_block(self) -> Callable[[Array, Array, Array], LayerLaw]:
+        """Return a function from width indices, drift terms and features of bridges to the law of their layers."""
+        bridges, law = self.bridges, self.law
+        tokens = bridges.start.shape[-1]
+        if isinstance(law, Limit):
+            h = 1 / bridges.widths
+            return lambda width, more_drift, features: LayerLaw.of_limit(law, h[width], tokens=tokens, power=self.power)
+        moments = jax.vmap(lambda law: moments_of(law, bridges.centre))(law)
+
+        def of_moments(width: Array, more_drift: Array, features: Array) -> LayerLaw:
+            own = (features - bridges.centre[..., None])[:, square_of(tokens)]
+            mine = jax.tree.map(lambda x: x[width], moments)
+            return LayerLaw.of_moments(mine, more_drift, own, 1 / bridges.widths[width], power=self.power)
+
+        return of_moments

@@ -12,14 +12,10 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 from numpyro.distributions import Distribution, constraints
 
 from sdeinfer._files import InputError
-from sdeinfer.covariance._batched import semidefinite_cholesky
 from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.networks import covariance_chain
-from sdeinfer.solve import BrownianSteps
-from sdeinfer.solve._grid import Grid
-from sdeinfer.solve._solve import fill_after, scan_paths
 
 FARTHEST = 40.0
 """Bound on the parameters on the real line, such as log τ0: beyond it, squares and cubes of them lose all digits."""
@@ -28,13 +24,8 @@ FARTHEST = 40.0
 class FullPath(Distribution):
     """Law of observed covariance paths given their initial covariance.
 
-    A transition over one layer, dt = 1/n, is Gaussian with independent entries in the spectral coordinates of its
-    start, with the drift and the diffusion of Corollary 4.3, or with the means and variances of a layer of width n
-    (`FiniteWidth`). The path evaluates the density: `Transitions` exactly, `PathStatistics` by sufficient statistics.
-    The terms that depend on the parameters are divided by the dispersion of the path's `Adjustment`.
-
     One batch element is one network; its log density is that of the covariances V_αβ, α ≤ β, after every layer but the
-    first.
+    first. The terms that depend on the parameters are divided by the dispersion of the path's `Adjustment`.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -108,21 +99,17 @@ class CovariancePath(FullPath):
         return jnp.where(self.inside, super().log_prob(value, intermediates), -jnp.inf)
 
     def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
-        """Sample networks from their initial covariances: by the chain, the exact law of finite networks.
-
-        Networks of a layer without `forward_covariance` are sampled by steps of the solver over 1/n, with the limit's
-        law only.
-        """
+        """Sample networks from their initial covariances by the chain, the exact law of finite networks."""
         path = self.path
         if path.initial is None:
             raise InputError("path: networks are sampled from the data of si.prepare, not from pooled statistics")
-        if not self.layer.has_chain and path.assumptions.law != "limit":
+        if not self.layer.has_chain:
             raise InputError(f"layer: {type(self.layer).__name__} needs forward_covariance to sample finite networks")
         assert key is not None
         if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
             key = jr.wrap_key_data(key)
         layer = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (path.networks,)), self.layer)
-        draw = functools.partial(_chains if layer.has_chain else _solver_steps, layer, path)
+        draw = functools.partial(_chains, layer, path)
         if not sample_shape:
             return draw(key)
         drawn = jax.lax.map(draw, jr.split(key, math.prod(sample_shape)))
@@ -152,18 +139,6 @@ def _chains(layer: AbstractLayer, path: AbstractPath, key: PRNGKeyArray) -> Floa
 
     numbers = jnp.arange(path.networks, dtype=jnp.uint32)
     return jax.vmap(network)(layer, path.initial, path.widths[path.width], numbers)
-
-
-def _solver_steps(layer: AbstractLayer, path: AbstractPath, key: PRNGKeyArray) -> Float[Array, "networks layers m m"]:
-    """Paths of the limit in one step per layer; time is counted in layers, as the widths may differ."""
-    assert path.initial is not None
-    h = 1 / path.widths[path.width]
-    limit = jax.tree.map(lambda c: c * h, jax.vmap(lambda layer: layer.limit(), axis_size=path.networks)(layer))
-    X0 = semidefinite_cholesky(jnp.moveaxis(path.initial, 0, -1))
-    shape = jax.ShapeDtypeStruct((*limit.normals(len(X0)), path.networks), X0.dtype)
-    layers = tuple(range(path.depth + 1))
-    V, stopped = scan_paths(limit, X0, Grid(layers, layers), BrownianSteps(shape=shape, key=key))
-    return fill_after(stopped, jnp.moveaxis(V, -1, 0), layers, jnp.inf)
 
 
 def _law_of(layer: AbstractLayer, path: AbstractPath) -> Limit | FiniteWidth:

@@ -26,29 +26,12 @@ from sdeinfer.terms._attention import attention_drift
 from sdeinfer.terms._limit import Limit
 from sdeinfer.terms._relu import relu_drift
 
-POWERS = (2, 4, 8, 16)
-"""Allowed powers p; powers of two need few matrix products."""
-
-LARGEST_SHARE = 0.5
-"""Bound on the part of a variance that is not a function of e, relative to the part that is; values below half of the
-bound are unchanged."""
-
 
 class LayerLaw(eqx.Module):
     """The law of one layer, for a batch of covariances.
 
-    `more_drift`, `own_noise` and `own_mixing` are O(1/n); they are computed at the last observed layer, since they
-    change little over the latent layers.
-
-    Attributes:
-        drift: θ₁ and θ₂, shape (2, batch).
-        more_drift: θ₃ DB₂[B₁] + θ₄ B₁′, shape (m, m, batch).
-        noise: the part of var Z_ij/(1 + [i = j]) that does not depend on V, shape (m, m, batch).
-        mixing: coefficient of e_ij, shape (m, m, batch).
-        own_noise: the transition-specific part of the noise, shape (m, m, batch).
-        own_mixing: the transition-specific part of the mixing, shape (m, m, batch).
-        h: 1/n, shape (batch,).
-        power: p.
+    θ₁ and θ₂; the part θ₃ DB₂[B₁] + θ₄ B₁′ of the drift; noise and mixing of var Z_ij/(1 + [i = j]) = a + κ² e_ij, for
+    all V and of this V; h = 1/n and p. What is of O(1/n) is computed at the last observed layer, and changes little.
     """
 
     drift: Float[Array, "2 batch"]
@@ -108,8 +91,8 @@ class LayerStep(NamedTuple):
 
 
 def power_of(skewness: float) -> int:
-    """The power whose step has the skewness closest to c."""
-    return min(POWERS, key=lambda power: abs(3 - 3 / power - skewness))
+    """The power whose step has the skewness closest to c; powers of two need few matrix products."""
+    return min((2, 4, 8, 16), key=lambda power: abs(3 - 3 / power - skewness))
 
 
 def layer_step(law: LayerLaw, V: Float[Array, "m m batch"]) -> LayerStep:
@@ -120,7 +103,7 @@ def layer_step(law: LayerLaw, V: Float[Array, "m m batch"]) -> LayerStep:
     Q, R = matmul(L, U), matmul(transpose(U), invert_lower(L))
     e = (delta[:, None] ** 2 + delta[None] ** 2) / tokens**2
     common, own = law.noise + law.mixing * e, law.own_noise + law.own_mixing * e
-    share = own / (LARGEST_SHARE * common)
+    share = own / (0.5 * common)  # their ratio is bounded by ½, and unchanged below half of that
     variance = _variance_of_entries(law.h * (1 + equal) * (common + own * bounded(share)), law.power)
     drift = law.drift[0] * attention_drift(V) + law.drift[1] * relu_drift(V)
     mean, square = _mean(law.h * conjugated(R, drift + law.more_drift), variance, law.power)

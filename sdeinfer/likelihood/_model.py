@@ -7,7 +7,7 @@ layer and observes a `CovariancePath`; `as_model` wraps it as an `EveryLayer`, `
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import xarray as xr
@@ -17,7 +17,7 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._bridges import Bridges
+from sdeinfer.likelihood._bridge import Bridges
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._program import inside, name_of
 from sdeinfer.likelihood._statistics import PathStatistics
@@ -89,15 +89,6 @@ class AbstractModel(abc.ABC):
         """Reduce prepared data further to what the joint density needs; it may pool networks."""
         return prepared
 
-    def blocks(self, prepared: Any) -> Iterator[tuple[Any, int | None]]:
-        """Split prepared data into blocks of one shape, each with its number of actual networks (all if None)."""
-        yield prepared, None
-
-    def entries(self, prepared: Any) -> int:
-        """Entries of the largest array of the likelihood at one draw, which bounds the draws evaluated at a time."""
-        del prepared
-        return 1
-
 
 @dataclasses.dataclass(frozen=True)
 class EveryLayer(AbstractModel):
@@ -113,23 +104,10 @@ class EveryLayer(AbstractModel):
         return not self.makes_layers or (isinstance(innermost, AbstractModel) and innermost.takes_architecture)
 
     def takes(self, path: AbstractPath) -> bool:
-        """Whether the networks have no groups."""
         return not isinstance(path, PathStatistics) or path.group is None
 
     def pool(self, prepared: AbstractPath) -> AbstractPath:
-        """Sum statistics over the networks of one width, unless the program needs every network."""
         return prepared.pooled() if isinstance(prepared, PathStatistics) and not self.each else prepared
-
-    def blocks(self, prepared: AbstractPath) -> Iterator[tuple[AbstractPath, int | None]]:
-        """Blocks of networks; a custom program, which may have its own plates, gets all networks at once."""
-        if self.makes_layers or not isinstance(prepared, PathStatistics):
-            yield prepared, None
-        else:
-            yield from prepared.blocks()
-
-    def entries(self, prepared: AbstractPath) -> int:
-        """Entries of the largest array of the likelihood at one draw."""
-        return prepared.entries if isinstance(prepared, PathStatistics) else 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +119,6 @@ class LatentLayers(AbstractModel):
     selection: Callable[[xr.Dataset], xr.Dataset] = lambda data: data
 
     def select(self, data: xr.Dataset) -> xr.Dataset:
-        """The layers that the model uses."""
         return self.selection(data)
 
 
@@ -153,15 +130,10 @@ class Groups(EveryLayer):
 
     @property
     def acceptance(self) -> float:
-        """Target acceptance probability of NUTS, larger than the default.
-
-        With many groups the posterior has narrow regions, at σ near zero and at a weakly identified τ0 or gap, where
-        longer steps sometimes diverge.
-        """
+        """Larger, as the posterior of many groups is narrow at σ near zero, where long steps diverge."""
         return 0.98
 
     def takes(self, path: AbstractPath) -> bool:
-        """Whether the networks have groups."""
         return isinstance(path, PathStatistics) and path.group is not None
 
 

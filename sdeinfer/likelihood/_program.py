@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import PyTree
 from numpyro import handlers
 from numpyro.distributions import ImproperUniform, MaskedDistribution, Unit
 from numpyro.primitives import Messenger
 
 from sdeinfer._files import InputError, first_line
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.likelihood._bridges import Bridged
+from sdeinfer.likelihood._bridge import Bridged
 from sdeinfer.likelihood._full_path import CovariancePath, FullPath
 from sdeinfer.likelihood._statistics import PathStatistics
 
@@ -24,36 +23,14 @@ PATH = "covariance"
 type Trace = Mapping[str, dict[str, Any]]
 
 
-class Shapes:
-    """The structure of a tree of arrays with their shapes and types; hashable."""
-
-    def __init__(self, tree: PyTree):
-        leaves, structure = jax.tree.flatten(tree)
-        self._key = structure, tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shapes) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def tree(self) -> PyTree:
-        """The tree, with shapes and types in place of arrays."""
-        structure, leaves = self._key
-        return structure.unflatten(leaves)
-
-
 def layer_of_each(program: Callable[[Any], None], statistics: PathStatistics) -> AbstractLayer | None:
-    """The layer that a program observes, of shapes, with a leading axis if each network has its own.
-
-    None of a program without a single one, as of a mixture.
-    """
-    return _observed_by(program, Shapes(statistics))[0]
+    """The layer, of shapes, with a leading axis if each network has its own; None without a single one."""
+    return _observed_by(program, statistics)[0]
 
 
 def shared_layer(program: Callable[[Any], None], one: PathStatistics, two: PathStatistics) -> AbstractLayer:
     """The layer that a program of one layer for all networks observes, for statistics of one network and of two."""
-    (layer, shapes), (_, others) = (_observed_by(program, Shapes(each)) for each in (one, two))
+    (layer, shapes), (_, others) = (_observed_by(program, each) for each in (one, two))
     name, of_each = name_of(program), [site for site in shapes if shapes[site] != others.get(site)]
     if any(leaf.ndim for leaf in jax.tree.leaves(layer)):
         of_each.append("the layer")
@@ -63,8 +40,9 @@ def shared_layer(program: Callable[[Any], None], one: PathStatistics, two: PathS
     return layer
 
 
-@functools.lru_cache(maxsize=64)
-def _observed_by(program: Callable[[Any], None], shapes: Shapes) -> tuple[AbstractLayer | None, dict[str, Any]]:
+def _observed_by(
+    program: Callable[[Any], None], statistics: PathStatistics
+) -> tuple[AbstractLayer | None, dict[str, Any]]:
     """The layer, and the shapes of all sites; of networks those of mask and scale, and how many lack."""
     sites: dict[str, Any] = {}
 
@@ -79,8 +57,7 @@ def _observed_by(program: Callable[[Any], None], shapes: Shapes) -> tuple[Abstra
                 sites[name] = jnp.shape(site["value"]), site["fn"].batch_shape
         return layer_in(trace)
 
-    layer = jax.eval_shape(run, shapes.tree())
-    return layer, sites
+    return jax.eval_shape(run, statistics), sites
 
 
 def _trace_of(program: Callable[[Any], None], statistics: PathStatistics) -> Trace:
@@ -103,7 +80,8 @@ def _trace_of(program: Callable[[Any], None], statistics: PathStatistics) -> Tra
 def _require_observed(program: Callable[[Any], None], trace: Trace, networks: int) -> None:
     """Raise an InputError if networks are not observed, or twice, or if another site has their name."""
     name = name_of(program)
-    if not any(observes_path(site) or _is_factor(site) for site in trace.values()):
+    laws = [_unwrapped(site["fn"]) for site in trace.values() if site["type"] == "sample"]
+    if not any(map(observes_path, trace.values())) and not any(isinstance(law, Unit) for law in laws):
         raise InputError(f"model: {name} must observe one si.likelihood.CovariancePath, obs=path.observed")
     each = {site: _paths_in(trace[site]["fn"])[0].path.networks for site in trace if observes_path(trace[site])}
     if len(each) > 1 and sum(each.values()) > networks:
@@ -154,10 +132,6 @@ def _paths_in(distribution: Any) -> list[FullPath]:
     base = _unwrapped(distribution)
     each = [_unwrapped(part) for part in getattr(base, "component_distributions", [base])]
     return [part for part in each if isinstance(part, FullPath)]
-
-
-def _is_factor(site: Mapping[str, Any]) -> bool:
-    return site["type"] == "sample" and isinstance(_unwrapped(site["fn"]), Unit)
 
 
 def _shape_of_mask(distribution: Any) -> tuple[int, ...]:

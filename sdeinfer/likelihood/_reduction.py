@@ -11,7 +11,7 @@ so e = 0 up to rounding for one term of every transition, and for several with a
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -23,29 +23,16 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers._finite_width import ATTENTION_NEXT, drift_count
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._statistics import NODES, PathStatistics, quadratic_pairs, repeated_widths, rows_of
+from sdeinfer.likelihood._statistics import NODES, PathStatistics, quadratic_pairs, rows_of
 from sdeinfer.likelihood._terms import Terms
 from sdeinfer.likelihood._transitions import BLOCK, Path
-
-ROUNDING = 64
-"""Bound, in units of eps times the largest δ, below which an eigenvalue δ counts as zero; e is quadratic in δ."""
-
-SMALL = 1e-3
-"""With a pattern, the largest e, relative to the largest of a transition, for which G is replaced by its mean."""
-
-ACCURACY = 1e-13
-"""Bound on the relative interpolation error."""
 
 
 class Layout(NamedTuple):
     """Nodes and mean features of statistics; statistics with the same layout can be added.
 
-    Attributes:
-        middle: midpoint of the range of log e for each pair, shape (p,).
-        half_width: half-width of that range, shape (p,).
-        nodes: number of Chebyshev points.
-        centre: f̄, the means of the finite-width features over a sample of the data, 0 for G; shape (features, p).
-        next_order: g₀, g₁ and the largest |g₀ + g₁ e| of the range of e, shape (3, p).
+    The range of log e of each pair, by its middle and half-width; the number of Chebyshev points; f̄, the means of the
+    finite-width features over a sample of the data, 0 for G; and g₀, g₁ and the largest |g₀ + g₁ e| of the range.
     """
 
     middle: np.ndarray
@@ -115,33 +102,29 @@ def _next_order_of(e: np.ndarray, G: np.ndarray, highest: np.ndarray, small: np.
 
 
 def _is_small(e: Float[np.ndarray, "transitions p"]) -> np.ndarray:
-    """Whether e is small for each pair, relative to the largest of a transition."""
-    return (e / np.maximum(e.max(axis=1, keepdims=True), np.finfo(e.dtype).tiny)).mean(axis=0) <= SMALL
+    """Whether e is small for each pair, relative to the largest of a transition: then G is replaced by its mean."""
+    return (e / np.maximum(e.max(axis=1, keepdims=True), np.finfo(e.dtype).tiny)).mean(axis=0) <= 1e-3
 
 
 def _sample_of_features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Means of the variance features, shape (features, p), and e and G, over a sample of the transitions."""
-    each = [terms for _, terms in terms_by_block(path.thinned(BLOCK))]
+    """Means of the variance features, and e and G, over a sample of the transitions."""
+    sample = path.thinned(BLOCK)
+    each = list(sample.over_blocks(sample.terms))
     variance, mixing = np.concatenate([x.variance for x in each]), np.concatenate([x.mixing for x in each])
     return variance.mean(axis=0), mixing, variance[:, ATTENTION_NEXT]
 
 
-def terms_by_block(path: Path) -> Iterator[tuple[np.ndarray, Terms]]:
-    """Iterate over blocks of transitions: their indices and their terms."""
-    yield from path.over_blocks(lambda block: (block, path.terms(block)))
-
-
 def nodes_needed(half_width: float) -> int:
-    """Smallest J in `NODES` (or beyond them) with ρ^{−J} ≤ `ACCURACY`, for log e in an interval of this half-width."""
+    """Smallest J in `NODES` (or beyond them) with ρ^{−J} ≤ 1e-13, for log e in an interval of this half-width."""
     slope = math.pi / half_width
     rho = slope + math.hypot(1.0, slope)
-    needed = -math.log(ACCURACY) / math.log(rho)
+    needed = -math.log(1e-13) / math.log(rho)
     return next((count for count in NODES if count >= needed), math.ceil(needed))
 
 
 def at_zero(e: np.ndarray) -> np.ndarray:
-    """Whether each e is zero up to rounding, relative to the largest e of its transition."""
-    return e <= (ROUNDING * float(jnp.finfo(float).eps)) ** 2 * e.max(axis=-1, keepdims=True)
+    """Whether each e, which is quadratic in δ, is zero up to the rounding of δ relative to the largest."""
+    return e <= (64 * float(jnp.finfo(float).eps)) ** 2 * e.max(axis=-1, keepdims=True)
 
 
 def require_finite(terms: Mapping[str, np.ndarray], network: np.ndarray) -> None:
@@ -154,10 +137,6 @@ def require_finite(terms: Mapping[str, np.ndarray], network: np.ndarray) -> None
 
 def angles(count: int) -> np.ndarray:
     return (np.arange(count) + 0.5) * math.pi / count
-
-
-CACHED = 2**20
-"""Bytes of the functions of e that are computed at a time."""
 
 
 def path_statistics(
@@ -173,7 +152,7 @@ def path_statistics(
     if pooled:
         sums = sums_of(path, layout=layout, widths=widths)
         return statistics_of_sums(sums, layout, widths, pattern=path.pattern, assumptions=assumptions)
-    own = {"width": width, "initial": path.initial}
+    own = {"width": width, "initial": path.covariance[:, 0]}
     found = statistics_of_sums(
         sums_of(path, layout=layout), layout, widths, pattern=path.pattern, assumptions=assumptions, **own
     )
@@ -204,7 +183,7 @@ def statistics_of_sums(
         centre=layout.centre,
         next_order=layout.next_order,
         constant=constant,
-        widths=repeated_widths(widths),
+        widths=widths,
         width=np.arange(len(constant)),
     )
     arrays = jax.device_put(jax.tree.map(_in_default_type, statistics | of_networks))
@@ -215,12 +194,11 @@ def sums_of(path: Path, *, layout: Layout, widths: Float[np.ndarray, " widths"] 
     """The sums over the transitions of each network, or of each of the widths."""
     p, nodes, group, groups = len(layout.middle), layout.nodes, path.network, len(path.width)
     if widths is not None:
-        group, groups = path.width_index(widths), len(repeated_widths(widths))
+        group, groups = path.width_index(widths), len(widths)
     weights = np.zeros((groups, p, rows_of(drift_count(path.pattern, path.others)), nodes + 1))
     constant = np.zeros(groups)
-    # The functions of so many transitions fit in the cache.
-    at_once = max(1, CACHED // (8 * p * (nodes + 1)))
-    for block, terms in terms_by_block(path):
+    at_once = max(1, 2**20 // (8 * p * (nodes + 1)))  # whose functions fit in the cache
+    for block, terms in path.over_blocks(lambda block: (block, path.terms(block))):
         require_finite(vars(terms), path.first + path.network[block])
         np.add.at(constant, group[block], terms.log_jacobian - p * math.log(2 * math.pi) / 2)
         data, e = _rows(terms), terms.mixing

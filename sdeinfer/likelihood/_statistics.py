@@ -1,12 +1,7 @@
-"""Sufficient statistics of a full path: a few thousand numbers per network.
+"""Sufficient statistics of a full path: a few thousand numbers per network, see `docs/theory/likelihood.md`.
 
-The log density of a path depends on the data through sums over its terms of data times a function of the term's e (see
-`Terms`): with variances v that are functions of e it is −½ Σ [(z − Σ_s θ_s b_s)²/v + log 2πv]. By the law of finite
-width, v also depends on features f_k of V (see `FiniteWidth`) in terms of O(1/n). Each f_k is replaced by its mean f̄_k
-over the data, and G, which is of second order in e, by e (g₀ + g₁ e), fitted to the data. `Transitions` have the exact
-law; `tests/benchmarks/test_mechanisms.py` compares the posteriors.
-
-The functions of e are interpolated at the nodes of a `Layout`, with weights computed in one pass over the data.
+By the law of finite width variances depend on features f_k of V in terms of O(1/n). Each f_k is replaced by its mean
+f̄_k over the data, and G, which is of second order in e, by e (g₀ + g₁ e), fitted to the data.
 """
 # pyright: reportIncompatibleMethodOverride=false
 # Equinox implements abstract properties by fields.
@@ -15,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -34,19 +28,12 @@ from sdeinfer.likelihood._path import AbstractPath, Adjustment
 from sdeinfer.likelihood._terms import Moments, bounded, moments_of, of_limits
 from sdeinfer.observation._dataset import Groups
 
-BLOCKS, BLOCK_ENTRIES = (64, 256), 2**25
-"""Numbers of networks for which programs are compiled, and a bound on the entries of their weights; fewer networks if
-there are many tokens."""
-
 NODES = (64, 192)
 """Numbers of nodes for which programs are compiled."""
 
 
 class Estimates(eqx.Module):
-    """Separate estimates of each group's parameters, in the coordinates of `Coordinates.unconstrained`.
-
-    They determine a sampler's coordinates and change no density.
-    """
+    """Estimates of each group's coordinates by itself, which determine a sampler's coordinates and no density."""
 
     centre: Float[Array, "groups parameters"]
     precision: Float[Array, "groups parameters"]
@@ -56,16 +43,13 @@ class PathStatistics(AbstractPath):
     """Sufficient statistics of observed paths under every shaped architecture.
 
     Attributes:
-        weights: sums over a network's terms of each of the `rows_of` rows, at each node of each pair; shape (networks,
-            rows, p, nodes).
-        nodes: values of e, the first 0; shape (p, nodes).
-        centre: f̄_k, shape (features, p).
-        next_order: g₀ and g₁ of e (g₀ + g₁ e), which stands for G, and the largest |g₀ + g₁ e|; shape (3, p).
-        constant: additive constant of the log density, log |∂z/∂dV| − ½ Σ log 2π; shape (networks,).
-        widths: the distinct widths n, ascending, padded by `repeated_widths`; shape (widths,). Of networks in groups,
-            the width of each pair of a group and a width.
-        width: index of each network into `widths`, shape (networks,).
-        adjustment: adjustment of the likelihood, possibly with a leading axis of widths.
+        weights: sums over a network's terms of each of the `rows_of` rows, at each node of each pair.
+        nodes: values of e, the first 0.
+        centre: f̄_k.
+        next_order: g₀ and g₁, and the largest |g₀ + g₁ e|.
+        constant: additive constant of the log density, log |∂z/∂dV| − ½ Σ log 2π.
+        widths: the distinct widths n, ascending; of networks in groups those of each pair of a group and a width.
+        width: index of each network into `widths`.
         initial: V of each network at its first layer; None if networks cannot be sampled.
         group: index of the group of each of `widths`; None for networks without groups.
     """
@@ -91,12 +75,22 @@ class PathStatistics(AbstractPath):
 
     @property
     def value(self) -> Float[Array | np.ndarray, "networks rows p nodes"]:
-        """The weights."""
         return self.weights
 
     def log_density(self, law: Limit | FiniteWidth, value: Any) -> Float[Array, " networks"]:
-        """Log density of each network."""
-        return log_density(law, self, jnp.asarray(value))
+        weights = jnp.asarray(value)
+        law = of_limits(law, len(self.widths)) if isinstance(law, Limit) else law
+        moments = jax.vmap(lambda law: moments_of(law, self.centre))(law)
+        drift, variance = moments.drift, jax.vmap(variance_at_nodes, (0, None))(moments, self)
+        quadratic = jax.vmap(products)(drift)
+        if self.networks == len(self.widths):
+            twice = jax.vmap(contracted)(quadratic[self.width], variance[self.width], weights)
+        else:
+            kernels = jax.vmap(kernel)(quadratic, variance)
+            of_widths = weights.reshape(self.networks, -1) @ kernels.reshape(len(self.widths), -1).T
+            twice = jnp.take_along_axis(of_widths, self.width[:, None], axis=1)[:, 0]
+        dispersion = jnp.ones(()) if self.adjustment is None else self.adjustment.dispersion
+        return self.constant - twice / (2 * jnp.broadcast_to(dispersion, self.widths.shape)[self.width])
 
     @property
     def group_of_network(self) -> Int[Array, " networks"]:
@@ -106,10 +100,10 @@ class PathStatistics(AbstractPath):
 
     @property
     def entries(self) -> int:
-        """Entries of the largest array of the likelihood at one draw: of a width, like the weights of a network."""
+        """Entries of the largest array of the likelihood at one draw; layers of groups are those of each network."""
         networks, rows, *nodes = self.weights.shape
-        # Without rows for widths of one network, see `_kernels.log_density`.
-        return len(self.widths) * math.prod(nodes) * (1 if networks == len(self.widths) else rows)
+        laws = len(self.widths) if self.group is None else networks
+        return laws * math.prod(nodes) * (1 if laws == networks else rows)  # see `log_density`
 
     def by_network(self) -> "PathStatistics":
         """The same data with one width, group and adjustment per network."""
@@ -121,8 +115,7 @@ class PathStatistics(AbstractPath):
         """The same data with one width for each pair of a group and a width."""
         width = np.asarray(self.widths)[np.asarray(self.width)]
         pairs, number = np.unique(np.stack([groups.group, width]), axis=1, return_inverse=True)
-        group, widths = (repeated_widths(row) for row in pairs)
-        arrays = {"widths": widths.astype(width.dtype), "width": number.reshape(-1), "group": group.astype(int)}
+        arrays = {"widths": pairs[1].astype(width.dtype), "width": number.reshape(-1), "group": pairs[0].astype(int)}
         return dataclasses.replace(self, **jax.device_put(arrays), groups=len(groups))
 
     def of_networks(self, networks: Int[np.ndarray, " some"]) -> "PathStatistics":
@@ -130,7 +123,7 @@ class PathStatistics(AbstractPath):
         distinct, width = np.unique(np.asarray(self.width)[networks], return_inverse=True)
         arrays = {
             **{name: np.asarray(getattr(self, name))[networks] for name in ("weights", "constant", "initial")},
-            "widths": repeated_widths(np.asarray(self.widths)[distinct]),
+            "widths": np.asarray(self.widths)[distinct],
             "width": width,
         }
         return dataclasses.replace(self, **jax.device_put(arrays), group=None, groups=0)
@@ -138,110 +131,47 @@ class PathStatistics(AbstractPath):
     def pooled(self) -> "PathStatistics":
         """The statistics summed over the networks of one width, and group; the joint likelihood is the same."""
         count, width = len(self.widths), np.asarray(self.width)
-        weights, constant = (_sums_by_group(np.asarray(x), width, count) for x in (self.weights, self.constant))
+        weights, constant = (np.zeros((count, *x.shape[1:]), x.dtype) for x in (self.weights, self.constant))
+        np.add.at(constant, width, np.asarray(self.constant))
+        for place, row in zip(width, np.asarray(self.weights), strict=True):
+            weights[place] += row
         number = np.arange(count, dtype=width.dtype)
         weights, constant, number = map(jax.device_put, (weights, constant, number))
         return dataclasses.replace(self, weights=weights, constant=constant, width=number, initial=None, depth=0)
 
-    def blocks(self) -> Iterator[tuple["PathStatistics", int]]:
-        """Blocks of networks, padded to one shape by networks without transitions, and each block's number of networks.
-
-        `initial` and `depth` are dropped.
-        """
-        size = next((size for size in BLOCKS if size >= self.networks), BLOCKS[-1])
-        size = min(size, max(1, BLOCK_ENTRIES // math.prod(self.weights.shape[1:])))
-        arrays = {name: np.asarray(getattr(self, name)) for name in ("weights", "constant", "width")}
-        for start in range(0, self.networks, size):
-            count = min(size, self.networks - start)
-            own = {
-                name: np.pad(x[start : start + count], ((0, size - count), *((0, 0),) * (x.ndim - 1)))
-                for name, x in arrays.items()
-            }
-            yield dataclasses.replace(self, **own, initial=None, depth=0), count
-
 
 def blank_statistics(
     tokens: int,
-    widths: int,
+    networks: int = 1,
     *,
-    networks: int | None = None,
     pattern: Pattern = EVERY_TOKEN,
     assumptions: Assumptions = NOTHING_ASSUMED,
 ) -> PathStatistics:
-    """Statistics without data, in the most common shapes for these tokens and widths; pooled if `networks` is None."""
+    """Statistics without data, in the most common shapes for these tokens."""
     p, nodes = tokens * (tokens + 1) // 2, NODES[0] + 1
-    count = len(repeated_widths(np.arange(widths)))
-    width = np.arange(count) if networks is None else np.zeros(networks, int)
     shapes: Any = jax.device_put(
         {
-            "weights": np.zeros((len(width), rows_of(drift_count(pattern, assumptions.other_terms)), p, nodes)),
+            "weights": np.zeros((networks, rows_of(drift_count(pattern, assumptions.other_terms)), p, nodes)),
             "nodes": np.ones((p, nodes)),
-            "centre": np.ones((FEATURES, p)),
+            "centre": np.ones((len(VARIANCE_FEATURES), p)),
             "next_order": np.zeros((3, p)),
-            "constant": np.zeros(len(width)),
-            "widths": np.full(count, 100.0),
-            "width": width,
+            "constant": np.zeros(networks),
+            "widths": np.full(1, 100.0),
+            "width": np.zeros(networks, int),
         }
     )
     return PathStatistics(**shapes, pattern=pattern, assumptions=assumptions)
 
 
-def repeated_widths(widths: np.ndarray) -> np.ndarray:
-    """Widths, with the last one repeated up to a power of two, which limits the number of compiled shapes."""
-    return np.pad(widths, (0, (1 << (len(widths) - 1).bit_length()) - len(widths)), mode="edge")
-
-
-def _sums_by_group(x: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    """Sums over the rows of each group, without a copy of the rows."""
-    sums = np.zeros((count, *x.shape[1:]), x.dtype)
-    for number, row in zip(group, x, strict=True):
-        sums[number] += row
-    return sums
-
-
-LARGEST_CHANGE = 0.75
-"""Bound on the relative change of attention's variance by G; changes below half of it are unchanged."""
-
-LIMIT_DRIFTS, FEATURES = 2, len(VARIANCE_FEATURES)
-
-
 @functools.cache
 def quadratic_pairs(drifts: int) -> list[tuple[int, int]]:
-    """Pairs (s, t), s ≤ t, whose products b_s b_t are summed, with b₀ = z; those of the limit, t ≤ 2, come first."""
-    pairs = itertools.combinations_with_replacement(range(1 + drifts), 2)
-    return sorted(pairs, key=lambda st: st[1] > LIMIT_DRIFTS)
+    """Pairs (s, t), s ≤ t, whose products b_s b_t are summed, with b₀ = z."""
+    return list(itertools.combinations_with_replacement(range(1 + drifts), 2))
 
 
 def rows_of(drifts: int) -> int:
     """Number of sums per node: of 1, and of b_s b_t."""
     return 1 + len(quadratic_pairs(drifts))
-
-
-def log_density(
-    law: Limit | FiniteWidth, path: "PathStatistics", weights: Float[Array, "networks rows p nodes"]
-) -> Float[Array, " networks"]:
-    """Log density of each network; see `AbstractPath.log_density`."""
-    if isinstance(law, Limit) and not law.others:
-        weights = weights[:, : rows_of(LIMIT_DRIFTS)]
-        drift = jnp.stack([law.attention_drift, law.relu_drift], axis=-1)
-        variance = law.linear_noise[..., None, None] + law.attention_noise[..., None, None] * path.nodes
-        drift, variance = (
-            jnp.broadcast_to(x, (len(path.widths), *x.shape[x.ndim - axes :]))
-            for x, axes in ((drift, 1), (variance, 2))
-        )
-    else:
-        law = of_limits(law, len(path.widths)) if isinstance(law, Limit) else law
-        moments = jax.vmap(lambda law: moments_of(law, path.centre))(law)
-        drift, variance = moments.drift, jax.vmap(variance_at_nodes, (0, None))(moments, path)
-    quadratic = jax.vmap(products)(drift)
-    if path.networks == len(path.widths):
-        twice = jax.vmap(contracted)(quadratic[path.width], variance[path.width], weights)
-    else:
-        kernels = jax.vmap(kernel)(quadratic, variance)
-        of_widths = weights.reshape(path.networks, -1) @ kernels.reshape(len(path.widths), -1).T
-        twice = jnp.take_along_axis(of_widths, path.width[:, None], axis=1)[:, 0]
-    dispersion = jnp.ones(()) if path.adjustment is None else path.adjustment.dispersion
-    return path.constant - twice / (2 * jnp.broadcast_to(dispersion, path.widths.shape)[path.width])
 
 
 def variance_at_nodes(moments: Moments, path: "PathStatistics") -> Float[Array, "p nodes"]:
@@ -251,7 +181,8 @@ def variance_at_nodes(moments: Moments, path: "PathStatistics") -> Float[Array, 
     change = moments.variance[ATTENTION_NEXT] * next_order / jnp.where(mixing > 0, mixing, 1.0)
     # One factor for all e of a pair, since interpolation needs a variance that is analytic in e.
     largest = moments.variance[ATTENTION_NEXT] * path.next_order[2][:, None] / jnp.where(mixing > 0, mixing, 1.0)
-    return moments.noise[:, None] + mixing * e * (1 + change * bounded(largest / LARGEST_CHANGE))
+    # Changes of the variance are bounded by ¾, and unchanged below half of that.
+    return moments.noise[:, None] + mixing * e * (1 + change * bounded(largest / 0.75))
 
 
 def kernel(quadratic: Float[Array, " count"], variance: Float[Array, "p nodes"]) -> Float[Array, "rows p nodes"]:

@@ -1,8 +1,8 @@
 """The data terms of the likelihood of transitions, and their means and variances by the law of a layer of width n."""
 
+import collections
 import hashlib
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +21,9 @@ from sdeinfer.layers import FiniteWidth, Limit
 from sdeinfer.layers._finite_width import VARIANCE_FEATURES, drift_terms, variance_terms
 from sdeinfer.terms import AbstractTerm
 
-REMEMBERED = 2**28
-"""Bytes of terms that are kept: those of 1,024 transitions of 8 tokens with a causal mask take 9 s, and a fit and its
-check pass over them ten times."""
-
-_TERMS: dict[bytes, "Terms"] = {}
-_LOCK = threading.Lock()
+REMEMBERED: collections.OrderedDict[bytes, "Terms"] = collections.OrderedDict()
+"""Terms of the last blocks of transitions: those of 1,024 transitions of 8 tokens with a causal mask take 9 s, and a
+fit and its check pass over them ten times."""
 
 ENTRIES = 2**17
 """Bound on the number of entries of the largest arrays (m³ per transition) computed at a time, to fit in a cache."""
@@ -37,13 +34,7 @@ class Terms(eqx.Module):
 
     Divided by √(h (1 + [i = j])), the p entries of dV in these coordinates are independent normals under the Euler
     chain of every architecture: z ~ N(θ₁ b₁ + θ₂ b₂, a + κ² e). See `FiniteWidth` for the corrections at finite width.
-
-    Attributes:
-        increments: z, shape (..., p).
-        drift: b₁, b₂, … of `layers.drift_terms`, in the coordinates of z; shape (..., drifts, p).
-        mixing: e, shape (..., p).
-        variance: f of `layers.variance_terms`, shape (..., features, p).
-        log_jacobian: log |∂z/∂dV|, to convert densities of z to densities of V; shape (...).
+    The fields are z, the b of `layers.drift_terms`, e, the f of `layers.variance_terms`, and log |∂z/∂dV|.
     """
 
     increments: Float[Any, "... p"]
@@ -95,27 +86,15 @@ def remembered_terms(
     pattern: Pattern,
     others: tuple[AbstractTerm, ...] = (),
 ) -> Terms:
-    """`terms_of` data with an attention pattern or many tokens, from the last `REMEMBERED` bytes of them.
-
-    A fit and its check pass over the same data some ten times. A pass costs O(m⁴) per transition, and with a pattern
-    O(p³).
-    """
-    key = hashlib.blake2b(b"".join(np.ascontiguousarray(x).tobytes() for x in (V, after, h)))
-    key.update(repr((pattern, others, V.shape, V.dtype)).encode())
-    with _LOCK:
-        found = _TERMS.pop(key.digest(), None)
-    found = terms_of(V, after, h, pattern=pattern, others=others) if found is None else found
-    with _LOCK:
-        _TERMS[key.digest()] = found
-        while len(_TERMS) > 1 and sum(x.nbytes for terms in _TERMS.values() for x in vars(terms).values()) > REMEMBERED:
-            _TERMS.pop(next(iter(_TERMS)))
-    return found
-
-
-def next_order_terms(V: Float[np.ndarray, "transitions m m"]) -> tuple[np.ndarray, np.ndarray]:
-    """Drift terms beyond the limit and variance features of V."""
-    drift = drift_terms(V)
-    return drift[2:].swapaxes(0, 1), variance_terms(V, coordinates(V), drift).swapaxes(0, 1)
+    """`terms_of` data with an attention pattern or many tokens, remembered."""
+    hashed = hashlib.blake2b(b"".join(np.ascontiguousarray(x).tobytes() for x in (V, after, h)))
+    hashed.update(repr((pattern, others, V.shape, V.dtype)).encode())
+    key = hashed.digest()
+    found = REMEMBERED.pop(key, None)
+    REMEMBERED[key] = terms_of(V, after, h, pattern=pattern, others=others) if found is None else found
+    while len(REMEMBERED) > 32:  # of at most 12 MB each, see `Path.blocks`
+        REMEMBERED.popitem(last=False)
+    return REMEMBERED[key]
 
 
 def in_blocks[T](function: Callable[..., T], V: Float[np.ndarray, "transitions m m"], *more: np.ndarray) -> T:
@@ -130,14 +109,8 @@ def in_blocks[T](function: Callable[..., T], V: Float[np.ndarray, "transitions m
 class Moments(eqx.Module):
     """z_p ~ N(Σ_s θ_s b_s, v), with v = noise + mixing · e + Σ_k (w_k + w′_k e)(f_k − f̄_k), for each pair p.
 
-    The contributions of the means f̄ are part of `noise` and `mixing`. Every field may have leading axes.
-
-    Attributes:
-        drift: θ_s, shape (drifts,).
-        noise: shape (p,).
-        mixing: shape (p,).
-        variance: w_k, shape (features,).
-        variance_mixing: w′_k, shape (features,).
+    The contributions of the means f̄ are part of `noise` and `mixing`; the fields `variance` and `variance_mixing` are w
+    and w′. Every field may have leading axes.
     """
 
     drift: Float[Any, "... drifts"]

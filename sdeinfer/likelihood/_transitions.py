@@ -18,7 +18,8 @@ from sdeinfer.covariance._diffusion import Spectrum
 from sdeinfer.covariance._matrix import singular
 from sdeinfer.covariance._pattern import EVERY_TOKEN, PATTERN_ATTRIBUTES
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
-from sdeinfer.likelihood._terms import Terms, in_blocks, next_order_terms, remembered_terms, terms_of
+from sdeinfer.layers._finite_width import drift_terms, variance_terms
+from sdeinfer.likelihood._terms import Terms, in_blocks, remembered_terms, terms_of
 from sdeinfer.observation import validate
 from sdeinfer.observation._dataset import outputs_of
 from sdeinfer.terms import AbstractTerm
@@ -79,7 +80,12 @@ class Path:
         self,
     ) -> tuple[Float[np.ndarray, "transitions more m m"], Float[np.ndarray, "transitions features p"]]:
         """Drift terms beyond the limit and variance features, at the starts of all transitions."""
-        return in_blocks(next_order_terms, self.starts(slice(None)))
+
+        def terms(V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            drift = drift_terms(V)
+            return drift[2:].swapaxes(0, 1), variance_terms(V, coordinates(V), drift).swapaxes(0, 1)
+
+        return in_blocks(terms, self.starts(slice(None)))
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Iterate over blocks of indices of all transitions."""
@@ -87,10 +93,7 @@ class Path:
         yield from (np.arange(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
     def over_blocks[T](self, function: Callable[[np.ndarray], T]) -> Iterator[T]:
-        """Iterate over the results of a function of blocks of indices, in order; threads compute the next ones.
-
-        The share of the blocks that are done shows on the line of the current phase.
-        """
+        """Iterate over the results of a function of blocks of indices, in order; threads compute the next ones."""
         blocks, cores = list(self.blocks()), os.cpu_count() or 1
         if len(blocks) == 1:
             yield function(blocks[0])
@@ -108,11 +111,6 @@ class Path:
         """The transitions with the given indices, in ascending order."""
         indices = np.sort(indices)
         return dataclasses.replace(self, network=self.network[indices], layer=self.layer[indices])
-
-    @property
-    def initial(self) -> Float[np.ndarray, "networks m m"]:
-        """V of each network at its first observed layer."""
-        return self.covariance[:, 0]
 
     def require_densities(self, chosen: np.ndarray | None = None, *, ends: bool = False) -> None:
         """Check that transitions have densities."""

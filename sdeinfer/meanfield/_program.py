@@ -20,9 +20,8 @@ from numpyro.distributions import constraints
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws
-from sdeinfer.infer._labels import NETWORK, Labels, stamp
 from sdeinfer.infer._predictive import labelled
-from sdeinfer.infer._problem import AbstractProblem, Prepared, pose
+from sdeinfer.infer._problem import NETWORK, AbstractProblem, Labels, Prepared, pose, stamp
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.meanfield._flow import SelfAttentionFlow

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sdeinfer as si
-from sdeinfer.infer._latent import draw_latent, log_prior, log_weights
+from sdeinfer.infer._metropolis import draw_latent, log_prior, log_weights
 from sdeinfer.layers import template
 from sdeinfer.likelihood._assumptions import Assumptions
 

@@ -125,16 +125,6 @@ def test_much_information_gives_the_sandwich_and_none_gives_nothing():
     assert _dispersion(0 * half, 0 * half, np.eye(4)) == 1
 
 
-@pytest.mark.slow
-def test_wide_networks_need_less_widening():
-    narrow, wide = (
-        float(adjusted(observed_path(sampled(400, width=width))).adjustment.dispersion) for width in (32, 512)
-    )
-    print(f"\ndispersion at n = 32 and 512: {narrow:.2f}, {wide:.2f}")
-    assert narrow > 1.3
-    assert 0.9 < wide < 1.15
-
-
 def test_statistics_for_a_law_of_finite_width_are_refused_by_the_limit():
     with pytest.raises(ValueError, match="path: these data were prepared for a law of finite width"):
         FullPath(si.ShapedTransformer(**TRUTH).limit(), statistics())

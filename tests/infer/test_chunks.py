@@ -16,7 +16,6 @@ from conftest import WARMUP
 
 import sdeinfer as si
 from sdeinfer._map_reduce import map_chunks, reduce_chunks
-from sdeinfer.infer._chunks import chunks_of
 from sdeinfer.observation import write
 from sdeinfer.observation._store import open_in_chunks
 
@@ -27,7 +26,6 @@ SETTINGS = {"chains": 2, "draws": 60, "warmup": WARMUP, "predictions": 20}
 @pytest.fixture
 def store(networks, tmp_path, monkeypatch):
     """Eight chunks of three networks each, of which one in three is in memory."""
-    monkeypatch.setattr("sdeinfer.infer._chunks.LEAST", 1)
     monkeypatch.setattr("sdeinfer.infer._chunks.KEPT", 8)
     part = networks.copy()
     part["covariance"].encoding = {"chunks": (3, *networks["covariance"].shape[1:])}
@@ -139,16 +137,6 @@ def test_networks_that_are_no_covariances_are_found(networks, chunks):
         prepared(faulty)
     with pytest.raises(si.InputError, match="networks 4 and 5: the same covariance"):
         prepared(twice)
-
-
-def test_small_chunks_are_read_together(chunks, monkeypatch):
-    each = 8 * chunks["covariance"][0].size
-    monkeypatch.setattr("sdeinfer.infer._chunks.LEAST", 9 * each)
-    found = chunks_of(chunks)
-    assert [(chunk.first, chunk.last) for chunk in found] == [(0, 9), (9, 18), (18, 24)]
-    V = found[1].read(np.arange(9) == 5)
-    np.testing.assert_array_equal(V[5], chunks["covariance"].values[14])
-    np.testing.assert_array_equal(V[4], np.broadcast_to(np.eye(3), V[4].shape))
 
 
 def test_what_data_in_chunks_are_not_for(networks, chunks, tmp_path):

@@ -13,12 +13,11 @@ import sdeinfer as si
 from sdeinfer.infer import predict
 from sdeinfer.infer._assume import problem_of
 from sdeinfer.layers import template
-from sdeinfer.layers._templates import ARCHITECTURES, attributes_of_layer
+from sdeinfer.layers._templates import attributes_of_layer
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._transitions import USED
 
 FULL_PATH = si.models.full_path
-TRANSFORMER = Assumptions(template("transformer"))
 
 
 def prepared_as_in(post, data):
@@ -68,12 +67,6 @@ def test_log_likelihood_and_prior_are_those_of_the_draws(fitted, networks):
     np.testing.assert_allclose(fitted["log_prior"]["tau0"].isel(chain=1, draw=7), log_normal, rtol=1e-10)
 
 
-def test_slopes_come_ordered_with_their_gap(fitted):
-    post = fitted["posterior"]
-    assert (post["c_plus"] >= post["c_minus"]).all()
-    np.testing.assert_allclose(post["c_plus"] - post["c_minus"], post["c_gap"], rtol=1e-10)
-
-
 def test_one_key_gives_one_posterior_and_a_second_fit_of_one_shape_compiles_nothing(fitted, networks, caplog):
     """The second fit has fewer chains and draws: chains do not depend on each other, nor on the chunks they run in."""
     short = {"chains": 1, "draws": 20, "warmup": WARMUP, "predictions": 20}
@@ -83,22 +76,6 @@ def test_one_key_gives_one_posterior_and_a_second_fit_of_one_shape_compiles_noth
     assert not [message for message in compiled if "Compiling" in message]
     first = fitted["posterior"]["gamma"].isel(chain=[0], draw=slice(20))
     np.testing.assert_array_equal(same["posterior"]["gamma"], first)
-
-
-@pytest.mark.parametrize(
-    "architecture", ["feedforward", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "attention"))]
-)
-def test_every_architecture_fits_its_own_networks(architecture):
-    kind = ARCHITECTURES[architecture]
-    truth = {"gamma": 0.6, "tau0": 1.0, "c_plus": 1.0, "c_minus": -3.0}
-    truth = {name: value for name, value in truth.items() if name in kind.__dataclass_fields__}
-    V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.4)
-    data = si.sample_networks(kind(**truth), V0, width=96, depth=10, networks=24, key=jr.key(1))
-    short = {"chains": 2, "draws": 50, "warmup": WARMUP, "predictions": 4}
-    post = si.fit(FULL_PATH, data, law="limit", **short, key=jr.key(2))
-    assert post.attrs["architecture"] == architecture
-    assert set(truth) <= set(post["posterior"].data_vars)
-    assert set(post["posterior"].data_vars) - set(truth) <= {"c_gap", "c_mean"}
 
 
 def test_predictions_start_at_the_observed_covariances_of_networks_of_any_width(networks):

@@ -10,14 +10,13 @@ import pytest
 import xarray as xr
 from budget import assert_distribution, assert_within
 from numpyro.infer import Predictive
-from scipy.special import expit, logit
+from scipy.special import logit
 from scipy.stats import halfnorm, lognorm, norm, uniform
 
 import sdeinfer as si
 from sdeinfer.infer import predict
 from sdeinfer.infer._assume import problem_of
 from sdeinfer.infer._densities import log_densities
-from sdeinfer.infer._grouped import WEAK
 from sdeinfer.layers import template
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._reduction import path_layout
@@ -141,7 +140,7 @@ def test_different_groups_are_recovered_and_alike_ones_shrink():
         assert_within((u.mean(axis=(0, 1)) - logit(truth)) / u.std(axis=(0, 1)), "logit gamma of groups")
         spreads.append(draws["gamma_sd"].values)
     different, alike = spreads
-    alone = 1 / np.sqrt(si.prepare(MODEL, data).estimates.precision[:, 0] + WEAK)
+    alone = 1 / np.sqrt(si.prepare(MODEL, data).estimates.precision[:, 0] + 4.0)
     print(f"sd between groups: {different.mean():.2f} for {logit(truth).std():.2f}, {alike.mean():.3f} for 0")
     print(f"sd of a group's logit gamma: {alone.mean():.3f} alone, {u.std(axis=(0, 1)).mean():.3f} with the others")
     assert np.quantile(different, 0.01) > np.quantile(alike, 0.99)
@@ -194,22 +193,3 @@ def test_bad_groups_are_refused():
     ):
         with pytest.raises(si.InputError, match=message):
             si.fit(MODEL, changed, law="limit", key=jr.key(0))
-
-
-@pytest.mark.slow
-def test_six_groups_of_transformers_are_sampled_well():
-    rng = np.random.default_rng(1)
-    u = 0.5 * rng.normal(size=(3, 6))
-    truth = {"gamma": expit(u[0]), "tau0": 0.6 * np.exp(0.6 * u[1]), "c_gap": 2 * np.exp(u[2])}
-    layers = [si.ShapedTransformer(gamma, tau0, 0.0, -gap) for gamma, tau0, gap in zip(*truth.values(), strict=True)]
-    sizes = {"width": 128, "depth": 16, "networks": 16}
-    data = together(group_of(layer, f"run {i}", seed=50 + i, **sizes) for i, layer in enumerate(layers))
-    post = si.fit(MODEL, data, predictions=10, key=jr.key(101))
-    rows = si.check(post, data).to_frame()
-    print(rows[["value", "threshold", "passed"]], si.summarise(post).to_string(), sep="\n")
-    assert rows.loc[["R-hat", "bulk ESS", "tail ESS", "divergences"], "passed"].all()
-    draws = post["posterior"].to_dataset()
-    for name, transform in {"gamma": logit, "tau0": np.log}.items():
-        found = transform(draws[f"group_{name}"])
-        z = (found.mean(("chain", "draw")) - transform(truth[name])) / found.std(("chain", "draw"))
-        assert_within(z, f"{name} of groups")

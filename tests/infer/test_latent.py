@@ -11,13 +11,11 @@ from numpyro.infer import MCMC, NUTS
 import sdeinfer as si
 from sdeinfer.infer import Metropolis, predict
 from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._latent import latent_mode
 from sdeinfer.infer._measures import logit_scale
+from sdeinfer.infer._metropolis import latent_mode
 from sdeinfer.infer._range import in_range, latent_time, spread_growth
 from sdeinfer.layers import template
-from sdeinfer.likelihood import any_transitions
 from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._bridges import bridges_of
 from sdeinfer.likelihood._transitions import used_of
 from sdeinfer.observation._dataset import outputs_of
 
@@ -115,7 +113,7 @@ def test_outputs_are_predicted_as_what_is_observed_of_them(data):
 def attention(monkeypatch):
     """Networks whose modes are those at latent layers of zero: normals of one precision are not those of the other."""
     monkeypatch.setattr(
-        "sdeinfer.infer._latent.draw_latent",
+        "sdeinfer.infer._metropolis.draw_latent",
         lambda model, prepared, key: jnp.zeros((len(prepared), *prepared.innovations)),
     )
     V0 = si.equicorrelated(tokens=2, correlation=0.0, norm=1.1)
@@ -151,16 +149,6 @@ def test_the_last_layer_alone_is_a_thinned_path(data):
     assert len(found) == 16
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(x, y)
-
-
-def test_bridges_of_a_path_know_their_networks_and_widths(data):
-    wide = data.assign_coords(width=("network", np.r_[[64] * 8, [128] * 8]))
-    bridges = bridges_of(any_transitions(wide.isel(layer=[0, 3, 4, 9])))
-    assert len(bridges) == 48
-    assert bridges.latent == 4
-    np.testing.assert_array_equal(bridges.layers[:3], [3, 1, 5])
-    np.testing.assert_array_equal(bridges.widths[bridges.width], np.repeat([64, 128], 24))
-    np.testing.assert_array_equal(bridges.by_network(jnp.ones(48)), np.full(16, 3.0))
 
 
 def test_outputs_are_reduced_to_their_covariance():

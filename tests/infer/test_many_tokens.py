@@ -1,19 +1,13 @@
 """Modes of 16 tokens, p = 136 terms a transition; and that blocks, which keep their memory bounded, do not show."""
 
-import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
 from budget import assert_within
 
 import sdeinfer as si
-from sdeinfer.infer import _densities
 from sdeinfer.infer._mode import layer_at, posterior_mode
-from sdeinfer.layers import template
-from sdeinfer.likelihood import _statistics, _terms, _transitions
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._reduction import path_statistics
+from sdeinfer.likelihood import _terms, _transitions
 from sdeinfer.likelihood._transitions import observed_path
 
 TRUTH = {"gamma": 0.5, "tau0": 0.4, "c_plus": 1.5, "c_minus": -2.0}
@@ -41,14 +35,6 @@ def test_modes_of_16_tokens_agree_with_the_truth():
     assert_within(z, "modes of 16 tokens")
 
 
-def test_blocks_have_a_bounded_number_of_terms():
-    V, layers = np.broadcast_to(np.eye(32), (5, 401, 32, 32)), np.tile(np.arange(400), 5)
-    path = _transitions.Path(V, np.full(5, 64.0), np.repeat(np.arange(5), 400), layers, np.ones(400, int))
-    blocks = list(path.blocks())
-    np.testing.assert_array_equal(np.concatenate(blocks), np.arange(2000))
-    assert 100 < max(map(len, blocks)) <= _transitions.BLOCK_TERMS / 528
-
-
 def test_remembered_terms_of_many_tokens_are_the_terms(monkeypatch):
     """Twice: computed, and then remembered."""
     monkeypatch.setattr(_transitions, "MANY_TOKENS", 3)
@@ -60,23 +46,3 @@ def test_remembered_terms_of_many_tokens_are_the_terms(monkeypatch):
         monkeypatch.setattr(_terms, "terms_of", None)
         for name, value in vars(expected).items():
             np.testing.assert_allclose(getattr(found, name), value, rtol=1e-12)
-
-
-def test_densities_in_small_blocks_are_the_same(monkeypatch):
-    model, shapes, evaluate = si.models.full_path, [], _densities._evaluate
-    statistics = path_statistics(observed_path(sampled(3)), assumptions=Assumptions(template("transformer")))
-    sites = {name: jnp.linspace(0.3, 0.6, 7)[None] for name in ("gamma", "tau0", "c_gap", "c_mean")}
-    whole, prior = _densities.log_densities(model, statistics, sites)
-
-    def watched(model, block, sites):
-        shapes.append((block.networks, len(sites["gamma"])))
-        return evaluate(model, block, sites)
-
-    entries = int(np.prod(statistics.weights.shape[1:]))
-    monkeypatch.setattr(_densities, "_evaluate", watched)
-    monkeypatch.setattr(_densities, "ENTRIES", 3 * entries)
-    monkeypatch.setattr(_statistics, "BLOCK_ENTRIES", 2 * entries)
-    parts, prior_of_parts = _densities.log_densities(model, jax.device_put(statistics), sites)
-    assert set(shapes) == {(2, 3)}
-    np.testing.assert_allclose(parts["covariance"], whole["covariance"], rtol=1e-12)
-    np.testing.assert_allclose(prior_of_parts["gamma"], prior["gamma"], rtol=1e-12)

@@ -35,6 +35,8 @@ def assumed(prior, law="limit") -> Assumptions:
         ({"gamma": dist.LogNormal(0, 1)}, "gamma must be in"),
         ({"gamma": dist.Beta(2, 2).expand([3])}, "a distribution of one number is needed"),
         ({"gamma": "wide"}, "a NumPyro distribution or a number is needed, got 'wide'"),
+        ({"c_gap": dist.Poisson(2.0)}, "c_gap: a continuous distribution with draws is needed, got Poisson"),
+        ({"c_gap": dist.ImproperUniform(dist.constraints.positive, (), ())}, "a continuous distribution with draws"),
     ],
 )
 def test_priors_that_cannot_be_are_refused(prior, message):
@@ -55,7 +57,7 @@ def test_equal_priors_share_compiled_programs():
 
 
 def test_a_fixed_coordinate_is_no_site():
-    blank = blank_statistics(2, 1, assumptions=assumed({"tau0": 1.5, "c_mean": 0.0}))
+    blank = blank_statistics(2, assumptions=assumed({"tau0": 1.5, "c_mean": 0.0}))
     assert set(latent_structure(full_path, blank)) == {"gamma", "c_gap"}
     trace = handlers.trace(handlers.seed(full_path, jr.key(0))).get_trace(blank)
     assert trace["tau0"]["type"] == "deterministic"
@@ -66,7 +68,7 @@ def test_a_fixed_coordinate_is_no_site():
 @pytest.mark.parametrize("prior", [{}, {"tau0": dist.Uniform(0.2, 3.0), "gamma": dist.Beta(8.0, 2.0)}, {"tau0": 1.5}])
 def test_coordinates_at_a_mode_are_those_of_the_sites_there(prior):
     """Whatever NumPyro's unconstrained values are; the standard deviations by a change of variables."""
-    blank = blank_statistics(2, 1, assumptions=assumed(prior))
+    blank = blank_statistics(2, assumptions=assumed(prior))
     sites = tuple(latent_structure(full_path, blank))
     x = np.linspace(-0.4, 0.7, len(sites))
     covariance = 0.01 * (np.eye(len(sites)) + 0.3)

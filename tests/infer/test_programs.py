@@ -21,10 +21,7 @@ from numpyro.infer.util import log_density
 
 import sdeinfer as si
 from sdeinfer.diagnostics._summary import identified_of
-from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._problem import Prepared
 from sdeinfer.likelihood import CovariancePath
-from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.observation import read_posterior
 from sdeinfer.report import figures, summary
 
@@ -178,20 +175,6 @@ def test_a_factor_has_the_density_of_its_mixture(data):
     path, at = si.prepare(EACH(mixture), data), {"gamma": jnp.array([0.4, 0.7])}
     ours, theirs = (float(density(program, path, at)) for program in (mixture, by_factor))
     assert theirs == pytest.approx(ours, rel=1e-10)
-    model = EACH(by_factor)
-    assert model.pool(path) is path
-    labels = problem_of(model, Assumptions(), networks=NETWORKS).labels(Prepared(path, path, data))
-    assert labels.densities["marginal"] == ["network"]
-
-
-def test_a_name_of_the_path_is_its_own(data):
-    @EACH
-    def other(path):
-        several(path)
-        numpyro.sample("covariance", dist.Normal(), obs=0.0)
-
-    with pytest.raises(si.InputError, match="covariance is the name of the observed networks"):
-        si.fit(other, data, key=jr.key(0))
 
 
 def calls(path):
@@ -282,19 +265,20 @@ def test_sites_with_constraints_of_vectors_are_fitted(data):
     assert_estimate([draws.mean(), draws.std()], [mean, sd], errors)
 
 
-def test_sites_without_gradients_or_draws_are_one_line(data):
-    def discrete(path):
-        k = numpyro.sample("k", dist.Categorical(jnp.full(2, 0.5)))
-        numpyro.sample("covariance", law(jnp.array([0.4, 0.6])[k], path), obs=path.observed)
+def discrete(path):
+    k = numpyro.sample("k", dist.Categorical(jnp.full(2, 0.5)))
+    numpyro.sample("covariance", law(jnp.array([0.4, 0.6])[k], path), obs=path.observed)
 
-    def improper(path):
-        gamma = numpyro.sample("gamma", dist.ImproperUniform(dist.constraints.unit_interval, (), ()))
-        numpyro.sample("covariance", law(gamma, path), obs=path.observed)
 
-    with pytest.raises(si.InputError, match="model: k of discrete is discrete, and has no gradient: sum it out"):
-        si.fit(discrete, data, key=jr.key(0))
-    with pytest.raises(si.InputError, match="model: gamma of improper has an improper prior, which cannot be drawn"):
-        si.fit(improper, data, key=jr.key(0))
+def improper(path):
+    gamma = numpyro.sample("gamma", dist.ImproperUniform(dist.constraints.unit_interval, (), ()))
+    numpyro.sample("covariance", law(gamma, path), obs=path.observed)
+
+
+@EACH
+def with_namesake(path):
+    several(path)
+    numpyro.sample("covariance", dist.Normal(), obs=0.0)
 
 
 def subsampled(path, size=None):
@@ -344,6 +328,9 @@ def test_a_path_takes_the_indices_of_a_plate(data):
             EACH(functools.partial(own_plate, obs_mask=jnp.arange(NETWORKS) < 3)),
             "model: V_unobserved of own_plate is not observed: .* fewer networks",
         ),
+        (discrete, "model: k of discrete is discrete, and has no gradient: sum it out"),
+        (improper, "model: gamma of improper has an improper prior, which cannot be drawn"),
+        (with_namesake, "covariance is the name of the observed networks"),
     ],
 )
 def test_what_is_not_declared_or_observed_is_one_line(program, message, data):
@@ -413,9 +400,3 @@ def test_values_of_another_shape_are_one_line(data):
     for shape in ((NETWORKS, 7, 3, 3), (3, 7, 2, 2), (NETWORKS, 4, 2, 2), (7, 2, 2), ()):
         with pytest.raises(si.InputError, match=r"value: path.observed is needed, or .* shape \(5, 7, 2, 2\)"):
             law(0.5, path).log_prob(jnp.ones(shape))
-
-
-@pytest.mark.parametrize("prior", [dist.Poisson(2.0), dist.ImproperUniform(dist.constraints.positive, (), ())])
-def test_priors_are_continuous_and_have_draws(prior, data):
-    with pytest.raises(si.InputError, match="prior: c_gap: a continuous distribution with draws is needed, got"):
-        si.fit(FULL_PATH, data, prior={"c_gap": prior}, key=jr.key(0))

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from budget import assert_variance
 from conftest import LAYERS
 from likelihood.paths import (
     LAWS,
@@ -15,10 +14,8 @@ from likelihood.paths import (
     statistics_of,
 )
 from references import wishart_path
-from tanh_mlp import TanhMLP
 
 import sdeinfer as si
-from sdeinfer.likelihood import CovariancePath
 from sdeinfer.likelihood._full_path import FullPath
 
 
@@ -70,16 +67,6 @@ def test_wide_networks_have_the_likelihood_of_the_limit():
     # The He constant differs from 1 by 1/√n.
     assert gaps[0] < 1e-2
     assert gaps[1] < gaps[0] / 8
-
-
-def test_sampled_paths_of_a_layer_without_a_chain_have_its_noise(key):
-    """Log V of one token has the variance 2/n a layer, next to which a curvature of 10⁻⁹ is none."""
-    width, layer = 50, TanhMLP(kappa=1e-9)
-    data = si.covariance_dataset(1 + 0.01 * np.arange(12.0).reshape(4, 3, 1, 1), width=width)
-    path = si.transitions(data, architecture=TanhMLP, law="limit")
-    V = CovariancePath(layer, path).sample(key, (4000,))
-    steps = np.diff(np.log(np.asarray(V)[..., 0, 0]), axis=-1).reshape(-1)
-    assert_variance(steps, 2 / width)
 
 
 def test_tiny_covariances_are_those_without_attention():

@@ -14,7 +14,7 @@ from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.infer._densities import log_densities
 from sdeinfer.infer._mode import potential_and_slope
 from sdeinfer.likelihood import CovariancePath, with_pattern
-from sdeinfer.likelihood._plain import Transitions, transitions_of
+from sdeinfer.likelihood._path import Transitions, transitions_of
 from sdeinfer.likelihood._reduction import path_statistics
 from sdeinfer.likelihood._terms import of_limits
 from sdeinfer.likelihood._transitions import USED, observed_path

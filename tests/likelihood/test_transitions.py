@@ -1,6 +1,3 @@
-import dataclasses
-import importlib
-
 import jax
 import numpy as np
 import pytest
@@ -33,16 +30,6 @@ def test_terms_of_finite_width_are_the_dense_normal(layer):
     logs = -(residual**2 / variance + np.log(2 * np.pi * variance)) / 2
     found = (logs.sum(axis=1) + terms.log_jacobian).sum()
     np.testing.assert_allclose(found, dense_log_likelihood(layer, path, WIDTH), rtol=1e-8)
-
-
-@pytest.mark.parametrize("pattern", [si.Pattern(), si.CAUSAL], ids=str)
-def test_terms_are_those_of_their_parts(monkeypatch, pattern):
-    path = path_of([wishart_path(3, 5, width=9, seed=s) for s in range(3)], width=9)
-    path = dataclasses.replace(path, pattern=pattern)
-    whole, mixing = path.terms(slice(None)), path.mixing(slice(None))
-    monkeypatch.setattr(importlib.import_module("sdeinfer.likelihood._terms"), "ENTRIES", 4 * 27)
-    jax.tree.map(np.testing.assert_array_equal, path.terms(slice(None)), whole)
-    np.testing.assert_array_equal(path.mixing(slice(None)), mixing)
 
 
 def test_one_token_has_no_drift_and_no_mixing():

@@ -242,7 +242,7 @@ REFUSED = {
     "fit data.nc --fix tau0=warm": ("--fix", "NAME=NUMBER", "tau0=warm"),
     "fit data.nc --fix tau=1": ("prior", "transformer samples gamma, tau0", "'tau'"),
     "check mu.nc": ("mu.nc", "not the result of a fit"),
-    "report partial.nc": ("group `constant_data` with `width`",),
+    "report partial.nc": ("which has the groups constant_data",),
     "observe --hidden-states bad.npy": ("bad.npy",),
     "observe --architecture mlp --causal": ("--causal: mlp has none",),
     "simulate --paths 2 --out none/paths.nc": ("paths.nc", "cannot be written"),

@@ -11,5 +11,9 @@ from ._over_depth import plot_gradient_norms as plot_gradient_norms
 from ._over_depth import plot_terminal_correlation as plot_terminal_correlation
 from ._samples import plot_bands as plot_bands
 from ._samples import plot_densities as plot_densities
+from ._style import finish as finish
+from ._style import legend_below as legend_below
+from ._style import look as look
+from ._style import panels_of as panels_of
 from ._tuned import plot_transfer as plot_transfer
 from ._tuned import plot_tuned as plot_tuned

@@ -10,6 +10,7 @@ from numpy_networks import Network, covariances
 
 import sdeinfer as si
 from sdeinfer.layers import template
+from sdeinfer.layers._templates import sizes_in_words
 
 SEEDS = {"in range": 150, "at the edge": 100, "wrong sizes": 8, "planted": 8}
 """Number of data sets of each group; of each case for wrong sizes and planted failures."""
@@ -139,5 +140,6 @@ def judged(group: str, name: str, seed: int) -> dict[str, Any]:
     if "c_plus" in known:
         known["c_gap"] = known["c_plus"] - known["c_minus"]
     found = fit_and_check(data, architecture, known, **options, key=jr.fold_in(key, 1))
-    named = any(architecture.in_words(size) in found.get("assumed", ()) for size in wrong)
+    words = sizes_in_words(architecture)
+    named = any(words[size] in found.get("assumed", ()) for size in wrong)
     return {"group": group, "name": name, "wrong_size_named": named, **found}

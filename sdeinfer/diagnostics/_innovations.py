@@ -48,7 +48,7 @@ DIRECTIONS = {
 }
 
 OMISSIONS = ("omitted order of the softmax", "finite width")
-"""What a law omits, of known size. Posterior standard deviations include the first."""
+"""Omissions of a law, whose sizes are known; posterior standard deviations include the first."""
 
 
 def innovation_tests(
@@ -74,7 +74,7 @@ def sums_of(posterior: Posterior) -> "Sums":
     kind = posterior.known_kind
     parts = [Sums.of(path, at, Omissions.of(kind, at, posterior.law)) for path, at in laws_of(posterior)]
     found = jax.tree.map(lambda *each: np.sum(each, axis=0), *parts)
-    # Of data in chunks more transitions were fitted than are kept: moves and sds are theirs, and tests of those kept.
+    # A fit of data in chunks keeps some of its transitions: moves and sds are of all, tests of those kept.
     kept = int(used_of(posterior.data).sum())
     times = float(posterior.tree.attrs.get("used_transitions", kept)) / kept
     names = ("along", "score", "information", "scatter", "of_networks", "omitted", "completed")

@@ -25,7 +25,7 @@ from sdeinfer.layers._templates import call_of, is_named, sizes_in_words
 
 
 class OwnTests(NamedTuple):
-    """What the tests of one kind of data say of a fit."""
+    """Verdicts and notes of the tests for one kind of data."""
 
     verdicts: list[Verdict]  # whether the data obey the law
     contractions: Mapping[str, Verdict]  # whether they say more of a parameter than its prior; of use if they obey it

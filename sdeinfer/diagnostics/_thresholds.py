@@ -63,7 +63,7 @@ FLOORS = 3.0
 DEVIATIONS = 4.0
 """Largest acceptable distance of the posterior mean from the truth, in posterior standard deviations."""
 
-# Of increments of branches, each where it is significant.
+# Thresholds for increments of branches; each counts where its test is significant.
 
 ALIKE = 1.1
 """Largest acceptable ratio of a strength of one layer to that of all, or its inverse."""

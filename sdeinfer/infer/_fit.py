@@ -95,7 +95,7 @@ def fit(
     prepared = prepared_of(problem, data, largest_logit, leave_out_damaged=leave_out_damaged)
     sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
     labels = problem.labels(prepared)
-    # Of the sampler, of the prior's draws, and of the predictions before and after the data.
+    # Keys of the sampler, the prior draws, and the predictions before and after the data.
     keys = [jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32)]
     before, layers = problem.prior(prepared, draws=sampler.draws, key=keys[1])
     before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)

@@ -1,4 +1,4 @@
-"""Metropolis–Hastings for a few parameters and many latent layers, and the functions of both that it needs.
+"""Metropolis–Hastings for a few parameters and many latent layers; densities and mode of models with latent layers.
 
 The innovations u of each bridge are standard normals a priori, and w(θ, u) is the likelihood (see `likelihood.bridge`).
 Every iteration first updates u at fixed θ: each bridge separately proposes innovations from their prior and accepts

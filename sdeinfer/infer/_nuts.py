@@ -24,19 +24,16 @@ class NUTS(AbstractMarkovChain):
     """NumPyro's NUTS with a dense mass matrix, or the blocks of `AbstractModel.dense`."""
 
     def start(self, posterior: Posterior, key: PRNGKeyArray) -> Any:
-        """The state returned by NumPyro's `init`."""
-        z = posterior.initial_position(key)
-        slope = jax.value_and_grad(posterior.potential)(z)
-        _, state = self.bind(posterior, jr.key_data(key), ParamInfo(z, *slope))
-        return state
+        """The state returned by NumPyro's `init`.
+
+        The gradient is that of the program that has found the mode, so that no other is compiled; JAX cannot trace it.
+        """
+        z = jax.device_get(_initial_position(posterior, key))
+        return _bound(self, posterior, jr.key_data(key), ParamInfo(z, *posterior.potential_and_slope(z)))
 
     def starts(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[Any, ...]:
-        """The states of `start`, with the gradient of the program that has found the mode: no other is compiled."""
-        states = []
-        for own in jr.split(key, self.chains):
-            z = jax.device_get(_initial_position(posterior, own))
-            states.append(_bound(self, posterior, jr.key_data(own), ParamInfo(z, *posterior.potential_and_slope(z))))
-        return tuple(states)
+        """The initial states of all chains."""
+        return tuple(self.start(posterior, own) for own in jr.split(key, self.chains))
 
     def step(self, posterior: Posterior, state: Any) -> tuple[Any, dict[str, Array], dict[str, Array]]:
         """One iteration of NumPyro's kernel."""

@@ -1,4 +1,4 @@
-"""What values say against hidden states and covariances as observations of independent networks.
+"""Doubts whether hidden states and covariances are observations of independent networks.
 
 Rounding, networks in the place of layers; no covariance at all, or one that was recorded twice.
 """

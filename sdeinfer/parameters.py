@@ -24,7 +24,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import ArrayLike, Float
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
@@ -89,10 +89,14 @@ class Parameter:
         convert = (lambda value: None if value is None else self.checked(value)) if optional else self.checked
         return eqx.field(converter=convert, metadata={"parameter": self}, **options)
 
-    def checked(self, value: ArrayLike) -> Array:
-        """Convert a value, or one for each network, to a floating-point array; check its range unless it is traced."""
+    def checked(self, value: ArrayLike) -> Any:
+        """Convert a value, or one for each network, to a floating-point array; check its range unless it is traced.
+
+        NumPy arrays in a type that JAX has stay in NumPy.
+        """
+        host = isinstance(value, np.ndarray) and value.dtype == jax.dtypes.canonicalize_dtype(value.dtype)
         try:
-            array = jnp.asarray(value)
+            array: Any = value if host else jnp.asarray(value)
         except (TypeError, ValueError) as error:
             raise InputError(f"{self.name}: a real scalar is needed, got {shown(value)}") from error
         if not jnp.issubdtype(array.dtype, jnp.number) or jnp.iscomplexobj(array):

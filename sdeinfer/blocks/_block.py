@@ -101,7 +101,7 @@ class Block(AbstractLayer):
         total = self.skip * X + increment
         return total if self.position == "pre" else normalised_tokens(total, self.norm)
 
-    def forward_covariance(
+    def forward_covariance(  # pyright: ignore[reportIncompatibleMethodOverride]  not `on_host`
         self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m 1 networks"]:
         """Draw S, then the noncentral Wishart variable V′ given S.

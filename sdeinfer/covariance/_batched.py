@@ -40,7 +40,10 @@ def identity_like[T: (Array, np.ndarray)](A: Float[T, "m m ..."]) -> Float[T, "m
 def matmul[T: (Array, np.ndarray)](A: Float[T, "m k *#batch"], B: Float[T, "k l *#batch"]) -> Float[Any, "m l ..."]:
     """A B."""
     if isinstance(A, np.ndarray) and isinstance(B, np.ndarray):
-        return np.einsum("ik...,kj...->ij...", A, B)
+        if A.shape[1] > UNROLLED:
+            return batch_last(batch_first(A) @ batch_first(B))
+        # Elementwise along the batch, so that a matrix has the same product in every batch, to the last bit.
+        return sum(A[:, k, None] * B[None, k] for k in range(1, A.shape[1])) + A[:, 0, None] * B[None, 0]
     factors = jnp.asarray(A), jnp.asarray(B)
     if A.shape[0] > UNROLLED:
         return batch_last(jnp.matmul(*map(batch_first, factors), precision="highest"))
@@ -59,9 +62,9 @@ def total(A: Float[Any, "m ..."], axis: int = 0) -> Any:
     return found if A.ndim > 1 else found[0]
 
 
-def gram(A: Float[Array, "m k ..."]) -> Float[Array, "m m ..."]:
+def gram[T: (Array, np.ndarray)](A: Float[T, "m k ..."]) -> Float[T, "m m ..."]:
     """A Aᵀ."""
-    return matmul(jnp.asarray(A), transpose(A))
+    return matmul(A, transpose(A))
 
 
 def cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
@@ -70,9 +73,9 @@ def cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     return jnp.where(definite, L, jnp.nan)
 
 
-def invert_lower(L: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+def invert_lower(L: Float[Any, "m m ..."]) -> Float[Any, "m m ..."]:
     """L⁻¹ for lower triangular L."""
-    if L.shape[0] > UNROLLED:
+    if isinstance(L, np.ndarray) or L.shape[0] > UNROLLED:
         return batch_last(inverse_lower(batch_first(L)))
     identity = jnp.broadcast_to(identity_like(L), L.shape)
     rows: list[Array] = []
@@ -169,12 +172,14 @@ def _lapack_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     return batch_last(jnp.linalg.cholesky(batch_first(A)))
 
 
-def batch_first(A: Float[Array, "m k ..."]) -> Float[Array, "... m k"]:
-    return jnp.moveaxis(A, (0, 1), (-2, -1))
+def batch_first[T: (Array, np.ndarray)](A: Float[T, "m k ..."]) -> Float[T, "... m k"]:
+    """The batch moved from the end of the axes to their start."""
+    return A.__array_namespace__().moveaxis(A, (0, 1), (-2, -1))
 
 
-def batch_last(A: Float[Array, "... m k"]) -> Float[Array, "m k ..."]:
-    return jnp.moveaxis(A, (-2, -1), (0, 1))
+def batch_last[T: (Array, np.ndarray)](A: Float[T, "... m k"]) -> Float[T, "m k ..."]:
+    """The batch moved from the start of the axes to their end."""
+    return A.__array_namespace__().moveaxis(A, (-2, -1), (0, 1))
 
 
 def product(A: Float[Array, "m k *#batch"], B: Float[Array, "k l *#batch"]) -> Float[Array, "m l ..."]:

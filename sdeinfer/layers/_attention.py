@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, given
@@ -18,8 +19,7 @@ from sdeinfer.covariance._matrix import is_concrete, reciprocal
 from sdeinfer.covariance._pattern import EVERY_TOKEN, centring, require_pattern
 from sdeinfer.layers._base import AbstractLayer, heads_in_words, projection_in_words, shortcut, size
 from sdeinfer.layers._finite_width import FiniteWidth, weights
-from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._wishart import factor, residual_covariance, whole, wishart_draws, wishart_factor
+from sdeinfer.layers._wishart import Keys, factor, residual_covariance, whole, wishart_draws, wishart_factor
 from sdeinfer.parameters import GAMMA, TAU0, Parameter
 from sdeinfer.terms._limit import Limit
 
@@ -50,6 +50,7 @@ class ShapedAttention(AbstractLayer):
     """
 
     architecture: ClassVar[str | None] = "attention"
+    on_host: ClassVar[bool] = True
 
     gamma: Float[Any, ""] = GAMMA.field()
     tau0: Float[Any, ""] = TAU0.field()
@@ -97,11 +98,12 @@ class ShapedAttention(AbstractLayer):
         self._key_width(width)
 
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
-    ) -> Float[Array, "m m blocks networks"]:
+        self, V: Float[Any, "m m blocks networks"], *, width: Int[Any, ""] | int, keys: Keys
+    ) -> Float[Any, "m m blocks networks"]:
         """Noncentral Wishart given A: the branch has S = A V Aᵀ in each head's columns, or after the projection."""
         tokens, _, blocks, _ = V.shape
-        dtype, heads, n = V.dtype, self.heads, jnp.asarray(width, V.dtype)
+        xp, dtype, heads = V.__array_namespace__(), V.dtype, self.heads
+        n = xp.asarray(width, dtype=dtype)
         key_width = width // heads if self.key_width is None else self.key_width
         freedom = [key_width, width // blocks - tokens, *([width // heads] if self.output_projection else [])]
         # Two further normal matrices: the keys, and the branch in the directions of X.
@@ -114,15 +116,15 @@ class ShapedAttention(AbstractLayer):
         # Queries are L G_Q, keys L G_K. Since G_Q = B · (orthonormal rows), G_Q G_Kᵀ has the law of B · normals.
         Y = matmul(matmul(L, matmul(B[:, :, :heads], right[:, :, :heads])), transpose(L))
         flat = self._flat(tokens, dtype)[:, :, None, None]
-        scores = jnp.where(flat > 0, Y / (self.tau0 * jnp.sqrt(n * jnp.asarray(key_width, dtype))), -jnp.inf)
+        scores = xp.where(flat > 0, Y / (self.tau0 * xp.sqrt(n * xp.asarray(key_width, dtype=dtype))), -np.inf)
         A_less_I = _softmax(scores) - _times(self.gamma2, flat)
         # A L, in a form that keeps equal tokens equal bit for bit.
         F = _times(self.gamma1, L) + matmul(A_less_I, L)
         if self.output_projection:
             # Given the concatenated heads Z, the columns of Z W_O/√n are N(0, Z Zᵀ/n).
-            F = factor(whole(gram(matmul(F, projection[0][:, :, :heads]) / jnp.sqrt(n))))
+            F = factor(whole(gram(matmul(F, projection[0][:, :, :heads]) / xp.sqrt(n))))
         else:
-            F = jnp.repeat(F, blocks // heads, axis=2)
+            F = xp.repeat(F, blocks // heads, axis=2)
         return residual_covariance(
             L if V_whole is V else factor(V),
             F,
@@ -133,9 +135,9 @@ class ShapedAttention(AbstractLayer):
             far=own[:, :, :blocks],
         )
 
-    def _flat(self, tokens: int, dtype: jnp.dtype) -> Float[Array, "m m"]:
+    def _flat(self, tokens: int, dtype: jnp.dtype) -> Float[np.ndarray, "m m"]:
         """Softmax of equal logits: 1/m_α for the tokens to which row α attends, 0 for the others."""
-        return jnp.asarray(centring(self.pattern, tokens).mean, dtype)
+        return np.asarray(centring(self.pattern, tokens).mean, dtype)
 
     def _key_width(self, width: int) -> int:
         if width % self.heads != 0:
@@ -196,14 +198,16 @@ class ShapedAttention(AbstractLayer):
         return layer
 
 
-def _times(gain: Float[Array, ""] | None, A: Array) -> Array:
+def _times(gain: Float[Any, ""] | None, A: Any) -> Any:
     return A if gain is None else gain * A
 
 
-def _softmax(Y: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
+def _softmax(Y: Float[Any, "m m ..."]) -> Float[Any, "m m ..."]:
     """Softmax of each row."""
-    # Without the barrier XLA recomputes Y at each use with different rounding; huge logits would then give 0/0.
-    Y = jax.lax.optimization_barrier(Y)
-    largest = functools.reduce(jnp.maximum, [Y[:, k] for k in range(Y.shape[1])])
-    weights = jnp.exp(Y - largest[:, None])
+    if not isinstance(Y, np.ndarray):
+        # Without the barrier XLA recomputes Y at each use with different rounding; huge logits would then give 0/0.
+        Y = jax.lax.optimization_barrier(Y)
+    xp = Y.__array_namespace__()
+    largest = functools.reduce(xp.maximum, [Y[:, k] for k in range(Y.shape[1])])
+    weights = xp.exp(Y - largest[:, None])
     return weights / total(weights, axis=1)[:, None]

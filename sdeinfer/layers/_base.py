@@ -19,7 +19,7 @@ from sdeinfer._html import render
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._matrix import is_concrete
 from sdeinfer.layers._finite_width import FiniteWidth
-from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._wishart import Keys
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
 from sdeinfer.terms import AbstractTerm
 from sdeinfer.terms._limit import Limit
@@ -34,9 +34,11 @@ class AbstractLayer(eqx.Module):
 
     Attributes:
         architecture: name of the type in files and on the command line; None for a type without one.
+        on_host: whether `forward_covariance` maps NumPy arrays to NumPy arrays, so that sampling compiles nothing.
     """
 
     architecture: ClassVar[str | None] = None
+    on_host: ClassVar[bool] = False
 
     @abc.abstractmethod
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:
@@ -62,8 +64,8 @@ class AbstractLayer(eqx.Module):
         raise InputError(f"law: {type(self).__name__} has no law of finite width; use law='limit'")
 
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
-    ) -> Float[Array, "m m blocks networks"]:
+        self, V: Float[Any, "m m blocks networks"], *, width: Int[Any, ""] | int, keys: Keys
+    ) -> Float[Any, "m m blocks networks"]:
         """Draw the covariances of the outputs of `forward` for many networks, without drawing weights.
 
         The law of X′ depends on X only through V, up to a rotation of the columns within each block.
@@ -215,9 +217,10 @@ def has_limit(layer: AbstractLayer) -> bool:
 _limit = jax.jit(limit_of, compiler_options=RUN_ONCE)
 
 
-def shortcut(gamma: Float[Array, ""]) -> Float[Array, ""]:
+def shortcut(gamma: Float[Any, ""]) -> Float[Any, ""]:
     """Strength of the shortcut, λ = √(1 − γ²)."""
-    return jnp.sqrt((1 - gamma) * (1 + gamma))
+    xp: Any = jnp if isinstance(gamma, jax.Array) else np
+    return xp.sqrt((1 - gamma) * (1 + gamma))
 
 
 def size(default: Any, in_words: Callable[[Any], str]) -> Any:

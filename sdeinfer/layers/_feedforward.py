@@ -1,11 +1,13 @@
 """Layers of the shaped ReLU σ_s(x) = s₊ max(x, 0) + s₋ min(x, 0), s± = 1 + c±/√n: the MLP and the residual layer."""
 
+import functools
 import math
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
@@ -13,8 +15,8 @@ from sdeinfer.covariance._batched import gram, matmul
 from sdeinfer.covariance._matrix import reciprocal
 from sdeinfer.layers._base import AbstractLayer, expansion_in_words, shortcut, size
 from sdeinfer.layers._finite_width import FiniteWidth
-from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import (
+    Keys,
     column_sum,
     factor,
     residual_covariance,
@@ -27,7 +29,7 @@ from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA
 from sdeinfer.terms._limit import Limit
 
 
-def shaped_relu(x: Array, c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: ArrayLike) -> Array:
+def shaped_relu[T: (Array, np.ndarray)](x: T, c_plus: Float[Any, ""], c_minus: Float[Any, ""], width: ArrayLike) -> T:
     """√c σ_s(x): the shaped ReLU of Eq. 4 with its He constant c, E[(√c σ_s(g))²] = 1 for g ~ N(0, 1).
 
     Arguments:
@@ -36,10 +38,11 @@ def shaped_relu(x: Array, c_plus: Float[Array, ""], c_minus: Float[Array, ""], w
         c_minus: c₋ of the slope s₋ = 1 + c₋/√n for x < 0.
         width: n.
     """
-    root = jnp.sqrt(jnp.asarray(width, x.dtype))
+    xp = x.__array_namespace__()
+    root = xp.sqrt(xp.asarray(width, dtype=x.dtype))
     s_plus, s_minus = 1 + c_plus / root, 1 + c_minus / root
     he = 2 / (s_plus**2 + s_minus**2)
-    return jnp.sqrt(he) * (s_plus * jnp.maximum(x, 0) + s_minus * jnp.minimum(x, 0))
+    return x * xp.where(x > 0, xp.sqrt(he) * s_plus, xp.sqrt(he) * s_minus)
 
 
 def relu_kink(c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: ArrayLike) -> Float[Array, ""]:
@@ -62,6 +65,7 @@ class ShapedMLP(AbstractLayer):
     """
 
     architecture: ClassVar[str | None] = "mlp"
+    on_host: ClassVar[bool] = True
 
     c_plus: Float[Any, ""] = C_PLUS.field()
     c_minus: Float[Any, ""] = C_MINUS.field()
@@ -78,21 +82,19 @@ class ShapedMLP(AbstractLayer):
         return 2.0
 
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
-    ) -> Float[Array, "m m blocks networks"]:
+        self, V: Float[Any, "m m blocks networks"], *, width: Int[Any, ""] | int, keys: Keys
+    ) -> Float[Any, "m m blocks networks"]:
         """V′ ~ Wishart(n, S/n), S = (c/n) σ_s(X) σ_s(X)ᵀ; given V = XXᵀ/n, X has uniformly random directions."""
         tokens, _, blocks, _ = V.shape
-        n, freedom = jnp.asarray(width, V.dtype), width // blocks
+        xp, freedom = V.__array_namespace__(), width // blocks
+        n = xp.asarray(width, dtype=V.dtype)
         sizes = {"tokens": tokens, "blocks": blocks, "dtype": V.dtype, "keys": keys}
         # The same columns are drawn twice: first for their Gram matrix, then for their images.
-        K = with_gram(V, column_sum(lambda G: G, freedom, **sizes) / n)
-
-        def images(G):
-            return shaped_relu(matmul(K, G), self.c_plus, self.c_minus, width)
-
-        F = factor(whole(column_sum(images, freedom, **sizes)) / n)
+        K = with_gram(V, column_sum(None, lambda G: G, freedom, **sizes) / n)
+        relu = functools.partial(shaped_relu, c_plus=self.c_plus, c_minus=self.c_minus, width=width)
+        F = factor(whole(column_sum(K, relu, freedom, **sizes)) / n)
         drawn = wishart_draws([freedom], **sizes)
-        return gram(matmul(F, wishart_factor(freedom, drawn.normals[0], drawn.chi[0])) / jnp.sqrt(n))
+        return gram(matmul(F, wishart_factor(freedom, drawn.normals[0], drawn.chi[0])) / xp.sqrt(n))
 
     def limit(self) -> Limit:
         """Eq. 20."""
@@ -119,6 +121,7 @@ class ResidualFeedForward(AbstractLayer):
     """
 
     architecture: ClassVar[str | None] = "feedforward"
+    on_host: ClassVar[bool] = True
 
     gamma: Float[Any, ""] = GAMMA.field()
     c_plus: Float[Any, ""] = C_PLUS.field()
@@ -148,18 +151,17 @@ class ResidualFeedForward(AbstractLayer):
         hidden_units(self.expansion, width)
 
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
-    ) -> Float[Array, "m m blocks networks"]:
+        self, V: Float[Any, "m m blocks networks"], *, width: Int[Any, ""] | int, keys: Keys
+    ) -> Float[Any, "m m blocks networks"]:
         """Noncentral Wishart given S = (c/(rn)) σ_s(h) σ_s(h)ᵀ; the rn columns of h = X W_pre/√n are N(0, V)."""
         tokens, _, blocks, _ = V.shape
-        units = jnp.round(self.expansion * jnp.asarray(width)).astype(int)
+        xp = V.__array_namespace__()
+        units = xp.round(self.expansion * xp.asarray(width)).astype(int)
         V_whole = whole(V)
         L = factor(V_whole)
 
-        def images(G):
-            return shaped_relu(matmul(L, G), self.c_plus, self.c_minus, width)
-
-        S = column_sum(images, units, tokens=tokens, blocks=1, dtype=V.dtype, keys=keys) / units.astype(V.dtype)
+        relu = functools.partial(shaped_relu, c_plus=self.c_plus, c_minus=self.c_minus, width=width)
+        S = column_sum(L, relu, units, tokens=tokens, blocks=1, dtype=V.dtype, keys=keys) / units.astype(V.dtype)
         freedom = width // blocks - tokens
         drawn = wishart_draws([freedom], tokens=tokens, blocks=blocks, normals=1, dtype=V.dtype, keys=keys)
         return residual_covariance(

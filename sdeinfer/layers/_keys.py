@@ -15,6 +15,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, UInt32
 
+CHI, COLUMNS = 1, 2
+"""Streams of a layer's keys; stream 0 is used for the matrices of normals."""
+
 
 class NetworkKeys(eqx.Module):
     """One key per network; the draws of a network depend on its own key only.
@@ -57,6 +60,30 @@ class NetworkKeys(eqx.Module):
         normals, _ = _box_muller(one[:count], other[:count], dtype)
         uniforms = _joined(_uniform(one[count:], dtype), _uniform(other[count:], dtype), shape)
         return normals.reshape(*shape, normals.shape[-1]), uniforms
+
+    def chi(self, freedom: Integer[Array, " k"], *, blocks: int, dtype: Any) -> Float[Array, "k blocks networks"]:
+        """Chi variables from stream `CHI`, by the rejection method of Marsaglia & Tsang (2000), exact for every ν ≥ 1.
+
+        Let d = ν/2 − 1/3 and 3√d u ~ N(0, 1). Then 2d (1 + u)³, accepted with probability exp f(u),
+        f(u) = 3d (log(1 + u) − u + u²/2 − u³/3) ≤ 0, is chi-square with ν degrees of freedom; one in 18ν is rejected.
+        """
+        d = (jnp.asarray(freedom).astype(dtype) / 2 - 1 / 3)[:, None, None]
+        shape = (len(d), blocks)
+
+        def propose(state):
+            attempt, chi, kept = state
+            normals, uniforms = self.normals_and_uniforms(shape, dtype, stream=CHI, block=attempt)
+            u = normals / (3 * jnp.sqrt(d))
+            positive = u > -1
+            u = jnp.where(positive, u, 0.0)
+            log_probability = 3 * d * (jnp.log1p(u) - u * (1 - u * (1 / 2 - u / 3)))
+            accepted = positive & (uniforms < jnp.exp(log_probability))
+            chi = jnp.where(kept, chi, jnp.sqrt(2 * d * (1 + u)) * (1 + u))
+            return attempt + 1, chi, kept | accepted
+
+        start = jnp.zeros((*shape, self.high.shape[0]), dtype)
+        _, chi, _ = jax.lax.while_loop(lambda state: ~state[2].all(), propose, (0, start, start > 0))
+        return chi
 
     def _words(self, count: int, stream: int, block: Integer[Array, ""] | int) -> tuple[Array, Array]:
         index = jnp.asarray(block, jnp.uint32) * count + jnp.arange(count, dtype=jnp.uint32)

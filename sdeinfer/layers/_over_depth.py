@@ -135,6 +135,11 @@ class OverDepth(AbstractLayer):
             self.layer.declared()[name].checked(values[name])
 
     @property
+    def on_host(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the layer has a chain of NumPy arrays."""
+        return self.layer.on_host
+
+    @property
     def column_blocks(self) -> int:
         """Number of column blocks of the layer."""
         return self.layer.column_blocks
@@ -159,6 +164,6 @@ class OverDepth(AbstractLayer):
         return parameter_cell(title, self.layer, self.layer.declared(), values)
 
 
-def layer_time(number: Int[Array, ""], width: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, ""]:
+def layer_time(number: Int[Any, ""], width: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Any, ""]:
     """Depth-time of the middle of a layer, counted from 0."""
     return (number.astype(dtype) + 0.5) / width

@@ -20,7 +20,7 @@ from sdeinfer.layers._attention import ShapedAttention
 from sdeinfer.layers._base import AbstractLayer, expansion_in_words, heads_in_words, projection_in_words, size
 from sdeinfer.layers._feedforward import ResidualFeedForward, ShapedMLP, check_expansion
 from sdeinfer.layers._finite_width import FiniteWidth
-from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._wishart import Keys
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA, TAU0, Parameter
 from sdeinfer.terms._limit import Limit
 
@@ -44,6 +44,11 @@ class AbstractStack(AbstractLayer):
         return X
 
     @property
+    def on_host(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether all parts have chains of NumPy arrays."""
+        return all(part.on_host for part in self.parts)
+
+    @property
     def column_blocks(self) -> int:
         """Least common multiple of the layers' numbers of column blocks."""
         return math.lcm(*(layer.column_blocks for layer in self.parts))
@@ -54,8 +59,8 @@ class AbstractStack(AbstractLayer):
             layer.check_width(width)
 
     def forward_covariance(
-        self, V: Float[Array, "m m blocks networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
-    ) -> Float[Array, "m m blocks networks"]:
+        self, V: Float[Any, "m m blocks networks"], *, width: Int[Any, ""] | int, keys: Keys
+    ) -> Float[Any, "m m blocks networks"]:
         """Apply the layers' `forward_covariance` in order."""
         for layer, layer_keys in zip(self.parts, keys.split(len(self.parts)), strict=True):
             V = layer.forward_covariance(V, width=width, keys=layer_keys)

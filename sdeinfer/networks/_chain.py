@@ -1,15 +1,20 @@
 """The covariance of a finite network as a Markov chain, drawn without the network's weights."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance._batched import gram, matmul, transpose
-from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers import AbstractLayer, Stack
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._over_depth import layer_time
-from sdeinfer.layers._wishart import whole, wishart_draws, wishart_factor, with_gram
+from sdeinfer.layers._stack import AbstractStack
+from sdeinfer.layers._streams import NetworkStreams
+from sdeinfer.layers._wishart import Keys, whole, wishart_draws, wishart_factor, with_gram
 
 
 def covariance_chain(
@@ -62,6 +67,37 @@ def covariance_chain(
     return jnp.concatenate([V0[:, None], jnp.moveaxis(path, -1, 0)], axis=1)
 
 
+def host_chain(
+    layer: AbstractLayer,
+    V0: Float[np.ndarray, "networks m m"],
+    *,
+    width: int,
+    observed: int,
+    observe_every: int,
+    streams: NetworkStreams,
+) -> Float[np.ndarray, "networks observed m m"]:
+    """`covariance_chain` by NumPy, for a layer that is `on_host`: nothing is compiled."""
+    start, layers = streams.split(2)
+    V = _initial_blocks(np.moveaxis(V0, 0, -1)[:, :, None], layer.column_blocks, width, start)
+    path = np.empty((len(V0), observed + 1, *V0.shape[1:]), V0.dtype)
+    path[:, 0] = V0
+    here, parts = None, layer
+    for number in range(observed * observe_every):
+        before, here = here, layer.at(layer_time(np.int32(number), width, V.dtype))
+        if here is not before:
+            parts = jax.tree.map(lambda value: np.asarray(value, V0.dtype), _in_parts(here))
+        V = parts.forward_covariance(V, width=width, keys=layers.fold_in(number))
+        if (number + 1) % observe_every == 0:
+            full: Any = whole(V)[:, :, 0]
+            path[:, (number + 1) // observe_every] = np.moveaxis((full + transpose(full)) / 2, -1, 0)
+    return path
+
+
+def _in_parts(layer: AbstractLayer) -> AbstractLayer:
+    """The same layer; the parts of a shaped Transformer are not made again at each depth."""
+    return Stack(layer.parts) if isinstance(layer, AbstractStack) else layer
+
+
 def check_chain_width(layer: AbstractLayer, *, tokens: int, width: int) -> None:
     """Raise `InputError` for a width at which the chain is not defined: see `covariance_chain`."""
     blocks = layer.column_blocks
@@ -77,12 +113,13 @@ def check_chain_width(layer: AbstractLayer, *, tokens: int, width: int) -> None:
 
 
 def _initial_blocks(
-    V: Float[Array, "m m 1 networks"], blocks: int, width: Int[Array, ""] | int, keys: NetworkKeys
-) -> Float[Array, "m m blocks networks"]:
+    V: Float[Any, "m m 1 networks"], blocks: int, width: Int[Any, ""] | int, keys: Keys
+) -> Float[Any, "m m blocks networks"]:
     """X_b X_bᵀ/n for each block b of columns of uniformly random tokens X with X Xᵀ/n = V."""
     if blocks == 1:
         return V
     columns = width // blocks
     drawn = wishart_draws([columns], tokens=len(V), blocks=blocks, dtype=V.dtype, keys=keys)
-    G = wishart_factor(columns, drawn.normals[0], drawn.chi[0]) / jnp.sqrt(jnp.asarray(width, V.dtype))
+    xp = V.__array_namespace__()
+    G = wishart_factor(columns, drawn.normals[0], drawn.chi[0]) / xp.sqrt(xp.asarray(width, dtype=V.dtype))
     return gram(matmul(with_gram(V, whole(gram(G))), G))

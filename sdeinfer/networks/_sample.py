@@ -23,9 +23,10 @@ from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._base import check_parameters
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._over_depth import layer_time
+from sdeinfer.layers._streams import GROUP, NetworkStreams
 from sdeinfer.layers._templates import architecture_in, is_named
 from sdeinfer.layers._wishart import COLUMNS_AT_ONCE
-from sdeinfer.networks._chain import check_chain_width, covariance_chain
+from sdeinfer.networks._chain import check_chain_width, covariance_chain, host_chain
 from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observation import covariance_dataset, observe_outputs, validate
 from sdeinfer.observation._dataset import truth_of
@@ -127,6 +128,9 @@ def sample_chains(
     """Draw the covariances of networks by the chain, in threads."""
     networks, tokens = V0.shape[:2]
     layer = jax.tree.map(lambda value: np.asarray(value, V0.dtype), layer)
+    if layer.on_host:
+        sizes = {"width": width, "observed": observed, "observe_every": observe_every}
+        return _on_host(layer, V0, **sizes, first=first, done=done, key=key)
     room = padded_size(observed, least=16)
     batch = chains_at_once(networks, tokens, layer.column_blocks, room)
     sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
@@ -141,6 +145,23 @@ def sample_chains(
         return len(members)
 
     in_threads(draw, range(0, networks, batch), done=done)
+    return covariance
+
+
+def _on_host(layer, V0, *, first, done, key, **sizes) -> Float[np.ndarray, "networks layers m m"]:
+    """The chains of groups of networks, by NumPy."""
+    words, last = tuple(map(int, np.ravel(jr.key_data(key)))), first + len(V0)
+    covariance = np.empty((len(V0), sizes["observed"] + 1, *V0.shape[1:]), V0.dtype)
+
+    def draw(group: int) -> int:
+        start, stop = max(first, group * GROUP), min(last, (group + 1) * GROUP)
+        streams = NetworkStreams(words, group, range(start - group * GROUP, stop - group * GROUP))
+        members = slice(start - first, stop - first)
+        with np.errstate(all="ignore"):  # what overflows is refused with its place
+            covariance[members] = host_chain(layer, V0[members], **sizes, streams=streams)
+        return stop - start
+
+    in_threads(draw, range(first // GROUP, -(-last // GROUP)), alone=0, done=done)
     return covariance
 
 

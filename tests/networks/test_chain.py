@@ -1,7 +1,6 @@
 """The covariance chain has the law that the weights give: weights are its naive twin."""
 
 import functools
-import importlib
 import math
 
 import equinox as eqx
@@ -20,7 +19,8 @@ from scipy import stats
 import sdeinfer as si
 from sdeinfer.covariance._batched import gram
 from sdeinfer.layers._keys import NetworkKeys, threefry
-from sdeinfer.layers._wishart import chi_variables, wishart_draws, wishart_factor
+from sdeinfer.layers._streams import GROUP, NetworkStreams
+from sdeinfer.layers._wishart import wishart_draws, wishart_factor
 from sdeinfer.networks import covariance_chain
 
 NEVER = 1e12  # a temperature at which the softmax is flat
@@ -171,7 +171,7 @@ def test_keys_of_another_kind():
     assert len({*np.asarray(one.low).tolist(), *np.asarray(other.low).tolist()}) == 6
 
 
-def test_single_precision_draws_the_same_networks(monkeypatch, key):
+def test_single_precision_draws_the_same_networks(key):
     V0, sizes = random_covariance(3), {"width": 12, "depth": 3, "networks": 20}
     single, double = (
         si.sample_networks(CHAINS["mlp"], V0.astype(dtype), **sizes, key=key)["covariance"].values
@@ -179,8 +179,6 @@ def test_single_precision_draws_the_same_networks(monkeypatch, key):
     )
     assert single.dtype == np.float32
     assert_agrees(single, double, rtol=1e-3)
-    # Batches side by side, in threads, have the precision of the caller.
-    monkeypatch.setattr(importlib.import_module("sdeinfer.networks._sample"), "TOGETHER", 3)
     with jax.enable_x64(False):  # noqa: FBT003
         many = si.sample_networks(CHAINS["mlp"], V0, **sizes, key=key)["covariance"]
     assert many.dtype == np.float32
@@ -238,12 +236,51 @@ def test_normals_and_uniforms_have_their_laws_and_are_independent(dtype):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_chi_variables_have_their_law(dtype):
     freedom = [1, 2, 5, 300]
-    draw = jax.jit(lambda keys: chi_variables(jnp.array(freedom), blocks=1, dtype=dtype, keys=keys))
+    draw = jax.jit(lambda keys: keys.chi(jnp.array(freedom), blocks=1, dtype=dtype))
     chi = np.asarray(draw(network_keys(200_000)), np.float64)[:, 0]
     for found, nu in zip(chi, freedom, strict=True):
         assert_distribution(found, stats.chi(nu).cdf)
     # What a few of them are rejected for shows in the moments.
     assert_mean(chi.T**2, freedom)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_streams_have_the_laws_of_keys(dtype):
+    """NumPy's numbers, their sums over columns included; two layers, and two parts of one, are independent."""
+    streams, freedom = NetworkStreams((0, 1), 0, range(20_000)), np.array([1, 2, 5, 300])
+    parts = [streams.fold_in(3).fold_in(0), streams.fold_in(3).fold_in(1), streams.fold_in(4).fold_in(0)]
+    x = np.stack([part.normals((2,), dtype) for part in parts]).astype(float).reshape(6, -1)
+    assert_distribution(x, stats.norm.cdf)
+    assert_mean((x[:, None] * x).T, np.eye(6))
+    chi = streams.chi(freedom, blocks=1, dtype=dtype)[:, 0].astype(float)
+    for found, nu in zip(chi, freedom, strict=True):
+        assert_distribution(found, stats.chi(nu).cdf)
+    assert_mean(chi.T**2, freedom)
+    V = random_covariance(2)
+    K = np.broadcast_to(np.linalg.cholesky(V)[:, :, None, None], (2, 2, 1, 20_000))
+    S = streams.column_sum(K, lambda x: x, 300, tokens=2, blocks=1)  # in two parts
+    assert_mean(packed(np.moveaxis(S[:, :, 0], -1, 0)), 300 * packed(V))
+
+
+@pytest.mark.parametrize("layer", [CHAINS["mlp"], CHAINS["transformer, H = 4"]], ids=["mlp", "transformer"])
+def test_networks_do_not_depend_on_the_others(layer, key):
+    """The same bits alone, among few and among many, on both sides of a limit between groups."""
+    V0, sizes = random_covariance(3), {"width": 24, "depth": 3, "key": key}
+    every = si.sample_networks(layer, V0, networks=GROUP + 3, **sizes)["covariance"].values
+    few = si.sample_networks(layer, V0, networks=5, first_network=GROUP - 3, **sizes)["covariance"]
+    np.testing.assert_array_equal(few, every[GROUP - 3 : GROUP + 2])
+    assert few["network"].values.tolist() == list(range(GROUP - 3, GROUP + 2))
+    np.testing.assert_array_equal(si.sample_networks(layer, V0, networks=1, **sizes)["covariance"], every[:1])
+
+
+def test_both_engines_have_one_law(key):
+    """Transformers with heads, after three layers: NumPy's networks against JAX's."""
+    layer, V0, sizes = CHAINS["transformer, H = 4"], random_covariance(3), {"width": 24, "depth": 3}
+    host = last(layer, V0, networks=3_000, method="chain", key=key, **sizes)
+    keys = NetworkKeys.numbered(jr.fold_in(key, 1), jnp.arange(3_000, dtype=jnp.uint32))
+    chain = eqx.filter_jit(functools.partial(covariance_chain, width=24, layers=3))(layer, V0, keys=keys)[:, -1]
+    for a, b in ((0, 0), (0, 2), (1, 1)):
+        assert_same_distribution(host[:, a, b], np.asarray(chain[:, a, b]))
 
 
 def test_wishart_factors_of_every_rank():

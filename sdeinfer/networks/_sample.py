@@ -57,7 +57,7 @@ def sample_networks(
 
     By default the covariances are drawn without weights, from exactly the law that the weights give them: see
     `covariance_chain`. Networks are drawn in batches of bounded memory; up to rounding, a network depends only on its
-    number and the key.
+    number and the key; shaped layers are drawn by NumPy, and a network is the same to the last bit in every ensemble.
 
     Arguments:
         layer: the architecture, with its parameters; repeated `depth` times with fresh weights.
@@ -73,7 +73,7 @@ def sample_networks(
             is below 10⁻⁶ of its diagonal. Where None, the chain if the layer has `forward_covariance`.
         first_network: number of the first network, to draw an ensemble in several parts with one key, by the chain.
         progress: show a progress bar.
-        key: PRNG key; the chain uses its own generator, equally fast for every key type.
+        key: PRNG key; its words seed NumPy's Philox for the chain of shaped layers.
 
     Returns:
         The Dataset of `covariance_dataset`, in V0's floating-point type, with the truth in its attributes.
